@@ -1,0 +1,49 @@
+//! The private dyn twin of [`Store`], so that the layer has no type parameter for it.
+
+use std::{future::Future, pin::Pin, time::Duration};
+
+use bytes::Bytes;
+
+use super::{Acquired, Claim, KeyId, LeaseRef, Store, StoreError, Ttl};
+
+type Call<'a, T> = Pin<Box<dyn Future<Output = T> + Send + 'a>>;
+
+pub(crate) trait ErasedStore: Send + Sync {
+    fn acquire<'a>(&'a self, claim: &'a Claim) -> Call<'a, Result<Acquired, StoreError>>;
+    fn renew<'a>(&'a self, lease: &'a LeaseRef, ttl: Ttl) -> Call<'a, Result<(), StoreError>>;
+    fn complete<'a>(
+        &'a self,
+        lease: &'a LeaseRef,
+        record: Bytes,
+        retention: Ttl,
+    ) -> Call<'a, Result<(), StoreError>>;
+    fn release<'a>(&'a self, lease: &'a LeaseRef) -> Call<'a, Result<(), StoreError>>;
+    fn changed<'a>(&'a self, id: &'a KeyId, within: Duration) -> Call<'a, ()>;
+}
+
+impl<S: Store> ErasedStore for S {
+    fn acquire<'a>(&'a self, claim: &'a Claim) -> Call<'a, Result<Acquired, StoreError>> {
+        Box::pin(Store::acquire(self, claim))
+    }
+
+    fn renew<'a>(&'a self, lease: &'a LeaseRef, ttl: Ttl) -> Call<'a, Result<(), StoreError>> {
+        Box::pin(Store::renew(self, lease, ttl))
+    }
+
+    fn complete<'a>(
+        &'a self,
+        lease: &'a LeaseRef,
+        record: Bytes,
+        retention: Ttl,
+    ) -> Call<'a, Result<(), StoreError>> {
+        Box::pin(Store::complete(self, lease, record, retention))
+    }
+
+    fn release<'a>(&'a self, lease: &'a LeaseRef) -> Call<'a, Result<(), StoreError>> {
+        Box::pin(Store::release(self, lease))
+    }
+
+    fn changed<'a>(&'a self, id: &'a KeyId, within: Duration) -> Call<'a, ()> {
+        Box::pin(Store::changed(self, id, within))
+    }
+}

@@ -1,0 +1,63 @@
+//! Extractors for axum handlers.
+
+use axum_core::{
+    extract::{FromRequestParts, OptionalFromRequestParts},
+    response::{IntoResponse, Response},
+};
+use http::{StatusCode, request::Parts};
+
+use crate::{key::IdempotencyKey, lease::Lease};
+
+/// The handler was reached without what it extracts: the request carried no key, or the layer is not there.
+///
+/// Answered 500, since only the service can mend it: require the key
+/// ([`MissingKey::Reject`](crate::MissingKey::Reject)), or extract an `Option`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct NotProtected;
+
+impl IntoResponse for NotProtected {
+    fn into_response(self) -> Response {
+        (StatusCode::INTERNAL_SERVER_ERROR, self.to_string()).into_response()
+    }
+}
+
+impl std::fmt::Display for NotProtected {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str("expected a request under an idempotency key, found one without")
+    }
+}
+
+impl std::error::Error for NotProtected {}
+
+impl<S: Sync> FromRequestParts<S> for IdempotencyKey {
+    type Rejection = NotProtected;
+
+    async fn from_request_parts(parts: &mut Parts, _: &S) -> Result<Self, NotProtected> {
+        parts.extensions.get().cloned().ok_or(NotProtected)
+    }
+}
+
+impl<S: Sync> OptionalFromRequestParts<S> for IdempotencyKey {
+    type Rejection = std::convert::Infallible;
+
+    async fn from_request_parts(parts: &mut Parts, _: &S) -> Result<Option<Self>, Self::Rejection> {
+        Ok(parts.extensions.get().cloned())
+    }
+}
+
+impl<S: Sync> FromRequestParts<S> for Lease {
+    type Rejection = NotProtected;
+
+    async fn from_request_parts(parts: &mut Parts, _: &S) -> Result<Self, NotProtected> {
+        parts.extensions.get().cloned().ok_or(NotProtected)
+    }
+}
+
+impl<S: Sync> OptionalFromRequestParts<S> for Lease {
+    type Rejection = std::convert::Infallible;
+
+    async fn from_request_parts(parts: &mut Parts, _: &S) -> Result<Option<Self>, Self::Rejection> {
+        Ok(parts.extensions.get().cloned())
+    }
+}

@@ -1,0 +1,147 @@
+//! The body that is either the original or bytes we hold.
+
+use std::{
+    fmt,
+    pin::Pin,
+    task::{Context, Poll},
+};
+
+use bytes::{Buf, Bytes};
+use http::HeaderMap;
+use http_body::{Frame, SizeHint};
+use pin_project_lite::pin_project;
+
+pin_project! {
+    /// A request or response body that passed through the layer.
+    ///
+    /// The inner service gets its requests with this body, and the layer answers with it: either the original,
+    /// untouched, or the bytes the layer holds, with the same trailers.
+    pub struct Body<B>
+    where
+        B: http_body::Body,
+    {
+        #[pin]
+        inner: Inner<B>,
+    }
+}
+
+pin_project! {
+    #[project = InnerProj]
+    enum Inner<B>
+    where
+        B: http_body::Body,
+    {
+        Original { #[pin] body: B },
+        Held { data: Bytes, trailers: Option<Box<HeaderMap>> },
+        // Collecting was given up: what was collected, then the rest as it comes.
+        Resumed { prefix: Bytes, rest: Pin<Box<B>> },
+        // Collecting failed: what was collected, then the failure.
+        Broken { prefix: Bytes, error: Option<B::Error> },
+    }
+}
+
+impl<B: http_body::Body> Body<B> {
+    pub(crate) fn original(body: B) -> Self {
+        Self { inner: Inner::Original { body } }
+    }
+
+    pub(crate) fn held(data: Bytes, trailers: Option<HeaderMap>) -> Self {
+        Self { inner: Inner::Held { data, trailers: trailers.map(Box::new) } }
+    }
+
+    pub(crate) fn resumed(prefix: Bytes, rest: Pin<Box<B>>) -> Self {
+        Self { inner: Inner::Resumed { prefix, rest } }
+    }
+
+    pub(crate) fn broken(prefix: Bytes, error: Option<B::Error>) -> Self {
+        Self { inner: Inner::Broken { prefix, error } }
+    }
+}
+
+impl<B: http_body::Body> http_body::Body for Body<B> {
+    type Data = Bytes;
+    type Error = B::Error;
+
+    fn poll_frame(
+        self: Pin<&mut Self>,
+        cx: &mut Context<'_>,
+    ) -> Poll<Option<Result<Frame<Bytes>, B::Error>>> {
+        match self.project().inner.project() {
+            InnerProj::Original { body } => poll_bytes(body, cx),
+            InnerProj::Held { data, trailers } => Poll::Ready(if data.is_empty() {
+                trailers.take().map(|trailers| Ok(Frame::trailers(*trailers)))
+            } else {
+                Some(Ok(Frame::data(std::mem::take(data))))
+            }),
+            InnerProj::Resumed { prefix, rest } => {
+                if prefix.is_empty() {
+                    poll_bytes(rest.as_mut(), cx)
+                } else {
+                    Poll::Ready(Some(Ok(Frame::data(std::mem::take(prefix)))))
+                }
+            }
+            InnerProj::Broken { prefix, error } => Poll::Ready(if prefix.is_empty() {
+                error.take().map(Err)
+            } else {
+                Some(Ok(Frame::data(std::mem::take(prefix))))
+            }),
+        }
+    }
+
+    fn is_end_stream(&self) -> bool {
+        match &self.inner {
+            Inner::Original { body } => body.is_end_stream(),
+            Inner::Held { data, trailers } => data.is_empty() && trailers.is_none(),
+            Inner::Resumed { prefix, rest } => prefix.is_empty() && rest.is_end_stream(),
+            Inner::Broken { prefix, error } => prefix.is_empty() && error.is_none(),
+        }
+    }
+
+    fn size_hint(&self) -> SizeHint {
+        match &self.inner {
+            Inner::Original { body } => body.size_hint(),
+            Inner::Held { data, trailers: None } => SizeHint::with_exact(data.len() as u64),
+            // An exact length makes HTTP/1 servers announce it, and then there is no place for trailers.
+            Inner::Held { data, trailers: Some(_) } => at_least(data.len() as u64),
+            Inner::Resumed { prefix, rest } => {
+                let (prefix, rest) = (prefix.len() as u64, rest.size_hint());
+                let mut hint = at_least(rest.lower().saturating_add(prefix));
+                if let Some(upper) = rest.upper().and_then(|upper| upper.checked_add(prefix)) {
+                    hint.set_upper(upper);
+                }
+                hint
+            }
+            Inner::Broken { prefix, .. } => at_least(prefix.len() as u64),
+        }
+    }
+}
+
+/// Shows the kind of body, never its bytes.
+impl<B: http_body::Body> fmt::Debug for Body<B> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match &self.inner {
+            Inner::Original { .. } => "Body::Original",
+            Inner::Held { .. } => "Body::Held",
+            Inner::Resumed { .. } => "Body::Resumed",
+            Inner::Broken { .. } => "Body::Broken",
+        })
+    }
+}
+
+/// A frame as `Bytes`: free of charge where the data are `Bytes` already.
+fn poll_bytes<B: http_body::Body>(
+    body: Pin<&mut B>,
+    cx: &mut Context<'_>,
+) -> Poll<Option<Result<Frame<Bytes>, B::Error>>> {
+    body.poll_frame(cx).map(|frame| {
+        frame.map(|frame| {
+            frame.map(|frame| frame.map_data(|mut data| data.copy_to_bytes(data.remaining())))
+        })
+    })
+}
+
+fn at_least(lower: u64) -> SizeHint {
+    let mut hint = SizeHint::new();
+    hint.set_lower(lower);
+    hint
+}

@@ -1,0 +1,198 @@
+//! Bodies read whole, within limits.
+
+use std::{future::poll_fn, pin::Pin, time::Duration};
+
+use bytes::{Buf, Bytes, BytesMut};
+use http::{HeaderMap, header};
+use http_body::{Body as _, Frame};
+use tokio::time::{Instant, timeout, timeout_at};
+
+use crate::{
+    body::Body,
+    config::Config,
+    error::{Error, ErrorKind},
+    limits::Place,
+    record::NotRetained,
+};
+
+/// The whole request body and its trailers; nothing of the request has had an effect yet.
+pub(crate) async fn request<B: http_body::Body>(
+    config: &Config,
+    place: &mut Place,
+    headers: &HeaderMap,
+    body: B,
+) -> Result<(Bytes, Option<HeaderMap>), Error> {
+    let limit = config.request_limit;
+    let too_large = || {
+        Error::new(
+            ErrorKind::BodyTooLarge,
+            format!("expected a request body of at most {limit} bytes, found a larger one"),
+        )
+    };
+    // Refused unread: a client that sent `Expect: 100-continue` then never sends it.
+    let announced = content_length(headers).unwrap_or(0).max(body.size_hint().lower());
+    if announced > limit as u64 {
+        return Err(too_large());
+    }
+    let mut body = std::pin::pin!(body);
+    let mut chunks = Chunks::default();
+    let read = async {
+        while let Some(frame) = poll_fn(|cx| body.as_mut().poll_frame(cx)).await {
+            let frame = frame.map_err(|_| {
+                Error::new(ErrorKind::BodyUnreadable, "the request body broke off before its end")
+            })?;
+            match split(frame) {
+                Part::Data(data) => {
+                    if data.len() > limit - chunks.len() {
+                        return Err(too_large());
+                    }
+                    if !place.buffer(data.len(), config.max_buffered) {
+                        return Err(Error::new(
+                            ErrorKind::Overloaded,
+                            "too many bytes are buffered; try again later",
+                        )
+                        .with_retry_after(config.retry_after));
+                    }
+                    chunks.push(data);
+                }
+                Part::Trailers(trailers) => return Ok(Some(trailers)),
+            }
+        }
+        Ok(None)
+    };
+    match timeout(config.body_timeout, read).await {
+        Ok(Ok(trailers)) => Ok((chunks.join(), trailers)),
+        Ok(Err(error)) => Err(error),
+        Err(_elapsed) => Err(Error::new(
+            ErrorKind::BodyTimeout,
+            format!("expected the whole request body within {:?}", config.body_timeout),
+        )),
+    }
+}
+
+/// What came of collecting a response body.
+pub(crate) enum Collected<B: http_body::Body> {
+    Whole(Bytes, Option<HeaderMap>),
+    /// Too large, or it goes on for too long: what was collected, and the rest to come.
+    GivenUp(Body<B>, NotRetained),
+    /// It failed, or has not the length it announced: what was collected, and the failure.
+    Broken(Body<B>),
+}
+
+/// The whole response body, or what can be passed on of it.
+pub(crate) async fn response<B: http_body::Body>(
+    config: &Config,
+    place: &mut Place,
+    headers: &HeaderMap,
+    body: B,
+) -> Collected<B> {
+    let limit = config.response_limit;
+    let announced = content_length(headers).or_else(|| body.size_hint().exact());
+    if announced.unwrap_or(0).max(body.size_hint().lower()) > limit as u64 {
+        return Collected::GivenUp(Body::original(body), NotRetained::TooLarge);
+    }
+    if is_event_stream(headers) {
+        return Collected::GivenUp(Body::original(body), NotRetained::Streamed);
+    }
+    // Only a body of unknown length may go on for ever.
+    let deadline = announced.is_none().then(|| Instant::now() + config.collect_timeout);
+    let mut body = Box::pin(body);
+    let mut chunks = Chunks::default();
+    let mut trailers = None;
+    while trailers.is_none() {
+        let frame = match next_frame(&mut body, deadline).await {
+            Some(Some(Ok(frame))) => frame,
+            Some(Some(Err(error))) => {
+                return Collected::Broken(Body::broken(chunks.join(), Some(error)));
+            }
+            Some(None) => break,
+            None => {
+                let body = Body::resumed(chunks.join(), body);
+                return Collected::GivenUp(body, NotRetained::Streamed);
+            }
+        };
+        match split(frame) {
+            Part::Data(data) => {
+                let fits = data.len() <= limit - chunks.len()
+                    && place.buffer(data.len(), config.max_buffered);
+                chunks.push(data);
+                if !fits {
+                    let body = Body::resumed(chunks.join(), body);
+                    return Collected::GivenUp(body, NotRetained::TooLarge);
+                }
+            }
+            Part::Trailers(found) => trailers = Some(found),
+        }
+    }
+    let data = chunks.join();
+    // A body cut short by whoever produced it must not be kept as if it were whole.
+    if announced.is_some_and(|announced| announced != data.len() as u64) {
+        return Collected::Broken(Body::broken(data, None));
+    }
+    Collected::Whole(data, trailers)
+}
+
+/// `None` when the deadline passed first.
+async fn next_frame<B: http_body::Body>(
+    body: &mut Pin<Box<B>>,
+    deadline: Option<Instant>,
+) -> Option<Option<Result<Frame<B::Data>, B::Error>>> {
+    let frame = poll_fn(|cx| body.as_mut().poll_frame(cx));
+    match deadline {
+        Some(deadline) => timeout_at(deadline, frame).await.ok(),
+        None => Some(frame.await),
+    }
+}
+
+fn content_length(headers: &HeaderMap) -> Option<u64> {
+    headers.get(header::CONTENT_LENGTH)?.to_str().ok()?.parse().ok()
+}
+
+fn is_event_stream(headers: &HeaderMap) -> bool {
+    let name = "text/event-stream";
+    headers.get(header::CONTENT_TYPE).is_some_and(|value| {
+        value.as_bytes().get(..name.len()).is_some_and(|start| start.eq_ignore_ascii_case(name.as_bytes()))
+    })
+}
+
+enum Part {
+    Data(Bytes),
+    Trailers(HeaderMap),
+}
+
+fn split<D: Buf>(frame: Frame<D>) -> Part {
+    match frame.into_data() {
+        Ok(mut data) => Part::Data(data.copy_to_bytes(data.remaining())),
+        Err(frame) => Part::Trailers(frame.into_trailers().unwrap_or_default()),
+    }
+}
+
+/// Data as they come: one chunk stays as it is, several are joined. Keeping many small ones apart would let a client
+/// that sends a byte at a time cost us forty.
+#[derive(Default)]
+struct Chunks {
+    first: Bytes,
+    joined: BytesMut,
+}
+
+impl Chunks {
+    fn len(&self) -> usize {
+        self.first.len() + self.joined.len()
+    }
+
+    fn push(&mut self, data: Bytes) {
+        if self.len() == 0 {
+            self.first = data;
+            return;
+        }
+        if !self.first.is_empty() {
+            self.joined.reserve(self.first.len() + data.len());
+            self.joined.extend_from_slice(&std::mem::take(&mut self.first));
+        }
+        self.joined.extend_from_slice(&data);
+    }
+
+    fn join(self) -> Bytes {
+        if self.first.is_empty() { self.joined.freeze() } else { self.first }
+    }
+}

@@ -1,0 +1,265 @@
+//! The store behind timeouts, bounded retries and counters: every call goes through here.
+
+use std::{
+    sync::{Arc, OnceLock},
+    time::Duration,
+};
+
+use bytes::Bytes;
+use tokio::{
+    runtime::Handle,
+    time::{Instant, sleep, timeout_at},
+};
+
+use crate::{
+    lease::{Kept, Renewer},
+    limits::{Limits, Place},
+    store::{Acquired, Claim, LeaseRef, StoreError, Ttl, erased::ErasedStore},
+    telemetry,
+    waiters::Waiters,
+};
+
+/// What all clones of a layer share while they run.
+pub(crate) struct Engine {
+    pub(crate) store: Arc<dyn ErasedStore>,
+    pub(crate) renewer: Arc<Renewer>,
+    pub(crate) limits: Arc<Limits>,
+    pub(crate) waiters: Waiters,
+    pub(crate) owner: Arc<str>,
+    /// Where exchanges whose callers left go on.
+    pub(crate) runtime: OnceLock<Handle>,
+}
+
+/// The store did not do what it was asked within the tries and the time it was given.
+#[derive(Debug)]
+pub(crate) enum Failure {
+    /// It said so.
+    Store(StoreError),
+    /// It did not answer.
+    TimedOut,
+}
+
+/// How a completion ended.
+#[derive(Debug)]
+pub(crate) enum Completion {
+    Stored,
+    LeaseLost,
+    TooLarge { limit: usize },
+    Failing(Failure),
+}
+
+const TRIES: u32 = 3;
+
+impl Engine {
+    pub(crate) fn new(store: Arc<dyn ErasedStore>) -> Arc<Self> {
+        Arc::new(Self {
+            renewer: Renewer::new(Arc::clone(&store)),
+            store,
+            limits: Arc::default(),
+            waiters: Waiters::default(),
+            owner: owner(),
+            runtime: OnceLock::new(),
+        })
+    }
+
+    /// Asks for the lease, at most three times and always under the claim's one token: a lost reply finds its own lease.
+    ///
+    /// Also says when the call that was answered was sent: a granted lease lasts from then.
+    pub(crate) async fn acquire(
+        &self,
+        claim: &Claim,
+        limit: Duration,
+    ) -> Result<(Acquired, Instant), Failure> {
+        let mut tries = Tries::new(limit);
+        loop {
+            let sent = Instant::now();
+            let answer = timeout_at(tries.call_ends(sent), self.store.acquire(claim)).await;
+            telemetry::store_time("acquire", sent.elapsed());
+            let failure = match answer {
+                Ok(Ok(acquired)) => return Ok((acquired, sent)),
+                Ok(Err(error)) => Failure::Store(error),
+                Err(_elapsed) => Failure::TimedOut,
+            };
+            telemetry::store_error("acquire", &claim.id, failure.error());
+            if !tries.again().await {
+                return Err(failure);
+            }
+        }
+    }
+
+    /// Stores the record and ends the lease, at most three times.
+    pub(crate) async fn complete(
+        &self,
+        lease: &LeaseRef,
+        record: &Bytes,
+        retention: Ttl,
+        limit: Duration,
+    ) -> Completion {
+        let mut tries = Tries::new(limit);
+        loop {
+            let sent = Instant::now();
+            let call = self.store.complete(lease, record.clone(), retention);
+            let answer = timeout_at(tries.call_ends(sent), call).await;
+            telemetry::store_time("complete", sent.elapsed());
+            let failure = match answer {
+                Ok(Ok(())) => return Completion::Stored,
+                Ok(Err(StoreError::LeaseLost)) => {
+                    telemetry::lease_lost(&lease.id);
+                    return Completion::LeaseLost;
+                }
+                Ok(Err(StoreError::RecordTooLarge { limit })) => {
+                    return Completion::TooLarge { limit };
+                }
+                Ok(Err(error)) => Failure::Store(error),
+                Err(_elapsed) => Failure::TimedOut,
+            };
+            telemetry::store_error("complete", &lease.id, failure.error());
+            if !tries.again().await {
+                return Completion::Failing(failure);
+            }
+        }
+    }
+
+    /// Frees the key, at most three times; false when the store kept failing.
+    pub(crate) async fn release(&self, lease: &LeaseRef, limit: Duration) -> bool {
+        let mut tries = Tries::new(limit);
+        loop {
+            let sent = Instant::now();
+            let answer = timeout_at(tries.call_ends(sent), self.store.release(lease)).await;
+            telemetry::store_time("release", sent.elapsed());
+            let failure = match answer {
+                Ok(Ok(()) | Err(StoreError::LeaseLost)) => return true,
+                Ok(Err(error)) => Failure::Store(error),
+                Err(_elapsed) => Failure::TimedOut,
+            };
+            telemetry::store_error("release", &lease.id, failure.error());
+            if !tries.again().await {
+                return false;
+            }
+        }
+    }
+
+    /// Keeps trying to complete in a task of its own, until it has an answer or the lease is over. `place` keeps
+    /// [`drain`](crate::IdempotencyLayer::drain) waiting for it.
+    pub(crate) fn complete_later(
+        self: &Arc<Self>,
+        lease: Kept,
+        record: Bytes,
+        retention: Ttl,
+        limit: Duration,
+        place: Place,
+    ) {
+        let engine = Arc::clone(self);
+        tokio::spawn(async move {
+            let _place = place;
+            let mut pause = Pause::new();
+            while pause.before(lease.deadline()).await {
+                match engine.complete(lease.reference(), &record, retention, limit).await {
+                    Completion::Failing(_) => {}
+                    Completion::Stored => return telemetry::recorded(&lease.reference().id, record.len()),
+                    Completion::LeaseLost | Completion::TooLarge { .. } => return,
+                }
+            }
+        });
+    }
+
+    /// Keeps trying to free the key of a lease that ended without anything to keep, or of one that a failed acquire may
+    /// have left behind, until `deadline`.
+    pub(crate) fn release_later(
+        self: &Arc<Self>,
+        lease: LeaseRef,
+        deadline: Instant,
+        limit: Duration,
+        place: Place,
+    ) {
+        let engine = Arc::clone(self);
+        tokio::spawn(async move {
+            let _place = place;
+            let mut pause = Pause::new();
+            while pause.before(deadline).await {
+                if engine.release(&lease, limit).await {
+                    return;
+                }
+            }
+        });
+    }
+}
+
+impl Failure {
+    pub(crate) fn error(&self) -> Option<&StoreError> {
+        match self {
+            Self::Store(error) => Some(error),
+            Self::TimedOut => None,
+        }
+    }
+
+    pub(crate) fn into_source(self) -> Box<dyn std::error::Error + Send + Sync> {
+        match self {
+            Self::Store(error) => error.into(),
+            Self::TimedOut => "the store did not answer in time".into(),
+        }
+    }
+}
+
+/// Three tries under one deadline: twice what a single call may take.
+struct Tries {
+    left: u32,
+    limit: Duration,
+    deadline: Instant,
+}
+
+impl Tries {
+    fn new(limit: Duration) -> Self {
+        Self { left: TRIES, limit, deadline: Instant::now() + limit * 2 }
+    }
+
+    fn call_ends(&self, sent: Instant) -> Instant {
+        (sent + self.limit).min(self.deadline)
+    }
+
+    /// Pauses, unless the tries or the time are used up.
+    async fn again(&mut self) -> bool {
+        self.left -= 1;
+        if self.left == 0 {
+            return false;
+        }
+        let pause = jittered(Duration::from_millis(if self.left == 2 { 10 } else { 40 }));
+        if Instant::now() + pause >= self.deadline {
+            return false;
+        }
+        sleep(pause).await;
+        true
+    }
+}
+
+/// Pauses that grow from 50 ms to 1 s.
+struct Pause(Duration);
+
+impl Pause {
+    fn new() -> Self {
+        Self(Duration::from_millis(50))
+    }
+
+    /// Pauses; false once `deadline` has passed.
+    async fn before(&mut self, deadline: Instant) -> bool {
+        sleep(jittered(self.0)).await;
+        self.0 = (self.0 * 2).min(Duration::from_secs(1));
+        Instant::now() < deadline
+    }
+}
+
+/// Between three quarters of `pause` and all of it, so that those who failed together do not come back together.
+pub(crate) fn jittered(pause: Duration) -> Duration {
+    let mut byte = [255];
+    // Without randomness there is no jitter, and nothing else is lost.
+    let _ = getrandom::fill(&mut byte);
+    pause * 3 / 4 + pause / 4 * u32::from(byte[0]) / 255
+}
+
+/// Host and process, for operators.
+fn owner() -> Arc<str> {
+    let host = std::env::var("HOSTNAME")
+        .or_else(|_| std::fs::read_to_string("/etc/hostname"))
+        .unwrap_or_default();
+    format!("{}:{}", host.trim(), std::process::id()).into()
+}

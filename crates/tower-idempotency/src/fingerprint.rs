@@ -1,0 +1,243 @@
+//! What a request says, as a digest; and the digest that names its entry in the store.
+
+use std::{fmt, sync::Arc};
+
+use hmac::{Hmac, KeyInit, Mac};
+use http::{header, request};
+use sha2::{Digest, Sha256};
+
+use crate::{
+    error::ConfigError,
+    json,
+    key::IdempotencyKey,
+    store::{Fingerprint, KeyId},
+};
+
+/// Raised whenever the same request would get another id or fingerprint than before.
+const VERSION: &[u8] = &[1];
+
+/// Which parts of a request make it the same request.
+///
+/// Two requests with one key and equal fingerprints are the same request: the second gets the first one's answer. Two
+/// with one key and different fingerprints are a mistake of the client, answered 422.
+#[derive(Clone)]
+pub struct FingerprintBy(pub(crate) By);
+
+#[derive(Clone)]
+pub(crate) enum By {
+    RawBody,
+    HeadOnly,
+    CanonicalJson,
+    Custom(Arc<CustomFn>),
+}
+
+type CustomFn = dyn Fn(&request::Parts, &[u8]) -> Vec<u8> + Send + Sync;
+
+impl FingerprintBy {
+    /// Method, path and query as received, media type, and the body byte for byte. The default.
+    #[must_use]
+    pub const fn raw_body() -> Self {
+        Self(By::RawBody)
+    }
+
+    /// Method, path and query as received, and media type. The body streams through to the handler unread and
+    /// unlimited: for uploads, where another body under the same key cannot be told apart.
+    #[must_use]
+    pub const fn head_only() -> Self {
+        Self(By::HeadOnly)
+    }
+
+    /// As [`raw_body`](Self::raw_body), but JSON bodies that differ only in white space, in the order of members or in
+    /// how strings are escaped are the same.
+    ///
+    /// Numbers keep their spelling (`1` is not `1.0`). A body that is not JSON by its media type or by its syntax,
+    /// names a member twice, is nested more than 64 deep or is longer than 1 MiB counts byte for byte.
+    #[must_use]
+    pub const fn canonical_json() -> Self {
+        Self(By::CanonicalJson)
+    }
+
+    /// Whatever bytes `f` returns, and nothing else: requests for which it returns the same are the same request, even
+    /// when method and path differ. Hashed, so they may hold secrets.
+    #[must_use]
+    pub fn custom(f: impl Fn(&request::Parts, &[u8]) -> Vec<u8> + Send + Sync + 'static) -> Self {
+        Self(By::Custom(Arc::new(f)))
+    }
+}
+
+impl fmt::Debug for FingerprintBy {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match &self.0 {
+            By::RawBody => "raw_body",
+            By::HeadOnly => "head_only",
+            By::CanonicalJson => "canonical_json",
+            By::Custom(_) => "custom",
+        })
+    }
+}
+
+impl By {
+    pub(crate) fn fingerprint(
+        &self,
+        secret: Option<&Secret>,
+        head: &request::Parts,
+        body: &[u8],
+    ) -> Fingerprint {
+        let mut hash = Fields::new(secret);
+        hash.field(b"fingerprint").field(VERSION);
+        if let Self::Custom(f) = self {
+            hash.field(b"custom").field(&f(head, body));
+            return Fingerprint::from_bytes(hash.finish());
+        }
+        let media_type = media_type(head);
+        hash.field(head.method.as_str().as_bytes())
+            .field(path_and_query(head).as_bytes())
+            .field(media_type.as_ref().map_or(&b""[..], |media_type| media_type.as_bytes()));
+        match self {
+            Self::RawBody => hash.field(b"raw").field(body),
+            Self::HeadOnly => hash.field(b"head"),
+            Self::CanonicalJson => {
+                let is_json = media_type.is_some_and(|media_type| {
+                    media_type.ends_with("/json") || media_type.ends_with("+json")
+                });
+                match is_json.then(|| json::canonical(body)).flatten() {
+                    Some(canonical) => hash.field(b"json").field(&canonical),
+                    None => hash.field(b"raw").field(body),
+                }
+            }
+            Self::Custom(_) => unreachable!("answered above"),
+        };
+        Fingerprint::from_bytes(hash.finish())
+    }
+}
+
+/// The id of the entry for `key` in its scope. `scope` feeds who is asking, and may refuse.
+pub(crate) fn key_id<E>(
+    secret: Option<&Secret>,
+    namespace: &str,
+    scope: impl FnOnce(&mut Fields) -> Result<(), E>,
+    key: KeyPart<'_>,
+) -> Result<KeyId, E> {
+    let mut hash = Fields::new(secret);
+    hash.field(b"id").field(VERSION).field(namespace.as_bytes());
+    scope(&mut hash)?;
+    match key {
+        KeyPart::Sent(key) => hash.field(b"sent").field(key.as_str().as_bytes()),
+        KeyPart::Separate(key, fingerprint) => hash
+            .field(b"separate")
+            .field(key.as_str().as_bytes())
+            .field(fingerprint.as_bytes()),
+        KeyPart::Derived(fingerprint) => hash.field(b"derived").field(fingerprint.as_bytes()),
+    };
+    Ok(KeyId::from_bytes(hash.finish()))
+}
+
+/// What of the request goes into the id beside the scope.
+pub(crate) enum KeyPart<'a> {
+    /// The key alone: another request under it is a mismatch.
+    Sent(&'a IdempotencyKey),
+    /// Key and fingerprint: another request under the key is a separate one.
+    Separate(&'a IdempotencyKey, Fingerprint),
+    /// No key was sent: equal content is the same request.
+    Derived(Fingerprint),
+}
+
+/// A stable name for a call that the handler of this entry makes to somebody else.
+pub(crate) fn derived_key(id: &KeyId, fingerprint: &Fingerprint, name: &str) -> String {
+    let mut hash = Fields::new(None);
+    hash.field(b"downstream")
+        .field(VERSION)
+        .field(id.as_bytes())
+        .field(fingerprint.as_bytes())
+        .field(name.as_bytes());
+    hex(&hash.finish())
+}
+
+pub(crate) fn hex(bytes: &[u8]) -> String {
+    const DIGITS: &[u8; 16] = b"0123456789abcdef";
+    let mut out = String::with_capacity(bytes.len() * 2);
+    for byte in bytes {
+        out.push(DIGITS[usize::from(byte >> 4)].into());
+        out.push(DIGITS[usize::from(byte & 15)].into());
+    }
+    out
+}
+
+/// A secret that keys every digest, so that nobody who reads the store can guess at keys or bodies.
+#[derive(Clone)]
+pub(crate) struct Secret(Hmac<Sha256>);
+
+impl Secret {
+    pub(crate) fn new(secret: &[u8]) -> Result<Self, ConfigError> {
+        let too_short = || ConfigError::new("a secret of at least 16 bytes", format!("{}", secret.len()));
+        if secret.len() < 16 {
+            return Err(too_short());
+        }
+        Hmac::new_from_slice(secret).map(Self).map_err(|_| too_short())
+    }
+}
+
+impl fmt::Debug for Secret {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("Secret(..)")
+    }
+}
+
+/// A digest over length-prefixed fields: no two lists of fields feed it the same bytes.
+pub(crate) struct Fields(Hasher);
+
+enum Hasher {
+    Plain(Sha256),
+    Keyed(Hmac<Sha256>),
+}
+
+impl Fields {
+    pub(crate) fn new(secret: Option<&Secret>) -> Self {
+        Self(secret.map_or_else(
+            || Hasher::Plain(Sha256::new()),
+            |secret| Hasher::Keyed(secret.0.clone()),
+        ))
+    }
+
+    pub(crate) fn field(&mut self, bytes: &[u8]) -> &mut Self {
+        let len = (bytes.len() as u64).to_le_bytes();
+        match &mut self.0 {
+            Hasher::Plain(hash) => {
+                hash.update(len);
+                hash.update(bytes);
+            }
+            Hasher::Keyed(hash) => {
+                hash.update(&len);
+                hash.update(bytes);
+            }
+        }
+        self
+    }
+
+    pub(crate) fn finish(self) -> [u8; 32] {
+        match self.0 {
+            Hasher::Plain(hash) => hash.finalize().into(),
+            Hasher::Keyed(hash) => hash.finalize().into_bytes().into(),
+        }
+    }
+}
+
+/// As the client sent it: under `Router::nest` the handler's URI has lost its prefix, and two routes would look alike.
+pub(crate) fn path_and_query(head: &request::Parts) -> &str {
+    #[cfg(feature = "axum")]
+    let uri = head.extensions.get::<axum::extract::OriginalUri>().map_or(&head.uri, |uri| &uri.0);
+    #[cfg(not(feature = "axum"))]
+    let uri = &head.uri;
+    uri.path_and_query().map_or("/", |path| path.as_str())
+}
+
+/// Type and subtype in lower case, without parameters.
+fn media_type(head: &request::Parts) -> Option<std::borrow::Cow<'_, str>> {
+    let value = head.headers.get(header::CONTENT_TYPE)?.to_str().ok()?;
+    let essence = value.split(';').next().unwrap_or(value).trim();
+    Some(if essence.bytes().any(|byte| byte.is_ascii_uppercase()) {
+        essence.to_ascii_lowercase().into()
+    } else {
+        essence.into()
+    })
+}

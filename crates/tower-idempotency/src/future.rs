@@ -1,0 +1,175 @@
+//! The response future, which is moved to a task instead of being dropped when it holds a lease.
+
+use std::{
+    fmt,
+    future::Future,
+    pin::Pin,
+    sync::{
+        Arc,
+        atomic::{AtomicBool, Ordering},
+    },
+    task::{Context, Poll, ready},
+};
+
+use http::Response;
+use pin_project_lite::pin_project;
+use tokio::runtime::Handle;
+
+use crate::{body::Body, control, engine::Engine, telemetry};
+
+pin_project! {
+    /// The future of [`Idempotency`](crate::Idempotency).
+    ///
+    /// # Cancellation
+    ///
+    /// Dropped before the request body is in, nothing has happened. Dropped later, the exchange goes on in a task of its
+    /// own: the handler runs to its end and its response is recorded, so that a retry is answered with it.
+    pub struct ResponseFuture<F, B, E>
+    where
+        B: http_body::Body,
+    {
+        #[pin]
+        state: State<F, B, E>,
+    }
+}
+
+pin_project! {
+    #[project = StateProj]
+    enum State<F, B, E>
+    where
+        B: http_body::Body,
+    {
+        PassThrough { #[pin] inner: F, strip: bool },
+        Refused { res: Option<Box<Response<Body<B>>>> },
+        Exchange { exchange: Detachable<Result<Response<Body<B>>, E>> },
+    }
+}
+
+impl<F, B: http_body::Body, E> ResponseFuture<F, B, E> {
+    /// Untouched, but for the control headers where `strip` says so.
+    pub(crate) fn pass_through(inner: F, strip: bool) -> Self {
+        Self { state: State::PassThrough { inner, strip } }
+    }
+
+    pub(crate) fn refused(res: Response<Body<B>>) -> Self {
+        Self { state: State::Refused { res: Some(Box::new(res)) } }
+    }
+
+    pub(crate) fn exchange(exchange: Detachable<Result<Response<Body<B>>, E>>) -> Self {
+        Self { state: State::Exchange { exchange } }
+    }
+}
+
+impl<F, B, E> Future for ResponseFuture<F, B, E>
+where
+    F: Future<Output = Result<Response<B>, E>>,
+    B: http_body::Body,
+{
+    type Output = Result<Response<Body<B>>, E>;
+
+    fn poll(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Self::Output> {
+        match self.project().state.project() {
+            StateProj::PassThrough { inner, strip } => {
+                let mut res = ready!(inner.poll(cx))?;
+                if *strip {
+                    control::strip_only(res.headers_mut());
+                }
+                Poll::Ready(Ok(res.map(Body::original)))
+            }
+            StateProj::Refused { res } => {
+                Poll::Ready(Ok(*res.take().expect("a future is not polled after it is ready")))
+            }
+            StateProj::Exchange { exchange } => Pin::new(exchange).poll(cx),
+        }
+    }
+}
+
+impl<F, B: http_body::Body, E> fmt::Debug for ResponseFuture<F, B, E> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match &self.state {
+            State::PassThrough { .. } => "ResponseFuture::PassThrough",
+            State::Refused { .. } => "ResponseFuture::Refused",
+            State::Exchange { .. } => "ResponseFuture::Exchange",
+        })
+    }
+}
+
+/// Whether a future goes on in a task of its own when its caller drops it: said from within, as it gets there.
+pub(crate) struct Detach {
+    armed: AtomicBool,
+    left: AtomicBool,
+    engine: Arc<Engine>,
+}
+
+impl Detach {
+    pub(crate) fn new(engine: Arc<Engine>) -> Arc<Self> {
+        Arc::new(Self { armed: AtomicBool::new(false), left: AtomicBool::new(false), engine })
+    }
+
+    /// From here on there is something to lose.
+    pub(crate) fn arm(&self) {
+        self.engine.runtime.get_or_init(Handle::current);
+        self.armed.store(true, Ordering::Release);
+    }
+
+    /// From here on a drop is a drop.
+    pub(crate) fn disarm(&self) {
+        self.armed.store(false, Ordering::Release);
+    }
+
+    /// Whether the future goes on without its caller.
+    pub(crate) fn caller_left(&self) -> bool {
+        self.left.load(Ordering::Acquire)
+    }
+}
+
+/// A future that is polled in place, and moved to a task as it stands when it is dropped while armed.
+pub(crate) struct Detachable<T: 'static> {
+    // None once it is ready, and while it is polled: a future that panicked is gone, not detached.
+    future: Option<Pin<Box<dyn Future<Output = T> + Send>>>,
+    detach: Arc<Detach>,
+}
+
+impl<T> Detachable<T> {
+    pub(crate) fn new(
+        future: impl Future<Output = T> + Send + 'static,
+        detach: Arc<Detach>,
+    ) -> Self {
+        Self { future: Some(Box::pin(future)), detach }
+    }
+}
+
+impl<T> Future for Detachable<T> {
+    type Output = T;
+
+    fn poll(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<T> {
+        let mut future = self.future.take().expect("a future is not polled after it is ready");
+        let polled = future.as_mut().poll(cx);
+        if polled.is_pending() {
+            self.future = Some(future);
+        }
+        polled
+    }
+}
+
+impl<T> Drop for Detachable<T> {
+    fn drop(&mut self) {
+        let Some(future) = self.future.take() else { return };
+        if !self.detach.armed.load(Ordering::Acquire) {
+            return;
+        }
+        // Outside any runtime the one that armed it serves. One that has shut down drops the task: the lease expires.
+        let runtime = match Handle::try_current() {
+            Ok(handle) => handle,
+            Err(_) => match self.detach.engine.runtime.get() {
+                Some(handle) => handle.clone(),
+                None => return,
+            },
+        };
+        telemetry::detached();
+        self.detach.left.store(true, Ordering::Release);
+        runtime.spawn(async move {
+            let _ = future.await;
+        });
+    }
+}

@@ -1,0 +1,401 @@
+//! The layer and its setters.
+
+use std::{fmt, ops::RangeInclusive, sync::Arc, time::Duration};
+
+use bytes::Bytes;
+use http::{HeaderName, HeaderValue, Method, Response, StatusCode, request};
+use tower_layer::Layer;
+
+use crate::{
+    config::{
+        Config, InFlight, KeyFrom, MissingKey, Mismatch, Refusals, StoreFailure, Unretained,
+    },
+    engine::Engine,
+    error::{ConfigError, Error},
+    exchange::Shared,
+    fingerprint::{FingerprintBy, Secret},
+    key::KeySyntax,
+    preset::Preset,
+    problem,
+    scope::Principal,
+    service::Idempotency,
+    store::{OrphanPolicy, Store, Ttl},
+};
+
+/// A [`tower_layer::Layer`] that makes unsafe HTTP requests safe to retry.
+///
+/// Clones share the store, the lease renewals and the bounds, and each keeps its own decisions: configure one, and
+/// derive the route that differs from a clone of it.
+///
+/// Place it inside CORS, tracing, compression and authentication, and outside body limits and timeouts: replays then
+/// pass through what every response must pass through, and a timeout is an outcome of the handler instead of a client
+/// that left.
+///
+/// ```
+/// use axum::{Router, routing::post};
+/// use tower_idempotency::{IdempotencyLayer, InFlight, MemoryStore, MissingKey};
+///
+/// let layer = IdempotencyLayer::new(MemoryStore::new()).with_missing_key(MissingKey::Reject);
+/// let app: Router = Router::new()
+///     .route("/payments", post(async || "paid"))
+///     .route_layer(layer.clone())
+///     .merge(
+///         Router::new()
+///             .route("/reports", post(async || "reported"))
+///             .route_layer(layer.with_in_flight(InFlight::TooManyRequests)),
+///     );
+/// ```
+#[derive(Clone)]
+#[must_use]
+pub struct IdempotencyLayer {
+    config: Arc<Config>,
+    engine: Arc<Engine>,
+}
+
+impl IdempotencyLayer {
+    /// A layer on `store` with the `recommended` preset.
+    pub fn new(store: impl Store) -> Self {
+        Self::with_preset(store, Preset::Recommended)
+    }
+
+    /// A layer on `store` that starts from a preset; setters change single decisions of it.
+    pub fn with_preset(store: impl Store, preset: Preset) -> Self {
+        Self { config: Arc::new(preset.config()), engine: Engine::new(Arc::new(store)) }
+    }
+
+    fn set(mut self, change: impl FnOnce(&mut Config)) -> Self {
+        change(Arc::make_mut(&mut self.config));
+        self
+    }
+
+    // ---- Which requests ----
+
+    /// Protects these methods only. Default: all but GET, HEAD, OPTIONS, TRACE and QUERY.
+    ///
+    /// HEAD and CONNECT, gRPC and upgrades always pass through. A method that is left out runs on every retry.
+    pub fn with_methods(self, methods: impl IntoIterator<Item = Method>) -> Self {
+        let methods: Vec<_> = methods.into_iter().collect();
+        self.with_methods_where(move |method| methods.contains(method))
+    }
+
+    /// Protects the methods for which `protects` is true; see [`with_methods`](Self::with_methods).
+    pub fn with_methods_where(
+        self,
+        protects: impl Fn(&Method) -> bool + Send + Sync + 'static,
+    ) -> Self {
+        self.set(|config| config.methods = Arc::new(protects))
+    }
+
+    /// Lets requests for which `skip` is true pass through, keyed or not: a kill switch, or routes that need no
+    /// protection. Default: none. A predicate that is true too often leaves retries unprotected, silently.
+    pub fn with_skip(self, skip: impl Fn(&request::Parts) -> bool + Send + Sync + 'static) -> Self {
+        self.set(|config| config.skip = Some(Arc::new(skip)))
+    }
+
+    // ---- The key ----
+
+    /// The header that carries the key. Default: `Idempotency-Key`. Several lines of it are answered 400.
+    pub fn with_header(self, name: HeaderName) -> Self {
+        self.set(|config| {
+            let alias = match &config.key_from {
+                KeyFrom::Header { alias, .. } => alias.clone(),
+                KeyFrom::Head(_) => None,
+            };
+            config.key_from = KeyFrom::Header { name, alias };
+        })
+    }
+
+    /// A second header that is looked at when the first is absent; the same key under either name is one key.
+    /// Default: none.
+    pub fn with_header_alias(self, alias: HeaderName) -> Self {
+        self.set(|config| {
+            let name = match &config.key_from {
+                KeyFrom::Header { name, .. } => name.clone(),
+                KeyFrom::Head(_) => HeaderName::from_static("idempotency-key"),
+            };
+            config.key_from = KeyFrom::Header { name, alias: Some(alias) };
+        })
+    }
+
+    /// Takes the key from the request head instead of a header: an entity key such as `payment-1234-refund`, or a
+    /// webhook's event id. `None` is a missing key. Length limits apply, the key syntax does not. A key that names more
+    /// than one operation makes all but the first of them replays or mismatches.
+    pub fn with_key_from(
+        self,
+        key: impl Fn(&request::Parts) -> Option<String> + Send + Sync + 'static,
+    ) -> Self {
+        self.set(|config| config.key_from = KeyFrom::Head(Arc::new(key)))
+    }
+
+    /// How the header value is read. Default: [`KeySyntax::Lenient`]. A change makes clients' present keys other keys.
+    pub fn with_key_syntax(self, syntax: KeySyntax) -> Self {
+        self.set(|config| config.key_rules.syntax = syntax)
+    }
+
+    /// The length of the decoded key in bytes. Default: `1..=255`. An empty key is refused whatever the range says;
+    /// a range that is too narrow refuses honest keys with 400.
+    pub fn with_key_length(self, length: RangeInclusive<usize>) -> Self {
+        self.set(|config| {
+            config.key_rules.min = *length.start();
+            config.key_rules.max = *length.end();
+        })
+    }
+
+    /// A form that keys must have besides their syntax, such as being a UUID; others are answered 400 `malformed-key`.
+    /// Default: none.
+    pub fn with_key_check(self, check: impl Fn(&str) -> bool + Send + Sync + 'static) -> Self {
+        self.set(|config| config.key_check = Some(Arc::new(check)))
+    }
+
+    /// What to do without a key. Default: [`MissingKey::PassThrough`], which leaves clients that send none unprotected.
+    pub fn with_missing_key(self, missing: MissingKey) -> Self {
+        self.set(|config| config.missing_key = missing)
+    }
+
+    // ---- Scope and fingerprint ----
+
+    /// A prefix of every entry's scope, for services that share one store. Default: empty. Two services with the same
+    /// namespace, principal and key meet each other's records; a change forgets all records.
+    pub fn with_namespace(self, namespace: impl Into<Arc<str>>) -> Self {
+        let namespace = namespace.into();
+        self.set(|config| config.namespace = namespace)
+    }
+
+    /// Keys every digest that reaches the store (HMAC-SHA-256), so that nobody who reads the store can test guesses at
+    /// keys, principals or bodies. Default: none, plain SHA-256. A change forgets all records.
+    ///
+    /// # Errors
+    ///
+    /// When the secret is shorter than 16 bytes.
+    pub fn with_secret(self, secret: impl AsRef<[u8]>) -> Result<Self, ConfigError> {
+        let secret = Secret::new(secret.as_ref())?;
+        Ok(self.set(|config| config.secret = Some(secret)))
+    }
+
+    /// Who is asking. Default: [`Principal::authorization`]. A principal that callers share lets them meet each other's
+    /// answers; one that changes between retries, as a refreshed token does, makes a retry execute again.
+    pub fn with_principal(self, principal: Principal) -> Self {
+        self.set(|config| config.principal = principal)
+    }
+
+    /// What makes a request the same request. Default: [`FingerprintBy::raw_body`]. Too little, and a client's mistake
+    /// is answered with the wrong response; too much, and an honest retry is answered 422.
+    pub fn with_fingerprint(self, by: FingerprintBy) -> Self {
+        self.set(|config| config.fingerprint = by.0)
+    }
+
+    /// What to do when a key comes back with another request. Default: refuse it with 422.
+    pub fn with_mismatch(self, mismatch: Mismatch) -> Self {
+        self.set(|config| config.mismatch = mismatch)
+    }
+
+    // ---- Concurrent requests ----
+
+    /// What to answer while the first request is still being executed. Default: [`InFlight::Conflict`].
+    pub fn with_in_flight(self, in_flight: InFlight) -> Self {
+        self.set(|config| config.in_flight = in_flight)
+    }
+
+    /// What refusals that are worth a retry say in `Retry-After`, in whole seconds rounded up. Default: 1 s. Too short,
+    /// and clients hammer the service while it is busy.
+    pub fn with_retry_after(self, after: Duration) -> Self {
+        self.set(|config| config.retry_after = after)
+    }
+
+    /// How many requests may wait with [`InFlight::Wait`], for one key and in total; more are answered at once.
+    /// Default: 64 and 1,024. Each holds its connection and its request body.
+    pub fn with_max_waiters(self, per_key: usize, total: usize) -> Self {
+        self.set(|config| {
+            config.waiters_per_key = per_key;
+            config.waiters = total;
+        })
+    }
+
+    // ---- Lease and store ----
+
+    /// How long a lease lasts unless it is renewed, which happens every third of it. Default: 15 s.
+    ///
+    /// Too short, and a pause of the process or a slow store loses it, which costs a second execution; too long, and a
+    /// key stays blocked for as long after a crash. Below a second is for tests.
+    pub fn with_lease(self, lease: Ttl) -> Self {
+        self.set(|config| config.lease = lease)
+    }
+
+    /// What becomes of a key whose execution ended without an outcome, as after a crash. Default:
+    /// [`OrphanPolicy::TakeOver`], at-least-once; [`OrphanPolicy::Refuse`] is at-most-once.
+    pub fn with_orphans(self, policy: OrphanPolicy) -> Self {
+        self.set(|config| config.orphans = policy)
+    }
+
+    /// How long an orphan is remembered. Default: the retention. Under [`OrphanPolicy::Refuse`] a retry after this
+    /// executes again.
+    pub fn with_orphans_kept(self, keep: Ttl) -> Self {
+        self.set(|config| config.orphans_kept = Some(keep))
+    }
+
+    /// How long one store call may take; an acquire or a completion is tried at most three times within twice this.
+    /// Default: 2 s. Too short, and a slow store is an outage; too long, and an outage is a pile of waiting requests.
+    pub fn with_store_timeout(self, timeout: Duration) -> Self {
+        self.set(|config| config.store_timeout = timeout)
+    }
+
+    /// What to do when no lease can be taken because the store fails. Default: [`StoreFailure::Refuse`].
+    pub fn with_store_failure(self, failure: StoreFailure) -> Self {
+        self.set(|config| config.store_failure = failure)
+    }
+
+    // ---- Bodies ----
+
+    /// The largest request body in bytes; a larger one is answered 413 unread. Default: 2 MiB, as axum's own. Every
+    /// request in flight may hold as much in memory.
+    pub fn with_request_limit(self, bytes: usize) -> Self {
+        self.set(|config| config.request_limit = bytes)
+    }
+
+    /// How long the request body may take to arrive, else 408. Default: 30 s. Too long, and slow clients hold places
+    /// among the requests in flight.
+    pub fn with_body_timeout(self, timeout: Duration) -> Self {
+        self.set(|config| config.body_timeout = timeout)
+    }
+
+    /// The largest response body in bytes that is recorded. Default: 4 MiB. See
+    /// [`with_unretained`](Self::with_unretained) for larger ones.
+    pub fn with_response_limit(self, bytes: usize) -> Self {
+        self.set(|config| config.response_limit = bytes)
+    }
+
+    /// How long a response of unknown length is collected before it counts as streamed. Default: 10 s. The client sees
+    /// nothing of it before.
+    pub fn with_collect_timeout(self, timeout: Duration) -> Self {
+        self.set(|config| config.collect_timeout = timeout)
+    }
+
+    /// How many requests may be in flight, and how many bytes of bodies they may buffer, in this layer and all its
+    /// clones; more are answered 503 `overloaded`. Default: 10,000 and 256 MiB.
+    ///
+    /// A response that does not fit in what is left is treated as too large.
+    pub fn with_max_in_flight(self, requests: usize, bytes: usize) -> Self {
+        self.set(|config| {
+            config.max_in_flight = requests;
+            config.max_buffered = bytes;
+        })
+    }
+
+    // ---- Records ----
+
+    /// Which statuses are recorded; others free the key. Default: 2xx, 3xx, and 4xx but 401, 403, 407, 408, 421, 423,
+    /// 424, 425 and 429. Record passing failures, and they are replayed for the whole retention.
+    pub fn with_recorded(
+        self,
+        recorded: impl Fn(StatusCode) -> bool + Send + Sync + 'static,
+    ) -> Self {
+        self.set(|config| config.recorded = Arc::new(recorded))
+    }
+
+    /// What to do about responses that are too large or streamed. Default: [`Unretained::Tombstone`].
+    pub fn with_unretained(self, unretained: Unretained) -> Self {
+        self.set(|config| config.unretained = unretained)
+    }
+
+    /// How long records live unless the handler says otherwise. Default: 24 h. A retry that comes later executes again.
+    pub fn with_retention(self, retention: Ttl) -> Self {
+        self.set(|config| config.retention = retention)
+    }
+
+    /// The longest a handler can ask for. Default: 365 days. It does not cap the default retention.
+    pub fn with_max_retention(self, retention: Ttl) -> Self {
+        self.set(|config| config.max_retention = retention)
+    }
+
+    /// Which response headers are replayed. Default: [`replayed_by_default`](crate::replayed_by_default); build on it:
+    ///
+    /// ```
+    /// use http::header::SET_COOKIE;
+    /// use tower_idempotency::{IdempotencyLayer, MemoryStore, replayed_by_default};
+    ///
+    /// let layer = IdempotencyLayer::new(MemoryStore::new())
+    ///     .with_replayed_headers(|name| name == SET_COOKIE || replayed_by_default(name));
+    /// ```
+    ///
+    /// Hop-by-hop fields, `Content-Length` and the control headers never are. A header that belongs to one exchange, a
+    /// session cookie above all, reaches whoever retries.
+    pub fn with_replayed_headers(
+        self,
+        replayed: impl Fn(&HeaderName) -> bool + Send + Sync + 'static,
+    ) -> Self {
+        self.set(|config| config.replayed = Arc::new(replayed))
+    }
+
+    /// The header that marks replays, or none. Default: `Idempotent-Replayed: true`.
+    pub fn with_replay_marker(self, marker: Option<(HeaderName, HeaderValue)>) -> Self {
+        self.set(|config| config.replay_marker = marker)
+    }
+
+    /// Records larger than this many bytes are compressed. Default: 2 KiB: below, deflating costs more time than the
+    /// bytes are worth in most stores. `usize::MAX` compresses none.
+    pub fn with_compression_above(self, bytes: usize) -> Self {
+        self.set(|config| config.compress_above = bytes)
+    }
+
+    // ---- Refusals ----
+
+    /// Renders every refusal. Default: `application/problem+json` (RFC 9457). Status and headers of what it returns are
+    /// answered as they are.
+    pub fn with_refusals(
+        self,
+        render: impl Fn(&Error) -> Response<Bytes> + Send + Sync + 'static,
+    ) -> Self {
+        self.set(|config| config.refusals = Refusals::Custom(Arc::new(render)))
+    }
+
+    /// Answers refusals as problem+json whose `Link: <url>; rel="describedby"` leads to your own documentation.
+    /// Default: the draft that defines the header.
+    ///
+    /// # Errors
+    ///
+    /// When the URL cannot stand in a header.
+    pub fn with_described_by(self, url: &str) -> Result<Self, ConfigError> {
+        let described_by = problem::described_by(url).ok_or_else(|| {
+            ConfigError::new("a URL of visible ASCII without angle brackets", "another".to_owned())
+        })?;
+        Ok(self.set(|config| config.refusals = Refusals::ProblemJson { described_by }))
+    }
+
+    // ---- Shutting down ----
+
+    /// Refuses new keyed requests with 503 `draining` and waits for those in flight, also those whose clients left, for
+    /// at most `timeout`. True when all have ended.
+    ///
+    /// Call it after the server's graceful shutdown: exchanges whose clients left run in tasks that the server does not
+    /// know of. What is still running when it returns false keeps its leases until they expire.
+    ///
+    /// # Cancellation
+    ///
+    /// Dropping the future stops the waiting; requests are refused all the same.
+    pub async fn drain(&self, timeout: Duration) -> bool {
+        self.engine.limits.drain();
+        tokio::time::timeout(timeout, self.engine.limits.idle()).await.is_ok()
+    }
+
+    /// How many exchanges are in flight, in this layer and all its clones.
+    #[must_use]
+    pub fn in_flight(&self) -> usize {
+        self.engine.limits.in_flight()
+    }
+}
+
+impl<S> Layer<S> for IdempotencyLayer {
+    type Service = Idempotency<S>;
+
+    fn layer(&self, inner: S) -> Idempotency<S> {
+        let shared =
+            Shared { config: Arc::clone(&self.config), engine: Arc::clone(&self.engine) };
+        Idempotency::new(inner, Arc::new(shared))
+    }
+}
+
+impl fmt::Debug for IdempotencyLayer {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("IdempotencyLayer").field("config", &self.config).finish_non_exhaustive()
+    }
+}

@@ -1,0 +1,340 @@
+//! The lease that handlers see, and the one task per layer that keeps leases alive.
+
+use std::{
+    collections::BTreeMap,
+    fmt,
+    sync::{
+        Arc, Mutex, MutexGuard, PoisonError, Weak,
+        atomic::{AtomicBool, AtomicU64, Ordering},
+    },
+    time::Duration,
+};
+
+use tokio::{
+    sync::Notify,
+    task::JoinHandle,
+    time::{Instant, sleep_until, timeout},
+};
+
+use crate::{
+    fingerprint::derived_key,
+    store::{LeaseRef, StoreError, Ttl, erased::ErasedStore},
+    telemetry,
+};
+
+/// The right to execute, as a handler sees it: a request extension, and an extractor with the feature `axum`.
+///
+/// Clones are handles on the same lease. Dropping them ends nothing: a lease ends with the request's outcome or by its
+/// expiry.
+#[derive(Clone)]
+pub struct Lease(Arc<Held>);
+
+impl Lease {
+    /// 1 for the first execution under this key, higher after each takeover.
+    #[must_use]
+    pub fn generation(&self) -> u64 {
+        self.0.reference.generation
+    }
+
+    /// Whether an earlier execution lost its lease without an outcome: its effect may or may not have happened, so look
+    /// before you repeat it.
+    #[must_use]
+    pub fn is_takeover(&self) -> bool {
+        self.0.takeover
+    }
+
+    /// Whether nobody else can be executing this request at this moment, as far as this process can know.
+    ///
+    /// Ask before an effect that cannot be undone; it narrows the window, it does not close it. False once the lease
+    /// was lost, could not be renewed in time, or has ended with the outcome.
+    #[must_use]
+    pub fn is_held(&self) -> bool {
+        self.0.is_held()
+    }
+
+    /// Resolves when the lease is no longer held: lost, not renewed in time, or ended with the outcome.
+    ///
+    /// # Cancellation
+    ///
+    /// Safe to drop at any time.
+    pub async fn lost(&self) {
+        let held = &*self.0;
+        loop {
+            let changed = held.changed.notified();
+            let mut changed = std::pin::pin!(changed);
+            changed.as_mut().enable();
+            if !held.is_held() {
+                return;
+            }
+            tokio::select! {
+                () = changed => {}
+                () = sleep_until(held.deadline()) => {}
+            }
+        }
+    }
+
+    /// A key for a call to somebody else, the same on every execution of this request and different for every `name`:
+    /// 64 hexadecimal digits.
+    ///
+    /// Give it to a provider that honours idempotency keys, and a takeover does not charge twice.
+    #[must_use]
+    pub fn derive(&self, name: &str) -> String {
+        derived_key(&self.0.reference.id, &self.0.reference.fingerprint, name)
+    }
+
+    /// The lease as the store knows it, for work that is fenced at the store itself.
+    #[must_use]
+    pub fn lease_ref(&self) -> LeaseRef {
+        self.0.reference
+    }
+}
+
+impl fmt::Debug for Lease {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Lease")
+            .field("id", &self.0.reference.id)
+            .field("generation", &self.generation())
+            .field("takeover", &self.is_takeover())
+            .field("held", &self.is_held())
+            .finish()
+    }
+}
+
+/// What the exchange, the renewer and the handler share about one lease.
+struct Held {
+    reference: LeaseRef,
+    takeover: bool,
+    ttl: Ttl,
+    store_timeout: Duration,
+    // Times are nanoseconds since `origin`. The deadline counts from before the call that took or renewed the lease
+    // was sent, so it is never later than the store's.
+    origin: Instant,
+    deadline: AtomicU64,
+    // When the renewer looks at it next, with `sequence` the place in its order; written under the renewer's lock.
+    due: AtomicU64,
+    sequence: u64,
+    lost: AtomicBool,
+    // The exchange has had its outcome; set under the renewer's lock, so that nothing renews it afterwards.
+    ended: AtomicBool,
+    changed: Notify,
+}
+
+impl Held {
+    fn is_held(&self) -> bool {
+        !self.lost.load(Ordering::Acquire)
+            && !self.ended.load(Ordering::Acquire)
+            && Instant::now() < self.deadline()
+    }
+
+    fn deadline(&self) -> Instant {
+        self.origin + Duration::from_nanos(self.deadline.load(Ordering::Acquire))
+    }
+
+    fn held_from(&self, sent: Instant) {
+        let until = sent + self.ttl.as_duration();
+        self.deadline.store(nanos(until - self.origin), Ordering::Release);
+    }
+
+    fn place(&self) -> (Instant, u64) {
+        (self.origin + Duration::from_nanos(self.due.load(Ordering::Relaxed)), self.sequence)
+    }
+
+    fn mark_lost(&self) {
+        self.lost.store(true, Ordering::Release);
+        self.changed.notify_waiters();
+    }
+}
+
+/// A lease that is kept for as long as this lives. Dropping it stops the renewals and nothing else: the lease ends by
+/// its outcome, or expires.
+pub(crate) struct Kept {
+    held: Arc<Held>,
+    renewer: Arc<Renewer>,
+}
+
+impl Kept {
+    pub(crate) fn handle(&self) -> Lease {
+        Lease(Arc::clone(&self.held))
+    }
+
+    pub(crate) fn reference(&self) -> &LeaseRef {
+        &self.held.reference
+    }
+
+    /// When the lease is over unless it is renewed, by this process's clock.
+    pub(crate) fn deadline(&self) -> Instant {
+        self.held.deadline()
+    }
+}
+
+impl Drop for Kept {
+    fn drop(&mut self) {
+        let mut state = self.renewer.state();
+        self.held.ended.store(true, Ordering::Release);
+        state.order.remove(&self.held.place());
+        drop(state);
+        // Registering with a `Notify` nobody waits on is an atomic load.
+        self.held.changed.notify_waiters();
+    }
+}
+
+/// Renews every lease of a layer from a single task, which starts with the first lease and sleeps while there is none.
+///
+/// Leases fall due a third of their length after they were taken or renewed, so a request shorter than that costs an
+/// insertion and a removal here and no renewal.
+pub(crate) struct Renewer {
+    store: Arc<dyn ErasedStore>,
+    state: Mutex<State>,
+    wake: Arc<Notify>,
+}
+
+#[derive(Default)]
+struct State {
+    order: BTreeMap<(Instant, u64), Arc<Held>>,
+    sequence: u64,
+    task: Option<JoinHandle<()>>,
+    // When the task wakes by itself; `None` while it waits for `wake`.
+    wakes_at: Option<Instant>,
+}
+
+impl Renewer {
+    pub(crate) fn new(store: Arc<dyn ErasedStore>) -> Arc<Self> {
+        Arc::new(Self { store, state: Mutex::default(), wake: Arc::default() })
+    }
+
+    fn state(&self) -> MutexGuard<'_, State> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Keeps a lease that was granted to a claim sent at `sent`.
+    pub(crate) fn keep(
+        self: &Arc<Self>,
+        reference: LeaseRef,
+        takeover: bool,
+        ttl: Ttl,
+        store_timeout: Duration,
+        sent: Instant,
+    ) -> Kept {
+        let third = ttl.as_duration() / 3;
+        let mut state = self.state();
+        state.sequence += 1;
+        let held = Arc::new(Held {
+            reference,
+            takeover,
+            ttl,
+            store_timeout,
+            origin: sent,
+            deadline: AtomicU64::new(nanos(ttl.as_duration())),
+            due: AtomicU64::new(nanos(third)),
+            sequence: state.sequence,
+            lost: AtomicBool::new(false),
+            ended: AtomicBool::new(false),
+            changed: Notify::new(),
+        });
+        let due = held.place();
+        state.order.insert(due, Arc::clone(&held));
+        // A task whose runtime is gone has finished; the next lease starts another.
+        if state.task.as_ref().is_none_or(JoinHandle::is_finished) {
+            state.task = Some(tokio::spawn(run(Arc::downgrade(self), Arc::clone(&self.wake))));
+            state.wakes_at = Some(due.0);
+        } else if state.wakes_at.is_none_or(|at| due.0 < at) {
+            state.wakes_at = Some(due.0);
+            self.wake.notify_one();
+        }
+        drop(state);
+        Kept { held, renewer: Arc::clone(self) }
+    }
+
+    /// Takes out what is due, and says when to look again.
+    fn take_due(&self, now: Instant) -> (Vec<Arc<Held>>, Option<Instant>) {
+        let mut state = self.state();
+        let mut due = Vec::new();
+        while let Some(entry) = state.order.first_entry() {
+            if entry.key().0 > now {
+                break;
+            }
+            due.push(entry.remove());
+        }
+        state.wakes_at = state.order.first_key_value().map(|((at, _), _)| *at);
+        (due, state.wakes_at)
+    }
+
+    fn put_back(&self, held: Arc<Held>, due: Instant) {
+        let mut state = self.state();
+        if held.ended.load(Ordering::Acquire) {
+            return;
+        }
+        held.due.store(nanos(due - held.origin), Ordering::Relaxed);
+        state.order.insert(held.place(), held);
+        if state.wakes_at.is_none_or(|at| due < at) {
+            state.wakes_at = Some(due);
+            self.wake.notify_one();
+        }
+    }
+
+    async fn renew(&self, held: Arc<Held>) {
+        let ttl = held.ttl.as_duration();
+        let sent = Instant::now();
+        if sent > held.place().0 + ttl / 3 {
+            telemetry::renew_late(&held.reference.id);
+        }
+        let renewed = timeout(held.store_timeout, self.store.renew(&held.reference, held.ttl)).await;
+        telemetry::store_time("renew", sent.elapsed());
+        let again = match renewed {
+            Ok(Ok(())) => {
+                held.held_from(sent);
+                sent + ttl / 3
+            }
+            // An outcome that came while the renewal was under way ends the lease too.
+            Ok(Err(StoreError::LeaseLost)) if held.ended.load(Ordering::Acquire) => return,
+            Ok(Err(StoreError::LeaseLost)) => {
+                telemetry::lease_lost(&held.reference.id);
+                held.mark_lost();
+                return;
+            }
+            Ok(Err(error)) => {
+                telemetry::store_error("renew", &held.reference.id, Some(&error));
+                Instant::now() + ttl / 12
+            }
+            Err(_elapsed) => {
+                telemetry::store_error("renew", &held.reference.id, None);
+                Instant::now() + ttl / 12
+            }
+        };
+        self.put_back(held, again);
+    }
+}
+
+impl Drop for Renewer {
+    fn drop(&mut self) {
+        if let Some(task) = self.state().task.take() {
+            task.abort();
+        }
+    }
+}
+
+/// A task of its own, so that a handler that blocks its worker does not starve its own lease.
+///
+/// It holds the renewer only while it looks: between looks the last owner may drop it, which ends this task.
+async fn run(renewer: Weak<Renewer>, wake: Arc<Notify>) {
+    while let Some(renewer) = renewer.upgrade() {
+        let (due, next) = renewer.take_due(Instant::now());
+        for held in due {
+            // Each on its own: one slow renewal must not delay the others. There is one per lease in flight at most.
+            let renewer = Arc::clone(&renewer);
+            tokio::spawn(async move { renewer.renew(held).await });
+        }
+        drop(renewer);
+        match next {
+            Some(at) => tokio::select! {
+                () = wake.notified() => {}
+                () = sleep_until(at) => {}
+            },
+            None => wake.notified().await,
+        }
+    }
+}
+
+fn nanos(duration: Duration) -> u64 {
+    u64::try_from(duration.as_nanos()).unwrap_or(u64::MAX)
+}

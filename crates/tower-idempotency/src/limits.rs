@@ -1,0 +1,91 @@
+//! Bounds on what is in flight, counted across all clones of a layer.
+
+use std::sync::{
+    Arc,
+    atomic::{AtomicBool, AtomicUsize, Ordering},
+};
+
+use tokio::sync::Notify;
+
+use crate::telemetry;
+
+/// How many exchanges run and how many bytes they buffer.
+#[derive(Default)]
+pub(crate) struct Limits {
+    in_flight: AtomicUsize,
+    buffered: AtomicUsize,
+    draining: AtomicBool,
+    idle: Notify,
+}
+
+/// One exchange's place, for as long as it runs, in the caller's hands or in a task of its own.
+pub(crate) struct Place {
+    limits: Arc<Limits>,
+    buffered: usize,
+}
+
+impl Limits {
+    /// A place among at most `max`, or `None`.
+    pub(crate) fn enter(self: &Arc<Self>, max: usize) -> Option<Place> {
+        add_within(&self.in_flight, 1, max).then(|| {
+            telemetry::in_flight(1.0);
+            Place { limits: Arc::clone(self), buffered: 0 }
+        })
+    }
+
+    pub(crate) fn drain(&self) {
+        self.draining.store(true, Ordering::SeqCst);
+    }
+
+    pub(crate) fn is_draining(&self) -> bool {
+        self.draining.load(Ordering::SeqCst)
+    }
+
+    pub(crate) fn in_flight(&self) -> usize {
+        self.in_flight.load(Ordering::SeqCst)
+    }
+
+    /// Resolves when nothing is in flight.
+    pub(crate) async fn idle(&self) {
+        loop {
+            let idle = self.idle.notified();
+            let mut idle = std::pin::pin!(idle);
+            idle.as_mut().enable();
+            if self.in_flight() == 0 {
+                return;
+            }
+            idle.await;
+        }
+    }
+}
+
+impl Place {
+    /// Takes `bytes` more of the `max` that all exchanges may buffer together; they are given back with the place.
+    pub(crate) fn buffer(&mut self, bytes: usize, max: usize) -> bool {
+        let granted = add_within(&self.limits.buffered, bytes, max);
+        if granted {
+            self.buffered += bytes;
+        }
+        granted
+    }
+}
+
+impl Drop for Place {
+    fn drop(&mut self) {
+        if self.buffered > 0 {
+            self.limits.buffered.fetch_sub(self.buffered, Ordering::Relaxed);
+        }
+        telemetry::in_flight(-1.0);
+        if self.limits.in_flight.fetch_sub(1, Ordering::SeqCst) == 1 {
+            self.limits.idle.notify_waiters();
+        }
+    }
+}
+
+fn add_within(counter: &AtomicUsize, n: usize, max: usize) -> bool {
+    counter
+        .fetch_update(Ordering::SeqCst, Ordering::SeqCst, |used| {
+            used.checked_add(n).filter(|sum| *sum <= max)
+        })
+        .is_ok()
+}

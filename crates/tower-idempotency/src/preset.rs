@@ -1,0 +1,145 @@
+//! Named sets of decisions. Each cell of the table in the documentation is one field here and one setter of the layer.
+
+use std::{sync::Arc, time::Duration};
+
+use http::{HeaderName, HeaderValue, Method, StatusCode};
+
+use crate::{
+    config::{
+        Config, InFlight, KeyFrom, MissingKey, Mismatch, Refusals, StoreFailure, Unretained,
+    },
+    fingerprint::By,
+    key::{KeyRules, KeySyntax},
+    problem,
+    record::replayed_by_default,
+    scope::Principal,
+    store::{OrphanPolicy, Ttl},
+};
+
+/// A named set of decisions to start from; every one of them can be changed alone afterwards.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
+#[non_exhaustive]
+pub enum Preset {
+    /// What this crate recommends.
+    #[default]
+    Recommended,
+    /// What draft-ietf-httpapi-idempotency-key-header-07 says, strictly.
+    Ietf,
+    /// What clients of Stripe's API expect.
+    Stripe,
+    /// What the Ruby gem idempo does.
+    Idempo,
+}
+
+const MARKER: HeaderName = HeaderName::from_static("idempotent-replayed");
+
+impl Preset {
+    pub(crate) fn config(self) -> Config {
+        match self {
+            Self::Recommended => recommended(),
+            Self::Ietf => ietf(),
+            Self::Stripe => stripe(),
+            Self::Idempo => idempo(),
+        }
+    }
+}
+
+fn recommended() -> Config {
+    Config {
+        methods: Arc::new(|method| {
+            ![&Method::GET, &Method::HEAD, &Method::OPTIONS, &Method::TRACE].contains(&method)
+                && method.as_str() != "QUERY"
+        }),
+        skip: None,
+        key_from: KeyFrom::Header {
+            name: HeaderName::from_static("idempotency-key"),
+            alias: None,
+        },
+        key_rules: KeyRules { syntax: KeySyntax::Lenient, min: 1, max: 255 },
+        key_check: None,
+        missing_key: MissingKey::PassThrough,
+        namespace: Arc::from(""),
+        secret: None,
+        principal: Principal::authorization(),
+        fingerprint: By::RawBody,
+        mismatch: Mismatch::Refuse(StatusCode::UNPROCESSABLE_ENTITY),
+        in_flight: InFlight::Conflict,
+        retry_after: Duration::from_secs(1),
+        waiters_per_key: 64,
+        waiters: 1024,
+        lease: Ttl::from_secs(15),
+        orphans: OrphanPolicy::TakeOver,
+        orphans_kept: None,
+        store_timeout: Duration::from_secs(2),
+        store_failure: StoreFailure::Refuse,
+        request_limit: 2 * 1024 * 1024,
+        body_timeout: Duration::from_secs(30),
+        response_limit: 4 * 1024 * 1024,
+        collect_timeout: Duration::from_secs(10),
+        recorded: Arc::new(|status| {
+            (200..400).contains(&status.as_u16())
+                || status.is_client_error()
+                    && ![401, 403, 407, 408, 421, 423, 424, 425, 429].contains(&status.as_u16())
+        }),
+        unretained: Unretained::Tombstone,
+        retention: Ttl::from_secs(24 * 60 * 60),
+        max_retention: Ttl::from_secs(365 * 24 * 60 * 60),
+        replayed: Arc::new(replayed_by_default),
+        replay_marker: Some((MARKER, HeaderValue::from_static("true"))),
+        refusals: Refusals::ProblemJson {
+            described_by: problem::described_by(problem::DESCRIBED_BY)
+                .expect("a constant that a test renders"),
+        },
+        compress_above: 2048,
+        max_in_flight: 10_000,
+        max_buffered: 256 * 1024 * 1024,
+    }
+}
+
+fn ietf() -> Config {
+    Config {
+        methods: Arc::new(|method| method == Method::POST || method == Method::PATCH),
+        key_rules: KeyRules { syntax: KeySyntax::Strict, min: 1, max: 1024 },
+        recorded: Arc::new(|status| {
+            (200..600).contains(&status.as_u16())
+                && ![408, 421, 425, 429, 503].contains(&status.as_u16())
+        }),
+        replay_marker: None,
+        ..recommended()
+    }
+}
+
+fn stripe() -> Config {
+    Config {
+        methods: Arc::new(|method| method == Method::POST),
+        key_rules: KeyRules { syntax: KeySyntax::Verbatim, min: 1, max: 255 },
+        mismatch: Mismatch::Refuse(StatusCode::BAD_REQUEST),
+        recorded: Arc::new(|status| ![401, 403, 429].contains(&status.as_u16())),
+        refusals: Refusals::Custom(Arc::new(problem::stripe)),
+        ..recommended()
+    }
+}
+
+fn idempo() -> Config {
+    Config {
+        methods: Arc::new(|method| {
+            ![&Method::GET, &Method::HEAD, &Method::OPTIONS].contains(&method)
+        }),
+        key_from: KeyFrom::Header {
+            name: HeaderName::from_static("idempotency-key"),
+            alias: Some(HeaderName::from_static("x-idempotency-key")),
+        },
+        key_rules: KeyRules { syntax: KeySyntax::Unquoted, min: 1, max: usize::MAX },
+        mismatch: Mismatch::Separate,
+        in_flight: InFlight::TooManyRequests,
+        retry_after: Duration::from_secs(2),
+        recorded: Arc::new(|status| {
+            (200..500).contains(&status.as_u16()) && ![425, 429].contains(&status.as_u16())
+        }),
+        unretained: Unretained::Release,
+        retention: Ttl::from_secs(30),
+        replay_marker: None,
+        refusals: Refusals::Custom(Arc::new(problem::idempo)),
+        ..recommended()
+    }
+}

@@ -1,0 +1,123 @@
+//! What a refusal looks like on the wire: RFC 9457 problem details, and the bodies of the `stripe` and `idempo` presets.
+
+use bytes::Bytes;
+use http::{HeaderValue, Response, header};
+use serde_json::json;
+
+use crate::error::{Error, ErrorKind};
+
+/// Where the meaning of the errors is described unless the layer is told another place: the draft that defines the
+/// header, as the draft itself asks (section 2.7 of draft-ietf-httpapi-idempotency-key-header-07).
+pub(crate) const DESCRIBED_BY: &str =
+    "https://datatracker.ietf.org/doc/draft-ietf-httpapi-idempotency-key-header/";
+
+/// `application/problem+json` (RFC 9457) with the members `type`, `title`, `status`, `detail`, `code` and `retryable`.
+pub(crate) fn problem_json(error: &Error, described_by: &HeaderValue) -> Response<Bytes> {
+    let kind = error.kind();
+    let body = json!({
+        "type": format!("urn:tower-idempotency:problem:{}", kind.code()),
+        "title": kind.title(),
+        "status": error.status().as_u16(),
+        "detail": error.detail(),
+        "code": kind.code(),
+        "retryable": kind.is_retryable(),
+    });
+    let mut res = response(error, "application/problem+json", body.to_string());
+    res.headers_mut().insert(header::LINK, described_by.clone());
+    res
+}
+
+/// The shape that Stripe's clients know.
+pub(crate) fn stripe(error: &Error) -> Response<Bytes> {
+    let kind = match error.kind() {
+        ErrorKind::StoreUnavailable
+        | ErrorKind::Overloaded
+        | ErrorKind::Draining
+        | ErrorKind::PrincipalMissing => "api_error",
+        ErrorKind::BodyTooLarge | ErrorKind::BodyTimeout | ErrorKind::BodyUnreadable => {
+            "invalid_request_error"
+        }
+        ErrorKind::MissingKey
+        | ErrorKind::MalformedKey
+        | ErrorKind::KeyTooLong
+        | ErrorKind::KeyReused
+        | ErrorKind::InProgress
+        | ErrorKind::OutcomeUnknown
+        | ErrorKind::ResponseNotRetained => "idempotency_error",
+    };
+    let body =
+        json!({ "error": { "type": kind, "code": error.kind().code(), "message": error.detail() } });
+    response(error, "application/json", body.to_string())
+}
+
+/// The shape that the Ruby gem idempo answers.
+pub(crate) fn idempo(error: &Error) -> Response<Bytes> {
+    let body = json!({ "ok": false, "error": { "message": error.detail() } });
+    response(error, "application/json", body.to_string())
+}
+
+/// `Link: <url>; rel="describedby"`; `None` when the URL cannot stand in a header or in angle brackets.
+pub(crate) fn described_by(url: &str) -> Option<HeaderValue> {
+    if url.contains(['<', '>']) {
+        return None;
+    }
+    HeaderValue::from_str(&format!("<{url}>; rel=\"describedby\"")).ok()
+}
+
+fn response(error: &Error, media_type: &'static str, body: String) -> Response<Bytes> {
+    let mut res = Response::new(Bytes::from(body));
+    *res.status_mut() = error.status();
+    let headers = res.headers_mut();
+    headers.insert(header::CONTENT_TYPE, HeaderValue::from_static(media_type));
+    headers.insert(header::CACHE_CONTROL, HeaderValue::from_static("no-store"));
+    if let Some(after) = error.retry_after() {
+        // Whole seconds, rounded up: 0 would ask for a retry at once.
+        let secs = after.as_millis().div_ceil(1000).max(1);
+        headers.insert(
+            header::RETRY_AFTER,
+            HeaderValue::from(u64::try_from(secs).unwrap_or(u64::MAX)),
+        );
+    }
+    res
+}
+
+#[cfg(test)]
+mod tests {
+    use std::time::Duration;
+
+    use super::*;
+
+    fn text(res: &Response<Bytes>) -> String {
+        String::from_utf8(res.body().to_vec()).unwrap()
+    }
+
+    #[test]
+    fn a_problem_says_what_kind_it_is_and_whether_to_retry() {
+        let error = Error::new(ErrorKind::InProgress, "the first request is still running")
+            .with_retry_after(Duration::from_millis(1));
+        let res = problem_json(&error, &described_by(DESCRIBED_BY).unwrap());
+        insta::assert_snapshot!(text(&res), @r#"{"type":"urn:tower-idempotency:problem:in-progress","title":"Request in progress","status":409,"detail":"the first request is still running","code":"in-progress","retryable":true}"#);
+        insta::assert_debug_snapshot!(res.headers(), @r#"
+        {
+            "content-type": "application/problem+json",
+            "cache-control": "no-store",
+            "retry-after": "1",
+            "link": "<https://datatracker.ietf.org/doc/draft-ietf-httpapi-idempotency-key-header/>; rel=\"describedby\"",
+        }
+        "#);
+    }
+
+    #[test]
+    fn presets_answer_in_the_shape_their_clients_know() {
+        let error = Error::new(ErrorKind::KeyReused, "the key was used with another request");
+        insta::assert_snapshot!(text(&stripe(&error)), @r#"{"error":{"code":"key-reused","message":"the key was used with another request","type":"idempotency_error"}}"#);
+        insta::assert_snapshot!(text(&idempo(&error)), @r#"{"error":{"message":"the key was used with another request"},"ok":false}"#);
+    }
+
+    #[test]
+    fn a_described_by_url_cannot_break_out_of_the_header() {
+        assert!(described_by("https://example.com/errors").is_some());
+        assert!(described_by("https://example.com/>; rel=\"x\"").is_none());
+        assert!(described_by("https://example.com/\r\nx: y").is_none());
+    }
+}

@@ -1,0 +1,195 @@
+//! Who is asking: the principal whose keys a key is one of.
+
+use std::{any::Any, fmt, sync::Arc};
+
+use bytes::Bytes;
+use http::{HeaderName, Response, header, request};
+
+use crate::{
+    error::{Error, ErrorKind},
+    fingerprint::Fields,
+};
+
+/// Who is asking.
+///
+/// Part of every entry's id, so that one caller never meets another's keys. Sources are tried in order
+/// ([`or`](Principal::or)); the first that finds something decides. Only a digest of it reaches the store.
+///
+/// Requests that carry none of the looked-for headers or cookies share the anonymous scope. An
+/// [`extension`](Principal::extension) that is missing means that the layer stands outside the authentication that sets
+/// it, which would put all callers into one scope: unless another source finds something, such a request is answered 500
+/// `principal-missing` and nothing is executed.
+///
+/// ```
+/// use tower_idempotency::Principal;
+///
+/// #[derive(Clone)]
+/// struct Account(u64);
+///
+/// let principal = Principal::extension(|account: &Account| account.0.to_be_bytes())
+///     .or(Principal::header(http::header::AUTHORIZATION));
+/// ```
+#[derive(Clone)]
+pub struct Principal(Vec<Source>);
+
+#[derive(Clone)]
+enum Source {
+    Unscoped,
+    Header(HeaderName),
+    Cookie(Arc<str>),
+    Extension(Arc<dyn Fn(&request::Parts) -> Option<Vec<u8>> + Send + Sync>),
+    Custom(Arc<CustomFn>),
+}
+
+type CustomFn =
+    dyn Fn(&request::Parts) -> Result<Option<Vec<u8>>, Response<Bytes>> + Send + Sync;
+
+/// Why there is no principal.
+pub(crate) enum NoPrincipal {
+    Missing(Error),
+    Refused(Response<Bytes>),
+}
+
+impl Principal {
+    /// The `Authorization` header. The default.
+    ///
+    /// Safe against leaks, but a refreshed token is a new principal: a retry that carries it is a first-time request
+    /// and executes again. Where tokens are refreshed, use something stable, such as an
+    /// [`extension`](Principal::extension) that the authentication sets.
+    #[must_use]
+    pub fn authorization() -> Self {
+        Self::header(header::AUTHORIZATION)
+    }
+
+    /// All values of a header, in order.
+    ///
+    /// A header that clients can set freely gives no protection from each other: use one that the authenticating proxy
+    /// sets.
+    #[must_use]
+    pub fn header(name: HeaderName) -> Self {
+        Self(vec![Source::Header(name)])
+    }
+
+    /// The first cookie of this name.
+    #[must_use]
+    pub fn cookie(name: impl Into<Arc<str>>) -> Self {
+        Self(vec![Source::Cookie(name.into())])
+    }
+
+    /// Bytes of a request extension, as the authentication in front of this layer has set it.
+    #[must_use]
+    pub fn extension<T, V>(principal: impl Fn(&T) -> V + Send + Sync + 'static) -> Self
+    where
+        T: Any + Send + Sync,
+        V: AsRef<[u8]>,
+    {
+        Self(vec![Source::Extension(Arc::new(move |head| {
+            head.extensions.get::<T>().map(|value| principal(value).as_ref().to_vec())
+        }))])
+    }
+
+    /// What `principal` finds in the request head. `Ok(None)` tries the next source, `Err` is answered as it is: the
+    /// store is not touched and nothing is executed.
+    #[must_use]
+    pub fn from_fn(
+        principal: impl Fn(&request::Parts) -> Result<Option<Vec<u8>>, Response<Bytes>>
+        + Send
+        + Sync
+        + 'static,
+    ) -> Self {
+        Self(vec![Source::Custom(Arc::new(principal))])
+    }
+
+    /// Everybody shares one scope: whoever knows or guesses another caller's key and request is given that caller's
+    /// answer. For services with one client, or keys that name an entity.
+    #[must_use]
+    pub fn unscoped() -> Self {
+        Self(vec![Source::Unscoped])
+    }
+
+    /// Tries `other` when nothing was found so far.
+    #[must_use]
+    pub fn or(mut self, other: Self) -> Self {
+        self.0.extend(other.0);
+        self
+    }
+
+    /// Feeds the principal of this request, under the name of the source that found it: a cookie never equals a header.
+    pub(crate) fn feed(
+        &self,
+        head: &request::Parts,
+        hash: &mut Fields,
+    ) -> Result<(), NoPrincipal> {
+        let mut anonymous = true;
+        for source in &self.0 {
+            match source {
+                Source::Unscoped => {
+                    hash.field(b"unscoped");
+                    return Ok(());
+                }
+                Source::Header(name) => {
+                    let values = head.headers.get_all(name);
+                    let count = values.iter().count();
+                    if count > 0 {
+                        hash.field(b"header").field(name.as_str().as_bytes());
+                        hash.field(&(count as u64).to_le_bytes());
+                        for value in values {
+                            hash.field(value.as_bytes());
+                        }
+                        return Ok(());
+                    }
+                }
+                Source::Cookie(name) => {
+                    if let Some(value) = cookie(head, name) {
+                        hash.field(b"cookie").field(name.as_bytes()).field(value);
+                        return Ok(());
+                    }
+                }
+                Source::Extension(principal) => match principal(head) {
+                    Some(value) => {
+                        hash.field(b"extension").field(&value);
+                        return Ok(());
+                    }
+                    None => anonymous = false,
+                },
+                Source::Custom(principal) => {
+                    if let Some(value) = principal(head).map_err(NoPrincipal::Refused)? {
+                        hash.field(b"custom").field(&value);
+                        return Ok(());
+                    }
+                }
+            }
+        }
+        if !anonymous {
+            return Err(NoPrincipal::Missing(Error::new(
+                ErrorKind::PrincipalMissing,
+                "expected the authentication in front of this layer to name a principal, found none",
+            )));
+        }
+        hash.field(b"anonymous");
+        Ok(())
+    }
+}
+
+impl fmt::Debug for Principal {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_list()
+            .entries(self.0.iter().map(|source| match source {
+                Source::Unscoped => "unscoped",
+                Source::Header(name) => name.as_str(),
+                Source::Cookie(name) => name,
+                Source::Extension(_) => "extension",
+                Source::Custom(_) => "custom",
+            }))
+            .finish()
+    }
+}
+
+fn cookie<'a>(head: &'a request::Parts, name: &str) -> Option<&'a [u8]> {
+    head.headers
+        .get_all(header::COOKIE)
+        .iter()
+        .flat_map(|line| line.as_bytes().split(|byte| *byte == b';'))
+        .map(<[u8]>::trim_ascii)
+        .find_map(|pair| pair.strip_prefix(name.as_bytes())?.strip_prefix(b"="))
+}

@@ -1,0 +1,136 @@
+//! What operators see: an event for every path a request takes, and with the feature `metrics` a counter beside it.
+//!
+//! No label and no field carries a key, a principal or a fingerprint: an entry is named by eight hexadecimal digits of
+//! its id, and only in events.
+
+use std::time::Duration;
+
+use crate::{error::ErrorKind, record::NotRetained, store::{KeyId, StoreError}};
+
+macro_rules! count {
+    ($name:literal $(, $label:literal => $value:expr)*) => {
+        #[cfg(feature = "metrics")]
+        metrics::counter!($name $(, $label => $value)*).increment(1);
+    };
+}
+
+macro_rules! observe {
+    ($name:literal, $value:expr $(, $label:literal => $label_value:expr)*) => {
+        #[cfg(feature = "metrics")]
+        metrics::histogram!($name $(, $label => $label_value)*).record($value);
+        #[cfg(not(feature = "metrics"))]
+        let _ = ($value, $($label_value,)*);
+    };
+}
+
+pub(crate) fn granted(id: &KeyId, generation: u64, takeover: bool) {
+    count!("idempotency_granted_total");
+    if takeover {
+        tracing::warn!(%id, generation, "took over an orphan: an earlier execution ended without an outcome");
+        count!("idempotency_takeover_total");
+    } else {
+        tracing::debug!(%id, "granted");
+    }
+}
+
+pub(crate) fn replayed(id: &KeyId) {
+    tracing::debug!(%id, "replayed");
+    count!("idempotency_replayed_total");
+}
+
+pub(crate) fn in_progress(id: &KeyId) {
+    tracing::debug!(%id, "in progress");
+    count!("idempotency_in_progress_total");
+}
+
+pub(crate) fn waiting(id: &KeyId) {
+    tracing::debug!(%id, "waiting for the first request");
+    count!("idempotency_waiting_total");
+}
+
+pub(crate) fn mismatch(id: &KeyId) {
+    tracing::debug!(%id, "the key was used with another request");
+    count!("idempotency_mismatch_total");
+}
+
+pub(crate) fn orphaned(id: &KeyId) {
+    tracing::warn!(%id, "refused an orphan: an earlier execution ended without an outcome");
+    count!("idempotency_orphaned_total");
+}
+
+pub(crate) fn lease_lost(id: &KeyId) {
+    tracing::error!(%id, "lost the lease while the handler was running");
+    count!("idempotency_lease_lost_total");
+}
+
+pub(crate) fn renew_late(id: &KeyId) {
+    tracing::warn!(%id, "a renewal was more than a third of the lease late");
+    count!("idempotency_renew_late_total");
+}
+
+/// `error` is `None` when the call timed out.
+pub(crate) fn store_error(operation: &'static str, id: &KeyId, error: Option<&StoreError>) {
+    match error {
+        Some(error) => {
+            let source = std::error::Error::source(error).map(tracing::field::display);
+            tracing::warn!(%id, operation, %error, source, "store call failed");
+        }
+        None => tracing::warn!(%id, operation, "store call timed out"),
+    }
+    count!("idempotency_store_error_total", "operation" => operation);
+}
+
+pub(crate) fn unprotected(id: &KeyId) {
+    tracing::error!(%id, "executing without a lease: the store failed, and the configuration says so");
+    count!("idempotency_unprotected_total");
+}
+
+pub(crate) fn bad_record(id: &KeyId, error: &crate::record::RecordError) {
+    tracing::error!(%id, %error, "a record cannot be read; its key stays answered 503 until it expires");
+    count!("idempotency_bad_record_total");
+}
+
+pub(crate) fn recorded(id: &KeyId, bytes: usize) {
+    tracing::debug!(%id, bytes, "recorded");
+    #[expect(clippy::cast_precision_loss, reason = "a record is far smaller than 2^52 bytes")]
+    let size = bytes as f64;
+    observe!("idempotency_record_bytes", size);
+}
+
+pub(crate) fn not_retained(id: &KeyId, reason: NotRetained) {
+    tracing::debug!(%id, ?reason, "stored a tombstone");
+    count!("idempotency_not_retained_total", "reason" => match reason {
+        NotRetained::TooLarge => "too_large",
+        NotRetained::Streamed => "streamed",
+    });
+}
+
+pub(crate) fn released(id: &KeyId, reason: &'static str) {
+    tracing::debug!(%id, reason, "released");
+    count!("idempotency_released_total", "reason" => reason);
+}
+
+pub(crate) fn refused(kind: ErrorKind) {
+    tracing::debug!(code = kind.code(), "refused");
+    count!("idempotency_refused_total", "code" => kind.code());
+}
+
+pub(crate) fn detached() {
+    tracing::debug!("the caller left; the exchange goes on in a task");
+    count!("idempotency_detached_total");
+}
+
+pub(crate) fn in_flight(change: f64) {
+    #[cfg(feature = "metrics")]
+    metrics::gauge!("idempotency_in_flight").increment(change);
+    #[cfg(not(feature = "metrics"))]
+    let _ = change;
+}
+
+pub(crate) fn handler_time(took: Duration) {
+    observe!("idempotency_handler_seconds", took.as_secs_f64());
+}
+
+pub(crate) fn store_time(operation: &'static str, took: Duration) {
+    observe!("idempotency_store_seconds", took.as_secs_f64(), "operation" => operation);
+}

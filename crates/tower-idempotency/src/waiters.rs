@@ -1,0 +1,123 @@
+//! Duplicates that wait for the first request's answer: bounded, and one of them at a time asks the store.
+
+use std::{
+    collections::HashMap,
+    sync::{
+        Arc, Mutex, MutexGuard, PoisonError,
+        atomic::{AtomicUsize, Ordering::Relaxed},
+    },
+};
+
+use bytes::Bytes;
+use tokio::sync::{OwnedMutexGuard, watch};
+
+use crate::store::{Fingerprint, KeyId};
+
+/// Who waits, by key.
+#[derive(Default)]
+pub(crate) struct Waiters {
+    state: Arc<Mutex<State>>,
+}
+
+#[derive(Default)]
+struct State {
+    groups: HashMap<KeyId, Arc<Group>>,
+    total: usize,
+}
+
+/// The waiters of one key. Whoever has the turn watches the store; the others wait for what it finds.
+struct Group {
+    // Changed under the lock of `State` only.
+    waiting: AtomicUsize,
+    turn: Arc<tokio::sync::Mutex<()>>,
+    found: watch::Sender<Option<Found>>,
+}
+
+/// The record that ended the wait.
+#[derive(Clone)]
+pub(crate) struct Found {
+    pub(crate) fingerprint: Fingerprint,
+    pub(crate) record: Bytes,
+}
+
+/// One waiter's place; given up when dropped.
+pub(crate) struct Waiting {
+    state: Arc<Mutex<State>>,
+    id: KeyId,
+    group: Arc<Group>,
+    found: watch::Receiver<Option<Found>>,
+}
+
+/// What a waiter waits for.
+pub(crate) enum Woken {
+    /// It is this waiter's turn to watch the store.
+    Turn(OwnedMutexGuard<()>),
+    /// Another waiter found the record.
+    Found(Found),
+}
+
+impl Waiters {
+    /// A place among the waiters for `id`, or `None` when `per_key` or `total` of them wait already.
+    pub(crate) fn join(&self, id: KeyId, per_key: usize, total: usize) -> Option<Waiting> {
+        let mut state = lock(&self.state);
+        let waiting = state.groups.get(&id).map_or(0, |group| group.waiting.load(Relaxed));
+        if state.total >= total || waiting >= per_key {
+            return None;
+        }
+        state.total += 1;
+        let group = state.groups.entry(id).or_insert_with(|| {
+            Arc::new(Group {
+                waiting: 0.into(),
+                turn: Arc::default(),
+                found: watch::Sender::new(None),
+            })
+        });
+        group.waiting.fetch_add(1, Relaxed);
+        let group = Arc::clone(group);
+        let found = group.found.subscribe();
+        Some(Waiting { state: Arc::clone(&self.state), id, group, found })
+    }
+}
+
+impl Waiting {
+    /// Resolves with this waiter's turn, or with what another found.
+    pub(crate) async fn woken(&mut self) -> Woken {
+        let turn = Arc::clone(&self.group.turn);
+        tokio::select! {
+            biased;
+            // The sender lives as long as the group, which this waiter holds: the wait cannot fail.
+            Ok(found) = self.found.wait_for(Option::is_some) => match found.clone() {
+                Some(found) => Woken::Found(found),
+                None => unreachable!("waited for something"),
+            },
+            turn = turn.lock_owned() => Woken::Turn(turn),
+        }
+    }
+
+    /// Gives the record to all who wait now. Those who come later ask the store themselves.
+    pub(crate) fn deliver(&self, found: Found) {
+        let mut state = lock(&self.state);
+        // Out of the map first: nobody joins a group whose wait is over.
+        if state.groups.get(&self.id).is_some_and(|group| Arc::ptr_eq(group, &self.group)) {
+            state.groups.remove(&self.id);
+        }
+        drop(state);
+        self.group.found.send_replace(Some(found));
+    }
+}
+
+impl Drop for Waiting {
+    fn drop(&mut self) {
+        let mut state = lock(&self.state);
+        state.total -= 1;
+        if self.group.waiting.fetch_sub(1, Relaxed) == 1
+            && state.groups.get(&self.id).is_some_and(|group| Arc::ptr_eq(group, &self.group))
+        {
+            state.groups.remove(&self.id);
+        }
+    }
+}
+
+fn lock(state: &Mutex<State>) -> MutexGuard<'_, State> {
+    state.lock().unwrap_or_else(PoisonError::into_inner)
+}

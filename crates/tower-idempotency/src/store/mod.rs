@@ -10,7 +10,7 @@ use bytes::Bytes;
 pub(crate) mod erased;
 mod memory;
 
-pub use self::memory::MemoryStore;
+pub use self::memory::{MemoryFull, MemoryStore};
 
 /// Where leases and records live.
 ///

@@ -1,0 +1,124 @@
+//! Values in pages of a fixed size: growth moves nothing, wastes at most a page, and an empty page is given back.
+
+const PAGE: usize = 32;
+const ALL_FREE: u32 = u32::MAX;
+
+/// Values under small stable numbers.
+pub(super) struct Slab<T> {
+    pages: Vec<Page<T>>,
+    /// The pages with a free slot, each once; the last is filled first.
+    open: Vec<u32>,
+}
+
+struct Page<T> {
+    /// Absent while every slot is free.
+    slots: Option<Box<[Option<T>]>>,
+    /// One bit for each free slot.
+    free: u32,
+}
+
+impl<T> Slab<T> {
+    pub(super) const fn new() -> Self {
+        Self {
+            pages: Vec::new(),
+            open: Vec::new(),
+        }
+    }
+
+    pub(super) fn insert(&mut self, value: T) -> u32 {
+        let number = self.open.last().copied().unwrap_or_else(|| {
+            let number = u32::try_from(self.pages.len()).expect("2^32 pages do not fit in memory");
+            self.pages.push(Page {
+                slots: None,
+                free: ALL_FREE,
+            });
+            self.open.push(number);
+            number
+        });
+        let page = &mut self.pages[number as usize];
+        let at = page.free.trailing_zeros();
+        let slots = page
+            .slots
+            .get_or_insert_with(|| (0..PAGE).map(|_| None).collect());
+        slots[at as usize] = Some(value);
+        page.free &= !(1 << at);
+        if page.free == 0 {
+            self.open.pop();
+        }
+        number * PAGE as u32 + at
+    }
+
+    pub(super) fn get(&self, slot: u32) -> Option<&T> {
+        let (number, at) = split(slot);
+        self.pages.get(number)?.slots.as_ref()?[at].as_ref()
+    }
+
+    pub(super) fn get_mut(&mut self, slot: u32) -> Option<&mut T> {
+        let (number, at) = split(slot);
+        self.pages.get_mut(number)?.slots.as_mut()?[at].as_mut()
+    }
+
+    pub(super) fn remove(&mut self, slot: u32) -> Option<T> {
+        let (number, at) = split(slot);
+        let page = self.pages.get_mut(number)?;
+        let value = page.slots.as_mut()?[at].take()?;
+        if page.free == 0 {
+            self.open.push(slot / PAGE as u32);
+        }
+        page.free |= 1 << at;
+        // The page filled next keeps its memory, or a slab that goes between none and one would allocate each time.
+        let next = self.open.last().copied() == Some(slot / PAGE as u32);
+        if page.free == ALL_FREE && !next {
+            page.slots = None;
+        }
+        Some(value)
+    }
+}
+
+const fn split(slot: u32) -> (usize, usize) {
+    (slot as usize / PAGE, slot as usize % PAGE)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn pages_held<T>(slab: &Slab<T>) -> usize {
+        slab.pages.iter().filter(|p| p.slots.is_some()).count()
+    }
+
+    #[test]
+    fn values_keep_their_number_while_others_come_and_go() {
+        let mut slab = Slab::new();
+        let slots: Vec<u32> = (0..100).map(|n| slab.insert(n)).collect();
+        for slot in slots.iter().step_by(2) {
+            assert!(slab.remove(*slot).is_some());
+            assert!(slab.remove(*slot).is_none());
+        }
+        for (n, slot) in slots.iter().enumerate() {
+            let expected = (n % 2 == 1).then_some(n);
+            assert_eq!(slab.get(*slot).copied(), expected);
+            assert_eq!(slab.get_mut(*slot).copied(), expected);
+        }
+        let more: Vec<u32> = (0..50).map(|n| slab.insert(n)).collect();
+        assert!(
+            more.iter().all(|slot| *slot < 128),
+            "free slots are used before new pages"
+        );
+    }
+
+    #[test]
+    fn empty_pages_are_given_back() {
+        let mut slab = Slab::new();
+        let slots: Vec<u32> = (0..PAGE * 10).map(|n| slab.insert(n)).collect();
+        assert_eq!(pages_held(&slab), 10);
+        for slot in slots {
+            slab.remove(slot);
+        }
+        assert!(pages_held(&slab) <= 1);
+        for n in 0..PAGE * 10 {
+            slab.insert(n);
+        }
+        assert_eq!(slab.pages.len(), 10, "numbers are used again");
+    }
+}

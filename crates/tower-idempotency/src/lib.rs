@@ -1,2 +1,4 @@
 //! placeholder
+mod key;
+mod record;
 pub mod store;

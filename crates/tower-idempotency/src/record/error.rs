@@ -1,0 +1,103 @@
+use std::fmt;
+
+/// A stored record that cannot be read: damaged, found under another key, or written by a version this one does not
+/// know.
+///
+/// Says what was expected and what was found, never what the record holds.
+#[derive(Debug)]
+pub struct RecordError(Problem);
+
+#[derive(Debug)]
+pub(super) enum Problem {
+    Short { found: usize },
+    Version { found: u8 },
+    Flags { found: u8 },
+    Checksum { written: u32, computed: u32 },
+    InflatedLimit { declared: usize, limit: usize },
+    InflatedLength { declared: usize, found: usize },
+    Deflate,
+    AfterDeflate { found: usize },
+    Payload { found: &'static str },
+    AfterPayload,
+    Missing { field: &'static str },
+    Kind,
+    Reason,
+    Status { found: u16 },
+    RecordedAt { found: u64 },
+    BodyOf { status: u16, found: usize },
+    HeaderLines { limit: usize },
+    HeaderName,
+    HeaderValue,
+}
+
+impl From<Problem> for RecordError {
+    fn from(problem: Problem) -> Self {
+        Self(problem)
+    }
+}
+
+impl fmt::Display for RecordError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("unreadable record: ")?;
+        match self.0 {
+            Problem::Short { found } => {
+                write!(f, "expected at least 6 bytes, found {found}")
+            }
+            Problem::Version { found } => write!(f, "expected version 1, found {found}"),
+            Problem::Flags { found } => {
+                write!(f, "expected no flag but bit 0, found {found:#010b}")
+            }
+            Problem::Checksum { written, computed } => write!(
+                f,
+                "expected the checksum {written:08x} under this key, found {computed:08x}"
+            ),
+            Problem::InflatedLimit { declared, limit } => write!(
+                f,
+                "expected an inflated length of at most {limit} bytes, found {declared}"
+            ),
+            Problem::InflatedLength { declared, found } => write!(
+                f,
+                "expected {declared} bytes after inflating, found {found}{}",
+                if found > declared { " or more" } else { "" }
+            ),
+            Problem::Deflate => f.write_str("expected a deflate stream, found something else"),
+            Problem::AfterDeflate { found } => write!(
+                f,
+                "expected nothing after the deflate stream, found {found} bytes"
+            ),
+            Problem::Payload { found } => {
+                write!(f, "expected MessagePack with named fields, found {found}")
+            }
+            Problem::AfterPayload => f.write_str("expected nothing after the payload, found more"),
+            Problem::Missing { field } => write!(f, "expected the field {field}, found none"),
+            Problem::Kind => f.write_str(
+                "expected one of the kinds response, tombstone and value, found another",
+            ),
+            Problem::Reason => {
+                f.write_str("expected one of the reasons too_large and streamed, found another")
+            }
+            Problem::Status { found } => {
+                write!(f, "expected a status from 100 to 999, found {found}")
+            }
+            Problem::RecordedAt { found } => write!(
+                f,
+                "expected a time the system clock can show, found {found} ms"
+            ),
+            Problem::BodyOf { status, found } => write!(
+                f,
+                "expected no body under the status {status}, found {found} bytes"
+            ),
+            Problem::HeaderLines { limit } => {
+                write!(f, "expected at most {limit} header lines, found more")
+            }
+            Problem::HeaderName => {
+                f.write_str("expected lower-case header names, found something else")
+            }
+            Problem::HeaderValue => {
+                f.write_str("expected valid header values, found something else")
+            }
+        }
+    }
+}
+
+impl std::error::Error for RecordError {}

@@ -1,0 +1,316 @@
+//! The payload of a record: MessagePack with named fields.
+//!
+//! Unknown fields are ignored, so that a later minor version may add some; a field that is missing, of another type or
+//! given twice is refused. Bytes are MessagePack bin and nothing else: an array of integers says the same at half as
+//! much again and 300 times the cost, so a reader that took both would hide a writer that went wrong.
+
+use std::{
+    fmt,
+    time::{Duration, SystemTime},
+};
+
+use bytes::Bytes;
+use http::{HeaderMap, HeaderName, HeaderValue, StatusCode};
+use rmp_serde::decode::Error as MessagePackError;
+use serde::{
+    Deserialize, Deserializer, Serialize, Serializer,
+    de::{SeqAccess, Visitor},
+};
+
+use super::{
+    NotRetained, Record, StoredResponse,
+    error::{Problem, RecordError},
+    headers,
+};
+
+#[derive(Default, Serialize, Deserialize)]
+pub(super) struct Payload<'a> {
+    pub(super) kind: &'a str,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(super) status: Option<u16>,
+    #[serde(skip_serializing_if = "Option::is_none", borrow)]
+    pub(super) reason: Option<&'a str>,
+    /// Milliseconds since 1970.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(super) recorded_at: Option<u64>,
+    #[serde(skip_serializing_if = "Option::is_none", borrow)]
+    pub(super) headers: Option<Lines<'a>>,
+    #[serde(skip_serializing_if = "Option::is_none", borrow)]
+    pub(super) trailers: Option<Lines<'a>>,
+    #[serde(skip_serializing_if = "Option::is_none", borrow)]
+    pub(super) body: Option<Bin<'a>>,
+    #[serde(skip_serializing_if = "Option::is_none", borrow)]
+    pub(super) value: Option<Bin<'a>>,
+}
+
+/// Header lines: a list of (name, bytes).
+pub(super) struct Lines<'a>(pub(super) Vec<(&'a str, &'a [u8])>);
+
+/// Bytes that are written and read as MessagePack bin only.
+pub(super) struct Bin<'a>(pub(super) &'a [u8]);
+
+#[derive(Clone, Copy)]
+pub(super) enum Kind {
+    Response,
+    Tombstone,
+    Value,
+}
+
+impl<'a> Payload<'a> {
+    pub(super) fn of(kind: Kind) -> Self {
+        Self {
+            kind: match kind {
+                Kind::Response => "response",
+                Kind::Tombstone => "tombstone",
+                Kind::Value => "value",
+            },
+            ..Self::default()
+        }
+    }
+
+    /// Whether this can be written so that it can be read.
+    pub(super) fn fits(&self) -> bool {
+        let lines = |lines: &Option<Lines<'_>>| lines.as_ref().map_or(0, |lines| lines.0.len());
+        lines(&self.headers) <= MAX_LINES
+            && lines(&self.trailers) <= MAX_LINES
+            && u32::try_from(self.size()).is_ok()
+    }
+
+    /// How long it is written: at least as much, and hardly more.
+    pub(super) fn size(&self) -> usize {
+        let bin = |bin: &Option<Bin<'_>>| bin.as_ref().map_or(0, |bin| bin.0.len());
+        let lines = |lines: &Option<Lines<'_>>| -> usize {
+            lines
+                .iter()
+                .flat_map(|lines| &lines.0)
+                .map(Lines::size)
+                .sum()
+        };
+        FIXED + lines(&self.headers) + lines(&self.trailers) + bin(&self.body) + bin(&self.value)
+    }
+
+    pub(super) fn write(&self, out: &mut Vec<u8>) {
+        let mut serializer = rmp_serde::Serializer::new(out).with_struct_map();
+        self.serialize(&mut serializer)
+            .expect("a Vec takes every write, and every length is known and fits");
+    }
+}
+
+impl Lines<'_> {
+    fn size((name, value): &(&str, &[u8])) -> usize {
+        // One byte for the pair, and up to five before each part.
+        let prefix = |len: usize| match len {
+            0..=0xff => 2,
+            0x100..=0xffff => 3,
+            _ => 5,
+        };
+        1 + prefix(name.len()) + name.len() + prefix(value.len()) + value.len()
+    }
+}
+
+/// What a record keeps of a body: nothing where HTTP has none.
+pub(super) fn body(status: StatusCode, body: &[u8]) -> Bin<'_> {
+    if is_bodiless(status) {
+        Bin(&[])
+    } else {
+        Bin(body)
+    }
+}
+
+pub(super) fn millis(time: SystemTime) -> u64 {
+    time.duration_since(SystemTime::UNIX_EPOCH)
+        .map_or(0, |since| since.as_millis().try_into().unwrap_or(u64::MAX))
+}
+
+/// Reads a payload; bodies and header values share its bytes.
+pub(super) fn decode(payload: &Bytes) -> Result<Record, RecordError> {
+    // The derived reader would also take the fields as a bare list, by position.
+    if !matches!(payload.first(), Some(0x80..=0x8f | 0xde | 0xdf)) {
+        return Err(Problem::Payload {
+            found: "no map of fields",
+        }
+        .into());
+    }
+    let mut deserializer = rmp_serde::Deserializer::from_read_ref(&payload[..]);
+    deserializer.set_max_depth(MAX_DEPTH);
+    let fields = Payload::deserialize(&mut deserializer).map_err(|error| refused(&error))?;
+    // Only where nothing is left can not even a marker be read.
+    if !matches!(
+        bool::deserialize(&mut deserializer),
+        Err(MessagePackError::InvalidMarkerRead(_))
+    ) {
+        return Err(Problem::AfterPayload.into());
+    }
+
+    match fields.kind {
+        "response" => response(payload, fields).map(Record::Response),
+        "tombstone" => Ok(Record::Tombstone {
+            status: status(fields.status)?,
+            reason: NotRetained::named(required(fields.reason, "reason")?)?,
+        }),
+        "value" => {
+            let Bin(value) = required(fields.value, "value")?;
+            Ok(Record::Value(payload.slice_ref(value)))
+        }
+        _ => Err(Problem::Kind.into()),
+    }
+}
+
+fn response(payload: &Bytes, fields: Payload<'_>) -> Result<StoredResponse, RecordError> {
+    let status = status(fields.status)?;
+    let millis = required(fields.recorded_at, "recorded_at")?;
+    let recorded_at = SystemTime::UNIX_EPOCH
+        .checked_add(Duration::from_millis(millis))
+        .ok_or(Problem::RecordedAt { found: millis })?;
+    let Bin(body) = required(fields.body, "body")?;
+    if is_bodiless(status) && !body.is_empty() {
+        return Err(Problem::BodyOf {
+            status: status.as_u16(),
+            found: body.len(),
+        }
+        .into());
+    }
+    Ok(StoredResponse {
+        status,
+        headers: header_map(payload, &required(fields.headers, "headers")?)?,
+        body: payload.slice_ref(body),
+        trailers: match fields.trailers {
+            Some(lines) => Some(header_map(payload, &lines)?),
+            None => None,
+        },
+        recorded_at,
+    })
+}
+
+fn header_map(payload: &Bytes, Lines(lines): &Lines<'_>) -> Result<HeaderMap, RecordError> {
+    let too_many = |_| Problem::HeaderLines { limit: MAX_LINES };
+    let mut map = HeaderMap::try_with_capacity(lines.len()).map_err(too_many)?;
+    for (name, value) in lines {
+        let name = HeaderName::from_lowercase(name.as_bytes()).map_err(|_| Problem::HeaderName)?;
+        // A record is not trusted to frame a message, whoever wrote it.
+        if headers::is_kept_back(&name) {
+            continue;
+        }
+        let value = HeaderValue::from_maybe_shared(payload.slice_ref(value))
+            .map_err(|_| Problem::HeaderValue)?;
+        map.try_append(name, value).map_err(too_many)?;
+    }
+    Ok(map)
+}
+
+fn status(found: Option<u16>) -> Result<StatusCode, RecordError> {
+    let found = required(found, "status")?;
+    StatusCode::from_u16(found).map_err(|_| Problem::Status { found }.into())
+}
+
+fn required<T>(field: Option<T>, name: &'static str) -> Result<T, RecordError> {
+    field.ok_or_else(|| Problem::Missing { field: name }.into())
+}
+
+fn is_bodiless(status: StatusCode) -> bool {
+    matches!(status, StatusCode::NO_CONTENT | StatusCode::NOT_MODIFIED)
+}
+
+/// The parser's own message may quote the record, so only its class is told.
+fn refused(error: &MessagePackError) -> RecordError {
+    let found = match error {
+        MessagePackError::InvalidMarkerRead(_) | MessagePackError::InvalidDataRead(_) => {
+            "an early end"
+        }
+        MessagePackError::TypeMismatch(_) | MessagePackError::Syntax(_) => {
+            "a field missing, given twice or of another type"
+        }
+        MessagePackError::OutOfRange => "a number out of range",
+        MessagePackError::LengthMismatch(_) => "a list of another length",
+        MessagePackError::Utf8Error(_) => "text that is not UTF-8",
+        MessagePackError::DepthLimitExceeded => "fields nested too deep",
+        MessagePackError::Uncategorized(_) => "something else",
+    };
+    Problem::Payload { found }.into()
+}
+
+impl NotRetained {
+    pub(super) fn name(self) -> &'static str {
+        match self {
+            Self::TooLarge => "too_large",
+            Self::Streamed => "streamed",
+        }
+    }
+
+    fn named(name: &str) -> Result<Self, RecordError> {
+        match name {
+            "too_large" => Ok(Self::TooLarge),
+            "streamed" => Ok(Self::Streamed),
+            _ => Err(Problem::Reason.into()),
+        }
+    }
+}
+
+impl Serialize for Lines<'_> {
+    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+        serializer.collect_seq(self.0.iter().map(|(name, value)| (name, Bin(value))))
+    }
+}
+
+impl<'de: 'a, 'a> Deserialize<'de> for Lines<'a> {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        struct Collect;
+
+        impl<'de> Visitor<'de> for Collect {
+            type Value = Lines<'de>;
+
+            fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+                write!(f, "at most {MAX_LINES} header lines")
+            }
+
+            fn visit_seq<A: SeqAccess<'de>>(self, mut seq: A) -> Result<Lines<'de>, A::Error> {
+                // The length it declares is not asked: the list grows with the lines that are really there.
+                let mut lines = Vec::new();
+                while let Some((name, Bin(value))) = seq.next_element()? {
+                    if lines.len() == MAX_LINES {
+                        return Err(serde::de::Error::invalid_length(lines.len() + 1, &self));
+                    }
+                    lines.push((name, value));
+                }
+                Ok(Lines(lines))
+            }
+        }
+
+        deserializer.deserialize_seq(Collect)
+    }
+}
+
+impl Serialize for Bin<'_> {
+    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+        serializer.serialize_bytes(self.0)
+    }
+}
+
+impl<'de: 'a, 'a> Deserialize<'de> for Bin<'a> {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        struct Borrow;
+
+        impl<'de> Visitor<'de> for Borrow {
+            type Value = Bin<'de>;
+
+            fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+                f.write_str("bytes")
+            }
+
+            fn visit_borrowed_bytes<E>(self, bytes: &'de [u8]) -> Result<Bin<'de>, E> {
+                Ok(Bin(bytes))
+            }
+        }
+
+        deserializer.deserialize_bytes(Borrow)
+    }
+}
+
+/// Lines of headers, and again of trailers: far beyond what servers and proxies take, and little enough to hold.
+const MAX_LINES: usize = 1024;
+
+/// The payload, a list, a line, and room for what a later version may add.
+const MAX_DEPTH: usize = 16;
+
+/// At least what a payload takes besides its lines and its bytes.
+const FIXED: usize = 96;

@@ -1,1 +1,112 @@
-//! What the integration tests share.
+//! What the integration tests share: a counted handler, requests and answers.
+
+use std::sync::{
+    Arc,
+    atomic::{AtomicU64, Ordering},
+};
+
+use axum::{body::Body, response::Response};
+use bytes::Bytes;
+use http::{HeaderMap, Request, StatusCode};
+use http_body_util::BodyExt;
+use tower::{Service, ServiceExt};
+
+/// Counts effects: what a handler did, not what anybody was told.
+#[derive(Clone, Debug, Default)]
+pub struct Effects(Arc<AtomicU64>);
+
+impl Effects {
+    /// Has one effect and says which it is, from 1.
+    #[must_use]
+    pub fn happen(&self) -> u64 {
+        self.0.fetch_add(1, Ordering::SeqCst) + 1
+    }
+
+    /// How many there were.
+    #[must_use]
+    pub fn count(&self) -> u64 {
+        self.0.load(Ordering::SeqCst)
+    }
+}
+
+/// An answer, read to its end.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Answer {
+    /// The status.
+    pub status: StatusCode,
+    /// The headers.
+    pub headers: HeaderMap,
+    /// The body.
+    pub body: Bytes,
+}
+
+impl Answer {
+    /// The body as text.
+    #[must_use]
+    pub fn text(&self) -> &str {
+        std::str::from_utf8(&self.body).expect("a body of text")
+    }
+
+    /// The member `code` of a problem body.
+    #[must_use]
+    pub fn code(&self) -> String {
+        let problem: serde_json::Value = serde_json::from_slice(&self.body).expect("a JSON body");
+        problem["code"]
+            .as_str()
+            .expect("a problem's code")
+            .to_owned()
+    }
+
+    /// Whether it is marked as a replay.
+    #[must_use]
+    pub fn is_replay(&self) -> bool {
+        self.headers
+            .get("idempotent-replayed")
+            .is_some_and(|marker| marker == "true")
+    }
+
+    /// A header's value as text.
+    #[must_use]
+    pub fn header(&self, name: &str) -> Option<&str> {
+        self.headers
+            .get(name)
+            .map(|value| value.to_str().expect("a header of text"))
+    }
+}
+
+/// A POST under a key.
+#[must_use]
+pub fn post(path: &str, key: &str, body: impl Into<Body>) -> Request<Body> {
+    let req = Request::post(path)
+        .header("idempotency-key", key)
+        .body(body.into());
+    req.expect("a valid request")
+}
+
+/// Sends a request to a service of axum's kind and reads the answer to its end.
+///
+/// # Panics
+///
+/// When the service fails or the body breaks off.
+pub async fn send<S>(app: &S, req: Request<Body>) -> Answer
+where
+    S: Service<Request<Body>, Response = Response, Error = std::convert::Infallible> + Clone,
+{
+    let Ok(res) = app.clone().oneshot(req).await;
+    read(res).await
+}
+
+/// Reads an answer to its end.
+///
+/// # Panics
+///
+/// When the body breaks off.
+pub async fn read(res: Response) -> Answer {
+    let (head, body) = res.into_parts();
+    let body = body.collect().await.expect("a whole body").to_bytes();
+    Answer {
+        status: head.status,
+        headers: head.headers,
+        body,
+    }
+}

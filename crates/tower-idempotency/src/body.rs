@@ -42,19 +42,30 @@ pin_project! {
 
 impl<B: http_body::Body> Body<B> {
     pub(crate) fn original(body: B) -> Self {
-        Self { inner: Inner::Original { body } }
+        Self {
+            inner: Inner::Original { body },
+        }
     }
 
     pub(crate) fn held(data: Bytes, trailers: Option<HeaderMap>) -> Self {
-        Self { inner: Inner::Held { data, trailers: trailers.map(Box::new) } }
+        Self {
+            inner: Inner::Held {
+                data,
+                trailers: trailers.map(Box::new),
+            },
+        }
     }
 
     pub(crate) fn resumed(prefix: Bytes, rest: Pin<Box<B>>) -> Self {
-        Self { inner: Inner::Resumed { prefix, rest } }
+        Self {
+            inner: Inner::Resumed { prefix, rest },
+        }
     }
 
     pub(crate) fn broken(prefix: Bytes, error: Option<B::Error>) -> Self {
-        Self { inner: Inner::Broken { prefix, error } }
+        Self {
+            inner: Inner::Broken { prefix, error },
+        }
     }
 }
 
@@ -69,7 +80,9 @@ impl<B: http_body::Body> http_body::Body for Body<B> {
         match self.project().inner.project() {
             InnerProj::Original { body } => poll_bytes(body, cx),
             InnerProj::Held { data, trailers } => Poll::Ready(if data.is_empty() {
-                trailers.take().map(|trailers| Ok(Frame::trailers(*trailers)))
+                trailers
+                    .take()
+                    .map(|trailers| Ok(Frame::trailers(*trailers)))
             } else {
                 Some(Ok(Frame::data(std::mem::take(data))))
             }),
@@ -100,9 +113,15 @@ impl<B: http_body::Body> http_body::Body for Body<B> {
     fn size_hint(&self) -> SizeHint {
         match &self.inner {
             Inner::Original { body } => body.size_hint(),
-            Inner::Held { data, trailers: None } => SizeHint::with_exact(data.len() as u64),
+            Inner::Held {
+                data,
+                trailers: None,
+            } => SizeHint::with_exact(data.len() as u64),
             // An exact length makes HTTP/1 servers announce it, and then there is no place for trailers.
-            Inner::Held { data, trailers: Some(_) } => at_least(data.len() as u64),
+            Inner::Held {
+                data,
+                trailers: Some(_),
+            } => at_least(data.len() as u64),
             Inner::Resumed { prefix, rest } => {
                 let (prefix, rest) = (prefix.len() as u64, rest.size_hint());
                 let mut hint = at_least(rest.lower().saturating_add(prefix));

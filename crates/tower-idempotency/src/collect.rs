@@ -1,10 +1,10 @@
 //! Bodies read whole, within limits.
 
-use std::{future::poll_fn, pin::Pin, time::Duration};
+use std::{future::poll_fn, pin::Pin};
 
 use bytes::{Buf, Bytes, BytesMut};
 use http::{HeaderMap, header};
-use http_body::{Body as _, Frame};
+use http_body::Frame;
 use tokio::time::{Instant, timeout, timeout_at};
 
 use crate::{
@@ -30,7 +30,9 @@ pub(crate) async fn request<B: http_body::Body>(
         )
     };
     // Refused unread: a client that sent `Expect: 100-continue` then never sends it.
-    let announced = content_length(headers).unwrap_or(0).max(body.size_hint().lower());
+    let announced = content_length(headers)
+        .unwrap_or(0)
+        .max(body.size_hint().lower());
     if announced > limit as u64 {
         return Err(too_large());
     }
@@ -39,7 +41,10 @@ pub(crate) async fn request<B: http_body::Body>(
     let read = async {
         while let Some(frame) = poll_fn(|cx| body.as_mut().poll_frame(cx)).await {
             let frame = frame.map_err(|_| {
-                Error::new(ErrorKind::BodyUnreadable, "the request body broke off before its end")
+                Error::new(
+                    ErrorKind::BodyUnreadable,
+                    "the request body broke off before its end",
+                )
             })?;
             match split(frame) {
                 Part::Data(data) => {
@@ -65,7 +70,10 @@ pub(crate) async fn request<B: http_body::Body>(
         Ok(Err(error)) => Err(error),
         Err(_elapsed) => Err(Error::new(
             ErrorKind::BodyTimeout,
-            format!("expected the whole request body within {:?}", config.body_timeout),
+            format!(
+                "expected the whole request body within {:?}",
+                config.body_timeout
+            ),
         )),
     }
 }
@@ -95,7 +103,9 @@ pub(crate) async fn response<B: http_body::Body>(
         return Collected::GivenUp(Body::original(body), NotRetained::Streamed);
     }
     // Only a body of unknown length may go on for ever.
-    let deadline = announced.is_none().then(|| Instant::now() + config.collect_timeout);
+    let deadline = announced
+        .is_none()
+        .then(|| Instant::now() + config.collect_timeout);
     let mut body = Box::pin(body);
     let mut chunks = Chunks::default();
     let mut trailers = None;
@@ -145,13 +155,21 @@ async fn next_frame<B: http_body::Body>(
 }
 
 fn content_length(headers: &HeaderMap) -> Option<u64> {
-    headers.get(header::CONTENT_LENGTH)?.to_str().ok()?.parse().ok()
+    headers
+        .get(header::CONTENT_LENGTH)?
+        .to_str()
+        .ok()?
+        .parse()
+        .ok()
 }
 
 fn is_event_stream(headers: &HeaderMap) -> bool {
     let name = "text/event-stream";
     headers.get(header::CONTENT_TYPE).is_some_and(|value| {
-        value.as_bytes().get(..name.len()).is_some_and(|start| start.eq_ignore_ascii_case(name.as_bytes()))
+        value
+            .as_bytes()
+            .get(..name.len())
+            .is_some_and(|start| start.eq_ignore_ascii_case(name.as_bytes()))
     })
 }
 
@@ -187,12 +205,17 @@ impl Chunks {
         }
         if !self.first.is_empty() {
             self.joined.reserve(self.first.len() + data.len());
-            self.joined.extend_from_slice(&std::mem::take(&mut self.first));
+            self.joined
+                .extend_from_slice(&std::mem::take(&mut self.first));
         }
         self.joined.extend_from_slice(&data);
     }
 
     fn join(self) -> Bytes {
-        if self.first.is_empty() { self.joined.freeze() } else { self.first }
+        if self.first.is_empty() {
+            self.joined.freeze()
+        } else {
+            self.first
+        }
     }
 }

@@ -76,26 +76,33 @@ pub enum StoreFailure {
 /// Where the key comes from.
 #[derive(Clone)]
 pub(crate) enum KeyFrom {
-    Header { name: HeaderName, alias: Option<HeaderName> },
-    Head(Arc<dyn Fn(&request::Parts) -> Option<String> + Send + Sync>),
+    Header {
+        name: HeaderName,
+        alias: Option<HeaderName>,
+    },
+    Head(Arc<KeyFromHead>),
 }
 
 /// What a refusal looks like.
 #[derive(Clone)]
 pub(crate) enum Refusals {
     ProblemJson { described_by: HeaderValue },
-    Custom(Arc<dyn Fn(&Error) -> Response<Bytes> + Send + Sync>),
+    Custom(Arc<RenderError>),
 }
 
-type HeadPredicate = Arc<dyn Fn(&request::Parts) -> bool + Send + Sync>;
+type KeyFromHead = dyn Fn(&request::Parts) -> Option<String> + Send + Sync;
+type RenderError = dyn Fn(&Error) -> Response<Bytes> + Send + Sync;
+type Predicate<T> = dyn Fn(T) -> bool + Send + Sync;
+/// As [`Predicate`], of something borrowed.
+type PredicateOf<T> = dyn Fn(&T) -> bool + Send + Sync;
 
 #[derive(Clone)]
 pub(crate) struct Config {
-    pub(crate) methods: Arc<dyn Fn(&Method) -> bool + Send + Sync>,
-    pub(crate) skip: Option<HeadPredicate>,
+    pub(crate) methods: Arc<PredicateOf<Method>>,
+    pub(crate) skip: Option<Arc<PredicateOf<request::Parts>>>,
     pub(crate) key_from: KeyFrom,
     pub(crate) key_rules: KeyRules,
-    pub(crate) key_check: Option<Arc<dyn Fn(&str) -> bool + Send + Sync>>,
+    pub(crate) key_check: Option<Arc<PredicateOf<str>>>,
     pub(crate) missing_key: MissingKey,
     pub(crate) namespace: Arc<str>,
     pub(crate) secret: Option<Secret>,
@@ -115,11 +122,11 @@ pub(crate) struct Config {
     pub(crate) body_timeout: Duration,
     pub(crate) response_limit: usize,
     pub(crate) collect_timeout: Duration,
-    pub(crate) recorded: Arc<dyn Fn(StatusCode) -> bool + Send + Sync>,
+    pub(crate) recorded: Arc<Predicate<StatusCode>>,
     pub(crate) unretained: Unretained,
     pub(crate) retention: Ttl,
     pub(crate) max_retention: Ttl,
-    pub(crate) replayed: Arc<dyn Fn(&HeaderName) -> bool + Send + Sync>,
+    pub(crate) replayed: Arc<PredicateOf<HeaderName>>,
     pub(crate) replay_marker: Option<(HeaderName, HeaderValue)>,
     pub(crate) refusals: Refusals,
     pub(crate) compress_above: usize,

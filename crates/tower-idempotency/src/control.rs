@@ -64,7 +64,11 @@ fn strip(headers: &mut HeaderMap, default: Ttl, max: Ttl) -> Wish {
     let policy = headers.remove(POLICY);
     let persist_for = headers.remove(PERSIST_FOR);
     if let Some(policy) = policy {
-        if policy.as_bytes().trim_ascii().eq_ignore_ascii_case(b"no-store") {
+        if policy
+            .as_bytes()
+            .trim_ascii()
+            .eq_ignore_ascii_case(b"no-store")
+        {
             return Wish::NoStore;
         }
         tracing::warn!("ignored X-Idempo-Policy: expected no-store");
@@ -108,7 +112,8 @@ mod tests {
 
     fn wish(header: &'static str, value: &'static [u8]) -> Wish {
         let (mut head, ()) = Response::new(()).into_parts();
-        head.headers.insert(header, HeaderValue::from_bytes(value).unwrap());
+        head.headers
+            .insert(header, HeaderValue::from_bytes(value).unwrap());
         let wish = take_wish(&mut head, DEFAULT, MAX);
         assert!(head.headers.is_empty(), "the control header stayed");
         wish
@@ -146,12 +151,16 @@ mod tests {
     fn the_typed_extension_overrides_the_headers() {
         for (retention, expected) in [
             (Retention::NoStore, Wish::NoStore),
-            (Retention::For(Duration::from_secs(3)), Wish::Keep(Ttl::from_secs(3))),
+            (
+                Retention::For(Duration::from_secs(3)),
+                Wish::Keep(Ttl::from_secs(3)),
+            ),
             (Retention::For(Duration::ZERO), Wish::Keep(DEFAULT)),
             (Retention::For(Duration::MAX), Wish::Keep(MAX)),
         ] {
             let (mut head, ()) = Response::new(()).into_parts();
-            head.headers.insert(PERSIST_FOR, HeaderValue::from_static("9"));
+            head.headers
+                .insert(PERSIST_FOR, HeaderValue::from_static("9"));
             head.extensions.insert(retention);
             assert_eq!(take_wish(&mut head, DEFAULT, MAX), expected);
             assert!(head.extensions.get::<Retention>().is_none());

@@ -44,8 +44,11 @@ pub(crate) enum Failure {
 pub(crate) enum Completion {
     Stored,
     LeaseLost,
-    TooLarge { limit: usize },
-    Failing(Failure),
+    TooLarge {
+        limit: usize,
+    },
+    /// The store kept failing; what it said has been reported.
+    Failing,
 }
 
 const TRIES: u32 = 3;
@@ -115,7 +118,7 @@ impl Engine {
             };
             telemetry::store_error("complete", &lease.id, failure.error());
             if !tries.again().await {
-                return Completion::Failing(failure);
+                return Completion::Failing;
             }
         }
     }
@@ -154,9 +157,14 @@ impl Engine {
             let _place = place;
             let mut pause = Pause::new();
             while pause.before(lease.deadline()).await {
-                match engine.complete(lease.reference(), &record, retention, limit).await {
-                    Completion::Failing(_) => {}
-                    Completion::Stored => return telemetry::recorded(&lease.reference().id, record.len()),
+                match engine
+                    .complete(lease.reference(), &record, retention, limit)
+                    .await
+                {
+                    Completion::Failing => {}
+                    Completion::Stored => {
+                        return telemetry::recorded(&lease.reference().id, record.len());
+                    }
                     Completion::LeaseLost | Completion::TooLarge { .. } => return,
                 }
             }
@@ -210,7 +218,11 @@ struct Tries {
 
 impl Tries {
     fn new(limit: Duration) -> Self {
-        Self { left: TRIES, limit, deadline: Instant::now() + limit * 2 }
+        Self {
+            left: TRIES,
+            limit,
+            deadline: Instant::now() + limit * 2,
+        }
     }
 
     fn call_ends(&self, sent: Instant) -> Instant {

@@ -4,7 +4,7 @@ use std::{borrow::Cow, fmt, time::Duration};
 
 use http::StatusCode;
 
-/// Why a request was refused, or a [`run_once`](crate::RunOnce::run_once) could not be carried out.
+/// Why a request was refused, or a [`run_once`](crate::IdempotencyLayer::run_once) could not be carried out.
 ///
 /// Opaque, so that it can say more later: look at [`kind`](Error::kind), [`status`](Error::status) and
 /// [`retry_after`](Error::retry_after). It never holds the key, the principal, a body or a stored response, and neither
@@ -20,7 +20,13 @@ pub struct Error {
 
 impl Error {
     pub(crate) fn new(kind: ErrorKind, detail: impl Into<Cow<'static, str>>) -> Self {
-        Self { kind, status: kind.status(), detail: detail.into(), retry_after: None, source: None }
+        Self {
+            kind,
+            status: kind.status(),
+            detail: detail.into(),
+            retry_after: None,
+            source: None,
+        }
     }
 
     pub(crate) fn with_status(self, status: StatusCode) -> Self {
@@ -28,14 +34,20 @@ impl Error {
     }
 
     pub(crate) fn with_retry_after(self, after: Duration) -> Self {
-        Self { retry_after: Some(after), ..self }
+        Self {
+            retry_after: Some(after),
+            ..self
+        }
     }
 
     pub(crate) fn with_source(
         self,
         source: impl Into<Box<dyn std::error::Error + Send + Sync>>,
     ) -> Self {
-        Self { source: Some(source.into()), ..self }
+        Self {
+            source: Some(source.into()),
+            ..self
+        }
     }
 
     /// What kind of refusal this is.
@@ -137,23 +149,48 @@ impl ErrorKind {
     const fn row(self) -> (&'static str, StatusCode, bool, &'static str) {
         use StatusCode as S;
         match self {
-            Self::MissingKey => ("missing-key", S::BAD_REQUEST, false, "Idempotency key missing"),
-            Self::MalformedKey => {
-                ("malformed-key", S::BAD_REQUEST, false, "Idempotency key malformed")
-            }
-            Self::KeyTooLong => ("key-too-long", S::BAD_REQUEST, false, "Idempotency key too long"),
-            Self::BodyTooLarge => {
-                ("body-too-large", S::PAYLOAD_TOO_LARGE, false, "Request body too large")
-            }
-            Self::BodyTimeout => {
-                ("body-timeout", S::REQUEST_TIMEOUT, true, "Request body timed out")
-            }
-            Self::BodyUnreadable => {
-                ("body-unreadable", S::BAD_REQUEST, true, "Request body broke off")
-            }
-            Self::PrincipalMissing => {
-                ("principal-missing", S::INTERNAL_SERVER_ERROR, false, "Principal missing")
-            }
+            Self::MissingKey => (
+                "missing-key",
+                S::BAD_REQUEST,
+                false,
+                "Idempotency key missing",
+            ),
+            Self::MalformedKey => (
+                "malformed-key",
+                S::BAD_REQUEST,
+                false,
+                "Idempotency key malformed",
+            ),
+            Self::KeyTooLong => (
+                "key-too-long",
+                S::BAD_REQUEST,
+                false,
+                "Idempotency key too long",
+            ),
+            Self::BodyTooLarge => (
+                "body-too-large",
+                S::PAYLOAD_TOO_LARGE,
+                false,
+                "Request body too large",
+            ),
+            Self::BodyTimeout => (
+                "body-timeout",
+                S::REQUEST_TIMEOUT,
+                true,
+                "Request body timed out",
+            ),
+            Self::BodyUnreadable => (
+                "body-unreadable",
+                S::BAD_REQUEST,
+                true,
+                "Request body broke off",
+            ),
+            Self::PrincipalMissing => (
+                "principal-missing",
+                S::INTERNAL_SERVER_ERROR,
+                false,
+                "Principal missing",
+            ),
             Self::KeyReused => (
                 "key-reused",
                 S::UNPROCESSABLE_ENTITY,
@@ -162,9 +199,12 @@ impl ErrorKind {
             ),
             Self::InProgress => ("in-progress", S::CONFLICT, true, "Request in progress"),
             Self::OutcomeUnknown => ("outcome-unknown", S::CONFLICT, false, "Outcome unknown"),
-            Self::ResponseNotRetained => {
-                ("response-not-retained", S::CONFLICT, false, "Response not retained")
-            }
+            Self::ResponseNotRetained => (
+                "response-not-retained",
+                S::CONFLICT,
+                false,
+                "Response not retained",
+            ),
             Self::StoreUnavailable => (
                 "store-unavailable",
                 S::SERVICE_UNAVAILABLE,

@@ -4,28 +4,25 @@
 //! what happens if we are dropped there: before `detach.arm()` nothing has happened yet and a drop is a drop; after it
 //! the whole future moves to a task and goes on; and where a waiter waits, it is disarmed again.
 
-use std::{
-    any::Any,
-    future::{Future, poll_fn},
-    panic::{AssertUnwindSafe, catch_unwind, resume_unwind},
-    sync::Arc,
-    time::Duration,
-};
+use std::{panic::resume_unwind, sync::Arc, time::Duration};
 
 use bytes::Bytes;
-use http::{HeaderMap, HeaderName, HeaderValue, Method, Request, Response, StatusCode, header, request, response};
+use http::{
+    HeaderMap, HeaderName, HeaderValue, Method, Request, Response, StatusCode, header, request,
+    response,
+};
 use tokio::time::{Instant, timeout, timeout_at};
 use tower_service::Service;
 
 use crate::{
     body::Body,
     collect::{self, Collected},
-    config::{Config, InFlight, KeyFrom, MissingKey, Mismatch, StoreFailure, Unretained},
+    config::{Config, InFlight, KeyFrom, Mismatch, MissingKey, StoreFailure, Unretained},
     control::{self, Wish},
     engine::{Completion, Engine, Failure},
     error::{Error, ErrorKind},
     fingerprint::{By, KeyPart, key_id, path_and_query},
-    future::Detach,
+    future::{Detach, catch_panic},
     key::{IdempotencyKey, KeyError},
     lease::{Kept, Lease},
     limits::Place,
@@ -117,7 +114,7 @@ where
     let claim = match claim(config, engine, &head, &content, key.as_ref()) {
         Ok(claim) => claim,
         Err(NoPrincipal::Missing(error)) => return Ok(answer(refuse(config, &error))),
-        Err(NoPrincipal::Refused(res)) => return Ok(answer(res)),
+        Err(NoPrincipal::Refused(res)) => return Ok(answer(*res)),
     };
     drop(content);
     if let Some(key) = key {
@@ -161,7 +158,12 @@ where
         }
     };
     match produced {
-        Ok(Produced::Whole { head, data, trailers, retention }) => {
+        Ok(Produced::Whole {
+            head,
+            data,
+            trailers,
+            retention,
+        }) => {
             let record = config.codec().encode_response(
                 &claim.id,
                 head.status,
@@ -173,10 +175,16 @@ where
             let res = Response::from_parts(head, Body::held(data, trailers));
             Ok(settle(&shared, &claim, lease, place, record, retention, res).await)
         }
-        Ok(Produced::Unretainable { res, reason, retention }) => match config.unretained {
+        Ok(Produced::Unretainable {
+            res,
+            reason,
+            retention,
+        }) => match config.unretained {
             Unretained::Tombstone => {
                 telemetry::not_retained(&claim.id, reason);
-                let tombstone = config.codec().encode_tombstone(&claim.id, res.status(), reason);
+                let tombstone = config
+                    .codec()
+                    .encode_tombstone(&claim.id, res.status(), reason);
                 Ok(settle(&shared, &claim, lease, place, tombstone, retention, res).await)
             }
             Unretained::Release => {
@@ -242,9 +250,12 @@ fn find_key(config: &Config, head: &request::Parts) -> Result<Option<Idempotency
                     "expected one idempotency key header line, found several",
                 ));
             }
-            line.map(|line| config.key_rules.parse(line.as_bytes())).transpose()
+            line.map(|line| config.key_rules.parse(line.as_bytes()))
+                .transpose()
         }
-        KeyFrom::Head(find) => find(head).map(|key| config.key_rules.check(key)).transpose(),
+        KeyFrom::Head(find) => find(head)
+            .map(|key| config.key_rules.check(key))
+            .transpose(),
     };
     let key = key.map_err(|error| match error {
         KeyError::Malformed(detail) => Error::new(ErrorKind::MalformedKey, detail),
@@ -258,8 +269,16 @@ fn find_key(config: &Config, head: &request::Parts) -> Result<Option<Idempotency
         ),
     })?;
     match key {
-        Some(key) if config.key_check.as_ref().is_some_and(|check| !check(key.as_str())) => {
-            Err(Error::new(ErrorKind::MalformedKey, "the key is not of the form this service expects"))
+        Some(key)
+            if config
+                .key_check
+                .as_ref()
+                .is_some_and(|check| !check(key.as_str())) =>
+        {
+            Err(Error::new(
+                ErrorKind::MalformedKey,
+                "the key is not of the form this service expects",
+            ))
         }
         Some(key) => Ok(Some(key)),
         None if config.missing_key == MissingKey::Reject => Err(Error::new(
@@ -285,12 +304,19 @@ fn claim(
         (Some(key), Mismatch::Separate) => KeyPart::Separate(key, fingerprint),
         (None, Mismatch::Refuse(_) | Mismatch::Separate) => KeyPart::Derived(fingerprint),
     };
-    let id = key_id(secret, &config.namespace, |hash| config.principal.feed(head, hash), part)?;
+    let id = key_id(
+        secret,
+        &config.namespace,
+        |hash| config.principal.feed(head, hash),
+        &part,
+    )?;
     let token = Token::random().map_err(|error| {
-        NoPrincipal::Missing(
-            Error::new(ErrorKind::StoreUnavailable, "no randomness to hold a lease under")
-                .with_source(error),
+        let error = Error::new(
+            ErrorKind::StoreUnavailable,
+            "no randomness to hold a lease under",
         )
+        .with_source(error);
+        NoPrincipal::Missing(Box::new(error))
     })?;
     Ok(Claim {
         id,
@@ -310,10 +336,11 @@ fn operation(head: &request::Parts) -> Box<str> {
     let path = path.split('?').next().unwrap_or(path);
     let method = head.method.as_str();
     let mut operation = String::with_capacity(128.min(method.len() + 1 + path.len()));
-    for text in [method, " ", path] {
-        let room = 128 - operation.len();
-        operation.push_str(&text[..text.floor_char_boundary(room)]);
-    }
+    let text = [method, " ", path].into_iter().flat_map(str::chars);
+    operation.extend(text.scan(128_usize, |room, char| {
+        *room = room.checked_sub(char.len_utf8())?;
+        Some(char)
+    }));
     operation.into()
 }
 
@@ -329,7 +356,8 @@ enum Asked {
 async fn acquire(shared: &Shared, claim: &Claim, detach: &Detach) -> Result<Asked, Failure> {
     let (config, engine) = (&*shared.config, &shared.engine);
     let (mut acquired, mut sent) = engine.acquire(claim, config.store_timeout).await?;
-    if let (Acquired::InProgress { fingerprint, .. }, InFlight::Wait(_)) = (&acquired, config.in_flight)
+    if let (Acquired::InProgress { fingerprint, .. }, InFlight::Wait(_)) =
+        (&acquired, config.in_flight)
         && *fingerprint == claim.fingerprint
     {
         (acquired, sent) = wait(shared, claim, detach, acquired, sent).await?;
@@ -352,7 +380,10 @@ async fn acquire(shared: &Shared, claim: &Claim, detach: &Detach) -> Result<Aske
         return Ok(Asked::Answer(refuse(config, &error.with_status(status))));
     }
     Ok(match acquired {
-        Acquired::Granted { generation, takeover } => {
+        Acquired::Granted {
+            generation,
+            takeover,
+        } => {
             telemetry::granted(&claim.id, generation, takeover);
             Asked::Granted(engine.renewer.keep(
                 claim.lease_ref(generation),
@@ -383,12 +414,16 @@ async fn wait(
     mut sent: Instant,
 ) -> Result<(Acquired, Instant), Failure> {
     let (config, engine) = (&*shared.config, &shared.engine);
-    let InFlight::Wait(max) = config.in_flight else { return Ok((acquired, sent)) };
+    let InFlight::Wait(max) = config.in_flight else {
+        return Ok((acquired, sent));
+    };
     let deadline = Instant::now() + max;
     if detach.caller_left() {
         return Ok((acquired, sent));
     }
-    let Some(mut waiting) = engine.waiters.join(claim.id, config.waiters_per_key, config.waiters)
+    let Some(mut waiting) = engine
+        .waiters
+        .join(claim.id, config.waiters_per_key, config.waiters)
     else {
         return Ok((acquired, sent));
     };
@@ -399,19 +434,35 @@ async fn wait(
     detach.arm();
     let turn = match woken {
         Ok(Woken::Turn(turn)) => turn,
-        Ok(Woken::Found(Found { fingerprint, record })) => {
-            return Ok((Acquired::Completed { fingerprint, record }, sent));
+        Ok(Woken::Found(Found {
+            fingerprint,
+            record,
+        })) => {
+            return Ok((
+                Acquired::Completed {
+                    fingerprint,
+                    record,
+                },
+                sent,
+            ));
         }
         Err(_elapsed) => return Ok((acquired, sent)),
     };
     let mut pause = MIN_PAUSE;
-    while let Acquired::InProgress { fingerprint, expires_in } = &acquired {
+    while let Acquired::InProgress {
+        fingerprint,
+        expires_in,
+    } = &acquired
+    {
         let now = Instant::now();
         if *fingerprint != claim.fingerprint || now >= deadline || detach.caller_left() {
             break;
         }
         // The store's push is a hint: we look again however it ends, and no later than the lease may be over.
-        let within = pause.min(deadline - now).min(*expires_in).max(Duration::from_millis(1));
+        let within = pause
+            .min(deadline - now)
+            .min(*expires_in)
+            .max(Duration::from_millis(1));
         detach.disarm();
         let _ = timeout(within, engine.store.changed(&claim.id, within)).await;
         // Asking may take the lease: whoever drops us meanwhile leaves it in good hands.
@@ -419,8 +470,15 @@ async fn wait(
         (acquired, sent) = engine.acquire(claim, config.store_timeout).await?;
         pause = (pause * 8 / 5).min(MAX_PAUSE);
     }
-    if let Acquired::Completed { fingerprint, record } = &acquired {
-        waiting.deliver(Found { fingerprint: *fingerprint, record: record.clone() });
+    if let Acquired::Completed {
+        fingerprint,
+        record,
+    } = &acquired
+    {
+        waiting.deliver(Found {
+            fingerprint: *fingerprint,
+            record: record.clone(),
+        });
     }
     drop(turn);
     Ok((acquired, sent))
@@ -434,16 +492,23 @@ struct Replay(Box<StoredResponse>, Option<(HeaderName, HeaderValue)>);
 fn replay(config: &Config, id: &KeyId, record: &Bytes) -> Asked {
     match config.codec().decode(id, record) {
         Ok(Record::Response(stored)) => {
-            telemetry::replayed(id);
+            telemetry::replayed(id, Some(stored.recorded_at));
             Asked::Replay(Replay(Box::new(stored), config.replay_marker.clone()))
         }
-        Ok(Record::Tombstone { .. }) => {
-            telemetry::replayed(id);
-            let error = Error::new(
-                ErrorKind::ResponseNotRetained,
-                "the first request was executed, but its response was too large or streamed and was not retained",
+        Ok(Record::Tombstone { status, reason }) => {
+            telemetry::tombstone(id, status, reason);
+            let what = match reason {
+                NotRetained::TooLarge => "too large",
+                NotRetained::Streamed => "streamed",
+            };
+            let detail = format!(
+                "the first request was executed and answered {}, but its response was {what} and was not retained",
+                status.as_u16(),
             );
-            Asked::Answer(refuse(config, &error))
+            Asked::Answer(refuse(
+                config,
+                &Error::new(ErrorKind::ResponseNotRetained, detail),
+            ))
         }
         // It was executed once, whatever this is: it must not be executed again.
         Ok(Record::Value(_)) => {
@@ -455,8 +520,11 @@ fn replay(config: &Config, id: &KeyId, record: &Bytes) -> Asked {
         }
         Err(error) => {
             telemetry::bad_record(id, &error);
-            let error = Error::new(ErrorKind::StoreUnavailable, "the stored record cannot be read")
-                .with_source(error);
+            let error = Error::new(
+                ErrorKind::StoreUnavailable,
+                "the stored record cannot be read",
+            )
+            .with_source(error);
             Asked::Answer(refuse(config, &error))
         }
     }
@@ -465,7 +533,13 @@ fn replay(config: &Config, id: &KeyId, record: &Bytes) -> Asked {
 impl Replay {
     fn into_response<R: http_body::Body>(self) -> Response<Body<R>> {
         let Self(stored, marker) = self;
-        let StoredResponse { status, headers, body, trailers, .. } = *stored;
+        let StoredResponse {
+            status,
+            headers,
+            body,
+            trailers,
+            ..
+        } = *stored;
         let announce = match &trailers {
             // HTTP/1 sends only the trailers that are announced, and only where no length is.
             Some(trailers) => announced_trailers(trailers).map(|names| (header::TRAILER, names)),
@@ -499,11 +573,23 @@ fn announced_trailers(trailers: &HeaderMap) -> Option<HeaderValue> {
 /// What the handler produced, and what is to become of it.
 enum Produced<R: http_body::Body> {
     /// A response to keep, in our hands.
-    Whole { head: response::Parts, data: Bytes, trailers: Option<HeaderMap>, retention: Ttl },
+    Whole {
+        head: response::Parts,
+        data: Bytes,
+        trailers: Option<HeaderMap>,
+        retention: Ttl,
+    },
     /// A response to keep that cannot be kept.
-    Unretainable { res: Response<Body<R>>, reason: NotRetained, retention: Ttl },
+    Unretainable {
+        res: Response<Body<R>>,
+        reason: NotRetained,
+        retention: Ttl,
+    },
     /// A response that is not to be kept.
-    Unkept { res: Response<Body<R>>, reason: &'static str },
+    Unkept {
+        res: Response<Body<R>>,
+        reason: &'static str,
+    },
 }
 
 /// Runs the handler and collects its response within limits.
@@ -523,23 +609,39 @@ where
         Wish::Keep(retention) => retention,
         Wish::NoStore => {
             let res = Response::from_parts(head, Body::original(body));
-            return Ok(Produced::Unkept { res, reason: "no_store" });
+            return Ok(Produced::Unkept {
+                res,
+                reason: "no_store",
+            });
         }
     };
     // A status that announces another answer to come is not one.
     if head.status.is_informational() || !(config.recorded)(head.status) {
         let res = Response::from_parts(head, Body::original(body));
-        return Ok(Produced::Unkept { res, reason: "status" });
+        return Ok(Produced::Unkept {
+            res,
+            reason: "status",
+        });
     }
-    Ok(match collect::response(config, place, &head.headers, body).await {
-        Collected::Whole(data, trailers) => Produced::Whole { head, data, trailers, retention },
-        Collected::GivenUp(body, reason) => {
-            Produced::Unretainable { res: Response::from_parts(head, body), reason, retention }
-        }
-        Collected::Broken(body) => {
-            Produced::Unkept { res: Response::from_parts(head, body), reason: "broken_body" }
-        }
-    })
+    Ok(
+        match collect::response(config, place, &head.headers, body).await {
+            Collected::Whole(data, trailers) => Produced::Whole {
+                head,
+                data,
+                trailers,
+                retention,
+            },
+            Collected::GivenUp(body, reason) => Produced::Unretainable {
+                res: Response::from_parts(head, body),
+                reason,
+                retention,
+            },
+            Collected::Broken(body) => Produced::Unkept {
+                res: Response::from_parts(head, body),
+                reason: "broken_body",
+            },
+        },
+    )
 }
 
 async fn call<S: Service<Req>, Req>(mut inner: S, req: Req) -> Result<S::Response, S::Error> {
@@ -547,19 +649,6 @@ async fn call<S: Service<Req>, Req>(mut inner: S, req: Req) -> Result<S::Respons
     let res = inner.call(req).await;
     telemetry::handler_time(started.elapsed());
     res
-}
-
-/// The future's output, or what it panicked with.
-async fn catch_panic<F: Future>(future: F) -> Result<F::Output, Box<dyn Any + Send>> {
-    let mut future = std::pin::pin!(future);
-    poll_fn(|cx| {
-        // Unwind safe: a future that panicked is never polled again, and what it shares with us is atomic.
-        match catch_unwind(AssertUnwindSafe(|| future.as_mut().poll(cx))) {
-            Ok(polled) => polled.map(Ok),
-            Err(panic) => std::task::Poll::Ready(Err(panic)),
-        }
-    })
-    .await
 }
 
 // ---- Ending the lease ----
@@ -576,19 +665,26 @@ async fn settle<R: http_body::Body>(
 ) -> Response<Body<R>> {
     let (config, engine) = (&*shared.config, &shared.engine);
     let mut record = record;
-    let mut completion =
-        engine.complete(lease.reference(), &record, retention, config.store_timeout).await;
+    let mut completion = engine
+        .complete(lease.reference(), &record, retention, config.store_timeout)
+        .await;
     if let Completion::TooLarge { limit } = completion {
-        tracing::warn!(bytes = record.len(), limit, "the store cannot keep a record this large");
+        tracing::warn!(
+            bytes = record.len(),
+            limit,
+            "the store cannot keep a record this large"
+        );
         if config.unretained == Unretained::Release {
             end(shared, lease, place, "not_retained").await;
             return res;
         }
         telemetry::not_retained(&claim.id, NotRetained::TooLarge);
-        record =
-            config.codec().encode_tombstone(&claim.id, res.status(), NotRetained::TooLarge);
-        completion =
-            engine.complete(lease.reference(), &record, retention, config.store_timeout).await;
+        record = config
+            .codec()
+            .encode_tombstone(&claim.id, res.status(), NotRetained::TooLarge);
+        completion = engine
+            .complete(lease.reference(), &record, retention, config.store_timeout)
+            .await;
     }
     match completion {
         Completion::Stored => {
@@ -601,7 +697,7 @@ async fn settle<R: http_body::Body>(
         }
         // The effect has happened and only we know: say so, and keep trying while the lease lasts. A retry meanwhile is
         // told that it is in progress.
-        Completion::Failing(_) | Completion::TooLarge { .. } => {
+        Completion::Failing | Completion::TooLarge { .. } => {
             engine.complete_later(lease, record, retention, config.store_timeout, place);
             res
         }
@@ -619,23 +715,31 @@ async fn answer_what_is_stored<R: http_body::Body>(
 ) -> Response<Body<R>> {
     let (config, engine) = (&*shared.config, &shared.engine);
     // Asking is acquiring; it must not take over from whoever took over from us.
-    let claim = Claim { orphans: OrphanPolicy::Refuse, ..claim.clone() };
+    let claim = Claim {
+        orphans: OrphanPolicy::Refuse,
+        ..claim.clone()
+    };
     match engine.acquire(&claim, config.store_timeout).await {
-        Ok((Acquired::Completed { fingerprint, record }, _))
-            if fingerprint == claim.fingerprint =>
-        {
-            match replay(config, &claim.id, &record) {
-                Asked::Replay(replay) => replay.into_response(),
-                Asked::Answer(res) => answer(res),
-                Asked::Granted(_) => unreachable!("a record grants nothing"),
-            }
-        }
+        Ok((
+            Acquired::Completed {
+                fingerprint,
+                record,
+            },
+            _,
+        )) if fingerprint == claim.fingerprint => match replay(config, &claim.id, &record) {
+            Asked::Replay(replay) => replay.into_response(),
+            Asked::Answer(res) => answer(res),
+            Asked::Granted(_) => unreachable!("a record grants nothing"),
+        },
         // Whoever had it released it without an answer to keep: ours is the only one.
         Ok((Acquired::Granted { generation, .. }, _)) => {
             let lease = claim.lease_ref(generation);
-            match engine.complete(&lease, &record, retention, config.store_timeout).await {
+            match engine
+                .complete(&lease, &record, retention, config.store_timeout)
+                .await
+            {
                 Completion::Stored => res,
-                Completion::LeaseLost | Completion::TooLarge { .. } | Completion::Failing(_) => {
+                Completion::LeaseLost | Completion::TooLarge { .. } | Completion::Failing => {
                     answer(refuse(config, &outcome_unknown()))
                 }
             }
@@ -652,7 +756,10 @@ async fn answer_what_is_stored<R: http_body::Body>(
 async fn end(shared: &Shared, lease: Kept, place: Place, reason: &'static str) {
     let (config, engine) = (&*shared.config, &shared.engine);
     telemetry::released(&lease.reference().id, reason);
-    if !engine.release(lease.reference(), config.store_timeout).await {
+    if !engine
+        .release(lease.reference(), config.store_timeout)
+        .await
+    {
         let deadline = lease.deadline();
         engine.release_later(*lease.reference(), deadline, config.store_timeout, place);
     }
@@ -674,9 +781,12 @@ fn in_progress(config: &Config) -> Error {
         InFlight::TooManyRequests => StatusCode::TOO_MANY_REQUESTS,
         InFlight::Conflict | InFlight::Wait(_) => StatusCode::CONFLICT,
     };
-    Error::new(ErrorKind::InProgress, "the first request with this key is still being executed")
-        .with_status(status)
-        .with_retry_after(config.retry_after)
+    Error::new(
+        ErrorKind::InProgress,
+        "the first request with this key is still being executed",
+    )
+    .with_status(status)
+    .with_retry_after(config.retry_after)
 }
 
 fn outcome_unknown() -> Error {
@@ -687,9 +797,12 @@ fn outcome_unknown() -> Error {
 }
 
 fn unavailable(config: &Config, failure: Failure) -> Error {
-    Error::new(ErrorKind::StoreUnavailable, "the store failed, so nothing was executed")
-        .with_retry_after(config.retry_after)
-        .with_source(failure.into_source())
+    Error::new(
+        ErrorKind::StoreUnavailable,
+        "the store failed, so nothing was executed",
+    )
+    .with_retry_after(config.retry_after)
+    .with_source(failure.into_source())
 }
 
 /// How often a waiter looks at the store however quiet it is: from the first pause to the last.

@@ -92,7 +92,11 @@ impl By {
         let media_type = media_type(head);
         hash.field(head.method.as_str().as_bytes())
             .field(path_and_query(head).as_bytes())
-            .field(media_type.as_ref().map_or(&b""[..], |media_type| media_type.as_bytes()));
+            .field(
+                media_type
+                    .as_ref()
+                    .map_or(&b""[..], |media_type| media_type.as_bytes()),
+            );
         match self {
             Self::RawBody => hash.field(b"raw").field(body),
             Self::HeadOnly => hash.field(b"head"),
@@ -116,7 +120,7 @@ pub(crate) fn key_id<E>(
     secret: Option<&Secret>,
     namespace: &str,
     scope: impl FnOnce(&mut Fields) -> Result<(), E>,
-    key: KeyPart<'_>,
+    key: &KeyPart<'_>,
 ) -> Result<KeyId, E> {
     let mut hash = Fields::new(secret);
     hash.field(b"id").field(VERSION).field(namespace.as_bytes());
@@ -169,11 +173,14 @@ pub(crate) struct Secret(Hmac<Sha256>);
 
 impl Secret {
     pub(crate) fn new(secret: &[u8]) -> Result<Self, ConfigError> {
-        let too_short = || ConfigError::new("a secret of at least 16 bytes", format!("{}", secret.len()));
+        let too_short =
+            || ConfigError::new("a secret of at least 16 bytes", format!("{}", secret.len()));
         if secret.len() < 16 {
             return Err(too_short());
         }
-        Hmac::new_from_slice(secret).map(Self).map_err(|_| too_short())
+        Hmac::new_from_slice(secret)
+            .map(Self)
+            .map_err(|_| too_short())
     }
 }
 
@@ -225,7 +232,10 @@ impl Fields {
 /// As the client sent it: under `Router::nest` the handler's URI has lost its prefix, and two routes would look alike.
 pub(crate) fn path_and_query(head: &request::Parts) -> &str {
     #[cfg(feature = "axum")]
-    let uri = head.extensions.get::<axum::extract::OriginalUri>().map_or(&head.uri, |uri| &uri.0);
+    let uri = head
+        .extensions
+        .get::<axum::extract::OriginalUri>()
+        .map_or(&head.uri, |uri| &uri.0);
     #[cfg(not(feature = "axum"))]
     let uri = &head.uri;
     uri.path_and_query().map_or("/", |path| path.as_str())

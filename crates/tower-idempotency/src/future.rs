@@ -1,8 +1,10 @@
 //! The response future, which is moved to a task instead of being dropped when it holds a lease.
 
 use std::{
+    any::Any,
     fmt,
-    future::Future,
+    future::{Future, poll_fn},
+    panic::{AssertUnwindSafe, catch_unwind},
     pin::Pin,
     sync::{
         Arc,
@@ -27,6 +29,8 @@ pin_project! {
     pub struct ResponseFuture<F, B, E>
     where
         B: http_body::Body,
+        B: 'static,
+        E: 'static,
     {
         #[pin]
         state: State<F, B, E>,
@@ -38,6 +42,8 @@ pin_project! {
     enum State<F, B, E>
     where
         B: http_body::Body,
+        B: 'static,
+        E: 'static,
     {
         PassThrough { #[pin] inner: F, strip: bool },
         Refused { res: Option<Box<Response<Body<B>>>> },
@@ -45,25 +51,34 @@ pin_project! {
     }
 }
 
-impl<F, B: http_body::Body, E> ResponseFuture<F, B, E> {
+impl<F, B: http_body::Body + 'static, E: 'static> ResponseFuture<F, B, E> {
     /// Untouched, but for the control headers where `strip` says so.
     pub(crate) fn pass_through(inner: F, strip: bool) -> Self {
-        Self { state: State::PassThrough { inner, strip } }
+        Self {
+            state: State::PassThrough { inner, strip },
+        }
     }
 
     pub(crate) fn refused(res: Response<Body<B>>) -> Self {
-        Self { state: State::Refused { res: Some(Box::new(res)) } }
+        Self {
+            state: State::Refused {
+                res: Some(Box::new(res)),
+            },
+        }
     }
 
     pub(crate) fn exchange(exchange: Detachable<Result<Response<Body<B>>, E>>) -> Self {
-        Self { state: State::Exchange { exchange } }
+        Self {
+            state: State::Exchange { exchange },
+        }
     }
 }
 
 impl<F, B, E> Future for ResponseFuture<F, B, E>
 where
     F: Future<Output = Result<Response<B>, E>>,
-    B: http_body::Body,
+    B: http_body::Body + 'static,
+    E: 'static,
 {
     type Output = Result<Response<Body<B>>, E>;
 
@@ -76,15 +91,15 @@ where
                 }
                 Poll::Ready(Ok(res.map(Body::original)))
             }
-            StateProj::Refused { res } => {
-                Poll::Ready(Ok(*res.take().expect("a future is not polled after it is ready")))
-            }
+            StateProj::Refused { res } => Poll::Ready(Ok(*res
+                .take()
+                .expect("a future is not polled after it is ready"))),
             StateProj::Exchange { exchange } => Pin::new(exchange).poll(cx),
         }
     }
 }
 
-impl<F, B: http_body::Body, E> fmt::Debug for ResponseFuture<F, B, E> {
+impl<F, B: http_body::Body + 'static, E: 'static> fmt::Debug for ResponseFuture<F, B, E> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(match &self.state {
             State::PassThrough { .. } => "ResponseFuture::PassThrough",
@@ -103,7 +118,11 @@ pub(crate) struct Detach {
 
 impl Detach {
     pub(crate) fn new(engine: Arc<Engine>) -> Arc<Self> {
-        Arc::new(Self { armed: AtomicBool::new(false), left: AtomicBool::new(false), engine })
+        Arc::new(Self {
+            armed: AtomicBool::new(false),
+            left: AtomicBool::new(false),
+            engine,
+        })
     }
 
     /// From here on there is something to lose.
@@ -135,7 +154,10 @@ impl<T> Detachable<T> {
         future: impl Future<Output = T> + Send + 'static,
         detach: Arc<Detach>,
     ) -> Self {
-        Self { future: Some(Box::pin(future)), detach }
+        Self {
+            future: Some(Box::pin(future)),
+            detach,
+        }
     }
 }
 
@@ -143,7 +165,10 @@ impl<T> Future for Detachable<T> {
     type Output = T;
 
     fn poll(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<T> {
-        let mut future = self.future.take().expect("a future is not polled after it is ready");
+        let mut future = self
+            .future
+            .take()
+            .expect("a future is not polled after it is ready");
         let polled = future.as_mut().poll(cx);
         if polled.is_pending() {
             self.future = Some(future);
@@ -154,7 +179,9 @@ impl<T> Future for Detachable<T> {
 
 impl<T> Drop for Detachable<T> {
     fn drop(&mut self) {
-        let Some(future) = self.future.take() else { return };
+        let Some(future) = self.future.take() else {
+            return;
+        };
         if !self.detach.armed.load(Ordering::Acquire) {
             return;
         }
@@ -172,4 +199,17 @@ impl<T> Drop for Detachable<T> {
             let _ = future.await;
         });
     }
+}
+
+/// The future's output, or what it panicked with.
+pub(crate) async fn catch_panic<F: Future>(future: F) -> Result<F::Output, Box<dyn Any + Send>> {
+    let mut future = std::pin::pin!(future);
+    poll_fn(|cx| {
+        // Unwind safe: a future that panicked is never polled again, and what it shares with us is atomic.
+        match catch_unwind(AssertUnwindSafe(|| future.as_mut().poll(cx))) {
+            Ok(polled) => polled.map(Ok),
+            Err(panic) => Poll::Ready(Err(panic)),
+        }
+    })
+    .await
 }

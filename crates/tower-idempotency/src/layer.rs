@@ -7,9 +7,7 @@ use http::{HeaderName, HeaderValue, Method, Response, StatusCode, request};
 use tower_layer::Layer;
 
 use crate::{
-    config::{
-        Config, InFlight, KeyFrom, MissingKey, Mismatch, Refusals, StoreFailure, Unretained,
-    },
+    config::{Config, InFlight, KeyFrom, Mismatch, MissingKey, Refusals, StoreFailure, Unretained},
     engine::Engine,
     error::{ConfigError, Error},
     exchange::Shared,
@@ -48,8 +46,8 @@ use crate::{
 #[derive(Clone)]
 #[must_use]
 pub struct IdempotencyLayer {
-    config: Arc<Config>,
-    engine: Arc<Engine>,
+    pub(crate) config: Arc<Config>,
+    pub(crate) engine: Arc<Engine>,
 }
 
 impl IdempotencyLayer {
@@ -60,7 +58,10 @@ impl IdempotencyLayer {
 
     /// A layer on `store` that starts from a preset; setters change single decisions of it.
     pub fn with_preset(store: impl Store, preset: Preset) -> Self {
-        Self { config: Arc::new(preset.config()), engine: Engine::new(Arc::new(store)) }
+        Self {
+            config: Arc::new(preset.config()),
+            engine: Engine::new(Arc::new(store)),
+        }
     }
 
     fn set(mut self, change: impl FnOnce(&mut Config)) -> Self {
@@ -113,7 +114,10 @@ impl IdempotencyLayer {
                 KeyFrom::Header { name, .. } => name.clone(),
                 KeyFrom::Head(_) => HeaderName::from_static("idempotency-key"),
             };
-            config.key_from = KeyFrom::Header { name, alias: Some(alias) };
+            config.key_from = KeyFrom::Header {
+                name,
+                alias: Some(alias),
+            };
         })
     }
 
@@ -356,7 +360,10 @@ impl IdempotencyLayer {
     /// When the URL cannot stand in a header.
     pub fn with_described_by(self, url: &str) -> Result<Self, ConfigError> {
         let described_by = problem::described_by(url).ok_or_else(|| {
-            ConfigError::new("a URL of visible ASCII without angle brackets", "another".to_owned())
+            ConfigError::new(
+                "a URL of visible ASCII without angle brackets",
+                "another".to_owned(),
+            )
         })?;
         Ok(self.set(|config| config.refusals = Refusals::ProblemJson { described_by }))
     }
@@ -374,7 +381,9 @@ impl IdempotencyLayer {
     /// Dropping the future stops the waiting; requests are refused all the same.
     pub async fn drain(&self, timeout: Duration) -> bool {
         self.engine.limits.drain();
-        tokio::time::timeout(timeout, self.engine.limits.idle()).await.is_ok()
+        tokio::time::timeout(timeout, self.engine.limits.idle())
+            .await
+            .is_ok()
     }
 
     /// How many exchanges are in flight, in this layer and all its clones.
@@ -388,14 +397,18 @@ impl<S> Layer<S> for IdempotencyLayer {
     type Service = Idempotency<S>;
 
     fn layer(&self, inner: S) -> Idempotency<S> {
-        let shared =
-            Shared { config: Arc::clone(&self.config), engine: Arc::clone(&self.engine) };
+        let shared = Shared {
+            config: Arc::clone(&self.config),
+            engine: Arc::clone(&self.engine),
+        };
         Idempotency::new(inner, Arc::new(shared))
     }
 }
 
 impl fmt::Debug for IdempotencyLayer {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("IdempotencyLayer").field("config", &self.config).finish_non_exhaustive()
+        f.debug_struct("IdempotencyLayer")
+            .field("config", &self.config)
+            .finish_non_exhaustive()
     }
 }

@@ -132,11 +132,15 @@ impl Held {
 
     fn held_from(&self, sent: Instant) {
         let until = sent + self.ttl.as_duration();
-        self.deadline.store(nanos(until - self.origin), Ordering::Release);
+        self.deadline
+            .store(nanos(until - self.origin), Ordering::Release);
     }
 
     fn place(&self) -> (Instant, u64) {
-        (self.origin + Duration::from_nanos(self.due.load(Ordering::Relaxed)), self.sequence)
+        (
+            self.origin + Duration::from_nanos(self.due.load(Ordering::Relaxed)),
+            self.sequence,
+        )
     }
 
     fn mark_lost(&self) {
@@ -199,7 +203,11 @@ struct State {
 
 impl Renewer {
     pub(crate) fn new(store: Arc<dyn ErasedStore>) -> Arc<Self> {
-        Arc::new(Self { store, state: Mutex::default(), wake: Arc::default() })
+        Arc::new(Self {
+            store,
+            state: Mutex::default(),
+            wake: Arc::default(),
+        })
     }
 
     fn state(&self) -> MutexGuard<'_, State> {
@@ -235,14 +243,20 @@ impl Renewer {
         state.order.insert(due, Arc::clone(&held));
         // A task whose runtime is gone has finished; the next lease starts another.
         if state.task.as_ref().is_none_or(JoinHandle::is_finished) {
-            state.task = Some(tokio::spawn(run(Arc::downgrade(self), Arc::clone(&self.wake))));
+            state.task = Some(tokio::spawn(run(
+                Arc::downgrade(self),
+                Arc::clone(&self.wake),
+            )));
             state.wakes_at = Some(due.0);
         } else if state.wakes_at.is_none_or(|at| due.0 < at) {
             state.wakes_at = Some(due.0);
             self.wake.notify_one();
         }
         drop(state);
-        Kept { held, renewer: Arc::clone(self) }
+        Kept {
+            held,
+            renewer: Arc::clone(self),
+        }
     }
 
     /// Takes out what is due, and says when to look again.
@@ -278,7 +292,11 @@ impl Renewer {
         if sent > held.place().0 + ttl / 3 {
             telemetry::renew_late(&held.reference.id);
         }
-        let renewed = timeout(held.store_timeout, self.store.renew(&held.reference, held.ttl)).await;
+        let renewed = timeout(
+            held.store_timeout,
+            self.store.renew(&held.reference, held.ttl),
+        )
+        .await;
         telemetry::store_time("renew", sent.elapsed());
         let again = match renewed {
             Ok(Ok(())) => {

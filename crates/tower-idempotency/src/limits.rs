@@ -29,7 +29,10 @@ impl Limits {
     pub(crate) fn enter(self: &Arc<Self>, max: usize) -> Option<Place> {
         add_within(&self.in_flight, 1, max).then(|| {
             telemetry::in_flight(1.0);
-            Place { limits: Arc::clone(self), buffered: 0 }
+            Place {
+                limits: Arc::clone(self),
+                buffered: 0,
+            }
         })
     }
 
@@ -73,7 +76,9 @@ impl Place {
 impl Drop for Place {
     fn drop(&mut self) {
         if self.buffered > 0 {
-            self.limits.buffered.fetch_sub(self.buffered, Ordering::Relaxed);
+            self.limits
+                .buffered
+                .fetch_sub(self.buffered, Ordering::Relaxed);
         }
         telemetry::in_flight(-1.0);
         if self.limits.in_flight.fetch_sub(1, Ordering::SeqCst) == 1 {

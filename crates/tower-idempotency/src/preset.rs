@@ -5,9 +5,7 @@ use std::{sync::Arc, time::Duration};
 use http::{HeaderName, HeaderValue, Method, StatusCode};
 
 use crate::{
-    config::{
-        Config, InFlight, KeyFrom, MissingKey, Mismatch, Refusals, StoreFailure, Unretained,
-    },
+    config::{Config, InFlight, KeyFrom, Mismatch, MissingKey, Refusals, StoreFailure, Unretained},
     fingerprint::By,
     key::{KeyRules, KeySyntax},
     problem,
@@ -47,7 +45,13 @@ impl Preset {
 fn recommended() -> Config {
     Config {
         methods: Arc::new(|method| {
-            ![&Method::GET, &Method::HEAD, &Method::OPTIONS, &Method::TRACE].contains(&method)
+            ![
+                &Method::GET,
+                &Method::HEAD,
+                &Method::OPTIONS,
+                &Method::TRACE,
+            ]
+            .contains(&method)
                 && method.as_str() != "QUERY"
         }),
         skip: None,
@@ -55,7 +59,11 @@ fn recommended() -> Config {
             name: HeaderName::from_static("idempotency-key"),
             alias: None,
         },
-        key_rules: KeyRules { syntax: KeySyntax::Lenient, min: 1, max: 255 },
+        key_rules: KeyRules {
+            syntax: KeySyntax::Lenient,
+            min: 1,
+            max: 255,
+        },
         key_check: None,
         missing_key: MissingKey::PassThrough,
         namespace: Arc::from(""),
@@ -99,7 +107,11 @@ fn recommended() -> Config {
 fn ietf() -> Config {
     Config {
         methods: Arc::new(|method| method == Method::POST || method == Method::PATCH),
-        key_rules: KeyRules { syntax: KeySyntax::Strict, min: 1, max: 1024 },
+        key_rules: KeyRules {
+            syntax: KeySyntax::Strict,
+            min: 1,
+            max: 1024,
+        },
         recorded: Arc::new(|status| {
             (200..600).contains(&status.as_u16())
                 && ![408, 421, 425, 429, 503].contains(&status.as_u16())
@@ -112,7 +124,11 @@ fn ietf() -> Config {
 fn stripe() -> Config {
     Config {
         methods: Arc::new(|method| method == Method::POST),
-        key_rules: KeyRules { syntax: KeySyntax::Verbatim, min: 1, max: 255 },
+        key_rules: KeyRules {
+            syntax: KeySyntax::Verbatim,
+            min: 1,
+            max: 255,
+        },
         mismatch: Mismatch::Refuse(StatusCode::BAD_REQUEST),
         recorded: Arc::new(|status| ![401, 403, 429].contains(&status.as_u16())),
         refusals: Refusals::Custom(Arc::new(problem::stripe)),
@@ -129,7 +145,11 @@ fn idempo() -> Config {
             name: HeaderName::from_static("idempotency-key"),
             alias: Some(HeaderName::from_static("x-idempotency-key")),
         },
-        key_rules: KeyRules { syntax: KeySyntax::Unquoted, min: 1, max: usize::MAX },
+        key_rules: KeyRules {
+            syntax: KeySyntax::Unquoted,
+            min: 1,
+            max: usize::MAX,
+        },
         mismatch: Mismatch::Separate,
         in_flight: InFlight::TooManyRequests,
         retry_after: Duration::from_secs(2),

@@ -45,8 +45,7 @@ pub(crate) fn stripe(error: &Error) -> Response<Bytes> {
         | ErrorKind::OutcomeUnknown
         | ErrorKind::ResponseNotRetained => "idempotency_error",
     };
-    let body =
-        json!({ "error": { "type": kind, "code": error.kind().code(), "message": error.detail() } });
+    let body = json!({ "error": { "type": kind, "code": error.kind().code(), "message": error.detail() } });
     response(error, "application/json", body.to_string())
 }
 
@@ -109,7 +108,10 @@ mod tests {
 
     #[test]
     fn presets_answer_in_the_shape_their_clients_know() {
-        let error = Error::new(ErrorKind::KeyReused, "the key was used with another request");
+        let error = Error::new(
+            ErrorKind::KeyReused,
+            "the key was used with another request",
+        );
         insta::assert_snapshot!(text(&stripe(&error)), @r#"{"error":{"code":"key-reused","message":"the key was used with another request","type":"idempotency_error"}}"#);
         insta::assert_snapshot!(text(&idempo(&error)), @r#"{"error":{"message":"the key was used with another request"},"ok":false}"#);
     }

@@ -37,17 +37,17 @@ enum Source {
     Unscoped,
     Header(HeaderName),
     Cookie(Arc<str>),
-    Extension(Arc<dyn Fn(&request::Parts) -> Option<Vec<u8>> + Send + Sync>),
+    Extension(Arc<ExtensionFn>),
     Custom(Arc<CustomFn>),
 }
 
-type CustomFn =
-    dyn Fn(&request::Parts) -> Result<Option<Vec<u8>>, Response<Bytes>> + Send + Sync;
+type ExtensionFn = dyn Fn(&request::Parts) -> Option<Vec<u8>> + Send + Sync;
+type CustomFn = dyn Fn(&request::Parts) -> Result<Option<Vec<u8>>, Response<Bytes>> + Send + Sync;
 
 /// Why there is no principal.
 pub(crate) enum NoPrincipal {
-    Missing(Error),
-    Refused(Response<Bytes>),
+    Missing(Box<Error>),
+    Refused(Box<Response<Bytes>>),
 }
 
 impl Principal {
@@ -84,7 +84,9 @@ impl Principal {
         V: AsRef<[u8]>,
     {
         Self(vec![Source::Extension(Arc::new(move |head| {
-            head.extensions.get::<T>().map(|value| principal(value).as_ref().to_vec())
+            head.extensions
+                .get::<T>()
+                .map(|value| principal(value).as_ref().to_vec())
         }))])
     }
 
@@ -115,11 +117,7 @@ impl Principal {
     }
 
     /// Feeds the principal of this request, under the name of the source that found it: a cookie never equals a header.
-    pub(crate) fn feed(
-        &self,
-        head: &request::Parts,
-        hash: &mut Fields,
-    ) -> Result<(), NoPrincipal> {
+    pub(crate) fn feed(&self, head: &request::Parts, hash: &mut Fields) -> Result<(), NoPrincipal> {
         let mut anonymous = true;
         for source in &self.0 {
             match source {
@@ -153,7 +151,9 @@ impl Principal {
                     None => anonymous = false,
                 },
                 Source::Custom(principal) => {
-                    if let Some(value) = principal(head).map_err(NoPrincipal::Refused)? {
+                    if let Some(value) =
+                        principal(head).map_err(|res| NoPrincipal::Refused(Box::new(res)))?
+                    {
                         hash.field(b"custom").field(&value);
                         return Ok(());
                     }
@@ -161,10 +161,10 @@ impl Principal {
             }
         }
         if !anonymous {
-            return Err(NoPrincipal::Missing(Error::new(
+            return Err(NoPrincipal::Missing(Box::new(Error::new(
                 ErrorKind::PrincipalMissing,
                 "expected the authentication in front of this layer to name a principal, found none",
-            )));
+            ))));
         }
         hash.field(b"anonymous");
         Ok(())

@@ -56,11 +56,13 @@ where
         let (head, body) = req.into_parts();
         match admit(&self.shared, &head) {
             Admission::PassThrough => ResponseFuture::pass_through(
-                self.inner.call(Request::from_parts(head, Body::original(body))),
+                self.inner
+                    .call(Request::from_parts(head, Body::original(body))),
                 true,
             ),
             Admission::Nested => ResponseFuture::pass_through(
-                self.inner.call(Request::from_parts(head, Body::original(body))),
+                self.inner
+                    .call(Request::from_parts(head, Body::original(body))),
                 false,
             ),
             Admission::Refused(res) => {

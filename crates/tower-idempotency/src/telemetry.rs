@@ -3,9 +3,15 @@
 //! No label and no field carries a key, a principal or a fingerprint: an entry is named by eight hexadecimal digits of
 //! its id, and only in events.
 
-use std::time::Duration;
+use std::time::{Duration, SystemTime};
 
-use crate::{error::ErrorKind, record::NotRetained, store::{KeyId, StoreError}};
+use http::StatusCode;
+
+use crate::{
+    error::ErrorKind,
+    record::NotRetained,
+    store::{KeyId, StoreError},
+};
 
 macro_rules! count {
     ($name:literal $(, $label:literal => $value:expr)*) => {
@@ -33,9 +39,17 @@ pub(crate) fn granted(id: &KeyId, generation: u64, takeover: bool) {
     }
 }
 
-pub(crate) fn replayed(id: &KeyId) {
-    tracing::debug!(%id, "replayed");
+pub(crate) fn replayed(id: &KeyId, recorded_at: Option<SystemTime>) {
+    let age = recorded_at
+        .and_then(|at| at.elapsed().ok())
+        .map(tracing::field::debug);
+    tracing::debug!(%id, age, "replayed");
     count!("idempotency_replayed_total");
+}
+
+pub(crate) fn tombstone(id: &KeyId, status: StatusCode, reason: NotRetained) {
+    tracing::debug!(%id, status = status.as_u16(), ?reason, "executed before, but not retained");
+    count!("idempotency_tombstone_total");
 }
 
 pub(crate) fn in_progress(id: &KeyId) {
@@ -92,7 +106,10 @@ pub(crate) fn bad_record(id: &KeyId, error: &crate::record::RecordError) {
 
 pub(crate) fn recorded(id: &KeyId, bytes: usize) {
     tracing::debug!(%id, bytes, "recorded");
-    #[expect(clippy::cast_precision_loss, reason = "a record is far smaller than 2^52 bytes")]
+    #[expect(
+        clippy::cast_precision_loss,
+        reason = "a record is far smaller than 2^52 bytes"
+    )]
     let size = bytes as f64;
     observe!("idempotency_record_bytes", size);
 }
@@ -108,6 +125,11 @@ pub(crate) fn not_retained(id: &KeyId, reason: NotRetained) {
 pub(crate) fn released(id: &KeyId, reason: &'static str) {
     tracing::debug!(%id, reason, "released");
     count!("idempotency_released_total", "reason" => reason);
+}
+
+pub(crate) fn held(id: &KeyId) {
+    tracing::warn!(%id, "work failed and holds its key until the lease is over");
+    count!("idempotency_held_total");
 }
 
 pub(crate) fn refused(kind: ErrorKind) {

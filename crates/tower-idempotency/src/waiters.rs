@@ -60,7 +60,10 @@ impl Waiters {
     /// A place among the waiters for `id`, or `None` when `per_key` or `total` of them wait already.
     pub(crate) fn join(&self, id: KeyId, per_key: usize, total: usize) -> Option<Waiting> {
         let mut state = lock(&self.state);
-        let waiting = state.groups.get(&id).map_or(0, |group| group.waiting.load(Relaxed));
+        let waiting = state
+            .groups
+            .get(&id)
+            .map_or(0, |group| group.waiting.load(Relaxed));
         if state.total >= total || waiting >= per_key {
             return None;
         }
@@ -75,7 +78,12 @@ impl Waiters {
         group.waiting.fetch_add(1, Relaxed);
         let group = Arc::clone(group);
         let found = group.found.subscribe();
-        Some(Waiting { state: Arc::clone(&self.state), id, group, found })
+        Some(Waiting {
+            state: Arc::clone(&self.state),
+            id,
+            group,
+            found,
+        })
     }
 }
 
@@ -98,7 +106,11 @@ impl Waiting {
     pub(crate) fn deliver(&self, found: Found) {
         let mut state = lock(&self.state);
         // Out of the map first: nobody joins a group whose wait is over.
-        if state.groups.get(&self.id).is_some_and(|group| Arc::ptr_eq(group, &self.group)) {
+        if state
+            .groups
+            .get(&self.id)
+            .is_some_and(|group| Arc::ptr_eq(group, &self.group))
+        {
             state.groups.remove(&self.id);
         }
         drop(state);
@@ -111,7 +123,10 @@ impl Drop for Waiting {
         let mut state = lock(&self.state);
         state.total -= 1;
         if self.group.waiting.fetch_sub(1, Relaxed) == 1
-            && state.groups.get(&self.id).is_some_and(|group| Arc::ptr_eq(group, &self.group))
+            && state
+                .groups
+                .get(&self.id)
+                .is_some_and(|group| Arc::ptr_eq(group, &self.group))
         {
             state.groups.remove(&self.id);
         }

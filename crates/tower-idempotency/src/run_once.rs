@@ -1,0 +1,333 @@
+//! The same engine without HTTP: for queue consumers, scheduled jobs and webhooks' inner halves.
+
+use std::{future::Future, panic::resume_unwind, sync::Arc, time::Duration};
+
+use serde::{Serialize, de::DeserializeOwned};
+use tokio::time::Instant;
+
+use crate::{
+    config::Config,
+    engine::{Completion, Engine},
+    error::{Error, ErrorKind},
+    fingerprint::Fields,
+    future::{Detach, Detachable, catch_panic},
+    layer::IdempotencyLayer,
+    lease::{Kept, Lease},
+    limits::Place,
+    record::{NotRetained, Record},
+    store::{Acquired, Claim, Fingerprint, KeyId, Token},
+    telemetry,
+};
+
+/// How a [`run_once`](IdempotencyLayer::run_once) ended.
+#[derive(Clone, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub enum Outcome<T, E> {
+    /// The work ran now, and this is what it returned. It is recorded, or the store is failing and it will be tried
+    /// again for as long as the lease lasts.
+    Executed(T),
+    /// The work ran before, and this is what it returned then.
+    Replayed(T),
+    /// The work ran before, but what it returned was not retained: it was larger than the store keeps, or could not be
+    /// serialised.
+    NotRetained,
+    /// The work is running now, elsewhere.
+    InProgress {
+        /// Until its lease ends, unless it is renewed.
+        expires_in: Duration,
+    },
+    /// The key was used with another fingerprint. Nothing ran.
+    Mismatch,
+    /// An earlier run ended without an outcome, and the policy refuses to take over. Nothing ran.
+    Orphaned {
+        /// How long ago its lease ended.
+        since: Duration,
+    },
+    /// The work ran now, but its lease was lost meanwhile: somebody else ran it too, or runs it still. This is what
+    /// ours returned; it is not what is recorded.
+    LeaseLost(T),
+    /// The work failed, and the key was freed or is held, as the work chose.
+    Failed(E),
+}
+
+/// How work failed, and what is to become of its key.
+#[derive(Clone, Debug, PartialEq, Eq)]
+#[expect(clippy::exhaustive_enums, reason = "the key is freed or it is not")]
+pub enum Failed<E> {
+    /// Nothing happened: free the key, and let the next attempt run.
+    Release(E),
+    /// Something may have happened: let the lease run out, and the orphan policy decide.
+    Hold(E),
+}
+
+impl<E> From<E> for Failed<E> {
+    fn from(error: E) -> Self {
+        Self::Release(error)
+    }
+}
+
+impl IdempotencyLayer {
+    /// Runs `work` once for `key`, and returns what it returned ever after, within the retention.
+    ///
+    /// The layer's lease, orphan policy, retention, namespace, secret, store timeout and bounds apply; the decisions
+    /// about HTTP do not. `fingerprint` is what the work is about: the same key with another one is a mismatch. Entries
+    /// of `run_once` and of HTTP requests never meet, whatever their keys.
+    ///
+    /// `work` returns any serde value, which is kept as MessagePack with named fields; a value that another version of
+    /// the program can no longer read is an error and is never run again.
+    ///
+    /// # Errors
+    ///
+    /// [`ErrorKind::StoreUnavailable`] when no lease could be taken or the record cannot be read,
+    /// [`ErrorKind::Overloaded`] and [`ErrorKind::Draining`] as for requests. The work did not run.
+    ///
+    /// # Panics
+    ///
+    /// When `work` panics, after its key was freed.
+    ///
+    /// # Cancellation
+    ///
+    /// Dropped once it has been polled, it goes on in a task of its own: the work runs to its end and its value is
+    /// recorded.
+    ///
+    /// # Examples
+    ///
+    /// ```
+    /// use std::convert::Infallible;
+    /// use tower_idempotency::{IdempotencyLayer, MemoryStore, run_once::{Failed, Outcome}};
+    ///
+    /// # #[tokio::main(flavor = "current_thread")]
+    /// # async fn main() -> Result<(), tower_idempotency::Error> {
+    /// let once = IdempotencyLayer::new(MemoryStore::new()).with_namespace("invoices");
+    /// let send = async |_lease| Ok::<_, Failed<Infallible>>("sent invoice 7".to_owned());
+    ///
+    /// let first = once.run_once("message-42", "invoice 7", send).await?;
+    /// assert_eq!(first, Outcome::Executed("sent invoice 7".to_owned()));
+    /// let redelivered = once.run_once("message-42", "invoice 7", send).await?;
+    /// assert_eq!(redelivered, Outcome::Replayed("sent invoice 7".to_owned()));
+    /// # Ok(())
+    /// # }
+    /// ```
+    pub async fn run_once<T, E, W, F>(
+        &self,
+        key: impl AsRef<[u8]>,
+        fingerprint: impl AsRef<[u8]>,
+        work: W,
+    ) -> Result<Outcome<T, E>, Error>
+    where
+        W: FnOnce(Lease) -> F + Send + 'static,
+        F: Future<Output = Result<T, Failed<E>>> + Send + 'static,
+        T: Serialize + DeserializeOwned + Send + 'static,
+        E: Send + 'static,
+    {
+        let (config, engine) = (Arc::clone(&self.config), Arc::clone(&self.engine));
+        if engine.limits.is_draining() {
+            return Err(Error::new(
+                ErrorKind::Draining,
+                "the service is shutting down",
+            ));
+        }
+        let Some(place) = engine.limits.enter(config.max_in_flight) else {
+            return Err(Error::new(
+                ErrorKind::Overloaded,
+                "too many requests are in flight",
+            ));
+        };
+        let claim = claim(&config, &engine, key.as_ref(), fingerprint.as_ref())?;
+        let detach = Detach::new(Arc::clone(&engine));
+        detach.arm();
+        Detachable::new(exchange(config, engine, claim, place, work), detach).await
+    }
+}
+
+fn claim(config: &Config, engine: &Engine, key: &[u8], fingerprint: &[u8]) -> Result<Claim, Error> {
+    let digest = |name: &[u8], bytes: &[u8]| {
+        let mut hash = Fields::new(config.secret.as_ref());
+        hash.field(b"run_once")
+            .field(name)
+            .field(config.namespace.as_bytes())
+            .field(bytes);
+        hash.finish()
+    };
+    let token = Token::random().map_err(|error| {
+        Error::new(
+            ErrorKind::StoreUnavailable,
+            "no randomness to hold a lease under",
+        )
+        .with_source(error)
+    })?;
+    Ok(Claim {
+        id: KeyId::from_bytes(digest(b"id", key)),
+        fingerprint: Fingerprint::from_bytes(digest(b"fingerprint", fingerprint)),
+        token,
+        lease: config.lease,
+        orphans: config.orphans,
+        keep: config.orphans_kept.unwrap_or(config.retention),
+        owner: Arc::clone(&engine.owner),
+        operation: Box::from("run_once"),
+    })
+}
+
+/// One run's whole life, in the order of [`crate::exchange`].
+async fn exchange<T, E, W, F>(
+    config: Arc<Config>,
+    engine: Arc<Engine>,
+    claim: Claim,
+    place: Place,
+    work: W,
+) -> Result<Outcome<T, E>, Error>
+where
+    W: FnOnce(Lease) -> F,
+    F: Future<Output = Result<T, Failed<E>>>,
+    T: Serialize + DeserializeOwned,
+{
+    let (acquired, sent) = match engine.acquire(&claim, config.store_timeout).await {
+        Ok(answer) => answer,
+        Err(failure) => {
+            let deadline = Instant::now() + config.lease.as_duration();
+            engine.release_later(claim.lease_ref(1), deadline, config.store_timeout, place);
+            return Err(Error::new(
+                ErrorKind::StoreUnavailable,
+                "the store failed, so nothing was executed",
+            )
+            .with_source(failure.into_source()));
+        }
+    };
+    if let Acquired::InProgress { fingerprint, .. }
+    | Acquired::Orphaned { fingerprint, .. }
+    | Acquired::Completed { fingerprint, .. } = &acquired
+        && *fingerprint != claim.fingerprint
+    {
+        telemetry::mismatch(&claim.id);
+        return Ok(Outcome::Mismatch);
+    }
+    let lease = match acquired {
+        Acquired::Granted {
+            generation,
+            takeover,
+        } => {
+            telemetry::granted(&claim.id, generation, takeover);
+            let reference = claim.lease_ref(generation);
+            engine
+                .renewer
+                .keep(reference, takeover, claim.lease, config.store_timeout, sent)
+        }
+        Acquired::InProgress { expires_in, .. } => {
+            telemetry::in_progress(&claim.id);
+            return Ok(Outcome::InProgress { expires_in });
+        }
+        Acquired::Orphaned { since, .. } => {
+            telemetry::orphaned(&claim.id);
+            return Ok(Outcome::Orphaned { since });
+        }
+        Acquired::Completed { record, .. } => {
+            let record = config.codec().decode(&claim.id, &record).map_err(|error| {
+                telemetry::bad_record(&claim.id, &error);
+                unreadable(error)
+            })?;
+            return match record {
+                Record::Value(value) => {
+                    telemetry::replayed(&claim.id, None);
+                    rmp_serde::from_slice(&value)
+                        .map(Outcome::Replayed)
+                        .map_err(unreadable)
+                }
+                Record::Tombstone { status, reason } => {
+                    telemetry::tombstone(&claim.id, status, reason);
+                    Ok(Outcome::NotRetained)
+                }
+                Record::Response(_) => Err(unreadable("it is of an HTTP response")),
+            };
+        }
+    };
+
+    let handle = lease.handle();
+    let started = Instant::now();
+    let produced = catch_panic(async { work(handle).await }).await;
+    telemetry::handler_time(started.elapsed());
+    let value = match produced {
+        Ok(Ok(value)) => value,
+        Ok(Err(Failed::Release(error))) => {
+            end(&config, &engine, &lease, place, "failed").await;
+            return Ok(Outcome::Failed(error));
+        }
+        Ok(Err(Failed::Hold(error))) => {
+            telemetry::held(&claim.id);
+            return Ok(Outcome::Failed(error));
+        }
+        Err(panic) => {
+            end(&config, &engine, &lease, place, "panic").await;
+            resume_unwind(panic)
+        }
+    };
+    Ok(settle(&config, &engine, lease, place, value).await)
+}
+
+/// Stores the value, and only then returns it.
+async fn settle<T: Serialize, E>(
+    config: &Config,
+    engine: &Arc<Engine>,
+    lease: Kept,
+    place: Place,
+    value: T,
+) -> Outcome<T, E> {
+    let (codec, id) = (config.codec(), lease.reference().id);
+    let tombstone = || {
+        telemetry::not_retained(&id, NotRetained::TooLarge);
+        codec.encode_tombstone(&id, http::StatusCode::OK, NotRetained::TooLarge)
+    };
+    let mut record = match rmp_serde::to_vec_named(&value) {
+        Ok(bytes) if bytes.len() <= config.response_limit => codec.encode_value(&id, &bytes),
+        Ok(_) => tombstone(),
+        Err(error) => {
+            tracing::error!(%id, %error, "a value cannot be serialised; its retries are told so");
+            tombstone()
+        }
+    };
+    let (limit, retention) = (config.store_timeout, config.retention);
+    let mut completion = engine
+        .complete(lease.reference(), &record, retention, limit)
+        .await;
+    if let Completion::TooLarge { .. } = completion {
+        record = tombstone();
+        completion = engine
+            .complete(lease.reference(), &record, retention, limit)
+            .await;
+    }
+    match completion {
+        Completion::Stored => {
+            telemetry::recorded(&id, record.len());
+            Outcome::Executed(value)
+        }
+        Completion::LeaseLost => Outcome::LeaseLost(value),
+        Completion::Failing | Completion::TooLarge { .. } => {
+            engine.complete_later(lease, record, retention, limit, place);
+            Outcome::Executed(value)
+        }
+    }
+}
+
+async fn end(
+    config: &Config,
+    engine: &Arc<Engine>,
+    lease: &Kept,
+    place: Place,
+    reason: &'static str,
+) {
+    telemetry::released(&lease.reference().id, reason);
+    if !engine
+        .release(lease.reference(), config.store_timeout)
+        .await
+    {
+        let deadline = lease.deadline();
+        engine.release_later(*lease.reference(), deadline, config.store_timeout, place);
+    }
+}
+
+fn unreadable(source: impl Into<Box<dyn std::error::Error + Send + Sync>>) -> Error {
+    Error::new(
+        ErrorKind::StoreUnavailable,
+        "the stored record cannot be read",
+    )
+    .with_source(source)
+}

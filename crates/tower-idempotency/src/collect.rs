@@ -13,6 +13,7 @@ use crate::{
     error::{Error, ErrorKind},
     limits::Place,
     record::NotRetained,
+    refusal::overloaded,
 };
 
 /// The whole request body and its trailers; nothing of the request has had an effect yet.
@@ -52,11 +53,7 @@ pub(crate) async fn request<B: http_body::Body>(
                         return Err(too_large());
                     }
                     if !place.buffer(data.len(), config.max_buffered) {
-                        return Err(Error::new(
-                            ErrorKind::Overloaded,
-                            "too many bytes are buffered; try again later",
-                        )
-                        .with_retry_after(config.retry_after));
+                        return Err(overloaded(config, "too many bytes are buffered"));
                     }
                     chunks.push(data);
                 }

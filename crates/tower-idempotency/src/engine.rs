@@ -142,6 +142,21 @@ impl Engine {
         }
     }
 
+    /// Frees the key of a lease that ended without anything to keep. When the store keeps failing, a task goes on trying
+    /// for as long as the lease lasts.
+    pub(crate) async fn end(
+        self: &Arc<Self>,
+        lease: Kept,
+        limit: Duration,
+        place: Place,
+        reason: &'static str,
+    ) {
+        telemetry::released(&lease.reference().id, reason);
+        if !self.release(lease.reference(), limit).await {
+            self.release_later(*lease.reference(), lease.deadline(), limit, place);
+        }
+    }
+
     /// Keeps trying to complete in a task of its own, until it has an answer or the lease is over. `place` keeps
     /// [`drain`](crate::IdempotencyLayer::drain) waiting for it.
     pub(crate) fn complete_later(
@@ -155,8 +170,10 @@ impl Engine {
         let engine = Arc::clone(self);
         tokio::spawn(async move {
             let _place = place;
+            // Meanwhile the lease is renewed as before, but not for ever.
+            let deadline = lease.deadline();
             let mut pause = Pause::new();
-            while pause.before(lease.deadline()).await {
+            while pause.before(deadline).await {
                 match engine
                     .complete(lease.reference(), &record, retention, limit)
                     .await

@@ -4,33 +4,36 @@
 //! what happens if we are dropped there: before `detach.arm()` nothing has happened yet and a drop is a drop; after it
 //! the whole future moves to a task and goes on; and where a waiter waits, it is disarmed again.
 
-use std::{panic::resume_unwind, sync::Arc, time::Duration};
+use std::{panic::resume_unwind, sync::Arc};
 
 use bytes::Bytes;
-use http::{
-    HeaderMap, HeaderName, HeaderValue, Method, Request, Response, StatusCode, header, request,
-    response,
-};
-use tokio::time::{Instant, timeout, timeout_at};
+use http::{HeaderMap, Request, Response, request, response};
+use tokio::time::Instant;
 use tower_service::Service;
 
 use crate::{
+    admission::{applies, claim, find_key},
     body::Body,
     collect::{self, Collected},
-    config::{Config, InFlight, KeyFrom, Mismatch, MissingKey, StoreFailure, Unretained},
+    config::{Config, InFlight, MissingKey, StoreFailure, Unretained},
     control::{self, Wish},
     engine::{Completion, Engine, Failure},
-    error::{Error, ErrorKind},
-    fingerprint::{By, KeyPart, key_id, path_and_query},
+    error::Error,
+    fingerprint::By,
     future::{Detach, catch_panic},
-    key::{IdempotencyKey, KeyError},
+    key::IdempotencyKey,
     lease::{Kept, Lease},
     limits::Place,
-    record::{NotRetained, Record, StoredResponse},
+    record::NotRetained,
+    refusal::{
+        Answer, draining, in_progress, into_response, key_reused, outcome_unknown, overloaded, own,
+        refuse, unavailable,
+    },
+    replay::replay,
     scope::NoPrincipal,
-    store::{Acquired, Claim, KeyId, OrphanPolicy, Token, Ttl},
+    store::{Acquired, Claim, OrphanPolicy, Ttl},
     telemetry,
-    waiters::{Found, Woken},
+    waiters::wait,
 };
 
 /// What an exchange works with: the decisions, and what all clones of the layer share.
@@ -46,7 +49,7 @@ pub(crate) enum Admission {
     /// An outer layer already keeps the lease: the inner service answers, and the outer layer reads the control headers.
     Nested,
     /// The layer answers.
-    Refused(Response<Bytes>),
+    Refused(Box<Answer>),
     /// The exchange answers. `None` is the key that is derived from the content.
     Exchange(Option<IdempotencyKey>, Place),
 }
@@ -62,23 +65,20 @@ pub(crate) fn admit(shared: &Shared, head: &request::Parts) -> Admission {
     }
     let key = match find_key(config, head) {
         Ok(key) => key,
-        Err(error) => return Admission::Refused(refuse(config, &error)),
+        Err(error) => return Admission::Refused(Box::new(refuse(config, &error))),
     };
     if key.is_none() && config.missing_key == MissingKey::PassThrough {
         return Admission::PassThrough;
     }
     let limits = &shared.engine.limits;
     if limits.is_draining() {
-        let error = Error::new(ErrorKind::Draining, "the service is shutting down")
-            .with_retry_after(config.retry_after);
-        return Admission::Refused(refuse(config, &error));
+        return Admission::Refused(Box::new(refuse(config, &draining(config))));
     }
     match limits.enter(config.max_in_flight) {
         Some(place) => Admission::Exchange(key, place),
         None => {
-            let error = Error::new(ErrorKind::Overloaded, "too many requests are in flight")
-                .with_retry_after(config.retry_after);
-            Admission::Refused(refuse(config, &error))
+            let error = overloaded(config, "too many requests are in flight");
+            Admission::Refused(Box::new(refuse(config, &error)))
         }
     }
 }
@@ -99,22 +99,30 @@ where
 {
     let (config, engine) = (&*shared.config, &shared.engine);
     let (mut head, body) = req.into_parts();
+    let refused = |error: &Error| Ok(into_response(refuse(config, error)));
 
+    let scope = match config
+        .principal
+        .scope(config.secret.as_ref(), &config.namespace, &head)
+    {
+        Ok(scope) => scope,
+        Err(NoPrincipal::Missing(error)) => return refused(&error),
+        Err(NoPrincipal::Refused(res)) => return Ok(into_response(own(*res))),
+    };
     let (content, body) = match config.fingerprint {
         By::HeadOnly => (Bytes::new(), Body::original(body)),
         By::RawBody | By::CanonicalJson | By::Custom(_) => {
             match collect::request(config, &mut place, &head.headers, body).await {
                 Ok((data, trailers)) => (data.clone(), Body::held(data, trailers)),
-                Err(error) => return Ok(answer(refuse(config, &error))),
+                Err(error) => return refused(&error),
             }
         }
     };
     // From here on the request may have an effect: whoever drops this future leaves it to run to its end.
     detach.arm();
-    let claim = match claim(config, engine, &head, &content, key.as_ref()) {
+    let claim = match claim(config, engine, scope, &head, &content, key.as_ref()) {
         Ok(claim) => claim,
-        Err(NoPrincipal::Missing(error)) => return Ok(answer(refuse(config, &error))),
-        Err(NoPrincipal::Refused(res)) => return Ok(answer(*res)),
+        Err(error) => return refused(&unavailable(config, Failure::Store(error))),
     };
     drop(content);
     if let Some(key) = key {
@@ -123,8 +131,7 @@ where
 
     let lease = match acquire(&shared, &claim, &detach).await {
         Ok(Asked::Granted(lease)) => lease,
-        Ok(Asked::Answer(res)) => return Ok(answer(res)),
-        Ok(Asked::Replay(replay)) => return Ok(replay.into_response()),
+        Ok(Asked::Answer(answer)) => return Ok(into_response(*answer)),
         Err(failure) => {
             let deadline = Instant::now() + config.lease.as_duration();
             // The store may hold a lease for us all the same; nothing runs under it, so the key is freed.
@@ -132,7 +139,7 @@ where
             return match config.store_failure {
                 StoreFailure::Refuse => {
                     engine.release_later(lease, deadline, config.store_timeout, place);
-                    Ok(answer(refuse(config, &unavailable(config, failure))))
+                    refused(&unavailable(config, failure))
                 }
                 StoreFailure::DangerouslyExecuteUnprotected => {
                     telemetry::unprotected(&claim.id);
@@ -152,7 +159,9 @@ where
     let produced = match catch_panic(run).await {
         Ok(produced) => produced,
         Err(panic) => {
-            end(&shared, lease, place, "panic").await;
+            engine
+                .end(lease, config.store_timeout, place, "panic")
+                .await;
             // The future that is unwound here is not polled again: see `Detachable`.
             resume_unwind(panic)
         }
@@ -188,160 +197,23 @@ where
                 Ok(settle(&shared, &claim, lease, place, tombstone, retention, res).await)
             }
             Unretained::Release => {
-                end(&shared, lease, place, "not_retained").await;
+                engine
+                    .end(lease, config.store_timeout, place, "not_retained")
+                    .await;
                 Ok(res)
             }
         },
         Ok(Produced::Unkept { res, reason }) => {
-            end(&shared, lease, place, reason).await;
+            engine.end(lease, config.store_timeout, place, reason).await;
             Ok(res)
         }
         Err(error) => {
-            end(&shared, lease, place, "error").await;
+            engine
+                .end(lease, config.store_timeout, place, "error")
+                .await;
             Err(error)
         }
     }
-}
-
-// ---- Does the layer apply, and under which key? ----
-
-fn applies(config: &Config, head: &request::Parts) -> bool {
-    // Whatever the setting says: there is no body to keep for HEAD, and nothing to replay for a tunnel.
-    head.method != Method::HEAD
-        && head.method != Method::CONNECT
-        && (config.methods)(&head.method)
-        && !is_upgrade(&head.headers)
-        && !is_grpc(&head.headers)
-        && !config.skip.as_ref().is_some_and(|skip| skip(head))
-}
-
-/// `Upgrade: h2c` is not one: servers ignore it, and clients send it with ordinary requests.
-fn is_upgrade(headers: &HeaderMap) -> bool {
-    headers.get_all(header::UPGRADE).iter().any(|value| {
-        value
-            .as_bytes()
-            .split(|byte| *byte == b',')
-            .any(|protocol| !protocol.trim_ascii().eq_ignore_ascii_case(b"h2c"))
-    })
-}
-
-fn is_grpc(headers: &HeaderMap) -> bool {
-    headers
-        .get(header::CONTENT_TYPE)
-        .and_then(|value| value.as_bytes().get(..16))
-        .is_some_and(|start| start.eq_ignore_ascii_case(b"application/grpc"))
-}
-
-/// The key, or `None` when the request carries none and that is allowed.
-fn find_key(config: &Config, head: &request::Parts) -> Result<Option<IdempotencyKey>, Error> {
-    let key = match &config.key_from {
-        KeyFrom::Header { name, alias } => {
-            let mut lines = head.headers.get_all(name).iter();
-            let mut line = lines.next();
-            if line.is_none()
-                && let Some(alias) = alias
-            {
-                lines = head.headers.get_all(alias).iter();
-                line = lines.next();
-            }
-            if lines.next().is_some() {
-                return Err(Error::new(
-                    ErrorKind::MalformedKey,
-                    "expected one idempotency key header line, found several",
-                ));
-            }
-            line.map(|line| config.key_rules.parse(line.as_bytes()))
-                .transpose()
-        }
-        KeyFrom::Head(find) => find(head)
-            .map(|key| config.key_rules.check(key))
-            .transpose(),
-    };
-    let key = key.map_err(|error| match error {
-        KeyError::Malformed(detail) => Error::new(ErrorKind::MalformedKey, detail),
-        KeyError::TooLong { found, limit } => Error::new(
-            ErrorKind::KeyTooLong,
-            format!("expected a key of at most {limit} bytes, found {found}"),
-        ),
-        KeyError::TooShort { found, limit } => Error::new(
-            ErrorKind::MalformedKey,
-            format!("expected a key of at least {limit} bytes, found {found}"),
-        ),
-    })?;
-    match key {
-        Some(key)
-            if config
-                .key_check
-                .as_ref()
-                .is_some_and(|check| !check(key.as_str())) =>
-        {
-            Err(Error::new(
-                ErrorKind::MalformedKey,
-                "the key is not of the form this service expects",
-            ))
-        }
-        Some(key) => Ok(Some(key)),
-        None if config.missing_key == MissingKey::Reject => Err(Error::new(
-            ErrorKind::MissingKey,
-            "expected an idempotency key, found none",
-        )),
-        None => Ok(None),
-    }
-}
-
-/// What this request asks of the store.
-fn claim(
-    config: &Config,
-    engine: &Engine,
-    head: &request::Parts,
-    content: &[u8],
-    key: Option<&IdempotencyKey>,
-) -> Result<Claim, NoPrincipal> {
-    let secret = config.secret.as_ref();
-    let fingerprint = config.fingerprint.fingerprint(secret, head, content);
-    let part = match (key, config.mismatch) {
-        (Some(key), Mismatch::Refuse(_)) => KeyPart::Sent(key),
-        (Some(key), Mismatch::Separate) => KeyPart::Separate(key, fingerprint),
-        (None, Mismatch::Refuse(_) | Mismatch::Separate) => KeyPart::Derived(fingerprint),
-    };
-    let id = key_id(
-        secret,
-        &config.namespace,
-        |hash| config.principal.feed(head, hash),
-        &part,
-    )?;
-    let token = Token::random().map_err(|error| {
-        let error = Error::new(
-            ErrorKind::StoreUnavailable,
-            "no randomness to hold a lease under",
-        )
-        .with_source(error);
-        NoPrincipal::Missing(Box::new(error))
-    })?;
-    Ok(Claim {
-        id,
-        fingerprint,
-        token,
-        lease: config.lease,
-        orphans: config.orphans,
-        keep: config.orphans_kept.unwrap_or(config.retention),
-        owner: Arc::clone(&engine.owner),
-        operation: operation(head),
-    })
-}
-
-/// Method and path without the query, which may hold secrets; at most 128 bytes.
-fn operation(head: &request::Parts) -> Box<str> {
-    let path = path_and_query(head);
-    let path = path.split('?').next().unwrap_or(path);
-    let method = head.method.as_str();
-    let mut operation = String::with_capacity(128.min(method.len() + 1 + path.len()));
-    let text = [method, " ", path].into_iter().flat_map(str::chars);
-    operation.extend(text.scan(128_usize, |room, char| {
-        *room = room.checked_sub(char.len_utf8())?;
-        Some(char)
-    }));
-    operation.into()
 }
 
 // ---- Asking the store ----
@@ -349,8 +221,7 @@ fn operation(head: &request::Parts) -> Box<str> {
 /// The answer to a claim, as far as the exchange is concerned.
 enum Asked {
     Granted(Kept),
-    Replay(Replay),
-    Answer(Response<Bytes>),
+    Answer(Box<Answer>),
 }
 
 async fn acquire(shared: &Shared, claim: &Claim, detach: &Detach) -> Result<Asked, Failure> {
@@ -360,7 +231,7 @@ async fn acquire(shared: &Shared, claim: &Claim, detach: &Detach) -> Result<Aske
         (&acquired, config.in_flight)
         && *fingerprint == claim.fingerprint
     {
-        (acquired, sent) = wait(shared, claim, detach, acquired, sent).await?;
+        (acquired, sent) = wait(config, engine, claim, detach, acquired, sent).await?;
     }
     // Another request under the same key is judged first, whatever has become of the first one.
     if let Acquired::InProgress { fingerprint, .. }
@@ -369,15 +240,7 @@ async fn acquire(shared: &Shared, claim: &Claim, detach: &Detach) -> Result<Aske
         && *fingerprint != claim.fingerprint
     {
         telemetry::mismatch(&claim.id);
-        let status = match config.mismatch {
-            Mismatch::Refuse(status) => status,
-            Mismatch::Separate => ErrorKind::KeyReused.status(),
-        };
-        let error = Error::new(
-            ErrorKind::KeyReused,
-            "the key was used with another request; use a new key for a new request",
-        );
-        return Ok(Asked::Answer(refuse(config, &error.with_status(status))));
+        return Ok(Asked::Answer(Box::new(refuse(config, &key_reused(config)))));
     }
     Ok(match acquired {
         Acquired::Granted {
@@ -395,177 +258,16 @@ async fn acquire(shared: &Shared, claim: &Claim, detach: &Detach) -> Result<Aske
         }
         Acquired::InProgress { .. } => {
             telemetry::in_progress(&claim.id);
-            Asked::Answer(refuse(config, &in_progress(config)))
+            Asked::Answer(Box::new(refuse(config, &in_progress(config))))
         }
         Acquired::Orphaned { .. } => {
             telemetry::orphaned(&claim.id);
-            Asked::Answer(refuse(config, &outcome_unknown()))
+            Asked::Answer(Box::new(refuse(config, &outcome_unknown())))
         }
-        Acquired::Completed { record, .. } => replay(config, &claim.id, &record),
+        Acquired::Completed { record, .. } => {
+            Asked::Answer(Box::new(replay(config, &claim.id, &record)))
+        }
     })
-}
-
-/// Waits until the first request has an answer, this one may take over, or the time is up: then it is still in progress.
-async fn wait(
-    shared: &Shared,
-    claim: &Claim,
-    detach: &Detach,
-    mut acquired: Acquired,
-    mut sent: Instant,
-) -> Result<(Acquired, Instant), Failure> {
-    let (config, engine) = (&*shared.config, &shared.engine);
-    let InFlight::Wait(max) = config.in_flight else {
-        return Ok((acquired, sent));
-    };
-    let deadline = Instant::now() + max;
-    if detach.caller_left() {
-        return Ok((acquired, sent));
-    }
-    let Some(mut waiting) = engine
-        .waiters
-        .join(claim.id, config.waiters_per_key, config.waiters)
-    else {
-        return Ok((acquired, sent));
-    };
-    telemetry::waiting(&claim.id);
-    // A waiter has nothing to lose: when its client leaves, its place is free.
-    detach.disarm();
-    let woken = timeout_at(deadline, waiting.woken()).await;
-    detach.arm();
-    let turn = match woken {
-        Ok(Woken::Turn(turn)) => turn,
-        Ok(Woken::Found(Found {
-            fingerprint,
-            record,
-        })) => {
-            return Ok((
-                Acquired::Completed {
-                    fingerprint,
-                    record,
-                },
-                sent,
-            ));
-        }
-        Err(_elapsed) => return Ok((acquired, sent)),
-    };
-    let mut pause = MIN_PAUSE;
-    while let Acquired::InProgress {
-        fingerprint,
-        expires_in,
-    } = &acquired
-    {
-        let now = Instant::now();
-        if *fingerprint != claim.fingerprint || now >= deadline || detach.caller_left() {
-            break;
-        }
-        // The store's push is a hint: we look again however it ends, and no later than the lease may be over.
-        let within = pause
-            .min(deadline - now)
-            .min(*expires_in)
-            .max(Duration::from_millis(1));
-        detach.disarm();
-        let _ = timeout(within, engine.store.changed(&claim.id, within)).await;
-        // Asking may take the lease: whoever drops us meanwhile leaves it in good hands.
-        detach.arm();
-        (acquired, sent) = engine.acquire(claim, config.store_timeout).await?;
-        pause = (pause * 8 / 5).min(MAX_PAUSE);
-    }
-    if let Acquired::Completed {
-        fingerprint,
-        record,
-    } = &acquired
-    {
-        waiting.deliver(Found {
-            fingerprint: *fingerprint,
-            record: record.clone(),
-        });
-    }
-    drop(turn);
-    Ok((acquired, sent))
-}
-
-// ---- Answering from a record ----
-
-/// A replay is as good as the response it repeats; its size would burden every other answer.
-struct Replay(Box<StoredResponse>, Option<(HeaderName, HeaderValue)>);
-
-fn replay(config: &Config, id: &KeyId, record: &Bytes) -> Asked {
-    match config.codec().decode(id, record) {
-        Ok(Record::Response(stored)) => {
-            telemetry::replayed(id, Some(stored.recorded_at));
-            Asked::Replay(Replay(Box::new(stored), config.replay_marker.clone()))
-        }
-        Ok(Record::Tombstone { status, reason }) => {
-            telemetry::tombstone(id, status, reason);
-            let what = match reason {
-                NotRetained::TooLarge => "too large",
-                NotRetained::Streamed => "streamed",
-            };
-            let detail = format!(
-                "the first request was executed and answered {}, but its response was {what} and was not retained",
-                status.as_u16(),
-            );
-            Asked::Answer(refuse(
-                config,
-                &Error::new(ErrorKind::ResponseNotRetained, detail),
-            ))
-        }
-        // It was executed once, whatever this is: it must not be executed again.
-        Ok(Record::Value(_)) => {
-            let error = Error::new(
-                ErrorKind::StoreUnavailable,
-                "the stored record is not of an HTTP response and cannot be replayed",
-            );
-            Asked::Answer(refuse(config, &error))
-        }
-        Err(error) => {
-            telemetry::bad_record(id, &error);
-            let error = Error::new(
-                ErrorKind::StoreUnavailable,
-                "the stored record cannot be read",
-            )
-            .with_source(error);
-            Asked::Answer(refuse(config, &error))
-        }
-    }
-}
-
-impl Replay {
-    fn into_response<R: http_body::Body>(self) -> Response<Body<R>> {
-        let Self(stored, marker) = self;
-        let StoredResponse {
-            status,
-            headers,
-            body,
-            trailers,
-            ..
-        } = *stored;
-        let announce = match &trailers {
-            // HTTP/1 sends only the trailers that are announced, and only where no length is.
-            Some(trailers) => announced_trailers(trailers).map(|names| (header::TRAILER, names)),
-            None if has_body(status) => {
-                Some((header::CONTENT_LENGTH, HeaderValue::from(body.len())))
-            }
-            None => None,
-        };
-        let mut res = Response::new(Body::held(body, trailers));
-        *res.status_mut() = status;
-        *res.headers_mut() = headers;
-        for (name, value) in announce.into_iter().chain(marker) {
-            res.headers_mut().insert(name, value);
-        }
-        res
-    }
-}
-
-fn has_body(status: StatusCode) -> bool {
-    !status.is_informational()
-        && ![StatusCode::NO_CONTENT, StatusCode::NOT_MODIFIED].contains(&status)
-}
-
-fn announced_trailers(trailers: &HeaderMap) -> Option<HeaderValue> {
-    let names: Vec<_> = trailers.keys().map(HeaderName::as_str).collect();
-    HeaderValue::from_str(&names.join(", ")).ok()
 }
 
 // ---- Executing ----
@@ -675,7 +377,9 @@ async fn settle<R: http_body::Body>(
             "the store cannot keep a record this large"
         );
         if config.unretained == Unretained::Release {
-            end(shared, lease, place, "not_retained").await;
+            engine
+                .end(lease, config.store_timeout, place, "not_retained")
+                .await;
             return res;
         }
         telemetry::not_retained(&claim.id, NotRetained::TooLarge);
@@ -726,11 +430,7 @@ async fn answer_what_is_stored<R: http_body::Body>(
                 record,
             },
             _,
-        )) if fingerprint == claim.fingerprint => match replay(config, &claim.id, &record) {
-            Asked::Replay(replay) => replay.into_response(),
-            Asked::Answer(res) => answer(res),
-            Asked::Granted(_) => unreachable!("a record grants nothing"),
-        },
+        )) if fingerprint == claim.fingerprint => into_response(replay(config, &claim.id, &record)),
         // Whoever had it released it without an answer to keep: ours is the only one.
         Ok((Acquired::Granted { generation, .. }, _)) => {
             let lease = claim.lease_ref(generation);
@@ -740,7 +440,7 @@ async fn answer_what_is_stored<R: http_body::Body>(
             {
                 Completion::Stored => res,
                 Completion::LeaseLost | Completion::TooLarge { .. } | Completion::Failing => {
-                    answer(refuse(config, &outcome_unknown()))
+                    into_response(refuse(config, &outcome_unknown()))
                 }
             }
         }
@@ -748,63 +448,6 @@ async fn answer_what_is_stored<R: http_body::Body>(
             Acquired::InProgress { .. } | Acquired::Orphaned { .. } | Acquired::Completed { .. },
             _,
         ))
-        | Err(_) => answer(refuse(config, &outcome_unknown())),
+        | Err(_) => into_response(refuse(config, &outcome_unknown())),
     }
 }
-
-/// Frees the key: there is nothing to keep.
-async fn end(shared: &Shared, lease: Kept, place: Place, reason: &'static str) {
-    let (config, engine) = (&*shared.config, &shared.engine);
-    telemetry::released(&lease.reference().id, reason);
-    if !engine
-        .release(lease.reference(), config.store_timeout)
-        .await
-    {
-        let deadline = lease.deadline();
-        engine.release_later(*lease.reference(), deadline, config.store_timeout, place);
-    }
-}
-
-// ---- Refusing ----
-
-fn refuse(config: &Config, error: &Error) -> Response<Bytes> {
-    telemetry::refused(error.kind());
-    config.refusal(error)
-}
-
-fn answer<R: http_body::Body>(res: Response<Bytes>) -> Response<Body<R>> {
-    res.map(|body| Body::held(body, None))
-}
-
-fn in_progress(config: &Config) -> Error {
-    let status = match config.in_flight {
-        InFlight::TooManyRequests => StatusCode::TOO_MANY_REQUESTS,
-        InFlight::Conflict | InFlight::Wait(_) => StatusCode::CONFLICT,
-    };
-    Error::new(
-        ErrorKind::InProgress,
-        "the first request with this key is still being executed",
-    )
-    .with_status(status)
-    .with_retry_after(config.retry_after)
-}
-
-fn outcome_unknown() -> Error {
-    Error::new(
-        ErrorKind::OutcomeUnknown,
-        "an execution of this request ended without an outcome; it may or may not have had its effect",
-    )
-}
-
-fn unavailable(config: &Config, failure: Failure) -> Error {
-    Error::new(
-        ErrorKind::StoreUnavailable,
-        "the store failed, so nothing was executed",
-    )
-    .with_retry_after(config.retry_after)
-    .with_source(failure.into_source())
-}
-
-/// How often a waiter looks at the store however quiet it is: from the first pause to the last.
-const MIN_PAUSE: Duration = Duration::from_millis(25);
-const MAX_PAUSE: Duration = Duration::from_secs(1);

@@ -115,25 +115,27 @@ impl By {
     }
 }
 
-/// The id of the entry for `key` in its scope. `scope` feeds who is asking, and may refuse.
-pub(crate) fn key_id<E>(
-    secret: Option<&Secret>,
-    namespace: &str,
-    scope: impl FnOnce(&mut Fields) -> Result<(), E>,
-    key: &KeyPart<'_>,
-) -> Result<KeyId, E> {
-    let mut hash = Fields::new(secret);
-    hash.field(b"id").field(VERSION).field(namespace.as_bytes());
-    scope(&mut hash)?;
+/// The beginning of every id: what follows is who is asking, then the key.
+pub(crate) fn scope_of(secret: Option<&Secret>, namespace: &str) -> Fields {
+    let mut scope = Fields::new(secret);
+    scope
+        .field(b"id")
+        .field(VERSION)
+        .field(namespace.as_bytes());
+    scope
+}
+
+/// The id of the entry for `key` in its scope.
+pub(crate) fn key_id(mut scope: Fields, key: &KeyPart<'_>) -> KeyId {
     match key {
-        KeyPart::Sent(key) => hash.field(b"sent").field(key.as_str().as_bytes()),
-        KeyPart::Separate(key, fingerprint) => hash
+        KeyPart::Sent(key) => scope.field(b"sent").field(key.as_str().as_bytes()),
+        KeyPart::Separate(key, fingerprint) => scope
             .field(b"separate")
             .field(key.as_str().as_bytes())
             .field(fingerprint.as_bytes()),
-        KeyPart::Derived(fingerprint) => hash.field(b"derived").field(fingerprint.as_bytes()),
+        KeyPart::Derived(fingerprint) => scope.field(b"derived").field(fingerprint.as_bytes()),
     };
-    Ok(KeyId::from_bytes(hash.finish()))
+    KeyId::from_bytes(scope.finish())
 }
 
 /// What of the request goes into the id beside the scope.

@@ -2,6 +2,7 @@
 
 #![cfg_attr(docsrs, feature(doc_cfg))]
 
+mod admission;
 #[cfg(feature = "axum")]
 pub mod axum;
 mod body;
@@ -21,6 +22,8 @@ mod limits;
 mod preset;
 mod problem;
 mod record;
+mod refusal;
+mod replay;
 pub mod run_once;
 mod scope;
 mod service;

@@ -7,14 +7,15 @@ use tokio::time::Instant;
 
 use crate::{
     config::Config,
-    engine::{Completion, Engine},
-    error::{Error, ErrorKind},
+    engine::{Completion, Engine, Failure},
+    error::Error,
     fingerprint::Fields,
     future::{Detach, Detachable, catch_panic},
     layer::IdempotencyLayer,
     lease::{Kept, Lease},
     limits::Place,
     record::{NotRetained, Record},
+    refusal::{draining, overloaded, unavailable, unreadable},
     store::{Acquired, Claim, Fingerprint, KeyId, Token},
     telemetry,
 };
@@ -78,8 +79,8 @@ impl IdempotencyLayer {
     ///
     /// # Errors
     ///
-    /// [`ErrorKind::StoreUnavailable`] when no lease could be taken or the record cannot be read,
-    /// [`ErrorKind::Overloaded`] and [`ErrorKind::Draining`] as for requests. The work did not run.
+    /// [`ErrorKind::StoreUnavailable`](crate::ErrorKind::StoreUnavailable) when no lease could be taken or the record cannot be read,
+    /// [`Overloaded`](crate::ErrorKind::Overloaded) and [`Draining`](crate::ErrorKind::Draining) as for requests. The work did not run.
     ///
     /// # Panics
     ///
@@ -122,16 +123,10 @@ impl IdempotencyLayer {
     {
         let (config, engine) = (Arc::clone(&self.config), Arc::clone(&self.engine));
         if engine.limits.is_draining() {
-            return Err(Error::new(
-                ErrorKind::Draining,
-                "the service is shutting down",
-            ));
+            return Err(draining(&config));
         }
         let Some(place) = engine.limits.enter(config.max_in_flight) else {
-            return Err(Error::new(
-                ErrorKind::Overloaded,
-                "too many requests are in flight",
-            ));
+            return Err(overloaded(&config, "too many requests are in flight"));
         };
         let claim = claim(&config, &engine, key.as_ref(), fingerprint.as_ref())?;
         let detach = Detach::new(Arc::clone(&engine));
@@ -149,13 +144,7 @@ fn claim(config: &Config, engine: &Engine, key: &[u8], fingerprint: &[u8]) -> Re
             .field(bytes);
         hash.finish()
     };
-    let token = Token::random().map_err(|error| {
-        Error::new(
-            ErrorKind::StoreUnavailable,
-            "no randomness to hold a lease under",
-        )
-        .with_source(error)
-    })?;
+    let token = Token::random().map_err(|error| unavailable(config, Failure::Store(error)))?;
     Ok(Claim {
         id: KeyId::from_bytes(digest(b"id", key)),
         fingerprint: Fingerprint::from_bytes(digest(b"fingerprint", fingerprint)),
@@ -186,11 +175,7 @@ where
         Err(failure) => {
             let deadline = Instant::now() + config.lease.as_duration();
             engine.release_later(claim.lease_ref(1), deadline, config.store_timeout, place);
-            return Err(Error::new(
-                ErrorKind::StoreUnavailable,
-                "the store failed, so nothing was executed",
-            )
-            .with_source(failure.into_source()));
+            return Err(unavailable(&config, failure));
         }
     };
     if let Acquired::InProgress { fingerprint, .. }
@@ -248,7 +233,9 @@ where
     let value = match produced {
         Ok(Ok(value)) => value,
         Ok(Err(Failed::Release(error))) => {
-            end(&config, &engine, &lease, place, "failed").await;
+            engine
+                .end(lease, config.store_timeout, place, "failed")
+                .await;
             return Ok(Outcome::Failed(error));
         }
         Ok(Err(Failed::Hold(error))) => {
@@ -256,7 +243,9 @@ where
             return Ok(Outcome::Failed(error));
         }
         Err(panic) => {
-            end(&config, &engine, &lease, place, "panic").await;
+            engine
+                .end(lease, config.store_timeout, place, "panic")
+                .await;
             resume_unwind(panic)
         }
     };
@@ -305,29 +294,4 @@ async fn settle<T: Serialize, E>(
             Outcome::Executed(value)
         }
     }
-}
-
-async fn end(
-    config: &Config,
-    engine: &Arc<Engine>,
-    lease: &Kept,
-    place: Place,
-    reason: &'static str,
-) {
-    telemetry::released(&lease.reference().id, reason);
-    if !engine
-        .release(lease.reference(), config.store_timeout)
-        .await
-    {
-        let deadline = lease.deadline();
-        engine.release_later(*lease.reference(), deadline, config.store_timeout, place);
-    }
-}
-
-fn unreadable(source: impl Into<Box<dyn std::error::Error + Send + Sync>>) -> Error {
-    Error::new(
-        ErrorKind::StoreUnavailable,
-        "the stored record cannot be read",
-    )
-    .with_source(source)
 }

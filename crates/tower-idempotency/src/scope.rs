@@ -7,7 +7,7 @@ use http::{HeaderName, Response, header, request};
 
 use crate::{
     error::{Error, ErrorKind},
-    fingerprint::Fields,
+    fingerprint::{Fields, Secret, scope_of},
 };
 
 /// Who is asking.
@@ -116,8 +116,20 @@ impl Principal {
         self
     }
 
+    /// The scope of this request's key.
+    pub(crate) fn scope(
+        &self,
+        secret: Option<&Secret>,
+        namespace: &str,
+        head: &request::Parts,
+    ) -> Result<Fields, NoPrincipal> {
+        let mut scope = scope_of(secret, namespace);
+        self.feed(head, &mut scope)?;
+        Ok(scope)
+    }
+
     /// Feeds the principal of this request, under the name of the source that found it: a cookie never equals a header.
-    pub(crate) fn feed(&self, head: &request::Parts, hash: &mut Fields) -> Result<(), NoPrincipal> {
+    fn feed(&self, head: &request::Parts, hash: &mut Fields) -> Result<(), NoPrincipal> {
         let mut anonymous = true;
         for source in &self.0 {
             match source {

@@ -14,6 +14,7 @@ use crate::{
     body::Body,
     exchange::{Admission, Shared, admit, exchange},
     future::{Detach, Detachable, ResponseFuture},
+    refusal::into_response,
 };
 
 /// Executes each keyed request once and answers every retry with the recorded response.
@@ -65,9 +66,7 @@ where
                     .call(Request::from_parts(head, Body::original(body))),
                 false,
             ),
-            Admission::Refused(res) => {
-                ResponseFuture::refused(res.map(|body| Body::held(body, None)))
-            }
+            Admission::Refused(answer) => ResponseFuture::refused(into_response(*answer)),
             Admission::Exchange(key, place) => {
                 // The service that was found ready is the one to call; the clone gets ready next time.
                 // https://docs.rs/tower/latest/tower/trait.Service.html#be-careful-when-cloning-inner-services

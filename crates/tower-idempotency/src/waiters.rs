@@ -6,12 +6,101 @@ use std::{
         Arc, Mutex, MutexGuard, PoisonError,
         atomic::{AtomicUsize, Ordering::Relaxed},
     },
+    time::Duration,
 };
 
 use bytes::Bytes;
-use tokio::sync::{OwnedMutexGuard, watch};
+use tokio::{
+    sync::{OwnedMutexGuard, watch},
+    time::{Instant, timeout, timeout_at},
+};
 
-use crate::store::{Fingerprint, KeyId};
+use crate::{
+    config::{Config, InFlight},
+    engine::{Engine, Failure},
+    future::Detach,
+    store::{Acquired, Claim, Fingerprint, KeyId},
+    telemetry,
+};
+
+/// Waits until the first request has an answer, this one may take over, or the time is up: then it is still in progress.
+pub(crate) async fn wait(
+    config: &Config,
+    engine: &Engine,
+    claim: &Claim,
+    detach: &Detach,
+    mut acquired: Acquired,
+    mut sent: Instant,
+) -> Result<(Acquired, Instant), Failure> {
+    let InFlight::Wait(max) = config.in_flight else {
+        return Ok((acquired, sent));
+    };
+    let deadline = Instant::now() + max;
+    if detach.caller_left() {
+        return Ok((acquired, sent));
+    }
+    let Some(mut waiting) = engine
+        .waiters
+        .join(claim.id, config.waiters_per_key, config.waiters)
+    else {
+        return Ok((acquired, sent));
+    };
+    telemetry::waiting(&claim.id);
+    // A waiter has nothing to lose: when its client leaves, its place is free.
+    detach.disarm();
+    let woken = timeout_at(deadline, waiting.woken()).await;
+    detach.arm();
+    let turn = match woken {
+        Ok(Woken::Turn(turn)) => turn,
+        Ok(Woken::Found(Found {
+            fingerprint,
+            record,
+        })) => {
+            return Ok((
+                Acquired::Completed {
+                    fingerprint,
+                    record,
+                },
+                sent,
+            ));
+        }
+        Err(_elapsed) => return Ok((acquired, sent)),
+    };
+    let mut pause = MIN_PAUSE;
+    while let Acquired::InProgress {
+        fingerprint,
+        expires_in,
+    } = &acquired
+    {
+        let now = Instant::now();
+        if *fingerprint != claim.fingerprint || now >= deadline || detach.caller_left() {
+            break;
+        }
+        // The store's push is a hint: we look again however it ends, and no later than the lease may be over.
+        let within = pause
+            .min(deadline - now)
+            .min(*expires_in)
+            .max(Duration::from_millis(1));
+        detach.disarm();
+        let _ = timeout(within, engine.store.changed(&claim.id, within)).await;
+        // Asking may take the lease: whoever drops us meanwhile leaves it in good hands.
+        detach.arm();
+        (acquired, sent) = engine.acquire(claim, config.store_timeout).await?;
+        pause = (pause * 8 / 5).min(MAX_PAUSE);
+    }
+    if let Acquired::Completed {
+        fingerprint,
+        record,
+    } = &acquired
+    {
+        waiting.deliver(Found {
+            fingerprint: *fingerprint,
+            record: record.clone(),
+        });
+    }
+    drop(turn);
+    Ok((acquired, sent))
+}
 
 /// Who waits, by key.
 #[derive(Default)]
@@ -35,13 +124,13 @@ struct Group {
 
 /// The record that ended the wait.
 #[derive(Clone)]
-pub(crate) struct Found {
-    pub(crate) fingerprint: Fingerprint,
-    pub(crate) record: Bytes,
+struct Found {
+    fingerprint: Fingerprint,
+    record: Bytes,
 }
 
 /// One waiter's place; given up when dropped.
-pub(crate) struct Waiting {
+struct Waiting {
     state: Arc<Mutex<State>>,
     id: KeyId,
     group: Arc<Group>,
@@ -49,7 +138,7 @@ pub(crate) struct Waiting {
 }
 
 /// What a waiter waits for.
-pub(crate) enum Woken {
+enum Woken {
     /// It is this waiter's turn to watch the store.
     Turn(OwnedMutexGuard<()>),
     /// Another waiter found the record.
@@ -58,7 +147,7 @@ pub(crate) enum Woken {
 
 impl Waiters {
     /// A place among the waiters for `id`, or `None` when `per_key` or `total` of them wait already.
-    pub(crate) fn join(&self, id: KeyId, per_key: usize, total: usize) -> Option<Waiting> {
+    fn join(&self, id: KeyId, per_key: usize, total: usize) -> Option<Waiting> {
         let mut state = lock(&self.state);
         let waiting = state
             .groups
@@ -89,7 +178,7 @@ impl Waiters {
 
 impl Waiting {
     /// Resolves with this waiter's turn, or with what another found.
-    pub(crate) async fn woken(&mut self) -> Woken {
+    async fn woken(&mut self) -> Woken {
         let turn = Arc::clone(&self.group.turn);
         tokio::select! {
             biased;
@@ -103,7 +192,7 @@ impl Waiting {
     }
 
     /// Gives the record to all who wait now. Those who come later ask the store themselves.
-    pub(crate) fn deliver(&self, found: Found) {
+    fn deliver(&self, found: Found) {
         let mut state = lock(&self.state);
         // Out of the map first: nobody joins a group whose wait is over.
         if state
@@ -136,3 +225,7 @@ impl Drop for Waiting {
 fn lock(state: &Mutex<State>) -> MutexGuard<'_, State> {
     state.lock().unwrap_or_else(PoisonError::into_inner)
 }
+
+/// How often a waiter looks at the store however quiet it is: from the first pause to the last.
+const MIN_PAUSE: Duration = Duration::from_millis(25);
+const MAX_PAUSE: Duration = Duration::from_secs(1);

@@ -1,0 +1,145 @@
+//! Whether the layer applies to a request, under which key, and what it then asks of the store.
+
+use std::sync::Arc;
+
+use http::{HeaderMap, Method, header, request};
+
+use crate::{
+    config::{Config, KeyFrom, Mismatch, MissingKey},
+    engine::Engine,
+    error::{Error, ErrorKind},
+    fingerprint::{Fields, KeyPart, key_id, path_and_query},
+    key::{IdempotencyKey, KeyError},
+    store::{Claim, StoreError, Token},
+};
+
+/// Whether the layer applies to a request, before its key is looked at.
+pub(crate) fn applies(config: &Config, head: &request::Parts) -> bool {
+    // Whatever the setting says: there is no body to keep for HEAD, and nothing to replay for a tunnel.
+    head.method != Method::HEAD
+        && head.method != Method::CONNECT
+        && (config.methods)(&head.method)
+        && !is_upgrade(&head.headers)
+        && !is_grpc(&head.headers)
+        && !config.skip.as_ref().is_some_and(|skip| skip(head))
+}
+
+/// `Upgrade: h2c` is not one: servers ignore it, and clients send it with ordinary requests.
+fn is_upgrade(headers: &HeaderMap) -> bool {
+    headers.get_all(header::UPGRADE).iter().any(|value| {
+        value
+            .as_bytes()
+            .split(|byte| *byte == b',')
+            .any(|protocol| !protocol.trim_ascii().eq_ignore_ascii_case(b"h2c"))
+    })
+}
+
+fn is_grpc(headers: &HeaderMap) -> bool {
+    headers
+        .get(header::CONTENT_TYPE)
+        .and_then(|value| value.as_bytes().get(..16))
+        .is_some_and(|start| start.eq_ignore_ascii_case(b"application/grpc"))
+}
+
+/// The key, or `None` when the request carries none and that is allowed.
+pub(crate) fn find_key(
+    config: &Config,
+    head: &request::Parts,
+) -> Result<Option<IdempotencyKey>, Error> {
+    let key = match &config.key_from {
+        KeyFrom::Header { name, alias } => {
+            let mut lines = head.headers.get_all(name).iter();
+            let mut line = lines.next();
+            if line.is_none()
+                && let Some(alias) = alias
+            {
+                lines = head.headers.get_all(alias).iter();
+                line = lines.next();
+            }
+            if lines.next().is_some() {
+                return Err(Error::new(
+                    ErrorKind::MalformedKey,
+                    "expected one idempotency key header line, found several",
+                ));
+            }
+            line.map(|line| config.key_rules.parse(line.as_bytes()))
+                .transpose()
+        }
+        KeyFrom::Head(find) => find(head)
+            .map(|key| config.key_rules.check(key))
+            .transpose(),
+    };
+    let key = key.map_err(|error| match error {
+        KeyError::Malformed(detail) => Error::new(ErrorKind::MalformedKey, detail),
+        KeyError::TooLong { found, limit } => Error::new(
+            ErrorKind::KeyTooLong,
+            format!("expected a key of at most {limit} bytes, found {found}"),
+        ),
+        KeyError::TooShort { found, limit } => Error::new(
+            ErrorKind::MalformedKey,
+            format!("expected a key of at least {limit} bytes, found {found}"),
+        ),
+    })?;
+    match key {
+        Some(key)
+            if config
+                .key_check
+                .as_ref()
+                .is_some_and(|check| !check(key.as_str())) =>
+        {
+            Err(Error::new(
+                ErrorKind::MalformedKey,
+                "the key is not of the form this service expects",
+            ))
+        }
+        Some(key) => Ok(Some(key)),
+        None if config.missing_key == MissingKey::Reject => Err(Error::new(
+            ErrorKind::MissingKey,
+            "expected an idempotency key, found none",
+        )),
+        None => Ok(None),
+    }
+}
+
+/// What this request asks of the store.
+pub(crate) fn claim(
+    config: &Config,
+    engine: &Engine,
+    scope: Fields,
+    head: &request::Parts,
+    content: &[u8],
+    key: Option<&IdempotencyKey>,
+) -> Result<Claim, StoreError> {
+    let fingerprint = config
+        .fingerprint
+        .fingerprint(config.secret.as_ref(), head, content);
+    let part = match (key, config.mismatch) {
+        (Some(key), Mismatch::Refuse(_)) => KeyPart::Sent(key),
+        (Some(key), Mismatch::Separate) => KeyPart::Separate(key, fingerprint),
+        (None, Mismatch::Refuse(_) | Mismatch::Separate) => KeyPart::Derived(fingerprint),
+    };
+    Ok(Claim {
+        id: key_id(scope, &part),
+        fingerprint,
+        token: Token::random()?,
+        lease: config.lease,
+        orphans: config.orphans,
+        keep: config.orphans_kept.unwrap_or(config.retention),
+        owner: Arc::clone(&engine.owner),
+        operation: operation(head),
+    })
+}
+
+/// Method and path without the query, which may hold secrets; at most 128 bytes.
+fn operation(head: &request::Parts) -> Box<str> {
+    let path = path_and_query(head);
+    let path = path.split('?').next().unwrap_or(path);
+    let method = head.method.as_str();
+    let mut operation = String::with_capacity(128.min(method.len() + 1 + path.len()));
+    let text = [method, " ", path].into_iter().flat_map(str::chars);
+    operation.extend(text.scan(128_usize, |room, char| {
+        *room = room.checked_sub(char.len_utf8())?;
+        Some(char)
+    }));
+    operation.into()
+}

@@ -1,0 +1,76 @@
+//! What the layer says when it answers in the handler's stead.
+
+use bytes::Bytes;
+use http::{HeaderMap, Response, StatusCode};
+
+use crate::{
+    body::Body,
+    config::{Config, InFlight, Mismatch},
+    engine::Failure,
+    error::{Error, ErrorKind},
+    telemetry,
+};
+
+/// An answer that is in our hands whole: a refusal or a replay.
+pub(crate) type Answer = Response<(Bytes, Option<HeaderMap>)>;
+
+/// The answer as the body of any service's response.
+pub(crate) fn into_response<R: http_body::Body>(answer: Answer) -> Response<Body<R>> {
+    answer.map(|(data, trailers)| Body::held(data, trailers))
+}
+
+pub(crate) fn refuse(config: &Config, error: &Error) -> Answer {
+    telemetry::refused(error.kind());
+    own(config.refusal(error))
+}
+
+/// An answer without trailers.
+pub(crate) fn own(res: Response<Bytes>) -> Answer {
+    res.map(|body| (body, None))
+}
+
+pub(crate) fn draining(config: &Config) -> Error {
+    Error::new(ErrorKind::Draining, "the service is shutting down")
+        .with_retry_after(config.retry_after)
+}
+
+pub(crate) fn overloaded(config: &Config, detail: &'static str) -> Error {
+    Error::new(ErrorKind::Overloaded, detail).with_retry_after(config.retry_after)
+}
+
+pub(crate) fn key_reused(config: &Config) -> Error {
+    let status = match config.mismatch {
+        Mismatch::Refuse(status) => status,
+        Mismatch::Separate => ErrorKind::KeyReused.status(),
+    };
+    let detail = "the key was used with another request; use a new key for a new request";
+    Error::new(ErrorKind::KeyReused, detail).with_status(status)
+}
+
+pub(crate) fn in_progress(config: &Config) -> Error {
+    let status = match config.in_flight {
+        InFlight::TooManyRequests => StatusCode::TOO_MANY_REQUESTS,
+        InFlight::Conflict | InFlight::Wait(_) => StatusCode::CONFLICT,
+    };
+    let detail = "the first request with this key is still being executed";
+    Error::new(ErrorKind::InProgress, detail)
+        .with_status(status)
+        .with_retry_after(config.retry_after)
+}
+
+pub(crate) fn outcome_unknown() -> Error {
+    let detail = "an execution of this request ended without an outcome; it may or may not have had its effect";
+    Error::new(ErrorKind::OutcomeUnknown, detail)
+}
+
+pub(crate) fn unavailable(config: &Config, failure: Failure) -> Error {
+    let detail = "the store failed, so nothing was executed";
+    Error::new(ErrorKind::StoreUnavailable, detail)
+        .with_retry_after(config.retry_after)
+        .with_source(failure.into_source())
+}
+
+pub(crate) fn unreadable(source: impl Into<Box<dyn std::error::Error + Send + Sync>>) -> Error {
+    let detail = "the stored record cannot be read";
+    Error::new(ErrorKind::StoreUnavailable, detail).with_source(source)
+}

@@ -1,0 +1,73 @@
+//! Answering from a record.
+
+use bytes::Bytes;
+use http::{HeaderMap, HeaderName, HeaderValue, Response, StatusCode, header};
+
+use crate::{
+    config::Config,
+    error::{Error, ErrorKind},
+    record::{NotRetained, Record, StoredResponse},
+    refusal::{Answer, refuse, unreadable},
+    store::KeyId,
+    telemetry,
+};
+
+/// The answer that a record holds, or a refusal that says why there is none. Never a reason to execute again.
+pub(crate) fn replay(config: &Config, id: &KeyId, record: &Bytes) -> Answer {
+    match config.codec().decode(id, record) {
+        Ok(Record::Response(stored)) => {
+            telemetry::replayed(id, Some(stored.recorded_at));
+            respond(config, stored)
+        }
+        Ok(Record::Tombstone { status, reason }) => {
+            telemetry::tombstone(id, status, reason);
+            let what = match reason {
+                NotRetained::TooLarge => "too large",
+                NotRetained::Streamed => "streamed",
+            };
+            let detail = format!(
+                "the first request was executed and answered {}, but its response was {what} and was not retained",
+                status.as_u16(),
+            );
+            refuse(config, &Error::new(ErrorKind::ResponseNotRetained, detail))
+        }
+        Ok(Record::Value(_)) => refuse(config, &unreadable("it is not of an HTTP response")),
+        Err(error) => {
+            telemetry::bad_record(id, &error);
+            refuse(config, &unreadable(error))
+        }
+    }
+}
+
+fn respond(config: &Config, stored: StoredResponse) -> Answer {
+    let StoredResponse {
+        status,
+        headers,
+        body,
+        trailers,
+        ..
+    } = stored;
+    let announce = match &trailers {
+        // HTTP/1 sends only the trailers that are announced, and only where no length is.
+        Some(trailers) => announced_trailers(trailers).map(|names| (header::TRAILER, names)),
+        None if has_body(status) => Some((header::CONTENT_LENGTH, HeaderValue::from(body.len()))),
+        None => None,
+    };
+    let mut res = Response::new((body, trailers));
+    *res.status_mut() = status;
+    *res.headers_mut() = headers;
+    for (name, value) in announce.into_iter().chain(config.replay_marker.clone()) {
+        res.headers_mut().insert(name, value);
+    }
+    res
+}
+
+fn has_body(status: StatusCode) -> bool {
+    !status.is_informational()
+        && ![StatusCode::NO_CONTENT, StatusCode::NOT_MODIFIED].contains(&status)
+}
+
+fn announced_trailers(trailers: &HeaderMap) -> Option<HeaderValue> {
+    let names: Vec<_> = trailers.keys().map(HeaderName::as_str).collect();
+    HeaderValue::from_str(&names.join(", ")).ok()
+}

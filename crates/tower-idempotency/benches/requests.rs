@@ -1,0 +1,453 @@
+//! Whole requests, as ratios to the same axum router without the layer, in one run.
+//!
+//! Each round runs every variant once, in turn, so that whatever else the machine does falls on all of them alike; the
+//! figure is the median over the rounds. A request is a POST with a 1 KiB JSON body that the handler parses and answers
+//! with 1 KiB of JSON.
+//!
+//! ```sh
+//! cargo bench -p tower-idempotency --bench requests            # everything
+//! cargo bench -p tower-idempotency --bench requests -- oneshot # the sections whose names contain a word
+//! ```
+
+use std::{
+    convert::Infallible,
+    fmt::Write as _,
+    hint::black_box,
+    net::SocketAddr,
+    sync::{
+        Arc,
+        atomic::{AtomicU64, Ordering},
+    },
+    time::{Duration, Instant},
+};
+
+use axum::{Json, Router, body::Body, http::Request, routing::post};
+use bytes::Bytes;
+use serde::{Deserialize, Serialize};
+use tokio::{
+    io::{AsyncReadExt, AsyncWriteExt},
+    net::{TcpListener, TcpStream},
+    runtime::Runtime,
+};
+use tower::{Service, ServiceExt};
+use tower_idempotency::{IdempotencyLayer, MemoryStore};
+
+#[derive(Clone, Serialize, Deserialize)]
+struct Order {
+    id: u64,
+    customer: String,
+    currency: String,
+    lines: Vec<Line>,
+}
+
+#[derive(Clone, Serialize, Deserialize)]
+struct Line {
+    sku: String,
+    quantity: u32,
+    price: f64,
+    note: String,
+}
+
+/// About 1 KiB as JSON.
+fn order() -> Order {
+    let line = |n: u32| Line {
+        sku: format!("SKU-{n:06}-{:04}", n * 7919 % 10_000),
+        quantity: n % 9 + 1,
+        price: f64::from(n * 137 % 10_000) / 100.0,
+        note: format!(
+            "shelf {} of aisle {}, leave at the door",
+            n * 31 % 97,
+            n * 17 % 53
+        ),
+    };
+    Order {
+        id: 7,
+        customer: "c0ffee00-1234-4a5b-8c6d-0123456789ab".into(),
+        currency: "EUR".into(),
+        lines: (1..=8).map(line).collect(),
+    }
+}
+
+async fn handler(Json(mut order): Json<Order>) -> Json<Order> {
+    order.id += 1;
+    Json(order)
+}
+
+fn bare() -> Router {
+    Router::new().route("/orders", post(handler))
+}
+
+/// The router that the layer is compared with where nothing but its presence is to be measured.
+fn with_noop_layer() -> Router {
+    bare().layer(tower::layer::layer_fn(Noop))
+}
+
+fn protected(store: MemoryStore) -> Router {
+    bare().layer(IdempotencyLayer::new(store))
+}
+
+#[derive(Clone)]
+struct Noop<S>(S);
+
+impl<S: Service<Req>, Req> Service<Req> for Noop<S> {
+    type Response = S::Response;
+    type Error = S::Error;
+    type Future = S::Future;
+
+    fn poll_ready(
+        &mut self,
+        cx: &mut std::task::Context<'_>,
+    ) -> std::task::Poll<Result<(), Self::Error>> {
+        self.0.poll_ready(cx)
+    }
+
+    fn call(&mut self, req: Req) -> Self::Future {
+        self.0.call(req)
+    }
+}
+
+/// Which key a request carries.
+#[derive(Clone, Copy)]
+enum Key {
+    None,
+    Fresh,
+    Same,
+}
+
+struct Keys {
+    next: AtomicU64,
+}
+
+impl Keys {
+    fn text(&self, key: Key) -> Option<String> {
+        match key {
+            Key::None => None,
+            Key::Fresh => {
+                let n = self.next.fetch_add(1, Ordering::Relaxed);
+                Some(format!("8e03978e-40d5-43e8-bc93-{n:012}"))
+            }
+            Key::Same => Some("8e03978e-40d5-43e8-bc93-6894a57f9324".into()),
+        }
+    }
+}
+
+fn request(body: &Bytes, key: Option<&str>) -> Request<Body> {
+    let mut req = Request::post("/orders")
+        .header("content-type", "application/json")
+        .header("content-length", body.len())
+        .header("authorization", "Bearer 0123456789abcdef0123456789abcdef");
+    if let Some(key) = key {
+        req = req.header("idempotency-key", key);
+    }
+    req.body(Body::from(body.clone())).expect("a valid request")
+}
+
+async fn send(app: &Router, req: Request<Body>) {
+    let Ok::<_, Infallible>(res) = app.clone().oneshot(req).await;
+    assert!(res.status().is_success());
+    black_box(
+        axum::body::to_bytes(res.into_body(), usize::MAX)
+            .await
+            .expect("a body"),
+    );
+}
+
+/// A variant of the same work, and what it took in each round.
+struct Variant {
+    name: &'static str,
+    app: Router,
+    key: Key,
+    rounds: Vec<f64>,
+}
+
+impl Variant {
+    fn new(name: &'static str, app: Router, key: Key) -> Self {
+        Self {
+            name,
+            app,
+            key,
+            rounds: Vec::new(),
+        }
+    }
+
+    fn median(&self) -> f64 {
+        let mut rounds = self.rounds.clone();
+        rounds.sort_by(f64::total_cmp);
+        rounds[rounds.len() / 2]
+    }
+}
+
+/// Nanoseconds a request, with `tasks` tasks that each send one after another.
+fn round(
+    runtime: &Runtime,
+    variant: &Variant,
+    keys: &Arc<Keys>,
+    body: &Bytes,
+    tasks: u64,
+    each: u64,
+) -> f64 {
+    runtime.block_on(async {
+        let started = Instant::now();
+        let tasks: Vec<_> = (0..tasks)
+            .map(|_| {
+                let (app, keys, body, key) = (
+                    variant.app.clone(),
+                    Arc::clone(keys),
+                    body.clone(),
+                    variant.key,
+                );
+                tokio::spawn(async move {
+                    for _ in 0..each {
+                        let key = keys.text(key);
+                        send(&app, request(&body, key.as_deref())).await;
+                    }
+                })
+            })
+            .collect();
+        let count = tasks.len() as u64;
+        for task in tasks {
+            task.await.expect("the task ended");
+        }
+        #[expect(clippy::cast_precision_loss, reason = "far below 2^52")]
+        let per_request = started.elapsed().as_nanos() as f64 / (count * each) as f64;
+        per_request
+    })
+}
+
+fn compare(
+    title: &str,
+    runtime: &Runtime,
+    variants: &mut [Variant],
+    tasks: u64,
+    each: u64,
+    rounds: usize,
+) {
+    let keys = Arc::new(Keys {
+        next: AtomicU64::new(0),
+    });
+    let body = Bytes::from(serde_json::to_vec(&order()).expect("an order"));
+    for variant in &*variants {
+        round(runtime, variant, &keys, &body, tasks, each / 4 + 1);
+    }
+    for _ in 0..rounds {
+        for variant in &mut *variants {
+            let took = round(runtime, variant, &keys, &body, tasks, each);
+            variant.rounds.push(took);
+        }
+    }
+    report(title, variants);
+}
+
+fn report(title: &str, variants: &[Variant]) {
+    let base = variants[0].median();
+    let mut out = format!("\n{title}\n");
+    for variant in variants {
+        let median = variant.median();
+        let _ = writeln!(
+            out,
+            "  {:<34} {:>9.2} us {:>7.3} x {:>7.1} % of the rate",
+            variant.name,
+            median / 1000.0,
+            median / base,
+            base / median * 100.0
+        );
+    }
+    println!("{out}");
+}
+
+fn main() {
+    let wanted: Vec<_> = std::env::args()
+        .skip(1)
+        .filter(|arg| !arg.starts_with('-'))
+        .collect();
+    let wants = |section: &str| {
+        wanted.is_empty() || wanted.iter().any(|word| section.contains(word.as_str()))
+    };
+    let runtime = tokio::runtime::Builder::new_multi_thread()
+        .worker_threads(2)
+        .enable_all()
+        .build()
+        .expect("a runtime");
+    let big = || {
+        MemoryStore::new()
+            .with_max_entries(4_000_000)
+            .with_max_bytes(8 << 30)
+    };
+
+    if wants("oneshot") {
+        let app = protected(big());
+        let mut variants = [
+            Variant::new("bare axum", bare(), Key::None),
+            Variant::new("no-op layer", with_noop_layer(), Key::None),
+            Variant::new("no key", app.clone(), Key::None),
+            Variant::new("fresh key", app.clone(), Key::Fresh),
+            Variant::new("replay", app, Key::Same),
+        ];
+        compare("oneshot, one task", &runtime, &mut variants, 1, 2_000, 60);
+        println!(
+            "  no key to no-op layer: {:.3} x",
+            variants[2].median() / variants[1].median()
+        );
+    }
+    if wants("tasks") {
+        let app = protected(big());
+        let mut variants = [
+            Variant::new("bare axum", bare(), Key::None),
+            Variant::new("fresh key", app.clone(), Key::Fresh),
+            Variant::new("replay", app, Key::Same),
+        ];
+        compare("oneshot, 64 tasks", &runtime, &mut variants, 64, 100, 60);
+    }
+    if wants("million") {
+        let full = protected(big());
+        runtime.block_on(async {
+            let body = Bytes::from(serde_json::to_vec(&order()).expect("an order"));
+            for n in 0..1_000_000_u32 {
+                send(&full, request(&body, Some(&format!("stored-{n}")))).await;
+            }
+        });
+        let mut variants = [
+            Variant::new("fresh key, empty store", protected(big()), Key::Fresh),
+            Variant::new("fresh key, 1,000,000 records", full, Key::Fresh),
+        ];
+        compare(
+            "fresh keys over stored records",
+            &runtime,
+            &mut variants,
+            1,
+            2_000,
+            30,
+        );
+    }
+    if wants("socket") {
+        socket(&runtime, big);
+    }
+}
+
+/// Keep-alive connections over loopback, client and server on the same two workers.
+fn socket(runtime: &Runtime, store: impl Fn() -> MemoryStore) {
+    const CONNECTIONS: usize = 64;
+    const EACH: u64 = 100;
+    let body = Bytes::from(serde_json::to_vec(&order()).expect("an order"));
+    let keys = Arc::new(Keys {
+        next: AtomicU64::new(0),
+    });
+    let app = protected(store());
+    let mut variants = [
+        Variant::new("bare axum", bare(), Key::None),
+        Variant::new("fresh key", app.clone(), Key::Fresh),
+        Variant::new("replay", app, Key::Same),
+    ];
+    let mut connections: Vec<Vec<TcpStream>> = variants
+        .iter()
+        .map(|variant| {
+            runtime.block_on(async {
+                let addr = serve(variant.app.clone()).await;
+                let mut streams = Vec::new();
+                for _ in 0..CONNECTIONS {
+                    let stream = TcpStream::connect(addr).await.expect("a connection");
+                    stream.set_nodelay(true).expect("an option");
+                    streams.push(stream);
+                }
+                streams
+            })
+        })
+        .collect();
+    for warm in [true, false] {
+        for _ in 0..if warm { 2 } else { 30 } {
+            for (variant, streams) in variants.iter_mut().zip(&mut connections) {
+                let taken = std::mem::take(streams);
+                let started = Instant::now();
+                *streams = runtime.block_on(async {
+                    let tasks: Vec<_> = taken
+                        .into_iter()
+                        .map(|stream| {
+                            let (keys, body, key) = (Arc::clone(&keys), body.clone(), variant.key);
+                            tokio::spawn(drive(stream, keys, body, key, EACH))
+                        })
+                        .collect();
+                    let mut back = Vec::new();
+                    for task in tasks {
+                        back.push(task.await.expect("the task ended"));
+                    }
+                    back
+                });
+                let took = started.elapsed();
+                if !warm {
+                    variant
+                        .rounds
+                        .push(per_request(took, CONNECTIONS as u64 * EACH));
+                }
+            }
+        }
+    }
+    report("loopback sockets, keep-alive, 64 connections", &variants);
+}
+
+#[expect(clippy::cast_precision_loss, reason = "far below 2^52")]
+fn per_request(took: Duration, requests: u64) -> f64 {
+    took.as_nanos() as f64 / requests as f64
+}
+
+async fn serve(app: Router) -> SocketAddr {
+    let listener = TcpListener::bind("127.0.0.1:0").await.expect("a port");
+    let addr = listener.local_addr().expect("an address");
+    tokio::spawn(async move { axum::serve(listener, app).await });
+    addr
+}
+
+/// Sends requests one after another and reads every answer whole.
+async fn drive(
+    mut stream: TcpStream,
+    keys: Arc<Keys>,
+    body: Bytes,
+    key: Key,
+    each: u64,
+) -> TcpStream {
+    let mut buffer = Vec::with_capacity(8192);
+    for _ in 0..each {
+        let mut head = format!(
+            "POST /orders HTTP/1.1\r\nhost: localhost\r\ncontent-type: application/json\r\ncontent-length: {}\r\n\
+             authorization: Bearer 0123456789abcdef0123456789abcdef\r\n",
+            body.len()
+        );
+        if let Some(key) = keys.text(key) {
+            let _ = write!(head, "idempotency-key: {key}\r\n");
+        }
+        head.push_str("\r\n");
+        buffer.clear();
+        buffer.extend_from_slice(head.as_bytes());
+        buffer.extend_from_slice(&body);
+        stream
+            .write_all(&buffer)
+            .await
+            .expect("the request is sent");
+        buffer.clear();
+        loop {
+            let read = stream
+                .read_buf(&mut buffer)
+                .await
+                .expect("the answer is read");
+            assert!(read > 0, "the server closed the connection");
+            if let Some(end) = find(&buffer, b"\r\n\r\n") {
+                assert!(buffer.starts_with(b"HTTP/1.1 200"), "the request succeeded");
+                let head = std::str::from_utf8(&buffer[..end]).expect("a head of text");
+                let length = head
+                    .lines()
+                    .find_map(|line| line.strip_prefix("content-length: "))
+                    .and_then(|length| length.parse::<usize>().ok())
+                    .expect("a content-length");
+                if buffer.len() >= end + 4 + length {
+                    break;
+                }
+            }
+        }
+    }
+    stream
+}
+
+fn find(haystack: &[u8], needle: &[u8]) -> Option<usize> {
+    haystack
+        .windows(needle.len())
+        .position(|window| window == needle)
+}

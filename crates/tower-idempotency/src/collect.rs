@@ -1,15 +1,16 @@
 //! Bodies read whole, within limits.
 
-use std::{future::poll_fn, pin::Pin};
+use std::future::poll_fn;
 
 use bytes::{Buf, Bytes, BytesMut};
 use http::{HeaderMap, header};
 use http_body::Frame;
-use tokio::time::{Instant, timeout, timeout_at};
+use tokio::time::Instant;
 
 use crate::{
     body::Body,
     config::Config,
+    engine::within,
     error::{Error, ErrorKind},
     limits::Place,
     record::NotRetained,
@@ -62,7 +63,8 @@ pub(crate) async fn request<B: http_body::Body>(
         }
         Ok(None)
     };
-    match timeout(config.body_timeout, read).await {
+    let read = std::pin::pin!(read);
+    match within(|| Instant::now() + config.body_timeout, read).await {
         Ok(Ok(trailers)) => Ok((chunks.join(), trailers)),
         Ok(Err(error)) => Err(error),
         Err(_elapsed) => Err(Error::new(
@@ -100,23 +102,32 @@ pub(crate) async fn response<B: http_body::Body>(
         return Collected::GivenUp(Body::original(body), NotRetained::Streamed);
     }
     // Only a body of unknown length may go on for ever.
-    let deadline = announced
-        .is_none()
-        .then(|| Instant::now() + config.collect_timeout);
+    let mut deadline = None;
     let mut body = Box::pin(body);
     let mut chunks = Chunks::default();
     let mut trailers = None;
     while trailers.is_none() {
-        let frame = match next_frame(&mut body, deadline).await {
-            Some(Some(Ok(frame))) => frame,
-            Some(Some(Err(error))) => {
+        let frame = poll_fn(|cx| body.as_mut().poll_frame(cx));
+        // Only a body of unknown length may go on for ever.
+        let frame = if announced.is_some() {
+            frame.await
+        } else {
+            let deadline =
+                || *deadline.get_or_insert_with(|| Instant::now() + config.collect_timeout);
+            match within(deadline, frame).await {
+                Ok(frame) => frame,
+                Err(_elapsed) => {
+                    let body = Body::resumed(chunks.join(), body);
+                    return Collected::GivenUp(body, NotRetained::Streamed);
+                }
+            }
+        };
+        let frame = match frame {
+            Some(Ok(frame)) => frame,
+            Some(Err(error)) => {
                 return Collected::Broken(Body::broken(chunks.join(), Some(error)));
             }
-            Some(None) => break,
-            None => {
-                let body = Body::resumed(chunks.join(), body);
-                return Collected::GivenUp(body, NotRetained::Streamed);
-            }
+            None => break,
         };
         match split(frame) {
             Part::Data(data) => {
@@ -137,18 +148,6 @@ pub(crate) async fn response<B: http_body::Body>(
         return Collected::Broken(Body::broken(data, None));
     }
     Collected::Whole(data, trailers)
-}
-
-/// `None` when the deadline passed first.
-async fn next_frame<B: http_body::Body>(
-    body: &mut Pin<Box<B>>,
-    deadline: Option<Instant>,
-) -> Option<Option<Result<Frame<B::Data>, B::Error>>> {
-    let frame = poll_fn(|cx| body.as_mut().poll_frame(cx));
-    match deadline {
-        Some(deadline) => timeout_at(deadline, frame).await.ok(),
-        None => Some(frame.await),
-    }
 }
 
 fn content_length(headers: &HeaderMap) -> Option<u64> {

@@ -1,14 +1,17 @@
 //! The store behind timeouts, bounded retries and counters: every call goes through here.
 
 use std::{
+    future::{Future, poll_fn},
+    pin::Pin,
     sync::{Arc, OnceLock},
+    task::Poll,
     time::Duration,
 };
 
 use bytes::Bytes;
 use tokio::{
     runtime::Handle,
-    time::{Instant, sleep, timeout_at},
+    time::{Instant, error::Elapsed, sleep, timeout_at},
 };
 
 use crate::{
@@ -76,8 +79,9 @@ impl Engine {
         let mut tries = Tries::new(limit);
         loop {
             let sent = Instant::now();
-            let answer = timeout_at(tries.call_ends(sent), self.store.acquire(claim)).await;
-            telemetry::store_time("acquire", sent.elapsed());
+            let started = telemetry::start();
+            let answer = tries.call(self.store.acquire(claim)).await;
+            telemetry::store_time("acquire", started);
             let failure = match answer {
                 Ok(Ok(acquired)) => return Ok((acquired, sent)),
                 Ok(Err(error)) => Failure::Store(error),
@@ -100,10 +104,10 @@ impl Engine {
     ) -> Completion {
         let mut tries = Tries::new(limit);
         loop {
-            let sent = Instant::now();
+            let started = telemetry::start();
             let call = self.store.complete(lease, record.clone(), retention);
-            let answer = timeout_at(tries.call_ends(sent), call).await;
-            telemetry::store_time("complete", sent.elapsed());
+            let answer = tries.call(call).await;
+            telemetry::store_time("complete", started);
             let failure = match answer {
                 Ok(Ok(())) => return Completion::Stored,
                 Ok(Err(StoreError::LeaseLost)) => {
@@ -127,9 +131,9 @@ impl Engine {
     pub(crate) async fn release(&self, lease: &LeaseRef, limit: Duration) -> bool {
         let mut tries = Tries::new(limit);
         loop {
-            let sent = Instant::now();
-            let answer = timeout_at(tries.call_ends(sent), self.store.release(lease)).await;
-            telemetry::store_time("release", sent.elapsed());
+            let started = telemetry::start();
+            let answer = tries.call(self.store.release(lease)).await;
+            telemetry::store_time("release", started);
             let failure = match answer {
                 Ok(Ok(()) | Err(StoreError::LeaseLost)) => return true,
                 Ok(Err(error)) => Failure::Store(error),
@@ -152,7 +156,7 @@ impl Engine {
         reason: &'static str,
     ) {
         telemetry::released(&lease.reference().id, reason);
-        if !self.release(lease.reference(), limit).await {
+        if !Box::pin(self.release(lease.reference(), limit)).await {
             self.release_later(*lease.reference(), lease.deadline(), limit, place);
         }
     }
@@ -230,7 +234,8 @@ impl Failure {
 struct Tries {
     left: u32,
     limit: Duration,
-    deadline: Instant,
+    // Counted from the first moment that a call does not answer at once: most of them do, and need no clock.
+    deadline: Option<Instant>,
 }
 
 impl Tries {
@@ -238,12 +243,18 @@ impl Tries {
         Self {
             left: TRIES,
             limit,
-            deadline: Instant::now() + limit * 2,
+            deadline: None,
         }
     }
 
-    fn call_ends(&self, sent: Instant) -> Instant {
-        (sent + self.limit).min(self.deadline)
+    fn deadline(&mut self) -> Instant {
+        *self
+            .deadline
+            .get_or_insert_with(|| Instant::now() + self.limit * 2)
+    }
+
+    async fn call<T>(&mut self, call: impl Future<Output = T> + Unpin) -> Result<T, Elapsed> {
+        within(|| (Instant::now() + self.limit).min(self.deadline()), call).await
     }
 
     /// Pauses, unless the tries or the time are used up.
@@ -253,11 +264,24 @@ impl Tries {
             return false;
         }
         let pause = jittered(Duration::from_millis(if self.left == 2 { 10 } else { 40 }));
-        if Instant::now() + pause >= self.deadline {
+        if Instant::now() + pause >= self.deadline() {
             return false;
         }
-        sleep(pause).await;
+        Box::pin(sleep(pause)).await;
         true
+    }
+}
+
+/// The future's output, unless `deadline` passes first. A future that is ready at once costs neither a look at the clock
+/// nor a timer.
+pub(crate) async fn within<F: Future + Unpin>(
+    deadline: impl FnOnce() -> Instant,
+    mut future: F,
+) -> Result<F::Output, Elapsed> {
+    let first = poll_fn(|cx| Poll::Ready(Pin::new(&mut future).poll(cx))).await;
+    match first {
+        Poll::Ready(output) => Ok(output),
+        Poll::Pending => Box::pin(timeout_at(deadline(), future)).await,
     }
 }
 

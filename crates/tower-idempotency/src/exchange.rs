@@ -86,7 +86,7 @@ pub(crate) fn admit(shared: &Shared, head: &request::Parts) -> Admission {
 /// Everything from the body to the answer.
 pub(crate) async fn exchange<S, B, R>(
     shared: Arc<Shared>,
-    inner: S,
+    mut inner: S,
     req: Request<B>,
     key: Option<IdempotencyKey>,
     mut place: Place,
@@ -143,7 +143,7 @@ where
                 }
                 StoreFailure::DangerouslyExecuteUnprotected => {
                     telemetry::unprotected(&claim.id);
-                    let res = call(inner, Request::from_parts(head, body)).await;
+                    let res = Box::pin(inner.call(Request::from_parts(head, body))).await;
                     engine.release_later(lease, deadline, config.store_timeout, place);
                     res.map(|mut res| {
                         control::strip_only(res.headers_mut());
@@ -155,7 +155,12 @@ where
     };
     head.extensions.insert(lease.handle());
 
-    let run = execute(config, &mut place, inner, Request::from_parts(head, body));
+    let run = async {
+        let started = telemetry::start();
+        let res = inner.call(Request::from_parts(head, body)).await?;
+        telemetry::handler_time(started);
+        Ok(receive(config, &mut place, res).await)
+    };
     let produced = match catch_panic(run).await {
         Ok(produced) => produced,
         Err(panic) => {
@@ -231,7 +236,7 @@ async fn acquire(shared: &Shared, claim: &Claim, detach: &Detach) -> Result<Aske
         (&acquired, config.in_flight)
         && *fingerprint == claim.fingerprint
     {
-        (acquired, sent) = wait(config, engine, claim, detach, acquired, sent).await?;
+        (acquired, sent) = Box::pin(wait(config, engine, claim, detach, acquired, sent)).await?;
     }
     // Another request under the same key is judged first, whatever has become of the first one.
     if let Acquired::InProgress { fingerprint, .. }
@@ -294,63 +299,48 @@ enum Produced<R: http_body::Body> {
     },
 }
 
-/// Runs the handler and collects its response within limits.
-async fn execute<S, B, R>(
+/// Decides what is to become of the handler's response, and collects it within limits if it is to be kept.
+async fn receive<R: http_body::Body>(
     config: &Config,
     place: &mut Place,
-    inner: S,
-    req: Request<Body<B>>,
-) -> Result<Produced<R>, S::Error>
-where
-    S: Service<Request<Body<B>>, Response = Response<R>>,
-    B: http_body::Body,
-    R: http_body::Body,
-{
-    let (mut head, body) = call(inner, req).await?.into_parts();
+    res: Response<R>,
+) -> Produced<R> {
+    let (mut head, body) = res.into_parts();
     let retention = match control::take_wish(&mut head, config.retention, config.max_retention) {
         Wish::Keep(retention) => retention,
         Wish::NoStore => {
             let res = Response::from_parts(head, Body::original(body));
-            return Ok(Produced::Unkept {
+            return Produced::Unkept {
                 res,
                 reason: "no_store",
-            });
+            };
         }
     };
     // A status that announces another answer to come is not one.
     if head.status.is_informational() || !(config.recorded)(head.status) {
         let res = Response::from_parts(head, Body::original(body));
-        return Ok(Produced::Unkept {
+        return Produced::Unkept {
             res,
             reason: "status",
-        });
+        };
     }
-    Ok(
-        match collect::response(config, place, &head.headers, body).await {
-            Collected::Whole(data, trailers) => Produced::Whole {
-                head,
-                data,
-                trailers,
-                retention,
-            },
-            Collected::GivenUp(body, reason) => Produced::Unretainable {
-                res: Response::from_parts(head, body),
-                reason,
-                retention,
-            },
-            Collected::Broken(body) => Produced::Unkept {
-                res: Response::from_parts(head, body),
-                reason: "broken_body",
-            },
+    match collect::response(config, place, &head.headers, body).await {
+        Collected::Whole(data, trailers) => Produced::Whole {
+            head,
+            data,
+            trailers,
+            retention,
         },
-    )
-}
-
-async fn call<S: Service<Req>, Req>(mut inner: S, req: Req) -> Result<S::Response, S::Error> {
-    let started = Instant::now();
-    let res = inner.call(req).await;
-    telemetry::handler_time(started.elapsed());
-    res
+        Collected::GivenUp(body, reason) => Produced::Unretainable {
+            res: Response::from_parts(head, body),
+            reason,
+            retention,
+        },
+        Collected::Broken(body) => Produced::Unkept {
+            res: Response::from_parts(head, body),
+            reason: "broken_body",
+        },
+    }
 }
 
 // ---- Ending the lease ----
@@ -397,7 +387,7 @@ async fn settle<R: http_body::Body>(
         }
         Completion::LeaseLost => {
             drop(lease);
-            answer_what_is_stored(shared, claim, record, retention, res).await
+            Box::pin(answer_what_is_stored(shared, claim, record, retention, res)).await
         }
         // The effect has happened and only we know: say so, and keep trying while the lease lasts. A retry meanwhile is
         // told that it is in progress.

@@ -292,12 +292,13 @@ impl Renewer {
         if sent > held.place().0 + ttl / 3 {
             telemetry::renew_late(&held.reference.id);
         }
+        let started = telemetry::start();
         let renewed = timeout(
             held.store_timeout,
             self.store.renew(&held.reference, held.ttl),
         )
         .await;
-        telemetry::store_time("renew", sent.elapsed());
+        telemetry::store_time("renew", started);
         let again = match renewed {
             Ok(Ok(())) => {
                 held.held_from(sent);

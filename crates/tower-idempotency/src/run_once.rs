@@ -227,9 +227,9 @@ where
     };
 
     let handle = lease.handle();
-    let started = Instant::now();
+    let started = telemetry::start();
     let produced = catch_panic(async { work(handle).await }).await;
-    telemetry::handler_time(started.elapsed());
+    telemetry::handler_time(started);
     let value = match produced {
         Ok(Ok(value)) => value,
         Ok(Err(Failed::Release(error))) => {

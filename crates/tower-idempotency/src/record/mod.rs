@@ -31,7 +31,7 @@ pub(crate) use self::headers::{PERSIST_FOR, POLICY};
 pub use self::{error::RecordError, headers::replayed_by_default};
 
 /// An answer, as far as it is replayed.
-#[derive(Debug)]
+#[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct StoredResponse {
     pub(crate) status: StatusCode,
     pub(crate) headers: HeaderMap,
@@ -48,7 +48,7 @@ pub(crate) enum NotRetained {
 }
 
 /// What an execution left behind.
-#[derive(Debug)]
+#[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) enum Record {
     Response(StoredResponse),
     Tombstone {
@@ -218,5 +218,7 @@ const DEFLATED: u8 = 1;
 /// Version, flags and checksum.
 const PREFIX: usize = 6;
 
+#[cfg(test)]
+mod golden;
 #[cfg(test)]
 mod tests;

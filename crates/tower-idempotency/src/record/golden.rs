@@ -1,0 +1,167 @@
+//! Records as earlier builds wrote them: they decode forever.
+//!
+//! `WRITE_GOLDEN=1 cargo test -p tower-idempotency golden` writes the files that are missing. It never writes over one:
+//! a file that no longer decodes shows a reader that broke its promise. A new version of the format adds a folder.
+
+use std::{
+    fs,
+    path::PathBuf,
+    time::{Duration, UNIX_EPOCH},
+};
+
+use super::{
+    tests::{DEFLATING, ID, PLAIN, headers, json},
+    *,
+};
+
+fn response(status: u16, lines: &[(&str, &[u8])], body: &[u8]) -> StoredResponse {
+    StoredResponse {
+        status: StatusCode::from_u16(status).expect("a status"),
+        headers: headers(lines),
+        body: Bytes::copy_from_slice(body),
+        trailers: None,
+        recorded_at: UNIX_EPOCH + Duration::from_millis(1_767_225_600_123),
+    }
+}
+
+fn tombstone(reason: NotRetained) -> Record {
+    Record::Tombstone {
+        status: StatusCode::CREATED,
+        reason,
+    }
+}
+
+/// File, codec that wrote it, and what it says.
+fn golden() -> Vec<(&'static str, Codec, Record)> {
+    let created = response(
+        201,
+        &[
+            ("content-type", b"application/json"),
+            ("location", b"/orders/1"),
+            ("etag", b"\"1\""),
+        ],
+        br#"{"id":1,"amount":1250,"currency":"EUR"}"#,
+    );
+    let with_trailers = StoredResponse {
+        trailers: Some(headers(&[("grpc-status", b"0"), ("x-sum", b"\xff\xfe")])),
+        ..response(
+            200,
+            &[("content-type", b"application/grpc")],
+            &[0, 255, 128],
+        )
+    };
+    let odd_headers = response(
+        200,
+        &[
+            ("link", b"</a>; rel=next"),
+            ("link", b"</b>; rel=prev"),
+            ("x-latin1", b"caf\xe9"),
+            ("x-empty", b""),
+            ("x-long", &[b'v'; 300]),
+        ],
+        b"",
+    );
+    let large = response(200, &[("content-type", b"application/json")], &json(70_000));
+    vec![
+        ("response", PLAIN, Record::Response(created.clone())),
+        (
+            "response-deflated",
+            DEFLATING,
+            Record::Response(StoredResponse {
+                body: Bytes::from(json(1000)),
+                ..created
+            }),
+        ),
+        (
+            "response-large-deflated",
+            DEFLATING,
+            Record::Response(large),
+        ),
+        ("response-trailers", PLAIN, Record::Response(with_trailers)),
+        ("response-odd-headers", PLAIN, Record::Response(odd_headers)),
+        (
+            "response-no-content",
+            PLAIN,
+            Record::Response(response(204, &[], b"")),
+        ),
+        (
+            "tombstone-too-large",
+            PLAIN,
+            tombstone(NotRetained::TooLarge),
+        ),
+        (
+            "tombstone-streamed",
+            PLAIN,
+            tombstone(NotRetained::Streamed),
+        ),
+        (
+            "value",
+            PLAIN,
+            Record::Value(Bytes::from_static(b"\x82\xa2id\x01\xa2ok\xc3")),
+        ),
+    ]
+}
+
+fn written(codec: Codec, record: &Record) -> Bytes {
+    match record {
+        Record::Response(response) => codec.encode_response_at(
+            &ID,
+            response.status,
+            &response.headers,
+            &|_| true,
+            &response.body,
+            response.trailers.as_ref(),
+            response.recorded_at,
+        ),
+        Record::Tombstone { status, reason } => codec.encode_tombstone(&ID, *status, *reason),
+        Record::Value(value) => codec.encode_value(&ID, value),
+    }
+}
+
+fn file(name: &str) -> Bytes {
+    let path = PathBuf::from(env!("CARGO_MANIFEST_DIR"))
+        .join("tests/golden/v1")
+        .join(name)
+        .with_extension("bin");
+    fs::read(&path)
+        .unwrap_or_else(|error| panic!("{}: {error}", path.display()))
+        .into()
+}
+
+/// The golden files, for tests that start from real records.
+pub(super) fn files() -> Vec<Bytes> {
+    golden().iter().map(|(name, ..)| file(name)).collect()
+}
+
+#[test]
+fn missing_golden_files_are_written_when_asked_for() {
+    if std::env::var_os("WRITE_GOLDEN").is_none() {
+        return;
+    }
+    let folder = PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("tests/golden/v1");
+    fs::create_dir_all(&folder).expect("the folder of golden files");
+    for (name, codec, record) in golden() {
+        let path = folder.join(name).with_extension("bin");
+        if !path.exists() {
+            fs::write(path, written(codec, &record)).expect("a golden file");
+        }
+    }
+}
+
+#[test]
+fn golden_records_decode_forever() {
+    for (name, codec, expected) in golden() {
+        let found = codec.decode(&ID, &file(name));
+        assert_eq!(found.expect(name), expected, "{name}");
+    }
+}
+
+#[test]
+fn plain_golden_records_are_still_written_byte_for_byte() {
+    // What a compressor makes of the same input may change with the compressor.
+    for (name, codec, record) in golden() {
+        if codec.compress_above == usize::MAX {
+            assert_eq!(written(codec, &record), file(name), "{name}");
+        }
+    }
+}

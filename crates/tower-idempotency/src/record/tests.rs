@@ -1,32 +1,74 @@
-use std::time::{Duration, UNIX_EPOCH};
+use std::{
+    cell::Cell,
+    time::{Duration, UNIX_EPOCH},
+};
 
-use http::header;
+use http::HeaderValue;
+use proptest::{collection::vec, prelude::*};
+use serde::Serialize;
 
 use super::*;
 
-const ID: KeyId = KeyId::from_bytes([7; 32]);
-const PLAIN: Codec = Codec {
+pub(super) const ID: KeyId = KeyId::from_bytes([7; 32]);
+pub(super) const PLAIN: Codec = Codec {
     compress_above: usize::MAX,
     max_inflated: 1 << 20,
 };
-const DEFLATING: Codec = Codec {
+pub(super) const DEFLATING: Codec = Codec {
     compress_above: 0,
     max_inflated: 1 << 20,
 };
 
-fn headers(lines: &[(&'static str, &[u8])]) -> HeaderMap {
-    lines
-        .iter()
-        .map(|&(name, value)| {
-            (
-                HeaderName::from_static(name),
-                http::HeaderValue::from_bytes(value).expect("a header value"),
-            )
-        })
-        .fold(HeaderMap::new(), |mut map, (name, value)| {
-            map.append(name, value);
-            map
-        })
+pub(super) fn headers(lines: &[(&str, &[u8])]) -> HeaderMap {
+    let mut map = HeaderMap::new();
+    for &(name, value) in lines {
+        map.append(
+            HeaderName::from_bytes(name.as_bytes()).expect("a header name"),
+            HeaderValue::from_bytes(value).expect("a header value"),
+        );
+    }
+    map
+}
+
+/// A JSON document as services answer it, cut at `length`.
+pub(super) fn json(length: usize) -> Vec<u8> {
+    let mut body = b"[".to_vec();
+    for n in 0_u64.. {
+        let digits = n.wrapping_mul(0x9e37_79b9_7f4a_7c15) >> 40;
+        let member = format!(r#"{{"id":{n},"amount":{digits},"currency":"EUR","paid":true}},"#);
+        body.extend_from_slice(member.as_bytes());
+        if body.len() >= length {
+            break;
+        }
+    }
+    body.truncate(length);
+    body
+}
+
+/// A record around `rest` as this version writes it, whatever `rest` is.
+pub(super) fn sealed(flags: u8, rest: &[u8]) -> Bytes {
+    let mut record = vec![VERSION, flags, 0, 0, 0, 0];
+    record.extend_from_slice(rest);
+    repair(&mut record);
+    Bytes::from(record)
+}
+
+/// Makes the checksum right again.
+pub(super) fn repair(record: &mut [u8]) {
+    if let Some((&mut [_, flags, ref mut written @ ..], rest)) =
+        record.split_first_chunk_mut::<PREFIX>()
+    {
+        *written = checksum(&ID, flags, rest).to_le_bytes();
+    }
+}
+
+/// The inflated length `declared` and the deflate stream of `payload`.
+pub(super) fn deflated(declared: usize, payload: &[u8]) -> Vec<u8> {
+    let declared = u32::try_from(declared).expect("a length");
+    let mut rest = Vec::with_capacity(payload.len() + 64);
+    rest.extend_from_slice(&declared.to_le_bytes());
+    assert!(deflate::deflate_within_capacity(payload, &mut rest));
+    rest
 }
 
 fn everything(_: &HeaderName) -> bool {
@@ -42,24 +84,64 @@ fn response(codec: Codec, record: &Bytes) -> StoredResponse {
     match codec.decode(&ID, record).expect("a record") {
         Record::Response(response) => response,
         other @ (Record::Tombstone { .. } | Record::Value(_)) => {
-            panic!("a response, not {other:?}")
+            panic!("expected a response, found {other:?}")
         }
     }
 }
 
-fn json(length: usize) -> Vec<u8> {
-    let mut body = b"[".to_vec();
-    for n in 0_u64.. {
-        let digits = n.wrapping_mul(0x9e37_79b9_7f4a_7c15) >> 40;
-        body.extend_from_slice(
-            format!(r#"{{"id":{n},"amount":{digits},"currency":"EUR"}},"#).as_bytes(),
-        );
-        if body.len() >= length {
-            break;
-        }
+fn refusal(record: &Bytes) -> String {
+    let error = PLAIN.decode(&ID, record).expect_err("a refusal");
+    let message = error.to_string();
+    message
+        .strip_prefix("unreadable record: ")
+        .expect("the prefix")
+        .to_owned()
+}
+
+fn messagepack(value: &impl Serialize) -> Vec<u8> {
+    rmp_serde::to_vec(value).expect("MessagePack")
+}
+
+fn bin(bytes: &[u8]) -> Vec<u8> {
+    messagepack(&payload::Bin(bytes))
+}
+
+/// A payload of these fields, each with its MessagePack.
+type Fields = Vec<(&'static str, Vec<u8>)>;
+
+fn fields() -> Fields {
+    vec![
+        ("kind", messagepack(&"response")),
+        ("status", messagepack(&200)),
+        ("recorded_at", messagepack(&1_700_000_000_000_u64)),
+        ("headers", messagepack(&[(); 0])),
+        ("body", bin(b"hello")),
+    ]
+}
+
+fn with(name: &'static str, value: Vec<u8>) -> Fields {
+    let mut fields = without(name);
+    fields.push((name, value));
+    fields
+}
+
+fn without(name: &'static str) -> Fields {
+    let mut fields = fields();
+    fields.retain(|field| field.0 != name);
+    fields
+}
+
+fn payload_of(fields: &Fields) -> Vec<u8> {
+    let mut payload = vec![0x80 | u8::try_from(fields.len()).expect("few fields")];
+    for (name, value) in fields {
+        payload.extend(messagepack(name));
+        payload.extend(value);
     }
-    body.truncate(length);
-    body
+    payload
+}
+
+fn record_of(fields: &Fields) -> Bytes {
+    sealed(0, &payload_of(fields))
 }
 
 #[test]
@@ -74,13 +156,630 @@ fn a_response_comes_back_as_it_was() {
     ]);
     let body = json(4000);
     for codec in [PLAIN, DEFLATING] {
-        let record = encode(codec, 201, &lines, &body);
-        let found = response(codec, &record);
+        let found = response(codec, &encode(codec, 201, &lines, &body));
         assert_eq!(found.status, StatusCode::CREATED);
         assert!(found.headers.iter().eq(lines.iter()));
         assert_eq!(found.body, body);
         assert_eq!(found.trailers, None);
         let age = found.recorded_at.elapsed().expect("a time in the past");
         assert!(age < Duration::from_secs(60));
+    }
+}
+
+#[test]
+fn a_small_record_is_these_bytes() {
+    let record = PLAIN.encode_response_at(
+        &ID,
+        StatusCode::OK,
+        &headers(&[("etag", b"\"1\""), ("x-b", b"\xff")]),
+        &everything,
+        b"hello",
+        None,
+        UNIX_EPOCH + Duration::from_millis(1_700_000_000_000),
+    );
+    let mut expected = vec![1, 0];
+    expected.extend(checksum(&ID, 0, &record[PREFIX..]).to_le_bytes());
+    expected.extend(b"\x85");
+    expected.extend(b"\xa4kind\xa8response");
+    expected.extend(b"\xa6status\xcc\xc8");
+    expected.extend(b"\xabrecorded_at\xcf\x00\x00\x01\x8b\xcf\xe5\x68\x00");
+    expected.extend(b"\xa7headers\x92\x92\xa4etag\xc4\x03\"1\"\x92\xa3x-b\xc4\x01\xff");
+    expected.extend(b"\xa4body\xc4\x05hello");
+    assert_eq!(record, expected);
+}
+
+#[test]
+fn a_tombstone_has_status_and_reason_only() {
+    let record = PLAIN.encode_tombstone(&ID, StatusCode::CREATED, NotRetained::Streamed);
+    assert_eq!(
+        record[PREFIX..],
+        b"\x83\xa4kind\xa9tombstone\xa6status\xcc\xc9\xa6reason\xa8streamed"[..]
+    );
+    for reason in [NotRetained::TooLarge, NotRetained::Streamed] {
+        let record = PLAIN.encode_tombstone(&ID, StatusCode::CREATED, reason);
+        let expected = Record::Tombstone {
+            status: StatusCode::CREATED,
+            reason,
+        };
+        assert_eq!(PLAIN.decode(&ID, &record).expect("a record"), expected);
+    }
+}
+
+#[test]
+fn a_value_comes_back_as_it_was() {
+    for value in [&b""[..], b"\x93\x01\x02\x03", &json(5000)] {
+        for codec in [PLAIN, DEFLATING] {
+            let record = codec.encode_value(&ID, value);
+            let expected = Record::Value(Bytes::copy_from_slice(value));
+            assert_eq!(codec.decode(&ID, &record).expect("a record"), expected);
+        }
+    }
+}
+
+#[test]
+fn any_changed_byte_is_noticed() {
+    for codec in [PLAIN, DEFLATING] {
+        let record = encode(codec, 200, &headers(&[("etag", b"1")]), &json(200));
+        for at in 0..record.len() {
+            for bit in 0..8 {
+                let mut changed = record.to_vec();
+                changed[at] ^= 1 << bit;
+                assert!(codec.decode(&ID, &Bytes::from(changed)).is_err(), "{at}");
+            }
+        }
+    }
+}
+
+#[test]
+fn a_record_cut_short_or_gone_on_is_refused() {
+    for codec in [PLAIN, DEFLATING] {
+        let record = encode(codec, 200, &headers(&[("etag", b"1")]), &json(200));
+        for length in 0..record.len() {
+            assert!(codec.decode(&ID, &record.slice(..length)).is_err());
+            // And with a checksum that fits what is left.
+            let mut cut = record[..length].to_vec();
+            repair(&mut cut);
+            assert!(codec.decode(&ID, &Bytes::from(cut)).is_err(), "{length}");
+        }
+        for more in [&b"\0"[..], b"\xc0", b"\x90", b"\xc1", b"more"] {
+            let mut longer = record.to_vec();
+            longer.extend_from_slice(more);
+            assert!(codec.decode(&ID, &longer.clone().into()).is_err());
+            repair(&mut longer);
+            assert!(codec.decode(&ID, &longer.into()).is_err());
+        }
+    }
+}
+
+#[test]
+fn a_record_of_another_key_is_refused() {
+    let record = encode(PLAIN, 200, &HeaderMap::new(), b"mine");
+    let error = PLAIN
+        .decode(&KeyId::from_bytes([8; 32]), &record)
+        .expect_err("a refusal");
+    assert!(error.to_string().contains("under this key"), "{error}");
+}
+
+#[test]
+fn unknown_versions_and_flags_are_refused() {
+    let mut record = encode(PLAIN, 200, &HeaderMap::new(), b"").to_vec();
+    record[0] = 2;
+    repair(&mut record);
+    assert_eq!(
+        refusal(&record.clone().into()),
+        "expected version 1, found 2"
+    );
+    record[0] = 1;
+    record[1] = 0b10;
+    repair(&mut record);
+    assert_eq!(
+        refusal(&record.into()),
+        "expected no flag but bit 0, found 0b00000010"
+    );
+}
+
+#[test]
+fn an_uncompressed_body_and_its_headers_share_the_record() {
+    let record = encode(PLAIN, 200, &headers(&[("x-a", b"value")]), &json(1000));
+    let found = response(PLAIN, &record);
+    let within = |part: &[u8]| record.as_ptr_range().contains(&part.as_ptr());
+    assert!(within(&found.body));
+    assert!(within(found.headers["x-a"].as_bytes()));
+}
+
+#[test]
+fn a_record_has_no_spare_room() {
+    for codec in [PLAIN, DEFLATING] {
+        for length in [0, 1, 255, 256, 1000, 65_535, 65_536, 100_000] {
+            let record = encode(codec, 200, &headers(&[("x-a", b"value")]), &json(length));
+            let length = record.len();
+            assert_eq!(Vec::from(record).capacity(), length);
+        }
+    }
+}
+
+#[test]
+fn the_space_for_a_payload_is_never_short_and_hardly_more() {
+    let long = vec![b'v'; 70_000];
+    let values = [&b""[..], b"short", &long[..255], &long[..256], &long];
+    for value in values {
+        let payload = Payload {
+            status: Some(999),
+            recorded_at: Some(u64::MAX),
+            headers: Some(Lines(vec![("content-type", value); 20])),
+            trailers: Some(Lines(vec![("content-type", value); 20])),
+            body: Some(payload::Bin(value)),
+            ..Payload::of(Kind::Response)
+        };
+        let mut out = Vec::new();
+        payload.write(&mut out);
+        assert!(payload.size() >= out.len());
+        assert!(payload.size() < out.len() + 64);
+    }
+    let payload = Payload {
+        status: Some(999),
+        reason: Some(NotRetained::TooLarge.name()),
+        ..Payload::of(Kind::Tombstone)
+    };
+    let mut out = Vec::new();
+    payload.write(&mut out);
+    assert!(payload.size() >= out.len());
+}
+
+#[test]
+fn fields_of_the_connection_the_framing_and_this_layer_are_never_stored() {
+    let lines = headers(&[
+        ("connection", b"close, X-Hop"),
+        ("connection", b" x-other ,"),
+        ("keep-alive", b"timeout=5"),
+        ("proxy-connection", b"close"),
+        ("te", b"trailers"),
+        ("trailer", b"x-sum"),
+        ("transfer-encoding", b"chunked"),
+        ("upgrade", b"h2c"),
+        ("content-length", b"5"),
+        ("x-idempo-policy", b"no-store"),
+        ("x-idempo-persist-for-seconds", b"5"),
+        ("x-hop", b"1"),
+        ("x-other", b"1"),
+        ("x-kept", b"1"),
+    ]);
+    let found = response(PLAIN, &encode(PLAIN, 200, &lines, b""));
+    assert_eq!(found.headers, headers(&[("x-kept", b"1")]));
+}
+
+#[test]
+fn a_record_that_holds_such_fields_all_the_same_replays_without_them() {
+    let lines = messagepack(&[
+        ("content-length", payload::Bin(b"999")),
+        ("transfer-encoding", payload::Bin(b"chunked")),
+        ("x-kept", payload::Bin(b"1")),
+    ]);
+    let found = response(PLAIN, &record_of(&with("headers", lines)));
+    assert_eq!(found.headers, headers(&[("x-kept", b"1")]));
+}
+
+#[test]
+fn the_default_keeps_everything_but_what_was_true_once() {
+    let denied = [
+        "date",
+        "age",
+        "via",
+        "server-timing",
+        "traceparent",
+        "tracestate",
+        "x-request-id",
+        "set-cookie",
+        "ratelimit",
+        "ratelimit-policy",
+        "ratelimit-remaining",
+        "x-ratelimit-limit",
+        "x-rate-limit-reset",
+        "proxy-authenticate",
+        "proxy-authorization",
+        "proxy-authentication-info",
+        "connection",
+        "content-length",
+        "transfer-encoding",
+        "x-idempo-policy",
+    ];
+    let kept = [
+        "content-type",
+        "content-encoding",
+        "content-language",
+        "etag",
+        "last-modified",
+        "location",
+        "link",
+        "cache-control",
+        "vary",
+        "retry-after",
+        "www-authenticate",
+        "access-control-allow-origin",
+        "x-dates",
+        "x-rate",
+    ];
+    for (names, expected) in [(&denied[..], false), (&kept[..], true)] {
+        for name in names {
+            let name = HeaderName::from_static(name);
+            assert_eq!(replayed_by_default(&name), expected, "{name}");
+        }
+    }
+}
+
+#[test]
+fn the_closure_is_asked_once_per_line_and_obeyed() {
+    let asked = Cell::new(0);
+    // One that changes its mind must not be able to make an unreadable record.
+    let alternating = |_: &HeaderName| {
+        asked.set(asked.get() + 1);
+        asked.get() % 2 == 0
+    };
+    let lines = headers(&[
+        ("x-a", b"1"),
+        ("x-a", b"2"),
+        ("connection", b"close"),
+        ("x-b", b"3"),
+        ("x-c", b"4"),
+    ]);
+    let record = PLAIN.encode_response(&ID, StatusCode::OK, &lines, &alternating, b"", None);
+    let expected = headers(&[("x-a", b"2"), ("x-c", b"4")]);
+    assert_eq!(response(PLAIN, &record).headers, expected);
+    assert_eq!(asked.get(), 4);
+}
+
+#[test]
+fn trailers_are_kept_except_fields_of_the_connection() {
+    let trailers = headers(&[
+        ("grpc-status", b"0"),
+        ("x-sum", b"\xe9"),
+        ("connection", b"x-hop"),
+        ("x-hop", b"1"),
+        ("te", b"trailers"),
+        ("x-sum", b"2"),
+    ]);
+    let denied = |_: &HeaderName| false;
+    let record = PLAIN.encode_response(
+        &ID,
+        StatusCode::OK,
+        &HeaderMap::new(),
+        &denied,
+        b"",
+        Some(&trailers),
+    );
+    let expected = headers(&[("grpc-status", b"0"), ("x-sum", b"\xe9"), ("x-sum", b"2")]);
+    assert_eq!(response(PLAIN, &record).trailers, Some(expected));
+}
+
+#[test]
+fn answers_that_have_no_body_keep_none() {
+    for status in [204, 304] {
+        let found = response(PLAIN, &encode(PLAIN, status, &HeaderMap::new(), b"ghost"));
+        assert!(found.body.is_empty());
+        let record = record_of(&with("status", messagepack(&status)));
+        assert_eq!(
+            refusal(&record),
+            format!("expected no body under the status {status}, found 5 bytes")
+        );
+    }
+}
+
+#[test]
+fn more_header_lines_than_make_sense_leave_a_tombstone() {
+    let lines = |count: usize| {
+        let mut map = HeaderMap::new();
+        for n in 0..count {
+            map.append("x-a", HeaderValue::from(n));
+        }
+        map
+    };
+    let found = response(PLAIN, &encode(PLAIN, 201, &lines(1024), b"body"));
+    assert_eq!(found.headers.len(), 1024);
+    let record = encode(PLAIN, 201, &lines(1025), b"body");
+    let expected = Record::Tombstone {
+        status: StatusCode::CREATED,
+        reason: NotRetained::TooLarge,
+    };
+    assert_eq!(PLAIN.decode(&ID, &record).expect("a record"), expected);
+}
+
+#[test]
+fn a_payload_is_deflated_when_it_is_over_the_threshold_and_pays() {
+    let body = json(1000);
+    let plain = encode(PLAIN, 200, &HeaderMap::new(), &body);
+    let length = plain.len() - PREFIX;
+    for (compress_above, deflated) in [(0, true), (length - 1, true), (length, false)] {
+        let codec = Codec {
+            compress_above,
+            ..PLAIN
+        };
+        let record = encode(codec, 200, &HeaderMap::new(), &body);
+        assert_eq!(record[1], u8::from(deflated));
+        assert_eq!(record.len() < plain.len(), deflated);
+    }
+
+    let noise: Vec<u8> = (0..4000_u32)
+        .map(|n| n.wrapping_mul(n).wrapping_mul(0x9e37_79b9).to_be_bytes()[0])
+        .collect();
+    let record = encode(DEFLATING, 200, &HeaderMap::new(), &noise);
+    assert_eq!(record[1], 0);
+}
+
+#[test]
+fn what_could_not_be_inflated_again_is_not_deflated() {
+    let codec = Codec {
+        compress_above: 0,
+        max_inflated: 1000,
+    };
+    let body = json(2000);
+    let record = encode(codec, 200, &HeaderMap::new(), &body);
+    assert_eq!(record[1], 0);
+    assert_eq!(response(codec, &record).body, body);
+}
+
+#[test]
+fn large_bodies_inflate_in_several_pieces() {
+    for length in [32_000, 32_768, 65_536, 100_000, 900_000] {
+        let body = json(length);
+        let record = encode(DEFLATING, 200, &HeaderMap::new(), &body);
+        assert_eq!(record[1], DEFLATED);
+        assert_eq!(response(DEFLATING, &record).body, body);
+    }
+}
+
+#[test]
+fn a_bomb_is_refused_at_the_limit_and_before_it_is_inflated() {
+    let codec = Codec {
+        max_inflated: 1 << 24,
+        ..DEFLATING
+    };
+    let bomb = encode(codec, 200, &HeaderMap::new(), &vec![0; 1 << 21]);
+    assert!(bomb.len() < (1 << 21) / 20);
+    let allocated = allocation_counter::measure(|| {
+        assert!(refusal(&bomb).starts_with("expected an inflated length of at most 1048576 bytes"));
+    });
+    assert!(allocated.bytes_max < 1000);
+}
+
+#[test]
+fn a_wrong_inflated_length_is_refused() {
+    let payload = payload_of(&fields());
+    let length = payload.len();
+    for declared in [0, 1, length - 1, length + 1, 1 << 20] {
+        let message = refusal(&sealed(DEFLATED, &deflated(declared, &payload)));
+        let expected = format!("expected {declared} bytes after inflating, found ");
+        assert!(message.starts_with(&expected), "{message}");
+    }
+    let record = sealed(DEFLATED, &deflated(length, &payload));
+    assert!(PLAIN.decode(&ID, &record).is_ok());
+}
+
+#[test]
+fn a_declared_length_alone_allocates_nothing() {
+    // The deflate state of this thread is set up by the first use.
+    let rest = deflated(1 << 20, &payload_of(&fields()));
+    let record = sealed(DEFLATED, &rest);
+    assert!(PLAIN.decode(&ID, &record).is_err());
+    let allocated = allocation_counter::measure(|| {
+        assert!(PLAIN.decode(&ID, &record).is_err());
+    });
+    assert!(allocated.bytes_max < 64 * 1024, "{allocated:?}");
+}
+
+#[test]
+fn anything_after_a_deflate_stream_is_refused() {
+    let payload = payload_of(&fields());
+    let mut rest = deflated(payload.len(), &payload);
+    rest.extend_from_slice(b"abc");
+    assert_eq!(
+        refusal(&sealed(DEFLATED, &rest)),
+        "expected nothing after the deflate stream, found 3 bytes"
+    );
+    for rest in [&b""[..], b"\x05\0\0", b"\x05\0\0\0", b"\x05\0\0\0\xff\xff"] {
+        assert_eq!(
+            refusal(&sealed(DEFLATED, rest)),
+            "expected a deflate stream, found something else"
+        );
+    }
+}
+
+#[test]
+fn every_field_of_a_record_is_needed() {
+    assert!(PLAIN.decode(&ID, &record_of(&fields())).is_ok());
+    for (name, _) in fields() {
+        let message = refusal(&record_of(&without(name)));
+        match name {
+            "kind" => {
+                assert!(message.ends_with("found a field missing, given twice or of another type"))
+            }
+            _ => assert_eq!(message, format!("expected the field {name}, found none")),
+        }
+    }
+    let tombstone = vec![
+        ("kind", messagepack(&"tombstone")),
+        ("status", messagepack(&200)),
+    ];
+    assert_eq!(
+        refusal(&record_of(&tombstone)),
+        "expected the field reason, found none"
+    );
+    let value = vec![("kind", messagepack(&"value"))];
+    assert_eq!(
+        refusal(&record_of(&value)),
+        "expected the field value, found none"
+    );
+}
+
+#[test]
+fn fields_that_a_later_version_adds_are_ignored() {
+    for later in [
+        messagepack(&1),
+        messagepack(&"text"),
+        bin(b"bytes"),
+        messagepack(&[[("a", 1)]]),
+        b"\xc0".to_vec(),
+        b"\xd4\x01\x00".to_vec(),
+    ] {
+        let record = record_of(&with("later", later));
+        assert_eq!(response(PLAIN, &record).body, "hello");
+    }
+}
+
+#[test]
+fn fields_nested_deeper_than_any_version_needs_are_refused() {
+    let mut nested = vec![0x91; 500];
+    nested.push(0xc0);
+    assert!(refusal(&record_of(&with("later", nested))).ends_with("found fields nested too deep"));
+}
+
+#[test]
+fn a_body_that_is_not_messagepack_bin_is_refused() {
+    for body in [
+        messagepack(&[104, 105]),
+        messagepack(&"hi"),
+        b"\xc0".to_vec(),
+    ] {
+        let record = record_of(&with("body", body));
+        assert!(PLAIN.decode(&ID, &record).is_err());
+    }
+}
+
+#[test]
+fn fields_without_names_are_refused() {
+    let mut list = vec![0x95];
+    for (_, value) in fields() {
+        list.extend(value);
+    }
+    assert!(refusal(&sealed(0, &list)).ends_with("found no map of fields"));
+    assert!(refusal(&sealed(0, b"")).ends_with("found no map of fields"));
+}
+
+#[test]
+fn a_field_given_twice_is_refused() {
+    let mut fields = fields();
+    fields.push(("body", bin(b"other")));
+    assert!(PLAIN.decode(&ID, &record_of(&fields)).is_err());
+}
+
+#[test]
+fn values_out_of_range_are_refused() {
+    for status in [0, 99, 1000, 65_535, 65_536] {
+        let record = record_of(&with("status", messagepack(&status)));
+        assert!(PLAIN.decode(&ID, &record).is_err(), "{status}");
+    }
+    for status in [100, 599, 600, 999] {
+        let record = record_of(&with("status", messagepack(&status)));
+        assert!(PLAIN.decode(&ID, &record).is_ok(), "{status}");
+    }
+    let record = record_of(&with("kind", messagepack(&"another")));
+    assert!(refusal(&record).starts_with("expected one of the kinds"));
+    // Far beyond the year ten thousand, and not a panic.
+    let record = record_of(&with("recorded_at", messagepack(&u64::MAX)));
+    let _ = PLAIN.decode(&ID, &record);
+}
+
+#[test]
+fn headers_that_http_does_not_allow_are_refused() {
+    for (name, value) in [
+        ("Etag", &b"1"[..]),
+        ("", b"1"),
+        ("a b", b"1"),
+        ("x-a", b"1\r\nset-cookie: a=b"),
+        ("x-a", b"\0"),
+    ] {
+        let lines = messagepack(&[(name, payload::Bin(value))]);
+        let message = refusal(&record_of(&with("headers", lines)));
+        assert!(message.starts_with("expected "), "{message}");
+    }
+}
+
+#[test]
+fn a_declared_list_that_is_not_there_is_refused_without_room_for_it() {
+    let record = record_of(&with("headers", b"\xdd\xff\xff\xff\xff".to_vec()));
+    let allocated = allocation_counter::measure(|| {
+        assert!(PLAIN.decode(&ID, &record).is_err());
+    });
+    assert!(allocated.bytes_max < 4096, "{allocated:?}");
+    let record = record_of(&with("body", b"\xc6\xff\xff\xff\xff".to_vec()));
+    let allocated = allocation_counter::measure(|| {
+        assert!(PLAIN.decode(&ID, &record).is_err());
+    });
+    assert!(allocated.bytes_max < 4096, "{allocated:?}");
+}
+
+#[test]
+fn the_most_header_lines_there_can_be_cost_little() {
+    let lines: Vec<_> = (0..1024)
+        .map(|n| (format!("x{n}"), payload::Bin(b"")))
+        .collect();
+    let mut fields = with("headers", messagepack(&lines));
+    fields.push(("trailers", messagepack(&lines)));
+    let record = record_of(&fields);
+    let allocated = allocation_counter::measure(|| {
+        assert_eq!(response(PLAIN, &record).headers.len(), 1024);
+    });
+    assert!(allocated.bytes_max < 600 * 1024, "{allocated:?}");
+
+    let lines: Vec<_> = (0..1025).map(|_| ("x", payload::Bin(b""))).collect();
+    assert!(
+        PLAIN
+            .decode(&ID, &record_of(&with("headers", messagepack(&lines))))
+            .is_err()
+    );
+}
+
+#[test]
+fn a_refusal_shows_nothing_of_what_the_record_holds() {
+    let secrets = [
+        record_of(&with("kind", messagepack(&"hunter2"))),
+        record_of(&with("body", messagepack(&"hunter2"))),
+        record_of(&with("status", messagepack(&"hunter2"))),
+        record_of(&with(
+            "headers",
+            messagepack(&[("Hunter2", payload::Bin(b""))]),
+        )),
+        record_of(&with("headers", messagepack(&[("x", "hunter2")]))),
+    ];
+    for record in secrets {
+        let error = PLAIN.decode(&ID, &record).expect_err("a refusal");
+        let shown = format!("{error} {error:?}").to_lowercase();
+        assert!(!shown.contains("hunter2"), "{shown}");
+    }
+}
+
+#[test]
+fn errors_are_send_and_sync() {
+    fn check<T: std::error::Error + Send + Sync + 'static>() {}
+    check::<RecordError>();
+}
+
+proptest! {
+    #[test]
+    fn any_response_comes_back(
+        status in 100_u16..=999,
+        lines in vec(("x-[a-e]", vec(prop_oneof![0x20_u8..0x7f, 0x80_u8..=0xff], 0..40)), 0..30),
+        trailers in proptest::option::of(vec(("x-[a-e]", vec(0x20_u8..0x7f, 0..10)), 0..5)),
+        body in vec(any::<u8>(), 0..3000),
+        repeat in 1..4_usize,
+        deflating in any::<bool>(),
+    ) {
+        let map = |lines: Vec<(String, Vec<u8>)>| {
+            let lines: Vec<_> = lines.iter().map(|(name, value)| (&name[..], &value[..])).collect();
+            headers(&lines)
+        };
+        let codec = if deflating { DEFLATING } else { PLAIN };
+        let status = StatusCode::from_u16(status).expect("a status");
+        let lines = map(lines);
+        let trailers = trailers.map(map);
+        let body = body.repeat(repeat);
+        let record =
+            codec.encode_response(&ID, status, &lines, &everything, &body, trailers.as_ref());
+        let found = response(codec, &record);
+        prop_assert_eq!(found.status, status);
+        prop_assert!(found.headers.iter().eq(lines.iter()));
+        prop_assert_eq!(found.trailers, trailers);
+        if status != StatusCode::NO_CONTENT && status != StatusCode::NOT_MODIFIED {
+            prop_assert_eq!(found.body, body);
+        }
     }
 }

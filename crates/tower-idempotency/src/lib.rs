@@ -21,6 +21,8 @@ mod lease;
 mod limits;
 mod preset;
 mod problem;
+#[cfg(test)]
+mod random;
 mod record;
 mod refusal;
 mod replay;

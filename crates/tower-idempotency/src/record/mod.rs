@@ -219,6 +219,8 @@ const DEFLATED: u8 = 1;
 const PREFIX: usize = 6;
 
 #[cfg(test)]
+mod fuzz;
+#[cfg(test)]
 mod golden;
 #[cfg(test)]
 mod tests;

@@ -1,0 +1,153 @@
+//! A million damaged and forged records, the same ones on every run.
+
+use flate2::{Decompress, FlushDecompress};
+use http::HeaderValue;
+
+use super::{
+    golden,
+    tests::{DEFLATING, ID, PLAIN, deflated, json, repair, sealed},
+    *,
+};
+use crate::random::Random;
+
+const RUNS: usize = 250_000;
+
+/// Golden records and generated ones, all of them readable.
+fn originals(random: &mut Random) -> Vec<Bytes> {
+    let mut originals = golden::files();
+    // The largest costs as much as a thousand others, and shows nothing but the size; it has tests of its own.
+    originals.retain(|record| record.len() < 4096);
+    for n in 0..64 {
+        let mut headers = HeaderMap::new();
+        for _ in 0..random.below(8) {
+            let name = *random.pick(&["etag", "x-a", "x-b", "content-type", "link"]);
+            let mut value = random.bytes(12);
+            value.retain(|byte| *byte >= 0x20 && *byte != 0x7f);
+            headers.append(
+                name,
+                HeaderValue::from_bytes(&value).expect("a header value"),
+            );
+        }
+        let length = random.below(300);
+        let body = if n % 2 == 0 {
+            json(length)
+        } else {
+            random.bytes(length)
+        };
+        let trailers = random.once_in(3).then(|| headers.clone());
+        let codec = if n % 4 == 0 { DEFLATING } else { PLAIN };
+        let status = StatusCode::from_u16(*random.pick(&[200, 201, 204, 404])).expect("a status");
+        originals.push(codec.encode_response(
+            &ID,
+            status,
+            &headers,
+            &|_| true,
+            &body,
+            trailers.as_ref(),
+        ));
+    }
+    originals
+}
+
+/// Decodes and tells whether it could; fails when that allocates more than twice what there is, and 64 KiB.
+fn decodes(record: &Bytes) -> bool {
+    let mut readable = false;
+    let allocated = allocation_counter::measure(|| readable = PLAIN.decode(&ID, record).is_ok());
+    let most = |there_is: usize| 2 * u64::try_from(there_is).expect("a length") + 64 * 1024;
+    if allocated.bytes_max > most(record.len()) {
+        let there_is = record.len().max(inflated(record).len());
+        assert!(
+            allocated.bytes_max <= most(there_is),
+            "{allocated:?} for {there_is} bytes"
+        );
+    }
+    readable
+}
+
+/// What comes out of a deflated record, whatever it declares.
+fn inflated(record: &[u8]) -> Vec<u8> {
+    let mut out = Vec::with_capacity(PLAIN.max_inflated);
+    if record.get(1) == Some(&DEFLATED) && record.len() > PREFIX + 4 {
+        let _ = Decompress::new(false).decompress_vec(
+            &record[PREFIX + 4..],
+            &mut out,
+            FlushDecompress::Finish,
+        );
+    }
+    out
+}
+
+#[test]
+fn records_changed_without_their_checksum_never_decode() {
+    let random = &mut Random::new(1);
+    let originals = originals(random);
+    for _ in 0..2 * RUNS {
+        let original = random.pick(&originals);
+        let mut record = original.to_vec();
+        for _ in 0..=random.below(3) {
+            random.mutate(&mut record);
+        }
+        if record != *original {
+            let record = Bytes::from(record);
+            assert!(!decodes(&record), "{record:?} of {original:?}");
+        }
+    }
+}
+
+#[test]
+fn records_changed_with_their_checksum_decode_or_are_refused() {
+    let random = &mut Random::new(2);
+    let originals = originals(random);
+    let mut readable = 0;
+    for _ in 0..RUNS {
+        let mut rest = random.pick(&originals)[PREFIX..].to_vec();
+        for _ in 0..=random.below(3) {
+            random.mutate(&mut rest);
+        }
+        let flags = u8::from(random.once_in(8));
+        readable += usize::from(decodes(&sealed(flags, &rest)));
+    }
+    assert!(readable > RUNS / 100, "{readable}");
+}
+
+#[test]
+fn deflated_records_changed_with_their_checksum_decode_or_are_refused() {
+    let random = &mut Random::new(3);
+    let mut originals = originals(random);
+    originals.retain(|record| record[1] == DEFLATED);
+    let mut readable = 0;
+    for _ in 0..RUNS - RUNS / 25 {
+        let mut record = random.pick(&originals).to_vec();
+        for _ in 0..=random.below(3) {
+            random.mutate(&mut record);
+        }
+        if let [version, flags, ..] = &mut record[..] {
+            *version = VERSION;
+            *flags = DEFLATED;
+        }
+        repair(&mut record);
+        readable += usize::from(decodes(&Bytes::from(record)));
+    }
+    assert!(readable > 0);
+}
+
+#[test]
+fn forged_payloads_inside_deflate_decode_or_are_refused() {
+    let random = &mut Random::new(4);
+    let mut originals = originals(random);
+    originals.retain(|record| record[1] == 0);
+    let mut readable = 0;
+    for _ in 0..RUNS / 25 {
+        let mut payload = random.pick(&originals)[PREFIX..].to_vec();
+        if random.once_in(2) {
+            random.mutate(&mut payload);
+        }
+        let declared = match random.below(8) {
+            0 => random.below(PLAIN.max_inflated),
+            1 => payload.len() + random.below(3),
+            _ => payload.len(),
+        };
+        readable += usize::from(decodes(&sealed(DEFLATED, &deflated(declared, &payload))));
+    }
+    assert!(readable > RUNS / 100, "{readable}");
+}

@@ -1,4 +1,629 @@
-//! placeholder
-pub(crate) fn canonical(_bytes: &[u8]) -> Option<Vec<u8>> {
-    None
+//! The canonical form of a JSON document, so that a client which writes the same document another way is understood.
+
+use std::borrow::Cow;
+
+use serde::de::IgnoredAny;
+
+/// The canonical form of a JSON document, or `None` when there is none and the bytes as they came are what counts: it is
+/// not JSON, over the limits, names a member twice, or holds half a surrogate pair.
+///
+/// Two documents have the same form exactly when they differ only in white space, in the order of members and in how
+/// strings are escaped. Numbers are what they are spelled: `1` is not `1.0`.
+///
+/// The form is no JSON, and any bytes may be somebody's body: whoever hashes one says which of both it is.
+pub(crate) fn canonical(bytes: &[u8]) -> Option<Vec<u8>> {
+    if bytes.len() > MAX_BYTES {
+        return None;
+    }
+    let text = std::str::from_utf8(bytes).ok()?;
+    serde_json::from_str::<IgnoredAny>(text).ok()?;
+
+    let mut outline = Outline::default();
+    outline.add(text, 0, MAX_DEPTH)?;
+    let mut form = Vec::with_capacity(bytes.len() + bytes.len() / 4);
+    outline.write(text, Place::default(), &mut form)?;
+    Some(form)
+}
+
+/// Where the members of every object are, in the order of their names.
+///
+/// It is drawn before anything is written, so that an object inside 60 others is copied once and not 60 times.
+#[derive(Default)]
+struct Outline<'a> {
+    /// As they begin in the text.
+    objects: Vec<Object>,
+    /// Of one object after the other, as they end in the text.
+    members: Vec<Member<'a>>,
+    /// Of the objects that have begun and not ended.
+    open: Vec<Member<'a>>,
+}
+
+#[derive(Clone, Copy, Default)]
+struct Object {
+    members: (u32, u32),
+    end: Place,
+}
+
+struct Member<'a> {
+    name: Cow<'a, str>,
+    value: Place,
+}
+
+/// A place in the text, and how many objects began before it.
+#[derive(Clone, Copy, Default)]
+struct Place {
+    at: u32,
+    objects: u32,
+}
+
+impl<'a> Outline<'a> {
+    /// Adds the objects of the value at `at`, and says where it ends.
+    fn add(&mut self, text: &'a str, at: usize, depth: usize) -> Option<usize> {
+        let at = token(text, at);
+        match byte(text, at)? {
+            b'{' => self.add_object(text, at, depth.checked_sub(1)?),
+            b'[' => {
+                let depth = depth.checked_sub(1)?;
+                let mut at = token(text, at + 1);
+                while byte(text, at)? != b']' {
+                    at = separated(text, self.add(text, at, depth)?)?;
+                }
+                Some(at + 1)
+            }
+            b'"' => string_end(text, at),
+            _ => scalar_end(text, at),
+        }
+    }
+
+    fn add_object(&mut self, text: &'a str, at: usize, depth: usize) -> Option<usize> {
+        let index = self.objects.len();
+        self.objects.push(Object::default());
+        let first = self.open.len();
+
+        let mut at = token(text, at + 1);
+        while byte(text, at)? != b'}' {
+            let colon = string_end(text, at)?;
+            let name = string(&text[at..colon])?;
+            // Past the colon, wherever it is.
+            let value = token(text, token(text, colon) + 1);
+            self.open.push(Member {
+                name,
+                value: self.place(value)?,
+            });
+            at = separated(text, self.add(text, value, depth)?)?;
+        }
+
+        self.open[first..].sort_unstable_by(|a, b| a.name.cmp(&b.name));
+        if self.open[first..]
+            .windows(2)
+            .any(|pair| pair[0].name == pair[1].name)
+        {
+            return None;
+        }
+        let start = u32::try_from(self.members.len()).ok()?;
+        self.members.extend(self.open.drain(first..));
+        self.objects[index] = Object {
+            members: (start, u32::try_from(self.members.len()).ok()?),
+            end: self.place(at + 1)?,
+        };
+        Some(at + 1)
+    }
+
+    fn place(&self, at: usize) -> Option<Place> {
+        Some(Place {
+            at: u32::try_from(at).ok()?,
+            objects: u32::try_from(self.objects.len()).ok()?,
+        })
+    }
+
+    /// Writes the value at `from`, and says where it ends.
+    ///
+    /// Every value begins with a byte that says what it is; strings and numbers go on with their length, lists and
+    /// objects end with a byte that no value begins with. So a form can be read in one way only.
+    fn write(&self, text: &str, from: Place, form: &mut Vec<u8>) -> Option<Place> {
+        let at = token(text, usize::try_from(from.at).ok()?);
+        let end = match byte(text, at)? {
+            b'{' => {
+                let object = self.objects.get(usize::try_from(from.objects).ok()?)?;
+                let (start, end) = object.members;
+                let members = usize::try_from(start).ok()?..usize::try_from(end).ok()?;
+                form.push(b'{');
+                for member in self.members.get(members)? {
+                    write_bytes(b'"', member.name.as_bytes(), form);
+                    self.write(text, member.value, form)?;
+                }
+                form.push(b'}');
+                return Some(object.end);
+            }
+            b'[' => {
+                form.push(b'[');
+                let mut place = Place {
+                    at: u32::try_from(token(text, at + 1)).ok()?,
+                    ..from
+                };
+                while byte(text, usize::try_from(place.at).ok()?)? != b']' {
+                    place = self.write(text, place, form)?;
+                    let next = separated(text, usize::try_from(place.at).ok()?)?;
+                    place.at = u32::try_from(next).ok()?;
+                }
+                form.push(b']');
+                place.at += 1;
+                return Some(place);
+            }
+            b'"' => {
+                let end = string_end(text, at)?;
+                write_bytes(b'"', string(&text[at..end])?.as_bytes(), form);
+                end
+            }
+            literal @ (b't' | b'f' | b'n') => {
+                form.push(literal);
+                scalar_end(text, at)?
+            }
+            _ => {
+                let end = scalar_end(text, at)?;
+                write_bytes(b'#', text.as_bytes().get(at..end)?, form);
+                end
+            }
+        };
+        Some(Place {
+            at: u32::try_from(end).ok()?,
+            ..from
+        })
+    }
+}
+
+fn write_bytes(tag: u8, bytes: &[u8], form: &mut Vec<u8>) {
+    form.push(tag);
+    let mut length = bytes.len();
+    // Seven bits at a time, the lowest first; the last has its top bit clear.
+    while length >= 0x80 {
+        form.push((length & 0x7f) as u8 | 0x80);
+        length >>= 7;
+    }
+    form.push(length as u8);
+    form.extend_from_slice(bytes);
+}
+
+/// What a string says, quotes and escapes taken off.
+fn string(quoted: &str) -> Option<Cow<'_, str>> {
+    if quoted.contains('\\') {
+        return serde_json::from_str(quoted).map(Cow::Owned).ok();
+    }
+    quoted.get(1..quoted.len() - 1).map(Cow::Borrowed)
+}
+
+fn byte(text: &str, at: usize) -> Option<u8> {
+    text.as_bytes().get(at).copied()
+}
+
+/// The next place that is not white space.
+fn token(text: &str, mut at: usize) -> usize {
+    while let Some(b' ' | b'\t' | b'\n' | b'\r') = byte(text, at) {
+        at += 1;
+    }
+    at
+}
+
+/// The next element or the closing bracket, after an element that ended at `at`.
+fn separated(text: &str, at: usize) -> Option<usize> {
+    let at = token(text, at);
+    match byte(text, at)? {
+        b',' => Some(token(text, at + 1)),
+        _ => Some(at),
+    }
+}
+
+/// Past the closing quote of the string that opens at `at`.
+fn string_end(text: &str, at: usize) -> Option<usize> {
+    let mut at = at + 1;
+    loop {
+        match byte(text, at)? {
+            b'"' => return Some(at + 1),
+            b'\\' => at += 2,
+            _ => at += 1,
+        }
+    }
+}
+
+/// Past a number or a literal.
+fn scalar_end(text: &str, at: usize) -> Option<usize> {
+    let rest = text.as_bytes().get(at..)?;
+    let within = |byte: &u8| matches!(byte, b'0'..=b'9' | b'a'..=b'z' | b'E' | b'+' | b'-' | b'.');
+    let length = rest.iter().take_while(|byte| within(byte)).count();
+    (length > 0).then_some(at + length)
+}
+
+/// The longest document. Some twelve times as much may be held while it is put in order.
+const MAX_BYTES: usize = 1024 * 1024;
+
+/// How many arrays and objects may lie inside one another: each takes some of the stack.
+const MAX_DEPTH: usize = 64;
+
+#[cfg(test)]
+mod tests {
+    use std::collections::BTreeMap;
+
+    use super::*;
+    use crate::random::Random;
+
+    fn form(text: &str) -> Option<Vec<u8>> {
+        canonical(text.as_bytes())
+    }
+
+    fn same(a: &str, b: &str) {
+        assert!(form(a).is_some(), "{a}");
+        assert_eq!(form(a), form(b), "{a} {b}");
+    }
+
+    fn differ(a: &str, b: &str) {
+        assert!(form(a).is_some(), "{a}");
+        assert!(form(b).is_some(), "{b}");
+        assert_ne!(form(a), form(b), "{a} {b}");
+    }
+
+    #[test]
+    fn the_order_of_members_does_not_count() {
+        same(r#"{"a":1,"b":2}"#, r#"{"b":2,"a":1}"#);
+        same(
+            r#"{"x":{"b":[{"d":1,"c":2}],"a":{}},"w":null}"#,
+            r#"{"w":null,"x":{"a":{},"b":[{"c":2,"d":1}]}}"#,
+        );
+        same(r#"{"B":1,"a":2,"":3}"#, r#"{"":3,"a":2,"B":1}"#);
+    }
+
+    #[test]
+    fn white_space_does_not_count() {
+        same(
+            r#"{"a":[1,true,"x"],"b":{}}"#,
+            " {\n\t\"a\" : [ 1 , true ,\r\n \"x\" ] , \"b\" : { } } ",
+        );
+        same("[]", " [ ] ");
+        same("1", "\n1\t");
+        differ(r#""a b""#, r#""a  b""#);
+    }
+
+    #[test]
+    fn the_spelling_of_strings_does_not_count() {
+        same(r#"{"caf\u00e9":"a\/b"}"#, r#"{"café":"a/b"}"#);
+        same(r#""\ud83d\ude00\n\u0022""#, r#""😀\n\"""#);
+        same(r#"{"\u0061":1,"b":2}"#, r#"{"b":2,"a":1}"#);
+        differ(r#""\u0041""#, r#""a""#);
+        // One letter, and a letter with an accent after it: the same to a reader, not to a server.
+        differ(r#""\u00e9""#, r#""e\u0301""#);
+    }
+
+    #[test]
+    fn the_spelling_of_numbers_counts() {
+        differ("1", "1.0");
+        differ("1e2", "100");
+        differ("1e2", "1E2");
+        differ("0", "-0");
+        differ("1e999", "1e998");
+        differ(
+            "12345678901234567890123456789",
+            "12345678901234567890123456780",
+        );
+    }
+
+    #[test]
+    fn the_order_of_elements_counts() {
+        differ("[1,2]", "[2,1]");
+        differ(r#"[{"a":1},{"b":1}]"#, r#"[{"b":1},{"a":1}]"#);
+    }
+
+    #[test]
+    fn different_documents_never_share_a_form() {
+        let documents = [
+            "null",
+            "true",
+            "false",
+            "0",
+            "1",
+            "11",
+            r#""""#,
+            r#""1""#,
+            r#""null""#,
+            r#""\u0000""#,
+            r#""[]""#,
+            "[]",
+            "[[]]",
+            "[[],[]]",
+            "[[[]]]",
+            "[1]",
+            "[11]",
+            "[1,1]",
+            "[1,[1]]",
+            "[[1],1]",
+            "[[1,1]]",
+            r#"["1"]"#,
+            r#"["1","1"]"#,
+            r#"["1\",\"1"]"#,
+            r#"["11"]"#,
+            "{}",
+            "[{}]",
+            "[{},{}]",
+            r#"{"":{}}"#,
+            r#"{"a":1}"#,
+            r#"["a",1]"#,
+            r#"{"a":"1"}"#,
+            r#"{"a":[1]}"#,
+            r#"{"a":1,"b":1}"#,
+            r#"{"a":{"b":1}}"#,
+            r#"{"a":{"b":1},"c":1}"#,
+            r#"{"a":{"b":1,"c":1}}"#,
+            r#"{"ab":1}"#,
+            r#"{"a":null}"#,
+        ];
+        for (n, a) in documents.iter().enumerate() {
+            for b in &documents[..n] {
+                differ(a, b);
+            }
+        }
+    }
+
+    #[test]
+    fn the_form_is_these_bytes() {
+        // It decides fingerprints that stores hold: a change of it is a change of every stored fingerprint.
+        assert_eq!(
+            form(r#"{"b":[1.0,"x",{}],"a":null,"c":{"t":true}}"#).as_deref(),
+            Some(&b"{\"\x01an\"\x01b[#\x031.0\"\x01x{}]\"\x01c{\"\x01tt}}"[..])
+        );
+        let long = form(&format!("\"{}\"", "x".repeat(300))).expect("a form");
+        assert_eq!(long[..4], *b"\"\xac\x02x");
+        assert_eq!(long.len(), 303);
+    }
+
+    #[test]
+    fn what_is_not_json_has_no_form() {
+        for text in [
+            "",
+            " ",
+            "{",
+            "}",
+            "[1,]",
+            "[,1]",
+            "{\"a\":1,}",
+            "{\"a\"}",
+            "{a:1}",
+            "[1 2]",
+            "01",
+            "1.",
+            ".5",
+            "+1",
+            "NaN",
+            "nul",
+            "truex",
+            "'a'",
+            "\"a",
+            "\"\\x\"",
+            "\"\n\"",
+            "[] []",
+            "1 1",
+            "\u{feff}1",
+            "// c\n1",
+            "\"\\",
+        ] {
+            assert_eq!(form(text), None, "{text:?}");
+        }
+        assert_eq!(canonical(b"\"\xff\""), None);
+        assert_eq!(canonical(b"\"\xed\xa0\x80\""), None);
+    }
+
+    #[test]
+    fn members_given_twice_leave_no_form() {
+        assert_eq!(form(r#"{"a":1,"a":1}"#), None);
+        assert_eq!(form(r#"{"a":1,"b":2,"\u0061":3}"#), None);
+        assert_eq!(form(r#"[{"x":{"a":1,"a":2}}]"#), None);
+        assert!(form(r#"{"a":1,"b":{"a":1},"c":[{"a":1}]}"#).is_some());
+    }
+
+    #[test]
+    fn half_a_surrogate_pair_leaves_no_form() {
+        for text in [
+            r#""\ud800""#,
+            r#"["\udc00x"]"#,
+            r#"{"\ud800":1}"#,
+            r#""\ud800\u0041""#,
+        ] {
+            assert_eq!(form(text), None, "{text}");
+        }
+    }
+
+    #[test]
+    fn documents_over_the_limits_have_no_form() {
+        let nested = |depth: usize| format!("{}1{}", "[".repeat(depth), "]".repeat(depth));
+        assert!(form(&nested(64)).is_some());
+        assert_eq!(form(&nested(65)), None);
+        let objects = |depth: usize| format!("{}1{}", r#"{"a":"#.repeat(depth), "}".repeat(depth));
+        assert!(form(&objects(64)).is_some());
+        assert_eq!(form(&objects(65)), None);
+        assert_eq!(form(&nested(400_000)), None);
+        assert_eq!(form(&"[".repeat(1 << 20)), None);
+
+        let string = |length: usize| format!("\"{}\"", "x".repeat(length - 2));
+        assert!(form(&string(1 << 20)).is_some());
+        assert_eq!(form(&string((1 << 20) + 1)), None);
+    }
+
+    #[test]
+    fn memory_stays_within_a_multiple_of_the_document() {
+        let members = (0..20_000)
+            .map(|n| format!("\"{n:x}\":{{}}"))
+            .collect::<Vec<_>>();
+        let nested = format!(
+            "{}{}{}",
+            r#"{"b":"#.repeat(60),
+            "1,".repeat(20_000),
+            "}".repeat(60)
+        );
+        for text in [
+            format!("{{{}}}", members.join(",")),
+            format!("[{}1]", "{},".repeat(40_000)),
+            format!("[{}1]", "1,".repeat(40_000)),
+            nested.replace("1,", r#"{"":1},"#),
+        ] {
+            let allocated = allocation_counter::measure(|| drop(form(&text)));
+            let times = allocated.bytes_max / u64::try_from(text.len()).expect("a length");
+            assert!(times < 20, "{times}");
+        }
+    }
+
+    /// A document that knows which others are the same.
+    #[derive(Clone, PartialEq, Debug)]
+    enum Document {
+        Scalar(&'static str),
+        Text(String),
+        List(Vec<Document>),
+        Object(BTreeMap<String, Document>),
+    }
+
+    fn text(random: &mut Random) -> String {
+        const LETTERS: [char; 8] = ['a', 'b', '"', '\\', '\n', 'é', '😀', '1'];
+        (0..random.below(4))
+            .map(|_| *random.pick(&LETTERS))
+            .collect()
+    }
+
+    impl Document {
+        fn any(random: &mut Random, depth: usize) -> Self {
+            let length = random.below(4);
+            match random.below(if depth == 0 { 2 } else { 4 }) {
+                0 => Self::Scalar(
+                    random.pick::<&str>(&["null", "true", "false", "0", "1", "1.0", "-1e2"]),
+                ),
+                1 => Self::Text(text(random)),
+                2 => Self::List((0..length).map(|_| Self::any(random, depth - 1)).collect()),
+                _ => Self::Object(
+                    (0..length)
+                        .map(|_| (text(random), Self::any(random, depth - 1)))
+                        .collect(),
+                ),
+            }
+        }
+
+        /// Changes one thing somewhere.
+        fn change(&mut self, random: &mut Random) {
+            match self {
+                Self::List(list) if !list.is_empty() && !random.once_in(4) => {
+                    let at = random.below(list.len());
+                    list[at].change(random);
+                }
+                Self::Object(members) if !members.is_empty() && !random.once_in(4) => {
+                    let at = random.below(members.len());
+                    if let Some(value) = members.values_mut().nth(at) {
+                        value.change(random);
+                    }
+                }
+                _ => *self = Self::any(random, 1),
+            }
+        }
+
+        /// Writes the document in one of its many spellings.
+        fn spell(&self, random: &mut Random, out: &mut String) {
+            let space = |random: &mut Random, out: &mut String| {
+                out.push_str(random.pick::<&str>(&["", "", "", " ", "\n\t", "\r"]));
+            };
+            space(random, out);
+            match self {
+                Self::Scalar(spelled) => out.push_str(spelled),
+                Self::Text(text) => spell_string(text, random, out),
+                Self::List(list) => {
+                    out.push('[');
+                    for (n, element) in list.iter().enumerate() {
+                        out.push_str(if n > 0 { "," } else { "" });
+                        element.spell(random, out);
+                    }
+                    space(random, out);
+                    out.push(']');
+                }
+                Self::Object(members) => {
+                    let mut members: Vec<_> = members.iter().collect();
+                    for n in 0..members.len() {
+                        let other = random.below(members.len());
+                        members.swap(n, other);
+                    }
+                    out.push('{');
+                    for (n, (name, value)) in members.into_iter().enumerate() {
+                        out.push_str(if n > 0 { "," } else { "" });
+                        space(random, out);
+                        spell_string(name, random, out);
+                        space(random, out);
+                        out.push(':');
+                        value.spell(random, out);
+                    }
+                    space(random, out);
+                    out.push('}');
+                }
+            }
+            space(random, out);
+        }
+
+        fn spelled(&self, random: &mut Random) -> String {
+            let mut out = String::new();
+            self.spell(random, &mut out);
+            out
+        }
+    }
+
+    fn spell_string(text: &str, random: &mut Random, out: &mut String) {
+        out.push('"');
+        for letter in text.chars() {
+            match letter {
+                '"' | '\\' if random.once_in(2) => out.extend(['\\', letter]),
+                '\n' if random.once_in(2) => out.push_str("\\n"),
+                _ if random.once_in(2) || letter < ' ' || "\"\\".contains(letter) => {
+                    for unit in letter.encode_utf16(&mut [0; 2]) {
+                        out.push_str(&format!("\\u{unit:04x}"));
+                    }
+                }
+                _ => out.push(letter),
+            }
+        }
+        out.push('"');
+    }
+
+    #[test]
+    fn documents_have_the_same_form_exactly_when_they_are_the_same() {
+        let random = &mut Random::new(6);
+        let (mut equal, mut different) = (0, 0);
+        for _ in 0..20_000 {
+            let document = Document::any(random, 4);
+            let mut other = document.clone();
+            if !random.once_in(3) {
+                other.change(random);
+            }
+            let (a, b) = (document.spelled(random), other.spelled(random));
+            if document == other {
+                same(&a, &b);
+                equal += 1;
+            } else {
+                differ(&a, &b);
+                different += 1;
+            }
+        }
+        assert!(equal > 5000 && different > 5000, "{equal} {different}");
+    }
+
+    #[test]
+    fn broken_documents_have_a_form_only_if_they_are_json() {
+        let random = &mut Random::new(7);
+        let mut formed = 0;
+        for _ in 0..100_000 {
+            let mut text = Document::any(random, 3).spelled(random).into_bytes();
+            for _ in 0..=random.below(3) {
+                random.mutate(&mut text);
+            }
+            let Some(form) = canonical(&text) else {
+                continue;
+            };
+            formed += 1;
+            let value: serde_json::Value = serde_json::from_slice(&text).expect("JSON");
+            // What another writer makes of it has the same form, where it spells numbers the same way.
+            let spelled = serde_json::to_vec(&value).expect("JSON");
+            if !text.iter().any(u8::is_ascii_digit) {
+                assert_eq!(canonical(&spelled), Some(form));
+            }
+        }
+        assert!(formed > 1000, "{formed}");
+    }
 }

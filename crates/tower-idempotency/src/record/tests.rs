@@ -590,7 +590,7 @@ fn every_field_of_a_record_is_needed() {
         let message = refusal(&record_of(&without(name)));
         match name {
             "kind" => {
-                assert!(message.ends_with("found a field missing, given twice or of another type"))
+                assert!(message.ends_with("found a field missing, given twice or of another type"));
             }
             _ => assert_eq!(message, format!("expected the field {name}, found none")),
         }

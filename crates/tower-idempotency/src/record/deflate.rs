@@ -7,17 +7,30 @@ use flate2::{Compress, Compression, Decompress, FlushCompress, FlushDecompress, 
 use super::error::{Problem, RecordError};
 
 thread_local! {
-    static DEFLATE: RefCell<Compress> = RefCell::new(Compress::new(Compression::fast(), false));
+    static DEFLATE: RefCell<Compress> = RefCell::new(compressor());
     static INFLATE: RefCell<Decompress> = RefCell::new(Decompress::new(false));
 }
 
-/// Appends `payload` deflated, unless that needs more than the spare capacity of `record`; says which.
-pub(super) fn deflate_within_capacity(payload: &[u8], record: &mut Vec<u8>) -> bool {
+/// Appends `payload` deflated; says whether that went well.
+pub(super) fn deflate(payload: &[u8], record: &mut Vec<u8>) -> bool {
+    // Level 1 spends at most nine bits on a byte. Room for that lets every stream end, even one that does not pay and
+    // is thrown away: resetting a zlib-rs (0.6.8) that still holds output does not give the space of that output back,
+    // and after some hundred such resets it panics. A new compressor each time would cost as much as 20 KiB of work.
+    record.reserve(payload.len() + payload.len() / 8 + 64);
     DEFLATE.with_borrow_mut(|state| {
-        state.reset();
         let status = state.compress_vec(payload, record, FlushCompress::Finish);
-        matches!(status, Ok(Status::StreamEnd))
+        let ended = matches!(status, Ok(Status::StreamEnd));
+        if ended {
+            state.reset();
+        } else {
+            *state = compressor();
+        }
+        ended
     })
+}
+
+fn compressor() -> Compress {
+    Compress::new(Compression::fast(), false)
 }
 
 /// What `deflated`, a declared length and a deflate stream, inflates to.

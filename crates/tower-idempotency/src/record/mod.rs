@@ -202,10 +202,11 @@ impl Codec {
             return None;
         }
         let length = u32::try_from(payload.len()).ok()?;
-        let mut record = Vec::with_capacity(plain.len() - plain.len() / 16);
-        record.extend_from_slice(&[VERSION, DEFLATED, 0, 0, 0, 0]);
+        let mut record = vec![VERSION, DEFLATED, 0, 0, 0, 0];
         record.extend_from_slice(&length.to_le_bytes());
-        deflate::deflate_within_capacity(payload, &mut record).then_some(record)
+        let pays = deflate::deflate(payload, &mut record)
+            && record.len() <= plain.len() - plain.len() / 16;
+        pays.then_some(record)
     }
 }
 

@@ -8,6 +8,7 @@ use proptest::{collection::vec, prelude::*};
 use serde::Serialize;
 
 use super::*;
+use crate::random::Random;
 
 pub(super) const ID: KeyId = KeyId::from_bytes([7; 32]);
 pub(super) const PLAIN: Codec = Codec {
@@ -65,9 +66,8 @@ pub(super) fn repair(record: &mut [u8]) {
 /// The inflated length `declared` and the deflate stream of `payload`.
 pub(super) fn deflated(declared: usize, payload: &[u8]) -> Vec<u8> {
     let declared = u32::try_from(declared).expect("a length");
-    let mut rest = Vec::with_capacity(payload.len() + 64);
-    rest.extend_from_slice(&declared.to_le_bytes());
-    assert!(deflate::deflate_within_capacity(payload, &mut rest));
+    let mut rest = declared.to_le_bytes().to_vec();
+    assert!(deflate::deflate(payload, &mut rest));
     rest
 }
 
@@ -498,11 +498,36 @@ fn a_payload_is_deflated_when_it_is_over_the_threshold_and_pays() {
         assert_eq!(record.len() < plain.len(), deflated);
     }
 
-    let noise: Vec<u8> = (0..4000_u32)
-        .map(|n| n.wrapping_mul(n).wrapping_mul(0x9e37_79b9).to_be_bytes()[0])
-        .collect();
+    let noise = Random::new(9).bytes(4000);
     let record = encode(DEFLATING, 200, &HeaderMap::new(), &noise);
     assert_eq!(record[1], 0);
+}
+
+/// A compressor that was stopped when its output grew too long kept a little of each attempt, until it panicked.
+#[test]
+fn bodies_that_do_not_shrink_leave_nothing_in_the_compressor() {
+    let noise = Random::new(8).bytes(200);
+    let body = json(1000);
+    let expected = encode(DEFLATING, 200, &HeaderMap::new(), &body).len();
+    for _ in 0..2000 {
+        assert_eq!(encode(DEFLATING, 200, &HeaderMap::new(), &noise)[1], 0);
+    }
+    let record = encode(DEFLATING, 200, &HeaderMap::new(), &body);
+    assert_eq!(record.len(), expected);
+    assert_eq!(response(DEFLATING, &record).body, body);
+}
+
+#[test]
+fn the_compressor_always_has_room_to_end() {
+    let random = &mut Random::new(10);
+    for length in [0, 1, 7, 100, 1000, 65_535, 65_536, 300_000] {
+        // The bytes that cost the most, without repeats worth a mention.
+        let mut dear = random.bytes(length);
+        dear.iter_mut().for_each(|byte| *byte |= 0x90);
+        for payload in [random.bytes(length), dear, vec![0; length]] {
+            assert!(deflate::deflate(&payload, &mut Vec::new()), "{length}");
+        }
+    }
 }
 
 #[test]

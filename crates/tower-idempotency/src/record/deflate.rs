@@ -51,7 +51,9 @@ pub(super) fn inflate(deflated: &[u8], limit: usize) -> Result<Vec<u8>, RecordEr
         let mut found = 0;
         loop {
             // One byte more than declared shows a stream that goes on.
-            let room = (declared - found + 1).min(found.max(FIRST_PIECE));
+            let room = (declared - found)
+                .saturating_add(1)
+                .min(found.max(FIRST_PIECE));
             let mut piece = Vec::with_capacity(room);
             let before = state.total_in();
             let status = state.decompress_vec(input, &mut piece, FlushDecompress::Finish);

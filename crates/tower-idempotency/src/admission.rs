@@ -13,6 +13,19 @@ use crate::{
     store::{Claim, StoreError, Token},
 };
 
+/// Whether there may be a key at all; whether it is one is for [`find_key`] to say.
+pub(crate) fn carries_key(config: &Config, head: &request::Parts) -> bool {
+    match &config.key_from {
+        KeyFrom::Header { name, alias } => {
+            head.headers.contains_key(name)
+                || alias
+                    .as_ref()
+                    .is_some_and(|alias| head.headers.contains_key(alias))
+        }
+        KeyFrom::Head(_) => true,
+    }
+}
+
 /// Whether the layer applies to a request, before its key is looked at.
 pub(crate) fn applies(config: &Config, head: &request::Parts) -> bool {
     // Whatever the setting says: there is no body to keep for HEAD, and nothing to replay for a tunnel.

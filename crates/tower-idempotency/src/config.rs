@@ -139,8 +139,9 @@ impl Config {
     pub(crate) fn codec(&self) -> Codec {
         Codec {
             compress_above: self.compress_above,
-            // A record holds the body and a head that servers bound far below this.
-            max_inflated: self.response_limit.saturating_add(1024 * 1024),
+            // A record holds the body and a head that servers bound far below this. Lowering the response limit must not
+            // make the records unreadable that were written before: hence the floor.
+            max_inflated: self.response_limit.saturating_add(MIB).max(16 * MIB),
         }
     }
 
@@ -168,3 +169,5 @@ impl fmt::Debug for Config {
             .finish_non_exhaustive()
     }
 }
+
+const MIB: usize = 1024 * 1024;

@@ -4,15 +4,15 @@
 //! what happens if we are dropped there: before `detach.arm()` nothing has happened yet and a drop is a drop; after it
 //! the whole future moves to a task and goes on; and where a waiter waits, it is disarmed again.
 
-use std::{panic::resume_unwind, sync::Arc};
+use std::{future::Future, panic::resume_unwind, pin::pin, sync::Arc};
 
 use bytes::Bytes;
-use http::{HeaderMap, Request, Response, request, response};
+use http::{Request, Response, StatusCode, request};
 use tokio::time::Instant;
 use tower_service::Service;
 
 use crate::{
-    admission::{applies, claim, find_key},
+    admission::{applies, carries_key, claim, find_key},
     body::Body,
     collect::{self, Collected},
     config::{Config, InFlight, MissingKey, StoreFailure, Unretained},
@@ -31,7 +31,7 @@ use crate::{
     },
     replay::replay,
     scope::NoPrincipal,
-    store::{Acquired, Claim, OrphanPolicy, Ttl},
+    store::{Acquired, Claim, KeyId, OrphanPolicy, Ttl},
     telemetry,
     waiters::wait,
 };
@@ -60,14 +60,16 @@ pub(crate) fn admit(shared: &Shared, head: &request::Parts) -> Admission {
     if head.extensions.get::<Lease>().is_some() {
         return Admission::Nested;
     }
-    if !applies(config, head) {
+    // Most requests carry no key, and for them this look is all that the layer costs.
+    let optional = config.missing_key == MissingKey::PassThrough;
+    if optional && !carries_key(config, head) || !applies(config, head) {
         return Admission::PassThrough;
     }
     let key = match find_key(config, head) {
         Ok(key) => key,
         Err(error) => return Admission::Refused(Box::new(refuse(config, &error))),
     };
-    if key.is_none() && config.missing_key == MissingKey::PassThrough {
+    if key.is_none() && optional {
         return Admission::PassThrough;
     }
     let limits = &shared.engine.limits;
@@ -84,139 +86,112 @@ pub(crate) fn admit(shared: &Shared, head: &request::Parts) -> Admission {
 }
 
 /// Everything from the body to the answer.
-pub(crate) async fn exchange<S, B, R>(
+///
+/// A function that returns its future instead of an `async fn`, here and below: those keep every argument twice, and what
+/// a request in flight weighs is allocated anew for each.
+pub(crate) fn exchange<S, B, R>(
     shared: Arc<Shared>,
     mut inner: S,
     req: Request<B>,
     key: Option<IdempotencyKey>,
     mut place: Place,
     detach: Arc<Detach>,
-) -> Result<Response<Body<R>>, S::Error>
+) -> impl Future<Output = Result<Response<Body<R>>, S::Error>>
 where
     S: Service<Request<Body<B>>, Response = Response<R>>,
     B: http_body::Body,
     R: http_body::Body,
 {
-    let (config, engine) = (&*shared.config, &shared.engine);
     let (mut head, body) = req.into_parts();
-    let refused = |error: &Error| Ok(into_response(refuse(config, error)));
+    async move {
+        let (config, engine) = (&*shared.config, &shared.engine);
+        let refused = |error: &Error| Ok(into_response(refuse(config, error)));
 
-    let scope = match config
-        .principal
-        .scope(config.secret.as_ref(), &config.namespace, &head)
-    {
-        Ok(scope) => scope,
-        Err(NoPrincipal::Missing(error)) => return refused(&error),
-        Err(NoPrincipal::Refused(res)) => return Ok(into_response(own(*res))),
-    };
-    let (content, body) = match config.fingerprint {
-        By::HeadOnly => (Bytes::new(), Body::original(body)),
-        By::RawBody | By::CanonicalJson | By::Custom(_) => {
-            match collect::request(config, &mut place, &head.headers, body).await {
-                Ok((data, trailers)) => (data.clone(), Body::held(data, trailers)),
-                Err(error) => return refused(&error),
-            }
-        }
-    };
-    // From here on the request may have an effect: whoever drops this future leaves it to run to its end.
-    detach.arm();
-    let claim = match claim(config, engine, scope, &head, &content, key.as_ref()) {
-        Ok(claim) => claim,
-        Err(error) => return refused(&unavailable(config, Failure::Store(error))),
-    };
-    drop(content);
-    if let Some(key) = key {
-        head.extensions.insert(key);
-    }
-
-    let lease = match acquire(&shared, &claim, &detach).await {
-        Ok(Asked::Granted(lease)) => lease,
-        Ok(Asked::Answer(answer)) => return Ok(into_response(*answer)),
-        Err(failure) => {
-            let deadline = Instant::now() + config.lease.as_duration();
-            // The store may hold a lease for us all the same; nothing runs under it, so the key is freed.
-            let lease = claim.lease_ref(1);
-            return match config.store_failure {
-                StoreFailure::Refuse => {
-                    engine.release_later(lease, deadline, config.store_timeout, place);
-                    refused(&unavailable(config, failure))
-                }
-                StoreFailure::DangerouslyExecuteUnprotected => {
-                    telemetry::unprotected(&claim.id);
-                    let res = Box::pin(inner.call(Request::from_parts(head, body))).await;
-                    engine.release_later(lease, deadline, config.store_timeout, place);
-                    res.map(|mut res| {
-                        control::strip_only(res.headers_mut());
-                        res.map(Body::original)
-                    })
+        let (claim, body) = {
+            let scope =
+                match config
+                    .principal
+                    .scope(config.secret.as_ref(), &config.namespace, &head)
+                {
+                    Ok(scope) => scope,
+                    Err(NoPrincipal::Missing(error)) => return refused(&error),
+                    Err(NoPrincipal::Refused(res)) => return Ok(into_response(own(*res))),
+                };
+            let (content, body) = match config.fingerprint {
+                By::HeadOnly => (Bytes::new(), Body::original(body)),
+                By::RawBody | By::CanonicalJson | By::Custom(_) => {
+                    match collect::request(config, &mut place, &head.headers, body).await {
+                        Ok((data, trailers)) => (data.clone(), Body::held(data, trailers)),
+                        Err(error) => return refused(&error),
+                    }
                 }
             };
+            match claim(config, engine, scope, &head, &content, key.as_ref()) {
+                Ok(claim) => (claim, body),
+                Err(error) => return refused(&unavailable(config, Failure::Store(error))),
+            }
+        };
+        if let Some(key) = key {
+            head.extensions.insert(key);
         }
-    };
-    head.extensions.insert(lease.handle());
+        // From here on the request may have an effect: whoever drops this future leaves it to run to its end.
+        detach.arm();
 
-    let run = async {
-        let started = telemetry::start();
-        let res = inner.call(Request::from_parts(head, body)).await?;
-        telemetry::handler_time(started);
-        Ok(receive(config, &mut place, res).await)
-    };
-    let produced = match catch_panic(run).await {
-        Ok(produced) => produced,
-        Err(panic) => {
-            engine
-                .end(lease, config.store_timeout, place, "panic")
-                .await;
-            // The future that is unwound here is not polled again: see `Detachable`.
-            resume_unwind(panic)
-        }
-    };
-    match produced {
-        Ok(Produced::Whole {
-            head,
-            data,
-            trailers,
-            retention,
-        }) => {
-            let record = config.codec().encode_response(
-                &claim.id,
-                head.status,
-                &head.headers,
-                &*config.replayed,
-                &data,
-                trailers.as_ref(),
-            );
-            let res = Response::from_parts(head, Body::held(data, trailers));
-            Ok(settle(&shared, &claim, lease, place, record, retention, res).await)
-        }
-        Ok(Produced::Unretainable {
-            res,
-            reason,
-            retention,
-        }) => match config.unretained {
-            Unretained::Tombstone => {
-                telemetry::not_retained(&claim.id, reason);
-                let tombstone = config
-                    .codec()
-                    .encode_tombstone(&claim.id, res.status(), reason);
-                Ok(settle(&shared, &claim, lease, place, tombstone, retention, res).await)
+        let lease = match acquire(config, engine, &claim, &detach).await {
+            Ok(Asked::Granted(lease)) => lease,
+            Ok(Asked::Answer(answer)) => return Ok(into_response(*answer)),
+            Err(failure) => {
+                // The store may hold a lease for us all the same; nothing runs under it, so the key is freed.
+                let (lease, limit) = (claim.lease_ref(1), config.store_timeout);
+                let deadline = Instant::now() + config.lease.as_duration();
+                return match config.store_failure {
+                    StoreFailure::Refuse => {
+                        engine.release_later(lease, deadline, limit, place);
+                        refused(&unavailable(config, failure))
+                    }
+                    StoreFailure::DangerouslyExecuteUnprotected => {
+                        telemetry::unprotected(&claim.id);
+                        let res = Box::pin(inner.call(Request::from_parts(head, body))).await;
+                        engine.release_later(lease, deadline, limit, place);
+                        res.map(|mut res| {
+                            control::strip_only(res.headers_mut());
+                            res.map(Body::original)
+                        })
+                    }
+                };
             }
-            Unretained::Release => {
+        };
+        head.extensions.insert(lease.handle());
+
+        let ran = {
+            let run = pin!(async {
+                let started = telemetry::start();
+                let res = inner.call(Request::from_parts(head, body)).await?;
+                telemetry::handler_time(started);
+                Ok(receive(config, &mut place, &claim.id, res).await)
+            });
+            catch_panic(run).await
+        };
+        let (res, then) = match ran {
+            Ok(Ok((res, then))) => (Ok(res), then),
+            Ok(Err(error)) => (Err(error), Then::Free("error")),
+            Err(panic) => {
                 engine
-                    .end(lease, config.store_timeout, place, "not_retained")
+                    .end(lease, config.store_timeout, place, "panic")
                     .await;
-                Ok(res)
+                // The future that is unwound here is not polled again: see `Detachable`.
+                resume_unwind(panic)
             }
-        },
-        Ok(Produced::Unkept { res, reason }) => {
-            engine.end(lease, config.store_timeout, place, reason).await;
-            Ok(res)
-        }
-        Err(error) => {
-            engine
-                .end(lease, config.store_timeout, place, "error")
-                .await;
-            Err(error)
+        };
+        match (res, then) {
+            (Ok(res), Then::Keep { record, retention }) => {
+                Ok(settle(config, engine, &claim, lease, place, record, retention, res).await)
+            }
+            (res, Then::Free(reason)) => {
+                engine.end(lease, config.store_timeout, place, reason).await;
+                res
+            }
+            (Err(_), Then::Keep { .. }) => unreachable!("an error leaves nothing to keep"),
         }
     }
 }
@@ -229,8 +204,12 @@ enum Asked {
     Answer(Box<Answer>),
 }
 
-async fn acquire(shared: &Shared, claim: &Claim, detach: &Detach) -> Result<Asked, Failure> {
-    let (config, engine) = (&*shared.config, &shared.engine);
+async fn acquire(
+    config: &Config,
+    engine: &Engine,
+    claim: &Claim,
+    detach: &Detach,
+) -> Result<Asked, Failure> {
     let (mut acquired, mut sent) = engine.acquire(claim, config.store_timeout).await?;
     if let (Acquired::InProgress { fingerprint, .. }, InFlight::Wait(_)) =
         (&acquired, config.in_flight)
@@ -277,123 +256,148 @@ async fn acquire(shared: &Shared, claim: &Claim, detach: &Detach) -> Result<Aske
 
 // ---- Executing ----
 
-/// What the handler produced, and what is to become of it.
-enum Produced<R: http_body::Body> {
-    /// A response to keep, in our hands.
-    Whole {
-        head: response::Parts,
-        data: Bytes,
-        trailers: Option<HeaderMap>,
-        retention: Ttl,
-    },
-    /// A response to keep that cannot be kept.
-    Unretainable {
-        res: Response<Body<R>>,
-        reason: NotRetained,
-        retention: Ttl,
-    },
-    /// A response that is not to be kept.
-    Unkept {
-        res: Response<Body<R>>,
-        reason: &'static str,
-    },
+/// What is to become of the lease once the handler has answered.
+enum Then {
+    /// The record is stored, which ends it.
+    Keep { record: Bytes, retention: Ttl },
+    /// There is nothing to keep: the key is freed, for this reason.
+    Free(&'static str),
 }
 
 /// Decides what is to become of the handler's response, and collects it within limits if it is to be kept.
-async fn receive<R: http_body::Body>(
+fn receive<R: http_body::Body>(
     config: &Config,
     place: &mut Place,
+    id: &KeyId,
     res: Response<R>,
-) -> Produced<R> {
+) -> impl Future<Output = (Response<Body<R>>, Then)> {
     let (mut head, body) = res.into_parts();
-    let retention = match control::take_wish(&mut head, config.retention, config.max_retention) {
-        Wish::Keep(retention) => retention,
-        Wish::NoStore => {
-            let res = Response::from_parts(head, Body::original(body));
-            return Produced::Unkept {
-                res,
-                reason: "no_store",
-            };
-        }
-    };
-    // A status that announces another answer to come is not one.
-    if head.status.is_informational() || !(config.recorded)(head.status) {
-        let res = Response::from_parts(head, Body::original(body));
-        return Produced::Unkept {
-            res,
-            reason: "status",
+    let wish = control::take_wish(&mut head, config.retention, config.max_retention);
+    async move {
+        let retention = match wish {
+            // A status that announces another answer to come is not one to keep.
+            Wish::Keep(retention)
+                if !head.status.is_informational() && (config.recorded)(head.status) =>
+            {
+                retention
+            }
+            Wish::Keep(_) => {
+                return (
+                    Response::from_parts(head, Body::original(body)),
+                    Then::Free("status"),
+                );
+            }
+            Wish::NoStore => {
+                return (
+                    Response::from_parts(head, Body::original(body)),
+                    Then::Free("no_store"),
+                );
+            }
         };
+        match collect::response(config, place, &head.headers, body).await {
+            Collected::Whole(data, trailers) => {
+                let (headers, replayed) = (&head.headers, &*config.replayed);
+                let record = config.codec().encode_response(
+                    id,
+                    head.status,
+                    headers,
+                    replayed,
+                    &data,
+                    trailers.as_ref(),
+                );
+                let res = Response::from_parts(head, Body::held(data, trailers));
+                (res, Then::Keep { record, retention })
+            }
+            Collected::GivenUp(body, reason) => {
+                let then = unretained(config, id, head.status, reason, retention);
+                (Response::from_parts(head, body), then)
+            }
+            Collected::Broken(body) => {
+                (Response::from_parts(head, body), Then::Free("broken_body"))
+            }
+        }
     }
-    match collect::response(config, place, &head.headers, body).await {
-        Collected::Whole(data, trailers) => Produced::Whole {
-            head,
-            data,
-            trailers,
-            retention,
-        },
-        Collected::GivenUp(body, reason) => Produced::Unretainable {
-            res: Response::from_parts(head, body),
-            reason,
-            retention,
-        },
-        Collected::Broken(body) => Produced::Unkept {
-            res: Response::from_parts(head, body),
-            reason: "broken_body",
-        },
+}
+
+fn unretained(
+    config: &Config,
+    id: &KeyId,
+    status: StatusCode,
+    reason: NotRetained,
+    retention: Ttl,
+) -> Then {
+    match config.unretained {
+        Unretained::Tombstone => {
+            telemetry::not_retained(id, reason);
+            let record = config.codec().encode_tombstone(id, status, reason);
+            Then::Keep { record, retention }
+        }
+        Unretained::Release => Then::Free("not_retained"),
     }
 }
 
 // ---- Ending the lease ----
 
 /// Stores the record, and only then answers: with `res` when it is what the store holds.
-async fn settle<R: http_body::Body>(
-    shared: &Shared,
+#[expect(
+    clippy::too_many_arguments,
+    reason = "what is left of the exchange when it ends"
+)]
+fn settle<R: http_body::Body>(
+    config: &Config,
+    engine: &Arc<Engine>,
     claim: &Claim,
     lease: Kept,
     place: Place,
-    record: Bytes,
+    mut record: Bytes,
     retention: Ttl,
     res: Response<Body<R>>,
-) -> Response<Body<R>> {
-    let (config, engine) = (&*shared.config, &shared.engine);
-    let mut record = record;
-    let mut completion = engine
-        .complete(lease.reference(), &record, retention, config.store_timeout)
-        .await;
-    if let Completion::TooLarge { limit } = completion {
-        tracing::warn!(
-            bytes = record.len(),
-            limit,
-            "the store cannot keep a record this large"
-        );
-        if config.unretained == Unretained::Release {
-            engine
-                .end(lease, config.store_timeout, place, "not_retained")
-                .await;
-            return res;
-        }
-        telemetry::not_retained(&claim.id, NotRetained::TooLarge);
-        record = config
-            .codec()
-            .encode_tombstone(&claim.id, res.status(), NotRetained::TooLarge);
-        completion = engine
-            .complete(lease.reference(), &record, retention, config.store_timeout)
+) -> impl Future<Output = Response<Body<R>>> {
+    let limit = config.store_timeout;
+    async move {
+        let mut completion = engine
+            .complete(lease.reference(), &record, retention, limit)
             .await;
-    }
-    match completion {
-        Completion::Stored => {
-            telemetry::recorded(&claim.id, record.len());
-            res
+        if let Completion::TooLarge { limit: largest } = completion {
+            let bytes = record.len();
+            tracing::warn!(bytes, largest, "the store cannot keep a record this large");
+            match unretained(
+                config,
+                &claim.id,
+                res.status(),
+                NotRetained::TooLarge,
+                retention,
+            ) {
+                Then::Keep {
+                    record: tombstone, ..
+                } => record = tombstone,
+                Then::Free(reason) => {
+                    engine.end(lease, limit, place, reason).await;
+                    return res;
+                }
+            }
+            completion = engine
+                .complete(lease.reference(), &record, retention, limit)
+                .await;
         }
-        Completion::LeaseLost => {
-            drop(lease);
-            Box::pin(answer_what_is_stored(shared, claim, record, retention, res)).await
-        }
-        // The effect has happened and only we know: say so, and keep trying while the lease lasts. A retry meanwhile is
-        // told that it is in progress.
-        Completion::Failing | Completion::TooLarge { .. } => {
-            engine.complete_later(lease, record, retention, config.store_timeout, place);
-            res
+        match completion {
+            Completion::Stored => {
+                telemetry::recorded(&claim.id, record.len());
+                res
+            }
+            Completion::LeaseLost => {
+                drop(lease);
+                Box::pin(answer_what_is_stored(
+                    config, engine, claim, record, retention, res,
+                ))
+                .await
+            }
+            // The effect has happened and only we know: say so, and keep trying while the lease lasts. A retry
+            // meanwhile is told that it is in progress.
+            Completion::Failing | Completion::TooLarge { .. } => {
+                engine.complete_later(lease, record, retention, limit, place);
+                res
+            }
         }
     }
 }
@@ -401,13 +405,13 @@ async fn settle<R: http_body::Body>(
 /// After a lost lease our own answer is worth nothing unless it is the stored one: two clients must not be told
 /// different things.
 async fn answer_what_is_stored<R: http_body::Body>(
-    shared: &Shared,
+    config: &Config,
+    engine: &Engine,
     claim: &Claim,
     record: Bytes,
     retention: Ttl,
     res: Response<Body<R>>,
 ) -> Response<Body<R>> {
-    let (config, engine) = (&*shared.config, &shared.engine);
     // Asking is acquiring; it must not take over from whoever took over from us.
     let claim = Claim {
         orphans: OrphanPolicy::Refuse,

@@ -202,8 +202,9 @@ impl<T> Drop for Detachable<T> {
 }
 
 /// The future's output, or what it panicked with.
-pub(crate) async fn catch_panic<F: Future>(future: F) -> Result<F::Output, Box<dyn Any + Send>> {
-    let mut future = std::pin::pin!(future);
+pub(crate) async fn catch_panic<F: Future>(
+    mut future: Pin<&mut F>,
+) -> Result<F::Output, Box<dyn Any + Send>> {
     poll_fn(|cx| {
         // Unwind safe: a future that panicked is never polled again, and what it shares with us is atomic.
         match catch_unwind(AssertUnwindSafe(|| future.as_mut().poll(cx))) {

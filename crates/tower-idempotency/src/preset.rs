@@ -98,7 +98,7 @@ fn recommended() -> Config {
             described_by: problem::described_by(problem::DESCRIBED_BY)
                 .expect("a constant that a test renders"),
         },
-        compress_above: 2048,
+        compress_above: 8 * 1024,
         max_in_flight: 10_000,
         max_buffered: 256 * 1024 * 1024,
     }

@@ -95,7 +95,7 @@ mod tests {
         let error = Error::new(ErrorKind::InProgress, "the first request is still running")
             .with_retry_after(Duration::from_millis(1));
         let res = problem_json(&error, &described_by(DESCRIBED_BY).unwrap());
-        insta::assert_snapshot!(text(&res), @r#"{"type":"urn:tower-idempotency:problem:in-progress","title":"Request in progress","status":409,"detail":"the first request is still running","code":"in-progress","retryable":true}"#);
+        insta::assert_snapshot!(text(&res), @r#"{"code":"in-progress","detail":"the first request is still running","retryable":true,"status":409,"title":"Request in progress","type":"urn:tower-idempotency:problem:in-progress"}"#);
         insta::assert_debug_snapshot!(res.headers(), @r#"
         {
             "content-type": "application/problem+json",

@@ -1,6 +1,6 @@
 //! The same engine without HTTP: for queue consumers, scheduled jobs and webhooks' inner halves.
 
-use std::{future::Future, panic::resume_unwind, sync::Arc, time::Duration};
+use std::{future::Future, panic::resume_unwind, pin::pin, sync::Arc, time::Duration};
 
 use serde::{Serialize, de::DeserializeOwned};
 use tokio::time::Instant;
@@ -228,7 +228,7 @@ where
 
     let handle = lease.handle();
     let started = telemetry::start();
-    let produced = catch_panic(async { work(handle).await }).await;
+    let produced = catch_panic(pin!(async { work(handle).await })).await;
     telemetry::handler_time(started);
     let value = match produced {
         Ok(Ok(value)) => value,

@@ -25,7 +25,7 @@ macro_rules! observe {
         #[cfg(feature = "metrics")]
         metrics::histogram!($name $(, $label => $label_value)*).record($value);
         #[cfg(not(feature = "metrics"))]
-        let _ = || ($value, $($label_value,)*);
+        let _ = ($value, $($label_value,)*);
     };
 }
 
@@ -168,9 +168,14 @@ pub(crate) fn start() -> Started {
     )
 }
 
-#[cfg(feature = "metrics")]
 impl Started {
+    #[cfg(feature = "metrics")]
     fn elapsed(self) -> f64 {
         self.0.elapsed().as_secs_f64()
+    }
+
+    #[cfg(not(feature = "metrics"))]
+    fn elapsed(self) -> f64 {
+        0.0
     }
 }

@@ -8,6 +8,8 @@ pub mod axum;
 mod body;
 mod collect;
 mod config;
+#[cfg(feature = "conformance")]
+pub mod conformance;
 mod control;
 mod engine;
 mod error;

@@ -1,0 +1,186 @@
+use crate::{
+    conformance::{
+        Subject,
+        subject::{LONG, Outcome, random},
+    },
+    store::{Acquired, Claim, KeyId, Store},
+};
+
+const FIRST: Acquired = Acquired::Granted {
+    generation: 1,
+    takeover: false,
+};
+
+/// 2: whoever asks while another holds the key learns the holder's fingerprint, not its own, and the time left.
+pub async fn a_refused_claim_learns_the_holders_fingerprint_and_the_time_left<S: Store>(
+    subject: &Subject<S>,
+) {
+    let holder = subject.claim();
+    assert_eq!(subject.acquire(&holder).await, FIRST);
+    for refused in [subject.duplicate(&holder), subject.other_request(&holder)] {
+        match subject.acquire(&refused).await {
+            Acquired::InProgress {
+                fingerprint,
+                expires_in,
+            } => {
+                assert_eq!(fingerprint, holder.fingerprint);
+                let lease = holder.lease.as_duration();
+                assert!(
+                    expires_in <= lease,
+                    "{expires_in:?} left of a lease of {lease:?}"
+                );
+                assert!(
+                    expires_in > lease / 2,
+                    "{expires_in:?} left of a new lease of {lease:?}"
+                );
+            }
+            other => panic!("expected the key in progress, found {other:?}"),
+        }
+    }
+}
+
+/// 3: the token that holds the key is granted again, as it was: the first reply may have been lost.
+pub async fn the_same_token_is_granted_again_with_the_same_generation<S: Store>(
+    subject: &Subject<S>,
+) {
+    let claim = subject.claim();
+    for _ in 0..3 {
+        assert_eq!(subject.acquire(&claim).await, FIRST);
+    }
+    let lease = claim.lease_ref(1);
+    let completed = subject.complete(&lease, &"done".into(), LONG).await;
+    assert_eq!(completed, Outcome::Done);
+}
+
+/// 3: the lease then lasts as long as the later claim asks.
+pub async fn acquiring_again_with_the_same_token_extends_the_lease<S: Store>(subject: &Subject<S>) {
+    let claim = subject.short_claim();
+    assert_eq!(subject.acquire(&claim).await, FIRST);
+    let longer = Claim {
+        lease: LONG,
+        ..claim.clone()
+    };
+    assert_eq!(subject.acquire(&longer).await, FIRST);
+    subject.outlive_short_lease().await;
+    assert_in_progress(subject, &claim).await;
+}
+
+/// 4: once released, the key is free, and begins at generation 1.
+pub async fn release_frees_the_key<S: Store>(subject: &Subject<S>) {
+    let claim = subject.claim();
+    let lease = subject.hold(&claim).await;
+    subject.release(&lease).await;
+    assert_eq!(subject.acquire(&subject.duplicate(&claim)).await, FIRST);
+}
+
+/// 4: a released key is free for another request too: the answer was definite and is not kept.
+pub async fn release_frees_the_key_for_another_request<S: Store>(subject: &Subject<S>) {
+    let claim = subject.claim();
+    let lease = subject.hold(&claim).await;
+    subject.release(&lease).await;
+    let other = subject.other_request(&claim);
+    assert_eq!(subject.acquire(&other).await, FIRST);
+    match subject.acquire(&subject.duplicate(&claim)).await {
+        Acquired::InProgress { fingerprint, .. } => assert_eq!(fingerprint, other.fingerprint),
+        found => panic!("expected the key in progress, found {found:?}"),
+    }
+}
+
+/// 4: releasing what is released, or was never held, is `Ok`.
+pub async fn release_twice_is_harmless<S: Store>(subject: &Subject<S>) {
+    let claim = subject.claim();
+    subject.release(&claim.lease_ref(1)).await;
+    let lease = subject.hold(&claim).await;
+    subject.release(&lease).await;
+    subject.release(&lease).await;
+    assert_eq!(subject.acquire(&subject.duplicate(&claim)).await, FIRST);
+}
+
+/// 4: a late release is `Ok` and does not free who holds the key since, by release or by takeover.
+pub async fn a_stale_release_does_not_free_the_next_holder<S: Store>(subject: &Subject<S>) {
+    let claim = subject.claim();
+    let stale = subject.hold(&claim).await;
+    subject.release(&stale).await;
+    subject.hold(&subject.duplicate(&claim)).await;
+    subject.release(&stale).await;
+    assert_in_progress(subject, &claim).await;
+
+    let (claim, stale) = subject.orphan().await;
+    subject.hold(&subject.duplicate(&claim)).await;
+    subject.release(&stale).await;
+    assert_in_progress(subject, &claim).await;
+}
+
+/// 2: who was refused the lease cannot end it.
+pub async fn a_refused_claim_does_not_free_the_holder<S: Store>(subject: &Subject<S>) {
+    let claim = subject.claim();
+    let lease = subject.hold(&claim).await;
+    let refused = subject.duplicate(&claim);
+    assert_in_progress(subject, &refused).await;
+    subject.release(&refused.lease_ref(1)).await;
+    assert_in_progress(subject, &claim).await;
+    let refused = refused.lease_ref(lease.generation);
+    assert_eq!(subject.renew(&refused, LONG).await, Outcome::Lost);
+    assert_eq!(subject.renew(&lease, LONG).await, Outcome::Done);
+}
+
+/// 2: renewing a key that is free, never held or released, is a lost lease.
+pub async fn renew_of_an_absent_key_is_lost<S: Store>(subject: &Subject<S>) {
+    let claim = subject.claim();
+    assert_eq!(
+        subject.renew(&claim.lease_ref(1), LONG).await,
+        Outcome::Lost
+    );
+    let lease = subject.hold(&claim).await;
+    subject.release(&lease).await;
+    assert_eq!(subject.renew(&lease, LONG).await, Outcome::Lost);
+    assert_eq!(subject.acquire(&subject.duplicate(&claim)).await, FIRST);
+}
+
+/// Ids are all of their 32 bytes.
+pub async fn ids_that_differ_in_one_bit_do_not_meet<S: Store>(subject: &Subject<S>) {
+    let claim = subject.claim();
+    assert_eq!(subject.acquire(&claim).await, FIRST);
+    for at in 0..32 {
+        let mut bytes = *claim.id.as_bytes();
+        bytes[at] ^= 1 << (at % 8);
+        let near = Claim {
+            id: KeyId::from_bytes(bytes),
+            ..subject.duplicate(&claim)
+        };
+        assert_eq!(subject.acquire(&near).await, FIRST, "byte {at}");
+    }
+}
+
+/// Ids are bytes, not text: no case, no padding, no terminator.
+pub async fn ids_that_read_alike_as_text_do_not_meet<S: Store>(subject: &Subject<S>) {
+    let claim = subject.claim();
+    for end in [
+        *b"aa",
+        *b"AA",
+        *b"a ",
+        *b"a\0",
+        *b"a'",
+        *b"\0\0",
+        *b"  ",
+        [0xc3, 0xa4],
+        [0xff; 2],
+    ] {
+        let mut bytes = random();
+        bytes[..30].copy_from_slice(&claim.id.as_bytes()[..30]);
+        bytes[30..].copy_from_slice(&end);
+        let like = Claim {
+            id: KeyId::from_bytes(bytes),
+            ..subject.duplicate(&claim)
+        };
+        assert_eq!(subject.acquire(&like).await, FIRST, "ending in {end:x?}");
+        assert_in_progress(subject, &like).await;
+    }
+}
+
+pub(super) async fn assert_in_progress<S: Store>(subject: &Subject<S>, claim: &Claim) {
+    match subject.acquire(&subject.duplicate(claim)).await {
+        Acquired::InProgress { .. } => {}
+        other => panic!("expected the key in progress, found {other:?}"),
+    }
+}

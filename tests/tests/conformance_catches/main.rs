@@ -1,0 +1,111 @@
+//! The conformance suite can fail: a plain store passes it, and every way to break that store is caught by the case
+//! that is named for the rule.
+
+mod mutant;
+
+use std::panic::{AssertUnwindSafe, catch_unwind};
+
+use tower_idempotency::conformance::{Plan, Subject, Threads, cases, run};
+
+use self::mutant::{Flaw, Mutant};
+
+tower_idempotency::conformance_tests! {
+    mod flawless,
+    start_paused = true,
+    store = || async { Mutant::new(Flaw::Nothing) },
+}
+
+fn paused<C: Future<Output = ()>>(flaw: Flaw, case: impl FnOnce(Subject<Mutant>) -> C) -> bool {
+    let threads = Threads::One { start_paused: true };
+    let subject = Subject::new(Mutant::new(flaw));
+    let outcome = catch_unwind(AssertUnwindSafe(|| run(threads, case(subject))));
+    outcome.is_err()
+}
+
+macro_rules! caught {
+    ($($flaw:ident by $($case:ident)+;)*) => { $(
+        #[test]
+        #[allow(non_snake_case, reason = "named for the flaw")]
+        fn $flaw() {
+            $(
+                assert!(
+                    paused(Flaw::$flaw, |subject| async move { cases::$case(&subject).await }),
+                    "{} passes",
+                    stringify!($case)
+                );
+            )+
+        }
+    )* };
+}
+
+caught! {
+    ClaimIsReadThenWritten by one_of_32_claims_at_once_is_granted no_increment_under_the_lease_is_lost
+        one_of_32_claims_at_once_takes_an_orphan_over one_of_32_claims_at_once_replaces_an_expired_record
+        a_completion_and_a_takeover_at_once_agree;
+    IdIsCut by ids_that_differ_in_one_bit_do_not_meet;
+    IdIsText by ids_that_read_alike_as_text_do_not_meet;
+    OwnTokenIsRefused by the_same_token_is_granted_again_with_the_same_generation
+        a_call_dropped_at_any_await_leaves_the_store_usable;
+    OwnTokenCountsAsTakeover by the_same_token_is_granted_again_with_the_same_generation;
+    OwnTokenDoesNotExtend by acquiring_again_with_the_same_token_extends_the_lease;
+    OwnTokenOfAnOrphanIsATakeover by the_holder_of_an_orphan_is_granted_again_as_it_was;
+    OwnTokenForgetsItWasATakeover by a_takeover_is_still_one_when_its_token_asks_again;
+    AskersFingerprintInProgress by a_refused_claim_learns_the_holders_fingerprint_and_the_time_left;
+    AskersFingerprintCompleted by a_record_carries_the_fingerprint_of_its_request;
+    NoTimeLeft by a_refused_claim_learns_the_holders_fingerprint_and_the_time_left;
+    NoTakeover by a_lease_that_is_over_is_taken_over_by_the_same_request;
+    TakeoverOfAnotherRequest by another_request_does_not_take_an_orphan_over;
+    TakeoverAgainstThePolicy by a_refusing_claim_does_not_take_an_orphan_over;
+    TakeoverKeepsTheGeneration by each_takeover_raises_the_generation;
+    TakeoverIsHidden by a_lease_that_is_over_is_taken_over_by_the_same_request;
+    TakeoverKeepsTheToken by a_replaced_token_neither_renews_nor_completes;
+    LeaseNeverEnds by a_lease_that_is_over_is_taken_over_by_the_same_request;
+    OrphanIsForgottenAtOnce by a_refusing_claim_does_not_take_an_orphan_over;
+    OrphanIsNeverForgotten by an_orphan_is_forgotten_after_keep;
+    OrphanHasNoAge by an_orphan_knows_since_when;
+    GenerationOutlivesTheEntry by an_orphan_is_forgotten_after_keep;
+    RenewIsUnfenced by a_replaced_token_neither_renews_nor_completes a_refused_claim_does_not_free_the_holder;
+    RenewDoesNothing by renew_extends_the_lease the_holder_renews_an_orphan_that_nobody_took_over;
+    RenewOnlyExtends by renew_can_bring_the_end_of_the_lease_nearer;
+    RenewRefusesOrphans by the_holder_renews_an_orphan_that_nobody_took_over;
+    RenewForgetsSooner by a_renewed_lease_is_remembered_for_keep_too;
+    RenewTakesAbsentKeys by renew_of_an_absent_key_is_lost;
+    RenewTakesCompletedKeys by renew_of_a_completed_key_is_lost;
+    CompleteIsUnfenced by a_replaced_token_neither_renews_nor_completes a_token_without_the_lease_completes_nothing;
+    CompleteOverwrites by another_token_does_not_overwrite_a_record completing_an_absent_key_stores_the_record;
+    CompleteRefusesOrphans by the_holder_completes_an_orphan_that_nobody_took_over;
+    CompleteRefusesAbsentKeys by completing_an_absent_key_stores_the_record;
+    CompleteTwiceIsLost by completing_twice_changes_nothing;
+    CompleteTwiceReplaces by completing_twice_changes_nothing;
+    CompleteTwiceExtends by completing_twice_changes_nothing;
+    RecordIsText by a_record_comes_back_byte_for_byte;
+    RecordIsCut by a_large_record_comes_back_or_is_refused_for_its_size;
+    RecordExpiresWithTheLease by a_record_outlives_its_lease;
+    RecordNeverExpires by a_record_is_absent_after_its_retention;
+    ReplayExtends by a_replay_does_not_extend_the_retention;
+    LimitIsNotTrue by a_large_record_comes_back_or_is_refused_for_its_size;
+    ReleaseIsUnfenced by a_stale_release_does_not_free_the_next_holder a_refused_claim_does_not_free_the_holder;
+    ReleaseDoesNothing by release_frees_the_key release_frees_the_key_for_another_request;
+    ReleaseDropsRecords by release_of_a_completed_key_keeps_its_record
+        a_completion_and_a_release_at_once_leave_the_record;
+    ReleaseRefusesOrphans by the_holder_releases_an_orphan_that_nobody_took_over;
+    ReleaseTwiceFails by release_twice_is_harmless;
+    NobodyIsWoken by completion_wakes_the_waiters release_wakes_the_waiters
+        nobody_waits_for_a_key_that_is_not_in_progress;
+    WaitingNeverEnds by a_waiter_waits_no_longer_than_it_asks;
+    WaitingIsBlind by nobody_waits_for_a_key_that_is_not_in_progress;
+}
+
+/// A reply that is lost finds what a careful client never would: the same flaw passes without faults.
+#[test]
+fn lost_replies_find_a_store_that_refuses_its_own_token() {
+    let case = |subject: Subject<Mutant>| async move {
+        cases::release_frees_the_key(&subject).await;
+    };
+    assert!(!paused(Flaw::OwnTokenIsRefused, case));
+    let through = |subject: Subject<Mutant>| async move {
+        cases::release_frees_the_key(&subject.through(Plan::RepliesLost)).await;
+    };
+    assert!(paused(Flaw::OwnTokenIsRefused, through));
+    assert!(!paused(Flaw::Nothing, through));
+}

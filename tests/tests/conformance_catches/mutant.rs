@@ -1,0 +1,419 @@
+//! A plain store with a switch for each way to break the contract.
+
+use std::{collections::HashMap, future::pending, sync::Mutex, time::Duration};
+
+use bytes::Bytes;
+use tokio::{
+    sync::Notify,
+    time::{Instant, sleep, timeout},
+};
+use tower_idempotency::store::{
+    Acquired, Claim, Fingerprint, KeyId, LeaseRef, OrphanPolicy, Store, StoreError, Token, Ttl,
+};
+
+/// What the store does wrong.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Flaw {
+    Nothing,
+    ClaimIsReadThenWritten,
+    IdIsCut,
+    IdIsText,
+    OwnTokenIsRefused,
+    OwnTokenCountsAsTakeover,
+    OwnTokenDoesNotExtend,
+    OwnTokenOfAnOrphanIsATakeover,
+    OwnTokenForgetsItWasATakeover,
+    AskersFingerprintInProgress,
+    AskersFingerprintCompleted,
+    NoTimeLeft,
+    NoTakeover,
+    TakeoverOfAnotherRequest,
+    TakeoverAgainstThePolicy,
+    TakeoverKeepsTheGeneration,
+    TakeoverIsHidden,
+    TakeoverKeepsTheToken,
+    LeaseNeverEnds,
+    OrphanIsForgottenAtOnce,
+    OrphanIsNeverForgotten,
+    OrphanHasNoAge,
+    GenerationOutlivesTheEntry,
+    RenewIsUnfenced,
+    RenewDoesNothing,
+    RenewOnlyExtends,
+    RenewRefusesOrphans,
+    RenewForgetsSooner,
+    RenewTakesAbsentKeys,
+    RenewTakesCompletedKeys,
+    CompleteIsUnfenced,
+    CompleteOverwrites,
+    CompleteRefusesOrphans,
+    CompleteRefusesAbsentKeys,
+    CompleteTwiceIsLost,
+    CompleteTwiceReplaces,
+    CompleteTwiceExtends,
+    RecordIsText,
+    RecordIsCut,
+    RecordExpiresWithTheLease,
+    RecordNeverExpires,
+    ReplayExtends,
+    LimitIsNotTrue,
+    ReleaseIsUnfenced,
+    ReleaseDoesNothing,
+    ReleaseDropsRecords,
+    ReleaseRefusesOrphans,
+    ReleaseTwiceFails,
+    NobodyIsWoken,
+    WaitingNeverEnds,
+    WaitingIsBlind,
+}
+
+pub(crate) struct Mutant {
+    flaw: Flaw,
+    entries: Mutex<HashMap<KeyId, Entry>>,
+    changed: Notify,
+}
+
+#[derive(Clone)]
+struct Entry {
+    token: Token,
+    fingerprint: Fingerprint,
+    generation: u64,
+    state: State,
+}
+
+#[derive(Clone)]
+enum State {
+    Leased {
+        ends: Instant,
+        forgotten: Instant,
+        keep: Ttl,
+    },
+    Completed {
+        record: Bytes,
+        expires: Instant,
+    },
+}
+
+impl Mutant {
+    pub(crate) fn new(flaw: Flaw) -> Self {
+        Self {
+            flaw,
+            entries: Mutex::default(),
+            changed: Notify::new(),
+        }
+    }
+
+    fn has(&self, flaw: Flaw) -> bool {
+        self.flaw == flaw
+    }
+
+    fn id(&self, id: KeyId) -> KeyId {
+        let mut bytes = *id.as_bytes();
+        if self.has(Flaw::IdIsCut) {
+            bytes[24..].fill(0);
+        }
+        if self.has(Flaw::IdIsText) {
+            bytes.make_ascii_lowercase();
+        }
+        KeyId::from_bytes(bytes)
+    }
+
+    fn step<T>(&self, id: KeyId, step: impl FnOnce(&mut Option<Entry>, Instant) -> T) -> T {
+        let (id, now) = (self.id(id), Instant::now());
+        let mut entries = self.entries.lock().unwrap();
+        let mut entry = entries.remove(&id).filter(|entry| match entry.state {
+            State::Leased { ends, .. } if self.has(Flaw::OrphanIsForgottenAtOnce) => now < ends,
+            State::Leased { .. } if self.has(Flaw::OrphanIsNeverForgotten) => true,
+            State::Leased { .. } if self.has(Flaw::GenerationOutlivesTheEntry) => true,
+            State::Leased { forgotten, .. } => now < forgotten,
+            State::Completed { .. } if self.has(Flaw::RecordNeverExpires) => true,
+            State::Completed { expires, .. } => now < expires,
+        });
+        let answer = step(&mut entry, now);
+        entries.extend(entry.map(|entry| (id, entry)));
+        answer
+    }
+
+    fn lease(&self, claim: &Claim, generation: u64, now: Instant) -> Entry {
+        let ends = if self.has(Flaw::LeaseNeverEnds) {
+            now + Ttl::MAX.as_duration() / 2
+        } else {
+            now + claim.lease.as_duration()
+        };
+        Entry {
+            token: claim.token,
+            fingerprint: claim.fingerprint,
+            generation,
+            state: State::Leased {
+                ends,
+                forgotten: ends + claim.keep.as_duration(),
+                keep: claim.keep,
+            },
+        }
+    }
+
+    fn granted(&self, generation: u64) -> Acquired {
+        Acquired::Granted {
+            generation,
+            takeover: generation > 1 && !self.has(Flaw::TakeoverIsHidden),
+        }
+    }
+
+    fn grant(&self, found: &mut Option<Entry>, claim: &Claim, now: Instant) -> Acquired {
+        let Some(entry) = found else {
+            *found = Some(self.lease(claim, 1, now));
+            return self.granted(1);
+        };
+        let (ends, forgotten) = match &mut entry.state {
+            State::Completed { record, expires } => {
+                if self.has(Flaw::ReplayExtends) {
+                    *expires += Duration::from_secs(60);
+                }
+                let record = match self.flaw {
+                    Flaw::RecordIsText => String::from_utf8_lossy(record).into_owned().into(),
+                    Flaw::RecordIsCut => record.slice(..record.len().min(1 << 19)),
+                    _ => record.clone(),
+                };
+                let fingerprint = match self.flaw {
+                    Flaw::AskersFingerprintCompleted => claim.fingerprint,
+                    _ => entry.fingerprint,
+                };
+                return Acquired::Completed {
+                    fingerprint,
+                    record,
+                };
+            }
+            State::Leased {
+                ends, forgotten, ..
+            } => (*ends, *forgotten),
+        };
+        if entry.token == claim.token && !self.has(Flaw::OwnTokenIsRefused) {
+            return self.grant_again(entry, claim, ends, now);
+        }
+        if now < ends {
+            return Acquired::InProgress {
+                fingerprint: match self.flaw {
+                    Flaw::AskersFingerprintInProgress => claim.fingerprint,
+                    _ => entry.fingerprint,
+                },
+                expires_in: match self.flaw {
+                    Flaw::NoTimeLeft => Duration::ZERO,
+                    _ => ends - now,
+                },
+            };
+        }
+        let same = entry.fingerprint == claim.fingerprint;
+        let may = claim.orphans == OrphanPolicy::TakeOver;
+        let takes = (same || self.has(Flaw::TakeoverOfAnotherRequest))
+            && (may || self.has(Flaw::TakeoverAgainstThePolicy))
+            && !self.has(Flaw::NoTakeover);
+        if takes || (self.has(Flaw::GenerationOutlivesTheEntry) && now >= forgotten) {
+            let generation =
+                entry.generation + u64::from(!self.has(Flaw::TakeoverKeepsTheGeneration));
+            let token = entry.token;
+            *entry = self.lease(claim, generation, now);
+            if self.has(Flaw::TakeoverKeepsTheToken) {
+                entry.token = token;
+            }
+            return self.granted(generation);
+        }
+        Acquired::Orphaned {
+            fingerprint: entry.fingerprint,
+            since: match self.flaw {
+                Flaw::OrphanHasNoAge => Duration::ZERO,
+                _ => now - ends,
+            },
+        }
+    }
+
+    fn grant_again(
+        &self,
+        entry: &mut Entry,
+        claim: &Claim,
+        ends: Instant,
+        now: Instant,
+    ) -> Acquired {
+        let over = now >= ends && self.has(Flaw::OwnTokenOfAnOrphanIsATakeover);
+        let raised = self.has(Flaw::OwnTokenCountsAsTakeover) || over;
+        let generation = entry.generation + u64::from(raised);
+        let state = entry.state.clone();
+        *entry = self.lease(claim, generation, now);
+        if self.has(Flaw::OwnTokenDoesNotExtend) {
+            entry.state = state;
+        }
+        match self.granted(generation) {
+            Acquired::Granted { generation, .. }
+                if self.has(Flaw::OwnTokenForgetsItWasATakeover) =>
+            {
+                Acquired::Granted {
+                    generation,
+                    takeover: false,
+                }
+            }
+            granted => granted,
+        }
+    }
+}
+
+impl Store for Mutant {
+    async fn acquire(&self, claim: &Claim) -> Result<Acquired, StoreError> {
+        if !self.has(Flaw::ClaimIsReadThenWritten) {
+            return Ok(self.step(claim.id, |found, now| self.grant(found, claim, now)));
+        }
+        let mut seen = self.step(claim.id, |found, _| found.clone());
+        sleep(Duration::from_millis(2)).await;
+        let acquired = self.grant(&mut seen, claim, Instant::now());
+        if let Acquired::Granted { .. } = acquired {
+            self.step(claim.id, |found, _| *found = seen);
+        }
+        Ok(acquired)
+    }
+
+    async fn renew(&self, lease: &LeaseRef, ttl: Ttl) -> Result<(), StoreError> {
+        self.step(lease.id, |found, now| {
+            let Some(entry) = found else {
+                return match self.flaw {
+                    Flaw::RenewTakesAbsentKeys => Ok(()),
+                    _ => Err(StoreError::LeaseLost),
+                };
+            };
+            if entry.token != lease.token && !self.has(Flaw::RenewIsUnfenced) {
+                return Err(StoreError::LeaseLost);
+            }
+            match &mut entry.state {
+                State::Leased { ends, .. }
+                    if self.has(Flaw::RenewRefusesOrphans) && now >= *ends =>
+                {
+                    Err(StoreError::LeaseLost)
+                }
+                State::Leased { .. } if self.has(Flaw::RenewDoesNothing) => Ok(()),
+                State::Leased {
+                    ends,
+                    forgotten,
+                    keep,
+                } => {
+                    let asked = now + ttl.as_duration();
+                    *ends = match self.flaw {
+                        Flaw::RenewOnlyExtends => asked.max(*ends),
+                        _ => asked,
+                    };
+                    if !self.has(Flaw::RenewForgetsSooner) {
+                        *forgotten = *ends + keep.as_duration();
+                    }
+                    Ok(())
+                }
+                State::Completed { .. } if self.has(Flaw::RenewTakesCompletedKeys) => Ok(()),
+                State::Completed { .. } => Err(StoreError::LeaseLost),
+            }
+        })
+    }
+
+    async fn complete(
+        &self,
+        lease: &LeaseRef,
+        record: Bytes,
+        retention: Ttl,
+    ) -> Result<(), StoreError> {
+        let completed = self.step(lease.id, |found, now| {
+            let mut expires = now + retention.as_duration();
+            match found {
+                None if self.has(Flaw::CompleteRefusesAbsentKeys) => {
+                    return Err(StoreError::LeaseLost);
+                }
+                None => {}
+                Some(entry) if entry.token != lease.token => match entry.state {
+                    State::Leased { .. } if self.has(Flaw::CompleteIsUnfenced) => {}
+                    State::Completed { .. } if self.has(Flaw::CompleteOverwrites) => {}
+                    State::Leased { .. } | State::Completed { .. } => {
+                        return Err(StoreError::LeaseLost);
+                    }
+                },
+                Some(entry) => match &mut entry.state {
+                    State::Leased { ends, .. }
+                        if self.has(Flaw::CompleteRefusesOrphans) && now >= *ends =>
+                    {
+                        return Err(StoreError::LeaseLost);
+                    }
+                    State::Leased { forgotten, .. } => {
+                        if self.has(Flaw::RecordExpiresWithTheLease) {
+                            expires = *forgotten;
+                        }
+                    }
+                    State::Completed {
+                        record: kept,
+                        expires,
+                    } => {
+                        match self.flaw {
+                            Flaw::CompleteTwiceIsLost => return Err(StoreError::LeaseLost),
+                            Flaw::CompleteTwiceReplaces => *kept = record,
+                            Flaw::CompleteTwiceExtends => *expires = now + retention.as_duration(),
+                            _ => {}
+                        }
+                        return Ok(());
+                    }
+                },
+            }
+            if self.has(Flaw::LimitIsNotTrue) && record.len() > 1 << 18 {
+                return Err(StoreError::RecordTooLarge { limit: 1 << 19 });
+            }
+            *found = Some(Entry {
+                token: lease.token,
+                fingerprint: lease.fingerprint,
+                generation: lease.generation,
+                state: State::Completed { record, expires },
+            });
+            Ok(())
+        });
+        self.changed.notify_waiters();
+        completed
+    }
+
+    async fn release(&self, lease: &LeaseRef) -> Result<(), StoreError> {
+        let released = self.step(lease.id, |found, now| {
+            if found.is_none() && self.has(Flaw::ReleaseTwiceFails) {
+                return Err(StoreError::LeaseLost);
+            }
+            let _freed = found.take_if(|entry| {
+                let held = entry.token == lease.token || self.has(Flaw::ReleaseIsUnfenced);
+                held && match entry.state {
+                    State::Leased { .. } if self.has(Flaw::ReleaseDoesNothing) => false,
+                    State::Leased { ends, .. } if self.has(Flaw::ReleaseRefusesOrphans) => {
+                        now < ends
+                    }
+                    State::Leased { .. } => true,
+                    State::Completed { .. } => self.has(Flaw::ReleaseDropsRecords),
+                }
+            });
+            Ok(())
+        });
+        self.changed.notify_waiters();
+        released
+    }
+
+    async fn changed(&self, id: &KeyId, within: Duration) {
+        match self.flaw {
+            Flaw::NobodyIsWoken => return sleep(within).await,
+            Flaw::WaitingNeverEnds => return pending().await,
+            _ => {}
+        }
+        let deadline = Instant::now() + within;
+        loop {
+            let mut changed = std::pin::pin!(self.changed.notified());
+            changed.as_mut().enable();
+            let in_progress = self.step(*id, |found, now| {
+                found.as_ref().is_some_and(|entry| match entry.state {
+                    State::Leased { ends, .. } => now < ends,
+                    State::Completed { .. } => false,
+                })
+            });
+            let blind = self.has(Flaw::WaitingIsBlind);
+            let left = deadline.saturating_duration_since(Instant::now());
+            if !(in_progress || blind) || timeout(left, changed).await.is_err() {
+                return;
+            }
+            if blind {
+                return;
+            }
+        }
+    }
+}

@@ -219,14 +219,11 @@ impl Engine {
         }
         for distance in 0..self.shards.len() {
             loop {
-                if let Some(room) = budget.reserve(cost) {
+                let mut shard = self.shard_at(self.index(hash) + distance);
+                if let Some(room) = self.room(&mut shard, None, cost, now) {
                     return Ok(room);
                 }
-                let mut shard = self.shard_at(self.index(hash) + distance);
-                let evicted = (0..EVICTED_AT_ONCE)
-                    .take_while(|_| shard.evict(&self.shared, now))
-                    .count();
-                if evicted == 0 {
+                if shard.victim(now).is_none() {
                     break;
                 }
             }
@@ -266,6 +263,11 @@ impl Watch<'_> {
     pub(super) async fn changed(&self) {
         // There are no permits: the only answer is that the semaphore was closed.
         let _closed = self.event.acquire().await;
+    }
+
+    #[cfg(all(test, shuttle))]
+    pub(super) fn is_over(&self) -> bool {
+        self.event.is_closed()
     }
 
     /// When the lease is over unless it is renewed.

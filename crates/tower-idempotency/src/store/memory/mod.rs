@@ -16,6 +16,10 @@ mod slab;
 mod sync;
 
 #[cfg(all(test, not(shuttle)))]
+mod model;
+#[cfg(all(test, shuttle))]
+mod shuttle_tests;
+#[cfg(all(test, not(shuttle)))]
 mod tests;
 
 /// A store for one process: leases and records live in its memory, and end with it.

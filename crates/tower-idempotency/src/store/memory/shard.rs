@@ -213,14 +213,19 @@ impl Shard {
         self.due = first(&self.records).min(first(&self.leases));
     }
 
-    /// Takes away one entry to make room: a forgotten orphan, or else the record that expires first. Never a lease.
-    pub(super) fn evict(&mut self, shared: &Shared, now: u64) -> bool {
+    /// The entry that makes way next: a forgotten orphan, or else the record that expires first. Never a lease.
+    pub(super) fn victim(&self, now: u64) -> Option<u32> {
         let forgotten = self.leases.first().filter(|(at, _)| *at <= now);
-        let Some(&(_, slot)) = forgotten.or_else(|| self.records.first()) else {
-            return false;
-        };
-        self.remove(shared, slot);
-        true
+        let (_, slot) = forgotten.or_else(|| self.records.first())?;
+        Some(*slot)
+    }
+
+    pub(super) fn evict(&mut self, shared: &Shared, now: u64) -> bool {
+        let victim = self.victim(now);
+        if let Some(slot) = victim {
+            self.remove(shared, slot);
+        }
+        victim.is_some()
     }
 
     /// Registers a waiter for the entry.
@@ -283,7 +288,7 @@ impl Shard {
 
     /// Takes away everything that is over.
     pub(super) fn sweep(&mut self, shared: &Shared, now: u64) {
-        while now >= self.due {
+        while self.due <= now && self.due < u64::MAX {
             self.tidy(shared, now);
         }
     }

@@ -1,6 +1,7 @@
 //! What the memory store costs. Figures, not assertions: timings on a shared machine prove nothing by themselves.
 //!
-//! `cargo test --release -p tests --test memory_cost -- --ignored --nocapture --test-threads 1`
+//! `cargo test --release -p tests --test memory_cost -- --ignored --nocapture --test-threads 1`, for the resident memory
+//! with that test's name: what another one gave back would hide what it takes.
 
 use std::{
     future::Future,
@@ -147,4 +148,29 @@ fn replays_and_refusals() {
         ));
     }
     println!("in progress: {} ns", start.elapsed().as_nanos() / 100_000);
+}
+
+#[test]
+#[ignore = "a measurement"]
+fn resident_memory_of_a_million_records() {
+    let before = resident();
+    let store = MemoryStore::new().with_max_bytes(8 << 30);
+    for n in 0..1_000_000 {
+        fresh(&store, &claims(n..n + 1)[0], vec![1; 100].into());
+    }
+    for n in 0..1_000_000 {
+        now(store.acquire(&claims(n..n + 1)[0])).unwrap();
+    }
+    let each = (resident() - before) / 1_000_000 - 100;
+    println!(
+        "resident: {each} bytes beside each record of 100 bytes, counted as {}",
+        { store.bytes() / store.len() - 100 }
+    );
+}
+
+/// Bytes, from the kernel; pages of 4 KiB.
+fn resident() -> usize {
+    let statm = std::fs::read_to_string("/proc/self/statm").expect("Linux tells");
+    let pages = statm.split(' ').nth(1).expect("the second field");
+    pages.parse::<usize>().expect("a number of pages") * 4096
 }

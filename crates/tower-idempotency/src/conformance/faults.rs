@@ -281,3 +281,128 @@ impl fmt::Display for InjectedFault {
 }
 
 impl std::error::Error for InjectedFault {}
+
+#[cfg(test)]
+mod tests {
+    use tokio::time::{Instant, timeout};
+
+    use super::*;
+    use crate::store::{Fingerprint, MemoryStore};
+
+    const SECOND: Duration = Duration::from_secs(1);
+    const ID: KeyId = KeyId::from_bytes([1; 32]);
+
+    fn claim() -> Claim {
+        Claim::new(ID, Fingerprint::from_bytes([2; 32])).unwrap()
+    }
+
+    async fn is_held(store: &Faulty<MemoryStore>) -> bool {
+        let claim = claim();
+        let acquired = store.inner().acquire(&claim).await.unwrap();
+        if let Acquired::Granted { generation, .. } = acquired {
+            let lease = claim.lease_ref(generation);
+            store.inner().release(&lease).await.unwrap();
+            return false;
+        }
+        true
+    }
+
+    fn assert_injected<T: fmt::Debug>(result: Result<T, StoreError>, operation: Operation) {
+        match result.unwrap_err() {
+            StoreError::Backend(source) => {
+                let fault = source.downcast_ref::<InjectedFault>();
+                assert_eq!(fault, Some(&InjectedFault { operation }));
+            }
+            other => panic!("expected an injected fault, found {other}"),
+        }
+    }
+
+    #[tokio::test]
+    async fn a_lost_call_has_no_effect_and_a_lost_reply_has() {
+        let store = Faulty::new(MemoryStore::new());
+        store.line_up(Operation::Acquire, [Fault::CallLost]);
+        assert_injected(store.acquire(&claim()).await, Operation::Acquire);
+        assert!(!is_held(&store).await);
+
+        store.line_up(Operation::Acquire, [Fault::ReplyLost]);
+        assert_injected(store.acquire(&claim()).await, Operation::Acquire);
+        assert!(is_held(&store).await);
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_call_that_hangs_never_answers_and_has_its_effect_or_not() {
+        let store = Faulty::new(MemoryStore::new());
+        let faults = [Fault::Hang, Fault::HangAfter];
+        store.line_up(Operation::Acquire, faults);
+        for held in [false, true] {
+            let hanging = timeout(SECOND, store.acquire(&claim())).await;
+            assert!(hanging.is_err());
+            assert_eq!(is_held(&store).await, held);
+        }
+        assert_eq!(store.calls(Operation::Acquire), 2);
+    }
+
+    #[tokio::test]
+    async fn faults_lined_up_happen_once_each_in_order_before_the_outage() {
+        let store = Faulty::new(MemoryStore::new());
+        store.outage(Fault::CallLost);
+        store.line_up(Operation::Release, [Fault::None, Fault::ReplyLost]);
+        let lease = claim().lease_ref(1);
+        store.release(&lease).await.unwrap();
+        assert_injected(store.release(&lease).await, Operation::Release);
+        assert_injected(store.release(&lease).await, Operation::Release);
+        assert_injected(store.renew(&lease, Ttl::MIN).await, Operation::Renew);
+        let completed = store.complete(&lease, Bytes::new(), Ttl::MAX).await;
+        assert_injected(completed, Operation::Complete);
+
+        store.line_up(Operation::Release, [Fault::CallLost]);
+        store.heal();
+        store.release(&lease).await.unwrap();
+        assert!(matches!(
+            store.renew(&lease, Ttl::MIN).await,
+            Err(StoreError::LeaseLost)
+        ));
+        assert_eq!(store.calls(Operation::Release), 4);
+        assert_eq!(store.calls(Operation::Changed), 0);
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_slow_call_pauses_before_and_after() {
+        let store = Faulty::new(MemoryStore::new()).with_plan(Plan::Slow(SECOND));
+        let start = Instant::now();
+        store.acquire(&claim()).await.unwrap();
+        assert_eq!(start.elapsed(), 2 * SECOND);
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_wait_that_is_lost_is_over_at_once() {
+        let store = Faulty::new(MemoryStore::new());
+        store.acquire(&claim()).await.unwrap();
+        store.outage(Fault::CallLost);
+        let start = Instant::now();
+        store.changed(&ID, SECOND).await;
+        assert_eq!(start.elapsed(), Duration::ZERO);
+        store.heal();
+        store.changed(&ID, SECOND).await;
+        assert_eq!(start.elapsed(), SECOND);
+    }
+
+    #[tokio::test]
+    async fn a_plan_lets_every_call_through_in_the_end() {
+        let plans = [
+            (Plan::CallsLost, 2),
+            (Plan::RepliesLost, 2),
+            (Plan::Alternating(Duration::ZERO), 3),
+        ];
+        for (plan, attempts) in plans {
+            let store = Faulty::new(MemoryStore::new()).with_plan(plan);
+            let claims = [claim(), claim()];
+            for attempt in 1..=attempts {
+                for claim in &claims {
+                    let through = store.acquire(claim).await.is_ok();
+                    assert_eq!(through, attempt == attempts, "{plan:?}, {attempt}");
+                }
+            }
+        }
+    }
+}

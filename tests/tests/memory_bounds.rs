@@ -3,6 +3,8 @@
 //! `peak_alloc` counts: it is a few lines around the system allocator and two counters, where `dhat` takes a backtrace
 //! for each of millions of allocations. (The workspace forbids `unsafe`, which an allocator of our own would need.)
 
+#![expect(clippy::unwrap_used, reason = "tests, their helpers included")]
+
 use std::{
     future::Future,
     pin::pin,

@@ -3,6 +3,8 @@
 //! `cargo test --release -p tests --test memory_cost -- --ignored --nocapture --test-threads 1`, for the resident memory
 //! with that test's name: what another one gave back would hide what it takes.
 
+#![expect(clippy::unwrap_used, reason = "tests, their helpers included")]
+
 use std::{
     future::Future,
     pin::pin,

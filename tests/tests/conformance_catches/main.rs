@@ -1,6 +1,8 @@
 //! The conformance suite can fail: a plain store passes it, and every way to break that store is caught by the case
 //! that is named for the rule.
 
+#![expect(clippy::unwrap_used, reason = "tests, their helpers included")]
+
 mod mutant;
 
 use std::panic::{AssertUnwindSafe, catch_unwind};

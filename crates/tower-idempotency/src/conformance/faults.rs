@@ -45,7 +45,7 @@ use crate::store::{Acquired, Claim, KeyId, LeaseRef, Store, StoreError, Token, T
 #[derive(Debug)]
 pub struct Faulty<S> {
     inner: S,
-    calls: [AtomicUsize; 5],
+    calls: [AtomicUsize; Operation::ALL.len()],
     script: Mutex<Script>,
 }
 
@@ -63,6 +63,16 @@ pub enum Operation {
     Release,
     /// [`Store::changed`].
     Changed,
+}
+
+impl Operation {
+    const ALL: [Self; 5] = [
+        Self::Acquire,
+        Self::Renew,
+        Self::Complete,
+        Self::Release,
+        Self::Changed,
+    ];
 }
 
 /// What happens to a call. `changed` cannot fail: where another call would, it returns at once.
@@ -111,7 +121,7 @@ pub struct InjectedFault {
 #[derive(Debug, Default)]
 struct Script {
     lined_up: HashMap<Operation, VecDeque<Fault>>,
-    outage: Option<Fault>,
+    outages: HashMap<Operation, Fault>,
     plan: Plan,
     /// How often each token called each operation under the plan.
     planned: HashMap<(Operation, Token), usize>,
@@ -147,13 +157,20 @@ impl<S> Faulty<S> {
 
     /// Does this to every call from now on, of every operation, until [`heal`](Self::heal).
     pub fn outage(&self, fault: Fault) {
-        self.script().outage = Some(fault);
+        for operation in Operation::ALL {
+            self.outage_of(operation, fault);
+        }
     }
 
-    /// Ends the outage and forgets what is lined up. A call that hangs keeps hanging.
+    /// Does this to every call of one operation from now on, until [`heal`](Self::heal).
+    pub fn outage_of(&self, operation: Operation, fault: Fault) {
+        self.script().outages.insert(operation, fault);
+    }
+
+    /// Ends every outage and forgets what is lined up. A call that hangs keeps hanging.
     pub fn heal(&self) {
         let mut script = self.script();
-        script.outage = None;
+        script.outages.clear();
         script.lined_up.clear();
     }
 
@@ -173,9 +190,10 @@ impl<S> Faulty<S> {
         if let Some(fault) = lined_up.and_then(VecDeque::pop_front) {
             return fault;
         }
-        script
-            .outage
-            .unwrap_or_else(|| script.planned(operation, token))
+        match script.outages.get(&operation) {
+            Some(fault) => *fault,
+            None => script.planned(operation, token),
+        }
     }
 
     async fn run<T>(
@@ -355,6 +373,11 @@ mod tests {
         let completed = store.complete(&lease, Bytes::new(), Ttl::MAX).await;
         assert_injected(completed, Operation::Complete);
 
+        store.heal();
+        store.outage_of(Operation::Renew, Fault::CallLost);
+        store.release(&lease).await.unwrap();
+        assert_injected(store.renew(&lease, Ttl::MIN).await, Operation::Renew);
+
         store.line_up(Operation::Release, [Fault::CallLost]);
         store.heal();
         store.release(&lease).await.unwrap();
@@ -362,7 +385,7 @@ mod tests {
             store.renew(&lease, Ttl::MIN).await,
             Err(StoreError::LeaseLost)
         ));
-        assert_eq!(store.calls(Operation::Release), 4);
+        assert_eq!(store.calls(Operation::Release), 5);
         assert_eq!(store.calls(Operation::Changed), 0);
     }
 

@@ -15,11 +15,14 @@ mod shard;
 mod slab;
 mod sync;
 
-#[cfg(all(test, not(shuttle)))]
+#[cfg(test)]
+#[cfg(not(shuttle))]
 mod model;
-#[cfg(all(test, shuttle))]
+#[cfg(test)]
+#[cfg(shuttle)]
 mod shuttle_tests;
-#[cfg(all(test, not(shuttle)))]
+#[cfg(test)]
+#[cfg(not(shuttle))]
 mod tests;
 
 /// A store for one process: leases and records live in its memory, and end with it.

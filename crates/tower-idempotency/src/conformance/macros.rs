@@ -9,8 +9,8 @@
 ///
 /// - `start_paused = false`: whether tokio's clock is paused, for stores that live in the process and take their time
 ///   from it. The cases that race real threads run on the real clock all the same.
-/// - `unit = Duration::from_millis(50)`: the [unit](Subject::with_unit) of leases and pauses.
-/// - `push = true`: whether the store [wakes its waiters](Subject::with_push).
+/// - `unit = Duration::from_millis(50)`: the [unit](crate::conformance::Subject::with_unit) of leases and pauses.
+/// - `push = true`: whether the store [wakes its waiters](crate::conformance::Subject::with_push).
 ///
 /// ```
 /// # mod store_tests {
@@ -24,8 +24,6 @@
 ///
 /// [`Faulty`]: crate::conformance::Faulty
 /// [`Plan`]: crate::conformance::Plan
-/// [`Subject::with_unit`]: crate::conformance::Subject::with_unit
-/// [`Subject::with_push`]: crate::conformance::Subject::with_push
 #[macro_export]
 macro_rules! conformance_tests {
     (

@@ -1,15 +1,31 @@
-//! What the integration tests share: a counted handler, requests and answers.
+//! What the integration tests share: a counted handler, requests and answers, bodies and stores that misbehave.
 
-use std::sync::{
-    Arc,
-    atomic::{AtomicU64, Ordering},
+use std::{
+    future::Future,
+    sync::{
+        Arc,
+        atomic::{AtomicU64, Ordering},
+    },
 };
 
-use axum::{body::Body, response::Response};
+use axum::{
+    Router,
+    body::Body,
+    response::{IntoResponse, Response},
+};
 use bytes::Bytes;
 use http::{HeaderMap, Request, StatusCode};
 use http_body_util::BodyExt;
 use tower::{Service, ServiceExt};
+use tower_idempotency::IdempotencyLayer;
+
+mod scripted;
+mod unreliable;
+
+pub use self::{
+    scripted::{Broken, Scripted, Step},
+    unreliable::{Fault, Operation, Unreliable},
+};
 
 /// Counts effects: what a handler did, not what anybody was told.
 #[derive(Clone, Debug, Default)]
@@ -72,6 +88,39 @@ impl Answer {
             .get(name)
             .map(|value| value.to_str().expect("a header of text"))
     }
+}
+
+/// Answers every method on every path with `handler`, behind `layer`; and counts how often it ran. The handler is told
+/// which run it is, from 1.
+pub fn app<H, F, R>(layer: IdempotencyLayer, handler: H) -> (Router, Effects)
+where
+    H: Fn(u64, Request<Body>) -> F + Clone + Send + Sync + 'static,
+    F: Future<Output = R> + Send + 'static,
+    R: IntoResponse + 'static,
+{
+    let effects = Effects::default();
+    let counted = effects.clone();
+    let handler = move |req: Request<Body>| {
+        let run = handler(counted.happen(), req);
+        async move { run.await.into_response() }
+    };
+    (Router::new().fallback(handler).layer(layer), effects)
+}
+
+/// As [`app`], with a handler that creates: 201, `Location: /orders/n` and `{"execution":n}`.
+pub fn creating(layer: IdempotencyLayer) -> (Router, Effects) {
+    app(layer, async |n, _req| created(n))
+}
+
+/// What the handler of [`creating`] answers.
+#[must_use]
+pub fn created(n: u64) -> Response {
+    let headers = [
+        ("content-type", "application/json".to_owned()),
+        ("location", format!("/orders/{n}")),
+    ];
+    let body = format!("{{\"execution\":{n}}}");
+    (StatusCode::CREATED, headers, body).into_response()
 }
 
 /// A POST under a key.

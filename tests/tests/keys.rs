@@ -1,0 +1,451 @@
+//! How the key is found and read: behaviours 1 to 19.
+
+use http::{HeaderName, HeaderValue, Request, StatusCode};
+use tests::{Answer, Effects, app, created, creating, post, send};
+use tower_idempotency::{IdempotencyLayer, KeySyntax, MemoryStore, MissingKey, Ttl};
+
+use axum::{Router, body::Body};
+
+fn layer() -> IdempotencyLayer {
+    IdempotencyLayer::new(MemoryStore::new())
+}
+
+fn keyless(body: &'static str) -> Request<Body> {
+    Request::post("/orders")
+        .body(Body::from(body))
+        .expect("a valid request")
+}
+
+fn with_header(name: &'static str, value: impl AsRef<[u8]>) -> Request<Body> {
+    let value = HeaderValue::from_bytes(value.as_ref()).expect("a header value");
+    Request::post("/orders")
+        .header(name, value)
+        .body(Body::from("order"))
+        .expect("a valid request")
+}
+
+fn keyed(key: impl AsRef<[u8]>) -> Request<Body> {
+    with_header("idempotency-key", key)
+}
+
+fn assert_refused(answer: &Answer, code: &str, what: &str) {
+    assert_eq!(answer.status, StatusCode::BAD_REQUEST, "{what}");
+    assert_eq!(
+        answer.header("content-type"),
+        Some("application/problem+json"),
+        "{what}"
+    );
+    assert_eq!(answer.code(), code, "{what}");
+    assert!(!answer.is_replay(), "{what}");
+}
+
+/// Whether two requests with these keys are one.
+async fn are_one(app: &(Router, Effects), first: Request<Body>, second: Request<Body>) -> bool {
+    let (app, effects) = app;
+    let before = effects.count();
+    let first = send(app, first).await;
+    assert_eq!(first.status, StatusCode::CREATED, "{first:?}");
+    let second = send(app, second).await;
+    assert_eq!(second.status, StatusCode::CREATED, "{second:?}");
+    let executed = effects.count() - before;
+    assert_eq!(second.is_replay(), executed == 1);
+    assert_eq!(first.body == second.body, executed == 1);
+    executed == 1
+}
+
+// behaviours 1
+#[tokio::test]
+async fn a_required_key_that_is_missing_is_refused() {
+    let (app, effects) = creating(layer().with_missing_key(MissingKey::Reject));
+    let answer = send(&app, keyless("order")).await;
+    assert_refused(&answer, "missing-key", "no header");
+    assert_eq!(effects.count(), 0);
+}
+
+// behaviours 2
+#[tokio::test]
+async fn without_a_key_an_optional_layer_runs_every_request_and_stores_nothing() {
+    let store = MemoryStore::new();
+    let (app, effects) = creating(IdempotencyLayer::new(store.clone()));
+    for n in 1..=3 {
+        let answer = send(&app, keyless("order")).await;
+        assert_eq!(answer.status, StatusCode::CREATED);
+        assert_eq!(answer.text(), format!("{{\"execution\":{n}}}"));
+        assert!(!answer.is_replay());
+    }
+    assert_eq!(effects.count(), 3);
+    assert!(store.is_empty());
+}
+
+// behaviours 3, 4
+#[tokio::test]
+async fn an_empty_key_is_malformed_even_where_keys_are_optional() {
+    for missing in [
+        MissingKey::PassThrough,
+        MissingKey::Reject,
+        MissingKey::Derive,
+    ] {
+        let (app, effects) = creating(layer().with_missing_key(missing));
+        for value in ["", " \t ", "\"\"", " \"\" "] {
+            let answer = send(&app, keyed(value)).await;
+            assert_refused(&answer, "malformed-key", &format!("{missing:?} {value:?}"));
+        }
+        assert_eq!(effects.count(), 0);
+    }
+}
+
+// behaviours 5
+#[tokio::test]
+async fn a_quoted_and_an_unquoted_key_are_the_same() {
+    for (first, second) in [
+        ("\"abc\"", "abc"),
+        ("abc", "\"abc\""),
+        ("abc", " abc\t"),
+        ("\"abc\";v=1", "abc"),
+    ] {
+        let app = creating(layer());
+        assert!(
+            are_one(&app, keyed(first), keyed(second)).await,
+            "{first} {second}"
+        );
+    }
+    let app = creating(layer());
+    assert!(
+        !are_one(&app, keyed("abc"), keyed("ABC")).await,
+        "letter case"
+    );
+}
+
+// behaviours 6
+#[tokio::test]
+async fn a_key_of_255_bytes_is_accepted_and_one_more_is_too_long() {
+    let (app, effects) = creating(layer());
+    for quote in ["", "\""] {
+        let longest = format!("{quote}{}{quote}", "k".repeat(255));
+        let answer = send(&app, keyed(longest)).await;
+        assert_eq!(answer.status, StatusCode::CREATED, "{quote}");
+        let too_long = format!("{quote}{}{quote}", "k".repeat(256));
+        let answer = send(&app, keyed(too_long)).await;
+        assert_refused(&answer, "key-too-long", quote);
+    }
+    assert_eq!(effects.count(), 1, "the quoted one is a replay");
+    let answer = send(&app, keyed("k".repeat(10_000))).await;
+    assert_refused(&answer, "key-too-long", "far too long");
+}
+
+// behaviours 7
+#[tokio::test]
+async fn the_length_counts_bytes_and_not_characters() {
+    let from_head = layer().with_key_from(|head| {
+        let repeat = head.headers.get("x-repeat")?.to_str().ok()?;
+        Some("é".repeat(repeat.parse().ok()?))
+    });
+    let (app, effects) = creating(from_head);
+    let answer = send(&app, with_header("x-repeat", "128")).await;
+    assert_refused(&answer, "key-too-long", "128 characters of two bytes");
+    assert_eq!(effects.count(), 0);
+    let answer = send(&app, with_header("x-repeat", "127")).await;
+    assert_eq!(answer.status, StatusCode::CREATED);
+    assert_eq!(effects.count(), 1);
+}
+
+// behaviours 8
+#[tokio::test]
+async fn a_key_shorter_than_the_minimum_is_refused() {
+    let (app, effects) = creating(layer().with_key_length(21..=255));
+    let answer = send(&app, keyed("k".repeat(20))).await;
+    assert_refused(&answer, "malformed-key", "20 bytes");
+    assert_eq!(effects.count(), 0);
+    let answer = send(&app, keyed("k".repeat(21))).await;
+    assert_eq!(answer.status, StatusCode::CREATED);
+    assert_eq!(effects.count(), 1);
+}
+
+// behaviours 9, 10
+#[tokio::test]
+async fn keys_outside_the_syntax_are_refused_and_not_repaired() {
+    let (app, effects) = creating(layer());
+    for value in [
+        &b"a,b"[..],
+        b"\"a\",\"b\"",
+        b"a;b",
+        b"a\"b",
+        b"a\\b",
+        b"a b",
+        b"a\tb",
+        b"\"abc",
+        b"\"a\\x\"",
+        b"caf\xc3\xa9",
+        b"\"caf\xc3\xa9\"",
+        b"\xff\xfe",
+    ] {
+        let answer = send(&app, keyed(value)).await;
+        assert_refused(&answer, "malformed-key", &value.escape_ascii().to_string());
+    }
+    assert_eq!(effects.count(), 0);
+}
+
+// behaviours 11
+#[tokio::test]
+async fn a_key_check_narrows_the_characters() {
+    let (app, effects) = creating(layer().with_key_check(|key| {
+        key.bytes()
+            .all(|byte| byte.is_ascii_alphanumeric() || b"_.:-".contains(&byte))
+    }));
+    for value in ["a/b", "\"a b\"", "a\tb", "a+b="] {
+        let answer = send(&app, keyed(value)).await;
+        assert_refused(&answer, "malformed-key", value);
+    }
+    assert_eq!(effects.count(), 0);
+    let answer = send(&app, keyed("Order_7.a:b-c")).await;
+    assert_eq!(answer.status, StatusCode::CREATED);
+    assert_eq!(effects.count(), 1);
+}
+
+// behaviours 12
+#[tokio::test]
+async fn a_key_check_can_insist_on_uuids() {
+    let is_uuid = |key: &str| {
+        key.len() == 36
+            && key.bytes().enumerate().all(|(at, byte)| match at {
+                8 | 13 | 18 | 23 => byte == b'-',
+                _ => byte.is_ascii_hexdigit(),
+            })
+    };
+    let (app, effects) = creating(layer().with_key_check(is_uuid));
+    let answer = send(&app, keyed("order-7")).await;
+    assert_refused(&answer, "malformed-key", "not a UUID");
+    assert_eq!(effects.count(), 0);
+    let answer = send(&app, keyed("\"8e03978e-40d5-43dd-bc93-6894a57f9324\"")).await;
+    assert_eq!(
+        answer.status,
+        StatusCode::CREATED,
+        "checked without its quotes"
+    );
+    assert_eq!(effects.count(), 1);
+}
+
+// behaviours 13
+#[tokio::test]
+async fn under_another_header_name_the_usual_one_is_not_a_key() {
+    let name = HeaderName::from_static("x-request-key");
+    let layer = layer().with_header(name);
+    let (app, effects) = creating(layer.clone());
+    for _ in 0..2 {
+        let answer = send(&app, keyed("abc")).await;
+        assert_eq!(answer.status, StatusCode::CREATED);
+    }
+    assert_eq!(effects.count(), 2);
+    let key = || with_header("x-request-key", "abc");
+    let app = creating(layer.clone());
+    assert!(are_one(&app, key(), key()).await);
+    let (app, effects) = creating(layer.with_missing_key(MissingKey::Reject));
+    let answer = send(&app, keyed("abc")).await;
+    assert_refused(&answer, "missing-key", "the other name");
+    assert_eq!(effects.count(), 0);
+}
+
+// behaviours 14
+#[tokio::test]
+async fn the_same_key_under_the_alias_is_the_same_key() {
+    let alias = HeaderName::from_static("x-idempotency-key");
+    let app = creating(layer().with_header_alias(alias));
+    let aliased = || with_header("x-idempotency-key", "k");
+    assert!(are_one(&app, aliased(), keyed("k")).await);
+    let (app, effects) = app;
+    let answer = send(&app, aliased()).await;
+    assert!(answer.is_replay());
+    assert_eq!(effects.count(), 1);
+}
+
+#[tokio::test]
+async fn the_header_goes_before_its_alias() {
+    let alias = HeaderName::from_static("x-idempotency-key");
+    let (app, effects) = creating(layer().with_header_alias(alias));
+    let mut both = keyed("first");
+    both.headers_mut()
+        .insert("x-idempotency-key", HeaderValue::from_static("second"));
+    let answer = send(&app, both).await;
+    assert_eq!(answer.status, StatusCode::CREATED);
+    assert!(send(&app, keyed("first")).await.is_replay());
+    assert!(!send(&app, keyed("second")).await.is_replay());
+    assert_eq!(effects.count(), 2);
+}
+
+// behaviours 15
+#[tokio::test]
+async fn a_rejected_key_is_answered_as_the_service_renders_it() {
+    let layer = layer()
+        .with_key_check(|key| key.starts_with("order-"))
+        .with_refusals(|error| {
+            let mut res = http::Response::new(format!("no: {}", error.kind().code()).into());
+            *res.status_mut() = StatusCode::IM_A_TEAPOT;
+            res
+        });
+    let (app, effects) = creating(layer);
+    let answer = send(&app, keyed("refund-7")).await;
+    assert_eq!(answer.status, StatusCode::IM_A_TEAPOT);
+    assert_eq!(answer.text(), "no: malformed-key");
+    assert_eq!(effects.count(), 0);
+}
+
+// behaviours 16
+#[tokio::test]
+async fn several_key_lines_are_refused_even_when_they_agree() {
+    let alias = HeaderName::from_static("x-idempotency-key");
+    let (app, effects) = creating(layer().with_header_alias(alias));
+    for name in ["idempotency-key", "x-idempotency-key"] {
+        for (first, second) in [("a", "b"), ("a", "a"), ("a", "")] {
+            let mut req = with_header(name, first);
+            req.headers_mut()
+                .append(name, HeaderValue::from_static(second));
+            let answer = send(&app, req).await;
+            assert_refused(
+                &answer,
+                "malformed-key",
+                &format!("{name} {first} {second}"),
+            );
+        }
+    }
+    assert_eq!(effects.count(), 0);
+}
+
+// behaviours 17, as far as the head goes: the body is not read for a key
+#[tokio::test]
+async fn a_key_from_the_request_head_names_an_entity() {
+    let by_order = || {
+        layer().with_key_from(|head| {
+            let id = head
+                .uri
+                .path()
+                .strip_prefix("/orders/")?
+                .strip_suffix("/refund")?;
+            Some(format!("payment {id} refund"))
+        })
+    };
+    let refund = |id: u64| {
+        Request::post(format!("/orders/{id}/refund"))
+            .body(Body::empty())
+            .expect("a valid request")
+    };
+    let app = creating(by_order());
+    assert!(are_one(&app, refund(7), refund(7)).await);
+    assert!(!are_one(&app, refund(8), refund(9)).await);
+
+    let (app, effects) = creating(by_order());
+    let answer = send(&app, keyed("abc")).await;
+    assert_eq!(answer.status, StatusCode::CREATED);
+    assert!(
+        !send(&app, keyed("abc")).await.is_replay(),
+        "the header is not looked at"
+    );
+    assert_eq!(effects.count(), 2);
+}
+
+// behaviours 18
+#[tokio::test]
+async fn a_head_without_a_key_is_refused_or_passes_as_the_setting_says() {
+    let from_head = layer().with_key_from(|_| None);
+    let (app, effects) = creating(from_head.clone());
+    for _ in 0..2 {
+        assert_eq!(
+            send(&app, keyless("order")).await.status,
+            StatusCode::CREATED
+        );
+    }
+    assert_eq!(effects.count(), 2);
+    let (app, effects) = creating(from_head.with_missing_key(MissingKey::Reject));
+    let answer = send(&app, keyless("order")).await;
+    assert_refused(&answer, "missing-key", "the closure found none");
+    assert_eq!(effects.count(), 0);
+}
+
+#[tokio::test]
+async fn a_key_that_the_service_makes_is_limited_but_has_no_syntax() {
+    let (app, effects) = creating(layer().with_key_from(|head| {
+        head.headers
+            .get("x-event")
+            .map(|value| String::from_utf8_lossy(value.as_bytes()).into_owned())
+    }));
+    for value in ["", "tab\there"] {
+        let answer = send(&app, with_header("x-event", value)).await;
+        assert_refused(&answer, "malformed-key", value);
+    }
+    assert_eq!(effects.count(), 0);
+    let event = || with_header("x-event", "invoice, 7; \"paid\"");
+    assert_eq!(send(&app, event()).await.status, StatusCode::CREATED);
+    assert!(send(&app, event()).await.is_replay());
+    assert_eq!(effects.count(), 1);
+}
+
+// behaviours 19
+#[tokio::test]
+async fn the_header_name_has_no_letter_case() {
+    let app = creating(layer());
+    let shouted = || {
+        let name = HeaderName::from_bytes(b"IDEMPOTENCY-KEY").expect("a header name");
+        let mut req = keyless("order");
+        req.headers_mut()
+            .insert(name, HeaderValue::from_static("k"));
+        req
+    };
+    assert!(are_one(&app, shouted(), keyed("k")).await);
+}
+
+#[tokio::test]
+async fn each_syntax_decides_whether_quotes_belong_to_the_key() {
+    for (syntax, bare_is_quoted) in [
+        (KeySyntax::Lenient, Some(true)),
+        (KeySyntax::Unquoted, Some(true)),
+        (KeySyntax::Verbatim, Some(false)),
+        (KeySyntax::Strict, None),
+    ] {
+        let app = creating(layer().with_key_syntax(syntax));
+        match bare_is_quoted {
+            Some(one) => {
+                let found = are_one(&app, keyed("abc"), keyed("\"abc\"")).await;
+                assert_eq!(found, one, "{syntax:?}");
+            }
+            None => {
+                let answer = send(&app.0, keyed("abc")).await;
+                assert_refused(&answer, "malformed-key", "strict and unquoted");
+                assert_eq!(app.1.count(), 0);
+                assert!(are_one(&app, keyed("\"abc\""), keyed(" \"abc\";p ")).await);
+            }
+        }
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn without_a_key_equal_content_can_be_the_key() {
+    let derive = layer()
+        .with_missing_key(MissingKey::Derive)
+        .with_retention(Ttl::from_secs(300));
+    let app = creating(derive);
+    assert!(are_one(&app, keyless("order 7"), keyless("order 7")).await);
+    assert!(!are_one(&app, keyless("order 8"), keyless("order 9")).await);
+    let (app, effects) = app;
+    assert!(
+        !send(&app, keyed("k")).await.is_replay(),
+        "a key that is sent goes first"
+    );
+    tokio::time::advance(std::time::Duration::from_secs(301)).await;
+    let before = effects.count();
+    assert!(!send(&app, keyless("order 7")).await.is_replay());
+    assert_eq!(effects.count(), before + 1, "forgotten with its record");
+}
+
+#[tokio::test]
+async fn the_handler_sees_the_key_as_the_client_meant_it() {
+    let (app, effects) = app(layer(), async |n, req: Request<Body>| {
+        let key = req
+            .extensions()
+            .get::<tower_idempotency::IdempotencyKey>()
+            .map(|key| key.as_str().to_owned());
+        assert_eq!(key.as_deref(), Some(r#"a"b\c"#));
+        created(n)
+    });
+    let answer = send(&app, post("/orders", r#""a\"b\\c""#, "order")).await;
+    assert_eq!(answer.status, StatusCode::CREATED);
+    assert_eq!(effects.count(), 1);
+}

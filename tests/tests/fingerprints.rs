@@ -1,0 +1,670 @@
+//! What makes two requests the same, and whose they are: behaviours 31 to 58.
+
+use std::sync::{Arc, Mutex, atomic::Ordering};
+
+use axum::{Router, body::Body};
+use bytes::Bytes;
+use http::{HeaderMap, HeaderValue, Request, StatusCode};
+use http_body_util::BodyExt;
+use serde_json::Value;
+use tests::{Answer, Effects, Scripted, Step, app, created, creating, post, send};
+use tower_idempotency::{FingerprintBy, IdempotencyLayer, MemoryStore, Mismatch, Principal};
+
+fn layer() -> IdempotencyLayer {
+    IdempotencyLayer::new(MemoryStore::new())
+}
+
+fn json(body: &str) -> Request<Body> {
+    let mut req = post("/orders", "k", body.to_owned());
+    req.headers_mut()
+        .insert("content-type", HeaderValue::from_static("application/json"));
+    req
+}
+
+fn with(name: &'static str, value: &'static str) -> Request<Body> {
+    let mut req = post("/orders", "k", "order");
+    req.headers_mut()
+        .insert(name, HeaderValue::from_static(value));
+    req
+}
+
+/// What becomes of a second request under the key of the first.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Second {
+    Replayed,
+    Refused,
+    Executed,
+}
+use Second::{Executed, Refused, Replayed};
+
+fn judge(first: &Answer, second: &Answer, effects: u64) -> Second {
+    assert_eq!(first.status, StatusCode::CREATED, "{first:?}");
+    match (second.status, second.is_replay()) {
+        (StatusCode::CREATED, true) => {
+            assert_eq!((effects, &second.body), (1, &first.body));
+            Replayed
+        }
+        (StatusCode::CREATED, false) => {
+            assert_eq!(effects, 2);
+            Executed
+        }
+        (StatusCode::UNPROCESSABLE_ENTITY, false) => {
+            assert_eq!((effects, second.code().as_str()), (1, "key-reused"));
+            Refused
+        }
+        _ => panic!("{second:?}"),
+    }
+}
+
+async fn second(layer: IdempotencyLayer, one: Request<Body>, two: Request<Body>) -> Second {
+    let (app, effects) = creating(layer);
+    let first = send(&app, one).await;
+    let second = send(&app, two).await;
+    judge(&first, &second, effects.count())
+}
+
+/// As [`second`], where the two requests go through two layers.
+async fn across(layers: [IdempotencyLayer; 2], requests: [Request<Body>; 2]) -> Second {
+    let [one, two] = layers;
+    let effects = Effects::default();
+    let app = |layer| {
+        let effects = effects.clone();
+        Router::new()
+            .fallback(async move || created(effects.happen()))
+            .layer(layer)
+    };
+    let [first, second] = requests;
+    let first = send(&app(one), first).await;
+    let second = send(&app(two), second).await;
+    judge(&first, &second, effects.count())
+}
+
+// ---- The body ----
+
+// behaviours 31
+#[tokio::test]
+async fn another_body_under_the_key_is_refused_and_not_executed() {
+    let (app, effects) = creating(layer());
+    let first = send(&app, json(r#"{"a":1}"#)).await;
+    let other = send(&app, json(r#"{"a":2}"#)).await;
+    assert_eq!(other.status, StatusCode::UNPROCESSABLE_ENTITY);
+    assert_eq!(
+        other.header("content-type"),
+        Some("application/problem+json")
+    );
+    let problem: Value = serde_json::from_slice(&other.body).expect("JSON");
+    assert_eq!(problem["code"], "key-reused");
+    assert_eq!(problem["retryable"], false);
+    assert_eq!(other.header("retry-after"), None);
+    assert_eq!(effects.count(), 1);
+    let again = send(&app, json(r#"{"a":1}"#)).await;
+    assert!(again.is_replay(), "the record is untouched");
+    assert_eq!(again.body, first.body);
+    assert_eq!(effects.count(), 1);
+}
+
+// behaviours 32
+#[tokio::test]
+async fn the_same_body_under_another_key_is_another_request() {
+    let found = second(
+        layer(),
+        post("/orders", "k", "a"),
+        post("/orders", "k2", "a"),
+    )
+    .await;
+    assert_eq!(found, Executed);
+}
+
+// behaviours 33, 34
+#[tokio::test]
+async fn canonical_json_ignores_the_order_of_members_and_not_that_of_elements() {
+    let canonical = || layer().with_fingerprint(FingerprintBy::canonical_json());
+    for (one, two, expected) in [
+        (r#"{"a":1,"b":2}"#, r#"{"b":2,"a":1}"#, Replayed),
+        (r#"{"a":1,"b":2}"#, "{ \"a\": 1,\n \"b\": 2 }", Replayed),
+        (
+            r#"{"o":{"x":[1,{"p":1,"q":2}],"y":2}}"#,
+            r#"{"o":{"y":2,"x":[1,{"q":2,"p":1}]}}"#,
+            Replayed,
+        ),
+        (r#"{"a":"é"}"#, r#"{"a":"\u00e9"}"#, Replayed),
+        (r#"{"a":[1,2]}"#, r#"{"a":[2,1]}"#, Refused),
+        (r#"{"a":1}"#, r#"{"a":"1"}"#, Refused),
+        (r#"{"a":1,"a":2}"#, r#"{"a":2,"a":1}"#, Refused),
+    ] {
+        let found = second(canonical(), json(one), json(two)).await;
+        assert_eq!(found, expected, "{one} {two}");
+        let raw = second(layer(), json(one), json(two)).await;
+        assert_eq!(raw, Refused, "byte for byte: {one} {two}");
+    }
+    let text = second(
+        canonical(),
+        post("/orders", "k", r#"{"a":1,"b":2}"#),
+        post("/orders", "k", r#"{"b":2,"a":1}"#),
+    )
+    .await;
+    assert_eq!(text, Refused, "not JSON by its media type");
+}
+
+// behaviours 35
+#[tokio::test]
+async fn numbers_keep_their_spelling() {
+    for by in [FingerprintBy::raw_body(), FingerprintBy::canonical_json()] {
+        let layer = layer().with_fingerprint(by.clone());
+        let found = second(layer, json(r#"{"a":1}"#), json(r#"{"a":1.0}"#)).await;
+        assert_eq!(found, Refused, "{by:?}");
+    }
+}
+
+/// A fingerprint over what `keep` leaves of a JSON body.
+fn over_json(keep: fn(&mut Value)) -> IdempotencyLayer {
+    layer().with_fingerprint(FingerprintBy::custom(move |head, body| {
+        let mut value: Value = serde_json::from_slice(body).unwrap_or_default();
+        keep(&mut value);
+        format!("{} {value}", head.uri.path()).into_bytes()
+    }))
+}
+
+// behaviours 36, 37
+#[tokio::test]
+async fn a_custom_fingerprint_can_leave_fields_out() {
+    let without_times = || {
+        over_json(|value| {
+            value["timestamp"].take();
+            value["meta"]["ts"].take();
+        })
+    };
+    let one = r#"{"a":1,"timestamp":1,"meta":{"ts":1,"v":1}}"#;
+    let later = r#"{"a":1,"timestamp":2,"meta":{"ts":2,"v":1}}"#;
+    let other = r#"{"a":1,"timestamp":2,"meta":{"ts":2,"v":2}}"#;
+    assert_eq!(
+        second(without_times(), json(one), json(later)).await,
+        Replayed
+    );
+    assert_eq!(
+        second(without_times(), json(one), json(other)).await,
+        Refused
+    );
+}
+
+// behaviours 38, 39
+#[tokio::test]
+async fn a_custom_fingerprint_can_look_at_a_subset_only() {
+    let amount = || over_json(|value| *value = value["amount"].take());
+    let one = r#"{"amount":1,"note":"x"}"#;
+    assert_eq!(
+        second(amount(), json(one), json(r#"{"amount":1,"note":"y"}"#)).await,
+        Replayed
+    );
+    assert_eq!(
+        second(amount(), json(one), json(r#"{"amount":2,"note":"x"}"#)).await,
+        Refused
+    );
+}
+
+// behaviours 57
+#[tokio::test]
+async fn requests_that_a_custom_fingerprint_makes_equal_are_the_same() {
+    let anything = layer().with_fingerprint(FingerprintBy::custom(|_, _| b"same".to_vec()));
+    let one = post("/a", "k", "one");
+    let mut two = post("/b?c=d", "k", "two");
+    *two.method_mut() = http::Method::PUT;
+    assert_eq!(second(anything, one, two).await, Replayed);
+}
+
+#[tokio::test]
+async fn a_fingerprint_of_the_head_lets_the_body_stream_through_unlimited() {
+    let head_only = layer()
+        .with_fingerprint(FingerprintBy::head_only())
+        .with_request_limit(4);
+    let (app, effects) = app(head_only, async |n, req: Request<Body>| {
+        let body = req.into_body().collect().await.expect("a body").to_bytes();
+        assert_eq!(body.len(), 10);
+        created(n)
+    });
+    let upload = |data: &'static str| post("/upload", "k", data);
+    assert!(!send(&app, upload("0123456789")).await.is_replay());
+    assert!(send(&app, upload("another body")).await.is_replay());
+    assert_eq!(effects.count(), 1);
+    let other = send(&app, post("/other", "k", "")).await;
+    assert_eq!(other.code(), "key-reused");
+    assert_eq!(effects.count(), 1);
+}
+
+// ---- The head ----
+
+// behaviours 40, 42, 43: another request under the key is a client's mistake, so it is refused
+#[tokio::test]
+async fn another_path_or_query_under_the_key_is_refused() {
+    for (one, two) in [
+        ("/a", "/b"),
+        ("/u/1", "/u/2"),
+        ("/a?a=1", "/a?a=2"),
+        ("/a?a=1&b=2", "/a?b=2&a=1"),
+        ("/a", "/a?"),
+        ("/a", "/a/"),
+        ("/a%2Fb", "/a/b"),
+        ("/A", "/a"),
+    ] {
+        let found = second(layer(), post(one, "k", "x"), post(two, "k", "x")).await;
+        assert_eq!(found, Refused, "{one} {two}");
+        let separate = layer().with_mismatch(Mismatch::Separate);
+        let found = second(separate, post(one, "k", "x"), post(two, "k", "x")).await;
+        assert_eq!(found, Executed, "{one} {two}");
+    }
+}
+
+// behaviours 41
+#[tokio::test]
+async fn another_method_under_the_key_is_refused() {
+    let put = || {
+        let mut req = post("/orders", "k", "order");
+        *req.method_mut() = http::Method::PUT;
+        req
+    };
+    let one = post("/orders", "k", "order");
+    assert_eq!(second(layer(), one, put()).await, Refused);
+    let one = post("/orders", "k", "order");
+    let separate = layer().with_mismatch(Mismatch::Separate);
+    assert_eq!(second(separate, one, put()).await, Executed);
+}
+
+#[tokio::test]
+async fn the_media_type_counts_without_parameters_and_letter_case_and_other_headers_do_not() {
+    let type_of = |value| with("content-type", value);
+    for (one, two, expected) in [
+        (type_of("text/plain"), type_of("text/html"), Refused),
+        (
+            type_of("text/plain"),
+            post("/orders", "k", "order"),
+            Refused,
+        ),
+        (
+            type_of("text/plain"),
+            type_of("Text/PLAIN; charset=utf-8"),
+            Replayed,
+        ),
+        (with("accept", "a/b"), with("accept", "c/d"), Replayed),
+        (with("user-agent", "1"), with("traceparent", "2"), Replayed),
+    ] {
+        assert_eq!(second(layer(), one, two).await, expected);
+    }
+}
+
+// behaviours 50
+#[tokio::test]
+async fn parts_that_join_to_the_same_text_are_told_apart() {
+    let found = second(layer(), post("/a", "k", "bc"), post("/ab", "k", "c")).await;
+    assert_eq!(found, Refused);
+    let scoped = |authorization: &'static str, key| {
+        let mut req = post("/orders", key, "order");
+        let value = HeaderValue::from_static(authorization);
+        req.headers_mut().insert("authorization", value);
+        req
+    };
+    let found = second(layer(), scoped("a", "bc"), scoped("ab", "c")).await;
+    assert_eq!(found, Executed);
+}
+
+// ---- Who is asking ----
+
+// behaviours 44
+#[tokio::test]
+async fn another_authorization_never_meets_the_first_one_s_answer() {
+    let asks = |token| with("authorization", token);
+    let found = second(layer(), asks("Bearer a"), asks("Bearer b")).await;
+    assert_eq!(found, Executed);
+    let found = second(layer(), asks("Bearer a"), asks("Bearer a")).await;
+    assert_eq!(found, Replayed);
+    let found = second(layer(), asks("Bearer a"), post("/orders", "k", "order")).await;
+    assert_eq!(found, Executed, "an anonymous caller");
+    let mut twice = asks("Bearer a");
+    twice
+        .headers_mut()
+        .append("authorization", HeaderValue::from_static("Bearer b"));
+    assert_eq!(second(layer(), asks("Bearer a"), twice).await, Executed);
+}
+
+// behaviours 45
+#[tokio::test]
+async fn a_session_cookie_can_be_the_principal_and_other_cookies_do_not_split() {
+    let by_cookie =
+        || layer().with_principal(Principal::authorization().or(Principal::cookie("sid")));
+    let cookies = |value| with("cookie", value);
+    for (one, two, expected) in [
+        ("sid=a", "sid=b", Executed),
+        ("sid=a; theme=dark", "theme=light; sid=a", Replayed),
+        ("theme=dark", "theme=light", Replayed),
+        ("xsid=a", "xsid=b", Replayed),
+        ("sid=a", "theme=dark", Executed),
+    ] {
+        let found = second(by_cookie(), cookies(one), cookies(two)).await;
+        assert_eq!(found, expected, "{one} {two}");
+    }
+    let found = second(
+        by_cookie(),
+        with("authorization", "a"),
+        with("cookie", "sid=a"),
+    )
+    .await;
+    assert_eq!(found, Executed, "a cookie is no header, whatever they say");
+}
+
+#[derive(Clone)]
+struct Account(u64);
+
+fn by_account(account: u64) -> Request<Body> {
+    let mut req = post("/orders", "k", "order");
+    req.extensions_mut().insert(Account(account));
+    req
+}
+
+// behaviours 46
+#[tokio::test]
+async fn a_principal_of_the_authentication_survives_a_refreshed_token() {
+    let principal = Principal::extension(|account: &Account| account.0.to_be_bytes());
+    let layer = || layer().with_principal(principal.clone());
+    let with_token = |account, token: &'static str| {
+        let mut req = by_account(account);
+        req.headers_mut()
+            .insert("authorization", HeaderValue::from_static(token));
+        req
+    };
+    let found = second(layer(), with_token(1, "a"), with_token(1, "b")).await;
+    assert_eq!(found, Replayed);
+    let found = second(layer(), with_token(1, "a"), with_token(2, "a")).await;
+    assert_eq!(found, Executed);
+}
+
+// behaviours 47
+#[tokio::test]
+async fn a_principal_that_refuses_answers_itself_and_nothing_else_happens() {
+    let store = MemoryStore::new();
+    let layer = IdempotencyLayer::new(store.clone()).with_principal(Principal::from_fn(|_| {
+        let mut res = http::Response::new(Bytes::from("who are you?"));
+        *res.status_mut() = StatusCode::UNAUTHORIZED;
+        Err(res)
+    }));
+    let (app, effects) = creating(layer);
+    let answer = send(&app, post("/orders", "k", "order")).await;
+    assert_eq!(answer.status, StatusCode::UNAUTHORIZED);
+    assert_eq!(answer.text(), "who are you?");
+    assert_eq!(effects.count(), 0);
+    assert!(store.is_empty());
+}
+
+// behaviours 47
+#[tokio::test]
+async fn a_missing_extension_is_a_fault_of_the_service_and_nothing_is_executed() {
+    let by_account = || Principal::extension(|account: &Account| account.0.to_be_bytes());
+    let store = MemoryStore::new();
+    let layer = IdempotencyLayer::new(store.clone());
+    let (app, effects) = creating(layer.clone().with_principal(by_account()));
+    let answer = send(&app, post("/orders", "k", "order")).await;
+    assert_eq!(answer.status, StatusCode::INTERNAL_SERVER_ERROR);
+    assert_eq!(answer.code(), "principal-missing");
+    assert_eq!(effects.count(), 0);
+    assert!(store.is_empty());
+
+    let or_token = layer.with_principal(by_account().or(Principal::authorization()));
+    let (app, effects) = creating(or_token);
+    let answer = send(&app, with("authorization", "a")).await;
+    assert_eq!(answer.status, StatusCode::CREATED);
+    assert_eq!(effects.count(), 1);
+}
+
+#[tokio::test]
+async fn sources_are_tried_in_order_and_the_first_decides() {
+    let principal = Principal::header(http::HeaderName::from_static("x-tenant"))
+        .or(Principal::from_fn(|head| {
+            Ok(head.uri.query().map(|query| query.as_bytes().to_vec()))
+        }))
+        .or(Principal::authorization());
+    let layer = || layer().with_principal(principal.clone());
+    let tenant = |tenant: &'static str, token: &'static str| {
+        let mut req = with("authorization", token);
+        req.headers_mut()
+            .insert("x-tenant", HeaderValue::from_static(tenant));
+        req
+    };
+    assert_eq!(
+        second(layer(), tenant("t", "a"), tenant("t", "b")).await,
+        Replayed
+    );
+    assert_eq!(
+        second(layer(), tenant("t", "a"), tenant("u", "a")).await,
+        Executed
+    );
+    let found = second(
+        layer(),
+        with("authorization", "a"),
+        with("authorization", "b"),
+    )
+    .await;
+    assert_eq!(found, Executed, "the last source");
+}
+
+#[tokio::test]
+async fn unscoped_callers_share_their_keys() {
+    let unscoped = layer().with_principal(Principal::unscoped());
+    let asks = |token| with("authorization", token);
+    assert_eq!(second(unscoped, asks("a"), asks("b")).await, Replayed);
+}
+
+// behaviours 49
+#[tokio::test]
+async fn namespaces_and_keys_do_not_run_into_each_other() {
+    let one = layer();
+    let named = |name: &str| one.clone().with_namespace(name);
+    let found = across(
+        [named("a:"), named("a")],
+        [post("/orders", "b", "x"), post("/orders", ":b", "x")],
+    )
+    .await;
+    assert_eq!(found, Executed);
+    let same = || post("/orders", "k", "x");
+    assert_eq!(
+        across([named("a"), named("b")], [same(), same()]).await,
+        Executed
+    );
+    assert_eq!(
+        across([named("c"), named("c")], [same(), same()]).await,
+        Replayed
+    );
+}
+
+// behaviours 51
+#[tokio::test]
+async fn another_secret_is_another_entry_and_a_short_one_is_refused() {
+    let one = layer();
+    let keyed = |secret: &str| {
+        let layer = one.clone().with_secret(secret);
+        layer.expect("a secret that is long enough")
+    };
+    let same = |key| [post("/orders", key, "x"), post("/orders", key, "x")];
+    let (long, other) = ("0123456789abcdef", "0123456789abcdeX");
+    for (key, layers, expected) in [
+        ("a", [keyed(long), keyed(other)], Executed),
+        ("b", [keyed(long), one.clone()], Executed),
+        ("c", [keyed(long), keyed(long)], Replayed),
+    ] {
+        assert_eq!(across(layers, same(key)).await, expected, "{key}");
+    }
+    for short in ["", "0123456789abcde"] {
+        assert!(one.clone().with_secret(short).is_err(), "{short}");
+    }
+}
+
+// ---- What the handler gets ----
+
+type Received = Arc<Mutex<Vec<(Bytes, Option<HeaderMap>)>>>;
+
+/// A handler that keeps what it received.
+fn receiving(layer: IdempotencyLayer) -> (Router, Effects, Received) {
+    let received = Received::default();
+    let keep = Arc::clone(&received);
+    let (app, effects) = app(layer, move |n, req: Request<Body>| {
+        let keep = Arc::clone(&keep);
+        async move {
+            let body = req.into_body().collect().await.expect("a whole body");
+            let trailers = body.trailers().cloned();
+            keep.lock()
+                .expect("no panic")
+                .push((body.to_bytes(), trailers));
+            created(n)
+        }
+    });
+    (app, effects, received)
+}
+
+// behaviours 52, 53
+#[tokio::test]
+async fn the_handler_receives_a_body_of_many_frames_whole_with_its_trailers() {
+    let mut trailers = HeaderMap::new();
+    trailers.insert("x-checksum", HeaderValue::from_static("42"));
+    let (app, effects, received) = receiving(layer());
+    for (chunks, replay) in [(&["a", "b", "cd"][..], false), (&["abcd"], true)] {
+        let steps = chunks.iter().copied().map(Step::from);
+        let body = Scripted::new(steps.chain([Step::Trailers(trailers.clone())]));
+        let answer = send(&app, post("/orders", "k", Body::new(body))).await;
+        assert_eq!(answer.is_replay(), replay, "however it was cut");
+    }
+    let received = received.lock().expect("no panic").clone();
+    assert_eq!(received, [(Bytes::from("abcd"), Some(trailers))]);
+    assert_eq!(effects.count(), 1);
+}
+
+// behaviours 54
+#[tokio::test]
+async fn a_binary_body_reaches_the_handler_unchanged() {
+    let bytes: Vec<u8> = (0..=255).chain([0xc3, 0x28, 0xff]).collect();
+    let (app, effects, received) = receiving(layer());
+    assert!(
+        !send(&app, post("/orders", "k", bytes.clone()))
+            .await
+            .is_replay()
+    );
+    assert!(
+        send(&app, post("/orders", "k", bytes.clone()))
+            .await
+            .is_replay()
+    );
+    let mut other = bytes.clone();
+    other[200] ^= 1;
+    assert_eq!(
+        send(&app, post("/orders", "k", other)).await.code(),
+        "key-reused"
+    );
+    assert_eq!(effects.count(), 1);
+    assert_eq!(received.lock().expect("no panic")[0].0, bytes);
+}
+
+// behaviours 179
+#[tokio::test]
+async fn what_the_handler_does_to_its_request_changes_nothing() {
+    let (app, effects) = app(layer(), async |n, mut req: Request<Body>| {
+        *req.uri_mut() = "/elsewhere".parse().expect("a URI");
+        req.headers_mut().clear();
+        drop(req.into_body());
+        created(n)
+    });
+    assert!(!send(&app, json("{}")).await.is_replay());
+    assert!(send(&app, json("{}")).await.is_replay());
+    assert_eq!(effects.count(), 1);
+}
+
+// behaviours 55
+#[tokio::test]
+async fn a_body_at_the_limit_is_accepted_and_a_larger_one_is_refused_unread() {
+    let store = MemoryStore::new();
+    let layer = IdempotencyLayer::new(store.clone()).with_request_limit(4);
+    let (app, effects) = creating(layer);
+    let declared = |bytes: &'static str| {
+        let body = Scripted::new([bytes]);
+        let taken = body.taken();
+        let mut req = post("/orders", bytes, Body::new(body));
+        let length = HeaderValue::from(bytes.len());
+        req.headers_mut().insert("content-length", length);
+        (req, taken)
+    };
+    let (larger, taken) = declared("12345");
+    let answer = send(&app, larger).await;
+    assert_eq!(answer.status, StatusCode::PAYLOAD_TOO_LARGE);
+    assert_eq!(answer.code(), "body-too-large");
+    assert_eq!(taken.load(Ordering::SeqCst), 0, "refused unread");
+    assert_eq!(effects.count(), 0);
+    assert!(store.is_empty());
+    let (fits, _) = declared("1234");
+    assert_eq!(send(&app, fits).await.status, StatusCode::CREATED);
+    assert_eq!(effects.count(), 1);
+}
+
+// behaviours 56, 166
+#[tokio::test]
+async fn the_limit_holds_while_reading_whatever_the_length_header_says() {
+    for length in [None, Some("-1"), Some("many"), Some("2"), Some("")] {
+        let store = MemoryStore::new();
+        let layer = IdempotencyLayer::new(store.clone()).with_request_limit(4);
+        let (app, effects) = creating(layer);
+        let body = Scripted::new(["123", "45", "678"]);
+        let taken = body.taken();
+        let mut req = post("/orders", "k", Body::new(body));
+        if let Some(length) = length {
+            let length = HeaderValue::from_static(length);
+            req.headers_mut().insert("content-length", length);
+        }
+        let answer = send(&app, req).await;
+        assert_eq!(answer.status, StatusCode::PAYLOAD_TOO_LARGE, "{length:?}");
+        assert_eq!(taken.load(Ordering::SeqCst), 2, "no more than needed");
+        assert_eq!(effects.count(), 0, "{length:?}");
+        assert!(store.is_empty());
+    }
+}
+
+#[tokio::test]
+async fn the_default_limit_is_that_of_axum() {
+    let (app, effects) = creating(layer());
+    let fits = vec![7; 2 * 1024 * 1024];
+    let mut larger = fits.clone();
+    larger.push(7);
+    let answer = send(&app, post("/orders", "a", fits)).await;
+    assert_eq!(answer.status, StatusCode::CREATED);
+    let answer = send(&app, post("/orders", "b", larger)).await;
+    assert_eq!(answer.status, StatusCode::PAYLOAD_TOO_LARGE);
+    assert_eq!(effects.count(), 1);
+}
+
+// failure mode 76
+#[tokio::test]
+async fn a_body_that_breaks_off_leaves_the_key_untouched() {
+    let store = MemoryStore::new();
+    let (app, effects) = creating(IdempotencyLayer::new(store.clone()));
+    let broken = Body::new(Scripted::new([Step::from("half"), Step::Fail]));
+    let answer = send(&app, post("/orders", "k", broken)).await;
+    assert_eq!(answer.status, StatusCode::BAD_REQUEST);
+    assert_eq!(answer.code(), "body-unreadable");
+    assert!(store.is_empty());
+    assert_eq!(effects.count(), 0);
+    let whole = send(&app, post("/orders", "k", "half and half")).await;
+    assert_eq!(whole.status, StatusCode::CREATED);
+    assert_eq!(effects.count(), 1);
+}
+
+// failure mode 74
+#[tokio::test(start_paused = true)]
+async fn a_body_that_takes_too_long_is_refused_before_there_is_a_lease() {
+    let store = MemoryStore::new();
+    let (app, effects) = creating(IdempotencyLayer::new(store.clone()));
+    let drip = |secs: u64| {
+        let wait = Step::Wait(std::time::Duration::from_secs(secs));
+        Body::new(Scripted::new([Step::from("a"), wait, Step::from("b")]))
+    };
+    let answer = send(&app, post("/orders", "k", drip(31))).await;
+    assert_eq!(answer.status, StatusCode::REQUEST_TIMEOUT);
+    assert_eq!(answer.code(), "body-timeout");
+    assert!(store.is_empty());
+    assert_eq!(effects.count(), 0);
+    let answer = send(&app, post("/orders", "k", drip(29))).await;
+    assert_eq!(answer.status, StatusCode::CREATED);
+    assert_eq!(effects.count(), 1);
+}

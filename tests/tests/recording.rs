@@ -1,0 +1,378 @@
+//! The first execution and what is kept of it: behaviours 59 to 74.
+
+use std::time::Duration;
+
+use axum::{
+    body::Body,
+    response::{IntoResponse, Response},
+};
+use http::{Request, StatusCode};
+use http_body_util::BodyExt;
+use tests::{
+    Effects, Fault, Operation, Scripted, Step, Unreliable, app, created, creating, post, read, send,
+};
+use tokio::time::advance;
+use tower::ServiceExt;
+use tower_idempotency::{IdempotencyLayer, MemoryStore, Retention, Ttl};
+
+fn layer() -> IdempotencyLayer {
+    IdempotencyLayer::new(MemoryStore::new())
+}
+
+fn order() -> Request<Body> {
+    post("/orders", "k", "order")
+}
+
+/// How often a handler that answers this runs when the same request comes twice.
+async fn executions<R: IntoResponse + 'static>(
+    layer: IdempotencyLayer,
+    answer: impl Fn(u64) -> R + Clone + Send + Sync + 'static,
+) -> u64 {
+    let (app, effects) = app(layer, move |n, _req| {
+        let answer = answer(n).into_response();
+        async move { answer }
+    });
+    let first = send(&app, order()).await;
+    let second = send(&app, order()).await;
+    assert!(!first.is_replay());
+    assert_eq!(second.status, first.status);
+    assert_eq!(second.is_replay(), effects.count() == 1);
+    effects.count()
+}
+
+/// The statuses that are recorded.
+async fn recorded(layer: impl Fn() -> IdempotencyLayer, statuses: &[u16]) -> Vec<u16> {
+    let mut recorded = Vec::new();
+    for &code in statuses {
+        let status = StatusCode::from_u16(code).expect("a status");
+        if executions(layer(), move |_| status).await == 1 {
+            recorded.push(code);
+        }
+    }
+    recorded
+}
+
+// behaviours 59
+#[tokio::test]
+async fn the_first_answer_is_what_the_handler_answered() {
+    let (app, effects) = app(layer(), async |_, _| {
+        let headers = [
+            ("set-cookie", "a=1"),
+            ("date", "Thu, 01 Jan 1970 00:00:00 GMT"),
+            ("x-request-id", "7"),
+        ];
+        (StatusCode::CREATED, headers, "made")
+    });
+    let answer = send(&app, order()).await;
+    assert_eq!(answer.status, StatusCode::CREATED);
+    assert_eq!(answer.text(), "made");
+    let mut headers: Vec<_> = answer
+        .headers
+        .iter()
+        .map(|(name, value)| (name.as_str(), value.as_bytes()))
+        .collect();
+    headers.sort_unstable();
+    let expected: [(&str, &[u8]); 5] = [
+        ("content-length", b"4"),
+        ("content-type", b"text/plain; charset=utf-8"),
+        ("date", b"Thu, 01 Jan 1970 00:00:00 GMT"),
+        ("set-cookie", b"a=1"),
+        ("x-request-id", b"7"),
+    ];
+    assert_eq!(headers, expected);
+    assert_eq!(effects.count(), 1);
+}
+
+// behaviours 60
+#[tokio::test]
+async fn an_execution_is_one_acquire_and_one_complete_and_a_replay_one_acquire() {
+    let store = Unreliable::default();
+    let memory = store.memory();
+    let (app, effects) = app(IdempotencyLayer::new(store.clone()), move |n, _req| {
+        assert_eq!(memory.len(), 1, "leased while the handler runs");
+        async move { created(n) }
+    });
+    let calls = || {
+        (
+            store.calls(Operation::Acquire),
+            store.calls(Operation::Complete),
+            store.all_calls(),
+        )
+    };
+    assert!(!send(&app, order()).await.is_replay());
+    assert_eq!(calls(), (1, 1, 2));
+    assert!(send(&app, order()).await.is_replay());
+    assert_eq!(calls(), (2, 1, 3));
+    assert_eq!(effects.count(), 1);
+}
+
+// behaviours 61, 62, 63, 65, 66
+#[tokio::test]
+async fn by_default_the_statuses_of_definite_outcomes_are_recorded() {
+    let all: Vec<u16> = (200..600).collect();
+    let passing = [401, 403, 407, 408, 421, 423, 424, 425, 429];
+    let definite: Vec<u16> = (200..500).filter(|code| !passing.contains(code)).collect();
+    assert_eq!(recorded(layer, &all).await, definite);
+}
+
+#[tokio::test]
+async fn an_informational_status_is_never_recorded() {
+    let any = || layer().with_recorded(|_| true);
+    assert_eq!(recorded(any, &[100, 101, 102, 103, 199]).await, [0_u16; 0]);
+}
+
+// behaviours 64, 67
+#[tokio::test]
+async fn only_the_statuses_that_the_setting_names_are_recorded() {
+    let successes = || layer().with_recorded(|status| status.is_success());
+    assert_eq!(
+        recorded(successes, &[200, 299, 300, 400, 500]).await,
+        [200, 299]
+    );
+    let failures = || layer().with_recorded(|status| status.is_server_error());
+    assert_eq!(recorded(failures, &[200, 400, 500, 503]).await, [500, 503]);
+}
+
+// behaviours 64
+#[tokio::test]
+async fn a_status_that_is_not_recorded_frees_the_key_even_for_another_request() {
+    let store = MemoryStore::new();
+    let (app, effects) = app(IdempotencyLayer::new(store.clone()), async |n, _| match n {
+        1 => StatusCode::BAD_GATEWAY.into_response(),
+        _ => created(n),
+    });
+    assert_eq!(send(&app, order()).await.status, StatusCode::BAD_GATEWAY);
+    assert!(store.is_empty());
+    let other = send(&app, post("/orders", "k", "another order")).await;
+    assert_eq!(other.status, StatusCode::CREATED);
+    assert_eq!(effects.count(), 2);
+}
+
+fn with_header(name: &'static str, value: &'static str) -> impl Fn(u64) -> Response + Clone {
+    move |n| ([(name, value)], format!("execution {n}")).into_response()
+}
+
+// behaviours 68
+#[tokio::test]
+async fn a_handler_can_opt_out_of_being_recorded() {
+    for (name, value) in [
+        ("x-idempo-policy", "no-store"),
+        ("X-IDEMPO-Policy", "No-Store"),
+    ] {
+        assert_eq!(executions(layer(), with_header(name, value)).await, 2);
+    }
+    assert_eq!(
+        executions(layer(), with_header("x-idempo-policy", "keep")).await,
+        1
+    );
+    let typed = |n: u64| {
+        let mut res = format!("execution {n}").into_response();
+        res.extensions_mut().insert(Retention::NoStore);
+        res
+    };
+    assert_eq!(executions(layer(), typed).await, 2);
+}
+
+// behaviours 68, 69
+#[tokio::test]
+async fn control_headers_never_reach_a_client() {
+    let both = [
+        ("X-Idempo-Policy", "keep"),
+        ("X-Idempo-Persist-For-Seconds", "5"),
+    ];
+    let (app, effects) = app(layer(), move |n, req: Request<Body>| {
+        let status = match req.uri().path() {
+            "/failing" => StatusCode::BAD_GATEWAY,
+            _ => StatusCode::OK,
+        };
+        std::future::ready((status, both, format!("execution {n}")))
+    });
+    let keyless = Request::post("/").body(Body::empty()).expect("a request");
+    let get = Request::get("/").body(Body::empty()).expect("a request");
+    for req in [order(), order(), post("/failing", "f", ""), keyless, get] {
+        let what = format!("{} {}", req.method(), req.uri());
+        let answer = send(&app, req).await;
+        assert_eq!(answer.header("x-idempo-policy"), None, "{what}");
+        assert_eq!(
+            answer.header("x-idempo-persist-for-seconds"),
+            None,
+            "{what}"
+        );
+    }
+    assert_eq!(effects.count(), 4);
+}
+
+// behaviours 69
+#[tokio::test(start_paused = true)]
+async fn a_handler_can_say_how_long_its_answer_is_kept() {
+    let typed = |n: u64| {
+        let mut res = format!("execution {n}").into_response();
+        res.extensions_mut()
+            .insert(Retention::For(Duration::from_secs(2)));
+        res
+    };
+    let header = with_header("X-Idempo-Persist-For-Seconds", "2");
+    for (app, effects) in [
+        app(layer(), move |n, _req| std::future::ready(typed(n))),
+        app(layer(), move |n, _req| std::future::ready(header(n))),
+    ] {
+        assert!(!send(&app, order()).await.is_replay());
+        advance(Duration::from_secs(1)).await;
+        assert!(send(&app, order()).await.is_replay());
+        advance(Duration::from_millis(999)).await;
+        assert!(
+            send(&app, order()).await.is_replay(),
+            "a replay does not extend it"
+        );
+        advance(Duration::from_millis(1)).await;
+        assert!(!send(&app, order()).await.is_replay());
+        assert_eq!(effects.count(), 2);
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_handler_cannot_ask_for_more_than_the_maximum() {
+    let capped = layer().with_max_retention(Ttl::from_secs(10));
+    let answer = with_header("x-idempo-persist-for-seconds", "86400");
+    let (app, effects) = app(capped, move |n, _req| std::future::ready(answer(n)));
+    assert!(!send(&app, order()).await.is_replay());
+    advance(Duration::from_secs(9)).await;
+    assert!(send(&app, order()).await.is_replay());
+    advance(Duration::from_secs(1)).await;
+    assert!(!send(&app, order()).await.is_replay());
+    assert_eq!(effects.count(), 2);
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_record_lives_for_the_retention_and_then_the_key_is_new() {
+    let (app, effects) = creating(layer());
+    let day = Duration::from_secs(24 * 60 * 60);
+    assert!(!send(&app, order()).await.is_replay());
+    advance(day - Duration::from_millis(1)).await;
+    assert!(send(&app, order()).await.is_replay());
+    advance(Duration::from_millis(1)).await;
+    let other = send(&app, post("/orders", "k", "another order")).await;
+    assert_eq!(
+        other.status,
+        StatusCode::CREATED,
+        "the old request is forgotten too"
+    );
+    assert_eq!(effects.count(), 2);
+}
+
+// behaviours 70
+#[tokio::test]
+async fn a_panic_passes_on_and_frees_the_key() {
+    let store = MemoryStore::new();
+    let (app, effects) = app(IdempotencyLayer::new(store.clone()), async |n, _| {
+        assert!(n > 1, "the first one fails");
+        tokio::task::yield_now().await;
+        created(n)
+    });
+    let panicking = app.clone();
+    let task = tokio::spawn(async move { send(&panicking, order()).await });
+    let panic = task.await.expect_err("a panic").into_panic();
+    assert_eq!(
+        panic.downcast_ref::<&str>().copied(),
+        Some("the first one fails"),
+        "unchanged"
+    );
+    assert!(store.is_empty());
+    assert_eq!(send(&app, order()).await.status, StatusCode::CREATED);
+    assert!(send(&app, order()).await.is_replay());
+    assert_eq!(effects.count(), 2);
+}
+
+#[tokio::test]
+async fn a_panic_that_an_outer_layer_turns_into_an_answer_is_not_recorded() {
+    let (app, effects) = app(layer(), async |n, _| {
+        assert!(n > 1, "the first one fails");
+        created(n)
+    });
+    let app = app.layer(tower_http::catch_panic::CatchPanicLayer::new());
+    let failed = send(&app, order()).await;
+    assert_eq!(failed.status, StatusCode::INTERNAL_SERVER_ERROR);
+    assert_eq!(send(&app, order()).await.status, StatusCode::CREATED);
+    assert_eq!(effects.count(), 2);
+}
+
+// behaviours 71
+#[tokio::test]
+async fn a_response_that_breaks_off_is_not_recorded_and_reaches_the_client_broken() {
+    let store = MemoryStore::new();
+    let (app, effects) = app(IdempotencyLayer::new(store.clone()), async |n, _| match n {
+        1 => Response::new(Body::new(Scripted::new([Step::from("half"), Step::Fail]))),
+        _ => created(n),
+    });
+    let res = app.clone().oneshot(order()).await.expect("infallible");
+    assert_eq!(res.status(), StatusCode::OK);
+    let mut body = res.into_body();
+    let half = body.frame().await.expect("a frame").expect("data");
+    assert_eq!(half.into_data().expect("data"), "half");
+    let failure = body
+        .frame()
+        .await
+        .expect("a frame")
+        .expect_err("the failure");
+    assert_eq!(failure.to_string(), "the body broke off");
+    assert!(body.frame().await.is_none());
+    assert!(store.is_empty());
+    assert_eq!(send(&app, order()).await.status, StatusCode::CREATED);
+    assert_eq!(effects.count(), 2);
+}
+
+// behaviours 74
+#[tokio::test]
+async fn the_record_is_stored_before_the_first_byte_leaves() {
+    let store = Unreliable::default();
+    let (app, effects) = creating(IdempotencyLayer::new(store.clone()));
+    let res = app.clone().oneshot(order()).await.expect("infallible");
+    assert_eq!(store.calls(Operation::Complete), 1);
+    drop(res);
+    let retry = send(&app, order()).await;
+    assert!(retry.is_replay());
+    assert_eq!(retry.text(), "{\"execution\":1}");
+    assert_eq!(effects.count(), 1);
+}
+
+#[tokio::test]
+async fn nothing_leaves_while_the_record_is_not_stored() {
+    let store = Unreliable::default();
+    store.fail_next(1, Operation::Complete, Fault::Hang);
+    let (app, effects) = creating(IdempotencyLayer::new(store.clone()));
+    let answer = tokio::spawn(app.clone().oneshot(order()));
+    while store.calls(Operation::Complete) == 0 {
+        tokio::task::yield_now().await;
+    }
+    for _ in 0..10 {
+        tokio::task::yield_now().await;
+    }
+    assert!(!answer.is_finished());
+    assert_eq!(effects.count(), 1);
+    let duplicate = send(&app, order()).await;
+    assert_eq!(duplicate.code(), "in-progress");
+    answer.abort();
+}
+
+#[tokio::test]
+async fn every_execution_has_an_entry_of_its_own() {
+    let store = MemoryStore::new();
+    let layer = IdempotencyLayer::new(store.clone());
+    let count = Effects::default();
+    let effects = count.clone();
+    let app = axum::Router::new()
+        .fallback(async move || created(effects.happen()))
+        .layer(layer);
+    for key in ["a", "b", "c"] {
+        let first = read(
+            app.clone()
+                .oneshot(post("/orders", key, "order"))
+                .await
+                .expect("infallible"),
+        )
+        .await;
+        let again = send(&app, post("/orders", key, "order")).await;
+        assert_eq!(again.body, first.body);
+    }
+    assert_eq!((store.len(), count.count()), (3, 3));
+}

@@ -1,0 +1,438 @@
+//! What a retry is answered: behaviours 77 to 93.
+
+use std::{convert::Infallible, time::Duration};
+
+use axum::{
+    Router,
+    body::Body,
+    response::{IntoResponse, Response},
+};
+use bytes::Bytes;
+use http::{HeaderMap, HeaderName, HeaderValue, Request, StatusCode, header};
+use http_body::Body as _;
+use http_body_util::BodyExt;
+use tests::{Answer, Effects, Scripted, Step, Unreliable, app, creating, post, send};
+use tower::{Layer, ServiceExt, service_fn, util::BoxCloneSyncService};
+use tower_http::compression::CompressionLayer;
+use tower_idempotency::{IdempotencyLayer, MemoryStore, replayed_by_default};
+
+fn layer() -> IdempotencyLayer {
+    IdempotencyLayer::new(MemoryStore::new())
+}
+
+fn order() -> Request<Body> {
+    post("/orders", "k", "order")
+}
+
+/// The first answer of a handler, and the replay of it.
+async fn twice(layer: IdempotencyLayer, answer: fn() -> Response) -> (Answer, Answer) {
+    let (app, effects) = app(layer, move |_, _| std::future::ready(answer()));
+    let first = send(&app, order()).await;
+    let replay = send(&app, order()).await;
+    assert_eq!(effects.count(), 1);
+    (first, replay)
+}
+
+fn lines(answer: &Answer) -> Vec<(String, Vec<u8>)> {
+    let line =
+        |(name, value): (&HeaderName, &HeaderValue)| (name.to_string(), value.as_bytes().to_vec());
+    answer.headers.iter().map(line).collect()
+}
+
+// behaviours 77, 78, 79
+#[tokio::test]
+async fn five_retries_have_one_effect_and_five_equal_answers() {
+    let (app, effects) = creating(layer());
+    let first = send(&app, order()).await;
+    assert_eq!(first.header("idempotent-replayed"), None);
+    for _ in 0..5 {
+        let replay = send(&app, order()).await;
+        assert_eq!(replay.header("idempotent-replayed"), Some("true"));
+        assert_eq!((replay.status, &replay.body), (first.status, &first.body));
+        let mut headers = replay.headers.clone();
+        headers.remove("idempotent-replayed");
+        assert_eq!(headers, first.headers);
+    }
+    assert_eq!(effects.count(), 1);
+}
+
+// behaviours 79
+#[tokio::test]
+async fn the_replay_marker_can_be_another_header_or_none() {
+    let marker = (
+        HeaderName::from_static("idempotency-replayed"),
+        HeaderValue::from_static("yes"),
+    );
+    let (first, replay) = twice(layer().with_replay_marker(Some(marker)), || {
+        "answer".into_response()
+    })
+    .await;
+    assert_eq!(first.header("idempotency-replayed"), None);
+    assert_eq!(replay.header("idempotency-replayed"), Some("yes"));
+    assert_eq!(replay.header("idempotent-replayed"), None);
+    let (first, replay) = twice(layer().with_replay_marker(None), || {
+        "answer".into_response()
+    })
+    .await;
+    assert_eq!(replay, first);
+}
+
+#[tokio::test]
+async fn a_handler_s_own_replay_marker_does_not_count() {
+    let (_, replay) = twice(layer(), || {
+        [("idempotent-replayed", "false")].into_response()
+    })
+    .await;
+    assert_eq!(replay.header("idempotent-replayed"), Some("true"));
+    assert_eq!(
+        replay.headers.get_all("idempotent-replayed").iter().count(),
+        1
+    );
+}
+
+// behaviours 81
+#[tokio::test]
+async fn a_replay_keeps_status_location_and_etag() {
+    let (first, replay) = twice(layer(), || {
+        let headers = [("location", "/orders/7"), ("etag", "\"7\"")];
+        (StatusCode::CREATED, headers, "made").into_response()
+    })
+    .await;
+    assert_eq!(replay.status, StatusCode::CREATED);
+    assert_eq!(replay.header("location"), first.header("location"));
+    assert_eq!(replay.header("etag"), Some("\"7\""));
+}
+
+// behaviours 82
+#[tokio::test]
+async fn repeated_lines_are_kept_in_order_and_cookies_are_not() {
+    let (first, replay) = twice(layer(), || {
+        let mut res = "answer".into_response();
+        for (name, value) in [
+            (header::LINK, "</1>; rel=next"),
+            (header::SET_COOKIE, "session=1"),
+            (header::LINK, "</2>; rel=prev"),
+            (header::SET_COOKIE, "theme=dark"),
+            (header::VARY, "accept"),
+        ] {
+            res.headers_mut()
+                .append(name, HeaderValue::from_static(value));
+        }
+        res
+    })
+    .await;
+    let links: Vec<_> = replay.headers.get_all(header::LINK).iter().collect();
+    assert_eq!(links, ["</1>; rel=next", "</2>; rel=prev"]);
+    assert_eq!(first.headers.get_all(header::SET_COOKIE).iter().count(), 2);
+    assert!(!replay.headers.contains_key(header::SET_COOKIE));
+    assert_eq!(replay.header("vary"), Some("accept"));
+}
+
+#[tokio::test]
+async fn header_values_are_kept_byte_for_byte() {
+    let (first, replay) = twice(layer(), || {
+        let mut res = "answer".into_response();
+        let latin1 = HeaderValue::from_bytes(b"caf\xe9").expect("a value");
+        res.headers_mut().insert("x-latin1", latin1);
+        res.headers_mut()
+            .insert("x-empty", HeaderValue::from_static(""));
+        res
+    })
+    .await;
+    for name in ["x-latin1", "x-empty"] {
+        assert_eq!(replay.headers.get(name), first.headers.get(name), "{name}");
+        assert!(replay.headers.contains_key(name), "{name}");
+    }
+}
+
+// behaviours 83, 84
+#[tokio::test]
+async fn what_belongs_to_one_exchange_is_not_replayed() {
+    const ONCE: [&str; 24] = [
+        "connection",
+        "keep-alive",
+        "proxy-connection",
+        "proxy-authenticate",
+        "proxy-authentication-info",
+        "proxy-authorization",
+        "te",
+        "trailer",
+        "transfer-encoding",
+        "upgrade",
+        "date",
+        "age",
+        "via",
+        "set-cookie",
+        "server-timing",
+        "traceparent",
+        "tracestate",
+        "x-request-id",
+        "ratelimit",
+        "ratelimit-policy",
+        "ratelimit-remaining",
+        "x-ratelimit-limit",
+        "x-rate-limit-reset",
+        "x-hop",
+    ];
+    let (_, replay) = twice(layer(), || {
+        let mut headers = HeaderMap::new();
+        for name in ONCE {
+            headers.insert(name, HeaderValue::from_static("x"));
+        }
+        headers.insert("connection", HeaderValue::from_static("close, X-Hop"));
+        headers.insert("x-kept", HeaderValue::from_static("x"));
+        headers.insert("www-authenticate", HeaderValue::from_static("Basic"));
+        (headers, "answer").into_response()
+    })
+    .await;
+    for name in ONCE {
+        assert!(!replay.headers.contains_key(name), "{name}");
+    }
+    assert_eq!(replay.header("x-kept"), Some("x"));
+    assert_eq!(replay.header("www-authenticate"), Some("Basic"));
+    assert_eq!(replay.header("content-length"), Some("6"));
+}
+
+/// A service without a router, which would compute a `Content-Length` itself.
+fn bare(
+    answer: impl Fn() -> Response + Clone + Send + Sync + 'static,
+) -> (
+    BoxCloneSyncService<Request<Body>, Response, Infallible>,
+    Effects,
+) {
+    let effects = Effects::default();
+    let counted = effects.clone();
+    let service = layer().layer(service_fn(
+        move |_req: Request<tower_idempotency::Body<Body>>| {
+            let _ = counted.happen();
+            std::future::ready(Ok(answer()))
+        },
+    ));
+    let service = service.map_response(|res: http::Response<_>| res.map(Body::new));
+    (BoxCloneSyncService::new(service), effects)
+}
+
+// behaviours 83
+#[tokio::test]
+async fn the_content_length_of_a_replay_is_that_of_its_body() {
+    let (service, effects) = bare(|| Response::new(Body::new(Scripted::new(["two ", "chunks"]))));
+    let first = send(&service, order()).await;
+    assert_eq!(first.header("content-length"), None);
+    let replay = service.oneshot(order()).await.expect("infallible");
+    assert_eq!(replay.headers()["content-length"], "10");
+    assert_eq!(replay.body().size_hint().exact(), Some(10));
+    let body = replay.into_body().collect().await.expect("a body");
+    assert_eq!(body.to_bytes(), first.body);
+    assert_eq!(effects.count(), 1);
+}
+
+// behaviours 85
+#[tokio::test]
+async fn an_allow_list_replays_nothing_else() {
+    let allowed = layer().with_replayed_headers(|name| name == "content-type" || name == "etag");
+    let (_, replay) = twice(allowed, || {
+        let headers = [("ETag", "\"7\""), ("location", "/7"), ("x-other", "x")];
+        (headers, "answer").into_response()
+    })
+    .await;
+    let mut names: Vec<_> = replay.headers.keys().map(HeaderName::as_str).collect();
+    names.sort_unstable();
+    let expected = [
+        "content-length",
+        "content-type",
+        "etag",
+        "idempotent-replayed",
+    ];
+    assert_eq!(names, expected);
+}
+
+#[tokio::test]
+async fn cookies_can_be_allowed_and_framing_never() {
+    let allowed = layer().with_replayed_headers(|name| {
+        name == header::SET_COOKIE
+            || name == header::CONNECTION
+            || name == header::TRANSFER_ENCODING
+            || replayed_by_default(name)
+    });
+    let (_, replay) = twice(allowed, || {
+        let headers = [
+            ("set-cookie", "a=1"),
+            ("connection", "close"),
+            ("transfer-encoding", "chunked"),
+        ];
+        (headers, "answer").into_response()
+    })
+    .await;
+    assert_eq!(replay.header("set-cookie"), Some("a=1"));
+    assert_eq!(replay.header("connection"), None);
+    assert_eq!(replay.header("transfer-encoding"), None);
+}
+
+// behaviours 86
+#[tokio::test]
+async fn an_empty_answer_is_replayed_empty_and_gets_no_headers_of_its_own() {
+    for status in [204, 304, 200, 205] {
+        let (service, effects) = bare(move || {
+            let mut res = Response::new(Body::empty());
+            *res.status_mut() = StatusCode::from_u16(status).expect("a status");
+            res
+        });
+        let first = send(&service, order()).await;
+        let replay = send(&service, order()).await;
+        assert_eq!(effects.count(), 1, "{status}");
+        assert_eq!(replay.status, status);
+        assert!(replay.body.is_empty());
+        assert_eq!(replay.header("content-type"), None, "{status}");
+        let length = (![204, 304].contains(&status)).then_some("0");
+        assert_eq!(replay.header("content-length"), length, "{status}");
+        assert!(first.body.is_empty());
+    }
+}
+
+// behaviours 87, 164
+#[tokio::test]
+async fn a_binary_answer_of_many_chunks_is_replayed_byte_for_byte() {
+    let (first, replay) = twice(layer(), || {
+        let bytes: Vec<u8> = (0..=255).cycle().take(100_000).collect();
+        let bytes = Bytes::from(bytes);
+        let chunks = (0..100).map(|at| Step::Data(bytes.slice(at * 1000..(at + 1) * 1000)));
+        Response::new(Body::new(Scripted::new(chunks)))
+    })
+    .await;
+    assert_eq!(first.body.len(), 100_000);
+    assert_eq!(replay.body, first.body);
+}
+
+#[tokio::test]
+async fn trailers_are_replayed() {
+    let (app, effects) = app(layer(), async |_, _| {
+        let mut trailers = HeaderMap::new();
+        trailers.insert("x-checksum", HeaderValue::from_static("42"));
+        let steps = [Step::from("data"), Step::Trailers(trailers)];
+        Response::new(Body::new(Scripted::new(steps)))
+    });
+    for replay in [false, true] {
+        let res = app.clone().oneshot(order()).await.expect("infallible");
+        assert_eq!(res.headers().contains_key("idempotent-replayed"), replay);
+        if replay {
+            assert_eq!(res.headers()["trailer"], "x-checksum");
+            assert!(!res.headers().contains_key("content-length"));
+        }
+        let body = res.into_body().collect().await.expect("a body");
+        let trailers = body.trailers().expect("trailers");
+        assert_eq!(trailers["x-checksum"], "42");
+        assert_eq!(body.to_bytes(), "data");
+    }
+    assert_eq!(effects.count(), 1);
+}
+
+#[tokio::test]
+async fn compressed_and_plain_records_replay_alike() {
+    for above in [0, usize::MAX] {
+        let (first, replay) = twice(layer().with_compression_above(above), || {
+            "again and again ".repeat(1000).into_response()
+        })
+        .await;
+        assert_eq!(first.body.len(), 16_000);
+        assert_eq!(replay.body, first.body);
+    }
+}
+
+// behaviours 165
+#[tokio::test]
+async fn an_encoded_answer_keeps_its_encoding_with_its_bytes() {
+    let (first, replay) = twice(layer(), || {
+        ([("content-encoding", "gzip")], &b"\x1f\x8b..."[..]).into_response()
+    })
+    .await;
+    assert_eq!(replay.header("content-encoding"), Some("gzip"));
+    assert_eq!(replay.body, first.body);
+}
+
+// behaviours 165, failure mode 94
+#[tokio::test]
+async fn inside_a_compression_layer_each_client_gets_what_it_accepts() {
+    let effects = Effects::default();
+    let counted = effects.clone();
+    let app = Router::new()
+        .fallback(async move || {
+            let _ = counted.happen();
+            "again and again ".repeat(100)
+        })
+        .layer(layer())
+        .layer(CompressionLayer::new());
+    let mut gzip = order();
+    gzip.headers_mut()
+        .insert("accept-encoding", HeaderValue::from_static("gzip"));
+    let first = send(&app, gzip).await;
+    assert_eq!(first.header("content-encoding"), Some("gzip"));
+    let replay = send(&app, order()).await;
+    assert!(replay.is_replay());
+    assert_eq!(replay.header("content-encoding"), None);
+    assert_eq!(replay.text(), "again and again ".repeat(100));
+    assert_eq!(effects.count(), 1);
+}
+
+// behaviours 91, 93
+#[tokio::test]
+async fn a_record_that_cannot_be_read_is_answered_503_and_nothing_runs_again() {
+    let garbles: [(&str, fn(Bytes) -> Bytes); 5] = [
+        ("empty", |_| Bytes::new()),
+        ("of another kind", |_| {
+            Bytes::from_static(b"{\"status\":200}")
+        }),
+        ("of an unknown version", |record| changed(&record, 0, 9)),
+        ("cut short", |record| record.slice(..record.len() - 1)),
+        ("damaged", |record| {
+            let at = record.len() / 2;
+            changed(&record, at, record[at] ^ 1)
+        }),
+    ];
+    for (what, garble) in garbles {
+        let store = Unreliable::default();
+        let (app, effects) = creating(IdempotencyLayer::new(store.clone()));
+        assert_eq!(send(&app, order()).await.status, StatusCode::CREATED);
+        store.garble(garble);
+        for _ in 0..2 {
+            let answer = send(&app, order()).await;
+            assert_eq!(answer.status, StatusCode::SERVICE_UNAVAILABLE, "{what}");
+            assert_eq!(answer.code(), "store-unavailable", "{what}");
+            assert!(!answer.is_replay(), "{what}");
+        }
+        assert_eq!(effects.count(), 1, "{what}");
+    }
+}
+
+fn changed(record: &Bytes, at: usize, to: u8) -> Bytes {
+    let mut record = record.to_vec();
+    record[at] = to;
+    record.into()
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_replay_does_not_prolong_its_record() {
+    let (app, effects) = creating(layer());
+    send(&app, order()).await;
+    for _ in 0..23 {
+        tokio::time::advance(Duration::from_secs(60 * 60)).await;
+        assert!(send(&app, order()).await.is_replay());
+    }
+    tokio::time::advance(Duration::from_secs(60 * 60)).await;
+    assert!(!send(&app, order()).await.is_replay());
+    assert_eq!(effects.count(), 2);
+}
+
+#[tokio::test]
+async fn header_order_within_a_replay_is_that_of_the_answer() {
+    let (first, replay) = twice(layer(), || {
+        let headers = [("x-c", "1"), ("x-a", "2"), ("x-b", "3")];
+        (headers, "answer").into_response()
+    })
+    .await;
+    let ours = |answer: &Answer| {
+        let mut lines = lines(answer);
+        lines.retain(|(name, _)| name.starts_with("x-"));
+        lines
+    };
+    assert_eq!(ours(&replay), ours(&first));
+}

@@ -1,0 +1,379 @@
+//! Large, slow and broken bodies: behaviours 160 to 166.
+
+use std::{
+    sync::{Arc, Mutex, atomic::Ordering},
+    time::Duration,
+};
+
+use axum::{
+    Router,
+    body::Body,
+    response::{IntoResponse, Response},
+};
+use bytes::Bytes;
+use http::{HeaderValue, Request, StatusCode};
+use http_body_util::BodyExt;
+use tests::{Answer, Effects, Scripted, Step, app, creating, post, read, send};
+use tokio::time::{Instant, sleep};
+use tower::ServiceExt;
+use tower_idempotency::{IdempotencyLayer, MemoryStore, Unretained};
+
+fn layer() -> IdempotencyLayer {
+    IdempotencyLayer::new(MemoryStore::new())
+}
+
+fn order() -> Request<Body> {
+    post("/orders", "k", "order")
+}
+
+/// A router that answers with what `body` makes.
+fn answering<B: Into<Body> + 'static>(
+    layer: IdempotencyLayer,
+    body: impl Fn() -> B + Clone + Send + Sync + 'static,
+) -> (Router, Effects) {
+    app(layer, move |_, _| {
+        std::future::ready(Response::new(body().into()))
+    })
+}
+
+fn scripted<S: Into<Step>>(steps: impl IntoIterator<Item = S>) -> Body {
+    Body::new(Scripted::new(steps))
+}
+
+fn assert_not_retained(answer: &Answer) {
+    assert_eq!(answer.status, StatusCode::CONFLICT);
+    assert_eq!(answer.code(), "response-not-retained");
+    assert_eq!(answer.header("retry-after"), None);
+    assert!(!answer.is_replay());
+}
+
+/// Lets a tombstone speak twice: the first answer is whole, no retry runs again, and another request is a mismatch.
+async fn leaves_a_tombstone(app: &Router, effects: &Effects, expected: &[u8], what: &str) {
+    let first = send(app, order()).await;
+    assert_eq!(first.status, StatusCode::OK, "{what}");
+    assert!(first.body == expected, "{what}: every byte");
+    for _ in 0..2 {
+        assert_not_retained(&send(app, order()).await);
+    }
+    assert_eq!(
+        send(app, post("/orders", "k", "other")).await.code(),
+        "key-reused"
+    );
+    assert_eq!(effects.count(), 1, "{what}");
+}
+
+// behaviours 160
+#[tokio::test]
+async fn a_response_at_the_limit_is_kept_and_a_larger_one_leaves_a_tombstone() {
+    let limited = || layer().with_response_limit(1000);
+    for known_length in [true, false] {
+        let body = move |bytes: usize| {
+            let data = Bytes::from(vec![7; bytes]);
+            if known_length {
+                Body::from(data)
+            } else {
+                scripted([Step::Data(data.slice(..400)), Step::Data(data.slice(400..))])
+            }
+        };
+        let (app, effects) = answering(limited(), move || body(1000));
+        let first = send(&app, order()).await;
+        let replay = send(&app, order()).await;
+        assert!(replay.is_replay());
+        assert_eq!(replay.body, first.body);
+        assert_eq!(effects.count(), 1);
+
+        let (app, effects) = answering(limited(), move || body(1001));
+        let what = format!("known length: {known_length}");
+        leaves_a_tombstone(&app, &effects, &[7; 1001], &what).await;
+    }
+}
+
+// behaviours 160
+#[tokio::test]
+async fn a_larger_response_can_free_the_key_instead() {
+    let release = layer()
+        .with_response_limit(10)
+        .with_unretained(Unretained::Release);
+    for unknown_length in [false, true] {
+        let (app, effects) = answering(release.clone(), move || {
+            if unknown_length {
+                scripted(["01234", "56789", "0"])
+            } else {
+                Body::from("01234567890")
+            }
+        });
+        let key = if unknown_length { "a" } else { "b" };
+        for _ in 0..2 {
+            let answer = send(&app, post("/orders", key, "order")).await;
+            assert_eq!(answer.text(), "01234567890");
+            assert!(!answer.is_replay());
+        }
+        assert_eq!(effects.count(), 2);
+    }
+}
+
+#[tokio::test]
+async fn the_default_limit_is_four_mebibytes() {
+    let limit = 4 * 1024 * 1024;
+    let plain = || layer().with_compression_above(usize::MAX);
+    let (app, effects) = answering(plain(), move || vec![7; limit]);
+    let first = send(&app, order()).await;
+    let replay = send(&app, order()).await;
+    assert!(replay.is_replay());
+    assert!(replay.body == first.body);
+    assert_eq!(effects.count(), 1);
+    let (app, effects) = answering(plain(), move || vec![7; limit + 1]);
+    leaves_a_tombstone(&app, &effects, &vec![7; limit + 1], "one byte more").await;
+}
+
+#[tokio::test]
+async fn a_record_larger_than_the_store_takes_leaves_a_tombstone() {
+    let small = || MemoryStore::new().with_max_bytes(2000);
+    let plain = |store| IdempotencyLayer::new(store).with_compression_above(usize::MAX);
+    let (app, effects) = answering(plain(small()), || vec![7; 3000]);
+    leaves_a_tombstone(&app, &effects, &[7; 3000], "tombstone").await;
+
+    let release = plain(small()).with_unretained(Unretained::Release);
+    let (app, effects) = answering(release, || vec![7; 3000]);
+    for _ in 0..2 {
+        assert_eq!(send(&app, order()).await.body.len(), 3000);
+    }
+    assert_eq!(effects.count(), 2);
+}
+
+// behaviours 161
+#[tokio::test(start_paused = true)]
+async fn a_response_of_unknown_length_is_collected_and_recorded() {
+    let wait = || Step::Wait(Duration::from_secs(3));
+    let (app, effects) = answering(layer(), move || {
+        scripted(["one ".into(), wait(), "two ".into(), wait(), "three".into()])
+    });
+    let started = Instant::now();
+    let first = app.clone().oneshot(order()).await.expect("infallible");
+    assert!(
+        started.elapsed() >= Duration::from_secs(6),
+        "collected first"
+    );
+    let first = read(first).await;
+    assert_eq!(first.text(), "one two three");
+    let replay = send(&app, order()).await;
+    assert!(replay.is_replay());
+    assert_eq!(replay.body, first.body);
+    assert_eq!(effects.count(), 1);
+}
+
+// behaviours 161, 162
+#[tokio::test(start_paused = true)]
+async fn a_response_that_goes_on_for_too_long_counts_as_streamed() {
+    let (app, effects) = answering(layer(), || {
+        scripted([
+            "one ".into(),
+            Step::Wait(Duration::from_secs(11)),
+            "two ".into(),
+            Step::Wait(Duration::from_secs(60)),
+            "three".into(),
+        ])
+    });
+    let started = Instant::now();
+    let first = app.clone().oneshot(order()).await.expect("infallible");
+    assert_eq!(started.elapsed().as_secs(), 10, "given up");
+    let mut body = first.into_body();
+    let mut frames = Vec::new();
+    while let Some(frame) = body.frame().await {
+        let data = frame.expect("a frame").into_data().expect("data");
+        frames.push((started.elapsed().as_secs(), data));
+        if frames.len() == 1 {
+            assert_not_retained(&send(&app, order()).await);
+        }
+    }
+    let expected = [(10, "one "), (11, "two "), (71, "three")];
+    assert_eq!(frames, expected.map(|(at, data)| (at, Bytes::from(data))));
+    assert_not_retained(&send(&app, order()).await);
+    assert_eq!(effects.count(), 1);
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_response_of_known_length_may_take_its_time() {
+    let (app, effects) = answering(layer(), || {
+        let steps = [
+            "one ".into(),
+            Step::Wait(Duration::from_secs(60)),
+            "two".into(),
+        ];
+        Body::new(Scripted::new(steps).of_length(7))
+    });
+    assert_eq!(send(&app, order()).await.text(), "one two");
+    assert!(send(&app, order()).await.is_replay());
+    assert_eq!(effects.count(), 1);
+}
+
+// behaviours 162
+#[tokio::test(start_paused = true)]
+async fn events_reach_the_client_as_they_come() {
+    for media_type in ["text/event-stream", "Text/Event-Stream; charset=utf-8"] {
+        let (app, effects) = app(layer(), move |_, _| {
+            let wait = Step::Wait(Duration::from_secs(1));
+            let steps = [
+                "data: 1\n\n".into(),
+                wait.clone(),
+                "data: 2\n\n".into(),
+                wait,
+            ];
+            let headers = [("content-type", media_type)];
+            std::future::ready((headers, scripted(steps)).into_response())
+        });
+        let started = Instant::now();
+        let res = app.clone().oneshot(order()).await.expect("infallible");
+        let mut body = res.into_body();
+        for at in 0..2 {
+            let frame = body.frame().await.expect("a frame").expect("a frame");
+            assert_eq!(frame.into_data().expect("data").len(), 9);
+            assert_eq!(started.elapsed().as_secs(), at);
+        }
+        assert!(body.frame().await.is_none());
+        assert_not_retained(&send(&app, order()).await);
+        assert_eq!(effects.count(), 1);
+    }
+}
+
+// behaviours 163, failure mode 89
+#[tokio::test]
+async fn a_response_that_breaks_off_frees_the_key() {
+    let (app, effects) = answering(layer(), || scripted(["half".into(), Step::Fail]));
+    for _ in 0..2 {
+        let res = app.clone().oneshot(order()).await.expect("infallible");
+        assert!(res.into_body().collect().await.is_err());
+    }
+    assert_eq!(effects.count(), 2);
+}
+
+// failure mode 90
+#[tokio::test]
+async fn a_response_of_another_length_than_it_says_is_not_recorded() {
+    for length in [3, 5] {
+        let (app, effects) = app(layer(), move |_, _| {
+            let mut res = Response::new(scripted(["da", "ta"]));
+            res.headers_mut()
+                .insert("content-length", HeaderValue::from(length));
+            std::future::ready(res)
+        });
+        for _ in 0..2 {
+            let answer = send(&app, order()).await;
+            assert_eq!(answer.text(), "data");
+            assert!(!answer.is_replay(), "{length}");
+        }
+        assert_eq!(effects.count(), 2, "{length}");
+    }
+}
+
+// failure mode 75
+#[tokio::test(start_paused = true)]
+async fn bodies_in_flight_are_bounded_together() {
+    let store = MemoryStore::new();
+    let layer = IdempotencyLayer::new(store.clone()).with_max_in_flight(100, 10);
+    let (app, effects) = creating(layer.clone());
+    let slow = Body::new(Scripted::new([
+        Step::from("12345678"),
+        Step::Wait(Duration::from_secs(1)),
+    ]));
+    let holding = tokio::spawn({
+        let app = app.clone();
+        async move { send(&app, post("/orders", "slow", slow)).await }
+    });
+    sleep(Duration::from_millis(1)).await;
+    let refused = send(&app, post("/orders", "k", "123")).await;
+    assert_eq!(refused.status, StatusCode::SERVICE_UNAVAILABLE);
+    assert_eq!(refused.code(), "overloaded");
+    assert_eq!(refused.header("retry-after"), Some("1"));
+    assert_eq!(effects.count(), 0);
+    let fits = send(&app, post("/orders", "k", "12")).await;
+    assert_eq!(fits.status, StatusCode::CREATED);
+    assert_eq!(holding.await.expect("no panic").status, StatusCode::CREATED);
+    let later = send(&app, post("/orders", "later", "123")).await;
+    assert_eq!(later.status, StatusCode::CREATED, "given back");
+    assert_eq!(effects.count(), 3);
+    assert_eq!(layer.in_flight(), 0);
+}
+
+#[tokio::test]
+async fn a_response_that_does_not_fit_in_what_is_left_leaves_a_tombstone() {
+    let tight = layer().with_max_in_flight(100, 20);
+    let (app, effects) = answering(tight, || scripted(["0123456789", "0123456789"]));
+    leaves_a_tombstone(&app, &effects, b"01234567890123456789", "5 + 20").await;
+}
+
+#[tokio::test(start_paused = true)]
+async fn requests_in_flight_are_bounded() {
+    let layer = layer().with_max_in_flight(2, 1000);
+    let (app, effects) = app(layer.clone(), async |n, _| {
+        sleep(Duration::from_secs(1)).await;
+        tests::created(n)
+    });
+    let running: Vec<_> = ["a", "b"]
+        .map(|key| {
+            let app = app.clone();
+            tokio::spawn(async move { send(&app, post("/orders", key, "order")).await })
+        })
+        .into_iter()
+        .collect();
+    sleep(Duration::from_millis(1)).await;
+    assert_eq!(layer.in_flight(), 2);
+    let refused = send(&app, order()).await;
+    assert_eq!(refused.status, StatusCode::SERVICE_UNAVAILABLE);
+    assert_eq!(refused.code(), "overloaded");
+    let get = Request::get("/").body(Body::empty()).expect("a request");
+    assert_eq!(
+        send(&app, get).await.status,
+        StatusCode::CREATED,
+        "not ours"
+    );
+    for task in running {
+        assert_eq!(task.await.expect("no panic").status, StatusCode::CREATED);
+    }
+    assert_eq!(layer.in_flight(), 0);
+    assert_eq!(send(&app, order()).await.status, StatusCode::CREATED);
+    assert_eq!(effects.count(), 4);
+}
+
+// behaviours 166
+#[tokio::test]
+async fn an_upload_in_chunks_over_the_limit_never_reaches_the_handler() {
+    let (app, effects) = creating(layer().with_request_limit(1000));
+    let body = Scripted::new((0..100).map(|_| Step::Data(Bytes::from(vec![7; 100]))));
+    let taken = body.taken();
+    let answer = send(&app, post("/orders", "k", Body::new(body))).await;
+    assert_eq!(answer.status, StatusCode::PAYLOAD_TOO_LARGE);
+    assert_eq!(taken.load(Ordering::SeqCst), 11, "and is read no further");
+    assert_eq!(effects.count(), 0);
+}
+
+#[tokio::test]
+async fn what_a_broken_stream_held_is_dropped_with_it() {
+    // The rest of a streamed body is dropped when the client goes, not read to its end by us.
+    let dropped = Arc::new(Mutex::new(false));
+    struct Noticed(Arc<Mutex<bool>>);
+    impl Drop for Noticed {
+        fn drop(&mut self) {
+            *self.0.lock().expect("no panic") = true;
+        }
+    }
+    let (app, effects) = {
+        let dropped = Arc::clone(&dropped);
+        app(layer(), move |_, _| {
+            let noticed = Noticed(Arc::clone(&dropped));
+            let body = Scripted::new(["data: 1\n\n".into(), Step::Wait(Duration::MAX / 4)]);
+            let body = body.map_frame(move |frame| {
+                let _ = &noticed;
+                frame
+            });
+            let headers = [("content-type", "text/event-stream")];
+            std::future::ready((headers, Body::new(body)).into_response())
+        })
+    };
+    let res = app.clone().oneshot(order()).await.expect("infallible");
+    assert!(!*dropped.lock().expect("no panic"));
+    drop(res);
+    assert!(*dropped.lock().expect("no panic"));
+    assert_not_retained(&send(&app, order()).await);
+    assert_eq!(effects.count(), 1);
+}

@@ -1,0 +1,257 @@
+//! Requests that meet while the first is being executed: behaviours 95, 96 and 104 to 107.
+
+use std::sync::{Arc, atomic::Ordering};
+
+use axum::{Router, body::Body};
+use http::{HeaderValue, Request, StatusCode};
+use serde_json::Value;
+use tests::{Answer, Effects, Operation, Scripted, Unreliable, app, created, post, send};
+use tokio::{sync::Semaphore, task::JoinHandle};
+use tower_idempotency::{IdempotencyLayer, InFlight, MemoryStore, Mismatch};
+
+/// A router whose handler waits until it is let go.
+struct Gated {
+    app: Router,
+    effects: Effects,
+    gate: Arc<Semaphore>,
+}
+
+fn gated(layer: IdempotencyLayer) -> Gated {
+    let gate = Arc::new(Semaphore::new(0));
+    let held = Arc::clone(&gate);
+    let (app, effects) = app(layer, move |n, _req| {
+        let held = Arc::clone(&held);
+        async move {
+            held.acquire()
+                .await
+                .expect("the gate is never closed")
+                .forget();
+            created(n)
+        }
+    });
+    Gated { app, effects, gate }
+}
+
+impl Gated {
+    /// Sends a request and returns once the handler has it.
+    async fn start(&self, req: Request<Body>) -> JoinHandle<Answer> {
+        let before = self.effects.count();
+        let app = self.app.clone();
+        let task = tokio::spawn(async move { send(&app, req).await });
+        while self.effects.count() == before {
+            tokio::task::yield_now().await;
+        }
+        task
+    }
+
+    async fn finish(&self, task: JoinHandle<Answer>) -> Answer {
+        self.gate.add_permits(1);
+        task.await.expect("no panic")
+    }
+}
+
+fn order() -> Request<Body> {
+    post("/orders", "k", "order")
+}
+
+fn layer() -> IdempotencyLayer {
+    IdempotencyLayer::new(MemoryStore::new())
+}
+
+// behaviours 95
+#[tokio::test]
+async fn a_duplicate_while_the_first_is_in_flight_is_told_to_come_back() {
+    for (layer, status) in [
+        (layer(), StatusCode::CONFLICT),
+        (
+            layer().with_in_flight(InFlight::TooManyRequests),
+            StatusCode::TOO_MANY_REQUESTS,
+        ),
+    ] {
+        let gated = gated(layer);
+        let first = gated.start(order()).await;
+        for _ in 0..3 {
+            let duplicate = send(&gated.app, order()).await;
+            assert_eq!(duplicate.status, status);
+            assert_eq!(duplicate.header("retry-after"), Some("1"));
+            let problem: Value = serde_json::from_slice(&duplicate.body).expect("JSON");
+            assert_eq!(problem["code"], "in-progress");
+            assert_eq!(problem["retryable"], true);
+            assert_eq!(problem["status"], status.as_u16());
+        }
+        let first = gated.finish(first).await;
+        assert_eq!(first.status, StatusCode::CREATED);
+        let retry = send(&gated.app, order()).await;
+        assert!(retry.is_replay());
+        assert_eq!(retry.body, first.body);
+        assert_eq!(gated.effects.count(), 1);
+    }
+}
+
+#[tokio::test]
+async fn the_refused_duplicate_does_not_free_the_first_one_s_lease() {
+    let gated = gated(layer());
+    let first = gated.start(order()).await;
+    for _ in 0..10 {
+        assert_eq!(send(&gated.app, order()).await.code(), "in-progress");
+    }
+    assert_eq!(gated.effects.count(), 1);
+    gated.finish(first).await;
+    assert_eq!(gated.effects.count(), 1);
+}
+
+// behaviours 96
+#[tokio::test]
+async fn another_request_under_a_key_in_flight_is_a_mismatch_and_not_a_duplicate() {
+    let gated = gated(layer());
+    let first = gated.start(order()).await;
+    for other in [
+        post("/orders", "k", "another order"),
+        post("/refunds", "k", "order"),
+    ] {
+        let other = send(&gated.app, other).await;
+        assert_eq!(other.status, StatusCode::UNPROCESSABLE_ENTITY);
+        assert_eq!(other.code(), "key-reused");
+        assert_eq!(other.header("retry-after"), None);
+    }
+    gated.finish(first).await;
+    assert_eq!(gated.effects.count(), 1);
+}
+
+#[tokio::test]
+async fn where_another_request_is_a_separate_one_it_runs_beside_the_first() {
+    let gated = gated(layer().with_mismatch(Mismatch::Separate));
+    let first = gated.start(order()).await;
+    let other = gated.start(post("/orders", "k", "another order")).await;
+    assert_eq!(gated.effects.count(), 2);
+    let (first, other) = (gated.finish(first).await, gated.finish(other).await);
+    assert_ne!(first.body, other.body);
+}
+
+#[tokio::test]
+async fn another_caller_s_request_under_the_same_key_runs_beside_the_first() {
+    let gated = gated(layer());
+    let by = |token: &'static str| {
+        let mut req = order();
+        req.headers_mut()
+            .insert("authorization", HeaderValue::from_static(token));
+        req
+    };
+    let first = gated.start(by("a")).await;
+    let other = gated.start(by("b")).await;
+    assert_eq!(gated.effects.count(), 2);
+    gated.finish(first).await;
+    gated.finish(other).await;
+}
+
+// behaviours 104: the body is part of the fingerprint, so that a mismatch is judged first
+#[tokio::test]
+async fn the_body_of_a_duplicate_is_read_before_it_is_judged() {
+    let gated = gated(layer().with_request_limit(8));
+    let first = gated.start(order()).await;
+    let body = Scripted::new(["or", "der"]);
+    let taken = body.taken();
+    let duplicate = send(&gated.app, post("/orders", "k", Body::new(body))).await;
+    assert_eq!(duplicate.code(), "in-progress");
+    assert_eq!(taken.load(Ordering::SeqCst), 2);
+    let larger = send(&gated.app, post("/orders", "k", "a larger order")).await;
+    assert_eq!(larger.code(), "body-too-large");
+    gated.finish(first).await;
+    assert_eq!(gated.effects.count(), 1);
+}
+
+// behaviours 105
+#[tokio::test]
+async fn a_duplicate_that_asks_as_the_first_completes_is_answered_with_its_record() {
+    let store = Unreliable::default();
+    let gated = gated(IdempotencyLayer::new(store.clone()));
+    let first = gated.start(order()).await;
+    // The duplicate's body arrives only once the first has its answer: it was there before, and asks after.
+    let (sender, receiver) = tokio::sync::oneshot::channel::<()>();
+    let late = async_body(receiver);
+    let app = gated.app.clone();
+    let duplicate = tokio::spawn(async move { send(&app, post("/orders", "k", late)).await });
+    tokio::task::yield_now().await;
+    let first = gated.finish(first).await;
+    sender.send(()).expect("somebody waits");
+    let duplicate = duplicate.await.expect("no panic");
+    assert!(duplicate.is_replay());
+    assert_eq!(duplicate.body, first.body);
+    assert_eq!(store.calls(Operation::Acquire), 2);
+    assert_eq!(gated.effects.count(), 1);
+}
+
+/// The body `order`, once it is told.
+fn async_body(told: tokio::sync::oneshot::Receiver<()>) -> Body {
+    struct Late(Option<tokio::sync::oneshot::Receiver<()>>);
+    impl http_body::Body for Late {
+        type Data = bytes::Bytes;
+        type Error = std::convert::Infallible;
+
+        fn poll_frame(
+            mut self: std::pin::Pin<&mut Self>,
+            cx: &mut std::task::Context<'_>,
+        ) -> std::task::Poll<Option<Result<http_body::Frame<bytes::Bytes>, Self::Error>>> {
+            let Some(told) = &mut self.0 else {
+                return std::task::Poll::Ready(None);
+            };
+            let told = std::pin::Pin::new(told);
+            std::task::ready!(std::future::Future::poll(told, cx)).expect("it is told");
+            self.0 = None;
+            let order = bytes::Bytes::from_static(b"order");
+            std::task::Poll::Ready(Some(Ok(http_body::Frame::data(order))))
+        }
+    }
+    Body::new(Late(Some(told)))
+}
+
+// behaviours 106: with one atomic acquire there is nothing between asking and reading
+#[tokio::test]
+async fn a_key_that_is_freed_under_a_duplicate_is_leased_anew_and_never_run_without() {
+    let gate = Arc::new(Semaphore::new(0));
+    let held = Arc::clone(&gate);
+    let store = MemoryStore::new();
+    let (app, effects) = app(IdempotencyLayer::new(store.clone()), move |n, _req| {
+        let held = Arc::clone(&held);
+        async move {
+            held.acquire()
+                .await
+                .expect("the gate is never closed")
+                .forget();
+            if n == 1 {
+                return axum::response::IntoResponse::into_response(StatusCode::BAD_GATEWAY);
+            }
+            created(n)
+        }
+    });
+    gate.add_permits(1);
+    assert_eq!(send(&app, order()).await.status, StatusCode::BAD_GATEWAY);
+    let second = {
+        let app = app.clone();
+        tokio::spawn(async move { send(&app, order()).await })
+    };
+    while effects.count() < 2 {
+        tokio::task::yield_now().await;
+    }
+    assert_eq!(store.len(), 1, "under a lease of its own");
+    assert_eq!(send(&app, order()).await.code(), "in-progress");
+    gate.add_permits(1);
+    assert_eq!(second.await.expect("no panic").status, StatusCode::CREATED);
+    assert_eq!(effects.count(), 2);
+}
+
+// behaviours 107
+#[tokio::test]
+async fn different_keys_run_side_by_side() {
+    let gated = gated(layer());
+    let mut running = Vec::new();
+    for n in 0..32 {
+        let req = post("/orders", &format!("k{n}"), "order");
+        running.push(gated.start(req).await);
+    }
+    assert_eq!(gated.effects.count(), 32, "all of them at once");
+    for task in running {
+        assert_eq!(gated.finish(task).await.status, StatusCode::CREATED);
+    }
+    assert_eq!(gated.effects.count(), 32);
+}

@@ -1,0 +1,343 @@
+//! When the store fails: behaviours 151 to 158.
+
+use std::time::Duration;
+
+use axum::{
+    body::Body,
+    response::{IntoResponse, Response},
+};
+use http::{Request, StatusCode};
+use serde_json::Value;
+use tests::{Answer, Fault, Operation, Unreliable, app, created, creating, post, send};
+use tokio::time::{Instant, advance, sleep};
+use tower_idempotency::{IdempotencyLayer, MemoryStore, StoreFailure, Ttl};
+
+fn order() -> Request<Body> {
+    post("/orders", "k", "order")
+}
+
+fn assert_unavailable(answer: &Answer) {
+    assert_eq!(answer.status, StatusCode::SERVICE_UNAVAILABLE);
+    assert_eq!(
+        answer.header("content-type"),
+        Some("application/problem+json")
+    );
+    assert_eq!(answer.header("retry-after"), Some("1"));
+    let problem: Value = serde_json::from_slice(&answer.body).expect("JSON");
+    assert_eq!(problem["code"], "store-unavailable");
+    assert_eq!(problem["retryable"], true);
+}
+
+// behaviours 151, 152
+#[tokio::test(start_paused = true)]
+async fn without_a_lease_nothing_is_executed() {
+    let store = Unreliable::default();
+    store.fail(Operation::Acquire, Fault::Before);
+    let (app, effects) = creating(IdempotencyLayer::new(store.clone()));
+    assert_unavailable(&send(&app, order()).await);
+    assert_eq!(effects.count(), 0);
+    assert_eq!(store.calls(Operation::Acquire), 3, "three tries");
+    let tokens = store.tokens();
+    assert!(tokens.iter().all(|token| *token == tokens[0]), "one token");
+
+    store.recover();
+    assert_eq!(send(&app, order()).await.status, StatusCode::CREATED);
+    assert_eq!(effects.count(), 1);
+    assert_ne!(
+        store.tokens().last(),
+        tokens.first(),
+        "and another for another request"
+    );
+}
+
+#[tokio::test(start_paused = true)]
+async fn an_acquire_that_fails_twice_is_tried_a_third_time() {
+    let store = Unreliable::default();
+    store.fail_next(2, Operation::Acquire, Fault::Before);
+    let (app, effects) = creating(IdempotencyLayer::new(store.clone()));
+    assert_eq!(send(&app, order()).await.status, StatusCode::CREATED);
+    assert_eq!(store.calls(Operation::Acquire), 3);
+    assert!(send(&app, order()).await.is_replay());
+    assert_eq!(effects.count(), 1);
+}
+
+// failure mode 36
+#[tokio::test(start_paused = true)]
+async fn an_acquire_whose_reply_was_lost_finds_its_own_lease() {
+    let store = Unreliable::default();
+    store.fail_next(1, Operation::Acquire, Fault::After);
+    let (app, effects) = creating(IdempotencyLayer::new(store.clone()));
+    assert_eq!(send(&app, order()).await.status, StatusCode::CREATED);
+    assert_eq!(store.calls(Operation::Acquire), 2);
+    assert!(send(&app, order()).await.is_replay());
+    assert_eq!(effects.count(), 1);
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_lease_that_may_have_been_taken_in_an_outage_is_given_back() {
+    let store = Unreliable::default();
+    store.fail(Operation::Acquire, Fault::After);
+    let (app, effects) = creating(IdempotencyLayer::new(store.clone()));
+    assert_unavailable(&send(&app, order()).await);
+    assert_eq!(store.memory().len(), 1, "the lease that nobody knows of");
+    store.recover();
+    sleep(Duration::from_secs(1)).await;
+    assert!(store.memory().is_empty());
+    assert_eq!(send(&app, order()).await.status, StatusCode::CREATED);
+    assert_eq!(effects.count(), 1);
+}
+
+// behaviours 158
+#[tokio::test(start_paused = true)]
+async fn a_store_that_hangs_costs_a_bounded_time() {
+    let store = Unreliable::default();
+    store.fail(Operation::Acquire, Fault::Hang);
+    let layer = IdempotencyLayer::new(store.clone());
+    for (layer, bound) in [
+        (layer.clone(), Duration::from_secs(4)),
+        (
+            layer.with_store_timeout(Duration::from_millis(100)),
+            Duration::from_millis(200),
+        ),
+    ] {
+        let (app, effects) = creating(layer);
+        let started = Instant::now();
+        assert_unavailable(&send(&app, order()).await);
+        assert!(started.elapsed() <= bound, "{:?}", started.elapsed());
+        assert!(started.elapsed() >= bound / 2, "{:?}", started.elapsed());
+        assert_eq!(effects.count(), 0);
+    }
+}
+
+// behaviours 153
+#[tokio::test(start_paused = true)]
+async fn an_operator_can_choose_to_execute_unprotected() {
+    for fault in [Fault::Before, Fault::Hang] {
+        let store = Unreliable::default();
+        store.fail(Operation::Acquire, fault);
+        let layer = IdempotencyLayer::new(store.clone())
+            .with_store_failure(StoreFailure::DangerouslyExecuteUnprotected);
+        let (app, effects) = app(layer, async |n, req: Request<Body>| {
+            assert!(req.extensions().get::<tower_idempotency::Lease>().is_none());
+            let policy = [("x-idempo-policy", "no-store")];
+            (policy, created(n)).into_response()
+        });
+        for n in 1..=2 {
+            let answer = send(&app, order()).await;
+            assert_eq!(answer.status, StatusCode::CREATED);
+            assert_eq!(answer.text(), format!("{{\"execution\":{n}}}"));
+            assert_eq!(answer.header("x-idempo-policy"), None);
+            assert!(!answer.is_replay());
+        }
+        assert_eq!(effects.count(), 2);
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn unprotected_execution_is_for_outages_only() {
+    let store = Unreliable::default();
+    let layer = IdempotencyLayer::new(store.clone())
+        .with_store_failure(StoreFailure::DangerouslyExecuteUnprotected);
+    let (app, effects) = creating(layer);
+    send(&app, order()).await;
+    assert!(send(&app, order()).await.is_replay());
+    assert_eq!(
+        send(&app, post("/orders", "k", "other")).await.code(),
+        "key-reused"
+    );
+    assert_eq!(effects.count(), 1);
+}
+
+// behaviours 73, 154
+#[tokio::test(start_paused = true)]
+async fn a_record_that_cannot_be_stored_is_answered_all_the_same_and_the_key_stays_held() {
+    let store = Unreliable::default();
+    store.fail(Operation::Complete, Fault::Before);
+    let layer = IdempotencyLayer::new(store.clone());
+    let (app, effects) = creating(layer.clone());
+    let first = send(&app, order()).await;
+    assert_eq!(first.status, StatusCode::CREATED);
+    assert!(store.calls(Operation::Complete) >= 3, "it was tried");
+    assert_eq!(send(&app, order()).await.code(), "in-progress");
+    sleep(Duration::from_secs(5)).await;
+    assert_eq!(send(&app, order()).await.code(), "in-progress");
+    assert_eq!(store.calls(Operation::Release), 0, "nobody frees it");
+    assert_eq!(effects.count(), 1);
+
+    store.recover();
+    sleep(Duration::from_secs(2)).await;
+    let replay = send(&app, order()).await;
+    assert!(replay.is_replay(), "it was tried again in the background");
+    assert_eq!(replay.body, first.body);
+    assert_eq!(effects.count(), 1);
+    assert_eq!(layer.in_flight(), 0);
+}
+
+#[tokio::test(start_paused = true)]
+async fn what_is_never_stored_is_an_orphan_once_its_lease_is_over() {
+    let store = Unreliable::default();
+    store.fail(Operation::Complete, Fault::Before);
+    let layer = IdempotencyLayer::new(store.clone()).with_lease(Ttl::from_secs(15));
+    let (app, effects) = creating(layer.clone());
+    send(&app, order()).await;
+    sleep(Duration::from_secs(40)).await;
+    assert_eq!(layer.in_flight(), 0, "it is not tried for ever");
+    store.recover();
+    assert_eq!(send(&app, order()).await.status, StatusCode::CREATED);
+    assert_eq!(effects.count(), 2, "re-executed: at least once");
+}
+
+// failure mode 37
+#[tokio::test(start_paused = true)]
+async fn a_completion_whose_reply_was_lost_is_the_completion() {
+    let store = Unreliable::default();
+    store.fail_next(1, Operation::Complete, Fault::After);
+    let (app, effects) = creating(IdempotencyLayer::new(store.clone()));
+    let first = send(&app, order()).await;
+    assert_eq!(first.status, StatusCode::CREATED);
+    assert_eq!(store.calls(Operation::Complete), 2);
+    let replay = send(&app, order()).await;
+    assert!(replay.is_replay());
+    assert_eq!(replay.body, first.body);
+    assert_eq!(effects.count(), 1);
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_completion_that_hangs_holds_the_answer_for_a_bounded_time() {
+    let store = Unreliable::default();
+    store.fail(Operation::Complete, Fault::Hang);
+    let (app, effects) = creating(IdempotencyLayer::new(store.clone()));
+    let started = Instant::now();
+    assert_eq!(send(&app, order()).await.status, StatusCode::CREATED);
+    assert!(
+        started.elapsed() <= Duration::from_secs(4),
+        "{:?}",
+        started.elapsed()
+    );
+    assert_eq!(effects.count(), 1);
+}
+
+// behaviours 155
+#[tokio::test(start_paused = true)]
+async fn a_release_that_fails_leaves_the_handler_s_failure_as_the_answer() {
+    let store = Unreliable::default();
+    store.fail(Operation::Release, Fault::Before);
+    let (app, effects) = app(IdempotencyLayer::new(store.clone()), async |n, _| match n {
+        1 => (StatusCode::BAD_GATEWAY, "upstream failed").into_response(),
+        _ => created(n),
+    });
+    let failed = send(&app, order()).await;
+    assert_eq!(failed.status, StatusCode::BAD_GATEWAY);
+    assert_eq!(failed.text(), "upstream failed");
+    assert_eq!(send(&app, order()).await.code(), "in-progress");
+    store.recover();
+    sleep(Duration::from_secs(2)).await;
+    assert_eq!(send(&app, order()).await.status, StatusCode::CREATED);
+    assert_eq!(effects.count(), 2);
+}
+
+// behaviours 156
+#[tokio::test]
+async fn an_answer_of_the_store_is_not_a_failure_and_is_not_tried_again() {
+    let store = Unreliable::default();
+    let inner_store = store.clone();
+    let (inner, _) = creating(IdempotencyLayer::new(inner_store));
+    let (app, effects) = app(IdempotencyLayer::new(store.clone()), move |n, _req| {
+        let inner = inner.clone();
+        async move {
+            // The same request while this one runs.
+            let duplicate = send(&inner, order()).await;
+            assert_eq!(duplicate.code(), "in-progress");
+            created(n)
+        }
+    });
+    assert_eq!(send(&app, order()).await.status, StatusCode::CREATED);
+    assert_eq!(store.calls(Operation::Acquire), 2);
+    assert!(send(&app, order()).await.is_replay());
+    assert_eq!(
+        send(&app, post("/orders", "k", "x")).await.code(),
+        "key-reused"
+    );
+    assert_eq!(store.calls(Operation::Acquire), 4);
+    assert_eq!(effects.count(), 1);
+}
+
+// behaviours 159
+#[tokio::test(start_paused = true)]
+async fn a_store_full_of_leases_refuses_and_keeps_them() {
+    let store = MemoryStore::new().with_max_entries(1);
+    let inner = creating(IdempotencyLayer::new(store.clone()));
+    let (refusing, refused) = inner;
+    let (app, effects) = app(IdempotencyLayer::new(store.clone()), move |n, _req| {
+        let refusing = refusing.clone();
+        async move {
+            let other = send(&refusing, post("/orders", "k2", "order")).await;
+            assert_unavailable(&other);
+            created(n)
+        }
+    });
+    assert_eq!(send(&app, order()).await.status, StatusCode::CREATED);
+    assert!(send(&app, order()).await.is_replay());
+    assert_eq!((effects.count(), refused.count()), (1, 0));
+}
+
+// failure mode 34
+#[tokio::test]
+async fn a_record_of_a_lease_that_the_store_forgot_is_stored_all_the_same() {
+    // What a store that lost its data looks like: the handler's own lease is released under it.
+    let store = Unreliable::default();
+    let forgetful = store.clone();
+    let (app, effects) = app(
+        IdempotencyLayer::new(store),
+        move |n, req: Request<Body>| {
+            let forgetful = forgetful.clone();
+            async move {
+                let lease = req.extensions().get::<tower_idempotency::Lease>();
+                let lease = lease.expect("a lease").lease_ref();
+                tower_idempotency::Store::release(&forgetful, &lease)
+                    .await
+                    .expect("released");
+                assert!(forgetful.memory().is_empty());
+                created(n)
+            }
+        },
+    );
+    assert_eq!(send(&app, order()).await.status, StatusCode::CREATED);
+    assert!(send(&app, order()).await.is_replay());
+    assert_eq!(effects.count(), 1);
+}
+
+// failure modes 28, 29
+#[tokio::test(start_paused = true)]
+async fn after_a_lost_lease_the_stored_answer_is_the_answer() {
+    let store = Unreliable::default();
+    store.fail(Operation::Renew, Fault::Hang);
+    let (thief, stolen) = creating(IdempotencyLayer::new(store.clone()));
+    let (app, effects) = app(IdempotencyLayer::new(store.clone()), move |_n, _req| {
+        let thief = thief.clone();
+        async move {
+            advance(Duration::from_secs(16)).await;
+            let answer = send(&thief, order()).await;
+            assert_eq!(answer.status, StatusCode::CREATED);
+            Response::new(Body::from("the late one"))
+        }
+    });
+    let answer = send(&app, order()).await;
+    assert_eq!(answer.text(), "{\"execution\":1}", "the thief's");
+    assert_eq!((effects.count(), stolen.count()), (1, 1));
+    let retry = send(&app, order()).await;
+    assert!(retry.is_replay());
+    assert_eq!(retry.body, answer.body);
+    assert_eq!(effects.count(), 1);
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_lease_that_is_lost_to_nobody_s_answer_is_an_unknown_outcome() {
+    let store = Unreliable::default();
+    store.fail(Operation::Complete, Fault::LeaseLost);
+    let (app, effects) = creating(IdempotencyLayer::new(store.clone()));
+    let answer = send(&app, order()).await;
+    assert_eq!(answer.status, StatusCode::CONFLICT);
+    assert_eq!(answer.code(), "outcome-unknown");
+    assert_eq!(effects.count(), 1);
+}

@@ -289,6 +289,26 @@ async fn an_empty_answer_is_replayed_empty_and_gets_no_headers_of_its_own() {
     }
 }
 
+#[tokio::test]
+async fn a_304_that_tells_the_length_of_what_it_does_not_send_is_whole() {
+    let (service, effects) = bare(|| {
+        let mut res = Response::new(Body::empty());
+        *res.status_mut() = StatusCode::NOT_MODIFIED;
+        res.headers_mut()
+            .insert("content-length", HeaderValue::from_static("5000"));
+        res
+    });
+    assert_eq!(
+        send(&service, order()).await.status,
+        StatusCode::NOT_MODIFIED
+    );
+    let replay = send(&service, order()).await;
+    assert!(replay.is_replay());
+    assert_eq!(replay.status, StatusCode::NOT_MODIFIED);
+    assert_eq!(replay.header("content-length"), None);
+    assert_eq!(effects.count(), 1);
+}
+
 // behaviours 87, 164
 #[tokio::test]
 async fn a_binary_answer_of_many_chunks_is_replayed_byte_for_byte() {

@@ -1,0 +1,352 @@
+//! What refusals look like: behaviours 167 to 172.
+
+use std::{
+    sync::{Arc, Mutex},
+    time::Duration,
+};
+
+use axum::{Router, body::Body, response::IntoResponse};
+use bytes::Bytes;
+use http::{HeaderValue, Request, StatusCode};
+use serde_json::Value;
+use tests::{
+    Answer, Effects, Fault, Operation, Scripted, Step, Unreliable, app, created, creating, post,
+    send,
+};
+use tower_idempotency::{
+    ErrorKind, IdempotencyLayer, MemoryStore, MissingKey, OrphanPolicy, Principal, Ttl,
+};
+
+const KEY: &str = "secret-key-8e03978e";
+const TOKEN: &str = "Bearer secret-token-40d5";
+const BODY: &str = "secret-body-43dd";
+const ANSWER: &str = "secret-answer-bc93";
+
+fn order() -> Request<Body> {
+    let mut req = post("/orders?code=secret-query", KEY, BODY);
+    req.headers_mut()
+        .insert("authorization", HeaderValue::from_static(TOKEN));
+    req
+}
+
+struct Extension;
+
+/// Provokes one refusal of each kind, on a layer configured further by `with`. Also says how many handlers ran that the
+/// refusal does not own up to.
+async fn refusal(
+    kind: ErrorKind,
+    with: impl Fn(IdempotencyLayer) -> IdempotencyLayer,
+) -> (Answer, u64) {
+    let store = Unreliable::default();
+    let layer = with(IdempotencyLayer::new(store.clone()));
+    let answering = |layer| app(layer, async |_, _| ANSWER.into_response());
+    let sent = async |(app, effects): (Router, Effects), req| {
+        let before = effects.count();
+        let answer = send(&app, req).await;
+        (answer, effects.count() - before)
+    };
+    match kind {
+        ErrorKind::MissingKey => {
+            let mut req = order();
+            req.headers_mut().remove("idempotency-key");
+            sent(answering(layer.with_missing_key(MissingKey::Reject)), req).await
+        }
+        ErrorKind::MalformedKey => {
+            let mut req = order();
+            let malformed = HeaderValue::from_static("secret-key, and another");
+            req.headers_mut().insert("idempotency-key", malformed);
+            sent(answering(layer), req).await
+        }
+        ErrorKind::KeyTooLong => sent(answering(layer.with_key_length(1..=5)), order()).await,
+        ErrorKind::BodyTooLarge => sent(answering(layer.with_request_limit(5)), order()).await,
+        ErrorKind::BodyTimeout => {
+            let mut req = order();
+            *req.body_mut() = Body::new(Scripted::new([
+                Step::from(BODY),
+                Step::Wait(Duration::from_secs(60)),
+            ]));
+            sent(answering(layer), req).await
+        }
+        ErrorKind::BodyUnreadable => {
+            let mut req = order();
+            *req.body_mut() = Body::new(Scripted::new([Step::from(BODY), Step::Fail]));
+            sent(answering(layer), req).await
+        }
+        ErrorKind::PrincipalMissing => {
+            let principal = Principal::extension(|_: &Extension| [0_u8]);
+            sent(answering(layer.with_principal(principal)), order()).await
+        }
+        ErrorKind::KeyReused => {
+            let app = answering(layer);
+            send(&app.0, order()).await;
+            let mut other = order();
+            *other.body_mut() = Body::from("secret-body-2");
+            sent(app, other).await
+        }
+        ErrorKind::InProgress => {
+            store.fail(Operation::Complete, Fault::Before);
+            let app = answering(layer);
+            send(&app.0, order()).await;
+            sent(app, order()).await
+        }
+        ErrorKind::OutcomeUnknown => {
+            store.fail(Operation::Complete, Fault::Before);
+            let app = answering(layer.with_orphans(OrphanPolicy::Refuse));
+            send(&app.0, order()).await;
+            tokio::time::sleep(Duration::from_secs(60)).await;
+            sent(app, order()).await
+        }
+        ErrorKind::ResponseNotRetained => {
+            let app = answering(layer.with_response_limit(5));
+            send(&app.0, order()).await;
+            sent(app, order()).await
+        }
+        ErrorKind::StoreUnavailable => {
+            store.fail(Operation::Acquire, Fault::Before);
+            sent(answering(layer), order()).await
+        }
+        ErrorKind::Overloaded => sent(answering(layer.with_max_in_flight(0, 1000)), order()).await,
+        ErrorKind::Draining => {
+            assert!(layer.drain(Duration::ZERO).await);
+            sent(answering(layer), order()).await
+        }
+        other => panic!("a kind without a test: {other:?}"),
+    }
+}
+
+/// Kind, status, code, whether to retry, whether it says when.
+const KINDS: [(ErrorKind, u16, &str, bool, bool); 14] = [
+    (ErrorKind::MissingKey, 400, "missing-key", false, false),
+    (ErrorKind::MalformedKey, 400, "malformed-key", false, false),
+    (ErrorKind::KeyTooLong, 400, "key-too-long", false, false),
+    (ErrorKind::BodyTooLarge, 413, "body-too-large", false, false),
+    (ErrorKind::BodyTimeout, 408, "body-timeout", true, false),
+    (
+        ErrorKind::BodyUnreadable,
+        400,
+        "body-unreadable",
+        true,
+        false,
+    ),
+    (
+        ErrorKind::PrincipalMissing,
+        500,
+        "principal-missing",
+        false,
+        false,
+    ),
+    (ErrorKind::KeyReused, 422, "key-reused", false, false),
+    (ErrorKind::InProgress, 409, "in-progress", true, true),
+    (
+        ErrorKind::OutcomeUnknown,
+        409,
+        "outcome-unknown",
+        false,
+        false,
+    ),
+    (
+        ErrorKind::ResponseNotRetained,
+        409,
+        "response-not-retained",
+        false,
+        false,
+    ),
+    (
+        ErrorKind::StoreUnavailable,
+        503,
+        "store-unavailable",
+        true,
+        true,
+    ),
+    (ErrorKind::Overloaded, 503, "overloaded", true, true),
+    (ErrorKind::Draining, 503, "draining", true, true),
+];
+
+fn members(answer: &Answer) -> Vec<String> {
+    let problem: serde_json::Map<String, Value> =
+        serde_json::from_slice(&answer.body).expect("a JSON object");
+    let mut members: Vec<_> = problem.keys().cloned().collect();
+    members.sort_unstable();
+    members
+}
+
+// behaviours 167, 170
+#[tokio::test(start_paused = true)]
+async fn every_refusal_is_a_problem_with_a_stable_code() {
+    for (kind, status, code, retryable, retry_after) in KINDS {
+        let (answer, executed) = refusal(kind, |layer| layer).await;
+        assert_eq!(answer.status, status, "{code}");
+        assert_eq!(executed, 0, "{code}");
+        assert_eq!(
+            answer.header("content-type"),
+            Some("application/problem+json"),
+            "{code}"
+        );
+        let problem: Value = serde_json::from_slice(&answer.body).expect("JSON");
+        assert_eq!(problem["code"], code);
+        assert_eq!(problem["status"], status, "{code}");
+        assert_eq!(problem["retryable"], retryable, "{code}");
+        assert_eq!(
+            problem["type"],
+            format!("urn:tower-idempotency:problem:{code}")
+        );
+        assert_eq!(problem["title"], kind.title());
+        assert!(
+            problem["detail"]
+                .as_str()
+                .is_some_and(|detail| !detail.is_empty())
+        );
+        let all = ["code", "detail", "retryable", "status", "title", "type"];
+        assert_eq!(members(&answer), all, "{code}");
+        assert_eq!(
+            answer.header("retry-after").is_some(),
+            retry_after,
+            "{code}"
+        );
+        assert_eq!(answer.header("cache-control"), Some("no-store"), "{code}");
+        let link = answer.header("link").expect("a link");
+        assert!(link.ends_with("; rel=\"describedby\""), "{code} {link}");
+        assert!(!answer.is_replay(), "{code}");
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn no_refusal_echoes_key_principal_body_or_answer() {
+    for (kind, _, code, _, _) in KINDS {
+        let (answer, _) = refusal(kind, |layer| layer).await;
+        assert!(
+            !answer.text().contains("secret"),
+            "{code}: {}",
+            answer.text()
+        );
+        let headers = format!("{:?}", answer.headers);
+        assert!(!headers.contains("secret"), "{code}: {headers}");
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn no_refusal_is_recorded() {
+    let store = MemoryStore::new();
+    let layer = IdempotencyLayer::new(store.clone()).with_request_limit(20);
+    let (app, effects) = creating(layer);
+    let large = send(&app, post("/orders", "k", "an order that is too large")).await;
+    assert_eq!(large.code(), "body-too-large");
+    let malformed = send(&app, post("/orders", "a,b", "order")).await;
+    assert_eq!(malformed.code(), "malformed-key");
+    assert!(store.is_empty());
+    let order = send(&app, post("/orders", "k", "order")).await;
+    assert_eq!(order.status, StatusCode::CREATED);
+    assert_eq!(effects.count(), 1);
+}
+
+// behaviours 169
+#[tokio::test(start_paused = true)]
+async fn a_service_can_render_every_refusal_itself() {
+    for (kind, status, _, _, retry_after) in KINDS {
+        let asked = Arc::new(Mutex::new(Vec::new()));
+        let (answer, executed) = refusal(kind, |layer| {
+            let asked = Arc::clone(&asked);
+            layer.with_refusals(move |error| {
+                asked.lock().expect("no panic").push((
+                    error.kind(),
+                    error.status().as_u16(),
+                    error.retry_after().is_some(),
+                ));
+                assert_eq!(error.to_string(), error.detail());
+                let mut res = http::Response::new(Bytes::from("no"));
+                *res.status_mut() = StatusCode::IM_A_TEAPOT;
+                res.headers_mut()
+                    .insert("x-refused", HeaderValue::from_static("yes"));
+                res
+            })
+        })
+        .await;
+        assert_eq!(answer.status, StatusCode::IM_A_TEAPOT, "{kind:?}");
+        assert_eq!(answer.text(), "no");
+        assert_eq!(answer.header("x-refused"), Some("yes"));
+        assert_eq!(answer.header("link"), None, "nothing is added");
+        assert_eq!(executed, 0, "{kind:?}");
+        let asked = asked.lock().expect("no panic").clone();
+        assert_eq!(asked, [(kind, status, retry_after)], "once");
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn problems_link_to_the_draft_or_to_the_service_s_own_words() {
+    let (answer, _) = refusal(ErrorKind::MalformedKey, |layer| layer).await;
+    let link = answer.header("link").expect("a link");
+    assert!(link.contains("draft-ietf-httpapi-idempotency-key-header"));
+    let (answer, executed) = refusal(ErrorKind::MalformedKey, |layer| {
+        layer
+            .with_described_by("https://example.com/errors")
+            .expect("a URL")
+    })
+    .await;
+    let link = "<https://example.com/errors>; rel=\"describedby\"";
+    assert_eq!(answer.header("link"), Some(link));
+    assert_eq!(executed, 0);
+}
+
+#[tokio::test(start_paused = true)]
+async fn retry_after_is_whole_seconds_rounded_up() {
+    for (after, expected) in [(0, "1"), (1, "1"), (1000, "1"), (1001, "2"), (90_000, "90")] {
+        let (answer, _) = refusal(ErrorKind::InProgress, |layer| {
+            layer.with_retry_after(Duration::from_millis(after))
+        })
+        .await;
+        assert_eq!(answer.header("retry-after"), Some(expected), "{after} ms");
+    }
+}
+
+// behaviours 172
+#[test]
+fn settings_that_cannot_work_are_refused_as_they_are_set() {
+    let layer = || IdempotencyLayer::new(MemoryStore::new());
+    let error = layer().with_secret("short").expect_err("too short");
+    assert!(error.to_string().contains("at least 16 bytes"), "{error}");
+    assert!(!error.to_string().contains("short"), "{error}");
+    for url in ["https://example.com/>", "https://example.com/\r\nx: y"] {
+        assert!(layer().with_described_by(url).is_err(), "{url}");
+    }
+    for duration in [Duration::ZERO, Duration::MAX] {
+        assert!(Ttl::try_from(duration).is_err(), "{duration:?}");
+    }
+    let shortest = Ttl::try_from(Duration::from_nanos(1)).expect("above zero");
+    assert_eq!(shortest, Ttl::MIN, "never rounded to nothing");
+}
+
+#[test]
+#[should_panic(expected = "at least 1 ms")]
+fn a_lifetime_of_zero_cannot_be_written() {
+    let _ = Ttl::from_secs(0);
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_draining_layer_refuses_new_requests_and_waits_for_those_in_flight() {
+    let layer = IdempotencyLayer::new(MemoryStore::new());
+    let (app, effects) = app(layer.clone(), async |n, _| {
+        tokio::time::sleep(Duration::from_secs(5)).await;
+        created(n)
+    });
+    let running = {
+        let app = app.clone();
+        tokio::spawn(async move { send(&app, order()).await })
+    };
+    tokio::time::sleep(Duration::from_secs(1)).await;
+    assert!(!layer.drain(Duration::from_secs(1)).await, "it still runs");
+    let refused = send(&app, post("/orders", "k2", "order")).await;
+    assert_eq!(refused.status, StatusCode::SERVICE_UNAVAILABLE);
+    assert_eq!(refused.code(), "draining");
+    let unkeyed = Request::post("/orders")
+        .body(Body::empty())
+        .expect("a request");
+    assert_eq!(
+        send(&app, unkeyed).await.status,
+        StatusCode::CREATED,
+        "not ours"
+    );
+    assert!(layer.drain(Duration::from_secs(10)).await);
+    assert_eq!(running.await.expect("no panic").status, StatusCode::CREATED);
+    assert_eq!(layer.in_flight(), 0);
+    assert_eq!(effects.count(), 2);
+}

@@ -3,7 +3,7 @@
 use std::future::poll_fn;
 
 use bytes::{Buf, Bytes, BytesMut};
-use http::{HeaderMap, header};
+use http::{HeaderMap, StatusCode, header, response};
 use http_body::Frame;
 use tokio::time::Instant;
 
@@ -90,15 +90,19 @@ pub(crate) enum Collected<B: http_body::Body> {
 pub(crate) async fn response<B: http_body::Body>(
     config: &Config,
     place: &mut Place,
-    headers: &HeaderMap,
+    head: &response::Parts,
     body: B,
 ) -> Collected<B> {
     let limit = config.response_limit;
-    let announced = content_length(headers).or_else(|| body.size_hint().exact());
+    // A 304 tells the length of what it does not send.
+    let announced = (head.status != StatusCode::NOT_MODIFIED)
+        .then(|| content_length(&head.headers))
+        .flatten()
+        .or_else(|| body.size_hint().exact());
     if announced.unwrap_or(0).max(body.size_hint().lower()) > limit as u64 {
         return Collected::GivenUp(Body::original(body), NotRetained::TooLarge);
     }
-    if is_event_stream(headers) {
+    if is_event_stream(&head.headers) {
         return Collected::GivenUp(Body::original(body), NotRetained::Streamed);
     }
     // Only a body of unknown length may go on for ever.

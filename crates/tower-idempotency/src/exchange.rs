@@ -294,7 +294,7 @@ fn receive<R: http_body::Body>(
                 );
             }
         };
-        match collect::response(config, place, &head.headers, body).await {
+        match collect::response(config, place, &head, body).await {
             Collected::Whole(data, trailers) => {
                 let (headers, replayed) = (&head.headers, &*config.replayed);
                 let record = config.codec().encode_response(

@@ -1,0 +1,768 @@
+//! Every cell of the table of presets, and every cell changed alone.
+
+use std::time::Duration;
+
+use axum::{
+    Router,
+    body::Body,
+    response::{IntoResponse, Response},
+};
+use http::{HeaderName, HeaderValue, Method, Request, StatusCode};
+use serde_json::Value;
+use tests::{Answer, Effects, Scripted, Step, app, created, send};
+use tokio::{sync::Semaphore, time::advance};
+use tower_idempotency::{
+    IdempotencyKey, IdempotencyLayer, InFlight, KeySyntax, MemoryStore, Mismatch, MissingKey,
+    Preset, Principal, Ttl, Unretained,
+};
+
+/// What a layer does, as far as the table says.
+#[derive(Clone, Debug, PartialEq)]
+struct Row {
+    /// The names under which a key is found.
+    headers: Vec<&'static str>,
+    /// What each of [`SPELLINGS`] is: the key, or nothing where it is refused.
+    syntax: Vec<Option<&'static str>>,
+    /// The longest key of those of [`LENGTHS`].
+    longest: usize,
+    several_lines: u16,
+    methods: Vec<&'static str>,
+    /// The status, and how often two such requests run.
+    missing_key: (u16, u64),
+    /// Whether another `Authorization` is another caller.
+    by_authorization: bool,
+    /// 201 for a separate request.
+    other_request: u16,
+    /// Status and `Retry-After`.
+    concurrent: (u16, Option<String>),
+    /// Of [`STATUSES`].
+    recorded: Vec<u16>,
+    /// What a retry gets, and how often the handler ran.
+    too_large: (u16, u64),
+    streamed: (u16, u64),
+    response_limit: usize,
+    retention: u64,
+    marker: Option<(String, String)>,
+    error: Shape,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Shape {
+    Problem,
+    Stripe,
+    Idempo,
+    Custom,
+}
+
+const NAMES: [&str; 3] = ["idempotency-key", "x-idempotency-key", "x-other"];
+const SPELLINGS: [&str; 9] = [
+    "abc",
+    "\"abc\"",
+    "\"abc\";v=1",
+    "a,c",
+    "a\\c",
+    "a c",
+    "\"abc",
+    "\"a\\\"c\"",
+    "\"a c\"",
+];
+const LENGTHS: [usize; 6] = [10, 11, 255, 256, 1024, 1025];
+const METHODS: [&str; 11] = [
+    "GET", "HEAD", "OPTIONS", "TRACE", "QUERY", "CONNECT", "POST", "PUT", "PATCH", "DELETE",
+    "PURGE",
+];
+const STATUSES: [u16; 36] = [
+    200, 201, 202, 204, 206, 299, 300, 301, 302, 303, 304, 307, 400, 401, 402, 403, 404, 405, 407,
+    408, 409, 410, 412, 415, 421, 422, 423, 424, 425, 429, 451, 500, 501, 502, 503, 504,
+];
+const MIB: usize = 1024 * 1024;
+
+fn recorded_but(highest: u16, not: &[u16]) -> Vec<u16> {
+    let mut recorded = STATUSES.to_vec();
+    recorded.retain(|code| *code <= highest && !not.contains(code));
+    recorded
+}
+
+fn table(preset: Preset) -> Row {
+    let recommended = Row {
+        headers: vec!["idempotency-key"],
+        syntax: vec![
+            Some("abc"),
+            Some("abc"),
+            Some("abc"),
+            None,
+            None,
+            None,
+            None,
+            Some("a\"c"),
+            Some("a c"),
+        ],
+        longest: 255,
+        several_lines: 400,
+        methods: vec!["POST", "PUT", "PATCH", "DELETE", "PURGE"],
+        missing_key: (201, 2),
+        by_authorization: true,
+        other_request: 422,
+        concurrent: (409, Some("1".to_owned())),
+        recorded: recorded_but(499, &[401, 403, 407, 408, 421, 423, 424, 425, 429]),
+        too_large: (409, 1),
+        streamed: (409, 1),
+        response_limit: 4 * MIB,
+        retention: 24 * 60 * 60,
+        marker: Some(("idempotent-replayed".to_owned(), "true".to_owned())),
+        error: Shape::Problem,
+    };
+    match preset {
+        Preset::Recommended => recommended,
+        Preset::Ietf => Row {
+            syntax: vec![
+                None,
+                Some("abc"),
+                Some("abc"),
+                None,
+                None,
+                None,
+                None,
+                Some("a\"c"),
+                Some("a c"),
+            ],
+            longest: 1024,
+            methods: vec!["POST", "PATCH"],
+            recorded: recorded_but(599, &[408, 421, 425, 429, 503]),
+            marker: None,
+            ..recommended
+        },
+        Preset::Stripe => Row {
+            syntax: vec![
+                Some("abc"),
+                Some("\"abc\""),
+                Some("\"abc\";v=1"),
+                Some("a,c"),
+                Some("a\\c"),
+                None,
+                Some("\"abc"),
+                Some("\"a\\\"c\""),
+                None,
+            ],
+            methods: vec!["POST"],
+            other_request: 400,
+            recorded: recorded_but(599, &[401, 403, 429]),
+            error: Shape::Stripe,
+            ..recommended
+        },
+        Preset::Idempo => Row {
+            headers: vec!["idempotency-key", "x-idempotency-key"],
+            syntax: vec![
+                Some("abc"),
+                Some("abc"),
+                Some("\"abc\";v=1"),
+                Some("a,c"),
+                Some("a\\c"),
+                Some("a c"),
+                Some("\"abc"),
+                Some("a\\\"c"),
+                Some("a c"),
+            ],
+            longest: 1025,
+            methods: vec!["TRACE", "QUERY", "POST", "PUT", "PATCH", "DELETE", "PURGE"],
+            other_request: 201,
+            concurrent: (429, Some("2".to_owned())),
+            recorded: recorded_but(499, &[425, 429]),
+            too_large: (200, 2),
+            streamed: (200, 2),
+            retention: 30,
+            marker: None,
+            error: Shape::Idempo,
+            ..recommended
+        },
+        other => panic!("a preset without a row: {other:?}"),
+    }
+}
+
+const PRESETS: [Preset; 4] = [
+    Preset::Recommended,
+    Preset::Ietf,
+    Preset::Stripe,
+    Preset::Idempo,
+];
+
+// ---- Looking at a layer ----
+
+type Change = fn(IdempotencyLayer) -> IdempotencyLayer;
+
+/// A preset with a change, each time on a store of its own.
+#[derive(Clone, Copy)]
+struct Layers {
+    preset: Preset,
+    change: Change,
+}
+
+impl Layers {
+    fn layer(self) -> IdempotencyLayer {
+        (self.change)(IdempotencyLayer::with_preset(
+            MemoryStore::new(),
+            self.preset,
+        ))
+    }
+
+    fn creating(self) -> (Router, Effects) {
+        app(self.layer(), async |n, _| created(n))
+    }
+
+    /// A name under which this layer finds a key.
+    async fn name(self) -> &'static str {
+        *self.headers().await.first().expect("some name")
+    }
+
+    /// A request under a key that every syntax accepts.
+    async fn keyed(self, body: &'static str) -> Request<Body> {
+        keyed("POST", self.name().await, "\"key\"", body)
+    }
+
+    async fn headers(self) -> Vec<&'static str> {
+        let mut found = Vec::new();
+        for name in NAMES {
+            let (app, effects) = app(self.layer(), async |_, req: Request<Body>| {
+                let key = req.extensions().get::<IdempotencyKey>();
+                key.map_or_else(String::new, |key| key.as_str().to_owned())
+            });
+            let answer = send(&app, keyed("POST", name, "\"key\"", "x")).await;
+            if answer.status == StatusCode::OK && !answer.body.is_empty() {
+                assert_eq!(effects.count(), 1);
+                found.push(name);
+            }
+        }
+        found
+    }
+
+    async fn syntax(self) -> Vec<Option<&'static str>> {
+        let name = self.name().await;
+        let mut found = Vec::new();
+        for spelling in SPELLINGS {
+            let seen = std::sync::Arc::new(std::sync::Mutex::new(None));
+            let keep = std::sync::Arc::clone(&seen);
+            let (app, effects) = app(self.layer(), move |n, req: Request<Body>| {
+                let key = req.extensions().get::<IdempotencyKey>();
+                let key = key.expect("a key").as_str().to_owned();
+                *keep.lock().expect("no panic") = Some(key);
+                std::future::ready(created(n))
+            });
+            let answer = send(&app, keyed("POST", name, spelling, "x")).await;
+            let seen = seen.lock().expect("no panic").take();
+            assert_eq!(
+                seen.is_none(),
+                answer.status == 400,
+                "{spelling} {answer:?}"
+            );
+            assert_eq!(effects.count(), u64::from(seen.is_some()));
+            found.push(seen.map(|key| &*key.leak()));
+        }
+        found
+    }
+
+    async fn longest(self) -> usize {
+        let name = self.name().await;
+        let mut longest = 0;
+        for length in LENGTHS {
+            let (app, effects) = self.creating();
+            let key = format!("\"{}\"", "k".repeat(length));
+            // Where quotes belong to the key, they count.
+            let verbatim = self.syntax().await[1] == Some("\"abc\"");
+            let key = if verbatim {
+                key.trim_matches('"')
+            } else {
+                &key
+            };
+            let answer = send(&app, keyed("POST", name, key, "x")).await;
+            if answer.status == 201 {
+                assert_eq!(effects.count(), 1);
+                longest = length;
+            } else {
+                assert_eq!((answer.status.as_u16(), effects.count()), (400, 0));
+            }
+        }
+        longest
+    }
+
+    async fn several_lines(self) -> u16 {
+        let (app, effects) = self.creating();
+        let mut req = self.keyed("x").await;
+        let name = HeaderName::from_static(self.name().await);
+        req.headers_mut()
+            .append(name, HeaderValue::from_static("\"key\""));
+        let answer = send(&app, req).await;
+        assert_eq!(effects.count(), 0);
+        answer.status.as_u16()
+    }
+
+    async fn methods(self) -> Vec<&'static str> {
+        let name = self.name().await;
+        let mut protected = Vec::new();
+        for method in METHODS {
+            let (app, effects) = self.creating();
+            for _ in 0..2 {
+                send(&app, keyed(method, name, "\"key\"", "x")).await;
+            }
+            if effects.count() == 1 {
+                protected.push(method);
+            } else {
+                assert_eq!(effects.count(), 2);
+            }
+        }
+        protected
+    }
+
+    async fn missing_key(self) -> (u16, u64) {
+        let (app, effects) = self.creating();
+        let keyless = || Request::post("/orders").body(Body::empty());
+        send(&app, keyless().expect("a request")).await;
+        let answer = send(&app, keyless().expect("a request")).await;
+        (answer.status.as_u16(), effects.count())
+    }
+
+    async fn by_authorization(self) -> bool {
+        let (app, effects) = self.creating();
+        for token in ["a", "b"] {
+            let mut req = self.keyed("x").await;
+            req.headers_mut()
+                .insert("authorization", HeaderValue::from_static(token));
+            assert_eq!(send(&app, req).await.status, StatusCode::CREATED);
+        }
+        effects.count() == 2
+    }
+
+    async fn other_request(self) -> u16 {
+        let (app, effects) = self.creating();
+        send(&app, self.keyed("x").await).await;
+        let other = send(&app, self.keyed("y").await).await;
+        let ran = u64::from(other.status == StatusCode::CREATED);
+        assert_eq!(effects.count(), 1 + ran);
+        other.status.as_u16()
+    }
+
+    async fn concurrent(self) -> (u16, Option<String>) {
+        let gate = std::sync::Arc::new(Semaphore::new(0));
+        let held = std::sync::Arc::clone(&gate);
+        let (app, effects) = app(self.layer(), move |n, _req| {
+            let held = std::sync::Arc::clone(&held);
+            async move {
+                held.acquire().await.expect("never closed").forget();
+                created(n)
+            }
+        });
+        let first = {
+            let (app, req) = (app.clone(), self.keyed("x").await);
+            tokio::spawn(async move { send(&app, req).await })
+        };
+        while effects.count() == 0 {
+            tokio::task::yield_now().await;
+        }
+        let duplicate = send(&app, self.keyed("x").await).await;
+        gate.add_permits(1);
+        first.await.expect("no panic");
+        assert_eq!(effects.count(), 1);
+        let after = duplicate.header("retry-after").map(ToOwned::to_owned);
+        (duplicate.status.as_u16(), after)
+    }
+
+    /// Answers the same request twice with this: what the second got, and the effects.
+    async fn twice<R: IntoResponse + 'static>(
+        self,
+        answer: impl Fn() -> R + Clone + Send + Sync + 'static,
+    ) -> (Answer, u64) {
+        let (app, effects) = app(self.layer(), move |_, _| {
+            std::future::ready(answer().into_response())
+        });
+        send(&app, self.keyed("x").await).await;
+        let retry = send(&app, self.keyed("x").await).await;
+        (retry, effects.count())
+    }
+
+    async fn recorded(self, statuses: &[u16]) -> Vec<u16> {
+        let mut recorded = Vec::new();
+        for &code in statuses {
+            let status = StatusCode::from_u16(code).expect("a status");
+            let (retry, effects) = self.twice(move || status).await;
+            assert_eq!(retry.status, status);
+            if effects == 1 {
+                recorded.push(code);
+            }
+        }
+        recorded
+    }
+
+    async fn response_limit(self) -> usize {
+        let mut limit = 0;
+        for bytes in [1000, 4 * MIB] {
+            let (retry, effects) = self.twice(move || vec![7; bytes]).await;
+            if (retry.body.len(), effects) == (bytes, 1) {
+                limit = bytes;
+            }
+        }
+        limit
+    }
+
+    async fn too_large(self) -> (u16, u64) {
+        let (retry, effects) = self.twice(|| vec![7; 4 * MIB + 1]).await;
+        (retry.status.as_u16(), effects)
+    }
+
+    async fn streamed(self) -> (u16, u64) {
+        let (retry, effects) = self
+            .twice(|| {
+                let steps = [Step::from("x"), Step::Wait(Duration::from_secs(11))];
+                Response::new(Body::new(Scripted::new(steps)))
+            })
+            .await;
+        (retry.status.as_u16(), effects)
+    }
+
+    async fn retention(self) -> u64 {
+        let (app, effects) = self.creating();
+        let lengths = [10, 30, 24 * 60 * 60];
+        let mut passed = 0;
+        send(&app, self.keyed("x").await).await;
+        for length in lengths {
+            let just_before = Duration::from_secs(length - passed) - Duration::from_millis(1);
+            advance(just_before).await;
+            send(&app, self.keyed("x").await).await;
+            assert_eq!(effects.count(), 1, "forgotten before {length} s");
+            advance(Duration::from_millis(1)).await;
+            send(&app, self.keyed("x").await).await;
+            if effects.count() == 2 {
+                return length;
+            }
+            passed = length;
+        }
+        u64::MAX
+    }
+
+    async fn marker(self) -> Option<(String, String)> {
+        let (replay, effects) = self.twice(|| "x").await;
+        assert_eq!(effects, 1);
+        let name = replay
+            .headers
+            .keys()
+            .find(|name| name.as_str().contains("replayed"))?;
+        let value = replay.header(name.as_str()).expect("it is there");
+        Some((name.to_string(), value.to_owned()))
+    }
+
+    async fn error(self) -> Shape {
+        let (app, effects) = self.creating();
+        let name = self.name().await;
+        let answer = send(&app, keyed("POST", name, "", "x")).await;
+        assert_eq!(effects.count(), 0);
+        let body: Value = serde_json::from_slice(&answer.body).unwrap_or_default();
+        let problem = "application/problem+json";
+        match answer.header("content-type") {
+            Some(media_type) if media_type == problem => {
+                let link = answer.header("link").expect("a link");
+                assert!(link.ends_with("rel=\"describedby\""), "{link}");
+                assert_eq!(body["code"], "malformed-key");
+                Shape::Problem
+            }
+            Some("application/json") if body["ok"] == false => {
+                assert!(body["error"]["message"].is_string());
+                Shape::Idempo
+            }
+            Some("application/json") => {
+                assert_eq!(body["error"]["type"], "idempotency_error");
+                Shape::Stripe
+            }
+            _ => Shape::Custom,
+        }
+    }
+
+    async fn look(self) -> Row {
+        Row {
+            headers: self.headers().await,
+            syntax: self.syntax().await,
+            longest: self.longest().await,
+            several_lines: self.several_lines().await,
+            methods: self.methods().await,
+            missing_key: self.missing_key().await,
+            by_authorization: self.by_authorization().await,
+            other_request: self.other_request().await,
+            concurrent: self.concurrent().await,
+            recorded: self.recorded(&STATUSES).await,
+            too_large: self.too_large().await,
+            streamed: self.streamed().await,
+            response_limit: self.response_limit().await,
+            retention: self.retention().await,
+            marker: self.marker().await,
+            error: self.error().await,
+        }
+    }
+}
+
+fn keyed(method: &str, name: &str, key: &str, body: &'static str) -> Request<Body> {
+    Request::builder()
+        .method(method)
+        .uri("/orders")
+        .header(name, key)
+        .body(Body::from(body))
+        .expect("a valid request")
+}
+
+/// Says which cells differ, and no others.
+fn differences(expected: &Row, found: &Row) -> String {
+    let lines = |row: &Row| {
+        format!("{row:#?}")
+            .split("\n    ")
+            .filter(|line| !line.starts_with(' ') || line.trim().len() > 1)
+            .map(str::to_owned)
+            .collect::<Vec<_>>()
+    };
+    let (expected, found) = (lines(expected), lines(found));
+    let only = |these: &[String], those: &[String], mark: &str| {
+        these
+            .iter()
+            .filter(|line| !those.contains(line))
+            .map(|line| format!("\n{mark} {line}"))
+            .collect::<String>()
+    };
+    only(&expected, &found, "expected") + &only(&found, &expected, "found   ")
+}
+
+// ---- The table ----
+
+#[tokio::test(start_paused = true)]
+async fn every_preset_does_what_its_column_says() {
+    for preset in PRESETS {
+        let layers = Layers {
+            preset,
+            change: |layer| layer,
+        };
+        let (expected, found) = (table(preset), layers.look().await);
+        assert!(
+            found == expected,
+            "{preset:?}{}",
+            differences(&expected, &found)
+        );
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn every_status_is_recorded_as_the_column_says() {
+    let all: Vec<u16> = (200..600).collect();
+    for preset in PRESETS {
+        let (highest, not): (u16, &[u16]) = match preset {
+            Preset::Recommended => (499, &[401, 403, 407, 408, 421, 423, 424, 425, 429]),
+            Preset::Ietf => (599, &[408, 421, 425, 429, 503]),
+            Preset::Stripe => (599, &[401, 403, 429]),
+            _ => (499, &[425, 429]),
+        };
+        let layers = Layers {
+            preset,
+            change: |layer| layer,
+        };
+        let expected: Vec<u16> = (200..=highest).filter(|code| !not.contains(code)).collect();
+        assert_eq!(layers.recorded(&all).await, expected, "{preset:?}");
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn every_preset_keeps_four_mebibytes_and_not_a_byte_more() {
+    for preset in PRESETS {
+        let layers = Layers {
+            preset,
+            change: |layer| layer,
+        };
+        let (retry, effects) = layers.twice(|| vec![7; 4 * MIB]).await;
+        assert_eq!((retry.body.len(), effects), (4 * MIB, 1), "{preset:?}");
+        assert_eq!(
+            layers.too_large().await,
+            table(preset).too_large,
+            "{preset:?}"
+        );
+    }
+}
+
+#[tokio::test]
+async fn the_layer_without_a_preset_is_the_recommended_one() {
+    let (plain, recommended) = (
+        IdempotencyLayer::new(MemoryStore::new()),
+        IdempotencyLayer::with_preset(MemoryStore::new(), Preset::Recommended),
+    );
+    assert_eq!(format!("{plain:?}"), format!("{recommended:?}"));
+    assert_eq!(Preset::default(), Preset::Recommended);
+}
+
+/// A setter, and what it does to a row of the table.
+type Setting = (&'static str, Change, fn(&mut Row));
+
+const SETTINGS: [Setting; 17] = [
+    (
+        "header",
+        |layer| layer.with_header(HeaderName::from_static("x-other")),
+        |row| {
+            row.headers.retain(|name| *name != "idempotency-key");
+            row.headers.push("x-other");
+        },
+    ),
+    (
+        "alias",
+        |layer| layer.with_header_alias(HeaderName::from_static("x-other")),
+        |row| row.headers = vec!["idempotency-key", "x-other"],
+    ),
+    (
+        "syntax",
+        |layer| layer.with_key_syntax(KeySyntax::Strict),
+        |row| row.syntax = table(Preset::Ietf).syntax,
+    ),
+    (
+        "length",
+        |layer| layer.with_key_length(1..=10),
+        |row| row.longest = 10,
+    ),
+    (
+        "methods",
+        |layer| layer.with_methods([Method::POST, Method::GET]),
+        |row| row.methods = vec!["GET", "POST"],
+    ),
+    (
+        "missing key: reject",
+        |layer| layer.with_missing_key(MissingKey::Reject),
+        |row| row.missing_key = (400, 0),
+    ),
+    (
+        "missing key: derive",
+        |layer| layer.with_missing_key(MissingKey::Derive),
+        |row| row.missing_key = (201, 1),
+    ),
+    (
+        "principal",
+        |layer| layer.with_principal(Principal::unscoped()),
+        |row| row.by_authorization = false,
+    ),
+    (
+        "other request: 409",
+        |layer| layer.with_mismatch(Mismatch::Refuse(StatusCode::CONFLICT)),
+        |row| row.other_request = 409,
+    ),
+    (
+        "other request: separate",
+        |layer| layer.with_mismatch(Mismatch::Separate),
+        |row| row.other_request = 201,
+    ),
+    (
+        "concurrent: 429",
+        |layer| layer.with_in_flight(InFlight::TooManyRequests),
+        |row| row.concurrent.0 = 429,
+    ),
+    (
+        "concurrent: 409",
+        |layer| layer.with_in_flight(InFlight::Conflict),
+        |row| row.concurrent.0 = 409,
+    ),
+    (
+        "retry after",
+        |layer| layer.with_retry_after(Duration::from_secs(7)),
+        |row| row.concurrent.1 = Some("7".to_owned()),
+    ),
+    (
+        "recorded",
+        |layer| layer.with_recorded(|status| status.is_success() || status == 503),
+        |row| row.recorded = vec![200, 201, 202, 204, 206, 299, 503],
+    ),
+    (
+        "retention",
+        |layer| layer.with_retention(Ttl::from_secs(10)),
+        |row| row.retention = 10,
+    ),
+    (
+        "marker",
+        |layer| {
+            let name = HeaderName::from_static("x-replayed");
+            layer.with_replay_marker(Some((name, HeaderValue::from_static("1"))))
+        },
+        |row| row.marker = Some(("x-replayed".to_owned(), "1".to_owned())),
+    ),
+    (
+        "error",
+        |layer| {
+            layer.with_refusals(|error| {
+                let mut res = http::Response::new("no".into());
+                *res.status_mut() = error.status();
+                let after = error.retry_after().map(|after| after.as_secs().into());
+                if let Some(after) = after {
+                    res.headers_mut().insert("retry-after", after);
+                }
+                res
+            })
+        },
+        |row| row.error = Shape::Custom,
+    ),
+];
+
+async fn each_setting_changes_its_cell_alone(preset: Preset) {
+    for (setting, change, changed) in SETTINGS {
+        let mut expected = table(preset);
+        changed(&mut expected);
+        let found = Layers { preset, change }.look().await;
+        let differences = differences(&expected, &found);
+        assert!(found == expected, "{preset:?} with {setting}{differences}");
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn each_setting_changes_its_cell_of_recommended_alone() {
+    each_setting_changes_its_cell_alone(Preset::Recommended).await;
+}
+
+#[tokio::test(start_paused = true)]
+async fn each_setting_changes_its_cell_of_ietf_alone() {
+    each_setting_changes_its_cell_alone(Preset::Ietf).await;
+}
+
+#[tokio::test(start_paused = true)]
+async fn each_setting_changes_its_cell_of_stripe_alone() {
+    each_setting_changes_its_cell_alone(Preset::Stripe).await;
+}
+
+#[tokio::test(start_paused = true)]
+async fn each_setting_changes_its_cell_of_idempo_alone() {
+    each_setting_changes_its_cell_alone(Preset::Idempo).await;
+}
+
+#[tokio::test(start_paused = true)]
+async fn what_cannot_be_kept_is_decided_alone() {
+    for preset in PRESETS {
+        for (unretained, expected) in [
+            (Unretained::Tombstone, (409, 1)),
+            (Unretained::Release, (200, 2)),
+        ] {
+            let change: Change = match unretained {
+                Unretained::Tombstone => |layer| layer.with_unretained(Unretained::Tombstone),
+                _ => |layer| layer.with_unretained(Unretained::Release),
+            };
+            let layers = Layers { preset, change };
+            let mut row = table(preset);
+            (row.too_large, row.streamed) = (expected, expected);
+            let found = layers.look().await;
+            let differences = differences(&row, &found);
+            assert!(found == row, "{preset:?} with {unretained:?}{differences}");
+        }
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn the_response_limit_is_decided_alone() {
+    for preset in PRESETS {
+        let limited: Change = |layer| layer.with_response_limit(1000);
+        let layers = Layers {
+            preset,
+            change: limited,
+        };
+        assert_eq!(layers.twice(|| vec![7; 1000]).await.1, 1, "{preset:?}");
+        let (retry, effects) = layers.twice(|| vec![7; 1001]).await;
+        let found = (retry.status.as_u16(), effects);
+        assert_eq!(found, table(preset).too_large, "{preset:?}");
+        assert_eq!(
+            layers.retention().await,
+            table(preset).retention,
+            "{preset:?}"
+        );
+    }
+}

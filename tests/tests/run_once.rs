@@ -1,0 +1,574 @@
+//! The engine without HTTP.
+
+use std::{
+    collections::BTreeMap,
+    convert::Infallible,
+    fmt::Debug,
+    sync::{
+        Arc,
+        atomic::{AtomicBool, Ordering},
+    },
+    time::Duration,
+};
+
+use serde::{Deserialize, Serialize, Serializer, de::DeserializeOwned};
+use tests::{Effects, Fault, Operation, Unreliable, creating, post, send};
+use tokio::time::{Instant, advance, sleep};
+use tower_idempotency::{
+    Error, ErrorKind, IdempotencyLayer, Lease, MemoryStore, OrphanPolicy, Ttl,
+    run_once::{Failed, Outcome},
+};
+
+fn layer() -> IdempotencyLayer {
+    IdempotencyLayer::new(MemoryStore::new())
+}
+
+type Work<T, E = Infallible> = Result<Outcome<T, E>, Error>;
+
+/// Runs work that counts and returns `value`.
+async fn run<T>(layer: &IdempotencyLayer, effects: &Effects, value: T) -> Work<T>
+where
+    T: Serialize + DeserializeOwned + Send + 'static,
+{
+    run_as(layer, effects, "message-42", "invoice 7", value).await
+}
+
+async fn run_as<T>(
+    layer: &IdempotencyLayer,
+    effects: &Effects,
+    key: &str,
+    fingerprint: &str,
+    value: T,
+) -> Work<T>
+where
+    T: Serialize + DeserializeOwned + Send + 'static,
+{
+    let effects = effects.clone();
+    let work = async move |_lease| {
+        let _ = effects.happen();
+        Ok(value)
+    };
+    layer.run_once(key, fingerprint, work).await
+}
+
+async fn is_replayed<T>(value: T, other: T)
+where
+    T: Serialize + DeserializeOwned + Clone + PartialEq + Debug + Send + 'static,
+{
+    let (layer, effects) = (layer(), Effects::default());
+    let first = run(&layer, &effects, value.clone()).await;
+    assert_eq!(first.expect("executed"), Outcome::Executed(value.clone()));
+    for _ in 0..2 {
+        let again = run(&layer, &effects, other.clone()).await;
+        assert_eq!(again.expect("replayed"), Outcome::Replayed(value.clone()));
+    }
+    assert_eq!(effects.count(), 1, "{value:?}");
+}
+
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+enum State {
+    Pending,
+    Paid { at: u64 },
+    Refused(String, i32),
+}
+
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+struct Invoice {
+    number: u64,
+    lines: Vec<Line>,
+    state: State,
+    note: Option<String>,
+    tags: BTreeMap<String, Option<bool>>,
+}
+
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+struct Line {
+    what: String,
+    price: f64,
+    raw: Vec<u8>,
+}
+
+fn invoice(number: u64) -> Invoice {
+    Invoice {
+        number,
+        lines: vec![
+            Line {
+                what: "café".to_owned(),
+                price: -0.1,
+                raw: vec![0, 255],
+            },
+            Line {
+                what: String::new(),
+                price: f64::MAX,
+                raw: Vec::new(),
+            },
+        ],
+        state: State::Refused("card".to_owned(), i32::MIN),
+        note: None,
+        tags: BTreeMap::from([("a".to_owned(), None), ("b".to_owned(), Some(false))]),
+    }
+}
+
+// behaviours 178
+#[tokio::test]
+async fn any_value_is_replayed_and_the_emptiest_too() {
+    is_replayed((), ()).await;
+    is_replayed(None, Some(7)).await;
+    is_replayed(Some(0), None).await;
+    is_replayed(String::new(), "x".to_owned()).await;
+    is_replayed(0_u64, 1).await;
+    is_replayed(i64::MIN, 1).await;
+    is_replayed(false, true).await;
+    is_replayed(Vec::<u8>::new(), vec![1]).await;
+    is_replayed(vec![(1_u8, 'x')], Vec::new()).await;
+    is_replayed(State::Pending, State::Paid { at: 1 }).await;
+    is_replayed(State::Paid { at: u64::MAX }, State::Pending).await;
+    is_replayed(Ok::<u8, String>(1), Err("no".to_owned())).await;
+    is_replayed(invoice(1), invoice(2)).await;
+    is_replayed("x".repeat(100_000), String::new()).await;
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_value_is_replayed_for_the_retention() {
+    let layer = layer().with_retention(Ttl::from_secs(60));
+    let effects = Effects::default();
+    run(&layer, &effects, 1).await.expect("executed");
+    advance(Duration::from_millis(59_999)).await;
+    let again = run(&layer, &effects, 2).await.expect("replayed");
+    assert_eq!(again, Outcome::Replayed(1));
+    advance(Duration::from_millis(1)).await;
+    let later = run(&layer, &effects, 3).await.expect("executed");
+    assert_eq!(later, Outcome::Executed(3));
+    assert_eq!(effects.count(), 2);
+}
+
+#[tokio::test]
+async fn other_keys_and_namespaces_are_other_runs() {
+    let (layer, effects) = (layer(), Effects::default());
+    let other = layer.clone().with_namespace("other");
+    for (layer, key) in [(&layer, "a"), (&layer, "b"), (&other, "a")] {
+        let outcome = run_as(layer, &effects, key, "x", 1)
+            .await
+            .expect("executed");
+        assert_eq!(outcome, Outcome::Executed(1));
+    }
+    assert_eq!(effects.count(), 3);
+}
+
+#[tokio::test]
+async fn the_key_under_another_fingerprint_is_a_mismatch_and_nothing_runs() {
+    let (layer, effects) = (layer(), Effects::default());
+    run_as(&layer, &effects, "k", "a", 1)
+        .await
+        .expect("executed");
+    let other = run_as(&layer, &effects, "k", "b", 2).await;
+    assert_eq!(other.expect("an outcome"), Outcome::Mismatch);
+    assert_eq!(effects.count(), 1);
+}
+
+#[tokio::test(start_paused = true)]
+async fn while_the_work_runs_another_attempt_is_told_so() {
+    let (layer, effects) = (layer(), Effects::default());
+    let running = tokio::spawn({
+        let (layer, effects) = (layer.clone(), effects.clone());
+        async move {
+            let work = async move |_lease: Lease| {
+                let _ = effects.happen();
+                sleep(Duration::from_secs(3)).await;
+                Ok::<_, Failed<Infallible>>(1)
+            };
+            layer.run_once("message-42", "invoice 7", work).await
+        }
+    });
+    sleep(Duration::from_secs(1)).await;
+    assert_eq!(layer.in_flight(), 1);
+    match run(&layer, &effects, 2).await.expect("an outcome") {
+        Outcome::InProgress { expires_in } => {
+            assert_eq!(expires_in, Duration::from_secs(14));
+        }
+        other => panic!("{other:?}"),
+    }
+    let other = run_as(&layer, &effects, "message-42", "invoice 8", 2).await;
+    assert_eq!(
+        other.expect("an outcome"),
+        Outcome::Mismatch,
+        "judged first"
+    );
+    let first = running.await.expect("no panic").expect("executed");
+    assert_eq!(first, Outcome::Executed(1));
+    assert_eq!(effects.count(), 1);
+    assert_eq!(layer.in_flight(), 0);
+}
+
+/// Leaves an orphan: the work held its key and its lease ran out.
+async fn orphan(layer: &IdempotencyLayer, effects: &Effects) {
+    let counted = effects.clone();
+    let work = async move |_lease: Lease| {
+        let _ = counted.happen();
+        Err::<u64, _>(Failed::Hold("no answer from the bank"))
+    };
+    let outcome = layer.run_once("message-42", "invoice 7", work).await;
+    assert_eq!(
+        outcome.expect("an outcome"),
+        Outcome::Failed("no answer from the bank")
+    );
+}
+
+#[tokio::test(start_paused = true)]
+async fn work_that_holds_its_key_blocks_it_until_the_lease_is_over_and_is_taken_over() {
+    let (layer, effects) = (layer(), Effects::default());
+    orphan(&layer, &effects).await;
+    for _ in 0..14 {
+        let meanwhile = run(&layer, &effects, 2_u64).await.expect("an outcome");
+        assert!(
+            matches!(meanwhile, Outcome::InProgress { .. }),
+            "{meanwhile:?}"
+        );
+        advance(Duration::from_secs(1)).await;
+    }
+    advance(Duration::from_secs(1)).await;
+    let counted = effects.clone();
+    let work = async move |lease: Lease| {
+        assert!(lease.is_takeover());
+        assert_eq!(lease.generation(), 2);
+        Ok::<_, Failed<Infallible>>(counted.happen())
+    };
+    let taken_over = layer.run_once("message-42", "invoice 7", work).await;
+    assert_eq!(taken_over.expect("executed"), Outcome::Executed(2));
+    assert_eq!(effects.count(), 2);
+}
+
+#[tokio::test(start_paused = true)]
+async fn an_orphan_is_not_run_again_where_the_policy_refuses() {
+    let layer = layer().with_orphans(OrphanPolicy::Refuse);
+    let effects = Effects::default();
+    orphan(&layer, &effects).await;
+    advance(Duration::from_secs(20)).await;
+    match run(&layer, &effects, 2).await.expect("an outcome") {
+        Outcome::Orphaned { since } => assert_eq!(since, Duration::from_secs(5)),
+        other => panic!("{other:?}"),
+    }
+    let other = run_as(&layer, &effects, "message-42", "invoice 8", 2).await;
+    assert_eq!(other.expect("an outcome"), Outcome::Mismatch);
+    assert_eq!(effects.count(), 1);
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_lease_that_was_lost_gives_back_the_value_and_keeps_the_other() {
+    let store = Unreliable::default();
+    store.fail(Operation::Renew, Fault::Hang);
+    let (one, other) = (
+        IdempotencyLayer::new(store.clone()),
+        IdempotencyLayer::new(store.clone()),
+    );
+    let effects = Effects::default();
+    let work = {
+        let (other, effects) = (other.clone(), effects.clone());
+        async move |lease: Lease| {
+            let _ = effects.happen();
+            advance(Duration::from_secs(16)).await;
+            assert!(!lease.is_held());
+            let taken_over = run(&other, &effects, "theirs".to_owned()).await;
+            let theirs = Outcome::Executed("theirs".to_owned());
+            assert_eq!(taken_over.expect("executed"), theirs);
+            Ok::<_, Failed<Infallible>>("ours".to_owned())
+        }
+    };
+    let outcome = one.run_once("message-42", "invoice 7", work).await;
+    assert_eq!(
+        outcome.expect("an outcome"),
+        Outcome::LeaseLost("ours".to_owned())
+    );
+    let again = run(&one, &effects, String::new()).await;
+    let theirs = Outcome::Replayed("theirs".to_owned());
+    assert_eq!(again.expect("replayed"), theirs);
+    assert_eq!(effects.count(), 2);
+}
+
+#[tokio::test]
+async fn work_that_failed_without_an_effect_frees_its_key() {
+    let store = MemoryStore::new();
+    let layer = IdempotencyLayer::new(store.clone());
+    let effects = Effects::default();
+    let work = async |_lease: Lease| Err::<u64, _>(Failed::Release("no connection"));
+    let failed = layer.run_once("message-42", "invoice 7", work).await;
+    assert_eq!(
+        failed.expect("an outcome"),
+        Outcome::Failed("no connection")
+    );
+    assert!(store.is_empty());
+    let again = run(&layer, &effects, 1_u64).await.expect("executed");
+    assert_eq!(again, Outcome::Executed(1));
+    assert_eq!(effects.count(), 1);
+}
+
+#[tokio::test]
+async fn a_question_mark_frees_the_key() {
+    let layer = layer();
+    let work = async |_lease: Lease| {
+        let number: u64 = "seven".parse::<u64>()?;
+        Ok::<_, Failed<std::num::ParseIntError>>(number)
+    };
+    let failed = layer.run_once("message-42", "invoice 7", work).await;
+    assert!(matches!(failed, Ok(Outcome::Failed(_))));
+    let effects = Effects::default();
+    let again = run(&layer, &effects, 1_u64).await.expect("executed");
+    assert_eq!(again, Outcome::Executed(1));
+    assert_eq!(effects.count(), 1);
+}
+
+#[tokio::test]
+async fn a_panic_passes_on_and_frees_the_key() {
+    let (layer, effects) = (layer(), Effects::default());
+    let panicking = {
+        let (layer, effects) = (layer.clone(), effects.clone());
+        tokio::spawn(async move {
+            let work = async move |_lease: Lease| {
+                assert!(effects.happen() > 1, "the first one fails");
+                Ok::<_, Failed<Infallible>>(1)
+            };
+            layer.run_once("message-42", "invoice 7", work).await
+        })
+    };
+    let panic = panicking.await.expect_err("a panic").into_panic();
+    assert_eq!(panic.downcast_ref(), Some(&"the first one fails"));
+    assert_eq!(layer.in_flight(), 0);
+    let again = run(&layer, &effects, 2).await.expect("executed");
+    assert_eq!(again, Outcome::Executed(2));
+    assert_eq!(effects.count(), 2);
+}
+
+#[tokio::test(start_paused = true)]
+async fn dropped_in_the_middle_the_work_runs_to_its_end_and_is_recorded() {
+    let (layer, effects) = (layer(), Effects::default());
+    let ended = Arc::new(AtomicBool::new(false));
+    let work = {
+        let (effects, ended) = (effects.clone(), Arc::clone(&ended));
+        async move |_lease: Lease| {
+            let _ = effects.happen();
+            sleep(Duration::from_secs(5)).await;
+            ended.store(true, Ordering::SeqCst);
+            Ok::<_, Failed<Infallible>>(1)
+        }
+    };
+    let run_once = layer.run_once("message-42", "invoice 7", work);
+    let left = tokio::time::timeout(Duration::from_secs(1), run_once).await;
+    assert!(left.is_err());
+    assert_eq!((effects.count(), layer.in_flight()), (1, 1));
+    let meanwhile = run(&layer, &effects, 2).await.expect("an outcome");
+    assert!(matches!(meanwhile, Outcome::InProgress { .. }));
+    assert!(layer.drain(Duration::from_secs(10)).await);
+    assert!(ended.load(Ordering::SeqCst));
+    assert_eq!((effects.count(), layer.in_flight()), (1, 0));
+}
+
+#[tokio::test(start_paused = true)]
+async fn what_was_dropped_is_replayed() {
+    let (layer, effects) = (layer(), Effects::default());
+    let counted = effects.clone();
+    let work = async move |_lease: Lease| {
+        sleep(Duration::from_secs(5)).await;
+        Ok::<_, Failed<Infallible>>(counted.happen())
+    };
+    let run_once = layer.run_once("message-42", "invoice 7", work);
+    assert!(
+        tokio::time::timeout(Duration::from_secs(1), run_once)
+            .await
+            .is_err()
+    );
+    sleep(Duration::from_secs(5)).await;
+    let again = run(&layer, &effects, 7_u64).await.expect("replayed");
+    assert_eq!(again, Outcome::Replayed(1));
+    assert_eq!(effects.count(), 1);
+}
+
+#[tokio::test]
+async fn a_future_that_was_never_polled_runs_nothing() {
+    let store = Unreliable::default();
+    let layer = IdempotencyLayer::new(store.clone());
+    let effects = Effects::default();
+    drop(run(&layer, &effects, 1));
+    tokio::task::yield_now().await;
+    assert_eq!((effects.count(), store.all_calls()), (0, 0));
+}
+
+#[tokio::test]
+async fn a_value_that_is_too_large_is_not_retained_and_not_run_again() {
+    for layer in [
+        layer().with_response_limit(100),
+        IdempotencyLayer::new(MemoryStore::new().with_max_bytes(1000))
+            .with_compression_above(usize::MAX),
+    ] {
+        let effects = Effects::default();
+        let large = "x".repeat(2000);
+        let first = run(&layer, &effects, large.clone()).await;
+        assert_eq!(first.expect("executed"), Outcome::Executed(large));
+        for _ in 0..2 {
+            let again = run(&layer, &effects, String::new()).await;
+            assert_eq!(again.expect("an outcome"), Outcome::NotRetained);
+        }
+        assert_eq!(effects.count(), 1);
+    }
+}
+
+/// Cannot be serialised.
+#[derive(Clone, Debug, PartialEq, Deserialize)]
+struct Opaque(u8);
+
+impl Serialize for Opaque {
+    fn serialize<S: Serializer>(&self, _: S) -> Result<S::Ok, S::Error> {
+        Err(serde::ser::Error::custom("secret-value"))
+    }
+}
+
+#[tokio::test]
+async fn a_value_that_cannot_be_serialised_is_not_retained_and_not_run_again() {
+    let (layer, effects) = (layer(), Effects::default());
+    let first = run(&layer, &effects, Opaque(1)).await;
+    assert_eq!(first.expect("executed"), Outcome::Executed(Opaque(1)));
+    let again = run(&layer, &effects, Opaque(2)).await;
+    assert_eq!(again.expect("an outcome"), Outcome::NotRetained);
+    assert_eq!(effects.count(), 1);
+}
+
+#[derive(Debug, PartialEq, Serialize, Deserialize)]
+struct Renamed {
+    serial: u64,
+}
+
+#[tokio::test]
+async fn a_value_that_the_program_can_no_longer_read_is_an_error_and_not_run_again() {
+    let (layer, effects) = (layer(), Effects::default());
+    run(&layer, &effects, invoice(1)).await.expect("executed");
+    for _ in 0..2 {
+        let error = run(&layer, &effects, Renamed { serial: 1 }).await;
+        let error = error.expect_err("another type");
+        assert_eq!(error.kind(), ErrorKind::StoreUnavailable);
+        assert!(!format!("{error} {error:?}").contains("café"), "{error:?}");
+    }
+    assert_eq!(effects.count(), 1);
+    let still = run(&layer, &effects, invoice(2)).await.expect("replayed");
+    assert_eq!(
+        still,
+        Outcome::Replayed(invoice(1)),
+        "it is not lost either"
+    );
+}
+
+#[tokio::test]
+async fn fields_may_be_added_with_a_default() {
+    #[derive(Debug, PartialEq, Serialize, Deserialize)]
+    struct Old {
+        number: u64,
+        dropped: String,
+    }
+    #[derive(Debug, PartialEq, Serialize, Deserialize)]
+    struct New {
+        #[serde(default)]
+        added: Option<u64>,
+        number: u64,
+    }
+    let (layer, effects) = (layer(), Effects::default());
+    let old = Old {
+        number: 7,
+        dropped: String::new(),
+    };
+    run(&layer, &effects, old).await.expect("executed");
+    let new = New {
+        added: Some(1),
+        number: 1,
+    };
+    let again = run(&layer, &effects, new).await.expect("replayed");
+    let expected = New {
+        added: None,
+        number: 7,
+    };
+    assert_eq!(again, Outcome::Replayed(expected));
+    assert_eq!(effects.count(), 1);
+}
+
+#[tokio::test(start_paused = true)]
+async fn without_a_lease_nothing_runs() {
+    for fault in [Fault::Before, Fault::Hang] {
+        let store = Unreliable::default();
+        store.fail(Operation::Acquire, fault);
+        let layer = IdempotencyLayer::new(store.clone());
+        let effects = Effects::default();
+        let started = Instant::now();
+        let error = run(&layer, &effects, 1).await.expect_err("no lease");
+        assert_eq!(error.kind(), ErrorKind::StoreUnavailable);
+        assert!(std::error::Error::source(&error).is_some());
+        assert!(started.elapsed() <= Duration::from_secs(4));
+        assert_eq!(effects.count(), 0);
+        store.recover();
+        sleep(Duration::from_secs(2)).await;
+        let later = run(&layer, &effects, 1).await.expect("executed");
+        assert_eq!(later, Outcome::Executed(1));
+        assert_eq!(effects.count(), 1);
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_value_that_the_store_does_not_take_yet_is_stored_later() {
+    let store = Unreliable::default();
+    store.fail(Operation::Complete, Fault::Before);
+    let layer = IdempotencyLayer::new(store.clone());
+    let effects = Effects::default();
+    let first = run(&layer, &effects, 1).await.expect("executed");
+    assert_eq!(first, Outcome::Executed(1));
+    let meanwhile = run(&layer, &effects, 2).await.expect("an outcome");
+    assert!(matches!(meanwhile, Outcome::InProgress { .. }));
+    store.recover();
+    sleep(Duration::from_secs(2)).await;
+    let later = run(&layer, &effects, 2).await.expect("replayed");
+    assert_eq!(later, Outcome::Replayed(1));
+    assert_eq!(effects.count(), 1);
+}
+
+#[tokio::test]
+async fn a_layer_that_is_full_or_draining_runs_nothing() {
+    let effects = Effects::default();
+    let full = layer().with_max_in_flight(0, 1000);
+    let error = run(&full, &effects, 1).await.expect_err("full");
+    assert_eq!(error.kind(), ErrorKind::Overloaded);
+    let draining = layer();
+    assert!(draining.drain(Duration::ZERO).await);
+    let error = run(&draining, &effects, 1).await.expect_err("draining");
+    assert_eq!(error.kind(), ErrorKind::Draining);
+    assert_eq!(effects.count(), 0);
+}
+
+#[tokio::test]
+async fn http_and_run_once_never_meet() {
+    let store = MemoryStore::new();
+    let layer = IdempotencyLayer::new(store.clone());
+    let (app, requests) = creating(layer.clone());
+    let effects = Effects::default();
+    assert_eq!(send(&app, post("/orders", "k", "order")).await.status, 201);
+    let outcome = run_as(&layer, &effects, "k", "order", 1).await;
+    assert_eq!(outcome.expect("executed"), Outcome::Executed(1));
+    assert_eq!(send(&app, post("/orders", "k2", "order")).await.status, 201);
+    let outcome = run_as(&layer, &effects, "k2", "order", 2).await;
+    assert_eq!(outcome.expect("executed"), Outcome::Executed(2));
+    assert_eq!((requests.count(), effects.count(), store.len()), (2, 2, 4));
+}
+
+#[tokio::test]
+async fn the_lease_derives_the_same_downstream_key_on_every_run() {
+    let layer = layer();
+    let derived = async || {
+        let (sender, receiver) = tokio::sync::oneshot::channel();
+        let work = async move |lease: Lease| {
+            let keys = (lease.derive("charge"), lease.derive("email"));
+            sender.send(keys).expect("somebody waits");
+            Err::<(), _>(Failed::Release("again"))
+        };
+        let failed = layer.run_once("message-42", "invoice 7", work).await;
+        assert_eq!(failed.expect("an outcome"), Outcome::Failed("again"));
+        receiver.await.expect("keys")
+    };
+    let (first, second) = (derived().await, derived().await);
+    assert_eq!(first, second);
+    assert_ne!(first.0, first.1);
+    assert_eq!(first.0.len(), 64);
+}

@@ -27,13 +27,19 @@ pub use self::{
     unreliable::{Fault, Operation, Unreliable},
 };
 
+pub mod bodies;
+pub mod gate;
+pub mod probe;
+pub mod stage;
+pub mod wire;
+
 /// Counts effects: what a handler did, not what anybody was told.
 #[derive(Clone, Debug, Default)]
 pub struct Effects(Arc<AtomicU64>);
 
 impl Effects {
     /// Has one effect and says which it is, from 1.
-    #[must_use]
+    #[expect(clippy::must_use_candidate, reason = "the effect is the point")]
     pub fn happen(&self) -> u64 {
         self.0.fetch_add(1, Ordering::SeqCst) + 1
     }

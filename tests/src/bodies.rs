@@ -1,0 +1,93 @@
+//! Bodies that come in pieces.
+
+use std::{
+    io,
+    pin::Pin,
+    sync::{
+        Arc,
+        atomic::{AtomicU64, Ordering},
+    },
+    task::{Context, Poll},
+};
+
+use bytes::Bytes;
+use http_body::{Body, Frame};
+
+/// What a [`Pieces`] does next.
+#[derive(Debug)]
+pub enum Piece {
+    /// Yields data.
+    Data(Bytes),
+    /// Is pending once.
+    Wait,
+    /// Is pending for ever.
+    Stall,
+    /// Fails.
+    Break,
+}
+
+/// A body that asks a closure for its next piece, and counts the bytes that were taken from it.
+#[derive(Debug)]
+pub struct Pieces<F> {
+    next: F,
+    taken: Taken,
+}
+
+/// How many bytes were taken from a body, and whether it was dropped.
+#[derive(Clone, Debug, Default)]
+pub struct Taken(Arc<AtomicU64>);
+
+impl Taken {
+    /// The bytes so far.
+    #[must_use]
+    pub fn bytes(&self) -> u64 {
+        self.0.load(Ordering::SeqCst)
+    }
+}
+
+impl<F: FnMut() -> Option<Piece> + Unpin> Pieces<F> {
+    /// A body of what `next` returns, until `None`.
+    pub fn new(next: F) -> Self {
+        Self {
+            next,
+            taken: Taken::default(),
+        }
+    }
+
+    /// A count that goes on when the body has been given away.
+    pub fn taken(&self) -> Taken {
+        self.taken.clone()
+    }
+}
+
+impl<F: FnMut() -> Option<Piece> + Unpin> Body for Pieces<F> {
+    type Data = Bytes;
+    type Error = io::Error;
+
+    fn poll_frame(
+        mut self: Pin<&mut Self>,
+        cx: &mut Context<'_>,
+    ) -> Poll<Option<Result<Frame<Bytes>, io::Error>>> {
+        match (self.next)() {
+            None => Poll::Ready(None),
+            Some(Piece::Data(data)) => {
+                self.taken.0.fetch_add(data.len() as u64, Ordering::SeqCst);
+                Poll::Ready(Some(Ok(Frame::data(data))))
+            }
+            Some(Piece::Wait) => {
+                cx.waker().wake_by_ref();
+                Poll::Pending
+            }
+            Some(Piece::Stall) => Poll::Pending,
+            Some(Piece::Break) => Poll::Ready(Some(Err(io::ErrorKind::BrokenPipe.into()))),
+        }
+    }
+}
+
+/// A body of these pieces.
+pub fn pieces(
+    pieces: impl IntoIterator<Item = Piece, IntoIter: Send + Unpin + 'static>,
+) -> axum::body::Body {
+    let mut pieces = pieces.into_iter();
+    axum::body::Body::new(Pieces::new(move || pieces.next()))
+}

@@ -1,0 +1,119 @@
+//! Points at which a test holds a handler or a store call, and the time it has for all of it.
+
+use std::{future::Future, sync::Arc, time::Duration};
+
+use tokio::sync::Semaphore;
+
+/// Holds whoever passes it until the test lets them through, and tells the test that they are there.
+#[derive(Clone, Debug)]
+pub struct Gate(Arc<(Semaphore, Semaphore)>);
+
+impl Gate {
+    /// Lets nobody through yet.
+    #[must_use]
+    pub fn shut() -> Self {
+        Self(Arc::new((Semaphore::new(0), Semaphore::new(0))))
+    }
+
+    /// Holds nobody.
+    #[must_use]
+    pub fn open() -> Self {
+        let gate = Self::shut();
+        gate.open_for_good();
+        gate
+    }
+
+    /// Says that somebody is here, and waits to be let through.
+    pub async fn pass(&self) {
+        let (arrivals, tickets) = &*self.0;
+        arrivals.add_permits(1);
+        // Once it is open for good there are no tickets.
+        if let Ok(ticket) = tickets.acquire().await {
+            ticket.forget();
+        }
+    }
+
+    /// Waits for the next arrival that nobody has waited for.
+    ///
+    /// # Panics
+    ///
+    /// Never: arrivals do not close.
+    pub async fn arrival(&self) {
+        let arrival = self.0.0.acquire().await;
+        arrival.expect("arrivals do not close").forget();
+    }
+
+    /// How many arrivals nobody has waited for.
+    #[must_use]
+    pub fn arrivals(&self) -> usize {
+        self.0.0.available_permits()
+    }
+
+    /// Lets `n` through, here or yet to come.
+    pub fn let_through(&self, n: usize) {
+        self.0.1.add_permits(n);
+    }
+
+    /// Lets everybody through from now on.
+    pub fn open_for_good(&self) {
+        self.0.1.close();
+    }
+}
+
+/// The future's output; a test that takes longer than half a minute has failed.
+///
+/// On a paused clock that is half a minute of its time.
+///
+/// # Panics
+///
+/// When it takes longer.
+pub async fn bounded<T>(future: impl Future<Output = T>) -> T {
+    within(Duration::from_secs(30), future).await
+}
+
+/// The future's output, by tokio's clock within `limit`.
+///
+/// # Panics
+///
+/// When it takes longer.
+pub async fn within<T>(limit: Duration, future: impl Future<Output = T>) -> T {
+    // Boxed: the bodies of tests are large.
+    match tokio::time::timeout(limit, Box::pin(future)).await {
+        Ok(output) => output,
+        Err(_elapsed) => panic!("it took longer than {limit:?}"),
+    }
+}
+
+/// Waits until `condition` holds.
+///
+/// # Panics
+///
+/// When it does not within ten seconds.
+pub async fn eventually(what: &str, condition: impl Fn() -> bool) {
+    for _ in 0..10_000 {
+        if condition() {
+            return;
+        }
+        tokio::time::sleep(Duration::from_millis(1)).await;
+    }
+    panic!("waited in vain: {what}");
+}
+
+/// Makes a test of each function, once for each kind of runtime.
+#[macro_export]
+macro_rules! on_both_runtimes {
+    ($($test:ident),* $(,)?) => {
+        mod multi_thread {
+            $(#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+            async fn $test() {
+                $crate::gate::bounded(super::$test()).await;
+            })*
+        }
+        mod current_thread {
+            $(#[tokio::test]
+            async fn $test() {
+                $crate::gate::bounded(super::$test()).await;
+            })*
+        }
+    };
+}

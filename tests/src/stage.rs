@@ -1,0 +1,223 @@
+//! A handler whose effect has a beginning and an end, behind the layer, with gates around it.
+
+use std::{sync::Arc, time::Duration};
+
+use axum::{
+    Router,
+    extract::{Request, State},
+    middleware::{Next, from_fn_with_state},
+    response::Response,
+    routing::post,
+};
+use bytes::Bytes;
+use http::{StatusCode, header};
+use tokio::sync::Semaphore;
+use tower_idempotency::{IdempotencyLayer, MemoryStore};
+
+use crate::{
+    Answer, Effects,
+    gate::{Gate, eventually},
+    wire::{H1, Server, post_bytes},
+};
+
+/// Where a handler is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[expect(missing_docs, reason = "they say it")]
+pub enum Phase {
+    BeforeTheEffect,
+    DuringTheEffect,
+    AfterTheEffect,
+}
+
+/// All of them, in order.
+pub const PHASES: [Phase; 3] = [
+    Phase::BeforeTheEffect,
+    Phase::DuringTheEffect,
+    Phase::AfterTheEffect,
+];
+
+/// A server whose handler is held in one phase, and the books about it.
+#[derive(Debug)]
+pub struct Stage {
+    /// The layer.
+    pub layer: IdempotencyLayer,
+    /// What it serves, for requests without a socket.
+    pub app: Router,
+    /// The server of it.
+    pub server: Server,
+    /// Effects that began.
+    pub begun: Effects,
+    /// Effects that were finished.
+    pub finished: Effects,
+    gates: Gates,
+    left: Arc<Semaphore>,
+}
+
+#[derive(Clone, Debug)]
+struct Gates([Gate; 3]);
+
+impl Stage {
+    /// With the default layer, holding the handler in `phase`.
+    pub async fn held(phase: Phase) -> Self {
+        Self::set(IdempotencyLayer::new(MemoryStore::new()), &[phase], |app| {
+            app
+        })
+        .await
+    }
+
+    /// With the default layer, holding nobody.
+    pub async fn open() -> Self {
+        Self::with(IdempotencyLayer::new(MemoryStore::new())).await
+    }
+
+    /// With this layer, holding nobody.
+    pub async fn with(layer: IdempotencyLayer) -> Self {
+        Self::set(layer, &[], |app| app).await
+    }
+
+    /// With this layer, holding the handler in each of `held`, and something outside of the layer.
+    pub async fn set(
+        layer: IdempotencyLayer,
+        held: &[Phase],
+        outside: impl FnOnce(Router) -> Router,
+    ) -> Self {
+        let gates = Gates(PHASES.map(|phase| {
+            if held.contains(&phase) {
+                Gate::shut()
+            } else {
+                Gate::open()
+            }
+        }));
+        let (begun, finished) = (Effects::default(), Effects::default());
+        let orders = {
+            let (begun, finished, gates) = (begun.clone(), finished.clone(), gates.clone());
+            async move || {
+                let [before, during, after] = &gates.0;
+                before.pass().await;
+                let n = begun.happen();
+                during.pass().await;
+                finished.happen();
+                after.pass().await;
+                let location = [(header::LOCATION, format!("/orders/{n}"))];
+                (StatusCode::CREATED, location, format!("execution {n}"))
+            }
+        };
+        let panics_once = {
+            let orders = orders.clone();
+            async move || {
+                let answer = orders().await;
+                assert!(answer.2 != "execution 1", "as it should");
+                answer
+            }
+        };
+        let left = Arc::new(Semaphore::new(0));
+        let app = Router::new()
+            .route("/orders", post(orders.clone()))
+            // As above, but it reads the body first.
+            .route("/read", post(async move |_: Bytes| orders().await))
+            // As the first, but the first effect under it ends in a panic.
+            .route("/panics-once", post(panics_once))
+            .route_layer(layer.clone());
+        let app = outside(app).layer(from_fn_with_state(Arc::clone(&left), see_who_leaves));
+        Self {
+            server: Server::start(app.clone()).await,
+            layer,
+            app,
+            begun,
+            finished,
+            gates,
+            left,
+        }
+    }
+
+    /// Waits until the handler is there.
+    pub async fn arrival(&self, phase: Phase) {
+        self.gates.0[phase as usize].arrival().await;
+    }
+
+    /// Waits until a response future was dropped before it was ready.
+    ///
+    /// # Panics
+    ///
+    /// When none is within ten seconds.
+    pub async fn left(&self) {
+        let left = tokio::time::timeout(Duration::from_secs(10), self.left.acquire()).await;
+        left.expect("the server has not noticed that the client left")
+            .expect("it is not closed")
+            .forget();
+    }
+
+    /// Lets the handlers go on.
+    pub fn go_on(&self) {
+        for gate in &self.gates.0 {
+            gate.open_for_good();
+        }
+    }
+
+    /// Waits until nothing is in flight.
+    ///
+    /// # Panics
+    ///
+    /// When it never is.
+    pub async fn settle(&self) {
+        eventually("nothing is in flight", || self.layer.in_flight() == 0).await;
+    }
+
+    /// Lets the handlers go on, and checks that there was one effect and that retries are told of it.
+    ///
+    /// # Panics
+    ///
+    /// When it was not as promised.
+    pub async fn assert_executed_once(&self, path: &str, key: &str, body: &str) {
+        self.go_on();
+        self.settle().await;
+        assert_eq!(
+            (self.begun.count(), self.finished.count()),
+            (1, 1),
+            "effects begun and finished without any retry"
+        );
+        let retry = self.retry(path, key, body).await;
+        assert_eq!(retry.status, StatusCode::CREATED);
+        assert_eq!(retry.text(), "execution 1");
+        assert_eq!(retry.header("location"), Some("/orders/1"));
+        assert!(retry.is_replay(), "the retry is marked: {retry:?}");
+        assert_eq!(retry, self.retry(path, key, body).await, "another retry");
+        assert_eq!((self.begun.count(), self.finished.count()), (1, 1));
+    }
+
+    /// Checks that nothing happened, and that the key is free.
+    ///
+    /// # Panics
+    ///
+    /// When it was not as promised.
+    pub async fn assert_untouched(&self, path: &str, key: &str, body: &str) {
+        self.go_on();
+        self.settle().await;
+        assert_eq!(self.begun.count(), 0, "effects of an incomplete request");
+        let first = self.retry(path, key, body).await;
+        assert_eq!(first.status, StatusCode::CREATED);
+        assert!(!first.is_replay(), "it is the first: {first:?}");
+        self.assert_executed_once(path, key, body).await;
+    }
+
+    async fn retry(&self, path: &str, key: &str, body: &str) -> Answer {
+        let mut client = H1::connect(self.server.addr()).await;
+        client.send(post_bytes(path, key, body)).await;
+        client.answer().await.expect("an answer to a retry")
+    }
+}
+
+async fn see_who_leaves(State(left): State<Arc<Semaphore>>, req: Request, next: Next) -> Response {
+    struct Leaving(Option<Arc<Semaphore>>);
+    impl Drop for Leaving {
+        fn drop(&mut self) {
+            if let Some(left) = &self.0 {
+                left.add_permits(1);
+            }
+        }
+    }
+    let mut leaving = Leaving(Some(left));
+    let res = next.run(req).await;
+    leaving.0 = None;
+    res
+}

@@ -1,0 +1,345 @@
+//! Servers on loopback sockets, and clients that can misbehave: HTTP/1 by hand, HTTP/2 by its frames.
+
+use std::{future::Future, net::SocketAddr, time::Duration};
+
+use axum::Router;
+use bytes::{Bytes, BytesMut};
+use h2::{Reason, SendStream, client};
+use http::{HeaderMap, HeaderName, HeaderValue, Request, StatusCode};
+use tokio::{
+    io::{AsyncReadExt, AsyncWriteExt},
+    net::{TcpListener, TcpStream},
+    sync::oneshot,
+    task::JoinHandle,
+};
+
+use crate::Answer;
+
+/// A server on a free port, which speaks HTTP/1 and HTTP/2.
+#[derive(Debug)]
+pub struct Server {
+    addr: SocketAddr,
+    stop: Option<oneshot::Sender<()>>,
+    serving: JoinHandle<()>,
+}
+
+impl Server {
+    /// Serves `app`.
+    ///
+    /// # Panics
+    ///
+    /// When there is no free port.
+    pub async fn start(app: Router) -> Self {
+        let listener = TcpListener::bind("127.0.0.1:0").await;
+        let listener = listener.expect("a free port");
+        let addr = listener.local_addr().expect("a bound socket");
+        let (stop, stopped) = oneshot::channel();
+        let serving = tokio::spawn(async move {
+            let stopped = async move {
+                // A server that is dropped goes on serving: the test is over anyway.
+                if stopped.await.is_err() {
+                    std::future::pending::<()>().await;
+                }
+            };
+            let served = axum::serve(listener, app).with_graceful_shutdown(stopped);
+            served.await.expect("axum's server does not fail");
+        });
+        Self {
+            addr,
+            stop: Some(stop),
+            serving,
+        }
+    }
+
+    /// Where it listens.
+    #[must_use]
+    pub fn addr(&self) -> SocketAddr {
+        self.addr
+    }
+
+    /// Accepts no more connections and waits for those there are.
+    ///
+    /// # Panics
+    ///
+    /// When the server panicked.
+    pub async fn shut_down(mut self) {
+        if let Some(stop) = self.stop.take() {
+            let _ = stop.send(());
+        }
+        self.serving.await.expect("the server does not panic");
+    }
+}
+
+/// How a client leaves.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Leave {
+    /// Closes the connection: FIN.
+    Close,
+    /// Tears it down: RST.
+    Reset,
+}
+
+/// An HTTP/1 connection, byte by byte.
+#[derive(Debug)]
+pub struct H1 {
+    stream: TcpStream,
+    unread: BytesMut,
+}
+
+impl H1 {
+    /// Connects.
+    ///
+    /// # Panics
+    ///
+    /// When nobody listens.
+    pub async fn connect(addr: SocketAddr) -> Self {
+        let stream = TcpStream::connect(addr).await.expect("a server");
+        stream.set_nodelay(true).expect("a TCP socket");
+        Self {
+            stream,
+            unread: BytesMut::new(),
+        }
+    }
+
+    /// Sends bytes as they are.
+    ///
+    /// # Panics
+    ///
+    /// When the server has closed the connection.
+    pub async fn send(&mut self, bytes: impl AsRef<[u8]>) {
+        let sent = self.stream.write_all(bytes.as_ref()).await;
+        sent.expect("an open connection");
+    }
+
+    /// Says that nothing more comes, and goes on reading.
+    ///
+    /// # Panics
+    ///
+    /// When the connection is gone.
+    pub async fn half_close(&mut self) {
+        let closed = self.stream.shutdown().await;
+        closed.expect("an open connection");
+    }
+
+    /// Leaves.
+    ///
+    /// # Panics
+    ///
+    /// When the socket takes no options.
+    pub fn leave(self, how: Leave) {
+        if how == Leave::Reset {
+            self.stream.set_zero_linger().expect("a TCP socket");
+        }
+    }
+
+    /// The next answer, or `None` when the connection ends first. Informational answers are answers.
+    ///
+    /// # Panics
+    ///
+    /// When it is not HTTP, or breaks off.
+    pub async fn answer(&mut self) -> Option<Answer> {
+        let head = loop {
+            if let Some(end) = self.unread.windows(4).position(|four| four == b"\r\n\r\n") {
+                break self.unread.split_to(end + 4);
+            }
+            if !self.read_more().await {
+                assert!(self.unread.is_empty(), "the answer broke off in its head");
+                return None;
+            }
+        };
+        let head = std::str::from_utf8(&head).expect("a head of text");
+        let mut lines = head.split("\r\n");
+        let status = lines.next().and_then(|line| line.get(9..12));
+        let status = status.and_then(|status| status.parse::<StatusCode>().ok());
+        let status = status.expect("a status line");
+        let mut headers = HeaderMap::new();
+        for line in lines.take_while(|line| !line.is_empty()) {
+            let (name, value) = line.split_once(':').expect("a header line");
+            headers.append(
+                name.parse::<HeaderName>().expect("a header name"),
+                HeaderValue::from_str(value.trim()).expect("a header value"),
+            );
+        }
+        let body = self.body(status, &headers).await;
+        headers.remove(http::header::DATE);
+        Some(Answer {
+            status,
+            headers,
+            body,
+        })
+    }
+
+    async fn body(&mut self, status: StatusCode, headers: &HeaderMap) -> Bytes {
+        if status.is_informational() || status == StatusCode::NO_CONTENT {
+            return Bytes::new();
+        }
+        if let Some(length) = headers.get(http::header::CONTENT_LENGTH) {
+            let length = length.to_str().ok().and_then(|length| length.parse().ok());
+            return self.take(length.expect("a length")).await;
+        }
+        if headers.contains_key(http::header::TRANSFER_ENCODING) {
+            let mut body = BytesMut::new();
+            loop {
+                let size = self.line().await;
+                let size = usize::from_str_radix(&size, 16).expect("the size of a chunk");
+                body.extend_from_slice(&self.take(size).await);
+                assert_eq!(self.line().await, "", "a chunk ends its line");
+                if size == 0 {
+                    return body.freeze();
+                }
+            }
+        }
+        while self.read_more().await {}
+        self.unread.split().freeze()
+    }
+
+    async fn line(&mut self) -> String {
+        loop {
+            if let Some(end) = self.unread.windows(2).position(|two| two == b"\r\n") {
+                let line = self.unread.split_to(end + 2);
+                return String::from_utf8_lossy(&line[..end]).into_owned();
+            }
+            assert!(self.read_more().await, "the answer broke off in a line");
+        }
+    }
+
+    async fn take(&mut self, length: usize) -> Bytes {
+        while self.unread.len() < length {
+            assert!(self.read_more().await, "the answer broke off in its body");
+        }
+        self.unread.split_to(length).freeze()
+    }
+
+    /// False at the end, however the connection ended.
+    async fn read_more(&mut self) -> bool {
+        matches!(self.stream.read_buf(&mut self.unread).await, Ok(1..))
+    }
+}
+
+/// A POST under a key, as bytes.
+#[must_use]
+pub fn post_bytes(path: &str, key: &str, body: &str) -> Vec<u8> {
+    let length = body.len();
+    format!(
+        "POST {path} HTTP/1.1\r\nhost: test\r\nidempotency-key: {key}\r\ncontent-length: {length}\r\n\r\n{body}"
+    )
+    .into_bytes()
+}
+
+/// Sends a POST over a connection of its own.
+///
+/// # Panics
+///
+/// When there is no answer.
+pub async fn post_h1(addr: SocketAddr, path: &str, key: &str, body: &str) -> Answer {
+    let mut client = H1::connect(addr).await;
+    client.send(post_bytes(path, key, body)).await;
+    client.answer().await.expect("an answer")
+}
+
+/// An HTTP/2 connection.
+#[derive(Debug)]
+pub struct H2 {
+    client: client::SendRequest<Bytes>,
+    connection: JoinHandle<()>,
+}
+
+/// A request on an HTTP/2 connection.
+#[derive(Debug)]
+pub struct Stream {
+    response: client::ResponseFuture,
+    body: SendStream<Bytes>,
+}
+
+impl H2 {
+    /// Connects.
+    ///
+    /// # Panics
+    ///
+    /// When nobody listens.
+    pub async fn connect(addr: SocketAddr) -> Self {
+        let stream = TcpStream::connect(addr).await.expect("a server");
+        stream.set_nodelay(true).expect("a TCP socket");
+        let (client, connection) = client::handshake(stream).await.expect("an HTTP/2 server");
+        let connection = tokio::spawn(async move {
+            let _ = connection.await;
+        });
+        Self { client, connection }
+    }
+
+    /// Sends the head of a POST, and nothing else yet.
+    ///
+    /// # Panics
+    ///
+    /// When the connection is gone.
+    pub async fn start(&self, path: &str, key: &str) -> Stream {
+        let req = Request::post(format!("http://test{path}")).header("idempotency-key", key);
+        let req = req.body(()).expect("a valid request");
+        let client = self.client.clone().ready().await;
+        let mut client = client.expect("an open connection");
+        let (response, body) = client.send_request(req, false).expect("an open connection");
+        Stream { response, body }
+    }
+
+    /// Sends a whole POST.
+    ///
+    /// # Panics
+    ///
+    /// When the connection is gone.
+    pub async fn post(&self, path: &str, key: &str, body: &str) -> Stream {
+        let mut stream = self.start(path, key).await;
+        stream.send(body.to_owned(), true);
+        stream
+    }
+
+    /// Drops the connection.
+    pub async fn lose(self) {
+        self.connection.abort();
+        let _ = self.connection.await;
+    }
+}
+
+impl Stream {
+    /// Sends a piece of the body.
+    ///
+    /// # Panics
+    ///
+    /// When the stream is closed.
+    pub fn send(&mut self, data: impl Into<Bytes>, last: bool) {
+        let sent = self.body.send_data(data.into(), last);
+        sent.expect("an open stream");
+    }
+
+    /// RST_STREAM.
+    pub fn reset(mut self) {
+        self.body.send_reset(Reason::CANCEL);
+    }
+
+    /// The answer, or what the stream or the connection failed with.
+    ///
+    /// # Errors
+    ///
+    /// When it was reset, or broke off.
+    pub async fn answer(self) -> Result<Answer, h2::Error> {
+        let (mut head, mut body) = self.response.await?.into_parts();
+        let mut data = BytesMut::new();
+        while let Some(chunk) = body.data().await {
+            let chunk = chunk?;
+            body.flow_control().release_capacity(chunk.len())?;
+            data.extend_from_slice(&chunk);
+        }
+        head.headers.remove(http::header::DATE);
+        Ok(Answer {
+            status: head.status,
+            headers: head.headers,
+            body: data.freeze(),
+        })
+    }
+}
+
+/// What `future` comes to within a moment, or `None`: for what should not happen.
+pub async fn soon<T>(future: impl Future<Output = T>) -> Option<T> {
+    tokio::time::timeout(Duration::from_millis(100), future)
+        .await
+        .ok()
+}

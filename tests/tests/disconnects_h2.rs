@@ -1,0 +1,169 @@
+//! Clients on HTTP/2 connections that reset their streams, lose their connections or stop half way.
+
+#![expect(clippy::unwrap_used, reason = "a test that cannot go on says where")]
+
+use std::time::Duration;
+
+use http::StatusCode;
+use tests::{
+    gate::eventually,
+    on_both_runtimes,
+    stage::{PHASES, Stage},
+    wire::H2,
+};
+use tower_http::timeout::TimeoutLayer;
+use tower_idempotency::{IdempotencyLayer, MemoryStore};
+
+on_both_runtimes! {
+    a_reset_stream_costs_one_effect_and_its_retry_is_told,
+    a_lost_connection_costs_one_effect_for_each_stream_and_their_retries_are_told,
+    a_stream_reset_with_its_answer_unread_costs_one_effect,
+    a_retry_on_the_same_connection_is_told_what_the_reset_stream_was_not,
+    a_timeout_outside_the_layer_costs_one_effect_and_the_retry_is_told,
+    a_handler_that_panics_frees_the_key_and_resets_its_stream_only,
+    a_body_that_breaks_off_has_no_effect_and_leaves_the_key_alone,
+    a_body_that_stalls_is_refused_and_leaves_the_key_alone,
+}
+
+// fm 1, behaviours 76
+async fn a_reset_stream_costs_one_effect_and_its_retry_is_told() {
+    for path in ["/orders", "/read"] {
+        for phase in PHASES {
+            let stage = Stage::held(phase).await;
+            let client = H2::connect(stage.server.addr()).await;
+            let stream = client.post(path, "k", "{}").await;
+            stage.arrival(phase).await;
+            stream.reset();
+            stage.left().await;
+            stage.assert_executed_once(path, "k", "{}").await;
+        }
+    }
+}
+
+// fm 1, behaviours 76
+async fn a_lost_connection_costs_one_effect_for_each_stream_and_their_retries_are_told() {
+    const STREAMS: usize = 5;
+    for phase in PHASES {
+        let stage = Stage::held(phase).await;
+        let client = H2::connect(stage.server.addr()).await;
+        let mut streams = Vec::new();
+        for stream in 0..STREAMS {
+            streams.push(client.post("/orders", &format!("k{stream}"), "{}").await);
+            stage.arrival(phase).await;
+        }
+        client.lose().await;
+        for _ in 0..STREAMS {
+            stage.left().await;
+        }
+        stage.go_on();
+        stage.settle().await;
+        assert_eq!(stage.finished.count(), STREAMS as u64);
+
+        let client = H2::connect(stage.server.addr()).await;
+        for stream in 0..STREAMS {
+            let key = format!("k{stream}");
+            let retry = client.post("/orders", &key, "{}").await.answer().await;
+            let retry = retry.unwrap();
+            assert_eq!(retry.status, StatusCode::CREATED);
+            assert!(retry.is_replay());
+            let again = client.post("/orders", &key, "{}").await.answer().await;
+            assert_eq!(retry, again.unwrap());
+        }
+        assert_eq!(stage.begun.count(), STREAMS as u64);
+    }
+}
+
+// fm 18, behaviours 74
+async fn a_stream_reset_with_its_answer_unread_costs_one_effect() {
+    let stage = Stage::open().await;
+    let client = H2::connect(stage.server.addr()).await;
+    let stream = client.post("/orders", "k", "{}").await;
+    eventually("it executes", || stage.finished.count() == 1).await;
+    stream.reset();
+    stage.assert_executed_once("/orders", "k", "{}").await;
+}
+
+async fn a_retry_on_the_same_connection_is_told_what_the_reset_stream_was_not() {
+    for phase in PHASES {
+        let stage = Stage::held(phase).await;
+        let client = H2::connect(stage.server.addr()).await;
+        let stream = client.post("/orders", "k", "{}").await;
+        stage.arrival(phase).await;
+        stream.reset();
+        stage.left().await;
+        let early = client.post("/orders", "k", "{}").await.answer().await;
+        let early = early.unwrap();
+        assert_eq!(early.status, StatusCode::CONFLICT);
+        assert_eq!(early.code(), "in-progress");
+        stage.assert_executed_once("/orders", "k", "{}").await;
+        let late = client.post("/orders", "k", "{}").await.answer().await;
+        assert!(late.unwrap().is_replay());
+    }
+}
+
+// fm 5
+async fn a_timeout_outside_the_layer_costs_one_effect_and_the_retry_is_told() {
+    for phase in PHASES {
+        let timeout =
+            TimeoutLayer::with_status_code(StatusCode::REQUEST_TIMEOUT, Duration::from_millis(50));
+        let layer = IdempotencyLayer::new(MemoryStore::new());
+        let stage = Stage::set(layer, &[phase], |app| app.layer(timeout)).await;
+        let client = H2::connect(stage.server.addr()).await;
+        let answer = client.post("/orders", "k", "{}").await.answer().await;
+        assert_eq!(answer.unwrap().status, StatusCode::REQUEST_TIMEOUT);
+        stage.assert_executed_once("/orders", "k", "{}").await;
+    }
+}
+
+// fm 7, behaviours 70
+async fn a_handler_that_panics_frees_the_key_and_resets_its_stream_only() {
+    let stage = Stage::open().await;
+    let client = H2::connect(stage.server.addr()).await;
+    let panicked = client.post("/panics-once", "k", "{}").await.answer().await;
+    assert!(panicked.unwrap_err().is_reset(), "the stream is reset");
+    stage.settle().await;
+    assert_eq!(stage.begun.count(), 1);
+
+    let retry = client.post("/panics-once", "k", "{}").await.answer().await;
+    let retry = retry.expect("the connection is fine");
+    assert_eq!(
+        (retry.status, retry.is_replay()),
+        (StatusCode::CREATED, false)
+    );
+    let again = client.post("/panics-once", "k", "{}").await.answer().await;
+    let again = again.unwrap();
+    assert!(again.is_replay());
+    assert_eq!(again.body, retry.body);
+    assert_eq!(stage.begun.count(), 2);
+}
+
+// fm 76
+async fn a_body_that_breaks_off_has_no_effect_and_leaves_the_key_alone() {
+    for lost in [false, true] {
+        let stage = Stage::open().await;
+        let client = H2::connect(stage.server.addr()).await;
+        let mut stream = client.start("/orders", "k").await;
+        stream.send("01234", false);
+        eventually("it is read", || stage.layer.in_flight() == 1).await;
+        if lost {
+            client.lose().await;
+        } else {
+            stream.reset();
+        }
+        stage.settle().await;
+        stage.assert_untouched("/orders", "k", "0123456789").await;
+    }
+}
+
+// fm 74
+async fn a_body_that_stalls_is_refused_and_leaves_the_key_alone() {
+    let layer = IdempotencyLayer::new(MemoryStore::new());
+    let stage = Stage::with(layer.with_body_timeout(Duration::from_millis(50))).await;
+    let client = H2::connect(stage.server.addr()).await;
+    let mut stream = client.start("/orders", "k").await;
+    stream.send("01234", false);
+    let answer = stream.answer().await.unwrap();
+    assert_eq!(answer.status, StatusCode::REQUEST_TIMEOUT);
+    assert_eq!(answer.code(), "body-timeout");
+    stage.assert_untouched("/orders", "k", "0123456789").await;
+}

@@ -95,7 +95,6 @@ impl Probe {
     }
 
     /// The store behind it.
-    #[must_use]
     pub fn inner(&self) -> MemoryStore {
         self.inner.clone()
     }

@@ -1,0 +1,541 @@
+//! Response futures that are dropped: after every poll there is, in any place, with the store failing or not.
+
+#![expect(clippy::unwrap_used, reason = "a test that cannot go on says where")]
+
+use std::{
+    convert::Infallible,
+    future::{Future, poll_fn},
+    pin::Pin,
+    sync::Arc,
+    task::Poll,
+    time::Duration,
+};
+
+use axum::{
+    Router,
+    body::Body,
+    response::{IntoResponse, Response},
+    routing::post,
+};
+use http::{Request, StatusCode};
+use tests::{
+    Effects,
+    bodies::{Piece, pieces},
+    gate::{Gate, bounded, eventually},
+    probe::{Act, Op, Probe, yield_once},
+    read, send,
+};
+use tokio::runtime::Runtime;
+use tower::ServiceExt;
+use tower_idempotency::{IdempotencyLayer, InFlight, Lease, MemoryStore, Ttl};
+
+/// The future's output, unless it is still pending when it has been polled that often: then it is dropped.
+async fn dropped_after<F: Future>(polls: usize, future: F) -> Option<F::Output> {
+    let mut future = Box::pin(future);
+    let mut left = polls;
+    poll_fn(move |cx| {
+        if left == 0 {
+            return Poll::Ready(None);
+        }
+        left -= 1;
+        match future.as_mut().poll(cx) {
+            Poll::Ready(output) => Poll::Ready(Some(output)),
+            Poll::Pending if left == 0 => Poll::Ready(None),
+            Poll::Pending => Poll::Pending,
+        }
+    })
+    .await
+}
+
+/// What the handler does once it has had its effect.
+#[derive(Clone, Copy)]
+enum Ending {
+    Answers(StatusCode),
+    AnswersTooMuch,
+    Panics,
+}
+
+#[derive(Clone)]
+struct World {
+    layer: IdempotencyLayer,
+    app: Router,
+    begun: Effects,
+    finished: Effects,
+}
+
+impl World {
+    /// A handler that yields around its effect, and reads and writes its bodies in pieces.
+    fn new(layer: IdempotencyLayer, ending: Ending) -> Self {
+        let (begun, finished) = (Effects::default(), Effects::default());
+        let books = (begun.clone(), finished.clone());
+        let handler = async move |body: axum::body::Bytes| {
+            assert_eq!(body, "one two");
+            let (begun, finished) = books;
+            yield_once().await;
+            let n = begun.happen();
+            yield_once().await;
+            finished.happen();
+            yield_once().await;
+            let mut body = format!("execution {n}");
+            let status = match ending {
+                Ending::Answers(status) => status,
+                Ending::AnswersTooMuch => {
+                    body.push_str(&" and so on".repeat(100));
+                    StatusCode::OK
+                }
+                Ending::Panics => panic!("as it should"),
+            };
+            let (first, second) = body.split_at(5);
+            let [first, second] = [first, second].map(|part| Piece::Data(part.to_owned().into()));
+            (status, pieces([first, Piece::Wait, second, Piece::Wait])).into_response()
+        };
+        Self {
+            app: Router::new()
+                .route("/", post(handler))
+                .route_layer(layer.clone()),
+            layer,
+            begun,
+            finished,
+        }
+    }
+
+    fn request() -> Request<Body> {
+        let data = |data: &'static str| Piece::Data(data.into());
+        let body = pieces([data("one "), Piece::Wait, data("two"), Piece::Wait]);
+        tests::post("/", "k", body)
+    }
+
+    fn call(&self) -> impl Future<Output = Result<Response, Infallible>> + Send + 'static {
+        self.app.clone().oneshot(Self::request())
+    }
+
+    async fn settle(&self) {
+        eventually("nothing is in flight", || self.layer.in_flight() == 0).await;
+        assert_eq!(
+            self.begun.count(),
+            self.finished.count(),
+            "effects that were begun and not finished"
+        );
+    }
+
+    /// A request after everything has settled, checked for a key that is stuck.
+    async fn retry(&self) -> tests::Answer {
+        let answer = send(&self.app, Self::request()).await;
+        self.settle().await;
+        answer
+    }
+}
+
+/// Drops the request after each number of polls, up to that which lets it end, and hands over what is left; says how
+/// many that were.
+async fn at_every_poll<Fut: Future<Output = ()>>(
+    world: impl Fn() -> World,
+    check: impl Fn(World, Option<tests::Answer>) -> Fut,
+) -> usize {
+    for polls in 0..1_000 {
+        let world = world();
+        let res = dropped_after(polls, world.call()).await;
+        let answer = match res {
+            Some(res) => Some(read(res.unwrap()).await),
+            None => None,
+        };
+        let ended = answer.is_some();
+        world.settle().await;
+        check(world, answer).await;
+        if ended {
+            return polls;
+        }
+    }
+    panic!("it never ended");
+}
+
+/// One effect at most, whenever the request is dropped; and the retries, and the request if it had an answer, are told
+/// the same.
+async fn executes_once_at_every_poll(store: impl Fn() -> Probe) {
+    let world = || {
+        let layer = IdempotencyLayer::new(store());
+        World::new(layer, Ending::Answers(StatusCode::CREATED))
+    };
+    let polls = at_every_poll(world, async |world, answer| {
+        assert!(world.begun.count() <= 1);
+        let executed = world.begun.count() == 1;
+        let retry = world.retry().await;
+        assert_eq!(retry.status, StatusCode::CREATED, "{retry:?}");
+        assert_eq!(retry.is_replay(), executed);
+        assert_eq!(retry.text(), "execution 1");
+        let again = world.retry().await;
+        assert!(again.is_replay());
+        assert_eq!(again.body, retry.body);
+        if let Some(answer) = answer {
+            assert!(!answer.is_replay());
+            assert_eq!(answer.body, retry.body);
+        }
+        assert_eq!(world.begun.count(), 1);
+    })
+    .await;
+    assert!(polls >= 9, "only {polls} polls: that is not every await");
+}
+
+// fm 1
+#[tokio::test(start_paused = true)]
+async fn a_drop_at_any_poll_leaves_one_effect_and_one_answer() {
+    bounded(executes_once_at_every_poll(|| {
+        Probe::new(|_, _| Act::Yield)
+    }))
+    .await;
+}
+
+// fm 32, fm 36
+#[tokio::test(start_paused = true)]
+async fn a_drop_at_any_poll_is_safe_when_the_reply_to_the_acquire_is_lost() {
+    let store = || {
+        Probe::new(|op, nth| match (op, nth) {
+            (Op::Acquire, 1) => Act::FailAfter,
+            _ => Act::Yield,
+        })
+    };
+    bounded(executes_once_at_every_poll(store)).await;
+}
+
+// fm 37
+#[tokio::test(start_paused = true)]
+async fn a_drop_at_any_poll_is_safe_when_the_reply_to_the_complete_is_lost() {
+    let store = || {
+        Probe::new(|op, nth| match (op, nth) {
+            (Op::Complete, 1) => Act::FailAfter,
+            _ => Act::Yield,
+        })
+    };
+    bounded(executes_once_at_every_poll(store)).await;
+}
+
+// fm 121, behaviours 73
+#[tokio::test(start_paused = true)]
+async fn a_drop_at_any_poll_is_safe_when_the_record_is_stored_in_the_background() {
+    let store = || {
+        Probe::new(|op, nth| match (op, nth) {
+            (Op::Complete, 1..=5) => Act::FailBefore,
+            _ => Act::Yield,
+        })
+    };
+    bounded(executes_once_at_every_poll(store)).await;
+}
+
+// fm 36: all replies are lost, so nothing runs, and the lease that the store may hold is given back
+#[tokio::test(start_paused = true)]
+async fn a_drop_at_any_poll_leaves_no_lease_behind_when_the_store_cannot_be_understood() {
+    let world = || {
+        let store = Probe::new(|op, nth| match (op, nth) {
+            (Op::Acquire, 1..=3) | (Op::Release, 1) => Act::FailAfter,
+            (Op::Release, 2..=4) => Act::FailBefore,
+            _ => Act::Yield,
+        });
+        World::new(
+            IdempotencyLayer::new(store),
+            Ending::Answers(StatusCode::CREATED),
+        )
+    };
+    let check = async |world: World, answer: Option<tests::Answer>| {
+        if let Some(answer) = answer {
+            assert_eq!(answer.status, StatusCode::SERVICE_UNAVAILABLE);
+        }
+        assert_eq!(world.begun.count(), 0);
+        // A request that was dropped before it asked leaves the failures to this one.
+        let mut retry = world.retry().await;
+        if retry.status == StatusCode::SERVICE_UNAVAILABLE {
+            assert_eq!(world.begun.count(), 0);
+            retry = world.retry().await;
+        }
+        assert_eq!(retry.status, StatusCode::CREATED, "{retry:?}");
+        assert!(world.retry().await.is_replay());
+        assert_eq!(world.begun.count(), 1);
+    };
+    bounded(at_every_poll(world, check)).await;
+}
+
+// behaviours 66, fm 98
+#[tokio::test(start_paused = true)]
+async fn a_drop_at_any_poll_frees_the_key_of_a_response_that_is_not_recorded() {
+    for releases_failing in [0, 1, 4] {
+        let world = || {
+            let store = Probe::new(move |op, nth| match op {
+                Op::Release if nth <= releases_failing => Act::FailBefore,
+                _ => Act::Yield,
+            });
+            let ending = Ending::Answers(StatusCode::INTERNAL_SERVER_ERROR);
+            World::new(IdempotencyLayer::new(store), ending)
+        };
+        let check = async |world: World, _| {
+            let before = world.begun.count();
+            assert!(before <= 1);
+            let retry = world.retry().await;
+            assert_eq!(retry.status, StatusCode::INTERNAL_SERVER_ERROR);
+            assert_eq!(world.begun.count(), before + 1, "it executes again");
+        };
+        bounded(at_every_poll(world, check)).await;
+    }
+}
+
+// fm 97, fm 100
+#[tokio::test(start_paused = true)]
+async fn a_drop_at_any_poll_leaves_one_effect_and_a_tombstone_of_a_response_too_large() {
+    let world = || {
+        let layer = IdempotencyLayer::new(Probe::new(|_, _| Act::Yield));
+        World::new(layer.with_response_limit(100), Ending::AnswersTooMuch)
+    };
+    let check = async |world: World, answer: Option<tests::Answer>| {
+        assert!(world.begun.count() <= 1);
+        let executed = world.begun.count() == 1;
+        let retry = world.retry().await;
+        if executed {
+            assert_eq!(retry.status, StatusCode::CONFLICT);
+            assert_eq!(retry.code(), "response-not-retained");
+        } else {
+            assert_eq!(retry.status, StatusCode::OK);
+        }
+        if let Some(answer) = answer {
+            assert_eq!(answer.body.len(), "execution 1".len() + 1_000);
+        }
+        assert_eq!(world.retry().await.code(), "response-not-retained");
+        assert_eq!(world.begun.count(), 1);
+    };
+    bounded(at_every_poll(world, check)).await;
+}
+
+// fm 7
+#[tokio::test(start_paused = true)]
+async fn a_drop_at_any_poll_frees_the_key_of_a_handler_that_panics() {
+    for polls in 0..100 {
+        let layer = IdempotencyLayer::new(Probe::new(|_, _| Act::Yield));
+        let world = World::new(layer, Ending::Panics);
+        let dropped = tokio::spawn(dropped_after(polls, world.call())).await;
+        world.settle().await;
+        let before = world.begun.count();
+        assert!(before <= 1);
+        let retry = tokio::spawn(world.call()).await;
+        assert!(retry.unwrap_err().is_panic(), "the key is free");
+        assert_eq!(world.begun.count(), before + 1);
+        if dropped.is_err() {
+            assert!(polls >= 9, "only {polls} polls: that is not every await");
+            return;
+        }
+    }
+    panic!("it never panicked");
+}
+
+// behaviours 103
+#[tokio::test(start_paused = true)]
+async fn a_waiter_that_is_dropped_at_any_poll_disturbs_nobody() {
+    for owner_fails in [false, true] {
+        let (mut polls, mut places_freed) = (0, 0);
+        loop {
+            let gate = Gate::shut();
+            let (effects, books, held) = (Effects::default(), Effects::default(), gate.clone());
+            let counted = effects.clone();
+            let layer = IdempotencyLayer::new(Probe::new(|_, _| Act::Yield))
+                .with_in_flight(InFlight::Wait(Duration::from_secs(10)))
+                .with_max_waiters(1, 1);
+            let app = Router::new()
+                .route(
+                    "/",
+                    post(async move || {
+                        let call = books.happen();
+                        if call == 1 {
+                            held.pass().await;
+                        }
+                        if call == 1 && owner_fails {
+                            return (StatusCode::BAD_GATEWAY, String::new());
+                        }
+                        yield_once().await;
+                        (StatusCode::OK, format!("effect {}", counted.happen()))
+                    }),
+                )
+                .route_layer(layer.clone());
+            let request = || tests::post("/", "k", "");
+            let owner = tokio::spawn({
+                let app = app.clone();
+                async move { send(&app, request()).await }
+            });
+            gate.arrival().await;
+            // In time the owner ends by itself, so that some waiter is polled to its end.
+            let opens = gate.clone();
+            tokio::spawn(async move {
+                tokio::time::sleep(Duration::from_millis(200)).await;
+                opens.open_for_good();
+            });
+            let waiter = dropped_after(polls, app.clone().oneshot(request())).await;
+            let ended = waiter.is_some();
+            let left_at = layer.in_flight();
+            if !ended && gate.arrivals() == 0 && !owner.is_finished() && left_at == 1 {
+                // The only place among the waiters is free again.
+                let next = tokio::spawn({
+                    let app = app.clone();
+                    async move { send(&app, request()).await }
+                });
+                assert_eq!(next.await.unwrap().status, StatusCode::OK);
+                places_freed += 1;
+            }
+            let first = owner.await.unwrap();
+            eventually("nothing is in flight", || layer.in_flight() == 0).await;
+            let retry = send(&app, request()).await;
+            assert_eq!(retry.text(), "effect 1");
+            assert_eq!(effects.count(), 1);
+            if owner_fails {
+                assert_eq!(first.status, StatusCode::BAD_GATEWAY);
+            } else {
+                assert_eq!(first.body, retry.body);
+            }
+            if let Some(waiter) = waiter {
+                let waiter = read(waiter.unwrap()).await;
+                assert_eq!(waiter.body, retry.body);
+            }
+            if ended {
+                break;
+            }
+            polls += 1;
+        }
+        assert!(polls >= 5, "only {polls} polls: that is not every await");
+        assert!(places_freed > 0, "no waiter left its place");
+    }
+}
+
+/// A handler that has its effect once the gate is open.
+fn gated(layer: &IdempotencyLayer, gate: &Gate, effects: &Effects) -> Router {
+    let (gate, effects) = (gate.clone(), effects.clone());
+    let handler = async move || {
+        gate.pass().await;
+        format!("effect {}", effects.happen())
+    };
+    Router::new()
+        .route("/", post(handler))
+        .route_layer(layer.clone())
+}
+
+type Boxed = Pin<Box<dyn Future<Output = Result<Response, Infallible>> + Send>>;
+
+/// The future, polled until the handler is at the gate.
+async fn at_the_gate(
+    future: impl Future<Output = Result<Response, Infallible>> + Send + 'static,
+    gate: &Gate,
+) -> Boxed {
+    let mut future: Boxed = Box::pin(future);
+    tokio::select! {
+        biased;
+        _ = &mut future => panic!("the gate is shut"),
+        () = gate.arrival() => {}
+    }
+    future
+}
+
+// fm 1
+#[test]
+fn a_future_dropped_outside_any_runtime_goes_on_where_it_was_polled() {
+    let layer = IdempotencyLayer::new(MemoryStore::new());
+    let effects = Effects::default();
+    // The second runtime is another one than the first, which is gone.
+    for round in 1..=2 {
+        let runtime = Runtime::new().unwrap();
+        let gate = Gate::shut();
+        let app = gated(&layer, &gate, &effects);
+        let request = || tests::post("/", &format!("k{round}"), "");
+        let future = runtime.block_on(at_the_gate(app.clone().oneshot(request()), &gate));
+        drop(future);
+        gate.open_for_good();
+        runtime.block_on(bounded(async {
+            eventually("it has its effect", || effects.count() == round).await;
+            eventually("nothing is in flight", || layer.in_flight() == 0).await;
+            assert!(send(&app, request()).await.is_replay());
+        }));
+        assert_eq!(effects.count(), round);
+    }
+}
+
+// fm 1
+#[test]
+fn a_future_dropped_in_a_runtime_that_ends_goes_on_where_it_was_polled() {
+    let layer = IdempotencyLayer::new(MemoryStore::new());
+    let (effects, gate) = (Effects::default(), Gate::shut());
+    let app = gated(&layer, &gate, &effects);
+    let request = || tests::post("/", "k", "");
+    let runtime = Runtime::new().unwrap();
+    let future = runtime.block_on(at_the_gate(app.clone().oneshot(request()), &gate));
+    let passing = tokio::runtime::Builder::new_current_thread().build();
+    passing.unwrap().block_on(async move { drop(future) });
+    gate.open_for_good();
+    runtime.block_on(bounded(async {
+        eventually("it has its effect", || effects.count() == 1).await;
+        eventually("nothing is in flight", || layer.in_flight() == 0).await;
+        assert!(send(&app, request()).await.is_replay());
+    }));
+    assert_eq!(effects.count(), 1);
+}
+
+// fm 9: a task that is aborted, or a runtime that ends, leaves the lease to expire
+#[test]
+fn a_runtime_that_ends_with_a_handler_running_leaves_an_orphan_and_no_stuck_key() {
+    let layer = IdempotencyLayer::new(MemoryStore::new()).with_lease(Ttl::from_millis(100));
+    let (effects, gate) = (Effects::default(), Gate::shut());
+    let app = gated(&layer, &gate, &effects);
+    let request = || tests::post("/", "k", "");
+    for dropped_first in [true, false] {
+        let runtime = Runtime::new().unwrap();
+        let future = app.clone().oneshot(request());
+        if dropped_first {
+            let future = runtime.block_on(at_the_gate(future, &gate));
+            drop(future);
+        } else {
+            let running = runtime.spawn(future);
+            runtime.block_on(bounded(async {
+                // The lease of the runtime before has to expire.
+                while gate.arrivals() == 0 {
+                    if running.is_finished() {
+                        return;
+                    }
+                    tokio::time::sleep(Duration::from_millis(1)).await;
+                }
+            }));
+        }
+        runtime.shutdown_background();
+    }
+    gate.open_for_good();
+    let runtime = Runtime::new().unwrap();
+    runtime.block_on(bounded(async {
+        loop {
+            let answer = send(&app, request()).await;
+            if answer.status == StatusCode::OK {
+                assert!(!answer.is_replay());
+                break;
+            }
+            assert_eq!(answer.code(), "in-progress");
+            tokio::time::sleep(Duration::from_millis(10)).await;
+        }
+        assert!(send(&app, request()).await.is_replay());
+    }));
+    assert_eq!(effects.count(), 1);
+}
+
+// The layer's promise to handlers while their caller leaves: they run on, under the same lease.
+#[tokio::test]
+async fn a_handler_keeps_its_lease_when_its_caller_leaves() {
+    bounded(async {
+        let gate = Gate::shut();
+        let seen = Arc::new(std::sync::Mutex::new(None));
+        let (held, sees) = (gate.clone(), Arc::clone(&seen));
+        let layer = IdempotencyLayer::new(MemoryStore::new());
+        let app = Router::new()
+            .route(
+                "/",
+                post(async move |lease: Lease| {
+                    held.pass().await;
+                    *sees.lock().unwrap() = Some(lease.is_held());
+                }),
+            )
+            .route_layer(layer.clone());
+        let call = app.clone().oneshot(tests::post("/", "k", ""));
+        drop(at_the_gate(call, &gate).await);
+        gate.open_for_good();
+        eventually("nothing is in flight", || layer.in_flight() == 0).await;
+        assert_eq!(*seen.lock().unwrap(), Some(true));
+    })
+    .await;
+}

@@ -1,7 +1,5 @@
 //! Response futures that are dropped: after every poll there is, in any place, with the store failing or not.
 
-#![expect(clippy::unwrap_used, reason = "a test that cannot go on says where")]
-
 use std::{
     convert::Infallible,
     future::{Future, poll_fn},

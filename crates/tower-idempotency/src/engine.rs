@@ -3,16 +3,13 @@
 use std::{
     future::{Future, poll_fn},
     pin::Pin,
-    sync::{Arc, OnceLock},
+    sync::Arc,
     task::Poll,
     time::Duration,
 };
 
 use bytes::Bytes;
-use tokio::{
-    runtime::Handle,
-    time::{Instant, error::Elapsed, sleep, timeout_at},
-};
+use tokio::time::{Instant, error::Elapsed, sleep, timeout_at};
 
 use crate::{
     lease::{Kept, Renewer},
@@ -29,8 +26,6 @@ pub(crate) struct Engine {
     pub(crate) limits: Arc<Limits>,
     pub(crate) waiters: Waiters,
     pub(crate) owner: Arc<str>,
-    /// Where exchanges whose callers left go on.
-    pub(crate) runtime: OnceLock<Handle>,
 }
 
 /// The store did not do what it was asked within the tries and the time it was given.
@@ -64,7 +59,6 @@ impl Engine {
             limits: Arc::default(),
             waiters: Waiters::default(),
             owner: owner(),
-            runtime: OnceLock::new(),
         })
     }
 

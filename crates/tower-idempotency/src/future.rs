@@ -7,7 +7,7 @@ use std::{
     panic::{AssertUnwindSafe, catch_unwind},
     pin::Pin,
     sync::{
-        Arc,
+        Arc, OnceLock,
         atomic::{AtomicBool, Ordering},
     },
     task::{Context, Poll, ready},
@@ -17,7 +17,7 @@ use http::Response;
 use pin_project_lite::pin_project;
 use tokio::runtime::Handle;
 
-use crate::{body::Body, control, engine::Engine, telemetry};
+use crate::{body::Body, control, telemetry};
 
 pin_project! {
     /// The future of [`Idempotency`](crate::Idempotency).
@@ -110,24 +110,18 @@ impl<F, B: http_body::Body + 'static, E: 'static> fmt::Debug for ResponseFuture<
 }
 
 /// Whether a future goes on in a task of its own when its caller drops it: said from within, as it gets there.
+#[derive(Default)]
 pub(crate) struct Detach {
     armed: AtomicBool,
     left: AtomicBool,
-    engine: Arc<Engine>,
+    /// Where the future is polled, and goes on.
+    runtime: OnceLock<Handle>,
 }
 
 impl Detach {
-    pub(crate) fn new(engine: Arc<Engine>) -> Arc<Self> {
-        Arc::new(Self {
-            armed: AtomicBool::new(false),
-            left: AtomicBool::new(false),
-            engine,
-        })
-    }
-
     /// From here on there is something to lose.
     pub(crate) fn arm(&self) {
-        self.engine.runtime.get_or_init(Handle::current);
+        self.runtime.get_or_init(Handle::current);
         self.armed.store(true, Ordering::Release);
     }
 
@@ -185,13 +179,10 @@ impl<T> Drop for Detachable<T> {
         if !self.detach.armed.load(Ordering::Acquire) {
             return;
         }
-        // Outside any runtime the one that armed it serves. One that has shut down drops the task: the lease expires.
-        let runtime = match Handle::try_current() {
-            Ok(handle) => handle,
-            Err(_) => match self.detach.engine.runtime.get() {
-                Some(handle) => handle.clone(),
-                None => return,
-            },
+        // Not the runtime of whoever drops it: there may be none, or one that is gone in a moment. If this one has shut
+        // down, it drops the task, and the lease expires.
+        let Some(runtime) = self.detach.runtime.get() else {
+            return;
         };
         telemetry::detached();
         self.detach.left.store(true, Ordering::Release);

@@ -129,7 +129,7 @@ impl IdempotencyLayer {
             return Err(overloaded(&config, "too many requests are in flight"));
         };
         let claim = claim(&config, &engine, key.as_ref(), fingerprint.as_ref())?;
-        let detach = Detach::new(Arc::clone(&engine));
+        let detach = Arc::<Detach>::default();
         detach.arm();
         Detachable::new(exchange(config, engine, claim, place, work), detach).await
     }

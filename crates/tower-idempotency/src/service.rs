@@ -72,7 +72,7 @@ where
                 // https://docs.rs/tower/latest/tower/trait.Service.html#be-careful-when-cloning-inner-services
                 let clone = self.inner.clone();
                 let inner = std::mem::replace(&mut self.inner, clone);
-                let detach = Detach::new(Arc::clone(&self.shared.engine));
+                let detach = Arc::<Detach>::default();
                 let exchange = exchange(
                     Arc::clone(&self.shared),
                     inner,

@@ -12,7 +12,7 @@ use tests::{
     wire::{H1, Leave, post_bytes},
 };
 use tower_http::timeout::TimeoutLayer;
-use tower_idempotency::{IdempotencyLayer, MemoryStore};
+use tower_idempotency::{FingerprintBy, IdempotencyLayer, MemoryStore};
 
 on_both_runtimes! {
     a_client_that_closes_costs_one_effect_and_its_retry_is_told,
@@ -27,6 +27,7 @@ on_both_runtimes! {
     a_client_that_waits_for_100_continue_gets_it,
     a_client_that_announces_too_much_is_refused_before_it_sends_any,
     a_client_that_never_sends_the_body_it_was_asked_for_has_no_effect,
+    a_body_that_breaks_off_in_the_handlers_hands_is_not_recorded,
 }
 
 async fn leaves(path: &'static str, leave: Leave) {
@@ -231,5 +232,18 @@ async fn a_client_that_never_sends_the_body_it_was_asked_for_has_no_effect() {
         assert_eq!(client.answer().await.unwrap().status, StatusCode::CONTINUE);
         client.leave(leave);
         stage.assert_untouched("/orders", "k", "0123456789").await;
+    }
+}
+
+// The layer does not read this body, so what the handler makes of half of it must not be what the retry is told.
+async fn a_body_that_breaks_off_in_the_handlers_hands_is_not_recorded() {
+    for leave in [Leave::Close, Leave::Reset] {
+        let layer = IdempotencyLayer::new(MemoryStore::new());
+        let stage = Stage::with(layer.with_fingerprint(FingerprintBy::head_only())).await;
+        let mut client = H1::connect(stage.server.addr()).await;
+        client.send(PARTIAL.replace("/orders", "/read")).await;
+        eventually("it is read", || stage.layer.in_flight() == 1).await;
+        client.leave(leave);
+        stage.assert_untouched("/read", "k", "0123456789").await;
     }
 }

@@ -3,6 +3,10 @@
 use std::{
     fmt,
     pin::Pin,
+    sync::{
+        Arc,
+        atomic::{AtomicBool, Ordering},
+    },
     task::{Context, Poll},
 };
 
@@ -32,6 +36,8 @@ pin_project! {
         B: http_body::Body,
     {
         Original { #[pin] body: B },
+        // Original too, and says when it failed.
+        Watched { #[pin] body: B, broke: Arc<AtomicBool> },
         Held { data: Bytes, trailers: Option<Box<HeaderMap>> },
         // Collecting was given up: what was collected, then the rest as it comes.
         Resumed { prefix: Bytes, rest: Pin<Box<B>> },
@@ -44,6 +50,12 @@ impl<B: http_body::Body> Body<B> {
     pub(crate) fn original(body: B) -> Self {
         Self {
             inner: Inner::Original { body },
+        }
+    }
+
+    pub(crate) fn watched(body: B, broke: Arc<AtomicBool>) -> Self {
+        Self {
+            inner: Inner::Watched { body, broke },
         }
     }
 
@@ -79,6 +91,13 @@ impl<B: http_body::Body> http_body::Body for Body<B> {
     ) -> Poll<Option<Result<Frame<Bytes>, B::Error>>> {
         match self.project().inner.project() {
             InnerProj::Original { body } => poll_bytes(body, cx),
+            InnerProj::Watched { body, broke } => {
+                let frame = poll_bytes(body, cx);
+                if let Poll::Ready(Some(Err(_))) = frame {
+                    broke.store(true, Ordering::Release);
+                }
+                frame
+            }
             InnerProj::Held { data, trailers } => Poll::Ready(if data.is_empty() {
                 trailers
                     .take()
@@ -103,7 +122,7 @@ impl<B: http_body::Body> http_body::Body for Body<B> {
 
     fn is_end_stream(&self) -> bool {
         match &self.inner {
-            Inner::Original { body } => body.is_end_stream(),
+            Inner::Original { body } | Inner::Watched { body, .. } => body.is_end_stream(),
             Inner::Held { data, trailers } => data.is_empty() && trailers.is_none(),
             Inner::Resumed { prefix, rest } => prefix.is_empty() && rest.is_end_stream(),
             Inner::Broken { prefix, error } => prefix.is_empty() && error.is_none(),
@@ -112,7 +131,7 @@ impl<B: http_body::Body> http_body::Body for Body<B> {
 
     fn size_hint(&self) -> SizeHint {
         match &self.inner {
-            Inner::Original { body } => body.size_hint(),
+            Inner::Original { body } | Inner::Watched { body, .. } => body.size_hint(),
             Inner::Held {
                 data,
                 trailers: None,
@@ -139,7 +158,7 @@ impl<B: http_body::Body> http_body::Body for Body<B> {
 impl<B: http_body::Body> fmt::Debug for Body<B> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(match &self.inner {
-            Inner::Original { .. } => "Body::Original",
+            Inner::Original { .. } | Inner::Watched { .. } => "Body::Original",
             Inner::Held { .. } => "Body::Held",
             Inner::Resumed { .. } => "Body::Resumed",
             Inner::Broken { .. } => "Body::Broken",

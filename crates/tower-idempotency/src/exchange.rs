@@ -4,7 +4,15 @@
 //! what happens if we are dropped there: before `detach.arm()` nothing has happened yet and a drop is a drop; after it
 //! the whole future moves to a task and goes on; and where a waiter waits, it is disarmed again.
 
-use std::{future::Future, panic::resume_unwind, pin::pin, sync::Arc};
+use std::{
+    future::Future,
+    panic::resume_unwind,
+    pin::pin,
+    sync::{
+        Arc,
+        atomic::{AtomicBool, Ordering},
+    },
+};
 
 use bytes::Bytes;
 use http::{Request, Response, StatusCode, request};
@@ -107,6 +115,8 @@ where
         let (config, engine) = (&*shared.config, &shared.engine);
         let refused = |error: &Error| Ok(into_response(refuse(config, error)));
 
+        // Whether a body that the handler reads itself broke off.
+        let mut broke: Option<Arc<AtomicBool>> = None;
         let (claim, body) = {
             let scope =
                 match config
@@ -118,7 +128,10 @@ where
                     Err(NoPrincipal::Refused(res)) => return Ok(into_response(own(*res))),
                 };
             let (content, body) = match config.fingerprint {
-                By::HeadOnly => (Bytes::new(), Body::original(body)),
+                By::HeadOnly => {
+                    let broke = broke.insert(Arc::default());
+                    (Bytes::new(), Body::watched(body, Arc::clone(broke)))
+                }
                 By::RawBody | By::CanonicalJson | By::Custom(_) => {
                     match collect::request(config, &mut place, &head.headers, body).await {
                         Ok((data, trailers)) => (data.clone(), Body::held(data, trailers)),
@@ -168,7 +181,8 @@ where
                 let started = telemetry::start();
                 let res = inner.call(Request::from_parts(head, body)).await?;
                 telemetry::handler_time(started);
-                Ok(receive(config, &mut place, &claim.id, res).await)
+                let half = broke.is_some_and(|broke| broke.load(Ordering::Acquire));
+                Ok(receive(config, &mut place, &claim.id, res, half).await)
             });
             catch_panic(run).await
         };
@@ -264,12 +278,14 @@ enum Then {
     Free(&'static str),
 }
 
-/// Decides what is to become of the handler's response, and collects it within limits if it is to be kept.
+/// Decides what is to become of the handler's response, and collects it within limits if it is to be kept. `half` says
+/// that the handler found the request broken off.
 fn receive<R: http_body::Body>(
     config: &Config,
     place: &mut Place,
     id: &KeyId,
     res: Response<R>,
+    half: bool,
 ) -> impl Future<Output = (Response<Body<R>>, Then)> {
     let (mut head, body) = res.into_parts();
     let wish = control::take_wish(&mut head, config.retention, config.max_retention);
@@ -294,6 +310,13 @@ fn receive<R: http_body::Body>(
                 );
             }
         };
+        // The handler refused half a request. Whoever sends the whole one must not be told so.
+        if half && (head.status.is_client_error() || head.status.is_server_error()) {
+            return (
+                Response::from_parts(head, Body::original(body)),
+                Then::Free("broken_request"),
+            );
+        }
         match collect::response(config, place, &head, body).await {
             Collected::Whole(data, trailers) => {
                 let (headers, replayed) = (&head.headers, &*config.replayed);

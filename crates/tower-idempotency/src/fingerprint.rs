@@ -42,6 +42,8 @@ impl FingerprintBy {
 
     /// Method, path and query as received, and media type. The body streams through to the handler unread and
     /// unlimited: for uploads, where another body under the same key cannot be told apart.
+    ///
+    /// What the handler answers to a body that broke off is not recorded when it is an error, 4xx or 5xx.
     #[must_use]
     pub const fn head_only() -> Self {
         Self(By::HeadOnly)

@@ -1,2 +1,121 @@
-//! placeholder
-fn main() {}
+//! A server that shows every behaviour of `tower-idempotency`: run it, and try the lines it prints.
+
+use std::{
+    io::{self, Write},
+    process::ExitCode,
+    sync::Arc,
+    time::Duration,
+};
+
+use axum::serve::ListenerExt;
+use clap::Parser;
+use tokio::{net::TcpListener, sync::Notify, time::timeout};
+use tower_idempotency::IdempotencyLayer;
+use tracing_subscriber::{EnvFilter, filter::LevelFilter};
+
+use self::{args::Args, effects::Effects};
+
+mod args;
+mod effects;
+mod routes;
+
+#[tokio::main]
+async fn main() -> ExitCode {
+    let quiet = EnvFilter::builder().with_default_directive(LevelFilter::WARN.into());
+    tracing_subscriber::fmt()
+        .with_env_filter(quiet.from_env_lossy())
+        .with_writer(io::stderr)
+        .init();
+    let args = Args::parse();
+    let layer = match args.layer() {
+        Ok(layer) => layer,
+        Err(sentence) => {
+            eprintln!("error: {sentence}");
+            return ExitCode::from(2);
+        }
+    };
+    match serve(&args, layer).await {
+        Ok(true) => ExitCode::SUCCESS,
+        Ok(false) => ExitCode::FAILURE,
+        Err(error) => {
+            eprintln!("error: {error}");
+            ExitCode::FAILURE
+        }
+    }
+}
+
+/// Serves until it is asked to stop, and says whether everything that had begun has ended.
+async fn serve(args: &Args, layer: IdempotencyLayer) -> io::Result<bool> {
+    let effects = match &args.effects {
+        Some(path) => Effects::in_file(path)?,
+        None => Effects::default(),
+    };
+    // Before anybody is told that we are ready: a signal that nobody listens for ends the process at once.
+    let asked_to_stop = stop_signal()?;
+    let app = routes::app(layer.clone(), Arc::new(effects));
+    let listener = TcpListener::bind(&args.listen).await?;
+    let url = format!("http://{}", listener.local_addr()?);
+
+    let stop = Arc::new(Notify::new());
+    let stopped = Arc::clone(&stop);
+    // Chunks leave as they come, and do not wait for the client to confirm the last one.
+    let listener = listener.tap_io(|stream| {
+        let _ = stream.set_nodelay(true);
+    });
+    let server = axum::serve(listener, app)
+        .with_graceful_shutdown(async move { stopped.notified().await })
+        .into_future();
+    let server = tokio::spawn(server);
+    writeln!(io::stdout(), "listening on {url}")?;
+    eprint!("{}", lines_to_try(&url));
+
+    asked_to_stop.await;
+    stop.notify_one();
+    let closed = timeout(GRACE, server).await.is_ok();
+    // The server knows nothing of executions whose clients have left.
+    let ended = layer.drain(GRACE).await;
+    if closed && ended {
+        eprintln!("stopped; everything that had begun has ended");
+    } else {
+        let left = layer.in_flight();
+        eprintln!("stopped after {GRACE:?}; connections are open or executions running ({left})");
+    }
+    Ok(closed && ended)
+}
+
+/// Listens for SIGTERM and ctrl-c from now on; the future ends with the first of them.
+#[cfg(unix)]
+fn stop_signal() -> io::Result<impl Future<Output = ()>> {
+    use tokio::signal::unix::{SignalKind, signal};
+    let mut terminate = signal(SignalKind::terminate())?;
+    let mut interrupt = signal(SignalKind::interrupt())?;
+    Ok(async move {
+        tokio::select! {
+            _ = terminate.recv() => {}
+            _ = interrupt.recv() => {}
+        }
+    })
+}
+
+#[cfg(not(unix))]
+fn stop_signal() -> io::Result<impl Future<Output = ()>> {
+    let mut interrupt = tokio::signal::windows::ctrl_c()?;
+    Ok(async move {
+        interrupt.recv().await;
+    })
+}
+
+fn lines_to_try(url: &str) -> String {
+    format!(
+        "\
+try:
+  curl -i -d tea    -H 'Idempotency-Key: order-1' {url}/orders   # is executed
+  curl -i -d tea    -H 'Idempotency-Key: order-1' {url}/orders   # again: the same answer, replayed
+  curl -i -d coffee -H 'Idempotency-Key: order-1' {url}/orders   # another request under the key: 422
+  curl -i -m 1 -d x -H 'Idempotency-Key: slow-1' {url}/slow/3000 # give up; then send it again, now and later
+  curl -s {url}/executions                                       # what was executed
+"
+    )
+}
+
+const GRACE: Duration = Duration::from_secs(30);

@@ -1,0 +1,222 @@
+//! The command line, and the layer it describes.
+
+use std::{path::PathBuf, time::Duration};
+
+use axum::http::HeaderName;
+use clap::{Parser, ValueEnum};
+use tower_idempotency::{
+    IdempotencyLayer, InFlight, MemoryStore, MissingKey, OrphanPolicy, Preset, Principal, Ttl,
+};
+
+/// A server that shows every behaviour of tower-idempotency.
+///
+/// What is not given is as the preset says.
+#[derive(Debug, Parser)]
+#[command(version)]
+pub(crate) struct Args {
+    /// Where to listen; port 0 picks a free port.
+    #[arg(long, value_name = "ADDR", default_value = "127.0.0.1:3000")]
+    pub(crate) listen: String,
+
+    /// Where leases and records live: memory, redis://.., postgres://.., mysql://.., sqlite:PATH or
+    /// dynamodb://TABLE?endpoint=URL.
+    #[arg(long, default_value = "memory")]
+    store: String,
+
+    /// The set of decisions to start from.
+    #[arg(long, value_enum, default_value_t = PresetName::Recommended)]
+    preset: PresetName,
+
+    /// How long a record lives, as in 24h.
+    #[arg(long, value_name = "DURATION", value_parser = ttl)]
+    retention: Option<Ttl>,
+
+    /// How long a lease lasts unless it is renewed, as in 15s.
+    #[arg(long, value_name = "DURATION", value_parser = ttl)]
+    lease: Option<Ttl>,
+
+    /// What becomes of a key whose execution ended without an outcome.
+    #[arg(long, value_enum)]
+    orphans: Option<Orphans>,
+
+    /// What a duplicate is answered while the first request is being executed.
+    #[arg(long, value_enum)]
+    in_flight: Option<Duplicates>,
+
+    /// How long `--in-flight wait` waits.
+    #[arg(long, value_name = "DURATION", value_parser = humantime::parse_duration)]
+    #[arg(requires = "in_flight", default_value = "10s")]
+    wait: Duration,
+
+    /// Refuse requests without a key.
+    #[arg(long)]
+    require_key: bool,
+
+    /// Whose key it is: authorization, or header:NAME.
+    #[arg(long, value_parser = principal)]
+    principal: Option<Principal>,
+
+    /// The largest request body under a key.
+    #[arg(long, value_name = "BYTES")]
+    request_limit: Option<usize>,
+
+    /// The largest response body that is recorded.
+    #[arg(long, value_name = "BYTES")]
+    response_limit: Option<usize>,
+
+    /// Append a line `PID n METHOD PATH KEY` to this file for every execution.
+    #[arg(long, value_name = "FILE")]
+    pub(crate) effects: Option<PathBuf>,
+}
+
+#[derive(Clone, Copy, Debug, ValueEnum)]
+enum PresetName {
+    Recommended,
+    Ietf,
+    Stripe,
+    Idempo,
+}
+
+#[derive(Clone, Copy, Debug, ValueEnum)]
+enum Orphans {
+    Reexecute,
+    Refuse,
+}
+
+#[derive(Clone, Copy, Debug, ValueEnum)]
+enum Duplicates {
+    Conflict,
+    TooManyRequests,
+    Wait,
+}
+
+impl Args {
+    /// The layer on the chosen store, or a sentence that says why there is none.
+    pub(crate) fn layer(&self) -> Result<IdempotencyLayer, String> {
+        let preset = match self.preset {
+            PresetName::Recommended => Preset::Recommended,
+            PresetName::Ietf => Preset::Ietf,
+            PresetName::Stripe => Preset::Stripe,
+            PresetName::Idempo => Preset::Idempo,
+        };
+        // Of a store only the scheme is shown: the rest may hold a password.
+        let layer = match self.store.split(':').next().unwrap_or_default() {
+            "memory" => IdempotencyLayer::with_preset(MemoryStore::new(), preset),
+            scheme @ ("redis" | "rediss" | "redis+cluster" | "postgres" | "mysql" | "sqlite"
+            | "dynamodb") => {
+                return Err(format!(
+                    "the {scheme} store is not built into the playground yet; use --store memory"
+                ));
+            }
+            scheme => {
+                return Err(format!(
+                    "expected a store of memory, redis, rediss, redis+cluster, postgres, mysql, sqlite or dynamodb, \
+                     found {scheme}"
+                ));
+            }
+        };
+        Ok(self.decide(layer))
+    }
+
+    fn decide(&self, mut layer: IdempotencyLayer) -> IdempotencyLayer {
+        if let Some(retention) = self.retention {
+            layer = layer.with_retention(retention);
+        }
+        if let Some(lease) = self.lease {
+            layer = layer.with_lease(lease);
+        }
+        if let Some(orphans) = self.orphans {
+            layer = layer.with_orphans(match orphans {
+                Orphans::Reexecute => OrphanPolicy::TakeOver,
+                Orphans::Refuse => OrphanPolicy::Refuse,
+            });
+        }
+        if let Some(in_flight) = self.in_flight {
+            layer = layer.with_in_flight(match in_flight {
+                Duplicates::Conflict => InFlight::Conflict,
+                Duplicates::TooManyRequests => InFlight::TooManyRequests,
+                Duplicates::Wait => InFlight::Wait(self.wait),
+            });
+        }
+        if self.require_key {
+            layer = layer.with_missing_key(MissingKey::Reject);
+        }
+        if let Some(principal) = &self.principal {
+            layer = layer.with_principal(principal.clone());
+        }
+        if let Some(bytes) = self.request_limit {
+            layer = layer.with_request_limit(bytes);
+        }
+        if let Some(bytes) = self.response_limit {
+            layer = layer.with_response_limit(bytes);
+        }
+        layer
+    }
+}
+
+fn ttl(text: &str) -> Result<Ttl, String> {
+    let duration = humantime::parse_duration(text).map_err(|error| error.to_string())?;
+    Ttl::try_from(duration).map_err(|error| error.to_string())
+}
+
+fn principal(text: &str) -> Result<Principal, String> {
+    if text == "authorization" {
+        return Ok(Principal::authorization());
+    }
+    text.strip_prefix("header:")
+        .and_then(|name| name.parse::<HeaderName>().ok())
+        .map(Principal::header)
+        .ok_or_else(|| "expected authorization, or header: and the name of a header".to_owned())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn refusal(store: &str) -> String {
+        let args = Args::parse_from(["playground", "--store", store]);
+        args.layer().expect_err("no such store")
+    }
+
+    #[test]
+    fn a_store_that_is_not_built_in_is_named_without_its_password() {
+        for store in [
+            "redis://:hush@localhost",
+            "rediss://:hush@localhost",
+            "redis+cluster://localhost",
+            "postgres://app:hush@localhost/app",
+            "mysql://app:hush@localhost/app",
+            "sqlite:hush.db",
+            "dynamodb://hush?endpoint=http://localhost:8000",
+        ] {
+            let refusal = refusal(store);
+            assert!(refusal.contains("is not built into"), "{refusal}");
+            assert!(!refusal.contains("hush"), "{refusal}");
+        }
+    }
+
+    #[test]
+    fn an_unknown_store_is_told_what_was_expected() {
+        assert!(refusal("mongodb://localhost").starts_with("expected a store of memory, redis,"));
+        assert!(refusal("mongodb://localhost").ends_with("found mongodb"));
+    }
+
+    #[test]
+    fn nonsense_is_refused_by_every_flag_that_has_a_form() {
+        for flag in [
+            ["--retention", "0s"],
+            ["--retention", "a day"],
+            ["--lease", "15"],
+            ["--wait", "soon"],
+            ["--principal", "cookie:session"],
+            ["--principal", "header:"],
+            ["--in-flight", "queue"],
+            ["--orphans", "keep"],
+            ["--preset", "none"],
+            ["--request-limit", "-1"],
+        ] {
+            let parsed = Args::try_parse_from(["playground", flag[0], flag[1]]);
+            assert!(parsed.is_err(), "{flag:?}");
+        }
+    }
+}

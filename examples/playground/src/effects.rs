@@ -1,0 +1,70 @@
+//! What the handlers did, whatever anybody was told.
+
+use std::{
+    collections::BTreeMap,
+    fs::{File, OpenOptions},
+    io::{self, Write},
+    path::Path,
+    process,
+    sync::{Mutex, PoisonError},
+};
+
+use axum::http::Method;
+use serde::Serialize;
+use tower_idempotency::IdempotencyKey;
+
+/// Counts executions, and writes each to the file if there is one.
+#[derive(Debug, Default)]
+pub(crate) struct Effects {
+    executions: Mutex<Executions>,
+    file: Option<File>,
+}
+
+/// How many executions there were, and of which paths.
+#[derive(Clone, Debug, Default, Serialize)]
+pub(crate) struct Executions {
+    total: u64,
+    paths: BTreeMap<String, u64>,
+}
+
+impl Effects {
+    /// Also appends a line for each execution to the file at `path`.
+    pub(crate) fn in_file(path: &Path) -> io::Result<Self> {
+        let file = OpenOptions::new().append(true).create(true).open(path)?;
+        Ok(Self {
+            executions: Mutex::default(),
+            file: Some(file),
+        })
+    }
+
+    /// An execution begins: its number, from 1.
+    pub(crate) fn begin(
+        &self,
+        method: &Method,
+        path: &str,
+        key: Option<&IdempotencyKey>,
+    ) -> io::Result<u64> {
+        let n = {
+            let mut executions = self
+                .executions
+                .lock()
+                .unwrap_or_else(PoisonError::into_inner);
+            executions.total += 1;
+            *executions.paths.entry(path.to_owned()).or_default() += 1;
+            executions.total
+        };
+        if let Some(mut file) = self.file.as_ref() {
+            let key = key.map_or("-", IdempotencyKey::as_str);
+            let line = format!("{} {n} {method} {path} {key}\n", process::id());
+            // In one write to a file opened for appending: the lines of several processes never mix, and what is
+            // written survives the process however it ends.
+            file.write_all(line.as_bytes())?;
+        }
+        Ok(n)
+    }
+
+    pub(crate) fn executions(&self) -> Executions {
+        let executions = self.executions.lock();
+        executions.unwrap_or_else(PoisonError::into_inner).clone()
+    }
+}

@@ -68,3 +68,34 @@ impl Effects {
         executions.unwrap_or_else(PoisonError::into_inner).clone()
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use std::{env, fs, thread};
+
+    use super::*;
+
+    #[test]
+    fn lines_of_several_writers_never_mix() {
+        let path = env::temp_dir().join(format!("playground-effects-{}", process::id()));
+        thread::scope(|scope| {
+            for _ in 0..8 {
+                scope.spawn(|| {
+                    let effects = Effects::in_file(&path).unwrap();
+                    for _ in 0..100 {
+                        effects.begin(&Method::POST, "/orders", None).unwrap();
+                    }
+                });
+            }
+        });
+        let text = fs::read_to_string(&path).unwrap();
+        fs::remove_file(&path).unwrap();
+        let mut lines: Vec<_> = text.lines().collect();
+        lines.sort_unstable();
+        let mut expected: Vec<_> = (0..800)
+            .map(|i| format!("{} {} POST /orders -", process::id(), i % 100 + 1))
+            .collect();
+        expected.sort_unstable();
+        assert_eq!(lines, expected);
+    }
+}

@@ -47,13 +47,16 @@ async fn main() -> ExitCode {
 /// Serves until it is asked to stop, and says whether everything that had begun has ended.
 async fn serve(args: &Args, layer: IdempotencyLayer) -> io::Result<bool> {
     let effects = match &args.effects {
-        Some(path) => Effects::in_file(path)?,
+        Some(path) => Effects::in_file(path)
+            .map_err(|error| because(&format!("cannot open {}", path.display()), &error))?,
         None => Effects::default(),
     };
     // Before anybody is told that we are ready: a signal that nobody listens for ends the process at once.
     let asked_to_stop = stop_signal()?;
     let app = routes::app(layer.clone(), Arc::new(effects));
-    let listener = TcpListener::bind(&args.listen).await?;
+    let listener = TcpListener::bind(&args.listen)
+        .await
+        .map_err(|error| because(&format!("cannot listen on {}", args.listen), &error))?;
     let url = format!("http://{}", listener.local_addr()?);
 
     let stop = Arc::new(Notify::new());
@@ -103,6 +106,10 @@ fn stop_signal() -> io::Result<impl Future<Output = ()>> {
     Ok(async move {
         interrupt.recv().await;
     })
+}
+
+fn because(what: &str, error: &io::Error) -> io::Error {
+    io::Error::new(error.kind(), format!("{what}: {error}"))
 }
 
 fn lines_to_try(url: &str) -> String {

@@ -214,3 +214,157 @@ fn one_per(ms: u64, count: u64, piece: impl Fn(u64) -> String + Send + 'static) 
 }
 
 const MOST_BYTES: usize = 64 * 1024 * 1024;
+
+#[cfg(test)]
+mod tests {
+    use axum::http::Method;
+    use http_body_util::BodyExt;
+    use tower::ServiceExt;
+    use tower_idempotency::MemoryStore;
+
+    use super::*;
+
+    fn playground() -> Router {
+        app(IdempotencyLayer::new(MemoryStore::new()), Arc::default())
+    }
+
+    async fn send(app: &Router, method: Method, path: &str, key: Option<&str>) -> Response {
+        let mut req = Request::builder().method(method).uri(path);
+        if let Some(key) = key {
+            req = req.header("idempotency-key", key);
+        }
+        let req = req.header(header::CONTENT_TYPE, "text/plain");
+        app.clone()
+            .oneshot(req.body(Body::from("tea")).unwrap())
+            .await
+            .unwrap()
+    }
+
+    async fn text(res: Response) -> String {
+        let body = res.into_body().collect().await.unwrap().to_bytes();
+        String::from_utf8(body.to_vec()).unwrap()
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn every_route_answers_any_method_and_counts_its_executions() {
+        let app = playground();
+        for (path, status, body) in [
+            ("/orders", 201, r#"{"execution":N,"received":3}"#),
+            ("/slow/60000", 201, r#"{"execution":N,"received":3}"#),
+            ("/status/418", 418, r#"{"execution":N}"#),
+            ("/status/599", 599, r#"{"execution":N}"#),
+            ("/status/204", 204, ""),
+            ("/status/205", 205, ""),
+            ("/status/304", 304, ""),
+            ("/no-store", 200, r#"{"execution":N}"#),
+            ("/persist/9", 200, r#"{"execution":N}"#),
+            ("/bytes/0", 200, ""),
+            (
+                "/stream/2/1000",
+                200,
+                "chunk 1 of execution N\nchunk 2 of execution N\n",
+            ),
+            ("/events/1/1000", 200, "data: chunk 1 of execution N\n\n"),
+            ("/headers", 200, r#"{"execution":N}"#),
+            ("/echo", 200, "tea"),
+        ] {
+            for method in [
+                Method::GET,
+                Method::POST,
+                Method::from_bytes(b"BREW").unwrap(),
+            ] {
+                let res = send(&app, method, path, None).await;
+                let n = res.headers()["x-execution"].to_str().unwrap().to_owned();
+                assert_eq!(res.status(), status, "{path}");
+                assert_eq!(text(res).await, body.replace('N', &n), "{path}");
+            }
+        }
+        let total = r#"{"total":42,"#;
+        for _ in 0..2 {
+            let executions = send(&app, Method::GET, "/executions", None).await;
+            assert!(text(executions).await.starts_with(total), "looking counts");
+        }
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_retry_executes_again_only_where_the_first_answer_is_not_kept() {
+        let app = playground();
+        for (path, kept) in [
+            ("/orders", true),
+            ("/slow/20", true),
+            ("/status/404", true),
+            ("/status/500", false),
+            ("/no-store", false),
+            ("/persist/9", true),
+            ("/bytes/100", true),
+            ("/stream/2/1", true),
+            ("/headers", true),
+            ("/echo", true),
+            ("/truncated", false),
+        ] {
+            let first = send(&app, Method::POST, path, Some(path)).await;
+            let retry = send(&app, Method::POST, path, Some(path)).await;
+            let same = first.headers()["x-execution"] == retry.headers()["x-execution"];
+            assert_eq!(same, kept, "{path}");
+            assert_eq!(
+                retry.headers().contains_key("idempotent-replayed"),
+                kept,
+                "{path}"
+            );
+            assert!(
+                !first
+                    .headers()
+                    .keys()
+                    .any(|name| name.as_str().starts_with("x-idempo-"))
+            );
+        }
+    }
+
+    #[tokio::test]
+    async fn headers_come_twice_and_in_bytes_that_are_not_ascii() {
+        let res = send(&playground(), Method::GET, "/headers", None).await;
+        assert_eq!(res.headers().get_all(header::SET_COOKIE).iter().count(), 2);
+        assert_eq!(res.headers().get_all(header::LINK).iter().count(), 2);
+        assert_eq!(res.headers()[header::CONNECTION], "x-hop");
+        assert_eq!(res.headers()["x-latin1"].as_bytes(), b"caf\xe9");
+    }
+
+    #[tokio::test]
+    async fn bytes_are_as_many_as_asked_for_and_never_the_same() {
+        let app = playground();
+        let mut seen = Vec::new();
+        for _ in 0..2 {
+            let res = send(&app, Method::GET, "/bytes/1001", None).await;
+            assert_eq!(res.headers()[header::CONTENT_LENGTH], "1001");
+            let body = res.into_body().collect().await.unwrap().to_bytes();
+            assert_eq!(body.len(), 1001);
+            seen.push(body);
+        }
+        assert_ne!(seen[0], seen[1]);
+        let too_many = send(&app, Method::GET, "/bytes/100000000000", None).await;
+        assert_eq!(too_many.status(), StatusCode::BAD_REQUEST);
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_truncated_body_fails_after_its_first_chunk() {
+        let res = send(&playground(), Method::GET, "/truncated", None).await;
+        let mut body = res.into_body().into_data_stream();
+        assert_eq!(
+            body.next().await.unwrap().unwrap(),
+            "the start of execution 1\n"
+        );
+        assert!(body.next().await.unwrap().is_err());
+    }
+
+    #[tokio::test]
+    async fn a_panic_reaches_the_caller_and_frees_the_key() {
+        let app = playground();
+        for _ in 0..2 {
+            let app = app.clone();
+            let task = async move { send(&app, Method::POST, "/panic", Some("p")).await };
+            assert!(tokio::spawn(task).await.unwrap_err().is_panic());
+        }
+        let executions = text(send(&app, Method::GET, "/executions", None).await).await;
+        assert_eq!(executions, r#"{"total":2,"paths":{"/panic":2}}"#);
+    }
+}

@@ -33,6 +33,8 @@ pub mod probe;
 pub mod stage;
 pub mod wire;
 
+pub mod playground;
+
 /// Counts effects: what a handler did, not what anybody was told.
 #[derive(Clone, Debug, Default)]
 pub struct Effects(Arc<AtomicU64>);

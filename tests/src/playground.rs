@@ -1,0 +1,291 @@
+//! The playground as a process of its own, and clients for it.
+//!
+//! The binary is found by building it: cargo says where it put the executable, wherever the target directory is. Tests
+//! that run together build it once, and when it is up to date that takes no time.
+
+use std::{
+    env,
+    error::Error,
+    ffi::OsStr,
+    fmt,
+    io::{BufRead, BufReader, Read},
+    net::SocketAddr,
+    path::PathBuf,
+    process::{Child, Command, ExitStatus, Stdio},
+    sync::OnceLock,
+    thread::{self, JoinHandle},
+    time::{Duration, Instant},
+};
+
+use bytes::Bytes;
+use http::{Request, request};
+use http_body_util::{BodyExt, Full};
+use hyper_util::{client::legacy::Client, rt::TokioExecutor};
+
+use crate::Answer;
+
+/// A running playground; killed when it is dropped.
+pub struct Playground {
+    child: Child,
+    url: String,
+    stdout: BufReader<std::process::ChildStdout>,
+    stderr: Option<JoinHandle<String>>,
+}
+
+impl Playground {
+    /// Starts one on a free port and waits until it is ready.
+    ///
+    /// # Panics
+    ///
+    /// When it cannot be built, or does not say that it is listening.
+    #[must_use]
+    pub fn start(args: &[&str]) -> Self {
+        let mut child = command(args)
+            .stdout(Stdio::piped())
+            .stderr(Stdio::piped())
+            .spawn()
+            .expect("the playground starts");
+        let mut stdout = BufReader::new(child.stdout.take().expect("a piped stdout"));
+        let mut stderr = child.stderr.take().expect("a piped stderr");
+        let stderr = thread::spawn(move || {
+            let mut text = String::new();
+            stderr.read_to_string(&mut text).expect("stderr is text");
+            text
+        });
+        let mut line = String::new();
+        stdout.read_line(&mut line).expect("a line on stdout");
+        let Some(url) = line.trim_end().strip_prefix("listening on ") else {
+            child.wait().expect("the playground ended");
+            let said = stderr.join().expect("stderr is read");
+            panic!(
+                "expected the playground to say that it is listening, found {line:?} and:\n{said}"
+            );
+        };
+        Self {
+            url: url.to_owned(),
+            child,
+            stdout,
+            stderr: Some(stderr),
+        }
+    }
+
+    /// The URL of a path.
+    #[must_use]
+    pub fn url(&self, path: &str) -> String {
+        format!("{}{path}", self.url)
+    }
+
+    /// Where it listens.
+    ///
+    /// # Panics
+    ///
+    /// When what it said is not an address.
+    #[must_use]
+    pub fn address(&self) -> SocketAddr {
+        let address = self.url.strip_prefix("http://").map(str::parse);
+        address.expect("http").expect("an address and a port")
+    }
+
+    /// Its process id.
+    #[must_use]
+    pub fn pid(&self) -> u32 {
+        self.child.id()
+    }
+
+    /// Asks it to stop.
+    ///
+    /// # Panics
+    ///
+    /// When there is no `kill`.
+    pub fn terminate(&self) {
+        let pid = self.pid().to_string();
+        let sent = run("kill", ["-TERM", &pid]);
+        assert!(sent.is_ok(), "{sent:?}");
+    }
+
+    /// Waits for its end: how it ended, and what else it said on stdout and on stderr.
+    ///
+    /// # Panics
+    ///
+    /// When it does not end within a minute.
+    pub fn wait(mut self) -> (ExitStatus, String, String) {
+        let deadline = Instant::now() + Duration::from_secs(60);
+        let status = loop {
+            if let Some(status) = self.child.try_wait().expect("a child of ours") {
+                break status;
+            }
+            assert!(Instant::now() < deadline, "the playground goes on");
+            thread::sleep(Duration::from_millis(5));
+        };
+        let mut rest = String::new();
+        self.stdout
+            .read_to_string(&mut rest)
+            .expect("stdout is text");
+        let stderr = self.stderr.take().expect("waited for once");
+        (status, rest, stderr.join().expect("stderr is read"))
+    }
+
+    /// A POST to a path under a key, to be completed.
+    #[must_use]
+    pub fn keyed(&self, path: &str, key: &str) -> request::Builder {
+        Request::post(self.url(path)).header("idempotency-key", key)
+    }
+
+    /// Posts to a path under a key.
+    ///
+    /// # Panics
+    ///
+    /// When no whole answer comes.
+    pub async fn post(&self, path: &str, key: &str, body: &[u8]) -> Answer {
+        self.send(self.keyed(path, key), body).await
+    }
+
+    /// Sends a request over HTTP/1.1 on a connection of its own and reads the answer to its end.
+    ///
+    /// # Panics
+    ///
+    /// When no whole answer comes.
+    pub async fn send(&self, req: request::Builder, body: &[u8]) -> Answer {
+        self.try_send(req, body).await.expect("a whole answer")
+    }
+
+    /// As [`send`](Self::send), over HTTP/2 without negotiation.
+    ///
+    /// # Panics
+    ///
+    /// When no whole answer comes.
+    pub async fn send_h2(&self, req: request::Builder, body: &[u8]) -> Answer {
+        let sent = send(true, req, body).await;
+        sent.expect("a whole answer")
+    }
+
+    /// As [`send`](Self::send), where it may fail.
+    ///
+    /// # Errors
+    ///
+    /// When no whole answer comes.
+    pub async fn try_send(&self, req: request::Builder, body: &[u8]) -> Result<Answer, SendError> {
+        send(false, req, body).await
+    }
+
+    /// How many executions there were.
+    ///
+    /// # Panics
+    ///
+    /// When it does not say.
+    pub async fn executions(&self) -> u64 {
+        let req = Request::get(self.url("/executions"));
+        let answer = self.send(req, b"").await;
+        let executions: serde_json::Value = serde_json::from_slice(&answer.body).expect("JSON");
+        executions["total"].as_u64().expect("a total")
+    }
+
+    /// Waits until that many executions have begun.
+    ///
+    /// # Panics
+    ///
+    /// When there are fewer after ten seconds.
+    pub async fn has_begun(&self, executions: u64) {
+        let deadline = Instant::now() + Duration::from_secs(10);
+        while self.executions().await < executions {
+            assert!(
+                Instant::now() < deadline,
+                "expected {executions} executions"
+            );
+            tokio::time::sleep(Duration::from_millis(5)).await;
+        }
+    }
+}
+
+/// Why no whole answer came.
+pub type SendError = Box<dyn Error + Send + Sync>;
+
+impl Drop for Playground {
+    fn drop(&mut self) {
+        let _ = self.child.kill();
+        let _ = self.child.wait();
+    }
+}
+
+impl fmt::Debug for Playground {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Playground")
+            .field("pid", &self.pid())
+            .field("url", &self.url)
+            .finish_non_exhaustive()
+    }
+}
+
+/// The playground with these arguments, on a free port of this machine unless they say otherwise.
+///
+/// # Panics
+///
+/// When it cannot be built.
+#[must_use]
+pub fn command(args: &[&str]) -> Command {
+    static BINARY: OnceLock<PathBuf> = OnceLock::new();
+    let mut command = Command::new(BINARY.get_or_init(build));
+    if !args.contains(&"--listen") {
+        command.args(["--listen", "127.0.0.1:0"]);
+    }
+    // Panics that are part of the show should not fill the pipe.
+    command
+        .args(args)
+        .env("RUST_BACKTRACE", "0")
+        .env_remove("RUST_LOG");
+    command
+}
+
+async fn send(http2: bool, req: request::Builder, body: &[u8]) -> Result<Answer, SendError> {
+    let req = req.body(Full::new(Bytes::copy_from_slice(body)))?;
+    // A client that repeats requests by itself would be counted for it.
+    let client = Client::builder(TokioExecutor::new())
+        .pool_max_idle_per_host(0)
+        .retry_canceled_requests(false)
+        .http2_only(http2)
+        .build_http();
+    let (head, body) = client.request(req).await?.into_parts();
+    Ok(Answer {
+        status: head.status,
+        headers: head.headers,
+        body: body.collect().await?.to_bytes(),
+    })
+}
+
+fn build() -> PathBuf {
+    let cargo = env::var_os("CARGO").unwrap_or_else(|| "cargo".into());
+    let built = Command::new(cargo)
+        .args(["build", "--package", "playground", "--message-format"])
+        .arg("json-render-diagnostics")
+        .current_dir(env!("CARGO_MANIFEST_DIR"))
+        .stderr(Stdio::inherit())
+        .output()
+        .expect("cargo starts");
+    assert!(built.status.success(), "the playground does not build");
+    let executable = built.stdout.split(|byte| *byte == b'\n').find_map(|line| {
+        let message: serde_json::Value = serde_json::from_slice(line).ok()?;
+        message["executable"].as_str().map(PathBuf::from)
+    });
+    executable.expect("cargo says where the executable is")
+}
+
+/// What a tool wrote to stdout.
+///
+/// # Errors
+///
+/// When it is missing, which is said by its name, or when it failed: what it wrote to stderr.
+pub fn run<A: AsRef<OsStr>>(
+    tool: &str,
+    args: impl IntoIterator<Item = A>,
+) -> Result<Vec<u8>, String> {
+    let output = Command::new(tool)
+        .args(args)
+        .output()
+        .map_err(|error| format!("{tool} is needed and cannot be started: {error}"))?;
+    if output.status.success() {
+        Ok(output.stdout)
+    } else {
+        let stderr = String::from_utf8_lossy(&output.stderr);
+        Err(format!("{tool} failed, {}: {stderr}", output.status))
+    }
+}

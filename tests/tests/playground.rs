@@ -1,0 +1,689 @@
+//! The playground as its users meet it: a real process, real sockets, and clients in other languages.
+
+use std::{
+    env, fs,
+    io::{Read, Write},
+    net::TcpStream,
+    path::PathBuf,
+    process,
+    time::{Duration, Instant},
+};
+
+use http::{HeaderMap, Method, Request, StatusCode};
+use tests::{
+    Answer,
+    playground::{Playground, command, run},
+};
+use tokio::{task::JoinSet, time::sleep};
+
+// ---- Retries ----
+
+#[tokio::test]
+async fn a_retry_gets_the_first_answer_byte_for_byte_and_nothing_runs_again() {
+    let playground = Playground::start(&[]);
+    for (path, body) in [
+        ("/orders", &b"tea"[..]),
+        ("/echo", b"\x00\xffbytes that are no text\r\n\r\n"),
+        ("/bytes/0", b""),
+        ("/bytes/300000", b""),
+        ("/status/204", b""),
+        ("/stream/3/10", b""),
+    ] {
+        let before = playground.executions().await;
+        let first = playground.post(path, path, body).await;
+        let retry = playground.post(path, path, body).await;
+        let over_h2 = playground.send_h2(playground.keyed(path, path), body).await;
+        assert!(!first.is_replay(), "{path}");
+        assert!(retry.is_replay() && over_h2.is_replay(), "{path}");
+        same(&first, &retry);
+        same(&first, &over_h2);
+        assert_eq!(playground.executions().await, before + 1, "{path}");
+    }
+}
+
+#[tokio::test]
+async fn http2_without_negotiation_is_served_as_http1_is() {
+    let playground = Playground::start(&[]);
+    let first = playground
+        .send_h2(playground.keyed("/orders", "k"), b"tea")
+        .await;
+    let retry = playground.post("/orders", "k", b"tea").await;
+    assert!(retry.is_replay());
+    same(&first, &retry);
+}
+
+#[tokio::test]
+async fn curl_sees_one_execution_and_the_same_answer_twice() {
+    let playground = Playground::start(&[]);
+    let url = playground.url("/orders");
+    let mut answers = Vec::new();
+    for _ in 0..2 {
+        let args = ["-sS", "-i", "-d", "tea", "-H", "Idempotency-Key: k", &url];
+        let answer = run("curl", args).expect("curl");
+        answers.push(String::from_utf8(answer).expect("text"));
+    }
+    assert!(
+        answers[0].starts_with("HTTP/1.1 201 Created\r\n"),
+        "{}",
+        answers[0]
+    );
+    let bare = |answer: &str| -> String {
+        let lines = answer.split_inclusive('\n');
+        lines.filter(|line| !line.starts_with("date:")).collect()
+    };
+    let marker = "idempotent-replayed: true\r\n";
+    assert!(answers[1].contains(marker), "{}", answers[1]);
+    assert_eq!(bare(&answers[0]), bare(&answers[1]).replace(marker, ""));
+    assert_eq!(playground.executions().await, 1);
+}
+
+#[tokio::test]
+async fn a_client_in_python_sees_one_execution_and_the_same_answer_twice() {
+    let playground = Playground::start(&[]);
+    let script = r#"
+import http.client, sys
+answers = []
+for _ in range(2):
+    connection = http.client.HTTPConnection(sys.argv[1], timeout=30)
+    connection.request("POST", "/bytes/1000", body=b"tea", headers={"Idempotency-Key": '"k"'})
+    response = connection.getresponse()
+    answers.append((response.status, dict(response.getheaders()), response.read()))
+(status, first, body), (status2, retry, body2) = answers
+assert (status, body) == (status2, body2) and len(body) == 1000, answers
+assert "idempotent-replayed" not in first and retry.pop("idempotent-replayed") == "true", answers
+first.pop("date"), retry.pop("date")
+assert first == retry, answers
+"#;
+    let address = playground.address().to_string();
+    run("python3", ["-c", script, &address]).expect("python3");
+    assert_eq!(playground.executions().await, 1);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn sixty_four_at_once_cause_one_execution_and_are_all_told_the_same() {
+    let playground = std::sync::Arc::new(Playground::start(&["--in-flight", "wait"]));
+    let mut clients = JoinSet::new();
+    for _ in 0..64 {
+        let playground = std::sync::Arc::clone(&playground);
+        clients.spawn(async move {
+            playground
+                .send(playground.keyed("/slow/300", "k"), b"tea")
+                .await
+        });
+    }
+    let answers = clients.join_all().await;
+    let answers: Vec<_> = answers.into_iter().collect();
+    assert_eq!(
+        answers.iter().filter(|answer| !answer.is_replay()).count(),
+        1
+    );
+    for answer in &answers {
+        same(&answers[0], answer);
+    }
+    assert_eq!(playground.executions().await, 1);
+}
+
+#[tokio::test]
+async fn a_client_that_leaves_neither_cancels_nor_repeats_the_work() {
+    let playground = Playground::start(&[]);
+    leave_behind(&playground, "/slow/300");
+    playground.has_begun(1).await;
+    let meanwhile = playground.post("/slow/300", "k", b"tea").await;
+    assert_eq!(meanwhile.code(), "in-progress");
+    let retry = eventually(&playground, "/slow/300").await;
+    assert!(retry.is_replay());
+    assert_eq!(retry.text(), r#"{"execution":1,"received":3}"#);
+}
+
+// ---- Routes ----
+
+#[tokio::test]
+async fn no_store_frees_the_key_and_persist_says_how_long_it_is_taken() {
+    let playground = Playground::start(&[]);
+    for n in ["1", "2"] {
+        let answer = playground.post("/no-store", "n", b"").await;
+        assert_eq!(answer.header("x-execution"), Some(n));
+        assert_eq!(answer.header("x-idempo-policy"), None);
+    }
+    let persist = || async { playground.post("/persist/1", "p", b"").await };
+    assert_eq!(persist().await.header("x-idempo-persist-for-seconds"), None);
+    assert!(persist().await.is_replay());
+    sleep(Duration::from_millis(1100)).await;
+    let later = persist().await;
+    assert!(!later.is_replay());
+    assert_eq!(later.header("x-execution"), Some("4"));
+}
+
+#[tokio::test]
+async fn events_arrive_as_they_come_and_leave_a_tombstone() {
+    let playground = Playground::start(&[]);
+    let mut events = raw(
+        &playground,
+        "POST /events/3/400 HTTP/1.1\r\nhost: x\r\nidempotency-key: k\r\n\r\n",
+    );
+    let started = Instant::now();
+    let seen = read_until(&mut events, "chunk 1 of execution 1");
+    assert!(seen.contains("content-type: text/event-stream"), "{seen}");
+    assert!(
+        started.elapsed() < Duration::from_millis(1000),
+        "the first event waited for the others"
+    );
+    read_until(&mut events, "chunk 3 of execution 1");
+    let retry = playground.post("/events/3/400", "k", b"").await;
+    assert_eq!(
+        (retry.status, retry.code()),
+        (StatusCode::CONFLICT, "response-not-retained".to_owned())
+    );
+    assert!(!retry.is_replay());
+    assert_eq!(playground.executions().await, 1);
+}
+
+#[tokio::test]
+async fn a_stream_that_goes_on_for_too_long_is_passed_on_whole_and_leaves_a_tombstone() {
+    let playground = Playground::start(&[]);
+    let first = playground.post("/stream/11/1000", "k", b"").await;
+    let expected: String = (1..=11)
+        .map(|i| format!("chunk {i} of execution 1\n"))
+        .collect();
+    assert_eq!(first.text(), expected);
+    let retry = playground.post("/stream/11/1000", "k", b"").await;
+    assert_eq!(retry.code(), "response-not-retained");
+    assert!(retry.text().contains("streamed"));
+}
+
+#[tokio::test]
+async fn a_replay_carries_the_headers_of_the_answer_and_none_of_the_connection() {
+    let playground = Playground::start(&[]);
+    let send = || {
+        raw_answer(
+            &playground,
+            "POST /headers HTTP/1.1\r\nhost: x\r\nidempotency-key: k\r\nconnection: close\r\n\r\n",
+        )
+    };
+    let (first, replay) = (send(), send());
+    let lines = |answer: &[u8], name: &str| -> Vec<Vec<u8>> {
+        let head = answer.split(|byte| *byte == b'\n').map(<[u8]>::trim_ascii);
+        head.filter(|line| {
+            line.to_ascii_lowercase()
+                .starts_with(format!("{name}:").as_bytes())
+        })
+        .map(<[u8]>::to_vec)
+        .collect()
+    };
+    for (name, count) in [
+        ("link", 2),
+        ("etag", 1),
+        ("x-latin1", 1),
+        ("x-execution", 1),
+        ("content-length", 1),
+    ] {
+        assert_eq!(lines(&first, name).len(), count, "{name}");
+        assert_eq!(lines(&first, name), lines(&replay, name), "{name}");
+    }
+    assert_eq!(lines(&replay, "x-latin1"), [b"x-latin1: caf\xe9"]);
+    for (name, count) in [("set-cookie", 2), ("x-request-id", 1), ("x-hop", 1)] {
+        assert_eq!(lines(&first, name).len(), count, "{name}");
+        assert_eq!(lines(&replay, name).len(), 0, "{name}");
+    }
+    assert_eq!(lines(&replay, "idempotent-replayed").len(), 1);
+}
+
+#[tokio::test]
+async fn a_panic_closes_the_connection_and_frees_the_key() {
+    let playground = Playground::start(&[]);
+    for n in 1..=2 {
+        assert!(
+            playground
+                .try_send(playground.keyed("/panic", "k"), b"")
+                .await
+                .is_err()
+        );
+        assert_eq!(playground.executions().await, n);
+    }
+}
+
+#[tokio::test]
+async fn a_body_that_breaks_off_is_seen_to_break_off_and_frees_the_key() {
+    let playground = Playground::start(&[]);
+    for n in 1..=2 {
+        let broken = playground
+            .try_send(playground.keyed("/truncated", "k"), b"")
+            .await;
+        assert!(broken.is_err(), "{broken:?}");
+        assert_eq!(playground.executions().await, n);
+    }
+    let unprotected = raw_answer(&playground, "GET /truncated HTTP/1.1\r\nhost: x\r\n\r\n");
+    let unprotected = String::from_utf8(unprotected).expect("text");
+    assert!(
+        unprotected.contains("the start of execution 3"),
+        "{unprotected}"
+    );
+    assert!(!unprotected.ends_with("0\r\n\r\n"), "{unprotected}");
+}
+
+#[tokio::test]
+async fn each_preset_keeps_the_statuses_it_names() {
+    for (preset, kept, freed) in [
+        (
+            "recommended",
+            &[200, 201, 204, 302, 304, 400, 404, 409, 418, 422][..],
+            &[401, 403, 408, 423, 425, 429, 500, 503][..],
+        ),
+        (
+            "ietf",
+            &[200, 204, 401, 404, 500, 502],
+            &[408, 421, 425, 429, 503],
+        ),
+        ("stripe", &[200, 400, 404, 500, 503], &[401, 403, 429]),
+        ("idempo", &[200, 401, 404, 408], &[425, 429, 500]),
+    ] {
+        let playground = Playground::start(&["--preset", preset]);
+        for (codes, executions) in [(kept, 1), (freed, 2)] {
+            for code in codes {
+                let (path, before) = (format!("/status/{code}"), playground.executions().await);
+                for _ in 0..2 {
+                    let req = playground.keyed(&path, &format!("\"{code}\""));
+                    let answer = playground.send(req, b"").await;
+                    assert_eq!(answer.status, *code);
+                }
+                let ran = playground.executions().await - before;
+                assert_eq!(ran, executions, "{preset} {code}");
+            }
+        }
+    }
+}
+
+#[tokio::test]
+async fn safe_methods_run_every_time_and_looking_is_not_counted() {
+    let playground = Playground::start(&[]);
+    for method in [Method::GET, Method::HEAD, Method::OPTIONS] {
+        for _ in 0..2 {
+            let req = playground.keyed("/orders", "k").method(&method);
+            let answer = playground.send(req, b"").await;
+            assert!(!answer.is_replay(), "{method}");
+        }
+    }
+    for _ in 0..2 {
+        let health = playground
+            .send(Request::get(playground.url("/healthz")), b"")
+            .await;
+        assert_eq!(health.status, StatusCode::OK);
+    }
+    assert_eq!(playground.executions().await, 6);
+}
+
+// ---- Flags ----
+
+#[tokio::test]
+async fn each_preset_refuses_another_request_under_the_key_in_its_own_way() {
+    for (preset, status, media_type) in [
+        ("recommended", 422, "application/problem+json"),
+        ("ietf", 422, "application/problem+json"),
+        ("stripe", 400, "application/json"),
+        ("idempo", 201, "application/json"),
+    ] {
+        let playground = Playground::start(&["--preset", preset]);
+        for (body, status) in [("tea", 201), ("coffee", status)] {
+            let req = playground.keyed("/orders", "\"k\"");
+            let answer = playground.send(req, body.as_bytes()).await;
+            assert_eq!(answer.status, status, "{preset} {body}");
+        }
+        let answer = playground.post("/orders", "\"k\"", b"coffee").await;
+        assert_eq!(answer.header("content-type"), Some(media_type), "{preset}");
+    }
+}
+
+#[tokio::test]
+async fn a_required_key_is_asked_for_where_it_would_protect() {
+    let playground = Playground::start(&["--require-key"]);
+    let refused = playground
+        .send(Request::post(playground.url("/orders")), b"tea")
+        .await;
+    assert_eq!(
+        (refused.status, refused.code()),
+        (StatusCode::BAD_REQUEST, "missing-key".to_owned())
+    );
+    let safe = playground
+        .send(Request::get(playground.url("/orders")), b"")
+        .await;
+    assert_eq!(safe.status, StatusCode::CREATED);
+    assert_eq!(playground.executions().await, 1);
+}
+
+#[tokio::test]
+async fn the_principal_is_who_the_flag_says() {
+    for (flag, header, other) in [
+        ("authorization", "authorization", "x-account"),
+        ("header:X-Account", "x-account", "authorization"),
+    ] {
+        let playground = Playground::start(&["--principal", flag]);
+        for (header, who, replayed) in [
+            (header, "ann", false),
+            (header, "ann", true),
+            (header, "bob", false),
+            (other, "ann", false),
+            (other, "bob", true),
+        ] {
+            let req = playground.keyed("/orders", "k").header(header, who);
+            let answer = playground.send(req, b"tea").await;
+            assert_eq!(answer.is_replay(), replayed, "{flag}: {header} {who}");
+        }
+    }
+}
+
+#[tokio::test]
+async fn request_bodies_over_the_limit_are_refused_and_nothing_runs() {
+    let playground = Playground::start(&["--request-limit", "10"]);
+    let allowed = playground.post("/orders", "a", b"0123456789").await;
+    assert_eq!(allowed.status, StatusCode::CREATED);
+    let refused = playground.post("/orders", "b", b"0123456789+").await;
+    assert_eq!(
+        (refused.status, refused.code()),
+        (StatusCode::PAYLOAD_TOO_LARGE, "body-too-large".to_owned())
+    );
+    // Of a body of unknown length it is known when it gets there.
+    let chunked = raw_answer(
+        &playground,
+        "POST /orders HTTP/1.1\r\nhost: x\r\nidempotency-key: c\r\nconnection: close\r\ntransfer-encoding: chunked\r\n\r\nb\r\n0123456789+\r\n0\r\n\r\n",
+    );
+    assert!(
+        chunked.starts_with(b"HTTP/1.1 413 "),
+        "{}",
+        String::from_utf8_lossy(&chunked)
+    );
+    assert_eq!(playground.executions().await, 1);
+    let unprotected = Request::post(playground.url("/orders"));
+    let unprotected = playground.send(unprotected, b"0123456789+").await;
+    assert_eq!(unprotected.status, StatusCode::CREATED);
+}
+
+#[tokio::test]
+async fn responses_over_the_limit_leave_a_tombstone_or_free_the_key_as_the_preset_says() {
+    for (preset, retried, executions) in [("recommended", 409, 2), ("idempo", 200, 3)] {
+        let playground = Playground::start(&["--response-limit", "100", "--preset", preset]);
+        for (path, retried) in [("/bytes/100", 200), ("/bytes/101", retried)] {
+            for status in [200, retried] {
+                let answer = playground.post(path, path, b"").await;
+                assert_eq!(answer.status, status, "{preset} {path}");
+            }
+        }
+        assert_eq!(playground.executions().await, executions, "{preset}");
+    }
+}
+
+#[tokio::test]
+async fn a_concurrent_duplicate_is_answered_as_the_flag_says() {
+    for (flags, status, retry_after, replayed) in [
+        (&["--in-flight", "conflict"][..], 409, Some("1"), false),
+        (&["--in-flight", "too-many-requests"], 429, Some("1"), false),
+        (
+            &["--in-flight", "wait", "--wait", "50ms"],
+            409,
+            Some("1"),
+            false,
+        ),
+        (&["--in-flight", "wait"], 201, None, true),
+        (&["--preset", "idempo"], 429, Some("2"), false),
+        (
+            &["--preset", "idempo", "--in-flight", "conflict"],
+            409,
+            Some("2"),
+            false,
+        ),
+    ] {
+        let playground = Playground::start(flags);
+        leave_behind(&playground, "/slow/500");
+        playground.has_begun(1).await;
+        let answer = playground.post("/slow/500", "k", b"tea").await;
+        assert_eq!(answer.status, status, "{flags:?}");
+        assert_eq!(answer.header("retry-after"), retry_after, "{flags:?}");
+        assert_eq!(answer.is_replay(), replayed, "{flags:?}");
+        let other = playground.post("/slow/500", "k", b"coffee").await;
+        let mismatch = if flags.contains(&"idempo") { 201 } else { 422 };
+        assert_eq!(other.status, mismatch, "{flags:?}");
+    }
+}
+
+#[tokio::test]
+async fn a_record_lives_as_long_as_the_retention() {
+    let playground = Playground::start(&["--retention", "600ms"]);
+    let orders = || async { playground.post("/orders", "k", b"tea").await };
+    assert!(!orders().await.is_replay());
+    assert!(orders().await.is_replay());
+    sleep(Duration::from_millis(700)).await;
+    assert!(!orders().await.is_replay());
+}
+
+#[tokio::test]
+async fn a_lease_is_renewed_for_as_long_as_the_execution_takes() {
+    let playground = Playground::start(&["--lease", "200ms"]);
+    leave_behind(&playground, "/slow/1500");
+    playground.has_begun(1).await;
+    let retry = eventually(&playground, "/slow/1500").await;
+    assert!(retry.is_replay());
+    assert_eq!(playground.executions().await, 1);
+}
+
+#[test]
+fn stores_that_are_not_there_end_it_with_2_and_a_sentence() {
+    for (store, sentence) in [
+        (
+            "redis://:hush@127.0.0.1:6379",
+            "the redis store is not built into the playground yet",
+        ),
+        ("rediss://127.0.0.1", "the rediss store is not built"),
+        (
+            "redis+cluster://127.0.0.1",
+            "the redis+cluster store is not built",
+        ),
+        (
+            "postgres://app:hush@127.0.0.1/app",
+            "the postgres store is not built",
+        ),
+        (
+            "mysql://app:hush@127.0.0.1/app",
+            "the mysql store is not built",
+        ),
+        ("sqlite:playground.db", "the sqlite store is not built"),
+        (
+            "dynamodb://keys?endpoint=http://127.0.0.1:8000",
+            "the dynamodb store is not built",
+        ),
+        (
+            "mongodb://hush@127.0.0.1",
+            "expected a store of memory, redis,",
+        ),
+    ] {
+        let output = command(&["--store", store])
+            .output()
+            .expect("the playground starts");
+        let said = String::from_utf8(output.stderr).expect("text");
+        assert_eq!(output.status.code(), Some(2), "{store}");
+        assert!(said.contains(sentence), "{said}");
+        assert!(!said.contains("hush"), "{said}");
+        assert!(output.stdout.is_empty(), "{store}");
+    }
+}
+
+#[test]
+fn an_address_that_is_taken_is_named() {
+    let first = Playground::start(&[]);
+    let address = first.address().to_string();
+    let output = command(&["--listen", &address])
+        .output()
+        .expect("the playground starts");
+    let said = String::from_utf8(output.stderr).expect("text");
+    assert_eq!(output.status.code(), Some(1));
+    assert!(
+        said.contains(&format!("cannot listen on {address}")),
+        "{said}"
+    );
+}
+
+#[tokio::test]
+async fn effects_of_several_processes_are_whole_lines_of_one_file() {
+    let file = TempFile::new("effects");
+    let flags = ["--effects", file.as_str()];
+    let playgrounds = [Playground::start(&flags), Playground::start(&flags)];
+    let mut expected = Vec::new();
+    for playground in &playgrounds {
+        let pid = playground.pid();
+        for _ in 0..2 {
+            let answer = playground
+                .send(playground.keyed("/orders?tea=1", "\"k 1\""), b"tea")
+                .await;
+            assert_eq!(answer.header("x-execution"), Some("1"));
+        }
+        let unkeyed = Request::put(playground.url("/slow/1"));
+        playground.send(unkeyed, b"").await;
+        let safe = playground.keyed("/no-store", "k").method(Method::GET);
+        playground.send(safe, b"").await;
+        let _panicked = playground
+            .try_send(playground.keyed("/panic", "k"), b"")
+            .await;
+        expected.extend([
+            format!("{pid} 1 POST /orders k 1"),
+            format!("{pid} 2 PUT /slow/1 -"),
+            format!("{pid} 3 GET /no-store -"),
+            format!("{pid} 4 POST /panic k"),
+        ]);
+    }
+    let text = fs::read_to_string(file.as_str()).expect("the file");
+    assert_eq!(text.lines().collect::<Vec<_>>(), expected);
+    assert!(text.ends_with('\n'));
+}
+
+// ---- Stopping ----
+
+#[tokio::test]
+async fn asked_to_stop_it_answers_what_has_begun_and_ends_well() {
+    let playground = Playground::start(&[]);
+    let mut client = raw(
+        &playground,
+        "POST /slow/700 HTTP/1.1\r\nhost: x\r\nidempotency-key: k\r\ncontent-length: 3\r\n\r\ntea",
+    );
+    playground.has_begun(1).await;
+    playground.terminate();
+    let mut answer = String::new();
+    client.read_to_string(&mut answer).expect("an answer");
+    assert!(answer.starts_with("HTTP/1.1 201 "), "{answer}");
+    let address = playground.address();
+    let (status, stdout, stderr) = playground.wait();
+    assert_eq!(status.code(), Some(0), "{stderr}");
+    assert!(
+        stderr.contains("everything that had begun has ended"),
+        "{stderr}"
+    );
+    assert_eq!(stdout, "", "one line on stdout is all");
+    assert!(TcpStream::connect(address).is_err());
+}
+
+#[tokio::test]
+async fn asked_to_stop_it_also_ends_what_a_client_has_left_behind() {
+    let playground = Playground::start(&[]);
+    let started = Instant::now();
+    leave_behind(&playground, "/slow/1000");
+    playground.has_begun(1).await;
+    playground.terminate();
+    let (status, _, stderr) = playground.wait();
+    assert!(
+        started.elapsed() >= Duration::from_secs(1),
+        "it did not wait for the execution"
+    );
+    assert_eq!(status.code(), Some(0), "{stderr}");
+    assert!(
+        stderr.contains("everything that had begun has ended"),
+        "{stderr}"
+    );
+}
+
+// ---- Helpers ----
+
+/// The same answer, but for what is said of the exchange and not of the answer.
+#[track_caller]
+fn same(one: &Answer, other: &Answer) {
+    let lasting = |headers: &HeaderMap| {
+        let mut headers = headers.clone();
+        if one.status == StatusCode::NO_CONTENT {
+            // Over HTTP/2 axum says that nothing is 0 bytes long, whether there is a key or not.
+            headers.remove("content-length");
+        }
+        headers.remove("date");
+        headers.remove("idempotent-replayed");
+        headers
+    };
+    assert_eq!(one.status, other.status);
+    assert_eq!(lasting(&one.headers), lasting(&other.headers));
+    assert!(one.body == other.body, "the bodies differ");
+}
+
+/// Sends a request as it is written.
+fn raw(playground: &Playground, req: &str) -> TcpStream {
+    let mut stream = TcpStream::connect(playground.address()).expect("a connection");
+    stream
+        .set_read_timeout(Some(Duration::from_secs(30)))
+        .expect("a timeout");
+    stream.write_all(req.as_bytes()).expect("a request");
+    stream
+}
+
+/// The answer as it is written, up to the end of the connection.
+fn raw_answer(playground: &Playground, req: &str) -> Vec<u8> {
+    let mut answer = Vec::new();
+    raw(playground, req)
+        .read_to_end(&mut answer)
+        .expect("an answer");
+    answer
+}
+
+fn read_until(stream: &mut TcpStream, text: &str) -> String {
+    let (mut seen, mut buffer) = (String::new(), [0; 1024]);
+    while !seen.contains(text) {
+        let count = stream.read(&mut buffer).expect("more of the answer");
+        assert!(count > 0, "expected {text}, found {seen}");
+        seen.push_str(std::str::from_utf8(&buffer[..count]).expect("text"));
+    }
+    seen
+}
+
+/// Posts `tea` to `path` under the key `k`, and hangs up once it is being executed.
+fn leave_behind(playground: &Playground, path: &str) {
+    let req = format!(
+        "POST {path} HTTP/1.1\r\nhost: x\r\nidempotency-key: k\r\ncontent-length: 3\r\n\r\ntea"
+    );
+    let stream = raw(playground, &req);
+    // Long enough for the request to arrive; what else happens does not depend on it.
+    std::thread::sleep(Duration::from_millis(50));
+    drop(stream);
+}
+
+/// The answer to a retry that is repeated for as long as the first request is in progress.
+async fn eventually(playground: &Playground, path: &str) -> Answer {
+    loop {
+        let req = playground.keyed(path, "k");
+        let answer = playground.send(req, b"tea").await;
+        if answer.status != StatusCode::CONFLICT {
+            return answer;
+        }
+        sleep(Duration::from_millis(20)).await;
+    }
+}
+
+/// A file that is gone afterwards.
+struct TempFile(PathBuf);
+
+impl TempFile {
+    fn new(name: &str) -> Self {
+        Self(env::temp_dir().join(format!("tower-idempotency-{name}-{}", process::id())))
+    }
+
+    fn as_str(&self) -> &str {
+        self.0.to_str().expect("a path of text")
+    }
+}
+
+impl Drop for TempFile {
+    fn drop(&mut self) {
+        let _ = fs::remove_file(&self.0);
+    }
+}

@@ -1,0 +1,784 @@
+//! What operators see, and what nobody may: behaviours 173 and 175, failure modes 122 and 123.
+
+use std::{
+    collections::BTreeMap,
+    convert::Infallible,
+    io,
+    sync::{Arc, Mutex},
+    time::Duration,
+};
+
+use axum::{
+    Router,
+    body::Body,
+    response::{IntoResponse, Response},
+};
+use http::{Request, StatusCode};
+use metrics_util::debugging::{DebugValue, DebuggingRecorder};
+use tests::{Effects, Fault, Operation, Scripted, Step, Unreliable, app, send};
+use tokio::time::sleep;
+use tower_idempotency::{
+    IdempotencyLayer, InFlight, Lease, MissingKey, OrphanPolicy, StoreFailure, Unretained,
+    run_once::Failed,
+};
+use tracing_subscriber::{EnvFilter, util::SubscriberInitExt};
+
+const KEY: &str = "raw-key-8e03978e";
+const TOKEN: &str = "Bearer raw-token-40d5";
+const BODY: &str = "raw-body-43dd";
+const QUERY: &str = "raw-query-bc93";
+const ANSWER: &str = "raw-answer-6894";
+const SECRETS: [&str; 6] = [KEY, "raw-token", BODY, QUERY, ANSWER, "raw-cookie"];
+
+fn order() -> Request<Body> {
+    keyed(KEY, BODY)
+}
+
+fn keyed(key: &str, body: &'static str) -> Request<Body> {
+    Request::post(format!("/orders?code={QUERY}"))
+        .header("idempotency-key", key)
+        .header("authorization", TOKEN)
+        .header("cookie", "sid=raw-cookie")
+        .body(Body::from(body))
+        .expect("a valid request")
+}
+
+/// Every path a request can take, on a layer of its own; each says how many effects it had.
+const FLOWS: [(&str, fn() -> Flow); 27] = [
+    ("executed", || Box::pin(executed())),
+    ("replayed", || Box::pin(replayed())),
+    ("mismatch", || Box::pin(mismatch())),
+    ("in progress", || Box::pin(in_progress())),
+    ("waited", || Box::pin(waited())),
+    ("orphan refused", || Box::pin(orphan(OrphanPolicy::Refuse))),
+    ("takeover", || Box::pin(orphan(OrphanPolicy::TakeOver))),
+    ("lease lost at the end", || Box::pin(stolen(false))),
+    ("lease lost meanwhile", || Box::pin(stolen(true))),
+    ("renewed", || Box::pin(renewed())),
+    ("acquire failing", || {
+        Box::pin(failing(Operation::Acquire, Fault::Before))
+    }),
+    ("acquire hanging", || {
+        Box::pin(failing(Operation::Acquire, Fault::Hang))
+    }),
+    ("complete failing", || {
+        Box::pin(failing(Operation::Complete, Fault::Before))
+    }),
+    ("complete hanging", || {
+        Box::pin(failing(Operation::Complete, Fault::Hang))
+    }),
+    ("renew failing", || {
+        Box::pin(failing(Operation::Renew, Fault::Before))
+    }),
+    ("release failing", || {
+        Box::pin(failing(Operation::Release, Fault::Before))
+    }),
+    ("unprotected", || Box::pin(unprotected())),
+    ("too large", || Box::pin(too_large(Unretained::Tombstone))),
+    ("too large, released", || {
+        Box::pin(too_large(Unretained::Release))
+    }),
+    ("streamed", || Box::pin(streamed())),
+    ("status", || {
+        Box::pin(ending(|| StatusCode::BAD_GATEWAY.into_response()))
+    }),
+    ("no-store", || {
+        Box::pin(ending(|| [("x-idempo-policy", "no-store")].into_response()))
+    }),
+    ("broken body", || Box::pin(broken_body())),
+    ("panic", || Box::pin(panicking())),
+    ("bad record", || Box::pin(bad_record())),
+    ("caller left", || Box::pin(caller_left())),
+    ("refused", || Box::pin(refused())),
+];
+
+type Flow = std::pin::Pin<Box<dyn Future<Output = u64>>>;
+
+fn answering(layer: IdempotencyLayer) -> (Router, Effects) {
+    app(layer, async |_, _| ANSWER.into_response())
+}
+
+fn on(store: &Unreliable) -> IdempotencyLayer {
+    IdempotencyLayer::new(store.clone())
+}
+
+async fn executed() -> u64 {
+    let (app, effects) = answering(on(&Unreliable::default()));
+    assert_eq!(send(&app, order()).await.text(), ANSWER);
+    effects.count()
+}
+
+async fn replayed() -> u64 {
+    let (app, effects) = answering(on(&Unreliable::default()));
+    send(&app, order()).await;
+    assert!(send(&app, order()).await.is_replay());
+    effects.count()
+}
+
+async fn mismatch() -> u64 {
+    let (app, effects) = answering(on(&Unreliable::default()));
+    send(&app, order()).await;
+    let other = send(&app, keyed(KEY, "raw-body-other")).await;
+    assert_eq!(other.code(), "key-reused");
+    effects.count()
+}
+
+/// A handler that takes a second.
+fn slow(layer: IdempotencyLayer) -> (Router, Effects) {
+    app(layer, async |_, _| {
+        sleep(Duration::from_secs(1)).await;
+        ANSWER.into_response()
+    })
+}
+
+async fn in_progress() -> u64 {
+    let (app, effects) = slow(on(&Unreliable::default()));
+    let duplicate = async {
+        sleep(Duration::from_millis(500)).await;
+        send(&app, order()).await
+    };
+    let (first, duplicate) = tokio::join!(send(&app, order()), duplicate);
+    assert_eq!(first.status, StatusCode::OK);
+    assert_eq!(duplicate.code(), "in-progress");
+    effects.count()
+}
+
+async fn waited() -> u64 {
+    let wait = InFlight::Wait(Duration::from_secs(10));
+    let (app, effects) = slow(on(&Unreliable::default()).with_in_flight(wait));
+    let duplicate = async {
+        sleep(Duration::from_millis(500)).await;
+        send(&app, order()).await
+    };
+    let (_, duplicate) = tokio::join!(send(&app, order()), duplicate);
+    assert!(duplicate.is_replay());
+    effects.count()
+}
+
+async fn orphan(policy: OrphanPolicy) -> u64 {
+    let store = Unreliable::default();
+    let layer = on(&store).with_orphans(policy);
+    // A process that died: its layer is gone in the middle of its work.
+    store.fail(Operation::Renew, Fault::Hang);
+    let (dying, died) = app(layer.clone(), async |_, _| {
+        std::future::pending::<()>().await;
+        ANSWER.into_response()
+    });
+    let dying = tokio::spawn(async move { send(&dying, order()).await });
+    sleep(Duration::from_secs(1)).await;
+    let (app, effects) = answering(layer);
+    sleep(Duration::from_secs(20)).await;
+    let answer = send(&app, order()).await;
+    match policy {
+        OrphanPolicy::Refuse => assert_eq!(answer.code(), "outcome-unknown"),
+        OrphanPolicy::TakeOver => assert_eq!(answer.text(), ANSWER),
+    }
+    drop(dying);
+    effects.count() + died.count()
+}
+
+/// Loses its lease to another layer, which answers first. With `noticed` the renewals find out before the end.
+async fn stolen(noticed: bool) -> u64 {
+    let store = Unreliable::default();
+    store.fail(Operation::Renew, Fault::Hang);
+    let (thief, stolen) = answering(on(&store));
+    let (app, effects) = app(on(&store), move |_, req: Request<Body>| {
+        let (store, thief) = (store.clone(), thief.clone());
+        async move {
+            let lease = req.extensions().get::<Lease>().expect("a lease").clone();
+            sleep(Duration::from_secs(16)).await;
+            assert_eq!(send(&thief, order()).await.text(), ANSWER);
+            if noticed {
+                store.recover();
+                sleep(Duration::from_secs(5)).await;
+            }
+            assert!(!lease.is_held());
+            "the late one"
+        }
+    });
+    assert_eq!(send(&app, order()).await.text(), ANSWER);
+    effects.count() + stolen.count()
+}
+
+async fn renewed() -> u64 {
+    let (app, effects) = app(on(&Unreliable::default()), async |_, _| {
+        sleep(Duration::from_secs(12)).await;
+        ANSWER.into_response()
+    });
+    assert_eq!(send(&app, order()).await.text(), ANSWER);
+    effects.count()
+}
+
+async fn failing(operation: Operation, fault: Fault) -> u64 {
+    let store = Unreliable::default();
+    store.fail(operation, fault);
+    let (app, effects) = app(on(&store), move |_, _| async move {
+        match operation {
+            Operation::Renew => sleep(Duration::from_secs(6)).await,
+            Operation::Release => return StatusCode::BAD_GATEWAY.into_response(),
+            Operation::Acquire | Operation::Complete => {}
+        }
+        ANSWER.into_response()
+    });
+    send(&app, order()).await;
+    store.recover();
+    sleep(Duration::from_secs(20)).await;
+    effects.count()
+}
+
+async fn unprotected() -> u64 {
+    let store = Unreliable::default();
+    store.fail(Operation::Acquire, Fault::Before);
+    let open = on(&store).with_store_failure(StoreFailure::DangerouslyExecuteUnprotected);
+    let (app, effects) = answering(open);
+    assert_eq!(send(&app, order()).await.text(), ANSWER);
+    effects.count()
+}
+
+async fn too_large(unretained: Unretained) -> u64 {
+    let layer = on(&Unreliable::default())
+        .with_response_limit(5)
+        .with_unretained(unretained);
+    let (app, effects) = answering(layer);
+    send(&app, order()).await;
+    send(&app, order()).await;
+    effects.count()
+}
+
+async fn streamed() -> u64 {
+    ending(|| {
+        let events = [("content-type", "text/event-stream")];
+        (events, Body::new(Scripted::new([ANSWER]))).into_response()
+    })
+    .await
+}
+
+async fn ending(answer: fn() -> Response) -> u64 {
+    let (app, effects) = app(on(&Unreliable::default()), move |_, _| {
+        std::future::ready(answer())
+    });
+    send(&app, order()).await;
+    effects.count()
+}
+
+async fn broken_body() -> u64 {
+    let (app, effects) = app(on(&Unreliable::default()), async |_, _| {
+        Response::new(Body::new(Scripted::new([Step::from(ANSWER), Step::Fail])))
+    });
+    let res = tower::ServiceExt::oneshot(app, order()).await;
+    assert_eq!(res.expect("infallible").status(), StatusCode::OK);
+    effects.count()
+}
+
+async fn panicking() -> u64 {
+    let (app, effects) = app(on(&Unreliable::default()), async |n, _| {
+        assert!(n == 0, "it panics");
+        ANSWER.into_response()
+    });
+    let app = app.layer(tower_http::catch_panic::CatchPanicLayer::new());
+    assert_eq!(send(&app, order()).await.status, 500);
+    effects.count()
+}
+
+async fn bad_record() -> u64 {
+    let store = Unreliable::default();
+    let (app, effects) = answering(on(&store));
+    send(&app, order()).await;
+    store.garble(|record| record.slice(1..));
+    assert_eq!(send(&app, order()).await.code(), "store-unavailable");
+    effects.count()
+}
+
+async fn caller_left() -> u64 {
+    let layer = on(&Unreliable::default());
+    let (app, effects) = slow(layer.clone());
+    let left = tokio::time::timeout(Duration::from_millis(100), send(&app, order())).await;
+    assert!(left.is_err());
+    while layer.in_flight() > 0 {
+        sleep(Duration::from_millis(100)).await;
+    }
+    effects.count()
+}
+
+async fn refused() -> u64 {
+    let layer = on(&Unreliable::default());
+    let (app, effects) = answering(layer.clone().with_missing_key(MissingKey::Reject));
+    let malformed = format!("{KEY}, {KEY}");
+    assert_eq!(
+        send(&app, keyed(&malformed, BODY)).await.code(),
+        "malformed-key"
+    );
+    let long = KEY.repeat(100);
+    assert_eq!(send(&app, keyed(&long, BODY)).await.code(), "key-too-long");
+    let mut keyless = order();
+    keyless.headers_mut().remove("idempotency-key");
+    assert_eq!(send(&app, keyless).await.code(), "missing-key");
+    let (small, _) = answering(layer.with_request_limit(1));
+    assert_eq!(send(&small, order()).await.code(), "body-too-large");
+    effects.count()
+}
+
+// ---- Metrics ----
+
+/// What was counted: a counter or gauge by its value, a histogram by the number of its samples.
+type Counted = BTreeMap<String, f64>;
+
+/// Runs a flow under a recorder of its own and a paused clock.
+fn counted(flow: fn() -> Flow) -> Counted {
+    let recorder = DebuggingRecorder::new();
+    let snapshotter = recorder.snapshotter();
+    metrics::with_local_recorder(&recorder, || {
+        paused().block_on(async { flow().await });
+    });
+    let mut counted = Counted::new();
+    for (key, _, _, value) in snapshotter.snapshot().into_vec() {
+        let (name, labels) = (key.key().name(), key.key().labels());
+        let labels: Vec<_> = labels
+            .map(|label| format!("{}={}", label.key(), label.value()))
+            .collect();
+        let name = match labels.is_empty() {
+            true => name.to_owned(),
+            false => format!("{name}{{{}}}", labels.join(",")),
+        };
+        let value = match value {
+            DebugValue::Counter(count) => count as f64,
+            DebugValue::Gauge(value) => value.into_inner(),
+            DebugValue::Histogram(samples) => samples.len() as f64,
+        };
+        counted.insert(name, value);
+    }
+    counted
+}
+
+fn paused() -> tokio::runtime::Runtime {
+    tokio::runtime::Builder::new_current_thread()
+        .enable_all()
+        .start_paused(true)
+        .build()
+        .expect("a runtime")
+}
+
+fn flow(name: &str) -> fn() -> Flow {
+    let (_, flow) = FLOWS
+        .into_iter()
+        .find(|(found, _)| *found == name)
+        .expect("a flow of this name");
+    flow
+}
+
+/// The counters of a flow, which must be these and no others.
+fn assert_counts(name: &str, expected: &[(&str, f64)]) {
+    let mut found = counted(flow(name));
+    found.retain(|name, _| name.contains("_total"));
+    let expected: Counted = expected
+        .iter()
+        .map(|(name, count)| (format!("idempotency_{name}"), *count))
+        .collect();
+    assert_eq!(found, expected, "{name}");
+}
+
+// behaviours 175
+#[test]
+fn an_execution_and_a_replay_are_counted_once() {
+    assert_counts("executed", &[("granted_total", 1.0)]);
+    assert_counts(
+        "replayed",
+        &[("granted_total", 1.0), ("replayed_total", 1.0)],
+    );
+}
+
+// behaviours 175
+#[test]
+fn a_duplicate_in_progress_and_a_mismatch_are_counted_once() {
+    assert_counts(
+        "in progress",
+        &[
+            ("granted_total", 1.0),
+            ("in_progress_total", 1.0),
+            ("refused_total{code=in-progress}", 1.0),
+        ],
+    );
+    assert_counts(
+        "mismatch",
+        &[
+            ("granted_total", 1.0),
+            ("mismatch_total", 1.0),
+            ("refused_total{code=key-reused}", 1.0),
+        ],
+    );
+    assert_counts(
+        "waited",
+        &[
+            ("granted_total", 1.0),
+            ("waiting_total", 1.0),
+            ("replayed_total", 1.0),
+        ],
+    );
+}
+
+#[test]
+fn an_orphan_and_a_takeover_are_counted_once() {
+    let found = counted(flow("orphan refused"));
+    assert_eq!(found["idempotency_orphaned_total"], 1.0);
+    assert_eq!(
+        found["idempotency_refused_total{code=outcome-unknown}"],
+        1.0
+    );
+    assert_eq!(found["idempotency_granted_total"], 1.0);
+    let found = counted(flow("takeover"));
+    assert_eq!(found["idempotency_takeover_total"], 1.0);
+    assert_eq!(found["idempotency_granted_total"], 2.0);
+    assert!(!found.contains_key("idempotency_orphaned_total"));
+}
+
+// failure mode 123
+#[test]
+fn a_lost_lease_is_counted_once_whenever_it_is_noticed() {
+    for name in ["lease lost at the end", "lease lost meanwhile"] {
+        let found = counted(flow(name));
+        assert_eq!(found["idempotency_lease_lost_total"], 1.0, "{name}");
+        assert_eq!(found["idempotency_granted_total"], 2.0, "{name}");
+        assert_eq!(found["idempotency_takeover_total"], 1.0, "{name}");
+    }
+}
+
+// behaviours 175
+#[test]
+fn each_failed_store_call_is_counted_by_its_operation() {
+    for (name, operation, least) in [
+        ("acquire failing", "acquire", 3.0),
+        ("acquire hanging", "acquire", 2.0),
+        ("complete failing", "complete", 3.0),
+        ("complete hanging", "complete", 2.0),
+        ("renew failing", "renew", 1.0),
+        ("release failing", "release", 3.0),
+    ] {
+        let found = counted(flow(name));
+        let label = format!("idempotency_store_error_total{{operation={operation}}}");
+        assert!(found[&label] >= least, "{name} {found:?}");
+        let others = found
+            .keys()
+            .filter(|key| key.starts_with("idempotency_store_error_total"))
+            .count();
+        assert_eq!(others, 1, "{name} {found:?}");
+    }
+    assert_counts(
+        "acquire failing",
+        &[
+            ("refused_total{code=store-unavailable}", 1.0),
+            ("store_error_total{operation=acquire}", 3.0),
+        ],
+    );
+    assert_counts(
+        "unprotected",
+        &[
+            ("unprotected_total", 1.0),
+            ("store_error_total{operation=acquire}", 3.0),
+        ],
+    );
+}
+
+#[test]
+fn what_is_not_retained_is_counted_by_its_reason() {
+    assert_counts(
+        "too large",
+        &[
+            ("granted_total", 1.0),
+            ("not_retained_total{reason=too_large}", 1.0),
+            ("tombstone_total", 1.0),
+            ("refused_total{code=response-not-retained}", 1.0),
+        ],
+    );
+    assert_counts(
+        "streamed",
+        &[
+            ("granted_total", 1.0),
+            ("not_retained_total{reason=streamed}", 1.0),
+        ],
+    );
+}
+
+#[test]
+fn a_freed_key_is_counted_by_its_reason() {
+    for (name, reason, times) in [
+        ("status", "status", 1.0),
+        ("no-store", "no_store", 1.0),
+        ("broken body", "broken_body", 1.0),
+        ("panic", "panic", 1.0),
+        ("too large, released", "not_retained", 2.0),
+    ] {
+        let released = format!("released_total{{reason={reason}}}");
+        assert_counts(name, &[("granted_total", times), (&released, times)]);
+    }
+}
+
+#[test]
+fn a_bad_record_and_a_caller_that_left_are_counted_once() {
+    assert_counts(
+        "bad record",
+        &[
+            ("granted_total", 1.0),
+            ("bad_record_total", 1.0),
+            ("refused_total{code=store-unavailable}", 1.0),
+        ],
+    );
+    assert_counts(
+        "caller left",
+        &[("granted_total", 1.0), ("detached_total", 1.0)],
+    );
+    assert_counts(
+        "refused",
+        &[
+            ("refused_total{code=malformed-key}", 1.0),
+            ("refused_total{code=key-too-long}", 1.0),
+            ("refused_total{code=missing-key}", 1.0),
+            ("refused_total{code=body-too-large}", 1.0),
+        ],
+    );
+}
+
+#[test]
+fn the_gauge_of_requests_in_flight_returns_to_zero() {
+    for (name, flow) in FLOWS {
+        let found = counted(flow);
+        let gauge = found.get("idempotency_in_flight").copied();
+        assert_eq!(gauge.unwrap_or(0.0), 0.0, "{name}");
+    }
+    assert!(counted(flow("executed")).contains_key("idempotency_in_flight"));
+}
+
+#[test]
+fn times_and_sizes_are_observed() {
+    let found = counted(flow("replayed"));
+    assert_eq!(found["idempotency_handler_seconds"], 1.0);
+    assert_eq!(found["idempotency_record_bytes"], 1.0);
+    assert_eq!(found["idempotency_store_seconds{operation=acquire}"], 2.0);
+    assert_eq!(found["idempotency_store_seconds{operation=complete}"], 1.0);
+    let found = counted(flow("renewed"));
+    assert_eq!(found["idempotency_store_seconds{operation=renew}"], 2.0);
+    let found = counted(flow("status"));
+    assert_eq!(found["idempotency_store_seconds{operation=release}"], 1.0);
+    assert_eq!(found["idempotency_handler_seconds"], 1.0);
+    assert!(!found.contains_key("idempotency_record_bytes"));
+}
+
+#[test]
+fn run_once_is_counted_as_requests_are() {
+    let found = counted(|| {
+        Box::pin(async {
+            let layer = on(&Unreliable::default());
+            let work = async |_lease: Lease| Ok::<_, Failed<Infallible>>(1);
+            for _ in 0..2 {
+                layer.run_once(KEY, BODY, work).await.expect("an outcome");
+            }
+            layer
+                .run_once(KEY, "other", work)
+                .await
+                .expect("an outcome");
+            let held = async |_lease: Lease| Err::<u8, _>(Failed::Hold(()));
+            layer.run_once("held", "x", held).await.expect("an outcome");
+            let failed = async |_lease: Lease| Err::<u8, _>(Failed::Release(()));
+            layer
+                .run_once("failed", "x", failed)
+                .await
+                .expect("an outcome");
+            1
+        })
+    });
+    for (name, count) in [
+        ("idempotency_granted_total", 3.0),
+        ("idempotency_replayed_total", 1.0),
+        ("idempotency_mismatch_total", 1.0),
+        ("idempotency_held_total", 1.0),
+        ("idempotency_released_total{reason=failed}", 1.0),
+        ("idempotency_in_flight", 0.0),
+    ] {
+        assert_eq!(found.get(name).copied(), Some(count), "{name} {found:?}");
+    }
+}
+
+// failure mode 122
+#[test]
+fn no_label_carries_anything_of_a_request() {
+    const LABELS: [&str; 4] = ["operation=", "reason=", "code=", ""];
+    for (name, flow) in FLOWS {
+        for (metric, _) in counted(flow) {
+            let labels = metric.split_once('{').map_or("", |(_, labels)| labels);
+            assert!(
+                LABELS.iter().any(|label| labels.starts_with(label)),
+                "{name} {metric}"
+            );
+            assert!(!metric.contains("raw"), "{name} {metric}");
+            let digits = labels.bytes().filter(u8::is_ascii_digit).count();
+            assert_eq!(digits, 0, "no digest either: {name} {metric}");
+        }
+    }
+}
+
+// ---- Events ----
+
+#[derive(Clone, Default)]
+struct Log(Arc<Mutex<Vec<u8>>>);
+
+impl io::Write for Log {
+    fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
+        self.0.lock().expect("no panic").extend_from_slice(bytes);
+        Ok(bytes.len())
+    }
+
+    fn flush(&mut self) -> io::Result<()> {
+        Ok(())
+    }
+}
+
+/// Everything that a flow logs, from the lowest level up.
+fn logged(flow: fn() -> Flow) -> String {
+    let log = Log::default();
+    let writer = log.clone();
+    let subscriber = tracing_subscriber::fmt()
+        .with_env_filter(EnvFilter::new("trace"))
+        .with_span_events(tracing_subscriber::fmt::format::FmtSpan::FULL)
+        .with_writer(move || writer.clone())
+        .with_ansi(false)
+        .finish();
+    let guard = subscriber.set_default();
+    paused().block_on(async { flow().await });
+    drop(guard);
+    let bytes = log.0.lock().expect("no panic").clone();
+    String::from_utf8(bytes).expect("text")
+}
+
+// behaviours 173
+#[test]
+fn no_event_at_any_level_shows_a_key_a_credential_a_body_or_a_query() {
+    for (name, flow) in FLOWS {
+        let log = logged(flow);
+        assert!(
+            log.contains("tower_idempotency"),
+            "{name}: nothing was captured"
+        );
+        for secret in SECRETS {
+            let line = log.lines().find(|line| line.contains(secret));
+            assert_eq!(line, None, "{name}");
+        }
+    }
+}
+
+#[test]
+fn an_entry_is_named_by_eight_hexadecimal_digits_and_nothing_longer() {
+    for (name, flow) in FLOWS {
+        for word in logged(flow).split(|c: char| !c.is_ascii_hexdigit()) {
+            assert!(word.len() < 32, "{name}: a digest: {word}");
+        }
+    }
+    let log = logged(flow("replayed"));
+    let named: Vec<_> = log
+        .lines()
+        .filter_map(|line| line.split_once("id=")?.1.get(..8))
+        .collect();
+    assert!(named.len() >= 3, "{log}");
+    assert!(
+        named.iter().all(|id| *id == named[0]),
+        "one entry: {named:?}"
+    );
+}
+
+#[test]
+fn errors_are_for_operators_and_the_usual_paths_are_quiet() {
+    for (name, flow) in FLOWS {
+        let log = logged(flow);
+        let loud = log
+            .lines()
+            .filter(|line| line.contains("tower_idempotency"))
+            .any(|line| line.contains(" ERROR ") || line.contains(" WARN "));
+        let expected = !matches!(
+            name,
+            "executed"
+                | "replayed"
+                | "mismatch"
+                | "in progress"
+                | "waited"
+                | "renewed"
+                | "too large"
+                | "too large, released"
+                | "streamed"
+                | "status"
+                | "no-store"
+                | "broken body"
+                | "panic"
+                | "caller left"
+                | "refused"
+        );
+        assert_eq!(loud, expected, "{name}:\n{log}");
+    }
+}
+
+#[test]
+fn every_flow_has_the_effects_that_it_says() {
+    for (name, flow) in FLOWS {
+        let expected = match name {
+            "acquire failing" | "acquire hanging" | "refused" => 0,
+            "takeover"
+            | "lease lost at the end"
+            | "lease lost meanwhile"
+            | "too large, released" => 2,
+            _ => 1,
+        };
+        let effects = paused().block_on(async { flow().await });
+        assert_eq!(effects, expected, "{name}");
+    }
+}
+
+// ---- Debug output ----
+
+#[tokio::test(start_paused = true)]
+async fn debug_output_shows_no_secret() {
+    let layer = on(&Unreliable::default())
+        .with_secret("raw-secret-0123456789")
+        .expect("long enough");
+    let shown = Arc::new(Mutex::new(String::new()));
+    let keep = Arc::clone(&shown);
+    let (app, effects) = app(layer.clone(), move |_, req: Request<Body>| {
+        let extensions = req.extensions();
+        let key = extensions.get::<tower_idempotency::IdempotencyKey>();
+        let text = format!("{key:?} {:?} {:?}", extensions.get::<Lease>(), req.body());
+        *keep.lock().expect("no panic") = text;
+        std::future::ready(ANSWER.into_response())
+    });
+    let service = tower::Layer::layer(
+        &layer,
+        tower::service_fn(async |req: Request<tower_idempotency::Body<Body>>| {
+            Ok::<_, Infallible>(http::Response::new(format!("{:?}", req.body())))
+        }),
+    );
+    let mut calling = service.clone();
+    let future = tower::Service::call(&mut calling, keyed("raw-key-2", BODY));
+    let mut outputs = vec![
+        format!("{layer:?} {layer:#?}"),
+        format!("{future:?}"),
+        format!("{:?}", tower::Layer::layer(&layer, ())),
+    ];
+    let res = future.await.expect("infallible");
+    outputs.push(format!("{:?}", res.body()));
+    let inner = http_body_util::BodyExt::collect(res.into_body()).await;
+    outputs.push(format!("{:?}", inner.expect("a body").to_bytes()));
+    assert_eq!(send(&app, order()).await.text(), ANSWER);
+    outputs.push(shown.lock().expect("no panic").clone());
+    for output in &outputs {
+        assert!(!output.is_empty());
+        for secret in SECRETS.into_iter().chain(["raw-secret"]) {
+            assert!(!output.contains(secret), "{secret} in {output}");
+        }
+    }
+    assert!(
+        outputs
+            .last()
+            .is_some_and(|text| text.contains("IdempotencyKey(..)"))
+    );
+    assert!(
+        outputs
+            .last()
+            .is_some_and(|text| text.contains("generation: 1"))
+    );
+    assert_eq!(effects.count(), 1);
+}

@@ -65,9 +65,9 @@ pub(crate) async fn request<B: http_body::Body>(
     };
     let read = std::pin::pin!(read);
     match within(|| Instant::now() + config.body_timeout, read).await {
-        Ok(Ok(trailers)) => Ok((chunks.join(), trailers)),
-        Ok(Err(error)) => Err(error),
-        Err(_elapsed) => Err(Error::new(
+        Some(Ok(trailers)) => Ok((chunks.join(), trailers)),
+        Some(Err(error)) => Err(error),
+        None => Err(Error::new(
             ErrorKind::BodyTimeout,
             format!(
                 "expected the whole request body within {:?}",
@@ -119,8 +119,8 @@ pub(crate) async fn response<B: http_body::Body>(
             let deadline =
                 || *deadline.get_or_insert_with(|| Instant::now() + config.collect_timeout);
             match within(deadline, frame).await {
-                Ok(frame) => frame,
-                Err(_elapsed) => {
+                Some(frame) => frame,
+                None => {
                     let body = Body::resumed(chunks.join(), body);
                     return Collected::GivenUp(body, NotRetained::Streamed);
                 }

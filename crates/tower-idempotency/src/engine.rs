@@ -9,7 +9,7 @@ use std::{
 };
 
 use bytes::Bytes;
-use tokio::time::{Instant, error::Elapsed, sleep, timeout_at};
+use tokio::time::{Instant, Sleep, sleep, sleep_until};
 
 use crate::{
     lease::{Kept, Renewer},
@@ -77,9 +77,9 @@ impl Engine {
             let answer = tries.call(self.store.acquire(claim)).await;
             telemetry::store_time("acquire", started);
             let failure = match answer {
-                Ok(Ok(acquired)) => return Ok((acquired, sent)),
-                Ok(Err(error)) => Failure::Store(error),
-                Err(_elapsed) => Failure::TimedOut,
+                Some(Ok(acquired)) => return Ok((acquired, sent)),
+                Some(Err(error)) => Failure::Store(error),
+                None => Failure::TimedOut,
             };
             telemetry::store_error("acquire", &claim.id, failure.error());
             if !tries.again().await {
@@ -103,16 +103,16 @@ impl Engine {
             let answer = tries.call(call).await;
             telemetry::store_time("complete", started);
             let failure = match answer {
-                Ok(Ok(())) => return Completion::Stored,
-                Ok(Err(StoreError::LeaseLost)) => {
+                Some(Ok(())) => return Completion::Stored,
+                Some(Err(StoreError::LeaseLost)) => {
                     telemetry::lease_lost(&lease.id);
                     return Completion::LeaseLost;
                 }
-                Ok(Err(StoreError::RecordTooLarge { limit })) => {
+                Some(Err(StoreError::RecordTooLarge { limit })) => {
                     return Completion::TooLarge { limit };
                 }
-                Ok(Err(error)) => Failure::Store(error),
-                Err(_elapsed) => Failure::TimedOut,
+                Some(Err(error)) => Failure::Store(error),
+                None => Failure::TimedOut,
             };
             telemetry::store_error("complete", &lease.id, failure.error());
             if !tries.again().await {
@@ -129,9 +129,9 @@ impl Engine {
             let answer = tries.call(self.store.release(lease)).await;
             telemetry::store_time("release", started);
             let failure = match answer {
-                Ok(Ok(()) | Err(StoreError::LeaseLost)) => return true,
-                Ok(Err(error)) => Failure::Store(error),
-                Err(_elapsed) => Failure::TimedOut,
+                Some(Ok(()) | Err(StoreError::LeaseLost)) => return true,
+                Some(Err(error)) => Failure::Store(error),
+                None => Failure::TimedOut,
             };
             telemetry::store_error("release", &lease.id, failure.error());
             if !tries.again().await {
@@ -247,7 +247,7 @@ impl Tries {
             .get_or_insert_with(|| Instant::now() + self.limit * 2)
     }
 
-    async fn call<T>(&mut self, call: impl Future<Output = T> + Unpin) -> Result<T, Elapsed> {
+    async fn call<T>(&mut self, call: impl Future<Output = T> + Unpin) -> Option<T> {
         within(|| (Instant::now() + self.limit).min(self.deadline()), call).await
     }
 
@@ -266,17 +266,21 @@ impl Tries {
     }
 }
 
-/// The future's output, unless `deadline` passes first. A future that is ready at once costs neither a look at the clock
-/// nor a timer.
+/// The future's output, or `None` when `deadline` passes first. A future that is ready at once costs neither a look at the
+/// clock nor a timer.
 pub(crate) async fn within<F: Future + Unpin>(
-    deadline: impl FnOnce() -> Instant,
+    mut deadline: impl FnMut() -> Instant,
     mut future: F,
-) -> Result<F::Output, Elapsed> {
-    let first = poll_fn(|cx| Poll::Ready(Pin::new(&mut future).poll(cx))).await;
-    match first {
-        Poll::Ready(output) => Ok(output),
-        Poll::Pending => Box::pin(timeout_at(deadline(), future)).await,
-    }
+) -> Option<F::Output> {
+    let mut timer: Option<Pin<Box<Sleep>>> = None;
+    poll_fn(|cx| {
+        if let Poll::Ready(output) = Pin::new(&mut future).poll(cx) {
+            return Poll::Ready(Some(output));
+        }
+        let timer = timer.get_or_insert_with(|| Box::pin(sleep_until(deadline())));
+        timer.as_mut().poll(cx).map(|()| None)
+    })
+    .await
 }
 
 /// Pauses that grow from 50 ms to 1 s.

@@ -5,12 +5,11 @@ use std::future::poll_fn;
 use bytes::{Buf, Bytes, BytesMut};
 use http::{HeaderMap, StatusCode, header, response};
 use http_body::Frame;
-use tokio::time::Instant;
 
 use crate::{
     body::Body,
     config::Config,
-    engine::within,
+    engine::{from_now, within},
     error::{Error, ErrorKind},
     limits::Place,
     record::NotRetained,
@@ -64,7 +63,7 @@ pub(crate) async fn request<B: http_body::Body>(
         Ok(None)
     };
     let read = std::pin::pin!(read);
-    match within(|| Instant::now() + config.body_timeout, read).await {
+    match within(|| from_now(config.body_timeout), read).await {
         Some(Ok(trailers)) => Ok((chunks.join(), trailers)),
         Some(Err(error)) => Err(error),
         None => Err(Error::new(
@@ -116,8 +115,7 @@ pub(crate) async fn response<B: http_body::Body>(
         let frame = if announced.is_some() {
             frame.await
         } else {
-            let deadline =
-                || *deadline.get_or_insert_with(|| Instant::now() + config.collect_timeout);
+            let deadline = || *deadline.get_or_insert_with(|| from_now(config.collect_timeout));
             match within(deadline, frame).await {
                 Some(frame) => frame,
                 None => {

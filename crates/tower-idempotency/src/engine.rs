@@ -244,11 +244,11 @@ impl Tries {
     fn deadline(&mut self) -> Instant {
         *self
             .deadline
-            .get_or_insert_with(|| Instant::now() + self.limit * 2)
+            .get_or_insert_with(|| from_now(self.limit.saturating_mul(2)))
     }
 
     async fn call<T>(&mut self, call: impl Future<Output = T> + Unpin) -> Option<T> {
-        within(|| (Instant::now() + self.limit).min(self.deadline()), call).await
+        within(|| from_now(self.limit).min(self.deadline()), call).await
     }
 
     /// Pauses, unless the tries or the time are used up.
@@ -281,6 +281,11 @@ pub(crate) async fn within<F: Future + Unpin>(
         timer.as_mut().poll(cx).map(|()| None)
     })
     .await
+}
+
+/// The instant so long from now; a setting without end, such as `Duration::MAX`, is as good as a hundred years.
+pub(crate) fn from_now(duration: Duration) -> Instant {
+    Instant::now() + duration.min(Ttl::MAX.as_duration())
 }
 
 /// Pauses that grow from 50 ms to 1 s.

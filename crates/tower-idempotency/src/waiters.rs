@@ -17,7 +17,7 @@ use tokio::{
 
 use crate::{
     config::{Config, InFlight},
-    engine::{Engine, Failure},
+    engine::{Engine, Failure, from_now},
     future::Detach,
     store::{Acquired, Claim, Fingerprint, KeyId},
     telemetry,
@@ -35,7 +35,7 @@ pub(crate) async fn wait(
     let InFlight::Wait(max) = config.in_flight else {
         return Ok((acquired, sent));
     };
-    let deadline = Instant::now() + max;
+    let deadline = from_now(max);
     if detach.caller_left() {
         return Ok((acquired, sent));
     }

@@ -1,0 +1,86 @@
+//! Settings at the ends of their ranges: refused by their types, or harmless.
+
+use std::time::Duration;
+
+use axum::{Router, routing::post};
+use http::StatusCode;
+use tests::{
+    Effects,
+    bodies::{Piece, pieces},
+    send,
+};
+use tower_idempotency::{IdempotencyLayer, InFlight, MemoryStore, Ttl};
+
+fn app(effects: &Effects, layer: IdempotencyLayer) -> Router {
+    let effects = effects.clone();
+    Router::new()
+        .route("/", post(async move || effects.happen().to_string()))
+        .layer(layer)
+}
+
+#[tokio::test]
+async fn durations_without_end_neither_panic_nor_overflow() {
+    let effects = Effects::default();
+    let layer = IdempotencyLayer::new(MemoryStore::new())
+        .with_store_timeout(Duration::MAX)
+        .with_body_timeout(Duration::MAX)
+        .with_collect_timeout(Duration::MAX)
+        .with_in_flight(InFlight::Wait(Duration::MAX))
+        .with_retry_after(Duration::MAX)
+        .with_lease(Ttl::MAX)
+        .with_retention(Ttl::MAX);
+    let app = app(&effects, layer.clone());
+    // A body that is not there at once starts the timers.
+    for _ in 0..2 {
+        let body = pieces([Piece::Wait, Piece::Data("late".into())]);
+        let answer = send(&app, tests::post("/", "k", body)).await;
+        assert_eq!(answer.status, StatusCode::OK);
+        assert_eq!(answer.text(), "1");
+    }
+    assert_eq!(effects.count(), 1);
+    assert!(layer.drain(Duration::MAX).await);
+}
+
+#[tokio::test]
+async fn limits_of_zero_refuse_and_execute_nothing() {
+    let effects = Effects::default();
+    let store = MemoryStore::new();
+    let none_in_flight = IdempotencyLayer::new(store.clone()).with_max_in_flight(0, 1 << 20);
+    let nothing_buffered = IdempotencyLayer::new(store.clone()).with_max_in_flight(10, 0);
+    for layer in [none_in_flight, nothing_buffered] {
+        let answer = send(&app(&effects, layer), tests::post("/", "k", "body")).await;
+        assert_eq!(answer.status, StatusCode::SERVICE_UNAVAILABLE);
+        assert_eq!(answer.code(), "overloaded");
+    }
+    let no_body = IdempotencyLayer::new(store.clone()).with_request_limit(0);
+    let answer = send(
+        &app(&effects, no_body.clone()),
+        tests::post("/", "k", "body"),
+    )
+    .await;
+    assert_eq!(answer.status, StatusCode::PAYLOAD_TOO_LARGE);
+    assert_eq!(effects.count(), 0);
+    assert!(store.is_empty(), "nothing reached the store");
+
+    let answer = send(&app(&effects, no_body), tests::post("/", "k", "")).await;
+    assert_eq!(answer.status, StatusCode::OK);
+}
+
+#[test]
+fn a_zero_duration_cannot_be_a_ttl() {
+    for (duration, millis) in [
+        (Duration::ZERO, None),
+        (Duration::from_nanos(1), Some(1)),
+        (Duration::from_micros(1_001), Some(2)),
+        (Duration::from_secs(1), Some(1_000)),
+        (Ttl::MAX.as_duration(), Some(Ttl::MAX.as_millis())),
+        (Ttl::MAX.as_duration() + Duration::from_nanos(1), None),
+        (Duration::MAX, None),
+    ] {
+        assert_eq!(
+            Ttl::try_from(duration).ok().map(Ttl::as_millis),
+            millis,
+            "{duration:?}"
+        );
+    }
+}

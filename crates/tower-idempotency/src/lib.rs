@@ -1,4 +1,77 @@
-//! Makes unsafe HTTP requests safe to retry: a Tower layer for the `Idempotency-Key` header.
+//! Makes unsafe HTTP requests safe to retry: a [Tower](https://docs.rs/tower) layer for the `Idempotency-Key` header.
+//!
+//! A client that sends `Idempotency-Key` may send the same request as often as it likes: the handler runs once, its
+//! response is recorded, and every retry is answered with that response, byte for byte. A duplicate that arrives while
+//! the first request is still running is told so, or waits for the answer.
+//!
+//! ```
+//! use axum::{Router, body::Body, http::Request, routing::post};
+//! use tower::ServiceExt;
+//! use tower_idempotency::{IdempotencyLayer, MemoryStore};
+//!
+//! # #[tokio::main(flavor = "current_thread")]
+//! # async fn main() -> Result<(), Box<dyn std::error::Error>> {
+//! let app: Router = Router::new()
+//!     .route("/payments", post(async || "paid"))
+//!     .layer(IdempotencyLayer::new(MemoryStore::new()));
+//!
+//! let pay = || Request::post("/payments").header("idempotency-key", "8e03978e-40d5").body(Body::empty());
+//! let first = app.clone().oneshot(pay()?).await?;
+//! let retry = app.oneshot(pay()?).await?;
+//! assert!(!first.headers().contains_key("idempotent-replayed"));
+//! assert_eq!(retry.headers()["idempotent-replayed"], "true");
+//! # Ok(())
+//! # }
+//! ```
+//!
+//! # Guarantees
+//!
+//! - One stored answer per key: every client that gets a recorded answer gets that one.
+//! - While leases hold, one execution at a time. A client that disconnects neither cancels nor repeats the work.
+//! - The record is stored before the first byte of the answer leaves.
+//! - When the store is down nothing is executed, unless [`StoreFailure`] says otherwise.
+//! - What is not retained (too large, or streamed) leaves a tombstone: a retry is told so, and not silently run again.
+//!
+//! # Non-guarantees
+//!
+//! - A process that dies between the effect and the record leaves an orphan. By default a retry takes it over and
+//!   executes again (at-least-once; [`Lease::is_takeover`] tells the handler); with [`OrphanPolicy::Refuse`] it is
+//!   refused (at-most-once). Exactly-once needs effect and record in one database transaction, which a layer alone
+//!   cannot give.
+//! - A process that is paused for longer than its lease may execute beside the one that took over. Only what is stored
+//!   is answered, but both effects happen; [`Lease::is_held`] narrows the window.
+//! - A response that is not recorded, such as a 5xx, frees the key: the retry executes.
+//! - [`MemoryStore`] is for one process and ends with it.
+//!
+//! # How a handler steers it
+//!
+//! Response headers, taken off every answer: `X-Idempo-Policy: no-store` does not record, and
+//! `X-Idempo-Persist-For-Seconds: N` sets how long the record lives. [`Retention`] is the typed form of both. In the
+//! request's extensions, and as extractors with the feature `axum`: [`IdempotencyKey`] and [`Lease`].
+//!
+//! # Where to place it
+//!
+//! Inside CORS, tracing, compression and authentication; outside body limits and timeouts. See [`IdempotencyLayer`].
+//!
+//! # Stores
+//!
+//! | store | crate | for |
+//! |---|---|---|
+//! | [`MemoryStore`] | this one | one process |
+//! | yours | a [`Store`] of five methods | anything with a conditional write |
+//!
+//! # Crate features
+//!
+//! | feature | default | what you lose without it |
+//! |---|---|---|
+//! | `axum` | yes | the extractors, and the original path of requests under `Router::nest`: nested routes with equal inner paths then look like one route |
+//! | `metrics` | no | counters, gauges and histograms through the `metrics` facade |
+//! | `conformance` | no | the suite that every store passes, for those who write one |
+//!
+//! # Scope of this crate
+//!
+//! It does not retry: that is the client's half. It does not order requests, limit rates, or authenticate anybody. It
+//! knows nothing about the meaning of requests: two different keys are two requests, whatever they say.
 
 #![cfg_attr(docsrs, feature(doc_cfg))]
 

@@ -104,10 +104,7 @@ impl Engine {
             telemetry::store_time("complete", started);
             let failure = match answer {
                 Some(Ok(())) => return Completion::Stored,
-                Some(Err(StoreError::LeaseLost)) => {
-                    telemetry::lease_lost(&lease.id);
-                    return Completion::LeaseLost;
-                }
+                Some(Err(StoreError::LeaseLost)) => return Completion::LeaseLost,
                 Some(Err(StoreError::RecordTooLarge { limit })) => {
                     return Completion::TooLarge { limit };
                 }
@@ -180,7 +177,8 @@ impl Engine {
                     Completion::Stored => {
                         return telemetry::recorded(&lease.reference().id, record.len());
                     }
-                    Completion::LeaseLost | Completion::TooLarge { .. } => return,
+                    Completion::LeaseLost => return lease.lose(),
+                    Completion::TooLarge { .. } => return,
                 }
             }
         });

@@ -409,6 +409,7 @@ fn settle<R: http_body::Body>(
                 res
             }
             Completion::LeaseLost => {
+                lease.lose();
                 drop(lease);
                 Box::pin(answer_what_is_stored(
                     config, engine, claim, record, retention, res,

@@ -143,9 +143,12 @@ impl Held {
         )
     }
 
-    fn mark_lost(&self) {
-        self.lost.store(true, Ordering::Release);
-        self.changed.notify_waiters();
+    /// A renewal and the completion may both find out: it is reported once.
+    fn lose(&self) {
+        if !self.lost.swap(true, Ordering::AcqRel) {
+            telemetry::lease_lost(&self.reference.id);
+            self.changed.notify_waiters();
+        }
     }
 }
 
@@ -163,6 +166,11 @@ impl Kept {
 
     pub(crate) fn reference(&self) -> &LeaseRef {
         &self.held.reference
+    }
+
+    /// The store says that somebody else has it.
+    pub(crate) fn lose(&self) {
+        self.held.lose();
     }
 
     /// When the lease is over unless it is renewed, by this process's clock.
@@ -307,8 +315,7 @@ impl Renewer {
             // An outcome that came while the renewal was under way ends the lease too.
             Ok(Err(StoreError::LeaseLost)) if held.ended.load(Ordering::Acquire) => return,
             Ok(Err(StoreError::LeaseLost)) => {
-                telemetry::lease_lost(&held.reference.id);
-                held.mark_lost();
+                held.lose();
                 return;
             }
             Ok(Err(error)) => {

@@ -288,7 +288,10 @@ async fn settle<T: Serialize, E>(
             telemetry::recorded(&id, record.len());
             Outcome::Executed(value)
         }
-        Completion::LeaseLost => Outcome::LeaseLost(value),
+        Completion::LeaseLost => {
+            lease.lose();
+            Outcome::LeaseLost(value)
+        }
         Completion::Failing | Completion::TooLarge { .. } => {
             engine.complete_later(lease, record, retention, limit, place);
             Outcome::Executed(value)

@@ -664,6 +664,38 @@ fn no_event_at_any_level_shows_a_key_a_credential_a_body_or_a_query() {
     }
 }
 
+/// Says more than it should when it cannot be serialised.
+#[derive(serde::Deserialize)]
+struct Talkative;
+
+impl serde::Serialize for Talkative {
+    fn serialize<S: serde::Serializer>(&self, _: S) -> Result<S::Ok, S::Error> {
+        Err(serde::ser::Error::custom(ANSWER))
+    }
+}
+
+// behaviours 173
+#[test]
+fn no_event_of_run_once_shows_a_key_or_a_value() {
+    let log = logged(|| {
+        Box::pin(async {
+            let layer = on(&Unreliable::default());
+            let text = async |_lease: Lease| Ok::<_, Failed<Infallible>>(ANSWER.to_owned());
+            let number = async |_lease: Lease| Ok::<_, Failed<Infallible>>(7_u64);
+            let talkative = async |_lease: Lease| Ok::<_, Failed<Infallible>>(Talkative);
+            let first = layer.run_once(KEY, BODY, text).await;
+            assert!(first.is_ok());
+            assert!(layer.run_once(KEY, BODY, number).await.is_err());
+            assert!(layer.run_once("other", BODY, talkative).await.is_ok());
+            2
+        })
+    });
+    assert!(log.contains("cannot be serialised"), "{log}");
+    for secret in SECRETS {
+        assert!(!log.contains(secret), "{secret}: {log}");
+    }
+}
+
 #[test]
 fn an_entry_is_named_by_eight_hexadecimal_digits_and_nothing_longer() {
     for (name, flow) in FLOWS {

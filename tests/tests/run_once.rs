@@ -456,6 +456,24 @@ async fn a_value_that_the_program_can_no_longer_read_is_an_error_and_not_run_aga
 }
 
 #[tokio::test]
+async fn an_error_about_a_value_does_not_quote_it() {
+    let (layer, effects) = (layer(), Effects::default());
+    let secret = "secret-value".to_owned();
+    run(&layer, &effects, secret).await.expect("executed");
+    // Serde's own words would be: unknown variant `secret-value`.
+    let error = run(&layer, &effects, State::Pending).await;
+    let error = error.expect_err("another type");
+    let mut shown = format!("{error} {error:?}");
+    let mut source = std::error::Error::source(&error);
+    while let Some(error) = source {
+        shown += &format!(" {error} {error:?}");
+        source = error.source();
+    }
+    assert!(!shown.contains("secret"), "{shown}");
+    assert_eq!(effects.count(), 1);
+}
+
+#[tokio::test]
 async fn fields_may_be_added_with_a_default() {
     #[derive(Debug, PartialEq, Serialize, Deserialize)]
     struct Old {

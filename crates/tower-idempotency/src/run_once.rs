@@ -212,10 +212,12 @@ where
             })?;
             return match record {
                 Record::Value(value) => {
+                    // The parser's own message may quote the value.
+                    let value = rmp_serde::from_slice(&value).map_err(|_| {
+                        unreadable("expected a value of the type asked for, found another")
+                    })?;
                     telemetry::replayed(&claim.id, None);
-                    rmp_serde::from_slice(&value)
-                        .map(Outcome::Replayed)
-                        .map_err(unreadable)
+                    Ok(Outcome::Replayed(value))
                 }
                 Record::Tombstone { status, reason } => {
                     telemetry::tombstone(&claim.id, status, reason);
@@ -268,8 +270,9 @@ async fn settle<T: Serialize, E>(
     let mut record = match rmp_serde::to_vec_named(&value) {
         Ok(bytes) if bytes.len() <= config.response_limit => codec.encode_value(&id, &bytes),
         Ok(_) => tombstone(),
-        Err(error) => {
-            tracing::error!(%id, %error, "a value cannot be serialised; its retries are told so");
+        // The message is the value's own, and may say anything of it.
+        Err(_) => {
+            tracing::error!(%id, "a value cannot be serialised; its retries are told so");
             tombstone()
         }
     };

@@ -1,0 +1,721 @@
+//! The layer around axum routers, plain tower services and hyper's server.
+
+use std::{
+    convert::Infallible,
+    fmt::Debug,
+    marker::PhantomPinned,
+    pin::Pin,
+    sync::{Arc, Mutex, atomic::Ordering},
+    task::{Context, Poll},
+    time::Duration,
+};
+
+use axum::{
+    Router,
+    body::Body,
+    response::IntoResponse,
+    routing::{any, post as on_post},
+};
+use bytes::Bytes;
+use http::{HeaderMap, HeaderValue, Request, Response, StatusCode};
+use http_body::Frame;
+use http_body_util::{BodyExt, Empty, Full};
+use hyper_util::{rt::TokioIo, service::TowerToHyperService};
+use tests::{Effects, Scripted, Unreliable, app, created, creating, post, send};
+use tower::{Layer, Service, ServiceBuilder, ServiceExt, service_fn};
+use tower_idempotency::{
+    ConfigError, Error, Idempotency, IdempotencyKey, IdempotencyLayer, Lease, MemoryStore,
+    MissingKey, Preset, Principal, ResponseFuture, Ttl, axum::NotProtected,
+};
+
+fn layer() -> IdempotencyLayer {
+    IdempotencyLayer::new(MemoryStore::new())
+}
+
+fn order() -> Request<Body> {
+    post("/orders", "k", "order")
+}
+
+// ---- Extractors ----
+
+#[tokio::test]
+async fn a_handler_extracts_the_key_and_the_lease() {
+    let effects = Effects::default();
+    let counted = effects.clone();
+    let app = Router::new()
+        .route(
+            "/orders",
+            on_post(async move |key: IdempotencyKey, lease: Lease| {
+                let _ = counted.happen();
+                assert!(lease.is_held());
+                assert!(!lease.is_takeover());
+                format!("{} {}", key.as_str(), lease.generation())
+            }),
+        )
+        .layer(layer());
+    let first = send(&app, post("/orders", "\"k\"", "order")).await;
+    assert_eq!(first.text(), "k 1");
+    assert!(send(&app, order()).await.is_replay());
+    assert_eq!(effects.count(), 1);
+}
+
+#[tokio::test]
+async fn where_a_key_is_optional_so_is_the_extraction() {
+    let app = Router::new()
+        .route(
+            "/orders",
+            on_post(async |key: Option<IdempotencyKey>, lease: Option<Lease>| {
+                let key = key.map(|key| key.as_str().to_owned());
+                format!("{key:?} {}", lease.is_some())
+            }),
+        )
+        .layer(layer());
+    let keyless = Request::post("/orders")
+        .body(Body::empty())
+        .expect("a request");
+    assert_eq!(send(&app, keyless).await.text(), "None false");
+    assert_eq!(send(&app, order()).await.text(), "Some(\"k\") true");
+}
+
+#[tokio::test]
+async fn a_derived_key_comes_with_a_lease_and_without_a_name() {
+    let app = Router::new()
+        .route(
+            "/orders",
+            on_post(async |key: Option<IdempotencyKey>, lease: Option<Lease>| {
+                format!("{} {}", key.is_some(), lease.is_some())
+            }),
+        )
+        .layer(layer().with_missing_key(MissingKey::Derive));
+    let keyless = Request::post("/orders")
+        .body(Body::empty())
+        .expect("a request");
+    assert_eq!(send(&app, keyless).await.text(), "false true");
+}
+
+#[tokio::test]
+async fn a_handler_that_was_not_protected_is_the_service_s_mistake() {
+    let effects = Effects::default();
+    let counted = |effects: &Effects| {
+        let effects = effects.clone();
+        move || effects.happen()
+    };
+    let (by_key, by_lease) = (counted(&effects), counted(&effects));
+    let app = Router::new()
+        .route(
+            "/key",
+            on_post(async move |_: IdempotencyKey| by_key().to_string()),
+        )
+        .route(
+            "/lease",
+            on_post(async move |_: Lease| by_lease().to_string()),
+        );
+    for app in [app.clone(), app.layer(layer())] {
+        for path in ["/key", "/lease"] {
+            let keyless = Request::post(path).body(Body::empty()).expect("a request");
+            let answer = send(&app, keyless).await;
+            assert_eq!(answer.status, StatusCode::INTERNAL_SERVER_ERROR);
+            assert!(answer.text().starts_with("expected a request under"));
+        }
+    }
+    assert_eq!(effects.count(), 0);
+    let rejection = IntoResponse::into_response(lease_of_nothing().await);
+    assert_eq!(rejection.status(), StatusCode::INTERNAL_SERVER_ERROR);
+}
+
+async fn lease_of_nothing() -> NotProtected {
+    use axum::extract::FromRequestParts;
+    let (mut parts, ()) = Request::new(()).into_parts();
+    let lease = <Lease as FromRequestParts<()>>::from_request_parts(&mut parts, &()).await;
+    lease.expect_err("there is none")
+}
+
+// ---- The lease that a handler sees ----
+
+#[tokio::test]
+async fn a_lease_is_held_while_the_handler_runs_and_over_with_its_answer() {
+    let kept = Arc::new(Mutex::new(None));
+    let keep = Arc::clone(&kept);
+    let (app, effects) = app(layer(), move |n, req: Request<Body>| {
+        let lease = req.extensions().get::<Lease>().expect("a lease").clone();
+        assert!(lease.is_held());
+        *keep.lock().expect("no panic") = Some(lease);
+        std::future::ready(created(n))
+    });
+    send(&app, order()).await;
+    let lease = kept.lock().expect("no panic").take().expect("a lease");
+    assert!(!lease.is_held());
+    lease.lost().await;
+    assert_eq!(effects.count(), 1);
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_lease_derives_the_same_key_on_a_takeover_and_others_for_others() {
+    let (app, effects) = app(layer(), async |n, req: Request<Body>| {
+        let lease = req.extensions().get::<Lease>().expect("a lease");
+        let keys = [lease.derive("charge"), lease.derive("email")].join(" ");
+        // The first execution frees its key: its retry is a new one.
+        let policy = [("x-idempo-policy", "no-store")];
+        let _ = n;
+        (policy, keys)
+    });
+    let first = send(&app, order()).await;
+    let again = send(&app, order()).await;
+    assert_eq!(first.body, again.body, "of the same request");
+    let other_key = send(&app, post("/orders", "k2", "order")).await;
+    let other_body = send(&app, post("/orders", "k", "another order")).await;
+    let all = [&first, &other_key, &other_body].map(|answer| answer.text().to_owned());
+    let mut keys: Vec<_> = all.iter().flat_map(|keys| keys.split(' ')).collect();
+    assert!(keys.iter().all(|key| key.len() == 64));
+    keys.sort_unstable();
+    keys.dedup();
+    assert_eq!(keys.len(), 6);
+    assert_eq!(effects.count(), 4);
+}
+
+// ---- Routers in routers, layers in layers ----
+
+// failure mode 82
+#[tokio::test]
+async fn nested_routers_are_told_apart_by_the_path_that_the_client_sent() {
+    for (preset, expected) in [(Preset::Recommended, 422), (Preset::Idempo, 201)] {
+        let layer = IdempotencyLayer::with_preset(MemoryStore::new(), preset);
+        let effects = Effects::default();
+        let nested = || {
+            let effects = effects.clone();
+            Router::new()
+                .route("/items", any(async move || created(effects.happen())))
+                .layer(layer.clone())
+        };
+        let app = Router::new().nest("/a", nested()).nest("/b", nested());
+        let first = send(&app, post("/a/items", "k", "item")).await;
+        let other = send(&app, post("/b/items", "k", "item")).await;
+        assert_eq!(other.status, expected);
+        assert_ne!(other.body, first.body);
+        let retry = send(&app, post("/a/items", "k", "item")).await;
+        assert_eq!(retry.body, first.body);
+        assert_eq!(effects.count(), if expected == 201 { 2 } else { 1 });
+    }
+}
+
+#[tokio::test]
+async fn a_layer_within_a_layer_passes_on_and_leaves_the_control_headers_to_the_outer_one() {
+    let (outer, inner) = (Unreliable::default(), Unreliable::default());
+    let effects = Effects::default();
+    let counted = effects.clone();
+    let app = Router::new()
+        .fallback(async move |req: Request<Body>| {
+            let policy = match req.uri().path() {
+                "/quotes" => "no-store",
+                _ => "keep",
+            };
+            ([("x-idempo-policy", policy)], created(counted.happen()))
+        })
+        .layer(IdempotencyLayer::new(inner.clone()))
+        .layer(IdempotencyLayer::new(outer.clone()));
+    for replay in [false, true] {
+        let answer = send(&app, order()).await;
+        assert_eq!(answer.is_replay(), replay);
+        assert_eq!(answer.header("x-idempo-policy"), None);
+    }
+    assert_eq!(effects.count(), 1);
+    for _ in 0..2 {
+        let answer = send(&app, post("/quotes", "q", "order")).await;
+        assert_eq!(answer.status, StatusCode::CREATED);
+        assert_eq!(answer.header("x-idempo-policy"), None);
+    }
+    assert_eq!(effects.count(), 3, "the outer one read the policy");
+    assert_eq!(inner.all_calls(), 0);
+    assert!(outer.all_calls() > 0);
+}
+
+#[tokio::test]
+async fn an_inner_layer_takes_the_requests_that_the_outer_one_passes_on() {
+    let inner = Unreliable::default();
+    let effects = Effects::default();
+    let counted = effects.clone();
+    let app = Router::new()
+        .fallback(async move || created(counted.happen()))
+        .layer(IdempotencyLayer::new(inner.clone()).with_missing_key(MissingKey::Derive))
+        .layer(layer());
+    for _ in 0..2 {
+        let keyless = Request::post("/").body(Body::from("x")).expect("a request");
+        assert_eq!(send(&app, keyless).await.status, StatusCode::CREATED);
+    }
+    assert_eq!(effects.count(), 1);
+    assert!(inner.all_calls() > 0);
+}
+
+#[tokio::test]
+async fn clones_of_a_layer_share_its_store() {
+    let layer = layer();
+    let (first, effects) = creating(layer.clone());
+    let (second, others) = creating(layer);
+    send(&first, order()).await;
+    assert!(send(&second, order()).await.is_replay());
+    assert_eq!((effects.count(), others.count()), (1, 0));
+}
+
+// ---- What always passes through ----
+
+// failure mode 87
+#[tokio::test]
+async fn grpc_upgrades_and_tunnels_pass_through_with_their_bodies_untouched() {
+    let requests: [(&str, &[(&str, &str)]); 8] = [
+        ("POST", &[("content-type", "application/grpc")]),
+        ("POST", &[("content-type", "application/grpc+proto")]),
+        ("POST", &[("content-type", "Application/GRPC-web; x=y")]),
+        (
+            "POST",
+            &[("connection", "upgrade"), ("upgrade", "websocket")],
+        ),
+        (
+            "POST",
+            &[("connection", "upgrade"), ("upgrade", "h2c, websocket")],
+        ),
+        ("POST", &[("upgrade", "TLS/1.0")]),
+        ("CONNECT", &[]),
+        (
+            "GET",
+            &[("connection", "upgrade"), ("upgrade", "websocket")],
+        ),
+    ];
+    for (method, headers) in requests {
+        let store = Unreliable::default();
+        let layer = IdempotencyLayer::new(store.clone())
+            .with_methods_where(|method| method != http::Method::GET);
+        let (app, effects) = creating(layer);
+        for _ in 0..2 {
+            let body = Scripted::new(["order"]);
+            let taken = body.taken();
+            let mut req = post("/orders", "k", Body::new(body));
+            *req.method_mut() = method.parse().expect("a method");
+            for (name, value) in headers {
+                req.headers_mut()
+                    .insert(*name, HeaderValue::from_static(value));
+            }
+            let answer = send(&app, req).await;
+            assert_eq!(answer.status, StatusCode::CREATED, "{method} {headers:?}");
+            assert_eq!(taken.load(Ordering::SeqCst), 0, "{method} {headers:?}");
+        }
+        assert_eq!(effects.count(), 2, "{method} {headers:?}");
+        assert_eq!(store.all_calls(), 0, "{method} {headers:?}");
+    }
+}
+
+#[tokio::test]
+async fn an_upgrade_to_h2c_that_servers_ignore_and_media_types_alike_are_protected() {
+    for (name, value) in [
+        ("upgrade", "h2c"),
+        ("upgrade", " H2C "),
+        ("content-type", "application/grp"),
+        ("content-type", "text/application/grpc"),
+    ] {
+        let (app, effects) = creating(layer());
+        for replay in [false, true] {
+            let mut req = order();
+            req.headers_mut()
+                .insert(name, HeaderValue::from_static(value));
+            assert_eq!(send(&app, req).await.is_replay(), replay, "{name}: {value}");
+        }
+        assert_eq!(effects.count(), 1, "{name}: {value}");
+    }
+}
+
+// ---- Without axum ----
+
+type Passed<B> = tower_idempotency::Body<B>;
+
+fn full(key: &str, body: &'static str) -> Request<Full<Bytes>> {
+    Request::post("/orders")
+        .header("idempotency-key", key)
+        .body(Full::from(body))
+        .expect("a valid request")
+}
+
+#[tokio::test]
+async fn a_plain_service_with_full_bodies_is_executed_once() {
+    let effects = Effects::default();
+    let counted = effects.clone();
+    let mut service = ServiceBuilder::new().layer(layer()).service(service_fn(
+        move |req: Request<Passed<Full<Bytes>>>| {
+            let counted = counted.clone();
+            async move {
+                let body = req.into_body().collect().await?.to_bytes();
+                assert_eq!(body, "order");
+                let answer = format!("execution {}", counted.happen());
+                Ok::<_, Infallible>(Response::new(Full::<Bytes>::from(answer)))
+            }
+        },
+    ));
+    for replay in [false, true] {
+        let ready = service.ready().await.expect("infallible");
+        let res = ready.call(full("k", "order")).await.expect("infallible");
+        assert_eq!(res.headers().contains_key("idempotent-replayed"), replay);
+        let body = res.into_body().collect().await.expect("infallible");
+        assert_eq!(body.to_bytes(), "execution 1");
+    }
+    assert_eq!(effects.count(), 1);
+}
+
+/// A body that must stay where it is pinned.
+struct Pinned {
+    data: Mutex<Vec<Bytes>>,
+    _pinned: PhantomPinned,
+}
+
+impl Pinned {
+    fn new(chunks: &[&'static str]) -> Self {
+        let data = chunks.iter().rev().map(|chunk| Bytes::from(*chunk));
+        Self {
+            data: Mutex::new(data.collect()),
+            _pinned: PhantomPinned,
+        }
+    }
+}
+
+impl http_body::Body for Pinned {
+    type Data = Bytes;
+    type Error = Infallible;
+
+    fn poll_frame(
+        self: Pin<&mut Self>,
+        _: &mut Context<'_>,
+    ) -> Poll<Option<Result<Frame<Bytes>, Infallible>>> {
+        let next = self.data.lock().expect("no panic").pop();
+        Poll::Ready(next.map(|data| Ok(Frame::data(data))))
+    }
+}
+
+#[tokio::test]
+async fn bodies_that_must_not_move_are_read_and_answered() {
+    let effects = Effects::default();
+    let counted = effects.clone();
+    let service =
+        layer()
+            .with_response_limit(12)
+            .layer(service_fn(move |req: Request<Passed<Pinned>>| {
+                let counted = counted.clone();
+                async move {
+                    let _ = counted.happen();
+                    let path = req.uri().path().to_owned();
+                    let body = req.into_body().collect().await?.to_bytes();
+                    assert_eq!(body, "two chunks");
+                    Ok::<_, Infallible>(Response::new(match path.as_str() {
+                        "/large" => Pinned::new(&["another ", "two ", "chunks"]),
+                        _ => Pinned::new(&["two ", "more"]),
+                    }))
+                }
+            }));
+    let req = |path, key| {
+        Request::post(path)
+            .header("idempotency-key", key)
+            .body(Pinned::new(&["two ", "chunks"]))
+            .expect("a valid request")
+    };
+    for replay in [false, true] {
+        let res = service.clone().oneshot(req("/", "k")).await;
+        let res = res.expect("infallible");
+        assert_eq!(res.headers().contains_key("idempotent-replayed"), replay);
+        let body = res.into_body().collect().await.expect("infallible");
+        assert_eq!(body.to_bytes(), "two more");
+    }
+    assert_eq!(effects.count(), 1);
+    let large = service.clone().oneshot(req("/large", "l")).await;
+    let large = large.expect("infallible").into_body().collect().await;
+    let large = large.expect("infallible").to_bytes();
+    assert_eq!(large, "another two chunks", "given up in the middle");
+    assert_eq!(effects.count(), 2);
+}
+
+#[derive(Clone, Debug, PartialEq)]
+struct Boom(u64);
+
+// behaviours 72
+#[tokio::test]
+async fn the_error_of_a_service_stays_what_it_is_and_frees_the_key() {
+    let store = MemoryStore::new();
+    let effects = Effects::default();
+    let counted = effects.clone();
+    let service = IdempotencyLayer::new(store.clone()).layer(service_fn(
+        move |_req: Request<Passed<Full<Bytes>>>| {
+            let n = counted.happen();
+            async move {
+                match n {
+                    1 => Err(Boom(n)),
+                    _ => Ok(Response::new(Full::<Bytes>::from("fine"))),
+                }
+            }
+        },
+    ));
+    let failed = service.clone().oneshot(full("k", "order")).await;
+    assert_eq!(failed.err(), Some(Boom(1)));
+    assert!(store.is_empty());
+    for replay in [false, true] {
+        let res = service.clone().oneshot(full("k", "order")).await;
+        let res = res.expect("fine");
+        assert_eq!(res.headers().contains_key("idempotent-replayed"), replay);
+    }
+    assert_eq!(effects.count(), 2);
+    let refused = service.oneshot(full("a,b", "order")).await;
+    assert_eq!(
+        refused.expect("a response").status(),
+        StatusCode::BAD_REQUEST
+    );
+}
+
+/// Must be found ready before each call, and so must each clone.
+#[derive(Default)]
+struct Careful {
+    ready: bool,
+    effects: Effects,
+}
+
+impl Clone for Careful {
+    fn clone(&self) -> Self {
+        Self {
+            ready: false,
+            effects: self.effects.clone(),
+        }
+    }
+}
+
+impl<B: http_body::Body> Service<Request<B>> for Careful {
+    type Response = Response<Empty<Bytes>>;
+    type Error = Infallible;
+    type Future = std::future::Ready<Result<Self::Response, Infallible>>;
+
+    fn poll_ready(&mut self, _: &mut Context<'_>) -> Poll<Result<(), Infallible>> {
+        self.ready = true;
+        Poll::Ready(Ok(()))
+    }
+
+    fn call(&mut self, _: Request<B>) -> Self::Future {
+        assert!(self.ready, "called without having been found ready");
+        self.ready = false;
+        let _ = self.effects.happen();
+        std::future::ready(Ok(Response::new(Empty::new())))
+    }
+}
+
+#[tokio::test]
+async fn the_service_that_was_found_ready_is_the_one_that_is_called() {
+    let inner = Careful::default();
+    let effects = inner.effects.clone();
+    let mut service = layer().layer(inner);
+    let requests = [
+        full("a", "order"),
+        full("a", "order"),
+        full("b", "order"),
+        full("b", "another order"),
+    ];
+    let mut keyless = full("c", "order");
+    keyless.headers_mut().clear();
+    for req in requests.into_iter().chain([keyless]) {
+        let ready = ServiceExt::<Request<Full<Bytes>>>::ready(&mut service).await;
+        let called = ready.expect("infallible").call(req);
+        called.await.expect("infallible");
+    }
+    assert_eq!(effects.count(), 3);
+}
+
+#[tokio::test]
+#[should_panic(expected = "called without having been found ready")]
+async fn readiness_is_not_made_up() {
+    let mut service = layer().layer(Careful::default());
+    let _ = service.call(full("a", "order")).await;
+}
+
+#[tokio::test]
+async fn what_the_service_says_of_its_readiness_is_passed_on() {
+    #[derive(Clone)]
+    struct Unready(Poll<Result<(), Boom>>);
+
+    impl<B: http_body::Body> Service<Request<B>> for Unready {
+        type Response = Response<Empty<Bytes>>;
+        type Error = Boom;
+        type Future = std::future::Pending<Result<Self::Response, Boom>>;
+
+        fn poll_ready(&mut self, _: &mut Context<'_>) -> Poll<Result<(), Boom>> {
+            self.0.clone()
+        }
+
+        fn call(&mut self, _: Request<B>) -> Self::Future {
+            panic!("it was never ready");
+        }
+    }
+
+    let mut cx = Context::from_waker(std::task::Waker::noop());
+    for readiness in [
+        Poll::Pending,
+        Poll::Ready(Err(Boom(7))),
+        Poll::Ready(Ok(())),
+    ] {
+        let mut service = layer().layer(Unready(readiness.clone()));
+        let found = Service::<Request<Full<Bytes>>>::poll_ready(&mut service, &mut cx);
+        assert_eq!(found, readiness);
+    }
+}
+
+#[tokio::test]
+async fn the_layer_goes_with_the_other_layers_of_tower() {
+    let inner = Careful::default();
+    let effects = inner.effects.clone();
+    let service = ServiceBuilder::new()
+        .timeout(Duration::from_secs(1))
+        .layer(layer())
+        .concurrency_limit(1)
+        .service(inner);
+    for _ in 0..3 {
+        let res = service.clone().oneshot(full("k", "order")).await;
+        assert_eq!(res.expect("in time").status(), StatusCode::OK);
+    }
+    assert_eq!(effects.count(), 1);
+}
+
+// ---- hyper's server ----
+
+#[tokio::test]
+async fn a_hyper_server_without_axum_replays_over_http_1_and_http_2() {
+    for version in [1, 2] {
+        let effects = Effects::default();
+        let counted = effects.clone();
+        let service = layer().layer(service_fn(
+            move |req: Request<Passed<hyper::body::Incoming>>| {
+                let counted = counted.clone();
+                async move {
+                    let body = req.into_body().collect().await?.to_bytes();
+                    let n = counted.happen();
+                    let answer = format!("execution {n} of {} bytes", body.len());
+                    Ok::<_, hyper::Error>(Response::new(Full::<Bytes>::from(answer)))
+                }
+            },
+        ));
+        let (client, server) = tokio::io::duplex(64 * 1024);
+        let serving = tokio::spawn(async move {
+            let io = TokioIo::new(server);
+            let executor = hyper_util::rt::TokioExecutor::new();
+            let builder = hyper_util::server::conn::auto::Builder::new(executor);
+            let service = TowerToHyperService::new(service);
+            let _ = builder.serve_connection(io, service).await;
+        });
+        let mut sender = Sender::connect(version, client).await;
+        let mut bodies = Vec::new();
+        for replay in [false, true, true] {
+            let res = sender.send(full("k", "order")).await;
+            assert_eq!(res.headers().contains_key("idempotent-replayed"), replay);
+            assert_eq!(res.headers()["content-length"], "22", "HTTP/{version}");
+            let body = res.into_body().collect().await.expect("a body");
+            bodies.push(body.to_bytes());
+        }
+        assert!(bodies.iter().all(|body| body == "execution 1 of 5 bytes"));
+        let refused = sender.send(full("k", "another order")).await;
+        assert_eq!(refused.status(), StatusCode::UNPROCESSABLE_ENTITY);
+        assert_eq!(effects.count(), 1);
+        drop(sender);
+        serving.abort();
+    }
+}
+
+enum Sender {
+    Http1(hyper::client::conn::http1::SendRequest<Full<Bytes>>),
+    Http2(hyper::client::conn::http2::SendRequest<Full<Bytes>>),
+}
+
+impl Sender {
+    async fn connect(version: u8, io: tokio::io::DuplexStream) -> Self {
+        let io = TokioIo::new(io);
+        if version == 1 {
+            let connected = hyper::client::conn::http1::handshake(io).await;
+            let (sender, connection) = connected.expect("connected");
+            tokio::spawn(connection);
+            return Self::Http1(sender);
+        }
+        let executor = hyper_util::rt::TokioExecutor::new();
+        let connected = hyper::client::conn::http2::handshake(executor, io).await;
+        let (sender, connection) = connected.expect("connected");
+        tokio::spawn(connection);
+        Self::Http2(sender)
+    }
+
+    async fn send(&mut self, req: Request<Full<Bytes>>) -> Response<hyper::body::Incoming> {
+        let res = match self {
+            Self::Http1(sender) => sender.send_request(req).await,
+            Self::Http2(sender) => sender.send_request(req).await,
+        };
+        res.expect("a response")
+    }
+}
+
+// ---- Types ----
+
+#[test]
+fn public_types_can_go_between_threads() {
+    fn shared<T: Send + Sync + Unpin + 'static>() {}
+    fn sent<T: Send + Unpin + 'static>(_: &T) {}
+    fn shown<T: Debug>() {}
+
+    shared::<IdempotencyLayer>();
+    shared::<Idempotency<Careful>>();
+    shared::<IdempotencyKey>();
+    shared::<Lease>();
+    shared::<MemoryStore>();
+    shared::<Preset>();
+    shared::<Principal>();
+    shared::<Ttl>();
+    shared::<Error>();
+    shared::<ConfigError>();
+    shared::<Passed<Full<Bytes>>>();
+    shown::<Passed<Full<Bytes>>>();
+    shown::<ResponseFuture<std::future::Ready<()>, Full<Bytes>, Infallible>>();
+
+    let mut service = layer().layer(Careful {
+        ready: true,
+        ..Careful::default()
+    });
+    let future = service.call(full("k", "order"));
+    sent(&future);
+}
+
+#[tokio::test]
+async fn debug_output_names_the_kind_of_a_body_and_nothing_of_it() {
+    let bodies = Arc::new(Mutex::new(Vec::new()));
+    let keep = Arc::clone(&bodies);
+    let service = layer().with_response_limit(5).layer(service_fn(
+        move |req: Request<Passed<Full<Bytes>>>| {
+            let text = format!("{:?}", req.body());
+            keep.lock().expect("no panic").push(text);
+            std::future::ready(Ok::<_, Infallible>(Response::new(Full::<Bytes>::from(
+                "a large answer",
+            ))))
+        },
+    ));
+    let res = service.clone().oneshot(full("k", "order")).await;
+    let text = format!("{:?}", res.expect("infallible").body());
+    assert_eq!(text, "Body::Original", "too large to be held");
+    let res = service.oneshot(full("k", "order")).await;
+    assert_eq!(
+        format!("{:?}", res.expect("infallible").body()),
+        "Body::Held"
+    );
+    assert_eq!(*bodies.lock().expect("no panic"), ["Body::Held"]);
+}
+
+#[tokio::test]
+async fn headers_of_the_request_reach_the_handler_as_they_came() {
+    let seen = Arc::new(Mutex::new(HeaderMap::new()));
+    let keep = Arc::clone(&seen);
+    let (app, effects) = app(layer(), move |n, req: Request<Body>| {
+        *keep.lock().expect("no panic") = req.headers().clone();
+        std::future::ready(created(n))
+    });
+    let mut req = order();
+    req.headers_mut()
+        .append("x-line", HeaderValue::from_static("1"));
+    req.headers_mut()
+        .append("x-line", HeaderValue::from_static("2"));
+    let sent = req.headers().clone();
+    send(&app, req).await;
+    assert_eq!(*seen.lock().expect("no panic"), sent);
+    assert_eq!(effects.count(), 1);
+}

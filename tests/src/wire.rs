@@ -9,7 +9,7 @@ use http::{HeaderMap, HeaderName, HeaderValue, Request, StatusCode};
 use tokio::{
     io::{AsyncReadExt, AsyncWriteExt},
     net::{TcpListener, TcpStream},
-    sync::oneshot,
+    sync::watch,
     task::JoinHandle,
 };
 
@@ -19,8 +19,8 @@ use crate::Answer;
 #[derive(Debug)]
 pub struct Server {
     addr: SocketAddr,
-    stop: Option<oneshot::Sender<()>>,
-    serving: JoinHandle<()>,
+    stop: watch::Sender<bool>,
+    stopped: watch::Receiver<bool>,
 }
 
 impl Server {
@@ -33,21 +33,20 @@ impl Server {
         let listener = TcpListener::bind("127.0.0.1:0").await;
         let listener = listener.expect("a free port");
         let addr = listener.local_addr().expect("a bound socket");
-        let (stop, stopped) = oneshot::channel();
-        let serving = tokio::spawn(async move {
-            let stopped = async move {
-                // A server that is dropped goes on serving: the test is over anyway.
-                if stopped.await.is_err() {
-                    std::future::pending::<()>().await;
-                }
+        let (stop, mut told) = watch::channel(false);
+        let (done, stopped) = watch::channel(false);
+        tokio::spawn(async move {
+            let told = async move {
+                let _ = told.wait_for(|told| *told).await;
             };
-            let served = axum::serve(listener, app).with_graceful_shutdown(stopped);
+            let served = axum::serve(listener, app).with_graceful_shutdown(told);
             served.await.expect("axum's server does not fail");
+            done.send_replace(true);
         });
         Self {
             addr,
-            stop: Some(stop),
-            serving,
+            stop,
+            stopped,
         }
     }
 
@@ -62,11 +61,11 @@ impl Server {
     /// # Panics
     ///
     /// When the server panicked.
-    pub async fn shut_down(mut self) {
-        if let Some(stop) = self.stop.take() {
-            let _ = stop.send(());
-        }
-        self.serving.await.expect("the server does not panic");
+    pub async fn shut_down(&self) {
+        self.stop.send_replace(true);
+        let mut stopped = self.stopped.clone();
+        let stopped = stopped.wait_for(|stopped| *stopped).await;
+        stopped.expect("the server does not panic");
     }
 }
 

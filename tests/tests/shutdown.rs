@@ -1,0 +1,250 @@
+//! Servers that shut down with requests in flight: what graceful shutdown waits for, what `drain` waits for, and what
+//! is refused meanwhile.
+
+use std::{
+    sync::atomic::{AtomicUsize, Ordering},
+    time::Duration,
+};
+
+use http::{Request, StatusCode};
+use tests::{
+    Answer,
+    gate::{bounded, eventually},
+    on_both_runtimes,
+    probe::{Act, Op, Probe},
+    send,
+    stage::{PHASES, Phase, Stage},
+    wire::{H1, H2, Leave, post_bytes, soon},
+};
+use tokio::runtime;
+use tower::{Layer, Service, service_fn};
+use tower_idempotency::{IdempotencyLayer, MemoryStore, Ttl};
+
+on_both_runtimes! {
+    graceful_shutdown_waits_for_clients_and_drain_for_those_who_left,
+    drain_waits_for_a_handler_whose_client_left_and_its_record_is_kept,
+    drain_gives_up_when_its_time_is_over_and_the_lease_stays,
+    keyed_requests_are_refused_while_draining,
+}
+
+const LONG: Duration = Duration::from_secs(10);
+
+fn on(store: &MemoryStore) -> IdempotencyLayer {
+    IdempotencyLayer::new(store.clone())
+}
+
+/// What another process on the same store answers.
+async fn next_process(store: &MemoryStore, key: &str) -> (Answer, u64) {
+    let stage = Stage::with(on(store)).await;
+    let answer = send(&stage.app, tests::post("/orders", key, "{}")).await;
+    (answer, stage.begun.count())
+}
+
+// fm 10
+async fn graceful_shutdown_waits_for_clients_and_drain_for_those_who_left() {
+    for phase in PHASES {
+        let store = MemoryStore::new();
+        let stage = Stage::set(on(&store), &[phase], |app| app).await;
+        let addr = stage.server.addr();
+        let mut stays = H1::connect(addr).await;
+        stays.send(post_bytes("/orders", "stays", "{}")).await;
+        stage.arrival(phase).await;
+        let leaves = H2::connect(addr).await;
+        let stream = leaves.post("/orders", "leaves", "{}").await;
+        stage.arrival(phase).await;
+        stream.reset();
+        stage.left().await;
+        leaves.lose().await;
+
+        assert_eq!(soon(stage.server.shut_down()).await, None, "a client waits");
+        assert!(!stage.layer.drain(Duration::from_millis(20)).await);
+        stage.go_on();
+        let answer = stays.answer().await.expect("the server finishes");
+        assert_eq!(answer.status, StatusCode::CREATED);
+        stage.server.shut_down().await;
+        assert!(stage.layer.drain(LONG).await);
+        assert_eq!((stage.begun.count(), stage.finished.count()), (2, 2));
+
+        let (retry, effects) = next_process(&store, "stays").await;
+        assert_eq!((retry.body, effects), (answer.body, 0));
+        let (retry, effects) = next_process(&store, "leaves").await;
+        assert!(retry.is_replay());
+        assert_eq!(effects, 0);
+    }
+}
+
+// fm 10: the server does not know of this handler
+async fn drain_waits_for_a_handler_whose_client_left_and_its_record_is_kept() {
+    for phase in PHASES {
+        for leave in [Leave::Close, Leave::Reset] {
+            let store = MemoryStore::new();
+            let stage = Stage::set(on(&store), &[phase], |app| app).await;
+            let mut client = H1::connect(stage.server.addr()).await;
+            client.send(post_bytes("/orders", "k", "{}")).await;
+            stage.arrival(phase).await;
+            client.leave(leave);
+            stage.left().await;
+            stage.server.shut_down().await;
+            assert_eq!(soon(stage.layer.drain(LONG)).await, None, "it is running");
+            stage.go_on();
+            assert!(stage.layer.drain(LONG).await);
+            assert_eq!(stage.finished.count(), 1);
+            let (retry, effects) = next_process(&store, "k").await;
+            assert!(retry.is_replay());
+            assert_eq!(effects, 0);
+        }
+    }
+}
+
+// fm 11
+async fn drain_gives_up_when_its_time_is_over_and_the_lease_stays() {
+    let store = MemoryStore::new();
+    let stage = Stage::set(on(&store), &[Phase::DuringTheEffect], |app| app).await;
+    let mut client = H1::connect(stage.server.addr()).await;
+    client.send(post_bytes("/orders", "k", "{}")).await;
+    stage.arrival(Phase::DuringTheEffect).await;
+    client.leave(Leave::Close);
+    stage.left().await;
+    assert!(!stage.layer.drain(Duration::from_millis(20)).await);
+    let (retry, effects) = next_process(&store, "k").await;
+    assert_eq!((retry.code().as_str(), effects), ("in-progress", 0));
+}
+
+// fm 10
+async fn keyed_requests_are_refused_while_draining() {
+    let store = Probe::new(|_, _| Act::Forward);
+    let stage = Stage::with(IdempotencyLayer::new(store.clone())).await;
+    let request = || tests::post("/orders", "k", "{}");
+    assert_eq!(
+        send(&stage.app, request()).await.status,
+        StatusCode::CREATED
+    );
+    assert!(stage.layer.drain(LONG).await);
+    let asked = store.count(Op::Acquire);
+    // A first request and a retry alike: the client is to go where the service goes on.
+    for key in ["k", "other"] {
+        let refused = send(&stage.app, tests::post("/orders", key, "{}")).await;
+        assert_eq!(refused.status, StatusCode::SERVICE_UNAVAILABLE);
+        assert_eq!(refused.code(), "draining");
+        assert_eq!(refused.header("retry-after"), Some("1"));
+    }
+    assert_eq!(store.count(Op::Acquire), asked);
+    assert_eq!(stage.begun.count(), 1);
+    // What the layer does not apply to is none of its business.
+    let unkeyed = Request::post("/orders").body(axum::body::Body::empty());
+    let unkeyed = send(&stage.app, unkeyed.expect("a valid request")).await;
+    assert_eq!(unkeyed.status, StatusCode::CREATED);
+}
+
+// fm 10, fm 121
+#[tokio::test(start_paused = true)]
+async fn drain_waits_for_records_that_are_stored_in_the_background() {
+    bounded(async {
+        let store = Probe::new(|op, _| match op {
+            Op::Complete => Act::FailBefore,
+            _ => Act::Forward,
+        });
+        let stage = Stage::with(IdempotencyLayer::new(store.clone())).await;
+        let answer = send(&stage.app, tests::post("/orders", "k", "{}")).await;
+        assert_eq!(answer.status, StatusCode::CREATED);
+        assert!(!stage.layer.drain(Duration::from_secs(3)).await);
+        store.set(|_, _| Act::Forward);
+        assert!(stage.layer.drain(LONG).await);
+        let (retry, effects) = next_process(&store.inner(), "k").await;
+        assert!(retry.is_replay());
+        assert_eq!((retry.body, effects), (answer.body, 0));
+    })
+    .await;
+}
+
+// fm 10
+#[tokio::test(start_paused = true)]
+async fn drain_waits_for_keys_that_are_freed_in_the_background() {
+    bounded(async {
+        let store = Probe::new(|op, _| match op {
+            Op::Release => Act::FailBefore,
+            _ => Act::Forward,
+        });
+        let layer = IdempotencyLayer::new(store.clone()).with_lease(Ttl::from_secs(60));
+        let mut failing = layer.layer(service_fn(async |_| {
+            Err::<http::Response<axum::body::Body>, _>("it failed")
+        }));
+        let failed = failing.call(tests::post("/orders", "k", "{}")).await;
+        assert_eq!(failed.err(), Some("it failed"), "behaviours 155");
+        assert!(!layer.drain(Duration::from_secs(3)).await);
+        store.set(|_, _| Act::Forward);
+        assert!(layer.drain(LONG).await);
+        let (retry, effects) = next_process(&store.inner(), "k").await;
+        assert_eq!((retry.status, effects), (StatusCode::CREATED, 1));
+    })
+    .await;
+}
+
+// fm 10: a request is either refused, or drain waits for it
+#[test]
+fn no_request_slips_in_behind_a_drain() {
+    const ROUNDS: usize = 5_000;
+    let store = MemoryStore::new();
+    let layers: Vec<_> = (0..ROUNDS).map(|_| on(&store)).collect();
+    let together = AtomicUsize::new(0);
+    // Both threads get here before either goes on.
+    let meet = |round: usize| {
+        together.fetch_add(1, Ordering::SeqCst);
+        for spins in 1.. {
+            if together.load(Ordering::SeqCst) >= (round + 1) * 2 {
+                return;
+            }
+            if spins % 1_000 == 0 {
+                std::thread::yield_now();
+            }
+            std::hint::spin_loop();
+        }
+    };
+    let slipped_in = std::thread::scope(|scope| {
+        let draining = scope.spawn(|| {
+            let runtime = runtime::Builder::new_current_thread().enable_time().build();
+            let runtime = runtime.expect("a runtime");
+            let drained = layers.iter().enumerate().map(|(round, layer)| {
+                meet(round * 2);
+                let drained = runtime.block_on(layer.drain(Duration::ZERO));
+                meet(round * 2 + 1);
+                drained && layer.in_flight() > 0
+            });
+            drained.filter(|slipped_in| *slipped_in).count()
+        });
+        let mut held = Vec::new();
+        for (round, layer) in layers.iter().enumerate() {
+            let mut app = layer.layer(service_fn(async |_| {
+                Ok::<_, ()>(http::Response::new(axum::body::Body::empty()))
+            }));
+            let request = tests::post("/", "k", "");
+            meet(round * 2);
+            let admitted = app.call(request);
+            meet(round * 2 + 1);
+            held.push(admitted);
+        }
+        draining.join().expect("no panic")
+    });
+    assert_eq!(slipped_in, 0, "requests admitted after the drain had ended");
+}
+
+#[tokio::test]
+async fn a_drain_that_is_given_up_does_not_open_the_layer_again() {
+    bounded(async {
+        let stage = Stage::held(Phase::DuringTheEffect).await;
+        let mut client = H1::connect(stage.server.addr()).await;
+        client.send(post_bytes("/orders", "k", "{}")).await;
+        stage.arrival(Phase::DuringTheEffect).await;
+        assert_eq!(soon(stage.layer.drain(LONG)).await, None);
+        let refused = send(&stage.app, tests::post("/orders", "other", "{}")).await;
+        assert_eq!(refused.code(), "draining");
+        stage.go_on();
+        assert_eq!(
+            client.answer().await.map(|answer| answer.status),
+            Some(StatusCode::CREATED)
+        );
+        eventually("nothing is in flight", || stage.layer.in_flight() == 0).await;
+        assert_eq!(stage.begun.count(), 1);
+    })
+    .await;
+}

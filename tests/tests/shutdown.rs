@@ -194,7 +194,7 @@ fn no_request_slips_in_behind_a_drain() {
             if together.load(Ordering::SeqCst) >= (round + 1) * 2 {
                 return;
             }
-            if spins % 1_000 == 0 {
+            if spins % 50 == 0 {
                 std::thread::yield_now();
             }
             std::hint::spin_loop();

@@ -11,9 +11,9 @@ use crate::{
     config::Config,
     engine::{from_now, within},
     error::{Error, ErrorKind},
-    limits::Place,
+    limits::{NoPlace, Place},
     record::NotRetained,
-    refusal::overloaded,
+    refusal::turned_away,
 };
 
 /// The whole request body and its trailers; nothing of the request has had an effect yet.
@@ -53,7 +53,7 @@ pub(crate) async fn request<B: http_body::Body>(
                         return Err(too_large());
                     }
                     if !place.buffer(data.len(), config.max_buffered) {
-                        return Err(overloaded(config, "too many bytes are buffered"));
+                        return Err(turned_away(config, &NoPlace::TooManyBytes));
                     }
                     chunks.push(data);
                 }

@@ -34,8 +34,8 @@ use crate::{
     limits::Place,
     record::NotRetained,
     refusal::{
-        Answer, draining, in_progress, into_response, key_reused, outcome_unknown, overloaded, own,
-        refuse, unavailable,
+        Answer, in_progress, into_response, key_reused, outcome_unknown, own, refuse, turned_away,
+        unavailable,
     },
     replay::replay,
     scope::NoPrincipal,
@@ -80,14 +80,10 @@ pub(crate) fn admit(shared: &Shared, head: &request::Parts) -> Admission {
     if key.is_none() && optional {
         return Admission::PassThrough;
     }
-    let limits = &shared.engine.limits;
-    if limits.is_draining() {
-        return Admission::Refused(Box::new(refuse(config, &draining(config))));
-    }
-    match limits.enter(config.max_in_flight) {
-        Some(place) => Admission::Exchange(key, place),
-        None => {
-            let error = overloaded(config, "too many requests are in flight");
+    match shared.engine.limits.enter(config.max_in_flight) {
+        Ok(place) => Admission::Exchange(key, place),
+        Err(no_place) => {
+            let error = turned_away(config, &no_place);
             Admission::Refused(Box::new(refuse(config, &error)))
         }
     }

@@ -24,24 +24,33 @@ pub(crate) struct Place {
     buffered: usize,
 }
 
+/// Why an exchange was turned away.
+pub(crate) enum NoPlace {
+    Draining,
+    Full,
+    TooManyBytes,
+}
+
 impl Limits {
-    /// A place among at most `max`, or `None`.
-    pub(crate) fn enter(self: &Arc<Self>, max: usize) -> Option<Place> {
-        add_within(&self.in_flight, 1, max).then(|| {
+    /// A place among at most `max`.
+    pub(crate) fn enter(self: &Arc<Self>, max: usize) -> Result<Place, NoPlace> {
+        let entered = add_within(&self.in_flight, 1, max);
+        let place = entered.then(|| {
             telemetry::in_flight(1.0);
             Place {
                 limits: Arc::clone(self),
                 buffered: 0,
             }
-        })
+        });
+        // Entered first: whoever drains sees this request, or it sees that.
+        if self.draining.load(Ordering::SeqCst) {
+            return Err(NoPlace::Draining);
+        }
+        place.ok_or(NoPlace::Full)
     }
 
     pub(crate) fn drain(&self) {
         self.draining.store(true, Ordering::SeqCst);
-    }
-
-    pub(crate) fn is_draining(&self) -> bool {
-        self.draining.load(Ordering::SeqCst)
     }
 
     pub(crate) fn in_flight(&self) -> usize {

@@ -8,6 +8,7 @@ use crate::{
     config::{Config, InFlight, Mismatch},
     engine::Failure,
     error::{Error, ErrorKind},
+    limits::NoPlace,
     telemetry,
 };
 
@@ -29,13 +30,13 @@ pub(crate) fn own(res: Response<Bytes>) -> Answer {
     res.map(|body| (body, None))
 }
 
-pub(crate) fn draining(config: &Config) -> Error {
-    Error::new(ErrorKind::Draining, "the service is shutting down")
-        .with_retry_after(config.retry_after)
-}
-
-pub(crate) fn overloaded(config: &Config, detail: &'static str) -> Error {
-    Error::new(ErrorKind::Overloaded, detail).with_retry_after(config.retry_after)
+pub(crate) fn turned_away(config: &Config, no_place: &NoPlace) -> Error {
+    match no_place {
+        NoPlace::Draining => Error::new(ErrorKind::Draining, "the service is shutting down"),
+        NoPlace::Full => Error::new(ErrorKind::Overloaded, "too many requests are in flight"),
+        NoPlace::TooManyBytes => Error::new(ErrorKind::Overloaded, "too many bytes are buffered"),
+    }
+    .with_retry_after(config.retry_after)
 }
 
 pub(crate) fn key_reused(config: &Config) -> Error {

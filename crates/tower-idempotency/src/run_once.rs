@@ -15,7 +15,7 @@ use crate::{
     lease::{Kept, Lease},
     limits::Place,
     record::{NotRetained, Record},
-    refusal::{draining, overloaded, unavailable, unreadable},
+    refusal::{turned_away, unavailable, unreadable},
     store::{Acquired, Claim, Fingerprint, KeyId, Token},
     telemetry,
 };
@@ -122,12 +122,8 @@ impl IdempotencyLayer {
         E: Send + 'static,
     {
         let (config, engine) = (Arc::clone(&self.config), Arc::clone(&self.engine));
-        if engine.limits.is_draining() {
-            return Err(draining(&config));
-        }
-        let Some(place) = engine.limits.enter(config.max_in_flight) else {
-            return Err(overloaded(&config, "too many requests are in flight"));
-        };
+        let place = engine.limits.enter(config.max_in_flight);
+        let place = place.map_err(|no_place| turned_away(&config, &no_place))?;
         let claim = claim(&config, &engine, key.as_ref(), fingerprint.as_ref())?;
         let detach = Arc::<Detach>::default();
         detach.arm();

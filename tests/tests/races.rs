@@ -1,0 +1,275 @@
+//! Many clients at once: one execution for each key, one answer for everybody, and nobody gets another's.
+
+use std::{
+    collections::{HashMap, HashSet},
+    sync::{
+        Arc,
+        atomic::{AtomicU64, Ordering},
+    },
+    time::Duration,
+};
+
+use axum::{Router, extract::Path, routing::post};
+use bytes::Bytes;
+use http::{HeaderMap, Request, StatusCode, header};
+use proptest::{
+    strategy::{Strategy, ValueTree},
+    test_runner::TestRunner,
+};
+use tests::{
+    Answer, Effects,
+    gate::{bounded, within},
+    send,
+    wire::{H1, H2, Server, post_bytes},
+};
+use tokio::task::JoinSet;
+use tower_idempotency::{IdempotencyLayer, InFlight, MemoryStore};
+
+/// Effects by key, and a handler that has one and takes a moment.
+#[derive(Clone)]
+struct Shop {
+    executions: Arc<Vec<AtomicU64>>,
+    app: Router,
+}
+
+impl Shop {
+    fn new(keys: usize, in_flight: InFlight) -> Self {
+        let executions: Arc<Vec<AtomicU64>> =
+            Arc::new((0..keys).map(|_| AtomicU64::new(0)).collect());
+        let counted = Arc::clone(&executions);
+        let handler = async move |Path(key): Path<usize>| {
+            let n = counted[key].fetch_add(1, Ordering::SeqCst) + 1;
+            for _ in 0..key % 5 {
+                tokio::task::yield_now().await;
+            }
+            (StatusCode::CREATED, format!("execution {n} for {key}"))
+        };
+        let layer = IdempotencyLayer::new(MemoryStore::new())
+            .with_in_flight(in_flight)
+            .with_max_waiters(64, 64 * 64);
+        let app = Router::new()
+            .route("/{key}", post(handler))
+            .route_layer(layer);
+        Self { executions, app }
+    }
+
+    fn assert_executed_once(&self) {
+        for (key, executions) in self.executions.iter().enumerate() {
+            assert_eq!(executions.load(Ordering::SeqCst), 1, "executions of {key}");
+        }
+    }
+}
+
+/// One of them is the first, and all who got an answer got that one; says how many did.
+fn assert_one_answer(answers: &[Answer]) -> usize {
+    let (answered, refused): (Vec<_>, Vec<_>) = answers
+        .iter()
+        .partition(|answer| answer.status.is_success());
+    for refused in refused {
+        assert_eq!(refused.status, StatusCode::CONFLICT);
+        assert_eq!(refused.code(), "in-progress");
+    }
+    let firsts = answered.iter().filter(|answer| !answer.is_replay()).count();
+    assert_eq!(firsts, 1, "first answers");
+    for answer in &answered {
+        assert_eq!(answer.status, answered[0].status);
+        assert_eq!(answer.body, answered[0].body);
+    }
+    answered.len()
+}
+
+async fn race(shop: &Shop, key: usize, clients: usize) -> Vec<Answer> {
+    let mut racing = JoinSet::new();
+    for _ in 0..clients {
+        let app = shop.app.clone();
+        racing.spawn(async move {
+            let (path, key) = (format!("/{key}"), format!("k{key}"));
+            send(&app, tests::post(&path, &key, "{}")).await
+        });
+    }
+    racing.join_all().await
+}
+
+const CLIENTS: usize = 64;
+const KEYS: usize = 1_000;
+
+// behaviours 98, 105; fm 53
+#[tokio::test(flavor = "multi_thread", worker_threads = 4)]
+async fn of_64_clients_on_each_of_1000_keys_one_executes_and_nobody_gets_another_answer() {
+    bounded(async {
+        let shop = Shop::new(KEYS, InFlight::Conflict);
+        for key in 0..KEYS {
+            assert_one_answer(&race(&shop, key, CLIENTS).await);
+        }
+        shop.assert_executed_once();
+    })
+    .await;
+}
+
+// behaviours 97, 100
+#[tokio::test(flavor = "multi_thread", worker_threads = 4)]
+async fn of_64_clients_who_wait_on_each_of_1000_keys_all_get_the_one_answer() {
+    bounded(async {
+        let shop = Shop::new(KEYS, InFlight::Wait(Duration::from_secs(20)));
+        for key in 0..KEYS {
+            let answers = race(&shop, key, CLIENTS).await;
+            assert_eq!(assert_one_answer(&answers), CLIENTS);
+        }
+        shop.assert_executed_once();
+    })
+    .await;
+}
+
+// behaviours 98
+#[tokio::test(flavor = "multi_thread", worker_threads = 4)]
+async fn of_16_http1_connections_on_each_of_50_keys_one_executes() {
+    bounded(async {
+        let shop = Shop::new(50, InFlight::Conflict);
+        let server = Server::start(shop.app.clone()).await;
+        let mut clients = Vec::new();
+        for _ in 0..16 {
+            clients.push(H1::connect(server.addr()).await);
+        }
+        for key in 0..50 {
+            let request = post_bytes(&format!("/{key}"), &format!("k{key}"), "{}");
+            let mut racing = JoinSet::new();
+            for mut client in std::mem::take(&mut clients) {
+                let request = request.clone();
+                racing.spawn(async move {
+                    client.send(request).await;
+                    let answer = client.answer().await;
+                    (client, answer.expect("the connection is kept alive"))
+                });
+            }
+            let answers: Vec<_>;
+            (clients, answers) = racing.join_all().await.into_iter().unzip();
+            assert_one_answer(&answers);
+        }
+        shop.assert_executed_once();
+    })
+    .await;
+}
+
+// behaviours 97, 98
+#[tokio::test(flavor = "multi_thread", worker_threads = 4)]
+async fn of_32_streams_of_one_http2_connection_on_each_of_30_keys_one_executes() {
+    bounded(async {
+        let waits = InFlight::Wait(Duration::from_secs(20));
+        for (in_flight, all) in [(InFlight::Conflict, false), (waits, true)] {
+            let shop = Shop::new(30, in_flight);
+            let server = Server::start(shop.app.clone()).await;
+            let client = Arc::new(H2::connect(server.addr()).await);
+            for key in 0..30 {
+                let mut racing = JoinSet::new();
+                for _ in 0..32 {
+                    let client = Arc::clone(&client);
+                    racing.spawn(async move {
+                        let (path, key) = (format!("/{key}"), format!("k{key}"));
+                        let answer = client.post(&path, &key, "{}").await.answer().await;
+                        answer.expect("a stream that is not reset")
+                    });
+                }
+                let answered = assert_one_answer(&racing.join_all().await);
+                assert!(!all || answered == 32, "{answered} of 32 were answered");
+            }
+            shop.assert_executed_once();
+        }
+    })
+    .await;
+}
+
+// behaviours 107
+#[tokio::test(start_paused = true)]
+async fn different_keys_run_side_by_side() {
+    bounded(async {
+        let layer = IdempotencyLayer::new(MemoryStore::new());
+        let slow = async || tokio::time::sleep(Duration::from_secs(1)).await;
+        let app = Router::new().route("/", post(slow)).route_layer(layer);
+        let started = tokio::time::Instant::now();
+        let mut racing = JoinSet::new();
+        for key in 0..100 {
+            let app = app.clone();
+            racing.spawn(async move { send(&app, tests::post("/", &key.to_string(), "")).await });
+        }
+        for answer in racing.join_all().await {
+            assert_eq!((answer.status, answer.is_replay()), (StatusCode::OK, false));
+        }
+        assert!(started.elapsed() < Duration::from_millis(1_100));
+    })
+    .await;
+}
+
+// fm 102, 103; behaviours 44, 49
+#[tokio::test(flavor = "multi_thread", worker_threads = 4)]
+async fn no_answer_crosses_from_one_principal_to_another() {
+    within(Duration::from_secs(60), async {
+        // Strings of two letters: "a" and "bb" joined are "ab" and "b" joined, and the empty principal is one too.
+        let mut words = vec![String::new()];
+        for at in 0..31 {
+            let longer = ["a", "b"].map(|letter| format!("{}{letter}", words[at]));
+            words.extend(longer);
+        }
+        let mut runner = TestRunner::deterministic();
+        let mut draw = |from: usize| {
+            let at = (from..words.len()).new_tree(&mut runner);
+            words[at.expect("an index").current()].clone()
+        };
+        let effects = Effects::default();
+        let counted = effects.clone();
+        let echo = async move |headers: HeaderMap| {
+            counted.happen();
+            let principal = headers.get(header::AUTHORIZATION);
+            let key = &headers["idempotency-key"];
+            format!("{principal:?} {key:?}")
+        };
+        let layer = IdempotencyLayer::new(MemoryStore::new())
+            .with_in_flight(InFlight::Wait(Duration::from_secs(20)));
+        let app = Router::new().route("/", post(echo)).route_layer(layer);
+        let mut racing = JoinSet::new();
+        let mut pairs_seen = HashSet::new();
+        let mut told: HashMap<_, Bytes> = HashMap::new();
+        for _ in 0..PAIRS {
+            let (principal, key) = (draw(0), draw(1));
+            pairs_seen.insert((principal.clone(), key.clone()));
+            let app = app.clone();
+            racing.spawn(async move {
+                let mut req = Request::post("/").header("idempotency-key", &key);
+                if !principal.is_empty() {
+                    req = req.header(header::AUTHORIZATION, &principal);
+                }
+                let req = req.body(axum::body::Body::empty());
+                let answer = send(&app, req.expect("a valid request")).await;
+                (principal, key, answer)
+            });
+            while racing.len() >= 64 {
+                if let Some(done) = racing.join_next().await {
+                    check(done.expect("no panic"), &mut told);
+                }
+            }
+        }
+        for done in racing.join_all().await {
+            check(done, &mut told);
+        }
+        assert_eq!(effects.count(), pairs_seen.len() as u64);
+    })
+    .await;
+}
+
+fn check(
+    (principal, key, answer): (String, String, Answer),
+    told: &mut HashMap<(String, String), Bytes>,
+) {
+    assert_eq!(answer.status, StatusCode::OK);
+    let expected = if principal.is_empty() {
+        format!("None {key:?}")
+    } else {
+        format!("Some({principal:?}) {key:?}")
+    };
+    assert_eq!(answer.text(), expected);
+    let first = told
+        .entry((principal, key))
+        .or_insert_with(|| answer.body.clone());
+    assert_eq!(*first, answer.body);
+}
+
+const PAIRS: usize = 100_000;

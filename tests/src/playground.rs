@@ -108,6 +108,7 @@ impl Playground {
     /// # Panics
     ///
     /// When it does not end within a minute.
+    #[must_use]
     pub fn wait(mut self) -> (ExitStatus, String, String) {
         let deadline = Instant::now() + Duration::from_secs(60);
         let status = loop {

@@ -126,11 +126,10 @@ async fn sixty_four_at_once_cause_one_execution_and_are_all_told_the_same() {
 #[tokio::test]
 async fn a_client_that_leaves_neither_cancels_nor_repeats_the_work() {
     let playground = Playground::start(&[]);
-    leave_behind(&playground, "/slow/300");
-    playground.has_begun(1).await;
-    let meanwhile = playground.post("/slow/300", "k", b"tea").await;
+    leave_behind(&playground, "/slow/2000").await;
+    let meanwhile = playground.post("/slow/2000", "k", b"tea").await;
     assert_eq!(meanwhile.code(), "in-progress");
-    let retry = eventually(&playground, "/slow/300").await;
+    let retry = eventually(&playground, "/slow/2000").await;
     assert!(retry.is_replay());
     assert_eq!(retry.text(), r#"{"execution":1,"received":3}"#);
 }
@@ -145,10 +144,10 @@ async fn no_store_frees_the_key_and_persist_says_how_long_it_is_taken() {
         assert_eq!(answer.header("x-execution"), Some(n));
         assert_eq!(answer.header("x-idempo-policy"), None);
     }
-    let persist = || async { playground.post("/persist/1", "p", b"").await };
+    let persist = || async { playground.post("/persist/3", "p", b"").await };
     assert_eq!(persist().await.header("x-idempo-persist-for-seconds"), None);
     assert!(persist().await.is_replay());
-    sleep(Duration::from_millis(1100)).await;
+    sleep(Duration::from_millis(3100)).await;
     let later = persist().await;
     assert!(!later.is_replay());
     assert_eq!(later.header("x-execution"), Some("4"));
@@ -159,17 +158,13 @@ async fn events_arrive_as_they_come_and_leave_a_tombstone() {
     let playground = Playground::start(&[]);
     let mut events = raw(
         &playground,
-        "POST /events/3/400 HTTP/1.1\r\nhost: x\r\nidempotency-key: k\r\n\r\n",
+        "POST /events/2/2000 HTTP/1.1\r\nhost: x\r\nidempotency-key: k\r\n\r\n",
     );
-    let started = Instant::now();
     let seen = read_until(&mut events, "chunk 1 of execution 1");
     assert!(seen.contains("content-type: text/event-stream"), "{seen}");
-    assert!(
-        started.elapsed() < Duration::from_millis(1000),
-        "the first event waited for the others"
-    );
-    read_until(&mut events, "chunk 3 of execution 1");
-    let retry = playground.post("/events/3/400", "k", b"").await;
+    assert!(!seen.contains("chunk 2"), "the first event waited");
+    read_until(&mut events, "chunk 2 of execution 1");
+    let retry = playground.post("/events/2/2000", "k", b"").await;
     assert_eq!(
         (retry.status, retry.code()),
         (StatusCode::CONFLICT, "response-not-retained".to_owned())
@@ -432,13 +427,12 @@ async fn a_concurrent_duplicate_is_answered_as_the_flag_says() {
         ),
     ] {
         let playground = Playground::start(flags);
-        leave_behind(&playground, "/slow/500");
-        playground.has_begun(1).await;
-        let answer = playground.post("/slow/500", "k", b"tea").await;
+        leave_behind(&playground, "/slow/1500").await;
+        let answer = playground.post("/slow/1500", "k", b"tea").await;
         assert_eq!(answer.status, status, "{flags:?}");
         assert_eq!(answer.header("retry-after"), retry_after, "{flags:?}");
         assert_eq!(answer.is_replay(), replayed, "{flags:?}");
-        let other = playground.post("/slow/500", "k", b"coffee").await;
+        let other = playground.post("/slow/1500", "k", b"coffee").await;
         let mismatch = if flags.contains(&"idempo") { 201 } else { 422 };
         assert_eq!(other.status, mismatch, "{flags:?}");
     }
@@ -446,20 +440,19 @@ async fn a_concurrent_duplicate_is_answered_as_the_flag_says() {
 
 #[tokio::test]
 async fn a_record_lives_as_long_as_the_retention() {
-    let playground = Playground::start(&["--retention", "600ms"]);
+    let playground = Playground::start(&["--retention", "2s"]);
     let orders = || async { playground.post("/orders", "k", b"tea").await };
     assert!(!orders().await.is_replay());
     assert!(orders().await.is_replay());
-    sleep(Duration::from_millis(700)).await;
+    sleep(Duration::from_millis(2100)).await;
     assert!(!orders().await.is_replay());
 }
 
 #[tokio::test]
 async fn a_lease_is_renewed_for_as_long_as_the_execution_takes() {
-    let playground = Playground::start(&["--lease", "200ms"]);
-    leave_behind(&playground, "/slow/1500");
-    playground.has_begun(1).await;
-    let retry = eventually(&playground, "/slow/1500").await;
+    let playground = Playground::start(&["--lease", "1s"]);
+    leave_behind(&playground, "/slow/3000").await;
+    let retry = eventually(&playground, "/slow/3000").await;
     assert!(retry.is_replay());
     assert_eq!(playground.executions().await, 1);
 }
@@ -582,8 +575,7 @@ async fn asked_to_stop_it_answers_what_has_begun_and_ends_well() {
 async fn asked_to_stop_it_also_ends_what_a_client_has_left_behind() {
     let playground = Playground::start(&[]);
     let started = Instant::now();
-    leave_behind(&playground, "/slow/1000");
-    playground.has_begun(1).await;
+    leave_behind(&playground, "/slow/1000").await;
     playground.terminate();
     let (status, _, stderr) = playground.wait();
     assert!(
@@ -647,14 +639,14 @@ fn read_until(stream: &mut TcpStream, text: &str) -> String {
 }
 
 /// Posts `tea` to `path` under the key `k`, and hangs up once it is being executed.
-fn leave_behind(playground: &Playground, path: &str) {
-    let req = format!(
-        "POST {path} HTTP/1.1\r\nhost: x\r\nidempotency-key: k\r\ncontent-length: 3\r\n\r\ntea"
+async fn leave_behind(playground: &Playground, path: &str) {
+    let head = "host: x\r\nidempotency-key: k\r\ncontent-length: 3";
+    let client = raw(
+        playground,
+        &format!("POST {path} HTTP/1.1\r\n{head}\r\n\r\ntea"),
     );
-    let stream = raw(playground, &req);
-    // Long enough for the request to arrive; what else happens does not depend on it.
-    std::thread::sleep(Duration::from_millis(50));
-    drop(stream);
+    playground.has_begun(1).await;
+    drop(client);
 }
 
 /// The answer to a retry that is repeated for as long as the first request is in progress.

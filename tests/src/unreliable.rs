@@ -44,12 +44,14 @@ pub enum Fault {
 #[derive(Clone, Debug, Default)]
 pub struct Unreliable(Arc<State>);
 
+type Garble = fn(Bytes) -> Bytes;
+
 #[derive(Debug, Default)]
 struct State {
     store: MemoryStore,
     operations: [Script; 4],
     tokens: Mutex<Vec<Token>>,
-    garbled: Mutex<Option<fn(Bytes) -> Bytes>>,
+    garbled: Mutex<Option<Garble>>,
 }
 
 #[derive(Debug, Default)]

@@ -383,7 +383,7 @@ async fn a_principal_that_refuses_answers_itself_and_nothing_else_happens() {
     let layer = IdempotencyLayer::new(store.clone()).with_principal(Principal::from_fn(|_| {
         let mut res = http::Response::new(Bytes::from("who are you?"));
         *res.status_mut() = StatusCode::UNAUTHORIZED;
-        Err(res)
+        Err(res.into())
     }));
     let (app, effects) = creating(layer);
     let answer = send(&app, post("/orders", "k", "order")).await;

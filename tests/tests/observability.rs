@@ -43,8 +43,10 @@ fn keyed(key: &str, body: &'static str) -> Request<Body> {
         .expect("a valid request")
 }
 
+type StartFlow = fn() -> Flow;
+
 /// Every path a request can take, on a layer of its own; each says how many effects it had.
-const FLOWS: [(&str, fn() -> Flow); 27] = [
+const FLOWS: [(&str, StartFlow); 27] = [
     ("executed", || Box::pin(executed())),
     ("replayed", || Box::pin(replayed())),
     ("mismatch", || Box::pin(mismatch())),

@@ -214,13 +214,23 @@ fn round(
     })
 }
 
+/// How much of it: so many tasks, requests each, in so many rounds.
+#[derive(Clone, Copy)]
+struct Size {
+    tasks: u64,
+    each: u64,
+    rounds: u64,
+}
+
 fn compare(
     title: &str,
     runtime: &Runtime,
     variants: &mut [Variant],
-    tasks: u64,
-    each: u64,
-    rounds: usize,
+    Size {
+        tasks,
+        each,
+        rounds,
+    }: Size,
 ) {
     let keys = Arc::new(Keys {
         next: AtomicU64::new(0),
@@ -256,6 +266,14 @@ fn report(title: &str, variants: &[Variant]) {
 }
 
 fn main() {
+    // `cargo test --all-targets` runs benches too, to see that they work; it does not say `--bench`.
+    let in_earnest = std::env::args().any(|arg| arg == "--bench");
+    let times = |n: u64| if in_earnest { n } else { 1 };
+    let size = |tasks, each, rounds| Size {
+        tasks,
+        each: times(each),
+        rounds: times(rounds),
+    };
     let wanted: Vec<_> = std::env::args()
         .skip(1)
         .filter(|arg| !arg.starts_with('-'))
@@ -283,7 +301,12 @@ fn main() {
             Variant::new("fresh key", app.clone(), Key::Fresh),
             Variant::new("replay", app, Key::Same),
         ];
-        compare("oneshot, one task", &runtime, &mut variants, 1, 2_000, 60);
+        compare(
+            "oneshot, one task",
+            &runtime,
+            &mut variants,
+            size(1, 2_000, 60),
+        );
         println!(
             "  no key to no-op layer: {:.3} x",
             variants[2].median() / variants[1].median()
@@ -296,13 +319,18 @@ fn main() {
             Variant::new("fresh key", app.clone(), Key::Fresh),
             Variant::new("replay", app, Key::Same),
         ];
-        compare("oneshot, 64 tasks", &runtime, &mut variants, 64, 100, 60);
+        compare(
+            "oneshot, 64 tasks",
+            &runtime,
+            &mut variants,
+            size(64, 100, 60),
+        );
     }
     if wants("million") {
         let full = protected(big());
         runtime.block_on(async {
             let body = Bytes::from(serde_json::to_vec(&order()).expect("an order"));
-            for n in 0..1_000_000_u32 {
+            for n in 0..times(1_000_000) {
                 send(&full, request(&body, Some(&format!("stored-{n}")))).await;
             }
         });
@@ -314,20 +342,16 @@ fn main() {
             "fresh keys over stored records",
             &runtime,
             &mut variants,
-            1,
-            2_000,
-            30,
+            size(1, 2_000, 30),
         );
     }
     if wants("socket") {
-        socket(&runtime, big);
+        socket(&runtime, size(64, 100, 30), big);
     }
 }
 
 /// Keep-alive connections over loopback, client and server on the same two workers.
-fn socket(runtime: &Runtime, store: impl Fn() -> MemoryStore) {
-    const CONNECTIONS: usize = 64;
-    const EACH: u64 = 100;
+fn socket(runtime: &Runtime, size: Size, store: impl Fn() -> MemoryStore) {
     let body = Bytes::from(serde_json::to_vec(&order()).expect("an order"));
     let keys = Arc::new(Keys {
         next: AtomicU64::new(0),
@@ -344,7 +368,7 @@ fn socket(runtime: &Runtime, store: impl Fn() -> MemoryStore) {
             runtime.block_on(async {
                 let addr = serve(variant.app.clone()).await;
                 let mut streams = Vec::new();
-                for _ in 0..CONNECTIONS {
+                for _ in 0..size.tasks {
                     let stream = TcpStream::connect(addr).await.expect("a connection");
                     stream.set_nodelay(true).expect("an option");
                     streams.push(stream);
@@ -354,7 +378,7 @@ fn socket(runtime: &Runtime, store: impl Fn() -> MemoryStore) {
         })
         .collect();
     for warm in [true, false] {
-        for _ in 0..if warm { 2 } else { 30 } {
+        for _ in 0..if warm { 2 } else { size.rounds } {
             for (variant, streams) in variants.iter_mut().zip(&mut connections) {
                 let taken = std::mem::take(streams);
                 let started = Instant::now();
@@ -363,7 +387,7 @@ fn socket(runtime: &Runtime, store: impl Fn() -> MemoryStore) {
                         .into_iter()
                         .map(|stream| {
                             let (keys, body, key) = (Arc::clone(&keys), body.clone(), variant.key);
-                            tokio::spawn(drive(stream, keys, body, key, EACH))
+                            tokio::spawn(drive(stream, keys, body, key, size.each))
                         })
                         .collect();
                     let mut back = Vec::new();
@@ -376,7 +400,7 @@ fn socket(runtime: &Runtime, store: impl Fn() -> MemoryStore) {
                 if !warm {
                     variant
                         .rounds
-                        .push(per_request(took, CONNECTIONS as u64 * EACH));
+                        .push(per_request(took, size.tasks * size.each));
                 }
             }
         }

@@ -42,7 +42,8 @@ enum Source {
 }
 
 type ExtensionFn = dyn Fn(&request::Parts) -> Option<Vec<u8>> + Send + Sync;
-type CustomFn = dyn Fn(&request::Parts) -> Result<Option<Vec<u8>>, Response<Bytes>> + Send + Sync;
+type CustomFn =
+    dyn Fn(&request::Parts) -> Result<Option<Vec<u8>>, Box<Response<Bytes>>> + Send + Sync;
 
 /// Why there is no principal.
 pub(crate) enum NoPrincipal {
@@ -92,9 +93,24 @@ impl Principal {
 
     /// What `principal` finds in the request head. `Ok(None)` tries the next source, `Err` is answered as it is: the
     /// store is not touched and nothing is executed.
+    ///
+    /// ```
+    /// use bytes::Bytes;
+    /// use http::{Response, StatusCode};
+    /// use tower_idempotency::Principal;
+    ///
+    /// let principal = Principal::from_fn(|head| match head.headers.get("x-tenant") {
+    ///     Some(tenant) => Ok(Some(tenant.as_bytes().to_vec())),
+    ///     None => {
+    ///         let mut res = Response::new(Bytes::from("which tenant?"));
+    ///         *res.status_mut() = StatusCode::UNAUTHORIZED;
+    ///         Err(res.into())
+    ///     }
+    /// });
+    /// ```
     #[must_use]
     pub fn from_fn(
-        principal: impl Fn(&request::Parts) -> Result<Option<Vec<u8>>, Response<Bytes>>
+        principal: impl Fn(&request::Parts) -> Result<Option<Vec<u8>>, Box<Response<Bytes>>>
         + Send
         + Sync
         + 'static,
@@ -163,9 +179,7 @@ impl Principal {
                     None => anonymous = false,
                 },
                 Source::Custom(principal) => {
-                    if let Some(value) =
-                        principal(head).map_err(|res| NoPrincipal::Refused(Box::new(res)))?
-                    {
+                    if let Some(value) = principal(head).map_err(NoPrincipal::Refused)? {
                         hash.field(b"custom").field(&value);
                         return Ok(());
                     }

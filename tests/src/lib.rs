@@ -167,3 +167,8 @@ pub async fn read(res: Response) -> Answer {
         body,
     }
 }
+
+/// The examples of the documents for people, which run as this crate's doc tests.
+#[cfg(doctest)]
+#[doc = include_str!("../../README.md")]
+pub struct Readme;

@@ -1,0 +1,395 @@
+//! Duplicates that come while the first request is being executed: refused, or waiting for its answer.
+
+use std::{
+    sync::{Arc, Mutex},
+    time::Duration,
+};
+
+use axum::{Router, response::IntoResponse, routing::post};
+use http::StatusCode;
+use tests::{
+    Answer, Effects,
+    gate::{Gate, bounded, eventually, within},
+    probe::{Act, Op, Probe},
+    send,
+    wire::soon,
+};
+use tokio::{
+    task::{JoinHandle, JoinSet},
+    time::Instant,
+};
+use tower_idempotency::{IdempotencyLayer, InFlight};
+
+/// Handlers that are held at a gate and answer as they are told, one after the other; then 201.
+#[derive(Clone)]
+struct Held {
+    layer: IdempotencyLayer,
+    store: Probe,
+    app: Router,
+    gate: Gate,
+    effects: Effects,
+}
+
+impl Held {
+    fn new(configure: impl FnOnce(IdempotencyLayer) -> IdempotencyLayer) -> Self {
+        Self::answering(configure, [])
+    }
+
+    fn answering<const N: usize>(
+        configure: impl FnOnce(IdempotencyLayer) -> IdempotencyLayer,
+        statuses: [StatusCode; N],
+    ) -> Self {
+        let store = Probe::new(|_, _| Act::Forward);
+        let layer = configure(IdempotencyLayer::new(store.clone()));
+        let (gate, effects) = (Gate::shut(), Effects::default());
+        let statuses = Arc::new(Mutex::new(statuses.into_iter()));
+        let (held, counted) = (gate.clone(), effects.clone());
+        let handler = async move || {
+            let n = counted.happen();
+            held.pass().await;
+            let status = statuses.lock().expect("no poison").next();
+            let status = status.unwrap_or(StatusCode::CREATED);
+            (status, format!("execution {n}")).into_response()
+        };
+        let app = Router::new()
+            .route("/", post(handler))
+            .route_layer(layer.clone());
+        Self {
+            layer,
+            store,
+            app,
+            gate,
+            effects,
+        }
+    }
+
+    fn waiting() -> Self {
+        Self::new(|layer| layer.with_in_flight(InFlight::Wait(LONG)))
+    }
+
+    /// Sends a request under a key, in a task of its own.
+    fn send(&self, key: &'static str) -> JoinHandle<Answer> {
+        let app = self.app.clone();
+        tokio::spawn(async move { send(&app, tests::post("/", key, "{}")).await })
+    }
+
+    /// Sends the first request, and returns when its handler is at the gate.
+    async fn first(&self) -> JoinHandle<Answer> {
+        let first = self.send("k");
+        self.gate.arrival().await;
+        first
+    }
+
+    /// Sends a duplicate, and returns when the store has been asked.
+    async fn duplicate(&self) -> JoinHandle<Answer> {
+        let asked = self.store.count(Op::Acquire);
+        let duplicate = self.send("k");
+        eventually("it asks", || self.store.count(Op::Acquire) > asked).await;
+        duplicate
+    }
+}
+
+const LONG: Duration = Duration::from_secs(600);
+
+async fn joined(answer: JoinHandle<Answer>) -> Answer {
+    answer.await.expect("no panic")
+}
+
+// behaviours 95, fm 31: the refused must not free the key of the first
+#[tokio::test(start_paused = true)]
+async fn duplicates_are_refused_and_disturb_nobody_while_the_first_is_executed() {
+    for (in_flight, status) in [
+        (InFlight::Conflict, StatusCode::CONFLICT),
+        (InFlight::TooManyRequests, StatusCode::TOO_MANY_REQUESTS),
+    ] {
+        bounded(async {
+            let held = Held::new(|layer| layer.with_in_flight(in_flight));
+            let first = held.first().await;
+            for _ in 0..100 {
+                let refused = joined(held.send("k")).await;
+                assert_eq!(refused.status, status);
+                assert_eq!(refused.code(), "in-progress");
+                assert_eq!(refused.header("retry-after"), Some("1"));
+                assert!(!refused.is_replay());
+            }
+            assert_eq!(held.effects.count(), 1);
+            held.gate.open_for_good();
+            let first = joined(first).await;
+            let retry = joined(held.send("k")).await;
+            assert!(retry.is_replay());
+            assert_eq!((retry.body, held.effects.count()), (first.body, 1));
+            assert_eq!(held.store.count(Op::Release), 0);
+        })
+        .await;
+    }
+}
+
+// behaviours 96, fm 81
+#[tokio::test(start_paused = true)]
+async fn another_request_under_the_key_is_a_mismatch_even_while_the_first_is_executed() {
+    for in_flight in [
+        InFlight::Conflict,
+        InFlight::TooManyRequests,
+        InFlight::Wait(LONG),
+    ] {
+        bounded(async {
+            let held = Held::new(|layer| layer.with_in_flight(in_flight));
+            let first = held.first().await;
+            let started = Instant::now();
+            let other = send(&held.app, tests::post("/", "k", "{\"other\":1}")).await;
+            assert_eq!(other.status, StatusCode::UNPROCESSABLE_ENTITY);
+            assert_eq!(other.code(), "key-reused");
+            assert_eq!(started.elapsed(), Duration::ZERO, "it does not wait");
+            held.gate.open_for_good();
+            assert_eq!(joined(first).await.status, StatusCode::CREATED);
+            assert_eq!(held.effects.count(), 1);
+        })
+        .await;
+    }
+}
+
+// behaviours 97, 100; fm 116, 117
+#[tokio::test(start_paused = true)]
+async fn waiters_are_answered_at_once_and_only_one_of_them_asks_the_store() {
+    bounded(async {
+        let held = Held::waiting();
+        let first = held.first().await;
+        let mut waiters = JoinSet::new();
+        for _ in 0..64 {
+            waiters.spawn(joined(held.send("k")));
+        }
+        eventually("all ask", || held.store.count(Op::Acquire) == 65).await;
+        tokio::time::sleep(Duration::from_secs(10)).await;
+        let polls = held.store.count(Op::Acquire) - 65;
+        assert!(polls <= 20, "{polls} looks at the store in 10 s");
+
+        let opened = Instant::now();
+        held.gate.open_for_good();
+        let first = joined(first).await;
+        for waiter in waiters.join_all().await {
+            assert_eq!(waiter.status, StatusCode::CREATED);
+            assert!(waiter.is_replay());
+            assert_eq!(waiter.body, first.body);
+        }
+        assert_eq!(opened.elapsed(), Duration::ZERO, "it is pushed");
+        let asked = held.store.count(Op::Acquire) - 65 - polls;
+        assert!(asked <= 2, "{asked} waiters asked the store themselves");
+        assert_eq!((held.effects.count(), held.layer.in_flight()), (1, 0));
+    })
+    .await;
+}
+
+// fm 46
+#[tokio::test(start_paused = true)]
+async fn waiters_look_by_themselves_when_the_store_never_says_that_something_changed() {
+    for after in [Duration::from_millis(20), Duration::from_secs(60)] {
+        within(LONG, async {
+            let held = Held::waiting();
+            held.store.set(|op, _| match op {
+                Op::Changed => Act::Hang,
+                _ => Act::Forward,
+            });
+            let first = held.first().await;
+            let waiter = held.duplicate().await;
+            tokio::time::sleep(after).await;
+            let opened = Instant::now();
+            held.gate.open_for_good();
+            let first = joined(first).await;
+            let waiter = tokio::time::timeout(Duration::from_secs(2), joined(waiter)).await;
+            assert_eq!(waiter.expect("an answer").body, first.body);
+            assert!(opened.elapsed() <= Duration::from_millis(1_001));
+            assert_eq!(held.effects.count(), 1);
+        })
+        .await;
+    }
+}
+
+// fm 116: not even when what it says means nothing
+#[tokio::test]
+async fn waiters_do_not_hammer_a_store_that_always_says_that_something_changed() {
+    bounded(async {
+        let held = Held::new(|layer| layer.with_in_flight(InFlight::Wait(Duration::from_secs(1))));
+        // One that resolves at once, every time.
+        held.store.set(|op, _| match op {
+            Op::Changed => Act::FailBefore,
+            _ => Act::Forward,
+        });
+        let first = held.first().await;
+        let waiter = joined(held.send("k")).await;
+        assert_eq!(waiter.code(), "in-progress", "its time is up");
+        let asked = held.store.count(Op::Acquire);
+        assert!(asked <= 40, "the store was asked {asked} times in a second");
+        held.gate.open_for_good();
+        assert_eq!(joined(first).await.status, StatusCode::CREATED);
+        assert_eq!(held.effects.count(), 1);
+    })
+    .await;
+}
+
+// behaviours 101
+#[tokio::test(start_paused = true)]
+async fn when_the_first_request_leaves_nothing_one_waiter_executes_and_the_others_go_on_waiting() {
+    bounded(async {
+        let failed = StatusCode::INTERNAL_SERVER_ERROR;
+        let held = Held::answering(
+            |layer| layer.with_in_flight(InFlight::Wait(LONG)),
+            [failed, failed],
+        );
+        let first = held.first().await;
+        let mut waiters = JoinSet::new();
+        for _ in 0..8 {
+            waiters.spawn(joined(held.send("k")));
+        }
+        eventually("all ask", || held.store.count(Op::Acquire) >= 9).await;
+
+        held.gate.let_through(1);
+        assert_eq!(joined(first).await.status, failed);
+        held.gate.arrival().await;
+        assert!(
+            soon(held.gate.arrival()).await.is_none(),
+            "only one executes"
+        );
+        assert!(soon(waiters.join_next()).await.is_none(), "the others wait");
+        assert_eq!(held.effects.count(), 2);
+
+        held.gate.let_through(1);
+        let second = waiters.join_next().await.expect("a waiter");
+        let second = second.expect("no panic");
+        assert_eq!((second.status, second.text()), (failed, "execution 2"));
+        held.gate.arrival().await;
+        assert!(
+            soon(held.gate.arrival()).await.is_none(),
+            "only one executes"
+        );
+        assert_eq!(held.effects.count(), 3);
+
+        held.gate.let_through(1);
+        let answers = waiters.join_all().await;
+        assert_eq!(answers.len(), 7);
+        for answer in &answers {
+            assert_eq!(answer.status, StatusCode::CREATED);
+            assert_eq!(answer.text(), "execution 3");
+        }
+        let firsts = answers.iter().filter(|answer| !answer.is_replay()).count();
+        assert_eq!((firsts, held.effects.count()), (1, 3));
+    })
+    .await;
+}
+
+// behaviours 102
+#[tokio::test(start_paused = true)]
+async fn a_waiter_whose_time_is_up_is_refused_and_the_first_keeps_its_lease() {
+    bounded(async {
+        let waits = Duration::from_millis(3_210);
+        let held = Held::new(|layer| layer.with_in_flight(InFlight::Wait(waits)));
+        let first = held.first().await;
+        let started = Instant::now();
+        let waiter = joined(held.send("k")).await;
+        assert_eq!(waiter.status, StatusCode::CONFLICT);
+        assert_eq!(waiter.code(), "in-progress");
+        assert_eq!(waiter.header("retry-after"), Some("1"));
+        let waited = started.elapsed();
+        assert!(
+            waited >= waits && waited < waits + Duration::from_millis(50),
+            "{waited:?}"
+        );
+        // Not even when the lease would have ended by then.
+        tokio::time::sleep(Duration::from_secs(20)).await;
+        assert_eq!(joined(held.send("k")).await.code(), "in-progress");
+        held.gate.open_for_good();
+        let first = joined(first).await;
+        let retry = joined(held.send("k")).await;
+        assert!(retry.is_replay());
+        assert_eq!((retry.body, held.effects.count()), (first.body, 1));
+        assert_eq!(held.store.count(Op::Release), 0);
+    })
+    .await;
+}
+
+// fm 116, behaviours 103
+#[tokio::test(start_paused = true)]
+async fn waiters_are_bounded_for_each_key_and_in_total_and_give_their_places_back() {
+    bounded(async {
+        let held = Held::new(|layer| {
+            layer
+                .with_in_flight(InFlight::Wait(LONG))
+                .with_max_waiters(2, 3)
+        });
+        let mut firsts = Vec::new();
+        for key in ["k", "l", "m"] {
+            firsts.push(held.send(key));
+            held.gate.arrival().await;
+        }
+        let waits = async |key| {
+            let mut waiter = held.send(key);
+            soon(&mut waiter).await.is_none().then_some(waiter)
+        };
+        let one = waits("k").await.expect("a place");
+        let two = waits("k").await.expect("a place");
+        assert!(waits("k").await.is_none(), "two wait for this key");
+        let three = waits("l").await.expect("a place");
+        assert!(waits("l").await.is_none(), "three wait in all");
+        assert!(waits("m").await.is_none(), "three wait in all");
+
+        // A client that leaves gives its place back, whether it was its turn to ask the store or not.
+        for leaves in [one, two] {
+            let in_flight = held.layer.in_flight();
+            leaves.abort();
+            assert!(leaves.await.is_err());
+            assert_eq!(held.layer.in_flight(), in_flight - 1);
+            let next = waits("k").await.expect("the place of who left");
+            assert!(waits("k").await.is_none(), "two wait for this key");
+            next.abort();
+            assert!(next.await.is_err());
+        }
+        let other = waits("m").await.expect("a place");
+        held.gate.open_for_good();
+        for answer in firsts.into_iter().chain([three, other]) {
+            assert_eq!(joined(answer).await.status, StatusCode::CREATED);
+        }
+        assert_eq!((held.effects.count(), held.layer.in_flight()), (3, 0));
+        // And those who were answered have given theirs back.
+        held.store.set(|_, _| Act::Forward);
+        assert!(joined(held.send("k")).await.is_replay());
+    })
+    .await;
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_wait_without_end_is_a_wait_all_the_same() {
+    bounded(async {
+        let held = Held::new(|layer| layer.with_in_flight(InFlight::Wait(Duration::MAX)));
+        let first = held.first().await;
+        let waiter = held.duplicate().await;
+        tokio::time::sleep(Duration::from_secs(5)).await;
+        held.gate.open_for_good();
+        let first = joined(first).await;
+        let waiter = joined(waiter).await;
+        assert!(waiter.is_replay());
+        assert_eq!((waiter.body, held.effects.count()), (first.body, 1));
+    })
+    .await;
+}
+
+// behaviours 151
+#[tokio::test(start_paused = true)]
+async fn a_waiter_whose_store_fails_is_told_so_and_the_next_takes_its_turn() {
+    bounded(async {
+        let held = Held::waiting();
+        let first = held.first().await;
+        let failing = held.duplicate().await;
+        let waiting = held.duplicate().await;
+        held.store.set(|op, _| match op {
+            Op::Acquire => Act::FailBefore,
+            _ => Act::Forward,
+        });
+        let failed = joined(failing).await;
+        assert_eq!(failed.status, StatusCode::SERVICE_UNAVAILABLE);
+        held.store.set(|_, _| Act::Forward);
+        held.gate.open_for_good();
+        let first = joined(first).await;
+        assert_eq!(joined(waiting).await.body, first.body);
+        assert_eq!(held.effects.count(), 1);
+    })
+    .await;
+}

@@ -50,16 +50,16 @@ impl Engine {
     pub(super) fn acquire(&self, claim: &Claim, now: u64) -> Result<Acquired, MemoryFull> {
         let shared = &self.shared;
         let hash = shared.hasher.hash_one(claim.id);
-        let mut reserved = None;
+        let mut made = None;
         loop {
             let mut shard = self.shard(hash);
             shard.tidy(shared, now);
             if let Some(slot) = shard.find(shared, hash, &claim.id, now) {
                 return Ok(acquire_present(&mut shard, slot, claim, now));
             }
-            let Some(room) = self.room(&mut shard, reserved.take(), Cost::ENTRY, now) else {
+            let Some(room) = self.room(&mut shard, made.take(), Cost::ENTRY, now)? else {
                 drop(shard);
-                reserved = Some(self.make_room(hash, Cost::ENTRY, now)?);
+                made = Some(self.make_room(hash, Cost::ENTRY, now));
                 continue;
             };
             let generation = NonZeroU64::MIN;
@@ -103,7 +103,7 @@ impl Engine {
         let shared = &self.shared;
         let hash = shared.hasher.hash_one(lease.id);
         let expires = now.saturating_add(nanos(retention));
-        let mut reserved = None;
+        let mut made = None;
         loop {
             let mut shard = self.shard(hash);
             shard.tidy(shared, now);
@@ -124,10 +124,10 @@ impl Engine {
                 Some(_) => Cost::record(record.len()),
                 None => Cost::entry_with(record.len()),
             };
-            let Some(room) = self.room(&mut shard, reserved.take(), cost, now) else {
+            let room = self.room(&mut shard, made.take(), cost, now);
+            let Some(room) = room.map_err(StoreError::backend)? else {
                 drop(shard);
-                let made = self.make_room(hash, cost, now);
-                reserved = Some(made.map_err(StoreError::backend)?);
+                made = Some(self.make_room(hash, cost, now));
                 continue;
             };
             room.fill();
@@ -182,17 +182,30 @@ impl Engine {
         }
     }
 
-    /// Room that was reserved, or is there, or is made by a few records of this shard.
+    /// Room that was made, or is there, or is made by a few records of this shard; none when other shards must make it.
+    ///
+    /// # Errors
+    ///
+    /// When they could not, and there is still none.
     fn room<'a>(
         &'a self,
         shard: &mut Shard,
-        reserved: Option<Room<'a>>,
+        made: Option<Result<Room<'a>, MemoryFull>>,
         cost: Cost,
         now: u64,
-    ) -> Option<Room<'a>> {
-        if let Some(room) = reserved.filter(|room| room.is_for(cost)) {
-            return Some(room);
+    ) -> Result<Option<Room<'a>>, MemoryFull> {
+        let refused = match made {
+            Some(Ok(room)) if room.is_for(cost) => return Ok(Some(room)),
+            Some(Ok(_)) | None => None,
+            Some(Err(full)) => Some(full),
+        };
+        match (self.room_here(shard, cost, now), refused) {
+            (None, Some(full)) => Err(full),
+            (room, _) => Ok(room),
         }
+    }
+
+    fn room_here(&self, shard: &mut Shard, cost: Cost, now: u64) -> Option<Room<'_>> {
         let budget = &self.shared.budget;
         if let Some(room) = budget.reserve(cost) {
             return Some(room);
@@ -220,7 +233,7 @@ impl Engine {
         for distance in 0..self.shards.len() {
             loop {
                 let mut shard = self.shard_at(self.index(hash) + distance);
-                if let Some(room) = self.room(&mut shard, None, cost, now) {
+                if let Some(room) = self.room_here(&mut shard, cost, now) {
                     return Ok(room);
                 }
                 if shard.victim(now).is_none() {
@@ -336,6 +349,11 @@ impl Engine {
     pub(super) fn waiting(&self) -> usize {
         let count = |at| self.shard_at(at).waiting();
         (0..self.shards.len()).map(count).sum()
+    }
+
+    #[cfg(shuttle)]
+    pub(super) fn shard_of(&self, id: &KeyId) -> usize {
+        self.index(self.shared.hasher.hash_one(id))
     }
 
     pub(super) fn sweep(&self, now: u64) {

@@ -12,7 +12,7 @@ use std::{
 use bytes::Bytes;
 use tokio::{
     sync::{OwnedMutexGuard, watch},
-    time::{Instant, timeout, timeout_at},
+    time::{Instant, sleep, timeout, timeout_at},
 };
 
 use crate::{
@@ -67,22 +67,34 @@ pub(crate) async fn wait(
         Err(_elapsed) => return Ok((acquired, sent)),
     };
     let mut pause = MIN_PAUSE;
+    let mut deaf = Duration::ZERO;
     while let Acquired::InProgress {
         fingerprint,
         expires_in,
     } = &acquired
     {
-        let now = Instant::now();
-        if *fingerprint != claim.fingerprint || now >= deadline || detach.caller_left() {
+        if *fingerprint != claim.fingerprint || Instant::now() >= deadline || detach.caller_left() {
             break;
         }
+        detach.disarm();
+        // A push that led to nothing makes us deaf for a while: a store that pushes without end is not hammered.
+        if !deaf.is_zero() {
+            timeout_at(deadline, sleep(deaf)).await.ok();
+        }
         // The store's push is a hint: we look again however it ends, and no later than the lease may be over.
+        let listening = Instant::now();
         let within = pause
-            .min(deadline - now)
+            .min(deadline.saturating_duration_since(listening))
             .min(*expires_in)
             .max(Duration::from_millis(1));
-        detach.disarm();
-        let _ = timeout(within, engine.store.changed(&claim.id, within)).await;
+        timeout(within, engine.store.changed(&claim.id, within))
+            .await
+            .ok();
+        deaf = if listening.elapsed() < within {
+            (deaf * 2).clamp(MIN_PAUSE, MAX_PAUSE)
+        } else {
+            Duration::ZERO
+        };
         // Asking may take the lease: whoever drops us meanwhile leaves it in good hands.
         detach.arm();
         (acquired, sent) = engine.acquire(claim, config.store_timeout).await?;

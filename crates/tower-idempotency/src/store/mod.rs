@@ -73,6 +73,9 @@ pub trait Store: Send + Sync + 'static {
 
     /// Stores the record and ends the lease, in one step.
     ///
+    /// The caller gives a record that has its buffer to itself, without room to spare: a store may keep it as it is,
+    /// and count it by its length.
+    ///
     /// # Errors
     ///
     /// [`StoreError::LeaseLost`] when another token holds or completed the entry, [`StoreError::RecordTooLarge`] when

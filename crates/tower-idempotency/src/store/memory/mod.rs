@@ -162,7 +162,6 @@ impl Store for MemoryStore {
         record: Bytes,
         retention: Ttl,
     ) -> Result<(), StoreError> {
-        let record = with_buffer_of_its_own(record);
         self.engine.complete(lease, record, retention, self.now())
     }
 
@@ -193,12 +192,6 @@ impl fmt::Debug for MemoryStore {
             .field("bytes", &self.bytes())
             .finish_non_exhaustive()
     }
-}
-
-/// A record may be a slice of a larger buffer, or lie in one with room to spare; counted by its length, it must not keep
-/// more than that alive. Copies only when someone else holds the buffer too.
-fn with_buffer_of_its_own(record: Bytes) -> Bytes {
-    Bytes::from(Vec::from(record).into_boxed_slice())
 }
 
 const SHARDS: usize = 64;

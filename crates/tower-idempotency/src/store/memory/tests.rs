@@ -203,22 +203,6 @@ mod bounds {
         assert!(store.len() < 1100, "{}", store.len());
         assert_eq!(store.bytes(), store.len() * (ENTRY_BYTES + 10));
     }
-
-    #[tokio::test]
-    async fn a_record_does_not_keep_a_larger_buffer_alive() {
-        let mut roomy = Vec::with_capacity(1 << 20);
-        roomy.extend_from_slice(b"answer");
-        let kept = with_buffer_of_its_own(Bytes::from(roomy));
-        assert_eq!(Vec::from(kept).capacity(), 6);
-
-        let large = Bytes::from(vec![1; 1 << 20]);
-        let kept = with_buffer_of_its_own(large.slice(..6));
-        assert_eq!(Vec::from(kept).capacity(), 6);
-
-        let exact = Bytes::from(vec![1; 6]);
-        let at = exact.as_ptr();
-        assert_eq!(with_buffer_of_its_own(exact).as_ptr(), at, "not copied");
-    }
 }
 
 mod waiters {

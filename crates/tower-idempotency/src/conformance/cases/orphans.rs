@@ -117,13 +117,13 @@ pub async fn an_orphan_is_forgotten_after_keep<S: Store>(subject: &Subject<S>) {
 /// 7: `keep` counts from the end of the lease as it was last renewed.
 pub async fn a_renewed_lease_is_remembered_for_keep_too<S: Store>(subject: &Subject<S>) {
     let claim = Claim {
-        keep: subject.units(20),
+        keep: subject.units(30),
         ..subject.short_claim()
     };
     let lease = subject.hold(&claim).await;
-    let renewed = subject.renew(&lease, subject.units(22)).await;
+    let renewed = subject.renew(&lease, subject.units(30)).await;
     assert_eq!(renewed, Outcome::Done);
-    subject.sleep(32).await;
+    subject.sleep(37).await;
     assert_orphaned(subject, &claim, &subject.other_request(&claim)).await;
 }
 

@@ -79,7 +79,7 @@ pub async fn completing_twice_changes_nothing<S: Store>(subject: &Subject<S>) {
     let claim = subject.claim();
     let lease = subject.hold(&claim).await;
     let first = Bytes::from("first");
-    let retention = subject.units(10);
+    let retention = subject.units(20);
     assert_eq!(
         subject.complete(&lease, &first, retention).await,
         Outcome::Done
@@ -89,7 +89,7 @@ pub async fn completing_twice_changes_nothing<S: Store>(subject: &Subject<S>) {
         Outcome::Done
     );
     assert_record(subject, &claim, &first).await;
-    subject.sleep(14).await;
+    subject.sleep(24).await;
     assert_eq!(subject.acquire(&subject.duplicate(&claim)).await, FIRST);
 }
 

@@ -1,7 +1,5 @@
 //! Whether the layer applies to a request, under which key, and what it then asks of the store.
 
-use std::sync::Arc;
-
 use http::{HeaderMap, Method, header, request};
 
 use crate::{
@@ -138,21 +136,24 @@ pub(crate) fn claim(
         lease: config.lease,
         orphans: config.orphans,
         keep: config.orphans_kept.unwrap_or(config.retention),
-        owner: Arc::clone(&engine.owner),
+        owner: engine.owner,
         operation: operation(head),
     })
 }
 
 /// Method and path without the query, which may hold secrets; at most 128 bytes.
 fn operation(head: &request::Parts) -> Box<str> {
+    const MAX: usize = 128;
     let path = path_and_query(head);
     let path = path.split('?').next().unwrap_or(path);
     let method = head.method.as_str();
-    let mut operation = String::with_capacity(128.min(method.len() + 1 + path.len()));
-    let text = [method, " ", path].into_iter().flat_map(str::chars);
-    operation.extend(text.scan(128_usize, |room, char| {
-        *room = room.checked_sub(char.len_utf8())?;
-        Some(char)
-    }));
+    let mut operation = String::with_capacity(method.len() + 1 + path.len());
+    operation.push_str(method);
+    operation.push(' ');
+    operation.push_str(path);
+    if operation.len() > MAX {
+        let boundary = (0..=MAX).rev().find(|at| operation.is_char_boundary(*at));
+        operation.truncate(boundary.unwrap_or(0));
+    }
     operation.into()
 }

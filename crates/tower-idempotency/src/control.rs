@@ -56,11 +56,24 @@ pub(crate) fn take_wish(head: &mut response::Parts, default: Ttl, max: Ttl) -> W
 
 /// Removes both control headers, in whatever letter case they came.
 pub(crate) fn strip_only(headers: &mut HeaderMap) {
-    headers.remove(POLICY);
-    headers.remove(PERSIST_FOR);
+    if are_there(headers) {
+        headers.remove(POLICY);
+        headers.remove(PERSIST_FOR);
+    }
+}
+
+/// Whether there may be control headers. Most responses have a few headers and none of these, and looking through them is
+/// cheaper than hashing two long names, which would be half of what the layer costs a request without a key.
+fn are_there(headers: &HeaderMap) -> bool {
+    headers
+        .keys()
+        .any(|name| name.as_str().starts_with("x-idempo-"))
 }
 
 fn strip(headers: &mut HeaderMap, default: Ttl, max: Ttl) -> Wish {
+    if !are_there(headers) {
+        return Wish::Keep(default);
+    }
     let policy = headers.remove(POLICY);
     let persist_for = headers.remove(PERSIST_FOR);
     if let Some(policy) = policy {

@@ -3,7 +3,7 @@
 use std::{
     future::{Future, poll_fn},
     pin::Pin,
-    sync::Arc,
+    sync::{Arc, OnceLock},
     task::Poll,
     time::Duration,
 };
@@ -25,7 +25,7 @@ pub(crate) struct Engine {
     pub(crate) renewer: Arc<Renewer>,
     pub(crate) limits: Arc<Limits>,
     pub(crate) waiters: Waiters,
-    pub(crate) owner: Arc<str>,
+    pub(crate) owner: &'static str,
 }
 
 /// The store did not do what it was asked within the tries and the time it was given.
@@ -310,10 +310,13 @@ pub(crate) fn jittered(pause: Duration) -> Duration {
     pause * 3 / 4 + pause / 4 * u32::from(byte[0]) / 255
 }
 
-/// Host and process, for operators.
-fn owner() -> Arc<str> {
-    let host = std::env::var("HOSTNAME")
-        .or_else(|_| std::fs::read_to_string("/etc/hostname"))
-        .unwrap_or_default();
-    format!("{}:{}", host.trim(), std::process::id()).into()
+/// Host and process, for operators: the same for every request, so found once.
+fn owner() -> &'static str {
+    static OWNER: OnceLock<String> = OnceLock::new();
+    OWNER.get_or_init(|| {
+        let host = std::env::var("HOSTNAME")
+            .or_else(|_| std::fs::read_to_string("/etc/hostname"))
+            .unwrap_or_default();
+        format!("{}:{}", host.trim(), std::process::id())
+    })
 }

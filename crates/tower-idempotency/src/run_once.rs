@@ -148,7 +148,7 @@ fn claim(config: &Config, engine: &Engine, key: &[u8], fingerprint: &[u8]) -> Re
         lease: config.lease,
         orphans: config.orphans,
         keep: config.orphans_kept.unwrap_or(config.retention),
-        owner: Arc::clone(&engine.owner),
+        owner: engine.owner,
         operation: Box::from("run_once"),
     })
 }

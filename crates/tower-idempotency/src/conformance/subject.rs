@@ -115,7 +115,7 @@ impl<S: Store> Subject<S> {
         let claim = Claim::new(KeyId::from_bytes(id), Fingerprint::from_bytes(fingerprint));
         Claim {
             lease: LONG,
-            owner: Arc::from("conformance"),
+            owner: "conformance",
             operation: Box::from("POST /conformance"),
             ..claim.expect(RANDOM)
         }

@@ -147,7 +147,7 @@ pub struct Claim {
     /// How long an orphan is remembered after its lease.
     pub keep: Ttl,
     /// Who asks, for operators: host and process.
-    pub owner: Arc<str>,
+    pub owner: &'static str,
     /// What is asked, for operators: method and path without the query, at most 128 bytes.
     pub operation: Box<str>,
 }
@@ -166,7 +166,7 @@ impl Claim {
             lease: Ttl::from_secs(15),
             orphans: OrphanPolicy::TakeOver,
             keep: Ttl::from_secs(24 * 60 * 60),
-            owner: Arc::from(""),
+            owner: "",
             operation: Box::from(""),
         })
     }

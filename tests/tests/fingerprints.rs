@@ -294,16 +294,27 @@ async fn the_media_type_counts_without_parameters_and_letter_case_and_other_head
 // behaviours 50
 #[tokio::test]
 async fn parts_that_join_to_the_same_text_are_told_apart() {
-    let found = second(layer(), post("/a", "k", "bc"), post("/ab", "k", "c")).await;
-    assert_eq!(found, Refused);
+    // Also where the text holds what stands between the parts.
+    for ((path, body), (other_path, other_body)) in [
+        (("/a", "bc"), ("/ab", "c")),
+        (("/a", "rawb"), ("/araw", "b")),
+    ] {
+        let one = post(path, "k", body);
+        let other = post(other_path, "k", other_body);
+        assert_eq!(second(layer(), one, other).await, Refused, "{path} {body}");
+    }
     let scoped = |authorization: &'static str, key| {
         let mut req = post("/orders", key, "order");
         let value = HeaderValue::from_static(authorization);
         req.headers_mut().insert("authorization", value);
         req
     };
-    let found = second(layer(), scoped("a", "bc"), scoped("ab", "c")).await;
-    assert_eq!(found, Executed);
+    for ((token, key), (other_token, other_key)) in
+        [(("a", "bc"), ("ab", "c")), (("a", "sentb"), ("asent", "b"))]
+    {
+        let (one, other) = (scoped(token, key), scoped(other_token, other_key));
+        assert_eq!(second(layer(), one, other).await, Executed, "{token} {key}");
+    }
 }
 
 // ---- Who is asking ----
@@ -318,11 +329,21 @@ async fn another_authorization_never_meets_the_first_one_s_answer() {
     assert_eq!(found, Replayed);
     let found = second(layer(), asks("Bearer a"), post("/orders", "k", "order")).await;
     assert_eq!(found, Executed, "an anonymous caller");
-    let mut twice = asks("Bearer a");
-    twice
-        .headers_mut()
-        .append("authorization", HeaderValue::from_static("Bearer b"));
-    assert_eq!(second(layer(), asks("Bearer a"), twice).await, Executed);
+    let asks_twice = |tokens: [&'static str; 2]| {
+        let [first, second] = tokens;
+        let mut req = asks(first);
+        let second = HeaderValue::from_static(second);
+        req.headers_mut().append("authorization", second);
+        req
+    };
+    for (one, other) in [
+        (asks("a"), asks_twice(["a", "b"])),
+        (asks_twice(["a", "b"]), asks_twice(["a", "c"])),
+        (asks_twice(["a", "b"]), asks_twice(["b", "a"])),
+        (asks_twice(["a", "b"]), asks("a, b")),
+    ] {
+        assert_eq!(second(layer(), one, other).await, Executed);
+    }
 }
 
 // behaviours 45

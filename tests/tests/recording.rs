@@ -1,6 +1,11 @@
 //! The first execution and what is kept of it: behaviours 59 to 74.
 
-use std::time::Duration;
+use std::{
+    convert::Infallible,
+    pin::Pin,
+    task::{Context, Poll},
+    time::Duration,
+};
 
 use axum::{
     body::Body,
@@ -294,6 +299,59 @@ async fn a_panic_that_an_outer_layer_turns_into_an_answer_is_not_recorded() {
     assert_eq!(failed.status, StatusCode::INTERNAL_SERVER_ERROR);
     assert_eq!(send(&app, order()).await.status, StatusCode::CREATED);
     assert_eq!(effects.count(), 2);
+}
+
+#[tokio::test]
+async fn a_panic_in_the_call_or_in_the_body_frees_the_key_too() {
+    struct Panicking;
+    impl http_body::Body for Panicking {
+        type Data = bytes::Bytes;
+        type Error = Infallible;
+
+        fn poll_frame(
+            self: Pin<&mut Self>,
+            _: &mut Context<'_>,
+        ) -> Poll<Option<Result<http_body::Frame<bytes::Bytes>, Infallible>>> {
+            panic!("in the body");
+        }
+    }
+
+    let store = MemoryStore::new();
+    // The handler of `app` runs its closure in `Service::call`, before there is a future.
+    let (app, effects) = app(IdempotencyLayer::new(store.clone()), move |n, _req| {
+        assert!(n > 1, "in the call");
+        std::future::ready(match n {
+            2 => Response::new(Body::new(Panicking)),
+            _ => created(n),
+        })
+    });
+    for words in ["in the call", "in the body"] {
+        let panicking = app.clone();
+        let task = tokio::spawn(async move { send(&panicking, order()).await });
+        let panic = task.await.expect_err("a panic").into_panic();
+        assert_eq!(panic.downcast_ref::<&str>().copied(), Some(words));
+        assert!(store.is_empty(), "{words}");
+    }
+    assert_eq!(send(&app, order()).await.status, StatusCode::CREATED);
+    assert_eq!(effects.count(), 3);
+}
+
+#[tokio::test]
+async fn extensions_pass_through_in_both_directions() {
+    #[derive(Clone, Debug, PartialEq)]
+    struct Tag(u64);
+
+    let (app, effects) = app(layer(), async |n, req: Request<Body>| {
+        assert_eq!(req.extensions().get::<Tag>(), Some(&Tag(7)));
+        let mut res = created(n);
+        res.extensions_mut().insert(Tag(n));
+        res
+    });
+    let mut req = order();
+    req.extensions_mut().insert(Tag(7));
+    let res = app.oneshot(req).await.expect("infallible");
+    assert_eq!(res.extensions().get::<Tag>(), Some(&Tag(1)));
+    assert_eq!(effects.count(), 1);
 }
 
 // behaviours 71

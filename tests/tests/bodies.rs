@@ -141,6 +141,27 @@ async fn a_record_larger_than_the_store_takes_leaves_a_tombstone() {
     assert_eq!(effects.count(), 2);
 }
 
+#[tokio::test]
+async fn more_headers_than_a_record_holds_count_as_too_large() {
+    let answer = || {
+        let mut res = Response::new(Body::from("x"));
+        for _ in 0..1025 {
+            res.headers_mut()
+                .append("x-line", HeaderValue::from_static("1"));
+        }
+        std::future::ready(res)
+    };
+    for (unretained, status, executions) in [
+        (Unretained::Tombstone, StatusCode::CONFLICT, 1),
+        (Unretained::Release, StatusCode::OK, 2),
+    ] {
+        let (app, effects) = app(layer().with_unretained(unretained), move |_, _| answer());
+        assert_eq!(send(&app, order()).await.headers.len(), 1026);
+        assert_eq!(send(&app, order()).await.status, status, "{unretained:?}");
+        assert_eq!(effects.count(), executions, "{unretained:?}");
+    }
+}
+
 // behaviours 161
 #[tokio::test(start_paused = true)]
 async fn a_response_of_unknown_length_is_collected_and_recorded() {

@@ -12,7 +12,7 @@ use crate::{
     engine::{from_now, within},
     error::{Error, ErrorKind},
     limits::{NoPlace, Place},
-    record::NotRetained,
+    record::{MAX_LINES, NotRetained},
     refusal::turned_away,
 };
 
@@ -98,7 +98,9 @@ pub(crate) async fn response<B: http_body::Body>(
         .then(|| content_length(&head.headers))
         .flatten()
         .or_else(|| body.size_hint().exact());
-    if announced.unwrap_or(0).max(body.size_hint().lower()) > limit as u64 {
+    if announced.unwrap_or(0).max(body.size_hint().lower()) > limit as u64
+        || head.headers.len() > MAX_LINES
+    {
         return Collected::GivenUp(Body::original(body), NotRetained::TooLarge);
     }
     if is_event_stream(&head.headers) {

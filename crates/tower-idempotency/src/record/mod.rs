@@ -27,8 +27,11 @@ mod error;
 mod headers;
 mod payload;
 
-pub(crate) use self::headers::{PERSIST_FOR, POLICY};
 pub use self::{error::RecordError, headers::replayed_by_default};
+pub(crate) use self::{
+    headers::{PERSIST_FOR, POLICY},
+    payload::MAX_LINES,
+};
 
 /// An answer, as far as it is replayed.
 #[derive(Clone, Debug, PartialEq, Eq)]

@@ -307,7 +307,7 @@ impl<'de: 'a, 'a> Deserialize<'de> for Bin<'a> {
 }
 
 /// Lines of headers, and again of trailers: far beyond what servers and proxies take, and little enough to hold.
-const MAX_LINES: usize = 1024;
+pub(crate) const MAX_LINES: usize = 1024;
 
 /// The payload, a list, a line, and room for what a later version may add.
 const MAX_DEPTH: usize = 16;

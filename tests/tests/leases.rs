@@ -1,0 +1,830 @@
+//! Leases: renewed, lost, taken over, and what becomes of them when the store fails.
+
+use std::{
+    sync::{Arc, Mutex},
+    time::Duration,
+};
+
+use axum::{Router, body::Body, response::IntoResponse, routing::post};
+use http::{Request, StatusCode};
+use tests::{
+    Answer, Effects,
+    gate::{Gate, bounded, eventually, within},
+    probe::{Act, Op, Probe},
+    send,
+};
+use tokio::{
+    runtime::{Handle, Runtime},
+    task::{JoinHandle, JoinSet},
+    time::{Instant, sleep, timeout},
+};
+use tower_idempotency::{
+    IdempotencyLayer, InFlight, Lease, MemoryStore, OrphanPolicy, StoreFailure, Ttl, Unretained,
+};
+
+/// One process: a layer of its own in front of a store that may be shared, and a handler held at a gate.
+#[derive(Clone)]
+struct Node {
+    layer: IdempotencyLayer,
+    store: Probe,
+    app: Router,
+    gate: Gate,
+    effects: Effects,
+    leases: Arc<Mutex<Vec<Lease>>>,
+    status: Arc<Mutex<StatusCode>>,
+}
+
+impl Node {
+    fn new() -> Self {
+        Self::on(&MemoryStore::new(), &Effects::default(), |layer| layer)
+    }
+
+    fn on(
+        store: &MemoryStore,
+        effects: &Effects,
+        configure: impl FnOnce(IdempotencyLayer) -> IdempotencyLayer,
+    ) -> Self {
+        let store = Probe::on(store.clone(), |_, _| Act::Forward);
+        let layer = configure(IdempotencyLayer::new(store.clone()));
+        let status = Arc::new(Mutex::new(StatusCode::CREATED));
+        let mut node = Self {
+            app: Router::new(),
+            layer,
+            store,
+            gate: Gate::shut(),
+            effects: effects.clone(),
+            leases: Arc::default(),
+            status,
+        };
+        let this = node.clone();
+        let handler = async move |lease: Option<Lease>| {
+            this.leases.lock().expect("no poison").extend(lease);
+            let n = this.effects.happen();
+            this.gate.pass().await;
+            let status = *this.status.lock().expect("no poison");
+            (status, format!("execution {n}")).into_response()
+        };
+        node.app = Router::new()
+            .route("/", post(handler))
+            .route_layer(node.layer.clone());
+        node
+    }
+
+    /// A second process on the same store.
+    fn another(&self) -> Self {
+        Self::on(&self.store.inner(), &self.effects, |layer| layer)
+    }
+
+    fn send(&self) -> JoinHandle<Answer> {
+        let app = self.app.clone();
+        tokio::spawn(async move { send(&app, request()).await })
+    }
+
+    /// Sends a request whose handler is running now, and its lease.
+    async fn running(&self) -> (JoinHandle<Answer>, Lease) {
+        let request = self.send();
+        timeout(LONG, self.gate.arrival()).await.expect("it runs");
+        let leases = self.leases.lock().expect("no poison");
+        (request, leases.last().expect("a lease").clone())
+    }
+
+    async fn answer(&self) -> Answer {
+        send(&self.app, request()).await
+    }
+
+    fn answers_with(&self, status: StatusCode) {
+        *self.status.lock().expect("no poison") = status;
+    }
+
+    /// Makes every call of these methods do that.
+    fn fail(&self, ops: &'static [Op], act: Act) {
+        self.store.set(move |op, _| {
+            if ops.contains(&op) {
+                act.clone()
+            } else {
+                Act::Forward
+            }
+        });
+    }
+
+    fn recover(&self) {
+        self.store.set(|_, _| Act::Forward);
+    }
+}
+
+fn request() -> Request<Body> {
+    tests::post("/", "k", "{}")
+}
+
+async fn joined(answer: JoinHandle<Answer>) -> Answer {
+    answer.await.expect("no panic")
+}
+
+const LONG: Duration = Duration::from_secs(600);
+const LEASE: Duration = Duration::from_secs(15);
+
+// ---- Renewals ----
+
+// fm 20, behaviours 111
+#[tokio::test(start_paused = true)]
+async fn a_handler_longer_than_its_lease_keeps_it() {
+    within(LONG, async {
+        let node = Node::new();
+        let other = node.another();
+        let (first, lease) = node.running().await;
+        for _ in 0..60 {
+            sleep(Duration::from_secs(1)).await;
+            assert!(lease.is_held());
+            assert_eq!(node.answer().await.code(), "in-progress");
+            assert_eq!(other.answer().await.code(), "in-progress");
+        }
+        // Not at the very moment of a renewal.
+        sleep(Duration::from_millis(500)).await;
+        let renewals = node.store.count(Op::Renew);
+        assert_eq!(renewals, 12, "renewals in 60 s");
+        node.gate.open_for_good();
+        assert_eq!(joined(first).await.text(), "execution 1");
+        assert!(!lease.is_held(), "it has ended");
+        lease.lost().await;
+        assert!(other.answer().await.is_replay());
+        sleep(LONG / 2).await;
+        assert_eq!(node.store.count(Op::Renew), renewals, "behaviours 112");
+        assert_eq!(node.effects.count(), 1);
+    })
+    .await;
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_request_shorter_than_a_third_of_its_lease_costs_no_renewal() {
+    bounded(async {
+        let node = Node::new();
+        let (first, _) = node.running().await;
+        sleep(LEASE / 3 - Duration::from_millis(10)).await;
+        node.gate.open_for_good();
+        assert_eq!(joined(first).await.status, StatusCode::CREATED);
+        sleep(LEASE).await;
+        assert_eq!(node.store.count(Op::Renew), 0);
+    })
+    .await;
+}
+
+// fm 21
+#[tokio::test(start_paused = true)]
+async fn renewals_that_fail_for_less_than_the_lease_lose_nothing() {
+    for act in [Act::FailBefore, Act::FailAfter, Act::Hang, Act::HangAfter] {
+        within(LONG, async {
+            let node = Node::new();
+            let other = node.another();
+            let (first, lease) = node.running().await;
+            node.fail(&[Op::Renew], act);
+            sleep(Duration::from_secs(12)).await;
+            assert!(node.store.count(Op::Renew) >= 3, "it tries again");
+            node.recover();
+            for _ in 0..60 {
+                sleep(Duration::from_secs(1)).await;
+                assert!(lease.is_held());
+                assert_eq!(other.answer().await.code(), "in-progress");
+            }
+            assert!(timeout(LEASE, lease.lost()).await.is_err());
+            node.gate.open_for_good();
+            assert_eq!(joined(first).await.text(), "execution 1");
+            assert!(other.answer().await.is_replay());
+            assert_eq!(node.effects.count(), 1);
+        })
+        .await;
+    }
+}
+
+// fm 21: counted from before the last good renewal was sent
+#[tokio::test(start_paused = true)]
+async fn a_lease_that_cannot_be_renewed_in_time_is_not_held_until_it_is() {
+    within(LONG, async {
+        let node = Node::new();
+        let started = Instant::now();
+        let (first, lease) = node.running().await;
+        node.fail(&[Op::Renew], Act::FailBefore);
+        lease.lost().await;
+        assert!(!lease.is_held());
+        let lost_after = started.elapsed();
+        assert!(
+            lost_after >= LEASE && lost_after < LEASE + Duration::from_millis(10),
+            "{lost_after:?}"
+        );
+        // Nobody took it meanwhile: it is this one's again.
+        node.recover();
+        sleep(Duration::from_secs(3)).await;
+        assert!(lease.is_held());
+        assert_eq!(node.another().answer().await.code(), "in-progress");
+        node.gate.open_for_good();
+        assert_eq!(joined(first).await.text(), "execution 1");
+        assert!(node.another().answer().await.is_replay());
+    })
+    .await;
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_renewal_that_says_the_lease_is_lost_tells_the_handler_at_once() {
+    bounded(async {
+        let node = Node::new();
+        let started = Instant::now();
+        let (first, lease) = node.running().await;
+        node.fail(&[Op::Renew], Act::Lost);
+        lease.lost().await;
+        assert!(!lease.is_held());
+        let lost_after = started.elapsed();
+        assert!(
+            lost_after < LEASE / 3 + Duration::from_millis(10),
+            "{lost_after:?}"
+        );
+        sleep(LEASE).await;
+        assert_eq!(node.store.count(Op::Renew), 1, "there is nothing to renew");
+        node.gate.open_for_good();
+        assert_eq!(joined(first).await.text(), "execution 1");
+    })
+    .await;
+}
+
+// fm 22
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_handler_that_blocks_its_worker_does_not_starve_its_lease() {
+    bounded(async {
+        let store = Probe::new(|_, _| Act::Forward);
+        let effects = Effects::default();
+        let counted = effects.clone();
+        let (go_on, told) = std::sync::mpsc::channel::<()>();
+        let told = Arc::new(Mutex::new(told));
+        let blocks = async move || {
+            counted.happen();
+            let told = told.lock().expect("no poison");
+            told.recv_timeout(Duration::from_secs(20))
+                .expect("the test goes on");
+        };
+        let layer = IdempotencyLayer::new(store.clone()).with_lease(Ttl::from_millis(300));
+        let app = Router::new().route("/", post(blocks)).route_layer(layer);
+        let first = {
+            let app = app.clone();
+            tokio::spawn(async move { send(&app, request()).await })
+        };
+        eventually("it is renewed", || store.count(Op::Renew) >= 7).await;
+        assert_eq!(send(&app, request()).await.code(), "in-progress");
+        go_on.send(()).expect("it waits");
+        assert_eq!(joined(first).await.status, StatusCode::OK);
+        assert!(send(&app, request()).await.is_replay());
+        assert_eq!(effects.count(), 1);
+    })
+    .await;
+}
+
+#[tokio::test(start_paused = true)]
+async fn one_task_renews_all_leases_of_a_layer_and_ends_with_it() {
+    within(LONG, async {
+        let tasks = || Handle::current().metrics().num_alive_tasks();
+        let before = tasks();
+        let store = Arc::new(Probe::new(|_, _| Act::Forward));
+        let layer = IdempotencyLayer::new(Arc::clone(&store));
+        let slow = async || sleep(Duration::from_secs(60)).await;
+        let app = Router::new()
+            .route("/", post(slow))
+            .route_layer(layer.clone());
+        let mut requests = JoinSet::new();
+        for key in 0..1_000 {
+            let app = app.clone();
+            requests.spawn(async move { send(&app, tests::post("/", &key.to_string(), "")).await });
+        }
+        sleep(Duration::from_secs(31)).await;
+        assert_eq!(tasks() - before, 1_000 + 1);
+        let renewals = store.count(Op::Renew);
+        assert!(
+            (5_000..=6_000).contains(&renewals),
+            "{renewals} renewals of 1,000 leases"
+        );
+        for answer in requests.join_all().await {
+            assert_eq!(answer.status, StatusCode::OK);
+        }
+        assert_eq!(tasks() - before, 1, "it waits for the next lease");
+        drop((app, layer));
+        eventually("the renewer ends", || tasks() == before).await;
+        assert_eq!(Arc::strong_count(&store), 1, "nobody holds the store");
+    })
+    .await;
+}
+
+#[test]
+fn leases_are_renewed_in_the_runtime_after_the_first_one_has_ended() {
+    let store = Probe::new(|_, _| Act::Forward);
+    let layer = IdempotencyLayer::new(store.clone()).with_lease(Ttl::from_millis(300));
+    let slow = async || sleep(Duration::from_millis(900)).await;
+    let app = Router::new().route("/", post(slow)).route_layer(layer);
+    for round in 1..=2 {
+        let renewals = store.count(Op::Renew);
+        let runtime = Runtime::new().expect("a runtime");
+        let key = round.to_string();
+        let answer = runtime.block_on(bounded(send(&app, tests::post("/", &key, ""))));
+        assert_eq!(answer.status, StatusCode::OK);
+        assert!(store.count(Op::Renew) >= renewals + 4);
+    }
+}
+
+// ---- Takeovers ----
+
+/// A node whose handler runs on without its lease, which nobody renewed, and another that has taken it over.
+async fn taken_over() -> (
+    Node,
+    JoinHandle<Answer>,
+    Lease,
+    Node,
+    JoinHandle<Answer>,
+    Lease,
+) {
+    let node = Node::new();
+    let (first, lease) = node.running().await;
+    node.fail(&[Op::Renew], Act::Hang);
+    let other = node.another();
+    // behaviours 109
+    sleep(LEASE - Duration::from_millis(10)).await;
+    assert_eq!(other.answer().await.code(), "in-progress");
+    sleep(Duration::from_millis(20)).await;
+    assert!(!lease.is_held(), "fm 19: the paused one can see it");
+    let (second, taken) = other.running().await;
+    assert!(taken.is_held());
+    assert!((lease.generation(), lease.is_takeover()) == (1, false));
+    assert!((taken.generation(), taken.is_takeover()) == (2, true));
+    (node, first, lease, other, second, taken)
+}
+
+// fm 16, 19, 29; behaviours 108, 110, 113
+#[tokio::test(start_paused = true)]
+async fn whoever_lost_its_lease_answers_what_is_stored_and_never_its_own() {
+    within(LONG, async {
+        let (node, first, _, other, second, _) = taken_over().await;
+        other.gate.open_for_good();
+        let second = joined(second).await;
+        assert_eq!((second.text(), second.is_replay()), ("execution 2", false));
+        node.gate.open_for_good();
+        let first = joined(first).await;
+        assert_eq!((first.text(), first.is_replay()), ("execution 2", true));
+        for node in [&node, &other] {
+            let retry = node.answer().await;
+            assert_eq!((retry.text(), retry.is_replay()), ("execution 2", true));
+        }
+        assert_eq!(node.effects.count(), 2);
+    })
+    .await;
+}
+
+// fm 28, 29
+#[tokio::test(start_paused = true)]
+async fn whoever_lost_its_lease_does_not_answer_for_one_who_still_runs() {
+    within(LONG, async {
+        let (node, first, _, other, second, taken) = taken_over().await;
+        node.gate.open_for_good();
+        let first = joined(first).await;
+        assert_eq!(first.status, StatusCode::CONFLICT);
+        assert_eq!(first.code(), "outcome-unknown");
+        assert!(taken.is_held(), "it was not taken back");
+        assert_eq!(node.answer().await.code(), "in-progress");
+        other.gate.open_for_good();
+        assert_eq!(joined(second).await.text(), "execution 2");
+        assert_eq!(node.answer().await.text(), "execution 2");
+        assert_eq!(node.effects.count(), 2);
+    })
+    .await;
+}
+
+// fm 30, behaviours 115
+#[tokio::test(start_paused = true)]
+async fn whoever_lost_its_lease_frees_nothing_when_it_fails() {
+    within(LONG, async {
+        let (node, first, _, other, second, taken) = taken_over().await;
+        node.answers_with(StatusCode::INTERNAL_SERVER_ERROR);
+        node.gate.open_for_good();
+        assert_eq!(
+            joined(first).await.status,
+            StatusCode::INTERNAL_SERVER_ERROR
+        );
+        assert!(taken.is_held());
+        assert_eq!(node.answer().await.code(), "in-progress");
+        other.gate.open_for_good();
+        assert_eq!(joined(second).await.text(), "execution 2");
+        assert_eq!(node.answer().await.text(), "execution 2");
+        assert_eq!(node.effects.count(), 2);
+    })
+    .await;
+}
+
+#[tokio::test(start_paused = true)]
+async fn whoever_lost_its_lease_to_one_who_left_nothing_has_the_only_answer() {
+    within(LONG, async {
+        let (node, first, _, other, second, _) = taken_over().await;
+        other.answers_with(StatusCode::INTERNAL_SERVER_ERROR);
+        other.gate.open_for_good();
+        assert_eq!(
+            joined(second).await.status,
+            StatusCode::INTERNAL_SERVER_ERROR
+        );
+        node.gate.open_for_good();
+        let first = joined(first).await;
+        assert_eq!((first.text(), first.is_replay()), ("execution 1", false));
+        for node in [&node, &other] {
+            let retry = node.answer().await;
+            assert_eq!((retry.text(), retry.is_replay()), ("execution 1", true));
+        }
+        assert_eq!(node.effects.count(), 2);
+    })
+    .await;
+}
+
+// behaviours 127, fm 19
+#[tokio::test(start_paused = true)]
+async fn an_answer_that_comes_after_its_lease_is_stored_when_nobody_took_over() {
+    for policy in [OrphanPolicy::TakeOver, OrphanPolicy::Refuse] {
+        within(LONG, async {
+            let node = Node::on(&MemoryStore::new(), &Effects::default(), |layer| {
+                layer.with_orphans(policy)
+            });
+            let (first, _) = node.running().await;
+            node.fail(&[Op::Renew], Act::FailBefore);
+            sleep(LEASE * 3).await;
+            node.gate.open_for_good();
+            let first = joined(first).await;
+            assert_eq!((first.text(), first.is_replay()), ("execution 1", false));
+            let retry = node.another().answer().await;
+            assert_eq!((retry.text(), retry.is_replay()), ("execution 1", true));
+        })
+        .await;
+    }
+}
+
+// fm 17, behaviours 124
+#[tokio::test(start_paused = true)]
+async fn an_orphan_that_is_refused_is_not_executed_again_until_it_is_forgotten() {
+    within(LONG * 10, async {
+        let kept = Ttl::from_secs(3_600);
+        let node = Node::on(&MemoryStore::new(), &Effects::default(), |layer| {
+            let refusing = layer.with_orphans(OrphanPolicy::Refuse);
+            refusing
+                .with_orphans_kept(kept)
+                .with_in_flight(InFlight::Wait(LONG))
+        });
+        let (first, _) = node.running().await;
+        node.fail(&[Op::Renew], Act::FailBefore);
+        // One waits for it, and is told when the lease is over.
+        let started = Instant::now();
+        let waiter = node.answer().await;
+        assert_eq!(
+            (waiter.status, waiter.code().as_str()),
+            (StatusCode::CONFLICT, "outcome-unknown")
+        );
+        assert!(
+            started.elapsed() <= LEASE + Duration::from_secs(1),
+            "{:?}",
+            started.elapsed()
+        );
+        assert_eq!(node.answer().await.code(), "outcome-unknown");
+        first.abort();
+        node.gate.open_for_good();
+        sleep(kept.as_duration() - LEASE - Duration::from_secs(60)).await;
+        let refused = node.answer().await;
+        // The client's leaving did not stop the handler: its answer is there all the same.
+        assert_eq!((refused.text(), refused.is_replay()), ("execution 1", true));
+        assert_eq!(node.effects.count(), 1);
+    })
+    .await;
+}
+
+// behaviours 101, 108
+#[tokio::test(start_paused = true)]
+async fn a_waiter_takes_over_when_the_lease_of_the_first_is_over() {
+    within(LONG, async {
+        let node = Node::new();
+        let (first, _) = node.running().await;
+        node.fail(&[Op::Renew], Act::FailBefore);
+        let other = Node::on(&node.store.inner(), &node.effects, |layer| {
+            layer.with_in_flight(InFlight::Wait(LONG))
+        });
+        let started = Instant::now();
+        let (second, taken) = other.running().await;
+        assert!(started.elapsed() < LEASE + Duration::from_millis(50));
+        assert_eq!((taken.generation(), taken.is_takeover()), (2, true));
+        other.gate.open_for_good();
+        node.gate.open_for_good();
+        assert_eq!(joined(second).await.text(), "execution 2");
+        assert_eq!(joined(first).await.text(), "execution 2");
+    })
+    .await;
+}
+
+// behaviours 135
+#[tokio::test(start_paused = true)]
+async fn a_derived_key_is_the_same_after_a_takeover_and_another_for_every_name_and_key() {
+    within(LONG, async {
+        let (node, _, lease, _, _, taken) = taken_over().await;
+        let charge = lease.derive("charge");
+        assert_eq!(charge, taken.derive("charge"));
+        assert_eq!(charge, lease.clone().derive("charge"));
+        assert!(charge.len() == 64 && charge.bytes().all(|digit| digit.is_ascii_hexdigit()));
+        let mut seen = vec![charge];
+        let mut differs = |key: String| {
+            assert!(!seen.contains(&key), "{key} twice");
+            seen.push(key);
+        };
+        for name in ["", "charge ", "Charge", "chargecharge", "refund"] {
+            differs(lease.derive(name));
+        }
+        // Another key, and another caller.
+        node.gate.open_for_good();
+        let mut other = tests::post("/", "l", "{}");
+        assert_eq!(send(&node.app, other).await.status, StatusCode::CREATED);
+        other = request();
+        let bearer = http::HeaderValue::from_static("Bearer x");
+        other
+            .headers_mut()
+            .insert(http::header::AUTHORIZATION, bearer);
+        assert_eq!(send(&node.app, other).await.status, StatusCode::CREATED);
+        let leases = node.leases.lock().expect("no poison");
+        for lease in &leases[1..] {
+            differs(lease.derive("charge"));
+        }
+        assert_eq!(leases.len(), 3);
+    })
+    .await;
+}
+
+// ---- A store that fails ----
+
+// fm 120; behaviours 151, 152
+#[tokio::test(start_paused = true)]
+async fn nothing_is_executed_when_no_lease_can_be_taken() {
+    for (act, at_most) in [
+        (Act::FailBefore, Duration::from_millis(60)),
+        (Act::FailAfter, Duration::from_millis(60)),
+        (Act::Hang, Duration::from_millis(4_010)),
+        (Act::HangAfter, Duration::from_millis(4_010)),
+    ] {
+        within(LONG, async {
+            let node = Node::new();
+            node.gate.open_for_good();
+            node.fail(&[Op::Acquire], act);
+            let started = Instant::now();
+            let refused = node.answer().await;
+            assert!(
+                started.elapsed() <= at_most,
+                "fm 45: {:?}",
+                started.elapsed()
+            );
+            assert_eq!(refused.status, StatusCode::SERVICE_UNAVAILABLE);
+            assert_eq!(refused.code(), "store-unavailable");
+            assert_eq!(refused.header("retry-after"), Some("1"));
+            assert!(node.store.count(Op::Acquire) <= 3);
+            assert_eq!(node.effects.count(), 0);
+            node.recover();
+            // What the store may have granted is given back, long before it would expire.
+            sleep(Duration::from_millis(100)).await;
+            let retry = node.answer().await;
+            assert_eq!(
+                (retry.status, retry.is_replay()),
+                (StatusCode::CREATED, false)
+            );
+            assert!(!node.leases.lock().expect("no poison")[0].is_takeover());
+            assert!(node.answer().await.is_replay());
+            assert_eq!(node.effects.count(), 1);
+        })
+        .await;
+    }
+}
+
+// fm 32, 36
+#[tokio::test(start_paused = true)]
+async fn a_lost_reply_to_an_acquire_finds_its_own_lease() {
+    for act in [Act::FailAfter, Act::HangAfter] {
+        within(LONG, async {
+            let node = Node::new();
+            node.gate.open_for_good();
+            node.store.set(move |op, nth| match (op, nth) {
+                (Op::Acquire, 1) => act.clone(),
+                _ => Act::Forward,
+            });
+            let first = node.answer().await;
+            assert_eq!(
+                (first.status, first.is_replay()),
+                (StatusCode::CREATED, false)
+            );
+            assert_eq!(node.store.count(Op::Acquire), 2);
+            let lease = node.leases.lock().expect("no poison")[0].clone();
+            assert_eq!((lease.generation(), lease.is_takeover()), (1, false));
+            assert!(node.answer().await.is_replay());
+            assert_eq!(node.effects.count(), 1);
+        })
+        .await;
+    }
+}
+
+// fm 37, behaviours 73
+#[tokio::test(start_paused = true)]
+async fn a_completion_is_tried_again_and_a_lost_reply_finds_its_own_record() {
+    for act in [Act::FailBefore, Act::FailAfter, Act::Hang, Act::HangAfter] {
+        within(LONG, async {
+            let node = Node::new();
+            node.gate.open_for_good();
+            node.store.set(move |op, nth| match (op, nth) {
+                (Op::Complete, 1) => act.clone(),
+                _ => Act::Forward,
+            });
+            let first = node.answer().await;
+            assert_eq!((first.text(), first.is_replay()), ("execution 1", false));
+            assert_eq!(node.store.count(Op::Complete), 2);
+            let retry = node.another().answer().await;
+            assert_eq!((retry.text(), retry.is_replay()), ("execution 1", true));
+            assert_eq!(node.effects.count(), 1);
+        })
+        .await;
+    }
+}
+
+// fm 121; behaviours 73, 154
+#[tokio::test(start_paused = true)]
+async fn an_answer_goes_out_while_its_record_cannot_be_stored_and_the_record_follows() {
+    for (act, at_most) in [
+        (Act::FailBefore, Duration::from_millis(60)),
+        (Act::Hang, Duration::from_millis(4_010)),
+    ] {
+        within(LONG, async {
+            let node = Node::new();
+            let other = node.another();
+            node.gate.open_for_good();
+            node.fail(&[Op::Complete, Op::Renew], act);
+            let started = Instant::now();
+            let first = node.answer().await;
+            assert!(started.elapsed() <= at_most, "{:?}", started.elapsed());
+            assert_eq!(first.status, StatusCode::CREATED);
+            for _ in 0..8 {
+                sleep(Duration::from_secs(1)).await;
+                assert_eq!(other.answer().await.code(), "in-progress");
+            }
+            node.recover();
+            sleep(Duration::from_secs(3)).await;
+            let retry = other.answer().await;
+            assert!(retry.is_replay());
+            assert_eq!((retry.body, node.effects.count()), (first.body, 1));
+            assert_eq!(node.layer.in_flight(), 0);
+        })
+        .await;
+    }
+}
+
+// fm 42: the store keeps the lease alive and refuses the record, as a full Redis does
+#[tokio::test(start_paused = true)]
+async fn a_record_that_can_never_be_stored_does_not_keep_its_key_for_ever() {
+    for ops in [&[Op::Complete][..], &[Op::Complete, Op::Renew]] {
+        within(LONG, async {
+            let node = Node::new();
+            node.gate.open_for_good();
+            let other = node.another();
+            other.gate.open_for_good();
+            node.store.set(move |op, _| {
+                if ops.contains(&op) {
+                    Act::FailBefore
+                } else {
+                    Act::Forward
+                }
+            });
+            assert_eq!(node.answer().await.status, StatusCode::CREATED);
+            sleep(LEASE / 2).await;
+            assert_eq!(other.answer().await.code(), "in-progress");
+            sleep(LEASE * 2).await;
+            assert_eq!(node.layer.in_flight(), 0, "its place is free");
+            let renewals = node.store.count(Op::Renew);
+            let again = other.answer().await;
+            assert_eq!(
+                (again.status, again.is_replay()),
+                (StatusCode::CREATED, false)
+            );
+            let lease = other.leases.lock().expect("no poison")[0].clone();
+            assert!(lease.is_takeover(), "and it is told so");
+            sleep(LEASE * 2).await;
+            assert_eq!(node.store.count(Op::Renew), renewals);
+        })
+        .await;
+    }
+}
+
+// behaviours 155
+#[tokio::test(start_paused = true)]
+async fn a_key_that_cannot_be_freed_is_freed_later_and_the_client_has_its_answer() {
+    for act in [Act::FailBefore, Act::Hang] {
+        within(LONG, async {
+            let node = Node::new();
+            node.gate.open_for_good();
+            node.answers_with(StatusCode::BAD_GATEWAY);
+            node.fail(&[Op::Release], act);
+            let started = Instant::now();
+            assert_eq!(node.answer().await.status, StatusCode::BAD_GATEWAY);
+            assert!(started.elapsed() <= Duration::from_millis(4_010));
+            assert_eq!(node.another().answer().await.code(), "in-progress");
+            node.recover();
+            node.answers_with(StatusCode::CREATED);
+            sleep(Duration::from_secs(4)).await;
+            assert_eq!(node.answer().await.text(), "execution 2");
+            assert_eq!((node.effects.count(), node.layer.in_flight()), (2, 0));
+        })
+        .await;
+    }
+}
+
+// behaviours 110
+#[tokio::test(start_paused = true)]
+async fn a_key_that_can_never_be_freed_is_free_when_its_lease_is_over() {
+    within(LONG, async {
+        let node = Node::new();
+        node.gate.open_for_good();
+        node.answers_with(StatusCode::BAD_GATEWAY);
+        node.fail(&[Op::Release], Act::FailBefore);
+        assert_eq!(node.answer().await.status, StatusCode::BAD_GATEWAY);
+        sleep(LEASE + Duration::from_secs(2)).await;
+        assert_eq!(node.layer.in_flight(), 0);
+        node.answers_with(StatusCode::CREATED);
+        assert_eq!(node.answer().await.text(), "execution 2");
+        assert_eq!(node.store.count(Op::Renew), 0);
+    })
+    .await;
+}
+
+// fm 63; behaviours 146
+#[tokio::test(start_paused = true)]
+async fn a_record_too_large_for_the_store_leaves_a_tombstone_or_frees_the_key() {
+    within(LONG, async {
+        for unretained in [Unretained::Tombstone, Unretained::Release] {
+            let node = Node::on(&MemoryStore::new(), &Effects::default(), |layer| {
+                layer.with_unretained(unretained)
+            });
+            node.gate.open_for_good();
+            node.store.set(|op, nth| match (op, nth) {
+                (Op::Complete, 1) => Act::TooLarge(10),
+                _ => Act::Forward,
+            });
+            assert_eq!(node.answer().await.text(), "execution 1");
+            let retry = node.answer().await;
+            if unretained == Unretained::Tombstone {
+                assert_eq!(retry.status, StatusCode::CONFLICT);
+                assert_eq!(retry.code(), "response-not-retained");
+                assert_eq!(node.effects.count(), 1);
+            } else {
+                assert_eq!(retry.text(), "execution 2");
+                assert_eq!(node.effects.count(), 2);
+            }
+        }
+        // Not even the tombstone fits: the key is in progress, and nothing is executed again, while the lease lasts.
+        let node = Node::new();
+        node.gate.open_for_good();
+        node.fail(&[Op::Complete], Act::TooLarge(1));
+        assert_eq!(node.answer().await.text(), "execution 1");
+        assert_eq!(node.another().answer().await.code(), "in-progress");
+        sleep(LEASE * 3).await;
+        assert_eq!((node.effects.count(), node.layer.in_flight()), (1, 0));
+    })
+    .await;
+}
+
+// behaviours 153
+#[tokio::test(start_paused = true)]
+async fn who_chose_to_execute_unprotected_executes_every_time_and_only_while_the_store_fails() {
+    for act in [Act::FailBefore, Act::FailAfter] {
+        within(LONG, async {
+            let node = Node::on(&MemoryStore::new(), &Effects::default(), |layer| {
+                layer.with_store_failure(StoreFailure::DangerouslyExecuteUnprotected)
+            });
+            node.gate.open_for_good();
+            node.fail(&[Op::Acquire], act);
+            for n in 1..=3 {
+                let answer = node.answer().await;
+                assert_eq!(answer.text(), format!("execution {n}"));
+                assert!(!answer.is_replay());
+            }
+            assert_eq!(node.store.count(Op::Complete), 0);
+            assert!(node.leases.lock().expect("no poison").is_empty());
+            node.recover();
+            sleep(Duration::from_secs(1)).await;
+            assert_eq!(node.answer().await.text(), "execution 4");
+            assert!(node.answer().await.is_replay());
+            assert_eq!((node.effects.count(), node.layer.in_flight()), (4, 0));
+        })
+        .await;
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_store_timeout_without_end_is_no_timeout() {
+    bounded(async {
+        let node = Node::on(&MemoryStore::new(), &Effects::default(), |layer| {
+            let layer = layer.with_store_timeout(Duration::MAX);
+            layer
+                .with_collect_timeout(Duration::MAX)
+                .with_body_timeout(Duration::MAX)
+        });
+        node.gate.open_for_good();
+        assert_eq!(node.answer().await.text(), "execution 1");
+        assert!(node.answer().await.is_replay());
+        assert_eq!(node.effects.count(), 1);
+    })
+    .await;
+}

@@ -152,33 +152,27 @@ impl Engine {
         }
     }
 
-    /// Keeps trying to complete in a task of its own, until it has an answer or the lease is over. `place` keeps
+    /// Keeps trying to complete in a task of its own, until it has an answer or the lease is over: it is not renewed any
+    /// more, or a store that renews leases and refuses records would keep the key for ever. `place` keeps
     /// [`drain`](crate::IdempotencyLayer::drain) waiting for it.
     pub(crate) fn complete_later(
         self: &Arc<Self>,
-        lease: Kept,
+        lease: &Kept,
         record: Bytes,
         retention: Ttl,
         limit: Duration,
         place: Place,
     ) {
         let engine = Arc::clone(self);
+        let (deadline, lease) = (lease.deadline(), *lease.reference());
         tokio::spawn(async move {
             let _place = place;
-            // Meanwhile the lease is renewed as before, but not for ever.
-            let deadline = lease.deadline();
             let mut pause = Pause::new();
             while pause.before(deadline).await {
-                match engine
-                    .complete(lease.reference(), &record, retention, limit)
-                    .await
-                {
+                match engine.complete(&lease, &record, retention, limit).await {
                     Completion::Failing => {}
-                    Completion::Stored => {
-                        return telemetry::recorded(&lease.reference().id, record.len());
-                    }
-                    Completion::LeaseLost => return lease.lose(),
-                    Completion::TooLarge { .. } => return,
+                    Completion::Stored => return telemetry::recorded(&lease.id, record.len()),
+                    Completion::LeaseLost | Completion::TooLarge { .. } => return,
                 }
             }
         });

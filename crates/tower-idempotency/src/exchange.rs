@@ -415,7 +415,7 @@ fn settle<R: http_body::Body>(
             // The effect has happened and only we know: say so, and keep trying while the lease lasts. A retry
             // meanwhile is told that it is in progress.
             Completion::Failing | Completion::TooLarge { .. } => {
-                engine.complete_later(lease, record, retention, limit, place);
+                engine.complete_later(&lease, record, retention, limit, place);
                 res
             }
         }

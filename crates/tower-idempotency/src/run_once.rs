@@ -292,7 +292,7 @@ async fn settle<T: Serialize, E>(
             Outcome::LeaseLost(value)
         }
         Completion::Failing | Completion::TooLarge { .. } => {
-            engine.complete_later(lease, record, retention, limit, place);
+            engine.complete_later(&lease, record, retention, limit, place);
             Outcome::Executed(value)
         }
     }

@@ -242,13 +242,10 @@ async fn acquire(
             takeover,
         } => {
             telemetry::granted(&claim.id, generation, takeover);
-            Asked::Granted(engine.renewer.keep(
-                claim.lease_ref(generation),
-                takeover,
-                claim.lease,
-                config.store_timeout,
-                sent,
-            ))
+            let reference = claim.lease_ref(generation);
+            let (lease, limit) = (claim.lease, config.store_timeout);
+            let kept = engine.renewer.keep(reference, takeover, lease, limit, sent);
+            Asked::Granted(kept.await)
         }
         Acquired::InProgress { .. } => {
             telemetry::in_progress(&claim.id);

@@ -12,7 +12,7 @@ use std::{
 
 use tokio::{
     sync::Notify,
-    task::JoinHandle,
+    task::{JoinHandle, yield_now},
     time::{Instant, sleep_until, timeout},
 };
 
@@ -190,30 +190,38 @@ impl Drop for Kept {
     }
 }
 
-/// Renews every lease of a layer from a single task, which starts with the first lease and sleeps while there is none.
+/// Renews every lease of a layer from a single task, which starts with the first lease.
 ///
 /// Leases fall due a third of their length after they were taken or renewed, so a request shorter than that costs an
-/// insertion and a removal here and no renewal.
+/// insertion and a removal here and no renewal. The task looks at least that often whether there are leases or not, so
+/// that a new one need not wake it: a task woken from a worker waits for that worker, and the handler may block it.
 pub(crate) struct Renewer {
     store: Arc<dyn ErasedStore>,
     state: Mutex<State>,
     wake: Arc<Notify>,
 }
 
-#[derive(Default)]
 struct State {
     order: BTreeMap<(Instant, u64), Arc<Held>>,
     sequence: u64,
     task: Option<JoinHandle<()>>,
-    // When the task wakes by itself; `None` while it waits for `wake`.
-    wakes_at: Option<Instant>,
+    // When the task wakes by itself.
+    wakes_at: Instant,
+    // A third of the shortest lease there was.
+    look_every: Duration,
 }
 
 impl Renewer {
     pub(crate) fn new(store: Arc<dyn ErasedStore>) -> Arc<Self> {
         Arc::new(Self {
             store,
-            state: Mutex::default(),
+            state: Mutex::new(State {
+                order: BTreeMap::new(),
+                sequence: 0,
+                task: None,
+                wakes_at: Instant::now(),
+                look_every: Duration::MAX,
+            }),
             wake: Arc::default(),
         })
     }
@@ -223,7 +231,7 @@ impl Renewer {
     }
 
     /// Keeps a lease that was granted to a claim sent at `sent`.
-    pub(crate) fn keep(
+    pub(crate) async fn keep(
         self: &Arc<Self>,
         reference: LeaseRef,
         takeover: bool,
@@ -231,6 +239,23 @@ impl Renewer {
         store_timeout: Duration,
         sent: Instant,
     ) -> Kept {
+        let (kept, woken) = self.insert(reference, takeover, ttl, store_timeout, sent);
+        if woken {
+            // The task runs on this worker now; later, the handler may block it.
+            yield_now().await;
+        }
+        kept
+    }
+
+    /// Also says whether the task was started or woken.
+    fn insert(
+        self: &Arc<Self>,
+        reference: LeaseRef,
+        takeover: bool,
+        ttl: Ttl,
+        store_timeout: Duration,
+        sent: Instant,
+    ) -> (Kept, bool) {
         let third = ttl.as_duration() / 3;
         let mut state = self.state();
         state.sequence += 1;
@@ -249,26 +274,30 @@ impl Renewer {
         });
         let due = held.place();
         state.order.insert(due, Arc::clone(&held));
+        state.look_every = state.look_every.min(third.max(MIN_LOOK));
         // A task whose runtime is gone has finished; the next lease starts another.
-        if state.task.as_ref().is_none_or(JoinHandle::is_finished) {
-            state.task = Some(tokio::spawn(run(
-                Arc::downgrade(self),
-                Arc::clone(&self.wake),
-            )));
-            state.wakes_at = Some(due.0);
-        } else if state.wakes_at.is_none_or(|at| due.0 < at) {
-            state.wakes_at = Some(due.0);
+        let start = state.task.as_ref().is_none_or(JoinHandle::is_finished);
+        let wake = !start && due.0 < state.wakes_at;
+        if start {
+            let task = run(Arc::downgrade(self), Arc::clone(&self.wake));
+            state.task = Some(tokio::spawn(task));
+        }
+        if wake {
             self.wake.notify_one();
         }
+        if start || wake {
+            state.wakes_at = due.0;
+        }
         drop(state);
-        Kept {
+        let kept = Kept {
             held,
             renewer: Arc::clone(self),
-        }
+        };
+        (kept, start || wake)
     }
 
     /// Takes out what is due, and says when to look again.
-    fn take_due(&self, now: Instant) -> (Vec<Arc<Held>>, Option<Instant>) {
+    fn take_due(&self, now: Instant) -> (Vec<Arc<Held>>, Instant) {
         let mut state = self.state();
         let mut due = Vec::new();
         while let Some(entry) = state.order.first_entry() {
@@ -277,7 +306,9 @@ impl Renewer {
             }
             due.push(entry.remove());
         }
-        state.wakes_at = state.order.first_key_value().map(|((at, _), _)| *at);
+        let look = now + state.look_every;
+        let next = state.order.first_key_value();
+        state.wakes_at = next.map_or(look, |((at, _), _)| look.min(*at));
         (due, state.wakes_at)
     }
 
@@ -288,8 +319,8 @@ impl Renewer {
         }
         held.due.store(nanos(due - held.origin), Ordering::Relaxed);
         state.order.insert(held.place(), held);
-        if state.wakes_at.is_none_or(|at| due < at) {
-            state.wakes_at = Some(due);
+        if due < state.wakes_at {
+            state.wakes_at = due;
             self.wake.notify_one();
         }
     }
@@ -351,12 +382,9 @@ async fn run(renewer: Weak<Renewer>, wake: Arc<Notify>) {
             tokio::spawn(async move { renewer.renew(held).await });
         }
         drop(renewer);
-        match next {
-            Some(at) => tokio::select! {
-                () = wake.notified() => {}
-                () = sleep_until(at) => {}
-            },
-            None => wake.notified().await,
+        tokio::select! {
+            () = wake.notified() => {}
+            () = sleep_until(next) => {}
         }
     }
 }
@@ -364,3 +392,6 @@ async fn run(renewer: Weak<Renewer>, wake: Arc<Notify>) {
 fn nanos(duration: Duration) -> u64 {
     u64::try_from(duration.as_nanos()).unwrap_or(u64::MAX)
 }
+
+/// Leases of a few milliseconds are for tests, and do not make the task look all the time when they are over.
+const MIN_LOOK: Duration = Duration::from_millis(10);

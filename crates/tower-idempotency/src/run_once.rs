@@ -192,6 +192,7 @@ where
             engine
                 .renewer
                 .keep(reference, takeover, claim.lease, config.store_timeout, sent)
+                .await
         }
         Acquired::InProgress { expires_in, .. } => {
             telemetry::in_progress(&claim.id);

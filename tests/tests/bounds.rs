@@ -1,0 +1,436 @@
+//! What is bounded: bodies, bytes in all, requests in flight, and the time any of them may take.
+
+use std::{
+    io,
+    pin::Pin,
+    sync::{Arc, Mutex},
+    task::{Context, Poll},
+    time::Duration,
+};
+
+use axum::{Router, body::Body, response::Response, routing::post};
+use bytes::Bytes;
+use http::{HeaderValue, Request, StatusCode, header};
+use http_body::Frame;
+use http_body_util::BodyExt;
+use tests::{
+    Answer, Effects,
+    bodies::{Piece, Pieces, Taken, pieces},
+    gate::{Gate, bounded, eventually, within},
+    probe::{Act, Op, Probe},
+    send,
+};
+use tokio::{
+    task::JoinHandle,
+    time::{Instant, Interval, interval},
+};
+use tower::ServiceExt;
+use tower_idempotency::{IdempotencyLayer, Unretained};
+
+const CHUNK: usize = 64 * 1024;
+
+/// Chunks without end, each filled with the number of those before it; and how many bytes of it were taken.
+fn endless() -> (Body, Taken) {
+    let mut n = 0;
+    let body = Pieces::new(move || {
+        n += 1;
+        Some(Piece::Data(Bytes::from(vec![(n - 1) as u8; CHUNK])))
+    });
+    let taken = body.taken();
+    (Body::new(body), taken)
+}
+
+/// Answers what it is given, and has an effect each time.
+#[derive(Clone)]
+struct World {
+    layer: IdempotencyLayer,
+    store: Probe,
+    app: Router,
+    effects: Effects,
+    gate: Gate,
+    response: Arc<Mutex<Option<Response>>>,
+}
+
+impl World {
+    fn new(configure: impl FnOnce(IdempotencyLayer) -> IdempotencyLayer) -> Self {
+        let store = Probe::new(|_, _| Act::Forward);
+        let layer = configure(IdempotencyLayer::new(store.clone()));
+        let mut world = Self {
+            app: Router::new(),
+            layer,
+            store,
+            effects: Effects::default(),
+            gate: Gate::open(),
+            response: Arc::default(),
+        };
+        world.route();
+        world
+    }
+
+    /// Its handlers wait at a gate.
+    fn held(configure: impl FnOnce(IdempotencyLayer) -> IdempotencyLayer) -> Self {
+        let mut world = Self::new(configure);
+        world.gate = Gate::shut();
+        world.route();
+        world
+    }
+
+    fn route(&mut self) {
+        let (effects, gate) = (self.effects.clone(), self.gate.clone());
+        let response = Arc::clone(&self.response);
+        let handler = async move |body: Bytes| {
+            effects.happen();
+            gate.pass().await;
+            let response = response.lock().expect("no poison").take();
+            response.unwrap_or_else(|| Response::new(Body::from(body.len().to_string())))
+        };
+        self.app = Router::new()
+            .route("/", post(handler))
+            .layer(axum::extract::DefaultBodyLimit::disable())
+            .route_layer(self.layer.clone());
+    }
+
+    fn answers(&self, response: Response) {
+        *self.response.lock().expect("no poison") = Some(response);
+    }
+
+    async fn post(&self, key: &str, body: impl Into<Body>) -> Answer {
+        send(&self.app, tests::post("/", key, body)).await
+    }
+
+    fn spawn(&self, key: &str, body: impl Into<Body>) -> JoinHandle<Answer> {
+        let (app, req) = (self.app.clone(), tests::post("/", key, body));
+        tokio::spawn(async move { send(&app, req).await })
+    }
+
+    fn assert_untouched(&self) {
+        assert_eq!(self.effects.count(), 0, "effects");
+        assert_eq!(self.store.count(Op::Acquire), 0, "the store was asked");
+        assert_eq!(self.layer.in_flight(), 0);
+    }
+}
+
+// ---- Request bodies ----
+
+// fm 75, behaviours 166
+#[tokio::test]
+async fn an_upload_of_10_gigabytes_is_refused_at_the_limit() {
+    bounded(async {
+        let world = World::new(|layer| layer);
+        let mut left = 10 * 1024 * 1024 * 1024 / CHUNK;
+        let chunk = Bytes::from(vec![b'x'; CHUNK]);
+        let body = Pieces::new(move || {
+            left = left.checked_sub(1)?;
+            Some(Piece::Data(chunk.clone()))
+        });
+        let taken = body.taken();
+        let refused = world.post("k", Body::new(body)).await;
+        assert_eq!(refused.status, StatusCode::PAYLOAD_TOO_LARGE);
+        assert_eq!(refused.code(), "body-too-large");
+        assert!(
+            taken.bytes() <= (2 * 1024 * 1024 + CHUNK) as u64,
+            "{} bytes",
+            taken.bytes()
+        );
+        world.assert_untouched();
+    })
+    .await;
+}
+
+// behaviours 55, 56; fm 75
+#[tokio::test]
+async fn a_body_of_the_limit_is_accepted_and_one_byte_more_is_not_however_it_comes() {
+    bounded(async {
+        let whole = |length: usize| Body::from(vec![b'x'; length]);
+        let bytewise = |length: usize| pieces((0..length).map(|_| Piece::Data("x".into())));
+        let lying = |length: usize| bytewise(length);
+        for (announced, body) in [
+            (None, &whole as &dyn Fn(usize) -> Body),
+            (None, &bytewise),
+            (Some("1"), &lying),
+            (Some("-1"), &lying),
+            (Some("many"), &lying),
+        ] {
+            let world = World::new(|layer| layer.with_request_limit(1_000));
+            let request = |length| {
+                let mut req = tests::post("/", "k", body(length));
+                if let Some(announced) = announced {
+                    let announced = HeaderValue::from_static(announced);
+                    req.headers_mut().insert(header::CONTENT_LENGTH, announced);
+                }
+                req
+            };
+            let refused = send(&world.app, request(1_001)).await;
+            assert_eq!(refused.status, StatusCode::PAYLOAD_TOO_LARGE);
+            world.assert_untouched();
+            let accepted = send(&world.app, request(1_000)).await;
+            assert_eq!((accepted.status, accepted.text()), (StatusCode::OK, "1000"));
+            assert!(send(&world.app, request(1_000)).await.is_replay());
+            assert_eq!(world.effects.count(), 1);
+        }
+    })
+    .await;
+}
+
+/// A byte a second, without end.
+struct Trickle(Interval);
+
+impl http_body::Body for Trickle {
+    type Data = Bytes;
+    type Error = io::Error;
+
+    fn poll_frame(
+        mut self: Pin<&mut Self>,
+        cx: &mut Context<'_>,
+    ) -> Poll<Option<Result<Frame<Bytes>, io::Error>>> {
+        self.0
+            .poll_tick(cx)
+            .map(|_| Some(Ok(Frame::data("x".into()))))
+    }
+}
+
+fn trickle() -> Body {
+    Body::new(Trickle(interval(Duration::from_secs(1))))
+}
+
+// fm 74
+#[tokio::test(start_paused = true)]
+async fn a_body_that_trickles_is_refused_in_time() {
+    within(Duration::from_secs(600), async {
+        let world = World::new(|layer| layer);
+        let started = Instant::now();
+        let refused = world.post("k", trickle()).await;
+        assert_eq!(refused.status, StatusCode::REQUEST_TIMEOUT);
+        assert_eq!(refused.code(), "body-timeout");
+        assert!(started.elapsed() <= Duration::from_millis(30_010));
+        world.assert_untouched();
+        assert_eq!(world.post("k", "").await.status, StatusCode::OK);
+    })
+    .await;
+}
+
+// ---- Response bodies ----
+
+/// Reads until it has `length` bytes at least, and no further.
+async fn read_some(res: Response, length: usize) -> Vec<u8> {
+    let mut body = res.into_body();
+    let mut data = Vec::new();
+    while data.len() < length {
+        let frame = body.frame().await.expect("more").expect("no error");
+        data.extend_from_slice(&frame.into_data().expect("data"));
+    }
+    data
+}
+
+// fm 88, 97; behaviours 161
+#[tokio::test]
+async fn a_response_without_end_is_collected_to_the_limit_and_streams_on() {
+    bounded(async {
+        let limit = 4 * 1024 * 1024;
+        for unretained in [Unretained::Tombstone, Unretained::Release] {
+            let world = World::new(|layer| layer.with_unretained(unretained));
+            let (body, taken) = endless();
+            world.answers(Response::new(body));
+            let res = world.app.clone().oneshot(tests::post("/", "k", "")).await;
+            let Ok(res) = res;
+            assert!(
+                taken.bytes() <= (limit + CHUNK) as u64,
+                "{} bytes",
+                taken.bytes()
+            );
+            let data = read_some(res, 2 * limit).await;
+            for (n, chunk) in data.chunks(CHUNK).enumerate() {
+                assert!(chunk.iter().all(|byte| *byte == n as u8), "chunk {n}");
+            }
+            let retry = world.post("k", "").await;
+            if unretained == Unretained::Tombstone {
+                assert_eq!(retry.status, StatusCode::CONFLICT);
+                assert_eq!(retry.code(), "response-not-retained");
+                assert_eq!(world.effects.count(), 1);
+            } else {
+                assert_eq!((retry.status, world.effects.count()), (StatusCode::OK, 2));
+            }
+        }
+    })
+    .await;
+}
+
+// behaviours 160, fm 97
+#[tokio::test]
+async fn a_response_that_announces_too_much_is_not_collected_at_all() {
+    bounded(async {
+        for (length, kept) in [(1_000, true), (1_001, false)] {
+            let world = World::new(|layer| layer.with_response_limit(1_000));
+            let mut chunks = (0..length).map(|_| Piece::Data("x".into()));
+            let body = Pieces::new(move || chunks.next());
+            let taken = body.taken();
+            let mut res = Response::new(Body::new(body));
+            let announced = HeaderValue::from(length);
+            res.headers_mut().insert(header::CONTENT_LENGTH, announced);
+            world.answers(res);
+            let Ok(res) = world.app.clone().oneshot(tests::post("/", "k", "")).await;
+            assert_eq!(taken.bytes(), if kept { length } else { 0 });
+            assert_eq!(tests::read(res).await.body.len() as u64, length);
+            assert_eq!(world.post("k", "").await.is_replay(), kept);
+            assert_eq!(world.effects.count(), 1);
+        }
+    })
+    .await;
+}
+
+// fm 88
+#[tokio::test(start_paused = true)]
+async fn a_response_that_goes_on_for_too_long_streams_on() {
+    within(Duration::from_secs(600), async {
+        let world = World::new(|layer| layer);
+        world.answers(Response::new(trickle()));
+        let started = Instant::now();
+        let Ok(res) = world.app.clone().oneshot(tests::post("/", "k", "")).await;
+        let waited = started.elapsed();
+        assert!(waited >= Duration::from_secs(10) && waited < Duration::from_millis(10_010));
+        let data = read_some(res, 20).await;
+        assert!(data.iter().all(|byte| *byte == b'x'));
+        assert_eq!(world.post("k", "").await.code(), "response-not-retained");
+        assert_eq!(world.effects.count(), 1);
+    })
+    .await;
+}
+
+// fm 88
+#[tokio::test(start_paused = true)]
+async fn an_event_stream_is_never_collected() {
+    within(Duration::from_secs(600), async {
+        let world = World::new(|layer| layer);
+        let mut res = Response::new(trickle());
+        let events = HeaderValue::from_static("Text/Event-Stream; charset=utf-8");
+        res.headers_mut().insert(header::CONTENT_TYPE, events);
+        world.answers(res);
+        let started = Instant::now();
+        let Ok(res) = world.app.clone().oneshot(tests::post("/", "k", "")).await;
+        assert_eq!(started.elapsed(), Duration::ZERO);
+        assert_eq!(read_some(res, 5).await, b"xxxxx");
+        assert_eq!(world.post("k", "").await.code(), "response-not-retained");
+        assert_eq!(world.effects.count(), 1);
+    })
+    .await;
+}
+
+// fm 89, behaviours 163
+#[tokio::test]
+async fn a_response_that_breaks_off_is_passed_on_broken_and_not_recorded() {
+    bounded(async {
+        let world = World::new(|layer| layer);
+        let data = |data: &'static str| Piece::Data(data.into());
+        let body = pieces([data("one"), Piece::Wait, data("two"), Piece::Break]);
+        world.answers(Response::new(body));
+        let Ok(res) = world.app.clone().oneshot(tests::post("/", "k", "")).await;
+        let mut body = res.into_body();
+        let first = body.frame().await.expect("data").expect("no error yet");
+        assert_eq!(first.into_data().expect("data"), "onetwo");
+        assert!(body.frame().await.expect("a failure").is_err());
+        let retry = world.post("k", "").await;
+        assert_eq!((retry.status, retry.is_replay()), (StatusCode::OK, false));
+        assert_eq!(world.effects.count(), 2);
+    })
+    .await;
+}
+
+// ---- All requests together ----
+
+// fm 75
+#[tokio::test(start_paused = true)]
+async fn the_bytes_of_all_request_bodies_together_are_bounded_and_given_back() {
+    bounded(async {
+        let world = World::held(|layer| layer.with_max_in_flight(100, 10_000));
+        let body = |length: usize| vec![b'x'; length];
+        let first = world.spawn("first", body(8_000));
+        world.gate.arrival().await;
+        let asked = world.store.count(Op::Acquire);
+        for n in 0..100 {
+            // In pieces, so that some of it is buffered before it is too much.
+            let halves = [1_500, 501].map(|length| Piece::Data(body(length).into()));
+            let refused = world.post(&n.to_string(), pieces(halves)).await;
+            assert_eq!(refused.status, StatusCode::SERVICE_UNAVAILABLE);
+            assert_eq!(refused.code(), "overloaded");
+            assert_eq!(refused.header("retry-after"), Some("1"));
+        }
+        assert_eq!(world.store.count(Op::Acquire), asked);
+        assert_eq!(world.effects.count(), 1);
+        let second = world.spawn("second", body(2_000));
+        world.gate.arrival().await;
+        world.gate.open_for_good();
+        for answer in [first, second] {
+            assert_eq!(answer.await.expect("no panic").status, StatusCode::OK);
+        }
+        // It is all free again.
+        assert_eq!(world.post("third", body(9_000)).await.text(), "9000");
+        assert!(world.post("third", body(9_000)).await.is_replay());
+        assert_eq!(world.effects.count(), 3);
+    })
+    .await;
+}
+
+// fm 75, 97
+#[tokio::test(start_paused = true)]
+async fn a_response_that_does_not_fit_in_what_is_left_is_answered_and_not_retained() {
+    bounded(async {
+        let world = World::held(|layer| layer.with_max_in_flight(100, 10_000));
+        let holds = world.spawn("holds", vec![b'x'; 8_000]);
+        world.gate.arrival().await;
+        let answered = world.spawn("k", "");
+        world.gate.arrival().await;
+        let parts = (0..4).map(|_| Piece::Data(vec![b'y'; 1_000].into()));
+        world.answers(Response::new(pieces(parts)));
+        // The one that is let through has the long response, beside its own 8,000 bytes.
+        world.gate.let_through(1);
+        let long = holds.await.expect("no panic");
+        assert_eq!(long.body.len(), 4_000, "the client has every byte");
+        let retry = world.post("holds", vec![b'x'; 8_000]).await;
+        assert_eq!(retry.code(), "response-not-retained");
+        world.gate.open_for_good();
+        assert_eq!(answered.await.expect("no panic").text(), "0");
+        assert!(world.post("k", "").await.is_replay());
+        assert_eq!(world.effects.count(), 2);
+    })
+    .await;
+}
+
+// fm 6
+#[tokio::test]
+async fn requests_in_flight_are_bounded_however_many_clients_leave() {
+    const BOUND: usize = 100;
+    bounded(async {
+        let world = World::held(|layer| layer.with_max_in_flight(BOUND, 1 << 30));
+        for n in 0..10_000 {
+            let call = world
+                .app
+                .clone()
+                .oneshot(tests::post("/", &n.to_string(), "{}"));
+            let mut call = Box::pin(call);
+            // Polled until it waits, and dropped.
+            let polled = std::future::poll_fn(|cx| Poll::Ready(call.as_mut().poll(cx))).await;
+            if n < BOUND {
+                assert!(polled.is_pending());
+            } else {
+                let Poll::Ready(Ok(res)) = polled else {
+                    panic!("there is no place for it");
+                };
+                let refused = tests::read(res).await;
+                assert_eq!(refused.status, StatusCode::SERVICE_UNAVAILABLE);
+                assert_eq!(refused.code(), "overloaded");
+            }
+            assert!(world.layer.in_flight() <= BOUND);
+        }
+        eventually("they all run", || world.effects.count() == BOUND as u64).await;
+        // What the layer does not apply to passes.
+        let unkeyed = Request::post("/").body(Body::empty()).expect("a request");
+        world.gate.open_for_good();
+        assert_eq!(send(&world.app, unkeyed).await.status, StatusCode::OK);
+        eventually("they all end", || world.layer.in_flight() == 0).await;
+        for n in 0..BOUND {
+            assert!(world.post(&n.to_string(), "{}").await.is_replay());
+        }
+        assert_eq!(world.effects.count(), BOUND as u64 + 1);
+    })
+    .await;
+}

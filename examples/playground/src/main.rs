@@ -74,6 +74,7 @@ async fn serve(args: &Args, layer: IdempotencyLayer) -> io::Result<bool> {
 
     asked_to_stop.await;
     stop.notify_one();
+    eprintln!("stopping; what has begun may take {GRACE:?} to end");
     let closed = timeout(GRACE, server).await.is_ok();
     // The server knows nothing of executions whose clients have left.
     let ended = layer.drain(GRACE).await;
@@ -81,7 +82,7 @@ async fn serve(args: &Args, layer: IdempotencyLayer) -> io::Result<bool> {
         eprintln!("stopped; everything that had begun has ended");
     } else {
         let left = layer.in_flight();
-        eprintln!("stopped after {GRACE:?}; connections are open or executions running ({left})");
+        eprintln!("stopped, though connections are still open; executions under way: {left}");
     }
     Ok(closed && ended)
 }

@@ -86,6 +86,16 @@ fn protected(store: MemoryStore) -> Router {
     bare().layer(IdempotencyLayer::new(store))
 }
 
+/// The same requests, keys and all, for every variant: what differs is what answers them.
+fn keyed(store: MemoryStore) -> [Variant; 3] {
+    let app = protected(store);
+    [
+        Variant::new("bare axum", bare(), Key::Fresh),
+        Variant::new("fresh key", app.clone(), Key::Fresh),
+        Variant::new("replay", app, Key::Same),
+    ]
+}
+
 #[derive(Clone)]
 struct Noop<S>(S);
 
@@ -237,6 +247,8 @@ fn compare(
     });
     let body = Bytes::from(serde_json::to_vec(&order()).expect("an order"));
     for variant in &*variants {
+        // One alone first: a key that many bring at once for the first time is refused to all but one.
+        round(runtime, variant, &keys, &body, 1, 1);
         round(runtime, variant, &keys, &body, tasks, each / 4 + 1);
     }
     for _ in 0..rounds {
@@ -292,33 +304,30 @@ fn main() {
             .with_max_bytes(8 << 30)
     };
 
-    if wants("oneshot") {
-        let app = protected(big());
+    if wants("no-key") {
         let mut variants = [
-            Variant::new("bare axum", bare(), Key::None),
             Variant::new("no-op layer", with_noop_layer(), Key::None),
-            Variant::new("no key", app.clone(), Key::None),
-            Variant::new("fresh key", app.clone(), Key::Fresh),
-            Variant::new("replay", app, Key::Same),
+            Variant::new("the layer", protected(big()), Key::None),
+            Variant::new("no layer at all", bare(), Key::None),
         ];
+        compare(
+            "requests without a key, one task",
+            &runtime,
+            &mut variants,
+            size(1, 2_000, 100),
+        );
+    }
+    if wants("oneshot") {
+        let mut variants = keyed(big());
         compare(
             "oneshot, one task",
             &runtime,
             &mut variants,
             size(1, 2_000, 60),
         );
-        println!(
-            "  no key to no-op layer: {:.3} x",
-            variants[2].median() / variants[1].median()
-        );
     }
     if wants("tasks") {
-        let app = protected(big());
-        let mut variants = [
-            Variant::new("bare axum", bare(), Key::None),
-            Variant::new("fresh key", app.clone(), Key::Fresh),
-            Variant::new("replay", app, Key::Same),
-        ];
+        let mut variants = keyed(big());
         compare(
             "oneshot, 64 tasks",
             &runtime,
@@ -356,12 +365,7 @@ fn socket(runtime: &Runtime, size: Size, store: impl Fn() -> MemoryStore) {
     let keys = Arc::new(Keys {
         next: AtomicU64::new(0),
     });
-    let app = protected(store());
-    let mut variants = [
-        Variant::new("bare axum", bare(), Key::None),
-        Variant::new("fresh key", app.clone(), Key::Fresh),
-        Variant::new("replay", app, Key::Same),
-    ];
+    let mut variants = keyed(store());
     let mut connections: Vec<Vec<TcpStream>> = variants
         .iter()
         .map(|variant| {
@@ -377,6 +381,12 @@ fn socket(runtime: &Runtime, size: Size, store: impl Fn() -> MemoryStore) {
             })
         })
         .collect();
+    // One alone first, as above.
+    for (variant, streams) in variants.iter().zip(&mut connections) {
+        let stream = streams.pop().expect("a connection");
+        let driven = drive(stream, Arc::clone(&keys), body.clone(), variant.key, 1);
+        streams.push(runtime.block_on(driven));
+    }
     for warm in [true, false] {
         for _ in 0..if warm { 2 } else { size.rounds } {
             for (variant, streams) in variants.iter_mut().zip(&mut connections) {

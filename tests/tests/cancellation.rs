@@ -397,6 +397,29 @@ async fn a_waiter_that_is_dropped_at_any_poll_disturbs_nobody() {
     }
 }
 
+// fm 76: nothing has happened yet
+#[tokio::test(start_paused = true)]
+async fn a_drop_while_the_body_comes_in_is_a_drop() {
+    bounded(async {
+        for after in 0..3 {
+            let store = Probe::new(|_, _| Act::Yield);
+            let world = World::new(
+                IdempotencyLayer::new(store.clone()),
+                Ending::Answers(StatusCode::CREATED),
+            );
+            let data = (0..after).map(|_| Piece::Data("one ".into()));
+            let body = pieces(data.chain([Piece::Stall, Piece::Data("two".into())]));
+            let req = tests::post("/", "k", body);
+            let dropped = dropped_after(1, world.app.clone().oneshot(req)).await;
+            assert!(dropped.is_none());
+            assert_eq!(world.layer.in_flight(), 0, "it is gone at once");
+            assert_eq!(store.count(Op::Acquire), 0);
+            assert_eq!(world.retry().await.text(), "execution 1");
+        }
+    })
+    .await;
+}
+
 /// A handler that has its effect once the gate is open.
 fn gated(layer: &IdempotencyLayer, gate: &Gate, effects: &Effects) -> Router {
     let (gate, effects) = (gate.clone(), effects.clone());

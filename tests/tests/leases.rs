@@ -202,10 +202,14 @@ async fn a_lease_that_cannot_be_renewed_in_time_is_not_held_until_it_is() {
         let node = Node::new();
         let started = Instant::now();
         let (first, lease) = node.running().await;
-        node.fail(&[Op::Renew], Act::FailBefore);
+        node.store.set(|op, nth| match (op, nth) {
+            (Op::Renew, 1) => Act::Slow(Duration::from_millis(1_500)),
+            (Op::Renew, _) => Act::FailBefore,
+            _ => Act::Forward,
+        });
         lease.lost().await;
         assert!(!lease.is_held());
-        let lost_after = started.elapsed();
+        let lost_after = started.elapsed() - LEASE / 3;
         assert!(
             lost_after >= LEASE && lost_after < LEASE + Duration::from_millis(10),
             "{lost_after:?}"
@@ -240,6 +244,29 @@ async fn a_renewal_that_says_the_lease_is_lost_tells_the_handler_at_once() {
         assert_eq!(node.store.count(Op::Renew), 1, "there is nothing to renew");
         node.gate.open_for_good();
         assert_eq!(joined(first).await.text(), "execution 1");
+    })
+    .await;
+}
+
+// behaviours 112
+#[tokio::test(start_paused = true)]
+async fn a_renewal_under_way_when_the_outcome_comes_is_the_last() {
+    bounded(async {
+        let (node, reply) = (Node::new(), Gate::shut());
+        let (first, lease) = node.running().await;
+        let gate = reply.clone();
+        node.store.set(move |op, _| match op {
+            Op::Renew => Act::ReplyGated(gate.clone()),
+            _ => Act::Forward,
+        });
+        reply.arrival().await;
+        node.gate.open_for_good();
+        assert_eq!(joined(first).await.text(), "execution 1");
+        reply.open_for_good();
+        sleep(LEASE).await;
+        assert_eq!(node.store.count(Op::Renew), 1);
+        assert!(!lease.is_held());
+        assert!(node.answer().await.is_replay());
     })
     .await;
 }
@@ -309,8 +336,10 @@ async fn one_task_renews_all_leases_of_a_layer_and_ends_with_it() {
             assert_eq!(answer.status, StatusCode::OK);
         }
         assert_eq!(tasks() - before, 1, "it waits for the next lease");
+        let dropped = Instant::now();
         drop((app, layer));
         eventually("the renewer ends", || tasks() == before).await;
+        assert!(dropped.elapsed() < Duration::from_millis(100));
         assert_eq!(Arc::strong_count(&store), 1, "nobody holds the store");
     })
     .await;
@@ -390,6 +419,23 @@ async fn whoever_lost_its_lease_does_not_answer_for_one_who_still_runs() {
         assert_eq!(first.code(), "outcome-unknown");
         assert!(taken.is_held(), "it was not taken back");
         assert_eq!(node.answer().await.code(), "in-progress");
+        other.gate.open_for_good();
+        assert_eq!(joined(second).await.text(), "execution 2");
+        assert_eq!(node.answer().await.text(), "execution 2");
+        assert_eq!(node.effects.count(), 2);
+    })
+    .await;
+}
+
+// fm 28, 29: nor for one whose lease is over too
+#[tokio::test(start_paused = true)]
+async fn whoever_lost_its_lease_does_not_take_it_back_as_an_orphan() {
+    within(LONG, async {
+        let (node, first, _, other, second, _) = taken_over().await;
+        other.fail(&[Op::Renew], Act::Hang);
+        sleep(LEASE * 2).await;
+        node.gate.open_for_good();
+        assert_eq!(joined(first).await.code(), "outcome-unknown");
         other.gate.open_for_good();
         assert_eq!(joined(second).await.text(), "execution 2");
         assert_eq!(node.answer().await.text(), "execution 2");

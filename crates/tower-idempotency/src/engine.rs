@@ -147,6 +147,7 @@ impl Engine {
         reason: &'static str,
     ) {
         telemetry::released(&lease.reference().id, reason);
+        lease.about_to_end();
         if !Box::pin(self.release(lease.reference(), limit)).await {
             self.release_later(*lease.reference(), lease.deadline(), limit, place);
         }

@@ -370,6 +370,7 @@ fn settle<R: http_body::Body>(
     res: Response<Body<R>>,
 ) -> impl Future<Output = Response<Body<R>>> {
     let limit = config.store_timeout;
+    lease.about_to_end();
     async move {
         let mut completion = engine
             .complete(lease.reference(), &record, retention, limit)

@@ -114,6 +114,8 @@ struct Held {
     due: AtomicU64,
     sequence: u64,
     lost: AtomicBool,
+    // The outcome is on its way to the store: a renewal may find the lease gone before we hear that it is.
+    ending: AtomicBool,
     // The exchange has had its outcome; set under the renewer's lock, so that nothing renews it afterwards.
     ended: AtomicBool,
     changed: Notify,
@@ -171,6 +173,11 @@ impl Kept {
     /// The store says that somebody else has it.
     pub(crate) fn lose(&self) {
         self.held.lose();
+    }
+
+    /// Called before the outcome is sent to the store, which then says whether the lease was lost.
+    pub(crate) fn about_to_end(&self) {
+        self.held.ending.store(true, Ordering::Release);
     }
 
     /// When the lease is over unless it is renewed, by this process's clock.
@@ -269,6 +276,7 @@ impl Renewer {
             due: AtomicU64::new(nanos(third)),
             sequence: state.sequence,
             lost: AtomicBool::new(false),
+            ending: AtomicBool::new(false),
             ended: AtomicBool::new(false),
             changed: Notify::new(),
         });
@@ -344,7 +352,11 @@ impl Renewer {
                 sent + ttl / 3
             }
             // An outcome that came while the renewal was under way ends the lease too.
-            Ok(Err(StoreError::LeaseLost)) if held.ended.load(Ordering::Acquire) => return,
+            Ok(Err(StoreError::LeaseLost))
+                if held.ending.load(Ordering::Acquire) || held.ended.load(Ordering::Acquire) =>
+            {
+                return;
+            }
             Ok(Err(StoreError::LeaseLost)) => {
                 held.lose();
                 return;

@@ -274,6 +274,7 @@ async fn settle<T: Serialize, E>(
         }
     };
     let (limit, retention) = (config.store_timeout, config.retention);
+    lease.about_to_end();
     let mut completion = engine
         .complete(lease.reference(), &record, retention, limit)
         .await;

@@ -41,8 +41,9 @@ pin_project! {
         Held { data: Bytes, trailers: Option<Box<HeaderMap>> },
         // Collecting was given up: what was collected, then the rest as it comes.
         Resumed { prefix: Bytes, rest: Pin<Box<B>> },
-        // Collecting failed: what was collected, then the failure.
-        Broken { prefix: Bytes, error: Option<B::Error> },
+        // Collecting failed: what was collected, then the failure. `left` is what was announced and has not been sent, so
+        // that whoever sends this on sees that something is missing.
+        Broken { prefix: Bytes, error: Option<B::Error>, left: Option<u64>, flushed: bool },
     }
 }
 
@@ -74,9 +75,15 @@ impl<B: http_body::Body> Body<B> {
         }
     }
 
-    pub(crate) fn broken(prefix: Bytes, error: Option<B::Error>) -> Self {
+    /// `announced` is the exact length that the body itself gave, if it gave one.
+    pub(crate) fn broken(prefix: Bytes, error: Option<B::Error>, announced: Option<u64>) -> Self {
         Self {
-            inner: Inner::Broken { prefix, error },
+            inner: Inner::Broken {
+                prefix,
+                error,
+                left: announced,
+                flushed: false,
+            },
         }
     }
 }
@@ -112,11 +119,25 @@ impl<B: http_body::Body> http_body::Body for Body<B> {
                     Poll::Ready(Some(Ok(Frame::data(std::mem::take(prefix)))))
                 }
             }
-            InnerProj::Broken { prefix, error } => Poll::Ready(if prefix.is_empty() {
-                error.take().map(Err)
-            } else {
-                Some(Ok(Frame::data(std::mem::take(prefix))))
-            }),
+            InnerProj::Broken {
+                prefix,
+                error,
+                left,
+                flushed,
+            } => {
+                if !prefix.is_empty() {
+                    let data = std::mem::take(prefix);
+                    *left = left.map(|left| left.saturating_sub(data.len() as u64));
+                    return Poll::Ready(Some(Ok(Frame::data(data))));
+                }
+                // A server that is given the failure right behind the data drops both, and the head with them. This
+                // gives it a moment to send what it has, as it would have had without us.
+                if error.is_some() && !std::mem::replace(flushed, true) {
+                    cx.waker().wake_by_ref();
+                    return Poll::Pending;
+                }
+                Poll::Ready(error.take().map(Err))
+            }
         }
     }
 
@@ -125,7 +146,7 @@ impl<B: http_body::Body> http_body::Body for Body<B> {
             Inner::Original { body } | Inner::Watched { body, .. } => body.is_end_stream(),
             Inner::Held { data, trailers } => data.is_empty() && trailers.is_none(),
             Inner::Resumed { prefix, rest } => prefix.is_empty() && rest.is_end_stream(),
-            Inner::Broken { prefix, error } => prefix.is_empty() && error.is_none(),
+            Inner::Broken { prefix, error, .. } => prefix.is_empty() && error.is_none(),
         }
     }
 
@@ -149,7 +170,10 @@ impl<B: http_body::Body> http_body::Body for Body<B> {
                 }
                 hint
             }
-            Inner::Broken { prefix, .. } => at_least(prefix.len() as u64),
+            Inner::Broken { prefix, left, .. } => match left {
+                Some(left) if *left >= prefix.len() as u64 => SizeHint::with_exact(*left),
+                Some(_) | None => at_least(prefix.len() as u64),
+            },
         }
     }
 }

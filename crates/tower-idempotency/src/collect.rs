@@ -94,10 +94,11 @@ pub(crate) async fn response<B: http_body::Body>(
 ) -> Collected<B> {
     let limit = config.response_limit;
     // A 304 tells the length of what it does not send.
+    let exact = body.size_hint().exact();
     let announced = (head.status != StatusCode::NOT_MODIFIED)
         .then(|| content_length(&head.headers))
         .flatten()
-        .or_else(|| body.size_hint().exact());
+        .or(exact);
     if announced.unwrap_or(0).max(body.size_hint().lower()) > limit as u64
         || head.headers.len() > MAX_LINES
     {
@@ -106,30 +107,25 @@ pub(crate) async fn response<B: http_body::Body>(
     if is_event_stream(&head.headers) {
         return Collected::GivenUp(Body::original(body), NotRetained::Streamed);
     }
-    // Only a body of unknown length may go on for ever.
     let mut deadline = None;
     let mut body = Box::pin(body);
     let mut chunks = Chunks::default();
     let mut trailers = None;
     while trailers.is_none() {
+        // A body of unknown length may go on for ever: it has so long in all. One that told its length may only stall.
+        if announced.is_some() {
+            deadline = None;
+        }
+        let give_up = || *deadline.get_or_insert_with(|| from_now(config.collect_timeout));
         let frame = poll_fn(|cx| body.as_mut().poll_frame(cx));
-        // Only a body of unknown length may go on for ever.
-        let frame = if announced.is_some() {
-            frame.await
-        } else {
-            let deadline = || *deadline.get_or_insert_with(|| from_now(config.collect_timeout));
-            match within(deadline, frame).await {
-                Some(frame) => frame,
-                None => {
-                    let body = Body::resumed(chunks.join(), body);
-                    return Collected::GivenUp(body, NotRetained::Streamed);
-                }
-            }
+        let Some(frame) = within(give_up, frame).await else {
+            let body = Body::resumed(chunks.join(), body);
+            return Collected::GivenUp(body, NotRetained::Streamed);
         };
         let frame = match frame {
             Some(Ok(frame)) => frame,
             Some(Err(error)) => {
-                return Collected::Broken(Body::broken(chunks.join(), Some(error)));
+                return Collected::Broken(Body::broken(chunks.join(), Some(error), exact));
             }
             None => break,
         };
@@ -149,7 +145,7 @@ pub(crate) async fn response<B: http_body::Body>(
     let data = chunks.join();
     // A body cut short by whoever produced it must not be kept as if it were whole.
     if announced.is_some_and(|announced| announced != data.len() as u64) {
-        return Collected::Broken(Body::broken(data, None));
+        return Collected::Broken(Body::broken(data, None, exact));
     }
     Collected::Whole(data, trailers)
 }

@@ -268,8 +268,8 @@ impl IdempotencyLayer {
         self.set(|config| config.response_limit = bytes)
     }
 
-    /// How long a response of unknown length is collected before it counts as streamed. Default: 10 s. The client sees
-    /// nothing of it before.
+    /// How long a response of unknown length is collected before it counts as streamed, and how long one that told its
+    /// length may stall. Default: 10 s. The client sees nothing of it before.
     pub fn with_collect_timeout(self, timeout: Duration) -> Self {
         self.set(|config| config.collect_timeout = timeout)
     }

@@ -12,13 +12,13 @@ use crate::{
 };
 
 /// Whether there may be a key at all; whether it is one is for [`find_key`] to say.
-pub(crate) fn carries_key(config: &Config, head: &request::Parts) -> bool {
+pub(crate) fn may_carry_key(config: &Config, headers: &HeaderMap) -> bool {
     match &config.key_from {
         KeyFrom::Header { name, alias } => {
-            head.headers.contains_key(name)
+            headers.contains_key(name)
                 || alias
                     .as_ref()
-                    .is_some_and(|alias| head.headers.contains_key(alias))
+                    .is_some_and(|alias| headers.contains_key(alias))
         }
         KeyFrom::Head(_) => true,
     }

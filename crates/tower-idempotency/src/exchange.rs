@@ -15,12 +15,12 @@ use std::{
 };
 
 use bytes::Bytes;
-use http::{Request, Response, StatusCode, request};
+use http::{Extensions, HeaderMap, Request, Response, StatusCode, request};
 use tokio::time::Instant;
 use tower_service::Service;
 
 use crate::{
-    admission::{applies, carries_key, claim, find_key},
+    admission::{applies, claim, find_key, may_carry_key},
     body::Body,
     collect::{self, Collected},
     config::{Config, InFlight, MissingKey, StoreFailure, Unretained},
@@ -52,32 +52,38 @@ pub(crate) struct Shared {
 
 /// Whether and how the layer applies to a request.
 pub(crate) enum Admission {
-    /// The inner service answers; the control headers are taken off its answer.
+    /// The inner service answers.
     PassThrough,
-    /// An outer layer already keeps the lease: the inner service answers, and the outer layer reads the control headers.
-    Nested,
     /// The layer answers.
     Refused(Box<Answer>),
     /// The exchange answers. `None` is the key that is derived from the content.
     Exchange(Option<IdempotencyKey>, Place),
 }
 
-/// The first part, before the body and without waiting.
+/// Whether an outer layer already keeps a lease for the request: then the inner service answers, and the control headers
+/// of its answer are for the outer layer to read and take off.
+pub(crate) fn is_nested(extensions: &Extensions) -> bool {
+    extensions.get::<Lease>().is_some()
+}
+
+/// Whether the request can be told to carry no key, and needs none. Most requests are like that, and for them this look is
+/// all that the layer costs.
+pub(crate) fn is_keyless(shared: &Shared, headers: &HeaderMap) -> bool {
+    let config = &*shared.config;
+    config.missing_key == MissingKey::PassThrough && !may_carry_key(config, headers)
+}
+
+/// The first part of an exchange, before the body and without waiting.
 pub(crate) fn admit(shared: &Shared, head: &request::Parts) -> Admission {
     let config = &*shared.config;
-    if head.extensions.get::<Lease>().is_some() {
-        return Admission::Nested;
-    }
-    // Most requests carry no key, and for them this look is all that the layer costs.
-    let optional = config.missing_key == MissingKey::PassThrough;
-    if optional && !carries_key(config, head) || !applies(config, head) {
+    if !applies(config, head) {
         return Admission::PassThrough;
     }
     let key = match find_key(config, head) {
         Ok(key) => key,
         Err(error) => return Admission::Refused(Box::new(refuse(config, &error))),
     };
-    if key.is_none() && optional {
+    if key.is_none() && config.missing_key == MissingKey::PassThrough {
         return Admission::PassThrough;
     }
     match shared.engine.limits.enter(config.max_in_flight) {
@@ -93,10 +99,12 @@ pub(crate) fn admit(shared: &Shared, head: &request::Parts) -> Admission {
 ///
 /// A function that returns its future instead of an `async fn`, here and below: those keep every argument twice, and what
 /// a request in flight weighs is allocated anew for each.
+#[expect(clippy::manual_async_fn, reason = "see above")]
 pub(crate) fn exchange<S, B, R>(
     shared: Arc<Shared>,
     mut inner: S,
-    req: Request<B>,
+    mut head: request::Parts,
+    body: B,
     key: Option<IdempotencyKey>,
     mut place: Place,
     detach: Arc<Detach>,
@@ -106,7 +114,6 @@ where
     B: http_body::Body,
     R: http_body::Body,
 {
-    let (mut head, body) = req.into_parts();
     async move {
         let (config, engine) = (&*shared.config, &shared.engine);
         let refused = |error: &Error| Ok(into_response(refuse(config, error)));

@@ -12,7 +12,7 @@ use tracing::Instrument;
 
 use crate::{
     body::Body,
-    exchange::{Admission, Shared, admit, exchange},
+    exchange::{Admission, Shared, admit, exchange, is_keyless, is_nested},
     future::{Detach, Detachable, ResponseFuture},
     refusal::into_response,
 };
@@ -54,18 +54,17 @@ where
     }
 
     fn call(&mut self, req: Request<B>) -> Self::Future {
+        let nested = is_nested(req.extensions());
+        if nested || is_keyless(&self.shared, req.headers()) {
+            let inner = self.inner.call(req.map(Body::original));
+            return ResponseFuture::pass_through(inner, !nested);
+        }
         let (head, body) = req.into_parts();
         match admit(&self.shared, &head) {
-            Admission::PassThrough => ResponseFuture::pass_through(
-                self.inner
-                    .call(Request::from_parts(head, Body::original(body))),
-                true,
-            ),
-            Admission::Nested => ResponseFuture::pass_through(
-                self.inner
-                    .call(Request::from_parts(head, Body::original(body))),
-                false,
-            ),
+            Admission::PassThrough => {
+                let req = Request::from_parts(head, Body::original(body));
+                ResponseFuture::pass_through(self.inner.call(req), true)
+            }
             Admission::Refused(answer) => ResponseFuture::refused(into_response(*answer)),
             Admission::Exchange(key, place) => {
                 // The service that was found ready is the one to call; the clone gets ready next time.
@@ -76,7 +75,8 @@ where
                 let exchange = exchange(
                     Arc::clone(&self.shared),
                     inner,
-                    Request::from_parts(head, body),
+                    head,
+                    body,
                     key,
                     place,
                     Arc::clone(&detach),

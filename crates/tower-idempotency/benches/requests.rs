@@ -23,9 +23,11 @@ use std::{
 
 use axum::{Json, Router, body::Body, http::Request, routing::post};
 use bytes::Bytes;
+use http::HeaderValue;
+use http_body_util::BodyExt;
+use hyper_util::rt::TokioIo;
 use serde::{Deserialize, Serialize};
 use tokio::{
-    io::{AsyncReadExt, AsyncWriteExt},
     net::{TcpListener, TcpStream},
     runtime::Runtime,
 };
@@ -73,17 +75,23 @@ async fn handler(Json(mut order): Json<Order>) -> Json<Order> {
     Json(order)
 }
 
-fn bare() -> Router {
+/// Routers are given their state, as `axum::serve` does: without, axum applies the layers anew for each request.
+fn routes() -> Router {
     Router::new().route("/orders", post(handler))
+}
+
+fn bare() -> Router {
+    routes().with_state(())
 }
 
 /// The router that the layer is compared with where nothing but its presence is to be measured.
 fn with_noop_layer() -> Router {
-    bare().layer(tower::layer::layer_fn(Noop))
+    let noop = tower::layer::layer_fn(Noop);
+    routes().layer(noop).with_state(())
 }
 
 fn protected(store: MemoryStore) -> Router {
-    bare().layer(IdempotencyLayer::new(store))
+    routes().layer(IdempotencyLayer::new(store)).with_state(())
 }
 
 /// The same requests, keys and all, for every variant: what differs is what answers them.
@@ -359,45 +367,41 @@ fn main() {
     }
 }
 
-/// Keep-alive connections over loopback, client and server on the same two workers.
+/// Keep-alive connections over loopback; hyper's own client and the server share the two workers.
 fn socket(runtime: &Runtime, size: Size, store: impl Fn() -> MemoryStore) {
     let body = Bytes::from(serde_json::to_vec(&order()).expect("an order"));
     let keys = Arc::new(Keys {
         next: AtomicU64::new(0),
     });
     let mut variants = keyed(store());
-    let mut connections: Vec<Vec<TcpStream>> = variants
+    let mut connections: Vec<Vec<Connection>> = variants
         .iter()
         .map(|variant| {
             runtime.block_on(async {
                 let addr = serve(variant.app.clone()).await;
-                let mut streams = Vec::new();
+                let mut connections = Vec::new();
                 for _ in 0..size.tasks {
-                    let stream = TcpStream::connect(addr).await.expect("a connection");
-                    stream.set_nodelay(true).expect("an option");
-                    streams.push(stream);
+                    connections.push(connect(addr).await);
                 }
-                streams
+                // One alone first, as above.
+                let alone = connections.pop().expect("a connection");
+                let (keys, body) = (Arc::clone(&keys), body.clone());
+                connections.push(drive(alone, keys, body, variant.key, 1).await);
+                connections
             })
         })
         .collect();
-    // One alone first, as above.
-    for (variant, streams) in variants.iter().zip(&mut connections) {
-        let stream = streams.pop().expect("a connection");
-        let driven = drive(stream, Arc::clone(&keys), body.clone(), variant.key, 1);
-        streams.push(runtime.block_on(driven));
-    }
     for warm in [true, false] {
         for _ in 0..if warm { 2 } else { size.rounds } {
-            for (variant, streams) in variants.iter_mut().zip(&mut connections) {
-                let taken = std::mem::take(streams);
+            for (variant, connections) in variants.iter_mut().zip(&mut connections) {
+                let taken = std::mem::take(connections);
                 let started = Instant::now();
-                *streams = runtime.block_on(async {
+                *connections = runtime.block_on(async {
                     let tasks: Vec<_> = taken
                         .into_iter()
-                        .map(|stream| {
+                        .map(|connection| {
                             let (keys, body, key) = (Arc::clone(&keys), body.clone(), variant.key);
-                            tokio::spawn(drive(stream, keys, body, key, size.each))
+                            tokio::spawn(drive(connection, keys, body, key, size.each))
                         })
                         .collect();
                     let mut back = Vec::new();
@@ -408,9 +412,8 @@ fn socket(runtime: &Runtime, size: Size, store: impl Fn() -> MemoryStore) {
                 });
                 let took = started.elapsed();
                 if !warm {
-                    variant
-                        .rounds
-                        .push(per_request(took, size.tasks * size.each));
+                    let requests = size.tasks * size.each;
+                    variant.rounds.push(per_request(took, requests));
                 }
             }
         }
@@ -430,58 +433,37 @@ async fn serve(app: Router) -> SocketAddr {
     addr
 }
 
+type Connection = hyper::client::conn::http1::SendRequest<Body>;
+
+async fn connect(addr: SocketAddr) -> Connection {
+    let stream = TcpStream::connect(addr).await.expect("a connection");
+    stream.set_nodelay(true).expect("an option");
+    let (connection, driver) = hyper::client::conn::http1::handshake(TokioIo::new(stream))
+        .await
+        .expect("a connection that speaks HTTP");
+    tokio::spawn(driver);
+    connection
+}
+
 /// Sends requests one after another and reads every answer whole.
 async fn drive(
-    mut stream: TcpStream,
+    mut connection: Connection,
     keys: Arc<Keys>,
     body: Bytes,
     key: Key,
     each: u64,
-) -> TcpStream {
-    let mut buffer = Vec::with_capacity(8192);
+) -> Connection {
     for _ in 0..each {
-        let mut head = format!(
-            "POST /orders HTTP/1.1\r\nhost: localhost\r\ncontent-type: application/json\r\ncontent-length: {}\r\n\
-             authorization: Bearer 0123456789abcdef0123456789abcdef\r\n",
-            body.len()
-        );
-        if let Some(key) = keys.text(key) {
-            let _ = write!(head, "idempotency-key: {key}\r\n");
-        }
-        head.push_str("\r\n");
-        buffer.clear();
-        buffer.extend_from_slice(head.as_bytes());
-        buffer.extend_from_slice(&body);
-        stream
-            .write_all(&buffer)
+        connection
+            .ready()
             .await
-            .expect("the request is sent");
-        buffer.clear();
-        loop {
-            let read = stream
-                .read_buf(&mut buffer)
-                .await
-                .expect("the answer is read");
-            assert!(read > 0, "the server closed the connection");
-            if let Some(end) = find(&buffer, b"\r\n\r\n") {
-                assert!(buffer.starts_with(b"HTTP/1.1 200"), "the request succeeded");
-                let head = std::str::from_utf8(&buffer[..end]).expect("a head of text");
-                let length = head
-                    .lines()
-                    .find_map(|line| line.strip_prefix("content-length: "))
-                    .and_then(|length| length.parse::<usize>().ok())
-                    .expect("a content-length");
-                if buffer.len() >= end + 4 + length {
-                    break;
-                }
-            }
-        }
+            .expect("the connection is kept alive");
+        let mut req = request(&body, keys.text(key).as_deref());
+        req.headers_mut()
+            .insert("host", HeaderValue::from_static("localhost"));
+        let res = connection.send_request(req).await.expect("an answer");
+        assert!(res.status().is_success());
+        black_box(res.into_body().collect().await.expect("a body").to_bytes());
     }
-    stream
-}
-
-fn find(haystack: &[u8], needle: &[u8]) -> Option<usize> {
-    haystack
-        .windows(needle.len())
-        .position(|window| window == needle)
+    connection
 }

@@ -259,16 +259,22 @@ impl Tries {
     }
 }
 
-/// The future's output, or `None` when `deadline` passes first. A future that is ready at once costs neither a look at the
-/// clock nor a timer.
+/// The future's output, or `None` when `deadline` passes first. One that is ready at once costs neither a look at the clock
+/// nor a timer, and neither does one that is ready when it is asked again: servers hand over a body that has arrived only
+/// when they see that somebody wants it.
 pub(crate) async fn within<F: Future + Unpin>(
     mut deadline: impl FnMut() -> Instant,
     mut future: F,
 ) -> Option<F::Output> {
+    let mut asked = false;
     let mut timer: Option<Pin<Box<Sleep>>> = None;
     poll_fn(|cx| {
         if let Poll::Ready(output) = Pin::new(&mut future).poll(cx) {
             return Poll::Ready(Some(output));
+        }
+        if !std::mem::replace(&mut asked, true) {
+            cx.waker().wake_by_ref();
+            return Poll::Pending;
         }
         let timer = timer.get_or_insert_with(|| Box::pin(sleep_until(deadline())));
         timer.as_mut().poll(cx).map(|()| None)

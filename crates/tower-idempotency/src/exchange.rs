@@ -95,18 +95,14 @@ pub(crate) fn admit(shared: &Shared, head: &request::Parts) -> Admission {
     }
 }
 
-/// Everything from the body to the answer.
-///
-/// A function that returns its future instead of an `async fn`, here and below: those keep every argument twice, and what
-/// a request in flight weighs is allocated anew for each.
-#[expect(clippy::manual_async_fn, reason = "see above")]
+/// Everything from the body to the answer: first [`ask`] for the lease, then [`run`] under it.
 pub(crate) fn exchange<S, B, R>(
     shared: Arc<Shared>,
-    mut inner: S,
-    mut head: request::Parts,
+    inner: S,
+    head: request::Parts,
     body: B,
     key: Option<IdempotencyKey>,
-    mut place: Place,
+    place: Place,
     detach: Arc<Detach>,
 ) -> impl Future<Output = Result<Response<Body<R>>, S::Error>>
 where
@@ -114,39 +110,66 @@ where
     B: http_body::Body,
     R: http_body::Body,
 {
+    let asking = ask(Arc::clone(&shared), head, body, key, place, detach);
+    async move {
+        match asking.await {
+            Ok(admitted) => run(shared, inner, admitted).await,
+            Err(answer) => Ok(into_response(*answer)),
+        }
+    }
+}
+
+/// A request that is to be executed.
+struct Admitted<B: http_body::Body> {
+    req: Request<Body<B>>,
+    claim: Claim,
+    /// None when it is to be executed without one.
+    lease: Option<Kept>,
+    place: Place,
+    /// Whether a body that the handler reads itself broke off.
+    broke: Option<Arc<AtomicBool>>,
+}
+
+/// The first half: reads the body and asks for the lease. `Err` is the answer of whoever does not get it.
+///
+/// A function that returns its future instead of an `async fn`, here and below: those keep every argument twice.
+fn ask<B: http_body::Body>(
+    shared: Arc<Shared>,
+    mut head: request::Parts,
+    body: B,
+    key: Option<IdempotencyKey>,
+    mut place: Place,
+    detach: Arc<Detach>,
+) -> impl Future<Output = Result<Admitted<B>, Box<Answer>>> {
+    let scope = {
+        let config = &*shared.config;
+        config
+            .principal
+            .scope(config.secret.as_ref(), &config.namespace, &head)
+    };
     async move {
         let (config, engine) = (&*shared.config, &shared.engine);
-        let refused = |error: &Error| Ok(into_response(refuse(config, error)));
+        let refused = |error: &Error| Box::new(refuse(config, error));
 
-        // Whether a body that the handler reads itself broke off.
-        let mut broke: Option<Arc<AtomicBool>> = None;
-        let (claim, body) = {
-            let scope =
-                match config
-                    .principal
-                    .scope(config.secret.as_ref(), &config.namespace, &head)
-                {
-                    Ok(scope) => scope,
-                    Err(NoPrincipal::Missing(error)) => return refused(&error),
-                    Err(NoPrincipal::Refused(res)) => return Ok(into_response(own(*res))),
-                };
-            let (content, body) = match config.fingerprint {
-                By::HeadOnly => {
-                    let broke = broke.insert(Arc::default());
-                    (Bytes::new(), Body::watched(body, Arc::clone(broke)))
-                }
-                By::RawBody | By::CanonicalJson | By::Custom(_) => {
-                    match collect::request(config, &mut place, &head.headers, body).await {
-                        Ok((data, trailers)) => (data.clone(), Body::held(data, trailers)),
-                        Err(error) => return refused(&error),
-                    }
-                }
-            };
-            match claim(config, engine, scope, &head, &content, key.as_ref()) {
-                Ok(claim) => (claim, body),
-                Err(error) => return refused(&unavailable(config, Failure::Store(error))),
+        let scope = scope.map_err(|none| match none {
+            NoPrincipal::Missing(error) => refused(&error),
+            NoPrincipal::Refused(res) => Box::new(own(*res)),
+        })?;
+        let mut broke = None;
+        let (content, body) = match config.fingerprint {
+            By::HeadOnly => {
+                let broke = broke.insert(Arc::default());
+                (Bytes::new(), Body::watched(body, Arc::clone(broke)))
+            }
+            By::RawBody | By::CanonicalJson | By::Custom(_) => {
+                let read = collect::request(config, &mut place, &head.headers, body).await;
+                let (data, trailers) = read.map_err(|error| refused(&error))?;
+                (data.clone(), Body::held(data, trailers))
             }
         };
+        let claim = claim(config, engine, scope, &head, &content, key.as_ref())
+            .map_err(|error| refused(&unavailable(config, Failure::Store(error))))?;
+        drop(content);
         if let Some(key) = key {
             head.extensions.insert(key);
         }
@@ -154,63 +177,96 @@ where
         detach.arm();
 
         let lease = match acquire(config, engine, &claim, &detach).await {
-            Ok(Asked::Granted(lease)) => lease,
-            Ok(Asked::Answer(answer)) => return Ok(into_response(*answer)),
-            Err(failure) => {
-                // The store may hold a lease for us all the same; nothing runs under it, so the key is freed.
-                let (lease, limit) = (claim.lease_ref(1), config.store_timeout);
-                let deadline = Instant::now() + config.lease.as_duration();
-                return match config.store_failure {
-                    StoreFailure::Refuse => {
-                        engine.release_later(lease, deadline, limit, place);
-                        refused(&unavailable(config, failure))
-                    }
-                    StoreFailure::DangerouslyExecuteUnprotected => {
-                        telemetry::unprotected(&claim.id);
-                        let res = Box::pin(inner.call(Request::from_parts(head, body))).await;
-                        engine.release_later(lease, deadline, limit, place);
-                        res.map(|mut res| {
-                            control::strip_only(res.headers_mut());
-                            res.map(Body::original)
-                        })
-                    }
-                };
+            Ok(Asked::Granted(lease)) => {
+                head.extensions.insert(lease.handle());
+                Some(lease)
             }
+            Ok(Asked::Answer(answer)) => return Err(answer),
+            Err(failure) => match config.store_failure {
+                StoreFailure::Refuse => {
+                    give_back(config, engine, &claim, place);
+                    return Err(refused(&unavailable(config, failure)));
+                }
+                StoreFailure::DangerouslyExecuteUnprotected => None,
+            },
         };
-        head.extensions.insert(lease.handle());
+        let req = Request::from_parts(head, body);
+        Ok(Admitted {
+            req,
+            claim,
+            lease,
+            place,
+            broke,
+        })
+    }
+}
+
+/// The second half: runs the handler, and answers once its outcome is stored.
+fn run<S, B, R>(
+    shared: Arc<Shared>,
+    mut inner: S,
+    admitted: Admitted<B>,
+) -> impl Future<Output = Result<Response<Body<R>>, S::Error>>
+where
+    S: Service<Request<Body<B>>, Response = Response<R>>,
+    B: http_body::Body,
+    R: http_body::Body,
+{
+    let Admitted {
+        req,
+        claim,
+        lease,
+        mut place,
+        broke,
+    } = admitted;
+    async move {
+        let (config, engine) = (&*shared.config, &shared.engine);
+        let Some(lease) = lease else {
+            telemetry::unprotected(&claim.id);
+            let res = Box::pin(inner.call(req)).await;
+            give_back(config, engine, &claim, place);
+            return res.map(|mut res| {
+                control::strip_only(res.headers_mut());
+                res.map(Body::original)
+            });
+        };
 
         let ran = {
             let run = pin!(async {
                 let started = telemetry::start();
-                let res = inner.call(Request::from_parts(head, body)).await?;
+                let res = inner.call(req).await?;
                 telemetry::handler_time(started);
                 let half = broke.is_some_and(|broke| broke.load(Ordering::Acquire));
                 Ok(receive(config, &mut place, &claim.id, res, half).await)
             });
             catch_panic(run).await
         };
-        let (res, then) = match ran {
-            Ok(Ok((res, then))) => (Ok(res), then),
-            Ok(Err(error)) => (Err(error), Then::Free("error")),
+        let limit = config.store_timeout;
+        match ran {
+            Ok(Ok((res, Then::Keep { record, retention }))) => {
+                Ok(settle(config, engine, &claim, lease, place, record, retention, res).await)
+            }
+            Ok(Ok((res, Then::Free(reason)))) => {
+                engine.end(lease, limit, place, reason).await;
+                Ok(res)
+            }
+            Ok(Err(error)) => {
+                engine.end(lease, limit, place, "error").await;
+                Err(error)
+            }
             Err(panic) => {
-                engine
-                    .end(lease, config.store_timeout, place, "panic")
-                    .await;
+                engine.end(lease, limit, place, "panic").await;
                 // The future that is unwound here is not polled again: see `Detachable`.
                 resume_unwind(panic)
             }
-        };
-        match (res, then) {
-            (Ok(res), Then::Keep { record, retention }) => {
-                Ok(settle(config, engine, &claim, lease, place, record, retention, res).await)
-            }
-            (res, Then::Free(reason)) => {
-                engine.end(lease, config.store_timeout, place, reason).await;
-                res
-            }
-            (Err(_), Then::Keep { .. }) => unreachable!("an error leaves nothing to keep"),
         }
     }
+}
+
+/// The store failed us, and may hold a lease for us all the same. Nothing is recorded under it, so the key is freed.
+fn give_back(config: &Config, engine: &Arc<Engine>, claim: &Claim, place: Place) {
+    let deadline = Instant::now() + config.lease.as_duration();
+    engine.release_later(claim.lease_ref(1), deadline, config.store_timeout, place);
 }
 
 // ---- Asking the store ----

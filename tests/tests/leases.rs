@@ -487,6 +487,84 @@ async fn whoever_lost_its_lease_to_one_who_left_nothing_has_the_only_answer() {
     .await;
 }
 
+// The first one's effect may have happened, whatever became of the second.
+#[tokio::test(start_paused = true)]
+async fn a_takeover_that_leaves_nothing_is_taken_over_in_turn() {
+    within(LONG, async {
+        let (node, _, _, other, second, _) = taken_over().await;
+        other.answers_with(StatusCode::INTERNAL_SERVER_ERROR);
+        other.gate.open_for_good();
+        assert_eq!(
+            joined(second).await.status,
+            StatusCode::INTERNAL_SERVER_ERROR
+        );
+        let reused = send(&other.app, tests::post("/", "k", "another request")).await;
+        assert_eq!(reused.code(), "key-reused");
+        other.answers_with(StatusCode::CREATED);
+        assert_eq!(other.answer().await.text(), "execution 3");
+        let third = other.leases.lock().expect("no poison")[1].clone();
+        assert_eq!((third.generation(), third.is_takeover()), (3, true));
+        assert!(other.answer().await.is_replay());
+        assert_eq!(node.effects.count(), 3);
+    })
+    .await;
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_takeover_that_never_ran_is_taken_over_in_turn() {
+    for act in [Act::FailAfter, Act::HangAfter] {
+        within(LONG, async {
+            let node = Node::new();
+            let (first, _) = node.running().await;
+            node.fail(&[Op::Renew], Act::Hang);
+            sleep(LEASE * 2).await;
+            let other = node.another();
+            other.gate.open_for_good();
+            other.fail(&[Op::Acquire], act);
+            assert_eq!(other.answer().await.code(), "store-unavailable");
+            other.recover();
+            sleep(Duration::from_secs(1)).await;
+            assert_eq!(other.answer().await.text(), "execution 2");
+            let taken = other.leases.lock().expect("no poison")[0].clone();
+            assert_eq!((taken.generation(), taken.is_takeover()), (3, true));
+            node.gate.open_for_good();
+            assert_eq!(joined(first).await.text(), "execution 2");
+        })
+        .await;
+    }
+}
+
+// The one that left nothing goes between our completion and our asking for what is stored.
+#[tokio::test(start_paused = true)]
+async fn whoever_lost_its_lease_to_one_who_is_about_to_leave_nothing_has_the_only_answer() {
+    within(LONG, async {
+        let (node, first, _, other, second, _) = taken_over().await;
+        let asking = Gate::shut();
+        let gate = asking.clone();
+        node.store.set(move |op, _| match op {
+            Op::Acquire => Act::Gated(gate.clone()),
+            _ => Act::Forward,
+        });
+        node.gate.open_for_good();
+        asking.arrival().await;
+        other.answers_with(StatusCode::INTERNAL_SERVER_ERROR);
+        other.gate.open_for_good();
+        assert_eq!(
+            joined(second).await.status,
+            StatusCode::INTERNAL_SERVER_ERROR
+        );
+        asking.open_for_good();
+        let first = joined(first).await;
+        assert_eq!((first.text(), first.is_replay()), ("execution 1", false));
+        for node in [&node, &other] {
+            let retry = node.answer().await;
+            assert_eq!((retry.text(), retry.is_replay()), ("execution 1", true));
+        }
+        assert_eq!(node.effects.count(), 2);
+    })
+    .await;
+}
+
 // behaviours 127, fm 19
 #[tokio::test(start_paused = true)]
 async fn an_answer_that_comes_after_its_lease_is_stored_when_nobody_took_over() {

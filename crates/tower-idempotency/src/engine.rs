@@ -118,7 +118,7 @@ impl Engine {
         }
     }
 
-    /// Frees the key, at most three times; false when the store kept failing.
+    /// Frees the key, or leaves the orphan that was taken over, at most three times; false when the store kept failing.
     pub(crate) async fn release(&self, lease: &LeaseRef, limit: Duration) -> bool {
         let mut tries = Tries::new(limit);
         loop {

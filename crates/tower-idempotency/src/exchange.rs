@@ -498,31 +498,34 @@ async fn answer_what_is_stored<R: http_body::Body>(
         orphans: OrphanPolicy::Refuse,
         ..claim.clone()
     };
-    match engine.acquire(&claim, config.store_timeout).await {
+    let generation = match engine.acquire(&claim, config.store_timeout).await {
         Ok((
             Acquired::Completed {
                 fingerprint,
                 record,
             },
             _,
-        )) if fingerprint == claim.fingerprint => into_response(replay(config, &claim.id, &record)),
-        // Whoever had it released it without an answer to keep: ours is the only one.
-        Ok((Acquired::Granted { generation, .. }, _)) => {
-            let lease = claim.lease_ref(generation);
-            match engine
-                .complete(&lease, &record, retention, config.store_timeout)
-                .await
-            {
-                Completion::Stored => res,
-                Completion::LeaseLost | Completion::TooLarge { .. } | Completion::Failing => {
-                    into_response(refuse(config, &outcome_unknown()))
-                }
-            }
+        )) if fingerprint == claim.fingerprint => {
+            return into_response(replay(config, &claim.id, &record));
+        }
+        Ok((Acquired::Granted { generation, .. }, _)) => Some(generation),
+        Ok((Acquired::Orphaned { fingerprint, .. }, _)) if fingerprint == claim.fingerprint => {
+            Some(1)
         }
         Ok((
             Acquired::InProgress { .. } | Acquired::Orphaned { .. } | Acquired::Completed { .. },
             _,
         ))
-        | Err(_) => into_response(refuse(config, &outcome_unknown())),
+        | Err(_) => None,
+    };
+    // Whoever had it may have released it without an answer to keep: then ours is the only one.
+    if let Some(generation) = generation {
+        let lease = claim.lease_ref(generation);
+        let limit = config.store_timeout;
+        let completion = engine.complete(&lease, &record, retention, limit).await;
+        if let Completion::Stored = completion {
+            return res;
+        }
     }
+    into_response(refuse(config, &outcome_unknown()))
 }

@@ -40,7 +40,8 @@
 //!   cannot give.
 //! - A process that is paused for longer than its lease may execute beside the one that took over. Only what is stored
 //!   is answered, but both effects happen; [`Lease::is_held`] narrows the window.
-//! - A response that is not recorded, such as a 5xx, frees the key: the retry executes.
+//! - A response that is not recorded, such as a 5xx, frees the key: the retry executes. After a takeover it leaves the
+//!   orphan: the retry takes it over in turn.
 //! - [`MemoryStore`] is for one process and ends with it.
 //!
 //! # How a handler steers it

@@ -55,7 +55,8 @@ pub enum Outcome<T, E> {
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[expect(clippy::exhaustive_enums, reason = "the key is freed or it is not")]
 pub enum Failed<E> {
-    /// Nothing happened: free the key, and let the next attempt run.
+    /// Nothing happened: free the key, and let the next attempt run. After a takeover the key is an orphan again, as what
+    /// was taken over may have had its effect.
     Release(E),
     /// Something may have happened: let the lease run out, and the orphan policy decide.
     Hold(E),

@@ -86,12 +86,31 @@ caught! {
     RecordNeverExpires by a_record_is_absent_after_its_retention;
     ReplayExtends by a_replay_does_not_extend_the_retention;
     LimitIsNotTrue by a_large_record_comes_back_or_is_refused_for_its_size;
-    ReleaseIsUnfenced by a_stale_release_does_not_free_the_next_holder a_refused_claim_does_not_free_the_holder;
+    ReleaseIsUnfenced by a_stale_release_does_not_free_the_next_holder a_refused_claim_does_not_free_the_holder
+        a_stale_release_of_a_takeover_changes_nothing;
     ReleaseDoesNothing by release_frees_the_key release_frees_the_key_for_another_request;
     ReleaseDropsRecords by release_of_a_completed_key_keeps_its_record
         a_completion_and_a_release_at_once_leave_the_record;
     ReleaseRefusesOrphans by the_holder_releases_an_orphan_that_nobody_took_over;
     ReleaseTwiceFails by release_twice_is_harmless;
+    ReleaseFreesTakeovers by a_released_takeover_is_taken_over_in_turn
+        takeovers_that_are_released_raise_the_generation_each a_released_takeover_is_an_orphan_since_its_release
+        a_renewal_and_a_release_at_once_leave_an_orphan;
+    ReleaseBelievesTheGeneration by a_released_takeover_is_taken_over_in_turn;
+    ReleaseRaisesTheGeneration by takeovers_that_are_released_raise_the_generation_each;
+    ReleaseFreesLateTakeovers by a_takeover_that_is_released_late_is_an_orphan;
+    ReleaseKeepsTheToken by a_renewal_does_not_revive_a_released_takeover
+        who_released_a_takeover_takes_it_over_like_any_other
+        a_released_takeover_is_completed_by_whoever_has_the_answer a_renewal_and_a_release_at_once_leave_an_orphan;
+    ReleaseKeepsTheLease by a_released_takeover_is_taken_over_in_turn release_of_a_takeover_wakes_the_waiters;
+    ReleaseForgetsSooner by a_released_takeover_is_remembered_for_keep;
+    ReleaseForgetsLater by a_released_takeover_is_forgotten_after_keep;
+    ReleaseTwiceExtends by a_released_takeover_is_forgotten_after_keep;
+    ReleasedIsHeldByAll by a_renewal_does_not_revive_a_released_takeover
+        a_takeover_that_is_released_late_is_an_orphan;
+    ReleasedRefusesAnswers by a_released_takeover_is_completed_by_whoever_has_the_answer
+        a_completion_and_a_release_of_a_takeover_at_once_leave_the_record;
+    ReleasedWakesNobody by release_of_a_takeover_wakes_the_waiters;
     NobodyIsWoken by completion_wakes_the_waiters release_wakes_the_waiters
         nobody_waits_for_a_key_that_is_not_in_progress;
     WaitingNeverEnds by a_waiter_waits_no_longer_than_it_asks;

@@ -62,6 +62,18 @@ pub(crate) enum Flaw {
     ReleaseDropsRecords,
     ReleaseRefusesOrphans,
     ReleaseTwiceFails,
+    ReleaseFreesTakeovers,
+    ReleaseBelievesTheGeneration,
+    ReleaseRaisesTheGeneration,
+    ReleaseFreesLateTakeovers,
+    ReleaseKeepsTheToken,
+    ReleaseKeepsTheLease,
+    ReleaseForgetsSooner,
+    ReleaseForgetsLater,
+    ReleaseTwiceExtends,
+    ReleasedIsHeldByAll,
+    ReleasedRefusesAnswers,
+    ReleasedWakesNobody,
     NobodyIsWoken,
     WaitingNeverEnds,
     WaitingIsBlind,
@@ -75,7 +87,7 @@ pub(crate) struct Mutant {
 
 #[derive(Clone)]
 struct Entry {
-    token: Token,
+    token: Option<Token>,
     fingerprint: Fingerprint,
     generation: u64,
     state: State,
@@ -141,7 +153,7 @@ impl Mutant {
             now + claim.lease.as_duration()
         };
         Entry {
-            token: claim.token,
+            token: Some(claim.token),
             fingerprint: claim.fingerprint,
             generation,
             state: State::Leased {
@@ -187,7 +199,8 @@ impl Mutant {
                 ends, forgotten, ..
             } => (*ends, *forgotten),
         };
-        if entry.token == claim.token && !self.has(Flaw::OwnTokenIsRefused) {
+        let held = entry.token == Some(claim.token);
+        if held && !self.has(Flaw::OwnTokenIsRefused) {
             return self.grant_again(entry, claim, ends, now);
         }
         if now < ends {
@@ -255,6 +268,55 @@ impl Mutant {
     }
 }
 
+impl Mutant {
+    /// Makes an orphan of a takeover that is released; whether it was one.
+    fn orphans(&self, entry: &mut Entry, lease: &LeaseRef, now: Instant) -> bool {
+        let State::Leased {
+            ends,
+            forgotten,
+            keep,
+        } = &mut entry.state
+        else {
+            return false;
+        };
+        let later = now + keep.as_duration();
+        match entry.token {
+            Some(token) if token != lease.token && !self.has(Flaw::ReleaseIsUnfenced) => {
+                return false;
+            }
+            Some(_) => {}
+            None => {
+                if self.has(Flaw::ReleaseTwiceExtends) {
+                    *forgotten = later;
+                }
+                return true;
+            }
+        }
+        let generation = match self.flaw {
+            Flaw::ReleaseBelievesTheGeneration => lease.generation,
+            Flaw::ReleaseFreesTakeovers => 1,
+            Flaw::ReleaseFreesLateTakeovers if now >= *ends => 1,
+            _ => entry.generation,
+        };
+        if generation == 1 || self.has(Flaw::ReleaseDoesNothing) {
+            return false;
+        }
+        if !self.has(Flaw::ReleaseKeepsTheLease) {
+            *ends = now;
+        }
+        *forgotten = match self.flaw {
+            Flaw::ReleaseForgetsSooner => later.min(*forgotten),
+            Flaw::ReleaseForgetsLater => later.max(*forgotten),
+            _ => later,
+        };
+        if !self.has(Flaw::ReleaseKeepsTheToken) {
+            entry.token = None;
+        }
+        entry.generation += u64::from(self.has(Flaw::ReleaseRaisesTheGeneration));
+        true
+    }
+}
+
 impl Store for Mutant {
     async fn acquire(&self, claim: &Claim) -> Result<Acquired, StoreError> {
         if !self.has(Flaw::ClaimIsReadThenWritten) {
@@ -277,7 +339,11 @@ impl Store for Mutant {
                     _ => Err(StoreError::LeaseLost),
                 };
             };
-            if entry.token != lease.token && !self.has(Flaw::RenewIsUnfenced) {
+            let held = match entry.token {
+                Some(token) => token == lease.token,
+                None => self.has(Flaw::ReleasedIsHeldByAll),
+            };
+            if !held && !self.has(Flaw::RenewIsUnfenced) {
                 return Err(StoreError::LeaseLost);
             }
             match &mut entry.state {
@@ -321,7 +387,11 @@ impl Store for Mutant {
                     return Err(StoreError::LeaseLost);
                 }
                 None => {}
-                Some(entry) if entry.token != lease.token => match entry.state {
+                Some(Entry { token: None, .. }) if self.has(Flaw::ReleasedRefusesAnswers) => {
+                    return Err(StoreError::LeaseLost);
+                }
+                Some(Entry { token: None, .. }) => {}
+                Some(entry) if entry.token != Some(lease.token) => match entry.state {
                     State::Leased { .. } if self.has(Flaw::CompleteIsUnfenced) => {}
                     State::Completed { .. } if self.has(Flaw::CompleteOverwrites) => {}
                     State::Leased { .. } | State::Completed { .. } => {
@@ -357,7 +427,7 @@ impl Store for Mutant {
                 return Err(StoreError::RecordTooLarge { limit: 1 << 19 });
             }
             *found = Some(Entry {
-                token: lease.token,
+                token: Some(lease.token),
                 fingerprint: lease.fingerprint,
                 generation: lease.generation,
                 state: State::Completed { record, expires },
@@ -373,8 +443,13 @@ impl Store for Mutant {
             if found.is_none() && self.has(Flaw::ReleaseTwiceFails) {
                 return Err(StoreError::LeaseLost);
             }
+            if let Some(entry) = found
+                && self.orphans(entry, lease, now)
+            {
+                return Ok(true);
+            }
             let _freed = found.take_if(|entry| {
-                let held = entry.token == lease.token || self.has(Flaw::ReleaseIsUnfenced);
+                let held = entry.token == Some(lease.token) || self.has(Flaw::ReleaseIsUnfenced);
                 held && match entry.state {
                     State::Leased { .. } if self.has(Flaw::ReleaseDoesNothing) => false,
                     State::Leased { ends, .. } if self.has(Flaw::ReleaseRefusesOrphans) => {
@@ -384,10 +459,12 @@ impl Store for Mutant {
                     State::Completed { .. } => self.has(Flaw::ReleaseDropsRecords),
                 }
             });
-            Ok(())
+            Ok(false)
         });
-        self.changed.notify_waiters();
-        released
+        if !(self.has(Flaw::ReleasedWakesNobody) && matches!(released, Ok(true))) {
+            self.changed.notify_waiters();
+        }
+        released.map(|_orphaned| ())
     }
 
     async fn changed(&self, id: &KeyId, within: Duration) {

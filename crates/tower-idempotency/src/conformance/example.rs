@@ -12,7 +12,8 @@ struct MapStore {
 }
 
 struct Entry {
-    token: Token,
+    /// Who holds it; nobody, once a takeover was released.
+    token: Option<Token>,
     fingerprint: Fingerprint,
     generation: u64,
     state: State,
@@ -27,7 +28,7 @@ impl Entry {
     /// Granted to `claim` at this generation.
     fn leased(claim: &Claim, generation: u64, now: Instant) -> Self {
         Self {
-            token: claim.token,
+            token: Some(claim.token),
             fingerprint: claim.fingerprint,
             generation,
             state: State::Leased {
@@ -83,7 +84,7 @@ impl Store for MapStore {
                 State::Leased { ends, .. } => *ends,
             };
             // The own token first: the reply that granted it may have been lost.
-            if entry.token == claim.token {
+            if entry.token == Some(claim.token) {
                 entry.state = Entry::leased(claim, entry.generation, now).state;
                 return entry.granted();
             }
@@ -109,7 +110,7 @@ impl Store for MapStore {
                 token,
                 state: State::Leased { ends, .. },
                 ..
-            }) if *token == lease.token => {
+            }) if *token == Some(lease.token) => {
                 *ends = now + ttl.as_duration();
                 Ok(())
             }
@@ -125,7 +126,9 @@ impl Store for MapStore {
     ) -> Result<(), StoreError> {
         self.step(lease.id, |found, now| {
             match found {
-                Some(entry) if entry.token != lease.token => return Err(StoreError::LeaseLost),
+                Some(Entry {
+                    token: Some(token), ..
+                }) if *token != lease.token => return Err(StoreError::LeaseLost),
                 Some(Entry {
                     state: State::Completed { .. },
                     ..
@@ -137,7 +140,7 @@ impl Store for MapStore {
                 | None => {}
             }
             *found = Some(Entry {
-                token: lease.token,
+                token: Some(lease.token),
                 fingerprint: lease.fingerprint,
                 generation: lease.generation,
                 state: State::Completed {
@@ -150,9 +153,19 @@ impl Store for MapStore {
     }
 
     async fn release(&self, lease: &LeaseRef) -> Result<(), StoreError> {
-        self.step(lease.id, |found, _| {
-            let leased = |entry: &Entry| matches!(entry.state, State::Leased { .. });
-            let _freed = found.take_if(|entry| entry.token == lease.token && leased(entry));
+        self.step(lease.id, |found, now| {
+            if let Some(entry) = found
+                && entry.token == Some(lease.token)
+                && let State::Leased { ends, .. } = &mut entry.state
+            {
+                // What a takeover took over may have had its effect: it stays an orphan.
+                if entry.generation > 1 {
+                    *ends = now;
+                    entry.token = None;
+                } else {
+                    *found = None;
+                }
+            }
             Ok(())
         })
     }

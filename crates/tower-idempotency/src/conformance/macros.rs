@@ -115,11 +115,19 @@ macro_rules! __conformance_cases {
                 a_refused_claim_does_not_free_the_holder
                 a_refused_claim_learns_the_holders_fingerprint_and_the_time_left
                 a_refusing_claim_does_not_take_an_orphan_over
+                a_released_takeover_is_an_orphan_since_its_release
+                a_released_takeover_is_completed_by_whoever_has_the_answer
+                a_released_takeover_is_forgotten_after_keep
+                a_released_takeover_is_remembered_for_keep
+                a_released_takeover_is_taken_over_in_turn
+                a_renewal_does_not_revive_a_released_takeover
                 a_renewed_lease_is_remembered_for_keep_too
                 a_replaced_token_neither_renews_nor_completes
                 a_replay_does_not_extend_the_retention
                 a_stale_release_does_not_free_the_next_holder
+                a_stale_release_of_a_takeover_changes_nothing
                 a_takeover_is_still_one_when_its_token_asks_again
+                a_takeover_that_is_released_late_is_an_orphan
                 a_token_without_the_lease_completes_nothing
                 a_waiter_waits_no_longer_than_it_asks
                 acquiring_again_with_the_same_token_extends_the_lease
@@ -137,21 +145,26 @@ macro_rules! __conformance_cases {
                 release_frees_the_key
                 release_frees_the_key_for_another_request
                 release_of_a_completed_key_keeps_its_record
+                release_of_a_takeover_wakes_the_waiters
                 release_twice_is_harmless
                 release_wakes_the_waiters
                 renew_can_bring_the_end_of_the_lease_nearer
                 renew_extends_the_lease
                 renew_of_a_completed_key_is_lost
                 renew_of_an_absent_key_is_lost
+                takeovers_that_are_released_raise_the_generation_each
                 the_holder_completes_an_orphan_that_nobody_took_over
                 the_holder_of_an_orphan_is_granted_again_as_it_was
                 the_holder_releases_an_orphan_that_nobody_took_over
                 the_holder_renews_an_orphan_that_nobody_took_over
                 the_same_token_is_granted_again_with_the_same_generation
+                who_released_a_takeover_takes_it_over_like_any_other
             ]
             threaded [
                 a_completion_and_a_release_at_once_leave_the_record
+                a_completion_and_a_release_of_a_takeover_at_once_leave_the_record
                 a_completion_and_a_takeover_at_once_agree
+                a_renewal_and_a_release_at_once_leave_an_orphan
                 no_increment_under_the_lease_is_lost
                 one_of_32_claims_at_once_is_granted
                 one_of_32_claims_at_once_replaces_an_expired_record

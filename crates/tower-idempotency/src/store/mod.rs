@@ -16,7 +16,8 @@ pub use self::memory::{MemoryFull, MemoryStore};
 ///
 /// # Contract
 ///
-/// An entry is *absent*, *in progress* (leased), *orphaned* (in progress, its lease over) or *completed*.
+/// An entry is *absent*, *in progress* (leased), *orphaned* (its lease over without an outcome) or *completed*. A lease
+/// and an orphan are held under a token; an orphan that was released is held by nobody.
 ///
 /// Implementors keep these rules; the `conformance` feature has a test for each:
 ///
@@ -27,14 +28,16 @@ pub use self::memory::{MemoryFull, MemoryStore};
 ///    flag, and extends the lease: the first reply may have been lost. `complete` with the token that completed the
 ///    entry is `Ok` and changes nothing.
 /// 4. Nobody overwrites a completed entry whose retention is not over. `complete` with a replaced token is
-///    [`StoreError::LeaseLost`]. On an *absent* entry it stores the record: the store lost its data and nobody took
-///    the key since, so a restart costs no second run. A late `release` is `Ok` and frees nothing.
+///    [`StoreError::LeaseLost`]. On an entry that nobody holds it stores the record: the entry is absent because the
+///    store lost its data and nobody took the key since, so a restart costs no second run; or it is an orphan that its
+///    takeover released, and this is the first outcome. A late `release` is `Ok` and changes nothing.
 /// 5. Expiry is judged at every access by the backend's clock, never left to a sweeper alone. At the very instant of
 ///    expiry an entry is expired.
 /// 6. Fingerprints are compared in one place only: a takeover needs [`OrphanPolicy::TakeOver`] *and* the same
 ///    fingerprint. Anything else under an orphaned key is answered with [`Acquired::Orphaned`].
-/// 7. A takeover raises the generation. An orphan is absent once `keep` has passed after its lease; a record is
-///    absent once its retention has passed.
+/// 7. A takeover raises the generation, and only a record or time ends what it took over: to release a lease of
+///    generation 1 frees the key, to release a later one makes the entry an orphan again. An orphan is absent once
+///    `keep` has passed after its lease; a record is absent once its retention has passed.
 /// 8. No connection is held between calls.
 /// 9. A store that cannot keep a record of some size says so with [`StoreError::RecordTooLarge`] and leaves the entry
 ///    in progress; the layer then stores a tombstone.
@@ -64,14 +67,14 @@ pub trait Store: Send + Sync + 'static {
     ///
     /// # Errors
     ///
-    /// [`StoreError::LeaseLost`] when the token does not hold the entry, or the entry is completed or absent.
+    /// [`StoreError::LeaseLost`] when the token does not hold the entry, be it completed, absent or released.
     fn renew(
         &self,
         lease: &LeaseRef,
         ttl: Ttl,
     ) -> impl Future<Output = Result<(), StoreError>> + Send;
 
-    /// Stores the record and ends the lease, in one step.
+    /// Stores the record and ends the lease, in one step; stores it as well when nobody holds the entry.
     ///
     /// The caller gives a record that has its buffer to itself, without room to spare: a store may keep it as it is,
     /// and count it by its length.
@@ -88,7 +91,12 @@ pub trait Store: Send + Sync + 'static {
         retention: Ttl,
     ) -> impl Future<Output = Result<(), StoreError>> + Send;
 
-    /// Ends the lease and frees the key; `Ok` and without effect when the token does not hold the entry.
+    /// Ends the lease, or the orphan, of the token that holds it; `Ok` and without effect when it does not.
+    ///
+    /// An entry of generation 1 is then absent. One of a later generation is an orphan, as what was taken over may have
+    /// had its effect: its lease is over now, it is remembered for `keep` from now, its fingerprint and generation stay,
+    /// and nobody holds it, so that a renewal under way does not revive it. The generation is the stored one:
+    /// `lease.generation` is a guess when the reply to the acquire was lost.
     ///
     /// # Errors
     ///
@@ -189,11 +197,11 @@ impl Claim {
 pub struct LeaseRef {
     /// The entry.
     pub id: KeyId,
-    /// What the request says; stored again by a complete that finds the entry absent.
+    /// What the request says; stored by a complete that finds the entry held by nobody.
     pub fingerprint: Fingerprint,
     /// The token that holds the lease.
     pub token: Token,
-    /// The generation it was granted at; stored again by a complete that finds the entry absent.
+    /// The generation it was granted at; stored by a complete that finds the entry held by nobody.
     pub generation: u64,
 }
 
@@ -208,7 +216,7 @@ pub enum Acquired {
     Granted {
         /// 1 for the first lease of an entry, higher after each takeover.
         generation: u64,
-        /// An earlier holder's lease expired without an outcome: its effect may or may not have happened.
+        /// An earlier lease ended without an outcome: its effect may or may not have happened.
         takeover: bool,
     },
     /// Another token holds the lease.

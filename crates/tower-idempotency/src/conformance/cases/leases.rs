@@ -65,7 +65,7 @@ pub async fn acquiring_again_with_the_same_token_extends_the_lease<S: Store>(sub
     assert_in_progress(subject, &claim).await;
 }
 
-/// 4: once released, the key is free, and begins at generation 1.
+/// 4, 7: once its first lease is released, the key is free, and begins at generation 1.
 pub async fn release_frees_the_key<S: Store>(subject: &Subject<S>) {
     let claim = subject.claim();
     let lease = subject.hold(&claim).await;

@@ -6,6 +6,9 @@ mod leases;
 mod orphans;
 mod races;
 mod records;
+mod releases;
 mod waiters;
 
-pub use self::{cancellation::*, leases::*, orphans::*, races::*, records::*, waiters::*};
+pub use self::{
+    cancellation::*, leases::*, orphans::*, races::*, records::*, releases::*, waiters::*,
+};

@@ -2,6 +2,7 @@ use std::time::Duration;
 
 use tokio::time::Instant;
 
+use super::releases::takeover;
 use crate::{
     conformance::{
         Subject,
@@ -42,6 +43,16 @@ pub async fn release_wakes_the_waiters<S: Store>(subject: &Subject<S>) {
     subject.sleep(2).await;
     subject.release(&lease).await;
     assert_woken(subject, waiters).await;
+}
+
+/// With push, release of a takeover wakes every waiter: one of them may take it over.
+pub async fn release_of_a_takeover_wakes_the_waiters<S: Store>(subject: &Subject<S>) {
+    let (claim, lease) = takeover(subject, LONG).await;
+    let waiters = wait(subject, &claim);
+    subject.sleep(2).await;
+    subject.release(&lease).await;
+    assert_woken(subject, waiters).await;
+    assert_woken(subject, wait(subject, &claim)).await;
 }
 
 /// With push, waiting for a key that is not in progress is over at once: no change falls between a look and the wait.

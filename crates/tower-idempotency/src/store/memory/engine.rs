@@ -77,17 +77,23 @@ impl Engine {
             return false;
         };
         let entry = shard.entry(slot);
-        let State::Leased { ends, forgotten } = entry.state else {
+        let State::Leased {
+            ends, forgotten, ..
+        } = entry.state
+        else {
             return false;
         };
-        if entry.token != lease.token {
+        if entry.holder() != Some(lease.token) {
             return false;
         }
         let keep = forgotten - ends;
         let ends = now.saturating_add(nanos(ttl));
-        let forgotten = ends.saturating_add(keep);
         shard.update(slot, |entry| {
-            entry.state = State::Leased { ends, forgotten };
+            entry.state = State::Leased {
+                ends,
+                forgotten: ends.saturating_add(keep),
+                released: false,
+            };
         });
         true
     }
@@ -110,8 +116,9 @@ impl Engine {
             let found = shard.find(shared, hash, &lease.id, now);
             if let Some(slot) = found {
                 let entry = shard.entry(slot);
+                let held_by_another = entry.holder().is_some_and(|held| held != lease.token);
                 match entry.state {
-                    _ if entry.token != lease.token => return Err(StoreError::LeaseLost),
+                    _ if held_by_another => return Err(StoreError::LeaseLost),
                     State::Completed { .. } => return Ok(()),
                     State::Leased { .. } => {}
                 }
@@ -138,7 +145,7 @@ impl Engine {
                 }
                 Some(slot) => {
                     shard.update(slot, |entry| {
-                        entry.state = State::Completed { record, expires };
+                        *entry = Entry::completed(lease, record, expires);
                     });
                     shard.waiters(slot)
                 }
@@ -157,12 +164,31 @@ impl Engine {
             return;
         };
         let entry = shard.entry(slot);
-        if entry.token == lease.token && matches!(entry.state, State::Leased { .. }) {
-            let waiters = shard.waiters(slot);
-            shard.remove(&self.shared, slot);
-            drop(shard);
-            wake(waiters);
+        let State::Leased {
+            ends, forgotten, ..
+        } = entry.state
+        else {
+            return;
+        };
+        if entry.holder() != Some(lease.token) {
+            return;
         }
+        let takeover = entry.generation > NonZeroU64::MIN;
+        let waiters = shard.waiters(slot);
+        if takeover {
+            let keep = forgotten - ends;
+            shard.update(slot, |entry| {
+                entry.state = State::Leased {
+                    ends: now,
+                    forgotten: now.saturating_add(keep),
+                    released: true,
+                };
+            });
+        } else {
+            shard.remove(&self.shared, slot);
+        }
+        drop(shard);
+        wake(waiters);
     }
 
     /// Registers a waiter, in the same step as the look at the entry; none unless it is in progress.
@@ -307,7 +333,7 @@ fn acquire_present(shard: &mut Shard, slot: u32, claim: &Claim, now: u64) -> Acq
         }
         State::Leased { ends, .. } => *ends,
     };
-    if entry.token == claim.token {
+    if entry.holder() == Some(claim.token) {
         let generation = entry.generation;
         shard.update(slot, |entry| entry.state = State::leased(claim, now));
         return granted(generation);

@@ -74,7 +74,8 @@ struct Model {
 
 #[derive(Clone, Debug)]
 struct Entry {
-    token: u8,
+    /// None once a takeover was released.
+    token: Option<u8>,
     fingerprint: u8,
     generation: u64,
     state: State,
@@ -119,7 +120,7 @@ impl Model {
                             record: record.clone(),
                         };
                     }
-                    State::Leased { .. } if entry.token == who.token => {
+                    State::Leased { .. } if entry.token == Some(who.token) => {
                         entry.state = leased;
                         return granted(entry.generation);
                     }
@@ -143,7 +144,7 @@ impl Model {
             }
         };
         let entry = Entry {
-            token: who.token,
+            token: Some(who.token),
             fingerprint: who.fingerprint,
             generation,
             state: leased,
@@ -158,7 +159,7 @@ impl Model {
             return Answer::Lost;
         };
         match &mut entry.state {
-            State::Leased { ends, .. } if entry.token == who.token => {
+            State::Leased { ends, .. } if entry.token == Some(who.token) => {
                 *ends = now + ttl;
                 Answer::Done
             }
@@ -168,34 +169,43 @@ impl Model {
 
     fn complete(&mut self, who: Who, record: Bytes, retention: Millis) -> Answer {
         let expires = self.now + retention;
-        let state = State::Completed { record, expires };
+        let completed = Entry {
+            token: Some(who.token),
+            fingerprint: who.fingerprint,
+            generation: who.generation,
+            state: State::Completed { record, expires },
+        };
         match self.present(who.id) {
-            Some(entry) if entry.token != who.token => Answer::Lost,
-            Some(entry) => {
-                if let State::Leased { .. } = entry.state {
-                    entry.state = state;
-                }
-                Answer::Done
+            Some(entry) if entry.token.is_some_and(|token| token != who.token) => {
+                return Answer::Lost;
             }
-            None => {
-                let entry = Entry {
-                    token: who.token,
-                    fingerprint: who.fingerprint,
-                    generation: who.generation,
-                    state,
-                };
-                self.entries.insert(who.id, entry);
-                Answer::Done
+            Some(Entry {
+                state: State::Completed { .. },
+                ..
+            }) => {}
+            Some(Entry {
+                state: State::Leased { .. },
+                ..
+            })
+            | None => {
+                self.entries.insert(who.id, completed);
             }
         }
+        Answer::Done
     }
 
     fn release(&mut self, who: Who) {
+        let now = self.now;
         if let Some(entry) = self.present(who.id)
-            && entry.token == who.token
-            && matches!(entry.state, State::Leased { .. })
+            && entry.token == Some(who.token)
+            && let State::Leased { ends, .. } = &mut entry.state
         {
-            self.entries.remove(&who.id);
+            if entry.generation > 1 {
+                *ends = now;
+                entry.token = None;
+            } else {
+                self.entries.remove(&who.id);
+            }
         }
     }
 

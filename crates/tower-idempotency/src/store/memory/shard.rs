@@ -56,16 +56,17 @@ pub(super) struct Waiting {
 pub(super) struct Entry {
     pub(super) id: KeyId,
     pub(super) fingerprint: Fingerprint,
-    pub(super) token: Token,
+    token: Token,
     pub(super) generation: NonZeroU64,
     pub(super) state: State,
 }
 
 pub(super) enum State {
-    /// In progress until `ends`, then orphaned until `forgotten`.
+    /// In progress until `ends`, then orphaned until `forgotten`. Once it is released nobody holds it.
     Leased {
         ends: u64,
         forgotten: u64,
+        released: bool,
     },
     Completed {
         record: Bytes,
@@ -94,6 +95,14 @@ impl Entry {
         }
     }
 
+    /// The token that holds the entry, or completed it.
+    pub(super) const fn holder(&self) -> Option<Token> {
+        match self.state {
+            State::Leased { released: true, .. } => None,
+            State::Leased { .. } | State::Completed { .. } => Some(self.token),
+        }
+    }
+
     fn cost(&self) -> Cost {
         match &self.state {
             State::Leased { .. } => Cost::ENTRY,
@@ -108,6 +117,7 @@ impl State {
         Self::Leased {
             ends,
             forgotten: ends.saturating_add(nanos(claim.keep)),
+            released: false,
         }
     }
 

@@ -6,7 +6,7 @@ use bytes::Bytes;
 use shuttle::thread;
 
 use super::{budget::ENTRY_BYTES, engine::Engine};
-use crate::store::{Acquired, Claim, Fingerprint, KeyId, StoreError, Token, Ttl};
+use crate::store::{Acquired, Claim, Fingerprint, KeyId, OrphanPolicy, StoreError, Token, Ttl};
 
 const SCHEDULES: usize = 1500;
 const LONG: Ttl = Ttl::from_secs(1000);
@@ -84,6 +84,44 @@ fn a_complete_a_release_and_a_takeover_at_once_agree() {
             both => panic!("{both:?}"),
         }
         assert_eq!(engine.budget().entries(), 1);
+        engine.sweep(u64::MAX);
+        assert_eq!((engine.budget().entries(), engine.budget().bytes()), (0, 0));
+    });
+}
+
+#[test]
+fn a_takeover_that_is_released_under_a_renewal_and_a_waiter_is_an_orphan() {
+    explore(|| {
+        let engine = Arc::new(Engine::new(2, 100, 1 << 20));
+        let (first, second) = (claim(1, 1), claim(1, 2));
+        engine.acquire(&first, 0).unwrap();
+        engine.acquire(&second, 2 * SECOND).unwrap();
+        let lease = second.lease_ref(2);
+        let renewing = {
+            let engine = Arc::clone(&engine);
+            thread::spawn(move || {
+                engine.renew(&lease, LONG, 2 * SECOND);
+            })
+        };
+        let waiting = {
+            let engine = Arc::clone(&engine);
+            thread::spawn(move || {
+                let watch = engine.watch(&lease.id, 2 * SECOND);
+                while watch.as_ref().is_some_and(|watch| !watch.is_over()) {
+                    thread::yield_now();
+                }
+            })
+        };
+        engine.release(&lease, 2 * SECOND);
+        renewing.join().unwrap();
+        waiting.join().unwrap();
+        let refusing = Claim {
+            orphans: OrphanPolicy::Refuse,
+            ..claim(1, 3)
+        };
+        let found = engine.acquire(&refusing, 2 * SECOND).unwrap();
+        assert!(matches!(found, Acquired::Orphaned { .. }), "{found:?}");
+        assert_eq!(engine.waiting(), 0);
         engine.sweep(u64::MAX);
         assert_eq!((engine.budget().entries(), engine.budget().bytes()), (0, 0));
     });

@@ -509,14 +509,9 @@ async fn answer_what_is_stored<R: http_body::Body>(
             return into_response(replay(config, &claim.id, &record));
         }
         Ok((Acquired::Granted { generation, .. }, _)) => Some(generation),
-        Ok((Acquired::Orphaned { fingerprint, .. }, _)) if fingerprint == claim.fingerprint => {
-            Some(1)
-        }
-        Ok((
-            Acquired::InProgress { .. } | Acquired::Orphaned { .. } | Acquired::Completed { .. },
-            _,
-        ))
-        | Err(_) => None,
+        // If it is still held, completing it is refused.
+        Ok((Acquired::Orphaned { .. }, _)) => Some(1),
+        Ok((Acquired::InProgress { .. } | Acquired::Completed { .. }, _)) | Err(_) => None,
     };
     // Whoever had it may have released it without an answer to keep: then ours is the only one.
     if let Some(generation) = generation {

@@ -465,6 +465,44 @@ async fn sources_are_tried_in_order_and_the_first_decides() {
     assert_eq!(found, Executed, "the last source");
 }
 
+// behaviours 46
+#[tokio::test]
+async fn two_sources_of_one_kind_that_find_the_same_bytes_are_two_principals() {
+    #[derive(Clone)]
+    struct Service(u64);
+
+    let by_service = |service: u64| {
+        let mut req = post("/orders", "k", "order");
+        req.extensions_mut().insert(Service(service));
+        req
+    };
+    let extensions = || {
+        Principal::extension(|account: &Account| account.0.to_be_bytes()).or(Principal::extension(
+            |service: &Service| service.0.to_be_bytes(),
+        ))
+    };
+    let layer_of = |principal| layer().with_principal(principal);
+    let found = second(layer_of(extensions()), by_account(5), by_service(5)).await;
+    assert_eq!(found, Executed, "account 5 is not service 5");
+    let found = second(layer_of(extensions()), by_service(5), by_service(5)).await;
+    assert_eq!(found, Replayed);
+
+    let from = |name: &'static str| {
+        Principal::from_fn(move |head| {
+            let value = head.headers.get(name);
+            Ok(value.map(|value| value.as_bytes().to_vec()))
+        })
+    };
+    let closures = from("x-account").or(from("x-service"));
+    let found = second(
+        layer_of(closures),
+        with("x-account", "5"),
+        with("x-service", "5"),
+    )
+    .await;
+    assert_eq!(found, Executed);
+}
+
 #[tokio::test]
 async fn unscoped_callers_share_their_keys() {
     let unscoped = layer().with_principal(Principal::unscoped());

@@ -126,6 +126,9 @@ impl Principal {
     }
 
     /// Tries `other` when nothing was found so far.
+    ///
+    /// The place of an [`extension`](Self::extension) or a [`from_fn`](Self::from_fn) among the sources is part of the
+    /// principal, so that account 5 is not service 5: another order forgets their records.
     #[must_use]
     pub fn or(mut self, other: Self) -> Self {
         self.0.extend(other.0);
@@ -145,9 +148,11 @@ impl Principal {
     }
 
     /// Feeds the principal of this request, under the name of the source that found it: a cookie never equals a header.
+    /// What has no name is told apart by its place.
     fn feed(&self, head: &request::Parts, hash: &mut Fields) -> Result<(), NoPrincipal> {
         let mut anonymous = true;
-        for source in &self.0 {
+        for (place, source) in self.0.iter().enumerate() {
+            let place = (place as u64).to_le_bytes();
             match source {
                 Source::Unscoped => {
                     hash.field(b"unscoped");
@@ -173,14 +178,14 @@ impl Principal {
                 }
                 Source::Extension(principal) => match principal(head) {
                     Some(value) => {
-                        hash.field(b"extension").field(&value);
+                        hash.field(b"extension").field(&place).field(&value);
                         return Ok(());
                     }
                     None => anonymous = false,
                 },
                 Source::Custom(principal) => {
                     if let Some(value) = principal(head).map_err(NoPrincipal::Refused)? {
-                        hash.field(b"custom").field(&value);
+                        hash.field(b"custom").field(&place).field(&value);
                         return Ok(());
                     }
                 }

@@ -16,9 +16,9 @@ use tests::{
 };
 use tokio::{
     task::{JoinHandle, JoinSet},
-    time::Instant,
+    time::{Instant, sleep},
 };
-use tower_idempotency::{IdempotencyLayer, InFlight};
+use tower_idempotency::{IdempotencyLayer, InFlight, StoreFailure};
 
 /// Handlers that are held at a gate and answer as they are told, one after the other; then 201.
 #[derive(Clone)]
@@ -388,6 +388,32 @@ async fn a_waiter_whose_store_fails_is_told_so_and_the_next_takes_its_turn() {
         held.gate.open_for_good();
         let first = joined(first).await;
         assert_eq!(joined(waiting).await.body, first.body);
+        assert_eq!(held.effects.count(), 1);
+    })
+    .await;
+}
+
+// behaviours 153
+#[tokio::test(start_paused = true)]
+async fn a_waiter_whose_store_fails_never_runs_beside_the_first_that_it_has_seen() {
+    bounded(async {
+        let held = Held::new(|layer| {
+            layer
+                .with_in_flight(InFlight::Wait(LONG))
+                .with_store_failure(StoreFailure::DangerouslyExecuteUnprotected)
+        });
+        let first = held.first().await;
+        let waiting = held.duplicate().await;
+        held.store.set(|op, _| match op {
+            Op::Acquire => Act::FailBefore,
+            _ => Act::Forward,
+        });
+        sleep(Duration::from_secs(5)).await;
+        assert_eq!(held.effects.count(), 1, "the first still runs");
+        held.gate.open_for_good();
+        joined(first).await;
+        let waited = joined(waiting).await;
+        assert_eq!(waited.status, StatusCode::SERVICE_UNAVAILABLE);
         assert_eq!(held.effects.count(), 1);
     })
     .await;

@@ -69,7 +69,9 @@ pub enum Unretained {
 pub enum StoreFailure {
     /// 503 `store-unavailable`; nothing is executed.
     Refuse,
-    /// Execute without a lease: retries during the outage execute again.
+    /// Execute without a lease and without a record: retries during the outage execute again, also beside one another,
+    /// and the first retry after it executes once more. Who waits for a request that is known to be running is refused
+    /// all the same.
     DangerouslyExecuteUnprotected,
 }
 

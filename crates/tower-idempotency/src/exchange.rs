@@ -182,7 +182,7 @@ fn ask<B: http_body::Body>(
                 Some(lease)
             }
             Ok(Asked::Answer(answer)) => return Err(answer),
-            Err(failure) => match config.store_failure {
+            Err((failure, policy)) => match policy {
                 StoreFailure::Refuse => {
                     give_back(config, engine, &claim, place);
                     return Err(refused(&unavailable(config, failure)));
@@ -277,18 +277,22 @@ enum Asked {
     Answer(Box<Answer>),
 }
 
+/// Also says what to do about a failure.
 async fn acquire(
     config: &Config,
     engine: &Engine,
     claim: &Claim,
     detach: &Detach,
-) -> Result<Asked, Failure> {
-    let (mut acquired, mut sent) = engine.acquire(claim, config.store_timeout).await?;
+) -> Result<Asked, (Failure, StoreFailure)> {
+    let asked = engine.acquire(claim, config.store_timeout).await;
+    let (mut acquired, mut sent) = asked.map_err(|failure| (failure, config.store_failure))?;
     if let (Acquired::InProgress { fingerprint, .. }, InFlight::Wait(_)) =
         (&acquired, config.in_flight)
         && *fingerprint == claim.fingerprint
     {
-        (acquired, sent) = Box::pin(wait(config, engine, claim, detach, acquired, sent)).await?;
+        let waited = Box::pin(wait(config, engine, claim, detach, acquired, sent)).await;
+        // A waiter has seen that the first request is being executed: whatever the setting, it does not run beside it.
+        (acquired, sent) = waited.map_err(|failure| (failure, StoreFailure::Refuse))?;
     }
     // Another request under the same key is judged first, whatever has become of the first one.
     if let Acquired::InProgress { fingerprint, .. }

@@ -46,7 +46,7 @@ fn keyed(key: &str, body: &'static str) -> Request<Body> {
 type StartFlow = fn() -> Flow;
 
 /// Every path a request can take, on a layer of its own; each says how many effects it had.
-const FLOWS: [(&str, StartFlow); 27] = [
+const FLOWS: [(&str, StartFlow); 28] = [
     ("executed", || Box::pin(executed())),
     ("replayed", || Box::pin(replayed())),
     ("mismatch", || Box::pin(mismatch())),
@@ -69,6 +69,7 @@ const FLOWS: [(&str, StartFlow); 27] = [
     ("complete hanging", || {
         Box::pin(failing(Operation::Complete, Fault::Hang))
     }),
+    ("never recorded", || Box::pin(never_recorded())),
     ("renew failing", || {
         Box::pin(failing(Operation::Renew, Fault::Before))
     }),
@@ -224,6 +225,15 @@ async fn failing(operation: Operation, fault: Fault) -> u64 {
     });
     send(&app, order()).await;
     store.recover();
+    sleep(Duration::from_secs(20)).await;
+    effects.count()
+}
+
+async fn never_recorded() -> u64 {
+    let store = Unreliable::default();
+    store.fail(Operation::Complete, Fault::Before);
+    let (app, effects) = answering(on(&store));
+    assert_eq!(send(&app, order()).await.text(), ANSWER);
     sleep(Duration::from_secs(20)).await;
     effects.count()
 }
@@ -441,6 +451,21 @@ fn a_lost_lease_is_counted_once_whenever_it_is_noticed() {
         assert_eq!(found["idempotency_lease_lost_total"], 1.0, "{name}");
         assert_eq!(found["idempotency_granted_total"], 2.0, "{name}");
         assert_eq!(found["idempotency_takeover_total"], 1.0, "{name}");
+    }
+}
+
+// behaviours 154
+#[test]
+fn an_answer_whose_record_the_store_never_took_is_counted_once() {
+    for (name, _) in FLOWS {
+        let found = counted(flow(name));
+        let expected = (name == "never recorded").then_some(&1.0);
+        let name = format!("{name} {found:?}");
+        assert_eq!(
+            found.get("idempotency_unrecorded_total"),
+            expected,
+            "{name}"
+        );
     }
 }
 

@@ -173,9 +173,10 @@ impl Engine {
                 match engine.complete(&lease, &record, retention, limit).await {
                     Completion::Failing => {}
                     Completion::Stored => return telemetry::recorded(&lease.id, record.len()),
-                    Completion::LeaseLost | Completion::TooLarge { .. } => return,
+                    Completion::LeaseLost | Completion::TooLarge { .. } => break,
                 }
             }
+            telemetry::unrecorded(&lease.id);
         });
     }
 

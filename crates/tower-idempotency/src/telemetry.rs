@@ -114,6 +114,12 @@ pub(crate) fn recorded(id: &KeyId, bytes: usize) {
     observe!("idempotency_record_bytes", size);
 }
 
+/// The effect has happened, the client has its answer, and no retry will be given it.
+pub(crate) fn unrecorded(id: &KeyId) {
+    tracing::error!(%id, "the store never took a record whose answer has gone out; a retry may execute again");
+    count!("idempotency_unrecorded_total");
+}
+
 pub(crate) fn not_retained(id: &KeyId, reason: NotRetained) {
     tracing::debug!(%id, ?reason, "stored a tombstone");
     count!("idempotency_not_retained_total", "reason" => match reason {

@@ -195,6 +195,26 @@ async fn renewals_that_fail_for_less_than_the_lease_lose_nothing() {
     }
 }
 
+// fm 21
+#[tokio::test(start_paused = true)]
+async fn a_renewal_that_hangs_leaves_time_for_another_however_long_the_store_may_take() {
+    within(LONG, async {
+        let configure = |layer: IdempotencyLayer| layer.with_lease(Ttl::from_secs(3));
+        let node = Node::on(&MemoryStore::new(), &Effects::default(), configure);
+        let (first, lease) = node.running().await;
+        node.store.set(|op, nth| match (op, nth) {
+            (Op::Renew, 1) => Act::Hang,
+            _ => Act::Forward,
+        });
+        assert!(timeout(LEASE, lease.lost()).await.is_err());
+        assert_eq!(node.another().answer().await.code(), "in-progress");
+        node.gate.open_for_good();
+        assert_eq!(joined(first).await.text(), "execution 1");
+        assert_eq!(node.effects.count(), 1);
+    })
+    .await;
+}
+
 // fm 21: counted from before the last good renewal was sent
 #[tokio::test(start_paused = true)]
 async fn a_lease_that_cannot_be_renewed_in_time_is_not_held_until_it_is() {

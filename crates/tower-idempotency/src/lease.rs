@@ -340,11 +340,9 @@ impl Renewer {
             telemetry::renew_late(&held.reference.id);
         }
         let started = telemetry::start();
-        let renewed = timeout(
-            held.store_timeout,
-            self.store.renew(&held.reference, held.ttl),
-        )
-        .await;
+        // No longer than a third of the lease either: a call that hangs must leave time for another.
+        let limit = held.store_timeout.min(ttl / 3);
+        let renewed = timeout(limit, self.store.renew(&held.reference, held.ttl)).await;
         telemetry::store_time("renew", started);
         let again = match renewed {
             Ok(Ok(())) => {

@@ -113,7 +113,7 @@ pub enum ErrorKind {
     OutcomeUnknown,
     /// The first request was executed, but its response was not retained.
     ResponseNotRetained,
-    /// The store failed, so nothing was executed.
+    /// The store failed, or its record cannot be read: nothing was executed now, whatever an earlier attempt did.
     StoreUnavailable,
     /// Too many requests are in flight or too many bytes are buffered.
     Overloaded,

@@ -65,7 +65,8 @@ pub(crate) fn outcome_unknown() -> Error {
 }
 
 pub(crate) fn unavailable(config: &Config, failure: Failure) -> Error {
-    let detail = "the store failed, so nothing was executed";
+    // Of an earlier attempt nothing is known: whoever reads this must not take it for one that came to nothing.
+    let detail = "the store failed, so nothing was executed now; an earlier attempt may have been";
     Error::new(ErrorKind::StoreUnavailable, detail)
         .with_retry_after(config.retry_after)
         .with_source(failure.into_source())

@@ -1,4 +1,4 @@
-//! Named sets of decisions. Each cell of the table in the documentation is one field here and one setter of the layer.
+//! Named sets of decisions. Each cell of the table at [`Preset`] is one field here and one setter of the layer.
 
 use std::{sync::Arc, time::Duration};
 
@@ -15,6 +15,23 @@ use crate::{
 };
 
 /// A named set of decisions to start from; every one of them can be changed alone afterwards.
+///
+/// | decision | `Recommended` | `Ietf` | `Stripe` | `Idempo` |
+/// |---|---|---|---|---|
+/// | header | `Idempotency-Key` | same | same | the same, else `X-Idempotency-Key` |
+/// | [key syntax](KeySyntax) | `Lenient` | `Strict` | `Verbatim` | `Unquoted` |
+/// | key length in bytes | 1 to 255 | 1 to 1,024 | 1 to 255 | 1 or more |
+/// | methods | all but GET, HEAD, OPTIONS, TRACE, QUERY | POST, PATCH | POST | all but GET, HEAD, OPTIONS |
+/// | the key with another request | 422 | 422 | 400 | a separate request |
+/// | the first is still running | 409, `Retry-After: 1` | same | same | 429, `Retry-After: 2` |
+/// | recorded | 2xx, 3xx, 4xx but 401, 403, 407, 408, 421, 423, 424, 425, 429 | 2xx to 5xx but 408, 421, 425, 429, 503 | all but 401, 403, 429 | 2xx, 3xx, 4xx but 425, 429 |
+/// | too large or streamed | tombstone | tombstone | tombstone | the key is freed |
+/// | retention | 24 h | 24 h | 24 h | 30 s |
+/// | replay marker | `Idempotent-Replayed: true` | none | as `Recommended` | none |
+/// | refusals | problem+json | problem+json | `{"error":{..}}` | `{"ok":false,"error":{..}}` |
+///
+/// Everything else is the same: it is stated at each setter of [`IdempotencyLayer`](crate::IdempotencyLayer), whose
+/// "Default" is that of `Recommended`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
 #[non_exhaustive]
 pub enum Preset {

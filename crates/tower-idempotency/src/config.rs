@@ -25,7 +25,9 @@ pub enum MissingKey {
     Reject,
     /// The fingerprint is the key: equal requests of one principal within the retention are one. Two that are meant to
     /// be two (the same order placed twice) become one as well, so keep the retention short: queues of this kind use
-    /// five minutes.
+    /// five minutes. Callers without a principal count as one, and with
+    /// [`FingerprintBy::head_only`](crate::FingerprintBy::head_only) every body sent to one path is equal. The handler
+    /// finds a [`Lease`](crate::Lease) and no [`IdempotencyKey`](crate::IdempotencyKey).
     Derive,
 }
 

@@ -12,13 +12,25 @@ use crate::{
 /// What becomes of a handler's response: a response extension.
 ///
 /// The typed form of the headers `X-Idempo-Policy: no-store` and `X-Idempo-Persist-For-Seconds: N`, which it overrides.
+/// It cannot have a response kept that the layer does not record, such as a 5xx.
 ///
 /// ```
-/// use std::time::Duration;
-/// use tower_idempotency::Retention;
+/// use axum::{Extension, Router, body::Body, http::Request, routing::post};
+/// use tower::ServiceExt;
+/// use tower_idempotency::{IdempotencyLayer, MemoryStore, Retention};
 ///
-/// let mut res = http::Response::new("quoted");
-/// res.extensions_mut().insert(Retention::For(Duration::from_secs(60)));
+/// # #[tokio::main(flavor = "current_thread")]
+/// # async fn main() -> Result<(), Box<dyn std::error::Error>> {
+/// let app: Router = Router::new()
+///     .route("/quotes", post(async || (Extension(Retention::NoStore), "42")))
+///     .layer(IdempotencyLayer::new(MemoryStore::new()));
+///
+/// let ask = || Request::post("/quotes").header("idempotency-key", "q-1").body(Body::empty());
+/// app.clone().oneshot(ask()?).await?;
+/// let retry = app.oneshot(ask()?).await?;
+/// assert!(!retry.headers().contains_key("idempotent-replayed"));
+/// # Ok(())
+/// # }
 /// ```
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]

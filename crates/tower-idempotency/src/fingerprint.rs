@@ -35,13 +35,17 @@ type CustomFn = dyn Fn(&request::Parts, &[u8]) -> Vec<u8> + Send + Sync;
 
 impl FingerprintBy {
     /// Method, path and query as received, media type, and the body byte for byte. The default.
+    ///
+    /// Not the host: where the host says whose service it is, make it part of the principal
+    /// ([`Principal::from_fn`](crate::Principal::from_fn)), or anonymous callers of two hosts meet each other's answers.
     #[must_use]
     pub const fn raw_body() -> Self {
         Self(By::RawBody)
     }
 
     /// Method, path and query as received, and media type. The body streams through to the handler unread and
-    /// unlimited: for uploads, where another body under the same key cannot be told apart.
+    /// unlimited: for uploads, where another body under the same key cannot be told apart. The body timeout does not
+    /// apply either: a client that sends slowly holds its lease for as long.
     ///
     /// What the handler answers to a body that broke off is not recorded when it is an error, 4xx or 5xx.
     #[must_use]

@@ -25,7 +25,13 @@ pin_project! {
     /// # Cancellation
     ///
     /// Dropped before the request body is in, nothing has happened. Dropped later, the exchange goes on in a task of its
-    /// own: the handler runs to its end and its response is recorded, so that a retry is answered with it.
+    /// own: the handler runs to its end and its response is recorded, so that a retry is answered with it. Task-locals
+    /// that something outside of the layer has set are not there any more; a handler that panics for want of one frees
+    /// the key. The tracing span is.
+    ///
+    /// # Panics
+    ///
+    /// When an exchange is polled outside of a Tokio runtime.
     pub struct ResponseFuture<F, B, E>
     where
         B: http_body::Body,

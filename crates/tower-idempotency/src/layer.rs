@@ -27,12 +27,18 @@ use crate::{
 ///
 /// Place it inside CORS, tracing, compression and authentication, and outside body limits and timeouts: replays then
 /// pass through what every response must pass through, and a timeout is an outcome of the handler instead of a client
-/// that left.
+/// that left. Do place a timeout inside: a handler that never ends keeps its lease, and its key, for ever, also when its
+/// client has long left.
+///
+/// Needs a Tokio runtime with time enabled.
 ///
 /// ```
-/// use axum::{Router, routing::post};
+/// use axum::{Router, body::Body, http::Request, routing::post};
+/// use tower::ServiceExt;
 /// use tower_idempotency::{IdempotencyLayer, InFlight, MemoryStore, MissingKey};
 ///
+/// # #[tokio::main(flavor = "current_thread")]
+/// # async fn main() -> Result<(), Box<dyn std::error::Error>> {
 /// let layer = IdempotencyLayer::new(MemoryStore::new()).with_missing_key(MissingKey::Reject);
 /// let app: Router = Router::new()
 ///     .route("/payments", post(async || "paid"))
@@ -42,6 +48,11 @@ use crate::{
 ///             .route("/reports", post(async || "reported"))
 ///             .route_layer(layer.with_in_flight(InFlight::TooManyRequests)),
 ///     );
+///
+/// let without_a_key = Request::post("/reports").body(Body::empty())?;
+/// assert_eq!(app.oneshot(without_a_key).await?.status(), 400);
+/// # Ok(())
+/// # }
 /// ```
 #[derive(Clone)]
 #[must_use]
@@ -56,7 +67,8 @@ impl IdempotencyLayer {
         Self::with_preset(store, Preset::Recommended)
     }
 
-    /// A layer on `store` that starts from a preset; setters change single decisions of it.
+    /// A layer on `store` that starts from a preset; setters change single decisions of it. The defaults that they name
+    /// are those of [`Preset::Recommended`].
     pub fn with_preset(store: impl Store, preset: Preset) -> Self {
         Self {
             config: Arc::new(preset.config()),
@@ -95,7 +107,8 @@ impl IdempotencyLayer {
 
     // ---- The key ----
 
-    /// The header that carries the key. Default: `Idempotency-Key`. Several lines of it are answered 400.
+    /// The header that carries the key. Default: `Idempotency-Key`. Several lines of it are answered 400. Under a name
+    /// that clients do not send, every request is one without a key.
     pub fn with_header(self, name: HeaderName) -> Self {
         self.set(|config| {
             let alias = match &config.key_from {
@@ -107,7 +120,7 @@ impl IdempotencyLayer {
     }
 
     /// A second header that is looked at when the first is absent; the same key under either name is one key.
-    /// Default: none.
+    /// Default: none. A header that proxies add, such as a request id, makes a key of what is new on every retry.
     pub fn with_header_alias(self, alias: HeaderName) -> Self {
         self.set(|config| {
             let name = match &config.key_from {
@@ -188,14 +201,16 @@ impl IdempotencyLayer {
         self.set(|config| config.fingerprint = by.0)
     }
 
-    /// What to do when a key comes back with another request. Default: refuse it with 422.
+    /// What to do when a key comes back with another request. Default: refuse it with 422. With
+    /// [`Mismatch::Separate`], a retry that differs in one byte is executed.
     pub fn with_mismatch(self, mismatch: Mismatch) -> Self {
         self.set(|config| config.mismatch = mismatch)
     }
 
     // ---- Concurrent requests ----
 
-    /// What to answer while the first request is still being executed. Default: [`InFlight::Conflict`].
+    /// What to answer while the first request is still being executed. Default: [`InFlight::Conflict`]. A long wait
+    /// holds connections and memory for as long as a slow handler takes; see [`with_max_waiters`](Self::with_max_waiters).
     pub fn with_in_flight(self, in_flight: InFlight) -> Self {
         self.set(|config| config.in_flight = in_flight)
     }
@@ -220,30 +235,33 @@ impl IdempotencyLayer {
     /// How long a lease lasts unless it is renewed, which happens every third of it. Default: 15 s.
     ///
     /// Too short, and a pause of the process or a slow store loses it, which costs a second execution; too long, and a
-    /// key stays blocked for as long after a crash. Below a second is for tests.
+    /// key stays blocked for as long after a crash. Below a second is for tests. However long it is, it is renewed for
+    /// as long as the handler runs, if that is for ever.
     pub fn with_lease(self, lease: Ttl) -> Self {
         self.set(|config| config.lease = lease)
     }
 
     /// What becomes of a key whose execution ended without an outcome, as after a crash. Default:
-    /// [`OrphanPolicy::TakeOver`], at-least-once; [`OrphanPolicy::Refuse`] is at-most-once.
+    /// [`OrphanPolicy::TakeOver`], at-least-once: the effect may happen twice. [`OrphanPolicy::Refuse`] is at-most-once:
+    /// the key answers 409 until the orphan is forgotten, and somebody has to find out what happened.
     pub fn with_orphans(self, policy: OrphanPolicy) -> Self {
         self.set(|config| config.orphans = policy)
     }
 
     /// How long an orphan is remembered. Default: the retention. Under [`OrphanPolicy::Refuse`] a retry after this
-    /// executes again.
+    /// executes again; so it does when this is shorter than clients go on retrying.
     pub fn with_orphans_kept(self, keep: Ttl) -> Self {
         self.set(|config| config.orphans_kept = Some(keep))
     }
 
-    /// How long one store call may take; an acquire or a completion is tried at most three times within twice this.
-    /// Default: 2 s. Too short, and a slow store is an outage; too long, and an outage is a pile of waiting requests.
+    /// How long one store call may take; an acquire, a completion or a release is tried at most three times within twice
+    /// this, and a renewal may take a third of the lease at most. Default: 2 s. Too short, and a slow store is an outage; too long, and an outage is a pile of waiting requests.
     pub fn with_store_timeout(self, timeout: Duration) -> Self {
         self.set(|config| config.store_timeout = timeout)
     }
 
-    /// What to do when no lease can be taken because the store fails. Default: [`StoreFailure::Refuse`].
+    /// What to do when no lease can be taken because the store fails. Default: [`StoreFailure::Refuse`], so that an outage
+    /// of the store is one of the service. Does not apply to [`run_once`](Self::run_once), which always refuses.
     pub fn with_store_failure(self, failure: StoreFailure) -> Self {
         self.set(|config| config.store_failure = failure)
     }
@@ -251,25 +269,28 @@ impl IdempotencyLayer {
     // ---- Bodies ----
 
     /// The largest request body in bytes; a larger one is answered 413 unread. Default: 2 MiB, as axum's own. Every
-    /// request in flight may hold as much in memory.
+    /// request in flight may hold as much in memory. Does not apply with [`FingerprintBy::head_only`].
     pub fn with_request_limit(self, bytes: usize) -> Self {
         self.set(|config| config.request_limit = bytes)
     }
 
-    /// How long the request body may take to arrive, else 408. Default: 30 s. Too long, and slow clients hold places
-    /// among the requests in flight.
+    /// How long the request body may take to arrive, else 408. Default: 30 s. Too short, and clients on slow networks are
+    /// never served; too long, and they hold places among the requests in flight. Does not apply with
+    /// [`FingerprintBy::head_only`].
     pub fn with_body_timeout(self, timeout: Duration) -> Self {
         self.set(|config| config.body_timeout = timeout)
     }
 
     /// The largest response body in bytes that is recorded. Default: 4 MiB. See
-    /// [`with_unretained`](Self::with_unretained) for larger ones.
+    /// [`with_unretained`](Self::with_unretained) for larger ones. Too low, and retries are told that there was an answer
+    /// instead of which; every response in flight may hold as much in memory.
     pub fn with_response_limit(self, bytes: usize) -> Self {
         self.set(|config| config.response_limit = bytes)
     }
 
     /// How long a response of unknown length is collected before it counts as streamed, and how long one that told its
-    /// length may stall. Default: 10 s. The client sees nothing of it before.
+    /// length may stall. Default: 10 s. The client sees nothing of it before: too long, and streams seem to hang; too
+    /// short, and slow answers are not recorded.
     pub fn with_collect_timeout(self, timeout: Duration) -> Self {
         self.set(|config| config.collect_timeout = timeout)
     }
@@ -277,7 +298,8 @@ impl IdempotencyLayer {
     /// How many requests may be in flight, and how many bytes of bodies they may buffer, in this layer and all its
     /// clones; more are answered 503 `overloaded`. Default: 10,000 and 256 MiB.
     ///
-    /// A response that does not fit in what is left is treated as too large.
+    /// A response that does not fit in what is left is treated as too large. Too low, and the service refuses what it
+    /// could serve; higher than the memory there is, and it is killed for it. Requests that wait count too.
     pub fn with_max_in_flight(self, requests: usize, bytes: usize) -> Self {
         self.set(|config| {
             config.max_in_flight = requests;
@@ -296,7 +318,8 @@ impl IdempotencyLayer {
         self.set(|config| config.recorded = Arc::new(recorded))
     }
 
-    /// What to do about responses that are too large or streamed. Default: [`Unretained::Tombstone`].
+    /// What to do about responses that are too large or streamed. Default: [`Unretained::Tombstone`]. With
+    /// [`Unretained::Release`] the effects behind them happen again on every retry.
     pub fn with_unretained(self, unretained: Unretained) -> Self {
         self.set(|config| config.unretained = unretained)
     }
@@ -306,7 +329,8 @@ impl IdempotencyLayer {
         self.set(|config| config.retention = retention)
     }
 
-    /// The longest a handler can ask for. Default: 365 days. It does not cap the default retention.
+    /// The longest a handler can ask for. Default: 365 days. It does not cap the default retention. Too long, and one
+    /// handler's mistake fills the store.
     pub fn with_max_retention(self, retention: Ttl) -> Self {
         self.set(|config| config.max_retention = retention)
     }
@@ -330,7 +354,8 @@ impl IdempotencyLayer {
         self.set(|config| config.replayed = Arc::new(replayed))
     }
 
-    /// The header that marks replays, or none. Default: `Idempotent-Replayed: true`.
+    /// The header that marks replays, or none. Default: `Idempotent-Replayed: true`. It replaces a header of that name in
+    /// the recorded response; without one, clients cannot tell a replay.
     pub fn with_replay_marker(self, marker: Option<(HeaderName, HeaderValue)>) -> Self {
         self.set(|config| config.replay_marker = marker)
     }
@@ -354,7 +379,7 @@ impl IdempotencyLayer {
     }
 
     /// Answers refusals as problem+json whose `Link: <url>; rel="describedby"` leads to your own documentation.
-    /// Default: the draft that defines the header.
+    /// Default: the draft that defines the header. Replaces [`with_refusals`](Self::with_refusals) and the preset's shape.
     ///
     /// # Errors
     ///
@@ -372,7 +397,10 @@ impl IdempotencyLayer {
     // ---- Shutting down ----
 
     /// Refuses new keyed requests with 503 `draining` and waits for those in flight, also those whose clients left, for
-    /// at most `timeout`. True when all have ended.
+    /// at most `timeout`. True when all have ended, `run_once` included.
+    ///
+    /// All clones of the layer drain with it, and for good. Requests that pass through, as those without a key do, are
+    /// neither refused nor waited for.
     ///
     /// Call it after the server's graceful shutdown: exchanges whose clients left run in tasks that the server does not
     /// know of. What is still running when it returns false keeps its leases until they expire.

@@ -76,7 +76,9 @@ impl Lease {
     /// A key for a call to somebody else, the same on every execution of this request and different for every `name`:
     /// 64 hexadecimal digits.
     ///
-    /// Give it to a provider that honours idempotency keys, and a takeover does not charge twice.
+    /// Give it to a provider that honours idempotency keys, and a takeover does not charge twice. It changes with the
+    /// layer's namespace and secret, and with the principal: a deployment that changes one of them forgets the records
+    /// and the derived keys alike.
     #[must_use]
     pub fn derive(&self, name: &str) -> String {
         derived_key(&self.0.reference.id, &self.0.reference.fingerprint, name)

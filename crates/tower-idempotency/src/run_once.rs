@@ -71,26 +71,28 @@ impl<E> From<E> for Failed<E> {
 impl IdempotencyLayer {
     /// Runs `work` once for `key`, and returns what it returned ever after, within the retention.
     ///
-    /// The layer's lease, orphan policy, retention, namespace, secret, store timeout and bounds apply; the decisions
-    /// about HTTP do not. `fingerprint` is what the work is about: the same key with another one is a mismatch. Entries
+    /// The layer's lease, orphan policy, retention, namespace, secret, store timeout and number of requests in flight
+    /// apply, and a value larger than its response limit is not retained; the other decisions do not apply, nor does
+    /// [`StoreFailure`](crate::StoreFailure): without a lease nothing runs. `fingerprint` is what the work is about: the same key with another one is a mismatch. Entries
     /// of `run_once` and of HTTP requests never meet, whatever their keys.
     ///
     /// `work` returns any serde value, which is kept as MessagePack with named fields; a value that another version of
-    /// the program can no longer read is an error and is never run again.
+    /// the program can no longer read is an error until its retention is over, and is not run again before.
     ///
     /// # Errors
     ///
     /// [`ErrorKind::StoreUnavailable`](crate::ErrorKind::StoreUnavailable) when no lease could be taken or the record cannot be read,
-    /// [`Overloaded`](crate::ErrorKind::Overloaded) and [`Draining`](crate::ErrorKind::Draining) as for requests. The work did not run.
+    /// [`Overloaded`](crate::ErrorKind::Overloaded) and [`Draining`](crate::ErrorKind::Draining) as for requests. The work did not run
+    /// now.
     ///
     /// # Panics
     ///
-    /// When `work` panics, after its key was freed.
+    /// When `work` panics, after its key was freed; and when it is polled outside of a Tokio runtime.
     ///
     /// # Cancellation
     ///
     /// Dropped once it has been polled, it goes on in a task of its own: the work runs to its end and its value is
-    /// recorded.
+    /// recorded. [`drain`](Self::drain) waits for it.
     ///
     /// # Examples
     ///

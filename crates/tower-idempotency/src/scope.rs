@@ -15,7 +15,9 @@ use crate::{
 /// Part of every entry's id, so that one caller never meets another's keys. Sources are tried in order
 /// ([`or`](Principal::or)); the first that finds something decides. Only a digest of it reaches the store.
 ///
-/// Requests that carry none of the looked-for headers or cookies share the anonymous scope. An
+/// Requests that carry none of the looked-for headers or cookies share the anonymous scope: there, whoever knows or
+/// guesses another's key and request is given that caller's answer. A service that authenticates by cookie must
+/// therefore not keep the default, [`authorization`](Principal::authorization). An
 /// [`extension`](Principal::extension) that is missing means that the layer stands outside the authentication that sets
 /// it, which would put all callers into one scope: unless another source finds something, such a request is answered 500
 /// `principal-missing` and nothing is executed.

@@ -20,12 +20,8 @@ use tower::{Service, ServiceExt};
 use tower_idempotency::IdempotencyLayer;
 
 mod scripted;
-mod unreliable;
 
-pub use self::{
-    scripted::{Broken, Scripted, Step},
-    unreliable::{Fault, Operation, Unreliable},
-};
+pub use self::scripted::{Broken, Scripted, Step};
 
 pub mod bodies;
 pub mod gate;

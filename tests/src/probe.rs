@@ -4,7 +4,7 @@ use std::{
     fmt,
     future::{pending, poll_fn},
     sync::{
-        Arc, Mutex, PoisonError,
+        Arc, Mutex, MutexGuard, PoisonError,
         atomic::{AtomicBool, AtomicU64, Ordering},
     },
     task::Poll,
@@ -13,7 +13,7 @@ use std::{
 
 use bytes::Bytes;
 use tower_idempotency::store::{
-    Acquired, Claim, KeyId, LeaseRef, MemoryStore, Store, StoreError, Ttl,
+    Acquired, Claim, KeyId, LeaseRef, MemoryStore, Store, StoreError, Token, Ttl,
 };
 
 use crate::gate::Gate;
@@ -58,13 +58,19 @@ pub enum Act {
 
 type Script = dyn FnMut(Op, u64) -> Act + Send;
 
-/// A [`MemoryStore`] behind a script that decides over every call.
+/// A [`MemoryStore`] behind a script that decides over every call. Clones are one store.
 #[derive(Clone)]
 pub struct Probe {
     inner: MemoryStore,
     counts: Arc<[AtomicU64; 5]>,
     script: Arc<Mutex<Box<Script>>>,
+    // Of each method: what becomes of its calls whatever the script says, and of how many of them.
+    faults: Arc<Mutex<[Option<(Act, u64)>; 5]>>,
+    tokens: Arc<Mutex<Vec<Token>>>,
+    garble: Arc<Mutex<Option<Garble>>>,
 }
+
+type Garble = fn(Bytes) -> Bytes;
 
 impl Probe {
     /// A store of its own; `script` is given the method and which call of it this is, from 1.
@@ -80,18 +86,60 @@ impl Probe {
             inner,
             counts: Arc::default(),
             script: Arc::new(Mutex::new(Box::new(script))),
+            faults: Arc::default(),
+            tokens: Arc::default(),
+            garble: Arc::default(),
         }
+    }
+
+    /// In front of `inner`, letting everything through.
+    #[must_use]
+    pub fn over(inner: MemoryStore) -> Self {
+        Self::on(inner, |_, _| Act::Forward)
     }
 
     /// Changes the script.
     pub fn set(&self, script: impl FnMut(Op, u64) -> Act + Send + 'static) {
-        *self.script.lock().unwrap_or_else(PoisonError::into_inner) = Box::new(script);
+        *lock(&self.script) = Box::new(script);
+    }
+
+    /// Does this to every call of a method until [`recover`](Self::recover).
+    pub fn fail(&self, op: Op, act: Act) {
+        self.fail_next(u64::MAX, op, act);
+    }
+
+    /// Does this to the next calls of a method.
+    pub fn fail_next(&self, calls: u64, op: Op, act: Act) {
+        lock(&self.faults)[op as usize] = Some((act, calls));
+    }
+
+    /// Nothing fails any more but by the script.
+    pub fn recover(&self) {
+        *lock(&self.faults) = Default::default();
+    }
+
+    /// Gives out records as `garble` leaves them.
+    pub fn garble(&self, garble: fn(Bytes) -> Bytes) {
+        *lock(&self.garble) = Some(garble);
     }
 
     /// How many calls of a method there were.
     #[must_use]
     pub fn count(&self, op: Op) -> u64 {
         self.counts[op as usize].load(Ordering::SeqCst)
+    }
+
+    /// How often it was called in all, but for `changed`.
+    #[must_use]
+    pub fn all_calls(&self) -> u64 {
+        let ops = [Op::Acquire, Op::Renew, Op::Complete, Op::Release];
+        ops.map(|op| self.count(op)).iter().sum()
+    }
+
+    /// The tokens of all acquires, in order.
+    #[must_use]
+    pub fn tokens(&self) -> Vec<Token> {
+        lock(&self.tokens).clone()
     }
 
     /// The store behind it.
@@ -101,7 +149,13 @@ impl Probe {
 
     fn act(&self, op: Op) -> Act {
         let nth = self.counts[op as usize].fetch_add(1, Ordering::SeqCst) + 1;
-        (self.script.lock().unwrap_or_else(PoisonError::into_inner))(op, nth)
+        if let Some((act, calls)) = &mut lock(&self.faults)[op as usize]
+            && *calls > 0
+        {
+            *calls -= 1;
+            return act.clone();
+        }
+        lock(&self.script)(op, nth)
     }
 
     async fn run<T>(
@@ -148,7 +202,14 @@ impl Probe {
 
 impl Store for Probe {
     async fn acquire(&self, claim: &Claim) -> Result<Acquired, StoreError> {
-        self.run(Op::Acquire, self.inner.acquire(claim)).await
+        lock(&self.tokens).push(claim.token);
+        let mut acquired = self.run(Op::Acquire, self.inner.acquire(claim)).await?;
+        if let (Acquired::Completed { record, .. }, Some(garble)) =
+            (&mut acquired, *lock(&self.garble))
+        {
+            *record = garble(std::mem::take(record));
+        }
+        Ok(acquired)
     }
 
     async fn renew(&self, lease: &LeaseRef, ttl: Ttl) -> Result<(), StoreError> {
@@ -178,6 +239,12 @@ impl Store for Probe {
     }
 }
 
+impl Default for Probe {
+    fn default() -> Self {
+        Self::over(MemoryStore::new())
+    }
+}
+
 impl fmt::Debug for Probe {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("Probe")
@@ -197,4 +264,8 @@ pub async fn yield_once() {
         Poll::Pending
     })
     .await;
+}
+
+fn lock<T: ?Sized>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }

@@ -21,7 +21,7 @@ use http::{HeaderMap, HeaderValue, Request, Response, StatusCode};
 use http_body::Frame;
 use http_body_util::{BodyExt, Empty, Full};
 use hyper_util::{rt::TokioIo, service::TowerToHyperService};
-use tests::{Effects, Scripted, Unreliable, app, created, creating, post, send};
+use tests::{Effects, Scripted, app, created, creating, post, probe::Probe, send};
 use tower::{Layer, Service, ServiceBuilder, ServiceExt, service_fn};
 use tower_idempotency::{
     ConfigError, Error, Idempotency, IdempotencyKey, IdempotencyLayer, Lease, MemoryStore,
@@ -200,7 +200,7 @@ async fn nested_routers_are_told_apart_by_the_path_that_the_client_sent() {
 
 #[tokio::test]
 async fn a_layer_within_a_layer_passes_on_and_leaves_the_control_headers_to_the_outer_one() {
-    let (outer, inner) = (Unreliable::default(), Unreliable::default());
+    let (outer, inner) = (Probe::default(), Probe::default());
     let effects = Effects::default();
     let counted = effects.clone();
     let app = Router::new()
@@ -231,7 +231,7 @@ async fn a_layer_within_a_layer_passes_on_and_leaves_the_control_headers_to_the_
 
 #[tokio::test]
 async fn an_inner_layer_takes_the_requests_that_the_outer_one_passes_on() {
-    let inner = Unreliable::default();
+    let inner = Probe::default();
     let effects = Effects::default();
     let counted = effects.clone();
     let app = Router::new()
@@ -281,7 +281,7 @@ async fn grpc_upgrades_and_tunnels_pass_through_with_their_bodies_untouched() {
         ),
     ];
     for (method, headers) in requests {
-        let store = Unreliable::default();
+        let store = Probe::default();
         let layer = IdempotencyLayer::new(store.clone())
             .with_methods_where(|method| method != http::Method::GET);
         let (app, effects) = creating(layer);

@@ -5,7 +5,11 @@ use std::sync::{Arc, atomic::Ordering};
 use axum::{Router, body::Body};
 use http::{HeaderValue, Request, StatusCode};
 use serde_json::Value;
-use tests::{Answer, Effects, Operation, Scripted, Unreliable, app, created, post, send};
+use tests::{
+    Answer, Effects, Scripted, app, created, post,
+    probe::{Op, Probe},
+    send,
+};
 use tokio::{sync::Semaphore, task::JoinHandle};
 use tower_idempotency::{IdempotencyLayer, InFlight, MemoryStore, Mismatch};
 
@@ -163,7 +167,7 @@ async fn the_body_of_a_duplicate_is_read_before_it_is_judged() {
 // behaviours 105
 #[tokio::test]
 async fn a_duplicate_that_asks_as_the_first_completes_is_answered_with_its_record() {
-    let store = Unreliable::default();
+    let store = Probe::default();
     let gated = gated(IdempotencyLayer::new(store.clone()));
     let first = gated.start(order()).await;
     // The duplicate's body arrives only once the first has its answer: it was there before, and asks after.
@@ -177,7 +181,7 @@ async fn a_duplicate_that_asks_as_the_first_completes_is_answered_with_its_recor
     let duplicate = duplicate.await.expect("no panic");
     assert!(duplicate.is_replay());
     assert_eq!(duplicate.body, first.body);
-    assert_eq!(store.calls(Operation::Acquire), 2);
+    assert_eq!(store.count(Op::Acquire), 2);
     assert_eq!(gated.effects.count(), 1);
 }
 

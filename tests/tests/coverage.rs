@@ -2,7 +2,7 @@
 
 use axum::{Router, body::Body, routing::any};
 use http::{Method, Request, StatusCode};
-use tests::{Effects, Unreliable, created, creating, post, send};
+use tests::{Effects, created, creating, post, probe::Probe, send};
 use tower_idempotency::{IdempotencyLayer, MemoryStore, Mismatch, MissingKey, Ttl};
 
 fn request(method: &str, path: &str, body: &'static str) -> Request<Body> {
@@ -19,7 +19,7 @@ async fn executed(
     make: impl Fn(IdempotencyLayer) -> IdempotencyLayer,
     method: &str,
 ) -> (u64, bool) {
-    let store = Unreliable::default();
+    let store = Probe::default();
     let (app, effects) = creating(make(IdempotencyLayer::new(store.clone())));
     let first = send(&app, request(method, "/orders", "order")).await;
     let second = send(&app, request(method, "/orders", "order")).await;
@@ -103,7 +103,7 @@ async fn a_route_that_was_not_opted_in_runs_each_time() {
         let effects = effects.clone();
         any(async move || created(effects.happen()))
     };
-    let store = Unreliable::default();
+    let store = Probe::default();
     let app = Router::new()
         .route("/opted-in", counted(&opted_in))
         .route_layer(IdempotencyLayer::new(store.clone()))

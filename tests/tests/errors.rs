@@ -10,7 +10,8 @@ use bytes::Bytes;
 use http::{HeaderValue, Request, StatusCode};
 use serde_json::Value;
 use tests::{
-    Answer, Effects, Fault, Operation, Scripted, Step, Unreliable, app, created, creating, post,
+    Answer, Effects, Scripted, Step, app, created, creating, post,
+    probe::{Act, Op, Probe},
     send,
 };
 use tower_idempotency::{
@@ -37,7 +38,7 @@ async fn refusal(
     kind: ErrorKind,
     with: impl Fn(IdempotencyLayer) -> IdempotencyLayer,
 ) -> (Answer, u64) {
-    let store = Unreliable::default();
+    let store = Probe::default();
     let layer = with(IdempotencyLayer::new(store.clone()));
     let answering = |layer| app(layer, async |_, _| ANSWER.into_response());
     let sent = async |(app, effects): (Router, Effects), req| {
@@ -84,13 +85,13 @@ async fn refusal(
             sent(app, other).await
         }
         ErrorKind::InProgress => {
-            store.fail(Operation::Complete, Fault::Before);
+            store.fail(Op::Complete, Act::FailBefore);
             let app = answering(layer);
             send(&app.0, order()).await;
             sent(app, order()).await
         }
         ErrorKind::OutcomeUnknown => {
-            store.fail(Operation::Complete, Fault::Before);
+            store.fail(Op::Complete, Act::FailBefore);
             let app = answering(layer.with_orphans(OrphanPolicy::Refuse));
             send(&app.0, order()).await;
             tokio::time::sleep(Duration::from_secs(60)).await;
@@ -102,7 +103,7 @@ async fn refusal(
             sent(app, order()).await
         }
         ErrorKind::StoreUnavailable => {
-            store.fail(Operation::Acquire, Fault::Before);
+            store.fail(Op::Acquire, Act::FailBefore);
             sent(answering(layer), order()).await
         }
         ErrorKind::Overloaded => sent(answering(layer.with_max_in_flight(0, 1000)), order()).await,

@@ -9,7 +9,7 @@ use axum::{
 };
 use http::{HeaderValue, Method, Request, StatusCode};
 use serde_json::{Value, json};
-use tests::{Effects, Unreliable, app, post, send};
+use tests::{Effects, app, post, probe::Probe, send};
 use tokio::{sync::Semaphore, time::advance};
 use tower_idempotency::{IdempotencyLayer, MemoryStore, Preset};
 
@@ -48,7 +48,7 @@ async fn executions(app: &Router, requests: impl IntoIterator<Item = Request<Bod
 
 #[tokio::test]
 async fn a_request_without_a_key_passes_through() {
-    let store = Unreliable::default();
+    let store = Probe::default();
     let layer = IdempotencyLayer::with_preset(store.clone(), Preset::Idempo);
     let (app, effects) = app(layer, async |n, _| format!("execution {n}"));
     let keyless = || Request::post("/").body(Body::empty()).expect("a request");

@@ -15,7 +15,11 @@ use axum::{
 };
 use http::{Request, StatusCode};
 use metrics_util::debugging::{DebugValue, DebuggingRecorder};
-use tests::{Effects, Fault, Operation, Scripted, Step, Unreliable, app, send};
+use tests::{
+    Effects, Scripted, Step, app,
+    probe::{Act, Op, Probe},
+    send,
+};
 use tokio::time::sleep;
 use tower_idempotency::{
     IdempotencyLayer, InFlight, Lease, MissingKey, OrphanPolicy, StoreFailure, Unretained,
@@ -58,23 +62,23 @@ const FLOWS: [(&str, StartFlow); 28] = [
     ("lease lost meanwhile", || Box::pin(stolen(true))),
     ("renewed", || Box::pin(renewed())),
     ("acquire failing", || {
-        Box::pin(failing(Operation::Acquire, Fault::Before))
+        Box::pin(failing(Op::Acquire, Act::FailBefore))
     }),
     ("acquire hanging", || {
-        Box::pin(failing(Operation::Acquire, Fault::Hang))
+        Box::pin(failing(Op::Acquire, Act::Hang))
     }),
     ("complete failing", || {
-        Box::pin(failing(Operation::Complete, Fault::Before))
+        Box::pin(failing(Op::Complete, Act::FailBefore))
     }),
     ("complete hanging", || {
-        Box::pin(failing(Operation::Complete, Fault::Hang))
+        Box::pin(failing(Op::Complete, Act::Hang))
     }),
     ("never recorded", || Box::pin(never_recorded())),
     ("renew failing", || {
-        Box::pin(failing(Operation::Renew, Fault::Before))
+        Box::pin(failing(Op::Renew, Act::FailBefore))
     }),
     ("release failing", || {
-        Box::pin(failing(Operation::Release, Fault::Before))
+        Box::pin(failing(Op::Release, Act::FailBefore))
     }),
     ("unprotected", || Box::pin(unprotected())),
     ("too large", || Box::pin(too_large(Unretained::Tombstone))),
@@ -101,25 +105,25 @@ fn answering(layer: IdempotencyLayer) -> (Router, Effects) {
     app(layer, async |_, _| ANSWER.into_response())
 }
 
-fn on(store: &Unreliable) -> IdempotencyLayer {
+fn on(store: &Probe) -> IdempotencyLayer {
     IdempotencyLayer::new(store.clone())
 }
 
 async fn executed() -> u64 {
-    let (app, effects) = answering(on(&Unreliable::default()));
+    let (app, effects) = answering(on(&Probe::default()));
     assert_eq!(send(&app, order()).await.text(), ANSWER);
     effects.count()
 }
 
 async fn replayed() -> u64 {
-    let (app, effects) = answering(on(&Unreliable::default()));
+    let (app, effects) = answering(on(&Probe::default()));
     send(&app, order()).await;
     assert!(send(&app, order()).await.is_replay());
     effects.count()
 }
 
 async fn mismatch() -> u64 {
-    let (app, effects) = answering(on(&Unreliable::default()));
+    let (app, effects) = answering(on(&Probe::default()));
     send(&app, order()).await;
     let other = send(&app, keyed(KEY, "raw-body-other")).await;
     assert_eq!(other.code(), "key-reused");
@@ -135,7 +139,7 @@ fn slow(layer: IdempotencyLayer) -> (Router, Effects) {
 }
 
 async fn in_progress() -> u64 {
-    let (app, effects) = slow(on(&Unreliable::default()));
+    let (app, effects) = slow(on(&Probe::default()));
     let duplicate = async {
         sleep(Duration::from_millis(500)).await;
         send(&app, order()).await
@@ -148,7 +152,7 @@ async fn in_progress() -> u64 {
 
 async fn waited() -> u64 {
     let wait = InFlight::Wait(Duration::from_secs(10));
-    let (app, effects) = slow(on(&Unreliable::default()).with_in_flight(wait));
+    let (app, effects) = slow(on(&Probe::default()).with_in_flight(wait));
     let duplicate = async {
         sleep(Duration::from_millis(500)).await;
         send(&app, order()).await
@@ -159,10 +163,10 @@ async fn waited() -> u64 {
 }
 
 async fn orphan(policy: OrphanPolicy) -> u64 {
-    let store = Unreliable::default();
+    let store = Probe::default();
     let layer = on(&store).with_orphans(policy);
     // A process that died: its layer is gone in the middle of its work.
-    store.fail(Operation::Renew, Fault::Hang);
+    store.fail(Op::Renew, Act::Hang);
     let (dying, died) = app(layer.clone(), async |_, _| {
         std::future::pending::<()>().await;
         ANSWER.into_response()
@@ -182,8 +186,8 @@ async fn orphan(policy: OrphanPolicy) -> u64 {
 
 /// Loses its lease to another layer, which answers first. With `noticed` the renewals find out before the end.
 async fn stolen(noticed: bool) -> u64 {
-    let store = Unreliable::default();
-    store.fail(Operation::Renew, Fault::Hang);
+    let store = Probe::default();
+    store.fail(Op::Renew, Act::Hang);
     let (thief, stolen) = answering(on(&store));
     let (app, effects) = app(on(&store), move |_, req: Request<Body>| {
         let (store, thief) = (store.clone(), thief.clone());
@@ -204,7 +208,7 @@ async fn stolen(noticed: bool) -> u64 {
 }
 
 async fn renewed() -> u64 {
-    let (app, effects) = app(on(&Unreliable::default()), async |_, _| {
+    let (app, effects) = app(on(&Probe::default()), async |_, _| {
         sleep(Duration::from_secs(12)).await;
         ANSWER.into_response()
     });
@@ -212,14 +216,14 @@ async fn renewed() -> u64 {
     effects.count()
 }
 
-async fn failing(operation: Operation, fault: Fault) -> u64 {
-    let store = Unreliable::default();
+async fn failing(operation: Op, fault: Act) -> u64 {
+    let store = Probe::default();
     store.fail(operation, fault);
     let (app, effects) = app(on(&store), move |_, _| async move {
         match operation {
-            Operation::Renew => sleep(Duration::from_secs(6)).await,
-            Operation::Release => return StatusCode::BAD_GATEWAY.into_response(),
-            Operation::Acquire | Operation::Complete => {}
+            Op::Renew => sleep(Duration::from_secs(6)).await,
+            Op::Release => return StatusCode::BAD_GATEWAY.into_response(),
+            Op::Acquire | Op::Complete | Op::Changed => {}
         }
         ANSWER.into_response()
     });
@@ -230,8 +234,8 @@ async fn failing(operation: Operation, fault: Fault) -> u64 {
 }
 
 async fn never_recorded() -> u64 {
-    let store = Unreliable::default();
-    store.fail(Operation::Complete, Fault::Before);
+    let store = Probe::default();
+    store.fail(Op::Complete, Act::FailBefore);
     let (app, effects) = answering(on(&store));
     assert_eq!(send(&app, order()).await.text(), ANSWER);
     sleep(Duration::from_secs(20)).await;
@@ -239,8 +243,8 @@ async fn never_recorded() -> u64 {
 }
 
 async fn unprotected() -> u64 {
-    let store = Unreliable::default();
-    store.fail(Operation::Acquire, Fault::Before);
+    let store = Probe::default();
+    store.fail(Op::Acquire, Act::FailBefore);
     let open = on(&store).with_store_failure(StoreFailure::DangerouslyExecuteUnprotected);
     let (app, effects) = answering(open);
     assert_eq!(send(&app, order()).await.text(), ANSWER);
@@ -248,7 +252,7 @@ async fn unprotected() -> u64 {
 }
 
 async fn too_large(unretained: Unretained) -> u64 {
-    let layer = on(&Unreliable::default())
+    let layer = on(&Probe::default())
         .with_response_limit(5)
         .with_unretained(unretained);
     let (app, effects) = answering(layer);
@@ -266,7 +270,7 @@ async fn streamed() -> u64 {
 }
 
 async fn ending(answer: fn() -> Response) -> u64 {
-    let (app, effects) = app(on(&Unreliable::default()), move |_, _| {
+    let (app, effects) = app(on(&Probe::default()), move |_, _| {
         std::future::ready(answer())
     });
     send(&app, order()).await;
@@ -274,7 +278,7 @@ async fn ending(answer: fn() -> Response) -> u64 {
 }
 
 async fn broken_body() -> u64 {
-    let (app, effects) = app(on(&Unreliable::default()), async |_, _| {
+    let (app, effects) = app(on(&Probe::default()), async |_, _| {
         Response::new(Body::new(Scripted::new([Step::from(ANSWER), Step::Fail])))
     });
     let res = tower::ServiceExt::oneshot(app, order()).await;
@@ -283,7 +287,7 @@ async fn broken_body() -> u64 {
 }
 
 async fn panicking() -> u64 {
-    let (app, effects) = app(on(&Unreliable::default()), async |n, _| {
+    let (app, effects) = app(on(&Probe::default()), async |n, _| {
         assert!(n == 0, "it panics");
         ANSWER.into_response()
     });
@@ -293,7 +297,7 @@ async fn panicking() -> u64 {
 }
 
 async fn bad_record() -> u64 {
-    let store = Unreliable::default();
+    let store = Probe::default();
     let (app, effects) = answering(on(&store));
     send(&app, order()).await;
     store.garble(|record| record.slice(1..));
@@ -302,7 +306,7 @@ async fn bad_record() -> u64 {
 }
 
 async fn caller_left() -> u64 {
-    let layer = on(&Unreliable::default());
+    let layer = on(&Probe::default());
     let (app, effects) = slow(layer.clone());
     let left = tokio::time::timeout(Duration::from_millis(100), send(&app, order())).await;
     assert!(left.is_err());
@@ -313,7 +317,7 @@ async fn caller_left() -> u64 {
 }
 
 async fn refused() -> u64 {
-    let layer = on(&Unreliable::default());
+    let layer = on(&Probe::default());
     let (app, effects) = answering(layer.clone().with_missing_key(MissingKey::Reject));
     let malformed = format!("{KEY}, {KEY}");
     assert_eq!(
@@ -593,7 +597,7 @@ fn times_and_sizes_are_observed() {
 fn run_once_is_counted_as_requests_are() {
     let found = counted(|| {
         Box::pin(async {
-            let layer = on(&Unreliable::default());
+            let layer = on(&Probe::default());
             let work = async |_lease: Lease| Ok::<_, Failed<Infallible>>(1);
             for _ in 0..2 {
                 layer.run_once(KEY, BODY, work).await.expect("an outcome");
@@ -706,7 +710,7 @@ impl serde::Serialize for Talkative {
 fn no_event_of_run_once_shows_a_key_or_a_value() {
     let log = logged(|| {
         Box::pin(async {
-            let layer = on(&Unreliable::default());
+            let layer = on(&Probe::default());
             let text = async |_lease: Lease| Ok::<_, Failed<Infallible>>(ANSWER.to_owned());
             let number = async |_lease: Lease| Ok::<_, Failed<Infallible>>(7_u64);
             let talkative = async |_lease: Lease| Ok::<_, Failed<Infallible>>(Talkative);
@@ -792,7 +796,7 @@ fn every_flow_has_the_effects_that_it_says() {
 
 #[tokio::test(start_paused = true)]
 async fn debug_output_shows_no_secret() {
-    let layer = on(&Unreliable::default())
+    let layer = on(&Probe::default())
         .with_secret("raw-secret-0123456789")
         .expect("long enough");
     let shown = Arc::new(Mutex::new(String::new()));

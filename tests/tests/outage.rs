@@ -8,7 +8,11 @@ use axum::{
 };
 use http::{Request, StatusCode};
 use serde_json::Value;
-use tests::{Answer, Fault, Operation, Unreliable, app, created, creating, post, send};
+use tests::{
+    Answer, app, created, creating, post,
+    probe::{Act, Op, Probe},
+    send,
+};
 use tokio::time::{Instant, advance, sleep};
 use tower_idempotency::{IdempotencyLayer, MemoryStore, StoreFailure, Ttl};
 
@@ -31,12 +35,12 @@ fn assert_unavailable(answer: &Answer) {
 // behaviours 151, 152
 #[tokio::test(start_paused = true)]
 async fn without_a_lease_nothing_is_executed() {
-    let store = Unreliable::default();
-    store.fail(Operation::Acquire, Fault::Before);
+    let store = Probe::default();
+    store.fail(Op::Acquire, Act::FailBefore);
     let (app, effects) = creating(IdempotencyLayer::new(store.clone()));
     assert_unavailable(&send(&app, order()).await);
     assert_eq!(effects.count(), 0);
-    assert_eq!(store.calls(Operation::Acquire), 3, "three tries");
+    assert_eq!(store.count(Op::Acquire), 3, "three tries");
     let tokens = store.tokens();
     assert!(tokens.iter().all(|token| *token == tokens[0]), "one token");
 
@@ -52,11 +56,11 @@ async fn without_a_lease_nothing_is_executed() {
 
 #[tokio::test(start_paused = true)]
 async fn an_acquire_that_fails_twice_is_tried_a_third_time() {
-    let store = Unreliable::default();
-    store.fail_next(2, Operation::Acquire, Fault::Before);
+    let store = Probe::default();
+    store.fail_next(2, Op::Acquire, Act::FailBefore);
     let (app, effects) = creating(IdempotencyLayer::new(store.clone()));
     assert_eq!(send(&app, order()).await.status, StatusCode::CREATED);
-    assert_eq!(store.calls(Operation::Acquire), 3);
+    assert_eq!(store.count(Op::Acquire), 3);
     assert!(send(&app, order()).await.is_replay());
     assert_eq!(effects.count(), 1);
 }
@@ -64,25 +68,25 @@ async fn an_acquire_that_fails_twice_is_tried_a_third_time() {
 // failure mode 36
 #[tokio::test(start_paused = true)]
 async fn an_acquire_whose_reply_was_lost_finds_its_own_lease() {
-    let store = Unreliable::default();
-    store.fail_next(1, Operation::Acquire, Fault::After);
+    let store = Probe::default();
+    store.fail_next(1, Op::Acquire, Act::FailAfter);
     let (app, effects) = creating(IdempotencyLayer::new(store.clone()));
     assert_eq!(send(&app, order()).await.status, StatusCode::CREATED);
-    assert_eq!(store.calls(Operation::Acquire), 2);
+    assert_eq!(store.count(Op::Acquire), 2);
     assert!(send(&app, order()).await.is_replay());
     assert_eq!(effects.count(), 1);
 }
 
 #[tokio::test(start_paused = true)]
 async fn a_lease_that_may_have_been_taken_in_an_outage_is_given_back() {
-    let store = Unreliable::default();
-    store.fail(Operation::Acquire, Fault::After);
+    let store = Probe::default();
+    store.fail(Op::Acquire, Act::FailAfter);
     let (app, effects) = creating(IdempotencyLayer::new(store.clone()));
     assert_unavailable(&send(&app, order()).await);
-    assert_eq!(store.memory().len(), 1, "the lease that nobody knows of");
+    assert_eq!(store.inner().len(), 1, "the lease that nobody knows of");
     store.recover();
     sleep(Duration::from_secs(1)).await;
-    assert!(store.memory().is_empty());
+    assert!(store.inner().is_empty());
     assert_eq!(send(&app, order()).await.status, StatusCode::CREATED);
     assert_eq!(effects.count(), 1);
 }
@@ -90,8 +94,8 @@ async fn a_lease_that_may_have_been_taken_in_an_outage_is_given_back() {
 // behaviours 158
 #[tokio::test(start_paused = true)]
 async fn a_store_that_hangs_costs_a_bounded_time() {
-    let store = Unreliable::default();
-    store.fail(Operation::Acquire, Fault::Hang);
+    let store = Probe::default();
+    store.fail(Op::Acquire, Act::Hang);
     let layer = IdempotencyLayer::new(store.clone());
     for (layer, bound) in [
         (layer.clone(), Duration::from_secs(4)),
@@ -112,9 +116,9 @@ async fn a_store_that_hangs_costs_a_bounded_time() {
 // behaviours 153
 #[tokio::test(start_paused = true)]
 async fn an_operator_can_choose_to_execute_unprotected() {
-    for fault in [Fault::Before, Fault::Hang] {
-        let store = Unreliable::default();
-        store.fail(Operation::Acquire, fault);
+    for fault in [Act::FailBefore, Act::Hang] {
+        let store = Probe::default();
+        store.fail(Op::Acquire, fault);
         let layer = IdempotencyLayer::new(store.clone())
             .with_store_failure(StoreFailure::DangerouslyExecuteUnprotected);
         let (app, effects) = app(layer, async |n, req: Request<Body>| {
@@ -135,7 +139,7 @@ async fn an_operator_can_choose_to_execute_unprotected() {
 
 #[tokio::test(start_paused = true)]
 async fn unprotected_execution_is_for_outages_only() {
-    let store = Unreliable::default();
+    let store = Probe::default();
     let layer = IdempotencyLayer::new(store.clone())
         .with_store_failure(StoreFailure::DangerouslyExecuteUnprotected);
     let (app, effects) = creating(layer);
@@ -151,17 +155,17 @@ async fn unprotected_execution_is_for_outages_only() {
 // behaviours 73, 154
 #[tokio::test(start_paused = true)]
 async fn a_record_that_cannot_be_stored_is_answered_all_the_same_and_the_key_stays_held() {
-    let store = Unreliable::default();
-    store.fail(Operation::Complete, Fault::Before);
+    let store = Probe::default();
+    store.fail(Op::Complete, Act::FailBefore);
     let layer = IdempotencyLayer::new(store.clone());
     let (app, effects) = creating(layer.clone());
     let first = send(&app, order()).await;
     assert_eq!(first.status, StatusCode::CREATED);
-    assert!(store.calls(Operation::Complete) >= 3, "it was tried");
+    assert!(store.count(Op::Complete) >= 3, "it was tried");
     assert_eq!(send(&app, order()).await.code(), "in-progress");
     sleep(Duration::from_secs(5)).await;
     assert_eq!(send(&app, order()).await.code(), "in-progress");
-    assert_eq!(store.calls(Operation::Release), 0, "nobody frees it");
+    assert_eq!(store.count(Op::Release), 0, "nobody frees it");
     assert_eq!(effects.count(), 1);
 
     store.recover();
@@ -175,8 +179,8 @@ async fn a_record_that_cannot_be_stored_is_answered_all_the_same_and_the_key_sta
 
 #[tokio::test(start_paused = true)]
 async fn what_is_never_stored_is_an_orphan_once_its_lease_is_over() {
-    let store = Unreliable::default();
-    store.fail(Operation::Complete, Fault::Before);
+    let store = Probe::default();
+    store.fail(Op::Complete, Act::FailBefore);
     let layer = IdempotencyLayer::new(store.clone()).with_lease(Ttl::from_secs(15));
     let (app, effects) = creating(layer.clone());
     send(&app, order()).await;
@@ -190,12 +194,12 @@ async fn what_is_never_stored_is_an_orphan_once_its_lease_is_over() {
 // failure mode 37
 #[tokio::test(start_paused = true)]
 async fn a_completion_whose_reply_was_lost_is_the_completion() {
-    let store = Unreliable::default();
-    store.fail_next(1, Operation::Complete, Fault::After);
+    let store = Probe::default();
+    store.fail_next(1, Op::Complete, Act::FailAfter);
     let (app, effects) = creating(IdempotencyLayer::new(store.clone()));
     let first = send(&app, order()).await;
     assert_eq!(first.status, StatusCode::CREATED);
-    assert_eq!(store.calls(Operation::Complete), 2);
+    assert_eq!(store.count(Op::Complete), 2);
     let replay = send(&app, order()).await;
     assert!(replay.is_replay());
     assert_eq!(replay.body, first.body);
@@ -204,8 +208,8 @@ async fn a_completion_whose_reply_was_lost_is_the_completion() {
 
 #[tokio::test(start_paused = true)]
 async fn a_completion_that_hangs_holds_the_answer_for_a_bounded_time() {
-    let store = Unreliable::default();
-    store.fail(Operation::Complete, Fault::Hang);
+    let store = Probe::default();
+    store.fail(Op::Complete, Act::Hang);
     let (app, effects) = creating(IdempotencyLayer::new(store.clone()));
     let started = Instant::now();
     assert_eq!(send(&app, order()).await.status, StatusCode::CREATED);
@@ -220,8 +224,8 @@ async fn a_completion_that_hangs_holds_the_answer_for_a_bounded_time() {
 // behaviours 155
 #[tokio::test(start_paused = true)]
 async fn a_release_that_fails_leaves_the_handler_s_failure_as_the_answer() {
-    let store = Unreliable::default();
-    store.fail(Operation::Release, Fault::Before);
+    let store = Probe::default();
+    store.fail(Op::Release, Act::FailBefore);
     let (app, effects) = app(IdempotencyLayer::new(store.clone()), async |n, _| match n {
         1 => (StatusCode::BAD_GATEWAY, "upstream failed").into_response(),
         _ => created(n),
@@ -239,7 +243,7 @@ async fn a_release_that_fails_leaves_the_handler_s_failure_as_the_answer() {
 // behaviours 156
 #[tokio::test]
 async fn an_answer_of_the_store_is_not_a_failure_and_is_not_tried_again() {
-    let store = Unreliable::default();
+    let store = Probe::default();
     let inner_store = store.clone();
     let (inner, _) = creating(IdempotencyLayer::new(inner_store));
     let (app, effects) = app(IdempotencyLayer::new(store.clone()), move |n, _req| {
@@ -252,13 +256,13 @@ async fn an_answer_of_the_store_is_not_a_failure_and_is_not_tried_again() {
         }
     });
     assert_eq!(send(&app, order()).await.status, StatusCode::CREATED);
-    assert_eq!(store.calls(Operation::Acquire), 2);
+    assert_eq!(store.count(Op::Acquire), 2);
     assert!(send(&app, order()).await.is_replay());
     assert_eq!(
         send(&app, post("/orders", "k", "x")).await.code(),
         "key-reused"
     );
-    assert_eq!(store.calls(Operation::Acquire), 4);
+    assert_eq!(store.count(Op::Acquire), 4);
     assert_eq!(effects.count(), 1);
 }
 
@@ -285,7 +289,7 @@ async fn a_store_full_of_leases_refuses_and_keeps_them() {
 #[tokio::test]
 async fn a_record_of_a_lease_that_the_store_forgot_is_stored_all_the_same() {
     // What a store that lost its data looks like: the handler's own lease is released under it.
-    let store = Unreliable::default();
+    let store = Probe::default();
     let forgetful = store.clone();
     let (app, effects) = app(
         IdempotencyLayer::new(store),
@@ -297,7 +301,7 @@ async fn a_record_of_a_lease_that_the_store_forgot_is_stored_all_the_same() {
                 tower_idempotency::Store::release(&forgetful, &lease)
                     .await
                     .expect("released");
-                assert!(forgetful.memory().is_empty());
+                assert!(forgetful.inner().is_empty());
                 created(n)
             }
         },
@@ -310,8 +314,8 @@ async fn a_record_of_a_lease_that_the_store_forgot_is_stored_all_the_same() {
 // failure modes 28, 29
 #[tokio::test(start_paused = true)]
 async fn after_a_lost_lease_the_stored_answer_is_the_answer() {
-    let store = Unreliable::default();
-    store.fail(Operation::Renew, Fault::Hang);
+    let store = Probe::default();
+    store.fail(Op::Renew, Act::Hang);
     let (thief, stolen) = creating(IdempotencyLayer::new(store.clone()));
     let (app, effects) = app(IdempotencyLayer::new(store.clone()), move |_n, _req| {
         let thief = thief.clone();
@@ -333,8 +337,8 @@ async fn after_a_lost_lease_the_stored_answer_is_the_answer() {
 
 #[tokio::test(start_paused = true)]
 async fn a_lease_that_is_lost_to_nobody_s_answer_is_an_unknown_outcome() {
-    let store = Unreliable::default();
-    store.fail(Operation::Complete, Fault::LeaseLost);
+    let store = Probe::default();
+    store.fail(Op::Complete, Act::Lost);
     let (app, effects) = creating(IdempotencyLayer::new(store.clone()));
     let answer = send(&app, order()).await;
     assert_eq!(answer.status, StatusCode::CONFLICT);

@@ -14,7 +14,9 @@ use axum::{
 use http::{Request, StatusCode};
 use http_body_util::BodyExt;
 use tests::{
-    Effects, Fault, Operation, Scripted, Step, Unreliable, app, created, creating, post, read, send,
+    Effects, Scripted, Step, app, created, creating, post,
+    probe::{Act, Op, Probe},
+    read, send,
 };
 use tokio::time::advance;
 use tower::ServiceExt;
@@ -91,16 +93,16 @@ async fn the_first_answer_is_what_the_handler_answered() {
 // behaviours 60
 #[tokio::test]
 async fn an_execution_is_one_acquire_and_one_complete_and_a_replay_one_acquire() {
-    let store = Unreliable::default();
-    let memory = store.memory();
+    let store = Probe::default();
+    let memory = store.inner();
     let (app, effects) = app(IdempotencyLayer::new(store.clone()), move |n, _req| {
         assert_eq!(memory.len(), 1, "leased while the handler runs");
         async move { created(n) }
     });
     let calls = || {
         (
-            store.calls(Operation::Acquire),
-            store.calls(Operation::Complete),
+            store.count(Op::Acquire),
+            store.count(Op::Complete),
             store.all_calls(),
         )
     };
@@ -382,10 +384,10 @@ async fn a_response_that_breaks_off_is_not_recorded_and_reaches_the_client_broke
 // behaviours 74
 #[tokio::test]
 async fn the_record_is_stored_before_the_first_byte_leaves() {
-    let store = Unreliable::default();
+    let store = Probe::default();
     let (app, effects) = creating(IdempotencyLayer::new(store.clone()));
     let res = app.clone().oneshot(order()).await.expect("infallible");
-    assert_eq!(store.calls(Operation::Complete), 1);
+    assert_eq!(store.count(Op::Complete), 1);
     drop(res);
     let retry = send(&app, order()).await;
     assert!(retry.is_replay());
@@ -395,11 +397,11 @@ async fn the_record_is_stored_before_the_first_byte_leaves() {
 
 #[tokio::test]
 async fn nothing_leaves_while_the_record_is_not_stored() {
-    let store = Unreliable::default();
-    store.fail_next(1, Operation::Complete, Fault::Hang);
+    let store = Probe::default();
+    store.fail_next(1, Op::Complete, Act::Hang);
     let (app, effects) = creating(IdempotencyLayer::new(store.clone()));
     let answer = tokio::spawn(app.clone().oneshot(order()));
-    while store.calls(Operation::Complete) == 0 {
+    while store.count(Op::Complete) == 0 {
         tokio::task::yield_now().await;
     }
     for _ in 0..10 {

@@ -11,7 +11,7 @@ use bytes::Bytes;
 use http::{HeaderMap, HeaderName, HeaderValue, Request, StatusCode, header};
 use http_body::Body as _;
 use http_body_util::BodyExt;
-use tests::{Answer, Effects, Scripted, Step, Unreliable, app, creating, post, send};
+use tests::{Answer, Effects, Scripted, Step, app, creating, post, probe::Probe, send};
 use tower::{Layer, ServiceExt, service_fn, util::BoxCloneSyncService};
 use tower_http::compression::CompressionLayer;
 use tower_idempotency::{IdempotencyLayer, MemoryStore, replayed_by_default};
@@ -409,7 +409,7 @@ async fn a_record_that_cannot_be_read_is_answered_503_and_nothing_runs_again() {
         }),
     ];
     for (what, garble) in garbles {
-        let store = Unreliable::default();
+        let store = Probe::default();
         let (app, effects) = creating(IdempotencyLayer::new(store.clone()));
         assert_eq!(send(&app, order()).await.status, StatusCode::CREATED);
         store.garble(garble);

@@ -12,7 +12,11 @@ use std::{
 };
 
 use serde::{Deserialize, Serialize, Serializer, de::DeserializeOwned};
-use tests::{Effects, Fault, Operation, Unreliable, creating, post, send};
+use tests::{
+    Effects, creating, post,
+    probe::{Act, Op, Probe},
+    send,
+};
 use tokio::time::{Instant, advance, sleep};
 use tower_idempotency::{
     Error, ErrorKind, IdempotencyLayer, Lease, MemoryStore, OrphanPolicy, Ttl,
@@ -255,8 +259,8 @@ async fn an_orphan_is_not_run_again_where_the_policy_refuses() {
 
 #[tokio::test(start_paused = true)]
 async fn a_lease_that_was_lost_gives_back_the_value_and_keeps_the_other() {
-    let store = Unreliable::default();
-    store.fail(Operation::Renew, Fault::Hang);
+    let store = Probe::default();
+    store.fail(Op::Renew, Act::Hang);
     let (one, other) = (
         IdempotencyLayer::new(store.clone()),
         IdempotencyLayer::new(store.clone()),
@@ -384,7 +388,7 @@ async fn what_was_dropped_is_replayed() {
 
 #[tokio::test]
 async fn a_future_that_was_never_polled_runs_nothing() {
-    let store = Unreliable::default();
+    let store = Probe::default();
     let layer = IdempotencyLayer::new(store.clone());
     let effects = Effects::default();
     drop(run(&layer, &effects, 1));
@@ -507,9 +511,9 @@ async fn fields_may_be_added_with_a_default() {
 
 #[tokio::test(start_paused = true)]
 async fn without_a_lease_nothing_runs() {
-    for fault in [Fault::Before, Fault::Hang] {
-        let store = Unreliable::default();
-        store.fail(Operation::Acquire, fault);
+    for fault in [Act::FailBefore, Act::Hang] {
+        let store = Probe::default();
+        store.fail(Op::Acquire, fault);
         let layer = IdempotencyLayer::new(store.clone());
         let effects = Effects::default();
         let started = Instant::now();
@@ -528,8 +532,8 @@ async fn without_a_lease_nothing_runs() {
 
 #[tokio::test(start_paused = true)]
 async fn a_value_that_the_store_does_not_take_yet_is_stored_later() {
-    let store = Unreliable::default();
-    store.fail(Operation::Complete, Fault::Before);
+    let store = Probe::default();
+    store.fail(Op::Complete, Act::FailBefore);
     let layer = IdempotencyLayer::new(store.clone());
     let effects = Effects::default();
     let first = run(&layer, &effects, 1).await.expect("executed");

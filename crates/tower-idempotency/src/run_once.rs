@@ -73,8 +73,10 @@ impl IdempotencyLayer {
     ///
     /// The layer's lease, orphan policy, retention, namespace, secret, store timeout and number of requests in flight
     /// apply, and a value larger than its response limit is not retained; the other decisions do not apply, nor does
-    /// [`StoreFailure`](crate::StoreFailure): without a lease nothing runs. `fingerprint` is what the work is about: the same key with another one is a mismatch. Entries
-    /// of `run_once` and of HTTP requests never meet, whatever their keys.
+    /// [`StoreFailure`](crate::StoreFailure): without a lease nothing runs.
+    ///
+    /// `fingerprint` is what the work is about: the same key with another one is a mismatch. Entries of `run_once` and of
+    /// HTTP requests never meet, whatever their keys.
     ///
     /// `work` returns any serde value, which is kept as MessagePack with named fields; a value that another version of
     /// the program can no longer read is an error until its retention is over, and is not run again before.
@@ -82,8 +84,8 @@ impl IdempotencyLayer {
     /// # Errors
     ///
     /// [`ErrorKind::StoreUnavailable`](crate::ErrorKind::StoreUnavailable) when no lease could be taken or the record cannot be read,
-    /// [`Overloaded`](crate::ErrorKind::Overloaded) and [`Draining`](crate::ErrorKind::Draining) as for requests. The work did not run
-    /// now.
+    /// [`Overloaded`](crate::ErrorKind::Overloaded) and [`Draining`](crate::ErrorKind::Draining) as for requests. The
+    /// work did not run now.
     ///
     /// # Panics
     ///

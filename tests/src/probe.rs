@@ -50,6 +50,8 @@ pub enum Act {
     ReplyGated(Gate),
     /// It takes this long and then goes through.
     Slow(Duration),
+    /// It panics, as a store with a mistake in it may.
+    Panic,
     /// The lease is lost, or so it says.
     Lost,
     /// The record is larger than this, which is the most.
@@ -194,6 +196,7 @@ impl Probe {
                 tokio::time::sleep(pause).await;
                 call.await
             }
+            Act::Panic => panic!("the store panics as it was told"),
             Act::Lost => Err(StoreError::LeaseLost),
             Act::TooLarge(limit) => Err(StoreError::RecordTooLarge { limit }),
         }

@@ -215,6 +215,24 @@ async fn a_renewal_that_hangs_leaves_time_for_another_however_long_the_store_may
     .await;
 }
 
+#[tokio::test(start_paused = true)]
+async fn a_renewal_that_panics_is_one_that_failed() {
+    within(LONG, async {
+        let node = Node::new();
+        let (first, lease) = node.running().await;
+        node.store.set(|op, nth| match (op, nth) {
+            (Op::Renew, 1) => Act::Panic,
+            _ => Act::Forward,
+        });
+        assert!(timeout(LEASE * 2, lease.lost()).await.is_err());
+        assert_eq!(node.another().answer().await.code(), "in-progress");
+        node.gate.open_for_good();
+        assert_eq!(joined(first).await.text(), "execution 1");
+        assert_eq!(node.effects.count(), 1);
+    })
+    .await;
+}
+
 // fm 21: counted from before the last good renewal was sent
 #[tokio::test(start_paused = true)]
 async fn a_lease_that_cannot_be_renewed_in_time_is_not_held_until_it_is() {

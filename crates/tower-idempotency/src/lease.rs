@@ -3,6 +3,7 @@
 use std::{
     collections::BTreeMap,
     fmt,
+    pin::Pin,
     sync::{
         Arc, Mutex, MutexGuard, PoisonError, Weak,
         atomic::{AtomicBool, AtomicU64, Ordering},
@@ -18,6 +19,7 @@ use tokio::{
 
 use crate::{
     fingerprint::derived_key,
+    future::catch_panic,
     store::{LeaseRef, StoreError, Ttl, erased::ErasedStore},
     telemetry,
 };
@@ -344,9 +346,13 @@ impl Renewer {
         let started = telemetry::start();
         // No longer than a third of the lease either: a call that hangs must leave time for another.
         let limit = held.store_timeout.min(ttl / 3);
-        let renewed = timeout(limit, self.store.renew(&held.reference, held.ttl)).await;
+        // A store that panics must not take the lease out of our hands: it counts as one that failed.
+        let renewed = {
+            let mut call = self.store.renew(&held.reference, held.ttl);
+            timeout(limit, catch_panic(Pin::new(&mut call))).await
+        };
         telemetry::store_time("renew", started);
-        let again = match renewed {
+        let again = match renewed.map(|caught| caught.unwrap_or_else(|_| Err(panicked()))) {
             Ok(Ok(())) => {
                 held.held_from(sent);
                 sent + ttl / 3
@@ -399,6 +405,10 @@ async fn run(renewer: Weak<Renewer>, wake: Arc<Notify>) {
             () = sleep_until(next) => {}
         }
     }
+}
+
+fn panicked() -> StoreError {
+    StoreError::backend("the store panicked")
 }
 
 fn nanos(duration: Duration) -> u64 {

@@ -15,7 +15,7 @@ use std::{
 };
 
 use bytes::Bytes;
-use http::{Extensions, HeaderMap, Request, Response, StatusCode, request};
+use http::{Extensions, HeaderMap, Request, Response, request};
 use tokio::time::Instant;
 use tower_service::Service;
 
@@ -23,23 +23,23 @@ use crate::{
     admission::{applies, claim, find_key, may_carry_key},
     body::Body,
     collect::{self, Collected},
-    config::{Config, InFlight, MissingKey, StoreFailure, Unretained},
+    config::{Config, InFlight, MissingKey, StoreFailure},
     control::{self, Wish},
-    engine::{Completion, Engine, Failure},
+    engine::{Engine, Failure},
     error::Error,
     fingerprint::By,
     future::{Detach, catch_panic},
     key::IdempotencyKey,
     lease::{Kept, Lease},
     limits::Place,
-    record::NotRetained,
     refusal::{
         Answer, in_progress, into_response, key_reused, outcome_unknown, own, refuse, turned_away,
         unavailable,
     },
     replay::replay,
     scope::NoPrincipal,
-    store::{Acquired, Claim, KeyId, OrphanPolicy, Ttl},
+    settle::{Then, settle, unretained},
+    store::{Acquired, Claim, KeyId},
     telemetry,
     waiters::wait,
 };
@@ -330,14 +330,6 @@ async fn acquire(
 
 // ---- Executing ----
 
-/// What is to become of the lease once the handler has answered.
-enum Then {
-    /// The record is stored, which ends it.
-    Keep { record: Bytes, retention: Ttl },
-    /// There is nothing to keep: the key is freed, for this reason.
-    Free(&'static str),
-}
-
 /// Decides what is to become of the handler's response, and collects it within limits if it is to be kept. `half` says
 /// that the handler found the request broken off.
 fn receive<R: http_body::Body>(
@@ -400,131 +392,4 @@ fn receive<R: http_body::Body>(
             }
         }
     }
-}
-
-fn unretained(
-    config: &Config,
-    id: &KeyId,
-    status: StatusCode,
-    reason: NotRetained,
-    retention: Ttl,
-) -> Then {
-    match config.unretained {
-        Unretained::Tombstone => {
-            telemetry::not_retained(id, reason);
-            let record = config.codec().encode_tombstone(id, status, reason);
-            Then::Keep { record, retention }
-        }
-        Unretained::Release => Then::Free("not_retained"),
-    }
-}
-
-// ---- Ending the lease ----
-
-/// Stores the record, and only then answers: with `res` when it is what the store holds.
-#[expect(
-    clippy::too_many_arguments,
-    reason = "what is left of the exchange when it ends"
-)]
-fn settle<R: http_body::Body>(
-    config: &Config,
-    engine: &Arc<Engine>,
-    claim: &Claim,
-    lease: Kept,
-    place: Place,
-    mut record: Bytes,
-    retention: Ttl,
-    res: Response<Body<R>>,
-) -> impl Future<Output = Response<Body<R>>> {
-    let limit = config.store_timeout;
-    lease.about_to_end();
-    async move {
-        let mut completion = engine
-            .complete(lease.reference(), &record, retention, limit)
-            .await;
-        if let Completion::TooLarge { limit: largest } = completion {
-            let bytes = record.len();
-            tracing::warn!(bytes, largest, "the store cannot keep a record this large");
-            match unretained(
-                config,
-                &claim.id,
-                res.status(),
-                NotRetained::TooLarge,
-                retention,
-            ) {
-                Then::Keep {
-                    record: tombstone, ..
-                } => record = tombstone,
-                Then::Free(reason) => {
-                    engine.end(lease, limit, place, reason).await;
-                    return res;
-                }
-            }
-            completion = engine
-                .complete(lease.reference(), &record, retention, limit)
-                .await;
-        }
-        match completion {
-            Completion::Stored => {
-                telemetry::recorded(&claim.id, record.len());
-                res
-            }
-            Completion::LeaseLost => {
-                lease.lose();
-                drop(lease);
-                Box::pin(answer_what_is_stored(
-                    config, engine, claim, record, retention, res,
-                ))
-                .await
-            }
-            // The effect has happened and only we know: say so, and keep trying while the lease lasts. A retry
-            // meanwhile is told that it is in progress.
-            Completion::Failing | Completion::TooLarge { .. } => {
-                engine.complete_later(&lease, record, retention, limit, place);
-                res
-            }
-        }
-    }
-}
-
-/// After a lost lease our own answer is worth nothing unless it is the stored one: two clients must not be told
-/// different things.
-async fn answer_what_is_stored<R: http_body::Body>(
-    config: &Config,
-    engine: &Engine,
-    claim: &Claim,
-    record: Bytes,
-    retention: Ttl,
-    res: Response<Body<R>>,
-) -> Response<Body<R>> {
-    // Asking is acquiring; it must not take over from whoever took over from us.
-    let claim = Claim {
-        orphans: OrphanPolicy::Refuse,
-        ..claim.clone()
-    };
-    let generation = match engine.acquire(&claim, config.store_timeout).await {
-        Ok((
-            Acquired::Completed {
-                fingerprint,
-                record,
-            },
-            _,
-        )) if fingerprint == claim.fingerprint => {
-            return into_response(replay(config, &claim.id, &record));
-        }
-        Ok((Acquired::Granted { generation, .. }, _)) => Some(generation),
-        // If it is still held, completing it is refused.
-        Ok((Acquired::Orphaned { .. }, _)) => Some(1),
-        Ok((Acquired::InProgress { .. } | Acquired::Completed { .. }, _)) | Err(_) => None,
-    };
-    // Whoever had it may have released it without an answer to keep: then ours is the only one.
-    if let Some(generation) = generation {
-        let lease = claim.lease_ref(generation);
-        let limit = config.store_timeout;
-        let completion = engine.complete(&lease, &record, retention, limit).await;
-        if let Completion::Stored = completion {
-            return res;
-        }
-    }
-    into_response(refuse(config, &outcome_unknown()))
 }

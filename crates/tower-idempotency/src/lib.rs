@@ -105,6 +105,7 @@ mod replay;
 pub mod run_once;
 mod scope;
 mod service;
+mod settle;
 pub mod store;
 mod telemetry;
 mod waiters;

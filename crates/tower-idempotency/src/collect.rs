@@ -93,8 +93,8 @@ pub(crate) async fn response<B: http_body::Body>(
     body: B,
 ) -> Collected<B> {
     let limit = config.response_limit;
-    // A 304 tells the length of what it does not send.
     let exact = body.size_hint().exact();
+    // A 304 tells the length of what it does not send.
     let announced = (head.status != StatusCode::NOT_MODIFIED)
         .then(|| content_length(&head.headers))
         .flatten()

@@ -81,7 +81,7 @@ impl Codec {
     /// The record of a response.
     ///
     /// `replayed` is asked once per header line, and never about the fields that belong to the connection or the
-    /// message framing. A response that is beyond every sensible limit (more than 1024 header lines, 4 GiB) becomes
+    /// message framing. A response that is beyond every sensible limit (more than 128 header lines, 4 GiB) becomes
     /// a tombstone, as one that is too large does.
     pub(crate) fn encode_response(
         &self,

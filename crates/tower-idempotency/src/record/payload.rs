@@ -306,8 +306,9 @@ impl<'de: 'a, 'a> Deserialize<'de> for Bin<'a> {
     }
 }
 
-/// Lines of headers, and again of trailers: far beyond what servers and proxies take, and little enough to hold.
-pub(crate) const MAX_LINES: usize = 1024;
+/// Lines of headers, and again of trailers: more than clients take (hyper's reads 100 unless told otherwise), and few
+/// enough that a record, which takes a few bytes a line, cannot make its reader take hundreds of kilobytes.
+pub(crate) const MAX_LINES: usize = 128;
 
 /// The payload, a list, a line, and room for what a later version may add.
 const MAX_DEPTH: usize = 16;

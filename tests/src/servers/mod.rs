@@ -1,0 +1,303 @@
+//! Throwaway servers: real processes on free ports of this machine, which end when the test process does, however it
+//! ends.
+
+use std::{
+    env, fs,
+    io::{BufRead, BufReader, Read, Write},
+    net::{Ipv4Addr, TcpListener},
+    path::{Path, PathBuf},
+    process::{Child, ChildStderr, ChildStdin, Command, Stdio},
+    sync::{
+        Arc,
+        atomic::{AtomicBool, AtomicU32, Ordering},
+    },
+    thread,
+    time::{Duration, Instant},
+};
+
+use crate::playground::run;
+
+pub mod redis;
+
+/// A process in a throwaway directory. Both are gone when this is dropped, and when the test process is: even if it is
+/// killed.
+///
+/// A shell stands between, for somebody has to outlive the test process. It reads from a pipe whose other end only the
+/// test process has, so whatever becomes of that, the shell sees the pipe's end. It is also the parent of the process:
+/// until it is told to look, nobody else gets its process id.
+#[derive(Debug)]
+pub struct Guard {
+    shell: Child,
+    orders: Option<ChildStdin>,
+    answers: BufReader<ChildStderr>,
+    directory: PathBuf,
+    pid: u32,
+    ended: Arc<AtomicBool>,
+}
+
+impl Guard {
+    /// Runs `command` in `directory`, which goes with it; see [`directory`]. What it says goes to the file `log` there.
+    ///
+    /// `signal` is what ends it, without its `SIG`: `KILL`, or what makes a server of several processes end all of them.
+    ///
+    /// # Panics
+    ///
+    /// When there is no shell, or the directory is not there.
+    #[must_use]
+    pub fn start(directory: &Path, command: &Command, signal: &str) -> Self {
+        let mut shell = Command::new("sh");
+        shell
+            .args(["-c", SHELL, "guard"])
+            .arg(directory)
+            .arg(signal)
+            .arg(command.get_program())
+            .args(command.get_args())
+            .stdin(Stdio::piped())
+            .stdout(Stdio::piped())
+            .stderr(Stdio::piped());
+        for (name, value) in command.get_envs() {
+            match value {
+                Some(value) => shell.env(name, value),
+                None => shell.env_remove(name),
+            };
+        }
+        // Who ends a whole group of processes, such as a terminal, must leave one to clean up.
+        #[cfg(unix)]
+        std::os::unix::process::CommandExt::process_group(&mut shell, 0);
+        let mut shell = shell.spawn().expect("sh is needed");
+        let orders = shell.stdin.take();
+        let answers = BufReader::new(shell.stderr.take().expect("a piped stderr"));
+        let mut stdout = BufReader::new(shell.stdout.take().expect("a piped stdout"));
+        let mut line = String::new();
+        stdout.read_line(&mut line).expect("a line from the shell");
+        let Ok(pid) = line.trim_end().parse() else {
+            panic!("nothing was started in {}", directory.display());
+        };
+        let ended = Arc::new(AtomicBool::new(false));
+        let seen = Arc::clone(&ended);
+        // After that line only the process holds the other end, and never writes.
+        thread::spawn(move || {
+            let _ = stdout.read_to_end(&mut Vec::new());
+            seen.store(true, Ordering::SeqCst);
+        });
+        Self {
+            shell,
+            orders,
+            answers,
+            directory: directory.to_owned(),
+            pid,
+            ended,
+        }
+    }
+
+    /// The id of the process itself, not of the shell.
+    #[must_use]
+    pub fn pid(&self) -> u32 {
+        self.pid
+    }
+
+    /// Where it runs.
+    #[must_use]
+    pub fn directory(&self) -> &Path {
+        &self.directory
+    }
+
+    /// What it has said, on stdout and on stderr.
+    #[must_use]
+    pub fn log(&self) -> String {
+        let log = fs::read(self.directory.join("log")).unwrap_or_default();
+        String::from_utf8_lossy(&log).into_owned()
+    }
+
+    /// Whether it has ended, by itself or otherwise.
+    #[must_use]
+    pub fn has_ended(&self) -> bool {
+        self.ended.load(Ordering::SeqCst)
+    }
+
+    /// Sends it a signal, named without its `SIG`. One that stops it has done so when this returns.
+    ///
+    /// # Panics
+    ///
+    /// When it was [killed](Self::kill) before.
+    pub fn signal(&self, signal: &str) {
+        let sent = run("kill", [&format!("-{signal}"), &self.pid.to_string()]);
+        assert!(sent.is_ok(), "{sent:?}");
+        if signal == "STOP" {
+            self.has_stopped();
+        }
+    }
+
+    /// Ends it with SIGKILL and waits for that. The directory stays until this is dropped, or until the next process in
+    /// it is.
+    ///
+    /// # Panics
+    ///
+    /// When the shell is gone.
+    pub fn kill(&mut self) {
+        let orders = self.orders.as_mut().expect("taken only when dropped");
+        orders.write_all(b"kill\n").expect("the shell is there");
+        let mut line = String::new();
+        while line != "killed\n" {
+            line.clear();
+            let read = self.answers.read_line(&mut line);
+            assert!(read.expect("text") > 0, "the shell is there");
+        }
+        self.ended.store(true, Ordering::SeqCst);
+    }
+
+    /// Ends it as [`kill`](Self::kill) does, and runs `command` in its place and its directory.
+    ///
+    /// # Panics
+    ///
+    /// When the shell is gone.
+    pub fn replace(&mut self, command: &Command, signal: &str) {
+        self.kill();
+        let mut former = std::mem::replace(self, Self::start(&self.directory, command, signal));
+        let mut orders = former.orders.take().expect("taken only when dropped");
+        orders.write_all(b"keep\n").expect("the shell is there");
+    }
+
+    /// The signal is on its way when `kill` has ended; where the system tells, waits until it has arrived.
+    fn has_stopped(&self) {
+        let stat = format!("/proc/{}/stat", self.pid);
+        let deadline = Instant::now() + Duration::from_secs(10);
+        while let Ok(text) = fs::read_to_string(&stat) {
+            // The name before the state is in parentheses and may hold anything.
+            let state = text.rsplit_once(") ").map_or("", |(_, rest)| rest);
+            if state.starts_with(['T', 'Z', 'X']) {
+                return;
+            }
+            assert!(Instant::now() < deadline, "process {} goes on", self.pid);
+            thread::sleep(Duration::from_millis(1));
+        }
+    }
+}
+
+impl Drop for Guard {
+    fn drop(&mut self) {
+        self.orders.take();
+        let _ = self.shell.wait();
+    }
+}
+
+/// A new throwaway directory, for a [`Guard`] to take over.
+///
+/// # Panics
+///
+/// When none can be made.
+#[must_use]
+pub fn directory(name: &str) -> PathBuf {
+    static NEXT: AtomicU32 = AtomicU32::new(0);
+    let (pid, n) = (std::process::id(), NEXT.fetch_add(1, Ordering::Relaxed));
+    let directory = env::temp_dir().join(format!("tower-idempotency-{name}-{pid}-{n}"));
+    // Of a process that had this id before; only one that was killed together with its shells leaves it.
+    let _ = fs::remove_dir_all(&directory);
+    fs::create_dir(&directory).expect("a directory for throwaway files");
+    directory
+}
+
+/// Where a tool is: in the PATH, or in one of the other directories.
+///
+/// # Panics
+///
+/// When it is nowhere: says so, and which package has it.
+#[must_use]
+pub fn tool(name: &str, package: &str, others: &[PathBuf]) -> PathBuf {
+    let path = env::var_os("PATH").unwrap_or_default();
+    let mut directories = env::split_paths(&path).chain(others.iter().cloned());
+    directories
+        .find_map(|directory| Some(directory.join(name)).filter(|tool| tool.is_file()))
+        .unwrap_or_else(|| panic!("{name} is needed and is not here: install {package}"))
+}
+
+/// Starts a server on a free port: on another one if it ends before it is ready, as it does when somebody else took the
+/// port meanwhile.
+///
+/// `ready` is asked again and again, and has to make sure that it is this server that answers and not that somebody.
+///
+/// # Panics
+///
+/// When it is not ready within 30 seconds, or ends on each of several ports: with what it said.
+pub fn on_a_free_port(
+    mut start: impl FnMut(u16) -> Guard,
+    ready: impl Fn(u16, &Guard) -> bool,
+) -> (u16, Guard) {
+    let mut said = String::new();
+    for _ in 0..5 {
+        let port = free_port();
+        let guard = start(port);
+        if until_ready(&guard, || ready(port, &guard)) {
+            return (port, guard);
+        }
+        said = guard.log();
+    }
+    panic!("the server does not start:\n{said}");
+}
+
+/// Waits until a server is ready; false if it ends instead.
+///
+/// # Panics
+///
+/// When it is not ready within 30 seconds: with what it said.
+pub fn until_ready(guard: &Guard, ready: impl Fn() -> bool) -> bool {
+    let deadline = Instant::now() + Duration::from_secs(30);
+    while !ready() {
+        if guard.has_ended() {
+            return false;
+        }
+        assert!(
+            Instant::now() < deadline,
+            "the server is not ready:\n{}",
+            guard.log()
+        );
+        thread::sleep(Duration::from_millis(5));
+    }
+    true
+}
+
+/// A port that nobody listens on, below those that systems give to clients: while a server that is to come back is
+/// away, no connection takes its port.
+///
+/// # Panics
+///
+/// When there is none.
+#[must_use]
+pub fn free_port() -> u16 {
+    use std::hash::{BuildHasher, RandomState};
+    let random = RandomState::new();
+    let free = |port: &u16| TcpListener::bind((Ipv4Addr::LOCALHOST, *port)).is_ok();
+    (0..1000)
+        .map(|i| 10_000 + (random.hash_one(i) % 22_000) as u16)
+        .find(free)
+        .expect("a free port")
+}
+
+/// `"$@"` is the command. Its fd 3 is the pipe that tells of its end, and nobody else keeps that open.
+const SHELL: &str = r#"
+directory=$1 signal=$2
+shift 2
+cd "$directory" || exit
+"$@" 3>&1 >>log 2>&1 </dev/null &
+server=$!
+echo "$server"
+exec >/dev/null
+while read -r order; do
+    case $order in
+    kill)
+        kill -KILL "$server" 2>/dev/null
+        wait "$server" 2>/dev/null
+        server=
+        echo killed >&2
+        ;;
+    keep) exit ;;
+    esac
+done
+if [ -n "$server" ]; then
+    kill -"$signal" "$server" 2>/dev/null
+    kill -CONT "$server" 2>/dev/null
+    wait "$server" 2>/dev/null
+fi
+cd /
+rm -rf "$directory"
+"#;

@@ -1,12 +1,13 @@
 //! The command line, and the layer it describes.
 
-use std::{path::PathBuf, time::Duration};
+use std::{error::Error, path::PathBuf, time::Duration};
 
 use axum::http::HeaderName;
 use clap::{Parser, ValueEnum};
 use tower_idempotency::{
     IdempotencyLayer, InFlight, MemoryStore, MissingKey, OrphanPolicy, Preset, Principal, Ttl,
 };
+use tower_idempotency_redis::{RedisOptions, RedisStore};
 
 /// A server that shows every behaviour of tower-idempotency.
 ///
@@ -18,7 +19,7 @@ pub(crate) struct Args {
     #[arg(long, value_name = "ADDR", default_value = "127.0.0.1:3000")]
     pub(crate) listen: String,
 
-    /// Where leases and records live: memory, redis://.., postgres://.., mysql://.., sqlite:PATH or
+    /// Where leases and records live: memory, redis://HOST:PORT/DB, redis+cluster://HOST:PORT,.., postgres://.., mysql://.., sqlite:PATH or
     /// dynamodb://TABLE?endpoint=URL.
     #[arg(long, default_value = "memory")]
     store: String,
@@ -92,7 +93,7 @@ enum Duplicates {
 
 impl Args {
     /// The layer on the chosen store, or a sentence that says why there is none.
-    pub(crate) fn layer(&self) -> Result<IdempotencyLayer, String> {
+    pub(crate) async fn layer(&self) -> Result<IdempotencyLayer, String> {
         let preset = match self.preset {
             PresetName::Recommended => Preset::Recommended,
             PresetName::Ietf => Preset::Ietf,
@@ -102,15 +103,18 @@ impl Args {
         // Of a store only the scheme is shown: the rest may hold a password.
         let layer = match self.store.split(':').next().unwrap_or_default() {
             "memory" => IdempotencyLayer::with_preset(MemoryStore::new(), preset),
-            scheme @ ("redis" | "rediss" | "redis+cluster" | "postgres" | "mysql" | "sqlite"
-            | "dynamodb") => {
+            "redis" => IdempotencyLayer::with_preset(redis(&self.store).await?, preset),
+            "redis+cluster" => {
+                IdempotencyLayer::with_preset(redis_cluster(&self.store).await?, preset)
+            }
+            scheme @ ("postgres" | "mysql" | "sqlite" | "dynamodb") => {
                 return Err(format!(
                     "the {scheme} store is not built into the playground yet; use --store memory"
                 ));
             }
             scheme => {
                 return Err(format!(
-                    "expected a store of memory, redis, rediss, redis+cluster, postgres, mysql, sqlite or dynamodb, \
+                    "expected a store of memory, redis, redis+cluster, postgres, mysql, sqlite or dynamodb, \
                      found {scheme}"
                 ));
             }
@@ -152,6 +156,29 @@ impl Args {
         }
         layer
     }
+}
+
+async fn redis(url: &str) -> Result<RedisStore, String> {
+    RedisStore::connect(url).await.map_err(whole_story)
+}
+
+/// `redis+cluster://HOST:PORT,HOST:PORT`: some of the nodes.
+async fn redis_cluster(url: &str) -> Result<RedisStore, String> {
+    let nodes = url.trim_start_matches("redis+cluster://").split(',');
+    let nodes = nodes.map(|node| format!("redis://{node}"));
+    let store = RedisOptions::new().connect_cluster(nodes).await;
+    store.map_err(whole_story)
+}
+
+/// What an error says, and what its sources say.
+fn whole_story(error: impl Error) -> String {
+    let mut story = error.to_string();
+    let mut source = error.source();
+    while let Some(error) = source {
+        story = format!("{story}: {error}");
+        source = error.source();
+    }
+    story
 }
 
 fn ttl(text: &str) -> Result<Ttl, String> {

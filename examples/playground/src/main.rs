@@ -27,7 +27,7 @@ async fn main() -> ExitCode {
         .with_writer(io::stderr)
         .init();
     let args = Args::parse();
-    let layer = match args.layer() {
+    let layer = match args.layer().await {
         Ok(layer) => layer,
         Err(sentence) => {
             eprintln!("error: {sentence}");

@@ -1,0 +1,104 @@
+//! What a server must be like, looked at once when the store connects.
+
+use redis::{RedisError, Value};
+use tokio::time::Instant;
+
+use crate::{ConnectError, ConnectErrorKind, Eviction, link::Link, scripts::Scripts};
+
+/// Looks at the server's version, role and eviction policy, and teaches it the scripts.
+pub(crate) async fn check(
+    link: &Link,
+    deadline: Instant,
+    scripts: &Scripts,
+    eviction: Eviction,
+) -> Result<(), ConnectError> {
+    let info = link
+        .send(deadline, &redis::cmd("INFO"))
+        .await
+        .map_err(ConnectError::unreachable)?;
+    let mut nodes = Vec::new();
+    texts(&info, &mut nodes);
+    if nodes.is_empty() {
+        return Err(unusable("expected the server to describe itself"));
+    }
+    for node in nodes {
+        usable(node)?;
+        keeps_leases(node, eviction)?;
+    }
+    for script in scripts.all() {
+        link.send(deadline, &script.load())
+            .await
+            .map_err(no_scripts)?;
+    }
+    Ok(())
+}
+
+fn usable(info: &str) -> Result<(), ConnectError> {
+    let version = field(info, "redis_version").unwrap_or_default();
+    let major = version
+        .split('.')
+        .next()
+        .and_then(|it| it.parse::<u32>().ok());
+    if major.is_none_or(|major| major < OLDEST) {
+        return Err(unusable(format!(
+            "expected Redis {OLDEST} or later, found version {version:?}"
+        )));
+    }
+    match field(info, "role") {
+        Some("master") | None => Ok(()),
+        Some(role) => Err(unusable(format!("expected a primary, found a {role}"))),
+    }
+}
+
+/// Whether it may evict an entry before its time. Every entry has one, so `volatile-*` evicts leases too.
+fn keeps_leases(info: &str, eviction: Eviction) -> Result<(), ConnectError> {
+    let policy = field(info, "maxmemory_policy").unwrap_or("noeviction");
+    if policy == "noeviction" {
+        return Ok(());
+    }
+    let maxmemory = field(info, "maxmemory").unwrap_or("unknown");
+    match eviction {
+        Eviction::Refuse => Err(ConnectError::new(
+            ConnectErrorKind::Evicts,
+            format!("expected maxmemory-policy noeviction, found {policy}"),
+        )),
+        Eviction::Warn => {
+            tracing::warn!(
+                policy,
+                maxmemory,
+                "this server evicts live leases when its memory is full, and then requests are executed twice: \
+                 set maxmemory-policy to noeviction"
+            );
+            Ok(())
+        }
+    }
+}
+
+/// The value of a line `name:value`.
+fn field<'a>(info: &'a str, name: &str) -> Option<&'a str> {
+    info.lines()
+        .find_map(|line| line.strip_prefix(name)?.strip_prefix(':'))
+        .map(str::trim_end)
+}
+
+/// What each node said: one text of one server, a map of them of a cluster.
+fn texts<'a>(value: &'a Value, found: &mut Vec<&'a str>) {
+    match value {
+        Value::BulkString(bytes) => found.extend(std::str::from_utf8(bytes)),
+        Value::SimpleString(text) | Value::VerbatimString { text, .. } => found.push(text),
+        Value::Map(nodes) => nodes.iter().for_each(|(_node, info)| texts(info, found)),
+        Value::Array(nodes) => nodes.iter().for_each(|info| texts(info, found)),
+        _ => {}
+    }
+}
+
+fn unusable(message: impl Into<String>) -> ConnectError {
+    ConnectError::new(ConnectErrorKind::Unusable, message)
+}
+
+fn no_scripts(source: RedisError) -> ConnectError {
+    unusable("the server does not take scripts").because(source)
+}
+
+/// From here on a script may read the clock before it writes.
+const OLDEST: u32 = 5;

@@ -1,0 +1,117 @@
+//! The ways to reach a server, behind one call.
+
+use redis::{
+    Cmd, Pipeline, RedisResult, Value,
+    aio::{ConnectionLike, ConnectionManager},
+};
+use tokio::time::Instant;
+
+use crate::redial::Redial;
+#[cfg(any(feature = "cluster", feature = "deadpool"))]
+use crate::redial::in_time;
+
+/// What few use is boxed where it is awaited: getting a connection from a pool takes 14 KiB.
+pub(crate) enum Link {
+    /// One server. The manager connects again by itself; it is replaced when its server has become read-only, or silent.
+    Managed(Redial<ConnectionManager>),
+    /// The primary that sentinels name, or a connection taken out of a pool for good.
+    #[cfg(any(feature = "sentinel", feature = "deadpool"))]
+    Dialled(Redial<redis::aio::MultiplexedConnection>),
+    /// A connection from the pool for each call.
+    #[cfg(feature = "deadpool")]
+    Pooled(deadpool_redis::Pool),
+    /// The connection knows the nodes and their slots.
+    #[cfg(feature = "cluster")]
+    Cluster(redis::cluster_async::ClusterConnection),
+}
+
+impl Link {
+    /// Whether waiters can hear what a script publishes: in a cluster a message would go to every node.
+    pub(crate) fn can_publish(&self) -> bool {
+        match self {
+            #[cfg(feature = "cluster")]
+            Self::Cluster(_) => false,
+            _ => true,
+        }
+    }
+
+    /// Sends a command, and what it answered. Errors of the server are errors.
+    pub(crate) async fn send(&self, deadline: Instant, command: &Cmd) -> RedisResult<Value> {
+        match self {
+            Self::Managed(redial) => redial.with(deadline, |it| send(it, command)).await,
+            #[cfg(any(feature = "sentinel", feature = "deadpool"))]
+            Self::Dialled(redial) => redial.with(deadline, |it| send(it, command)).await,
+            #[cfg(feature = "deadpool")]
+            Self::Pooled(pool) => {
+                let sent = async { send(pooled(pool).await?, command).await };
+                Box::pin(in_time(deadline, sent)).await
+            }
+            #[cfg(feature = "cluster")]
+            Self::Cluster(connection) => {
+                Box::pin(in_time(deadline, send(connection.clone(), command))).await
+            }
+        }
+    }
+
+    /// Sends two commands at once, on one connection and in this order.
+    pub(crate) async fn send_both(
+        &self,
+        deadline: Instant,
+        first: &Cmd,
+        second: &Cmd,
+    ) -> RedisResult<(Value, Value)> {
+        let mut both = redis::pipe();
+        both.add_command(first.clone());
+        both.add_command(second.clone());
+        match self {
+            Self::Managed(redial) => redial.with(deadline, |it| send_both(it, &both)).await,
+            #[cfg(any(feature = "sentinel", feature = "deadpool"))]
+            Self::Dialled(redial) => redial.with(deadline, |it| send_both(it, &both)).await,
+            #[cfg(feature = "deadpool")]
+            Self::Pooled(pool) => {
+                let sent = async { send_both(pooled(pool).await?, &both).await };
+                Box::pin(in_time(deadline, sent)).await
+            }
+            #[cfg(feature = "cluster")]
+            Self::Cluster(connection) => {
+                Box::pin(in_time(deadline, send_both(connection.clone(), &both))).await
+            }
+        }
+    }
+}
+
+async fn send(mut connection: impl ConnectionLike, command: &Cmd) -> RedisResult<Value> {
+    connection
+        .req_packed_command(command)
+        .await?
+        .extract_error()
+}
+
+async fn send_both(
+    mut connection: impl ConnectionLike,
+    pipeline: &Pipeline,
+) -> RedisResult<(Value, Value)> {
+    let mut answers = connection
+        .req_packed_commands(pipeline, 0, 2)
+        .await?
+        .into_iter();
+    match (answers.next(), answers.next()) {
+        (Some(first), Some(second)) => Ok((first.extract_error()?, second.extract_error()?)),
+        _ => Err((redis::ErrorKind::Parse, "expected two answers").into()),
+    }
+}
+
+#[cfg(feature = "deadpool")]
+pub(crate) async fn pooled(pool: &deadpool_redis::Pool) -> RedisResult<deadpool_redis::Connection> {
+    use deadpool_redis::PoolError;
+
+    pool.get().await.map_err(|error| match error {
+        PoolError::Backend(error) => error,
+        error => (
+            redis::ErrorKind::Client,
+            "the pool gave no connection",
+            error.to_string(),
+        )
+            .into(),
+    })
+}

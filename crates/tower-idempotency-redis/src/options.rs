@@ -1,0 +1,319 @@
+//! What can be set, and the ways to connect.
+
+use std::{sync::Arc, time::Duration};
+
+use redis::{
+    Client, Cmd, IntoConnectionInfo,
+    aio::{ConnectionManager, ConnectionManagerConfig},
+};
+use tokio::time::Instant;
+
+#[cfg(feature = "deadpool")]
+use crate::link::pooled;
+use crate::{
+    ConnectError, RedisStore, check::check, link::Link, listen::Listener, redial::Redial,
+    scripts::Scripts, store::Inner,
+};
+#[cfg(feature = "cluster")]
+use crate::{ConnectErrorKind, redial::in_time};
+
+/// How a [`RedisStore`] uses its server, and how it connects.
+///
+/// ```no_run
+/// use std::time::Duration;
+/// use tower_idempotency_redis::{Eviction, RedisOptions};
+///
+/// # async fn f() -> Result<(), tower_idempotency_redis::ConnectError> {
+/// let store = RedisOptions::new()
+///     .with_prefix("payments:idempotency:")
+///     .with_timeout(Duration::from_millis(500))
+///     .with_eviction(Eviction::Refuse)
+///     .connect("redis://127.0.0.1:6379/0")
+///     .await?;
+/// # Ok(())
+/// # }
+/// ```
+#[derive(Clone, Debug)]
+#[must_use = "options do nothing until a store connects with them"]
+pub struct RedisOptions {
+    pub(crate) prefix: Arc<str>,
+    pub(crate) timeout: Duration,
+    pub(crate) record_limit: usize,
+    pub(crate) eviction: Eviction,
+    pub(crate) wait: Option<Wait>,
+}
+
+/// What to do about a server that may evict entries: its `maxmemory-policy` is not `noeviction`.
+///
+/// Every entry has a time to live, so the `volatile-*` policies evict leases as well as `allkeys-*` do, and a key whose
+/// lease was evicted is executed a second time.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
+#[non_exhaustive]
+pub enum Eviction {
+    /// Connect, and write a warning to the log.
+    #[default]
+    Warn,
+    /// Do not connect.
+    Refuse,
+}
+
+#[derive(Clone, Debug)]
+pub(crate) struct Wait {
+    pub(crate) replicas: u32,
+    timeout: Duration,
+}
+
+impl RedisOptions {
+    /// The defaults, each of which is at its setter.
+    pub fn new() -> Self {
+        Self {
+            prefix: Arc::from("idempotency:"),
+            timeout: Duration::from_secs(1),
+            record_limit: 16 * 1024 * 1024,
+            eviction: Eviction::Warn,
+            wait: None,
+        }
+    }
+
+    /// What the keys of all entries, and the channels of their waiters, begin with. Default `idempotency:`.
+    ///
+    /// Two services that share a server and a prefix share entries where their namespaces, principals and keys are equal.
+    /// One that changes its prefix forgets all it knew: retries of earlier requests execute again. With `{..}` in it all
+    /// entries of a cluster land on one node.
+    pub fn with_prefix(mut self, prefix: &str) -> Self {
+        self.prefix = prefix.into();
+        self
+    }
+
+    /// How long a call may take, from getting a connection to the answer. Default 1 s.
+    ///
+    /// Too short, and a server that pauses to fork answers 503. Too long, and the layer has no time for a second try:
+    /// it gives all tries together twice its own [store timeout], 4 s unless set.
+    ///
+    /// [store timeout]: tower_idempotency::IdempotencyLayer::with_store_timeout
+    pub fn with_timeout(mut self, timeout: Duration) -> Self {
+        self.timeout = timeout;
+        self
+    }
+
+    /// The largest record in bytes; for a larger one the layer stores a tombstone. Default 16 MiB.
+    ///
+    /// A server moves one record at a time, so large ones delay everybody. It keeps none above its own
+    /// `proto-max-bulk-len` (512 MiB unless set): with a limit above that, such a record is neither stored nor replaced
+    /// by a tombstone, and its request is executed again once its lease is over.
+    pub fn with_record_limit(mut self, bytes: usize) -> Self {
+        self.record_limit = bytes;
+        self
+    }
+
+    /// What to do about a server that may evict entries. Default [`Eviction::Warn`].
+    pub fn with_eviction(mut self, eviction: Eviction) -> Self {
+        self.eviction = eviction;
+        self
+    }
+
+    /// Waits after each granted acquire and each completion until `replicas` replicas have it, for `timeout` at most
+    /// (whole milliseconds, at least one). Default: no waiting.
+    ///
+    /// When too few have it the call failed: an acquire is answered 503, and a completion is tried again until its lease
+    /// is over. A failover to a replica that was waited for then loses no lease and no record; to another one it may,
+    /// so wait for as many as may be promoted. It costs a round trip more for each fresh request, delays all calls on the
+    /// connection while it waits, and makes a replica that is down an outage. Renewals are not waited for: after a
+    /// failover a lease may end up to a third of its length early. Not for clusters.
+    pub fn with_wait(mut self, replicas: u32, timeout: Duration) -> Self {
+        self.wait = (replicas > 0).then_some(Wait { replicas, timeout });
+        self
+    }
+
+    /// Connects to a server, as in `redis://:password@host:6379/0`; with the feature `tls` also `rediss://`.
+    ///
+    /// Looks whether the server can be used, and teaches it the scripts. Two connections serve all calls, another one the
+    /// waiters. They are made again when they break; calls fail meanwhile.
+    ///
+    /// # Errors
+    ///
+    /// [`ConnectError`] when the URL is none, or the server cannot be reached within the [timeout](Self::with_timeout) or
+    /// cannot be used.
+    pub async fn connect(self, url: &str) -> Result<RedisStore, ConnectError> {
+        let info = url.into_connection_info().map_err(ConnectError::address)?;
+        self.connect_client(Client::open(info).map_err(ConnectError::address)?)
+            .await
+    }
+
+    /// As [`connect`](Self::connect), with a client of your own: for certificates, credentials or a Unix socket.
+    ///
+    /// # Errors
+    ///
+    /// [`ConnectError`] when the server cannot be reached or cannot be used.
+    pub async fn connect_client(self, client: Client) -> Result<RedisStore, ConnectError> {
+        let asking = self.managed(&client);
+        let keeping = self.managed(&client);
+        let listener = Listener::new(self.timeout, move || {
+            let client = client.clone();
+            async move { client.get_async_pubsub().await }
+        });
+        self.store(asking, keeping, Some(listener)).await
+    }
+
+    /// Uses a pool that the application has already, and one connection more for renewals, completions and releases, which
+    /// so never wait for the pool.
+    ///
+    /// When the pool has no connection to give within the [timeout](Self::with_timeout), a request is answered 503. A
+    /// shared connection is faster: a pool looks after each connection it hands out. Nothing is heard of completions,
+    /// so waiters poll.
+    ///
+    /// # Errors
+    ///
+    /// [`ConnectError`] when the pool gives no connection in time or its server cannot be used.
+    #[cfg(feature = "deadpool")]
+    pub async fn connect_pool(
+        self,
+        pool: deadpool_redis::Pool,
+    ) -> Result<RedisStore, ConnectError> {
+        let reserved = pool.clone();
+        let keeping = Link::Dialled(Redial::new(move || {
+            let pool = reserved.clone();
+            async move { Ok(deadpool_redis::Connection::take(pooled(&pool).await?)) }
+        }));
+        self.store(Link::Pooled(pool), keeping, None).await
+    }
+
+    /// Connects to the primary that sentinels name, and to the next one when that changes.
+    ///
+    /// The client has to ask for a primary: `SentinelServerType::Master`.
+    ///
+    /// # Errors
+    ///
+    /// [`ConnectError`] when no sentinel answers, or the primary cannot be reached or cannot be used.
+    #[cfg(feature = "sentinel")]
+    pub async fn connect_sentinel(
+        self,
+        client: redis::sentinel::SentinelClient,
+    ) -> Result<RedisStore, ConnectError> {
+        let sentinels = Arc::new(tokio::sync::Mutex::new(client));
+        let config = redis::AsyncConnectionConfig::new()
+            .set_connection_timeout(Some(self.timeout))
+            .set_response_timeout(None);
+        let dialled = || {
+            let (sentinels, config) = (Arc::clone(&sentinels), config.clone());
+            Link::Dialled(Redial::new(move || {
+                let (sentinels, config) = (Arc::clone(&sentinels), config.clone());
+                async move {
+                    let primary = sentinels.lock().await.async_get_client().await?;
+                    primary
+                        .get_multiplexed_async_connection_with_config(&config)
+                        .await
+                }
+            }))
+        };
+        let (asking, keeping) = (dialled(), dialled());
+        let listener = Listener::new(self.timeout, move || {
+            let sentinels = Arc::clone(&sentinels);
+            async move {
+                let primary = sentinels.lock().await.async_get_client().await?;
+                primary.get_async_pubsub().await
+            }
+        });
+        self.store(asking, keeping, Some(listener)).await
+    }
+
+    /// Connects to a cluster, of which some nodes are given as URLs.
+    ///
+    /// Each call touches one key, so no two have to be on one node. Completions are not published, which would go to every
+    /// node: waiters poll.
+    ///
+    /// # Errors
+    ///
+    /// [`ConnectError`] when a URL is none, no node can be reached, one of them cannot be used, or
+    /// [`with_wait`](Self::with_wait) is set.
+    #[cfg(feature = "cluster")]
+    pub async fn connect_cluster<I>(self, nodes: I) -> Result<RedisStore, ConnectError>
+    where
+        I: IntoIterator,
+        I::Item: AsRef<str>,
+    {
+        if self.wait.is_some() {
+            return Err(ConnectError::new(
+                ConnectErrorKind::Unusable,
+                "expected no wait for replicas with a cluster",
+            ));
+        }
+        let nodes = nodes
+            .into_iter()
+            .map(|node| node.as_ref().into_connection_info());
+        let nodes: Vec<_> = nodes
+            .collect::<Result<_, _>>()
+            .map_err(ConnectError::address)?;
+        let client = redis::cluster::ClusterClient::builder(nodes)
+            .connection_timeout(self.timeout)
+            .response_timeout(self.timeout)
+            .build()
+            .map_err(ConnectError::address)?;
+        let connect = || async {
+            let deadline = Instant::now() + self.timeout;
+            in_time(deadline, client.get_async_connection())
+                .await
+                .map(Link::Cluster)
+                .map_err(ConnectError::unreachable)
+        };
+        let (asking, keeping) = (connect().await?, connect().await?);
+        self.store(asking, keeping, None).await
+    }
+
+    fn managed(&self, client: &Client) -> Link {
+        // No timeout for answers here: the store's own covers the whole call.
+        let config = ConnectionManagerConfig::new()
+            .set_connection_timeout(Some(self.timeout))
+            .set_response_timeout(None)
+            .set_max_delay(Duration::from_secs(1));
+        let client = client.clone();
+        Link::Managed(Redial::new(move || {
+            let manager = ConnectionManager::new_lazy_with_config(client.clone(), config.clone());
+            async move { manager }
+        }))
+    }
+
+    pub(crate) async fn store(
+        self,
+        asking: Link,
+        keeping: Link,
+        listener: Option<Listener>,
+    ) -> Result<RedisStore, ConnectError> {
+        let scripts = Scripts::new();
+        let deadline = Instant::now() + self.timeout;
+        check(&keeping, deadline, &scripts, self.eviction).await?;
+        Ok(RedisStore::new(Inner {
+            publishes: asking.can_publish(),
+            asking,
+            keeping,
+            scripts,
+            listener,
+            options: self,
+        }))
+    }
+
+    /// How long a call may take, with what it waits for replicas.
+    pub(crate) fn call_limit(&self) -> Duration {
+        self.wait.as_ref().map_or(self.timeout, |wait| {
+            self.timeout.saturating_add(wait.timeout)
+        })
+    }
+}
+
+impl Default for RedisOptions {
+    fn default() -> Self {
+        Self::new()
+    }
+}
+
+impl Wait {
+    /// The server would wait for ever for a timeout of zero.
+    pub(crate) fn command(&self) -> Cmd {
+        let millis = u64::try_from(self.timeout.as_millis())
+            .unwrap_or(u64::MAX)
+            .max(1);
+        let mut command = redis::cmd("WAIT");
+        command.arg(self.replicas).arg(millis);
+        command
+    }
+}

@@ -1,0 +1,129 @@
+//! A connection that all calls share, made again once it is no longer good.
+
+use std::{
+    future::Future,
+    io,
+    sync::{
+        Mutex, PoisonError,
+        atomic::{AtomicU64, Ordering::Relaxed},
+    },
+};
+
+use futures_util::{
+    FutureExt,
+    future::{BoxFuture, Shared},
+};
+use redis::{ErrorKind, RedisError, RedisResult, ServerErrorKind};
+use tokio::time::{Instant, timeout_at};
+
+pub(crate) struct Redial<C: Clone> {
+    dial: Box<dyn Fn() -> Dialled<C> + Send + Sync>,
+    current: Mutex<Current<C>>,
+    /// When the last answer came, in milliseconds since this was made.
+    answered: AtomicU64,
+    made: Instant,
+}
+
+type Dialled<C> = Shared<BoxFuture<'static, RedisResult<C>>>;
+
+struct Current<C: Clone> {
+    number: u64,
+    connection: Dialled<C>,
+}
+
+impl<C: Clone + Send + Sync + 'static> Redial<C> {
+    /// Nothing is dialled before the first call.
+    pub(crate) fn new<F>(dial: impl Fn() -> F + Send + Sync + 'static) -> Self
+    where
+        F: Future<Output = RedisResult<C>> + Send + 'static,
+    {
+        let dial = Box::new(move || dial().boxed().shared());
+        Self {
+            current: Mutex::new(Current {
+                number: 0,
+                connection: dial(),
+            }),
+            dial,
+            answered: AtomicU64::new(0),
+            made: Instant::now(),
+        }
+    }
+
+    /// Makes a call on the connection. Callers that come while it is being made wait for the one attempt; it goes on with
+    /// the next caller if this one is dropped.
+    pub(crate) async fn with<T, F>(
+        &self,
+        deadline: Instant,
+        call: impl FnOnce(C) -> F,
+    ) -> RedisResult<T>
+    where
+        F: Future<Output = RedisResult<T>>,
+    {
+        let (number, connection) = {
+            let current = self.current.lock().unwrap_or_else(PoisonError::into_inner);
+            (current.number, current.connection.clone())
+        };
+        let connection = match in_time(deadline, connection).await {
+            Ok(connection) => connection,
+            // Still being made.
+            Err(error) if error.is_timeout() && Instant::now() >= deadline => return Err(error),
+            Err(error) => {
+                self.replace(number);
+                return Err(error);
+            }
+        };
+        let began = self.millis();
+        let result = in_time(deadline, call(connection)).await;
+        match &result {
+            Ok(_) => self.answered.store(self.millis(), Relaxed),
+            Err(error) if is_final(error) => self.replace(number),
+            // A server that is gone without a word never closes the connection. One that is slow answers somebody.
+            Err(error) if error.is_timeout() => {
+                if self.answered.load(Relaxed) < began {
+                    self.replace(number);
+                }
+            }
+            Err(_) => {}
+        }
+        result
+    }
+
+    fn millis(&self) -> u64 {
+        u64::try_from(self.made.elapsed().as_millis()).unwrap_or(u64::MAX)
+    }
+
+    /// Makes the connection anew, unless somebody else did since.
+    fn replace(&self, number: u64) {
+        let mut current = self.current.lock().unwrap_or_else(PoisonError::into_inner);
+        if current.number == number {
+            *current = Current {
+                number: number + 1,
+                connection: (self.dial)(),
+            };
+        }
+    }
+}
+
+/// The call's result, or a timeout.
+pub(crate) async fn in_time<T>(
+    deadline: Instant,
+    call: impl Future<Output = RedisResult<T>>,
+) -> RedisResult<T> {
+    match timeout_at(deadline, call).await {
+        Ok(result) => result,
+        Err(_elapsed) => {
+            let message = "the server did not answer in time";
+            Err(io::Error::new(io::ErrorKind::TimedOut, message).into())
+        }
+    }
+}
+
+/// Whether no later call on this connection will fare better. A server that has become read-only is one that another has
+/// taken over from: only dialling again finds that one.
+fn is_final(error: &RedisError) -> bool {
+    error.is_unrecoverable_error()
+        || matches!(
+            error.kind(),
+            ErrorKind::Server(ServerErrorKind::ReadOnly | ServerErrorKind::MasterDown)
+        )
+}

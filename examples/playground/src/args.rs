@@ -200,32 +200,42 @@ fn principal(text: &str) -> Result<Principal, String> {
 mod tests {
     use super::*;
 
-    fn refusal(store: &str) -> String {
+    async fn refusal(store: &str) -> String {
         let args = Args::parse_from(["playground", "--store", store]);
-        args.layer().expect_err("no such store")
+        args.layer().await.expect_err("no such store")
     }
 
-    #[test]
-    fn a_store_that_is_not_built_in_is_named_without_its_password() {
+    #[tokio::test]
+    async fn a_store_that_is_not_built_in_is_named_without_its_password() {
         for store in [
-            "redis://:hush@localhost",
-            "rediss://:hush@localhost",
-            "redis+cluster://localhost",
             "postgres://app:hush@localhost/app",
             "mysql://app:hush@localhost/app",
             "sqlite:hush.db",
             "dynamodb://hush?endpoint=http://localhost:8000",
         ] {
-            let refusal = refusal(store);
+            let refusal = refusal(store).await;
             assert!(refusal.contains("is not built into"), "{refusal}");
             assert!(!refusal.contains("hush"), "{refusal}");
         }
     }
 
-    #[test]
-    fn an_unknown_store_is_told_what_was_expected() {
-        assert!(refusal("mongodb://localhost").starts_with("expected a store of memory, redis,"));
-        assert!(refusal("mongodb://localhost").ends_with("found mongodb"));
+    #[tokio::test]
+    async fn an_unknown_store_is_told_what_was_expected() {
+        let refusal = refusal("mongodb://localhost").await;
+        assert!(refusal.starts_with("expected a store of memory, redis,"));
+        assert!(refusal.ends_with("found mongodb"));
+    }
+
+    #[tokio::test]
+    async fn a_server_that_cannot_be_reached_is_told_without_its_password() {
+        for store in [
+            "redis://:hush@127.0.0.1:1/0",
+            "redis+cluster://:hush@127.0.0.1:1",
+        ] {
+            let refusal = refusal(store).await;
+            assert!(refusal.starts_with("cannot reach the server"), "{refusal}");
+            assert!(!refusal.contains("hush"), "{refusal}");
+        }
     }
 
     #[test]

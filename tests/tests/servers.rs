@@ -1,14 +1,15 @@
 //! The throwaway servers that the tests of the network stores stand on.
 
 use std::{
-    env, fs, io,
+    env, fs,
+    io::{self, Write},
     path::Path,
     process::{Command, Stdio},
     thread,
     time::{Duration, Instant},
 };
 
-use tests::servers::redis::{self, RedisServer};
+use tests::servers::redis::{self, RedisCluster, RedisServer, Sentinel};
 
 // ---- The guard ----
 
@@ -133,6 +134,120 @@ fn the_shared_redis_is_one() {
     });
     let pids: std::collections::BTreeSet<u32> = pids;
     assert_eq!(pids.len(), 1);
+}
+
+#[test]
+fn a_replica_has_what_its_primary_had_and_can_be_promoted() {
+    let primary = RedisServer::start(&["--requirepass", "open-sesame"]);
+    primary.command(&["SET", "k", "v"]);
+    let replica = RedisServer::replica_of(&primary);
+    assert_eq!(replica.command(&["GET", "k"]), "v");
+    let refusal = replica.try_command(&["SET", "k", "w"]).unwrap();
+    assert!(refusal.unwrap_err().starts_with("READONLY"));
+    // While it is paused, what is acknowledged does not reach it.
+    replica.pause();
+    primary.command(&["SET", "k", "lost"]);
+    drop(primary);
+    replica.resume();
+    replica.promote();
+    assert_eq!(replica.command(&["SET", "l", "w"]), "OK");
+}
+
+#[test]
+fn redis_with_tls_is_trusted_by_its_authority_alone() {
+    let server = RedisServer::start_with_tls();
+    let stranger = RedisServer::start_with_tls();
+    let ask = |ca: &Path| {
+        let address = server.tls_url().replace("rediss://", "").replace("/0", "");
+        let mut client = Command::new("openssl")
+            .args(["s_client", "-quiet", "-verify_return_error"])
+            .args(["-verify_hostname", "localhost", "-connect", &address])
+            .arg("-CAfile")
+            .arg(ca)
+            .stdin(Stdio::piped())
+            .stdout(Stdio::piped())
+            .stderr(Stdio::null())
+            .spawn()
+            .unwrap();
+        // Who does not trust the server may be gone before it is told anything.
+        let _ = client.stdin.take().unwrap().write_all(b"PING\r\nQUIT\r\n");
+        let output = client.wait_with_output().unwrap();
+        String::from_utf8(output.stdout).unwrap()
+    };
+    assert_eq!(ask(server.certificates().ca()), "+PONG\r\n+OK\r\n");
+    assert_eq!(ask(stranger.certificates().ca()), "");
+    assert_eq!(server.command(&["PING"]), "PONG", "the other port is open");
+}
+
+#[test]
+fn a_sentinel_has_a_replica_take_over_from_a_primary_that_is_gone() {
+    let mut primary = RedisServer::start(&[]);
+    let replica = RedisServer::replica_of(&primary);
+    let sentinel = Sentinel::start(&primary, 1);
+    assert_eq!(sentinel.primary(), primary.address());
+    primary.kill();
+    let next = sentinel.failed_over(primary.address());
+    assert_eq!(next, replica.address());
+    assert_eq!(replica.command(&["SET", "k", "v"]), "OK");
+}
+
+#[test]
+fn a_cluster_serves_all_slots_and_moves_them_with_their_keys() {
+    let cluster = RedisCluster::start();
+    let key = b"\xff{a}\0\r\n".as_slice();
+    let slot = cluster.slot(key);
+    let from = cluster.master_of(slot).unwrap();
+    let to = (from + 1) % 3;
+    let get = |node: usize| cluster.node(node).try_command(&[b"GET", key]).unwrap();
+    assert_eq!(cluster.node(from).command(&[b"SET", key, b"v"]), "OK");
+    let address = cluster.node(from).address();
+    assert_eq!(get(to).unwrap_err(), format!("MOVED {slot} {address}"));
+
+    let address = cluster.node(to).address();
+    cluster.begin_move(slot, to);
+    assert_eq!(get(from).unwrap(), "v");
+    cluster.move_keys(slot, to);
+    assert_eq!(get(from).unwrap_err(), format!("ASK {slot} {address}"));
+    cluster.end_move(slot, to);
+    assert_eq!(get(from).unwrap_err(), format!("MOVED {slot} {address}"));
+    assert_eq!(get(to).unwrap(), "v");
+
+    cluster.move_slots(slot - 3..=slot + 3, from);
+    assert_eq!(get(from).unwrap(), "v");
+    for slot in [0, 5460, 5461, 10922, 10923, 16383, slot - 3, slot + 3] {
+        assert!(cluster.master_of(slot).is_some(), "{slot}");
+    }
+    assert_eq!(cluster.urls().len(), 3);
+}
+
+#[test]
+fn a_cluster_refuses_while_a_master_without_a_replica_is_gone() {
+    let mut cluster = RedisCluster::start();
+    cluster.node_mut(0).kill();
+    let set = || cluster.node(1).try_command(&["SET", "{b}", "v"]).unwrap();
+    eventually("the others notice", || {
+        set().is_err_and(|error| error.starts_with("CLUSTERDOWN"))
+    });
+    cluster.node_mut(0).restart();
+    let get = || cluster.node(0).try_command(&["CLUSTER", "INFO"]).unwrap();
+    eventually("it is back", || {
+        get().is_ok_and(|info| info.contains("cluster_state:ok"))
+    });
+}
+
+#[test]
+fn a_replica_in_a_cluster_takes_over_from_a_master_that_is_gone() {
+    let mut cluster = RedisCluster::start_with_replicas();
+    let slot = cluster.slot("k");
+    let master = cluster.master_of(slot).unwrap();
+    cluster.node(master).command(&["SET", "k", "v"]);
+    cluster.node(master).command(&["WAIT", "1", "1000"]);
+    cluster.node_mut(master).kill();
+    let next = cluster.failed_over(slot, master);
+    assert_eq!(next, master + 3);
+    assert_eq!(cluster.node(next).command(&["GET", "k"]), "v");
+    cluster.node_mut(master).restart();
+    assert_eq!(cluster.master_of(slot), Some(next));
 }
 
 // ---- Helpers ----

@@ -17,6 +17,7 @@ use std::{
 
 use crate::playground::run;
 
+pub mod certificates;
 pub mod redis;
 
 /// A process in a throwaway directory. Both are gone when this is dropped, and when the test process is: even if it is

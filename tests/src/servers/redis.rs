@@ -1,15 +1,27 @@
 //! Redis servers.
 
 use std::{
+    cell::RefCell,
     collections::BTreeMap,
-    io::{self, BufRead, BufReader, Write},
-    net::{Ipv4Addr, SocketAddr, TcpStream},
+    io,
+    net::{Ipv4Addr, SocketAddr},
+    path::Path,
     process::Command,
     sync::OnceLock,
-    time::Duration,
+    thread,
+    time::{Duration, Instant},
 };
 
-use super::{Guard, directory, on_a_free_port, tool, until_ready};
+use self::resp::{Connection, Reply};
+use super::{
+    Guard, certificates::Certificates, directory, free_port, on_a_free_port, tool, until_ready,
+};
+
+pub use self::{cluster::RedisCluster, sentinel::Sentinel};
+
+mod cluster;
+mod resp;
+mod sentinel;
 
 /// The server that the tests of one binary share. It is empty at first, and ends with the process.
 ///
@@ -29,6 +41,7 @@ pub struct RedisServer {
     guard: Guard,
     port: u16,
     args: Vec<String>,
+    tls: Option<(u16, Certificates)>,
 }
 
 impl RedisServer {
@@ -41,12 +54,85 @@ impl RedisServer {
     #[must_use]
     pub fn start(args: &[&str]) -> Self {
         let args: Vec<_> = args.iter().map(|arg| (*arg).to_owned()).collect();
-        let directory = directory("redis");
+        Self::launch(|_| args.clone())
+    }
+
+    /// As [`start`](Self::start), with TLS on another port beside: see [`tls_url`](Self::tls_url) and
+    /// [`certificates`](Self::certificates).
+    ///
+    /// # Panics
+    ///
+    /// As [`start`](Self::start), and when there is no `openssl`.
+    #[must_use]
+    pub fn start_with_tls() -> Self {
+        let mut tls = None;
+        let mut server = Self::launch(|directory| {
+            let (port, made) = (free_port(), Certificates::make(directory));
+            let shown = |path: &Path| path.display().to_string();
+            let args = owned(&[
+                ["--tls-port", &port.to_string()],
+                ["--tls-ca-cert-file", &shown(made.ca())],
+                ["--tls-cert-file", &shown(made.certificate())],
+                ["--tls-key-file", &shown(made.key())],
+                ["--tls-auth-clients", "no"],
+            ]);
+            tls = Some((port, made));
+            args
+        });
+        server.tls = tls;
+        server
+    }
+
+    /// Starts a replica of `primary` and waits until it has its data. Replication is asynchronous from then on.
+    ///
+    /// # Panics
+    ///
+    /// As [`start`](Self::start), and when the replica does not get the data.
+    #[must_use]
+    pub fn replica_of(primary: &RedisServer) -> Self {
+        let port = primary.port.to_string();
+        let mut args = vec!["--replicaof", "127.0.0.1", &port];
+        if let Some(password) = password(&primary.args) {
+            args.extend(["--requirepass", password, "--masterauth", password]);
+        }
+        let replica = Self::start(&args);
+        let deadline = Instant::now() + Duration::from_secs(30);
+        while !replica.is_linked() {
+            let log = replica.log();
+            assert!(Instant::now() < deadline, "the replica is alone:\n{log}");
+            thread::sleep(Duration::from_millis(10));
+        }
+        replica
+    }
+
+    /// Makes a replica a primary of its own, as a failover does: what has not reached it is lost.
+    ///
+    /// # Panics
+    ///
+    /// As [`command`](Self::command).
+    pub fn promote(&self) {
+        self.command(&["REPLICAOF", "NO", "ONE"]);
+    }
+
+    /// Of several tries each has its directory to itself, for its guard takes that with it.
+    fn launch(mut args: impl FnMut(&Path) -> Vec<String>) -> Self {
+        let tried = RefCell::new(Vec::new());
         let (port, guard) = on_a_free_port(
-            |port| Guard::start(&again(&directory), &command(port, &args), "KILL"),
-            |port, guard| answers(port, password(&args), guard),
+            |port| {
+                let directory = directory("redis");
+                let args = args(&directory);
+                let guard = Guard::start(&directory, &command(port, &args), "KILL");
+                tried.replace(args);
+                guard
+            },
+            |port, guard| answers(port, password(&tried.borrow()), guard),
         );
-        Self { guard, port, args }
+        Self {
+            guard,
+            port,
+            args: tried.into_inner(),
+            tls: None,
+        }
     }
 
     /// Where it listens, as an URL of its first database; with the password of `--requirepass`.
@@ -63,6 +149,28 @@ impl RedisServer {
     #[must_use]
     pub fn address(&self) -> SocketAddr {
         (Ipv4Addr::LOCALHOST, self.port).into()
+    }
+
+    /// Where it listens for TLS, by name: the certificate is good for `localhost` and for `127.0.0.1`.
+    ///
+    /// # Panics
+    ///
+    /// When it was not started with TLS.
+    #[must_use]
+    pub fn tls_url(&self) -> String {
+        let (port, _) = self.tls.as_ref().expect("a server with TLS");
+        format!("rediss://localhost:{port}/0")
+    }
+
+    /// The certificates of a server with TLS.
+    ///
+    /// # Panics
+    ///
+    /// When it was not started with TLS.
+    #[must_use]
+    pub fn certificates(&self) -> &Certificates {
+        let (_, certificates) = self.tls.as_ref().expect("a server with TLS");
+        certificates
     }
 
     /// Its process id.
@@ -133,7 +241,19 @@ impl RedisServer {
     ///
     /// When it cannot be reached, or is silent for 10 seconds.
     pub fn try_command<A: AsRef<[u8]>>(&self, args: &[A]) -> io::Result<Result<String, String>> {
-        ask(self.address(), password(&self.args), args)
+        let answer = ask(self.address(), password(&self.args), args)?;
+        Ok(answer.map(|reply| reply.text()))
+    }
+
+    /// The elements of the list that it answers a command with, as bytes.
+    ///
+    /// # Panics
+    ///
+    /// As [`command`](Self::command).
+    pub fn list<A: AsRef<[u8]>>(&self, args: &[A]) -> Vec<Vec<u8>> {
+        let answer = ask(self.address(), password(&self.args), args);
+        let answer = answer.expect("an answer from Redis");
+        answer.expect("a command that is right").elements()
     }
 
     /// How often it was asked each command since it started, or since `CONFIG RESETSTAT`. Names are in lower case;
@@ -152,12 +272,12 @@ impl RedisServer {
         };
         info.lines().filter_map(calls).collect()
     }
-}
 
-/// Of several tries each has its directory to itself: a guard takes it with it.
-fn again(directory: &std::path::Path) -> std::path::PathBuf {
-    std::fs::create_dir_all(directory).expect("a directory for throwaway files");
-    directory.to_owned()
+    /// Whether it is a replica that has the data of its primary.
+    fn is_linked(&self) -> bool {
+        let info = fields(&self.command(&["INFO", "replication"]));
+        info.get("master_link_status").is_some_and(|it| it == "up")
+    }
 }
 
 fn command(port: u16, args: &[String]) -> Command {
@@ -165,6 +285,8 @@ fn command(port: u16, args: &[String]) -> Command {
     command
         .args(["--bind", "127.0.0.1", "--port", &port.to_string()])
         .args(["--save", "", "--appendonly", "no"])
+        // A replica gets its data at once, not after five seconds in which others might join it.
+        .args(["--repl-diskless-sync-delay", "0"])
         .args(args);
     command
 }
@@ -179,7 +301,7 @@ fn answers(port: u16, password: Option<&str>, guard: &Guard) -> bool {
     let address = (Ipv4Addr::LOCALHOST, port).into();
     let pid = format!("process_id:{}", guard.pid());
     let info = ask(address, password, &["INFO", "server"]);
-    matches!(info, Ok(Ok(info)) if info.lines().any(|line| line == pid))
+    matches!(info, Ok(Ok(info)) if info.text().lines().any(|line| line == pid))
         // While it loads what was persisted it answers that only.
         && matches!(ask(address, password, &["PING"]), Ok(Ok(_)))
 }
@@ -188,63 +310,24 @@ fn ask<A: AsRef<[u8]>>(
     address: SocketAddr,
     password: Option<&str>,
     args: &[A],
-) -> io::Result<Result<String, String>> {
-    let patience = Duration::from_secs(10);
-    let stream = TcpStream::connect_timeout(&address, patience)?;
-    stream.set_read_timeout(Some(patience))?;
-    stream.set_nodelay(true)?;
-    let mut stream = BufReader::new(stream);
-    if let Some(password) = password {
-        stream.get_mut().write_all(&encode(&["AUTH", password]))?;
-        if let Err(error) = reply(&mut stream)? {
-            return Ok(Err(error));
-        }
-    }
-    stream.get_mut().write_all(&encode(args))?;
-    reply(&mut stream)
+) -> io::Result<Result<Reply, String>> {
+    Connection::open(address, password)?.ask(args)
 }
 
-fn encode<A: AsRef<[u8]>>(args: &[A]) -> Vec<u8> {
-    let mut bytes = format!("*{}\r\n", args.len()).into_bytes();
-    for arg in args.iter().map(AsRef::as_ref) {
-        bytes.extend_from_slice(format!("${}\r\n", arg.len()).as_bytes());
-        bytes.extend_from_slice(arg);
-        bytes.extend_from_slice(b"\r\n");
-    }
-    bytes
+fn owned(pairs: &[[&str; 2]]) -> Vec<String> {
+    pairs
+        .iter()
+        .flatten()
+        .map(|&word| word.to_owned())
+        .collect()
 }
 
-/// One reply of RESP 2.
-fn reply(stream: &mut impl BufRead) -> io::Result<Result<String, String>> {
-    let unexpected = || io::Error::new(io::ErrorKind::InvalidData, "no reply of Redis");
-    let mut line = String::new();
-    stream.read_line(&mut line)?;
-    let line = line.strip_suffix("\r\n").ok_or_else(unexpected)?;
-    let (kind, rest) = line.split_at_checked(1).ok_or_else(unexpected)?;
-    let length = || rest.parse::<i64>().map_err(|_| unexpected());
-    match kind {
-        "+" | ":" => Ok(Ok(rest.to_owned())),
-        "-" => Ok(Err(rest.to_owned())),
-        "$" => {
-            let Ok(length) = usize::try_from(length()?) else {
-                return Ok(Ok(String::new()));
-            };
-            let mut bytes = vec![0; length + 2];
-            stream.read_exact(&mut bytes)?;
-            Ok(Ok(String::from_utf8_lossy(&bytes[..length]).into_owned()))
-        }
-        "*" => {
-            let mut lines = Vec::new();
-            for _ in 0..length()? {
-                match reply(stream)? {
-                    Ok(element) => lines.push(element),
-                    Err(error) => return Ok(Err(error)),
-                }
-            }
-            Ok(Ok(lines.join("\n")))
-        }
-        _ => Err(unexpected()),
-    }
+/// The lines `name:value` of an answer.
+fn fields(text: &str) -> BTreeMap<String, String> {
+    let fields = text.lines().filter_map(|line| line.split_once(':'));
+    fields
+        .map(|(name, value)| (name.to_owned(), value.to_owned()))
+        .collect()
 }
 
 fn shown<A: AsRef<[u8]>>(args: &[A]) -> String {

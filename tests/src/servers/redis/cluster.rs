@@ -1,0 +1,282 @@
+//! A cluster of Redis servers.
+
+use std::{
+    collections::BTreeMap,
+    ops::RangeInclusive,
+    thread,
+    time::{Duration, Instant},
+};
+
+use super::{RedisServer, fields, owned};
+use crate::servers::free_port;
+
+/// Three masters that share the slots, a third each, and perhaps a replica of each.
+///
+/// Nodes are numbered: 0, 1 and 2 are the masters at first, 3, 4 and 5 their replicas.
+#[derive(Debug)]
+pub struct RedisCluster {
+    nodes: Vec<RedisServer>,
+}
+
+impl RedisCluster {
+    /// Starts three masters and waits until each serves. Slots of a master that is gone are served by nobody, and the
+    /// others notice after a second and refuse all commands.
+    ///
+    /// # Panics
+    ///
+    /// When Redis is not installed, or they do not find each other.
+    #[must_use]
+    pub fn start() -> Self {
+        Self::of(MASTERS)
+    }
+
+    /// As [`start`](Self::start), with a replica of each master: it takes over from one that is silent for a second.
+    ///
+    /// # Panics
+    ///
+    /// As [`start`](Self::start).
+    #[must_use]
+    pub fn start_with_replicas() -> Self {
+        Self::of(2 * MASTERS)
+    }
+
+    fn of(nodes: usize) -> Self {
+        let nodes: Vec<_> = thread::scope(|scope| {
+            let starting: Vec<_> = (0..nodes).map(|_| scope.spawn(start_node)).collect();
+            let started = starting.into_iter().map(|node| node.join());
+            started.map(|node| node.expect("a node")).collect()
+        });
+        let cluster = Self { nodes };
+        for (i, node) in cluster.nodes.iter().enumerate() {
+            let epoch = (i + 1).to_string();
+            node.command(&["CLUSTER", "SET-CONFIG-EPOCH", &epoch]);
+            let port = node.address().port().to_string();
+            let bus = node.command(&["CONFIG", "GET", "cluster-port"]);
+            let bus = bus.lines().nth(1).expect("a value").to_owned();
+            cluster.nodes[0].command(&["CLUSTER", "MEET", "127.0.0.1", &port, &bus]);
+        }
+        for (node, slots) in cluster.nodes.iter().zip(THIRDS) {
+            let (first, last) = (slots.start().to_string(), slots.end().to_string());
+            node.command(&["CLUSTER", "ADDSLOTSRANGE", &first, &last]);
+        }
+        let all = cluster.nodes.len().to_string();
+        cluster.wait("the nodes know each other", || {
+            cluster.every(|info| info["cluster_known_nodes"] == all)
+        });
+        for (replica, master) in cluster.nodes[MASTERS..].iter().zip(&cluster.nodes) {
+            let master = id(master);
+            // It may have heard of the node and not yet that it is a master with slots.
+            cluster.wait("a master can have a replica", || {
+                let replicated = replica.try_command(&["CLUSTER", "REPLICATE", &master]);
+                matches!(replicated, Ok(Ok(_)))
+            });
+        }
+        cluster.wait("the cluster serves", || {
+            cluster.every(|info| {
+                info["cluster_state"] == "ok" && info["cluster_slots_assigned"] == "16384"
+            }) && cluster.nodes[MASTERS..].iter().all(RedisServer::is_linked)
+                && cluster
+                    .nodes
+                    .iter()
+                    .all(|node| replicas_seen_by(node) == cluster.nodes.len() - MASTERS)
+        });
+        cluster
+    }
+
+    /// The URLs of all nodes.
+    #[must_use]
+    pub fn urls(&self) -> Vec<String> {
+        self.nodes.iter().map(RedisServer::url).collect()
+    }
+
+    /// A node.
+    ///
+    /// # Panics
+    ///
+    /// When there is none of that number.
+    #[must_use]
+    pub fn node(&self, n: usize) -> &RedisServer {
+        &self.nodes[n]
+    }
+
+    /// A node, to be killed or restarted: one that comes back is the node it was, as a replica if its replica has taken
+    /// over.
+    ///
+    /// # Panics
+    ///
+    /// When there is none of that number.
+    pub fn node_mut(&mut self, n: usize) -> &mut RedisServer {
+        &mut self.nodes[n]
+    }
+
+    /// The slot of a key.
+    ///
+    /// # Panics
+    ///
+    /// When no node answers.
+    #[must_use]
+    pub fn slot(&self, key: impl AsRef<[u8]>) -> u16 {
+        let command = [b"CLUSTER".as_slice(), b"KEYSLOT", key.as_ref()];
+        let slot = self.ask_any(&command);
+        slot.parse().expect("a slot")
+    }
+
+    /// Which node serves a slot, as one of those that answer sees it; `None` while it is none that runs.
+    ///
+    /// # Panics
+    ///
+    /// When no node answers.
+    #[must_use]
+    pub fn master_of(&self, slot: u16) -> Option<usize> {
+        let nodes = self.ask_any(&["CLUSTER", "NODES"]);
+        let owner = nodes.lines().find(|line| {
+            let mut words = line.split(' ');
+            let flags = words.nth(2).unwrap_or_default();
+            flags.contains("master") && !flags.contains("fail") && {
+                let mut slots = words.skip(5).filter_map(range);
+                slots.any(|slots| slots.contains(&slot))
+            }
+        })?;
+        let address = owner.split(' ').nth(1)?.split('@').next()?;
+        self.nodes
+            .iter()
+            .position(|node| node.address().to_string() == address)
+    }
+
+    /// Moves slots to another master, with their keys: whoever asks the former one is told `MOVED`.
+    ///
+    /// # Panics
+    ///
+    /// When a node refuses, as one does that is no master.
+    pub fn move_slots(&self, slots: RangeInclusive<u16>, to: usize) {
+        for slot in slots {
+            self.begin_move(slot, to);
+            self.move_keys(slot, to);
+            self.end_move(slot, to);
+        }
+    }
+
+    /// Opens a slot: keys that its master has not, it redirects to the other one with `ASK`.
+    ///
+    /// # Panics
+    ///
+    /// As [`move_slots`](Self::move_slots).
+    pub fn begin_move(&self, slot: u16, to: usize) {
+        let from = self.master_of(slot).expect("a slot that is served");
+        if from == to {
+            return;
+        }
+        let (source, target) = (&self.nodes[from], &self.nodes[to]);
+        let slot = slot.to_string();
+        target.command(&["CLUSTER", "SETSLOT", &slot, "IMPORTING", &id(source)]);
+        source.command(&["CLUSTER", "SETSLOT", &slot, "MIGRATING", &id(target)]);
+    }
+
+    /// Moves the keys of an open slot.
+    ///
+    /// # Panics
+    ///
+    /// As [`move_slots`](Self::move_slots).
+    pub fn move_keys(&self, slot: u16, to: usize) {
+        let from = self.master_of(slot).expect("a slot that is served");
+        let (source, target) = (&self.nodes[from], &self.nodes[to]);
+        let (slot, port) = (slot.to_string(), target.address().port().to_string());
+        loop {
+            let keys = source.list(&["CLUSTER", "GETKEYSINSLOT", &slot, "100"]);
+            if keys.is_empty() {
+                return;
+            }
+            let migrate = ["MIGRATE", "127.0.0.1", &port, "", "0", "10000", "KEYS"];
+            let mut migrate: Vec<_> = migrate.iter().map(|word| word.as_bytes()).collect();
+            migrate.extend(keys.iter().map(Vec::as_slice));
+            source.command(&migrate);
+        }
+    }
+
+    /// Closes a slot that was opened: it is the other master's from now on.
+    ///
+    /// # Panics
+    ///
+    /// As [`move_slots`](Self::move_slots).
+    pub fn end_move(&self, slot: u16, to: usize) {
+        let from = self.master_of(slot).expect("a slot that is served");
+        let (slot, owner) = (slot.to_string(), id(&self.nodes[to]));
+        // The new owner first: were it last, nobody would have the slot for a moment.
+        for node in [to, from] {
+            self.nodes[node].command(&["CLUSTER", "SETSLOT", &slot, "NODE", &owner]);
+        }
+        for node in (0..MASTERS).filter(|node| ![to, from].contains(node)) {
+            // Others are told for speed; they would hear of it anyway, and replicas are not to be asked.
+            let _ = self.nodes[node].try_command(&["CLUSTER", "SETSLOT", &slot, "NODE", &owner]);
+        }
+    }
+
+    /// Waits until `slot` is served by another node than `former`, and says by which.
+    ///
+    /// # Panics
+    ///
+    /// When it is not within 30 seconds.
+    #[must_use]
+    pub fn failed_over(&self, slot: u16, former: usize) -> usize {
+        let other = || self.master_of(slot).filter(|master| *master != former);
+        self.wait("a replica takes over", || other().is_some());
+        other().expect("it has just been there")
+    }
+
+    fn ask_any<A: AsRef<[u8]>>(&self, args: &[A]) -> String {
+        let mut answers = self
+            .nodes
+            .iter()
+            .filter_map(|node| node.try_command(args).ok());
+        let answer = answers.next().expect("a node that answers");
+        answer.expect("a command that is right")
+    }
+
+    fn every(&self, holds: impl Fn(&BTreeMap<String, String>) -> bool) -> bool {
+        let info = |node: &RedisServer| fields(&node.command(&["CLUSTER", "INFO"]));
+        self.nodes.iter().all(|node| holds(&info(node)))
+    }
+
+    fn wait(&self, what: &str, holds: impl Fn() -> bool) {
+        let deadline = Instant::now() + Duration::from_secs(30);
+        while !holds() {
+            assert!(
+                Instant::now() < deadline,
+                "expected that {what}; the first node says:\n{}",
+                self.nodes[0].log()
+            );
+            thread::sleep(Duration::from_millis(10));
+        }
+    }
+}
+
+fn start_node() -> RedisServer {
+    RedisServer::launch(|_| {
+        let bus = free_port().to_string();
+        owned(&[
+            ["--cluster-enabled", "yes"],
+            ["--cluster-port", &bus],
+            ["--cluster-node-timeout", "1000"],
+            // However long the link was down: there is no other copy here.
+            ["--cluster-replica-validity-factor", "0"],
+        ])
+    })
+}
+
+const MASTERS: usize = 3;
+const THIRDS: [RangeInclusive<u16>; MASTERS] = [0..=5460, 5461..=10922, 10923..=16383];
+
+fn id(node: &RedisServer) -> String {
+    node.command(&["CLUSTER", "MYID"])
+}
+
+fn replicas_seen_by(node: &RedisServer) -> usize {
+    let nodes = node.command(&["CLUSTER", "NODES"]);
+    nodes.lines().filter(|line| line.contains("slave")).count()
+}
+
+/// `0-5460` or `7`, not `[7->-..]` of a slot that is open.
+fn range(text: &str) -> Option<RangeInclusive<u16>> {
+    let (first, last) = text.split_once('-').unwrap_or((text, text));
+    Some(first.parse().ok()?..=last.parse().ok()?)
+}

@@ -1,0 +1,109 @@
+//! A sentinel, which watches a Redis server and has a replica take over.
+
+use std::{
+    fs,
+    net::{Ipv4Addr, SocketAddr},
+    process::Command,
+    thread,
+    time::{Duration, Instant},
+};
+
+use super::{RedisServer, answers, ask, password};
+use crate::servers::{Guard, directory, on_a_free_port, tool};
+
+/// A single sentinel; killed when it is dropped. It calls the primary [`NAME`](Self::NAME), and decides alone.
+#[derive(Debug)]
+pub struct Sentinel {
+    guard: Guard,
+    port: u16,
+}
+
+impl Sentinel {
+    /// What it calls the primary that it watches.
+    pub const NAME: &str = "main";
+
+    /// Starts one that watches `primary` and has one of its replicas take over once it is silent for half a second.
+    /// Waits until it has found `replicas` of them.
+    ///
+    /// # Panics
+    ///
+    /// When Redis is not installed, or it does not find the servers.
+    #[must_use]
+    pub fn start(primary: &RedisServer, replicas: usize) -> Self {
+        let (name, watched) = (Self::NAME, primary.port);
+        let auth = password(&primary.args).map_or_else(String::new, |password| {
+            format!("sentinel auth-pass {name} {password}\n")
+        });
+        let configuration = format!(
+            "bind 127.0.0.1\n\
+             sentinel monitor {name} 127.0.0.1 {watched} 1\n\
+             sentinel down-after-milliseconds {name} 500\n\
+             sentinel failover-timeout {name} 3000\n{auth}"
+        );
+        let start = |port: u16| {
+            let directory = directory("sentinel");
+            let file = directory.join("sentinel.conf");
+            let text = format!("port {port}\n{configuration}");
+            fs::write(&file, text).expect("the directory takes files");
+            let mut command = Command::new(tool("redis-server", "redis-server", &[]));
+            command.arg(file).arg("--sentinel");
+            Guard::start(&directory, &command, "KILL")
+        };
+        let (port, guard) = on_a_free_port(start, |port, guard| answers(port, None, guard));
+        let sentinel = Self { guard, port };
+        sentinel.wait("the sentinel finds the replicas", || {
+            let found = sentinel.command(&["SENTINEL", "REPLICAS", name]);
+            let links = found.lines().filter(|line| *line == "master-link-status");
+            links.count() == replicas
+        });
+        sentinel
+    }
+
+    /// Where it listens.
+    #[must_use]
+    pub fn address(&self) -> SocketAddr {
+        (Ipv4Addr::LOCALHOST, self.port).into()
+    }
+
+    /// Which server it takes for the primary.
+    ///
+    /// # Panics
+    ///
+    /// When it does not say.
+    #[must_use]
+    pub fn primary(&self) -> SocketAddr {
+        let answer = self.command(&["SENTINEL", "GET-MASTER-ADDR-BY-NAME", Self::NAME]);
+        let address = answer.replace('\n', ":").parse();
+        address.expect("an address and a port")
+    }
+
+    /// Waits until another server than `former` is the primary and takes writes, and says which.
+    ///
+    /// # Panics
+    ///
+    /// When there is none within 30 seconds.
+    #[must_use]
+    pub fn failed_over(&self, former: SocketAddr) -> SocketAddr {
+        self.wait("a replica takes over", || {
+            let role = |address| ask(address, None, &["ROLE"]);
+            self.primary() != former
+                && matches!(role(self.primary()), Ok(Ok(role)) if role.text().starts_with("master"))
+        });
+        self.primary()
+    }
+
+    fn command(&self, args: &[&str]) -> String {
+        let answer = ask(self.address(), None, args);
+        let answer = answer.expect("an answer of the sentinel");
+        answer.expect("a command that is right").text()
+    }
+
+    fn wait(&self, what: &str, holds: impl Fn() -> bool) {
+        let deadline = Instant::now() + Duration::from_secs(30);
+        while !holds() {
+            let log = self.guard.log();
+            assert!(Instant::now() < deadline, "expected that {what}:\n{log}");
+            thread::sleep(Duration::from_millis(10));
+        }
+    }
+}

@@ -71,6 +71,8 @@ impl fmt::Debug for RedisStore {
 }
 
 impl Store for RedisStore {
+    const COMPRESS_ABOVE: usize = 1024;
+
     async fn acquire(&self, claim: &Claim) -> Result<Acquired, StoreError> {
         let inner = &*self.inner;
         let (script, key) = (&inner.scripts.acquire, inner.key(&claim.id));

@@ -69,9 +69,12 @@ impl IdempotencyLayer {
 
     /// A layer on `store` that starts from a preset; setters change single decisions of it. The defaults that they name
     /// are those of [`Preset::Recommended`].
-    pub fn with_preset(store: impl Store, preset: Preset) -> Self {
+    pub fn with_preset<S: Store>(store: S, preset: Preset) -> Self {
         Self {
-            config: Arc::new(preset.config()),
+            config: Arc::new(Config {
+                compress_above: S::COMPRESS_ABOVE,
+                ..preset.config()
+            }),
             engine: Engine::new(Arc::new(store)),
         }
     }
@@ -361,9 +364,10 @@ impl IdempotencyLayer {
         self.set(|config| config.replay_marker = marker)
     }
 
-    /// Records larger than this many bytes are compressed. Default: 8 KiB, since deflating 1 KiB of JSON takes ten times as
-    /// long as keeping it. Where bytes are dear, as in a store that charges for them, 1 KiB saves about two thirds of
-    /// most records; `usize::MAX` compresses none.
+    /// Records larger than this many bytes are compressed. Default: [what the store says](Store::COMPRESS_ABOVE). In memory
+    /// that is 8 KiB, since deflating 1 KiB of JSON takes ten times as long as keeping it; behind a network it is 1 KiB,
+    /// which saves about two thirds of most records. `usize::MAX` compresses none, and then a store that charges for
+    /// bytes charges for all of them.
     pub fn with_compression_above(self, bytes: usize) -> Self {
         self.set(|config| config.compress_above = bytes)
     }

@@ -175,7 +175,10 @@ fn whole_story(error: impl Error) -> String {
     let mut story = error.to_string();
     let mut source = error.source();
     while let Some(error) = source {
-        story = format!("{story}: {error}");
+        let chapter = error.to_string();
+        if !story.contains(&chapter) {
+            story = format!("{story}: {chapter}");
+        }
         source = error.source();
     }
     story

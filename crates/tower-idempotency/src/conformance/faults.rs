@@ -227,6 +227,8 @@ impl<S> Faulty<S> {
 
 #[deny(clippy::missing_trait_methods)]
 impl<S: Store> Store for Faulty<S> {
+    const COMPRESS_ABOVE: usize = S::COMPRESS_ABOVE;
+
     async fn acquire(&self, claim: &Claim) -> Result<Acquired, StoreError> {
         let call = self.inner.acquire(claim);
         self.run(Operation::Acquire, claim.token, call).await

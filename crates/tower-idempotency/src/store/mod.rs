@@ -53,6 +53,11 @@ pub use self::memory::{MemoryFull, MemoryStore};
 ///
 /// Write plain `async fn`s; the `+ Send` is checked by the trait. `docs/writing-a-store.md` walks through one.
 pub trait Store: Send + Sync + 'static {
+    /// From what size on, in bytes, deflating a record is worth its time here, unless
+    /// [the layer is told otherwise](crate::IdempotencyLayer::with_compression_above). Default: 8 KiB. A store behind a
+    /// network, which pays for each byte on the wire and again where it keeps it, says 1 KiB.
+    const COMPRESS_ABOVE: usize = 8 * 1024;
+
     /// Takes a lease, or says why not.
     ///
     /// # Errors
@@ -112,6 +117,8 @@ pub trait Store: Send + Sync + 'static {
 }
 
 impl<S: Store> Store for Arc<S> {
+    const COMPRESS_ABOVE: usize = S::COMPRESS_ABOVE;
+
     async fn acquire(&self, claim: &Claim) -> Result<Acquired, StoreError> {
         (**self).acquire(claim).await
     }

@@ -24,7 +24,15 @@ async fn asked(server: &RedisServer, work: impl Future<Output = ()>) -> BTreeMap
 }
 
 const BY_SCRIPTS: [&str; 9] = [
-    "hmget", "hset", "hdel", "del", "time", "pexpire", "pexpireat", "publish", "config|resetstat",
+    "hmget",
+    "hset",
+    "hdel",
+    "del",
+    "time",
+    "pexpire",
+    "pexpireat",
+    "publish",
+    "config|resetstat",
 ];
 
 fn calls(n: u64) -> BTreeMap<String, u64> {
@@ -146,7 +154,10 @@ async fn a_record_of_1_kib_of_json_takes_at_most_1200_bytes() {
     let server = RedisServer::start(&[]);
     assert_eq!(order().to_string().len(), 1024);
     let app = Router::new()
-        .route("/orders", route(async || (StatusCode::CREATED, Json(order()))))
+        .route(
+            "/orders",
+            route(async || (StatusCode::CREATED, Json(order()))),
+        )
         .layer(layer(&server).await);
     let first = send(&app, post("/orders", "k", "tea")).await;
     assert_eq!(first.body.len(), 1024);

@@ -102,3 +102,63 @@ fn no_scripts(source: RedisError) -> ConnectError {
 
 /// From here on a script may read the clock before it writes.
 const OLDEST: u32 = 5;
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_server_is_usable_from_version_5_on_and_as_a_primary() {
+        assert!(usable("# Server\r\nredis_version:5.0.0\r\nrole:master\r\n").is_ok());
+        assert!(usable("redis_version:10.2.1\r\n").is_ok());
+        for (info, said) in [
+            (
+                "redis_version:4.0.14\r\nrole:master\r\n",
+                "found version \"4.0.14\"",
+            ),
+            ("server:something else\r\n", "found version \"\""),
+            ("redis_version:7.0.15\r\nrole:slave\r\n", "found a slave"),
+        ] {
+            let error = usable(info).expect_err(info);
+            assert_eq!(error.kind(), ConnectErrorKind::Unusable);
+            assert!(error.to_string().ends_with(said), "{error}");
+        }
+    }
+
+    /// Valkey names the version of Redis that it can stand in for.
+    #[test]
+    fn valkey_is_usable() {
+        let info =
+            "redis_version:7.2.4\r\nserver_name:valkey\r\nvalkey_version:8.0.1\r\nrole:master\r\n";
+        assert!(usable(info).is_ok());
+    }
+
+    #[test]
+    fn each_node_of_a_cluster_is_looked_at() {
+        let text = |text: &str| Value::BulkString(text.into());
+        let nodes = Value::Map(vec![
+            (text("127.0.0.1:1"), text("a")),
+            (text("127.0.0.1:2"), text("b")),
+        ]);
+        let mut found = Vec::new();
+        texts(&nodes, &mut found);
+        assert_eq!(found, ["a", "b"]);
+    }
+
+    #[test]
+    fn every_policy_but_one_evicts_leases() {
+        for policy in [
+            "allkeys-lru",
+            "allkeys-random",
+            "volatile-ttl",
+            "volatile-lfu",
+        ] {
+            let info = format!("maxmemory:0\r\nmaxmemory_policy:{policy}\r\n");
+            let error = keeps_leases(&info, Eviction::Refuse).expect_err(policy);
+            assert_eq!(error.kind(), ConnectErrorKind::Evicts);
+            assert!(error.to_string().ends_with(policy), "{error}");
+        }
+        let info = "maxmemory_policy:noeviction\r\n";
+        assert!(keeps_leases(info, Eviction::Refuse).is_ok());
+    }
+}

@@ -26,6 +26,7 @@ pub use self::scripted::{Broken, Scripted, Step};
 pub mod bodies;
 pub mod gate;
 pub mod probe;
+pub mod proxy;
 pub mod servers;
 pub mod stage;
 pub mod wire;

@@ -1,0 +1,192 @@
+//! A TCP proxy that goes wrong as it is told: what lies between a store and its server.
+//!
+//! It never does what TCP could not do: once a direction of a connection has lost bytes, nothing more comes through it.
+
+use std::{
+    net::SocketAddr,
+    sync::{
+        Arc, Mutex, PoisonError,
+        atomic::{AtomicU64, Ordering},
+        mpsc,
+    },
+    thread::{self, JoinHandle},
+    time::Duration,
+};
+
+use tokio::{
+    net::TcpListener,
+    runtime,
+    sync::{oneshot, watch},
+    task::{LocalSet, spawn_local},
+};
+
+pub use self::fault::Fault;
+
+mod connection;
+mod fault;
+
+/// What the proxy does with all connections, those there are and those that come.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Mode {
+    /// Forwards.
+    Pass,
+    /// Closes connections, with a reset, and new ones as soon as it has accepted them. What had been forwarded to the
+    /// server still reaches it.
+    Cut,
+    /// Forwards nothing; accepts, and keeps what arrives, which comes through when this ends.
+    Hold,
+    /// Forwards requests and loses what the server answers.
+    LoseReplies(Then),
+    /// Forwards everything that much later, even what comes from a client that has left meanwhile.
+    Delay {
+        /// What clients say.
+        up: Duration,
+        /// What the server says.
+        down: Duration,
+    },
+}
+
+/// What becomes of a connection that has lost something.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Then {
+    /// It is reset. If it is a reply that is lost: once that has come from the server, which has done by then what it
+    /// was asked.
+    Cut,
+    /// It stays open and silent for as long as the client likes.
+    Hang,
+}
+
+/// A running proxy, on a free port of this machine; its connections are gone when it is dropped.
+///
+/// It runs on a thread of its own, whatever runtime the test has, in real time.
+#[derive(Debug)]
+pub struct Proxy {
+    address: SocketAddr,
+    state: Arc<State>,
+    stop: Option<oneshot::Sender<()>>,
+    thread: Option<JoinHandle<()>>,
+}
+
+/// What a proxy has forwarded.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Counts {
+    /// Connections that were accepted, even if they were cut at once.
+    pub connections: u64,
+    /// Bytes from clients to the server.
+    pub up: u64,
+    /// Bytes from the server to clients.
+    pub down: u64,
+}
+
+#[derive(Debug)]
+struct State {
+    upstream: SocketAddr,
+    mode: watch::Sender<Mode>,
+    fault: Mutex<Option<(Fault, Then)>>,
+    connections: AtomicU64,
+    up: AtomicU64,
+    down: AtomicU64,
+    hits: AtomicU64,
+}
+
+impl Proxy {
+    /// Forwards to `upstream`, whether or not anybody is there yet: connections are cut while nobody is.
+    ///
+    /// # Panics
+    ///
+    /// When there is no free port.
+    #[must_use]
+    pub fn start(upstream: SocketAddr) -> Self {
+        let state = Arc::new(State {
+            upstream,
+            mode: watch::Sender::new(Mode::Pass),
+            fault: Mutex::new(None),
+            connections: AtomicU64::new(0),
+            up: AtomicU64::new(0),
+            down: AtomicU64::new(0),
+            hits: AtomicU64::new(0),
+        });
+        let (stop, stopped) = oneshot::channel();
+        let (bound, address) = mpsc::channel();
+        let shared = Arc::clone(&state);
+        let thread = thread::spawn(move || {
+            let runtime = runtime::Builder::new_current_thread().enable_all().build();
+            let runtime = runtime.expect("a runtime");
+            LocalSet::new().block_on(&runtime, async move {
+                let listener = TcpListener::bind("127.0.0.1:0").await;
+                let listener = listener.expect("a free port");
+                let address = listener.local_addr().expect("a bound socket");
+                bound.send(address).expect("the proxy is being started");
+                tokio::select! {
+                    _ = stopped => {}
+                    () = accept(listener, shared) => {}
+                }
+            });
+        });
+        Self {
+            address: address.recv().expect("the proxy starts"),
+            state,
+            stop: Some(stop),
+            thread: Some(thread),
+        }
+    }
+
+    /// Where it listens.
+    #[must_use]
+    pub fn address(&self) -> SocketAddr {
+        self.address
+    }
+
+    /// Does this from now on.
+    pub fn set(&self, mode: Mode) {
+        self.state.mode.send_replace(mode);
+    }
+
+    /// Does this once, to the connection that comes to that point first, in place of what was to be done once before.
+    /// Other connections pass, and so does the next.
+    ///
+    /// # Panics
+    ///
+    /// When there is nothing to wait for.
+    pub fn once(&self, fault: Fault, then: Then) {
+        assert!(fault.is_possible(), "{fault:?} is at no point");
+        *self.state.fault() = Some((fault, then));
+    }
+
+    /// How often something was done [`once`](Self::once).
+    #[must_use]
+    pub fn hits(&self) -> u64 {
+        self.state.hits.load(Ordering::SeqCst)
+    }
+
+    /// What was forwarded so far.
+    #[must_use]
+    pub fn counts(&self) -> Counts {
+        Counts {
+            connections: self.state.connections.load(Ordering::SeqCst),
+            up: self.state.up.load(Ordering::SeqCst),
+            down: self.state.down.load(Ordering::SeqCst),
+        }
+    }
+}
+
+impl Drop for Proxy {
+    fn drop(&mut self) {
+        self.stop.take();
+        let _ = self.thread.take().map(JoinHandle::join);
+    }
+}
+
+impl State {
+    fn fault(&self) -> std::sync::MutexGuard<'_, Option<(Fault, Then)>> {
+        self.fault.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+async fn accept(listener: TcpListener, state: Arc<State>) {
+    loop {
+        let (client, _) = listener.accept().await.expect("a connection");
+        state.connections.fetch_add(1, Ordering::SeqCst);
+        spawn_local(connection::forward(client, Arc::clone(&state)));
+    }
+}

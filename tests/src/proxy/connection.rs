@@ -1,0 +1,225 @@
+//! One connection through the proxy.
+
+use std::{
+    cell::Cell,
+    io,
+    sync::{
+        Arc,
+        atomic::{AtomicU64, Ordering},
+    },
+    time::Duration,
+};
+
+use bytes::{Bytes, BytesMut};
+use tokio::{
+    io::{AsyncReadExt, AsyncWriteExt},
+    net::{TcpStream, tcp},
+    sync::mpsc,
+    time::{Instant, sleep_until, timeout},
+};
+
+use super::{Fault, Mode, State, Then};
+
+/// Forwards until both sides are done, or the connection is cut.
+pub(super) async fn forward(mut client: TcpStream, state: Arc<State>) {
+    let mut mode = state.mode.subscribe();
+    let mut server = None;
+    let forwarding = async {
+        let server = server.insert(TcpStream::connect(state.upstream).await?);
+        client.set_nodelay(true)?;
+        server.set_nodelay(true)?;
+        let lost = Lost::default();
+        let (from_client, to_client) = client.split();
+        let (from_server, to_server) = server.split();
+        let up = Direction::new(Side::Up, &state, &lost);
+        let down = Direction::new(Side::Down, &state, &lost);
+        tokio::try_join!(
+            up.pump(from_client, to_server),
+            down.pump(from_server, to_client)
+        )
+    };
+    let done = tokio::select! {
+        // Or what is there already would get through.
+        biased;
+        _ = mode.wait_for(|mode| *mode == Mode::Cut) => false,
+        done = forwarding => done.is_ok(),
+    };
+    if done {
+        return;
+    }
+    let _ = client.set_zero_linger();
+    drop(client);
+    // A reset here could overtake the last request. So the server is told that nothing more comes, and heard to its end.
+    if let Some(mut server) = server {
+        let _ = server.shutdown().await;
+        let mut nowhere = tokio::io::sink();
+        let heard = tokio::io::copy(&mut server, &mut nowhere);
+        let _ = timeout(Duration::from_secs(5), heard).await;
+    }
+}
+
+/// What a connection has lost, and so never gets again.
+#[derive(Debug, Default)]
+struct Lost {
+    /// Nothing more goes up.
+    requests: Cell<bool>,
+    /// Nothing more goes down.
+    replies: Cell<bool>,
+    /// It is cut when the server says something.
+    cut_at_reply: Cell<bool>,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Side {
+    Up,
+    Down,
+}
+
+#[derive(Debug)]
+struct Direction<'a> {
+    side: Side,
+    state: &'a State,
+    lost: &'a Lost,
+    /// What was said last, as [`Fault::happens`] needs it.
+    before: Vec<u8>,
+}
+
+impl<'a> Direction<'a> {
+    fn new(side: Side, state: &'a State, lost: &'a Lost) -> Self {
+        Self {
+            side,
+            state,
+            lost,
+            before: Vec::new(),
+        }
+    }
+
+    /// Forwards what `from` says until it has said everything. Reads ahead, so that a delay puts off and does not slow
+    /// down.
+    async fn pump(
+        mut self,
+        mut from: tcp::ReadHalf<'_>,
+        mut to: tcp::WriteHalf<'_>,
+    ) -> io::Result<()> {
+        let (queue, mut due) = mpsc::channel::<(Instant, Bytes)>(64);
+        let mode = self.state.mode.subscribe();
+        let side = self.side;
+        let read = async move {
+            loop {
+                let mut piece = BytesMut::with_capacity(64 * 1024);
+                let read = match (from.read_buf(&mut piece).await, side) {
+                    (Ok(read), _) => read,
+                    // However a client leaves, what it has said is on its way.
+                    (Err(_), Side::Up) => 0,
+                    (Err(error), Side::Down) => return Err(error),
+                };
+                let delay = match (*mode.borrow(), side) {
+                    (Mode::Delay { up, .. }, Side::Up) => up,
+                    (Mode::Delay { down, .. }, Side::Down) => down,
+                    _ => Duration::ZERO,
+                };
+                let piece = (Instant::now() + delay, piece.freeze());
+                // The end is an empty piece, and as late as any other.
+                if queue.send(piece).await.is_err() || read == 0 {
+                    return Ok(());
+                }
+            }
+        };
+        let write = async {
+            let mut mode = self.state.mode.subscribe();
+            while let Some((at, piece)) = due.recv().await {
+                sleep_until(at).await;
+                let _ = mode.wait_for(|mode| *mode != Mode::Hold).await;
+                if piece.is_empty() {
+                    // Fails where the other side is gone already.
+                    let _ = to.shutdown().await;
+                    return Ok(());
+                }
+                match side {
+                    Side::Up => self.up(piece, &mut to).await?,
+                    Side::Down => self.down(&piece, &mut to).await?,
+                }
+            }
+            Ok(())
+        };
+        tokio::try_join!(read, write).map(|_| ())
+    }
+
+    async fn up(&mut self, piece: Bytes, to: &mut tcp::WriteHalf<'_>) -> io::Result<()> {
+        if self.lost.requests.get() {
+            return Ok(());
+        }
+        let Some((fault, then)) = self.fault(&piece) else {
+            count(&self.state.up, &piece);
+            return to.write_all(&piece).await;
+        };
+        let forwarded = match fault {
+            Fault::AfterBytes(left) => {
+                self.lost.requests.set(true);
+                self.lost.replies.set(true);
+                piece.slice(..usize::try_from(left).map_or(piece.len(), |it| it.min(piece.len())))
+            }
+            Fault::Request { .. } => {
+                self.lost.requests.set(true);
+                Bytes::new()
+            }
+            Fault::ReplyTo { .. } => {
+                self.lost.replies.set(true);
+                piece
+            }
+        };
+        count(&self.state.up, &forwarded);
+        self.state.hits.fetch_add(1, Ordering::SeqCst);
+        to.write_all(&forwarded).await?;
+        match then {
+            Then::Hang => Ok(()),
+            Then::Cut if self.lost.requests.get() => Err(cut()),
+            Then::Cut => {
+                self.lost.cut_at_reply.set(true);
+                Ok(())
+            }
+        }
+    }
+
+    /// The fault that happens in this piece. It is over with that.
+    fn fault(&mut self, piece: &[u8]) -> Option<(Fault, Then)> {
+        let mut armed = self.state.fault();
+        let (fault, _) = armed.as_mut()?;
+        if fault.happens(&mut self.before, piece) {
+            armed.take()
+        } else {
+            None
+        }
+    }
+
+    async fn down(&mut self, piece: &[u8], to: &mut tcp::WriteHalf<'_>) -> io::Result<()> {
+        let mode = *self.state.mode.borrow();
+        if let Mode::LoseReplies(then) = mode {
+            self.lost.replies.set(true);
+            if then == Then::Cut {
+                self.lost.cut_at_reply.set(true);
+            }
+        }
+        if self.lost.cut_at_reply.get() {
+            return Err(cut());
+        }
+        if self.lost.replies.get() {
+            return Ok(());
+        }
+        count(&self.state.down, piece);
+        if to.write_all(piece).await.is_err() {
+            // The client has left; its requests are still on their way.
+            self.lost.replies.set(true);
+        }
+        Ok(())
+    }
+}
+
+/// Before it is written: whoever sees what comes of it finds it counted.
+fn count(counter: &AtomicU64, piece: &[u8]) {
+    counter.fetch_add(piece.len() as u64, Ordering::SeqCst);
+}
+
+fn cut() -> io::Error {
+    io::Error::other("the connection is to be cut")
+}

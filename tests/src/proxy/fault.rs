@@ -1,0 +1,101 @@
+//! What goes wrong once, at a point that a client's bytes define.
+
+/// Something that goes wrong once.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Fault {
+    /// That many bytes from clients, of all connections together, still reach the server. Then nothing more does on the
+    /// connection of the last of them, and nothing comes back.
+    AfterBytes(u64),
+    /// The request that holds these bytes, for the `nth` time counted from 1, does not reach the server: nor does what
+    /// came in one piece with it.
+    Request {
+        /// Bytes as the client sends them.
+        needle: Vec<u8>,
+        /// Which occurrence.
+        nth: u32,
+    },
+    /// The request that holds these bytes, for the `nth` time counted from 1, reaches the server, and its reply is lost:
+    /// so are replies to others that are under way on the connection.
+    ReplyTo {
+        /// Bytes as the client sends them.
+        needle: Vec<u8>,
+        /// Which occurrence.
+        nth: u32,
+    },
+}
+
+impl Fault {
+    /// The next request that holds these bytes is lost.
+    #[must_use]
+    pub fn request(needle: impl Into<Vec<u8>>) -> Self {
+        let needle = needle.into();
+        Self::Request { needle, nth: 1 }
+    }
+
+    /// The reply to the next request that holds these bytes is lost.
+    #[must_use]
+    pub fn reply_to(needle: impl Into<Vec<u8>>) -> Self {
+        let needle = needle.into();
+        Self::ReplyTo { needle, nth: 1 }
+    }
+
+    pub(super) fn is_possible(&self) -> bool {
+        match self {
+            Self::AfterBytes(bytes) => *bytes > 0,
+            Self::Request { needle, nth } | Self::ReplyTo { needle, nth } => {
+                !needle.is_empty() && *nth > 0
+            }
+        }
+    }
+
+    /// Whether it happens in this piece from a client; what is left to wait for otherwise. `before` is what the
+    /// connection said last, for bytes that come in two pieces.
+    pub(super) fn happens(&mut self, before: &mut Vec<u8>, piece: &[u8]) -> bool {
+        match self {
+            Self::AfterBytes(left) if *left > piece.len() as u64 => {
+                *left -= piece.len() as u64;
+                false
+            }
+            Self::AfterBytes(_) => true,
+            Self::Request { needle, nth } | Self::ReplyTo { needle, nth } => {
+                // Less than one needle, or what was seen before would be seen again.
+                let kept = before.len().min(needle.len() - 1);
+                before.drain(..before.len() - kept);
+                before.extend_from_slice(piece);
+                let seen = before.windows(needle.len()).filter(|it| it == needle);
+                let seen = u32::try_from(seen.count()).unwrap_or(u32::MAX);
+                let happens = seen >= *nth;
+                *nth = nth.saturating_sub(seen);
+                happens
+            }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_request_is_recognized_in_pieces_and_counted_once() {
+        let pieces: [&[u8]; 5] = [b"GET GE", b"T", b" G", b"E", b"T."];
+        for (nth, expected) in [(1, 0), (2, 1), (3, 4)] {
+            let needle = b"GET".to_vec();
+            let mut fault = Fault::Request { needle, nth };
+            let mut before = Vec::new();
+            let at = pieces
+                .iter()
+                .position(|piece| fault.happens(&mut before, piece));
+            assert_eq!(at, Some(expected), "occurrence {nth}");
+        }
+    }
+
+    #[test]
+    fn bytes_are_counted_to_the_last() {
+        let mut fault = Fault::AfterBytes(5);
+        let mut before = Vec::new();
+        assert!(!fault.happens(&mut before, b"abcd"));
+        assert_eq!(fault, Fault::AfterBytes(1));
+        assert!(fault.happens(&mut before, b"ef"));
+    }
+}

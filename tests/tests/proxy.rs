@@ -1,0 +1,280 @@
+//! The proxy that goes wrong as it is told, between a client and a Redis.
+
+use std::{
+    io::{ErrorKind, Read, Write},
+    net::{SocketAddr, TcpStream},
+    time::{Duration, Instant},
+};
+
+use tests::{
+    proxy::{Counts, Fault, Mode, Proxy, Then},
+    servers::redis::RedisServer,
+};
+
+#[test]
+fn what_passes_is_counted() {
+    let (server, proxy) = proxied();
+    let mut client = connect(&proxy);
+    assert_eq!(ask(&mut client, "SET k v"), "+OK\r\n");
+    assert_eq!(ask(&mut connect(&proxy), "GET k"), "$1\r\nv\r\n");
+    let counts = Counts {
+        connections: 2,
+        up: "SET k v\r\nGET k\r\n".len() as u64,
+        down: "+OK\r\n$1\r\nv\r\n".len() as u64,
+    };
+    assert_eq!(proxy.counts(), counts);
+    assert_eq!(server.command(&["GET", "k"]), "v");
+}
+
+#[test]
+fn a_mebibyte_passes_both_ways() {
+    let (_server, proxy) = proxied();
+    let mut client = connect(&proxy);
+    let value = "v".repeat(1 << 20);
+    let command = format!("*3\r\n$3\r\nSET\r\n$1\r\nk\r\n${}\r\n{value}", value.len());
+    assert_eq!(ask(&mut client, &command), "+OK\r\n");
+    client.write_all(b"GET k\r\n").unwrap();
+    let expected = format!("${}\r\n{value}\r\n", value.len());
+    let mut answer = vec![0; expected.len()];
+    client.read_exact(&mut answer).unwrap();
+    assert!(answer == expected.as_bytes());
+}
+
+#[test]
+fn the_end_of_a_connection_comes_through_from_either_side() {
+    let (mut server, proxy) = proxied();
+    let mut client = connect(&proxy);
+    assert_eq!(ask(&mut client, "QUIT"), "+OK\r\n");
+    assert_eq!(client.read(&mut [0]).unwrap(), 0, "the server closes");
+
+    let client = connect(&proxy);
+    let open = || {
+        let clients = server.command(&["CLIENT", "LIST"]);
+        clients.lines().count()
+    };
+    eventually("the client is there", || open() == 2);
+    drop(client);
+    eventually("the client has left", || open() == 1);
+
+    let mut client = connect(&proxy);
+    server.kill();
+    assert_eq!(said(&mut client), Heard::End);
+    assert_eq!(said(&mut connect(&proxy)), Heard::End, "nobody is there");
+    server.restart();
+    assert_eq!(ask(&mut connect(&proxy), "PING"), "+PONG\r\n");
+}
+
+#[test]
+fn a_cut_closes_connections_and_new_ones_until_it_is_over() {
+    let (_server, proxy) = proxied();
+    let mut client = connect(&proxy);
+    assert_eq!(ask(&mut client, "PING"), "+PONG\r\n");
+    proxy.set(Mode::Cut);
+    assert_eq!(said(&mut client), Heard::End);
+    let mut client = connect(&proxy);
+    let _ = client.write_all(b"SET k v\r\n");
+    assert_eq!(said(&mut client), Heard::End);
+    assert_eq!(proxy.counts().connections, 2);
+    proxy.set(Mode::Pass);
+    assert_eq!(ask(&mut connect(&proxy), "GET k"), "$-1\r\n");
+}
+
+#[test]
+fn what_is_held_comes_through_later() {
+    let (server, proxy) = proxied();
+    let mut before = connect(&proxy);
+    assert_eq!(ask(&mut before, "PING"), "+PONG\r\n");
+    proxy.set(Mode::Hold);
+    let mut during = connect(&proxy);
+    before.write_all(b"INCR n\r\n").unwrap();
+    during.write_all(b"INCR n\r\n").unwrap();
+    assert_eq!(said(&mut before), Heard::Nothing);
+    assert_eq!(said(&mut during), Heard::Nothing);
+    assert_eq!(server.command(&["GET", "n"]), "");
+    // Even of a client that does not wait.
+    drop(during);
+    proxy.set(Mode::Pass);
+    assert!(matches!(said(&mut before), Heard::Bytes(_)));
+    eventually("both arrive", || server.command(&["GET", "n"]) == "2");
+}
+
+#[test]
+fn what_is_asked_is_done_while_the_replies_are_lost() {
+    for then in [Then::Cut, Then::Hang] {
+        let (server, proxy) = proxied();
+        let mut client = connect(&proxy);
+        assert_eq!(ask(&mut client, "PING"), "+PONG\r\n");
+        proxy.set(Mode::LoseReplies(then));
+        client.write_all(b"INCR n\r\n").unwrap();
+        let heard = said(&mut client);
+        eventually("it is done", || server.command(&["GET", "n"]) == "1");
+        proxy.set(Mode::Pass);
+        match then {
+            Then::Cut => assert_eq!(heard, Heard::End),
+            Then::Hang => {
+                assert_eq!(heard, Heard::Nothing);
+                // It would take this reply for the one it lost.
+                client.write_all(b"INCR n\r\n").unwrap();
+                assert_eq!(said(&mut client), Heard::Nothing);
+                assert_eq!(server.command(&["GET", "n"]), "2");
+            }
+        }
+        assert_eq!(ask(&mut connect(&proxy), "PING"), "+PONG\r\n");
+    }
+}
+
+#[test]
+fn a_delay_puts_off_each_piece_and_does_not_add_up() {
+    let (server, proxy) = proxied();
+    let later = Duration::from_millis(200);
+    for (up, down) in [(later, Duration::ZERO), (Duration::ZERO, later)] {
+        proxy.set(Mode::Delay { up, down });
+        let mut client = connect(&proxy);
+        let asked = Instant::now();
+        for _ in 0..10 {
+            client.write_all(b"INCR n\r\n").unwrap();
+            std::thread::sleep(Duration::from_millis(10));
+        }
+        let mut bytes = [0; 4];
+        client.read_exact(&mut bytes).unwrap();
+        assert!(asked.elapsed() >= later, "{:?}", asked.elapsed());
+        let mut answers = vec![0; bytes.len() * 9];
+        client.read_exact(&mut answers).unwrap();
+        assert!(asked.elapsed() < 5 * later, "{:?}", asked.elapsed());
+        server.command(&["DEL", "n"]);
+    }
+}
+
+#[test]
+fn what_is_late_arrives_even_from_a_client_that_has_left() {
+    let (server, proxy) = proxied();
+    let up = Duration::from_millis(200);
+    let down = Duration::ZERO;
+    proxy.set(Mode::Delay { up, down });
+    let mut client = connect(&proxy);
+    client.write_all(b"INCR n\r\n").unwrap();
+    drop(client);
+    assert_eq!(server.command(&["GET", "n"]), "");
+    eventually("it arrives", || server.command(&["GET", "n"]) == "1");
+}
+
+#[test]
+fn one_reply_is_lost_and_its_request_is_done() {
+    for (then, heard) in [(Then::Cut, Heard::End), (Then::Hang, Heard::Nothing)] {
+        let (server, proxy) = proxied();
+        let mut client = connect(&proxy);
+        let mut other = connect(&proxy);
+        let needle = b"INCR".to_vec();
+        proxy.once(Fault::ReplyTo { needle, nth: 2 }, then);
+        assert_eq!(ask(&mut client, "PING"), "+PONG\r\n");
+        assert_eq!(ask(&mut client, "INCR n"), ":1\r\n");
+        assert_eq!(proxy.hits(), 0);
+        client.write_all(b"INCR n\r\n").unwrap();
+        assert_eq!(said(&mut client), heard);
+        assert_eq!(proxy.hits(), 1);
+        assert_eq!(server.command(&["GET", "n"]), "2");
+        assert_eq!(ask(&mut other, "INCR n"), ":3\r\n");
+        assert_eq!(ask(&mut connect(&proxy), "INCR n"), ":4\r\n");
+    }
+}
+
+#[test]
+fn one_request_is_lost_and_never_done() {
+    for (then, heard) in [(Then::Cut, Heard::End), (Then::Hang, Heard::Nothing)] {
+        let (server, proxy) = proxied();
+        let mut client = connect(&proxy);
+        proxy.once(Fault::request("INCR"), then);
+        assert_eq!(ask(&mut client, "PING"), "+PONG\r\n");
+        client.write_all(b"INCR n\r\n").unwrap();
+        assert_eq!(said(&mut client), heard);
+        assert_eq!(ask(&mut connect(&proxy), "INCR n"), ":1\r\n");
+        drop(client);
+        assert_eq!(server.command(&["GET", "n"]), "1");
+    }
+}
+
+#[test]
+fn after_so_many_bytes_nothing_more_comes_through() {
+    let (server, proxy) = proxied();
+    let two = "INCR n\r\n".len() as u64 * 2;
+    for (bytes, done) in [(two - 1, "1"), (two, "2"), (two + 1, "2")] {
+        server.command(&["DEL", "n"]);
+        let mut client = connect(&proxy);
+        let up = proxy.counts().up;
+        proxy.once(Fault::AfterBytes(bytes), Then::Cut);
+        client.write_all(b"INCR n\r\nINCR n\r\nINCR n\r\n").unwrap();
+        assert_eq!(said(&mut client), Heard::End);
+        assert_eq!(proxy.counts().up - up, bytes);
+        eventually("what came through is done", || {
+            server.command(&["GET", "n"]) == done
+        });
+    }
+    assert_eq!(proxy.hits(), 3);
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_test_on_one_thread_and_with_a_stopped_clock_can_use_it() {
+    let (_server, proxy) = proxied();
+    assert_eq!(ask(&mut connect(&proxy), "PING"), "+PONG\r\n");
+    let address: SocketAddr = proxy.address();
+    let client = tokio::net::TcpStream::connect(address).await;
+    assert!(client.is_ok());
+    drop(proxy);
+    let refused = TcpStream::connect(address).unwrap_err();
+    assert_eq!(refused.kind(), ErrorKind::ConnectionRefused);
+}
+
+// ---- Helpers ----
+
+#[derive(Debug, PartialEq, Eq)]
+enum Heard {
+    Bytes(Vec<u8>),
+    Nothing,
+    End,
+}
+
+fn proxied() -> (RedisServer, Proxy) {
+    let server = RedisServer::start(&[]);
+    let proxy = Proxy::start(server.address());
+    (server, proxy)
+}
+
+fn connect(proxy: &Proxy) -> TcpStream {
+    let stream = TcpStream::connect(proxy.address()).expect("a proxy");
+    stream.set_nodelay(true).expect("a socket");
+    let patience = Duration::from_secs(10);
+    stream.set_read_timeout(Some(patience)).expect("a socket");
+    stream
+}
+
+/// What Redis answers to a line.
+fn ask(client: &mut TcpStream, line: &str) -> String {
+    client
+        .write_all(format!("{line}\r\n").as_bytes())
+        .expect("an open connection");
+    let mut answer = [0; 100];
+    let read = client.read(&mut answer).expect("an answer");
+    String::from_utf8(answer[..read].to_vec()).expect("text")
+}
+
+/// What comes within a moment.
+fn said(client: &mut TcpStream) -> Heard {
+    let moment = Duration::from_millis(200);
+    client.set_read_timeout(Some(moment)).expect("a socket");
+    let mut bytes = [0; 100];
+    match client.read(&mut bytes) {
+        Ok(0) => Heard::End,
+        Ok(read) => Heard::Bytes(bytes[..read].to_vec()),
+        Err(error) if error.kind() == ErrorKind::ConnectionReset => Heard::End,
+        Err(error) if error.kind() == ErrorKind::WouldBlock => Heard::Nothing,
+        Err(error) => panic!("{error}"),
+    }
+}
+
+fn eventually(what: &str, holds: impl Fn() -> bool) {
+    let deadline = Instant::now() + Duration::from_secs(10);
+    while !holds() {
+        assert!(Instant::now() < deadline, "expected that {what}");
+        std::thread::sleep(Duration::from_millis(5));
+    }
+}

@@ -24,6 +24,7 @@ mod scripted;
 pub use self::scripted::{Broken, Scripted, Step};
 
 pub mod bodies;
+pub mod fleet;
 pub mod gate;
 pub mod probe;
 pub mod proxy;

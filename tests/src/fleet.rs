@@ -1,0 +1,179 @@
+//! Several playgrounds on one store, under load, while they are killed or paused at any moment; and what became of it.
+//!
+//! ```text
+//! clients -> members (processes that strikes befall) -> store
+//!    |          |
+//! attempts    effects   ->   History, which judges
+//! ```
+
+use std::{
+    fs,
+    net::SocketAddr,
+    path::PathBuf,
+    sync::{
+        Mutex, PoisonError,
+        atomic::{AtomicU32, Ordering},
+    },
+    thread,
+    time::{Duration, Instant},
+};
+
+use crate::{
+    playground,
+    servers::{Guard, directory, on_a_free_port, until_ready},
+};
+
+pub use self::{
+    history::{Attempt, Effect, History, Outcome, Strike},
+    judge::Sums,
+    load::{Blow, Load},
+};
+
+mod client;
+mod history;
+mod judge;
+mod load;
+mod random;
+mod strikes;
+
+/// Playgrounds that share a store and a file of effects; all are gone when this is dropped, and when the test process is.
+#[derive(Debug)]
+pub struct Fleet {
+    members: Vec<Member>,
+    effects: PathBuf,
+}
+
+/// A playground on one port, whichever process that is.
+#[derive(Debug)]
+struct Member {
+    address: SocketAddr,
+    args: Vec<String>,
+    guard: Mutex<Running>,
+    /// 0 while there is none.
+    pid: AtomicU32,
+}
+
+#[derive(Debug)]
+struct Running {
+    guard: Guard,
+    /// How many processes there were in the guard's directory, which share a log.
+    starts: usize,
+}
+
+impl Fleet {
+    /// Starts `size` playgrounds with these arguments, and a file for their effects. Their store has to be one that they
+    /// can share, unless it is one playground.
+    ///
+    /// # Panics
+    ///
+    /// When they do not start.
+    #[must_use]
+    pub fn start(size: usize, args: &[&str]) -> Self {
+        // Goes with the first member.
+        let first = directory("fleet");
+        let effects = first.join("effects");
+        let mut first = Some(first);
+        let members = (0..size).map(|_| {
+            let directory = first.take().unwrap_or_else(|| directory("fleet"));
+            Member::start(&directory, &effects, args)
+        });
+        Self {
+            members: members.collect(),
+            effects,
+        }
+    }
+
+    /// Where its members listen.
+    #[must_use]
+    pub fn addresses(&self) -> Vec<SocketAddr> {
+        self.members.iter().map(|member| member.address).collect()
+    }
+
+    /// The effects so far, in the order in which they happened.
+    ///
+    /// # Panics
+    ///
+    /// When the file is not what playgrounds write.
+    #[must_use]
+    pub fn effects(&self) -> Vec<Effect> {
+        // Not there before the first of them.
+        let text = fs::read_to_string(&self.effects).unwrap_or_default();
+        text.lines().map(Effect::parse).collect()
+    }
+}
+
+impl Member {
+    fn start(directory: &std::path::Path, effects: &std::path::Path, args: &[&str]) -> Self {
+        let effects = effects.display().to_string();
+        let args_on = |port: u16| {
+            let listen = format!("127.0.0.1:{port}");
+            let ours = ["--listen", &listen, "--effects", &effects];
+            let args = ours.iter().chain(args).map(|&arg| arg.to_owned());
+            args.collect::<Vec<_>>()
+        };
+        let (port, guard) = on_a_free_port(
+            |port| {
+                fs::create_dir_all(directory).expect("a directory for throwaway files");
+                Guard::start(directory, &command(&args_on(port)), "KILL")
+            },
+            |_, guard| is_ready(guard, 1),
+        );
+        Self {
+            address: ([127, 0, 0, 1], port).into(),
+            args: args_on(port),
+            pid: AtomicU32::new(guard.pid()),
+            guard: Mutex::new(Running { guard, starts: 1 }),
+        }
+    }
+
+    /// The process that listens, or 0.
+    fn pid(&self) -> u32 {
+        self.pid.load(Ordering::SeqCst)
+    }
+
+    /// Kills the process, and starts another.
+    fn kill(&self) -> Strike {
+        let mut running = self.guard.lock().unwrap_or_else(PoisonError::into_inner);
+        let pid = self.pid.swap(0, Ordering::SeqCst);
+        let ordered = Instant::now();
+        running.guard.kill();
+        let down = Instant::now();
+        running.guard.replace(&command(&self.args), "KILL");
+        running.starts += 1;
+        let is_back = until_ready(&running.guard, || is_ready(&running.guard, running.starts));
+        assert!(is_back, "it does not come back:\n{}", running.guard.log());
+        self.pid.store(running.guard.pid(), Ordering::SeqCst);
+        Strike {
+            pid,
+            ordered,
+            down,
+            resumed: None,
+        }
+    }
+
+    /// Stops the process for that long.
+    fn pause(&self, length: Duration) -> Strike {
+        let running = self.guard.lock().unwrap_or_else(PoisonError::into_inner);
+        let ordered = Instant::now();
+        running.guard.signal("STOP");
+        let down = Instant::now();
+        thread::sleep(length);
+        let resumed = Some(Instant::now());
+        running.guard.signal("CONT");
+        Strike {
+            pid: self.pid(),
+            ordered,
+            down,
+            resumed,
+        }
+    }
+}
+
+fn command(args: &[String]) -> std::process::Command {
+    let args: Vec<_> = args.iter().map(String::as_str).collect();
+    playground::command(&args)
+}
+
+fn is_ready(guard: &Guard, starts: usize) -> bool {
+    guard.log().matches("listening on http://").count() == starts
+}

@@ -1,0 +1,255 @@
+//! Whether what happened may happen.
+
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    fmt,
+    time::{Duration, Instant},
+};
+
+use super::{Attempt, Effect, History, Outcome, Strike};
+use crate::Answer;
+
+/// The sums of a [`History`].
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Sums {
+    /// Keys that were asked for.
+    pub keys: usize,
+    /// Blows that fell.
+    pub strikes: usize,
+    /// Keys with an effect whose process was struck while a client waited there.
+    pub struck: usize,
+    /// Keys with more than one effect.
+    pub doubles: usize,
+    /// Keys with an effect and no answer but 409 outcome-unknown.
+    pub refused_with_effect: usize,
+    /// The same without an effect: the lease had been taken, and no more.
+    pub refused_without_effect: usize,
+    /// Keys whose answer is of a process that was killed before it could give it.
+    pub lost_replies: usize,
+    /// Requests that were answered by a process that had been stopped for a lease or longer meanwhile.
+    pub late: usize,
+    /// The same where that process had an effect of its own, and gave the answer of another.
+    pub late_and_outrun: usize,
+    /// Requests that took a lease or longer though nothing befell their process.
+    pub slow: usize,
+    /// The longest that a key was without an answer, since it was first asked for or last struck.
+    pub longest_wait: Duration,
+}
+
+/// What happened under one key.
+#[derive(Debug, Default)]
+struct Story<'a> {
+    effects: Vec<&'a Effect>,
+    attempts: Vec<&'a Attempt>,
+}
+
+impl History {
+    /// The sums.
+    #[must_use]
+    pub fn sums(&self) -> Sums {
+        let mut sums = Sums {
+            strikes: self.strikes.len(),
+            ..Sums::default()
+        };
+        for story in self.stories().values() {
+            self.add(story, &mut sums);
+        }
+        sums
+    }
+
+    /// Each key with more than one effect.
+    #[must_use]
+    pub fn doubles(&self) -> Vec<String> {
+        let stories = self.stories();
+        let doubles = stories.iter().filter(|(_, story)| story.effects.len() > 1);
+        doubles.map(|(key, story)| story.told(key)).collect()
+    }
+
+    /// Each key with more effects than its strikes explain. One is always allowed. Another one needs a process that was
+    /// killed, or stopped until its lease was over, while it was at it and before anybody had an answer; or one that was
+    /// so slow that its lease was over.
+    #[must_use]
+    pub fn unexplained(&self) -> Vec<String> {
+        let stories = self.stories();
+        let unexplained = stories.iter().filter(|(_, story)| {
+            let explained: BTreeSet<_> = (story.effects.iter())
+                .map(|effect| effect.pid)
+                .filter(|pid| self.explains(story, *pid))
+                .collect();
+            story.effects.len() > explained.len() + 1
+        });
+        unexplained.map(|(key, story)| story.told(key)).collect()
+    }
+
+    /// Each key with different answers, with an answer of an execution that never was, or with an outcome that is none:
+    /// a client is answered, refused, told that it is in progress, or told nothing.
+    #[must_use]
+    pub fn contradictions(&self) -> Vec<String> {
+        let stories = self.stories();
+        let contradictions = stories.iter().filter(|(_, story)| {
+            let answers: Vec<_> = story.answers().collect();
+            let differ = answers.windows(2).any(|two| two[0].1 != two[1].1);
+            let made_up = answers.iter().any(|(_, answer)| {
+                let n = answer.header("x-execution");
+                !story
+                    .effects
+                    .iter()
+                    .any(|effect| n == Some(&effect.n.to_string()))
+            });
+            let strange = story.attempts.iter().any(|attempt| {
+                matches!(&attempt.outcome, Outcome::NotYet(code) if code != "in-progress")
+            });
+            differ || made_up || strange
+        });
+        contradictions.map(|(key, story)| story.told(key)).collect()
+    }
+
+    /// Each key that was without an answer for longer than `limit` since it was first asked for or last struck.
+    #[must_use]
+    pub fn stuck(&self, limit: Duration) -> Vec<String> {
+        let stories = self.stories();
+        let stuck = stories.iter().filter(|(_, story)| self.wait(story) > limit);
+        stuck.map(|(key, story)| story.told(key)).collect()
+    }
+
+    fn stories(&self) -> BTreeMap<&str, Story<'_>> {
+        let mut stories: BTreeMap<&str, Story<'_>> = BTreeMap::new();
+        for effect in &self.effects {
+            let story = stories.entry(&effect.key).or_default();
+            story.effects.push(effect);
+        }
+        for attempt in &self.attempts {
+            let story = stories.entry(&attempt.key).or_default();
+            story.attempts.push(attempt);
+        }
+        stories
+    }
+
+    fn add(&self, story: &Story<'_>, sums: &mut Sums) {
+        sums.keys += 1;
+        sums.doubles += usize::from(story.effects.len() > 1);
+        sums.longest_wait = sums.longest_wait.max(self.wait(story));
+        let refused = story.answers().next().is_none();
+        sums.refused_with_effect += usize::from(refused && !story.effects.is_empty());
+        sums.refused_without_effect += usize::from(refused && story.effects.is_empty());
+        let (mut struck, mut lost_reply) = (false, false);
+        for attempt in &story.attempts {
+            let met: Vec<_> = self.strikes_of(attempt).collect();
+            let effect_of = |pid: u32| story.effects.iter().find(|effect| effect.pid == pid);
+            let own = effect_of(attempt.pid).map(|effect| effect.n.to_string());
+            struck |= own.is_some() && !met.is_empty();
+            let given = story.answers().next();
+            let given = given.and_then(|(_, answer)| answer.header("x-execution"));
+            let is_own = own.is_some() && given == own.as_deref();
+            lost_reply |= is_own && !met.is_empty() && attempt.outcome == Outcome::Failed;
+            let outlasted = met
+                .iter()
+                .any(|strike| attempt.outlasts(strike, self.lease));
+            if outlasted && attempt.answer().is_some() {
+                sums.late += 1;
+                sums.late_and_outrun += usize::from(own.is_some() && !is_own);
+            }
+            let took = attempt.ended - attempt.began;
+            sums.slow += usize::from(met.is_empty() && took >= self.lease);
+        }
+        sums.struck += usize::from(struck);
+        sums.lost_replies += usize::from(lost_reply);
+    }
+
+    fn strikes_of<'a>(&'a self, attempt: &'a Attempt) -> impl Iterator<Item = &'a Strike> {
+        self.strikes.iter().filter(|strike| attempt.meets(strike))
+    }
+
+    /// Whether a process may have been at this key and been taken over.
+    fn explains(&self, story: &Story<'_>, pid: u32) -> bool {
+        let answered = story.answers().map(|(when, _)| when).min();
+        let at_it = story.attempts.iter().filter(|attempt| attempt.pid == pid);
+        let mut strikes = self.strikes.iter().filter(|strike| strike.pid == pid);
+        let began = at_it.clone().map(|attempt| attempt.began).min();
+        let struck = strikes.any(|strike| {
+            strike.loses_leases(self.lease)
+                && began.is_some_and(|began| began <= strike.down)
+                && answered.is_none_or(|answered| strike.ordered <= answered)
+        });
+        let slow = |attempt: &&Attempt| attempt.ended - attempt.began >= self.lease;
+        struck || at_it.clone().any(slow)
+    }
+
+    /// Counts from the last strike at a process that the key may have been at, as far as clients can tell.
+    fn wait(&self, story: &Story<'_>) -> Duration {
+        let definite = story
+            .attempts
+            .iter()
+            .filter(|attempt| attempt.is_definite());
+        let asked = story.attempts.iter().map(|attempt| attempt.began).min();
+        let (Some(answered), Some(asked)) = (definite.map(|it| it.ended).min(), asked) else {
+            return Duration::MAX;
+        };
+        let has_effect = |pid: u32| story.effects.iter().any(|effect| effect.pid == pid);
+        let downs = story.attempts.iter().flat_map(|attempt| {
+            // Who is killed may have had the lease and no effect yet. Who is stopped may, too, but keeps clients waiting
+            // that have nothing to do with it.
+            let met = self.strikes_of(attempt);
+            let met = met.filter(|strike| strike.resumed.is_none() || has_effect(strike.pid));
+            met.map(|strike| strike.down)
+        });
+        let since = downs
+            .filter(|down| *down <= answered)
+            .fold(asked, Instant::max);
+        answered - since
+    }
+}
+
+impl<'a> Story<'a> {
+    /// Each answer, and when it was given.
+    fn answers(&self) -> impl Iterator<Item = (Instant, &'a Answer)> {
+        let attempts = self.attempts.iter();
+        attempts.filter_map(|&attempt| Some((attempt.ended, attempt.answer()?)))
+    }
+
+    fn told(&self, key: &str) -> String {
+        let began = self.attempts.iter().map(|attempt| attempt.began).min();
+        let mut lines = vec![format!("{key}:")];
+        for effect in &self.effects {
+            lines.push(format!("  process {} had effect {}", effect.pid, effect.n));
+        }
+        let mut attempts = self.attempts.clone();
+        attempts.sort_by_key(|attempt| attempt.began);
+        for attempt in attempts {
+            let at = began.map_or(Duration::ZERO, |began| attempt.began - began);
+            let outcome = match &attempt.outcome {
+                Outcome::Answered(answer) => {
+                    format!("{} {:?}", answer.status, answer.text())
+                }
+                other => format!("{other:?}"),
+            };
+            let took = attempt.ended - attempt.began;
+            let pid = attempt.pid;
+            lines.push(format!(
+                "  at {at:?} process {pid} was asked, after {took:?}: {outcome}"
+            ));
+        }
+        lines.join("\n")
+    }
+}
+
+impl fmt::Display for Sums {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(
+            f,
+            "{} keys, {} strikes, {} keys struck: {} executed twice, {} refused with an effect and {} without, {} told \
+             by another process; {} late answers, {} of them another's; {} slow; longest wait {:?}",
+            self.keys,
+            self.strikes,
+            self.struck,
+            self.doubles,
+            self.refused_with_effect,
+            self.refused_without_effect,
+            self.lost_replies,
+            self.late,
+            self.late_and_outrun,
+            self.slow,
+            self.longest_wait
+        )
+    }
+}

@@ -1,0 +1,118 @@
+//! Clients that retry each key until it has an answer, while the fleet is struck.
+
+use std::{
+    sync::{
+        Arc,
+        atomic::{AtomicBool, AtomicUsize, Ordering},
+    },
+    time::Duration,
+};
+
+use tokio::task::{JoinSet, spawn_blocking};
+
+use super::{Attempt, Fleet, History, client::Client, strikes};
+
+/// A load, and what befalls the fleet meanwhile.
+#[derive(Clone, Debug)]
+pub struct Load {
+    /// Where the requests go, as in `/slow/40`: an execution has its effect at once and its answer after 40 ms.
+    pub path: String,
+    /// How many keys are asked for at a time. Each by two clients at once: one hangs up after a lease and tries another
+    /// member, the other one stays as long as its member is there.
+    pub at_a_time: usize,
+    /// How many keys are asked for at least.
+    pub keys: usize,
+    /// How long a client waits before it tries again.
+    pub poll: Duration,
+    /// The lease of the members.
+    pub lease: Duration,
+    /// How many blows fall; the load goes on until they have. Of several members one at least is always up.
+    pub blows: usize,
+    /// Which.
+    pub blow: Blow,
+    /// How long a member is left alone between two, half as long or half as long again.
+    pub respite: Duration,
+    /// What all that is random follows from, as far as it is not the time that things take.
+    pub seed: u64,
+}
+
+/// What befalls a member.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Blow {
+    /// `kill -9`, and another process in its place.
+    Kill,
+    /// SIGSTOP, and SIGCONT after that long.
+    Pause(Duration),
+}
+
+impl Fleet {
+    /// Puts a load on the fleet until all blows have fallen and each key has its answer, then asks for each key once
+    /// more, and tells what happened.
+    ///
+    /// # Panics
+    ///
+    /// When a key has no answer for 30 seconds, or a member does not come back.
+    pub async fn run(self, load: Load) -> History {
+        let (fleet, load) = (Arc::new(self), Arc::new(load));
+        let over = Arc::new(AtomicBool::new(false));
+        let striking = {
+            let (fleet, load, over) = (Arc::clone(&fleet), Arc::clone(&load), Arc::clone(&over));
+            spawn_blocking(move || {
+                let strikes = strikes::all(&fleet, &load);
+                over.store(true, Ordering::SeqCst);
+                strikes.expect("the members come back")
+            })
+        };
+        let next = Arc::new(AtomicUsize::new(0));
+        let client = |n: usize| Client::new(&fleet, &load, n as u64);
+
+        let mut workers = JoinSet::new();
+        for worker in 0..load.at_a_time {
+            let (next, over, load) = (Arc::clone(&next), Arc::clone(&over), Arc::clone(&load));
+            let (mut hasty, mut patient) = (client(2 * worker), client(2 * worker + 1));
+            workers.spawn(async move {
+                let mut attempts = Vec::new();
+                while next.load(Ordering::SeqCst) < load.keys || !over.load(Ordering::SeqCst) {
+                    let key = key(next.fetch_add(1, Ordering::SeqCst));
+                    let asked = tokio::join!(
+                        hasty.insist(&key, load.lease),
+                        patient.insist(&key, Duration::MAX)
+                    );
+                    attempts.extend(asked.0.into_iter().chain(asked.1));
+                }
+                attempts
+            });
+        }
+        let mut attempts = gather(workers).await;
+        let strikes = striking.await.expect("the strikes are over");
+
+        let keys = next.load(Ordering::SeqCst);
+        let mut workers = JoinSet::new();
+        for worker in 0..load.at_a_time {
+            let mut client = client(2 * load.at_a_time + worker);
+            let mine = (worker..keys).step_by(load.at_a_time);
+            workers.spawn(async move {
+                let mut attempts = Vec::new();
+                for n in mine {
+                    attempts.extend(client.insist(&key(n), Duration::MAX).await);
+                }
+                attempts
+            });
+        }
+        attempts.extend(gather(workers).await);
+        History {
+            effects: fleet.effects(),
+            attempts,
+            strikes,
+            lease: load.lease,
+        }
+    }
+}
+
+fn key(n: usize) -> String {
+    format!("key-{n}")
+}
+
+async fn gather(workers: JoinSet<Vec<Attempt>>) -> Vec<Attempt> {
+    workers.join_all().await.into_iter().flatten().collect()
+}

@@ -1,0 +1,79 @@
+//! Who strikes: a thread for each member.
+
+use std::{
+    sync::atomic::{AtomicUsize, Ordering},
+    thread,
+    time::Duration,
+};
+
+use super::{Blow, Fleet, Load, Member, Strike, random::Random};
+
+/// Strikes the members until all blows have fallen.
+pub(super) fn all(fleet: &Fleet, load: &Load) -> thread::Result<Vec<Strike>> {
+    let left = AtomicUsize::new(load.blows);
+    let down = AtomicUsize::new(0);
+    thread::scope(|scope| {
+        let strikers: Vec<_> = (fleet.members.iter().zip(1..))
+            .map(|(member, n)| {
+                let striker = Striker {
+                    member,
+                    load,
+                    random: Random(load.seed.wrapping_mul(n)),
+                    left: &left,
+                    down: &down,
+                    most_down: (fleet.members.len() - 1).max(1),
+                };
+                scope.spawn(|| striker.strike())
+            })
+            .collect();
+        let strikes = strikers.into_iter().map(|it| it.join());
+        let strikes: Result<Vec<_>, _> = strikes.collect();
+        Ok(strikes?.into_iter().flatten().collect())
+    })
+}
+
+struct Striker<'a> {
+    member: &'a Member,
+    load: &'a Load,
+    random: Random,
+    /// How many blows are left, for all strikers.
+    left: &'a AtomicUsize,
+    /// How many members are down.
+    down: &'a AtomicUsize,
+    most_down: usize,
+}
+
+impl Striker<'_> {
+    fn strike(mut self) -> Vec<Strike> {
+        let mut strikes = Vec::new();
+        loop {
+            thread::sleep(self.random.around(self.load.respite));
+            let less = |left: usize| left.checked_sub(1);
+            let taken = self
+                .left
+                .fetch_update(Ordering::SeqCst, Ordering::SeqCst, less);
+            if taken.is_err() {
+                return strikes;
+            }
+            self.wait_for_others();
+            let strike = match self.load.blow {
+                Blow::Kill => self.member.kill(),
+                Blow::Pause(length) => self.member.pause(length),
+            };
+            strikes.push(strike);
+            self.down.fetch_sub(1, Ordering::SeqCst);
+        }
+    }
+
+    /// Until enough of the others are up.
+    fn wait_for_others(&self) {
+        let more = |down: usize| (down < self.most_down).then_some(down + 1);
+        while self
+            .down
+            .fetch_update(Ordering::SeqCst, Ordering::SeqCst, more)
+            .is_err()
+        {
+            thread::sleep(Duration::from_millis(1));
+        }
+    }
+}

@@ -10,10 +10,7 @@ use std::{
     fs,
     net::SocketAddr,
     path::PathBuf,
-    sync::{
-        Mutex, PoisonError,
-        atomic::{AtomicU32, Ordering},
-    },
+    sync::{Mutex, MutexGuard, PoisonError},
     thread,
     time::{Duration, Instant},
 };
@@ -27,6 +24,7 @@ pub use self::{
     history::{Attempt, Effect, History, Outcome, Strike},
     judge::Sums,
     load::{Blow, Load},
+    stampede::Stampede,
 };
 
 mod client;
@@ -34,6 +32,7 @@ mod history;
 mod judge;
 mod load;
 mod random;
+mod stampede;
 mod strikes;
 
 /// Playgrounds that share a store and a file of effects; all are gone when this is dropped, and when the test process is.
@@ -48,9 +47,7 @@ pub struct Fleet {
 struct Member {
     address: SocketAddr,
     args: Vec<String>,
-    guard: Mutex<Running>,
-    /// 0 while there is none.
-    pid: AtomicU32,
+    running: Mutex<Running>,
 }
 
 #[derive(Debug)]
@@ -121,51 +118,37 @@ impl Member {
         Self {
             address: ([127, 0, 0, 1], port).into(),
             args: args_on(port),
-            pid: AtomicU32::new(guard.pid()),
-            guard: Mutex::new(Running { guard, starts: 1 }),
+            running: Mutex::new(Running { guard, starts: 1 }),
         }
     }
 
-    /// The process that listens, or 0.
-    fn pid(&self) -> u32 {
-        self.pid.load(Ordering::SeqCst)
-    }
-
-    /// Kills the process, and starts another.
-    fn kill(&self) -> Strike {
-        let mut running = self.guard.lock().unwrap_or_else(PoisonError::into_inner);
-        let pid = self.pid.swap(0, Ordering::SeqCst);
-        let ordered = Instant::now();
+    /// Kills the process and starts another. See [`Strike`].
+    fn kill(&self) -> (u32, Instant, Instant, Option<Instant>) {
+        let mut running = self.running();
+        let (pid, ordered) = (running.guard.pid(), Instant::now());
         running.guard.kill();
         let down = Instant::now();
         running.guard.replace(&command(&self.args), "KILL");
         running.starts += 1;
         let is_back = until_ready(&running.guard, || is_ready(&running.guard, running.starts));
         assert!(is_back, "it does not come back:\n{}", running.guard.log());
-        self.pid.store(running.guard.pid(), Ordering::SeqCst);
-        Strike {
-            pid,
-            ordered,
-            down,
-            resumed: None,
-        }
+        (pid, ordered, down, None)
     }
 
     /// Stops the process for that long.
-    fn pause(&self, length: Duration) -> Strike {
-        let running = self.guard.lock().unwrap_or_else(PoisonError::into_inner);
+    fn pause(&self, length: Duration) -> (u32, Instant, Instant, Option<Instant>) {
+        let running = self.running();
         let ordered = Instant::now();
         running.guard.signal("STOP");
         let down = Instant::now();
         thread::sleep(length);
-        let resumed = Some(Instant::now());
+        let resumed = Instant::now();
         running.guard.signal("CONT");
-        Strike {
-            pid: self.pid(),
-            ordered,
-            down,
-            resumed,
-        }
+        (running.guard.pid(), ordered, down, Some(resumed))
+    }
+
+    fn running(&self) -> MutexGuard<'_, Running> {
+        self.running.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 

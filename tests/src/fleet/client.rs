@@ -14,28 +14,30 @@ use hyper_util::{
 };
 use tokio::time::{sleep, timeout};
 
-use super::{Attempt, Fleet, Load, Member, Outcome, random::Random};
+use super::{Attempt, Fleet, Outcome, random::Random};
 use crate::{Answer, playground::SendError};
 
 #[derive(Debug)]
 pub(super) struct Client {
     fleet: Arc<Fleet>,
-    load: Arc<Load>,
+    path: String,
+    poll: Duration,
     http: legacy::Client<HttpConnector, Full<Bytes>>,
     random: Random,
 }
 
 impl Client {
     /// The `n`th, which is as random as the others and in its own way.
-    pub(super) fn new(fleet: &Arc<Fleet>, load: &Arc<Load>, n: u64) -> Self {
+    pub(super) fn new(fleet: &Arc<Fleet>, path: &str, poll: Duration, seed: u64, n: usize) -> Self {
         Self {
             fleet: Arc::clone(fleet),
-            load: Arc::clone(load),
+            path: path.to_owned(),
+            poll,
             // Who repeats requests is we.
             http: legacy::Client::builder(TokioExecutor::new())
                 .retry_canceled_requests(false)
                 .build_http(),
-            random: Random(load.seed ^ (n << 32)),
+            random: Random(seed ^ ((n as u64) << 32)),
         }
     }
 
@@ -44,17 +46,20 @@ impl Client {
     pub(super) async fn insist(&mut self, key: &str, patience: Duration) -> Vec<Attempt> {
         let began = Instant::now();
         let mut attempts = Vec::new();
+        let mut silent = None;
         loop {
-            let members = self.fleet.members.len();
-            let member = &self.fleet.members[self.random.below(members)];
+            let member = self.member_but(silent);
             let attempt = self.attempt(member, key, patience).await;
             let pause = match &attempt.outcome {
                 Outcome::Answered(_) | Outcome::Refused => {
                     attempts.push(attempt);
                     return attempts;
                 }
-                Outcome::NotYet(_) => self.load.poll,
-                Outcome::HungUp => Duration::ZERO,
+                Outcome::NotYet(_) => self.poll,
+                Outcome::HungUp => {
+                    silent = Some(member);
+                    Duration::ZERO
+                }
                 // Another one may be up.
                 Outcome::Failed => Duration::from_millis(5),
             };
@@ -67,9 +72,19 @@ impl Client {
         }
     }
 
-    async fn attempt(&self, member: &Member, key: &str, patience: Duration) -> Attempt {
-        let (pid, began) = (member.pid(), Instant::now());
-        let url = format!("http://{}{}", member.address, self.load.path);
+    /// Any member, or any other one if there are others.
+    fn member_but(&mut self, silent: Option<usize>) -> usize {
+        let members = self.fleet.members.len();
+        match silent {
+            Some(silent) if members > 1 => (silent + 1 + self.random.below(members - 1)) % members,
+            _ => self.random.below(members),
+        }
+    }
+
+    async fn attempt(&self, member: usize, key: &str, patience: Duration) -> Attempt {
+        let began = Instant::now();
+        let address = self.fleet.members[member].address;
+        let url = format!("http://{address}{}", self.path);
         let outcome = match timeout(patience, self.post(&url, key)).await {
             Ok(Ok(answer)) => outcome(answer),
             Ok(Err(_)) => Outcome::Failed,
@@ -77,7 +92,7 @@ impl Client {
         };
         Attempt {
             key: key.to_owned(),
-            pid,
+            member,
             began,
             ended: Instant::now(),
             outcome,

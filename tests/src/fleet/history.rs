@@ -20,8 +20,8 @@ pub struct Effect {
 pub struct Attempt {
     /// Its key.
     pub key: String,
-    /// The process that listened when it began; 0 if none did.
-    pub pid: u32,
+    /// Which member was asked, from 0.
+    pub member: usize,
     /// When it was sent.
     pub began: Instant,
     /// When the client knew its outcome.
@@ -48,7 +48,9 @@ pub enum Outcome {
 /// A blow that fell.
 #[derive(Clone, Copy, Debug)]
 pub struct Strike {
-    /// Which process it struck.
+    /// Which member it struck, from 0.
+    pub member: usize,
+    /// Which process that was.
     pub pid: u32,
     /// Before this it was up.
     pub ordered: Instant,
@@ -110,10 +112,9 @@ impl Attempt {
         }
     }
 
-    /// Whether it was under way at its process when that was struck, or still down.
+    /// Whether it was under way when its member was struck, or still stopped.
     pub(super) fn meets(&self, strike: &Strike) -> bool {
-        let over = strike.resumed.unwrap_or(strike.down);
-        self.pid == strike.pid && self.began <= over && self.ended >= strike.ordered
+        self.member == strike.member && self.began <= strike.over() && self.ended >= strike.ordered
     }
 
     /// Whether it was under way all the time that its process was stopped, and that was at least a lease.
@@ -126,6 +127,11 @@ impl Attempt {
 }
 
 impl Strike {
+    /// From this on, the process is dead or goes on.
+    pub(super) fn over(&self) -> Instant {
+        self.resumed.unwrap_or(self.down)
+    }
+
     /// Whether whatever the process was doing may have been taken over: it is gone, or a lease that was renewed each
     /// third of its length ran out.
     pub(super) fn loses_leases(&self, lease: Duration) -> bool {

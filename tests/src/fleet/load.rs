@@ -17,8 +17,8 @@ use super::{Attempt, Fleet, History, client::Client, strikes};
 pub struct Load {
     /// Where the requests go, as in `/slow/40`: an execution has its effect at once and its answer after 40 ms.
     pub path: String,
-    /// How many keys are asked for at a time. Each by two clients at once: one hangs up after a lease and tries another
-    /// member, the other one stays as long as its member is there.
+    /// How many keys are asked for at a time. Each by two clients at once: one hangs up after half a lease and tries
+    /// another member, the other one stays as long as its member is there.
     pub at_a_time: usize,
     /// How many keys are asked for at least.
     pub keys: usize,
@@ -26,10 +26,12 @@ pub struct Load {
     pub poll: Duration,
     /// The lease of the members.
     pub lease: Duration,
-    /// How many blows fall; the load goes on until they have. Of several members one at least is always up.
+    /// How many blows fall; the load goes on until they have.
     pub blows: usize,
     /// Which.
     pub blow: Blow,
+    /// How many members are down at a time, at most.
+    pub at_once: usize,
     /// How long a member is left alone between two, half as long or half as long again.
     pub respite: Duration,
     /// What all that is random follows from, as far as it is not the time that things take.
@@ -64,7 +66,7 @@ impl Fleet {
             })
         };
         let next = Arc::new(AtomicUsize::new(0));
-        let client = |n: usize| Client::new(&fleet, &load, n as u64);
+        let client = |n| Client::new(&fleet, &load.path, load.poll, load.seed, n);
 
         let mut workers = JoinSet::new();
         for worker in 0..load.at_a_time {
@@ -75,7 +77,7 @@ impl Fleet {
                 while next.load(Ordering::SeqCst) < load.keys || !over.load(Ordering::SeqCst) {
                     let key = key(next.fetch_add(1, Ordering::SeqCst));
                     let asked = tokio::join!(
-                        hasty.insist(&key, load.lease),
+                        hasty.insist(&key, load.lease / 2),
                         patient.insist(&key, Duration::MAX)
                     );
                     attempts.extend(asked.0.into_iter().chain(asked.1));

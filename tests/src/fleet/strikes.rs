@@ -13,15 +13,15 @@ pub(super) fn all(fleet: &Fleet, load: &Load) -> thread::Result<Vec<Strike>> {
     let left = AtomicUsize::new(load.blows);
     let down = AtomicUsize::new(0);
     thread::scope(|scope| {
-        let strikers: Vec<_> = (fleet.members.iter().zip(1..))
+        let strikers: Vec<_> = (fleet.members.iter().zip(0..))
             .map(|(member, n)| {
                 let striker = Striker {
                     member,
+                    n,
                     load,
-                    random: Random(load.seed.wrapping_mul(n)),
+                    random: Random(load.seed ^ (n as u64) << 48),
                     left: &left,
                     down: &down,
-                    most_down: (fleet.members.len() - 1).max(1),
                 };
                 scope.spawn(|| striker.strike())
             })
@@ -34,13 +34,13 @@ pub(super) fn all(fleet: &Fleet, load: &Load) -> thread::Result<Vec<Strike>> {
 
 struct Striker<'a> {
     member: &'a Member,
+    n: usize,
     load: &'a Load,
     random: Random,
     /// How many blows are left, for all strikers.
     left: &'a AtomicUsize,
     /// How many members are down.
     down: &'a AtomicUsize,
-    most_down: usize,
 }
 
 impl Striker<'_> {
@@ -56,18 +56,24 @@ impl Striker<'_> {
                 return strikes;
             }
             self.wait_for_others();
-            let strike = match self.load.blow {
+            let (pid, ordered, down, resumed) = match self.load.blow {
                 Blow::Kill => self.member.kill(),
                 Blow::Pause(length) => self.member.pause(length),
             };
-            strikes.push(strike);
+            strikes.push(Strike {
+                member: self.n,
+                pid,
+                ordered,
+                down,
+                resumed,
+            });
             self.down.fetch_sub(1, Ordering::SeqCst);
         }
     }
 
     /// Until enough of the others are up.
     fn wait_for_others(&self) {
-        let more = |down: usize| (down < self.most_down).then_some(down + 1);
+        let more = |down: usize| (down < self.load.at_once).then_some(down + 1);
         while self
             .down
             .fetch_update(Ordering::SeqCst, Ordering::SeqCst, more)

@@ -116,7 +116,12 @@ async fn a_process_that_was_paused_past_its_lease_answers_what_is_stored() {
         assert_eq!(history.sums().strikes, 20);
         none("unexplained", &history.unexplained());
         none("contradictions", &history.contradictions());
-        none("stuck", &history.stuck(LEASE + POLL + handler + SLACK));
+        // A client may have waited for a member that was stopped before it asked another one.
+        let patience = LEASE / 2;
+        none(
+            "stuck",
+            &history.stuck(patience + LEASE + POLL + handler + SLACK),
+        );
     }
     let outrun = first.sums().late_and_outrun + second.sums().late_and_outrun;
     assert!(outrun >= 30, "{outrun} late answers are another's");

@@ -59,6 +59,7 @@
 //! | store | crate | for |
 //! |---|---|---|
 //! | [`MemoryStore`] | this one | one process |
+//! | `RedisStore` | `tower-idempotency-redis` | many processes |
 //! | yours | a [`Store`] of five methods | anything with a conditional write |
 //!
 //! # Crate features

@@ -11,7 +11,7 @@ use crate::{
     config::Config,
     engine::{from_now, within},
     error::{Error, ErrorKind},
-    limits::{NoPlace, Place},
+    limits::{Buffer, NoPlace},
     record::{MAX_LINES, NotRetained},
     refusal::turned_away,
 };
@@ -19,7 +19,7 @@ use crate::{
 /// The whole request body and its trailers; nothing of the request has had an effect yet.
 pub(crate) async fn request<B: http_body::Body>(
     config: &Config,
-    place: &mut Place,
+    buffer: &mut Buffer,
     headers: &HeaderMap,
     body: B,
 ) -> Result<(Bytes, Option<HeaderMap>), Error> {
@@ -52,7 +52,7 @@ pub(crate) async fn request<B: http_body::Body>(
                     if data.len() > limit - chunks.len() {
                         return Err(too_large());
                     }
-                    if !place.buffer(data.len(), config.max_buffered) {
+                    if !buffer.take(data.len(), config.max_buffered) {
                         return Err(turned_away(config, &NoPlace::TooManyBytes));
                     }
                     chunks.push(data);
@@ -88,7 +88,7 @@ pub(crate) enum Collected<B: http_body::Body> {
 /// The whole response body, or what can be passed on of it.
 pub(crate) async fn response<B: http_body::Body>(
     config: &Config,
-    place: &mut Place,
+    buffer: &mut Buffer,
     head: &response::Parts,
     body: B,
 ) -> Collected<B> {
@@ -132,7 +132,7 @@ pub(crate) async fn response<B: http_body::Body>(
         match split(frame) {
             Part::Data(data) => {
                 let fits = data.len() <= limit - chunks.len()
-                    && place.buffer(data.len(), config.max_buffered);
+                    && buffer.take(data.len(), config.max_buffered);
                 chunks.push(data);
                 if !fits {
                     let body = Body::resumed(chunks.join(), body);

@@ -22,9 +22,9 @@ use tower_service::Service;
 use crate::{
     admission::{applies, claim, find_key, may_carry_key},
     body::Body,
-    collect::{self, Collected},
+    collect,
     config::{Config, InFlight, MissingKey, StoreFailure},
-    control::{self, Wish},
+    control,
     engine::{Engine, Failure},
     error::Error,
     fingerprint::By,
@@ -32,14 +32,15 @@ use crate::{
     key::IdempotencyKey,
     lease::{Kept, Lease},
     limits::Place,
+    receive::{Then, receive},
     refusal::{
         Answer, in_progress, into_response, key_reused, outcome_unknown, own, refuse, turned_away,
         unavailable,
     },
     replay::replay,
     scope::NoPrincipal,
-    settle::{Then, settle, unretained},
-    store::{Acquired, Claim, KeyId},
+    settle::settle,
+    store::{Acquired, Claim},
     telemetry,
     waiters::wait,
 };
@@ -162,7 +163,7 @@ fn ask<B: http_body::Body>(
                 (Bytes::new(), Body::watched(body, Arc::clone(broke)))
             }
             By::RawBody | By::CanonicalJson | By::Custom(_) => {
-                let read = collect::request(config, &mut place, &head.headers, body).await;
+                let read = collect::request(config, &mut place.buffer, &head.headers, body).await;
                 let (data, trailers) = read.map_err(|error| refused(&error))?;
                 (data.clone(), Body::held(data, trailers))
             }
@@ -237,7 +238,7 @@ where
                 let res = inner.call(req).await?;
                 telemetry::handler_time(started);
                 let half = broke.is_some_and(|broke| broke.load(Ordering::Acquire));
-                Ok(receive(config, &mut place, &claim.id, res, half).await)
+                Ok(receive(config, &mut place.buffer, &claim.id, res, half).await)
             });
             catch_panic(run).await
         };
@@ -326,70 +327,4 @@ async fn acquire(
             Asked::Answer(Box::new(replay(config, &claim.id, &record)))
         }
     })
-}
-
-// ---- Executing ----
-
-/// Decides what is to become of the handler's response, and collects it within limits if it is to be kept. `half` says
-/// that the handler found the request broken off.
-fn receive<R: http_body::Body>(
-    config: &Config,
-    place: &mut Place,
-    id: &KeyId,
-    res: Response<R>,
-    half: bool,
-) -> impl Future<Output = (Response<Body<R>>, Then)> {
-    let (mut head, body) = res.into_parts();
-    let wish = control::take_wish(&mut head, config.retention, config.max_retention);
-    async move {
-        let retention = match wish {
-            // A status that announces another answer to come is not one to keep.
-            Wish::Keep(retention)
-                if !head.status.is_informational() && (config.recorded)(head.status) =>
-            {
-                retention
-            }
-            Wish::Keep(_) => {
-                return (
-                    Response::from_parts(head, Body::original(body)),
-                    Then::Free("status"),
-                );
-            }
-            Wish::NoStore => {
-                return (
-                    Response::from_parts(head, Body::original(body)),
-                    Then::Free("no_store"),
-                );
-            }
-        };
-        // The handler refused half a request. Whoever sends the whole one must not be told so.
-        if half && (head.status.is_client_error() || head.status.is_server_error()) {
-            return (
-                Response::from_parts(head, Body::original(body)),
-                Then::Free("broken_request"),
-            );
-        }
-        match collect::response(config, place, &head, body).await {
-            Collected::Whole(data, trailers) => {
-                let (headers, replayed) = (&head.headers, &*config.replayed);
-                let record = config.codec().encode_response(
-                    id,
-                    head.status,
-                    headers,
-                    replayed,
-                    &data,
-                    trailers.as_ref(),
-                );
-                let res = Response::from_parts(head, Body::held(data, trailers));
-                (res, Then::Keep { record, retention })
-            }
-            Collected::GivenUp(body, reason) => {
-                let then = unretained(config, id, head.status, reason, retention);
-                (Response::from_parts(head, body), then)
-            }
-            Collected::Broken(body) => {
-                (Response::from_parts(head, body), Then::Free("broken_body"))
-            }
-        }
-    }
 }

@@ -100,6 +100,7 @@ mod preset;
 mod problem;
 #[cfg(test)]
 mod random;
+mod receive;
 mod record;
 mod refusal;
 mod replay;

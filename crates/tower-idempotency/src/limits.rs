@@ -20,8 +20,13 @@ pub(crate) struct Limits {
 
 /// One exchange's place, for as long as it runs, in the caller's hands or in a task of its own.
 pub(crate) struct Place {
+    pub(crate) buffer: Buffer,
+}
+
+/// What somebody has buffered of what all may together; given back when it is dropped.
+pub(crate) struct Buffer {
     limits: Arc<Limits>,
-    buffered: usize,
+    bytes: usize,
 }
 
 /// Why an exchange was turned away.
@@ -38,8 +43,7 @@ impl Limits {
         let place = entered.then(|| {
             telemetry::in_flight(1.0);
             Place {
-                limits: Arc::clone(self),
-                buffered: 0,
+                buffer: self.buffer(),
             }
         });
         // Entered first: whoever drains sees this request, or it sees that.
@@ -47,6 +51,14 @@ impl Limits {
             return Err(NoPlace::Draining);
         }
         place.ok_or(NoPlace::Full)
+    }
+
+    /// Holds nothing yet.
+    pub(crate) fn buffer(self: &Arc<Self>) -> Buffer {
+        Buffer {
+            limits: Arc::clone(self),
+            bytes: 0,
+        }
     }
 
     pub(crate) fn drain(&self) {
@@ -71,27 +83,33 @@ impl Limits {
     }
 }
 
-impl Place {
-    /// Takes `bytes` more of the `max` that all exchanges may buffer together; they are given back with the place.
-    pub(crate) fn buffer(&mut self, bytes: usize, max: usize) -> bool {
+impl Buffer {
+    /// Takes `bytes` more of the `max` that all may buffer together.
+    pub(crate) fn take(&mut self, bytes: usize, max: usize) -> bool {
         let granted = add_within(&self.limits.buffered, bytes, max);
         if granted {
-            self.buffered += bytes;
+            self.bytes += bytes;
         }
         granted
     }
 }
 
-impl Drop for Place {
+impl Drop for Buffer {
     fn drop(&mut self) {
-        if self.buffered > 0 {
+        if self.bytes > 0 {
             self.limits
                 .buffered
-                .fetch_sub(self.buffered, Ordering::Relaxed);
+                .fetch_sub(self.bytes, Ordering::Relaxed);
         }
+    }
+}
+
+impl Drop for Place {
+    fn drop(&mut self) {
+        let limits = &self.buffer.limits;
         telemetry::in_flight(-1.0);
-        if self.limits.in_flight.fetch_sub(1, Ordering::SeqCst) == 1 {
-            self.limits.idle.notify_waiters();
+        if limits.in_flight.fetch_sub(1, Ordering::SeqCst) == 1 {
+            limits.idle.notify_waiters();
         }
     }
 }

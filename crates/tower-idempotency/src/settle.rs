@@ -3,28 +3,21 @@
 use std::{future::Future, sync::Arc};
 
 use bytes::Bytes;
-use http::{Response, StatusCode};
+use http::Response;
 
 use crate::{
     body::Body,
-    config::{Config, Unretained},
+    config::Config,
     engine::{Completion, Engine},
     lease::Kept,
     limits::Place,
+    receive::{Then, unretained},
     record::NotRetained,
     refusal::{into_response, outcome_unknown, refuse},
     replay::replay,
-    store::{Acquired, Claim, KeyId, OrphanPolicy, Ttl},
+    store::{Acquired, Claim, OrphanPolicy, Ttl},
     telemetry,
 };
-
-/// What is to become of the lease once the handler has answered.
-pub(crate) enum Then {
-    /// The record is stored, which ends it.
-    Keep { record: Bytes, retention: Ttl },
-    /// There is nothing to keep: the key is freed, for this reason.
-    Free(&'static str),
-}
 
 /// Stores the record, and only then answers: with `res` when it is what the store holds.
 #[expect(
@@ -132,22 +125,4 @@ async fn answer_what_is_stored<R: http_body::Body>(
         }
     }
     into_response(refuse(config, &outcome_unknown()))
-}
-
-/// What becomes of a response that cannot be kept.
-pub(crate) fn unretained(
-    config: &Config,
-    id: &KeyId,
-    status: StatusCode,
-    reason: NotRetained,
-    retention: Ttl,
-) -> Then {
-    match config.unretained {
-        Unretained::Tombstone => {
-            telemetry::not_retained(id, reason);
-            let record = config.codec().encode_tombstone(id, status, reason);
-            Then::Keep { record, retention }
-        }
-        Unretained::Release => Then::Free("not_retained"),
-    }
 }

@@ -1,0 +1,107 @@
+//! Deciding what is to become of the handler's response.
+
+use std::future::Future;
+
+use bytes::Bytes;
+use http::{Response, StatusCode};
+
+use crate::{
+    body::Body,
+    collect::{self, Collected},
+    config::{Config, Unretained},
+    control::{self, Wish},
+    limits::Buffer,
+    record::NotRetained,
+    store::{KeyId, Ttl},
+    telemetry,
+};
+
+/// What is to become of the lease once the handler has answered.
+pub(crate) enum Then {
+    /// The record is stored, which ends it.
+    Keep { record: Bytes, retention: Ttl },
+    /// There is nothing to keep: the key is freed, for this reason.
+    Free(&'static str),
+}
+
+/// Decides what is to become of the handler's response, and collects it within limits if it is to be kept. `half` says
+/// that the handler found the request broken off.
+pub(crate) fn receive<R: http_body::Body>(
+    config: &Config,
+    buffer: &mut Buffer,
+    id: &KeyId,
+    res: Response<R>,
+    half: bool,
+) -> impl Future<Output = (Response<Body<R>>, Then)> {
+    let (mut head, body) = res.into_parts();
+    let wish = control::take_wish(&mut head, config.retention, config.max_retention);
+    async move {
+        let retention = match wish {
+            // A status that announces another answer to come is not one to keep.
+            Wish::Keep(retention)
+                if !head.status.is_informational() && (config.recorded)(head.status) =>
+            {
+                retention
+            }
+            Wish::Keep(_) => {
+                return (
+                    Response::from_parts(head, Body::original(body)),
+                    Then::Free("status"),
+                );
+            }
+            Wish::NoStore => {
+                return (
+                    Response::from_parts(head, Body::original(body)),
+                    Then::Free("no_store"),
+                );
+            }
+        };
+        // The handler refused half a request. Whoever sends the whole one must not be told so.
+        if half && (head.status.is_client_error() || head.status.is_server_error()) {
+            return (
+                Response::from_parts(head, Body::original(body)),
+                Then::Free("broken_request"),
+            );
+        }
+        match collect::response(config, buffer, &head, body).await {
+            Collected::Whole(data, trailers) => {
+                let (headers, replayed) = (&head.headers, &*config.replayed);
+                let record = config.codec().encode_response(
+                    id,
+                    head.status,
+                    headers,
+                    replayed,
+                    &data,
+                    trailers.as_ref(),
+                );
+                let res = Response::from_parts(head, Body::held(data, trailers));
+                (res, Then::Keep { record, retention })
+            }
+            Collected::GivenUp(body, reason) => {
+                let then = unretained(config, id, head.status, reason, retention);
+                (Response::from_parts(head, body), then)
+            }
+            Collected::Broken(body) => {
+                (Response::from_parts(head, body), Then::Free("broken_body"))
+            }
+        }
+    }
+}
+
+/// What becomes of a response that cannot be kept.
+pub(crate) fn unretained(
+    config: &Config,
+    id: &KeyId,
+    status: StatusCode,
+    reason: NotRetained,
+    retention: Ttl,
+) -> Then {
+    match config.unretained {
+        Unretained::Tombstone => {
+            telemetry::not_retained(id, reason);
+            let record = config.codec().encode_tombstone(id, status, reason);
+            Then::Keep { record, retention }
+        }
+        Unretained::Release => Then::Free("not_retained"),
+    }
+}

@@ -146,10 +146,11 @@ impl Engine {
         place: Place,
         reason: &'static str,
     ) {
-        telemetry::released(&lease.reference().id, reason);
-        lease.about_to_end();
-        if !Box::pin(self.release(lease.reference(), limit)).await {
-            self.release_later(*lease.reference(), lease.deadline(), limit, place);
+        telemetry::released(lease.id(), reason);
+        lease.about_to_end(true);
+        let reference = lease.reference();
+        if !Box::pin(self.release(&reference, limit)).await {
+            self.release_later(reference, lease.deadline(), limit, place);
         }
     }
 
@@ -165,7 +166,7 @@ impl Engine {
         place: Place,
     ) {
         let engine = Arc::clone(self);
-        let (deadline, lease) = (lease.deadline(), *lease.reference());
+        let (deadline, lease) = (lease.deadline(), lease.reference());
         tokio::spawn(async move {
             let _place = place;
             let mut pause = Pause::new();

@@ -4,15 +4,7 @@
 //! what happens if we are dropped there: before `detach.arm()` nothing has happened yet and a drop is a drop; after it
 //! the whole future moves to a task and goes on; and where a waiter waits, it is disarmed again.
 
-use std::{
-    future::Future,
-    panic::resume_unwind,
-    pin::pin,
-    sync::{
-        Arc,
-        atomic::{AtomicBool, Ordering},
-    },
-};
+use std::{future::Future, panic::resume_unwind, pin::pin, sync::Arc};
 
 use bytes::Bytes;
 use http::{Extensions, HeaderMap, Request, Response, request};
@@ -23,6 +15,7 @@ use crate::{
     admission::{applies, claim, find_key, may_carry_key},
     body::Body,
     collect,
+    commit::Committed,
     config::{Config, InFlight, MissingKey, StoreFailure},
     control,
     engine::{Engine, Failure},
@@ -30,7 +23,7 @@ use crate::{
     fingerprint::By,
     future::{Detach, catch_panic},
     key::IdempotencyKey,
-    lease::{Kept, Lease},
+    lease::{Grant, Kept, Lease},
     limits::Place,
     receive::{Then, receive},
     refusal::{
@@ -39,7 +32,7 @@ use crate::{
     },
     replay::replay,
     scope::NoPrincipal,
-    settle::settle,
+    settle::{first_answer, free, settle},
     store::{Acquired, Claim},
     telemetry,
     waiters::wait,
@@ -123,12 +116,9 @@ where
 /// A request that is to be executed.
 struct Admitted<B: http_body::Body> {
     req: Request<Body<B>>,
-    claim: Claim,
-    /// None when it is to be executed without one.
-    lease: Option<Kept>,
+    /// The claim alone when it is to be executed without a lease.
+    lease: Result<Kept, Claim>,
     place: Place,
-    /// Whether a body that the handler reads itself broke off.
-    broke: Option<Arc<AtomicBool>>,
 }
 
 /// The first half: reads the body and asks for the lease. `Err` is the answer of whoever does not get it.
@@ -178,9 +168,23 @@ fn ask<B: http_body::Body>(
         detach.arm();
 
         let lease = match acquire(config, engine, &claim, &detach).await {
-            Ok(Asked::Granted(lease)) => {
+            Ok(Asked::Granted {
+                generation,
+                takeover,
+                sent,
+            }) => {
+                let grant = Grant {
+                    config: Arc::clone(&shared.config),
+                    engine: Arc::clone(engine),
+                    claim,
+                    generation,
+                    takeover,
+                    broke,
+                    sent,
+                };
+                let lease = engine.renewer.keep(grant).await;
                 head.extensions.insert(lease.handle());
-                Some(lease)
+                Ok(lease)
             }
             Ok(Asked::Answer(answer)) => return Err(answer),
             Err((failure, policy)) => match policy {
@@ -188,17 +192,11 @@ fn ask<B: http_body::Body>(
                     give_back(config, engine, &claim, place);
                     return Err(refused(&unavailable(config, failure)));
                 }
-                StoreFailure::DangerouslyExecuteUnprotected => None,
+                StoreFailure::DangerouslyExecuteUnprotected => Err(claim),
             },
         };
         let req = Request::from_parts(head, body);
-        Ok(Admitted {
-            req,
-            claim,
-            lease,
-            place,
-            broke,
-        })
+        Ok(Admitted { req, lease, place })
     }
 }
 
@@ -213,55 +211,91 @@ where
     B: http_body::Body,
     R: http_body::Body,
 {
-    let Admitted {
-        req,
-        claim,
-        lease,
-        mut place,
-        broke,
-    } = admitted;
+    let Admitted { req, lease, place } = admitted;
     async move {
         let (config, engine) = (&*shared.config, &shared.engine);
-        let Some(lease) = lease else {
-            telemetry::unprotected(&claim.id);
-            let res = Box::pin(inner.call(req)).await;
-            give_back(config, engine, &claim, place);
-            return res.map(|mut res| {
-                control::strip_only(res.headers_mut());
-                res.map(Body::original)
-            });
-        };
+        match lease {
+            Ok(lease) => {
+                let call = async move { inner.call(req).await };
+                execute(config, engine, lease, place, call).await
+            }
+            Err(claim) => {
+                telemetry::unprotected(&claim.id);
+                let res = Box::pin(inner.call(req)).await;
+                give_back(config, engine, &claim, place);
+                res.map(|mut res| {
+                    control::strip_only(res.headers_mut());
+                    res.map(Body::original)
+                })
+            }
+        }
+    }
+}
 
+/// Runs `call` under the lease, and answers once its outcome is stored.
+pub(crate) fn execute<R: http_body::Body, E>(
+    config: &Config,
+    engine: &Arc<Engine>,
+    lease: Kept,
+    mut place: Place,
+    call: impl Future<Output = Result<Response<R>, E>>,
+) -> impl Future<Output = Result<Response<Body<R>>, E>> {
+    async move {
         let ran = {
             let run = pin!(async {
                 let started = telemetry::start();
-                let res = inner.call(req).await?;
+                let res = call.await?;
                 telemetry::handler_time(started);
-                let half = broke.is_some_and(|broke| broke.load(Ordering::Acquire));
-                Ok(receive(config, &mut place.buffer, &claim.id, res, half).await)
+                Ok(match lease.close() {
+                    Committed::Record(record) => Ran::Committed(res, record),
+                    Committed::Nothing | Committed::Unknown => {
+                        let (buffer, half) = (&mut place.buffer, lease.found_half());
+                        let (res, then) = receive(config, buffer, lease.id(), res, half).await;
+                        Ran::Answered(res, then)
+                    }
+                })
             });
             catch_panic(run).await
         };
-        let limit = config.store_timeout;
         match ran {
-            Ok(Ok((res, Then::Keep { record, retention }))) => {
-                Ok(settle(config, engine, &claim, lease, place, record, retention, res).await)
+            Ok(Ok(Ran::Answered(res, Then::Keep { record, retention }))) => {
+                Ok(settle(config, engine, lease, place, record, retention, res).await)
             }
-            Ok(Ok((res, Then::Free(reason)))) => {
-                engine.end(lease, limit, place, reason).await;
-                Ok(res)
+            Ok(Ok(Ran::Answered(res, Then::Free(reason)))) => {
+                let freed = free(config, engine, lease, place, reason.name()).await;
+                Ok(freed.map_or(res, |answer| into_response(*answer)))
             }
-            Ok(Err(error)) => {
-                engine.end(lease, limit, place, "error").await;
-                Err(error)
-            }
+            Ok(Ok(Ran::Committed(res, record))) => Ok(first_answer(
+                config,
+                &lease,
+                &record,
+                res.map(Body::original),
+            )),
+            Ok(Err(error)) => match free(config, engine, lease, place, "error").await {
+                Some(answer) => Ok(into_response(*answer)),
+                None => Err(error),
+            },
             Err(panic) => {
-                engine.end(lease, limit, place, "panic").await;
+                // What a handler committed before it panicked stays; what it may have committed, a release leaves alone.
+                if let Committed::Record(record) = lease.close() {
+                    telemetry::recorded(lease.id(), record.len());
+                } else {
+                    let limit = config.store_timeout;
+                    engine.end(lease, limit, place, "panic").await;
+                }
                 // The future that is unwound here is not polled again: see `Detachable`.
                 resume_unwind(panic)
             }
         }
     }
+}
+
+/// What a handler leaves behind.
+enum Ran<R: http_body::Body> {
+    /// An answer, and what is to become of it.
+    Answered(Response<Body<R>>, Then),
+    /// A record that it stored itself.
+    Committed(Response<R>, Bytes),
 }
 
 /// The store failed us, and may hold a lease for us all the same. Nothing is recorded under it, so the key is freed.
@@ -274,7 +308,11 @@ fn give_back(config: &Config, engine: &Arc<Engine>, claim: &Claim, place: Place)
 
 /// The answer to a claim, as far as the exchange is concerned.
 enum Asked {
-    Granted(Kept),
+    Granted {
+        generation: u64,
+        takeover: bool,
+        sent: Instant,
+    },
     Answer(Box<Answer>),
 }
 
@@ -310,10 +348,11 @@ async fn acquire(
             takeover,
         } => {
             telemetry::granted(&claim.id, generation, takeover);
-            let reference = claim.lease_ref(generation);
-            let (lease, limit) = (claim.lease, config.store_timeout);
-            let kept = engine.renewer.keep(reference, takeover, lease, limit, sent);
-            Asked::Granted(kept.await)
+            Asked::Granted {
+                generation,
+                takeover,
+                sent,
+            }
         }
         Acquired::InProgress { .. } => {
             telemetry::in_progress(&claim.id);

@@ -3,6 +3,7 @@
 use std::{
     collections::BTreeMap,
     fmt,
+    ops::Deref,
     pin::Pin,
     sync::{
         Arc, Mutex, MutexGuard, PoisonError, Weak,
@@ -18,9 +19,12 @@ use tokio::{
 };
 
 use crate::{
+    commit::{Commit, Committed},
+    config::Config,
+    engine::Engine,
     fingerprint::derived_key,
     future::catch_panic,
-    store::{LeaseRef, StoreError, Ttl, erased::ErasedStore},
+    store::{Claim, KeyId, LeaseRef, StoreError, erased::ErasedStore},
     telemetry,
 };
 
@@ -29,20 +33,20 @@ use crate::{
 /// Clones are handles on the same lease. Dropping them ends nothing: a lease ends with the request's outcome or by its
 /// expiry.
 #[derive(Clone)]
-pub struct Lease(Arc<Held>);
+pub struct Lease(pub(crate) Arc<Held>);
 
 impl Lease {
     /// 1 for the first execution under this key, higher after each takeover.
     #[must_use]
     pub fn generation(&self) -> u64 {
-        self.0.reference.generation
+        self.0.grant.generation
     }
 
     /// Whether an earlier execution lost its lease without an outcome: its effect may or may not have happened, so look
     /// before you repeat it.
     #[must_use]
     pub fn is_takeover(&self) -> bool {
-        self.0.takeover
+        self.0.grant.takeover
     }
 
     /// Whether nobody else can be executing this request at this moment, as far as this process can know.
@@ -83,20 +87,21 @@ impl Lease {
     /// and the derived keys alike.
     #[must_use]
     pub fn derive(&self, name: &str) -> String {
-        derived_key(&self.0.reference.id, &self.0.reference.fingerprint, name)
+        let claim = &self.0.grant.claim;
+        derived_key(&claim.id, &claim.fingerprint, name)
     }
 
     /// The lease as the store knows it, for work that is fenced at the store itself.
     #[must_use]
     pub fn lease_ref(&self) -> LeaseRef {
-        self.0.reference
+        self.0.reference()
     }
 }
 
 impl fmt::Debug for Lease {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("Lease")
-            .field("id", &self.0.reference.id)
+            .field("id", &self.0.grant.claim.id)
             .field("generation", &self.generation())
             .field("takeover", &self.is_takeover())
             .field("held", &self.is_held())
@@ -104,15 +109,25 @@ impl fmt::Debug for Lease {
     }
 }
 
+/// A lease as it was granted, and whose layer it was granted to.
+pub(crate) struct Grant {
+    pub(crate) config: Arc<Config>,
+    pub(crate) engine: Arc<Engine>,
+    pub(crate) claim: Claim,
+    pub(crate) generation: u64,
+    pub(crate) takeover: bool,
+    /// Says whether a request body that the handler reads itself broke off.
+    pub(crate) broke: Option<Arc<AtomicBool>>,
+    /// When the call was sent that took it.
+    pub(crate) sent: Instant,
+}
+
 /// What the exchange, the renewer and the handler share about one lease.
-struct Held {
-    reference: LeaseRef,
-    takeover: bool,
-    ttl: Ttl,
-    store_timeout: Duration,
-    // Times are nanoseconds since `origin`. The deadline counts from before the call that took or renewed the lease
-    // was sent, so it is never later than the store's.
-    origin: Instant,
+pub(crate) struct Held {
+    pub(crate) grant: Grant,
+    pub(crate) commit: Commit,
+    // Times are nanoseconds since the grant was sent. The deadline counts from before the call that took or renewed the
+    // lease was sent, so it is never later than the store's.
     deadline: AtomicU64,
     // When the renewer looks at it next, with `sequence` the place in its order; written under the renewer's lock.
     due: AtomicU64,
@@ -120,39 +135,69 @@ struct Held {
     lost: AtomicBool,
     // The outcome is on its way to the store: a renewal may find the lease gone before we hear that it is.
     ending: AtomicBool,
-    // The exchange has had its outcome; set under the renewer's lock, so that nothing renews it afterwards.
+    // It has its outcome; set under the renewer's lock, so that nothing renews it afterwards.
     ended: AtomicBool,
     changed: Notify,
 }
 
 impl Held {
+    pub(crate) fn reference(&self) -> LeaseRef {
+        self.grant.claim.lease_ref(self.grant.generation)
+    }
+
+    pub(crate) fn id(&self) -> &KeyId {
+        &self.grant.claim.id
+    }
+
+    /// Whether the handler found the request broken off.
+    pub(crate) fn found_half(&self) -> bool {
+        let broke = self.grant.broke.as_ref();
+        broke.is_some_and(|broke| broke.load(Ordering::Acquire))
+    }
+
+    /// Before the outcome is sent to the store, which then says whether the lease was lost; and when it was not.
+    pub(crate) fn about_to_end(&self, ending: bool) {
+        self.ending.store(ending, Ordering::Release);
+    }
+
+    /// It has its outcome: nothing renews it any more.
+    pub(crate) fn end(&self) {
+        let mut state = self.grant.engine.renewer.state();
+        self.ended.store(true, Ordering::Release);
+        state.order.remove(&self.place());
+        drop(state);
+        // Registering with a `Notify` nobody waits on is an atomic load.
+        self.changed.notify_waiters();
+    }
+
     fn is_held(&self) -> bool {
         !self.lost.load(Ordering::Acquire)
             && !self.ended.load(Ordering::Acquire)
             && Instant::now() < self.deadline()
     }
 
-    fn deadline(&self) -> Instant {
-        self.origin + Duration::from_nanos(self.deadline.load(Ordering::Acquire))
+    /// When it is over unless it is renewed, by this process's clock.
+    pub(crate) fn deadline(&self) -> Instant {
+        self.grant.sent + Duration::from_nanos(self.deadline.load(Ordering::Acquire))
     }
 
     fn held_from(&self, sent: Instant) {
-        let until = sent + self.ttl.as_duration();
+        let until = sent + self.grant.claim.lease.as_duration();
         self.deadline
-            .store(nanos(until - self.origin), Ordering::Release);
+            .store(nanos(until - self.grant.sent), Ordering::Release);
     }
 
     fn place(&self) -> (Instant, u64) {
         (
-            self.origin + Duration::from_nanos(self.due.load(Ordering::Relaxed)),
+            self.grant.sent + Duration::from_nanos(self.due.load(Ordering::Relaxed)),
             self.sequence,
         )
     }
 
-    /// A renewal and the completion may both find out: it is reported once.
-    fn lose(&self) {
+    /// The store says that somebody else has it. A renewal and the completion may both find out: it is reported once.
+    pub(crate) fn lose(&self) {
         if !self.lost.swap(true, Ordering::AcqRel) {
-            telemetry::lease_lost(&self.reference.id);
+            telemetry::lease_lost(self.id());
             self.changed.notify_waiters();
         }
     }
@@ -160,44 +205,35 @@ impl Held {
 
 /// A lease that is kept for as long as this lives. Dropping it stops the renewals and nothing else: the lease ends by
 /// its outcome, or expires.
-pub(crate) struct Kept {
-    held: Arc<Held>,
-    renewer: Arc<Renewer>,
-}
+pub(crate) struct Kept(Arc<Held>);
 
 impl Kept {
     pub(crate) fn handle(&self) -> Lease {
-        Lease(Arc::clone(&self.held))
+        Lease(Arc::clone(&self.0))
     }
 
-    pub(crate) fn reference(&self) -> &LeaseRef {
-        &self.held.reference
+    /// Whether its handler may have committed what we have not heard of.
+    pub(crate) fn is_in_doubt(&self) -> bool {
+        self.0.commit.has_begun()
     }
 
-    /// The store says that somebody else has it.
-    pub(crate) fn lose(&self) {
-        self.held.lose();
+    /// What its handler committed; it commits nothing from here on.
+    pub(crate) fn close(&self) -> Committed {
+        self.0.commit.close()
     }
+}
 
-    /// Called before the outcome is sent to the store, which then says whether the lease was lost.
-    pub(crate) fn about_to_end(&self) {
-        self.held.ending.store(true, Ordering::Release);
-    }
+impl Deref for Kept {
+    type Target = Held;
 
-    /// When the lease is over unless it is renewed, by this process's clock.
-    pub(crate) fn deadline(&self) -> Instant {
-        self.held.deadline()
+    fn deref(&self) -> &Held {
+        &self.0
     }
 }
 
 impl Drop for Kept {
     fn drop(&mut self) {
-        let mut state = self.renewer.state();
-        self.held.ended.store(true, Ordering::Release);
-        state.order.remove(&self.held.place());
-        drop(state);
-        // Registering with a `Notify` nobody waits on is an atomic load.
-        self.held.changed.notify_waiters();
+        self.end();
     }
 }
 
@@ -241,16 +277,9 @@ impl Renewer {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Keeps a lease that was granted to a claim sent at `sent`.
-    pub(crate) async fn keep(
-        self: &Arc<Self>,
-        reference: LeaseRef,
-        takeover: bool,
-        ttl: Ttl,
-        store_timeout: Duration,
-        sent: Instant,
-    ) -> Kept {
-        let (kept, woken) = self.insert(reference, takeover, ttl, store_timeout, sent);
+    /// Keeps a lease.
+    pub(crate) async fn keep(self: &Arc<Self>, grant: Grant) -> Kept {
+        let (kept, woken) = self.insert(grant);
         if woken {
             // The task runs on this worker now; later, the handler may block it.
             yield_now().await;
@@ -259,24 +288,15 @@ impl Renewer {
     }
 
     /// Also says whether the task was started or woken.
-    fn insert(
-        self: &Arc<Self>,
-        reference: LeaseRef,
-        takeover: bool,
-        ttl: Ttl,
-        store_timeout: Duration,
-        sent: Instant,
-    ) -> (Kept, bool) {
-        let third = ttl.as_duration() / 3;
+    fn insert(self: &Arc<Self>, grant: Grant) -> (Kept, bool) {
+        let ttl = grant.claim.lease.as_duration();
+        let third = ttl / 3;
         let mut state = self.state();
         state.sequence += 1;
         let held = Arc::new(Held {
-            reference,
-            takeover,
-            ttl,
-            store_timeout,
-            origin: sent,
-            deadline: AtomicU64::new(nanos(ttl.as_duration())),
+            grant,
+            commit: Commit::default(),
+            deadline: AtomicU64::new(nanos(ttl)),
             due: AtomicU64::new(nanos(third)),
             sequence: state.sequence,
             lost: AtomicBool::new(false),
@@ -300,12 +320,7 @@ impl Renewer {
         if start || wake {
             state.wakes_at = due.0;
         }
-        drop(state);
-        let kept = Kept {
-            held,
-            renewer: Arc::clone(self),
-        };
-        (kept, start || wake)
+        (Kept(held), start || wake)
     }
 
     /// Takes out what is due, and says when to look again.
@@ -329,7 +344,8 @@ impl Renewer {
         if held.ended.load(Ordering::Acquire) {
             return;
         }
-        held.due.store(nanos(due - held.origin), Ordering::Relaxed);
+        let after = nanos(due - held.grant.sent);
+        held.due.store(after, Ordering::Relaxed);
         state.order.insert(held.place(), held);
         if due < state.wakes_at {
             state.wakes_at = due;
@@ -338,17 +354,19 @@ impl Renewer {
     }
 
     async fn renew(&self, held: Arc<Held>) {
-        let ttl = held.ttl.as_duration();
+        let lease = held.grant.claim.lease;
+        let ttl = lease.as_duration();
         let sent = Instant::now();
         if sent > held.place().0 + ttl / 3 {
-            telemetry::renew_late(&held.reference.id);
+            telemetry::renew_late(held.id());
         }
         let started = telemetry::start();
         // No longer than a third of the lease either: a call that hangs must leave time for another.
-        let limit = held.store_timeout.min(ttl / 3);
+        let limit = held.grant.config.store_timeout.min(ttl / 3);
         // A store that panics must not take the lease out of our hands: it counts as one that failed.
         let renewed = {
-            let mut call = self.store.renew(&held.reference, held.ttl);
+            let reference = held.reference();
+            let mut call = self.store.renew(&reference, lease);
             timeout(limit, catch_panic(Pin::new(&mut call))).await
         };
         telemetry::store_time("renew", started);
@@ -368,11 +386,11 @@ impl Renewer {
                 return;
             }
             Ok(Err(error)) => {
-                telemetry::store_error("renew", &held.reference.id, Some(&error));
+                telemetry::store_error("renew", held.id(), Some(&error));
                 Instant::now() + ttl / 12
             }
             Err(_elapsed) => {
-                telemetry::store_error("renew", &held.reference.id, None);
+                telemetry::store_error("renew", held.id(), None);
                 Instant::now() + ttl / 12
             }
         };

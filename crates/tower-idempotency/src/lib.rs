@@ -82,6 +82,7 @@ mod admission;
 pub mod axum;
 mod body;
 mod collect;
+mod commit;
 mod config;
 #[cfg(feature = "conformance")]
 pub mod conformance;
@@ -110,6 +111,7 @@ mod service;
 mod settle;
 pub mod store;
 mod telemetry;
+pub mod transaction;
 mod waiters;
 
 pub use self::{

@@ -4,6 +4,7 @@ use std::future::Future;
 
 use bytes::Bytes;
 use http::{Response, StatusCode};
+use serde::Serialize;
 
 use crate::{
     body::Body,
@@ -21,7 +22,36 @@ pub(crate) enum Then {
     /// The record is stored, which ends it.
     Keep { record: Bytes, retention: Ttl },
     /// There is nothing to keep: the key is freed, for this reason.
-    Free(&'static str),
+    Free(Unrecorded),
+}
+
+/// Why a response is not recorded.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[non_exhaustive]
+pub enum Unrecorded {
+    /// Its status is not one that the layer records, such as a 5xx.
+    Status,
+    /// The handler opted out.
+    NoStore,
+    /// It is an error, and the request had broken off as the handler read it.
+    BrokenRequest,
+    /// Its body broke off, or is not as long as it says.
+    BrokenBody,
+    /// It is too large or goes on for too long, and the layer leaves no tombstone.
+    NotRetained,
+}
+
+impl Unrecorded {
+    /// The word for it in events and counters.
+    pub(crate) const fn name(self) -> &'static str {
+        match self {
+            Self::Status => "status",
+            Self::NoStore => "no_store",
+            Self::BrokenRequest => "broken_request",
+            Self::BrokenBody => "broken_body",
+            Self::NotRetained => "not_retained",
+        }
+    }
 }
 
 /// Decides what is to become of the handler's response, and collects it within limits if it is to be kept. `half` says
@@ -46,13 +76,13 @@ pub(crate) fn receive<R: http_body::Body>(
             Wish::Keep(_) => {
                 return (
                     Response::from_parts(head, Body::original(body)),
-                    Then::Free("status"),
+                    Then::Free(Unrecorded::Status),
                 );
             }
             Wish::NoStore => {
                 return (
                     Response::from_parts(head, Body::original(body)),
-                    Then::Free("no_store"),
+                    Then::Free(Unrecorded::NoStore),
                 );
             }
         };
@@ -60,7 +90,7 @@ pub(crate) fn receive<R: http_body::Body>(
         if half && (head.status.is_client_error() || head.status.is_server_error()) {
             return (
                 Response::from_parts(head, Body::original(body)),
-                Then::Free("broken_request"),
+                Then::Free(Unrecorded::BrokenRequest),
             );
         }
         match collect::response(config, buffer, &head, body).await {
@@ -81,9 +111,10 @@ pub(crate) fn receive<R: http_body::Body>(
                 let then = unretained(config, id, head.status, reason, retention);
                 (Response::from_parts(head, body), then)
             }
-            Collected::Broken(body) => {
-                (Response::from_parts(head, body), Then::Free("broken_body"))
-            }
+            Collected::Broken(body) => (
+                Response::from_parts(head, body),
+                Then::Free(Unrecorded::BrokenBody),
+            ),
         }
     }
 }
@@ -102,6 +133,28 @@ pub(crate) fn unretained(
             let record = config.codec().encode_tombstone(id, status, reason);
             Then::Keep { record, retention }
         }
-        Unretained::Release => Then::Free("not_retained"),
+        Unretained::Release => Then::Free(Unrecorded::NotRetained),
     }
+}
+
+/// The record of a value of `run_once`.
+pub(crate) fn value(config: &Config, id: &KeyId, value: &impl Serialize) -> Bytes {
+    match rmp_serde::to_vec_named(value) {
+        Ok(bytes) if bytes.len() <= config.response_limit => {
+            config.codec().encode_value(id, &bytes)
+        }
+        Ok(_) => too_large(config, id),
+        // The message is the value's own, and may say anything of it.
+        Err(_) => {
+            tracing::error!(%id, "a value cannot be serialised; its retries are told so");
+            too_large(config, id)
+        }
+    }
+}
+
+/// The record of a value that cannot be kept.
+pub(crate) fn too_large(config: &Config, id: &KeyId) -> Bytes {
+    let reason = NotRetained::TooLarge;
+    telemetry::not_retained(id, reason);
+    config.codec().encode_tombstone(id, StatusCode::OK, reason)
 }

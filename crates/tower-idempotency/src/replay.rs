@@ -62,7 +62,8 @@ fn respond(config: &Config, stored: StoredResponse) -> Answer {
     res
 }
 
-fn has_body(status: StatusCode) -> bool {
+/// Whether an answer of this status has a body, and a length.
+pub(crate) fn has_body(status: StatusCode) -> bool {
     !status.is_informational()
         && ![StatusCode::NO_CONTENT, StatusCode::NOT_MODIFIED].contains(&status)
 }

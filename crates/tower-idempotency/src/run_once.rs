@@ -2,20 +2,24 @@
 
 use std::{future::Future, panic::resume_unwind, pin::pin, sync::Arc, time::Duration};
 
+use bytes::Bytes;
 use serde::{Serialize, de::DeserializeOwned};
 use tokio::time::Instant;
 
 use crate::{
+    commit::Committed,
     config::Config,
     engine::{Completion, Engine, Failure},
     error::Error,
     fingerprint::Fields,
     future::{Detach, Detachable, catch_panic},
     layer::IdempotencyLayer,
-    lease::{Kept, Lease},
+    lease::{Grant, Kept, Lease},
     limits::Place,
-    record::{NotRetained, Record},
+    receive::{self, too_large},
+    record::Record,
     refusal::{turned_away, unavailable, unreadable},
+    settle::{Found, Instead, let_go, look},
     store::{Acquired, Claim, Fingerprint, KeyId, Token},
     telemetry,
 };
@@ -193,11 +197,16 @@ where
             takeover,
         } => {
             telemetry::granted(&claim.id, generation, takeover);
-            let reference = claim.lease_ref(generation);
-            engine
-                .renewer
-                .keep(reference, takeover, claim.lease, config.store_timeout, sent)
-                .await
+            let grant = Grant {
+                config: Arc::clone(&config),
+                engine: Arc::clone(&engine),
+                claim,
+                generation,
+                takeover,
+                broke: None,
+                sent,
+            };
+            engine.renewer.keep(grant).await
         }
         Acquired::InProgress { expires_in, .. } => {
             telemetry::in_progress(&claim.id);
@@ -208,25 +217,7 @@ where
             return Ok(Outcome::Orphaned { since });
         }
         Acquired::Completed { record, .. } => {
-            let record = config.codec().decode(&claim.id, &record).map_err(|error| {
-                telemetry::bad_record(&claim.id, &error);
-                unreadable(error)
-            })?;
-            return match record {
-                Record::Value(value) => {
-                    // The parser's own message may quote the value.
-                    let value = rmp_serde::from_slice(&value).map_err(|_| {
-                        unreadable("expected a value of the type asked for, found another")
-                    })?;
-                    telemetry::replayed(&claim.id, None);
-                    Ok(Outcome::Replayed(value))
-                }
-                Record::Tombstone { status, reason } => {
-                    telemetry::tombstone(&claim.id, status, reason);
-                    Ok(Outcome::NotRetained)
-                }
-                Record::Response(_) => Err(unreadable("it is of an HTTP response")),
-            };
+            return read(&config, &claim.id, &record);
         }
     };
 
@@ -234,73 +225,110 @@ where
     let started = telemetry::start();
     let produced = catch_panic(pin!(async { work(handle).await })).await;
     telemetry::handler_time(started);
-    let value = match produced {
-        Ok(Ok(value)) => value,
-        Ok(Err(Failed::Release(error))) => {
-            engine
-                .end(lease, config.store_timeout, place, "failed")
-                .await;
-            return Ok(Outcome::Failed(error));
-        }
-        Ok(Err(Failed::Hold(error))) => {
-            telemetry::held(&claim.id);
-            return Ok(Outcome::Failed(error));
-        }
-        Err(panic) => {
-            engine
-                .end(lease, config.store_timeout, place, "panic")
-                .await;
+    let limit = config.store_timeout;
+    let produced = match (lease.close(), produced) {
+        (Committed::Record(record), Err(panic)) => {
+            telemetry::recorded(lease.id(), record.len());
             resume_unwind(panic)
         }
+        // Whatever the work has said since: one key, one value.
+        (Committed::Record(record), Ok(value)) => {
+            telemetry::recorded(lease.id(), record.len());
+            return match (read(&config, lease.id(), &record)?, value) {
+                (Outcome::Replayed(value), _) | (Outcome::NotRetained, Ok(value)) => {
+                    Ok(Outcome::Executed(value))
+                }
+                (other, _) => Ok(other),
+            };
+        }
+        (Committed::Nothing | Committed::Unknown, produced) => produced,
     };
-    Ok(settle(&config, &engine, lease, place, value).await)
+    match produced {
+        Ok(Ok(value)) => settle(&config, &engine, lease, place, value).await,
+        Ok(Err(Failed::Release(error))) => {
+            let id = *lease.id();
+            match let_go(&config, &engine, lease, place, "failed").await {
+                Some(Instead::Record(record)) => read(&config, &id, &record),
+                Some(Instead::Unknown) | None => Ok(Outcome::Failed(error)),
+            }
+        }
+        Ok(Err(Failed::Hold(error))) => {
+            telemetry::held(lease.id());
+            Ok(Outcome::Failed(error))
+        }
+        Err(panic) => {
+            engine.end(lease, limit, place, "panic").await;
+            resume_unwind(panic)
+        }
+    }
+}
+
+/// What a record holds.
+fn read<T: DeserializeOwned, E>(
+    config: &Config,
+    id: &KeyId,
+    record: &Bytes,
+) -> Result<Outcome<T, E>, Error> {
+    let record = config.codec().decode(id, record).map_err(|error| {
+        telemetry::bad_record(id, &error);
+        unreadable(error)
+    })?;
+    match record {
+        Record::Value(value) => {
+            // The parser's own message may quote the value.
+            let value = rmp_serde::from_slice(&value)
+                .map_err(|_| unreadable("expected a value of the type asked for, found another"))?;
+            telemetry::replayed(id, None);
+            Ok(Outcome::Replayed(value))
+        }
+        Record::Tombstone { status, reason } => {
+            telemetry::tombstone(id, status, reason);
+            Ok(Outcome::NotRetained)
+        }
+        Record::Response(_) => Err(unreadable("it is of an HTTP response")),
+    }
 }
 
 /// Stores the value, and only then returns it.
-async fn settle<T: Serialize, E>(
+async fn settle<T: Serialize + DeserializeOwned, E>(
     config: &Config,
     engine: &Arc<Engine>,
     lease: Kept,
     place: Place,
     value: T,
-) -> Outcome<T, E> {
-    let (codec, id) = (config.codec(), lease.reference().id);
-    let tombstone = || {
-        telemetry::not_retained(&id, NotRetained::TooLarge);
-        codec.encode_tombstone(&id, http::StatusCode::OK, NotRetained::TooLarge)
-    };
-    let mut record = match rmp_serde::to_vec_named(&value) {
-        Ok(bytes) if bytes.len() <= config.response_limit => codec.encode_value(&id, &bytes),
-        Ok(_) => tombstone(),
-        // The message is the value's own, and may say anything of it.
-        Err(_) => {
-            tracing::error!(%id, "a value cannot be serialised; its retries are told so");
-            tombstone()
-        }
-    };
+) -> Result<Outcome<T, E>, Error> {
+    let id = *lease.id();
+    let mut record = receive::value(config, &id, &value);
     let (limit, retention) = (config.store_timeout, config.retention);
-    lease.about_to_end();
-    let mut completion = engine
-        .complete(lease.reference(), &record, retention, limit)
-        .await;
+    let reference = lease.reference();
+    lease.about_to_end(true);
+    let mut completion = engine.complete(&reference, &record, retention, limit).await;
     if let Completion::TooLarge { .. } = completion {
-        record = tombstone();
-        completion = engine
-            .complete(lease.reference(), &record, retention, limit)
-            .await;
+        record = too_large(config, &id);
+        completion = engine.complete(&reference, &record, retention, limit).await;
     }
     match completion {
+        // A commit that nobody has heard of may have been there before us, and then nothing was changed.
+        Completion::Stored if lease.is_in_doubt() => {
+            match Box::pin(look(config, engine, &lease.grant.claim)).await {
+                Found::Record(stored) if stored == record => Ok(Outcome::Executed(value)),
+                Found::Record(stored) => read(config, &id, &stored),
+                Found::Held(_) | Found::Orphan | Found::Lost | Found::Unknown => {
+                    Ok(Outcome::LeaseLost(value))
+                }
+            }
+        }
         Completion::Stored => {
             telemetry::recorded(&id, record.len());
-            Outcome::Executed(value)
+            Ok(Outcome::Executed(value))
         }
         Completion::LeaseLost => {
             lease.lose();
-            Outcome::LeaseLost(value)
+            Ok(Outcome::LeaseLost(value))
         }
         Completion::Failing | Completion::TooLarge { .. } => {
             engine.complete_later(&lease, record, retention, limit, place);
-            Outcome::Executed(value)
+            Ok(Outcome::Executed(value))
         }
     }
 }

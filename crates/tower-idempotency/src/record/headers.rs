@@ -15,12 +15,32 @@ pub(super) fn kept<'a>(
     let mut kept = Vec::with_capacity(headers.len());
     let listed = headers.contains_key(header::CONNECTION);
     for (name, value) in headers {
-        if is_kept_back(name) || (listed && connection_lists(headers, name)) || !replayed(name) {
-            continue;
+        if is_kept(headers, listed, name, replayed) {
+            kept.push((name.as_str(), value.as_bytes()));
         }
-        kept.push((name.as_str(), value.as_bytes()));
     }
     kept
+}
+
+/// The header lines that a record leaves out, in their order: those of one exchange only.
+pub(crate) fn not_kept<'a>(
+    headers: &'a HeaderMap,
+    replayed: &dyn Fn(&HeaderName) -> bool,
+) -> impl Iterator<Item = (&'a HeaderName, &'a HeaderValue)> {
+    let listed = headers.contains_key(header::CONNECTION);
+    headers
+        .iter()
+        .filter(move |(name, _)| !is_kept(headers, listed, name, replayed))
+}
+
+/// `listed` says whether there is a `Connection` line, which lists fields that belong to it.
+fn is_kept(
+    headers: &HeaderMap,
+    listed: bool,
+    name: &HeaderName,
+    replayed: &dyn Fn(&HeaderName) -> bool,
+) -> bool {
+    !is_kept_back(name) && !(listed && connection_lists(headers, name)) && replayed(name)
 }
 
 /// Whether a replay may carry this header: the default answer.

@@ -29,7 +29,7 @@ mod payload;
 
 pub use self::{error::RecordError, headers::replayed_by_default};
 pub(crate) use self::{
-    headers::{PERSIST_FOR, POLICY},
+    headers::{PERSIST_FOR, POLICY, not_kept},
     payload::MAX_LINES,
 };
 

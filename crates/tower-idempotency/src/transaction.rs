@@ -1,0 +1,305 @@
+//! The seam for stores whose database is also that of the handler: effect and record in one transaction.
+//!
+//! Between an effect and its record a process can die, be paused past its lease, or be taken for dead. Where both are
+//! written in one transaction that is fenced by the lease, there is no between: that is exactly-once.
+//!
+//! This is for those who write a store. Whoever writes a handler uses what that store makes of it.
+//!
+//! # Contract
+//!
+//! 1. [`Lease::prepare`] makes a response the record that the layer would have stored, or says why the layer would store
+//!    none: then roll back, and answer with the response all the same.
+//! 2. In the handler's transaction, write the record where the lease is: one conditional write that finds the entry
+//!    leased by [`lease_ref().token`](LeaseRef), its lease over or not, and makes it completed as
+//!    [`Store::complete`](crate::Store::complete) does, with retention and all. If it finds no such entry the lease is
+//!    lost: roll back. Unlike `complete` it does *not* store the record where there is no entry, so that nothing is
+//!    committed under a lease that was released.
+//! 3. Commit inside of [`Prepared::commit`], which tells the layer before, and afterwards that there is nothing left to
+//!    store.
+//!
+//! Write the record last: the entry's row is then blocked for as long as the commit takes, and neither renewals nor the
+//! questions of others wait for the handler. An [`acquire`](crate::Store::acquire) that meets a transaction under way on
+//! its entry waits for its end, as conditional writes in a database do; it is what the layer asks when it has to know
+//! what became of a commit.
+//!
+//! # What the layer then does
+//!
+//! It answers what was committed, whatever the handler returns, and neither completes nor releases. Of the returned
+//! response only that counts which no replay carries (cookies and the like): what comes between the commit and the layer
+//! is not part of the record. When a commit began and nobody heard of its end (the future was dropped, the handler
+//! panicked, the connection broke), the layer asks the store and answers what it holds; if that cannot be found out, 409
+//! `outcome-unknown`. Commits are refused once the handler has answered.
+//!
+//! # Examples
+//!
+//! A handler as a store's guard would have it, on a toy of a database:
+//!
+//! ```
+//! # use std::{collections::HashMap, sync::{Arc, Mutex}};
+//! # use axum::{Router, body::Body, http::{Request, StatusCode}, response::{IntoResponse, Response}, routing::post};
+//! # use tower::ServiceExt;
+//! use tower_idempotency::{IdempotencyLayer, Lease, MemoryStore, Store, store::StoreError};
+//!
+//! # #[tokio::main(flavor = "current_thread")]
+//! # async fn main() -> Result<(), Box<dyn std::error::Error>> {
+//! let store = MemoryStore::new();
+//! let database = store.clone();
+//! let pay = async move |lease: Lease| {
+//!     // begin; insert into payments ..
+//!     let prepared = match lease.prepare("paid".into_response()).await {
+//!         Ok(prepared) => prepared,
+//!         Err(unrecorded) => return unrecorded.into_answer().into_response(),
+//!     };
+//!     // update leases set record = .. where id = .. and token = .. and state = 'leased'; commit
+//!     let (lease_ref, record, retention) = (prepared.lease_ref(), prepared.record().clone(), prepared.retention());
+//!     match prepared.commit(database.complete(&lease_ref, record, retention)).await {
+//!         Ok(res) => res.into_response(),
+//!         Err(error) => (StatusCode::INTERNAL_SERVER_ERROR, error.to_string()).into_response(),
+//!     }
+//! };
+//! let app: Router = Router::new().route("/", post(pay)).layer(IdempotencyLayer::new(store));
+//!
+//! let req = || Request::post("/").header("idempotency-key", "8e03978e").body(Body::empty());
+//! let first = app.clone().oneshot(req()?).await?;
+//! assert!(first.status().is_success() && !first.headers().contains_key("idempotent-replayed"));
+//! let retry = app.oneshot(req()?).await?;
+//! assert_eq!(retry.headers()["idempotent-replayed"], "true");
+//! # Ok(())
+//! # }
+//! ```
+
+use std::{error, fmt, future::Future};
+
+use bytes::Bytes;
+use http::{Response, StatusCode};
+use serde::Serialize;
+
+use crate::{
+    body::Body,
+    lease::{Held, Lease},
+    limits::Buffer,
+    receive::{Then, receive, unretained, value},
+    record::NotRetained,
+    settle::{Found, look},
+    store::{LeaseRef, StoreError, Ttl},
+};
+
+pub use crate::receive::Unrecorded;
+
+impl Lease {
+    /// Makes a response the record that the layer would have stored for it: the same statuses, headers, limits and
+    /// retention. Control headers and [`Retention`](crate::Retention) are read and taken off.
+    ///
+    /// A response that is too large or streamed becomes a tombstone; its body goes on where it was left.
+    ///
+    /// # Errors
+    ///
+    /// [`NotRecorded`], with the response, when the layer would store nothing. What the transaction has done would be done
+    /// again by a retry: roll it back.
+    ///
+    /// # Cancellation
+    ///
+    /// Dropped, the response is gone and nothing else has happened.
+    pub async fn prepare<B: http_body::Body>(
+        &self,
+        res: Response<B>,
+    ) -> Result<Prepared<Response<Body<B>>>, NotRecorded<Response<Body<B>>>> {
+        let held = &*self.0;
+        let (config, engine) = (&*held.grant.config, &held.grant.engine);
+        let mut buffer = engine.limits.buffer();
+        let half = held.found_half();
+        let (res, then) = receive(config, &mut buffer, held.id(), res, half).await;
+        let status = res.status();
+        Prepared::new(self, then, status, res, buffer)
+    }
+
+    /// Makes a value the record that [`run_once`](crate::IdempotencyLayer::run_once) would have stored for it. A value that
+    /// is too large or cannot be serialised becomes a tombstone.
+    pub fn prepare_value<T: Serialize>(&self, of: T) -> Prepared<T> {
+        let config = &*self.0.grant.config;
+        Prepared {
+            lease: self.clone(),
+            record: value(config, self.0.id(), &of),
+            retention: config.retention,
+            status: StatusCode::OK,
+            answer: of,
+            buffer: self.0.grant.engine.limits.buffer(),
+        }
+    }
+}
+
+/// A record that can be committed under the lease that it was prepared under.
+#[must_use = "nothing is stored before it is committed"]
+pub struct Prepared<T> {
+    lease: Lease,
+    record: Bytes,
+    retention: Ttl,
+    status: StatusCode,
+    answer: T,
+    buffer: Buffer,
+}
+
+impl<T> Prepared<T> {
+    fn new(
+        lease: &Lease,
+        then: Then,
+        status: StatusCode,
+        answer: T,
+        buffer: Buffer,
+    ) -> Result<Self, NotRecorded<T>> {
+        match then {
+            Then::Keep { record, retention } => Ok(Self {
+                lease: lease.clone(),
+                record,
+                retention,
+                status,
+                answer,
+                buffer,
+            }),
+            Then::Free(reason) => Err(NotRecorded { reason, answer }),
+        }
+    }
+
+    /// Under which lease it is to be written, and nowhere else.
+    #[must_use]
+    pub fn lease_ref(&self) -> LeaseRef {
+        self.lease.lease_ref()
+    }
+
+    /// What is to be written: opaque bytes.
+    #[must_use]
+    pub fn record(&self) -> &Bytes {
+        &self.record
+    }
+
+    /// For how long it is kept, from the commit on.
+    #[must_use]
+    pub fn retention(&self) -> Ttl {
+        self.retention
+    }
+
+    /// The tombstone of it, for a store that cannot keep a record this large: look at the length before you write, as a
+    /// statement that fails may end the transaction.
+    ///
+    /// # Errors
+    ///
+    /// [`NotRecorded`], with [`Unrecorded::NotRetained`], where the layer leaves no tombstones.
+    pub fn into_tombstone(self) -> Result<Self, NotRecorded<T>> {
+        let held = &*self.lease.0;
+        let (config, reason) = (&*held.grant.config, NotRetained::TooLarge);
+        let then = unretained(config, held.id(), self.status, reason, self.retention);
+        Self::new(&self.lease, then, self.status, self.answer, self.buffer)
+    }
+
+    /// Runs `commit`, which is to end the transaction that the record was written in, and gives the answer back. From
+    /// here on the layer stores nothing itself.
+    ///
+    /// `commit` returns `Ok` when both effect and record are stored, [`StoreError::LeaseLost`] when the lease was found
+    /// lost and neither is, and [`StoreError::Backend`] when it does not know: then the store is asked. It may write the
+    /// record as well, or only commit. After an error the whole transaction may be tried again, from
+    /// [`prepare`](Lease::prepare) on.
+    ///
+    /// # Errors
+    ///
+    /// [`StoreError::LeaseLost`] when the lease is lost, has its outcome or ended with the handler's answer: neither effect
+    /// nor record is stored, unless by somebody else. What `commit` returned, otherwise; only if it is a
+    /// [`StoreError::Backend`] and the store could not be asked either may both be stored all the same.
+    ///
+    /// # Cancellation
+    ///
+    /// Dropped, both are stored or neither: the layer finds out which before it answers.
+    pub async fn commit(
+        self,
+        commit: impl Future<Output = Result<(), StoreError>>,
+    ) -> Result<T, StoreError> {
+        let held = &*self.lease.0;
+        if !held.commit.begin() {
+            return Err(StoreError::LeaseLost);
+        }
+        // A renewal that comes after the commit finds no lease, and must not take it for lost.
+        held.about_to_end(true);
+        let mut committed = commit.await;
+        if let Err(StoreError::Backend(error)) = committed {
+            committed = match Box::pin(find_out(held, &self.record)).await {
+                Some(known) => known,
+                None => Err(StoreError::Backend(error)),
+            };
+        }
+        match committed {
+            Ok(()) => {
+                held.commit.succeed(self.record);
+                held.end();
+                Ok(self.answer)
+            }
+            Err(error) => {
+                held.about_to_end(false);
+                if let StoreError::LeaseLost = error {
+                    held.lose();
+                }
+                Err(error)
+            }
+        }
+    }
+}
+
+/// What became of a commit whose reply did not come; `None` when nothing did, or nobody knows.
+async fn find_out(held: &Held, record: &Bytes) -> Option<Result<(), StoreError>> {
+    let grant = &held.grant;
+    match look(&grant.config, &grant.engine, &grant.claim).await {
+        Found::Record(stored) if stored == record => Some(Ok(())),
+        Found::Record(_) | Found::Orphan | Found::Lost => Some(Err(StoreError::LeaseLost)),
+        Found::Held(_) | Found::Unknown => None,
+    }
+}
+
+/// Shows no record and no answer.
+impl<T> fmt::Debug for Prepared<T> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Prepared")
+            .field("lease", &self.lease)
+            .field("record_bytes", &self.record.len())
+            .field("retention", &self.retention)
+            .finish_non_exhaustive()
+    }
+}
+
+/// The layer would not record this answer, and so it cannot be committed.
+pub struct NotRecorded<T> {
+    reason: Unrecorded,
+    answer: T,
+}
+
+impl<T> NotRecorded<T> {
+    /// Why.
+    #[must_use]
+    pub fn reason(&self) -> Unrecorded {
+        self.reason
+    }
+
+    /// The answer, to be sent once the transaction is rolled back.
+    #[must_use]
+    pub fn into_answer(self) -> T {
+        self.answer
+    }
+}
+
+/// Shows no answer.
+impl<T> fmt::Debug for NotRecorded<T> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("NotRecorded")
+            .field("reason", &self.reason)
+            .finish_non_exhaustive()
+    }
+}
+
+impl<T> fmt::Display for NotRecorded<T> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(
+            f,
+            "expected an answer to record, found one that is not: {}",
+            self.reason.name()
+        )
+    }
+}
+
+impl<T> error::Error for NotRecorded<T> {}

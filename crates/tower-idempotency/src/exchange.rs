@@ -89,10 +89,10 @@ pub(crate) fn admit(shared: &Shared, head: &request::Parts) -> Admission {
     }
 }
 
-/// Everything from the body to the answer: first [`ask`] for the lease, then [`run`] under it.
+/// Everything from the body to the answer: first [`ask`] for the lease, then [`execute`] under it.
 pub(crate) fn exchange<S, B, R>(
     shared: Arc<Shared>,
-    inner: S,
+    mut inner: S,
     head: request::Parts,
     body: B,
     key: Option<IdempotencyKey>,
@@ -107,19 +107,20 @@ where
     let asking = ask(Arc::clone(&shared), head, body, key, place, detach);
     async move {
         match asking.await {
-            Ok(admitted) => run(shared, inner, admitted).await,
+            Ok((req, Ok(lease), place)) => {
+                let call = async move { inner.call(req).await };
+                execute(shared, lease, place, call).await
+            }
+            Ok((req, Err(claim), place)) => {
+                Box::pin(unprotected(shared, inner, req, claim, place)).await
+            }
             Err(answer) => Ok(into_response(*answer)),
         }
     }
 }
 
-/// A request that is to be executed.
-struct Admitted<B: http_body::Body> {
-    req: Request<Body<B>>,
-    /// The claim alone when it is to be executed without a lease.
-    lease: Result<Kept, Claim>,
-    place: Place,
-}
+/// A request that is to be executed under its lease, or under none if all there is is the claim.
+type Admitted<B> = (Request<Body<B>>, Result<Kept, Claim>, Place);
 
 /// The first half: reads the body and asks for the lease. `Err` is the answer of whoever does not get it.
 ///
@@ -196,51 +197,20 @@ fn ask<B: http_body::Body>(
             },
         };
         let req = Request::from_parts(head, body);
-        Ok(Admitted { req, lease, place })
+        Ok((req, lease, place))
     }
 }
 
-/// The second half: runs the handler, and answers once its outcome is stored.
-fn run<S, B, R>(
-    shared: Arc<Shared>,
-    mut inner: S,
-    admitted: Admitted<B>,
-) -> impl Future<Output = Result<Response<Body<R>>, S::Error>>
-where
-    S: Service<Request<Body<B>>, Response = Response<R>>,
-    B: http_body::Body,
-    R: http_body::Body,
-{
-    let Admitted { req, lease, place } = admitted;
-    async move {
-        let (config, engine) = (&*shared.config, &shared.engine);
-        match lease {
-            Ok(lease) => {
-                let call = async move { inner.call(req).await };
-                execute(config, engine, lease, place, call).await
-            }
-            Err(claim) => {
-                telemetry::unprotected(&claim.id);
-                let res = Box::pin(inner.call(req)).await;
-                give_back(config, engine, &claim, place);
-                res.map(|mut res| {
-                    control::strip_only(res.headers_mut());
-                    res.map(Body::original)
-                })
-            }
-        }
-    }
-}
-
-/// Runs `call` under the lease, and answers once its outcome is stored.
+/// The second half: runs `call` under the lease, and answers once its outcome is stored.
 pub(crate) fn execute<R: http_body::Body, E>(
-    config: &Config,
-    engine: &Arc<Engine>,
+    shared: Arc<Shared>,
     lease: Kept,
     mut place: Place,
     call: impl Future<Output = Result<Response<R>, E>>,
 ) -> impl Future<Output = Result<Response<Body<R>>, E>> {
+    let limit = shared.config.store_timeout;
     async move {
+        let (config, engine) = (&*shared.config, &shared.engine);
         let ran = {
             let run = pin!(async {
                 let started = telemetry::start();
@@ -280,7 +250,6 @@ pub(crate) fn execute<R: http_body::Body, E>(
                 if let Committed::Record(record) = lease.close() {
                     telemetry::recorded(lease.id(), record.len());
                 } else {
-                    let limit = config.store_timeout;
                     engine.end(lease, limit, place, "panic").await;
                 }
                 // The future that is unwound here is not polled again: see `Detachable`.
@@ -298,8 +267,30 @@ enum Ran<R: http_body::Body> {
     Committed(Response<R>, Bytes),
 }
 
+/// Runs the handler without a lease, as the operator chose.
+async fn unprotected<S, B, R>(
+    shared: Arc<Shared>,
+    mut inner: S,
+    req: Request<Body<B>>,
+    claim: Claim,
+    place: Place,
+) -> Result<Response<Body<R>>, S::Error>
+where
+    S: Service<Request<Body<B>>, Response = Response<R>>,
+    B: http_body::Body,
+    R: http_body::Body,
+{
+    telemetry::unprotected(&claim.id);
+    let res = inner.call(req).await;
+    give_back(&shared.config, &shared.engine, &claim, place);
+    res.map(|mut res| {
+        control::strip_only(res.headers_mut());
+        res.map(Body::original)
+    })
+}
+
 /// The store failed us, and may hold a lease for us all the same. Nothing is recorded under it, so the key is freed.
-fn give_back(config: &Config, engine: &Arc<Engine>, claim: &Claim, place: Place) {
+pub(crate) fn give_back(config: &Config, engine: &Arc<Engine>, claim: &Claim, place: Place) {
     let deadline = Instant::now() + config.lease.as_duration();
     engine.release_later(claim.lease_ref(1), deadline, config.store_timeout, place);
 }

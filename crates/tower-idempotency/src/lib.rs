@@ -110,6 +110,7 @@ mod scope;
 mod service;
 mod settle;
 pub mod store;
+mod take_over;
 mod telemetry;
 pub mod transaction;
 mod waiters;
@@ -129,4 +130,5 @@ pub use self::{
     scope::Principal,
     service::Idempotency,
     store::{MemoryStore, OrphanPolicy, Store, Ttl},
+    take_over::TakeOver,
 };

@@ -4,13 +4,13 @@ use std::{future::Future, panic::resume_unwind, pin::pin, sync::Arc, time::Durat
 
 use bytes::Bytes;
 use serde::{Serialize, de::DeserializeOwned};
-use tokio::time::Instant;
 
 use crate::{
     commit::Committed,
     config::Config,
     engine::{Completion, Engine, Failure},
     error::Error,
+    exchange::give_back,
     fingerprint::Fields,
     future::{Detach, Detachable, catch_panic},
     layer::IdempotencyLayer,
@@ -178,8 +178,7 @@ where
     let (acquired, sent) = match engine.acquire(&claim, config.store_timeout).await {
         Ok(answer) => answer,
         Err(failure) => {
-            let deadline = Instant::now() + config.lease.as_duration();
-            engine.release_later(claim.lease_ref(1), deadline, config.store_timeout, place);
+            give_back(&config, &engine, &claim, place);
             return Err(unavailable(&config, failure));
         }
     };

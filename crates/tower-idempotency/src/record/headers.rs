@@ -40,7 +40,8 @@ fn is_kept(
     name: &HeaderName,
     replayed: &dyn Fn(&HeaderName) -> bool,
 ) -> bool {
-    !is_kept_back(name) && !(listed && connection_lists(headers, name)) && replayed(name)
+    let of_this_message = is_kept_back(name) || listed && connection_lists(headers, name);
+    !of_this_message && replayed(name)
 }
 
 /// Whether a replay may carry this header: the default answer.

@@ -26,6 +26,7 @@ pub use self::scripted::{Broken, Scripted, Step};
 pub mod bodies;
 pub mod fleet;
 pub mod gate;
+pub mod ledger;
 pub mod probe;
 pub mod proxy;
 pub mod servers;

@@ -76,6 +76,7 @@ use serde::Serialize;
 
 use crate::{
     body::Body,
+    control::Retention,
     lease::{Held, Lease},
     limits::Buffer,
     receive::{Then, receive, unretained, value},
@@ -108,7 +109,11 @@ impl Lease {
         let (config, engine) = (&*held.grant.config, &held.grant.engine);
         let mut buffer = engine.limits.buffer();
         let half = held.found_half();
-        let (res, then) = receive(config, &mut buffer, held.id(), res, half).await;
+        let (mut res, then) = receive(config, &mut buffer, held.id(), res, half).await;
+        if let Then::Free(Unrecorded::NoStore | Unrecorded::NotRetained) = then {
+            // The layer would not see it again: what said so has been taken off, or it has begun to flow.
+            res.extensions_mut().insert(Retention::NoStore);
+        }
         let status = res.status();
         Prepared::new(self, then, status, res, buffer)
     }

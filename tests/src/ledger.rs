@@ -1,0 +1,262 @@
+//! A toy of a database: leases, records and the handlers' own rows behind one lock, so that a transaction can write both.
+
+use std::{
+    fmt,
+    future::{Future, pending},
+    sync::{Arc, Mutex, PoisonError},
+    time::Duration,
+};
+
+use axum::response::Response;
+use bytes::Bytes;
+use tokio::sync::{Mutex as Lock, OwnedMutexGuard};
+use tower_idempotency::{
+    Body, Lease, MemoryStore,
+    store::{Acquired, Claim, KeyId, LeaseRef, Store, StoreError, Ttl},
+    transaction::Prepared,
+};
+
+use crate::{
+    gate::Gate,
+    probe::{Op, Probe},
+};
+
+/// What becomes of the next transaction as it is committed.
+#[derive(Clone, Debug, Default)]
+pub enum Fate {
+    /// It is committed.
+    #[default]
+    Committed,
+    /// It never reaches the database, and fails.
+    CallLost,
+    /// It is committed, and fails: the reply is lost.
+    ReplyLost,
+    /// It never reaches the database, and never ends.
+    Hang,
+    /// It is committed, and never ends.
+    HangAfter,
+    /// It fails as the connection is cut, but the database has it and commits it once the gate lets it.
+    Late(Gate),
+}
+
+/// The database, and a store in it. Clones are one database.
+#[derive(Clone, Default)]
+pub struct Ledger {
+    /// Where the leases and records are.
+    pub store: Probe,
+    rows: Arc<Lock<Vec<String>>>,
+    fate: Arc<Mutex<Fate>>,
+    /// The largest record.
+    limit: Option<usize>,
+}
+
+impl Ledger {
+    /// On leases and records that are there already.
+    #[must_use]
+    pub fn on(store: MemoryStore) -> Self {
+        Self {
+            store: Probe::over(store),
+            ..Self::default()
+        }
+    }
+
+    /// Another process with the same database: its calls are counted, and fail, on their own.
+    #[must_use]
+    pub fn another(&self) -> Self {
+        Self {
+            store: Probe::over(self.store.inner()),
+            fate: Arc::default(),
+            ..self.clone()
+        }
+    }
+
+    /// Keeps records of at most so many bytes.
+    #[must_use]
+    pub fn with_limit(self, bytes: usize) -> Self {
+        Self {
+            limit: Some(bytes),
+            ..self
+        }
+    }
+
+    /// What becomes of the next transaction.
+    pub fn next(&self, fate: Fate) {
+        *self.fate.lock().unwrap_or_else(PoisonError::into_inner) = fate;
+    }
+
+    /// The rows that were committed.
+    pub async fn rows(&self) -> Vec<String> {
+        self.rows.lock().await.clone()
+    }
+
+    /// A transaction that has written nothing so far.
+    #[must_use]
+    pub fn begin(&self) -> Transaction {
+        Transaction {
+            ledger: self.clone(),
+            rows: Vec::new(),
+        }
+    }
+}
+
+/// What a handler has written and not committed. Dropped, it never was.
+#[derive(Debug)]
+pub struct Transaction {
+    ledger: Ledger,
+    rows: Vec<String>,
+}
+
+/// What is answered when a response cannot be committed.
+#[derive(Debug)]
+#[expect(clippy::exhaustive_enums, reason = "for tests")]
+pub enum Failed {
+    /// The layer records no such response.
+    NotRecorded(Box<Response<Body<axum::body::Body>>>),
+    /// It was not committed, or nobody knows.
+    Store(StoreError),
+}
+
+impl Transaction {
+    /// Writes a row.
+    pub fn insert(&mut self, row: impl Into<String>) {
+        self.rows.push(row.into());
+    }
+
+    /// Commits the rows and the record of `res` under the lease.
+    ///
+    /// # Errors
+    ///
+    /// When nothing is committed, or nobody knows.
+    pub async fn commit(
+        self,
+        lease: &Lease,
+        res: Response,
+    ) -> Result<Response<Body<axum::body::Body>>, Failed> {
+        let not_recorded = |not: tower_idempotency::transaction::NotRecorded<_>| {
+            Failed::NotRecorded(Box::new(not.into_answer()))
+        };
+        let mut prepared = lease.prepare(res).await.map_err(not_recorded)?;
+        if self.ledger.limit < Some(prepared.record().len()) && self.ledger.limit.is_some() {
+            prepared = prepared.into_tombstone().map_err(not_recorded)?;
+        }
+        self.commit_prepared(prepared).await.map_err(Failed::Store)
+    }
+
+    /// Commits the rows and what was prepared.
+    ///
+    /// # Errors
+    ///
+    /// When nothing is committed, or nobody knows.
+    pub async fn commit_prepared<T>(self, prepared: Prepared<T>) -> Result<T, StoreError> {
+        let (lease, record) = (prepared.lease_ref(), prepared.record().clone());
+        let retention = prepared.retention();
+        prepared.commit(self.write(lease, record, retention)).await
+    }
+
+    async fn write(self, lease: LeaseRef, record: Bytes, retention: Ttl) -> Result<(), StoreError> {
+        let cut = || Err(StoreError::backend("the connection was cut"));
+        let fate = {
+            let mut fate = self.ledger.fate.lock();
+            std::mem::take(&mut **fate.as_mut().unwrap_or_else(|poison| poison.get_mut()))
+        };
+        if let Fate::CallLost = fate {
+            return cut();
+        }
+        if let Fate::Hang = fate {
+            return pending().await;
+        }
+        let rows = Arc::clone(&self.ledger.rows).lock_owned().await;
+        let apply = apply(
+            self.ledger.store.inner(),
+            rows,
+            self.rows,
+            lease,
+            record,
+            retention,
+        );
+        match fate {
+            Fate::Late(gate) => {
+                tokio::spawn(async move {
+                    gate.pass().await;
+                    let _ = apply.await;
+                });
+                cut()
+            }
+            Fate::ReplyLost => {
+                apply.await?;
+                cut()
+            }
+            Fate::HangAfter => {
+                apply.await?;
+                pending().await
+            }
+            Fate::Committed | Fate::CallLost | Fate::Hang => apply.await,
+        }
+    }
+}
+
+/// The transaction at the database, which holds its lock.
+async fn apply(
+    store: MemoryStore,
+    mut rows: OwnedMutexGuard<Vec<String>>,
+    written: Vec<String>,
+    lease: LeaseRef,
+    record: Bytes,
+    retention: Ttl,
+) -> Result<(), StoreError> {
+    // Only where the token holds the lease: where there is no entry, `complete` alone would store the record.
+    store.renew(&lease, Ttl::from_secs(1)).await?;
+    store.complete(&lease, record, retention).await?;
+    rows.extend(written);
+    Ok(())
+}
+
+impl Ledger {
+    /// Each call is a transaction of its own.
+    async fn alone<T>(&self, call: impl Future<Output = T>) -> T {
+        let _rows = self.rows.lock().await;
+        call.await
+    }
+}
+
+impl Store for Ledger {
+    async fn acquire(&self, claim: &Claim) -> Result<Acquired, StoreError> {
+        self.alone(self.store.acquire(claim)).await
+    }
+
+    async fn renew(&self, lease: &LeaseRef, ttl: Ttl) -> Result<(), StoreError> {
+        self.alone(self.store.renew(lease, ttl)).await
+    }
+
+    async fn complete(
+        &self,
+        lease: &LeaseRef,
+        record: Bytes,
+        retention: Ttl,
+    ) -> Result<(), StoreError> {
+        self.alone(self.store.complete(lease, record, retention))
+            .await
+    }
+
+    async fn release(&self, lease: &LeaseRef) -> Result<(), StoreError> {
+        self.alone(self.store.release(lease)).await
+    }
+
+    async fn changed(&self, id: &KeyId, within: Duration) {
+        self.store.changed(id, within).await;
+    }
+}
+
+impl Ledger {
+    /// How many calls of a method the layer made.
+    #[must_use]
+    pub fn count(&self, op: Op) -> u64 {
+        self.store.count(op)
+    }
+}
+
+impl fmt::Debug for Ledger {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Ledger").finish_non_exhaustive()
+    }
+}

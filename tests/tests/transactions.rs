@@ -1,0 +1,962 @@
+//! Effect and record in one transaction: the seam for stores with transactions, on a toy of a database.
+
+use std::{
+    future::{Future, poll_fn},
+    task::Poll,
+    time::Duration,
+};
+
+use axum::{
+    Extension, Router,
+    body::Body,
+    middleware::{from_fn, map_response},
+    response::{IntoResponse, Response},
+};
+use http::{HeaderName, HeaderValue, Request, StatusCode, header};
+use tests::{
+    Answer, Effects, Scripted, Step, app, created,
+    gate::{Gate, bounded, eventually, within},
+    ledger::{Failed, Fate, Ledger},
+    post,
+    probe::{Act, Op, yield_once},
+    send,
+};
+use tokio::time::{advance, sleep};
+use tower::{Layer, ServiceExt};
+use tower_idempotency::{
+    IdempotencyLayer, Lease, Retention, Ttl, Unretained, store::StoreError, transaction::Unrecorded,
+};
+
+/// A service on the ledger: the handler is given it, its lease and which execution it is.
+fn bank<H, F>(ledger: &Ledger, handler: H) -> (Router, Effects)
+where
+    H: FnOnce(Ledger, Lease, u64) -> F + Clone + Send + Sync + 'static,
+    F: Future<Output = Response> + Send + 'static,
+{
+    behind(IdempotencyLayer::new(ledger.clone()), ledger, handler)
+}
+
+fn behind<H, F>(layer: IdempotencyLayer, ledger: &Ledger, handler: H) -> (Router, Effects)
+where
+    H: FnOnce(Ledger, Lease, u64) -> F + Clone + Send + Sync + 'static,
+    F: Future<Output = Response> + Send + 'static,
+{
+    let ledger = ledger.clone();
+    app(layer, move |n, req| {
+        let lease = req.extensions().get::<Lease>().expect("a lease").clone();
+        handler.clone()(ledger.clone(), lease, n)
+    })
+}
+
+/// Charges, and answers 201.
+async fn charge(ledger: Ledger, lease: Lease, n: u64) -> Response {
+    commit(&ledger, &lease, n, created(n)).await
+}
+
+/// Writes a row, and commits it with the answer.
+async fn commit(ledger: &Ledger, lease: &Lease, n: u64, res: Response) -> Response {
+    let mut tx = ledger.begin();
+    tx.insert(format!("charge {n}"));
+    match tx.commit(lease, res).await {
+        Ok(res) => res.into_response(),
+        Err(Failed::NotRecorded(res)) => (*res).into_response(),
+        Err(Failed::Store(error)) => failed(&error),
+    }
+}
+
+fn failed(error: &StoreError) -> Response {
+    (StatusCode::INTERNAL_SERVER_ERROR, error.to_string()).into_response()
+}
+
+fn order() -> Request<Body> {
+    post("/orders", "k", "{}")
+}
+
+/// Checks that the handler's effect happened once, that it is answered with its record, and that no retry changes that.
+async fn assert_charged_once(ledger: &Ledger, app: &Router) {
+    for _ in 0..2 {
+        let retry = send(app, order()).await;
+        assert_eq!(retry.status, StatusCode::CREATED);
+        assert!(retry.is_replay(), "{retry:?}");
+        assert_eq!(retry.text(), "{\"execution\":1}");
+    }
+    assert_eq!(ledger.rows().await, ["charge 1"]);
+}
+
+fn first_of(answer: &Answer) {
+    assert_eq!(answer.status, StatusCode::CREATED, "{answer:?}");
+    assert_eq!(answer.text(), "{\"execution\":1}");
+}
+
+const LONG: Duration = Duration::from_secs(600);
+
+// ---- Committed ----
+
+// behaviours 129
+#[tokio::test]
+async fn what_a_handler_commits_is_answered_and_nothing_is_left_to_store() {
+    let ledger = Ledger::default();
+    let (app, executions) = bank(&ledger, charge);
+    let first = send(&app, order()).await;
+    first_of(&first);
+    assert!(!first.is_replay());
+    assert_eq!(ledger.store.all_calls(), 1, "an acquire");
+    assert_eq!(ledger.count(Op::Acquire), 1);
+    assert_charged_once(&ledger, &app).await;
+    assert_eq!(executions.count(), 1);
+    assert_eq!(ledger.store.all_calls(), 3, "an acquire for each replay");
+}
+
+/// Everything that a header can be: replayed or not, repeated, of the connection, of the layer.
+fn rich(body: Body) -> Response {
+    let mut res = Response::new(body);
+    *res.status_mut() = StatusCode::ACCEPTED;
+    for (name, value) in [
+        ("content-type", "text/plain"),
+        ("link", "<a>; rel=a"),
+        ("set-cookie", "a=1"),
+        ("link", "<b>; rel=b"),
+        ("set-cookie", "b=2"),
+        ("date", "Sat, 21 Nov 2026 08:00:00 GMT"),
+        ("connection", "x-hop"),
+        ("x-hop", "1"),
+        ("x-request-id", "7"),
+        ("x-idempo-persist-for-seconds", "60"),
+    ] {
+        let name = HeaderName::from_static(name);
+        res.headers_mut()
+            .append(name, HeaderValue::from_static(value));
+    }
+    res.extensions_mut().insert("an extension");
+    res
+}
+
+#[tokio::test]
+async fn committed_or_not_the_answers_are_the_same() {
+    let trailers = || {
+        let mut trailers = http::HeaderMap::new();
+        trailers.insert("x-sum", HeaderValue::from_static("42"));
+        trailers
+    };
+    let kinds: [fn() -> Body; 4] = [
+        || Body::empty(),
+        || Body::from("whole"),
+        || Body::new(Scripted::new(["in ", "pieces"])),
+        || Body::from("x".repeat(20_000)),
+    ];
+    for kind in kinds {
+        let committing = Ledger::default();
+        let (committing, _) = bank(&committing, async move |ledger, lease, n| {
+            commit(&ledger, &lease, n, rich(kind())).await
+        });
+        let (plain, _) = app(
+            IdempotencyLayer::new(Ledger::default()),
+            move |_, _| async move { rich(kind()) },
+        );
+        for attempt in ["first", "retry"] {
+            let committed = committing
+                .clone()
+                .oneshot(order())
+                .await
+                .expect("infallible");
+            let other = plain.clone().oneshot(order()).await.expect("infallible");
+            let extensions =
+                [&committed, &other].map(|res| res.extensions().get::<&str>().copied());
+            assert_eq!(extensions[0], extensions[1], "{attempt}");
+            let (committed, other) = (tests::read(committed).await, tests::read(other).await);
+            assert_eq!(committed, other, "{attempt}");
+            assert!(
+                !committed
+                    .headers
+                    .contains_key("x-idempo-persist-for-seconds")
+            );
+        }
+    }
+    // Trailers, and a length that the handler gave.
+    let ledger = Ledger::default();
+    let (app, _) = bank(&ledger, async move |ledger, lease, n| {
+        let mut steps = vec![Step::from("body")];
+        if n == 1 {
+            steps.push(Step::Trailers(trailers()));
+        }
+        let mut res = Response::new(Body::new(Scripted::new(steps)));
+        let trailer = HeaderValue::from_static("x-sum");
+        res.headers_mut().insert(header::TRAILER, trailer);
+        commit(&ledger, &lease, n, res).await
+    });
+    for _ in 0..2 {
+        let res = app.clone().oneshot(order()).await.expect("infallible");
+        assert_eq!(res.headers()["trailer"], "x-sum");
+        let body = http_body_util::BodyExt::collect(res.into_body())
+            .await
+            .expect("a whole body");
+        assert_eq!(body.trailers(), Some(&trailers()));
+        assert_eq!(body.to_bytes(), "body");
+    }
+}
+
+#[tokio::test]
+async fn of_what_comes_after_the_commit_only_what_no_replay_carries_counts() {
+    let ledger = Ledger::default();
+    let books = ledger.clone();
+    let handler = async move |lease: Lease| charge(books, lease, 1).await;
+    let app = Router::new()
+        .route("/orders", axum::routing::post(handler))
+        .layer(map_response(async |mut res: Response| {
+            *res.status_mut() = StatusCode::IM_A_TEAPOT;
+            let headers = res.headers_mut();
+            headers.insert("set-cookie", HeaderValue::from_static("session=1"));
+            headers.insert("x-after", HeaderValue::from_static("1"));
+            headers.insert("location", HeaderValue::from_static("/elsewhere"));
+            headers.insert("content-length", HeaderValue::from_static("3"));
+            headers.insert("x-idempo-policy", HeaderValue::from_static("no-store"));
+            res.map(|_| Body::from("tea"))
+        }))
+        .layer(IdempotencyLayer::new(ledger.clone()));
+    let first = send(&app, order()).await;
+    first_of(&first);
+    assert_eq!(first.header("set-cookie"), Some("session=1"));
+    assert_eq!(first.header("location"), Some("/orders/1"));
+    assert_eq!(first.header("content-length"), Some("15"));
+    assert_eq!(first.header("x-after"), None);
+    assert_eq!(first.header("x-idempo-policy"), None);
+    assert_charged_once(&ledger, &app).await;
+}
+
+#[tokio::test]
+async fn a_handler_that_answers_something_else_after_its_commit_is_not_believed() {
+    for (status, retention) in [
+        (StatusCode::OK, None),
+        (StatusCode::CONFLICT, None),
+        (StatusCode::BAD_GATEWAY, None),
+        (StatusCode::OK, Some(Retention::NoStore)),
+    ] {
+        let ledger = Ledger::default();
+        let (app, _) = bank(&ledger, async move |ledger, lease, n| {
+            charge(ledger, lease, n).await;
+            let mut res = (status, "something else").into_response();
+            res.extensions_mut().extend(
+                retention
+                    .map(|retention| {
+                        let mut extensions = http::Extensions::new();
+                        extensions.insert(retention);
+                        extensions
+                    })
+                    .unwrap_or_default(),
+            );
+            res
+        });
+        let first = send(&app, order()).await;
+        first_of(&first);
+        assert_charged_once(&ledger, &app).await;
+        assert_eq!(ledger.count(Op::Complete) + ledger.count(Op::Release), 0);
+    }
+}
+
+#[tokio::test]
+async fn a_service_that_fails_after_its_commit_has_answered() {
+    let ledger = Ledger::default();
+    let books = ledger.clone();
+    let service = tower::service_fn(move |req: Request<tower_idempotency::Body<Body>>| {
+        let ledger = books.clone();
+        let lease = req.extensions().get::<Lease>().expect("a lease").clone();
+        async move {
+            charge(ledger, lease, 1).await;
+            Err::<Response, _>("it failed")
+        }
+    });
+    let service = IdempotencyLayer::new(ledger.clone()).layer(service);
+    for _ in 0..2 {
+        let res = service.clone().oneshot(order()).await.expect("an answer");
+        let answer = tests::read(res.map(Body::new)).await;
+        first_of(&answer);
+    }
+    assert_eq!(ledger.rows().await, ["charge 1"]);
+    assert_eq!(ledger.count(Op::Release), 0);
+}
+
+#[tokio::test]
+async fn a_panic_after_the_commit_passes_on_and_the_record_stays() {
+    let ledger = Ledger::default();
+    let (app, executions) = bank(&ledger, async |ledger, lease, n| {
+        charge(ledger, lease, n).await;
+        panic!("after the commit")
+    });
+    let panicking = app.clone();
+    let task = tokio::spawn(async move { send(&panicking, order()).await });
+    assert!(task.await.expect_err("a panic").is_panic());
+    assert_charged_once(&ledger, &app).await;
+    assert_eq!((executions.count(), ledger.count(Op::Release)), (1, 0));
+}
+
+/// The future's output, unless it is still pending when it has been polled that often: then it is dropped.
+async fn dropped_after<F: Future>(polls: usize, future: F) -> Option<F::Output> {
+    let mut future = Box::pin(future);
+    let mut left = polls;
+    poll_fn(move |cx| {
+        if left == 0 {
+            return Poll::Ready(None);
+        }
+        left -= 1;
+        match future.as_mut().poll(cx) {
+            Poll::Ready(output) => Poll::Ready(Some(output)),
+            Poll::Pending if left == 0 => Poll::Ready(None),
+            Poll::Pending => Poll::Pending,
+        }
+    })
+    .await
+}
+
+#[tokio::test]
+async fn a_client_that_leaves_at_any_poll_around_the_commit_costs_one_effect() {
+    bounded(async {
+        let mut dropped = 0;
+        for fate in [Fate::Committed, Fate::ReplyLost] {
+            for polls in 0..100 {
+                let ledger = Ledger::default();
+                ledger.next(fate.clone());
+                ledger.store.set(|_, _| Act::Yield);
+                let layer = IdempotencyLayer::new(ledger.clone());
+                let (app, executions) = behind(layer.clone(), &ledger, async |ledger, lease, n| {
+                    yield_once().await;
+                    let res = charge(ledger, lease, n).await;
+                    yield_once().await;
+                    res
+                });
+                let request = app.clone().oneshot(order());
+                let done = dropped_after(polls, request).await.is_some();
+                eventually("nothing is in flight", || layer.in_flight() == 0).await;
+                let rows = ledger.rows().await.len();
+                if !done && rows == 1 {
+                    dropped += 1;
+                }
+                send(&app, order()).await;
+                assert_charged_once(&ledger, &app).await;
+                assert_eq!(executions.count(), 1);
+                if done {
+                    break;
+                }
+            }
+        }
+        assert!(dropped > 5, "{dropped} drops with the effect done");
+    })
+    .await;
+}
+
+#[tokio::test]
+async fn of_two_commits_under_one_lease_the_first_counts() {
+    let ledger = Ledger::default();
+    let (app, _) = bank(&ledger, async |ledger, lease, n| {
+        charge(ledger.clone(), lease.clone(), n).await;
+        let second = commit(&ledger, &lease, 2, "second".into_response()).await;
+        assert_eq!(second.status(), StatusCode::INTERNAL_SERVER_ERROR);
+        second
+    });
+    first_of(&send(&app, order()).await);
+    assert_charged_once(&ledger, &app).await;
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_committed_lease_is_over_and_not_renewed() {
+    let ledger = Ledger::default();
+    let (app, _) = bank(&ledger, async |ledger, lease, n| {
+        sleep(Duration::from_secs(60)).await;
+        assert!(lease.is_held(), "it was renewed");
+        let renewals = ledger.count(Op::Renew);
+        assert!(renewals > 10, "{renewals}");
+        let res = charge(ledger.clone(), lease.clone(), n).await;
+        assert!(!lease.is_held());
+        lease.lost().await;
+        sleep(Duration::from_secs(60)).await;
+        assert_eq!(ledger.count(Op::Renew), renewals, "renewed after its end");
+        res
+    });
+    first_of(&send(&app, order()).await);
+    assert_charged_once(&ledger, &app).await;
+}
+
+// ---- What is recorded ----
+
+#[tokio::test]
+async fn a_committed_answer_is_kept_as_long_as_one_that_was_not_committed() {
+    const HOUR: Duration = Duration::from_secs(3600);
+    let cases: [(fn(Response) -> Response, Duration); 4] = [
+        (|res| res, 24 * HOUR),
+        (
+            |mut res| {
+                let name = "x-idempo-persist-for-seconds";
+                res.headers_mut()
+                    .insert(name, HeaderValue::from_static("7"));
+                res
+            },
+            Duration::from_secs(7),
+        ),
+        (
+            |res| (Extension(Retention::For(Duration::from_secs(9))), res).into_response(),
+            Duration::from_secs(9),
+        ),
+        (
+            |res| (Extension(Retention::For(10_000 * HOUR)), res).into_response(),
+            100 * HOUR,
+        ),
+    ];
+    for (with, kept) in cases {
+        tokio::time::pause();
+        let ledger = Ledger::default();
+        let layer = IdempotencyLayer::new(ledger.clone())
+            .with_max_retention(Ttl::try_from(100 * HOUR).expect("in range"));
+        let (app, executions) = behind(layer, &ledger, async move |ledger, lease, n| {
+            commit(&ledger, &lease, n, with(created(n))).await
+        });
+        send(&app, order()).await;
+        advance(kept - Duration::from_millis(1)).await;
+        assert!(send(&app, order()).await.is_replay(), "{kept:?}");
+        advance(Duration::from_millis(1)).await;
+        assert!(!send(&app, order()).await.is_replay(), "{kept:?}");
+        assert_eq!(executions.count(), 2);
+        tokio::time::resume();
+    }
+}
+
+// behaviours 128
+#[tokio::test]
+async fn what_is_not_recorded_cannot_be_committed() {
+    let broken = || Body::new(Scripted::new([Step::from("half"), Step::Fail]));
+    let kinds: [(Unrecorded, Box<dyn Fn() -> Response + Send + Sync>); 5] = [
+        (
+            Unrecorded::Status,
+            Box::new(|| StatusCode::BAD_GATEWAY.into_response()),
+        ),
+        (
+            Unrecorded::NoStore,
+            Box::new(|| [("x-idempo-policy", "no-store")].into_response()),
+        ),
+        (
+            Unrecorded::NoStore,
+            Box::new(|| Extension(Retention::NoStore).into_response()),
+        ),
+        (
+            Unrecorded::BrokenBody,
+            Box::new(move || Response::new(broken())),
+        ),
+        (
+            Unrecorded::NotRetained,
+            Box::new(|| Response::new(Body::from("x".repeat(200)))),
+        ),
+    ];
+    for (reason, kind) in kinds {
+        let kind = std::sync::Arc::new(kind);
+        let ledger = Ledger::default();
+        let layer = IdempotencyLayer::new(ledger.clone())
+            .with_response_limit(100)
+            .with_unretained(Unretained::Release);
+        let (app, executions) = behind(layer, &ledger, async move |ledger: Ledger, lease, n| {
+            let mut tx = ledger.begin();
+            tx.insert(format!("charge {n}"));
+            let not = lease.prepare(kind()).await.expect_err("it is not recorded");
+            assert_eq!(not.reason(), reason);
+            // Where it would be committed, it is not.
+            drop(tx);
+            not.into_answer().into_response()
+        });
+        for n in 1..=2 {
+            let res = app.clone().oneshot(order()).await.expect("infallible");
+            assert!(!res.headers().contains_key("idempotent-replayed"));
+            assert!(!res.headers().contains_key("x-idempo-policy"));
+            drop(res);
+            assert_eq!(executions.count(), n, "{reason:?}");
+        }
+        assert!(ledger.rows().await.is_empty(), "{reason:?}");
+        assert_eq!(ledger.count(Op::Release), 2);
+    }
+}
+
+#[tokio::test]
+async fn what_is_too_large_or_streamed_is_committed_with_a_tombstone_and_sent_whole() {
+    let large = || Body::from("x".repeat(2000));
+    let streamed = || {
+        Body::new(Scripted::new([
+            Step::from("one "),
+            Step::Wait(Duration::from_millis(300)),
+            Step::from("two"),
+        ]))
+    };
+    let kinds: [(Box<dyn Fn() -> Body + Send + Sync>, usize); 3] = [
+        (Box::new(large), 2000),
+        (Box::new(streamed), 7),
+        // The layer would keep it, and the store cannot.
+        (Box::new(|| Body::from("x".repeat(900))), 900),
+    ];
+    for (kind, length) in kinds {
+        let kind = std::sync::Arc::new(kind);
+        let ledger = Ledger::default().with_limit(500);
+        let layer = IdempotencyLayer::new(ledger.clone())
+            .with_response_limit(1000)
+            .with_collect_timeout(Duration::from_millis(100));
+        let (app, executions) = behind(layer, &ledger, async move |ledger, lease, n| {
+            commit(&ledger, &lease, n, Response::new(kind())).await
+        });
+        let first = send(&app, order()).await;
+        assert_eq!((first.status, first.body.len()), (StatusCode::OK, length));
+        for _ in 0..2 {
+            let retry = send(&app, order()).await;
+            assert_eq!(retry.status, StatusCode::CONFLICT);
+            assert_eq!(retry.code(), "response-not-retained");
+        }
+        assert_eq!(executions.count(), 1);
+        assert_eq!(ledger.rows().await, ["charge 1"]);
+        assert_eq!(ledger.count(Op::Complete), 0);
+    }
+}
+
+#[tokio::test]
+async fn what_is_prepared_counts_among_the_bytes_in_flight() {
+    let ledger = Ledger::default();
+    let layer = IdempotencyLayer::new(ledger.clone()).with_max_in_flight(10, 1000);
+    let (app, _) = behind(layer, &ledger, async |_, lease: Lease, _| {
+        let prepare = async || {
+            lease
+                .prepare(Response::new(Body::from("x".repeat(600))))
+                .await
+        };
+        let first = prepare().await.expect("a record");
+        assert!(first.record().len() > 600);
+        let second = prepare().await.expect("a tombstone");
+        assert!(second.record().len() < 100, "both fit");
+        drop((first, second));
+        let third = prepare().await.expect("a record");
+        assert!(third.record().len() > 600, "it was given back");
+        StatusCode::BAD_GATEWAY.into_response()
+    });
+    send(&app, order()).await;
+}
+
+// ---- Not committed ----
+
+// behaviours 128
+#[tokio::test]
+async fn a_rollback_leaves_neither_effect_nor_record() {
+    let ledger = Ledger::default();
+    let (app, executions) = bank(&ledger, async |ledger: Ledger, lease, n| {
+        if n == 1 {
+            let mut tx = ledger.begin();
+            tx.insert("charge 1");
+            drop(tx);
+            return StatusCode::SERVICE_UNAVAILABLE.into_response();
+        }
+        charge(ledger, lease, n).await
+    });
+    assert_eq!(
+        send(&app, order()).await.status,
+        StatusCode::SERVICE_UNAVAILABLE
+    );
+    assert!(ledger.rows().await.is_empty());
+    let retry = send(&app, order()).await;
+    assert_eq!(retry.text(), "{\"execution\":2}");
+    assert_eq!(ledger.rows().await, ["charge 2"]);
+    assert_eq!(executions.count(), 2);
+}
+
+#[tokio::test]
+async fn a_handler_that_commits_nothing_is_recorded_by_the_layer() {
+    let ledger = Ledger::default();
+    let (app, executions) = bank(&ledger, async |ledger: Ledger, lease: Lease, n| {
+        let mut tx = ledger.begin();
+        tx.insert("charge 1");
+        let prepared = lease.prepare(created(n)).await.expect("recorded");
+        drop((tx, prepared));
+        (StatusCode::PAYMENT_REQUIRED, "no money").into_response()
+    });
+    for replayed in [false, true] {
+        let answer = send(&app, order()).await;
+        assert_eq!(
+            (answer.status, answer.text()),
+            (StatusCode::PAYMENT_REQUIRED, "no money")
+        );
+        assert_eq!(answer.is_replay(), replayed);
+    }
+    assert_eq!((executions.count(), ledger.count(Op::Complete)), (1, 1));
+    assert!(ledger.rows().await.is_empty());
+}
+
+#[tokio::test]
+async fn a_transaction_that_failed_can_be_tried_again() {
+    let ledger = Ledger::default();
+    ledger.next(Fate::CallLost);
+    let (app, executions) = bank(&ledger, async |ledger, lease: Lease, n| {
+        let failed = charge(ledger.clone(), lease.clone(), n).await;
+        assert_eq!(failed.status(), StatusCode::INTERNAL_SERVER_ERROR);
+        assert!(lease.is_held());
+        charge(ledger, lease, n).await
+    });
+    first_of(&send(&app, order()).await);
+    assert_charged_once(&ledger, &app).await;
+    assert_eq!((executions.count(), ledger.count(Op::Complete)), (1, 0));
+}
+
+/// A node whose lease was lost while its handler ran, to one that executes the same request.
+struct Overtaken {
+    ledger: Ledger,
+    request: tokio::task::JoinHandle<Answer>,
+    first: Gate,
+    second: Gate,
+    other: Router,
+}
+
+impl Overtaken {
+    async fn new(answers: StatusCode) -> Self {
+        let ledger = Ledger::default();
+        let (first, second) = (Gate::shut(), Gate::shut());
+        let paused = ledger.clone();
+        // It cannot renew: it is as good as paused.
+        ledger.store.fail(Op::Renew, Act::Hang);
+        let gate = first.clone();
+        let (app, _) = bank(&paused, async move |ledger, lease: Lease, n| {
+            gate.pass().await;
+            let committed = charge(ledger, lease.clone(), n).await;
+            assert_eq!(committed.text().await, "the lease is no longer held");
+            assert!(!lease.is_held());
+            (answers, "not committed").into_response()
+        });
+        let another = ledger.another();
+        let gate = second.clone();
+        let (other, _) = bank(&another, async move |ledger, lease, _| {
+            gate.pass().await;
+            commit(&ledger, &lease, 2, "of the other".into_response()).await
+        });
+        let request = tokio::spawn(async move { send(&app, order()).await });
+        first.arrival().await;
+        sleep(Duration::from_secs(16)).await;
+        Self {
+            ledger,
+            request,
+            first,
+            second,
+            other,
+        }
+    }
+}
+
+trait Text {
+    async fn text(self) -> String;
+}
+
+impl Text for Response {
+    async fn text(self) -> String {
+        tests::read(self).await.text().to_owned()
+    }
+}
+
+// behaviours 113
+#[tokio::test(start_paused = true)]
+async fn a_commit_under_a_lost_lease_has_no_effect_and_the_stored_answer_is_the_answer() {
+    within(LONG, async {
+        for answers in [StatusCode::INTERNAL_SERVER_ERROR, StatusCode::CONFLICT] {
+            let overtaken = Overtaken::new(answers).await;
+            overtaken.second.open_for_good();
+            let other = send(&overtaken.other, order()).await;
+            assert_eq!(other.text(), "of the other");
+            overtaken.first.open_for_good();
+            let answer = overtaken.request.await.expect("no panic");
+            assert_eq!(answer.text(), "of the other", "{answers}");
+            assert!(answer.is_replay());
+            assert_eq!(overtaken.ledger.rows().await, ["charge 2"]);
+        }
+    })
+    .await;
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_commit_under_a_lost_lease_is_an_unknown_outcome_while_the_other_runs() {
+    within(LONG, async {
+        for answers in [StatusCode::INTERNAL_SERVER_ERROR, StatusCode::CONFLICT] {
+            let overtaken = Overtaken::new(answers).await;
+            let app = overtaken.other.clone();
+            let other = tokio::spawn(async move { send(&app, order()).await });
+            overtaken.second.arrival().await;
+            overtaken.first.open_for_good();
+            let answer = overtaken.request.await.expect("no panic");
+            assert_eq!(answer.status, StatusCode::CONFLICT, "{answers}");
+            assert_eq!(answer.code(), "outcome-unknown");
+            assert!(overtaken.ledger.rows().await.is_empty());
+            overtaken.second.open_for_good();
+            assert_eq!(other.await.expect("no panic").text(), "of the other");
+            assert_eq!(overtaken.ledger.rows().await, ["charge 2"]);
+        }
+    })
+    .await;
+}
+
+#[tokio::test]
+async fn nothing_is_committed_once_the_handler_has_answered() {
+    for status in [StatusCode::OK, StatusCode::BAD_GATEWAY] {
+        let ledger = Ledger::default();
+        let gate = Gate::shut();
+        let (task, late) = tokio::sync::oneshot::channel();
+        let task = std::sync::Arc::new(std::sync::Mutex::new(Some(task)));
+        let held = gate.clone();
+        let (app, _) = bank(&ledger, async move |ledger, lease, n| {
+            let spawned = tokio::spawn(async move {
+                held.pass().await;
+                charge(ledger, lease, n).await.text().await
+            });
+            let task = task.lock().expect("no poison").take().expect("one run");
+            task.send(spawned).expect("somebody waits");
+            (status, "not committed").into_response()
+        });
+        let answer = send(&app, order()).await;
+        assert_eq!((answer.status, answer.text()), (status, "not committed"));
+        gate.open_for_good();
+        let late = late.await.expect("spawned").await.expect("no panic");
+        assert_eq!(late, "the lease is no longer held");
+        assert!(ledger.rows().await.is_empty());
+    }
+}
+
+#[tokio::test]
+async fn an_answer_that_was_committed_under_another_lease_says_nothing_of_this_one() {
+    let ledger = Ledger::default();
+    let kept = std::sync::Arc::new(std::sync::Mutex::new(
+        None::<(http::response::Parts, Lease)>,
+    ));
+    let (app, executions) = bank(&ledger, async move |ledger, lease, n| {
+        if n == 1 {
+            let (head, _) = charge(ledger, lease.clone(), n).await.into_parts();
+            *kept.lock().expect("no poison") = Some((head.clone(), lease));
+            return Response::from_parts(head, Body::empty());
+        }
+        let (head, old) = kept.lock().expect("no poison").clone().expect("kept");
+        // With its head, extensions and all; and under the lease of the request before.
+        let again = commit(&ledger, &old, n, created(n)).await;
+        assert_eq!(again.text().await, "the lease is no longer held");
+        Response::from_parts(head, Body::from("of another"))
+    });
+    first_of(&send(&app, order()).await);
+    for replayed in [false, true] {
+        let other = send(&app, post("/orders", "another", "{}")).await;
+        assert_eq!(other.text(), "of another");
+        assert_eq!(other.is_replay(), replayed);
+    }
+    assert_eq!(executions.count(), 2);
+    assert_eq!(ledger.count(Op::Complete), 1, "the layer stored the second");
+    assert_charged_once(&ledger, &app).await;
+}
+
+// ---- Not known ----
+
+#[tokio::test]
+async fn a_commit_whose_reply_was_lost_is_found_out() {
+    let ledger = Ledger::default();
+    ledger.next(Fate::ReplyLost);
+    let (app, executions) = bank(&ledger, async |ledger, lease, n| {
+        let res = charge(ledger, lease, n).await;
+        assert_eq!(res.status(), StatusCode::CREATED, "the handler is told too");
+        res
+    });
+    let first = send(&app, order()).await;
+    first_of(&first);
+    assert!(!first.is_replay());
+    assert_charged_once(&ledger, &app).await;
+    assert_eq!(executions.count(), 1);
+    assert_eq!(ledger.count(Op::Complete) + ledger.count(Op::Release), 0);
+}
+
+#[tokio::test]
+async fn a_commit_that_never_arrived_is_found_out_and_the_retry_executes() {
+    let ledger = Ledger::default();
+    ledger.next(Fate::CallLost);
+    let (app, executions) = bank(&ledger, charge);
+    let first = send(&app, order()).await;
+    assert_eq!(first.status, StatusCode::INTERNAL_SERVER_ERROR);
+    assert_eq!(first.text(), "the store failed");
+    assert!(ledger.rows().await.is_empty());
+    let retry = send(&app, order()).await;
+    assert_eq!(retry.text(), "{\"execution\":2}");
+    assert_eq!(ledger.rows().await, ["charge 2"]);
+    assert_eq!(executions.count(), 2);
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_commit_that_nobody_can_find_out_about_is_an_unknown_outcome_until_the_store_is_back() {
+    within(LONG, async {
+        for (fate, executed, row) in [
+            (Fate::ReplyLost, 1, "charge 1"),
+            (Fate::CallLost, 2, "charge 2"),
+        ] {
+            for status in [StatusCode::OK, StatusCode::BAD_GATEWAY] {
+                let ledger = Ledger::default();
+                ledger.next(fate.clone());
+                let (app, executions) = bank(&ledger, async move |ledger: Ledger, lease, n| {
+                    if n > 1 {
+                        return charge(ledger, lease, n).await;
+                    }
+                    ledger.store.fail(Op::Acquire, Act::FailBefore);
+                    ledger.store.fail(Op::Complete, Act::FailBefore);
+                    charge(ledger, lease, n).await;
+                    (status, "whatever").into_response()
+                });
+                let first = send(&app, order()).await;
+                assert_eq!(first.code(), "outcome-unknown", "{fate:?} {status}");
+                ledger.store.recover();
+                if status == StatusCode::OK && executed == 2 {
+                    // The layer goes on trying to store what the handler answered instead.
+                    sleep(Duration::from_secs(5)).await;
+                    let retry = send(&app, order()).await;
+                    assert_eq!((retry.text(), retry.is_replay()), ("whatever", true));
+                    assert!(ledger.rows().await.is_empty());
+                    continue;
+                }
+                sleep(Duration::from_secs(16)).await;
+                send(&app, order()).await;
+                let retry = send(&app, order()).await;
+                assert_eq!(retry.text(), format!("{{\"execution\":{executed}}}"));
+                assert!(retry.is_replay());
+                assert_eq!(executions.count(), executed);
+                assert_eq!(ledger.rows().await, [row]);
+            }
+        }
+    })
+    .await;
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_timeout_in_the_middle_of_a_commit_is_answered_with_what_became_of_it() {
+    within(LONG, async {
+        for (fate, committed) in [(Fate::HangAfter, true), (Fate::Hang, false)] {
+            for status in [StatusCode::REQUEST_TIMEOUT, StatusCode::CONFLICT] {
+                let ledger = Ledger::default();
+                ledger.next(fate.clone());
+                let books = ledger.clone();
+                let handler = async move |lease: Lease| charge(books, lease, 1).await;
+                let app = Router::new()
+                    .route("/orders", axum::routing::post(handler))
+                    .layer(from_fn(
+                        move |req, next: axum::middleware::Next| async move {
+                            let run = tokio::time::timeout(Duration::from_secs(5), next.run(req));
+                            run.await
+                                .unwrap_or_else(|_| (status, "timed out").into_response())
+                        },
+                    ))
+                    .layer(IdempotencyLayer::new(ledger.clone()));
+                let first = send(&app, order()).await;
+                if committed {
+                    first_of(&first);
+                    assert_charged_once(&ledger, &app).await;
+                    continue;
+                }
+                assert_eq!((first.status, first.text()), (status, "timed out"));
+                assert!(ledger.rows().await.is_empty());
+                let retry = send(&app, order()).await;
+                if status == StatusCode::CONFLICT {
+                    assert_eq!((retry.text(), retry.is_replay()), ("timed out", true));
+                } else {
+                    first_of(&retry);
+                    assert_charged_once(&ledger, &app).await;
+                }
+            }
+        }
+    })
+    .await;
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_panic_in_the_middle_of_a_commit_leaves_what_became_of_it() {
+    for (fate, rows) in [(Fate::HangAfter, 1), (Fate::Hang, 0)] {
+        let ledger = Ledger::default();
+        ledger.next(fate);
+        let (app, executions) = bank(&ledger, async |ledger, lease, n| {
+            if n > 1 {
+                return charge(ledger, lease, 1).await;
+            }
+            let commit = charge(ledger, lease, n);
+            let _ = tokio::time::timeout(Duration::from_secs(1), commit).await;
+            panic!("in the middle")
+        });
+        let panicking = app.clone();
+        let task = tokio::spawn(async move { send(&panicking, order()).await });
+        assert!(task.await.expect_err("a panic").is_panic());
+        assert_eq!(ledger.rows().await.len(), rows);
+        send(&app, order()).await;
+        assert_charged_once(&ledger, &app).await;
+        assert_eq!(executions.count(), 2 - rows as u64);
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_commit_that_the_database_still_works_on_is_waited_for() {
+    within(LONG, async {
+        for status in [StatusCode::OK, StatusCode::BAD_GATEWAY] {
+            let (ledger, gate) = (Ledger::default(), Gate::shut());
+            ledger.next(Fate::Late(gate.clone()));
+            let (app, executions) = bank(&ledger, async move |ledger, lease, n| {
+                charge(ledger, lease, n).await;
+                (status, "the connection was cut").into_response()
+            });
+            let answering = app.clone();
+            let first = tokio::spawn(async move { send(&answering, order()).await });
+            gate.arrival().await;
+            sleep(Duration::from_secs(1)).await;
+            assert!(!first.is_finished());
+            gate.open_for_good();
+            first_of(&first.await.expect("no panic"));
+            assert_charged_once(&ledger, &app).await;
+            assert_eq!(executions.count(), 1);
+        }
+    })
+    .await;
+}
+
+// ---- Layers within layers, and many at once ----
+
+#[tokio::test]
+async fn a_layer_within_a_layer_leaves_the_commit_to_the_outer_one() {
+    let (ledger, inner) = (Ledger::default(), Ledger::default());
+    let books = ledger.clone();
+    let handler = async move |lease: Lease| charge(books, lease, 1).await;
+    let app = Router::new()
+        .route("/orders", axum::routing::post(handler))
+        .layer(IdempotencyLayer::new(inner.clone()))
+        .layer(IdempotencyLayer::new(ledger.clone()));
+    first_of(&send(&app, order()).await);
+    assert_charged_once(&ledger, &app).await;
+    assert_eq!(inner.store.all_calls(), 0);
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn of_many_who_commit_under_one_key_one_has_its_effect_whatever_is_lost() {
+    bounded(async {
+        for (round, fate) in [
+            Fate::Committed,
+            Fate::ReplyLost,
+            Fate::CallLost,
+            Fate::Committed,
+        ]
+        .into_iter()
+        .cycle()
+        .take(40)
+        .enumerate()
+        {
+            let ledger = Ledger::default();
+            ledger.next(fate);
+            let (app, _) = bank(&ledger, async |ledger, lease, _| {
+                charge(ledger, lease, 1).await
+            });
+            let mut clients = tokio::task::JoinSet::new();
+            for _ in 0..32 {
+                let app = app.clone();
+                clients.spawn(async move { send(&app, order()).await });
+            }
+            while let Some(answer) = clients.join_next().await {
+                let answer = answer.expect("no panic");
+                match answer.status {
+                    StatusCode::CREATED => first_of(&answer),
+                    StatusCode::CONFLICT => assert_eq!(answer.code(), "in-progress"),
+                    other => assert_eq!(other, StatusCode::INTERNAL_SERVER_ERROR, "{round}"),
+                }
+            }
+            send(&app, order()).await;
+            assert_charged_once(&ledger, &app).await;
+        }
+    })
+    .await;
+}

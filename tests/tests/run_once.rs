@@ -13,7 +13,9 @@ use std::{
 
 use serde::{Deserialize, Serialize, Serializer, de::DeserializeOwned};
 use tests::{
-    Effects, creating, post,
+    Effects, creating,
+    ledger::{Fate, Ledger},
+    post,
     probe::{Act, Op, Probe},
     send,
 };
@@ -21,6 +23,7 @@ use tokio::time::{Instant, advance, sleep};
 use tower_idempotency::{
     Error, ErrorKind, IdempotencyLayer, Lease, MemoryStore, OrphanPolicy, Ttl,
     run_once::{Failed, Outcome},
+    store::StoreError,
 };
 
 fn layer() -> IdempotencyLayer {
@@ -593,4 +596,146 @@ async fn the_lease_derives_the_same_downstream_key_on_every_run() {
     assert_eq!(first, second);
     assert_ne!(first.0, first.1);
     assert_eq!(first.0.len(), 64);
+}
+
+// ---- Work that commits its value itself ----
+
+/// Runs work that commits the value "paid" with its effect, and ends as `end` makes of what came of it.
+async fn pay<T>(
+    ledger: &Ledger,
+    end: fn(Result<String, StoreError>) -> Result<T, Failed<&'static str>>,
+) -> Work<T, &'static str>
+where
+    T: Serialize + DeserializeOwned + Send + 'static,
+{
+    let layer = IdempotencyLayer::new(ledger.clone());
+    let ledger = ledger.clone();
+    let work = async move |lease: Lease| {
+        let mut tx = ledger.begin();
+        tx.insert("payment");
+        let prepared = lease.prepare_value("paid".to_owned());
+        end(tx.commit_prepared(prepared).await)
+    };
+    layer.run_once("message-42", "invoice 7", work).await
+}
+
+fn committed(result: Result<String, StoreError>) -> Result<String, Failed<&'static str>> {
+    result.map_err(|_| Failed::Release("not committed"))
+}
+
+async fn assert_paid_once(ledger: &Ledger) {
+    let again = pay(ledger, committed).await.expect("a record");
+    assert_eq!(again, Outcome::Replayed("paid".to_owned()));
+    assert_eq!(ledger.rows().await, ["payment"]);
+    assert_eq!(ledger.count(Op::Complete) + ledger.count(Op::Release), 0);
+}
+
+#[tokio::test]
+async fn work_that_commits_its_value_leaves_nothing_to_store() {
+    let paid = || Outcome::Executed("paid".to_owned());
+    for fate in [Fate::Committed, Fate::ReplyLost] {
+        let ledger = Ledger::default();
+        ledger.next(fate);
+        assert_eq!(pay(&ledger, committed).await.expect("executed"), paid());
+        assert_paid_once(&ledger).await;
+    }
+    // Whatever it says afterwards.
+    let ends: [fn(Result<String, StoreError>) -> Result<String, Failed<&'static str>>; 3] = [
+        |_| Ok("something else".to_owned()),
+        |_| Err(Failed::Release("something else")),
+        |_| Err(Failed::Hold("something else")),
+    ];
+    for end in ends {
+        let ledger = Ledger::default();
+        assert_eq!(pay(&ledger, end).await.expect("executed"), paid());
+        assert_paid_once(&ledger).await;
+    }
+}
+
+#[tokio::test]
+async fn work_that_committed_a_value_of_another_type_is_an_error_and_not_run_again() {
+    let ledger = Ledger::default();
+    let error = pay(&ledger, |_| Ok(7)).await.expect_err("another type");
+    assert_eq!(error.kind(), ErrorKind::StoreUnavailable);
+    assert_paid_once(&ledger).await;
+}
+
+#[tokio::test]
+async fn work_that_panics_after_its_commit_has_left_its_value() {
+    let ledger = Ledger::default();
+    let panicking = ledger.clone();
+    let task = tokio::spawn(async move { pay::<String>(&panicking, |_| panic!("after it")).await });
+    assert!(task.await.expect_err("a panic").is_panic());
+    assert_paid_once(&ledger).await;
+}
+
+#[tokio::test]
+async fn work_whose_commit_did_not_arrive_runs_again() {
+    let ledger = Ledger::default();
+    ledger.next(Fate::CallLost);
+    let failed = pay(&ledger, committed).await.expect("an outcome");
+    assert_eq!(failed, Outcome::Failed("not committed"));
+    assert!(ledger.rows().await.is_empty());
+    let again = pay(&ledger, committed).await.expect("executed");
+    assert_eq!(again, Outcome::Executed("paid".to_owned()));
+    assert_eq!(ledger.rows().await, ["payment"]);
+}
+
+#[tokio::test(start_paused = true)]
+async fn work_whose_commit_nobody_has_heard_of_returns_what_is_stored() {
+    for (fate, rows) in [(Fate::HangAfter, 1), (Fate::Hang, 0)] {
+        for failing in [true, false] {
+            let ledger = Ledger::default();
+            ledger.next(fate.clone());
+            let layer = IdempotencyLayer::new(ledger.clone());
+            let books = ledger.clone();
+            let work = async move |lease: Lease| {
+                let mut tx = books.begin();
+                tx.insert("payment");
+                let prepared = lease.prepare_value("paid".to_owned());
+                let commit = tx.commit_prepared(prepared);
+                assert!(
+                    tokio::time::timeout(Duration::from_secs(1), commit)
+                        .await
+                        .is_err()
+                );
+                if failing {
+                    return Err(Failed::Release("timed out"));
+                }
+                Ok("timed out".to_owned())
+            };
+            let outcome = layer
+                .run_once("message-42", "invoice 7", work)
+                .await
+                .expect("an outcome");
+            let expected = match (rows, failing) {
+                (1, _) => Outcome::Replayed("paid".to_owned()),
+                (_, true) => Outcome::Failed("timed out"),
+                (_, false) => Outcome::Executed("timed out".to_owned()),
+            };
+            assert_eq!(outcome, expected);
+            assert_eq!(ledger.rows().await.len(), rows);
+        }
+    }
+}
+
+#[tokio::test]
+async fn a_committed_value_that_is_too_large_leaves_a_tombstone() {
+    let ledger = Ledger::default();
+    let layer = IdempotencyLayer::new(ledger.clone()).with_response_limit(10);
+    let value = || "x".repeat(100);
+    for expected in [Outcome::Executed(value()), Outcome::NotRetained] {
+        let books = ledger.clone();
+        let work = async move |lease: Lease| {
+            let mut tx = books.begin();
+            tx.insert("payment");
+            let prepared = lease.prepare_value("x".repeat(100));
+            tx.commit_prepared(prepared)
+                .await
+                .map_err(|_| Failed::Hold(()))
+        };
+        let outcome = layer.run_once("message-42", "invoice 7", work).await;
+        assert_eq!(outcome.expect("an outcome"), expected);
+    }
+    assert_eq!(ledger.rows().await, ["payment"]);
 }

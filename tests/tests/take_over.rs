@@ -1,0 +1,376 @@
+//! Orphans that are executed again without their clients.
+
+use std::{convert::Infallible, time::Duration};
+
+use axum::{
+    Router,
+    body::Body,
+    response::{IntoResponse, Response},
+};
+use http::StatusCode;
+use tests::{
+    Answer, Effects, app, created,
+    gate::{Gate, eventually, within},
+    ledger::{Fate, Ledger},
+    post,
+    probe::{Act, Op},
+    send,
+};
+use tokio::time::sleep;
+use tower_idempotency::{
+    ErrorKind, IdempotencyLayer, Lease, OrphanPolicy, TakeOver, Ttl,
+    store::{Claim, Fingerprint, KeyId, Store},
+};
+
+const LONG: Duration = Duration::from_secs(600);
+
+/// An entry whose first execution ended without an outcome, as operators find it: by its id and fingerprint.
+struct Orphan {
+    ledger: Ledger,
+    layer: IdempotencyLayer,
+    app: Router,
+    executions: Effects,
+    id: KeyId,
+    fingerprint: Fingerprint,
+    /// What the first execution derived for somebody else.
+    derived: String,
+}
+
+impl Orphan {
+    async fn new(policy: OrphanPolicy) -> Self {
+        let ledger = Ledger::default();
+        let layer = IdempotencyLayer::new(ledger.clone())
+            .with_orphans(policy)
+            .with_secret("sixteen bytes at the least")
+            .expect("long enough");
+        let (told, lease) = tokio::sync::oneshot::channel();
+        let told = std::sync::Mutex::new(Some(told));
+        let told = std::sync::Arc::new(told);
+        let books = ledger.clone();
+        let (app, executions) = app(layer.clone(), move |n, req| {
+            let lease = req.extensions().get::<Lease>().expect("a lease").clone();
+            let (told, ledger) = (told.lock().expect("no poison").take(), books.clone());
+            async move {
+                if let Some(told) = told {
+                    told.send(lease.clone()).expect("somebody waits");
+                    // The process dies, as far as the database can tell: what it asks never arrives.
+                    std::future::pending::<()>().await;
+                }
+                charge(&ledger, &lease, n).await
+            }
+        });
+        // A process of its own, that dies with its runtime: nothing of it reaches the store any more.
+        let dying = app.clone();
+        let died = tokio::spawn(async move { send(&dying, order()).await });
+        let lease: Lease = lease.await.expect("it runs");
+        ledger.store.fail(Op::Renew, Act::Hang);
+        sleep(Duration::from_secs(16)).await;
+        assert!(!died.is_finished());
+        let (derived, lease) = (lease.derive("charge"), lease.lease_ref());
+        Self {
+            ledger,
+            layer,
+            app,
+            executions,
+            id: lease.id,
+            fingerprint: lease.fingerprint,
+            derived,
+        }
+    }
+
+    fn claim(&self) -> Claim {
+        Claim::new(self.id, self.fingerprint).expect("randomness")
+    }
+
+    async fn retry(&self) -> Answer {
+        send(&self.app, order()).await
+    }
+}
+
+fn order() -> http::Request<Body> {
+    post("/orders", "k", "{}")
+}
+
+async fn charge(ledger: &Ledger, lease: &Lease, n: u64) -> Response {
+    let mut tx = ledger.begin();
+    tx.insert(format!("charge {n}"));
+    match tx.commit(lease, created(n)).await {
+        Ok(res) => res.into_response(),
+        Err(_) => StatusCode::INTERNAL_SERVER_ERROR.into_response(),
+    }
+}
+
+type Taken<E = Infallible> = TakeOver<Response<tower_idempotency::Body<Body>>, E>;
+
+async fn executed(taken: Taken) -> Answer {
+    match taken {
+        TakeOver::Executed(res) => tests::read(res.map(Body::new)).await,
+        other => panic!("expected an execution, found {other:?}"),
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn an_orphan_is_executed_again_without_its_client_who_is_then_told() {
+    within(LONG, async {
+        // The policy is for clients; whoever calls it has decided.
+        for policy in [OrphanPolicy::TakeOver, OrphanPolicy::Refuse] {
+            for committing in [true, false] {
+                let orphan = Orphan::new(policy).await;
+                let (ledger, derived) = (orphan.ledger.clone(), orphan.derived.clone());
+                ledger.store.recover();
+                let taken: Taken = orphan
+                    .layer
+                    .take_over(orphan.claim(), async move |lease: Lease| {
+                        assert!(lease.is_takeover());
+                        assert_eq!(lease.generation(), 2);
+                        assert_eq!(lease.derive("charge"), derived);
+                        // Longer than its lease.
+                        sleep(Duration::from_secs(60)).await;
+                        assert!(lease.is_held());
+                        Ok(if committing {
+                            charge(&ledger, &lease, 7).await
+                        } else {
+                            created(7)
+                        })
+                    })
+                    .await
+                    .expect("a lease");
+                let done = executed(taken).await;
+                assert_eq!(done.status, StatusCode::CREATED);
+                let retry = orphan.retry().await;
+                assert!(retry.is_replay());
+                assert_eq!(retry.body, done.body);
+                assert_eq!(retry.text(), "{\"execution\":7}");
+                assert_eq!(orphan.executions.count(), 1, "the dead one only");
+                assert_eq!(orphan.ledger.rows().await.len(), usize::from(committing));
+                assert_eq!(orphan.layer.in_flight(), 1, "the dead one only");
+            }
+        }
+    })
+    .await;
+}
+
+#[tokio::test(start_paused = true)]
+async fn of_many_who_take_an_orphan_over_one_executes() {
+    within(LONG, async {
+        let orphan = Orphan::new(OrphanPolicy::TakeOver).await;
+        let mut completers = tokio::task::JoinSet::new();
+        for n in 0..32 {
+            let ledger = orphan.ledger.another();
+            let layer = IdempotencyLayer::new(ledger.clone());
+            let claim = orphan.claim();
+            completers.spawn(async move {
+                let work = async move |lease: Lease| Ok(charge(&ledger, &lease, n).await);
+                let taken: Taken = layer.take_over(claim, work).await.expect("an answer");
+                matches!(taken, TakeOver::Executed(_))
+            });
+        }
+        let executed = completers.join_all().await;
+        assert_eq!(executed.into_iter().filter(|executed| *executed).count(), 1);
+        assert_eq!(orphan.ledger.rows().await.len(), 1);
+    })
+    .await;
+}
+
+#[tokio::test(start_paused = true)]
+async fn what_is_no_orphan_is_not_taken_over_and_nothing_runs() {
+    within(200 * LONG, async {
+        let orphan = Orphan::new(OrphanPolicy::TakeOver).await;
+        let ran = Effects::default();
+        let refused = async |layer: &IdempotencyLayer, claim: Claim| {
+            let ran = ran.clone();
+            let work = async move |_lease| {
+                ran.happen();
+                Ok(created(0))
+            };
+            let taken: Taken = layer.take_over(claim, work).await.expect("an answer");
+            assert!(matches!(taken, TakeOver::NoOrphan), "{taken:?}");
+        };
+        // Of another request, and of a key that nobody knows: which nobody holds afterwards.
+        let other = Fingerprint::from_bytes([9; 32]);
+        let unknown = KeyId::from_bytes([9; 32]);
+        refused(
+            &orphan.layer,
+            Claim::new(orphan.id, other).expect("randomness"),
+        )
+        .await;
+        refused(
+            &orphan.layer,
+            Claim::new(unknown, other).expect("randomness"),
+        )
+        .await;
+        let fresh = Claim::new(unknown, Fingerprint::from_bytes([8; 32])).expect("randomness");
+        let acquired = orphan.ledger.acquire(&fresh).await.expect("no failure");
+        assert!(matches!(
+            acquired,
+            tower_idempotency::store::Acquired::Granted {
+                takeover: false,
+                ..
+            }
+        ));
+        // In progress, by a retry; and completed by it.
+        let gate = Gate::shut();
+        let held = gate.clone();
+        let ledger = orphan.ledger.another();
+        let layer = IdempotencyLayer::new(ledger.clone());
+        let (running, claim) = (layer.clone(), orphan.claim());
+        let first = tokio::spawn(async move {
+            let work = async move |lease: Lease| {
+                held.pass().await;
+                Ok(charge(&ledger, &lease, 1).await)
+            };
+            running.take_over::<_, Infallible, _, _>(claim, work).await
+        });
+        gate.arrival().await;
+        refused(&orphan.layer, orphan.claim()).await;
+        gate.open_for_good();
+        executed(first.await.expect("no panic").expect("a lease")).await;
+        refused(&orphan.layer, orphan.claim()).await;
+        // Its record forgotten.
+        sleep(Duration::from_secs(25 * 3600)).await;
+        refused(&orphan.layer, orphan.claim()).await;
+        assert_eq!(ran.count(), 0);
+    })
+    .await;
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_takeover_that_fails_leaves_the_orphan_to_the_next() {
+    within(LONG, async {
+        let orphan = Orphan::new(OrphanPolicy::Refuse).await;
+        let (layer, claim) = (&orphan.layer, || orphan.claim());
+        orphan.ledger.store.recover();
+
+        let failed: TakeOver<Response<tower_idempotency::Body<Body>>, &str> = layer
+            .take_over(claim(), async |_| Err::<Response, _>("no connection"))
+            .await
+            .expect("a lease");
+        assert!(matches!(failed, TakeOver::Failed("no connection")));
+
+        let taken: Taken = layer
+            .take_over(claim(), async |lease: Lease| {
+                assert_eq!(lease.generation(), 3);
+                Ok(StatusCode::BAD_GATEWAY.into_response())
+            })
+            .await
+            .expect("a lease");
+        assert_eq!(executed(taken).await.status, StatusCode::BAD_GATEWAY);
+
+        let panicking = {
+            let (layer, claim) = (layer.clone(), claim());
+            tokio::spawn(async move {
+                let work = async |_| -> Result<Response, Infallible> { panic!("as it should") };
+                layer.take_over(claim, work).await
+            })
+        };
+        assert!(panicking.await.expect_err("a panic").is_panic());
+
+        assert_eq!(orphan.retry().await.code(), "outcome-unknown");
+        let ledger = orphan.ledger.clone();
+        let taken: Taken = layer
+            .take_over(claim(), async move |lease: Lease| {
+                assert_eq!(lease.generation(), 5);
+                Ok(charge(&ledger, &lease, 5).await)
+            })
+            .await
+            .expect("a lease");
+        executed(taken).await;
+        assert!(orphan.retry().await.is_replay());
+        assert_eq!(orphan.ledger.rows().await, ["charge 5"]);
+    })
+    .await;
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_takeover_whose_commit_is_not_heard_of_is_found_out() {
+    within(LONG, async {
+        for (fate, rows) in [(Fate::ReplyLost, 1), (Fate::CallLost, 0)] {
+            let orphan = Orphan::new(OrphanPolicy::TakeOver).await;
+            orphan.ledger.store.recover();
+            orphan.ledger.next(fate);
+            let ledger = orphan.ledger.clone();
+            let taken: Taken = orphan
+                .layer
+                .take_over(orphan.claim(), async move |lease: Lease| {
+                    Ok(charge(&ledger, &lease, 2).await)
+                })
+                .await
+                .expect("a lease");
+            let status = executed(taken).await.status;
+            assert_eq!(status == StatusCode::CREATED, rows == 1, "{status}");
+            assert_eq!(orphan.ledger.rows().await.len(), rows);
+            let retry = orphan.retry().await;
+            assert_eq!(retry.is_replay(), rows == 1);
+            assert_eq!(
+                orphan.ledger.rows().await,
+                ["charge 2"],
+                "the retry is the second"
+            );
+        }
+    })
+    .await;
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_takeover_goes_on_when_it_is_dropped_and_draining_waits_for_it() {
+    within(LONG, async {
+        let orphan = Orphan::new(OrphanPolicy::TakeOver).await;
+        orphan.ledger.store.recover();
+        let ledger = orphan.ledger.another();
+        let layer = IdempotencyLayer::new(ledger.clone());
+        let work = {
+            let ledger = ledger.clone();
+            async move |lease: Lease| {
+                sleep(Duration::from_secs(5)).await;
+                Ok::<_, Infallible>(charge(&ledger, &lease, 1).await)
+            }
+        };
+        let taking = layer.take_over(orphan.claim(), work);
+        assert!(
+            tokio::time::timeout(Duration::from_secs(1), taking)
+                .await
+                .is_err()
+        );
+        assert!(layer.drain(Duration::from_secs(10)).await);
+        assert_eq!(ledger.rows().await, ["charge 1"]);
+        let work = async |_| Ok::<_, Infallible>(created(0));
+        let error = layer
+            .take_over(orphan.claim(), work)
+            .await
+            .expect_err("draining");
+        assert_eq!(error.kind(), ErrorKind::Draining);
+    })
+    .await;
+}
+
+#[tokio::test(start_paused = true)]
+async fn without_a_lease_nothing_is_taken_over() {
+    within(LONG, async {
+        let orphan = Orphan::new(OrphanPolicy::TakeOver).await;
+        orphan.ledger.store.recover();
+        let ledger = orphan.ledger.another();
+        let layer = IdempotencyLayer::new(ledger.clone()).with_lease(Ttl::from_secs(60));
+        ledger.store.fail(Op::Acquire, Act::FailAfter);
+        let work = async |_| -> Result<Response, Infallible> { panic!("it must not run") };
+        let error = layer
+            .take_over(orphan.claim(), work)
+            .await
+            .expect_err("no lease");
+        assert_eq!(error.kind(), ErrorKind::StoreUnavailable);
+        ledger.store.recover();
+        // The lease that the store holds all the same is given back, and the orphan is there for the next.
+        eventually("it is released", || ledger.count(Op::Release) > 0).await;
+        let work = async |lease: Lease| {
+            assert_eq!(lease.generation(), 3);
+            Ok(created(3))
+        };
+        executed(
+            layer
+                .take_over(orphan.claim(), work)
+                .await
+                .expect("a lease"),
+        )
+        .await;
+    })
+    .await;
+}

@@ -148,9 +148,8 @@ impl Engine {
     ) {
         telemetry::released(lease.id(), reason);
         lease.about_to_end(true);
-        let reference = lease.reference();
-        if !Box::pin(self.release(&reference, limit)).await {
-            self.release_later(reference, lease.deadline(), limit, place);
+        if !Box::pin(self.release(&lease.reference, limit)).await {
+            self.release_later(lease.reference, lease.deadline(), limit, place);
         }
     }
 
@@ -166,7 +165,7 @@ impl Engine {
         place: Place,
     ) {
         let engine = Arc::clone(self);
-        let (deadline, lease) = (lease.deadline(), lease.reference());
+        let (deadline, lease) = (lease.deadline(), lease.reference);
         tokio::spawn(async move {
             let _place = place;
             let mut pause = Pause::new();

@@ -4,7 +4,12 @@
 //! what happens if we are dropped there: before `detach.arm()` nothing has happened yet and a drop is a drop; after it
 //! the whole future moves to a task and goes on; and where a waiter waits, it is disarmed again.
 
-use std::{future::Future, panic::resume_unwind, pin::pin, sync::Arc};
+use std::{
+    future::Future,
+    panic::resume_unwind,
+    pin::{Pin, pin},
+    sync::Arc,
+};
 
 use bytes::Bytes;
 use http::{Extensions, HeaderMap, Request, Response, request};
@@ -108,7 +113,7 @@ where
     async move {
         match asking.await {
             Ok((req, Ok(lease), place)) => {
-                let call = async move { inner.call(req).await };
+                let call = pin!(async move { inner.call(req).await });
                 execute(shared, lease, place, call).await
             }
             Ok((req, Err(claim), place)) => {
@@ -206,7 +211,7 @@ pub(crate) fn execute<R: http_body::Body, E>(
     shared: Arc<Shared>,
     lease: Kept,
     mut place: Place,
-    call: impl Future<Output = Result<Response<R>, E>>,
+    call: Pin<&mut impl Future<Output = Result<Response<R>, E>>>,
 ) -> impl Future<Output = Result<Response<Body<R>>, E>> {
     let limit = shared.config.store_timeout;
     async move {

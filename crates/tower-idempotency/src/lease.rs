@@ -3,6 +3,7 @@
 use std::{
     collections::BTreeMap,
     fmt,
+    future::Future,
     ops::Deref,
     pin::Pin,
     sync::{
@@ -39,7 +40,7 @@ impl Lease {
     /// 1 for the first execution under this key, higher after each takeover.
     #[must_use]
     pub fn generation(&self) -> u64 {
-        self.0.grant.generation
+        self.0.reference.generation
     }
 
     /// Whether an earlier execution lost its lease without an outcome: its effect may or may not have happened, so look
@@ -87,21 +88,20 @@ impl Lease {
     /// and the derived keys alike.
     #[must_use]
     pub fn derive(&self, name: &str) -> String {
-        let claim = &self.0.grant.claim;
-        derived_key(&claim.id, &claim.fingerprint, name)
+        derived_key(&self.0.reference.id, &self.0.reference.fingerprint, name)
     }
 
     /// The lease as the store knows it, for work that is fenced at the store itself.
     #[must_use]
     pub fn lease_ref(&self) -> LeaseRef {
-        self.0.reference()
+        self.0.reference
     }
 }
 
 impl fmt::Debug for Lease {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("Lease")
-            .field("id", &self.0.grant.claim.id)
+            .field("id", &self.0.reference.id)
             .field("generation", &self.generation())
             .field("takeover", &self.is_takeover())
             .field("held", &self.is_held())
@@ -125,6 +125,7 @@ pub(crate) struct Grant {
 /// What the exchange, the renewer and the handler share about one lease.
 pub(crate) struct Held {
     pub(crate) grant: Grant,
+    pub(crate) reference: LeaseRef,
     pub(crate) commit: Commit,
     // Times are nanoseconds since the grant was sent. The deadline counts from before the call that took or renewed the
     // lease was sent, so it is never later than the store's.
@@ -141,12 +142,8 @@ pub(crate) struct Held {
 }
 
 impl Held {
-    pub(crate) fn reference(&self) -> LeaseRef {
-        self.grant.claim.lease_ref(self.grant.generation)
-    }
-
     pub(crate) fn id(&self) -> &KeyId {
-        &self.grant.claim.id
+        &self.reference.id
     }
 
     /// Whether the handler found the request broken off.
@@ -277,14 +274,16 @@ impl Renewer {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Keeps a lease.
-    pub(crate) async fn keep(self: &Arc<Self>, grant: Grant) -> Kept {
+    /// Keeps a lease from the call on, and hands it over when the task knows of it.
+    pub(crate) fn keep(self: &Arc<Self>, grant: Grant) -> impl Future<Output = Kept> + use<> {
         let (kept, woken) = self.insert(grant);
-        if woken {
-            // The task runs on this worker now; later, the handler may block it.
-            yield_now().await;
+        async move {
+            if woken {
+                // The task runs on this worker now; later, the handler may block it.
+                yield_now().await;
+            }
+            kept
         }
-        kept
     }
 
     /// Also says whether the task was started or woken.
@@ -294,6 +293,7 @@ impl Renewer {
         let mut state = self.state();
         state.sequence += 1;
         let held = Arc::new(Held {
+            reference: grant.claim.lease_ref(grant.generation),
             grant,
             commit: Commit::default(),
             deadline: AtomicU64::new(nanos(ttl)),
@@ -365,8 +365,7 @@ impl Renewer {
         let limit = held.grant.config.store_timeout.min(ttl / 3);
         // A store that panics must not take the lease out of our hands: it counts as one that failed.
         let renewed = {
-            let reference = held.reference();
-            let mut call = self.store.renew(&reference, lease);
+            let mut call = self.store.renew(&held.reference, lease);
             timeout(limit, catch_panic(Pin::new(&mut call))).await
         };
         telemetry::store_time("renew", started);

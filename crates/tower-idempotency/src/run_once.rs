@@ -299,12 +299,15 @@ async fn settle<T: Serialize + DeserializeOwned, E>(
     let id = *lease.id();
     let mut record = receive::value(config, &id, &value);
     let (limit, retention) = (config.store_timeout, config.retention);
-    let reference = lease.reference();
     lease.about_to_end(true);
-    let mut completion = engine.complete(&reference, &record, retention, limit).await;
+    let mut completion = engine
+        .complete(&lease.reference, &record, retention, limit)
+        .await;
     if let Completion::TooLarge { .. } = completion {
         record = too_large(config, &id);
-        completion = engine.complete(&reference, &record, retention, limit).await;
+        completion = engine
+            .complete(&lease.reference, &record, retention, limit)
+            .await;
     }
     match completion {
         // A commit that nobody has heard of may have been there before us, and then nothing was changed.

@@ -34,8 +34,9 @@ pub(crate) fn settle<R: http_body::Body>(
     let limit = config.store_timeout;
     lease.about_to_end(true);
     async move {
-        let reference = lease.reference();
-        let mut completion = engine.complete(&reference, &record, retention, limit).await;
+        let mut completion = engine
+            .complete(&lease.reference, &record, retention, limit)
+            .await;
         if let Completion::TooLarge { limit: largest } = completion {
             let bytes = record.len();
             tracing::warn!(bytes, largest, "the store cannot keep a record this large");
@@ -51,7 +52,9 @@ pub(crate) fn settle<R: http_body::Body>(
                         .map_or(res, |answer| into_response(*answer));
                 }
             }
-            completion = engine.complete(&reference, &record, retention, limit).await;
+            completion = engine
+                .complete(&lease.reference, &record, retention, limit)
+                .await;
         }
         match completion {
             // A commit that nobody has heard of may have been there before us, and then nothing was changed.

@@ -1,6 +1,6 @@
 //! Executing an orphan again without its client.
 
-use std::{future::Future, sync::Arc};
+use std::{future::Future, pin::pin, sync::Arc};
 
 use http::Response;
 
@@ -125,7 +125,7 @@ impl IdempotencyLayer {
             };
             let lease = engine.renewer.keep(grant).await;
             let handle = lease.handle();
-            let call = async move { work(handle).await };
+            let call = pin!(async move { work(handle).await });
             let shared = Arc::new(Shared { config, engine });
             Ok(match execute(shared, lease, place, call).await {
                 Ok(res) => TakeOver::Executed(res),

@@ -34,6 +34,7 @@ pub(crate) fn not_kept<'a>(
 }
 
 /// `listed` says whether there is a `Connection` line, which lists fields that belong to it.
+#[inline]
 fn is_kept(
     headers: &HeaderMap,
     listed: bool,

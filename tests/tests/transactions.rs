@@ -24,7 +24,8 @@ use tests::{
 use tokio::time::{advance, sleep};
 use tower::{Layer, ServiceExt};
 use tower_idempotency::{
-    IdempotencyLayer, Lease, Retention, Ttl, Unretained, store::StoreError, transaction::Unrecorded,
+    FingerprintBy, IdempotencyLayer, Lease, Retention, Ttl, Unretained, store::StoreError,
+    transaction::Unrecorded,
 };
 
 /// A service on the ledger: the handler is given it, its lease and which execution it is.
@@ -469,6 +470,36 @@ async fn what_is_not_recorded_cannot_be_committed() {
         assert!(ledger.rows().await.is_empty(), "{reason:?}");
         assert_eq!(ledger.count(Op::Release), 2);
     }
+}
+
+#[tokio::test]
+async fn what_is_answered_to_half_a_request_cannot_be_committed() {
+    let ledger = Ledger::default();
+    let layer = IdempotencyLayer::new(ledger.clone()).with_fingerprint(FingerprintBy::head_only());
+    let books = ledger.clone();
+    let (app, executions) = app(layer, move |n, req| {
+        let ledger = books.clone();
+        let lease = req.extensions().get::<Lease>().expect("a lease").clone();
+        async move {
+            let read = http_body_util::BodyExt::collect(req.into_body()).await;
+            if read.is_ok() {
+                return commit(&ledger, &lease, n, created(n)).await;
+            }
+            let refusal = (StatusCode::BAD_REQUEST, "it broke off").into_response();
+            let not = lease
+                .prepare(refusal)
+                .await
+                .expect_err("it is not recorded");
+            assert_eq!(not.reason(), Unrecorded::BrokenRequest);
+            not.into_answer().into_response()
+        }
+    });
+    let half = Body::new(Scripted::new([Step::from("half"), Step::Fail]));
+    let first = send(&app, post("/orders", "k", half)).await;
+    assert_eq!(first.text(), "it broke off");
+    let retry = send(&app, post("/orders", "k", "whole")).await;
+    assert_eq!(retry.text(), "{\"execution\":2}");
+    assert_eq!(executions.count(), 2);
 }
 
 #[tokio::test]

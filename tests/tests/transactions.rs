@@ -24,7 +24,8 @@ use tests::{
 use tokio::time::{advance, sleep};
 use tower::{Layer, ServiceExt};
 use tower_idempotency::{
-    FingerprintBy, IdempotencyLayer, Lease, Retention, Ttl, Unretained, store::StoreError,
+    FingerprintBy, IdempotencyLayer, Lease, Retention, Ttl, Unretained,
+    store::{Store, StoreError},
     transaction::Unrecorded,
 };
 
@@ -635,8 +636,9 @@ struct Overtaken {
 }
 
 impl Overtaken {
-    async fn new(answers: StatusCode) -> Self {
+    async fn new(answers: StatusCode, fate: Fate) -> Self {
         let ledger = Ledger::default();
+        ledger.next(fate);
         let (first, second) = (Gate::shut(), Gate::shut());
         let paused = ledger.clone();
         // It cannot renew: it is as good as paused.
@@ -668,6 +670,14 @@ impl Overtaken {
     }
 }
 
+/// What the handler answers, and whether its commit arrives to be refused.
+const ENDS: [(StatusCode, Fate); 4] = [
+    (StatusCode::INTERNAL_SERVER_ERROR, Fate::Committed),
+    (StatusCode::INTERNAL_SERVER_ERROR, Fate::CallLost),
+    (StatusCode::CONFLICT, Fate::Committed),
+    (StatusCode::CONFLICT, Fate::CallLost),
+];
+
 trait Text {
     async fn text(self) -> String;
 }
@@ -682,8 +692,8 @@ impl Text for Response {
 #[tokio::test(start_paused = true)]
 async fn a_commit_under_a_lost_lease_has_no_effect_and_the_stored_answer_is_the_answer() {
     within(LONG, async {
-        for answers in [StatusCode::INTERNAL_SERVER_ERROR, StatusCode::CONFLICT] {
-            let overtaken = Overtaken::new(answers).await;
+        for (answers, fate) in ENDS {
+            let overtaken = Overtaken::new(answers, fate).await;
             overtaken.second.open_for_good();
             let other = send(&overtaken.other, order()).await;
             assert_eq!(other.text(), "of the other");
@@ -700,8 +710,8 @@ async fn a_commit_under_a_lost_lease_has_no_effect_and_the_stored_answer_is_the_
 #[tokio::test(start_paused = true)]
 async fn a_commit_under_a_lost_lease_is_an_unknown_outcome_while_the_other_runs() {
     within(LONG, async {
-        for answers in [StatusCode::INTERNAL_SERVER_ERROR, StatusCode::CONFLICT] {
-            let overtaken = Overtaken::new(answers).await;
+        for (answers, fate) in ENDS {
+            let overtaken = Overtaken::new(answers, fate).await;
             let app = overtaken.other.clone();
             let other = tokio::spawn(async move { send(&app, order()).await });
             overtaken.second.arrival().await;
@@ -716,6 +726,44 @@ async fn a_commit_under_a_lost_lease_is_an_unknown_outcome_while_the_other_runs(
         }
     })
     .await;
+}
+
+#[tokio::test]
+async fn a_lease_that_somebody_ended_commits_nothing() {
+    let ledger = Ledger::default();
+    let (app, executions) = bank(&ledger, async |ledger: Ledger, lease: Lease, n| {
+        if n == 1 {
+            let by_hand = ledger.store.inner();
+            by_hand.release(&lease.lease_ref()).await.expect("released");
+        }
+        assert!(lease.is_held(), "as far as it knows");
+        let res = charge(ledger, lease.clone(), n).await;
+        assert!(!lease.is_held());
+        res
+    });
+    let first = send(&app, order()).await;
+    assert_eq!(first.text(), "the lease is no longer held");
+    assert!(ledger.rows().await.is_empty());
+    let retry = send(&app, order()).await;
+    assert_eq!(retry.text(), "{\"execution\":2}");
+    assert_eq!(ledger.rows().await, ["charge 2"]);
+    assert_eq!(executions.count(), 2);
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_renewal_that_meets_a_commit_is_no_lost_lease() {
+    let ledger = Ledger::default();
+    ledger.next(Fate::HangAfter);
+    let (app, _) = bank(&ledger, async |ledger: Ledger, lease: Lease, n| {
+        let commit = charge(ledger.clone(), lease.clone(), n);
+        let hung = tokio::time::timeout(Duration::from_secs(6), commit).await;
+        assert!(hung.is_err());
+        assert_eq!(ledger.count(Op::Renew), 1);
+        assert!(lease.is_held(), "nobody else has it");
+        StatusCode::GATEWAY_TIMEOUT.into_response()
+    });
+    first_of(&send(&app, order()).await);
+    assert_charged_once(&ledger, &app).await;
 }
 
 #[tokio::test]
@@ -742,6 +790,26 @@ async fn nothing_is_committed_once_the_handler_has_answered() {
         assert_eq!(late, "the lease is no longer held");
         assert!(ledger.rows().await.is_empty());
     }
+}
+
+#[tokio::test(start_paused = true)]
+async fn nothing_is_committed_while_the_answer_is_collected() {
+    let ledger = Ledger::default();
+    let (app, _) = bank(&ledger, async |ledger, lease, n| {
+        tokio::spawn(async move {
+            sleep(Duration::from_secs(1)).await;
+            let late = charge(ledger, lease, n).await;
+            assert_eq!(late.text().await, "the lease is no longer held");
+        });
+        let slowly = Step::Wait(Duration::from_secs(2));
+        Response::new(Body::new(Scripted::new([slowly, Step::from("slowly")])))
+    });
+    for replayed in [false, true] {
+        let answer = send(&app, order()).await;
+        assert_eq!((answer.text(), answer.is_replay()), ("slowly", replayed));
+    }
+    assert!(ledger.rows().await.is_empty());
+    assert_eq!(ledger.count(Op::Acquire), 2, "there was no doubt");
 }
 
 #[tokio::test]

@@ -85,7 +85,7 @@ impl Lease {
     ///
     /// Give it to a provider that honours idempotency keys, and a takeover does not charge twice. It changes with the
     /// layer's namespace and secret, and with the principal: a deployment that changes one of them forgets the records
-    /// and the derived keys alike.
+    /// and the derived keys alike. It depends on what the store knows of the entry, and on nothing else of the request.
     #[must_use]
     pub fn derive(&self, name: &str) -> String {
         derived_key(&self.0.reference.id, &self.0.reference.fingerprint, name)

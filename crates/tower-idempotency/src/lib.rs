@@ -37,7 +37,7 @@
 //! - A process that dies between the effect and the record leaves an orphan. By default a retry takes it over and
 //!   executes again (at-least-once; [`Lease::is_takeover`] tells the handler); with [`OrphanPolicy::Refuse`] it is
 //!   refused (at-most-once). Exactly-once needs effect and record in one database transaction, which a layer alone
-//!   cannot give.
+//!   cannot give; a store can, where the database is also the handler's: see [`transaction`].
 //! - A process that is paused for longer than its lease may execute beside the one that took over. Only what is stored
 //!   is answered, but both effects happen; [`Lease::is_held`] narrows the window.
 //! - A response that is not recorded, such as a 5xx, frees the key: the retry executes. After a takeover it leaves the

@@ -11,16 +11,15 @@
 //!    none: then roll back, and answer with the response all the same.
 //! 2. In the handler's transaction, write the record where the lease is: one conditional write that finds the entry
 //!    leased by [`lease_ref().token`](LeaseRef), its lease over or not, and makes it completed as
-//!    [`Store::complete`](crate::Store::complete) does, with retention and all. If it finds no such entry the lease is
-//!    lost: roll back. Unlike `complete` it does *not* store the record where there is no entry, so that nothing is
-//!    committed under a lease that was released.
-//! 3. Commit inside of [`Prepared::commit`], which tells the layer before, and afterwards that there is nothing left to
-//!    store.
+//!    [`Store::complete`](crate::Store::complete) does: token, retention, news for waiters. If it finds no such entry the
+//!    lease is lost: roll back. Unlike `complete` it does *not* store the record where there is no entry or nobody holds
+//!    it, so that nothing is committed under a lease that was released.
+//! 3. Do this and commit inside of [`Prepared::commit`]. It tells the layer beforehand that a commit is on its way, and
+//!    afterwards that there is nothing left to store, or that the lease is lost.
 //!
-//! Write the record last: the entry's row is then blocked for as long as the commit takes, and neither renewals nor the
-//! questions of others wait for the handler. An [`acquire`](crate::Store::acquire) that meets a transaction under way on
-//! its entry waits for its end, as conditional writes in a database do; it is what the layer asks when it has to know
-//! what became of a commit.
+//! Write the record last: renewals, and the questions of others, then wait for the commit and not for the handler. An
+//! [`acquire`](crate::Store::acquire) that meets a transaction under way on its entry must wait for its end, as
+//! conditional writes in a database do: it is what the layer asks when it has to know what became of a commit.
 //!
 //! # What the layer then does
 //!
@@ -196,13 +195,12 @@ impl<T> Prepared<T> {
         Self::new(&self.lease, then, self.status, self.answer, self.buffer)
     }
 
-    /// Runs `commit`, which is to end the transaction that the record was written in, and gives the answer back. From
-    /// here on the layer stores nothing itself.
+    /// Runs `commit`, which writes the record and ends the transaction, and gives the answer back. From here on the layer
+    /// stores nothing itself.
     ///
     /// `commit` returns `Ok` when both effect and record are stored, [`StoreError::LeaseLost`] when the lease was found
-    /// lost and neither is, and [`StoreError::Backend`] when it does not know: then the store is asked. It may write the
-    /// record as well, or only commit. After an error the whole transaction may be tried again, from
-    /// [`prepare`](Lease::prepare) on.
+    /// lost and neither is, and [`StoreError::Backend`] when it does not know: then the store is asked. After an error the
+    /// whole transaction may be tried again, from [`prepare`](Lease::prepare) on, while the lease is held.
     ///
     /// # Errors
     ///

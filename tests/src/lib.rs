@@ -25,6 +25,7 @@ pub use self::scripted::{Broken, Scripted, Step};
 
 pub mod bodies;
 pub mod fleet;
+pub mod conformance;
 pub mod gate;
 pub mod ledger;
 pub mod probe;

@@ -18,6 +18,9 @@ use std::{
 use crate::playground::run;
 
 pub mod certificates;
+pub mod mariadb;
+pub mod pgbouncer;
+pub mod postgres;
 pub mod redis;
 
 /// A process in a throwaway directory. Both are gone when this is dropped, and when the test process is: even if it is
@@ -272,6 +275,35 @@ pub fn free_port() -> u16 {
         .map(|i| 10_000 + (random.hash_one(i) % 22_000) as u16)
         .find(free)
         .expect("a free port")
+}
+
+/// A command that runs `program` as this user if we are root: servers of databases refuse to be.
+#[must_use]
+pub fn as_user(user: &str, program: &Path) -> Command {
+    if !is_root() {
+        return Command::new(program);
+    }
+    let mut command = Command::new(tool("setpriv", "util-linux", &[]));
+    command.args(["--reuid", user, "--regid", user, "--init-groups", "--"]);
+    command.arg(program);
+    command
+}
+
+/// Gives a directory and what is in it to this user if we are root.
+///
+/// # Panics
+///
+/// When there is no such user.
+pub fn give(directory: &Path, user: &str) {
+    if is_root() {
+        let owner = format!("{user}:");
+        let given = run("chown", ["-R", owner.as_str(), &directory.to_string_lossy()]);
+        assert!(given.is_ok(), "{given:?}");
+    }
+}
+
+fn is_root() -> bool {
+    run("id", ["-u"]).is_ok_and(|id| id == b"0\n")
 }
 
 /// `"$@"` is the command. Its fd 3 is the pipe that tells of its end, and nobody else keeps that open.

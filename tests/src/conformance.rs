@@ -1,0 +1,110 @@
+//! The conformance suite many cases at a time.
+//!
+//! Most of a case is sleeping, and the harness runs no more of them at once than there are processors: for a store that
+//! is tested in several settings that is minutes. Here a test is a set of cases, which says what failed by name.
+
+use std::{
+    sync::{Mutex, PoisonError},
+    thread,
+    time::Duration,
+};
+
+use tower_idempotency::{
+    conformance::{Plan, Subject, Threads, cases, run},
+    store::Store,
+};
+
+/// Runs every case on what `store` makes for it, through `plan`, on 16 threads.
+///
+/// # Panics
+///
+/// When a case does: names all that did.
+pub fn every_case_at_once<S: Store>(
+    subject: impl AsyncFn() -> Subject<S> + Sync,
+    plan: impl Fn(Duration) -> Option<Plan> + Sync,
+) {
+    let (subject, plan) = (&subject, &plan);
+    let mut cases: Vec<Case<'_>> = Vec::new();
+    macro_rules! list {
+        ({ $($case_of:tt)* } paced [$($paced:ident)*] threaded [$($threaded:ident)*]) => {
+            $( list!(@ $paced, Threads::One { start_paused: false }); )*
+            $( list!(@ $threaded, Threads::Four); )*
+        };
+        (@ $case:ident, $threads:expr) => {
+            cases.push((stringify!($case), Box::new(move || run($threads, async move {
+                let subject = subject().await;
+                match plan(subject.pause()) {
+                    Some(plan) => cases::$case(&subject.through(plan)).await,
+                    None => cases::$case(&subject).await,
+                }
+            }))));
+        };
+    }
+    tower_idempotency::__conformance_cases! { [list] }
+    let failed = Mutex::new(Vec::new());
+    let cases = Mutex::new(cases);
+    let next = || cases.lock().unwrap_or_else(PoisonError::into_inner).pop();
+    thread::scope(|scope| {
+        let work = || {
+            while let Some((name, case)) = next() {
+                // A thread of its own has the name that its panic shows.
+                let running = thread::Builder::new().name(name.to_owned());
+                let ended = running.spawn_scoped(scope, case).expect("a thread").join();
+                if ended.is_err() {
+                    let mut failed = failed.lock().unwrap_or_else(PoisonError::into_inner);
+                    failed.push(name);
+                }
+            }
+        };
+        let workers: Vec<_> = (0..AT_ONCE).map(|_| scope.spawn(work)).collect();
+        for worker in workers {
+            worker.join().expect("a worker does not panic");
+        }
+    });
+    let failed = failed.into_inner().unwrap_or_else(PoisonError::into_inner);
+    assert!(failed.is_empty(), "failed: {failed:#?}");
+}
+
+type Case<'a> = (&'static str, Box<dyn FnOnce() + Send + 'a>);
+
+/// Makes five tests of the suite, one for each [`Plan`] and one without: a module of the name given, with `direct`,
+/// `calls_lost`, `replies_lost`, `slow` and `alternating`.
+#[macro_export]
+macro_rules! conformance_at_once {
+    (mod $name:ident, subject = $subject:expr $(,)?) => {
+        mod $name {
+            #[allow(unused_imports, reason = "the closure may need them, or not")]
+            use super::*;
+            use ::tower_idempotency::conformance::Plan;
+
+            #[test]
+            fn direct() {
+                $crate::conformance::every_case_at_once($subject, |_| None);
+            }
+
+            #[test]
+            fn calls_lost() {
+                $crate::conformance::every_case_at_once($subject, |_| Some(Plan::CallsLost));
+            }
+
+            #[test]
+            fn replies_lost() {
+                $crate::conformance::every_case_at_once($subject, |_| Some(Plan::RepliesLost));
+            }
+
+            #[test]
+            fn slow() {
+                $crate::conformance::every_case_at_once($subject, |pause| Some(Plan::Slow(pause)));
+            }
+
+            #[test]
+            fn alternating() {
+                $crate::conformance::every_case_at_once($subject, |pause| {
+                    Some(Plan::Alternating(pause))
+                });
+            }
+        }
+    };
+}
+
+const AT_ONCE: usize = 16;

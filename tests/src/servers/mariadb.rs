@@ -1,0 +1,166 @@
+//! MariaDB servers, which stand for MySQL too: what is sent to them is understood by both.
+
+use std::{
+    fs,
+    net::{Ipv4Addr, SocketAddr},
+    path::{Path, PathBuf},
+    process::Command,
+    sync::OnceLock,
+};
+
+use super::{Guard, as_user, directory, give, on_a_free_port, tool, until_ready};
+use crate::playground::run;
+
+/// The server that the tests of one binary share. It is empty at first, and ends with the process.
+///
+/// # Panics
+///
+/// As [`MariaDbServer::start`].
+pub fn shared() -> &'static MariaDbServer {
+    static SHARED: OnceLock<MariaDbServer> = OnceLock::new();
+    SHARED.get_or_init(|| MariaDbServer::start(&[]))
+}
+
+/// A running MariaDB, with a user `app` who may do everything and a database of that name; killed when it is dropped.
+#[derive(Debug)]
+pub struct MariaDbServer {
+    guard: Guard,
+    port: u16,
+    settings: Vec<String>,
+}
+
+impl MariaDbServer {
+    /// Starts one on a free port and waits until it is ready. It survives being killed itself, not a power failure.
+    /// `settings` are of the form `name=value`, such as `max_allowed_packet=1M`.
+    ///
+    /// # Panics
+    ///
+    /// When MariaDB is not installed, or does not start.
+    #[must_use]
+    pub fn start(settings: &[&str]) -> Self {
+        let settings: Vec<_> = settings.iter().map(|it| (*it).to_owned()).collect();
+        let directory = directory("mariadb");
+        let (port, guard) = on_a_free_port(
+            |port| {
+                fs::create_dir_all(&directory).expect("a directory for throwaway files");
+                initialize(&directory);
+                Guard::start(&directory, &command(&directory, port, &settings), "KILL")
+            },
+            |_, guard| is_ready(guard),
+        );
+        Self {
+            guard,
+            port,
+            settings,
+        }
+    }
+
+    /// Where it listens, as an URL of its database.
+    #[must_use]
+    pub fn url(&self) -> String {
+        format!("mysql://app@{}/app", self.address())
+    }
+
+    /// Where it listens.
+    #[must_use]
+    pub fn address(&self) -> SocketAddr {
+        (Ipv4Addr::LOCALHOST, self.port).into()
+    }
+
+    /// What it has logged.
+    #[must_use]
+    pub fn log(&self) -> String {
+        self.guard.log()
+    }
+
+    /// SIGSTOP: its connections stay open, and nothing is answered.
+    ///
+    /// # Panics
+    ///
+    /// When it was killed.
+    pub fn pause(&self) {
+        self.guard.signal("STOP");
+    }
+
+    /// SIGCONT: it answers what has arrived meanwhile, whether or not anybody still waits.
+    ///
+    /// # Panics
+    ///
+    /// When it was killed.
+    pub fn resume(&self) {
+        self.guard.signal("CONT");
+    }
+
+    /// SIGKILL: it is gone when this returns, until [`restart`](Self::restart).
+    ///
+    /// # Panics
+    ///
+    /// When there is nobody to do it.
+    pub fn kill(&mut self) {
+        self.guard.kill();
+    }
+
+    /// Kills it if it runs, and starts it again on the same port with the same data.
+    ///
+    /// # Panics
+    ///
+    /// When it does not start.
+    pub fn restart(&mut self) {
+        self.guard.kill();
+        let directory = self.guard.directory().to_owned();
+        // What it said so far would tell that it is ready before it is.
+        let _ = fs::remove_file(directory.join("log"));
+        let command = command(&directory, self.port, &self.settings);
+        self.guard.replace(&command, "KILL");
+        let is_back = until_ready(&self.guard, || is_ready(&self.guard));
+        assert!(is_back, "MariaDB does not come back:\n{}", self.log());
+    }
+}
+
+fn initialize(directory: &Path) {
+    let data = directory.join("data");
+    if data.exists() {
+        return;
+    }
+    let users = "create database app; create user app@'%'; grant all on *.* to app@'%' with grant option;";
+    fs::write(directory.join("users.sql"), users).expect("a throwaway file");
+    give(directory, USER);
+    let mut install = as_user(USER, &tool("mariadb-install-db", "mariadb-server", &[]));
+    install.args(["--no-defaults", "--skip-test-db", "--skip-name-resolve"]);
+    install.arg("--auth-root-authentication-method=normal");
+    install.arg(format!("--datadir={}", data.display()));
+    let program = install.get_program().to_str().expect("a path in UTF-8");
+    let installed = run(program, install.get_args());
+    assert!(installed.is_ok(), "{installed:?}");
+}
+
+fn command(directory: &Path, port: u16, settings: &[String]) -> Command {
+    let mut command = as_user(USER, &tool("mariadbd", "mariadb-server", &[PathBuf::from("/usr/sbin")]));
+    let at = |name: &str| directory.join(name).display().to_string();
+    let own = [
+        format!("datadir={}", at("data")),
+        format!("socket={}", at("socket")),
+        format!("pid-file={}", at("pid")),
+        format!("port={port}"),
+        "bind-address=127.0.0.1".to_owned(),
+        "skip-name-resolve".to_owned(),
+        "max-connections=300".to_owned(),
+        "innodb-buffer-pool-size=64M".to_owned(),
+        "innodb-flush-log-at-trx-commit=2".to_owned(),
+    ];
+    command.arg("--no-defaults");
+    if !directory.join("data/app").exists() {
+        command.arg(format!("--init-file={}", at("users.sql")));
+    }
+    for setting in own.iter().chain(settings) {
+        command.arg(format!("--{setting}"));
+    }
+    command
+}
+
+/// Whatever listens on the port, only this server writes to this log.
+fn is_ready(guard: &Guard) -> bool {
+    guard.log().contains("ready for connections")
+}
+
+const USER: &str = "mysql";

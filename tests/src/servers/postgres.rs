@@ -1,0 +1,174 @@
+//! PostgreSQL servers.
+
+use std::{
+    net::{Ipv4Addr, SocketAddr},
+    path::{Path, PathBuf},
+    process::Command,
+    sync::OnceLock,
+};
+
+use super::{Guard, as_user, directory, give, on_a_free_port, tool, until_ready};
+use crate::playground::run;
+
+/// The server that the tests of one binary share. It is empty at first, and ends with the process.
+///
+/// # Panics
+///
+/// As [`PostgresServer::start`].
+pub fn shared() -> &'static PostgresServer {
+    static SHARED: OnceLock<PostgresServer> = OnceLock::new();
+    SHARED.get_or_init(|| PostgresServer::start(&[]))
+}
+
+/// A running PostgreSQL, with a superuser `app`; killed when it is dropped.
+#[derive(Debug)]
+pub struct PostgresServer {
+    guard: Guard,
+    port: u16,
+    settings: Vec<String>,
+}
+
+impl PostgresServer {
+    /// Starts one on a free port and waits until it is ready. It survives being killed itself, not a power failure.
+    /// `settings` are of the form `name=value`, such as `log_statement=all`.
+    ///
+    /// # Panics
+    ///
+    /// When PostgreSQL is not installed, or does not start.
+    #[must_use]
+    pub fn start(settings: &[&str]) -> Self {
+        let settings: Vec<_> = settings.iter().map(|it| (*it).to_owned()).collect();
+        let directory = directory("postgres");
+        let (port, guard) = on_a_free_port(
+            |port| {
+                std::fs::create_dir_all(&directory).expect("a directory for throwaway files");
+                initialize(&directory);
+                Guard::start(&directory, &command(&directory, port, &settings), "QUIT")
+            },
+            |_, guard| is_ready(guard),
+        );
+        Self {
+            guard,
+            port,
+            settings,
+        }
+    }
+
+    /// Where it listens, as an URL of its database.
+    #[must_use]
+    pub fn url(&self) -> String {
+        format!("postgres://app@{}/postgres", self.address())
+    }
+
+    /// Where it listens.
+    #[must_use]
+    pub fn address(&self) -> SocketAddr {
+        (Ipv4Addr::LOCALHOST, self.port).into()
+    }
+
+    /// What it has logged.
+    #[must_use]
+    pub fn log(&self) -> String {
+        self.guard.log()
+    }
+
+    /// SIGSTOP for the process that takes connections: whoever has one already is still served.
+    ///
+    /// # Panics
+    ///
+    /// When it was killed.
+    pub fn pause(&self) {
+        self.guard.signal("STOP");
+    }
+
+    /// SIGCONT.
+    ///
+    /// # Panics
+    ///
+    /// When it was killed.
+    pub fn resume(&self) {
+        self.guard.signal("CONT");
+    }
+
+    /// SIGKILL: it is gone when this returns, until [`restart`](Self::restart).
+    ///
+    /// # Panics
+    ///
+    /// When there is nobody to do it.
+    pub fn kill(&mut self) {
+        self.guard.kill();
+    }
+
+    /// Kills it if it runs, and starts it again on the same port with the same data.
+    ///
+    /// # Panics
+    ///
+    /// When it does not start.
+    pub fn restart(&mut self) {
+        self.guard.kill();
+        let directory = self.guard.directory().to_owned();
+        // What it said so far would tell that it is ready before it is.
+        let _ = std::fs::remove_file(directory.join("log"));
+        let command = command(&directory, self.port, &self.settings);
+        self.guard.replace(&command, "QUIT");
+        let is_back = until_ready(&self.guard, || is_ready(&self.guard));
+        assert!(is_back, "PostgreSQL does not come back:\n{}", self.log());
+    }
+}
+
+fn initialize(directory: &Path) {
+    give(directory, USER);
+    let data = directory.join("data");
+    if data.exists() {
+        return;
+    }
+    let mut initdb = as_user(USER, &find("initdb"));
+    initdb.arg("--pgdata").arg(data);
+    initdb.args(["--username=app", "--auth=trust", "--encoding=UTF8"]);
+    initdb.args(["--locale=C", "--no-sync", "--no-instructions"]);
+    let program = initdb.get_program().to_str().expect("a path in UTF-8");
+    let initialized = run(program, initdb.get_args());
+    assert!(initialized.is_ok(), "{initialized:?}");
+}
+
+fn command(directory: &Path, port: u16, settings: &[String]) -> Command {
+    let mut command = as_user(USER, &find("postgres"));
+    command.arg("-D").arg(directory.join("data"));
+    let port = format!("port={port}");
+    let own = [
+        port.as_str(),
+        "listen_addresses=127.0.0.1",
+        "unix_socket_directories=",
+        "max_connections=300",
+        "shared_buffers=64MB",
+        "fsync=off",
+        "full_page_writes=off",
+    ];
+    for setting in own
+        .into_iter()
+        .chain(settings.iter().map(String::as_str))
+    {
+        command.args(["-c", setting]);
+    }
+    command
+}
+
+/// Whatever listens on the port, only this server writes to this log.
+fn is_ready(guard: &Guard) -> bool {
+    guard
+        .log()
+        .contains("database system is ready to accept connections")
+}
+
+/// Where Debian keeps the servers, newest first, if it is not in the PATH.
+fn find(name: &str) -> PathBuf {
+    let versions = std::fs::read_dir("/usr/lib/postgresql").into_iter().flatten();
+    let mut others: Vec<_> = versions
+        .filter_map(|version| Some(version.ok()?.path().join("bin")))
+        .collect();
+    others.sort();
+    others.reverse();
+    tool(name, "postgresql", &others)
+}
+
+const USER: &str = "postgres";

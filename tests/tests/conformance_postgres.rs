@@ -1,0 +1,35 @@
+//! PostgreSQL passes the suite, whatever isolation level its connections default to, and behind pgbouncer.
+
+use std::sync::OnceLock;
+
+use tests::{
+    conformance_at_once,
+    servers::{pgbouncer::PgBouncer, postgres},
+};
+use tower_idempotency::conformance::Subject;
+use tower_idempotency_sqlx::{PostgresStore, sqlx::postgres::PgConnectOptions};
+
+async fn at(level: &str) -> Subject<PostgresStore> {
+    let options: PgConnectOptions = postgres::shared().url().parse().unwrap();
+    let options = options.options([("default_transaction_isolation", level)]);
+    migrated(PostgresStore::new(options)).await
+}
+
+/// Fewer connections to the server than the cases make: they take turns with them, statement by statement.
+async fn behind_pgbouncer() -> Subject<PostgresStore> {
+    static POOLER: OnceLock<PgBouncer> = OnceLock::new();
+    let server = postgres::shared();
+    let pooler = POOLER.get_or_init(|| PgBouncer::start(server, 8));
+    let store = PostgresStore::from_url(&pooler.url()).unwrap();
+    migrated(store.with_listener(server.url().parse().unwrap())).await
+}
+
+async fn migrated(store: PostgresStore) -> Subject<PostgresStore> {
+    store.migrate().await.expect("the test server runs");
+    Subject::new(store)
+}
+
+conformance_at_once! { mod read_committed, subject = async || at("read committed").await }
+conformance_at_once! { mod repeatable_read, subject = async || at("repeatable read").await }
+conformance_at_once! { mod serializable, subject = async || at("serializable").await }
+conformance_at_once! { mod pgbouncer_by_transaction, subject = behind_pgbouncer }

@@ -44,10 +44,6 @@ impl<DB: Database> Connections<DB> {
         }
     }
 
-    pub(crate) fn options(&self) -> &<DB::Connection as Connection>::Options {
-        &self.options
-    }
-
     /// Waits for a place, and connects if nothing is idle; `true` if this connection is new.
     pub(crate) async fn lend(&self) -> Result<(Lent<'_, DB>, bool), sqlx::Error> {
         let permit = self.permits.acquire().await;

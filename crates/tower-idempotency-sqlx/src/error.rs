@@ -50,7 +50,8 @@ impl From<sqlx::Error> for SqlError {
         let kind = match error {
             sqlx::Error::Database(reported) => {
                 let code = code(&*reported);
-                let text = speaks_of_names(&code).then(|| reported.message().to_owned());
+                let is_harmless = speaks_of_names(&code) || is_bound(&*reported);
+                let text = is_harmless.then(|| reported.message().to_owned());
                 Kind::Reported { code, text }
             }
             // What it cannot read it may show.
@@ -102,6 +103,20 @@ pub(crate) fn code(reported: &dyn sqlx::error::DatabaseError) -> String {
     reported.code().unwrap_or_default().into_owned()
 }
 
+/// What is given to SQLite is never in the text of a statement, and so not in that of an error either.
+#[cfg_attr(
+    not(feature = "sqlite"),
+    expect(unused_variables, reason = "of SQLite only")
+)]
+fn is_bound(reported: &dyn sqlx::error::DatabaseError) -> bool {
+    #[cfg(feature = "sqlite")]
+    return reported
+        .try_downcast_ref::<sqlx::sqlite::SqliteError>()
+        .is_some();
+    #[cfg(not(feature = "sqlite"))]
+    false
+}
+
 /// Codes whose text names tables, columns, roles and databases, and never a value.
 fn speaks_of_names(code: &str) -> bool {
     match code.len() {
@@ -112,7 +127,10 @@ fn speaks_of_names(code: &str) -> bool {
                 || ["42703", "42883", "42P01", "42501", "3F000"].contains(&code)
         }
         // MySQL: too many connections, access denied, no such database, server shutdown, no such column or table.
-        4 => ["1040", "1044", "1045", "1049", "1053", "1054", "1142", "1146"].contains(&code),
+        4 => [
+            "1040", "1044", "1045", "1049", "1053", "1054", "1142", "1146",
+        ]
+        .contains(&code),
         _ => false,
     }
 }

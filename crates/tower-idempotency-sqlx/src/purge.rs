@@ -17,7 +17,10 @@ pub struct Purger {
 
 impl Purger {
     /// `purge` is asked again and again; it answers how many it deleted, or that the store is gone.
-    pub(crate) fn spawn<F>(every: Duration, mut purge: impl FnMut() -> Option<F> + Send + 'static) -> Self
+    pub(crate) fn spawn<F>(
+        every: Duration,
+        mut purge: impl FnMut() -> Option<F> + Send + 'static,
+    ) -> Self
     where
         F: Future<Output = Result<u64, SqlError>> + Send,
     {

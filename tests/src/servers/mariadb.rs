@@ -122,7 +122,8 @@ fn initialize(directory: &Path) {
     if data.exists() {
         return;
     }
-    let users = "create database app; create user app@'%'; grant all on *.* to app@'%' with grant option;";
+    let users =
+        "create database app; create user app@'%'; grant all on *.* to app@'%' with grant option;";
     fs::write(directory.join("users.sql"), users).expect("a throwaway file");
     give(directory, USER);
     let mut install = as_user(USER, &tool("mariadb-install-db", "mariadb-server", &[]));
@@ -135,7 +136,10 @@ fn initialize(directory: &Path) {
 }
 
 fn command(directory: &Path, port: u16, settings: &[String]) -> Command {
-    let mut command = as_user(USER, &tool("mariadbd", "mariadb-server", &[PathBuf::from("/usr/sbin")]));
+    let mut command = as_user(
+        USER,
+        &tool("mariadbd", "mariadb-server", &[PathBuf::from("/usr/sbin")]),
+    );
     let at = |name: &str| directory.join(name).display().to_string();
     let own = [
         format!("datadir={}", at("data")),

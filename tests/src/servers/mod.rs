@@ -297,7 +297,10 @@ pub fn as_user(user: &str, program: &Path) -> Command {
 pub fn give(directory: &Path, user: &str) {
     if is_root() {
         let owner = format!("{user}:");
-        let given = run("chown", ["-R", owner.as_str(), &directory.to_string_lossy()]);
+        let given = run(
+            "chown",
+            ["-R", owner.as_str(), &directory.to_string_lossy()],
+        );
         assert!(given.is_ok(), "{given:?}");
     }
 }

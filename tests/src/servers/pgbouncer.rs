@@ -60,7 +60,10 @@ impl PgBouncer {
 }
 
 fn command() -> Command {
-    let mut command = as_user(USER, &tool("pgbouncer", "pgbouncer", &[PathBuf::from("/usr/sbin")]));
+    let mut command = as_user(
+        USER,
+        &tool("pgbouncer", "pgbouncer", &[PathBuf::from("/usr/sbin")]),
+    );
     command.arg("pgbouncer.ini");
     command
 }

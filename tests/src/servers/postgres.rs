@@ -144,10 +144,7 @@ fn command(directory: &Path, port: u16, settings: &[String]) -> Command {
         "fsync=off",
         "full_page_writes=off",
     ];
-    for setting in own
-        .into_iter()
-        .chain(settings.iter().map(String::as_str))
-    {
+    for setting in own.into_iter().chain(settings.iter().map(String::as_str)) {
         command.args(["-c", setting]);
     }
     command
@@ -162,7 +159,9 @@ fn is_ready(guard: &Guard) -> bool {
 
 /// Where Debian keeps the servers, newest first, if it is not in the PATH.
 fn find(name: &str) -> PathBuf {
-    let versions = std::fs::read_dir("/usr/lib/postgresql").into_iter().flatten();
+    let versions = std::fs::read_dir("/usr/lib/postgresql")
+        .into_iter()
+        .flatten();
     let mut others: Vec<_> = versions
         .filter_map(|version| Some(version.ok()?.path().join("bin")))
         .collect();

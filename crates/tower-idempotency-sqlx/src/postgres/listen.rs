@@ -2,9 +2,7 @@
 
 use std::{
     collections::HashMap,
-    sync::{
-        Arc, Mutex, MutexGuard, PoisonError,
-    },
+    sync::{Arc, Mutex, MutexGuard, PoisonError},
     time::Duration,
 };
 
@@ -46,9 +44,7 @@ pub(super) struct Waiting<'a> {
 impl Listener {
     pub(super) fn new(options: PgConnectOptions, channel: String) -> Self {
         Self {
-            options: options
-                .extra_float_digits(None)
-                .disable_statement_logging(),
+            options: options.extra_float_digits(None).disable_statement_logging(),
             channel,
             ears: Arc::new(Ears {
                 waiting: Mutex::default(),

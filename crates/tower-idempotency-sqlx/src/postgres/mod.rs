@@ -6,14 +6,13 @@ use sqlx::{
     postgres::{PgConnectOptions, PgRow},
 };
 use tokio::time::timeout;
-use tower_idempotency::store::{
-    Acquired, Claim, Fingerprint, KeyId, LeaseRef, OrphanPolicy, Store, StoreError, Ttl,
-};
+use tower_idempotency::store::{Acquired, Claim, KeyId, LeaseRef, Store, StoreError, Ttl};
 
 use self::{listen::Listener, statements::Statements};
 use crate::{
     Purger, SqlError, TableNameError,
     connections::Connections,
+    entry::{Completion, Ended, Found, TRIES},
     hex,
     table::Table,
 };
@@ -158,7 +157,7 @@ impl PostgresStore {
     pub async fn migrate(&self) -> Result<(), SqlError> {
         for migration in MIGRATIONS {
             let table = &self.inner.settings.table;
-            self.inner.ask(&table.in_migration(migration, '"')).await?;
+            self.inner.ask(table.in_migration(migration, '"')).await?;
         }
         Ok(())
     }
@@ -222,12 +221,17 @@ impl PostgresStore {
 
 impl Inner {
     /// One round trip; again if the server asks for it.
-    async fn ask(&self, sql: &str) -> Result<Vec<PgRow>, SqlError> {
+    async fn ask(&self, sql: String) -> Result<Vec<PgRow>, SqlError> {
+        self.ask_again(&Arc::new(sql)).await
+    }
+
+    async fn ask_again(&self, sql: &Arc<String>) -> Result<Vec<PgRow>, SqlError> {
         let mut tries = 0;
         loop {
             tries += 1;
             let (mut lent, _) = self.connections.lend().await?;
-            let statement = sqlx::raw_sql(AssertSqlSafe(sql));
+            // Values are in it as digits only.
+            let statement = sqlx::raw_sql(AssertSqlSafe(Arc::clone(sql)));
             let error = match statement.fetch_all(&mut lent.connection).await {
                 Ok(rows) => {
                     lent.give_back();
@@ -255,7 +259,7 @@ impl Inner {
     }
 
     async fn purge(&self, batch: u32) -> Result<u64, SqlError> {
-        let rows = self.ask(&self.statements.purge(batch)).await?;
+        let rows = self.ask(self.statements.purge(batch)).await?;
         let row = rows.first().ok_or(SqlError::unreadable("no count"))?;
         let deleted: i64 = row.try_get(0)?;
         Ok(deleted.unsigned_abs())
@@ -264,21 +268,24 @@ impl Inner {
 
 impl Store for PostgresStore {
     async fn acquire(&self, claim: &Claim) -> Result<Acquired, StoreError> {
-        let sql = self.inner.statements.acquire(claim);
+        let sql = Arc::new(self.inner.statements.acquire(claim));
         for _ in 0..TRIES {
-            let rows = self.inner.ask(&sql).await?;
+            let rows = self.inner.ask_again(&sql).await?;
             // None, or one that can be taken: released, expired or forgotten between the one statement and the other.
             if let Some(row) = rows.first()
-                && let Some(acquired) = acquired(row, claim)?
+                && let Some(answer) = found(row)?.answer(claim)?
             {
-                return Ok(acquired);
+                return Ok(answer);
             }
         }
         Err(SqlError::contended().into())
     }
 
     async fn renew(&self, lease: &LeaseRef, ttl: Ttl) -> Result<(), StoreError> {
-        let rows = self.inner.ask(&self.inner.statements.renew(lease, ttl)).await?;
+        let rows = self
+            .inner
+            .ask(self.inner.statements.renew(lease, ttl))
+            .await?;
         if rows.is_empty() {
             return Err(StoreError::LeaseLost);
         }
@@ -295,24 +302,24 @@ impl Store for PostgresStore {
         if record.len() > limit {
             return Err(StoreError::RecordTooLarge { limit });
         }
-        let sql = self.inner.statements.complete(lease, &record, retention);
+        let sql = Arc::new(self.inner.statements.complete(lease, &record, retention));
         for _ in 0..TRIES {
-            let rows = self.inner.ask(&sql).await?;
+            let rows = self.inner.ask_again(&sql).await?;
             // The first row may be that of the notification.
             let Some(row) = rows.last().filter(|row| row.len() > 1) else {
                 continue;
             };
-            match ended(row).map_err(SqlError::from)? {
-                Ended::Stored => return Ok(()),
-                Ended::Lost => return Err(StoreError::LeaseLost),
-                Ended::Free => {}
+            match ended(row)?.completion() {
+                Completion::Stored => return Ok(()),
+                Completion::Lost => return Err(StoreError::LeaseLost),
+                Completion::Again => {}
             }
         }
         Err(SqlError::contended().into())
     }
 
     async fn release(&self, lease: &LeaseRef) -> Result<(), StoreError> {
-        self.inner.ask(&self.inner.statements.release(lease)).await?;
+        self.inner.ask(self.inner.statements.release(lease)).await?;
         Ok(())
     }
 
@@ -326,8 +333,10 @@ impl Store for PostgresStore {
             waiting.is_heard().await;
             let sql = self.inner.statements.watch(id);
             // Whether it failed or is to come: the waiter looks again after a while in any case.
-            let is_in_progress = match self.inner.ask(&sql).await {
-                Ok(rows) => rows.last().is_some_and(|row| row.try_get(0).unwrap_or(true)),
+            let is_in_progress = match self.inner.ask(sql).await {
+                Ok(rows) => rows
+                    .last()
+                    .is_some_and(|row| row.try_get(0).unwrap_or(true)),
                 Err(_) => true,
             };
             if is_in_progress {
@@ -338,64 +347,26 @@ impl Store for PostgresStore {
     }
 }
 
-/// What the entry is after a claim, unless it can be taken.
-fn acquired(row: &PgRow, claim: &Claim) -> Result<Option<Acquired>, SqlError> {
-    let [is_completed, is_mine, is_over] = [row.try_get(0)?, row.try_get(1)?, row.try_get(2)?];
-    if is_mine && !is_completed {
-        let generation = row.try_get::<i64, _>(4)?.unsigned_abs();
-        return Ok(Some(Acquired::Granted {
-            generation,
-            takeover: generation > 1,
-        }));
-    }
-    if is_over {
-        return Ok(None);
-    }
-    let fingerprint = hex::decode(row.try_get(3)?).and_then(|bytes| bytes.try_into().ok());
-    let fingerprint = fingerprint.ok_or(SqlError::unreadable("no fingerprint"))?;
-    let fingerprint = Fingerprint::from_bytes(fingerprint);
-    if is_completed {
-        let record = hex::decode(row.try_get(6)?).ok_or(SqlError::unreadable("no record"))?;
-        let record = record.into();
-        return Ok(Some(Acquired::Completed {
-            fingerprint,
-            record,
-        }));
-    }
-    let left: i64 = row.try_get(5)?;
-    let millis = Duration::from_millis(left.unsigned_abs());
-    if left > 0 {
-        return Ok(Some(Acquired::InProgress {
-            fingerprint,
-            expires_in: millis,
-        }));
-    }
-    if claim.orphans == OrphanPolicy::TakeOver && fingerprint == claim.fingerprint {
-        return Ok(None);
-    }
-    Ok(Some(Acquired::Orphaned {
-        fingerprint,
-        since: millis,
-    }))
+fn found(row: &PgRow) -> Result<Found, SqlError> {
+    let bytes = |text| hex::decode(text).ok_or(SqlError::unreadable("no bytes"));
+    let record: Option<&str> = row.try_get(6)?;
+    Ok(Found {
+        is_completed: row.try_get(0)?,
+        is_mine: row.try_get(1)?,
+        is_over: row.try_get(2)?,
+        fingerprint: bytes(row.try_get(3)?)?,
+        generation: row.try_get(4)?,
+        left: row.try_get(5)?,
+        record: record.map(bytes).transpose()?,
+    })
 }
 
-/// What the entry is after a completion.
-enum Ended {
-    Stored,
-    Lost,
-    /// Nobody holds it any more: somebody did when the record came.
-    Free,
-}
-
-fn ended(row: &PgRow) -> Result<Ended, sqlx::Error> {
-    let [is_completed, is_mine] = [row.try_get(0)?, row.try_get(1)?];
-    let [is_over, is_unheld] = [row.try_get(2)?, row.try_get(3)?];
-    Ok(if is_completed && is_mine {
-        Ended::Stored
-    } else if is_over || is_unheld || is_mine {
-        Ended::Free
-    } else {
-        Ended::Lost
+fn ended(row: &PgRow) -> Result<Ended, SqlError> {
+    Ok(Ended {
+        is_completed: row.try_get(0)?,
+        is_mine: row.try_get(1)?,
+        is_over: row.try_get(2)?,
+        is_unheld: row.try_get(3)?,
     })
 }
 
@@ -408,7 +379,5 @@ impl fmt::Debug for PostgresStore {
 }
 
 const MIGRATIONS: [&str; 1] = [include_str!("../../migrations/postgres/0001_entries.sql")];
-/// A call makes as many attempts where the entry or the server asks for another one.
-const TRIES: u32 = 3;
 /// Twice as much in digits is well below what the server takes in one message and gives in one value.
 const LARGEST_RECORD: usize = 128 << 20;

@@ -191,5 +191,6 @@ fn text(text: &str) -> String {
 }
 
 /// A row that somebody else's transaction holds is waited for no longer than a second.
-const PREFACE: &str = "set transaction isolation level read committed; set local lock_timeout = 1000;";
+const PREFACE: &str =
+    "set transaction isolation level read committed; set local lock_timeout = 1000;";
 const NOW: &str = "floor(extract(epoch from clock_timestamp()) * 1000)::bigint";

@@ -10,6 +10,7 @@ pub(crate) fn encode(bytes: &[u8]) -> String {
     text
 }
 
+#[cfg(any(feature = "postgres", test))]
 pub(crate) fn decode(text: &str) -> Option<Vec<u8>> {
     let digit = |digit: u8| match digit {
         b'0'..=b'9' => Some(digit - b'0'),

@@ -5,8 +5,10 @@
 mod connections;
 mod entry;
 mod error;
-#[cfg(feature = "postgres")]
+#[cfg(any(feature = "postgres", feature = "mysql"))]
 mod hex;
+#[cfg(feature = "mysql")]
+mod mysql;
 #[cfg(feature = "postgres")]
 mod postgres;
 mod purge;
@@ -16,6 +18,8 @@ mod table;
 
 pub use sqlx;
 
+#[cfg(feature = "mysql")]
+pub use self::mysql::MySqlStore;
 #[cfg(feature = "postgres")]
 pub use self::postgres::PostgresStore;
 #[cfg(feature = "sqlite")]

@@ -58,7 +58,7 @@ impl MariaDbServer {
     /// Where it listens, as an URL of its database.
     #[must_use]
     pub fn url(&self) -> String {
-        format!("mysql://app@{}/app", self.address())
+        format!("mysql://app:app@{}/app", self.address())
     }
 
     /// Where it listens.
@@ -122,8 +122,10 @@ fn initialize(directory: &Path) {
     if data.exists() {
         return;
     }
-    let users =
-        "create database app; create user app@'%'; grant all on *.* to app@'%' with grant option;";
+    // A line for each statement.
+    let users = "create database app;\n\
+        create user app@'%' identified by 'app';\n\
+        grant all on *.* to app@'%' with grant option;\n";
     fs::write(directory.join("users.sql"), users).expect("a throwaway file");
     give(directory, USER);
     let mut install = as_user(USER, &tool("mariadb-install-db", "mariadb-server", &[]));

@@ -1,0 +1,30 @@
+//! MariaDB passes the suite, whatever isolation level its sessions default to.
+
+use tests::{conformance_at_once, servers::mariadb::MariaDbServer};
+use tower_idempotency::conformance::Subject;
+use tower_idempotency_sqlx::MySqlStore;
+
+macro_rules! at {
+    ($name:ident, $level:literal) => {
+        mod $name {
+            use std::sync::OnceLock;
+
+            use super::*;
+
+            async fn store() -> Subject<MySqlStore> {
+                static SERVER: OnceLock<MariaDbServer> = OnceLock::new();
+                let level = concat!("transaction-isolation=", $level);
+                let server = SERVER.get_or_init(|| MariaDbServer::start(&[level]));
+                let store = MySqlStore::from_url(&server.url()).unwrap();
+                store.migrate().await.expect("the test server runs");
+                Subject::new(store).with_push(false)
+            }
+
+            conformance_at_once! { mod suite, subject = store }
+        }
+    };
+}
+
+at! { read_committed, "READ-COMMITTED" }
+at! { repeatable_read, "REPEATABLE-READ" }
+at! { serializable, "SERIALIZABLE" }

@@ -18,6 +18,7 @@ use self::{args::Args, effects::Effects};
 mod args;
 mod effects;
 mod routes;
+mod sql;
 
 #[tokio::main]
 async fn main() -> ExitCode {

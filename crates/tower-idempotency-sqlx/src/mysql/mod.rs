@@ -259,6 +259,8 @@ async fn run(connection: &mut MySqlConnection, sql: &Arc<String>) -> sqlx::Resul
 }
 
 impl Store for MySqlStore {
+    const COMPRESS_ABOVE: usize = 1024;
+
     async fn acquire(&self, claim: &Claim) -> Result<Acquired, StoreError> {
         let sql = Arc::new(self.inner.statements.acquire(claim));
         for _ in 0..TRIES {

@@ -267,6 +267,8 @@ impl Inner {
 }
 
 impl Store for PostgresStore {
+    const COMPRESS_ABOVE: usize = 1024;
+
     async fn acquire(&self, claim: &Claim) -> Result<Acquired, StoreError> {
         let sql = Arc::new(self.inner.statements.acquire(claim));
         for _ in 0..TRIES {

@@ -1,0 +1,36 @@
+//! The stores that are databases. Each makes its table when the playground starts.
+
+use tower_idempotency_sqlx::{MySqlStore, PostgresStore, SqlError, SqliteStore};
+
+use crate::args::whole_story;
+
+pub(crate) async fn postgres(url: &str) -> Result<PostgresStore, String> {
+    let store = PostgresStore::from_url(url).map_err(|error| sentence("postgres", error))?;
+    let migrated = store.migrate().await;
+    migrated.map_err(|error| sentence("postgres", error))?;
+    Ok(store)
+}
+
+pub(crate) async fn mysql(url: &str) -> Result<MySqlStore, String> {
+    let store = MySqlStore::from_url(url).map_err(|error| sentence("mysql", error))?;
+    let migrated = store.migrate().await;
+    migrated.map_err(|error| sentence("mysql", error))?;
+    Ok(store)
+}
+
+/// `store` is `sqlite:` and a path.
+pub(crate) async fn sqlite(store: &str) -> Result<SqliteStore, String> {
+    let path = store.strip_prefix("sqlite:").unwrap_or_default();
+    if path.is_empty() {
+        return Err("expected a path after sqlite:, as in sqlite:keys.db".to_owned());
+    }
+    let store = SqliteStore::new(path);
+    let migrated = store.migrate().await;
+    migrated.map_err(|error| sentence("sqlite", error))?;
+    Ok(store)
+}
+
+/// What went wrong, without the password that the URL may hold.
+fn sentence(scheme: &str, error: SqlError) -> String {
+    format!("cannot use the {scheme} store: {}", whole_story(error))
+}

@@ -1,29 +1,38 @@
 -- Leases and records, one row for each key. Times are milliseconds since 1970, by the clock of this server.
--- May be run again and again, and by several at once.
+-- May be run again and again, and by several at once; run it in a transaction. Where the table is, it only looks: "if not
+-- exists" would wait for the transactions of others, and have whoever comes later wait as well.
 
--- Until this script's transaction ends; "if not exists" alone fails when two create the table at once.
+-- Until the transaction ends. Two that create one table at once get in each other's way.
 select pg_advisory_xact_lock(x'746f7765725f6964'::bigint);
 
-create table if not exists "tower_idempotency" (
-    id              bytea   not null primary key check (octet_length(id) = 32),
-    token           bytea   check (octet_length(token) = 16),
-    fingerprint     bytea   not null check (octet_length(fingerprint) = 32),
-    generation      bigint  not null check (generation > 0),
-    lease_ends      bigint  not null,
-    keep            bigint  not null,
-    forgotten_at    bigint  not null,
-    created         bigint  not null,
-    completed       bigint,
-    record          bytea,
-    owner           text    not null,
-    operation       text    not null,
-    awaited         boolean not null default false,
-    checkpoint      text,
-    checkpoint_data bytea,
-    check ((completed is null) = (record is null))
-);
+do $$
+begin
+    if to_regclass('"tower_idempotency"') is not null then
+        return;
+    end if;
 
--- Records come compressed.
-alter table "tower_idempotency" alter column record set storage external;
+    create table "tower_idempotency" (
+        id              bytea   not null primary key check (octet_length(id) = 32),
+        token           bytea   check (octet_length(token) = 16),
+        fingerprint     bytea   not null check (octet_length(fingerprint) = 32),
+        generation      bigint  not null check (generation > 0),
+        lease_ends      bigint  not null,
+        keep            bigint  not null,
+        forgotten_at    bigint  not null,
+        created         bigint  not null,
+        completed       bigint,
+        owner           text    not null,
+        operation       text    not null,
+        awaited         boolean not null default false,
+        checkpoint      text,
+        checkpoint_data bytea,
+        record          bytea,
+        check ((completed is null) = (record is null))
+    );
 
-create index if not exists "tower_idempotency_forgotten_at" on "tower_idempotency" (forgotten_at);
+    -- Records come compressed.
+    alter table "tower_idempotency" alter column record set storage external;
+
+    create index "tower_idempotency_forgotten_at" on "tower_idempotency" (forgotten_at);
+end
+$$;

@@ -157,7 +157,10 @@ impl PostgresStore {
     pub async fn migrate(&self) -> Result<(), SqlError> {
         for migration in MIGRATIONS {
             let table = &self.inner.settings.table;
-            self.inner.ask(table.in_migration(migration, '"')).await?;
+            let migration = table.in_migration(migration, '"');
+            // Several statements in one message are a transaction.
+            let sql = format!("set transaction isolation level read committed; {migration}");
+            self.inner.ask(sql).await?;
         }
         Ok(())
     }

@@ -1,0 +1,117 @@
+//! The tables of the SQL stores: made at each start, by every replica at once, in the way of nobody.
+
+use std::time::Duration;
+
+use tests::servers::{mariadb, postgres};
+use tokio::time::timeout;
+use tower_idempotency::store::{Acquired, Claim, Fingerprint, KeyId, Store, Token};
+use tower_idempotency_sqlx::{
+    MySqlStore, PostgresStore, SqlError, SqliteStore,
+    sqlx::{Connection, Executor, MySqlConnection, PgConnection},
+};
+
+fn claim() -> Claim {
+    let mut bytes = [0; 32];
+    bytes[..16].copy_from_slice(Token::random().unwrap().as_bytes());
+    Claim::new(KeyId::from_bytes(bytes), Fingerprint::from_bytes([7; 32])).unwrap()
+}
+
+/// Whether it can be used, and whether what is in it stays when it is made again.
+async fn holds_a_lease<S: Store>(store: &S, again: impl AsyncFn() -> Result<(), SqlError>) {
+    let claim = claim();
+    let granted = store.acquire(&claim).await.unwrap();
+    assert!(matches!(granted, Acquired::Granted { .. }), "{granted:?}");
+    again().await.unwrap();
+    let mine = store.renew(&claim.lease_ref(1), claim.lease).await;
+    assert!(mine.is_ok(), "{mine:?}");
+}
+
+/// 16 stores make one table at once, as replicas that start together do.
+macro_rules! at_once {
+    ($store:expr) => {{
+        let store = $store;
+        let mut migrating = tokio::task::JoinSet::new();
+        for _ in 0..16 {
+            let store = store();
+            migrating.spawn(async move { store.migrate().await });
+        }
+        for migrated in migrating.join_all().await {
+            migrated.unwrap();
+        }
+        let store = store();
+        holds_a_lease(&store, || store.migrate()).await;
+    }};
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn replicas_of_postgres_migrate_at_once() {
+    let store = || PostgresStore::from_url(&postgres::shared().url()).unwrap();
+    at_once!(|| store().with_table("at_once").unwrap());
+    let mut admin = PgConnection::connect(&postgres::shared().url())
+        .await
+        .unwrap();
+    admin.execute("create schema of_its_own").await.unwrap();
+    at_once!(|| store().with_table("of_its_own.select").unwrap());
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn replicas_of_mariadb_migrate_at_once() {
+    let store = || MySqlStore::from_url(&mariadb::shared().url()).unwrap();
+    at_once!(|| store().with_table("at_once").unwrap());
+    let mut admin = MySqlConnection::connect(&mariadb::shared().url())
+        .await
+        .unwrap();
+    admin.execute("create database of_its_own").await.unwrap();
+    at_once!(|| store().with_table("of_its_own.select").unwrap());
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn processes_on_one_sqlite_file_migrate_at_once() {
+    let directory = tests::servers::directory("sqlite");
+    at_once!(|| SqliteStore::new(directory.join("keys.db")));
+    std::fs::remove_dir_all(directory).unwrap();
+}
+
+#[tokio::test]
+async fn a_replica_that_starts_does_not_wait_for_a_transaction_on_the_table() {
+    let url = postgres::shared().url();
+    let store = PostgresStore::from_url(&url).unwrap();
+    let store = store.with_table("held").unwrap();
+    store.migrate().await.unwrap();
+    store.acquire(&claim()).await.unwrap();
+    let mut other = PgConnection::connect(&url).await.unwrap();
+    let update = "begin; update held set owner = 'somebody'";
+    other.execute(update).await.unwrap();
+    timeout(SOON, store.migrate()).await.expect(WAITS).unwrap();
+
+    let url = mariadb::shared().url();
+    let store = MySqlStore::from_url(&url).unwrap();
+    let store = store.with_table("held").unwrap();
+    store.migrate().await.unwrap();
+    store.acquire(&claim()).await.unwrap();
+    let mut other = MySqlConnection::connect(&url).await.unwrap();
+    other.execute("begin").await.unwrap();
+    other
+        .execute("update held set owner = 'somebody'")
+        .await
+        .unwrap();
+    timeout(SOON, store.migrate()).await.expect(WAITS).unwrap();
+}
+
+const SOON: Duration = Duration::from_secs(2);
+const WAITS: &str = "the migration waits for somebody's transaction";
+
+#[tokio::test]
+async fn a_table_that_is_missing_is_named() {
+    let store = PostgresStore::from_url(&postgres::shared().url()).unwrap();
+    let store = store.with_table("nowhere").unwrap();
+    let error = store.acquire(&claim()).await.unwrap_err();
+    let cause = std::error::Error::source(&error).unwrap();
+    assert!(cause.to_string().contains("\"nowhere\""), "{cause}");
+
+    let store = MySqlStore::from_url(&mariadb::shared().url()).unwrap();
+    let store = store.with_table("nowhere").unwrap();
+    let error = store.acquire(&claim()).await.unwrap_err();
+    let cause = std::error::Error::source(&error).unwrap();
+    assert!(cause.to_string().contains("nowhere"), "{cause}");
+}

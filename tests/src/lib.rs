@@ -30,6 +30,7 @@ pub mod gate;
 pub mod ledger;
 pub mod probe;
 pub mod proxy;
+pub mod round_trips;
 pub mod servers;
 pub mod stage;
 pub mod wire;

@@ -1,0 +1,86 @@
+//! Counts the round trips between a client and its server, whatever they say to each other.
+
+use std::{
+    io::{Read, Write},
+    net::{Shutdown, SocketAddr, TcpListener, TcpStream},
+    sync::{
+        Arc,
+        atomic::{AtomicBool, AtomicU64, Ordering::SeqCst},
+    },
+    thread,
+};
+
+/// Forwards connections to a server for as long as the test process runs, and counts how often a client speaks after
+/// having listened: where each question has an answer, these are the round trips.
+#[derive(Debug)]
+pub struct RoundTrips {
+    address: SocketAddr,
+    count: Arc<AtomicU64>,
+}
+
+impl RoundTrips {
+    /// Stands before `server`.
+    ///
+    /// # Panics
+    ///
+    /// When there is no free port.
+    #[must_use]
+    pub fn before(server: SocketAddr) -> Self {
+        let listener = TcpListener::bind("127.0.0.1:0").expect("a free port");
+        let address = listener.local_addr().expect("a bound socket");
+        let count = Arc::new(AtomicU64::new(0));
+        let counted = Arc::clone(&count);
+        thread::spawn(move || {
+            for client in listener.incoming().map_while(Result::ok) {
+                // Its client sees the connection end if the server is not there.
+                if let Ok(server) = TcpStream::connect(server) {
+                    forward(&client, &server, &counted);
+                }
+            }
+        });
+        Self { address, count }
+    }
+
+    /// Where it listens.
+    #[must_use]
+    pub fn address(&self) -> SocketAddr {
+        self.address
+    }
+
+    /// How many there were since it was last asked.
+    #[must_use]
+    pub fn taken(&self) -> u64 {
+        self.count.swap(0, SeqCst)
+    }
+}
+
+fn forward(client: &TcpStream, server: &TcpStream, count: &Arc<AtomicU64>) {
+    // The client has listened: the next it says is a question.
+    let listened = Arc::new(AtomicBool::new(true));
+    let [asks, hears] = [Arc::clone(&listened), listened];
+    let count = Arc::clone(count);
+    copy(client, server, move || {
+        if asks.swap(false, SeqCst) {
+            count.fetch_add(1, SeqCst);
+        }
+    });
+    copy(server, client, move || hears.store(true, SeqCst));
+}
+
+/// `seen` is called before what came is passed on.
+fn copy(from: &TcpStream, to: &TcpStream, seen: impl Fn() + Send + 'static) {
+    let mut from = from.try_clone().expect("a socket");
+    let mut to = to.try_clone().expect("a socket");
+    to.set_nodelay(true).expect("a socket");
+    thread::spawn(move || {
+        let mut buffer = vec![0; 64 << 10];
+        while let Ok(length @ 1..) = from.read(&mut buffer) {
+            seen();
+            if to.write_all(&buffer[..length]).is_err() {
+                break;
+            }
+        }
+        let _ = to.shutdown(Shutdown::Both);
+        let _ = from.shutdown(Shutdown::Both);
+    });
+}

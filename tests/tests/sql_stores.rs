@@ -1,0 +1,374 @@
+//! What the SQL stores do where the suite does not look: outages, records that are too large, rows that somebody holds,
+//! and what their errors say.
+
+use std::{
+    cell::RefCell,
+    time::{Duration, Instant},
+};
+
+use http::StatusCode;
+use tests::{
+    app, creating, post, send,
+    servers::{
+        directory,
+        mariadb::{self, MariaDbServer},
+        postgres::{self, PostgresServer},
+    },
+};
+use tokio::task::JoinSet;
+use tower_idempotency::{
+    IdempotencyLayer,
+    store::{Acquired, Claim, Fingerprint, KeyId, Store, StoreError, Token, Ttl},
+};
+use tower_idempotency_sqlx::{
+    MySqlStore, PostgresStore, SqliteStore,
+    sqlx::{Connection, Executor, MySqlConnection, PgConnection, postgres::PgConnectOptions},
+};
+
+fn claim() -> Claim {
+    let mut bytes = [0; 32];
+    bytes[..16].copy_from_slice(Token::random().unwrap().as_bytes());
+    Claim::new(KeyId::from_bytes(bytes), Fingerprint::from_bytes([7; 32])).unwrap()
+}
+
+fn duplicate(claim: &Claim) -> Claim {
+    let mut other = claim.clone();
+    other.token = Token::random().unwrap();
+    other
+}
+
+async fn on_postgres(server: &PostgresServer) -> PostgresStore {
+    let store = PostgresStore::from_url(&server.url()).unwrap();
+    store.migrate().await.unwrap();
+    store
+}
+
+async fn on_mariadb(server: &MariaDbServer) -> MySqlStore {
+    let store = MySqlStore::from_url(&server.url()).unwrap();
+    store.migrate().await.unwrap();
+    store
+}
+
+// ---- Outages ----
+
+/// 503 while the database is down, and nothing is executed; when it is back, everything goes on.
+async fn nothing_is_executed_while_down<S: Store>(
+    store: S,
+    down: impl FnOnce(),
+    up: impl FnOnce(),
+) {
+    let (app, effects) = creating(IdempotencyLayer::new(store));
+    let before = send(&app, post("/orders", "before", "tea")).await;
+    assert_eq!(before.status, StatusCode::CREATED);
+    down();
+    for key in ["before", "meanwhile", "meanwhile"] {
+        let refused = send(&app, post("/orders", key, "tea")).await;
+        assert_eq!(refused.status, StatusCode::SERVICE_UNAVAILABLE);
+        assert_eq!(refused.code(), "store-unavailable");
+    }
+    assert_eq!(effects.count(), 1);
+    up();
+    let replayed = send(&app, post("/orders", "before", "tea")).await;
+    assert!(replayed.is_replay() && replayed.body == before.body);
+    let after = send(&app, post("/orders", "meanwhile", "tea")).await;
+    assert_eq!(after.status, StatusCode::CREATED);
+    assert_eq!(effects.count(), 2);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn nothing_is_executed_while_postgres_is_down() {
+    let server = RefCell::new(PostgresServer::start(&[]));
+    let store = on_postgres(&server.borrow()).await;
+    let (down, up) = (
+        || server.borrow_mut().kill(),
+        || server.borrow_mut().restart(),
+    );
+    nothing_is_executed_while_down(store, down, up).await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn nothing_is_executed_while_mariadb_is_down() {
+    let server = RefCell::new(MariaDbServer::start(&[]));
+    let store = on_mariadb(&server.borrow()).await;
+    let (down, up) = (
+        || server.borrow_mut().kill(),
+        || server.borrow_mut().restart(),
+    );
+    nothing_is_executed_while_down(store, down, up).await;
+}
+
+#[tokio::test]
+async fn nothing_is_executed_without_the_file_of_sqlite() {
+    let store = SqliteStore::new("/no/such/directory/keys.db");
+    let (app, effects) = creating(IdempotencyLayer::new(store));
+    let refused = send(&app, post("/orders", "k", "tea")).await;
+    assert_eq!(refused.status, StatusCode::SERVICE_UNAVAILABLE);
+    assert_eq!(effects.count(), 0);
+}
+
+// ---- Records that are too large ----
+
+/// The first answer is whole; its retry is told that it was not retained, and is not executed again.
+async fn a_larger_record_is_a_tombstone<S: Store>(store: S) {
+    let (app, effects) = app(IdempotencyLayer::new(store), async |_, _| {
+        // Nothing that could be compressed.
+        let mut state = 1_u64;
+        let mut noise = Vec::new();
+        for _ in 0..(2 << 20) / 8 {
+            state ^= state << 13;
+            state ^= state >> 7;
+            state ^= state << 17;
+            noise.extend_from_slice(&state.to_le_bytes());
+        }
+        noise
+    });
+    let first = send(&app, post("/orders", "large", "tea")).await;
+    assert_eq!((first.status, first.body.len()), (StatusCode::OK, 2 << 20));
+    for _ in 0..2 {
+        let retry = send(&app, post("/orders", "large", "tea")).await;
+        assert_eq!(retry.status, StatusCode::CONFLICT);
+        assert_eq!(retry.code(), "response-not-retained");
+    }
+    assert_eq!(effects.count(), 1);
+}
+
+#[tokio::test]
+async fn a_record_above_the_limit_is_a_tombstone_in_postgres() {
+    let store = on_postgres(postgres::shared()).await;
+    a_larger_record_is_a_tombstone(store.with_record_limit(1 << 20)).await;
+}
+
+#[tokio::test]
+async fn a_record_above_the_limit_is_a_tombstone_in_sqlite() {
+    let directory = directory("sqlite");
+    let store = SqliteStore::new(directory.join("keys.db")).with_record_limit(1 << 20);
+    store.migrate().await.unwrap();
+    a_larger_record_is_a_tombstone(store).await;
+    std::fs::remove_dir_all(directory).unwrap();
+}
+
+#[tokio::test]
+async fn a_record_above_what_mariadb_takes_in_a_packet_is_a_tombstone() {
+    let server = MariaDbServer::start(&["max-allowed-packet=2M"]);
+    let store = on_mariadb(&server).await;
+    a_larger_record_is_a_tombstone(store.clone()).await;
+    // What it says it takes, it takes.
+    let claim = claim();
+    store.acquire(&claim).await.unwrap();
+    let lease = claim.lease_ref(1);
+    let complete = |length: usize| store.complete(&lease, vec![7; length].into(), claim.keep);
+    let Err(StoreError::RecordTooLarge { limit }) = complete(2 << 20).await else {
+        panic!("a record as large as a packet is refused");
+    };
+    assert!(limit > 1 << 20, "{limit}");
+    complete(limit).await.unwrap();
+    match store.acquire(&duplicate(&claim)).await.unwrap() {
+        Acquired::Completed { record, .. } => assert_eq!(record.len(), limit),
+        other => panic!("expected the record, found {other:?}"),
+    }
+}
+
+// ---- Isolation ----
+
+/// 54: at a stricter level than the statements state, most of these would be refused by the server, and be made again.
+#[tokio::test(flavor = "multi_thread")]
+async fn no_race_is_a_serialization_failure_whatever_the_connections_default_to() {
+    for level in ["repeatable read", "serializable"] {
+        let server = PostgresServer::start(&[]);
+        let options: PgConnectOptions = server.url().parse().unwrap();
+        let options = options.options([("default_transaction_isolation", level)]);
+        let mut same = PgConnection::connect_with(&options).await.unwrap();
+        let shown: String =
+            tower_idempotency_sqlx::sqlx::query_scalar("show transaction_isolation")
+                .fetch_one(&mut same)
+                .await
+                .unwrap();
+        assert_eq!(shown, level);
+        let store = PostgresStore::new(options);
+        store.migrate().await.unwrap();
+        for _ in 0..20 {
+            let claim = claim();
+            let mut racing = JoinSet::new();
+            for _ in 0..16 {
+                let (store, claim) = (store.clone(), duplicate(&claim));
+                racing.spawn(async move {
+                    let acquired = store.acquire(&claim).await.unwrap();
+                    let granted = matches!(acquired, Acquired::Granted { .. });
+                    if granted {
+                        let lease = claim.lease_ref(1);
+                        store
+                            .complete(&lease, "answer".into(), claim.keep)
+                            .await
+                            .unwrap();
+                    }
+                    u32::from(granted)
+                });
+            }
+            assert_eq!(racing.join_all().await.iter().sum::<u32>(), 1);
+        }
+        let log = server.log();
+        assert!(!log.contains("could not serialize"), "at {level}:\n{log}");
+        assert!(!log.contains("WARNING"), "at {level}:\n{log}");
+    }
+}
+
+// ---- Rows that somebody holds ----
+
+/// 58: a handler's own transaction may hold the row for as long as the handler runs. Its duplicates are told at once that
+/// the key is in progress, or what is stored, and wait for nobody.
+async fn is_told_at_once<S: Store>(store: &S, claim: &Claim) {
+    let began = Instant::now();
+    let acquired = store.acquire(&duplicate(claim)).await.unwrap();
+    assert!(
+        matches!(acquired, Acquired::InProgress { .. }),
+        "{acquired:?}"
+    );
+    assert!(began.elapsed() < Duration::from_millis(500), "it waited");
+}
+
+/// An orphan in such a transaction is not taken over, and is not waited for much longer than a second.
+async fn is_not_taken_over<S: Store>(store: &S, claim: &Claim) {
+    let began = Instant::now();
+    let refused = store.acquire(&duplicate(claim)).await;
+    assert!(refused.is_err(), "{refused:?}");
+    assert!(began.elapsed() < Duration::from_secs(8), "it waited long");
+}
+
+#[tokio::test]
+async fn duplicates_do_not_wait_for_a_transaction_that_holds_the_row_in_postgres() {
+    let store = on_postgres(postgres::shared()).await;
+    let store = store.with_table("rows_held").unwrap();
+    store.migrate().await.unwrap();
+    let mut handler = PgConnection::connect(&postgres::shared().url())
+        .await
+        .unwrap();
+    let (held, mut short) = (claim(), claim());
+    short.lease = Ttl::from_millis(50);
+    store.acquire(&held).await.unwrap();
+    store.acquire(&short).await.unwrap();
+    let lock = "begin; select * from rows_held for update";
+    handler.execute(lock).await.unwrap();
+    is_told_at_once(&store, &held).await;
+    tokio::time::sleep(Duration::from_millis(60)).await;
+    is_not_taken_over(&store, &short).await;
+    handler.execute("commit").await.unwrap();
+    let taken = store.acquire(&duplicate(&short)).await.unwrap();
+    assert!(matches!(taken, Acquired::Granted { generation: 2, .. }));
+}
+
+#[tokio::test]
+async fn duplicates_do_not_wait_for_a_transaction_that_holds_the_row_in_mariadb() {
+    let store = on_mariadb(mariadb::shared()).await;
+    let store = store.with_table("rows_held").unwrap();
+    store.migrate().await.unwrap();
+    let mut handler = MySqlConnection::connect(&mariadb::shared().url())
+        .await
+        .unwrap();
+    let (held, mut short) = (claim(), claim());
+    short.lease = Ttl::from_millis(50);
+    store.acquire(&held).await.unwrap();
+    store.acquire(&short).await.unwrap();
+    handler.execute("begin").await.unwrap();
+    let lock = "select * from rows_held for update";
+    handler.execute(lock).await.unwrap();
+    is_told_at_once(&store, &held).await;
+    tokio::time::sleep(Duration::from_millis(60)).await;
+    is_not_taken_over(&store, &short).await;
+    handler.execute("commit").await.unwrap();
+    let taken = store.acquire(&duplicate(&short)).await.unwrap();
+    assert!(matches!(taken, Acquired::Granted { generation: 2, .. }));
+}
+
+// ---- What is said ----
+
+/// A server may quote what it was given; what is passed on does not.
+#[tokio::test]
+async fn an_error_shows_nothing_of_what_was_to_be_stored() {
+    let url = postgres::shared().url();
+    let store = on_postgres(postgres::shared()).await;
+    let store = store.with_table("talkative").unwrap();
+    store.migrate().await.unwrap();
+    let mut admin = PgConnection::connect(&url).await.unwrap();
+    let trigger = "create function tell() returns trigger language plpgsql as $$
+          begin raise exception 'refusing % % %', encode(new.id, 'hex'), encode(new.token, 'hex'), new.operation; end $$;
+        create trigger tell before insert on talkative for each row execute function tell();";
+    admin.execute(trigger).await.unwrap();
+    let mut claim = claim();
+    claim.operation = "POST /hush".into();
+    let Err(StoreError::Backend(error)) = store.acquire(&claim).await else {
+        panic!("the trigger refuses");
+    };
+    let said = format!("{error} {error:?}");
+    assert!(said.contains("P0001"), "{said}");
+    assert!(
+        !said.contains("hush") && !said.contains("refusing"),
+        "{said}"
+    );
+}
+
+/// Clients choose the path, and with it what operators read.
+#[tokio::test]
+async fn any_path_and_any_owner_can_be_kept() {
+    let directory = directory("sqlite");
+    let sqlite = SqliteStore::new(directory.join("keys.db"));
+    sqlite.migrate().await.unwrap();
+    let postgres = on_postgres(postgres::shared()).await;
+    let mariadb = on_mariadb(mariadb::shared()).await;
+    let long = "ä".repeat(64);
+    for operation in [
+        "",
+        "POST /it's",
+        "POST /\"; drop table tower_idempotency; --",
+        "POST /\\' or 1=1",
+        "POST /\u{1F4B8}/\u{0}/x",
+        "POST /${}/%s/{0}",
+        long.as_str(),
+    ] {
+        let claim = || {
+            let mut claim = claim();
+            claim.operation = operation.into();
+            claim.owner = "host's \"name\" \\ 1";
+            claim
+        };
+        for granted in [
+            postgres.acquire(&claim()).await.unwrap(),
+            mariadb.acquire(&claim()).await.unwrap(),
+            sqlite.acquire(&claim()).await.unwrap(),
+        ] {
+            assert!(matches!(granted, Acquired::Granted { .. }), "{operation:?}");
+        }
+    }
+    std::fs::remove_dir_all(directory).unwrap();
+}
+
+#[test]
+fn hostile_names_of_tables_are_refused_by_every_store() {
+    for name in [
+        "",
+        "keys; drop table users",
+        "keys\"",
+        "keys`",
+        "a.b.c",
+        "K",
+    ] {
+        let postgres = PostgresStore::from_url("postgres://127.0.0.1").unwrap();
+        assert!(postgres.with_table(name).is_err(), "{name:?}");
+        let mysql = MySqlStore::from_url("mysql://127.0.0.1").unwrap();
+        assert!(mysql.with_table(name).is_err(), "{name:?}");
+        assert!(
+            SqliteStore::new("keys.db").with_table(name).is_err(),
+            "{name:?}"
+        );
+    }
+}
+
+#[test]
+fn stores_are_shown_without_their_passwords() {
+    let postgres = PostgresStore::from_url("postgres://app:hush@127.0.0.1/app").unwrap();
+    let mysql = MySqlStore::from_url("mysql://app:hush@127.0.0.1/app").unwrap();
+    let shown = format!("{postgres:?} {mysql:?}");
+    assert!(
+        shown.contains("tower_idempotency") && !shown.contains("hush"),
+        "{shown}"
+    );
+}

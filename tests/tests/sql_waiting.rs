@@ -1,0 +1,127 @@
+//! Waiters on PostgreSQL: who is told what, and what connections that takes.
+
+use std::time::{Duration, Instant};
+
+use tests::servers::postgres::{self, PostgresServer};
+use tower_idempotency::store::{Claim, Fingerprint, KeyId, Store, Token};
+use tower_idempotency_sqlx::{
+    PostgresStore,
+    sqlx::{Connection, Executor, PgConnection},
+};
+
+fn claim() -> Claim {
+    let mut bytes = [0; 32];
+    bytes[..16].copy_from_slice(Token::random().unwrap().as_bytes());
+    Claim::new(KeyId::from_bytes(bytes), Fingerprint::from_bytes([7; 32])).unwrap()
+}
+
+async fn on_postgres(server: &PostgresServer) -> PostgresStore {
+    let store = PostgresStore::from_url(&server.url()).unwrap();
+    store.migrate().await.unwrap();
+    store
+}
+
+/// Nobody is told what nobody waits for: on the server, notifications stand in line.
+#[tokio::test(flavor = "multi_thread")]
+async fn postgres_notifies_of_what_somebody_waits_for_and_of_nothing_else() {
+    use tower_idempotency_sqlx::sqlx::postgres::PgListener;
+    let url = postgres::shared().url();
+    let store = || async {
+        let store = on_postgres(postgres::shared()).await;
+        let store = store.with_table("told").unwrap();
+        store.migrate().await.unwrap();
+        store
+    };
+    // As if they were of two processes.
+    let (holding, waiting) = (store().await, store().await);
+    let mut ear = PgListener::connect(&url).await.unwrap();
+    ear.listen("told").await.unwrap();
+    let (alone, awaited) = (claim(), claim());
+    for claim in [&alone, &awaited] {
+        holding.acquire(claim).await.unwrap();
+    }
+    let id = awaited.id;
+    let began = Instant::now();
+    let waiter = tokio::spawn(async move {
+        waiting.changed(&id, Duration::from_secs(20)).await;
+    });
+    let mut admin = PgConnection::connect(&url).await.unwrap();
+    let deadline = Instant::now() + Duration::from_secs(10);
+    loop {
+        let awaited = tower_idempotency_sqlx::sqlx::query("select 1 from told where awaited");
+        if awaited.fetch_optional(&mut admin).await.unwrap().is_some() {
+            break;
+        }
+        assert!(Instant::now() < deadline, "nobody waits");
+        tokio::time::sleep(Duration::from_millis(5)).await;
+    }
+    for claim in [&alone, &awaited] {
+        let lease = claim.lease_ref(1);
+        holding
+            .complete(&lease, "answer".into(), claim.keep)
+            .await
+            .unwrap();
+    }
+    waiter.await.unwrap();
+    assert!(began.elapsed() < Duration::from_secs(10), "woken late");
+    let told = ear.recv().await.unwrap();
+    assert!(
+        told.payload().starts_with(&awaited.id.to_string()),
+        "{told:?}"
+    );
+    let more = tokio::time::timeout(Duration::from_millis(200), ear.recv()).await;
+    assert!(more.is_err(), "{more:?}");
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_waiter_is_woken_though_the_connection_that_listens_was_lost() {
+    let server = PostgresServer::start(&[]);
+    let store = on_postgres(&server).await;
+    let claim = claim();
+    store.acquire(&claim).await.unwrap();
+    let (id, waiting) = (claim.id, store.clone());
+    let began = Instant::now();
+    let waiter = tokio::spawn(async move {
+        waiting.changed(&id, Duration::from_secs(30)).await;
+    });
+    let mut admin = PgConnection::connect(&server.url()).await.unwrap();
+    let listening = "from pg_stat_activity where query like 'LISTEN%'";
+    let kill = format!("select pg_terminate_backend(pid) {listening}");
+    let mut killed = 0;
+    let deadline = Instant::now() + Duration::from_secs(10);
+    while killed == 0 {
+        let kill = tower_idempotency_sqlx::sqlx::AssertSqlSafe(kill.as_str());
+        killed = admin
+            .fetch_all(tower_idempotency_sqlx::sqlx::raw_sql(kill))
+            .await
+            .unwrap()
+            .len();
+        assert!(Instant::now() < deadline, "nobody listens");
+        tokio::time::sleep(Duration::from_millis(5)).await;
+    }
+    let lease = claim.lease_ref(1);
+    store
+        .complete(&lease, "answer".into(), claim.keep)
+        .await
+        .unwrap();
+    waiter.await.unwrap();
+    assert!(began.elapsed() < Duration::from_secs(15), "woken late");
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_store_that_is_dropped_leaves_no_connection_behind() {
+    let server = PostgresServer::start(&[]);
+    let store = on_postgres(&server).await;
+    let claim = claim();
+    store.acquire(&claim).await.unwrap();
+    store.changed(&claim.id, Duration::from_millis(300)).await;
+    let mut admin = PgConnection::connect(&server.url()).await.unwrap();
+    let others = "select 1 from pg_stat_activity where backend_type = 'client backend' and pid <> pg_backend_pid()";
+    assert_eq!(admin.fetch_all(others).await.unwrap().len(), 2);
+    drop(store);
+    let deadline = Instant::now() + Duration::from_secs(10);
+    while !admin.fetch_all(others).await.unwrap().is_empty() {
+        assert!(Instant::now() < deadline, "connections stay open");
+        tokio::time::sleep(Duration::from_millis(5)).await;
+    }
+}

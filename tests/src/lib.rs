@@ -31,6 +31,7 @@ pub mod ledger;
 pub mod probe;
 pub mod proxy;
 pub mod round_trips;
+pub mod scratch;
 pub mod servers;
 pub mod stage;
 pub mod wire;

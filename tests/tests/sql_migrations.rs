@@ -2,7 +2,10 @@
 
 use std::time::Duration;
 
-use tests::servers::{mariadb, postgres};
+use tests::{
+    scratch::Scratch,
+    servers::{mariadb, postgres},
+};
 use tokio::time::timeout;
 use tower_idempotency::store::{Acquired, Claim, Fingerprint, KeyId, Store, Token};
 use tower_idempotency_sqlx::{
@@ -67,9 +70,8 @@ async fn replicas_of_mariadb_migrate_at_once() {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn processes_on_one_sqlite_file_migrate_at_once() {
-    let directory = tests::servers::directory("sqlite");
-    at_once!(|| SqliteStore::new(directory.join("keys.db")));
-    std::fs::remove_dir_all(directory).unwrap();
+    let scratch = Scratch::new();
+    at_once!(|| SqliteStore::new(scratch.file("keys.db")));
 }
 
 #[tokio::test]

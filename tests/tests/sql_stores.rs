@@ -8,9 +8,10 @@ use std::{
 
 use http::StatusCode;
 use tests::{
-    app, creating, post, send,
+    app, creating, post,
+    scratch::Scratch,
+    send,
     servers::{
-        directory,
         mariadb::{self, MariaDbServer},
         postgres::{self, PostgresServer},
     },
@@ -140,11 +141,10 @@ async fn a_record_above_the_limit_is_a_tombstone_in_postgres() {
 
 #[tokio::test]
 async fn a_record_above_the_limit_is_a_tombstone_in_sqlite() {
-    let directory = directory("sqlite");
-    let store = SqliteStore::new(directory.join("keys.db")).with_record_limit(1 << 20);
+    let scratch = Scratch::new();
+    let store = SqliteStore::new(scratch.file("keys.db")).with_record_limit(1 << 20);
     store.migrate().await.unwrap();
     a_larger_record_is_a_tombstone(store).await;
-    std::fs::remove_dir_all(directory).unwrap();
 }
 
 #[tokio::test]
@@ -309,8 +309,8 @@ async fn an_error_shows_nothing_of_what_was_to_be_stored() {
 /// Clients choose the path, and with it what operators read.
 #[tokio::test]
 async fn any_path_and_any_owner_can_be_kept() {
-    let directory = directory("sqlite");
-    let sqlite = SqliteStore::new(directory.join("keys.db"));
+    let scratch = Scratch::new();
+    let sqlite = SqliteStore::new(scratch.file("keys.db"));
     sqlite.migrate().await.unwrap();
     let postgres = on_postgres(postgres::shared()).await;
     let mariadb = on_mariadb(mariadb::shared()).await;
@@ -338,7 +338,6 @@ async fn any_path_and_any_owner_can_be_kept() {
             assert!(matches!(granted, Acquired::Granted { .. }), "{operation:?}");
         }
     }
-    std::fs::remove_dir_all(directory).unwrap();
 }
 
 #[test]

@@ -1,0 +1,241 @@
+//! Purging the SQL stores beside live traffic, and not purging them at all.
+
+use std::{
+    sync::{
+        Arc,
+        atomic::{AtomicBool, AtomicU64, Ordering::SeqCst},
+    },
+    time::{Duration, Instant},
+};
+
+use tests::{
+    scratch::Scratch,
+    servers::{mariadb, postgres},
+};
+use tokio::{task::JoinSet, time::sleep};
+use tower_idempotency::store::{Acquired, Claim, Fingerprint, KeyId, Store, Token, Ttl};
+use tower_idempotency_sqlx::{MySqlStore, PostgresStore, Purger, SqlError, SqliteStore};
+
+/// What all three can do besides.
+trait Purged: Store + Clone {
+    fn purge(&self, batch: u32) -> impl Future<Output = Result<u64, SqlError>> + Send;
+    fn purger(&self, every: Duration) -> Purger;
+}
+
+macro_rules! purged {
+    ($($store:ty),*) => { $(
+        impl Purged for $store {
+            async fn purge(&self, batch: u32) -> Result<u64, SqlError> {
+                self.purge_expired(batch).await
+            }
+
+            fn purger(&self, every: Duration) -> Purger {
+                self.spawn_purger(every)
+            }
+        }
+    )* };
+}
+
+purged! { MySqlStore, PostgresStore, SqliteStore }
+
+async fn on_postgres(table: &str) -> PostgresStore {
+    let store = PostgresStore::from_url(&postgres::shared().url()).unwrap();
+    let store = store.with_table(table).unwrap();
+    store.migrate().await.unwrap();
+    store
+}
+
+async fn on_mariadb(table: &str) -> MySqlStore {
+    let store = MySqlStore::from_url(&mariadb::shared().url()).unwrap();
+    let store = store.with_table(table).unwrap();
+    store.migrate().await.unwrap();
+    store
+}
+
+async fn on_sqlite(scratch: &Scratch) -> SqliteStore {
+    let store = SqliteStore::new(scratch.file("keys.db"));
+    store.migrate().await.unwrap();
+    store
+}
+
+fn claim(lease: Ttl, keep: Ttl) -> Claim {
+    let mut bytes = [0; 32];
+    bytes[..16].copy_from_slice(Token::random().unwrap().as_bytes());
+    let id = KeyId::from_bytes(bytes);
+    let mut claim = Claim::new(id, Fingerprint::from_bytes([7; 32])).unwrap();
+    (claim.lease, claim.keep) = (lease, keep);
+    claim
+}
+
+fn again(claim: &Claim) -> Claim {
+    let mut again = claim.clone();
+    again.token = Token::random().unwrap();
+    again
+}
+
+async fn is_granted<S: Store>(store: &S, claim: &Claim) {
+    let acquired = store.acquire(claim).await.unwrap();
+    let first = Acquired::Granted {
+        generation: 1,
+        takeover: false,
+    };
+    assert_eq!(acquired, first);
+}
+
+const LONG: Ttl = Ttl::from_secs(600);
+const SHORT: Ttl = Ttl::from_millis(30);
+
+/// 56: two purge as fast as they can, a few rows at a time. Meanwhile entries live on the brink of being over: leases that
+/// are renewed again and again, orphans that are taken over, records that are replaced as soon as they are forgotten.
+async fn purging_deletes_nothing_that_is_not_over<S: Purged>(store: S) {
+    let over = Arc::new(AtomicBool::new(false));
+    let deleted = Arc::new(AtomicU64::new(0));
+    let mut purging = JoinSet::new();
+    for _ in 0..2 {
+        let (store, over) = (store.clone(), Arc::clone(&over));
+        let deleted = Arc::clone(&deleted);
+        purging.spawn(async move {
+            while !over.load(SeqCst) {
+                // A deadlock with what lives is made again by the store; three in a row are an error of this call only.
+                if let Ok(purged) = store.purge(7).await {
+                    deleted.fetch_add(purged, SeqCst);
+                }
+                sleep(Duration::from_millis(1)).await;
+            }
+        });
+    }
+    let mut living = JoinSet::new();
+    let end = Instant::now() + Duration::from_secs(3);
+    for _ in 0..8 {
+        let store = store.clone();
+        living.spawn(async move {
+            while Instant::now() < end {
+                let claim = claim(SHORT, SHORT);
+                is_granted(&store, &claim).await;
+                let lease = claim.lease_ref(1);
+                let (began, held) = (Instant::now(), LONG.as_duration());
+                store.renew(&lease, LONG).await.unwrap();
+                // Longer than it would have lived.
+                sleep(Duration::from_millis(70)).await;
+                match store.acquire(&again(&claim)).await.unwrap() {
+                    Acquired::InProgress { expires_in, .. } => {
+                        assert!(expires_in > held.saturating_sub(began.elapsed() * 2));
+                    }
+                    other => panic!("a lease was deleted, found {other:?}"),
+                }
+                store.complete(&lease, "kept".into(), SHORT).await.unwrap();
+                sleep(Duration::from_millis(40)).await;
+                // Over by now, deleted or not: free in either case, and a record again at once.
+                let next = again(&claim);
+                is_granted(&store, &next).await;
+                let lease = next.lease_ref(1);
+                store.complete(&lease, "next".into(), LONG).await.unwrap();
+                sleep(Duration::from_millis(5)).await;
+                match store.acquire(&again(&claim)).await.unwrap() {
+                    Acquired::Completed { record, .. } => assert_eq!(record, "next"),
+                    other => panic!("a record was deleted, found {other:?}"),
+                }
+                // Something to delete.
+                let forgotten = super_short();
+                is_granted(&store, &forgotten).await;
+            }
+        });
+    }
+    living.join_all().await;
+    over.store(true, SeqCst);
+    purging.join_all().await;
+    assert!(deleted.load(SeqCst) > 20, "{deleted:?} were deleted");
+}
+
+fn super_short() -> Claim {
+    claim(Ttl::MIN, Ttl::MIN)
+}
+
+/// 57: with nobody who purges.
+async fn what_is_over_is_absent_without_being_purged<S: Purged>(store: S) {
+    let claims = [claim(SHORT, SHORT), claim(LONG, LONG)];
+    for claim in &claims {
+        is_granted(&store, claim).await;
+    }
+    let lease = claims[1].lease_ref(1);
+    store.complete(&lease, "old".into(), SHORT).await.unwrap();
+    sleep(Duration::from_millis(100)).await;
+    for claim in &claims {
+        is_granted(&store, &again(claim)).await;
+    }
+    assert_eq!(store.purge(100).await.unwrap(), 0, "nothing was left");
+}
+
+/// In batches of the size asked for, and no more than there is.
+async fn purging_says_how_many_it_deleted<S: Purged>(store: S) {
+    for _ in 0..10 {
+        is_granted(&store, &super_short()).await;
+    }
+    let living = claim(LONG, LONG);
+    is_granted(&store, &living).await;
+    sleep(Duration::from_millis(20)).await;
+    let mut purged = Vec::new();
+    for _ in 0..4 {
+        purged.push(store.purge(4).await.unwrap());
+    }
+    assert_eq!(purged, [4, 4, 2, 0]);
+    assert!(store.renew(&living.lease_ref(1), LONG).await.is_ok());
+}
+
+/// Until it is dropped. More than one batch at a time, and on several replicas at once.
+async fn a_purger_purges_until_it_is_dropped<S: Purged>(store: S) {
+    let purgers = [(); 3].map(|()| store.purger(Duration::from_millis(20)));
+    for _ in 0..5 {
+        is_granted(&store, &super_short()).await;
+    }
+    let deadline = Instant::now() + Duration::from_secs(10);
+    sleep(Duration::from_millis(100)).await;
+    // What is left is what they have not come to.
+    while store.purge(100).await.unwrap() > 0 {
+        assert!(Instant::now() < deadline, "nobody purges");
+    }
+    drop(purgers);
+    sleep(Duration::from_millis(50)).await;
+    is_granted(&store, &super_short()).await;
+    sleep(Duration::from_millis(150)).await;
+    assert_eq!(store.purge(100).await.unwrap(), 1, "somebody still purges");
+}
+
+macro_rules! each {
+    ($($case:ident)*) => {
+        mod in_postgres {
+            $(
+                #[tokio::test(flavor = "multi_thread")]
+                async fn $case() {
+                    super::$case(super::on_postgres(stringify!($case)).await).await;
+                }
+            )*
+        }
+
+        mod in_mariadb {
+            $(
+                #[tokio::test(flavor = "multi_thread")]
+                async fn $case() {
+                    super::$case(super::on_mariadb(stringify!($case)).await).await;
+                }
+            )*
+        }
+
+        mod in_sqlite {
+            $(
+                #[tokio::test(flavor = "multi_thread")]
+                async fn $case() {
+                    let scratch = tests::scratch::Scratch::new();
+                    super::$case(super::on_sqlite(&scratch).await).await;
+                }
+            )*
+        }
+    };
+}
+
+each! {
+    purging_deletes_nothing_that_is_not_over
+    what_is_over_is_absent_without_being_purged
+    purging_says_how_many_it_deleted
+    a_purger_purges_until_it_is_dropped
+}

@@ -11,6 +11,7 @@ use super::{Acquired, Claim, KeyId, LeaseRef, Store, StoreError, Ttl};
 
 mod budget;
 mod engine;
+mod order;
 mod shard;
 mod slab;
 mod sync;

@@ -3,12 +3,7 @@
 //! Every method runs under the shard's lock, so nothing here calls foreign code: records own their buffers, and waiters
 //! are handed out to be woken by the caller once the lock is gone.
 
-use std::{
-    collections::{BTreeMap, BTreeSet},
-    hash::BuildHasher,
-    num::NonZeroU64,
-    sync::Arc,
-};
+use std::{collections::BTreeMap, hash::BuildHasher, num::NonZeroU64, sync::Arc};
 
 use bytes::Bytes;
 use hashbrown::HashTable;
@@ -16,6 +11,7 @@ use tokio::sync::Semaphore;
 
 use super::{
     budget::{Budget, Cost},
+    order::Order,
     slab::Slab,
     sync::HashBuilder,
 };
@@ -36,9 +32,9 @@ pub(super) struct Shard {
     index: HashTable<u32>,
     entries: Slab<Entry>,
     /// Completed entries by the end of their retention.
-    records: BTreeSet<(u64, u32)>,
+    records: Order,
     /// Leases and orphans by the moment they are forgotten.
-    leases: BTreeSet<(u64, u32)>,
+    leases: Order,
     /// Those who wait for an entry; empty unless someone does.
     waiting: BTreeMap<u32, Waiting>,
     /// No entry's deadline is before this.
@@ -134,8 +130,8 @@ impl Shard {
         Self {
             index: HashTable::new(),
             entries: Slab::new(),
-            records: BTreeSet::new(),
-            leases: BTreeSet::new(),
+            records: Order::new(),
+            leases: Order::new(),
             waiting: BTreeMap::new(),
             due: u64::MAX,
         }
@@ -167,7 +163,7 @@ impl Shard {
             let entry = entries.get(*slot).expect(SLOT_IN_USE);
             shared.hasher.hash_one(entry.id)
         });
-        self.order(completed).insert((deadline, slot));
+        self.order(completed).insert(deadline, slot);
         self.due = self.due.min(deadline);
     }
 
@@ -184,8 +180,8 @@ impl Shard {
             entry.state.deadline(),
         );
         if before != after {
-            self.order(before.0).remove(&(before.1, slot));
-            self.order(after.0).insert((after.1, slot));
+            self.order(before.0).remove(before.1, slot);
+            self.order(after.0).insert(after.1, slot);
             self.due = self.due.min(after.1);
         }
     }
@@ -200,7 +196,7 @@ impl Shard {
             .remove();
         let completed = matches!(entry.state, State::Completed { .. });
         let deadline = entry.state.deadline();
-        self.order(completed).remove(&(deadline, slot));
+        self.order(completed).remove(deadline, slot);
         self.waiting.remove(&slot);
         shared.budget.give_back(entry.cost());
         self.shrink_index(shared);
@@ -214,12 +210,12 @@ impl Shard {
         for completed in [true, false] {
             for _ in 0..TIDY {
                 match self.order(completed).first() {
-                    Some(&(deadline, slot)) if deadline <= now => self.remove(shared, slot),
+                    Some((deadline, slot)) if deadline <= now => self.remove(shared, slot),
                     _ => break,
                 }
             }
         }
-        let first = |order: &BTreeSet<(u64, u32)>| order.first().map_or(u64::MAX, |at| at.0);
+        let first = |order: &Order| order.first().map_or(u64::MAX, |at| at.0);
         self.due = first(&self.records).min(first(&self.leases));
     }
 
@@ -227,7 +223,7 @@ impl Shard {
     pub(super) fn victim(&self, now: u64) -> Option<u32> {
         let forgotten = self.leases.first().filter(|(at, _)| *at <= now);
         let (_, slot) = forgotten.or_else(|| self.records.first())?;
-        Some(*slot)
+        Some(slot)
     }
 
     pub(super) fn evict(&mut self, shared: &Shared, now: u64) -> bool {
@@ -269,7 +265,7 @@ impl Shard {
         self.waiting.remove(&slot).map(|waiting| waiting.event)
     }
 
-    const fn order(&mut self, completed: bool) -> &mut BTreeSet<(u64, u32)> {
+    const fn order(&mut self, completed: bool) -> &mut Order {
         if completed {
             &mut self.records
         } else {

@@ -24,8 +24,8 @@ mod scripted;
 pub use self::scripted::{Broken, Scripted, Step};
 
 pub mod bodies;
-pub mod fleet;
 pub mod conformance;
+pub mod fleet;
 pub mod gate;
 pub mod ledger;
 pub mod probe;

@@ -9,7 +9,7 @@ use http_body::Frame;
 use crate::{
     body::Body,
     config::Config,
-    engine::{from_now, within},
+    engine::{from_now, within_or_asked_again},
     error::{Error, ErrorKind},
     limits::{Buffer, NoPlace},
     record::{MAX_LINES, NotRetained},
@@ -63,7 +63,7 @@ pub(crate) async fn request<B: http_body::Body>(
         Ok(None)
     };
     let read = std::pin::pin!(read);
-    match within(|| from_now(config.body_timeout), read).await {
+    match within_or_asked_again(|| from_now(config.body_timeout), read).await {
         Some(Ok(trailers)) => Ok((chunks.join(), trailers)),
         Some(Err(error)) => Err(error),
         None => Err(Error::new(
@@ -118,7 +118,7 @@ pub(crate) async fn response<B: http_body::Body>(
         }
         let give_up = || *deadline.get_or_insert_with(|| from_now(config.collect_timeout));
         let frame = poll_fn(|cx| body.as_mut().poll_frame(cx));
-        let Some(frame) = within(give_up, frame).await else {
+        let Some(frame) = within_or_asked_again(give_up, frame).await else {
             let body = Body::resumed(chunks.join(), body);
             return Collected::GivenUp(body, NotRetained::Streamed);
         };

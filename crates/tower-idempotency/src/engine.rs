@@ -261,19 +261,34 @@ impl Tries {
 }
 
 /// The future's output, or `None` when `deadline` passes first. One that is ready at once costs neither a look at the clock
-/// nor a timer, and neither does one that is ready when it is asked again: servers hand over a body that has arrived only
-/// when they see that somebody wants it.
+/// nor a timer.
 pub(crate) async fn within<F: Future + Unpin>(
+    deadline: impl FnMut() -> Instant,
+    future: F,
+) -> Option<F::Output> {
+    watch(deadline, future, false).await
+}
+
+/// As [`within`], for what comes from a server's connection: that is asked once more before there is a timer, since servers
+/// hand over a body that has arrived only when they see that somebody wants it.
+pub(crate) async fn within_or_asked_again<F: Future + Unpin>(
+    deadline: impl FnMut() -> Instant,
+    future: F,
+) -> Option<F::Output> {
+    watch(deadline, future, true).await
+}
+
+async fn watch<F: Future + Unpin>(
     mut deadline: impl FnMut() -> Instant,
     mut future: F,
+    mut ask_again: bool,
 ) -> Option<F::Output> {
-    let mut asked = false;
     let mut timer: Option<Pin<Box<Sleep>>> = None;
     poll_fn(|cx| {
         if let Poll::Ready(output) = Pin::new(&mut future).poll(cx) {
             return Poll::Ready(Some(output));
         }
-        if !std::mem::replace(&mut asked, true) {
+        if std::mem::take(&mut ask_again) {
             cx.waker().wake_by_ref();
             return Poll::Pending;
         }

@@ -7,6 +7,7 @@ use std::{
         Mutex, PoisonError,
         atomic::{AtomicU64, Ordering::Relaxed},
     },
+    time::Duration,
 };
 
 use futures_util::{
@@ -19,8 +20,10 @@ use tokio::time::{Instant, timeout_at};
 pub(crate) struct Redial<C: Clone> {
     dial: Box<dyn Fn() -> Dialled<C> + Send + Sync>,
     current: Mutex<Current<C>>,
-    /// When the last answer came, in milliseconds since this was made.
+    /// When the last answer came; like all times here in microseconds since this was made.
     answered: AtomicU64,
+    /// When the first of the calls began that came since, or since the connection was made anew.
+    asked: AtomicU64,
     made: Instant,
 }
 
@@ -45,6 +48,7 @@ impl<C: Clone + Send + Sync + 'static> Redial<C> {
             }),
             dial,
             answered: AtomicU64::new(0),
+            asked: AtomicU64::new(0),
             made: Instant::now(),
         }
     }
@@ -59,10 +63,11 @@ impl<C: Clone + Send + Sync + 'static> Redial<C> {
     where
         F: Future<Output = RedisResult<T>>,
     {
-        let (number, connection) = {
-            let current = self.current.lock().unwrap_or_else(PoisonError::into_inner);
-            (current.number, current.connection.clone())
-        };
+        if self.is_silent(deadline) {
+            let (number, _) = self.current();
+            self.replace(number);
+        }
+        let (number, connection) = self.current();
         let connection = match in_time(deadline, connection).await {
             Ok(connection) => connection,
             // Still being made.
@@ -72,10 +77,10 @@ impl<C: Clone + Send + Sync + 'static> Redial<C> {
                 return Err(error);
             }
         };
-        let began = self.millis();
+        let began = self.now();
         let result = in_time(deadline, call(connection)).await;
         match &result {
-            Ok(_) => self.answered.store(self.millis(), Relaxed),
+            Ok(_) => self.answered.store(self.now(), Relaxed),
             Err(error) if is_final(error) => self.replace(number),
             // A server that is gone without a word never closes the connection. One that is slow answers somebody.
             Err(error) if error.is_timeout() => {
@@ -83,19 +88,39 @@ impl<C: Clone + Send + Sync + 'static> Redial<C> {
                     self.replace(number);
                 }
             }
-            Err(_) => {}
+            // An error is an answer too.
+            Err(_) => self.answered.store(self.now(), Relaxed),
         }
         result
     }
 
-    fn millis(&self) -> u64 {
-        u64::try_from(self.made.elapsed().as_millis()).unwrap_or(u64::MAX)
+    /// Whether nothing was answered for as long as a call may take, though something was asked. Callers with less patience
+    /// leave before a call of theirs times out, so that the next one has to notice.
+    fn is_silent(&self, deadline: Instant) -> bool {
+        let now = self.now();
+        let asked = self.asked.load(Relaxed);
+        if asked <= self.answered.load(Relaxed) {
+            self.asked.store(now, Relaxed);
+            return false;
+        }
+        let patience = deadline.saturating_duration_since(Instant::now());
+        Duration::from_micros(now.saturating_sub(asked)) >= patience
+    }
+
+    fn now(&self) -> u64 {
+        u64::try_from(self.made.elapsed().as_micros()).unwrap_or(u64::MAX)
+    }
+
+    fn current(&self) -> (u64, Dialled<C>) {
+        let current = self.current.lock().unwrap_or_else(PoisonError::into_inner);
+        (current.number, current.connection.clone())
     }
 
     /// Makes the connection anew, unless somebody else did since.
     fn replace(&self, number: u64) {
         let mut current = self.current.lock().unwrap_or_else(PoisonError::into_inner);
         if current.number == number {
+            self.asked.store(self.now(), Relaxed);
             *current = Current {
                 number: number + 1,
                 connection: (self.dial)(),

@@ -1,6 +1,6 @@
 //! What a server must be like, looked at once when the store connects.
 
-use redis::{RedisError, Value};
+use redis::{ErrorKind, RedisError, Value};
 use tokio::time::Instant;
 
 use crate::{ConnectError, ConnectErrorKind, Eviction, link::Link, scripts::Scripts};
@@ -96,8 +96,13 @@ fn unusable(message: impl Into<String>) -> ConnectError {
     ConnectError::new(ConnectErrorKind::Unusable, message)
 }
 
+/// What the server says is about scripts; that it says nothing is not.
 fn no_scripts(source: RedisError) -> ConnectError {
-    unusable("the server does not take scripts").because(source)
+    if matches!(source.kind(), ErrorKind::Server(_) | ErrorKind::Extension) {
+        unusable("the server does not take scripts").because(source)
+    } else {
+        ConnectError::unreachable(source)
+    }
 }
 
 /// From here on a script may read the clock before it writes.

@@ -127,6 +127,9 @@ impl RedisOptions {
 
     /// Connects to a server, as in `redis://:password@host:6379/0`; with the feature `tls` also `rediss://`.
     ///
+    /// With that feature, a process that has no default `CryptoProvider` of rustls is given the one of *ring*: to use
+    /// another, install it before.
+    ///
     /// Looks whether the server can be used, and teaches it the scripts. Two connections serve all calls, another one the
     /// waiters. They are made again when they break; calls fail meanwhile.
     ///
@@ -146,6 +149,8 @@ impl RedisOptions {
     ///
     /// [`ConnectError`] when the server cannot be reached or cannot be used.
     pub async fn connect_client(self, client: Client) -> Result<RedisStore, ConnectError> {
+        #[cfg(feature = "tls")]
+        provide_cryptography();
         let asking = self.managed(&client);
         let keeping = self.managed(&client);
         let listener = Listener::new(self.timeout, move || {
@@ -170,6 +175,8 @@ impl RedisOptions {
         self,
         pool: deadpool_redis::Pool,
     ) -> Result<RedisStore, ConnectError> {
+        #[cfg(feature = "tls")]
+        provide_cryptography();
         let reserved = pool.clone();
         let keeping = Link::Dialled(Redial::new(move || {
             let pool = reserved.clone();
@@ -190,6 +197,8 @@ impl RedisOptions {
         self,
         client: redis::sentinel::SentinelClient,
     ) -> Result<RedisStore, ConnectError> {
+        #[cfg(feature = "tls")]
+        provide_cryptography();
         let sentinels = Arc::new(tokio::sync::Mutex::new(client));
         let config = redis::AsyncConnectionConfig::new()
             .set_connection_timeout(Some(self.timeout))
@@ -232,6 +241,8 @@ impl RedisOptions {
         I: IntoIterator,
         I::Item: AsRef<str>,
     {
+        #[cfg(feature = "tls")]
+        provide_cryptography();
         if self.wait.is_some() {
             return Err(ConnectError::new(
                 ConnectErrorKind::Unusable,
@@ -303,6 +314,18 @@ impl RedisOptions {
 impl Default for RedisOptions {
     fn default() -> Self {
         Self::new()
+    }
+}
+
+/// Whoever speaks TLS has to choose whose cryptography it uses, once for the process, or the first connection panics.
+/// An application that has chosen keeps its choice.
+#[cfg(feature = "tls")]
+fn provide_cryptography() {
+    use rustls::crypto::{CryptoProvider, ring};
+
+    if CryptoProvider::get_default().is_none() {
+        // Fails where somebody else has chosen meanwhile.
+        ring::default_provider().install_default().ok();
     }
 }
 

@@ -1,0 +1,219 @@
+//! A cluster, its slots moving and its nodes gone: failure modes 39 and 40.
+
+use std::{
+    sync::Arc,
+    sync::atomic::{AtomicBool, AtomicU64, Ordering},
+    thread,
+    time::Duration,
+};
+
+use http::StatusCode;
+use tests::{gate::eventually, servers::redis::RedisCluster};
+use tokio::{
+    task::JoinSet,
+    time::{Instant, sleep},
+};
+use tower_idempotency::Ttl;
+use tower_idempotency_redis::RedisStore;
+
+use crate::{
+    node::{Books, Node, options, until_connected},
+    sentinel::caught_up,
+};
+
+async fn connect(cluster: &RedisCluster, prefix: &str) -> RedisStore {
+    let options = options().with_prefix(prefix);
+    until_connected(|| options.clone().connect_cluster(cluster.urls())).await
+}
+
+// fm 39: each entry is one key, wherever it is.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn keys_of_all_slots_are_served_and_replayed_by_every_process() {
+    let cluster = RedisCluster::start();
+    let node = Node::new(connect(&cluster, "all:").await);
+    let other = Node::with(connect(&cluster, "all:").await, &node.books, |layer| layer);
+    let mut requests = JoinSet::new();
+    for i in 0..150 {
+        let (node, other) = (node.clone(), other.clone());
+        requests.spawn(async move {
+            let key = format!("k-{i}");
+            let answer = node.post("/orders", &key).await;
+            assert_eq!(answer.text(), format!("effect 1 of {key}"));
+            other.assert_replays("/orders", &key, &answer).await;
+            assert_eq!(node.books.of(&key), 1);
+        });
+    }
+    requests.join_all().await;
+    for n in 0..3 {
+        let entries: u64 = cluster.node(n).command(&["DBSIZE"]).parse().unwrap();
+        assert!((25..=75).contains(&entries), "node {n} has {entries}");
+    }
+}
+
+// fm 40: MOVED and ASK.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn slots_that_move_while_requests_go_on_cost_no_effect_and_no_record() {
+    let cluster = RedisCluster::start();
+    // All entries are in one slot, which goes round.
+    let slot = cluster.slot("{moving}");
+    let store = connect(&cluster, "{moving}:").await;
+    let node = Node::with(store, &Books::default(), |layer| {
+        layer.with_lease(Ttl::from_millis(1_500))
+    });
+    let other = Node::with(connect(&cluster, "{moving}:").await, &node.books, |layer| {
+        layer
+    });
+    let (running, lease) = node.running("running").await;
+    let (done, refused) = (
+        Arc::new(AtomicBool::new(false)),
+        Arc::new(AtomicU64::new(0)),
+    );
+    let mut traffic = JoinSet::new();
+    for client in 0..8 {
+        let (node, other) = (node.clone(), other.clone());
+        let (done, refused) = (Arc::clone(&done), Arc::clone(&refused));
+        traffic.spawn(async move {
+            let mut keys = 0;
+            while !done.load(Ordering::Relaxed) {
+                let key = format!("k-{client}-{keys}");
+                keys += 1;
+                let answer = node.post("/orders", &key).await;
+                if answer.status != StatusCode::CREATED {
+                    refused.fetch_add(1, Ordering::Relaxed);
+                    assert_eq!(answer.code(), "store-unavailable");
+                    assert_eq!(node.books.of(&key), 0, "refused and executed");
+                }
+                let patience = Duration::from_secs(5);
+                let answer = other.until_served("/orders", &key, patience).await;
+                let again = node.until_served("/orders", &key, patience).await;
+                assert_eq!(again.body, answer.body);
+                assert_eq!(node.books.of(&key), 1, "{key}");
+            }
+            keys
+        });
+    }
+    let moves = async {
+        for round in 0..9 {
+            let to = (cluster.master_of(slot).unwrap() + 1) % 3;
+            thread::scope(|scope| {
+                scope.spawn(|| {
+                    cluster.begin_move(slot, to);
+                    thread::sleep(Duration::from_millis(150));
+                    // What is new goes to the other node, by ASK, and what is there follows.
+                    cluster.move_keys(slot, to);
+                    cluster.end_move(slot, to);
+                });
+            });
+            sleep(Duration::from_millis(150)).await;
+            assert!(lease.is_held(), "round {round}");
+        }
+    };
+    moves.await;
+    done.store(true, Ordering::Relaxed);
+    let keys: Vec<u64> = traffic.join_all().await;
+    let (keys, refused): (u64, _) = (keys.iter().sum(), refused.load(Ordering::Relaxed));
+    assert!(keys > 100, "{keys} keys");
+    assert!(refused <= keys / 10, "{refused} of {keys} were refused");
+    node.gate.open_for_good();
+    let answer = running.await.unwrap();
+    other.assert_replays("/held", "running", &answer).await;
+    assert_eq!(node.books.total(), keys + 1);
+}
+
+// fm 40, 35
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn keys_of_a_node_that_is_gone_are_refused_until_its_replica_takes_over() {
+    let mut cluster = RedisCluster::start_with_replicas();
+    for n in 0..6 {
+        // Slots without a node concern nobody else.
+        let command = ["CONFIG", "SET", "cluster-require-full-coverage", "no"];
+        cluster.node(n).command(&command);
+    }
+    // The hash tags put each on a node of its own.
+    let tags: Vec<_> = (0..3).map(|n| tag_on(&cluster, n)).collect();
+    let books = Books::default();
+    let mut nodes = Vec::new();
+    for tag in &tags {
+        let store = connect(&cluster, &format!("{{{tag}}}:")).await;
+        nodes.push(Node::with(store, &books, |layer| {
+            layer.with_lease(Ttl::from_secs(60))
+        }));
+    }
+    let mut done = Vec::new();
+    for (n, node) in nodes.iter().enumerate() {
+        for i in 0..20 {
+            let key = format!("done-{n}-{i}");
+            let answer = node.post("/orders-large", &key).await;
+            done.push((n, key, answer));
+        }
+    }
+    let (running, _) = nodes[0].running("running").await;
+    caught_up(cluster.node(0), cluster.node(3)).await;
+    let slot = cluster.slot(format!("{{{}}}", tags[0]));
+    cluster.node_mut(0).kill();
+
+    let killed = Instant::now();
+    nodes[0].assert_unavailable("/orders", "fresh-0").await;
+    for (n, node) in nodes.iter().enumerate().skip(1) {
+        let key = format!("fresh-{n}");
+        assert_eq!(
+            node.post("/orders", &key).await.text(),
+            format!("effect 1 of {key}")
+        );
+    }
+    let next = thread::scope(|scope| {
+        let waiting = scope.spawn(|| cluster.failed_over(slot, 0));
+        waiting.join().unwrap()
+    });
+    assert_eq!(next, 3);
+
+    // By itself, and with all it had.
+    let patience = Duration::from_secs(10);
+    let fresh = nodes[0].until_served("/orders", "fresh-0", patience).await;
+    assert_eq!(fresh.text(), "effect 1 of fresh-0");
+    assert!(
+        killed.elapsed() < Duration::from_secs(20),
+        "{:?}",
+        killed.elapsed()
+    );
+    for (n, key, answer) in &done {
+        nodes[*n].assert_replays("/orders-large", key, answer).await;
+        assert_eq!(books.of(key), 1);
+    }
+    let duplicate = nodes[0].post("/held", "running").await;
+    assert_eq!(duplicate.code(), "in-progress");
+    nodes[0].gate.open_for_good();
+    let answer = running.await.unwrap();
+    nodes[0].assert_replays("/held", "running", &answer).await;
+    assert_eq!(books.total(), 60 + 3 + 1);
+}
+
+// fm 40: CLUSTERDOWN.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_cluster_that_is_down_executes_nothing_and_serves_when_it_is_back() {
+    let mut cluster = RedisCluster::start();
+    let tag = tag_on(&cluster, 1);
+    let node = Node::new(connect(&cluster, &format!("{{{tag}}}:")).await);
+    let before = node.post("/orders", "before").await;
+    cluster.node_mut(0).kill();
+    eventually("the others refuse", || {
+        let info = cluster.node(1).command(&["CLUSTER", "INFO"]);
+        info.contains("cluster_state:fail")
+    })
+    .await;
+    node.assert_unavailable("/orders", "before").await;
+    node.assert_unavailable("/orders", "fresh").await;
+    cluster.node_mut(0).restart();
+    let patience = Duration::from_secs(15);
+    let fresh = node.until_served("/orders", "fresh", patience).await;
+    assert_eq!(fresh.text(), "effect 1 of fresh");
+    node.assert_replays("/orders", "before", &before).await;
+    assert_eq!(node.books.total(), 2);
+}
+
+/// A hash tag whose slot is a node's.
+fn tag_on(cluster: &RedisCluster, node: usize) -> String {
+    let tags = (0..1_000).map(|i| format!("t{i}"));
+    let mut tags = tags.filter(|tag| cluster.master_of(cluster.slot(tag)) == Some(node));
+    tags.next().expect("a third of them are")
+}

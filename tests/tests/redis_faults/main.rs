@@ -1,0 +1,21 @@
+//! What Redis does in real life, on real servers and through the real layer: failure modes 34 to 48.
+//!
+//! Each outcome is the documented one, and none is an execution without a lease or a second answer for a key. Effects are
+//! counted by key.
+
+mod cluster;
+mod connect;
+mod eviction;
+mod flush;
+mod full;
+mod links;
+mod network;
+mod node;
+mod pause;
+mod pool;
+mod replica;
+mod restart;
+mod scripts;
+mod secrets;
+mod sentinel;
+mod versions;

@@ -1,0 +1,234 @@
+//! One process of those that share a server: a store and a layer of its own.
+
+use std::{
+    collections::BTreeMap,
+    sync::{Arc, Mutex, PoisonError},
+    time::Duration,
+};
+
+use axum::{Router, body::Body, routing::post};
+use http::{Request, StatusCode, Uri};
+use tests::{
+    Answer,
+    gate::{Gate, within},
+    send,
+};
+use tokio::{task::JoinHandle, time::Instant};
+use tower_idempotency::{IdempotencyKey, IdempotencyLayer, Lease};
+use tower_idempotency_redis::{ConnectError, RedisOptions, RedisStore};
+
+/// The effects of all processes of a test, by key. Clones are one.
+#[derive(Clone, Debug, Default)]
+pub(crate) struct Books(Arc<Mutex<BTreeMap<String, u64>>>);
+
+impl Books {
+    /// How many effects a key had.
+    pub(crate) fn of(&self, key: &str) -> u64 {
+        let effects = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        effects.get(key).copied().unwrap_or(0)
+    }
+
+    /// How many there were in all.
+    pub(crate) fn total(&self) -> u64 {
+        let effects = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        effects.values().sum()
+    }
+
+    fn happen(&self, key: &str) -> u64 {
+        let mut effects = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        let n = effects.entry(key.to_owned()).or_default();
+        *n += 1;
+        *n
+    }
+}
+
+/// A layer over a store, and a handler that has its effect and answers which of its key it was. By the path of the request:
+///
+/// - `/held..`: it is held at the gate after the effect.
+/// - `..-large`: its answer is large, and no smaller for being deflated.
+/// - `..-fails`: it answers 502, which is not recorded.
+///
+/// `/free` is no business of the layer.
+#[derive(Clone)]
+pub(crate) struct Node {
+    pub(crate) layer: IdempotencyLayer,
+    pub(crate) app: Router,
+    pub(crate) books: Books,
+    pub(crate) gate: Gate,
+    leases: Arc<Mutex<Vec<Lease>>>,
+}
+
+impl Node {
+    pub(crate) fn new(store: RedisStore) -> Self {
+        Self::with(store, &Books::default(), |layer| layer)
+    }
+
+    /// With books that others keep too.
+    pub(crate) fn with(
+        store: RedisStore,
+        books: &Books,
+        configure: impl FnOnce(IdempotencyLayer) -> IdempotencyLayer,
+    ) -> Self {
+        let layer = IdempotencyLayer::new(store).with_store_timeout(STORE_TIMEOUT * 2);
+        let layer = configure(layer);
+        let (books, gate, leases) = (books.clone(), Gate::shut(), Arc::default());
+        let handler = {
+            let (books, gate, leases) = (books.clone(), gate.clone(), Arc::clone(&leases));
+            async move |uri: Uri, key: IdempotencyKey, lease: Lease| {
+                let (path, n) = (uri.path(), books.happen(key.as_str()));
+                if path.starts_with("/held") {
+                    remember(&leases, lease);
+                    gate.pass().await;
+                }
+                answer(path, n, key.as_str())
+            }
+        };
+        let app = Router::new()
+            .fallback(handler)
+            .layer(layer.clone())
+            .route("/free", post(async || "free"));
+        Self {
+            layer,
+            app,
+            books,
+            gate,
+            leases,
+        }
+    }
+
+    /// Sends a request and reads its answer.
+    pub(crate) async fn post(&self, path: &str, key: &str) -> Answer {
+        let answer = send(&self.app, tests::post(path, key, "{}"));
+        within(Duration::from_secs(30), answer).await
+    }
+
+    pub(crate) fn spawn(&self, path: &str, key: &str) -> JoinHandle<Answer> {
+        let (node, path, key) = (self.clone(), path.to_owned(), key.to_owned());
+        tokio::spawn(async move { node.post(&path, &key).await })
+    }
+
+    /// Sends a request whose handler has had its effect and is held now, and its lease.
+    pub(crate) async fn running(&self, key: &str) -> (JoinHandle<Answer>, Lease) {
+        self.running_on("/held", key).await
+    }
+
+    pub(crate) async fn running_on(&self, path: &str, key: &str) -> (JoinHandle<Answer>, Lease) {
+        let request = self.spawn(path, key);
+        within(Duration::from_secs(10), self.gate.arrival()).await;
+        let leases = self.leases.lock().expect("no poison");
+        (request, leases.last().expect("a lease").clone())
+    }
+
+    /// The leases of all handlers that were held.
+    pub(crate) fn leases(&self) -> Vec<Lease> {
+        self.leases.lock().expect("no poison").clone()
+    }
+
+    /// Checks that a key is answered by a replay of `first`, again and again.
+    pub(crate) async fn assert_replays(&self, path: &str, key: &str, first: &Answer) {
+        for _ in 0..2 {
+            let replay = self.post(path, key).await;
+            assert!(replay.is_replay(), "{key}: {replay:?}");
+            assert_eq!((replay.status, &replay.body), (first.status, &first.body));
+        }
+    }
+
+    /// Sends a request that must be refused for want of the store, in bounded time and without an effect.
+    pub(crate) async fn assert_unavailable(&self, path: &str, key: &str) {
+        let (began, before) = (Instant::now(), self.books.of(key));
+        let answer = self.post(path, key).await;
+        assert_unavailable(&answer);
+        assert!(began.elapsed() < BOUND, "{:?}", began.elapsed());
+        assert_eq!(self.books.of(key), before, "effects of {key}");
+    }
+
+    /// Sends a request again and again until it is answered with a success; until then it is refused and has no effect.
+    pub(crate) async fn until_served(&self, path: &str, key: &str, within: Duration) -> Answer {
+        let (began, before) = (Instant::now(), self.books.of(key));
+        loop {
+            let answer = self.post(path, key).await;
+            if answer.status == StatusCode::CREATED {
+                return answer;
+            }
+            let code = answer.code();
+            assert!(
+                ["store-unavailable", "in-progress"].contains(&&*code),
+                "{key}: {answer:?}"
+            );
+            assert_eq!(self.books.of(key), before, "effects of {key}");
+            assert!(
+                began.elapsed() < within,
+                "{key} is still refused: {answer:?}"
+            );
+            tokio::time::sleep(Duration::from_millis(50)).await;
+        }
+    }
+}
+
+fn remember(leases: &Mutex<Vec<Lease>>, lease: Lease) {
+    leases.lock().expect("no poison").push(lease);
+}
+
+fn answer(path: &str, n: u64, key: &str) -> (StatusCode, Vec<u8>) {
+    let mut body = format!("effect {n} of {key}").into_bytes();
+    if path.ends_with("-large") {
+        let mut random = 88_172_645_463_325_252_u64 ^ n;
+        body.extend(
+            std::iter::repeat_with(|| {
+                random ^= random << 13;
+                random ^= random >> 7;
+                random ^= random << 17;
+                random as u8
+            })
+            .take(200_000),
+        );
+    }
+    let status = if path.ends_with("-fails") {
+        StatusCode::BAD_GATEWAY
+    } else {
+        StatusCode::CREATED
+    };
+    (status, body)
+}
+
+pub(crate) fn assert_unavailable(answer: &Answer) {
+    assert_eq!(answer.status, StatusCode::SERVICE_UNAVAILABLE, "{answer:?}");
+    assert_eq!(answer.code(), "store-unavailable");
+    assert_eq!(answer.header("retry-after"), Some("1"));
+}
+
+/// A request without a key.
+pub(crate) fn keyless() -> Request<Body> {
+    let req = Request::post("/free").body(Body::empty());
+    req.expect("a valid request")
+}
+
+/// Options with a timeout that a test can wait for several times.
+pub(crate) fn options() -> RedisOptions {
+    RedisOptions::new().with_timeout(STORE_TIMEOUT)
+}
+
+/// Connects to a server that runs, however long that takes on a machine that is busy.
+pub(crate) async fn connect(url: &str) -> RedisStore {
+    until_connected(|| options().connect(url)).await
+}
+
+/// The store, once it is connected: with the timeouts of these tests a server that is busy may be too late.
+pub(crate) async fn until_connected<F>(connect: impl Fn() -> F) -> RedisStore
+where
+    F: Future<Output = Result<RedisStore, ConnectError>>,
+{
+    let began = Instant::now();
+    loop {
+        match connect().await {
+            Ok(store) => return store,
+            Err(error) => assert!(began.elapsed() < Duration::from_secs(10), "{error:?}"),
+        }
+        tokio::time::sleep(Duration::from_millis(50)).await;
+    }
+}
+
+/// Of a store; the layer gives it twice that for a call, and twice that again for all tries.
+pub(crate) const STORE_TIMEOUT: Duration = Duration::from_millis(500);
+/// What a refusal may take, with room for a machine that is busy.
+pub(crate) const BOUND: Duration = Duration::from_millis(3_500);

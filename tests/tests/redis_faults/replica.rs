@@ -1,0 +1,135 @@
+//! A primary and its replica, without anybody who watches them: failure modes 35 and 43.
+
+use std::time::Duration;
+
+use http::StatusCode;
+use tests::{gate::eventually, servers::redis::RedisServer};
+use tokio::time::Instant;
+use tower_idempotency::Ttl;
+use tower_idempotency_redis::RedisStore;
+
+use crate::{
+    node::{BOUND, Books, Node, assert_unavailable, connect, options, until_connected},
+    sentinel::caught_up,
+};
+
+async fn connect_waiting(server: &RedisServer) -> RedisStore {
+    let options = options().with_wait(1, Duration::from_millis(300));
+    let url = server.url();
+    until_connected(|| options.clone().connect(&url)).await
+}
+
+// fm 35
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_store_that_waits_for_replicas_executes_nothing_while_they_are_silent() {
+    let primary = RedisServer::start(&[]);
+    let replica = RedisServer::replica_of(&primary);
+    let node = Node::new(connect_waiting(&primary).await);
+    let before = node.post("/orders", "before").await;
+    assert_eq!(before.status, StatusCode::CREATED);
+    let (running, _) = node.running("running").await;
+    replica.pause();
+
+    node.assert_unavailable("/orders", "fresh").await;
+    node.assert_replays("/orders", "before", &before).await;
+    // What runs already is answered, and its record is no less stored for being on one server.
+    node.gate.open_for_good();
+    let began = Instant::now();
+    let answer = running.await.unwrap();
+    assert_eq!(answer.status, StatusCode::CREATED);
+    assert!(began.elapsed() < BOUND, "{:?}", began.elapsed());
+    node.assert_replays("/held", "running", &answer).await;
+
+    replica.resume();
+    let served = node
+        .until_served("/orders", "fresh", Duration::from_secs(5))
+        .await;
+    assert_eq!(served.text(), "effect 1 of fresh");
+    eventually("nothing is tried any more", || node.layer.in_flight() == 0).await;
+    for key in ["before", "running", "fresh"] {
+        assert_eq!(node.books.of(key), 1, "{key}");
+    }
+}
+
+// fm 35, 38: scripts are not replicated.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn what_was_waited_for_survives_the_primary() {
+    let mut primary = RedisServer::start(&[]);
+    let replica = RedisServer::replica_of(&primary);
+    let node = Node::new(connect_waiting(&primary).await);
+    let before = node.post("/orders", "before").await;
+    let (_running, _) = node.running("running").await;
+    primary.kill();
+    replica.promote();
+    let next = Node::with(connect(&replica.url()).await, &node.books, |layer| layer);
+    next.assert_replays("/orders", "before", &before).await;
+    assert_eq!(next.post("/held", "running").await.code(), "in-progress");
+    for key in ["before", "running"] {
+        assert_eq!(node.books.of(key), 1, "{key}");
+    }
+}
+
+// fm 35: what is documented to be lost, and that nothing worse happens.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn without_waiting_a_replica_may_lack_what_was_acknowledged_and_runs_it_again() {
+    let mut primary = RedisServer::start(&[]);
+    let replica = RedisServer::replica_of(&primary);
+    let node = Node::new(connect(&primary.url()).await);
+    let before = node.post("/orders", "before").await;
+    caught_up(&primary, &replica).await;
+    // It falls behind. Whoever is merely slow still reads what is on its way.
+    replica.promote();
+    let lost = node.post("/orders", "lost").await;
+    assert_eq!(lost.status, StatusCode::CREATED);
+    let (running, _) = node.running("running").await;
+    primary.kill();
+
+    let next = Node::with(connect(&replica.url()).await, &node.books, |layer| layer);
+    next.assert_replays("/orders", "before", &before).await;
+    let again = next.post("/orders", "lost").await;
+    assert_eq!(again.text(), "effect 2 of lost");
+    next.assert_replays("/orders", "lost", &again).await;
+    next.gate.open_for_good();
+    let again = next.post("/held", "running").await;
+    assert_eq!(again.text(), "effect 2 of running");
+    next.assert_replays("/held", "running", &again).await;
+    // The former process reaches nobody: its client is told what it did, which it cannot know better.
+    node.gate.open_for_good();
+    assert_eq!(running.await.unwrap().status, StatusCode::CREATED);
+    assert_eq!(node.books.of("before"), 1);
+}
+
+// fm 43, 35
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_primary_that_becomes_a_replica_and_comes_back_executes_nothing_meanwhile() {
+    let server = RedisServer::start(&[]);
+    let other = RedisServer::start(&[]);
+    let node = Node::with(connect(&server.url()).await, &Books::default(), |layer| {
+        layer.with_lease(Ttl::from_secs(30))
+    });
+    let before = node.post("/orders", "before").await;
+    let (running, _) = node.running("running").await;
+    let port = server.address().port().to_string();
+    // The other one has the same data, or the first would lose its own.
+    other.command(&["REPLICAOF", "127.0.0.1", &port]);
+    eventually("it has begun", || other.command(&["DBSIZE"]) == "2").await;
+    caught_up(&server, &other).await;
+    other.promote();
+    let port = other.address().port().to_string();
+    server.command(&["REPLICAOF", "127.0.0.1", &port]);
+
+    assert_unavailable(&node.post("/orders", "fresh").await);
+    node.gate.open_for_good();
+    let answer = running.await.unwrap();
+    assert_eq!(answer.status, StatusCode::CREATED);
+    assert_eq!(node.books.of("fresh"), 0);
+    server.promote();
+    let patience = Duration::from_secs(5);
+    node.until_served("/orders", "fresh", patience).await;
+    let replay = node.until_served("/held", "running", patience).await;
+    assert!(replay.is_replay() && replay.body == answer.body);
+    node.assert_replays("/orders", "before", &before).await;
+    for key in ["before", "running", "fresh"] {
+        assert_eq!(node.books.of(key), 1, "{key}");
+    }
+}

@@ -129,7 +129,11 @@ impl<'a> Direction<'a> {
             let mut mode = self.state.mode.subscribe();
             while let Some((at, piece)) = due.recv().await {
                 sleep_until(at).await;
-                let _ = mode.wait_for(|mode| *mode != Mode::Hold).await;
+                let now = mode.wait_for(|mode| *mode != Mode::Hold).await;
+                // Those who wait are woken one after the other, and whoever cuts may be the later one.
+                if now.is_ok_and(|now| *now == Mode::Cut) {
+                    return Err(cut());
+                }
                 if piece.is_empty() {
                     // Fails where the other side is gone already.
                     let _ = to.shutdown().await;

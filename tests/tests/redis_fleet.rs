@@ -9,7 +9,7 @@ use tests::{
 };
 
 const MEMBERS: usize = 4;
-const LEASE: Duration = Duration::from_millis(500);
+const LEASE: Duration = Duration::from_millis(700);
 const POLL: Duration = Duration::from_millis(25);
 const HANDLER: Duration = Duration::from_millis(40);
 /// What everything else takes: the store, which answers late, and processes that wait for a processor. Less than another
@@ -38,7 +38,8 @@ impl Late {
 
     async fn run(self, orphans: &str, load: Load) -> History {
         let store = format!("redis://{}/0", self.proxy.address());
-        let args = ["--store", &store, "--orphans", orphans, "--lease", "500ms"];
+        let lease = format!("{}ms", load.lease.as_millis());
+        let args = ["--store", &store, "--orphans", orphans, "--lease", &lease];
         let history = Fleet::start(MEMBERS, &args).run(load).await;
         println!("{orphans}: {}", history.sums());
         history
@@ -48,7 +49,7 @@ impl Late {
 fn kills(seed: u64) -> Load {
     Load {
         path: format!("/slow/{}", HANDLER.as_millis()),
-        at_a_time: 12,
+        at_a_time: 16,
         keys: 0,
         poll: POLL,
         lease: LEASE,
@@ -92,11 +93,13 @@ async fn whoever_executes_orphans_again_executes_twice_only_what_was_killed_at_w
 #[tokio::test(flavor = "multi_thread")]
 async fn a_process_that_was_paused_past_its_lease_answers_what_is_stored() {
     let handler = Duration::from_millis(200);
+    let lease = Duration::from_millis(500);
     let pauses = Load {
+        lease,
         path: format!("/slow/{}", handler.as_millis()),
         at_a_time: 24,
         blows: 20,
-        blow: Blow::Pause(LEASE * 3 / 2),
+        blow: Blow::Pause(lease * 3 / 2),
         at_once: 1,
         respite: Duration::from_millis(300),
         ..kills(3)
@@ -117,10 +120,10 @@ async fn a_process_that_was_paused_past_its_lease_answers_what_is_stored() {
         none("unexplained", &history.unexplained());
         none("contradictions", &history.contradictions());
         // A client may have waited for a member that was stopped before it asked another one.
-        let patience = LEASE / 2;
+        let patience = lease / 2;
         none(
             "stuck",
-            &history.stuck(patience + LEASE + POLL + handler + SLACK),
+            &history.stuck(patience + lease + POLL + handler + SLACK),
         );
     }
     let outrun = first.sums().late_and_outrun + second.sums().late_and_outrun;

@@ -28,6 +28,7 @@ pub use self::{
 };
 
 mod client;
+mod connection;
 mod history;
 mod judge;
 mod load;

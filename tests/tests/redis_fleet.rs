@@ -56,7 +56,7 @@ fn kills(seed: u64) -> Load {
         blows: 300,
         blow: Blow::Kill,
         at_once: 2,
-        respite: Duration::from_millis(100),
+        respite: Duration::from_millis(70),
         seed,
     }
 }

@@ -1,28 +1,24 @@
 //! A client that asks for a key until it has an answer.
 
 use std::{
+    io,
     sync::Arc,
     time::{Duration, Instant},
 };
 
-use bytes::Bytes;
-use http::{Request, StatusCode, header};
-use http_body_util::{BodyExt, Full};
-use hyper_util::{
-    client::legacy::{self, connect::HttpConnector},
-    rt::TokioExecutor,
-};
+use http::{StatusCode, header};
 use tokio::time::{sleep, timeout};
 
-use super::{Attempt, Fleet, Outcome, random::Random};
-use crate::{Answer, playground::SendError};
+use super::{Attempt, Fleet, Outcome, connection::Connection, random::Random};
+use crate::Answer;
 
 #[derive(Debug)]
 pub(super) struct Client {
     fleet: Arc<Fleet>,
     path: String,
     poll: Duration,
-    http: legacy::Client<HttpConnector, Full<Bytes>>,
+    /// To each member, unless it failed.
+    connections: Vec<Option<Connection>>,
     random: Random,
 }
 
@@ -33,16 +29,17 @@ impl Client {
             fleet: Arc::clone(fleet),
             path: path.to_owned(),
             poll,
-            // Who repeats requests is we.
-            http: legacy::Client::builder(TokioExecutor::new())
-                .retry_canceled_requests(false)
-                .build_http(),
+            connections: fleet.members.iter().map(|_| None).collect(),
             random: Random(seed ^ ((n as u64) << 32)),
         }
     }
 
     /// Asks one member or another until one gives the answer, or says that it will never be known. Hangs up on each after
     /// `patience`.
+    ///
+    /// # Panics
+    ///
+    /// When no answer comes.
     pub(super) async fn insist(&mut self, key: &str, patience: Duration) -> Vec<Attempt> {
         let began = Instant::now();
         let mut attempts = Vec::new();
@@ -65,7 +62,7 @@ impl Client {
             };
             attempts.push(attempt);
             assert!(
-                began.elapsed() < Duration::from_secs(30),
+                began.elapsed() < LONGEST,
                 "no answer for {key}: {attempts:?}"
             );
             sleep(pause).await;
@@ -81,11 +78,9 @@ impl Client {
         }
     }
 
-    async fn attempt(&self, member: usize, key: &str, patience: Duration) -> Attempt {
+    async fn attempt(&mut self, member: usize, key: &str, patience: Duration) -> Attempt {
         let began = Instant::now();
-        let address = self.fleet.members[member].address;
-        let url = format!("http://{address}{}", self.path);
-        let outcome = match timeout(patience, self.post(&url, key)).await {
+        let outcome = match timeout(patience, self.post(member, key)).await {
             Ok(Ok(answer)) => outcome(answer),
             Ok(Err(_)) => Outcome::Failed,
             Err(_) => Outcome::HungUp,
@@ -99,17 +94,20 @@ impl Client {
         }
     }
 
-    async fn post(&self, url: &str, key: &str) -> Result<Answer, SendError> {
-        let req = Request::post(url).header("idempotency-key", key);
-        let req = req.body(Full::from("tea"))?;
-        let (head, body) = self.http.request(req).await?.into_parts();
-        Ok(Answer {
-            status: head.status,
-            headers: head.headers,
-            body: body.collect().await?.to_bytes(),
-        })
+    /// On a connection that is taken away meanwhile: after an error, or when we hang up, it is closed.
+    async fn post(&mut self, member: usize, key: &str) -> io::Result<Answer> {
+        let mut connection = match self.connections[member].take() {
+            Some(connection) => connection,
+            None => Connection::open(self.fleet.members[member].address).await?,
+        };
+        let answer = connection.post(&self.path, key, "tea").await?;
+        self.connections[member] = Some(connection);
+        Ok(answer)
     }
 }
+
+/// How long a client waits in all, and the most patient one for one member.
+pub(super) const LONGEST: Duration = Duration::from_secs(30);
 
 fn outcome(mut answer: Answer) -> Outcome {
     if answer.status.is_success() {

@@ -28,7 +28,7 @@ pub struct Sums {
     pub lost_replies: usize,
     /// Requests that were answered by a process that had been stopped for a lease or longer meanwhile.
     pub late: usize,
-    /// The same where that process had an effect of its own, and gave the answer of another.
+    /// The same where that process had an effect of its own, and gave the answer of another process.
     pub late_and_outrun: usize,
     /// Requests that took a lease or longer though nothing befell their process.
     pub slow: usize,
@@ -143,14 +143,15 @@ impl History {
             let mut met = false;
             for strike in self.strikes_of(attempt) {
                 met = true;
-                let mut effects = story.effects.iter();
-                let own = effects.find(|effect| effect.pid == strike.pid);
-                let is_own = own.is_some_and(|own| given == Some(&own.n.to_string()));
-                struck |= own.is_some();
+                let effects = story.effects.iter();
+                let mut own = effects.filter(|effect| effect.pid == strike.pid).peekable();
+                let has_own = own.peek().is_some();
+                let is_own = own.any(|own| given == Some(&own.n.to_string()));
+                struck |= has_own;
                 lost_reply |= is_own && attempt.outcome == Outcome::Failed;
                 if attempt.outlasts(strike, self.lease) && attempt.answer().is_some() {
                     sums.late += 1;
-                    sums.late_and_outrun += usize::from(own.is_some() && !is_own);
+                    sums.late_and_outrun += usize::from(has_own && !is_own);
                 }
             }
             let took = attempt.ended - attempt.began;
@@ -263,187 +264,4 @@ impl fmt::Display for Sums {
 }
 
 #[cfg(test)]
-mod tests {
-    use http::{HeaderMap, StatusCode};
-
-    use super::*;
-
-    const LEASE: Duration = Duration::from_millis(100);
-
-    /// Two members: process 10 at first and then process 11 is the first of them, process 20 the second.
-    struct Told(Instant, History);
-
-    impl Told {
-        fn new() -> Self {
-            let history = History {
-                effects: Vec::new(),
-                attempts: Vec::new(),
-                strikes: Vec::new(),
-                lease: LEASE,
-            };
-            Self(Instant::now(), history)
-        }
-
-        fn at(&self, ms: u64) -> Instant {
-            self.0 + Duration::from_millis(ms)
-        }
-
-        fn effect(mut self, pid: u32, n: u64) -> Self {
-            let key = "k".to_owned();
-            self.1.effects.push(Effect { pid, n, key });
-            self
-        }
-
-        fn asked(mut self, member: usize, from: u64, to: u64, outcome: Outcome) -> Self {
-            let attempt = Attempt {
-                key: "k".to_owned(),
-                member,
-                began: self.at(from),
-                ended: self.at(to),
-                outcome,
-            };
-            self.1.attempts.push(attempt);
-            self
-        }
-
-        fn struck(mut self, member: usize, pid: u32, at: u64, resumed: Option<u64>) -> Self {
-            let strike = Strike {
-                member,
-                pid,
-                ordered: self.at(at),
-                down: self.at(at + 1),
-                resumed: resumed.map(|at| self.at(at)),
-            };
-            self.1.strikes.push(strike);
-            self
-        }
-    }
-
-    fn answer(n: u64) -> Outcome {
-        let mut headers = HeaderMap::new();
-        headers.insert("x-execution", n.into());
-        Outcome::Answered(Answer {
-            status: StatusCode::CREATED,
-            headers,
-            body: format!("execution {n}").into(),
-        })
-    }
-
-    fn in_progress() -> Outcome {
-        Outcome::NotYet("in-progress".to_owned())
-    }
-
-    fn killed_at_work() -> Told {
-        Told::new()
-            .effect(10, 1)
-            .asked(0, 0, 11, Outcome::Failed)
-            .struck(0, 10, 10, None)
-            .asked(1, 50, 51, in_progress())
-    }
-
-    #[test]
-    fn a_second_execution_is_explained_by_the_end_of_the_first() {
-        let history = killed_at_work()
-            .effect(20, 7)
-            .asked(1, 115, 120, answer(7))
-            .1;
-        assert_eq!(history.doubles().len(), 1);
-        assert_eq!(history.unexplained().len(), 0);
-        assert_eq!(history.contradictions().len(), 0);
-        let sums = history.sums();
-        assert_eq!((sums.keys, sums.struck, sums.doubles), (1, 1, 1));
-        assert_eq!(sums.longest_wait, Duration::from_millis(109));
-        assert_eq!(history.stuck(Duration::from_millis(109)).len(), 0);
-        assert_eq!(history.stuck(Duration::from_millis(108)).len(), 1);
-    }
-
-    #[test]
-    fn a_third_execution_needs_another_explanation() {
-        let history = killed_at_work().effect(20, 7).effect(11, 1);
-        assert_eq!(
-            history.asked(1, 115, 120, answer(7)).1.unexplained().len(),
-            1
-        );
-    }
-
-    #[test]
-    fn a_second_execution_without_a_strike_is_unexplained() {
-        let history = Told::new().effect(10, 1).effect(20, 7);
-        let history = history
-            .asked(0, 0, 5, answer(1))
-            .asked(1, 6, 9, answer(7))
-            .1;
-        assert_eq!(history.unexplained().len(), 1);
-        assert_eq!(history.contradictions().len(), 1);
-    }
-
-    #[test]
-    fn a_strike_after_the_answer_or_before_the_request_explains_nothing() {
-        for (at, unexplained) in [(2, 1), (10, 0), (120, 1)] {
-            let history = Told::new()
-                .struck(0, 10, at, None)
-                .effect(10, 1)
-                .asked(0, 5, 11, Outcome::Failed)
-                .effect(20, 7)
-                .asked(1, 20, 100, answer(7));
-            assert_eq!(history.1.unexplained().len(), unexplained, "{at}");
-        }
-    }
-
-    #[test]
-    fn a_pause_explains_only_if_the_lease_may_have_run_out() {
-        for (resumed, unexplained) in [(40, 1), (300, 0)] {
-            let history = Told::new()
-                .effect(10, 1)
-                .asked(0, 0, resumed + 5, answer(7))
-                .struck(0, 10, 10, Some(resumed))
-                .effect(20, 7)
-                .asked(1, 20, 30, answer(7));
-            assert_eq!(history.1.unexplained().len(), unexplained, "{resumed}");
-            let late = usize::from(unexplained == 0);
-            let sums = history.1.sums();
-            assert_eq!((sums.late, sums.late_and_outrun), (late, late));
-        }
-    }
-
-    #[test]
-    fn whoever_is_told_of_no_execution_or_of_an_error_is_contradicted() {
-        for (outcome, contradictions) in [
-            (answer(1), 0),
-            (answer(2), 1),
-            (in_progress(), 0),
-            (Outcome::Refused, 0),
-            (Outcome::NotYet("store-unavailable".to_owned()), 1),
-            (Outcome::NotYet("500".to_owned()), 1),
-        ] {
-            let history = Told::new().effect(10, 1).asked(0, 0, 5, outcome.clone());
-            let found = history.1.contradictions().len();
-            assert_eq!(found, contradictions, "{outcome:?}");
-        }
-    }
-
-    #[test]
-    fn who_is_refused_is_counted_by_what_had_happened() {
-        let with = killed_at_work().asked(1, 115, 120, Outcome::Refused).1;
-        let mut without = with.clone();
-        without.effects.clear();
-        let counted = |history: &History| {
-            let sums = history.sums();
-            (sums.refused_with_effect, sums.refused_without_effect)
-        };
-        assert_eq!((counted(&with), counted(&without)), ((1, 0), (0, 1)));
-    }
-
-    #[test]
-    fn an_answer_that_its_process_could_not_give_is_told_by_another() {
-        let history = killed_at_work().asked(1, 60, 62, answer(1)).1;
-        assert_eq!(history.sums().lost_replies, 1);
-        assert_eq!(history.doubles().len(), 0);
-    }
-
-    #[test]
-    fn who_never_had_an_answer_is_stuck() {
-        let history = Told::new().asked(0, 0, 5, in_progress()).1;
-        assert_eq!(history.stuck(Duration::from_secs(3600)).len(), 1);
-    }
-}
+mod tests;

@@ -10,7 +10,11 @@ use std::{
 
 use tokio::task::{JoinSet, spawn_blocking};
 
-use super::{Attempt, Fleet, History, client::Client, strikes};
+use super::{
+    Attempt, Fleet, History,
+    client::{Client, LONGEST},
+    strikes,
+};
 
 /// A load, and what befalls the fleet meanwhile.
 #[derive(Clone, Debug)]
@@ -78,7 +82,7 @@ impl Fleet {
                     let key = key(next.fetch_add(1, Ordering::SeqCst));
                     let asked = tokio::join!(
                         hasty.insist(&key, load.lease / 2),
-                        patient.insist(&key, Duration::MAX)
+                        patient.insist(&key, LONGEST)
                     );
                     attempts.extend(asked.0.into_iter().chain(asked.1));
                 }
@@ -96,7 +100,7 @@ impl Fleet {
             workers.spawn(async move {
                 let mut attempts = Vec::new();
                 for n in mine {
-                    attempts.extend(client.insist(&key(n), Duration::MAX).await);
+                    attempts.extend(client.insist(&key(n), LONGEST).await);
                 }
                 attempts
             });

@@ -4,7 +4,10 @@ use std::{sync::Arc, time::Duration};
 
 use tokio::{sync::Barrier, task::JoinSet};
 
-use super::{Fleet, History, client::Client};
+use super::{
+    Fleet, History,
+    client::{Client, LONGEST},
+};
 
 /// Clients that all ask for one key at the same moment, each until it has the answer, and then for the next.
 #[derive(Clone, Debug)]
@@ -40,7 +43,7 @@ impl Fleet {
                 let mut attempts = Vec::new();
                 for n in 0..keys {
                     start.wait().await;
-                    attempts.extend(client.insist(&format!("key-{n}"), Duration::MAX).await);
+                    attempts.extend(client.insist(&format!("key-{n}"), LONGEST).await);
                 }
                 attempts
             });

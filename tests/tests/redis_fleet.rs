@@ -10,7 +10,7 @@ use tests::{
 
 const MEMBERS: usize = 4;
 const LEASE: Duration = Duration::from_millis(700);
-const POLL: Duration = Duration::from_millis(25);
+const POLL: Duration = Duration::from_millis(100);
 const HANDLER: Duration = Duration::from_millis(40);
 /// What everything else takes: the store, which answers late, and processes that wait for a processor. Less than another
 /// lease would be.
@@ -141,7 +141,7 @@ async fn sixty_four_clients_at_once_cause_one_execution_of_each_of_a_thousand_ke
             path: "/orders".to_owned(),
             clients: 64,
             keys,
-            poll: POLL,
+            poll: Duration::from_millis(10),
             lease: Duration::from_secs(15),
             seed: 6,
         };

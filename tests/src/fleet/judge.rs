@@ -177,7 +177,10 @@ impl History {
         })
     }
 
-    /// Counts from the last strike at a process that the key may have been at, as far as clients can tell.
+    /// Counts from when the key was asked for first, or from the last strike at whoever had its lease.
+    ///
+    /// That is known of a process that had an effect. Of another one that was struck while a client waited there it may
+    /// be so: but not before the lease of the last one that is known can be over, two thirds of it at least being left.
     fn wait(&self, story: &Story<'_>) -> Duration {
         let definite = story
             .attempts
@@ -187,18 +190,22 @@ impl History {
         let (Some(answered), Some(asked)) = (definite.map(|it| it.ended).min(), asked) else {
             return Duration::MAX;
         };
-        let has_effect = |pid: u32| story.effects.iter().any(|effect| effect.pid == pid);
-        let downs = story.attempts.iter().flat_map(|attempt| {
-            // Who is killed may have had the lease and no effect yet. Who is stopped may, too, but keeps clients waiting
-            // that have nothing to do with it.
-            let met = self.strikes_of(attempt);
-            let met = met.filter(|strike| strike.resumed.is_none() || has_effect(strike.pid));
-            met.map(|strike| strike.down)
-        });
-        let since = downs
-            .filter(|down| *down <= answered)
-            .fold(asked, Instant::max);
-        answered - since
+        let met = story
+            .attempts
+            .iter()
+            .flat_map(|attempt| self.strikes_of(attempt));
+        let mut met: Vec<_> = met.filter(|strike| strike.down <= answered).collect();
+        met.sort_by_key(|strike| strike.down);
+        let (mut since, mut free) = (asked, asked);
+        for strike in met {
+            if story.effects.iter().any(|effect| effect.pid == strike.pid) {
+                since = strike.down;
+                free = since + self.lease * 2 / 3;
+            } else if strike.down >= free {
+                since = strike.down;
+            }
+        }
+        answered - since.min(answered)
     }
 }
 

@@ -182,3 +182,16 @@ fn who_never_had_an_answer_is_stuck() {
     let history = Told::new().asked(0, 0, 5, in_progress()).1;
     assert_eq!(history.stuck(Duration::from_secs(3600)).len(), 1);
 }
+
+#[test]
+fn a_wait_begins_anew_only_when_the_one_who_may_have_had_the_lease_is_struck() {
+    // The lease of the first is over at 77 at the earliest.
+    for (at, waited) in [(30, 190), (100, 100)] {
+        let history = killed_at_work()
+            .asked(1, 29, 101, Outcome::Failed)
+            .struck(1, 20, at, None)
+            .asked(0, 195, 200, Outcome::Refused);
+        let longest = history.1.sums().longest_wait;
+        assert_eq!(longest, Duration::from_millis(waited - 1), "{at}");
+    }
+}

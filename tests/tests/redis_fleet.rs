@@ -90,6 +90,22 @@ async fn whoever_executes_orphans_again_executes_twice_only_what_was_killed_at_w
     assert!(sums.lost_replies > 0, "{sums}");
 }
 
+/// Where kills are frequent, hardly ever is it certain since when nobody has had the lease.
+#[tokio::test(flavor = "multi_thread")]
+async fn what_a_killed_process_was_at_is_free_again_after_one_lease() {
+    let rare = Load {
+        blows: 16,
+        respite: Duration::from_millis(1500),
+        ..kills(7)
+    };
+    let history = Late::start().run("reexecute", rare).await;
+    let sums = history.sums();
+    none("unexplained", &history.unexplained());
+    none("contradictions", &history.contradictions());
+    none("stuck", &history.stuck(LEASE + POLL + HANDLER + SLACK));
+    assert!(sums.doubles > 10, "{sums}");
+}
+
 #[tokio::test(flavor = "multi_thread")]
 async fn a_process_that_was_paused_past_its_lease_answers_what_is_stored() {
     let handler = Duration::from_millis(200);

@@ -1,0 +1,54 @@
+//! Several processes on one database, and 64 clients at a time that ask for the same key: one execution of each.
+
+use std::time::Duration;
+
+use tests::{
+    fleet::{Fleet, Stampede},
+    scratch::Scratch,
+    servers::{mariadb::MariaDbServer, postgres::PostgresServer},
+};
+
+async fn each_of_a_thousand_keys_is_executed_once(store: &str, in_flight: &str) {
+    let keys = 1000;
+    let args = ["--store", store, "--in-flight", in_flight];
+    let stampede = Stampede {
+        path: "/orders".to_owned(),
+        clients: 64,
+        keys,
+        poll: Duration::from_millis(25),
+        lease: Duration::from_secs(15),
+        seed: 6,
+    };
+    let history = Fleet::start(3, &args).stampede(&stampede).await;
+    println!("{}", history.sums());
+    none("doubles", &history.doubles());
+    none("contradictions", &history.contradictions());
+    assert_eq!(history.effects.len(), keys);
+    let answers = history.attempts.iter().filter_map(|it| it.answer());
+    assert_eq!(answers.count(), 64 * keys);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn sixty_four_clients_at_once_on_postgres() {
+    let server = PostgresServer::start(&[]);
+    each_of_a_thousand_keys_is_executed_once(&server.url(), "wait").await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn sixty_four_clients_at_once_on_mariadb() {
+    let server = MariaDbServer::start(&[]);
+    each_of_a_thousand_keys_is_executed_once(&server.url(), "conflict").await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn sixty_four_clients_at_once_on_a_sqlite_file() {
+    let scratch = Scratch::new();
+    let store = format!("sqlite:{}", scratch.file("keys.db").display());
+    each_of_a_thousand_keys_is_executed_once(&store, "conflict").await;
+}
+
+fn none(what: &str, keys: &[String]) {
+    let first: Vec<_> = keys.iter().take(3).map(String::as_str).collect();
+    let n = keys.len();
+    assert!(n == 0, "{what}: {n} keys, such as\n{}", first.join("\n"));
+}

@@ -33,6 +33,7 @@ pub mod proxy;
 pub mod round_trips;
 pub mod scratch;
 pub mod servers;
+pub mod sql;
 pub mod stage;
 pub mod wire;
 

@@ -15,7 +15,7 @@ macro_rules! at {
                 static SERVER: OnceLock<MariaDbServer> = OnceLock::new();
                 let level = concat!("transaction-isolation=", $level);
                 let server = SERVER.get_or_init(|| MariaDbServer::start(&[level]));
-                let store = MySqlStore::from_url(&server.url()).unwrap();
+                let store = MySqlStore::from_url(&server.url()).expect("an URL");
                 store.migrate().await.expect("the test server runs");
                 Subject::new(store).with_push(false)
             }

@@ -10,7 +10,7 @@ use tower_idempotency::conformance::Subject;
 use tower_idempotency_sqlx::{PostgresStore, sqlx::postgres::PgConnectOptions};
 
 async fn at(level: &str) -> Subject<PostgresStore> {
-    let options: PgConnectOptions = postgres::shared().url().parse().unwrap();
+    let options: PgConnectOptions = postgres::shared().url().parse().expect("an URL");
     let options = options.options([("default_transaction_isolation", level)]);
     migrated(PostgresStore::new(options)).await
 }
@@ -20,8 +20,8 @@ async fn behind_pgbouncer() -> Subject<PostgresStore> {
     static POOLER: OnceLock<PgBouncer> = OnceLock::new();
     let server = postgres::shared();
     let pooler = POOLER.get_or_init(|| PgBouncer::start(server, 8));
-    let store = PostgresStore::from_url(&pooler.url()).unwrap();
-    migrated(store.with_listener(server.url().parse().unwrap())).await
+    let store = PostgresStore::from_url(&pooler.url()).expect("an URL");
+    migrated(store.with_listener(server.url().parse().expect("an URL"))).await
 }
 
 async fn migrated(store: PostgresStore) -> Subject<PostgresStore> {

@@ -16,16 +16,16 @@ use tower_idempotency_sqlx::{MySqlStore, PostgresStore};
 async fn on_postgres() -> (PostgresStore, RoundTrips) {
     let trips = RoundTrips::before(postgres::shared().address());
     let url = format!("postgres://app@{}/postgres", trips.address());
-    let store = PostgresStore::from_url(&url).unwrap();
-    store.migrate().await.unwrap();
+    let store = PostgresStore::from_url(&url).expect("an URL");
+    store.migrate().await.expect("the test server runs");
     (store, trips)
 }
 
 async fn on_mariadb() -> (MySqlStore, RoundTrips) {
     let trips = RoundTrips::before(mariadb::shared().address());
     let url = format!("mysql://app:app@{}/app", trips.address());
-    let store = MySqlStore::from_url(&url).unwrap();
-    store.migrate().await.unwrap();
+    let store = MySqlStore::from_url(&url).expect("an URL");
+    store.migrate().await.expect("the test server runs");
     (store, trips)
 }
 

@@ -5,26 +5,21 @@ use std::time::Duration;
 use tests::{
     scratch::Scratch,
     servers::{mariadb, postgres},
+    sql::{self, claim},
 };
 use tokio::time::timeout;
-use tower_idempotency::store::{Acquired, Claim, Fingerprint, KeyId, Store, Token};
+use tower_idempotency::store::{Acquired, Store};
 use tower_idempotency_sqlx::{
     MySqlStore, PostgresStore, SqlError, SqliteStore,
     sqlx::{Connection, Executor, MySqlConnection, PgConnection},
 };
 
-fn claim() -> Claim {
-    let mut bytes = [0; 32];
-    bytes[..16].copy_from_slice(Token::random().unwrap().as_bytes());
-    Claim::new(KeyId::from_bytes(bytes), Fingerprint::from_bytes([7; 32])).unwrap()
-}
-
 /// Whether it can be used, and whether what is in it stays when it is made again.
 async fn holds_a_lease<S: Store>(store: &S, again: impl AsyncFn() -> Result<(), SqlError>) {
     let claim = claim();
-    let granted = store.acquire(&claim).await.unwrap();
+    let granted = store.acquire(&claim).await.expect("the database works");
     assert!(matches!(granted, Acquired::Granted { .. }), "{granted:?}");
-    again().await.unwrap();
+    again().await.expect("the database works");
     let mine = store.renew(&claim.lease_ref(1), claim.lease).await;
     assert!(mine.is_ok(), "{mine:?}");
 }
@@ -77,9 +72,7 @@ async fn processes_on_one_sqlite_file_migrate_at_once() {
 #[tokio::test]
 async fn a_replica_that_starts_does_not_wait_for_a_transaction_on_the_table() {
     let url = postgres::shared().url();
-    let store = PostgresStore::from_url(&url).unwrap();
-    let store = store.with_table("held").unwrap();
-    store.migrate().await.unwrap();
+    let store = sql::postgres(postgres::shared(), "held").await;
     store.acquire(&claim()).await.unwrap();
     let mut other = PgConnection::connect(&url).await.unwrap();
     let update = "begin; update held set owner = 'somebody'";
@@ -87,9 +80,7 @@ async fn a_replica_that_starts_does_not_wait_for_a_transaction_on_the_table() {
     timeout(SOON, store.migrate()).await.expect(WAITS).unwrap();
 
     let url = mariadb::shared().url();
-    let store = MySqlStore::from_url(&url).unwrap();
-    let store = store.with_table("held").unwrap();
-    store.migrate().await.unwrap();
+    let store = sql::mariadb(mariadb::shared(), "held").await;
     store.acquire(&claim()).await.unwrap();
     let mut other = MySqlConnection::connect(&url).await.unwrap();
     other.execute("begin").await.unwrap();

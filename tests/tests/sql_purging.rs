@@ -8,12 +8,9 @@ use std::{
     time::{Duration, Instant},
 };
 
-use tests::{
-    scratch::Scratch,
-    servers::{mariadb, postgres},
-};
+use tests::sql::{self, duplicate};
 use tokio::{task::JoinSet, time::sleep};
-use tower_idempotency::store::{Acquired, Claim, Fingerprint, KeyId, Store, Token, Ttl};
+use tower_idempotency::store::{Acquired, Claim, Store, Ttl};
 use tower_idempotency_sqlx::{MySqlStore, PostgresStore, Purger, SqlError, SqliteStore};
 
 /// What all three can do besides.
@@ -38,43 +35,14 @@ macro_rules! purged {
 
 purged! { MySqlStore, PostgresStore, SqliteStore }
 
-async fn on_postgres(table: &str) -> PostgresStore {
-    let store = PostgresStore::from_url(&postgres::shared().url()).unwrap();
-    let store = store.with_table(table).unwrap();
-    store.migrate().await.unwrap();
-    store
-}
-
-async fn on_mariadb(table: &str) -> MySqlStore {
-    let store = MySqlStore::from_url(&mariadb::shared().url()).unwrap();
-    let store = store.with_table(table).unwrap();
-    store.migrate().await.unwrap();
-    store
-}
-
-async fn on_sqlite(scratch: &Scratch) -> SqliteStore {
-    let store = SqliteStore::new(scratch.file("keys.db"));
-    store.migrate().await.unwrap();
-    store
-}
-
 fn claim(lease: Ttl, keep: Ttl) -> Claim {
-    let mut bytes = [0; 32];
-    bytes[..16].copy_from_slice(Token::random().unwrap().as_bytes());
-    let id = KeyId::from_bytes(bytes);
-    let mut claim = Claim::new(id, Fingerprint::from_bytes([7; 32])).unwrap();
+    let mut claim = sql::claim();
     (claim.lease, claim.keep) = (lease, keep);
     claim
 }
 
-fn again(claim: &Claim) -> Claim {
-    let mut again = claim.clone();
-    again.token = Token::random().unwrap();
-    again
-}
-
 async fn is_granted<S: Store>(store: &S, claim: &Claim) {
-    let acquired = store.acquire(claim).await.unwrap();
+    let acquired = store.acquire(claim).await.expect(WORKS);
     let first = Acquired::Granted {
         generation: 1,
         takeover: false,
@@ -114,24 +82,30 @@ async fn purging_deletes_nothing_that_is_not_over<S: Purged>(store: S) {
                 is_granted(&store, &claim).await;
                 let lease = claim.lease_ref(1);
                 let (began, held) = (Instant::now(), LONG.as_duration());
-                store.renew(&lease, LONG).await.unwrap();
+                store.renew(&lease, LONG).await.expect(WORKS);
                 // Longer than it would have lived.
                 sleep(Duration::from_millis(70)).await;
-                match store.acquire(&again(&claim)).await.unwrap() {
+                match store.acquire(&duplicate(&claim)).await.expect(WORKS) {
                     Acquired::InProgress { expires_in, .. } => {
                         assert!(expires_in > held.saturating_sub(began.elapsed() * 2));
                     }
                     other => panic!("a lease was deleted, found {other:?}"),
                 }
-                store.complete(&lease, "kept".into(), SHORT).await.unwrap();
+                store
+                    .complete(&lease, "kept".into(), SHORT)
+                    .await
+                    .expect(WORKS);
                 sleep(Duration::from_millis(40)).await;
                 // Over by now, deleted or not: free in either case, and a record again at once.
-                let next = again(&claim);
+                let next = duplicate(&claim);
                 is_granted(&store, &next).await;
                 let lease = next.lease_ref(1);
-                store.complete(&lease, "next".into(), LONG).await.unwrap();
+                store
+                    .complete(&lease, "next".into(), LONG)
+                    .await
+                    .expect(WORKS);
                 sleep(Duration::from_millis(5)).await;
-                match store.acquire(&again(&claim)).await.unwrap() {
+                match store.acquire(&duplicate(&claim)).await.expect(WORKS) {
                     Acquired::Completed { record, .. } => assert_eq!(record, "next"),
                     other => panic!("a record was deleted, found {other:?}"),
                 }
@@ -158,12 +132,15 @@ async fn what_is_over_is_absent_without_being_purged<S: Purged>(store: S) {
         is_granted(&store, claim).await;
     }
     let lease = claims[1].lease_ref(1);
-    store.complete(&lease, "old".into(), SHORT).await.unwrap();
+    store
+        .complete(&lease, "old".into(), SHORT)
+        .await
+        .expect(WORKS);
     sleep(Duration::from_millis(100)).await;
     for claim in &claims {
-        is_granted(&store, &again(claim)).await;
+        is_granted(&store, &duplicate(claim)).await;
     }
-    assert_eq!(store.purge(100).await.unwrap(), 0, "nothing was left");
+    assert_eq!(store.purge(100).await.expect(WORKS), 0, "nothing was left");
 }
 
 /// In batches of the size asked for, and no more than there is.
@@ -176,7 +153,7 @@ async fn purging_says_how_many_it_deleted<S: Purged>(store: S) {
     sleep(Duration::from_millis(20)).await;
     let mut purged = Vec::new();
     for _ in 0..4 {
-        purged.push(store.purge(4).await.unwrap());
+        purged.push(store.purge(4).await.expect(WORKS));
     }
     assert_eq!(purged, [4, 4, 2, 0]);
     assert!(store.renew(&living.lease_ref(1), LONG).await.is_ok());
@@ -191,14 +168,18 @@ async fn a_purger_purges_until_it_is_dropped<S: Purged>(store: S) {
     let deadline = Instant::now() + Duration::from_secs(10);
     sleep(Duration::from_millis(100)).await;
     // What is left is what they have not come to.
-    while store.purge(100).await.unwrap() > 0 {
+    while store.purge(100).await.expect(WORKS) > 0 {
         assert!(Instant::now() < deadline, "nobody purges");
     }
     drop(purgers);
     sleep(Duration::from_millis(50)).await;
     is_granted(&store, &super_short()).await;
     sleep(Duration::from_millis(150)).await;
-    assert_eq!(store.purge(100).await.unwrap(), 1, "somebody still purges");
+    assert_eq!(
+        store.purge(100).await.expect(WORKS),
+        1,
+        "somebody still purges"
+    );
 }
 
 macro_rules! each {
@@ -207,7 +188,7 @@ macro_rules! each {
             $(
                 #[tokio::test(flavor = "multi_thread")]
                 async fn $case() {
-                    super::$case(super::on_postgres(stringify!($case)).await).await;
+                    super::$case(tests::sql::postgres(tests::servers::postgres::shared(), stringify!($case)).await).await;
                 }
             )*
         }
@@ -216,7 +197,7 @@ macro_rules! each {
             $(
                 #[tokio::test(flavor = "multi_thread")]
                 async fn $case() {
-                    super::$case(super::on_mariadb(stringify!($case)).await).await;
+                    super::$case(tests::sql::mariadb(tests::servers::mariadb::shared(), stringify!($case)).await).await;
                 }
             )*
         }
@@ -226,7 +207,7 @@ macro_rules! each {
                 #[tokio::test(flavor = "multi_thread")]
                 async fn $case() {
                     let scratch = tests::scratch::Scratch::new();
-                    super::$case(super::on_sqlite(&scratch).await).await;
+                    super::$case(tests::sql::sqlite(&scratch).await).await;
                 }
             )*
         }
@@ -239,3 +220,5 @@ each! {
     purging_says_how_many_it_deleted
     a_purger_purges_until_it_is_dropped
 }
+
+const WORKS: &str = "the database works";

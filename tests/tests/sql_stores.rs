@@ -15,40 +15,20 @@ use tests::{
         mariadb::{self, MariaDbServer},
         postgres::{self, PostgresServer},
     },
+    sql::{self, claim, duplicate},
 };
 use tokio::task::JoinSet;
 use tower_idempotency::{
     IdempotencyLayer,
-    store::{Acquired, Claim, Fingerprint, KeyId, Store, StoreError, Token, Ttl},
+    store::{Acquired, Claim, Store, StoreError, Ttl},
 };
 use tower_idempotency_sqlx::{
     MySqlStore, PostgresStore, SqliteStore,
-    sqlx::{Connection, Executor, MySqlConnection, PgConnection, postgres::PgConnectOptions},
+    sqlx::{
+        Connection, Executor, MySqlConnection, PgConnection, postgres::PgConnectOptions,
+        query_scalar,
+    },
 };
-
-fn claim() -> Claim {
-    let mut bytes = [0; 32];
-    bytes[..16].copy_from_slice(Token::random().unwrap().as_bytes());
-    Claim::new(KeyId::from_bytes(bytes), Fingerprint::from_bytes([7; 32])).unwrap()
-}
-
-fn duplicate(claim: &Claim) -> Claim {
-    let mut other = claim.clone();
-    other.token = Token::random().unwrap();
-    other
-}
-
-async fn on_postgres(server: &PostgresServer) -> PostgresStore {
-    let store = PostgresStore::from_url(&server.url()).unwrap();
-    store.migrate().await.unwrap();
-    store
-}
-
-async fn on_mariadb(server: &MariaDbServer) -> MySqlStore {
-    let store = MySqlStore::from_url(&server.url()).unwrap();
-    store.migrate().await.unwrap();
-    store
-}
 
 // ---- Outages ----
 
@@ -78,8 +58,9 @@ async fn nothing_is_executed_while_down<S: Store>(
 
 #[tokio::test(flavor = "multi_thread")]
 async fn nothing_is_executed_while_postgres_is_down() {
-    let server = RefCell::new(PostgresServer::start(&[]));
-    let store = on_postgres(&server.borrow()).await;
+    let server = PostgresServer::start(&[]);
+    let store = sql::postgres(&server, TABLE).await;
+    let server = RefCell::new(server);
     let (down, up) = (
         || server.borrow_mut().kill(),
         || server.borrow_mut().restart(),
@@ -89,8 +70,9 @@ async fn nothing_is_executed_while_postgres_is_down() {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn nothing_is_executed_while_mariadb_is_down() {
-    let server = RefCell::new(MariaDbServer::start(&[]));
-    let store = on_mariadb(&server.borrow()).await;
+    let server = MariaDbServer::start(&[]);
+    let store = sql::mariadb(&server, TABLE).await;
+    let server = RefCell::new(server);
     let (down, up) = (
         || server.borrow_mut().kill(),
         || server.borrow_mut().restart(),
@@ -135,22 +117,21 @@ async fn a_larger_record_is_a_tombstone<S: Store>(store: S) {
 
 #[tokio::test]
 async fn a_record_above_the_limit_is_a_tombstone_in_postgres() {
-    let store = on_postgres(postgres::shared()).await;
+    let store = sql::postgres(postgres::shared(), TABLE).await;
     a_larger_record_is_a_tombstone(store.with_record_limit(1 << 20)).await;
 }
 
 #[tokio::test]
 async fn a_record_above_the_limit_is_a_tombstone_in_sqlite() {
     let scratch = Scratch::new();
-    let store = SqliteStore::new(scratch.file("keys.db")).with_record_limit(1 << 20);
-    store.migrate().await.unwrap();
+    let store = sql::sqlite(&scratch).await.with_record_limit(1 << 20);
     a_larger_record_is_a_tombstone(store).await;
 }
 
 #[tokio::test]
 async fn a_record_above_what_mariadb_takes_in_a_packet_is_a_tombstone() {
     let server = MariaDbServer::start(&["max-allowed-packet=2M"]);
-    let store = on_mariadb(&server).await;
+    let store = sql::mariadb(&server, TABLE).await;
     a_larger_record_is_a_tombstone(store.clone()).await;
     // What it says it takes, it takes.
     let claim = claim();
@@ -178,11 +159,10 @@ async fn no_race_is_a_serialization_failure_whatever_the_connections_default_to(
         let options: PgConnectOptions = server.url().parse().unwrap();
         let options = options.options([("default_transaction_isolation", level)]);
         let mut same = PgConnection::connect_with(&options).await.unwrap();
-        let shown: String =
-            tower_idempotency_sqlx::sqlx::query_scalar("show transaction_isolation")
-                .fetch_one(&mut same)
-                .await
-                .unwrap();
+        let shown: String = query_scalar("show transaction_isolation")
+            .fetch_one(&mut same)
+            .await
+            .unwrap();
         assert_eq!(shown, level);
         let store = PostgresStore::new(options);
         store.migrate().await.unwrap();
@@ -218,7 +198,10 @@ async fn no_race_is_a_serialization_failure_whatever_the_connections_default_to(
 /// the key is in progress, or what is stored, and wait for nobody.
 async fn is_told_at_once<S: Store>(store: &S, claim: &Claim) {
     let began = Instant::now();
-    let acquired = store.acquire(&duplicate(claim)).await.unwrap();
+    let acquired = store
+        .acquire(&duplicate(claim))
+        .await
+        .expect("the database works");
     assert!(
         matches!(acquired, Acquired::InProgress { .. }),
         "{acquired:?}"
@@ -236,9 +219,7 @@ async fn is_not_taken_over<S: Store>(store: &S, claim: &Claim) {
 
 #[tokio::test]
 async fn duplicates_do_not_wait_for_a_transaction_that_holds_the_row_in_postgres() {
-    let store = on_postgres(postgres::shared()).await;
-    let store = store.with_table("rows_held").unwrap();
-    store.migrate().await.unwrap();
+    let store = sql::postgres(postgres::shared(), "rows_held").await;
     let mut handler = PgConnection::connect(&postgres::shared().url())
         .await
         .unwrap();
@@ -258,9 +239,7 @@ async fn duplicates_do_not_wait_for_a_transaction_that_holds_the_row_in_postgres
 
 #[tokio::test]
 async fn duplicates_do_not_wait_for_a_transaction_that_holds_the_row_in_mariadb() {
-    let store = on_mariadb(mariadb::shared()).await;
-    let store = store.with_table("rows_held").unwrap();
-    store.migrate().await.unwrap();
+    let store = sql::mariadb(mariadb::shared(), "rows_held").await;
     let mut handler = MySqlConnection::connect(&mariadb::shared().url())
         .await
         .unwrap();
@@ -285,9 +264,7 @@ async fn duplicates_do_not_wait_for_a_transaction_that_holds_the_row_in_mariadb(
 #[tokio::test]
 async fn an_error_shows_nothing_of_what_was_to_be_stored() {
     let url = postgres::shared().url();
-    let store = on_postgres(postgres::shared()).await;
-    let store = store.with_table("talkative").unwrap();
-    store.migrate().await.unwrap();
+    let store = sql::postgres(postgres::shared(), "talkative").await;
     let mut admin = PgConnection::connect(&url).await.unwrap();
     let trigger = "create function tell() returns trigger language plpgsql as $$
           begin raise exception 'refusing % % %', encode(new.id, 'hex'), encode(new.token, 'hex'), new.operation; end $$;
@@ -310,10 +287,9 @@ async fn an_error_shows_nothing_of_what_was_to_be_stored() {
 #[tokio::test]
 async fn any_path_and_any_owner_can_be_kept() {
     let scratch = Scratch::new();
-    let sqlite = SqliteStore::new(scratch.file("keys.db"));
-    sqlite.migrate().await.unwrap();
-    let postgres = on_postgres(postgres::shared()).await;
-    let mariadb = on_mariadb(mariadb::shared()).await;
+    let sqlite = sql::sqlite(&scratch).await;
+    let postgres = sql::postgres(postgres::shared(), TABLE).await;
+    let mariadb = sql::mariadb(mariadb::shared(), TABLE).await;
     let long = "ä".repeat(64);
     for operation in [
         "",
@@ -371,3 +347,5 @@ fn stores_are_shown_without_their_passwords() {
         "{shown}"
     );
 }
+
+const TABLE: &str = "tower_idempotency";

@@ -2,36 +2,20 @@
 
 use std::time::{Duration, Instant};
 
-use tests::servers::postgres::{self, PostgresServer};
-use tower_idempotency::store::{Claim, Fingerprint, KeyId, Store, Token};
-use tower_idempotency_sqlx::{
-    PostgresStore,
-    sqlx::{Connection, Executor, PgConnection},
+use tests::{
+    servers::postgres::{self, PostgresServer},
+    sql::{self, claim},
 };
-
-fn claim() -> Claim {
-    let mut bytes = [0; 32];
-    bytes[..16].copy_from_slice(Token::random().unwrap().as_bytes());
-    Claim::new(KeyId::from_bytes(bytes), Fingerprint::from_bytes([7; 32])).unwrap()
-}
-
-async fn on_postgres(server: &PostgresServer) -> PostgresStore {
-    let store = PostgresStore::from_url(&server.url()).unwrap();
-    store.migrate().await.unwrap();
-    store
-}
+use tower_idempotency::store::Store;
+use tower_idempotency_sqlx::sqlx::{
+    self, AssertSqlSafe, Connection, Executor, PgConnection, postgres::PgListener,
+};
 
 /// Nobody is told what nobody waits for: on the server, notifications stand in line.
 #[tokio::test(flavor = "multi_thread")]
 async fn postgres_notifies_of_what_somebody_waits_for_and_of_nothing_else() {
-    use tower_idempotency_sqlx::sqlx::postgres::PgListener;
     let url = postgres::shared().url();
-    let store = || async {
-        let store = on_postgres(postgres::shared()).await;
-        let store = store.with_table("told").unwrap();
-        store.migrate().await.unwrap();
-        store
-    };
+    let store = || async { sql::postgres(postgres::shared(), "told").await };
     // As if they were of two processes.
     let (holding, waiting) = (store().await, store().await);
     let mut ear = PgListener::connect(&url).await.unwrap();
@@ -48,7 +32,7 @@ async fn postgres_notifies_of_what_somebody_waits_for_and_of_nothing_else() {
     let mut admin = PgConnection::connect(&url).await.unwrap();
     let deadline = Instant::now() + Duration::from_secs(10);
     loop {
-        let awaited = tower_idempotency_sqlx::sqlx::query("select 1 from told where awaited");
+        let awaited = sqlx::query("select 1 from told where awaited");
         if awaited.fetch_optional(&mut admin).await.unwrap().is_some() {
             break;
         }
@@ -76,7 +60,7 @@ async fn postgres_notifies_of_what_somebody_waits_for_and_of_nothing_else() {
 #[tokio::test(flavor = "multi_thread")]
 async fn a_waiter_is_woken_though_the_connection_that_listens_was_lost() {
     let server = PostgresServer::start(&[]);
-    let store = on_postgres(&server).await;
+    let store = sql::postgres(&server, "waited").await;
     let claim = claim();
     store.acquire(&claim).await.unwrap();
     let (id, waiting) = (claim.id, store.clone());
@@ -90,12 +74,8 @@ async fn a_waiter_is_woken_though_the_connection_that_listens_was_lost() {
     let mut killed = 0;
     let deadline = Instant::now() + Duration::from_secs(10);
     while killed == 0 {
-        let kill = tower_idempotency_sqlx::sqlx::AssertSqlSafe(kill.as_str());
-        killed = admin
-            .fetch_all(tower_idempotency_sqlx::sqlx::raw_sql(kill))
-            .await
-            .unwrap()
-            .len();
+        let kill = AssertSqlSafe(kill.as_str());
+        killed = admin.fetch_all(sqlx::raw_sql(kill)).await.unwrap().len();
         assert!(Instant::now() < deadline, "nobody listens");
         tokio::time::sleep(Duration::from_millis(5)).await;
     }
@@ -111,7 +91,7 @@ async fn a_waiter_is_woken_though_the_connection_that_listens_was_lost() {
 #[tokio::test(flavor = "multi_thread")]
 async fn a_store_that_is_dropped_leaves_no_connection_behind() {
     let server = PostgresServer::start(&[]);
-    let store = on_postgres(&server).await;
+    let store = sql::postgres(&server, "waited").await;
     let claim = claim();
     store.acquire(&claim).await.unwrap();
     store.changed(&claim.id, Duration::from_millis(300)).await;

@@ -62,6 +62,7 @@ impl<DB: Database> Connections<DB> {
     }
 
     /// Closes what is idle: the server it leads to is gone.
+    #[cfg(any(feature = "mysql", feature = "postgres"))]
     pub(crate) fn forget(&self) {
         let idle = std::mem::take(&mut *self.idle());
         drop(idle);

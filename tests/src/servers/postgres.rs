@@ -1,10 +1,13 @@
 //! PostgreSQL servers.
 
 use std::{
+    fs,
     net::{Ipv4Addr, SocketAddr},
     path::{Path, PathBuf},
     process::Command,
     sync::OnceLock,
+    thread,
+    time::{Duration, Instant},
 };
 
 use super::{Guard, as_user, directory, give, on_a_free_port, tool, until_ready};
@@ -41,7 +44,7 @@ impl PostgresServer {
         let directory = directory("postgres");
         let (port, guard) = on_a_free_port(
             |port| {
-                std::fs::create_dir_all(&directory).expect("a directory for throwaway files");
+                fs::create_dir_all(&directory).expect("a directory for throwaway files");
                 initialize(&directory);
                 Guard::start(&directory, &command(&directory, port, &settings), "QUIT")
             },
@@ -96,7 +99,25 @@ impl PostgresServer {
     ///
     /// When there is nobody to do it.
     pub fn kill(&mut self) {
+        let backends = self.backends();
         self.guard.kill();
+        // They notice sooner or later that they are alone; until then they serve who is connected.
+        for backend in &backends {
+            let _ = run("kill", ["-KILL", backend.as_str()]);
+        }
+        let deadline = Instant::now() + Duration::from_secs(10);
+        while backends.iter().any(|backend| is_running(backend)) {
+            assert!(Instant::now() < deadline, "a backend goes on");
+            thread::sleep(Duration::from_millis(1));
+        }
+    }
+
+    /// The processes of this server besides the first one.
+    fn backends(&self) -> Vec<String> {
+        let pid = self.guard.pid();
+        let children = fs::read_to_string(format!("/proc/{pid}/task/{pid}/children"));
+        let children = children.unwrap_or_default();
+        children.split_whitespace().map(str::to_owned).collect()
     }
 
     /// Kills it if it runs, and starts it again on the same port with the same data.
@@ -105,15 +126,22 @@ impl PostgresServer {
     ///
     /// When it does not start.
     pub fn restart(&mut self) {
-        self.guard.kill();
+        self.kill();
         let directory = self.guard.directory().to_owned();
         // What it said so far would tell that it is ready before it is.
-        let _ = std::fs::remove_file(directory.join("log"));
+        let _ = fs::remove_file(directory.join("log"));
         let command = command(&directory, self.port, &self.settings);
         self.guard.replace(&command, "QUIT");
         let is_back = until_ready(&self.guard, || is_ready(&self.guard));
         assert!(is_back, "PostgreSQL does not come back:\n{}", self.log());
     }
+}
+
+/// Nobody may have come to collect one that has ended.
+fn is_running(pid: &str) -> bool {
+    let stat = fs::read_to_string(format!("/proc/{pid}/stat")).unwrap_or_default();
+    let state = stat.rsplit_once(") ").map_or("", |(_, rest)| rest);
+    !state.is_empty() && !state.starts_with(['Z', 'X'])
 }
 
 fn initialize(directory: &Path) {
@@ -159,9 +187,7 @@ fn is_ready(guard: &Guard) -> bool {
 
 /// Where Debian keeps the servers, newest first, if it is not in the PATH.
 fn find(name: &str) -> PathBuf {
-    let versions = std::fs::read_dir("/usr/lib/postgresql")
-        .into_iter()
-        .flatten();
+    let versions = fs::read_dir("/usr/lib/postgresql").into_iter().flatten();
     let mut others: Vec<_> = versions
         .filter_map(|version| Some(version.ok()?.path().join("bin")))
         .collect();

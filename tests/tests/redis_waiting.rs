@@ -117,35 +117,6 @@ async fn a_waiter_in_another_process_is_answered_soon_after_the_completion() {
     assert_eq!(second.executions().await, 0);
 }
 
-#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_waiter_is_answered_when_no_message_arrives() {
-    bounded(async {
-        let server = Arc::new(RedisServer::start(&[]));
-        let gate = Gate::shut();
-        let (first, second) = two_services(&server, &gate).await;
-        let running = sent(&first, "k");
-        gate.arrival().await;
-        let waiter = sent(&second, "k");
-        listened_to(&server, 1).await;
-        // Whoever listens is cut off, again and again, and is cut off when the message is published.
-        let cutting = Arc::clone(&server);
-        let cutter = tokio::task::spawn_blocking(move || {
-            let began = Instant::now();
-            while began.elapsed() < Duration::from_millis(1500) {
-                cutting.command(&["CLIENT", "KILL", "TYPE", "pubsub"]);
-            }
-        });
-        tokio::time::sleep(Duration::from_millis(200)).await;
-        server.command(&["CLIENT", "KILL", "TYPE", "pubsub"]);
-        gate.let_through(1);
-        let (answer, _) = running.await.expect("the first answer");
-        let (replay, _) = waiter.await.expect("the waiter's answer");
-        assert_eq!((replay.is_replay(), &replay.body), (true, &answer.body));
-        cutter.await.expect("it ends by itself");
-    })
-    .await;
-}
-
 /// The listener comes back by itself, and hears again.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn who_listens_is_back_after_the_connection_was_lost() {

@@ -73,10 +73,7 @@ impl History {
         let stories = self.stories();
         let unexplained = stories.iter().filter(|(_, story)| {
             let pids: BTreeSet<_> = story.effects.iter().map(|effect| effect.pid).collect();
-            let struck = pids
-                .iter()
-                .filter(|pid| self.explains(story, **pid))
-                .count();
+            let struck: usize = pids.iter().map(|pid| self.explains(story, *pid)).sum();
             let too_slow = |attempt: &&&Attempt| attempt.ended - attempt.began >= self.lease;
             let slow = story.attempts.iter().filter(too_slow);
             let slow = slow.filter(|attempt| self.strikes_of(attempt).next().is_none());
@@ -165,16 +162,18 @@ impl History {
         self.strikes.iter().filter(|strike| attempt.meets(strike))
     }
 
-    /// Whether a process may have been taken over while it was at this key.
-    fn explains(&self, story: &Story<'_>, pid: u32) -> bool {
+    /// How many executions of this key by one process may have been taken over: no more than it was struck meanwhile.
+    fn explains(&self, story: &Story<'_>, pid: u32) -> usize {
         let asked = story.attempts.iter().map(|attempt| attempt.began).min();
         let answered = story.answers().map(|(when, _)| when).min();
-        let mut strikes = self.strikes.iter().filter(|strike| strike.pid == pid);
-        strikes.any(|strike| {
-            strike.loses_leases(self.lease)
+        let strikes = self.strikes.iter().filter(|strike| {
+            strike.pid == pid
+                && strike.loses_leases(self.lease)
                 && asked.is_some_and(|asked| asked <= strike.over())
                 && answered.is_none_or(|answered| strike.ordered <= answered)
-        })
+        });
+        let executions = story.effects.iter().filter(|effect| effect.pid == pid);
+        strikes.count().min(executions.count())
     }
 
     /// Counts from when the key was asked for first, or from the last strike at whoever had its lease.

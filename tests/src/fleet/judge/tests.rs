@@ -103,6 +103,29 @@ fn a_third_execution_needs_another_explanation() {
 }
 
 #[test]
+fn a_process_that_is_paused_twice_may_be_taken_over_twice() {
+    for (strikes, executions, unexplained) in [(2, 2, 0), (1, 2, 1), (2, 1, 0), (3, 1, 1)] {
+        let mut history = Told::new();
+        for n in 0..strikes {
+            let at = 10 + 300 * n;
+            history = history
+                .asked(0, at - 5, at + 250, in_progress())
+                .struck(0, 10, at, Some(at + 250));
+        }
+        for n in 0..executions {
+            history = history.effect(10, n + 1);
+        }
+        // And the one that was answered, or that and one more than the pauses of the first explain.
+        for n in 0..=u64::from(unexplained == 1 && executions == 1) {
+            history = history.effect(20, 7 + n);
+        }
+        let history = history.asked(1, 1000, 1010, answer(7)).1;
+        let found = history.unexplained().len();
+        assert_eq!(found, unexplained, "{strikes} strikes, {executions}");
+    }
+}
+
+#[test]
 fn a_second_execution_without_a_strike_is_unexplained() {
     let history = Told::new().effect(10, 1).effect(20, 7);
     let history = history

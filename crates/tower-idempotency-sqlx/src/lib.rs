@@ -40,9 +40,13 @@
     allow(dead_code, reason = "what the stores share, without a store")
 )]
 
+mod backend;
+mod checkpoint;
+mod completer;
 mod connections;
 mod entry;
 mod error;
+mod fenced;
 #[cfg(any(feature = "postgres", feature = "mysql"))]
 mod hex;
 #[cfg(feature = "mysql")]
@@ -62,4 +66,10 @@ pub use self::mysql::MySqlStore;
 pub use self::postgres::PostgresStore;
 #[cfg(feature = "sqlite")]
 pub use self::sqlite::SqliteStore;
-pub use self::{error::SqlError, purge::Purger, table::TableNameError};
+pub use self::{
+    checkpoint::Checkpoint,
+    error::SqlError,
+    fenced::{CommitError, Fenced, TransactionError, TransactionErrorKind},
+    purge::Purger,
+    table::TableNameError,
+};

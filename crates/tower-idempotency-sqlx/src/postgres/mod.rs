@@ -17,6 +17,7 @@ use crate::{
     table::Table,
 };
 
+mod fence;
 mod listen;
 mod statements;
 

@@ -6,7 +6,12 @@
 
 use tower_idempotency::store::{Claim, KeyId, LeaseRef, OrphanPolicy, Ttl};
 
-use crate::{hex, table::Table};
+use crate::{
+    Checkpoint,
+    completer::{Found, MOST_DOUBLINGS, Page},
+    hex,
+    table::Table,
+};
 
 pub(super) struct Statements {
     table: String,
@@ -134,11 +139,12 @@ from {table} e, (select {NOW} as now) clock where e.id = {id};"
             "{PREFACE}
 with clock as materialized (select {NOW} as now),
 freed as (
-  delete from {table} e using clock where {held} and e.generation = 1 returning e.awaited
+  delete from {table} e using clock
+  where {held} and e.generation = 1 and e.checkpoint is null returning e.awaited
 ),
 orphaned as (
   update {table} e set token = null, lease_ends = now, forgotten_at = now + keep
-  from clock where {held} and e.generation > 1 returning e.awaited
+  from clock where {held} and (e.generation > 1 or e.checkpoint is not null) returning e.awaited
 )
 select pg_notify('{channel}', '{hex}') from (select awaited from freed union all select awaited from orphaned) ended
 where awaited;"
@@ -157,6 +163,82 @@ from {table} e, (select {NOW} as now) clock where e.id = {id};"
         )
     }
 
+    /// In a handler's transaction: how the lease stands.
+    pub(super) fn standing(&self, lease: &LeaseRef) -> String {
+        let (table, held) = (&self.table, held(lease));
+        let id = bytes(lease.id.as_bytes());
+        format!(
+            "select coalesce({held}, false) from {table} e, (select {NOW} as now) clock where e.id = {id};"
+        )
+    }
+
+    /// In a handler's transaction: stores the record if the token holds the entry, and tells those who wait. A row if so.
+    pub(super) fn fence(&self, lease: &LeaseRef, record: &[u8], retention: Ttl) -> String {
+        let Self { table, channel } = self;
+        let (held, hex) = (held(lease), hex::encode(lease.id.as_bytes()));
+        let (record, retention) = (bytes(record), retention.as_millis());
+        format!(
+            "with ended as (
+  update {table} e set
+    forgotten_at = now + {retention},
+    completed = now,
+    record = {record},
+    checkpoint = null,
+    checkpoint_data = null
+  from (select {NOW} as now) clock where {held} returning e.awaited
+)
+select case when awaited then pg_notify('{channel}', '{hex}')::text end from ended;"
+        )
+    }
+
+    /// In a handler's transaction: stores the checkpoint if the token holds the entry. A row if so, which says whether it
+    /// was there before.
+    pub(super) fn write_checkpoint(&self, lease: &LeaseRef, checkpoint: &Checkpoint) -> String {
+        let (table, held) = (&self.table, held(lease));
+        let (name, data) = (text(checkpoint.name()), bytes(checkpoint.json()));
+        format!(
+            "with before as materialized (
+  select e.id, coalesce(e.checkpoint = {name} and e.checkpoint_data = {data}, false) as same
+  from {table} e, (select {NOW} as now) clock where {held} for update of e
+)
+update {table} e set checkpoint = {name}, checkpoint_data = {data}
+from before where e.id = before.id returning before.same;"
+        )
+    }
+
+    pub(super) fn read_checkpoint(&self, lease: &LeaseRef, settled: bool) -> String {
+        let (table, held) = (&self.table, held(lease));
+        let wait = if settled { " for update of e" } else { "" };
+        format!(
+            "{PREFACE}
+select e.checkpoint, encode(e.checkpoint_data, 'hex')
+from {table} e, (select {NOW} as now) clock where {held}{wait};"
+        )
+    }
+
+    pub(super) fn orphans(&self, page: &Page) -> String {
+        let (table, due, limit) = (&self.table, due(page), page.limit);
+        let after = page.after.map_or_else(String::new, |(ends, id)| {
+            let id = bytes(id.as_bytes());
+            format!(" and e.lease_ends >= {ends} and (e.lease_ends > {ends} or e.id > {id})")
+        });
+        format!(
+            "{PREFACE}
+select encode(e.id, 'hex'), encode(e.fingerprint, 'hex'), e.generation, e.lease_ends, e.operation
+from {table} e where {due}{after}
+order by e.lease_ends, e.id limit {limit};"
+        )
+    }
+
+    pub(super) fn is_due(&self, orphan: &Found, page: &Page) -> String {
+        let (table, due) = (&self.table, due(page));
+        let (id, generation) = (bytes(orphan.id.as_bytes()), orphan.generation);
+        format!(
+            "{PREFACE}
+select true from {table} e where e.id = {id} and e.generation = {generation} and {due};"
+        )
+    }
+
     pub(super) fn purge(&self, batch: u32) -> String {
         let table = &self.table;
         format!(
@@ -172,6 +254,18 @@ purged as (
 select count(*) from purged;"
         )
     }
+}
+
+/// Its lease has been over for long enough, and nobody has the outcome. The first condition is one of an index; its bound
+/// is computed once.
+fn due(page: &Page) -> String {
+    let older = page.older_than.as_millis();
+    let pause = format!("{older} * (1 << least(e.generation - 1, {MOST_DOUBLINGS})::integer)");
+    format!(
+        "e.completed is null and e.lease_ends <= (select {NOW}) - {older} \
+         and e.lease_ends + {pause} <= (select {NOW}) and e.forgotten_at > (select {NOW}) \
+         and e.operation <> 'run_once'"
+    )
 }
 
 /// The token holds the entry, its lease over or not.

@@ -1,0 +1,95 @@
+//! What a database has to offer for transactions, checkpoints and completers.
+
+use sqlx::Database;
+use tower_idempotency::store::{LeaseRef, Store, Ttl};
+
+use crate::{
+    Checkpoint, SqlError,
+    completer::{Found, Page},
+};
+
+/// A connection of a store's database, which may be a handler's.
+pub type ConnectionOf<S> = <<S as Backend>::Database as Database>::Connection;
+
+/// One of this crate's stores. Nobody else can implement it, and nothing of it is for others to call.
+#[doc(hidden)]
+pub trait Backend: Store + Clone {
+    type Database: Database;
+
+    /// Begins a transaction in which no renewal of the lease, by another connection, makes the fence fail.
+    const BEGIN: &'static str;
+
+    /// The largest record.
+    fn largest_record(&self) -> impl Future<Output = Result<usize, SqlError>> + Send;
+
+    /// How the lease stands, as the handler's connection sees it.
+    fn standing(
+        &self,
+        on: &mut ConnectionOf<Self>,
+        lease: &LeaseRef,
+    ) -> impl Future<Output = Result<Standing, SqlError>> + Send;
+
+    /// Writes the record if the token holds the entry, its lease over or not; false if not.
+    fn write_record(
+        &self,
+        on: &mut ConnectionOf<Self>,
+        lease: &LeaseRef,
+        record: &[u8],
+        retention: Ttl,
+    ) -> impl Future<Output = Result<bool, SqlError>> + Send;
+
+    /// Writes the checkpoint if the token holds the entry.
+    fn write_checkpoint(
+        &self,
+        on: &mut ConnectionOf<Self>,
+        lease: &LeaseRef,
+        checkpoint: &Checkpoint,
+    ) -> impl Future<Output = Result<Written, SqlError>> + Send;
+
+    /// The checkpoint, on the store's own connections; [`None`] if the token does not hold the entry. `settled` waits for
+    /// the end of a transaction that has written it.
+    fn read_checkpoint(
+        &self,
+        lease: &LeaseRef,
+        settled: bool,
+    ) -> impl Future<Output = Result<Option<Option<Checkpoint>>, SqlError>> + Send;
+
+    /// Orphans that are due, oldest first.
+    fn orphans(&self, page: &Page) -> impl Future<Output = Result<Vec<Found>, SqlError>> + Send;
+
+    /// Whether an orphan is still there as it was found, and due.
+    fn is_due(
+        &self,
+        orphan: &Found,
+        page: &Page,
+    ) -> impl Future<Output = Result<bool, SqlError>> + Send;
+
+    /// Whether an error with this code, of a statement on one table, says that the table is not there.
+    fn is_missing_table(code: &str) -> bool;
+
+    /// Whether an error with this code, of a commit, says that nothing was committed.
+    fn is_refusal(code: &str) -> bool;
+}
+
+/// How a lease stands.
+#[doc(hidden)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[expect(clippy::exhaustive_enums, reason = "hidden")]
+pub enum Standing {
+    Held,
+    Lost,
+    /// There is no entry.
+    Absent,
+}
+
+/// What became of a checkpoint that was written.
+#[doc(hidden)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[expect(clippy::exhaustive_enums, reason = "hidden")]
+pub enum Written {
+    Changed,
+    /// The same was there before.
+    Same,
+    /// The token does not hold the entry: nothing was written.
+    Lost,
+}

@@ -1,0 +1,171 @@
+use std::{error::Error, fmt};
+
+use tower_idempotency::{store::StoreError, transaction::NotRecorded};
+
+use crate::SqlError;
+
+/// Why a transaction under a lease did not do what it was asked. Its effect is not there, unless the kind says otherwise.
+///
+/// Holds nothing of keys, responses or checkpoints; see [`SqlError`] for what its source says.
+#[derive(Debug)]
+pub struct TransactionError {
+    kind: TransactionErrorKind,
+    source: Option<SqlError>,
+}
+
+/// What went wrong.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[non_exhaustive]
+pub enum TransactionErrorKind {
+    /// Somebody else has the lease, or it has ended with an outcome. Nothing was written; return anything: the layer
+    /// answers what is stored.
+    LeaseLost,
+    /// The pool leads to where the entry is not: to another database than the store's, or the entry was forgotten.
+    /// Nothing was written.
+    NoEntry,
+    /// The checkpoint's name is not 1 to 128 of letters, digits and `-_.:/`, or its data cannot be serialised or is larger
+    /// than a record may be. Nothing was written.
+    Checkpoint,
+    /// The database failed before it was asked to commit, or refused to. Nothing was written.
+    Database,
+    /// The database was asked to commit and did not answer, nor when it was asked what became of it. Everything was
+    /// written or nothing. The layer asks again before it answers a client.
+    Unknown,
+}
+
+impl TransactionError {
+    /// What went wrong.
+    #[must_use]
+    pub fn kind(&self) -> TransactionErrorKind {
+        self.kind
+    }
+
+    /// The code that the database reported; see [`SqlError::code`].
+    #[must_use]
+    pub fn code(&self) -> Option<&str> {
+        self.source.as_ref()?.code()
+    }
+
+    pub(crate) fn new(kind: TransactionErrorKind, source: SqlError) -> Self {
+        Self {
+            kind,
+            source: Some(source),
+        }
+    }
+
+    pub(crate) fn database(error: impl Into<SqlError>) -> Self {
+        Self::new(TransactionErrorKind::Database, error.into())
+    }
+
+    /// What [`Prepared::commit`](tower_idempotency::transaction::Prepared::commit) says; `asked` if the database was asked
+    /// to commit and did not refuse.
+    pub(super) fn of_commit(error: StoreError, asked: bool) -> Self {
+        let source = match error {
+            StoreError::Backend(source) => source.downcast::<SqlError>().ok().map(|it| *it),
+            _ => return TransactionErrorKind::LeaseLost.into(),
+        };
+        let kind = if asked {
+            TransactionErrorKind::Unknown
+        } else {
+            TransactionErrorKind::Database
+        };
+        Self { kind, source }
+    }
+}
+
+impl From<TransactionErrorKind> for TransactionError {
+    fn from(kind: TransactionErrorKind) -> Self {
+        Self { kind, source: None }
+    }
+}
+
+impl fmt::Display for TransactionError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self.kind {
+            TransactionErrorKind::LeaseLost => "the lease is no longer held",
+            TransactionErrorKind::NoEntry => {
+                "expected the entry of the lease in the database of the pool, found none"
+            }
+            TransactionErrorKind::Checkpoint => {
+                "expected a checkpoint with a plain name and data that can be kept, found another"
+            }
+            TransactionErrorKind::Database => "the transaction failed, and nothing was written",
+            TransactionErrorKind::Unknown => {
+                "it is not known whether the transaction was committed"
+            }
+        })
+    }
+}
+
+impl Error for TransactionError {
+    fn source(&self) -> Option<&(dyn Error + 'static)> {
+        self.source.as_ref().map(|source| source as _)
+    }
+}
+
+/// Why an answer was not committed.
+#[non_exhaustive]
+pub enum CommitError<T> {
+    /// The layer records no such answer, so that a retry executes again: the transaction was rolled back. It has the
+    /// answer, which may be sent all the same; see [`into_answer`](Self::into_answer).
+    NotRecorded(NotRecorded<T>),
+    /// It failed.
+    Failed(TransactionError),
+}
+
+impl<T> CommitError<T> {
+    /// The answer, where it is only one that the layer does not record; the failure otherwise.
+    ///
+    /// For answers that say that nothing was done, such as a 5xx. One that says that something was done is wrong now:
+    /// the transaction was rolled back.
+    ///
+    /// # Errors
+    ///
+    /// When the transaction failed.
+    pub fn into_answer(self) -> Result<T, TransactionError> {
+        match self {
+            Self::NotRecorded(not) => Ok(not.into_answer()),
+            Self::Failed(error) => Err(error),
+        }
+    }
+}
+
+impl<T> From<TransactionError> for CommitError<T> {
+    fn from(error: TransactionError) -> Self {
+        Self::Failed(error)
+    }
+}
+
+impl<T> From<NotRecorded<T>> for CommitError<T> {
+    fn from(not: NotRecorded<T>) -> Self {
+        Self::NotRecorded(not)
+    }
+}
+
+impl<T> fmt::Display for CommitError<T> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::NotRecorded(not) => not.fmt(f),
+            Self::Failed(error) => error.fmt(f),
+        }
+    }
+}
+
+/// Shows no answer.
+impl<T> fmt::Debug for CommitError<T> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::NotRecorded(not) => f.debug_tuple("NotRecorded").field(not).finish(),
+            Self::Failed(error) => f.debug_tuple("Failed").field(error).finish(),
+        }
+    }
+}
+
+impl<T> Error for CommitError<T> {
+    fn source(&self) -> Option<&(dyn Error + 'static)> {
+        match self {
+            Self::NotRecorded(_) => None,
+            Self::Failed(error) => error.source(),
+        }
+    }
+}

@@ -1,0 +1,166 @@
+//! Transactions of handlers, checkpoints and orphans in PostgreSQL.
+
+use sqlx::{AssertSqlSafe, PgConnection, PgPool, Postgres, Row, postgres::PgRow};
+use tower_idempotency::{
+    Lease,
+    store::{Fingerprint, KeyId, LeaseRef, Ttl},
+};
+
+use super::PostgresStore;
+use crate::{
+    Checkpoint, Fenced, SqlError, TransactionError,
+    backend::{Backend, Standing, Written},
+    completer::{Found, Page},
+    fenced::last_checkpoint,
+    hex,
+};
+
+impl PostgresStore {
+    /// Begins a transaction of the handler's that is fenced by its lease: see [`Fenced`].
+    ///
+    /// `pool` is the handler's own, and leads to the database in which the store has its table. The transaction is at READ
+    /// COMMITTED whatever the pool defaults to: at a higher level a renewal of the lease, meanwhile and by another
+    /// connection, would make its end fail. Takes two round trips, besides those of the pool.
+    ///
+    /// # Errors
+    ///
+    /// [`LeaseLost`](crate::TransactionErrorKind::LeaseLost) when the lease is not held any more,
+    /// [`NoEntry`](crate::TransactionErrorKind::NoEntry) when there is no such entry in the pool's database, and
+    /// [`Database`](crate::TransactionErrorKind::Database).
+    ///
+    /// # Cancellation
+    ///
+    /// Dropped, nothing has happened.
+    pub async fn begin(
+        &self,
+        lease: &Lease,
+        pool: &PgPool,
+    ) -> Result<Fenced<Self>, TransactionError> {
+        Fenced::begin(self, lease, pool).await
+    }
+
+    /// The last checkpoint of this request, which an execution before this one may have left, or this one.
+    ///
+    /// There is none before [`Fenced::checkpoint`] wrote one; worth asking where
+    /// [`is_takeover`](Lease::is_takeover) says so. On a connection of the store's own.
+    ///
+    /// # Errors
+    ///
+    /// [`LeaseLost`](crate::TransactionErrorKind::LeaseLost) and [`Database`](crate::TransactionErrorKind::Database).
+    ///
+    /// # Cancellation
+    ///
+    /// Safe to drop.
+    pub async fn checkpoint(&self, lease: &Lease) -> Result<Option<Checkpoint>, TransactionError> {
+        last_checkpoint(self, lease).await
+    }
+}
+
+impl Backend for PostgresStore {
+    type Database = Postgres;
+
+    const BEGIN: &'static str = "begin transaction isolation level read committed, read write";
+
+    async fn largest_record(&self) -> Result<usize, SqlError> {
+        Ok(self.inner.settings.record_limit)
+    }
+
+    async fn standing(
+        &self,
+        on: &mut PgConnection,
+        lease: &LeaseRef,
+    ) -> Result<Standing, SqlError> {
+        let rows = run(on, self.inner.statements.standing(lease)).await?;
+        Ok(match rows.first() {
+            Some(row) if row.try_get(0)? => Standing::Held,
+            Some(_) => Standing::Lost,
+            None => Standing::Absent,
+        })
+    }
+
+    async fn write_record(
+        &self,
+        on: &mut PgConnection,
+        lease: &LeaseRef,
+        record: &[u8],
+        retention: Ttl,
+    ) -> Result<bool, SqlError> {
+        let statement = self.inner.statements.fence(lease, record, retention);
+        Ok(!run(on, statement).await?.is_empty())
+    }
+
+    async fn write_checkpoint(
+        &self,
+        on: &mut PgConnection,
+        lease: &LeaseRef,
+        checkpoint: &Checkpoint,
+    ) -> Result<Written, SqlError> {
+        let statement = self.inner.statements.write_checkpoint(lease, checkpoint);
+        Ok(match run(on, statement).await?.first() {
+            Some(row) if row.try_get(0)? => Written::Same,
+            Some(_) => Written::Changed,
+            None => Written::Lost,
+        })
+    }
+
+    async fn read_checkpoint(
+        &self,
+        lease: &LeaseRef,
+        settled: bool,
+    ) -> Result<Option<Option<Checkpoint>>, SqlError> {
+        let statement = self.inner.statements.read_checkpoint(lease, settled);
+        let rows = self.inner.ask(statement).await?;
+        let Some(row) = rows.first() else {
+            return Ok(None);
+        };
+        let Some(name) = row.try_get::<Option<String>, _>(0)? else {
+            return Ok(Some(None));
+        };
+        let data = row.try_get::<Option<&str>, _>(1)?.map(bytes).transpose()?;
+        Ok(Some(Some(Checkpoint::stored(name, data))))
+    }
+
+    async fn orphans(&self, page: &Page) -> Result<Vec<Found>, SqlError> {
+        let rows = self.inner.ask(self.inner.statements.orphans(page)).await?;
+        rows.iter().map(found).collect()
+    }
+
+    async fn is_due(&self, orphan: &Found, page: &Page) -> Result<bool, SqlError> {
+        let statement = self.inner.statements.is_due(orphan, page);
+        Ok(!self.inner.ask(statement).await?.is_empty())
+    }
+
+    fn is_missing_table(code: &str) -> bool {
+        // No such table, schema or column.
+        ["42P01", "3F000", "42703"].contains(&code)
+    }
+
+    fn is_refusal(code: &str) -> bool {
+        // A constraint that was deferred, or a rollback; not one that leaves the completion unknown.
+        code.starts_with("23") || code.starts_with("40") && code != "40003"
+    }
+}
+
+/// Values are in it as digits only. On a handler's connection, whatever lies between it and the server, nothing is
+/// prepared.
+async fn run(on: &mut PgConnection, sql: String) -> sqlx::Result<Vec<PgRow>> {
+    sqlx::raw_sql(AssertSqlSafe(sql)).fetch_all(on).await
+}
+
+fn found(row: &PgRow) -> Result<Found, SqlError> {
+    let digest = |text| -> Result<[u8; 32], SqlError> {
+        let bytes = bytes(text)?.try_into();
+        bytes.map_err(|_| SqlError::unreadable("no digest"))
+    };
+    Ok(Found {
+        id: KeyId::from_bytes(digest(row.try_get(0)?)?),
+        fingerprint: Fingerprint::from_bytes(digest(row.try_get(1)?)?),
+        generation: row.try_get(2)?,
+        lease_ends: row.try_get(3)?,
+        operation: row.try_get(4)?,
+    })
+}
+
+fn bytes(text: &str) -> Result<Vec<u8>, SqlError> {
+    hex::decode(text).ok_or(SqlError::unreadable("no bytes"))
+}

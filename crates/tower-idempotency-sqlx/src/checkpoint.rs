@@ -1,8 +1,9 @@
 use std::fmt;
 
 use serde::{Serialize, de::DeserializeOwned};
+use tower_idempotency::Lease;
 
-use crate::{SqlError, TransactionError, TransactionErrorKind};
+use crate::{SqlError, SqlStore, TransactionError, TransactionErrorKind};
 
 /// How far an execution came: a name, and what the next execution has to know.
 ///
@@ -26,6 +27,27 @@ impl Checkpoint {
             name: name.to_owned(),
             json,
         })
+    }
+
+    /// As [`PostgresStore::checkpoint`](crate::PostgresStore::checkpoint) and its likes, for code that is generic over
+    /// stores.
+    ///
+    /// # Errors
+    ///
+    /// As there.
+    ///
+    /// # Cancellation
+    ///
+    /// As there.
+    pub async fn last<S: SqlStore>(
+        store: &S,
+        lease: &Lease,
+    ) -> Result<Option<Self>, TransactionError> {
+        match store.read_checkpoint(&lease.lease_ref(), false).await {
+            Ok(Some(checkpoint)) => Ok(checkpoint),
+            Ok(None) => Err(TransactionErrorKind::LeaseLost.into()),
+            Err(error) => Err(TransactionError::database(error)),
+        }
     }
 
     pub(crate) fn stored(name: String, json: Option<Vec<u8>>) -> Self {

@@ -40,7 +40,6 @@
     allow(dead_code, reason = "what the stores share, without a store")
 )]
 
-mod backend;
 mod checkpoint;
 mod completer;
 mod connections;
@@ -54,6 +53,7 @@ mod mysql;
 #[cfg(feature = "postgres")]
 mod postgres;
 mod purge;
+mod sql_store;
 #[cfg(feature = "sqlite")]
 mod sqlite;
 mod table;
@@ -68,8 +68,10 @@ pub use self::postgres::PostgresStore;
 pub use self::sqlite::SqliteStore;
 pub use self::{
     checkpoint::Checkpoint,
+    completer::{Completer, Completing, Orphan, Sweep},
     error::SqlError,
     fenced::{CommitError, Fenced, TransactionError, TransactionErrorKind},
     purge::Purger,
+    sql_store::SqlStore,
     table::TableNameError,
 };

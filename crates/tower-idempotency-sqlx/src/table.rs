@@ -45,8 +45,14 @@ impl Table {
     pub(crate) fn in_migration(&self, sql: &str, quote: char) -> String {
         let table = format!("{quote}{DEFAULT}{quote}");
         let index = format!("{quote}{DEFAULT}_");
-        sql.replace(&table, &self.quoted(quote))
+        let sql = sql
+            .replace(&table, &self.quoted(quote))
             .replace(&index, &format!("{quote}{}_", self.name))
+            .replace(&format!("'{DEFAULT}'"), &format!("'{}'", self.name));
+        match &self.schema {
+            Some(schema) => sql.replace("database()", &format!("'{schema}'")),
+            None => sql,
+        }
     }
 }
 
@@ -144,6 +150,12 @@ mod tests {
         assert_eq!(
             Table::parse("a.b").unwrap().in_migration(sql, '"'),
             "create table \"a\".\"b\" (); create index \"b_x\" on \"a\".\"b\";"
+        );
+        let sql = "where table_schema = database() and table_name = 'tower_idempotency'";
+        assert_eq!(Table::default().in_migration(sql, '`'), sql);
+        assert_eq!(
+            Table::parse("a.b").unwrap().in_migration(sql, '`'),
+            "where table_schema = 'a' and table_name = 'b'"
         );
     }
 }

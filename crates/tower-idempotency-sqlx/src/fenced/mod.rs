@@ -15,7 +15,7 @@ use tower_idempotency::{
 
 use crate::{
     Checkpoint, SqlError,
-    backend::{Backend, ConnectionOf, Standing, Written},
+    sql_store::{ConnectionOf, SqlStore, Standing, Written},
 };
 
 mod error;
@@ -34,14 +34,23 @@ pub use self::error::{CommitError, TransactionError, TransactionErrorKind};
 /// Renewals go on meanwhile, on connections of the store. Do not end the transaction by a statement of your own: what is
 /// then committed is not fenced. In MySQL and MariaDB a statement that changes a table's definition does that.
 #[must_use = "dropped, it is rolled back"]
-pub struct Fenced<S: Backend> {
+pub struct Fenced<S: SqlStore> {
     transaction: Transaction<'static, S::Database>,
     store: S,
     lease: Lease,
 }
 
-impl<S: Backend> Fenced<S> {
-    pub(crate) async fn begin(
+impl<S: SqlStore> Fenced<S> {
+    /// As [`PostgresStore::begin`](crate::PostgresStore::begin) and its likes, for code that is generic over stores.
+    ///
+    /// # Errors
+    ///
+    /// As there.
+    ///
+    /// # Cancellation
+    ///
+    /// As there.
+    pub async fn begin(
         store: &S,
         lease: &Lease,
         pool: &Pool<S::Database>,
@@ -246,19 +255,7 @@ async fn undo<DB: sqlx::Database>(transaction: Transaction<'static, DB>) {
     }
 }
 
-/// The last checkpoint of the request.
-pub(crate) async fn last_checkpoint<S: Backend>(
-    store: &S,
-    lease: &Lease,
-) -> Result<Option<Checkpoint>, TransactionError> {
-    match store.read_checkpoint(&lease.lease_ref(), false).await {
-        Ok(Some(checkpoint)) => Ok(checkpoint),
-        Ok(None) => Err(TransactionErrorKind::LeaseLost.into()),
-        Err(error) => Err(TransactionError::database(error)),
-    }
-}
-
-impl<S: Backend> Deref for Fenced<S> {
+impl<S: SqlStore> Deref for Fenced<S> {
     type Target = ConnectionOf<S>;
 
     fn deref(&self) -> &Self::Target {
@@ -266,13 +263,13 @@ impl<S: Backend> Deref for Fenced<S> {
     }
 }
 
-impl<S: Backend> DerefMut for Fenced<S> {
+impl<S: SqlStore> DerefMut for Fenced<S> {
     fn deref_mut(&mut self) -> &mut Self::Target {
         &mut self.transaction
     }
 }
 
-impl<S: Backend> fmt::Debug for Fenced<S> {
+impl<S: SqlStore> fmt::Debug for Fenced<S> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("Fenced")
             .field("lease", &self.lease)

@@ -22,6 +22,7 @@ use crate::{
     table::Table,
 };
 
+mod fence;
 mod statements;
 
 /// A table in MySQL, 8.0 or later, or in MariaDB, 10.6 or later.
@@ -136,7 +137,11 @@ impl MySqlStore {
     pub async fn migrate(&self) -> Result<(), SqlError> {
         for migration in MIGRATIONS {
             let table = &self.inner.settings.table;
-            self.inner.ask(table.in_migration(migration, '`')).await?;
+            match self.inner.ask(table.in_migration(migration, '`')).await {
+                // Somebody else has made the index meanwhile.
+                Err(error) if error.code() == Some("1061") => {}
+                migrated => drop(migrated?),
+            }
         }
         Ok(())
     }
@@ -351,7 +356,10 @@ impl fmt::Debug for MySqlStore {
     }
 }
 
-const MIGRATIONS: [&str; 1] = [include_str!("../../migrations/mysql/0001_entries.sql")];
+const MIGRATIONS: [&str; 2] = [
+    include_str!("../../migrations/mysql/0001_entries.sql"),
+    include_str!("../../migrations/mysql/0002_orphans.sql"),
+];
 const SETUP: &str = "set session innodb_lock_wait_timeout = 1; select @@max_allowed_packet;";
 const LARGEST_RECORD: usize = 128 << 20;
 const UNKNOWN: usize = usize::MAX;

@@ -7,7 +7,12 @@
 use base64::{Engine as _, engine::general_purpose::STANDARD as BASE64};
 use tower_idempotency::store::{Claim, LeaseRef, OrphanPolicy, Ttl};
 
-use crate::{hex, table::Table};
+use crate::{
+    Checkpoint,
+    completer::{Found, MOST_DOUBLINGS, Page},
+    hex,
+    table::Table,
+};
 
 pub(super) struct Statements {
     table: String,
@@ -118,8 +123,76 @@ from {table} where id = {id};"
         let (table, held) = (&self.table, held(lease));
         in_a_transaction(&format!(
             "
-delete from {table} where {held} and generation = 1;
-update {table} set token = null, forgotten_at = {NOW} + keep, lease_ends = {NOW} where {held} and generation > 1;"
+delete from {table} where {held} and generation = 1 and checkpoint is null;
+update {table} set token = null, forgotten_at = {NOW} + keep, lease_ends = {NOW}
+where {held} and (generation > 1 or checkpoint is not null);"
+        ))
+    }
+
+    /// In a handler's transaction: how the lease stands.
+    pub(super) fn standing(&self, lease: &LeaseRef) -> String {
+        let (table, held) = (&self.table, held(lease));
+        let id = bytes(lease.id.as_bytes());
+        format!("select coalesce({held}, false) from {table} where id = {id};")
+    }
+
+    /// In a handler's transaction: stores the record if the token holds the entry. A row if so.
+    pub(super) fn fence(&self, lease: &LeaseRef, record: &[u8], retention: Ttl) -> String {
+        let (table, held, locked) = (&self.table, held(lease), locked(lease));
+        let (record, retention) = (BASE64.encode(record), retention.as_millis());
+        format!(
+            "select true from {table} where {held} for update;
+update {table} set
+  checkpoint = null,
+  checkpoint_data = null,
+  forgotten_at = {NOW} + {retention},
+  record = from_base64('{record}'),
+  completed = {NOW}
+where {locked};"
+        )
+    }
+
+    /// In a handler's transaction: stores the checkpoint if the token holds the entry. A row if so, which says whether it
+    /// was there before.
+    pub(super) fn write_checkpoint(&self, lease: &LeaseRef, checkpoint: &Checkpoint) -> String {
+        let (table, held, locked) = (&self.table, held(lease), locked(lease));
+        let name = text(checkpoint.name());
+        let data = format!("from_base64('{}')", BASE64.encode(checkpoint.json()));
+        format!(
+            "select coalesce(checkpoint = {name} and checkpoint_data = {data}, false)
+from {table} where {held} for update;
+update {table} set checkpoint = {name}, checkpoint_data = {data} where {locked};"
+        )
+    }
+
+    pub(super) fn read_checkpoint(&self, lease: &LeaseRef, settled: bool) -> String {
+        let (table, held) = (&self.table, held(lease));
+        let wait = if settled { " for update" } else { "" };
+        in_a_transaction(&format!(
+            "
+select checkpoint, checkpoint_data from {table} where {held}{wait};"
+        ))
+    }
+
+    pub(super) fn orphans(&self, page: &Page) -> String {
+        let (table, due, limit) = (&self.table, due(page), page.limit);
+        let after = page.after.map_or_else(String::new, |(ends, id)| {
+            let id = bytes(id.as_bytes());
+            format!(" and lease_ends >= {ends} and (lease_ends > {ends} or id > {id})")
+        });
+        in_a_transaction(&format!(
+            "
+select id, fingerprint, generation, lease_ends, operation from {table} where {due}{after}
+order by lease_ends, id limit {limit};"
+        ))
+    }
+
+    pub(super) fn is_due(&self, orphan: &Found, page: &Page) -> String {
+        let (table, due) = (&self.table, due(page));
+        let (id, generation) = (bytes(orphan.id.as_bytes()), orphan.generation);
+        in_a_transaction(&format!(
+            "
+select true from {table} where id = {id} and generation = {generation} and {due};"
         ))
     }
 
@@ -138,6 +211,23 @@ fn in_a_transaction(statements: &str) -> String {
     format!(
         "set transaction isolation level read committed; start transaction;{statements} commit;"
     )
+}
+
+/// Its lease has been over for long enough, and nobody has the outcome. The first conditions are those of an index.
+fn due(page: &Page) -> String {
+    let older = page.older_than.as_millis();
+    let pause = format!("{older} * (1 << least(generation - 1, {MOST_DOUBLINGS}))");
+    format!(
+        "completed is null and lease_ends <= {NOW} - {older} and lease_ends + {pause} <= {NOW} \
+         and forgotten_at > {NOW} and operation <> 'run_once'"
+    )
+}
+
+/// The token holds the entry, as a statement before this one has found, which keeps it so.
+fn locked(lease: &LeaseRef) -> String {
+    let id = bytes(lease.id.as_bytes());
+    let token = bytes(lease.token.as_bytes());
+    format!("id = {id} and token = {token} and completed is null")
 }
 
 /// The token holds the entry, its lease over or not.

@@ -9,10 +9,9 @@ use tower_idempotency::{
 use super::PostgresStore;
 use crate::{
     Checkpoint, Fenced, SqlError, TransactionError,
-    backend::{Backend, Standing, Written},
     completer::{Found, Page},
-    fenced::last_checkpoint,
     hex,
+    sql_store::{SqlStore, Standing, Written},
 };
 
 impl PostgresStore {
@@ -52,11 +51,11 @@ impl PostgresStore {
     ///
     /// Safe to drop.
     pub async fn checkpoint(&self, lease: &Lease) -> Result<Option<Checkpoint>, TransactionError> {
-        last_checkpoint(self, lease).await
+        Checkpoint::last(self, lease).await
     }
 }
 
-impl Backend for PostgresStore {
+impl SqlStore for PostgresStore {
     type Database = Postgres;
 
     const BEGIN: &'static str = "begin transaction isolation level read committed, read write";

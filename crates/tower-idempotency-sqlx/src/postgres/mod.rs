@@ -384,6 +384,9 @@ impl fmt::Debug for PostgresStore {
     }
 }
 
-const MIGRATIONS: [&str; 1] = [include_str!("../../migrations/postgres/0001_entries.sql")];
+const MIGRATIONS: [&str; 2] = [
+    include_str!("../../migrations/postgres/0001_entries.sql"),
+    include_str!("../../migrations/postgres/0002_orphans.sql"),
+];
 /// Twice as much in digits is well below what the server takes in one message and gives in one value.
 const LARGEST_RECORD: usize = 128 << 20;

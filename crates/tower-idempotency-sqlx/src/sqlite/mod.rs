@@ -20,6 +20,7 @@ use crate::{
     table::Table,
 };
 
+mod fence;
 mod statements;
 
 /// A table in a SQLite file, which the processes of one machine may share. SQLite is compiled in.
@@ -358,7 +359,10 @@ impl fmt::Debug for SqliteStore {
     }
 }
 
-const MIGRATIONS: [&str; 1] = [include_str!("../../migrations/sqlite/0001_entries.sql")];
+const MIGRATIONS: [&str; 2] = [
+    include_str!("../../migrations/sqlite/0001_entries.sql"),
+    include_str!("../../migrations/sqlite/0002_orphans.sql"),
+];
 const READERS: usize = 4;
 /// Well below the 1,000,000,000 bytes that a row may have.
 const LARGEST_RECORD: usize = 128 << 20;

@@ -2,7 +2,7 @@
 
 use sqlx::{AssertSqlSafe, SqlSafeStr as _, SqlStr};
 
-use crate::table::Table;
+use crate::{completer::MOST_DOUBLINGS, table::Table};
 
 pub(super) struct Statements {
     /// ?1 id, ?2 token.
@@ -21,6 +21,22 @@ pub(super) struct Statements {
     pub(super) orphan: SqlStr,
     /// ?1 batch.
     pub(super) purge: SqlStr,
+    /// In a handler's transaction, as the next three. ?1 id, ?2 token.
+    pub(super) standing: SqlStr,
+    /// ?1 id, ?2 token, ?3 retention, ?4 record.
+    pub(super) fence: SqlStr,
+    /// ?1 id, ?2 token, ?3 name, ?4 data.
+    pub(super) has_checkpoint: SqlStr,
+    /// ?1 id, ?2 token, ?3 name, ?4 data.
+    pub(super) write_checkpoint: SqlStr,
+    /// ?1 id, ?2 token.
+    pub(super) checkpoint: SqlStr,
+    /// ?1 id, ?2 token.
+    pub(super) settled_checkpoint: SqlStr,
+    /// ?1 older than, ?2 after this end of a lease, ?3 and this id, ?4 limit.
+    pub(super) orphans: SqlStr,
+    /// ?1 older than, ?2 id, ?3 generation.
+    pub(super) is_due: SqlStr,
 }
 
 impl Statements {
@@ -29,6 +45,12 @@ impl Statements {
         // Nothing but the name of the table, which is an identifier, is put into them.
         let statement =
             |sql: String| AssertSqlSafe(std::sync::Arc::<str>::from(sql)).into_sql_str();
+        // The first conditions are those of an index.
+        let due = format!(
+            "completed is null and lease_ends <= {NOW} - ?1
+  and lease_ends + ?1 * (1 << min(generation - 1, {MOST_DOUBLINGS})) <= {NOW} and forgotten_at > {NOW}
+  and operation <> 'run_once'"
+        );
         let held = format!("id = ?1 and token = ?2 and completed is null and forgotten_at > {NOW}");
         Self {
             look: statement(format!(
@@ -89,16 +111,45 @@ returning 1"
 from {table} where id = ?1"
             )),
             free: statement(format!(
-                "delete from {table} where {held} and generation = 1 returning 1"
+                "delete from {table} where {held} and generation = 1 and checkpoint is null returning 1"
             )),
             orphan: statement(format!(
                 "update {table} set token = null, lease_ends = {NOW}, forgotten_at = {NOW} + keep
-where {held} and generation > 1 returning 1"
+where {held} and (generation > 1 or checkpoint is not null) returning 1"
             )),
             purge: statement(format!(
                 "delete from {table} where id in (
   select id from {table} where forgotten_at <= {NOW} order by forgotten_at limit ?1
 )"
+            )),
+            standing: statement(format!(
+                "select coalesce(token = ?2 and completed is null and forgotten_at > {NOW}, false)
+from {table} where id = ?1"
+            )),
+            fence: statement(format!(
+                "update {table} set forgotten_at = {NOW} + ?3, completed = {NOW}, record = ?4, checkpoint = null,
+  checkpoint_data = null
+where {held} returning 1"
+            )),
+            has_checkpoint: statement(format!(
+                "select checkpoint is ?3 and checkpoint_data is ?4 from {table} where {held}"
+            )),
+            write_checkpoint: statement(format!(
+                "update {table} set checkpoint = ?3, checkpoint_data = ?4 where {held} returning 1"
+            )),
+            checkpoint: statement(format!(
+                "select checkpoint, checkpoint_data from {table} where {held}"
+            )),
+            settled_checkpoint: statement(format!(
+                "update {table} set keep = keep where {held} returning checkpoint, checkpoint_data"
+            )),
+            orphans: statement(format!(
+                "select id, fingerprint, generation, lease_ends, operation from {table}
+where {due} and lease_ends >= ?2 and (lease_ends > ?2 or id > ?3)
+order by lease_ends, id limit ?4"
+            )),
+            is_due: statement(format!(
+                "select 1 from {table} where id = ?2 and generation = ?3 and {due}"
             )),
         }
     }

@@ -9,20 +9,24 @@ use crate::{
 };
 
 /// A connection of a store's database, which may be a handler's.
-pub type ConnectionOf<S> = <<S as Backend>::Database as Database>::Connection;
+pub(crate) type ConnectionOf<S> = <<S as SqlStore>::Database as Database>::Connection;
 
-/// One of this crate's stores. Nobody else can implement it, and nothing of it is for others to call.
-#[doc(hidden)]
-pub trait Backend: Store + Clone {
+/// One of this crate's stores, for code that is generic over them. Nobody else can implement it, and nothing of it is for
+/// others to call.
+pub trait SqlStore: Store + Clone {
+    /// What sqlx calls its database.
     type Database: Database;
 
     /// Begins a transaction in which no renewal of the lease, by another connection, makes the fence fail.
+    #[doc(hidden)]
     const BEGIN: &'static str;
 
     /// The largest record.
+    #[doc(hidden)]
     fn largest_record(&self) -> impl Future<Output = Result<usize, SqlError>> + Send;
 
     /// How the lease stands, as the handler's connection sees it.
+    #[doc(hidden)]
     fn standing(
         &self,
         on: &mut ConnectionOf<Self>,
@@ -30,6 +34,7 @@ pub trait Backend: Store + Clone {
     ) -> impl Future<Output = Result<Standing, SqlError>> + Send;
 
     /// Writes the record if the token holds the entry, its lease over or not; false if not.
+    #[doc(hidden)]
     fn write_record(
         &self,
         on: &mut ConnectionOf<Self>,
@@ -39,6 +44,7 @@ pub trait Backend: Store + Clone {
     ) -> impl Future<Output = Result<bool, SqlError>> + Send;
 
     /// Writes the checkpoint if the token holds the entry.
+    #[doc(hidden)]
     fn write_checkpoint(
         &self,
         on: &mut ConnectionOf<Self>,
@@ -48,6 +54,7 @@ pub trait Backend: Store + Clone {
 
     /// The checkpoint, on the store's own connections; [`None`] if the token does not hold the entry. `settled` waits for
     /// the end of a transaction that has written it.
+    #[doc(hidden)]
     fn read_checkpoint(
         &self,
         lease: &LeaseRef,
@@ -55,9 +62,11 @@ pub trait Backend: Store + Clone {
     ) -> impl Future<Output = Result<Option<Option<Checkpoint>>, SqlError>> + Send;
 
     /// Orphans that are due, oldest first.
+    #[doc(hidden)]
     fn orphans(&self, page: &Page) -> impl Future<Output = Result<Vec<Found>, SqlError>> + Send;
 
     /// Whether an orphan is still there as it was found, and due.
+    #[doc(hidden)]
     fn is_due(
         &self,
         orphan: &Found,
@@ -65,16 +74,17 @@ pub trait Backend: Store + Clone {
     ) -> impl Future<Output = Result<bool, SqlError>> + Send;
 
     /// Whether an error with this code, of a statement on one table, says that the table is not there.
+    #[doc(hidden)]
     fn is_missing_table(code: &str) -> bool;
 
     /// Whether an error with this code, of a commit, says that nothing was committed.
+    #[doc(hidden)]
     fn is_refusal(code: &str) -> bool;
 }
 
 /// How a lease stands.
 #[doc(hidden)]
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-#[expect(clippy::exhaustive_enums, reason = "hidden")]
 pub enum Standing {
     Held,
     Lost,
@@ -85,7 +95,6 @@ pub enum Standing {
 /// What became of a checkpoint that was written.
 #[doc(hidden)]
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-#[expect(clippy::exhaustive_enums, reason = "hidden")]
 pub enum Written {
     Changed,
     /// The same was there before.

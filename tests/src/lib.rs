@@ -24,6 +24,7 @@ mod scripted;
 pub use self::scripted::{Broken, Scripted, Step};
 
 pub mod bodies;
+pub mod books;
 pub mod conformance;
 pub mod fleet;
 pub mod gate;
@@ -133,6 +134,21 @@ pub fn created(n: u64) -> Response {
     ];
     let body = format!("{{\"execution\":{n}}}");
     (StatusCode::CREATED, headers, body).into_response()
+}
+
+/// So many bytes that do not compress, the same each time.
+#[must_use]
+pub fn noise(bytes: usize) -> Vec<u8> {
+    let mut state = 1_u64;
+    let mut noise = Vec::with_capacity(bytes + 8);
+    while noise.len() < bytes {
+        state ^= state << 13;
+        state ^= state >> 7;
+        state ^= state << 17;
+        noise.extend_from_slice(&state.to_le_bytes());
+    }
+    noise.truncate(bytes);
+    noise
 }
 
 /// A POST under a key.

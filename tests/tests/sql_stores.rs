@@ -94,16 +94,7 @@ async fn nothing_is_executed_without_the_file_of_sqlite() {
 /// The first answer is whole; its retry is told that it was not retained, and is not executed again.
 async fn a_larger_record_is_a_tombstone<S: Store>(store: S) {
     let (app, effects) = app(IdempotencyLayer::new(store), async |_, _| {
-        // Nothing that could be compressed.
-        let mut state = 1_u64;
-        let mut noise = Vec::new();
-        for _ in 0..(2 << 20) / 8 {
-            state ^= state << 13;
-            state ^= state >> 7;
-            state ^= state << 17;
-            noise.extend_from_slice(&state.to_le_bytes());
-        }
-        noise
+        tests::noise(2 << 20)
     });
     let first = send(&app, post("/orders", "large", "tea")).await;
     assert_eq!((first.status, first.body.len()), (StatusCode::OK, 2 << 20));

@@ -1,0 +1,240 @@
+//! A database that holds leases and records, and beside them the handlers' own rows: which effects there were.
+
+use tower_idempotency::Lease;
+use tower_idempotency_sqlx::{
+    Fenced, MySqlStore, PostgresStore, SqlStore, SqliteStore, TransactionError,
+    sqlx::{
+        self, AssertSqlSafe, MySql, MySqlPool, PgPool, Pool, Postgres, Row, Sqlite, SqlitePool,
+        raw_sql,
+        sqlite::{SqliteConnectOptions, SqlitePoolOptions},
+    },
+};
+
+use crate::{
+    scratch::Scratch,
+    servers::{mariadb, postgres},
+};
+
+/// A store, the pool of the handlers in the same database, and a table of effects.
+#[derive(Debug)]
+pub struct Books<S: Ledgered> {
+    /// The store.
+    pub store: S,
+    /// The handlers' pool.
+    pub pool: Pool<S::Database>,
+    /// The table of the store.
+    pub table: String,
+}
+
+/// An effect, as a row.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Entered {
+    /// Of which request.
+    pub key: String,
+    /// By which process.
+    pub pid: i64,
+    /// Which of its executions.
+    pub n: i64,
+}
+
+/// What the tests ask of a database, in words that all understand.
+pub trait Ledgered: SqlStore {
+    /// A store in a table of this name.
+    ///
+    /// # Errors
+    ///
+    /// When it cannot be made.
+    fn open(url: &str, table: &str) -> Self;
+
+    /// Begins a transaction and completes an entry in it, by its id in hexadecimal.
+    fn fence_by_hand(table: &str, id: &str) -> String;
+
+    /// Makes its table.
+    fn make(&self) -> impl Future<Output = ()> + Send;
+
+    /// Runs a statement.
+    fn run(
+        on: &mut <Self::Database as sqlx::Database>::Connection,
+        sql: String,
+    ) -> impl Future<Output = sqlx::Result<u64>> + Send;
+
+    /// Runs a statement on a connection of the pool.
+    fn run_alone(
+        pool: &Pool<Self::Database>,
+        sql: String,
+    ) -> impl Future<Output = sqlx::Result<u64>> + Send;
+
+    /// The rows of a statement that asks for a text and two numbers.
+    fn rows(pool: &Pool<Self::Database>, sql: String) -> impl Future<Output = Vec<Entered>> + Send;
+}
+
+macro_rules! ledgered {
+    ($($store:ty, $database:ty, $open:expr, $begin:literal, $id:literal;)*) => { $(
+        impl Ledgered for $store {
+            fn open(url: &str, table: &str) -> Self {
+                let open: fn(&str) -> Self = $open;
+                open(url).with_table(table).expect("an identifier")
+            }
+
+            fn fence_by_hand(table: &str, id: &str) -> String {
+                let id = $id.replace("{id}", id);
+                format!(
+                    "{}; update {table} set completed = 1, record = fingerprint, \
+                     forgotten_at = forgotten_at + 100000 where id = {id}",
+                    $begin
+                )
+            }
+
+            async fn make(&self) {
+                self.migrate().await.expect("the test server runs");
+            }
+
+            async fn run(
+                on: &mut <$database as sqlx::Database>::Connection,
+                sql: String,
+            ) -> sqlx::Result<u64> {
+                let ran = raw_sql(AssertSqlSafe(sql)).execute(on).await?;
+                Ok(ran.rows_affected())
+            }
+
+            async fn run_alone(pool: &Pool<$database>, sql: String) -> sqlx::Result<u64> {
+                let mut connection = pool.acquire().await?;
+                Self::run(&mut connection, sql).await
+            }
+
+            async fn rows(pool: &Pool<$database>, sql: String) -> Vec<Entered> {
+                let rows = raw_sql(AssertSqlSafe(sql)).fetch_all(pool).await;
+                let rows = rows.expect("the table is there");
+                let row = |row: &<$database as sqlx::Database>::Row| Entered {
+                    key: row.get(0),
+                    pid: row.get(1),
+                    n: row.get(2),
+                };
+                rows.iter().map(row).collect()
+            }
+        }
+    )* };
+}
+
+ledgered! {
+    PostgresStore, Postgres, |url| Self::from_url(url).expect("an URL"), "begin", "'\\x{id}'::bytea";
+    MySqlStore, MySql, |url| Self::from_url(url).expect("an URL"), "begin", "x'{id}'";
+    SqliteStore, Sqlite, |path| Self::new(path), "begin immediate", "x'{id}'";
+}
+
+impl<S: Ledgered> Clone for Books<S> {
+    fn clone(&self) -> Self {
+        Self {
+            store: self.store.clone(),
+            pool: self.pool.clone(),
+            table: self.table.clone(),
+        }
+    }
+}
+
+impl<S: Ledgered> Books<S> {
+    /// Opens a store in a table of this name, and makes that and a table of effects.
+    ///
+    /// # Panics
+    ///
+    /// When the database does not answer.
+    pub async fn open(url: &str, pool: Pool<S::Database>, table: &str) -> Self {
+        let store = S::open(url, table);
+        store.make().await;
+        let books = Self {
+            store,
+            pool,
+            table: table.to_owned(),
+        };
+        let effects = books.effects_table();
+        let make = format!(
+            "create table if not exists {effects} (effect varchar(255) not null, pid bigint not null, n bigint not null)"
+        );
+        S::run_alone(&books.pool, make).await.expect("a table");
+        books
+    }
+
+    /// Begins a transaction under the lease.
+    ///
+    /// # Errors
+    ///
+    /// As [`Fenced::begin`].
+    pub async fn begin(&self, lease: &Lease) -> Result<Fenced<S>, TransactionError> {
+        Fenced::begin(&self.store, lease, &self.pool).await
+    }
+
+    /// The table of effects.
+    #[must_use]
+    pub fn effects_table(&self) -> String {
+        format!("{}_effects", self.table)
+    }
+
+    /// The statement that is the effect of an execution. The key is the tests' own.
+    #[must_use]
+    pub fn effect(&self, key: &str, pid: u32, n: u64) -> String {
+        let effects = self.effects_table();
+        format!("insert into {effects} (effect, pid, n) values ('{key}', {pid}, {n})")
+    }
+
+    /// All effects.
+    pub async fn effects(&self) -> Vec<Entered> {
+        let effects = self.effects_table();
+        S::rows(&self.pool, format!("select effect, pid, n from {effects}")).await
+    }
+
+    /// How many effects there are.
+    pub async fn count(&self) -> usize {
+        self.effects().await.len()
+    }
+
+    /// Runs a statement on a connection of its own, with the table of the store for `{table}`.
+    ///
+    /// # Panics
+    ///
+    /// When it fails.
+    pub async fn admin(&self, sql: &str) -> u64 {
+        let sql = sql.replace("{table}", &self.table);
+        S::run_alone(&self.pool, sql).await.expect("it works")
+    }
+}
+
+/// On the server that the tests of a binary share.
+///
+/// # Panics
+///
+/// When it does not answer.
+pub async fn on_postgres(table: &str) -> Books<PostgresStore> {
+    let url = postgres::shared().url();
+    Books::open(&url, PgPool::connect(&url).await.expect(RUNS), table).await
+}
+
+/// On the server that the tests of a binary share.
+///
+/// # Panics
+///
+/// When it does not answer.
+pub async fn on_mariadb(table: &str) -> Books<MySqlStore> {
+    let url = mariadb::shared().url();
+    Books::open(&url, MySqlPool::connect(&url).await.expect(RUNS), table).await
+}
+
+/// In a file there.
+///
+/// # Panics
+///
+/// When it cannot be written.
+pub async fn in_a_file(scratch: &Scratch, table: &str) -> Books<SqliteStore> {
+    let path = scratch.file("books.db").display().to_string();
+    Books::open(&path, sqlite_pool(&path), table).await
+}
+
+/// A pool as handlers have one.
+#[must_use]
+pub fn sqlite_pool(path: &str) -> SqlitePool {
+    let options = SqliteConnectOptions::new()
+        .filename(path)
+        .create_if_missing(true);
+    SqlitePoolOptions::new().connect_lazy_with(options)
+}
+
+const RUNS: &str = "the test server runs";

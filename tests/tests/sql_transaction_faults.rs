@@ -1,0 +1,440 @@
+//! Handlers' transactions where something goes wrong: lost replies, other isolation levels, other databases, and who asks
+//! meanwhile.
+
+use std::{
+    sync::Arc,
+    time::{Duration, Instant},
+};
+
+use axum::{
+    Router,
+    body::Body,
+    response::{IntoResponse, Response},
+};
+use http::{Request, StatusCode};
+use tests::{
+    Effects, app,
+    books::{self, Books, Ledgered},
+    created, post,
+    proxy::{Fault, Proxy, Then},
+    scratch::Scratch,
+    send,
+    servers::{mariadb, postgres},
+    sql::{claim, duplicate},
+};
+use tokio::{
+    task::JoinSet,
+    time::{sleep, timeout},
+};
+use tower_idempotency::{
+    IdempotencyLayer, Lease, Ttl,
+    store::{Acquired, Claim, OrphanPolicy},
+};
+use tower_idempotency_sqlx::{
+    Checkpoint, MySqlStore, PostgresStore, TransactionErrorKind as Kind,
+    sqlx::{
+        ConnectOptions, Executor, MySqlPool, PgPool,
+        mysql::MySqlPoolOptions,
+        pool::PoolConnection,
+        postgres::{PgConnectOptions, PgPoolOptions},
+    },
+};
+
+/// Charges, and says in its answer when it could not commit.
+fn bank<S: Ledgered>(books: &Books<S>, patience: Duration) -> (Router, Effects) {
+    let books = books.clone();
+    let layer = IdempotencyLayer::new(books.store.clone());
+    app(layer, move |n, req: Request<Body>| {
+        let lease = req.extensions().get::<Lease>().expect("a lease").clone();
+        let books = books.clone();
+        async move {
+            match timeout(patience, charge(&books, &lease, n)).await {
+                Ok(Ok(res)) => res,
+                Ok(Err(kind)) => failed(format!("{kind:?}")),
+                Err(_) => failed("hung".to_owned()),
+            }
+        }
+    })
+}
+
+async fn charge<S: Ledgered>(books: &Books<S>, lease: &Lease, n: u64) -> Result<Response, Kind> {
+    let mut tx = books.begin(lease).await.map_err(|error| error.kind())?;
+    let effect = S::run(&mut tx, books.effect("charge", 1, n)).await;
+    effect.map_err(|_| Kind::Database)?;
+    match tx.commit(created(n)).await {
+        Ok(res) => Ok(res.into_response()),
+        Err(error) => match error.into_answer() {
+            Ok(res) => Ok(res.into_response()),
+            Err(error) => Err(error.kind()),
+        },
+    }
+}
+
+fn failed(why: String) -> Response {
+    (StatusCode::SERVICE_UNAVAILABLE, why).into_response()
+}
+
+fn order() -> Request<Body> {
+    post("/orders", "k", "tea")
+}
+
+/// The handlers' pool, on the other side of a proxy; the store is on this side.
+async fn postgres_behind(proxy: &Proxy, table: &str) -> Books<PostgresStore> {
+    let direct = books::on_postgres(table).await;
+    let url = format!("postgres://app@{}/postgres", proxy.address());
+    let pool = PgPool::connect_lazy(&url).expect("an URL");
+    Books { pool, ..direct }
+}
+
+async fn mariadb_behind(proxy: &Proxy, table: &str) -> Books<MySqlStore> {
+    let direct = books::on_mariadb(table).await;
+    let url = format!("mysql://app:app@{}/app", proxy.address());
+    let pool = MySqlPool::connect_lazy(&url).expect("an URL");
+    Books { pool, ..direct }
+}
+
+// ---- Lost replies ----
+
+/// Its reply is lost, and the layer looks: the client is told what was committed.
+async fn a_lost_reply_to_the_commit_is_looked_up<S: Ledgered>(books: Books<S>, proxy: Proxy) {
+    for then in [Then::Cut, Then::Hang] {
+        books.admin("delete from {table}").await;
+        books.admin("delete from {table}_effects").await;
+        let (app, executions) = bank(&books, Duration::from_millis(800));
+        proxy.once(Fault::reply_to("COMMIT"), then);
+        let hits = proxy.hits();
+        let first = send(&app, order()).await;
+        assert_eq!(proxy.hits(), hits + 1);
+        assert_eq!(first.status, StatusCode::CREATED, "{then:?}: {first:?}");
+        let retry = send(&app, order()).await;
+        assert!(retry.is_replay() && retry.body == first.body, "{retry:?}");
+        assert_eq!((books.count().await, executions.count()), (1, 1));
+    }
+}
+
+/// It never arrives: nothing is committed, and the retry executes.
+async fn a_commit_that_is_lost_commits_nothing<S: Ledgered>(books: Books<S>, proxy: Proxy) {
+    for (needle, kind) in [("COMMIT", "Unknown"), ("completed = ", "Database")] {
+        books.admin("delete from {table}").await;
+        books.admin("delete from {table}_effects").await;
+        let (app, executions) = bank(&books, Duration::from_secs(10));
+        proxy.once(Fault::request(needle), Then::Cut);
+        let first = send(&app, order()).await;
+        assert_eq!(first.text(), kind, "{needle}: {first:?}");
+        assert_eq!(books.count().await, 0, "{needle}");
+        let retry = send(&app, order()).await;
+        assert_eq!(retry.status, StatusCode::CREATED);
+        assert!(send(&app, order()).await.is_replay());
+        assert_eq!((books.count().await, executions.count()), (1, 2));
+    }
+}
+
+async fn a_lost_reply_to_a_checkpoint_is_looked_up<S: Ledgered>(books: Books<S>, proxy: Proxy) {
+    let proxy = Arc::new(proxy);
+    let (bank, at) = (books.clone(), Arc::clone(&proxy));
+    let layer = IdempotencyLayer::new(books.store.clone());
+    let (app, _) = app(layer, move |_, req: Request<Body>| {
+        let lease = req.extensions().get::<Lease>().expect("a lease").clone();
+        let (books, proxy) = (bank.clone(), Arc::clone(&at));
+        async move {
+            let phase = async |n| {
+                let mut tx = books.begin(&lease).await.expect("a transaction");
+                let effect = S::run(&mut tx, books.effect("phase", 1, n)).await;
+                effect.expect("the effect");
+                tx.checkpoint("phase", &n).await
+            };
+            proxy.once(Fault::reply_to("COMMIT"), Then::Cut);
+            phase(1).await.expect("it is there");
+            proxy.once(Fault::request("COMMIT"), Then::Cut);
+            let error = phase(2).await.expect_err("it is not");
+            assert_eq!(error.kind(), Kind::Database);
+            // The same as is there already: nobody can say whether it came.
+            proxy.once(Fault::request("COMMIT"), Then::Cut);
+            let error = phase(1).await.expect_err("nobody knows");
+            assert_eq!(error.kind(), Kind::Unknown);
+            let at = Checkpoint::last(&books.store, &lease).await;
+            let at = at.expect("held").expect("a checkpoint");
+            assert_eq!(
+                (at.name(), at.data::<u64>().expect("a number")),
+                ("phase", 1)
+            );
+            "done"
+        }
+    });
+    assert_eq!(send(&app, order()).await.text(), "done");
+    assert_eq!((books.count().await, proxy.hits()), (1, 3));
+}
+
+macro_rules! behind_a_proxy {
+    ($($case:ident)*) => {
+        mod on_postgres {
+            $(
+                #[tokio::test(flavor = "multi_thread")]
+                async fn $case() {
+                    let proxy = super::Proxy::start(super::postgres::shared().address());
+                    let table = &stringify!($case)[..36];
+                    super::$case(super::postgres_behind(&proxy, table).await, proxy).await;
+                }
+            )*
+        }
+
+        mod on_mariadb {
+            $(
+                #[tokio::test(flavor = "multi_thread")]
+                async fn $case() {
+                    let proxy = super::Proxy::start(super::mariadb::shared().address());
+                    let table = &stringify!($case)[..36];
+                    super::$case(super::mariadb_behind(&proxy, table).await, proxy).await;
+                }
+            )*
+        }
+    };
+}
+
+behind_a_proxy! {
+    a_lost_reply_to_the_commit_is_looked_up
+    a_commit_that_is_lost_commits_nothing
+    a_lost_reply_to_a_checkpoint_is_looked_up
+}
+
+// ---- Isolation ----
+
+/// Whatever the pool defaults to: the lease is renewed while the transaction lasts, and it is committed.
+async fn renewals_do_not_break_the_fence<S: Ledgered>(books: Books<S>) {
+    let layer = IdempotencyLayer::new(books.store.clone()).with_lease(Ttl::from_millis(150));
+    let bank = books.clone();
+    let (app, executions) = app(layer, move |n, req: Request<Body>| {
+        let lease = req.extensions().get::<Lease>().expect("a lease").clone();
+        let books = bank.clone();
+        async move {
+            let mut tx = books.begin(&lease).await.expect("a transaction");
+            S::run(&mut tx, books.effect("charge", 1, n))
+                .await
+                .expect("the effect");
+            sleep(Duration::from_millis(400)).await;
+            tx.commit(created(n))
+                .await
+                .expect("a commit")
+                .into_response()
+        }
+    });
+    assert_eq!(send(&app, order()).await.status, StatusCode::CREATED);
+    assert!(send(&app, order()).await.is_replay());
+    assert_eq!((books.count().await, executions.count()), (1, 1));
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn at_every_isolation_level_of_a_pool_on_postgres() {
+    for level in ["read uncommitted", "repeatable read", "serializable"] {
+        let table = format!("at_{}", level.replace(' ', "_"));
+        let books = books::on_postgres(&table).await;
+        let options: PgConnectOptions = postgres::shared().url().parse().expect("an URL");
+        let options = options.options([
+            ("default_transaction_isolation", level.replace(' ', "\\ ")),
+            ("default_transaction_read_only", "on".to_owned()),
+        ]);
+        let pool = PgPoolOptions::new().connect_lazy_with(options.disable_statement_logging());
+        renewals_do_not_break_the_fence(Books { pool, ..books }).await;
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn at_every_isolation_level_of_a_pool_on_mariadb() {
+    for level in ["read uncommitted", "repeatable read", "serializable"] {
+        let table = format!("at_{}", level.replace(' ', "_"));
+        let books = books::on_mariadb(&table).await;
+        let setup = format!("set session transaction isolation level {level}, read only");
+        let pool = MySqlPoolOptions::new()
+            .after_connect(move |connection, _| {
+                let setup = setup.clone();
+                Box::pin(async move {
+                    let setup = tower_idempotency_sqlx::sqlx::AssertSqlSafe(setup);
+                    connection.execute(setup).await?;
+                    Ok(())
+                })
+            })
+            .connect_lazy(&mariadb::shared().url());
+        let pool = pool.expect("an URL");
+        renewals_do_not_break_the_fence(Books { pool, ..books }).await;
+    }
+}
+
+// ---- Other databases ----
+
+async fn a_pool_that_leads_elsewhere_begins_nothing<S: Ledgered>(books: Books<S>, other: Books<S>) {
+    let elsewhere = Books {
+        pool: other.pool.clone(),
+        ..books.clone()
+    };
+    let (app, _) = bank(&elsewhere, Duration::from_secs(10));
+    assert_eq!(
+        send(&app, order()).await.text(),
+        "NoEntry",
+        "an empty table"
+    );
+    other.admin("drop table {table}").await;
+    assert_eq!(send(&app, order()).await.text(), "NoEntry", "no table");
+    assert_eq!((books.count().await, other.count().await), (0, 0));
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn another_database_of_postgres() {
+    let books = books::on_postgres("elsewhere").await;
+    books.admin("create database other").await;
+    let url = postgres::shared().url().replace("/postgres", "/other");
+    let pool = PgPool::connect_lazy(&url).expect("an URL");
+    let other = Books::open(&url, pool, "elsewhere").await;
+    a_pool_that_leads_elsewhere_begins_nothing(books, other).await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn another_database_of_mariadb() {
+    let books = books::on_mariadb("elsewhere").await;
+    books.admin("create database other").await;
+    let url = mariadb::shared().url().replace("/app", "/other");
+    let pool = MySqlPool::connect_lazy(&url).expect("an URL");
+    let other = Books::open(&url, pool, "elsewhere").await;
+    a_pool_that_leads_elsewhere_begins_nothing(books, other).await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn another_file_of_sqlite() {
+    let (here, there) = (Scratch::new(), Scratch::new());
+    let books = books::in_a_file(&here, "keys").await;
+    let other = books::in_a_file(&there, "keys").await;
+    a_pool_that_leads_elsewhere_begins_nothing(books, other).await;
+}
+
+// ---- Who asks meanwhile ----
+
+/// Holds the entry as a fence does, uncommitted, until told.
+async fn completed_by_hand<S: Ledgered>(books: &Books<S>, claim: &Claim) -> Held<S> {
+    let mut held = Held(books.pool.acquire().await.expect("a connection"));
+    let id = claim.id.as_bytes().iter();
+    let id: String = id.map(|it| format!("{it:02x}")).collect();
+    let fence = S::fence_by_hand(&books.table, &id);
+    S::run(&mut held.0, fence).await.expect("the fence");
+    held
+}
+
+struct Held<S: Ledgered>(PoolConnection<S::Database>);
+
+impl<S: Ledgered> Held<S> {
+    async fn commit(mut self) {
+        let committed = S::run(&mut self.0, "commit".to_owned()).await;
+        committed.expect("the commit");
+    }
+}
+
+fn own(claim: &Claim) -> Claim {
+    let mut own = claim.clone();
+    own.orphans = OrphanPolicy::Refuse;
+    own
+}
+
+/// Whoever asks under the lease's own token, as the layer does after a reply that was lost, or wants to take over, waits
+/// for a transaction that has written the entry; and never learns that the lease is held or is free.
+async fn who_asks_waits_for_the_transaction<S: Ledgered>(books: Books<S>) {
+    let mut mine = claim();
+    mine.lease = Ttl::from_millis(1);
+    assert!(matches!(
+        books.store.acquire(&mine).await.expect("an answer"),
+        Acquired::Granted { .. }
+    ));
+    sleep(Duration::from_millis(5)).await;
+    let held = completed_by_hand(&books, &mine).await;
+    let mut asking = JoinSet::new();
+    for claim in [own(&mine), duplicate(&mine)] {
+        let store = books.store.clone();
+        asking.spawn(async move { store.acquire(&claim).await });
+    }
+    let early = timeout(Duration::from_millis(300), asking.join_next()).await;
+    assert!(early.is_err(), "{early:?}");
+    held.commit().await;
+    for answer in asking.join_all().await {
+        let answer = answer.expect("an answer");
+        assert!(matches!(answer, Acquired::Completed { .. }), "{answer:?}");
+    }
+}
+
+/// As it is in life: many at once, at any moment. Whoever asks after the entry was written is told that it is completed.
+async fn whoever_asks_after_the_fence_sees_the_record<S: Ledgered>(books: Books<S>) {
+    let mut racing = JoinSet::new();
+    for n in 0..32 {
+        let books = books.clone();
+        racing.spawn(async move {
+            for round in 0..6_u64 {
+                let mine = claim();
+                let granted = books.store.acquire(&mine).await.expect("an answer");
+                assert!(matches!(granted, Acquired::Granted { .. }));
+                let held = completed_by_hand(&books, &mine).await;
+                let asks = {
+                    let (store, own) = (books.store.clone(), own(&mine));
+                    tokio::spawn(async move { store.acquire(&own).await })
+                };
+                sleep(Duration::from_micros((n * 131 + round * 977) % 4000)).await;
+                held.commit().await;
+                let answer = asks.await.expect("no panic");
+                assert!(
+                    matches!(answer, Ok(Acquired::Completed { .. }) | Err(_)),
+                    "{answer:?}"
+                );
+            }
+        });
+    }
+    racing.join_all().await;
+}
+
+/// It waits for a second at most, and then says that it does not know; the layer asks again.
+async fn who_asks_for_too_long_is_told_nothing<S: Ledgered>(books: Books<S>) {
+    let mine = claim();
+    books.store.acquire(&mine).await.expect("an answer");
+    let held = completed_by_hand(&books, &mine).await;
+    let began = Instant::now();
+    let answer = books.store.acquire(&own(&mine)).await;
+    assert!(answer.is_err(), "{answer:?}");
+    assert!(began.elapsed() < Duration::from_secs(8));
+    held.commit().await;
+    let answer = books.store.acquire(&own(&mine)).await.expect("an answer");
+    assert!(matches!(answer, Acquired::Completed { .. }), "{answer:?}");
+}
+
+macro_rules! asked {
+    ($($case:ident)*) => {
+        mod asked_on_postgres {
+            $(
+                #[tokio::test(flavor = "multi_thread")]
+                async fn $case() {
+                    let books = super::books::on_postgres(stringify!($case)).await;
+                    let pool = super::PgPoolOptions::new().max_connections(40);
+                    let pool = pool.connect_lazy(&super::postgres::shared().url()).expect("an URL");
+                    super::$case(super::Books { pool, ..books }).await;
+                }
+            )*
+        }
+
+        mod asked_on_mariadb {
+            $(
+                #[tokio::test(flavor = "multi_thread")]
+                async fn $case() {
+                    let books = super::books::on_mariadb(stringify!($case)).await;
+                    let pool = super::MySqlPoolOptions::new().max_connections(40);
+                    let pool = pool.connect_lazy(&super::mariadb::shared().url()).expect("an URL");
+                    super::$case(super::Books { pool, ..books }).await;
+                }
+            )*
+        }
+    };
+}
+
+asked! {
+    who_asks_waits_for_the_transaction
+    whoever_asks_after_the_fence_sees_the_record
+    who_asks_for_too_long_is_told_nothing
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn who_asks_a_sqlite_file_waits_for_the_transaction() {
+    let scratch = Scratch::new();
+    who_asks_waits_for_the_transaction(books::in_a_file(&scratch, "keys").await).await;
+}

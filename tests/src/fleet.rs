@@ -9,7 +9,8 @@
 use std::{
     fs,
     net::SocketAddr,
-    path::PathBuf,
+    path::{Path, PathBuf},
+    process::Command,
     sync::{Mutex, MutexGuard, PoisonError},
     thread,
     time::{Duration, Instant},
@@ -43,10 +44,14 @@ pub struct Fleet {
     effects: PathBuf,
 }
 
+/// What runs a program with these arguments.
+pub type Program = fn(&[&str]) -> Command;
+
 /// A playground on one port, whichever process that is.
 #[derive(Debug)]
 struct Member {
     address: SocketAddr,
+    program: Program,
     args: Vec<String>,
     running: Mutex<Running>,
 }
@@ -67,13 +72,38 @@ impl Fleet {
     /// When they do not start.
     #[must_use]
     pub fn start(size: usize, args: &[&str]) -> Self {
-        // Goes with the first member.
         let first = directory("fleet");
         let effects = first.join("effects");
+        let file = effects.display().to_string();
+        let args = [&["--effects", &file], args].concat();
+        Self::build(size, first, effects, playground::command, &args)
+    }
+
+    /// As [`start`](Self::start), of another program, which takes `--listen` as playgrounds do, says what they say when it is
+    /// ready, and does not write down its effects in a file.
+    ///
+    /// # Panics
+    ///
+    /// When they do not start.
+    #[must_use]
+    pub fn of(program: Program, size: usize, args: &[&str]) -> Self {
+        let first = directory("fleet");
+        let effects = first.join("effects");
+        Self::build(size, first, effects, program, args)
+    }
+
+    /// The first directory goes with the first member.
+    fn build(
+        size: usize,
+        first: PathBuf,
+        effects: PathBuf,
+        program: Program,
+        args: &[&str],
+    ) -> Self {
         let mut first = Some(first);
         let members = (0..size).map(|_| {
             let directory = first.take().unwrap_or_else(|| directory("fleet"));
-            Member::start(&directory, &effects, args)
+            Member::start(&directory, program, args)
         });
         Self {
             members: members.collect(),
@@ -101,23 +131,23 @@ impl Fleet {
 }
 
 impl Member {
-    fn start(directory: &std::path::Path, effects: &std::path::Path, args: &[&str]) -> Self {
-        let effects = effects.display().to_string();
+    fn start(directory: &Path, program: Program, args: &[&str]) -> Self {
         let args_on = |port: u16| {
             let listen = format!("127.0.0.1:{port}");
-            let ours = ["--listen", &listen, "--effects", &effects];
+            let ours = ["--listen", &listen];
             let args = ours.iter().chain(args).map(|&arg| arg.to_owned());
             args.collect::<Vec<_>>()
         };
         let (port, guard) = on_a_free_port(
             |port| {
                 fs::create_dir_all(directory).expect("a directory for throwaway files");
-                Guard::start(directory, &command(&args_on(port)), "KILL")
+                Guard::start(directory, &command(program, &args_on(port)), "KILL")
             },
             |_, guard| is_ready(guard, 1),
         );
         Self {
             address: ([127, 0, 0, 1], port).into(),
+            program,
             args: args_on(port),
             running: Mutex::new(Running { guard, starts: 1 }),
         }
@@ -129,7 +159,8 @@ impl Member {
         let (pid, ordered) = (running.guard.pid(), Instant::now());
         running.guard.kill();
         let down = Instant::now();
-        running.guard.replace(&command(&self.args), "KILL");
+        let again = command(self.program, &self.args);
+        running.guard.replace(&again, "KILL");
         running.starts += 1;
         let is_back = until_ready(&running.guard, || is_ready(&running.guard, running.starts));
         assert!(is_back, "it does not come back:\n{}", running.guard.log());
@@ -153,9 +184,9 @@ impl Member {
     }
 }
 
-fn command(args: &[String]) -> std::process::Command {
+fn command(program: Program, args: &[String]) -> Command {
     let args: Vec<_> = args.iter().map(String::as_str).collect();
-    playground::command(&args)
+    program(&args)
 }
 
 fn is_ready(guard: &Guard, starts: usize) -> bool {

@@ -230,8 +230,8 @@ async fn at_every_isolation_level_of_a_pool_on_postgres() {
         let books = books::on_postgres(&table).await;
         let options: PgConnectOptions = postgres::shared().url().parse().expect("an URL");
         let options = options.options([
-            ("default_transaction_isolation", level.replace(' ', "\\ ")),
-            ("default_transaction_read_only", "on".to_owned()),
+            ("default_transaction_isolation", level),
+            ("default_transaction_read_only", "on"),
         ]);
         let pool = PgPoolOptions::new().connect_lazy_with(options.disable_statement_logging());
         renewals_do_not_break_the_fence(Books { pool, ..books }).await;
@@ -291,7 +291,7 @@ async fn another_database_of_postgres() {
 async fn another_database_of_mariadb() {
     let books = books::on_mariadb("elsewhere").await;
     books.admin("create database other").await;
-    let url = mariadb::shared().url().replace("/app", "/other");
+    let url = format!("mysql://app:app@{}/other", mariadb::shared().address());
     let pool = MySqlPool::connect_lazy(&url).expect("an URL");
     let other = Books::open(&url, pool, "elsewhere").await;
     a_pool_that_leads_elsewhere_begins_nothing(books, other).await;

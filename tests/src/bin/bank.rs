@@ -1,0 +1,137 @@
+//! A bank as a process of its own, to be killed: a POST to `/charge/{ms}` is a row in a database, and its answer comes that
+//! many milliseconds later. Row and record are in one transaction, or in two.
+
+use std::{
+    collections::HashMap,
+    env, process,
+    sync::{
+        Arc,
+        atomic::{AtomicU64, Ordering::SeqCst},
+    },
+    time::Duration,
+};
+
+use axum::{
+    Router,
+    extract::{Path, State},
+    response::{IntoResponse, Response},
+    routing::post,
+};
+use http::StatusCode;
+use tests::{
+    books::{Books, Ledgered, sqlite_pool},
+    created,
+};
+use tokio::{net::TcpListener, time::sleep};
+use tower_idempotency::{IdempotencyKey, IdempotencyLayer, Lease, Ttl};
+use tower_idempotency_sqlx::{
+    MySqlStore, PostgresStore, SqliteStore, TransactionError,
+    sqlx::{Pool, mysql::MySqlPoolOptions, postgres::PgPoolOptions},
+};
+
+/// `--listen ADDR --store URL --table NAME --lease MILLISECONDS --commit together|apart`
+struct Args(HashMap<String, String>);
+
+impl Args {
+    fn get(&self, name: &str) -> &str {
+        let value = self.0.get(name);
+        value.unwrap_or_else(|| panic!("{name} is needed"))
+    }
+}
+
+#[tokio::main]
+async fn main() {
+    let words: Vec<_> = env::args().skip(1).collect();
+    let pairs = words.chunks_exact(2);
+    let args = Args(pairs.map(|it| (it[0].clone(), it[1].clone())).collect());
+    let store = args.get("--store").to_owned();
+    if store.starts_with("postgres:") {
+        let pool = PgPoolOptions::new().max_connections(CONNECTIONS);
+        serve::<PostgresStore>(&args, pool.connect_lazy(&store).expect("an URL")).await;
+    } else if store.starts_with("mysql:") {
+        let pool = MySqlPoolOptions::new().max_connections(CONNECTIONS);
+        serve::<MySqlStore>(&args, pool.connect_lazy(&store).expect("an URL")).await;
+    } else {
+        serve::<SqliteStore>(&args, sqlite_pool(&store)).await;
+    }
+}
+
+#[derive(Clone)]
+struct Bank<S: Ledgered> {
+    books: Books<S>,
+    executions: Arc<AtomicU64>,
+    together: bool,
+}
+
+async fn serve<S: Ledgered>(args: &Args, pool: Pool<S::Database>) {
+    let table = args.get("--table").to_owned();
+    let store = S::open(args.get("--store"), &table);
+    let lease = args.get("--lease").parse().expect("milliseconds");
+    let layer = IdempotencyLayer::new(store.clone()).with_lease(Ttl::from_millis(lease));
+    let bank = Bank {
+        books: Books { store, pool, table },
+        executions: Arc::default(),
+        together: args.get("--commit") == "together",
+    };
+    let app = Router::new()
+        .route("/charge/{ms}", post(charge::<S>))
+        .layer(layer)
+        .with_state(Arc::new(bank));
+    let listener = TcpListener::bind(args.get("--listen")).await;
+    let listener = listener.expect("a free port");
+    let address = listener.local_addr().expect("a bound socket");
+    println!("listening on http://{address}");
+    axum::serve(listener, app).await.expect("it serves");
+}
+
+async fn charge<S: Ledgered>(
+    State(bank): State<Arc<Bank<S>>>,
+    Path(ms): Path<u64>,
+    key: IdempotencyKey,
+    lease: Lease,
+) -> Response {
+    let pid = process::id();
+    // Of all processes.
+    let n = u64::from(pid) << 24 | bank.executions.fetch_add(1, SeqCst);
+    let effect = bank.books.effect(key.as_str(), pid, n);
+    let pause = Duration::from_millis(ms);
+    let res = ([("x-execution", n.to_string())], created(n)).into_response();
+    if bank.together {
+        match together(&bank.books, &lease, effect, pause, res).await {
+            Ok(res) => res,
+            Err(error) => failed(&error),
+        }
+    } else {
+        match S::run_alone(&bank.books.pool, effect).await {
+            Ok(_) => {
+                sleep(pause).await;
+                res
+            }
+            Err(error) => failed(&error),
+        }
+    }
+}
+
+async fn together<S: Ledgered>(
+    books: &Books<S>,
+    lease: &Lease,
+    effect: String,
+    pause: Duration,
+    res: Response,
+) -> Result<Response, TransactionError> {
+    let mut tx = books.begin(lease).await?;
+    S::run(&mut tx, effect).await.expect("the effect");
+    sleep(pause).await;
+    match tx.commit(res).await {
+        Ok(res) => Ok(res.into_response()),
+        Err(error) => Ok(error.into_answer()?.into_response()),
+    }
+}
+
+/// Not recorded: the key is free, or an orphan.
+fn failed(error: &dyn std::error::Error) -> Response {
+    eprintln!("{error}: {:?}", error.source());
+    StatusCode::SERVICE_UNAVAILABLE.into_response()
+}
+
+const CONNECTIONS: u32 = 8;

@@ -1,0 +1,168 @@
+//! Several processes on one database, killed and paused at any moment, whose handlers commit effect and record in one
+//! transaction: each key has one effect. And the same with two transactions, which shows what that prevents.
+//!
+//! A few kills each by default, so that it is quick; `FULL_KILLS=1` makes them 300, and 30 pauses.
+
+use std::{env, process::Command, time::Duration};
+
+use tests::{
+    books::{Books, Ledgered, sqlite_pool},
+    fleet::{Blow, Effect, Fleet, History, Load, Outcome},
+    proxy::{Mode, Proxy},
+    scratch::Scratch,
+    servers::{mariadb::MariaDbServer, postgres::PostgresServer},
+};
+use tower_idempotency_sqlx::{
+    MySqlStore, PostgresStore, SqliteStore,
+    sqlx::{MySqlPool, PgPool},
+};
+
+const MEMBERS: usize = 4;
+const LEASE: Duration = Duration::from_millis(700);
+
+fn bank(args: &[&str]) -> Command {
+    let mut command = Command::new(env!("CARGO_BIN_EXE_bank"));
+    command.args(args);
+    command
+}
+
+fn of(few: usize, full: usize) -> usize {
+    if env::var_os("FULL_KILLS").is_some() {
+        full
+    } else {
+        few
+    }
+}
+
+fn kills(handler: u64, at_a_time: usize, seed: u64) -> Load {
+    Load {
+        path: format!("/charge/{handler}"),
+        at_a_time,
+        keys: 0,
+        poll: Duration::from_millis(100),
+        lease: LEASE,
+        blows: of(24, 300),
+        blow: Blow::Kill,
+        at_once: 2,
+        // It has to connect before it is worth killing.
+        respite: Duration::from_millis(350),
+        seed,
+    }
+}
+
+fn pauses(handler: u64, at_a_time: usize, seed: u64) -> Load {
+    let lease = Duration::from_millis(500);
+    Load {
+        lease,
+        blows: of(6, 30),
+        blow: Blow::Pause(lease * 3 / 2),
+        at_once: 1,
+        respite: Duration::from_millis(300),
+        ..kills(handler, at_a_time, seed)
+    }
+}
+
+/// A database that answers late: a process is often struck between what it did and the process's hearing of it.
+fn late(proxy: &Proxy) {
+    proxy.set(Mode::Delay {
+        up: Duration::ZERO,
+        down: Duration::from_millis(4),
+    });
+}
+
+async fn run<S: Ledgered>(books: &Books<S>, url: &str, commit: &str, load: Load) -> History {
+    books.admin("delete from {table}").await;
+    books.admin("delete from {table}_effects").await;
+    let lease = load.lease.as_millis().to_string();
+    let (table, blow) = (books.table.as_str(), load.blow);
+    let args = [
+        "--store", url, "--table", table, "--lease", &lease, "--commit", commit,
+    ];
+    let mut history = Fleet::of(bank, MEMBERS, &args).run(load).await;
+    let effects = books.effects().await.into_iter().map(|row| Effect {
+        pid: u32::try_from(row.pid).expect("a process id"),
+        n: u64::try_from(row.n).expect("a number"),
+        key: row.key,
+    });
+    history.effects = effects.collect();
+    // Who finds its lease lost before it has written anything says so, and its client asks again.
+    for attempt in &mut history.attempts {
+        if attempt.outcome == Outcome::NotYet("503".to_owned()) {
+            attempt.outcome = Outcome::NotYet("in-progress".to_owned());
+        }
+    }
+    println!("{commit}, {blow:?}: {}", history.sums());
+    history
+}
+
+/// No key with two effects, none without one, and one answer each.
+fn is_exactly_once(history: &History, blows: usize) {
+    let sums = history.sums();
+    assert_eq!(sums.strikes, blows, "{sums}");
+    none("doubles", &history.doubles());
+    none("contradictions", &history.contradictions());
+    assert_eq!(history.effects.len(), sums.keys, "{sums}");
+    assert_eq!(
+        (sums.refused_with_effect, sums.refused_without_effect),
+        (0, 0),
+        "{sums}"
+    );
+}
+
+async fn each_key_has_one_effect<S: Ledgered>(
+    books: Books<S>,
+    url: &str,
+    handler: u64,
+    at_a_time: usize,
+) {
+    let load = kills(handler, at_a_time, 1);
+    let killed = run(&books, url, "together", load.clone()).await;
+    is_exactly_once(&killed, load.blows);
+
+    let load = pauses(handler, at_a_time, 2);
+    let paused = run(&books, url, "together", load.clone()).await;
+    is_exactly_once(&paused, load.blows);
+
+    let load = kills(40, at_a_time, 3);
+    let apart = run(&books, url, "apart", load.clone()).await;
+    none("unexplained", &apart.unexplained());
+    let sums = apart.sums();
+    assert!(sums.doubles >= load.blows / 10, "it can fail: {sums}");
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn on_postgres() {
+    let server = PostgresServer::start(&["max_connections=300"]);
+    let proxy = Proxy::start(server.address());
+    late(&proxy);
+    let pool = PgPool::connect_lazy(&server.url()).expect("an URL");
+    let books: Books<PostgresStore> = Books::open(&server.url(), pool, "bank").await;
+    let url = format!("postgres://app@{}/postgres", proxy.address());
+    each_key_has_one_effect(books, &url, 40, 16).await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn on_mariadb() {
+    let server = MariaDbServer::start(&[]);
+    let proxy = Proxy::start(server.address());
+    late(&proxy);
+    let pool = MySqlPool::connect_lazy(&server.url()).expect("an URL");
+    let books: Books<MySqlStore> = Books::open(&server.url(), pool, "bank").await;
+    let url = format!("mysql://app:app@{}/app", proxy.address());
+    each_key_has_one_effect(books, &url, 40, 16).await;
+}
+
+/// One writes at a time: a transaction is short there.
+#[tokio::test(flavor = "multi_thread")]
+async fn on_a_sqlite_file() {
+    let scratch = Scratch::new();
+    let path = scratch.file("bank.db").display().to_string();
+    let books: Books<SqliteStore> = Books::open(&path, sqlite_pool(&path), "bank").await;
+    each_key_has_one_effect(books, &path, 4, 8).await;
+}
+
+fn none(what: &str, keys: &[String]) {
+    let first: Vec<_> = keys.iter().take(3).map(String::as_str).collect();
+    let n = keys.len();
+    assert!(n == 0, "{what}: {n} keys, such as\n{}", first.join("\n"));
+}

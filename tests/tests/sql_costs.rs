@@ -3,15 +3,20 @@
 use axum::Router;
 use http::StatusCode;
 use tests::{
-    Effects, app, creating,
+    Effects, app,
+    books::{Books, Ledgered},
+    created, creating,
     gate::Gate,
     post,
     round_trips::RoundTrips,
     send,
     servers::{mariadb, postgres},
 };
-use tower_idempotency::{IdempotencyLayer, store::Store};
-use tower_idempotency_sqlx::{MySqlStore, PostgresStore};
+use tower_idempotency::{IdempotencyLayer, Lease, store::Store};
+use tower_idempotency_sqlx::{
+    MySqlStore, PostgresStore,
+    sqlx::{MySqlPool, PgPool},
+};
 
 async fn on_postgres() -> (PostgresStore, RoundTrips) {
     let trips = RoundTrips::before(postgres::shared().address());
@@ -110,4 +115,58 @@ each! {
     costs_two_when_fresh_and_one_when_replayed
     costs_two_when_not_recorded
     costs_one_when_in_progress
+}
+
+// ---- In the handler's transaction ----
+
+/// What the store asks, and what the handler's connection does: begin, look at the lease, the effect, the record, commit.
+async fn costs_of_a_transaction<S: Ledgered>(books: Books<S>, trips: [RoundTrips; 2]) {
+    let layer = IdempotencyLayer::new(books.store.clone());
+    let bank = books.clone();
+    let (app, effects) = app(layer, move |n, req: http::Request<axum::body::Body>| {
+        let lease = req.extensions().get::<Lease>().expect("a lease").clone();
+        let books = bank.clone();
+        async move {
+            let mut tx = books.begin(&lease).await.expect("a transaction");
+            let effect = S::run(&mut tx, books.effect("charge", 1, n)).await;
+            effect.expect("the effect");
+            tx.commit(created(n)).await.expect("a commit")
+        }
+    });
+    is_created(&app, "tx-before", "tea").await;
+    // The pool asks the connection, when it comes back, whether it is alive.
+    tokio::time::sleep(std::time::Duration::from_millis(100)).await;
+    let _ = trips.each_ref().map(RoundTrips::taken);
+    is_created(&app, "tx", "tea").await;
+    tokio::time::sleep(std::time::Duration::from_millis(100)).await;
+    let [store, handler] = trips.each_ref().map(RoundTrips::taken);
+    assert_eq!(store, 1, "to acquire");
+    let pool = 2;
+    assert_eq!(handler - pool, 5, "begin, lease, effect, record, commit");
+    assert!(send(&app, post("/orders", "tx", "tea")).await.is_replay());
+    assert_eq!(trips.each_ref().map(RoundTrips::taken), [1, 0]);
+    assert_eq!(effects.count(), 2);
+}
+
+#[tokio::test]
+async fn a_transaction_on_postgres_costs_four_round_trips_besides_the_effect() {
+    let trips = || RoundTrips::before(postgres::shared().address());
+    let trips = [trips(), trips()];
+    let [store, pool] = trips
+        .each_ref()
+        .map(|it| format!("postgres://app@{}/postgres", it.address()));
+    let pool = PgPool::connect_lazy(&pool).expect("an URL");
+    costs_of_a_transaction::<PostgresStore>(Books::open(&store, pool, "tx_costs").await, trips)
+        .await;
+}
+
+#[tokio::test]
+async fn a_transaction_on_mariadb_costs_four_round_trips_besides_the_effect() {
+    let trips = || RoundTrips::before(mariadb::shared().address());
+    let trips = [trips(), trips()];
+    let [store, pool] = trips
+        .each_ref()
+        .map(|it| format!("mysql://app:app@{}/app", it.address()));
+    let pool = MySqlPool::connect_lazy(&pool).expect("an URL");
+    costs_of_a_transaction::<MySqlStore>(Books::open(&store, pool, "tx_costs").await, trips).await;
 }

@@ -1,6 +1,13 @@
-use std::{error::Error, fmt};
+use std::{
+    error::Error,
+    fmt,
+    sync::{Mutex, PoisonError},
+};
 
-use tower_idempotency::{store::StoreError, transaction::NotRecorded};
+use tower_idempotency::{
+    store::StoreError,
+    transaction::{NotRecorded, Unrecorded},
+};
 
 use crate::SqlError;
 
@@ -103,17 +110,36 @@ impl Error for TransactionError {
     }
 }
 
-/// Why an answer was not committed.
-#[non_exhaustive]
-pub enum CommitError<T> {
-    /// The layer records no such answer, so that a retry executes again: the transaction was rolled back. It has the
-    /// answer, which may be sent all the same; see [`into_answer`](Self::into_answer).
-    NotRecorded(NotRecorded<T>),
-    /// It failed.
+/// Why an answer was not committed: the layer does not record it, or the transaction failed.
+///
+/// It may be sent between threads whatever the answer is, so that `?` makes it any other error.
+pub struct CommitError<T>(Inner<T>);
+
+enum Inner<T> {
+    // Nobody looks at it but who owns it; so it is `Sync`, as bodies are not.
+    NotRecorded(Unrecorded, Mutex<T>),
     Failed(TransactionError),
 }
 
 impl<T> CommitError<T> {
+    /// Why the layer would not record it, if that is what is wrong. The transaction was rolled back.
+    #[must_use]
+    pub fn unrecorded(&self) -> Option<Unrecorded> {
+        match &self.0 {
+            Inner::NotRecorded(reason, _) => Some(*reason),
+            Inner::Failed(_) => None,
+        }
+    }
+
+    /// What went wrong with the transaction, if that is it.
+    #[must_use]
+    pub fn failure(&self) -> Option<&TransactionError> {
+        match &self.0 {
+            Inner::NotRecorded(..) => None,
+            Inner::Failed(error) => Some(error),
+        }
+    }
+
     /// The answer, where it is only one that the layer does not record; the failure otherwise.
     ///
     /// For answers that say that nothing was done, such as a 5xx. One that says that something was done is wrong now:
@@ -123,30 +149,36 @@ impl<T> CommitError<T> {
     ///
     /// When the transaction failed.
     pub fn into_answer(self) -> Result<T, TransactionError> {
-        match self {
-            Self::NotRecorded(not) => Ok(not.into_answer()),
-            Self::Failed(error) => Err(error),
+        match self.0 {
+            Inner::NotRecorded(_, answer) => {
+                Ok(answer.into_inner().unwrap_or_else(PoisonError::into_inner))
+            }
+            Inner::Failed(error) => Err(error),
         }
     }
 }
 
 impl<T> From<TransactionError> for CommitError<T> {
     fn from(error: TransactionError) -> Self {
-        Self::Failed(error)
+        Self(Inner::Failed(error))
     }
 }
 
 impl<T> From<NotRecorded<T>> for CommitError<T> {
     fn from(not: NotRecorded<T>) -> Self {
-        Self::NotRecorded(not)
+        let reason = not.reason();
+        Self(Inner::NotRecorded(reason, Mutex::new(not.into_answer())))
     }
 }
 
 impl<T> fmt::Display for CommitError<T> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self {
-            Self::NotRecorded(not) => not.fmt(f),
-            Self::Failed(error) => error.fmt(f),
+        match &self.0 {
+            Inner::NotRecorded(reason, _) => write!(
+                f,
+                "expected an answer that is recorded, found one that is not ({reason:?}): rolled back"
+            ),
+            Inner::Failed(error) => error.fmt(f),
         }
     }
 }
@@ -154,18 +186,18 @@ impl<T> fmt::Display for CommitError<T> {
 /// Shows no answer.
 impl<T> fmt::Debug for CommitError<T> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self {
-            Self::NotRecorded(not) => f.debug_tuple("NotRecorded").field(not).finish(),
-            Self::Failed(error) => f.debug_tuple("Failed").field(error).finish(),
+        match &self.0 {
+            Inner::NotRecorded(reason, _) => f.debug_tuple("NotRecorded").field(reason).finish(),
+            Inner::Failed(error) => f.debug_tuple("Failed").field(error).finish(),
         }
     }
 }
 
 impl<T> Error for CommitError<T> {
     fn source(&self) -> Option<&(dyn Error + 'static)> {
-        match self {
-            Self::NotRecorded(_) => None,
-            Self::Failed(error) => error.source(),
+        match &self.0 {
+            Inner::NotRecorded(..) => None,
+            Inner::Failed(error) => error.source(),
         }
     }
 }

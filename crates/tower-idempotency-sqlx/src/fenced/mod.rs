@@ -82,9 +82,9 @@ impl<S: SqlStore> Fenced<S> {
     ///
     /// # Errors
     ///
-    /// [`CommitError::NotRecorded`], with the response, when the layer would not record it, as a 5xx or what opts out: the
-    /// transaction was rolled back. Otherwise see [`TransactionErrorKind`]. After a failure other than a lost lease the
-    /// whole transaction may be tried again, from the beginning.
+    /// When the layer would not record the response, as a 5xx or what opts out: the transaction was rolled back, and the
+    /// error [gives it back](CommitError::into_answer). When the transaction failed: see [`TransactionErrorKind`]. After a
+    /// failure other than a lost lease the whole transaction may be tried again, from the beginning.
     ///
     /// # Cancellation
     ///
@@ -194,9 +194,7 @@ impl<S: SqlStore> Fenced<S> {
             })
         };
         let committed = prepared.commit(write).await;
-        committed.map_err(|error| {
-            CommitError::Failed(TransactionError::of_commit(error, asked.load(Relaxed)))
-        })
+        committed.map_err(|error| TransactionError::of_commit(error, asked.load(Relaxed)).into())
     }
 
     async fn give_back<T>(self, not: NotRecorded<T>) -> Result<T, CommitError<T>> {

@@ -1,0 +1,306 @@
+//! Orphans that are finished without their clients, on each database.
+
+use std::{
+    sync::{Arc, Mutex, PoisonError},
+    time::Duration,
+};
+
+use axum::{
+    Router,
+    body::Body,
+    response::{IntoResponse, Response},
+};
+use http::{Request, StatusCode};
+use tests::{
+    Effects, app,
+    books::{self, Books, Ledgered},
+    created,
+    gate::{Gate, eventually},
+    post,
+    scratch::Scratch,
+    send,
+    sql::claim,
+};
+use tokio::time::sleep;
+use tower_idempotency::{
+    IdempotencyLayer, Lease, Ttl,
+    store::{Acquired, Claim, Token},
+};
+use tower_idempotency_sqlx::{Completer, Orphan, Sweep};
+
+type Failure = Box<dyn std::error::Error + Send + Sync>;
+
+const OLDER: Duration = Duration::from_millis(20);
+
+/// A service whose handler does its first phase, and fails in the second.
+fn half_done<S: Ledgered>(books: &Books<S>) -> (Router, Effects) {
+    let (bank, layer) = (books.clone(), IdempotencyLayer::new(books.store.clone()));
+    app(layer, move |n, req: Request<Body>| {
+        let lease = req.extensions().get::<Lease>().expect("a lease").clone();
+        let key = req.headers()["idempotency-key"].to_str().expect("text");
+        let (books, key) = (bank.clone(), key.to_owned());
+        async move {
+            let mut tx = books.begin(&lease).await.expect("a transaction");
+            let created = S::run(&mut tx, books.effect(&format!("created {key}"), 1, n)).await;
+            created.expect("the effect");
+            let checkpoint = (key, lease.derive("charge"));
+            tx.checkpoint("created", &checkpoint)
+                .await
+                .expect("a phase");
+            StatusCode::BAD_GATEWAY
+        }
+    })
+}
+
+/// The second phase, as a completer does it.
+async fn finish<S: Ledgered>(books: Books<S>, orphan: Orphan) -> Result<Response, Failure> {
+    assert_eq!(orphan.operation(), "POST /rides");
+    assert!(orphan.lease().is_takeover());
+    let at = orphan.checkpoint().expect("it came that far");
+    assert_eq!(at.name(), "created");
+    let (key, charge): (String, String) = at.data()?;
+    assert_eq!(orphan.lease().derive("charge"), charge);
+    let mut tx = books.begin(orphan.lease()).await?;
+    S::run(&mut tx, books.effect(&format!("paid {key}"), 1, 1)).await?;
+    Ok(tx.commit(created(1)).await?.into_response())
+}
+
+fn finishing<S: Ledgered>(books: &Books<S>) -> Completer<S> {
+    let (bank, layer) = (books.clone(), IdempotencyLayer::new(books.store.clone()));
+    let work = move |orphan| finish(bank.clone(), orphan);
+    Completer::new(&books.store, &layer, work).with_older_than(OLDER)
+}
+
+async fn two_replicas_finish_each_orphan_once<S: Ledgered>(books: Books<S>) {
+    let (app, executions) = half_done(&books);
+    let keys: Vec<_> = (0..24).map(|n| format!("ride-{n}")).collect();
+    for key in &keys {
+        let half = send(&app, post("/rides", key, "tea")).await;
+        assert_eq!(half.status, StatusCode::BAD_GATEWAY);
+    }
+    sleep(2 * OLDER).await;
+    let (one, other) = (finishing(&books), finishing(&books));
+    let (one, other) = tokio::join!(one.sweep(), other.sweep());
+    let (one, other) = (one.expect("a sweep"), other.expect("a sweep"));
+    assert_eq!(one.failed + other.failed, 0, "{one:?} {other:?}");
+    // Of those that both found, one was told that the other had it.
+    assert_eq!(one.executed + other.executed, 24, "{one:?} {other:?}");
+
+    let mut effects: Vec<_> = books.effects().await.into_iter().map(|it| it.key).collect();
+    effects.sort();
+    let mut expected: Vec<_> = keys
+        .iter()
+        .flat_map(|key| [format!("created {key}"), format!("paid {key}")])
+        .collect();
+    expected.sort();
+    assert_eq!(effects, expected);
+    for key in &keys {
+        let retry = send(&app, post("/rides", key, "tea")).await;
+        assert!(retry.is_replay() && retry.status == StatusCode::CREATED);
+    }
+    assert_eq!(executions.count(), 24, "the first phases");
+    assert_eq!(
+        finishing(&books).sweep().await.expect("a sweep"),
+        Sweep::default()
+    );
+}
+
+/// An orphan as a process that died leaves it.
+async fn orphan<S: Ledgered>(books: &Books<S>, operation: &str) -> Claim {
+    let mut claim = claim();
+    claim.lease = Ttl::MIN;
+    claim.operation = operation.into();
+    let acquired = books.store.acquire(&claim).await.expect("an answer");
+    assert!(matches!(acquired, Acquired::Granted { .. }));
+    claim
+}
+
+/// A completer of this work, which is told what is asked.
+fn working<S, W, F>(books: &Books<S>, older_than: Duration, work: W) -> Completer<S>
+where
+    S: Ledgered,
+    W: Fn(Orphan) -> F + Send + Sync + 'static,
+    F: Future<Output = Result<Response, &'static str>> + Send + 'static,
+{
+    let layer = IdempotencyLayer::new(books.store.clone());
+    Completer::new(&books.store, &layer, work).with_older_than(older_than)
+}
+
+async fn every_page_is_looked_at<S: Ledgered>(books: Books<S>) {
+    for _ in 0..230 {
+        orphan(&books, "POST /rides").await;
+    }
+    sleep(2 * OLDER).await;
+    let done = Effects::default();
+    let counted = done.clone();
+    let completer = working(&books, OLDER, move |_| {
+        counted.happen();
+        async { Ok(created(1)) }
+    });
+    let completer = completer.with_concurrency(8);
+    let swept = completer.sweep().await.expect("a sweep");
+    assert_eq!((swept.found, swept.executed), (230, 230));
+    assert_eq!(done.count(), 230);
+}
+
+async fn what_is_no_business_of_a_completer_is_left_alone<S: Ledgered>(books: Books<S>) {
+    // In progress, completed, of run_once, and of late.
+    let mut running = claim();
+    running.operation = "POST /rides".into();
+    books.store.acquire(&running).await.expect("an answer");
+    let completed = orphan(&books, "POST /rides").await;
+    let (reference, record) = (completed.lease_ref(1), vec![7_u8].into());
+    let stored = books.store.complete(&reference, record, Ttl::MAX);
+    stored.await.expect("it is stored");
+    orphan(&books, "run_once").await;
+    sleep(2 * OLDER).await;
+    let completer = |older_than| working(&books, older_than, async |_| panic!("it must not run"));
+    let swept = completer(OLDER).sweep().await.expect("a sweep");
+    assert_eq!(swept, Sweep::default());
+    orphan(&books, "POST /rides").await;
+    let swept = completer(Duration::from_secs(60)).sweep().await;
+    assert_eq!(swept.expect("a sweep"), Sweep::default());
+}
+
+/// It is left an orphan, and tried again later and later.
+async fn what_fails_is_tried_again_after_a_pause<S: Ledgered>(books: Books<S>) {
+    let pause = Duration::from_millis(400);
+    let before = orphan(&books, "POST /rides").await;
+    let told = Arc::new(Mutex::new(Vec::new()));
+    let generations = Arc::clone(&told);
+    let completer = working(&books, pause, move |orphan: Orphan| {
+        let generation = orphan.lease().generation();
+        generations
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner)
+            .push(generation);
+        async move {
+            match generation {
+                2 => Err("no provider"),
+                3 => panic!("as it should"),
+                _ => Ok(created(generation)),
+            }
+        }
+    });
+    let sweep = async || completer.sweep().await.expect("a sweep");
+    assert_eq!(sweep().await.found, 0);
+    sleep(pause * 5 / 4).await;
+    let failed = sweep().await;
+    assert_eq!((failed.found, failed.failed), (1, 1));
+    // Not yet, nor after the first pause once more.
+    assert_eq!(sweep().await.found, 0);
+    sleep(pause * 5 / 4).await;
+    assert_eq!(sweep().await.found, 0);
+    sleep(pause).await;
+    let panicked = sweep().await;
+    assert_eq!((panicked.found, panicked.failed), (1, 1));
+    sleep(pause * 5 / 2).await;
+    assert_eq!(sweep().await.found, 0);
+    sleep(pause * 2).await;
+    assert_eq!(sweep().await.executed, 1);
+    let told = told.lock().unwrap_or_else(PoisonError::into_inner).clone();
+    assert_eq!(told, [2, 3, 4]);
+    let mut again = before;
+    again.token = Token::random().expect("randomness");
+    let acquired = books.store.acquire(&again).await.expect("an answer");
+    assert!(matches!(acquired, Acquired::Completed { .. }));
+}
+
+async fn one_in_the_background_goes_on_until_it_is_dropped<S: Ledgered>(books: Books<S>) {
+    let done = Effects::default();
+    let counted = done.clone();
+    let completer = working(&books, OLDER, move |_| {
+        counted.happen();
+        async { Ok(created(1)) }
+    });
+    let completing = completer.spawn(Duration::from_millis(30));
+    for n in 1..=2 {
+        orphan(&books, "POST /rides").await;
+        eventually("it is finished", || done.count() == n).await;
+    }
+    drop(completing);
+    orphan(&books, "POST /rides").await;
+    sleep(Duration::from_millis(200)).await;
+    assert_eq!(done.count(), 2);
+}
+
+/// What was taken over goes on, and draining waits for it; nothing more is taken over then.
+async fn a_sweep_that_is_dropped_takes_no_more_over<S: Ledgered>(books: Books<S>) {
+    for _ in 0..3 {
+        orphan(&books, "POST /rides").await;
+    }
+    sleep(2 * OLDER).await;
+    let (gate, done) = (Gate::shut(), Effects::default());
+    let layer = IdempotencyLayer::new(books.store.clone());
+    let (held, counted) = (gate.clone(), done.clone());
+    let work = move |_: Orphan| {
+        let (held, counted) = (held.clone(), counted.clone());
+        async move {
+            held.pass().await;
+            counted.happen();
+            Ok::<_, Failure>(created(1))
+        }
+    };
+    let completer = Completer::new(&books.store, &layer, work)
+        .with_older_than(OLDER)
+        .with_concurrency(1);
+    let sweeping = {
+        let completer = completer.clone();
+        tokio::spawn(async move { completer.sweep().await })
+    };
+    gate.arrival().await;
+    sweeping.abort();
+    let _ = sweeping.await;
+    assert_eq!(layer.in_flight(), 1);
+    gate.open_for_good();
+    assert!(layer.drain(Duration::from_secs(10)).await);
+    assert_eq!(done.count(), 1);
+    let swept = completer.sweep().await.expect("a sweep");
+    assert_eq!((swept.executed, done.count()), (0, 1));
+}
+
+macro_rules! each {
+    ($($case:ident)*) => {
+        mod on_postgres {
+            $(
+                #[tokio::test(flavor = "multi_thread")]
+                async fn $case() {
+                    super::$case(super::books::on_postgres(&super::table(stringify!($case))).await).await;
+                }
+            )*
+        }
+
+        mod on_mariadb {
+            $(
+                #[tokio::test(flavor = "multi_thread")]
+                async fn $case() {
+                    super::$case(super::books::on_mariadb(&super::table(stringify!($case))).await).await;
+                }
+            )*
+        }
+
+        mod on_sqlite {
+            $(
+                #[tokio::test(flavor = "multi_thread")]
+                async fn $case() {
+                    let scratch = super::Scratch::new();
+                    super::$case(super::books::in_a_file(&scratch, "keys").await).await;
+                }
+            )*
+        }
+    };
+}
+
+each! {
+    two_replicas_finish_each_orphan_once
+    every_page_is_looked_at
+    what_is_no_business_of_a_completer_is_left_alone
+    what_fails_is_tried_again_after_a_pause
+    one_in_the_background_goes_on_until_it_is_dropped
+    a_sweep_that_is_dropped_takes_no_more_over
+}
+
+/// A name of a table is shorter than the name of a test may be.
+fn table(case: &str) -> String {
+    case.chars().take(40).collect()
+}

@@ -19,9 +19,33 @@
 //!
 //! # Guarantees
 //!
-//! Those of the store contract, at whatever isolation level connections default to. An effect that a handler has in a
-//! transaction of its own is not part of them: after a crash between the effect and its record the request is executed
-//! again, unless the layer refuses orphans. What the database loses in a crash or a failover is lost here as well.
+//! Those of the store contract, at whatever isolation level connections default to. What the database loses in a crash or a
+//! failover is lost here as well.
+//!
+//! **Exactly once**, where a handler commits its effect together with the record, in a transaction of the same database that
+//! is fenced by its lease: [`Fenced`]. However its process is killed or paused, and whoever took it over, there is one effect
+//! and one answer, or none of both. An effect that a handler has elsewhere, or in a transaction of its own, is not part of
+//! this: after a crash between the effect and its record the request is executed again, unless the layer refuses orphans.
+//!
+//! ```no_run
+//! # #[cfg(feature = "postgres")]
+//! # mod example {
+//! use http::Response;
+//! use tower_idempotency::{Body, Lease};
+//! use tower_idempotency_sqlx::{PostgresStore, sqlx::{self, PgPool}};
+//!
+//! type Failure = Box<dyn std::error::Error + Send + Sync>;
+//!
+//! async fn pay(store: PostgresStore, pool: PgPool, lease: Lease) -> Result<Response<Body<String>>, Failure> {
+//!     let mut tx = store.begin(&lease, &pool).await?;
+//!     sqlx::query("insert into payments (amount) values (7)").execute(&mut *tx).await?;
+//!     Ok(tx.commit(Response::new("paid".to_owned())).await?)
+//! }
+//! # }
+//! ```
+//!
+//! Requests of several phases end each with a [checkpoint](Fenced::checkpoint), from which a takeover goes on. A
+//! [`Completer`] finishes those whose clients do not come back.
 //!
 //! # Features
 //!

@@ -43,9 +43,9 @@ fn kills(handler: u64, at_a_time: usize, seed: u64) -> Load {
         lease: LEASE,
         blows: of(24, 300),
         blow: Blow::Kill,
-        at_once: 2,
+        at_once: 1,
         // It has to connect before it is worth killing.
-        respite: Duration::from_millis(350),
+        respite: Duration::from_millis(450),
         seed,
     }
 }

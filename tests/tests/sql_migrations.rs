@@ -11,7 +11,7 @@ use tokio::time::timeout;
 use tower_idempotency::store::{Acquired, Store};
 use tower_idempotency_sqlx::{
     MySqlStore, PostgresStore, SqlError, SqliteStore,
-    sqlx::{Connection, Executor, MySqlConnection, PgConnection},
+    sqlx::{Connection, Executor, MySqlConnection, PgConnection, query_scalar},
 };
 
 /// Whether it can be used, and whether what is in it stays when it is made again.
@@ -93,6 +93,34 @@ async fn a_replica_that_starts_does_not_wait_for_a_transaction_on_the_table() {
 
 const SOON: Duration = Duration::from_secs(2);
 const WAITS: &str = "the migration waits for somebody's transaction";
+
+/// A table as it was made before there was an index for orphans.
+#[tokio::test]
+async fn a_table_of_before_is_brought_up_to_date() {
+    let store = sql::postgres(postgres::shared(), "before").await;
+    let mut admin = PgConnection::connect(&postgres::shared().url())
+        .await
+        .unwrap();
+    admin.execute("drop index before_orphans").await.unwrap();
+    holds_a_lease(&store, || store.migrate()).await;
+    let index = "select count(*) from pg_indexes where indexname = 'before_orphans'";
+    let made: i64 = query_scalar(index).fetch_one(&mut admin).await.unwrap();
+    assert_eq!(made, 1);
+
+    let store = sql::mariadb(mariadb::shared(), "before").await;
+    let mut admin = MySqlConnection::connect(&mariadb::shared().url())
+        .await
+        .unwrap();
+    admin
+        .execute("drop index orphans on `before`")
+        .await
+        .unwrap();
+    holds_a_lease(&store, || store.migrate()).await;
+    let index = "select count(*) from information_schema.statistics \
+                 where table_name = 'before' and index_name = 'orphans' and seq_in_index = 1";
+    let made: i64 = query_scalar(index).fetch_one(&mut admin).await.unwrap();
+    assert_eq!(made, 1);
+}
 
 #[tokio::test]
 async fn a_table_that_is_missing_is_named() {

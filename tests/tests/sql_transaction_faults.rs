@@ -19,7 +19,7 @@ use tests::{
     proxy::{Fault, Proxy, Then},
     scratch::Scratch,
     send,
-    servers::{mariadb, postgres},
+    servers::{mariadb, pgbouncer::PgBouncer, postgres},
     sql::{claim, duplicate},
 };
 use tokio::{
@@ -257,6 +257,18 @@ async fn at_every_isolation_level_of_a_pool_on_mariadb() {
         let pool = pool.expect("an URL");
         renewals_do_not_break_the_fence(Books { pool, ..books }).await;
     }
+}
+
+/// In transaction mode, with a connection of the server's for each transaction.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_pool_behind_pgbouncer() {
+    let server = postgres::shared();
+    let bouncer = PgBouncer::start(server, 2);
+    let books = books::on_postgres("behind_pgbouncer").await;
+    let options: PgConnectOptions = bouncer.url().parse().expect("an URL");
+    let options = options.statement_cache_capacity(0);
+    let pool = PgPoolOptions::new().connect_lazy_with(options);
+    renewals_do_not_break_the_fence(Books { pool, ..books }).await;
 }
 
 // ---- Other databases ----

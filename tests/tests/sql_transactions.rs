@@ -16,8 +16,11 @@ use tests::{
     send,
 };
 use tokio::time::sleep;
-use tower_idempotency::{IdempotencyLayer, Lease, Ttl, transaction::Unrecorded};
-use tower_idempotency_sqlx::{Checkpoint, Fenced, TransactionError, TransactionErrorKind as Kind};
+use tower_idempotency::{IdempotencyLayer, Lease, Ttl, store::StoreError, transaction::Unrecorded};
+use tower_idempotency_sqlx::{
+    Checkpoint, Fenced, MySqlStore, PostgresStore, SqliteStore, TransactionError,
+    TransactionErrorKind as Kind,
+};
 
 /// A service on the books: the handler is given them, its lease and which execution it is.
 fn bank<S, H, F>(books: &Books<S>, handler: H) -> (Router, Effects)
@@ -335,6 +338,67 @@ async fn a_lost_lease_writes_no_checkpoint<S: Ledgered>(books: Books<S>) {
     assert_eq!(books.count().await, 0);
 }
 
+// ---- Without the guard ----
+
+/// The statement for other libraries, as the documentation has it.
+fn documented(database: &str, table: &str) -> String {
+    let docs = include_str!("../../docs/sql.md");
+    let rest = docs.split_once(&format!("```sql\n-- {database}"));
+    let (_, rest) = rest.expect("a statement for each database");
+    let (statement, _) = rest.split_once("```").expect("its end");
+    let (_names, sql) = statement.split_once('\n').expect("its values");
+    sql.replace("tower_idempotency", table)
+}
+
+macro_rules! without_the_guard {
+    ($case:ident, $store:ty, $books:expr, $database:literal, $begin:literal, |$query:ident, $id:ident, $token:ident, $record:ident, $retention:ident| $bound:expr) => {
+        #[tokio::test(flavor = "multi_thread")]
+        async fn $case() {
+            let scratch = Scratch::new();
+            let books = ($books)(&scratch).await;
+            let (app, executions) = bank(&books, |books, lease, n| async move {
+                let mut tx = books.pool.begin_with($begin).await.expect("a transaction");
+                let effect = books.effect("charge", 1, n);
+                <$store>::run(&mut tx, effect).await.expect("the effect");
+                if n == 1 {
+                    let theft = format!("update {} set token = null", books.table);
+                    <$store>::run(&mut tx, theft).await.expect("a theft");
+                }
+                let prepared = lease.prepare(created(n)).await.expect("recorded");
+                let (at, record) = (prepared.lease_ref(), prepared.record().clone());
+                let retention = prepared.retention().as_millis() as i64;
+                let committed = prepared.commit(async {
+                    let sql = documented($database, &books.table);
+                    let $query = tower_idempotency_sqlx::sqlx::query(
+                        tower_idempotency_sqlx::sqlx::AssertSqlSafe(sql),
+                    );
+                    let ($id, $token) = (at.id.as_bytes().to_vec(), at.token.as_bytes().to_vec());
+                    let ($record, $retention) = (record.to_vec(), retention);
+                    let changed = $bound.execute(&mut *tx).await;
+                    let changed = changed.map_err(StoreError::backend)?.rows_affected();
+                    if changed != 1 {
+                        tx.rollback().await.map_err(StoreError::backend)?;
+                        return Err(StoreError::LeaseLost);
+                    }
+                    tx.commit().await.map_err(StoreError::backend)
+                });
+                match committed.await {
+                    Ok(res) => res.into_response(),
+                    Err(error) => {
+                        (StatusCode::SERVICE_UNAVAILABLE, error.to_string()).into_response()
+                    }
+                }
+            });
+            let lost = send(&app, order()).await;
+            assert_eq!(lost.text(), "the lease is no longer held");
+            assert_eq!(books.count().await, 0);
+            let first = send(&app, order()).await;
+            assert_charged_once(&books, &app, &first).await;
+            assert_eq!(executions.count(), 2);
+        }
+    };
+}
+
 macro_rules! each {
     ($($case:ident)*) => {
         mod on_postgres {
@@ -381,6 +445,27 @@ each! {
     a_record_that_is_too_large_is_a_tombstone
     a_retry_goes_on_from_the_checkpoint
     a_lost_lease_writes_no_checkpoint
+}
+
+without_the_guard! {
+    the_documented_statement_on_postgres, PostgresStore,
+    async |_: &Scratch| books::on_postgres("documented").await,
+    "PostgreSQL", "begin isolation level read committed",
+    |query, id, token, record, retention| query.bind(id).bind(token).bind(record).bind(retention)
+}
+
+without_the_guard! {
+    the_documented_statement_on_mariadb, MySqlStore,
+    async |_: &Scratch| books::on_mariadb("documented").await,
+    "MySQL", "set transaction isolation level read committed; start transaction",
+    |query, id, token, record, retention| query.bind(retention).bind(record).bind(id).bind(token)
+}
+
+without_the_guard! {
+    the_documented_statement_on_sqlite, SqliteStore,
+    async |scratch: &Scratch| books::in_a_file(scratch, "documented").await,
+    "SQLite", "begin immediate",
+    |query, id, token, record, retention| query.bind(id).bind(token).bind(record).bind(retention)
 }
 
 /// A name of a table is shorter than the name of a test may be.

@@ -206,6 +206,28 @@ async fn what_fails_is_tried_again_after_a_pause<S: Ledgered>(books: Books<S>) {
     assert!(matches!(acquired, Acquired::Completed { .. }));
 }
 
+/// Neither by another replica, which had found it as well.
+async fn what_fails_is_not_tried_by_each_replica<S: Ledgered>(books: Books<S>) {
+    for _ in 0..12 {
+        orphan(&books, "POST /rides").await;
+    }
+    let older = Duration::from_secs(2);
+    sleep(older * 5 / 4).await;
+    let tried = Effects::default();
+    let replica = || {
+        let tried = tried.clone();
+        let work = move |_| {
+            tried.happen();
+            async { Err("no provider") }
+        };
+        working(&books, older, work).with_concurrency(1)
+    };
+    let (one, other) = (replica(), replica());
+    let (one, other) = tokio::join!(one.sweep(), other.sweep());
+    let (one, other) = (one.expect("a sweep"), other.expect("a sweep"));
+    assert_eq!(tried.count(), 12, "{one:?} {other:?}");
+}
+
 async fn one_in_the_background_goes_on_until_it_is_dropped<S: Ledgered>(books: Books<S>) {
     let done = Effects::default();
     let counted = done.clone();
@@ -296,6 +318,7 @@ each! {
     every_page_is_looked_at
     what_is_no_business_of_a_completer_is_left_alone
     what_fails_is_tried_again_after_a_pause
+    what_fails_is_not_tried_by_each_replica
     one_in_the_background_goes_on_until_it_is_dropped
     a_sweep_that_is_dropped_takes_no_more_over
 }

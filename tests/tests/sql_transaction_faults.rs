@@ -271,6 +271,22 @@ async fn a_pool_behind_pgbouncer() {
     renewals_do_not_break_the_fence(Books { pool, ..books }).await;
 }
 
+/// Nothing was written, and it says so.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_constraint_that_fails_at_the_commit() {
+    let books = books::on_postgres("deferred").await;
+    let unique = "alter table {table}_effects add unique (effect) deferrable initially deferred";
+    books.admin(unique).await;
+    books
+        .admin("insert into {table}_effects values ('charge', 0, 0)")
+        .await;
+    let (app, _) = bank(&books, Duration::from_secs(10));
+    assert_eq!(send(&app, order()).await.text(), "Database");
+    assert_eq!(books.count().await, 1);
+    books.admin("delete from {table}_effects").await;
+    assert_eq!(send(&app, order()).await.status, StatusCode::CREATED);
+}
+
 // ---- Other databases ----
 
 async fn a_pool_that_leads_elsewhere_begins_nothing<S: Ledgered>(books: Books<S>, other: Books<S>) {

@@ -13,6 +13,10 @@ use crate::SqlError;
 
 /// Why a transaction under a lease did not do what it was asked. Its effect is not there, unless the kind says otherwise.
 ///
+/// Answer with a response that the layer does not record: a 503, with [`Retention::NoStore`](tower_idempotency::Retention)
+/// where 5xx are recorded. The client asks again, and is told what is stored then. Where a commit has begun, the layer looks
+/// by itself, and answers what is stored at once.
+///
 /// Holds nothing of keys, responses or checkpoints; see [`SqlError`] for what its source says.
 #[derive(Debug)]
 pub struct TransactionError {
@@ -24,8 +28,7 @@ pub struct TransactionError {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[non_exhaustive]
 pub enum TransactionErrorKind {
-    /// Somebody else has the lease, or it has ended with an outcome. Nothing was written; return anything: the layer
-    /// answers what is stored.
+    /// Somebody else has the lease, or it has ended with an outcome. Nothing was written.
     LeaseLost,
     /// The pool leads to where the entry is not: to another database than the store's, or the entry was forgotten.
     /// Nothing was written.

@@ -1,0 +1,53 @@
+//! What was said and done under the key, as far as the properties need to know.
+
+use crate::{
+    store::{Entry, State},
+    system::Action,
+};
+
+/// Since the key was last as if it had never been used: its record or its orphan forgotten in time, or the lease of a
+/// first execution released. That is a life of the key.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
+pub(crate) struct History {
+    /// Executions that were told that they are takeovers.
+    pub(crate) takeovers: u8,
+    /// Effects of executions that began in this life. What began in an earlier one counted there.
+    pub(crate) effects: u8,
+    /// Whose answer clients were given, from the store or because the store took it.
+    pub(crate) told: Option<u8>,
+    pub(crate) overwritten: bool,
+    pub(crate) disagreed: bool,
+    pub(crate) locked_out: bool,
+    /// A client was told what another request is answered.
+    pub(crate) leaked: bool,
+}
+
+impl History {
+    pub(crate) fn end_of_life(&mut self) {
+        self.takeovers = 0;
+        self.effects = 0;
+        self.told = None;
+    }
+
+    pub(crate) fn tell(&mut self, of: u8) {
+        self.disagreed |= self.told.is_some_and(|told| told != of);
+        self.told = Some(of);
+    }
+
+    /// A record goes when its time is up, or when the store loses its data, and never otherwise.
+    pub(crate) fn look(&mut self, before: Option<Entry>, after: Option<Entry>, action: Action) {
+        if let Action::Tick | Action::Sweep | Action::LoseData = action {
+            return;
+        }
+        if let Some(record) = record(before) {
+            self.overwritten |= self::record(after) != Some(record);
+        }
+    }
+}
+
+fn record(entry: Option<Entry>) -> Option<u8> {
+    match entry?.state {
+        State::Completed { record, .. } => Some(record),
+        State::Leased { .. } => None,
+    }
+}

@@ -1,0 +1,13 @@
+//! A checked model of the lease protocol: some requests under one key, a store that keeps the contract, and every order in
+//! which calls, crashes, lost calls, lost and late replies, pauses and expiries can come. `docs/reliability.md` says what it
+//! covers.
+
+#![expect(clippy::unwrap_used, reason = "tests, their helpers included")]
+
+mod clients;
+mod history;
+mod mutants;
+mod properties;
+mod store;
+mod system;
+mod holds;

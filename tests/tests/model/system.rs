@@ -1,0 +1,365 @@
+//! Some requests under one key, the store, and everything that can happen to them.
+
+use stateright::{Model, Property};
+
+use crate::{
+    clients::{Client, Fate, Move, Phase, Told},
+    history::History,
+    mutants::Mutant,
+    properties,
+    store::{Answer, Call, Entry, Orphans, Rules, State as EntryState, Who},
+};
+
+/// At most so many requests.
+pub(crate) const CLIENTS: usize = 4;
+
+/// What is checked.
+#[derive(Clone, Debug)]
+pub(crate) struct System {
+    pub(crate) clients: usize,
+    /// How many of them are another request under the same key.
+    pub(crate) others: usize,
+    pub(crate) orphans: Orphans,
+    /// Effect and record are one transaction.
+    pub(crate) transactional: bool,
+    /// A call may come to the store long after its caller gave up on it.
+    pub(crate) late_calls: bool,
+    /// The store may lose its data.
+    pub(crate) data_loss: bool,
+    pub(crate) rules: Rules,
+    /// The names of the properties that are looked at: each on its own finds its shortest trace.
+    pub(crate) properties: Vec<&'static str>,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub(crate) struct State {
+    pub(crate) entry: Option<Entry>,
+    pub(crate) clients: [Client; CLIENTS],
+    pub(crate) history: History,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Action {
+    Tick,
+    Call(usize, Call, Fate),
+    /// A call comes to the store that nobody waits for any more.
+    Arrive(usize),
+    Move(usize, Move),
+    Crash(usize),
+    LoseData,
+    /// Of mutants.
+    Sweep,
+    Overwrite(usize),
+}
+
+/// A call as it came to the store, and the store's answer to it.
+pub(crate) type Exchange = (Who, Call, Answer);
+
+impl System {
+    pub(crate) fn first(&self) -> State {
+        let mut clients = [Client::new(0); CLIENTS];
+        for (at, client) in clients.iter_mut().enumerate() {
+            client.fingerprint = u8::from(at < self.others);
+            if at >= self.clients {
+                client.phase = Phase::Over;
+            }
+        }
+        State {
+            entry: None,
+            clients,
+            history: History::default(),
+        }
+    }
+
+    pub(crate) fn steps(&self, state: &State, actions: &mut Vec<Action>) {
+        if state.entry.is_some() {
+            actions.push(Action::Tick);
+            if self.data_loss {
+                actions.push(Action::LoseData);
+            }
+            if self.rules.has(Mutant::ExpiryBySweeperOnly) {
+                actions.push(Action::Sweep);
+            }
+        }
+        for (at, client) in state.clients.iter().enumerate() {
+            for call in client.calls(self.orphans, self.transactional) {
+                let fates: &[Fate] = match call {
+                    // Nobody minds whether it is heard of.
+                    Call::Renew if self.late_calls => &[Fate::Heard, Fate::Late],
+                    Call::Renew => &[Fate::Heard],
+                    // A transaction is over for the store when it is over for its client: see `transaction`.
+                    Call::Acquire(_) | Call::Complete | Call::Release
+                        if self.late_calls && client.late.is_none() =>
+                    {
+                        &[Fate::Heard, Fate::CallLost, Fate::ReplyLost, Fate::Late]
+                    }
+                    Call::Acquire(_) | Call::Complete | Call::Commit | Call::Release => {
+                        &[Fate::Heard, Fate::CallLost, Fate::ReplyLost]
+                    }
+                };
+                let call = |fate: &Fate| Action::Call(at, *call, *fate);
+                actions.extend(fates.iter().map(call));
+            }
+            let moves = client.moves(self.transactional);
+            actions.extend(moves.iter().map(|step| Action::Move(at, *step)));
+            if client.phase == Phase::Reclaiming {
+                actions.push(Action::Overwrite(at));
+            }
+            if !matches!(client.phase, Phase::Coming | Phase::Over) {
+                actions.push(Action::Crash(at));
+            }
+            if client.late.is_some() {
+                actions.push(Action::Arrive(at));
+            }
+        }
+    }
+
+    /// One step, and what the store was asked and said in it.
+    pub(crate) fn step(&self, state: &State, action: Action) -> (State, Option<Exchange>) {
+        let mut next = *state;
+        let exchange = match action {
+            Action::Tick => {
+                self.rules.tick(&mut next.entry);
+                if next.entry.is_none() {
+                    next.end_of_life();
+                }
+                None
+            }
+            Action::LoseData => {
+                next.entry = None;
+                None
+            }
+            Action::Sweep => {
+                Rules::sweep(&mut next.entry);
+                if next.entry.is_none() {
+                    next.end_of_life();
+                }
+                None
+            }
+            Action::Call(at, call, Fate::CallLost) => {
+                next.clients[at].hears_nothing(call);
+                None
+            }
+            Action::Call(at, call, Fate::Late) => {
+                next.clients[at].hears_nothing(call);
+                next.clients[at].late = Some(call);
+                None
+            }
+            Action::Call(at, call, Fate::ReplyLost) => {
+                let exchange = self.ask(&mut next, at, call);
+                next.clients[at].hears_nothing(call);
+                exchange
+            }
+            Action::Call(at, call, Fate::Heard) => {
+                let exchange = self.ask(&mut next, at, call);
+                if let Some((who, call, answer)) = exchange {
+                    self.hear(state, &mut next, at, (who, call, answer));
+                }
+                exchange
+            }
+            Action::Arrive(at) => {
+                let call = next.clients[at].late.take();
+                call.and_then(|call| self.ask(&mut next, at, call))
+            }
+            Action::Move(at, step) => {
+                let client = &mut next.clients[at];
+                if self.rules.has(Mutant::WaiterRemoves)
+                    && (client.phase, step) == (Phase::Waiting, Move::GiveUp)
+                {
+                    next.entry = None;
+                }
+                client.take(step);
+                if step == Move::Effect {
+                    next.history.effects += u8::from(client.current);
+                    if self.rules.has(Mutant::AnsweredBeforeItIsStored) {
+                        next.told(at, at);
+                    }
+                }
+                None
+            }
+            Action::Crash(at) => {
+                next.clients[at].phase = Phase::Over;
+                if self.rules.has(Mutant::DropReleases) {
+                    let who = next.who(at);
+                    self.rules.apply(&mut next.entry, who, Call::Release);
+                }
+                None
+            }
+            Action::Overwrite(at) => {
+                let generation = match state.entry.map(|held| held.state) {
+                    Some(EntryState::Leased { generation, .. }) => generation + 1,
+                    Some(EntryState::Completed { .. }) | None => 2,
+                };
+                next.entry = Some(self.rules.leased(next.who(at), generation));
+                next.runs(at, true);
+                next.clients[at].phase = Phase::Running;
+                None
+            }
+        };
+        next.history.look(state.entry, next.entry, action);
+        (next, exchange)
+    }
+
+    /// The store is asked, whoever hears of it.
+    fn ask(&self, next: &mut State, at: usize, call: Call) -> Option<Exchange> {
+        let who = next.who(at);
+        let before = next.entry;
+        if self.rules.has(Mutant::ReadThenOverwrite)
+            && call == Call::Acquire(Orphans::TakeOver)
+            && let Some(Entry {
+                token,
+                state: EntryState::Leased { left: 0, .. },
+                ..
+            }) = before
+            && token != Some(who.token)
+        {
+            next.clients[at].phase = Phase::Reclaiming;
+            return None;
+        }
+        let answer = self.rules.apply(&mut next.entry, who, call);
+        match (call, answer) {
+            (Call::Commit, Answer::Done) => next.history.effects += 1,
+            // A definite outcome that is not kept: the next request is the first again.
+            (Call::Release, _) if next.entry.is_none() && is_first_of(before, who) => {
+                next.end_of_life();
+            }
+            _ => {}
+        }
+        Some((who, call, answer))
+    }
+
+    fn hear(&self, state: &State, next: &mut State, at: usize, exchange: Exchange) {
+        let (who, call, answer) = exchange;
+        let own = state.entry.is_some_and(|held| held.token == Some(who.token));
+        if own && matches!(answer, Answer::InProgress { .. } | Answer::Orphaned { .. }) {
+            next.history.locked_out = true;
+        }
+        let client = &mut next.clients[at];
+        let told = match (call, answer) {
+            (Call::Complete, Answer::LeaseLost)
+                if self.rules.has(Mutant::OwnAnswerAfterALostLease)
+                    && client.phase != Phase::Late =>
+            {
+                client.phase = Phase::Over;
+                Told::Answer(who.token)
+            }
+            (Call::Acquire(_), Answer::Completed { record, .. })
+                if self.rules.has(Mutant::AnotherRequestIsAnswered) =>
+            {
+                client.phase = Phase::Over;
+                Told::Answer(record)
+            }
+            _ => client.hears(who, call, answer),
+        };
+        match told {
+            Told::Nothing => {}
+            Told::Answer(record) => next.told(at, usize::from(record)),
+            Told::Run { takeover } => next.runs(at, takeover),
+        }
+    }
+}
+
+impl State {
+    pub(crate) fn who(&self, at: usize) -> Who {
+        Who {
+            token: u8::try_from(at).expect("a few clients"),
+            fingerprint: self.clients[at].fingerprint,
+        }
+    }
+
+    /// The key is as if it had never been used: what was said and done under it counts no more.
+    fn end_of_life(&mut self) {
+        self.history.end_of_life();
+        for client in &mut self.clients {
+            client.current = false;
+        }
+    }
+
+    /// Client `at` executes.
+    fn runs(&mut self, at: usize, takeover: bool) {
+        if !self.clients[at].current {
+            self.clients[at].current = true;
+            self.history.takeovers += u8::from(takeover);
+        }
+    }
+
+    /// Client `at` is answered with what `of` produced.
+    fn told(&mut self, at: usize, of: usize) {
+        if self.clients[at].fingerprint != self.clients[of].fingerprint {
+            self.history.leaked = true;
+        }
+        self.history.tell(u8::try_from(of).expect("a few clients"));
+    }
+
+    /// One state for all that are alike: the clients in order, so that one stands for up to 24, and of a generation no more
+    /// than whether it is the first, which is all that any rule asks. Requests that nobody answers may take over from each
+    /// other for ever.
+    fn in_order(mut self) -> Self {
+        let is = |number: Option<u8>, at: usize| number.map(usize::from) == Some(at);
+        let token = self.entry.and_then(|held| held.token);
+        let record = match self.entry.map(|held| held.state) {
+            Some(EntryState::Completed { record, .. }) => Some(record),
+            Some(EntryState::Leased { .. }) | None => None,
+        };
+        let told = self.history.told;
+        let mut order: [usize; CLIENTS] = std::array::from_fn(|at| at);
+        // Those that are equal in all this are alike.
+        order.sort_unstable_by_key(|&at| {
+            (
+                self.clients[at],
+                is(token, at),
+                is(record, at),
+                is(told, at),
+            )
+        });
+        let moved = |number: u8| {
+            let to = order.iter().position(|&at| at == usize::from(number));
+            u8::try_from(to.unwrap_or(CLIENTS)).expect("a few clients")
+        };
+        self.clients = order.map(|at| self.clients[at]);
+        self.history.told = told.map(moved);
+        if let Some(held) = &mut self.entry {
+            held.token = token.map(moved);
+            match &mut held.state {
+                EntryState::Leased { generation, .. } => *generation = (*generation).min(2),
+                EntryState::Completed { record, .. } => *record = moved(*record),
+            }
+        }
+        self
+    }
+}
+
+fn is_first_of(entry: Option<Entry>, who: Who) -> bool {
+    matches!(
+        entry,
+        Some(Entry {
+            token: Some(token),
+            state: EntryState::Leased { generation: 1, .. },
+            ..
+        }) if token == who.token
+    )
+}
+
+impl Model for System {
+    type State = State;
+    type Action = Action;
+
+    fn init_states(&self) -> Vec<State> {
+        vec![self.first()]
+    }
+
+    fn actions(&self, state: &State, actions: &mut Vec<Action>) {
+        self.steps(state, actions);
+    }
+
+    fn next_state(&self, state: &State, action: Action) -> Option<State> {
+        let (next, _) = self.step(state, action);
+        let next = next.in_order();
+        (next != *state).then_some(next)
+    }
+
+    fn properties(&self) -> Vec<Property<Self>> {
+        let names = self.properties.iter();
+        names.map(|name| properties::named(name)).collect()
+    }
+}

@@ -15,11 +15,15 @@ pub(crate) struct History {
     pub(crate) effects: u8,
     /// Whose answer clients were given, from the store or because the store took it.
     pub(crate) told: Option<u8>,
+    /// What the first execution was of.
+    pub(crate) request: Option<u8>,
     pub(crate) overwritten: bool,
     pub(crate) disagreed: bool,
     pub(crate) locked_out: bool,
     /// A client was told what another request is answered.
     pub(crate) leaked: bool,
+    /// Another request was executed as well.
+    pub(crate) mixed: bool,
 }
 
 impl History {
@@ -27,6 +31,12 @@ impl History {
         self.takeovers = 0;
         self.effects = 0;
         self.told = None;
+        self.request = None;
+    }
+
+    pub(crate) fn executes(&mut self, fingerprint: u8) {
+        let first = *self.request.get_or_insert(fingerprint);
+        self.mixed |= first != fingerprint;
     }
 
     pub(crate) fn tell(&mut self, of: u8) {

@@ -6,8 +6,8 @@
 
 mod clients;
 mod history;
+mod holds;
 mod mutants;
 mod properties;
 mod store;
 mod system;
-mod holds;

@@ -1,12 +1,20 @@
 //! The protocol less one of its rules: each mutant breaks the property that the rule is there for.
 
+use stateright::{Checker, HasDiscoveries, Model};
+
+use crate::{
+    holds::system,
+    properties::{AGREE, EFFECTS, FREE, ONCE, OTHER, OWN, SAME, STORED},
+    store::Orphans,
+    system::System,
+};
+
 /// The rule that is missing.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Mutant {
-    // Of the store.
+    // Of the store: these can be seen in its answers.
     NoOwnToken,
     UnfencedComplete,
-    UnfencedCommit,
     ReleaseByAnyone,
     ReleaseFreesTakeovers,
     LeaseAsLongAsTheRetention,
@@ -14,6 +22,8 @@ pub(crate) enum Mutant {
     TakeoverIsNotTold,
     TakeoverOfAnotherRequest,
     RefuseIsIgnored,
+    /// Neither does it mind whether the entry is still leased.
+    UnfencedCommit,
     // Of those who ask it.
     OwnAnswerAfterALostLease,
     ReadThenOverwrite,
@@ -21,4 +31,86 @@ pub(crate) enum Mutant {
     WaiterRemoves,
     AnsweredBeforeItIsStored,
     AnotherRequestIsAnswered,
+}
+
+/// In how few steps a property of a system can be broken, if it can.
+pub(crate) fn breaks(system: &System, property: &'static str) -> Option<usize> {
+    let mut system = system.clone();
+    system.properties = vec![property];
+    let checked = system.checker().finish_when(HasDiscoveries::Any);
+    let path = checked.spawn_bfs().join().discovery(property)?;
+    println!("broken: {property}\n{path}");
+    Some(path.into_actions().len())
+}
+
+fn taking_over() -> System {
+    system(3)
+}
+
+fn refusing() -> System {
+    System {
+        orphans: Orphans::Refuse,
+        ..system(3)
+    }
+}
+
+fn in_transactions() -> System {
+    System {
+        transactional: true,
+        ..system(3)
+    }
+}
+
+fn with_another_request() -> System {
+    System {
+        others: 1,
+        ..system(3)
+    }
+}
+
+/// A test for each mutant: which properties it breaks, and after how many steps at the earliest.
+macro_rules! caught {
+    ($($mutant:ident $system:ident breaks $($property:ident after $steps:literal)and+;)*) => { $(
+        #[test]
+        #[allow(non_snake_case, reason = "named for the mutant")]
+        fn $mutant() {
+            let mut system = $system();
+            system.rules.mutant = Some(Mutant::$mutant);
+            $(assert_eq!(breaks(&system, $property), Some($steps), "{}", $property);)+
+        }
+    )* };
+}
+
+caught! {
+    NoOwnToken taking_over breaks OWN after 2;
+    UnfencedComplete taking_over breaks STORED after 7 and AGREE after 7;
+    ReleaseByAnyone taking_over breaks EFFECTS after 7;
+    ReleaseFreesTakeovers taking_over breaks EFFECTS after 8;
+    LeaseAsLongAsTheRetention taking_over breaks FREE after 1;
+    ExpiryBySweeperOnly taking_over breaks FREE after 1;
+    TakeoverIsNotTold taking_over breaks EFFECTS after 5;
+    TakeoverOfAnotherRequest with_another_request breaks SAME after 3;
+    RefuseIsIgnored refusing breaks ONCE after 5;
+    UnfencedCommit in_transactions breaks ONCE after 5 and STORED after 5;
+    OwnAnswerAfterALostLease taking_over breaks AGREE after 7;
+    ReadThenOverwrite taking_over breaks STORED after 6 and AGREE after 8;
+    DropReleases taking_over breaks EFFECTS after 5;
+    WaiterRemoves taking_over breaks EFFECTS after 6 and STORED after 5 and AGREE after 8;
+    AnsweredBeforeItIsStored taking_over breaks AGREE after 5;
+    AnotherRequestIsAnswered with_another_request breaks OTHER after 4;
+}
+
+/// The systems that the mutants are looked for in are sound without them.
+#[test]
+fn without_a_mutant_nothing_breaks() {
+    for (system, properties) in [
+        (taking_over(), &[STORED, AGREE, EFFECTS, OWN, FREE][..]),
+        (refusing(), &[ONCE]),
+        (in_transactions(), &[ONCE, STORED]),
+        (with_another_request(), &[OTHER, SAME]),
+    ] {
+        for property in properties {
+            assert_eq!(breaks(&system, property), None, "{property}");
+        }
+    }
 }

@@ -3,7 +3,7 @@
 use stateright::Property;
 
 use crate::{
-    clients::Phase,
+    clients::{Client, Phase},
     store::{Answer, Call, Orphans, State as EntryState, Who},
     system::{State, System},
 };
@@ -15,10 +15,11 @@ pub(crate) const ONCE: &str = "there is at most one effect";
 pub(crate) const OWN: &str = "nobody is locked out by their own lease";
 pub(crate) const FREE: &str = "every key is in time free or answered";
 pub(crate) const OTHER: &str = "nobody is told the answer to another request";
+pub(crate) const SAME: &str = "one key executes one request";
 
 /// All that must hold of a system. `ONCE` is what refusing orphans, or transactions, are for.
 pub(crate) fn that_hold(orphans: Orphans, transactional: bool) -> Vec<&'static str> {
-    let mut names = vec![STORED, AGREE, EFFECTS, OWN, FREE, OTHER];
+    let mut names = vec![STORED, AGREE, EFFECTS, OWN, FREE, OTHER, SAME];
     if orphans == Orphans::Refuse || transactional {
         names.push(ONCE);
     }
@@ -56,6 +57,7 @@ pub(crate) fn named(name: &'static str) -> Property<System> {
         OWN => |_, state| !state.history.locked_out,
         FREE => is_free_in_time,
         OTHER => |_, state| !state.history.leaked,
+        SAME => |_, state| !state.history.mixed,
         _ => return Property::sometimes(name, to_see(name)),
     };
     Property::always(name, must_hold)
@@ -124,6 +126,6 @@ fn is_in(state: &State, phase: Phase) -> bool {
     clients.any(|client| is_one_of(client, &[phase]))
 }
 
-fn is_one_of(client: &crate::clients::Client, phases: &[Phase]) -> bool {
+fn is_one_of(client: &Client, phases: &[Phase]) -> bool {
     phases.contains(&client.phase)
 }

@@ -204,12 +204,12 @@ impl Rules {
                 token,
                 state: State::Leased { .. },
                 ..
-            }) if *token == Some(who.token) || self.has(Mutant::UnfencedCommit) => {
-                *entry = Some(self.completed(who));
-                Answer::Done
-            }
-            Some(_) | None => Answer::LeaseLost,
+            }) if *token == Some(who.token) => {}
+            Some(_) if self.has(Mutant::UnfencedCommit) => {}
+            Some(_) | None => return Answer::LeaseLost,
         }
+        *entry = Some(self.completed(who));
+        Answer::Done
     }
 
     fn release(&self, entry: &mut Option<Entry>, who: Who) -> Answer {

@@ -22,7 +22,7 @@ pub(crate) struct System {
     pub(crate) orphans: Orphans,
     /// Effect and record are one transaction.
     pub(crate) transactional: bool,
-    /// A call may come to the store long after its caller gave up on it.
+    /// A call may come to the store long after its caller gave up on it, one at a time.
     pub(crate) late_calls: bool,
     /// The store may lose its data.
     pub(crate) data_loss: bool,
@@ -81,21 +81,18 @@ impl System {
                 actions.push(Action::Sweep);
             }
         }
+        let nothing_late = || state.clients.iter().all(|client| client.late.is_none());
+        let may_be_late = self.late_calls && nothing_late();
         for (at, client) in state.clients.iter().enumerate() {
             for call in client.calls(self.orphans, self.transactional) {
-                let fates: &[Fate] = match call {
+                // A transaction is over for the store when it is over for its client: see `transaction`.
+                let late = may_be_late && *call != Call::Commit;
+                let fates: &[Fate] = match (call, late) {
                     // Nobody minds whether it is heard of.
-                    Call::Renew if self.late_calls => &[Fate::Heard, Fate::Late],
-                    Call::Renew => &[Fate::Heard],
-                    // A transaction is over for the store when it is over for its client: see `transaction`.
-                    Call::Acquire(_) | Call::Complete | Call::Release
-                        if self.late_calls && client.late.is_none() =>
-                    {
-                        &[Fate::Heard, Fate::CallLost, Fate::ReplyLost, Fate::Late]
-                    }
-                    Call::Acquire(_) | Call::Complete | Call::Commit | Call::Release => {
-                        &[Fate::Heard, Fate::CallLost, Fate::ReplyLost]
-                    }
+                    (Call::Renew, false) => &[Fate::Heard],
+                    (Call::Renew, true) => &[Fate::Heard, Fate::Late],
+                    (_, false) => &[Fate::Heard, Fate::CallLost, Fate::ReplyLost],
+                    (_, true) => &[Fate::Heard, Fate::CallLost, Fate::ReplyLost, Fate::Late],
                 };
                 let call = |fate: &Fate| Action::Call(at, *call, *fate);
                 actions.extend(fates.iter().map(call));
@@ -230,7 +227,9 @@ impl System {
 
     fn hear(&self, state: &State, next: &mut State, at: usize, exchange: Exchange) {
         let (who, call, answer) = exchange;
-        let own = state.entry.is_some_and(|held| held.token == Some(who.token));
+        let own = state
+            .entry
+            .is_some_and(|held| held.token == Some(who.token));
         if own && matches!(answer, Answer::InProgress { .. } | Answer::Orphaned { .. }) {
             next.history.locked_out = true;
         }
@@ -277,6 +276,7 @@ impl State {
 
     /// Client `at` executes.
     fn runs(&mut self, at: usize, takeover: bool) {
+        self.history.executes(self.clients[at].fingerprint);
         if !self.clients[at].current {
             self.clients[at].current = true;
             self.history.takeovers += u8::from(takeover);
@@ -292,8 +292,8 @@ impl State {
     }
 
     /// One state for all that are alike: the clients in order, so that one stands for up to 24, and of a generation no more
-    /// than whether it is the first, which is all that any rule asks. Requests that nobody answers may take over from each
-    /// other for ever.
+    /// than whether it is the first, which is all that any rule asks. Requests that nobody answers may take over from
+    /// each other for ever.
     fn in_order(mut self) -> Self {
         let is = |number: Option<u8>, at: usize| number.map(usize::from) == Some(at);
         let token = self.entry.and_then(|held| held.token);
@@ -318,6 +318,8 @@ impl State {
         };
         self.clients = order.map(|at| self.clients[at]);
         self.history.told = told.map(moved);
+        // One too many is as wrong as many, and a store that loses its data allows any number.
+        self.history.effects = self.history.effects.min(self.history.takeovers + 2);
         if let Some(held) = &mut self.entry {
             held.token = token.map(moved);
             match &mut held.state {

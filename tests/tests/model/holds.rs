@@ -23,8 +23,8 @@ pub(crate) fn system(clients: usize) -> System {
         rules: Rules {
             times: Times {
                 lease: 1,
-                keep: 2,
-                retention: 2,
+                keep: 1,
+                retention: 1,
             },
             mutant: None,
         },
@@ -51,7 +51,7 @@ fn holds(mut system: System, states: usize) {
 
 #[test]
 fn four_requests_that_take_orphans_over() {
-    holds(system(4), 197_074);
+    holds(system(4), 117_537);
 }
 
 #[test]
@@ -62,7 +62,7 @@ fn four_requests_that_refuse_orphans() {
             orphans,
             ..system(4)
         },
-        17_949,
+        11_330,
     );
 }
 
@@ -74,7 +74,7 @@ fn four_requests_in_transactions() {
             transactional,
             ..system(4)
         },
-        18_990,
+        11_628,
     );
 }
 
@@ -86,7 +86,7 @@ fn three_requests_and_another_under_the_same_key() {
             others,
             ..system(4)
         },
-        281_791,
+        168_481,
     );
 }
 
@@ -98,7 +98,7 @@ fn three_requests_whose_calls_come_late() {
             late_calls,
             ..system(3)
         },
-        342_824,
+        208_377,
     );
 }
 
@@ -111,7 +111,7 @@ fn three_requests_that_refuse_orphans_and_whose_calls_come_late() {
             orphans,
             ..system(3)
         },
-        39_625,
+        25_138,
     );
 }
 
@@ -124,7 +124,7 @@ fn three_requests_in_transactions_whose_calls_come_late() {
             transactional,
             ..system(3)
         },
-        51_722,
+        31_667,
     );
 }
 

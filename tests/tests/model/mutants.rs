@@ -47,6 +47,12 @@ fn taking_over() -> System {
     system(3)
 }
 
+fn with_a_long_retention() -> System {
+    let mut system = system(3);
+    system.rules.times.retention = 2 * system.rules.times.lease;
+    system
+}
+
 fn refusing() -> System {
     System {
         orphans: Orphans::Refuse,
@@ -86,7 +92,7 @@ caught! {
     UnfencedComplete taking_over breaks STORED after 7 and AGREE after 7;
     ReleaseByAnyone taking_over breaks EFFECTS after 7;
     ReleaseFreesTakeovers taking_over breaks EFFECTS after 8;
-    LeaseAsLongAsTheRetention taking_over breaks FREE after 1;
+    LeaseAsLongAsTheRetention with_a_long_retention breaks FREE after 1;
     ExpiryBySweeperOnly taking_over breaks FREE after 1;
     TakeoverIsNotTold taking_over breaks EFFECTS after 5;
     TakeoverOfAnotherRequest with_another_request breaks SAME after 3;
@@ -105,6 +111,7 @@ caught! {
 fn without_a_mutant_nothing_breaks() {
     for (system, properties) in [
         (taking_over(), &[STORED, AGREE, EFFECTS, OWN, FREE][..]),
+        (with_a_long_retention(), &[FREE]),
         (refusing(), &[ONCE]),
         (in_transactions(), &[ONCE, STORED]),
         (with_another_request(), &[OTHER, SAME]),

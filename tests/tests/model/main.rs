@@ -9,5 +9,6 @@ mod history;
 mod holds;
 mod mutants;
 mod properties;
+mod replay;
 mod store;
 mod system;

@@ -10,5 +10,6 @@ mod holds;
 mod mutants;
 mod properties;
 mod replay;
+mod state;
 mod store;
 mod system;

@@ -4,8 +4,9 @@ use stateright::Property;
 
 use crate::{
     clients::{Client, Phase},
+    state::State,
     store::{Answer, Call, Orphans, State as EntryState, Who},
-    system::{State, System},
+    system::System,
 };
 
 pub(crate) const STORED: &str = "a stored answer is never overwritten while it lives";

@@ -127,6 +127,8 @@ fn seconds(value: &[u8]) -> Option<Ttl> {
 }
 
 #[cfg(test)]
+mod fuzz;
+#[cfg(test)]
 mod tests {
     use http::{HeaderValue, Response};
 

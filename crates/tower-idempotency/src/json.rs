@@ -240,4 +240,6 @@ const MAX_BYTES: usize = 1024 * 1024;
 const MAX_DEPTH: usize = 64;
 
 #[cfg(test)]
+mod fuzz;
+#[cfg(test)]
 mod tests;

@@ -194,4 +194,6 @@ const EMPTY: KeyError = KeyError::Malformed("the key is empty");
 const ALLOWANCE: usize = 256;
 
 #[cfg(test)]
+mod fuzz;
+#[cfg(test)]
 mod tests;

@@ -92,6 +92,8 @@ mod error;
 mod exchange;
 mod fingerprint;
 mod future;
+#[cfg(test)]
+mod fuzz;
 mod json;
 mod key;
 mod layer;

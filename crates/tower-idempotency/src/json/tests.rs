@@ -1,18 +1,15 @@
-use std::collections::BTreeMap;
-
 use super::*;
-use crate::random::Random;
 
-fn form(text: &str) -> Option<Vec<u8>> {
+pub(super) fn form(text: &str) -> Option<Vec<u8>> {
     canonical(text.as_bytes())
 }
 
-fn same(a: &str, b: &str) {
+pub(super) fn same(a: &str, b: &str) {
     assert!(form(a).is_some(), "{a}");
     assert_eq!(form(a), form(b), "{a} {b}");
 }
 
-fn differ(a: &str, b: &str) {
+pub(super) fn differ(a: &str, b: &str) {
     assert!(form(a).is_some(), "{a}");
     assert!(form(b).is_some(), "{b}");
     assert_ne!(form(a), form(b), "{a} {b}");
@@ -223,163 +220,4 @@ fn memory_stays_within_a_multiple_of_the_document() {
         let times = allocated.bytes_max / u64::try_from(text.len()).expect("a length");
         assert!(times < 20, "{times}");
     }
-}
-
-/// A document that knows which others are the same.
-#[derive(Clone, PartialEq, Debug)]
-enum Document {
-    Scalar(&'static str),
-    Text(String),
-    List(Vec<Document>),
-    Object(BTreeMap<String, Document>),
-}
-
-fn text(random: &mut Random) -> String {
-    const LETTERS: [char; 8] = ['a', 'b', '"', '\\', '\n', 'é', '😀', '1'];
-    (0..random.below(4))
-        .map(|_| *random.pick(&LETTERS))
-        .collect()
-}
-
-impl Document {
-    fn any(random: &mut Random, depth: usize) -> Self {
-        let length = random.below(4);
-        match random.below(if depth == 0 { 2 } else { 4 }) {
-            0 => Self::Scalar(
-                random.pick::<&str>(&["null", "true", "false", "0", "1", "1.0", "-1e2"]),
-            ),
-            1 => Self::Text(text(random)),
-            2 => Self::List((0..length).map(|_| Self::any(random, depth - 1)).collect()),
-            _ => Self::Object(
-                (0..length)
-                    .map(|_| (text(random), Self::any(random, depth - 1)))
-                    .collect(),
-            ),
-        }
-    }
-
-    /// Changes one thing somewhere.
-    fn change(&mut self, random: &mut Random) {
-        match self {
-            Self::List(list) if !list.is_empty() && !random.once_in(4) => {
-                let at = random.below(list.len());
-                list[at].change(random);
-            }
-            Self::Object(members) if !members.is_empty() && !random.once_in(4) => {
-                let at = random.below(members.len());
-                if let Some(value) = members.values_mut().nth(at) {
-                    value.change(random);
-                }
-            }
-            _ => *self = Self::any(random, 1),
-        }
-    }
-
-    /// Writes the document in one of its many spellings.
-    fn spell(&self, random: &mut Random, out: &mut String) {
-        let space = |random: &mut Random, out: &mut String| {
-            out.push_str(random.pick::<&str>(&["", "", "", " ", "\n\t", "\r"]));
-        };
-        space(random, out);
-        match self {
-            Self::Scalar(spelled) => out.push_str(spelled),
-            Self::Text(text) => spell_string(text, random, out),
-            Self::List(list) => {
-                out.push('[');
-                for (n, element) in list.iter().enumerate() {
-                    out.push_str(if n > 0 { "," } else { "" });
-                    element.spell(random, out);
-                }
-                space(random, out);
-                out.push(']');
-            }
-            Self::Object(members) => {
-                let mut members: Vec<_> = members.iter().collect();
-                for n in 0..members.len() {
-                    let other = random.below(members.len());
-                    members.swap(n, other);
-                }
-                out.push('{');
-                for (n, (name, value)) in members.into_iter().enumerate() {
-                    out.push_str(if n > 0 { "," } else { "" });
-                    space(random, out);
-                    spell_string(name, random, out);
-                    space(random, out);
-                    out.push(':');
-                    value.spell(random, out);
-                }
-                space(random, out);
-                out.push('}');
-            }
-        }
-        space(random, out);
-    }
-
-    fn spelled(&self, random: &mut Random) -> String {
-        let mut out = String::new();
-        self.spell(random, &mut out);
-        out
-    }
-}
-
-fn spell_string(text: &str, random: &mut Random, out: &mut String) {
-    out.push('"');
-    for letter in text.chars() {
-        match letter {
-            '"' | '\\' if random.once_in(2) => out.extend(['\\', letter]),
-            '\n' if random.once_in(2) => out.push_str("\\n"),
-            _ if random.once_in(2) || letter < ' ' || "\"\\".contains(letter) => {
-                for unit in letter.encode_utf16(&mut [0; 2]) {
-                    out.push_str(&format!("\\u{unit:04x}"));
-                }
-            }
-            _ => out.push(letter),
-        }
-    }
-    out.push('"');
-}
-
-#[test]
-fn documents_have_the_same_form_exactly_when_they_are_the_same() {
-    let random = &mut Random::new(6);
-    let (mut equal, mut different) = (0, 0);
-    for _ in 0..20_000 {
-        let document = Document::any(random, 4);
-        let mut other = document.clone();
-        if !random.once_in(3) {
-            other.change(random);
-        }
-        let (a, b) = (document.spelled(random), other.spelled(random));
-        if document == other {
-            same(&a, &b);
-            equal += 1;
-        } else {
-            differ(&a, &b);
-            different += 1;
-        }
-    }
-    assert!(equal > 5000 && different > 5000, "{equal} {different}");
-}
-
-#[test]
-fn broken_documents_have_a_form_only_if_they_are_json() {
-    let random = &mut Random::new(7);
-    let mut formed = 0;
-    for _ in 0..100_000 {
-        let mut text = Document::any(random, 3).spelled(random).into_bytes();
-        for _ in 0..=random.below(3) {
-            random.mutate(&mut text);
-        }
-        let Some(form) = canonical(&text) else {
-            continue;
-        };
-        formed += 1;
-        let value: serde_json::Value = serde_json::from_slice(&text).expect("JSON");
-        // What another writer makes of it has the same form, where it spells numbers the same way.
-        let spelled = serde_json::to_vec(&value).expect("JSON");
-        if !text.iter().any(u8::is_ascii_digit) {
-            assert_eq!(canonical(&spelled), Some(form));
-        }
-    }
-    assert!(formed > 1000, "{formed}");
 }

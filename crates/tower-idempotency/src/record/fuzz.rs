@@ -1,4 +1,4 @@
-//! A million damaged and forged records, the same ones on every run.
+//! Damaged and forged records, the same ones on every run. Their corpus are the golden files.
 
 use flate2::{Decompress, FlushDecompress};
 use http::HeaderValue;
@@ -8,9 +8,10 @@ use super::{
     tests::{DEFLATING, ID, PLAIN, deflated, json, repair, sealed},
     *,
 };
-use crate::random::Random;
-
-const RUNS: usize = 250_000;
+use crate::{
+    fuzz::{inputs, random},
+    random::Random,
+};
 
 /// Golden records and generated ones, all of them readable.
 fn originals(random: &mut Random) -> Vec<Bytes> {
@@ -79,9 +80,9 @@ fn inflated(record: &[u8]) -> Vec<u8> {
 
 #[test]
 fn records_changed_without_their_checksum_never_decode() {
-    let random = &mut Random::new(1);
+    let (random, inputs) = (&mut random(1), inputs(500_000));
     let originals = originals(random);
-    for _ in 0..2 * RUNS {
+    for _ in 0..inputs {
         let original = random.pick(&originals);
         let mut record = original.to_vec();
         for _ in 0..=random.below(3) {
@@ -96,10 +97,10 @@ fn records_changed_without_their_checksum_never_decode() {
 
 #[test]
 fn records_changed_with_their_checksum_decode_or_are_refused() {
-    let random = &mut Random::new(2);
+    let (random, inputs) = (&mut random(2), inputs(250_000));
     let originals = originals(random);
     let mut readable = 0;
-    for _ in 0..RUNS {
+    for _ in 0..inputs {
         let mut rest = random.pick(&originals)[PREFIX..].to_vec();
         for _ in 0..=random.below(3) {
             random.mutate(&mut rest);
@@ -107,16 +108,16 @@ fn records_changed_with_their_checksum_decode_or_are_refused() {
         let flags = u8::from(random.once_in(8));
         readable += usize::from(decodes(&sealed(flags, &rest)));
     }
-    assert!(readable > RUNS / 100, "{readable}");
+    assert!(readable > inputs / 100, "{readable}");
 }
 
 #[test]
 fn deflated_records_changed_with_their_checksum_decode_or_are_refused() {
-    let random = &mut Random::new(3);
+    let (random, inputs) = (&mut random(3), inputs(240_000));
     let mut originals = originals(random);
     originals.retain(|record| record[1] == DEFLATED);
     let mut readable = 0;
-    for _ in 0..RUNS - RUNS / 25 {
+    for _ in 0..inputs {
         let mut record = random.pick(&originals).to_vec();
         for _ in 0..=random.below(3) {
             random.mutate(&mut record);
@@ -137,11 +138,11 @@ fn deflated_records_changed_with_their_checksum_decode_or_are_refused() {
 
 #[test]
 fn forged_payloads_inside_deflate_decode_or_are_refused() {
-    let random = &mut Random::new(4);
+    let (random, inputs) = (&mut random(4), inputs(10_000));
     let mut originals = originals(random);
     originals.retain(|record| record[1] == 0);
     let mut readable = 0;
-    for _ in 0..RUNS / 25 {
+    for _ in 0..inputs {
         let mut payload = random.pick(&originals)[PREFIX..].to_vec();
         if random.once_in(2) {
             random.mutate(&mut payload);
@@ -153,5 +154,5 @@ fn forged_payloads_inside_deflate_decode_or_are_refused() {
         };
         readable += usize::from(decodes(&sealed(DEFLATED, &deflated(declared, &payload))));
     }
-    assert!(readable > RUNS / 100, "{readable}");
+    assert!(readable > inputs / 4, "{readable}");
 }

@@ -1,0 +1,65 @@
+//! What not to copy: the same request as it is written by whoever does not think of a crash. The simulator finds what
+//! comes of it.
+
+use axum::{
+    Json, Router,
+    extract::State,
+    http::StatusCode,
+    response::{IntoResponse, Response},
+    routing::post,
+};
+use serde_json::{Value, json};
+use tower_idempotency::{IdempotencyLayer, store::Token};
+use tower_idempotency_sqlx::sqlx;
+
+use crate::{Failure, Rides, Verdict};
+
+/// The service without lease, checkpoints or derived keys: only behind the layer.
+pub fn careless(rides: Rides, layer: IdempotencyLayer) -> Router {
+    Router::new()
+        .route("/rides", post(ride))
+        .route_layer(layer)
+        .with_state(rides)
+}
+
+async fn ride(State(rides): State<Rides>, Json(wanted): Json<Value>) -> Result<Response, Failure> {
+    let text = |name: &str| wanted[name].as_str().unwrap_or_default().to_owned();
+    let ride: i64 = sqlx::query_scalar(
+        "insert into rides (rider, destination, fare, card) values ($1, $2, 2000, $3) returning id",
+    )
+    .bind(text("rider"))
+    .bind(text("destination"))
+    .bind(text("card"))
+    .fetch_one(&rides.pool)
+    .await?;
+    // Another key each time: the provider cannot know that it is asked again.
+    let key = Token::random().map_err(|_| Failure::NotRecorded)?;
+    let key = format!("{:032x}", u128::from_be_bytes(*key.as_bytes()));
+    match rides.payments.charge(&key, &text("card"), 2000).await? {
+        Verdict::Declined => {
+            set_state(&rides, ride, "declined").await?;
+            let body = Json(json!({ "ride": ride, "error": "the card was declined" }));
+            Ok((StatusCode::PAYMENT_REQUIRED, body).into_response())
+        }
+        Verdict::Charged { charge } => {
+            set_state(&rides, ride, "booked").await?;
+            sqlx::query("insert into receipts (ride, recipient, fare) values ($1, $2, 2000)")
+                .bind(ride)
+                .bind(text("rider"))
+                .execute(&rides.pool)
+                .await?;
+            // Killed here, before the layer has the answer, all of it happens again.
+            let body = Json(json!({ "ride": ride, "fare": 2000, "charge": charge }));
+            Ok((StatusCode::CREATED, body).into_response())
+        }
+    }
+}
+
+async fn set_state(rides: &Rides, ride: i64, state: &str) -> Result<(), Failure> {
+    sqlx::query("update rides set state = $2 where id = $1")
+        .bind(ride)
+        .bind(state)
+        .execute(&rides.pool)
+        .await?;
+    Ok(())
+}

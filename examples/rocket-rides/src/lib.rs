@@ -1,0 +1,21 @@
+//! Books rides on rockets: a request that writes to a database, charges a card at somebody else's, and sends a receipt,
+//! and that may be retried, abandoned or killed at any instruction without a second charge.
+//!
+//! Begin with `rides.rs`; the README says how to run it.
+
+mod careless;
+mod failure;
+mod payments;
+pub mod provider;
+mod receipts;
+mod rides;
+mod serve;
+
+pub use self::{
+    careless::careless,
+    failure::Failure,
+    payments::{Payments, Unavailable, Verdict},
+    receipts::{Mailbox, deliver, deliver_one},
+    rides::{Rides, app, completer, migrate},
+    serve::serve,
+};

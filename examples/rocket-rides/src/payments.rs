@@ -1,0 +1,104 @@
+use std::{error::Error, fmt, time::Duration};
+
+use axum::{
+    body::{Body, Bytes},
+    http::{Request, StatusCode, header::CONTENT_TYPE},
+};
+use http_body_util::BodyExt;
+use hyper_util::{
+    client::legacy::{Client, connect::HttpConnector},
+    rt::TokioExecutor,
+};
+use serde_json::{Value, json};
+use tokio::time::timeout;
+
+/// A client of the provider that charges cards.
+#[derive(Clone, Debug)]
+pub struct Payments {
+    client: Client<HttpConnector, Body>,
+    url: String,
+    patience: Duration,
+}
+
+/// What the provider did.
+#[derive(Clone, Debug, PartialEq, Eq)]
+#[expect(clippy::exhaustive_enums, reason = "whoever asks has to know them all")]
+pub enum Verdict {
+    /// It charged the card.
+    Charged {
+        /// Its name for that.
+        charge: String,
+    },
+    /// It will not charge the card.
+    Declined,
+}
+
+/// The provider did not say what it did: it may have charged the card. Ask again, with the same key.
+#[derive(Debug)]
+pub struct Unavailable(Option<Box<dyn Error + Send + Sync>>);
+
+impl Payments {
+    /// The provider at this URL, which is waited for that long.
+    #[must_use]
+    pub fn new(url: &str, patience: Duration) -> Self {
+        Self {
+            client: Client::builder(TokioExecutor::new()).build_http(),
+            url: url.to_owned(),
+            patience,
+        }
+    }
+
+    /// Charges a card, once for each `key` however often it is asked. `fare` is in cents.
+    ///
+    /// # Errors
+    ///
+    /// When no whole answer comes in time, or one that is no verdict.
+    ///
+    /// # Cancellation
+    ///
+    /// Dropped, it may have charged the card, as with an error.
+    pub async fn charge(&self, key: &str, card: &str, fare: i64) -> Result<Verdict, Unavailable> {
+        let asked = timeout(self.patience, self.ask(key, card, fare)).await;
+        let (status, body) = asked
+            .map_err(|late| Unavailable(Some(late.into())))?
+            .map_err(|error| Unavailable(Some(error)))?;
+        match status {
+            StatusCode::CREATED => {
+                let body: Value = serde_json::from_slice(&body).unwrap_or_default();
+                let charge = body["charge"].as_str().ok_or(Unavailable(None))?;
+                Ok(Verdict::Charged {
+                    charge: charge.to_owned(),
+                })
+            }
+            StatusCode::PAYMENT_REQUIRED => Ok(Verdict::Declined),
+            _ => Err(Unavailable(None)),
+        }
+    }
+
+    async fn ask(
+        &self,
+        key: &str,
+        card: &str,
+        fare: i64,
+    ) -> Result<(StatusCode, Bytes), Box<dyn Error + Send + Sync>> {
+        let body = json!({ "card": card, "amount": fare }).to_string();
+        let req = Request::post(format!("{}/charges", self.url))
+            .header("idempotency-key", key)
+            .header(CONTENT_TYPE, "application/json")
+            .body(Body::from(body))?;
+        let (head, body) = self.client.request(req).await?.into_parts();
+        Ok((head.status, body.collect().await?.to_bytes()))
+    }
+}
+
+impl fmt::Display for Unavailable {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("expected a verdict of the provider, found none")
+    }
+}
+
+impl Error for Unavailable {
+    fn source(&self) -> Option<&(dyn Error + 'static)> {
+        self.0.as_deref().map(|source| source as _)
+    }
+}

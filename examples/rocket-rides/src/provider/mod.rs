@@ -1,0 +1,125 @@
+//! A payment provider to try things on: it charges once for each idempotency key, and can be told to misbehave.
+
+use std::{
+    future::pending,
+    io,
+    sync::{Arc, Mutex, PoisonError},
+    time::Duration,
+};
+
+use axum::{
+    Json, Router,
+    extract::{Path, State},
+    http::{HeaderMap, StatusCode},
+    response::{IntoResponse, Response},
+    routing::{get, post, put},
+};
+use serde::{Deserialize, Serialize};
+use serde_json::json;
+use tokio::time::sleep;
+
+pub use self::ledger::{Charge, Ledger};
+
+mod ledger;
+
+/// How the provider treats whoever asks it to charge.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+#[expect(clippy::exhaustive_enums, reason = "of an example")]
+pub enum Mood {
+    /// As it should.
+    #[default]
+    Well,
+    /// Answers 500, and does nothing.
+    Failing,
+    /// Never answers, and does nothing.
+    Hanging,
+    /// Charges, and answers 500.
+    ChargingThenFailing,
+    /// Charges, and never answers.
+    ChargingThenHanging,
+}
+
+#[derive(Clone, Debug)]
+struct Provider {
+    ledger: Arc<Ledger>,
+    mood: Arc<Mutex<Mood>>,
+    latency: Duration,
+}
+
+/// The provider. It takes `latency` before it charges, and as long again before it answers.
+///
+/// `POST /charges` of `{"card":..,"amount":..}` under an `Idempotency-Key` answers 201 or 402, `GET /charges` lists all
+/// that was asked for, and `PUT /mood/{mood}` has it misbehave.
+pub fn app(ledger: Ledger, latency: Duration) -> Router {
+    Router::new()
+        .route("/charges", post(charge))
+        .route("/charges", get(charges))
+        .route("/mood/{mood}", put(set_mood))
+        .with_state(Provider {
+            ledger: Arc::new(ledger),
+            mood: Arc::default(),
+            latency,
+        })
+}
+
+#[derive(Debug, Deserialize)]
+struct Order {
+    card: String,
+    amount: i64,
+}
+
+async fn charge(
+    State(provider): State<Provider>,
+    headers: HeaderMap,
+    Json(order): Json<Order>,
+) -> Response {
+    let key = headers.get("idempotency-key");
+    let Some(key) = key.and_then(|key| key.to_str().ok()) else {
+        return StatusCode::BAD_REQUEST.into_response();
+    };
+    let mood = provider.mood();
+    sleep(provider.latency).await;
+    match mood {
+        Mood::Failing => return StatusCode::INTERNAL_SERVER_ERROR.into_response(),
+        Mood::Hanging => pending().await,
+        Mood::Well | Mood::ChargingThenFailing | Mood::ChargingThenHanging => {}
+    }
+    let charged = provider.ledger.charge(key, &order.card, order.amount);
+    sleep(provider.latency).await;
+    match mood {
+        Mood::ChargingThenFailing => return StatusCode::INTERNAL_SERVER_ERROR.into_response(),
+        Mood::ChargingThenHanging => pending().await,
+        Mood::Well | Mood::Failing | Mood::Hanging => {}
+    }
+    match charged {
+        Ok(Some(charge)) if charge.declined => {
+            let body = Json(json!({ "error": "declined" }));
+            (StatusCode::PAYMENT_REQUIRED, body).into_response()
+        }
+        Ok(Some(charge)) => {
+            (StatusCode::CREATED, Json(json!({ "charge": charge.name }))).into_response()
+        }
+        Ok(None) => StatusCode::UNPROCESSABLE_ENTITY.into_response(),
+        Err(error) => internal(&error),
+    }
+}
+
+async fn charges(State(provider): State<Provider>) -> Json<Vec<Charge>> {
+    Json(provider.ledger.charges())
+}
+
+async fn set_mood(State(provider): State<Provider>, Path(mood): Path<Mood>) {
+    *provider.mood.lock().unwrap_or_else(PoisonError::into_inner) = mood;
+}
+
+impl Provider {
+    fn mood(&self) -> Mood {
+        *self.mood.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+fn internal(error: &io::Error) -> Response {
+    tracing::error!(%error, "the ledger cannot be written");
+    StatusCode::INTERNAL_SERVER_ERROR.into_response()
+}

@@ -1,0 +1,6 @@
+//! Rides, one at a time and many at once while everything fails: on a throwaway PostgreSQL.
+
+mod phases;
+mod receipts;
+mod simulator;
+mod stage;

@@ -1,0 +1,93 @@
+//! One ride at a time.
+
+use axum::http::StatusCode;
+use rocket_rides::provider::Mood;
+
+use crate::stage::Stage;
+
+#[tokio::test]
+async fn a_ride_is_charged_and_booked_once_and_its_answer_replayed() {
+    let stage = Stage::new("booked").await;
+    let first = stage.ride("k", "card-1").await;
+    assert_eq!(first.status, StatusCode::CREATED, "{first:?}");
+    let location = first.header("location").expect("a location").to_owned();
+    let retry = stage.ride("k", "card-1").await;
+    assert!(retry.is_replay() && !first.is_replay());
+    assert_eq!(retry.body, first.body);
+    assert_eq!(retry.header("location"), Some(location.as_str()));
+    assert_eq!(stage.rides().await, ["booked"]);
+    assert_eq!(stage.charges().await.len(), 1);
+    assert_eq!(stage.receipts().await, 1);
+}
+
+#[tokio::test]
+async fn a_declined_card_is_an_outcome() {
+    let stage = Stage::new("declined").await;
+    let first = stage.ride("k", "declined-1").await;
+    assert_eq!(first.status, StatusCode::PAYMENT_REQUIRED, "{first:?}");
+    let retry = stage.ride("k", "declined-1").await;
+    assert!(retry.is_replay(), "{retry:?}");
+    assert_eq!((retry.status, retry.body), (first.status, first.body));
+    assert_eq!(stage.rides().await, ["declined"]);
+    assert_eq!(stage.receipts().await, 0);
+    // Another key is another ride.
+    assert_eq!(stage.ride("l", "card-1").await.status, StatusCode::CREATED);
+}
+
+#[tokio::test]
+async fn a_provider_that_does_not_say_what_it_did_charges_once() {
+    let stage = Stage::new("moods").await;
+    let moods = [
+        Mood::Failing,
+        Mood::Hanging,
+        Mood::ChargingThenFailing,
+        Mood::ChargingThenHanging,
+    ];
+    for (mood, n) in moods.into_iter().zip(1..) {
+        let (key, card) = (format!("{mood:?}"), format!("card-{n}"));
+        stage.set_mood(mood).await;
+        for _ in 0..2 {
+            let answer = stage.ride(&key, &card).await;
+            assert_eq!(answer.status, StatusCode::SERVICE_UNAVAILABLE, "{mood:?}");
+            assert!(answer.header("retry-after").is_some(), "{mood:?}");
+        }
+        stage.set_mood(Mood::Well).await;
+        let answer = stage.ride(&key, &card).await;
+        assert_eq!(answer.status, StatusCode::CREATED, "{mood:?}");
+        assert!(!answer.is_replay());
+        assert_eq!(stage.charges().await.len(), n, "{mood:?}");
+        assert_eq!(stage.rides().await, vec!["booked"; n], "{mood:?}");
+        assert_eq!(stage.receipts().await, n as i64, "{mood:?}");
+    }
+}
+
+#[tokio::test]
+async fn the_completer_finishes_what_the_client_gave_up() {
+    let stage = Stage::new("abandoned").await;
+    stage.set_mood(Mood::ChargingThenFailing).await;
+    stage.ride("k", "card-1").await;
+    stage.ride("l", "declined-1").await;
+    assert_eq!(stage.rides().await, ["created", "created"]);
+
+    // Nothing is lost where it cannot finish them either.
+    let swept = stage.completer.sweep().await.expect("a sweep");
+    assert_eq!((swept.found, swept.failed), (2, 2), "{swept:?}");
+    stage.set_mood(Mood::Well).await;
+    let swept = stage.completer.sweep().await.expect("a sweep");
+    assert_eq!((swept.found, swept.executed), (2, 2), "{swept:?}");
+
+    let mut rides = stage.rides().await;
+    rides.sort();
+    assert_eq!(rides, ["booked", "declined"]);
+    assert_eq!(stage.charges().await.len(), 2);
+    assert_eq!(stage.receipts().await, 1);
+    // Whoever comes back late is told.
+    let late = stage.ride("k", "card-1").await;
+    assert!(late.is_replay(), "{late:?}");
+    assert_eq!(late.status, StatusCode::CREATED);
+    let late = stage.ride("l", "declined-1").await;
+    assert!(late.is_replay(), "{late:?}");
+    assert_eq!(late.status, StatusCode::PAYMENT_REQUIRED);
+    let swept = stage.completer.sweep().await.expect("a sweep");
+    assert_eq!(swept.found, 0, "{swept:?}");
+}

@@ -1,0 +1,48 @@
+//! The worker that delivers receipts.
+
+use std::fs;
+
+use rocket_rides::{Mailbox, deliver_one};
+use tower_idempotency_sqlx::sqlx;
+
+use crate::stage::Stage;
+
+#[tokio::test]
+async fn a_receipt_is_delivered_by_one_worker_at_a_time_until_it_is_delivered() {
+    let stage = Stage::new("receipts").await;
+    stage.ride("k", "card-1").await;
+    stage.ride("l", "card-2").await;
+    let mailbox = Mailbox::new(&stage.file("mailbox"));
+    let delivered = || fs::read_to_string(stage.file("mailbox")).unwrap_or_default();
+
+    // Somebody is at the first of them.
+    let mut other = stage.pool.begin().await.expect("a transaction");
+    let first = "select id from receipts order by id limit 1 for update";
+    let first: i64 = sqlx::query_scalar(first)
+        .fetch_one(&mut *other)
+        .await
+        .expect("a receipt");
+    assert!(deliver_one(&stage.pool, &mailbox).await.expect("delivered"));
+    assert!(!deliver_one(&stage.pool, &mailbox).await.expect("nothing"));
+    assert_eq!(delivered().lines().count(), 1);
+
+    // And dies.
+    other.rollback().await.expect("rolled back");
+    assert!(deliver_one(&stage.pool, &mailbox).await.expect("delivered"));
+    assert!(!deliver_one(&stage.pool, &mailbox).await.expect("nothing"));
+    let delivered = delivered();
+    let last = delivered.lines().last().expect("a line");
+    assert!(last.starts_with(&format!("{first} ")), "{delivered}");
+    assert!(last.ends_with(" ann@example.com 2000"), "{delivered}");
+}
+
+#[tokio::test]
+async fn a_receipt_that_cannot_be_delivered_stays() {
+    let stage = Stage::new("undelivered").await;
+    stage.ride("k", "card-1").await;
+    fs::create_dir(stage.file("full")).expect("a directory");
+    let full = Mailbox::new(&stage.file("full"));
+    assert!(deliver_one(&stage.pool, &full).await.is_err());
+    let mailbox = Mailbox::new(&stage.file("mailbox"));
+    assert!(deliver_one(&stage.pool, &mailbox).await.expect("delivered"));
+}

@@ -1,0 +1,138 @@
+//! What everybody's books say, and whether it is what it should be.
+
+use std::{collections::BTreeMap, fmt, fs};
+
+use axum::http::StatusCode;
+use tower_idempotency_sqlx::sqlx;
+
+use super::{cast::Cast, riders::Rider};
+
+pub(super) struct Books {
+    /// Of each rider: rides, by their states.
+    rides: BTreeMap<String, Vec<Ride>>,
+    /// Of each card: how often it was charged, however often it was declined.
+    charges: BTreeMap<String, usize>,
+    /// Of each ride: receipts.
+    receipts: BTreeMap<i64, usize>,
+    /// Of each ride: deliveries.
+    deliveries: BTreeMap<i64, usize>,
+}
+
+struct Ride {
+    id: i64,
+    state: String,
+}
+
+/// What is wrong.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Wrong {
+    /// Not one ride for a rider.
+    Rides,
+    /// A ride that came to no end.
+    Stuck,
+    /// Not one charge for a ride, or one of a card that was declined.
+    Charges,
+    /// Not one receipt for a ride that was charged.
+    Receipts,
+    /// A receipt that never arrived.
+    Deliveries,
+    /// An answer that is not what happened, or not the one before.
+    Answers,
+}
+
+impl Books {
+    pub(super) async fn open(cast: &Cast) -> Self {
+        let mut rides: BTreeMap<String, Vec<Ride>> = BTreeMap::new();
+        let rows = sqlx::query_as("select rider, id, state from rides");
+        let rows: Vec<(String, i64, String)> = rows.fetch_all(&cast.pool).await.expect("rides");
+        for (rider, id, state) in rows {
+            rides.entry(rider).or_default().push(Ride { id, state });
+        }
+        let rows = sqlx::query_scalar("select ride from receipts");
+        let receipts = rows.fetch_all(&cast.pool).await.expect("receipts");
+        let charges = cast.charges().await;
+        let charged = charges.into_iter().filter(|charge| !charge.declined);
+        // Not there before the first of them.
+        let mailbox = fs::read_to_string(&cast.mailbox).unwrap_or_default();
+        Self {
+            rides,
+            charges: count(charged.map(|charge| charge.card)),
+            receipts: count(receipts),
+            deliveries: count(mailbox.lines().map(|line| {
+                let ride = line.split(' ').nth(1).expect("a whole line");
+                ride.parse().expect("a number")
+            })),
+        }
+    }
+
+    /// How many of the riders who gave up have a ride all the same.
+    pub(super) fn finished_for(&self, riders: &[Rider]) -> usize {
+        let gave_up = riders.iter().filter(|rider| rider.gave_up);
+        gave_up
+            .filter(|rider| self.rides.contains_key(&rider.name()))
+            .count()
+    }
+
+    pub(super) fn judge(&self, riders: &[Rider]) -> Vec<(Wrong, String)> {
+        let mut wrong = Vec::new();
+        for rider in riders {
+            let name = rider.name();
+            let mut expect = |kind, what: &str, expected: usize, found: usize| {
+                if found != expected {
+                    wrong.push((kind, format!("{name} has {found} {what}, not {expected}")));
+                }
+            };
+            let booked = usize::from(!rider.is_declined());
+            let rides = self.rides.get(&name).map_or(&[][..], Vec::as_slice);
+            expect(Wrong::Rides, "rides", 1, rides.len());
+            let end = ["declined", "booked"][booked];
+            let ended = rides.iter().filter(|ride| ride.state == end).count();
+            expect(Wrong::Stuck, "rides at their end", rides.len(), ended);
+            let charges = self.charges.get(&rider.card());
+            let charges = charges.copied().unwrap_or_default();
+            expect(Wrong::Charges, "charges", booked, charges);
+            let of_rides = |counted: &BTreeMap<i64, usize>| -> usize {
+                let counts = rides.iter().filter_map(|ride| counted.get(&ride.id));
+                counts.sum()
+            };
+            let receipts = of_rides(&self.receipts);
+            expect(Wrong::Receipts, "receipts", booked, receipts);
+            let delivered = of_rides(&self.deliveries).min(receipts);
+            expect(Wrong::Deliveries, "receipts delivered", receipts, delivered);
+
+            let status = [StatusCode::PAYMENT_REQUIRED, StatusCode::CREATED][booked];
+            for (answer, n) in rider.told.iter().zip(0..) {
+                let is_first = &answer.body == &rider.told[0].body;
+                if answer.status != status || !is_first || n > 0 && !answer.is_replay() {
+                    wrong.push((Wrong::Answers, format!("{name} is told {:?}", rider.told)));
+                }
+            }
+        }
+        wrong
+    }
+}
+
+fn count<T: Ord>(things: impl IntoIterator<Item = T>) -> BTreeMap<T, usize> {
+    let mut counts = BTreeMap::new();
+    for thing in things {
+        *counts.entry(thing).or_default() += 1;
+    }
+    counts
+}
+
+impl fmt::Display for Books {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let rides: usize = self.rides.values().map(Vec::len).sum();
+        let charges: usize = self.charges.values().sum();
+        let receipts: usize = self.receipts.values().sum();
+        let deliveries: usize = self.deliveries.values().sum();
+        write!(
+            f,
+            "{rides} rides of {} riders, {charges} charges to {} cards, {receipts} receipts for {} rides, \
+             {deliveries} deliveries",
+            self.rides.len(),
+            self.charges.len(),
+            self.receipts.len(),
+        )
+    }
+}

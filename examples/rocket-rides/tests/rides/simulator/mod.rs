@@ -1,0 +1,98 @@
+//! Riders who book rides while everybody is killed, paused or in a bad mood; and what the books say afterwards.
+//!
+//! ```text
+//! riders -> services (two processes) -> provider (a process)
+//!               |   strikes befall all three
+//!           PostgreSQL, mailbox
+//! ```
+//!
+//! `RIDES` says how many rides, `SEED` what happens: `RIDES=200 SEED=7 cargo test -p rocket-rides --test rides simulator`.
+
+use std::{env, fmt, time::Instant};
+
+use self::{
+    books::{Books, Wrong},
+    cast::Cast,
+    riders::Rider,
+    strikes::Strikes,
+};
+use crate::stage::database;
+
+mod books;
+mod cast;
+mod random;
+mod riders;
+mod strikes;
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn every_ride_is_charged_once_whoever_dies() {
+    let (rides, seed) = (number("RIDES", 40), number("SEED", 1));
+    let began = Instant::now();
+    let cast = Cast::start(&database("careful").await, &[]).await;
+    let (mut riders, strikes) = play(&cast, rides, seed).await;
+    let played = began.elapsed();
+
+    // Nobody is there to retry now: what was begun is for the completer.
+    cast.calm().await;
+    cast.until_nothing_is_left_to_do().await;
+    let takeovers = cast.takeovers().await;
+    let finished = Books::open(&cast).await.finished_for(&riders);
+    // Whoever was told something is told it again; whoever gave up may come back.
+    riders::ask_again(&cast, &mut riders).await;
+    cast.until_nothing_is_left_to_do().await;
+
+    let books = Books::open(&cast).await;
+    println!(
+        "{rides} rides, seed {seed}: {strikes}; {} requests, {takeovers} takeovers; {} riders gave up, {finished} of \
+         them the completer saw to; {books}; {played:?} of {:?}",
+        riders.iter().map(|rider| rider.requests).sum::<usize>(),
+        riders.iter().filter(|rider| rider.gave_up).count(),
+        began.elapsed(),
+    );
+    let wrong = books.judge(&riders);
+    assert!(wrong.is_empty(), "{}\n{}", Listed(&wrong), cast.said());
+    assert!(strikes.fell(), "nothing was tried: {strikes}");
+}
+
+/// The simulator can fail.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn what_not_to_copy_is_found_out() {
+    let (rides, seed) = (number("RIDES", 40), number("SEED", 1));
+    let cast = Cast::start(&database("careless").await, &["--careless"]).await;
+    let (mut riders, strikes) = play(&cast, rides, seed).await;
+    cast.calm().await;
+    riders::ask_again(&cast, &mut riders).await;
+
+    let books = Books::open(&cast).await;
+    println!("{rides} careless rides, seed {seed}: {strikes}; {books}");
+    let wrong = books.judge(&riders);
+    for expected in [Wrong::Charges, Wrong::Rides, Wrong::Receipts] {
+        let found = wrong.iter().any(|(wrong, _)| *wrong == expected);
+        assert!(found, "expected {expected:?}: {books}\n{}", Listed(&wrong));
+    }
+}
+
+/// All riders, and all that happens to them.
+async fn play(cast: &Cast, rides: usize, seed: u64) -> (Vec<Rider>, Strikes) {
+    let striking = strikes::begin(cast, seed);
+    let riders = riders::ride(cast, rides, seed).await;
+    (riders, striking.end().await)
+}
+
+fn number<N: std::str::FromStr>(name: &str, default: N) -> N {
+    match env::var(name) {
+        Ok(text) => text.parse().ok().expect("a number in the environment"),
+        Err(_) => default,
+    }
+}
+
+struct Listed<'a>(&'a [(Wrong, String)]);
+
+impl fmt::Display for Listed<'_> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        for (wrong, what) in self.0 {
+            writeln!(f, "{wrong:?}: {what}")?;
+        }
+        Ok(())
+    }
+}

@@ -1,0 +1,135 @@
+//! The clients.
+
+use std::{
+    sync::{
+        Arc,
+        atomic::{AtomicUsize, Ordering::SeqCst},
+    },
+    time::{Duration, Instant},
+};
+
+use axum::http::{Request, StatusCode};
+use tests::Answer;
+use tokio::{task::JoinSet, time::sleep};
+
+use super::{
+    cast::{Actor, Cast, ask},
+    random::Random,
+};
+
+/// Somebody who wants one ride.
+pub(super) struct Rider {
+    pub(super) n: usize,
+    /// The answers that were outcomes.
+    pub(super) told: Vec<Answer>,
+    /// How often it asked.
+    pub(super) requests: usize,
+    /// Whether it stopped asking before it knew.
+    pub(super) gave_up: bool,
+    random: Random,
+}
+
+/// So many riders, some at a time, until each was told or gave up.
+pub(super) async fn ride(cast: &Cast, rides: usize, seed: u64) -> Vec<Rider> {
+    let next = Arc::new(AtomicUsize::new(0));
+    let mut at_once = JoinSet::new();
+    for _ in 0..AT_ONCE {
+        let (next, services) = (Arc::clone(&next), cast.services.clone());
+        at_once.spawn(async move {
+            let mut riders = Vec::new();
+            while let Some(n) = Some(next.fetch_add(1, SeqCst)).filter(|n| *n < rides) {
+                let mut rider = Rider::new(n, seed);
+                // A quarter of them asks once.
+                let patience = match rider.random.below(4) {
+                    0 => Duration::ZERO,
+                    _ => Duration::from_secs(300),
+                };
+                rider.ride(&services, patience).await;
+                riders.push(rider);
+            }
+            riders
+        });
+    }
+    let mut riders: Vec<_> = at_once.join_all().await.into_iter().flatten().collect();
+    riders.sort_by_key(|rider| rider.n);
+    riders
+}
+
+/// Everybody once more, until they are told.
+pub(super) async fn ask_again(cast: &Cast, riders: &mut [Rider]) {
+    for rider in riders {
+        rider.ride(&cast.services, Duration::from_secs(60)).await;
+    }
+}
+
+impl Rider {
+    fn new(n: usize, seed: u64) -> Self {
+        Self {
+            n,
+            told: Vec::new(),
+            requests: 0,
+            gave_up: false,
+            random: Random(seed ^ (n as u64) << 32),
+        }
+    }
+
+    pub(super) fn name(&self) -> String {
+        format!("rider-{}", self.n)
+    }
+
+    /// One in eight has one that is declined.
+    pub(super) fn card(&self) -> String {
+        match self.n % 8 {
+            7 => format!("declined-{}", self.n),
+            _ => format!("card-{}", self.n),
+        }
+    }
+
+    pub(super) fn is_declined(&self) -> bool {
+        self.card().starts_with("declined")
+    }
+
+    async fn ride(&mut self, services: &[Arc<Actor>], patience: Duration) {
+        let deadline = Instant::now() + patience;
+        loop {
+            self.requests += 1;
+            let service = &services[self.random.below(services.len())];
+            match self.ask(service).await {
+                Some(answer) if is_outcome(&answer) => {
+                    self.told.push(answer);
+                    return;
+                }
+                Some(answer) if !may_be_asked_again(&answer) => {
+                    panic!("{} is told {answer:?}", self.name())
+                }
+                // Nobody there, nothing said, or told to ask again.
+                Some(_) | None => {}
+            }
+            if Instant::now() >= deadline {
+                assert!(patience.is_zero(), "{} is never told", self.name());
+                self.gave_up = true;
+                return;
+            }
+            sleep(self.random.around(Duration::from_millis(150))).await;
+        }
+    }
+
+    async fn ask(&self, service: &Actor) -> Option<Answer> {
+        let req = Request::post(service.url("/rides"))
+            .header("idempotency-key", format!("ride-{}", self.n))
+            .header("content-type", "application/json");
+        let (name, card) = (self.name(), self.card());
+        let body = format!(r#"{{"rider":"{name}","destination":"Mars","card":"{card}"}}"#);
+        ask(req, body).await
+    }
+}
+
+fn is_outcome(answer: &Answer) -> bool {
+    [StatusCode::CREATED, StatusCode::PAYMENT_REQUIRED].contains(&answer.status)
+}
+
+fn may_be_asked_again(answer: &Answer) -> bool {
+    [StatusCode::CONFLICT, StatusCode::SERVICE_UNAVAILABLE].contains(&answer.status)
+}
+
+const AT_ONCE: usize = 8;

@@ -1,0 +1,128 @@
+//! What befalls the processes.
+
+use std::{
+    fmt,
+    sync::{
+        Arc,
+        atomic::{AtomicBool, Ordering::SeqCst},
+    },
+    thread,
+    time::Duration,
+};
+
+use rocket_rides::provider::Mood;
+use tokio::{
+    task::{JoinHandle, spawn_blocking},
+    time::sleep,
+};
+
+use super::{
+    cast::{Actor, Cast, set_mood},
+    random::Random,
+};
+
+/// How many there were.
+#[derive(Clone, Copy, Debug, Default)]
+pub(super) struct Strikes {
+    kills: usize,
+    pauses: usize,
+    providers: usize,
+    moods: usize,
+}
+
+impl Strikes {
+    /// Whether there were some.
+    pub(super) fn fell(&self) -> bool {
+        self.kills > 0 && self.moods > 0
+    }
+}
+
+/// Strikes that fall until they are ended.
+pub(super) struct Striking {
+    over: Arc<AtomicBool>,
+    blows: JoinHandle<Strikes>,
+    moods: JoinHandle<usize>,
+}
+
+pub(super) fn begin(cast: &Cast, seed: u64) -> Striking {
+    let over = Arc::<AtomicBool>::default();
+    let (services, provider) = (cast.services.clone(), Arc::clone(&cast.provider));
+    let (is_over, random) = (Arc::clone(&over), Random(seed));
+    let blows = spawn_blocking(move || blows(&services, &provider, random, &is_over));
+    let (is_over, random) = (Arc::clone(&over), Random(!seed));
+    let provider = Arc::clone(&cast.provider);
+    let moods = tokio::spawn(async move { moods(&provider, random, &is_over).await });
+    Striking { over, blows, moods }
+}
+
+impl Striking {
+    /// All processes run again afterwards.
+    pub(super) async fn end(self) -> Strikes {
+        self.over.store(true, SeqCst);
+        let strikes = self.blows.await.expect("everybody comes back");
+        let moods = self.moods.await.expect("moods do not panic");
+        Strikes { moods, ..strikes }
+    }
+}
+
+fn blows(
+    services: &[Arc<Actor>],
+    provider: &Actor,
+    mut random: Random,
+    is_over: &AtomicBool,
+) -> Strikes {
+    let mut strikes = Strikes::default();
+    while !is_over.load(SeqCst) {
+        thread::sleep(random.around(Duration::from_millis(150)));
+        let service = &services[random.below(services.len())];
+        match random.below(10) {
+            0..=6 => {
+                service.kill();
+                strikes.kills += 1;
+            }
+            7 => {
+                // Past its leases: it goes on where somebody has taken over.
+                service.pause(Duration::from_millis(1300));
+                strikes.pauses += 1;
+            }
+            _ => {
+                provider.kill();
+                strikes.providers += 1;
+            }
+        }
+    }
+    strikes
+}
+
+/// How many there were.
+async fn moods(provider: &Actor, mut random: Random, is_over: &AtomicBool) -> usize {
+    let mut moods = 0;
+    while !is_over.load(SeqCst) {
+        let mood = match random.below(10) {
+            0..=4 => Mood::Well,
+            5 => Mood::Failing,
+            6 => Mood::Hanging,
+            7 => Mood::ChargingThenFailing,
+            _ => Mood::ChargingThenHanging,
+        };
+        // It may be away.
+        moods += usize::from(set_mood(provider, mood).await && mood != Mood::Well);
+        sleep(random.around(Duration::from_millis(200))).await;
+    }
+    moods
+}
+
+impl fmt::Display for Strikes {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Self {
+            kills,
+            pauses,
+            providers,
+            moods,
+        } = self;
+        write!(
+            f,
+            "services killed {kills} times and paused {pauses}, the provider killed {providers} times and unwell {moods}"
+        )
+    }
+}

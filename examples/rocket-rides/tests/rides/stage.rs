@@ -1,0 +1,107 @@
+//! A database of one's own, and the service and the provider in this process.
+
+use std::{path::PathBuf, time::Duration};
+
+use axum::{Router, body::Body, http::Request};
+use rocket_rides::{
+    Payments, Rides, app, completer, migrate,
+    provider::{self, Charge, Ledger, Mood},
+};
+use tests::{Answer, scratch::Scratch, send, servers::postgres, wire::Server};
+use tower_idempotency::{IdempotencyLayer, MissingKey};
+use tower_idempotency_sqlx::{
+    Completer, PostgresStore,
+    sqlx::{self, AssertSqlSafe, PgPool},
+};
+
+/// The URL of a new database.
+pub(crate) async fn database(name: &str) -> String {
+    let server = postgres::shared().url();
+    let pool = PgPool::connect(&server).await.expect("the server runs");
+    let create = AssertSqlSafe(format!("create database {name}"));
+    sqlx::raw_sql(create).execute(&pool).await.expect("created");
+    let (server, _) = server.rsplit_once('/').expect("a URL");
+    format!("{server}/{name}")
+}
+
+pub(crate) struct Stage {
+    pub(crate) pool: PgPool,
+    pub(crate) completer: Completer<PostgresStore>,
+    app: Router,
+    provider: Router,
+    scratch: Scratch,
+}
+
+impl Stage {
+    pub(crate) async fn new(name: &str) -> Self {
+        let url = database(name).await;
+        let pool = PgPool::connect(&url).await.expect("the server runs");
+        migrate(&pool).await.expect("migrated");
+        let store = PostgresStore::from_url(&url).expect("a URL");
+        store.migrate().await.expect("migrated");
+
+        let scratch = Scratch::new();
+        let ledger = Ledger::open(&scratch.file("ledger")).expect("a file");
+        let provider = provider::app(ledger, Duration::ZERO);
+        let server = Server::start(provider.clone()).await;
+        let payments = Payments::new(&format!("http://{}", server.addr()), PATIENCE);
+
+        let layer = IdempotencyLayer::new(store.clone()).with_missing_key(MissingKey::Reject);
+        let rides = Rides {
+            store,
+            pool: pool.clone(),
+            payments,
+        };
+        let completer = completer(&rides, &layer).with_older_than(Duration::ZERO);
+        Self {
+            pool,
+            completer,
+            app: app(rides, layer),
+            provider,
+            scratch,
+        }
+    }
+
+    /// Asks for a ride that is paid with this card.
+    pub(crate) async fn ride(&self, key: &str, card: &str) -> Answer {
+        let body = format!(r#"{{"rider":"ann@example.com","destination":"Mars","card":"{card}"}}"#);
+        let req = Request::post("/rides")
+            .header("idempotency-key", key)
+            .header("content-type", "application/json")
+            .body(Body::from(body));
+        send(&self.app, req.expect("a request")).await
+    }
+
+    pub(crate) async fn set_mood(&self, mood: Mood) {
+        let mood = serde_json::to_value(mood).expect("a name");
+        let path = format!("/mood/{}", mood.as_str().expect("a name"));
+        let req = Request::put(path).body(Body::empty());
+        let answer = send(&self.provider, req.expect("a request")).await;
+        assert!(answer.status.is_success(), "{answer:?}");
+    }
+
+    /// What the provider was asked for.
+    pub(crate) async fn charges(&self) -> Vec<Charge> {
+        let req = Request::get("/charges").body(Body::empty());
+        let answer = send(&self.provider, req.expect("a request")).await;
+        serde_json::from_slice(&answer.body).expect("charges")
+    }
+
+    /// The states of all rides.
+    pub(crate) async fn rides(&self) -> Vec<String> {
+        let states = sqlx::query_scalar("select state from rides order by id");
+        states.fetch_all(&self.pool).await.expect("rides")
+    }
+
+    /// How many receipts there are.
+    pub(crate) async fn receipts(&self) -> i64 {
+        let count = sqlx::query_scalar("select count(*) from receipts");
+        count.fetch_one(&self.pool).await.expect("a count")
+    }
+
+    pub(crate) fn file(&self, name: &str) -> PathBuf {
+        self.scratch.file(name)
+    }
+}
+
+const PATIENCE: Duration = Duration::from_millis(300);

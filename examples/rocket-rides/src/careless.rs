@@ -32,6 +32,12 @@ async fn ride(State(rides): State<Rides>, Json(wanted): Json<Value>) -> Result<R
     .bind(text("card"))
     .fetch_one(&rides.pool)
     .await?;
+    // Nothing undoes this if what follows fails, and nobody knows of it when it is tried again.
+    sqlx::query("insert into receipts (ride, recipient, fare) values ($1, $2, 2000)")
+        .bind(ride)
+        .bind(text("rider"))
+        .execute(&rides.pool)
+        .await?;
     // Another key each time: the provider cannot know that it is asked again.
     let key = Token::random().map_err(|_| Failure::NotRecorded)?;
     let key = format!("{:032x}", u128::from_be_bytes(*key.as_bytes()));
@@ -43,11 +49,6 @@ async fn ride(State(rides): State<Rides>, Json(wanted): Json<Value>) -> Result<R
         }
         Verdict::Charged { charge } => {
             set_state(&rides, ride, "booked").await?;
-            sqlx::query("insert into receipts (ride, recipient, fare) values ($1, $2, 2000)")
-                .bind(ride)
-                .bind(text("rider"))
-                .execute(&rides.pool)
-                .await?;
             // Killed here, before the layer has the answer, all of it happens again.
             let body = Json(json!({ "ride": ride, "fare": 2000, "charge": charge }));
             Ok((StatusCode::CREATED, body).into_response())

@@ -29,6 +29,7 @@ pub(crate) struct Stage {
     pub(crate) completer: Completer<PostgresStore>,
     app: Router,
     provider: Router,
+    _server: Server,
     scratch: Scratch,
 }
 
@@ -58,6 +59,7 @@ impl Stage {
             completer,
             app: app(rides, layer),
             provider,
+            _server: server,
             scratch,
         }
     }

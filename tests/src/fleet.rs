@@ -33,7 +33,6 @@ mod connection;
 mod history;
 mod judge;
 mod load;
-mod random;
 mod stampede;
 mod strikes;
 

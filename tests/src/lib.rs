@@ -23,6 +23,7 @@ mod scripted;
 
 pub use self::scripted::{Broken, Scripted, Step};
 
+pub mod actor;
 pub mod bodies;
 pub mod books;
 pub mod conformance;
@@ -31,6 +32,7 @@ pub mod gate;
 pub mod ledger;
 pub mod probe;
 pub mod proxy;
+pub mod random;
 pub mod round_trips;
 pub mod scratch;
 pub mod servers;

@@ -9,8 +9,9 @@ use std::{
 use http::{StatusCode, header};
 use tokio::time::{sleep, timeout};
 
-use super::{Attempt, Fleet, Outcome, connection::Connection, random::Random};
+use super::{Attempt, Fleet, Outcome, connection::Connection};
 use crate::Answer;
+use crate::random::Random;
 
 #[derive(Debug)]
 pub(super) struct Client {

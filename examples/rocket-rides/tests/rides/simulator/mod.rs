@@ -20,7 +20,6 @@ use crate::stage::database;
 
 mod books;
 mod cast;
-mod random;
 mod riders;
 mod strikes;
 
@@ -48,7 +47,7 @@ async fn every_ride_is_charged_once_whoever_dies() {
     let books = Books::open(&cast).await;
     println!(
         "{rides} rides, seed {seed}: {strikes}; {} requests, {takeovers} takeovers; {} riders gave up, {finished} of \
-         them the completer saw to; {books}; {played:?} of {:?}",
+         them are taken there all the same; {books}; {played:?} of {:?}",
         riders.iter().map(|rider| rider.requests).sum::<usize>(),
         riders.iter().filter(|rider| rider.gave_up).count(),
         began.elapsed(),

@@ -9,13 +9,14 @@ use std::{
 };
 
 use axum::http::{Request, StatusCode};
-use tests::Answer;
-use tokio::{task::JoinSet, time::sleep};
-
-use super::{
-    cast::{Actor, Cast, ask},
+use tests::{
+    Answer,
+    actor::{Actor, ask},
     random::Random,
 };
+use tokio::{task::JoinSet, time::sleep};
+
+use super::cast::Cast;
 
 /// Somebody who wants one ride.
 pub(super) struct Rider {

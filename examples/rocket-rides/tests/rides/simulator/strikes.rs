@@ -11,15 +11,13 @@ use std::{
 };
 
 use rocket_rides::provider::Mood;
+use tests::{actor::Actor, random::Random};
 use tokio::{
     task::{JoinHandle, spawn_blocking},
     time::sleep,
 };
 
-use super::{
-    cast::{Actor, Cast, set_mood},
-    random::Random,
-};
+use super::cast::{Cast, set_mood};
 
 /// How many there were.
 #[derive(Clone, Copy, Debug, Default)]
@@ -73,7 +71,7 @@ fn blows(
 ) -> Strikes {
     let mut strikes = Strikes::default();
     while !is_over.load(SeqCst) {
-        thread::sleep(random.around(Duration::from_millis(150)));
+        thread::sleep(random.around(Duration::from_millis(80)));
         let service = &services[random.below(services.len())];
         match random.below(10) {
             0..=6 => {
@@ -107,7 +105,7 @@ async fn moods(provider: &Actor, mut random: Random, is_over: &AtomicBool) -> us
         };
         // It may be away.
         moods += usize::from(set_mood(provider, mood).await && mood != Mood::Well);
-        sleep(random.around(Duration::from_millis(200))).await;
+        sleep(random.around(Duration::from_millis(120))).await;
     }
     moods
 }

@@ -1,0 +1,144 @@
+//! A process that serves HTTP and is killed now and then, and how to ask it.
+
+use std::{
+    fs,
+    net::SocketAddr,
+    path::{Path, PathBuf},
+    process::Command,
+    sync::{Mutex, MutexGuard, PoisonError},
+    thread,
+    time::Duration,
+};
+
+use bytes::Bytes;
+use http::request;
+use http_body_util::{BodyExt, Full};
+use hyper_util::{client::legacy::Client, rt::TokioExecutor};
+use tokio::time::timeout;
+
+use crate::{
+    Answer,
+    servers::{Guard, directory, on_a_free_port, until_ready},
+};
+
+/// A server on a port, whichever process that is; gone when this is dropped, and when the test process is.
+///
+/// Its program takes `--listen ADDR`, and says `listening on http://ADDR` once it is ready.
+#[derive(Debug)]
+pub struct Actor {
+    address: SocketAddr,
+    program: PathBuf,
+    args: Vec<String>,
+    running: Mutex<Running>,
+}
+
+#[derive(Debug)]
+struct Running {
+    guard: Guard,
+    /// How many processes there were in the guard's directory, which share a log.
+    starts: usize,
+}
+
+impl Actor {
+    /// Starts `program` with these arguments on a free port, and waits until it is ready.
+    ///
+    /// # Panics
+    ///
+    /// When it does not start.
+    #[must_use]
+    pub fn start(program: impl AsRef<Path>, args: &[&str]) -> Self {
+        let program = program.as_ref().to_owned();
+        let args: Vec<_> = args.iter().map(|&arg| arg.to_owned()).collect();
+        let directory = directory("actor");
+        let (port, guard) = on_a_free_port(
+            |port| {
+                fs::create_dir_all(&directory).expect("a directory for throwaway files");
+                Guard::start(&directory, &command(&program, port, &args), "KILL")
+            },
+            |_, guard| is_ready(guard, 1),
+        );
+        Self {
+            address: ([127, 0, 0, 1], port).into(),
+            program,
+            args,
+            running: Mutex::new(Running { guard, starts: 1 }),
+        }
+    }
+
+    /// The URL of a path.
+    #[must_use]
+    pub fn url(&self, path: &str) -> String {
+        format!("http://{}{path}", self.address)
+    }
+
+    /// Kills the process with SIGKILL, and starts another one in its place.
+    ///
+    /// # Panics
+    ///
+    /// When that does not start.
+    pub fn kill(&self) {
+        let mut running = self.running();
+        let command = command(&self.program, self.address.port(), &self.args);
+        running.guard.replace(&command, "KILL");
+        running.starts += 1;
+        let is_back = until_ready(&running.guard, || is_ready(&running.guard, running.starts));
+        assert!(is_back, "it does not come back:\n{}", running.guard.log());
+    }
+
+    /// Stops the process for that long.
+    ///
+    /// # Panics
+    ///
+    /// When there is no process.
+    pub fn pause(&self, length: Duration) {
+        let running = self.running();
+        running.guard.signal("STOP");
+        thread::sleep(length);
+        running.guard.signal("CONT");
+    }
+
+    /// What all its processes have said.
+    #[must_use]
+    pub fn log(&self) -> String {
+        self.running().guard.log()
+    }
+
+    fn running(&self) -> MutexGuard<'_, Running> {
+        self.running.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+/// A whole answer to a request on a connection of its own, unless there is none within two seconds.
+///
+/// # Panics
+///
+/// When it is no request.
+pub async fn ask(req: request::Builder, body: impl Into<Bytes>) -> Option<Answer> {
+    let req = req.body(Full::new(body.into())).expect("a request");
+    // A client that repeats requests by itself would hide what is tried.
+    let client = Client::builder(TokioExecutor::new())
+        .pool_max_idle_per_host(0)
+        .retry_canceled_requests(false)
+        .build_http();
+    let answer = async {
+        let (head, body) = client.request(req).await.ok()?.into_parts();
+        Some(Answer {
+            status: head.status,
+            headers: head.headers,
+            body: body.collect().await.ok()?.to_bytes(),
+        })
+    };
+    timeout(Duration::from_secs(2), answer).await.ok()?
+}
+
+fn command(program: &Path, port: u16, args: &[String]) -> Command {
+    let mut command = Command::new(program);
+    let listen = format!("127.0.0.1:{port}");
+    command.args(["--listen", &listen]).args(args);
+    command.env_remove("RUST_LOG");
+    command
+}
+
+fn is_ready(guard: &Guard, starts: usize) -> bool {
+    guard.log().matches("listening on http://").count() == starts
+}

@@ -1,0 +1,123 @@
+use std::path::Path;
+
+use axum::{
+    Json, Router,
+    extract::{self, State},
+    http::StatusCode,
+    response::{IntoResponse, Response},
+    routing::{get, post},
+};
+use serde::Deserialize;
+use serde_json::json;
+use tower_idempotency::{IdempotencyLayer, Lease};
+use tower_idempotency_sqlx::{
+    SqliteStore,
+    sqlx::{
+        self, SqlitePool,
+        sqlite::{SqliteConnectOptions, SqliteJournalMode, SqlitePoolOptions, SqliteSynchronous},
+    },
+};
+
+use crate::Failure;
+
+/// What the handlers need: accounts, deposits, leases and records, all in one file.
+#[derive(Clone, Debug)]
+pub struct Bank {
+    /// Leases and records.
+    pub store: SqliteStore,
+    /// Accounts and deposits.
+    pub pool: SqlitePool,
+}
+
+/// The service. `layer` is one on the bank's store, and refuses requests without a key.
+pub fn app(bank: Bank, layer: IdempotencyLayer) -> Router {
+    Router::new()
+        .route("/deposits", post(deposit))
+        .route_layer(layer)
+        .route("/accounts/{name}", get(balance))
+        .with_state(bank)
+}
+
+impl Bank {
+    /// The bank in this file, which is made if it is missing.
+    ///
+    /// # Errors
+    ///
+    /// When the file cannot be opened or written.
+    ///
+    /// # Cancellation
+    ///
+    /// Dropped, some of the tables are made or none.
+    pub async fn open(path: &Path) -> Result<Self, Failure> {
+        let options = SqliteConnectOptions::new()
+            .filename(path)
+            .create_if_missing(true)
+            .journal_mode(SqliteJournalMode::Wal)
+            // A deposit that was answered survives a power failure as well.
+            .synchronous(SqliteSynchronous::Full);
+        // SQLite has one writer at a time. Here they stand in line for it; there they would look from time to time.
+        let pool = SqlitePoolOptions::new().max_connections(1);
+        let pool = pool.connect_with(options).await?;
+        sqlx::raw_sql(TABLES).execute(&pool).await?;
+        let store = SqliteStore::new(path);
+        store.migrate().await?;
+        Ok(Self { store, pool })
+    }
+}
+
+#[derive(Debug, Deserialize)]
+pub(crate) struct Deposit {
+    pub(crate) account: String,
+    pub(crate) cents: i64,
+}
+
+async fn deposit(
+    State(bank): State<Bank>,
+    lease: Lease,
+    Json(deposit): Json<Deposit>,
+) -> Result<Response, Failure> {
+    // From here to the commit nobody else writes: wait for nothing in between.
+    let mut tx = bank.store.begin(&lease, &bank.pool).await?;
+    let id: i64 =
+        sqlx::query_scalar("insert into deposits (account, cents) values (?, ?) returning id")
+            .bind(&deposit.account)
+            .bind(deposit.cents)
+            .fetch_one(&mut *tx)
+            .await?;
+    let balance: i64 = sqlx::query_scalar(
+        "insert into accounts (name, cents) values (?, ?)
+         on conflict (name) do update set cents = cents + excluded.cents returning cents",
+    )
+    .bind(&deposit.account)
+    .bind(deposit.cents)
+    .fetch_one(&mut *tx)
+    .await?;
+    let body = Json(json!({ "deposit": id, "balance": balance }));
+    let res = (StatusCode::CREATED, body).into_response();
+    // The deposit, the new balance and this answer: all of them or none.
+    Ok(tx.commit(res).await?.into_response())
+}
+
+async fn balance(
+    State(bank): State<Bank>,
+    extract::Path(name): extract::Path<String>,
+) -> Result<Response, Failure> {
+    let cents: Option<i64> = sqlx::query_scalar("select cents from accounts where name = ?")
+        .bind(name)
+        .fetch_optional(&bank.pool)
+        .await?;
+    let balance = Json(json!({ "balance": cents.unwrap_or(0) }));
+    Ok(balance.into_response())
+}
+
+const TABLES: &str = "
+create table if not exists accounts (
+    name  text primary key,
+    cents integer not null
+) strict;
+create table if not exists deposits (
+    id      integer primary key,
+    account text not null,
+    cents   integer not null
+) strict;
+";

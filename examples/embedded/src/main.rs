@@ -1,0 +1,54 @@
+//! The bank as a process.
+
+use std::{error::Error, io, path::PathBuf, time::Duration};
+
+use clap::Parser;
+use embedded::{Bank, app, careless};
+use tokio::net::TcpListener;
+use tower_idempotency::{IdempotencyLayer, MissingKey};
+use tracing_subscriber::{EnvFilter, filter::LevelFilter};
+
+/// A bank in one file.
+#[derive(Debug, Parser)]
+struct Args {
+    /// Where to listen; port 0 picks a free port.
+    #[arg(long, value_name = "ADDR", default_value = "127.0.0.1:3000")]
+    listen: String,
+
+    /// The file, which is made if it is missing.
+    #[arg(long, value_name = "FILE", default_value = "bank.db")]
+    file: PathBuf,
+
+    /// How long a lease lasts unless it is renewed: for so long a retry is refused after a crash.
+    #[arg(long, value_name = "DURATION", value_parser = humantime::parse_duration, default_value = "15s")]
+    lease: Duration,
+
+    /// Serve what not to copy.
+    #[arg(long)]
+    careless: bool,
+}
+
+#[tokio::main]
+async fn main() -> Result<(), Box<dyn Error>> {
+    let quiet = EnvFilter::builder().with_default_directive(LevelFilter::WARN.into());
+    tracing_subscriber::fmt()
+        .with_env_filter(quiet.from_env_lossy())
+        .with_writer(io::stderr)
+        .init();
+    let args = Args::parse();
+
+    let bank = Bank::open(&args.file).await?;
+    let _purging = bank.store.spawn_purger(Duration::from_secs(60));
+    let layer = IdempotencyLayer::new(bank.store.clone())
+        .with_missing_key(MissingKey::Reject)
+        .with_lease(args.lease.try_into()?);
+    let app = match args.careless {
+        true => careless(bank, layer),
+        false => app(bank, layer),
+    };
+
+    let listener = TcpListener::bind(&args.listen).await?;
+    println!("listening on http://{}", listener.local_addr()?);
+    axum::serve(listener, app).await?;
+    Ok(())
+}

@@ -1,0 +1,62 @@
+//! One deposit at a time.
+
+use std::path::Path;
+
+use axum::{
+    Router,
+    body::Body,
+    http::{Request, StatusCode},
+};
+use embedded::{Bank, app};
+use tests::{Answer, scratch::Scratch, send};
+use tower_idempotency::{IdempotencyLayer, MissingKey};
+
+use crate::books::Books;
+
+#[tokio::test]
+async fn a_deposit_is_made_once_and_its_answer_replayed() {
+    let scratch = Scratch::new();
+    let file = scratch.file("bank.db");
+    let first = deposit(&file, "k").await;
+    assert_eq!(first.status, StatusCode::CREATED, "{first:?}");
+    assert_eq!(first.text(), r#"{"balance":500,"deposit":1}"#);
+    // To a bank that was closed and opened again.
+    let retry = deposit(&file, "k").await;
+    assert!(retry.is_replay(), "{retry:?}");
+    assert_eq!(retry.body, first.body);
+    let other = deposit(&file, "l").await;
+    assert_eq!(other.text(), r#"{"balance":1000,"deposit":2}"#);
+    let books = Books::open(&file).await;
+    assert_eq!(books.deposits["ann"], 2);
+    assert_eq!(books.balances["ann"], 1000);
+}
+
+#[tokio::test]
+async fn a_deposit_without_a_key_is_refused() {
+    let scratch = Scratch::new();
+    let app = bank(&scratch.file("bank.db")).await;
+    let answer = send(&app, request(None)).await;
+    assert_eq!(answer.status, StatusCode::BAD_REQUEST, "{answer:?}");
+    let req = Request::get("/accounts/ann").body(Body::empty());
+    let answer = send(&app, req.expect("a request")).await;
+    assert_eq!(answer.text(), r#"{"balance":0}"#);
+}
+
+async fn deposit(file: &Path, key: &str) -> Answer {
+    send(&bank(file).await, request(Some(key))).await
+}
+
+async fn bank(file: &Path) -> Router {
+    let bank = Bank::open(file).await.expect("a file");
+    let layer = IdempotencyLayer::new(bank.store.clone()).with_missing_key(MissingKey::Reject);
+    app(bank, layer)
+}
+
+fn request(key: Option<&str>) -> Request<Body> {
+    let mut req = Request::post("/deposits").header("content-type", "application/json");
+    if let Some(key) = key {
+        req = req.header("idempotency-key", key);
+    }
+    let req = req.body(r#"{"account":"ann","cents":500}"#.into());
+    req.expect("a request")
+}

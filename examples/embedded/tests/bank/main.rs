@@ -1,0 +1,5 @@
+//! Deposits, one at a time and many at once while the bank is killed.
+
+mod books;
+mod deposits;
+mod kills;

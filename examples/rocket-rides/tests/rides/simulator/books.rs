@@ -102,7 +102,7 @@ impl Books {
 
             let status = [StatusCode::PAYMENT_REQUIRED, StatusCode::CREATED][booked];
             for (answer, n) in rider.told.iter().zip(0..) {
-                let is_first = &answer.body == &rider.told[0].body;
+                let is_first = answer.body == rider.told[0].body;
                 if answer.status != status || !is_first || n > 0 && !answer.is_replay() {
                     wrong.push((Wrong::Answers, format!("{name} is told {:?}", rider.told)));
                 }

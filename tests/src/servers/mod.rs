@@ -18,6 +18,7 @@ use std::{
 use crate::playground::run;
 
 pub mod certificates;
+pub mod dynamodb;
 pub mod mariadb;
 pub mod pgbouncer;
 pub mod postgres;

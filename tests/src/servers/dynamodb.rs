@@ -1,0 +1,170 @@
+//! What stands in for DynamoDB: moto and dynoxide, neither of which has been compared with the service by us.
+
+use std::{
+    net::{Ipv4Addr, SocketAddr},
+    path::{Path, PathBuf},
+    process::Command,
+    sync::{
+        OnceLock,
+        atomic::{AtomicU32, Ordering},
+    },
+};
+
+use tower_idempotency_dynamodb::{
+    DynamoDbOptions, DynamoDbStore,
+    aws_sdk_dynamodb::{
+        Client, Config,
+        config::{BehaviorVersion, Credentials, Region},
+    },
+    https_client,
+};
+
+use super::{Guard, directory, on_a_free_port};
+use crate::playground::run;
+
+/// Which stand-in.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum StandIn {
+    /// In Python; milliseconds a call, one call at a time.
+    Moto,
+    /// In Rust, on SQLite.
+    Dynoxide,
+}
+
+/// The server that the tests of one binary share, without tables at first. It ends with the process.
+///
+/// # Panics
+///
+/// As [`DynamoDbServer::start`].
+pub fn shared(stand_in: StandIn) -> &'static DynamoDbServer {
+    static MOTO: OnceLock<DynamoDbServer> = OnceLock::new();
+    static DYNOXIDE: OnceLock<DynamoDbServer> = OnceLock::new();
+    let shared = match stand_in {
+        StandIn::Moto => &MOTO,
+        StandIn::Dynoxide => &DYNOXIDE,
+    };
+    shared.get_or_init(|| DynamoDbServer::start(stand_in))
+}
+
+/// A running stand-in, which keeps its tables in memory; killed when it is dropped.
+#[derive(Debug)]
+pub struct DynamoDbServer {
+    guard: Guard,
+    port: u16,
+    tables: AtomicU32,
+}
+
+impl DynamoDbServer {
+    /// Starts one on a free port and waits until it is ready. What is not installed is installed first, into the target
+    /// directory, which takes a while.
+    ///
+    /// # Panics
+    ///
+    /// When it cannot be installed, or does not start.
+    #[must_use]
+    pub fn start(stand_in: StandIn) -> Self {
+        let program = installed(stand_in);
+        let directory = directory("dynamodb");
+        let (port, guard) = on_a_free_port(
+            |port| {
+                std::fs::create_dir_all(&directory).expect("a directory for throwaway files");
+                Guard::start(&directory, &command(stand_in, &program, port), "KILL")
+            },
+            |port, guard| is_ready(stand_in, port, guard),
+        );
+        Self {
+            guard,
+            port,
+            tables: AtomicU32::new(0),
+        }
+    }
+
+    /// Where it listens.
+    #[must_use]
+    pub fn address(&self) -> SocketAddr {
+        (Ipv4Addr::LOCALHOST, self.port).into()
+    }
+
+    /// A name that no table has had.
+    #[must_use]
+    pub fn new_table(&self) -> String {
+        format!("table-{}", self.tables.fetch_add(1, Ordering::SeqCst))
+    }
+
+    /// A store in a new table.
+    ///
+    /// # Panics
+    ///
+    /// When the table cannot be made.
+    pub async fn store(&self, options: DynamoDbOptions) -> DynamoDbStore {
+        let store = options.store(&client(self.address()), self.new_table());
+        store.create_table().await.expect("the server runs");
+        store
+    }
+
+    /// What it has said.
+    #[must_use]
+    pub fn log(&self) -> String {
+        self.guard.log()
+    }
+
+    /// SIGSTOP: its connections stay open, and nothing is answered.
+    ///
+    /// # Panics
+    ///
+    /// When it is gone.
+    pub fn pause(&self) {
+        self.guard.signal("STOP");
+    }
+
+    /// SIGCONT: it answers what has arrived meanwhile.
+    ///
+    /// # Panics
+    ///
+    /// When it is gone.
+    pub fn resume(&self) {
+        self.guard.signal("CONT");
+    }
+}
+
+/// A client of whatever listens there, with credentials that mean nothing.
+#[must_use]
+pub fn client(address: SocketAddr) -> Client {
+    let config = Config::builder()
+        .behavior_version(BehaviorVersion::latest())
+        .http_client(https_client())
+        .endpoint_url(format!("http://{address}"))
+        .region(Region::new("eu-central-1"))
+        .credentials_provider(Credentials::new("a", "a", None, None, "tests"));
+    Client::from_conf(config.build())
+}
+
+/// Where its executable is.
+fn installed(stand_in: StandIn) -> PathBuf {
+    let script = Path::new(env!("CARGO_MANIFEST_DIR")).join("../scripts/dynamodb-server");
+    let name = match stand_in {
+        StandIn::Moto => "moto",
+        StandIn::Dynoxide => "dynoxide",
+    };
+    let script = script.to_str().expect("a path in UTF-8");
+    let said = run(script, [name]).unwrap_or_else(|error| panic!("{name} is needed: {error}"));
+    String::from_utf8(said).expect("a path").trim().into()
+}
+
+fn command(stand_in: StandIn, program: &Path, port: u16) -> Command {
+    let mut command = Command::new(program);
+    let port = port.to_string();
+    match stand_in {
+        StandIn::Moto => command.args(["-H", "127.0.0.1", "-p", &port]),
+        StandIn::Dynoxide => command.args(["--host", "127.0.0.1", "--port", &port]),
+    };
+    command
+}
+
+/// Whatever listens on the port, only this server writes to this log.
+fn is_ready(stand_in: StandIn, port: u16, guard: &Guard) -> bool {
+    match stand_in {
+        StandIn::Moto => guard.log().contains(&format!("Running on http://127.0.0.1:{port}")),
+        StandIn::Dynoxide => guard.log().contains(&format!("127.0.0.1:{port}")),
+    }
+}

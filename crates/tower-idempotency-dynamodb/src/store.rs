@@ -159,7 +159,7 @@ impl Store for DynamoDbStore {
             (":ttl", n(seconds(ends))),
         ];
         let (condition, update) = (expression::HELD, expression::RENEW);
-        let renewed = inner.update(&lease.id, &lease.token, condition, update, values);
+        let renewed = inner.update(&lease.id, &lease.token, condition, update, NOTHING, values);
         match renewed.await? {
             Written::Done(_) => Ok(()),
             Written::Refused(_) => Err(StoreError::LeaseLost),
@@ -228,7 +228,7 @@ impl Store for DynamoDbStore {
             (":ttl", n(seconds(moment.now))),
         ];
         let (condition, update) = (expression::HELD, expression::GIVE_BACK);
-        let given_back = inner.update(&lease.id, &lease.token, condition, update, values);
+        let given_back = inner.update(&lease.id, &lease.token, condition, update, NOTHING, values);
         given_back.await?;
         Ok(())
     }
@@ -269,7 +269,7 @@ impl Inner {
             values.push((":listed", s(listed)));
         }
         update.push_str(expression::WITHOUT_RECORD);
-        self.update(&claim.id, &claim.token, condition, &update, values)
+        self.update(&claim.id, &claim.token, condition, &update, ALL, values)
             .await
     }
 
@@ -339,7 +339,7 @@ impl Inner {
             (":record", binary(&**record)),
         ];
         let (condition, update) = (expression::MAY_COMPLETE, expression::COMPLETE);
-        self.update(&lease.id, &lease.token, condition, update, values)
+        self.update(&lease.id, &lease.token, condition, update, NOTHING, values)
             .await
     }
 
@@ -377,6 +377,7 @@ impl Inner {
         token: &Token,
         condition: &str,
         update: &str,
+        answer: ReturnValue,
         values: impl IntoIterator<Item = (&'static str, AttributeValue)>,
     ) -> Result<Written, DynamoDbError> {
         let update = self
@@ -388,7 +389,7 @@ impl Inner {
             .update_expression(update)
             .set_expression_attribute_names(Some(names(token, &[condition, update])))
             .set_expression_attribute_values(Some(named(values)))
-            .return_values(ReturnValue::UpdatedNew)
+            .return_values(answer)
             .return_values_on_condition_check_failure(ReturnValuesOnConditionCheckFailure::AllOld);
         match Box::pin(update.send()).await {
             Ok(updated) => Ok(Written::Done(updated.attributes.unwrap_or_default())),
@@ -477,6 +478,10 @@ fn named(
         .map(|(name, value)| (name.to_owned(), value))
         .collect()
 }
+
+// What a write that happened says of the item.
+const NOTHING: ReturnValue = ReturnValue::None;
+const ALL: ReturnValue = ReturnValue::AllNew;
 
 /// How often an entry that changes as it is looked at is looked at.
 const LOOKS: usize = 4;

@@ -155,7 +155,7 @@ fn command(stand_in: StandIn, program: &Path, port: u16) -> Command {
     let mut command = Command::new(program);
     let port = port.to_string();
     match stand_in {
-        StandIn::Moto => command.args(["-H", "127.0.0.1", "-p", &port]),
+        StandIn::Moto => command.arg(&port),
         StandIn::Dynoxide => command.args(["--host", "127.0.0.1", "--port", &port]),
     };
     command
@@ -164,7 +164,9 @@ fn command(stand_in: StandIn, program: &Path, port: u16) -> Command {
 /// Whatever listens on the port, only this server writes to this log.
 fn is_ready(stand_in: StandIn, port: u16, guard: &Guard) -> bool {
     match stand_in {
-        StandIn::Moto => guard.log().contains(&format!("Running on http://127.0.0.1:{port}")),
+        StandIn::Moto => guard
+            .log()
+            .contains(&format!("Running on http://127.0.0.1:{port}")),
         StandIn::Dynoxide => guard.log().contains(&format!("127.0.0.1:{port}")),
     }
 }

@@ -256,8 +256,8 @@ async fn send(http2: bool, req: request::Builder, body: &[u8]) -> Result<Answer,
 fn build() -> PathBuf {
     let cargo = env::var_os("CARGO").unwrap_or_else(|| "cargo".into());
     let built = Command::new(cargo)
-        .args(["build", "--package", "playground", "--message-format"])
-        .arg("json-render-diagnostics")
+        .args(["build", "--package", "playground", "--features", "dynamodb"])
+        .args(["--message-format", "json-render-diagnostics"])
         .current_dir(env!("CARGO_MANIFEST_DIR"))
         .stderr(Stdio::inherit())
         .output()

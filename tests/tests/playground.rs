@@ -482,6 +482,10 @@ fn stores_that_are_not_there_end_it_with_2_and_a_sentence() {
             "cannot use the sqlite store",
         ),
         (
+            "dynamodb://keys?endpoint=http://127.0.0.1:1",
+            "cannot use the dynamodb store: cannot reach DynamoDB",
+        ),
+        (
             "mongodb://hush@127.0.0.1",
             "expected a store of memory, redis,",
         ),

@@ -22,7 +22,7 @@ pub(crate) struct Args {
     pub(crate) listen: String,
 
     /// Where leases and records live: memory, redis://HOST:PORT/DB, redis+cluster://HOST:PORT,.., postgres://.., mysql://.., sqlite:PATH or
-    /// dynamodb://TABLE?endpoint=URL.
+    /// dynamodb://TABLE?endpoint=URL (with the feature dynamodb).
     #[arg(long, default_value = "memory")]
     store: String,
 
@@ -112,11 +112,16 @@ impl Args {
             "postgres" => IdempotencyLayer::with_preset(sql::postgres(&self.store).await?, preset),
             "mysql" => IdempotencyLayer::with_preset(sql::mysql(&self.store).await?, preset),
             "sqlite" => IdempotencyLayer::with_preset(sql::sqlite(&self.store).await?, preset),
+            #[cfg(feature = "dynamodb")]
             "dynamodb" => {
-                return Err(
-                    "the dynamodb store is not built into the playground yet; use --store memory"
-                        .to_owned(),
-                );
+                let store = crate::dynamodb::store(&self.store).await?;
+                IdempotencyLayer::with_preset(store, preset)
+            }
+            #[cfg(not(feature = "dynamodb"))]
+            "dynamodb" => {
+                return Err("the dynamodb store is not built into this playground: \
+                     run it with cargo run -p playground --features dynamodb"
+                    .to_owned());
             }
             scheme => {
                 return Err(format!(
@@ -214,13 +219,12 @@ mod tests {
         args.layer().await.expect_err("no such store")
     }
 
+    #[cfg(not(feature = "dynamodb"))]
     #[tokio::test]
-    async fn a_store_that_is_not_built_in_is_named_without_its_password() {
-        for store in ["dynamodb://hush?endpoint=http://localhost:8000"] {
-            let refusal = refusal(store).await;
-            assert!(refusal.contains("is not built into"), "{refusal}");
-            assert!(!refusal.contains("hush"), "{refusal}");
-        }
+    async fn a_store_that_is_not_built_in_is_told_how_to_get_it() {
+        let refusal = refusal("dynamodb://hush?endpoint=http://localhost:8000").await;
+        assert!(refusal.ends_with("--features dynamodb"), "{refusal}");
+        assert!(!refusal.contains("hush"), "{refusal}");
     }
 
     #[tokio::test]

@@ -16,6 +16,8 @@ use tracing_subscriber::{EnvFilter, filter::LevelFilter};
 use self::{args::Args, effects::Effects};
 
 mod args;
+#[cfg(feature = "dynamodb")]
+mod dynamodb;
 mod effects;
 mod routes;
 mod sql;

@@ -27,6 +27,7 @@ pub mod actor;
 pub mod bodies;
 pub mod books;
 pub mod conformance;
+pub mod dynamodb;
 pub mod fleet;
 pub mod gate;
 pub mod ledger;

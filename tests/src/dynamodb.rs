@@ -1,0 +1,243 @@
+//! What stands between the DynamoDB store and a stand-in: it counts calls, asks what they consume, and goes wrong as it is
+//! told, in the words of the service.
+
+use std::{
+    net::{Ipv4Addr, SocketAddr},
+    sync::{Arc, Mutex, MutexGuard, PoisonError},
+    thread::{self, JoinHandle},
+};
+
+use axum::{Router, body::Body, extract::State, response::Response};
+use bytes::Bytes;
+use http::{HeaderMap, Request, StatusCode, header::CONTENT_LENGTH};
+use http_body_util::{BodyExt, Full};
+use hyper_util::{
+    client::legacy::{Client, connect::HttpConnector},
+    rt::TokioExecutor,
+};
+use serde_json::{Value, json};
+use tokio::{net::TcpListener, sync::oneshot};
+
+/// What the endpoint does with calls.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
+pub enum Meddling {
+    /// Forwards.
+    #[default]
+    None,
+    /// Answers that the table is throttled, so many times, and forwards then.
+    Throttle(usize),
+    /// Forwards, and answers that something broke, so many times.
+    LoseReplies(usize),
+    /// Leaves the item out of what a refused write says.
+    LeaveOutItems,
+}
+
+/// One call and what came of it.
+#[derive(Clone, Debug)]
+pub struct Call {
+    /// Such as `UpdateItem`.
+    pub operation: String,
+    /// What the client was told.
+    pub status: StatusCode,
+    /// What the server answered, or the endpoint in its place.
+    pub answer: Value,
+}
+
+impl Call {
+    /// The units that the call consumed, as the server says: of the table, and of its index.
+    #[must_use]
+    pub fn consumed(&self) -> (f64, f64) {
+        let consumed = &self.answer["ConsumedCapacity"];
+        let units = |it: &Value| it["CapacityUnits"].as_f64().unwrap_or_default();
+        let indexes = consumed["GlobalSecondaryIndexes"].as_object();
+        let indexes = indexes.map_or(0.0, |it| it.values().map(units).sum());
+        (units(&consumed["Table"]), indexes)
+    }
+}
+
+/// A running endpoint, on a free port of this machine; gone when it is dropped.
+///
+/// It runs on a thread of its own, whatever runtime the test has.
+#[derive(Debug)]
+pub struct Endpoint {
+    address: SocketAddr,
+    shared: Arc<Mutex<Shared>>,
+    stop: Option<oneshot::Sender<()>>,
+    thread: Option<JoinHandle<()>>,
+}
+
+#[derive(Debug, Default)]
+struct Shared {
+    meddling: Meddling,
+    calls: Vec<Call>,
+}
+
+#[derive(Clone)]
+struct Forwarding {
+    server: SocketAddr,
+    shared: Arc<Mutex<Shared>>,
+    client: Client<HttpConnector, Full<Bytes>>,
+}
+
+impl Endpoint {
+    /// Starts one before this server.
+    ///
+    /// # Panics
+    ///
+    /// When there is no free port.
+    #[must_use]
+    pub fn start(server: SocketAddr) -> Self {
+        let shared = Arc::default();
+        let forwarding = Forwarding {
+            server,
+            shared: Arc::clone(&shared),
+            client: Client::builder(TokioExecutor::new()).build_http(),
+        };
+        let (stop, stopped) = oneshot::channel();
+        let listener = std::net::TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).expect("a free port");
+        listener.set_nonblocking(true).expect("a socket");
+        let address = listener.local_addr().expect("an address");
+        let thread = thread::spawn(move || {
+            let runtime = tokio::runtime::Builder::new_current_thread()
+                .enable_all()
+                .build()
+                .expect("a runtime");
+            runtime.block_on(async {
+                let listener = TcpListener::from_std(listener).expect("a listener");
+                let app = Router::new().fallback(forward).with_state(forwarding);
+                tokio::select! {
+                    _ = stopped => {}
+                    served = axum::serve(listener, app) => served.expect("it serves"),
+                }
+            });
+        });
+        Self {
+            address,
+            shared,
+            stop: Some(stop),
+            thread: Some(thread),
+        }
+    }
+
+    /// Where it listens.
+    #[must_use]
+    pub fn address(&self) -> SocketAddr {
+        self.address
+    }
+
+    /// From now on.
+    pub fn set(&self, meddling: Meddling) {
+        lock(&self.shared).meddling = meddling;
+    }
+
+    /// The calls since this was last asked.
+    #[must_use]
+    pub fn calls(&self) -> Vec<Call> {
+        std::mem::take(&mut lock(&self.shared).calls)
+    }
+
+    /// Their names.
+    #[must_use]
+    pub fn operations(&self) -> Vec<String> {
+        let calls = self.calls().into_iter();
+        calls.map(|call| call.operation).collect()
+    }
+}
+
+impl Drop for Endpoint {
+    fn drop(&mut self) {
+        self.stop.take();
+        if let Some(thread) = self.thread.take() {
+            let _ = thread.join();
+        }
+    }
+}
+
+async fn forward(State(forwarding): State<Forwarding>, req: Request<Body>) -> Response {
+    let target = req.headers().get("x-amz-target");
+    let target = target.and_then(|it| it.to_str().ok()).unwrap_or_default();
+    let operation = target.rsplit('.').next().unwrap_or_default().to_owned();
+    let meddling = turn(&forwarding.shared);
+    let (status, answer) = match meddling {
+        Meddling::Throttle(_) => (
+            StatusCode::BAD_REQUEST,
+            error("ProvisionedThroughputExceededException"),
+        ),
+        Meddling::LoseReplies(_) => {
+            forwarding.ask(req).await;
+            (
+                StatusCode::INTERNAL_SERVER_ERROR,
+                error("InternalServerError"),
+            )
+        }
+        Meddling::LeaveOutItems => {
+            let (status, mut answer) = forwarding.ask(req).await;
+            if status == StatusCode::BAD_REQUEST
+                && let Some(members) = answer.as_object_mut()
+            {
+                members.remove("Item");
+            }
+            (status, answer)
+        }
+        Meddling::None => forwarding.ask(req).await,
+    };
+    lock(&forwarding.shared).calls.push(Call {
+        operation,
+        status,
+        answer: answer.clone(),
+    });
+    Response::builder()
+        .status(status)
+        .header("content-type", "application/x-amz-json-1.0")
+        .body(Body::from(answer.to_string()))
+        .expect("a response")
+}
+
+impl Forwarding {
+    /// What the server says. Writes are asked to say what they consume.
+    async fn ask(&self, req: Request<Body>) -> (StatusCode, Value) {
+        let (head, body) = req.into_parts();
+        let body = body.collect().await.expect("a whole request").to_bytes();
+        let mut call: Value = serde_json::from_slice(&body).expect("JSON");
+        if call.get("Key").is_some() || call.get("Item").is_some() {
+            call["ReturnConsumedCapacity"] = json!("INDEXES");
+        }
+        let mut req = Request::post(format!("http://{}/", self.server));
+        *req.headers_mut().expect("a request") = without_length(head.headers);
+        let req = req.body(Full::from(call.to_string())).expect("a request");
+        let answer = self.client.request(req).await.expect("the server answers");
+        let status = answer.status();
+        let body = answer.into_body().collect().await.expect("an answer");
+        let body = serde_json::from_slice(&body.to_bytes()).expect("JSON");
+        (status, body)
+    }
+}
+
+fn without_length(mut headers: HeaderMap) -> HeaderMap {
+    headers.remove(CONTENT_LENGTH);
+    headers
+}
+
+/// What is to be done with this call.
+fn turn(shared: &Mutex<Shared>) -> Meddling {
+    let mut shared = lock(shared);
+    let now = shared.meddling;
+    shared.meddling = match now {
+        Meddling::Throttle(0 | 1) | Meddling::LoseReplies(0 | 1) => Meddling::None,
+        Meddling::Throttle(left) => Meddling::Throttle(left - 1),
+        Meddling::LoseReplies(left) => Meddling::LoseReplies(left - 1),
+        same @ (Meddling::None | Meddling::LeaveOutItems) => same,
+    };
+    now
+}
+
+fn error(name: &str) -> Value {
+    json!({
+        "__type": format!("com.amazonaws.dynamodb.v20120810#{name}"),
+        "message": "as the test asked",
+    })
+}
+
+fn lock(shared: &Mutex<Shared>) -> MutexGuard<'_, Shared> {
+    shared.lock().unwrap_or_else(PoisonError::into_inner)
+}

@@ -1,0 +1,173 @@
+//! What a request costs DynamoDB: calls, and units of capacity as the stand-in counts them.
+
+use std::{collections::HashMap, time::Duration};
+
+use axum::{Json, Router, routing::post as route};
+use http::StatusCode;
+use serde_json::{Value, json};
+use tests::{
+    app, creating,
+    dynamodb::{Call, Endpoint},
+    gate::Gate,
+    post, send,
+    servers::dynamodb::{StandIn, client, shared},
+};
+use tokio::time::sleep;
+use tower_idempotency::{IdempotencyLayer, Ttl};
+use tower_idempotency_dynamodb::{
+    DynamoDbOptions, DynamoDbStore,
+    aws_sdk_dynamodb::{Client, types::AttributeValue},
+};
+
+/// A store on a table of its own behind an endpoint that counts.
+async fn counted(options: DynamoDbOptions) -> (Endpoint, Client, String, DynamoDbStore) {
+    let server = shared(StandIn::Dynoxide);
+    let endpoint = Endpoint::start(server.address());
+    let (direct, table) = (client(server.address()), server.new_table());
+    let store = options.store(&client(endpoint.address()), table.as_str());
+    store.create_table().await.expect("the server runs");
+    endpoint.calls();
+    (endpoint, direct, table, store)
+}
+
+async fn layer() -> (Endpoint, Client, String, IdempotencyLayer) {
+    let (endpoint, direct, table, store) = counted(DynamoDbOptions::new()).await;
+    (endpoint, direct, table, IdempotencyLayer::new(store))
+}
+
+/// Units of the table and of its index, of all calls together.
+fn units(calls: &[Call]) -> (f64, f64) {
+    let units = calls.iter().map(Call::consumed);
+    units.fold((0.0, 0.0), |sum, it| (sum.0 + it.0, sum.1 + it.1))
+}
+
+fn names(calls: &[Call]) -> Vec<&str> {
+    calls.iter().map(|call| &*call.operation).collect()
+}
+
+/// The only item, and how many bytes the service counts it for: names and values.
+async fn only_item(client: &Client, table: &str) -> (HashMap<String, AttributeValue>, usize) {
+    let scanned = client.scan().table_name(table).send().await;
+    let mut items = scanned.expect("the server runs").items.unwrap_or_default();
+    assert_eq!(items.len(), 1);
+    let item = items.remove(0);
+    let size = |(name, value): (&String, &AttributeValue)| {
+        name.len()
+            + match value {
+                AttributeValue::B(blob) => blob.as_ref().len(),
+                AttributeValue::S(text) => text.len(),
+                AttributeValue::N(digits) => digits.len().div_ceil(2) + 1,
+                other => panic!("expected bytes, a text or a number, found {other:?}"),
+            }
+    };
+    let bytes = item.iter().map(size).sum();
+    (item, bytes)
+}
+
+#[tokio::test]
+async fn a_fresh_request_calls_twice_and_a_replay_once() {
+    let (endpoint, direct, table, layer) = layer().await;
+    let (app, effects) = creating(layer);
+    let first = send(&app, post("/orders", "k", "tea")).await;
+    assert_eq!(first.status, StatusCode::CREATED);
+    let fresh = endpoint.calls();
+    assert_eq!(names(&fresh), ["UpdateItem", "UpdateItem"]);
+    let (_, bytes) = only_item(&direct, &table).await;
+    println!(
+        "fresh: {:?} units for an item of {bytes} bytes",
+        units(&fresh)
+    );
+    assert_eq!(units(&fresh), (2.0, 2.0));
+
+    assert!(send(&app, post("/orders", "k", "tea")).await.is_replay());
+    let replay = endpoint.calls();
+    assert_eq!(names(&replay), ["UpdateItem"]);
+    assert_eq!(replay[0].status, StatusCode::BAD_REQUEST, "a refused write");
+    assert_eq!(effects.count(), 1);
+}
+
+#[tokio::test]
+async fn without_the_index_a_fresh_request_costs_half() {
+    let options = DynamoDbOptions::new().with_index_shards(0);
+    let (endpoint, _, _, store) = counted(options).await;
+    let (app, _) = creating(IdempotencyLayer::new(store));
+    send(&app, post("/orders", "k", "tea")).await;
+    assert_eq!(units(&endpoint.calls()), (2.0, 0.0));
+}
+
+#[tokio::test]
+async fn duplicates_and_other_requests_under_the_key_call_once() {
+    let (endpoint, _, _, layer) = layer().await;
+    let gate = Gate::shut();
+    let held = gate.clone();
+    let (app, effects) = app(layer, move |_, _| {
+        let held = held.clone();
+        async move { held.pass().await }
+    });
+    let first = tokio::spawn({
+        let app = app.clone();
+        async move { send(&app, post("/orders", "k", "tea")).await }
+    });
+    gate.arrival().await;
+    endpoint.calls();
+    let duplicate = send(&app, post("/orders", "k", "tea")).await;
+    assert_eq!(duplicate.status, StatusCode::CONFLICT);
+    let another = send(&app, post("/orders", "k", "coffee")).await;
+    assert_eq!(another.status, StatusCode::UNPROCESSABLE_ENTITY);
+    assert_eq!(endpoint.operations(), ["UpdateItem", "UpdateItem"]);
+    gate.open_for_good();
+    first.await.expect("the first answer");
+    assert_eq!(effects.count(), 1);
+}
+
+#[tokio::test]
+async fn a_request_that_is_not_recorded_calls_twice_and_leaves_nothing() {
+    let (endpoint, direct, table, layer) = layer().await;
+    let (app, _) = app(layer, async |_, _| StatusCode::INTERNAL_SERVER_ERROR);
+    send(&app, post("/orders", "k", "tea")).await;
+    assert_eq!(endpoint.operations(), ["UpdateItem", "DeleteItem"]);
+    let scanned = direct.scan().table_name(table).send().await;
+    assert_eq!(scanned.expect("the server runs").count(), 0);
+}
+
+#[tokio::test]
+async fn a_renewal_is_one_call() {
+    let (endpoint, _, _, layer) = layer().await;
+    let layer = layer.with_lease(Ttl::from_millis(900));
+    let (app, _) = app(layer, async |_, _| sleep(Duration::from_secs(2)).await);
+    send(&app, post("/slow", "k", "tea")).await;
+    let calls = endpoint.calls();
+    let renewals = &calls[1..calls.len() - 1];
+    println!("{} renewals, {:?} units", renewals.len(), units(renewals));
+    assert!((4..=8).contains(&renewals.len()), "{}", renewals.len());
+    assert!(renewals.iter().all(|it| it.consumed() == (1.0, 1.0)));
+}
+
+/// 1,024 bytes of JSON.
+fn order() -> Value {
+    let line = |n: u32| json!({"sku": format!("SKU-{n:06}"), "quantity": n % 9 + 1, "note": format!("shelf {}", n * 31 % 97)});
+    let mut order =
+        json!({"id": 8_034_978, "lines": (1..16).map(line).collect::<Vec<_>>(), "padding": ""});
+    let missing = 1024 - order.to_string().len();
+    order["padding"] = "x1".repeat(missing)[..missing].into();
+    order
+}
+
+#[tokio::test]
+async fn a_record_of_1_kib_of_json_is_one_unit() {
+    let (endpoint, direct, table, layer) = layer().await;
+    let app = Router::new()
+        .route("/orders", route(async || Json(order())))
+        .layer(layer);
+    let first = send(&app, post("/orders", "k", "tea")).await;
+    assert_eq!(first.body.len(), 1024);
+    let (item, bytes) = only_item(&direct, &table).await;
+    println!("1 KiB of JSON: an item of {bytes} bytes");
+    assert!(bytes <= 1024, "{bytes}");
+    assert_eq!(units(&endpoint.calls()), (2.0, 2.0));
+    for gone in ["listed", "since", "grants", "keep", "keep_seconds"] {
+        assert!(!item.contains_key(gone), "{gone}");
+    }
+    let retry = send(&app, post("/orders", "k", "tea")).await;
+    assert_eq!((retry.is_replay(), &retry.body), (true, &first.body));
+}

@@ -1,0 +1,312 @@
+//! What becomes of requests when DynamoDB throttles, fails, is silent, or answers less than it should.
+
+use std::time::{Duration, Instant};
+
+use axum::Router;
+use http::StatusCode;
+use tests::{
+    Answer, Effects, app, creating,
+    dynamodb::{Endpoint, Meddling},
+    gate::Gate,
+    post, send,
+    servers::dynamodb::{DynamoDbServer, StandIn, client, shared},
+};
+use tower_idempotency::{
+    IdempotencyLayer,
+    store::{Claim, Fingerprint, KeyId, Store},
+};
+use tower_idempotency_dynamodb::{
+    DynamoDbOptions, DynamoDbStore,
+    aws_sdk_dynamodb::{primitives::Blob, types::AttributeValue},
+};
+
+struct Stage {
+    endpoint: Endpoint,
+    table: String,
+    store: DynamoDbStore,
+}
+
+async fn stage() -> Stage {
+    let server = shared(StandIn::Dynoxide);
+    let endpoint = Endpoint::start(server.address());
+    let table = server.new_table();
+    let store = DynamoDbStore::new(&client(endpoint.address()), table.as_str());
+    store.create_table().await.expect("the server runs");
+    endpoint.calls();
+    Stage {
+        endpoint,
+        table,
+        store,
+    }
+}
+
+impl Stage {
+    fn creating(&self) -> (Router, Effects) {
+        creating(IdempotencyLayer::new(self.store.clone()))
+    }
+}
+
+async fn order(app: &Router, key: &str) -> Answer {
+    send(app, post("/orders", key, "tea")).await
+}
+
+fn assert_unavailable(answer: &Answer) {
+    assert_eq!(answer.status, StatusCode::SERVICE_UNAVAILABLE);
+    assert_eq!(answer.code(), "store-unavailable");
+}
+
+// fm 72
+#[tokio::test]
+async fn throttling_that_passes_is_not_noticed() {
+    let stage = stage().await;
+    let (app, effects) = stage.creating();
+    for (n, meddling) in [2, 4].map(Meddling::Throttle).into_iter().enumerate() {
+        stage.endpoint.set(meddling);
+        let key = format!("key-{n}");
+        assert_eq!(order(&app, &key).await.status, StatusCode::CREATED);
+        assert!(order(&app, &key).await.is_replay());
+        assert_eq!(effects.count(), n as u64 + 1);
+    }
+    let calls = stage.endpoint.calls();
+    let throttled = calls.iter().filter(|it| {
+        let named = it.answer["__type"].as_str().unwrap_or_default();
+        named.ends_with("ProvisionedThroughputExceededException")
+    });
+    assert_eq!(throttled.count(), 6);
+}
+
+// fm 72
+#[tokio::test]
+async fn throttling_that_lasts_is_answered_503_and_nothing_is_executed() {
+    let stage = stage().await;
+    let (app, effects) = stage.creating();
+    stage.endpoint.set(Meddling::Throttle(usize::MAX));
+    let began = Instant::now();
+    assert_unavailable(&order(&app, "k").await);
+    // Twice the store timeout of the layer, and a busy machine.
+    assert!(
+        began.elapsed() < Duration::from_secs(6),
+        "{:?}",
+        began.elapsed()
+    );
+    assert_eq!(effects.count(), 0);
+    let calls = stage.endpoint.calls().len();
+    assert!((2..=9).contains(&calls), "{calls} calls");
+    stage.endpoint.set(Meddling::None);
+    assert_eq!(order(&app, "k").await.status, StatusCode::CREATED);
+    assert_eq!(effects.count(), 1);
+}
+
+#[tokio::test]
+async fn a_record_whose_completion_is_throttled_is_stored_later() {
+    let stage = stage().await;
+    let gate = Gate::shut();
+    let held = gate.clone();
+    let (app, effects) = app(IdempotencyLayer::new(stage.store.clone()), move |n, _| {
+        let held = held.clone();
+        async move {
+            held.pass().await;
+            format!("execution {n}")
+        }
+    });
+    let running = tokio::spawn({
+        let app = app.clone();
+        async move { order(&app, "k").await }
+    });
+    gate.arrival().await;
+    stage.endpoint.set(Meddling::Throttle(usize::MAX));
+    gate.open_for_good();
+    let answer = running.await.expect("an answer");
+    assert_eq!(
+        (answer.status, answer.text()),
+        (StatusCode::OK, "execution 1")
+    );
+    stage.endpoint.set(Meddling::None);
+    let deadline = Instant::now() + Duration::from_secs(10);
+    loop {
+        let retry = order(&app, "k").await;
+        if retry.is_replay() {
+            assert_eq!(retry.text(), "execution 1");
+            break;
+        }
+        assert_eq!(retry.status, StatusCode::CONFLICT);
+        assert!(Instant::now() < deadline, "never stored");
+        tokio::time::sleep(Duration::from_millis(50)).await;
+    }
+    assert_eq!(effects.count(), 1);
+}
+
+// fm 69
+#[tokio::test]
+async fn a_repetition_by_the_sdk_that_meets_its_own_write_does_no_harm() {
+    let stage = stage().await;
+    let (created, effects) = stage.creating();
+    // The acquire happens, and is made again.
+    stage.endpoint.set(Meddling::LoseReplies(1));
+    let first = order(&created, "k").await;
+    assert_eq!(first.status, StatusCode::CREATED);
+    assert_eq!(stage.endpoint.operations(), ["UpdateItem"; 3]);
+    assert!(order(&created, "k").await.is_replay());
+    assert_eq!(effects.count(), 1);
+
+    // The completion, and the release.
+    for (status, retried) in [(StatusCode::OK, false), (StatusCode::BAD_GATEWAY, true)] {
+        let gate = Gate::shut();
+        let held = gate.clone();
+        let layer = IdempotencyLayer::new(stage.store.clone());
+        let (app, effects) = app(layer, move |_, _| {
+            let held = held.clone();
+            async move {
+                held.pass().await;
+                status
+            }
+        });
+        let key = status.as_str().to_owned();
+        let running = tokio::spawn({
+            let (app, key) = (app.clone(), key.clone());
+            async move { order(&app, &key).await }
+        });
+        gate.arrival().await;
+        stage.endpoint.set(Meddling::LoseReplies(1));
+        gate.open_for_good();
+        assert_eq!(running.await.expect("an answer").status, status);
+        assert_eq!(order(&app, &key).await.is_replay(), !retried);
+        assert_eq!(effects.count(), 1 + u64::from(retried));
+    }
+}
+
+// fm 70
+#[tokio::test]
+async fn a_refusal_that_does_not_say_what_is_there_is_followed_by_a_look() {
+    let stage = stage().await;
+    let (app, effects) = stage.creating();
+    order(&app, "k").await;
+    stage.endpoint.set(Meddling::LeaveOutItems);
+    stage.endpoint.calls();
+    assert!(order(&app, "k").await.is_replay());
+    assert_eq!(stage.endpoint.operations(), ["UpdateItem", "GetItem"]);
+    let other = send(&app, post("/orders", "k", "coffee")).await;
+    assert_eq!(other.status, StatusCode::UNPROCESSABLE_ENTITY);
+    assert_eq!(effects.count(), 1);
+}
+
+// fm 63
+#[tokio::test]
+async fn an_answer_above_the_limit_goes_out_whole_and_is_not_executed_again() {
+    let stage = stage().await;
+    let layer = IdempotencyLayer::new(stage.store.clone());
+    // Nothing that deflates.
+    let noise: Vec<u8> = (0..600_000_u64)
+        .map(|n| {
+            (n.wrapping_mul(0x9e37_79b9_7f4a_7c15) >> 37) as u8 ^ (n.wrapping_mul(n) >> 11) as u8
+        })
+        .collect();
+    let body = noise.clone();
+    let (app, effects) = app(layer, move |_, _| {
+        let body = body.clone();
+        async move { body }
+    });
+    let first = order(&app, "k").await;
+    assert_eq!(
+        (first.status, first.body.len()),
+        (StatusCode::OK, noise.len())
+    );
+    assert!(first.body == noise);
+    let retry = order(&app, "k").await;
+    assert_eq!(retry.status, StatusCode::CONFLICT);
+    assert_eq!(retry.code(), "response-not-retained");
+    assert_eq!(effects.count(), 1);
+}
+
+#[tokio::test]
+async fn while_the_service_is_silent_nothing_is_executed_and_afterwards_the_store_recovers_by_itself()
+ {
+    let server = DynamoDbServer::start(StandIn::Dynoxide);
+    let store = server.store(DynamoDbOptions::new()).await;
+    let (app, effects) = creating(IdempotencyLayer::new(store));
+    order(&app, "before").await;
+    server.pause();
+    let began = Instant::now();
+    assert_unavailable(&order(&app, "fresh").await);
+    assert_unavailable(&order(&app, "before").await);
+    assert!(
+        began.elapsed() < Duration::from_secs(12),
+        "{:?}",
+        began.elapsed()
+    );
+    assert_eq!(effects.count(), 1);
+    server.resume();
+    let deadline = Instant::now() + Duration::from_secs(20);
+    while order(&app, "fresh").await.status != StatusCode::CREATED {
+        assert!(Instant::now() < deadline, "it does not recover");
+        tokio::time::sleep(Duration::from_millis(100)).await;
+    }
+    assert!(order(&app, "fresh").await.is_replay());
+    assert!(order(&app, "before").await.is_replay());
+    assert_eq!(effects.count(), 2);
+}
+
+#[tokio::test]
+async fn an_item_of_a_later_version_is_neither_executed_nor_overwritten() {
+    let stage = stage().await;
+    let (app, effects) = stage.creating();
+    order(&app, "k").await;
+    let direct = client(shared(StandIn::Dynoxide).address());
+    let scan = || direct.scan().table_name(&stage.table).send();
+    let items = scan().await.expect("the server runs").items.expect("items");
+    let put = direct
+        .put_item()
+        .table_name(&stage.table)
+        .set_item(Some(items[0].clone()))
+        .item("status", AttributeValue::S("of a later version".to_owned()));
+    put.send().await.expect("the server runs");
+    let before = scan().await.expect("the server runs").items;
+    assert_unavailable(&order(&app, "k").await);
+    assert_eq!(effects.count(), 1);
+    assert_eq!(scan().await.expect("the server runs").items, before);
+}
+
+/// Nothing of what is kept is in what an error says, however it is printed.
+#[tokio::test]
+async fn errors_say_nothing_of_keys_and_records() {
+    let stage = stage().await;
+    let server = shared(StandIn::Dynoxide);
+    let missing = DynamoDbStore::new(&client(server.address()), "no-such-table");
+    let claim = || {
+        let hush = b"hushhushhushhushhushhushhushhush";
+        let claim = Claim::new(KeyId::from_bytes(*hush), Fingerprint::from_bytes(*hush));
+        claim.expect("tests run where there is randomness")
+    };
+    let mut errors = vec![missing.acquire(&claim()).await.expect_err("no table")];
+    let lease = claim().lease_ref(1);
+    let record = || "hush".into();
+    let retention = tower_idempotency::Ttl::from_secs(60);
+    errors.push(
+        missing
+            .complete(&lease, record(), retention)
+            .await
+            .expect_err("no table"),
+    );
+    for meddling in [Meddling::Throttle(99), Meddling::LoseReplies(99)] {
+        stage.endpoint.set(meddling);
+        errors.push(stage.store.acquire(&claim()).await.expect_err("refused"));
+        errors.push(
+            stage
+                .store
+                .complete(&lease, record(), retention)
+                .await
+                .expect_err("refused"),
+        );
+    }
+    let hidden = format!("{:?}", Blob::new(*b"hush"));
+    for error in errors {
+        let said = format!("{error} {error:?}");
+        for secret in ["hush", "68757368", "aHVza", &hidden] {
+            assert!(!said.contains(secret), "{said}");
+        }
+        assert!(
+            said.contains("Exception") || said.contains("Error"),
+            "{said}"
+        );
+    }
+}

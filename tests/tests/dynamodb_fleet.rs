@@ -1,0 +1,139 @@
+//! Several processes on one DynamoDB table, killed and paused at any moment, and 64 clients at a time.
+
+use std::time::Duration;
+
+use tests::{
+    fleet::{Blow, Fleet, History, Load, Stampede},
+    proxy::{Mode, Proxy},
+    servers::dynamodb::{DynamoDbServer, StandIn},
+};
+
+const MEMBERS: usize = 4;
+const LEASE: Duration = Duration::from_millis(1500);
+const POLL: Duration = Duration::from_millis(100);
+const HANDLER: Duration = Duration::from_millis(40);
+/// What everything else takes: the stand-in, which answers late, and processes that wait for a processor. Less than
+/// another lease would be.
+const SLACK: Duration = Duration::from_millis(1400);
+
+/// A table whose answers come late: a process is often struck between what the table did and its hearing of it.
+struct Late {
+    _server: DynamoDbServer,
+    proxy: Proxy,
+}
+
+impl Late {
+    fn start() -> Self {
+        let server = DynamoDbServer::start(StandIn::Dynoxide);
+        let proxy = Proxy::start(server.address());
+        proxy.set(Mode::Delay {
+            up: Duration::ZERO,
+            down: Duration::from_millis(8),
+        });
+        Self {
+            _server: server,
+            proxy,
+        }
+    }
+
+    async fn run(self, orphans: &str, load: Load) -> History {
+        let endpoint = format!("http://{}", self.proxy.address());
+        // The processes of one machine have one clock.
+        let store = format!("dynamodb://keys?endpoint={endpoint}&skew=0ms");
+        let lease = format!("{}ms", load.lease.as_millis());
+        let args = ["--store", &store, "--orphans", orphans, "--lease", &lease];
+        let history = Fleet::start(MEMBERS, &args).run(load).await;
+        println!("{orphans}: {}", history.sums());
+        history
+    }
+}
+
+fn kills(seed: u64) -> Load {
+    Load {
+        path: format!("/slow/{}", HANDLER.as_millis()),
+        at_a_time: 12,
+        keys: 0,
+        poll: POLL,
+        lease: LEASE,
+        blows: 100,
+        blow: Blow::Kill,
+        at_once: 2,
+        respite: Duration::from_millis(300),
+        seed,
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn whoever_refuses_orphans_executes_no_key_twice_when_100_processes_are_killed() {
+    let history = Late::start().run("refuse", kills(1)).await;
+    let sums = history.sums();
+    assert_eq!(sums.strikes, 100);
+    none("doubles", &history.doubles());
+    none("contradictions", &history.contradictions());
+    assert!(sums.refused_with_effect > 5, "{sums}");
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn whoever_executes_orphans_again_executes_twice_only_what_was_killed_at_work_100_times() {
+    let history = Late::start().run("reexecute", kills(2)).await;
+    let sums = history.sums();
+    assert_eq!(sums.strikes, 100);
+    none("unexplained", &history.unexplained());
+    none("contradictions", &history.contradictions());
+    none("stuck", &history.stuck(LEASE + POLL + HANDLER + SLACK));
+    assert_eq!(
+        (sums.refused_with_effect, sums.refused_without_effect),
+        (0, 0)
+    );
+    assert!(sums.doubles > 5, "{sums}");
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_process_that_was_paused_past_its_lease_answers_what_dynamodb_has_stored() {
+    let handler = Duration::from_millis(200);
+    let lease = Duration::from_millis(800);
+    let pauses = Load {
+        lease,
+        path: format!("/slow/{}", handler.as_millis()),
+        blows: 24,
+        blow: Blow::Pause(lease * 3 / 2),
+        at_once: 1,
+        ..kills(3)
+    };
+    let history = Late::start().run("reexecute", pauses).await;
+    let sums = history.sums();
+    assert_eq!(sums.strikes, 24);
+    none("unexplained", &history.unexplained());
+    none("contradictions", &history.contradictions());
+    assert!(sums.late_and_outrun > 0, "{sums}");
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn sixty_four_clients_at_once_cause_one_execution_of_each_of_a_thousand_keys_in_dynamodb() {
+    for (in_flight, keys) in [("wait", 500), ("conflict", 500)] {
+        let server = DynamoDbServer::start(StandIn::Dynoxide);
+        let store = format!("dynamodb://keys?endpoint=http://{}", server.address());
+        let args = ["--store", &store, "--in-flight", in_flight];
+        let stampede = Stampede {
+            path: "/orders".to_owned(),
+            clients: 64,
+            keys,
+            poll: Duration::from_millis(25),
+            lease: Duration::from_secs(15),
+            seed: 6,
+        };
+        let history = Fleet::start(MEMBERS, &args).stampede(&stampede).await;
+        println!("{in_flight}: {}", history.sums());
+        none("doubles", &history.doubles());
+        none("contradictions", &history.contradictions());
+        assert_eq!(history.effects.len(), keys);
+        let answers = history.attempts.iter().filter_map(|it| it.answer());
+        assert_eq!(answers.count(), 64 * keys);
+    }
+}
+
+fn none(what: &str, keys: &[String]) {
+    let first: Vec<_> = keys.iter().take(3).map(String::as_str).collect();
+    let n = keys.len();
+    assert!(n == 0, "{what}: {n} keys, such as\n{}", first.join("\n"));
+}

@@ -74,6 +74,7 @@ impl Lease {
                 return;
             }
             tokio::select! {
+                biased;
                 () = changed => {}
                 () = sleep_until(held.deadline()) => {}
             }
@@ -418,6 +419,8 @@ async fn run(renewer: Weak<Renewer>, wake: Arc<Notify>) {
         }
         drop(renewer);
         tokio::select! {
+            // In turn, not at random: either way it looks at what is due.
+            biased;
             () = wake.notified() => {}
             () = sleep_until(next) => {}
         }

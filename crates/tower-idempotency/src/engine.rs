@@ -12,6 +12,7 @@ use bytes::Bytes;
 use tokio::time::{Instant, Sleep, sleep, sleep_until};
 
 use crate::{
+    jitter::jittered,
     lease::{Kept, Renewer},
     limits::{Limits, Place},
     store::{Acquired, Claim, LeaseRef, StoreError, Ttl, erased::ErasedStore},
@@ -317,14 +318,6 @@ impl Pause {
         self.0 = (self.0 * 2).min(Duration::from_secs(1));
         Instant::now() < deadline
     }
-}
-
-/// Between three quarters of `pause` and all of it, so that those who failed together do not come back together.
-pub(crate) fn jittered(pause: Duration) -> Duration {
-    let mut byte = [255];
-    // Without randomness there is no jitter, and nothing else is lost.
-    let _ = getrandom::fill(&mut byte);
-    pause * 3 / 4 + pause / 4 * u32::from(byte[0]) / 255
 }
 
 /// Host and process, for operators: the same for every request, so found once.

@@ -94,6 +94,7 @@ mod fingerprint;
 mod future;
 #[cfg(test)]
 mod fuzz;
+mod jitter;
 mod json;
 mod key;
 mod layer;

@@ -37,3 +37,4 @@ pub use self::{
     runner::{Threads, every_case, run},
     subject::Subject,
 };
+pub use crate::jitter::seeded::seed_jitter;

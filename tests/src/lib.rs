@@ -37,6 +37,7 @@ pub mod random;
 pub mod round_trips;
 pub mod scratch;
 pub mod servers;
+pub mod simulation;
 pub mod sql;
 pub mod stage;
 pub mod wire;

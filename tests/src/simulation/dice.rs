@@ -1,0 +1,44 @@
+//! Where every decision of a simulation comes from: one generator (SplitMix64), seeded once.
+
+/// Numbers that are random and the same each time.
+#[derive(Clone, Debug)]
+pub(super) struct Dice(u64);
+
+impl Dice {
+    pub(super) fn new(seed: u64) -> Self {
+        // Seeds that follow each other must not draw alike.
+        let mut dice = Self(seed ^ 0x5eed_1de0_707e_9c1e);
+        dice.next();
+        dice
+    }
+
+    pub(super) fn next(&mut self) -> u64 {
+        self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
+        let mut z = self.0;
+        z = (z ^ (z >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
+        z = (z ^ (z >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
+        z ^ (z >> 31)
+    }
+
+    /// Below `end`, which is not 0.
+    pub(super) fn below(&mut self, end: u64) -> u64 {
+        self.next() % end
+    }
+
+    /// From `low` to `high`, both of them included.
+    pub(super) fn between(&mut self, low: u64, high: u64) -> u64 {
+        low + self.below(high - low + 1)
+    }
+
+    pub(super) fn percent(&mut self, chance: u64) -> bool {
+        self.below(100) < chance
+    }
+
+    pub(super) fn index(&mut self, length: usize) -> usize {
+        usize::try_from(self.below(length as u64)).expect("below a usize")
+    }
+
+    pub(super) fn pick<T: Copy>(&mut self, from: &[T]) -> T {
+        from[self.index(from.len())]
+    }
+}

@@ -1,0 +1,521 @@
+//! The driver: it moves the time from one thing that is due to the next, in the world and in every process.
+
+use std::time::Duration;
+
+use bytes::Bytes;
+use http::Response;
+use tower::Layer;
+use tower_idempotency::{FingerprintBy, Idempotency, IdempotencyLayer, OrphanPolicy, StoreFailure};
+
+use super::{
+    Millis,
+    bugs::Bug,
+    client::{self, Leave},
+    dice::Dice,
+    handler::{Handler, LIMIT},
+    history::{Outcome, Request, What},
+    link::Link,
+    oracle,
+    plan::{Plan, ttl},
+    process::Process,
+    world::{Attempt, Client, Due, State, World},
+};
+
+pub(super) struct Driver {
+    world: World,
+    plan: Plan,
+    hosts: Vec<Host>,
+    phase: Phase,
+    /// When the phase has to be over.
+    until: Millis,
+    /// How far processes look ahead: the further, the longer nothing has happened.
+    stride: Millis,
+}
+
+/// A place for one process after the other.
+struct Host {
+    process: Option<Process>,
+    served: Option<Served>,
+    /// The number of the process.
+    number: usize,
+    paused: bool,
+    draining: bool,
+}
+
+struct Served {
+    layer: IdempotencyLayer,
+    service: Idempotency<Handler>,
+    link: Link,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Phase {
+    /// Clients send, and things go wrong.
+    Rush,
+    /// Nothing goes wrong any more; what is under way ends.
+    Rest,
+    /// Every request is asked for until it is known what became of it.
+    Ask,
+    /// Every process drains.
+    Drain,
+}
+
+impl Driver {
+    pub(super) fn new(plan: Plan, bug: Option<Bug>, dice: Dice) -> Self {
+        let world = World::new(plan, bug, dice);
+        let mut driver = Self {
+            world,
+            plan,
+            hosts: Vec::new(),
+            phase: Phase::Rush,
+            until: 40 * plan.patience(),
+            stride: STRIDE,
+        };
+        for host in 0..plan.processes {
+            driver.hosts.push(Host {
+                process: None,
+                served: None,
+                number: 0,
+                paused: false,
+                draining: false,
+            });
+            driver.begin(host);
+        }
+        plan_ahead(&mut driver.world.look(), plan);
+        driver
+    }
+
+    /// Runs to the end, or to the first violation.
+    pub(super) fn run(mut self) -> World {
+        let mut steps = 0_u64;
+        while self.go_on() {
+            let next = self.next_instant();
+            self.world.look().now = next;
+            self.live_through(next);
+            steps += 1;
+            if steps > STEPS || next > self.until {
+                let phase = self.phase;
+                let told = format!("{phase:?} does not end");
+                self.world.look().violated(told);
+            }
+        }
+        self.world.look().dead.fill(true);
+        for host in &mut self.hosts {
+            host.served = None;
+            host.process = None;
+        }
+        self.world
+    }
+
+    /// When something is due next, in the world or in a process. Every clock is there then, or there later.
+    fn next_instant(&mut self) -> Millis {
+        let (now, due) = {
+            let world = self.world.look();
+            (world.now, world.next_due())
+        };
+        // One that is ahead does not hear what another one makes happen meanwhile, so none looks far while things happen.
+        let far = now + self.stride;
+        self.stride *= 2;
+        let mut next = due.map_or(far, |due| due.min(far));
+        for host in &mut self.hosts {
+            let Some(process) = host.process.as_mut().filter(|_| !host.paused) else {
+                continue;
+            };
+            // One that is ahead already is bound by what was due when it looked.
+            let clock = if process.clock() <= now {
+                process.look_ahead(next)
+            } else {
+                process.clock()
+            };
+            next = next.min(clock);
+        }
+        next
+    }
+
+    /// All that is due at this instant, in any order, and what comes of it.
+    fn live_through(&mut self, now: Millis) {
+        loop {
+            let due = self.world.look().pop_due();
+            let Some(due) = due else {
+                break;
+            };
+            self.stride = STRIDE;
+            self.happen(due);
+            if self.world.look().dice.percent(50) {
+                self.settle(now);
+            }
+        }
+        self.settle(now);
+        while self.world.look().next_due() == Some(now) {
+            let due = self.world.look().pop_due();
+            if let Some(due) = due {
+                self.happen(due);
+            }
+            self.settle(now);
+        }
+    }
+
+    fn settle(&mut self, now: Millis) {
+        let count = self.hosts.len();
+        let first = self.world.look().dice.index(count);
+        for at in 0..count {
+            let host = &mut self.hosts[(first + at) % count];
+            if let Some(process) = host.process.as_mut().filter(|_| !host.paused)
+                && process.clock() <= now
+            {
+                process.settle(now);
+            }
+        }
+    }
+
+    fn happen(&mut self, due: Due) {
+        match due {
+            Due::Arrival(call) => {
+                let mut world = self.world.look();
+                world.under_way -= 1;
+                let done = world.arrive(call.process, call.op, call.read);
+                if let Some((reply, back)) = call.reply {
+                    let heard = (!call.fails).then_some(done);
+                    world.after(back, Due::Reply(reply, heard));
+                }
+            }
+            // Whoever asked may be gone.
+            Due::Reply(reply, heard) => drop(reply.send(heard)),
+            Due::Push(news) => drop(news.send(())),
+            Due::Send(client) => self.send(client),
+            Due::Kill(host) => self.kill(host),
+            Due::Pause(host, pause) => self.pause(host, pause),
+            Due::GoOn(number) => self.unpause(number),
+            Due::Drain(host) => self.drain(host),
+            Due::Leave(number) => {
+                let left = self.hosts.iter();
+                let mut left = left.enumerate().filter(|(_, host)| host.number == number);
+                if let Some((host, _)) = left.next() {
+                    self.kill(host);
+                }
+            }
+            Due::Begin(host) => self.begin(host),
+            Due::Step(by) => {
+                let mut world = self.world.look();
+                world.ahead += by;
+                world.tell(What::ClockSteps(by));
+            }
+        }
+    }
+
+    // ---- Processes ----
+
+    fn begin(&mut self, at: usize) {
+        let host = &mut self.hosts[at];
+        if host.process.is_some() {
+            return;
+        }
+        let mut world = self.world.look();
+        let number = world.dead.len();
+        world.dead.push(false);
+        world.tell(What::Begins(number));
+        let process = Process::begin(world.now);
+        drop(world);
+        let link = Link {
+            world: self.world.clone(),
+            process: number,
+        };
+        let layer = {
+            let _entered = process.enter();
+            layer(&self.plan, &link)
+        };
+        host.served = Some(Served {
+            service: layer.layer(Handler(link.clone())),
+            layer,
+            link,
+        });
+        host.process = Some(process);
+        (host.number, host.paused, host.draining) = (number, false, false);
+    }
+
+    fn kill(&mut self, at: usize) {
+        let host = &mut self.hosts[at];
+        let Some(process) = host.process.take() else {
+            return;
+        };
+        let number = host.number;
+        {
+            let mut world = self.world.look();
+            world.dead[number] = true;
+            world.tell(What::Dies(number));
+            // The last ones are not replaced.
+            if self.phase != Phase::Drain {
+                let pause = [0, 3, self.plan.lease / 2, self.plan.lease * 2];
+                let pause = world.dice.pick(&pause);
+                world.after(pause, Due::Begin(at));
+            }
+        }
+        host.served = None;
+        drop(process);
+        let mut world = self.world.look();
+        for attempt in 0..world.attempts.len() {
+            let known = &world.attempts[attempt];
+            if known.process == number && known.outcome.is_none() {
+                world.ended(attempt, Outcome::Died);
+            }
+        }
+    }
+
+    fn pause(&mut self, at: usize, pause: Millis) {
+        let host = &mut self.hosts[at];
+        if host.process.is_none() || host.paused {
+            return;
+        }
+        host.paused = true;
+        let mut world = self.world.look();
+        world.tell(What::Pauses(host.number));
+        world.after(pause, Due::GoOn(host.number));
+    }
+
+    fn unpause(&mut self, number: usize) {
+        let mut hosts = self.hosts.iter_mut();
+        let host = hosts.find(|host| host.number == number && host.process.is_some());
+        if let Some(host) = host {
+            host.paused = false;
+            self.world.look().tell(What::GoesOn(number));
+        }
+    }
+
+    fn drain(&mut self, at: usize) {
+        let patience = Duration::from_millis(self.plan.patience());
+        let host = &mut self.hosts[at];
+        let (Some(process), Some(served)) = (&host.process, &host.served) else {
+            return;
+        };
+        if host.draining {
+            return;
+        }
+        host.draining = true;
+        let (number, layer, link) = (host.number, served.layer.clone(), served.link.clone());
+        self.world.look().tell(What::Drains(number));
+        process.spawn(async move {
+            let drained = layer.drain(patience).await;
+            let mut world = link.world.look();
+            world.tell(What::Drained(number, drained));
+            if !drained {
+                world.violated(format!("process {number} does not drain"));
+            }
+            world.after(0, Due::Leave(number));
+        });
+    }
+
+    fn in_flight(&self) -> usize {
+        let served = self.hosts.iter().filter_map(|host| host.served.as_ref());
+        served.map(|served| served.layer.in_flight()).sum()
+    }
+
+    // ---- Clients ----
+
+    fn send(&mut self, client: usize) {
+        let mut world = self.world.look();
+        let alive: Vec<usize> = (0..self.hosts.len())
+            .filter(|at| self.hosts[*at].process.is_some())
+            .collect();
+        if alive.is_empty() {
+            // It finds nobody there.
+            let pause = self.plan.lease / 4;
+            return world.after(pause, Due::Send(client));
+        }
+        let host = &self.hosts[world.dice.pick(&alive)];
+        let (Some(process), Some(served)) = (&host.process, &host.served) else {
+            return;
+        };
+        let number = world.attempts.len();
+        let request = world.clients[client].request;
+        let healed = world.healed;
+        let (req, clean) = client::request(&mut world.dice, &self.plan, healed, number, request);
+        let leave = match healed {
+            true => Leave::Never,
+            false => Leave::draw(&mut world.dice, &self.plan),
+        };
+        world.open += 1;
+        world.attempts.push(Attempt {
+            client,
+            process: host.number,
+            request,
+            execution: None,
+            clean,
+            left: false,
+            outcome: None,
+        });
+        world.tell(What::Sends {
+            attempt: number,
+            client,
+            process: host.number,
+            request,
+        });
+        drop(world);
+        let (link, service) = (served.link.clone(), served.service.clone());
+        process.spawn(client::attempt(link, service, req, number, leave));
+    }
+
+    // ---- From the rush to the end ----
+
+    /// Goes to the next phase when this one is over; false when all is.
+    fn go_on(&mut self) -> bool {
+        let mut world = self.world.look();
+        let (now, lease) = (world.now, self.plan.lease);
+        if world.violation.is_some() {
+            return false;
+        }
+        match self.phase {
+            Phase::Rush => {
+                if world.open == 0 && !world.is_eventful() {
+                    world.healed = true;
+                    world.tell(What::Heals);
+                    self.phase = Phase::Rest;
+                    self.until = now + self.plan.patience();
+                }
+            }
+            Phase::Rest => {
+                if world.under_way > 0 || self.in_flight() > 0 {
+                    return true;
+                }
+                world.tell(What::Rests);
+                oracle::judge_rest(&mut world);
+                let clocks = self.hosts.iter().filter_map(|host| host.process.as_ref());
+                let ahead = clocks.map(Process::clock).max().unwrap_or(0);
+                ask_for_all(&mut world, ahead.saturating_sub(now));
+                // Whoever holds a lease without anybody knowing loses it by then.
+                let last = world.books.values().map(|books| books.last_end()).max();
+                let free = last
+                    .unwrap_or(0)
+                    .saturating_sub(world.ahead)
+                    .max(now)
+                    .max(ahead);
+                self.phase = Phase::Ask;
+                // A poll, and what the calls and a takeover take.
+                self.until = free + lease / 4 + 50;
+            }
+            Phase::Ask => {
+                if world
+                    .clients
+                    .iter()
+                    .any(|client| client.asks && client.waiting)
+                {
+                    return true;
+                }
+                oracle::judge_rest(&mut world);
+                drop(world);
+                self.phase = Phase::Drain;
+                self.until = now + lease / 4 + 50;
+                for host in 0..self.hosts.len() {
+                    self.drain(host);
+                }
+            }
+            Phase::Drain => return self.hosts.iter().any(|host| host.process.is_some()),
+        }
+        true
+    }
+}
+
+fn layer(plan: &Plan, link: &Link) -> IdempotencyLayer {
+    let bug = link.world.look().bug;
+    let millis = Duration::from_millis;
+    let mut layer = IdempotencyLayer::with_preset(link.clone(), plan.preset)
+        .with_lease(ttl(plan.lease))
+        .with_store_timeout(millis(plan.store_timeout))
+        .with_retention(ttl(plan.retention))
+        .with_orphans(plan.orphans)
+        .with_in_flight(plan.in_flight)
+        .with_unretained(plan.unretained)
+        .with_response_limit(LIMIT)
+        .with_collect_timeout(millis(plan.collect_timeout))
+        .with_body_timeout(millis(plan.body_timeout))
+        .with_refusals(|error| {
+            let mut res = Response::new(Bytes::new());
+            *res.status_mut() = error.status();
+            res.extensions_mut().insert(error.kind());
+            res
+        });
+    if let Some(keep) = plan.orphans_kept {
+        layer = layer.with_orphans_kept(ttl(keep));
+    }
+    if plan.head_only {
+        layer = layer.with_fingerprint(FingerprintBy::head_only());
+    }
+    if plan.crowded {
+        layer = layer.with_max_in_flight(2, 1 << 20).with_max_waiters(1, 1);
+    }
+    match bug {
+        Some(Bug::ExecutesUnprotected) => {
+            layer.with_store_failure(StoreFailure::DangerouslyExecuteUnprotected)
+        }
+        Some(Bug::FingerprintsAreAlike) => {
+            layer.with_fingerprint(FingerprintBy::custom(|_, _| Vec::new()))
+        }
+        Some(Bug::EverythingIsRecorded) => layer.with_recorded(|_| true),
+        Some(Bug::RefusalIsIgnored) => layer.with_orphans(OrphanPolicy::Refuse),
+        Some(_) | None => layer,
+    }
+}
+
+/// Draws who sends what, and when it strikes.
+fn plan_ahead(world: &mut State, plan: Plan) {
+    for client in 0..plan.clients {
+        let dice = &mut world.dice;
+        let request = Request {
+            key: dice.below(plan.keys),
+            variant: u64::from(dice.percent(12)),
+        };
+        let left = dice.below(4);
+        let at = dice.below(plan.rush);
+        world.clients.push(Client {
+            request,
+            left,
+            asks: false,
+            waiting: true,
+        });
+        world.after(at, Due::Send(client));
+    }
+    let span = plan.rush + plan.lease * 3;
+    let strikes = plan.strikes;
+    let hosts = plan.processes as u64;
+    let lease = plan.lease;
+    let mut strike = |count: u64, due: fn(&mut Dice, usize, Millis) -> Due| {
+        for _ in 0..count {
+            let at = world.dice.below(span);
+            let host = usize::try_from(world.dice.below(hosts)).expect("a few");
+            let due = due(&mut world.dice, host, lease);
+            world.after(at, due);
+        }
+    };
+    strike(strikes.kills, |_, host, _| Due::Kill(host));
+    strike(strikes.drains, |_, host, _| Due::Drain(host));
+    strike(strikes.pauses, |dice, host, lease| {
+        let pause = [lease / 3, lease, lease + 1, lease * 3];
+        Due::Pause(host, dice.pick(&pause))
+    });
+    strike(strikes.steps, |dice, _, lease| {
+        Due::Step(dice.pick(&[lease / 2, lease * 2, lease * 20]))
+    });
+}
+
+/// Somebody asks for every request that was ever sent, until he knows.
+fn ask_for_all(world: &mut State, pause: Millis) {
+    let mut requests: Vec<Request> = world.attempts.iter().map(|it| it.request).collect();
+    requests.sort_unstable();
+    requests.dedup();
+    for request in requests {
+        let client = world.clients.len();
+        world.clients.push(Client {
+            request,
+            left: 0,
+            asks: true,
+            waiting: true,
+        });
+        let pause = pause + world.dice.below(5);
+        world.after(pause, Due::Send(client));
+    }
+}
+
+/// How far processes look ahead when something has just happened.
+const STRIDE: Millis = 4;
+
+/// More than any seed takes.
+const STEPS: u64 = 100_000;

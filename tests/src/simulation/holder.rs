@@ -1,0 +1,166 @@
+//! Where the entries are: the simulation's own shelf, or the crate's store in memory.
+
+use std::{
+    future::Future,
+    pin::pin,
+    task::{Context, Poll, Waker},
+    time::Duration,
+};
+
+use tokio::{
+    runtime::{Builder, Runtime},
+    time::advance,
+};
+use tower_idempotency::store::{KeyId, MemoryStore, Store, StoreError};
+
+use super::{
+    Millis,
+    bugs::Bug,
+    plan::Plan,
+    shelf::{Entry, Shelf},
+    world::{Done, Op},
+};
+
+pub(super) enum Holder {
+    Shelf(Shelf),
+    Memory(Box<Memory>),
+}
+
+/// The crate's store, whose clock is that of a runtime which runs nothing.
+pub(super) struct Memory {
+    store: MemoryStore,
+    clock: Runtime,
+    now: Millis,
+    /// It says nothing of an entry that does not change it, so this is kept beside it.
+    in_progress: Vec<KeyId>,
+}
+
+impl Holder {
+    pub(super) fn new(plan: &Plan, bug: Option<Bug>) -> Self {
+        if !plan.memory || bug.is_some() {
+            return Self::Shelf(Shelf::with(bug));
+        }
+        let clock = Builder::new_current_thread()
+            .enable_time()
+            .start_paused(true)
+            .build()
+            .expect("a simulation can have a runtime");
+        Self::Memory(Box::new(Memory {
+            store: MemoryStore::new(),
+            clock,
+            now: 0,
+            in_progress: Vec::new(),
+        }))
+    }
+
+    /// What is there now, for a store that reads first and writes later.
+    pub(super) fn read(&self, id: KeyId, now: Millis) -> Option<Entry> {
+        match self {
+            Self::Shelf(shelf) => shelf.seen(id, now),
+            Self::Memory(_) => None,
+        }
+    }
+
+    pub(super) fn step(
+        &mut self,
+        op: &Op,
+        read: Option<Option<Entry>>,
+        now: Millis,
+        bug: Option<Bug>,
+    ) -> Done {
+        match self {
+            Self::Shelf(shelf) => step(shelf, op, read, now, bug),
+            Self::Memory(memory) => memory.step(op, now),
+        }
+    }
+
+    pub(super) fn is_in_progress(&self, id: KeyId, now: Millis) -> bool {
+        match self {
+            Self::Shelf(shelf) => shelf.is_in_progress(id, now),
+            Self::Memory(memory) => memory.in_progress.contains(&id),
+        }
+    }
+}
+
+fn step(
+    shelf: &mut Shelf,
+    op: &Op,
+    read: Option<Option<Entry>>,
+    now: Millis,
+    bug: Option<Bug>,
+) -> Done {
+    match op {
+        Op::Acquire(claim) => Done::Acquired(match read {
+            Some(seen) => shelf.acquire_from(seen, claim, now),
+            None => shelf.acquire(claim, now),
+        }),
+        Op::Renew(lease, ttl) if bug != Some(Bug::RenewalsDoNothing) => {
+            done(shelf.renew(lease, *ttl, now))
+        }
+        Op::Renew(..) => Done::Ok,
+        Op::Complete(lease, record, retention) => {
+            done(shelf.complete(lease, record.clone(), *retention, now))
+        }
+        Op::Commit(lease, record, retention, _) => {
+            done(shelf.commit(lease, record.clone(), *retention, now))
+        }
+        Op::Release(lease) => {
+            shelf.release(lease, now);
+            Done::Ok
+        }
+    }
+}
+
+impl Memory {
+    fn step(&mut self, op: &Op, now: Millis) -> Done {
+        let _entered = self.clock.enter();
+        if self.now < now {
+            let mut advancing = pin!(advance(Duration::from_millis(now - self.now)));
+            // It advances as it is polled first, and then yields.
+            let _ = advancing
+                .as_mut()
+                .poll(&mut Context::from_waker(Waker::noop()));
+            self.now = now;
+        }
+        match op {
+            Op::Acquire(claim) => {
+                let acquired = at_once(self.store.acquire(claim)).expect("the store has room");
+                self.in_progress.retain(|id| *id != claim.id);
+                if let tower_idempotency::store::Acquired::Granted { .. }
+                | tower_idempotency::store::Acquired::InProgress { .. } = acquired
+                {
+                    self.in_progress.push(claim.id);
+                }
+                Done::Acquired(acquired)
+            }
+            Op::Renew(lease, ttl) => done(at_once(self.store.renew(lease, *ttl))),
+            Op::Complete(lease, record, retention) | Op::Commit(lease, record, retention, _) => {
+                let call = self.store.complete(lease, record.clone(), *retention);
+                let done = done(at_once(call));
+                if let Done::Ok = done {
+                    self.in_progress.retain(|id| *id != lease.id);
+                }
+                done
+            }
+            Op::Release(lease) => {
+                self.in_progress.retain(|id| *id != lease.id);
+                done(at_once(self.store.release(lease)))
+            }
+        }
+    }
+}
+
+/// The store in memory does its work as it is polled first.
+fn at_once<T>(call: impl Future<Output = T>) -> T {
+    match pin!(call).poll(&mut Context::from_waker(Waker::noop())) {
+        Poll::Ready(done) => done,
+        Poll::Pending => unreachable!("a call to the store in memory does not wait"),
+    }
+}
+
+fn done(result: Result<(), StoreError>) -> Done {
+    match result {
+        Ok(()) => Done::Ok,
+        Err(_) => Done::Lost,
+    }
+}

@@ -1,0 +1,229 @@
+//! The way from a process to the store: calls and replies that are slow, late or lost.
+
+use std::{future::pending, time::Duration};
+
+use bytes::Bytes;
+use tokio::{
+    sync::oneshot,
+    time::{sleep, timeout},
+};
+use tower_idempotency::store::{Acquired, Claim, KeyId, LeaseRef, Store, StoreError, Ttl};
+
+use super::{
+    Millis,
+    bugs::Bug,
+    history::{Heard, What},
+    world::{Call, Done, Due, Op, State, World},
+};
+
+/// A process's connection to the store.
+#[derive(Clone)]
+pub(super) struct Link {
+    pub(super) world: World,
+    pub(super) process: usize,
+}
+
+/// What becomes of a call.
+enum Fate {
+    /// It is answered as it is made.
+    AtOnce,
+    /// It takes so long to get there, and its reply so long to come back.
+    Travels(Millis, Millis),
+    /// It takes so long to get there, and an error comes back.
+    FailsAfter(Millis, Millis),
+    /// It does not get there, and an error comes back.
+    FailsBefore(Millis),
+    /// It does not get there, and nothing comes back.
+    Lost,
+    /// It gets there, and nothing comes back.
+    ReplyLost(Millis),
+}
+
+/// What was heard of a call.
+enum Hears {
+    At(oneshot::Receiver<Option<Done>>),
+    Now(Option<Done>),
+    ErrorIn(Millis),
+    Nothing,
+}
+
+impl State {
+    fn fate(&mut self) -> Fate {
+        let (timeout, lease) = (self.plan.store_timeout, self.plan.lease);
+        let dice = &mut self.dice;
+        if self.healed || !dice.percent(self.plan.faults) {
+            return match dice.below(10) {
+                0..5 => Fate::AtOnce,
+                5..9 => Fate::Travels(dice.below(3), dice.below(3)),
+                _ if self.healed => Fate::Travels(1, 1),
+                _ => Fate::Travels(dice.below(timeout / 3 + 2), dice.below(timeout / 3 + 2)),
+            };
+        }
+        let soon = dice.below(3);
+        let late = dice.pick(&[timeout - 1, timeout, timeout + 1, timeout * 3 / 2]);
+        match dice.below(8) {
+            0 => Fate::FailsBefore(soon),
+            1 => Fate::FailsAfter(soon, dice.below(3)),
+            2 => Fate::Lost,
+            3 => Fate::ReplyLost(soon),
+            4 => Fate::Travels(soon, late),
+            5 => Fate::Travels(late, soon),
+            6 => Fate::FailsAfter(late, soon),
+            // Nobody waits for it any more when it gets there.
+            _ => Fate::ReplyLost(dice.below(lease * 2)),
+        }
+    }
+}
+
+impl Link {
+    /// One call, with whatever becomes of it. An error says nothing of what happened.
+    async fn call(&self, op: Op) -> Result<Done, StoreError> {
+        let (name, token) = (op.name(), op.token());
+        let heard = match self.send(op) {
+            Hears::At(reply) => match reply.await {
+                Ok(heard) => heard,
+                Err(_lost) => pending().await,
+            },
+            Hears::Now(heard) => heard,
+            Hears::ErrorIn(pause) => {
+                if pause > 0 {
+                    sleep(Duration::from_millis(pause)).await;
+                }
+                None
+            }
+            Hears::Nothing => pending().await,
+        };
+        let mut world = self.world.look();
+        let token_name = world.name(token);
+        world.tell(What::Hears {
+            process: self.process,
+            call: name,
+            token: token_name,
+            heard: match heard {
+                Some(_) => Heard::Answer,
+                None => Heard::Error,
+            },
+        });
+        let execution = world.executions.iter_mut().rev();
+        let mut execution = execution.filter(|it| it.lease.is_some_and(|it| it.token == token));
+        if let Some(execution) = execution.next()
+            && heard.is_some()
+            && matches!(name, "complete" | "commit")
+        {
+            execution.heard = true;
+        }
+        heard.ok_or_else(|| StoreError::backend("the store failed"))
+    }
+
+    /// Sends it on its way.
+    fn send(&self, op: Op) -> Hears {
+        let mut world = self.world.look();
+        if let Op::Complete(lease, ..) | Op::Commit(lease, ..) = &op
+            && let Some(execution) = world.execution_under(lease)
+        {
+            execution.completing = true;
+        }
+        let read = match &op {
+            Op::Acquire(claim) if world.has(Bug::ReadThenWritten) => {
+                Some(world.holder.read(claim.id, world.store_now()))
+            }
+            _ => None,
+        };
+        let fate = world.fate();
+        let process = self.process;
+        let (there, reply, fails, hears) = match fate {
+            Fate::AtOnce => return Hears::Now(Some(world.arrive(process, op, read))),
+            Fate::FailsBefore(pause) => return Hears::ErrorIn(pause),
+            Fate::Lost => return Hears::Nothing,
+            Fate::ReplyLost(there) => (there, None, false, Hears::Nothing),
+            Fate::Travels(there, back) => {
+                let (reply, heard) = oneshot::channel();
+                (there, Some((reply, back)), false, Hears::At(heard))
+            }
+            Fate::FailsAfter(there, back) => {
+                let (reply, heard) = oneshot::channel();
+                (there, Some((reply, back)), true, Hears::At(heard))
+            }
+        };
+        let call = Call {
+            process,
+            op,
+            reply,
+            fails,
+            read,
+        };
+        world.after(there, Due::Arrival(call));
+        hears
+    }
+
+    /// Writes effect and record together, as a transaction of the handler's commits.
+    pub(super) async fn commit(
+        &self,
+        lease: LeaseRef,
+        record: Bytes,
+        retention: Ttl,
+        execution: usize,
+    ) -> Result<(), StoreError> {
+        let patience = self.world.look().plan.store_timeout * 3 / 2;
+        let op = Op::Commit(lease, record, retention, execution);
+        // As a driver's own timeout: nobody knows what became of the commit.
+        match timeout(Duration::from_millis(patience), self.unit(op)).await {
+            Ok(committed) => committed,
+            Err(elapsed) => Err(StoreError::backend(elapsed)),
+        }
+    }
+
+    async fn unit(&self, op: Op) -> Result<(), StoreError> {
+        match self.call(op).await? {
+            Done::Ok => Ok(()),
+            Done::Lost | Done::Acquired(_) => Err(StoreError::LeaseLost),
+        }
+    }
+}
+
+impl Store for Link {
+    const COMPRESS_ABOVE: usize = usize::MAX;
+
+    async fn acquire(&self, claim: &Claim) -> Result<Acquired, StoreError> {
+        match self.call(Op::Acquire(claim.clone())).await? {
+            Done::Acquired(acquired) => Ok(acquired),
+            Done::Ok | Done::Lost => Err(StoreError::backend("no answer to an acquire")),
+        }
+    }
+
+    async fn renew(&self, lease: &LeaseRef, ttl: Ttl) -> Result<(), StoreError> {
+        self.unit(Op::Renew(*lease, ttl)).await
+    }
+
+    async fn complete(
+        &self,
+        lease: &LeaseRef,
+        record: Bytes,
+        retention: Ttl,
+    ) -> Result<(), StoreError> {
+        let op = Op::Complete(*lease, record, retention);
+        if self.world.look().has(Bug::CompletionIsAssumed) {
+            drop(self.send(op));
+            if let Some(execution) = self.world.look().execution_under(lease) {
+                execution.heard = true;
+            }
+            return Ok(());
+        }
+        self.unit(op).await
+    }
+
+    async fn release(&self, lease: &LeaseRef) -> Result<(), StoreError> {
+        self.unit(Op::Release(*lease)).await
+    }
+
+    async fn changed(&self, id: &KeyId, within: Duration) {
+        let news = self.world.look().watch(*id);
+        // News that are lost are never heard of.
+        let _ = timeout(within, async {
+            if news.await.is_err() {
+                pending::<()>().await;
+            }
+        })
+        .await;
+    }
+}

@@ -1,0 +1,86 @@
+//! A deterministic simulation of the layer as it is: several processes, one store, and everything that goes wrong between
+//! them, all of it drawn from a seed.
+//!
+//! Each process is a runtime of its own with a paused clock ([`process`]), in which the layer runs unchanged behind its
+//! `tower::Service`. The driver ([`drive`]) moves all clocks from one thing that is due to the next. Calls to the store,
+//! replies, the ends of pauses and the moves of clients are due at drawn times ([`world`], [`link`], [`client`]); a process
+//! is killed by dropping its runtime, and paused by not running it. What happened is judged as it happens: the store's
+//! answers by [`books`] that follow from the calls alone, the rest by the [`oracle`].
+//!
+//! One seed is one run: the clock is the simulation's, tasks run in the order they were woken, and whatever is random is
+//! drawn from the seed, but for tokens, whose values decide nothing.
+
+mod books;
+mod bugs;
+mod client;
+mod dice;
+mod drive;
+mod handler;
+mod history;
+mod holder;
+mod link;
+mod oracle;
+mod page;
+mod plan;
+mod process;
+mod shelf;
+mod world;
+
+use std::fmt;
+
+use tower_idempotency::conformance::seed_jitter;
+
+pub use self::{bugs::Bug, history::Event, plan::Plan, shelf::Shelf};
+use self::{dice::Dice, drive::Driver};
+
+/// Milliseconds since the simulation began.
+pub type Millis = u64;
+
+/// What a seed came to.
+#[derive(Debug)]
+pub struct Report {
+    /// The seed.
+    pub seed: u64,
+    /// What was drawn before it ran.
+    pub plan: Plan,
+    /// What happened, in order.
+    pub history: Vec<Event>,
+    /// The first thing that was not as promised.
+    pub violation: Option<String>,
+    /// How often handlers ran.
+    pub executions: usize,
+    /// How many requests were sent.
+    pub attempts: usize,
+}
+
+/// Runs a seed, with one bug or none.
+#[must_use]
+pub fn run(seed: u64, bug: Option<Bug>) -> Report {
+    seed_jitter(Some(seed));
+    let mut dice = Dice::new(seed);
+    let plan = Plan::draw(&mut dice);
+    let world = Driver::new(plan, bug, dice).run();
+    seed_jitter(None);
+    let mut state = world.look();
+    Report {
+        seed,
+        plan,
+        history: std::mem::take(&mut state.history),
+        violation: state.violation.take(),
+        executions: state.executions.len(),
+        attempts: state.attempts.len(),
+    }
+}
+
+impl fmt::Display for Report {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        writeln!(f, "seed {}: {:?}", self.seed, self.plan)?;
+        for event in &self.history {
+            writeln!(f, "{event}")?;
+        }
+        match &self.violation {
+            Some(violation) => writeln!(f, "VIOLATION {violation}"),
+            None => writeln!(f, "no violation"),
+        }
+    }
+}

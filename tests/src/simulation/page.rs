@@ -1,0 +1,126 @@
+//! Bodies, of requests and of responses, that come in pieces and take their time.
+
+use std::{
+    collections::VecDeque,
+    fmt,
+    future::Future,
+    pin::Pin,
+    task::{Context, Poll},
+    time::Duration,
+};
+
+use bytes::Bytes;
+use http_body::{Body, Frame, SizeHint};
+use tokio::time::{Sleep, sleep};
+
+use super::Millis;
+
+/// What a body does next.
+pub(super) enum Piece {
+    Data(Bytes),
+    Wait(Millis),
+    Break,
+}
+
+/// A body of pieces.
+pub(super) struct Paced {
+    pieces: VecDeque<Piece>,
+    waiting: Option<Pin<Box<Sleep>>>,
+    exact: Option<u64>,
+}
+
+/// A body broke off.
+#[derive(Debug)]
+pub(super) struct BrokeOff;
+
+impl fmt::Display for BrokeOff {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("the body broke off")
+    }
+}
+
+impl std::error::Error for BrokeOff {}
+
+impl Paced {
+    pub(super) fn new(pieces: impl IntoIterator<Item = Piece>) -> Self {
+        Self {
+            pieces: pieces.into_iter().collect(),
+            waiting: None,
+            exact: None,
+        }
+    }
+
+    /// Tells how long it is.
+    pub(super) fn announced(mut self) -> Self {
+        let length = |piece: &Piece| match piece {
+            Piece::Data(data) => data.len() as u64,
+            Piece::Wait(_) | Piece::Break => 0,
+        };
+        self.exact = Some(self.pieces.iter().map(length).sum());
+        self
+    }
+}
+
+impl Body for Paced {
+    type Data = Bytes;
+    type Error = BrokeOff;
+
+    fn poll_frame(
+        mut self: Pin<&mut Self>,
+        cx: &mut Context<'_>,
+    ) -> Poll<Option<Result<Frame<Bytes>, BrokeOff>>> {
+        loop {
+            if let Some(waiting) = &mut self.waiting {
+                if waiting.as_mut().poll(cx).is_pending() {
+                    return Poll::Pending;
+                }
+                self.waiting = None;
+            }
+            match self.pieces.pop_front() {
+                None => return Poll::Ready(None),
+                Some(Piece::Data(data)) => return Poll::Ready(Some(Ok(Frame::data(data)))),
+                Some(Piece::Break) => return Poll::Ready(Some(Err(BrokeOff))),
+                Some(Piece::Wait(0)) => {
+                    cx.waker().wake_by_ref();
+                    return Poll::Pending;
+                }
+                Some(Piece::Wait(pause)) => {
+                    self.waiting = Some(Box::pin(sleep(Duration::from_millis(pause))));
+                }
+            }
+        }
+    }
+
+    fn size_hint(&self) -> SizeHint {
+        self.exact
+            .map_or_else(SizeHint::default, SizeHint::with_exact)
+    }
+}
+
+/// What a handler answers with: a body of its own, or one that was prepared for a commit.
+pub(super) enum Page {
+    Plain(Paced),
+    Prepared(Pin<Box<tower_idempotency::Body<Page>>>),
+}
+
+impl Body for Page {
+    type Data = Bytes;
+    type Error = BrokeOff;
+
+    fn poll_frame(
+        self: Pin<&mut Self>,
+        cx: &mut Context<'_>,
+    ) -> Poll<Option<Result<Frame<Bytes>, BrokeOff>>> {
+        match self.get_mut() {
+            Self::Plain(body) => Pin::new(body).poll_frame(cx),
+            Self::Prepared(body) => body.as_mut().poll_frame(cx),
+        }
+    }
+
+    fn size_hint(&self) -> SizeHint {
+        match self {
+            Self::Plain(body) => body.size_hint(),
+            Self::Prepared(body) => body.size_hint(),
+        }
+    }
+}

@@ -1,0 +1,146 @@
+//! What is drawn for a seed before it runs: the settings of the layer, the habits of the world and when it strikes.
+
+use std::time::Duration;
+
+use http::StatusCode;
+use tower_idempotency::{InFlight, OrphanPolicy, Preset, Ttl, Unretained};
+
+use super::{Millis, dice::Dice};
+
+/// The settings of a seed.
+#[derive(Clone, Copy, Debug)]
+pub struct Plan {
+    pub(super) preset: Preset,
+    pub(super) lease: Millis,
+    pub(super) store_timeout: Millis,
+    pub(super) retention: Millis,
+    pub(super) orphans: OrphanPolicy,
+    pub(super) orphans_kept: Option<Millis>,
+    pub(super) in_flight: InFlight,
+    pub(super) unretained: Unretained,
+    pub(super) collect_timeout: Millis,
+    pub(super) body_timeout: Millis,
+    /// The layer fingerprints the head only, and the handler reads the body itself.
+    pub(super) head_only: bool,
+    /// Few requests may be in flight at once, and few may wait.
+    pub(super) crowded: bool,
+    /// Handlers commit effect and record together.
+    pub(super) transactional: bool,
+    /// The store is the crate's own [`MemoryStore`](tower_idempotency::MemoryStore).
+    pub(super) memory: bool,
+    pub(super) processes: usize,
+    pub(super) clients: usize,
+    pub(super) keys: u64,
+    /// Of a hundred store calls, how many meet a fault.
+    pub(super) faults: u64,
+    /// Of a hundred news for waiters, how many are lost.
+    pub(super) deaf: u64,
+    /// Of a hundred requests, how many are left by their client.
+    pub(super) leaving: u64,
+    /// Of a hundred executions, how many do not end well.
+    pub(super) failing: u64,
+    pub(super) strikes: Strikes,
+    /// When the clients begin.
+    pub(super) rush: Millis,
+}
+
+/// How often each befalls a process, or the store.
+#[derive(Clone, Copy, Debug, Default)]
+pub(super) struct Strikes {
+    pub(super) kills: u64,
+    pub(super) pauses: u64,
+    pub(super) drains: u64,
+    /// The clock of the store steps forward.
+    pub(super) steps: u64,
+}
+
+impl Plan {
+    pub(super) fn draw(dice: &mut Dice) -> Self {
+        let lease = dice.pick(&[60, 150, 300, 900, 3_000]);
+        let calm = dice.percent(10);
+        let transactional = dice.percent(25);
+        Self {
+            preset: dice.pick(&[
+                Preset::Recommended,
+                Preset::Recommended,
+                Preset::Ietf,
+                Preset::Stripe,
+                Preset::Idempo,
+            ]),
+            lease,
+            store_timeout: dice.pick(&[lease / 10, lease / 3, lease, lease * 2]),
+            retention: dice.pick(&[lease / 2, lease, lease * 3, lease * 10, 1_000_000]),
+            orphans: dice.pick(&[OrphanPolicy::TakeOver, OrphanPolicy::Refuse]),
+            orphans_kept: dice.pick(&[None, None, Some(lease / 2), Some(lease * 5)]),
+            in_flight: match dice.below(4) {
+                0 => InFlight::Conflict,
+                1 => InFlight::TooManyRequests,
+                _ => InFlight::Wait(Duration::from_millis(dice.pick(&[
+                    lease / 3,
+                    lease * 2,
+                    lease * 5,
+                ]))),
+            },
+            unretained: dice.pick(&[Unretained::Tombstone, Unretained::Release]),
+            collect_timeout: dice.pick(&[lease / 5, lease * 2]),
+            body_timeout: dice.pick(&[lease / 5, lease * 2]),
+            head_only: dice.percent(15),
+            crowded: dice.percent(8),
+            transactional,
+            memory: !transactional && dice.percent(30),
+            processes: dice.pick(&[1, 2, 2, 3]),
+            clients: dice.pick(&[1, 2, 3, 4, 6]),
+            keys: dice.pick(&[1, 1, 2]),
+            faults: if calm { 0 } else { dice.pick(&[0, 5, 15, 40]) },
+            deaf: dice.pick(&[0, 0, 30, 100]),
+            leaving: if calm { 0 } else { dice.pick(&[0, 15, 40]) },
+            failing: dice.pick(&[0, 10, 35]),
+            strikes: if calm {
+                Strikes::default()
+            } else {
+                Strikes {
+                    kills: dice.pick(&[0, 0, 1, 2]),
+                    pauses: dice.pick(&[0, 0, 1, 2]),
+                    drains: dice.pick(&[0, 0, 0, 1]),
+                    steps: dice.pick(&[0, 0, 0, 0, 1]),
+                }
+            },
+            rush: dice.pick(&[3, lease / 3, lease, lease * 3]),
+        }
+    }
+
+    /// Whether a handler's response of this status is one that the layer records.
+    pub(super) fn records(&self, status: StatusCode) -> bool {
+        match status {
+            StatusCode::CREATED | StatusCode::NOT_FOUND => true,
+            StatusCode::INTERNAL_SERVER_ERROR => {
+                matches!(self.preset, Preset::Ietf | Preset::Stripe)
+            }
+            StatusCode::SERVICE_UNAVAILABLE => self.preset == Preset::Stripe,
+            _ => false,
+        }
+    }
+
+    /// Whether a key that comes back with another request is a key of its own.
+    pub(super) fn separates(&self) -> bool {
+        self.preset == Preset::Idempo
+    }
+
+    /// Whether replays are marked.
+    pub(super) fn marks(&self) -> bool {
+        matches!(self.preset, Preset::Recommended | Preset::Stripe)
+    }
+
+    /// Longer than all that is slow in this seed: whoever is left to himself has ended by then.
+    pub(super) fn patience(&self) -> Millis {
+        let wait = match self.in_flight {
+            InFlight::Wait(max) => Millis::try_from(max.as_millis()).expect("a short wait"),
+            _ => 0,
+        };
+        40 * self.lease + 20 * self.store_timeout + wait + self.body_timeout + self.collect_timeout
+    }
+}
+
+pub(super) fn ttl(millis: Millis) -> Ttl {
+    Ttl::from_millis(millis.max(1))
+}

@@ -1,0 +1,209 @@
+//! One simulated process: a runtime of its own, whose clock stands still unless the driver lets it go on.
+//!
+//! The layer runs in it as it does anywhere else: it spawns tasks, sleeps and looks at the clock. A process that is not
+//! driven is paused, as by SIGSTOP: when it goes on, its clock has gone on without it. One that is dropped is dead, with
+//! all its tasks, at once.
+
+use std::{
+    future::{Future, poll_fn},
+    pin::pin,
+    sync::{
+        Arc, Mutex, PoisonError,
+        atomic::{AtomicU8, Ordering::Relaxed},
+    },
+    task::{Context, Poll, Waker},
+    time::Duration,
+};
+
+use tokio::{
+    runtime::{Builder, EnterGuard, Runtime},
+    time::{Instant, advance, sleep_until},
+};
+
+use super::Millis;
+
+pub(super) struct Process {
+    runtime: Runtime,
+    turn: Arc<Turn>,
+    /// Its own clock when it began, and the world's.
+    begun: Instant,
+    born: Millis,
+    /// How far its clock has come, as the world's time.
+    clock: Millis,
+}
+
+/// What the driver wants of the runtime, seen by the runtime as it runs out of work.
+#[derive(Default)]
+struct Turn {
+    phase: AtomicU8,
+    driver: Mutex<Option<Waker>>,
+}
+
+/// Runs what can run, and nothing more.
+const SETTLING: u8 = 0;
+const SETTLED: u8 = 1;
+/// Lets the clock go on to the next timer.
+const PEEKING: u8 = 2;
+const PEEKED: u8 = 3;
+
+impl Turn {
+    /// `from` is over: the driver has the next word.
+    fn over(&self, from: u8, to: u8) {
+        if self.phase.load(Relaxed) == from {
+            self.phase.store(to, Relaxed);
+            let driver = self.driver.lock().unwrap_or_else(PoisonError::into_inner);
+            if let Some(driver) = &*driver {
+                driver.wake_by_ref();
+            }
+        }
+    }
+
+    fn begin(&self, phase: u8, cx: &Context<'_>) {
+        self.phase.store(phase, Relaxed);
+        let mut driver = self.driver.lock().unwrap_or_else(PoisonError::into_inner);
+        match &*driver {
+            Some(known) if known.will_wake(cx.waker()) => {}
+            Some(_) | None => *driver = Some(cx.waker().clone()),
+        }
+    }
+}
+
+impl Process {
+    pub(super) fn begin(now: Millis) -> Self {
+        let turn = Arc::<Turn>::default();
+        let [parking, unparked] = [Arc::clone(&turn), Arc::clone(&turn)];
+        let runtime = Builder::new_current_thread()
+            .enable_time()
+            .start_paused(true)
+            // Whoever wakes the driver here keeps the runtime from going on to the next timer.
+            .on_thread_park(move || parking.over(SETTLING, SETTLED))
+            // The timer has fired, and what it woke has not run yet.
+            .on_thread_unpark(move || unparked.over(PEEKING, PEEKED))
+            .build()
+            .expect("a simulation can have a runtime");
+        let begun = {
+            let _entered = runtime.enter();
+            Instant::now()
+        };
+        Self {
+            runtime,
+            turn,
+            begun,
+            born: now,
+            clock: now,
+        }
+    }
+
+    pub(super) fn clock(&self) -> Millis {
+        self.clock
+    }
+
+    pub(super) fn enter(&self) -> EnterGuard<'_> {
+        self.runtime.enter()
+    }
+
+    pub(super) fn spawn(&self, task: impl Future<Output = ()> + Send + 'static) {
+        drop(self.runtime.spawn(task));
+    }
+
+    /// Runs all that can run at `now`. One that was paused until now finds that its clock has gone on, and all its timers
+    /// due at once.
+    pub(super) fn settle(&mut self, now: Millis) {
+        if self.runtime.metrics().num_alive_tasks() == 0 {
+            return;
+        }
+        if self.clock < now {
+            {
+                let _entered = self.runtime.enter();
+                let mut advancing = pin!(advance(Duration::from_millis(now - self.clock)));
+                // It advances as it is polled first, and then yields.
+                let _ = advancing
+                    .as_mut()
+                    .poll(&mut Context::from_waker(Waker::noop()));
+            }
+            self.clock = now;
+            // The first time the timers fire, the second time what they woke runs.
+            self.run_out_of_work();
+        }
+        self.run_out_of_work();
+    }
+
+    fn run_out_of_work(&self) {
+        let turn = &*self.turn;
+        turn.phase.store(SETTLING, Relaxed);
+        self.runtime.block_on(poll_fn(|cx| {
+            if turn.phase.load(Relaxed) == SETTLED {
+                return Poll::Ready(());
+            }
+            turn.begin(SETTLING, cx);
+            Poll::Pending
+        }));
+    }
+
+    /// Lets the clock go on to the next timer, but no further than `limit`. What the timer wakes has not run yet: the
+    /// process is to be settled when the world has come that far.
+    pub(super) fn look_ahead(&mut self, limit: Millis) -> Millis {
+        // Without tasks there are no timers, and nobody who looks at the clock.
+        if self.clock >= limit || self.runtime.metrics().num_alive_tasks() == 0 {
+            return limit;
+        }
+        let turn = &*self.turn;
+        let at = self.begun + Duration::from_millis(limit - self.born);
+        turn.phase.store(SETTLING, Relaxed);
+        let now = self.runtime.block_on(async {
+            let mut limit = pin!(sleep_until(at));
+            poll_fn(|cx| {
+                if turn.phase.load(Relaxed) == PEEKED || limit.as_mut().poll(cx).is_ready() {
+                    return Poll::Ready(Instant::now());
+                }
+                turn.begin(PEEKING, cx);
+                Poll::Pending
+            })
+            .await
+        });
+        let gone = (now - self.begun).as_millis();
+        self.clock = self.born + Millis::try_from(gone).expect("a simulation is short");
+        self.clock
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::Mutex;
+
+    use tokio::time::sleep;
+
+    use super::*;
+
+    #[test]
+    fn a_process_runs_when_its_timers_are_due_and_finds_a_pause_behind_it() {
+        let mut process = Process::begin(100);
+        let seen = Arc::new(Mutex::new(Vec::new()));
+        let (sees, begun) = (Arc::clone(&seen), process.begun);
+        process.spawn(async move {
+            for _ in 0..3 {
+                sleep(Duration::from_millis(70)).await;
+                let at = (Instant::now() - begun).as_millis();
+                sees.lock().expect("no panics").push(at);
+            }
+        });
+        let seen = || seen.lock().expect("no panics").clone();
+        process.settle(100);
+        assert!(process.look_ahead(150) <= 150);
+        let mut next = process.clock();
+        while next < 170 {
+            process.settle(next);
+            next = process.look_ahead(1_000);
+        }
+        assert_eq!((next, seen()), (170, vec![]), "due, and not run yet");
+        process.settle(170);
+        assert_eq!(seen(), [70]);
+        process.settle(900);
+        assert_eq!(seen(), [70, 800], "paused past its next timer");
+        while seen().len() < 3 {
+            let next = process.look_ahead(2_000);
+            process.settle(next);
+        }
+        assert_eq!((process.clock(), seen()), (970, vec![70, 800, 870]));
+    }
+}

@@ -1,0 +1,446 @@
+//! What all processes share: the time, the store and what is on its way, the dice, and what has happened.
+
+use std::{
+    collections::{BTreeMap, HashMap},
+    sync::{Arc, Mutex, MutexGuard, PoisonError},
+};
+
+use bytes::Bytes;
+use http::StatusCode;
+use tokio::sync::oneshot;
+use tower_idempotency::store::{Acquired, Claim, KeyId, LeaseRef, Token, Ttl};
+
+use super::{
+    Millis,
+    books::{Books, Verdict},
+    bugs::Bug,
+    dice::Dice,
+    history::{Event, Found, Outcome, Reply, Request, What},
+    holder::Holder,
+    plan::Plan,
+    shelf::Entry,
+};
+
+/// Shared by the driver and everything that runs in a process.
+#[derive(Clone)]
+pub(super) struct World(Arc<Mutex<State>>);
+
+pub(super) struct State {
+    pub(super) now: Millis,
+    /// How far the store's clock is ahead.
+    pub(super) ahead: Millis,
+    pub(super) plan: Plan,
+    pub(super) bug: Option<Bug>,
+    pub(super) dice: Dice,
+    /// Nothing goes wrong any more.
+    pub(super) healed: bool,
+    queue: BTreeMap<(Millis, u64), Due>,
+    queued: u64,
+    /// Calls that have not reached the store yet.
+    pub(super) under_way: usize,
+    pub(super) holder: Holder,
+    pub(super) books: HashMap<KeyId, Books>,
+    watchers: Vec<(KeyId, oneshot::Sender<()>)>,
+    tokens: HashMap<Token, usize>,
+    ids: HashMap<KeyId, usize>,
+    pub(super) attempts: Vec<Attempt>,
+    pub(super) executions: Vec<Execution>,
+    pub(super) clients: Vec<Client>,
+    /// Attempts that have not ended.
+    pub(super) open: usize,
+    /// Which processes have died.
+    pub(super) dead: Vec<bool>,
+    pub(super) history: Vec<Event>,
+    /// The first thing that was not as promised.
+    pub(super) violation: Option<String>,
+}
+
+/// What is to happen at its time.
+pub(super) enum Due {
+    Arrival(Call),
+    Reply(oneshot::Sender<Option<Done>>, Option<Done>),
+    Push(oneshot::Sender<()>),
+    Send(usize),
+    Kill(usize),
+    Pause(usize, Millis),
+    /// The process of this number, if it still is.
+    GoOn(usize),
+    Drain(usize),
+    /// The process of this number has drained.
+    Leave(usize),
+    Begin(usize),
+    Step(Millis),
+}
+
+/// A call on its way to the store, and what becomes of its reply.
+pub(super) struct Call {
+    pub(super) process: usize,
+    pub(super) op: Op,
+    pub(super) reply: Option<(oneshot::Sender<Option<Done>>, Millis)>,
+    /// It arrives, and an error comes back.
+    pub(super) fails: bool,
+    /// What was read as it was sent, where the store has that bug.
+    pub(super) read: Option<Option<Entry>>,
+}
+
+#[derive(Clone)]
+pub(super) enum Op {
+    Acquire(Claim),
+    Renew(LeaseRef, Ttl),
+    Complete(LeaseRef, Bytes, Ttl),
+    Release(LeaseRef),
+    /// A transaction of the handler's: effect and record together.
+    Commit(LeaseRef, Bytes, Ttl, usize),
+}
+
+pub(super) enum Done {
+    Acquired(Acquired),
+    Ok,
+    Lost,
+}
+
+/// One request of a client, and what became of it.
+pub(super) struct Attempt {
+    pub(super) client: usize,
+    pub(super) process: usize,
+    pub(super) request: Request,
+    pub(super) execution: Option<usize>,
+    /// Its body comes at once and whole.
+    pub(super) clean: bool,
+    pub(super) left: bool,
+    pub(super) outcome: Option<Outcome>,
+}
+
+/// One run of the handler.
+pub(super) struct Execution {
+    pub(super) attempt: usize,
+    pub(super) process: usize,
+    pub(super) request: Request,
+    pub(super) lease: Option<LeaseRef>,
+    pub(super) effect: bool,
+    /// What it had to say; the last of these is what it said.
+    pub(super) answers: Vec<Said>,
+    pub(super) state: Progress,
+    /// A completion under its lease was sent, and whether anything definite was heard of one.
+    pub(super) completing: bool,
+    pub(super) heard: bool,
+}
+
+/// How far an execution has come.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Progress {
+    Runs,
+    /// With the last of its answers.
+    Answered,
+    /// Without one.
+    Failed,
+}
+
+/// An answer of a handler.
+#[derive(Clone, Debug)]
+pub(super) struct Said {
+    pub(super) status: StatusCode,
+    pub(super) body: Bytes,
+    pub(super) keep: Keep,
+}
+
+/// Whether the layer is to keep it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Keep {
+    Yes,
+    No,
+    /// It is too large, or perhaps too slow: there is a tombstone, or none.
+    Perhaps,
+}
+
+/// Somebody who sends a request again and again.
+pub(super) struct Client {
+    pub(super) request: Request,
+    pub(super) left: u64,
+    /// It asks until it knows, once nothing goes wrong any more.
+    pub(super) asks: bool,
+    pub(super) waiting: bool,
+}
+
+impl World {
+    pub(super) fn new(plan: Plan, bug: Option<Bug>, dice: Dice) -> Self {
+        Self(Arc::new(Mutex::new(State {
+            now: 0,
+            ahead: 0,
+            plan,
+            bug,
+            dice,
+            healed: false,
+            queue: BTreeMap::new(),
+            queued: 0,
+            under_way: 0,
+            holder: Holder::new(&plan, bug),
+            books: HashMap::new(),
+            watchers: Vec::new(),
+            tokens: HashMap::new(),
+            ids: HashMap::new(),
+            attempts: Vec::new(),
+            executions: Vec::new(),
+            clients: Vec::new(),
+            open: 0,
+            dead: Vec::new(),
+            history: Vec::new(),
+            violation: None,
+        })))
+    }
+
+    pub(super) fn look(&self) -> MutexGuard<'_, State> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl State {
+    pub(super) fn has(&self, bug: Bug) -> bool {
+        self.bug == Some(bug)
+    }
+
+    pub(super) fn tell(&mut self, what: What) {
+        let at = self.now;
+        self.history.push(Event { at, what });
+    }
+
+    pub(super) fn violated(&mut self, what: impl Into<String>) {
+        if self.violation.is_none() {
+            self.violation = Some(format!("at {} ms: {}", self.now, what.into()));
+        }
+    }
+
+    // ---- What is to happen ----
+
+    pub(super) fn after(&mut self, pause: Millis, due: Due) {
+        self.queued += 1;
+        // What is due at one instant happens in any order.
+        let order = self.dice.next() << 32 | self.queued;
+        if let Due::Arrival(_) = due {
+            self.under_way += 1;
+        }
+        self.queue.insert((self.now + pause, order), due);
+    }
+
+    pub(super) fn next_due(&self) -> Option<Millis> {
+        self.queue.first_key_value().map(|((at, _), _)| *at)
+    }
+
+    pub(super) fn pop_due(&mut self) -> Option<Due> {
+        let entry = self.queue.first_entry()?;
+        (entry.key().0 <= self.now).then(|| entry.remove())
+    }
+
+    /// Whether anything is to come besides replies and news.
+    pub(super) fn is_eventful(&self) -> bool {
+        let mut due = self.queue.values();
+        due.any(|due| !matches!(due, Due::Arrival(_) | Due::Reply(..) | Due::Push(_)))
+    }
+
+    // ---- Names ----
+
+    pub(super) fn name(&mut self, token: Token) -> usize {
+        let next = self.tokens.len();
+        *self.tokens.entry(token).or_insert(next)
+    }
+
+    pub(super) fn name_id(&mut self, id: KeyId) -> usize {
+        let next = self.ids.len();
+        *self.ids.entry(id).or_insert(next)
+    }
+
+    // ---- The store ----
+
+    /// The time by the store's clock.
+    pub(super) fn store_now(&self) -> Millis {
+        self.now + self.ahead
+    }
+
+    /// A call has reached the store.
+    pub(super) fn arrive(&mut self, process: usize, op: Op, read: Option<Option<Entry>>) -> Done {
+        let now = self.store_now();
+        let (id, token) = (op.id(), op.token());
+        let done = self.holder.step(&op, read, now, self.bug);
+        if let Op::Commit(.., execution) = &op
+            && (matches!(done, Done::Ok) || self.has(Bug::CommitIsTorn))
+        {
+            self.executions[*execution].effect = true;
+            let (execution, held) = (*execution, true);
+            self.tell(What::Effect { execution, held });
+        }
+        let verdict = enter(self.books.entry(id).or_default(), &op, &done, now);
+        let (id_name, token) = (self.name_id(id), self.name(token));
+        self.tell(What::Arrives {
+            process,
+            call: op.name(),
+            id: id_name,
+            token,
+            found: found(&done),
+        });
+        if let Op::Release(lease) = &op {
+            super::oracle::judge_release(self, lease);
+        }
+        if let Err(violation) = verdict {
+            let call = op.name();
+            self.violated(format!("{violation} ({call} under token {token})"));
+        }
+        if !self.holder.is_in_progress(id, now) {
+            self.wake(id);
+        }
+        done
+    }
+
+    /// News for whoever waits for this entry, unless they are lost.
+    fn wake(&mut self, id: KeyId) {
+        let mut at = 0;
+        while at < self.watchers.len() {
+            if self.watchers[at].0 != id {
+                at += 1;
+                continue;
+            }
+            let (_, watcher) = self.watchers.swap_remove(at);
+            if self.healed || !self.dice.percent(self.plan.deaf) {
+                let pause = self.dice.below(3);
+                self.after(pause, Due::Push(watcher));
+            }
+        }
+    }
+
+    pub(super) fn watch(&mut self, id: KeyId) -> oneshot::Receiver<()> {
+        let (news, watcher) = oneshot::channel();
+        self.watchers.push((id, news));
+        let now = self.store_now();
+        if !self.holder.is_in_progress(id, now) {
+            self.wake(id);
+        }
+        watcher
+    }
+
+    /// The execution under this lease.
+    pub(super) fn execution_under(&mut self, lease: &LeaseRef) -> Option<&mut Execution> {
+        let mut executions = self.executions.iter_mut().rev();
+        executions.find(|it| it.lease.is_some_and(|it| it.token == lease.token))
+    }
+}
+
+impl Op {
+    pub(super) fn name(&self) -> &'static str {
+        match self {
+            Self::Acquire(_) => "acquire",
+            Self::Renew(..) => "renew",
+            Self::Complete(..) => "complete",
+            Self::Release(_) => "release",
+            Self::Commit(..) => "commit",
+        }
+    }
+
+    fn id(&self) -> KeyId {
+        match self {
+            Self::Acquire(claim) => claim.id,
+            Self::Renew(lease, _)
+            | Self::Complete(lease, ..)
+            | Self::Release(lease)
+            | Self::Commit(lease, ..) => lease.id,
+        }
+    }
+
+    pub(super) fn token(&self) -> Token {
+        match self {
+            Self::Acquire(claim) => claim.token,
+            Self::Renew(lease, _)
+            | Self::Complete(lease, ..)
+            | Self::Release(lease)
+            | Self::Commit(lease, ..) => lease.token,
+        }
+    }
+}
+
+fn enter(books: &mut Books, op: &Op, done: &Done, now: Millis) -> Verdict {
+    let ok = matches!(done, Done::Ok);
+    match (op, done) {
+        (Op::Acquire(claim), Done::Acquired(acquired)) => books.acquired(claim, now, acquired),
+        (Op::Acquire(_), Done::Ok | Done::Lost) => Err("no answer to an acquire"),
+        (Op::Renew(lease, ttl), _) => books.renewed(lease, ttl.as_millis(), now, ok),
+        (Op::Complete(lease, record, retention), _) => {
+            books.completed(lease, record, retention.as_millis(), now, false, ok)
+        }
+        (Op::Commit(lease, record, retention, _), _) => {
+            books.completed(lease, record, retention.as_millis(), now, true, ok)
+        }
+        (Op::Release(lease), _) => {
+            books.released(lease, now);
+            Ok(())
+        }
+    }
+}
+
+fn found(done: &Done) -> Found {
+    match done {
+        Done::Acquired(Acquired::Granted {
+            generation,
+            takeover,
+        }) => Found::Granted(*generation, *takeover),
+        Done::Acquired(Acquired::InProgress { expires_in, .. }) => {
+            Found::InProgress(Millis::try_from(expires_in.as_millis()).unwrap_or(Millis::MAX))
+        }
+        Done::Acquired(Acquired::Orphaned { since, .. }) => {
+            Found::Orphaned(Millis::try_from(since.as_millis()).unwrap_or(Millis::MAX))
+        }
+        Done::Acquired(Acquired::Completed { .. }) => Found::Completed,
+        Done::Ok => Found::Done,
+        Done::Lost => Found::Lost,
+    }
+}
+
+/// What became of an attempt, and what its client does next.
+impl State {
+    pub(super) fn ended(&mut self, attempt: usize, outcome: Outcome) {
+        let known = &mut self.attempts[attempt];
+        if known.outcome.is_some() {
+            return;
+        }
+        known.outcome = Some(outcome.clone());
+        self.open -= 1;
+        let client = self.attempts[attempt].client;
+        self.tell(What::Ends(attempt, outcome.clone()));
+        super::oracle::judge_end(self, attempt, &outcome);
+        self.go_on(client, &outcome);
+    }
+
+    fn go_on(&mut self, client: usize, outcome: &Outcome) {
+        let lease = self.plan.lease;
+        let definite = is_definite(outcome);
+        let plan_pause = [0, 1, lease / 10, lease / 2, lease + 1];
+        let state = &mut self.clients[client];
+        state.waiting = false;
+        if state.asks {
+            if !definite {
+                state.waiting = true;
+                // The poll of whoever asks until he knows.
+                self.after(lease / 4, Due::Send(client));
+            }
+            return;
+        }
+        let again = !definite || self.dice.percent(40);
+        let state = &mut self.clients[client];
+        if state.left > 0 && again && !self.healed {
+            state.left -= 1;
+            state.waiting = true;
+            let pause = self.dice.pick(&plan_pause);
+            self.after(pause, Due::Send(client));
+        }
+    }
+}
+
+/// Whether there is nothing more to be learned by asking again.
+pub(super) fn is_definite(outcome: &Outcome) -> bool {
+    match outcome {
+        Outcome::Answered(Reply { .. }) | Outcome::Panicked | Outcome::Failed => true,
+        Outcome::BrokeOff => true,
+        Outcome::Refused(reason, _) => matches!(
+            *reason,
+            "key-reused" | "outcome-unknown" | "response-not-retained"
+        ),
+        Outcome::Died | Outcome::Left => false,
+    }
+}

@@ -114,8 +114,8 @@ impl Driver {
             (world.now, world.next_due())
         };
         // One that is ahead does not hear what another one makes happen meanwhile, so none looks far while things happen.
-        let far = now + self.stride;
-        self.stride *= 2;
+        let far = (now + self.stride).min(self.until + 1);
+        self.stride = (self.stride * 2).min(self.plan.lease.max(STRIDE));
         let mut next = due.map_or(far, |due| due.min(far));
         for host in &mut self.hosts {
             let Some(process) = host.process.as_mut().filter(|_| !host.paused) else {
@@ -149,6 +149,7 @@ impl Driver {
         while self.world.look().next_due() == Some(now) {
             let due = self.world.look().pop_due();
             if let Some(due) = due {
+                self.stride = STRIDE;
                 self.happen(due);
             }
             self.settle(now);
@@ -360,12 +361,14 @@ impl Driver {
     fn go_on(&mut self) -> bool {
         let mut world = self.world.look();
         let (now, lease) = (world.now, self.plan.lease);
+        let phase = self.phase;
         if world.violation.is_some() {
             return false;
         }
         match self.phase {
             Phase::Rush => {
-                if world.open == 0 && !world.is_eventful() {
+                let up = |host: &Host| host.process.is_some() && !host.draining;
+                if world.open == 0 && !world.is_eventful() && self.hosts.iter().all(up) {
                     world.healed = true;
                     world.tell(What::Heals);
                     self.phase = Phase::Rest;
@@ -409,6 +412,9 @@ impl Driver {
                 }
             }
             Phase::Drain => return self.hosts.iter().any(|host| host.process.is_some()),
+        }
+        if self.phase != phase {
+            self.stride = STRIDE;
         }
         true
     }

@@ -160,7 +160,7 @@ impl Run {
             process: link.process,
             request,
             lease: lease.as_ref().map(Lease::lease_ref),
-            effect: false,
+            effects: Vec::new(),
             answers: Vec::new(),
             state: Progress::Runs,
             completing: false,
@@ -266,7 +266,7 @@ impl Run {
         let held = self.lease.as_ref().is_some_and(Lease::is_held);
         let execution = self.number;
         let mut world = self.link.world.look();
-        world.executions[execution].effect = true;
+        world.has_effect(execution);
         world.tell(What::Effect { execution, held });
         super::oracle::judge_effect(&mut world, execution, held);
     }
@@ -308,14 +308,13 @@ impl Run {
         }
         let text = Bytes::from(text);
         let mut world = self.link.world.look();
+        let recorded = world.plan.records(status) && script.ending != Ending::AnswersNotToKeep;
         let streams = script.split >= Some(world.plan.collect_timeout);
-        let unkept = matches!(script.ending, Ending::AnswersNotToKeep | Ending::BreaksOff);
-        let keep = if unkept || !world.plan.records(status) {
-            Keep::No
-        } else if too_much || streams {
-            Keep::Perhaps
-        } else {
-            Keep::Yes
+        let keep = match script.ending {
+            _ if !recorded => Keep::No,
+            _ if too_much || streams => Keep::Perhaps,
+            Ending::BreaksOff => Keep::No,
+            _ => Keep::Yes,
         };
         world.executions[self.number].answers.push(Said {
             status,

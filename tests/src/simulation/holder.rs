@@ -45,8 +45,12 @@ impl Holder {
             .start_paused(true)
             .build()
             .expect("a simulation can have a runtime");
+        let store = {
+            let _entered = clock.enter();
+            MemoryStore::new()
+        };
         Self::Memory(Box::new(Memory {
-            store: MemoryStore::new(),
+            store,
             clock,
             now: 0,
             in_progress: Vec::new(),

@@ -114,7 +114,7 @@ fn judge_answer(world: &State, attempt: usize, reply: &Reply) -> Result<(), Stri
         ));
     }
     let committed = said.keep == Keep::Yes && said.status != StatusCode::SERVICE_UNAVAILABLE;
-    if world.plan.transactional && committed && !execution.effect {
+    if world.plan.transactional && committed && execution.effects.is_empty() {
         return Err(format!(
             "the answer of execution {number} without its effect"
         ));
@@ -186,19 +186,17 @@ pub(super) fn judge_rest(world: &mut State) {
 /// How often each key had its effect, from when it was free until it was free again.
 fn judge_effects(world: &mut State) {
     let mut effects = BTreeMap::<_, u64>::new();
-    for execution in world.executions.iter().filter(|it| it.effect) {
+    for execution in &world.executions {
         let Some(lease) = execution.lease else {
             continue;
         };
-        let leases = &world.books[&lease.id].leases;
-        let story = leases.iter().find(|it| it.token == lease.token);
-        *effects
-            .entry((lease.id, story.map(|it| it.story)))
-            .or_default() += 1;
+        for story in &execution.effects {
+            *effects.entry((lease.id, *story)).or_default() += 1;
+        }
     }
     for ((id, story), effects) in effects {
         let leases = &world.books[&id].leases;
-        let granted = leases.iter().filter(|it| Some(it.story) == story).count() as u64;
+        let granted = leases.iter().filter(|it| it.story == story).count() as u64;
         let may = match world.plan.orphans {
             _ if world.plan.transactional => 1,
             OrphanPolicy::Refuse => 1,

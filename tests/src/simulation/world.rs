@@ -117,7 +117,8 @@ pub(super) struct Execution {
     pub(super) process: usize,
     pub(super) request: Request,
     pub(super) lease: Option<LeaseRef>,
-    pub(super) effect: bool,
+    /// In which stories of its key it had its effect.
+    pub(super) effects: Vec<u64>,
     /// What it had to say; the last of these is what it said.
     pub(super) answers: Vec<Said>,
     pub(super) state: Progress,
@@ -261,14 +262,16 @@ impl State {
         let now = self.store_now();
         let (id, token) = (op.id(), op.token());
         let done = self.holder.step(&op, read, now, self.bug);
+        let books = self.books.entry(id).or_default();
+        let verdict = enter(books, &op, &done, now);
+        let story = books.story;
         if let Op::Commit(.., execution) = &op
             && (matches!(done, Done::Ok) || self.has(Bug::CommitIsTorn))
         {
-            self.executions[*execution].effect = true;
+            self.executions[*execution].effects.push(story);
             let (execution, held) = (*execution, true);
             self.tell(What::Effect { execution, held });
         }
-        let verdict = enter(self.books.entry(id).or_default(), &op, &done, now);
         let (id_name, token) = (self.name_id(id), self.name(token));
         self.tell(What::Arrives {
             process,
@@ -314,6 +317,17 @@ impl State {
             self.wake(id);
         }
         watcher
+    }
+
+    /// An effect outside of the store: it belongs to the story in which its lease was granted.
+    pub(super) fn has_effect(&mut self, number: usize) {
+        let execution = &mut self.executions[number];
+        let story = execution.lease.and_then(|lease| {
+            let leases = &self.books.get(&lease.id)?.leases;
+            let granted = leases.iter().find(|it| it.token == lease.token)?;
+            Some(granted.story)
+        });
+        execution.effects.extend(story);
     }
 
     /// The execution under this lease.

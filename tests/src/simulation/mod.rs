@@ -24,13 +24,20 @@ mod page;
 mod plan;
 mod process;
 mod shelf;
+mod sweep;
 mod world;
 
 use std::fmt;
 
 use tower_idempotency::conformance::seed_jitter;
 
-pub use self::{bugs::Bug, history::Event, plan::Plan, shelf::Shelf};
+pub use self::{
+    bugs::Bug,
+    history::Event,
+    plan::Plan,
+    shelf::Shelf,
+    sweep::{Sums, Sweep, Swept},
+};
 use self::{dice::Dice, drive::Driver};
 
 /// Milliseconds since the simulation began.
@@ -51,6 +58,8 @@ pub struct Report {
     pub executions: usize,
     /// How many requests were sent.
     pub attempts: usize,
+    /// How many leases were taken over.
+    pub takeovers: usize,
 }
 
 /// Runs a seed, with one bug or none.
@@ -69,6 +78,7 @@ pub fn run(seed: u64, bug: Option<Bug>) -> Report {
         violation: state.violation.take(),
         executions: state.executions.len(),
         attempts: state.attempts.len(),
+        takeovers: state.takeovers,
     }
 }
 

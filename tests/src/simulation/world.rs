@@ -46,6 +46,7 @@ pub(super) struct State {
     pub(super) attempts: Vec<Attempt>,
     pub(super) executions: Vec<Execution>,
     pub(super) clients: Vec<Client>,
+    pub(super) takeovers: usize,
     /// Attempts that have not ended.
     pub(super) open: usize,
     /// Which processes have died.
@@ -183,6 +184,7 @@ impl World {
             attempts: Vec::new(),
             executions: Vec::new(),
             clients: Vec::new(),
+            takeovers: 0,
             open: 0,
             dead: Vec::new(),
             history: Vec::new(),
@@ -262,6 +264,9 @@ impl State {
         let now = self.store_now();
         let (id, token) = (op.id(), op.token());
         let done = self.holder.step(&op, read, now, self.bug);
+        if let Done::Acquired(Acquired::Granted { takeover: true, .. }) = done {
+            self.takeovers += 1;
+        }
         let books = self.books.entry(id).or_default();
         let verdict = enter(books, &op, &done, now);
         let story = books.story;

@@ -1,0 +1,157 @@
+//! The layer as it is, in simulated processes on a simulated store, from many seeds: see `tests::simulation`.
+
+#![expect(clippy::unwrap_used, reason = "tests, their helpers included")]
+
+use std::{env, sync::Mutex, thread, time::Duration};
+
+use bytes::Bytes;
+use tests::simulation::{Bug, Millis, Shelf, Sweep, run};
+use tokio::time::{Instant, sleep};
+use tower_idempotency::store::{Acquired, Claim, KeyId, LeaseRef, Store, StoreError, Ttl};
+
+/// The store of the simulation on tokio's clock, for the suite that every store passes.
+struct OnAClock {
+    shelf: Mutex<Shelf>,
+    began: Instant,
+}
+
+impl OnAClock {
+    fn new() -> Self {
+        Self {
+            shelf: Mutex::default(),
+            began: Instant::now(),
+        }
+    }
+
+    fn step<T>(&self, step: impl FnOnce(&mut Shelf, Millis) -> T) -> T {
+        let now = self.began.elapsed().as_millis();
+        step(&mut self.shelf.lock().unwrap(), now.try_into().unwrap())
+    }
+}
+
+impl Store for OnAClock {
+    async fn acquire(&self, claim: &Claim) -> Result<Acquired, StoreError> {
+        Ok(self.step(|shelf, now| shelf.acquire(claim, now)))
+    }
+
+    async fn renew(&self, lease: &LeaseRef, ttl: Ttl) -> Result<(), StoreError> {
+        self.step(|shelf, now| shelf.renew(lease, ttl, now))
+    }
+
+    async fn complete(
+        &self,
+        lease: &LeaseRef,
+        record: Bytes,
+        retention: Ttl,
+    ) -> Result<(), StoreError> {
+        self.step(|shelf, now| shelf.complete(lease, record, retention, now))
+    }
+
+    async fn release(&self, lease: &LeaseRef) -> Result<(), StoreError> {
+        self.step(|shelf, now| shelf.release(lease, now));
+        Ok(())
+    }
+
+    async fn changed(&self, _id: &KeyId, within: Duration) {
+        sleep(within.min(Duration::from_millis(10))).await;
+    }
+}
+
+tower_idempotency::conformance_tests! {
+    mod the_simulated_store,
+    start_paused = true,
+    push = false,
+    store = || async { OnAClock::new() },
+}
+
+/// A number from the environment.
+fn number(name: &str, default: u64) -> u64 {
+    match env::var(name) {
+        Ok(number) => number.replace('_', "").parse().unwrap(),
+        Err(_) => default,
+    }
+}
+
+/// `SIMULATION_SEEDS` from `SIMULATION_FROM` on (100,000 from 0), or as many as run in `SIMULATION_SECONDS` (110).
+#[test]
+fn no_seed_breaks_a_promise() {
+    let from = number("SIMULATION_FROM", 0);
+    let sweep = Sweep {
+        seeds: from..from + number("SIMULATION_SEEDS", 100_000),
+        threads: thread::available_parallelism().map_or(1, usize::from),
+        bug: None,
+        limit: Some(Duration::from_secs(number("SIMULATION_SECONDS", 110))),
+    };
+    let swept = sweep.run();
+    println!("{swept}");
+    assert!(swept.ran > 1_000, "too few seeds to say anything: {swept}");
+    if let Some(report) = &swept.found {
+        panic!("{report}\n{swept}");
+    }
+}
+
+#[test]
+fn every_seeded_bug_is_found_within_10_000_seeds() {
+    let mut missed = Vec::new();
+    for bug in Bug::ALL {
+        let found = (0..10_000).map(|seed| run(seed, Some(bug)));
+        match found.into_iter().find(|report| report.violation.is_some()) {
+            Some(report) => {
+                let violation = report.violation.unwrap();
+                println!("{bug:?}: seed {}, {violation}", report.seed);
+            }
+            None => missed.push(bug),
+        }
+    }
+    assert!(missed.is_empty(), "not found: {missed:?}");
+}
+
+#[test]
+fn a_seed_is_one_run() {
+    for seed in 0..1_000 {
+        let [one, other] = [run(seed, None), run(seed, None)];
+        let mut both = one.history.iter().zip(&other.history);
+        if let Some((one, other)) = both.find(|(one, other)| one != other) {
+            panic!("seed {seed}:\n{one}\n{other}");
+        }
+        assert_eq!(one.history.len(), other.history.len(), "seed {seed}");
+        assert_eq!(one.violation, other.violation, "seed {seed}");
+    }
+}
+
+/// Most of what can happen does, and not only in seeds that nobody runs.
+#[test]
+fn a_thousand_seeds_see_everything() {
+    let told: String = (0..1_000).map(|seed| run(seed, None).to_string()).collect();
+    for what in [
+        "Dies",
+        "Pauses",
+        "GoesOn",
+        "Drained",
+        "ClockSteps",
+        "Leaves",
+        "Panicked",
+        "Failed",
+        "BrokeOff",
+        "in-progress",
+        "key-reused",
+        "outcome-unknown",
+        "response-not-retained",
+        "store-unavailable",
+        "overloaded",
+        "draining",
+        "body-timeout",
+        "body-unreadable",
+        "replayed",
+        "\"commit\"",
+        "\"release\"",
+        "Orphaned",
+        "Granted(3, true)",
+        "found: Lost",
+        "heard: Error",
+        "held: false",
+        "memory: true",
+    ] {
+        assert!(told.contains(what), "nothing like {what}");
+    }
+}

@@ -2,8 +2,9 @@
 
 use std::{
     collections::HashMap,
+    pin::pin,
     sync::{
-        Arc, Mutex, MutexGuard, PoisonError,
+        Arc, Mutex, MutexGuard, OnceLock, PoisonError,
         atomic::{AtomicUsize, Ordering::Relaxed},
     },
     time::Duration,
@@ -11,7 +12,7 @@ use std::{
 
 use bytes::Bytes;
 use tokio::{
-    sync::{OwnedMutexGuard, watch},
+    sync::{Notify, OwnedMutexGuard},
     time::{Instant, sleep, timeout, timeout_at},
 };
 
@@ -39,7 +40,7 @@ pub(crate) async fn wait(
     if detach.caller_left() {
         return Ok((acquired, sent));
     }
-    let Some(mut waiting) = engine
+    let Some(waiting) = engine
         .waiters
         .join(claim.id, config.waiters_per_key, config.waiters)
     else {
@@ -131,7 +132,9 @@ struct Group {
     // Changed under the lock of `State` only.
     waiting: AtomicUsize,
     turn: Arc<tokio::sync::Mutex<()>>,
-    found: watch::Sender<Option<Found>>,
+    found: OnceLock<Found>,
+    // Wakes in the order in which they came.
+    news: Notify,
 }
 
 /// The record that ended the wait.
@@ -146,7 +149,6 @@ struct Waiting {
     state: Arc<Mutex<State>>,
     id: KeyId,
     group: Arc<Group>,
-    found: watch::Receiver<Option<Found>>,
 }
 
 /// What a waiter waits for.
@@ -173,31 +175,35 @@ impl Waiters {
             Arc::new(Group {
                 waiting: 0.into(),
                 turn: Arc::default(),
-                found: watch::Sender::new(None),
+                found: OnceLock::new(),
+                news: Notify::new(),
             })
         });
         group.waiting.fetch_add(1, Relaxed);
         let group = Arc::clone(group);
-        let found = group.found.subscribe();
         Some(Waiting {
             state: Arc::clone(&self.state),
             id,
             group,
-            found,
         })
     }
 }
 
 impl Waiting {
     /// Resolves with this waiter's turn, or with what another found.
-    async fn woken(&mut self) -> Woken {
+    async fn woken(&self) -> Woken {
+        let mut news = pin!(self.group.news.notified());
+        // Listening first: nothing is found unheard after the look.
+        news.as_mut().enable();
+        if let Some(found) = self.group.found.get() {
+            return Woken::Found(found.clone());
+        }
         let turn = Arc::clone(&self.group.turn);
         tokio::select! {
             biased;
-            // The sender lives as long as the group, which this waiter holds: the wait cannot fail.
-            Ok(found) = self.found.wait_for(Option::is_some) => match found.clone() {
-                Some(found) => Woken::Found(found),
-                None => unreachable!("waited for something"),
+            () = news => match self.group.found.get() {
+                Some(found) => Woken::Found(found.clone()),
+                None => unreachable!("the news are what was found"),
             },
             turn = turn.lock_owned() => Woken::Turn(turn),
         }
@@ -215,7 +221,9 @@ impl Waiting {
             state.groups.remove(&self.id);
         }
         drop(state);
-        self.group.found.send_replace(Some(found));
+        // Only who has the turn delivers, and whoever has it next finds this.
+        let _ = self.group.found.set(found);
+        self.group.news.notify_waiters();
     }
 }
 

@@ -359,7 +359,10 @@ impl Drop for Run {
         if !self.over {
             let (execution, process) = (self.number, self.link.process);
             let mut world = self.link.world.look();
-            world.tell(What::CutOff(execution));
+            // With its process, as tasks end in no order.
+            if !world.dead[process] {
+                world.tell(What::CutOff(execution));
+            }
             super::oracle::judge_cut(&mut world, execution, process);
         }
     }

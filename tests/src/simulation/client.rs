@@ -13,13 +13,16 @@ use http::{HeaderMap, Request, Response};
 use http_body::Body as _;
 use tokio::time::sleep;
 use tower::Service;
-use tower_idempotency::{Body, Idempotency, store::Store};
+use tower_idempotency::{
+    Body, Idempotency, IdempotencyLayer, TakeOver,
+    store::{Claim, Store},
+};
 
 use super::{
     Millis,
     bugs::Bug,
     dice::Dice,
-    handler::{Failed, Handler},
+    handler::{self, Failed, Handler},
     history::{self, Outcome, Reply, What},
     link::Link,
     page::{Paced, Page, Piece},
@@ -92,8 +95,38 @@ pub(super) async fn attempt(
     number: usize,
     leave: Leave,
 ) {
+    let exchange = exchange(service, req);
+    see_through(link, exchange, number, leave).await;
+}
+
+/// An orphan executed again, by an operator who may leave as well.
+pub(super) async fn take_over(
+    link: Link,
+    layer: IdempotencyLayer,
+    claim: Claim,
+    number: usize,
+    leave: Leave,
+) {
+    let works = link.clone();
+    let exchange = async move {
+        let work = move |lease| handler::finish(works, number, lease);
+        match layer.take_over(claim, work).await {
+            Ok(TakeOver::Executed(res)) => read(res).await,
+            Ok(TakeOver::NoOrphan) => Outcome::NoOrphan,
+            Ok(_) => Outcome::Failed,
+            Err(error) => Outcome::Refused(error.kind().code(), error.status()),
+        }
+    };
+    see_through(link, exchange, number, leave).await;
+}
+
+async fn see_through(
+    link: Link,
+    exchange: impl Future<Output = Outcome>,
+    number: usize,
+    leave: Leave,
+) {
     let outcome = {
-        let exchange = exchange(service, req);
         match leave {
             Leave::Never => caught(exchange, u64::MAX).await,
             Leave::AfterPolls(polls) => caught(exchange, polls).await,

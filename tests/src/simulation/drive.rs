@@ -5,7 +5,9 @@ use std::time::Duration;
 use bytes::Bytes;
 use http::Response;
 use tower::Layer;
-use tower_idempotency::{FingerprintBy, Idempotency, IdempotencyLayer, OrphanPolicy, StoreFailure};
+use tower_idempotency::{
+    FingerprintBy, Idempotency, IdempotencyLayer, OrphanPolicy, StoreFailure, store::Claim,
+};
 
 use super::{
     Millis,
@@ -188,6 +190,7 @@ impl Driver {
             Due::Pause(host, pause) => self.pause(host, pause),
             Due::GoOn(number) => self.unpause(number),
             Due::Drain(host) => self.drain(host),
+            Due::TakeOver(host) => self.take_over(host),
             Due::Leave(number) => {
                 let left = self.hosts.iter();
                 let mut left = left.enumerate().filter(|(_, host)| host.number == number);
@@ -336,7 +339,7 @@ impl Driver {
         };
         world.open += 1;
         world.attempts.push(Attempt {
-            client,
+            client: Some(client),
             process: host.number,
             request,
             execution: None,
@@ -346,13 +349,53 @@ impl Driver {
         });
         world.tell(What::Sends {
             attempt: number,
-            client,
+            client: Some(client),
             process: host.number,
             request,
         });
         drop(world);
         let (link, service) = (served.link.clone(), served.service.clone());
         process.spawn(client::attempt(link, service, req, number, leave));
+    }
+
+    /// An operator tries to finish one of the requests that were executed.
+    fn take_over(&mut self, at: usize) {
+        let host = &self.hosts[at];
+        let (Some(process), Some(served)) = (&host.process, &host.served) else {
+            return;
+        };
+        let mut world = self.world.look();
+        let executions = world.executions.len();
+        if executions == 0 {
+            return;
+        }
+        let execution = world.dice.index(executions);
+        let execution = &world.executions[execution];
+        let (request, Some(lease)) = (execution.request, execution.lease) else {
+            return;
+        };
+        let number = world.attempts.len();
+        let leave = Leave::draw(&mut world.dice, &self.plan);
+        world.open += 1;
+        world.attempts.push(Attempt {
+            client: None,
+            process: host.number,
+            request,
+            execution: None,
+            clean: true,
+            left: false,
+            outcome: None,
+        });
+        world.tell(What::Sends {
+            attempt: number,
+            client: None,
+            process: host.number,
+            request,
+        });
+        drop(world);
+        let claim = Claim::new(lease.id, lease.fingerprint).expect("there is randomness");
+        let (link, layer) = (served.link.clone(), served.layer.clone());
+        process.spawn(client::take_over(link, layer, claim, number, leave));
     }
 
     // ---- From the rush to the end ----
@@ -467,7 +510,7 @@ fn plan_ahead(world: &mut State, plan: Plan) {
         let dice = &mut world.dice;
         let request = Request {
             key: dice.below(plan.keys),
-            variant: u64::from(dice.percent(12)),
+            variant: u64::from(dice.percent(15)),
         };
         let left = dice.below(4);
         let at = dice.below(plan.rush);
@@ -493,6 +536,7 @@ fn plan_ahead(world: &mut State, plan: Plan) {
     };
     strike(strikes.kills, |_, host, _| Due::Kill(host));
     strike(strikes.drains, |_, host, _| Due::Drain(host));
+    strike(strikes.takeovers, |_, host, _| Due::TakeOver(host));
     strike(strikes.pauses, |dice, host, lease| {
         let pause = [lease / 3, lease, lease + 1, lease * 3];
         Due::Pause(host, dice.pick(&pause))

@@ -34,7 +34,7 @@ pub(super) struct Handler(pub(super) Link);
 #[derive(Debug)]
 pub(super) struct Failed;
 
-type Answer = Result<Response<Page>, Failed>;
+pub(super) type Answer = Result<Response<Page>, Failed>;
 
 impl Service<Request<Body<Paced>>> for Handler {
     type Response = Response<Page>;
@@ -47,8 +47,19 @@ impl Service<Request<Body<Paced>>> for Handler {
 
     fn call(&mut self, req: Request<Body<Paced>>) -> Self::Future {
         let link = self.0.clone();
-        Box::pin(async move { Run::begin(link, &req).to_its_end(req.into_body()).await })
+        Box::pin(async move {
+            let lease = req.extensions().get::<Lease>().cloned();
+            let run = Run::begin(link, attempt_of(&req), lease);
+            run.to_its_end(Some(req.into_body())).await
+        })
     }
+}
+
+/// The work of an operator who finishes what was abandoned: what the handler does, without a request.
+pub(super) async fn finish(link: Link, attempt: usize, lease: Lease) -> Answer {
+    Run::begin(link, attempt, Some(lease))
+        .to_its_end(None)
+        .await
 }
 
 /// How an execution goes.
@@ -147,9 +158,7 @@ struct Run {
 }
 
 impl Run {
-    fn begin(link: Link, req: &Request<Body<Paced>>) -> Self {
-        let attempt = attempt_of(req);
-        let lease = req.extensions().get::<Lease>().cloned();
+    fn begin(link: Link, attempt: usize, lease: Option<Lease>) -> Self {
         let mut world = link.world.look();
         let (plan, healed) = (world.plan, world.healed);
         let script = Script::draw(&mut world.dice, &plan, healed);
@@ -193,7 +202,7 @@ impl Run {
         }
     }
 
-    async fn to_its_end(mut self, body: Body<Paced>) -> Answer {
+    async fn to_its_end(mut self, body: Option<Body<Paced>>) -> Answer {
         let world = self.link.world.clone();
         let attempt = world.look().executions[self.number].attempt;
         let cuts = world.look().has(Bug::LeavingCutsOff);
@@ -226,9 +235,11 @@ impl Run {
         world.tell(What::Executed(self.number));
     }
 
-    async fn work(&mut self, body: Body<Paced>) -> Answer {
+    async fn work(&mut self, body: Option<Body<Paced>>) -> Answer {
         let script = self.script;
-        if read(body).await.is_err() {
+        if let Some(body) = body
+            && read(body).await.is_err()
+        {
             // Half a request has no effect.
             return Ok(self.respond(StatusCode::BAD_REQUEST, false));
         }

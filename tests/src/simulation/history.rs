@@ -30,7 +30,7 @@ pub(super) enum What {
     Rests,
     Sends {
         attempt: usize,
-        client: usize,
+        client: Option<usize>,
         process: usize,
         request: Request,
     },
@@ -91,6 +91,8 @@ pub(super) enum Outcome {
     Died,
     /// The client had left.
     Left,
+    /// There was nothing for an operator to finish.
+    NoOrphan,
 }
 
 /// An answer that came from a handler, now or earlier.

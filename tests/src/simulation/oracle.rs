@@ -71,9 +71,12 @@ pub(super) fn judge_end(world: &mut State, attempt: usize, outcome: &Outcome) {
     let violation = match outcome {
         Outcome::Answered(reply) => judge_answer(world, attempt, reply),
         Outcome::Refused(reason, status) => judge_refusal(world, attempt, reason, *status),
-        Outcome::Panicked | Outcome::Failed | Outcome::BrokeOff | Outcome::Died | Outcome::Left => {
-            Ok(())
-        }
+        Outcome::Panicked
+        | Outcome::Failed
+        | Outcome::BrokeOff
+        | Outcome::Died
+        | Outcome::Left
+        | Outcome::NoOrphan => Ok(()),
     };
     if let Err(violation) = violation {
         world.violated(format!("attempt {attempt}: {violation}"));
@@ -199,7 +202,8 @@ fn judge_effects(world: &mut State) {
         let granted = leases.iter().filter(|it| it.story == story).count() as u64;
         let may = match world.plan.orphans {
             _ if world.plan.transactional => 1,
-            OrphanPolicy::Refuse => 1,
+            OrphanPolicy::Refuse if world.plan.strikes.takeovers == 0 => 1,
+            OrphanPolicy::Refuse => granted,
             OrphanPolicy::TakeOver => granted,
         };
         if effects > may {

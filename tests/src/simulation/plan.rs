@@ -50,6 +50,8 @@ pub(super) struct Strikes {
     pub(super) kills: u64,
     pub(super) pauses: u64,
     pub(super) drains: u64,
+    /// An operator finishes an orphan.
+    pub(super) takeovers: u64,
     /// The clock of the store steps forward.
     pub(super) steps: u64,
 }
@@ -102,6 +104,7 @@ impl Plan {
                     kills: dice.pick(&[0, 0, 1, 2]),
                     pauses: dice.pick(&[0, 0, 1, 2]),
                     drains: dice.pick(&[0, 0, 0, 1]),
+                    takeovers: dice.pick(&[0, 0, 0, 2]),
                     steps: dice.pick(&[0, 0, 0, 0, 1]),
                 }
             },

@@ -67,6 +67,8 @@ pub(super) enum Due {
     /// The process of this number, if it still is.
     GoOn(usize),
     Drain(usize),
+    /// An operator looks for an orphan.
+    TakeOver(usize),
     /// The process of this number has drained.
     Leave(usize),
     Begin(usize),
@@ -102,7 +104,8 @@ pub(super) enum Done {
 
 /// One request of a client, and what became of it.
 pub(super) struct Attempt {
-    pub(super) client: usize,
+    /// Nobody, where an operator finishes what was abandoned.
+    pub(super) client: Option<usize>,
     pub(super) process: usize,
     pub(super) request: Request,
     pub(super) execution: Option<usize>,
@@ -423,7 +426,9 @@ impl State {
         let client = self.attempts[attempt].client;
         self.tell(What::Ends(attempt, outcome.clone()));
         super::oracle::judge_end(self, attempt, &outcome);
-        self.go_on(client, &outcome);
+        if let Some(client) = client {
+            self.go_on(client, &outcome);
+        }
     }
 
     fn go_on(&mut self, client: usize, outcome: &Outcome) {
@@ -460,6 +465,6 @@ pub(super) fn is_definite(outcome: &Outcome) -> bool {
             *reason,
             "key-reused" | "outcome-unknown" | "response-not-retained"
         ),
-        Outcome::Died | Outcome::Left => false,
+        Outcome::Died | Outcome::Left | Outcome::NoOrphan => false,
     }
 }

@@ -1,4 +1,4 @@
-use std::{error::Error, fmt};
+use std::error::Error;
 
 use axum::{
     Json,
@@ -6,73 +6,30 @@ use axum::{
     response::{IntoResponse, Response},
 };
 use serde_json::json;
-use tower_idempotency_sqlx::{CommitError, SqlError, TransactionError, sqlx};
+use tower_idempotency_sqlx::{SqlError, sqlx};
 
 /// Why a request has no outcome yet: answered 503, which is not recorded, so that a retry executes.
+///
+/// Where a transaction failed and nobody knows whether it was committed, the layer finds out before it answers.
 #[derive(Debug)]
-#[non_exhaustive]
-pub enum Failure {
-    /// A transaction was not committed, or nobody knows: then the layer finds out before it answers.
-    Transaction(TransactionError),
-    /// The file.
-    Database(SqlError),
-    /// The answer is one that the layer does not record.
-    NotRecorded,
+pub struct Failure(Box<dyn Error + Send + Sync>);
+
+impl<E: Into<Box<dyn Error + Send + Sync>>> From<E> for Failure {
+    fn from(error: E) -> Self {
+        // What a database says may quote what it was given, and logs are no place for that.
+        match error.into().downcast::<sqlx::Error>() {
+            Ok(error) => Self(Box::new(SqlError::from(*error))),
+            Err(error) => Self(error),
+        }
+    }
 }
 
 impl IntoResponse for Failure {
     fn into_response(self) -> Response {
-        tracing::warn!(error = &self as &(dyn Error + 'static), "no outcome yet");
+        let error: &(dyn Error + 'static) = &*self.0;
+        tracing::warn!(error, "a request has no outcome yet");
         let body = Json(json!({ "error": "try again with the same key" }));
         let headers = [(RETRY_AFTER, "1")];
         (StatusCode::SERVICE_UNAVAILABLE, headers, body).into_response()
-    }
-}
-
-impl From<TransactionError> for Failure {
-    fn from(error: TransactionError) -> Self {
-        Self::Transaction(error)
-    }
-}
-
-impl From<SqlError> for Failure {
-    fn from(error: SqlError) -> Self {
-        Self::Database(error)
-    }
-}
-
-/// By way of an error that quotes no values.
-impl From<sqlx::Error> for Failure {
-    fn from(error: sqlx::Error) -> Self {
-        Self::Database(error.into())
-    }
-}
-
-impl<T> From<CommitError<T>> for Failure {
-    fn from(error: CommitError<T>) -> Self {
-        match error {
-            CommitError::Failed(error) => Self::Transaction(error),
-            _ => Self::NotRecorded,
-        }
-    }
-}
-
-impl fmt::Display for Failure {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(match self {
-            Self::Transaction(_) => "a transaction under the lease failed",
-            Self::Database(_) => "the file cannot be used",
-            Self::NotRecorded => "expected an answer that is recorded, found another",
-        })
-    }
-}
-
-impl Error for Failure {
-    fn source(&self) -> Option<&(dyn Error + 'static)> {
-        match self {
-            Self::Transaction(error) => Some(error),
-            Self::Database(error) => Some(error),
-            Self::NotRecorded => None,
-        }
     }
 }

@@ -1,9 +1,9 @@
 //! The bank as a process.
 
-use std::{error::Error, io, path::PathBuf, time::Duration};
+use std::{io, path::PathBuf, time::Duration};
 
 use clap::Parser;
-use embedded::{Bank, app, careless};
+use embedded::{Bank, Failure, app, careless};
 use tokio::net::TcpListener;
 use tower_idempotency::{IdempotencyLayer, MissingKey};
 use tracing_subscriber::{EnvFilter, filter::LevelFilter};
@@ -29,7 +29,7 @@ struct Args {
 }
 
 #[tokio::main]
-async fn main() -> Result<(), Box<dyn Error>> {
+async fn main() -> Result<(), Failure> {
     let quiet = EnvFilter::builder().with_default_directive(LevelFilter::WARN.into());
     tracing_subscriber::fmt()
         .with_env_filter(quiet.from_env_lossy())

@@ -1,9 +1,11 @@
 //! The service as a process: requests, the completer, and the worker that delivers receipts.
 
-use std::{error::Error, io, path::PathBuf, time::Duration};
+use std::{io, path::PathBuf, time::Duration};
 
 use clap::Parser;
-use rocket_rides::{Mailbox, Payments, Rides, app, careless, completer, deliver, migrate, serve};
+use rocket_rides::{
+    Failure, Mailbox, Payments, Rides, app, careless, completer, deliver, migrate, serve,
+};
 use tower_idempotency::{IdempotencyLayer, MissingKey};
 use tower_idempotency_sqlx::{PostgresStore, sqlx::PgPool};
 use tracing_subscriber::{EnvFilter, filter::LevelFilter};
@@ -45,7 +47,7 @@ struct Args {
 }
 
 #[tokio::main]
-async fn main() -> Result<(), Box<dyn Error>> {
+async fn main() -> Result<(), Failure> {
     let quiet = EnvFilter::builder().with_default_directive(LevelFilter::WARN.into());
     tracing_subscriber::fmt()
         .with_env_filter(quiet.from_env_lossy())

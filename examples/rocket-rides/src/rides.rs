@@ -209,7 +209,8 @@ impl Reached {
         match checkpoint.name() {
             CREATED => Ok(Self::Created { ride }),
             CHARGED => Ok(Self::Charged { ride }),
-            _ => Err(Failure::UnknownCheckpoint),
+            // Of a release that knows more of them.
+            _ => Err("expected a checkpoint of this release, found another".into()),
         }
     }
 }

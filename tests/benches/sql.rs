@@ -1,0 +1,563 @@
+//! Requests on the SQL stores against a bare loop of the same statements, in one run and on servers of their own.
+//!
+//! A fresh request is the statements of an acquire and a completion, a replay that of an acquire. The bare loop sends what
+//! the store was seen to send, with another id each time, over as many connections, and does nothing else. In SQLite,
+//! which nobody can listen to, it runs the statements as they stand in the store's source. Both run in turn, and the figure
+//! is the median over the rounds: of one request after another, and of 64 at a time.
+//!
+//! ```sh
+//! cargo bench -p tests --bench sql             # all
+//! cargo bench -p tests --bench sql -- postgres # one of them
+//! ```
+
+use std::{
+    io::{Read, Write},
+    net::{Shutdown, SocketAddr, TcpListener, TcpStream},
+    sync::{
+        Arc, Mutex, PoisonError,
+        atomic::{AtomicU64, Ordering::Relaxed},
+    },
+    thread,
+    time::Instant,
+};
+
+use axum::{
+    Router,
+    body::Body,
+    http::{Request, header},
+    routing::post,
+};
+use bytes::Bytes;
+use tests::{
+    scratch::Scratch,
+    servers::{mariadb::MariaDbServer, postgres::PostgresServer},
+};
+use tokio::{
+    runtime::Runtime,
+    sync::{Semaphore, SemaphorePermit},
+};
+use tower::ServiceExt;
+use tower_idempotency::{IdempotencyLayer, store::Store};
+use tower_idempotency_sqlx::{
+    MySqlStore, PostgresStore, SqliteStore,
+    sqlx::{
+        self, AssertSqlSafe, Connection, Executor, MySqlConnection, PgConnection, SqlSafeStr as _,
+        SqlStr, SqliteConnection, raw_sql,
+        sqlite::{SqliteConnectOptions, SqliteSynchronous},
+    },
+};
+
+fn main() {
+    // `cargo test --all-targets` runs benches too, to see that they work; it does not say `--bench`.
+    let in_earnest = std::env::args().any(|arg| arg == "--bench");
+    let (each, rounds) = if in_earnest { (40, 24) } else { (1, 1) };
+    let wanted: Vec<_> = std::env::args()
+        .skip(1)
+        .filter(|arg| !arg.starts_with('-'))
+        .collect();
+    let is_wanted = |name: &str| wanted.is_empty() || wanted.iter().any(|it| name.contains(&**it));
+    let runtime = tokio::runtime::Builder::new_multi_thread()
+        .worker_threads(2)
+        .enable_all()
+        .build()
+        .expect("a runtime");
+    if is_wanted("postgres") {
+        let server = PostgresServer::start(&[]);
+        let sides = runtime.block_on(on_postgres(&server));
+        compare("postgres", &runtime, &Arc::new(sides), each, rounds);
+    }
+    if is_wanted("mariadb") {
+        let server = MariaDbServer::start(&[]);
+        let sides = runtime.block_on(on_mariadb(&server));
+        compare("mariadb", &runtime, &Arc::new(sides), each, rounds);
+    }
+    if is_wanted("sqlite") {
+        let scratch = Scratch::new();
+        let sides = runtime.block_on(on_sqlite(&scratch));
+        compare("sqlite", &runtime, &Arc::new(sides), each, rounds);
+    }
+}
+
+fn compare<B: Bare>(
+    database: &str,
+    runtime: &Runtime,
+    sides: &Arc<Sides<B>>,
+    each: u64,
+    rounds: u32,
+) {
+    for (title, replay, tasks) in [
+        ("fresh keys", false, 1),
+        ("replays", true, 1),
+        ("fresh keys", false, 64),
+        ("replays", true, 64),
+    ] {
+        let each = if tasks == 1 { each * 4 } else { each };
+        let (mut bare, mut layer) = (Vec::new(), Vec::new());
+        for _ in 0..=rounds {
+            bare.push(round(
+                runtime,
+                tasks,
+                each,
+                sides,
+                move |sides| async move {
+                    sides.bare.request(replay).await;
+                },
+            ));
+            layer.push(round(
+                runtime,
+                tasks,
+                each,
+                sides,
+                move |sides| async move {
+                    sides.layer(replay).await;
+                },
+            ));
+        }
+        let (bare, layer) = (median(bare), median(layer));
+        println!(
+            "{database}, {title}, {tasks} at a time: bare loop {bare:.1} us, layer {layer:.1} us, {:.1} % of the rate",
+            bare / layer * 100.0
+        );
+    }
+}
+
+struct Sides<B> {
+    app: Router,
+    bare: B,
+    next: AtomicU64,
+}
+
+/// The other side: nothing but statements.
+trait Bare: Send + Sync + 'static {
+    fn request(&self, replay: bool) -> impl Future<Output = ()> + Send;
+}
+
+fn app<S: Store>(store: S) -> Router {
+    // What the handler does is no part of the comparison: it answers what it got.
+    Router::new()
+        .route("/orders", post(async |body: Bytes| body))
+        .layer(IdempotencyLayer::new(store))
+        .with_state(())
+}
+
+async fn ask(app: &Router, key: &str) {
+    let body = order();
+    let length = body.len();
+    let req = Request::post("/orders")
+        .header(header::CONTENT_TYPE, "application/json")
+        .header("idempotency-key", key)
+        .body(Body::from(body))
+        .expect("a request");
+    let Ok(res) = app.clone().oneshot(req).await;
+    assert!(res.status().is_success(), "{}", res.status());
+    let body = axum::body::to_bytes(res.into_body(), usize::MAX).await;
+    assert_eq!(body.expect("a body").len(), length);
+}
+
+impl<B: Bare> Sides<B> {
+    async fn layer(&self, replay: bool) {
+        let key = match replay {
+            true => "replayed".to_owned(),
+            false => format!("{:032}", self.next.fetch_add(1, Relaxed)),
+        };
+        ask(&self.app, &key).await;
+    }
+}
+
+// ---- Servers: what was seen on the wire ----
+
+/// The two statements of a fresh request, as the store has sent them, and the id that they are about.
+struct Seen {
+    acquire: String,
+    complete: String,
+    id: String,
+}
+
+/// As many connections as a store has.
+struct Connections<C> {
+    idle: Mutex<Vec<C>>,
+    permits: Semaphore,
+}
+
+impl<C> Connections<C> {
+    fn new(idle: Vec<C>) -> Self {
+        Self {
+            permits: Semaphore::new(idle.len()),
+            idle: Mutex::new(idle),
+        }
+    }
+
+    async fn take(&self) -> (C, SemaphorePermit<'_>) {
+        let permit = self.permits.acquire().await.expect("it is never closed");
+        let mut idle = self.idle.lock().unwrap_or_else(PoisonError::into_inner);
+        (idle.pop().expect("one for each permit"), permit)
+    }
+
+    fn give(&self, connection: C) {
+        let mut idle = self.idle.lock().unwrap_or_else(PoisonError::into_inner);
+        idle.push(connection);
+    }
+}
+
+/// The statements that were seen, sent again and again.
+struct Loop<C> {
+    seen: Seen,
+    connections: Connections<C>,
+    next: AtomicU64,
+}
+
+impl<C> Loop<C>
+where
+    C: Connection + Send + 'static,
+    for<'c> &'c mut C: Executor<'c, Database = C::Database>,
+{
+    async fn send(&self, sql: String) {
+        let (mut connection, _permit) = self.connections.take().await;
+        let rows = raw_sql(AssertSqlSafe(sql)).fetch_all(&mut connection).await;
+        assert!(!rows.expect("an answer").is_empty());
+        self.connections.give(connection);
+    }
+}
+
+impl<C> Bare for Loop<C>
+where
+    C: Connection + Send + 'static,
+    for<'c> &'c mut C: Executor<'c, Database = C::Database>,
+{
+    async fn request(&self, replay: bool) {
+        if replay {
+            return self.send(self.seen.acquire.clone()).await;
+        }
+        let id = format!("ffff{:060x}", self.next.fetch_add(1, Relaxed));
+        self.send(self.seen.acquire.replace(&self.seen.id, &id))
+            .await;
+        self.send(self.seen.complete.replace(&self.seen.id, &id))
+            .await;
+    }
+}
+
+async fn on_postgres(server: &PostgresServer) -> Sides<Loop<PgConnection>> {
+    let ear = Ear::before(server.address());
+    let url = format!("postgres://app@{}/postgres", ear.address);
+    let overheard = PostgresStore::from_url(&url).expect("an URL");
+    overheard.migrate().await.expect("the server runs");
+    ask(&app(overheard), "replayed").await;
+    let mut connections = Vec::new();
+    for _ in 0..CONNECTIONS {
+        let connection = PgConnection::connect(&server.url()).await;
+        connections.push(connection.expect("the server runs"));
+    }
+    let ids = sqlx::query_scalar("select encode(id, 'hex') from tower_idempotency");
+    let id: String = ids.fetch_one(&mut connections[0]).await.expect("one");
+    let store = PostgresStore::from_url(&server.url()).expect("an URL");
+    Sides {
+        app: app(store),
+        bare: Loop {
+            seen: Seen {
+                acquire: ear.statement("set transaction", b"with asked"),
+                complete: ear.statement("set transaction", b"with ended"),
+                id,
+            },
+            connections: Connections::new(connections),
+            next: AtomicU64::new(0),
+        },
+        next: AtomicU64::new(0),
+    }
+}
+
+async fn on_mariadb(server: &MariaDbServer) -> Sides<Loop<MySqlConnection>> {
+    let ear = Ear::before(server.address());
+    let url = format!("mysql://app:app@{}/app", ear.address);
+    let overheard = MySqlStore::from_url(&url).expect("an URL");
+    overheard.migrate().await.expect("the server runs");
+    ask(&app(overheard), "replayed").await;
+    let mut connections = Vec::new();
+    for _ in 0..CONNECTIONS {
+        let connection = MySqlConnection::connect(&server.url()).await;
+        connections.push(connection.expect("the server runs"));
+    }
+    let ids = sqlx::query_scalar("select lower(hex(id)) from tower_idempotency");
+    let id: String = ids.fetch_one(&mut connections[0]).await.expect("one");
+    let store = MySqlStore::from_url(&server.url()).expect("an URL");
+    Sides {
+        app: app(store),
+        bare: Loop {
+            seen: Seen {
+                acquire: ear.statement("set transaction", b"into @free"),
+                complete: ear.statement("set @record", b"@record"),
+                id,
+            },
+            connections: Connections::new(connections),
+            next: AtomicU64::new(0),
+        },
+        next: AtomicU64::new(0),
+    }
+}
+
+/// Listens to what clients say to a server.
+struct Ear {
+    address: SocketAddr,
+    heard: Arc<Mutex<Vec<u8>>>,
+}
+
+impl Ear {
+    fn before(server: SocketAddr) -> Self {
+        let listener = TcpListener::bind("127.0.0.1:0").expect("a free port");
+        let address = listener.local_addr().expect("a bound socket");
+        let heard = Arc::<Mutex<Vec<u8>>>::default();
+        let hears = Arc::clone(&heard);
+        thread::spawn(move || {
+            for client in listener.incoming().map_while(Result::ok) {
+                let server = TcpStream::connect(server).expect("the server runs");
+                let [from, to] = [&client, &server].map(|it| it.try_clone().expect("a socket"));
+                let hears = Arc::clone(&hears);
+                copy(from, to, move |said| {
+                    let mut hears = hears.lock().unwrap_or_else(PoisonError::into_inner);
+                    hears.extend_from_slice(said);
+                });
+                copy(server, client, |_| {});
+            }
+        });
+        Self { address, heard }
+    }
+
+    /// A message that begins so and has this in it. It ends where its length, before it, says.
+    fn statement(&self, begins: &str, has: &[u8]) -> String {
+        let heard = self.heard.lock().unwrap_or_else(PoisonError::into_inner);
+        let find = |bytes: &[u8], what: &[u8]| bytes.windows(what.len()).position(|it| it == what);
+        let mut at = 0;
+        loop {
+            let next = find(&heard[at..], begins.as_bytes());
+            at += next.expect("it was said");
+            let before: [u8; 5] = heard[at - 5..at].try_into().expect("five bytes");
+            let length = match before {
+                // PostgreSQL: a Q and the length, with itself and the zero at the end.
+                [b'Q', length @ ..] => u32::from_be_bytes(length) as usize - 5,
+                // MySQL: the length of what follows, a sequence number, and the command.
+                [a, b, c, _, 3] => u32::from_le_bytes([a, b, c, 0]) as usize - 1,
+                _ => {
+                    at += 1;
+                    continue;
+                }
+            };
+            let text = &heard[at..at + length];
+            if find(text, has).is_some() {
+                return String::from_utf8(text.to_vec()).expect("text");
+            }
+            at += 1;
+        }
+    }
+}
+
+fn copy(mut from: TcpStream, mut to: TcpStream, said: impl Fn(&[u8]) + Send + 'static) {
+    to.set_nodelay(true).expect("a socket");
+    thread::spawn(move || {
+        let mut buffer = vec![0; 64 << 10];
+        while let Ok(length @ 1..) = from.read(&mut buffer) {
+            said(&buffer[..length]);
+            if to.write_all(&buffer[..length]).is_err() {
+                break;
+            }
+        }
+        let _ = to.shutdown(Shutdown::Both);
+    });
+}
+
+// ---- SQLite: what stands in the source ----
+
+struct File {
+    readers: Connections<SqliteConnection>,
+    writer: Connections<SqliteConnection>,
+    statements: [SqlStr; 3],
+    record: Vec<u8>,
+    next: AtomicU64,
+}
+
+impl File {
+    async fn run(&self, at: &Connections<SqliteConnection>, n: usize, id: &[u8], is_row: bool) {
+        let (mut connection, _permit) = at.take().await;
+        let query = sqlx::query(self.statements[n].clone()).bind(id).bind(TOKEN);
+        let query = match n {
+            0 => query,
+            1 => query
+                .bind(FINGERPRINT)
+                .bind(15_000)
+                .bind(86_400_000)
+                .bind(true)
+                .bind("host:1")
+                .bind("POST /orders"),
+            _ => query
+                .bind(FINGERPRINT)
+                .bind(1)
+                .bind(86_400_000)
+                .bind(&self.record),
+        };
+        let row = query.fetch_optional(&mut connection).await;
+        assert_eq!(row.expect("an answer").is_some(), is_row);
+        at.give(connection);
+    }
+
+    async fn fresh(&self, id: &[u8]) {
+        self.run(&self.readers, 0, id, false).await;
+        self.run(&self.writer, 1, id, true).await;
+        self.run(&self.writer, 2, id, true).await;
+    }
+}
+
+impl Bare for File {
+    async fn request(&self, replay: bool) {
+        if replay {
+            return self.run(&self.readers, 0, &[9; 32], true).await;
+        }
+        let mut id = [7; 32];
+        id[..8].copy_from_slice(&self.next.fetch_add(1, Relaxed).to_be_bytes());
+        self.fresh(&id).await;
+    }
+}
+
+async fn on_sqlite(scratch: &Scratch) -> Sides<File> {
+    let path = scratch.file("keys.db");
+    let store = SqliteStore::new(&path);
+    store.migrate().await.expect("a file that can be written");
+    let app = app(store);
+    ask(&app, "replayed").await;
+    let options = SqliteConnectOptions::new()
+        .filename(&path)
+        .synchronous(SqliteSynchronous::Full);
+    let connect = async || {
+        let connection = SqliteConnection::connect_with(&options).await;
+        connection.expect("the file is there")
+    };
+    let mut writer = connect().await;
+    let records = sqlx::query_scalar("select record from tower_idempotency");
+    let record = records.fetch_one(&mut writer).await.expect("a record");
+    let statements = [("look", LOOK), ("acquire", ACQUIRE), ("complete", COMPLETE)];
+    let bare = File {
+        readers: Connections::new(vec![
+            connect().await,
+            connect().await,
+            connect().await,
+            connect().await,
+        ]),
+        writer: Connections::new(vec![writer]),
+        statements: statements.map(|(name, sql)| {
+            let stands = SOURCE.contains(&format!(
+                "{name}: statement(format!(\n                \"{sql}\""
+            ));
+            assert!(stands, "the store has another statement to {name}");
+            let sql = sql.replace("{table}", "tower_idempotency");
+            AssertSqlSafe(Arc::<str>::from(sql.replace("{NOW}", NOW))).into_sql_str()
+        }),
+        record,
+        next: AtomicU64::new(0),
+    };
+    bare.fresh(&[9; 32]).await;
+    Sides {
+        app,
+        bare,
+        next: AtomicU64::new(0),
+    }
+}
+
+const SOURCE: &str = include_str!("../../crates/tower-idempotency-sqlx/src/sqlite/statements.rs");
+const NOW: &str = "cast(unixepoch('subsec') * 1000 as integer)";
+const LOOK: &str =
+    "select completed is not null, token is ?2, forgotten_at <= {NOW}, fingerprint, generation,
+  lease_ends - {NOW}, record
+from {table} where id = ?1";
+const ACQUIRE: &str = "insert into {table} as e
+  (id, token, fingerprint, generation, lease_ends, keep, forgotten_at, created, owner, operation)
+select ?1, ?2, ?3, 1, now + ?4, ?5, now + ?4 + ?5, now, ?7, ?8 from (select {NOW} as now) where true
+on conflict (id) do update set
+  token = excluded.token,
+  fingerprint = excluded.fingerprint,
+  generation = case when e.forgotten_at <= excluded.created then 1
+                    when e.token = excluded.token then e.generation
+                    else e.generation + 1 end,
+  lease_ends = excluded.lease_ends,
+  keep = excluded.keep,
+  forgotten_at = excluded.forgotten_at,
+  created = case when e.forgotten_at <= excluded.created then excluded.created else e.created end,
+  completed = null,
+  record = null,
+  owner = excluded.owner,
+  operation = excluded.operation,
+  checkpoint = case when e.forgotten_at > excluded.created then e.checkpoint end,
+  checkpoint_data = case when e.forgotten_at > excluded.created then e.checkpoint_data end
+where e.forgotten_at <= excluded.created
+  or e.completed is null and (e.token = excluded.token
+    or ?6 and e.lease_ends <= excluded.created and e.fingerprint = excluded.fingerprint)
+returning generation";
+const COMPLETE: &str = "insert into {table} as e
+  (id, token, fingerprint, generation, lease_ends, keep, forgotten_at, created, completed, record, owner, operation)
+select ?1, ?2, ?3, ?4, now, 0, now + ?5, now, now, ?6, '', '' from (select {NOW} as now) where true
+on conflict (id) do update set
+  token = excluded.token,
+  fingerprint = excluded.fingerprint,
+  generation = case when e.token = excluded.token then e.generation else excluded.generation end,
+  forgotten_at = excluded.forgotten_at,
+  created = case when e.forgotten_at <= excluded.created then excluded.created else e.created end,
+  completed = excluded.completed,
+  record = excluded.record,
+  owner = case when e.forgotten_at <= excluded.created then '' else e.owner end,
+  operation = case when e.forgotten_at <= excluded.created then '' else e.operation end,
+  checkpoint = null,
+  checkpoint_data = null
+where e.forgotten_at <= excluded.created
+  or e.completed is null and (e.token = excluded.token or e.token is null)
+returning 1";
+const CONNECTIONS: usize = 10;
+const TOKEN: &[u8] = &[7; 16];
+const FINGERPRINT: &[u8] = &[9; 32];
+
+/// Microseconds a request.
+fn round<B, F>(
+    runtime: &Runtime,
+    tasks: u64,
+    each: u64,
+    sides: &Arc<Sides<B>>,
+    work: impl Fn(Arc<Sides<B>>) -> F,
+) -> f64
+where
+    F: Future<Output = ()> + Send + 'static,
+{
+    runtime.block_on(async {
+        let began = Instant::now();
+        let running: Vec<_> = (0..tasks)
+            .map(|_| {
+                let all: Vec<_> = (0..each).map(|_| work(Arc::clone(sides))).collect();
+                tokio::spawn(async move {
+                    for one in all {
+                        one.await;
+                    }
+                })
+            })
+            .collect();
+        for task in running {
+            task.await.expect("it ended");
+        }
+        #[expect(clippy::cast_precision_loss, reason = "far below 2^52")]
+        let each = began.elapsed().as_nanos() as f64 / (tasks * each) as f64;
+        each / 1000.0
+    })
+}
+
+fn median(mut rounds: Vec<f64>) -> f64 {
+    rounds.sort_by(f64::total_cmp);
+    rounds[rounds.len() / 2]
+}
+
+/// 1 KiB of JSON.
+fn order() -> Bytes {
+    let line = |n: u32| {
+        serde_json::json!({
+            "sku": format!("SKU-{n:06}-{:04}", n * 7919 % 10_000),
+            "quantity": n % 9 + 1,
+            "note": format!("shelf {} of aisle {}, leave at the door", n * 31 % 97, n * 17 % 53),
+        })
+    };
+    let lines: Vec<_> = (1..=9).map(line).collect();
+    serde_json::json!({ "id": 7, "currency": "EUR", "lines": lines })
+        .to_string()
+        .into()
+}

@@ -153,7 +153,18 @@ impl Transaction {
         prepared.commit(self.write(lease, record, retention)).await
     }
 
-    async fn write(self, lease: LeaseRef, record: Bytes, retention: Ttl) -> Result<(), StoreError> {
+    /// What a commit does at the database.
+    ///
+    /// # Errors
+    ///
+    /// [`StoreError::LeaseLost`] when the token does not hold the lease; a failure of the database as
+    /// [`next`](Ledger::next) says.
+    pub async fn write(
+        self,
+        lease: LeaseRef,
+        record: Bytes,
+        retention: Ttl,
+    ) -> Result<(), StoreError> {
         let cut = || Err(StoreError::backend("the connection was cut"));
         let fate = {
             let mut fate = self.ledger.fate.lock();

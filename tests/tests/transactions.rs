@@ -860,6 +860,42 @@ async fn a_commit_whose_reply_was_lost_is_found_out() {
     assert_eq!(ledger.count(Op::Complete) + ledger.count(Op::Release), 0);
 }
 
+/// Once the retention has passed, that there is no record says nothing: to try again would be to do it again. Found by the
+/// simulation (seed 85 of its first version).
+#[tokio::test(start_paused = true)]
+async fn a_commit_that_is_found_out_about_after_its_retention_is_not_tried_again() {
+    let ledger = Ledger::default();
+    let second = Ttl::from_secs(1);
+    let layer = IdempotencyLayer::new(ledger.clone()).with_retention(second);
+    let (app, _) = behind(layer, &ledger, async move |ledger, lease, n| {
+        for _ in 0..2 {
+            let prepared = lease.prepare(created(n)).await.expect("it is recorded");
+            let mut tx = ledger.begin();
+            tx.insert(format!("charge {n}"));
+            let (reference, record) = (prepared.lease_ref(), prepared.record().clone());
+            let committing = prepared.commit(async {
+                tx.write(reference, record, second).await?;
+                sleep(second.as_duration()).await;
+                Err(StoreError::backend("the reply came too late"))
+            });
+            match committing.await {
+                Ok(res) => return res.into_response(),
+                Err(StoreError::Backend(_)) => {}
+                Err(error) => return failed(&error),
+            }
+        }
+        failed(&StoreError::backend("tried twice"))
+    });
+    let answer = send(&app, order()).await;
+    assert_eq!(ledger.rows().await, ["charge 1"]);
+    assert_eq!(answer.code(), "outcome-unknown");
+    let retry = send(&app, order()).await;
+    assert!(
+        !retry.is_replay(),
+        "the retention is over, and the key free"
+    );
+}
+
 #[tokio::test]
 async fn a_commit_that_never_arrived_is_found_out_and_the_retry_executes() {
     let ledger = Ledger::default();

@@ -1,17 +1,25 @@
 //! What the handler committed under its lease, as far as this process knows.
 
-use std::sync::{
-    OnceLock,
-    atomic::{AtomicU8, Ordering},
+use std::{
+    sync::{
+        Mutex, OnceLock, PoisonError,
+        atomic::{AtomicU8, Ordering},
+    },
+    time::Duration,
 };
 
 use bytes::Bytes;
+use tokio::time::Instant;
+
+use crate::engine::from_now;
 
 /// Shared by whoever commits and whoever ends the lease: the one says what it did, the other asks, once and for all.
 #[derive(Default)]
 pub(crate) struct Commit {
     state: AtomicU8,
     record: OnceLock<Bytes>,
+    // When the first record that may have been stored is over, if it was.
+    over: Mutex<Option<Instant>>,
 }
 
 /// What the lease left in the store by itself, without the layer.
@@ -23,9 +31,13 @@ pub(crate) enum Committed {
 }
 
 impl Commit {
-    /// Called before a commit is sent. False when it would come too late: the lease has its outcome, or the layer is about
-    /// to give it one.
-    pub(crate) fn begin(&self) -> bool {
+    /// Called before a commit is sent, of a record that is kept for so long. False when it would come too late: the lease
+    /// has its outcome, or the layer is about to give it one.
+    pub(crate) fn begin(&self, retention: Duration) -> bool {
+        let over = from_now(retention);
+        let mut first = self.over.lock().unwrap_or_else(PoisonError::into_inner);
+        *first = Some(first.map_or(over, |first| first.min(over)));
+        drop(first);
         self.state
             .fetch_update(Ordering::AcqRel, Ordering::Acquire, |state| {
                 (state & (DONE | CLOSED) == 0).then_some(state | BEGUN)
@@ -43,6 +55,12 @@ impl Commit {
     /// Whether a commit began.
     pub(crate) fn has_begun(&self) -> bool {
         self.state.load(Ordering::Acquire) & BEGUN != 0
+    }
+
+    /// Whether a record that was stored may be over by now: then its absence says nothing.
+    pub(crate) fn may_be_over(&self) -> bool {
+        let over = self.over.lock().unwrap_or_else(PoisonError::into_inner);
+        over.is_some_and(|over| Instant::now() >= over)
     }
 
     /// What was committed; nothing begins from here on.
@@ -64,27 +82,29 @@ const CLOSED: u8 = 4;
 mod tests {
     use super::*;
 
+    const DAY: Duration = Duration::from_secs(24 * 60 * 60);
+
     #[test]
     fn what_was_committed_is_what_its_lease_ends_with() {
         let commit = Commit::default();
-        assert!(commit.begin());
-        assert!(commit.begin(), "a transaction is tried again");
+        assert!(commit.begin(DAY));
+        assert!(commit.begin(DAY), "a transaction is tried again");
         commit.succeed(Bytes::from_static(b"first"));
         commit.succeed(Bytes::from_static(b"second"));
-        assert!(!commit.begin(), "the lease has its outcome");
+        assert!(!commit.begin(DAY), "the lease has its outcome");
         assert!(matches!(commit.close(), Committed::Record(record) if record == "first"));
     }
 
     #[test]
     fn a_commit_that_was_not_heard_of_is_unknown_and_none_begins_once_it_is_closed() {
         let begun = Commit::default();
-        assert!(begun.begin());
+        assert!(begun.begin(DAY));
         assert!(matches!(begun.close(), Committed::Unknown));
-        assert!(!begun.begin());
+        assert!(!begun.begin(DAY));
 
         let idle = Commit::default();
         assert!(matches!(idle.close(), Committed::Nothing));
-        assert!(!idle.begin());
+        assert!(!idle.begin(DAY));
         assert!(matches!(idle.close(), Committed::Nothing), "asked again");
     }
 }

@@ -168,10 +168,13 @@ impl Held {
         self.changed.notify_waiters();
     }
 
+    /// Whether the store said that somebody else has it.
+    pub(crate) fn is_lost(&self) -> bool {
+        self.lost.load(Ordering::Acquire)
+    }
+
     fn is_held(&self) -> bool {
-        !self.lost.load(Ordering::Acquire)
-            && !self.ended.load(Ordering::Acquire)
-            && Instant::now() < self.deadline()
+        !self.is_lost() && !self.ended.load(Ordering::Acquire) && Instant::now() < self.deadline()
     }
 
     /// When it is over unless it is renewed, by this process's clock.

@@ -115,6 +115,11 @@ pub(crate) async fn let_go(
         Committed::Record(record) => return Some(Instead::Record(record)),
         Committed::Unknown => match Box::pin(look(config, engine, &lease.grant.claim)).await {
             Found::Record(record) => return Some(Instead::Record(record)),
+            // It was, and is over, or it was not.
+            Found::Held(_) if lease.commit.may_be_over() => {
+                engine.end(lease, config.store_timeout, place, reason).await;
+                return Some(Instead::Unknown);
+            }
             // Nothing was committed, and nothing can be once the lease is over.
             Found::Held(_) => {}
             Found::Orphan | Found::Lost => {

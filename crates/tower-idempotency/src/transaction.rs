@@ -205,7 +205,8 @@ impl<T> Prepared<T> {
     /// # Errors
     ///
     /// [`StoreError::LeaseLost`] when the lease is lost, has its outcome or ended with the handler's answer: neither effect
-    /// nor record is stored, unless by somebody else. What `commit` returned, otherwise; only if it is a
+    /// nor record is stored, unless by somebody else. Also when it could only be found out after the record's retention that
+    /// there is none: then both may have been stored. What `commit` returned, otherwise; only if it is a
     /// [`StoreError::Backend`] and the store could not be asked either may both be stored all the same.
     ///
     /// # Cancellation
@@ -216,7 +217,7 @@ impl<T> Prepared<T> {
         commit: impl Future<Output = Result<(), StoreError>>,
     ) -> Result<T, StoreError> {
         let held = &*self.lease.0;
-        if !held.commit.begin() {
+        if held.is_lost() || !held.commit.begin(self.retention.as_duration()) {
             return Err(StoreError::LeaseLost);
         }
         // A renewal that comes after the commit finds no lease, and must not take it for lost.
@@ -251,6 +252,8 @@ async fn find_out(held: &Held, record: &Bytes) -> Option<Result<(), StoreError>>
     match look(&grant.config, &grant.engine, &grant.claim).await {
         Found::Record(stored) if stored == record => Some(Ok(())),
         Found::Record(_) | Found::Orphan | Found::Lost => Some(Err(StoreError::LeaseLost)),
+        // It was stored and is over, or it was not: to try again might be to do it again.
+        Found::Held(_) if held.commit.may_be_over() => Some(Err(StoreError::LeaseLost)),
         Found::Held(_) | Found::Unknown => None,
     }
 }

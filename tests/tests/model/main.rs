@@ -4,12 +4,15 @@
 
 #![expect(clippy::unwrap_used, reason = "tests, their helpers included")]
 
+mod asked;
 mod clients;
 mod history;
 mod holds;
+mod mutant;
 mod mutants;
 mod properties;
 mod replay;
+mod sequences;
 mod state;
 mod store;
 mod system;

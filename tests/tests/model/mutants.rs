@@ -4,34 +4,11 @@ use stateright::{Checker, HasDiscoveries, Model};
 
 use crate::{
     holds::system,
+    mutant::Mutant,
     properties::{AGREE, EFFECTS, FREE, ONCE, OTHER, OWN, SAME, STORED},
     store::Orphans,
     system::System,
 };
-
-/// The rule that is missing.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Mutant {
-    // Of the store: these can be seen in its answers.
-    NoOwnToken,
-    UnfencedComplete,
-    ReleaseByAnyone,
-    ReleaseFreesTakeovers,
-    LeaseAsLongAsTheRetention,
-    ExpiryBySweeperOnly,
-    TakeoverIsNotTold,
-    TakeoverOfAnotherRequest,
-    RefuseIsIgnored,
-    /// Neither does it mind whether the entry is still leased.
-    UnfencedCommit,
-    // Of those who ask it.
-    OwnAnswerAfterALostLease,
-    ReadThenOverwrite,
-    DropReleases,
-    WaiterRemoves,
-    AnsweredBeforeItIsStored,
-    AnotherRequestIsAnswered,
-}
 
 /// In how few steps a property of a system can be broken, if it can.
 pub(crate) fn breaks(system: &System, property: &'static str) -> Option<usize> {

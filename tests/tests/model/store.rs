@@ -4,7 +4,7 @@
 //! Time is what is left of it, in ticks: of a lease, of the time that an orphan is remembered, of a retention. So an
 //! entry does not know how late it is, and time may go on for ever without a new state.
 
-use crate::mutants::Mutant;
+use crate::mutant::Mutant;
 
 /// Who asks: its token, and what its request says.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]

@@ -5,7 +5,7 @@ use stateright::{Model, Property};
 use crate::{
     clients::{Client, Fate, Move, Phase, Told},
     history::History,
-    mutants::Mutant,
+    mutant::Mutant,
     properties,
     state::{CLIENTS, State},
     store::{Answer, Call, Entry, Orphans, Rules, State as EntryState, Who},

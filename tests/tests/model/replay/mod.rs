@@ -6,29 +6,21 @@ mod walks;
 
 use std::{collections::HashMap, time::Duration};
 
-use bytes::Bytes;
 use tokio::time::advance;
 use tower_idempotency::{
     conformance::Faulty,
-    store::{
-        Acquired, Claim, Fingerprint, KeyId, MemoryStore, OrphanPolicy, Store, StoreError, Token,
-        Ttl,
-    },
+    store::{Acquired, Fingerprint, KeyId, MemoryStore, Ttl},
 };
 
-use crate::store::{Answer, Call, Entry, Orphans, Rules, Times, Who};
+use crate::{
+    asked::{LOOK, Lasts, ONLOOKER, Spoken, ask, record},
+    store::{Answer, Call, Entry, Rules, Times, Who},
+};
 
 const TICK: Duration = Duration::from_secs(1);
 
 /// Just before a tick is over.
 const NEARLY: Duration = Duration::from_millis(999);
-
-/// Whose request is another one, and who asks only to see what there is.
-const ONLOOKER: Who = Who {
-    token: 200,
-    fingerprint: 200,
-};
-const LOOK: Call = Call::Acquire(Orphans::Refuse);
 
 /// The store and the model said different things.
 type Differs = String;
@@ -71,7 +63,7 @@ impl Replay<'_> {
         answer: Answer,
         into: Duration,
     ) -> Result<(), Differs> {
-        let found = ask(self.store, self.rules.times, self.id, who, call).await;
+        let found = ask(self.store, lasts(self.rules.times), self.id, who, call).await;
         let found = found.map_err(|error| format!("{call:?} of {who:?} failed: {error}"))?;
         let expected = spoken(answer, into);
         if found != expected {
@@ -84,12 +76,14 @@ impl Replay<'_> {
     }
 }
 
-/// What a store can be seen to say.
-#[derive(Debug, PartialEq)]
-enum Spoken {
-    Acquired(Acquired),
-    Done,
-    LeaseLost,
+/// The times of the model on the clock of the test.
+fn lasts(times: Times) -> Lasts {
+    let ticks = |ticks: u8| Ttl::try_from(TICK * ticks.into()).unwrap();
+    Lasts {
+        lease: ticks(times.lease),
+        keep: ticks(times.keep),
+        retention: ticks(times.retention),
+    }
 }
 
 /// The model's answer as the store gives it, so far into a tick.
@@ -130,48 +124,6 @@ fn spoken(answer: Answer, into: Duration) -> Spoken {
     Spoken::Acquired(acquired)
 }
 
-async fn ask<S: Store>(
-    store: &S,
-    times: Times,
-    id: KeyId,
-    who: Who,
-    call: Call,
-) -> Result<Spoken, StoreError> {
-    let ticks = |ticks: u8| Ttl::try_from(TICK * ticks.into()).unwrap();
-    let fingerprint = Fingerprint::from_bytes([who.fingerprint; 32]);
-    let mut claim = Claim::new(id, fingerprint)?;
-    claim.token = Token::from_bytes([who.token; 16]);
-    claim.lease = ticks(times.lease);
-    claim.keep = ticks(times.keep);
-    // The generation is for the store to know, not for it to be told.
-    let lease = claim.lease_ref(1);
-    let done = match call {
-        Call::Acquire(orphans) => {
-            claim.orphans = match orphans {
-                Orphans::TakeOver => OrphanPolicy::TakeOver,
-                Orphans::Refuse => OrphanPolicy::Refuse,
-            };
-            return store.acquire(&claim).await.map(Spoken::Acquired);
-        }
-        Call::Renew => store.renew(&lease, claim.lease).await,
-        Call::Complete => {
-            let retention = ticks(times.retention);
-            store.complete(&lease, record(who.token), retention).await
-        }
-        Call::Release => store.release(&lease).await,
-        Call::Commit => panic!("a commit is no call of a store: it is the handler's"),
-    };
-    match done {
-        Ok(()) => Ok(Spoken::Done),
-        Err(StoreError::LeaseLost) => Ok(Spoken::LeaseLost),
-        Err(error) => Err(error),
-    }
-}
-
-fn record(by: u8) -> Bytes {
-    Bytes::from(vec![by])
-}
-
 fn name(answer: Answer) -> &'static str {
     match answer {
         Answer::Granted {
@@ -184,10 +136,4 @@ fn name(answer: Answer) -> &'static str {
         Answer::Done => "done",
         Answer::LeaseLost => "lease lost",
     }
-}
-
-fn id(number: u64) -> KeyId {
-    let mut bytes = [0; 32];
-    bytes[..8].copy_from_slice(&number.to_be_bytes());
-    KeyId::from_bytes(bytes)
 }

@@ -4,17 +4,13 @@ use std::time::Duration;
 
 use tower_idempotency::{conformance::Faulty, store::MemoryStore};
 
-use super::{Differs, Replay, Seen, id};
+use super::{Differs, Replay, Seen};
 use crate::{
-    mutants::Mutant,
-    store::{Call, Entry, Orphans, Rules, State, Times, Who},
+    asked::id,
+    mutant::Mutant,
+    sequences::{Step, all_steps, ways},
+    store::{Rules, Times},
 };
-
-#[derive(Clone, Copy, Debug)]
-enum Step {
-    Call(Who, Call),
-    Tick,
-}
 
 impl Replay<'_> {
     async fn step(&mut self, step: Step) -> Result<(), Differs> {
@@ -26,56 +22,6 @@ impl Replay<'_> {
             }
         }
     }
-}
-
-/// Two of one request and one of another, and what each may ask.
-fn all_steps() -> Vec<Step> {
-    let mut steps = vec![Step::Tick];
-    for (token, fingerprint) in [(1, 1), (2, 1), (3, 2)] {
-        let calls = [
-            Call::Acquire(Orphans::TakeOver),
-            Call::Acquire(Orphans::Refuse),
-            Call::Renew,
-            Call::Complete,
-            Call::Release,
-        ];
-        let who = Who { token, fingerprint };
-        steps.extend(calls.map(|call| Step::Call(who, call)));
-    }
-    steps
-}
-
-fn after(rules: &Rules, mut entry: Option<Entry>, step: Step) -> Option<Entry> {
-    match step {
-        Step::Tick => rules.tick(&mut entry),
-        Step::Call(who, call) => {
-            rules.apply(&mut entry, who, call);
-        }
-    }
-    entry
-}
-
-/// The shortest way to each state of the entry, up to the fourth generation.
-fn ways(rules: &Rules) -> Vec<Vec<Step>> {
-    let mut known = vec![(None, Vec::new())];
-    let mut at = 0;
-    while at < known.len() {
-        let (entry, way) = known[at].clone();
-        for step in all_steps() {
-            let next = after(rules, entry, step);
-            let generation = match next.map(|held| held.state) {
-                Some(State::Leased { generation, .. }) => generation,
-                Some(State::Completed { .. }) | None => 0,
-            };
-            if generation <= 4 && !known.iter().any(|(entry, _)| *entry == next) {
-                let mut longer = way.clone();
-                longer.push(step);
-                known.push((next, longer));
-            }
-        }
-        at += 1;
-    }
-    known.into_iter().map(|(_, way)| way).collect()
 }
 
 /// Goes every way and then takes every two steps: the second sees what the first has left behind. Says how many of what
@@ -91,7 +37,7 @@ async fn every_transition(mutant: Option<Mutant>) -> Result<Seen, Differs> {
     };
     let store = Faulty::new(MemoryStore::new());
     let mut seen = Seen::new();
-    let (ways, steps) = (ways(&rules), all_steps());
+    let (ways, steps) = (ways(&rules, 4), all_steps());
     let mut number = 0;
     for way in &ways {
         for first in &steps {

@@ -8,11 +8,12 @@ use tower_idempotency::{
     store::MemoryStore,
 };
 
-use super::{Differs, Replay, Seen, ask, id};
+use super::{Differs, Replay, Seen, lasts};
 use crate::{
+    asked::{ask, id},
     clients::Fate,
     holds::system,
-    mutants::Mutant,
+    mutant::Mutant,
     store::{Call, Orphans},
     system::{Action, System},
 };
@@ -49,7 +50,14 @@ async fn walk(system: &System, seed: u64, seen: &mut Seen) -> Result<(), Differs
                     Fate::ReplyLost | Fate::Heard | Fate::Late => Fault::ReplyLost,
                 };
                 store.line_up(operation(call), [fault]);
-                let asked = ask(&store, system.rules.times, replay.id, state.who(at), call).await;
+                let asked = ask(
+                    &store,
+                    lasts(system.rules.times),
+                    replay.id,
+                    state.who(at),
+                    call,
+                )
+                .await;
                 assert!(asked.is_err(), "{call:?} is to fail");
             }
             Action::Call(_, _, Fate::Heard) | Action::Arrive(_) => {

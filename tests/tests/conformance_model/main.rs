@@ -1,0 +1,290 @@
+//! Every call in every state that the store's part of the model has (see `docs/reliability.md`), on real servers: each store
+//! makes the same transitions, by its own clock.
+//!
+//! All keys go from one tick to the next together. What they do between two ticks is over long before any deadline is near,
+//! or the ticks are made longer and it is all done again.
+
+#![expect(clippy::unwrap_used, reason = "tests, their helpers included")]
+
+#[path = "../model/asked.rs"]
+mod asked;
+#[allow(dead_code, reason = "the model has them all")]
+#[path = "../model/mutant.rs"]
+mod mutant;
+#[path = "../model/sequences.rs"]
+mod sequences;
+#[allow(dead_code, reason = "the model has mutants and transactions, too")]
+#[path = "../model/store.rs"]
+mod store;
+
+use std::{sync::Arc, time::Duration};
+
+use tests::{
+    scratch::Scratch,
+    servers::{mariadb::MariaDbServer, postgres, redis},
+    sql,
+};
+use tokio::{
+    task::JoinSet,
+    time::{Instant, sleep_until},
+};
+use tower_idempotency::store::{Acquired, Store, Token, Ttl};
+use tower_idempotency_redis::RedisStore;
+
+use self::{
+    asked::{LOOK, Lasts, ONLOOKER, Spoken, ask, id, record},
+    mutant::Mutant,
+    sequences::{Step, all_steps, ways},
+    store::{Answer, Entry, Rules, Times, Who},
+};
+
+const RULES: Rules = Rules {
+    times: Times {
+        lease: 1,
+        keep: 2,
+        retention: 2,
+    },
+    mutant: None,
+};
+
+/// What is due in a round is over before the round begins, and what is not is over after it has ended, if every round is over
+/// within a quarter of its tick: leases and records end half a tick early, and orphans, whose time begins with the end of
+/// the lease or with a release, a quarter.
+fn lasts(tick: Duration) -> Lasts {
+    let ttl = |ticks: u8, early: Duration| Ttl::try_from(tick * ticks.into() - early).unwrap();
+    Lasts {
+        lease: ttl(RULES.times.lease, tick / 2),
+        keep: ttl(RULES.times.keep, tick / 4),
+        retention: ttl(RULES.times.retention, tick / 2),
+    }
+}
+
+/// One key, and what is still to be done with it.
+struct Key {
+    number: u64,
+    rules: Rules,
+    entry: Option<Entry>,
+    way: Vec<Step>,
+    done: usize,
+}
+
+impl Key {
+    /// Does all up to the next tick; says what was different.
+    async fn round<S: Store>(&mut self, store: &S, lasts: Lasts) -> Result<(), String> {
+        while let Some(Step::Call(who, call)) = self.way.get(self.done) {
+            let answer = self.rules.apply(&mut self.entry, *who, *call);
+            self.compare(store, lasts, *who, *call, answer).await?;
+            self.done += 1;
+        }
+        // What is there shows what was done; to look at nothing would be to take it.
+        if self.entry.is_some() {
+            let answer = self.rules.apply(&mut self.entry.clone(), ONLOOKER, LOOK);
+            self.compare(store, lasts, ONLOOKER, LOOK, answer).await?;
+        }
+        Ok(())
+    }
+
+    /// Whether there is a round after this one.
+    fn tick(&mut self) -> bool {
+        if let Some(Step::Tick) = self.way.get(self.done) {
+            self.rules.tick(&mut self.entry);
+            self.done += 1;
+            return true;
+        }
+        false
+    }
+
+    async fn compare<S: Store>(
+        &self,
+        store: &S,
+        lasts: Lasts,
+        who: Who,
+        call: store::Call,
+        answer: Answer,
+    ) -> Result<(), String> {
+        let found = ask(store, lasts, id(self.number), who, call).await;
+        let found = found.map_err(|error| format!("{call:?} of {who:?} failed: {error}"))?;
+        if is_alike(&answer, &found) {
+            return Ok(());
+        }
+        let Self { way, done, .. } = self;
+        Err(format!(
+            "{call:?} of {who:?} answers {found:?}, in the model {answer:?}: {done} of {way:?}"
+        ))
+    }
+}
+
+/// But for the time, which is nobody's to say exactly.
+fn is_alike(answer: &Answer, found: &Spoken) -> bool {
+    let Spoken::Acquired(found) = found else {
+        return matches!(
+            (answer, found),
+            (Answer::Done, Spoken::Done) | (Answer::LeaseLost, Spoken::LeaseLost)
+        );
+    };
+    match (answer, found) {
+        (
+            Answer::Granted {
+                generation,
+                takeover,
+            },
+            Acquired::Granted {
+                generation: found,
+                takeover: told,
+            },
+        ) => u64::from(*generation) == *found && takeover == told,
+        (
+            Answer::InProgress { fingerprint, .. },
+            Acquired::InProgress {
+                fingerprint: of, ..
+            },
+        )
+        | (
+            Answer::Orphaned { fingerprint, .. },
+            Acquired::Orphaned {
+                fingerprint: of, ..
+            },
+        ) => of.as_bytes() == &[*fingerprint; 32],
+        (
+            Answer::Completed {
+                fingerprint,
+                record: by,
+            },
+            Acquired::Completed {
+                fingerprint: of,
+                record: found,
+            },
+        ) => of.as_bytes() == &[*fingerprint; 32] && record(*by) == found,
+        _ => false,
+    }
+}
+
+/// What went wrong.
+enum Failed {
+    /// A round ended too late to say anything.
+    Slow(Duration),
+    Differs(String),
+}
+
+/// Goes every way to every state and takes every step there.
+async fn every_transition<S: Store>(
+    store: &Arc<S>,
+    mutant: Option<Mutant>,
+    tick: Duration,
+) -> Result<usize, Failed> {
+    let rules = Rules { mutant, ..RULES };
+    let first = u64::from_be_bytes(Token::random().unwrap().as_bytes()[..8].try_into().unwrap());
+    let mut keys = Vec::new();
+    for way in ways(&rules, 3) {
+        for step in all_steps() {
+            let mut way = way.clone();
+            way.push(step);
+            keys.push(Key {
+                number: first.wrapping_add(keys.len() as u64),
+                rules,
+                entry: None,
+                way,
+                done: 0,
+            });
+        }
+    }
+    let sequences = keys.len();
+    let lasts = lasts(tick);
+    let mut due = Instant::now();
+    while !keys.is_empty() {
+        let mut at_work = JoinSet::new();
+        let share = keys.len().div_ceil(AT_ONCE);
+        while !keys.is_empty() {
+            let mut some = keys.split_off(keys.len().saturating_sub(share));
+            let store = Arc::clone(store);
+            at_work.spawn(async move {
+                for key in &mut some {
+                    key.round(&*store, lasts).await?;
+                }
+                Ok(some)
+            });
+        }
+        let mut differs = None;
+        while let Some(done) = at_work.join_next().await {
+            match done.unwrap() {
+                Ok(some) => keys.extend(some),
+                Err(message) => differs = Some(message),
+            }
+        }
+        let took = due.elapsed();
+        if took > tick / 4 {
+            return Err(Failed::Slow(took));
+        }
+        if let Some(message) = differs {
+            return Err(Failed::Differs(message));
+        }
+        keys.retain_mut(Key::tick);
+        due += tick;
+        sleep_until(due).await;
+    }
+    Ok(sequences)
+}
+
+/// As [`every_transition`], with ticks as long as they have to be.
+async fn alike<S: Store>(store: S, mutant: Option<Mutant>) -> Result<(), String> {
+    let store = Arc::new(store);
+    let mut tick = Duration::from_secs(2);
+    loop {
+        match every_transition(&store, mutant, tick).await {
+            Ok(sequences) => {
+                println!("{sequences} sequences, ticks of {tick:?}");
+                return Ok(());
+            }
+            Err(Failed::Differs(message)) => return Err(message),
+            Err(Failed::Slow(took)) if tick < Duration::from_secs(32) => {
+                println!("a round ended after {took:?} of {tick:?}");
+                tick *= 2;
+            }
+            Err(Failed::Slow(took)) => panic!("a round ended after {took:?}: nothing can be said"),
+        }
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn redis_makes_every_transition_of_the_model() {
+    let store = RedisStore::connect(&redis::shared().url()).await.unwrap();
+    alike(store, None).await.unwrap();
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn postgres_makes_every_transition_of_the_model() {
+    let store = sql::postgres(postgres::shared(), "transitions").await;
+    alike(store, None).await.unwrap();
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn mariadb_makes_every_transition_of_the_model() {
+    let server = MariaDbServer::start(&[]);
+    let store = sql::mariadb(&server, "transitions").await;
+    alike(store, None).await.unwrap();
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn sqlite_makes_every_transition_of_the_model() {
+    let scratch = Scratch::new();
+    let store = sql::sqlite(&scratch).await;
+    alike(store, None).await.unwrap();
+}
+
+/// A model that lacks a rule is not what the store does.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_rule_that_only_the_store_has_is_noticed() {
+    let scratch = Scratch::new();
+    for mutant in [
+        Mutant::NoOwnToken,
+        Mutant::UnfencedComplete,
+        Mutant::ReleaseByAnyone,
+        Mutant::RefuseIsIgnored,
+    ] {
+        let store = sql::sqlite(&scratch).await;
+        let differs = alike(store, Some(mutant)).await.unwrap_err();
+        println!("{mutant:?}: {differs}");
+    }
+}
+
+const AT_ONCE: usize = 16;

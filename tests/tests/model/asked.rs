@@ -1,0 +1,81 @@
+//! The model's questions as a store is asked them.
+
+use bytes::Bytes;
+use tower_idempotency::store::{
+    Acquired, Claim, Fingerprint, KeyId, OrphanPolicy, Store, StoreError, Token, Ttl,
+};
+
+use crate::store::{Call, Orphans, Who};
+
+/// Who asks only to see what there is: another request, which takes nothing over.
+pub(crate) const ONLOOKER: Who = Who {
+    token: 200,
+    fingerprint: 200,
+};
+pub(crate) const LOOK: Call = Call::Acquire(Orphans::Refuse);
+
+/// How long things last, by a clock.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Lasts {
+    pub(crate) lease: Ttl,
+    pub(crate) keep: Ttl,
+    pub(crate) retention: Ttl,
+}
+
+/// What a store can be seen to say.
+#[derive(Debug, PartialEq)]
+pub(crate) enum Spoken {
+    Acquired(Acquired),
+    Done,
+    LeaseLost,
+}
+
+/// Asks a store what the model's was asked.
+pub(crate) async fn ask<S: Store>(
+    store: &S,
+    lasts: Lasts,
+    id: KeyId,
+    who: Who,
+    call: Call,
+) -> Result<Spoken, StoreError> {
+    let fingerprint = Fingerprint::from_bytes([who.fingerprint; 32]);
+    let mut claim = Claim::new(id, fingerprint)?;
+    claim.token = Token::from_bytes([who.token; 16]);
+    claim.lease = lasts.lease;
+    claim.keep = lasts.keep;
+    // The generation is for the store to know, not for it to be told.
+    let lease = claim.lease_ref(1);
+    let done = match call {
+        Call::Acquire(orphans) => {
+            claim.orphans = match orphans {
+                Orphans::TakeOver => OrphanPolicy::TakeOver,
+                Orphans::Refuse => OrphanPolicy::Refuse,
+            };
+            return store.acquire(&claim).await.map(Spoken::Acquired);
+        }
+        Call::Renew => store.renew(&lease, claim.lease).await,
+        Call::Complete => {
+            let record = record(who.token);
+            store.complete(&lease, record, lasts.retention).await
+        }
+        Call::Release => store.release(&lease).await,
+        Call::Commit => panic!("a commit is no call of a store: it is the handler's"),
+    };
+    match done {
+        Ok(()) => Ok(Spoken::Done),
+        Err(StoreError::LeaseLost) => Ok(Spoken::LeaseLost),
+        Err(error) => Err(error),
+    }
+}
+
+/// What is stored of whom.
+pub(crate) fn record(by: u8) -> Bytes {
+    Bytes::from(vec![by])
+}
+
+/// A key of its own for each number.
+pub(crate) fn id(number: u64) -> KeyId {
+    let mut bytes = [0; 32];
+    bytes[..8].copy_from_slice(&number.to_be_bytes());
+    KeyId::from_bytes(bytes)
+}

@@ -1,0 +1,59 @@
+//! What can be asked of an entry, and how to come to each of its states.
+
+use crate::store::{Call, Entry, Orphans, Rules, State, Who};
+
+#[derive(Clone, Copy, Debug)]
+pub(crate) enum Step {
+    Call(Who, Call),
+    Tick,
+}
+
+/// Two of one request and one of another, and what each may ask.
+pub(crate) fn all_steps() -> Vec<Step> {
+    let mut steps = vec![Step::Tick];
+    for (token, fingerprint) in [(1, 1), (2, 1), (3, 2)] {
+        let calls = [
+            Call::Acquire(Orphans::TakeOver),
+            Call::Acquire(Orphans::Refuse),
+            Call::Renew,
+            Call::Complete,
+            Call::Release,
+        ];
+        let who = Who { token, fingerprint };
+        steps.extend(calls.map(|call| Step::Call(who, call)));
+    }
+    steps
+}
+
+fn after(rules: &Rules, mut entry: Option<Entry>, step: Step) -> Option<Entry> {
+    match step {
+        Step::Tick => rules.tick(&mut entry),
+        Step::Call(who, call) => {
+            rules.apply(&mut entry, who, call);
+        }
+    }
+    entry
+}
+
+/// The shortest way to each state of the entry, up to a generation.
+pub(crate) fn ways(rules: &Rules, generations: u8) -> Vec<Vec<Step>> {
+    let mut known = vec![(None, Vec::new())];
+    let mut at = 0;
+    while at < known.len() {
+        let (entry, way) = known[at].clone();
+        for step in all_steps() {
+            let next = after(rules, entry, step);
+            let generation = match next.map(|held| held.state) {
+                Some(State::Leased { generation, .. }) => generation,
+                Some(State::Completed { .. }) | None => 0,
+            };
+            if generation <= generations && !known.iter().any(|(entry, _)| *entry == next) {
+                let mut longer = way.clone();
+                longer.push(step);
+                known.push((next, longer));
+            }
+        }
+        at += 1;
+    }
+    known.into_iter().map(|(_, way)| way).collect()
+}

@@ -1,14 +1,26 @@
 //! Several processes on one DynamoDB table, killed and paused at any moment, and 64 clients at a time.
 
-use std::time::Duration;
-
-use tests::{
-    fleet::{Blow, Fleet, History, Load, Stampede},
-    proxy::{Mode, Proxy},
-    servers::dynamodb::{DynamoDbServer, StandIn},
+use std::{
+    collections::BTreeMap,
+    sync::{Arc, Mutex, PoisonError},
+    time::Duration,
 };
 
-const MEMBERS: usize = 4;
+use axum::body::Body;
+use http::{Request, StatusCode};
+use tests::{
+    app,
+    fleet::{Blow, Fleet, History, Load, Stampede},
+    post,
+    proxy::{Mode, Proxy},
+    send,
+    servers::dynamodb::{DynamoDbServer, StandIn, client},
+};
+use tokio::{task::JoinSet, time::sleep};
+use tower_idempotency::{IdempotencyLayer, Ttl};
+use tower_idempotency_dynamodb::DynamoDbOptions;
+
+const MEMBERS: usize = 3;
 const LEASE: Duration = Duration::from_millis(1500);
 const POLL: Duration = Duration::from_millis(100);
 const HANDLER: Duration = Duration::from_millis(40);
@@ -51,7 +63,7 @@ impl Late {
 fn kills(seed: u64) -> Load {
     Load {
         path: format!("/slow/{}", HANDLER.as_millis()),
-        at_a_time: 12,
+        at_a_time: 8,
         keys: 0,
         poll: POLL,
         lease: LEASE,
@@ -109,8 +121,8 @@ async fn a_process_that_was_paused_past_its_lease_answers_what_dynamodb_has_stor
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn sixty_four_clients_at_once_cause_one_execution_of_each_of_a_thousand_keys_in_dynamodb() {
-    for (in_flight, keys) in [("wait", 500), ("conflict", 500)] {
+async fn sixty_four_clients_at_once_cause_one_execution_of_each_key_in_dynamodb() {
+    for (in_flight, keys) in [("wait", 100), ("conflict", 100)] {
         let server = DynamoDbServer::start(StandIn::Dynoxide);
         let store = format!("dynamodb://keys?endpoint=http://{}", server.address());
         let args = ["--store", &store, "--in-flight", in_flight];
@@ -118,11 +130,11 @@ async fn sixty_four_clients_at_once_cause_one_execution_of_each_of_a_thousand_ke
             path: "/orders".to_owned(),
             clients: 64,
             keys,
-            poll: Duration::from_millis(25),
+            poll: Duration::from_millis(50),
             lease: Duration::from_secs(15),
             seed: 6,
         };
-        let history = Fleet::start(MEMBERS, &args).stampede(&stampede).await;
+        let history = Fleet::start(2, &args).stampede(&stampede).await;
         println!("{in_flight}: {}", history.sums());
         none("doubles", &history.doubles());
         none("contradictions", &history.contradictions());
@@ -131,6 +143,55 @@ async fn sixty_four_clients_at_once_cause_one_execution_of_each_of_a_thousand_ke
         assert_eq!(answers.count(), 64 * keys);
     }
 }
+
+/// In one process, with a store and a layer for each of four: the same calls, and fewer processes that wait for a
+/// processor.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_thousand_keys_that_64_clients_ask_for_are_executed_once_each() {
+    const KEYS: usize = 1000;
+    let server = DynamoDbServer::start(StandIn::Dynoxide);
+    let effects = Ledger::default();
+    let table = server.new_table();
+    let mut apps = Vec::new();
+    for _ in 0..4 {
+        let options = DynamoDbOptions::new().with_timeout(PATIENCE);
+        let store = options.store(&client(server.address()), table.as_str());
+        store.create_table().await.expect("the server runs");
+        let layer = IdempotencyLayer::new(store)
+            .with_store_timeout(PATIENCE)
+            .with_lease(Ttl::from_secs(120));
+        let effects = Arc::clone(&effects);
+        let count = move |_, req: Request<Body>| {
+            let key = req.uri().path().to_owned();
+            let mut effects = effects.lock().unwrap_or_else(PoisonError::into_inner);
+            *effects.entry(key).or_default() += 1;
+            async { StatusCode::CREATED }
+        };
+        apps.push(app(layer, count).0);
+    }
+    let mut clients = JoinSet::new();
+    for n in 0..64 {
+        let app = apps[n % apps.len()].clone();
+        clients.spawn(async move {
+            // Eight clients, two of each process, are at the same key at the same time.
+            for key in (0..KEYS).filter(|key| key % 8 == n / 8) {
+                let (path, key) = (format!("/{key}"), format!("key-{key}"));
+                while send(&app, post(&path, &key, "tea")).await.status != StatusCode::CREATED {
+                    sleep(POLL).await;
+                }
+            }
+        });
+    }
+    clients.join_all().await;
+    let effects = effects.lock().unwrap_or_else(PoisonError::into_inner);
+    assert_eq!(effects.len(), KEYS);
+    assert!(effects.values().all(|&times| times == 1));
+}
+
+type Ledger = Arc<Mutex<BTreeMap<String, u64>>>;
+
+/// A machine that is busy is no fault.
+const PATIENCE: Duration = Duration::from_secs(20);
 
 fn none(what: &str, keys: &[String]) {
     let first: Vec<_> = keys.iter().take(3).map(String::as_str).collect();

@@ -7,7 +7,10 @@ use std::{
     time::{Duration, SystemTime},
 };
 
-use tests::servers::dynamodb::{StandIn, client, shared};
+use tests::{
+    Effects,
+    servers::dynamodb::{StandIn, client, shared},
+};
 use tokio::{task::JoinSet, time::sleep};
 use tower_idempotency::{
     IdempotencyLayer, Ttl,
@@ -23,6 +26,10 @@ use tower_idempotency_dynamodb::{
 
 /// As long as FIFO queues know a message again.
 const WINDOW: Ttl = Ttl::from_secs(5 * 60);
+
+/// A machine that is busy is no fault: what is shown here is a queue's deliveries, not a lost lease.
+const PATIENCE: Duration = Duration::from_secs(20);
+const LEASE: Ttl = Ttl::from_secs(120);
 
 /// Consumers of a queue, each a process of its own as far as the store knows.
 struct Consumers {
@@ -45,7 +52,9 @@ impl Consumers {
 
     /// So much later.
     fn store(&self, later: Duration) -> DynamoDbStore {
-        let options = DynamoDbOptions::new().with_clock(move || SystemTime::now() + later);
+        let options = DynamoDbOptions::new()
+            .with_clock(move || SystemTime::now() + later)
+            .with_timeout(PATIENCE);
         options.store(&client(shared(StandIn::Dynoxide).address()), &*self.table)
     }
 
@@ -53,6 +62,8 @@ impl Consumers {
         IdempotencyLayer::new(self.store(later))
             .with_namespace("shipments")
             .with_retention(WINDOW)
+            .with_store_timeout(PATIENCE)
+            .with_lease(LEASE)
     }
 
     /// One delivery; whether the message may be deleted from the queue. Whatever a standard queue calls a message, its
@@ -89,12 +100,12 @@ async fn a_queue_that_delivers_at_least_once_has_one_effect_for_each_message() {
     let consumers = Arc::new(Consumers::start().await);
     let messages = 40;
     let mut deliveries = JoinSet::new();
+    let three = [0, 1, 2].map(|_| consumers.consumer(Duration::ZERO));
     // Three deliveries of each at once, to three consumers; the first one fails for every fourth message.
     for n in 0..messages {
-        for delivery in 0..3 {
-            let consumers = Arc::clone(&consumers);
+        for (delivery, consumer) in three.iter().enumerate() {
+            let (consumers, consumer) = (Arc::clone(&consumers), consumer.clone());
             deliveries.spawn(async move {
-                let consumer = consumers.consumer(Duration::ZERO);
                 let body = format!(r#"{{"order":{n},"items":["tea"]}}"#);
                 let mut fails = n % 4 == 0 && delivery == 0;
                 while !consumers.receive(&consumer, &body, fails).await {
@@ -135,21 +146,29 @@ async fn a_counter_of_50_writers_who_all_retry_ends_at_the_exact_sum() {
     const WRITERS: u64 = 50;
     let server = shared(StandIn::Dynoxide);
     let (sdk, table) = (client(server.address()), server.new_table());
-    let store = DynamoDbStore::new(&sdk, table.as_str());
+    let options = DynamoDbOptions::new().with_timeout(PATIENCE);
+    let store = options.store(&sdk, table.as_str());
     store.create_table().await.expect("the server runs");
-    let once = IdempotencyLayer::new(store).with_namespace("balances");
+    let once = IdempotencyLayer::new(store)
+        .with_namespace("balances")
+        .with_store_timeout(PATIENCE)
+        .with_lease(LEASE);
     // The counter is an item like any other; here it has no table of its own.
     let entity = AttributeValue::B(Blob::new(*b"account 7"));
 
+    let additions = Effects::default();
     let mut writers = JoinSet::new();
     for update in 0..WRITERS {
         for _retry in 0..3 {
             let (once, sdk, table, entity) =
                 (once.clone(), sdk.clone(), table.clone(), entity.clone());
+            let additions = additions.clone();
             writers.spawn(async move {
                 loop {
                     let (sdk, table, entity) = (sdk.clone(), table.clone(), entity.clone());
+                    let additions = additions.clone();
                     let add = async move |_lease| {
+                        additions.happen();
                         let added = sdk
                             .update_item()
                             .table_name(table)
@@ -177,6 +196,7 @@ async fn a_counter_of_50_writers_who_all_retry_ends_at_the_exact_sum() {
         }
     }
     let told = writers.join_all().await;
+    assert_eq!(additions.count(), WRITERS);
     let get = sdk.get_item().table_name(&table).key("id", entity);
     let item = get
         .send()

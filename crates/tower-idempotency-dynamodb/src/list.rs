@@ -72,7 +72,7 @@ impl Listing {
         let inner = &self.store.inner;
         while self.shard < inner.options.shards {
             let query = inner
-                .client
+                .theirs
                 .query()
                 .table_name(&inner.table)
                 .index_name(INDEX)

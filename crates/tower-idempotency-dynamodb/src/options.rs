@@ -10,7 +10,7 @@ use aws_sdk_dynamodb::{
     config::{retry::RetryConfig, timeout::TimeoutConfig},
 };
 
-use crate::{DynamoDbStore, clock::Clock};
+use crate::{DynamoDbStore, clock::Clock, store::Inner};
 
 /// How a [`DynamoDbStore`] uses its table.
 ///
@@ -120,7 +120,12 @@ impl DynamoDbOptions {
             .build();
         let config = client.config().to_builder();
         let config = config.retry_config(retries).timeout_config(timeouts);
-        DynamoDbStore::with(Client::from_conf(config.build()), table.into(), self)
+        DynamoDbStore::with(Inner {
+            client: Client::from_conf(config.build()),
+            theirs: client.clone(),
+            table: table.into(),
+            options: self,
+        })
     }
 }
 

@@ -36,7 +36,10 @@ pub struct DynamoDbStore {
 }
 
 pub(crate) struct Inner {
+    /// For what requests wait for: with our timeout and repetitions.
     pub(crate) client: Client,
+    /// For the table and its listing: as the application made it.
+    pub(crate) theirs: Client,
     pub(crate) table: String,
     pub(crate) options: DynamoDbOptions,
 }
@@ -58,13 +61,9 @@ impl DynamoDbStore {
         DynamoDbOptions::new().store(client, table)
     }
 
-    pub(crate) fn with(client: Client, table: String, options: DynamoDbOptions) -> Self {
+    pub(crate) fn with(inner: Inner) -> Self {
         Self {
-            inner: Arc::new(Inner {
-                client,
-                table,
-                options,
-            }),
+            inner: Arc::new(inner),
         }
     }
 }

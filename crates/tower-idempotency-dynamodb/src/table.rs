@@ -64,7 +64,7 @@ impl Inner {
             .build()
             .map_err(|_| incomplete())?;
         let create = self
-            .client
+            .theirs
             .create_table()
             .table_name(&self.table)
             .billing_mode(BillingMode::PayPerRequest)
@@ -84,7 +84,7 @@ impl Inner {
     }
 
     async fn describe(&self) -> Result<TableDescription, DynamoDbError> {
-        let describe = self.client.describe_table().table_name(&self.table);
+        let describe = self.theirs.describe_table().table_name(&self.table);
         let described = Box::pin(describe.send()).await;
         let described = described.map_err(|error| DynamoDbError::of_table(&error))?;
         described
@@ -113,7 +113,7 @@ impl Inner {
 
     /// Lets the service collect what is over.
     async fn collect(&self) -> Result<(), DynamoDbError> {
-        let describe = self.client.describe_time_to_live().table_name(&self.table);
+        let describe = self.theirs.describe_time_to_live().table_name(&self.table);
         let described = Box::pin(describe.send()).await;
         let described = described.map_err(|error| DynamoDbError::of_table(&error))?;
         let status = described
@@ -128,7 +128,7 @@ impl Inner {
             .build()
             .map_err(|_| incomplete())?;
         let update = self
-            .client
+            .theirs
             .update_time_to_live()
             .table_name(&self.table)
             .time_to_live_specification(specification);

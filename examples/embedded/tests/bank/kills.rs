@@ -73,7 +73,7 @@ async fn play(args: &[&str]) -> Played {
         let (bank, over, mut random) = (Arc::clone(&bank), Arc::clone(&over), Random(seed));
         spawn_blocking(move || {
             for _ in 0..kills {
-                thread::sleep(random.around(Duration::from_millis(100)));
+                thread::sleep(random.around(Duration::from_millis(150)));
                 bank.kill();
             }
             over.store(true, SeqCst);

@@ -5,7 +5,8 @@ use std::{collections::BTreeMap, fmt, fs};
 use axum::http::StatusCode;
 use tower_idempotency_sqlx::sqlx;
 
-use super::{cast::Cast, riders::Rider};
+use super::riders::Rider;
+use crate::cast::Cast;
 
 pub(super) struct Books {
     /// Of each rider: rides, by their states.

@@ -8,15 +8,11 @@ use std::{
     time::{Duration, Instant},
 };
 
-use axum::http::{Request, StatusCode};
-use tests::{
-    Answer,
-    actor::{Actor, ask},
-    random::Random,
-};
+use axum::http::StatusCode;
+use tests::{Answer, actor::Actor, random::Random};
 use tokio::{task::JoinSet, time::sleep};
 
-use super::cast::Cast;
+use crate::cast::{Cast, book};
 
 /// Somebody who wants one ride.
 pub(super) struct Rider {
@@ -116,12 +112,13 @@ impl Rider {
     }
 
     async fn ask(&self, service: &Actor) -> Option<Answer> {
-        let req = Request::post(service.url("/rides"))
-            .header("idempotency-key", format!("ride-{}", self.n))
-            .header("content-type", "application/json");
-        let (name, card) = (self.name(), self.card());
-        let body = format!(r#"{{"rider":"{name}","destination":"Mars","card":"{card}"}}"#);
-        ask(req, body).await
+        book(
+            service,
+            &format!("ride-{}", self.n),
+            &self.name(),
+            &self.card(),
+        )
+        .await
     }
 }
 

@@ -17,7 +17,7 @@ use tokio::{
     time::sleep,
 };
 
-use super::cast::{Cast, set_mood};
+use crate::cast::{Cast, set_mood};
 
 /// How many there were.
 #[derive(Clone, Copy, Debug, Default)]

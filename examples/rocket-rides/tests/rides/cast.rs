@@ -9,6 +9,7 @@ use std::{
 use axum::http::{Request, StatusCode};
 use rocket_rides::provider::{Charge, Mood};
 use tests::{
+    Answer,
     actor::{Actor, ask},
     scratch::Scratch,
 };
@@ -16,17 +17,17 @@ use tokio::time::sleep;
 use tower_idempotency_sqlx::sqlx::{self, PgPool};
 
 /// Two services on one database, and a provider.
-pub(super) struct Cast {
-    pub(super) services: Vec<Arc<Actor>>,
-    pub(super) provider: Arc<Actor>,
-    pub(super) pool: PgPool,
-    pub(super) mailbox: PathBuf,
+pub(crate) struct Cast {
+    pub(crate) services: Vec<Arc<Actor>>,
+    pub(crate) provider: Arc<Actor>,
+    pub(crate) pool: PgPool,
+    pub(crate) mailbox: PathBuf,
     _scratch: Scratch,
 }
 
 impl Cast {
     /// `args` are for the services.
-    pub(super) async fn start(database: &str, args: &[&str]) -> Self {
+    pub(crate) async fn start(database: &str, args: &[&str]) -> Self {
         let scratch = Scratch::new();
         let mailbox = scratch.file("mailbox");
         let ledger = scratch.file("ledger").display().to_string();
@@ -53,7 +54,7 @@ impl Cast {
     }
 
     /// The provider is well from now on.
-    pub(super) async fn calm(&self) {
+    pub(crate) async fn calm(&self) {
         let deadline = Instant::now() + Duration::from_secs(30);
         while !set_mood(&self.provider, Mood::Well).await {
             assert!(Instant::now() < deadline, "the provider does not come back");
@@ -61,7 +62,7 @@ impl Cast {
     }
 
     /// Waits for the completer, which is given a minute, and for the worker.
-    pub(super) async fn until_nothing_is_left_to_do(&self) {
+    pub(crate) async fn until_nothing_is_left_to_do(&self) {
         let left = "select (select count(*) from tower_idempotency where completed is null and checkpoint is not null),
                     (select count(*) from receipts where delivered is null)";
         let deadline = Instant::now() + Duration::from_secs(60);
@@ -80,31 +81,39 @@ impl Cast {
         }
     }
 
-    /// How often a request was taken over.
-    pub(super) async fn takeovers(&self) -> i64 {
-        let sum = "select coalesce(sum(generation - 1), 0)::bigint from tower_idempotency";
-        let sum = sqlx::query_scalar(sum).fetch_one(&self.pool).await;
-        sum.expect("the server runs")
+    /// What a query counts in the database.
+    pub(crate) async fn count(&self, sql: &'static str) -> i64 {
+        let count = sqlx::query_scalar(sql).fetch_one(&self.pool).await;
+        count.expect("the server runs")
     }
 
     /// What the provider was asked for.
-    pub(super) async fn charges(&self) -> Vec<Charge> {
+    pub(crate) async fn charges(&self) -> Vec<Charge> {
         let req = Request::get(self.provider.url("/charges"));
         let answer = ask(req, "").await.expect("the provider runs");
         serde_json::from_slice(&answer.body).expect("charges")
     }
 
     /// What the services said.
-    pub(super) fn said(&self) -> String {
+    pub(crate) fn said(&self) -> String {
         let logs = self.services.iter().map(|service| service.log());
         logs.collect::<Vec<_>>().join("\n")
     }
 }
 
 /// Whether it was told.
-pub(super) async fn set_mood(provider: &Actor, mood: Mood) -> bool {
+pub(crate) async fn set_mood(provider: &Actor, mood: Mood) -> bool {
     let mood = serde_json::to_value(mood).expect("a name");
     let path = format!("/mood/{}", mood.as_str().expect("a name"));
     let told = ask(Request::put(provider.url(&path)), "").await;
     told.is_some_and(|answer| answer.status == StatusCode::OK)
+}
+
+/// A request for a ride, and the answer if there is one.
+pub(crate) async fn book(service: &Actor, key: &str, rider: &str, card: &str) -> Option<Answer> {
+    let req = Request::post(service.url("/rides"))
+        .header("idempotency-key", key)
+        .header("content-type", "application/json");
+    let body = format!(r#"{{"rider":"{rider}","destination":"Mars","card":"{card}"}}"#);
+    ask(req, body).await
 }

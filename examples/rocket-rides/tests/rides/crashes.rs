@@ -1,0 +1,81 @@
+//! A service that is killed at a moment of one's choice.
+
+use std::time::{Duration, Instant};
+
+use axum::http::StatusCode;
+use rocket_rides::provider::Mood;
+use tests::Answer;
+use tokio::time::sleep;
+use tower_idempotency_sqlx::sqlx;
+
+use crate::{
+    cast::{Cast, book, set_mood},
+    stage::database,
+};
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn killed_after_the_provider_has_charged_a_ride_is_finished_without_its_client() {
+    let cast = Cast::start(&database("killed_charged").await, &[]).await;
+    assert!(set_mood(&cast.provider, Mood::ChargingThenHanging).await);
+    let asking = book(&cast.services[0], "k", "ann", "card-1");
+    tokio::select! {
+        answer = asking => panic!("{answer:?}"),
+        () = until(async || cast.charges().await.len() == 1) => {}
+    }
+    cast.services[0].kill();
+    assert!(set_mood(&cast.provider, Mood::Well).await);
+
+    let booked = "select count(*) from rides where state = 'booked'";
+    until(async || cast.count(booked).await == 1).await;
+    cast.until_nothing_is_left_to_do().await;
+    let answer = told(&cast).await;
+    assert!(answer.is_replay(), "{answer:?}");
+    assert_eq!(cast.charges().await.len(), 1);
+    assert_eq!(cast.count("select count(*) from rides").await, 1);
+    assert_eq!(cast.count("select count(*) from receipts").await, 1);
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn killed_before_its_first_checkpoint_a_request_waits_for_its_client() {
+    let cast = Cast::start(&database("killed_begun").await, &[]).await;
+    let mut blocker = cast.pool.begin().await.expect("a transaction");
+    let block = sqlx::query("lock table rides in share row exclusive mode");
+    block.execute(&mut *blocker).await.expect("nobody is there");
+    let waiting = "select count(*) from pg_stat_activity where wait_event_type = 'Lock'";
+    tokio::select! {
+        answer = book(&cast.services[0], "k", "ann", "card-1") => panic!("{answer:?}"),
+        () = until(async || cast.count(waiting).await > 0) => {}
+    }
+    cast.services[0].kill();
+    blocker.rollback().await.expect("rolled back");
+
+    // The completers look at it, and leave it to its client.
+    let looked =
+        "select count(*) from tower_idempotency where generation > 1 and completed is null";
+    until(async || cast.count(looked).await == 1).await;
+    assert_eq!(cast.count("select count(*) from rides").await, 0);
+    let answer = told(&cast).await;
+    assert!(!answer.is_replay(), "{answer:?}");
+    assert_eq!(cast.charges().await.len(), 1);
+    assert_eq!(cast.count("select count(*) from rides").await, 1);
+}
+
+/// The client comes back, until it is told.
+async fn told(cast: &Cast) -> Answer {
+    let deadline = Instant::now() + Duration::from_secs(30);
+    loop {
+        match book(&cast.services[1], "k", "ann", "card-1").await {
+            Some(answer) if answer.status == StatusCode::CREATED => return answer,
+            other => assert!(Instant::now() < deadline, "{other:?}\n{}", cast.said()),
+        }
+        sleep(Duration::from_millis(50)).await;
+    }
+}
+
+async fn until(mut holds: impl AsyncFnMut() -> bool) {
+    let deadline = Instant::now() + Duration::from_secs(30);
+    while !holds().await {
+        assert!(Instant::now() < deadline, "it does not come to that");
+        sleep(Duration::from_millis(20)).await;
+    }
+}

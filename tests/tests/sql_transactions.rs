@@ -248,6 +248,39 @@ async fn a_lease_that_is_lost_begins_nothing<S: Ledgered>(books: Books<S>) {
     assert_eq!(books.count().await, 0);
 }
 
+/// Another replica had the lease and the outcome meanwhile: it is told that one's answer, and has had no effect.
+async fn who_was_taken_over_commits_nothing<S: Ledgered>(books: Books<S>) {
+    let (other, _) = bank(&books, charge);
+    let (app, _) = bank(&books, move |books, lease, _| {
+        let other = other.clone();
+        async move {
+            let tx = charged(&books, &lease, 100).await.expect("a transaction");
+            books.admin("update {table} set lease_ends = 0").await;
+            let theirs = send(&other, order()).await;
+            assert_eq!(theirs.status, StatusCode::CREATED, "{theirs:?}");
+            let error = tx.commit(created(100)).await.expect_err("no lease");
+            let error = error.into_answer().expect_err("no lease");
+            assert_eq!(error.kind(), Kind::LeaseLost);
+            failed(&error)
+        }
+    });
+    let answer = send(&app, order()).await;
+    assert!(answer.is_replay(), "{answer:?}");
+    assert_charged_once(&books, &app, &answer).await;
+    assert_eq!(books.effects().await[0].n, 1);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_takeover_beside_a_transaction_on_postgres() {
+    who_was_taken_over_commits_nothing(books::on_postgres("taken_over").await).await;
+}
+
+/// In SQLite nobody takes over before the transaction ends.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_takeover_beside_a_transaction_on_mariadb() {
+    who_was_taken_over_commits_nothing(books::on_mariadb("taken_over").await).await;
+}
+
 // ---- Too large ----
 
 async fn a_record_that_is_too_large_is_a_tombstone<S: Ledgered>(books: Books<S>) {

@@ -15,11 +15,11 @@ use tests::{
     scratch::Scratch,
     send,
 };
-use tokio::time::sleep;
+use tokio::time::{sleep, timeout};
 use tower_idempotency::{IdempotencyLayer, Lease, Ttl, store::StoreError, transaction::Unrecorded};
 use tower_idempotency_sqlx::{
     Checkpoint, Fenced, MySqlStore, PostgresStore, SqliteStore, TransactionError,
-    TransactionErrorKind as Kind,
+    TransactionErrorKind as Kind, sqlx::postgres::PgListener,
 };
 
 /// A service on the books: the handler is given them, its lease and which execution it is.
@@ -142,6 +142,25 @@ async fn a_value_is_committed_with_its_effect<S: Ledgered>(books: Books<S>) {
         assert_eq!(outcome, expected);
     }
     assert_eq!(books.count().await, 1);
+}
+
+/// In the same transaction: with the record, and not before it.
+#[tokio::test(flavor = "multi_thread")]
+async fn who_waits_on_postgres_is_told_by_the_commit() {
+    let books = books::on_postgres("told").await;
+    let mut listener = PgListener::connect_with(&books.pool)
+        .await
+        .expect("a connection");
+    listener.listen("told").await.expect("a channel");
+    let (app, _) = bank(&books, async |books, lease, n| {
+        let tx = charged(&books, &lease, n).await.expect("a transaction");
+        books.admin("update {table} set awaited = true").await;
+        committed(tx, created(n)).await
+    });
+    assert_eq!(send(&app, order()).await.status, StatusCode::CREATED);
+    let told = timeout(Duration::from_secs(10), listener.recv()).await;
+    let told = told.expect("nobody told").expect("a connection");
+    assert_eq!(told.payload().len(), 64, "an id");
 }
 
 // ---- Rolled back ----

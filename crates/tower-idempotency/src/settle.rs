@@ -113,27 +113,40 @@ pub(crate) async fn let_go(
     match lease.close() {
         Committed::Nothing => {}
         Committed::Record(record) => return Some(Instead::Record(record)),
-        Committed::Unknown => match Box::pin(look(config, engine, &lease.grant.claim)).await {
-            Found::Record(record) => return Some(Instead::Record(record)),
-            // It was, and is over, or it was not.
-            Found::Held(_) if lease.commit.may_be_over() => {
-                engine.end(lease, config.store_timeout, place, reason).await;
-                return Some(Instead::Unknown);
+        Committed::Unknown => {
+            match Box::pin(ended_or_found(config, engine, &lease)).await {
+                Found::Record(record) => return Some(Instead::Record(record)),
+                // Asking has taken the lease once more. The record was there and is over, or it never was.
+                Found::Held(_) if lease.commit.may_be_over() => {
+                    engine.end(lease, config.store_timeout, place, reason).await;
+                    return Some(Instead::Unknown);
+                }
+                Found::Held(_) => {}
+                // Of a takeover that we have ended, or of somebody else's after us.
+                Found::Orphan if !lease.is_lost() && !lease.commit.may_be_over() => return None,
+                Found::Orphan | Found::Lost => {
+                    lease.lose();
+                    return Some(Instead::Unknown);
+                }
+                Found::Unknown => {
+                    telemetry::held(lease.id());
+                    return Some(Instead::Unknown);
+                }
             }
-            // Nothing was committed, and nothing can be once the lease is over.
-            Found::Held(_) => {}
-            Found::Orphan | Found::Lost => {
-                lease.lose();
-                return Some(Instead::Unknown);
-            }
-            Found::Unknown => {
-                telemetry::held(lease.id());
-                return Some(Instead::Unknown);
-            }
-        },
+        }
     }
     engine.end(lease, config.store_timeout, place, reason).await;
     None
+}
+
+/// Ends the lease first, and looks then: the other way round, a commit that is still on its way to the store might come
+/// through after the look.
+async fn ended_or_found(config: &Config, engine: &Engine, lease: &Kept) -> Found {
+    lease.about_to_end(true);
+    if !engine.release(&lease.reference, config.store_timeout).await {
+        return Found::Unknown;
+    }
+    look(config, engine, &lease.grant.claim).await
 }
 
 /// What is to be told instead of that there was nothing to keep.

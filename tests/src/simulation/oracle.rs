@@ -109,6 +109,11 @@ fn judge_answer(world: &State, attempt: usize, reply: &Reply) -> Result<(), Stri
         return Err(format!("a replay of execution {number} is not marked"));
     }
     if said.keep == Keep::No {
+        if own && execution.is_stored(world) {
+            return Err(format!(
+                "execution {number} is answered with something else than it has stored"
+            ));
+        }
         if own && !reply.replayed {
             return Ok(());
         }
@@ -183,6 +188,11 @@ pub(super) fn judge_rest(world: &mut State) {
     if let Some(number) = running {
         return world.violated(format!("execution {number} has never ended"));
     }
+    if let Some(number) = world.executions.iter().position(|it| it.is_given_up(world)) {
+        return world.violated(format!(
+            "the answer of execution {number} was given up while its lease lasted"
+        ));
+    }
     judge_effects(world);
 }
 
@@ -223,6 +233,25 @@ impl Execution {
 
     fn is_unretained(&self) -> bool {
         self.answers.iter().any(|said| said.keep == Keep::Perhaps)
+    }
+
+    /// Whether its answer is still to be stored, its lease was its own for long enough since nothing went wrong any more, and
+    /// nobody tries.
+    fn is_given_up(&self, world: &State) -> bool {
+        let said = self.answers.last().map(|said| said.keep);
+        let Some(lease) = self.lease.filter(|_| !world.dead[self.process]) else {
+            return false;
+        };
+        // The longest pause between tries, and a try.
+        let enough = world.healed_at + 1_000 + 2 * world.plan.store_timeout + 100;
+        self.state == Progress::Answered
+            && said == Some(Keep::Yes)
+            && !world.plan.transactional
+            && self.completing
+            && !self.heard
+            && world.ahead == 0
+            && !self.is_stored(world)
+            && world.books[&lease.id].is_held_until(lease.token, enough)
     }
 
     fn is_stored(&self, world: &State) -> bool {

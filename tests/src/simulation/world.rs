@@ -34,6 +34,7 @@ pub(super) struct State {
     pub(super) dice: Dice,
     /// Nothing goes wrong any more.
     pub(super) healed: bool,
+    pub(super) healed_at: Millis,
     queue: BTreeMap<(Millis, u64), Due>,
     queued: u64,
     /// Calls that have not reached the store yet.
@@ -176,6 +177,7 @@ impl World {
             bug,
             dice,
             healed: false,
+            healed_at: 0,
             queue: BTreeMap::new(),
             queued: 0,
             under_way: 0,
@@ -277,6 +279,10 @@ impl State {
             && (matches!(done, Done::Ok) || self.has(Bug::CommitIsTorn))
         {
             self.executions[*execution].effects.push(story);
+            // Unless the store's clock has taken the record away before its time.
+            if self.executions[*execution].effects.len() > 1 && self.ahead == 0 {
+                self.violated(format!("execution {execution} has its effect twice"));
+            }
             let (execution, held) = (*execution, true);
             self.tell(What::Effect { execution, held });
         }

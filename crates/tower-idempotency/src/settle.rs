@@ -77,7 +77,8 @@ pub(crate) fn settle<R: http_body::Body>(
             // meanwhile is told that it is in progress.
             Completion::Failing | Completion::TooLarge { .. } => {
                 engine.complete_later(&lease, record, retention, limit, place);
-                if lease.is_in_doubt() {
+                // A renewal has heard that somebody else has the lease: then ours is not the answer.
+                if lease.is_in_doubt() || lease.is_lost() {
                     return into_response(refuse(config, &outcome_unknown()));
                 }
                 res

@@ -174,6 +174,7 @@ impl Run {
             state: Progress::Runs,
             completing: false,
             heard: false,
+            lost: false,
         });
         world.attempts[attempt].execution = Some(number);
         let held = lease.as_ref().map(|lease| {

@@ -107,10 +107,13 @@ impl Link {
         let execution = world.executions.iter_mut().rev();
         let mut execution = execution.filter(|it| it.lease.is_some_and(|it| it.token == token));
         if let Some(execution) = execution.next()
-            && heard.is_some()
-            && matches!(name, "complete" | "commit")
+            && let Some(done) = &heard
         {
-            execution.heard = true;
+            match name {
+                "complete" | "commit" => execution.heard = true,
+                "renew" if !execution.completing => execution.lost |= matches!(done, Done::Lost),
+                _ => {}
+            }
         }
         heard.ok_or_else(|| StoreError::backend("the store failed"))
     }

@@ -128,7 +128,8 @@ fn judge_answer(world: &State, attempt: usize, reply: &Reply) -> Result<(), Stri
         ));
     }
     // What the layer could not store, though it tried and heard nothing, it says once.
-    let unheard = !world.plan.transactional && execution.completing && !execution.heard;
+    let unheard = execution.completing && !execution.heard && !execution.lost;
+    let unheard = unheard && !world.plan.transactional;
     let may_be_alone = own && !reply.replayed && (unheard || said.keep == Keep::Perhaps);
     if !may_be_alone && !execution.is_stored(world) {
         return Err(format!(

@@ -130,6 +130,8 @@ pub(super) struct Execution {
     /// A completion under its lease was sent, and whether anything definite was heard of one.
     pub(super) completing: bool,
     pub(super) heard: bool,
+    /// It was heard that the lease is lost, before that.
+    pub(super) lost: bool,
 }
 
 /// How far an execution has come.

@@ -87,3 +87,37 @@ impl Ledger {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use std::{env, fs, process};
+
+    use super::*;
+
+    #[test]
+    fn a_key_is_charged_once_by_whoever_opens_the_ledger() {
+        let path = env::temp_dir().join(format!("rocket-rides-ledger-{}", process::id()));
+        let ledger = Ledger::open(&path).unwrap();
+        let first = ledger.charge("k", "card-1", 5).unwrap().unwrap();
+        assert_eq!(ledger.charge("k", "card-1", 6).unwrap(), None);
+        assert_eq!(ledger.charge("k", "card-2", 5).unwrap(), None);
+        assert!(
+            ledger
+                .charge("l", "declined-1", 5)
+                .unwrap()
+                .unwrap()
+                .declined
+        );
+
+        // Killed in the middle of a line.
+        let mut text = fs::read_to_string(&path).unwrap();
+        text.push_str("{\"name\":");
+        fs::write(&path, text).unwrap();
+        let ledger = Ledger::open(&path).unwrap();
+        assert_eq!(ledger.charge("k", "card-1", 5).unwrap(), Some(first));
+        ledger.charge("m", "card-1", 5).unwrap();
+        let ledger = Ledger::open(&path).unwrap();
+        fs::remove_file(&path).unwrap();
+        assert_eq!(ledger.charges().len(), 3);
+    }
+}

@@ -45,7 +45,7 @@ async fn every_ride_is_charged_once_whoever_dies() {
     let books = Books::open(&cast).await;
     println!(
         "{rides} rides, seed {seed}: {strikes}; {} requests, {takeovers} takeovers; {} riders gave up, {finished} of \
-         them are taken there all the same; {books}; {played:?} of {:?}",
+         them had their ride all the same; {books}; {played:?} of {:?}",
         riders.iter().map(|rider| rider.requests).sum::<usize>(),
         riders.iter().filter(|rider| rider.gave_up).count(),
         began.elapsed(),

@@ -24,8 +24,8 @@ impl Replay<'_> {
     }
 }
 
-/// Goes every way and then takes every two steps: the second sees what the first has left behind. Says how many of what
-/// answers were the same.
+/// Goes every way and then takes every two steps: the second sees what the first has left behind. Whether there is nothing
+/// in the end only whoever takes it can tell. Says how many of what answers were the same.
 async fn every_transition(mutant: Option<Mutant>) -> Result<Seen, Differs> {
     let rules = Rules {
         times: Times {
@@ -50,11 +50,11 @@ async fn every_transition(mutant: Option<Mutant>) -> Result<Seen, Differs> {
                     id: id(number),
                     seen: &mut seen,
                 };
+                let differs = |differs| format!("{differs}: {way:?} {first:?} {second:?}");
                 for step in way.iter().chain([first, second]) {
-                    let compared = replay.step(*step).await;
-                    compared
-                        .map_err(|differs| format!("{differs}: {way:?} {first:?} {second:?}"))?;
+                    replay.step(*step).await.map_err(differs)?;
                 }
+                replay.take().await.map_err(differs)?;
             }
         }
     }

@@ -73,7 +73,7 @@ async fn walk(system: &System, seed: u64, seen: &mut Seen) -> Result<(), Differs
         assert_eq!(replay.entry, next.entry);
         state = next;
     }
-    Ok(())
+    replay.take().await
 }
 
 /// The next number of a seed: a counter, stirred (SplitMix64).

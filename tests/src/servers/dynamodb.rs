@@ -36,6 +36,7 @@ pub enum StandIn {
 /// # Panics
 ///
 /// As [`DynamoDbServer::start`].
+#[must_use]
 pub fn shared(stand_in: StandIn) -> &'static DynamoDbServer {
     static MOTO: OnceLock<DynamoDbServer> = OnceLock::new();
     static DYNOXIDE: OnceLock<DynamoDbServer> = OnceLock::new();

@@ -176,7 +176,7 @@ impl Driver {
             Due::Arrival(call) => {
                 let mut world = self.world.look();
                 world.under_way -= 1;
-                let done = world.arrive(call.process, call.op, call.read);
+                let done = world.arrive(call.process, &call.op, call.read);
                 if let Some((reply, back)) = call.reply {
                     let heard = (!call.fails).then_some(done);
                     world.after(back, Due::Reply(reply, heard));

@@ -50,7 +50,7 @@ impl Service<Request<Body<Paced>>> for Handler {
         Box::pin(async move {
             let lease = req.extensions().get::<Lease>().cloned();
             let run = Run::begin(link, attempt_of(&req), lease);
-            run.to_its_end(Some(req.into_body())).await
+            run.until_it_ends(Some(req.into_body())).await
         })
     }
 }
@@ -58,7 +58,7 @@ impl Service<Request<Body<Paced>>> for Handler {
 /// The work of an operator who finishes what was abandoned: what the handler does, without a request.
 pub(super) async fn finish(link: Link, attempt: usize, lease: Lease) -> Answer {
     Run::begin(link, attempt, Some(lease))
-        .to_its_end(None)
+        .until_it_ends(None)
         .await
 }
 
@@ -203,7 +203,7 @@ impl Run {
         }
     }
 
-    async fn to_its_end(mut self, body: Option<Body<Paced>>) -> Answer {
+    async fn until_it_ends(mut self, body: Option<Body<Paced>>) -> Answer {
         let world = self.link.world.clone();
         let attempt = world.look().executions[self.number].attempt;
         let cuts = world.look().has(Bug::LeavingCutsOff);

@@ -95,18 +95,18 @@ fn step(
 ) -> Done {
     match op {
         Op::Acquire(claim) => Done::Acquired(match read {
-            Some(seen) => shelf.acquire_from(seen, claim, now),
+            Some(seen) => shelf.acquire_from(seen.as_ref(), claim, now),
             None => shelf.acquire(claim, now),
         }),
         Op::Renew(lease, ttl) if bug != Some(Bug::RenewalsDoNothing) => {
-            done(shelf.renew(lease, *ttl, now))
+            done(&shelf.renew(lease, *ttl, now))
         }
         Op::Renew(..) => Done::Ok,
         Op::Complete(lease, record, retention) => {
-            done(shelf.complete(lease, record.clone(), *retention, now))
+            done(&shelf.complete(lease, record.clone(), *retention, now))
         }
         Op::Commit(lease, record, retention, _) => {
-            done(shelf.commit(lease, record.clone(), *retention, now))
+            done(&shelf.commit(lease, record.clone(), *retention, now))
         }
         Op::Release(lease) => {
             shelf.release(lease, now);
@@ -137,10 +137,10 @@ impl Memory {
                 }
                 Done::Acquired(acquired)
             }
-            Op::Renew(lease, ttl) => done(at_once(self.store.renew(lease, *ttl))),
+            Op::Renew(lease, ttl) => done(&at_once(self.store.renew(lease, *ttl))),
             Op::Complete(lease, record, retention) | Op::Commit(lease, record, retention, _) => {
                 let call = self.store.complete(lease, record.clone(), *retention);
-                let done = done(at_once(call));
+                let done = done(&at_once(call));
                 if let Done::Ok = done {
                     self.in_progress.retain(|id| *id != lease.id);
                 }
@@ -148,7 +148,7 @@ impl Memory {
             }
             Op::Release(lease) => {
                 self.in_progress.retain(|id| *id != lease.id);
-                done(at_once(self.store.release(lease)))
+                done(&at_once(self.store.release(lease)))
             }
         }
     }
@@ -162,7 +162,7 @@ fn at_once<T>(call: impl Future<Output = T>) -> T {
     }
 }
 
-fn done(result: Result<(), StoreError>) -> Done {
+fn done(result: &Result<(), StoreError>) -> Done {
     match result {
         Ok(()) => Done::Ok,
         Err(_) => Done::Lost,

@@ -151,7 +151,7 @@ impl Link {
         }
         let process = self.process;
         let (there, reply, fails, hears) = match fate {
-            Fate::AtOnce => return Hears::Now(Some(world.arrive(process, op, read))),
+            Fate::AtOnce => return Hears::Now(Some(world.arrive(process, &op, read))),
             Fate::FailsBefore(pause) => return Hears::ErrorIn(pause),
             Fate::Lost => return Hears::Nothing,
             Fate::ReplyLost(there) => (there, None, false, Hears::Nothing),
@@ -171,7 +171,7 @@ impl Link {
             fails,
             read,
         };
-        world.after(there, Due::Arrival(call));
+        world.after(there, Due::Arrival(Box::new(call)));
         hears
     }
 

@@ -102,17 +102,17 @@ impl Shelf {
     /// As [`Store::acquire`](tower_idempotency::Store::acquire).
     pub fn acquire(&mut self, claim: &Claim, now: Millis) -> Acquired {
         let seen = self.seen(claim.id, now);
-        self.acquire_from(seen, claim, now)
+        self.acquire_from(seen.as_ref(), claim, now)
     }
 
     /// Decides by what was seen, which is what the entry is now unless somebody read it first and writes later.
     pub(super) fn acquire_from(
         &mut self,
-        seen: Option<Entry>,
+        seen: Option<&Entry>,
         claim: &Claim,
         now: Millis,
     ) -> Acquired {
-        let generation = match &seen {
+        let generation = match seen {
             None => 1,
             Some(entry) => match self.judge(entry, claim, now) {
                 Ok(generation) => generation,

@@ -59,7 +59,7 @@ pub(super) struct State {
 
 /// What is to happen at its time.
 pub(super) enum Due {
-    Arrival(Call),
+    Arrival(Box<Call>),
     Reply(oneshot::Sender<Option<Done>>, Option<Done>),
     Push(oneshot::Sender<()>),
     Send(usize),
@@ -267,17 +267,17 @@ impl State {
     }
 
     /// A call has reached the store.
-    pub(super) fn arrive(&mut self, process: usize, op: Op, read: Option<Option<Entry>>) -> Done {
+    pub(super) fn arrive(&mut self, process: usize, op: &Op, read: Option<Option<Entry>>) -> Done {
         let now = self.store_now();
         let (id, token) = (op.id(), op.token());
-        let done = self.holder.step(&op, read, now, self.bug);
+        let done = self.holder.step(op, read, now, self.bug);
         if let Done::Acquired(Acquired::Granted { takeover: true, .. }) = done {
             self.takeovers += 1;
         }
         let books = self.books.entry(id).or_default();
-        let verdict = enter(books, &op, &done, now);
+        let verdict = enter(books, op, &done, now);
         let story = books.story;
-        if let Op::Commit(.., execution) = &op
+        if let Op::Commit(.., execution) = op
             && (matches!(done, Done::Ok) || self.has(Bug::CommitIsTorn))
         {
             self.executions[*execution].effects.push(story);
@@ -296,7 +296,7 @@ impl State {
             token,
             found: found(&done),
         });
-        if let Op::Release(lease) = &op {
+        if let Op::Release(lease) = op {
             super::oracle::judge_release(self, lease);
         }
         if let Err(violation) = verdict {
@@ -425,18 +425,16 @@ fn found(done: &Done) -> Found {
 /// What became of an attempt, and what its client does next.
 impl State {
     pub(super) fn ended(&mut self, attempt: usize, outcome: Outcome) {
-        let known = &mut self.attempts[attempt];
-        if known.outcome.is_some() {
+        if self.attempts[attempt].outcome.is_some() {
             return;
         }
-        known.outcome = Some(outcome.clone());
         self.open -= 1;
-        let client = self.attempts[attempt].client;
         self.tell(What::Ends(attempt, outcome.clone()));
         super::oracle::judge_end(self, attempt, &outcome);
-        if let Some(client) = client {
+        if let Some(client) = self.attempts[attempt].client {
             self.go_on(client, &outcome);
         }
+        self.attempts[attempt].outcome = Some(outcome);
     }
 
     fn go_on(&mut self, client: usize, outcome: &Outcome) {

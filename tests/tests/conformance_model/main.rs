@@ -229,7 +229,7 @@ async fn every_transition<S: Store>(
 /// As [`every_transition`], with ticks as long as they have to be.
 async fn alike<S: Store>(store: S, mutant: Option<Mutant>) -> Result<(), String> {
     let store = Arc::new(store);
-    let mut tick = Duration::from_secs(2);
+    let mut tick = Duration::from_secs(4);
     loop {
         match every_transition(&store, mutant, tick).await {
             Ok(sequences) => {

@@ -65,6 +65,20 @@ pub fn every_case_at_once<S: Store>(
     assert!(failed.is_empty(), "failed: {failed:#?}");
 }
 
+/// As [`every_case_at_once`], and waits for its turn: for a server that has enough to do with one set of cases.
+///
+/// # Panics
+///
+/// When a case does: names all that did.
+pub fn every_case_at_once_in_turn<S: Store>(
+    subject: impl AsyncFn() -> Subject<S> + Sync,
+    plan: impl Fn(Duration) -> Option<Plan> + Sync,
+) {
+    static TURN: Mutex<()> = Mutex::new(());
+    let _turn = TURN.lock().unwrap_or_else(PoisonError::into_inner);
+    every_case_at_once(subject, plan);
+}
+
 type Case<'a> = (&'static str, Box<dyn FnOnce() + Send + 'a>);
 
 /// Makes five tests of the suite, one for each [`Plan`] and one without: a module of the name given, with `direct`,

@@ -3,13 +3,13 @@
 use std::time::Duration;
 
 use tests::{
-    conformance_at_once,
+    conformance::every_case_at_once_in_turn as every_case,
     servers::dynamodb::{StandIn, shared},
 };
-use tower_idempotency::conformance::Subject;
+use tower_idempotency::conformance::{Plan, Subject};
 use tower_idempotency_dynamodb::{DynamoDbOptions, DynamoDbStore};
 
-const UNIT: Duration = Duration::from_millis(150);
+const UNIT: Duration = Duration::from_millis(200);
 
 async fn with_skew(skew: Duration) -> Subject<DynamoDbStore> {
     let options = DynamoDbOptions::new()
@@ -19,11 +19,46 @@ async fn with_skew(skew: Duration) -> Subject<DynamoDbStore> {
     Subject::new(store).with_unit(UNIT).with_push(false)
 }
 
-conformance_at_once! { mod dynoxide, subject = async || with_skew(Duration::ZERO).await }
+async fn exact() -> Subject<DynamoDbStore> {
+    with_skew(Duration::ZERO).await
+}
 
 /// An allowance for skew delays what is over, and changes nothing else.
-mod with_an_allowance_for_skew {
-    use super::*;
+async fn allowing_for_skew() -> Subject<DynamoDbStore> {
+    with_skew(UNIT / 2).await
+}
 
-    conformance_at_once! { mod suite, subject = async || with_skew(UNIT / 2).await }
+#[test]
+fn dynoxide_direct() {
+    every_case(exact, |_| None);
+}
+
+#[test]
+fn dynoxide_calls_lost() {
+    every_case(exact, |_| Some(Plan::CallsLost));
+}
+
+#[test]
+fn dynoxide_replies_lost() {
+    every_case(exact, |_| Some(Plan::RepliesLost));
+}
+
+#[test]
+fn dynoxide_slow() {
+    every_case(exact, |pause| Some(Plan::Slow(pause)));
+}
+
+#[test]
+fn dynoxide_alternating() {
+    every_case(exact, |pause| Some(Plan::Alternating(pause)));
+}
+
+#[test]
+fn dynoxide_allowing_for_skew_direct() {
+    every_case(allowing_for_skew, |_| None);
+}
+
+#[test]
+fn dynoxide_allowing_for_skew_alternating() {
+    every_case(allowing_for_skew, |pause| Some(Plan::Alternating(pause)));
 }

@@ -2,13 +2,10 @@
 //!
 //! Moto makes one call at a time, and each takes milliseconds: the plans of the suite one by one are for dynoxide.
 
-use std::{
-    sync::{Mutex, PoisonError},
-    time::Duration,
-};
+use std::time::Duration;
 
 use tests::{
-    conformance::every_case_at_once,
+    conformance::every_case_at_once_in_turn,
     servers::dynamodb::{StandIn, shared},
 };
 use tower_idempotency::conformance::{Plan, Subject};
@@ -24,18 +21,12 @@ async fn subject() -> Subject<DynamoDbStore> {
         .with_push(false)
 }
 
-fn one_by_one(plan: impl Fn(Duration) -> Option<Plan> + Sync) {
-    static TURN: Mutex<()> = Mutex::new(());
-    let _turn = TURN.lock().unwrap_or_else(PoisonError::into_inner);
-    every_case_at_once(subject, plan);
-}
-
 #[test]
 fn moto_direct() {
-    one_by_one(|_| None);
+    every_case_at_once_in_turn(subject, |_| None);
 }
 
 #[test]
 fn moto_alternating() {
-    one_by_one(|pause| Some(Plan::Alternating(pause)));
+    every_case_at_once_in_turn(subject, |pause| Some(Plan::Alternating(pause)));
 }

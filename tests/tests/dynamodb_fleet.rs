@@ -2,7 +2,7 @@
 
 use std::{
     collections::BTreeMap,
-    sync::{Arc, Mutex, PoisonError},
+    sync::{self, Arc, PoisonError},
     time::Duration,
 };
 
@@ -16,9 +16,12 @@ use tests::{
     send,
     servers::dynamodb::{DynamoDbServer, StandIn, client},
 };
-use tokio::{task::JoinSet, time::sleep};
+use tokio::{sync::Mutex, task::JoinSet, time::sleep};
 use tower_idempotency::{IdempotencyLayer, Ttl};
 use tower_idempotency_dynamodb::DynamoDbOptions;
+
+/// Fleets beside each other wait for processors longer than for leases.
+static TURN: Mutex<()> = Mutex::const_new(());
 
 const MEMBERS: usize = 3;
 const LEASE: Duration = Duration::from_millis(1500);
@@ -77,6 +80,7 @@ fn kills(seed: u64) -> Load {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn whoever_refuses_orphans_executes_no_key_twice_when_100_processes_are_killed() {
+    let _turn = TURN.lock().await;
     let history = Late::start().run("refuse", kills(1)).await;
     let sums = history.sums();
     assert_eq!(sums.strikes, 100);
@@ -87,6 +91,7 @@ async fn whoever_refuses_orphans_executes_no_key_twice_when_100_processes_are_ki
 
 #[tokio::test(flavor = "multi_thread")]
 async fn whoever_executes_orphans_again_executes_twice_only_what_was_killed_at_work_100_times() {
+    let _turn = TURN.lock().await;
     let history = Late::start().run("reexecute", kills(2)).await;
     let sums = history.sums();
     assert_eq!(sums.strikes, 100);
@@ -102,6 +107,7 @@ async fn whoever_executes_orphans_again_executes_twice_only_what_was_killed_at_w
 
 #[tokio::test(flavor = "multi_thread")]
 async fn a_process_that_was_paused_past_its_lease_answers_what_dynamodb_has_stored() {
+    let _turn = TURN.lock().await;
     let handler = Duration::from_millis(200);
     let lease = Duration::from_millis(800);
     let pauses = Load {
@@ -122,6 +128,7 @@ async fn a_process_that_was_paused_past_its_lease_answers_what_dynamodb_has_stor
 
 #[tokio::test(flavor = "multi_thread")]
 async fn sixty_four_clients_at_once_cause_one_execution_of_each_key_in_dynamodb() {
+    let _turn = TURN.lock().await;
     for (in_flight, keys) in [("wait", 100), ("conflict", 100)] {
         let server = DynamoDbServer::start(StandIn::Dynoxide);
         let store = format!("dynamodb://keys?endpoint=http://{}", server.address());
@@ -148,6 +155,7 @@ async fn sixty_four_clients_at_once_cause_one_execution_of_each_key_in_dynamodb(
 /// processor.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_thousand_keys_that_64_clients_ask_for_are_executed_once_each() {
+    let _turn = TURN.lock().await;
     const KEYS: usize = 1000;
     let server = DynamoDbServer::start(StandIn::Dynoxide);
     let effects = Ledger::default();
@@ -188,7 +196,7 @@ async fn a_thousand_keys_that_64_clients_ask_for_are_executed_once_each() {
     assert!(effects.values().all(|&times| times == 1));
 }
 
-type Ledger = Arc<Mutex<BTreeMap<String, u64>>>;
+type Ledger = Arc<sync::Mutex<BTreeMap<String, u64>>>;
 
 /// A machine that is busy is no fault.
 const PATIENCE: Duration = Duration::from_secs(20);

@@ -72,7 +72,7 @@ fn number(name: &str, default: u64) -> u64 {
     }
 }
 
-/// `SIMULATION_SEEDS` from `SIMULATION_FROM` on (100,000 from 0), or as many as run in `SIMULATION_SECONDS` (110).
+/// `SIMULATION_SEEDS` from `SIMULATION_FROM` on (100,000 from 0), or as many as run in `SIMULATION_SECONDS` (120).
 #[test]
 fn no_seed_breaks_a_promise() {
     let from = number("SIMULATION_FROM", 0);
@@ -80,7 +80,7 @@ fn no_seed_breaks_a_promise() {
         seeds: from..from + number("SIMULATION_SEEDS", 100_000),
         threads: thread::available_parallelism().map_or(1, usize::from),
         bug: None,
-        limit: Some(Duration::from_secs(number("SIMULATION_SECONDS", 110))),
+        limit: Some(Duration::from_secs(number("SIMULATION_SECONDS", 120))),
     };
     let swept = sweep.run();
     println!("{swept}");

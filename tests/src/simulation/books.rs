@@ -87,6 +87,14 @@ impl Books {
         matches!(&self.state, State::Leased(lease) if lease.token == Some(token) && lease.ends > at)
     }
 
+    /// Whose lease there is, its end past or not.
+    pub(super) fn holder(&self) -> Option<Token> {
+        match &self.state {
+            State::Leased(lease) => lease.token,
+            State::Free | State::Stored { .. } => None,
+        }
+    }
+
     pub(super) fn holds(&self, token: Token, now: Millis) -> bool {
         matches!(&self.state, State::Leased(lease) if lease.token == Some(token) && now < lease.ends)
     }

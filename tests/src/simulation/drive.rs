@@ -217,6 +217,7 @@ impl Driver {
         let mut world = self.world.look();
         let number = world.dead.len();
         world.dead.push(false);
+        world.paused.push(false);
         world.tell(What::Begins(number));
         let process = Process::begin(world.now);
         drop(world);
@@ -272,6 +273,7 @@ impl Driver {
         }
         host.paused = true;
         let mut world = self.world.look();
+        world.paused[host.number] = true;
         world.tell(What::Pauses(host.number));
         world.after(pause, Due::GoOn(host.number));
     }

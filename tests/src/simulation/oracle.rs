@@ -3,9 +3,13 @@
 use std::collections::BTreeMap;
 
 use http::StatusCode;
-use tower_idempotency::{OrphanPolicy, store::LeaseRef};
+use tower_idempotency::{
+    OrphanPolicy,
+    store::{KeyId, LeaseRef, Token},
+};
 
 use super::{
+    books::Books,
     history::{Held, Outcome, Reply},
     world::{Execution, Keep, Progress, State},
 };
@@ -24,6 +28,25 @@ pub(super) fn judge_execution(world: &mut State, number: usize, held: Option<Hel
     let before = &world.executions[..number];
     if let Some(other) = before.iter().position(|it| it.is_under(&lease)) {
         world.violated(format!("executions {other} and {number} under one lease"));
+    }
+}
+
+/// A lease is about to be taken over: not from an execution that runs, in a process that is well, and whose store answers in
+/// good time.
+pub(super) fn judge_takeover(world: &mut State, id: KeyId, by: Token) {
+    let plan = &world.plan;
+    let well = plan.faults == 0 && plan.store_timeout <= plan.lease / 3 && world.ahead == 0;
+    let holder = world.books.get(&id).and_then(Books::holder);
+    let (true, Some(holder)) = (well, holder.filter(|holder| *holder != by)) else {
+        return;
+    };
+    let runs = world.executions.iter().position(|it| {
+        let holds = it.lease.is_some_and(|it| it.id == id && it.token == holder);
+        let unwell = world.dead[it.process] || world.paused[it.process];
+        holds && !unwell && it.state == Progress::Runs
+    });
+    if let Some(number) = runs {
+        world.violated(format!("the lease of execution {number} was not kept"));
     }
 }
 

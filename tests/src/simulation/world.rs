@@ -50,6 +50,8 @@ pub(super) struct State {
     pub(super) takeovers: usize,
     /// Attempts that have not ended.
     pub(super) open: usize,
+    /// Which processes were ever paused.
+    pub(super) paused: Vec<bool>,
     /// Which processes have died.
     pub(super) dead: Vec<bool>,
     pub(super) history: Vec<Event>,
@@ -193,6 +195,7 @@ impl World {
             clients: Vec::new(),
             takeovers: 0,
             open: 0,
+            paused: Vec::new(),
             dead: Vec::new(),
             history: Vec::new(),
             violation: None,
@@ -273,6 +276,7 @@ impl State {
         let done = self.holder.step(op, read, now, self.bug);
         if let Done::Acquired(Acquired::Granted { takeover: true, .. }) = done {
             self.takeovers += 1;
+            super::oracle::judge_takeover(self, id, op.token());
         }
         let books = self.books.entry(id).or_default();
         let verdict = enter(books, op, &done, now);

@@ -264,7 +264,9 @@ impl Execution {
     /// nobody tries.
     fn is_given_up(&self, world: &State) -> bool {
         let said = self.answers.last().map(|said| said.keep);
-        let Some(lease) = self.lease.filter(|_| !world.dead[self.process]) else {
+        // One that was paused past its lease has stopped trying, though a renewal of its may come through late.
+        let unwell = world.dead[self.process] || world.paused[self.process];
+        let Some(lease) = self.lease.filter(|_| !unwell) else {
             return false;
         };
         // The longest pause between tries, and a try.

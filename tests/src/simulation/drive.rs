@@ -20,7 +20,7 @@ use super::{
     oracle,
     plan::{Plan, ttl},
     process::Process,
-    world::{Attempt, Client, Due, State, World},
+    world::{Attempt, Client, Due, Execution, Progress, State, World},
 };
 
 pub(super) struct Driver {
@@ -305,6 +305,10 @@ impl Driver {
             world.tell(What::Drained(number, drained));
             if !drained {
                 world.violated(format!("process {number} does not drain"));
+            }
+            let running = |it: &Execution| it.process == number && it.state == Progress::Runs;
+            if layer.in_flight() > 0 || world.executions.iter().any(running) {
+                world.violated(format!("process {number} has drained, and is at work"));
             }
             world.after(0, Due::Leave(number));
         });

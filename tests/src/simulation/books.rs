@@ -82,11 +82,6 @@ impl Books {
         self.leases.iter().map(|it| it.ends).max().unwrap_or(0)
     }
 
-    /// Whether its lease lasts longer than that, if nothing more is heard of it.
-    pub(super) fn is_held_until(&self, token: Token, at: Millis) -> bool {
-        matches!(&self.state, State::Leased(lease) if lease.token == Some(token) && lease.ends > at)
-    }
-
     /// Whose lease there is, its end past or not.
     pub(super) fn holder(&self) -> Option<Token> {
         match &self.state {

@@ -419,7 +419,6 @@ impl Driver {
                 let up = |host: &Host| host.process.is_some() && !host.draining;
                 if world.open == 0 && !world.is_eventful() && self.hosts.iter().all(up) {
                     world.healed = true;
-                    world.healed_at = now;
                     world.tell(What::Heals);
                     self.phase = Phase::Rest;
                     self.until = now + self.plan.patience();

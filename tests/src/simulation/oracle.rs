@@ -213,11 +213,6 @@ pub(super) fn judge_rest(world: &mut State) {
     if let Some(number) = running {
         return world.violated(format!("execution {number} has never ended"));
     }
-    if let Some(number) = world.executions.iter().position(|it| it.is_given_up(world)) {
-        return world.violated(format!(
-            "the answer of execution {number} was given up while its lease lasted"
-        ));
-    }
     judge_effects(world);
 }
 
@@ -258,27 +253,6 @@ impl Execution {
 
     fn is_unretained(&self) -> bool {
         self.answers.iter().any(|said| said.keep == Keep::Perhaps)
-    }
-
-    /// Whether its answer is still to be stored, its lease was its own for long enough since nothing went wrong any more, and
-    /// nobody tries.
-    fn is_given_up(&self, world: &State) -> bool {
-        let said = self.answers.last().map(|said| said.keep);
-        // One that was paused past its lease has stopped trying, though a renewal of its may come through late.
-        let unwell = world.dead[self.process] || world.paused[self.process];
-        let Some(lease) = self.lease.filter(|_| !unwell) else {
-            return false;
-        };
-        // The longest pause between tries, and a try.
-        let enough = world.healed_at + 1_000 + 2 * world.plan.store_timeout + 100;
-        self.state == Progress::Answered
-            && said == Some(Keep::Yes)
-            && !world.plan.transactional
-            && self.completing
-            && !self.heard
-            && world.ahead == 0
-            && !self.is_stored(world)
-            && world.books[&lease.id].is_held_until(lease.token, enough)
     }
 
     fn is_stored(&self, world: &State) -> bool {

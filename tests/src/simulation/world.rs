@@ -34,7 +34,6 @@ pub(super) struct State {
     pub(super) dice: Dice,
     /// Nothing goes wrong any more.
     pub(super) healed: bool,
-    pub(super) healed_at: Millis,
     queue: BTreeMap<(Millis, u64), Due>,
     queued: u64,
     /// Calls that have not reached the store yet.
@@ -181,7 +180,6 @@ impl World {
             bug,
             dice,
             healed: false,
-            healed_at: 0,
             queue: BTreeMap::new(),
             queued: 0,
             under_way: 0,

@@ -4,7 +4,7 @@
 //! is tested in several settings that is minutes. Here a test is a set of cases, which says what failed by name.
 
 use std::{
-    sync::{Mutex, PoisonError},
+    sync::{Condvar, Mutex, PoisonError},
     thread,
     time::Duration,
 };
@@ -47,6 +47,7 @@ pub fn every_case_at_once<S: Store>(
     thread::scope(|scope| {
         let work = || {
             while let Some((name, case)) = next() {
+                let _turn = Turn::take();
                 // A thread of its own has the name that its panic shows.
                 let running = thread::Builder::new().name(name.to_owned());
                 let ended = running.spawn_scoped(scope, case).expect("a thread").join();
@@ -77,6 +78,30 @@ pub fn every_case_at_once_in_turn<S: Store>(
     static TURN: Mutex<()> = Mutex::new(());
     let _turn = TURN.lock().unwrap_or_else(PoisonError::into_inner);
     every_case_at_once(subject, plan);
+}
+
+/// The right to run a case: several sets at once would wait for the processors, and ask a server for more connections
+/// than it has.
+struct Turn;
+
+static LEFT: Mutex<usize> = Mutex::new(AT_ONCE_IN_ALL);
+static GIVEN_BACK: Condvar = Condvar::new();
+
+impl Turn {
+    fn take() -> Self {
+        let left = LEFT.lock().unwrap_or_else(PoisonError::into_inner);
+        let none = |left: &mut usize| *left == 0;
+        let left = GIVEN_BACK.wait_while(left, none);
+        *left.unwrap_or_else(PoisonError::into_inner) -= 1;
+        Self
+    }
+}
+
+impl Drop for Turn {
+    fn drop(&mut self) {
+        *LEFT.lock().unwrap_or_else(PoisonError::into_inner) += 1;
+        GIVEN_BACK.notify_one();
+    }
 }
 
 type Case<'a> = (&'static str, Box<dyn FnOnce() + Send + 'a>);
@@ -122,3 +147,4 @@ macro_rules! conformance_at_once {
 }
 
 const AT_ONCE: usize = 16;
+const AT_ONCE_IN_ALL: usize = 32;

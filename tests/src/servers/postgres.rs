@@ -167,7 +167,7 @@ fn command(directory: &Path, port: u16, settings: &[String]) -> Command {
         port.as_str(),
         "listen_addresses=127.0.0.1",
         "unix_socket_directories=",
-        "max_connections=300",
+        "max_connections=500",
         "shared_buffers=64MB",
         "fsync=off",
         "full_page_writes=off",

@@ -108,9 +108,10 @@ fn a_process_that_is_paused_twice_may_be_taken_over_twice() {
         let mut history = Told::new();
         for n in 0..strikes {
             let at = 10 + 300 * n;
-            history = history
-                .asked(0, at - 5, at + 250, in_progress())
-                .struck(0, 10, at, Some(at + 250));
+            history =
+                history
+                    .asked(0, at - 5, at + 250, in_progress())
+                    .struck(0, 10, at, Some(at + 250));
         }
         for n in 0..executions {
             history = history.effect(10, n + 1);

@@ -32,6 +32,8 @@ pub struct Sums {
     pub late_and_outrun: usize,
     /// Requests that took a lease or longer though nothing befell their process.
     pub slow: usize,
+    /// Requests that were told that the store does not answer, as on a machine that has too much to do.
+    pub unavailable: usize,
     /// The longest that a key was without an answer, since it was first asked for or last struck.
     pub longest_wait: Duration,
 }
@@ -83,7 +85,7 @@ impl History {
     }
 
     /// Each key with different answers, with an answer of an execution that never was, or with an outcome that is none:
-    /// a client is answered, refused, told that it is in progress, or told nothing.
+    /// a client is answered, refused, told that it is in progress or that the store does not answer, or told nothing.
     #[must_use]
     pub fn contradictions(&self) -> Vec<String> {
         let stories = self.stories();
@@ -98,7 +100,7 @@ impl History {
                     .any(|effect| n == Some(&effect.n.to_string()))
             });
             let strange = story.attempts.iter().any(|attempt| {
-                matches!(&attempt.outcome, Outcome::NotYet(code) if code != "in-progress")
+                matches!(&attempt.outcome, Outcome::NotYet(code) if code != "in-progress" && code != UNAVAILABLE)
             });
             differ || made_up || strange
         });
@@ -153,6 +155,9 @@ impl History {
             }
             let took = attempt.ended - attempt.began;
             sums.slow += usize::from(!met && took >= self.lease);
+            let unavailable =
+                matches!(&attempt.outcome, Outcome::NotYet(code) if code == UNAVAILABLE);
+            sums.unavailable += usize::from(unavailable);
         }
         sums.struck += usize::from(struck);
         sums.lost_replies += usize::from(lost_reply);
@@ -245,6 +250,7 @@ impl<'a> Story<'a> {
     }
 }
 
+const UNAVAILABLE: &str = "store-unavailable";
 /// Whoever fails so soon found nobody there.
 const QUICK: Duration = Duration::from_millis(3);
 
@@ -253,7 +259,7 @@ impl fmt::Display for Sums {
         write!(
             f,
             "{} keys, {} strikes, {} keys struck: {} executed twice, {} refused with an effect and {} without, {} told \
-             by another process; {} late answers, {} of them another's; {} slow; longest wait {:?}",
+             by another process; {} late answers, {} of them another's; {} slow; {} without a store; longest wait {:?}",
             self.keys,
             self.strikes,
             self.struck,
@@ -264,6 +270,7 @@ impl fmt::Display for Sums {
             self.late,
             self.late_and_outrun,
             self.slow,
+            self.unavailable,
             self.longest_wait
         )
     }

@@ -173,7 +173,7 @@ fn whoever_is_told_of_no_execution_or_of_an_error_is_contradicted() {
         (answer(2), 1),
         (in_progress(), 0),
         (Outcome::Refused, 0),
-        (Outcome::NotYet("store-unavailable".to_owned()), 1),
+        (Outcome::NotYet("store-unavailable".to_owned()), 0),
         (Outcome::NotYet("500".to_owned()), 1),
     ] {
         let history = Told::new().effect(10, 1).asked(0, 0, 5, outcome.clone());

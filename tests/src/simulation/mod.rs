@@ -1,11 +1,11 @@
 //! A deterministic simulation of the layer as it is: several processes, one store, and everything that goes wrong between
 //! them, all of it drawn from a seed.
 //!
-//! Each process is a runtime of its own with a paused clock ([`process`]), in which the layer runs unchanged behind its
-//! `tower::Service`. The driver ([`drive`]) moves all clocks from one thing that is due to the next. Calls to the store,
-//! replies, the ends of pauses and the moves of clients are due at drawn times ([`world`], [`link`], [`client`]); a process
+//! Each process is a runtime of its own with a paused clock (`process`), in which the layer runs unchanged behind its
+//! `tower::Service`. The driver (`drive`) moves all clocks from one thing that is due to the next. Calls to the store,
+//! replies, the ends of pauses and the moves of clients are due at drawn times (`world`, `link`, `client`); a process
 //! is killed by dropping its runtime, and paused by not running it. What happened is judged as it happens: the store's
-//! answers by [`books`] that follow from the calls alone, the rest by the [`oracle`].
+//! answers by `books` that follow from the calls alone, the rest by the `oracle`.
 //!
 //! One seed is one run: the clock is the simulation's, tasks run in the order they were woken, and whatever is random is
 //! drawn from the seed, but for tokens, whose values decide nothing.

@@ -1072,7 +1072,7 @@ async fn of_many_who_commit_under_one_key_one_has_its_effect_whatever_is_lost() 
         .enumerate()
         {
             let ledger = Ledger::default();
-            ledger.next(fate);
+            ledger.next(fate.clone());
             let (app, _) = bank(&ledger, async |ledger, lease, _| {
                 charge(ledger, lease, 1).await
             });
@@ -1085,6 +1085,11 @@ async fn of_many_who_commit_under_one_key_one_has_its_effect_whatever_is_lost() 
                 let answer = answer.expect("no panic");
                 match answer.status {
                     StatusCode::CREATED => first_of(&answer),
+                    // Who lost its call frees the key, and before it has looked another one has it.
+                    StatusCode::CONFLICT if matches!(fate, Fate::CallLost) => {
+                        let code = answer.code();
+                        assert!(code == "in-progress" || code == "outcome-unknown", "{code}");
+                    }
                     StatusCode::CONFLICT => assert_eq!(answer.code(), "in-progress"),
                     other => assert_eq!(other, StatusCode::INTERNAL_SERVER_ERROR, "{round}"),
                 }

@@ -22,7 +22,7 @@ use crate::{
 };
 
 pub use self::{
-    history::{Attempt, Effect, History, Outcome, Strike},
+    history::{Attempt, Effect, History, Loss, Outcome, Strike},
     judge::Sums,
     load::{Blow, Load},
     stampede::Stampede,
@@ -71,11 +71,21 @@ impl Fleet {
     /// When they do not start.
     #[must_use]
     pub fn start(size: usize, args: &[&str]) -> Self {
+        Self::of_playgrounds(playground::command, size, args)
+    }
+
+    /// As [`start`](Self::start), of playgrounds that were built elsewhere.
+    ///
+    /// # Panics
+    ///
+    /// When they do not start.
+    #[must_use]
+    pub fn of_playgrounds(program: Program, size: usize, args: &[&str]) -> Self {
         let first = directory("fleet");
         let effects = first.join("effects");
         let file = effects.display().to_string();
         let args = [&["--effects", &file], args].concat();
-        Self::build(size, first, effects, playground::command, &args)
+        Self::build(size, first, effects, program, &args)
     }
 
     /// As [`start`](Self::start), of another program, which takes `--listen` as playgrounds do, says what they say when it is

@@ -26,6 +26,7 @@ pub use self::scripted::{Broken, Scripted, Step};
 pub mod actor;
 pub mod bodies;
 pub mod books;
+pub mod campaign;
 pub mod conformance;
 pub mod dynamodb;
 pub mod fleet;

@@ -80,7 +80,7 @@ pub struct Counts {
 
 #[derive(Debug)]
 struct State {
-    upstream: SocketAddr,
+    upstream: Mutex<SocketAddr>,
     mode: watch::Sender<Mode>,
     fault: Mutex<Option<(Fault, Then)>>,
     connections: AtomicU64,
@@ -98,7 +98,7 @@ impl Proxy {
     #[must_use]
     pub fn start(upstream: SocketAddr) -> Self {
         let state = Arc::new(State {
-            upstream,
+            upstream: Mutex::new(upstream),
             mode: watch::Sender::new(Mode::Pass),
             fault: Mutex::new(None),
             connections: AtomicU64::new(0),
@@ -159,6 +159,11 @@ impl Proxy {
         self.state.hits.load(Ordering::SeqCst)
     }
 
+    /// Forwards connections that come from now on to another server; those there are stay where they are.
+    pub fn lead_to(&self, upstream: SocketAddr) {
+        *self.state.upstream() = upstream;
+    }
+
     /// What was forwarded so far.
     #[must_use]
     pub fn counts(&self) -> Counts {
@@ -178,6 +183,10 @@ impl Drop for Proxy {
 }
 
 impl State {
+    fn upstream(&self) -> std::sync::MutexGuard<'_, SocketAddr> {
+        self.upstream.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
     fn fault(&self) -> std::sync::MutexGuard<'_, Option<(Fault, Then)>> {
         self.fault.lock().unwrap_or_else(PoisonError::into_inner)
     }

@@ -1,11 +1,11 @@
 //! Runs a range of seeds of the simulation on every core, or one seed and tells what happened in it.
 //!
 //! ```text
-//! simulate --from 0 --count 1000000 [--threads 2] [--bug CompletionIsUnfenced]
+//! simulate --from 0 --count 1000000 [--for SECONDS] [--threads 2] [--bug CompletionIsUnfenced]
 //! simulate --seed 12236 [--bug CompletionIsUnfenced]
 //! ```
 
-use std::{env, process::ExitCode, thread};
+use std::{env, process::ExitCode, thread, time::Duration};
 
 use tests::simulation::{Bug, Sweep, run};
 
@@ -18,7 +18,9 @@ fn main() -> ExitCode {
         }) => tell(seed, bug),
         Ok(arguments) => sweep(&arguments),
         Err(wrong) => {
-            eprintln!("{wrong}\n\nsimulate --from N --count N [--threads N] [--bug NAME]");
+            eprintln!(
+                "{wrong}\n\nsimulate --from N --count N [--for SECONDS] [--threads N] [--bug NAME]"
+            );
             eprintln!("simulate --seed N [--bug NAME]");
             ExitCode::from(2)
         }
@@ -30,6 +32,7 @@ struct Arguments {
     from: u64,
     count: u64,
     threads: usize,
+    limit: Option<Duration>,
     bug: Option<Bug>,
 }
 
@@ -40,6 +43,7 @@ impl Arguments {
             from: 0,
             count: 100_000,
             threads: thread::available_parallelism().map_or(1, usize::from),
+            limit: None,
             bug: None,
         };
         while let Some(name) = given.next() {
@@ -52,6 +56,7 @@ impl Arguments {
                 "--seed" => arguments.seed = Some(number()?),
                 "--from" => arguments.from = number()?,
                 "--count" => arguments.count = number()?,
+                "--for" => arguments.limit = Some(Duration::from_secs(number()?)),
                 "--threads" => {
                     arguments.threads = usize::try_from(number()?.max(1)).unwrap_or(1);
                 }
@@ -81,7 +86,7 @@ fn sweep(arguments: &Arguments) -> ExitCode {
         seeds: arguments.from..arguments.from.saturating_add(arguments.count),
         threads: arguments.threads,
         bug: arguments.bug,
-        limit: None,
+        limit: arguments.limit,
     };
     let swept = sweep.run();
     println!("{swept}");

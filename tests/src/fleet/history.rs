@@ -60,6 +60,15 @@ pub struct Strike {
     pub resumed: Option<Instant>,
 }
 
+/// The store forgot what it had been told, at some moment between.
+#[derive(Clone, Copy, Debug)]
+pub struct Loss {
+    /// Before this it had forgotten nothing.
+    pub from: Instant,
+    /// From this on it forgets nothing more.
+    pub until: Instant,
+}
+
 /// All of it, each in any order.
 #[derive(Clone, Debug)]
 pub struct History {
@@ -69,6 +78,8 @@ pub struct History {
     pub attempts: Vec<Attempt>,
     /// What befell the members.
     pub strikes: Vec<Strike>,
+    /// What befell the store's memory.
+    pub losses: Vec<Loss>,
     /// The lease of the members.
     pub lease: Duration,
 }

@@ -6,7 +6,7 @@ use std::{
     time::{Duration, Instant},
 };
 
-use super::{Attempt, Effect, History, Outcome, Strike};
+use super::{Attempt, Effect, History, Loss, Outcome, Strike};
 use crate::Answer;
 
 /// The sums of a [`History`].
@@ -38,6 +38,24 @@ pub struct Sums {
     pub longest_wait: Duration,
 }
 
+impl Sums {
+    /// Adds those of another history.
+    pub(crate) fn add(&mut self, other: &Self) {
+        self.keys += other.keys;
+        self.strikes += other.strikes;
+        self.struck += other.struck;
+        self.doubles += other.doubles;
+        self.refused_with_effect += other.refused_with_effect;
+        self.refused_without_effect += other.refused_without_effect;
+        self.lost_replies += other.lost_replies;
+        self.late += other.late;
+        self.late_and_outrun += other.late_and_outrun;
+        self.slow += other.slow;
+        self.unavailable += other.unavailable;
+        self.longest_wait = self.longest_wait.max(other.longest_wait);
+    }
+}
+
 /// What happened under one key.
 #[derive(Debug, Default)]
 struct Story<'a> {
@@ -59,11 +77,13 @@ impl History {
         sums
     }
 
-    /// Each key with more than one effect.
+    /// Each key with more than one effect, and one for each time that the store forgot it.
     #[must_use]
     pub fn doubles(&self) -> Vec<String> {
         let stories = self.stories();
-        let doubles = stories.iter().filter(|(_, story)| story.effects.len() > 1);
+        let doubles = stories
+            .iter()
+            .filter(|(_, story)| story.effects.len() > 1 + self.losses_of(story));
         doubles.map(|(key, story)| story.told(key)).collect()
     }
 
@@ -84,14 +104,14 @@ impl History {
         unexplained.map(|(key, story)| story.told(key)).collect()
     }
 
-    /// Each key with different answers, with an answer of an execution that never was, or with an outcome that is none:
+    /// Each key with different answers that the store can have known of together, with an answer of an execution that never was, or with an outcome that is none:
     /// a client is answered, refused, told that it is in progress or that the store does not answer, or told nothing.
     #[must_use]
     pub fn contradictions(&self) -> Vec<String> {
         let stories = self.stories();
         let contradictions = stories.iter().filter(|(_, story)| {
             let answers: Vec<_> = story.answers().collect();
-            let differ = answers.windows(2).any(|two| two[0].1 != two[1].1);
+            let differ = self.differ_between_losses(story);
             let made_up = answers.iter().any(|(_, answer)| {
                 let n = answer.header("x-execution");
                 !story
@@ -105,6 +125,16 @@ impl History {
             differ || made_up || strange
         });
         contradictions.map(|(key, story)| story.told(key)).collect()
+    }
+
+    /// Each key that was answered and has no effect.
+    #[must_use]
+    pub fn uncaused(&self) -> Vec<String> {
+        let stories = self.stories();
+        let uncaused = stories
+            .iter()
+            .filter(|(_, story)| story.effects.is_empty() && story.answers().next().is_some());
+        uncaused.map(|(key, story)| story.told(key)).collect()
     }
 
     /// Each key that was without an answer for longer than `limit` since it was first asked for or last struck.
@@ -161,6 +191,25 @@ impl History {
         }
         sums.struck += usize::from(struck);
         sums.lost_replies += usize::from(lost_reply);
+    }
+
+    /// How often it was forgotten, at most, since it was first asked for.
+    fn losses_of(&self, story: &Story<'_>) -> usize {
+        let asked = story.attempts.iter().map(|attempt| attempt.began).min();
+        let since = |loss: &&Loss| asked.is_some_and(|asked| asked <= loss.until);
+        self.losses.iter().filter(since).count()
+    }
+
+    /// Whether two answers differ, and nothing was forgotten since the earlier one was asked for.
+    fn differ_between_losses(&self, story: &Story<'_>) -> bool {
+        let answered = || story.attempts.iter().filter(|it| it.answer().is_some());
+        answered().any(|one| {
+            answered().any(|other| {
+                let (from, until) = (one.began.min(other.began), one.ended.max(other.ended));
+                let between = |loss: &Loss| from <= loss.until && loss.from <= until;
+                one.outcome != other.outcome && !self.losses.iter().any(between)
+            })
+        })
     }
 
     fn strikes_of<'a>(&'a self, attempt: &'a Attempt) -> impl Iterator<Item = &'a Strike> {

@@ -1,6 +1,7 @@
 //! Clients that retry each key until it has an answer, while the fleet is struck.
 
 use std::{
+    panic::{AssertUnwindSafe, catch_unwind, resume_unwind},
     sync::{
         Arc,
         atomic::{AtomicBool, AtomicUsize, Ordering},
@@ -11,7 +12,7 @@ use std::{
 use tokio::task::{JoinSet, spawn_blocking};
 
 use super::{
-    Attempt, Fleet, History,
+    Attempt, Fleet, History, Loss, Strike,
     client::{Client, LONGEST},
     strikes,
 };
@@ -59,14 +60,40 @@ impl Fleet {
     ///
     /// When a key has no answer for 30 seconds, or a member does not come back.
     pub async fn run(self, load: Load) -> History {
+        self.run_under(load, |fleet, load| {
+            let strikes = strikes::all(fleet, load);
+            (strikes.expect("the members come back"), Vec::new())
+        })
+        .await
+    }
+
+    /// As [`run`](Self::run) while `trouble` is made elsewhere, such as at the store: no blows fall, and the load goes on
+    /// until that is over. It says when the store forgot something.
+    ///
+    /// # Panics
+    ///
+    /// When a key has no answer for 30 seconds, or `trouble` panics.
+    pub async fn run_beside(
+        self,
+        load: Load,
+        trouble: impl FnOnce() -> Vec<Loss> + Send + 'static,
+    ) -> History {
+        self.run_under(load, |_, _| (Vec::new(), trouble())).await
+    }
+
+    async fn run_under(
+        self,
+        load: Load,
+        adversary: impl FnOnce(&Fleet, &Load) -> (Vec<Strike>, Vec<Loss>) + Send + 'static,
+    ) -> History {
         let (fleet, load) = (Arc::new(self), Arc::new(load));
         let over = Arc::new(AtomicBool::new(false));
         let striking = {
             let (fleet, load, over) = (Arc::clone(&fleet), Arc::clone(&load), Arc::clone(&over));
             spawn_blocking(move || {
-                let strikes = strikes::all(&fleet, &load);
+                let befell = catch_unwind(AssertUnwindSafe(|| adversary(&fleet, &load)));
                 over.store(true, Ordering::SeqCst);
-                strikes.expect("the members come back")
+                befell.unwrap_or_else(|panic| resume_unwind(panic))
             })
         };
         let next = Arc::new(AtomicUsize::new(0));
@@ -90,7 +117,7 @@ impl Fleet {
             });
         }
         let mut attempts = gather(workers).await;
-        let strikes = striking.await.expect("the strikes are over");
+        let (strikes, losses) = striking.await.expect("whoever strikes does not fail");
 
         let keys = next.load(Ordering::SeqCst);
         let mut workers = JoinSet::new();
@@ -110,6 +137,7 @@ impl Fleet {
             effects: fleet.effects(),
             attempts,
             strikes,
+            losses,
             lease: load.lease,
         }
     }

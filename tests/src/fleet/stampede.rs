@@ -53,6 +53,7 @@ impl Fleet {
             effects: fleet.effects(),
             attempts,
             strikes: Vec::new(),
+            losses: Vec::new(),
             lease: stampede.lease,
         }
     }

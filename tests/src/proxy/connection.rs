@@ -25,7 +25,8 @@ pub(super) async fn forward(mut client: TcpStream, state: Arc<State>) {
     let mut mode = state.mode.subscribe();
     let mut server = None;
     let forwarding = async {
-        let server = server.insert(TcpStream::connect(state.upstream).await?);
+        let upstream = *state.upstream();
+        let server = server.insert(TcpStream::connect(upstream).await?);
         client.set_nodelay(true)?;
         server.set_nodelay(true)?;
         let lost = Lost::default();

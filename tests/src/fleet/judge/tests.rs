@@ -15,6 +15,7 @@ impl Told {
             effects: Vec::new(),
             attempts: Vec::new(),
             strikes: Vec::new(),
+            losses: Vec::new(),
             lease: LEASE,
         };
         Self(Instant::now(), history)
@@ -39,6 +40,12 @@ impl Told {
             outcome,
         };
         self.1.attempts.push(attempt);
+        self
+    }
+
+    fn forgot(mut self, from: u64, until: u64) -> Self {
+        let (from, until) = (self.at(from), self.at(until));
+        self.1.losses.push(Loss { from, until });
         self
     }
 
@@ -218,4 +225,44 @@ fn a_wait_begins_anew_only_when_the_one_who_may_have_had_the_lease_is_struck() {
         let longest = history.1.sums().longest_wait;
         assert_eq!(longest, Duration::from_millis(waited - 1), "{at}");
     }
+}
+
+#[test]
+fn what_the_store_has_forgotten_may_happen_once_more() {
+    let once = Told::new()
+        .effect(10, 1)
+        .asked(0, 10, 15, answer(1))
+        .effect(20, 7)
+        .asked(1, 40, 45, answer(7));
+    let again = |from, until| Told(once.0, once.1.clone()).forgot(from, until).1;
+    for (from, until, doubles, contradictions) in [
+        (20, 25, 0, 0),
+        // Before it was asked for.
+        (5, 8, 1, 1),
+        // While the second one was under way, which may have been told what was there before.
+        (42, 43, 0, 0),
+        // After both.
+        (50, 55, 0, 1),
+    ] {
+        let history = again(from, until);
+        assert_eq!(history.doubles().len(), doubles, "from {from}");
+        assert_eq!(
+            history.contradictions().len(),
+            contradictions,
+            "from {from}"
+        );
+    }
+    let twice = again(20, 25);
+    let thrice = Told(once.0, twice).effect(10, 2).1;
+    assert_eq!(thrice.doubles().len(), 1);
+}
+
+#[test]
+fn an_answer_needs_an_effect() {
+    let history = Told::new().asked(0, 0, 5, answer(1)).1;
+    assert_eq!(history.uncaused().len(), 1);
+    let refused = Told::new().asked(0, 0, 5, Outcome::Refused).1;
+    assert_eq!(refused.uncaused().len(), 0);
+    let charged = Told::new().asked(0, 0, 5, answer(1)).effect(10, 1).1;
+    assert_eq!(charged.uncaused().len(), 0);
 }

@@ -223,6 +223,24 @@ impl RedisCluster {
         other().expect("it has just been there")
     }
 
+    /// Waits until all nodes serve and each replica has the data of its master, as when one has come back.
+    ///
+    /// # Panics
+    ///
+    /// When they do not within 30 seconds.
+    pub fn is_whole_again(&self) {
+        let replicas = self.nodes.len() - MASTERS;
+        self.wait("the cluster is whole again", || {
+            let linked = self.nodes.iter().filter(|node| node.is_linked());
+            linked.count() == replicas
+                && self.every(|info| info["cluster_state"] == "ok")
+                && self
+                    .nodes
+                    .iter()
+                    .all(|node| replicas_seen_by(node) == replicas)
+        });
+    }
+
     fn ask_any<A: AsRef<[u8]>>(&self, args: &[A]) -> String {
         let mut answers = self
             .nodes

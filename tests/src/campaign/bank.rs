@@ -1,0 +1,75 @@
+//! The fleet of banks, whose handlers write effect and record in one transaction.
+
+use std::{
+    process::Command,
+    sync::{Arc, Mutex},
+};
+
+use tower_idempotency_sqlx::{
+    MySqlStore, PostgresStore, SqliteStore,
+    sqlx::{MySqlPool, PgPool},
+};
+
+use super::{Campaign, Kind, Site, at, beside};
+use crate::{
+    books::{Books, Ledgered, sqlite_pool},
+    fleet::{Effect, Fleet, History, Load, Outcome},
+};
+
+pub(super) async fn run(campaign: &Campaign, site: &Arc<Mutex<Site>>, load: Load) -> History {
+    let url = at(site).own_url();
+    match campaign.kind {
+        Kind::Postgres => {
+            let pool = PgPool::connect_lazy(&url).expect("an URL");
+            let books: Books<PostgresStore> = Books::open(&url, pool, TABLE).await;
+            run_with(campaign, site, load, books).await
+        }
+        Kind::MariaDb => {
+            let pool = MySqlPool::connect_lazy(&url).expect("an URL");
+            let books: Books<MySqlStore> = Books::open(&url, pool, TABLE).await;
+            run_with(campaign, site, load, books).await
+        }
+        Kind::Sqlite => {
+            let books: Books<SqliteStore> = Books::open(&url, sqlite_pool(&url), TABLE).await;
+            run_with(campaign, site, load, books).await
+        }
+        Kind::Redis | Kind::RedisCluster | Kind::DynamoDb => {
+            unreachable!("the campaign was checked")
+        }
+    }
+}
+
+async fn run_with<S: Ledgered>(
+    campaign: &Campaign,
+    site: &Arc<Mutex<Site>>,
+    load: Load,
+    books: Books<S>,
+) -> History {
+    let url = at(site).bank_url();
+    let lease = load.lease.as_millis().to_string();
+    let args = ["--store", &url, "--table", TABLE, "--lease", &lease];
+    let args = [&args[..], &["--commit", "together"]].concat();
+    let fleet = Fleet::of(bank, campaign.kind.members(), &args);
+    let mut history = campaign.befall(fleet, site, load).await;
+    let effects = books.effects().await.into_iter().map(|row| Effect {
+        pid: u32::try_from(row.pid).expect("a process id"),
+        n: u64::try_from(row.n).expect("a number"),
+        key: row.key,
+    });
+    history.effects = effects.collect();
+    // Who finds that the transaction cannot be begun or committed says so, and its client asks again.
+    for attempt in &mut history.attempts {
+        if attempt.outcome == Outcome::NotYet("503".to_owned()) {
+            attempt.outcome = Outcome::NotYet("in-progress".to_owned());
+        }
+    }
+    history
+}
+
+fn bank(args: &[&str]) -> Command {
+    let mut command = beside("bank");
+    command.args(args);
+    command
+}
+
+const TABLE: &str = "bank";

@@ -1,0 +1,112 @@
+//! What can go wrong.
+
+use super::Kind;
+
+/// One thing that goes wrong, again and again.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[expect(clippy::exhaustive_enums, reason = "the faults that there are")]
+pub enum Fault {
+    /// A member is killed with SIGKILL, and another one started in its place.
+    Kill,
+    /// A member is stopped for longer than its leases last.
+    Pause,
+    /// All connections to the store are cut.
+    Cut,
+    /// What goes to the store and comes from it is late.
+    Delay,
+    /// Nothing goes to the store or comes from it, and nothing is lost.
+    Silence,
+    /// What the store answers is lost.
+    Replies,
+    /// The server is killed and started again, with its data.
+    Restart,
+    /// The server is stopped for longer than leases last.
+    Freeze,
+    /// The server is killed and started again, without its data.
+    Empty,
+    /// The server is killed, and its replica takes its place.
+    Failover,
+    /// The server evicts everything.
+    Evict,
+    /// The server forgets its scripts.
+    Scripts,
+    /// The server has no memory for anything new.
+    Full,
+    /// A master of the cluster is killed; its replica takes over, and it comes back as the replica.
+    Node,
+    /// Slots of the cluster move to another master.
+    Slots,
+    /// The disk is full.
+    Disk,
+}
+
+impl Fault {
+    /// All of them.
+    pub const ALL: [Self; 16] = [
+        Self::Kill,
+        Self::Pause,
+        Self::Cut,
+        Self::Delay,
+        Self::Silence,
+        Self::Replies,
+        Self::Restart,
+        Self::Freeze,
+        Self::Empty,
+        Self::Failover,
+        Self::Evict,
+        Self::Scripts,
+        Self::Full,
+        Self::Node,
+        Self::Slots,
+        Self::Disk,
+    ];
+
+    /// As it is named on the command line.
+    #[must_use]
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::Kill => "kill",
+            Self::Pause => "pause",
+            Self::Cut => "cut",
+            Self::Delay => "delay",
+            Self::Silence => "silence",
+            Self::Replies => "replies",
+            Self::Restart => "restart",
+            Self::Freeze => "freeze",
+            Self::Empty => "empty",
+            Self::Failover => "failover",
+            Self::Evict => "evict",
+            Self::Scripts => "scripts",
+            Self::Full => "full",
+            Self::Node => "node",
+            Self::Slots => "slots",
+            Self::Disk => "disk",
+        }
+    }
+
+    /// Whether it can befall this store.
+    #[must_use]
+    pub fn befalls(self, kind: Kind) -> bool {
+        use Kind::{DynamoDb, MariaDb, Postgres, Redis, RedisCluster, Sqlite};
+        match self {
+            Self::Kill | Self::Pause => true,
+            Self::Cut | Self::Delay | Self::Silence | Self::Replies => {
+                matches!(kind, Postgres | MariaDb | Redis | DynamoDb)
+            }
+            Self::Restart => matches!(kind, Postgres | MariaDb | Redis),
+            // PostgreSQL is several processes, and stopping one of them stops little.
+            Self::Freeze => matches!(kind, MariaDb | Redis | DynamoDb),
+            Self::Empty | Self::Failover | Self::Evict | Self::Scripts | Self::Full => {
+                kind == Redis
+            }
+            Self::Node | Self::Slots => kind == RedisCluster,
+            Self::Disk => kind == Sqlite,
+        }
+    }
+
+    /// Whether it strikes the processes of the fleet, and not the store.
+    #[must_use]
+    pub fn strikes_members(self) -> bool {
+        matches!(self, Self::Kill | Self::Pause)
+    }
+}

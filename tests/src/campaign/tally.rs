@@ -1,0 +1,90 @@
+//! What a campaign came to.
+
+use std::{fmt, time::Duration};
+
+use super::{Campaign, Round};
+use crate::fleet::Sums;
+
+/// The sums of all rounds; shown, it is a row of a table in Markdown, as [`HEAD`](Self::HEAD) begins it.
+#[derive(Clone, Debug)]
+pub struct Tally {
+    campaign: Campaign,
+    rounds: usize,
+    strikes: usize,
+    requests: usize,
+    violations: usize,
+    sums: Sums,
+    took: Duration,
+}
+
+impl Tally {
+    /// The first two lines of the table.
+    pub const HEAD: &str = "| store | what goes wrong | mode | first seed | rounds | times | keys | requests | executed twice | refused, with and without an effect | reply lost, answer kept | late answers, another's | longest wait | minutes | violations |\n\
+        |---|---|---|---|---|---|---|---|---|---|---|---|---|---|---|";
+
+    pub(super) fn new(campaign: &Campaign) -> Self {
+        Self {
+            campaign: campaign.clone(),
+            rounds: 0,
+            strikes: 0,
+            requests: 0,
+            violations: 0,
+            sums: Sums::default(),
+            took: Duration::ZERO,
+        }
+    }
+
+    pub(super) fn add(&mut self, round: &Round, took: Duration) {
+        self.rounds += 1;
+        self.strikes += round.strikes;
+        self.requests += round.requests;
+        self.violations += round.violations.len();
+        self.sums.add(&round.sums);
+        self.took = took;
+    }
+
+    /// How often it went wrong.
+    #[must_use]
+    pub fn strikes(&self) -> usize {
+        self.strikes
+    }
+
+    /// Whether nothing happened that may not.
+    #[must_use]
+    pub fn is_clean(&self) -> bool {
+        self.violations == 0
+    }
+}
+
+impl fmt::Display for Tally {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Campaign {
+            kind,
+            fault,
+            mode,
+            seed,
+            ..
+        } = &self.campaign;
+        let sums = &self.sums;
+        write!(
+            f,
+            "| {} | {} | {} | {seed} | {} | {} | {} | {} | {} | {}, {} | {} | {}, {} | {:.1} s | {:.1} | {} |",
+            kind.name(),
+            fault.name(),
+            mode.name(),
+            self.rounds,
+            self.strikes,
+            sums.keys,
+            self.requests,
+            sums.doubles,
+            sums.refused_with_effect,
+            sums.refused_without_effect,
+            sums.lost_replies,
+            sums.late,
+            sums.late_and_outrun,
+            sums.longest_wait.as_secs_f64(),
+            self.took.as_secs_f64() / 60.0,
+            self.violations,
+        )
+    }
+}

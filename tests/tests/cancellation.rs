@@ -25,7 +25,8 @@ use tests::{
 };
 use tokio::runtime::Runtime;
 use tower::ServiceExt;
-use tower_idempotency::{IdempotencyLayer, InFlight, Lease, MemoryStore, Ttl};
+use tower_idempotency::{IdempotencyLayer, InFlight, Lease, MemoryStore, Ttl, run_once::Failed};
+use tracing::{Instrument, Level};
 
 /// The future's output, unless it is still pending when it has been polled that often: then it is dropped.
 async fn dropped_after<F: Future>(polls: usize, future: F) -> Option<F::Output> {
@@ -560,4 +561,79 @@ async fn a_handler_keeps_its_lease_when_its_caller_leaves() {
         assert_eq!(*seen.lock().unwrap(), Some(true));
     })
     .await;
+}
+
+/// What somebody says who is called in a span and goes on when their caller has left.
+fn said_after_the_caller_left(level: Level, calls: Calls) -> String {
+    let log = Arc::<std::sync::Mutex<Vec<u8>>>::default();
+    let writer = Arc::clone(&log);
+    let subscriber = tracing_subscriber::fmt()
+        .with_max_level(level)
+        .with_ansi(false)
+        .with_writer(move || Shared(Arc::clone(&writer)));
+    let runtime = tokio::runtime::Builder::new_current_thread()
+        .enable_all()
+        .build()
+        .unwrap();
+    tracing::subscriber::with_default(subscriber.finish(), || {
+        runtime.block_on(bounded(async {
+            let gate = Gate::shut();
+            let layer = IdempotencyLayer::new(MemoryStore::new());
+            let call = calls(layer.clone(), gate.clone());
+            let call = call.instrument(tracing::info_span!("caller", request = 7));
+            drop(at_the_gate(call, &gate).await);
+            gate.open_for_good();
+            eventually("nothing is in flight", || layer.in_flight() == 0).await;
+        }));
+    });
+    let said = String::from_utf8(log.lock().unwrap().clone()).unwrap();
+    let line = said.lines().find(|line| line.contains("it goes on"));
+    line.expect("it goes on").to_owned()
+}
+
+type Calls = fn(IdempotencyLayer, Gate) -> Boxed;
+
+fn a_request(layer: IdempotencyLayer, gate: Gate) -> Boxed {
+    let handler = async move || {
+        gate.pass().await;
+        tracing::info!("it goes on");
+    };
+    let app = Router::new().route("/", post(handler)).route_layer(layer);
+    Box::pin(app.oneshot(tests::post("/", "k", "")))
+}
+
+fn a_run(layer: IdempotencyLayer, gate: Gate) -> Boxed {
+    Box::pin(async move {
+        let work = async move |_lease: Lease| {
+            gate.pass().await;
+            tracing::info!("it goes on");
+            Ok::<_, Failed<()>>(())
+        };
+        layer.run_once("k", "", work).await.unwrap();
+        Ok(Response::new(Body::empty()))
+    })
+}
+
+struct Shared(Arc<std::sync::Mutex<Vec<u8>>>);
+
+impl std::io::Write for Shared {
+    fn write(&mut self, bytes: &[u8]) -> std::io::Result<usize> {
+        self.0.lock().unwrap().extend_from_slice(bytes);
+        Ok(bytes.len())
+    }
+
+    fn flush(&mut self) -> std::io::Result<()> {
+        Ok(())
+    }
+}
+
+// fm 12: whoever looks for what became of a request finds it under the request, whatever is logged of the layer itself.
+#[test]
+fn a_handler_whose_caller_left_goes_on_in_the_span_of_its_caller() {
+    for level in [Level::INFO, Level::DEBUG] {
+        for calls in [a_request, a_run] {
+            let line = said_after_the_caller_left(level, calls);
+            assert!(line.contains("caller{request=7}"), "{level}: {line}");
+        }
+    }
 }

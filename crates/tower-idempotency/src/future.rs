@@ -16,6 +16,7 @@ use std::{
 use http::Response;
 use pin_project_lite::pin_project;
 use tokio::runtime::Handle;
+use tracing::{Instrument, Span};
 
 use crate::{body::Body, control, telemetry};
 
@@ -120,14 +121,15 @@ impl<F, B: http_body::Body + 'static, E: 'static> fmt::Debug for ResponseFuture<
 pub(crate) struct Detach {
     armed: AtomicBool,
     left: AtomicBool,
-    /// Where the future is polled, and goes on.
-    runtime: OnceLock<Handle>,
+    /// Where the future is polled, and goes on; and in which span.
+    place: OnceLock<(Handle, Span)>,
 }
 
 impl Detach {
     /// From here on there is something to lose.
     pub(crate) fn arm(&self) {
-        self.runtime.get_or_init(Handle::current);
+        self.place
+            .get_or_init(|| (Handle::current(), Span::current()));
         self.armed.store(true, Ordering::Release);
     }
 
@@ -187,14 +189,15 @@ impl<T> Drop for Detachable<T> {
         }
         // Not the runtime of whoever drops it: there may be none, or one that is gone in a moment. If this one has shut
         // down, it drops the task, and the lease expires.
-        let Some(runtime) = self.detach.runtime.get() else {
+        let Some((runtime, span)) = self.detach.place.get() else {
             return;
         };
         telemetry::detached();
         self.detach.left.store(true, Ordering::Release);
-        runtime.spawn(async move {
+        let rest = async move {
             let _ = future.await;
-        });
+        };
+        runtime.spawn(rest.instrument(span.clone()));
     }
 }
 

@@ -81,7 +81,7 @@ where
                     place,
                     Arc::clone(&detach),
                 );
-                // The span goes with the exchange when it is moved to a task.
+                // Where this one is off, `Detach` takes the one around it along.
                 let exchange = exchange.instrument(tracing::debug_span!("idempotency"));
                 ResponseFuture::exchange(Detachable::new(exchange, detach))
             }

@@ -6,9 +6,12 @@ use std::{
     time::{Duration, Instant},
 };
 
-use http::StatusCode;
+use axum::body::Body;
+use http::{Request, StatusCode};
 use tests::{
-    app, creating, post,
+    app, created, creating,
+    gate::{Gate, bounded},
+    post,
     scratch::Scratch,
     send,
     servers::{
@@ -19,7 +22,7 @@ use tests::{
 };
 use tokio::task::JoinSet;
 use tower_idempotency::{
-    IdempotencyLayer,
+    IdempotencyLayer, InFlight,
     store::{Acquired, Claim, Store, StoreError, Ttl},
 };
 use tower_idempotency_sqlx::{
@@ -247,6 +250,67 @@ async fn duplicates_do_not_wait_for_a_transaction_that_holds_the_row_in_mariadb(
     handler.execute("commit").await.unwrap();
     let taken = store.acquire(&duplicate(&short)).await.unwrap();
     assert!(matches!(taken, Acquired::Granted { generation: 2, .. }));
+}
+
+// ---- Connections ----
+
+/// 51, 118: neither a handler nor whoever waits for it has a connection meanwhile, so one is enough for all of them.
+async fn one_connection_is_enough<S: Store>(store: S) {
+    const HELD: u64 = 40;
+    const FRESH: u64 = 10;
+    let gate = Gate::shut();
+    let held = gate.clone();
+    let layer = IdempotencyLayer::new(store)
+        .with_lease(Ttl::from_secs(3))
+        .with_in_flight(InFlight::Wait(Duration::from_secs(30)));
+    let (shop, effects) = app(layer, move |n, req: Request<Body>| {
+        let held = held.clone();
+        async move {
+            if req.uri().path() == "/held" {
+                held.pass().await;
+            }
+            created(n)
+        }
+    });
+    let mut asking = JoinSet::new();
+    let mut ask = |key: u64| {
+        let (shop, req) = (shop.clone(), post("/held", &format!("held-{key}"), "tea"));
+        asking.spawn(async move { send(&shop, req).await });
+    };
+    for key in 0..HELD {
+        ask(key);
+        bounded(gate.arrival()).await;
+    }
+    for key in 0..HELD / 2 {
+        ask(key);
+    }
+    // Longer than a lease, all of which are renewed.
+    tokio::time::sleep(Duration::from_millis(3_500)).await;
+    let began = Instant::now();
+    for n in 0..FRESH {
+        let fresh = post("/orders", &format!("fresh-{n}"), "tea");
+        let fresh = bounded(send(&shop, fresh)).await;
+        assert_eq!(fresh.status, StatusCode::CREATED);
+    }
+    let took = began.elapsed();
+    assert!(took < Duration::from_secs(4), "{took:?}");
+    gate.open_for_good();
+    for answer in bounded(asking.join_all()).await {
+        assert_eq!(answer.status, StatusCode::CREATED, "{answer:?}");
+    }
+    assert_eq!(effects.count(), HELD + FRESH);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn one_connection_to_postgres_is_enough_for_many_handlers_and_waiters() {
+    let store = sql::postgres(postgres::shared(), "one_connection").await;
+    one_connection_is_enough(store.with_connections(1)).await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn one_connection_to_mariadb_is_enough_for_many_handlers_and_waiters() {
+    let store = sql::mariadb(mariadb::shared(), "one_connection").await;
+    one_connection_is_enough(store.with_connections(1)).await;
 }
 
 // ---- What is said ----

@@ -37,6 +37,8 @@ pub enum Meddling {
 pub struct Call {
     /// Such as `UpdateItem`.
     pub operation: String,
+    /// What the client asked.
+    pub asked: Value,
     /// What the client was told.
     pub status: StatusCode,
     /// What the server answered, or the endpoint in its place.
@@ -160,6 +162,10 @@ async fn forward(State(forwarding): State<Forwarding>, req: Request<Body>) -> Re
     let target = req.headers().get("x-amz-target");
     let target = target.and_then(|it| it.to_str().ok()).unwrap_or_default();
     let operation = target.rsplit('.').next().unwrap_or_default().to_owned();
+    let (head, body) = req.into_parts();
+    let body = body.collect().await.expect("a whole request").to_bytes();
+    let asked: Value = serde_json::from_slice(&body).expect("JSON");
+    let ask = async || forwarding.ask(head.headers.clone(), asked.clone()).await;
     let meddling = turn(&forwarding.shared);
     let (status, answer) = match meddling {
         Meddling::Throttle(_) => (
@@ -167,14 +173,14 @@ async fn forward(State(forwarding): State<Forwarding>, req: Request<Body>) -> Re
             error("ProvisionedThroughputExceededException"),
         ),
         Meddling::LoseReplies(_) => {
-            forwarding.ask(req).await;
+            ask().await;
             (
                 StatusCode::INTERNAL_SERVER_ERROR,
                 error("InternalServerError"),
             )
         }
         Meddling::LeaveOutItems => {
-            let (status, mut answer) = forwarding.ask(req).await;
+            let (status, mut answer) = ask().await;
             if status == StatusCode::BAD_REQUEST
                 && let Some(members) = answer.as_object_mut()
             {
@@ -182,10 +188,11 @@ async fn forward(State(forwarding): State<Forwarding>, req: Request<Body>) -> Re
             }
             (status, answer)
         }
-        Meddling::None => forwarding.ask(req).await,
+        Meddling::None => ask().await,
     };
     lock(&forwarding.shared).calls.push(Call {
         operation,
+        asked: asked.clone(),
         status,
         answer: answer.clone(),
     });
@@ -198,15 +205,12 @@ async fn forward(State(forwarding): State<Forwarding>, req: Request<Body>) -> Re
 
 impl Forwarding {
     /// What the server says. Writes are asked to say what they consume.
-    async fn ask(&self, req: Request<Body>) -> (StatusCode, Value) {
-        let (head, body) = req.into_parts();
-        let body = body.collect().await.expect("a whole request").to_bytes();
-        let mut call: Value = serde_json::from_slice(&body).expect("JSON");
+    async fn ask(&self, headers: HeaderMap, mut call: Value) -> (StatusCode, Value) {
         if call.get("Key").is_some() || call.get("Item").is_some() {
             call["ReturnConsumedCapacity"] = json!("INDEXES");
         }
         let mut req = Request::post(format!("http://{}/", self.server));
-        *req.headers_mut().expect("a request") = without_length(head.headers);
+        *req.headers_mut().expect("a request") = without_length(headers);
         let req = req.body(Full::from(call.to_string())).expect("a request");
         let answer = self.client.request(req).await.expect("the server answers");
         let status = answer.status();

@@ -13,7 +13,10 @@ use http_body::Body as _;
 use http_body_util::BodyExt;
 use tests::{Answer, Effects, Scripted, Step, app, creating, post, probe::Probe, send};
 use tower::{Layer, ServiceExt, service_fn, util::BoxCloneSyncService};
-use tower_http::compression::CompressionLayer;
+use tower_http::{
+    compression::CompressionLayer,
+    cors::{AllowOrigin, CorsLayer},
+};
 use tower_idempotency::{IdempotencyLayer, MemoryStore, replayed_by_default};
 
 fn layer() -> IdempotencyLayer {
@@ -391,6 +394,36 @@ async fn inside_a_compression_layer_each_client_gets_what_it_accepts() {
     assert_eq!(replay.header("content-encoding"), None);
     assert_eq!(replay.text(), "again and again ".repeat(100));
     assert_eq!(effects.count(), 1);
+}
+
+// failure mode 95
+#[tokio::test]
+async fn inside_a_cors_layer_each_origin_gets_its_own_headers() {
+    for inside in [true, false] {
+        let cors = CorsLayer::new().allow_origin(AllowOrigin::mirror_request());
+        let effects = Effects::default();
+        let counted = effects.clone();
+        let app = Router::new().fallback(async move || counted.happen().to_string());
+        let app = match inside {
+            true => app.layer(layer()).layer(cors),
+            false => app.layer(cors).layer(layer()),
+        };
+        let from = |origin| {
+            let mut req = order();
+            let origin = HeaderValue::from_static(origin);
+            req.headers_mut().insert("origin", origin);
+            req
+        };
+        send(&app, from("https://one.example")).await;
+        let replay = send(&app, from("https://two.example")).await;
+        assert!(replay.is_replay());
+        let allowed = replay.headers.get_all("access-control-allow-origin");
+        let allowed: Vec<_> = allowed.iter().collect();
+        // The other way round they are part of the answer, and replayed as such.
+        let expected = if inside { "two" } else { "one" };
+        assert_eq!(allowed, [format!("https://{expected}.example").as_str()]);
+        assert_eq!(effects.count(), 1);
+    }
 }
 
 // behaviours 91, 93

@@ -22,7 +22,7 @@ use http_body::Frame;
 use http_body_util::{BodyExt, Empty, Full};
 use hyper_util::{rt::TokioIo, service::TowerToHyperService};
 use tests::{Effects, Scripted, app, created, creating, post, probe::Probe, send};
-use tower::{Layer, Service, ServiceBuilder, ServiceExt, service_fn};
+use tower::{Layer, Service, ServiceBuilder, ServiceExt, retry::Policy, service_fn};
 use tower_idempotency::{
     ConfigError, Error, Idempotency, IdempotencyKey, IdempotencyLayer, Lease, MemoryStore,
     MissingKey, Preset, Principal, ResponseFuture, Ttl, axum::NotProtected,
@@ -571,6 +571,51 @@ async fn the_layer_goes_with_the_other_layers_of_tower() {
         assert_eq!(res.expect("in time").status(), StatusCode::OK);
     }
     assert_eq!(effects.count(), 1);
+}
+
+/// Tries whatever did not succeed again, unless it is a replay; ten times at most.
+#[derive(Clone, Default)]
+struct Stubborn(Effects);
+
+impl<B, C: Clone> Policy<Request<C>, Response<B>, Infallible> for Stubborn {
+    type Future = std::future::Ready<()>;
+
+    fn retry(
+        &mut self,
+        _: &mut Request<C>,
+        res: &mut Result<Response<B>, Infallible>,
+    ) -> Option<Self::Future> {
+        let res = res.as_ref().ok()?;
+        let is_replay = res.headers().contains_key("idempotent-replayed");
+        let is_over = res.status().is_success() || is_replay;
+        (!is_over && self.0.happen() < 10).then(|| std::future::ready(()))
+    }
+
+    fn clone_request(&mut self, req: &Request<C>) -> Option<Request<C>> {
+        Some(req.clone())
+    }
+}
+
+// failure mode 15
+#[tokio::test]
+async fn an_outer_layer_that_retries_can_tell_that_it_has_the_final_answer() {
+    let (effects, policy) = (Effects::default(), Stubborn::default());
+    let (counted, retries) = (effects.clone(), policy.0.clone());
+    let service = ServiceBuilder::new()
+        .retry(policy)
+        .layer(layer())
+        .service(service_fn(move |_req: Request<Passed<Full<Bytes>>>| {
+            let mut res = Response::new(Full::<Bytes>::from("no"));
+            *res.status_mut() = match counted.happen() {
+                1 => StatusCode::BAD_GATEWAY,
+                _ => StatusCode::PAYMENT_REQUIRED,
+            };
+            std::future::ready(Ok::<_, Infallible>(res))
+        }));
+    let Ok(res) = service.oneshot(full("k", "order")).await;
+    assert_eq!(res.status(), StatusCode::PAYMENT_REQUIRED);
+    // The failure that passed was executed again, the outcome was not.
+    assert_eq!((effects.count(), retries.count()), (2, 2));
 }
 
 // ---- hyper's server ----

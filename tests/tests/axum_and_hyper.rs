@@ -13,6 +13,7 @@ use std::{
 use axum::{
     Router,
     body::Body,
+    middleware,
     response::IntoResponse,
     routing::{any, post as on_post},
 };
@@ -616,6 +617,41 @@ async fn an_outer_layer_that_retries_can_tell_that_it_has_the_final_answer() {
     assert_eq!(res.status(), StatusCode::PAYMENT_REQUIRED);
     // The failure that passed was executed again, the outcome was not.
     assert_eq!((effects.count(), retries.count()), (2, 2));
+}
+
+// failure mode 106
+#[tokio::test]
+async fn who_may_no_longer_ask_is_told_nothing_where_the_layer_is_inside_the_authentication() {
+    for inside in [true, false] {
+        let revoked = Arc::new(Mutex::new(false));
+        let asked = Arc::clone(&revoked);
+        let authentication = middleware::from_fn(move |req, next: middleware::Next| {
+            let is_revoked = *asked.lock().expect("no panic");
+            async move {
+                match is_revoked {
+                    true => StatusCode::FORBIDDEN.into_response(),
+                    false => next.run(req).await,
+                }
+            }
+        });
+        let effects = Effects::default();
+        let counted = effects.clone();
+        let app = Router::new().fallback(async move || created(counted.happen()));
+        let app = match inside {
+            true => app.layer(layer()).layer(authentication),
+            false => app.layer(authentication).layer(layer()),
+        };
+        let first = send(&app, order()).await;
+        *revoked.lock().expect("no panic") = true;
+        let meanwhile = send(&app, order()).await;
+        // The other way round nobody asks who it is.
+        let expected = if inside { 403 } else { 201 };
+        assert_eq!((meanwhile.status.as_u16(), effects.count()), (expected, 1));
+        *revoked.lock().expect("no panic") = false;
+        let again = send(&app, order()).await;
+        assert!(again.is_replay());
+        assert_eq!((again.body, effects.count()), (first.body, 1));
+    }
 }
 
 // ---- hyper's server ----

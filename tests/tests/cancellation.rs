@@ -574,7 +574,7 @@ fn said_after_the_caller_left(level: Level, calls: Calls) -> String {
     let runtime = tokio::runtime::Builder::new_current_thread()
         .enable_all()
         .build()
-        .unwrap();
+        .expect("a runtime");
     tracing::subscriber::with_default(subscriber.finish(), || {
         runtime.block_on(bounded(async {
             let gate = Gate::shut();
@@ -586,7 +586,8 @@ fn said_after_the_caller_left(level: Level, calls: Calls) -> String {
             eventually("nothing is in flight", || layer.in_flight() == 0).await;
         }));
     });
-    let said = String::from_utf8(log.lock().unwrap().clone()).unwrap();
+    let said = log.lock().expect("no panic").clone();
+    let said = String::from_utf8(said).expect("text");
     let line = said.lines().find(|line| line.contains("it goes on"));
     line.expect("it goes on").to_owned()
 }
@@ -609,7 +610,7 @@ fn a_run(layer: IdempotencyLayer, gate: Gate) -> Boxed {
             tracing::info!("it goes on");
             Ok::<_, Failed<()>>(())
         };
-        layer.run_once("k", "", work).await.unwrap();
+        layer.run_once("k", "", work).await.expect("an outcome");
         Ok(Response::new(Body::empty()))
     })
 }
@@ -618,7 +619,7 @@ struct Shared(Arc<std::sync::Mutex<Vec<u8>>>);
 
 impl std::io::Write for Shared {
     fn write(&mut self, bytes: &[u8]) -> std::io::Result<usize> {
-        self.0.lock().unwrap().extend_from_slice(bytes);
+        self.0.lock().expect("no panic").extend_from_slice(bytes);
         Ok(bytes.len())
     }
 

@@ -9,7 +9,9 @@ use std::{
 use axum::body::Body;
 use http::{Request, StatusCode};
 use tests::{
-    app, created, creating,
+    app,
+    books::{Ledgered, sqlite_pool},
+    created, creating,
     gate::{Gate, bounded},
     post,
     scratch::Scratch,
@@ -86,6 +88,42 @@ async fn nothing_is_executed_while_mariadb_is_down() {
 #[tokio::test]
 async fn nothing_is_executed_without_the_file_of_sqlite() {
     let store = SqliteStore::new("/no/such/directory/keys.db");
+    let (app, effects) = creating(IdempotencyLayer::new(store));
+    let refused = send(&app, post("/orders", "k", "tea")).await;
+    assert_eq!(refused.status, StatusCode::SERVICE_UNAVAILABLE);
+    assert_eq!(effects.count(), 0);
+}
+
+/// A full disk, say, is noticed only as a statement is committed, when its row has been read. Here it is a reference to
+/// nothing.
+#[tokio::test]
+async fn what_sqlite_cannot_commit_is_neither_granted_nor_stored() {
+    let scratch = Scratch::new();
+    let store = sql::sqlite(&scratch).await;
+    let (held, fresh) = (claim(), claim());
+    let granted = store.acquire(&held).await;
+    assert!(matches!(granted, Ok(Acquired::Granted { .. })));
+    let pool = sqlite_pool(&scratch.file("keys.db").display().to_string());
+    let spoil = format!(
+        "create table absent (id integer primary key);
+         create table spoilt (id integer references absent deferrable initially deferred);
+         create trigger inserted after insert on {TABLE} begin insert into spoilt values (1); end;
+         create trigger updated after update on {TABLE} begin insert into spoilt values (1); end;"
+    );
+    SqliteStore::run_alone(&pool, spoil).await.unwrap();
+
+    let (lease, ttl) = (held.lease_ref(1), Ttl::from_secs(60));
+    let outcomes = [
+        store.acquire(&fresh).await.map(drop),
+        store.renew(&lease, ttl).await,
+        store.complete(&lease, "record".into(), ttl).await,
+    ];
+    for outcome in outcomes {
+        assert!(
+            matches!(outcome, Err(StoreError::Backend(_))),
+            "{outcome:?}"
+        );
+    }
     let (app, effects) = creating(IdempotencyLayer::new(store));
     let refused = send(&app, post("/orders", "k", "tea")).await;
     assert_eq!(refused.status, StatusCode::SERVICE_UNAVAILABLE);

@@ -53,7 +53,8 @@ impl Kind {
     /// How many processes share it.
     pub(super) fn members(self) -> usize {
         match self {
-            Self::Postgres | Self::MariaDb | Self::Redis => 6,
+            Self::Postgres => 8,
+            Self::MariaDb | Self::Redis => 6,
             Self::RedisCluster | Self::Sqlite | Self::DynamoDb => 4,
         }
     }
@@ -80,7 +81,9 @@ impl Kind {
     pub(super) fn respite(self) -> Duration {
         Duration::from_millis(match self {
             Self::Redis | Self::Sqlite => 250,
-            Self::Postgres | Self::MariaDb => 300,
+            // A process for each connection takes its time.
+            Self::Postgres => 900,
+            Self::MariaDb => 400,
             Self::RedisCluster => 300,
             Self::DynamoDb => 400,
         })

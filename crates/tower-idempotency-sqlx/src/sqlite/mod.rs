@@ -216,14 +216,17 @@ impl Inner {
 }
 
 /// Runs one statement, which answers with a row at most.
+///
+/// To its end: it is committed after its row has been read, and whether that worked, as it does not where the disk is
+/// full, is known only then. Whoever asks for one row never hears of it.
 async fn ask(
     connections: &Connections<Sqlite>,
     query: Query<'_, Sqlite, SqliteArguments>,
 ) -> Result<Option<SqliteRow>, SqlError> {
     let (mut lent, _) = connections.lend().await?;
-    let row = query.fetch_optional(&mut lent.connection).await?;
+    let mut rows = query.fetch_all(&mut lent.connection).await?;
     lent.give_back();
-    Ok(row)
+    Ok(rows.pop())
 }
 
 impl Store for SqliteStore {

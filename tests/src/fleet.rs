@@ -52,14 +52,7 @@ struct Member {
     address: SocketAddr,
     program: Program,
     args: Vec<String>,
-    running: Mutex<Running>,
-}
-
-#[derive(Debug)]
-struct Running {
-    guard: Guard,
-    /// How many processes there were in the guard's directory, which share a log.
-    starts: usize,
+    running: Mutex<Guard>,
 }
 
 impl Fleet {
@@ -158,21 +151,24 @@ impl Member {
             address: ([127, 0, 0, 1], port).into(),
             program,
             args: args_on(port),
-            running: Mutex::new(Running { guard, starts: 1 }),
+            running: Mutex::new(guard),
         }
     }
 
     /// Kills the process and starts another. See [`Strike`].
     fn kill(&self) -> (u32, Instant, Instant, Option<Instant>) {
         let mut running = self.running();
-        let (pid, ordered) = (running.guard.pid(), Instant::now());
-        running.guard.kill();
+        let (pid, ordered) = (running.pid(), Instant::now());
+        running.kill();
         let down = Instant::now();
         let again = command(self.program, &self.args);
-        running.guard.replace(&again, "KILL");
-        running.starts += 1;
-        let is_back = until_ready(&running.guard, || is_ready(&running.guard, running.starts));
-        assert!(is_back, "it does not come back:\n{}", running.guard.log());
+        // On a busy machine one gives up on the store as it starts; whoever runs services starts another.
+        let is_back = (0..STARTS).any(|_| {
+            let said = ready(&running);
+            running.replace(&again, "KILL");
+            until_ready(&running, || is_ready(&running, said + 1))
+        });
+        assert!(is_back, "it does not come back:\n{}", running.log());
         (pid, ordered, down, None)
     }
 
@@ -180,15 +176,15 @@ impl Member {
     fn pause(&self, length: Duration) -> (u32, Instant, Instant, Option<Instant>) {
         let running = self.running();
         let ordered = Instant::now();
-        running.guard.signal("STOP");
+        running.signal("STOP");
         let down = Instant::now();
         thread::sleep(length);
         let resumed = Instant::now();
-        running.guard.signal("CONT");
-        (running.guard.pid(), ordered, down, Some(resumed))
+        running.signal("CONT");
+        (running.pid(), ordered, down, Some(resumed))
     }
 
-    fn running(&self) -> MutexGuard<'_, Running> {
+    fn running(&self) -> MutexGuard<'_, Guard> {
         self.running.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
@@ -199,5 +195,12 @@ fn command(program: Program, args: &[String]) -> Command {
 }
 
 fn is_ready(guard: &Guard, starts: usize) -> bool {
-    guard.log().matches("listening on http://").count() == starts
+    ready(guard) == starts
 }
+
+/// How many processes there said that they are ready.
+fn ready(guard: &Guard) -> usize {
+    guard.log().matches("listening on http://").count()
+}
+
+const STARTS: usize = 5;

@@ -62,8 +62,8 @@ impl Kind {
     /// How many keys are asked for at a time: most of them wait for the lease of somebody who was struck.
     pub(super) fn at_a_time(self) -> usize {
         match self {
-            Self::Postgres | Self::MariaDb | Self::Redis | Self::RedisCluster => 64,
-            Self::Sqlite => 24,
+            Self::Redis | Self::RedisCluster | Self::MariaDb => 48,
+            Self::Postgres | Self::Sqlite => 24,
             Self::DynamoDb => 16,
         }
     }

@@ -34,9 +34,15 @@ enum Server {
     Postgres(PostgresServer),
     MariaDb(MariaDbServer),
     Sqlite(File),
-    Redis(RedisServer, Option<RedisServer>),
+    Redis(Box<Redis>),
     Cluster(RedisCluster),
     DynamoDb(DynamoDbServer),
+}
+
+#[derive(Debug)]
+struct Redis {
+    primary: RedisServer,
+    replica: Option<RedisServer>,
 }
 
 /// A database without a server.
@@ -61,7 +67,7 @@ impl Site {
         let address = match &server {
             Server::Postgres(server) => Some(server.address()),
             Server::MariaDb(server) => Some(server.address()),
-            Server::Redis(server, _) => Some(server.address()),
+            Server::Redis(redis) => Some(redis.primary.address()),
             Server::DynamoDb(server) => Some(server.address()),
             // Members of a cluster say themselves where to go.
             Server::Sqlite(_) | Server::Cluster(_) => None,
@@ -78,7 +84,7 @@ impl Site {
         match &self.server {
             Server::Postgres(_) | Server::MariaDb(_) => self.bank_url(),
             Server::Sqlite(file) => format!("sqlite:{}", file.path.display()),
-            Server::Redis(..) => format!("redis://{}/0", self.through()),
+            Server::Redis(_) => format!("redis://{}/0", self.through()),
             Server::Cluster(cluster) => {
                 let urls = cluster.urls();
                 let nodes = urls.iter().map(|url| {
@@ -104,7 +110,7 @@ impl Site {
             Server::Postgres(_) => format!("postgres://app@{}/postgres", self.through()),
             Server::MariaDb(_) => format!("mysql://app:app@{}/app", self.through()),
             Server::Sqlite(file) => file.path.display().to_string(),
-            Server::Redis(..) | Server::Cluster(_) | Server::DynamoDb(_) => {
+            Server::Redis(_) | Server::Cluster(_) | Server::DynamoDb(_) => {
                 unreachable!("they have no transactions")
             }
         }
@@ -116,7 +122,7 @@ impl Site {
             Server::Postgres(server) => server.url(),
             Server::MariaDb(server) => server.url(),
             Server::Sqlite(_) => self.bank_url(),
-            Server::Redis(..) | Server::Cluster(_) | Server::DynamoDb(_) => {
+            Server::Redis(_) | Server::Cluster(_) | Server::DynamoDb(_) => {
                 unreachable!("they have no transactions")
             }
         }
@@ -200,10 +206,10 @@ impl Site {
                 thread::sleep(away);
                 server.restart();
             }
-            Server::Redis(server, _) => {
-                server.kill();
+            Server::Redis(redis) => {
+                redis.primary.kill();
                 thread::sleep(away);
-                server.restart();
+                redis.primary.restart();
             }
             Server::Sqlite(_) | Server::Cluster(_) | Server::DynamoDb(_) => unreachable!(),
         }
@@ -213,14 +219,14 @@ impl Site {
     fn freeze(&self, length: Duration) -> bool {
         match &self.server {
             Server::MariaDb(server) => server.pause(),
-            Server::Redis(server, _) => server.pause(),
+            Server::Redis(redis) => redis.primary.pause(),
             Server::DynamoDb(server) => server.pause(),
             Server::Postgres(_) | Server::Sqlite(_) | Server::Cluster(_) => unreachable!(),
         }
         thread::sleep(length);
         match &self.server {
             Server::MariaDb(server) => server.resume(),
-            Server::Redis(server, _) => server.resume(),
+            Server::Redis(redis) => redis.primary.resume(),
             Server::DynamoDb(server) => server.resume(),
             Server::Postgres(_) | Server::Sqlite(_) | Server::Cluster(_) => unreachable!(),
         }
@@ -229,16 +235,17 @@ impl Site {
 
     fn redis(&self) -> &RedisServer {
         match &self.server {
-            Server::Redis(server, _) => server,
+            Server::Redis(redis) => &redis.primary,
             _ => unreachable!("the fault befalls Redis"),
         }
     }
 
     /// What had not reached the replica is forgotten.
     fn fail_over(&mut self) -> bool {
-        let Server::Redis(primary, replica) = &mut self.server else {
+        let Server::Redis(redis) = &mut self.server else {
             unreachable!("the fault befalls Redis");
         };
+        let Redis { primary, replica } = &mut **redis;
         let next = replica.take().expect("a replica");
         primary.kill();
         next.promote();
@@ -325,9 +332,9 @@ fn redis(fault: Fault) -> Server {
         Fault::Evict => &["--maxmemory-policy", "allkeys-lru"],
         _ => &kept,
     };
-    let server = RedisServer::start(args);
-    let replica = (fault == Fault::Failover).then(|| RedisServer::replica_of(&server));
-    Server::Redis(server, replica)
+    let primary = RedisServer::start(args);
+    let replica = (fault == Fault::Failover).then(|| RedisServer::replica_of(&primary));
+    Server::Redis(Box::new(Redis { primary, replica }))
 }
 
 /// As the way is when nothing goes wrong.

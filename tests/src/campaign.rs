@@ -136,12 +136,13 @@ impl Campaign {
     }
 
     fn load(&self, seed: u64) -> Load {
-        let (kind, transaction) = (self.kind, self.mode == Mode::Transaction);
+        let kind = self.kind;
         let pause = kind.lease() * 3 / 2;
-        let handler = match (self.fault, transaction && kind == Kind::Sqlite) {
-            // One writes at a time: a transaction is short there.
-            (_, true) => 4,
-            (Fault::Pause, _) => 150,
+        // As long as it takes for blows to find somebody at work.
+        let handler = match (self.fault, self.mode) {
+            // One writes at a time.
+            (_, Mode::Transaction) if kind == Kind::Sqlite => 4,
+            (Fault::Pause, _) | (_, Mode::Transaction) => 150,
             _ => 40,
         };
         let (blows, respite, at_once) = match self.fault {

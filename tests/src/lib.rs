@@ -45,6 +45,16 @@ pub mod wire;
 
 pub mod playground;
 
+/// `few`, or `full` when the environment has `FULL`: what takes minutes is not for every run.
+#[must_use]
+pub fn few_or(few: usize, full: usize) -> usize {
+    if std::env::var_os("FULL").is_some() {
+        full
+    } else {
+        few
+    }
+}
+
 /// Counts effects: what a handler did, not what anybody was told.
 #[derive(Clone, Debug, Default)]
 pub struct Effects(Arc<AtomicU64>);

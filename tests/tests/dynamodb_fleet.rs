@@ -1,4 +1,6 @@
 //! Several processes on one DynamoDB table, killed and paused at any moment, and 64 clients at a time.
+//!
+//! Fewer kills, pauses and keys by default; `FULL=1` makes them 100, 24 and 1,000.
 
 use std::{
     collections::BTreeMap,
@@ -9,7 +11,7 @@ use std::{
 use axum::body::Body;
 use http::{Request, StatusCode};
 use tests::{
-    app,
+    app, few_or,
     fleet::{Blow, Fleet, History, Load},
     post,
     proxy::{Mode, Proxy},
@@ -70,7 +72,7 @@ fn kills(seed: u64) -> Load {
         keys: 0,
         poll: POLL,
         lease: LEASE,
-        blows: 100,
+        blows: few_or(30, 100),
         blow: Blow::Kill,
         at_once: 2,
         respite: Duration::from_millis(500),
@@ -79,22 +81,20 @@ fn kills(seed: u64) -> Load {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn whoever_refuses_orphans_executes_no_key_twice_when_100_processes_are_killed() {
+async fn whoever_refuses_orphans_executes_no_key_of_dynamodb_twice() {
     let _turn = TURN.lock().await;
     let history = Late::start().run("refuse", kills(1)).await;
     let sums = history.sums();
-    assert_eq!(sums.strikes, 100);
     none("doubles", &history.doubles());
     none("contradictions", &history.contradictions());
-    assert!(sums.refused_with_effect > 5, "{sums}");
+    assert!(sums.refused_with_effect > sums.strikes / 20, "{sums}");
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn whoever_executes_orphans_again_executes_twice_only_what_was_killed_at_work_100_times() {
+async fn whoever_executes_orphans_of_dynamodb_again_executes_twice_only_what_was_killed_at_work() {
     let _turn = TURN.lock().await;
     let history = Late::start().run("reexecute", kills(2)).await;
     let sums = history.sums();
-    assert_eq!(sums.strikes, 100);
     none("unexplained", &history.unexplained());
     none("contradictions", &history.contradictions());
     none("stuck", &history.stuck(LEASE + POLL + HANDLER + SLACK));
@@ -102,7 +102,7 @@ async fn whoever_executes_orphans_again_executes_twice_only_what_was_killed_at_w
         (sums.refused_with_effect, sums.refused_without_effect),
         (0, 0)
     );
-    assert!(sums.doubles > 5, "{sums}");
+    assert!(sums.doubles > sums.strikes / 20, "{sums}");
 }
 
 #[tokio::test(flavor = "multi_thread")]
@@ -113,14 +113,13 @@ async fn a_process_that_was_paused_past_its_lease_answers_what_dynamodb_has_stor
     let pauses = Load {
         lease,
         path: format!("/slow/{}", handler.as_millis()),
-        blows: 24,
+        blows: few_or(10, 24),
         blow: Blow::Pause(lease * 3 / 2),
         at_once: 1,
         ..kills(3)
     };
     let history = Late::start().run("reexecute", pauses).await;
     let sums = history.sums();
-    assert_eq!(sums.strikes, 24);
     none("unexplained", &history.unexplained());
     none("contradictions", &history.contradictions());
     assert!(sums.late_and_outrun > 0, "{sums}");
@@ -129,9 +128,9 @@ async fn a_process_that_was_paused_past_its_lease_answers_what_dynamodb_has_stor
 /// In one process, with a store and a layer for each of four: the same calls, and fewer processes that wait for a
 /// processor.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_thousand_keys_that_64_clients_ask_for_are_executed_once_each() {
+async fn keys_that_64_clients_ask_for_are_executed_once_each() {
     let _turn = TURN.lock().await;
-    const KEYS: usize = 1000;
+    let keys = few_or(200, 1000);
     let server = DynamoDbServer::start(StandIn::Dynoxide);
     let effects = Ledger::default();
     let table = server.new_table();
@@ -157,7 +156,7 @@ async fn a_thousand_keys_that_64_clients_ask_for_are_executed_once_each() {
         let app = apps[n % apps.len()].clone();
         clients.spawn(async move {
             // All of them, and then eight, two of each process, are at the same key at the same time.
-            for key in (0..KEYS).filter(|key| *key < 50 || key % 8 == n / 8) {
+            for key in (0..keys).filter(|key| *key < 50 || key % 8 == n / 8) {
                 let (path, key) = (format!("/{key}"), format!("key-{key}"));
                 while send(&app, post(&path, &key, "tea")).await.status != StatusCode::CREATED {
                     sleep(POLL).await;
@@ -167,7 +166,7 @@ async fn a_thousand_keys_that_64_clients_ask_for_are_executed_once_each() {
     }
     clients.join_all().await;
     let effects = effects.lock().unwrap_or_else(PoisonError::into_inner);
-    assert_eq!(effects.len(), KEYS);
+    assert_eq!(effects.len(), keys);
     assert!(effects.values().all(|&times| times == 1));
 }
 

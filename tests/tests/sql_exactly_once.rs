@@ -1,12 +1,13 @@
 //! Several processes on one database, killed and paused at any moment, whose handlers commit effect and record in one
 //! transaction: each key has one effect. And the same with two transactions, which shows what that prevents.
 //!
-//! A few kills each by default, so that it is quick; `FULL_KILLS=1` makes them 300, and 30 pauses.
+//! A few kills each by default, so that it is quick; `FULL=1` makes them 300, and 30 pauses.
 
-use std::{env, process::Command, time::Duration};
+use std::{process::Command, time::Duration};
 
 use tests::{
     books::{Books, Ledgered, sqlite_pool},
+    few_or,
     fleet::{Blow, Effect, Fleet, History, Load, Outcome},
     proxy::{Mode, Proxy},
     scratch::Scratch,
@@ -26,14 +27,6 @@ fn bank(args: &[&str]) -> Command {
     command
 }
 
-fn of(few: usize, full: usize) -> usize {
-    if env::var_os("FULL_KILLS").is_some() {
-        full
-    } else {
-        few
-    }
-}
-
 fn kills(handler: u64, at_a_time: usize, seed: u64) -> Load {
     Load {
         path: format!("/charge/{handler}"),
@@ -41,7 +34,7 @@ fn kills(handler: u64, at_a_time: usize, seed: u64) -> Load {
         keys: 0,
         poll: Duration::from_millis(100),
         lease: LEASE,
-        blows: of(24, 300),
+        blows: few_or(24, 300),
         blow: Blow::Kill,
         at_once: 1,
         // It has to connect before it is worth killing.
@@ -54,7 +47,7 @@ fn pauses(handler: u64, at_a_time: usize, seed: u64) -> Load {
     let lease = Duration::from_millis(500);
     Load {
         lease,
-        blows: of(6, 30),
+        blows: few_or(6, 30),
         blow: Blow::Pause(lease * 3 / 2),
         at_once: 1,
         respite: Duration::from_millis(300),

@@ -5,14 +5,15 @@ use std::time::Duration;
 use http::{HeaderMap, response};
 
 use crate::{
-    record::{PERSIST_FOR, POLICY},
+    record::{NeedsAttention, PERSIST_FOR, POLICY},
     store::Ttl,
 };
 
 /// What becomes of a handler's response: a response extension.
 ///
 /// The typed form of the headers `X-Idempo-Policy: no-store` and `X-Idempo-Persist-For-Seconds: N`, which it overrides.
-/// It cannot have a response kept that the layer does not record, such as a 5xx.
+/// It cannot have a response kept that the layer does not record, such as a 5xx; [`NeedsAttention`] can keep a retry of
+/// that from being executed, and goes before both.
 ///
 /// ```
 /// use axum::{Extension, Router, body::Body, http::Request, routing::post};
@@ -43,16 +44,22 @@ pub enum Retention {
 }
 
 /// Whether and how long a response is to be kept.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) enum Wish {
     NoStore,
     Keep(Ttl),
+    /// Not the response, but that somebody has to look at what was done.
+    Attention(NeedsAttention),
 }
 
-/// Takes the control headers and the extension off the response and says what they ask for.
+/// Takes the control headers and the extensions off the response and says what they ask for.
 pub(crate) fn take_wish(head: &mut response::Parts, default: Ttl, max: Ttl) -> Wish {
     let headers = strip(&mut head.headers, default, max);
-    match head.extensions.remove::<Retention>() {
+    let retention = head.extensions.remove::<Retention>();
+    if let Some(attention) = head.extensions.remove() {
+        return Wish::Attention(attention);
+    }
+    match retention {
         None => headers,
         Some(Retention::NoStore) => Wish::NoStore,
         Some(Retention::For(duration)) => Wish::Keep(match Ttl::try_from(duration) {
@@ -172,6 +179,21 @@ mod tests {
         assert_eq!(wish("x-idempo-policy", b"no-store"), Wish::NoStore);
         assert_eq!(wish("x-idempo-policy", b" No-Store "), Wish::NoStore);
         assert_eq!(wish("x-idempo-policy", b"keep"), Wish::Keep(DEFAULT));
+    }
+
+    #[test]
+    fn what_needs_attention_goes_before_every_other_wish() {
+        let attention = NeedsAttention::new("refund-failed").with_reason("no refund");
+        for retention in [Retention::NoStore, Retention::For(Duration::from_secs(3))] {
+            let (mut head, ()) = Response::new(()).into_parts();
+            head.headers
+                .insert(POLICY, HeaderValue::from_static("no-store"));
+            head.extensions.insert(retention);
+            head.extensions.insert(attention.clone());
+            let expected = Wish::Attention(attention.clone());
+            assert_eq!(take_wish(&mut head, DEFAULT, MAX), expected);
+            assert!(head.headers.is_empty() && head.extensions.is_empty());
+        }
     }
 
     #[test]

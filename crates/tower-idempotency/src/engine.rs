@@ -173,7 +173,7 @@ impl Engine {
             while pause.before(deadline).await {
                 match engine.complete(&lease, &record, retention, limit).await {
                     Completion::Failing => {}
-                    Completion::Stored => return telemetry::recorded(&lease.id, record.len()),
+                    Completion::Stored => return telemetry::recorded(&lease.id, &record),
                     Completion::LeaseLost | Completion::TooLarge { .. } => break,
                 }
             }

@@ -15,6 +15,7 @@ pub struct Error {
     status: StatusCode,
     detail: Cow<'static, str>,
     retry_after: Option<Duration>,
+    reason: Option<Box<str>>,
     source: Option<Box<dyn std::error::Error + Send + Sync>>,
 }
 
@@ -25,6 +26,7 @@ impl Error {
             status: kind.status(),
             detail: detail.into(),
             retry_after: None,
+            reason: None,
             source: None,
         }
     }
@@ -36,6 +38,13 @@ impl Error {
     pub(crate) fn with_retry_after(self, after: Duration) -> Self {
         Self {
             retry_after: Some(after),
+            ..self
+        }
+    }
+
+    pub(crate) fn with_reason(self, code: &str) -> Self {
+        Self {
+            reason: Some(code.into()),
             ..self
         }
     }
@@ -66,6 +75,12 @@ impl Error {
     #[must_use]
     pub fn detail(&self) -> &str {
         &self.detail
+    }
+
+    /// The code of the [`NeedsAttention`](crate::NeedsAttention) with which an execution ended; `None` for any other refusal.
+    #[must_use]
+    pub fn reason(&self) -> Option<&str> {
+        self.reason.as_deref()
     }
 
     /// How long the client should wait before it retries; `None` when there is nothing to wait for.
@@ -109,7 +124,8 @@ pub enum ErrorKind {
     KeyReused,
     /// The first request with this key is still being executed.
     InProgress,
-    /// An execution ended without an outcome: its effect may or may not have happened.
+    /// An execution ended without an outcome, or with [`NeedsAttention`](crate::NeedsAttention): its effect may or may not
+    /// have happened.
     OutcomeUnknown,
     /// The first request was executed, but its response was not retained.
     ResponseNotRetained,

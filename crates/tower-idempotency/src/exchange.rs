@@ -253,7 +253,7 @@ pub(crate) fn execute<R: http_body::Body, E>(
             Err(panic) => {
                 // What a handler committed before it panicked stays; what it may have committed, a release leaves alone.
                 if let Committed::Record(record) = lease.close() {
-                    telemetry::recorded(lease.id(), record.len());
+                    telemetry::recorded(lease.id(), &record);
                 } else {
                     engine.end(lease, limit, place, "panic").await;
                 }

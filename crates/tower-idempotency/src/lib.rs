@@ -47,7 +47,8 @@
 //! # How a handler steers it
 //!
 //! Response headers, taken off every answer: `X-Idempo-Policy: no-store` does not record, and
-//! `X-Idempo-Persist-For-Seconds: N` sets how long the record lives. [`Retention`] is the typed form of both. In the
+//! `X-Idempo-Persist-For-Seconds: N` sets how long the record lives. [`Retention`] is the typed form of both.
+//! [`NeedsAttention`] has retries refused until an operator has looked at what was done. In the
 //! request's extensions, and as extractors with the feature `axum`: [`IdempotencyKey`] and [`Lease`].
 //!
 //! # Where to place it
@@ -129,7 +130,7 @@ pub use self::{
     layer::IdempotencyLayer,
     lease::Lease,
     preset::Preset,
-    record::{RecordError, replayed_by_default},
+    record::{NeedsAttention, RecordError, replayed_by_default},
     scope::Principal,
     service::Idempotency,
     store::{MemoryStore, OrphanPolicy, Store, Ttl},

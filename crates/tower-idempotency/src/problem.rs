@@ -11,10 +11,11 @@ use crate::error::{Error, ErrorKind};
 pub(crate) const DESCRIBED_BY: &str =
     "https://datatracker.ietf.org/doc/draft-ietf-httpapi-idempotency-key-header/";
 
-/// `application/problem+json` (RFC 9457) with the members `type`, `title`, `status`, `detail`, `code` and `retryable`.
+/// `application/problem+json` (RFC 9457) with the members `type`, `title`, `status`, `detail`, `code` and `retryable`, and
+/// `reason` where there is one.
 pub(crate) fn problem_json(error: &Error, described_by: &HeaderValue) -> Response<Bytes> {
     let kind = error.kind();
-    let body = json!({
+    let mut body = json!({
         "type": format!("urn:tower-idempotency:problem:{}", kind.code()),
         "title": kind.title(),
         "status": error.status().as_u16(),
@@ -22,6 +23,9 @@ pub(crate) fn problem_json(error: &Error, described_by: &HeaderValue) -> Respons
         "code": kind.code(),
         "retryable": kind.is_retryable(),
     });
+    if let Some(reason) = error.reason() {
+        body["reason"] = reason.into();
+    }
     let mut res = response(error, "application/problem+json", body.to_string());
     res.headers_mut().insert(header::LINK, described_by.clone());
     res
@@ -45,7 +49,10 @@ pub(crate) fn stripe(error: &Error) -> Response<Bytes> {
         | ErrorKind::OutcomeUnknown
         | ErrorKind::ResponseNotRetained => "idempotency_error",
     };
-    let body = json!({ "error": { "type": kind, "code": error.kind().code(), "message": error.detail() } });
+    let mut body = json!({ "error": { "type": kind, "code": error.kind().code(), "message": error.detail() } });
+    if let Some(reason) = error.reason() {
+        body["error"]["reason"] = reason.into();
+    }
     response(error, "application/json", body.to_string())
 }
 
@@ -114,6 +121,15 @@ mod tests {
         );
         insta::assert_snapshot!(text(&stripe(&error)), @r#"{"error":{"code":"key-reused","message":"the key was used with another request","type":"idempotency_error"}}"#);
         insta::assert_snapshot!(text(&idempo(&error)), @r#"{"error":{"message":"the key was used with another request"},"ok":false}"#);
+    }
+
+    #[test]
+    fn a_reason_is_told_in_every_shape() {
+        let error = Error::new(ErrorKind::OutcomeUnknown, "needs attention (refund-failed)")
+            .with_reason("refund-failed");
+        insta::assert_snapshot!(text(&problem_json(&error, &described_by(DESCRIBED_BY).unwrap())), @r#"{"code":"outcome-unknown","detail":"needs attention (refund-failed)","reason":"refund-failed","retryable":false,"status":409,"title":"Outcome unknown","type":"urn:tower-idempotency:problem:outcome-unknown"}"#);
+        insta::assert_snapshot!(text(&stripe(&error)), @r#"{"error":{"code":"outcome-unknown","message":"needs attention (refund-failed)","reason":"refund-failed","type":"idempotency_error"}}"#);
+        insta::assert_snapshot!(text(&idempo(&error)), @r#"{"error":{"message":"needs attention (refund-failed)"},"ok":false}"#);
     }
 
     #[test]

@@ -12,7 +12,7 @@ use crate::{
     config::{Config, Unretained},
     control::{self, Wish},
     limits::Buffer,
-    record::NotRetained,
+    record::{Codec, NotRetained},
     store::{KeyId, Ttl},
     telemetry,
 };
@@ -84,6 +84,15 @@ pub(crate) fn receive<R: http_body::Body>(
                     Response::from_parts(head, Body::original(body)),
                     Then::Free(Unrecorded::NoStore),
                 );
+            }
+            // Whatever the status, whatever became of the request: what was done must not be done again.
+            Wish::Attention(attention) => {
+                let record = Codec::encode_attention(id, Some(head.status), &attention);
+                let then = Then::Keep {
+                    record,
+                    retention: Ttl::MAX,
+                };
+                return (Response::from_parts(head, Body::original(body)), then);
             }
         };
         // The handler refused half a request. Whoever sends the whole one must not be told so.

@@ -64,6 +64,15 @@ pub(crate) fn outcome_unknown() -> Error {
     Error::new(ErrorKind::OutcomeUnknown, detail)
 }
 
+/// As [`outcome_unknown`], of an execution that said so itself.
+pub(crate) fn unresolved(code: &str) -> Error {
+    // The code is in the sentence as well, for those whose renderer has a place for nothing else.
+    let detail = format!(
+        "an execution of this request failed and needs attention ({code}); it may or may not have had its effect"
+    );
+    Error::new(ErrorKind::OutcomeUnknown, detail).with_reason(code)
+}
+
 pub(crate) fn unavailable(config: &Config, failure: Failure) -> Error {
     // Of an earlier attempt nothing is known: whoever reads this must not take it for one that came to nothing.
     let detail = "the store failed, so nothing was executed now; an earlier attempt may have been";

@@ -7,7 +7,7 @@ use crate::{
     config::Config,
     error::{Error, ErrorKind},
     record::{NotRetained, Record, StoredResponse},
-    refusal::{Answer, refuse, unreadable},
+    refusal::{Answer, refuse, unreadable, unresolved},
     store::KeyId,
     telemetry,
 };
@@ -30,6 +30,10 @@ pub(crate) fn replay(config: &Config, id: &KeyId, record: &Bytes) -> Answer {
                 status.as_u16(),
             );
             refuse(config, &Error::new(ErrorKind::ResponseNotRetained, detail))
+        }
+        Ok(Record::Attention { status, attention }) => {
+            telemetry::unresolved(id, status, attention.code());
+            refuse(config, &unresolved(attention.code()))
         }
         Ok(Record::Value(_)) => refuse(config, &unreadable("it is not of an HTTP response")),
         Err(error) => {

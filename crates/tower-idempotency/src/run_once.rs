@@ -17,10 +17,10 @@ use crate::{
     lease::{Grant, Kept, Lease},
     limits::Place,
     receive::{self, too_large},
-    record::Record,
+    record::{Codec, NeedsAttention, Record},
     refusal::{turned_away, unavailable, unreadable},
     settle::{Found, Instead, let_go, look},
-    store::{Acquired, Claim, Fingerprint, KeyId, Token},
+    store::{Acquired, Claim, Fingerprint, KeyId, Token, Ttl},
     telemetry,
 };
 
@@ -36,6 +36,12 @@ pub enum Outcome<T, E> {
     /// The work ran before, but what it returned was not retained: it was larger than the store keeps, or could not be
     /// serialised.
     NotRetained,
+    /// The work ran before, failed, and nobody has resolved what became of it: see [`Failed::NeedsAttention`]. Nothing
+    /// ran. For a consumer: a message for the dead letters.
+    NeedsAttention {
+        /// Of the [`NeedsAttention`] that the work ended with.
+        code: String,
+    },
     /// The work is running now, elsewhere.
     InProgress {
         /// Until its lease ends, unless it is renewed.
@@ -51,19 +57,25 @@ pub enum Outcome<T, E> {
     /// The work ran now, but its lease was lost meanwhile: somebody else ran it too, or runs it still. This is what
     /// ours returned; it is not what is recorded.
     LeaseLost(T),
-    /// The work failed, and the key was freed or is held, as the work chose.
+    /// The work failed, and the key was freed, is held or needs attention, as the work chose.
     Failed(E),
 }
 
 /// How work failed, and what is to become of its key.
 #[derive(Clone, Debug, PartialEq, Eq)]
-#[expect(clippy::exhaustive_enums, reason = "the key is freed or it is not")]
+#[expect(
+    clippy::exhaustive_enums,
+    reason = "the key is freed, or held for a while, or until somebody looks"
+)]
 pub enum Failed<E> {
     /// Nothing happened: free the key, and let the next attempt run. After a takeover the key is an orphan again, as what
     /// was taken over may have had its effect.
     Release(E),
     /// Something may have happened: let the lease run out, and the orphan policy decide.
     Hold(E),
+    /// Something has happened that no retry may repeat: every later run is told so, and does nothing, until an operator
+    /// resolves it.
+    NeedsAttention(NeedsAttention, E),
 }
 
 impl<E> From<E> for Failed<E> {
@@ -227,12 +239,15 @@ where
     let limit = config.store_timeout;
     let produced = match (lease.close(), produced) {
         (Committed::Record(record), Err(panic)) => {
-            telemetry::recorded(lease.id(), record.len());
+            telemetry::recorded(lease.id(), &record);
             resume_unwind(panic)
         }
         // Whatever the work has said since: one key, one value.
         (Committed::Record(record), Ok(value)) => {
-            telemetry::recorded(lease.id(), record.len());
+            telemetry::recorded(lease.id(), &record);
+            if let Err(Failed::NeedsAttention(late, _)) = &value {
+                telemetry::attention_ignored(lease.id(), late.code());
+            }
             return match (read(&config, lease.id(), &record)?, value) {
                 (Outcome::Replayed(value), _) | (Outcome::NotRetained, Ok(value)) => {
                     Ok(Outcome::Executed(value))
@@ -243,7 +258,16 @@ where
         (Committed::Nothing | Committed::Unknown, produced) => produced,
     };
     match produced {
-        Ok(Ok(value)) => settle(&config, &engine, lease, place, value).await,
+        Ok(Ok(value)) => {
+            let record = receive::value(&config, lease.id(), &value);
+            let retention = config.retention;
+            settle(&config, &engine, lease, place, record, retention, Ok(value)).await
+        }
+        Ok(Err(Failed::NeedsAttention(attention, error))) => {
+            let record = Codec::encode_attention(lease.id(), None, &attention);
+            let produced = Err(error);
+            settle(&config, &engine, lease, place, record, Ttl::MAX, produced).await
+        }
         Ok(Err(Failed::Release(error))) => {
             let id = *lease.id();
             match let_go(&config, &engine, lease, place, "failed").await {
@@ -284,21 +308,27 @@ fn read<T: DeserializeOwned, E>(
             telemetry::tombstone(id, status, reason);
             Ok(Outcome::NotRetained)
         }
+        Record::Attention { status, attention } => {
+            telemetry::unresolved(id, status, attention.code());
+            let code = attention.code().to_owned();
+            Ok(Outcome::NeedsAttention { code })
+        }
         Record::Response(_) => Err(unreadable("it is of an HTTP response")),
     }
 }
 
-/// Stores the value, and only then returns it.
-async fn settle<T: Serialize + DeserializeOwned, E>(
+/// Stores the record, and only then returns what was produced: a value, or the error of what needs attention.
+async fn settle<T: DeserializeOwned, E>(
     config: &Config,
     engine: &Arc<Engine>,
     lease: Kept,
     place: Place,
-    value: T,
+    mut record: Bytes,
+    retention: Ttl,
+    produced: Result<T, E>,
 ) -> Result<Outcome<T, E>, Error> {
     let id = *lease.id();
-    let mut record = receive::value(config, &id, &value);
-    let (limit, retention) = (config.store_timeout, config.retention);
+    let limit = config.store_timeout;
     lease.about_to_end(true);
     let mut completion = engine
         .complete(&lease.reference, &record, retention, limit)
@@ -313,24 +343,33 @@ async fn settle<T: Serialize + DeserializeOwned, E>(
         // A commit that nobody has heard of may have been there before us, and then nothing was changed.
         Completion::Stored if lease.is_in_doubt() => {
             match Box::pin(look(config, engine, &lease.grant.claim)).await {
-                Found::Record(stored) if stored == record => Ok(Outcome::Executed(value)),
-                Found::Record(stored) => read(config, &id, &stored),
-                Found::Held(_) | Found::Orphan | Found::Lost | Found::Unknown => {
-                    Ok(Outcome::LeaseLost(value))
+                Found::Record(stored) if stored == record => {
+                    telemetry::recorded(&id, &record);
+                    Ok(executed(produced))
                 }
+                Found::Record(stored) => read(config, &id, &stored),
+                Found::Held(_) | Found::Orphan | Found::Lost | Found::Unknown => Ok(lost(produced)),
             }
         }
         Completion::Stored => {
-            telemetry::recorded(&id, record.len());
-            Ok(Outcome::Executed(value))
+            telemetry::recorded(&id, &record);
+            Ok(executed(produced))
         }
         Completion::LeaseLost => {
             lease.lose();
-            Ok(Outcome::LeaseLost(value))
+            Ok(lost(produced))
         }
         Completion::Failing | Completion::TooLarge { .. } => {
             engine.complete_later(&lease, record, retention, limit, place);
-            Ok(Outcome::Executed(value))
+            Ok(executed(produced))
         }
     }
+}
+
+fn executed<T, E>(produced: Result<T, E>) -> Outcome<T, E> {
+    produced.map_or_else(Outcome::Failed, Outcome::Executed)
+}
+
+fn lost<T, E>(produced: Result<T, E>) -> Outcome<T, E> {
+    produced.map_or_else(Outcome::Failed, Outcome::LeaseLost)
 }

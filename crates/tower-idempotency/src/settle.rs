@@ -14,7 +14,7 @@ use crate::{
     lease::Kept,
     limits::Place,
     receive::{Then, unretained},
-    record::{NotRetained, Record, StoredResponse, not_kept},
+    record::{NeedsAttention, NotRetained, Record, StoredResponse, not_kept},
     refusal::{Answer, into_response, outcome_unknown, refuse},
     replay::{has_body, replay},
     store::{Acquired, Claim, OrphanPolicy, Ttl},
@@ -62,7 +62,7 @@ pub(crate) fn settle<R: http_body::Body>(
                 Box::pin(answer_if_stored(config, engine, &lease, record, res)).await
             }
             Completion::Stored => {
-                telemetry::recorded(lease.id(), record.len());
+                telemetry::recorded(lease.id(), &record);
                 res
             }
             Completion::LeaseLost => {
@@ -166,12 +166,15 @@ pub(crate) fn first_answer<R: http_body::Body>(
     record: &Bytes,
     mut res: Response<Body<R>>,
 ) -> Response<Body<R>> {
-    telemetry::recorded(lease.id(), record.len());
+    telemetry::recorded(lease.id(), record);
     control::strip_only(res.headers_mut());
+    if let Some(late) = res.extensions_mut().remove::<NeedsAttention>() {
+        telemetry::attention_ignored(lease.id(), late.code());
+    }
     match config.codec().decode(lease.id(), record) {
         Ok(Record::Response(stored)) => complemented(config, stored, res),
         // What was committed with it was not kept, and is on its way.
-        Ok(Record::Tombstone { .. }) => res,
+        Ok(Record::Tombstone { .. } | Record::Attention { .. }) => res,
         Ok(Record::Value(_)) | Err(_) => into_response(replay(config, lease.id(), record)),
     }
 }
@@ -228,6 +231,7 @@ async fn answer_what_is_stored<R: http_body::Body>(
         let limit = config.store_timeout;
         let completion = engine.complete(&lease, &record, retention, limit).await;
         if let Completion::Stored = completion {
+            telemetry::recorded(&claim.id, &record);
             return res;
         }
     }
@@ -245,7 +249,7 @@ async fn answer_if_stored<R: http_body::Body>(
     let found = look(config, engine, &lease.grant.claim).await;
     into_response(match found {
         Found::Record(stored) if stored == record => {
-            telemetry::recorded(lease.id(), record.len());
+            telemetry::recorded(lease.id(), &record);
             return res;
         }
         Found::Record(stored) => replay(config, lease.id(), &stored),

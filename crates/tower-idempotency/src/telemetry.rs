@@ -9,7 +9,7 @@ use http::StatusCode;
 
 use crate::{
     error::ErrorKind,
-    record::NotRetained,
+    record::{NeedsAttention, NotRetained},
     store::{KeyId, StoreError},
 };
 
@@ -50,6 +50,17 @@ pub(crate) fn replayed(id: &KeyId, recorded_at: Option<SystemTime>) {
 pub(crate) fn tombstone(id: &KeyId, status: StatusCode, reason: NotRetained) {
     tracing::debug!(%id, status = status.as_u16(), ?reason, "executed before, but not retained");
     count!("idempotency_tombstone_total");
+}
+
+pub(crate) fn unresolved(id: &KeyId, status: Option<StatusCode>, code: &str) {
+    let status = status.map(|status| status.as_u16());
+    tracing::debug!(%id, status, code, "executed before, and nobody has resolved what needs attention");
+    count!("idempotency_unresolved_total", "reason" => code.to_owned());
+}
+
+/// One key, one answer: a handler that has committed one cannot take it back.
+pub(crate) fn attention_ignored(id: &KeyId, code: &str) {
+    tracing::warn!(%id, code, "ignored NeedsAttention: an answer was committed before");
 }
 
 pub(crate) fn in_progress(id: &KeyId) {
@@ -104,8 +115,14 @@ pub(crate) fn bad_record(id: &KeyId, error: &crate::record::RecordError) {
     count!("idempotency_bad_record_total");
 }
 
-pub(crate) fn recorded(id: &KeyId, bytes: usize) {
+pub(crate) fn recorded(id: &KeyId, record: &[u8]) {
+    let bytes = record.len();
     tracing::debug!(%id, bytes, "recorded");
+    if let Some(attention) = NeedsAttention::in_record(record) {
+        let code = attention.code();
+        tracing::error!(%id, code, "an execution needs attention: its key is refused until somebody resolves it");
+        count!("idempotency_needs_attention_total", "reason" => code.to_owned());
+    }
     #[expect(
         clippy::cast_precision_loss,
         reason = "a record is far smaller than 2^52 bytes"

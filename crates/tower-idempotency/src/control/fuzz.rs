@@ -101,6 +101,7 @@ fn control_headers_say_what_their_letters_say_and_leave() {
         match expected {
             Wish::NoStore => refused += 1,
             Wish::Keep(ttl) => kept += usize::from(ttl != DEFAULT),
+            Wish::Attention(_) => unreachable!("no header asks for it"),
         }
 
         let typed = check(&lines, Some(Retention::NoStore), max);

@@ -21,6 +21,7 @@ pub(super) enum Problem {
     AfterPayload,
     Missing { field: &'static str },
     Kind,
+    Code,
     Reason,
     Status { found: u16 },
     RecordedAt { found: u64 },
@@ -45,7 +46,7 @@ impl fmt::Display for RecordError {
             }
             Problem::Version { found } => write!(f, "expected version 1, found {found}"),
             Problem::Flags { found } => {
-                write!(f, "expected no flag but bit 0, found {found:#010b}")
+                write!(f, "expected the flags 0, 1 or 2, found {found}")
             }
             Problem::Checksum { written, computed } => write!(
                 f,
@@ -71,8 +72,11 @@ impl fmt::Display for RecordError {
             Problem::AfterPayload => f.write_str("expected nothing after the payload, found more"),
             Problem::Missing { field } => write!(f, "expected the field {field}, found none"),
             Problem::Kind => f.write_str(
-                "expected one of the kinds response, tombstone and value, found another",
+                "expected one of the kinds response, tombstone, value and attention, each under its flags, found another",
             ),
+            Problem::Code => {
+                f.write_str("expected a code of 1 to 64 of a-z, 0-9 and -, found something else")
+            }
             Problem::Reason => {
                 f.write_str("expected one of the reasons too_large and streamed, found another")
             }

@@ -99,6 +99,23 @@ fn golden() -> Vec<(&'static str, Codec, Record)> {
             PLAIN,
             Record::Value(Bytes::from_static(b"\x82\xa2id\x01\xa2ok\xc3")),
         ),
+        (
+            "attention",
+            PLAIN,
+            Record::Attention {
+                status: Some(StatusCode::BAD_GATEWAY),
+                attention: NeedsAttention::new("refund-failed")
+                    .with_reason("refund re_7: the provider answered 500 five times"),
+            },
+        ),
+        (
+            "attention-of-run-once",
+            PLAIN,
+            Record::Attention {
+                status: None,
+                attention: NeedsAttention::new("stock-2-below-zero"),
+            },
+        ),
     ]
 }
 
@@ -115,6 +132,7 @@ fn written(codec: Codec, record: &Record) -> Bytes {
         ),
         Record::Tombstone { status, reason } => codec.encode_tombstone(&ID, *status, *reason),
         Record::Value(value) => codec.encode_value(&ID, value),
+        Record::Attention { status, attention } => Codec::encode_attention(&ID, *status, attention),
     }
 }
 

@@ -5,11 +5,13 @@
 //! | bytes | |
 //! |---|---|
 //! | 0 | version: 1 |
-//! | 1 | flags: bit 0 is set when the payload is deflated; no other bit is |
+//! | 1 | flags: 1 when the payload is deflated, 2 when somebody has to look at it, else 0 |
 //! | 2..6 | CRC-32 of the key id, bytes 0 and 1, and bytes 6 to the end; little endian |
-//! | 6.. | the payload; when deflated, its inflated length (four bytes, little endian) and a raw deflate stream |
+//! | 6.. | flags 0: the payload |
+//! | | flags 1: its inflated length (four bytes, little endian), and it as a raw deflate stream |
+//! | | flags 2: the length of a code (one byte), the code in ASCII, and the payload |
 //!
-//! The checksum covers the id, so a record found under another key is refused like a damaged one.
+//! The code is where a statement on a database finds it. The checksum covers the id, so a record found under another key is refused like a damaged one.
 
 use std::time::SystemTime;
 
@@ -22,12 +24,13 @@ use self::{
 };
 use crate::store::KeyId;
 
+mod attention;
 mod deflate;
 mod error;
 mod headers;
 mod payload;
 
-pub use self::{error::RecordError, headers::replayed_by_default};
+pub use self::{attention::NeedsAttention, error::RecordError, headers::replayed_by_default};
 pub(crate) use self::{
     headers::{PERSIST_FOR, POLICY, not_kept},
     payload::MAX_LINES,
@@ -64,6 +67,12 @@ pub(crate) enum Record {
     },
     /// A result of `run_once`: MessagePack of the caller's own type.
     Value(Bytes),
+    /// Somebody has to look at what was done.
+    Attention {
+        /// That the handler answered, if it was one of HTTP.
+        status: Option<StatusCode>,
+        attention: NeedsAttention,
+    },
 }
 
 /// Turns records into bytes and back.
@@ -160,6 +169,24 @@ impl Codec {
         }
     }
 
+    /// The record that says that somebody has to look at what was done. Never deflated, so that people can read it.
+    pub(crate) fn encode_attention(
+        id: &KeyId,
+        status: Option<StatusCode>,
+        attention: &NeedsAttention,
+    ) -> Bytes {
+        let payload = Payload {
+            status: status.map(|status| status.as_u16()),
+            reason: Some(attention.reason()),
+            ..Payload::of(Kind::Attention)
+        };
+        let mut record = Vec::with_capacity(PREFIX + 1 + attention.code().len() + payload.size());
+        record.extend_from_slice(&[VERSION, ATTENTION, 0, 0, 0, 0]);
+        attention.write_code(&mut record);
+        payload.write(&mut record);
+        sealed(id, record)
+    }
+
     /// Reads a record back, whoever wrote it.
     ///
     /// Nothing is allocated for a length before as many bytes were seen, and an uncompressed body shares `bytes`.
@@ -172,7 +199,7 @@ impl Codec {
         if version != VERSION {
             return Err(Problem::Version { found: version }.into());
         }
-        if flags & !DEFLATED != 0 {
+        if !matches!(flags, 0 | DEFLATED | ATTENTION) {
             return Err(Problem::Flags { found: flags }.into());
         }
         let written = u32::from_le_bytes(checksum);
@@ -180,10 +207,11 @@ impl Codec {
         if written != computed {
             return Err(Problem::Checksum { written, computed }.into());
         }
-        if flags & DEFLATED == 0 {
-            return payload::decode(&bytes.slice(PREFIX..));
+        match flags {
+            DEFLATED => payload::decode(&deflate::inflate(rest, self.max_inflated)?.into()),
+            ATTENTION => attention::decode(&bytes.slice(PREFIX..)),
+            _ => payload::decode(&bytes.slice(PREFIX..)),
         }
-        payload::decode(&Bytes::from(deflate::inflate(rest, self.max_inflated)?))
     }
 
     fn seal(&self, id: &KeyId, payload: &Payload<'_>) -> Bytes {
@@ -191,11 +219,7 @@ impl Codec {
         plain.extend_from_slice(&[VERSION, 0, 0, 0, 0, 0]);
         payload.write(&mut plain);
 
-        let mut record = self.deflated(&plain).unwrap_or(plain);
-        let checksum = checksum(id, record[1], &record[PREFIX..]);
-        record[2..PREFIX].copy_from_slice(&checksum.to_le_bytes());
-        // A store keeps and counts what it is given: it is not given spare room.
-        Bytes::from(record.into_boxed_slice())
+        sealed(id, self.deflated(&plain).unwrap_or(plain))
     }
 
     /// The same record deflated, if that is wanted and pays.
@@ -213,6 +237,14 @@ impl Codec {
     }
 }
 
+/// The record with its checksum.
+fn sealed(id: &KeyId, mut record: Vec<u8>) -> Bytes {
+    let checksum = checksum(id, record[1], &record[PREFIX..]);
+    record[2..PREFIX].copy_from_slice(&checksum.to_le_bytes());
+    // A store keeps and counts what it is given: it is not given spare room.
+    Bytes::from(record.into_boxed_slice())
+}
+
 fn checksum(id: &KeyId, flags: u8, rest: &[u8]) -> u32 {
     let mut hasher = crc32fast::Hasher::new();
     hasher.update(id.as_bytes());
@@ -223,6 +255,7 @@ fn checksum(id: &KeyId, flags: u8, rest: &[u8]) -> u32 {
 
 const VERSION: u8 = 1;
 const DEFLATED: u8 = 1;
+const ATTENTION: u8 = 2;
 /// Version, flags and checksum.
 const PREFIX: usize = 6;
 

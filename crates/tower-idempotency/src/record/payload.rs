@@ -54,6 +54,7 @@ pub(super) enum Kind {
     Response,
     Tombstone,
     Value,
+    Attention,
 }
 
 impl<'a> Payload<'a> {
@@ -63,6 +64,7 @@ impl<'a> Payload<'a> {
                 Kind::Response => "response",
                 Kind::Tombstone => "tombstone",
                 Kind::Value => "value",
+                Kind::Attention => ATTENTION,
             },
             ..Self::default()
         }
@@ -86,7 +88,9 @@ impl<'a> Payload<'a> {
                 .map(Lines::size)
                 .sum()
         };
-        FIXED + lines(&self.headers) + lines(&self.trailers) + bin(&self.body) + bin(&self.value)
+        let reason = self.reason.map_or(0, str::len);
+        let bins = bin(&self.body) + bin(&self.value);
+        FIXED + reason + lines(&self.headers) + lines(&self.trailers) + bins
     }
 
     pub(super) fn write(&self, out: &mut Vec<u8>) {
@@ -122,26 +126,22 @@ pub(super) fn millis(time: SystemTime) -> u64 {
         .map_or(0, |since| since.as_millis().try_into().unwrap_or(u64::MAX))
 }
 
-/// Reads a payload; bodies and header values share its bytes.
-pub(super) fn decode(payload: &Bytes) -> Result<Record, RecordError> {
-    // The derived reader would also take the fields as a bare list, by position.
-    if !matches!(payload.first(), Some(0x80..=0x8f | 0xde | 0xdf)) {
-        return Err(Problem::Payload {
-            found: "no map of fields",
-        }
-        .into());
+/// Reads the payload of a record that somebody has to look at: the status that was answered, and the reason.
+pub(super) fn attention(payload: &[u8]) -> Result<(Option<StatusCode>, &str), RecordError> {
+    let fields = fields(payload)?;
+    if fields.kind != ATTENTION {
+        return Err(Problem::Kind.into());
     }
-    let mut deserializer = rmp_serde::Deserializer::from_read_ref(&payload[..]);
-    deserializer.set_max_depth(MAX_DEPTH);
-    let fields = Payload::deserialize(&mut deserializer).map_err(|error| refused(&error))?;
-    // Only where nothing is left can not even a marker be read.
-    if !matches!(
-        bool::deserialize(&mut deserializer),
-        Err(MessagePackError::InvalidMarkerRead(_))
-    ) {
-        return Err(Problem::AfterPayload.into());
-    }
+    let answered = match fields.status {
+        Some(_) => Some(status(fields.status)?),
+        None => None,
+    };
+    Ok((answered, required(fields.reason, "reason")?))
+}
 
+/// Reads any other payload; bodies and header values share its bytes.
+pub(super) fn decode(payload: &Bytes) -> Result<Record, RecordError> {
+    let fields = fields(payload)?;
     match fields.kind {
         "response" => response(payload, fields).map(Record::Response),
         "tombstone" => Ok(Record::Tombstone {
@@ -154,6 +154,27 @@ pub(super) fn decode(payload: &Bytes) -> Result<Record, RecordError> {
         }
         _ => Err(Problem::Kind.into()),
     }
+}
+
+fn fields(payload: &[u8]) -> Result<Payload<'_>, RecordError> {
+    // The derived reader would also take the fields as a bare list, by position.
+    if !matches!(payload.first(), Some(0x80..=0x8f | 0xde | 0xdf)) {
+        return Err(Problem::Payload {
+            found: "no map of fields",
+        }
+        .into());
+    }
+    let mut deserializer = rmp_serde::Deserializer::from_read_ref(payload);
+    deserializer.set_max_depth(MAX_DEPTH);
+    let fields = Payload::deserialize(&mut deserializer).map_err(|error| refused(&error))?;
+    // Only where nothing is left can not even a marker be read.
+    if !matches!(
+        bool::deserialize(&mut deserializer),
+        Err(MessagePackError::InvalidMarkerRead(_))
+    ) {
+        return Err(Problem::AfterPayload.into());
+    }
+    Ok(fields)
 }
 
 fn response(payload: &Bytes, fields: Payload<'_>) -> Result<StoredResponse, RecordError> {
@@ -312,6 +333,8 @@ pub(crate) const MAX_LINES: usize = 128;
 
 /// The payload, a list, a line, and room for what a later version may add.
 const MAX_DEPTH: usize = 16;
+
+const ATTENTION: &str = "attention";
 
 /// At least what a payload takes besides its lines and its bytes.
 const FIXED: usize = 96;

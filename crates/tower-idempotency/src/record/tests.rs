@@ -83,7 +83,7 @@ fn encode(codec: Codec, status: u16, headers: &HeaderMap, body: &[u8]) -> Bytes 
 fn response(codec: Codec, record: &Bytes) -> StoredResponse {
     match codec.decode(&ID, record).expect("a record") {
         Record::Response(response) => response,
-        other @ (Record::Tombstone { .. } | Record::Value(_)) => {
+        other @ (Record::Tombstone { .. } | Record::Value(_) | Record::Attention { .. }) => {
             panic!("expected a response, found {other:?}")
         }
     }
@@ -270,12 +270,99 @@ fn unknown_versions_and_flags_are_refused() {
         "expected version 1, found 2"
     );
     record[0] = 1;
-    record[1] = 0b10;
-    repair(&mut record);
-    assert_eq!(
-        refusal(&record.into()),
-        "expected no flag but bit 0, found 0b00000010"
-    );
+    for flags in 3..=u8::MAX {
+        record[1] = flags;
+        repair(&mut record);
+        let expected = format!("expected the flags 0, 1 or 2, found {flags}");
+        assert_eq!(refusal(&record.clone().into()), expected);
+        assert_eq!(NeedsAttention::in_record(&record), None);
+    }
+}
+
+const REFUND_FAILED: NeedsAttention = NeedsAttention::new("refund-failed");
+
+#[test]
+fn a_record_that_needs_attention_shows_its_code_at_its_place() {
+    let attention = REFUND_FAILED.with_reason("provider said no");
+    let record = Codec::encode_attention(&ID, Some(StatusCode::BAD_GATEWAY), &attention);
+    let mut expected = vec![1, 2];
+    expected.extend(checksum(&ID, 2, &record[PREFIX..]).to_le_bytes());
+    expected.extend(b"\x0drefund-failed\x83");
+    expected.extend(b"\xa4kind\xa9attention");
+    expected.extend(b"\xa6status\xcd\x01\xf6");
+    expected.extend(b"\xa6reason\xb0provider said no");
+    assert_eq!(record, expected);
+    assert_eq!(NeedsAttention::in_record(&record), Some(attention));
+    // What says nothing of it is no such record, whatever is in it.
+    for other in [
+        encode(PLAIN, 200, &HeaderMap::new(), &record),
+        PLAIN.encode_value(&ID, &record),
+        record.slice(..PREFIX),
+        record.slice(..PREFIX + 5),
+        Bytes::new(),
+    ] {
+        assert_eq!(NeedsAttention::in_record(&other), None, "{other:?}");
+    }
+}
+
+#[test]
+fn what_needs_attention_comes_back_as_it_was_and_its_reason_is_bounded() {
+    for status in [None, Some(StatusCode::OK)] {
+        for (reason, kept) in [("", 0), ("x", 1), (&"é".repeat(600), 1024)] {
+            let attention = REFUND_FAILED.with_reason(reason);
+            assert_eq!(attention.reason().len(), kept);
+            let record = Codec::encode_attention(&ID, status, &attention);
+            assert!(record.len() < 1200, "{}", record.len());
+            let expected = Record::Attention { status, attention };
+            assert_eq!(PLAIN.decode(&ID, &record).expect("a record"), expected);
+        }
+    }
+    // A character is not cut in two.
+    let odd = REFUND_FAILED.with_reason(format!("x{}", "é".repeat(600)));
+    assert_eq!(odd.reason().len(), 1023);
+    assert!(!format!("{odd:?}").contains('é'), "{odd:?}");
+}
+
+#[test]
+fn a_code_is_a_short_word() {
+    const LONGEST: &str = "0123456789012345678901234567890123456789012345678901234567890-az";
+    assert_eq!(NeedsAttention::new(LONGEST).code().len(), 64);
+    for code in [
+        "",
+        "Refund",
+        "refund failed",
+        "refund_failed",
+        "caf\u{e9}",
+        "x\n",
+        &LONGEST.repeat(2)[..65],
+    ] {
+        let mut rest = vec![u8::try_from(code.len()).expect("short")];
+        rest.extend(code.bytes());
+        let record = Codec::encode_attention(&ID, None, &REFUND_FAILED);
+        rest.extend(&record[PREFIX + 14..]);
+        let record = sealed(ATTENTION, &rest);
+        assert_eq!(
+            refusal(&record),
+            "expected a code of 1 to 64 of a-z, 0-9 and -, found something else"
+        );
+        assert_eq!(NeedsAttention::in_record(&record), None);
+    }
+}
+
+#[test]
+#[should_panic(expected = "a code is 1 to 64 of a-z, 0-9 and -")]
+fn a_code_that_is_no_word_is_refused_as_it_is_written() {
+    let _ = NeedsAttention::new("refund failed");
+}
+
+#[test]
+fn each_kind_of_record_has_its_flags() {
+    let kind = "expected one of the kinds response, tombstone, value and attention, each under its flags, found another";
+    let attention = Codec::encode_attention(&ID, None, &REFUND_FAILED);
+    assert_eq!(refusal(&sealed(0, &attention[PREFIX + 14..])), kind);
+    let mut rest = attention[PREFIX..PREFIX + 14].to_vec();
+    rest.extend(&encode(PLAIN, 200, &HeaderMap::new(), b"")[PREFIX..]);
+    assert_eq!(refusal(&sealed(ATTENTION, &rest)), kind);
 }
 
 #[test]

@@ -9,7 +9,7 @@ use std::{
 };
 
 use axum::{
-    Router,
+    Extension, Router,
     body::Body,
     response::{IntoResponse, Response},
 };
@@ -17,13 +17,14 @@ use http::{Request, StatusCode};
 use metrics_util::debugging::{DebugValue, DebuggingRecorder};
 use tests::{
     Effects, Scripted, Step, app,
+    ledger::Ledger,
     probe::{Act, Op, Probe},
     send,
 };
 use tokio::time::sleep;
 use tower_idempotency::{
-    IdempotencyLayer, InFlight, Lease, MissingKey, OrphanPolicy, StoreFailure, Unretained,
-    run_once::Failed,
+    IdempotencyLayer, InFlight, Lease, MissingKey, NeedsAttention, OrphanPolicy, StoreFailure,
+    Unretained, run_once::Failed,
 };
 use tracing_subscriber::{EnvFilter, util::SubscriberInitExt};
 
@@ -50,7 +51,7 @@ fn keyed(key: &str, body: &'static str) -> Request<Body> {
 type StartFlow = fn() -> Flow;
 
 /// Every path a request can take, on a layer of its own; each says how many effects it had.
-const FLOWS: [(&str, StartFlow); 28] = [
+const FLOWS: [(&str, StartFlow); 30] = [
     ("executed", || Box::pin(executed())),
     ("replayed", || Box::pin(replayed())),
     ("mismatch", || Box::pin(mismatch())),
@@ -93,6 +94,8 @@ const FLOWS: [(&str, StartFlow); 28] = [
         Box::pin(ending(|| [("x-idempo-policy", "no-store")].into_response()))
     }),
     ("broken body", || Box::pin(broken_body())),
+    ("needs attention", || Box::pin(needs_attention())),
+    ("needs attention too late", || Box::pin(too_late())),
     ("panic", || Box::pin(panicking())),
     ("bad record", || Box::pin(bad_record())),
     ("caller left", || Box::pin(caller_left())),
@@ -283,6 +286,37 @@ async fn broken_body() -> u64 {
     });
     let res = tower::ServiceExt::oneshot(app, order()).await;
     assert_eq!(res.expect("infallible").status(), StatusCode::OK);
+    effects.count()
+}
+
+const GAVE_UP: NeedsAttention = NeedsAttention::new("gave-up");
+
+async fn needs_attention() -> u64 {
+    let (app, effects) = app(on(&Probe::default()), async |_, _| {
+        let attention = GAVE_UP.with_reason(ANSWER);
+        (StatusCode::BAD_GATEWAY, Extension(attention)).into_response()
+    });
+    send(&app, order()).await;
+    for _ in 0..2 {
+        assert_eq!(send(&app, order()).await.code(), "outcome-unknown");
+    }
+    effects.count()
+}
+
+/// Says so after it has committed its answer.
+async fn too_late() -> u64 {
+    let ledger = Ledger::default();
+    let (app, effects) = app(IdempotencyLayer::new(ledger.clone()), move |_, req| {
+        let lease = req.extensions().get::<Lease>().expect("a lease").clone();
+        let tx = ledger.begin();
+        async move {
+            let committed = tx.commit(&lease, ANSWER.into_response()).await;
+            let mut res = committed.expect("committed").into_response();
+            res.extensions_mut().insert(GAVE_UP.with_reason(ANSWER));
+            res
+        }
+    });
+    assert_eq!(send(&app, order()).await.text(), ANSWER);
     effects.count()
 }
 
@@ -527,6 +561,27 @@ fn what_is_not_retained_is_counted_by_its_reason() {
             ("not_retained_total{reason=streamed}", 1.0),
         ],
     );
+}
+
+#[test]
+fn what_needs_attention_is_counted_by_its_code_and_so_is_each_refusal() {
+    assert_counts(
+        "needs attention",
+        &[
+            ("granted_total", 1.0),
+            ("needs_attention_total{reason=gave-up}", 1.0),
+            ("unresolved_total{reason=gave-up}", 2.0),
+            ("refused_total{code=outcome-unknown}", 2.0),
+        ],
+    );
+    assert_counts("needs attention too late", &[("granted_total", 1.0)]);
+    let log = logged(flow("needs attention"));
+    let errors: Vec<_> = log
+        .lines()
+        .filter(|line| line.contains(" ERROR "))
+        .collect();
+    assert_eq!(errors.len(), 1, "{log}");
+    assert!(errors[0].contains("code=\"gave-up\""), "{log}");
 }
 
 #[test]

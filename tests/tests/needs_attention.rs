@@ -1,0 +1,530 @@
+//! Executions that end with "failed, needs a human": no retry executes, and each is told the code.
+
+use std::{convert::Infallible, time::Duration};
+
+use axum::{
+    Extension, Router,
+    body::Body,
+    response::{IntoResponse, Response},
+};
+use http::{Request, StatusCode};
+use tests::{
+    Answer, Effects, Scripted, Step, app,
+    gate::{Gate, bounded},
+    ledger::{Fate, Ledger},
+    post,
+    probe::{Act, Op, Probe},
+    scratch::Scratch,
+    send,
+    servers::{
+        dynamodb::{self, StandIn},
+        mariadb, postgres, redis,
+    },
+    sql,
+};
+use tokio::time::{advance, sleep, timeout};
+use tower_idempotency::{
+    FingerprintBy, IdempotencyLayer, InFlight, Lease, MemoryStore, NeedsAttention, Preset,
+    Retention, Store, TakeOver, Ttl,
+    run_once::{Failed, Outcome},
+    store::{Acquired, Claim, Fingerprint, KeyId},
+};
+use tower_idempotency_dynamodb::DynamoDbOptions;
+use tower_idempotency_redis::RedisStore;
+
+const REFUND_FAILED: NeedsAttention = NeedsAttention::new("refund-failed");
+const REASON: &str = "refund re_7 of 1250 EUR";
+
+fn attention() -> NeedsAttention {
+    REFUND_FAILED.with_reason(REASON)
+}
+
+fn order() -> Request<Body> {
+    post("/cancel", "k", "{}")
+}
+
+/// What the handler answers: a status that is never recorded.
+fn gave_up(n: u64) -> Response {
+    let text = format!("execution {n}: we will be in touch");
+    (StatusCode::BAD_GATEWAY, Extension(attention()), text).into_response()
+}
+
+fn giving_up(layer: IdempotencyLayer) -> (Router, Effects) {
+    app(layer, async |n, _| gave_up(n))
+}
+
+fn assert_unresolved(retry: &Answer) {
+    assert_eq!(retry.status, StatusCode::CONFLICT, "{retry:?}");
+    assert_eq!(retry.code(), "outcome-unknown");
+    let problem: serde_json::Value = serde_json::from_slice(&retry.body).expect("JSON");
+    assert_eq!(problem["reason"], "refund-failed");
+    assert_eq!(problem["retryable"], false);
+    assert!(!retry.text().contains("re_7"), "{}", retry.text());
+    assert!(!retry.is_replay());
+    assert_eq!(retry.header("retry-after"), None);
+}
+
+fn assert_gave_up(first: &Answer, n: u64) {
+    assert_eq!(first.status, StatusCode::BAD_GATEWAY, "{first:?}");
+    assert_eq!(first.text(), format!("execution {n}: we will be in touch"));
+}
+
+// ---- Every store ----
+
+/// The first client is answered by the handler; then nobody executes, on this process or another, until the end of time.
+async fn refuses_retries_until_resolved(store: impl Store + Clone) {
+    let (one, effects) = giving_up(IdempotencyLayer::new(store.clone()));
+    let (other, others) = giving_up(IdempotencyLayer::new(store));
+    assert_gave_up(&send(&one, order()).await, 1);
+    for app in [&one, &other, &one] {
+        assert_unresolved(&send(app, order()).await);
+        let another = send(app, post("/cancel", "k", "another request")).await;
+        assert_eq!(another.status, StatusCode::UNPROCESSABLE_ENTITY);
+        assert_eq!(another.code(), "key-reused");
+    }
+    assert_eq!((effects.count(), others.count()), (1, 0));
+
+    // 32 at once, none of whom was there before: one executes.
+    let mut racers = tokio::task::JoinSet::new();
+    for n in 0..32 {
+        let app = if n % 2 == 0 {
+            one.clone()
+        } else {
+            other.clone()
+        };
+        racers.spawn(async move { send(&app, post("/cancel", "raced", "{}")).await });
+    }
+    let mut gave_up = 0;
+    for answer in racers.join_all().await {
+        match answer.status {
+            StatusCode::BAD_GATEWAY => gave_up += 1,
+            _ if answer.code() == "in-progress" => {}
+            _ => assert_unresolved(&answer),
+        }
+    }
+    assert_eq!(gave_up, 1);
+    assert_eq!(effects.count() + others.count(), 2);
+    assert_unresolved(&send(&one, post("/cancel", "raced", "{}")).await);
+}
+
+#[tokio::test]
+async fn what_needs_attention_is_refused_until_resolved_in_memory() {
+    refuses_retries_until_resolved(MemoryStore::new()).await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn what_needs_attention_is_refused_until_resolved_in_redis() {
+    let server = redis::shared();
+    let store = RedisStore::connect(&server.url()).await;
+    refuses_retries_until_resolved(store.expect("the server runs")).await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn what_needs_attention_is_refused_until_resolved_in_postgres() {
+    let store = sql::postgres(postgres::shared(), "attention_layer").await;
+    refuses_retries_until_resolved(store).await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn what_needs_attention_is_refused_until_resolved_in_mariadb() {
+    let store = sql::mariadb(mariadb::shared(), "attention_layer").await;
+    refuses_retries_until_resolved(store).await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn what_needs_attention_is_refused_until_resolved_in_sqlite() {
+    let scratch = Scratch::new();
+    refuses_retries_until_resolved(sql::sqlite(&scratch).await).await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn what_needs_attention_is_refused_until_resolved_in_dynamodb() {
+    let server = dynamodb::shared(StandIn::Dynoxide);
+    let patient = DynamoDbOptions::new().with_timeout(Duration::from_secs(20));
+    refuses_retries_until_resolved(server.store(patient).await).await;
+}
+
+// ---- Handlers ----
+
+#[tokio::test(start_paused = true)]
+async fn no_retention_and_no_maximum_ends_what_needs_attention() {
+    let layer = IdempotencyLayer::new(MemoryStore::new())
+        .with_retention(Ttl::from_secs(1))
+        .with_max_retention(Ttl::from_secs(2));
+    let (app, effects) = giving_up(layer);
+    send(&app, order()).await;
+    advance(Duration::from_secs(99 * 365 * 24 * 60 * 60)).await;
+    assert_unresolved(&send(&app, order()).await);
+    assert_eq!(effects.count(), 1);
+}
+
+#[tokio::test]
+async fn whatever_the_answer_is_attention_goes_before_it() {
+    type Handler = fn() -> Response;
+    let answers: [(&str, Handler); 6] = [
+        ("recorded", || "done".into_response()),
+        ("not recorded", || StatusCode::BAD_GATEWAY.into_response()),
+        ("informational", || StatusCode::PROCESSING.into_response()),
+        ("no-store", || {
+            (
+                [("x-idempo-policy", "no-store")],
+                Extension(Retention::NoStore),
+                "x",
+            )
+                .into_response()
+        }),
+        ("too large", || tests::noise(5 << 20).into_response()),
+        ("broken", || {
+            Response::new(Body::new(Scripted::new([Step::from("half"), Step::Fail])))
+        }),
+    ];
+    for (name, answer) in answers {
+        let (app, effects) = app(IdempotencyLayer::new(MemoryStore::new()), move |_, _| {
+            let mut res = answer();
+            res.extensions_mut().insert(attention());
+            std::future::ready(res)
+        });
+        let first = tower::ServiceExt::oneshot(app.clone(), order()).await;
+        let first = first.expect("infallible");
+        assert_eq!(first.status(), answer().status(), "{name}");
+        assert!(!first.headers().contains_key("x-idempo-policy"), "{name}");
+        assert!(
+            first.extensions().get::<NeedsAttention>().is_none(),
+            "{name}"
+        );
+        // What is not kept is not collected either: it reaches the client as it comes.
+        drop(first);
+        assert_unresolved(&send(&app, order()).await);
+        assert_eq!(effects.count(), 1, "{name}");
+    }
+}
+
+/// Half a request leads to an answer that is not recorded, but what was done in the middle of it was done.
+#[tokio::test]
+async fn what_needs_attention_is_kept_though_the_request_broke_off() {
+    let layer =
+        IdempotencyLayer::new(MemoryStore::new()).with_fingerprint(FingerprintBy::head_only());
+    let (app, effects) = app(layer, async |n, req: Request<Body>| {
+        let body = http_body_util::BodyExt::collect(req.into_body()).await;
+        assert!(n > 1 || body.is_err());
+        gave_up(n)
+    });
+    let half = Body::new(Scripted::new([Step::from("half"), Step::Fail]));
+    assert_gave_up(&send(&app, post("/cancel", "k", half)).await, 1);
+    assert_unresolved(&send(&app, order()).await);
+    assert_eq!(effects.count(), 1);
+}
+
+#[tokio::test]
+async fn the_record_of_what_needs_attention_is_stored_before_the_first_byte_leaves() {
+    let gate = Gate::shut();
+    let store = Probe::default();
+    store.fail_next(1, Op::Complete, Act::Gated(gate.clone()));
+    let (app, effects) = giving_up(IdempotencyLayer::new(store));
+    let first = tokio::spawn({
+        let app = app.clone();
+        async move { send(&app, order()).await }
+    });
+    gate.arrival().await;
+    assert!(!first.is_finished());
+    assert_eq!(send(&app, order()).await.code(), "in-progress");
+    gate.open_for_good();
+    assert_gave_up(&bounded(first).await.expect("no panic"), 1);
+    assert_unresolved(&send(&app, order()).await);
+    assert_eq!(effects.count(), 1);
+}
+
+#[tokio::test(start_paused = true)]
+async fn who_waits_for_what_needs_attention_is_refused_with_its_code() {
+    let wait = InFlight::Wait(Duration::from_secs(60));
+    let layer = IdempotencyLayer::new(MemoryStore::new()).with_in_flight(wait);
+    let (app, effects) = app(layer, async |n, _| {
+        sleep(Duration::from_secs(5)).await;
+        gave_up(n)
+    });
+    let mut waiters = tokio::task::JoinSet::new();
+    for _ in 0..8 {
+        let app = app.clone();
+        waiters.spawn(async move { send(&app, order()).await });
+    }
+    let mut gave_up = 0;
+    for answer in waiters.join_all().await {
+        match answer.status {
+            StatusCode::BAD_GATEWAY => gave_up += 1,
+            _ => assert_unresolved(&answer),
+        }
+    }
+    assert_eq!((gave_up, effects.count()), (1, 1));
+}
+
+/// As any refusal: in the shape of the preset, or of the service's own renderer.
+#[tokio::test]
+async fn what_needs_attention_is_refused_in_the_shape_of_every_other_refusal() {
+    let quoted = || post("/cancel", "\"k\"", "{}");
+    for (preset, shape) in [
+        (Preset::Recommended, r#""reason":"refund-failed""#),
+        (Preset::Ietf, r#""reason":"refund-failed""#),
+        (
+            Preset::Stripe,
+            r#""reason":"refund-failed","type":"idempotency_error""#,
+        ),
+        (
+            Preset::Idempo,
+            r#"{"error":{"message":"an execution of this request failed and needs attention (refund-failed)"#,
+        ),
+    ] {
+        let layer = IdempotencyLayer::with_preset(MemoryStore::new(), preset);
+        let (app, effects) = giving_up(layer);
+        assert_gave_up(&send(&app, quoted()).await, 1);
+        let retry = send(&app, quoted()).await;
+        assert_eq!(retry.status, StatusCode::CONFLICT, "{preset:?}");
+        assert!(retry.text().contains(shape), "{}", retry.text());
+        assert!(!retry.text().contains("re_7"), "{}", retry.text());
+        assert_eq!(effects.count(), 1, "{preset:?}");
+    }
+    let layer = IdempotencyLayer::new(MemoryStore::new()).with_refusals(|error| {
+        let code = error.reason().unwrap_or("none").to_owned();
+        let mut res = http::Response::new(code.into());
+        *res.status_mut() = StatusCode::IM_A_TEAPOT;
+        res
+    });
+    let (app, _) = giving_up(layer);
+    send(&app, order()).await;
+    let retry = send(&app, order()).await;
+    assert_eq!(retry.status, StatusCode::IM_A_TEAPOT);
+    assert_eq!(retry.text(), "refund-failed");
+    let another = send(&app, post("/cancel", "k", "another request")).await;
+    assert_eq!(another.text(), "none");
+}
+
+// ---- Failures ----
+
+#[tokio::test]
+async fn attention_whose_completion_lost_its_reply_is_kept() {
+    let store = Probe::default();
+    store.fail_next(1, Op::Complete, Act::FailAfter);
+    let (app, effects) = giving_up(IdempotencyLayer::new(store));
+    assert_gave_up(&send(&app, order()).await, 1);
+    assert_unresolved(&send(&app, order()).await);
+    assert_eq!(effects.count(), 1);
+}
+
+#[tokio::test(start_paused = true)]
+async fn attention_that_cannot_be_stored_holds_the_key_and_is_stored_later() {
+    let store = Probe::default();
+    store.fail(Op::Complete, Act::FailBefore);
+    let (app, effects) = giving_up(IdempotencyLayer::new(store.clone()));
+    assert_gave_up(&send(&app, order()).await, 1);
+    assert_eq!(send(&app, order()).await.code(), "in-progress");
+    store.recover();
+    sleep(Duration::from_secs(5)).await;
+    assert_unresolved(&send(&app, order()).await);
+    assert_eq!(effects.count(), 1);
+}
+
+/// One key, one answer: whoever took over and answered first has given it.
+#[tokio::test(start_paused = true)]
+async fn attention_after_a_lost_lease_leaves_the_stored_answer() {
+    let store = Probe::default();
+    store.fail(Op::Renew, Act::Hang);
+    let (thief, _) = app(
+        IdempotencyLayer::new(store.clone()),
+        async |_, _| "refunded",
+    );
+    let (late, effects) = {
+        let thief = thief.clone();
+        app(IdempotencyLayer::new(store), move |n, _| {
+            let thief = thief.clone();
+            async move {
+                sleep(Duration::from_secs(16)).await;
+                assert_eq!(send(&thief, order()).await.text(), "refunded");
+                gave_up(n)
+            }
+        })
+    };
+    let answer = send(&late, order()).await;
+    assert_eq!(answer.text(), "refunded");
+    assert!(send(&late, order()).await.is_replay());
+    assert_eq!(effects.count(), 1);
+}
+
+// ---- Transactions ----
+
+fn bank(ledger: &Ledger, late: fn(u64) -> Response) -> (Router, Effects) {
+    let ledger = ledger.clone();
+    app(IdempotencyLayer::new(ledger.clone()), move |n, req| {
+        let lease = req.extensions().get::<Lease>().expect("a lease").clone();
+        let ledger = ledger.clone();
+        async move {
+            let mut tx = ledger.begin();
+            tx.insert(format!("refund {n}"));
+            let commit = tx.commit(&lease, "refunded".into_response());
+            let _ = timeout(Duration::from_secs(1), commit).await;
+            late(n)
+        }
+    })
+}
+
+/// One key, one answer, and the one that was committed with its effect is it.
+#[tokio::test(start_paused = true)]
+async fn what_was_committed_is_the_answer_whatever_needs_attention_afterwards() {
+    // Heard of or not.
+    for fate in [Fate::Committed, Fate::ReplyLost, Fate::HangAfter] {
+        let ledger = Ledger::default();
+        ledger.next(fate);
+        let (app, effects) = bank(&ledger, gave_up);
+        let first = send(&app, order()).await;
+        assert_eq!(first.text(), "refunded");
+        assert!(send(&app, order()).await.is_replay());
+        assert_eq!((ledger.rows().await.len(), effects.count()), (1, 1));
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn attention_after_a_commit_that_never_arrived_is_kept() {
+    for fate in [Fate::CallLost, Fate::Hang] {
+        let ledger = Ledger::default();
+        ledger.next(fate);
+        let (app, effects) = bank(&ledger, gave_up);
+        assert_gave_up(&send(&app, order()).await, 1);
+        assert_unresolved(&send(&app, order()).await);
+        assert_eq!((ledger.rows().await.len(), effects.count()), (0, 1));
+    }
+}
+
+/// Half of an effect, and that somebody has to look at it, in one transaction.
+#[tokio::test]
+async fn attention_can_be_committed_with_what_was_done() {
+    let ledger = Ledger::default();
+    let books = ledger.clone();
+    let (app, effects) = app(IdempotencyLayer::new(ledger.clone()), move |n, req| {
+        let lease = req.extensions().get::<Lease>().expect("a lease").clone();
+        let ledger = books.clone();
+        async move {
+            let mut tx = ledger.begin();
+            tx.insert(format!("seat {n} given away"));
+            match tx.commit(&lease, gave_up(n)).await {
+                Ok(res) => res.into_response(),
+                Err(_) => StatusCode::INTERNAL_SERVER_ERROR.into_response(),
+            }
+        }
+    });
+    assert_gave_up(&send(&app, order()).await, 1);
+    assert_eq!(ledger.count(Op::Complete), 0, "committed by the handler");
+    assert_unresolved(&send(&app, order()).await);
+    assert_eq!(ledger.rows().await, ["seat 1 given away"]);
+    assert_eq!(effects.count(), 1);
+}
+
+// ---- Takeovers ----
+
+#[tokio::test(start_paused = true)]
+async fn a_takeover_can_give_up_and_nobody_takes_it_over_again() {
+    let store = MemoryStore::new();
+    let layer = IdempotencyLayer::new(store.clone());
+    let claim = || {
+        let (id, fingerprint) = (KeyId::from_bytes([7; 32]), Fingerprint::from_bytes([8; 32]));
+        Claim::new(id, fingerprint).expect("randomness")
+    };
+    store.acquire(&claim()).await.expect("in memory");
+    advance(Duration::from_secs(16)).await;
+    let finish = async |lease: Lease| {
+        assert!(lease.is_takeover());
+        Ok::<_, Infallible>(gave_up(2))
+    };
+    let taken = layer.take_over(claim(), finish).await.expect("a lease");
+    let TakeOver::Executed(res) = taken else {
+        panic!("expected an execution, found {taken:?}");
+    };
+    assert_eq!(res.status(), StatusCode::BAD_GATEWAY);
+    advance(Duration::from_secs(60 * 60 * 24 * 365)).await;
+    let again = layer.take_over(claim(), finish).await.expect("an answer");
+    assert!(matches!(again, TakeOver::NoOrphan), "{again:?}");
+    let Acquired::Completed { record, .. } = store.acquire(&claim()).await.expect("in memory")
+    else {
+        panic!("expected a record");
+    };
+    assert_eq!(NeedsAttention::in_record(&record), Some(attention()));
+}
+
+// ---- run_once ----
+
+type Work = Result<Outcome<u32, &'static str>, tower_idempotency::Error>;
+
+async fn run(layer: &IdempotencyLayer, effects: &Effects) -> Work {
+    let effects = effects.clone();
+    let work = async move |_lease: Lease| {
+        effects.happen();
+        Err(Failed::NeedsAttention(attention(), "the provider is down"))
+    };
+    layer.run_once("message-42", "refund 7", work).await
+}
+
+fn unresolved() -> Outcome<u32, &'static str> {
+    let code = "refund-failed".to_owned();
+    Outcome::NeedsAttention { code }
+}
+
+#[tokio::test(start_paused = true)]
+async fn work_that_needs_attention_is_not_run_again() {
+    let layer = IdempotencyLayer::new(MemoryStore::new()).with_retention(Ttl::from_secs(1));
+    let effects = Effects::default();
+    let first = run(&layer, &effects).await.expect("an outcome");
+    assert_eq!(first, Outcome::Failed("the provider is down"));
+    for _ in 0..3 {
+        advance(Duration::from_secs(60 * 60)).await;
+        assert_eq!(
+            run(&layer, &effects).await.expect("an outcome"),
+            unresolved()
+        );
+    }
+    let work = async |_lease: Lease| Ok::<u32, Failed<Infallible>>(1);
+    let other = layer.run_once("message-42", "refund 8", work).await;
+    assert_eq!(other.expect("an outcome"), Outcome::Mismatch);
+    assert_eq!(effects.count(), 1);
+}
+
+#[tokio::test(start_paused = true)]
+async fn work_that_needs_attention_holds_its_key_until_that_is_stored() {
+    let store = Probe::default();
+    store.fail(Op::Complete, Act::FailBefore);
+    let layer = IdempotencyLayer::new(store.clone());
+    let effects = Effects::default();
+    let first = run(&layer, &effects).await.expect("an outcome");
+    assert_eq!(first, Outcome::Failed("the provider is down"));
+    let meanwhile = run(&layer, &effects).await.expect("an outcome");
+    assert!(matches!(meanwhile, Outcome::InProgress { .. }));
+    store.recover();
+    sleep(Duration::from_secs(5)).await;
+    assert_eq!(
+        run(&layer, &effects).await.expect("an outcome"),
+        unresolved()
+    );
+    assert_eq!(effects.count(), 1);
+}
+
+#[tokio::test(start_paused = true)]
+async fn what_work_has_committed_is_its_value_whatever_needs_attention_afterwards() {
+    for fate in [Fate::Committed, Fate::ReplyLost, Fate::HangAfter] {
+        let ledger = Ledger::default();
+        ledger.next(fate);
+        let layer = IdempotencyLayer::new(ledger.clone());
+        let books = ledger.clone();
+        let work = async move |lease: Lease| {
+            let mut tx = books.begin();
+            tx.insert("refund");
+            let commit = tx.commit_prepared(lease.prepare_value(7));
+            let _ = timeout(Duration::from_secs(1), commit).await;
+            Err(Failed::NeedsAttention(attention(), "too late"))
+        };
+        let first: Work = layer.run_once("message-42", "refund 7", work).await;
+        let first = first.expect("an outcome");
+        assert!(
+            matches!(first, Outcome::Executed(7) | Outcome::Replayed(7)),
+            "{first:?}"
+        );
+        let again = run(&layer, &Effects::default()).await;
+        assert_eq!(again.expect("an outcome"), Outcome::Replayed(7));
+        assert_eq!(ledger.rows().await, ["refund"]);
+    }
+}

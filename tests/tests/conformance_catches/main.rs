@@ -84,6 +84,7 @@ caught! {
     RecordIsCut by a_large_record_comes_back_or_is_refused_for_its_size;
     RecordExpiresWithTheLease by a_record_outlives_its_lease;
     RecordNeverExpires by a_record_is_absent_after_its_retention;
+    RetentionOverflows by a_record_of_the_longest_retention_is_kept;
     ReplayExtends by a_replay_does_not_extend_the_retention;
     LimitIsNotTrue by a_large_record_comes_back_or_is_refused_for_its_size;
     ReleaseIsUnfenced by a_stale_release_does_not_free_the_next_holder a_refused_claim_does_not_free_the_holder

@@ -55,6 +55,7 @@ pub(crate) enum Flaw {
     RecordIsCut,
     RecordExpiresWithTheLease,
     RecordNeverExpires,
+    RetentionOverflows,
     ReplayExtends,
     LimitIsNotTrue,
     ReleaseIsUnfenced,
@@ -381,7 +382,11 @@ impl Store for Mutant {
         retention: Ttl,
     ) -> Result<(), StoreError> {
         let completed = self.step(lease.id, |found, now| {
+            let seconds = retention.as_duration().as_secs();
             let mut expires = now + retention.as_duration();
+            if self.has(Flaw::RetentionOverflows) && i32::try_from(seconds).is_err() {
+                expires = now;
+            }
             match found {
                 None if self.has(Flaw::CompleteRefusesAbsentKeys) => {
                     return Err(StoreError::LeaseLost);

@@ -111,6 +111,7 @@ macro_rules! __conformance_cases {
                 a_record_carries_the_fingerprint_of_its_request
                 a_record_comes_back_byte_for_byte
                 a_record_is_absent_after_its_retention
+                a_record_of_the_longest_retention_is_kept
                 a_record_outlives_its_lease
                 a_refused_claim_does_not_free_the_holder
                 a_refused_claim_learns_the_holders_fingerprint_and_the_time_left

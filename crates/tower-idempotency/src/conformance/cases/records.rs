@@ -6,7 +6,7 @@ use crate::{
         Subject,
         subject::{LONG, Outcome},
     },
-    store::{Acquired, Claim, OrphanPolicy, Store},
+    store::{Acquired, Claim, OrphanPolicy, Store, Ttl},
 };
 
 const FIRST: Acquired = Acquired::Granted {
@@ -182,6 +182,19 @@ pub async fn a_record_outlives_its_lease<S: Store>(subject: &Subject<S>) {
     assert_eq!(subject.complete(&lease, &record, LONG).await, Outcome::Done);
     subject.outlive_short_lease().await;
     assert_record(subject, &claim, &record).await;
+}
+
+/// 7: a record may be kept as long as there is: that somebody has to look at what was done is, until somebody has.
+pub async fn a_record_of_the_longest_retention_is_kept<S: Store>(subject: &Subject<S>) {
+    let claim = subject.claim();
+    let lease = subject.hold(&claim).await;
+    let record = Bytes::from("kept");
+    let completed = subject.complete(&lease, &record, Ttl::MAX).await;
+    assert_eq!(completed, Outcome::Done);
+    for _ in 0..2 {
+        assert_record(subject, &claim, &record).await;
+        subject.sleep(1).await;
+    }
 }
 
 /// 7: duplicates replay a record, they do not make it last.

@@ -1,17 +1,31 @@
-//! What operators see of what is in progress, page by page.
+//! What operators see of what is in progress and of what needs attention, page by page, and what they do about it.
 
 use std::{
     collections::{BTreeMap, BTreeSet},
+    sync::{
+        Arc, Mutex,
+        atomic::{AtomicBool, Ordering},
+    },
     time::{Duration, SystemTime},
 };
 
+use axum::{Extension, Router, response::IntoResponse};
 use bytes::Bytes;
+use http::StatusCode;
 use tests::{
+    Answer, Effects, app, created,
     dynamodb::Endpoint,
+    post, send,
     servers::dynamodb::{StandIn, client, shared},
 };
-use tower_idempotency::store::{Acquired, Claim, Fingerprint, KeyId, LeaseRef, Store, Ttl};
-use tower_idempotency_dynamodb::{DynamoDbErrorKind, DynamoDbOptions, DynamoDbStore, Entry};
+use tower_idempotency::{
+    IdempotencyLayer, Lease, NeedsAttention, OrphanPolicy,
+    run_once::{Failed, Outcome},
+    store::{Acquired, Claim, Fingerprint, KeyId, LeaseRef, Store, Ttl},
+};
+use tower_idempotency_dynamodb::{
+    DynamoDbErrorKind, DynamoDbOptions, DynamoDbStore, Entry, Listing, Resolution,
+};
 
 async fn listed(stand_in: StandIn) -> (Endpoint, String, DynamoDbStore) {
     let server = shared(stand_in);
@@ -41,7 +55,14 @@ async fn hold(store: &DynamoDbStore, claim: &Claim) -> LeaseRef {
 }
 
 async fn all(store: &DynamoDbStore, page: u16) -> Vec<Vec<Entry>> {
-    let mut listing = store.in_progress(page);
+    pages(store.in_progress(page)).await
+}
+
+async fn unresolved(store: &DynamoDbStore) -> Vec<Entry> {
+    pages(store.needs_attention(10)).await.concat()
+}
+
+async fn pages(mut listing: Listing) -> Vec<Vec<Entry>> {
     let mut pages = Vec::new();
     while let Some(page) = listing.next().await.expect("the server runs") {
         pages.push(page);
@@ -97,6 +118,298 @@ async fn what_is_in_progress_is_listed_page_by_page_on_dynoxide() {
 async fn what_is_in_progress_is_listed_page_by_page_on_moto() {
     what_is_in_progress_is_listed_page_by_page(StandIn::Moto).await;
 }
+
+// ---- What needs attention ----
+
+const REFUND_FAILED: NeedsAttention = NeedsAttention::new("refund-failed");
+
+/// A service that gives up while it is told to, and counts what it executes.
+struct Service {
+    app: Router,
+    layer: IdempotencyLayer,
+    effects: Effects,
+    gives_up: Arc<AtomicBool>,
+    /// Of each execution.
+    takeovers: Arc<Mutex<Vec<bool>>>,
+}
+
+impl Service {
+    fn new(layer: IdempotencyLayer) -> Self {
+        let gives_up = Arc::new(AtomicBool::new(true));
+        let takeovers = Arc::<Mutex<Vec<bool>>>::default();
+        let (flag, told) = (Arc::clone(&gives_up), Arc::clone(&takeovers));
+        let (app, effects) = app(layer.clone(), move |n, req| {
+            let lease = req.extensions().get::<Lease>().expect("a lease").clone();
+            told.lock().expect("no panic").push(lease.is_takeover());
+            let gives_up = flag.load(Ordering::SeqCst);
+            async move {
+                if gives_up {
+                    let attention = REFUND_FAILED.with_reason(format!("refund {n}"));
+                    return (StatusCode::BAD_GATEWAY, Extension(attention)).into_response();
+                }
+                created(n)
+            }
+        });
+        Self {
+            app,
+            layer,
+            effects,
+            gives_up,
+            takeovers,
+        }
+    }
+
+    fn recover(&self) {
+        self.gives_up.store(false, Ordering::SeqCst);
+    }
+
+    async fn ask(&self, key: &str) -> Answer {
+        send(&self.app, post("/cancel", key, "{}")).await
+    }
+
+    async fn is_refused(&self, key: &str) {
+        let refused = self.ask(key).await;
+        assert_eq!(refused.status, StatusCode::CONFLICT, "{refused:?}");
+        assert!(refused.text().contains(r#""reason":"refund-failed""#));
+        assert!(!refused.text().contains("refund 1"), "{}", refused.text());
+    }
+
+    fn takeovers(&self) -> Vec<bool> {
+        self.takeovers.lock().expect("no panic").clone()
+    }
+}
+
+async fn what_needs_attention_is_listed_until_it_is_resolved(stand_in: StandIn) {
+    let (endpoint, _, store) = listed(stand_in).await;
+    let service = Service::new(IdempotencyLayer::new(store.clone()));
+    let before = SystemTime::now();
+    for n in 0..12 {
+        let first = service.ask(&format!("k{n}")).await;
+        assert_eq!(first.status, StatusCode::BAD_GATEWAY);
+    }
+    hold(&store, &claim(1)).await;
+    endpoint.calls();
+
+    let found = pages(store.needs_attention(2)).await;
+    let calls = endpoint.operations();
+    assert!(calls.iter().all(|call| call == "Query"), "{calls:?}");
+    assert!(found.iter().all(|page| (1..=2).contains(&page.len())));
+    let found = found.concat();
+    assert_eq!(found.len(), 12);
+    for entry in &found {
+        assert_eq!(entry.reason.as_deref(), Some("refund-failed"));
+        assert_eq!((&*entry.operation, entry.generation), ("POST /cancel", 1));
+        assert!(entry.owner.contains(&std::process::id().to_string()));
+        assert!(
+            entry.since + Duration::from_millis(1) >= before && entry.since <= SystemTime::now()
+        );
+        assert_eq!(entry.overdue, None, "its lease would not be over yet");
+    }
+    // Neither list has what belongs to the other.
+    let leased = all(&store, 10).await.concat();
+    assert_eq!(leased.len(), 1);
+    assert_eq!(leased[0].reason, None);
+
+    service.recover();
+    service.is_refused("k0").await;
+    for entry in &found {
+        assert!(resolved(&store, entry, Resolution::Free).await);
+        assert!(!resolved(&store, entry, Resolution::Free).await, "twice");
+    }
+    assert_eq!(unresolved(&store).await, []);
+    assert_eq!(service.ask("k0").await.status, StatusCode::CREATED);
+    assert_eq!(service.effects.count(), 13);
+    assert_eq!(service.takeovers().last(), Some(&false), "as if never used");
+}
+
+async fn resolved(store: &DynamoDbStore, entry: &Entry, resolution: Resolution) -> bool {
+    let resolved = store.resolve(entry, resolution).await;
+    resolved.expect("the server runs")
+}
+
+#[tokio::test]
+async fn what_needs_attention_is_listed_until_it_is_resolved_on_dynoxide() {
+    what_needs_attention_is_listed_until_it_is_resolved(StandIn::Dynoxide).await;
+}
+
+#[tokio::test]
+async fn what_needs_attention_is_listed_until_it_is_resolved_on_moto() {
+    what_needs_attention_is_listed_until_it_is_resolved(StandIn::Moto).await;
+}
+
+async fn the_only(store: &DynamoDbStore) -> Entry {
+    let [entry] = <[Entry; 1]>::try_from(unresolved(store).await).expect("one entry");
+    entry
+}
+
+/// The first execution may have had its effect: the next one is told, and nobody else gets the key.
+async fn what_may_be_tried_again_is_a_takeover(stand_in: StandIn) {
+    let (_endpoint, _, store) = listed(stand_in).await;
+    let service = Service::new(IdempotencyLayer::new(store.clone()));
+    service.ask("k").await;
+    let first = the_only(&store).await;
+    assert!(resolved(&store, &first, Resolution::Retry).await);
+    assert!(
+        !resolved(&store, &first, Resolution::Free).await,
+        "resolved"
+    );
+    assert_eq!(unresolved(&store).await, []);
+    let [orphan] = <[Entry; 1]>::try_from(all(&store, 10).await.concat()).expect("an orphan");
+    assert_eq!((orphan.id, orphan.generation), (first.id, 1));
+    assert!(orphan.overdue.is_some() && orphan.since <= first.since);
+
+    let other = send(&service.app, post("/cancel", "k", "another request")).await;
+    assert_eq!(other.code(), "key-reused");
+    // It gives up again: of a later generation, and what was decided about the first is not about this one.
+    assert_eq!(service.ask("k").await.status, StatusCode::BAD_GATEWAY);
+    let second = the_only(&store).await;
+    assert_eq!((second.id, second.generation), (first.id, 2));
+    assert!(!resolved(&store, &first, Resolution::Free).await);
+    assert!(resolved(&store, &second, Resolution::Retry).await);
+    service.recover();
+    assert_eq!(service.ask("k").await.status, StatusCode::CREATED);
+    assert!(service.ask("k").await.is_replay());
+    assert_eq!(service.takeovers(), [false, true, true]);
+    assert_eq!(unresolved(&store).await, []);
+    assert_eq!(all(&store, 10).await.concat(), []);
+}
+
+#[tokio::test]
+async fn what_may_be_tried_again_is_a_takeover_on_dynoxide() {
+    what_may_be_tried_again_is_a_takeover(StandIn::Dynoxide).await;
+}
+
+#[tokio::test]
+async fn what_may_be_tried_again_is_a_takeover_on_moto() {
+    what_may_be_tried_again_is_a_takeover(StandIn::Moto).await;
+}
+
+#[tokio::test]
+async fn where_orphans_are_refused_what_may_be_tried_again_is_left_to_a_takeover_by_hand() {
+    let (_endpoint, _, store) = listed(StandIn::Dynoxide).await;
+    let layer = IdempotencyLayer::new(store.clone()).with_orphans(OrphanPolicy::Refuse);
+    let service = Service::new(layer);
+    service.ask("k").await;
+    assert!(resolved(&store, &the_only(&store).await, Resolution::Retry).await);
+    let refused = service.ask("k").await;
+    assert_eq!(refused.code(), "outcome-unknown");
+    assert!(!refused.text().contains("refund-failed"));
+    assert_eq!(service.effects.count(), 1);
+}
+
+async fn what_is_settled_is_answered_from_then_on(stand_in: StandIn) {
+    let (_endpoint, _, store) = listed(stand_in).await;
+    let service = Service::new(IdempotencyLayer::new(store.clone()));
+    service.ask("k").await;
+    let entry = the_only(&store).await;
+    let mut answer = http::Response::new(Bytes::from_static(b"refunded by hand"));
+    *answer.status_mut() = StatusCode::ACCEPTED;
+    let settled = Resolution::Answer {
+        record: service.layer.record_of(&entry.id, &answer),
+        retention: Ttl::from_secs(60),
+    };
+    assert!(resolved(&store, &entry, settled.clone()).await);
+    assert!(!resolved(&store, &entry, settled).await, "twice");
+    let replay = service.ask("k").await;
+    assert_eq!(
+        (replay.status, replay.text()),
+        (StatusCode::ACCEPTED, "refunded by hand")
+    );
+    assert!(replay.is_replay());
+    assert_eq!(service.effects.count(), 1);
+    assert_eq!(unresolved(&store).await, []);
+}
+
+#[tokio::test]
+async fn what_is_settled_is_answered_from_then_on_on_dynoxide() {
+    what_is_settled_is_answered_from_then_on(StandIn::Dynoxide).await;
+}
+
+#[tokio::test]
+async fn what_is_settled_is_answered_from_then_on_on_moto() {
+    what_is_settled_is_answered_from_then_on(StandIn::Moto).await;
+}
+
+/// For consumers: what a message's work left behind is settled with the value that it would have had.
+#[tokio::test]
+async fn work_that_needs_attention_is_listed_and_settled_with_a_value() {
+    let (_endpoint, _, store) = listed(StandIn::Dynoxide).await;
+    let layer = IdempotencyLayer::new(store.clone());
+    let work = async |_lease: Lease| Err::<u32, _>(Failed::NeedsAttention(REFUND_FAILED, "why"));
+    let first = layer.run_once("message-42", "refund 7", work).await;
+    assert_eq!(first.expect("an outcome"), Outcome::Failed("why"));
+    let entry = the_only(&store).await;
+    assert_eq!(entry.operation, "run_once");
+    let settled = Resolution::Answer {
+        record: layer.record_of_value(&entry.id, &7),
+        retention: Ttl::from_secs(60),
+    };
+    assert!(resolved(&store, &entry, settled).await);
+    let again = layer.run_once("message-42", "refund 7", work).await;
+    assert_eq!(again.expect("an outcome"), Outcome::Replayed(7));
+}
+
+/// Whoever lost the item, and stores its outcome all the same, has no more to show than that.
+#[tokio::test]
+async fn what_needs_attention_is_listed_and_resolved_though_its_entry_was_lost() {
+    let (_endpoint, table, store) = listed(StandIn::Dynoxide).await;
+    let service = Service::new(IdempotencyLayer::new(store.clone()));
+    service.ask("k").await;
+    let entry = the_only(&store).await;
+    let claim = Claim::new(entry.id, Fingerprint::from_bytes([1; 32])).expect("randomness");
+    let Acquired::Completed { record, .. } = store.acquire(&claim).await.expect("it runs") else {
+        panic!("expected a record");
+    };
+    assert!(resolved(&store, &entry, Resolution::Free).await);
+
+    let lost = claim.lease_ref(3);
+    let completed = store.complete(&lost, record, Ttl::MAX);
+    completed.await.expect("absent");
+    let entry = the_only(&store).await;
+    assert_eq!(
+        (&*entry.owner, &*entry.operation, entry.generation),
+        ("", "", 3)
+    );
+    assert!(resolved(&store, &entry, Resolution::Retry).await);
+    let taken = store.acquire(&claim).await.expect("it runs");
+    assert!(
+        matches!(
+            taken,
+            Acquired::Granted {
+                generation: 4,
+                takeover: true
+            }
+        ),
+        "{taken:?}"
+    );
+
+    // Until it is resolved it is overdue ever longer, and is not over.
+    store.release(&claim.lease_ref(4)).await.expect("it runs");
+    let years = DynamoDbOptions::new()
+        .with_clock(|| SystemTime::now() + Duration::from_secs(50 * 365 * 24 * 60 * 60));
+    let later = years.store(&client(shared(StandIn::Dynoxide).address()), table.as_str());
+    service.ask("other").await;
+    let entry = the_only(&later).await;
+    let overdue = entry.overdue.expect("overdue").as_secs();
+    assert!(overdue > 49 * 365 * 24 * 60 * 60, "{overdue}");
+    let service = Service::new(IdempotencyLayer::new(later));
+    service.is_refused("other").await;
+    assert_eq!(service.effects.count(), 0);
+}
+
+#[tokio::test]
+async fn without_a_listing_what_needs_attention_is_refused_all_the_same() {
+    let (_endpoint, table, listing) = listed(StandIn::Dynoxide).await;
+    let store = DynamoDbOptions::new().with_index_shards(0);
+    let store = store.store(&client(shared(StandIn::Dynoxide).address()), table.as_str());
+    let service = Service::new(IdempotencyLayer::new(store));
+    service.ask("k").await;
+    service.is_refused("k").await;
+    assert_eq!(unresolved(&listing).await, []);
+    assert_eq!(service.effects.count(), 1);
+}
+
+// ---- Orphans ----
 
 #[tokio::test]
 async fn an_orphan_is_listed_as_overdue_until_it_is_forgotten() {

@@ -32,7 +32,7 @@ pub(crate) const TAKE: &str = "SET #status = :in_progress, #token = :token, #fin
     #granted = :zero";
 
 /// What an earlier life of the key left behind.
-pub(crate) const WITHOUT_RECORD: &str = " REMOVE #record, #completed";
+pub(crate) const WITHOUT_RECORD: &str = " REMOVE #record, #completed, #reason";
 
 /// So that operators find it.
 pub(crate) const LISTED: &str = ", #listed = :listed";
@@ -60,6 +60,31 @@ pub(crate) const COMPLETE: &str = "SET #status = :completed, #token = :token, #f
     #generation = if_not_exists(#grants, :generation), #created = if_not_exists(#since, :now), #completed = :now, \
     #expires = :expires, #ttl = :ttl, #record = :record \
     REMOVE #listed, #since, #grants, #granted, #keep, #keep_seconds";
+
+/// As [`COMPLETE`], of what somebody has to look at: the index goes on to show it, since now. What an operator's decision
+/// needs stays.
+pub(crate) const GIVE_UP: &str = "SET #status = :needs_attention, #token = :token, #fingerprint = :fingerprint, \
+    #generation = if_not_exists(#grants, :generation), #created = if_not_exists(#since, :now), #completed = :now, \
+    #since = :now, #lease_ends = if_not_exists(#lease_ends, :now), \
+    #owner = if_not_exists(#owner, :nobody), #operation = if_not_exists(#operation, :nobody), \
+    #reason = :reason, #expires = :expires, #ttl = :ttl, #record = :record";
+
+/// The lease of [`GIVE_UP`] is over.
+pub(crate) const WITHOUT_LEASE: &str = " REMOVE #grants, #granted";
+
+/// Needs attention, and is what the operator has looked at.
+pub(crate) const UNRESOLVED: &str =
+    "#status = :needs_attention AND #generation = :generation AND #since = :since";
+
+/// Leaves an orphan that nobody holds, since now, of the generation it had.
+pub(crate) const RETRY: &str = "SET #status = :in_progress, #lease_ends = :over, \
+    #expires = :now + if_not_exists(#keep, :keep), #ttl = :ttl + if_not_exists(#keep_seconds, :keep_seconds), \
+    #grants = #generation, #since = #created, #listed = :listed \
+    REMOVE #token, #record, #completed, #reason";
+
+/// Puts an answer in place of what needed attention.
+pub(crate) const ANSWER: &str = "SET #status = :completed, #completed = :now, #expires = :expires, #ttl = :ttl, \
+    #record = :record REMOVE #listed, #since, #reason, #keep, #keep_seconds";
 
 /// The attributes that expressions name: the service refuses names that none of them uses.
 pub(crate) fn names(token: &Token, expressions: &[&str]) -> HashMap<String, String> {

@@ -12,7 +12,9 @@ pub(crate) type Item = HashMap<String, AttributeValue>;
 
 /// `status` while somebody has the right to execute, or had it and left no outcome.
 pub(crate) const IN_PROGRESS: &str = "in-progress";
-/// `status` once there is a record.
+/// `status` once there is a record that somebody has to look at.
+pub(crate) const NEEDS_ATTENTION: &str = "needs-attention";
+/// `status` once there is any other record.
 pub(crate) const COMPLETED: &str = "completed";
 
 /// What a call finds under its id.
@@ -49,7 +51,7 @@ impl Found {
                 generation: number(&item, "generation")?,
                 lease_ends: number(&item, "lease_ends")?,
             }),
-            COMPLETED => Ok(Self::Completed {
+            COMPLETED | NEEDS_ATTENTION => Ok(Self::Completed {
                 token: bytes(&mut item, "token")?,
                 fingerprint,
                 record: blob(&mut item, "record")?.into(),
@@ -138,6 +140,12 @@ mod tests {
     #[test]
     fn an_item_whose_end_may_not_have_come_by_another_clock_counts() {
         let found = Found::read(item(COMPLETED, 8_001), NOW);
+        assert!(matches!(found, Ok(Found::Completed { record, .. }) if record == "answer"));
+    }
+
+    #[test]
+    fn what_needs_attention_has_its_outcome() {
+        let found = Found::read(item(NEEDS_ATTENTION, 20_000), NOW);
         assert!(matches!(found, Ok(Found::Completed { record, .. }) if record == "answer"));
     }
 

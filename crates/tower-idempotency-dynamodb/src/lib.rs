@@ -15,7 +15,8 @@
 //!
 //! A new request costs two calls, a replay or a refusal one. An entry is one item; each method of the store is one
 //! conditional write of it, and a write that is refused says what it found. Nothing is ever scanned. What is in progress,
-//! or was left behind, is in a sparse index for [`DynamoDbStore::in_progress`].
+//! or was left behind, or needs an operator's attention, is in a sparse index for [`DynamoDbStore::in_progress`] and
+//! [`DynamoDbStore::needs_attention`].
 //!
 //! # What DynamoDB can promise here, and what not
 //!
@@ -48,6 +49,7 @@ mod https;
 mod item;
 mod list;
 mod options;
+mod resolve;
 mod store;
 mod table;
 
@@ -59,5 +61,6 @@ pub use self::{
     error::{DynamoDbError, DynamoDbErrorKind},
     list::{Entry, Listing},
     options::DynamoDbOptions,
+    resolve::Resolution,
     store::DynamoDbStore,
 };

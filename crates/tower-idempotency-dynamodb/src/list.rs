@@ -1,4 +1,4 @@
-//! What is in progress, for operators: read from the index, page by page.
+//! What is in progress, and what needs attention, for operators: read from the index, page by page.
 
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
@@ -7,10 +7,10 @@ use tower_idempotency::store::KeyId;
 use crate::{
     DynamoDbError, DynamoDbStore,
     clock::Moment,
-    item::{IN_PROGRESS, Item, bytes, number, s, text},
+    item::{IN_PROGRESS, Item, NEEDS_ATTENTION, bytes, number, s, text},
 };
 
-/// An entry in progress, as the index knows it: some moments after the table.
+/// An entry in progress, or one that needs attention, as the index knows it: some moments after the table.
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct Entry {
@@ -22,12 +22,16 @@ pub struct Entry {
     pub operation: String,
     /// 1, and one more with each takeover.
     pub generation: u64,
-    /// When the key was first leased.
+    /// When the key was first leased; of what needs attention, since when it does.
     pub since: SystemTime,
-    /// When an outcome or a renewal is expected.
+    /// When an outcome or a renewal is, or was, expected.
     pub lease_ends: SystemTime,
-    /// For how long both have been missing, by this process's clock: an orphan, if it is more than the allowed skew.
+    /// For how long there has been neither, by this process's clock. What is in progress is an orphan, if it is more than
+    /// the allowed skew; what needs attention has so long been without an outcome that can be told.
     pub overdue: Option<Duration>,
+    /// The code of what needs attention, if the index has it.
+    pub reason: Option<String>,
+    pub(crate) shard: u16,
 }
 
 /// A list that is read page by page.
@@ -37,6 +41,7 @@ pub struct Entry {
 #[derive(Clone, Debug)]
 pub struct Listing {
     store: DynamoDbStore,
+    status: &'static str,
     page: u16,
     shard: u16,
     after: Option<Item>,
@@ -48,8 +53,22 @@ impl DynamoDbStore {
     /// Nothing is asked before the first [`next`](Listing::next).
     #[must_use]
     pub fn in_progress(&self, page: u16) -> Listing {
+        self.list(IN_PROGRESS, page)
+    }
+
+    /// What ended with [`NeedsAttention`](tower_idempotency::NeedsAttention) and was not [resolved](Self::resolve), at most
+    /// `page` entries at a time (at least one).
+    ///
+    /// Nothing is asked before the first [`next`](Listing::next).
+    #[must_use]
+    pub fn needs_attention(&self, page: u16) -> Listing {
+        self.list(NEEDS_ATTENTION, page)
+    }
+
+    fn list(&self, status: &'static str, page: u16) -> Listing {
         Listing {
             store: self.clone(),
+            status,
             page: page.max(1),
             shard: 0,
             after: None,
@@ -78,14 +97,14 @@ impl Listing {
                 .index_name(INDEX)
                 .key_condition_expression("#listed = :listed")
                 .expression_attribute_names("#listed", "listed")
-                .expression_attribute_values(":listed", s(partition(IN_PROGRESS, self.shard)))
+                .expression_attribute_values(":listed", s(partition(self.status, self.shard)))
                 .limit(i32::from(self.page))
                 .set_exclusive_start_key(self.after.clone());
             let found = Box::pin(query.send()).await;
             let found = found.map_err(|error| DynamoDbError::call(&error))?;
             let moment = inner.options.clock.read();
             let entries = found.items.unwrap_or_default().into_iter();
-            let entries = entries.map(|item| Entry::read(item, moment));
+            let entries = entries.map(|item| Entry::read(item, self.shard, moment));
             let entries: Vec<_> = entries
                 .filter_map(Result::transpose)
                 .collect::<Result<_, _>>()?;
@@ -103,7 +122,7 @@ impl Listing {
 
 impl Entry {
     /// Nothing, if the entry is to be remembered no longer.
-    fn read(mut item: Item, moment: Moment) -> Result<Option<Self>, DynamoDbError> {
+    fn read(mut item: Item, shard: u16, moment: Moment) -> Result<Option<Self>, DynamoDbError> {
         if number(&item, "expires")? <= moment.over {
             return Ok(None);
         }
@@ -117,6 +136,9 @@ impl Entry {
             since: time(number(&item, "since")?),
             lease_ends: time(lease_ends),
             overdue: Some(moment.since(lease_ends)).filter(|it| !it.is_zero()),
+            // A table that was made without it has an index without it.
+            reason: text(&item, "reason").ok().map(str::to_owned),
+            shard,
         }))
     }
 }

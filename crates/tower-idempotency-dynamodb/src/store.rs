@@ -12,15 +12,16 @@ use aws_sdk_dynamodb::{
 };
 use bytes::Bytes;
 use tokio::time::sleep;
-use tower_idempotency::store::{
-    Acquired, Claim, KeyId, LeaseRef, OrphanPolicy, Store, StoreError, Token, Ttl,
+use tower_idempotency::{
+    NeedsAttention,
+    store::{Acquired, Claim, KeyId, LeaseRef, OrphanPolicy, Store, StoreError, Token, Ttl},
 };
 
 use crate::{
     DynamoDbError, DynamoDbOptions,
     clock::{Moment, seconds},
     expression::{self, names},
-    item::{COMPLETED, Found, IN_PROGRESS, Item, binary, key, n, number, s},
+    item::{COMPLETED, Found, IN_PROGRESS, Item, NEEDS_ATTENTION, binary, key, n, number, s},
 };
 
 /// Leases and records in a DynamoDB table, for any number of processes.
@@ -45,7 +46,7 @@ pub(crate) struct Inner {
 }
 
 /// What a conditional write came to.
-enum Written {
+pub(crate) enum Written {
     /// It happened; what it says of the item now.
     Done(Item),
     /// The condition does not hold; what it was judged by, if anything was there.
@@ -263,7 +264,7 @@ impl Inner {
             (":one", n(1)),
             (":zero", n(0)),
         ];
-        if let Some(listed) = self.listed(&claim.id) {
+        if let Some(listed) = self.listed(IN_PROGRESS, &claim.id) {
             update.push_str(expression::LISTED);
             values.push((":listed", s(listed)));
         }
@@ -295,7 +296,9 @@ impl Inner {
             ("grants", n(1)),
             (&*granted, n(0)),
         ];
-        let listed = self.listed(&claim.id).map(|it| ("listed", s(it)));
+        let listed = self
+            .listed(IN_PROGRESS, &claim.id)
+            .map(|it| ("listed", s(it)));
         let item = attributes.into_iter().chain(listed);
         let item = item.map(|(name, value)| (name.to_owned(), value)).collect();
         let put = self
@@ -325,9 +328,8 @@ impl Inner {
         moment: Moment,
     ) -> Result<Written, DynamoDbError> {
         let expires = moment.now.saturating_add(retention.as_millis());
-        let values = [
+        let mut values = vec![
             (":in_progress", s(IN_PROGRESS)),
-            (":completed", s(COMPLETED)),
             (":token", binary(*lease.token.as_bytes())),
             (":fingerprint", binary(*lease.fingerprint.as_bytes())),
             (":generation", n(lease.generation)),
@@ -337,26 +339,55 @@ impl Inner {
             (":ttl", n(seconds(expires))),
             (":record", binary(&**record)),
         ];
-        let (condition, update) = (expression::MAY_COMPLETE, expression::COMPLETE);
-        self.update(&lease.id, &lease.token, condition, update, NOTHING, values)
+        let mut update = String::new();
+        match NeedsAttention::in_record(record) {
+            None => {
+                update.push_str(expression::COMPLETE);
+                values.push((":completed", s(COMPLETED)));
+            }
+            // For operators only: to whoever asks it is a record like any other.
+            Some(attention) => {
+                update.push_str(expression::GIVE_UP);
+                values.push((":needs_attention", s(NEEDS_ATTENTION)));
+                values.push((":reason", s(attention.code())));
+                values.push((":nobody", s("")));
+                if let Some(listed) = self.listed(NEEDS_ATTENTION, &lease.id) {
+                    update.push_str(expression::LISTED);
+                    values.push((":listed", s(listed)));
+                }
+                update.push_str(expression::WITHOUT_LEASE);
+            }
+        }
+        let condition = expression::MAY_COMPLETE;
+        self.update(&lease.id, &lease.token, condition, &update, NOTHING, values)
             .await
     }
 
     /// Deletes the entry if the token holds it and was the first to.
     async fn delete_first(&self, lease: &LeaseRef) -> Result<Written, DynamoDbError> {
-        let condition = expression::HELD_FIRST;
         let values = [
             (":in_progress", s(IN_PROGRESS)),
             (":token", binary(*lease.token.as_bytes())),
             (":one", n(1)),
         ];
+        self.delete(&lease.id, &lease.token, expression::HELD_FIRST, values)
+            .await
+    }
+
+    pub(crate) async fn delete(
+        &self,
+        id: &KeyId,
+        token: &Token,
+        condition: &str,
+        values: impl IntoIterator<Item = (&'static str, AttributeValue)>,
+    ) -> Result<Written, DynamoDbError> {
         let delete = self
             .client
             .delete_item()
             .table_name(&self.table)
-            .key("id", key(&lease.id))
+            .key("id", key(id))
             .condition_expression(condition)
-            .set_expression_attribute_names(Some(names(&lease.token, &[condition])))
+            .set_expression_attribute_names(Some(names(token, &[condition])))
             .set_expression_attribute_values(Some(named(values)))
             .return_values_on_condition_check_failure(ReturnValuesOnConditionCheckFailure::AllOld);
         match Box::pin(delete.send()).await {
@@ -370,7 +401,7 @@ impl Inner {
         }
     }
 
-    async fn update(
+    pub(crate) async fn update(
         &self,
         id: &KeyId,
         token: &Token,
@@ -421,11 +452,11 @@ impl Inner {
         Ok(found.map_err(|error| DynamoDbError::call(&error))?.item)
     }
 
-    /// Where the index lists the entry while it is in progress.
-    fn listed(&self, id: &KeyId) -> Option<String> {
+    /// Where the index lists the entry in this status.
+    fn listed(&self, status: &str, id: &KeyId) -> Option<String> {
         let [a, b, ..] = id.as_bytes();
         let shard = u16::from_be_bytes([*a, *b]).checked_rem(self.options.shards)?;
-        Some(crate::list::partition(IN_PROGRESS, shard))
+        Some(crate::list::partition(status, shard))
     }
 }
 
@@ -479,7 +510,7 @@ fn named(
 }
 
 // What a write that happened says of the item.
-const NOTHING: ReturnValue = ReturnValue::None;
+pub(crate) const NOTHING: ReturnValue = ReturnValue::None;
 const ALL: ReturnValue = ReturnValue::AllNew;
 
 /// How often an entry that changes as it is looked at is looked at.

@@ -165,7 +165,14 @@ fn incomplete() -> DynamoDbError {
 }
 
 /// What the index shows besides its keys.
-const SHOWN: [&str; 5] = ["expires", "generation", "lease_ends", "operation", "owner"];
+const SHOWN: [&str; 6] = [
+    "expires",
+    "generation",
+    "lease_ends",
+    "operation",
+    "owner",
+    "reason",
+];
 
 const PATIENCE: Duration = Duration::from_secs(120);
 const PAUSE: Duration = Duration::from_millis(200);

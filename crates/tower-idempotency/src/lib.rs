@@ -109,6 +109,7 @@ mod receive;
 mod record;
 mod refusal;
 mod replay;
+mod resolve;
 pub mod run_once;
 mod scope;
 mod service;

@@ -172,7 +172,7 @@ const fn is_code(code: &[u8]) -> bool {
         }
         at += 1;
     }
-    0 < code.len() && code.len() <= 64
+    !code.is_empty() && code.len() <= 64
 }
 
 /// The most bytes of a reason: a record of it is then smaller than any store's limit.

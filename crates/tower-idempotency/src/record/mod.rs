@@ -55,10 +55,6 @@ pub(crate) enum NotRetained {
 
 /// What an execution left behind.
 #[derive(Clone, Debug, PartialEq, Eq)]
-#[expect(
-    clippy::large_enum_variant,
-    reason = "nearly every record is a response, and is taken apart at once"
-)]
 pub(crate) enum Record {
     Response(StoredResponse),
     Tombstone {

@@ -1,0 +1,34 @@
+//! Answers that operators give in a handler's stead.
+
+use bytes::Bytes;
+use http::Response;
+use serde::Serialize;
+
+use crate::{layer::IdempotencyLayer, receive, store::KeyId};
+
+impl IdempotencyLayer {
+    /// The record of an answer to the request under this id: for whoever resolves what
+    /// [needs attention](crate::NeedsAttention) and settles what the answer is.
+    ///
+    /// It is what the layer would store had a handler answered this, whatever the status; nothing is stored here. Stores
+    /// have their own ways to put it in place, and so have their operators.
+    #[must_use]
+    pub fn record_of(&self, id: &KeyId, answer: &Response<Bytes>) -> Bytes {
+        let (config, headers) = (&*self.config, answer.headers());
+        let codec = config.codec();
+        codec.encode_response(
+            id,
+            answer.status(),
+            headers,
+            &*config.replayed,
+            answer.body(),
+            None,
+        )
+    }
+
+    /// As [`record_of`](Self::record_of), of a value of [`run_once`](Self::run_once).
+    #[must_use]
+    pub fn record_of_value(&self, id: &KeyId, value: &impl Serialize) -> Bytes {
+        receive::value(&self.config, id, value)
+    }
+}

@@ -1,8 +1,11 @@
 //! What a request costs DynamoDB: calls, and units of capacity as the stand-in counts them.
 
-use std::{collections::HashMap, time::Duration};
+use std::{
+    collections::HashMap,
+    time::{Duration, SystemTime, UNIX_EPOCH},
+};
 
-use axum::{Json, Router, routing::post as route};
+use axum::{Extension, Json, Router, routing::post as route};
 use http::StatusCode;
 use serde_json::{Value, json};
 use tests::{
@@ -13,9 +16,9 @@ use tests::{
     servers::dynamodb::{StandIn, client, shared},
 };
 use tokio::time::sleep;
-use tower_idempotency::{IdempotencyLayer, Ttl};
+use tower_idempotency::{IdempotencyLayer, NeedsAttention, Ttl};
 use tower_idempotency_dynamodb::{
-    DynamoDbOptions, DynamoDbStore,
+    DynamoDbOptions, DynamoDbStore, Resolution,
     aws_sdk_dynamodb::{Client, types::AttributeValue},
 };
 
@@ -128,6 +131,56 @@ async fn a_request_that_is_not_recorded_calls_twice_and_leaves_nothing() {
     assert_eq!(endpoint.operations(), ["UpdateItem", "DeleteItem"]);
     let scanned = direct.scan().table_name(table).send().await;
     assert_eq!(scanned.expect("the server runs").count(), 0);
+}
+
+/// It stays in the index, in another partition of it; and the service has no reason to collect it.
+#[tokio::test]
+async fn what_needs_attention_calls_twice_and_moves_within_the_index() {
+    let (endpoint, direct, table, store) = counted(DynamoDbOptions::new()).await;
+    let (app, _) = app(IdempotencyLayer::new(store.clone()), async |_, _| {
+        let attention = NeedsAttention::new("refund-failed").with_reason("x".repeat(4096));
+        (StatusCode::BAD_GATEWAY, Extension(attention))
+    });
+    send(&app, post("/orders", "k", "tea")).await;
+    let calls = endpoint.calls();
+    assert_eq!(names(&calls), ["UpdateItem", "UpdateItem"]);
+    let (item, bytes) = only_item(&direct, &table).await;
+    println!(
+        "needs attention: {:?} units for an item of {bytes} bytes",
+        units(&calls)
+    );
+    // Of the table, the longest reason is a second KB; of the index, one to leave a partition and one for another.
+    assert_eq!(units(&calls), (3.0, 3.0));
+    assert_eq!(item["status"].as_s().expect("a text"), "needs-attention");
+    assert_eq!(item["reason"].as_s().expect("a text"), "refund-failed");
+    for gone in ["grants", "lease"] {
+        assert!(!item.contains_key(gone), "{gone}");
+    }
+    let left = |item: &HashMap<String, AttributeValue>| {
+        let ttl = item["ttl"].as_n().expect("a number").parse::<u64>();
+        let now = SystemTime::now().duration_since(UNIX_EPOCH).expect("after");
+        ttl.expect("seconds").saturating_sub(now.as_secs())
+    };
+    const DAY: u64 = 24 * 60 * 60;
+    assert!(left(&item) > 99 * 365 * DAY, "{}", left(&item));
+
+    let page = store.needs_attention(1).next().await;
+    let [entry] = <[_; 1]>::try_from(page.expect("it runs").expect("a page")).expect("an entry");
+    endpoint.calls();
+    let resolved = store.resolve(&entry, Resolution::Retry).await;
+    assert!(resolved.expect("the server runs"));
+    let resolving = endpoint.calls();
+    assert_eq!(names(&resolving), ["UpdateItem"]);
+    println!("resolved: {:?} units", units(&resolving));
+    let (item, _) = only_item(&direct, &table).await;
+    assert!(
+        (DAY - 60..=DAY + 1).contains(&left(&item)),
+        "{}",
+        left(&item)
+    );
+    for gone in ["token", "record", "completed", "reason"] {
+        assert!(!item.contains_key(gone), "{gone}");
+    }
 }
 
 #[tokio::test]

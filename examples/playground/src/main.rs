@@ -124,6 +124,7 @@ try:
   curl -i -d tea    -H 'Idempotency-Key: order-1' {url}/orders   # again: the same answer, replayed
   curl -i -d coffee -H 'Idempotency-Key: order-1' {url}/orders   # another request under the key: 422
   curl -i -m 1 -d x -H 'Idempotency-Key: slow-1' {url}/slow/3000 # give up; then send it again, now and later
+  curl -i -d x      -H 'Idempotency-Key: half-1' {url}/attention # half done: again, and it is refused with a code
   curl -s {url}/executions                                       # what was executed
 "
     )

@@ -19,7 +19,7 @@ use axum::{
 use futures_util::{StreamExt, stream};
 use serde_json::{Value, json};
 use tokio::time::sleep;
-use tower_idempotency::{IdempotencyKey, IdempotencyLayer};
+use tower_idempotency::{IdempotencyKey, IdempotencyLayer, NeedsAttention};
 
 use crate::effects::{Effects, Executions};
 
@@ -31,6 +31,7 @@ pub(crate) fn app(layer: IdempotencyLayer, effects: Arc<Effects>) -> Router {
         .route("/status/{code}", any(status))
         .route("/no-store", any(no_store))
         .route("/persist/{seconds}", any(persist))
+        .route("/attention", any(attention))
         .route("/bytes/{n}", any(bytes))
         .route("/stream/{chunks}/{ms}", any(stream))
         .route("/events/{count}/{ms}", any(events))
@@ -120,6 +121,12 @@ async fn persist(
 ) -> impl IntoResponse {
     let seconds = HeaderValue::from(seconds);
     ([("x-idempo-persist-for-seconds", seconds)], numbered(n))
+}
+
+async fn attention(Extension(Execution(n)): Extension<Execution>) -> impl IntoResponse {
+    const HALF_DONE: NeedsAttention = NeedsAttention::new("half-done");
+    let attention = HALF_DONE.with_reason(format!("as execution {n} was asked"));
+    (StatusCode::BAD_GATEWAY, Extension(attention), numbered(n))
 }
 
 async fn bytes(Path(n): Path<usize>) -> Response {
@@ -258,6 +265,7 @@ mod tests {
             ("/status/304", 304, ""),
             ("/no-store", 200, r#"{"execution":N}"#),
             ("/persist/9", 200, r#"{"execution":N}"#),
+            ("/attention", 502, r#"{"execution":N}"#),
             ("/bytes/0", 200, ""),
             (
                 "/stream/2/1000",
@@ -279,7 +287,7 @@ mod tests {
                 assert_eq!(text(res).await, body.replace('N', &n), "{path}");
             }
         }
-        let total = r#"{"total":42,"#;
+        let total = r#"{"total":45,"#;
         for _ in 0..2 {
             let executions = send(&app, Method::GET, "/executions", None).await;
             assert!(text(executions).await.starts_with(total), "looking counts");
@@ -318,6 +326,22 @@ mod tests {
                     .any(|name| name.as_str().starts_with("x-idempo-"))
             );
         }
+    }
+
+    #[tokio::test]
+    async fn what_needs_attention_is_answered_once_and_then_refused_with_its_code() {
+        let app = playground();
+        let first = send(&app, Method::POST, "/attention", Some("a")).await;
+        assert_eq!(first.status(), StatusCode::BAD_GATEWAY);
+        for _ in 0..2 {
+            let retry = send(&app, Method::POST, "/attention", Some("a")).await;
+            assert_eq!(retry.status(), StatusCode::CONFLICT);
+            let problem: Value = serde_json::from_str(&text(retry).await).unwrap();
+            assert_eq!(problem["code"], "outcome-unknown");
+            assert_eq!(problem["reason"], "half-done");
+        }
+        let executions = text(send(&app, Method::GET, "/executions", None).await).await;
+        assert_eq!(executions, r#"{"total":1,"paths":{"/attention":1}}"#);
     }
 
     #[tokio::test]

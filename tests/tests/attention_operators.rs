@@ -1,0 +1,326 @@
+//! How operators find and resolve what needs attention, in the words of the documentation.
+
+use std::sync::{
+    Arc, Mutex,
+    atomic::{AtomicBool, Ordering},
+};
+
+use axum::{Extension, Router, response::IntoResponse};
+use bytes::Bytes;
+use http::StatusCode;
+use tests::{
+    Answer, Effects, app, created, post,
+    scratch::Scratch,
+    send,
+    servers::{mariadb, postgres, redis},
+    sql,
+};
+use tower_idempotency::{
+    IdempotencyLayer, Lease, NeedsAttention, Store,
+    store::{Acquired, Claim, Fingerprint, KeyId},
+};
+use tower_idempotency_redis::RedisStore;
+use tower_idempotency_sqlx::sqlx::{
+    AssertSqlSafe, Connection, MySqlConnection, PgConnection, Row, SqliteConnection, raw_sql,
+};
+
+const TABLE: &str = "attention_operators";
+
+/// A service that gives up while it is told to, and counts what it executes.
+struct Service {
+    app: Router,
+    layer: IdempotencyLayer,
+    effects: Effects,
+    gives_up: Arc<AtomicBool>,
+    takeovers: Arc<Mutex<Vec<bool>>>,
+}
+
+impl Service {
+    fn on(store: impl Store) -> Self {
+        let layer = IdempotencyLayer::new(store);
+        let gives_up = Arc::new(AtomicBool::new(true));
+        let takeovers = Arc::<Mutex<Vec<bool>>>::default();
+        let (flag, told) = (Arc::clone(&gives_up), Arc::clone(&takeovers));
+        let (app, effects) = app(layer.clone(), move |n, req| {
+            let lease = req.extensions().get::<Lease>().expect("a lease").clone();
+            told.lock().expect("no panic").push(lease.is_takeover());
+            let gives_up = flag.load(Ordering::SeqCst);
+            async move {
+                if gives_up {
+                    let attention = NeedsAttention::new("refund-failed");
+                    let attention = attention.with_reason(format!("refund re_{n}"));
+                    return (StatusCode::BAD_GATEWAY, Extension(attention)).into_response();
+                }
+                created(n)
+            }
+        });
+        Self {
+            app,
+            layer,
+            effects,
+            gives_up,
+            takeovers,
+        }
+    }
+
+    async fn ask(&self, key: &str) -> Answer {
+        send(&self.app, post("/cancel", key, "{}")).await
+    }
+
+    async fn is_refused(&self, key: &str) {
+        let refused = self.ask(key).await;
+        assert_eq!(refused.status, StatusCode::CONFLICT, "{refused:?}");
+        assert!(refused.text().contains(r#""reason":"refund-failed""#));
+    }
+
+    /// Executed after all, and this many executions in all, the last of them a takeover or not.
+    async fn is_executed(&self, key: &str, effects: u64, takeover: bool) {
+        let answer = self.ask(key).await;
+        assert_eq!(answer.status, StatusCode::CREATED, "{answer:?}");
+        assert_eq!(self.effects.count(), effects);
+        let takeovers = self.takeovers.lock().expect("no panic").clone();
+        assert_eq!(takeovers.last(), Some(&takeover));
+        assert!(self.ask(key).await.is_replay());
+    }
+}
+
+fn answer() -> http::Response<Bytes> {
+    http::Response::new(Bytes::from_static(b"refunded by hand"))
+}
+
+/// A block of a document that begins with these words; the line that they are in is for people.
+fn documented(document: &str, language: &str, words: &str) -> String {
+    let rest = document.split_once(&format!("```{language}\n-- {words}"));
+    let (_, rest) = rest.unwrap_or_else(|| panic!("no {words}"));
+    let (block, _) = rest.split_once("```").expect("its end");
+    let (_, code) = block.split_once('\n').expect("a line for people");
+    code.to_owned()
+}
+
+fn statement(words: &str) -> String {
+    let docs = include_str!("../../docs/sql.md");
+    documented(docs, "sql", words).replace("tower_idempotency", TABLE)
+}
+
+/// What an operator sees.
+#[derive(Debug)]
+struct Seen {
+    id: String,
+    owner: String,
+    operation: String,
+    generation: i64,
+    code: String,
+    reason: String,
+}
+
+fn key_id(hex: &str) -> KeyId {
+    let mut id = [0; 32];
+    for (byte, digits) in id.iter_mut().zip(hex.as_bytes().chunks(2)) {
+        let digits = std::str::from_utf8(digits).expect("digits");
+        *byte = u8::from_str_radix(digits, 16).expect("hexadecimal digits");
+    }
+    KeyId::from_bytes(id)
+}
+
+/// One entry after another, resolved in each way; `find` and `run` have an operator's connection.
+async fn operators_resolve<S: Store + Clone>(
+    store: S,
+    database: &str,
+    free: &str,
+    answer_with: &str,
+    find: impl AsyncFn(String) -> Vec<Seen>,
+    run: impl AsyncFn(String) -> u64,
+) {
+    let service = Service::on(store);
+    let list = async || find(statement(&format!("Find: {database}"))).await;
+    for key in ["freed", "retried", "settled"] {
+        assert_eq!(service.ask(key).await.status, StatusCode::BAD_GATEWAY);
+        service.is_refused(key).await;
+    }
+    // An answer, and what is in progress, are not listed.
+    service.gives_up.store(false, Ordering::SeqCst);
+    service.is_executed("fine", 4, false).await;
+
+    let mut seen = list().await;
+    seen.sort_by_key(|it| it.reason.clone());
+    assert_eq!(seen.len(), 3, "{seen:?}");
+    for (n, it) in seen.iter().enumerate() {
+        assert_eq!((&*it.operation, it.generation), ("POST /cancel", 1));
+        assert!(it.owner.contains(&std::process::id().to_string()));
+        assert_eq!(it.code, "refund-failed");
+        assert!(
+            it.reason.ends_with(&format!("refund re_{}", n + 1)),
+            "{it:?}"
+        );
+    }
+    let fill = |statement: String, it: &Seen| {
+        let generation = it.generation.to_string();
+        let statement = statement.replace("<generation>", &generation);
+        statement.replace("<id>", &it.id)
+    };
+
+    let delete = fill(statement(&format!("Free: {free}")), &seen[0]);
+    assert_eq!(run(delete.clone()).await, 1);
+    assert_eq!(run(delete).await, 0, "twice");
+    service.is_executed("freed", 5, false).await;
+
+    let update = fill(statement(&format!("Retry: {database}")), &seen[1]);
+    assert_eq!(run(update.clone()).await, 1);
+    assert_eq!(run(update.clone()).await, 0, "twice");
+    let other = send(&service.app, post("/cancel", "retried", "another")).await;
+    assert_eq!(other.code(), "key-reused");
+    service.gives_up.store(true, Ordering::SeqCst);
+    assert_eq!(service.ask("retried").await.status, StatusCode::BAD_GATEWAY);
+    service.is_refused("retried").await;
+    assert_eq!(run(update).await, 0, "it is about an earlier generation");
+    let again = list().await;
+    let again = again.iter().find(|it| it.id == seen[1].id);
+    let again = again.expect("listed again");
+    assert_eq!(again.generation, 2);
+    service.gives_up.store(false, Ordering::SeqCst);
+    let update = fill(statement(&format!("Retry: {database}")), again);
+    assert_eq!(run(update).await, 1);
+    service.is_executed("retried", 7, true).await;
+
+    let record = service.layer.record_of(&key_id(&seen[2].id), &answer());
+    let digits: String = record.iter().map(|byte| format!("{byte:02x}")).collect();
+    let settle = answer_with.replace("<record>", &digits);
+    let settle = settle.replace("tower_idempotency", TABLE);
+    assert_eq!(run(fill(settle, &seen[2])).await, 1);
+    let replay = service.ask("settled").await;
+    assert_eq!(replay.text(), "refunded by hand");
+    assert!(replay.is_replay());
+    assert_eq!(list().await.len(), 0);
+    assert_eq!(service.effects.count(), 7);
+}
+
+macro_rules! operators_resolve {
+    ($store:expr, $connection:ty, $url:expr, $database:literal, $free:literal, $answer:literal) => {{
+        let url: String = $url;
+        let find = async |statement: String| {
+            let mut admin = <$connection>::connect(&url).await.expect("it runs");
+            let rows = raw_sql(AssertSqlSafe(statement))
+                .fetch_all(&mut admin)
+                .await;
+            let rows = rows.expect("a statement that is right");
+            let seen = rows.iter().map(|row| {
+                // As a client shows it: that these can be shown at all.
+                row.try_get_raw("since").expect("a column");
+                row.try_get_raw("overdue").expect("a column");
+                Seen {
+                    id: row.get("id"),
+                    owner: row.get("owner"),
+                    operation: row.get("operation"),
+                    generation: row.get("generation"),
+                    code: row.get("code"),
+                    // MessagePack, and what can be read of it.
+                    reason: row.try_get("reason").unwrap_or_else(|_| {
+                        let bytes: Vec<u8> = row.get_unchecked("reason");
+                        String::from_utf8_lossy(&bytes).into_owned()
+                    }),
+                }
+            });
+            seen.collect::<Vec<_>>()
+        };
+        let run = async |statement: String| {
+            let mut admin = <$connection>::connect(&url).await.expect("it runs");
+            let done = raw_sql(AssertSqlSafe(statement)).execute(&mut admin).await;
+            done.expect("a statement that is right").rows_affected()
+        };
+        operators_resolve($store, $database, $free, $answer, find, run).await;
+    }};
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn operators_find_and_resolve_what_needs_attention_in_postgres() {
+    let server = postgres::shared();
+    operators_resolve!(
+        sql::postgres(server, TABLE).await,
+        PgConnection,
+        server.url(),
+        "PostgreSQL",
+        "PostgreSQL",
+        r"update tower_idempotency set record = '\x<record>', forgotten_at = completed + 86400000
+          where id = '\x<id>' and generation = <generation> and substring(record from 2 for 1) = '\x02'"
+    );
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn operators_find_and_resolve_what_needs_attention_in_mariadb() {
+    let server = mariadb::shared();
+    operators_resolve!(
+        sql::mariadb(server, TABLE).await,
+        MySqlConnection,
+        server.url(),
+        "MySQL, MariaDB",
+        "MySQL, MariaDB, SQLite",
+        r"update tower_idempotency set record = x'<record>', forgotten_at = completed + 86400000
+          where id = x'<id>' and generation = <generation> and substr(record, 2, 1) = x'02'"
+    );
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn operators_find_and_resolve_what_needs_attention_in_sqlite() {
+    let scratch = Scratch::new();
+    let store = sql::sqlite(&scratch).await.with_table(TABLE);
+    let store = store.expect("an identifier");
+    store.migrate().await.expect("a file that can be written");
+    operators_resolve!(
+        store,
+        SqliteConnection,
+        format!("sqlite:{}", scratch.file("keys.db").display()),
+        "SQLite",
+        "MySQL, MariaDB, SQLite",
+        r"update tower_idempotency set record = x'<record>', forgotten_at = completed + 86400000
+          where id = x'<id>' and generation = <generation> and substr(record, 2, 1) = x'02'"
+    );
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn operators_find_and_resolve_what_needs_attention_in_redis() {
+    let server = redis::RedisServer::start(&[]);
+    let store = RedisStore::connect(&server.url()).await.expect("it runs");
+    let service = Service::on(store.clone());
+    for key in ["a", "b", "c"] {
+        service.ask(key).await;
+        service.is_refused(key).await;
+    }
+    service.gives_up.store(false, Ordering::SeqCst);
+    service.is_executed("fine", 4, false).await;
+    let leased = Claim::new(KeyId::from_bytes([7; 32]), Fingerprint::from_bytes([7; 32]));
+    let leased = store.acquire(&leased.expect("randomness")).await;
+    assert!(matches!(leased, Ok(Acquired::Granted { .. })));
+
+    let docs = include_str!("../../docs/redis.md");
+    let [find, retry] = ["Find", "Retry"].map(|words| documented(docs, "lua", words));
+    let eval = |code: &str, key: &str| server.command(&["EVAL", code, "1", key]);
+    let keys = server.command(&["KEYS", "idempotency:*"]);
+    let mut found: Vec<_> = keys.lines().filter(|key| eval(&find, key) == "1").collect();
+    assert_eq!((keys.lines().count(), found.len()), (5, 3));
+    let record = |key: &str| {
+        let record = server.list(&["HMGET", key, "b"]).remove(0);
+        NeedsAttention::in_record(&record).expect("of this kind")
+    };
+    found.sort_by_key(|key| record(key).reason().to_owned());
+    assert_eq!(record(found[0]).code(), "refund-failed");
+    assert_eq!(record(found[0]).reason(), "refund re_1");
+
+    assert_eq!(server.command(&["DEL", found[0]]), "1");
+    service.is_executed("a", 5, false).await;
+
+    assert_eq!(eval(&retry, found[1]), "1");
+    assert_eq!(eval(&retry, found[1]), "0", "twice");
+    let other = send(&service.app, post("/cancel", "b", "another")).await;
+    assert_eq!(other.code(), "key-reused");
+    service.is_executed("b", 6, true).await;
+
+    let id = found[2].strip_prefix("idempotency:").expect("the prefix");
+    let settled = service.layer.record_of(&key_id(id), &answer());
+    server.command(&[b"HSET", found[2].as_bytes(), b"b", &settled]);
+    server.command(&["PEXPIRE", found[2], "60000"]);
+    let replay = service.ask("c").await;
+    assert_eq!(replay.text(), "refunded by hand");
+    assert!(replay.is_replay());
+    assert!(keys.lines().all(|key| eval(&find, key) == "0"));
+    assert_eq!(service.effects.count(), 6);
+}

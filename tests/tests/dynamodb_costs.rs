@@ -184,6 +184,35 @@ async fn what_needs_attention_calls_twice_and_moves_within_the_index() {
 }
 
 #[tokio::test]
+async fn to_free_or_to_settle_what_needs_attention_is_one_call() {
+    let (endpoint, _, _, store) = counted(DynamoDbOptions::new()).await;
+    let layer = IdempotencyLayer::new(store.clone());
+    let (app, _) = app(layer.clone(), async |_, _| {
+        Extension(NeedsAttention::new("refund-failed"))
+    });
+    for call in ["DeleteItem", "UpdateItem"] {
+        send(&app, post("/orders", call, "tea")).await;
+        let page = store.needs_attention(1).next().await;
+        let [entry] =
+            <[_; 1]>::try_from(page.expect("it runs").expect("a page")).expect("an entry");
+        let resolution = match call {
+            "DeleteItem" => Resolution::Free,
+            _ => Resolution::Answer {
+                record: layer.record_of(&entry.id, &http::Response::new("refunded".into())),
+                retention: Ttl::from_secs(60),
+            },
+        };
+        endpoint.calls();
+        let resolved = store.resolve(&entry, resolution).await;
+        assert!(resolved.expect("the server runs"));
+        let calls = endpoint.calls();
+        assert_eq!(names(&calls), [call]);
+        println!("{call}: {:?} units", units(&calls));
+        assert_eq!(units(&calls), (1.0, 1.0));
+    }
+}
+
+#[tokio::test]
 async fn a_renewal_is_one_call() {
     let (endpoint, _, _, layer) = layer().await;
     let layer = layer.with_lease(Ttl::from_millis(900));

@@ -12,6 +12,7 @@ use tests::{
     Answer, Effects, Scripted, Step, app,
     gate::{Gate, bounded},
     ledger::{Fate, Ledger},
+    playground::Playground,
     post,
     probe::{Act, Op, Probe},
     scratch::Scratch,
@@ -142,6 +143,25 @@ async fn what_needs_attention_is_refused_until_resolved_in_dynamodb() {
     let server = dynamodb::shared(StandIn::Dynoxide);
     let patient = DynamoDbOptions::new().with_timeout(Duration::from_secs(20));
     refuses_retries_until_resolved(server.store(patient).await).await;
+}
+
+/// The one that gave up is killed, with everything it knew; another one, which shares the file with it, knows.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn what_needs_attention_outlives_the_process_that_gave_up() {
+    let scratch = Scratch::new();
+    let store = format!("sqlite:{}", scratch.file("keys.db").display());
+    let first = Playground::start(&["--store", &store]);
+    let answer = first.post("/attention", "k", b"tea").await;
+    assert_eq!(answer.status, StatusCode::BAD_GATEWAY);
+    drop(first);
+    let second = Playground::start(&["--store", &store]);
+    for _ in 0..2 {
+        let retry = second.post("/attention", "k", b"tea").await;
+        assert_eq!(retry.status, StatusCode::CONFLICT);
+        assert_eq!(retry.code(), "outcome-unknown");
+        assert!(retry.text().contains(r#""reason":"half-done""#));
+    }
+    assert_eq!(second.executions().await, 0);
 }
 
 // ---- Handlers ----

@@ -26,7 +26,7 @@ use tests::{
 use tokio::time::{advance, sleep, timeout};
 use tower_idempotency::{
     FingerprintBy, IdempotencyLayer, InFlight, Lease, MemoryStore, NeedsAttention, Preset,
-    Retention, Store, TakeOver, Ttl,
+    Retention, Store, TakeOver, Ttl, Unretained,
     run_once::{Failed, Outcome},
     store::{Acquired, Claim, Fingerprint, KeyId},
 };
@@ -56,7 +56,7 @@ fn giving_up(layer: IdempotencyLayer) -> (Router, Effects) {
 
 fn assert_unresolved(retry: &Answer) {
     assert_eq!(retry.status, StatusCode::CONFLICT, "{retry:?}");
-    assert_eq!(retry.code(), "outcome-unknown");
+    assert_eq!(retry.code(), "outcome-unknown", "{}", retry.text());
     let problem: serde_json::Value = serde_json::from_slice(&retry.body).expect("JSON");
     assert_eq!(problem["reason"], "refund-failed");
     assert_eq!(problem["retryable"], false);
@@ -342,6 +342,31 @@ async fn attention_that_cannot_be_stored_holds_the_key_and_is_stored_later() {
     assert_eq!(effects.count(), 1);
 }
 
+/// A store for which even a reason is too much keeps the code: the key is not freed, whatever the setting for answers.
+#[tokio::test]
+async fn attention_whose_reason_the_store_cannot_keep_is_kept_without_it() {
+    for unretained in [Unretained::Tombstone, Unretained::Release] {
+        let store = Probe::default();
+        store.fail_next(1, Op::Complete, Act::TooLarge(200));
+        let layer = IdempotencyLayer::new(store.clone()).with_unretained(unretained);
+        let (app, effects) = giving_up(layer.clone());
+        assert_gave_up(&send(&app, order()).await, 1);
+        assert_unresolved(&send(&app, order()).await);
+
+        store.fail_next(1, Op::Complete, Act::TooLarge(200));
+        let first = run(&layer, &effects).await.expect("an outcome");
+        assert_eq!(first, Outcome::Failed("the provider is down"));
+        let again = run(&layer, &effects).await.expect("an outcome");
+        assert_eq!(again, unresolved());
+        assert_eq!(effects.count(), 2);
+    }
+    let ledger = Ledger::default().with_limit(70);
+    let (app, _) = committing(&ledger);
+    assert_gave_up(&send(&app, order()).await, 1);
+    assert_unresolved(&send(&app, order()).await);
+    assert_eq!(ledger.rows().await, ["seat 1 given away"]);
+}
+
 /// One key, one answer: whoever took over and answered first has given it.
 #[tokio::test(start_paused = true)]
 async fn attention_after_a_lost_lease_leaves_the_stored_answer() {
@@ -413,11 +438,9 @@ async fn attention_after_a_commit_that_never_arrived_is_kept() {
 }
 
 /// Half of an effect, and that somebody has to look at it, in one transaction.
-#[tokio::test]
-async fn attention_can_be_committed_with_what_was_done() {
-    let ledger = Ledger::default();
+fn committing(ledger: &Ledger) -> (Router, Effects) {
     let books = ledger.clone();
-    let (app, effects) = app(IdempotencyLayer::new(ledger.clone()), move |n, req| {
+    app(IdempotencyLayer::new(ledger.clone()), move |n, req| {
         let lease = req.extensions().get::<Lease>().expect("a lease").clone();
         let ledger = books.clone();
         async move {
@@ -428,7 +451,13 @@ async fn attention_can_be_committed_with_what_was_done() {
                 Err(_) => StatusCode::INTERNAL_SERVER_ERROR.into_response(),
             }
         }
-    });
+    })
+}
+
+#[tokio::test]
+async fn attention_can_be_committed_with_what_was_done() {
+    let ledger = Ledger::default();
+    let (app, effects) = committing(&ledger);
     assert_gave_up(&send(&app, order()).await, 1);
     assert_eq!(ledger.count(Op::Complete), 0, "committed by the handler");
     assert_unresolved(&send(&app, order()).await);

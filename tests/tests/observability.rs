@@ -51,7 +51,7 @@ fn keyed(key: &str, body: &'static str) -> Request<Body> {
 type StartFlow = fn() -> Flow;
 
 /// Every path a request can take, on a layer of its own; each says how many effects it had.
-const FLOWS: [(&str, StartFlow); 30] = [
+const FLOWS: [(&str, StartFlow); 31] = [
     ("executed", || Box::pin(executed())),
     ("replayed", || Box::pin(replayed())),
     ("mismatch", || Box::pin(mismatch())),
@@ -96,6 +96,9 @@ const FLOWS: [(&str, StartFlow); 30] = [
     ("broken body", || Box::pin(broken_body())),
     ("needs attention", || Box::pin(needs_attention())),
     ("needs attention too late", || Box::pin(too_late())),
+    ("needs attention unprotected", || {
+        Box::pin(unprotected_attention())
+    }),
     ("panic", || Box::pin(panicking())),
     ("bad record", || Box::pin(bad_record())),
     ("caller left", || Box::pin(caller_left())),
@@ -317,6 +320,17 @@ async fn too_late() -> u64 {
         }
     });
     assert_eq!(send(&app, order()).await.text(), ANSWER);
+    effects.count()
+}
+
+async fn unprotected_attention() -> u64 {
+    let store = Probe::default();
+    store.fail(Op::Acquire, Act::FailBefore);
+    let open = on(&store).with_store_failure(StoreFailure::DangerouslyExecuteUnprotected);
+    let (app, effects) = app(open, async |_, _| {
+        Extension(GAVE_UP.with_reason(ANSWER)).into_response()
+    });
+    assert_eq!(send(&app, order()).await.status, StatusCode::OK);
     effects.count()
 }
 
@@ -582,6 +596,20 @@ fn what_needs_attention_is_counted_by_its_code_and_so_is_each_refusal() {
         .collect();
     assert_eq!(errors.len(), 1, "{log}");
     assert!(errors[0].contains("code=\"gave-up\""), "{log}");
+}
+
+#[test]
+fn without_a_lease_what_needs_attention_is_told_to_operators_only() {
+    assert_counts(
+        "needs attention unprotected",
+        &[
+            ("unprotected_total", 1.0),
+            ("store_error_total{operation=acquire}", 3.0),
+        ],
+    );
+    let log = logged(flow("needs attention unprotected"));
+    let told = |line: &str| line.contains("WARN") && line.contains("code=\"gave-up\"");
+    assert_eq!(log.lines().filter(|line| told(line)).count(), 1, "{log}");
 }
 
 #[test]

@@ -76,11 +76,12 @@ impl DynamoDbOptions {
         self
     }
 
-    /// Over how many partitions of the index the entries in progress are spread; 0 for no listing. Default 8.
+    /// Over how many partitions of the index the entries in progress are spread, and as many for those that need attention;
+    /// 0 for no listing. Default 8.
     ///
     /// A partition takes 1,000 writes a second, and a fresh request makes two: 8 are enough for some 4,000 requests a
-    /// second. With 0 a fresh request costs two write units less and [`in_progress`](DynamoDbStore::in_progress) finds
-    /// nothing. Who lists has to have as many as who writes, or more.
+    /// second. With 0 a fresh request costs two write units less, and [`in_progress`](DynamoDbStore::in_progress) and
+    /// [`needs_attention`](DynamoDbStore::needs_attention) find nothing. Who lists has to have as many as who writes, or more.
     pub fn with_index_shards(mut self, shards: u16) -> Self {
         self.shards = shards;
         self

@@ -31,6 +31,7 @@ use crate::{
     lease::{Grant, Kept, Lease},
     limits::Place,
     receive::{Then, receive},
+    record::NeedsAttention,
     refusal::{
         Answer, in_progress, into_response, key_reused, outcome_unknown, own, refuse, turned_away,
         unavailable,
@@ -290,6 +291,9 @@ where
     give_back(&shared.config, &shared.engine, &claim, place);
     res.map(|mut res| {
         control::strip_only(res.headers_mut());
+        if let Some(attention) = res.extensions_mut().remove::<NeedsAttention>() {
+            telemetry::attention_ignored(&claim.id, attention.code(), "there is no lease");
+        }
         res.map(Body::original)
     })
 }

@@ -48,8 +48,8 @@
 //!
 //! Response headers, taken off every answer: `X-Idempo-Policy: no-store` does not record, and
 //! `X-Idempo-Persist-For-Seconds: N` sets how long the record lives. [`Retention`] is the typed form of both.
-//! [`NeedsAttention`] has retries refused until an operator has looked at what was done. In the
-//! request's extensions, and as extractors with the feature `axum`: [`IdempotencyKey`] and [`Lease`].
+//! [`NeedsAttention`] has retries refused until an operator has looked at what was done. In the request's extensions, and
+//! as extractors with the feature `axum`: [`IdempotencyKey`] and [`Lease`].
 //!
 //! # Where to place it
 //!

@@ -12,7 +12,7 @@ use crate::{
     config::{Config, Unretained},
     control::{self, Wish},
     limits::Buffer,
-    record::{Codec, NotRetained},
+    record::{Codec, NeedsAttention, NotRetained},
     store::{KeyId, Ttl},
     telemetry,
 };
@@ -144,6 +144,12 @@ pub(crate) fn unretained(
         }
         Unretained::Release => Then::Free(Unrecorded::NotRetained),
     }
+}
+
+/// What is kept of what needs attention where a store cannot keep its reason: the code. Nothing, of any other record.
+pub(crate) fn code_alone(id: &KeyId, status: Option<StatusCode>, record: &[u8]) -> Option<Bytes> {
+    let attention = NeedsAttention::in_record(record)?.with_reason("");
+    Some(Codec::encode_attention(id, status, &attention))
 }
 
 /// The record of a value of `run_once`.

@@ -16,7 +16,7 @@ use crate::{
     layer::IdempotencyLayer,
     lease::{Grant, Kept, Lease},
     limits::Place,
-    receive::{self, too_large},
+    receive::{self, code_alone, too_large},
     record::{Codec, NeedsAttention, Record},
     refusal::{turned_away, unavailable, unreadable},
     settle::{Found, Instead, let_go, look},
@@ -246,7 +246,7 @@ where
         (Committed::Record(record), Ok(value)) => {
             telemetry::recorded(lease.id(), &record);
             if let Err(Failed::NeedsAttention(late, _)) = &value {
-                telemetry::attention_ignored(lease.id(), late.code());
+                telemetry::attention_ignored(lease.id(), late.code(), "a value was committed");
             }
             return match (read(&config, lease.id(), &record)?, value) {
                 (Outcome::Replayed(value), _) | (Outcome::NotRetained, Ok(value)) => {
@@ -334,7 +334,7 @@ async fn settle<T: DeserializeOwned, E>(
         .complete(&lease.reference, &record, retention, limit)
         .await;
     if let Completion::TooLarge { .. } = completion {
-        record = too_large(config, &id);
+        record = code_alone(&id, None, &record).unwrap_or_else(|| too_large(config, &id));
         completion = engine
             .complete(&lease.reference, &record, retention, limit)
             .await;

@@ -13,7 +13,7 @@ use crate::{
     engine::{Completion, Engine},
     lease::Kept,
     limits::Place,
-    receive::{Then, unretained},
+    receive::{Then, code_alone, unretained},
     record::{NeedsAttention, NotRetained, Record, StoredResponse, not_kept},
     refusal::{Answer, into_response, outcome_unknown, refuse},
     replay::{has_body, replay},
@@ -40,11 +40,15 @@ pub(crate) fn settle<R: http_body::Body>(
         if let Completion::TooLarge { limit: largest } = completion {
             let bytes = record.len();
             tracing::warn!(bytes, largest, "the store cannot keep a record this large");
-            let reason = NotRetained::TooLarge;
-            match unretained(config, lease.id(), res.status(), reason, retention) {
+            let (status, reason) = (res.status(), NotRetained::TooLarge);
+            let then = match code_alone(lease.id(), Some(status), &record) {
+                Some(record) => Then::Keep { record, retention },
+                None => unretained(config, lease.id(), status, reason, retention),
+            };
+            match then {
                 Then::Keep {
-                    record: tombstone, ..
-                } => record = tombstone,
+                    record: smaller, ..
+                } => record = smaller,
                 Then::Free(reason) => {
                     let freed = free(config, engine, lease, place, reason.name());
                     return Box::pin(freed)
@@ -169,7 +173,8 @@ pub(crate) fn first_answer<R: http_body::Body>(
     telemetry::recorded(lease.id(), record);
     control::strip_only(res.headers_mut());
     if let Some(late) = res.extensions_mut().remove::<NeedsAttention>() {
-        telemetry::attention_ignored(lease.id(), late.code());
+        // One key, one answer.
+        telemetry::attention_ignored(lease.id(), late.code(), "an answer was committed");
     }
     match config.codec().decode(lease.id(), record) {
         Ok(Record::Response(stored)) => complemented(config, stored, res),

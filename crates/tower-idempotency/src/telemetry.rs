@@ -58,9 +58,9 @@ pub(crate) fn unresolved(id: &KeyId, status: Option<StatusCode>, code: &str) {
     count!("idempotency_unresolved_total", "reason" => code.to_owned());
 }
 
-/// One key, one answer: a handler that has committed one cannot take it back.
-pub(crate) fn attention_ignored(id: &KeyId, code: &str) {
-    tracing::warn!(%id, code, "ignored NeedsAttention: an answer was committed before");
+/// Whoever said so is heard by nobody but operators.
+pub(crate) fn attention_ignored(id: &KeyId, code: &str, why: &'static str) {
+    tracing::warn!(%id, code, why, "ignored NeedsAttention");
 }
 
 pub(crate) fn in_progress(id: &KeyId) {

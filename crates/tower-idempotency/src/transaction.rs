@@ -78,7 +78,7 @@ use crate::{
     control::Retention,
     lease::{Held, Lease},
     limits::Buffer,
-    receive::{Then, receive, unretained, value},
+    receive::{Then, code_alone, receive, unretained, value},
     record::NotRetained,
     settle::{Found, look},
     store::{LeaseRef, StoreError, Ttl},
@@ -88,7 +88,8 @@ pub use crate::receive::Unrecorded;
 
 impl Lease {
     /// Makes a response the record that the layer would have stored for it: the same statuses, headers, limits and
-    /// retention. Control headers and [`Retention`](crate::Retention) are read and taken off.
+    /// retention. Control headers, [`Retention`](crate::Retention) and [`NeedsAttention`](crate::NeedsAttention) are read
+    /// and taken off.
     ///
     /// A response that is too large or streamed becomes a tombstone; its body goes on where it was left.
     ///
@@ -183,7 +184,7 @@ impl<T> Prepared<T> {
     }
 
     /// The tombstone of it, for a store that cannot keep a record this large: look at the length before you write, as a
-    /// statement that fails may end the transaction.
+    /// statement that fails may end the transaction. What needs attention loses its reason instead.
     ///
     /// # Errors
     ///
@@ -191,7 +192,11 @@ impl<T> Prepared<T> {
     pub fn into_tombstone(self) -> Result<Self, NotRecorded<T>> {
         let held = &*self.lease.0;
         let (config, reason) = (&*held.grant.config, NotRetained::TooLarge);
-        let then = unretained(config, held.id(), self.status, reason, self.retention);
+        let retention = self.retention;
+        let then = match code_alone(held.id(), Some(self.status), &self.record) {
+            Some(record) => Then::Keep { record, retention },
+            None => unretained(config, held.id(), self.status, reason, retention),
+        };
         Self::new(&self.lease, then, self.status, self.answer, self.buffer)
     }
 

@@ -17,8 +17,9 @@ use super::{ATTENTION, PREFIX, Record, RecordError, VERSION, error::Problem, pay
 /// The *code* is for programs, and clients see it: a word of the service's own, fixed as it is written. The *reason* is for
 /// operators, who find it in the record, and goes nowhere else.
 ///
-/// An effect and its answer that the handler committed in a transaction stay its outcome: what is said afterwards is
-/// ignored with a warning.
+/// It is ignored with a warning after the handler has committed its answer in a transaction, as that stays the outcome, and
+/// where the layer executes without a lease in an outage; without a key, as there are no retries to refuse. Where a store
+/// cannot keep as little as a reason, it keeps the code.
 ///
 /// ```
 /// use axum::{Extension, Router, body::Body, http::{Request, StatusCode}, response::IntoResponse, routing::post};

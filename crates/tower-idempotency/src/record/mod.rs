@@ -11,7 +11,8 @@
 //! | | flags 1: its inflated length (four bytes, little endian), and it as a raw deflate stream |
 //! | | flags 2: the length of a code (one byte), the code in ASCII, and the payload |
 //!
-//! The code is where a statement on a database finds it. The checksum covers the id, so a record found under another key is refused like a damaged one.
+//! The code is where a statement on a database finds it. The checksum covers the id, so a record found under another key is
+//! refused like a damaged one.
 
 use std::time::SystemTime;
 

@@ -2,25 +2,15 @@
 //!
 //! Fewer kills, pauses and keys by default; `FULL=1` makes them 100, 24 and 1,000.
 
-use std::{
-    collections::BTreeMap,
-    sync::{self, Arc, PoisonError},
-    time::Duration,
-};
+use std::time::Duration;
 
-use axum::body::Body;
-use http::{Request, StatusCode};
 use tests::{
-    app, few_or,
-    fleet::{Blow, Fleet, History, Load},
-    post,
+    few_or,
+    fleet::{Blow, Fleet, History, Load, Stampede},
     proxy::{Mode, Proxy},
-    send,
-    servers::dynamodb::{DynamoDbServer, StandIn, client},
+    servers::dynamodb::{DynamoDbServer, StandIn},
 };
-use tokio::{sync::Mutex, task::JoinSet, time::sleep};
-use tower_idempotency::{IdempotencyLayer, Ttl};
-use tower_idempotency_dynamodb::DynamoDbOptions;
+use tokio::sync::Mutex;
 
 /// Fleets beside each other wait for processors longer than for leases.
 static TURN: Mutex<()> = Mutex::const_new(());
@@ -125,55 +115,29 @@ async fn a_process_that_was_paused_past_its_lease_answers_what_dynamodb_has_stor
     assert!(sums.late_and_outrun > 0, "{sums}");
 }
 
-/// In one process, with a store and a layer for each of four: the same calls, and fewer processes that wait for a
-/// processor.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn keys_that_64_clients_ask_for_are_executed_once_each() {
     let _turn = TURN.lock().await;
-    let keys = few_or(200, 1000);
+    let keys = few_or(60, 1000);
     let server = DynamoDbServer::start(StandIn::Dynoxide);
-    let effects = Ledger::default();
-    let table = server.new_table();
-    let mut apps = Vec::new();
-    for _ in 0..4 {
-        let options = DynamoDbOptions::new().with_timeout(PATIENCE);
-        let store = options.store(&client(server.address()), table.as_str());
-        store.create_table().await.expect("the server runs");
-        let layer = IdempotencyLayer::new(store)
-            .with_store_timeout(PATIENCE)
-            .with_lease(Ttl::from_secs(120));
-        let effects = Arc::clone(&effects);
-        let count = move |_, req: Request<Body>| {
-            let key = req.uri().path().to_owned();
-            let mut effects = effects.lock().unwrap_or_else(PoisonError::into_inner);
-            *effects.entry(key).or_default() += 1;
-            async { StatusCode::CREATED }
-        };
-        apps.push(app(layer, count).0);
-    }
-    let mut clients = JoinSet::new();
-    for n in 0..64 {
-        let app = apps[n % apps.len()].clone();
-        clients.spawn(async move {
-            // All of them, and then eight, two of each process, are at the same key at the same time.
-            for key in (0..keys).filter(|key| *key < 50 || key % 8 == n / 8) {
-                let (path, key) = (format!("/{key}"), format!("key-{key}"));
-                while send(&app, post(&path, &key, "tea")).await.status != StatusCode::CREATED {
-                    sleep(POLL).await;
-                }
-            }
-        });
-    }
-    clients.join_all().await;
-    let effects = effects.lock().unwrap_or_else(PoisonError::into_inner);
-    assert_eq!(effects.len(), keys);
-    assert!(effects.values().all(|&times| times == 1));
+    let store = format!("dynamodb://keys?endpoint=http://{}", server.address());
+    let args = ["--store", &store, "--in-flight", "wait", "--lease", "60s"];
+    let stampede = Stampede {
+        path: "/orders".to_owned(),
+        clients: 64,
+        keys,
+        poll: POLL,
+        lease: Duration::from_secs(60),
+        seed: 6,
+    };
+    let history = Fleet::start(MEMBERS, &args).stampede(&stampede).await;
+    println!("{}", history.sums());
+    none("doubles", &history.doubles());
+    none("contradictions", &history.contradictions());
+    assert_eq!(history.effects.len(), keys);
+    let answers = history.attempts.iter().filter_map(|it| it.answer());
+    assert_eq!(answers.count(), 64 * keys);
 }
-
-type Ledger = Arc<sync::Mutex<BTreeMap<String, u64>>>;
-
-/// A machine that is busy is no fault.
-const PATIENCE: Duration = Duration::from_secs(20);
 
 fn none(what: &str, keys: &[String]) {
     let first: Vec<_> = keys.iter().take(3).map(String::as_str).collect();

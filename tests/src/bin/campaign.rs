@@ -15,7 +15,10 @@ async fn main() -> ExitCode {
     };
     let tally = campaign
         .run(|round| {
-            println!("seed {}: {}", round.seed, round.sums);
+            println!(
+                "seed {}, {} times: {}",
+                round.seed, round.strikes, round.sums
+            );
             for violation in round.violations.iter().take(SHOWN) {
                 println!("VIOLATION, key that {violation}");
             }

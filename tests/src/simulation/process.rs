@@ -8,7 +8,7 @@ use std::{
     future::{Future, poll_fn},
     pin::pin,
     sync::{
-        Arc, Mutex, PoisonError,
+        Arc, Mutex, PoisonError, Weak,
         atomic::{AtomicU8, Ordering::Relaxed},
     },
     task::{Context, Poll, Waker},
@@ -71,14 +71,20 @@ impl Turn {
 impl Process {
     pub(super) fn begin(now: Millis) -> Self {
         let turn = Arc::<Turn>::default();
-        let [parking, unparked] = [Arc::clone(&turn), Arc::clone(&turn)];
+        // The turn knows the runtime's own waker: a runtime that held the turn would never go.
+        let [parking, unparked] = [Arc::downgrade(&turn), Arc::downgrade(&turn)];
+        let over = |turn: &Weak<Turn>, from, to| {
+            if let Some(turn) = turn.upgrade() {
+                turn.over(from, to);
+            }
+        };
         let runtime = Builder::new_current_thread()
             .enable_time()
             .start_paused(true)
             // Whoever wakes the driver here keeps the runtime from going on to the next timer.
-            .on_thread_park(move || parking.over(SETTLING, SETTLED))
+            .on_thread_park(move || over(&parking, SETTLING, SETTLED))
             // The timer has fired, and what it woke has not run yet.
-            .on_thread_unpark(move || unparked.over(PEEKING, PEEKED))
+            .on_thread_unpark(move || over(&unparked, PEEKING, PEEKED))
             .build()
             .expect("a simulation can have a runtime");
         let begun = {

@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use tests::{
-    conformance::every_case_at_once_in_turn as every_case,
+    conformance::every_case_at_once as every_case,
     servers::dynamodb::{StandIn, shared},
 };
 use tower_idempotency::conformance::{Plan, Subject};

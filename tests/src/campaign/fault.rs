@@ -95,7 +95,7 @@ impl Fault {
             }
             Self::Restart => matches!(kind, Postgres | MariaDb | Redis),
             // PostgreSQL is several processes, and stopping one of them stops little.
-            Self::Freeze => matches!(kind, MariaDb | Redis | DynamoDb),
+            Self::Freeze => matches!(kind, MariaDb | Redis | RedisCluster | DynamoDb),
             Self::Empty | Self::Failover | Self::Evict | Self::Scripts | Self::Full => {
                 kind == Redis
             }

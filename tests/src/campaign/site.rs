@@ -153,6 +153,9 @@ impl Site {
                 self.astray(Mode::LoseReplies(then), length)
             }
             Fault::Restart => self.restart(random.around(Duration::from_millis(200))),
+            Fault::Freeze if matches!(self.server, Server::Cluster(_)) => {
+                self.freeze_a_node(random)
+            }
             Fault::Freeze => self.freeze(random.around(Duration::from_millis(1800))),
             Fault::Empty => {
                 self.restart(random.around(Duration::from_millis(50)));
@@ -271,6 +274,18 @@ impl Site {
         cluster.node_mut(master).kill();
         let _ = cluster.failed_over(slot, master);
         cluster.node_mut(master).restart();
+        cluster.is_whole_again();
+        true
+    }
+
+    /// For long enough that its replica takes over.
+    fn freeze_a_node(&mut self, random: &mut Random) -> bool {
+        let cluster = self.cluster();
+        let slot = u16::try_from(random.below(16_384)).expect("a slot");
+        let master = cluster.master_of(slot).expect("all slots are served");
+        cluster.node(master).pause();
+        thread::sleep(Duration::from_secs(6));
+        cluster.node(master).resume();
         cluster.is_whole_again();
         true
     }

@@ -7,7 +7,7 @@ use redis::{
 use tokio::time::Instant;
 
 use crate::redial::Redial;
-#[cfg(any(feature = "cluster", feature = "deadpool"))]
+#[cfg(feature = "deadpool")]
 use crate::redial::in_time;
 
 /// What few use is boxed where it is awaited: getting a connection from a pool takes 14 KiB.
@@ -20,9 +20,9 @@ pub(crate) enum Link {
     /// A connection from the pool for each call.
     #[cfg(feature = "deadpool")]
     Pooled(deadpool_redis::Pool),
-    /// The connection knows the nodes and their slots.
+    /// The connection knows the nodes and their slots. It is replaced when one of them is silent.
     #[cfg(feature = "cluster")]
-    Cluster(redis::cluster_async::ClusterConnection),
+    Cluster(Redial<redis::cluster_async::ClusterConnection>),
 }
 
 impl Link {
@@ -47,9 +47,7 @@ impl Link {
                 Box::pin(in_time(deadline, sent)).await
             }
             #[cfg(feature = "cluster")]
-            Self::Cluster(connection) => {
-                Box::pin(in_time(deadline, send(connection.clone(), command))).await
-            }
+            Self::Cluster(redial) => Box::pin(redial.with(deadline, |it| send(it, command))).await,
         }
     }
 
@@ -73,8 +71,8 @@ impl Link {
                 Box::pin(in_time(deadline, sent)).await
             }
             #[cfg(feature = "cluster")]
-            Self::Cluster(connection) => {
-                Box::pin(in_time(deadline, send_both(connection.clone(), &both))).await
+            Self::Cluster(redial) => {
+                Box::pin(redial.with(deadline, |it| send_both(it, &both))).await
             }
         }
     }

@@ -8,14 +8,14 @@ use redis::{
 };
 use tokio::time::Instant;
 
+#[cfg(feature = "cluster")]
+use crate::ConnectErrorKind;
 #[cfg(feature = "deadpool")]
 use crate::link::pooled;
 use crate::{
     ConnectError, RedisStore, check::check, link::Link, listen::Listener, redial::Redial,
     scripts::Scripts, store::Inner,
 };
-#[cfg(feature = "cluster")]
-use crate::{ConnectErrorKind, redial::in_time};
 
 /// How a [`RedisStore`] uses its server, and how it connects.
 ///
@@ -260,14 +260,14 @@ impl RedisOptions {
             .response_timeout(self.timeout)
             .build()
             .map_err(ConnectError::address)?;
-        let connect = || async {
-            let deadline = Instant::now() + self.timeout;
-            in_time(deadline, client.get_async_connection())
-                .await
-                .map(Link::Cluster)
-                .map_err(ConnectError::unreachable)
+        let link = || {
+            let client = client.clone();
+            Link::Cluster(Redial::to_many(move || {
+                let client = client.clone();
+                async move { client.get_async_connection().await }
+            }))
         };
-        let (asking, keeping) = (connect().await?, connect().await?);
+        let (asking, keeping) = (link(), link());
         self.store(asking, keeping, None).await
     }
 

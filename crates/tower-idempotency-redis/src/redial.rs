@@ -12,7 +12,7 @@ use std::{
 
 use futures_util::{
     FutureExt,
-    future::{BoxFuture, Shared},
+    future::{BoxFuture, Shared, poll_fn},
 };
 use redis::{ErrorKind, RedisError, RedisResult, ServerErrorKind};
 use tokio::time::{Instant, timeout_at};
@@ -20,6 +20,8 @@ use tokio::time::{Instant, timeout_at};
 pub(crate) struct Redial<C: Clone> {
     dial: Box<dyn Fn() -> Dialled<C> + Send + Sync>,
     current: Mutex<Current<C>>,
+    /// Whether the connection leads to several servers, of which one can be silent while the others answer.
+    leads_to_many: bool,
     /// When the last answer came; like all times here in microseconds since this was made.
     answered: AtomicU64,
     /// When the first of the calls began that came since, or since the connection was made anew.
@@ -32,6 +34,8 @@ type Dialled<C> = Shared<BoxFuture<'static, RedisResult<C>>>;
 struct Current<C: Clone> {
     number: u64,
     connection: Dialled<C>,
+    /// What takes its place once it is made: until then those servers that answer go on to be asked.
+    next: Option<Dialled<C>>,
 }
 
 impl<C: Clone + Send + Sync + 'static> Redial<C> {
@@ -45,11 +49,27 @@ impl<C: Clone + Send + Sync + 'static> Redial<C> {
             current: Mutex::new(Current {
                 number: 0,
                 connection: dial(),
+                next: None,
             }),
             dial,
+            leads_to_many: false,
             answered: AtomicU64::new(0),
             asked: AtomicU64::new(0),
             made: Instant::now(),
+        }
+    }
+
+    /// As [`new`](Self::new), of a connection to several servers. It finds out which of them has what as it is made, and
+    /// does not look again because one has fallen silent, whose place another has taken: so one call that times out is
+    /// enough for making it anew.
+    #[cfg(feature = "cluster")]
+    pub(crate) fn to_many<F>(dial: impl Fn() -> F + Send + Sync + 'static) -> Self
+    where
+        F: Future<Output = RedisResult<C>> + Send + 'static,
+    {
+        Self {
+            leads_to_many: true,
+            ..Self::new(dial)
         }
     }
 
@@ -63,11 +83,11 @@ impl<C: Clone + Send + Sync + 'static> Redial<C> {
     where
         F: Future<Output = RedisResult<T>>,
     {
-        if self.is_silent(deadline) {
-            let (number, _) = self.current();
+        if !self.leads_to_many && self.is_silent(deadline) {
+            let (number, ..) = self.current();
             self.replace(number);
         }
-        let (number, connection) = self.current();
+        let (number, connection, next) = self.current();
         let connection = match in_time(deadline, connection).await {
             Ok(connection) => connection,
             // Still being made.
@@ -78,13 +98,13 @@ impl<C: Clone + Send + Sync + 'static> Redial<C> {
             }
         };
         let began = self.now();
-        let result = in_time(deadline, call(connection)).await;
+        let result = in_time(deadline, beside(next, call(connection))).await;
         match &result {
             Ok(_) => self.answered.store(self.now(), Relaxed),
             Err(error) if is_final(error) => self.replace(number),
             // A server that is gone without a word never closes the connection. One that is slow answers somebody.
             Err(error) if error.is_timeout() => {
-                if self.answered.load(Relaxed) < began {
+                if self.leads_to_many || self.answered.load(Relaxed) < began {
                     self.replace(number);
                 }
             }
@@ -111,22 +131,53 @@ impl<C: Clone + Send + Sync + 'static> Redial<C> {
         u64::try_from(self.made.elapsed().as_micros()).unwrap_or(u64::MAX)
     }
 
-    fn current(&self) -> (u64, Dialled<C>) {
-        let current = self.current.lock().unwrap_or_else(PoisonError::into_inner);
-        (current.number, current.connection.clone())
+    fn current(&self) -> (u64, Dialled<C>, Option<Dialled<C>>) {
+        let mut current = self.current.lock().unwrap_or_else(PoisonError::into_inner);
+        if let Some(made) = current.next.take_if(|next| next.peek().is_some())
+            && matches!(made.peek(), Some(Ok(_)))
+        {
+            current.number += 1;
+            current.connection = made;
+        }
+        (
+            current.number,
+            current.connection.clone(),
+            current.next.clone(),
+        )
     }
 
-    /// Makes the connection anew, unless somebody else did since.
+    /// Makes the connection anew, unless somebody else did since, or is about to.
     fn replace(&self, number: u64) {
         let mut current = self.current.lock().unwrap_or_else(PoisonError::into_inner);
-        if current.number == number {
+        if current.number != number {
+            return;
+        }
+        let is_made = matches!(current.connection.peek(), Some(Ok(_)));
+        if self.leads_to_many && is_made {
+            current.next.get_or_insert_with(|| (self.dial)());
+        } else {
             self.asked.store(self.now(), Relaxed);
             *current = Current {
                 number: number + 1,
                 connection: (self.dial)(),
+                next: None,
             };
         }
     }
+}
+
+/// Makes a call, and a connection on the way: nobody waits for that yet.
+async fn beside<C: Clone, T>(next: Option<Dialled<C>>, call: impl Future<Output = T>) -> T {
+    let Some(mut next) = next else {
+        return call.await;
+    };
+    let mut call = std::pin::pin!(call);
+    let mut is_made = false;
+    poll_fn(|cx| {
+        is_made = is_made || next.poll_unpin(cx).is_ready();
+        call.as_mut().poll(cx)
+    })
+    .await
 }
 
 /// The call's result, or a timeout.

@@ -188,6 +188,36 @@ async fn keys_of_a_node_that_is_gone_are_refused_until_its_replica_takes_over() 
     assert_eq!(books.total(), 60 + 3 + 1);
 }
 
+// fm 38, 40: its connections stay open, and nobody says that another one has its slots.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn keys_of_a_node_that_hangs_are_served_once_its_replica_has_taken_over() {
+    let cluster = RedisCluster::start_with_replicas();
+    for n in 0..6 {
+        let command = ["CONFIG", "SET", "cluster-require-full-coverage", "no"];
+        cluster.node(n).command(&command);
+    }
+    let (books, mut nodes) = (Books::default(), Vec::new());
+    for n in 0..3 {
+        let store = connect(&cluster, &format!("{{{}}}:", tag_on(&cluster, n))).await;
+        nodes.push(Node::with(store, &books, |layer| layer));
+    }
+    let before = nodes[0].post("/orders", "before").await;
+    caught_up(cluster.node(0), cluster.node(3)).await;
+    cluster.node(0).pause();
+    nodes[0].assert_unavailable("/orders", "fresh").await;
+    let patience = Duration::from_secs(15);
+    nodes[0].until_served("/orders", "fresh", patience).await;
+    nodes[0].assert_replays("/orders", "before", &before).await;
+    for (n, node) in nodes.iter().enumerate().skip(1) {
+        let key = format!("other-{n}");
+        let answer = node.post("/orders", &key).await;
+        assert_eq!(answer.text(), format!("effect 1 of {key}"));
+    }
+    cluster.node(0).resume();
+    nodes[0].until_served("/orders", "after", patience).await;
+    assert_eq!(books.total(), 5);
+}
+
 // fm 40: CLUSTERDOWN.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_cluster_that_is_down_executes_nothing_and_serves_when_it_is_back() {

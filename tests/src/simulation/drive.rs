@@ -455,7 +455,10 @@ impl Driver {
                 oracle::judge_rest(&mut world);
                 drop(world);
                 self.phase = Phase::Drain;
-                self.until = now + lease / 4 + 50;
+                // One that had nothing to do may be ahead.
+                let clocks = self.hosts.iter().filter_map(|host| host.process.as_ref());
+                let ahead = clocks.map(Process::clock).max().unwrap_or(0);
+                self.until = now.max(ahead) + lease / 4 + 50;
                 for host in 0..self.hosts.len() {
                     self.drain(host);
                 }

@@ -3,7 +3,7 @@
 //! A fresh request is the statements of an acquire and a completion, a replay that of an acquire. The bare loop sends what
 //! the store was seen to send, with another id each time, over as many connections, and does nothing else. In SQLite,
 //! which nobody can listen to, it runs the statements as they stand in the store's source. Both run in turn, and the figure
-//! is the median over the rounds: of one request after another, and of 64 at a time.
+//! is the median over the rounds: of one request after another, and of 64 at a time, as in the bench `redis`.
 //!
 //! ```sh
 //! cargo bench -p tests --bench sql             # all
@@ -18,157 +18,92 @@ use std::{
         atomic::{AtomicU64, Ordering::Relaxed},
     },
     thread,
-    time::Instant,
 };
 
-use axum::{
-    Router,
-    body::Body,
-    http::{Request, header},
-    routing::post,
-};
+use axum::Router;
 use bytes::Bytes;
 use tests::{
     scratch::Scratch,
     servers::{mariadb::MariaDbServer, postgres::PostgresServer},
 };
-use tokio::{
-    runtime::Runtime,
-    sync::{Semaphore, SemaphorePermit},
-};
-use tower::ServiceExt;
-use tower_idempotency::{IdempotencyLayer, store::Store};
+use tokio::sync::{Semaphore, SemaphorePermit};
+use tower_idempotency::store::Store;
 use tower_idempotency_sqlx::{
     MySqlStore, PostgresStore, SqliteStore,
     sqlx::{
-        self, AssertSqlSafe, Connection, Executor, MySqlConnection, PgConnection, SqlSafeStr as _,
-        SqlStr, SqliteConnection, raw_sql,
+        self, AssertSqlSafe, ConnectOptions as _, Connection, Executor, MySqlConnection,
+        PgConnection, SqlSafeStr as _, SqlStr, SqliteConnection, raw_sql,
         sqlite::{SqliteConnectOptions, SqliteSynchronous},
     },
 };
 
+use self::pace::{Pace, Sides, app, ask, is_wanted, order};
+
+mod pace;
+
 fn main() {
-    // `cargo test --all-targets` runs benches too, to see that they work; it does not say `--bench`.
-    let in_earnest = std::env::args().any(|arg| arg == "--bench");
-    let (each, rounds) = if in_earnest { (40, 24) } else { (1, 1) };
-    let runtime = tokio::runtime::Builder::new_multi_thread()
-        .worker_threads(2)
-        .enable_all()
-        .build()
-        .expect("a runtime");
     if is_wanted("postgres") {
-        let server = PostgresServer::start(&[]);
-        let sides = runtime.block_on(on_postgres(&server));
-        compare("postgres", &runtime, &Arc::new(sides), each, rounds);
+        Pace::each(|pace| {
+            let server = pace.server(|| PostgresServer::start(&[]));
+            let runtime = pace.runtime();
+            let sides = runtime.block_on(on_postgres(&server));
+            pace.compare("postgres", &runtime, sides);
+        });
     }
     if is_wanted("mariadb") {
-        let server = MariaDbServer::start(&[]);
-        let sides = runtime.block_on(on_mariadb(&server));
-        compare("mariadb", &runtime, &Arc::new(sides), each, rounds);
+        Pace::each(|pace| {
+            let server = pace.server(|| MariaDbServer::start(&[]));
+            let runtime = pace.runtime();
+            let sides = runtime.block_on(on_mariadb(&server));
+            pace.compare("mariadb", &runtime, sides);
+        });
     }
     if is_wanted("sqlite") {
-        let scratch = Scratch::new();
-        let sides = runtime.block_on(on_sqlite(&scratch));
-        compare("sqlite", &runtime, &Arc::new(sides), each, rounds);
+        Pace::each(|pace| {
+            // There is no server: its part is in the client's process.
+            let scratch = pace.server(Scratch::new);
+            let runtime = pace.runtime();
+            let sides = runtime.block_on(on_sqlite(&scratch));
+            pace.compare("sqlite", &runtime, sides);
+        });
     }
 }
 
-/// Whether it is one of those that were asked for, if any were.
-fn is_wanted(name: &str) -> bool {
-    let mut asked = std::env::args()
-        .skip(1)
-        .filter(|arg| !arg.starts_with('-'))
-        .peekable();
-    asked.peek().is_none() || asked.any(|asked| name.contains(&asked) || asked.contains(name))
-}
-
-fn compare<B: Bare>(
-    database: &str,
-    runtime: &Runtime,
-    sides: &Arc<Sides<B>>,
-    each: u64,
-    rounds: u32,
-) {
-    for (title, replay, tasks) in [
-        ("fresh keys", false, 1),
-        ("replays", true, 1),
-        ("fresh keys", false, 64),
-        ("replays", true, 64),
-    ] {
-        if !is_wanted(&format!("{database}, {title}")) {
-            continue;
-        }
-        let each = if tasks == 1 { each * 4 } else { each };
-        let (mut bare, mut layer) = (Vec::new(), Vec::new());
-        for _ in 0..=rounds {
-            bare.push(round(
-                runtime,
-                tasks,
-                each,
-                sides,
-                move |sides| async move {
-                    sides.bare.request(replay).await;
-                },
-            ));
-            layer.push(round(
-                runtime,
-                tasks,
-                each,
-                sides,
-                move |sides| async move {
-                    sides.layer(replay).await;
-                },
-            ));
-        }
-        let (bare, layer) = (median(bare), median(layer));
-        println!(
-            "{database}, {title}, {tasks} at a time: bare loop {bare:.1} us, layer {layer:.1} us, {:.1} % of the rate",
-            bare / layer * 100.0
-        );
-    }
-}
-
-struct Sides<B> {
+struct Both<B> {
     app: Router,
+    order: Bytes,
     bare: B,
     next: AtomicU64,
 }
 
-/// The other side: nothing but statements.
-trait Bare: Send + Sync + 'static {
-    fn request(&self, replay: bool) -> impl Future<Output = ()> + Send;
+impl<B: Bare> Both<B> {
+    fn new<S: Store>(store: S, bare: B) -> Self {
+        Self {
+            app: app(store),
+            order: order(),
+            bare,
+            next: AtomicU64::new(0),
+        }
+    }
 }
 
-fn app<S: Store>(store: S) -> Router {
-    // What the handler does is no part of the comparison: it answers what it got.
-    Router::new()
-        .route("/orders", post(async |body: Bytes| body))
-        .layer(IdempotencyLayer::new(store))
-        .with_state(())
-}
-
-async fn ask(app: &Router, key: &str) {
-    let body = order();
-    let length = body.len();
-    let req = Request::post("/orders")
-        .header(header::CONTENT_TYPE, "application/json")
-        .header("idempotency-key", key)
-        .body(Body::from(body))
-        .expect("a request");
-    let Ok(res) = app.clone().oneshot(req).await;
-    assert!(res.status().is_success(), "{}", res.status());
-    let body = axum::body::to_bytes(res.into_body(), usize::MAX).await;
-    assert_eq!(body.expect("a body").len(), length);
-}
-
-impl<B: Bare> Sides<B> {
+impl<B: Bare> Sides for Both<B> {
     async fn layer(&self, replay: bool) {
         let key = match replay {
             true => "replayed".to_owned(),
             false => format!("{:032}", self.next.fetch_add(1, Relaxed)),
         };
-        ask(&self.app, &key).await;
+        ask(&self.app, &self.order, &key).await;
     }
+
+    async fn bare(&self, replay: bool) {
+        self.bare.request(replay).await;
+    }
+}
+
+/// Nothing but statements.
+trait Bare: Send + Sync + 'static {
+    fn request(&self, replay: bool) -> impl Future<Output = ()> + Send;
 }
 
 // ---- Servers: what was seen on the wire ----
@@ -244,23 +179,19 @@ where
     }
 }
 
-async fn on_postgres(server: &PostgresServer) -> Sides<Loop<PgConnection>> {
+async fn on_postgres(server: &PostgresServer) -> Both<Loop<PgConnection>> {
     let ear = Ear::before(server.address());
     let url = format!("postgres://app@{}/postgres", ear.address);
     let overheard = PostgresStore::from_url(&url).expect("an URL");
     overheard.migrate().await.expect("the server runs");
-    ask(&app(overheard), "replayed").await;
-    let mut connections = Vec::new();
-    for _ in 0..CONNECTIONS {
-        let connection = PgConnection::connect(&server.url()).await;
-        connections.push(connection.expect("the server runs"));
-    }
+    ask(&app(overheard), &order(), "replayed").await;
+    let mut connections = connect::<PgConnection>(&server.url()).await;
     let ids = sqlx::query_scalar("select encode(id, 'hex') from tower_idempotency");
     let id: String = ids.fetch_one(&mut connections[0]).await.expect("one");
     let store = PostgresStore::from_url(&server.url()).expect("an URL");
-    Sides {
-        app: app(store),
-        bare: Loop {
+    Both::new(
+        store,
+        Loop {
             seen: Seen {
                 acquire: ear.statement("set transaction", b"with asked"),
                 complete: ear.statement("set transaction", b"with ended"),
@@ -269,27 +200,22 @@ async fn on_postgres(server: &PostgresServer) -> Sides<Loop<PgConnection>> {
             connections: Connections::new(connections),
             next: AtomicU64::new(0),
         },
-        next: AtomicU64::new(0),
-    }
+    )
 }
 
-async fn on_mariadb(server: &MariaDbServer) -> Sides<Loop<MySqlConnection>> {
+async fn on_mariadb(server: &MariaDbServer) -> Both<Loop<MySqlConnection>> {
     let ear = Ear::before(server.address());
     let url = format!("mysql://app:app@{}/app", ear.address);
     let overheard = MySqlStore::from_url(&url).expect("an URL");
     overheard.migrate().await.expect("the server runs");
-    ask(&app(overheard), "replayed").await;
-    let mut connections = Vec::new();
-    for _ in 0..CONNECTIONS {
-        let connection = MySqlConnection::connect(&server.url()).await;
-        connections.push(connection.expect("the server runs"));
-    }
+    ask(&app(overheard), &order(), "replayed").await;
+    let mut connections = connect::<MySqlConnection>(&server.url()).await;
     let ids = sqlx::query_scalar("select lower(hex(id)) from tower_idempotency");
     let id: String = ids.fetch_one(&mut connections[0]).await.expect("one");
     let store = MySqlStore::from_url(&server.url()).expect("an URL");
-    Sides {
-        app: app(store),
-        bare: Loop {
+    Both::new(
+        store,
+        Loop {
             seen: Seen {
                 acquire: ear.statement("set transaction", b"into @free"),
                 complete: ear.statement("set @record", b"@record"),
@@ -298,8 +224,19 @@ async fn on_mariadb(server: &MariaDbServer) -> Sides<Loop<MySqlConnection>> {
             connections: Connections::new(connections),
             next: AtomicU64::new(0),
         },
-        next: AtomicU64::new(0),
+    )
+}
+
+/// As the store connects: looking at each statement for a log takes time of its own.
+async fn connect<C: Connection>(url: &str) -> Vec<C> {
+    let options: C::Options = url.parse().expect("an URL");
+    let options = options.disable_statement_logging();
+    let mut connections = Vec::new();
+    for _ in 0..CONNECTIONS {
+        let connection = C::connect_with(&options).await;
+        connections.push(connection.expect("the server runs"));
     }
+    connections
 }
 
 /// Listens to what clients say to a server.
@@ -400,8 +337,9 @@ impl File {
                 .bind(86_400_000)
                 .bind(&self.record),
         };
-        let row = query.fetch_optional(&mut connection).await;
-        assert_eq!(row.expect("an answer").is_some(), is_row);
+        // To its end, as the store does: one that is asked for one row says nothing of the commit.
+        let rows = query.fetch_all(&mut connection).await;
+        assert_eq!(rows.expect("an answer").len(), usize::from(is_row));
         at.give(connection);
     }
 
@@ -421,15 +359,15 @@ impl Bare for File {
     }
 }
 
-async fn on_sqlite(scratch: &Scratch) -> Sides<File> {
+async fn on_sqlite(scratch: &Scratch) -> Both<File> {
     let path = scratch.file("keys.db");
     let store = SqliteStore::new(&path);
     store.migrate().await.expect("a file that can be written");
-    let app = app(store);
-    ask(&app, "replayed").await;
+    ask(&app(store.clone()), &order(), "replayed").await;
     let options = SqliteConnectOptions::new()
         .filename(&path)
-        .synchronous(SqliteSynchronous::Full);
+        .synchronous(SqliteSynchronous::Full)
+        .disable_statement_logging();
     let connect = async || {
         let connection = SqliteConnection::connect_with(&options).await;
         connection.expect("the file is there")
@@ -458,11 +396,7 @@ async fn on_sqlite(scratch: &Scratch) -> Sides<File> {
         next: AtomicU64::new(0),
     };
     bare.fresh(&[9; 32]).await;
-    Sides {
-        app,
-        bare,
-        next: AtomicU64::new(0),
-    }
+    Both::new(store, bare)
 }
 
 const SOURCE: &str = include_str!("../../crates/tower-idempotency-sqlx/src/sqlite/statements.rs");
@@ -522,56 +456,4 @@ fn id(n: u64) -> [u8; 32] {
     let scattered = n.wrapping_add(1).wrapping_mul(0x9e37_79b9_7f4a_7c15);
     id[..8].copy_from_slice(&scattered.swap_bytes().to_le_bytes());
     id
-}
-
-/// Microseconds a request.
-fn round<B, F>(
-    runtime: &Runtime,
-    tasks: u64,
-    each: u64,
-    sides: &Arc<Sides<B>>,
-    work: impl Fn(Arc<Sides<B>>) -> F,
-) -> f64
-where
-    F: Future<Output = ()> + Send + 'static,
-{
-    runtime.block_on(async {
-        let began = Instant::now();
-        let running: Vec<_> = (0..tasks)
-            .map(|_| {
-                let all: Vec<_> = (0..each).map(|_| work(Arc::clone(sides))).collect();
-                tokio::spawn(async move {
-                    for one in all {
-                        one.await;
-                    }
-                })
-            })
-            .collect();
-        for task in running {
-            task.await.expect("it ended");
-        }
-        #[expect(clippy::cast_precision_loss, reason = "far below 2^52")]
-        let each = began.elapsed().as_nanos() as f64 / (tasks * each) as f64;
-        each / 1000.0
-    })
-}
-
-fn median(mut rounds: Vec<f64>) -> f64 {
-    rounds.sort_by(f64::total_cmp);
-    rounds[rounds.len() / 2]
-}
-
-/// 1 KiB of JSON.
-fn order() -> Bytes {
-    let line = |n: u32| {
-        serde_json::json!({
-            "sku": format!("SKU-{n:06}-{:04}", n * 7919 % 10_000),
-            "quantity": n % 9 + 1,
-            "note": format!("shelf {} of aisle {}, leave at the door", n * 31 % 97, n * 17 % 53),
-        })
-    };
-    let lines: Vec<_> = (1..=9).map(line).collect();
-    serde_json::json!({ "id": 7, "currency": "EUR", "lines": lines })
-        .to_string()
-        .into()
 }

@@ -1,0 +1,213 @@
+//! Requests through the layer and a bare loop of what its store sends, in turn and in one run.
+
+use std::{future::Future, sync::Arc, thread, time::Instant};
+
+use axum::{
+    Router,
+    body::Body,
+    http::{Request, header},
+    routing::post,
+};
+use bytes::Bytes;
+use rustix::thread::{CpuSet, sched_getaffinity, sched_setaffinity};
+use tokio::runtime::Runtime;
+use tower::ServiceExt;
+use tower_idempotency::{IdempotencyLayer, store::Store};
+
+/// Two ways to the same effect in one store.
+pub(crate) trait Sides: Send + Sync + 'static {
+    /// One request, fresh or a replay.
+    fn layer(&self, replay: bool) -> impl Future<Output = ()> + Send;
+
+    /// The calls to the store that it takes, and nothing else.
+    fn bare(&self, replay: bool) -> impl Future<Output = ()> + Send;
+}
+
+/// How many requests are on their way at once, and on which processors.
+#[derive(Clone, Copy)]
+pub(crate) enum Pace {
+    /// One. The client keeps one processor and the server another: left alone the system puts them where it likes, and
+    /// whether they share one makes more of a difference than all that is measured here.
+    One,
+    /// 64, of two workers. They and the server share two processors.
+    Many,
+}
+
+impl Pace {
+    /// Calls it for both, each on a thread of its own.
+    pub(crate) fn each(run: impl Fn(Self) + Sync) {
+        for pace in [Self::One, Self::Many] {
+            thread::scope(|scope| scope.spawn(|| run(pace)).join()).expect("no panic");
+        }
+    }
+
+    /// Starts a server where it is to stay.
+    pub(crate) fn server<T>(self, start: impl FnOnce() -> T) -> T {
+        let before = sched_getaffinity(None).expect("processors");
+        let here: Vec<_> = (0..CpuSet::MAX_CPU).filter(|n| before.is_set(*n)).collect();
+        assert!(here.len() > 1, "this takes two processors");
+        let stay = |places: &[usize]| {
+            let mut set = CpuSet::new();
+            places.iter().for_each(|place| set.set(*place));
+            sched_setaffinity(None, &set).expect("processors of ours");
+        };
+        let (client, server) = match self {
+            Self::One => (&here[..1], &here[1..2]),
+            Self::Many => (&here[..2], &here[..2]),
+        };
+        // What a thread starts stays where the thread stayed.
+        stay(server);
+        let started = start();
+        stay(client);
+        started
+    }
+
+    /// For the client, once the server is there.
+    pub(crate) fn runtime(self) -> Runtime {
+        tokio::runtime::Builder::new_multi_thread()
+            .worker_threads(match self {
+                Self::One => 1,
+                Self::Many => 2,
+            })
+            .enable_all()
+            .build()
+            .expect("a runtime")
+    }
+
+    /// Prints what both sides took, fresh and replayed, of those that were asked for.
+    pub(crate) fn compare<S: Sides>(self, store: &str, runtime: &Runtime, sides: S) {
+        let sides = Arc::new(sides);
+        let tasks = match self {
+            Self::One => 1,
+            Self::Many => 64,
+        };
+        let (each, rounds) = match (is_in_earnest(), self) {
+            (false, _) => (1, 1),
+            (true, Self::One) => (160, 32),
+            (true, Self::Many) => (40, 32),
+        };
+        for (kind, replay) in [("fresh keys", false), ("replays", true)] {
+            if !is_wanted(&format!("{store}, {kind}")) {
+                continue;
+            }
+            let (mut bare, mut layer) = (Vec::new(), Vec::new());
+            for _ in 0..=rounds {
+                bare.push(round(
+                    runtime,
+                    tasks,
+                    each,
+                    &sides,
+                    move |sides| async move {
+                        sides.bare(replay).await;
+                    },
+                ));
+                layer.push(round(
+                    runtime,
+                    tasks,
+                    each,
+                    &sides,
+                    move |sides| async move {
+                        sides.layer(replay).await;
+                    },
+                ));
+            }
+            let (bare, layer) = (median(bare), median(layer));
+            println!(
+                "{store}, {kind}, {tasks} at a time: bare loop {bare:.1} us, layer {layer:.1} us, {:.1} % of the rate",
+                bare / layer * 100.0
+            );
+        }
+    }
+}
+
+/// Whether it is one of those that were asked for, if any were.
+pub(crate) fn is_wanted(name: &str) -> bool {
+    let mut asked = std::env::args()
+        .skip(1)
+        .filter(|arg| !arg.starts_with('-'))
+        .peekable();
+    asked.peek().is_none() || asked.any(|asked| name.contains(&asked) || asked.contains(name))
+}
+
+/// `cargo test --all-targets` runs benches too, to see that they work; it does not say `--bench`.
+fn is_in_earnest() -> bool {
+    std::env::args().any(|arg| arg == "--bench")
+}
+
+/// Microseconds a request.
+fn round<S, F>(
+    runtime: &Runtime,
+    tasks: u64,
+    each: u64,
+    sides: &Arc<S>,
+    work: impl Fn(Arc<S>) -> F,
+) -> f64
+where
+    F: Future<Output = ()> + Send + 'static,
+{
+    runtime.block_on(async {
+        let began = Instant::now();
+        let running: Vec<_> = (0..tasks)
+            .map(|_| {
+                let all: Vec<_> = (0..each).map(|_| work(Arc::clone(sides))).collect();
+                tokio::spawn(async move {
+                    for one in all {
+                        one.await;
+                    }
+                })
+            })
+            .collect();
+        for task in running {
+            task.await.expect("it ended");
+        }
+        #[expect(clippy::cast_precision_loss, reason = "far below 2^52")]
+        let each = began.elapsed().as_nanos() as f64 / (tasks * each) as f64;
+        each / 1000.0
+    })
+}
+
+fn median(mut rounds: Vec<f64>) -> f64 {
+    rounds.sort_by(f64::total_cmp);
+    rounds[rounds.len() / 2]
+}
+
+/// The layer over a handler that answers what it got: what handlers do is no part of the comparison.
+pub(crate) fn app<S: Store>(store: S) -> Router {
+    Router::new()
+        .route("/orders", post(async |body: Bytes| body))
+        .layer(IdempotencyLayer::new(store))
+        .with_state(())
+}
+
+/// Sends an order and reads the answer.
+pub(crate) async fn ask(app: &Router, order: &Bytes, key: &str) {
+    let req = Request::post("/orders")
+        .header(header::CONTENT_TYPE, "application/json")
+        .header("idempotency-key", key)
+        .body(Body::from(order.clone()))
+        .expect("a request");
+    let Ok(res) = app.clone().oneshot(req).await;
+    assert!(res.status().is_success(), "{}", res.status());
+    let body = axum::body::to_bytes(res.into_body(), usize::MAX).await;
+    assert_eq!(body.expect("a body").len(), order.len());
+}
+
+/// 1 KiB of JSON.
+pub(crate) fn order() -> Bytes {
+    let line = |n: u32| {
+        serde_json::json!({
+            "sku": format!("SKU-{n:06}-{:04}", n * 7919 % 10_000),
+            "quantity": n % 9 + 1,
+            "price": f64::from(n * 137 % 10_000) / 100.0,
+            "note": format!("shelf {} of aisle {}, leave at the door", n * 31 % 97, n * 17 % 53),
+        })
+    };
+    serde_json::json!({
+        "id": 7,
+        "customer": "c0ffee00-1234-4a5b-8c6d-0123456789ab",
+        "currency": "EUR",
+        "lines": (1..=8).map(line).collect::<Vec<_>>(),
+    })
+    .to_string()
+    .into()
+}

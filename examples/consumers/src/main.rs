@@ -1,0 +1,201 @@
+//! Both, on a table: what ran, and what came of it.
+
+use std::{io, sync::Arc, time::Duration};
+
+use aws_config::{BehaviorVersion, Region};
+use clap::{Parser, Subcommand, ValueEnum};
+use consumers::{Counter, Failure, Queue, Shipments, Tally, Verdict};
+use tokio::{task::JoinSet, time::sleep};
+use tower_idempotency::IdempotencyLayer;
+use tower_idempotency_dynamodb::{
+    DynamoDbOptions,
+    aws_sdk_dynamodb::{Client, config::Credentials},
+    https_client,
+};
+use tracing_subscriber::{EnvFilter, filter::LevelFilter};
+
+/// A queue's consumers and a counter's writers, with their leases and records in DynamoDB.
+#[derive(Debug, Parser)]
+struct Args {
+    /// Where a stand-in for `DynamoDB` is. Without one it is AWS, with the region and the credentials of the environment.
+    #[arg(long, value_name = "URL", global = true)]
+    endpoint: Option<String>,
+
+    /// The table of leases and records, which is made if it is missing; the effects are in another, of this name and
+    /// `-tally`.
+    #[arg(long, value_name = "NAME", default_value = "consumers", global = true)]
+    table: String,
+
+    /// How long a lease lasts unless it is renewed.
+    #[arg(long, value_name = "DURATION", value_parser = humantime::parse_duration, default_value = "15s", global = true)]
+    lease: Duration,
+
+    /// How far the clocks of processes may be apart.
+    #[arg(long, value_name = "DURATION", value_parser = humantime::parse_duration, default_value = "2s", global = true)]
+    skew: Duration,
+
+    #[command(subcommand)]
+    command: Command,
+}
+
+#[derive(Debug, Subcommand)]
+enum Command {
+    /// Sends messages to a queue that delivers at least once, and a parcel for each message.
+    Shipments {
+        #[arg(long, value_name = "KIND", default_value = "standard")]
+        queue: Kind,
+
+        #[arg(long, value_name = "COUNT", default_value_t = 100)]
+        messages: u32,
+
+        #[arg(long, value_name = "COUNT", default_value_t = 4)]
+        consumers: u32,
+    },
+    /// Applies updates to one number, each of them from several writers at once.
+    Counter {
+        #[arg(long, value_name = "COUNT", default_value_t = 50)]
+        updates: u32,
+
+        #[arg(long, value_name = "AMOUNT", default_value_t = 10)]
+        by: u32,
+
+        /// How many apply each update.
+        #[arg(long, value_name = "COUNT", default_value_t = 3)]
+        writers: u32,
+
+        /// What else there is to do for an update once it is added.
+        #[arg(long, value_name = "DURATION", value_parser = humantime::parse_duration, default_value = "0s")]
+        work: Duration,
+
+        /// Do what not to copy.
+        #[arg(long)]
+        careless: bool,
+    },
+}
+
+#[derive(Clone, Copy, Debug, ValueEnum)]
+enum Kind {
+    Fifo,
+    Standard,
+}
+
+#[tokio::main]
+async fn main() -> Result<(), Failure> {
+    let quiet = EnvFilter::builder().with_default_directive(LevelFilter::ERROR.into());
+    tracing_subscriber::fmt()
+        .with_env_filter(quiet.from_env_lossy())
+        .with_writer(io::stderr)
+        .init();
+    let args = Args::parse();
+
+    let mut sdk = aws_config::defaults(BehaviorVersion::latest()).http_client(https_client());
+    if let Some(endpoint) = &args.endpoint {
+        // A stand-in on this machine, which asks nobody who he is.
+        let nobody = Credentials::new("nobody", "nobody", None, None, "consumers");
+        sdk = sdk.endpoint_url(endpoint).credentials_provider(nobody);
+        sdk = sdk.region(Region::from_static("us-east-1"));
+    }
+    let client = Client::new(&sdk.load().await);
+    let options = DynamoDbOptions::new().with_clock_skew(args.skew);
+    let store = options.store(&client, &args.table);
+    store.create_table().await?;
+    let tally = Tally::new(&client, format!("{}-tally", args.table));
+    tally.create_table().await?;
+    let layer = IdempotencyLayer::new(store).with_lease(args.lease.try_into()?);
+
+    match args.command {
+        Command::Shipments {
+            queue,
+            messages,
+            consumers,
+        } => {
+            let queue = match queue {
+                Kind::Fifo => Queue::fifo(VISIBILITY),
+                Kind::Standard => Queue::standard(VISIBILITY),
+            };
+            for n in 0..messages {
+                queue.send(format!("customer {}", n % 10), order(n));
+            }
+            let shipments = Shipments::new(layer, tally.clone()).with_packing(PACKING);
+            let queue = consume(queue, &shipments, consumers).await;
+            let mut parcels = 0;
+            for n in 0..messages {
+                parcels += tally.amount(&order(n)).await?;
+            }
+            println!(
+                "{messages} messages, {} deliveries, {parcels} parcels, {} dead letters",
+                queue.deliveries(),
+                queue.dead_letters().len()
+            );
+        }
+        Command::Counter {
+            updates,
+            by,
+            writers,
+            work,
+            careless,
+        } => {
+            let counter = Counter::new(layer, tally.clone(), "visits").with_work(work);
+            let counter = match careless {
+                true => counter.careless(),
+                false => counter,
+            };
+            count(&counter, updates, by, writers).await?;
+            let sum = tally.amount("visits").await?;
+            println!("{updates} updates by {by} from {writers} writers each: {sum}");
+        }
+    }
+    Ok(())
+}
+
+fn order(n: u32) -> String {
+    format!(r#"{{"order":{n},"items":["tea"]}}"#)
+}
+
+async fn consume(queue: Queue, shipments: &Shipments, consumers: u32) -> Arc<Queue> {
+    let queue = Arc::new(queue);
+    let mut consuming = JoinSet::new();
+    for _ in 0..consumers {
+        let (queue, shipments) = (Arc::clone(&queue), shipments.clone());
+        consuming.spawn(async move {
+            while !queue.is_empty() {
+                let Some(delivery) = queue.receive() else {
+                    sleep(LATER).await;
+                    continue;
+                };
+                match shipments.receive(&delivery.body).await {
+                    Verdict::Delete => queue.delete(&delivery),
+                    Verdict::Leave => {}
+                    Verdict::DeadLetter(why) => {
+                        tracing::error!(why, "a message for the dead letters");
+                        queue.bury(delivery);
+                    }
+                }
+            }
+        });
+    }
+    consuming.join_all().await;
+    queue
+}
+
+async fn count(counter: &Counter, updates: u32, by: u32, writers: u32) -> Result<(), Failure> {
+    let mut writing = JoinSet::new();
+    for update in 0..updates {
+        for _ in 0..writers {
+            let counter = counter.clone();
+            writing.spawn(async move {
+                let update = format!("update {update}");
+                while counter.add(&update, by).await?.is_none() {
+                    sleep(LATER).await;
+                }
+                Ok::<_, Failure>(())
+            });
+        }
+    }
+    writing.join_all().await.into_iter().collect()
+}
+
+/// Shorter than it sometimes takes to handle a message: that is delivered again meanwhile.
+const VISIBILITY: Duration = Duration::from_millis(100);
+const PACKING: Duration = Duration::from_millis(20);
+const LATER: Duration = Duration::from_millis(50);

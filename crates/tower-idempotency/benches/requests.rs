@@ -363,17 +363,30 @@ fn main() {
         );
     }
     if wants("socket") {
-        socket(&runtime, size(64, 100, 30), big);
+        let full = protected(MemoryStore::new());
+        runtime.block_on(async {
+            let body = Bytes::from(serde_json::to_vec(&order()).expect("an order"));
+            // 256 MiB have room for fewer.
+            for n in 0..times(300_000) {
+                send(&full, request(&body, Some(&format!("stored-{n}")))).await;
+            }
+        });
+        let mut variants = Vec::from(keyed(big()));
+        variants.push(Variant::new(
+            "fresh key, the default store, full",
+            full,
+            Key::Fresh,
+        ));
+        socket(&runtime, size(64, 100, 30), &mut variants);
     }
 }
 
 /// Keep-alive connections over loopback; hyper's own client and the server share the two workers.
-fn socket(runtime: &Runtime, size: Size, store: impl Fn() -> MemoryStore) {
+fn socket(runtime: &Runtime, size: Size, variants: &mut [Variant]) {
     let body = Bytes::from(serde_json::to_vec(&order()).expect("an order"));
     let keys = Arc::new(Keys {
         next: AtomicU64::new(0),
     });
-    let mut variants = keyed(store());
     let mut connections: Vec<Vec<Connection>> = variants
         .iter()
         .map(|variant| {
@@ -418,7 +431,7 @@ fn socket(runtime: &Runtime, size: Size, store: impl Fn() -> MemoryStore) {
             }
         }
     }
-    report("loopback sockets, keep-alive, 64 connections", &variants);
+    report("loopback sockets, keep-alive, 64 connections", variants);
 }
 
 #[expect(clippy::cast_precision_loss, reason = "far below 2^52")]

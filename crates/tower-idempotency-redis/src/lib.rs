@@ -43,6 +43,8 @@
 #![cfg_attr(docsrs, feature(doc_cfg))]
 
 mod check;
+#[cfg(feature = "cluster")]
+mod cluster;
 mod error;
 mod link;
 mod listen;

@@ -6,6 +6,8 @@ use redis::{
 };
 use tokio::time::Instant;
 
+#[cfg(feature = "cluster")]
+use crate::cluster::Cluster;
 use crate::redial::Redial;
 #[cfg(feature = "deadpool")]
 use crate::redial::in_time;
@@ -22,7 +24,7 @@ pub(crate) enum Link {
     Pooled(deadpool_redis::Pool),
     /// The connection knows the nodes and their slots. It is replaced when one of them is silent.
     #[cfg(feature = "cluster")]
-    Cluster(Redial<redis::cluster_async::ClusterConnection>),
+    Cluster(Box<Cluster>),
 }
 
 impl Link {
@@ -47,7 +49,7 @@ impl Link {
                 Box::pin(in_time(deadline, sent)).await
             }
             #[cfg(feature = "cluster")]
-            Self::Cluster(redial) => Box::pin(redial.with(deadline, |it| send(it, command))).await,
+            Self::Cluster(cluster) => Box::pin(cluster.send(deadline, command)).await,
         }
     }
 
@@ -70,22 +72,24 @@ impl Link {
                 let sent = async { send_both(pooled(pool).await?, &both).await };
                 Box::pin(in_time(deadline, sent)).await
             }
+            // Nobody waits for replicas there.
             #[cfg(feature = "cluster")]
-            Self::Cluster(redial) => {
-                Box::pin(redial.with(deadline, |it| send_both(it, &both))).await
+            Self::Cluster(_) => {
+                let message = "a cluster takes one command at a time";
+                Err((redis::ErrorKind::Client, message).into())
             }
         }
     }
 }
 
-async fn send(mut connection: impl ConnectionLike, command: &Cmd) -> RedisResult<Value> {
+pub(crate) async fn send(mut connection: impl ConnectionLike, command: &Cmd) -> RedisResult<Value> {
     connection
         .req_packed_command(command)
         .await?
         .extract_error()
 }
 
-async fn send_both(
+pub(crate) async fn send_both(
     mut connection: impl ConnectionLike,
     pipeline: &Pipeline,
 ) -> RedisResult<(Value, Value)> {

@@ -8,14 +8,14 @@ use redis::{
 };
 use tokio::time::Instant;
 
-#[cfg(feature = "cluster")]
-use crate::ConnectErrorKind;
 #[cfg(feature = "deadpool")]
 use crate::link::pooled;
 use crate::{
     ConnectError, RedisStore, check::check, link::Link, listen::Listener, redial::Redial,
     scripts::Scripts, store::Inner,
 };
+#[cfg(feature = "cluster")]
+use crate::{ConnectErrorKind, cluster::Cluster};
 
 /// How a [`RedisStore`] uses its server, and how it connects.
 ///
@@ -255,17 +255,24 @@ impl RedisOptions {
         let nodes: Vec<_> = nodes
             .collect::<Result<_, _>>()
             .map_err(ConnectError::address)?;
+        let like = nodes.first().cloned().ok_or_else(|| {
+            ConnectError::new(ConnectErrorKind::Address, "expected a node of the cluster")
+        })?;
         let client = redis::cluster::ClusterClient::builder(nodes)
             .connection_timeout(self.timeout)
             .response_timeout(self.timeout)
+            // Redirections are followed here.
+            .retries(0)
             .build()
             .map_err(ConnectError::address)?;
         let link = || {
             let client = client.clone();
-            Link::Cluster(Redial::to_many(move || {
+            let nodes = Redial::to_many(move || {
                 let client = client.clone();
                 async move { client.get_async_connection().await }
-            }))
+            });
+            let cluster = Cluster::new(nodes, like.clone(), self.timeout);
+            Link::Cluster(Box::new(cluster))
         };
         let (asking, keeping) = (link(), link());
         self.store(asking, keeping, None).await

@@ -1,8 +1,13 @@
 //! A cluster, its slots moving and its nodes gone: failure modes 39 and 40.
 
 use std::{
-    sync::Arc,
-    sync::atomic::{AtomicBool, AtomicU64, Ordering},
+    collections::HashSet,
+    io::{Read, Write},
+    net::TcpStream,
+    sync::{
+        Arc,
+        atomic::{AtomicBool, AtomicU64, Ordering},
+    },
     thread,
     time::Duration,
 };
@@ -79,10 +84,10 @@ async fn slots_that_move_while_requests_go_on_cost_no_effect_and_no_record() {
                 let key = format!("k-{client}-{keys}");
                 keys += 1;
                 let began = Instant::now();
-                let answer = node.post("/orders", &key).await;
-                if answer.status != StatusCode::CREATED {
+                let first = node.post("/orders", &key).await;
+                if first.status != StatusCode::CREATED {
                     refused.fetch_add(1, Ordering::Relaxed);
-                    assert_eq!(answer.code(), "store-unavailable");
+                    assert_eq!(first.code(), "store-unavailable");
                     assert_eq!(node.books.of(&key), 0, "refused and executed");
                 }
                 let patience = Duration::from_secs(5);
@@ -91,7 +96,10 @@ async fn slots_that_move_while_requests_go_on_cost_no_effect_and_no_record() {
                 assert_eq!(again.body, answer.body);
                 let (effects, took) = (node.books.of(&key), began.elapsed());
                 // A machine that stood still for a lease has orphans, which are executed again.
-                assert!(effects == 1 || took > LEASE, "{key}: {effects} in {took:?}");
+                assert!(
+                    effects == 1 || took > LEASE,
+                    "{key}: {effects} in {took:?}: {first:?}, {answer:?}"
+                );
                 late.fetch_add(effects - 1, Ordering::Relaxed);
             }
             keys
@@ -126,6 +134,54 @@ async fn slots_that_move_while_requests_go_on_cost_no_effect_and_no_record() {
 }
 
 const LEASE: Duration = Duration::from_millis(1_500);
+
+// fm 40: a node that imports a slot executes what follows ASKING on a connection, whether or not it has the entry: were
+// that another request, whose entry is with the former owner still, it would be executed twice.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn nothing_comes_between_asking_and_what_it_is_asked_for() {
+    let cluster = RedisCluster::start();
+    let slot = cluster.slot("{importing}");
+    let node = Node::new(connect(&cluster, "{importing}:").await);
+    let to = (cluster.master_of(slot).unwrap() + 1) % 3;
+    node.post("/orders", "before").await;
+    cluster.begin_move(slot, to);
+    let mut monitor = TcpStream::connect(cluster.node(to).address()).unwrap();
+    monitor.write_all(b"MONITOR\r\n").unwrap();
+    let mut requests = JoinSet::new();
+    for i in 0..200 {
+        let node = node.clone();
+        requests.spawn(async move {
+            let key = format!("k-{i}");
+            node.until_served("/orders", &key, Duration::from_secs(10))
+                .await;
+            assert_eq!(node.books.of(&key), 1, "{key}");
+        });
+    }
+    requests.join_all().await;
+    // All that the node did, in its order; nothing more comes.
+    let mut seen = String::new();
+    monitor
+        .set_read_timeout(Some(Duration::from_millis(500)))
+        .unwrap();
+    let _timeout = monitor.read_to_string(&mut seen);
+    let mut asking = HashSet::new();
+    let mut asked = 0;
+    for line in seen.lines().filter(|line| !line.contains(" lua]")) {
+        let Some((client, command)) = line.split_once("] ") else {
+            continue;
+        };
+        let client = client.rsplit(' ').next().unwrap().to_owned();
+        if command.eq_ignore_ascii_case("\"ASKING\"") {
+            assert!(asking.insert(client), "asks for two at once: {line}");
+        } else if asking.remove(&client) {
+            asked += 1;
+            assert!(command.contains("{importing}:"), "{line}");
+        }
+    }
+    // An acquire and a completion of each.
+    assert!(asked >= 400, "{asked} were asked for");
+    assert!(asking.is_empty(), "{asking:?}");
+}
 
 // fm 40, 35
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]

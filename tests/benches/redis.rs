@@ -11,7 +11,10 @@
 //! cargo bench -p tests --bench redis -- replays # one of them
 //! ```
 
-use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
+use std::sync::{
+    Arc,
+    atomic::{AtomicU64, Ordering::Relaxed},
+};
 
 use axum::Router;
 use bytes::Bytes;
@@ -28,7 +31,7 @@ fn main() {
         let server = pace.server(|| RedisServer::start(&[]));
         let runtime = pace.runtime();
         let sides = runtime.block_on(Scripts::new(&server));
-        pace.compare("redis", &runtime, sides);
+        pace.compare("redis", &runtime, &Arc::new(sides));
     });
 }
 

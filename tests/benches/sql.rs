@@ -37,34 +37,53 @@ use tower_idempotency_sqlx::{
     },
 };
 
-use self::pace::{Pace, Sides, app, ask, is_wanted, order};
+use self::pace::{Pace, Sides, app, ask, is_any_wanted, order};
 
 mod pace;
 
 fn main() {
-    if is_wanted("postgres") {
+    if is_any_wanted("postgres") {
         Pace::each(|pace| {
             let server = pace.server(|| PostgresServer::start(&[]));
             let runtime = pace.runtime();
-            let sides = runtime.block_on(on_postgres(&server));
-            pace.compare("postgres", &runtime, sides);
+            let sides = Arc::new(runtime.block_on(on_postgres(&server)));
+            pace.compare("postgres", &runtime, &sides);
+            let stored = runtime.block_on(async {
+                let mut connections = connect::<PgConnection>(&server.url()).await;
+                sqlx::query_scalar(STORED)
+                    .fetch_one(&mut connections[0])
+                    .await
+            });
+            sides.are(stored.expect("a number"));
         });
     }
-    if is_wanted("mariadb") {
+    if is_any_wanted("mariadb") {
         Pace::each(|pace| {
             let server = pace.server(|| MariaDbServer::start(&[]));
             let runtime = pace.runtime();
-            let sides = runtime.block_on(on_mariadb(&server));
-            pace.compare("mariadb", &runtime, sides);
+            let sides = Arc::new(runtime.block_on(on_mariadb(&server)));
+            pace.compare("mariadb", &runtime, &sides);
+            let stored = runtime.block_on(async {
+                let mut connections = connect::<MySqlConnection>(&server.url()).await;
+                sqlx::query_scalar(STORED)
+                    .fetch_one(&mut connections[0])
+                    .await
+            });
+            sides.are(stored.expect("a number"));
         });
     }
-    if is_wanted("sqlite") {
+    if is_any_wanted("sqlite") {
         Pace::each(|pace| {
             // There is no server: its part is in the client's process.
             let scratch = pace.server(Scratch::new);
             let runtime = pace.runtime();
-            let sides = runtime.block_on(on_sqlite(&scratch));
-            pace.compare("sqlite", &runtime, sides);
+            let sides = Arc::new(runtime.block_on(on_sqlite(&scratch)));
+            pace.compare("sqlite", &runtime, &sides);
+            let stored = runtime.block_on(async {
+                let (mut connection, _permit) = sides.bare.writer.take().await;
+                sqlx::query_scalar(STORED).fetch_one(&mut connection).await
+            });
+            sides.are(stored.expect("a number"));
         });
     }
 }
@@ -87,6 +106,14 @@ impl<B: Bare> Both<B> {
     }
 }
 
+impl<B: Bare> Both<B> {
+    /// Every request of both sides has to have left a record, beside those that are replayed.
+    fn are(&self, stored: i64) {
+        let asked = self.next.load(Relaxed) + self.bare.asked();
+        assert_eq!(stored.unsigned_abs(), asked + B::REPLAYED, "records");
+    }
+}
+
 impl<B: Bare> Sides for Both<B> {
     async fn layer(&self, replay: bool) {
         let key = match replay {
@@ -103,7 +130,13 @@ impl<B: Bare> Sides for Both<B> {
 
 /// Nothing but statements.
 trait Bare: Send + Sync + 'static {
+    /// Records that are there to be replayed.
+    const REPLAYED: u64;
+
     fn request(&self, replay: bool) -> impl Future<Output = ()> + Send;
+
+    /// How often, with keys that were fresh.
+    fn asked(&self) -> u64;
 }
 
 // ---- Servers: what was seen on the wire ----
@@ -166,6 +199,13 @@ where
     C: Connection + Send + 'static,
     for<'c> &'c mut C: Executor<'c, Database = C::Database>,
 {
+    // Both sides replay that of the request that was overheard.
+    const REPLAYED: u64 = 1;
+
+    fn asked(&self) -> u64 {
+        self.next.load(Relaxed)
+    }
+
     async fn request(&self, replay: bool) {
         if replay {
             return self.send(self.seen.acquire.clone()).await;
@@ -351,6 +391,12 @@ impl File {
 }
 
 impl Bare for File {
+    const REPLAYED: u64 = 2;
+
+    fn asked(&self) -> u64 {
+        self.next.load(Relaxed)
+    }
+
     async fn request(&self, replay: bool) {
         if replay {
             return self.run(&self.readers, 0, &[9; 32], true).await;
@@ -446,6 +492,7 @@ on conflict (id) do update set
 where e.forgotten_at <= excluded.created
   or e.completed is null and (e.token = excluded.token or e.token is null)
 returning 1";
+const STORED: &str = "select count(*) from tower_idempotency where completed is not null";
 const CONNECTIONS: usize = 10;
 const TOKEN: &[u8] = &[7; 16];
 const FINGERPRINT: &[u8] = &[9; 32];

@@ -5,18 +5,23 @@ use std::{
     time::{Duration, SystemTime, UNIX_EPOCH},
 };
 
-use axum::{Extension, Json, Router, routing::post as route};
+use axum::{Extension, Json, Router, response::IntoResponse, routing::post as route};
 use http::StatusCode;
 use serde_json::{Value, json};
 use tests::{
     app, creating,
     dynamodb::{Call, Endpoint},
     gate::Gate,
-    post, send,
+    post,
+    random::Random,
+    send,
     servers::dynamodb::{StandIn, client, shared},
 };
 use tokio::time::sleep;
-use tower_idempotency::{IdempotencyLayer, NeedsAttention, Ttl};
+use tower_idempotency::{
+    IdempotencyLayer, NeedsAttention,
+    store::{Acquired, Claim, Fingerprint, KeyId, Store, Token, Ttl},
+};
 use tower_idempotency_dynamodb::{
     DynamoDbOptions, DynamoDbStore, Resolution,
     aws_sdk_dynamodb::{Client, types::AttributeValue},
@@ -128,7 +133,9 @@ async fn a_request_that_is_not_recorded_calls_twice_and_leaves_nothing() {
     let (endpoint, direct, table, layer) = layer().await;
     let (app, _) = app(layer, async |_, _| StatusCode::INTERNAL_SERVER_ERROR);
     send(&app, post("/orders", "k", "tea")).await;
-    assert_eq!(endpoint.operations(), ["UpdateItem", "DeleteItem"]);
+    let calls = endpoint.calls();
+    assert_eq!(names(&calls), ["UpdateItem", "DeleteItem"]);
+    assert_eq!(units(&calls), (2.0, 2.0));
     let scanned = direct.scan().table_name(table).send().await;
     assert_eq!(scanned.expect("the server runs").count(), 0);
 }
@@ -172,6 +179,8 @@ async fn what_needs_attention_calls_twice_and_moves_within_the_index() {
     let resolving = endpoint.calls();
     assert_eq!(names(&resolving), ["UpdateItem"]);
     println!("resolved: {:?} units", units(&resolving));
+    // Of the table, the item that it was, of more than 1 KB; of the index, one partition is left for another again.
+    assert_eq!(units(&resolving), (bytes.div_ceil(1024) as f64, 2.0));
     let (item, _) = only_item(&direct, &table).await;
     assert!(
         (DAY - 60..=DAY + 1).contains(&left(&item)),
@@ -192,6 +201,8 @@ async fn to_free_or_to_settle_what_needs_attention_is_one_call() {
     });
     for call in ["DeleteItem", "UpdateItem"] {
         send(&app, post("/orders", call, "tea")).await;
+        // Without a long reason.
+        assert_eq!(units(&endpoint.calls()), (2.0, 3.0));
         let page = store.needs_attention(1).next().await;
         let [entry] =
             <[_; 1]>::try_from(page.expect("it runs").expect("a page")).expect("an entry");
@@ -252,4 +263,54 @@ async fn a_record_of_1_kib_of_json_is_one_unit() {
     }
     let retry = send(&app, post("/orders", "k", "tea")).await;
     assert_eq!((retry.is_replay(), &retry.body), (true, &first.body));
+}
+
+/// A record that does not deflate: of so many bytes, and a head.
+fn noise(bytes: usize) -> Vec<u8> {
+    let mut random = Random(7);
+    (0..bytes).map(|_| random.below(256) as u8).collect()
+}
+
+#[tokio::test]
+async fn a_larger_record_is_a_unit_for_each_kb_of_its_item() {
+    let (endpoint, direct, table, layer) = layer().await;
+    let (app, _) = app(layer, async |_, _| noise(10_000).into_response());
+    send(&app, post("/orders", "k", "tea")).await;
+    let calls = endpoint.calls();
+    assert_eq!(names(&calls), ["UpdateItem", "UpdateItem"]);
+    let (_, bytes) = only_item(&direct, &table).await;
+    println!("{:?} units for an item of {bytes} bytes", units(&calls));
+    assert!(bytes > 10_000, "{bytes}");
+    // The lease is one.
+    assert_eq!(units(&calls), (1.0 + bytes.div_ceil(1024) as f64, 2.0));
+}
+
+#[tokio::test]
+async fn a_takeover_is_one_unit_of_the_table_and_one_of_the_index() {
+    let options = DynamoDbOptions::new().with_clock_skew(Duration::ZERO);
+    let (endpoint, _, _, store) = counted(options).await;
+    let mut claim = Claim::new(KeyId::from_bytes([7; 32]), Fingerprint::from_bytes([1; 32]))
+        .expect("tests run where there is randomness");
+    claim.lease = Ttl::from_millis(50);
+    let first = store.acquire(&claim).await.expect("the server runs");
+    assert!(matches!(
+        first,
+        Acquired::Granted {
+            takeover: false,
+            ..
+        }
+    ));
+    sleep(Duration::from_millis(100)).await;
+    let mut another = claim.clone();
+    another.token = Token::random().expect("tests run where there is randomness");
+    endpoint.calls();
+    let taken = store.acquire(&another).await.expect("the server runs");
+    assert!(
+        matches!(taken, Acquired::Granted { takeover: true, .. }),
+        "{taken:?}"
+    );
+    let calls = endpoint.calls();
+    assert_eq!(names(&calls), ["UpdateItem"]);
+    println!("a takeover: {:?} units", units(&calls));
+    assert_eq!(units(&calls), (1.0, 1.0));
 }

@@ -119,6 +119,37 @@ async fn what_is_in_progress_is_listed_page_by_page_on_moto() {
     what_is_in_progress_is_listed_page_by_page(StandIn::Moto).await;
 }
 
+/// So that no partition of it takes every write.
+async fn what_is_in_progress_is_spread_over_partitions_of_the_index(stand_in: StandIn) {
+    let (_endpoint, table, store) = listed(stand_in).await;
+    for n in 0..40 {
+        hold(&store, &claim(n)).await;
+    }
+    let scan = client(shared(stand_in).address()).scan().table_name(table);
+    let items = scan.send().await.expect("the server runs").items;
+    let mut partitions = BTreeMap::<String, usize>::new();
+    for item in items.unwrap_or_default() {
+        let partition = item["listed"].as_s().expect("a text").clone();
+        *partitions.entry(partition).or_default() += 1;
+    }
+    assert_eq!(partitions.values().sum::<usize>(), 40);
+    let known: BTreeSet<_> = (0..8).map(|shard| format!("in-progress#{shard}")).collect();
+    assert!(partitions.keys().all(|it| known.contains(it)));
+    // 5 in each of 8, more or less.
+    assert!(partitions.len() >= 4, "{partitions:?}");
+    assert!(partitions.values().all(|it| *it <= 20), "{partitions:?}");
+}
+
+#[tokio::test]
+async fn what_is_in_progress_is_spread_over_partitions_of_the_index_on_dynoxide() {
+    what_is_in_progress_is_spread_over_partitions_of_the_index(StandIn::Dynoxide).await;
+}
+
+#[tokio::test]
+async fn what_is_in_progress_is_spread_over_partitions_of_the_index_on_moto() {
+    what_is_in_progress_is_spread_over_partitions_of_the_index(StandIn::Moto).await;
+}
+
 // ---- What needs attention ----
 
 const REFUND_FAILED: NeedsAttention = NeedsAttention::new("refund-failed");

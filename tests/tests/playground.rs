@@ -2,10 +2,10 @@
 
 use std::{
     env, fs,
-    io::{Read, Write},
-    net::TcpStream,
+    io::{ErrorKind, Read, Write},
+    net::{TcpListener, TcpStream},
     path::PathBuf,
-    process,
+    process, thread,
     time::{Duration, Instant},
 };
 
@@ -499,6 +499,75 @@ fn stores_that_are_not_there_end_it_with_2_and_a_sentence() {
         assert!(!said.contains("hush"), "{said}");
         assert!(output.stdout.is_empty(), "{store}");
     }
+}
+
+#[test]
+fn dynamodb_is_asked_with_the_region_and_the_credentials_of_the_environment() {
+    let key = ("AWS_ACCESS_KEY_ID", "AKIAOFTHETEST");
+    let secret = ("AWS_SECRET_ACCESS_KEY", "hush");
+    let region = ("AWS_REGION", "eu-west-3");
+    let of_the_environment = signature(&[key, secret, region]);
+    assert_eq!(
+        of_the_environment,
+        ("AKIAOFTHETEST".into(), "eu-west-3".into())
+    );
+    // An endpoint of plain HTTP is no AWS, and nobody has to be anybody there.
+    assert_eq!(
+        signature(&[region]),
+        ("playground".into(), "eu-west-3".into())
+    );
+    assert_eq!(signature(&[]), ("playground".into(), "us-east-1".into()));
+}
+
+/// Who signs the first call, and for which region.
+fn signature(environment: &[(&str, &str)]) -> (String, String) {
+    let listener = TcpListener::bind("127.0.0.1:0").expect("a free port");
+    let address = listener.local_addr().expect("a bound socket");
+    let store = format!("dynamodb://keys?endpoint=http://{address}");
+    let mut command = command(&["--store", &store]);
+    for (name, _) in env::vars().filter(|(name, _)| name.starts_with("AWS_")) {
+        command.env_remove(name);
+    }
+    // Nothing of whoever runs the test.
+    command.env("AWS_CONFIG_FILE", "/nowhere");
+    command.env("AWS_SHARED_CREDENTIALS_FILE", "/nowhere");
+    command.envs(environment.iter().copied());
+    let mut playground = command
+        .stdout(process::Stdio::null())
+        .stderr(process::Stdio::null())
+        .spawn()
+        .expect("the playground starts");
+    let head = first_head(&listener);
+    playground.kill().expect("a process of ours");
+    playground.wait().expect("a process of ours");
+    let (_, scope) = head.split_once("Credential=").expect("a signature");
+    let scope: Vec<_> = scope.split(['/', ',']).collect();
+    assert_eq!(scope[3..5], ["dynamodb", "aws4_request"]);
+    assert!(!head.contains("hush"));
+    (scope[0].to_owned(), scope[2].to_owned())
+}
+
+/// The head of the first request to come.
+fn first_head(listener: &TcpListener) -> String {
+    listener.set_nonblocking(true).expect("a socket");
+    let began = Instant::now();
+    let mut client = loop {
+        match listener.accept() {
+            Ok((client, _)) => break client,
+            Err(error) => assert_eq!(error.kind(), ErrorKind::WouldBlock),
+        }
+        assert!(began.elapsed() < Duration::from_secs(60), "nobody calls");
+        thread::sleep(Duration::from_millis(10));
+    };
+    client.set_nonblocking(false).expect("a socket");
+    let patience = Some(Duration::from_secs(20));
+    client.set_read_timeout(patience).expect("a socket");
+    let (mut head, mut byte) = (Vec::new(), [0]);
+    while !head.ends_with(b"\r\n\r\n") {
+        client.read_exact(&mut byte).expect("a whole head");
+        head.extend(byte);
+    }
+    String::from_utf8(head).expect("text")
 }
 
 #[test]

@@ -6,12 +6,12 @@ use tower_idempotency::{
     run_once::{Failed, Outcome},
 };
 
-use crate::{Failure, Tally};
+use crate::{Failure, Tally, Unadded};
 
 /// A number that many writers add to, each update once.
 #[derive(Clone, Debug)]
 pub struct Counter {
-    once: IdempotencyLayer,
+    layer: IdempotencyLayer,
     tally: Tally,
     name: String,
     work: Duration,
@@ -19,14 +19,15 @@ pub struct Counter {
 }
 
 impl Counter {
-    /// The number under `name`. `layer` says how long leases last and how long updates are known.
+    /// The number under `name`. `layer` says how long leases last, and for how long an update id with another amount is
+    /// refused.
     ///
     /// Whoever died on the way is taken over from, which is safe because the addition has a token of its own: the database
-    /// knows it again.
+    /// knows it again, for ever. So an update is added once however late it comes again, even when the layer has forgotten it.
     #[must_use]
     pub fn new(layer: IdempotencyLayer, tally: Tally, name: impl Into<String>) -> Self {
         Self {
-            once: layer
+            layer: layer
                 .with_namespace("updates")
                 .with_orphans(OrphanPolicy::TakeOver),
             tally,
@@ -51,42 +52,56 @@ impl Counter {
         }
     }
 
-    /// Applies an update, unless it has been applied; `None` when it has not been, or nobody knows: try again later with
-    /// the same id.
+    /// Applies an update, unless it has been applied.
     ///
     /// # Errors
     ///
-    /// When an update of this id has another amount.
-    pub async fn add(&self, update: &str, amount: u32) -> Result<Option<Applied>, Failure> {
+    /// When to ask again is of no use: an update of this id had another amount, waits for an operator, or the database
+    /// refuses what it is asked for.
+    pub async fn add(&self, update: &str, amount: u32) -> Result<Applied, Failure> {
         let Self { tally, name, .. } = self.clone();
         let (work, is_careless) = (self.work, self.is_careless);
         let add = async move |lease: Lease| {
-            if is_careless {
+            let is_new = if is_careless {
                 let added = tally.add_unchecked(&name, amount).await;
-                added.map_err(|unadded| Failed::Hold(unadded.error))?;
+                added.map(|()| true).map_err(Failed::Hold)?
             } else {
-                let token = lease.derive(&format!("{}/{name}", tally.table()));
-                tally.add(&name, amount, &token).await?;
-            }
+                let token = lease.derive(&name);
+                let added = tally.add(&name, amount, &token).await;
+                added.map_err(|unadded| match unadded {
+                    Unadded::Perhaps(_) => Failed::Hold(unadded),
+                    Unadded::Not(_) | Unadded::Never(_) => Failed::Release(unadded),
+                })?
+            };
             sleep(work).await;
-            Ok(())
+            Ok(is_new)
         };
-        let once = self
-            .once
-            .run_once::<_, Failure, _, _>(update, amount.to_be_bytes(), add);
-        match once.await {
-            Ok(Outcome::Executed(()) | Outcome::LeaseLost(())) => Ok(Some(Applied::Now)),
-            Ok(Outcome::Replayed(()) | Outcome::NotRetained) => Ok(Some(Applied::Before)),
-            Ok(Outcome::Mismatch) => Err("this update was of another amount".into()),
-            Ok(Outcome::Failed(error)) => {
-                tracing::warn!(%error, "an update was not applied");
-                Ok(None)
+        let amount = amount.to_be_bytes();
+        let outcome = self
+            .layer
+            .run_once::<bool, Unadded, _, _>(update, amount, add);
+        match outcome.await {
+            Ok(Outcome::Executed(true) | Outcome::LeaseLost(true)) => Ok(Applied::Now),
+            Ok(
+                Outcome::Executed(false)
+                | Outcome::LeaseLost(false)
+                | Outcome::Replayed(_)
+                | Outcome::NotRetained,
+            ) => Ok(Applied::Before),
+            Ok(Outcome::InProgress { .. } | Outcome::Orphaned { .. }) => Ok(Applied::Later),
+            Ok(Outcome::Failed(Unadded::Never(error))) => Err(error),
+            Ok(Outcome::Failed(Unadded::Not(error) | Unadded::Perhaps(error))) => {
+                tracing::warn!(%error, "an update was not applied, or nobody knows");
+                Ok(Applied::Later)
             }
-            // In progress, or an orphan that another writer has just seen: later.
-            Ok(_) => Ok(None),
+            Ok(Outcome::Mismatch) => Err("an update of this id had another amount".into()),
+            Ok(Outcome::NeedsAttention { code }) => {
+                Err(format!("an update of this id waits for an operator: {code}").into())
+            }
+            Ok(other) => Err(format!("expected an outcome known here, found {other:?}").into()),
             Err(error) => {
                 tracing::warn!(%error, "an update could not be tried");
-                Ok(None)
+                Ok(Applied::Later)
             }
         }
     }
@@ -99,4 +114,6 @@ pub enum Applied {
     Now,
     /// By another.
     Before,
+    /// Not yet, or nobody knows: another writer is at it, or the database is not well. Ask again with the same id.
+    Later,
 }

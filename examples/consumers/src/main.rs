@@ -4,8 +4,11 @@ use std::{io, sync::Arc, time::Duration};
 
 use aws_config::{BehaviorVersion, Region};
 use clap::{Parser, Subcommand, ValueEnum};
-use consumers::{Counter, Failure, Queue, Shipments, Tally, Verdict};
-use tokio::{task::JoinSet, time::sleep};
+use consumers::{Applied, Counter, Failure, Queue, Shipments, Tally, Verdict};
+use tokio::{
+    task::JoinSet,
+    time::{sleep, timeout},
+};
 use tower_idempotency::IdempotencyLayer;
 use tower_idempotency_dynamodb::{
     DynamoDbOptions,
@@ -34,6 +37,10 @@ struct Args {
     #[arg(long, value_name = "DURATION", value_parser = humantime::parse_duration, default_value = "2s", global = true)]
     skew: Duration,
 
+    /// When to give up, as when the database is gone.
+    #[arg(long, value_name = "DURATION", value_parser = humantime::parse_duration, default_value = "5m", global = true)]
+    patience: Duration,
+
     #[command(subcommand)]
     command: Command,
 }
@@ -50,6 +57,18 @@ enum Command {
 
         #[arg(long, value_name = "COUNT", default_value_t = 4)]
         consumers: u32,
+
+        /// How long it takes to pack a parcel, before it is sent.
+        #[arg(long, value_name = "DURATION", value_parser = humantime::parse_duration, default_value = "20ms")]
+        packing: Duration,
+
+        /// What else there is to do for a parcel once it is sent.
+        #[arg(long, value_name = "DURATION", value_parser = humantime::parse_duration, default_value = "0s")]
+        work: Duration,
+
+        /// Do what not to copy.
+        #[arg(long)]
+        careless: bool,
     },
     /// Applies updates to one number, each of them from several writers at once.
     Counter {
@@ -81,9 +100,9 @@ enum Kind {
 
 #[tokio::main]
 async fn main() -> Result<(), Failure> {
-    let quiet = EnvFilter::builder().with_default_directive(LevelFilter::ERROR.into());
+    let warnings = EnvFilter::builder().with_default_directive(LevelFilter::WARN.into());
     tracing_subscriber::fmt()
-        .with_env_filter(quiet.from_env_lossy())
+        .with_env_filter(warnings.from_env_lossy())
         .with_writer(io::stderr)
         .init();
     let args = Args::parse();
@@ -103,11 +122,22 @@ async fn main() -> Result<(), Failure> {
     tally.create_table().await?;
     let layer = IdempotencyLayer::new(store).with_lease(args.lease.try_into()?);
 
-    match args.command {
+    let all = run(args.command, layer, &tally);
+    match timeout(args.patience, all).await {
+        Ok(done) => done,
+        Err(_) => Err("not all was done in time: what was in the way is said above".into()),
+    }
+}
+
+async fn run(command: Command, layer: IdempotencyLayer, tally: &Tally) -> Result<(), Failure> {
+    match command {
         Command::Shipments {
             queue,
             messages,
             consumers,
+            packing,
+            work,
+            careless,
         } => {
             let queue = match queue {
                 Kind::Fifo => Queue::fifo(VISIBILITY),
@@ -116,16 +146,26 @@ async fn main() -> Result<(), Failure> {
             for n in 0..messages {
                 queue.send(format!("customer {}", n % 10), order(n));
             }
-            let shipments = Shipments::new(layer, tally.clone()).with_packing(PACKING);
+            let shipments = Shipments::new(layer, tally.clone())
+                .with_packing(packing)
+                .with_work(work);
+            let shipments = match careless {
+                true => shipments.careless(),
+                false => shipments,
+            };
             let queue = consume(queue, &shipments, consumers).await;
             let mut parcels = 0;
             for n in 0..messages {
                 parcels += tally.amount(&order(n)).await?;
             }
+            let dead = queue.dead_letters();
+            for (why, body) in &dead {
+                println!("dead letter, {why}: {body}");
+            }
             println!(
                 "{messages} messages, {} deliveries, {parcels} parcels, {} dead letters",
                 queue.deliveries(),
-                queue.dead_letters().len()
+                dead.len()
             );
         }
         Command::Counter {
@@ -166,10 +206,7 @@ async fn consume(queue: Queue, shipments: &Shipments, consumers: u32) -> Arc<Que
                 match shipments.receive(&delivery.body).await {
                     Verdict::Delete => queue.delete(&delivery),
                     Verdict::Leave => {}
-                    Verdict::DeadLetter(why) => {
-                        tracing::error!(why, "a message for the dead letters");
-                        queue.bury(delivery);
-                    }
+                    Verdict::DeadLetter(why) => queue.bury(delivery, why),
                 }
             }
         });
@@ -185,7 +222,7 @@ async fn count(counter: &Counter, updates: u32, by: u32, writers: u32) -> Result
             let counter = counter.clone();
             writing.spawn(async move {
                 let update = format!("update {update}");
-                while counter.add(&update, by).await?.is_none() {
+                while counter.add(&update, by).await? == Applied::Later {
                     sleep(LATER).await;
                 }
                 Ok::<_, Failure>(())
@@ -197,5 +234,4 @@ async fn count(counter: &Counter, updates: u32, by: u32, writers: u32) -> Result
 
 /// Shorter than it sometimes takes to handle a message: that is delivered again meanwhile.
 const VISIBILITY: Duration = Duration::from_millis(100);
-const PACKING: Duration = Duration::from_millis(20);
 const LATER: Duration = Duration::from_millis(50);

@@ -22,7 +22,7 @@ struct State {
     sent: u64,
     deliveries: u64,
     deletions: u64,
-    dead: Vec<String>,
+    dead: Vec<(String, String)>,
 }
 
 #[derive(Debug)]
@@ -115,11 +115,11 @@ impl Queue {
         }
     }
 
-    /// The message is not delivered again, and kept for somebody who looks.
-    pub fn bury(&self, delivery: Delivery) {
+    /// The message is not delivered again, and kept for somebody who looks, with what is wrong.
+    pub fn bury(&self, delivery: Delivery, why: String) {
         let mut state = self.state();
         state.messages.remove(&delivery.number);
-        state.dead.push(delivery.body);
+        state.dead.push((why, delivery.body));
     }
 
     /// Whether all messages were deleted or buried.
@@ -132,8 +132,8 @@ impl Queue {
         self.state().deliveries
     }
 
-    /// What was buried.
-    pub fn dead_letters(&self) -> Vec<String> {
+    /// What was buried, each with what is wrong before it.
+    pub fn dead_letters(&self) -> Vec<(String, String)> {
         self.state().dead.clone()
     }
 

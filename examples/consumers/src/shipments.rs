@@ -2,21 +2,22 @@ use std::time::Duration;
 
 use tokio::time::sleep;
 use tower_idempotency::{
-    IdempotencyLayer, NeedsAttention, Ttl,
+    IdempotencyLayer, NeedsAttention, OrphanPolicy, Ttl,
     run_once::{Failed, Outcome},
 };
 
-use crate::{Failure, Tally};
+use crate::{Failure, Tally, Unadded};
 
 /// A queue's consumer, which sends a parcel for each message.
 ///
 /// The content of a message is its key, as in a FIFO queue with content-based deduplication, and as there it is known for
-/// five minutes.
+/// five minutes. That a consumer died at it is known for longer than a queue keeps messages.
 #[derive(Clone, Debug)]
 pub struct Shipments {
-    once: IdempotencyLayer,
+    layer: IdempotencyLayer,
     parcels: Tally,
     packing: Duration,
+    work: Duration,
 }
 
 /// What becomes of a delivery.
@@ -36,9 +37,15 @@ impl Shipments {
     #[must_use]
     pub fn new(layer: IdempotencyLayer, parcels: Tally) -> Self {
         Self {
-            once: layer.with_namespace("shipments").with_retention(WINDOW),
+            layer: layer
+                .with_namespace("shipments")
+                .with_retention(WINDOW)
+                .with_orphans(OrphanPolicy::Refuse)
+                // By themselves they are remembered as long as records, and whatever the queue delivers later is sent again.
+                .with_orphans_kept(KEPT),
             parcels,
             packing: Duration::ZERO,
+            work: Duration::ZERO,
         }
     }
 
@@ -48,33 +55,59 @@ impl Shipments {
         Self { packing, ..self }
     }
 
+    /// What else there is to do for a parcel once it is sent. Default: nothing.
+    #[must_use]
+    pub fn with_work(self, work: Duration) -> Self {
+        Self { work, ..self }
+    }
+
+    /// What not to copy: takes over from consumers that died. A parcel that was sent before that is sent twice.
+    #[must_use]
+    pub fn careless(self) -> Self {
+        Self {
+            layer: self.layer.with_orphans(OrphanPolicy::TakeOver),
+            ..self
+        }
+    }
+
     /// Handles one delivery of a message.
     pub async fn receive(&self, message: &str) -> Verdict {
-        let (parcels, packing, order) = (self.parcels.clone(), self.packing, message.to_owned());
+        let (parcels, order) = (self.parcels.clone(), message.to_owned());
+        let (packing, work) = (self.packing, self.work);
         let ship = async move |_lease| {
             sleep(packing).await;
             let sent = parcels.add_unchecked(&order, 1).await;
-            sent.map_err(|unsent| match unsent.is_certain {
-                true => Failed::Release(unsent.error),
-                false => Failed::NeedsAttention(PERHAPS_SENT, unsent.error),
-            })
+            sent.map_err(|unsent| match unsent {
+                Unadded::Perhaps(error) => Failed::NeedsAttention(PERHAPS_SENT, error),
+                Unadded::Not(error) | Unadded::Never(error) => Failed::Release(error),
+            })?;
+            sleep(work).await;
+            Ok(())
         };
-        match self
-            .once
-            .run_once::<(), Failure, _, _>(message, message, ship)
-            .await
-        {
-            Ok(
-                Outcome::Executed(())
-                | Outcome::Replayed(())
-                | Outcome::LeaseLost(())
-                | Outcome::NotRetained,
-            ) => Verdict::Delete,
+        let outcome = self
+            .layer
+            .run_once::<(), Failure, _, _>(message, message, ship);
+        match outcome.await {
+            Ok(Outcome::Executed(()) | Outcome::Replayed(()) | Outcome::NotRetained) => {
+                Verdict::Delete
+            }
+            Ok(Outcome::LeaseLost(())) => {
+                tracing::warn!("a parcel was sent whose lease was lost: perhaps another one was");
+                Verdict::Delete
+            }
             Ok(Outcome::NeedsAttention { code }) => Verdict::DeadLetter(code),
             // A consumer died while it was at it.
             Ok(Outcome::Orphaned { .. }) => Verdict::DeadLetter("orphaned".to_owned()),
+            Ok(Outcome::InProgress { .. }) => Verdict::Leave,
             // If it needs attention, the next delivery is told so.
-            Ok(Outcome::InProgress { .. } | Outcome::Failed(_)) | Err(_) => Verdict::Leave,
+            Ok(Outcome::Failed(error)) => {
+                tracing::warn!(%error, "a parcel was not sent, or nobody knows");
+                Verdict::Leave
+            }
+            Err(error) => {
+                tracing::warn!(%error, "a message could not be tried");
+                Verdict::Leave
+            }
             Ok(other) => Verdict::DeadLetter(format!("{other:?}")),
         }
     }
@@ -82,4 +115,6 @@ impl Shipments {
 
 /// As long as FIFO queues know a message again.
 const WINDOW: Ttl = Ttl::from_secs(5 * 60);
+/// As long as a queue keeps messages at most.
+const KEPT: Ttl = Ttl::from_secs(14 * 24 * 60 * 60);
 const PERHAPS_SENT: NeedsAttention = NeedsAttention::new("perhaps-sent");

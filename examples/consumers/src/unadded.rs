@@ -1,0 +1,114 @@
+use std::{error::Error, fmt};
+
+use hyper_util::client::legacy;
+use tower_idempotency_dynamodb::aws_sdk_dynamodb::error::{ProvideErrorMetadata, SdkError};
+
+use crate::Failure;
+
+/// Why an addition failed, and what is known of it then.
+#[derive(Debug)]
+pub enum Unadded {
+    /// Nothing was added, and another time may do better.
+    Not(Failure),
+    /// Nothing was added, and nothing will be before somebody mends what is wrong: there is no such table, or no permission.
+    Never(Failure),
+    /// It may have reached the server, and perhaps it was added.
+    Perhaps(Failure),
+}
+
+impl Unadded {
+    /// By the code that the service gave, or `reason` where that says more. What was not sent, and what was refused by name,
+    /// was not added; of everything else nobody knows, errors that this does not know included.
+    pub(crate) fn judge<E, R>(error: &SdkError<E, R>, reason: Option<&str>) -> Self
+    where
+        E: ProvideErrorMetadata + Error + 'static,
+        R: fmt::Debug + 'static,
+    {
+        let said = Failure::from(story(error));
+        match error {
+            SdkError::ConstructionFailure(_) => return Self::Never(said),
+            SdkError::DispatchFailure(_) if is_connecting(error) => return Self::Not(said),
+            _ => {}
+        }
+        let code = error.as_service_error().and_then(E::code);
+        match reason.or(code) {
+            Some(
+                "AccessDeniedException"
+                | "ResourceNotFoundException"
+                | "ValidationError"
+                | "ValidationException",
+            ) => Self::Never(said),
+            Some(
+                "ProvisionedThroughputExceeded"
+                | "ProvisionedThroughputExceededException"
+                | "RequestLimitExceeded"
+                | "ThrottlingError"
+                | "ThrottlingException"
+                | "TransactionCanceledException"
+                | "TransactionConflict"
+                | "TransactionConflictException",
+            ) => Self::Not(said),
+            _ => Self::Perhaps(said),
+        }
+    }
+}
+
+/// Whether there was no connection yet by which anything could have been sent.
+fn is_connecting(error: &(dyn Error + 'static)) -> bool {
+    let mut next = Some(error);
+    while let Some(error) = next {
+        if let Some(error) = error.downcast_ref::<legacy::Error>() {
+            return error.is_connect();
+        }
+        next = error.source();
+    }
+    false
+}
+
+/// What an error and its sources say. The SDK's own words for the first are few.
+fn story(error: &dyn Error) -> String {
+    let mut story = error.to_string();
+    let mut source = error.source();
+    while let Some(error) = source {
+        story = format!("{story}: {error}");
+        source = error.source();
+    }
+    story
+}
+
+#[cfg(test)]
+mod tests {
+    use tower_idempotency_dynamodb::aws_sdk_dynamodb::{
+        error::ErrorMetadata, operation::update_item::UpdateItemError,
+    };
+
+    use super::*;
+
+    #[test]
+    fn only_what_is_refused_by_name_is_certain() {
+        let judged = |code: &str| {
+            let error = UpdateItemError::generic(ErrorMetadata::builder().code(code).build());
+            match Unadded::judge(&SdkError::service_error(error, ()), None) {
+                Unadded::Not(_) => "not",
+                Unadded::Never(_) => "never",
+                Unadded::Perhaps(_) => "perhaps",
+            }
+        };
+        assert_eq!(judged("ThrottlingException"), "not");
+        assert_eq!(judged("RequestLimitExceeded"), "not");
+        assert_eq!(judged("AccessDeniedException"), "never");
+        assert_eq!(judged("ValidationException"), "never");
+        assert_eq!(judged("ResourceNotFoundException"), "never");
+        assert_eq!(judged("InternalServerError"), "perhaps");
+        assert_eq!(judged("SomethingNewException"), "perhaps");
+    }
+
+    #[test]
+    fn what_was_not_answered_is_uncertain_and_what_was_not_sent_is_not() {
+        type Failed = SdkError<UpdateItemError, ()>;
+        let unanswered = Unadded::judge(&Failed::timeout_error("too late"), None);
+        assert!(matches!(unanswered, Unadded::Perhaps(_)), "{unanswered:?}");
+        let unsent = Unadded::judge(&Failed::construction_failure("no credentials"), None);
+        assert!(matches!(unsent, Unadded::Never(_)), "{unsent:?}");
+    }
+}

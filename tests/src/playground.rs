@@ -40,7 +40,17 @@ impl Playground {
     /// When it cannot be built, or does not say that it is listening.
     #[must_use]
     pub fn start(args: &[&str]) -> Self {
-        let mut child = command(args)
+        Self::started_by(&mut command(args))
+    }
+
+    /// As [`start`](Self::start), by another command line; its process must become the playground.
+    ///
+    /// # Panics
+    ///
+    /// When it cannot be started, or does not say that it is listening.
+    #[must_use]
+    pub fn started_by(command: &mut Command) -> Self {
+        let mut child = command
             .stdout(Stdio::piped())
             .stderr(Stdio::piped())
             .spawn()
@@ -253,7 +263,9 @@ async fn send(http2: bool, req: request::Builder, body: &[u8]) -> Result<Answer,
     })
 }
 
-fn build() -> PathBuf {
+/// Cargo, in a folder of this package.
+#[must_use]
+pub fn cargo() -> Command {
     let cargo = env::var_os("CARGO").unwrap_or_else(|| "cargo".into());
     let mut command = Command::new(cargo);
     // What cargo tells a test of its package is not for the one below: crates whose build looks at it, as that of ring
@@ -267,10 +279,14 @@ fn build() -> PathBuf {
             command.env_remove(name);
         }
     }
-    let built = command
+    command.current_dir(env!("CARGO_MANIFEST_DIR"));
+    command
+}
+
+fn build() -> PathBuf {
+    let built = cargo()
         .args(["build", "--package", "playground", "--features", "dynamodb"])
         .args(["--message-format", "json-render-diagnostics"])
-        .current_dir(env!("CARGO_MANIFEST_DIR"))
         .stderr(Stdio::inherit())
         .output()
         .expect("cargo starts");

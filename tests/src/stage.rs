@@ -110,11 +110,38 @@ impl Stage {
                 answer
             }
         };
+        let spawned = {
+            let orders = orders.clone();
+            async move || {
+                let work = tokio::spawn(async move { orders().await });
+                work.await.expect("it does not panic")
+            }
+        };
         let left = Arc::new(Semaphore::new(0));
         let app = Router::new()
             .route("/orders", post(orders.clone()))
             // As above, but it reads the body first.
-            .route("/read", post(async move |_: Bytes| orders().await))
+            .route(
+                "/read",
+                post({
+                    let orders = orders.clone();
+                    async move |_: Bytes| orders().await
+                }),
+            )
+            // It holds the body until its end, and does not read it.
+            .route(
+                "/holds",
+                post({
+                    let orders = orders.clone();
+                    async move |body: Request| {
+                        let answer = orders().await;
+                        drop(body);
+                        answer
+                    }
+                }),
+            )
+            // Its work is in a task of its own.
+            .route("/spawned", post(spawned))
             // As the first, but the first effect under it ends in a panic.
             .route("/panics-once", post(panics_once))
             .route_layer(layer.clone());

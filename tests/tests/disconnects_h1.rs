@@ -8,8 +8,8 @@ use http::StatusCode;
 use tests::{
     gate::eventually,
     on_both_runtimes,
-    stage::{PHASES, Stage},
-    wire::{H1, Leave, post_bytes},
+    stage::{PHASES, Phase, Stage},
+    wire::{H1, Leave, post_bytes, soon},
 };
 use tower_http::timeout::TimeoutLayer;
 use tower_idempotency::{FingerprintBy, IdempotencyLayer, MemoryStore};
@@ -18,6 +18,7 @@ on_both_runtimes! {
     a_client_that_closes_costs_one_effect_and_its_retry_is_told,
     a_client_that_resets_costs_one_effect_and_its_retry_is_told,
     a_client_that_half_closes_costs_one_effect_and_its_retry_is_told,
+    a_client_that_leaves_work_in_a_task_behind_costs_one_effect_and_its_retry_is_told,
     a_client_that_leaves_with_its_answer_unread_costs_one_effect,
     bytes_behind_the_request_change_nothing,
     a_timeout_outside_the_layer_costs_one_effect_and_the_retry_is_told,
@@ -28,6 +29,8 @@ on_both_runtimes! {
     a_client_that_announces_too_much_is_refused_before_it_sends_any,
     a_client_that_never_sends_the_body_it_was_asked_for_has_no_effect,
     a_body_that_breaks_off_in_the_handlers_hands_is_not_recorded,
+    a_body_that_breaks_off_and_that_nobody_reads_costs_one_effect_and_its_retry_is_told,
+    a_body_that_nobody_reads_is_not_asked_for_and_costs_one_effect,
 }
 
 async fn leaves(path: &'static str, leave: Leave) {
@@ -66,6 +69,12 @@ async fn a_client_that_half_closes_costs_one_effect_and_its_retry_is_told() {
         stage.assert_executed_once("/orders", "k", "{}").await;
         assert_eq!(client.answer().await, None, "as hyper treats half-closers");
     }
+}
+
+// fm 1: the work is in a task that the handler spawned
+async fn a_client_that_leaves_work_in_a_task_behind_costs_one_effect_and_its_retry_is_told() {
+    leaves("/spawned", Leave::Close).await;
+    leaves("/spawned", Leave::Reset).await;
 }
 
 // fm 18, behaviours 74
@@ -245,5 +254,54 @@ async fn a_body_that_breaks_off_in_the_handlers_hands_is_not_recorded() {
         eventually("it is read", || stage.layer.in_flight() == 1).await;
         client.leave(leave);
         stage.assert_untouched("/read", "k", "0123456789").await;
+    }
+}
+
+/// With a layer that leaves bodies to the handler.
+async fn unread(phase: Phase) -> Stage {
+    let layer = IdempotencyLayer::new(MemoryStore::new());
+    let layer = layer.with_fingerprint(FingerprintBy::head_only());
+    Stage::set(layer, &[phase], |app| app).await
+}
+
+// fm 3: a body that nobody reads keeps hyper from seeing that this client left
+async fn a_body_that_breaks_off_and_that_nobody_reads_costs_one_effect_and_its_retry_is_told() {
+    for path in ["/orders", "/holds", "/spawned"] {
+        for partial in [PARTIAL, PARTIAL_CHUNKED] {
+            for phase in PHASES {
+                for leave in [Leave::Close, Leave::Reset] {
+                    let stage = unread(phase).await;
+                    let mut client = H1::connect(stage.server.addr()).await;
+                    client.send(partial.replace("/orders", path)).await;
+                    stage.arrival(phase).await;
+                    client.leave(leave);
+                    stage.assert_executed_once(path, "k", "0123456789").await;
+                }
+            }
+        }
+    }
+}
+
+// fm 3, fm 77
+async fn a_body_that_nobody_reads_is_not_asked_for_and_costs_one_effect() {
+    for path in ["/orders", "/holds"] {
+        for phase in PHASES {
+            for leave in [None, Some(Leave::Close), Some(Leave::Reset)] {
+                let stage = unread(phase).await;
+                let mut client = H1::connect(stage.server.addr()).await;
+                client.send(expecting(10).replace("/orders", path)).await;
+                stage.arrival(phase).await;
+                if let Some(leave) = leave {
+                    client.leave(leave);
+                } else {
+                    assert_eq!(soon(client.answer()).await, None, "nobody asks for it");
+                    stage.go_on();
+                    let answer = client.answer().await.unwrap();
+                    assert_eq!(answer.status, StatusCode::CREATED, "and not 100");
+                    assert_eq!(answer.text(), "execution 1");
+                }
+                stage.assert_executed_once(path, "k", "0123456789").await;
+            }
+        }
     }
 }

@@ -12,7 +12,7 @@ use tests::{
     wire::H2,
 };
 use tower_http::timeout::TimeoutLayer;
-use tower_idempotency::{IdempotencyLayer, MemoryStore};
+use tower_idempotency::{FingerprintBy, IdempotencyLayer, MemoryStore};
 
 on_both_runtimes! {
     a_reset_stream_costs_one_effect_and_its_retry_is_told,
@@ -23,11 +23,13 @@ on_both_runtimes! {
     a_handler_that_panics_frees_the_key_and_resets_its_stream_only,
     a_body_that_breaks_off_has_no_effect_and_leaves_the_key_alone,
     a_body_that_stalls_is_refused_and_leaves_the_key_alone,
+    a_body_that_breaks_off_and_that_nobody_reads_costs_one_effect_and_its_retry_is_told,
 }
 
 // fm 1, behaviours 76
 async fn a_reset_stream_costs_one_effect_and_its_retry_is_told() {
-    for path in ["/orders", "/read"] {
+    // The work of the last is in a task of its own.
+    for path in ["/orders", "/read", "/spawned"] {
         for phase in PHASES {
             let stage = Stage::held(phase).await;
             let client = H2::connect(stage.server.addr()).await;
@@ -166,4 +168,28 @@ async fn a_body_that_stalls_is_refused_and_leaves_the_key_alone() {
     assert_eq!(answer.status, StatusCode::REQUEST_TIMEOUT);
     assert_eq!(answer.code(), "body-timeout");
     stage.assert_untouched("/orders", "k", "0123456789").await;
+}
+
+// fm 3
+async fn a_body_that_breaks_off_and_that_nobody_reads_costs_one_effect_and_its_retry_is_told() {
+    for path in ["/orders", "/holds", "/spawned"] {
+        for phase in PHASES {
+            for lost in [false, true] {
+                let layer = IdempotencyLayer::new(MemoryStore::new());
+                let layer = layer.with_fingerprint(FingerprintBy::head_only());
+                let stage = Stage::set(layer, &[phase], |app| app).await;
+                let client = H2::connect(stage.server.addr()).await;
+                let mut stream = client.start(path, "k").await;
+                stream.send("01234", false);
+                stage.arrival(phase).await;
+                if lost {
+                    client.lose().await;
+                } else {
+                    stream.reset();
+                }
+                stage.left().await;
+                stage.assert_executed_once(path, "k", "0123456789").await;
+            }
+        }
+    }
 }

@@ -185,6 +185,30 @@ async fn keys_outside_the_syntax_are_refused_and_not_repaired() {
     assert_eq!(effects.count(), 0);
 }
 
+// Some libraries refuse these, and so fail for one random key of base64 in so many.
+#[tokio::test]
+async fn keys_with_slashes_colons_and_plus_signs_are_keys_and_told_apart() {
+    let app = creating(layer());
+    let keys = [
+        "a/b",
+        "a:b",
+        "a+b",
+        "a%2Fb",
+        "a",
+        "b",
+        "AbC/dE+f0w==",
+        "urn:uuid:8e03978e-40d5-43dd-bc93-6894a57f9324",
+        "https://example.com/orders/7?retry=1#x",
+        "../../etc/passwd",
+        "a//b",
+        "a::b",
+    ];
+    for key in keys {
+        assert!(are_one(&app, keyed(key), keyed(key)).await, "{key}");
+    }
+    assert_eq!(app.1.count(), keys.len() as u64, "no two of them meet");
+}
+
 // behaviours 11
 #[tokio::test]
 async fn a_key_check_narrows_the_characters() {

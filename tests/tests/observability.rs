@@ -17,13 +17,14 @@ use http::{Request, StatusCode};
 use metrics_util::debugging::{DebugValue, DebuggingRecorder};
 use tests::{
     Effects, Scripted, Step, app,
+    gate::Gate,
     ledger::Ledger,
     probe::{Act, Op, Probe},
     send,
 };
 use tokio::time::sleep;
 use tower_idempotency::{
-    IdempotencyLayer, InFlight, Lease, MissingKey, NeedsAttention, OrphanPolicy, StoreFailure,
+    IdempotencyLayer, InFlight, Lease, MissingKey, NeedsAttention, OrphanPolicy, StoreFailure, Ttl,
     Unretained, run_once::Failed,
 };
 use tracing_subscriber::{EnvFilter, util::SubscriberInitExt};
@@ -51,7 +52,7 @@ fn keyed(key: &str, body: &'static str) -> Request<Body> {
 type StartFlow = fn() -> Flow;
 
 /// Every path a request can take, on a layer of its own; each says how many effects it had.
-const FLOWS: [(&str, StartFlow); 31] = [
+const FLOWS: [(&str, StartFlow); 33] = [
     ("executed", || Box::pin(executed())),
     ("replayed", || Box::pin(replayed())),
     ("mismatch", || Box::pin(mismatch())),
@@ -62,6 +63,7 @@ const FLOWS: [(&str, StartFlow); 31] = [
     ("lease lost at the end", || Box::pin(stolen(false))),
     ("lease lost meanwhile", || Box::pin(stolen(true))),
     ("renewed", || Box::pin(renewed())),
+    ("renewed late", || Box::pin(renewed_late())),
     ("acquire failing", || {
         Box::pin(failing(Op::Acquire, Act::FailBefore))
     }),
@@ -75,6 +77,7 @@ const FLOWS: [(&str, StartFlow); 31] = [
         Box::pin(failing(Op::Complete, Act::Hang))
     }),
     ("never recorded", || Box::pin(never_recorded())),
+    ("renew hanging", || Box::pin(failing(Op::Renew, Act::Hang))),
     ("renew failing", || {
         Box::pin(failing(Op::Renew, Act::FailBefore))
     }),
@@ -216,6 +219,17 @@ async fn stolen(noticed: bool) -> u64 {
 async fn renewed() -> u64 {
     let (app, effects) = app(on(&Probe::default()), async |_, _| {
         sleep(Duration::from_secs(12)).await;
+        ANSWER.into_response()
+    });
+    assert_eq!(send(&app, order()).await.text(), ANSWER);
+    effects.count()
+}
+
+/// Its thread did nothing else for two thirds of the lease after the renewal was due.
+async fn renewed_late() -> u64 {
+    let (app, effects) = app(on(&Probe::default()), async |_, _| {
+        tokio::time::advance(Duration::from_secs(11)).await;
+        sleep(Duration::from_secs(1)).await;
         ANSWER.into_response()
     });
     assert_eq!(send(&app, order()).await.text(), ANSWER);
@@ -390,12 +404,15 @@ type Counted = BTreeMap<String, f64>;
 /// Runs a flow under a recorder of its own and a paused clock.
 fn counted(flow: fn() -> Flow) -> Counted {
     let recorder = DebuggingRecorder::new();
-    let snapshotter = recorder.snapshotter();
     metrics::with_local_recorder(&recorder, || {
         paused().block_on(async { flow().await });
     });
+    read(&recorder)
+}
+
+fn read(recorder: &DebuggingRecorder) -> Counted {
     let mut counted = Counted::new();
-    for (key, _, _, value) in snapshotter.snapshot().into_vec() {
+    for (key, _, _, value) in recorder.snapshotter().snapshot().into_vec() {
         let (name, labels) = (key.key().name(), key.key().labels());
         let labels: Vec<_> = labels
             .map(|label| format!("{}={}", label.key(), label.value()))
@@ -504,6 +521,42 @@ fn a_lost_lease_is_counted_once_whenever_it_is_noticed() {
         assert_eq!(found["idempotency_granted_total"], 2.0, "{name}");
         assert_eq!(found["idempotency_takeover_total"], 1.0, "{name}");
     }
+}
+
+// failure modes 22 and 123
+#[test]
+fn a_renewal_that_is_late_is_counted_and_one_that_fails_is_not() {
+    for (name, flow) in FLOWS {
+        let found = counted(flow);
+        let expected = (name == "renewed late").then_some(&1.0);
+        let name = format!("{name} {found:?}");
+        assert_eq!(
+            found.get("idempotency_renew_late_total"),
+            expected,
+            "{name}"
+        );
+    }
+}
+
+// failure modes 22 and 123: real time, on one thread
+#[test]
+fn a_runtime_that_a_handler_blocks_is_told_by_its_late_renewal() {
+    let recorder = DebuggingRecorder::new();
+    let lease = Ttl::try_from(Duration::from_millis(300)).expect("not zero");
+    let (app, effects) = app(on(&Probe::default()).with_lease(lease), async |_, _| {
+        std::thread::sleep(Duration::from_millis(250));
+        sleep(Duration::from_millis(20)).await;
+        ANSWER.into_response()
+    });
+    metrics::with_local_recorder(&recorder, || {
+        let runtime = tokio::runtime::Builder::new_current_thread()
+            .enable_all()
+            .build();
+        runtime.expect("a runtime").block_on(send(&app, order()))
+    });
+    let found = read(&recorder);
+    assert!(found["idempotency_renew_late_total"] >= 1.0, "{found:?}");
+    assert_eq!(effects.count(), 1);
 }
 
 // behaviours 154
@@ -659,6 +712,47 @@ fn the_gauge_of_requests_in_flight_returns_to_zero() {
         assert_eq!(gauge.unwrap_or(0.0), 0.0, "{name}");
     }
     assert!(counted(flow("executed")).contains_key("idempotency_in_flight"));
+}
+
+#[test]
+fn the_gauge_of_requests_in_flight_counts_those_whose_caller_has_left_too() {
+    let recorder = DebuggingRecorder::new();
+    // What is read is what has changed since it was read last.
+    let mut sum = 0.0;
+    let mut in_flight = || {
+        sum += read(&recorder)["idempotency_in_flight"];
+        sum
+    };
+    let gate = Gate::shut();
+    let (app, effects) = app(on(&Probe::default()), {
+        let gate = gate.clone();
+        move |_, _| {
+            let gate = gate.clone();
+            async move { gate.pass().await }
+        }
+    });
+    metrics::with_local_recorder(&recorder, || {
+        paused().block_on(async {
+            let first = tokio::spawn(send_owned(app.clone(), keyed("first", BODY)));
+            gate.arrival().await;
+            assert_eq!(in_flight(), 1.0);
+            let second = tokio::spawn(send_owned(app, keyed("second", BODY)));
+            gate.arrival().await;
+            assert_eq!(in_flight(), 2.0);
+            second.abort();
+            assert!(second.await.is_err(), "it has left");
+            assert_eq!(in_flight(), 2.0);
+            gate.open_for_good();
+            first.await.expect("an answer");
+            sleep(Duration::from_secs(1)).await;
+            assert_eq!(in_flight(), 0.0);
+        });
+    });
+    assert_eq!(effects.count(), 2);
+}
+
+async fn send_owned(app: Router, req: Request<Body>) -> tests::Answer {
+    send(&app, req).await
 }
 
 #[test]

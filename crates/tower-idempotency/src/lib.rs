@@ -60,7 +60,11 @@
 //! | store | crate | for |
 //! |---|---|---|
 //! | [`MemoryStore`] | this one | one process |
-//! | `RedisStore` | `tower-idempotency-redis` | many processes |
+//! | `RedisStore` | `tower-idempotency-redis` | many processes; Redis, Valkey, Cluster, Sentinel |
+//! | `PostgresStore` | `tower-idempotency-sqlx` | many processes; effect and record in one transaction |
+//! | `MySqlStore` | `tower-idempotency-sqlx` | the same; MySQL and MariaDB |
+//! | `SqliteStore` | `tower-idempotency-sqlx` | the same, for the processes of one machine |
+//! | `DynamoDbStore` | `tower-idempotency-dynamodb` | many processes and functions |
 //! | yours | a [`Store`] of five methods | anything with a conditional write |
 //!
 //! # Crate features
@@ -68,7 +72,7 @@
 //! | feature | default | what you lose without it |
 //! |---|---|---|
 //! | `axum` | yes | the extractors, and the original path of requests under `Router::nest`: nested routes with equal inner paths then look like one route |
-//! | `metrics` | no | counters, gauges and histograms through the `metrics` facade |
+//! | `metrics` | no | counters, gauges and histograms through the `metrics` facade, as `docs/operations.md` lists them |
 //! | `conformance` | no | the suite that every store passes, for those who write one |
 //!
 //! # Scope of this crate

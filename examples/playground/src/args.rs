@@ -219,14 +219,6 @@ mod tests {
         args.layer().await.expect_err("no such store")
     }
 
-    #[cfg(not(feature = "dynamodb"))]
-    #[tokio::test]
-    async fn a_store_that_is_not_built_in_is_told_how_to_get_it() {
-        let refusal = refusal("dynamodb://hush?endpoint=http://localhost:8000").await;
-        assert!(refusal.ends_with("--features dynamodb"), "{refusal}");
-        assert!(!refusal.contains("hush"), "{refusal}");
-    }
-
     #[tokio::test]
     async fn an_unknown_store_is_told_what_was_expected() {
         let refusal = refusal("mongodb://localhost").await;

@@ -653,6 +653,17 @@ fn a_bomb_is_refused_at_the_limit_and_before_it_is_inflated() {
 }
 
 #[test]
+fn a_bomb_within_the_limit_takes_no_more_than_twice_what_it_inflates_to() {
+    let body = vec![0; PLAIN.max_inflated - 1000];
+    let bomb = encode(DEFLATING, 200, &HeaderMap::new(), &body);
+    assert!(bomb.len() < body.len() / 100);
+    assert_eq!(response(PLAIN, &bomb).body, body);
+    let allocated = allocation_counter::measure(|| assert!(PLAIN.decode(&ID, &bomb).is_ok()));
+    let most = 2 * body.len() as u64 + 64 * 1024;
+    assert!(allocated.bytes_max <= most, "{allocated:?}");
+}
+
+#[test]
 fn a_wrong_inflated_length_is_refused() {
     let payload = payload_of(&fields());
     let length = payload.len();

@@ -1,0 +1,83 @@
+//! Handlers that never end. The layer has no deadline for them; a timeout inside of it is one.
+
+use std::{future::pending, time::Duration};
+
+use axum::{Router, routing};
+use http::StatusCode;
+use tests::{Effects, app, created, post, send};
+use tokio::time::{sleep, timeout};
+use tower_http::timeout::TimeoutLayer;
+use tower_idempotency::{IdempotencyLayer, MemoryStore};
+
+fn layer() -> IdempotencyLayer {
+    IdempotencyLayer::new(MemoryStore::new())
+}
+
+// fm 20
+#[tokio::test(start_paused = true)]
+async fn a_handler_that_never_ends_holds_its_key_for_as_long_as_it_runs() {
+    let layer = layer();
+    let (app, effects) = app(layer.clone(), async |_, _| pending::<StatusCode>().await);
+    let first = send(&app, post("/orders", "k", "tea"));
+    let first = timeout(Duration::from_secs(1), first).await;
+    assert!(first.is_err(), "its client leaves");
+    for _ in 0..24 {
+        sleep(Duration::from_secs(3600)).await;
+        let retry = send(&app, post("/orders", "k", "tea")).await;
+        assert_eq!(retry.code(), "in-progress");
+    }
+    assert_eq!((effects.count(), layer.in_flight()), (1, 1));
+}
+
+/// The first execution never ends, but for a timeout of ten seconds inside of the layer.
+fn stuck(layer: IdempotencyLayer) -> (Router, Effects) {
+    let effects = Effects::default();
+    let counted = effects.clone();
+    let handler = async move || {
+        let n = counted.happen();
+        if n == 1 {
+            pending::<()>().await;
+        }
+        created(n)
+    };
+    let limit = Duration::from_secs(10);
+    let app = Router::new()
+        .route("/orders", routing::post(handler))
+        .layer(TimeoutLayer::with_status_code(
+            StatusCode::GATEWAY_TIMEOUT,
+            limit,
+        ))
+        .layer(layer);
+    (app, effects)
+}
+
+// fm 20
+#[tokio::test(start_paused = true)]
+async fn a_timeout_inside_the_layer_ends_a_handler_that_does_not_and_frees_its_key() {
+    let layer = layer();
+    let (app, effects) = stuck(layer.clone());
+    let first = send(&app, post("/orders", "k", "tea")).await;
+    assert_eq!(first.status, StatusCode::GATEWAY_TIMEOUT);
+    assert_eq!(layer.in_flight(), 0);
+    let retry = send(&app, post("/orders", "k", "tea")).await;
+    assert_eq!(
+        (retry.status, retry.is_replay()),
+        (StatusCode::CREATED, false)
+    );
+    assert!(send(&app, post("/orders", "k", "tea")).await.is_replay());
+    assert_eq!(effects.count(), 2);
+}
+
+// fm 20: where the handler may have had its effect before it was cut off
+#[tokio::test(start_paused = true)]
+async fn a_timeout_inside_the_layer_can_be_the_answer_that_retries_are_given() {
+    let recorded =
+        |status: StatusCode| status.is_success() || status == StatusCode::GATEWAY_TIMEOUT;
+    let (app, effects) = stuck(layer().with_recorded(recorded));
+    let first = send(&app, post("/orders", "k", "tea")).await;
+    let retry = send(&app, post("/orders", "k", "tea")).await;
+    assert_eq!(first.status, StatusCode::GATEWAY_TIMEOUT);
+    assert_eq!(retry.status, StatusCode::GATEWAY_TIMEOUT);
+    assert_eq!((first.is_replay(), retry.is_replay()), (false, true));
+    assert_eq!(effects.count(), 1);
+}

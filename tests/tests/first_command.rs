@@ -1,0 +1,59 @@
+//! The first command of the README, as somebody types it who has just cloned the repository.
+
+use std::{fs, process::Command};
+
+use http::StatusCode;
+use tests::playground::{Playground, cargo};
+
+/// What the README has one type first, with these arguments besides.
+///
+/// It is built in a target directory of its own: the other tests build the playground with another feature, and each
+/// would take the executable away from the other. Nobody debugs what is built here, so that takes half the time.
+fn first_command(args: &[&str]) -> Command {
+    let readme = concat!(env!("CARGO_MANIFEST_DIR"), "/../README.md");
+    let readme = fs::read_to_string(readme).expect("a README");
+    let (_, try_it) = readme.split_once("## Try it").expect("a heading");
+    let (_, shell) = try_it.split_once("```sh\n").expect("a command");
+    let line = shell.lines().next().expect("a line");
+    let mut words = line.split_whitespace();
+    assert_eq!(words.next(), Some("cargo"), "{line}");
+    let mut command = cargo();
+    command
+        .args(words)
+        .arg("--")
+        .args(args)
+        .env(
+            "CARGO_TARGET_DIR",
+            concat!(env!("CARGO_TARGET_TMPDIR"), "/first-command"),
+        )
+        .env("CARGO_PROFILE_DEV_DEBUG", "none")
+        .env("CARGO_INCREMENTAL", "0")
+        .env_remove("RUST_LOG");
+    command
+}
+
+#[tokio::test]
+async fn the_first_command_of_the_readme_serves_and_executes_a_key_once() {
+    let playground = Playground::started_by(&mut first_command(&["--listen", "127.0.0.1:0"]));
+    let key = "8e03978e-40d5";
+    let first = playground.post("/orders", key, b"one espresso").await;
+    let retry = playground.post("/orders", key, b"one espresso").await;
+    assert_eq!(first.status, StatusCode::CREATED);
+    assert!(first.text().contains(r#""execution":1"#), "{first:?}");
+    assert_eq!((first.is_replay(), retry.is_replay()), (false, true));
+    assert_eq!(first.body, retry.body);
+    assert_eq!(playground.executions().await, 1);
+}
+
+#[test]
+fn a_store_that_is_not_built_in_is_told_how_to_get_it() {
+    let store = "dynamodb://hush?endpoint=http://localhost:8000";
+    let mut command = first_command(&["--store", store, "--listen", "127.0.0.1:0"]);
+    let output = command.output().expect("cargo starts");
+    let said = String::from_utf8_lossy(&output.stderr);
+    assert_eq!(output.status.code(), Some(2), "{said}");
+    let error = said.lines().last().unwrap_or_default();
+    assert!(error.starts_with("error: the dynamodb store"), "{said}");
+    assert!(error.ends_with("--features dynamodb"), "{said}");
+    assert!(!error.contains("hush"), "{said}");
+}

@@ -66,16 +66,16 @@ impl Other {
         };
         match &*parts {
             [Value::Int(1), Value::Int(generation)] => Acquired::Granted {
-                generation: u64::try_from(*generation).unwrap(),
+                generation: u64::try_from(*generation).expect("1 or more"),
                 takeover: *generation > 1,
             },
             [Value::Int(2), owner, Value::Int(left)] => Acquired::InProgress {
                 fingerprint: owned_by(owner),
-                expires_in: Duration::from_millis(u64::try_from(*left).unwrap()),
+                expires_in: millis(*left),
             },
             [Value::Int(3), owner, Value::Int(since)] => Acquired::Orphaned {
                 fingerprint: owned_by(owner),
-                since: Duration::from_millis(u64::try_from(*since).unwrap()),
+                since: millis(*since),
             },
             [Value::Int(4), owner, Value::BulkString(record)] => Acquired::Completed {
                 fingerprint: owned_by(owner),
@@ -181,6 +181,10 @@ impl<'a> Version<'a> {
     }
 }
 
+fn millis(value: i64) -> Duration {
+    Duration::from_millis(value.try_into().expect("not before now"))
+}
+
 fn owned_by(value: &Value) -> Fingerprint {
     let Value::BulkString(bytes) = value else {
         panic!("expected a fingerprint, found {value:?}");
@@ -193,9 +197,12 @@ fn lease(claim: &Claim) -> LeaseRef {
 }
 
 async fn both(server: &RedisServer) -> (RedisStore, Other) {
-    let client = Client::open(server.url()).unwrap();
-    let other = client.get_multiplexed_async_connection().await.unwrap();
-    (connect(&server.url()).await, Other(other))
+    let client = Client::open(server.url()).expect("an URL");
+    let other = client.get_multiplexed_async_connection().await;
+    (
+        connect(&server.url()).await,
+        Other(other.expect("the server runs")),
+    )
 }
 
 // fm 48: every step of an entry's life by either version, in all combinations.

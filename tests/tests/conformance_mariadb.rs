@@ -25,6 +25,7 @@ macro_rules! at {
     };
 }
 
+at! { read_uncommitted, "READ-UNCOMMITTED" }
 at! { read_committed, "READ-COMMITTED" }
 at! { repeatable_read, "REPEATABLE-READ" }
 at! { serializable, "SERIALIZABLE" }

@@ -29,6 +29,8 @@ async fn migrated(store: PostgresStore) -> Subject<PostgresStore> {
     Subject::new(store)
 }
 
+// The server takes it for read committed.
+conformance_at_once! { mod read_uncommitted, subject = async || at("read uncommitted").await }
 conformance_at_once! { mod read_committed, subject = async || at("read committed").await }
 conformance_at_once! { mod repeatable_read, subject = async || at("repeatable read").await }
 conformance_at_once! { mod serializable, subject = async || at("serializable").await }

@@ -47,13 +47,20 @@ async fn the_first_command_of_the_readme_serves_and_executes_a_key_once() {
 
 #[test]
 fn a_store_that_is_not_built_in_is_told_how_to_get_it() {
-    let store = "dynamodb://hush?endpoint=http://localhost:8000";
-    let mut command = first_command(&["--store", store, "--listen", "127.0.0.1:0"]);
-    let output = command.output().expect("cargo starts");
-    let said = String::from_utf8_lossy(&output.stderr);
-    assert_eq!(output.status.code(), Some(2), "{said}");
-    let error = said.lines().last().unwrap_or_default();
-    assert!(error.starts_with("error: the dynamodb store"), "{said}");
-    assert!(error.ends_with("--features dynamodb"), "{said}");
-    assert!(!error.contains("hush"), "{said}");
+    for (store, flags) in [
+        (
+            "dynamodb://hush?endpoint=http://localhost:8000",
+            "--features dynamodb",
+        ),
+        ("rediss://:hush@localhost/0", "--features tls"),
+    ] {
+        let mut command = first_command(&["--store", store, "--listen", "127.0.0.1:0"]);
+        let output = command.output().expect("cargo starts");
+        let said = String::from_utf8_lossy(&output.stderr);
+        assert_eq!(output.status.code(), Some(2), "{said}");
+        let error = said.lines().last().unwrap_or_default();
+        assert!(error.starts_with("error: "), "{said}");
+        assert!(error.ends_with(flags), "{said}");
+        assert!(!error.contains("hush"), "{said}");
+    }
 }

@@ -1,6 +1,8 @@
 //! Several processes on one database, killed and paused at any moment, whose handlers commit effect and record in one
 //! transaction: each key has one effect. And the same with two transactions, which shows what that prevents.
 //!
+//! A blow that hits nothing proves nothing: executions must have been cut short by it and taken over.
+//!
 //! A few kills each by default, so that it is quick; `FULL=1` makes them 300, and 30 pauses.
 
 use std::{process::Command, time::Duration};
@@ -27,7 +29,7 @@ fn bank(args: &[&str]) -> Command {
     command
 }
 
-fn kills(handler: u64, at_a_time: usize, seed: u64) -> Load {
+fn kills((handler, at_a_time): (u64, usize), seed: u64) -> Load {
     Load {
         path: format!("/charge/{handler}"),
         at_a_time,
@@ -43,7 +45,7 @@ fn kills(handler: u64, at_a_time: usize, seed: u64) -> Load {
     }
 }
 
-fn pauses(handler: u64, at_a_time: usize, seed: u64) -> Load {
+fn pauses(load: (u64, usize), seed: u64) -> Load {
     let lease = Duration::from_millis(500);
     Load {
         lease,
@@ -51,7 +53,7 @@ fn pauses(handler: u64, at_a_time: usize, seed: u64) -> Load {
         blow: Blow::Pause(lease * 3 / 2),
         at_once: 1,
         respite: Duration::from_millis(300),
-        ..kills(handler, at_a_time, seed)
+        ..kills(load, seed)
     }
 }
 
@@ -102,25 +104,70 @@ fn is_exactly_once(history: &History, blows: usize) {
     );
 }
 
-async fn each_key_has_one_effect<S: Ledgered>(
-    books: Books<S>,
-    url: &str,
-    handler: u64,
-    at_a_time: usize,
-) {
-    let load = kills(handler, at_a_time, 1);
+/// What others do while a process is stopped in its transaction.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Meanwhile {
+    TheyTakeOver,
+    /// Whoever is stopped there has the file to itself: there is nothing to take over before it goes on and commits.
+    TheyWait,
+}
+
+/// What handlers take when their process is killed and when it is stopped, in milliseconds, and how many keys are asked
+/// for at a time then.
+#[derive(Clone, Copy)]
+struct How {
+    killed: (u64, usize),
+    stopped: (u64, usize),
+    meanwhile: Meanwhile,
+}
+
+const ON_A_SERVER: How = How {
+    killed: (40, 16),
+    stopped: (200, 24),
+    meanwhile: Meanwhile::TheyTakeOver,
+};
+/// One writes at a time: a transaction is short there.
+const IN_A_FILE: How = How {
+    killed: (4, 8),
+    stopped: (4, 8),
+    meanwhile: Meanwhile::TheyWait,
+};
+
+async fn each_key_has_one_effect<S: Ledgered>(books: Books<S>, url: &str, how: How) {
+    let load = kills(how.killed, 1);
     let killed = run(&books, url, "together", load.clone()).await;
     is_exactly_once(&killed, load.blows);
+    let hits = taken_over(&books).await;
+    assert!(hits >= load.blows / 12, "{hits} taken over");
 
-    let load = pauses(handler, at_a_time, 2);
+    let load = pauses(how.stopped, 2);
     let paused = run(&books, url, "together", load.clone()).await;
     is_exactly_once(&paused, load.blows);
+    assert!(paused.sums().late > 0, "{}", paused.sums());
 
-    let load = kills(40, at_a_time, 3);
+    if how.meanwhile == Meanwhile::TheyTakeOver {
+        let hits = taken_over(&books).await;
+        assert!(hits >= load.blows / 3, "{hits} taken over");
+
+        let load = pauses(how.stopped, 4);
+        let sums = run(&books, url, "apart", load).await.sums();
+        assert!(sums.doubles > 0, "it can fail: {sums}");
+        assert!(sums.late_and_outrun > 0, "{sums}");
+    }
+
+    let (_, at_a_time) = how.killed;
+    let load = kills((40, at_a_time), 3);
     let apart = run(&books, url, "apart", load.clone()).await;
     none("unexplained", &apart.unexplained());
     let sums = apart.sums();
     assert!(sums.doubles >= load.blows / 10, "it can fail: {sums}");
+}
+
+/// How many keys were taken over from a process that was struck between taking the lease and committing.
+async fn taken_over<S: Ledgered>(books: &Books<S>) -> usize {
+    let sql = "select 'taken over', generation, generation from {table} where generation > 1";
+    let sql = sql.replace("{table}", &books.table);
+    S::rows(&books.pool, sql).await.len()
 }
 
 #[tokio::test(flavor = "multi_thread")]
@@ -131,7 +178,7 @@ async fn on_postgres() {
     let pool = PgPool::connect_lazy(&server.url()).expect("an URL");
     let books: Books<PostgresStore> = Books::open(&server.url(), pool, "bank").await;
     let url = format!("postgres://app@{}/postgres", proxy.address());
-    each_key_has_one_effect(books, &url, 40, 16).await;
+    each_key_has_one_effect(books, &url, ON_A_SERVER).await;
 }
 
 #[tokio::test(flavor = "multi_thread")]
@@ -142,16 +189,15 @@ async fn on_mariadb() {
     let pool = MySqlPool::connect_lazy(&server.url()).expect("an URL");
     let books: Books<MySqlStore> = Books::open(&server.url(), pool, "bank").await;
     let url = format!("mysql://app:app@{}/app", proxy.address());
-    each_key_has_one_effect(books, &url, 40, 16).await;
+    each_key_has_one_effect(books, &url, ON_A_SERVER).await;
 }
 
-/// One writes at a time: a transaction is short there.
 #[tokio::test(flavor = "multi_thread")]
 async fn on_a_sqlite_file() {
     let scratch = Scratch::new();
     let path = scratch.file("bank.db").display().to_string();
     let books: Books<SqliteStore> = Books::open(&path, sqlite_pool(&path), "bank").await;
-    each_key_has_one_effect(books, &path, 4, 8).await;
+    each_key_has_one_effect(books, &path, IN_A_FILE).await;
 }
 
 fn none(what: &str, keys: &[String]) {

@@ -21,8 +21,8 @@ pub(crate) struct Args {
     #[arg(long, value_name = "ADDR", default_value = "127.0.0.1:3000")]
     pub(crate) listen: String,
 
-    /// Where leases and records live: memory, redis://HOST:PORT/DB, redis+cluster://HOST:PORT,.., postgres://.., mysql://.., sqlite:PATH or
-    /// dynamodb://TABLE?endpoint=URL (with the feature dynamodb).
+    /// Where leases and records live: memory, redis://HOST:PORT/DB, redis+cluster://HOST:PORT,.., postgres://.., mysql://.., sqlite:PATH,
+    /// rediss://HOST:PORT/DB (with the feature tls) or dynamodb://TABLE?endpoint=URL (with the feature dynamodb).
     #[arg(long, default_value = "memory")]
     store: String,
 
@@ -106,11 +106,23 @@ impl Args {
         let layer = match self.store.split(':').next().unwrap_or_default() {
             "memory" => IdempotencyLayer::with_preset(MemoryStore::new(), preset),
             "redis" => IdempotencyLayer::with_preset(redis(&self.store).await?, preset),
+            #[cfg(feature = "tls")]
+            "rediss" => IdempotencyLayer::with_preset(redis(&self.store).await?, preset),
+            #[cfg(not(feature = "tls"))]
+            "rediss" => {
+                return Err("TLS is not built into this playground: \
+                     run it with cargo run -p playground --features tls"
+                    .to_owned());
+            }
             "redis+cluster" => {
                 IdempotencyLayer::with_preset(redis_cluster(&self.store).await?, preset)
             }
-            "postgres" => IdempotencyLayer::with_preset(sql::postgres(&self.store).await?, preset),
-            "mysql" => IdempotencyLayer::with_preset(sql::mysql(&self.store).await?, preset),
+            "postgres" | "postgresql" => {
+                IdempotencyLayer::with_preset(sql::postgres(&self.store).await?, preset)
+            }
+            "mysql" | "mariadb" => {
+                IdempotencyLayer::with_preset(sql::mysql(&self.store).await?, preset)
+            }
             "sqlite" => IdempotencyLayer::with_preset(sql::sqlite(&self.store).await?, preset),
             #[cfg(feature = "dynamodb")]
             "dynamodb" => {
@@ -217,6 +229,31 @@ mod tests {
     async fn refusal(store: &str) -> String {
         let args = Args::parse_from(["playground", "--store", store]);
         args.layer().await.expect_err("no such store")
+    }
+
+    #[cfg(feature = "tls")]
+    #[tokio::test]
+    async fn a_server_with_tls_that_cannot_be_reached_is_told_without_its_password() {
+        let refusal = refusal("rediss://:hush@127.0.0.1:1/0").await;
+        assert!(refusal.starts_with("cannot reach the server"), "{refusal}");
+        assert!(!refusal.contains("hush"), "{refusal}");
+    }
+
+    /// By whatever name it goes: the store is what refuses, for nobody is there.
+    #[tokio::test]
+    async fn databases_have_two_names() {
+        for (store, said) in [
+            (
+                "postgresql://app:hush@127.0.0.1:1/app",
+                "the postgres store",
+            ),
+            ("mariadb://app:hush@127.0.0.1:1/app", "the mysql store"),
+        ] {
+            let refusal = refusal(store).await;
+            let expected = format!("cannot use {said}: ");
+            assert!(refusal.starts_with(&expected), "{refusal}");
+            assert!(!refusal.contains("hush"), "{refusal}");
+        }
     }
 
     #[tokio::test]

@@ -17,9 +17,14 @@ use super::{
     Guard, certificates::Certificates, directory, free_port, on_a_free_port, tool, until_ready,
 };
 
-pub use self::{cluster::RedisCluster, sentinel::Sentinel};
+pub use self::{
+    cluster::RedisCluster,
+    monitor::{Asked, Monitor},
+    sentinel::Sentinel,
+};
 
 mod cluster;
+mod monitor;
 mod resp;
 mod sentinel;
 
@@ -254,6 +259,18 @@ impl RedisServer {
         let answer = ask(self.address(), password(&self.args), args);
         let answer = answer.expect("an answer from Redis");
         answer.expect("a command that is right").elements()
+    }
+
+    /// Listens to what clients ask from now on.
+    ///
+    /// # Panics
+    ///
+    /// When the server does not answer.
+    #[must_use]
+    pub fn monitor(&self) -> Monitor<'_> {
+        let connection = Connection::open(self.address(), password(&self.args));
+        let monitor = connection.and_then(|connection| Monitor::start(self, connection));
+        monitor.expect("an answer from Redis")
     }
 
     /// How often it was asked each command since it started, or since `CONFIG RESETSTAT`. Names are in lower case;

@@ -89,6 +89,27 @@ async fn a_replica_is_no_store() {
     assert_eq!(primary.command(&["DBSIZE"]), "0");
 }
 
+// fm 43
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_server_that_takes_no_scripts_is_no_store() {
+    let server = RedisServer::start(&["--requirepass", SECRET]);
+    server.command(&["ACL", "SETUSER", "default", "-@scripting"]);
+    let refused = [
+        options().connect(&server.url()).await.unwrap_err(),
+        options()
+            .connect_pool(pool(&server.url()))
+            .await
+            .unwrap_err(),
+    ];
+    assert_all(ConnectErrorKind::Unusable, &refused);
+    for error in &refused {
+        assert_eq!(error.to_string(), "the server does not take scripts");
+        let source = error.source().expect("the server's own words").to_string();
+        assert!(source.contains("permissions to run"), "{source}");
+    }
+    assert_eq!(server.command(&["DBSIZE"]), "0");
+}
+
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_wrong_password_is_refused_and_not_repeated() {
     let server = RedisServer::start(&["--requirepass", "another"]);

@@ -72,6 +72,15 @@ struct Settings {
 
 impl MySqlStore {
     /// A store at the server that `options` name; see [`migrate`](Self::migrate) for its table. Does not connect yet.
+    ///
+    /// Its connections are its own. At the database of a pool that is there already:
+    ///
+    /// ```
+    /// # use tower_idempotency_sqlx::{MySqlStore, sqlx::MySqlPool};
+    /// # fn beside(pool: &MySqlPool) -> MySqlStore {
+    /// MySqlStore::new((*pool.connect_options()).clone())
+    /// # }
+    /// ```
     #[must_use]
     pub fn new(options: MySqlConnectOptions) -> Self {
         Self::build(Settings {

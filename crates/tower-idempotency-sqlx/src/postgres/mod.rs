@@ -73,6 +73,15 @@ enum Listen {
 
 impl PostgresStore {
     /// A store at the server that `options` name; see [`migrate`](Self::migrate) for its table. Does not connect yet.
+    ///
+    /// Its connections are its own. At the database of a pool that is there already:
+    ///
+    /// ```
+    /// # use tower_idempotency_sqlx::{PostgresStore, sqlx::PgPool};
+    /// # fn beside(pool: &PgPool) -> PostgresStore {
+    /// PostgresStore::new((*pool.connect_options()).clone())
+    /// # }
+    /// ```
     #[must_use]
     pub fn new(options: PgConnectOptions) -> Self {
         Self::build(Settings {

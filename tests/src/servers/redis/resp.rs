@@ -24,6 +24,11 @@ impl Connection {
         Ok(connection)
     }
 
+    /// What else the server says.
+    pub(super) fn into_inner(self) -> BufReader<TcpStream> {
+        self.0
+    }
+
     /// The answer, or the error that Redis answers with.
     pub(super) fn ask<A: AsRef<[u8]>>(&mut self, args: &[A]) -> io::Result<Result<Reply, String>> {
         let mut bytes = format!("*{}\r\n", args.len()).into_bytes();

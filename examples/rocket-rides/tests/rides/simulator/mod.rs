@@ -6,9 +6,12 @@
 //!           PostgreSQL, mailbox
 //! ```
 //!
-//! `RIDES` says how many rides, `SEED` what happens: `RIDES=200 SEED=7 cargo test -p rocket-rides --test rides simulator`.
+//! `RIDES` says how many rides, 40 unless set, or 200 with `FULL=1`; `SEED` says what happens:
+//! `RIDES=200 SEED=7 cargo test -p rocket-rides --test rides simulator`.
 
 use std::{env, fmt, time::Instant};
+
+use tests::few_or;
 
 use self::{
     books::{Books, Wrong},
@@ -23,7 +26,7 @@ mod strikes;
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn every_ride_is_charged_once_whoever_dies() {
-    let (rides, seed) = (number("RIDES", 40), number("SEED", 1));
+    let (rides, seed) = (number("RIDES", few_or(40, 200)), number("SEED", 1));
     let began = Instant::now();
     let cast = Cast::start(&database("careful").await, &[]).await;
     let (mut riders, strikes) = play(&cast, rides, seed).await;
@@ -58,7 +61,7 @@ async fn every_ride_is_charged_once_whoever_dies() {
 /// The simulator can fail.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn what_not_to_copy_is_found_out() {
-    let (rides, seed) = (number("RIDES", 40) / 2, number("SEED", 1));
+    let (rides, seed) = (number("RIDES", few_or(40, 200)) / 2, number("SEED", 1));
     let cast = Cast::start(&database("careless").await, &["--careless"]).await;
     let (mut riders, strikes) = play(&cast, rides, seed).await;
     cast.calm().await;

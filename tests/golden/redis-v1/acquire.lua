@@ -1,0 +1,32 @@
+-- Takes a lease, or says why not.
+-- ARGV: token, fingerprint, lease in ms, keep in ms, 1 if an orphan may be taken over, owner, operation.
+-- Answers {1, generation}, {2, fingerprint, ms left}, {3, fingerprint, ms since}, {4, fingerprint, record}, or {0} for
+-- an entry that a newer version wrote.
+local entry = redis.call('HMGET', KEYS[1], 's', 't', 'f', 'g', 'l', 'b')
+local state, token, fingerprint, generation = entry[1], entry[2], entry[3], entry[4]
+if state == 'D' then
+  return {4, fingerprint, entry[6]}
+end
+if state and state ~= 'L' then
+  return {0}
+end
+local time = redis.call('TIME')
+local now = time[1] * 1000 + math.floor(time[2] / 1000)
+if not state then
+  generation = 1
+  redis.call('HSET', KEYS[1], 's', 'L', 'f', ARGV[2], 'g', 1, 'o', ARGV[6], 'p', ARGV[7],
+    'c', string.format('%.0f', now))
+elseif token ~= ARGV[1] then
+  local ends = tonumber(entry[5])
+  if now < ends then
+    return {2, fingerprint, ends - now}
+  end
+  if ARGV[5] ~= '1' or fingerprint ~= ARGV[2] then
+    return {3, fingerprint, now - ends}
+  end
+  generation = generation + 1
+  redis.call('HSET', KEYS[1], 'g', generation, 'o', ARGV[6])
+end
+redis.call('HSET', KEYS[1], 't', ARGV[1], 'l', string.format('%.0f', now + ARGV[3]), 'k', ARGV[4])
+redis.call('PEXPIREAT', KEYS[1], string.format('%.0f', now + ARGV[3] + ARGV[4]))
+return {1, tonumber(generation)}

@@ -1,0 +1,28 @@
+-- Stores the record and ends the lease. ARGV: token, fingerprint, generation, record, retention in ms, 1 to publish.
+-- Answers 1, 0 when another token holds or completed the entry, or -1 for an entry that a newer version wrote.
+local entry = redis.call('HMGET', KEYS[1], 's', 't', 'g')
+local state, token = entry[1], entry[2]
+if state and state ~= 'L' and state ~= 'D' then
+  return -1
+end
+if state and token and token ~= ARGV[1] then
+  return 0
+end
+if state == 'D' then
+  -- Ours. Written again as it is, so that whoever waits for replicas after this call waits for something.
+  redis.call('HSET', KEYS[1], 't', token)
+  return 1
+end
+local generation = ARGV[3]
+if state and token then
+  generation = entry[3]
+end
+-- DEL needs no memory, and a script that has written goes on when memory is full: whoever was granted a lease finds room
+-- for its record.
+redis.call('DEL', KEYS[1])
+redis.call('HSET', KEYS[1], 's', 'D', 't', ARGV[1], 'f', ARGV[2], 'g', generation, 'b', ARGV[4])
+redis.call('PEXPIRE', KEYS[1], ARGV[5])
+if ARGV[6] == '1' then
+  redis.call('PUBLISH', KEYS[1], '')
+end
+return 1

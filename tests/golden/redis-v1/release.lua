@@ -1,0 +1,20 @@
+-- Ends the lease or the orphan of the token that holds it. ARGV: token, 1 to publish. Answers 1 if it did, 0 if the token
+-- does not hold the entry.
+local entry = redis.call('HMGET', KEYS[1], 's', 't', 'g', 'k')
+if entry[1] ~= 'L' or entry[2] ~= ARGV[1] then
+  return 0
+end
+if entry[3] == '1' then
+  redis.call('DEL', KEYS[1])
+else
+  -- What was taken over may have had its effect: an orphan again, since now, and held by nobody.
+  local time = redis.call('TIME')
+  local now = time[1] * 1000 + math.floor(time[2] / 1000)
+  redis.call('HDEL', KEYS[1], 't')
+  redis.call('HSET', KEYS[1], 'l', string.format('%.0f', now))
+  redis.call('PEXPIREAT', KEYS[1], string.format('%.0f', now + entry[4]))
+end
+if ARGV[2] == '1' then
+  redis.call('PUBLISH', KEYS[1], '')
+end
+return 1

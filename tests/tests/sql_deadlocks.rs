@@ -1,0 +1,187 @@
+//! The database gives a statement of a store up for somebody else's, and the store makes it again: failure mode 54.
+//!
+//! A store's statements keep one row each, which is no deadlock. A trigger on its table, as for an audit, makes it two.
+
+use std::time::{Duration, Instant};
+
+use tests::{
+    servers::{
+        mariadb::{self, MariaDbServer},
+        postgres::{self, PostgresServer},
+    },
+    sql::{self, claim, duplicate},
+};
+use tokio::{task::JoinHandle, time::sleep};
+use tower_idempotency::store::{Acquired, Claim, Store, StoreError};
+use tower_idempotency_sqlx::sqlx::{
+    AssertSqlSafe, Connection, Executor, MySqlConnection, PgConnection, query_scalar, raw_sql,
+};
+
+/// Completes the lease of a claim.
+fn completing<S: Store + Clone>(store: &S, claim: &Claim) -> JoinHandle<Result<(), StoreError>> {
+    let (store, lease, keep) = (store.clone(), claim.lease_ref(1), claim.keep);
+    tokio::spawn(async move { store.complete(&lease, "answer".into(), keep).await })
+}
+
+async fn is_completed<S: Store>(store: &S, claim: &Claim) {
+    let acquired = store.acquire(&duplicate(claim)).await.expect("an answer");
+    let record = match acquired {
+        Acquired::Completed { record, .. } => record,
+        other => panic!("expected the record, found {other:?}"),
+    };
+    assert_eq!(record, "answer");
+}
+
+#[tokio::test]
+async fn a_completion_that_is_given_up_for_a_deadlock_is_made_again_in_postgres() {
+    // Whoever looks first is given up: the store, which does so at once.
+    let server = PostgresServer::start(&["deadlock_timeout=10ms"]);
+    let store = sql::postgres(&server, "entries").await;
+    let mut other = PgConnection::connect(&server.url()).await.unwrap();
+    // The first completion waits until somebody waits for it, and only then wants what the other one has: a store waits for
+    // a row no longer than a second, which is not to be the end of this.
+    let setup = "set deadlock_timeout = '5min';
+        create table audit (n int);
+        insert into audit values (0);
+        create sequence tries;
+        create function note() returns trigger language plpgsql as $$ begin
+          if nextval('tries') = 1 then
+            for round in 1..1000 loop
+              exit when exists (select from pg_locks where not granted);
+              perform pg_sleep(0.01);
+            end loop;
+          end if;
+          update audit set n = n + 1;
+          return null;
+        end $$";
+    other.execute(raw_sql(setup)).await.unwrap();
+    let claim = claim();
+    store.acquire(&claim).await.unwrap();
+    let trigger =
+        "create trigger noted after update on entries for each row execute function note()";
+    other.execute(raw_sql(trigger)).await.unwrap();
+
+    let hold = "begin; update audit set n = n + 10";
+    other.execute(raw_sql(hold)).await.unwrap();
+    let completing = completing(&store, &claim);
+    let mut watch = PgConnection::connect(&server.url()).await.unwrap();
+    let sleeping = "select count(*) from pg_stat_activity where wait_event = 'PgSleep'";
+    let began = Instant::now();
+    while query_scalar::<_, i64>(sleeping)
+        .fetch_one(&mut watch)
+        .await
+        .unwrap()
+        == 0
+    {
+        assert!(began.elapsed() < Duration::from_secs(10), "nobody waits");
+    }
+    let circle = "select from entries for update; commit";
+    other.execute(raw_sql(circle)).await.unwrap();
+    completing.await.unwrap().expect("made again");
+
+    let log = server.log();
+    assert_eq!(log.matches("deadlock detected").count(), 1, "{log}");
+    let noted = query_scalar::<_, i32>("select n from audit").fetch_one(&mut watch);
+    assert_eq!(noted.await.unwrap(), 11, "it happened once");
+    is_completed(&store, &claim).await;
+}
+
+/// No primary says this at READ COMMITTED of its own accord, so a trigger does.
+#[tokio::test]
+async fn a_completion_that_cannot_be_serialized_is_made_again_in_postgres() {
+    let store = sql::postgres(postgres::shared(), "unserial").await;
+    let mut admin = PgConnection::connect(&postgres::shared().url())
+        .await
+        .unwrap();
+    let setup = "create sequence tries;
+        create function fails_twice() returns trigger language plpgsql as $$ begin
+          if nextval('tries') % 3 <> 0 then raise exception using errcode = '40001'; end if;
+          return new;
+        end $$;
+        create trigger failing before update on unserial for each row execute function fails_twice()";
+    let claim = claim();
+    store.acquire(&claim).await.unwrap();
+    admin.execute(raw_sql(setup)).await.unwrap();
+    completing(&store, &claim)
+        .await
+        .unwrap()
+        .expect("made again");
+    let tries = query_scalar::<_, i64>("select last_value from tries").fetch_one(&mut admin);
+    assert_eq!(tries.await.unwrap(), 3);
+    is_completed(&store, &claim).await;
+}
+
+#[tokio::test]
+async fn a_completion_that_is_given_up_for_a_deadlock_is_made_again_in_mariadb() {
+    let server = MariaDbServer::start(&[]);
+    let store = sql::mariadb(&server, "entries").await;
+    let mut other = MySqlConnection::connect(&server.url()).await.unwrap();
+    let claim = claim();
+    store.acquire(&claim).await.unwrap();
+    for setup in [
+        "create table audit (n int not null)",
+        "insert into audit values (0)",
+        "create table ballast (n int not null)",
+        "create trigger noted after update on entries for each row update audit set n = n + 1",
+        "begin",
+        // The server gives up whoever has done less.
+        "insert into ballast select seq from seq_1_to_1000",
+        "update audit set n = n + 10",
+    ] {
+        other.execute(raw_sql(AssertSqlSafe(setup))).await.unwrap();
+    }
+    let completing = completing(&store, &claim);
+    let mut watch = MySqlConnection::connect(&server.url()).await.unwrap();
+    let began = Instant::now();
+    let waiting =
+        "select count(*) from information_schema.innodb_trx where trx_state = 'LOCK WAIT'";
+    while query_scalar::<_, i64>(waiting)
+        .fetch_one(&mut watch)
+        .await
+        .unwrap()
+        == 0
+    {
+        assert!(
+            began.elapsed() < Duration::from_secs(10),
+            "it waits for nobody"
+        );
+        sleep(Duration::from_millis(10)).await;
+    }
+    other
+        .execute(raw_sql("update entries set keep = keep + 1"))
+        .await
+        .unwrap();
+    other.execute(raw_sql("commit")).await.unwrap();
+    completing.await.unwrap().expect("made again");
+
+    let deadlocks = "select cast(variable_value as signed) from information_schema.global_status
+        where variable_name = 'INNODB_DEADLOCKS'";
+    let deadlocks = query_scalar::<_, i64>(deadlocks)
+        .fetch_one(&mut watch)
+        .await;
+    assert_eq!(deadlocks.unwrap(), 1);
+    // The other one's update is noted too.
+    let noted = query_scalar::<_, i32>("select n from audit").fetch_one(&mut watch);
+    assert_eq!(noted.await.unwrap(), 12, "it happened once");
+    is_completed(&store, &claim).await;
+}
+
+#[tokio::test]
+async fn a_completion_waits_for_a_row_for_longer_than_a_second_in_mariadb() {
+    let store = sql::mariadb(mariadb::shared(), "held_long").await;
+    let mut other = MySqlConnection::connect(&mariadb::shared().url())
+        .await
+        .unwrap();
+    let claim = claim();
+    store.acquire(&claim).await.unwrap();
+    for hold in ["begin", "select * from held_long for update"] {
+        other.execute(raw_sql(AssertSqlSafe(hold))).await.unwrap();
+    }
+    let completing = completing(&store, &claim);
+    // By then the server has given up the first try, and not yet the last one.
+    sleep(Duration::from_millis(1_700)).await;
+    assert!(!completing.is_finished());
+    other.execute(raw_sql("commit")).await.unwrap();
+    completing.await.unwrap().expect("made again");
+    is_completed(&store, &claim).await;
+}

@@ -68,7 +68,7 @@ impl Scripts {
             next: AtomicU64::new(0),
         };
         // The record that the layer makes of this answer, for both.
-        sides.layer(true).await;
+        ask(&sides.app, &sides.order, "replayed", false).await;
         let keys = server.list(&["KEYS", "*"]);
         let record = server.list(&["HMGET".as_bytes(), &keys[0], b"b"]).remove(0);
         let sides = Self { record, ..sides };
@@ -107,7 +107,7 @@ impl Sides for Scripts {
             true => "replayed".to_owned(),
             false => format!("{:032}", self.next.fetch_add(1, Relaxed)),
         };
-        ask(&self.app, &self.order, &key).await;
+        ask(&self.app, &self.order, &key, replay).await;
     }
 
     async fn bare(&self, replay: bool) {

@@ -120,7 +120,7 @@ impl<B: Bare> Sides for Both<B> {
             true => "replayed".to_owned(),
             false => format!("{:032}", self.next.fetch_add(1, Relaxed)),
         };
-        ask(&self.app, &self.order, &key).await;
+        ask(&self.app, &self.order, &key, replay).await;
     }
 
     async fn bare(&self, replay: bool) {
@@ -224,7 +224,7 @@ async fn on_postgres(server: &PostgresServer) -> Both<Loop<PgConnection>> {
     let url = format!("postgres://app@{}/postgres", ear.address);
     let overheard = PostgresStore::from_url(&url).expect("an URL");
     overheard.migrate().await.expect("the server runs");
-    ask(&app(overheard), &order(), "replayed").await;
+    ask(&app(overheard), &order(), "replayed", false).await;
     let mut connections = connect::<PgConnection>(&server.url()).await;
     let ids = sqlx::query_scalar("select encode(id, 'hex') from tower_idempotency");
     let id: String = ids.fetch_one(&mut connections[0]).await.expect("one");
@@ -248,7 +248,7 @@ async fn on_mariadb(server: &MariaDbServer) -> Both<Loop<MySqlConnection>> {
     let url = format!("mysql://app:app@{}/app", ear.address);
     let overheard = MySqlStore::from_url(&url).expect("an URL");
     overheard.migrate().await.expect("the server runs");
-    ask(&app(overheard), &order(), "replayed").await;
+    ask(&app(overheard), &order(), "replayed", false).await;
     let mut connections = connect::<MySqlConnection>(&server.url()).await;
     let ids = sqlx::query_scalar("select lower(hex(id)) from tower_idempotency");
     let id: String = ids.fetch_one(&mut connections[0]).await.expect("one");
@@ -409,7 +409,7 @@ async fn on_sqlite(scratch: &Scratch) -> Both<File> {
     let path = scratch.file("keys.db");
     let store = SqliteStore::new(&path);
     store.migrate().await.expect("a file that can be written");
-    ask(&app(store.clone()), &order(), "replayed").await;
+    ask(&app(store.clone()), &order(), "replayed", false).await;
     let options = SqliteConnectOptions::new()
         .filename(&path)
         .synchronous(SqliteSynchronous::Full)

@@ -275,6 +275,7 @@ async fn a_body_that_breaks_off_and_that_nobody_reads_costs_one_effect_and_its_r
                     client.send(partial.replace("/orders", path)).await;
                     stage.arrival(phase).await;
                     client.leave(leave);
+                    assert!(soon(stage.left()).await.is_none(), "it is noticed");
                     stage.assert_executed_once(path, "k", "0123456789").await;
                 }
             }

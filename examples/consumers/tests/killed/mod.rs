@@ -2,6 +2,7 @@
 
 use std::{
     io::Read,
+    os::unix::process::ExitStatusExt as _,
     process::{Child, Command, Stdio},
     thread,
     time::{Duration, Instant},
@@ -24,9 +25,11 @@ pub(crate) async fn killed(args: &[&str], most: usize) -> (usize, String) {
             thread::sleep(random.around(Duration::from_millis(250)));
             process.kill().expect("a process of ours");
             // One that was done has nothing left to be killed at.
-            if process.wait().expect("a process of ours").success() {
+            let status = process.wait().expect("a process of ours");
+            if status.success() {
                 break;
             }
+            assert_eq!(status.signal(), Some(9), "it ended by itself: {status}");
             kills += 1;
         }
         let mut process = start(&args);

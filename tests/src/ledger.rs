@@ -35,6 +35,8 @@ pub enum Fate {
     Hang,
     /// It is committed, and never ends.
     HangAfter,
+    /// It never ends, and reaches the database once the gate lets it.
+    UnderWay(Gate),
     /// It fails as the connection is cut, but the database has it and commits it once the gate lets it.
     Late(Gate),
 }
@@ -176,6 +178,17 @@ impl Transaction {
         if let Fate::Hang = fate {
             return pending().await;
         }
+        if let Fate::UnderWay(gate) = fate {
+            let ledger = self.ledger.clone();
+            let late = async move {
+                gate.pass().await;
+                let rows = Arc::clone(&ledger.rows).lock_owned().await;
+                let store = ledger.store.inner();
+                let _ = apply(store, rows, self.rows, lease, record, retention).await;
+            };
+            tokio::spawn(late);
+            return pending().await;
+        }
         let rows = Arc::clone(&self.ledger.rows).lock_owned().await;
         let apply = apply(
             self.ledger.store.inner(),
@@ -201,7 +214,7 @@ impl Transaction {
                 apply.await?;
                 pending().await
             }
-            Fate::Committed | Fate::CallLost | Fate::Hang => apply.await,
+            Fate::Committed | Fate::CallLost | Fate::Hang | Fate::UnderWay(_) => apply.await,
         }
     }
 }

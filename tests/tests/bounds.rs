@@ -14,7 +14,7 @@ use http::{HeaderValue, Request, StatusCode, header};
 use http_body::Frame;
 use http_body_util::BodyExt;
 use tests::{
-    Answer, Effects,
+    Answer, Effects, Scripted, Step,
     bodies::{Piece, Pieces, Taken, pieces},
     gate::{Gate, bounded, eventually, within},
     probe::{Act, Op, Probe},
@@ -337,11 +337,41 @@ async fn a_response_that_breaks_off_is_passed_on_broken_and_not_recorded() {
 
 // ---- All requests together ----
 
+/// 10,000 of them for requests.
+const BYTES: usize = 13_333;
+
+/// Or whoever uploads slowly would have other clients' effects go unrecorded.
+// fm 75, 97
+#[tokio::test(start_paused = true)]
+async fn however_much_is_uploaded_there_is_room_for_answers() {
+    bounded(async {
+        let world = World::held(|layer| layer.with_max_in_flight(100, BYTES));
+        let answered = world.spawn("k", "");
+        world.gate.arrival().await;
+        let slow = || Scripted::new([Step::Data(vec![b'x'; 1_000].into()), Step::Wait(STALL)]);
+        let stalled: Vec<_> = (0..20)
+            .map(|n| world.spawn(&format!("slow-{n}"), Body::new(slow())))
+            .collect();
+        tokio::time::sleep(Duration::from_secs(1)).await;
+        let parts = (0..3).map(|_| Piece::Data(vec![b'y'; 1_000].into()));
+        world.answers(Response::new(pieces(parts)));
+        world.gate.open_for_good();
+        assert_eq!(answered.await.expect("no panic").body.len(), 3_000);
+        assert!(world.post("k", "").await.is_replay());
+        for stalled in stalled {
+            stalled.abort();
+        }
+    })
+    .await;
+}
+
+const STALL: Duration = Duration::from_secs(20);
+
 // fm 75
 #[tokio::test(start_paused = true)]
 async fn the_bytes_of_all_request_bodies_together_are_bounded_and_given_back() {
     bounded(async {
-        let world = World::held(|layer| layer.with_max_in_flight(100, 10_000));
+        let world = World::held(|layer| layer.with_max_in_flight(100, BYTES));
         let body = |length: usize| vec![b'x'; length];
         let first = world.spawn("first", body(8_000));
         world.gate.arrival().await;
@@ -374,17 +404,17 @@ async fn the_bytes_of_all_request_bodies_together_are_bounded_and_given_back() {
 #[tokio::test(start_paused = true)]
 async fn a_response_that_does_not_fit_in_what_is_left_is_answered_and_not_retained() {
     bounded(async {
-        let world = World::held(|layer| layer.with_max_in_flight(100, 10_000));
+        let world = World::held(|layer| layer.with_max_in_flight(100, BYTES));
         let holds = world.spawn("holds", vec![b'x'; 8_000]);
         world.gate.arrival().await;
         let answered = world.spawn("k", "");
         world.gate.arrival().await;
-        let parts = (0..4).map(|_| Piece::Data(vec![b'y'; 1_000].into()));
+        let parts = (0..6).map(|_| Piece::Data(vec![b'y'; 1_000].into()));
         world.answers(Response::new(pieces(parts)));
         // The one that is let through has the long response, beside its own 8,000 bytes.
         world.gate.let_through(1);
         let long = holds.await.expect("no panic");
-        assert_eq!(long.body.len(), 4_000, "the client has every byte");
+        assert_eq!(long.body.len(), 6_000, "the client has every byte");
         let retry = world.post("holds", vec![b'x'; 8_000]).await;
         assert_eq!(retry.code(), "response-not-retained");
         world.gate.open_for_good();

@@ -25,7 +25,9 @@ use tests::{
 use tokio::time::sleep;
 use tower_idempotency::{
     IdempotencyLayer, InFlight, Lease, MissingKey, NeedsAttention, OrphanPolicy, StoreFailure, Ttl,
-    Unretained, run_once::Failed,
+    Unretained,
+    run_once::Failed,
+    store::{Acquired, Fingerprint},
 };
 use tracing_subscriber::{EnvFilter, util::SubscriberInitExt};
 
@@ -1003,6 +1005,16 @@ async fn debug_output_shows_no_secret() {
     let inner = http_body_util::BodyExt::collect(res.into_body()).await;
     outputs.push(format!("{:?}", inner.expect("a body").to_bytes()));
     assert_eq!(send(&app, order()).await.text(), ANSWER);
+    let completed = Acquired::Completed {
+        fingerprint: Fingerprint::from_bytes([7; 32]),
+        record: ANSWER.into(),
+    };
+    outputs.push(format!("{completed:?}"));
+    let resolution = tower_idempotency_dynamodb::Resolution::Answer {
+        record: ANSWER.into(),
+        retention: Ttl::from_secs(1),
+    };
+    outputs.push(format!("{resolution:?}"));
     outputs.push(shown.lock().expect("no panic").clone());
     for output in &outputs {
         assert!(!output.is_empty());

@@ -138,6 +138,39 @@ async fn an_operator_can_choose_to_execute_unprotected() {
 }
 
 #[tokio::test(start_paused = true)]
+async fn an_unprotected_handler_that_panics_leaves_no_lease_behind() {
+    let store = Probe::default();
+    store.fail_next(3, Op::Acquire, Act::FailAfter);
+    let layer = IdempotencyLayer::new(store.clone())
+        .with_store_failure(StoreFailure::DangerouslyExecuteUnprotected);
+    let (app, effects) = app(layer.clone(), async |n, _: Request<Body>| {
+        assert_ne!(n, 1, "as it should");
+        created(n)
+    });
+    let panicking = app.clone();
+    let panicked = tokio::spawn(async move { send(&panicking, order()).await }).await;
+    assert!(panicked.expect_err("a panic").is_panic());
+    layer.drain(Duration::from_secs(10)).await;
+    assert!(store.inner().is_empty());
+    assert_eq!(effects.count(), 1);
+}
+
+// fm 75
+#[tokio::test(start_paused = true)]
+async fn what_is_given_back_in_an_outage_buffers_nothing() {
+    let store = Probe::default();
+    store.fail(Op::Acquire, Act::FailAfter);
+    store.fail(Op::Release, Act::FailBefore);
+    let layer = IdempotencyLayer::new(store.clone()).with_max_in_flight(100, 10_000);
+    let (app, _) = creating(layer.clone());
+    for n in 1..=20 {
+        let req = post("/orders", &n.to_string(), vec![b'x'; 5_000]);
+        assert_unavailable(&send(&app, req).await);
+        assert!(layer.in_flight() > 0, "it is being given back");
+    }
+}
+
+#[tokio::test(start_paused = true)]
 async fn unprotected_execution_is_for_outages_only() {
     let store = Probe::default();
     let layer = IdempotencyLayer::new(store.clone())

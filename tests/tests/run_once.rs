@@ -292,6 +292,47 @@ async fn a_lease_that_was_lost_gives_back_the_value_and_keeps_the_other() {
     assert_eq!(effects.count(), 2);
 }
 
+/// Nobody can say what is stored, but that it is not ours.
+#[tokio::test(start_paused = true)]
+async fn a_lease_that_is_known_to_be_lost_gives_back_the_value_though_nothing_can_be_stored() {
+    let store = Probe::default();
+    store.fail(Op::Renew, Act::Lost);
+    store.fail(Op::Complete, Act::FailBefore);
+    let layer = IdempotencyLayer::new(store.clone());
+    let work = async |lease: Lease| {
+        lease.lost().await;
+        Ok::<_, Failed<Infallible>>("ours".to_owned())
+    };
+    let outcome = layer.run_once("message-42", "invoice 7", work).await;
+    assert_eq!(
+        outcome.expect("an outcome"),
+        Outcome::LeaseLost("ours".to_owned())
+    );
+}
+
+/// What was committed may be stored, and is another value.
+#[tokio::test(start_paused = true)]
+async fn a_value_is_not_said_to_be_stored_beside_a_commit_that_nobody_has_heard_of() {
+    let ledger = Ledger::default();
+    ledger.next(Fate::HangAfter);
+    ledger.store.fail(Op::Complete, Act::FailBefore);
+    let layer = IdempotencyLayer::new(ledger.clone());
+    let books = ledger.clone();
+    let work = async move |lease: Lease| {
+        let commit = books
+            .begin()
+            .commit_prepared(lease.prepare_value("paid".to_owned()));
+        let unheard = tokio::time::timeout(Duration::from_secs(1), commit).await;
+        assert!(unheard.is_err());
+        Ok::<_, Failed<Infallible>>("timed out".to_owned())
+    };
+    let outcome = layer.run_once("message-42", "invoice 7", work).await;
+    assert_eq!(
+        outcome.expect("an outcome"),
+        Outcome::LeaseLost("timed out".to_owned())
+    );
+}
+
 #[tokio::test]
 async fn work_that_failed_without_an_effect_frees_its_key() {
     let store = MemoryStore::new();

@@ -234,6 +234,65 @@ async fn what_is_no_orphan_is_not_taken_over_and_nothing_runs() {
     .await;
 }
 
+/// As whoever calls it again after a timeout does: a claim says what is asked for, not who asks.
+#[tokio::test(start_paused = true)]
+async fn a_claim_that_is_used_again_does_not_execute_beside_the_first() {
+    within(LONG, async {
+        let orphan = Orphan::new(OrphanPolicy::Refuse).await;
+        orphan.ledger.store.recover();
+        let (claim, gate, runs) = (orphan.claim(), Gate::shut(), Effects::default());
+        let take_over = || {
+            let (layer, claim, ledger) =
+                (orphan.layer.clone(), claim.clone(), orphan.ledger.clone());
+            let (gate, runs) = (gate.clone(), runs.clone());
+            async move {
+                let work = async move |lease: Lease| {
+                    let n = runs.happen();
+                    gate.pass().await;
+                    Ok(charge(&ledger, &lease, n).await)
+                };
+                let taken: Taken = layer.take_over(claim, work).await.expect("an answer");
+                taken
+            }
+        };
+        let left = tokio::time::timeout(Duration::from_secs(1), take_over()).await;
+        assert!(left.is_err(), "it goes on in a task");
+        assert!(matches!(take_over().await, TakeOver::NoOrphan));
+        gate.open_for_good();
+        sleep(Duration::from_secs(1)).await;
+        assert_eq!(runs.count(), 1);
+        assert_eq!(orphan.ledger.rows().await, ["charge 1"]);
+        assert!(orphan.retry().await.is_replay());
+    })
+    .await;
+}
+
+/// What the first call could not give back must not be taken from the second.
+#[tokio::test(start_paused = true)]
+async fn a_claim_that_is_used_again_is_not_released_by_the_call_that_failed() {
+    within(LONG, async {
+        let orphan = Orphan::new(OrphanPolicy::Refuse).await;
+        let (claim, store) = (orphan.claim(), &orphan.ledger.store);
+        store.recover();
+        store.fail(Op::Acquire, Act::FailBefore);
+        let work = async |_| Ok::<Response, Infallible>(created(1));
+        let failed = orphan.layer.take_over(claim.clone(), work).await;
+        let failed = failed.expect_err("the store fails");
+        assert_eq!(failed.kind(), ErrorKind::StoreUnavailable);
+        store.recover();
+        let ledger = orphan.ledger.clone();
+        let work = async move |lease: Lease| {
+            sleep(Duration::from_secs(30)).await;
+            assert!(lease.is_held());
+            Ok(charge(&ledger, &lease, 2).await)
+        };
+        let taken: Taken = orphan.layer.take_over(claim, work).await.expect("a lease");
+        assert_eq!(executed(taken).await.status, StatusCode::CREATED);
+        assert_eq!(orphan.ledger.rows().await, ["charge 2"]);
+    })
+    .await;
+}
+
 #[tokio::test(start_paused = true)]
 async fn a_takeover_that_fails_leaves_the_orphan_to_the_next() {
     within(LONG, async {

@@ -896,6 +896,65 @@ async fn a_commit_that_is_found_out_about_after_its_retention_is_not_tried_again
     );
 }
 
+/// Looking takes a lease where there is none, which must not let in what was shut out.
+#[tokio::test(start_paused = true)]
+async fn a_commit_on_its_way_does_not_come_through_behind_the_look_for_it() {
+    within(LONG, async {
+        let ledger = Ledger::default();
+        let (way, looked) = (Gate::shut(), Gate::shut());
+        ledger.next(Fate::UnderWay(way.clone()));
+        let held = looked.clone();
+        ledger.store.set(move |op, n| match (op, n) {
+            (Op::Acquire, 2) => Act::ReplyGated(held.clone()),
+            _ => Act::Forward,
+        });
+        let (app, _) = bank(&ledger, async |ledger, lease, n| {
+            let commit = charge(ledger, lease, n);
+            match tokio::time::timeout(Duration::from_secs(1), commit).await {
+                Ok(res) => res,
+                Err(_) => StatusCode::GATEWAY_TIMEOUT.into_response(),
+            }
+        });
+        let asking = app.clone();
+        let asked = tokio::spawn(async move { send(&asking, order()).await });
+        looked.arrival().await;
+        way.open_for_good();
+        sleep(Duration::from_millis(100)).await;
+        looked.open_for_good();
+        let answer = asked.await.expect("no panic");
+        assert_eq!(answer.status, StatusCode::GATEWAY_TIMEOUT);
+        sleep(Duration::from_secs(1)).await;
+        assert!(ledger.rows().await.is_empty());
+        let retry = send(&app, order()).await;
+        assert_eq!(retry.text(), "{\"execution\":2}");
+        assert_eq!(ledger.rows().await, ["charge 2"]);
+    })
+    .await;
+}
+
+/// What the look for a commit takes, where the record is over meanwhile, it gives back.
+#[tokio::test(start_paused = true)]
+async fn a_look_that_comes_after_the_record_is_over_leaves_no_lease_behind() {
+    within(LONG, async {
+        let ledger = Ledger::default();
+        ledger.next(Fate::HangAfter);
+        ledger.store.set(|op, n| match (op, n) {
+            (Op::Acquire, 2) => Act::Slow(Duration::from_millis(1_500)),
+            _ => Act::Forward,
+        });
+        let layer = IdempotencyLayer::new(ledger.clone()).with_retention(Ttl::from_secs(1));
+        let (app, _) = behind(layer, &ledger, async |ledger, lease, n| {
+            let commit = charge(ledger, lease, n);
+            let unheard = tokio::time::timeout(Duration::from_millis(100), commit).await;
+            assert!(unheard.is_err());
+            created(n)
+        });
+        assert_eq!(send(&app, order()).await.code(), "outcome-unknown");
+        assert!(ledger.store.inner().is_empty());
+    })
+    .await;
+}
+
 #[tokio::test]
 async fn a_commit_that_never_arrived_is_found_out_and_the_retry_executes() {
     let ledger = Ledger::default();

@@ -1,6 +1,6 @@
 //! What an operator decides about what needs attention.
 
-use std::time::UNIX_EPOCH;
+use std::{fmt, time::UNIX_EPOCH};
 
 use bytes::Bytes;
 use tower_idempotency::store::{Token, Ttl};
@@ -14,8 +14,8 @@ use crate::{
     store::{NOTHING, Written},
 };
 
-/// What is to become of an entry that needs attention.
-#[derive(Clone, Debug, PartialEq, Eq)]
+/// What is to become of an entry that needs attention. Its `Debug` shows no bytes of a record.
+#[derive(Clone, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum Resolution {
     /// There was no effect, or it has been undone: the key is as if it had never been used.
@@ -32,6 +32,20 @@ pub enum Resolution {
         /// How long it is kept.
         retention: Ttl,
     },
+}
+
+impl fmt::Debug for Resolution {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Free => f.write_str("Free"),
+            Self::Retry => f.write_str("Retry"),
+            Self::Answer { record, retention } => f
+                .debug_struct("Answer")
+                .field("bytes", &record.len())
+                .field("retention", retention)
+                .finish(),
+        }
+    }
 }
 
 impl DynamoDbStore {

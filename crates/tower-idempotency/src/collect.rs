@@ -52,7 +52,9 @@ pub(crate) async fn request<B: http_body::Body>(
                     if data.len() > limit - chunks.len() {
                         return Err(too_large());
                     }
-                    if !buffer.take(data.len(), config.max_buffered) {
+                    // Whoever uploads slowly must not use up what other clients' answers need.
+                    let most = config.max_buffered - config.max_buffered / 4;
+                    if !buffer.take(data.len(), most) {
                         return Err(turned_away(config, &NoPlace::TooManyBytes));
                     }
                     chunks.push(data);

@@ -163,10 +163,11 @@ impl Engine {
         record: Bytes,
         retention: Ttl,
         limit: Duration,
-        place: Place,
+        mut place: Place,
     ) {
         let engine = Arc::clone(self);
         let (deadline, lease) = (lease.deadline(), lease.reference);
+        place.buffer.keep(record.len());
         tokio::spawn(async move {
             let _place = place;
             let mut pause = Pause::new();
@@ -188,8 +189,10 @@ impl Engine {
         lease: LeaseRef,
         deadline: Instant,
         limit: Duration,
-        place: Place,
+        mut place: Place,
     ) {
+        // The request is gone, and only its place is needed.
+        place.buffer.keep(0);
         let engine = Arc::clone(self);
         tokio::spawn(async move {
             let _place = place;

@@ -287,8 +287,9 @@ where
     R: http_body::Body,
 {
     telemetry::unprotected(&claim.id);
-    let res = inner.call(req).await;
+    let ran = catch_panic(pin!(async move { inner.call(req).await })).await;
     give_back(&shared.config, &shared.engine, &claim, place);
+    let res = ran.unwrap_or_else(|panic| resume_unwind(panic));
     res.map(|mut res| {
         control::strip_only(res.headers_mut());
         if let Some(attention) = res.extensions_mut().remove::<NeedsAttention>() {

@@ -86,6 +86,7 @@ impl KeyRules {
                 limit: self.max,
             });
         }
+        // Before it is found malformed.
         if raw.is_empty() || raw == b"\"\"" {
             return Err(EMPTY);
         }
@@ -115,9 +116,6 @@ impl KeyRules {
     ///
     /// The syntax is about how a key travels in a header, so it does not apply here.
     pub(crate) fn check(&self, key: String) -> Result<IdempotencyKey, KeyError> {
-        if key.is_empty() {
-            return Err(EMPTY);
-        }
         if key.chars().any(char::is_control) {
             return Err(KeyError::Malformed(
                 "expected text without control characters",
@@ -128,6 +126,9 @@ impl KeyRules {
 
     fn measure(&self, key: Cow<'_, str>) -> Result<IdempotencyKey, KeyError> {
         let found = key.len();
+        if found == 0 {
+            return Err(EMPTY);
+        }
         if found > self.max {
             return Err(KeyError::TooLong {
                 found,

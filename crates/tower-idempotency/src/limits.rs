@@ -92,15 +92,20 @@ impl Buffer {
         }
         granted
     }
+
+    /// Gives back all but `bytes`.
+    pub(crate) fn keep(&mut self, bytes: usize) {
+        let back = self.bytes.saturating_sub(bytes);
+        if back > 0 {
+            self.bytes -= back;
+            self.limits.buffered.fetch_sub(back, Ordering::Relaxed);
+        }
+    }
 }
 
 impl Drop for Buffer {
     fn drop(&mut self) {
-        if self.bytes > 0 {
-            self.limits
-                .buffered
-                .fetch_sub(self.bytes, Ordering::Relaxed);
-        }
+        self.keep(0);
     }
 }
 

@@ -19,7 +19,7 @@ use crate::{
     receive::{self, code_alone, too_large},
     record::{Codec, NeedsAttention, Record},
     refusal::{turned_away, unavailable, unreadable},
-    settle::{Found, Instead, let_go, look},
+    settle::{Found, Instead, let_go, look_once_more},
     store::{Acquired, Claim, Fingerprint, KeyId, Token, Ttl},
     telemetry,
 };
@@ -342,7 +342,7 @@ async fn settle<T: DeserializeOwned, E>(
     match completion {
         // A commit that nobody has heard of may have been there before us, and then nothing was changed.
         Completion::Stored if lease.is_in_doubt() => {
-            match Box::pin(look(config, engine, &lease.grant.claim)).await {
+            match Box::pin(look_once_more(config, engine, &lease.grant.claim)).await {
                 Found::Record(stored) if stored == record => {
                     telemetry::recorded(&id, &record);
                     Ok(executed(produced))
@@ -361,6 +361,10 @@ async fn settle<T: DeserializeOwned, E>(
         }
         Completion::Failing | Completion::TooLarge { .. } => {
             engine.complete_later(&lease, record, retention, limit, place);
+            // A renewal has heard that somebody else has the lease, or a commit may have stored another value.
+            if lease.is_in_doubt() || lease.is_lost() {
+                return Ok(lost(produced));
+            }
             Ok(executed(produced))
         }
     }

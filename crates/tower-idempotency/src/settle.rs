@@ -17,7 +17,7 @@ use crate::{
     record::{NeedsAttention, NotRetained, Record, StoredResponse, not_kept},
     refusal::{Answer, into_response, outcome_unknown, refuse},
     replay::{has_body, replay},
-    store::{Acquired, Claim, OrphanPolicy, Ttl},
+    store::{Acquired, Claim, OrphanPolicy, Token, Ttl},
     telemetry,
 };
 
@@ -121,7 +121,7 @@ pub(crate) async fn let_go(
         Committed::Unknown => {
             match Box::pin(ended_or_found(config, engine, &lease)).await {
                 Found::Record(record) => return Some(Instead::Record(record)),
-                // Asking has taken the lease once more. The record was there and is over, or it never was.
+                // The record was there and is over, or it never was.
                 Found::Held(_) if lease.commit.may_be_over() => {
                     engine.end(lease, config.store_timeout, place, reason).await;
                     return Some(Instead::Unknown);
@@ -151,7 +151,7 @@ async fn ended_or_found(config: &Config, engine: &Engine, lease: &Kept) -> Found
     if !engine.release(&lease.reference, config.store_timeout).await {
         return Found::Unknown;
     }
-    look(config, engine, &lease.grant.claim).await
+    look_once_more(config, engine, &lease.grant.claim).await
 }
 
 /// What is to be told instead of that there was nothing to keep.
@@ -251,7 +251,7 @@ async fn answer_if_stored<R: http_body::Body>(
     record: Bytes,
     res: Response<Body<R>>,
 ) -> Response<Body<R>> {
-    let found = look(config, engine, &lease.grant.claim).await;
+    let found = look_once_more(config, engine, &lease.grant.claim).await;
     into_response(match found {
         Found::Record(stored) if stored == record => {
             telemetry::recorded(lease.id(), &record);
@@ -268,13 +268,33 @@ async fn answer_if_stored<R: http_body::Body>(
 pub(crate) enum Found {
     /// There is a record of this request: ours, or that of whoever took over.
     Record(Bytes),
-    /// It is ours, at this generation.
+    /// There was nothing, and now it is ours, at this generation.
     Held(u64),
     /// Somebody took over, and left nothing so far.
     Orphan,
     Lost,
     /// The store does not say.
     Unknown,
+}
+
+/// As [`look`], once the lease is over. Under a token of its own: under that of the lease a commit that is still on its way
+/// would find its lease again. What asking has taken is given back.
+pub(crate) async fn look_once_more(config: &Config, engine: &Engine, claim: &Claim) -> Found {
+    let Ok(token) = Token::random() else {
+        return Found::Unknown;
+    };
+    let claim = Claim {
+        token,
+        ..claim.clone()
+    };
+    let found = look(config, engine, &claim).await;
+    if let Found::Held(generation) = found {
+        let lease = claim.lease_ref(generation);
+        if !engine.release(&lease, config.store_timeout).await {
+            return Found::Unknown;
+        }
+    }
+    found
 }
 
 /// Asks the store. Asking is acquiring, under the lease's own token; it must not take over from whoever took over from us.

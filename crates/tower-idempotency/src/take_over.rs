@@ -6,13 +6,14 @@ use http::Response;
 
 use crate::{
     body::Body,
+    engine::Failure,
     error::Error,
     exchange::{Shared, execute, give_back},
     future::{Detach, Detachable},
     layer::IdempotencyLayer,
     lease::{Grant, Lease},
     refusal::{turned_away, unavailable},
-    store::{Acquired, Claim, OrphanPolicy},
+    store::{Acquired, Claim, OrphanPolicy, Token},
     telemetry,
 };
 
@@ -33,7 +34,7 @@ impl IdempotencyLayer {
     /// abandoned, from a store's list of orphans. Safe to call in every process at once.
     ///
     /// `claim` names the entry: id and fingerprint as the store has them, and, for operators, the operation; the layer
-    /// fills in the rest. [`Lease::derive`] gives the keys that it gave to the first execution. The entry is taken over
+    /// fills in the rest, a token for each call among it. [`Lease::derive`] gives the keys that it gave to the first execution. The entry is taken over
     /// whatever the layer's orphan policy says: to call this is to decide.
     ///
     /// What `work` returns is treated as the answer of a handler: recorded, unless its status or a control header says
@@ -71,6 +72,8 @@ impl IdempotencyLayer {
         let place = engine.limits.enter(config.max_in_flight);
         let place = place.map_err(|no_place| turned_away(&config, &no_place))?;
         let claim = Claim {
+            // Whoever asks again with the same claim is somebody else.
+            token: Token::random().map_err(|error| unavailable(&config, Failure::Store(error)))?,
             lease: config.lease,
             orphans: OrphanPolicy::TakeOver,
             keep: config.orphans_kept.unwrap_or(config.retention),

@@ -54,6 +54,20 @@ fn each_syntax_reads_quotes_its_own_way() {
 }
 
 #[test]
+fn an_empty_key_is_refused_whatever_the_range_says() {
+    for syntax in SYNTAXES {
+        for raw in ["", "\"\"", "\"\";a=1", "\"\" ;a"] {
+            let rules = KeyRules {
+                min: 0,
+                ..rules(syntax)
+            };
+            let found = rules.parse(raw.as_bytes());
+            assert!(found.is_err() || found.is_ok_and(|key| !key.as_str().is_empty()));
+        }
+    }
+}
+
+#[test]
 fn escapes_are_decoded_only_where_the_value_is_a_structured_string() {
     reads(
         r#""a\"b\\c""#,

@@ -212,8 +212,8 @@ pub struct LeaseRef {
     pub generation: u64,
 }
 
-/// What the store answers to a [`Claim`].
-#[derive(Clone, Debug, PartialEq, Eq)]
+/// What the store answers to a [`Claim`]. Its `Debug` shows no bytes of a record.
+#[derive(Clone, PartialEq, Eq)]
 #[expect(
     clippy::exhaustive_enums,
     reason = "the layer must decide every answer; a new one is a breaking change"
@@ -247,6 +247,42 @@ pub enum Acquired {
         /// The bytes given to [`Store::complete`].
         record: Bytes,
     },
+}
+
+impl fmt::Debug for Acquired {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Granted {
+                generation,
+                takeover,
+            } => f
+                .debug_struct("Granted")
+                .field("generation", generation)
+                .field("takeover", takeover)
+                .finish(),
+            Self::InProgress {
+                fingerprint,
+                expires_in,
+            } => f
+                .debug_struct("InProgress")
+                .field("fingerprint", fingerprint)
+                .field("expires_in", expires_in)
+                .finish(),
+            Self::Orphaned { fingerprint, since } => f
+                .debug_struct("Orphaned")
+                .field("fingerprint", fingerprint)
+                .field("since", since)
+                .finish(),
+            Self::Completed {
+                fingerprint,
+                record,
+            } => f
+                .debug_struct("Completed")
+                .field("fingerprint", fingerprint)
+                .field("bytes", &record.len())
+                .finish(),
+        }
+    }
 }
 
 /// What becomes of a key whose lease is over without an outcome.

@@ -104,7 +104,7 @@ pub(crate) async fn send_both(
 }
 
 #[cfg(feature = "deadpool")]
-pub(crate) async fn pooled(pool: &deadpool_redis::Pool) -> RedisResult<deadpool_redis::Connection> {
+async fn pooled(pool: &deadpool_redis::Pool) -> RedisResult<deadpool_redis::Connection> {
     use deadpool_redis::PoolError;
 
     pool.get().await.map_err(|error| match error {

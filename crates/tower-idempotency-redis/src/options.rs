@@ -7,9 +7,8 @@ use redis::{
     aio::{ConnectionManager, ConnectionManagerConfig},
 };
 use tokio::time::Instant;
+use tower_idempotency::Ttl;
 
-#[cfg(feature = "deadpool")]
-use crate::link::pooled;
 use crate::{
     ConnectError, RedisStore, check::check, link::Link, listen::Listener, redial::Redial,
     scripts::Scripts, store::Inner,
@@ -92,7 +91,7 @@ impl RedisOptions {
     ///
     /// [store timeout]: tower_idempotency::IdempotencyLayer::with_store_timeout
     pub fn with_timeout(mut self, timeout: Duration) -> Self {
-        self.timeout = timeout;
+        self.timeout = timeout.min(Ttl::MAX.as_duration());
         self
     }
 
@@ -121,6 +120,7 @@ impl RedisOptions {
     /// connection while it waits, and makes a replica that is down an outage. Renewals are not waited for: after a
     /// failover a lease may end up to a third of its length early. Not for clusters.
     pub fn with_wait(mut self, replicas: u32, timeout: Duration) -> Self {
+        let timeout = timeout.min(Ttl::MAX.as_duration());
         self.wait = (replicas > 0).then_some(Wait { replicas, timeout });
         self
     }
@@ -160,8 +160,8 @@ impl RedisOptions {
         self.store(asking, keeping, Some(listener)).await
     }
 
-    /// Uses a pool that the application has already, and one connection more for renewals, completions and releases, which
-    /// so never wait for the pool.
+    /// Uses a pool that the application has already, and one connection like those of it for renewals, completions and
+    /// releases, which so never wait for the pool.
     ///
     /// When the pool has no connection to give within the [timeout](Self::with_timeout), a request is answered 503. A
     /// shared connection is faster: a pool looks after each connection it hands out. Nothing is heard of completions,
@@ -175,12 +175,14 @@ impl RedisOptions {
         self,
         pool: deadpool_redis::Pool,
     ) -> Result<RedisStore, ConnectError> {
+        use deadpool::managed::Manager as _;
+
         #[cfg(feature = "tls")]
         provide_cryptography();
-        let reserved = pool.clone();
+        let like = pool.clone();
         let keeping = Link::Dialled(Redial::new(move || {
-            let pool = reserved.clone();
-            async move { Ok(deadpool_redis::Connection::take(pooled(&pool).await?)) }
+            let pool = like.clone();
+            async move { pool.manager().create().await }
         }));
         self.store(Link::Pooled(pool), keeping, None).await
     }
@@ -207,12 +209,14 @@ impl RedisOptions {
             let (sentinels, config) = (Arc::clone(&sentinels), config.clone());
             Link::Dialled(Redial::new(move || {
                 let (sentinels, config) = (Arc::clone(&sentinels), config.clone());
-                async move {
+                let dial = async move {
                     let primary = sentinels.lock().await.async_get_client().await?;
                     primary
                         .get_multiplexed_async_connection_with_config(&config)
                         .await
-                }
+                };
+                // In a task: a caller that gives up and has no successor would keep the sentinels from all others.
+                async { tokio::spawn(dial).await.map_err(std::io::Error::other)? }
             }))
         };
         let (asking, keeping) = (dialled(), dialled());

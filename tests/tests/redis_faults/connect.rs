@@ -13,7 +13,7 @@ use tower_idempotency_redis::{
     },
 };
 
-use crate::node::{STORE_TIMEOUT, options};
+use crate::node::{Node, STORE_TIMEOUT, options, until_connected};
 
 const SECRET: &str = "open-sesame";
 
@@ -175,4 +175,16 @@ async fn a_store_shows_no_password() {
     let store = options().connect(&server.url()).await.unwrap();
     let shown = format!("{store:?}");
     assert!(!shown.contains(SECRET), "{shown}");
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn times_without_end_serve() {
+    let primary = RedisServer::start(&[]);
+    let _replica = RedisServer::replica_of(&primary);
+    let (url, end) = (primary.url(), Duration::MAX);
+    let options = RedisOptions::new().with_timeout(end).with_wait(1, end);
+    let store = until_connected(|| options.clone().connect(&url)).await;
+    let node = Node::new(store);
+    let first = node.post("/orders", "k").await;
+    node.assert_replays("/orders", "k", &first).await;
 }

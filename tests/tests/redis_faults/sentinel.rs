@@ -99,6 +99,34 @@ async fn leases_and_records_that_were_waited_for_survive_a_failover() {
     }
 }
 
+// fm 43: who asked last, and has given up, must not keep renewals from asking.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn sentinels_that_fall_silent_for_a_moment_cost_no_lease_though_nobody_comes_after() {
+    let primary = RedisServer::start(&[]);
+    let sentinel = Sentinel::start(&primary, 0);
+    let way = Proxy::start(sentinel.address());
+    let url = format!("redis://{}/", way.address());
+    let name = Sentinel::NAME.to_owned();
+    let store = until_connected(|| {
+        let (url, name) = (url.clone(), name.clone());
+        let client = SentinelClient::build(vec![url], name, None, SentinelServerType::Master);
+        options().connect_sentinel(client.expect("an address"))
+    })
+    .await;
+    let books = Books::default();
+    let node = with_lease(store, &books, 6);
+    let (running, lease) = node.running("running").await;
+    way.set(Mode::Hold);
+    primary.command(&["CLIENT", "KILL", "TYPE", "normal"]);
+    node.assert_unavailable("/orders", "fresh").await;
+    way.set(Mode::Pass);
+    sleep(Duration::from_secs(7)).await;
+    assert!(lease.is_held());
+    node.gate.open_for_good();
+    let answer = running.await.unwrap();
+    node.assert_replays("/held", "running", &answer).await;
+}
+
 // fm 35: what a failover loses without waiting, and that the answers agree.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn what_a_failover_loses_is_executed_again_and_answered_once() {

@@ -255,10 +255,11 @@ impl RedisOptions {
         let nodes: Vec<_> = nodes
             .collect::<Result<_, _>>()
             .map_err(ConnectError::address)?;
-        let like = nodes.first().cloned().ok_or_else(|| {
-            ConnectError::new(ConnectErrorKind::Address, "expected a node of the cluster")
-        })?;
-        let client = redis::cluster::ClusterClient::builder(nodes)
+        let Some((first, others)) = nodes.split_first() else {
+            let message = "expected a node of the cluster";
+            return Err(ConnectError::new(ConnectErrorKind::Address, message));
+        };
+        let client = redis::cluster::ClusterClient::builder(nodes.clone())
             .connection_timeout(self.timeout)
             .response_timeout(self.timeout)
             // Redirections are followed here.
@@ -271,7 +272,7 @@ impl RedisOptions {
                 let client = client.clone();
                 async move { client.get_async_connection().await }
             });
-            let cluster = Cluster::new(nodes, like.clone(), self.timeout);
+            let cluster = Cluster::new(nodes, first.clone(), others, self.timeout);
             Link::Cluster(Box::new(cluster))
         };
         let (asking, keeping) = (link(), link());

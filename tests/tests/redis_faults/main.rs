@@ -5,6 +5,7 @@
 
 mod cluster;
 mod connect;
+mod endpoints;
 mod eviction;
 mod flush;
 mod full;

@@ -22,11 +22,17 @@ use tests::{
     books::{Books, Ledgered, sqlite_pool},
     created,
 };
-use tokio::{net::TcpListener, time::sleep};
+use tokio::{
+    net::TcpListener,
+    time::{sleep, timeout},
+};
 use tower_idempotency::{IdempotencyKey, IdempotencyLayer, Lease, Ttl};
 use tower_idempotency_sqlx::{
     MySqlStore, PostgresStore, SqliteStore, TransactionError,
-    sqlx::{Pool, mysql::MySqlPoolOptions, postgres::PgPoolOptions},
+    sqlx::{
+        self, Connection, Database, Pool, mysql::MySqlPoolOptions, pool::PoolOptions,
+        postgres::PgPoolOptions,
+    },
 };
 
 /// `--listen ADDR --store URL --table NAME --lease MILLISECONDS --commit together|apart`
@@ -46,14 +52,29 @@ async fn main() {
     let args = Args(pairs.map(|it| (it[0].clone(), it[1].clone())).collect());
     let store = args.get("--store").to_owned();
     if store.starts_with("postgres:") {
-        let pool = PgPoolOptions::new().max_connections(CONNECTIONS);
+        let pool = bounded(PgPoolOptions::new());
         serve::<PostgresStore>(&args, pool.connect_lazy(&store).expect("an URL")).await;
     } else if store.starts_with("mysql:") {
-        let pool = MySqlPoolOptions::new().max_connections(CONNECTIONS);
+        let pool = bounded(MySqlPoolOptions::new());
         serve::<MySqlStore>(&args, pool.connect_lazy(&store).expect("an URL")).await;
     } else {
         serve::<SqliteStore>(&args, sqlite_pool(&store)).await;
     }
+}
+
+/// Nobody waits for ever for a server that is silent: a pool of sqlx asks what comes back to it whether it is alive, and
+/// without a bound of ours keeps its place until it answers.
+fn bounded<DB: Database>(options: PoolOptions<DB>) -> PoolOptions<DB> {
+    options
+        .max_connections(CONNECTIONS)
+        .acquire_timeout(PATIENCE)
+        .after_release(|connection, _| {
+            Box::pin(async {
+                let answer = timeout(PATIENCE, connection.ping()).await;
+                answer.unwrap_or_else(|elapsed| Err(sqlx::Error::Io(elapsed.into())))?;
+                Ok(true)
+            })
+        })
 }
 
 #[derive(Clone)]
@@ -97,9 +118,11 @@ async fn charge<S: Ledgered>(
     let pause = Duration::from_millis(ms);
     let res = ([("x-execution", n.to_string())], created(n)).into_response();
     if bank.together {
-        match together(&bank.books, &lease, effect, pause, res).await {
-            Ok(res) => res,
-            Err(error) => failed(&error),
+        let charged = together(&bank.books, &lease, effect, pause, res);
+        match timeout(pause + PATIENCE, charged).await {
+            Ok(Ok(res)) => res,
+            Ok(Err(error)) => failed(&error),
+            Err(elapsed) => failed(&elapsed),
         }
     } else {
         match S::run_alone(&bank.books.pool, effect).await {
@@ -135,3 +158,5 @@ fn failed(error: &dyn std::error::Error) -> Response {
 }
 
 const CONNECTIONS: u32 = 8;
+/// How long a handler waits for its database, besides what it is told to take.
+const PATIENCE: Duration = Duration::from_secs(1);

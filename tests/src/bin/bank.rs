@@ -19,7 +19,7 @@ use axum::{
 };
 use http::StatusCode;
 use tests::{
-    books::{Books, Ledgered, sqlite_pool},
+    books::{Books, Ledgered, patient, sqlite_pool},
     created,
 };
 use tokio::{
@@ -29,10 +29,7 @@ use tokio::{
 use tower_idempotency::{IdempotencyKey, IdempotencyLayer, Lease, Ttl};
 use tower_idempotency_sqlx::{
     MySqlStore, PostgresStore, SqliteStore, TransactionError,
-    sqlx::{
-        self, Connection, Database, Pool, mysql::MySqlPoolOptions, pool::PoolOptions,
-        postgres::PgPoolOptions,
-    },
+    sqlx::{Pool, mysql::MySqlPoolOptions, postgres::PgPoolOptions},
 };
 
 /// `--listen ADDR --store URL --table NAME --lease MILLISECONDS --commit together|apart`
@@ -52,29 +49,14 @@ async fn main() {
     let args = Args(pairs.map(|it| (it[0].clone(), it[1].clone())).collect());
     let store = args.get("--store").to_owned();
     if store.starts_with("postgres:") {
-        let pool = bounded(PgPoolOptions::new());
+        let pool = patient(PgPoolOptions::new(), PATIENCE).max_connections(CONNECTIONS);
         serve::<PostgresStore>(&args, pool.connect_lazy(&store).expect("an URL")).await;
     } else if store.starts_with("mysql:") {
-        let pool = bounded(MySqlPoolOptions::new());
+        let pool = patient(MySqlPoolOptions::new(), PATIENCE).max_connections(CONNECTIONS);
         serve::<MySqlStore>(&args, pool.connect_lazy(&store).expect("an URL")).await;
     } else {
         serve::<SqliteStore>(&args, sqlite_pool(&store)).await;
     }
-}
-
-/// Nobody waits for ever for a server that is silent: a pool of sqlx asks what comes back to it whether it is alive, and
-/// without a bound of ours keeps its place until it answers.
-fn bounded<DB: Database>(options: PoolOptions<DB>) -> PoolOptions<DB> {
-    options
-        .max_connections(CONNECTIONS)
-        .acquire_timeout(PATIENCE)
-        .after_release(|connection, _| {
-            Box::pin(async {
-                let answer = timeout(PATIENCE, connection.ping()).await;
-                answer.unwrap_or_else(|elapsed| Err(sqlx::Error::Io(elapsed.into())))?;
-                Ok(true)
-            })
-        })
 }
 
 #[derive(Clone)]

@@ -12,6 +12,7 @@ mod full;
 mod links;
 mod network;
 mod node;
+mod nowhere;
 mod pause;
 mod pool;
 mod replica;

@@ -1,10 +1,15 @@
 //! A database that holds leases and records, and beside them the handlers' own rows: which effects there were.
 
+use std::time::Duration;
+
+use tokio::time::timeout;
 use tower_idempotency::Lease;
 use tower_idempotency_sqlx::{
     Fenced, MySqlStore, PostgresStore, SqlStore, SqliteStore, TransactionError,
     sqlx::{
-        self, AssertSqlSafe, MySql, MySqlPool, PgPool, Pool, Postgres, Row, Sqlite, SqlitePool,
+        self, AssertSqlSafe, Connection, Database, MySql, MySqlPool, PgPool, Pool, Postgres, Row,
+        Sqlite, SqlitePool,
+        pool::PoolOptions,
         raw_sql,
         sqlite::{SqliteConnectOptions, SqlitePoolOptions},
     },
@@ -235,6 +240,21 @@ pub fn sqlite_pool(path: &str) -> SqlitePool {
         .filename(path)
         .create_if_missing(true);
     SqlitePoolOptions::new().connect_lazy_with(options)
+}
+
+/// Of handlers that do not wait for ever for a database that is silent. A pool of sqlx asks a connection that comes back
+/// whether it is alive, and keeps its place until it answers: here it is closed when it has not for as long as this.
+#[must_use]
+pub fn patient<DB: Database>(options: PoolOptions<DB>, patience: Duration) -> PoolOptions<DB> {
+    options
+        .acquire_timeout(patience)
+        .after_release(move |connection, _| {
+            Box::pin(async move {
+                let alive = timeout(patience, connection.ping()).await;
+                alive.unwrap_or_else(|elapsed| Err(sqlx::Error::Io(elapsed.into())))?;
+                Ok(true)
+            })
+        })
 }
 
 const RUNS: &str = "the test server runs";

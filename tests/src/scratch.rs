@@ -22,6 +22,12 @@ impl Scratch {
         Self(directory("scratch"))
     }
 
+    /// Where it is.
+    #[must_use]
+    pub fn path(&self) -> &Path {
+        &self.0
+    }
+
     /// A file in it, whether or not it is there.
     #[must_use]
     pub fn file(&self, name: impl AsRef<Path>) -> PathBuf {

@@ -2,6 +2,8 @@
 //!
 //! A store's statements keep one row each, which is no deadlock. A trigger on its table, as for an audit, makes it two.
 
+#![expect(clippy::unwrap_used, reason = "a test that cannot go on says where")]
+
 use std::time::{Duration, Instant};
 
 use tests::{
@@ -35,11 +37,21 @@ async fn is_completed<S: Store>(store: &S, claim: &Claim) {
 #[tokio::test]
 async fn a_completion_that_is_given_up_for_a_deadlock_is_made_again_in_postgres() {
     // Whoever looks first is given up: the store, which does so at once.
-    let server = PostgresServer::start(&["deadlock_timeout=10ms"]);
+    is_made_again_in_postgres("10ms", "deadlock detected").await;
+}
+
+/// By default the server looks for deadlocks after longer than the store waits for a row.
+#[tokio::test]
+async fn a_completion_that_gives_a_deadlock_up_before_the_server_does_is_made_again_in_postgres() {
+    is_made_again_in_postgres("1s", "canceling statement due to lock timeout").await;
+}
+
+async fn is_made_again_in_postgres(deadlock_timeout: &str, reported: &str) {
+    let server = PostgresServer::start(&[&format!("deadlock_timeout={deadlock_timeout}")]);
     let store = sql::postgres(&server, "entries").await;
     let mut other = PgConnection::connect(&server.url()).await.unwrap();
     // The first completion waits until somebody waits for it, and only then wants what the other one has: a store waits for
-    // a row no longer than a second, which is not to be the end of this.
+    // a row no longer than half a second, which is not to be the end of this.
     let setup = "set deadlock_timeout = '5min';
         create table audit (n int);
         insert into audit values (0);
@@ -80,7 +92,7 @@ async fn a_completion_that_is_given_up_for_a_deadlock_is_made_again_in_postgres(
     completing.await.unwrap().expect("made again");
 
     let log = server.log();
-    assert_eq!(log.matches("deadlock detected").count(), 1, "{log}");
+    assert_eq!(log.matches(reported).count(), 1, "{log}");
     let noted = query_scalar::<_, i32>("select n from audit").fetch_one(&mut watch);
     assert_eq!(noted.await.unwrap(), 11, "it happened once");
     is_completed(&store, &claim).await;
@@ -181,6 +193,28 @@ async fn a_completion_waits_for_a_row_for_longer_than_a_second_in_mariadb() {
     // By then the server has given up the first try, and not yet the last one.
     sleep(Duration::from_millis(1_700)).await;
     assert!(!completing.is_finished());
+    other.execute(raw_sql("commit")).await.unwrap();
+    completing.await.unwrap().expect("made again");
+    is_completed(&store, &claim).await;
+}
+
+#[tokio::test]
+async fn a_completion_waits_for_a_row_for_longer_than_half_a_second_in_postgres() {
+    let store = sql::postgres(postgres::shared(), "held_long").await;
+    let mut other = PgConnection::connect(&postgres::shared().url())
+        .await
+        .unwrap();
+    let claim = claim();
+    store.acquire(&claim).await.unwrap();
+    let hold = "begin; select from held_long for update";
+    other.execute(raw_sql(hold)).await.unwrap();
+    // Given up after three times half a second, before the layer would.
+    let refused = completing(&store, &claim).await.unwrap().unwrap_err();
+    assert!(format!("{refused:?}").contains("55P03"), "{refused:?}");
+    let began = Instant::now();
+    let completing = completing(&store, &claim);
+    sleep(Duration::from_millis(700)).await;
+    assert!(!completing.is_finished() || began.elapsed() > Duration::from_millis(1_500));
     other.execute(raw_sql("commit")).await.unwrap();
     completing.await.unwrap().expect("made again");
     is_completed(&store, &claim).await;

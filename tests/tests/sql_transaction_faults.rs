@@ -35,7 +35,7 @@ use tower_idempotency_sqlx::{
     sqlx::{
         ConnectOptions, Executor, MySqlPool, PgPool,
         mysql::MySqlPoolOptions,
-        pool::PoolConnection,
+        pool::{PoolConnection, PoolOptions},
         postgres::{PgConnectOptions, PgPoolOptions},
     },
 };
@@ -110,6 +110,30 @@ async fn a_lost_reply_to_the_commit_is_looked_up<S: Ledgered>(books: Books<S>, p
         assert!(retry.is_replay() && retry.body == first.body, "{retry:?}");
         assert_eq!((books.count().await, executions.count()), (1, 1));
     }
+}
+
+/// As long as somebody closes it: the pool by itself waits for ever.
+async fn a_connection_that_hangs_gives_its_place_in_the_pool_back<S: Ledgered>(
+    books: Books<S>,
+    proxy: Proxy,
+) {
+    let (patience, connect) = (Duration::from_millis(500), books.pool.connect_options());
+    let pool = books::patient(PoolOptions::new(), patience).max_connections(1);
+    let pool = pool.connect_lazy_with((*connect).clone());
+    let books = Books { pool, ..books };
+    let (app, executions) = bank(&books, patience);
+    proxy.once(Fault::reply_to("COMMIT"), Then::Hang);
+    let first = send(&app, order()).await;
+    assert_eq!(first.status, StatusCode::CREATED, "{first:?}");
+    let began = Instant::now();
+    while send(&app, post("/orders", "next", "tea")).await.status != StatusCode::CREATED {
+        assert!(
+            began.elapsed() < Duration::from_secs(10),
+            "it has its place"
+        );
+    }
+    assert_eq!(books.count().await, 2);
+    assert!(executions.count() >= 2);
 }
 
 /// It never arrives: nothing is committed, and the retry executes.
@@ -192,6 +216,7 @@ macro_rules! behind_a_proxy {
 }
 
 behind_a_proxy! {
+    a_connection_that_hangs_gives_its_place_in_the_pool_back
     a_lost_reply_to_the_commit_is_looked_up
     a_commit_that_is_lost_commits_nothing
     a_lost_reply_to_a_checkpoint_is_looked_up

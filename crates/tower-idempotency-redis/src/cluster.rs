@@ -12,8 +12,8 @@ use std::{
 };
 
 use redis::{
-    AsyncConnectionConfig, Client, Cmd, ConnectionAddr, ConnectionInfo, ErrorKind, RedisResult,
-    RetryMethod, Value,
+    AsyncConnectionConfig, Client, Cmd, ConnectionAddr, ConnectionInfo, RedisResult, RetryMethod,
+    Value,
     aio::MultiplexedConnection,
     cluster_async::ClusterConnection,
     cluster_routing::{RoutingInfo, SingleNodeRoutingInfo},
@@ -27,24 +27,32 @@ use crate::{
 
 pub(crate) struct Cluster {
     nodes: Redial<ClusterConnection>,
-    /// By address. Nothing is sent on these but `ASKING` and a command, both at once.
-    importing: Mutex<HashMap<String, Arc<Redial<MultiplexedConnection>>>>,
+    /// Nothing is sent on these but `ASKING` and a command, both at once.
+    importing: Mutex<HashMap<Address, Arc<Redial<MultiplexedConnection>>>>,
     /// How to connect to any node: as to the first one.
     like: ConnectionInfo,
+    /// Of all nodes that we were told of, if it is one: whichever is asked, it is asked there.
+    host: Option<String>,
     timeout: Duration,
 }
 
+/// A host and a port.
+type Address = (String, u16);
+
 impl Cluster {
-    /// `nodes` must not follow redirections by itself.
+    /// `nodes` must not follow redirections by itself. It is `first` and `others` that lead to them.
     pub(crate) fn new(
         nodes: Redial<ClusterConnection>,
-        like: ConnectionInfo,
+        first: ConnectionInfo,
+        others: &[ConnectionInfo],
         timeout: Duration,
     ) -> Self {
+        let host = host(&first).filter(|_| others.iter().all(|it| host(it) == host(&first)));
         Self {
             nodes,
             importing: Mutex::default(),
-            like,
+            host: host.map(str::to_owned),
+            like: first,
             timeout,
         }
     }
@@ -72,25 +80,19 @@ impl Cluster {
             }
             let redirected = error
                 .redirect_node()
-                .and_then(|(node, _slot)| address(node));
+                .and_then(|(node, _slot)| address(node, self.host.as_deref()));
             // Being sent elsewhere is no reason to wait, unless one is sent back and forth.
             if redirected.is_none() || attempt > 1 {
                 sleep(PAUSE * (1 << attempt.min(4))).await;
             }
             answer = match (redirected, method) {
                 (Some(node), RetryMethod::AskRedirect) => self.ask(node, deadline, command).await,
+                // One that is new is not found, but with the slots, which are being looked up since we were sent away.
                 (Some((host, port)), RetryMethod::MovedRedirect) => {
                     let node = SingleNodeRoutingInfo::ByAddress { host, port };
                     let mut nodes = nodes.clone();
                     let sent = nodes.route_command(command.clone(), RoutingInfo::SingleNode(node));
-                    match sent.await.and_then(Value::extract_error) {
-                        // It is new, and found with the slots, which are being looked up since we were sent away.
-                        Err(error) if error.kind() == ErrorKind::ClusterConnectionNotFound => {
-                            sleep(PAUSE).await;
-                            send(nodes.clone(), command).await
-                        }
-                        sent => sent,
-                    }
+                    sent.await.and_then(Value::extract_error)
                 }
                 _ => send(nodes.clone(), command).await,
             };
@@ -99,25 +101,27 @@ impl Cluster {
     }
 
     /// Asks a node that is about to get the slot.
-    async fn ask(
-        &self,
-        (host, port): (String, u16),
-        deadline: Instant,
-        command: &Cmd,
-    ) -> RedisResult<Value> {
-        let node = {
-            let mut importing = self
-                .importing
-                .lock()
-                .unwrap_or_else(PoisonError::into_inner);
-            let node = importing.entry(format!("{host}:{port}"));
-            Arc::clone(node.or_insert_with(|| Arc::new(self.connection_to(host, port))))
-        };
+    async fn ask(&self, node: Address, deadline: Instant, command: &Cmd) -> RedisResult<Value> {
         let mut both = redis::pipe();
         both.cmd("ASKING").add_command(command.clone());
+        let node = self.importing(node);
         let asked = node.with(deadline, |it| async move { send_both(it, &both).await });
         let (_asking, answer) = asked.await?;
         Ok(answer)
+    }
+
+    fn importing(&self, node: Address) -> Arc<Redial<MultiplexedConnection>> {
+        let mut importing = self
+            .importing
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner);
+        // Nodes come and go, and of the latter nobody tells us. Who is in use is soon there again.
+        if importing.len() >= IMPORTING && !importing.contains_key(&node) {
+            importing.clear();
+        }
+        let (host, port) = node.clone();
+        let connection = importing.entry(node);
+        Arc::clone(connection.or_insert_with(|| Arc::new(self.connection_to(host, port))))
     }
 
     fn connection_to(&self, host: String, port: u16) -> Redial<MultiplexedConnection> {
@@ -150,12 +154,118 @@ impl Cluster {
     }
 }
 
-/// Of `host:port`, where the host may be an IPv6 address.
-fn address(node: &str) -> Option<(String, u16)> {
+/// Of `host:port`, where the host may be an IPv6 address. A node that does not know under which name it is reached leaves
+/// that out, and means where it was `asked`; one that lacks the name that it should have says `?`.
+fn address(node: &str, asked: Option<&str>) -> Option<Address> {
     let (host, port) = node.rsplit_once(':')?;
+    let host = match host.trim_matches(['[', ']']) {
+        "" => asked?,
+        "?" => return None,
+        host => host,
+    };
     Some((host.to_owned(), port.parse().ok()?))
+}
+
+fn host(node: &ConnectionInfo) -> Option<&str> {
+    match node.addr() {
+        ConnectionAddr::Tcp(host, _) | ConnectionAddr::TcpTls { host, .. } => Some(host),
+        _ => None,
+    }
 }
 
 /// How often a command is sent again: as long as it takes a cluster to agree on who has a slot, within the deadline.
 const ATTEMPTS: u32 = 16;
 const PAUSE: Duration = Duration::from_millis(10);
+/// How many connections to nodes that are to get a slot are kept, for each purpose.
+const IMPORTING: usize = 32;
+
+#[cfg(test)]
+mod tests {
+    use std::future::pending;
+
+    use redis::IntoConnectionInfo;
+
+    use super::*;
+
+    #[test]
+    fn an_address_is_a_host_and_a_port_or_none() {
+        for (node, expected) in [
+            ("127.0.0.1:6379", Some(("127.0.0.1", 6379))),
+            ("redis.example:1", Some(("redis.example", 1))),
+            ("::1:6379", Some(("::1", 6379))),
+            ("[::1]:6379", Some(("::1", 6379))),
+            ("fe80::1%eth0:65535", Some(("fe80::1%eth0", 65535))),
+            (":6379", Some(("asked", 6379))),
+            ("?:6379", None),
+            ("", None),
+            (":", None),
+            ("host", None),
+            ("host:", None),
+            ("host:65536", None),
+            ("host:-1", None),
+            ("host: 1", None),
+        ] {
+            let expected = expected.map(|(host, port)| (host.to_owned(), port));
+            assert_eq!(address(node, Some("asked")), expected, "{node:?}");
+        }
+        assert_eq!(address(":6379", None), None);
+    }
+
+    #[test]
+    fn whatever_a_node_says_is_an_address_or_none() {
+        let letters: Vec<_> = "0169:::[]?.-%a \u{0}\u{fe0f}é😀".chars().collect();
+        let (mut random, mut addresses) = (88_172_645_463_325_252_u64, 0);
+        for _ in 0..200_000 {
+            let mut next = |below: usize| {
+                random ^= random << 13;
+                random ^= random >> 7;
+                random ^= random << 17;
+                usize::try_from(random >> 33).unwrap() % below
+            };
+            let length = next(12);
+            let node: String = (0..length).map(|_| letters[next(letters.len())]).collect();
+            if let Some((host, port)) = address(&node, Some("asked")) {
+                addresses += 1;
+                assert!(host == "asked" || node.contains(&host), "{node:?}");
+                let said: u16 = node.rsplit(':').next().unwrap().parse().unwrap();
+                assert_eq!(said, port, "{node:?}");
+                assert!(!host.is_empty() && host != "?", "{node:?}");
+            }
+        }
+        assert!(addresses > 1_000, "{addresses}");
+    }
+
+    #[test]
+    fn what_was_asked_is_known_where_all_nodes_have_one_host() {
+        for (urls, expected) in [
+            (["redis://a:1", "redis://a:2"], Some("a")),
+            (["rediss://a:1", "rediss://a:2"], Some("a")),
+            (["redis://[::1]:1", "redis://[::1]:2"], Some("::1")),
+            (["redis://a:1", "redis://b:1"], None),
+        ] {
+            assert_eq!(cluster(&urls).host.as_deref(), expected, "{urls:?}");
+        }
+    }
+
+    #[test]
+    fn connections_to_nodes_that_were_to_get_slots_are_bounded() {
+        let cluster = cluster(&["redis://a:1"]);
+        let first = cluster.importing(("b".to_owned(), 1));
+        assert!(Arc::ptr_eq(&first, &cluster.importing(("b".to_owned(), 1))));
+        for port in 0..1_000 {
+            let node = cluster.importing(("c".to_owned(), port));
+            assert!(cluster.importing.lock().unwrap().len() <= IMPORTING);
+            assert!(Arc::ptr_eq(
+                &node,
+                &cluster.importing(("c".to_owned(), port))
+            ));
+        }
+    }
+
+    fn cluster(urls: &[&str]) -> Cluster {
+        let urls = urls.iter().map(|url| url.into_connection_info().unwrap());
+        let urls: Vec<_> = urls.collect();
+        let nodes = Redial::to_many(pending);
+        Cluster::new(nodes, urls[0].clone(), &urls[1..], Duration::from_secs(1))
+    }
+}

@@ -135,8 +135,12 @@ impl RedisOptions {
     ///
     /// # Errors
     ///
-    /// [`ConnectError`] when the URL is none, or the server cannot be reached within the [timeout](Self::with_timeout) or
+    /// [`ConnectError`] when the URL is not one, or the server cannot be reached within the [timeout](Self::with_timeout) or
     /// cannot be used.
+    ///
+    /// # Cancellation
+    ///
+    /// Nothing is left behind: connections that were made are closed.
     pub async fn connect(self, url: &str) -> Result<RedisStore, ConnectError> {
         let info = url.into_connection_info().map_err(ConnectError::address)?;
         self.connect_client(Client::open(info).map_err(ConnectError::address)?)
@@ -148,6 +152,10 @@ impl RedisOptions {
     /// # Errors
     ///
     /// [`ConnectError`] when the server cannot be reached or cannot be used.
+    ///
+    /// # Cancellation
+    ///
+    /// Nothing is left behind: connections that were made are closed.
     pub async fn connect_client(self, client: Client) -> Result<RedisStore, ConnectError> {
         #[cfg(feature = "tls")]
         provide_cryptography();
@@ -170,6 +178,10 @@ impl RedisOptions {
     /// # Errors
     ///
     /// [`ConnectError`] when the pool gives no connection in time or its server cannot be used.
+    ///
+    /// # Cancellation
+    ///
+    /// Nothing is left behind: connections that were made are closed.
     #[cfg(feature = "deadpool")]
     pub async fn connect_pool(
         self,
@@ -194,6 +206,10 @@ impl RedisOptions {
     /// # Errors
     ///
     /// [`ConnectError`] when no sentinel answers, or the primary cannot be reached or cannot be used.
+    ///
+    /// # Cancellation
+    ///
+    /// Nothing is left behind: connections that were made are closed.
     #[cfg(feature = "sentinel")]
     pub async fn connect_sentinel(
         self,
@@ -237,8 +253,12 @@ impl RedisOptions {
     ///
     /// # Errors
     ///
-    /// [`ConnectError`] when a URL is none, no node can be reached, one of them cannot be used, or
+    /// [`ConnectError`] when no node is given, a URL is not one, no node can be reached, one of them cannot be used, or
     /// [`with_wait`](Self::with_wait) is set.
+    ///
+    /// # Cancellation
+    ///
+    /// Nothing is left behind: connections that were made are closed.
     #[cfg(feature = "cluster")]
     pub async fn connect_cluster<I>(self, nodes: I) -> Result<RedisStore, ConnectError>
     where
@@ -259,10 +279,11 @@ impl RedisOptions {
         let nodes: Vec<_> = nodes
             .collect::<Result<_, _>>()
             .map_err(ConnectError::address)?;
-        let like = nodes.first().cloned().ok_or_else(|| {
-            ConnectError::new(ConnectErrorKind::Address, "expected a node of the cluster")
-        })?;
-        let client = redis::cluster::ClusterClient::builder(nodes)
+        let Some((first, others)) = nodes.split_first() else {
+            let message = "expected a node of the cluster";
+            return Err(ConnectError::new(ConnectErrorKind::Address, message));
+        };
+        let client = redis::cluster::ClusterClient::builder(nodes.clone())
             .connection_timeout(self.timeout)
             .response_timeout(self.timeout)
             // Redirections are followed here.
@@ -275,7 +296,7 @@ impl RedisOptions {
                 let client = client.clone();
                 async move { client.get_async_connection().await }
             });
-            let cluster = Cluster::new(nodes, like.clone(), self.timeout);
+            let cluster = Cluster::new(nodes, first.clone(), others, self.timeout);
             Link::Cluster(Box::new(cluster))
         };
         let (asking, keeping) = (link(), link());

@@ -50,7 +50,11 @@ impl RedisStore {
     ///
     /// # Errors
     ///
-    /// [`ConnectError`] when the URL is none, or the server cannot be reached or cannot be used.
+    /// [`ConnectError`] when the URL is not one, or the server cannot be reached or cannot be used.
+    ///
+    /// # Cancellation
+    ///
+    /// Nothing is left behind: connections that were made are closed.
     pub async fn connect(url: &str) -> Result<Self, ConnectError> {
         RedisOptions::new().connect(url).await
     }

@@ -19,10 +19,13 @@ use axum::{
 };
 use http::StatusCode;
 use tests::{
-    books::{Books, Ledgered, sqlite_pool},
+    books::{Books, Ledgered, patient, sqlite_pool},
     created,
 };
-use tokio::{net::TcpListener, time::sleep};
+use tokio::{
+    net::TcpListener,
+    time::{sleep, timeout},
+};
 use tower_idempotency::{IdempotencyKey, IdempotencyLayer, Lease, Ttl};
 use tower_idempotency_sqlx::{
     MySqlStore, PostgresStore, SqliteStore, TransactionError,
@@ -46,10 +49,10 @@ async fn main() {
     let args = Args(pairs.map(|it| (it[0].clone(), it[1].clone())).collect());
     let store = args.get("--store").to_owned();
     if store.starts_with("postgres:") {
-        let pool = PgPoolOptions::new().max_connections(CONNECTIONS);
+        let pool = patient(PgPoolOptions::new(), PATIENCE).max_connections(CONNECTIONS);
         serve::<PostgresStore>(&args, pool.connect_lazy(&store).expect("an URL")).await;
     } else if store.starts_with("mysql:") {
-        let pool = MySqlPoolOptions::new().max_connections(CONNECTIONS);
+        let pool = patient(MySqlPoolOptions::new(), PATIENCE).max_connections(CONNECTIONS);
         serve::<MySqlStore>(&args, pool.connect_lazy(&store).expect("an URL")).await;
     } else {
         serve::<SqliteStore>(&args, sqlite_pool(&store)).await;
@@ -97,9 +100,11 @@ async fn charge<S: Ledgered>(
     let pause = Duration::from_millis(ms);
     let res = ([("x-execution", n.to_string())], created(n)).into_response();
     if bank.together {
-        match together(&bank.books, &lease, effect, pause, res).await {
-            Ok(res) => res,
-            Err(error) => failed(&error),
+        let charged = together(&bank.books, &lease, effect, pause, res);
+        match timeout(pause + PATIENCE, charged).await {
+            Ok(Ok(res)) => res,
+            Ok(Err(error)) => failed(&error),
+            Err(elapsed) => failed(&elapsed),
         }
     } else {
         match S::run_alone(&bank.books.pool, effect).await {
@@ -135,3 +140,5 @@ fn failed(error: &dyn std::error::Error) -> Response {
 }
 
 const CONNECTIONS: u32 = 8;
+/// How long a handler waits for its database, besides what it is told to take.
+const PATIENCE: Duration = Duration::from_secs(1);

@@ -70,22 +70,7 @@ impl RedisServer {
     /// As [`start`](Self::start), and when there is no `openssl`.
     #[must_use]
     pub fn start_with_tls() -> Self {
-        let mut tls = None;
-        let mut server = Self::launch(|directory| {
-            let (port, made) = (free_port(), Certificates::make(directory));
-            let shown = |path: &Path| path.display().to_string();
-            let args = owned(&[
-                ["--tls-port", &port.to_string()],
-                ["--tls-ca-cert-file", &shown(made.ca())],
-                ["--tls-cert-file", &shown(made.certificate())],
-                ["--tls-key-file", &shown(made.key())],
-                ["--tls-auth-clients", "no"],
-            ]);
-            tls = Some((port, made));
-            args
-        });
-        server.tls = tls;
-        server
+        Self::launch_with_tls(Certificates::make, Vec::new)
     }
 
     /// Starts a replica of `primary` and waits until it has its data. Replication is asynchronous from then on.
@@ -138,6 +123,29 @@ impl RedisServer {
             args: tried.into_inner(),
             tls: None,
         }
+    }
+
+    fn launch_with_tls(
+        certificates: impl Fn(&Path) -> Certificates,
+        more: impl Fn() -> Vec<String>,
+    ) -> Self {
+        let mut tls = None;
+        let mut server = Self::launch(|directory| {
+            let (port, made) = (free_port(), certificates(directory));
+            let shown = |path: &Path| path.display().to_string();
+            let mut args = owned(&[
+                ["--tls-port", &port.to_string()],
+                ["--tls-ca-cert-file", &shown(made.ca())],
+                ["--tls-cert-file", &shown(made.certificate())],
+                ["--tls-key-file", &shown(made.key())],
+                ["--tls-auth-clients", "no"],
+            ]);
+            args.extend(more());
+            tls = Some((port, made));
+            args
+        });
+        server.tls = tls;
+        server
     }
 
     /// Where it listens, as an URL of its first database; with the password of `--requirepass`.

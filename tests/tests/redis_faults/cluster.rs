@@ -26,7 +26,7 @@ use crate::{
     sentinel::caught_up,
 };
 
-async fn connect(cluster: &RedisCluster, prefix: &str) -> RedisStore {
+pub(crate) async fn connect(cluster: &RedisCluster, prefix: &str) -> RedisStore {
     let options = options().with_prefix(prefix);
     until_connected(|| options.clone().connect_cluster(cluster.urls())).await
 }

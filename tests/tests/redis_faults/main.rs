@@ -5,12 +5,14 @@
 
 mod cluster;
 mod connect;
+mod endpoints;
 mod eviction;
 mod flush;
 mod full;
 mod links;
 mod network;
 mod node;
+mod nowhere;
 mod pause;
 mod pool;
 mod replica;

@@ -264,8 +264,9 @@ impl Inner {
                 // The transaction was the statement's own, and ended with it.
                 lent.give_back();
             }
-            // Serialization failure, deadlock.
-            if tries == TRIES || !["40001", "40P01"].contains(&code.as_str()) {
+            // Serialization failure, deadlock, and a row that somebody holds: a deadlock as well, if nobody looked for one
+            // before. The statement has done nothing.
+            if tries == TRIES || !["40001", "40P01", "55P03"].contains(&code.as_str()) {
                 return Err(sqlx::Error::Database(error).into());
             }
         }

@@ -284,7 +284,8 @@ fn text(text: &str) -> String {
     format!("encode({}, 'escape')", bytes(text.as_bytes()))
 }
 
-/// A row that somebody else's transaction holds is waited for no longer than a second.
+/// A row that somebody else's transaction holds is waited for no longer than half a second, three times: together that is
+/// shorter than the layer waits for a call, so that it hears the reason and the connection remains.
 const PREFACE: &str =
-    "set transaction isolation level read committed; set local lock_timeout = 1000;";
+    "set transaction isolation level read committed; set local lock_timeout = 500;";
 const NOW: &str = "floor(extract(epoch from clock_timestamp()) * 1000)::bigint";

@@ -8,7 +8,10 @@ use std::{
 };
 
 use super::{RedisServer, fields, owned};
-use crate::servers::free_port;
+use crate::{
+    scratch::Scratch,
+    servers::{certificates::Certificates, free_port},
+};
 
 /// Three masters that share the slots, a third each, and perhaps a replica of each.
 ///
@@ -16,6 +19,8 @@ use crate::servers::free_port;
 #[derive(Debug)]
 pub struct RedisCluster {
     nodes: Vec<RedisServer>,
+    /// What they share.
+    files: Option<Scratch>,
 }
 
 impl RedisCluster {
@@ -27,7 +32,35 @@ impl RedisCluster {
     /// When Redis is not installed, or they do not find each other.
     #[must_use]
     pub fn start() -> Self {
-        Self::of(MASTERS)
+        Self::start_with(&[])
+    }
+
+    /// As [`start`](Self::start); `args` are configuration of each node, as of [`RedisServer::start`].
+    ///
+    /// # Panics
+    ///
+    /// As [`start`](Self::start).
+    #[must_use]
+    pub fn start_with(args: &[&str]) -> Self {
+        Self::of(MASTERS, || RedisServer::launch(|_| node_args(args)))
+    }
+
+    /// As [`start`](Self::start), and each node serves TLS beside, with the certificates of all. They speak it among
+    /// themselves, too, so that they know each other's ports for it.
+    ///
+    /// # Panics
+    ///
+    /// As [`start`](Self::start), and when there is no `openssl`.
+    #[must_use]
+    pub fn start_with_tls() -> Self {
+        let files = Scratch::new();
+        let made = Certificates::make(files.path());
+        let args = || node_args(&["--tls-cluster", "yes"]);
+        let mut cluster = Self::of(MASTERS, || {
+            RedisServer::launch_with_tls(|_| made.clone(), args)
+        });
+        cluster.files = Some(files);
+        cluster
     }
 
     /// As [`start`](Self::start), with a replica of each master: it takes over from one that is silent for a second.
@@ -37,16 +70,16 @@ impl RedisCluster {
     /// As [`start`](Self::start).
     #[must_use]
     pub fn start_with_replicas() -> Self {
-        Self::of(2 * MASTERS)
+        Self::of(2 * MASTERS, || RedisServer::launch(|_| node_args(&[])))
     }
 
-    fn of(nodes: usize) -> Self {
+    fn of(nodes: usize, start_node: impl Fn() -> RedisServer + Sync) -> Self {
         let nodes: Vec<_> = thread::scope(|scope| {
-            let starting: Vec<_> = (0..nodes).map(|_| scope.spawn(start_node)).collect();
+            let starting: Vec<_> = (0..nodes).map(|_| scope.spawn(&start_node)).collect();
             let started = starting.into_iter().map(|node| node.join());
             started.map(|node| node.expect("a node")).collect()
         });
-        let cluster = Self { nodes };
+        let cluster = Self { nodes, files: None };
         for (i, node) in cluster.nodes.iter().enumerate() {
             let epoch = (i + 1).to_string();
             node.command(&["CLUSTER", "SET-CONFIG-EPOCH", &epoch]);
@@ -137,10 +170,16 @@ impl RedisCluster {
                 slots.any(|slots| slots.contains(&slot))
             }
         })?;
-        let address = owner.split(' ').nth(1)?.split('@').next()?;
+        // By the port: a node may announce another host.
+        let (_host, port) = owner
+            .split(' ')
+            .nth(1)?
+            .split('@')
+            .next()?
+            .rsplit_once(':')?;
         self.nodes
             .iter()
-            .position(|node| node.address().to_string() == address)
+            .position(|node| node.port.to_string() == port)
     }
 
     /// Moves slots to another master, with their keys, unless they are there: whoever asks the former one is told `MOVED`.
@@ -269,17 +308,17 @@ impl RedisCluster {
     }
 }
 
-fn start_node() -> RedisServer {
-    RedisServer::launch(|_| {
-        let bus = free_port().to_string();
-        owned(&[
-            ["--cluster-enabled", "yes"],
-            ["--cluster-port", &bus],
-            ["--cluster-node-timeout", "1000"],
-            // However long the link was down: there is no other copy here.
-            ["--cluster-replica-validity-factor", "0"],
-        ])
-    })
+fn node_args(more: &[&str]) -> Vec<String> {
+    let bus = free_port().to_string();
+    let mut args = owned(&[
+        ["--cluster-enabled", "yes"],
+        ["--cluster-port", &bus],
+        ["--cluster-node-timeout", "1000"],
+        // However long the link was down: there is no other copy here.
+        ["--cluster-replica-validity-factor", "0"],
+    ]);
+    args.extend(more.iter().map(|arg| (*arg).to_owned()));
+    args
 }
 
 const MASTERS: usize = 3;

@@ -2,7 +2,7 @@
 
 use std::{
     collections::BTreeMap,
-    sync::{Arc, Mutex, PoisonError},
+    sync::{Arc, Mutex, MutexGuard, PoisonError},
     time::Duration,
 };
 
@@ -19,26 +19,41 @@ use tower_idempotency_redis::{ConnectError, RedisOptions, RedisStore};
 
 /// The effects of all processes of a test, by key. Clones are one.
 #[derive(Clone, Debug, Default)]
-pub(crate) struct Books(Arc<Mutex<BTreeMap<String, u64>>>);
+pub(crate) struct Books(Arc<Mutex<BTreeMap<String, Effects>>>);
+
+#[derive(Clone, Copy, Debug, Default)]
+struct Effects {
+    all: u64,
+    of_takeovers: u64,
+}
 
 impl Books {
     /// How many effects a key had.
     pub(crate) fn of(&self, key: &str) -> u64 {
-        let effects = self.0.lock().unwrap_or_else(PoisonError::into_inner);
-        effects.get(key).copied().unwrap_or(0)
+        self.effects().get(key).copied().unwrap_or_default().all
+    }
+
+    /// How many of them were of handlers that were told that they take over.
+    pub(crate) fn of_takeovers(&self, key: &str) -> u64 {
+        let effects = self.effects().get(key).copied();
+        effects.unwrap_or_default().of_takeovers
     }
 
     /// How many there were in all.
     pub(crate) fn total(&self) -> u64 {
-        let effects = self.0.lock().unwrap_or_else(PoisonError::into_inner);
-        effects.values().sum()
+        self.effects().values().map(|effects| effects.all).sum()
     }
 
-    fn happen(&self, key: &str) -> u64 {
-        let mut effects = self.0.lock().unwrap_or_else(PoisonError::into_inner);
-        let n = effects.entry(key.to_owned()).or_default();
-        *n += 1;
-        *n
+    fn happen(&self, key: &str, lease: &Lease) -> u64 {
+        let mut books = self.effects();
+        let effects = books.entry(key.to_owned()).or_default();
+        effects.all += 1;
+        effects.of_takeovers += u64::from(lease.is_takeover());
+        effects.all
+    }
+
+    fn effects(&self) -> MutexGuard<'_, BTreeMap<String, Effects>> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
@@ -75,7 +90,7 @@ impl Node {
         let handler = {
             let (books, gate, leases) = (books.clone(), gate.clone(), Arc::clone(&leases));
             async move |uri: Uri, key: IdempotencyKey, lease: Lease| {
-                let (path, n) = (uri.path(), books.happen(key.as_str()));
+                let (path, n) = (uri.path(), books.happen(key.as_str(), &lease));
                 if path.starts_with("/held") {
                     remember(&leases, lease);
                     gate.pass().await;

@@ -251,6 +251,9 @@ impl RedisOptions {
     /// Each call touches one key, so no two have to be on one node. Completions are not published, which would go to every
     /// node: waiters poll.
     ///
+    /// Of nodes that do not say under which name they are reached (`cluster-preferred-endpoint-type unknown-endpoint`) all
+    /// URLs have to have the same host: redirections lead to that one.
+    ///
     /// # Errors
     ///
     /// [`ConnectError`] when no node is given, a URL is not one, no node can be reached, one of them cannot be used, or

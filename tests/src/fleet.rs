@@ -3,7 +3,7 @@
 //! ```text
 //! clients -> members (processes that strikes befall) -> store
 //!    |          |
-//! attempts    effects   ->   History, which judges
+//! attempts    effects   ->   History, which the oracle judges
 //! ```
 
 use std::{
@@ -17,21 +17,18 @@ use std::{
 };
 
 use crate::{
+    oracle::Effect,
     playground,
     servers::{Guard, directory, on_a_free_port, until_ready},
 };
 
 pub use self::{
-    history::{Attempt, Effect, History, Loss, Outcome, Strike},
-    judge::Sums,
     load::{Blow, Load},
     stampede::Stampede,
 };
 
 mod client;
 mod connection;
-mod history;
-mod judge;
 mod load;
 mod stampede;
 mod strikes;

@@ -10,7 +10,8 @@ use std::{process::Command, time::Duration};
 use tests::{
     books::{Books, Ledgered, sqlite_pool},
     few_or,
-    fleet::{Blow, Effect, Fleet, History, Load, Outcome},
+    fleet::{Blow, Fleet, Load},
+    oracle::{Effect, History, Outcome},
     proxy::{Mode, Proxy},
     scratch::Scratch,
     servers::{mariadb::MariaDbServer, postgres::PostgresServer},

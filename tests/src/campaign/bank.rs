@@ -13,7 +13,8 @@ use tower_idempotency_sqlx::{
 use super::{Campaign, Kind, Site, at, beside};
 use crate::{
     books::{Books, Ledgered, sqlite_pool},
-    fleet::{Effect, Fleet, History, Load, Outcome},
+    fleet::{Fleet, Load},
+    oracle::{Effect, History, Outcome},
 };
 
 pub(super) async fn run(campaign: &Campaign, site: &Arc<Mutex<Site>>, load: Load) -> History {

@@ -10,7 +10,7 @@ use std::{
 
 use super::{Fault, Kind};
 use crate::{
-    fleet::Loss,
+    oracle::Loss,
     proxy::{Mode, Proxy, Then},
     random::Random,
     scratch::Scratch,

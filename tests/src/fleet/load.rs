@@ -12,10 +12,11 @@ use std::{
 use tokio::task::{JoinSet, spawn_blocking};
 
 use super::{
-    Attempt, Fleet, History, Loss, Strike,
+    Fleet,
     client::{Client, LONGEST},
     strikes,
 };
+use crate::oracle::{Attempt, History, Loss, Strike};
 
 /// A load, and what befalls the fleet meanwhile.
 #[derive(Clone, Debug)]

@@ -1,0 +1,10 @@
+//! Whether what happened may happen, as far as it can be seen from outside: by clients, by whoever counts effects, and by
+//! whoever makes things go wrong.
+
+pub use self::{
+    history::{Attempt, Effect, History, Loss, Outcome, Strike},
+    judge::Sums,
+};
+
+mod history;
+mod judge;

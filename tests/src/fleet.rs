@@ -17,7 +17,7 @@ use std::{
 };
 
 use crate::{
-    oracle::Effect,
+    oracle::{Attempt, Effect, History, Occasion, Strike},
     playground,
     servers::{Guard, directory, on_a_free_port, until_ready},
 };
@@ -126,6 +126,28 @@ impl Fleet {
         // Not there before the first of them.
         let text = fs::read_to_string(&self.effects).unwrap_or_default();
         text.lines().map(Effect::parse).collect()
+    }
+
+    /// What is known of it, once nobody asks any more.
+    fn history(
+        &self,
+        attempts: Vec<Attempt>,
+        strikes: Vec<Strike>,
+        occasions: Vec<Occasion>,
+        lease: Duration,
+    ) -> History {
+        let struck = strikes.iter().map(|strike| (strike.pid, strike.member));
+        let members = self.members.iter().zip(0..);
+        let running = members.map(|(member, n)| (member.running().pid(), n));
+        History {
+            effects: self.effects(),
+            processes: struck.chain(running).collect(),
+            attempts,
+            strikes,
+            occasions,
+            lease,
+            problems: &[],
+        }
     }
 }
 

@@ -2,9 +2,10 @@
 //! whoever makes things go wrong.
 
 pub use self::{
-    history::{Attempt, Effect, History, Loss, Outcome, Strike},
+    history::{Attempt, Effect, History, Occasion, Outcome, Strike},
     judge::Sums,
 };
 
+mod doubles;
 mod history;
 mod judge;

@@ -91,6 +91,7 @@ impl Client {
         };
         Attempt {
             key: key.to_owned(),
+            request: format!("POST {}", self.path),
             member,
             began,
             ended: Instant::now(),

@@ -50,12 +50,6 @@ impl Fleet {
             });
         }
         let attempts = clients.join_all().await.into_iter().flatten().collect();
-        History {
-            effects: fleet.effects(),
-            attempts,
-            strikes: Vec::new(),
-            losses: Vec::new(),
-            lease: stampede.lease,
-        }
+        fleet.history(attempts, Vec::new(), Vec::new(), stampede.lease)
     }
 }

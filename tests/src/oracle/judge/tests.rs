@@ -3,8 +3,10 @@
 use http::{HeaderMap, StatusCode};
 
 use super::*;
+use crate::Answer;
 
 const LEASE: Duration = Duration::from_millis(100);
+const REQUEST: &str = "POST /slow/40";
 
 /// Two members: process 10 at first and then process 11 is the first of them, process 20 the second.
 struct Told(Instant, History);
@@ -15,8 +17,10 @@ impl Told {
             effects: Vec::new(),
             attempts: Vec::new(),
             strikes: Vec::new(),
-            losses: Vec::new(),
+            occasions: Vec::new(),
+            processes: BTreeMap::from([(10, 0), (11, 0), (20, 1)]),
             lease: LEASE,
+            problems: &[],
         };
         Self(Instant::now(), history)
     }
@@ -26,14 +30,19 @@ impl Told {
     }
 
     fn effect(mut self, pid: u32, n: u64) -> Self {
-        let key = "k".to_owned();
-        self.1.effects.push(Effect { pid, n, key });
+        self.1.effects.push(Effect {
+            pid,
+            n,
+            request: REQUEST.to_owned(),
+            key: "k".to_owned(),
+        });
         self
     }
 
     fn asked(mut self, member: usize, from: u64, to: u64, outcome: Outcome) -> Self {
         let attempt = Attempt {
             key: "k".to_owned(),
+            request: REQUEST.to_owned(),
             member,
             began: self.at(from),
             ended: self.at(to),
@@ -45,7 +54,11 @@ impl Told {
 
     fn forgot(mut self, from: u64, until: u64) -> Self {
         let (from, until) = (self.at(from), self.at(until));
-        self.1.losses.push(Loss { from, until });
+        self.1.occasions.push(Occasion {
+            key: None,
+            from,
+            until,
+        });
         self
     }
 
@@ -242,7 +255,7 @@ fn what_the_store_has_forgotten_may_happen_once_more() {
         // While the second one was under way, which may have been told what was there before.
         (42, 43, 0, 0),
         // After both.
-        (50, 55, 0, 1),
+        (50, 55, 1, 1),
     ] {
         let history = again(from, until);
         assert_eq!(history.doubles().len(), doubles, "from {from}");
@@ -265,4 +278,70 @@ fn an_answer_needs_an_effect() {
     assert_eq!(refused.uncaused().len(), 0);
     let charged = Told::new().asked(0, 0, 5, answer(1)).effect(10, 1).1;
     assert_eq!(charged.uncaused().len(), 0);
+}
+
+/// Each of these has no more effects than one, and one for each time that the store forgot.
+#[test]
+fn what_is_forgotten_explains_one_effect_on_either_side_of_it() {
+    let first = || Told::new().effect(10, 1).asked(0, 10, 15, answer(1));
+    let second = |told: Told, at| told.effect(20, 7).asked(1, at, at + 5, answer(7));
+    let third = |told: Told, at| told.effect(10, 2).asked(0, at, at + 5, answer(2));
+
+    // Twice between the first two, never between the others.
+    let history = third(second(first(), 60), 90).forgot(30, 31).forgot(40, 41);
+    assert_eq!(history.1.doubles().len(), 1);
+    // Once between each.
+    let history = third(second(first(), 60), 90).forgot(30, 31).forgot(80, 81);
+    assert_eq!(history.1.doubles().len(), 0);
+    // Whoever had the first effect is asked again after all of it.
+    let history = second(first(), 60).forgot(70, 71);
+    assert_eq!(history.asked(0, 80, 85, answer(7)).1.doubles().len(), 1);
+}
+
+#[test]
+fn a_process_that_is_asked_after_the_loss_had_its_effect_after_it() {
+    // Process 20 is asked at 60 first: both came after what was forgotten.
+    let both = || {
+        Told::new()
+            .asked(1, 5, 6, Outcome::Failed)
+            .effect(10, 1)
+            .asked(0, 50, 55, answer(1))
+            .effect(20, 7)
+    };
+    let history = both().asked(1, 60, 65, answer(7)).forgot(20, 21);
+    // It was asked before, and may have been at it since.
+    assert_eq!(history.1.doubles().len(), 0);
+    let mut history = history;
+    history.1.attempts.remove(0);
+    history = history.asked(2, 5, 6, Outcome::Failed);
+    assert_eq!(history.1.doubles().len(), 1);
+}
+
+#[test]
+fn a_client_that_left_bounds_nothing_but_the_effects_that_came_later_do() {
+    let left = || {
+        let told = Told::new().effect(10, 1).asked(0, 0, 5, Outcome::HungUp);
+        told.asked(1, 8, 12, in_progress())
+    };
+    // It may have been at it until then.
+    let history = left().effect(20, 7).asked(1, 40, 45, answer(7));
+    assert_eq!(history.forgot(30, 31).1.doubles().len(), 0);
+    // The second one came after it and was told before that.
+    let history = left().effect(20, 7).asked(1, 20, 25, answer(7));
+    assert_eq!(history.forgot(30, 31).1.doubles().len(), 1);
+    // The second one was at it before the first, and came later.
+    let history = left().effect(20, 7).asked(1, 40, 45, answer(7));
+    assert_eq!(history.forgot(6, 7).1.doubles().len(), 0);
+}
+
+/// Numbers of executions are those of a process: another one has the same.
+#[test]
+fn an_answer_of_two_possible_executions_is_of_the_earlier_one_or_later() {
+    let history = Told::new()
+        .effect(10, 1)
+        .asked(0, 10, 15, Outcome::HungUp)
+        .effect(20, 1)
+        .asked(1, 40, 45, answer(1))
+        .forgot(30, 31);
+    assert_eq!(history.1.doubles().len(), 0);
 }

@@ -146,6 +146,8 @@ impl Fleet {
             strikes,
             occasions,
             lease,
+            hearsay: Duration::ZERO,
+            retention: None,
             problems: &[],
         }
     }

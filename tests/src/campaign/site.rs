@@ -191,6 +191,7 @@ impl Site {
             key: None,
             from,
             until,
+            takeover: false,
         })
     }
 

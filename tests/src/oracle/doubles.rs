@@ -27,12 +27,30 @@ impl History {
         if story.effects.len() < 2 {
             return true;
         }
-        let mut occasions: Vec<_> = self.occasions_of(key).collect();
-        occasions.sort_by_key(|occasion| occasion.from);
-        let last = self.last_moments(story);
-        let effects = story.effects.iter().zip(last);
-        let places = effects.map(|(effect, last)| self.places(story, effect, last, &occasions));
-        each_has_a_place(&places.collect::<Vec<_>>(), occasions.len() + 1)
+        let occasions: Vec<_> = self.occasions_of(key).collect();
+        let places = self.places_of_all(story, &occasions);
+        each_has_a_place(&places, occasions.len() + 1)
+    }
+
+    /// Whether two effects are of different requests, and no occasion but takeovers tells them apart.
+    pub(super) fn is_of_two_requests(&self, key: &str, story: &Story<'_>) -> bool {
+        let effects = &story.effects;
+        if effects.iter().all(|it| it.request == effects[0].request) {
+            return false;
+        }
+        let occasions = self.occasions_of(key).filter(|it| !it.takeover);
+        let occasions: Vec<_> = occasions.collect();
+        let places = self.places_of_all(story, &occasions);
+        let pairs = (0..effects.len()).flat_map(|one| (0..one).map(move |other| (one, other)));
+        let mut pairs =
+            pairs.filter(|(one, other)| effects[*one].request != effects[*other].request);
+        pairs.any(|(one, other)| places[one].len() < 2 && places[one] == places[other])
+    }
+
+    fn places_of_all(&self, story: &Story<'_>, occasions: &[&Occasion]) -> Vec<Vec<usize>> {
+        let effects = story.effects.iter().zip(self.last_moments(story));
+        let places = effects.map(|(effect, last)| self.places(story, effect, last, occasions));
+        places.collect()
     }
 
     /// Until when each of the effects was granted, if that is known.
@@ -125,3 +143,6 @@ fn finds_a_place(
         is_free
     })
 }
+
+#[cfg(test)]
+mod tests;

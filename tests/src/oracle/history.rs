@@ -68,7 +68,7 @@ pub struct Strike {
 }
 
 /// A key that has had its effect may have it once more, and another answer, from some moment between: the store forgot
-/// it, or it was free again.
+/// it, it was free again, or it was taken over.
 #[derive(Clone, Debug)]
 pub struct Occasion {
     /// Which key; all of them, if it is not said.
@@ -77,6 +77,8 @@ pub struct Occasion {
     pub from: Instant,
     /// From this on it may, if it may at all.
     pub until: Instant,
+    /// It was taken over: one more effect of the same request, and no other answer.
+    pub takeover: bool,
 }
 
 /// All of it; but for effects in any order.
@@ -94,6 +96,11 @@ pub struct History {
     pub processes: BTreeMap<u32, usize>,
     /// The lease of the members.
     pub lease: Duration,
+    /// How long before a client asked it may have been that what it is told was so: who waits is told what another one of
+    /// the same process hears, whose call may have been on its way already.
+    pub hearsay: Duration,
+    /// For how long they keep records, if nothing can store one late.
+    pub retention: Option<Duration>,
     /// For which problems clients may be told to try again, besides in-progress and store-unavailable: their codes.
     pub problems: &'static [&'static str],
 }

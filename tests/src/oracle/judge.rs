@@ -6,6 +6,8 @@ use std::{
     time::{Duration, Instant},
 };
 
+use http::StatusCode;
+
 use super::{Attempt, Effect, History, Occasion, Outcome, Strike};
 use crate::Answer;
 
@@ -94,20 +96,39 @@ impl History {
         unexplained.map(|(key, story)| story.told(key)).collect()
     }
 
-    /// Each key with answers that differ and no occasion between them; with the answer of an execution that never was, or
-    /// was another request's; or with an outcome that is none.
+    /// Each key with answers that differ, or effects of two requests, and no [occasion](Occasion) between them but takeovers;
+    /// with the answer of an execution that never was, or was another request's; or with an outcome that is none.
     ///
     /// A client is answered, refused, told to try again for one of the problems that there may be, or told nothing. Who is
-    /// told of an error of the server's (5xx) is not told of an effect.
+    /// told 503 is not told of an effect.
     #[must_use]
     pub fn contradictions(&self) -> Vec<String> {
         let stories = self.stories();
         let contradictions = stories.iter().filter(|(key, story)| {
             let mut attempts = story.attempts.iter();
             self.differs_between_occasions(key, story)
+                || self.is_of_two_requests(key, story)
                 || attempts.any(|attempt| story.has_made_up(attempt) || self.is_strange(attempt))
         });
         contradictions.map(|(key, story)| story.told(key)).collect()
+    }
+
+    /// Each key whose answer was told to somebody who asked when its record had to be over: a retention after somebody else
+    /// was told.
+    #[must_use]
+    pub fn stale(&self) -> Vec<String> {
+        let Some(retention) = self.retention else {
+            return Vec::new();
+        };
+        let stories = self.stories();
+        let stale = stories.iter().filter(|(_, story)| {
+            let answered = || story.attempts.iter().filter(|it| it.answer().is_some());
+            answered().any(|one| {
+                let over = one.ended + retention + self.hearsay;
+                answered().any(|late| late.began > over && late.outcome == one.outcome)
+            })
+        });
+        stale.map(|(key, story)| story.told(key)).collect()
     }
 
     /// Each key that was answered and has no effect.
@@ -127,6 +148,17 @@ impl History {
         let stories = self.stories();
         let stuck = stories.iter().filter(|(_, story)| self.wait(story) > limit);
         stuck.map(|(key, story)| story.told(key)).collect()
+    }
+
+    /// Each key that was asked for, and nobody was told anything definite of.
+    #[must_use]
+    pub fn unanswered(&self) -> Vec<String> {
+        let stories = self.stories();
+        let unanswered = stories.iter().filter(|(_, story)| {
+            let mut attempts = story.attempts.iter();
+            !attempts.any(|attempt| attempt.is_definite())
+        });
+        unanswered.map(|(key, story)| story.told(key)).collect()
     }
 
     pub(super) fn stories(&self) -> BTreeMap<&str, Story<'_>> {
@@ -182,7 +214,8 @@ impl History {
         answered().any(|one| {
             answered().any(|other| {
                 let (from, until) = (one.began.min(other.began), one.ended.max(other.ended));
-                let mut occasions = self.occasions_of(key);
+                let from = from.checked_sub(self.hearsay).unwrap_or(from);
+                let mut occasions = self.occasions_of(key).filter(|it| !it.takeover);
                 one.outcome != other.outcome
                     && !occasions.any(|it| from <= it.until && it.from <= until)
             })
@@ -264,7 +297,7 @@ impl<'a> Story<'a> {
         let n = attempt.execution();
         let has_said = |it: &&Effect| Some(it.n) == n && it.request == attempt.request;
         let answer = attempt.answer();
-        answer.is_some_and(|answer| !answer.status.is_server_error())
+        answer.is_some_and(|answer| answer.status != StatusCode::SERVICE_UNAVAILABLE)
             && !self.effects.iter().any(has_said)
     }
 

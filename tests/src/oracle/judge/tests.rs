@@ -1,93 +1,7 @@
 //! Histories that are told, and what is to be said of them.
 
-use http::{HeaderMap, StatusCode};
-
 use super::*;
-use crate::Answer;
-
-const LEASE: Duration = Duration::from_millis(100);
-const REQUEST: &str = "POST /slow/40";
-
-/// Two members: process 10 at first and then process 11 is the first of them, process 20 the second.
-struct Told(Instant, History);
-
-impl Told {
-    fn new() -> Self {
-        let history = History {
-            effects: Vec::new(),
-            attempts: Vec::new(),
-            strikes: Vec::new(),
-            occasions: Vec::new(),
-            processes: BTreeMap::from([(10, 0), (11, 0), (20, 1)]),
-            lease: LEASE,
-            problems: &[],
-        };
-        Self(Instant::now(), history)
-    }
-
-    fn at(&self, ms: u64) -> Instant {
-        self.0 + Duration::from_millis(ms)
-    }
-
-    fn effect(mut self, pid: u32, n: u64) -> Self {
-        self.1.effects.push(Effect {
-            pid,
-            n,
-            request: REQUEST.to_owned(),
-            key: "k".to_owned(),
-        });
-        self
-    }
-
-    fn asked(mut self, member: usize, from: u64, to: u64, outcome: Outcome) -> Self {
-        let attempt = Attempt {
-            key: "k".to_owned(),
-            request: REQUEST.to_owned(),
-            member,
-            began: self.at(from),
-            ended: self.at(to),
-            outcome,
-        };
-        self.1.attempts.push(attempt);
-        self
-    }
-
-    fn forgot(mut self, from: u64, until: u64) -> Self {
-        let (from, until) = (self.at(from), self.at(until));
-        self.1.occasions.push(Occasion {
-            key: None,
-            from,
-            until,
-        });
-        self
-    }
-
-    fn struck(mut self, member: usize, pid: u32, at: u64, resumed: Option<u64>) -> Self {
-        let strike = Strike {
-            member,
-            pid,
-            ordered: self.at(at),
-            down: self.at(at + 1),
-            resumed: resumed.map(|at| self.at(at)),
-        };
-        self.1.strikes.push(strike);
-        self
-    }
-}
-
-fn answer(n: u64) -> Outcome {
-    let mut headers = HeaderMap::new();
-    headers.insert("x-execution", n.into());
-    Outcome::Answered(Answer {
-        status: StatusCode::CREATED,
-        headers,
-        body: format!("execution {n}").into(),
-    })
-}
-
-fn in_progress() -> Outcome {
-    Outcome::NotYet("in-progress".to_owned())
-}
+use crate::oracle::told::{Told, answer, in_progress};
 
 fn killed_at_work() -> Told {
     Told::new()
@@ -241,36 +155,6 @@ fn a_wait_begins_anew_only_when_the_one_who_may_have_had_the_lease_is_struck() {
 }
 
 #[test]
-fn what_the_store_has_forgotten_may_happen_once_more() {
-    let once = Told::new()
-        .effect(10, 1)
-        .asked(0, 10, 15, answer(1))
-        .effect(20, 7)
-        .asked(1, 40, 45, answer(7));
-    let again = |from, until| Told(once.0, once.1.clone()).forgot(from, until).1;
-    for (from, until, doubles, contradictions) in [
-        (20, 25, 0, 0),
-        // Before it was asked for.
-        (5, 8, 1, 1),
-        // While the second one was under way, which may have been told what was there before.
-        (42, 43, 0, 0),
-        // After both.
-        (50, 55, 1, 1),
-    ] {
-        let history = again(from, until);
-        assert_eq!(history.doubles().len(), doubles, "from {from}");
-        assert_eq!(
-            history.contradictions().len(),
-            contradictions,
-            "from {from}"
-        );
-    }
-    let twice = again(20, 25);
-    let thrice = Told(once.0, twice).effect(10, 2).1;
-    assert_eq!(thrice.doubles().len(), 1);
-}
-
-#[test]
 fn an_answer_needs_an_effect() {
     let history = Told::new().asked(0, 0, 5, answer(1)).1;
     assert_eq!(history.uncaused().len(), 1);
@@ -280,68 +164,99 @@ fn an_answer_needs_an_effect() {
     assert_eq!(charged.uncaused().len(), 0);
 }
 
-/// Each of these has no more effects than one, and one for each time that the store forgot.
 #[test]
-fn what_is_forgotten_explains_one_effect_on_either_side_of_it() {
-    let first = || Told::new().effect(10, 1).asked(0, 10, 15, answer(1));
-    let second = |told: Told, at| told.effect(20, 7).asked(1, at, at + 5, answer(7));
-    let third = |told: Told, at| told.effect(10, 2).asked(0, at, at + 5, answer(2));
-
-    // Twice between the first two, never between the others.
-    let history = third(second(first(), 60), 90).forgot(30, 31).forgot(40, 41);
-    assert_eq!(history.1.doubles().len(), 1);
-    // Once between each.
-    let history = third(second(first(), 60), 90).forgot(30, 31).forgot(80, 81);
-    assert_eq!(history.1.doubles().len(), 0);
-    // Whoever had the first effect is asked again after all of it.
-    let history = second(first(), 60).forgot(70, 71);
-    assert_eq!(history.asked(0, 80, 85, answer(7)).1.doubles().len(), 1);
-}
-
-#[test]
-fn a_process_that_is_asked_after_the_loss_had_its_effect_after_it() {
-    // Process 20 is asked at 60 first: both came after what was forgotten.
-    let both = || {
-        Told::new()
-            .asked(1, 5, 6, Outcome::Failed)
-            .effect(10, 1)
-            .asked(0, 50, 55, answer(1))
+fn a_takeover_allows_one_more_effect_and_no_other_answer() {
+    let told = || Told::new().effect(10, 1).asked(0, 0, 5, answer(1));
+    for (other, contradictions) in [(7, 1), (1, 0)] {
+        let history = told()
+            .taken_over(20)
             .effect(20, 7)
-    };
-    let history = both().asked(1, 60, 65, answer(7)).forgot(20, 21);
-    // It was asked before, and may have been at it since.
-    assert_eq!(history.1.doubles().len(), 0);
-    let mut history = history;
-    history.1.attempts.remove(0);
-    history = history.asked(2, 5, 6, Outcome::Failed);
-    assert_eq!(history.1.doubles().len(), 1);
+            .asked(1, 10, 30, answer(other));
+        assert_eq!(history.1.doubles().len(), 0);
+        assert_eq!(history.1.contradictions().len(), contradictions, "{other}");
+    }
 }
 
 #[test]
-fn a_client_that_left_bounds_nothing_but_the_effects_that_came_later_do() {
-    let left = || {
+fn one_key_executes_one_request_until_it_is_free() {
+    let told = |is_free: bool| {
         let told = Told::new().effect(10, 1).asked(0, 0, 5, Outcome::HungUp);
-        told.asked(1, 8, 12, in_progress())
+        let told = told.effect(20, 7).asked(1, 10, 30, answer(7));
+        told.may_again(20, 20, Some("k"), !is_free)
     };
-    // It may have been at it until then.
-    let history = left().effect(20, 7).asked(1, 40, 45, answer(7));
-    assert_eq!(history.forgot(30, 31).1.doubles().len(), 0);
-    // The second one came after it and was told before that.
-    let history = left().effect(20, 7).asked(1, 20, 25, answer(7));
-    assert_eq!(history.forgot(30, 31).1.doubles().len(), 1);
-    // The second one was at it before the first, and came later.
-    let history = left().effect(20, 7).asked(1, 40, 45, answer(7));
-    assert_eq!(history.forgot(6, 7).1.doubles().len(), 0);
+    assert_eq!(told(false).1.contradictions().len(), 0);
+    assert_eq!(
+        told(false).of_another_request(7).1.contradictions().len(),
+        1
+    );
+    assert_eq!(told(true).of_another_request(7).1.contradictions().len(), 0);
 }
 
-/// Numbers of executions are those of a process: another one has the same.
 #[test]
-fn an_answer_of_two_possible_executions_is_of_the_earlier_one_or_later() {
-    let history = Told::new()
-        .effect(10, 1)
-        .asked(0, 10, 15, Outcome::HungUp)
-        .effect(20, 1)
-        .asked(1, 40, 45, answer(1))
-        .forgot(30, 31);
-    assert_eq!(history.1.doubles().len(), 0);
+fn who_is_answered_with_another_requests_effect_is_contradicted() {
+    let history = Told::new().effect(10, 1).asked(0, 0, 5, answer(1));
+    let mut history = history.of_another_request(1);
+    assert_eq!(history.1.contradictions().len(), 0);
+    history = history.asked(0, 6, 8, answer(1));
+    assert_eq!(history.1.contradictions().len(), 1);
+}
+
+#[test]
+fn who_is_told_503_is_told_of_no_effect() {
+    for (status, contradictions) in [(503, 0), (500, 1)] {
+        let Outcome::Answered(mut told) = answer(1) else {
+            unreachable!("it is an answer");
+        };
+        told.status = http::StatusCode::from_u16(status).unwrap();
+        let history = Told::new().asked(0, 0, 5, Outcome::Answered(told));
+        assert_eq!(history.1.contradictions().len(), contradictions);
+        assert_eq!(history.1.uncaused().len(), contradictions);
+    }
+}
+
+#[test]
+fn a_problem_that_is_expected_is_not_strange() {
+    let mut history = Told::new().asked(0, 0, 5, Outcome::NotYet("503".to_owned()));
+    assert_eq!(history.1.contradictions().len(), 1);
+    history.1.problems = &["503"];
+    assert_eq!(history.1.contradictions().len(), 0);
+}
+
+#[test]
+fn what_is_over_is_not_answered_any_more() {
+    for (again, stale) in [(60, 0), (105, 0), (106, 1)] {
+        let history = Told::new().effect(10, 1).asked(0, 0, 5, answer(1));
+        let mut history = history.asked(1, again, again + 5, answer(1)).1;
+        assert_eq!(history.stale().len(), 0);
+        history.retention = Some(Duration::from_millis(100));
+        assert_eq!(history.stale().len(), stale, "{again}");
+    }
+}
+
+#[test]
+fn who_is_told_nothing_definite_is_unanswered() {
+    for (outcome, unanswered) in [
+        (answer(1), 0),
+        (Outcome::Refused, 0),
+        (in_progress(), 1),
+        (Outcome::HungUp, 1),
+    ] {
+        let history = Told::new().asked(0, 0, 5, outcome).1;
+        assert_eq!(history.unanswered().len(), unanswered);
+    }
+}
+
+#[test]
+fn who_waits_may_be_told_what_was_so_before() {
+    for (hearsay, contradictions) in [(14, 1), (15, 0)] {
+        let mut history = Told::new()
+            .effect(10, 1)
+            .forgot(20, 20)
+            .effect(20, 7)
+            .asked(0, 35, 45, answer(1))
+            .asked(1, 35, 50, answer(7))
+            .1;
+        history.hearsay = Duration::from_millis(hearsay);
+        assert_eq!(history.contradictions().len(), contradictions, "{hearsay}");
+    }
 }

@@ -151,7 +151,8 @@ fn every_other_seeded_bug_is_seen_from_outside_within_3_000_seeds() {
 
 #[test]
 fn a_seed_is_one_run() {
-    for seed in 0..1_000 {
+    // The last two were not, when the machine's clock said whether two records were alike.
+    for seed in (0..1_000).chain([2_314, 3_373]) {
         let [one, other] = [run(seed, None), run(seed, None)];
         let mut both = one.history.iter().zip(&other.history);
         if let Some((one, other)) = both.find(|(one, other)| one != other) {

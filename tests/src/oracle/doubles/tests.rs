@@ -97,6 +97,14 @@ fn an_answer_of_two_possible_executions_is_of_the_earlier_one_or_later() {
         .asked(1, 40, 45, answer(1))
         .forgot(30, 31);
     assert_eq!(history.1.doubles().len(), 0);
+    // The later one may have been granted after it was told of the earlier one.
+    let history = Told::new()
+        .effect(10, 1)
+        .asked(0, 0, 5, answer(1))
+        .effect(20, 1)
+        .asked(1, 0, 8, Outcome::HungUp)
+        .forgot(30, 31);
+    assert_eq!(history.1.doubles().len(), 0);
 }
 
 #[test]

@@ -13,7 +13,8 @@ use std::{
 };
 
 use crate::{
-    fleet::{Blow, Fleet, History, Load, Sums},
+    fleet::{Blow, Fleet, Load},
+    oracle::{History, Sums},
     random::Random,
 };
 

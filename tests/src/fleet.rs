@@ -3,7 +3,7 @@
 //! ```text
 //! clients -> members (processes that strikes befall) -> store
 //!    |          |
-//! attempts    effects   ->   History, which judges
+//! attempts    effects   ->   History, which the oracle judges
 //! ```
 
 use std::{
@@ -17,21 +17,18 @@ use std::{
 };
 
 use crate::{
+    oracle::{Attempt, Effect, History, Occasion, Strike},
     playground,
     servers::{Guard, directory, on_a_free_port, until_ready},
 };
 
 pub use self::{
-    history::{Attempt, Effect, History, Loss, Outcome, Strike},
-    judge::Sums,
     load::{Blow, Load},
     stampede::Stampede,
 };
 
 mod client;
 mod connection;
-mod history;
-mod judge;
 mod load;
 mod stampede;
 mod strikes;
@@ -129,6 +126,30 @@ impl Fleet {
         // Not there before the first of them.
         let text = fs::read_to_string(&self.effects).unwrap_or_default();
         text.lines().map(Effect::parse).collect()
+    }
+
+    /// What is known of it, once nobody asks any more.
+    fn history(
+        &self,
+        attempts: Vec<Attempt>,
+        strikes: Vec<Strike>,
+        occasions: Vec<Occasion>,
+        lease: Duration,
+    ) -> History {
+        let struck = strikes.iter().map(|strike| (strike.pid, strike.member));
+        let members = self.members.iter().zip(0..);
+        let running = members.map(|(member, n)| (member.running().pid(), n));
+        History {
+            effects: self.effects(),
+            processes: struck.chain(running).collect(),
+            attempts,
+            strikes,
+            occasions,
+            lease,
+            hearsay: Duration::ZERO,
+            retention: None,
+            problems: &[],
+        }
     }
 }
 

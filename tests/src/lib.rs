@@ -32,6 +32,7 @@ pub mod dynamodb;
 pub mod fleet;
 pub mod gate;
 pub mod ledger;
+pub mod oracle;
 pub mod probe;
 pub mod proxy;
 pub mod random;

@@ -6,7 +6,8 @@ use std::time::Duration;
 
 use tests::{
     few_or,
-    fleet::{Blow, Fleet, History, Load, Stampede},
+    fleet::{Blow, Fleet, Load, Stampede},
+    oracle::History,
     proxy::{Mode, Proxy},
     servers::redis::RedisServer,
 };

@@ -5,7 +5,7 @@
 use std::{env, sync::Mutex, thread, time::Duration};
 
 use bytes::Bytes;
-use tests::simulation::{Bug, Millis, Shelf, Sweep, run};
+use tests::simulation::{Bug, Millis, Shelf, Sweep, Watch, run, run_watched};
 use tokio::time::{Instant, sleep};
 use tower_idempotency::store::{Acquired, Claim, KeyId, LeaseRef, Store, StoreError, Ttl};
 
@@ -129,9 +129,30 @@ fn every_seeded_bug_is_found_within_10_000_seeds() {
     assert!(missed.is_empty(), "not found: {missed:?}");
 }
 
+/// Clients, effects and strikes do not show these, however many seeds are run: who is refused by its own lease waits until
+/// that is over, and what a handler is told of takeovers is between it and the layer.
+const NOT_SEEN_FROM_OUTSIDE: [Bug; 2] = [Bug::OwnTokenIsRefused, Bug::TakeoversAreHidden];
+
+#[test]
+fn every_other_seeded_bug_is_seen_from_outside_within_3_000_seeds() {
+    let mut not_seen = Vec::new();
+    for bug in Bug::ALL {
+        let mut seen = (0..3_000).map(|seed| run_watched(seed, Some(bug), Watch::FromOutside));
+        match seen.find(|report| report.violation.is_some()) {
+            Some(report) => {
+                let violation = report.violation.unwrap();
+                println!("{bug:?}: seed {}, {violation}", report.seed);
+            }
+            None => not_seen.push(bug),
+        }
+    }
+    assert_eq!(not_seen, NOT_SEEN_FROM_OUTSIDE);
+}
+
 #[test]
 fn a_seed_is_one_run() {
-    for seed in 0..1_000 {
+    // The last two were not, when the machine's clock said whether two records were alike.
+    for seed in (0..1_000).chain([2_314, 3_373]) {
         let [one, other] = [run(seed, None), run(seed, None)];
         let mut both = one.history.iter().zip(&other.history);
         if let Some((one, other)) = both.find(|(one, other)| one != other) {

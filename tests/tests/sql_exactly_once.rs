@@ -10,7 +10,8 @@ use std::{process::Command, time::Duration};
 use tests::{
     books::{Books, Ledgered, sqlite_pool},
     few_or,
-    fleet::{Blow, Effect, Fleet, History, Load, Outcome},
+    fleet::{Blow, Fleet, Load},
+    oracle::{Effect, History},
     proxy::{Mode, Proxy},
     scratch::Scratch,
     servers::{mariadb::MariaDbServer, postgres::PostgresServer},
@@ -70,6 +71,7 @@ async fn run<S: Ledgered>(books: &Books<S>, url: &str, commit: &str, load: Load)
     books.admin("delete from {table}_effects").await;
     let lease = load.lease.as_millis().to_string();
     let (table, blow) = (books.table.as_str(), load.blow);
+    let request = format!("POST {}", load.path);
     let args = [
         "--store", url, "--table", table, "--lease", &lease, "--commit", commit,
     ];
@@ -77,15 +79,12 @@ async fn run<S: Ledgered>(books: &Books<S>, url: &str, commit: &str, load: Load)
     let effects = books.effects().await.into_iter().map(|row| Effect {
         pid: u32::try_from(row.pid).expect("a process id"),
         n: u64::try_from(row.n).expect("a number"),
+        request: request.clone(),
         key: row.key,
     });
     history.effects = effects.collect();
     // Who finds its lease lost before it has written anything says so, and its client asks again.
-    for attempt in &mut history.attempts {
-        if attempt.outcome == Outcome::NotYet("503".to_owned()) {
-            attempt.outcome = Outcome::NotYet("in-progress".to_owned());
-        }
-    }
+    history.problems = &["503"];
     println!("{commit}, {blow:?}: {}", history.sums());
     history
 }

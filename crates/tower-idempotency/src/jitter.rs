@@ -1,10 +1,19 @@
-//! Pauses of slightly different lengths.
+//! Pauses of slightly different lengths, and the time of day: what a simulation has to draw from its seed.
 
-use std::time::Duration;
+use std::time::{Duration, SystemTime};
 
 /// Between three quarters of `pause` and all of it, so that those who failed together do not come back together.
 pub(crate) fn jittered(pause: Duration) -> Duration {
     pause * 3 / 4 + pause / 4 * u32::from(drawn()) / 255
+}
+
+/// The time of day, for a record to say when it was made.
+pub(crate) fn now() -> SystemTime {
+    #[cfg(feature = "conformance")]
+    if let Some(now) = seeded::now() {
+        return now;
+    }
+    SystemTime::now()
 }
 
 fn drawn() -> u8 {
@@ -20,18 +29,31 @@ fn drawn() -> u8 {
 
 #[cfg(feature = "conformance")]
 pub(crate) mod seeded {
-    use std::cell::Cell;
+    use std::{
+        cell::Cell,
+        time::{Duration, SystemTime},
+    };
 
     thread_local! {
         static STATE: Cell<Option<u64>> = const { Cell::new(None) };
+        static RECORDS: Cell<u64> = const { Cell::new(0) };
     }
 
     /// Draws the jitter of this thread's pauses from a seed from here on, or from the operating system again.
     ///
     /// It is the only randomness that decides when the layer does something, so a simulation with it and a paused clock runs
-    /// the same each time. Tokens stay as random as they are.
+    /// the same each time. Records are a millisecond apart meanwhile, as whether two are alike must not depend on the
+    /// machine's clock. Tokens stay as random as they are.
     pub fn seed_jitter(seed: Option<u64>) {
         STATE.set(seed);
+        RECORDS.set(0);
+    }
+
+    pub(super) fn now() -> Option<SystemTime> {
+        STATE.get()?;
+        let records = RECORDS.get() + 1;
+        RECORDS.set(records);
+        Some(SystemTime::UNIX_EPOCH + Duration::from_millis(records))
     }
 
     pub(super) fn drawn() -> Option<u8> {
@@ -48,6 +70,21 @@ pub(crate) mod seeded {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[cfg(feature = "conformance")]
+    #[test]
+    fn records_of_a_seed_are_made_at_the_same_times_and_no_two_at_one() {
+        let times = || {
+            seeded::seed_jitter(Some(7));
+            let times = [now(), now()];
+            seeded::seed_jitter(None);
+            times
+        };
+        let [one, other] = times();
+        assert!(one < other, "{one:?}, {other:?}");
+        assert_eq!(times(), [one, other]);
+        assert!(now() > other, "the time of day again");
+    }
 
     #[test]
     fn a_pause_is_never_longer_than_asked_nor_much_shorter() {

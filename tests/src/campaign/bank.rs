@@ -13,7 +13,8 @@ use tower_idempotency_sqlx::{
 use super::{Campaign, Kind, Site, at, beside};
 use crate::{
     books::{Books, Ledgered, sqlite_pool},
-    fleet::{Effect, Fleet, History, Load, Outcome},
+    fleet::{Fleet, Load},
+    oracle::{Effect, History},
 };
 
 pub(super) async fn run(campaign: &Campaign, site: &Arc<Mutex<Site>>, load: Load) -> History {
@@ -50,19 +51,17 @@ async fn run_with<S: Ledgered>(
     let args = ["--store", &url, "--table", TABLE, "--lease", &lease];
     let args = [&args[..], &["--commit", "together"]].concat();
     let fleet = Fleet::of(bank, campaign.kind.members(), &args);
+    let request = format!("POST {}", load.path);
     let mut history = campaign.befall(fleet, site, load).await;
     let effects = books.effects().await.into_iter().map(|row| Effect {
         pid: u32::try_from(row.pid).expect("a process id"),
         n: u64::try_from(row.n).expect("a number"),
+        request: request.clone(),
         key: row.key,
     });
     history.effects = effects.collect();
     // Who finds that the transaction cannot be begun or committed says so, and its client asks again.
-    for attempt in &mut history.attempts {
-        if attempt.outcome == Outcome::NotYet("503".to_owned()) {
-            attempt.outcome = Outcome::NotYet("in-progress".to_owned());
-        }
-    }
+    history.problems = &["503"];
     history
 }
 

@@ -1,6 +1,6 @@
 //! What is promised about the keys of those who die.
 
-use crate::fleet::History;
+use crate::oracle::History;
 
 /// What becomes of a key whose lease ended without an outcome.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

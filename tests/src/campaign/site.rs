@@ -10,7 +10,7 @@ use std::{
 
 use super::{Fault, Kind};
 use crate::{
-    fleet::Loss,
+    oracle::Occasion,
     proxy::{Mode, Proxy, Then},
     random::Random,
     scratch::Scratch,
@@ -137,7 +137,7 @@ impl Site {
     }
 
     /// Lets something go wrong once, and go on; says when the store forgot something.
-    pub(super) fn suffer(&mut self, fault: Fault, random: &mut Random) -> Option<Loss> {
+    pub(super) fn suffer(&mut self, fault: Fault, random: &mut Random) -> Option<Occasion> {
         let from = Instant::now();
         let forgets = match fault {
             Fault::Cut => self.astray(Mode::Cut, random.around(Duration::from_millis(60))),
@@ -187,7 +187,12 @@ impl Site {
             Fault::Kill | Fault::Pause => unreachable!("they befall the fleet"),
         };
         let until = Instant::now();
-        forgets.then_some(Loss { from, until })
+        forgets.then_some(Occasion {
+            key: None,
+            from,
+            until,
+            takeover: false,
+        })
     }
 
     fn astray(&self, mode: Mode, length: Duration) -> bool {

@@ -3,7 +3,7 @@
 use std::{fmt, time::Duration};
 
 use super::{Campaign, Round};
-use crate::fleet::Sums;
+use crate::oracle::Sums;
 
 /// The sums of all rounds; shown, it is a row of a table in Markdown, as [`HEAD`](Self::HEAD) begins it.
 #[derive(Clone, Debug)]

@@ -9,9 +9,12 @@ use std::{
 use http::{StatusCode, header};
 use tokio::time::{sleep, timeout};
 
-use super::{Attempt, Fleet, Outcome, connection::Connection};
-use crate::Answer;
-use crate::random::Random;
+use super::{Fleet, connection::Connection};
+use crate::{
+    Answer,
+    oracle::{Attempt, Outcome},
+    random::Random,
+};
 
 #[derive(Debug)]
 pub(super) struct Client {
@@ -88,6 +91,7 @@ impl Client {
         };
         Attempt {
             key: key.to_owned(),
+            request: format!("POST {}", self.path),
             member,
             began,
             ended: Instant::now(),

@@ -12,10 +12,11 @@ use std::{
 use tokio::task::{JoinSet, spawn_blocking};
 
 use super::{
-    Attempt, Fleet, History, Loss, Strike,
+    Fleet,
     client::{Client, LONGEST},
     strikes,
 };
+use crate::oracle::{Attempt, History, Occasion, Strike};
 
 /// A load, and what befalls the fleet meanwhile.
 #[derive(Clone, Debug)]
@@ -76,7 +77,7 @@ impl Fleet {
     pub async fn run_beside(
         self,
         load: Load,
-        trouble: impl FnOnce() -> Vec<Loss> + Send + 'static,
+        trouble: impl FnOnce() -> Vec<Occasion> + Send + 'static,
     ) -> History {
         self.run_under(load, |_, _| (Vec::new(), trouble())).await
     }
@@ -84,7 +85,7 @@ impl Fleet {
     async fn run_under(
         self,
         load: Load,
-        adversary: impl FnOnce(&Fleet, &Load) -> (Vec<Strike>, Vec<Loss>) + Send + 'static,
+        adversary: impl FnOnce(&Fleet, &Load) -> (Vec<Strike>, Vec<Occasion>) + Send + 'static,
     ) -> History {
         let (fleet, load) = (Arc::new(self), Arc::new(load));
         let over = Arc::new(AtomicBool::new(false));
@@ -117,7 +118,7 @@ impl Fleet {
             });
         }
         let mut attempts = gather(workers).await;
-        let (strikes, losses) = striking.await.expect("whoever strikes does not fail");
+        let (strikes, occasions) = striking.await.expect("whoever strikes does not fail");
 
         let keys = next.load(Ordering::SeqCst);
         let mut workers = JoinSet::new();
@@ -133,13 +134,7 @@ impl Fleet {
             });
         }
         attempts.extend(gather(workers).await);
-        History {
-            effects: fleet.effects(),
-            attempts,
-            strikes,
-            losses,
-            lease: load.lease,
-        }
+        fleet.history(attempts, strikes, occasions, load.lease)
     }
 }
 

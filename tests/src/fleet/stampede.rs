@@ -5,9 +5,10 @@ use std::{sync::Arc, time::Duration};
 use tokio::{sync::Barrier, task::JoinSet};
 
 use super::{
-    Fleet, History,
+    Fleet,
     client::{Client, LONGEST},
 };
+use crate::oracle::History;
 
 /// Clients that all ask for one key at the same moment, each until it has the answer, and then for the next.
 #[derive(Clone, Debug)]
@@ -49,12 +50,6 @@ impl Fleet {
             });
         }
         let attempts = clients.join_all().await.into_iter().flatten().collect();
-        History {
-            effects: fleet.effects(),
-            attempts,
-            strikes: Vec::new(),
-            losses: Vec::new(),
-            lease: stampede.lease,
-        }
+        fleet.history(attempts, Vec::new(), Vec::new(), stampede.lease)
     }
 }

@@ -6,8 +6,8 @@ use std::{
     time::Duration,
 };
 
-use super::{Blow, Fleet, Load, Member, Strike};
-use crate::random::Random;
+use super::{Blow, Fleet, Load, Member};
+use crate::{oracle::Strike, random::Random};
 
 /// Strikes the members until all blows have fallen.
 pub(super) fn all(fleet: &Fleet, load: &Load) -> thread::Result<Vec<Strike>> {

@@ -16,6 +16,8 @@ pub(super) struct Books {
     state: State,
     /// How often the key was free: each time another story begins.
     pub(super) story: u64,
+    /// How often a lease was taken over.
+    pub(super) takeovers: u64,
     /// Every lease that was ever granted.
     pub(super) leases: Vec<Granted>,
 }
@@ -177,6 +179,7 @@ impl Books {
                 if lease.fingerprint != claim.fingerprint {
                     return Err("an orphan is taken over by another request");
                 }
+                self.takeovers += 1;
                 lease.generation + 1
             }
         };

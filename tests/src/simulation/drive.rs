@@ -10,7 +10,7 @@ use tower_idempotency::{
 };
 
 use super::{
-    Millis,
+    Millis, Watch,
     bugs::Bug,
     client::{self, Leave},
     dice::Dice,
@@ -63,8 +63,9 @@ enum Phase {
 }
 
 impl Driver {
-    pub(super) fn new(plan: Plan, bug: Option<Bug>, dice: Dice) -> Self {
+    pub(super) fn new(plan: Plan, bug: Option<Bug>, dice: Dice, watch: Watch) -> Self {
         let world = World::new(plan, bug, dice);
+        world.look().watched = watch == Watch::FromInsideToo;
         let mut driver = Self {
             world,
             plan,
@@ -99,6 +100,7 @@ impl Driver {
                 let phase = self.phase;
                 let told = format!("{phase:?} does not end");
                 self.world.look().violated(told);
+                break;
             }
         }
         self.world.look().dead.fill(true);
@@ -352,6 +354,7 @@ impl Driver {
             clean,
             left: false,
             outcome: None,
+            unheard: false,
         });
         world.tell(What::Sends {
             attempt: number,
@@ -391,6 +394,7 @@ impl Driver {
             clean: true,
             left: false,
             outcome: None,
+            unheard: false,
         });
         world.tell(What::Sends {
             attempt: number,

@@ -169,7 +169,7 @@ impl Run {
             process: link.process,
             request,
             lease: lease.as_ref().map(Lease::lease_ref),
-            effects: Vec::new(),
+            commits: Vec::new(),
             answers: Vec::new(),
             state: Progress::Runs,
             completing: false,
@@ -278,7 +278,6 @@ impl Run {
         let held = self.lease.as_ref().is_some_and(Lease::is_held);
         let execution = self.number;
         let mut world = self.link.world.look();
-        world.has_effect(execution);
         world.tell(What::Effect { execution, held });
         super::oracle::judge_effect(&mut world, execution, held);
     }

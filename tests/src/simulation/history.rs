@@ -54,6 +54,10 @@ pub(super) enum What {
         token: usize,
         found: Found,
     },
+    /// A record, an orphan or a first lease is over: the key of this entry is free again.
+    IsFree(usize),
+    /// Somebody else has the lease now, whose time was over.
+    IsTakenOver(usize),
     Hears {
         process: usize,
         call: &'static str,

@@ -5,7 +5,8 @@
 //! `tower::Service`. The driver (`drive`) moves all clocks from one thing that is due to the next. Calls to the store,
 //! replies, the ends of pauses and the moves of clients are due at drawn times (`world`, `link`, `client`); a process
 //! is killed by dropping its runtime, and paused by not running it. What happened is judged as it happens: the store's
-//! answers by `books` that follow from the calls alone, the rest by the `oracle`.
+//! answers by `books` that follow from the calls alone, the rest by the `oracle`. At the end it is told as the history of a
+//! fleet would be, and judged again by the oracle of those (`outside`).
 //!
 //! One seed is one run: the clock is the simulation's, tasks run in the order they were woken, and whatever is random is
 //! drawn from the seed, but for tokens, whose values decide nothing.
@@ -20,6 +21,7 @@ mod history;
 mod holder;
 mod link;
 mod oracle;
+mod outside;
 mod page;
 mod plan;
 mod process;
@@ -62,20 +64,37 @@ pub struct Report {
     pub takeovers: usize,
 }
 
+/// From where a run is watched.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[expect(clippy::exhaustive_enums, reason = "there are two")]
+pub enum Watch {
+    /// By the oracle that sees everything as it happens, and ends the run at the first violation, and by the other one.
+    FromInsideToo,
+    /// Only by the oracle that judges afterwards what clients, effects and strikes tell.
+    FromOutside,
+}
+
 /// Runs a seed, with one bug or none.
 #[must_use]
 pub fn run(seed: u64, bug: Option<Bug>) -> Report {
+    run_watched(seed, bug, Watch::FromInsideToo)
+}
+
+/// As [`run`], watched from there.
+#[must_use]
+pub fn run_watched(seed: u64, bug: Option<Bug>, watch: Watch) -> Report {
     seed_jitter(Some(seed));
     let mut dice = Dice::new(seed);
     let plan = Plan::draw(&mut dice);
-    let world = Driver::new(plan, bug, dice).run();
+    let world = Driver::new(plan, bug, dice, watch).run();
     seed_jitter(None);
     let mut state = world.look();
+    let violation = state.violation.take();
     Report {
         seed,
         plan,
+        violation: violation.or_else(|| outside::violation(&state)),
         history: std::mem::take(&mut state.history),
-        violation: state.violation.take(),
         executions: state.executions.len(),
         attempts: state.attempts.len(),
         takeovers: state.takeovers,

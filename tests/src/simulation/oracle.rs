@@ -1,12 +1,13 @@
-//! Whether what happened may happen, as far as it is not the store's: that is in the books.
+//! Whether what happened may happen, as far as only the inside shows it, and it is not the store's: that is in the books.
+//!
+//! It sees leases, their tokens and processes, so it judges each thing as it happens: who executes, whether a lease is kept
+//! and by whom a key is freed, whether an answer is what is stored. What clients and effects tell is judged by the
+//! [oracle](crate::oracle) of fleets on real servers, of the whole run: see [`outside`](super::outside).
 
 use std::collections::BTreeMap;
 
 use http::StatusCode;
-use tower_idempotency::{
-    OrphanPolicy,
-    store::{KeyId, LeaseRef, Token},
-};
+use tower_idempotency::store::{KeyId, LeaseRef, Token};
 
 use super::{
     books::Books,
@@ -71,22 +72,25 @@ pub(super) fn judge_cut(world: &mut State, number: usize, process: usize) {
     }
 }
 
-/// A release has reached the store.
-pub(super) fn judge_release(world: &mut State, lease: &LeaseRef) {
+/// A release has reached the store. Says whether it may free the key.
+pub(super) fn judge_release(world: &mut State, lease: &LeaseRef) -> bool {
     let under = world.executions.iter().position(|it| it.is_under(lease));
     let Some(number) = under else {
-        return;
+        return true;
     };
     let execution = &world.executions[number];
-    if execution.state == Progress::Runs && !world.dead[execution.process] {
-        return world.violated(format!("the key is freed while execution {number} runs"));
-    }
     let said = execution.answers.last().map(|said| said.keep);
-    if execution.state == Progress::Answered && said == Some(Keep::Yes) {
+    let runs = execution.state == Progress::Runs && !world.dead[execution.process];
+    let keeps = execution.state == Progress::Answered && said == Some(Keep::Yes);
+    if runs {
+        world.violated(format!("the key is freed while execution {number} runs"));
+    }
+    if keeps {
         world.violated(format!(
             "the key is freed though the answer of execution {number} is to be kept"
         ));
     }
+    !runs && !keeps
 }
 
 /// An attempt has ended for its client.
@@ -145,22 +149,23 @@ fn judge_answer(world: &State, attempt: usize, reply: &Reply) -> Result<(), Stri
             "what execution {number} said is replayed, and is not to be kept"
         ));
     }
-    let committed = said.keep == Keep::Yes && said.status != StatusCode::SERVICE_UNAVAILABLE;
-    if world.plan.transactional && committed && execution.effects.is_empty() {
-        return Err(format!(
-            "the answer of execution {number} without its effect"
-        ));
-    }
-    // What the layer could not store, though it tried and heard nothing, it says once.
-    let unheard = execution.completing && !execution.heard && !execution.lost;
-    let unheard = unheard && !world.plan.transactional;
-    let may_be_alone = own && !reply.replayed && (unheard || said.keep == Keep::Perhaps);
+    let perhaps = own && !reply.replayed && said.keep == Keep::Perhaps;
+    let may_be_alone = perhaps || is_unheard(world, attempt, reply);
     if !may_be_alone && !execution.is_stored(world) {
         return Err(format!(
             "the answer of execution {number}, which is not what is stored"
         ));
     }
     Ok(())
+}
+
+/// What the layer could not store, though it tried and heard nothing, it says once.
+pub(super) fn is_unheard(world: &State, attempt: usize, reply: &Reply) -> bool {
+    let own = world.attempts[attempt].execution;
+    let execution = own.filter(|_| own == reply.execution && !reply.replayed);
+    let execution = execution.and_then(|number| world.executions.get(number));
+    let unheard = |it: &Execution| it.completing && !it.heard && !it.lost;
+    execution.is_some_and(unheard) && !world.plan.transactional
 }
 
 fn judge_refusal(
@@ -213,35 +218,27 @@ pub(super) fn judge_rest(world: &mut State) {
     if let Some(number) = running {
         return world.violated(format!("execution {number} has never ended"));
     }
-    judge_effects(world);
+    judge_commits(world);
 }
 
-/// How often each key had its effect, from when it was free until it was free again.
-fn judge_effects(world: &mut State) {
-    let mut effects = BTreeMap::<_, u64>::new();
+/// In transactions a key has its effect once, from when it was free until it was free again: the books know in which of
+/// these lives it was committed. Other effects are not told by the store, and are judged from outside.
+fn judge_commits(world: &mut State) {
+    let mut commits = BTreeMap::<_, u64>::new();
     for execution in &world.executions {
         let Some(lease) = execution.lease else {
             continue;
         };
-        for story in &execution.effects {
-            *effects.entry((lease.id, *story)).or_default() += 1;
+        for story in &execution.commits {
+            *commits.entry((lease.id, *story)).or_default() += 1;
         }
     }
-    for ((id, story), effects) in effects {
-        let leases = &world.books[&id].leases;
-        let granted = leases.iter().filter(|it| it.story == story).count() as u64;
-        let may = match world.plan.orphans {
-            _ if world.plan.transactional => 1,
-            OrphanPolicy::Refuse if world.plan.strikes.takeovers == 0 => 1,
-            OrphanPolicy::Refuse => granted,
-            OrphanPolicy::TakeOver => granted,
-        };
-        if effects > may {
-            let id = world.name_id(id);
-            return world.violated(format!(
-                "{effects} effects of entry {id}, of which {may} may be"
-            ));
-        }
+    let twice = commits.into_iter().find(|(_, commits)| *commits > 1);
+    if let Some(((id, _), commits)) = twice {
+        let id = world.name_id(id);
+        world.violated(format!(
+            "{commits} effects of entry {id}, of which 1 may be"
+        ));
     }
 }
 

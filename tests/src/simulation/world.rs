@@ -54,7 +54,9 @@ pub(super) struct State {
     /// Which processes have died.
     pub(super) dead: Vec<bool>,
     pub(super) history: Vec<Event>,
-    /// The first thing that was not as promised.
+    /// Whether anybody looks from inside.
+    pub(super) watched: bool,
+    /// The first thing that was seen from inside not to be as promised.
     pub(super) violation: Option<String>,
 }
 
@@ -115,6 +117,8 @@ pub(super) struct Attempt {
     pub(super) clean: bool,
     pub(super) left: bool,
     pub(super) outcome: Option<Outcome>,
+    /// It ended with an answer of its own of which the layer had not heard whether it is stored.
+    pub(super) unheard: bool,
 }
 
 /// One run of the handler.
@@ -123,8 +127,8 @@ pub(super) struct Execution {
     pub(super) process: usize,
     pub(super) request: Request,
     pub(super) lease: Option<LeaseRef>,
-    /// In which stories of its key it had its effect.
-    pub(super) effects: Vec<u64>,
+    /// In which stories of its key it has committed its effect.
+    pub(super) commits: Vec<u64>,
     /// What it had to say; the last of these is what it said.
     pub(super) answers: Vec<Said>,
     pub(super) state: Progress,
@@ -196,6 +200,7 @@ impl World {
             paused: Vec::new(),
             dead: Vec::new(),
             history: Vec::new(),
+            watched: true,
             violation: None,
         })))
     }
@@ -216,7 +221,7 @@ impl State {
     }
 
     pub(super) fn violated(&mut self, what: impl Into<String>) {
-        if self.violation.is_none() {
+        if self.watched && self.violation.is_none() {
             self.violation = Some(format!("at {} ms: {}", self.now, what.into()));
         }
     }
@@ -277,20 +282,32 @@ impl State {
             super::oracle::judge_takeover(self, id, op.token());
         }
         let books = self.books.entry(id).or_default();
+        let before = (books.story, books.takeovers);
         let verdict = enter(books, op, &done, now);
-        let story = books.story;
+        let (story, takeovers) = (books.story, books.takeovers);
+        let id_name = self.name_id(id);
+        let may = match op {
+            Op::Release(lease) => super::oracle::judge_release(self, lease),
+            _ => true,
+        };
+        if story > before.0 && may {
+            self.tell(What::IsFree(id_name));
+        }
+        if takeovers > before.1 {
+            self.tell(What::IsTakenOver(id_name));
+        }
         if let Op::Commit(.., execution) = op
             && (matches!(done, Done::Ok) || self.has(Bug::CommitIsTorn))
         {
-            self.executions[*execution].effects.push(story);
+            self.executions[*execution].commits.push(story);
             // Unless the store's clock has taken the record away before its time.
-            if self.executions[*execution].effects.len() > 1 && self.ahead == 0 {
+            if self.executions[*execution].commits.len() > 1 && self.ahead == 0 {
                 self.violated(format!("execution {execution} has its effect twice"));
             }
             let (execution, held) = (*execution, true);
             self.tell(What::Effect { execution, held });
         }
-        let (id_name, token) = (self.name_id(id), self.name(token));
+        let token = self.name(token);
         self.tell(What::Arrives {
             process,
             call: op.name(),
@@ -298,9 +315,6 @@ impl State {
             token,
             found: found(&done),
         });
-        if let Op::Release(lease) = op {
-            super::oracle::judge_release(self, lease);
-        }
         if let Err(violation) = verdict {
             let call = op.name();
             self.violated(format!("{violation} ({call} under token {token})"));
@@ -335,17 +349,6 @@ impl State {
             self.wake(id);
         }
         watcher
-    }
-
-    /// An effect outside of the store: it belongs to the story in which its lease was granted.
-    pub(super) fn has_effect(&mut self, number: usize) {
-        let execution = &mut self.executions[number];
-        let story = execution.lease.and_then(|lease| {
-            let leases = &self.books.get(&lease.id)?.leases;
-            let granted = leases.iter().find(|it| it.token == lease.token)?;
-            Some(granted.story)
-        });
-        execution.effects.extend(story);
     }
 
     /// The execution under this lease.
@@ -431,6 +434,9 @@ impl State {
             return;
         }
         self.open -= 1;
+        if let Outcome::Answered(reply) = &outcome {
+            self.attempts[attempt].unheard = super::oracle::is_unheard(self, attempt, reply);
+        }
         self.tell(What::Ends(attempt, outcome.clone()));
         super::oracle::judge_end(self, attempt, &outcome);
         if let Some(client) = self.attempts[attempt].client {

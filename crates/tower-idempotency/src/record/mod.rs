@@ -105,7 +105,7 @@ impl Codec {
             replayed,
             body,
             trailers,
-            SystemTime::now(),
+            crate::jitter::now(),
         )
     }
 

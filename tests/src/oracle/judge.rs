@@ -6,7 +6,9 @@ use std::{
     time::{Duration, Instant},
 };
 
-use super::{Attempt, Effect, History, Loss, Outcome, Strike};
+use http::StatusCode;
+
+use super::{Attempt, Effect, History, Occasion, Outcome, Strike};
 use crate::Answer;
 
 /// The sums of a [`History`].
@@ -58,9 +60,9 @@ impl Sums {
 
 /// What happened under one key.
 #[derive(Debug, Default)]
-struct Story<'a> {
-    effects: Vec<&'a Effect>,
-    attempts: Vec<&'a Attempt>,
+pub(super) struct Story<'a> {
+    pub(super) effects: Vec<&'a Effect>,
+    pub(super) attempts: Vec<&'a Attempt>,
 }
 
 impl History {
@@ -75,16 +77,6 @@ impl History {
             self.add(story, &mut sums);
         }
         sums
-    }
-
-    /// Each key with more than one effect, and one for each time that the store forgot it.
-    #[must_use]
-    pub fn doubles(&self) -> Vec<String> {
-        let stories = self.stories();
-        let doubles = stories
-            .iter()
-            .filter(|(_, story)| story.effects.len() > 1 + self.losses_of(story));
-        doubles.map(|(key, story)| story.told(key)).collect()
     }
 
     /// Each key with more effects than its strikes explain. One is always allowed. Another one needs a process that was
@@ -104,36 +96,49 @@ impl History {
         unexplained.map(|(key, story)| story.told(key)).collect()
     }
 
-    /// Each key with different answers that the store can have known of together, with an answer of an execution that never was, or with an outcome that is none:
-    /// a client is answered, refused, told that it is in progress or that the store does not answer, or told nothing.
+    /// Each key with answers that differ, or effects of two requests, and no [occasion](Occasion) between them but takeovers;
+    /// with the answer of an execution that never was, or was another request's; or with an outcome that is none.
+    ///
+    /// A client is answered, refused, told to try again for one of the problems that there may be, or told nothing. Who is
+    /// told 503 is not told of an effect.
     #[must_use]
     pub fn contradictions(&self) -> Vec<String> {
         let stories = self.stories();
-        let contradictions = stories.iter().filter(|(_, story)| {
-            let answers: Vec<_> = story.answers().collect();
-            let differ = self.differ_between_losses(story);
-            let made_up = answers.iter().any(|(_, answer)| {
-                let n = answer.header("x-execution");
-                !story
-                    .effects
-                    .iter()
-                    .any(|effect| n == Some(&effect.n.to_string()))
-            });
-            let strange = story.attempts.iter().any(|attempt| {
-                matches!(&attempt.outcome, Outcome::NotYet(code) if code != "in-progress" && code != UNAVAILABLE)
-            });
-            differ || made_up || strange
+        let contradictions = stories.iter().filter(|(key, story)| {
+            let mut attempts = story.attempts.iter();
+            self.differs_between_occasions(key, story)
+                || self.is_of_two_requests(key, story)
+                || attempts.any(|attempt| story.has_made_up(attempt) || self.is_strange(attempt))
         });
         contradictions.map(|(key, story)| story.told(key)).collect()
+    }
+
+    /// Each key whose answer was told to somebody who asked when its record had to be over: a retention after somebody else
+    /// was told.
+    #[must_use]
+    pub fn stale(&self) -> Vec<String> {
+        let Some(retention) = self.retention else {
+            return Vec::new();
+        };
+        let stories = self.stories();
+        let stale = stories.iter().filter(|(_, story)| {
+            let answered = || story.attempts.iter().filter(|it| it.answer().is_some());
+            answered().any(|one| {
+                let over = one.ended + retention + self.hearsay;
+                answered().any(|late| late.began > over && late.outcome == one.outcome)
+            })
+        });
+        stale.map(|(key, story)| story.told(key)).collect()
     }
 
     /// Each key that was answered and has no effect.
     #[must_use]
     pub fn uncaused(&self) -> Vec<String> {
         let stories = self.stories();
-        let uncaused = stories
-            .iter()
-            .filter(|(_, story)| story.effects.is_empty() && story.answers().next().is_some());
+        let uncaused = stories.iter().filter(|(_, story)| {
+            let mut attempts = story.attempts.iter();
+            story.effects.is_empty() && attempts.any(|attempt| story.has_made_up(attempt))
+        });
         uncaused.map(|(key, story)| story.told(key)).collect()
     }
 
@@ -145,7 +150,18 @@ impl History {
         stuck.map(|(key, story)| story.told(key)).collect()
     }
 
-    fn stories(&self) -> BTreeMap<&str, Story<'_>> {
+    /// Each key that was asked for, and nobody was told anything definite of.
+    #[must_use]
+    pub fn unanswered(&self) -> Vec<String> {
+        let stories = self.stories();
+        let unanswered = stories.iter().filter(|(_, story)| {
+            let mut attempts = story.attempts.iter();
+            !attempts.any(|attempt| attempt.is_definite())
+        });
+        unanswered.map(|(key, story)| story.told(key)).collect()
+    }
+
+    pub(super) fn stories(&self) -> BTreeMap<&str, Story<'_>> {
         let mut stories: BTreeMap<&str, Story<'_>> = BTreeMap::new();
         for effect in &self.effects {
             let story = stories.entry(&effect.key).or_default();
@@ -193,23 +209,30 @@ impl History {
         sums.lost_replies += usize::from(lost_reply);
     }
 
-    /// How often it was forgotten, at most, since it was first asked for.
-    fn losses_of(&self, story: &Story<'_>) -> usize {
-        let asked = story.attempts.iter().map(|attempt| attempt.began).min();
-        let since = |loss: &&Loss| asked.is_some_and(|asked| asked <= loss.until);
-        self.losses.iter().filter(since).count()
-    }
-
-    /// Whether two answers differ, and nothing was forgotten since the earlier one was asked for.
-    fn differ_between_losses(&self, story: &Story<'_>) -> bool {
+    fn differs_between_occasions(&self, key: &str, story: &Story<'_>) -> bool {
         let answered = || story.attempts.iter().filter(|it| it.answer().is_some());
         answered().any(|one| {
             answered().any(|other| {
                 let (from, until) = (one.began.min(other.began), one.ended.max(other.ended));
-                let between = |loss: &Loss| from <= loss.until && loss.from <= until;
-                one.outcome != other.outcome && !self.losses.iter().any(between)
+                let from = from.checked_sub(self.hearsay).unwrap_or(from);
+                let mut occasions = self.occasions_of(key).filter(|it| !it.takeover);
+                one.outcome != other.outcome
+                    && !occasions.any(|it| from <= it.until && it.from <= until)
             })
         })
+    }
+
+    fn is_strange(&self, attempt: &Attempt) -> bool {
+        let Outcome::NotYet(code) = &attempt.outcome else {
+            return false;
+        };
+        let mut known = ["in-progress", UNAVAILABLE].iter().chain(self.problems);
+        !known.any(|known| known == code)
+    }
+
+    pub(super) fn occasions_of(&self, key: &str) -> impl Iterator<Item = &Occasion> {
+        let all_or_this = move |it: &&Occasion| it.key.as_deref().is_none_or(|its| its == key);
+        self.occasions.iter().filter(all_or_this)
     }
 
     fn strikes_of<'a>(&'a self, attempt: &'a Attempt) -> impl Iterator<Item = &'a Strike> {
@@ -269,8 +292,17 @@ impl<'a> Story<'a> {
         attempts.filter_map(|&attempt| Some((attempt.ended, attempt.answer()?)))
     }
 
+    /// Whether the answer is of no execution of this request.
+    fn has_made_up(&self, attempt: &Attempt) -> bool {
+        let n = attempt.execution();
+        let has_said = |it: &&Effect| Some(it.n) == n && it.request == attempt.request;
+        let answer = attempt.answer();
+        answer.is_some_and(|answer| answer.status != StatusCode::SERVICE_UNAVAILABLE)
+            && !self.effects.iter().any(has_said)
+    }
+
     /// All that is known of it, for people.
-    fn told(&self, key: &str) -> String {
+    pub(super) fn told(&self, key: &str) -> String {
         let began = self.attempts.iter().map(|attempt| attempt.began).min();
         let mut lines = vec![format!("{key}:")];
         for effect in &self.effects {

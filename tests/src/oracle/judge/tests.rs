@@ -1,80 +1,7 @@
 //! Histories that are told, and what is to be said of them.
 
-use http::{HeaderMap, StatusCode};
-
 use super::*;
-
-const LEASE: Duration = Duration::from_millis(100);
-
-/// Two members: process 10 at first and then process 11 is the first of them, process 20 the second.
-struct Told(Instant, History);
-
-impl Told {
-    fn new() -> Self {
-        let history = History {
-            effects: Vec::new(),
-            attempts: Vec::new(),
-            strikes: Vec::new(),
-            losses: Vec::new(),
-            lease: LEASE,
-        };
-        Self(Instant::now(), history)
-    }
-
-    fn at(&self, ms: u64) -> Instant {
-        self.0 + Duration::from_millis(ms)
-    }
-
-    fn effect(mut self, pid: u32, n: u64) -> Self {
-        let key = "k".to_owned();
-        self.1.effects.push(Effect { pid, n, key });
-        self
-    }
-
-    fn asked(mut self, member: usize, from: u64, to: u64, outcome: Outcome) -> Self {
-        let attempt = Attempt {
-            key: "k".to_owned(),
-            member,
-            began: self.at(from),
-            ended: self.at(to),
-            outcome,
-        };
-        self.1.attempts.push(attempt);
-        self
-    }
-
-    fn forgot(mut self, from: u64, until: u64) -> Self {
-        let (from, until) = (self.at(from), self.at(until));
-        self.1.losses.push(Loss { from, until });
-        self
-    }
-
-    fn struck(mut self, member: usize, pid: u32, at: u64, resumed: Option<u64>) -> Self {
-        let strike = Strike {
-            member,
-            pid,
-            ordered: self.at(at),
-            down: self.at(at + 1),
-            resumed: resumed.map(|at| self.at(at)),
-        };
-        self.1.strikes.push(strike);
-        self
-    }
-}
-
-fn answer(n: u64) -> Outcome {
-    let mut headers = HeaderMap::new();
-    headers.insert("x-execution", n.into());
-    Outcome::Answered(Answer {
-        status: StatusCode::CREATED,
-        headers,
-        body: format!("execution {n}").into(),
-    })
-}
-
-fn in_progress() -> Outcome {
-    Outcome::NotYet("in-progress".to_owned())
-}
+use crate::oracle::told::{Told, answer, in_progress};
 
 fn killed_at_work() -> Told {
     Told::new()
@@ -228,36 +155,6 @@ fn a_wait_begins_anew_only_when_the_one_who_may_have_had_the_lease_is_struck() {
 }
 
 #[test]
-fn what_the_store_has_forgotten_may_happen_once_more() {
-    let once = Told::new()
-        .effect(10, 1)
-        .asked(0, 10, 15, answer(1))
-        .effect(20, 7)
-        .asked(1, 40, 45, answer(7));
-    let again = |from, until| Told(once.0, once.1.clone()).forgot(from, until).1;
-    for (from, until, doubles, contradictions) in [
-        (20, 25, 0, 0),
-        // Before it was asked for.
-        (5, 8, 1, 1),
-        // While the second one was under way, which may have been told what was there before.
-        (42, 43, 0, 0),
-        // After both.
-        (50, 55, 0, 1),
-    ] {
-        let history = again(from, until);
-        assert_eq!(history.doubles().len(), doubles, "from {from}");
-        assert_eq!(
-            history.contradictions().len(),
-            contradictions,
-            "from {from}"
-        );
-    }
-    let twice = again(20, 25);
-    let thrice = Told(once.0, twice).effect(10, 2).1;
-    assert_eq!(thrice.doubles().len(), 1);
-}
-
-#[test]
 fn an_answer_needs_an_effect() {
     let history = Told::new().asked(0, 0, 5, answer(1)).1;
     assert_eq!(history.uncaused().len(), 1);
@@ -265,4 +162,101 @@ fn an_answer_needs_an_effect() {
     assert_eq!(refused.uncaused().len(), 0);
     let charged = Told::new().asked(0, 0, 5, answer(1)).effect(10, 1).1;
     assert_eq!(charged.uncaused().len(), 0);
+}
+
+#[test]
+fn a_takeover_allows_one_more_effect_and_no_other_answer() {
+    let told = || Told::new().effect(10, 1).asked(0, 0, 5, answer(1));
+    for (other, contradictions) in [(7, 1), (1, 0)] {
+        let history = told()
+            .taken_over(20)
+            .effect(20, 7)
+            .asked(1, 10, 30, answer(other));
+        assert_eq!(history.1.doubles().len(), 0);
+        assert_eq!(history.1.contradictions().len(), contradictions, "{other}");
+    }
+}
+
+#[test]
+fn one_key_executes_one_request_until_it_is_free() {
+    let told = |is_free: bool| {
+        let told = Told::new().effect(10, 1).asked(0, 0, 5, Outcome::HungUp);
+        let told = told.effect(20, 7).asked(1, 10, 30, answer(7));
+        told.may_again(20, 20, Some("k"), !is_free)
+    };
+    assert_eq!(told(false).1.contradictions().len(), 0);
+    assert_eq!(
+        told(false).of_another_request(7).1.contradictions().len(),
+        1
+    );
+    assert_eq!(told(true).of_another_request(7).1.contradictions().len(), 0);
+}
+
+#[test]
+fn who_is_answered_with_another_requests_effect_is_contradicted() {
+    let history = Told::new().effect(10, 1).asked(0, 0, 5, answer(1));
+    let mut history = history.of_another_request(1);
+    assert_eq!(history.1.contradictions().len(), 0);
+    history = history.asked(0, 6, 8, answer(1));
+    assert_eq!(history.1.contradictions().len(), 1);
+}
+
+#[test]
+fn who_is_told_503_is_told_of_no_effect() {
+    for (status, contradictions) in [(503, 0), (500, 1)] {
+        let Outcome::Answered(mut told) = answer(1) else {
+            unreachable!("it is an answer");
+        };
+        told.status = http::StatusCode::from_u16(status).unwrap();
+        let history = Told::new().asked(0, 0, 5, Outcome::Answered(told));
+        assert_eq!(history.1.contradictions().len(), contradictions);
+        assert_eq!(history.1.uncaused().len(), contradictions);
+    }
+}
+
+#[test]
+fn a_problem_that_is_expected_is_not_strange() {
+    let mut history = Told::new().asked(0, 0, 5, Outcome::NotYet("503".to_owned()));
+    assert_eq!(history.1.contradictions().len(), 1);
+    history.1.problems = &["503"];
+    assert_eq!(history.1.contradictions().len(), 0);
+}
+
+#[test]
+fn what_is_over_is_not_answered_any_more() {
+    for (again, stale) in [(60, 0), (105, 0), (106, 1)] {
+        let history = Told::new().effect(10, 1).asked(0, 0, 5, answer(1));
+        let mut history = history.asked(1, again, again + 5, answer(1)).1;
+        assert_eq!(history.stale().len(), 0);
+        history.retention = Some(Duration::from_millis(100));
+        assert_eq!(history.stale().len(), stale, "{again}");
+    }
+}
+
+#[test]
+fn who_is_told_nothing_definite_is_unanswered() {
+    for (outcome, unanswered) in [
+        (answer(1), 0),
+        (Outcome::Refused, 0),
+        (in_progress(), 1),
+        (Outcome::HungUp, 1),
+    ] {
+        let history = Told::new().asked(0, 0, 5, outcome).1;
+        assert_eq!(history.unanswered().len(), unanswered);
+    }
+}
+
+#[test]
+fn who_waits_may_be_told_what_was_so_before() {
+    for (hearsay, contradictions) in [(14, 1), (15, 0)] {
+        let mut history = Told::new()
+            .effect(10, 1)
+            .forgot(20, 20)
+            .effect(20, 7)
+            .asked(0, 35, 45, answer(1))
+            .asked(1, 35, 50, answer(7))
+            .1;
+        history.hearsay = Duration::from_millis(hearsay);
+        assert_eq!(history.contradictions().len(), contradictions, "{hearsay}");
+    }
 }

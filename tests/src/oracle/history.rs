@@ -1,6 +1,9 @@
-//! What happened to a fleet.
+//! What happened, as it is known from outside.
 
-use std::time::{Duration, Instant};
+use std::{
+    collections::BTreeMap,
+    time::{Duration, Instant},
+};
 
 use crate::Answer;
 
@@ -9,8 +12,10 @@ use crate::Answer;
 pub struct Effect {
     /// Of which process.
     pub pid: u32,
-    /// Which of its executions, from 1.
+    /// Which of its executions.
     pub n: u64,
+    /// Of which request: its method and path.
+    pub request: String,
     /// Under which key.
     pub key: String,
 }
@@ -20,6 +25,8 @@ pub struct Effect {
 pub struct Attempt {
     /// Its key.
     pub key: String,
+    /// Its method and path.
+    pub request: String,
     /// Which member was asked, from 0.
     pub member: usize,
     /// When it was sent.
@@ -35,7 +42,7 @@ pub struct Attempt {
 pub enum Outcome {
     /// The answer, without what may differ from one telling of it to another.
     Answered(Answer),
-    /// 409 outcome-unknown.
+    /// 409 outcome-unknown, or another problem that stays however often one asks.
     Refused,
     /// To be tried again: another problem, of this code.
     NotYet(String),
@@ -60,28 +67,42 @@ pub struct Strike {
     pub resumed: Option<Instant>,
 }
 
-/// The store forgot what it had been told, at some moment between.
-#[derive(Clone, Copy, Debug)]
-pub struct Loss {
-    /// Before this it had forgotten nothing.
+/// A key that has had its effect may have it once more, and another answer, from some moment between: the store forgot
+/// it, it was free again, or it was taken over.
+#[derive(Clone, Debug)]
+pub struct Occasion {
+    /// Which key; all of them, if it is not said.
+    pub key: Option<String>,
+    /// Before this it may not.
     pub from: Instant,
-    /// From this on it forgets nothing more.
+    /// From this on it may, if it may at all.
     pub until: Instant,
+    /// It was taken over: one more effect of the same request, and no other answer.
+    pub takeover: bool,
 }
 
-/// All of it, each in any order.
+/// All of it; but for effects in any order.
 #[derive(Clone, Debug)]
 pub struct History {
-    /// What the members did.
+    /// What the members did, in the order in which it happened. Where that is not known, there may be no occasions.
     pub effects: Vec<Effect>,
     /// What clients asked for and were told.
     pub attempts: Vec<Attempt>,
     /// What befell the members.
     pub strikes: Vec<Strike>,
-    /// What befell the store's memory.
-    pub losses: Vec<Loss>,
+    /// When something may happen once more.
+    pub occasions: Vec<Occasion>,
+    /// Which member each process was, by its id.
+    pub processes: BTreeMap<u32, usize>,
     /// The lease of the members.
     pub lease: Duration,
+    /// How long before a client asked it may have been that what it is told was so: who waits is told what another one of
+    /// the same process hears, whose call may have been on its way already.
+    pub hearsay: Duration,
+    /// For how long they keep records, if nothing can store one late.
+    pub retention: Option<Duration>,
+    /// For which problems clients may be told to try again, besides in-progress and store-unavailable: their codes.
+    pub problems: &'static [&'static str],
 }
 
 impl Effect {
@@ -93,12 +114,13 @@ impl Effect {
     #[must_use]
     pub fn parse(line: &str) -> Self {
         let words: Vec<_> = line.split(' ').collect();
-        let [pid, n, _method, _path, key] = words[..] else {
+        let [pid, n, method, path, key] = words[..] else {
             panic!("expected PID n METHOD PATH KEY, found {line:?}");
         };
         Self {
             pid: pid.parse().expect("a process id"),
             n: n.parse().expect("a number"),
+            request: format!("{method} {path}"),
             key: key.to_owned(),
         }
     }
@@ -112,6 +134,11 @@ impl Attempt {
             Outcome::Answered(answer) => Some(answer),
             Outcome::Refused | Outcome::NotYet(_) | Outcome::HungUp | Outcome::Failed => None,
         }
+    }
+
+    /// Of which execution the answer says that it is.
+    pub(super) fn execution(&self) -> Option<u64> {
+        self.answer()?.header("x-execution")?.parse().ok()
     }
 
     /// Whether a client need not ask again.

@@ -1,0 +1,147 @@
+//! Histories that are told, and which of their effects are too many.
+
+use super::*;
+use crate::oracle::told::{Told, answer, in_progress};
+
+#[test]
+fn what_the_store_has_forgotten_may_happen_once_more() {
+    let once = Told::new()
+        .effect(10, 1)
+        .asked(0, 10, 15, answer(1))
+        .effect(20, 7)
+        .asked(1, 40, 45, answer(7));
+    let again = |from, until| Told(once.0, once.1.clone()).forgot(from, until).1;
+    for (from, until, doubles, contradictions) in [
+        (20, 25, 0, 0),
+        // Before it was asked for.
+        (5, 8, 1, 1),
+        // While the second one was under way, which may have been told what was there before.
+        (42, 43, 0, 0),
+        // After both.
+        (50, 55, 1, 1),
+    ] {
+        let history = again(from, until);
+        assert_eq!(history.doubles().len(), doubles, "from {from}");
+        assert_eq!(
+            history.contradictions().len(),
+            contradictions,
+            "from {from}"
+        );
+    }
+    let twice = again(20, 25);
+    let thrice = Told(once.0, twice).effect(10, 2).1;
+    assert_eq!(thrice.doubles().len(), 1);
+}
+
+/// Each of these has no more effects than one, and one for each time that the store forgot.
+#[test]
+fn what_is_forgotten_explains_one_effect_on_either_side_of_it() {
+    let first = || Told::new().effect(10, 1).asked(0, 10, 15, answer(1));
+    let second = |told: Told, at| told.effect(20, 7).asked(1, at, at + 5, answer(7));
+    let third = |told: Told, at| told.effect(10, 2).asked(0, at, at + 5, answer(2));
+
+    // Twice between the first two, never between the others.
+    let history = third(second(first(), 60), 90).forgot(30, 31).forgot(40, 41);
+    assert_eq!(history.1.doubles().len(), 1);
+    // Once between each.
+    let history = third(second(first(), 60), 90).forgot(30, 31).forgot(80, 81);
+    assert_eq!(history.1.doubles().len(), 0);
+    // Whoever had the first effect is asked again after all of it.
+    let history = second(first(), 60).forgot(70, 71);
+    assert_eq!(history.asked(0, 80, 85, answer(7)).1.doubles().len(), 1);
+}
+
+#[test]
+fn a_process_that_is_asked_after_the_loss_had_its_effect_after_it() {
+    // Process 20 is asked at 60 first: both came after what was forgotten.
+    let both = || {
+        Told::new()
+            .asked(1, 5, 6, Outcome::Failed)
+            .effect(10, 1)
+            .asked(0, 50, 55, answer(1))
+            .effect(20, 7)
+    };
+    let history = both().asked(1, 60, 65, answer(7)).forgot(20, 21);
+    // It was asked before, and may have been at it since.
+    assert_eq!(history.1.doubles().len(), 0);
+    let mut history = history;
+    history.1.attempts.remove(0);
+    history = history.asked(2, 5, 6, Outcome::Failed);
+    assert_eq!(history.1.doubles().len(), 1);
+}
+
+#[test]
+fn a_client_that_left_bounds_nothing_but_the_effects_that_came_later_do() {
+    let left = || {
+        let told = Told::new().effect(10, 1).asked(0, 0, 5, Outcome::HungUp);
+        told.asked(1, 8, 12, in_progress())
+    };
+    // It may have been at it until then.
+    let history = left().effect(20, 7).asked(1, 40, 45, answer(7));
+    assert_eq!(history.forgot(30, 31).1.doubles().len(), 0);
+    // The second one came after it and was told before that.
+    let history = left().effect(20, 7).asked(1, 20, 25, answer(7));
+    assert_eq!(history.forgot(30, 31).1.doubles().len(), 1);
+    // The second one was at it before the first, and came later.
+    let history = left().effect(20, 7).asked(1, 40, 45, answer(7));
+    assert_eq!(history.forgot(6, 7).1.doubles().len(), 0);
+}
+
+/// Numbers of executions are those of a process: another one has the same.
+#[test]
+fn an_answer_of_two_possible_executions_is_of_the_earlier_one_or_later() {
+    let history = Told::new()
+        .effect(10, 1)
+        .asked(0, 10, 15, Outcome::HungUp)
+        .effect(20, 1)
+        .asked(1, 40, 45, answer(1))
+        .forgot(30, 31);
+    assert_eq!(history.1.doubles().len(), 0);
+    // The later one may have been granted after it was told of the earlier one.
+    let history = Told::new()
+        .effect(10, 1)
+        .asked(0, 0, 5, answer(1))
+        .effect(20, 1)
+        .asked(1, 0, 8, Outcome::HungUp)
+        .forgot(30, 31);
+    assert_eq!(history.1.doubles().len(), 0);
+}
+
+#[test]
+fn the_occasion_of_one_key_is_none_of_another() {
+    for (key, doubles) in [(Some("k"), 0), (Some("another"), 1), (None, 0)] {
+        let history = Told::new()
+            .effect(10, 1)
+            .asked(0, 0, 5, answer(1))
+            .effect(20, 7)
+            .asked(1, 10, 30, answer(7))
+            .may_again(20, 20, key, false);
+        assert_eq!(history.1.doubles().len(), doubles, "{key:?}");
+    }
+}
+
+#[test]
+fn whoever_was_killed_was_granted_nothing_afterwards() {
+    for (killed, doubles) in [(10, 1), (22, 0)] {
+        let history = Told::new()
+            .effect(20, 7)
+            .asked(1, 0, 8, answer(7))
+            .effect(10, 1)
+            .asked(0, 0, 30, Outcome::Failed)
+            .struck(0, 10, killed, None)
+            .taken_over(20);
+        assert_eq!(history.1.doubles().len(), doubles, "{killed}");
+    }
+}
+
+#[test]
+fn places_are_found_by_making_room() {
+    let place = |possible: &[&[usize]]| {
+        let possible: Vec<_> = possible.iter().map(|it| it.to_vec()).collect();
+        each_has_a_place(&possible, 3)
+    };
+    assert!(place(&[&[0, 1], &[0]]));
+    assert!(place(&[&[0, 1], &[0, 2], &[0]]));
+    assert!(!place(&[&[0, 1], &[0, 1], &[0, 1]]));
+    assert!(!place(&[&[]]));
+}

@@ -1,0 +1,221 @@
+//! What of a run can be seen from outside, as it is told of fleets on real servers, and judged by the same oracle.
+//!
+//! Clients, effects and strikes tell what they do there. A fleet cannot know when a key may have one more effect, but by
+//! what was done to its store; here the books know it to the millisecond, of each key.
+
+use std::{
+    collections::{BTreeMap, HashMap},
+    time::{Duration, Instant},
+};
+
+use http::{HeaderMap, HeaderName};
+use tower_idempotency::InFlight;
+
+use super::{
+    Millis,
+    history::{self, Reply, Request, What},
+    plan::Plan,
+    world::{Keep, State},
+};
+use crate::{
+    Answer,
+    oracle::{Attempt, Effect, History, Occasion, Outcome, Strike},
+};
+
+/// The first thing that is not as promised.
+pub(super) fn violation(world: &State) -> Option<String> {
+    let history = tell(world);
+    let found = [
+        ("contradicts itself", history.contradictions()),
+        ("is executed too often", history.doubles()),
+        ("is answered what is over", history.stale()),
+        ("is never answered", history.unanswered()),
+    ];
+    let mut found = found.into_iter();
+    found.find_map(|(what, keys)| {
+        let key = keys.into_iter().next()?;
+        Some(format!("seen from outside, a key {what}: {key}"))
+    })
+}
+
+/// Tells what happened, each process as a member of its own.
+fn tell(world: &State) -> History {
+    let began = Instant::now();
+    let instant = |at: Millis| began + Duration::from_millis(at);
+    let end = instant(world.now);
+    let mut history = History {
+        effects: Vec::new(),
+        attempts: Vec::with_capacity(world.attempts.len()),
+        strikes: Vec::new(),
+        occasions: Vec::new(),
+        processes: (0..world.dead.len()).map(|it| (pid(it), it)).collect(),
+        lease: Duration::from_millis(world.plan.lease),
+        hearsay: hearsay(&world.plan),
+        retention: retention(&world.plan),
+        problems: PROBLEMS,
+    };
+    let mut paused = BTreeMap::new();
+    for event in &world.history {
+        let at = instant(event.at);
+        match &event.what {
+            What::Sends {
+                process, request, ..
+            } => history.attempts.push(Attempt {
+                key: key(&world.plan, *request),
+                request: path(*request),
+                member: *process,
+                began: at,
+                // Unless it ends.
+                ended: end,
+                outcome: Outcome::HungUp,
+            }),
+            What::Ends(attempt, outcome) => {
+                history.attempts[*attempt].ended = at;
+                history.attempts[*attempt].outcome = told(world, *attempt, outcome);
+            }
+            What::Effect { execution, .. } => {
+                let known = &world.executions[*execution];
+                history.effects.push(Effect {
+                    pid: pid(known.process),
+                    n: *execution as u64,
+                    request: path(known.request),
+                    key: key(&world.plan, known.request),
+                });
+            }
+            What::Pauses(process) => drop(paused.insert(*process, at)),
+            What::GoesOn(process) => {
+                let down = paused.remove(process).unwrap_or(at);
+                history.strikes.push(strike(*process, down, Some(at)));
+            }
+            What::Dies(process) => history.strikes.push(strike(*process, at, None)),
+            _ => {}
+        }
+    }
+    history.occasions = occasions(world, instant);
+    history
+}
+
+/// As long as anybody waits for a reply of the store.
+fn hearsay(plan: &Plan) -> Duration {
+    match plan.in_flight {
+        InFlight::Wait(_) => Duration::from_millis(plan.store_timeout),
+        _ => Duration::ZERO,
+    }
+}
+
+/// Where calls come late, or the clock of the store is not ours, a record may be stored again when it was over.
+fn retention(plan: &Plan) -> Option<Duration> {
+    let may_be_late = plan.faults > 0 || plan.strikes.pauses > 0 || plan.strikes.steps > 0;
+    (!may_be_late).then(|| Duration::from_millis(plan.retention))
+}
+
+/// When each entry was free again or, where a takeover may have an effect of its own, was taken over.
+fn occasions(world: &State, instant: impl Fn(Millis) -> Instant) -> Vec<Occasion> {
+    let executed = |event: &history::Event| match event.what {
+        What::Executes {
+            execution,
+            lease: Some(held),
+            ..
+        } => Some((held.id, world.executions[execution].request)),
+        _ => None,
+    };
+    // What was never executed had no effect.
+    let keys: HashMap<_, _> = world.history.iter().filter_map(executed).collect();
+    let occasions = world.history.iter().filter_map(|event| {
+        let (id, takeover) = match event.what {
+            What::IsFree(id) => (id, false),
+            What::IsTakenOver(id) if !world.plan.transactional => (id, true),
+            _ => return None,
+        };
+        let at = instant(event.at);
+        Some(Occasion {
+            key: Some(key(&world.plan, *keys.get(&id)?)),
+            from: at,
+            until: at,
+            takeover,
+        })
+    });
+    occasions.collect()
+}
+
+fn strike(process: usize, down: Instant, resumed: Option<Instant>) -> Strike {
+    Strike {
+        member: process,
+        pid: pid(process),
+        ordered: down,
+        down,
+        resumed,
+    }
+}
+
+/// As a client of a fleet tells it.
+fn told(world: &State, attempt: usize, outcome: &history::Outcome) -> Outcome {
+    match outcome {
+        history::Outcome::Answered(reply) => match is_kept(world, attempt, reply) {
+            true => Outcome::Answered(answer(reply)),
+            false => Outcome::NotYet("unkept".to_owned()),
+        },
+        history::Outcome::Refused(reason, _) => match *reason {
+            "outcome-unknown" | "response-not-retained" | "key-reused" => Outcome::Refused,
+            reason => Outcome::NotYet(reason.to_owned()),
+        },
+        history::Outcome::NoOrphan => Outcome::NotYet("no-orphan".to_owned()),
+        history::Outcome::Left => Outcome::HungUp,
+        history::Outcome::Panicked
+        | history::Outcome::Failed
+        | history::Outcome::BrokeOff
+        | history::Outcome::Died => Outcome::Failed,
+    }
+}
+
+/// Whether everybody is to be told the same: its handler said so, and it was heard that it is stored; or it was stored
+/// though it need not have been.
+fn is_kept(world: &State, attempt: usize, reply: &Reply) -> bool {
+    let number = reply.execution;
+    let execution = number.and_then(|number| world.executions.get(number));
+    let mut said = execution.iter().flat_map(|it| it.answers.iter().rev());
+    let said = said.find(|it| it.status == reply.status && it.body == reply.body);
+    let known = &world.attempts[attempt];
+    said.is_none_or(|said| match said.keep {
+        Keep::Yes => !known.unheard,
+        Keep::No => false,
+        Keep::Perhaps => known.execution != number,
+    })
+}
+
+fn answer(reply: &Reply) -> Answer {
+    let mut headers = HeaderMap::new();
+    if let Some(execution) = reply.execution {
+        headers.insert(HeaderName::from_static("x-execution"), execution.into());
+    }
+    Answer {
+        status: reply.status,
+        headers,
+        body: reply.body.clone(),
+    }
+}
+
+fn key(plan: &Plan, request: Request) -> String {
+    match plan.separates() {
+        true => format!("{}, {}", request.key, request.variant),
+        false => request.key.to_string(),
+    }
+}
+
+fn path(request: Request) -> String {
+    format!("POST /{}", request.variant)
+}
+
+fn pid(process: usize) -> u32 {
+    u32::try_from(process).expect("a few")
+}
+
+/// For what clients may be told to try again, here.
+const PROBLEMS: &[&str] = &[
+    "unkept",
+    "no-orphan",
+    "overloaded",
+    "draining",
+    "body-timeout",
+    "body-unreadable",
+];

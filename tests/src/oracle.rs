@@ -7,17 +7,18 @@
 //! a run of the simulation, when it is over ───┘
 //! ```
 //!
-//! It sees no lease, no token and nothing of the store, so it can judge real servers, and knows moments only as spans. What
-//! it cannot see (who holds a lease, what is stored, whether a handler was told of a takeover, who waits for nothing) the
-//! simulation has an oracle of its own for,.
+//! It sees no lease, no token and nothing of the store, so it can judge real servers, and knows moments only as spans. For
+//! what it cannot see, such as who holds a lease, what is stored, and what a handler is told of a takeover, the simulation
+//! has an [oracle inside](crate::simulation) besides.
 
 pub use self::{
     history::{Attempt, Effect, History, Occasion, Outcome, Strike},
-    judge::Sums,
+    sums::Sums,
 };
 
 mod doubles;
 mod history;
 mod judge;
+mod sums;
 #[cfg(test)]
 mod told;

@@ -2,7 +2,6 @@
 
 use std::{
     collections::{BTreeMap, BTreeSet},
-    fmt,
     time::{Duration, Instant},
 };
 
@@ -10,53 +9,6 @@ use http::StatusCode;
 
 use super::{Attempt, Effect, History, Occasion, Outcome, Strike};
 use crate::Answer;
-
-/// The sums of a [`History`].
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Sums {
-    /// Keys that were asked for.
-    pub keys: usize,
-    /// Blows that fell.
-    pub strikes: usize,
-    /// Keys with an effect whose process was struck while a client waited there.
-    pub struck: usize,
-    /// Keys with more than one effect.
-    pub doubles: usize,
-    /// Keys with an effect and no answer but 409 outcome-unknown.
-    pub refused_with_effect: usize,
-    /// The same without an effect: the lease had been taken, and no more.
-    pub refused_without_effect: usize,
-    /// Keys whose answer is of a process that was killed before it could give it.
-    pub lost_replies: usize,
-    /// Requests that were answered by a process that had been stopped for a lease or longer meanwhile.
-    pub late: usize,
-    /// The same where that process had an effect of its own, and gave the answer of another process.
-    pub late_and_outrun: usize,
-    /// Requests that took a lease or longer though nothing befell their process.
-    pub slow: usize,
-    /// Requests that were told that the store does not answer, as on a machine that has too much to do.
-    pub unavailable: usize,
-    /// The longest that a key was without an answer, since it was first asked for or last struck.
-    pub longest_wait: Duration,
-}
-
-impl Sums {
-    /// Adds those of another history.
-    pub(crate) fn add(&mut self, other: &Self) {
-        self.keys += other.keys;
-        self.strikes += other.strikes;
-        self.struck += other.struck;
-        self.doubles += other.doubles;
-        self.refused_with_effect += other.refused_with_effect;
-        self.refused_without_effect += other.refused_without_effect;
-        self.lost_replies += other.lost_replies;
-        self.late += other.late;
-        self.late_and_outrun += other.late_and_outrun;
-        self.slow += other.slow;
-        self.unavailable += other.unavailable;
-        self.longest_wait = self.longest_wait.max(other.longest_wait);
-    }
-}
 
 /// What happened under one key.
 #[derive(Debug, Default)]
@@ -66,19 +18,6 @@ pub(super) struct Story<'a> {
 }
 
 impl History {
-    /// The sums.
-    #[must_use]
-    pub fn sums(&self) -> Sums {
-        let mut sums = Sums {
-            strikes: self.strikes.len(),
-            ..Sums::default()
-        };
-        for story in self.stories().values() {
-            self.add(story, &mut sums);
-        }
-        sums
-    }
-
     /// Each key with more effects than its strikes explain. One is always allowed. Another one needs a process that was
     /// killed, or stopped until its lease was over, while it was at it and before anybody had an answer; or one that was
     /// so slow that its lease was over.
@@ -174,41 +113,6 @@ impl History {
         stories
     }
 
-    fn add(&self, story: &Story<'_>, sums: &mut Sums) {
-        sums.keys += 1;
-        sums.doubles += usize::from(story.effects.len() > 1);
-        sums.longest_wait = sums.longest_wait.max(self.wait(story));
-        let refused = story.answers().next().is_none();
-        sums.refused_with_effect += usize::from(refused && !story.effects.is_empty());
-        sums.refused_without_effect += usize::from(refused && story.effects.is_empty());
-        let given = story.answers().next();
-        let given = given.and_then(|(_, answer)| answer.header("x-execution"));
-        let (mut struck, mut lost_reply) = (false, false);
-        for attempt in &story.attempts {
-            let mut met = false;
-            for strike in self.strikes_of(attempt) {
-                met = true;
-                let effects = story.effects.iter();
-                let mut own = effects.filter(|effect| effect.pid == strike.pid).peekable();
-                let has_own = own.peek().is_some();
-                let is_own = own.any(|own| given == Some(&own.n.to_string()));
-                struck |= has_own;
-                lost_reply |= is_own && attempt.outcome == Outcome::Failed;
-                if attempt.outlasts(strike, self.lease) && attempt.answer().is_some() {
-                    sums.late += 1;
-                    sums.late_and_outrun += usize::from(has_own && !is_own);
-                }
-            }
-            let took = attempt.ended - attempt.began;
-            sums.slow += usize::from(!met && took >= self.lease);
-            let unavailable =
-                matches!(&attempt.outcome, Outcome::NotYet(code) if code == UNAVAILABLE);
-            sums.unavailable += usize::from(unavailable);
-        }
-        sums.struck += usize::from(struck);
-        sums.lost_replies += usize::from(lost_reply);
-    }
-
     fn differs_between_occasions(&self, key: &str, story: &Story<'_>) -> bool {
         let answered = || story.attempts.iter().filter(|it| it.answer().is_some());
         answered().any(|one| {
@@ -235,7 +139,10 @@ impl History {
         self.occasions.iter().filter(all_or_this)
     }
 
-    fn strikes_of<'a>(&'a self, attempt: &'a Attempt) -> impl Iterator<Item = &'a Strike> {
+    pub(super) fn strikes_of<'a>(
+        &'a self,
+        attempt: &'a Attempt,
+    ) -> impl Iterator<Item = &'a Strike> {
         self.strikes.iter().filter(|strike| attempt.meets(strike))
     }
 
@@ -257,7 +164,7 @@ impl History {
     ///
     /// That is known of a process that had an effect. Of another one that was struck while a client waited there it may
     /// be so: but not before the lease of the last one that is known can be over, two thirds of it at least being left.
-    fn wait(&self, story: &Story<'_>) -> Duration {
+    pub(super) fn wait(&self, story: &Story<'_>) -> Duration {
         let definite = story
             .attempts
             .iter()
@@ -287,7 +194,7 @@ impl History {
 
 impl<'a> Story<'a> {
     /// Each answer, and when it was given.
-    fn answers(&self) -> impl Iterator<Item = (Instant, &'a Answer)> {
+    pub(super) fn answers(&self) -> impl Iterator<Item = (Instant, &'a Answer)> {
         let attempts = self.attempts.iter();
         attempts.filter_map(|&attempt| Some((attempt.ended, attempt.answer()?)))
     }
@@ -331,31 +238,9 @@ impl<'a> Story<'a> {
     }
 }
 
-const UNAVAILABLE: &str = "store-unavailable";
+pub(super) const UNAVAILABLE: &str = "store-unavailable";
 /// Whoever fails so soon found nobody there.
 const QUICK: Duration = Duration::from_millis(3);
-
-impl fmt::Display for Sums {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(
-            f,
-            "{} keys, {} strikes, {} keys struck: {} executed twice, {} refused with an effect and {} without, {} told \
-             by another process; {} late answers, {} of them another's; {} slow; {} without a store; longest wait {:?}",
-            self.keys,
-            self.strikes,
-            self.struck,
-            self.doubles,
-            self.refused_with_effect,
-            self.refused_without_effect,
-            self.lost_replies,
-            self.late,
-            self.late_and_outrun,
-            self.slow,
-            self.unavailable,
-            self.longest_wait
-        )
-    }
-}
 
 #[cfg(test)]
 mod tests;

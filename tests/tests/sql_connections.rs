@@ -342,6 +342,34 @@ async fn go_on(admin: &mut PgConnection) {
 }
 
 #[tokio::test(flavor = "multi_thread")]
+async fn a_lease_that_is_committed_after_its_client_was_refused_is_given_back() {
+    let server = PostgresServer::start(&[]);
+    let store = sql::postgres(&server, "late").await;
+    let layer = IdempotencyLayer::new(store)
+        .with_orphans(tower_idempotency::OrphanPolicy::Refuse)
+        .with_lease(Ttl::from_secs(12));
+    let (app, effects) = creating(layer);
+    let mut admin = PgConnection::connect(&server.url()).await.unwrap();
+    stall(&server, &mut admin).await;
+    let refused = bounded(send(&app, post("/orders", "k", "tea"))).await;
+    assert_eq!(refused.status, StatusCode::SERVICE_UNAVAILABLE);
+    // The first release has found nothing.
+    sleep(Duration::from_millis(1_500)).await;
+    go_on(&mut admin).await;
+    let began = Instant::now();
+    loop {
+        let answer = bounded(send(&app, post("/orders", "k", "tea"))).await;
+        println!("{} after {:?}", answer.status, began.elapsed());
+        if answer.status == StatusCode::CREATED {
+            break;
+        }
+        assert!(began.elapsed() < Duration::from_secs(7), "{answer:?}");
+        sleep(Duration::from_millis(250)).await;
+    }
+    assert_eq!(effects.count(), 1);
+}
+
+#[tokio::test(flavor = "multi_thread")]
 async fn a_stall_leaves_few_backends_behind() {
     let server = PostgresServer::start(&[]);
     sql::postgres(&server, "stall").await;

@@ -33,10 +33,10 @@ pub(crate) struct Connections<DB: Database> {
 /// What a connection is for: under a flood of requests, leases are kept before others are given.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Purpose {
-    /// To take a lease, and whatever else can wait. Releases as well: after acquires that failed there are as many of them,
-    /// and a lease that is not released ends by itself.
+    /// To take a lease, or to look whether it can be taken. To release one, too: after acquires that failed there are as many
+    /// releases, and a lease that is not released ends by itself.
     Ask,
-    /// To renew or complete a lease that is held.
+    /// To renew or complete a lease that is held; and what is seldom and waits without end, such as purging.
     Keep,
 }
 

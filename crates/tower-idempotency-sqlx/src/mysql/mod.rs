@@ -122,7 +122,8 @@ impl MySqlStore {
     /// completions do not stand in line behind requests that ask for a lease. If there is one, they are next.
     ///
     /// A statement that is cut off, as by the layer's timeout, closes its connection, and the server may be busy with it for
-    /// longer. While statements on new connections are cut off, the store makes fewer of them.
+    /// longer. If it went without an answer for a second, it counts as one of them for 3 seconds more, unless it was to keep
+    /// a lease.
     #[must_use]
     pub fn with_connections(self, most: usize) -> Self {
         self.set(|settings| settings.connections = most)
@@ -154,7 +155,7 @@ impl MySqlStore {
         for migration in MIGRATIONS {
             let table = &self.inner.settings.table;
             let sql = table.in_migration(migration, '`');
-            match self.inner.ask(Ask, sql).await {
+            match self.inner.ask(Keep, sql).await {
                 // Somebody else has made the index meanwhile.
                 Err(error) if error.code() == Some("1061") => {}
                 migrated => drop(migrated?),
@@ -278,7 +279,7 @@ impl Inner {
     }
 
     async fn purge(&self, batch: u32) -> Result<u64, SqlError> {
-        let rows = self.ask(Ask, self.statements.purge(batch)).await?;
+        let rows = self.ask(Keep, self.statements.purge(batch)).await?;
         let row = rows.first().ok_or(SqlError::unreadable("no count"))?;
         let deleted: i64 = row.try_get(0)?;
         Ok(deleted.unsigned_abs())

@@ -122,13 +122,13 @@ impl SqlStore for PostgresStore {
 
     async fn orphans(&self, page: &Page) -> Result<Vec<Found>, SqlError> {
         let statement = self.inner.statements.orphans(page);
-        let rows = self.inner.ask(Purpose::Ask, statement).await?;
+        let rows = self.inner.ask(Purpose::Keep, statement).await?;
         rows.iter().map(found).collect()
     }
 
     async fn is_due(&self, orphan: &Found, page: &Page) -> Result<bool, SqlError> {
         let statement = self.inner.statements.is_due(orphan, page);
-        Ok(!self.inner.ask(Purpose::Ask, statement).await?.is_empty())
+        Ok(!self.inner.ask(Purpose::Keep, statement).await?.is_empty())
     }
 
     fn is_missing_table(code: &str) -> bool {

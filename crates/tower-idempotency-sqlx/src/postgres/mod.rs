@@ -125,7 +125,8 @@ impl PostgresStore {
     /// completions do not stand in line behind requests that ask for a lease. If there is one, they are next.
     ///
     /// A statement that is cut off, as by the layer's timeout, closes its connection, and the server may be busy with it for
-    /// longer. While statements on new connections are cut off, the store makes fewer of them.
+    /// longer. If it went without an answer for a second, it counts as one of them for 3 seconds more, unless it was to keep
+    /// a lease.
     #[must_use]
     pub fn with_connections(self, most: usize) -> Self {
         self.set(|settings| settings.connections = most)
@@ -177,7 +178,7 @@ impl PostgresStore {
             let migration = table.in_migration(migration, '"');
             // Several statements in one message are a transaction.
             let sql = format!("set transaction isolation level read committed; {migration}");
-            self.inner.ask(Ask, sql).await?;
+            self.inner.ask(Keep, sql).await?;
         }
         Ok(())
     }
@@ -283,7 +284,7 @@ impl Inner {
     }
 
     async fn purge(&self, batch: u32) -> Result<u64, SqlError> {
-        let rows = self.ask(Ask, self.statements.purge(batch)).await?;
+        let rows = self.ask(Keep, self.statements.purge(batch)).await?;
         let row = rows.first().ok_or(SqlError::unreadable("no count"))?;
         let deleted: i64 = row.try_get(0)?;
         Ok(deleted.unsigned_abs())

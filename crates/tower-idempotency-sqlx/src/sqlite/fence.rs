@@ -148,7 +148,7 @@ impl SqlStore for SqliteStore {
             .bind(ends)
             .bind(id)
             .bind(page.limit);
-        let (mut lent, _) = self.inner.readers.lend(Purpose::Ask).await?;
+        let (mut lent, _) = self.inner.readers.lend(Purpose::Keep).await?;
         let rows = looking.fetch_all(&mut lent.connection).await?;
         lent.give_back();
         rows.iter().map(found).collect()
@@ -159,7 +159,7 @@ impl SqlStore for SqliteStore {
             .bind(older_than(page))
             .bind(orphan.id.as_bytes().as_slice())
             .bind(orphan.generation);
-        Ok(ask(&self.inner.readers, Purpose::Ask, looking)
+        Ok(ask(&self.inner.readers, Purpose::Keep, looking)
             .await?
             .is_some())
     }

@@ -122,7 +122,7 @@ impl SqliteStore {
             let sql = self.inner.settings.table.in_migration(migration, '"');
             // Looks before it writes: it has to have the file to itself from the beginning.
             let sql = format!("begin immediate;\n{sql}\ncommit;");
-            let (mut lent, _) = self.inner.writer.lend(Ask).await?;
+            let (mut lent, _) = self.inner.writer.lend(Keep).await?;
             let migrated = sqlx::raw_sql(AssertSqlSafe(sql)).execute(&mut lent.connection);
             // A transaction that failed half way ends with its connection.
             migrated.await?;
@@ -210,7 +210,7 @@ impl Inner {
     }
 
     async fn purge(&self, batch: u32) -> Result<u64, SqlError> {
-        let (mut lent, _) = self.writer.lend(Ask).await?;
+        let (mut lent, _) = self.writer.lend(Keep).await?;
         let purging = sqlx::query(self.statements.purge.clone()).bind(batch);
         let purged = purging.execute(&mut lent.connection).await?;
         lent.give_back();

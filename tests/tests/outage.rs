@@ -1,20 +1,32 @@
 //! When the store fails: behaviours 151 to 158.
 
-use std::time::Duration;
+use std::{
+    sync::{
+        Arc, Mutex,
+        atomic::{AtomicBool, AtomicU64, Ordering::SeqCst},
+    },
+    time::Duration,
+};
 
 use axum::{
     body::Body,
     response::{IntoResponse, Response},
 };
+use bytes::Bytes;
 use http::{Request, StatusCode};
 use serde_json::Value;
 use tests::{
-    Answer, app, created, creating, post,
+    Answer, app, created, creating,
+    gate::bounded,
+    post,
     probe::{Act, Op, Probe},
     send,
 };
 use tokio::time::{Instant, advance, sleep};
-use tower_idempotency::{IdempotencyLayer, MemoryStore, StoreFailure, Ttl};
+use tower_idempotency::{
+    IdempotencyLayer, MemoryStore, OrphanPolicy, StoreFailure, Ttl,
+    store::{Acquired, Claim, KeyId, LeaseRef, Store, StoreError},
+};
 
 fn order() -> Request<Body> {
     post("/orders", "k", "order")
@@ -89,6 +101,95 @@ async fn a_lease_that_may_have_been_taken_in_an_outage_is_given_back() {
     assert!(store.inner().is_empty());
     assert_eq!(send(&app, order()).await.status, StatusCode::CREATED);
     assert_eq!(effects.count(), 1);
+}
+
+/// A store that is busy with an acquire for longer than anybody waits: it fails, and happens later.
+#[derive(Clone, Default)]
+struct Stalled {
+    inner: MemoryStore,
+    asked: Arc<Mutex<Vec<Claim>>>,
+    goes_on: Arc<AtomicBool>,
+    releases: Arc<AtomicU64>,
+}
+
+impl Stalled {
+    /// What was asked meanwhile happens.
+    async fn go_on(&self) {
+        self.goes_on.store(true, SeqCst);
+        let asked = std::mem::take(&mut *self.asked.lock().expect("no panic"));
+        for claim in asked {
+            let acquired = self.inner.acquire(&claim).await;
+            acquired.expect("there is room");
+        }
+    }
+
+    async fn released(&self, times: u64) {
+        let released = async {
+            while self.releases.load(SeqCst) < times {
+                sleep(Duration::from_millis(1)).await;
+            }
+        };
+        bounded(released).await;
+    }
+}
+
+impl Store for Stalled {
+    async fn acquire(&self, claim: &Claim) -> Result<Acquired, StoreError> {
+        if self.goes_on.load(SeqCst) {
+            return self.inner.acquire(claim).await;
+        }
+        self.asked.lock().expect("no panic").push(claim.clone());
+        std::future::pending().await
+    }
+
+    async fn renew(&self, lease: &LeaseRef, ttl: Ttl) -> Result<(), StoreError> {
+        self.inner.renew(lease, ttl).await
+    }
+
+    async fn complete(
+        &self,
+        lease: &LeaseRef,
+        record: Bytes,
+        retention: Ttl,
+    ) -> Result<(), StoreError> {
+        self.inner.complete(lease, record, retention).await
+    }
+
+    async fn release(&self, lease: &LeaseRef) -> Result<(), StoreError> {
+        self.inner.release(lease).await?;
+        self.releases.fetch_add(1, SeqCst);
+        Ok(())
+    }
+
+    async fn changed(&self, id: &KeyId, within: Duration) {
+        self.inner.changed(id, within).await;
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_lease_that_is_taken_after_it_was_given_back_is_given_back_again() {
+    for releases in 1..=4 {
+        let store = Stalled::default();
+        let layer = IdempotencyLayer::new(store.clone()).with_orphans(OrphanPolicy::Refuse);
+        let (app, effects) = creating(layer.clone());
+        assert_unavailable(&send(&app, order()).await);
+        store.released(releases).await;
+        sleep(Duration::from_millis(1)).await;
+        assert_eq!(
+            layer.in_flight(),
+            0,
+            "drain waits for the first release only"
+        );
+        store.go_on().await;
+        assert_eq!(send(&app, order()).await.code(), "in-progress");
+        store.released(releases + 1).await;
+        assert_eq!(send(&app, order()).await.status, StatusCode::CREATED);
+        assert_eq!(effects.count(), 1);
+
+        sleep(Duration::from_secs(60)).await;
+        let all = store.releases.load(SeqCst);
+        assert!(all <= 6, "{all} releases for one lease");
+    }
 }
 
 // behaviours 158

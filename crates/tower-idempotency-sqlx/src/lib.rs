@@ -72,6 +72,7 @@ mod error;
 mod fenced;
 #[cfg(any(feature = "postgres", feature = "mysql"))]
 mod hex;
+mod line;
 #[cfg(feature = "mysql")]
 mod mysql;
 #[cfg(feature = "postgres")]

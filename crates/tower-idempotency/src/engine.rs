@@ -51,6 +51,8 @@ pub(crate) enum Completion {
 }
 
 const TRIES: u32 = 3;
+/// Until a release is made again that was answered and may have come too early. Four of them in a lease of 15 s.
+const FIRST_PAUSE_AFTER_ANSWER: Duration = Duration::from_secs(1);
 
 impl Engine {
     pub(crate) fn new(store: Arc<dyn ErasedStore>) -> Arc<Self> {
@@ -182,8 +184,7 @@ impl Engine {
         });
     }
 
-    /// Keeps trying to free the key of a lease that ended without anything to keep, or of one that a failed acquire may
-    /// have left behind, until `deadline`.
+    /// Keeps trying to free the key of a lease that ended without anything to keep, until `deadline`.
     pub(crate) fn release_later(
         self: &Arc<Self>,
         lease: LeaseRef,
@@ -196,13 +197,42 @@ impl Engine {
         let engine = Arc::clone(self);
         tokio::spawn(async move {
             let _place = place;
-            let mut pause = Pause::new();
-            while pause.before(deadline).await {
-                if engine.release(&lease, limit).await {
-                    return;
-                }
+            engine.release_until(&lease, deadline, limit).await;
+        });
+    }
+
+    /// As [`release_later`](Self::release_later), of a lease that a failed acquire may have taken, or may take yet: the store
+    /// may be busy with it for longer than anybody waits, and a release that comes before it finds nothing. So it is made
+    /// again, less and less often, until the lease would be over. [`drain`](crate::IdempotencyLayer::drain) waits for the
+    /// first only.
+    pub(crate) fn give_back_later(
+        self: &Arc<Self>,
+        lease: LeaseRef,
+        deadline: Instant,
+        limit: Duration,
+        place: Place,
+    ) {
+        let engine = Arc::clone(self);
+        tokio::spawn(async move {
+            engine.release_until(&lease, deadline, limit).await;
+            drop(place);
+            let mut pause = FIRST_PAUSE_AFTER_ANSWER;
+            while Instant::now() < deadline {
+                sleep_until(deadline.min(Instant::now() + jittered(pause))).await;
+                pause *= 2;
+                engine.release(&lease, limit).await;
             }
         });
+    }
+
+    /// Until it has an answer.
+    async fn release_until(&self, lease: &LeaseRef, deadline: Instant, limit: Duration) {
+        let mut pause = Pause::new();
+        while pause.before(deadline).await {
+            if self.release(lease, limit).await {
+                return;
+            }
+        }
     }
 }
 

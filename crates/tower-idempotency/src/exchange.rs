@@ -302,7 +302,7 @@ where
 /// The store failed us, and may hold a lease for us all the same. Nothing is recorded under it, so the key is freed.
 pub(crate) fn give_back(config: &Config, engine: &Arc<Engine>, claim: &Claim, place: Place) {
     let deadline = Instant::now() + config.lease.as_duration();
-    engine.release_later(claim.lease_ref(1), deadline, config.store_timeout, place);
+    engine.give_back_later(claim.lease_ref(1), deadline, config.store_timeout, place);
 }
 
 // ---- Asking the store ----

@@ -17,7 +17,10 @@ use tower_idempotency::store::{Acquired, Claim, KeyId, LeaseRef, Store, StoreErr
 use self::statements::{OVERHEAD, Statements};
 use crate::{
     Purger, SqlError, TableNameError,
-    connections::{Connections, Lent},
+    connections::{
+        Connections, LINGERING, Lent,
+        Purpose::{self, Ask, Keep},
+    },
     entry::{Completion, Ended, Found, TRIES},
     table::Table,
 };
@@ -115,7 +118,12 @@ impl MySqlStore {
     /// How many connections the store makes at most; 10 by default, at least 1.
     ///
     /// Set before the store is used. Too few, and calls wait for each other until the layer's timeout; too many, and the
-    /// server refuses them or whoever else comes.
+    /// server refuses them or whoever else comes. One of them, if there are two, is for keeping leases only: renewals and
+    /// completions do not stand in line behind requests that ask for a lease. If there is one, they are next.
+    ///
+    /// A statement that is cut off, as by the layer's timeout, closes its connection, and the server may be busy with it for
+    /// longer. If it went without an answer for a second, it counts as one of them for 3 seconds more, unless it was to keep
+    /// a lease.
     #[must_use]
     pub fn with_connections(self, most: usize) -> Self {
         self.set(|settings| settings.connections = most)
@@ -146,7 +154,8 @@ impl MySqlStore {
     pub async fn migrate(&self) -> Result<(), SqlError> {
         for migration in MIGRATIONS {
             let table = &self.inner.settings.table;
-            match self.inner.ask(table.in_migration(migration, '`')).await {
+            let sql = table.in_migration(migration, '`');
+            match self.inner.ask(Keep, sql).await {
                 // Somebody else has made the index meanwhile.
                 Err(error) if error.code() == Some("1061") => {}
                 migrated => drop(migrated?),
@@ -191,7 +200,11 @@ impl MySqlStore {
         Self {
             inner: Arc::new(Inner {
                 statements: Statements::new(&settings.table),
-                connections: Connections::new(settings.options.clone(), settings.connections),
+                connections: Connections::new(
+                    settings.options.clone(),
+                    settings.connections,
+                    LINGERING,
+                ),
                 largest: AtomicUsize::new(UNKNOWN),
                 settings,
             }),
@@ -206,16 +219,20 @@ impl MySqlStore {
 }
 
 impl Inner {
-    async fn ask(&self, sql: String) -> Result<Vec<MySqlRow>, SqlError> {
-        self.ask_again(&Arc::new(sql)).await
+    async fn ask(&self, purpose: Purpose, sql: String) -> Result<Vec<MySqlRow>, SqlError> {
+        self.ask_again(purpose, &Arc::new(sql)).await
     }
 
     /// One round trip; again if the server asks for it.
-    async fn ask_again(&self, sql: &Arc<String>) -> Result<Vec<MySqlRow>, SqlError> {
+    async fn ask_again(
+        &self,
+        purpose: Purpose,
+        sql: &Arc<String>,
+    ) -> Result<Vec<MySqlRow>, SqlError> {
         let mut tries = 0;
         loop {
             tries += 1;
-            let mut lent = self.lend().await?;
+            let mut lent = self.lend(purpose).await?;
             let error = match run(&mut lent.connection, sql).await {
                 Ok(rows) => {
                     lent.give_back();
@@ -231,6 +248,10 @@ impl Inner {
             // transaction ends with it.
             let code = crate::error::code(&*error);
             if tries == TRIES || !["1213", "1205"].contains(&code.as_str()) {
+                if is_another_s_now(&code) {
+                    self.connections.forget();
+                }
+                lent.close();
                 return Err(sqlx::Error::Database(error).into());
             }
             run(&mut lent.connection, &Arc::new("rollback".to_owned())).await?;
@@ -238,8 +259,8 @@ impl Inner {
         }
     }
 
-    async fn lend(&self) -> Result<Lent<'_, MySql>, SqlError> {
-        let (mut lent, is_new) = self.connections.lend().await?;
+    async fn lend(&self, purpose: Purpose) -> Result<Lent<'_, MySql>, SqlError> {
+        let (mut lent, is_new) = self.connections.lend(purpose).await?;
         if is_new {
             let rows = run(&mut lent.connection, &Arc::new(SETUP.to_owned())).await?;
             let row = rows.first().ok_or(SqlError::unreadable("no setting"))?;
@@ -252,13 +273,13 @@ impl Inner {
 
     async fn record_limit(&self) -> Result<usize, SqlError> {
         if self.largest.load(Relaxed) == UNKNOWN {
-            self.lend().await?.give_back();
+            self.lend(Keep).await?.give_back();
         }
         Ok(self.settings.record_limit.min(self.largest.load(Relaxed)))
     }
 
     async fn purge(&self, batch: u32) -> Result<u64, SqlError> {
-        let rows = self.ask(self.statements.purge(batch)).await?;
+        let rows = self.ask(Keep, self.statements.purge(batch)).await?;
         let row = rows.first().ok_or(SqlError::unreadable("no count"))?;
         let deleted: i64 = row.try_get(0)?;
         Ok(deleted.unsigned_abs())
@@ -278,7 +299,7 @@ impl Store for MySqlStore {
     async fn acquire(&self, claim: &Claim) -> Result<Acquired, StoreError> {
         let sql = Arc::new(self.inner.statements.acquire(claim));
         for _ in 0..TRIES {
-            let rows = self.inner.ask_again(&sql).await?;
+            let rows = self.inner.ask_again(Ask, &sql).await?;
             // None, or one that can be taken: released, expired or forgotten between the one statement and the other.
             if let Some(row) = rows.first()
                 && let Some(answer) = found(row).map_err(SqlError::from)?.answer(claim)?
@@ -292,7 +313,7 @@ impl Store for MySqlStore {
     async fn renew(&self, lease: &LeaseRef, ttl: Ttl) -> Result<(), StoreError> {
         let rows = self
             .inner
-            .ask(self.inner.statements.renew(lease, ttl))
+            .ask(Keep, self.inner.statements.renew(lease, ttl))
             .await?;
         if rows.is_empty() {
             return Err(StoreError::LeaseLost);
@@ -312,7 +333,7 @@ impl Store for MySqlStore {
         }
         let sql = Arc::new(self.inner.statements.complete(lease, &record, retention));
         for _ in 0..TRIES {
-            let rows = self.inner.ask_again(&sql).await?;
+            let rows = self.inner.ask_again(Keep, &sql).await?;
             let Some(row) = rows.first() else {
                 continue;
             };
@@ -326,7 +347,8 @@ impl Store for MySqlStore {
     }
 
     async fn release(&self, lease: &LeaseRef) -> Result<(), StoreError> {
-        self.inner.ask(self.inner.statements.release(lease)).await?;
+        let sql = self.inner.statements.release(lease);
+        self.inner.ask(Ask, sql).await?;
         Ok(())
     }
 
@@ -334,6 +356,12 @@ impl Store for MySqlStore {
     async fn changed(&self, _id: &KeyId, within: Duration) {
         tokio::time::sleep(within).await;
     }
+}
+
+/// The server is shutting down, or it has become a replica, by one setting or another, or has left its cluster: the way may
+/// lead to another server now.
+fn is_another_s_now(code: &str) -> bool {
+    ["1047", "1053", "1290", "1792", "1836"].contains(&code)
 }
 
 fn found(row: &MySqlRow) -> Result<Found, sqlx::Error> {

@@ -10,6 +10,7 @@ use super::PostgresStore;
 use crate::{
     Checkpoint, Fenced, SqlError, TransactionError,
     completer::{Found, Page},
+    connections::Purpose,
     hex,
     sql_store::{SqlStore, Standing, Written},
 };
@@ -108,7 +109,7 @@ impl SqlStore for PostgresStore {
         settled: bool,
     ) -> Result<Option<Option<Checkpoint>>, SqlError> {
         let statement = self.inner.statements.read_checkpoint(lease, settled);
-        let rows = self.inner.ask(statement).await?;
+        let rows = self.inner.ask(Purpose::Keep, statement).await?;
         let Some(row) = rows.first() else {
             return Ok(None);
         };
@@ -120,13 +121,14 @@ impl SqlStore for PostgresStore {
     }
 
     async fn orphans(&self, page: &Page) -> Result<Vec<Found>, SqlError> {
-        let rows = self.inner.ask(self.inner.statements.orphans(page)).await?;
+        let statement = self.inner.statements.orphans(page);
+        let rows = self.inner.ask(Purpose::Keep, statement).await?;
         rows.iter().map(found).collect()
     }
 
     async fn is_due(&self, orphan: &Found, page: &Page) -> Result<bool, SqlError> {
         let statement = self.inner.statements.is_due(orphan, page);
-        Ok(!self.inner.ask(statement).await?.is_empty())
+        Ok(!self.inner.ask(Purpose::Keep, statement).await?.is_empty())
     }
 
     fn is_missing_table(code: &str) -> bool {

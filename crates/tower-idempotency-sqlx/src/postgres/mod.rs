@@ -11,7 +11,10 @@ use tower_idempotency::store::{Acquired, Claim, KeyId, LeaseRef, Store, StoreErr
 use self::{listen::Listener, statements::Statements};
 use crate::{
     Purger, SqlError, TableNameError,
-    connections::Connections,
+    connections::{
+        Connections, LINGERING,
+        Purpose::{self, Ask, Keep},
+    },
     entry::{Completion, Ended, Found, TRIES},
     hex,
     table::Table,
@@ -118,7 +121,12 @@ impl PostgresStore {
     /// How many connections the store makes at most, besides the one that listens for waiters; 10 by default, at least 1.
     ///
     /// Set before the store is used. Too few, and calls wait for each other until the layer's timeout; too many, and the
-    /// server refuses them or whoever else comes.
+    /// server refuses them or whoever else comes. One of them, if there are two, is for keeping leases only: renewals and
+    /// completions do not stand in line behind requests that ask for a lease. If there is one, they are next.
+    ///
+    /// A statement that is cut off, as by the layer's timeout, closes its connection, and the server may be busy with it for
+    /// longer. If it went without an answer for a second, it counts as one of them for 3 seconds more, unless it was to keep
+    /// a lease.
     #[must_use]
     pub fn with_connections(self, most: usize) -> Self {
         self.set(|settings| settings.connections = most)
@@ -170,7 +178,7 @@ impl PostgresStore {
             let migration = table.in_migration(migration, '"');
             // Several statements in one message are a transaction.
             let sql = format!("set transaction isolation level read committed; {migration}");
-            self.inner.ask(sql).await?;
+            self.inner.ask(Keep, sql).await?;
         }
         Ok(())
     }
@@ -217,7 +225,11 @@ impl PostgresStore {
         };
         Self {
             inner: Arc::new(Inner {
-                connections: Connections::new(settings.options.clone(), settings.connections),
+                connections: Connections::new(
+                    settings.options.clone(),
+                    settings.connections,
+                    LINGERING,
+                ),
                 statements,
                 listener,
                 settings,
@@ -234,15 +246,15 @@ impl PostgresStore {
 
 impl Inner {
     /// One round trip; again if the server asks for it.
-    async fn ask(&self, sql: String) -> Result<Vec<PgRow>, SqlError> {
-        self.ask_again(&Arc::new(sql)).await
+    async fn ask(&self, purpose: Purpose, sql: String) -> Result<Vec<PgRow>, SqlError> {
+        self.ask_again(purpose, &Arc::new(sql)).await
     }
 
-    async fn ask_again(&self, sql: &Arc<String>) -> Result<Vec<PgRow>, SqlError> {
+    async fn ask_again(&self, purpose: Purpose, sql: &Arc<String>) -> Result<Vec<PgRow>, SqlError> {
         let mut tries = 0;
         loop {
             tries += 1;
-            let (mut lent, _) = self.connections.lend().await?;
+            let (mut lent, _) = self.connections.lend(purpose).await?;
             // Values are in it as digits only.
             let statement = sqlx::raw_sql(AssertSqlSafe(Arc::clone(sql)));
             let error = match statement.fetch_all(&mut lent.connection).await {
@@ -257,9 +269,9 @@ impl Inner {
                 }
             };
             let code = crate::error::code(&*error);
-            // Connection lost, or the server is shutting down.
-            if code.starts_with("08") || code.starts_with("57P") {
+            if is_another_s_now(&code) {
                 self.connections.forget();
+                lent.close();
             } else {
                 // The transaction was the statement's own, and ended with it.
                 lent.give_back();
@@ -273,7 +285,7 @@ impl Inner {
     }
 
     async fn purge(&self, batch: u32) -> Result<u64, SqlError> {
-        let rows = self.ask(self.statements.purge(batch)).await?;
+        let rows = self.ask(Keep, self.statements.purge(batch)).await?;
         let row = rows.first().ok_or(SqlError::unreadable("no count"))?;
         let deleted: i64 = row.try_get(0)?;
         Ok(deleted.unsigned_abs())
@@ -286,7 +298,7 @@ impl Store for PostgresStore {
     async fn acquire(&self, claim: &Claim) -> Result<Acquired, StoreError> {
         let sql = Arc::new(self.inner.statements.acquire(claim));
         for _ in 0..TRIES {
-            let rows = self.inner.ask_again(&sql).await?;
+            let rows = self.inner.ask_again(Ask, &sql).await?;
             // None, or one that can be taken: released, expired or forgotten between the one statement and the other.
             if let Some(row) = rows.first()
                 && let Some(answer) = found(row)?.answer(claim)?
@@ -300,7 +312,7 @@ impl Store for PostgresStore {
     async fn renew(&self, lease: &LeaseRef, ttl: Ttl) -> Result<(), StoreError> {
         let rows = self
             .inner
-            .ask(self.inner.statements.renew(lease, ttl))
+            .ask(Keep, self.inner.statements.renew(lease, ttl))
             .await?;
         if rows.is_empty() {
             return Err(StoreError::LeaseLost);
@@ -320,7 +332,7 @@ impl Store for PostgresStore {
         }
         let sql = Arc::new(self.inner.statements.complete(lease, &record, retention));
         for _ in 0..TRIES {
-            let rows = self.inner.ask_again(&sql).await?;
+            let rows = self.inner.ask_again(Keep, &sql).await?;
             // The first row may be that of the notification.
             let Some(row) = rows.last().filter(|row| row.len() > 1) else {
                 continue;
@@ -335,7 +347,8 @@ impl Store for PostgresStore {
     }
 
     async fn release(&self, lease: &LeaseRef) -> Result<(), StoreError> {
-        self.inner.ask(self.inner.statements.release(lease)).await?;
+        let sql = self.inner.statements.release(lease);
+        self.inner.ask(Ask, sql).await?;
         Ok(())
     }
 
@@ -349,7 +362,7 @@ impl Store for PostgresStore {
             waiting.is_heard().await;
             let sql = self.inner.statements.watch(id);
             // Whether it failed or is to come: the waiter looks again after a while in any case.
-            let is_in_progress = match self.inner.ask(sql).await {
+            let is_in_progress = match self.inner.ask(Ask, sql).await {
                 Ok(rows) => rows
                     .last()
                     .is_some_and(|row| row.try_get(0).unwrap_or(true)),
@@ -361,6 +374,11 @@ impl Store for PostgresStore {
         };
         timeout(within, told).await.ok();
     }
+}
+
+/// Connection lost, the server is shutting down, or it has become a replica: the way may lead to another server now.
+fn is_another_s_now(code: &str) -> bool {
+    code.starts_with("08") || code.starts_with("57P") || code == "25006"
 }
 
 fn found(row: &PgRow) -> Result<Found, SqlError> {

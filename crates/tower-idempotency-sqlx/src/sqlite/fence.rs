@@ -10,6 +10,7 @@ use super::{SqliteStore, ask, millis};
 use crate::{
     Checkpoint, Fenced, SqlError, TransactionError,
     completer::{Found, Page},
+    connections::Purpose,
     sql_store::{SqlStore, Standing, Written},
 };
 
@@ -128,7 +129,7 @@ impl SqlStore for SqliteStore {
             (&statements.checkpoint, &self.inner.readers)
         };
         let reading = self.inner.about_lease(statement, lease);
-        let Some(row) = ask(connections, reading).await? else {
+        let Some(row) = ask(connections, Purpose::Keep, reading).await? else {
             return Ok(None);
         };
         let Some(name) = row.try_get::<Option<String>, _>(0)? else {
@@ -147,7 +148,7 @@ impl SqlStore for SqliteStore {
             .bind(ends)
             .bind(id)
             .bind(page.limit);
-        let (mut lent, _) = self.inner.readers.lend().await?;
+        let (mut lent, _) = self.inner.readers.lend(Purpose::Keep).await?;
         let rows = looking.fetch_all(&mut lent.connection).await?;
         lent.give_back();
         rows.iter().map(found).collect()
@@ -158,7 +159,9 @@ impl SqlStore for SqliteStore {
             .bind(older_than(page))
             .bind(orphan.id.as_bytes().as_slice())
             .bind(orphan.generation);
-        Ok(ask(&self.inner.readers, looking).await?.is_some())
+        Ok(ask(&self.inner.readers, Purpose::Keep, looking)
+            .await?
+            .is_some())
     }
 
     fn is_missing_table(code: &str) -> bool {

@@ -15,7 +15,10 @@ use tower_idempotency::store::{
 use self::statements::Statements;
 use crate::{
     Purger, SqlError, TableNameError,
-    connections::Connections,
+    connections::{
+        Connections,
+        Purpose::{self, Ask, Keep},
+    },
     entry::{Completion, Ended, Found, TRIES},
     table::Table,
 };
@@ -119,7 +122,7 @@ impl SqliteStore {
             let sql = self.inner.settings.table.in_migration(migration, '"');
             // Looks before it writes: it has to have the file to itself from the beginning.
             let sql = format!("begin immediate;\n{sql}\ncommit;");
-            let (mut lent, _) = self.inner.writer.lend().await?;
+            let (mut lent, _) = self.inner.writer.lend(Keep).await?;
             let migrated = sqlx::raw_sql(AssertSqlSafe(sql)).execute(&mut lent.connection);
             // A transaction that failed half way ends with its connection.
             migrated.await?;
@@ -164,8 +167,8 @@ impl SqliteStore {
         Self {
             inner: Arc::new(Inner {
                 statements: Statements::new(&settings.table),
-                writer: Connections::new(settings.options.clone(), 1),
-                readers: Connections::new(settings.options.clone(), READERS),
+                writer: Connections::new(settings.options.clone(), 1, Duration::ZERO),
+                readers: Connections::new(settings.options.clone(), READERS, Duration::ZERO),
                 settings,
             }),
         }
@@ -181,7 +184,7 @@ impl SqliteStore {
 impl Inner {
     async fn look(&self, claim: &Claim) -> Result<Option<Found>, SqlError> {
         let looking = self.about(&self.statements.look, &claim.id, claim.token.as_bytes());
-        let row = ask(&self.readers, looking).await?;
+        let row = ask(&self.readers, Ask, looking).await?;
         row.map(|row| found(&row).map_err(SqlError::from))
             .transpose()
     }
@@ -207,7 +210,7 @@ impl Inner {
     }
 
     async fn purge(&self, batch: u32) -> Result<u64, SqlError> {
-        let (mut lent, _) = self.writer.lend().await?;
+        let (mut lent, _) = self.writer.lend(Keep).await?;
         let purging = sqlx::query(self.statements.purge.clone()).bind(batch);
         let purged = purging.execute(&mut lent.connection).await?;
         lent.give_back();
@@ -221,9 +224,10 @@ impl Inner {
 /// full, is known only then. Whoever asks for one row never hears of it.
 async fn ask(
     connections: &Connections<Sqlite>,
+    purpose: Purpose,
     query: Query<'_, Sqlite, SqliteArguments>,
 ) -> Result<Option<SqliteRow>, SqlError> {
-    let (mut lent, _) = connections.lend().await?;
+    let (mut lent, _) = connections.lend(purpose).await?;
     let mut rows = query.fetch_all(&mut lent.connection).await?;
     lent.give_back();
     Ok(rows.pop())
@@ -252,7 +256,7 @@ impl Store for SqliteStore {
                 .bind(claim.orphans == OrphanPolicy::TakeOver)
                 .bind(claim.owner)
                 .bind(&*claim.operation);
-            if let Some(row) = ask(writer, acquiring).await? {
+            if let Some(row) = ask(writer, Ask, acquiring).await? {
                 let generation = row.try_get::<i64, _>(0).map_err(SqlError::from)?;
                 let generation = generation.unsigned_abs();
                 return Ok(Acquired::Granted {
@@ -266,7 +270,7 @@ impl Store for SqliteStore {
 
     async fn renew(&self, lease: &LeaseRef, ttl: Ttl) -> Result<(), StoreError> {
         let renewing = self.inner.about_lease(&self.inner.statements.renew, lease);
-        let renewed = ask(&self.inner.writer, renewing.bind(millis(ttl))).await?;
+        let renewed = ask(&self.inner.writer, Keep, renewing.bind(millis(ttl))).await?;
         renewed.map(|_| ()).ok_or(StoreError::LeaseLost)
     }
 
@@ -295,11 +299,11 @@ impl Store for SqliteStore {
                 .bind(generation)
                 .bind(millis(retention))
                 .bind(&*record);
-            if ask(writer, completing).await?.is_some() {
+            if ask(writer, Keep, completing).await?.is_some() {
                 return Ok(());
             }
             let looking = self.inner.about_lease(&statements.ended, lease);
-            let Some(row) = ask(writer, looking).await? else {
+            let Some(row) = ask(writer, Keep, looking).await? else {
                 continue;
             };
             match ended(&row).map_err(SqlError::from)?.completion() {
@@ -316,9 +320,10 @@ impl Store for SqliteStore {
             statements, writer, ..
         } = &*self.inner;
         // The generation of a token never changes: at most one of the two finds it.
-        let freed = ask(writer, self.inner.about_lease(&statements.free, lease)).await?;
+        let freed = ask(writer, Ask, self.inner.about_lease(&statements.free, lease)).await?;
         if freed.is_none() {
-            ask(writer, self.inner.about_lease(&statements.orphan, lease)).await?;
+            let orphaning = self.inner.about_lease(&statements.orphan, lease);
+            ask(writer, Ask, orphaning).await?;
         }
         Ok(())
     }

@@ -192,7 +192,6 @@ impl Engine {
         limit: Duration,
         mut place: Place,
     ) {
-        // The request is gone, and only its place is needed.
         place.buffer.keep(0);
         let engine = Arc::clone(self);
         tokio::spawn(async move {
@@ -210,8 +209,10 @@ impl Engine {
         lease: LeaseRef,
         deadline: Instant,
         limit: Duration,
-        place: Place,
+        mut place: Place,
     ) {
+        // The request is gone, and only its place is needed.
+        place.buffer.keep(0);
         let engine = Arc::clone(self);
         tokio::spawn(async move {
             engine.release_until(&lease, deadline, limit).await;

@@ -91,7 +91,8 @@ fn no_seed_breaks_a_promise() {
 }
 
 /// Seeds that have found something in the layer. What a seed draws changes with the simulation: when one of these was last
-/// seen to find its bug again, by taking the fix away, it was as it is now.
+/// seen to find its bug again, by taking the fix away, it was as it is now: `scripts/mutants` takes those of the last two away,
+/// and the bug of the first needs both of the first two.
 #[test]
 fn seeds_that_found_something_find_it_no_more() {
     for (seed, found) in [

@@ -305,7 +305,8 @@ async fn a_response_of_another_length_than_it_says_is_not_recorded() {
 #[tokio::test(start_paused = true)]
 async fn bodies_in_flight_are_bounded_together() {
     let store = MemoryStore::new();
-    let layer = IdempotencyLayer::new(store.clone()).with_max_in_flight(100, 10);
+    // Of which 10 are for requests.
+    let layer = IdempotencyLayer::new(store.clone()).with_max_in_flight(100, 13);
     let (app, effects) = creating(layer.clone());
     let slow = Body::new(Scripted::new([
         Step::from("12345678"),

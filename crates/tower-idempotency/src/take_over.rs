@@ -34,8 +34,8 @@ impl IdempotencyLayer {
     /// abandoned, from a store's list of orphans. Safe to call in every process at once.
     ///
     /// `claim` names the entry: id and fingerprint as the store has them, and, for operators, the operation; the layer
-    /// fills in the rest, a token for each call among it. [`Lease::derive`] gives the keys that it gave to the first execution. The entry is taken over
-    /// whatever the layer's orphan policy says: to call this is to decide.
+    /// fills in the rest, a token for each call among it. [`Lease::derive`] gives the keys that it gave to the first
+    /// execution. The entry is taken over whatever the layer's orphan policy says: to call this is to decide.
     ///
     /// What `work` returns is treated as the answer of a handler: recorded, unless its status or a control header says
     /// otherwise; then, and when it fails, the entry is an orphan again. It may commit in a transaction of its own, too:

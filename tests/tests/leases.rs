@@ -399,6 +399,42 @@ fn leases_are_renewed_in_the_runtime_after_the_first_one_has_ended() {
     }
 }
 
+/// The renewals run in the runtime of the first lease there was, and what they are for may not.
+#[test]
+fn a_lease_whose_renewal_ends_with_its_runtime_is_renewed_in_another() {
+    let node = Node::on(&MemoryStore::new(), &Effects::default(), |layer| {
+        layer.with_lease(Ttl::from_secs(3))
+    });
+    let (ends, stays) = (Runtime::new(), Runtime::new());
+    let (ends, stays) = (ends.expect("a runtime"), stays.expect("a runtime"));
+    let quick = |key: &str| {
+        let (app, key) = (node.app.clone(), key.to_owned());
+        async move { send(&app, tests::post("/", &key, "{}")).await }
+    };
+    node.gate.let_through(1);
+    ends.block_on(bounded(quick("first")));
+    node.fail(&[Op::Renew], Act::Hang);
+    let slow = stays.spawn(quick("slow"));
+    stays.block_on(eventually("it is being renewed", || {
+        node.store.count(Op::Renew) == 1
+    }));
+    drop(ends);
+    node.recover();
+    stays.block_on(async {
+        // Another lease starts the renewals again.
+        let another = tokio::spawn(quick("another"));
+        sleep(Duration::from_secs(4)).await;
+        let lease = node.leases.lock().expect("no poison")[1].clone();
+        eventually("it is renewed", || lease.is_held()).await;
+        node.gate.open_for_good();
+        let answers = [bounded(slow).await, bounded(another).await];
+        for answer in answers {
+            assert_eq!(answer.expect("no panic").status, StatusCode::CREATED);
+        }
+    });
+    assert_eq!(node.effects.count(), 3);
+}
+
 // ---- Takeovers ----
 
 /// A node whose handler runs on without its lease, which nobody renewed, and another that has taken it over.

@@ -358,6 +358,10 @@ impl Renewer {
     }
 
     async fn renew(&self, held: Arc<Held>) {
+        let mut taken_out = TakenOut {
+            renewer: self,
+            held: Some(Arc::clone(&held)),
+        };
         let lease = held.grant.claim.lease;
         let ttl = lease.as_duration();
         let sent = Instant::now();
@@ -376,28 +380,46 @@ impl Renewer {
         let again = match renewed.map(|caught| caught.unwrap_or_else(|_| Err(panicked()))) {
             Ok(Ok(())) => {
                 held.held_from(sent);
-                sent + ttl / 3
+                Some(sent + ttl / 3)
             }
             // An outcome that came while the renewal was under way ends the lease too.
             Ok(Err(StoreError::LeaseLost))
                 if held.ending.load(Ordering::Acquire) || held.ended.load(Ordering::Acquire) =>
             {
-                return;
+                None
             }
             Ok(Err(StoreError::LeaseLost)) => {
                 held.lose();
-                return;
+                None
             }
             Ok(Err(error)) => {
                 telemetry::store_error("renew", held.id(), Some(&error));
-                Instant::now() + ttl / 12
+                Some(Instant::now() + ttl / 12)
             }
             Err(_elapsed) => {
                 telemetry::store_error("renew", held.id(), None);
-                Instant::now() + ttl / 12
+                Some(Instant::now() + ttl / 12)
             }
         };
-        self.put_back(held, again);
+        taken_out.held = None;
+        if let Some(again) = again {
+            self.put_back(held, again);
+        }
+    }
+}
+
+/// A lease that is not in the order while it is renewed. A runtime that ends drops its renewals, and what they were for may
+/// run in another.
+struct TakenOut<'a> {
+    renewer: &'a Renewer,
+    held: Option<Arc<Held>>,
+}
+
+impl Drop for TakenOut<'_> {
+    fn drop(&mut self) {
+        if let Some(held) = self.held.take() {
+            self.renewer.put_back(held, Instant::now());
+        }
     }
 }
 

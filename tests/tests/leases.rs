@@ -824,6 +824,45 @@ async fn a_lost_reply_to_an_acquire_finds_its_own_lease() {
     }
 }
 
+/// The reply to an acquire that comes when its own lease is over is no leave to execute: the store is asked who has it.
+#[tokio::test(start_paused = true)]
+async fn a_grant_that_comes_after_its_lease_is_asked_for_again() {
+    let slow = |layer: IdempotencyLayer| {
+        layer
+            .with_lease(Ttl::from_secs(1))
+            .with_store_timeout(Duration::from_secs(10))
+    };
+    for taken_over in [true, false] {
+        within(LONG, async {
+            let (store, effects) = (MemoryStore::new(), Effects::default());
+            let late = Node::on(&store, &effects, slow);
+            let reply = Gate::shut();
+            let held_back = reply.clone();
+            late.store.set(move |op, nth| match (op, nth) {
+                (Op::Acquire, 1) => Act::ReplyGated(held_back.clone()),
+                _ => Act::Forward,
+            });
+            late.gate.open_for_good();
+            let answer = late.send();
+            sleep(Duration::from_secs(2)).await;
+            if taken_over {
+                let other = late.another();
+                other.gate.open_for_good();
+                assert_eq!(other.answer().await.text(), "execution 1");
+            }
+            reply.open_for_good();
+            let answer = joined(answer).await;
+            assert_eq!(
+                (answer.text(), answer.is_replay()),
+                ("execution 1", taken_over)
+            );
+            assert_eq!(effects.count(), 1);
+            assert_eq!(late.store.count(Op::Acquire), 2);
+        })
+        .await;
+    }
+}
+
 // fm 37, behaviours 73
 #[tokio::test(start_paused = true)]
 async fn a_completion_is_tried_again_and_a_lost_reply_finds_its_own_record() {

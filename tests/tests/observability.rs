@@ -54,7 +54,7 @@ fn keyed(key: &str, body: &'static str) -> Request<Body> {
 type StartFlow = fn() -> Flow;
 
 /// Every path a request can take, on a layer of its own; each says how many effects it had.
-const FLOWS: [(&str, StartFlow); 33] = [
+const FLOWS: [(&str, StartFlow); 34] = [
     ("executed", || Box::pin(executed())),
     ("replayed", || Box::pin(replayed())),
     ("mismatch", || Box::pin(mismatch())),
@@ -101,6 +101,11 @@ const FLOWS: [(&str, StartFlow); 33] = [
     ("broken body", || Box::pin(broken_body())),
     ("needs attention", || Box::pin(needs_attention())),
     ("needs attention too late", || Box::pin(too_late())),
+    ("needs attention, lease lost", || {
+        Box::pin(stolen_from(false, || {
+            Extension(GAVE_UP.with_reason(ANSWER)).into_response()
+        }))
+    }),
     ("needs attention unprotected", || {
         Box::pin(unprotected_attention())
     }),
@@ -197,6 +202,10 @@ async fn orphan(policy: OrphanPolicy) -> u64 {
 
 /// Loses its lease to another layer, which answers first. With `noticed` the renewals find out before the end.
 async fn stolen(noticed: bool) -> u64 {
+    stolen_from(noticed, || "the late one".into_response()).await
+}
+
+async fn stolen_from(noticed: bool, late: fn() -> Response) -> u64 {
     let store = Probe::default();
     store.fail(Op::Renew, Act::Hang);
     let (thief, stolen) = answering(on(&store));
@@ -211,7 +220,7 @@ async fn stolen(noticed: bool) -> u64 {
                 sleep(Duration::from_secs(5)).await;
             }
             assert!(!lease.is_held());
-            "the late one"
+            late()
         }
     });
     assert_eq!(send(&app, order()).await.text(), ANSWER);
@@ -668,6 +677,13 @@ fn without_a_lease_what_needs_attention_is_told_to_operators_only() {
 }
 
 #[test]
+fn what_needs_attention_and_is_not_what_is_stored_is_told_to_operators() {
+    let log = logged(flow("needs attention, lease lost"));
+    let told = |line: &str| line.contains("WARN") && line.contains("code=\"gave-up\"");
+    assert_eq!(log.lines().filter(|line| told(line)).count(), 1, "{log}");
+}
+
+#[test]
 fn a_freed_key_is_counted_by_its_reason() {
     for (name, reason, times) in [
         ("status", "status", 1.0),
@@ -805,6 +821,29 @@ fn run_once_is_counted_as_requests_are() {
     ] {
         assert_eq!(found.get(name).copied(), Some(count), "{name} {found:?}");
     }
+}
+
+/// What work has committed itself is a run, not the replay of one.
+#[test]
+fn a_value_that_the_work_committed_is_not_counted_as_a_replay() {
+    let found = counted(|| {
+        Box::pin(async {
+            let ledger = Ledger::default();
+            let layer = IdempotencyLayer::new(ledger.clone());
+            let work = async move |lease: Lease| {
+                let prepared = lease.prepare_value(7);
+                let committed = ledger.begin().commit_prepared(prepared).await;
+                committed.map_err(|_| Failed::Release(()))
+            };
+            layer.run_once(KEY, BODY, work).await.expect("an outcome");
+            1
+        })
+    });
+    assert_eq!(found["idempotency_granted_total"], 1.0);
+    assert!(
+        !found.contains_key("idempotency_replayed_total"),
+        "{found:?}"
+    );
 }
 
 // failure mode 122
@@ -963,6 +1002,7 @@ fn every_flow_has_the_effects_that_it_says() {
             "takeover"
             | "lease lost at the end"
             | "lease lost meanwhile"
+            | "needs attention, lease lost"
             | "too large, released" => 2,
             _ => 1,
         };

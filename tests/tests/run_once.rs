@@ -14,6 +14,7 @@ use std::{
 use serde::{Deserialize, Serialize, Serializer, de::DeserializeOwned};
 use tests::{
     Effects, creating,
+    gate::Gate,
     ledger::{Fate, Ledger},
     post,
     probe::{Act, Op, Probe},
@@ -290,6 +291,55 @@ async fn a_lease_that_was_lost_gives_back_the_value_and_keeps_the_other() {
     let theirs = Outcome::Replayed("theirs".to_owned());
     assert_eq!(again.expect("replayed"), theirs);
     assert_eq!(effects.count(), 2);
+}
+
+/// Whoever took over left nothing: then ours is the only value, and is stored.
+#[tokio::test(start_paused = true)]
+async fn a_lease_that_was_lost_to_one_who_left_nothing_keeps_its_value() {
+    let store = Probe::default();
+    store.fail(Op::Renew, Act::Hang);
+    let layers = [store.clone(), store.clone()].map(IdempotencyLayer::new);
+    let [one, other] = layers.clone();
+    let effects = Effects::default();
+    let (theirs, reply) = (Gate::shut(), Gate::shut());
+    let held_back = reply.clone();
+    store.set(move |op, nth| match (op, nth) {
+        (Op::Complete, 1) => Act::ReplyGated(held_back.clone()),
+        _ => Act::Forward,
+    });
+    let work = {
+        let (effects, theirs) = (effects.clone(), theirs.clone());
+        async move |_lease| {
+            let _ = effects.happen();
+            advance(Duration::from_secs(16)).await;
+            theirs.arrival().await;
+            Ok::<_, Failed<Infallible>>("ours".to_owned())
+        }
+    };
+    let running = tokio::spawn(async move { one.run_once("message-42", "invoice 7", work).await });
+    sleep(Duration::from_secs(17)).await;
+    let taking_over = {
+        let theirs = theirs.clone();
+        let work = async move |_lease| {
+            theirs.pass().await;
+            Err::<String, _>(Failed::Release(()))
+        };
+        tokio::spawn(async move { other.run_once("message-42", "invoice 7", work).await })
+    };
+    // They have it when we ask to complete, and have left it when we are told.
+    reply.arrival().await;
+    theirs.open_for_good();
+    let left = taking_over.await.expect("no panic").expect("an outcome");
+    assert_eq!(left, Outcome::Failed(()));
+    reply.open_for_good();
+    let outcome = running.await.expect("no panic");
+    let ours = "ours".to_owned();
+    assert_eq!(outcome.expect("stored"), Outcome::Executed(ours.clone()));
+    for layer in layers {
+        let again = run(&layer, &effects, String::new()).await;
+        assert_eq!(again.expect("replayed"), Outcome::Replayed(ours.clone()));
+    }
+    assert_eq!(effects.count(), 1);
 }
 
 /// Nobody can say what is stored, but that it is not ours.

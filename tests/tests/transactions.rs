@@ -970,6 +970,53 @@ async fn a_commit_that_never_arrived_is_found_out_and_the_retry_executes() {
     assert_eq!(executions.count(), 2);
 }
 
+/// The look for a commit may leave a lease of its own, of which nobody hears: it must not keep the key.
+#[tokio::test(start_paused = true)]
+async fn what_a_look_may_have_taken_is_given_back() {
+    within(LONG, async {
+        for lost in [
+            (Op::Acquire, Act::FailAfter),
+            (Op::Acquire, Act::HangAfter),
+            (Op::Release, Act::FailBefore),
+        ] {
+            let ledger = Ledger::default();
+            ledger.next(Fate::CallLost);
+            let (app, executions) = bank(&ledger, {
+                let lost = lost.clone();
+                move |ledger: Ledger, lease: Lease, n| {
+                    let (op, act) = lost.clone();
+                    async move {
+                        if n > 1 {
+                            return charge(ledger, lease, n).await;
+                        }
+                        let before = ledger.store.count(Op::Release);
+                        ledger.store.set(move |called, nth| {
+                            // The release that ends the lease is answered.
+                            let looked = called == Op::Acquire || nth > before + 1;
+                            if called == op && looked {
+                                act.clone()
+                            } else {
+                                Act::Forward
+                            }
+                        });
+                        charge(ledger, lease, n).await;
+                        StatusCode::BAD_GATEWAY.into_response()
+                    }
+                }
+            });
+            let first = send(&app, order()).await;
+            assert_eq!(first.code(), "outcome-unknown", "{lost:?}");
+            ledger.store.set(|_, _| Act::Forward);
+            sleep(Duration::from_secs(5)).await;
+            let retry = send(&app, order()).await;
+            assert_eq!(retry.text(), "{\"execution\":2}", "{lost:?}");
+            assert_eq!(ledger.rows().await, ["charge 2"]);
+            assert_eq!(executions.count(), 2);
+        }
+    })
+    .await;
+}
+
 #[tokio::test(start_paused = true)]
 async fn a_commit_that_nobody_can_find_out_about_is_an_unknown_outcome_until_the_store_is_back() {
     within(LONG, async {

@@ -34,18 +34,20 @@ impl Commit {
     /// Called before a commit is sent, of a record that is kept for so long. False when it would come too late: the lease
     /// has its outcome, the layer is about to give it one, or the record of an earlier commit may be over by now.
     pub(crate) fn begin(&self, retention: Duration) -> bool {
-        let over = from_now(retention);
         let mut first = self.over.lock().unwrap_or_else(PoisonError::into_inner);
         if first.is_some_and(|first| Instant::now() >= first) {
             return false;
         }
-        *first = Some(first.map_or(over, |first| first.min(over)));
-        drop(first);
-        self.state
-            .fetch_update(Ordering::AcqRel, Ordering::Acquire, |state| {
-                (state & (DONE | CLOSED) == 0).then_some(state | BEGUN)
-            })
-            .is_ok()
+        let begins = |state| (state & (DONE | CLOSED) == 0).then_some(state | BEGUN);
+        let begun = self
+            .state
+            .fetch_update(Ordering::AcqRel, Ordering::Acquire, begins)
+            .is_ok();
+        if begun {
+            let over = from_now(retention);
+            *first = Some(first.map_or(over, |first| first.min(over)));
+        }
+        begun
     }
 
     /// It succeeded, with this record.

@@ -80,6 +80,12 @@ impl Engine {
             let answer = tries.call(self.store.acquire(claim)).await;
             telemetry::store_time("acquire", started);
             let failure = match answer {
+                // Over before we heard of it, so it may be somebody else's: the same token asks again, and is told.
+                Some(Ok(Acquired::Granted { .. }))
+                    if tries.waited() && sent.elapsed() >= claim.lease.as_duration() =>
+                {
+                    Failure::TimedOut
+                }
                 Some(Ok(acquired)) => return Ok((acquired, sent)),
                 Some(Err(error)) => Failure::Store(error),
                 None => Failure::TimedOut,
@@ -180,6 +186,7 @@ impl Engine {
                     Completion::LeaseLost | Completion::TooLarge { .. } => break,
                 }
             }
+            telemetry::not_stored(&lease.id, &record);
             telemetry::unrecorded(&lease.id);
         });
     }
@@ -200,17 +207,19 @@ impl Engine {
         });
     }
 
-    /// As [`release_later`](Self::release_later), of a lease that a failed acquire may have taken, or may take yet: the store
-    /// may be busy with it for longer than anybody waits, and a release that comes before it finds nothing. So it is made
-    /// again, less and less often, until the lease would be over. [`drain`](crate::IdempotencyLayer::drain) waits for the
-    /// first only.
+    /// As [`release_later`](Self::release_later), of the lease that a failed acquire may have taken, or may take yet: the
+    /// store may be busy with it for longer than anybody waits, and a release that comes before it finds nothing. So it is
+    /// made again, less and less often, until the lease would be over. [`drain`](crate::IdempotencyLayer::drain) waits for
+    /// the first only.
     pub(crate) fn give_back_later(
         self: &Arc<Self>,
-        lease: LeaseRef,
-        deadline: Instant,
+        claim: &Claim,
         limit: Duration,
         mut place: Place,
     ) {
+        // Of a takeover too: what a release does goes by the generation that the store knows.
+        let lease = claim.lease_ref(1);
+        let deadline = Instant::now() + claim.lease.as_duration();
         // The request is gone, and only its place is needed.
         place.buffer.keep(0);
         let engine = Arc::clone(self);
@@ -274,6 +283,11 @@ impl Tries {
         *self
             .deadline
             .get_or_insert_with(|| from_now(self.limit.saturating_mul(2)))
+    }
+
+    /// Whether a call did not answer at once.
+    const fn waited(&self) -> bool {
+        self.deadline.is_some()
     }
 
     async fn call<T>(&mut self, call: impl Future<Output = T> + Unpin) -> Option<T> {

@@ -38,7 +38,7 @@ use crate::{
     },
     replay::replay,
     scope::NoPrincipal,
-    settle::{first_answer, free, settle},
+    settle::{first_answer, let_go, settle, told},
     store::{Acquired, Claim},
     telemetry,
     waiters::wait,
@@ -196,7 +196,7 @@ fn ask<B: http_body::Body>(
             Ok(Asked::Answer(answer)) => return Err(answer),
             Err((failure, policy)) => match policy {
                 StoreFailure::Refuse => {
-                    give_back(config, engine, &claim, place);
+                    engine.give_back_later(&claim, config.store_timeout, place);
                     return Err(refused(&unavailable(config, failure)));
                 }
                 StoreFailure::DangerouslyExecuteUnprotected => Err(claim),
@@ -234,12 +234,16 @@ pub(crate) fn execute<R: http_body::Body, E>(
             catch_panic(run).await
         };
         match ran {
-            Ok(Ok(Ran::Answered(res, Then::Keep { record, retention }))) => {
-                Ok(settle(config, engine, lease, place, record, retention, res).await)
-            }
-            Ok(Ok(Ran::Answered(res, Then::Free(reason)))) => {
-                let freed = free(config, engine, lease, place, reason.name()).await;
-                Ok(freed.map_or(res, |answer| into_response(*answer)))
+            Ok(Ok(Ran::Answered(res, then))) => {
+                let id = *lease.id();
+                let instead = match then {
+                    Then::Keep { record, retention } => {
+                        let status = Some(res.status());
+                        settle(config, engine, lease, place, status, record, retention).await
+                    }
+                    Then::Free(reason) => let_go(config, engine, lease, place, reason.name()).await,
+                };
+                Ok(instead.map_or(res, |instead| told(config, &id, instead)))
             }
             Ok(Ok(Ran::Committed(res, record))) => Ok(first_answer(
                 config,
@@ -247,10 +251,11 @@ pub(crate) fn execute<R: http_body::Body, E>(
                 &record,
                 res.map(Body::original),
             )),
-            Ok(Err(error)) => match free(config, engine, lease, place, "error").await {
-                Some(answer) => Ok(into_response(*answer)),
-                None => Err(error),
-            },
+            Ok(Err(error)) => {
+                let id = *lease.id();
+                let instead = let_go(config, engine, lease, place, "error").await;
+                instead.map_or(Err(error), |instead| Ok(told(config, &id, instead)))
+            }
             Err(panic) => {
                 // What a handler committed before it panicked stays; what it may have committed, a release leaves alone.
                 if let Committed::Record(record) = lease.close() {
@@ -288,7 +293,9 @@ where
 {
     telemetry::unprotected(&claim.id);
     let ran = catch_panic(pin!(async move { inner.call(req).await })).await;
-    give_back(&shared.config, &shared.engine, &claim, place);
+    // The store failed us, and may hold a lease for us all the same; nothing is recorded under it.
+    let limit = shared.config.store_timeout;
+    shared.engine.give_back_later(&claim, limit, place);
     let res = ran.unwrap_or_else(|panic| resume_unwind(panic));
     res.map(|mut res| {
         control::strip_only(res.headers_mut());
@@ -297,12 +304,6 @@ where
         }
         res.map(Body::original)
     })
-}
-
-/// The store failed us, and may hold a lease for us all the same. Nothing is recorded under it, so the key is freed.
-pub(crate) fn give_back(config: &Config, engine: &Arc<Engine>, claim: &Claim, place: Place) {
-    let deadline = Instant::now() + config.lease.as_duration();
-    engine.give_back_later(claim.lease_ref(1), deadline, config.store_timeout, place);
 }
 
 // ---- Asking the store ----

@@ -30,7 +30,9 @@ use crate::{
 /// that left. Do place a timeout inside: a handler that never ends keeps its lease, and its key, for ever, also when its
 /// client has long left.
 ///
-/// Needs a Tokio runtime with time enabled.
+/// Needs a Tokio runtime with time enabled. All leases of a layer are renewed in one task, in the runtime that took the first
+/// of them: use a layer and its clones within one runtime, which runs for as long as there are leases. A thread that enters a
+/// runtime of its own for each message, for one, gets no renewals in between, and needs a layer and a runtime that stay.
 ///
 /// ```
 /// use axum::{Router, body::Body, http::Request, routing::post};

@@ -105,6 +105,7 @@ mod key;
 mod layer;
 mod lease;
 mod limits;
+mod look;
 mod preset;
 mod problem;
 #[cfg(test)]

@@ -8,18 +8,17 @@ use serde::{Serialize, de::DeserializeOwned};
 use crate::{
     commit::Committed,
     config::Config,
-    engine::{Completion, Engine, Failure},
+    engine::{Engine, Failure},
     error::Error,
-    exchange::give_back,
     fingerprint::Fields,
     future::{Detach, Detachable, catch_panic},
     layer::IdempotencyLayer,
-    lease::{Grant, Kept, Lease},
+    lease::{Grant, Lease},
     limits::Place,
-    receive::{self, code_alone, too_large},
+    receive,
     record::{Codec, NeedsAttention, Record},
     refusal::{turned_away, unavailable, unreadable},
-    settle::{Found, Instead, let_go, look_once_more},
+    settle::{Instead, let_go, settle},
     store::{Acquired, Claim, Fingerprint, KeyId, Token, Ttl},
     telemetry,
 };
@@ -54,8 +53,9 @@ pub enum Outcome<T, E> {
         /// How long ago its lease ended.
         since: Duration,
     },
-    /// The work ran now, but its lease was lost meanwhile: somebody else ran it too, or runs it still. This is what
-    /// ours returned; it is not what is recorded.
+    /// The work ran now, but its lease was lost meanwhile: somebody else ran it too, or runs it still; or the store cannot
+    /// be asked whether a commit of the work's own is what is recorded. This is what ours returned; it may not be what is
+    /// recorded.
     LeaseLost(T),
     /// The work failed, and the key was freed, is held or needs attention, as the work chose.
     Failed(E),
@@ -190,7 +190,7 @@ where
     let (acquired, sent) = match engine.acquire(&claim, config.store_timeout).await {
         Ok(answer) => answer,
         Err(failure) => {
-            give_back(&config, &engine, &claim, place);
+            engine.give_back_later(&claim, config.store_timeout, place);
             return Err(unavailable(&config, failure));
         }
     };
@@ -248,7 +248,8 @@ where
             if let Err(Failed::NeedsAttention(late, _)) = &value {
                 telemetry::attention_ignored(lease.id(), late.code(), "a value was committed");
             }
-            return match (read(&config, lease.id(), &record)?, value) {
+            let record = decode(&config, lease.id(), &record)?;
+            return match (outcome(record)?, value) {
                 (Outcome::Replayed(value), _) | (Outcome::NotRetained, Ok(value)) => {
                     Ok(Outcome::Executed(value))
                 }
@@ -257,117 +258,81 @@ where
         }
         (Committed::Nothing | Committed::Unknown, produced) => produced,
     };
-    match produced {
+    let id = *lease.id();
+    let (produced, record, retention) = match produced {
         Ok(Ok(value)) => {
-            let record = receive::value(&config, lease.id(), &value);
-            let retention = config.retention;
-            settle(&config, &engine, lease, place, record, retention, Ok(value)).await
+            let record = receive::value(&config, &id, &value);
+            (Ok(value), record, config.retention)
         }
         Ok(Err(Failed::NeedsAttention(attention, error))) => {
-            let record = Codec::encode_attention(lease.id(), None, &attention);
-            let produced = Err(error);
-            settle(&config, &engine, lease, place, record, Ttl::MAX, produced).await
+            let record = Codec::encode_attention(&id, None, &attention);
+            (Err(error), record, Ttl::MAX)
         }
         Ok(Err(Failed::Release(error))) => {
-            let id = *lease.id();
-            match let_go(&config, &engine, lease, place, "failed").await {
-                Some(Instead::Record(record)) => read(&config, &id, &record),
+            return match let_go(&config, &engine, lease, place, "failed").await {
+                Some(Instead::Committed(record) | Instead::Record(record)) => {
+                    read(&config, &id, &record)
+                }
                 Some(Instead::Unknown) | None => Ok(Outcome::Failed(error)),
-            }
+            };
         }
         Ok(Err(Failed::Hold(error))) => {
-            telemetry::held(lease.id());
-            Ok(Outcome::Failed(error))
+            telemetry::held(&id);
+            return Ok(Outcome::Failed(error));
         }
         Err(panic) => {
             engine.end(lease, limit, place, "panic").await;
             resume_unwind(panic)
         }
+    };
+    match settle(&config, &engine, lease, place, None, record, retention).await {
+        None => Ok(executed(produced)),
+        Some(Instead::Committed(record)) => read(&config, &id, &record),
+        Some(Instead::Record(_) | Instead::Unknown) => Ok(lost(produced)),
     }
 }
 
-/// What a record holds.
+/// What a record holds of an earlier run.
 fn read<T: DeserializeOwned, E>(
     config: &Config,
     id: &KeyId,
     record: &Bytes,
 ) -> Result<Outcome<T, E>, Error> {
-    let record = config.codec().decode(id, record).map_err(|error| {
-        telemetry::bad_record(id, &error);
-        unreadable(error)
-    })?;
-    match record {
-        Record::Value(value) => {
-            // The parser's own message may quote the value.
-            let value = rmp_serde::from_slice(&value)
-                .map_err(|_| unreadable("expected a value of the type asked for, found another"))?;
-            telemetry::replayed(id, None);
-            Ok(Outcome::Replayed(value))
-        }
-        Record::Tombstone { status, reason } => {
-            telemetry::tombstone(id, status, reason);
-            Ok(Outcome::NotRetained)
-        }
+    let record = decode(config, id, record)?;
+    match &record {
+        Record::Tombstone { status, reason } => telemetry::tombstone(id, *status, *reason),
         Record::Attention { status, attention } => {
-            telemetry::unresolved(id, status, attention.code());
-            let code = attention.code().to_owned();
-            Ok(Outcome::NeedsAttention { code })
+            telemetry::unresolved(id, *status, attention.code());
         }
-        Record::Response(_) => Err(unreadable("it is of an HTTP response")),
+        Record::Value(_) | Record::Response(_) => {}
     }
+    let outcome = outcome(record)?;
+    if let Outcome::Replayed(_) = &outcome {
+        telemetry::replayed(id, None);
+    }
+    Ok(outcome)
 }
 
-/// Stores the record, and only then returns what was produced: a value, or the error of what needs attention.
-async fn settle<T: DeserializeOwned, E>(
-    config: &Config,
-    engine: &Arc<Engine>,
-    lease: Kept,
-    place: Place,
-    mut record: Bytes,
-    retention: Ttl,
-    produced: Result<T, E>,
-) -> Result<Outcome<T, E>, Error> {
-    let id = *lease.id();
-    let limit = config.store_timeout;
-    lease.about_to_end(true);
-    let mut completion = engine
-        .complete(&lease.reference, &record, retention, limit)
-        .await;
-    if let Completion::TooLarge { .. } = completion {
-        record = code_alone(&id, None, &record).unwrap_or_else(|| too_large(config, &id));
-        completion = engine
-            .complete(&lease.reference, &record, retention, limit)
-            .await;
-    }
-    match completion {
-        // A commit that nobody has heard of may have been there before us, and then nothing was changed.
-        Completion::Stored if lease.is_in_doubt() => {
-            match Box::pin(look_once_more(config, engine, &lease.grant.claim)).await {
-                Found::Record(stored) if stored == record => {
-                    telemetry::recorded(&id, &record);
-                    Ok(executed(produced))
-                }
-                Found::Record(stored) => read(config, &id, &stored),
-                Found::Held(_) | Found::Orphan | Found::Lost | Found::Unknown => Ok(lost(produced)),
-            }
-        }
-        Completion::Stored => {
-            telemetry::recorded(&id, &record);
-            Ok(executed(produced))
-        }
-        Completion::LeaseLost => {
-            lease.lose();
-            Ok(lost(produced))
-        }
-        Completion::Failing | Completion::TooLarge { .. } => {
-            engine.complete_later(&lease, record, retention, limit, place);
-            // A renewal has heard that somebody else has the lease, or a commit may have stored another value.
-            if lease.is_in_doubt() || lease.is_lost() {
-                return Ok(lost(produced));
-            }
-            Ok(executed(produced))
-        }
-    }
+fn decode(config: &Config, id: &KeyId, record: &Bytes) -> Result<Record, Error> {
+    config.codec().decode(id, record).map_err(|error| {
+        telemetry::bad_record(id, &error);
+        unreadable(error)
+    })
+}
+
+fn outcome<T: DeserializeOwned, E>(record: Record) -> Result<Outcome<T, E>, Error> {
+    Ok(match record {
+        // The parser's own message may quote the value.
+        Record::Value(value) => Outcome::Replayed(
+            rmp_serde::from_slice(&value)
+                .map_err(|_| unreadable("expected a value of the type asked for, found another"))?,
+        ),
+        Record::Tombstone { .. } => Outcome::NotRetained,
+        Record::Attention { attention, .. } => Outcome::NeedsAttention {
+            code: attention.code().to_owned(),
+        },
+        Record::Response(_) => return Err(unreadable("it is of an HTTP response")),
+    })
 }
 
 fn executed<T, E>(produced: Result<T, E>) -> Outcome<T, E> {

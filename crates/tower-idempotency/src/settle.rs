@@ -1,9 +1,9 @@
-//! Ending the lease with what the handler produced: stored first, then answered.
+//! Ending the lease with what was produced under it: stored first, then told.
 
 use std::{future::Future, sync::Arc};
 
 use bytes::Bytes;
-use http::{HeaderMap, Response, header};
+use http::{HeaderMap, Response, StatusCode, header};
 
 use crate::{
     body::Body,
@@ -13,24 +13,36 @@ use crate::{
     engine::{Completion, Engine},
     lease::Kept,
     limits::Place,
-    receive::{Then, code_alone, unretained},
+    look::{Found, look, look_once_more},
+    receive::{Then, code_alone, too_large, unretained},
     record::{NeedsAttention, NotRetained, Record, StoredResponse, not_kept},
-    refusal::{Answer, into_response, outcome_unknown, refuse},
+    refusal::{into_response, outcome_unknown, refuse},
     replay::{has_body, replay},
-    store::{Acquired, Claim, OrphanPolicy, Token, Ttl},
+    store::{KeyId, Ttl},
     telemetry,
 };
 
-/// Stores the record, and only then answers: with `res` when it is what the store holds.
-pub(crate) fn settle<R: http_body::Body>(
+/// What is to be told instead of what was produced.
+pub(crate) enum Instead {
+    /// This is stored, by a commit of the handler's own.
+    Committed(Bytes),
+    /// This is stored, by somebody else.
+    Record(Bytes),
+    /// Nobody knows.
+    Unknown,
+}
+
+/// Ends the lease with the record; `None` when what it was made of is what to tell. `status` is that of a response, none of
+/// a value.
+pub(crate) fn settle(
     config: &Config,
     engine: &Arc<Engine>,
     lease: Kept,
     place: Place,
+    status: Option<StatusCode>,
     mut record: Bytes,
     retention: Ttl,
-    res: Response<Body<R>>,
-) -> impl Future<Output = Response<Body<R>>> {
+) -> impl Future<Output = Option<Instead>> {
     let limit = config.store_timeout;
     lease.about_to_end(true);
     async move {
@@ -40,71 +52,112 @@ pub(crate) fn settle<R: http_body::Body>(
         if let Completion::TooLarge { limit: largest } = completion {
             let bytes = record.len();
             tracing::warn!(bytes, largest, "the store cannot keep a record this large");
-            let (status, reason) = (res.status(), NotRetained::TooLarge);
-            let then = match code_alone(lease.id(), Some(status), &record) {
-                Some(record) => Then::Keep { record, retention },
-                None => unretained(config, lease.id(), status, reason, retention),
-            };
-            match then {
+            match smaller(config, lease.id(), status, &record, retention) {
                 Then::Keep {
                     record: smaller, ..
                 } => record = smaller,
                 Then::Free(reason) => {
-                    let freed = free(config, engine, lease, place, reason.name());
-                    return Box::pin(freed)
-                        .await
-                        .map_or(res, |answer| into_response(*answer));
+                    return Box::pin(let_go(config, engine, lease, place, reason.name())).await;
                 }
             }
             completion = engine
                 .complete(&lease.reference, &record, retention, limit)
                 .await;
         }
-        match completion {
+        let instead = match completion {
             // A commit that nobody has heard of may have been there before us, and then nothing was changed.
             Completion::Stored if lease.is_in_doubt() => {
-                Box::pin(answer_if_stored(config, engine, &lease, record, res)).await
+                Box::pin(whose_is_stored(config, engine, &lease, place, &record)).await
             }
-            Completion::Stored => {
-                telemetry::recorded(lease.id(), &record);
-                res
-            }
+            Completion::Stored => None,
             Completion::LeaseLost => {
                 lease.lose();
                 lease.end();
-                Box::pin(answer_what_is_stored(
-                    config, engine, &lease, record, retention, res,
-                ))
-                .await
+                let theirs = theirs_or_ours(config, engine, &lease, place, &record, retention);
+                Box::pin(theirs).await
             }
             // The effect has happened and only we know: say so, and keep trying while the lease lasts. A retry
             // meanwhile is told that it is in progress.
             Completion::Failing | Completion::TooLarge { .. } => {
                 engine.complete_later(&lease, record, retention, limit, place);
                 // A renewal has heard that somebody else has the lease: then ours is not the answer.
-                if lease.is_in_doubt() || lease.is_lost() {
-                    return into_response(refuse(config, &outcome_unknown()));
-                }
-                res
+                let unknown = lease.is_in_doubt() || lease.is_lost();
+                return unknown.then_some(Instead::Unknown);
             }
+        };
+        match &instead {
+            None => telemetry::recorded(lease.id(), &record),
+            Some(_) => telemetry::not_stored(lease.id(), &record),
         }
+        instead
     }
 }
 
-/// As [`let_go`], for HTTP: the answer instead of the one that was not to be kept.
-pub(crate) async fn free(
+/// What is kept of a record that the store refuses for its size.
+fn smaller(
+    config: &Config,
+    id: &KeyId,
+    status: Option<StatusCode>,
+    record: &[u8],
+    retention: Ttl,
+) -> Then {
+    let keep = |record| Then::Keep { record, retention };
+    match (code_alone(id, status, record), status) {
+        (Some(code), _) => keep(code),
+        (None, Some(status)) => unretained(config, id, status, NotRetained::TooLarge, retention),
+        (None, None) => keep(too_large(config, id)),
+    }
+}
+
+/// The store took our completion, which changes nothing where the handler's own commit has come through.
+async fn whose_is_stored(
     config: &Config,
     engine: &Arc<Engine>,
-    lease: Kept,
+    lease: &Kept,
     place: Place,
-    reason: &'static str,
-) -> Option<Box<Answer>> {
-    let id = *lease.id();
-    let instead = let_go(config, engine, lease, place, reason).await?;
-    Some(Box::new(match instead {
-        Instead::Record(record) => replay(config, &id, &record),
-        Instead::Unknown => refuse(config, &outcome_unknown()),
-    }))
+    record: &Bytes,
+) -> Option<Instead> {
+    match look_once_more(config, engine, lease, place).await {
+        Found::Record(stored) if stored == *record => None,
+        Found::Record(stored) => Some(Instead::Committed(stored)),
+        Found::Held(_) | Found::Orphan | Found::Lost | Found::Unknown => Some(Instead::Unknown),
+    }
+}
+
+/// After a lost lease what was produced is worth nothing unless it is what is stored: nobody must be told what others are
+/// not.
+async fn theirs_or_ours(
+    config: &Config,
+    engine: &Arc<Engine>,
+    lease: &Kept,
+    place: Place,
+    record: &Bytes,
+    retention: Ttl,
+) -> Option<Instead> {
+    if lease.is_in_doubt() {
+        // Nothing to complete: a commit that is still on its way would find its lease again.
+        return Some(match look_once_more(config, engine, lease, place).await {
+            Found::Record(stored) => Instead::Record(stored),
+            Found::Held(_) | Found::Orphan | Found::Lost | Found::Unknown => Instead::Unknown,
+        });
+    }
+    let claim = &lease.grant.claim;
+    let generation = match look(config, engine, claim).await {
+        Found::Record(stored) => return Some(Instead::Record(stored)),
+        Found::Held(generation) => generation,
+        // If it is still held, completing it is refused.
+        Found::Orphan => 1,
+        Found::Lost | Found::Unknown => return Some(Instead::Unknown),
+    };
+    // Whoever had it may have released it without an outcome to keep: then ours is the only one.
+    let lease = claim.lease_ref(generation);
+    let limit = config.store_timeout;
+    match engine.complete(&lease, record, retention, limit).await {
+        Completion::Stored => None,
+        Completion::LeaseLost | Completion::Failing | Completion::TooLarge { .. } => {
+            Some(Instead::Unknown)
+        }
+    }
 }
 
 /// Ends a lease that leaves nothing to keep, unless its handler committed or may have: then that was not for us to say.
@@ -117,27 +170,9 @@ pub(crate) async fn let_go(
 ) -> Option<Instead> {
     match lease.close() {
         Committed::Nothing => {}
-        Committed::Record(record) => return Some(Instead::Record(record)),
+        Committed::Record(record) => return Some(Instead::Committed(record)),
         Committed::Unknown => {
-            match Box::pin(ended_or_found(config, engine, &lease)).await {
-                Found::Record(record) => return Some(Instead::Record(record)),
-                // The record was there and is over, or it never was.
-                Found::Held(_) if lease.commit.may_be_over() => {
-                    engine.end(lease, config.store_timeout, place, reason).await;
-                    return Some(Instead::Unknown);
-                }
-                Found::Held(_) => {}
-                // Of a takeover that we have ended, or of somebody else's after us.
-                Found::Orphan if !lease.is_lost() && !lease.commit.may_be_over() => return None,
-                Found::Orphan | Found::Lost => {
-                    lease.lose();
-                    return Some(Instead::Unknown);
-                }
-                Found::Unknown => {
-                    telemetry::held(lease.id());
-                    return Some(Instead::Unknown);
-                }
-            }
+            return Box::pin(let_go_in_doubt(config, engine, lease, place, reason)).await;
         }
     }
     engine.end(lease, config.store_timeout, place, reason).await;
@@ -146,20 +181,54 @@ pub(crate) async fn let_go(
 
 /// Ends the lease first, and looks then: the other way round, a commit that is still on its way to the store might come
 /// through after the look.
-async fn ended_or_found(config: &Config, engine: &Engine, lease: &Kept) -> Found {
+async fn let_go_in_doubt(
+    config: &Config,
+    engine: &Arc<Engine>,
+    lease: Kept,
+    place: Place,
+    reason: &'static str,
+) -> Option<Instead> {
     lease.about_to_end(true);
-    if !engine.release(&lease.reference, config.store_timeout).await {
-        return Found::Unknown;
+    let ended = engine.release(&lease.reference, config.store_timeout).await;
+    let found = if ended {
+        look_once_more(config, engine, &lease, place).await
+    } else {
+        Found::Unknown
+    };
+    match found {
+        Found::Record(record) => Some(Instead::Committed(record)),
+        Found::Held(_) => {
+            telemetry::released(lease.id(), reason);
+            // The record was there and is over, or it never was.
+            let unknown = lease.commit.may_be_over();
+            unknown.then_some(Instead::Unknown)
+        }
+        // Of a takeover that we have ended, or of somebody else's after us.
+        Found::Orphan if !lease.is_lost() && !lease.commit.may_be_over() => {
+            telemetry::released(lease.id(), reason);
+            None
+        }
+        Found::Orphan | Found::Lost => {
+            lease.lose();
+            Some(Instead::Unknown)
+        }
+        Found::Unknown => {
+            telemetry::held(lease.id());
+            Some(Instead::Unknown)
+        }
     }
-    look_once_more(config, engine, &lease.grant.claim).await
 }
 
-/// What is to be told instead of that there was nothing to keep.
-pub(crate) enum Instead {
-    /// This is stored.
-    Record(Bytes),
-    /// Nobody knows.
-    Unknown,
+/// What HTTP tells instead of a response.
+pub(crate) fn told<R: http_body::Body>(
+    config: &Config,
+    id: &KeyId,
+    instead: Instead,
+) -> Response<Body<R>> {
+    into_response(match instead {
+        Instead::Committed(record) | Instead::Record(record) => replay(config, id, &record),
+        Instead::Unknown => refuse(config, &outcome_unknown()),
+    })
 }
 
 /// The answer of a handler that committed `record`, whatever it has returned since: one key, one answer. What replays never
@@ -210,110 +279,4 @@ fn complemented<R: http_body::Body>(
     head.status = status;
     head.headers = headers;
     Response::from_parts(head, Body::held(body, trailers))
-}
-
-/// After a lost lease our own answer is worth nothing unless it is the stored one: two clients must not be told
-/// different things.
-async fn answer_what_is_stored<R: http_body::Body>(
-    config: &Config,
-    engine: &Engine,
-    lease: &Kept,
-    record: Bytes,
-    retention: Ttl,
-    res: Response<Body<R>>,
-) -> Response<Body<R>> {
-    let claim = &lease.grant.claim;
-    let generation = match look(config, engine, claim).await {
-        Found::Record(record) => return into_response(replay(config, &claim.id, &record)),
-        Found::Held(generation) => Some(generation),
-        // If it is still held, completing it is refused.
-        Found::Orphan => Some(1),
-        Found::Lost | Found::Unknown => None,
-    };
-    // Whoever had it may have released it without an answer to keep: then ours is the only one.
-    if let Some(generation) = generation {
-        let lease = claim.lease_ref(generation);
-        let limit = config.store_timeout;
-        let completion = engine.complete(&lease, &record, retention, limit).await;
-        if let Completion::Stored = completion {
-            telemetry::recorded(&claim.id, &record);
-            return res;
-        }
-    }
-    into_response(refuse(config, &outcome_unknown()))
-}
-
-/// The store took our completion, which changes nothing where the handler's own commit has come through.
-async fn answer_if_stored<R: http_body::Body>(
-    config: &Config,
-    engine: &Engine,
-    lease: &Kept,
-    record: Bytes,
-    res: Response<Body<R>>,
-) -> Response<Body<R>> {
-    let found = look_once_more(config, engine, &lease.grant.claim).await;
-    into_response(match found {
-        Found::Record(stored) if stored == record => {
-            telemetry::recorded(lease.id(), &record);
-            return res;
-        }
-        Found::Record(stored) => replay(config, lease.id(), &stored),
-        Found::Held(_) | Found::Orphan | Found::Lost | Found::Unknown => {
-            refuse(config, &outcome_unknown())
-        }
-    })
-}
-
-/// What has become of a lease of which we do not know.
-pub(crate) enum Found {
-    /// There is a record of this request: ours, or that of whoever took over.
-    Record(Bytes),
-    /// There was nothing, and now it is ours, at this generation.
-    Held(u64),
-    /// Somebody took over, and left nothing so far.
-    Orphan,
-    Lost,
-    /// The store does not say.
-    Unknown,
-}
-
-/// As [`look`], once the lease is over. Under a token of its own: under that of the lease a commit that is still on its way
-/// would find its lease again. What asking has taken is given back.
-pub(crate) async fn look_once_more(config: &Config, engine: &Engine, claim: &Claim) -> Found {
-    let Ok(token) = Token::random() else {
-        return Found::Unknown;
-    };
-    let claim = Claim {
-        token,
-        ..claim.clone()
-    };
-    let found = look(config, engine, &claim).await;
-    if let Found::Held(generation) = found {
-        let lease = claim.lease_ref(generation);
-        if !engine.release(&lease, config.store_timeout).await {
-            return Found::Unknown;
-        }
-    }
-    found
-}
-
-/// Asks the store. Asking is acquiring, under the lease's own token; it must not take over from whoever took over from us.
-pub(crate) async fn look(config: &Config, engine: &Engine, claim: &Claim) -> Found {
-    let claim = Claim {
-        orphans: OrphanPolicy::Refuse,
-        ..claim.clone()
-    };
-    match engine.acquire(&claim, config.store_timeout).await {
-        Ok((
-            Acquired::Completed {
-                fingerprint,
-                record,
-            },
-            _,
-        )) if fingerprint == claim.fingerprint => Found::Record(record),
-        Ok((Acquired::Granted { generation, .. }, _)) => Found::Held(generation),
-        Ok((Acquired::Orphaned { .. }, _)) => Found::Orphan,
-        Ok((Acquired::InProgress { .. } | Acquired::Completed { .. }, _)) => Found::Lost,
-        Err(_) => Found::Unknown,
-    }
 }

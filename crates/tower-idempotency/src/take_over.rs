@@ -8,7 +8,7 @@ use crate::{
     body::Body,
     engine::Failure,
     error::Error,
-    exchange::{Shared, execute, give_back},
+    exchange::{Shared, execute},
     future::{Detach, Detachable},
     layer::IdempotencyLayer,
     lease::{Grant, Lease},
@@ -101,7 +101,7 @@ impl IdempotencyLayer {
                 )) => {
                     let limit = config.store_timeout;
                     if !engine.release(&claim.lease_ref(1), limit).await {
-                        give_back(&config, &engine, &claim, place);
+                        engine.give_back_later(&claim, config.store_timeout, place);
                     }
                     return Ok(TakeOver::NoOrphan);
                 }
@@ -112,7 +112,7 @@ impl IdempotencyLayer {
                     _,
                 )) => return Ok(TakeOver::NoOrphan),
                 Err(failure) => {
-                    give_back(&config, &engine, &claim, place);
+                    engine.give_back_later(&claim, config.store_timeout, place);
                     return Err(unavailable(&config, failure));
                 }
             };

@@ -63,6 +63,13 @@ pub(crate) fn attention_ignored(id: &KeyId, code: &str, why: &'static str) {
     tracing::warn!(%id, code, why, "ignored NeedsAttention");
 }
 
+/// The record of an execution that is not what is stored.
+pub(crate) fn not_stored(id: &KeyId, record: &[u8]) {
+    if let Some(attention) = NeedsAttention::in_record(record) {
+        attention_ignored(id, attention.code(), "it is not what is stored");
+    }
+}
+
 pub(crate) fn in_progress(id: &KeyId) {
     tracing::debug!(%id, "in progress");
     count!("idempotency_in_progress_total");

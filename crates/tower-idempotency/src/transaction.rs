@@ -78,9 +78,9 @@ use crate::{
     control::Retention,
     lease::{Held, Lease},
     limits::Buffer,
+    look::{Found, look},
     receive::{Then, code_alone, receive, unretained, value},
     record::NotRetained,
-    settle::{Found, look},
     store::{LeaseRef, StoreError, Ttl},
 };
 

@@ -970,6 +970,38 @@ async fn a_commit_that_never_arrived_is_found_out_and_the_retry_executes() {
     assert_eq!(executions.count(), 2);
 }
 
+/// The lease has to be over before the look says anything: until then the commit may still come.
+#[tokio::test(start_paused = true)]
+async fn a_commit_whose_lease_cannot_be_ended_is_an_unknown_outcome() {
+    within(LONG, async {
+        for (fate, executed) in [(Fate::ReplyLost, 1), (Fate::CallLost, 2)] {
+            let ledger = Ledger::default();
+            ledger.next(fate.clone());
+            let (app, executions) = bank(&ledger, async move |ledger: Ledger, lease, n| {
+                if n > 1 {
+                    return charge(ledger, lease, n).await;
+                }
+                // Then it cannot be looked up by the handler either.
+                ledger.store.fail_next(3, Op::Acquire, Act::FailBefore);
+                ledger.store.fail(Op::Release, Act::FailBefore);
+                charge(ledger, lease, n).await;
+                (StatusCode::BAD_GATEWAY, "whatever").into_response()
+            });
+            let first = send(&app, order()).await;
+            assert_eq!(first.code(), "outcome-unknown", "{fate:?}");
+            ledger.store.recover();
+            sleep(Duration::from_secs(16)).await;
+            send(&app, order()).await;
+            let retry = send(&app, order()).await;
+            assert_eq!(retry.text(), format!("{{\"execution\":{executed}}}"));
+            assert!(retry.is_replay());
+            assert_eq!(executions.count(), executed);
+            assert_eq!(ledger.rows().await, [format!("charge {executed}")]);
+        }
+    })
+    .await;
+}
+
 /// The look for a commit may leave a lease of its own, of which nobody hears: it must not keep the key.
 #[tokio::test(start_paused = true)]
 async fn what_a_look_may_have_taken_is_given_back() {

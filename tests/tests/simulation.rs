@@ -196,6 +196,7 @@ fn a_thousand_seeds_see_everything() {
         "heard: Error",
         "held: false",
         "memory: true",
+        "jobs: true",
     ] {
         assert!(told.contains(what), "nothing like {what}");
     }

@@ -120,7 +120,7 @@ pub(super) async fn take_over(
     see_through(link, exchange, number, leave).await;
 }
 
-async fn see_through(
+pub(super) async fn see_through(
     link: Link,
     exchange: impl Future<Output = Outcome>,
     number: usize,

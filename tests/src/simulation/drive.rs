@@ -16,6 +16,7 @@ use super::{
     dice::Dice,
     handler::{Handler, LIMIT},
     history::{Outcome, Request, What},
+    job,
     link::Link,
     oracle,
     plan::{Plan, ttl},
@@ -351,7 +352,7 @@ impl Driver {
             process: host.number,
             request,
             execution: None,
-            clean,
+            clean: clean || self.plan.jobs,
             left: false,
             outcome: None,
             unheard: false,
@@ -363,8 +364,14 @@ impl Driver {
             request,
         });
         drop(world);
-        let (link, service) = (served.link.clone(), served.service.clone());
-        process.spawn(client::attempt(link, service, req, number, leave));
+        let link = served.link.clone();
+        if self.plan.jobs {
+            let layer = served.layer.clone();
+            process.spawn(job::attempt(link, layer, request, number, leave));
+        } else {
+            let service = served.service.clone();
+            process.spawn(client::attempt(link, service, req, number, leave));
+        }
     }
 
     /// An operator tries to finish one of the requests that were executed.

@@ -64,18 +64,18 @@ pub(super) async fn finish(link: Link, attempt: usize, lease: Lease) -> Answer {
 
 /// How an execution goes.
 #[derive(Clone, Copy, Debug)]
-struct Script {
-    yields: u64,
-    before: Millis,
-    after: Millis,
-    ending: Ending,
+pub(super) struct Script {
+    pub(super) yields: u64,
+    pub(super) before: Millis,
+    pub(super) after: Millis,
+    pub(super) ending: Ending,
     /// The body comes in two pieces with this pause between them.
     split: Option<Millis>,
     announced: bool,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Ending {
+pub(super) enum Ending {
     Answers(StatusCode),
     AnswersNotToKeep,
     AnswersTooMuch,
@@ -148,17 +148,17 @@ impl Script {
 }
 
 /// One execution under way.
-struct Run {
-    link: Link,
-    number: usize,
-    request: history::Request,
-    lease: Option<Lease>,
-    script: Script,
+pub(super) struct Run {
+    pub(super) link: Link,
+    pub(super) number: usize,
+    pub(super) request: history::Request,
+    pub(super) lease: Option<Lease>,
+    pub(super) script: Script,
     over: bool,
 }
 
 impl Run {
-    fn begin(link: Link, attempt: usize, lease: Option<Lease>) -> Self {
+    pub(super) fn begin(link: Link, attempt: usize, lease: Option<Lease>) -> Self {
         let mut world = link.world.look();
         let (plan, healed) = (world.plan, world.healed);
         let script = Script::draw(&mut world.dice, &plan, healed);
@@ -204,29 +204,20 @@ impl Run {
     }
 
     async fn until_it_ends(mut self, body: Option<Body<Paced>>) -> Answer {
-        let world = self.link.world.clone();
-        let attempt = world.look().executions[self.number].attempt;
-        let cuts = world.look().has(Bug::LeavingCutsOff);
-        let answer = {
-            let mut work = pin!(self.work(body));
-            poll_fn(|cx| {
-                if cuts && world.look().attempts[attempt].left {
-                    return Poll::Ready(None);
-                }
-                work.as_mut().poll(cx).map(Some)
-            })
-            .await
-        };
-        match answer {
-            Some(answer) => {
-                self.is_over(match answer {
-                    Ok(_) => Progress::Answered,
-                    Err(_) => Progress::Failed,
-                });
-                answer
-            }
-            None => Err(Failed),
+        let link = self.link.clone();
+        let ended = unless_cut_off(&link, self.number, self.work(body)).await;
+        self.ends(ended).unwrap_or(Err(Failed))
+    }
+
+    /// Unless it was cut off.
+    pub(super) fn ends<T, E>(&mut self, ended: Option<Result<T, E>>) -> Option<Result<T, E>> {
+        if let Some(answer) = &ended {
+            self.is_over(match answer {
+                Ok(_) => Progress::Answered,
+                Err(_) => Progress::Failed,
+            });
         }
+        ended
     }
 
     fn is_over(&mut self, state: Progress) {
@@ -268,13 +259,13 @@ impl Run {
         answer
     }
 
-    fn panic(&mut self) -> ! {
+    pub(super) fn panic(&mut self) -> ! {
         self.is_over(Progress::Failed);
         // Without the message that a panic prints.
         resume_unwind(Box::new("as drawn"))
     }
 
-    fn have_the_effect(&self) {
+    pub(super) fn have_the_effect(&self) {
         let held = self.lease.as_ref().is_some_and(Lease::is_held);
         let execution = self.number;
         let mut world = self.link.world.look();
@@ -309,15 +300,20 @@ impl Run {
         Ok(self.respond(StatusCode::SERVICE_UNAVAILABLE, false))
     }
 
-    /// The response, which is in the books from here on.
-    fn respond(&self, status: StatusCode, too_much: bool) -> Response<Page> {
-        let script = self.script;
+    /// What an answer says.
+    pub(super) fn text(&self, too_much: bool) -> String {
         let history::Request { key, variant } = self.request;
         let mut text = format!("execution {} of key {key} variant {variant}", self.number);
         if too_much {
             text.push_str(&" and so on".repeat(LIMIT / 10));
         }
-        let text = Bytes::from(text);
+        text
+    }
+
+    /// The response, which is in the books from here on.
+    fn respond(&self, status: StatusCode, too_much: bool) -> Response<Page> {
+        let script = self.script;
+        let text = Bytes::from(self.text(too_much));
         let mut world = self.link.world.look();
         let recorded = world.plan.records(status) && script.ending != Ending::AnswersNotToKeep;
         let streams = script.split >= Some(world.plan.collect_timeout);
@@ -379,6 +375,29 @@ impl Drop for Run {
     }
 }
 
+/// Where a client that leaves cuts its handler off, it does.
+pub(super) async fn unless_cut_off<T>(
+    link: &Link,
+    execution: usize,
+    work: impl Future<Output = T>,
+) -> Option<T> {
+    let (attempt, cuts) = {
+        let world = link.world.look();
+        (
+            world.executions[execution].attempt,
+            world.has(Bug::LeavingCutsOff),
+        )
+    };
+    let mut work = pin!(work);
+    poll_fn(|cx| {
+        if cuts && link.world.look().attempts[attempt].left {
+            return Poll::Ready(None);
+        }
+        work.as_mut().poll(cx).map(Some)
+    })
+    .await
+}
+
 fn attempt_of(req: &Request<Body<Paced>>) -> usize {
     let attempt = req.headers()["x-attempt"].to_str().expect("a number");
     attempt.parse().expect("a number")
@@ -392,7 +411,7 @@ async fn read(body: Body<Paced>) -> Result<(), super::page::BrokeOff> {
     Ok(())
 }
 
-async fn pause(millis: Millis) {
+pub(super) async fn pause(millis: Millis) {
     if millis > 0 {
         sleep(Duration::from_millis(millis)).await;
     }

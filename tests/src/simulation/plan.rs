@@ -26,6 +26,8 @@ pub struct Plan {
     pub(super) crowded: bool,
     /// Handlers commit effect and record together.
     pub(super) transactional: bool,
+    /// What runs is work of `run_once`.
+    pub(super) jobs: bool,
     /// The store is the crate's own [`MemoryStore`](tower_idempotency::MemoryStore).
     pub(super) memory: bool,
     pub(super) processes: usize,
@@ -89,6 +91,7 @@ impl Plan {
             head_only: dice.percent(15),
             crowded: dice.percent(8),
             transactional,
+            jobs: false,
             memory: !transactional && dice.percent(30),
             processes: dice.pick(&[1, 2, 2, 3]),
             clients: dice.pick(&[1, 2, 3, 4, 6]),
@@ -109,6 +112,22 @@ impl Plan {
                 }
             },
             rush: dice.pick(&[3, lease / 3, lease, lease * 3]),
+        }
+    }
+
+    /// The same, of `run_once`: what is decided for HTTP alone is as if it had been decided like that.
+    pub(super) fn of_jobs(self) -> Self {
+        Self {
+            jobs: true,
+            preset: Preset::Recommended,
+            in_flight: InFlight::Conflict,
+            unretained: Unretained::Tombstone,
+            head_only: false,
+            strikes: Strikes {
+                takeovers: 0,
+                ..self.strikes
+            },
+            ..self
         }
     }
 

@@ -1,0 +1,157 @@
+//! Work of `run_once` in the place of requests: the same script, and a value instead of a response.
+
+use http::StatusCode;
+use tokio::task::yield_now;
+use tower_idempotency::{
+    IdempotencyLayer, Lease,
+    run_once::{self, Failed},
+    store::StoreError,
+};
+
+use super::{
+    client::{Leave, see_through},
+    handler::{Ending, Run, pause, unless_cut_off},
+    history::{Outcome, Reply, Request},
+    link::Link,
+    world::{Keep, Said},
+};
+
+/// What work returns: which execution it was, and what that said.
+type Value = (usize, String);
+
+type Ended = Result<Value, Failed<()>>;
+
+/// One attempt, in the process that makes it.
+pub(super) async fn attempt(
+    link: Link,
+    layer: IdempotencyLayer,
+    request: Request,
+    number: usize,
+    leave: Leave,
+) {
+    let works = link.clone();
+    let running = async move {
+        let work = move |lease| run(works, number, lease);
+        let (key, variant) = (request.key, request.variant);
+        let ran = layer.run_once(format!("key {key}"), format!("variant {variant}"), work);
+        match ran.await {
+            Ok(outcome) => told(outcome),
+            Err(error) => Outcome::Refused(error.kind().code(), error.status()),
+        }
+    };
+    see_through(link, running, number, leave).await;
+}
+
+/// As HTTP would tell it.
+fn told(outcome: run_once::Outcome<Value, ()>) -> Outcome {
+    let answered = |(execution, text): Value, replayed| {
+        Outcome::Answered(Reply {
+            status: status(&text),
+            execution: Some(execution),
+            replayed,
+            body: text.into(),
+        })
+    };
+    match outcome {
+        run_once::Outcome::Executed(value) => answered(value, false),
+        run_once::Outcome::Replayed(value) => answered(value, true),
+        run_once::Outcome::NotRetained => {
+            Outcome::Refused("response-not-retained", StatusCode::CONFLICT)
+        }
+        run_once::Outcome::InProgress { .. } => {
+            Outcome::Refused("in-progress", StatusCode::CONFLICT)
+        }
+        run_once::Outcome::Mismatch => {
+            Outcome::Refused("key-reused", StatusCode::UNPROCESSABLE_ENTITY)
+        }
+        run_once::Outcome::Failed(()) => Outcome::Failed,
+        run_once::Outcome::Orphaned { .. } | run_once::Outcome::LeaseLost(_) => {
+            Outcome::Refused("outcome-unknown", StatusCode::CONFLICT)
+        }
+        other => panic!("nobody does anything else here: {other:?}"),
+    }
+}
+
+async fn run(link: Link, attempt: usize, lease: Lease) -> Ended {
+    let mut run = Run::begin(link.clone(), attempt, Some(lease));
+    let ended = unless_cut_off(&link, run.number, run.job()).await;
+    run.ends(ended).unwrap_or(Err(Failed::Release(())))
+}
+
+impl Run {
+    async fn job(&mut self) -> Ended {
+        let script = self.script;
+        for _ in 0..script.yields {
+            yield_now().await;
+        }
+        pause(script.before).await;
+        if script.ending == Ending::PanicsBefore {
+            self.panic();
+        }
+        let transactional = self.link.world.look().plan.transactional;
+        let value = if transactional {
+            self.commit_value().await
+        } else {
+            self.have_the_effect();
+            Ok(self.value(""))
+        };
+        pause(script.after).await;
+        match script.ending {
+            Ending::PanicsAfter => self.panic(),
+            Ending::Fails | Ending::AnswersNotToKeep => Err(Failed::Release(())),
+            // Whatever has happened: the lease runs out.
+            Ending::BreaksOff => Err(Failed::Hold(())),
+            Ending::Answers(status) if !self.link.world.look().plan.records(status) => {
+                Err(Failed::Release(()))
+            }
+            Ending::Answers(_) | Ending::AnswersTooMuch | Ending::PanicsBefore => value,
+        }
+    }
+
+    /// Effect and record in one transaction, tried again once where nobody knows what became of it.
+    async fn commit_value(&mut self) -> Ended {
+        let Some(lease) = self.lease.clone() else {
+            return Err(Failed::Release(()));
+        };
+        for _ in 0..2 {
+            let prepared = lease.prepare_value(self.value(""));
+            let (reference, record) = (prepared.lease_ref(), prepared.record().clone());
+            let retention = prepared.retention();
+            let commit = self.link.commit(reference, record, retention, self.number);
+            match prepared.commit(commit).await {
+                Ok(value) => return Ok(value),
+                Err(StoreError::LeaseLost) => break,
+                Err(_) => {}
+            }
+        }
+        // Some make something else of what they do not know.
+        match self.number % 2 {
+            0 => Ok(self.value(UNSURE)),
+            _ => Err(Failed::Release(())),
+        }
+    }
+
+    /// The value, which is in the books from here on.
+    fn value(&self, more: &str) -> Value {
+        let too_much = self.script.ending == Ending::AnswersTooMuch;
+        let text = self.text(too_much) + more;
+        let said = Said {
+            status: status(&text),
+            body: text.clone().into(),
+            keep: if too_much { Keep::Perhaps } else { Keep::Yes },
+        };
+        let mut world = self.link.world.look();
+        world.executions[self.number].answers.push(said);
+        (self.number, text)
+    }
+}
+
+/// Values have none; this is what a handler would have answered.
+fn status(text: &str) -> StatusCode {
+    match text.ends_with(UNSURE) {
+        true => StatusCode::SERVICE_UNAVAILABLE,
+        false => StatusCode::CREATED,
+    }
+}
+
+const UNSURE: &str = ", or not";

@@ -4,6 +4,7 @@
 //! Begin with `rides.rs`; the README says how to run it.
 
 mod careless;
+mod database;
 mod failure;
 mod payments;
 pub mod provider;
@@ -13,6 +14,7 @@ mod serve;
 
 pub use self::{
     careless::careless,
+    database::connect,
     failure::Failure,
     payments::{Payments, Unavailable, Verdict},
     receipts::{Mailbox, deliver, deliver_one},

@@ -4,10 +4,10 @@ use std::{io, path::PathBuf, time::Duration};
 
 use clap::Parser;
 use rocket_rides::{
-    Failure, Mailbox, Payments, Rides, app, careless, completer, deliver, migrate, serve,
+    Failure, Mailbox, Payments, Rides, app, careless, completer, connect, deliver, migrate, serve,
 };
 use tower_idempotency::{IdempotencyLayer, MissingKey};
-use tower_idempotency_sqlx::{PostgresStore, sqlx::PgPool};
+use tower_idempotency_sqlx::PostgresStore;
 use tracing_subscriber::{EnvFilter, filter::LevelFilter};
 
 /// Books rides on rockets.
@@ -28,6 +28,10 @@ struct Args {
     /// How long the provider is waited for.
     #[arg(long, value_name = "DURATION", value_parser = humantime::parse_duration, default_value = "5s")]
     patience: Duration,
+
+    /// How long a request may take, whatever hangs.
+    #[arg(long, value_name = "DURATION", value_parser = humantime::parse_duration, default_value = "30s")]
+    limit: Duration,
 
     /// The file that receipts are delivered to.
     #[arg(long, value_name = "FILE")]
@@ -55,7 +59,7 @@ async fn main() -> Result<(), Failure> {
         .init();
     let args = Args::parse();
 
-    let pool = PgPool::connect(&args.database).await?;
+    let pool = connect(&args.database, args.limit).await?;
     migrate(&pool).await?;
     let store = PostgresStore::from_url(&args.database)?;
     store.migrate().await?;
@@ -66,6 +70,7 @@ async fn main() -> Result<(), Failure> {
         store: store.clone(),
         pool: pool.clone(),
         payments: Payments::new(&args.provider, args.patience),
+        limit: args.limit,
     };
 
     let mailbox = Mailbox::new(&args.mailbox);

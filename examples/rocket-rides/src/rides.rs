@@ -8,6 +8,8 @@
 //!
 //! Killed anywhere, a request goes on after the last of them: when its client retries, or when the completer finds it.
 
+use std::time::Duration;
+
 use axum::{
     Json, Router,
     extract::{Path, State},
@@ -23,7 +25,7 @@ use tower_idempotency_sqlx::{
     sqlx::{self, PgPool},
 };
 
-use crate::{Failure, Payments, Verdict};
+use crate::{Failure, Payments, Verdict, database::within};
 
 /// What the handlers need. The store's table is in the database of the pool.
 #[derive(Clone, Debug)]
@@ -34,6 +36,8 @@ pub struct Rides {
     pub pool: PgPool,
     /// Who charges cards.
     pub payments: Payments,
+    /// How long a request may take, whatever hangs.
+    pub limit: Duration,
 }
 
 /// The service. `layer` is one on the store, and refuses requests without a key.
@@ -88,16 +92,20 @@ async fn ride(
     lease: Lease,
     Json(wanted): Json<Wanted>,
 ) -> Result<Response, Failure> {
-    // A first execution has no predecessor that could have left a checkpoint.
-    let checkpoint = match lease.is_takeover() {
-        true => rides.store.checkpoint(&lease).await?,
-        false => None,
-    };
-    let reached = match checkpoint {
-        Some(checkpoint) => Reached::read(&checkpoint)?,
-        None => rides.create(&lease, &wanted).await?,
-    };
-    rides.finish(&lease, reached).await
+    let limit = rides.limit;
+    within(limit, async {
+        // A first execution has no predecessor that could have left a checkpoint.
+        let checkpoint = match lease.is_takeover() {
+            true => rides.store.checkpoint(&lease).await?,
+            false => None,
+        };
+        let reached = match checkpoint {
+            Some(checkpoint) => Reached::read(&checkpoint)?,
+            None => rides.create(&lease, &wanted).await?,
+        };
+        rides.finish(&lease, reached).await
+    })
+    .await
 }
 
 impl Rides {
@@ -105,7 +113,7 @@ impl Rides {
         match orphan.checkpoint() {
             Some(checkpoint) if orphan.operation() == "POST /rides" => {
                 let reached = Reached::read(checkpoint)?;
-                self.finish(orphan.lease(), reached).await
+                within(self.limit, self.finish(orphan.lease(), reached)).await
             }
             // Nothing was committed, and what was wanted only the client knows. It stays an orphan, for the client to
             // come back to: this is not recorded.

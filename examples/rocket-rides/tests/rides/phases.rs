@@ -1,7 +1,14 @@
 //! One ride at a time.
 
+use std::time::Duration;
+
 use axum::http::StatusCode;
 use rocket_rides::provider::Mood;
+use tests::{
+    gate::within,
+    proxy::{Fault, Proxy, Then},
+    servers::postgres,
+};
 
 use crate::stage::Stage;
 
@@ -59,6 +66,39 @@ async fn a_provider_that_does_not_say_what_it_did_charges_once() {
         assert_eq!(stage.rides().await, vec!["booked"; n], "{mood:?}");
         assert_eq!(stage.receipts().await, n as i64, "{mood:?}");
     }
+}
+
+/// More of them than the pool has connections: what hung has to make room.
+#[tokio::test]
+async fn a_database_that_falls_silent_holds_no_ride_for_ever() {
+    let way = Proxy::start(postgres::shared().address());
+    let stage = Stage::behind("silent", Some((&way, Duration::from_secs(1)))).await;
+    for n in 1..=11 {
+        let (key, card) = (format!("k{n}"), format!("card-{n}"));
+        way.once(Fault::reply_to("insert into rides"), Then::Hang);
+        for _ in 0..10 {
+            if way.hits() < n {
+                let answer = within(Duration::from_secs(60), stage.ride(&key, &card)).await;
+                assert_eq!(answer.status, StatusCode::SERVICE_UNAVAILABLE, "{answer:?}");
+            }
+        }
+        assert_eq!(way.hits(), n, "there is a place, and it hangs");
+    }
+    // It went no further than that.
+    assert!(stage.rides().await.is_empty());
+    for n in 1..=11 {
+        let (key, card) = (format!("k{n}"), format!("card-{n}"));
+        let mut answer = stage.ride(&key, &card).await;
+        for _ in 0..10 {
+            if answer.status == StatusCode::SERVICE_UNAVAILABLE {
+                answer = stage.ride(&key, &card).await;
+            }
+        }
+        assert_eq!(answer.status, StatusCode::CREATED, "{answer:?}");
+    }
+    assert_eq!(stage.rides().await, vec!["booked"; 11]);
+    assert_eq!(stage.charges().await.len(), 11);
+    assert_eq!(stage.receipts().await, 11);
 }
 
 #[tokio::test]

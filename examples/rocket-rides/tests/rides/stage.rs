@@ -4,10 +4,10 @@ use std::{path::PathBuf, time::Duration};
 
 use axum::{Router, body::Body, http::Request};
 use rocket_rides::{
-    Payments, Rides, app, completer, migrate,
+    Payments, Rides, app, completer, connect, migrate,
     provider::{self, Charge, Ledger, Mood},
 };
-use tests::{Answer, scratch::Scratch, send, servers::postgres, wire::Server};
+use tests::{Answer, proxy::Proxy, scratch::Scratch, send, servers::postgres, wire::Server};
 use tower_idempotency::{IdempotencyLayer, MissingKey};
 use tower_idempotency_sqlx::{
     Completer, PostgresStore,
@@ -35,8 +35,18 @@ pub(crate) struct Stage {
 
 impl Stage {
     pub(crate) async fn new(name: &str) -> Self {
+        Self::behind(name, None).await
+    }
+
+    /// With the handlers' connections on a way of their own, and a limit that fits.
+    pub(crate) async fn behind(name: &str, way: Option<(&Proxy, Duration)>) -> Self {
         let url = database(name).await;
         let pool = PgPool::connect(&url).await.expect("the server runs");
+        let (theirs, limit) = match way {
+            Some((way, limit)) => (format!("postgres://app@{}/{name}", way.address()), limit),
+            None => (url.clone(), LIMIT),
+        };
+        let theirs = connect(&theirs, limit).await.expect("the server runs");
         migrate(&pool).await.expect("migrated");
         let store = PostgresStore::from_url(&url).expect("a URL");
         store.migrate().await.expect("migrated");
@@ -50,8 +60,9 @@ impl Stage {
         let layer = IdempotencyLayer::new(store.clone()).with_missing_key(MissingKey::Reject);
         let rides = Rides {
             store,
-            pool: pool.clone(),
+            pool: theirs,
             payments,
+            limit,
         };
         let completer = completer(&rides, &layer).with_older_than(Duration::ZERO);
         Self {
@@ -107,3 +118,5 @@ impl Stage {
 }
 
 const PATIENCE: Duration = Duration::from_millis(300);
+/// More than any ride takes.
+const LIMIT: Duration = Duration::from_secs(60);

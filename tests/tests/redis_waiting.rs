@@ -9,18 +9,17 @@ use axum::Router;
 use http::StatusCode;
 use tests::{
     Answer, app,
-    gate::{Gate, bounded},
+    gate::{Gate, bounded, eventually},
     playground::Playground,
     post, send,
     servers::redis::RedisServer,
 };
 use tokio::task::JoinHandle;
 use tower_idempotency::{IdempotencyLayer, InFlight};
-use tower_idempotency_redis::RedisStore;
 
 async fn waiting_layer(server: &RedisServer) -> IdempotencyLayer {
-    let store = RedisStore::connect(&server.url()).await;
-    IdempotencyLayer::new(store.expect("the server runs"))
+    IdempotencyLayer::new(server.store().await)
+        .with_store_timeout(Duration::from_secs(10))
         .with_in_flight(InFlight::Wait(Duration::from_secs(20)))
 }
 
@@ -47,7 +46,7 @@ fn sent(app: &Router, key: &str) -> JoinHandle<(Answer, Instant)> {
 
 /// Until so many channels have somebody who listens.
 async fn listened_to(server: &RedisServer, channels: usize) {
-    for _ in 0..1000 {
+    for _ in 0..5_000 {
         if server.list(&["PUBSUB", "CHANNELS"]).len() == channels {
             return;
         }
@@ -56,20 +55,37 @@ async fn listened_to(server: &RedisServer, channels: usize) {
     panic!("expected {channels} channels with listeners");
 }
 
+/// Until a waiter has just looked, and looks again in a second: without a push it would hear no sooner.
+async fn just_looked(server: &RedisServer) {
+    tokio::time::sleep(Duration::from_millis(2_000)).await;
+    let looks = || server.commandstats().get("evalsha").copied().unwrap_or(0);
+    let before = looks();
+    eventually("the waiter looks", || looks() > before).await;
+}
+
+/// Of trials of which a machine may spoil two by standing still.
+fn median(mut latencies: Vec<Duration>) -> Duration {
+    latencies.sort();
+    println!("{latencies:?}");
+    latencies[latencies.len() / 2]
+}
+
+/// What a waiter may take that is woken, on a machine that is busy; less than half of what one takes that looks.
+const SOON: Duration = Duration::from_millis(400);
+
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_waiter_is_answered_within_50_ms_of_a_completion_elsewhere() {
+async fn a_waiter_is_answered_soon_after_a_completion_elsewhere() {
     bounded(async {
         let server = RedisServer::start(&[]);
         let gate = Gate::shut();
         let (first, second) = two_services(&server, &gate).await;
         let mut latencies = Vec::new();
-        for n in 0..15 {
+        for n in 0..5 {
             let key = format!("k{n}");
             let running = sent(&first, &key);
             gate.arrival().await;
             let waiter = sent(&second, &key);
-            // So long that without the push the next look is two tenths of a second away.
-            tokio::time::sleep(Duration::from_millis(450)).await;
+            just_looked(&server).await;
             gate.let_through(1);
             let (answer, answered) = running.await.expect("the first answer");
             let (replay, heard) = waiter.await.expect("the waiter's answer");
@@ -77,10 +93,8 @@ async fn a_waiter_is_answered_within_50_ms_of_a_completion_elsewhere() {
             assert!(replay.is_replay());
             latencies.push(heard.saturating_duration_since(answered));
         }
-        latencies.sort();
-        let median = latencies[latencies.len() / 2];
-        println!("median {median:?}, worst {:?}", latencies.last());
-        assert!(median <= Duration::from_millis(50), "{median:?}");
+        let median = median(latencies);
+        assert!(median <= SOON, "{median:?}");
     })
     .await;
 }
@@ -93,12 +107,13 @@ async fn a_waiter_in_another_process_is_answered_soon_after_the_completion() {
     let first = Arc::new(Playground::start(&args));
     let second = Arc::new(Playground::start(&args));
     let mut latencies = Vec::new();
-    for n in 0..11 {
+    for n in 0..5 {
         let key = format!("k{n}");
         let post = |playground: &Arc<Playground>| {
             let (playground, key) = (Arc::clone(playground), key.clone());
             tokio::spawn(async move {
-                let answer = playground.post("/slow/700", &key, b"tea").await;
+                // A quarter of a second after a look of the waiter, and so three quarters before the next one.
+                let answer = playground.post("/slow/3000", &key, b"tea").await;
                 (answer, Instant::now())
             })
         };
@@ -110,10 +125,8 @@ async fn a_waiter_in_another_process_is_answered_soon_after_the_completion() {
         assert_eq!((replay.is_replay(), &replay.body), (true, &answer.body));
         latencies.push(heard.saturating_duration_since(answered));
     }
-    latencies.sort();
-    let median = latencies[latencies.len() / 2];
-    println!("median {median:?}, worst {:?}", latencies.last());
-    assert!(median <= Duration::from_millis(50), "{median:?}");
+    let median = median(latencies);
+    assert!(median <= SOON, "{median:?}");
     assert_eq!(second.executions().await, 0);
 }
 

@@ -12,6 +12,8 @@ use std::{
     time::{Duration, Instant},
 };
 
+use tower_idempotency_redis::{ConnectError, RedisOptions, RedisStore};
+
 use self::resp::{Connection, Reply};
 use super::{
     Guard, certificates::Certificates, directory, free_port, on_a_free_port, tool, until_ready,
@@ -237,6 +239,16 @@ impl RedisServer {
         assert!(is_back, "Redis does not come back:\n{}", self.log());
     }
 
+    /// A store on it with the default options, but for a timeout that nothing meets on a machine that is merely busy.
+    ///
+    /// # Panics
+    ///
+    /// When it cannot be connected to: see [`until_connected`].
+    pub async fn store(&self) -> RedisStore {
+        let (options, url) = (RedisOptions::new().with_timeout(UNHURRIED), self.url());
+        until_connected(|| options.clone().connect(&url)).await
+    }
+
     /// What it answers to a command: numbers as text, nothing as "", lists a line for each element.
     ///
     /// # Panics
@@ -304,6 +316,28 @@ impl RedisServer {
         info.get("master_link_status").is_some_and(|it| it == "up")
     }
 }
+
+/// The store, once it is connected, however long that takes on a machine that is busy.
+///
+/// # Panics
+///
+/// When it cannot be connected to for half a minute: with why.
+pub async fn until_connected<F>(connect: impl Fn() -> F) -> RedisStore
+where
+    F: Future<Output = Result<RedisStore, ConnectError>>,
+{
+    let began = Instant::now();
+    loop {
+        match connect().await {
+            Ok(store) => return store,
+            Err(error) => assert!(began.elapsed() < Duration::from_secs(30), "{error:?}"),
+        }
+        tokio::time::sleep(Duration::from_millis(50)).await;
+    }
+}
+
+/// What a call of a store may take whose timeout is not the subject.
+pub const UNHURRIED: Duration = Duration::from_secs(10);
 
 fn command(port: u16, args: &[String]) -> Command {
     let mut command = Command::new(tool("redis-server", "redis-server", &[]));

@@ -22,7 +22,7 @@ use tower_idempotency::Ttl;
 use tower_idempotency_redis::RedisStore;
 
 use crate::{
-    node::{Books, Node, options, until_connected},
+    node::{Books, Node, options, patient, unhurried, until_connected},
     sentinel::caught_up,
 };
 
@@ -61,12 +61,10 @@ async fn slots_that_move_while_requests_go_on_cost_no_effect_and_no_record() {
     let cluster = RedisCluster::start();
     // All entries are in one slot, which goes round.
     let slot = cluster.slot("{moving}");
-    let store = connect(&cluster, "{moving}:").await;
-    let node = Node::with(store, &Books::default(), |layer| {
-        layer.with_lease(LEASE.try_into().unwrap())
-    });
-    let other = Node::with(connect(&cluster, "{moving}:").await, &node.books, |layer| {
-        layer
+    let moving = unhurried().with_prefix("{moving}:");
+    let store = || until_connected(|| moving.clone().connect_cluster(cluster.urls()));
+    let node = Node::with(store().await, &Books::default(), |layer| {
+        patient(layer).with_lease(LEASE.try_into().unwrap())
     });
     let (running, lease) = node.running("running").await;
     let (done, refused, late) = (
@@ -90,7 +88,7 @@ async fn slots_that_move_while_requests_go_on_cost_no_effect_and_no_record() {
                     assert_eq!(first.code(), "store-unavailable");
                     assert_eq!(node.books.of(&key), 0, "refused and executed");
                 }
-                let patience = Duration::from_secs(5);
+                let patience = Duration::from_secs(20);
                 let answer = other.until_served("/orders", &key, patience).await;
                 let again = node.until_served("/orders", &key, patience).await;
                 assert_eq!(again.body, answer.body);
@@ -134,7 +132,7 @@ async fn slots_that_move_while_requests_go_on_cost_no_effect_and_no_record() {
     assert_eq!(node.books.total(), keys + 1 + late.load(Ordering::Relaxed));
 }
 
-const LEASE: Duration = Duration::from_millis(1_500);
+const LEASE: Duration = Duration::from_secs(6);
 
 // fm 40: a node that imports a slot executes what follows ASKING on a connection, whether or not it has the entry: were
 // that another request, whose entry is with the former owner still, it would be executed twice.

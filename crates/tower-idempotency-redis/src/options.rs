@@ -116,9 +116,12 @@ impl RedisOptions {
     ///
     /// When too few have it the call failed: an acquire is answered 503, and a completion is tried again until its lease
     /// is over. A failover to a replica that was waited for then loses no lease and no record; to another one it may,
-    /// so wait for as many as may be promoted. It costs a round trip more for each fresh request, delays all calls on the
-    /// connection while it waits, and makes a replica that is down an outage. Renewals are not waited for: after a
-    /// failover a lease may end up to a third of its length early. Not for clusters.
+    /// so wait for as many as may be promoted. It costs a round trip more for each fresh request and sends each record
+    /// twice, and it makes a replica that is down an outage. What waits does so on a connection of its own, one after the
+    /// other.
+    ///
+    /// Renewals are not waited for: the next primary knows those that have reached it. A failover to one that is behind by
+    /// as long as a lease, or longer, may end leases that are held. Not for clusters.
     pub fn with_wait(mut self, replicas: u32, timeout: Duration) -> Self {
         let timeout = timeout.min(Ttl::MAX.as_duration());
         self.wait = (replicas > 0).then_some(Wait { replicas, timeout });
@@ -131,7 +134,7 @@ impl RedisOptions {
     /// another, install it before.
     ///
     /// Looks whether the server can be used, and teaches it the scripts. Two connections serve all calls, another one the
-    /// waiters. They are made again when they break; calls fail meanwhile.
+    /// waiters, and with [`with_wait`](Self::with_wait) one more what waits for replicas. They are made again when they break; calls fail meanwhile.
     ///
     /// # Errors
     ///
@@ -159,13 +162,13 @@ impl RedisOptions {
     pub async fn connect_client(self, client: Client) -> Result<RedisStore, ConnectError> {
         #[cfg(feature = "tls")]
         provide_cryptography();
-        let asking = self.managed(&client);
-        let keeping = self.managed(&client);
+        let link = || self.managed(&client);
+        let (asking, keeping, waiting) = (link(), link(), self.wait.is_some().then(link));
         let listener = Listener::new(self.timeout, move || {
             let client = client.clone();
             async move { client.get_async_pubsub().await }
         });
-        self.store(asking, keeping, Some(listener)).await
+        self.store(asking, keeping, waiting, Some(listener)).await
     }
 
     /// Uses a pool that the application has already, and one connection like those of it for renewals, completions and
@@ -174,6 +177,10 @@ impl RedisOptions {
     /// When the pool has no connection to give within the [timeout](Self::with_timeout), a request is answered 503. A
     /// shared connection is faster: a pool looks after each connection it hands out. Nothing is heard of completions,
     /// so waiters poll.
+    ///
+    /// The connections are as the pool makes them, and a call ends with their timeouts where those are shorter: unless the
+    /// application made the pool with a `Manager::new_with_config` that has another one, each answer has to come within
+    /// 500 ms. With [`with_wait`](Self::with_wait) it has to come within the time of the waiting, too.
     ///
     /// # Errors
     ///
@@ -191,12 +198,15 @@ impl RedisOptions {
 
         #[cfg(feature = "tls")]
         provide_cryptography();
-        let like = pool.clone();
-        let keeping = Link::Dialled(Redial::new(move || {
-            let pool = like.clone();
-            async move { pool.manager().create().await }
-        }));
-        self.store(Link::Pooled(pool), keeping, None).await
+        let like_those = || {
+            let pool = pool.clone();
+            Link::Dialled(Redial::new(move || {
+                let pool = pool.clone();
+                async move { pool.manager().create().await }
+            }))
+        };
+        let (keeping, waiting) = (like_those(), self.wait.is_some().then(like_those));
+        self.store(Link::Pooled(pool), keeping, waiting, None).await
     }
 
     /// Connects to the primary that sentinels name, and to the next one when that changes.
@@ -236,6 +246,7 @@ impl RedisOptions {
             }))
         };
         let (asking, keeping) = (dialled(), dialled());
+        let waiting = self.wait.is_some().then(dialled);
         let listener = Listener::new(self.timeout, move || {
             let sentinels = Arc::clone(&sentinels);
             async move {
@@ -243,7 +254,7 @@ impl RedisOptions {
                 primary.get_async_pubsub().await
             }
         });
-        self.store(asking, keeping, Some(listener)).await
+        self.store(asking, keeping, waiting, Some(listener)).await
     }
 
     /// Connects to a cluster, of which some nodes are given as URLs.
@@ -326,6 +337,7 @@ impl RedisOptions {
         listener: Option<Listener>,
     ) -> Result<RedisStore, ConnectError> {
         let scripts = Scripts::new();
+        waiting: Option<Link>,
         let deadline = Instant::now() + self.timeout;
         check(&keeping, deadline, &scripts, self.eviction).await?;
         Ok(RedisStore::new(Inner {
@@ -335,6 +347,7 @@ impl RedisOptions {
             scripts,
             listener,
             options: self,
+            waiting,
         }))
     }
 

@@ -35,6 +35,8 @@ pub(crate) struct Inner {
     pub(crate) asking: Link,
     /// For renewals, completions and releases: they never queue behind acquires.
     pub(crate) keeping: Link,
+    /// For what waits for replicas, if anything does: the server answers nothing else there meanwhile.
+    pub(crate) waiting: Option<Link>,
     pub(crate) scripts: Scripts,
     /// Hears of completions and releases; without it waiters poll.
     pub(crate) listener: Option<Listener>,
@@ -93,14 +95,14 @@ impl Store for RedisStore {
         let answer = inner
             .run(&inner.asking, deadline, script, &key, &arguments)
             .await?;
-        let acquired = acquired(answer)?;
-        if let (Acquired::Granted { .. }, Some(wait)) = (&acquired, &inner.options.wait) {
-            // Under the same token: granted again, as it was. What is refused or replayed waits for nobody.
-            inner
-                .run_and_wait(&inner.asking, deadline, script, &key, &arguments, wait)
-                .await?;
-        }
-        Ok(acquired)
+        let first = acquired(answer)?;
+        // What is refused or replayed waits for nobody.
+        let (Acquired::Granted { .. }, Some((link, wait))) = (&first, inner.waiting()) else {
+            return Ok(first);
+        };
+        // Under the same token: granted again, as it was. Unless the server is another one by now, and has its own answer.
+        let waited = inner.run_and_wait(link, deadline, script, &key, &arguments, wait);
+        acquired(Box::pin(waited).await?)
     }
 
     async fn renew(&self, lease: &LeaseRef, ttl: Ttl) -> Result<(), StoreError> {
@@ -134,15 +136,18 @@ impl Store for RedisStore {
             retention.as_millis(),
             u8::from(inner.publishes),
         );
-        let (link, deadline) = (&inner.keeping, inner.deadline());
-        held(&match &inner.options.wait {
-            None => inner.run(link, deadline, script, &key, &arguments).await?,
-            Some(wait) => {
-                inner
-                    .run_and_wait(link, deadline, script, &key, &arguments, wait)
-                    .await?
-            }
-        })
+        let deadline = inner.deadline();
+        let stored = inner.run(&inner.keeping, deadline, script, &key, &arguments);
+        let Some((link, wait)) = inner.waiting() else {
+            return held(&stored.await?);
+        };
+        // Stored at once, however many wait on the other connection before it: its lease would be over by then.
+        let waited = Box::pin(inner.run_and_wait(link, deadline, script, &key, &arguments, wait));
+        let (stored, waited) = tokio::join!(stored, waited);
+        if let Ok(answer) = stored {
+            held(&answer)?;
+        }
+        held(&waited?)
     }
 
     async fn release(&self, lease: &LeaseRef) -> Result<(), StoreError> {
@@ -240,6 +245,11 @@ impl Inner {
             ))),
             _ => Err(unexpected("a number of replicas")),
         }
+    }
+
+    /// What is waited for, and where.
+    fn waiting(&self) -> Option<(&Link, &Wait)> {
+        self.waiting.as_ref().zip(self.options.wait.as_ref())
     }
 
     /// Whether the entry is in progress; true when the server does not say.

@@ -3,8 +3,12 @@
 use std::time::Duration;
 
 use http::StatusCode;
-use tests::{gate::eventually, servers::redis::RedisServer};
-use tokio::time::Instant;
+use tests::{
+    gate::{eventually, within},
+    proxy::Proxy,
+    servers::redis::RedisServer,
+};
+use tokio::time::{Instant, sleep};
 use tower_idempotency::Ttl;
 use tower_idempotency_redis::RedisStore;
 
@@ -14,9 +18,12 @@ use crate::{
 };
 
 async fn connect_waiting(server: &RedisServer) -> RedisStore {
+    connect_waiting_to(&server.url()).await
+}
+
+async fn connect_waiting_to(url: &str) -> RedisStore {
     let options = options().with_wait(1, Duration::from_millis(300));
-    let url = server.url();
-    until_connected(|| options.clone().connect(&url)).await
+    until_connected(|| options.clone().connect(url)).await
 }
 
 // fm 35
@@ -49,6 +56,98 @@ async fn a_store_that_waits_for_replicas_executes_nothing_while_they_are_silent(
     for key in ["before", "running", "fresh"] {
         assert_eq!(node.books.of(key), 1, "{key}");
     }
+}
+
+// fm 35: a server that waits for its replicas answers nothing else on that connection meanwhile.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn leases_are_kept_and_replays_answered_while_others_wait_for_replicas_in_vain() {
+    let primary = RedisServer::start(&[]);
+    let replica = RedisServer::replica_of(&primary);
+    let store = connect_waiting(&primary).await;
+    let node = Node::with(store, &Books::default(), |layer| {
+        layer.with_lease(Ttl::from_secs(6))
+    });
+    let before = node.post("/orders", "before").await;
+    let keys: Vec<_> = (0..30).map(|i| format!("k-{i}")).collect();
+    let mut completing = Vec::new();
+    for key in &keys {
+        completing.push(node.spawn("/held", key));
+        within(Duration::from_secs(10), node.gate.arrival()).await;
+    }
+    let (running, lease) = node.running("running").await;
+    replica.pause();
+    // In the order in which they came.
+    node.gate.let_through(keys.len());
+    let paused = Instant::now();
+    let mut fresh = Vec::new();
+    for i in 0..24 {
+        let node = node.clone();
+        fresh.push(tokio::spawn(async move {
+            for n in 0.. {
+                node.assert_unavailable("/orders", &format!("fresh-{i}-{n}"))
+                    .await;
+                if paused.elapsed() > Duration::from_secs(8) {
+                    return;
+                }
+            }
+        }));
+    }
+    while paused.elapsed() < Duration::from_secs(8) {
+        assert!(lease.is_held(), "{:?}", paused.elapsed());
+        let patience = Duration::from_secs(5);
+        let replay = node.until_served("/orders", "before", patience).await;
+        assert!(replay.is_replay() && replay.body == before.body);
+        sleep(Duration::from_millis(100)).await;
+    }
+    for fresh in fresh {
+        fresh.await.unwrap();
+    }
+    let mut answers = Vec::new();
+    for request in completing {
+        answers.push(request.await.unwrap());
+    }
+    replica.resume();
+    assert!(lease.is_held());
+    node.gate.open_for_good();
+    let answer = running.await.unwrap();
+    eventually("nothing is tried any more", || node.layer.in_flight() == 0).await;
+    node.assert_replays("/held", "running", &answer).await;
+    // No less stored than those that nothing was in the way of.
+    for (key, answer) in keys.iter().zip(&answers) {
+        node.assert_replays("/held", key, answer).await;
+    }
+    for key in keys.iter().map(String::as_str).chain(["before", "running"]) {
+        assert_eq!(node.books.of(key), 1, "{key}");
+    }
+    assert_eq!(node.books.total(), 32, "nothing fresh was executed");
+}
+
+// fm 35: between taking a lease and waiting for it, another primary may have taken over, which gave it to somebody else.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_lease_is_not_granted_that_is_waited_for_at_a_primary_where_somebody_else_has_it() {
+    let former = RedisServer::start(&[]);
+    let next = RedisServer::start(&[]);
+    let _replica = RedisServer::replica_of(&next);
+    let there = Node::new(connect(&former.url()).await);
+    let before = there.post("/orders", "before").await;
+    let way = Proxy::start(former.address());
+    let store = connect_waiting_to(&format!("redis://{}/0", way.address())).await;
+    let node = Node::with(store, &there.books, |layer| layer);
+    // What takes leases is connected to the former one; what waits for replicas has nothing to wait for yet.
+    node.assert_replays("/orders", "before", &before).await;
+    way.lead_to(next.address());
+
+    let other = Node::with(connect(&next.url()).await, &node.books, |layer| layer);
+    let done = other.post("/orders", "done").await;
+    let (running, _) = other.running("running").await;
+    node.gate.open_for_good();
+    assert_eq!(node.post("/held", "running").await.code(), "in-progress");
+    let replay = node.post("/orders", "done").await;
+    assert!(replay.is_replay() && replay.body == done.body, "{replay:?}");
+    other.gate.open_for_good();
+    let answer = running.await.unwrap();
+    assert_eq!(answer.text(), "effect 1 of running");
+    assert_eq!((node.books.of("running"), node.books.of("done")), (1, 1));
 }
 
 // fm 35, 38: scripts are not replicated.

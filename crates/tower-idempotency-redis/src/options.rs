@@ -265,6 +265,9 @@ impl RedisOptions {
     /// Of nodes that do not say under which name they are reached (`cluster-preferred-endpoint-type unknown-endpoint`) all
     /// URLs have to have the same host: redirections lead to that one.
     ///
+    /// A node that does not take a connection within a quarter of the [timeout](Self::with_timeout) is passed over: its keys
+    /// are answered 503 while it has slots, and those of others are served.
+    ///
     /// # Errors
     ///
     /// [`ConnectError`] when no node is given, a URL is not one, no node can be reached, one of them cannot be used, or
@@ -298,7 +301,7 @@ impl RedisOptions {
             return Err(ConnectError::new(ConnectErrorKind::Address, message));
         };
         let client = redis::cluster::ClusterClient::builder(nodes.clone())
-            .connection_timeout(self.timeout)
+            .connection_timeout(self.timeout / CONNECTING)
             .response_timeout(self.timeout)
             // Redirections are followed here.
             .retries(0)
@@ -388,3 +391,8 @@ impl Wait {
         command
     }
 }
+
+/// Which part of a call's timeout a node of a cluster has for taking a connection. Whoever looks for one that hangs looks at
+/// nothing else meanwhile, twice in a row at worst, and a call to another node has to come through between two looks.
+#[cfg(feature = "cluster")]
+const CONNECTING: u32 = 4;

@@ -3,7 +3,7 @@
 use std::{
     collections::HashSet,
     io::{Read, Write},
-    net::TcpStream,
+    net::{TcpListener, TcpStream},
     sync::{
         Arc,
         atomic::{AtomicBool, AtomicU64, Ordering},
@@ -18,8 +18,11 @@ use tokio::{
     task::JoinSet,
     time::{Instant, sleep},
 };
-use tower_idempotency::Ttl;
-use tower_idempotency_redis::RedisStore;
+use tower_idempotency::{
+    Ttl,
+    store::{Acquired, Claim, Fingerprint, KeyId, Store},
+};
+use tower_idempotency_redis::{RedisOptions, RedisStore};
 
 use crate::{
     node::{Books, Node, options, patient, unhurried, until_connected},
@@ -66,6 +69,7 @@ async fn slots_that_move_while_requests_go_on_cost_no_effect_and_no_record() {
     let node = Node::with(store().await, &Books::default(), |layer| {
         patient(layer).with_lease(LEASE.try_into().unwrap())
     });
+    let other = Node::with(store().await, &node.books, patient);
     let (running, lease) = node.running("running").await;
     let (done, refused, late) = (
         Arc::new(AtomicBool::new(false)),
@@ -278,6 +282,142 @@ async fn keys_of_a_node_that_hangs_are_served_once_its_replica_has_taken_over() 
     cluster.node(0).resume();
     nodes[0].until_served("/orders", "after", patience).await;
     assert_eq!(books.total(), 5);
+}
+
+// fm 38, 40: calls for all nodes share connections, and looking for one that hangs must not hold up the others.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn keys_of_other_nodes_are_served_while_one_hangs() {
+    assert_others_are_served(RedisCluster::start_with(&NEVER_FAILS_OVER)).await;
+}
+
+// Its replica is asked in its place, and sends us back to it.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn keys_of_other_nodes_are_served_while_one_with_a_replica_hangs() {
+    assert_others_are_served(RedisCluster::start_with_replicas_and(&NEVER_FAILS_OVER)).await;
+}
+
+/// In the time of these tests.
+const NEVER_FAILS_OVER: [&str; 4] = [
+    "--cluster-node-timeout",
+    "20000",
+    "--cluster-require-full-coverage",
+    "no",
+];
+
+async fn assert_others_are_served(cluster: RedisCluster) {
+    let options = RedisOptions::new().with_timeout(Duration::from_secs(2));
+    let store = until_connected(|| options.clone().connect_cluster(cluster.urls())).await;
+    let node = Node::with(store.clone(), &Books::default(), |layer| {
+        patient(layer).with_lease(Ttl::from_secs(9))
+    });
+    let entries = |n| -> u64 { cluster.node(n).command(&["DBSIZE"]).parse().unwrap() };
+    let (mut running, mut hanging) = (Vec::new(), 0);
+    for i in 0..12 {
+        let before = entries(0);
+        let (request, lease) = node.running(&format!("running-{i}")).await;
+        // Those of the node that hangs are asked for too, until they are lost.
+        if entries(0) > before {
+            hanging += 1;
+        } else {
+            running.push((request, lease, format!("running-{i}")));
+        }
+    }
+    assert!(hanging > 0 && !running.is_empty(), "{hanging} of 12");
+    let mut of_each = [Vec::new(), Vec::new(), Vec::new()];
+    for claim in (0..400).map(claim) {
+        let n = cluster.master_of(slot_of(&cluster, &claim)).unwrap();
+        of_each[n].push(claim);
+    }
+    let [of_the_hanging, fresh, more] = of_each;
+    cluster.node(0).pause();
+    let (paused, trouble) = (Instant::now(), Duration::from_secs(16));
+    let mut traffic = JoinSet::new();
+    for claim in of_the_hanging.into_iter().take(40) {
+        let store = store.clone();
+        traffic.spawn(async move {
+            while paused.elapsed() < trouble {
+                assert!(store.acquire(&claim).await.is_err(), "it hangs");
+            }
+        });
+    }
+    let (mut served, mut slowest) = (0, Duration::ZERO);
+    for claim in fresh.into_iter().zip(more).flat_map(|(a, b)| [a, b]) {
+        let began = Instant::now();
+        while let Err(error) = store.acquire(&claim).await {
+            assert!(began.elapsed() < trouble, "after {served} keys: {error:?}");
+        }
+        slowest = slowest.max(began.elapsed());
+        served += 1;
+        for (_, lease, key) in &running {
+            assert!(lease.is_held(), "{key} after {:?}", paused.elapsed());
+        }
+        sleep(Duration::from_millis(50)).await;
+        if paused.elapsed() > trouble {
+            break;
+        }
+    }
+    println!("{served} keys were served, the slowest after {slowest:?}");
+    // Less than a call may take, and a machine may stand still; two calls in vain are more.
+    assert!(slowest < Duration::from_secs(4), "{slowest:?}");
+    traffic.join_all().await;
+    node.gate.open_for_good();
+    for (request, _, key) in running {
+        let answer = request.await.unwrap();
+        assert_eq!(answer.text(), format!("effect 1 of {key}"));
+        let patience = Duration::from_secs(5);
+        let replay = node.until_served("/held", &key, patience).await;
+        assert!(replay.is_replay());
+        assert_eq!(node.books.of(&key), 1);
+    }
+    cluster.node(0).resume();
+}
+
+fn claim(n: u32) -> Claim {
+    let mut id = [0; 32];
+    id[..4].copy_from_slice(&n.to_be_bytes());
+    let fingerprint = Fingerprint::from_bytes([1; 32]);
+    Claim::new(KeyId::from_bytes(id), fingerprint).expect("randomness")
+}
+
+fn slot_of(cluster: &RedisCluster, claim: &Claim) -> u16 {
+    let digits = claim.id.as_bytes().iter().map(|it| format!("{it:02x}"));
+    cluster.slot(format!("idempotency:{}", digits.collect::<String>()))
+}
+
+// fm 40: who is gone without a word refuses nobody who connects.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_process_connects_though_some_nodes_it_is_given_are_gone_without_a_word() {
+    let cluster = RedisCluster::start_with(&NEVER_FAILS_OVER);
+    let gone: Vec<_> = (0..3)
+        .map(|_| TcpListener::bind("127.0.0.1:0").unwrap())
+        .collect();
+    let mut urls: Vec<_> = gone
+        .iter()
+        .map(|it| format!("redis://{}/", it.local_addr().unwrap()))
+        .collect();
+    urls.extend(cluster.urls());
+    let store = until_connected(|| RedisOptions::new().connect_cluster(&urls)).await;
+    for claim in (0..20).map(claim) {
+        let began = Instant::now();
+        let acquired = loop {
+            match store.acquire(&claim).await {
+                Ok(acquired) => break acquired,
+                Err(error) => assert!(began.elapsed() < Duration::from_secs(5), "{error:?}"),
+            }
+        };
+        assert!(matches!(acquired, Acquired::Granted { generation: 1, .. }));
+    }
+    // One of those that have slots as well.
+    cluster.node(2).pause();
+    let store = until_connected(|| RedisOptions::new().connect_cluster(&urls)).await;
+    let claims = (20..100).map(claim);
+    let mut others = claims.filter(|it| cluster.master_of(slot_of(&cluster, it)) != Some(2));
+    let claim = others.next().expect("two thirds of them are");
+    let began = Instant::now();
+    while let Err(error) = store.acquire(&claim).await {
+        assert!(began.elapsed() < Duration::from_secs(5), "{error:?}");
+    }
+    cluster.node(2).resume();
 }
 
 // fm 40: CLUSTERDOWN.

@@ -70,7 +70,18 @@ impl RedisCluster {
     /// As [`start`](Self::start).
     #[must_use]
     pub fn start_with_replicas() -> Self {
-        Self::of(2 * MASTERS, || RedisServer::launch(|_| node_args(&[])))
+        Self::start_with_replicas_and(&[])
+    }
+
+    /// As [`start_with_replicas`](Self::start_with_replicas); `args` are configuration of each node, as of
+    /// [`RedisServer::start`].
+    ///
+    /// # Panics
+    ///
+    /// As [`start`](Self::start).
+    #[must_use]
+    pub fn start_with_replicas_and(args: &[&str]) -> Self {
+        Self::of(2 * MASTERS, || RedisServer::launch(|_| node_args(args)))
     }
 
     fn of(nodes: usize, start_node: impl Fn() -> RedisServer + Sync) -> Self {

@@ -154,9 +154,11 @@ impl Shared {
         let mut pause = MIN_PAUSE;
         loop {
             if let Ok(Ok(connection)) = timeout(self.limit, (self.dial)()).await {
-                pause = MIN_PAUSE;
                 self.news.notify_one();
-                self.listen(connection).await;
+                // A server that takes the connection may still not let us listen.
+                if self.listen(connection).await {
+                    pause = MIN_PAUSE;
+                }
             }
             self.deaf();
             sleep(pause).await;
@@ -164,8 +166,9 @@ impl Shared {
         }
     }
 
-    /// Listens until the connection breaks, or does not answer in time.
-    async fn listen(&self, connection: PubSub) {
+    /// Listens until the connection breaks, or does not answer in time; whether there was anything to be heard.
+    async fn listen(&self, connection: PubSub) -> bool {
+        let mut has_subscribed = false;
         let (mut sink, mut messages) = connection.split();
         let mut sweep = interval(IDLE);
         sweep.set_missed_tick_behavior(MissedTickBehavior::Delay);
@@ -176,7 +179,7 @@ impl Shared {
                         self.hear(message.get_channel_name());
                         continue;
                     }
-                    None => return,
+                    None => return has_subscribed,
                 },
                 () = self.news.notified() => {
                     let names = self.unheard();
@@ -186,6 +189,7 @@ impl Shared {
                     let answered = timeout(self.limit, sink.subscribe(&names)).await;
                     if matches!(answered, Ok(Ok(()))) {
                         self.subscribed(&names);
+                        has_subscribed = true;
                     }
                     answered
                 }
@@ -198,7 +202,7 @@ impl Shared {
                 }
             };
             if !matches!(answered, Ok(Ok(()))) {
-                return;
+                return has_subscribed;
             }
         }
     }

@@ -17,6 +17,7 @@ mod pause;
 mod pool;
 mod replica;
 mod restart;
+mod rights;
 mod scripts;
 mod secrets;
 mod sentinel;

@@ -23,6 +23,7 @@ redis.call('DEL', KEYS[1])
 redis.call('HSET', KEYS[1], 's', 'D', 't', ARGV[1], 'f', ARGV[2], 'g', generation, 'b', ARGV[4])
 redis.call('PEXPIRE', KEYS[1], ARGV[5])
 if ARGV[6] == '1' then
-  redis.call('PUBLISH', KEYS[1], '')
+  -- A hint: who may not give it has done the rest all the same.
+  redis.pcall('PUBLISH', KEYS[1], '')
 end
 return 1

@@ -15,6 +15,7 @@ else
   redis.call('PEXPIREAT', KEYS[1], string.format('%.0f', now + entry[4]))
 end
 if ARGV[2] == '1' then
-  redis.call('PUBLISH', KEYS[1], '')
+  -- A hint: who may not give it has done the rest all the same.
+  redis.pcall('PUBLISH', KEYS[1], '')
 end
 return 1

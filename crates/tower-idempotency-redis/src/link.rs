@@ -1,5 +1,7 @@
 //! The ways to reach a server, behind one call.
 
+#[cfg(feature = "deadpool")]
+use redis::aio::MultiplexedConnection;
 use redis::{
     Cmd, Pipeline, RedisResult, Value,
     aio::{ConnectionLike, ConnectionManager},
@@ -10,7 +12,7 @@ use tokio::time::Instant;
 use crate::cluster::Cluster;
 use crate::redial::Redial;
 #[cfg(feature = "deadpool")]
-use crate::redial::in_time;
+use crate::redial::{in_time, is_final};
 
 /// What few use is boxed where it is awaited: getting a connection from a pool takes 14 KiB.
 pub(crate) enum Link {
@@ -45,7 +47,7 @@ impl Link {
             Self::Dialled(redial) => redial.with(deadline, |it| send(it, command)).await,
             #[cfg(feature = "deadpool")]
             Self::Pooled(pool) => {
-                let sent = async { send(pooled(pool).await?, command).await };
+                let sent = pooled(pool, |it| send(it, command));
                 Box::pin(in_time(deadline, sent)).await
             }
             #[cfg(feature = "cluster")]
@@ -69,7 +71,7 @@ impl Link {
             Self::Dialled(redial) => redial.with(deadline, |it| send_both(it, &both)).await,
             #[cfg(feature = "deadpool")]
             Self::Pooled(pool) => {
-                let sent = async { send_both(pooled(pool).await?, &both).await };
+                let sent = pooled(pool, |it| send_both(it, &both));
                 Box::pin(in_time(deadline, sent)).await
             }
             // Nobody waits for replicas there.
@@ -103,11 +105,19 @@ pub(crate) async fn send_both(
     }
 }
 
+/// Makes a call on a connection of the pool. One to a server that is no longer the primary is no good for the pool either,
+/// which looks whether it answers, and no further.
 #[cfg(feature = "deadpool")]
-async fn pooled(pool: &deadpool_redis::Pool) -> RedisResult<deadpool_redis::Connection> {
+async fn pooled<T, F>(
+    pool: &deadpool_redis::Pool,
+    call: impl FnOnce(MultiplexedConnection) -> F,
+) -> RedisResult<T>
+where
+    F: Future<Output = RedisResult<T>>,
+{
     use deadpool_redis::PoolError;
 
-    pool.get().await.map_err(|error| match error {
+    let connection = pool.get().await.map_err(|error| match error {
         PoolError::Backend(error) => error,
         error => (
             redis::ErrorKind::Client,
@@ -115,5 +125,10 @@ async fn pooled(pool: &deadpool_redis::Pool) -> RedisResult<deadpool_redis::Conn
             error.to_string(),
         )
             .into(),
-    })
+    })?;
+    let result = call(MultiplexedConnection::clone(&connection)).await;
+    if result.as_ref().is_err_and(is_final) {
+        drop(deadpool_redis::Connection::take(connection));
+    }
+    result
 }

@@ -196,7 +196,7 @@ pub(crate) async fn in_time<T>(
 
 /// Whether no later call on this connection will fare better. A server that has become read-only is one that another has
 /// taken over from: only dialling again finds that one.
-fn is_final(error: &RedisError) -> bool {
+pub(crate) fn is_final(error: &RedisError) -> bool {
     error.is_unrecoverable_error()
         || matches!(
             error.kind(),

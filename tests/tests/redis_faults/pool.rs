@@ -3,7 +3,11 @@
 use std::time::Duration;
 
 use deadpool_redis::{Config, Pool, Runtime};
-use tests::servers::redis::{RedisServer, shared};
+use tests::{
+    gate::eventually,
+    proxy::Proxy,
+    servers::redis::{RedisServer, shared},
+};
 use tokio::{
     task::JoinSet,
     time::{Instant, sleep},
@@ -11,12 +15,17 @@ use tokio::{
 use tower_idempotency::Ttl;
 use tower_idempotency_redis::RedisStore;
 
-use crate::node::{Books, Node, options, until_connected};
+use crate::{
+    node::{Books, Node, options, until_connected},
+    sentinel::caught_up,
+};
 
 pub(crate) fn pool_of(size: usize, server: &RedisServer) -> Pool {
-    let builder = Config::from_url(server.url())
-        .builder()
-        .expect("an address");
+    pool_to(size, server.url())
+}
+
+fn pool_to(size: usize, url: String) -> Pool {
+    let builder = Config::from_url(url).builder().expect("an address");
     let pool = builder.max_size(size).runtime(Runtime::Tokio1).build();
     pool.expect("a runtime")
 }
@@ -103,4 +112,36 @@ async fn a_pool_of_one_serves_a_hundred_at_once() {
         assert!(served, "{answer:?}");
         assert_eq!(books.of(&format!("k-{i}")), 1);
     }
+}
+
+// fm 43: they are fine, and a pool that looks after them finds them so.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn connections_to_a_primary_that_has_become_a_replica_leave_the_pool() {
+    let (former, next) = (RedisServer::start(&[]), RedisServer::start(&[]));
+    let way = Proxy::start(former.address());
+    let pool = pool_to(4, format!("redis://{}/0", way.address()));
+    let node = Node::new(connect_pool(&pool).await);
+    let before = node.post("/orders", "before").await;
+    let mut all = Vec::new();
+    for _ in 0..4 {
+        all.push(pool.get().await.unwrap());
+    }
+    drop(all);
+    let port = |server: &RedisServer| server.address().port().to_string();
+    next.command(&["REPLICAOF", "127.0.0.1", &port(&former)]);
+    eventually("it has begun", || next.command(&["DBSIZE"]) == "1").await;
+    caught_up(&former, &next).await;
+    next.promote();
+    former.command(&["REPLICAOF", "127.0.0.1", &port(&next)]);
+    way.lead_to(next.address());
+
+    let patience = Duration::from_secs(10);
+    node.until_served("/orders", "fresh", patience).await;
+    for i in 0..8 {
+        let key = format!("later-{i}");
+        node.until_served("/orders", &key, patience).await;
+        assert_eq!(node.books.of(&key), 1);
+    }
+    node.assert_replays("/orders", "before", &before).await;
+    assert_eq!(node.books.total(), 10);
 }

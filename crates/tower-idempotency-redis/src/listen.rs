@@ -161,6 +161,7 @@ impl Shared {
                 }
             }
             self.deaf();
+            self.forget_idle();
             sleep(pause).await;
             pause = (pause * 2).min(MAX_PAUSE);
         }
@@ -188,8 +189,8 @@ impl Shared {
                     }
                     let answered = timeout(self.limit, sink.subscribe(&names)).await;
                     if matches!(answered, Ok(Ok(()))) {
-                        self.subscribed(&names);
                         has_subscribed = true;
+                        self.subscribed(&names);
                     }
                     answered
                 }
@@ -261,3 +262,29 @@ const IDLE: Duration = Duration::from_secs(2);
 /// Between two attempts to connect.
 const MIN_PAUSE: Duration = Duration::from_millis(50);
 const MAX_PAUSE: Duration = Duration::from_secs(1);
+
+#[cfg(test)]
+mod tests {
+    use std::{future::pending, io};
+
+    use super::*;
+
+    #[tokio::test(start_paused = true)]
+    async fn channels_are_forgotten_though_nobody_can_be_heard() {
+        let refuses = Listener::new(Duration::from_secs(1), || async {
+            Err(io::Error::from(io::ErrorKind::ConnectionRefused).into())
+        });
+        let hangs = Listener::new(Duration::from_secs(1), pending);
+        for listener in [refuses, hangs] {
+            for n in 0..1_000 {
+                drop(listener.listen(&n.to_string()));
+            }
+            let waiting = listener.listen("somebody waits");
+            sleep(IDLE + MAX_PAUSE + Duration::from_secs(2)).await;
+            assert_eq!(listener.shared.channels().len(), 1);
+            drop(waiting);
+            sleep(IDLE + MAX_PAUSE + Duration::from_secs(2)).await;
+            assert_eq!(listener.shared.channels().len(), 0);
+        }
+    }
+}

@@ -9,8 +9,15 @@ if state and token and token ~= ARGV[1] then
   return 0
 end
 if state == 'D' then
-  -- Ours. Written again as it is, so that whoever waits for replicas after this call waits for something.
-  redis.call('HSET', KEYS[1], 't', token)
+  -- Ours. Its end is set again as it is, so that whoever waits for replicas after this call waits for something: by a write
+  -- that needs no memory, for there may be none.
+  local left = redis.call('PTTL', KEYS[1])
+  if left > 0 then
+    redis.call('PEXPIRE', KEYS[1], left)
+  else
+    -- Somebody has taken its end away.
+    redis.call('HSET', KEYS[1], 't', token)
+  end
   return 1
 end
 local generation = ARGV[3]

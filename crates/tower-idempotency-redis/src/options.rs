@@ -317,7 +317,7 @@ impl RedisOptions {
             Link::Cluster(Box::new(cluster))
         };
         let (asking, keeping) = (link(), link());
-        self.store(asking, keeping, None).await
+        self.store(asking, keeping, None, None).await
     }
 
     fn managed(&self, client: &Client) -> Link {
@@ -337,20 +337,20 @@ impl RedisOptions {
         self,
         asking: Link,
         keeping: Link,
+        waiting: Option<Link>,
         listener: Option<Listener>,
     ) -> Result<RedisStore, ConnectError> {
         let scripts = Scripts::new();
-        waiting: Option<Link>,
         let deadline = Instant::now() + self.timeout;
         check(&keeping, deadline, &scripts, self.eviction).await?;
         Ok(RedisStore::new(Inner {
             publishes: asking.can_publish(),
             asking,
             keeping,
+            waiting,
             scripts,
             listener,
             options: self,
-            waiting,
         }))
     }
 

@@ -468,6 +468,92 @@ async fn an_orphan_is_listed_as_overdue_until_it_is_forgotten() {
     assert!((3600..=3610).contains(&since), "first leased {since} s ago");
 }
 
+/// It may be what is looked for, so it is not passed over in silence; and it hides nothing else.
+async fn an_entry_that_cannot_be_read_is_told_of_after_all_others(stand_in: StandIn) {
+    use tower_idempotency_dynamodb::aws_sdk_dynamodb::{primitives::Blob, types::AttributeValue};
+
+    let (_endpoint, table, store) = listed(stand_in).await;
+    for n in 0..20 {
+        hold(&store, &claim(n)).await;
+    }
+    // As a later version may write them: in each partition the oldest one.
+    for shard in 0..8 {
+        let put = client(shared(stand_in).address()).put_item();
+        put.table_name(&table)
+            .item("id", AttributeValue::B(Blob::new([shard; 32])))
+            .item("listed", AttributeValue::S(format!("in-progress#{shard}")))
+            .item("since", AttributeValue::N("1".to_owned()))
+            .send()
+            .await
+            .expect("the server runs");
+    }
+    for page in [1, 3, 100] {
+        let mut listing = store.in_progress(page);
+        let mut entries = Vec::new();
+        let error = loop {
+            match listing.next().await {
+                Ok(Some(page)) => {
+                    assert!(!page.is_empty());
+                    entries.extend(page);
+                }
+                Ok(None) => panic!("nobody is told of what cannot be read"),
+                Err(error) => break error,
+            }
+        };
+        assert_eq!(entries.len(), 20, "pages of {page}");
+        assert_eq!(error.kind(), DynamoDbErrorKind::Unusable);
+        let said = error.to_string();
+        assert!(said.contains("8 entries"), "{said}");
+        assert!(said.contains("expected a number in expires"), "{said}");
+        // Once.
+        assert_eq!(listing.next().await.expect("it is over"), None);
+    }
+}
+
+#[tokio::test]
+async fn an_entry_that_cannot_be_read_is_told_of_after_all_others_on_dynoxide() {
+    an_entry_that_cannot_be_read_is_told_of_after_all_others(StandIn::Dynoxide).await;
+}
+
+#[tokio::test]
+async fn an_entry_that_cannot_be_read_is_told_of_after_all_others_on_moto() {
+    an_entry_that_cannot_be_read_is_told_of_after_all_others(StandIn::Moto).await;
+}
+
+/// Nothing would ever be collected, or something else would.
+#[tokio::test]
+async fn a_table_that_collects_by_another_attribute_is_refused() {
+    use tower_idempotency_dynamodb::aws_sdk_dynamodb::types::TimeToLiveSpecification;
+
+    for stand_in in [StandIn::Dynoxide, StandIn::Moto] {
+        let server = shared(stand_in);
+        let (client, table) = (client(server.address()), server.new_table());
+        let store = DynamoDbStore::new(&client, table.as_str());
+        store.create_table().await.expect("made");
+        let set = async |name: &str, enabled| {
+            let specification = TimeToLiveSpecification::builder()
+                .attribute_name(name)
+                .enabled(enabled)
+                .build()
+                .expect("complete");
+            let update = client.update_time_to_live().table_name(&table);
+            let update = update.time_to_live_specification(specification);
+            update.send().await.expect("the server runs");
+        };
+        set("ttl", false).await;
+        set("expires_at", true).await;
+        let error = store.create_table().await.expect_err("another attribute");
+        assert_eq!(error.kind(), DynamoDbErrorKind::Unusable, "{stand_in:?}");
+        assert!(error.to_string().contains("attribute ttl"), "{error}");
+        set("expires_at", false).await;
+        store.create_table().await.expect("turned on");
+        let described = client.describe_time_to_live().table_name(&table);
+        let described = described.send().await.expect("the server runs");
+        let described = described.time_to_live_description.expect("described");
+        assert_eq!(described.attribute_name(), Some("ttl"));
+    }
+}
+
 #[tokio::test]
 async fn a_table_of_another_kind_is_refused_and_a_second_store_finds_the_first_ones_table() {
     use tower_idempotency_dynamodb::aws_sdk_dynamodb::types::{

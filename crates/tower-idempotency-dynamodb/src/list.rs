@@ -5,7 +5,7 @@ use std::time::{Duration, SystemTime, UNIX_EPOCH};
 use tower_idempotency::store::KeyId;
 
 use crate::{
-    DynamoDbError, DynamoDbStore,
+    DynamoDbError, DynamoDbErrorKind, DynamoDbStore,
     clock::Moment,
     item::{IN_PROGRESS, Item, NEEDS_ATTENTION, bytes, number, s, text},
 };
@@ -45,6 +45,15 @@ pub struct Listing {
     page: u16,
     shard: u16,
     after: Option<Item>,
+    unread: Unread,
+}
+
+/// What could not be read so far.
+#[derive(Clone, Debug, Default)]
+struct Unread {
+    entries: u64,
+    /// Why the first of them could not be.
+    why: String,
 }
 
 impl DynamoDbStore {
@@ -72,6 +81,7 @@ impl DynamoDbStore {
             page: page.max(1),
             shard: 0,
             after: None,
+            unread: Unread::default(),
         }
     }
 }
@@ -82,7 +92,8 @@ impl Listing {
     /// # Errors
     ///
     /// [`DynamoDbError`] when the service does not answer, or the table has no index: the same page can be asked for
-    /// again.
+    /// again. After the last page once, and of the kind `Unusable`, when there were entries that this version cannot read: it
+    /// says how many, and all others have been listed by then.
     ///
     /// # Cancellation
     ///
@@ -106,8 +117,8 @@ impl Listing {
             let entries = found.items.unwrap_or_default().into_iter();
             let entries = entries.map(|item| Entry::read(item, self.shard, moment));
             let entries: Vec<_> = entries
-                .filter_map(Result::transpose)
-                .collect::<Result<_, _>>()?;
+                .filter_map(|entry| self.unread.but(entry).flatten())
+                .collect();
             self.after = found.last_evaluated_key.filter(|key| !key.is_empty());
             if self.after.is_none() {
                 self.shard += 1;
@@ -116,7 +127,31 @@ impl Listing {
                 return Ok(Some(entries));
             }
         }
-        Ok(None)
+        std::mem::take(&mut self.unread).told().map(|()| None)
+    }
+}
+
+impl Unread {
+    /// What was read, or nothing and counted.
+    fn but<T>(&mut self, read: Result<T, DynamoDbError>) -> Option<T> {
+        let error = match read {
+            Ok(read) => return Some(read),
+            Err(error) => error,
+        };
+        if self.entries == 0 {
+            self.why = error.to_string();
+        }
+        self.entries += 1;
+        None
+    }
+
+    fn told(self) -> Result<(), DynamoDbError> {
+        let Self { entries, why } = self;
+        if entries == 0 {
+            return Ok(());
+        }
+        let message = format!("{entries} entries of the index cannot be read: {why}");
+        Err(DynamoDbError::new(DynamoDbErrorKind::Unusable, message))
     }
 }
 

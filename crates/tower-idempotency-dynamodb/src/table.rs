@@ -24,8 +24,8 @@ impl DynamoDbStore {
     ///
     /// # Errors
     ///
-    /// [`DynamoDbError`] when the service does not answer or refuses, the table that is there has another key or no index
-    /// although entries are listed, or it cannot be used within two minutes.
+    /// [`DynamoDbError`] when the service does not answer or refuses, the table that is there has another key, no index
+    /// although entries are listed, or a TTL on another attribute than `ttl`, or it cannot be used within two minutes.
     ///
     /// # Cancellation
     ///
@@ -111,19 +111,32 @@ impl Inner {
         Ok(())
     }
 
-    /// Lets the service collect what is over.
-    async fn collect(&self) -> Result<(), DynamoDbError> {
+    /// Whether the service collects what is over.
+    async fn is_collected(&self) -> Result<bool, DynamoDbError> {
         let describe = self.theirs.describe_time_to_live().table_name(&self.table);
         let described = Box::pin(describe.send()).await;
         let described = described.map_err(|error| DynamoDbError::of_table(&error))?;
-        let status = described
-            .time_to_live_description
-            .and_then(|it| it.time_to_live_status);
-        if let Some(TimeToLiveStatus::Enabled | TimeToLiveStatus::Enabling) = status {
+        let Some(found) = described.time_to_live_description else {
+            return Ok(false);
+        };
+        match found.time_to_live_status() {
+            Some(TimeToLiveStatus::Enabled | TimeToLiveStatus::Enabling) => {}
+            _ => return Ok(false),
+        }
+        // A table has one such attribute: by another, what is over would stay for ever.
+        match found.attribute_name() {
+            Some(ENDS) => Ok(true),
+            _ => Err(DynamoDbError::unusable("a TTL on the attribute ttl")),
+        }
+    }
+
+    /// Lets the service collect what is over.
+    async fn collect(&self) -> Result<(), DynamoDbError> {
+        if self.is_collected().await? {
             return Ok(());
         }
         let specification = TimeToLiveSpecification::builder()
-            .attribute_name("ttl")
+            .attribute_name(ENDS)
             .enabled(true)
             .build()
             .map_err(|_| incomplete())?;
@@ -134,14 +147,15 @@ impl Inner {
             .time_to_live_specification(specification);
         match Box::pin(update.send()).await {
             Ok(_) => Ok(()),
-            Err(error) if is_on_already(&error) => Ok(()),
+            // Unless it was turned off a moment before, and the service takes its time.
+            Err(error) if may_be_on(&error) && self.is_collected().await? => Ok(()),
             Err(error) => Err(DynamoDbError::of_table(&error)),
         }
     }
 }
 
 /// Whoever makes the table at the same moment may have been first: the service has no name of its own for that.
-fn is_on_already<E: ProvideErrorMetadata, R>(error: &SdkError<E, R>) -> bool {
+fn may_be_on<E: ProvideErrorMetadata, R>(error: &SdkError<E, R>) -> bool {
     let reported = error.as_service_error();
     reported.and_then(ProvideErrorMetadata::code) == Some("ValidationException")
 }
@@ -173,6 +187,9 @@ const SHOWN: [&str; 6] = [
     "owner",
     "reason",
 ];
+
+/// The attribute that says from when on the service may collect an item.
+const ENDS: &str = "ttl";
 
 const PATIENCE: Duration = Duration::from_secs(120);
 const PAUSE: Duration = Duration::from_millis(200);

@@ -52,8 +52,8 @@ impl DynamoDbStore {
     /// Carries out what an operator has decided about an entry of [`needs_attention`](Self::needs_attention): one write,
     /// under the condition that the entry is as it was listed.
     ///
-    /// False if it is not: somebody has resolved it meanwhile, or a repetition of this call by the SDK met its own write.
-    /// Nothing was changed then.
+    /// False if it is not, and this write did not happen: somebody has resolved it meanwhile. Or this very call has, whose
+    /// answer was lost, and which the SDK made again: list it anew to know.
     ///
     /// # Errors
     ///

@@ -79,7 +79,7 @@ impl Campaign {
     ///
     /// # Panics
     ///
-    /// When a server does not start, or a key has no answer for 30 seconds.
+    /// When a server does not start, or a key has no answer for two minutes.
     pub async fn run(&self, mut told: impl FnMut(&Round)) -> Tally {
         let mut tally = Tally::new(self);
         let began = Instant::now();

@@ -11,7 +11,10 @@ use std::{
     net::SocketAddr,
     path::{Path, PathBuf},
     process::Command,
-    sync::{Mutex, MutexGuard, PoisonError},
+    sync::{
+        Mutex, MutexGuard, PoisonError,
+        atomic::{AtomicU64, Ordering},
+    },
     thread,
     time::{Duration, Instant},
 };
@@ -50,6 +53,10 @@ struct Member {
     program: Program,
     args: Vec<String>,
     running: Mutex<Guard>,
+    /// Which of its processes runs, from 1.
+    process: AtomicU64,
+    /// Which of them has given an answer.
+    at_work: AtomicU64,
 }
 
 impl Fleet {
@@ -173,6 +180,8 @@ impl Member {
             program,
             args: args_on(port),
             running: Mutex::new(guard),
+            process: AtomicU64::new(1),
+            at_work: AtomicU64::new(0),
         }
     }
 
@@ -181,6 +190,7 @@ impl Member {
         let mut running = self.running();
         let (pid, ordered) = (running.pid(), Instant::now());
         running.kill();
+        self.process.fetch_add(1, Ordering::SeqCst);
         let down = Instant::now();
         let again = command(self.program, &self.args);
         // On a busy machine one gives up on the store as it starts; whoever runs services starts another.
@@ -191,6 +201,11 @@ impl Member {
         });
         assert!(is_back, "it does not come back:\n{}", running.log());
         (pid, ordered, down, None)
+    }
+
+    /// Whether the process that runs has answered somebody: whoever is struck before that is not at work yet.
+    fn is_at_work(&self) -> bool {
+        self.at_work.load(Ordering::SeqCst) == self.process.load(Ordering::SeqCst)
     }
 
     /// Stops the process for that long.

@@ -2,7 +2,7 @@
 
 use std::{
     io,
-    sync::Arc,
+    sync::{Arc, atomic::Ordering},
     time::{Duration, Instant},
 };
 
@@ -101,18 +101,22 @@ impl Client {
 
     /// On a connection that is taken away meanwhile: after an error, or when we hang up, it is closed.
     async fn post(&mut self, member: usize, key: &str) -> io::Result<Answer> {
+        let asked = &self.fleet.members[member];
         let mut connection = match self.connections[member].take() {
             Some(connection) => connection,
-            None => Connection::open(self.fleet.members[member].address).await?,
+            None => Connection::open(asked.address).await?,
         };
+        // The one that is there now or one that is gone by then.
+        let process = asked.process.load(Ordering::SeqCst);
         let answer = connection.post(&self.path, key, "tea").await?;
+        asked.at_work.fetch_max(process, Ordering::SeqCst);
         self.connections[member] = Some(connection);
         Ok(answer)
     }
 }
 
-/// How long a client waits in all, and the most patient one for one member.
-pub(super) const LONGEST: Duration = Duration::from_secs(30);
+/// How long a client waits in all, and the most patient one for one member: on any machine, however busy.
+pub(super) const LONGEST: Duration = Duration::from_secs(120);
 
 fn outcome(mut answer: Answer) -> Outcome {
     if answer.status.is_success() {

@@ -59,7 +59,7 @@ impl Fleet {
     ///
     /// # Panics
     ///
-    /// When a key has no answer for 30 seconds, or a member does not come back.
+    /// When a key has no answer for two minutes, or a member does not come back.
     pub async fn run(self, load: Load) -> History {
         self.run_under(load, |fleet, load| {
             let strikes = strikes::all(fleet, load);
@@ -73,7 +73,7 @@ impl Fleet {
     ///
     /// # Panics
     ///
-    /// When a key has no answer for 30 seconds, or `trouble` panics.
+    /// When a key has no answer for two minutes, or `trouble` panics.
     pub async fn run_beside(
         self,
         load: Load,

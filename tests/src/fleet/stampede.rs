@@ -32,7 +32,7 @@ impl Fleet {
     ///
     /// # Panics
     ///
-    /// When a key has no answer for 30 seconds.
+    /// When a key has no answer for two minutes.
     pub async fn stampede(self, stampede: &Stampede) -> History {
         let fleet = Arc::new(self);
         let start = Arc::new(Barrier::new(stampede.clients));

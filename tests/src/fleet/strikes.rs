@@ -3,7 +3,7 @@
 use std::{
     sync::atomic::{AtomicUsize, Ordering},
     thread,
-    time::Duration,
+    time::{Duration, Instant},
 };
 
 use super::{Blow, Fleet, Load, Member};
@@ -57,6 +57,7 @@ impl Striker<'_> {
                 return strikes;
             }
             self.wait_for_others();
+            self.wait_for_work();
             let (pid, ordered, down, resumed) = match self.load.blow {
                 Blow::Kill => self.member.kill(),
                 Blow::Pause(length) => self.member.pause(length),
@@ -72,6 +73,14 @@ impl Striker<'_> {
         }
     }
 
+    /// Until it has something to be struck at, for a while: where nobody asks, it will have nothing.
+    fn wait_for_work(&self) {
+        let began = Instant::now();
+        while !self.member.is_at_work() && began.elapsed() < IDLE {
+            thread::sleep(Duration::from_millis(1));
+        }
+    }
+
     /// Until enough of the others are up.
     fn wait_for_others(&self) {
         let more = |down: usize| (down < self.load.at_once).then_some(down + 1);
@@ -84,3 +93,6 @@ impl Striker<'_> {
         }
     }
 }
+
+/// How long a member is spared that answers nobody.
+const IDLE: Duration = Duration::from_secs(2);

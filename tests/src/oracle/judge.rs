@@ -89,6 +89,39 @@ impl History {
         stuck.map(|(key, story)| story.told(key)).collect()
     }
 
+    /// Whether most keys were free in time: nine of ten of those that were struck, or of all if no blow fell, had an answer
+    /// within `limit` since they were first asked for or last struck. The others may have met a machine that stood still.
+    ///
+    /// # Errors
+    ///
+    /// If not: what became of the first that were late.
+    pub fn are_free_within(&self, limit: Duration) -> Result<(), String> {
+        let stories = self.stories();
+        let judged = stories
+            .iter()
+            .filter(|(_, story)| self.strikes.is_empty() || self.is_struck(story));
+        let (late, in_time): (Vec<_>, Vec<_>) =
+            judged.partition(|(_, story)| self.wait(story) > limit);
+        if late.len() * 9 <= in_time.len() {
+            return Ok(());
+        }
+        let first: Vec<_> = late.iter().take(3).map(|(key, it)| it.told(key)).collect();
+        let (late, all) = (late.len(), late.len() + in_time.len());
+        let first = first.join("\n");
+        Err(format!(
+            "{late} of {all} keys took longer than {limit:?}, such as\n{first}"
+        ))
+    }
+
+    /// Whether a process that had an effect of it was struck while a client waited there.
+    pub(super) fn is_struck(&self, story: &Story<'_>) -> bool {
+        let mut attempts = story.attempts.iter();
+        attempts.any(|attempt| {
+            self.strikes_of(attempt)
+                .any(|strike| story.effects.iter().any(|it| it.pid == strike.pid))
+        })
+    }
+
     /// Each key that was asked for, and nobody was told anything definite of.
     #[must_use]
     pub fn unanswered(&self) -> Vec<String> {

@@ -142,6 +142,36 @@ fn who_never_had_an_answer_is_stuck() {
 }
 
 #[test]
+fn nine_of_ten_that_were_struck_have_to_be_free_in_time() {
+    let told = killed_at_work()
+        .effect(20, 7)
+        .asked(1, 115, 120, answer(7))
+        .1;
+    let late = Duration::from_millis(108);
+    for (struck, others, is_late) in [(1, 0, true), (9, 0, true), (10, 0, false), (2, 50, true)] {
+        let mut history = told.clone();
+        // The first is as it was told, and others are answered sooner, or were not struck at all.
+        for n in 1..struck + others {
+            let key = format!("k{n}");
+            let mut effects = told.effects.clone();
+            let mut attempts = told.attempts.clone();
+            attempts[2].ended -= Duration::from_millis(5);
+            if n >= struck {
+                effects.remove(0);
+                attempts.drain(..2);
+            }
+            effects.iter_mut().for_each(|it| it.key = key.clone());
+            attempts.iter_mut().for_each(|it| it.key = key.clone());
+            history.effects.extend(effects);
+            history.attempts.extend(attempts);
+        }
+        let free = history.are_free_within(late);
+        assert_eq!(free.is_err(), is_late, "{struck} and {others}: {free:?}");
+        assert_eq!(history.are_free_within(late * 2), Ok(()));
+    }
+}
+
+#[test]
 fn a_wait_begins_anew_only_when_the_one_who_may_have_had_the_lease_is_struck() {
     // The lease of the first is over at 77 at the earliest.
     for (at, waited) in [(30, 190), (100, 100)] {

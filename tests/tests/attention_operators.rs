@@ -19,7 +19,6 @@ use tower_idempotency::{
     IdempotencyLayer, Lease, NeedsAttention, Store,
     store::{Acquired, Claim, Fingerprint, KeyId},
 };
-use tower_idempotency_redis::RedisStore;
 use tower_idempotency_sqlx::sqlx::{
     AssertSqlSafe, Connection, MySqlConnection, PgConnection, Row, SqliteConnection, raw_sql,
 };
@@ -279,7 +278,7 @@ async fn operators_find_and_resolve_what_needs_attention_in_sqlite() {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn operators_find_and_resolve_what_needs_attention_in_redis() {
     let server = redis::RedisServer::start(&[]);
-    let store = RedisStore::connect(&server.url()).await.expect("it runs");
+    let store = server.store().await;
     let service = Service::on(store.clone());
     for key in ["a", "b", "c"] {
         service.ask(key).await;

@@ -3,7 +3,7 @@
 use std::{fs, time::Duration};
 
 use deadpool_redis::{Config, Runtime};
-use tests::servers::redis::{RedisServer, Sentinel, shared};
+use tests::servers::redis::{RedisServer, Sentinel, UNHURRIED, shared, until_connected};
 use tower_idempotency::conformance::{Subject, Threads, every_case, run};
 use tower_idempotency_redis::{
     RedisOptions, RedisStore,
@@ -13,8 +13,12 @@ use tower_idempotency_redis::{
     },
 };
 
+fn options() -> RedisOptions {
+    RedisOptions::new().with_timeout(UNHURRIED)
+}
+
 async fn assert_conforms(store: RedisStore, push: bool) {
-    let subject = Subject::new(store).with_unit(Duration::from_millis(20));
+    let subject = Subject::new(store).with_unit(Duration::from_millis(100));
     every_case(&subject.with_push(push)).await;
 }
 
@@ -27,8 +31,8 @@ fn with_tls() {
             root_cert: Some(fs::read(server.certificates().ca()).unwrap()),
         };
         let client = Client::build_with_tls(server.tls_url(), certificates).unwrap();
-        let store = RedisOptions::new().connect_client(client).await;
-        assert_conforms(store.unwrap(), true).await;
+        let store = until_connected(|| options().connect_client(client.clone())).await;
+        assert_conforms(store, true).await;
     });
 }
 
@@ -39,8 +43,8 @@ fn on_a_unix_socket() {
     let directory = directory.lines().nth(1).unwrap();
     run(Threads::Four, async {
         let client = Client::open(format!("redis+unix://{directory}/redis.sock")).unwrap();
-        let store = RedisOptions::new().connect_client(client).await;
-        assert_conforms(store.unwrap(), true).await;
+        let store = until_connected(|| options().connect_client(client.clone())).await;
+        assert_conforms(store, true).await;
     });
 }
 
@@ -51,9 +55,12 @@ fn through_a_sentinel() {
     run(Threads::Four, async {
         let url = format!("redis://{}/", sentinel.address());
         let name = Sentinel::NAME.to_owned();
-        let client = SentinelClient::build(vec![url], name, None, SentinelServerType::Master);
-        let store = RedisOptions::new().connect_sentinel(client.unwrap()).await;
-        assert_conforms(store.unwrap(), true).await;
+        let store = until_connected(|| {
+            let (urls, name) = (vec![url.clone()], name.clone());
+            let client = SentinelClient::build(urls, name, None, SentinelServerType::Master);
+            options().connect_sentinel(client.unwrap())
+        });
+        assert_conforms(store.await, true).await;
     });
 }
 
@@ -63,9 +70,10 @@ fn through_pools_of_one_and_of_eight() {
         run(Threads::Four, async {
             let builder = Config::from_url(shared().url()).builder().unwrap();
             let pool = builder.max_size(size).runtime(Runtime::Tokio1).build();
-            let store = RedisOptions::new().connect_pool(pool.unwrap()).await;
+            let pool = pool.unwrap();
+            let store = until_connected(|| options().connect_pool(pool.clone())).await;
             // Nothing is heard through a pool.
-            assert_conforms(store.unwrap(), false).await;
+            assert_conforms(store, false).await;
         });
     }
 }
@@ -75,8 +83,8 @@ fn waiting_for_a_replica() {
     let primary = RedisServer::start(&[]);
     let _replica = RedisServer::replica_of(&primary);
     run(Threads::Four, async {
-        let waiting = RedisOptions::new().with_wait(1, Duration::from_secs(2));
-        let store = waiting.connect(&primary.url()).await;
-        assert_conforms(store.unwrap(), true).await;
+        let (waiting, url) = (options().with_wait(1, UNHURRIED), primary.url());
+        let store = until_connected(|| waiting.clone().connect(&url)).await;
+        assert_conforms(store, true).await;
     });
 }

@@ -31,7 +31,6 @@ use tower_idempotency::{
     store::{Acquired, Claim, Fingerprint, KeyId},
 };
 use tower_idempotency_dynamodb::DynamoDbOptions;
-use tower_idempotency_redis::RedisStore;
 
 const REFUND_FAILED: NeedsAttention = NeedsAttention::new("refund-failed");
 const REASON: &str = "refund re_7 of 1250 EUR";
@@ -116,8 +115,8 @@ async fn what_needs_attention_is_refused_until_resolved_in_memory() {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn what_needs_attention_is_refused_until_resolved_in_redis() {
     let server = redis::shared();
-    let store = RedisStore::connect(&server.url()).await;
-    refuses_retries_until_resolved(store.expect("the server runs")).await;
+    let store = server.store().await;
+    refuses_retries_until_resolved(store).await;
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]

@@ -29,7 +29,6 @@ use tokio::{
     time::{Instant, sleep_until},
 };
 use tower_idempotency::store::{Acquired, Store, Token, Ttl};
-use tower_idempotency_redis::RedisStore;
 
 use self::{
     asked::{LOOK, Lasts, ONLOOKER, Spoken, ask, id, record},
@@ -248,7 +247,7 @@ async fn alike<S: Store>(store: S, mutant: Option<Mutant>) -> Result<(), String>
 
 #[tokio::test(flavor = "multi_thread")]
 async fn redis_makes_every_transition_of_the_model() {
-    let store = RedisStore::connect(&redis::shared().url()).await.unwrap();
+    let store = redis::shared().store().await;
     alike(store, None).await.unwrap();
 }
 

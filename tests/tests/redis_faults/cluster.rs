@@ -310,7 +310,10 @@ async fn assert_others_are_served(cluster: RedisCluster) {
     let node = Node::with(store.clone(), &Books::default(), |layer| {
         patient(layer).with_lease(Ttl::from_secs(9))
     });
-    let entries = |n| -> u64 { cluster.node(n).command(&["DBSIZE"]).parse().unwrap() };
+    let entries = |n| -> u64 {
+        let size = cluster.node(n).command(&["DBSIZE"]);
+        size.parse().expect("a number")
+    };
     let (mut running, mut hanging) = (Vec::new(), 0);
     for i in 0..12 {
         let before = entries(0);
@@ -325,7 +328,9 @@ async fn assert_others_are_served(cluster: RedisCluster) {
     assert!(hanging > 0 && !running.is_empty(), "{hanging} of 12");
     let mut of_each = [Vec::new(), Vec::new(), Vec::new()];
     for claim in (0..400).map(claim) {
-        let n = cluster.master_of(slot_of(&cluster, &claim)).unwrap();
+        let n = cluster
+            .master_of(slot_of(&cluster, &claim))
+            .expect("a slot that is served");
         of_each[n].push(claim);
     }
     let [of_the_hanging, fresh, more] = of_each;
@@ -362,7 +367,7 @@ async fn assert_others_are_served(cluster: RedisCluster) {
     traffic.join_all().await;
     node.gate.open_for_good();
     for (request, _, key) in running {
-        let answer = request.await.unwrap();
+        let answer = request.await.expect("no panic");
         assert_eq!(answer.text(), format!("effect 1 of {key}"));
         let patience = Duration::from_secs(5);
         let replay = node.until_served("/held", &key, patience).await;

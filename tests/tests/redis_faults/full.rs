@@ -17,8 +17,9 @@ use crate::node::{Books, Node, connect_unhurried, patient};
 fn fill(server: &RedisServer) {
     server.command(&["SET", "filler", &"x".repeat(4 << 20)]);
     server.command(&["CONFIG", "SET", "maxmemory", "2mb"]);
-    let refusal = server.try_command(&["SET", "more", "y"]).unwrap();
-    assert!(refusal.unwrap_err().starts_with("OOM"));
+    let refusal = server.try_command(&["SET", "more", "y"]);
+    let refusal = refusal.expect("an answer");
+    assert!(refusal.expect_err("no room").starts_with("OOM"));
 }
 
 // fm 42
@@ -112,7 +113,7 @@ fn out_of_memory(server: &RedisServer) -> u64 {
     let errors = server.command(&["INFO", "errorstats"]);
     let mut lines = errors.lines();
     let count = lines.find_map(|line| line.strip_prefix("errorstat_OOM:count="));
-    count.map_or(0, |count| count.trim_end().parse().unwrap())
+    count.map_or(0, |count| count.trim_end().parse().expect("a number"))
 }
 
 /// So long that a machine may stand still for some seconds.

@@ -24,7 +24,7 @@ use crate::{
 async fn assert_serves(store: RedisStore, server: &RedisServer, pushes: bool) {
     let books = Books::default();
     let node = Node::with(store, &books, |layer| {
-        layer.with_in_flight(InFlight::Wait(Duration::from_secs(10)))
+        layer.with_in_flight(InFlight::Wait(Duration::from_secs(25)))
     });
     let plain = Node::with(connect(&server.url()).await, &books, |layer| layer);
     let first = node.post("/orders-large", "first").await;
@@ -32,23 +32,35 @@ async fn assert_serves(store: RedisStore, server: &RedisServer, pushes: bool) {
     node.assert_replays("/orders-large", "first", &first).await;
     plain.assert_replays("/orders-large", "first", &first).await;
 
-    let (request, _) = plain.running("second").await;
-    let waiter = node.spawn("/held", "second");
-    let subscribed = || !server.command(&["PUBSUB", "CHANNELS"]).is_empty();
-    if pushes {
-        eventually("the waiter listens", subscribed).await;
+    let mut latencies = Vec::new();
+    for n in 0..TRIALS {
+        let key = format!("waited-for-{n}");
+        let (request, _) = plain.running(&key).await;
+        let waiter = node.spawn("/held", &key);
+        // So old that its looks are a second apart, and it has just looked.
+        tokio::time::sleep(Duration::from_secs(2)).await;
+        let looks = || server.commandstats()["evalsha"];
+        let before = looks();
+        eventually("the waiter looks", || looks() > before).await;
+        let completed = Instant::now();
+        plain.gate.let_through(1);
+        let waited = waiter.await.expect("no panic");
+        latencies.push(completed.elapsed());
+        assert_eq!(waited.body, request.await.expect("no panic").body);
+        assert_eq!(books.of(&key), 1);
+        if !pushes {
+            break;
+        }
     }
-    // Long enough for the waiter's looks to be a second apart.
-    tokio::time::sleep(Duration::from_millis(2_500)).await;
-    let completed = Instant::now();
-    plain.gate.open_for_good();
-    let waited = waiter.await.expect("no panic");
-    let took = completed.elapsed();
-    let bound = if pushes { 400 } else { 2_000 };
-    assert!(took < Duration::from_millis(bound), "{took:?}");
-    assert_eq!(waited.body, request.await.expect("no panic").body);
-    assert_eq!((books.of("first"), books.of("second")), (1, 1));
+    latencies.sort();
+    let median = latencies[latencies.len() / 2];
+    // A machine may stand still in two of the trials; and who only looks does so each second.
+    let bound = Duration::from_millis(if pushes { 400 } else { 8_000 });
+    assert!(median < bound, "{latencies:?}");
+    assert_eq!(books.of("first"), 1);
 }
+
+const TRIALS: usize = 5;
 
 fn trusting(ca: &RedisServer) -> TlsCertificates {
     TlsCertificates {

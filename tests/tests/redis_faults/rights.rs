@@ -1,5 +1,7 @@
 //! A user of the server who may do little: failure modes 43 and 46.
 
+#![expect(clippy::unwrap_used, reason = "a test that cannot go on says where")]
+
 use std::time::Duration;
 
 use http::StatusCode;

@@ -13,10 +13,7 @@ use std::{
 
 use redis::{
     AsyncConnectionConfig, Client, Cmd, ConnectionAddr, ConnectionInfo, RedisResult, RetryMethod,
-    Value,
-    aio::MultiplexedConnection,
-    cluster_async::ClusterConnection,
-    cluster_routing::{RoutingInfo, SingleNodeRoutingInfo},
+    Value, aio::MultiplexedConnection, cluster_async::ClusterConnection,
 };
 use tokio::time::{Instant, sleep};
 
@@ -27,8 +24,8 @@ use crate::{
 
 pub(crate) struct Cluster {
     nodes: Redial<ClusterConnection>,
-    /// Nothing is sent on these but `ASKING` and a command, both at once.
-    importing: Mutex<HashMap<Address, Arc<Redial<MultiplexedConnection>>>>,
+    /// To those that we were sent on to. `ASKING` goes out here with its command, both at once: nothing comes between.
+    sent_to: Mutex<HashMap<Address, Arc<Redial<MultiplexedConnection>>>>,
     /// How to connect to any node: as to the first one.
     like: ConnectionInfo,
     /// Of all nodes that we were told of, if it is one: whichever is asked, it is asked there.
@@ -50,7 +47,7 @@ impl Cluster {
         let host = host(&first).filter(|_| others.iter().all(|it| host(it) == host(&first)));
         Self {
             nodes,
-            importing: Mutex::default(),
+            sent_to: Mutex::default(),
             host: host.map(str::to_owned),
             like: first,
             timeout,
@@ -87,12 +84,11 @@ impl Cluster {
             }
             answer = match (redirected, method) {
                 (Some(node), RetryMethod::AskRedirect) => self.ask(node, deadline, command).await,
-                // One that is new is not found, but with the slots, which are being looked up since we were sent away.
-                (Some((host, port)), RetryMethod::MovedRedirect) => {
-                    let node = SingleNodeRoutingInfo::ByAddress { host, port };
-                    let mut nodes = nodes.clone();
-                    let sent = nodes.route_command(command.clone(), RoutingInfo::SingleNode(node));
-                    sent.await.and_then(Value::extract_error)
+                // Not by the connections that all share: asked for a node that they do not lead to, as one that hangs, they
+                // are all made anew, and serve nobody meanwhile.
+                (Some(node), RetryMethod::MovedRedirect) => {
+                    let node = self.sent_to(node);
+                    node.with(deadline, |it| send(it, command)).await
                 }
                 _ => send(nodes.clone(), command).await,
             };
@@ -104,23 +100,20 @@ impl Cluster {
     async fn ask(&self, node: Address, deadline: Instant, command: &Cmd) -> RedisResult<Value> {
         let mut both = redis::pipe();
         both.cmd("ASKING").add_command(command.clone());
-        let node = self.importing(node);
+        let node = self.sent_to(node);
         let asked = node.with(deadline, |it| async move { send_both(it, &both).await });
         let (_asking, answer) = asked.await?;
         Ok(answer)
     }
 
-    fn importing(&self, node: Address) -> Arc<Redial<MultiplexedConnection>> {
-        let mut importing = self
-            .importing
-            .lock()
-            .unwrap_or_else(PoisonError::into_inner);
+    fn sent_to(&self, node: Address) -> Arc<Redial<MultiplexedConnection>> {
+        let mut sent_to = self.sent_to.lock().unwrap_or_else(PoisonError::into_inner);
         // Nodes come and go, and of the latter nobody tells us. Who is in use is soon there again.
-        if importing.len() >= IMPORTING && !importing.contains_key(&node) {
-            importing.clear();
+        if sent_to.len() >= SENT_TO && !sent_to.contains_key(&node) {
+            sent_to.clear();
         }
         let (host, port) = node.clone();
-        let connection = importing.entry(node);
+        let connection = sent_to.entry(node);
         Arc::clone(connection.or_insert_with(|| Arc::new(self.connection_to(host, port))))
     }
 
@@ -176,8 +169,8 @@ fn host(node: &ConnectionInfo) -> Option<&str> {
 /// How often a command is sent again: as long as it takes a cluster to agree on who has a slot, within the deadline.
 const ATTEMPTS: u32 = 16;
 const PAUSE: Duration = Duration::from_millis(10);
-/// How many connections to nodes that are to get a slot are kept, for each purpose.
-const IMPORTING: usize = 32;
+/// How many connections to nodes that we were sent on to are kept, for each purpose.
+const SENT_TO: usize = 32;
 
 #[cfg(test)]
 mod tests {
@@ -248,17 +241,14 @@ mod tests {
     }
 
     #[test]
-    fn connections_to_nodes_that_were_to_get_slots_are_bounded() {
+    fn connections_to_nodes_that_we_were_sent_on_to_are_bounded() {
         let cluster = cluster(&["redis://a:1"]);
-        let first = cluster.importing(("b".to_owned(), 1));
-        assert!(Arc::ptr_eq(&first, &cluster.importing(("b".to_owned(), 1))));
+        let first = cluster.sent_to(("b".to_owned(), 1));
+        assert!(Arc::ptr_eq(&first, &cluster.sent_to(("b".to_owned(), 1))));
         for port in 0..1_000 {
-            let node = cluster.importing(("c".to_owned(), port));
-            assert!(cluster.importing.lock().unwrap().len() <= IMPORTING);
-            assert!(Arc::ptr_eq(
-                &node,
-                &cluster.importing(("c".to_owned(), port))
-            ));
+            let node = cluster.sent_to(("c".to_owned(), port));
+            assert!(cluster.sent_to.lock().unwrap().len() <= SENT_TO);
+            assert!(Arc::ptr_eq(&node, &cluster.sent_to(("c".to_owned(), port))));
         }
     }
 

@@ -314,57 +314,61 @@ async fn assert_others_are_served(cluster: RedisCluster) {
         let size = cluster.node(n).command(&["DBSIZE"]);
         size.parse().expect("a number")
     };
-    let (mut running, mut hanging) = (Vec::new(), 0);
+    let mut running = Vec::new();
     for i in 0..12 {
-        let before = entries(0);
-        let (request, lease) = node.running(&format!("running-{i}")).await;
+        let (before, key) = (entries(0), format!("running-{i}"));
+        let (request, lease) = node.running(&key).await;
         // Those of the node that hangs are asked for too, until they are lost.
-        if entries(0) > before {
-            hanging += 1;
-        } else {
-            running.push((request, lease, format!("running-{i}")));
+        if entries(0) == before {
+            running.push((request, lease, key));
         }
     }
-    assert!(hanging > 0 && !running.is_empty(), "{hanging} of 12");
+    assert!(!running.is_empty() && running.len() < 12);
     let mut of_each = [Vec::new(), Vec::new(), Vec::new()];
-    for claim in (0..400).map(claim) {
-        let n = cluster
-            .master_of(slot_of(&cluster, &claim))
-            .expect("a slot that is served");
-        of_each[n].push(claim);
+    for claim in (0..200).map(claim) {
+        let n = cluster.master_of(slot_of(&cluster, &claim));
+        of_each[n.expect("a slot that is served")].push(claim);
     }
-    let [of_the_hanging, fresh, more] = of_each;
-    cluster.node(0).pause();
-    let (paused, trouble) = (Instant::now(), Duration::from_secs(16));
-    let mut traffic = JoinSet::new();
-    for claim in of_the_hanging.into_iter().take(40) {
-        let store = store.clone();
-        traffic.spawn(async move {
-            while paused.elapsed() < trouble {
-                assert!(store.acquire(&claim).await.is_err(), "it hangs");
+    let [hanging, others, more] = of_each;
+    let mut others = others.iter().chain(&more).cycle();
+    let mut slowest = Vec::new();
+    // Of each pause the slowest call; in two of them the machine may stand still.
+    for _ in 0..5 {
+        cluster.node(0).pause();
+        let (paused, trouble) = (Instant::now(), Duration::from_secs(7));
+        let mut traffic = JoinSet::new();
+        for claim in hanging.iter().take(40).cloned() {
+            let store = store.clone();
+            traffic.spawn(async move {
+                while paused.elapsed() < trouble {
+                    assert!(store.acquire(&claim).await.is_err(), "it hangs");
+                }
+            });
+        }
+        let mut longest = Duration::ZERO;
+        while paused.elapsed() < trouble {
+            let (began, claim) = (Instant::now(), others.next().expect("there are some"));
+            while let Err(error) = store.acquire(claim).await {
+                assert!(began.elapsed() < Duration::from_secs(20), "{error:?}");
             }
-        });
-    }
-    let (mut served, mut slowest) = (0, Duration::ZERO);
-    for claim in fresh.into_iter().zip(more).flat_map(|(a, b)| [a, b]) {
-        let began = Instant::now();
-        while let Err(error) = store.acquire(&claim).await {
-            assert!(began.elapsed() < trouble, "after {served} keys: {error:?}");
+            longest = longest.max(began.elapsed());
+            for (_, lease, key) in &running {
+                assert!(lease.is_held(), "{key} after {:?}", paused.elapsed());
+            }
+            sleep(Duration::from_millis(20)).await;
         }
-        slowest = slowest.max(began.elapsed());
-        served += 1;
-        for (_, lease, key) in &running {
-            assert!(lease.is_held(), "{key} after {:?}", paused.elapsed());
-        }
-        sleep(Duration::from_millis(50)).await;
-        if paused.elapsed() > trouble {
-            break;
+        slowest.push(longest);
+        traffic.join_all().await;
+        cluster.node(0).resume();
+        let resumed = Instant::now();
+        while let Err(error) = store.acquire(&hanging[0]).await {
+            assert!(resumed.elapsed() < Duration::from_secs(20), "{error:?}");
         }
     }
-    println!("{served} keys were served, the slowest after {slowest:?}");
-    // Less than a call may take, and a machine may stand still; two calls in vain are more.
-    assert!(slowest < Duration::from_secs(4), "{slowest:?}");
-    traffic.join_all().await;
+    slowest.sort();
+    println!("the slowest calls of each pause: {slowest:?}");
+    // It takes half of what a call may take; where others are held up for as long as they are looked for, it takes all of it.
+    assert!(slowest[2] < Duration::from_millis(1_600), "{slowest:?}");
     node.gate.open_for_good();
     for (request, _, key) in running {
         let answer = request.await.expect("no panic");
@@ -374,7 +378,6 @@ async fn assert_others_are_served(cluster: RedisCluster) {
         assert!(replay.is_replay());
         assert_eq!(node.books.of(&key), 1);
     }
-    cluster.node(0).resume();
 }
 
 fn claim(n: u32) -> Claim {

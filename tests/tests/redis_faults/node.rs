@@ -116,7 +116,7 @@ impl Node {
     /// Sends a request and reads its answer.
     pub(crate) async fn post(&self, path: &str, key: &str) -> Answer {
         let answer = send(&self.app, tests::post(path, key, "{}"));
-        within(Duration::from_secs(30), answer).await
+        within(Duration::from_secs(90), answer).await
     }
 
     pub(crate) fn spawn(&self, path: &str, key: &str) -> JoinHandle<Answer> {

@@ -166,7 +166,9 @@ async fn each_key_has_one_effect<S: Ledgered>(books: Books<S>, url: &str, how: H
 async fn taken_over<S: Ledgered>(books: &Books<S>) -> usize {
     let sql = "select 'taken over', generation, generation from {table} where generation > 1";
     let sql = sql.replace("{table}", &books.table);
-    S::rows(&books.pool, sql).await.len()
+    let hits = S::rows(&books.pool, sql).await.len();
+    println!("{hits} taken over");
+    hits
 }
 
 #[tokio::test(flavor = "multi_thread")]

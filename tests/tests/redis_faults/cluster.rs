@@ -337,8 +337,8 @@ async fn assert_others_are_served(cluster: RedisCluster) {
         cluster.node(0).pause();
         let (paused, trouble) = (Instant::now(), Duration::from_secs(7));
         let mut traffic = JoinSet::new();
-        for claim in hanging.iter().take(40).cloned() {
-            let store = store.clone();
+        for claim in hanging.iter().take(40) {
+            let (store, claim) = (store.clone(), claim.clone());
             traffic.spawn(async move {
                 while paused.elapsed() < trouble {
                     assert!(store.acquire(&claim).await.is_err(), "it hangs");

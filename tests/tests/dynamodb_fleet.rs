@@ -105,6 +105,7 @@ async fn a_process_that_was_paused_past_its_lease_answers_what_dynamodb_has_stor
     let pauses = Load {
         lease,
         path: format!("/slow/{}", handler.as_millis()),
+        at_a_time: 18,
         blows: few_or(10, 24),
         blow: Blow::Pause(lease * 3 / 2),
         at_once: 1,

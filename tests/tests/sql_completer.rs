@@ -162,6 +162,20 @@ async fn what_is_no_business_of_a_completer_is_left_alone<S: Ledgered>(books: Bo
     assert_eq!(swept.expect("a sweep"), Sweep::default());
 }
 
+/// Ten hours, and 64 times that after many takeovers.
+async fn pauses_may_be_long<S: Ledgered>(books: Books<S>) {
+    orphan(&books, "POST /rides").await;
+    let hours = "update {table} set generation = 7, lease_ends = lease_ends - 11 * 3600000";
+    books.admin(hours).await;
+    let older = Duration::from_secs(10 * 3_600);
+    let completer = working(&books, older, async |_| panic!("it must not run"));
+    let swept = completer.sweep().await.expect("a sweep");
+    assert_eq!(swept, Sweep::default());
+    books.admin("update {table} set generation = 1").await;
+    let completer = working(&books, older, async |_| Ok(created(1)));
+    assert_eq!(completer.sweep().await.expect("a sweep").executed, 1);
+}
+
 /// It is left an orphan, and tried again later and later.
 async fn what_fails_is_tried_again_after_a_pause<S: Ledgered>(books: Books<S>) {
     let pause = Duration::from_millis(400);
@@ -330,3 +344,4 @@ each! {
 fn table(case: &str) -> String {
     case.chars().take(40).collect()
 }
+    pauses_may_be_long

@@ -260,7 +260,8 @@ select count(*) from purged;"
 /// is computed once.
 fn due(page: &Page) -> String {
     let older = page.older_than.as_millis();
-    let pause = format!("{older} * (1 << least(e.generation - 1, {MOST_DOUBLINGS})::integer)");
+    let pause =
+        format!("{older}::bigint * (1 << least(e.generation - 1, {MOST_DOUBLINGS})::integer)");
     format!(
         "e.completed is null and e.lease_ends <= (select {NOW}) - {older} \
          and e.lease_ends + {pause} <= (select {NOW}) and e.forgotten_at > (select {NOW}) \

@@ -25,7 +25,7 @@ use tests::{
 use tokio::task::JoinSet;
 use tower_idempotency::{
     IdempotencyLayer, InFlight,
-    store::{Acquired, Claim, Store, StoreError, Ttl},
+    store::{Acquired, Claim, OrphanPolicy, Store, StoreError, Ttl},
 };
 use tower_idempotency_sqlx::{
     MySqlStore, PostgresStore, SqliteStore,
@@ -289,6 +289,44 @@ async fn duplicates_do_not_wait_for_a_transaction_that_holds_the_row_in_mariadb(
     let taken = store.acquire(&duplicate(&short)).await.unwrap();
     assert!(matches!(taken, Acquired::Granted { generation: 2, .. }));
 }
+/// It waits for a transaction that leaves a checkpoint, and finds it then: the entry is an orphan at once.
+#[tokio::test]
+async fn a_release_that_waits_for_a_checkpoint_leaves_an_orphan_in_postgres() {
+    let store = sql::postgres(postgres::shared(), "release_waits").await;
+    let connect = || async { PgConnection::connect(&postgres::shared().url()).await };
+    let (mut handler, mut watch) = (connect().await.unwrap(), connect().await.unwrap());
+    let waiting = "select count(*) from pg_stat_activity
+        where wait_event_type = 'Lock' and query like '%release_waits%'";
+    for _ in 0..5 {
+        let held = claim();
+        store.acquire(&held).await.unwrap();
+        let phase = "begin; update release_waits set checkpoint = 'phase', checkpoint_data = '1'";
+        handler.execute(phase).await.unwrap();
+        let (releasing, lease) = (store.clone(), held.lease_ref(1));
+        let releasing = tokio::spawn(async move { releasing.release(&lease).await });
+        while !releasing.is_finished()
+            && query_scalar::<_, i64>(waiting)
+                .fetch_one(&mut watch)
+                .await
+                .unwrap()
+                == 0
+        {
+            tokio::time::sleep(Duration::from_millis(5)).await;
+        }
+        handler.execute("commit").await.unwrap();
+        // It has waited for too long: this trial says nothing.
+        if releasing.await.unwrap().is_err() {
+            continue;
+        }
+        let mut asks = duplicate(&held);
+        asks.orphans = OrphanPolicy::Refuse;
+        let found = store.acquire(&asks).await.unwrap();
+        assert!(matches!(found, Acquired::Orphaned { .. }), "{found:?}");
+        return;
+    }
+    panic!("each release was given up");
+}
+
 
 // ---- Connections ----
 

@@ -132,22 +132,22 @@ from {table} e, (select {NOW} as now) clock where e.id = {id};"
         )
     }
 
+    /// Two statements, for the first may wait for a transaction that leaves a checkpoint: the second one sees it.
     pub(super) fn release(&self, lease: &LeaseRef) -> String {
         let (table, channel, held) = (&self.table, &self.channel, held(lease));
         let hex = hex::encode(lease.id.as_bytes());
         format!(
             "{PREFACE}
-with clock as materialized (select {NOW} as now),
-freed as (
-  delete from {table} e using clock
+with freed as (
+  delete from {table} e using (select {NOW} as now) clock
   where {held} and e.generation = 1 and e.checkpoint is null returning e.awaited
-),
-orphaned as (
-  update {table} e set token = null, lease_ends = now, forgotten_at = now + keep
-  from clock where {held} and (e.generation > 1 or e.checkpoint is not null) returning e.awaited
 )
-select pg_notify('{channel}', '{hex}') from (select awaited from freed union all select awaited from orphaned) ended
-where awaited;"
+select pg_notify('{channel}', '{hex}') from freed where awaited;
+with orphaned as (
+  update {table} e set token = null, lease_ends = now, forgotten_at = now + keep
+  from (select {NOW} as now) clock where {held} and (e.generation > 1 or e.checkpoint is not null) returning e.awaited
+)
+select pg_notify('{channel}', '{hex}') from orphaned where awaited;"
         )
     }
 

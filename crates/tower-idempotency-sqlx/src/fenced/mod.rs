@@ -1,12 +1,16 @@
 use std::{
+    convert::Infallible,
     fmt,
     ops::{Deref, DerefMut},
+    panic::resume_unwind,
     sync::atomic::{AtomicBool, Ordering::Relaxed},
+    time::Duration,
 };
 
 use http::Response;
 use serde::Serialize;
-use sqlx::{Pool, Transaction};
+use sqlx::{Database, Pool, SqlSafeStr as _, Transaction};
+use tokio::{sync::oneshot, time::sleep};
 use tower_idempotency::{
     Body, Lease,
     store::StoreError,
@@ -55,7 +59,7 @@ impl<S: SqlStore> Fenced<S> {
         lease: &Lease,
         pool: &Pool<S::Database>,
     ) -> Result<Self, TransactionError> {
-        let begun = pool.begin_with(S::BEGIN).await;
+        let begun = begin::<S::Database>(pool, S::BEGIN).await;
         let mut fenced = Self {
             transaction: begun.map_err(TransactionError::database)?,
             store: store.clone(),
@@ -247,7 +251,39 @@ impl<S: SqlStore> Fenced<S> {
 }
 
 /// A connection that cannot is closed, and the database undoes it then.
-async fn undo<DB: sqlx::Database>(transaction: Transaction<'static, DB>) {
+async fn undo<DB: Database>(transaction: Transaction<'static, DB>) {
+/// In a task of its own: sqlx knows of a transaction only once it has heard that it began, and would lend the connection to
+/// whoever comes next with the transaction open. What nobody takes is rolled back.
+async fn begin<DB: Database>(
+    pool: &Pool<DB>,
+    statement: &'static str,
+) -> sqlx::Result<Transaction<'static, DB>> {
+    let connection = pool.acquire().await?;
+    let patience = pool.options().get_acquire_timeout().max(SHORTEST_PATIENCE);
+    let (caller, left) = oneshot::channel::<Infallible>();
+    let beginning = tokio::spawn(async move {
+        let begun = Transaction::begin(connection, Some(statement.into_sql_str()));
+        let given_up = async {
+            left.await.ok();
+            sleep(patience).await;
+        };
+        tokio::select! {
+            begun = begun => Some(begun),
+            () = given_up => None,
+        }
+    });
+    let begun = beginning.await;
+    drop(caller);
+    match begun {
+        Ok(begun) => begun.unwrap_or(Err(sqlx::Error::WorkerCrashed)),
+        Err(error) => match error.try_into_panic() {
+            Ok(panic) => resume_unwind(panic),
+            // The runtime ends.
+            Err(_) => Err(sqlx::Error::WorkerCrashed),
+        },
+    }
+}
+
     if let Err(error) = transaction.rollback().await {
         tracing::debug!(error = %SqlError::from(error), "a transaction was not rolled back by asking");
     }
@@ -274,3 +310,7 @@ impl<S: SqlStore> fmt::Debug for Fenced<S> {
             .finish_non_exhaustive()
     }
 }
+
+/// For so long, at least, the answer to a `begin` is waited for that nobody needs any more: a connection on which it came
+/// later would be lent with the transaction open.
+const SHORTEST_PATIENCE: Duration = Duration::from_secs(5);

@@ -30,7 +30,7 @@ impl PostgresStore {
     ///
     /// # Cancellation
     ///
-    /// Dropped, nothing has happened.
+    /// Dropped, nothing has happened: a transaction that begins all the same is rolled back, in a task of its own.
     pub async fn begin(
         &self,
         lease: &Lease,

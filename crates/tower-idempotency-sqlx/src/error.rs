@@ -17,6 +17,7 @@ enum Kind {
     Reported { code: String, text: Option<String> },
     Driver(sqlx::Error),
     Contended,
+    Ended,
     Unreadable(&'static str),
 }
 
@@ -25,6 +26,15 @@ impl SqlError {
         Self {
             kind: Kind::Contended,
         }
+    }
+
+    /// The transaction of a handler that was to be committed.
+    pub(crate) fn ended() -> Self {
+        Self { kind: Kind::Ended }
+    }
+
+    pub(crate) fn is_ended(&self) -> bool {
+        matches!(self.kind, Kind::Ended)
     }
 
     /// An answer that is none to the question, as from a table of another kind.
@@ -40,7 +50,7 @@ impl SqlError {
     pub fn code(&self) -> Option<&str> {
         match &self.kind {
             Kind::Reported { code, .. } => Some(code),
-            Kind::Driver(_) | Kind::Contended | Kind::Unreadable(_) => None,
+            Kind::Driver(_) | Kind::Contended | Kind::Ended | Kind::Unreadable(_) => None,
         }
     }
 }
@@ -80,6 +90,7 @@ impl fmt::Display for SqlError {
             Kind::Reported { code, text: None } => write!(f, "the database reports {code}"),
             Kind::Driver(_) => f.write_str("the database did not answer"),
             Kind::Contended => f.write_str("the entry changed each time it was looked at"),
+            Kind::Ended => f.write_str("the transaction had ended before"),
             Kind::Unreadable(what) => write!(f, "the database answered with {what}"),
         }
     }
@@ -89,7 +100,7 @@ impl Error for SqlError {
     fn source(&self) -> Option<&(dyn Error + 'static)> {
         match &self.kind {
             Kind::Driver(error) => Some(error),
-            Kind::Reported { .. } | Kind::Contended | Kind::Unreadable(_) => None,
+            Kind::Reported { .. } | Kind::Contended | Kind::Ended | Kind::Unreadable(_) => None,
         }
     }
 }

@@ -18,6 +18,9 @@ pub trait SqlStore: Store + Clone {
     type Database: Database;
 
     /// Begins a transaction in which no renewal of the lease, by another connection, makes the fence fail.
+    ///
+    /// The transaction is marked, by this or by [`standing`](Self::standing), so that what is written last is known to be
+    /// written in it.
     #[doc(hidden)]
     const BEGIN: &'static str;
 
@@ -25,7 +28,7 @@ pub trait SqlStore: Store + Clone {
     #[doc(hidden)]
     fn largest_record(&self) -> impl Future<Output = Result<usize, SqlError>> + Send;
 
-    /// How the lease stands, as the handler's connection sees it.
+    /// How the lease stands, as the handler's connection sees it, in a transaction that has just begun.
     #[doc(hidden)]
     fn standing(
         &self,
@@ -33,7 +36,8 @@ pub trait SqlStore: Store + Clone {
         lease: &LeaseRef,
     ) -> impl Future<Output = Result<Standing, SqlError>> + Send;
 
-    /// Writes the record if the token holds the entry, its lease over or not; false if not.
+    /// Writes the record if the token holds the entry, its lease over or not; false if not. An error that
+    /// [says so](SqlError::is_ended) if the transaction has ended before.
     #[doc(hidden)]
     fn write_record(
         &self,
@@ -43,7 +47,7 @@ pub trait SqlStore: Store + Clone {
         retention: Ttl,
     ) -> impl Future<Output = Result<bool, SqlError>> + Send;
 
-    /// Writes the checkpoint if the token holds the entry.
+    /// Writes the checkpoint if the token holds the entry. An error as of [`write_record`](Self::write_record).
     #[doc(hidden)]
     fn write_checkpoint(
         &self,

@@ -38,8 +38,14 @@ pub enum TransactionErrorKind {
     Checkpoint,
     /// The database failed before it was asked to commit, or refused to. Nothing was written.
     Database,
-    /// The database was asked to commit and did not answer, nor when it was asked what became of it. Everything was
-    /// written or nothing. The layer asks again before it answers a client.
+    /// The transaction had ended before: by a statement of the handler's own, in MySQL and MariaDB also by a deadlock or by
+    /// one that changes a table's definition, or because the driver took it back whole, as it does when the begin of a
+    /// savepoint is cut off or fails. No record or checkpoint was written. What the handler wrote until then was undone, or
+    /// committed if it did that itself; what it wrote since then was committed at once, statement by statement.
+    Ended,
+    /// The database was asked to commit and did not answer, nor can it be said what became of it: it did not answer that
+    /// either, or the lease is still held, and the commit may come yet. Everything was written or nothing. The layer asks
+    /// again before it answers a client.
     Unknown,
 }
 
@@ -64,7 +70,13 @@ impl TransactionError {
     }
 
     pub(crate) fn database(error: impl Into<SqlError>) -> Self {
-        Self::new(TransactionErrorKind::Database, error.into())
+        let error = error.into();
+        let kind = if error.is_ended() {
+            TransactionErrorKind::Ended
+        } else {
+            TransactionErrorKind::Database
+        };
+        Self::new(kind, error)
     }
 
     /// What [`Prepared::commit`](tower_idempotency::transaction::Prepared::commit) says; `asked` if the database was asked
@@ -74,10 +86,10 @@ impl TransactionError {
             StoreError::Backend(source) => source.downcast::<SqlError>().ok().map(|it| *it),
             _ => return TransactionErrorKind::LeaseLost.into(),
         };
-        let kind = if asked {
-            TransactionErrorKind::Unknown
-        } else {
-            TransactionErrorKind::Database
+        let kind = match &source {
+            _ if asked => TransactionErrorKind::Unknown,
+            Some(error) if error.is_ended() => TransactionErrorKind::Ended,
+            _ => TransactionErrorKind::Database,
         };
         Self { kind, source }
     }
@@ -100,6 +112,9 @@ impl fmt::Display for TransactionError {
                 "expected a checkpoint with a plain name and data that can be kept, found another"
             }
             TransactionErrorKind::Database => "the transaction failed, and nothing was written",
+            TransactionErrorKind::Ended => {
+                "the transaction had ended before, and nothing was recorded"
+            }
             TransactionErrorKind::Unknown => {
                 "it is not known whether the transaction was committed"
             }

@@ -36,7 +36,8 @@ pub use self::error::{CommitError, TransactionError, TransactionErrorKind};
 /// token, or nothing is committed. So two executions of one request, however they overlap, commit once.
 ///
 /// Renewals go on meanwhile, on connections of the store. Do not end the transaction by a statement of your own: what is
-/// then committed is not fenced. In MySQL and MariaDB a statement that changes a table's definition does that.
+/// then committed is not fenced. In MySQL and MariaDB a statement that changes a table's definition does that, and a deadlock
+/// ends it as well. Nothing is recorded then: see [`TransactionErrorKind::Ended`].
 #[must_use = "dropped, it is rolled back"]
 pub struct Fenced<S: SqlStore> {
     transaction: Transaction<'static, S::Database>,

@@ -60,8 +60,7 @@ impl MySqlStore {
 impl SqlStore for MySqlStore {
     type Database = MySql;
 
-    const BEGIN: &'static str =
-        "set transaction isolation level read committed; start transaction read write";
+    const BEGIN: &'static str = "set transaction isolation level read committed; start transaction read write; savepoint tower_idempotency";
 
     async fn largest_record(&self) -> Result<usize, SqlError> {
         self.inner.record_limit().await
@@ -88,7 +87,7 @@ impl SqlStore for MySqlStore {
         retention: Ttl,
     ) -> Result<bool, SqlError> {
         let statement = self.inner.statements.fence(lease, record, retention);
-        Ok(!run(on, &Arc::new(statement)).await?.is_empty())
+        Ok(!in_the_transaction(on, statement).await?.is_empty())
     }
 
     async fn write_checkpoint(
@@ -98,7 +97,7 @@ impl SqlStore for MySqlStore {
         checkpoint: &Checkpoint,
     ) -> Result<Written, SqlError> {
         let statement = self.inner.statements.write_checkpoint(lease, checkpoint);
-        Ok(match run(on, &Arc::new(statement)).await?.first() {
+        Ok(match in_the_transaction(on, statement).await?.first() {
             Some(row) if row.try_get(0)? => Written::Same,
             Some(_) => Written::Changed,
             None => Written::Lost,
@@ -144,6 +143,20 @@ impl SqlStore for MySqlStore {
 }
 
 fn found(row: &MySqlRow) -> Result<Found, SqlError> {
+/// Releases the savepoint that the transaction began with, which is gone with it, and only then runs the statement.
+async fn in_the_transaction(
+    on: &mut MySqlConnection,
+    statement: String,
+) -> Result<Vec<MySqlRow>, SqlError> {
+    let statement = format!("release savepoint tower_idempotency; {statement}");
+    let rows = run(on, &Arc::new(statement)).await.map_err(SqlError::from);
+    // No such savepoint.
+    rows.map_err(|error| match error.code() {
+        Some("1305") => SqlError::ended(),
+        _ => error,
+    })
+}
+
     let digest = |bytes: Vec<u8>| -> Result<[u8; 32], SqlError> {
         let bytes = bytes.try_into();
         bytes.map_err(|_| SqlError::unreadable("no digest"))

@@ -86,7 +86,8 @@ impl SqlStore for PostgresStore {
         retention: Ttl,
     ) -> Result<bool, SqlError> {
         let statement = self.inner.statements.fence(lease, record, retention);
-        Ok(!run(on, statement).await?.is_empty())
+        let rows = run(on, statement).await?;
+        Ok(in_the_transaction(&rows)?.try_get(1)?)
     }
 
     async fn write_checkpoint(
@@ -96,9 +97,10 @@ impl SqlStore for PostgresStore {
         checkpoint: &Checkpoint,
     ) -> Result<Written, SqlError> {
         let statement = self.inner.statements.write_checkpoint(lease, checkpoint);
-        Ok(match run(on, statement).await?.first() {
-            Some(row) if row.try_get(0)? => Written::Same,
-            Some(_) => Written::Changed,
+        let rows = run(on, statement).await?;
+        Ok(match in_the_transaction(&rows)?.try_get(1)? {
+            Some(true) => Written::Same,
+            Some(false) => Written::Changed,
             None => Written::Lost,
         })
     }
@@ -149,6 +151,16 @@ async fn run(on: &mut PgConnection, sql: String) -> sqlx::Result<Vec<PgRow>> {
 }
 
 fn found(row: &PgRow) -> Result<Found, SqlError> {
+/// What a statement answers that is a part of the transaction, and of no other.
+fn in_the_transaction(rows: &[PgRow]) -> Result<&PgRow, SqlError> {
+    let row = rows.first().ok_or(SqlError::unreadable("no row"))?;
+    if row.try_get(0)? {
+        Ok(row)
+    } else {
+        Err(SqlError::ended())
+    }
+}
+
     let digest = |text| -> Result<[u8; 32], SqlError> {
         let bytes = bytes(text)?.try_into();
         bytes.map_err(|_| SqlError::unreadable("no digest"))

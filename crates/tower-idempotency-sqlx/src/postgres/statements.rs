@@ -163,20 +163,23 @@ from {table} e, (select {NOW} as now) clock where e.id = {id};"
         )
     }
 
-    /// In a handler's transaction: how the lease stands.
+    /// In a handler's transaction: how the lease stands. Marks the transaction.
     pub(super) fn standing(&self, lease: &LeaseRef) -> String {
         let (table, held) = (&self.table, held(lease));
         let id = bytes(lease.id.as_bytes());
         format!(
-            "select coalesce({held}, false) from {table} e, (select {NOW} as now) clock where e.id = {id};"
+            "select coalesce({held}, false), set_config('{MARK}', 'fenced', true)
+from {table} e, (select {NOW} as now) clock where e.id = {id};"
         )
     }
 
-    /// In a handler's transaction: stores the record if the token holds the entry, and tells those who wait. A row if so.
+    /// In a handler's transaction: stores the record if the token holds the entry, and tells those who wait. Says whether it
+    /// is that transaction, and whether the record is stored.
     pub(super) fn fence(&self, lease: &LeaseRef, record: &[u8], retention: Ttl) -> String {
         let Self { table, channel } = self;
         let (held, hex) = (held(lease), hex::encode(lease.id.as_bytes()));
         let (record, retention) = (bytes(record), retention.as_millis());
+        let marked = marked();
         format!(
             "with ended as (
   update {table} e set
@@ -185,24 +188,28 @@ from {table} e, (select {NOW} as now) clock where e.id = {id};"
     record = {record},
     checkpoint = null,
     checkpoint_data = null
-  from (select {NOW} as now) clock where {held} returning e.awaited
+  from (select {NOW} as now) clock where {held} and {marked} returning e.awaited
 )
-select case when awaited then pg_notify('{channel}', '{hex}')::text end from ended;"
+select {marked}, ended.awaited is not null, case when ended.awaited then pg_notify('{channel}', '{hex}')::text end
+from (select 1) one left join ended on true;"
         )
     }
 
-    /// In a handler's transaction: stores the checkpoint if the token holds the entry. A row if so, which says whether it
-    /// was there before.
+    /// In a handler's transaction: stores the checkpoint if the token holds the entry. Says whether it is that transaction,
+    /// and whether the checkpoint was there before; null if it is not stored.
     pub(super) fn write_checkpoint(&self, lease: &LeaseRef, checkpoint: &Checkpoint) -> String {
         let (table, held) = (&self.table, held(lease));
         let (name, data) = (text(checkpoint.name()), bytes(checkpoint.json()));
+        let marked = marked();
         format!(
             "with before as materialized (
   select e.id, coalesce(e.checkpoint = {name} and e.checkpoint_data = {data}, false) as same
-  from {table} e, (select {NOW} as now) clock where {held} for update of e
+  from {table} e, (select {NOW} as now) clock where {held} and {marked} for update of e
+), written as (
+  update {table} e set checkpoint = {name}, checkpoint_data = {data}
+  from before where e.id = before.id returning before.same
 )
-update {table} e set checkpoint = {name}, checkpoint_data = {data}
-from before where e.id = before.id returning before.same;"
+select {marked}, written.same from (select 1) one left join written on true;"
         )
     }
 
@@ -276,6 +283,11 @@ fn held(lease: &LeaseRef) -> String {
     format!("e.id = {id} and e.token = {token} and e.completed is null and e.forgotten_at > now")
 }
 
+/// It is the transaction that was marked: the setting ends with it, however it ends.
+fn marked() -> String {
+    format!("coalesce(current_setting('{MARK}', true) = 'fenced', false)")
+}
+
 fn bytes(bytes: &[u8]) -> String {
     format!("decode('{}', 'hex')", hex::encode(bytes))
 }
@@ -289,4 +301,7 @@ fn text(text: &str) -> String {
 /// shorter than the layer waits for a call, so that it hears the reason and the connection remains.
 const PREFACE: &str =
     "set transaction isolation level read committed; set local lock_timeout = 500;";
+/// A setting, not a savepoint: all that a handler writes behind one would be written by a subtransaction, at twice the
+/// transaction numbers.
+const MARK: &str = "tower_idempotency.transaction";
 const NOW: &str = "floor(extract(epoch from clock_timestamp()) * 1000)::bigint";

@@ -1,6 +1,6 @@
 //! Transactions of handlers, checkpoints and orphans in SQLite.
 
-use sqlx::{Row, Sqlite, SqliteConnection, SqlitePool, sqlite::SqliteRow};
+use sqlx::{Connection, Row, Sqlite, SqliteConnection, SqlitePool, raw_sql, sqlite::SqliteRow};
 use tower_idempotency::{
     Lease,
     store::{Fingerprint, KeyId, LeaseRef, Ttl},
@@ -46,7 +46,8 @@ impl SqliteStore {
     ///
     /// # Errors
     ///
-    /// [`LeaseLost`](crate::TransactionErrorKind::LeaseLost) and [`Database`](crate::TransactionErrorKind::Database).
+    /// [`LeaseLost`](crate::TransactionErrorKind::LeaseLost) and [`Database`](crate::TransactionErrorKind::Database), the latter
+    /// after 30 seconds without an answer, too.
     ///
     /// # Cancellation
     ///
@@ -60,7 +61,7 @@ impl SqlStore for SqliteStore {
     type Database = Sqlite;
 
     // One that reads first and writes then is refused if anybody wrote meanwhile, as a renewal does.
-    const BEGIN: &'static str = "begin immediate";
+    const BEGIN: &'static str = "begin immediate; savepoint tower_idempotency";
 
     async fn largest_record(&self) -> Result<usize, SqlError> {
         Ok(self.inner.settings.record_limit)
@@ -88,6 +89,7 @@ impl SqlStore for SqliteStore {
         record: &[u8],
         retention: Ttl,
     ) -> Result<bool, SqlError> {
+        is_in_the_transaction(on).await?;
         let writing = self.inner.about_lease(&self.inner.statements.fence, lease);
         let writing = writing.bind(millis(retention)).bind(record);
         Ok(writing.fetch_optional(on).await?.is_some())
@@ -99,6 +101,7 @@ impl SqlStore for SqliteStore {
         lease: &LeaseRef,
         checkpoint: &Checkpoint,
     ) -> Result<Written, SqlError> {
+        is_in_the_transaction(on).await?;
         let statements = &self.inner.statements;
         let about = |statement| {
             let about = self.inner.about_lease(statement, lease);
@@ -173,6 +176,23 @@ impl SqlStore for SqliteStore {
         // It is in the process: what it says is so.
         true
     }
+}
+
+/// Releases the savepoint that the transaction began with, which is gone with it.
+async fn is_in_the_transaction(on: &mut SqliteConnection) -> Result<(), SqlError> {
+    let released = raw_sql("release savepoint tower_idempotency").execute(&mut *on);
+    let Err(error) = released.await.map_err(SqlError::from) else {
+        return Ok(());
+    };
+    // No such savepoint; 5 would be one that a statement still under way keeps.
+    if error.code() != Some("1") {
+        return Err(error);
+    }
+    // What sqlx takes for open it rolls back, and goes on taking for open if there is nothing.
+    if on.is_in_transaction() {
+        raw_sql("begin").execute(on).await.ok();
+    }
+    Err(SqlError::ended())
 }
 
 fn older_than(page: &Page) -> i64 {

@@ -1,0 +1,438 @@
+//! Handlers' transactions that are cut off, or end before their time: what was begun leaves nothing behind, and nothing is
+//! recorded without its effect.
+
+use std::{
+    future::{Future, poll_fn},
+    pin::pin,
+    sync::Arc,
+    task::Poll,
+    time::{Duration, Instant},
+};
+
+use axum::{
+    Router,
+    body::Body,
+    response::{IntoResponse, Response},
+};
+use http::{Request, StatusCode};
+use tests::{
+    Effects, app,
+    books::{self, Books, Ledgered},
+    created,
+    gate::within,
+    post,
+    proxy::{Fault, Mode, Proxy, Then},
+    scratch::Scratch,
+    send,
+    servers::{
+        mariadb::{self, MariaDbServer},
+        postgres,
+    },
+};
+use tokio::time::{sleep, timeout};
+use tower_idempotency::{IdempotencyLayer, Lease};
+use tower_idempotency_sqlx::{
+    Fenced, MySqlStore, PostgresStore, TransactionError,
+    sqlx::{
+        AssertSqlSafe, Connection, Executor, MySqlConnection, MySqlPool, PgPool, pool::PoolOptions,
+        query_scalar, raw_sql,
+    },
+};
+
+/// A service on the books: the handler is given its lease and which execution it is.
+fn bank<S, H, F>(books: &Books<S>, handler: H) -> (Router, Effects)
+where
+    S: Ledgered,
+    H: Fn(Lease, u64) -> F + Clone + Send + Sync + 'static,
+    F: Future<Output = Response> + Send + 'static,
+{
+    let layer = IdempotencyLayer::new(books.store.clone());
+    app(layer, move |n, req: Request<Body>| {
+        let lease = req.extensions().get::<Lease>().expect("a lease").clone();
+        handler(lease, n)
+    })
+}
+
+fn order() -> Request<Body> {
+    post("/orders", "k", "tea")
+}
+
+async fn charged<S: Ledgered>(books: &Books<S>, lease: &Lease, n: u64) -> Fenced<S> {
+    let mut tx = books.begin(lease).await.expect("a transaction");
+    let effect = S::run(&mut tx, books.effect("charge", 1, n)).await;
+    effect.expect("the effect");
+    tx
+}
+
+async fn committed<S: Ledgered>(tx: Fenced<S>, n: u64) -> Response {
+    let committed = tx.commit(created(n)).await;
+    committed.expect("a commit").into_response()
+}
+
+/// The handlers' pool, of one connection, on the other side of a proxy; and one that leads to the server.
+struct Way<S: Ledgered> {
+    books: Books<S>,
+    direct: Books<S>,
+    proxy: Arc<Proxy>,
+}
+
+impl<S: Ledgered> Clone for Way<S> {
+    fn clone(&self) -> Self {
+        Self {
+            books: self.books.clone(),
+            direct: self.direct.clone(),
+            proxy: Arc::clone(&self.proxy),
+        }
+    }
+}
+
+async fn by_postgres(table: &str) -> Way<PostgresStore> {
+    let proxy = Proxy::start(postgres::shared().address());
+    let url = format!("postgres://app@{}/postgres", proxy.address());
+    let direct = books::on_postgres(table).await;
+    of_one(direct, PgPool::connect_lazy(&url).expect("an URL"), proxy).await
+}
+
+async fn by_mariadb(table: &str) -> Way<MySqlStore> {
+    let proxy = Proxy::start(mariadb::shared().address());
+    let url = format!("mysql://app:app@{}/app", proxy.address());
+    let direct = books::on_mariadb(table).await;
+    let pool = MySqlPool::connect_lazy(&url).expect("an URL");
+    of_one(direct, pool, proxy).await
+}
+
+/// It is connected, and lent without being asked whether it is alive: what is cut off first is the statement.
+async fn of_one<S: Ledgered>(
+    direct: Books<S>,
+    pool: tower_idempotency_sqlx::sqlx::Pool<S::Database>,
+    proxy: Proxy,
+) -> Way<S> {
+    let options = PoolOptions::new()
+        .max_connections(1)
+        .test_before_acquire(false);
+    let books = Books {
+        pool: options.connect_lazy_with((*pool.connect_options()).clone()),
+        ..direct.clone()
+    };
+    books.count().await;
+    is_idle(&books).await;
+    Way {
+        books,
+        direct,
+        proxy: Arc::new(proxy),
+    }
+}
+
+async fn is_idle<S: Ledgered>(books: &Books<S>) {
+    within(Duration::from_secs(60), async {
+        while books.pool.num_idle() == 0 {
+            sleep(Duration::from_millis(5)).await;
+        }
+    })
+    .await;
+}
+
+// ---- Begun for nobody ----
+
+/// What others then write on the connection is there at once, and the next transaction can begin.
+async fn a_begin_that_is_cut_off_leaves_no_transaction<S: Ledgered>(way: Way<S>) {
+    let at = way.clone();
+    let (app, _) = bank(&way.books, move |lease, n| {
+        let way = at.clone();
+        async move {
+            is_idle(&way.books).await;
+            way.proxy.set(Mode::Hold);
+            let begun = timeout(CUT, way.books.begin(&lease)).await;
+            assert!(begun.is_err(), "{begun:?}");
+            way.proxy.set(Mode::Pass);
+            let plain = S::run_alone(&way.books.pool, way.books.effect("plain", 1, n)).await;
+            plain.expect("the effect");
+            assert_eq!(way.direct.count().await, 1, "seen by others");
+            committed(charged(&way.books, &lease, n).await, n).await
+        }
+    });
+    let first = within(Duration::from_secs(60), send(&app, order())).await;
+    assert_eq!(first.status, StatusCode::CREATED);
+    assert!(send(&app, order()).await.is_replay());
+    assert_eq!(way.direct.count().await, 2);
+}
+
+/// As long as somebody closes the connection, as with a commit.
+async fn a_begin_that_hangs_gives_its_place_in_the_pool_back<S: Ledgered>(way: Way<S>) {
+    let (patience, connect) = (CUT, way.books.pool.connect_options());
+    let pool = books::patient(PoolOptions::new(), patience).max_connections(1);
+    let books = Books {
+        pool: pool.connect_lazy_with((*connect).clone()),
+        ..way.books.clone()
+    };
+    let at = books.clone();
+    let (app, _) = bank(&books, move |lease, n| {
+        let books = at.clone();
+        async move {
+            let charged = async {
+                let mut tx = books.begin(&lease).await.ok()?;
+                S::run(&mut tx, books.effect("charge", 1, n)).await.ok()?;
+                tx.commit(created(n)).await.ok()
+            };
+            match timeout(patience, charged).await {
+                Ok(Some(res)) => res.into_response(),
+                Ok(None) | Err(_) => StatusCode::SERVICE_UNAVAILABLE.into_response(),
+            }
+        }
+    });
+    way.proxy.once(Fault::reply_to("read write"), Then::Hang);
+    let first = send(&app, order()).await;
+    assert_eq!(first.status, StatusCode::SERVICE_UNAVAILABLE);
+    assert_eq!(way.proxy.hits(), 1);
+    within(Duration::from_secs(60), async {
+        while send(&app, order()).await.status != StatusCode::CREATED {}
+    })
+    .await;
+    assert_eq!(way.direct.count().await, 1);
+}
+
+// ---- Ended before their time ----
+
+/// The end of a phase, or of the request.
+#[derive(Clone, Copy, Debug)]
+enum End {
+    Commit,
+    Checkpoint,
+}
+
+impl End {
+    /// What it says of a transaction that is no more.
+    async fn refused<S: Ledgered>(self, tx: Fenced<S>, n: u64) -> TransactionError {
+        match self {
+            Self::Commit => {
+                let error = tx.commit(created(n)).await.expect_err("it is gone");
+                error.into_answer().expect_err("it is gone")
+            }
+            Self::Checkpoint => tx.checkpoint("phase", &n).await.expect_err("it is gone"),
+        }
+    }
+}
+
+/// Nothing is stored of the first execution, which was told why, and the next one is as any other.
+async fn assert_refused<S: Ledgered>(books: &Books<S>, app: &Router, effects: usize, what: &str) {
+    let refused = within(Duration::from_secs(60), send(app, order())).await;
+    assert_eq!(refused.text(), "Ended", "{what}: {refused:?}");
+    assert_eq!(books.count().await, effects, "{what}");
+    let stored = "delete from {table} where completed is not null or checkpoint is not null";
+    assert_eq!(books.admin(stored).await, 0, "{what}");
+    let next = send(app, order()).await;
+    assert_eq!(next.status, StatusCode::CREATED, "{what}: {next:?}");
+    assert!(send(app, order()).await.is_replay(), "{what}");
+    assert_eq!(books.count().await, effects + 1, "{what}");
+    books.admin("delete from {table}").await;
+    books.admin("delete from {table}_effects").await;
+}
+
+fn ended(error: &TransactionError) -> Response {
+    let kind = format!("{:?}", error.kind());
+    (StatusCode::SERVICE_UNAVAILABLE, kind).into_response()
+}
+
+/// By a driver that then takes the whole transaction back. Without a way the future is dropped while it is under way.
+async fn cut_off_a_savepoint<S: Ledgered>(tx: &mut Fenced<S>, way: Option<&Proxy>) {
+    if let Some(proxy) = way {
+        proxy.set(Mode::Hold);
+        let begun = timeout(CUT, Connection::begin(&mut **tx)).await;
+        assert!(begun.is_err(), "{begun:?}");
+        proxy.set(Mode::Pass);
+        return;
+    }
+    for _ in 0..1_000 {
+        let mut begin = pin!(Connection::begin(&mut **tx));
+        let begun = poll_fn(|cx| Poll::Ready(begin.as_mut().poll(cx).is_ready())).await;
+        // Or it was there at once, and is rolled back by itself.
+        if !begun {
+            return;
+        }
+    }
+    panic!("it is never under way");
+}
+
+async fn a_savepoint_that_is_cut_off<S: Ledgered>(books: Books<S>, way: Option<Arc<Proxy>>) {
+    for end in [End::Commit, End::Checkpoint] {
+        let (at, way) = (books.clone(), way.clone());
+        let (app, _) = bank(&books, move |lease, n| {
+            let (books, way) = (at.clone(), way.clone());
+            async move {
+                let mut tx = charged(&books, &lease, n).await;
+                if n > 1 {
+                    return committed(tx, n).await;
+                }
+                cut_off_a_savepoint(&mut tx, way.as_deref()).await;
+                ended(&end.refused(tx, n).await)
+            }
+        });
+        assert_refused(&books, &app, 0, &format!("{end:?}")).await;
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_savepoint_that_is_cut_off_on_postgres_is_no_commit() {
+    let way = by_postgres("savepoint").await;
+    a_savepoint_that_is_cut_off(way.books, Some(way.proxy)).await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_savepoint_that_is_cut_off_on_mariadb_is_no_commit() {
+    let way = by_mariadb("savepoint").await;
+    a_savepoint_that_is_cut_off(way.books, Some(way.proxy)).await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_savepoint_that_is_cut_off_on_sqlite_is_no_commit() {
+    let scratch = Scratch::new();
+    a_savepoint_that_is_cut_off(books::in_a_file(&scratch, "keys").await, None).await;
+}
+
+/// What a handler committed itself is there, and it is told that it was not fenced.
+async fn a_transaction_that_the_handler_ends<S: Ledgered>(books: Books<S>, statements: &[&str]) {
+    for end in [End::Commit, End::Checkpoint] {
+        let (at, ends) = (books.clone(), statements.join("|"));
+        let (app, _) = bank(&books, move |lease, n| {
+            let (books, ends) = (at.clone(), ends.clone());
+            async move {
+                let mut tx = charged(&books, &lease, n).await;
+                if n > 1 {
+                    return committed(tx, n).await;
+                }
+                for sql in ends.split('|') {
+                    S::run(&mut tx, sql.to_owned()).await.expect("it works");
+                }
+                ended(&end.refused(tx, n).await)
+            }
+        });
+        assert_refused(&books, &app, 1, &format!("{end:?} after {statements:?}")).await;
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_transaction_that_the_handler_ends_on_postgres_is_no_commit() {
+    let books = books::on_postgres("own_commit").await;
+    for statements in [&["commit"][..], &["commit", "begin"]] {
+        a_transaction_that_the_handler_ends(books.clone(), statements).await;
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_transaction_that_the_handler_ends_on_mariadb_is_no_commit() {
+    let books = books::on_mariadb("own_commit").await;
+    let ddl = ["create or replace table ddl (n int)"];
+    for statements in [&["commit"][..], &["commit", "begin"], &ddl] {
+        a_transaction_that_the_handler_ends(books.clone(), statements).await;
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_transaction_that_the_handler_ends_on_sqlite_is_no_commit() {
+    let scratch = Scratch::new();
+    let books = books::in_a_file(&scratch, "own_commit").await;
+    for statements in [&["commit"][..], &["commit", "begin"]] {
+        a_transaction_that_the_handler_ends(books.clone(), statements).await;
+    }
+}
+
+/// The server takes the whole transaction back, and goes on: the statements after it are on their own.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_deadlock_that_a_handler_swallows_on_mariadb_is_no_commit() {
+    let server = MariaDbServer::start(&[]);
+    let pool = MySqlPool::connect(&server.url()).await.expect("it runs");
+    let books = Books::<MySqlStore>::open(&server.url(), pool, "swallowed").await;
+    for setup in [
+        "create table accounts (id int primary key, n int not null)",
+        "insert into accounts values (1, 0), (2, 0)",
+        "create table ballast (n int not null)",
+    ] {
+        books.admin(setup).await;
+    }
+    let (at, url) = (books.clone(), server.url());
+    let (app, _) = bank(&books, move |lease, n| {
+        let (books, url) = (at.clone(), url.clone());
+        async move {
+            let mut tx = charged(&books, &lease, n).await;
+            if n > 1 {
+                return committed(tx, n).await;
+            }
+            update(&mut tx, 1).await.expect("nobody holds it");
+            let circle = tokio::spawn(deadlock(url.clone()));
+            let mut watch = MySqlConnection::connect(&url).await.expect("it runs");
+            within(Duration::from_secs(40), is_waited_for(&mut watch)).await;
+            let swallowed = update(&mut tx, 2).await.expect_err("a deadlock");
+            assert!(swallowed.to_string().contains("1213"), "{swallowed}");
+            circle.await.expect("it goes on");
+            ended(&End::Commit.refused(tx, n).await)
+        }
+    });
+    assert_refused(&books, &app, 0, "a deadlock").await;
+}
+
+async fn update(tx: &mut Fenced<MySqlStore>, id: u8) -> tower_idempotency_sqlx::sqlx::Result<u64> {
+    let update = format!("update accounts set n = n + 1 where id = {id}");
+    MySqlStore::run(tx, update).await
+}
+
+/// Holds the second account, and wants the first.
+async fn deadlock(url: String) {
+    let mut other = MySqlConnection::connect(&url).await.expect("it runs");
+    for sql in [
+        "begin",
+        // The server gives up whoever has done less.
+        "insert into ballast select seq from seq_1_to_1000",
+        "update accounts set n = n + 10 where id = 2",
+        "update accounts set n = n + 10 where id = 1",
+        "commit",
+    ] {
+        let sql = raw_sql(AssertSqlSafe(sql));
+        other.execute(sql).await.expect("not given up");
+    }
+}
+
+async fn is_waited_for(watch: &mut MySqlConnection) {
+    let waiting =
+        "select count(*) from information_schema.innodb_trx where trx_state = 'LOCK WAIT'";
+    let began = Instant::now();
+    while query_scalar::<_, i64>(waiting)
+        .fetch_one(&mut *watch)
+        .await
+        .expect("it runs")
+        == 0
+    {
+        assert!(began.elapsed() < Duration::from_secs(30), "nobody waits");
+        // What it says is computed anew only after 100 ms without a question.
+        sleep(Duration::from_millis(150)).await;
+    }
+}
+
+macro_rules! by_a_way {
+    ($($case:ident)*) => {
+        mod on_postgres {
+            $(
+                #[tokio::test(flavor = "multi_thread")]
+                async fn $case() {
+                    super::$case(super::by_postgres(&stringify!($case)[..30]).await).await;
+                }
+            )*
+        }
+
+        mod on_mariadb {
+            $(
+                #[tokio::test(flavor = "multi_thread")]
+                async fn $case() {
+                    super::$case(super::by_mariadb(&stringify!($case)[..30]).await).await;
+                }
+            )*
+        }
+    };
+}
+
+by_a_way! {
+    a_begin_that_is_cut_off_leaves_no_transaction
+    a_begin_that_hangs_gives_its_place_in_the_pool_back
+}
+
+/// What is held by a proxy is cut off after this time, however long that takes.
+const CUT: Duration = Duration::from_millis(300);

@@ -3,7 +3,7 @@ use std::fmt;
 use serde::{Serialize, de::DeserializeOwned};
 use tower_idempotency::Lease;
 
-use crate::{SqlError, SqlStore, TransactionError, TransactionErrorKind};
+use crate::{SqlError, SqlStore, TransactionError, TransactionErrorKind, bounded::bounded};
 
 /// How far an execution came: a name, and what the next execution has to know.
 ///
@@ -43,7 +43,8 @@ impl Checkpoint {
         store: &S,
         lease: &Lease,
     ) -> Result<Option<Self>, TransactionError> {
-        match store.read_checkpoint(&lease.lease_ref(), false).await {
+        let lease = lease.lease_ref();
+        match bounded(store.read_checkpoint(&lease, false)).await {
             Ok(Some(checkpoint)) => Ok(checkpoint),
             Ok(None) => Err(TransactionErrorKind::LeaseLost.into()),
             Err(error) => Err(TransactionError::database(error)),

@@ -10,7 +10,7 @@ use tower_idempotency::{
     store::{Claim, Fingerprint, KeyId, Ttl},
 };
 
-use crate::{Checkpoint, SqlError, SqlStore};
+use crate::{Checkpoint, SqlError, SqlStore, bounded::bounded};
 
 /// Finishes what was abandoned: finds orphans, and executes each again without its client.
 ///
@@ -198,7 +198,7 @@ impl<S: SqlStore> Completer<S> {
         let mut sweep = Sweep::default();
         let mut running = JoinSet::new();
         loop {
-            let orphans = self.store.orphans(&page).await?;
+            let orphans = bounded(self.store.orphans(&page)).await?;
             page.after = orphans.last().map(|last| (last.lease_ends, last.id));
             let is_last = orphans.len() < PAGE as usize;
             for orphan in orphans {
@@ -247,7 +247,7 @@ impl<S: SqlStore> Completer<S> {
 
     async fn finish(&self, orphan: Found, page: &Page) -> Result<Ended, Error> {
         // It was found a while ago. Another replica may have tried since, and failed: then it is to have its pause.
-        match self.store.is_due(&orphan, page).await {
+        match bounded(self.store.is_due(&orphan, page)).await {
             Ok(true) => {}
             Ok(false) => return Ok(Ended::Gone),
             Err(_) => return Ok(Ended::Failed),

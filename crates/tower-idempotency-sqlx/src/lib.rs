@@ -64,6 +64,7 @@
     allow(dead_code, reason = "what the stores share, without a store")
 )]
 
+mod bounded;
 mod checkpoint;
 mod completer;
 mod connections;

@@ -5,7 +5,7 @@ use tokio::{
     time::{MissedTickBehavior, interval},
 };
 
-use crate::SqlError;
+use crate::{SqlError, bounded::bounded};
 
 /// Purges in the background for as long as it is kept.
 ///
@@ -31,7 +31,7 @@ impl Purger {
                 ticks.tick().await;
                 loop {
                     let Some(purging) = purge() else { return };
-                    match purging.await {
+                    match bounded(purging).await {
                         Ok(deleted) if deleted >= u64::from(BATCH) => {}
                         Ok(_) => break,
                         Err(error) => {

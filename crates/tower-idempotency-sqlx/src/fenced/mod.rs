@@ -19,6 +19,7 @@ use tower_idempotency::{
 
 use crate::{
     Checkpoint, SqlError,
+    bounded::bounded,
     sql_store::{ConnectionOf, SqlStore, Standing, Written},
 };
 
@@ -159,7 +160,7 @@ impl<S: SqlStore> Fenced<S> {
     }
 
     async fn commit_prepared<T>(self, prepared: Prepared<T>) -> Result<T, CommitError<T>> {
-        let limit = self.store.largest_record().await;
+        let limit = bounded(self.store.largest_record()).await;
         let limit = limit.map_err(TransactionError::database)?;
         let prepared = if prepared.record().len() > limit {
             match prepared.into_tombstone() {
@@ -213,7 +214,7 @@ impl<S: SqlStore> Fenced<S> {
             store,
             lease,
         } = self;
-        let limit = store.largest_record().await;
+        let limit = bounded(store.largest_record()).await;
         if checkpoint.json().len() > limit.map_err(TransactionError::database)? {
             undo(transaction).await;
             return Err(TransactionErrorKind::Checkpoint.into());
@@ -242,7 +243,7 @@ impl<S: SqlStore> Fenced<S> {
         if before == Written::Same {
             return Err(TransactionError::new(TransactionErrorKind::Unknown, error));
         }
-        match store.read_checkpoint(&lease, true).await {
+        match bounded(store.read_checkpoint(&lease, true)).await {
             Ok(Some(Some(stored))) if stored == checkpoint => Ok(()),
             Ok(Some(_)) => Err(TransactionError::database(error)),
             // Whoever has it now, knows.
@@ -251,8 +252,6 @@ impl<S: SqlStore> Fenced<S> {
     }
 }
 
-/// A connection that cannot is closed, and the database undoes it then.
-async fn undo<DB: Database>(transaction: Transaction<'static, DB>) {
 /// In a task of its own: sqlx knows of a transaction only once it has heard that it began, and would lend the connection to
 /// whoever comes next with the transaction open. What nobody takes is rolled back.
 async fn begin<DB: Database>(
@@ -285,6 +284,8 @@ async fn begin<DB: Database>(
     }
 }
 
+/// A connection that cannot is closed, and the database undoes it then.
+async fn undo<DB: Database>(transaction: Transaction<'static, DB>) {
     if let Err(error) = transaction.rollback().await {
         tracing::debug!(error = %SqlError::from(error), "a transaction was not rolled back by asking");
     }

@@ -47,7 +47,8 @@ impl MySqlStore {
     ///
     /// # Errors
     ///
-    /// [`LeaseLost`](crate::TransactionErrorKind::LeaseLost) and [`Database`](crate::TransactionErrorKind::Database).
+    /// [`LeaseLost`](crate::TransactionErrorKind::LeaseLost) and [`Database`](crate::TransactionErrorKind::Database), the latter
+    /// after 30 seconds without an answer, too.
     ///
     /// # Cancellation
     ///
@@ -142,7 +143,6 @@ impl SqlStore for MySqlStore {
     }
 }
 
-fn found(row: &MySqlRow) -> Result<Found, SqlError> {
 /// Releases the savepoint that the transaction began with, which is gone with it, and only then runs the statement.
 async fn in_the_transaction(
     on: &mut MySqlConnection,
@@ -157,6 +157,7 @@ async fn in_the_transaction(
     })
 }
 
+fn found(row: &MySqlRow) -> Result<Found, SqlError> {
     let digest = |bytes: Vec<u8>| -> Result<[u8; 32], SqlError> {
         let bytes = bytes.try_into();
         bytes.map_err(|_| SqlError::unreadable("no digest"))

@@ -46,7 +46,8 @@ impl PostgresStore {
     ///
     /// # Errors
     ///
-    /// [`LeaseLost`](crate::TransactionErrorKind::LeaseLost) and [`Database`](crate::TransactionErrorKind::Database).
+    /// [`LeaseLost`](crate::TransactionErrorKind::LeaseLost) and [`Database`](crate::TransactionErrorKind::Database), the latter
+    /// after 30 seconds without an answer, too.
     ///
     /// # Cancellation
     ///
@@ -150,7 +151,6 @@ async fn run(on: &mut PgConnection, sql: String) -> sqlx::Result<Vec<PgRow>> {
     sqlx::raw_sql(AssertSqlSafe(sql)).fetch_all(on).await
 }
 
-fn found(row: &PgRow) -> Result<Found, SqlError> {
 /// What a statement answers that is a part of the transaction, and of no other.
 fn in_the_transaction(rows: &[PgRow]) -> Result<&PgRow, SqlError> {
     let row = rows.first().ok_or(SqlError::unreadable("no row"))?;
@@ -161,6 +161,7 @@ fn in_the_transaction(rows: &[PgRow]) -> Result<&PgRow, SqlError> {
     }
 }
 
+fn found(row: &PgRow) -> Result<Found, SqlError> {
     let digest = |text| -> Result<[u8; 32], SqlError> {
         let bytes = bytes(text)?.try_into();
         bytes.map_err(|_| SqlError::unreadable("no digest"))

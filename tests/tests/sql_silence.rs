@@ -1,0 +1,173 @@
+//! Calls of a store that no layer bounds, on a connection that never says anything again: they end all the same, and the one
+//! connection of the store has its place back.
+//!
+//! On a paused clock, which goes on by itself while everybody waits.
+
+use std::{sync::Arc, time::Duration};
+
+use axum::body::Body;
+use http::{Request, StatusCode};
+use tests::{
+    app,
+    books::{self, Books, Ledgered},
+    created,
+    gate::within,
+    post,
+    proxy::{Fault, Proxy, Then},
+    send,
+    servers::{mariadb, postgres},
+    sql::claim,
+};
+use tokio::time::{pause, resume, sleep};
+use tower_idempotency::{IdempotencyLayer, Lease, store::Ttl};
+use tower_idempotency_sqlx::{
+    Checkpoint, Completer, MySqlStore, Orphan, PostgresStore, Purger, TransactionErrorKind as Kind,
+};
+
+/// What the store asks goes through a proxy, on one connection.
+struct Way<S: Ledgered> {
+    books: Books<S>,
+    proxy: Proxy,
+    purger: fn(&S, Duration) -> Purger,
+}
+
+async fn by_postgres(table: &str) -> Way<PostgresStore> {
+    let proxy = Proxy::start(postgres::shared().address());
+    let books = books::on_postgres(table).await;
+    let url = format!("postgres://app@{}/postgres", proxy.address());
+    let store = PostgresStore::open(&url, table).with_connections(1);
+    Way {
+        books: Books { store, ..books },
+        proxy,
+        purger: PostgresStore::spawn_purger,
+    }
+}
+
+async fn by_mariadb(table: &str) -> Way<MySqlStore> {
+    let proxy = Proxy::start(mariadb::shared().address());
+    let books = books::on_mariadb(table).await;
+    let url = format!("mysql://app:app@{}/app", proxy.address());
+    let store = MySqlStore::open(&url, table).with_connections(1);
+    Way {
+        books: Books { store, ..books },
+        proxy,
+        purger: MySqlStore::spawn_purger,
+    }
+}
+
+/// The reply to what holds `needle` is lost, and the connection silent from then on. Then the clock is paused, until the
+/// call gives up.
+async fn without_an_answer<T: Send + 'static>(
+    proxy: &Proxy,
+    needle: &str,
+    call: impl Future<Output = T> + Send + 'static,
+) -> T {
+    let hits = proxy.hits();
+    proxy.once(Fault::reply_to(needle), Then::Hang);
+    let call = tokio::spawn(call);
+    within(Duration::from_secs(60), async {
+        while proxy.hits() == hits {
+            sleep(Duration::from_millis(5)).await;
+        }
+    })
+    .await;
+    pause();
+    let answer = within(Duration::from_secs(120), call).await;
+    resume();
+    answer.expect("no panic")
+}
+
+async fn a_look_for_a_checkpoint_ends<S: Ledgered>(way: Way<S>) {
+    let layer = IdempotencyLayer::new(way.books.store.clone()).with_lease(Ttl::from_secs(3_600));
+    let (store, proxy) = (way.books.store.clone(), Arc::new(way.proxy));
+    let (app, effects) = app(layer, move |_, req: Request<Body>| {
+        let lease = req.extensions().get::<Lease>().expect("a lease").clone();
+        let (store, proxy) = (store.clone(), Arc::clone(&proxy));
+        async move {
+            let looking = {
+                let (store, lease) = (store.clone(), lease.clone());
+                async move { Checkpoint::last(&store, &lease).await }
+            };
+            let refused = without_an_answer(&proxy, "checkpoint_data", looking).await;
+            assert_eq!(refused.expect_err("silence").kind(), Kind::Database);
+            let answer = Checkpoint::last(&store, &lease).await;
+            assert!(answer.expect("it is held").is_none());
+            created(1)
+        }
+    });
+    let res = within(
+        Duration::from_secs(300),
+        send(&app, post("/orders", "k", "tea")),
+    )
+    .await;
+    assert_eq!((res.status, effects.count()), (StatusCode::CREATED, 1));
+}
+
+async fn a_look_for_orphans_ends<S: Ledgered>(way: Way<S>) {
+    let mut orphan = claim();
+    orphan.lease = Ttl::MIN;
+    orphan.operation = "POST /rides".into();
+    way.books.store.acquire(&orphan).await.expect("it runs");
+    let layer = IdempotencyLayer::new(way.books.store.clone());
+    let work = async |_: Orphan| Ok::<_, &str>(created(1));
+    let completer = Completer::new(&way.books.store, &layer, work).with_older_than(Duration::ZERO);
+    // The page, and then the orphan itself.
+    for needle in ["id limit", "generation = 1 and"] {
+        let sweeping = completer.clone();
+        let sweeping = async move { sweeping.sweep().await };
+        let swept = without_an_answer(&way.proxy, needle, sweeping).await;
+        assert!(swept.is_err() || swept.is_ok_and(|it| it.failed == 1));
+    }
+    let swept = within(Duration::from_secs(60), completer.sweep()).await;
+    assert_eq!(swept.expect("a sweep").executed, 1);
+}
+
+async fn a_purger_goes_on_after_a_call_without_an_answer<S: Ledgered>(way: Way<S>) {
+    let mut over = claim();
+    (over.lease, over.keep) = (Ttl::MIN, Ttl::MIN);
+    way.books.store.acquire(&over).await.expect("it runs");
+    let purger = (way.purger)(&way.books.store, Duration::from_secs(1));
+    let minute = sleep(Duration::from_secs(60));
+    without_an_answer(&way.proxy, "forgotten_at limit", minute).await;
+    // What was asked first was done.
+    let mut next = claim();
+    (next.lease, next.keep) = (over.lease, over.keep);
+    let acquired = within(Duration::from_secs(30), way.books.store.acquire(&next)).await;
+    acquired.expect("it runs");
+    let left = "update {table} set keep = keep + 1";
+    within(Duration::from_secs(30), async {
+        while way.books.admin(left).await > 0 {
+            sleep(Duration::from_millis(50)).await;
+        }
+    })
+    .await;
+    drop(purger);
+}
+
+macro_rules! by_a_way {
+    ($($case:ident)*) => {
+        mod on_postgres {
+            $(
+                #[tokio::test]
+                async fn $case() {
+                    super::$case(super::by_postgres(&stringify!($case)[..20]).await).await;
+                }
+            )*
+        }
+
+        mod on_mariadb {
+            $(
+                #[tokio::test]
+                async fn $case() {
+                    super::$case(super::by_mariadb(&stringify!($case)[..20]).await).await;
+                }
+            )*
+        }
+    };
+}
+
+by_a_way! {
+    a_look_for_a_checkpoint_ends
+    a_look_for_orphans_ends
+    a_purger_goes_on_after_a_call_without_an_answer
+}

@@ -202,6 +202,7 @@ const LIFE: Duration = Duration::from_secs(30 * 60);
 const SILENCE: Duration = Duration::from_millis(250);
 /// Without an answer for so long, the server may be stalled. A statement that is slow is not.
 const STALL: Duration = Duration::from_secs(1);
-/// Of a server. Short enough for the layer's three tries: if it was the way, a request is late and not refused.
+/// Of a server. Short enough for the layer's three tries, of two seconds by default: if it was the way, a request is late and
+/// not refused, though its turn was the only one.
 #[cfg(any(feature = "mysql", feature = "postgres"))]
-pub(crate) const LINGERING: Duration = Duration::from_secs(3);
+pub(crate) const LINGERING: Duration = Duration::from_millis(1_500);

@@ -122,8 +122,8 @@ impl MySqlStore {
     /// completions do not stand in line behind requests that ask for a lease. If there is one, they are next.
     ///
     /// A statement that is cut off, as by the layer's timeout, closes its connection, and the server may be busy with it for
-    /// longer. If it went without an answer for a second, it counts as one of them for 3 seconds more, unless it was to keep
-    /// a lease.
+    /// longer. If it went without an answer for a second, its turn to ask for a lease is free only 1.5 seconds
+    /// later.
     #[must_use]
     pub fn with_connections(self, most: usize) -> Self {
         self.set(|settings| settings.connections = most)
@@ -241,6 +241,8 @@ impl Inner {
                 Err(sqlx::Error::Database(error)) => error,
                 Err(error) => {
                     self.connections.forget();
+                    // It is known to be gone: that was no stall.
+                    lent.close();
                     return Err(error.into());
                 }
             };

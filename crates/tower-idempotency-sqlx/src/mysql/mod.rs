@@ -361,9 +361,11 @@ impl Store for MySqlStore {
 }
 
 /// The server is shutting down, or it has become a replica, by one setting or another, or has left its cluster: the way may
-/// lead to another server now.
+/// lead to another server now. Or it has closed the connection, as after it was idle for long, and then the others too.
 fn is_another_s_now(code: &str) -> bool {
-    ["1047", "1053", "1290", "1792", "1836"].contains(&code)
+    let not_this_one = ["1047", "1053", "1290", "1792", "1836"];
+    let closed = ["1159", "1160", "1927", "3169", "4031"];
+    not_this_one.contains(&code) || closed.contains(&code)
 }
 
 fn found(row: &MySqlRow) -> Result<Found, sqlx::Error> {

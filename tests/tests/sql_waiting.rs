@@ -3,12 +3,14 @@
 use std::time::{Duration, Instant};
 
 use tests::{
+    proxy::{Mode, Proxy},
     servers::postgres::{self, PostgresServer},
     sql::{self, claim},
 };
 use tower_idempotency::store::Store;
-use tower_idempotency_sqlx::sqlx::{
-    self, AssertSqlSafe, Connection, Executor, PgConnection, postgres::PgListener,
+use tower_idempotency_sqlx::{
+    PostgresStore,
+    sqlx::{self, AssertSqlSafe, Connection, Executor, PgConnection, postgres::PgListener},
 };
 
 /// Nobody is told what nobody waits for: on the server, notifications stand in line.
@@ -88,16 +90,54 @@ async fn a_waiter_is_woken_though_the_connection_that_listens_was_lost() {
     assert!(began.elapsed() < Duration::from_secs(15), "woken late");
 }
 
+/// Whoever looks again after less than a statement may take asks for no notification: it would be cut off each time, and
+/// its connection closed.
+#[tokio::test(flavor = "multi_thread")]
+async fn early_looks_of_a_waiter_cost_no_connections() {
+    sql::postgres(postgres::shared(), "early").await;
+    let way = Proxy::start(postgres::shared().address());
+    let url = format!("postgres://app@{}/postgres", way.address());
+    let store = PostgresStore::from_url(&url).unwrap();
+    let store = store.with_table("early").unwrap();
+    let claim = claim();
+    store.acquire(&claim).await.unwrap();
+    // Nobody has this one: it ends once the channel is listened to.
+    let nobodys = sql::claim().id;
+    store.changed(&nobodys, Duration::from_secs(60)).await;
+    let before = way.counts().connections;
+    let slow = Duration::from_millis(40);
+    way.set(Mode::Delay {
+        up: slow,
+        down: slow,
+    });
+    for _ in 0..5 {
+        store.changed(&claim.id, Duration::from_millis(25)).await;
+    }
+    assert_eq!(way.counts().connections, before);
+    let lease = claim.lease_ref(1);
+    store.renew(&lease, claim.lease).await.unwrap();
+    assert_eq!(way.counts().connections, before);
+}
+
 #[tokio::test(flavor = "multi_thread")]
 async fn a_store_that_is_dropped_leaves_no_connection_behind() {
     let server = PostgresServer::start(&[]);
     let store = sql::postgres(&server, "waited").await;
     let claim = claim();
     store.acquire(&claim).await.unwrap();
-    store.changed(&claim.id, Duration::from_millis(300)).await;
+    let waiting = tokio::spawn({
+        let (store, id) = (store.clone(), claim.id);
+        async move { store.changed(&id, Duration::from_secs(60)).await }
+    });
     let mut admin = PgConnection::connect(&server.url()).await.unwrap();
     let others = "select 1 from pg_stat_activity where backend_type = 'client backend' and pid <> pg_backend_pid()";
-    assert_eq!(admin.fetch_all(others).await.unwrap().len(), 2);
+    let deadline = Instant::now() + Duration::from_secs(10);
+    while admin.fetch_all(others).await.unwrap().len() != 2 {
+        assert!(Instant::now() < deadline, "nobody listens");
+        tokio::time::sleep(Duration::from_millis(5)).await;
+    }
+    waiting.abort();
+    assert!(waiting.await.is_err(), "nothing has changed");
     drop(store);
     let deadline = Instant::now() + Duration::from_secs(10);
     while !admin.fetch_all(others).await.unwrap().is_empty() {

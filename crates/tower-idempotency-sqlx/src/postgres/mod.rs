@@ -355,7 +355,9 @@ impl Store for PostgresStore {
     }
 
     async fn changed(&self, id: &KeyId, within: Duration) {
-        let Some(listener) = &self.inner.listener else {
+        let listener = self.inner.listener.as_ref();
+        // What is cut off closes its connection; and whoever looks again this soon need not be told.
+        let Some(listener) = listener.filter(|_| within >= WORTH_WATCHING) else {
             tokio::time::sleep(within).await;
             return;
         };
@@ -418,5 +420,7 @@ const MIGRATIONS: [&str; 2] = [
     include_str!("../../migrations/postgres/0001_entries.sql"),
     include_str!("../../migrations/postgres/0002_orphans.sql"),
 ];
+/// A statement takes less, unless the database is overloaded.
+const WORTH_WATCHING: Duration = Duration::from_millis(250);
 /// Twice as much in digits is well below what the server takes in one message and gives in one value.
 const LARGEST_RECORD: usize = 128 << 20;

@@ -7,6 +7,7 @@
 use std::time::{Duration, Instant};
 
 use tests::{
+    proxy::Proxy,
     servers::{
         mariadb::{self, MariaDbServer},
         postgres::{self, PostgresServer},
@@ -15,8 +16,11 @@ use tests::{
 };
 use tokio::{task::JoinHandle, time::sleep};
 use tower_idempotency::store::{Acquired, Claim, Store, StoreError};
-use tower_idempotency_sqlx::sqlx::{
-    AssertSqlSafe, Connection, Executor, MySqlConnection, PgConnection, query_scalar, raw_sql,
+use tower_idempotency_sqlx::{
+    MySqlStore,
+    sqlx::{
+        AssertSqlSafe, Connection, Executor, MySqlConnection, PgConnection, query_scalar, raw_sql,
+    },
 };
 
 /// Completes the lease of a claim.
@@ -34,19 +38,42 @@ async fn is_completed<S: Store>(store: &S, claim: &Claim) {
     assert_eq!(record, "answer");
 }
 
+/// A trial in which somebody came too late says nothing, and is made again: but not each of them is one.
+async fn tried(trial: impl AsyncFn() -> Trial) {
+    for _ in 0..5 {
+        if trial().await == Trial::Seen {
+            return;
+        }
+    }
+    panic!("no trial was seen to its end");
+}
+
+#[derive(Debug, PartialEq, Eq)]
+enum Trial {
+    Seen,
+    TooLate,
+}
+
+/// A row was waited for in vain, or given up for a deadlock, as often as the store tries.
+fn given_up(completed: &Result<(), StoreError>) -> bool {
+    let codes = ["40P01", "55P03", "1205", "1213"];
+    matches!(completed, Err(error) if codes.iter().any(|code| format!("{error:?}").contains(code)))
+}
+
 #[tokio::test]
 async fn a_completion_that_is_given_up_for_a_deadlock_is_made_again_in_postgres() {
     // Whoever looks first is given up: the store, which does so at once.
-    is_made_again_in_postgres("10ms", "deadlock detected").await;
+    tried(async || is_made_again_in_postgres("10ms", "deadlock detected").await).await;
 }
 
 /// By default the server looks for deadlocks after longer than the store waits for a row.
 #[tokio::test]
 async fn a_completion_that_gives_a_deadlock_up_before_the_server_does_is_made_again_in_postgres() {
-    is_made_again_in_postgres("1s", "canceling statement due to lock timeout").await;
+    let reported = "canceling statement due to lock timeout";
+    tried(async || is_made_again_in_postgres("5min", reported).await).await;
 }
 
-async fn is_made_again_in_postgres(deadlock_timeout: &str, reported: &str) {
+async fn is_made_again_in_postgres(deadlock_timeout: &str, reported: &str) -> Trial {
     let server = PostgresServer::start(&[&format!("deadlock_timeout={deadlock_timeout}")]);
     let store = sql::postgres(&server, "entries").await;
     let mut other = PgConnection::connect(&server.url()).await.unwrap();
@@ -89,13 +116,18 @@ async fn is_made_again_in_postgres(deadlock_timeout: &str, reported: &str) {
     }
     let circle = "select from entries for update; commit";
     other.execute(raw_sql(circle)).await.unwrap();
-    completing.await.unwrap().expect("made again");
-
+    let completed = completing.await.unwrap();
     let log = server.log();
-    assert_eq!(log.matches(reported).count(), 1, "{log}");
+    if given_up(&completed) {
+        return Trial::TooLate;
+    }
+    completed.expect("made again");
+
+    assert!(log.contains(reported), "{log}");
     let noted = query_scalar::<_, i32>("select n from audit").fetch_one(&mut watch);
     assert_eq!(noted.await.unwrap(), 11, "it happened once");
     is_completed(&store, &claim).await;
+    Trial::Seen
 }
 
 /// No primary says this at READ COMMITTED of its own accord, so a trigger does.
@@ -125,6 +157,10 @@ async fn a_completion_that_cannot_be_serialized_is_made_again_in_postgres() {
 
 #[tokio::test]
 async fn a_completion_that_is_given_up_for_a_deadlock_is_made_again_in_mariadb() {
+    tried(is_made_again_in_mariadb).await;
+}
+
+async fn is_made_again_in_mariadb() -> Trial {
     let server = MariaDbServer::start(&[]);
     let store = sql::mariadb(&server, "entries").await;
     let mut other = MySqlConnection::connect(&server.url()).await.unwrap();
@@ -147,40 +183,53 @@ async fn a_completion_that_is_given_up_for_a_deadlock_is_made_again_in_mariadb()
     let began = Instant::now();
     let waiting =
         "select count(*) from information_schema.innodb_trx where trx_state = 'LOCK WAIT'";
-    while query_scalar::<_, i64>(waiting)
-        .fetch_one(&mut watch)
-        .await
-        .unwrap()
-        == 0
+    while !completing.is_finished()
+        && query_scalar::<_, i64>(waiting)
+            .fetch_one(&mut watch)
+            .await
+            .unwrap()
+            == 0
     {
         assert!(
             began.elapsed() < Duration::from_secs(10),
             "it waits for nobody"
         );
-        sleep(Duration::from_millis(10)).await;
+        // What it says is computed anew only after 100 ms without a question.
+        sleep(Duration::from_millis(150)).await;
     }
     other
         .execute(raw_sql("update entries set keep = keep + 1"))
         .await
         .unwrap();
     other.execute(raw_sql("commit")).await.unwrap();
-    completing.await.unwrap().expect("made again");
+    let completed = completing.await.unwrap();
+    if given_up(&completed) {
+        return Trial::TooLate;
+    }
+    completed.expect("made again");
 
     let deadlocks = "select cast(variable_value as signed) from information_schema.global_status
         where variable_name = 'INNODB_DEADLOCKS'";
     let deadlocks = query_scalar::<_, i64>(deadlocks)
         .fetch_one(&mut watch)
         .await;
-    assert_eq!(deadlocks.unwrap(), 1);
+    assert!(deadlocks.unwrap() >= 1);
     // The other one's update is noted too.
     let noted = query_scalar::<_, i32>("select n from audit").fetch_one(&mut watch);
     assert_eq!(noted.await.unwrap(), 12, "it happened once");
     is_completed(&store, &claim).await;
+    Trial::Seen
 }
 
+/// It waits once, for a second or two, and not for as long as the layer waits for an answer: then it says why, and its
+/// connections remain.
 #[tokio::test]
-async fn a_completion_waits_for_a_row_for_longer_than_a_second_in_mariadb() {
-    let store = sql::mariadb(mariadb::shared(), "held_long").await;
+async fn a_completion_waits_for_a_row_once_in_mariadb() {
+    sql::mariadb(mariadb::shared(), "held_long").await;
+    let way = Proxy::start(mariadb::shared().address());
+    let url = format!("mysql://app:app@{}/app", way.address());
+    let store = MySqlStore::from_url(&url).unwrap();
+    let store = store.with_table("held_long").unwrap();
     let mut other = MySqlConnection::connect(&mariadb::shared().url())
         .await
         .unwrap();
@@ -189,12 +238,21 @@ async fn a_completion_waits_for_a_row_for_longer_than_a_second_in_mariadb() {
     for hold in ["begin", "select * from held_long for update"] {
         other.execute(raw_sql(AssertSqlSafe(hold))).await.unwrap();
     }
-    let completing = completing(&store, &claim);
-    // By then the server has given up the first try, and not yet the last one.
-    sleep(Duration::from_millis(1_700)).await;
-    assert!(!completing.is_finished());
+    tried(async || {
+        let began = Instant::now();
+        let refused = completing(&store, &claim).await.unwrap().unwrap_err();
+        assert!(format!("{refused:?}").contains("1205"), "{refused:?}");
+        // Three times would be three seconds at least, each time.
+        if began.elapsed() < Duration::from_millis(2_900) {
+            Trial::Seen
+        } else {
+            Trial::TooLate
+        }
+    })
+    .await;
     other.execute(raw_sql("commit")).await.unwrap();
-    completing.await.unwrap().expect("made again");
+    completing(&store, &claim).await.unwrap().unwrap();
+    assert_eq!(way.counts().connections, 1);
     is_completed(&store, &claim).await;
 }
 
@@ -211,11 +269,25 @@ async fn a_completion_waits_for_a_row_for_longer_than_half_a_second_in_postgres(
     // Given up after three times half a second, before the layer would.
     let refused = completing(&store, &claim).await.unwrap().unwrap_err();
     assert!(format!("{refused:?}").contains("55P03"), "{refused:?}");
-    let began = Instant::now();
-    let completing = completing(&store, &claim);
-    sleep(Duration::from_millis(700)).await;
-    assert!(!completing.is_finished() || began.elapsed() > Duration::from_millis(1_500));
     other.execute(raw_sql("commit")).await.unwrap();
-    completing.await.unwrap().expect("made again");
-    is_completed(&store, &claim).await;
+    tried(async || {
+        let claim = sql::claim();
+        store.acquire(&claim).await.unwrap();
+        let url = postgres::shared().url();
+        let mut other = PgConnection::connect(&url).await.unwrap();
+        other.execute(raw_sql(hold)).await.unwrap();
+        let completing = completing(&store, &claim);
+        let began = Instant::now();
+        sleep(Duration::from_millis(700)).await;
+        assert!(!completing.is_finished() || began.elapsed() > Duration::from_millis(1_400));
+        other.execute(raw_sql("commit")).await.unwrap();
+        let completed = completing.await.unwrap();
+        if given_up(&completed) {
+            return Trial::TooLate;
+        }
+        completed.expect("made again");
+        is_completed(&store, &claim).await;
+        Trial::Seen
+    })
+    .await;
 }

@@ -246,10 +246,11 @@ impl Inner {
                     return Err(error.into());
                 }
             };
-            // A deadlock, or a row that somebody holds for long. Of anything else the connection may be part, and the
-            // transaction ends with it.
             let code = crate::error::code(&*error);
-            if tries == TRIES || !["1213", "1205"].contains(&code.as_str()) {
+            let is_deadlock = code == "1213";
+            // Of anything else than a deadlock, or a row that somebody holds for long, the connection may be part, and the
+            // transaction ends with it.
+            if !is_deadlock && code != "1205" {
                 if is_another_s_now(&code) {
                     self.connections.forget();
                 }
@@ -258,6 +259,10 @@ impl Inner {
             }
             run(&mut lent.connection, &Arc::new("rollback".to_owned())).await?;
             lent.give_back();
+            // Who waits for a row once more waits for longer than the layer does for an answer.
+            if tries == TRIES || !is_deadlock {
+                return Err(sqlx::Error::Database(error).into());
+            }
         }
     }
 

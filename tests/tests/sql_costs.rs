@@ -1,17 +1,20 @@
 //! What a request costs a database, counted on the wire.
 
+use std::time::Duration;
+
 use axum::Router;
 use http::StatusCode;
 use tests::{
     Effects, app,
     books::{Books, Ledgered},
     created, creating,
-    gate::Gate,
+    gate::{Gate, within},
     post,
     round_trips::RoundTrips,
     send,
     servers::{mariadb, postgres},
 };
+use tokio::time::sleep;
 use tower_idempotency::{IdempotencyLayer, Lease, store::Store};
 use tower_idempotency_sqlx::{
     MySqlStore, PostgresStore,
@@ -119,6 +122,16 @@ each! {
 
 // ---- In the handler's transaction ----
 
+/// The pool asks its only connection, when it comes back, whether it is alive, and then has it idle.
+async fn is_back<S: Ledgered>(books: &Books<S>) {
+    within(Duration::from_secs(60), async {
+        while books.pool.num_idle() < 1 {
+            sleep(Duration::from_millis(5)).await;
+        }
+    })
+    .await;
+}
+
 /// What the store asks, and what the handler's connection does: begin, look at the lease, the effect, the record, commit.
 async fn costs_of_a_transaction<S: Ledgered>(books: Books<S>, trips: [RoundTrips; 2]) {
     let layer = IdempotencyLayer::new(books.store.clone());
@@ -134,11 +147,10 @@ async fn costs_of_a_transaction<S: Ledgered>(books: Books<S>, trips: [RoundTrips
         }
     });
     is_created(&app, "tx-before", "tea").await;
-    // The pool asks the connection, when it comes back, whether it is alive.
-    tokio::time::sleep(std::time::Duration::from_millis(100)).await;
+    is_back(&books).await;
     let _ = trips.each_ref().map(RoundTrips::taken);
     is_created(&app, "tx", "tea").await;
-    tokio::time::sleep(std::time::Duration::from_millis(100)).await;
+    is_back(&books).await;
     let [store, handler] = trips.each_ref().map(RoundTrips::taken);
     assert_eq!(store, 1, "to acquire");
     let pool = 2;

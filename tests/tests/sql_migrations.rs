@@ -91,7 +91,7 @@ async fn a_replica_that_starts_does_not_wait_for_a_transaction_on_the_table() {
     timeout(SOON, store.migrate()).await.expect(WAITS).unwrap();
 }
 
-const SOON: Duration = Duration::from_secs(2);
+const SOON: Duration = Duration::from_secs(60);
 const WAITS: &str = "the migration waits for somebody's transaction";
 
 /// A table as it was made before there was an index for orphans.

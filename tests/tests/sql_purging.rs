@@ -10,7 +10,7 @@ use std::{
 
 use tests::sql::{self, duplicate};
 use tokio::{task::JoinSet, time::sleep};
-use tower_idempotency::store::{Acquired, Claim, Store, Ttl};
+use tower_idempotency::store::{Acquired, Claim, Store, StoreError, Ttl};
 use tower_idempotency_sqlx::{MySqlStore, PostgresStore, Purger, SqlError, SqliteStore};
 
 /// What all three can do besides.
@@ -52,6 +52,8 @@ async fn is_granted<S: Store>(store: &S, claim: &Claim) {
 
 const LONG: Ttl = Ttl::from_secs(600);
 const SHORT: Ttl = Ttl::from_millis(30);
+/// After this a lease that is short, and kept for short, is forgotten.
+const BOTH: Duration = Duration::from_millis(60);
 
 /// 56: two purge as fast as they can, a few rows at a time. Meanwhile entries live on the brink of being over: leases that
 /// are renewed again and again, orphans that are taken over, records that are replaced as soon as they are forgotten.
@@ -79,10 +81,15 @@ async fn purging_deletes_nothing_that_is_not_over<S: Purged>(store: S) {
         living.spawn(async move {
             while Instant::now() < end {
                 let claim = claim(SHORT, SHORT);
+                let asked = Instant::now();
                 is_granted(&store, &claim).await;
                 let lease = claim.lease_ref(1);
                 let (began, held) = (Instant::now(), LONG.as_duration());
-                store.renew(&lease, LONG).await.expect(WORKS);
+                match store.renew(&lease, LONG).await {
+                    // It came after the end: this round says nothing.
+                    Err(StoreError::LeaseLost) if asked.elapsed() >= BOTH => continue,
+                    renewed => renewed.expect(WORKS),
+                }
                 // Longer than it would have lived.
                 sleep(Duration::from_millis(70)).await;
                 match store.acquire(&duplicate(&claim)).await.expect(WORKS) {
@@ -138,7 +145,9 @@ async fn what_is_over_is_absent_without_being_purged<S: Purged>(store: S) {
         .expect(WORKS);
     sleep(Duration::from_millis(100)).await;
     for claim in &claims {
-        is_granted(&store, &duplicate(claim)).await;
+        let mut next = duplicate(claim);
+        (next.lease, next.keep) = (LONG, LONG);
+        is_granted(&store, &next).await;
     }
     assert_eq!(store.purge(100).await.expect(WORKS), 0, "nothing was left");
 }
@@ -172,14 +181,16 @@ async fn a_purger_purges_until_it_is_dropped<S: Purged>(store: S) {
         assert!(Instant::now() < deadline, "nobody purges");
     }
     drop(purgers);
-    sleep(Duration::from_millis(50)).await;
-    is_granted(&store, &super_short()).await;
-    sleep(Duration::from_millis(150)).await;
-    assert_eq!(
-        store.purge(100).await.expect(WORKS),
-        1,
-        "somebody still purges"
-    );
+    for _ in 0..5 {
+        sleep(Duration::from_millis(50)).await;
+        is_granted(&store, &super_short()).await;
+        sleep(Duration::from_millis(150)).await;
+        // What was under way when they were dropped may have come this late.
+        if store.purge(100).await.expect(WORKS) == 1 {
+            return;
+        }
+    }
+    panic!("somebody still purges");
 }
 
 macro_rules! each {

@@ -159,7 +159,7 @@ async fn a_begin_that_is_cut_off_leaves_no_transaction<S: Ledgered>(way: Way<S>)
 
 /// As long as somebody closes the connection, as with a commit.
 async fn a_begin_that_hangs_gives_its_place_in_the_pool_back<S: Ledgered>(way: Way<S>) {
-    let (patience, connect) = (CUT, way.books.pool.connect_options());
+    let (patience, connect) = (5 * CUT, way.books.pool.connect_options());
     let pool = books::patient(PoolOptions::new(), patience).max_connections(1);
     let books = Books {
         pool: pool.connect_lazy_with((*connect).clone()),

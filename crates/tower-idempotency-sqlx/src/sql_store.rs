@@ -37,7 +37,7 @@ pub trait SqlStore: Store + Clone {
     ) -> impl Future<Output = Result<Standing, SqlError>> + Send;
 
     /// Writes the record if the token holds the entry, its lease over or not; false if not. An error that
-    /// [says so](SqlError::is_ended) if the transaction has ended before.
+    /// says so if the transaction has ended before.
     #[doc(hidden)]
     fn write_record(
         &self,

@@ -1,14 +1,22 @@
 //! The store under test, called the way the layer calls it.
 
-use std::{sync::Arc, time::Duration};
+use std::{error::Error, sync::Arc, time::Duration};
 
 use bytes::Bytes;
+use tokio::time::Instant;
 
-use super::{Faulty, Plan};
+use super::{Faulty, InjectedFault, Plan};
 use crate::store::{Acquired, Claim, Fingerprint, KeyId, LeaseRef, Store, StoreError, Token, Ttl};
 
-/// How often a call that failed at the backend is made again before the case fails.
-const ATTEMPTS: usize = 8;
+/// How often a call that fails at the backend is made before the case fails.
+const ATTEMPTS: u32 = 8;
+
+/// After the first failure of a server; twice as long after each that follows, 6 s in all. A cluster that is busy electing,
+/// or a server with too much to do, is no breach of the contract.
+const FIRST_PAUSE: Duration = Duration::from_millis(50);
+
+/// How often a case may be held up for longer than its periods last.
+const TRIALS: u32 = 5;
 
 /// Longer than any case takes.
 pub(super) const LONG: Ttl = Ttl::from_secs(600);
@@ -30,6 +38,26 @@ pub(super) enum Outcome {
     Done,
     Lost,
     TooLarge { limit: usize },
+}
+
+/// Counts the trials of a case that were held up for so long that they say nothing.
+#[derive(Debug, Default)]
+pub(super) struct Trials(u32);
+
+impl Trials {
+    /// This one was, and the next may be in time.
+    ///
+    /// # Panics
+    ///
+    /// When it was the last of five.
+    pub(super) fn was_late(&mut self) {
+        self.0 += 1;
+        println!("trial {} was late, and says nothing", self.0);
+        assert!(
+            self.0 < TRIALS,
+            "five trials were late: the unit is too short"
+        );
+    }
 }
 
 impl<S> Clone for Subject<S> {
@@ -100,6 +128,14 @@ impl<S: Store> Subject<S> {
         tokio::time::sleep(self.unit * units).await;
     }
 
+    /// Whether so many units have passed since an instant: what began after it and lasts as long may be over.
+    ///
+    /// Asked after a look at the store, of an instant from before the call that began the period, it excuses nothing that
+    /// ended early. A paused clock is never late.
+    pub(super) fn is_late(&self, since: Instant, units: u32) -> bool {
+        since.elapsed() >= self.unit * units
+    }
+
     /// Until a lease of [`short_lease`](Self::short_lease) is over, whatever the backend rounds.
     pub(super) async fn outlive_short_lease(&self) {
         self.sleep(7).await;
@@ -146,15 +182,14 @@ impl<S: Store> Subject<S> {
     }
 
     pub(super) async fn acquire(&self, claim: &Claim) -> Acquired {
-        let mut failure = None;
-        for _ in 0..ATTEMPTS {
+        let mut failed = Failed::default();
+        loop {
             match self.store.acquire(claim).await {
                 Ok(acquired) => return acquired,
-                Err(StoreError::Backend(source)) => failure = Some(source),
+                Err(StoreError::Backend(source)) => failed.again("acquire", &*source).await,
                 Err(error) => panic!("acquire answers nothing but a backend error, found {error}"),
             }
         }
-        panic!("acquire failed {ATTEMPTS} times: {failure:?}")
     }
 
     /// Acquires what must be free, or an orphan that must be takeable.
@@ -176,12 +211,13 @@ impl<S: Store> Subject<S> {
     }
 
     pub(super) async fn renew(&self, lease: &LeaseRef, ttl: Ttl) -> Outcome {
-        for _ in 0..ATTEMPTS {
-            if let Some(outcome) = outcome(&self.store.renew(lease, ttl).await) {
-                return outcome;
+        let mut failed = Failed::default();
+        loop {
+            match outcome(self.store.renew(lease, ttl).await) {
+                Ok(outcome) => return outcome,
+                Err(source) => failed.again("renew", &*source).await,
             }
         }
-        panic!("renew failed {ATTEMPTS} times")
     }
 
     pub(super) async fn complete(
@@ -190,34 +226,55 @@ impl<S: Store> Subject<S> {
         record: &Bytes,
         retention: Ttl,
     ) -> Outcome {
-        for _ in 0..ATTEMPTS {
+        let mut failed = Failed::default();
+        loop {
             let completed = self.store.complete(lease, record.clone(), retention).await;
-            if let Some(outcome) = outcome(&completed) {
-                return outcome;
+            match outcome(completed) {
+                Ok(outcome) => return outcome,
+                Err(source) => failed.again("complete", &*source).await,
             }
         }
-        panic!("complete failed {ATTEMPTS} times")
     }
 
     pub(super) async fn release(&self, lease: &LeaseRef) {
-        for _ in 0..ATTEMPTS {
-            match outcome(&self.store.release(lease).await) {
-                Some(Outcome::Done) => return,
-                Some(refused) => panic!("release is Ok or a backend error, found {refused:?}"),
-                None => {}
+        let mut failed = Failed::default();
+        loop {
+            match outcome(self.store.release(lease).await) {
+                Ok(Outcome::Done) => return,
+                Ok(refused) => panic!("release is Ok or a backend error, found {refused:?}"),
+                Err(source) => failed.again("release", &*source).await,
             }
         }
-        panic!("release failed {ATTEMPTS} times")
     }
 }
 
-/// None when the backend failed.
-fn outcome(result: &Result<(), StoreError>) -> Option<Outcome> {
+/// How often one call has failed at the backend.
+#[derive(Debug, Default)]
+struct Failed(u32);
+
+impl Failed {
+    /// It has, and is to be made again: at once where we made the failure up, and after a while where a server did.
+    async fn again(&mut self, call: &str, source: &Source) {
+        self.0 += 1;
+        assert!(
+            self.0 < ATTEMPTS,
+            "{call} failed {ATTEMPTS} times: {source:?}"
+        );
+        if !source.is::<InjectedFault>() {
+            tokio::time::sleep(FIRST_PAUSE * (1 << (self.0 - 1))).await;
+        }
+    }
+}
+
+type Source = dyn Error + Send + Sync;
+
+/// The source of the error where the backend failed.
+fn outcome(result: Result<(), StoreError>) -> Result<Outcome, Box<Source>> {
     match result {
-        Ok(()) => Some(Outcome::Done),
-        Err(StoreError::LeaseLost) => Some(Outcome::Lost),
-        Err(StoreError::RecordTooLarge { limit }) => Some(Outcome::TooLarge { limit: *limit }),
-        Err(StoreError::Backend(_)) => None,
+        Ok(()) => Ok(Outcome::Done),
+        Err(StoreError::LeaseLost) => Ok(Outcome::Lost),
+        Err(StoreError::RecordTooLarge { limit }) => Ok(Outcome::TooLarge { limit }),
+        Err(StoreError::Backend(source)) => Err(source),
     }
 }
 

@@ -1,10 +1,11 @@
 use bytes::Bytes;
+use tokio::time::Instant;
 
 use super::leases::assert_in_progress;
 use crate::{
     conformance::{
         Subject,
-        subject::{LONG, Outcome},
+        subject::{LONG, Outcome, Trials},
     },
     store::{Acquired, Claim, OrphanPolicy, Store, Ttl},
 };
@@ -76,21 +77,25 @@ pub async fn a_record_carries_the_fingerprint_of_its_request<S: Store>(subject: 
 
 /// 3: completing again with the same token is `Ok` and changes neither the record nor the end of its retention.
 pub async fn completing_twice_changes_nothing<S: Store>(subject: &Subject<S>) {
-    let claim = subject.claim();
-    let lease = subject.hold(&claim).await;
-    let first = Bytes::from("first");
-    let retention = subject.units(20);
-    assert_eq!(
-        subject.complete(&lease, &first, retention).await,
-        Outcome::Done
-    );
-    assert_eq!(
-        subject.complete(&lease, &"second".into(), LONG).await,
-        Outcome::Done
-    );
-    assert_record(subject, &claim, &first).await;
-    subject.sleep(24).await;
-    assert_eq!(subject.acquire(&subject.duplicate(&claim)).await, FIRST);
+    let mut trials = Trials::default();
+    loop {
+        let claim = subject.claim();
+        let lease = subject.hold(&claim).await;
+        let record = Bytes::from("first");
+        let completing = Instant::now();
+        let first = subject.complete(&lease, &record, subject.units(20)).await;
+        let second = subject.complete(&lease, &"second".into(), LONG).await;
+        let found = subject.acquire(&subject.duplicate(&claim)).await;
+        if subject.is_late(completing, 20) {
+            trials.was_late();
+            continue;
+        }
+        assert_eq!((first, second), (Outcome::Done, Outcome::Done));
+        assert_completed(&claim, &record, found);
+        subject.sleep(24).await;
+        assert_eq!(subject.acquire(&subject.duplicate(&claim)).await, FIRST);
+        return;
+    }
 }
 
 /// 2: who does not hold the lease completes nothing; who does, still can.
@@ -199,29 +204,34 @@ pub async fn a_record_of_the_longest_retention_is_kept<S: Store>(subject: &Subje
 
 /// 7: duplicates replay a record, they do not make it last.
 pub async fn a_replay_does_not_extend_the_retention<S: Store>(subject: &Subject<S>) {
-    for _ in 0..5 {
+    let mut trials = Trials::default();
+    loop {
         let claim = subject.claim();
         let lease = subject.hold(&claim).await;
-        let completed = subject
-            .complete(&lease, &"short".into(), subject.units(12))
-            .await;
+        let record = Bytes::from("short");
+        let completing = Instant::now();
+        let completed = subject.complete(&lease, &record, subject.units(12)).await;
         assert_eq!(completed, Outcome::Done);
         subject.sleep(6).await;
-        match subject.acquire(&subject.duplicate(&claim)).await {
-            Acquired::Completed { .. } => {}
-            // Something held this test up for longer than the retention.
-            Acquired::Granted { .. } => continue,
-            other => panic!("expected a record, found {other:?}"),
+        let found = subject.acquire(&subject.duplicate(&claim)).await;
+        if subject.is_late(completing, 12) {
+            trials.was_late();
+            continue;
         }
+        assert_completed(&claim, &record, found);
         subject.sleep(9).await;
         assert_eq!(subject.acquire(&subject.duplicate(&claim)).await, FIRST);
         return;
     }
-    panic!("6 units took longer than 12, five times: the unit is too short");
 }
 
 async fn assert_record<S: Store>(subject: &Subject<S>, claim: &Claim, expected: &Bytes) {
-    match subject.acquire(&subject.duplicate(claim)).await {
+    let found = subject.acquire(&subject.duplicate(claim)).await;
+    assert_completed(claim, expected, found);
+}
+
+fn assert_completed(claim: &Claim, expected: &Bytes, found: Acquired) {
+    match found {
         Acquired::Completed {
             fingerprint,
             record,

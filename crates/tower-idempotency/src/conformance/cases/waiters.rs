@@ -17,7 +17,7 @@ pub async fn a_waiter_waits_no_longer_than_it_asks<S: Store>(subject: &Subject<S
     subject.hold(&claim).await;
     let within = subject.units(4).as_duration();
     let waited = waited(subject, &claim, within).await;
-    let slack = subject.units(20).as_duration();
+    let slack = subject.units(SLACK).as_duration();
     assert!(
         waited < within + slack,
         "asked {within:?}, waited {waited:?}"
@@ -70,7 +70,10 @@ pub async fn nobody_waits_for_a_key_that_is_not_in_progress<S: Store>(subject: &
 }
 
 const WAITERS: usize = 8;
-const WITHIN: u32 = 100;
+
+/// Far longer than a machine with too much to do is late; only where the store is wrong does a case take as long.
+const WITHIN: u32 = 2000;
+const SLACK: u32 = 400;
 
 fn wait<S: Store>(subject: &Subject<S>, claim: &Claim) -> Vec<tokio::task::JoinHandle<Duration>> {
     let wait = || {

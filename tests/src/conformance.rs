@@ -4,6 +4,7 @@
 //! is tested in several settings that is minutes. Here a test is a set of cases, which says what failed by name.
 
 use std::{
+    any::Any,
     sync::{Condvar, Mutex, PoisonError},
     thread,
     time::Duration,
@@ -14,12 +15,36 @@ use tower_idempotency::{
     store::Store,
 };
 
-/// Runs every case on what `store` makes for it, through `plan`, on 16 threads.
+/// Runs every case on what `subject` makes for it, through `plan`, on 16 threads.
 ///
 /// # Panics
 ///
-/// When a case does: names all that did.
+/// When a case does: names all that did, with the beginning of what each said.
 pub fn every_case_at_once<S: Store>(
+    subject: impl AsyncFn() -> Subject<S> + Sync,
+    plan: impl Fn(Duration) -> Option<Plan> + Sync,
+) {
+    every_case(AT_ONCE, subject, plan);
+}
+
+/// As [`every_case_at_once`], so many cases at a time, and waits for its turn: for a server that has enough to do with one
+/// set of cases.
+///
+/// # Panics
+///
+/// When a case does: names all that did, with the beginning of what each said.
+pub fn every_case_in_turn<S: Store>(
+    at_once: usize,
+    subject: impl AsyncFn() -> Subject<S> + Sync,
+    plan: impl Fn(Duration) -> Option<Plan> + Sync,
+) {
+    static TURN: Mutex<()> = Mutex::new(());
+    let _turn = TURN.lock().unwrap_or_else(PoisonError::into_inner);
+    every_case(at_once, subject, plan);
+}
+
+fn every_case<S: Store>(
+    at_once: usize,
     subject: impl AsyncFn() -> Subject<S> + Sync,
     plan: impl Fn(Duration) -> Option<Plan> + Sync,
 ) {
@@ -51,13 +76,13 @@ pub fn every_case_at_once<S: Store>(
                 // A thread of its own has the name that its panic shows.
                 let running = thread::Builder::new().name(name.to_owned());
                 let ended = running.spawn_scoped(scope, case).expect("a thread").join();
-                if ended.is_err() {
+                if let Err(panic) = ended {
                     let mut failed = failed.lock().unwrap_or_else(PoisonError::into_inner);
-                    failed.push(name);
+                    failed.push(format!("{name}: {}", said(&*panic)));
                 }
             }
         };
-        let workers: Vec<_> = (0..AT_ONCE).map(|_| scope.spawn(work)).collect();
+        let workers: Vec<_> = (0..at_once).map(|_| scope.spawn(work)).collect();
         for worker in workers {
             worker.join().expect("a worker does not panic");
         }
@@ -66,18 +91,11 @@ pub fn every_case_at_once<S: Store>(
     assert!(failed.is_empty(), "failed: {failed:#?}");
 }
 
-/// As [`every_case_at_once`], and waits for its turn: for a server that has enough to do with one set of cases.
-///
-/// # Panics
-///
-/// When a case does: names all that did.
-pub fn every_case_at_once_in_turn<S: Store>(
-    subject: impl AsyncFn() -> Subject<S> + Sync,
-    plan: impl Fn(Duration) -> Option<Plan> + Sync,
-) {
-    static TURN: Mutex<()> = Mutex::new(());
-    let _turn = TURN.lock().unwrap_or_else(PoisonError::into_inner);
-    every_case_at_once(subject, plan);
+/// The beginning of what a panic said. Where much is printed, only the end of it may be kept: what failed has to be there.
+fn said(panic: &(dyn Any + Send)) -> String {
+    let said = panic.downcast_ref::<String>().map(String::as_str);
+    let said = said.or_else(|| panic.downcast_ref::<&str>().copied());
+    said.unwrap_or("no words").chars().take(300).collect()
 }
 
 /// The right to run a case: several sets at once would wait for the processors, and ask a server for more connections

@@ -14,7 +14,7 @@ const UNIT: Duration = Duration::from_millis(200);
 async fn with_skew(skew: Duration) -> Subject<DynamoDbStore> {
     let options = DynamoDbOptions::new()
         .with_clock_skew(skew)
-        .with_timeout(Duration::from_secs(10));
+        .with_timeout(Duration::from_secs(30));
     let store = shared(StandIn::Dynoxide).store(options).await;
     Subject::new(store).with_unit(UNIT).with_push(false)
 }

@@ -5,7 +5,7 @@
 use std::time::Duration;
 
 use tests::{
-    conformance::every_case_at_once_in_turn,
+    conformance::every_case_in_turn,
     servers::dynamodb::{StandIn, shared},
 };
 use tower_idempotency::conformance::{Plan, Subject};
@@ -14,19 +14,22 @@ use tower_idempotency_dynamodb::{DynamoDbOptions, DynamoDbStore};
 async fn subject() -> Subject<DynamoDbStore> {
     let options = DynamoDbOptions::new()
         .with_clock_skew(Duration::ZERO)
-        .with_timeout(Duration::from_secs(10));
+        .with_timeout(Duration::from_secs(30));
     let store = shared(StandIn::Moto).store(options).await;
     Subject::new(store)
-        .with_unit(Duration::from_millis(400))
+        .with_unit(Duration::from_millis(200))
         .with_push(false)
 }
 
+/// Each waits for all the others.
+const AT_ONCE: usize = 8;
+
 #[test]
 fn moto_direct() {
-    every_case_at_once_in_turn(subject, |_| None);
+    every_case_in_turn(AT_ONCE, subject, |_| None);
 }
 
 #[test]
 fn moto_alternating() {
-    every_case_at_once_in_turn(subject, |pause| Some(Plan::Alternating(pause)));
+    every_case_in_turn(AT_ONCE, subject, |pause| Some(Plan::Alternating(pause)));
 }

@@ -8,18 +8,21 @@ use std::{
         OnceLock,
         atomic::{AtomicU32, Ordering},
     },
+    thread,
+    time::Duration,
 };
 
 use aws_smithy_http_client::Builder;
+use tower_idempotency::store::{Claim, Fingerprint, KeyId, Store, Ttl};
 use tower_idempotency_dynamodb::{
     DynamoDbOptions, DynamoDbStore,
     aws_sdk_dynamodb::{
         Client, Config,
-        config::{BehaviorVersion, Credentials, Region},
+        config::{BehaviorVersion, Credentials, Region, timeout::TimeoutConfig},
     },
 };
 
-use super::{Guard, directory, on_a_free_port};
+use super::{Guard, READY_WITHIN, directory, on_a_free_port};
 use crate::playground::run;
 
 /// Which stand-in.
@@ -73,11 +76,40 @@ impl DynamoDbServer {
             },
             |port, guard| is_ready(stand_in, port, guard),
         );
-        Self {
+        let server = Self {
             guard,
             port,
             tables: AtomicU32::new(0),
+        };
+        if stand_in == StandIn::Moto {
+            // It imports what it needs with the first call of each kind, for seconds, while everybody else waits.
+            thread::scope(|scope| scope.spawn(|| server.warm_up()).join()).expect("it runs");
         }
+        server
+    }
+
+    /// Makes each kind of call once, on a runtime of its own: whoever starts a server may have one already.
+    fn warm_up(&self) {
+        let runtime = tokio::runtime::Builder::new_current_thread()
+            .enable_all()
+            .build()
+            .expect("a runtime");
+        runtime.block_on(async {
+            let store = self
+                .store(DynamoDbOptions::new().with_timeout(READY_WITHIN))
+                .await;
+            let claim = Claim::new(KeyId::from_bytes([1; 32]), Fingerprint::from_bytes([1; 32]));
+            let claim = claim.expect("tests run where there is randomness");
+            let lease = claim.lease_ref(1);
+            let minute = Ttl::from_secs(60);
+            store.acquire(&claim).await.expect("the server runs");
+            store.renew(&lease, minute).await.expect("the server runs");
+            store.release(&lease).await.expect("the server runs");
+            store.acquire(&claim).await.expect("the server runs");
+            let completed = store.complete(&lease, "warm".into(), minute).await;
+            completed.expect("the server runs");
+            store.acquire(&claim).await.expect("the server runs");
+        });
     }
 
     /// Where it listens.
@@ -131,10 +163,15 @@ impl DynamoDbServer {
 /// A client of whatever listens there, with credentials that mean nothing.
 #[must_use]
 pub fn client(address: SocketAddr) -> Client {
+    // Of many that connect at once to a machine with too much to do, some wait for longer than the 3 s of the SDK.
+    let patient = TimeoutConfig::builder()
+        .connect_timeout(Duration::from_secs(30))
+        .build();
     let config = Config::builder()
         .behavior_version(BehaviorVersion::latest())
         // Without TLS, whose certificates take longer to read than a test takes.
         .http_client(Builder::new().build_http())
+        .timeout_config(patient)
         .endpoint_url(format!("http://{address}"))
         .region(Region::new("eu-central-1"))
         .credentials_provider(Credentials::new("a", "a", None, None, "tests"));

@@ -223,7 +223,7 @@ pub fn tool(name: &str, package: &str, others: &[PathBuf]) -> PathBuf {
 ///
 /// # Panics
 ///
-/// When it is not ready within 30 seconds, or ends on each of several ports: with what it said.
+/// When it is not ready within three minutes, or ends on each of several ports: with what it said.
 pub fn on_a_free_port(
     mut start: impl FnMut(u16) -> Guard,
     ready: impl Fn(u16, &Guard) -> bool,
@@ -244,9 +244,9 @@ pub fn on_a_free_port(
 ///
 /// # Panics
 ///
-/// When it is not ready within 30 seconds: with what it said.
+/// When it is not ready within three minutes: with what it said.
 pub fn until_ready(guard: &Guard, ready: impl Fn() -> bool) -> bool {
-    let deadline = Instant::now() + Duration::from_secs(30);
+    let deadline = Instant::now() + READY_WITHIN;
     while !ready() {
         if guard.has_ended() {
             return false;
@@ -309,6 +309,10 @@ pub fn give(directory: &Path, user: &str) {
 fn is_root() -> bool {
     run("id", ["-u"]).is_ok_and(|id| id == b"0\n")
 }
+
+/// How long a server may take to be ready. One that ends instead is noticed at once, so this is for a disk or a processor with
+/// too much to do.
+pub(crate) const READY_WITHIN: Duration = Duration::from_secs(180);
 
 /// `"$@"` is the command. Its fd 3 is the pipe that tells of its end, and nobody else keeps that open.
 const SHELL: &str = r#"

@@ -16,7 +16,8 @@ use tower_idempotency_redis::{ConnectError, RedisOptions, RedisStore};
 
 use self::resp::{Connection, Reply};
 use super::{
-    Guard, certificates::Certificates, directory, free_port, on_a_free_port, tool, until_ready,
+    Guard, READY_WITHIN, certificates::Certificates, directory, free_port, on_a_free_port, tool,
+    until_ready,
 };
 
 pub use self::{
@@ -88,7 +89,7 @@ impl RedisServer {
             args.extend(["--requirepass", password, "--masterauth", password]);
         }
         let replica = Self::start(&args);
-        let deadline = Instant::now() + Duration::from_secs(30);
+        let deadline = Instant::now() + READY_WITHIN;
         while !replica.is_linked() {
             let log = replica.log();
             assert!(Instant::now() < deadline, "the replica is alone:\n{log}");

@@ -10,7 +10,7 @@ use std::{
 use super::{RedisServer, fields, owned};
 use crate::{
     scratch::Scratch,
-    servers::{certificates::Certificates, free_port},
+    servers::{READY_WITHIN, certificates::Certificates, free_port},
 };
 
 /// Three masters that share the slots, a third each, and perhaps a replica of each.
@@ -307,7 +307,7 @@ impl RedisCluster {
     }
 
     fn wait(&self, what: &str, holds: impl Fn() -> bool) {
-        let deadline = Instant::now() + Duration::from_secs(30);
+        let deadline = Instant::now() + READY_WITHIN;
         while !holds() {
             assert!(
                 Instant::now() < deadline,

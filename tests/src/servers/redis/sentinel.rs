@@ -9,7 +9,7 @@ use std::{
 };
 
 use super::{RedisServer, answers, ask, password};
-use crate::servers::{Guard, directory, on_a_free_port, tool};
+use crate::servers::{Guard, READY_WITHIN, directory, on_a_free_port, tool};
 
 /// A single sentinel; killed when it is dropped. It calls the primary [`NAME`](Self::NAME), and decides alone.
 #[derive(Debug)]
@@ -99,7 +99,7 @@ impl Sentinel {
     }
 
     fn wait(&self, what: &str, holds: impl Fn() -> bool) {
-        let deadline = Instant::now() + Duration::from_secs(30);
+        let deadline = Instant::now() + READY_WITHIN;
         while !holds() {
             let log = self.guard.log();
             assert!(Instant::now() < deadline, "expected that {what}:\n{log}");

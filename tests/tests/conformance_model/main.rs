@@ -236,7 +236,7 @@ async fn alike<S: Store>(store: S, mutant: Option<Mutant>) -> Result<(), String>
                 return Ok(());
             }
             Err(Failed::Differs(message)) => return Err(message),
-            Err(Failed::Slow(took)) if tick < Duration::from_secs(32) => {
+            Err(Failed::Slow(took)) if tick < Duration::from_secs(128) => {
                 println!("a round ended after {took:?} of {tick:?}");
                 tick *= 2;
             }

@@ -1,8 +1,11 @@
 //! SQLite passes the suite, on one file that all cases share.
 
-use std::{fs, path::PathBuf, sync::OnceLock};
+use std::{path::PathBuf, process::Command, sync::OnceLock};
 
-use tests::conformance_at_once;
+use tests::{
+    conformance_at_once,
+    servers::{Guard, directory},
+};
 use tower_idempotency::conformance::Subject;
 use tower_idempotency_sqlx::SqliteStore;
 
@@ -12,15 +15,15 @@ async fn on_a_file() -> Subject<SqliteStore> {
     Subject::new(store).with_push(false)
 }
 
-/// The tests of this binary do not say when they are over, so the file of those before goes with the next.
-fn file() -> &'static PathBuf {
-    static FILE: OnceLock<PathBuf> = OnceLock::new();
-    FILE.get_or_init(|| {
-        let directory = PathBuf::from(env!("CARGO_TARGET_TMPDIR")).join("conformance_sqlite");
-        let _ = fs::remove_dir_all(&directory);
-        fs::create_dir_all(&directory).expect("a directory for throwaway files");
-        directory.join(format!("{}.db", std::process::id()))
-    })
+/// The tests of this binary do not say when they are over, but a guard sees the end of the process: the file goes with what
+/// it guards.
+fn file() -> PathBuf {
+    static GUARD: OnceLock<Guard> = OnceLock::new();
+    let guard = GUARD.get_or_init(|| {
+        let mut nothing = Command::new("sleep");
+        Guard::start(&directory("sqlite"), nothing.arg("infinity"), "KILL")
+    });
+    guard.directory().join("keys.db")
 }
 
 conformance_at_once! { mod sqlite, subject = on_a_file }

@@ -126,10 +126,10 @@ async fn sixty_four_at_once_cause_one_execution_and_are_all_told_the_same() {
 #[tokio::test]
 async fn a_client_that_leaves_neither_cancels_nor_repeats_the_work() {
     let playground = Playground::start(&[]);
-    leave_behind(&playground, "/slow/2000").await;
-    let meanwhile = playground.post("/slow/2000", "k", b"tea").await;
+    leave_behind(&playground, "/slow/8000").await;
+    let meanwhile = playground.post("/slow/8000", "k", b"tea").await;
     assert_eq!(meanwhile.code(), "in-progress");
-    let retry = eventually(&playground, "/slow/2000").await;
+    let retry = eventually(&playground, "/slow/8000").await;
     assert!(retry.is_replay());
     assert_eq!(retry.text(), r#"{"execution":1,"received":3}"#);
 }
@@ -144,10 +144,10 @@ async fn no_store_frees_the_key_and_persist_says_how_long_it_is_taken() {
         assert_eq!(answer.header("x-execution"), Some(n));
         assert_eq!(answer.header("x-idempo-policy"), None);
     }
-    let persist = || async { playground.post("/persist/3", "p", b"").await };
+    let persist = || async { playground.post("/persist/6", "p", b"").await };
     assert_eq!(persist().await.header("x-idempo-persist-for-seconds"), None);
     assert!(persist().await.is_replay());
-    sleep(Duration::from_millis(3100)).await;
+    sleep(Duration::from_millis(6100)).await;
     let later = persist().await;
     assert!(!later.is_replay());
     assert_eq!(later.header("x-execution"), Some("4"));
@@ -158,13 +158,13 @@ async fn events_arrive_as_they_come_and_leave_a_tombstone() {
     let playground = Playground::start(&[]);
     let mut events = raw(
         &playground,
-        "POST /events/2/2000 HTTP/1.1\r\nhost: x\r\nidempotency-key: k\r\n\r\n",
+        "POST /events/2/6000 HTTP/1.1\r\nhost: x\r\nidempotency-key: k\r\n\r\n",
     );
     let seen = read_until(&mut events, "chunk 1 of execution 1");
     assert!(seen.contains("content-type: text/event-stream"), "{seen}");
     assert!(!seen.contains("chunk 2"), "the first event waited");
     read_until(&mut events, "chunk 2 of execution 1");
-    let retry = playground.post("/events/2/2000", "k", b"").await;
+    let retry = playground.post("/events/2/6000", "k", b"").await;
     assert_eq!(
         (retry.status, retry.code()),
         (StatusCode::CONFLICT, "response-not-retained".to_owned())
@@ -176,12 +176,12 @@ async fn events_arrive_as_they_come_and_leave_a_tombstone() {
 #[tokio::test]
 async fn a_stream_that_goes_on_for_too_long_is_passed_on_whole_and_leaves_a_tombstone() {
     let playground = Playground::start(&[]);
-    let first = playground.post("/stream/11/1000", "k", b"").await;
-    let expected: String = (1..=11)
+    let first = playground.post("/stream/16/1000", "k", b"").await;
+    let expected: String = (1..=16)
         .map(|i| format!("chunk {i} of execution 1\n"))
         .collect();
     assert_eq!(first.text(), expected);
-    let retry = playground.post("/stream/11/1000", "k", b"").await;
+    let retry = playground.post("/stream/16/1000", "k", b"").await;
     assert_eq!(retry.code(), "response-not-retained");
     assert!(retry.text().contains("streamed"));
 }
@@ -430,12 +430,18 @@ async fn a_concurrent_duplicate_is_answered_as_the_flag_says() {
         ),
     ] {
         let playground = Playground::start(flags);
-        leave_behind(&playground, "/slow/1500").await;
-        let answer = playground.post("/slow/1500", "k", b"tea").await;
+        // Where nobody waits for its end, it goes on until the playground is killed.
+        let slow = if replayed {
+            "/slow/1500"
+        } else {
+            "/slow/60000"
+        };
+        leave_behind(&playground, slow).await;
+        let answer = playground.post(slow, "k", b"tea").await;
         assert_eq!(answer.status, status, "{flags:?}");
         assert_eq!(answer.header("retry-after"), retry_after, "{flags:?}");
         assert_eq!(answer.is_replay(), replayed, "{flags:?}");
-        let other = playground.post("/slow/1500", "k", b"coffee").await;
+        let other = playground.post("/orders", "k", b"coffee").await;
         let mismatch = if flags.contains(&"idempo") { 201 } else { 422 };
         assert_eq!(other.status, mismatch, "{flags:?}");
     }
@@ -443,19 +449,19 @@ async fn a_concurrent_duplicate_is_answered_as_the_flag_says() {
 
 #[tokio::test]
 async fn a_record_lives_as_long_as_the_retention() {
-    let playground = Playground::start(&["--retention", "2s"]);
+    let playground = Playground::start(&["--retention", "6s"]);
     let orders = || async { playground.post("/orders", "k", b"tea").await };
     assert!(!orders().await.is_replay());
     assert!(orders().await.is_replay());
-    sleep(Duration::from_millis(2100)).await;
+    sleep(Duration::from_millis(6100)).await;
     assert!(!orders().await.is_replay());
 }
 
 #[tokio::test]
 async fn a_lease_is_renewed_for_as_long_as_the_execution_takes() {
-    let playground = Playground::start(&["--lease", "1s"]);
-    leave_behind(&playground, "/slow/3000").await;
-    let retry = eventually(&playground, "/slow/3000").await;
+    let playground = Playground::start(&["--lease", "6s"]);
+    leave_behind(&playground, "/slow/9000").await;
+    let retry = eventually(&playground, "/slow/9000").await;
     assert!(retry.is_replay());
     assert_eq!(playground.executions().await, 1);
 }
@@ -685,7 +691,7 @@ fn same(one: &Answer, other: &Answer) {
 fn raw(playground: &Playground, req: &str) -> TcpStream {
     let mut stream = TcpStream::connect(playground.address()).expect("a connection");
     stream
-        .set_read_timeout(Some(Duration::from_secs(30)))
+        .set_read_timeout(Some(Duration::from_secs(60)))
         .expect("a timeout");
     stream.write_all(req.as_bytes()).expect("a request");
     stream

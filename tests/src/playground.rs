@@ -1,7 +1,8 @@
 //! The playground as a process of its own, and clients for it.
 //!
 //! The binary is found by building it: cargo says where it put the executable, wherever the target directory is. Tests
-//! that run together build it once, and when it is up to date that takes no time.
+//! that run together build it once, and when it is up to date that takes no time. It has every feature, of the whole workspace,
+//! for then it shares nearly all that it depends on with the tests.
 
 use std::{
     env,
@@ -117,10 +118,10 @@ impl Playground {
     ///
     /// # Panics
     ///
-    /// When it does not end within a minute.
+    /// When it does not end within three minutes.
     #[must_use]
     pub fn wait(mut self) -> (ExitStatus, String, String) {
-        let deadline = Instant::now() + Duration::from_secs(60);
+        let deadline = Instant::now() + Duration::from_secs(180);
         let status = loop {
             if let Some(status) = self.child.try_wait().expect("a child of ours") {
                 break status;
@@ -195,9 +196,9 @@ impl Playground {
     ///
     /// # Panics
     ///
-    /// When there are fewer after ten seconds.
+    /// When there are fewer after a minute.
     pub async fn has_begun(&self, executions: u64) {
-        let deadline = Instant::now() + Duration::from_secs(10);
+        let deadline = Instant::now() + Duration::from_secs(60);
         while self.executions().await < executions {
             assert!(
                 Instant::now() < deadline,
@@ -285,7 +286,13 @@ pub fn cargo() -> Command {
 
 fn build() -> PathBuf {
     let built = cargo()
-        .args(["build", "--package", "playground", "--features", "dynamodb"])
+        .args([
+            "build",
+            "--workspace",
+            "--all-features",
+            "--bin",
+            "playground",
+        ])
         .args(["--message-format", "json-render-diagnostics"])
         .stderr(Stdio::inherit())
         .output()

@@ -1,14 +1,14 @@
 //! The first command of the README, as somebody types it who has just cloned the repository.
 
-use std::{fs, process::Command};
+use std::{fs, path::Path, process::Command};
 
 use http::StatusCode;
 use tests::playground::{Playground, cargo};
 
 /// What the README has one type first, with these arguments besides.
 ///
-/// It is built in a target directory of its own: the other tests build the playground with another feature, and each
-/// would take the executable away from the other. Nobody debugs what is built here, so that takes half the time.
+/// It goes to a target directory of its own: the other tests build the playground with more features, and each would take
+/// the executable away from the other. What it is built from is shared with them.
 fn first_command(args: &[&str]) -> Command {
     let readme = concat!(env!("CARGO_MANIFEST_DIR"), "/../README.md");
     let readme = fs::read_to_string(readme).expect("a README");
@@ -17,17 +17,15 @@ fn first_command(args: &[&str]) -> Command {
     let line = shell.lines().next().expect("a line");
     let mut words = line.split_whitespace();
     assert_eq!(words.next(), Some("cargo"), "{line}");
+    let target = Path::new(env!("CARGO_TARGET_TMPDIR"));
+    let shared = target.parent().expect("a target directory");
     let mut command = cargo();
     command
         .args(words)
         .arg("--")
         .args(args)
-        .env(
-            "CARGO_TARGET_DIR",
-            concat!(env!("CARGO_TARGET_TMPDIR"), "/first-command"),
-        )
-        .env("CARGO_PROFILE_DEV_DEBUG", "none")
-        .env("CARGO_INCREMENTAL", "0")
+        .env("CARGO_TARGET_DIR", target.join("first-command"))
+        .env("CARGO_BUILD_BUILD_DIR", shared)
         .env_remove("RUST_LOG");
     command
 }

@@ -3,6 +3,7 @@
 
 #![expect(clippy::unwrap_used, reason = "tests, their helpers included")]
 
+mod held_up;
 mod mutant;
 
 use std::panic::{AssertUnwindSafe, catch_unwind};

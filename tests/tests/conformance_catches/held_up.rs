@@ -1,0 +1,204 @@
+//! What is no fault of a store fails no case: a machine with too much to do, a server that fails in passing, and a call that
+//! happens after it was dropped.
+
+use std::{
+    io,
+    panic::{AssertUnwindSafe, catch_unwind},
+    sync::{Arc, Mutex},
+    time::Duration,
+};
+
+use bytes::Bytes;
+use tokio::{task::yield_now, time::Instant};
+use tower_idempotency::{
+    conformance::{Fault, Faulty, Operation, Subject, Threads, cases, run},
+    store::{Acquired, Claim, KeyId, LeaseRef, Store, StoreError, Ttl},
+};
+
+use super::mutant::{Flaw, Mutant};
+
+const PAUSED: Threads = Threads::One { start_paused: true };
+
+/// More than 60 of the units that the suite has unless it is told otherwise: longer than anything lasts in the cases below.
+const HELD_UP: Fault = Fault::Slow(Duration::from_secs(4));
+
+type Flawless = Arc<Faulty<Mutant>>;
+
+fn flawless() -> (Flawless, Subject<Flawless>) {
+    let store = Arc::new(Faulty::new(Mutant::new(Flaw::Nothing)));
+    (Arc::clone(&store), Subject::new(store))
+}
+
+/// Holds one call of the case up, after those that go through, and then every call of its kind.
+macro_rules! held_up {
+    ($($case:ident in $operation:ident after $before:literal, once $calls:literal, always $all:literal;)*) => { $(
+        #[test]
+        fn $case() {
+            let (store, subject) = flawless();
+            let through = [Fault::None; $before];
+            store.line_up(Operation::$operation, through.into_iter().chain([HELD_UP]));
+            run(PAUSED, async { cases::$case(&subject).await });
+            assert_eq!(store.calls(Operation::$operation), $calls, "a trial, and another");
+
+            let (store, subject) = flawless();
+            store.outage_of(Operation::$operation, HELD_UP);
+            let case = AssertUnwindSafe(|| run(PAUSED, async { cases::$case(&subject).await }));
+            let said = catch_unwind(case).unwrap_err();
+            let said = said.downcast_ref::<&str>().unwrap();
+            assert_eq!(*said, "five trials were late: the unit is too short");
+            assert_eq!(store.calls(Operation::$operation), $all, "five trials");
+        }
+    )* };
+}
+
+held_up! {
+    a_released_takeover_is_remembered_for_keep in Release after 0, once 2, always 5;
+    a_renewed_lease_is_remembered_for_keep_too in Renew after 0, once 2, always 5;
+    completing_twice_changes_nothing in Complete after 1, once 4, always 10;
+    a_replay_does_not_extend_the_retention in Complete after 0, once 2, always 5;
+}
+
+/// A server that says for so long that it is not there.
+struct Electing {
+    store: Mutant,
+    until: Instant,
+}
+
+impl Electing {
+    fn for_(time: Duration) -> Self {
+        Self {
+            store: Mutant::new(Flaw::Nothing),
+            until: Instant::now() + time,
+        }
+    }
+
+    fn is_there(&self) -> Result<(), StoreError> {
+        if Instant::now() < self.until {
+            return Err(StoreError::backend(io::Error::other("no leader")));
+        }
+        Ok(())
+    }
+}
+
+impl Store for Electing {
+    async fn acquire(&self, claim: &Claim) -> Result<Acquired, StoreError> {
+        self.is_there()?;
+        self.store.acquire(claim).await
+    }
+
+    async fn renew(&self, lease: &LeaseRef, ttl: Ttl) -> Result<(), StoreError> {
+        self.is_there()?;
+        self.store.renew(lease, ttl).await
+    }
+
+    async fn complete(
+        &self,
+        lease: &LeaseRef,
+        record: Bytes,
+        retention: Ttl,
+    ) -> Result<(), StoreError> {
+        self.is_there()?;
+        self.store.complete(lease, record, retention).await
+    }
+
+    async fn release(&self, lease: &LeaseRef) -> Result<(), StoreError> {
+        self.is_there()?;
+        self.store.release(lease).await
+    }
+
+    async fn changed(&self, id: &KeyId, within: Duration) {
+        self.store.changed(id, within).await;
+    }
+}
+
+#[test]
+fn a_server_that_fails_in_passing_is_asked_again() {
+    run(PAUSED, async {
+        let subject = Subject::new(Electing::for_(Duration::from_secs(5)));
+        cases::release_frees_the_key(&subject).await;
+    });
+    let for_long = AssertUnwindSafe(|| {
+        run(PAUSED, async {
+            let subject = Subject::new(Electing::for_(Duration::from_secs(60)));
+            cases::release_frees_the_key(&subject).await;
+        });
+    });
+    let said = catch_unwind(for_long).unwrap_err();
+    let said = said.downcast_ref::<String>().unwrap();
+    assert!(said.starts_with("acquire failed 8 times"), "{said}");
+    assert!(said.contains("no leader"), "{said}");
+}
+
+#[test]
+fn faults_that_are_made_up_take_no_time() {
+    run(PAUSED, async {
+        let store = Arc::new(Faulty::new(Mutant::new(Flaw::Nothing)));
+        store.line_up(Operation::Acquire, [Fault::CallLost; 7]);
+        let began = Instant::now();
+        cases::release_frees_the_key(&Subject::new(Arc::clone(&store))).await;
+        assert_eq!(began.elapsed(), Duration::ZERO);
+        assert_eq!(store.calls(Operation::Acquire), 9);
+    });
+}
+
+/// A server whose connections are served each by itself: what was dropped on one may happen after what came next on another,
+/// here after a release.
+struct Late {
+    store: Mutant,
+    dropped: Mutex<Vec<Claim>>,
+}
+
+/// What is under way, and is dropped unless it is disarmed.
+struct UnderWay<'a>(&'a Late, Option<Claim>);
+
+impl Drop for UnderWay<'_> {
+    fn drop(&mut self) {
+        self.0.dropped.lock().unwrap().extend(self.1.take());
+    }
+}
+
+impl Store for Late {
+    async fn acquire(&self, claim: &Claim) -> Result<Acquired, StoreError> {
+        let mut under_way = UnderWay(self, Some(claim.clone()));
+        yield_now().await;
+        under_way.1 = None;
+        self.store.acquire(claim).await
+    }
+
+    async fn renew(&self, lease: &LeaseRef, ttl: Ttl) -> Result<(), StoreError> {
+        self.store.renew(lease, ttl).await
+    }
+
+    async fn complete(
+        &self,
+        lease: &LeaseRef,
+        record: Bytes,
+        retention: Ttl,
+    ) -> Result<(), StoreError> {
+        self.store.complete(lease, record, retention).await
+    }
+
+    async fn release(&self, lease: &LeaseRef) -> Result<(), StoreError> {
+        self.store.release(lease).await?;
+        let dropped = std::mem::take(&mut *self.dropped.lock().unwrap());
+        for claim in dropped {
+            self.store.acquire(&claim).await?;
+        }
+        Ok(())
+    }
+
+    async fn changed(&self, id: &KeyId, within: Duration) {
+        self.store.changed(id, within).await;
+    }
+}
+
+#[test]
+fn a_dropped_acquire_may_happen_after_a_release() {
+    run(PAUSED, async {
+        let subject = Subject::new(Late {
+            store: Mutant::new(Flaw::Nothing),
+            dropped: Mutex::default(),
+        });
+        cases::a_call_dropped_at_any_await_leaves_the_store_usable(&subject).await;
+    });
+}

@@ -166,7 +166,7 @@ impl Guard {
     /// The signal is on its way when `kill` has ended; where the system tells, waits until it has arrived.
     fn has_stopped(&self) {
         let stat = format!("/proc/{}/stat", self.pid);
-        let deadline = Instant::now() + Duration::from_secs(10);
+        let deadline = Instant::now() + Duration::from_secs(60);
         while let Ok(text) = fs::read_to_string(&stat) {
             // The name before the state is in parentheses and may hold anything.
             let state = text.rsplit_once(") ").map_or("", |(_, rest)| rest);

@@ -105,7 +105,7 @@ impl PostgresServer {
         for backend in &backends {
             let _ = run("kill", ["-KILL", backend.as_str()]);
         }
-        let deadline = Instant::now() + Duration::from_secs(10);
+        let deadline = Instant::now() + Duration::from_secs(60);
         while backends.iter().any(|backend| is_running(backend)) {
             assert!(Instant::now() < deadline, "a backend goes on");
             thread::sleep(Duration::from_millis(1));

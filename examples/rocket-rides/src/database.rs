@@ -36,9 +36,11 @@ pub async fn connect(url: &str, patience: Duration) -> Result<PgPool, Failure> {
 /// answers.
 ///
 /// A driver waits for its server for ever, and the key of a handler that waits for ever is in progress for ever.
-pub(crate) async fn within<T>(
+pub(crate) fn within<T>(
     limit: Duration,
     work: impl Future<Output = Result<T, Failure>>,
-) -> Result<T, Failure> {
-    timeout(limit, work).await?
+) -> impl Future<Output = Result<T, Failure>> {
+    // Boxed: the work of a ride is large.
+    let work = Box::pin(work);
+    async move { timeout(limit, work).await? }
 }

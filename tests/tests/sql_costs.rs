@@ -18,7 +18,7 @@ use tokio::time::sleep;
 use tower_idempotency::{IdempotencyLayer, Lease, store::Store};
 use tower_idempotency_sqlx::{
     MySqlStore, PostgresStore,
-    sqlx::{MySqlPool, PgPool},
+    sqlx::{mysql::MySqlPoolOptions, postgres::PgPoolOptions},
 };
 
 async fn on_postgres() -> (PostgresStore, RoundTrips) {
@@ -167,7 +167,8 @@ async fn a_transaction_on_postgres_costs_four_round_trips_besides_the_effect() {
     let [store, pool] = trips
         .each_ref()
         .map(|it| format!("postgres://app@{}/postgres", it.address()));
-    let pool = PgPool::connect_lazy(&pool).expect("an URL");
+    let one = PgPoolOptions::new().max_connections(1);
+    let pool = one.connect_lazy(&pool).expect("an URL");
     costs_of_a_transaction::<PostgresStore>(Books::open(&store, pool, "tx_costs").await, trips)
         .await;
 }
@@ -179,6 +180,7 @@ async fn a_transaction_on_mariadb_costs_four_round_trips_besides_the_effect() {
     let [store, pool] = trips
         .each_ref()
         .map(|it| format!("mysql://app:app@{}/app", it.address()));
-    let pool = MySqlPool::connect_lazy(&pool).expect("an URL");
+    let one = MySqlPoolOptions::new().max_connections(1);
+    let pool = one.connect_lazy(&pool).expect("an URL");
     costs_of_a_transaction::<MySqlStore>(Books::open(&store, pool, "tx_costs").await, trips).await;
 }

@@ -1,11 +1,13 @@
 //! Leases: renewed, lost, taken over, and what becomes of them when the store fails.
 
 use std::{
+    future::Future,
     sync::{Arc, Mutex},
     time::Duration,
 };
 
 use axum::{Router, body::Body, response::IntoResponse, routing::post};
+use bytes::Bytes;
 use http::{Request, StatusCode};
 use tests::{
     Answer, Effects,
@@ -20,6 +22,7 @@ use tokio::{
 };
 use tower_idempotency::{
     IdempotencyLayer, InFlight, Lease, MemoryStore, OrphanPolicy, StoreFailure, Ttl, Unretained,
+    store::{Acquired, Claim, KeyId, LeaseRef, Store, StoreError},
 };
 
 /// One process: a layer of its own in front of a store that may be shared, and a handler held at a gate.
@@ -229,6 +232,58 @@ async fn a_renewal_that_panics_is_one_that_failed() {
         node.gate.open_for_good();
         assert_eq!(joined(first).await.text(), "execution 1");
         assert_eq!(node.effects.count(), 1);
+    })
+    .await;
+}
+
+/// A store whose renewals panic as they are called, before there is a future.
+struct Rash(MemoryStore, Arc<Mutex<Vec<Instant>>>);
+
+impl Store for Rash {
+    async fn acquire(&self, claim: &Claim) -> Result<Acquired, StoreError> {
+        self.0.acquire(claim).await
+    }
+
+    fn renew(
+        &self,
+        lease: &LeaseRef,
+        ttl: Ttl,
+    ) -> impl Future<Output = Result<(), StoreError>> + Send {
+        let first = {
+            let mut calls = self.1.lock().expect("no poison");
+            calls.push(Instant::now());
+            calls.len() == 1
+        };
+        assert!(!first, "as it is called");
+        self.0.renew(lease, ttl)
+    }
+
+    async fn complete(&self, lease: &LeaseRef, record: Bytes, ttl: Ttl) -> Result<(), StoreError> {
+        self.0.complete(lease, record, ttl).await
+    }
+
+    async fn release(&self, lease: &LeaseRef) -> Result<(), StoreError> {
+        self.0.release(lease).await
+    }
+
+    async fn changed(&self, id: &KeyId, within: Duration) {
+        self.0.changed(id, within).await;
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_renewal_that_panics_as_it_is_called_is_one_that_failed() {
+    within(LONG, async {
+        let calls = Arc::default();
+        let layer = IdempotencyLayer::new(Rash(MemoryStore::new(), Arc::clone(&calls)));
+        let handler = async |lease: Lease| {
+            let lost = timeout(LEASE * 2, lease.lost()).await;
+            assert!(lost.is_err(), "it was renewed");
+        };
+        let app = Router::new().route("/", post(handler)).route_layer(layer);
+        assert_eq!(send(&app, request()).await.status, StatusCode::OK);
+        let calls = calls.lock().expect("no poison");
+        assert!(calls[1] - calls[0] >= LEASE / 12, "not at once: {calls:?}");
     })
     .await;
 }

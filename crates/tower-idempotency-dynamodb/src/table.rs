@@ -125,8 +125,8 @@ impl Inner {
         }
         // A table has one such attribute: by another, what is over would stay for ever.
         match found.attribute_name() {
-            Some(ENDS) => Ok(true),
-            _ => Err(DynamoDbError::unusable("a TTL on the attribute ttl")),
+            Some(ENDS) | None => Ok(true),
+            Some(_) => Err(DynamoDbError::unusable("a TTL on the attribute ttl")),
         }
     }
 

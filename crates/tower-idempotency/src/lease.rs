@@ -5,7 +5,7 @@ use std::{
     fmt,
     future::Future,
     ops::Deref,
-    pin::Pin,
+    pin::pin,
     sync::{
         Arc, Mutex, MutexGuard, PoisonError, Weak,
         atomic::{AtomicBool, AtomicU64, Ordering},
@@ -357,11 +357,7 @@ impl Renewer {
         }
     }
 
-    async fn renew(&self, held: Arc<Held>) {
-        let mut taken_out = TakenOut {
-            renewer: self,
-            held: Some(Arc::clone(&held)),
-        };
+    async fn renew(&self, held: &Arc<Held>) -> Option<Instant> {
         let lease = held.grant.claim.lease;
         let ttl = lease.as_duration();
         let sent = Instant::now();
@@ -373,11 +369,11 @@ impl Renewer {
         let limit = held.grant.config.store_timeout.min(ttl / 3);
         // A store that panics must not take the lease out of our hands: it counts as one that failed.
         let renewed = {
-            let mut call = self.store.renew(&held.reference, lease);
-            timeout(limit, catch_panic(Pin::new(&mut call))).await
+            let call = pin!(async { self.store.renew(&held.reference, lease).await });
+            timeout(limit, catch_panic(call)).await
         };
         telemetry::store_time("renew", started);
-        let again = match renewed.map(|caught| caught.unwrap_or_else(|_| Err(panicked()))) {
+        match renewed.map(|caught| caught.unwrap_or_else(|_| Err(panicked()))) {
             Ok(Ok(())) => {
                 held.held_from(sent);
                 Some(sent + ttl / 3)
@@ -400,25 +396,36 @@ impl Renewer {
                 telemetry::store_error("renew", held.id(), None);
                 Some(Instant::now() + ttl / 12)
             }
-        };
-        taken_out.held = None;
-        if let Some(again) = again {
-            self.put_back(held, again);
         }
     }
 }
 
-/// A lease that is not in the order while it is renewed. A runtime that ends drops its renewals, and what they were for may
-/// run in another.
-struct TakenOut<'a> {
-    renewer: &'a Renewer,
+/// A lease that is not in the order while it is renewed. A runtime that ends drops its renewals, begun or not, and what they
+/// were for may run in another.
+struct TakenOut {
+    renewer: Arc<Renewer>,
     held: Option<Arc<Held>>,
 }
 
-impl Drop for TakenOut<'_> {
+impl TakenOut {
+    async fn renew(mut self) {
+        let Some(held) = self.held.clone() else {
+            return;
+        };
+        let again = self.renewer.renew(&held).await;
+        self.held = None;
+        if let Some(again) = again {
+            self.renewer.put_back(held, again);
+        }
+    }
+}
+
+impl Drop for TakenOut {
     fn drop(&mut self) {
         if let Some(held) = self.held.take() {
-            self.renewer.put_back(held, Instant::now());
+            // As after a failure.
+            let pause = held.grant.claim.lease.as_duration() / 12;
+            self.renewer.put_back(held, Instant::now() + pause);
         }
     }
 }
@@ -439,8 +446,11 @@ async fn run(renewer: Weak<Renewer>, wake: Arc<Notify>) {
         let (due, next) = renewer.take_due(Instant::now());
         for held in due {
             // Each on its own: one slow renewal must not delay the others. There is one per lease in flight at most.
-            let renewer = Arc::clone(&renewer);
-            tokio::spawn(async move { renewer.renew(held).await });
+            let taken_out = TakenOut {
+                renewer: Arc::clone(&renewer),
+                held: Some(held),
+            };
+            tokio::spawn(taken_out.renew());
         }
         drop(renewer);
         tokio::select! {

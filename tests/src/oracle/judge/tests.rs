@@ -142,6 +142,22 @@ fn who_never_had_an_answer_is_stuck() {
 }
 
 #[test]
+fn a_key_that_nobody_struck_is_stuck_beside_one_that_was() {
+    let told = killed_at_work()
+        .effect(20, 7)
+        .asked(1, 115, 120, answer(7))
+        .1;
+    let limit = Duration::from_secs(1);
+    assert_eq!(told.are_free_within(limit), Ok(()));
+    let mut history = told.clone();
+    let mut attempt = told.attempts[1].clone();
+    (attempt.key, attempt.member) = ("another".to_owned(), 1);
+    attempt.ended = attempt.began + limit * 2;
+    history.attempts.push(attempt);
+    assert!(history.are_free_within(limit).is_err());
+}
+
+#[test]
 fn nine_of_ten_that_were_struck_have_to_be_free_in_time() {
     let told = killed_at_work()
         .effect(20, 7)

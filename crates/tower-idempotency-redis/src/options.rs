@@ -172,7 +172,7 @@ impl RedisOptions {
     }
 
     /// Uses a pool that the application has already, and one connection like those of it for renewals, completions and
-    /// releases, which so never wait for the pool.
+    /// releases, which so never wait for the pool; with [`with_wait`](Self::with_wait) another one, for what waits for replicas.
     ///
     /// When the pool has no connection to give within the [timeout](Self::with_timeout), a request is answered 503. A
     /// shared connection is faster: a pool looks after each connection it hands out. Nothing is heard of completions,

@@ -63,10 +63,10 @@ pub(crate) fn attention_ignored(id: &KeyId, code: &str, why: &'static str) {
     tracing::warn!(%id, code, why, "ignored NeedsAttention");
 }
 
-/// The record of an execution that is not what is stored.
+/// The record of an execution that is not what is stored, or may not be.
 pub(crate) fn not_stored(id: &KeyId, record: &[u8]) {
     if let Some(attention) = NeedsAttention::in_record(record) {
-        attention_ignored(id, attention.code(), "it is not what is stored");
+        attention_ignored(id, attention.code(), "it may not be what is stored");
     }
 }
 

@@ -224,11 +224,10 @@ impl Reached {
 }
 
 async fn look(State(rides): State<Rides>, Path(id): Path<i64>) -> Result<Response, Failure> {
-    let ride: Option<(String, String)> =
-        sqlx::query_as("select destination, state from rides where id = $1")
-            .bind(id)
-            .fetch_optional(&rides.pool)
-            .await?;
+    let asking = sqlx::query_as("select destination, state from rides where id = $1")
+        .bind(id)
+        .fetch_optional(&rides.pool);
+    let ride: Option<(String, String)> = within(rides.limit, async { Ok(asking.await?) }).await?;
     Ok(match ride {
         Some((destination, state)) => {
             Json(json!({ "ride": id, "destination": destination, "state": state })).into_response()

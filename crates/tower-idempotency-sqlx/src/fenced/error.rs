@@ -15,7 +15,8 @@ use crate::SqlError;
 ///
 /// Answer with a response that the layer does not record: a 503, with [`Retention::NoStore`](tower_idempotency::Retention)
 /// where 5xx are recorded. The client asks again, and is told what is stored then. Where a commit has begun, the layer looks
-/// by itself, and answers what is stored at once.
+/// by itself, and answers what is stored at once. After [`Ended`](TransactionErrorKind::Ended) a retry may do again what is
+/// done already: answer with [`NeedsAttention`](tower_idempotency::NeedsAttention).
 ///
 /// Holds nothing of keys, responses or checkpoints; see [`SqlError`] for what its source says.
 #[derive(Debug)]
@@ -28,7 +29,8 @@ pub struct TransactionError {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[non_exhaustive]
 pub enum TransactionErrorKind {
-    /// Somebody else has the lease, or it has ended with an outcome. Nothing was written.
+    /// Somebody else has the lease, or it has ended with an outcome. Nothing was written in the transaction; if that had
+    /// ended before, see [`Ended`](Self::Ended).
     LeaseLost,
     /// The pool leads to where the entry is not: to another database than the store's, or the entry was forgotten.
     /// Nothing was written.

@@ -90,7 +90,8 @@ impl<S: SqlStore> Fenced<S> {
     ///
     /// When the layer would not record the response, as a 5xx or what opts out: the transaction was rolled back, and the
     /// error [gives it back](CommitError::into_answer). When the transaction failed: see [`TransactionErrorKind`]. After a
-    /// failure other than a lost lease the whole transaction may be tried again, from the beginning.
+    /// failure other than a lost lease or [`Ended`](TransactionErrorKind::Ended) the whole transaction may be tried again,
+    /// from the beginning.
     ///
     /// # Cancellation
     ///
@@ -268,6 +269,8 @@ async fn begin<DB: Database>(
             sleep(patience).await;
         };
         tokio::select! {
+            // An answer that is there counts, however late it is.
+            biased;
             begun = begun => Some(begun),
             () = given_up => None,
         }

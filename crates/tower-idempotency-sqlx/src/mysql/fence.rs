@@ -31,7 +31,8 @@ impl MySqlStore {
     ///
     /// # Cancellation
     ///
-    /// Dropped, nothing has happened: a transaction that begins all the same is rolled back, in a task of its own.
+    /// Dropped, nothing has happened: a transaction that begins all the same is rolled back, in a task of its own, if the
+    /// database answers within the pool's `acquire_timeout`, of 5 seconds at least.
     pub async fn begin(
         &self,
         lease: &Lease,

@@ -65,8 +65,8 @@ pub(super) async fn finish(link: Link, attempt: usize, lease: Lease) -> Answer {
 /// How an execution goes.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Script {
-    pub(super) yields: u64,
-    pub(super) before: Millis,
+    yields: u64,
+    before: Millis,
     pub(super) after: Millis,
     pub(super) ending: Ending,
     /// The body comes in two pieces with this pause between them.
@@ -235,13 +235,7 @@ impl Run {
             // Half a request has no effect.
             return Ok(self.respond(StatusCode::BAD_REQUEST, false));
         }
-        for _ in 0..script.yields {
-            yield_now().await;
-        }
-        pause(script.before).await;
-        if script.ending == Ending::PanicsBefore {
-            self.panic();
-        }
+        self.come_to_the_effect().await;
         let transactional = self.link.world.look().plan.transactional;
         let answer = if transactional {
             self.commit().await
@@ -257,6 +251,16 @@ impl Run {
             return Err(Failed);
         }
         answer
+    }
+
+    pub(super) async fn come_to_the_effect(&mut self) {
+        for _ in 0..self.script.yields {
+            yield_now().await;
+        }
+        pause(self.script.before).await;
+        if self.script.ending == Ending::PanicsBefore {
+            self.panic();
+        }
     }
 
     pub(super) fn panic(&mut self) -> ! {

@@ -1,7 +1,6 @@
 //! Work of `run_once` in the place of requests: the same script, and a value instead of a response.
 
 use http::StatusCode;
-use tokio::task::yield_now;
 use tower_idempotency::{
     IdempotencyLayer, Lease,
     run_once::{self, Failed},
@@ -81,13 +80,7 @@ async fn run(link: Link, attempt: usize, lease: Lease) -> Ended {
 impl Run {
     async fn job(&mut self) -> Ended {
         let script = self.script;
-        for _ in 0..script.yields {
-            yield_now().await;
-        }
-        pause(script.before).await;
-        if script.ending == Ending::PanicsBefore {
-            self.panic();
-        }
+        self.come_to_the_effect().await;
         let transactional = self.link.world.look().plan.transactional;
         let value = if transactional {
             self.commit_value().await

@@ -30,6 +30,11 @@ use crate::{
 /// that left. Do place a timeout inside: a handler that never ends keeps its lease, and its key, for ever, also when its
 /// client has long left.
 ///
+/// A timeout cuts off a handler that may have had its effect already, and by default its answer (408, 503 or 504) is not
+/// recorded: the key is freed, the retry executes again, and [`is_takeover`](crate::Lease::is_takeover) does not warn the
+/// handler. Where that matters, have the status recorded ([`with_recorded`](Self::with_recorded)), or put the timeout into
+/// the handler and answer with [`NeedsAttention`](crate::NeedsAttention).
+///
 /// Needs a Tokio runtime with time enabled. All leases of a layer are renewed in one task, in the runtime that took the first
 /// of them: use a layer and its clones within one runtime, which runs for as long as there are leases. A thread that enters a
 /// runtime of its own for each message, for one, gets no renewals in between, and needs a layer and a runtime that stay.

@@ -58,7 +58,8 @@
 //!
 //! # Where to place it
 //!
-//! Inside CORS, tracing, compression and authentication; outside body limits and timeouts. See [`IdempotencyLayer`].
+//! Inside CORS, tracing, compression and authentication; outside body limits and timeouts. A timeout that cuts a
+//! handler off frees its key, so that a retry executes again: see [`IdempotencyLayer`] for this, and for what to do about it.
 //!
 //! # Stores
 //!

@@ -9,7 +9,7 @@
 //! let store = RedisStore::connect("redis://127.0.0.1:6379/0").await?;
 //! let app: Router = Router::new()
 //!     .route("/payments", post(async || "paid"))
-//!     .layer(IdempotencyLayer::new(store));
+//!     .route_layer(IdempotencyLayer::new(store));
 //! # Ok(())
 //! # }
 //! ```

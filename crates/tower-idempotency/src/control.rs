@@ -24,7 +24,7 @@ use crate::{
 /// # async fn main() -> Result<(), Box<dyn std::error::Error>> {
 /// let app: Router = Router::new()
 ///     .route("/quotes", post(async || (Extension(Retention::NoStore), "42")))
-///     .layer(IdempotencyLayer::new(MemoryStore::new()));
+///     .route_layer(IdempotencyLayer::new(MemoryStore::new()));
 ///
 /// let ask = || Request::post("/quotes").header("idempotency-key", "q-1").body(Body::empty());
 /// app.clone().oneshot(ask()?).await?;

@@ -35,6 +35,10 @@ use crate::{
 /// handler. Where that matters, have the status recorded ([`with_recorded`](Self::with_recorded)), or put the timeout into
 /// the handler and answer with [`NeedsAttention`](crate::NeedsAttention).
 ///
+/// In axum, put it on routes with `route_layer`, as here. With `Router::layer` it is also around the answer to paths of no
+/// route: a 404 would be recorded, and be the answer for the whole retention, also once a deployment has added the route.
+/// The 405 of a route for other methods is still recorded; `post(handler).route_layer(layer)` leaves that out as well.
+///
 /// Needs a Tokio runtime with time enabled. All leases of a layer are renewed in one task, in the runtime that took the first
 /// of them: use a layer and its clones within one runtime, which runs for as long as there are leases. A thread that enters a
 /// runtime of its own for each message, for one, gets no renewals in between, and needs a layer and a runtime that stay.
@@ -57,7 +61,12 @@ use crate::{
 ///     );
 ///
 /// let without_a_key = Request::post("/reports").body(Body::empty())?;
-/// assert_eq!(app.oneshot(without_a_key).await?.status(), 400);
+/// assert_eq!(app.clone().oneshot(without_a_key).await?.status(), 400);
+///
+/// let nowhere = || Request::post("/nowhere").header("idempotency-key", "8e03978e-40d5").body(Body::empty());
+/// assert_eq!(app.clone().oneshot(nowhere()?).await?.status(), 404);
+/// let again = app.oneshot(nowhere()?).await?;
+/// assert!(again.status() == 404 && !again.headers().contains_key("idempotent-replayed"));
 /// # Ok(())
 /// # }
 /// ```

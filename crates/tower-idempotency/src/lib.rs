@@ -13,7 +13,7 @@
 //! # async fn main() -> Result<(), Box<dyn std::error::Error>> {
 //! let app: Router = Router::new()
 //!     .route("/payments", post(async || "paid"))
-//!     .layer(IdempotencyLayer::new(MemoryStore::new()));
+//!     .route_layer(IdempotencyLayer::new(MemoryStore::new()));
 //!
 //! let pay = || Request::post("/payments").header("idempotency-key", "8e03978e-40d5").body(Body::empty());
 //! let first = app.clone().oneshot(pay()?).await?;

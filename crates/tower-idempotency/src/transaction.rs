@@ -56,7 +56,7 @@
 //!         Err(error) => (StatusCode::INTERNAL_SERVER_ERROR, error.to_string()).into_response(),
 //!     }
 //! };
-//! let app: Router = Router::new().route("/", post(pay)).layer(IdempotencyLayer::new(store));
+//! let app: Router = Router::new().route("/", post(pay)).route_layer(IdempotencyLayer::new(store));
 //!
 //! let req = || Request::post("/").header("idempotency-key", "8e03978e").body(Body::empty());
 //! let first = app.clone().oneshot(req()?).await?;

@@ -37,7 +37,7 @@ use super::{ATTENTION, PREFIX, Record, RecordError, VERSION, error::Problem, pay
 /// };
 /// let app: Router = Router::new()
 ///     .route("/cancel", post(cancel))
-///     .layer(IdempotencyLayer::new(MemoryStore::new()));
+///     .route_layer(IdempotencyLayer::new(MemoryStore::new()));
 ///
 /// let ask = || Request::post("/cancel").header("idempotency-key", "c-1").body(Body::empty());
 /// let first = app.clone().oneshot(ask()?).await?;

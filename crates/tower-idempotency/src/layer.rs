@@ -35,6 +35,11 @@ use crate::{
 /// handler. Where that matters, have the status recorded ([`with_recorded`](Self::with_recorded)), or put the timeout into
 /// the handler and answer with [`NeedsAttention`](crate::NeedsAttention).
 ///
+/// A concurrency limit outside of it does not bound handlers, since those whose client left go on without its permit. One
+/// inside, in the same stack of services, gives its permit before the request body is read, and a duplicate that waits holds
+/// one. To bound handlers, take a permit of a semaphore in the handler; to bound requests in flight, whoever has left, use
+/// [`with_max_in_flight`](Self::with_max_in_flight).
+///
 /// In axum, put it on routes with `route_layer`, as here. With `Router::layer` it is also around the answer to paths of no
 /// route: a 404 would be recorded, and be the answer for the whole retention, also once a deployment has added the route.
 /// The 405 of a route for other methods is still recorded; `post(handler).route_layer(layer)` leaves that out as well.

@@ -8,7 +8,13 @@ use http::{StatusCode, request::Parts};
 
 use crate::{key::IdempotencyKey, lease::Lease};
 
-/// The handler was reached without what it extracts: the request carried no key, or the layer is not there.
+/// The handler was reached without what it extracts.
+///
+/// That is so where the layer is not there; where it passed the request on, for want of a key or as one that it never
+/// protects (a method such as GET, gRPC, an upgrade, what [`with_skip`](crate::IdempotencyLayer::with_skip) names); for a
+/// [`Lease`], in an outage under
+/// [`DangerouslyExecuteUnprotected`](crate::StoreFailure::DangerouslyExecuteUnprotected); and for an [`IdempotencyKey`], under
+/// [`MissingKey::Derive`](crate::MissingKey::Derive).
 ///
 /// Answered 500, since only the service can mend it: require the key
 /// ([`MissingKey::Reject`](crate::MissingKey::Reject)), or extract an `Option`.

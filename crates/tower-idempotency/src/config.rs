@@ -73,7 +73,8 @@ pub enum StoreFailure {
     Refuse,
     /// Execute without a lease and without a record: retries during the outage execute again, also beside one another,
     /// and the first retry after it executes once more. Who waits for a request that is known to be running is refused
-    /// all the same.
+    /// all the same. There is no [`Lease`](crate::Lease): with the feature `axum`, a handler that extracts one answers 500,
+    /// so extract an `Option<Lease>` instead.
     DangerouslyExecuteUnprotected,
 }
 

@@ -387,8 +387,8 @@ impl IdempotencyLayer {
     }
 
     /// Records larger than this many bytes are compressed. Default: [what the store says](Store::COMPRESS_ABOVE). In memory
-    /// that is 8 KiB, since deflating 1 KiB of JSON takes ten times as long as keeping it; behind a network it is 1 KiB,
-    /// which saves about two thirds of most records. `usize::MAX` compresses none, and then a store that charges for
+    /// and in SQLite that is 8 KiB, since deflating 1 KiB of JSON takes ten times as long as keeping it; in Redis, PostgreSQL
+    /// and MySQL it is 1 KiB, which saves about two thirds of most records; in DynamoDB, 512 bytes. `usize::MAX` compresses none, and then a store that charges for
     /// bytes charges for all of them.
     pub fn with_compression_above(self, bytes: usize) -> Self {
         self.set(|config| config.compress_above = bytes)

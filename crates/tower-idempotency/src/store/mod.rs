@@ -55,7 +55,7 @@ pub use self::memory::{MemoryFull, MemoryStore};
 pub trait Store: Send + Sync + 'static {
     /// From what size on, in bytes, deflating a record is worth its time here, unless
     /// [the layer is told otherwise](crate::IdempotencyLayer::with_compression_above). Default: 8 KiB. A store behind a
-    /// network, which pays for each byte on the wire and again where it keeps it, says 1 KiB.
+    /// network, which pays for each byte on the wire and again where it keeps it, says 1 KiB or less.
     const COMPRESS_ABOVE: usize = 8 * 1024;
 
     /// Takes a lease, or says why not.

@@ -293,8 +293,10 @@ impl IdempotencyLayer {
 
     // ---- Bodies ----
 
-    /// The largest request body in bytes; a larger one is answered 413 unread. Default: 2 MiB, as axum's own. Every
-    /// request in flight may hold as much in memory. Does not apply with [`FingerprintBy::head_only`].
+    /// The largest body in bytes of a request under a key; a larger one is answered 413, unread where it announces its
+    /// length, and else read no further than the limit. Default: 2 MiB, as axum's own: to take more, raise axum's
+    /// `DefaultBodyLimit` as well, which bounds extractors whatever is set here. Every request in flight may hold as much in
+    /// memory. Does not apply with [`FingerprintBy::head_only`].
     pub fn with_request_limit(self, bytes: usize) -> Self {
         self.set(|config| config.request_limit = bytes)
     }

@@ -239,8 +239,9 @@ impl IdempotencyLayer {
         self.set(|config| config.in_flight = in_flight)
     }
 
-    /// What refusals that are worth a retry say in `Retry-After`, in whole seconds rounded up. Default: 1 s. Too short,
-    /// and clients hammer the service while it is busy.
+    /// What refusals that pass with time say in `Retry-After`, in whole seconds rounded up; those for a body that did not
+    /// arrive (`body-timeout`, `body-unreadable`) or a record that cannot be read have none. Default: 1 s. Too short, and
+    /// clients hammer the service while it is busy.
     pub fn with_retry_after(self, after: Duration) -> Self {
         self.set(|config| config.retry_after = after)
     }
@@ -428,11 +429,42 @@ impl IdempotencyLayer {
     /// Refuses new keyed requests with 503 `draining` and waits for those in flight, also those whose clients left, for
     /// at most `timeout`. True when all have ended, `run_once` included.
     ///
-    /// All clones of the layer drain with it, and for good. Requests that pass through, as those without a key do, are
-    /// neither refused nor waited for.
+    /// All clones of the layer drain with it, and for good; a layer of its own, though on the same store, needs a drain of
+    /// its own. Requests that pass through are neither refused nor waited for: those without a key under
+    /// [`MissingKey::PassThrough`], for example.
     ///
     /// Call it after the server's graceful shutdown: exchanges whose clients left run in tasks that the server does not
     /// know of. What is still running when it returns false keeps its leases until they expire.
+    ///
+    /// ```no_run
+    /// use std::{io, pin::pin, sync::Arc, time::Duration};
+    ///
+    /// use axum::Router;
+    /// use tokio::{net::TcpListener, sync::Notify, time::timeout};
+    /// use tower_idempotency::IdempotencyLayer;
+    ///
+    /// /// Serves `app`, which is behind `layer`, until `asked_to_stop` resolves, as when a SIGTERM comes. True when
+    /// /// everything that had begun has ended.
+    /// async fn serve(app: Router, layer: IdempotencyLayer, asked_to_stop: impl Future<Output = ()>) -> io::Result<bool> {
+    ///     const GRACE: Duration = Duration::from_secs(30);
+    ///     let listener = TcpListener::bind("127.0.0.1:3000").await?;
+    ///     let stop = Arc::new(Notify::new());
+    ///     let stopped = Arc::clone(&stop);
+    ///     let server = axum::serve(listener, app)
+    ///         .with_graceful_shutdown(async move { stopped.notified().await })
+    ///         .into_future();
+    ///     let mut server = pin!(server);
+    ///     tokio::select! {
+    ///         served = &mut server => return served.map(|()| false),
+    ///         () = asked_to_stop => {}
+    ///     }
+    ///     stop.notify_one();
+    ///     // A connection that never ends is not waited for any longer.
+    ///     let closed = timeout(GRACE, server).await.is_ok();
+    ///     let ended = layer.drain(GRACE).await;
+    ///     Ok(closed && ended)
+    /// }
+    /// ```
     ///
     /// # Cancellation
     ///

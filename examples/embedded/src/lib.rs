@@ -4,9 +4,11 @@
 mod bank;
 mod careless;
 mod failure;
+mod serve;
 
 pub use self::{
     bank::{Bank, app},
     careless::careless,
     failure::Failure,
+    serve::{GRACE, serve},
 };

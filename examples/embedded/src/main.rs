@@ -3,8 +3,7 @@
 use std::{io, path::PathBuf, time::Duration};
 
 use clap::Parser;
-use embedded::{Bank, Failure, app, careless};
-use tokio::net::TcpListener;
+use embedded::{Bank, Failure, GRACE, app, careless, serve};
 use tower_idempotency::{IdempotencyLayer, MissingKey};
 use tracing_subscriber::{EnvFilter, filter::LevelFilter};
 
@@ -43,12 +42,13 @@ async fn main() -> Result<(), Failure> {
         .with_missing_key(MissingKey::Reject)
         .with_lease(args.lease.try_into()?);
     let app = match args.careless {
-        true => careless(bank, layer),
-        false => app(bank, layer),
+        true => careless(bank, layer.clone()),
+        false => app(bank, layer.clone()),
     };
 
-    let listener = TcpListener::bind(&args.listen).await?;
-    println!("listening on http://{}", listener.local_addr()?);
-    axum::serve(listener, app).await?;
+    serve(&args.listen, app).await?;
+    // The server knows nothing of executions whose clients have left. What does not end in time is an orphan, once its
+    // lease is over.
+    layer.drain(GRACE).await;
     Ok(())
 }

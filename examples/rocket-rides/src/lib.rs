@@ -19,5 +19,5 @@ pub use self::{
     payments::{Payments, Unavailable, Verdict},
     receipts::{Mailbox, deliver, deliver_one},
     rides::{Rides, app, completer, migrate},
-    serve::serve,
+    serve::{GRACE, serve},
 };

@@ -4,7 +4,8 @@ use std::{io, path::PathBuf, time::Duration};
 
 use clap::Parser;
 use rocket_rides::{
-    Failure, Mailbox, Payments, Rides, app, careless, completer, connect, deliver, migrate, serve,
+    Failure, GRACE, Mailbox, Payments, Rides, app, careless, completer, connect, deliver, migrate,
+    serve,
 };
 use tower_idempotency::{IdempotencyLayer, MissingKey};
 use tower_idempotency_sqlx::PostgresStore;
@@ -77,12 +78,15 @@ async fn main() -> Result<(), Failure> {
     tokio::spawn(deliver(pool, mailbox, Duration::from_millis(100)));
     let _purging = store.spawn_purger(Duration::from_secs(60));
     if args.careless {
-        serve(&args.listen, careless(rides, layer)).await?;
+        serve(&args.listen, careless(rides, layer.clone())).await?;
     } else {
         let _completing = completer(&rides, &layer)
             .with_older_than(args.abandoned)
             .spawn(args.abandoned);
-        serve(&args.listen, app(rides, layer)).await?;
+        serve(&args.listen, app(rides, layer.clone())).await?;
     }
+    // The server knows nothing of executions whose clients have left. What does not end in time is an orphan, once its
+    // lease is over.
+    layer.drain(GRACE).await;
     Ok(())
 }

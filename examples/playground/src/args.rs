@@ -94,6 +94,15 @@ enum Duplicates {
 }
 
 impl Args {
+    /// What becomes of another request under a key that was used.
+    pub(crate) fn another_request(&self) -> &'static str {
+        match self.preset {
+            PresetName::Recommended | PresetName::Ietf => "422",
+            PresetName::Stripe => "400",
+            PresetName::Idempo => "201, as with this preset it is a request of its own",
+        }
+    }
+
     /// The layer on the chosen store, or a sentence that says why there is none.
     pub(crate) async fn layer(&self) -> Result<IdempotencyLayer, String> {
         let preset = match self.preset {

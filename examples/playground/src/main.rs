@@ -73,7 +73,7 @@ async fn serve(args: &Args, layer: IdempotencyLayer) -> io::Result<bool> {
         .into_future();
     let server = tokio::spawn(server);
     writeln!(io::stdout(), "listening on {url}")?;
-    eprint!("{}", lines_to_try(&url));
+    eprint!("{}", lines_to_try(&url, args.another_request()));
 
     asked_to_stop.await;
     stop.notify_one();
@@ -116,18 +116,57 @@ fn because(what: &str, error: &io::Error) -> io::Error {
     io::Error::new(error.kind(), format!("{what}: {error}"))
 }
 
-fn lines_to_try(url: &str) -> String {
+/// The keys are quoted, which every preset takes.
+fn lines_to_try(url: &str, another_request: &str) -> String {
     format!(
         "\
 try:
-  curl -i -d tea    -H 'Idempotency-Key: order-1' {url}/orders   # is executed
-  curl -i -d tea    -H 'Idempotency-Key: order-1' {url}/orders   # again: the same answer, replayed
-  curl -i -d coffee -H 'Idempotency-Key: order-1' {url}/orders   # another request under the key: 422
-  curl -i -m 1 -d x -H 'Idempotency-Key: slow-1' {url}/slow/3000 # give up; then send it again, now and later
-  curl -i -d x      -H 'Idempotency-Key: half-1' {url}/attention # half done: again, and it is refused with a code
-  curl -s {url}/executions                                       # what was executed
+  curl -i -d tea    -H 'Idempotency-Key: \"order-1\"' {url}/orders   # is executed
+  curl -i -d tea    -H 'Idempotency-Key: \"order-1\"' {url}/orders   # again: the same answer, replayed
+  curl -i -d coffee -H 'Idempotency-Key: \"order-1\"' {url}/orders   # another request under the key: {another_request}
+  curl -i -m 1 -d x -H 'Idempotency-Key: \"slow-1\"' {url}/slow/3000 # give up; then send it again, now and later
+  curl -i -d x      -H 'Idempotency-Key: \"half-1\"' {url}/attention # half done: again, and it is refused with a code
+  curl -s {url}/executions                                         # what was executed
 "
     )
 }
 
 const GRACE: Duration = Duration::from_secs(30);
+
+#[cfg(test)]
+mod tests {
+    use axum::{body::Body, http::Request};
+    use tower::ServiceExt;
+
+    use super::*;
+
+    #[tokio::test]
+    async fn the_orders_to_try_do_what_is_said_under_each_preset() {
+        for (preset, third) in [
+            ("recommended", "422"),
+            ("ietf", "422"),
+            ("stripe", "400"),
+            ("idempo", "201"),
+        ] {
+            let args = Args::parse_from(["playground", "--preset", preset]);
+            let layer = args.layer().await.expect("a store in memory");
+            let app = routes::app(layer, Arc::default());
+            let lines = lines_to_try("", args.another_request());
+            let orders: Vec<_> = lines.lines().filter(|it| it.contains("/orders")).collect();
+            assert!(orders[2].contains(third), "{preset}: {}", orders[2]);
+            for (line, status) in orders.into_iter().zip(["201", "201", third]) {
+                let (_, body) = line.split_once("-d ").expect("a body");
+                let (_, header) = line.split_once("-H '").expect("a header");
+                let (name, value) = header.split_once(": ").expect("a name and a value");
+                let req = Request::post("/orders")
+                    .header(name, value.split('\'').next().expect("a value"))
+                    .body(Body::from(
+                        body.split(' ').next().expect("a word").to_owned(),
+                    ))
+                    .expect("a request");
+                let res = app.clone().oneshot(req).await.expect("an answer");
+                assert_eq!(res.status().as_str(), status, "{preset}: {line}");
+            }
+        }
+    }
+}

@@ -208,3 +208,7 @@ pub async fn read(res: Response) -> Answer {
 #[cfg(doctest)]
 #[doc = include_str!("../../README.md")]
 pub struct Readme;
+
+#[cfg(doctest)]
+#[doc = include_str!("../../docs/deploying.md")]
+pub struct Deploying;

@@ -25,11 +25,11 @@ pin_project! {
     ///
     /// # Cancellation
     ///
-    /// Dropped before the request body is in, nothing has happened; with [`FingerprintBy::head_only`](crate::FingerprintBy::head_only),
-    /// which leaves the body to the handler, only before the lease is asked for. Dropped later, the exchange goes on in a task of its
-    /// own: the handler runs to its end and its response is recorded, so that a retry is answered with it. Task-locals
-    /// that something outside of the layer has set are not there any more; a handler that panics for want of one frees
-    /// the key. The tracing span is.
+    /// Dropped before the request body is in, nothing has happened; with
+    /// [`FingerprintBy::head_only`](crate::FingerprintBy::head_only), which leaves the body to the handler, only before the
+    /// lease is asked for. Dropped later, the exchange goes on in a task of its own: the handler runs to its end and its
+    /// response is recorded, so that a retry is answered with it. Task-locals that something outside of the layer has set
+    /// are not there any more; a handler that panics for want of one frees the key. The tracing span is.
     ///
     /// # Panics
     ///

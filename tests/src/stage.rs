@@ -6,7 +6,7 @@ use axum::{
     Router,
     extract::{Request, State},
     middleware::{Next, from_fn_with_state},
-    response::Response,
+    response::{IntoResponse, Response},
     routing::post,
 };
 use bytes::Bytes;
@@ -126,6 +126,20 @@ impl Stage {
                 post({
                     let orders = orders.clone();
                     async move |_: Bytes| orders().await
+                }),
+            )
+            // It reads the body first, too, and refuses one that is not whole.
+            .route(
+                "/checks",
+                post({
+                    let orders = orders.clone();
+                    async move |body: Bytes| {
+                        if body == "0123456789" {
+                            orders().await.into_response()
+                        } else {
+                            StatusCode::BAD_REQUEST.into_response()
+                        }
+                    }
                 }),
             )
             // It holds the body until its end, and does not read it.

@@ -272,7 +272,19 @@ impl H2 {
     ///
     /// When the connection is gone.
     pub async fn start(&self, path: &str, key: &str) -> Stream {
-        let req = Request::post(format!("http://test{path}")).header("idempotency-key", key);
+        self.start_announcing(path, key, None).await
+    }
+
+    /// As [`start`](Self::start), and says how long the body will be.
+    ///
+    /// # Panics
+    ///
+    /// When the connection is gone.
+    pub async fn start_announcing(&self, path: &str, key: &str, length: Option<u64>) -> Stream {
+        let mut req = Request::post(format!("http://test{path}")).header("idempotency-key", key);
+        if let Some(length) = length {
+            req = req.header(http::header::CONTENT_LENGTH, length);
+        }
         let req = req.body(()).expect("a valid request");
         let client = self.client.clone().ready().await;
         let mut client = client.expect("an open connection");
@@ -310,8 +322,13 @@ impl Stream {
     }
 
     /// RST_STREAM.
-    pub fn reset(mut self) {
-        self.body.send_reset(Reason::CANCEL);
+    pub fn reset(self) {
+        self.reset_for(Reason::CANCEL);
+    }
+
+    /// RST_STREAM, for this reason.
+    pub fn reset_for(mut self, reason: Reason) {
+        self.body.send_reset(reason);
     }
 
     /// The answer, or what the stream or the connection failed with.

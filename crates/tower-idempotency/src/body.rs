@@ -36,8 +36,8 @@ pin_project! {
         B: http_body::Body,
     {
         Original { #[pin] body: B },
-        // Original too, and says when it failed.
-        Watched { #[pin] body: B, broke: Arc<AtomicBool> },
+        // Original too, and says when it failed, or ended although of what was announced some is left.
+        Watched { #[pin] body: B, left: u64, broke: Arc<AtomicBool> },
         Held { data: Bytes, trailers: Option<Box<HeaderMap>> },
         // Collecting was given up: what was collected, then the rest as it comes.
         Resumed { prefix: Bytes, rest: Pin<Box<B>> },
@@ -54,9 +54,14 @@ impl<B: http_body::Body> Body<B> {
         }
     }
 
-    pub(crate) fn watched(body: B, broke: Arc<AtomicBool>) -> Self {
+    /// `announced` is the length that it has at the least.
+    pub(crate) fn watched(body: B, announced: u64, broke: Arc<AtomicBool>) -> Self {
         Self {
-            inner: Inner::Watched { body, broke },
+            inner: Inner::Watched {
+                body,
+                left: announced,
+                broke,
+            },
         }
     }
 
@@ -98,9 +103,19 @@ impl<B: http_body::Body> http_body::Body for Body<B> {
     ) -> Poll<Option<Result<Frame<Bytes>, B::Error>>> {
         match self.project().inner.project() {
             InnerProj::Original { body } => poll_bytes(body, cx),
-            InnerProj::Watched { body, broke } => {
+            InnerProj::Watched { body, left, broke } => {
                 let frame = poll_bytes(body, cx);
-                if let Poll::Ready(Some(Err(_))) = frame {
+                let half = match &frame {
+                    Poll::Ready(Some(Ok(frame))) => {
+                        let came = frame.data_ref().map_or(0, |data| data.len() as u64);
+                        *left = left.saturating_sub(came);
+                        false
+                    }
+                    Poll::Ready(Some(Err(_))) => true,
+                    Poll::Ready(None) => *left > 0,
+                    Poll::Pending => false,
+                };
+                if half {
                     broke.store(true, Ordering::Release);
                 }
                 frame

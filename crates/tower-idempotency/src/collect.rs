@@ -3,8 +3,9 @@
 use std::future::poll_fn;
 
 use bytes::{Buf, Bytes, BytesMut};
-use http::{HeaderMap, StatusCode, header, response};
+use http::{HeaderMap, StatusCode, Version, header, request, response};
 use http_body::Frame;
+use tokio::task::yield_now;
 
 use crate::{
     body::Body,
@@ -20,7 +21,7 @@ use crate::{
 pub(crate) async fn request<B: http_body::Body>(
     config: &Config,
     buffer: &mut Buffer,
-    headers: &HeaderMap,
+    head: &request::Parts,
     body: B,
 ) -> Result<(Bytes, Option<HeaderMap>), Error> {
     let limit = config.request_limit;
@@ -30,10 +31,14 @@ pub(crate) async fn request<B: http_body::Body>(
             format!("expected a request body of at most {limit} bytes, found a larger one"),
         )
     };
+    let broke_off = || {
+        Error::new(
+            ErrorKind::BodyUnreadable,
+            "the request body broke off before its end",
+        )
+    };
     // Refused unread: a client that sent `Expect: 100-continue` then never sends it.
-    let announced = content_length(headers)
-        .unwrap_or(0)
-        .max(body.size_hint().lower());
+    let announced = announced(&head.headers, &body);
     if announced > limit as u64 {
         return Err(too_large());
     }
@@ -41,13 +46,7 @@ pub(crate) async fn request<B: http_body::Body>(
     let mut chunks = Chunks::default();
     let read = async {
         while let Some(frame) = poll_fn(|cx| body.as_mut().poll_frame(cx)).await {
-            let frame = frame.map_err(|_| {
-                Error::new(
-                    ErrorKind::BodyUnreadable,
-                    "the request body broke off before its end",
-                )
-            })?;
-            match split(frame) {
+            match split(frame.map_err(|_| broke_off())?) {
                 Part::Data(data) => {
                     if data.len() > limit - chunks.len() {
                         return Err(too_large());
@@ -65,17 +64,34 @@ pub(crate) async fn request<B: http_body::Body>(
         Ok(None)
     };
     let read = std::pin::pin!(read);
-    match within_or_asked_again(|| from_now(config.body_timeout), read).await {
-        Some(Ok(trailers)) => Ok((chunks.join(), trailers)),
-        Some(Err(error)) => Err(error),
-        None => Err(Error::new(
-            ErrorKind::BodyTimeout,
-            format!(
-                "expected the whole request body within {:?}",
-                config.body_timeout
-            ),
-        )),
+    let trailers = match within_or_asked_again(|| from_now(config.body_timeout), read).await {
+        Some(read) => read?,
+        None => {
+            return Err(Error::new(
+                ErrorKind::BodyTimeout,
+                format!(
+                    "expected the whole request body within {:?}",
+                    config.body_timeout
+                ),
+            ));
+        }
+    };
+    // hyper takes a stream that was reset with NO_ERROR, as proxies do, for one that ended.
+    if (chunks.len() as u64) < announced {
+        return Err(broke_off());
     }
+    // Where no length tells, the server looks for a reset, and drops us for it, as soon as it is our turn to wait.
+    if announced == 0 && head.version == Version::HTTP_2 && !body.is_end_stream() {
+        yield_now().await;
+    }
+    Ok((chunks.join(), trailers))
+}
+
+/// How long a request body is, at the least, by what was said of it before it came.
+pub(crate) fn announced(headers: &HeaderMap, body: &impl http_body::Body) -> u64 {
+    content_length(headers)
+        .unwrap_or(0)
+        .max(body.size_hint().lower())
 }
 
 /// What came of collecting a response body.

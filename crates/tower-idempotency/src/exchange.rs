@@ -157,10 +157,12 @@ fn ask<B: http_body::Body>(
         let (content, body) = match config.fingerprint {
             By::HeadOnly => {
                 let broke = broke.insert(Arc::default());
-                (Bytes::new(), Body::watched(body, Arc::clone(broke)))
+                let announced = collect::announced(&head.headers, &body);
+                let body = Body::watched(body, announced, Arc::clone(broke));
+                (Bytes::new(), body)
             }
             By::RawBody | By::CanonicalJson | By::Custom(_) => {
-                let read = collect::request(config, &mut place.buffer, &head.headers, body).await;
+                let read = collect::request(config, &mut place.buffer, &head, body).await;
                 let (data, trailers) = read.map_err(|error| refused(&error))?;
                 (data.clone(), Body::held(data, trailers))
             }

@@ -47,7 +47,9 @@ impl FingerprintBy {
     /// unlimited: for uploads, where another body under the same key cannot be told apart. The body timeout does not
     /// apply either: a client that sends slowly holds its lease for as long.
     ///
-    /// What the handler answers to a body that broke off is not recorded when it is an error, 4xx or 5xx.
+    /// What the handler answers to a body that broke off, or ended before the length that was announced, is not recorded
+    /// when it is an error, 4xx or 5xx. Of a body without a length, hyper passes an HTTP/2 stream that was reset with
+    /// `NO_ERROR` off as whole.
     #[must_use]
     pub const fn head_only() -> Self {
         Self(By::HeadOnly)

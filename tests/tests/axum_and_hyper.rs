@@ -18,7 +18,7 @@ use axum::{
     routing::{any, post as on_post},
 };
 use bytes::Bytes;
-use http::{HeaderMap, HeaderValue, Request, Response, StatusCode};
+use http::{HeaderMap, HeaderValue, Request, Response, StatusCode, Version};
 use http_body::Frame;
 use http_body_util::{BodyExt, Empty, Full};
 use hyper_util::{rt::TokioIo, service::TowerToHyperService};
@@ -309,6 +309,9 @@ async fn an_upgrade_to_h2c_that_servers_ignore_and_media_types_alike_are_protect
     for (name, value) in [
         ("upgrade", "h2c"),
         ("upgrade", " H2C "),
+        ("upgrade", "h2"),
+        ("upgrade", ""),
+        ("upgrade", "h2c, ,"),
         ("content-type", "application/grp"),
         ("content-type", "text/application/grpc"),
     ] {
@@ -320,6 +323,35 @@ async fn an_upgrade_to_h2c_that_servers_ignore_and_media_types_alike_are_protect
             assert_eq!(send(&app, req).await.is_replay(), replay, "{name}: {value}");
         }
         assert_eq!(effects.count(), 1, "{name}: {value}");
+    }
+}
+
+#[tokio::test]
+async fn an_upgrade_that_http_1_0_and_http_2_do_not_have_is_ignored() {
+    for version in [Version::HTTP_10, Version::HTTP_2] {
+        let (app, effects) = creating(layer());
+        for replay in [false, true] {
+            let mut req = order();
+            *req.version_mut() = version;
+            let websocket = HeaderValue::from_static("websocket");
+            req.headers_mut().insert("upgrade", websocket);
+            assert_eq!(send(&app, req).await.is_replay(), replay, "{version:?}");
+        }
+        assert_eq!(effects.count(), 1, "{version:?}");
+    }
+}
+
+#[tokio::test]
+async fn an_upgrade_beside_one_that_is_ignored_is_one() {
+    for value in ["h2c, websocket", ",websocket"] {
+        let (app, effects) = creating(layer());
+        for _ in 0..2 {
+            let mut req = order();
+            let value = HeaderValue::from_static(value);
+            req.headers_mut().insert("upgrade", value);
+            assert!(!send(&app, req).await.is_replay());
+        }
+        assert_eq!(effects.count(), 2, "{value}");
     }
 }
 

@@ -1,6 +1,6 @@
 //! Whether the layer applies to a request, under which key, and what it then asks of the store.
 
-use http::{HeaderMap, Method, header, request};
+use http::{HeaderMap, Method, Version, header, request};
 
 use crate::{
     config::{Config, KeyFrom, Mismatch, MissingKey},
@@ -30,19 +30,27 @@ pub(crate) fn applies(config: &Config, head: &request::Parts) -> bool {
     head.method != Method::HEAD
         && head.method != Method::CONNECT
         && (config.methods)(&head.method)
-        && !is_upgrade(&head.headers)
+        && !is_upgrade(head)
         && !is_grpc(&head.headers)
         && !config.skip.as_ref().is_some_and(|skip| skip(head))
 }
 
-/// `Upgrade: h2c` is not one: servers ignore it, and clients send it with ordinary requests.
-fn is_upgrade(headers: &HeaderMap) -> bool {
-    headers.get_all(header::UPGRADE).iter().any(|value| {
-        value
-            .as_bytes()
-            .split(|byte| *byte == b',')
-            .any(|protocol| !protocol.trim_ascii().eq_ignore_ascii_case(b"h2c"))
-    })
+/// Not `Upgrade: h2c` or `h2`: servers ignore them, and clients send the first with ordinary requests. Nor an empty one, nor
+/// one of a version of HTTP that has none.
+fn is_upgrade(head: &request::Parts) -> bool {
+    let ignored: [&[u8]; 3] = [b"h2c", b"h2", b""];
+    let of = |protocol: &[u8]| {
+        let protocol = protocol.trim_ascii();
+        !ignored
+            .iter()
+            .any(|name| protocol.eq_ignore_ascii_case(name))
+    };
+    head.version == Version::HTTP_11
+        && head
+            .headers
+            .get_all(header::UPGRADE)
+            .iter()
+            .any(|value| value.as_bytes().split(|byte| *byte == b',').any(of))
 }
 
 fn is_grpc(headers: &HeaderMap) -> bool {

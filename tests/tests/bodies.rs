@@ -11,7 +11,7 @@ use axum::{
     response::{IntoResponse, Response},
 };
 use bytes::Bytes;
-use http::{HeaderValue, Request, StatusCode};
+use http::{HeaderMap, HeaderValue, Request, StatusCode};
 use http_body_util::BodyExt;
 use tests::{Answer, Effects, Scripted, Step, app, creating, post, read, send};
 use tokio::time::{Instant, sleep};
@@ -157,6 +157,27 @@ async fn more_headers_than_a_record_holds_count_as_too_large() {
     ] {
         let (app, effects) = app(layer().with_unretained(unretained), move |_, _| answer());
         assert_eq!(send(&app, order()).await.headers.len(), 130);
+        assert_eq!(send(&app, order()).await.status, status, "{unretained:?}");
+        assert_eq!(effects.count(), executions, "{unretained:?}");
+    }
+}
+
+#[tokio::test]
+async fn more_trailers_than_a_record_holds_count_as_too_large() {
+    for (unretained, status, executions) in [
+        (Unretained::Tombstone, StatusCode::CONFLICT, 1),
+        (Unretained::Release, StatusCode::OK, 2),
+    ] {
+        let (app, effects) = answering(layer().with_unretained(unretained), || {
+            let mut trailers = HeaderMap::new();
+            for _ in 0..129 {
+                trailers.append("x-line", HeaderValue::from_static("1"));
+            }
+            scripted([Step::from("x"), Step::Trailers(trailers)])
+        });
+        let first = app.clone().oneshot(order()).await.expect("infallible");
+        let first = first.into_body().collect().await.expect("a body");
+        assert_eq!(first.trailers().map(HeaderMap::len), Some(129));
         assert_eq!(send(&app, order()).await.status, status, "{unretained:?}");
         assert_eq!(effects.count(), executions, "{unretained:?}");
     }

@@ -350,6 +350,33 @@ async fn trailers_are_replayed() {
 }
 
 #[tokio::test]
+async fn trailers_are_replayed_as_headers_are() {
+    type Allowed = fn(&HeaderName) -> bool;
+    let one: Allowed = |name| name == "x-checksum";
+    let none: Allowed = |_| false;
+    for (allowed, kept) in [(one, Some("x-checksum")), (none, None)] {
+        let (app, _) = app(layer().with_replayed_headers(allowed), async |_, _| {
+            let mut trailers = HeaderMap::new();
+            trailers.insert("x-checksum", HeaderValue::from_static("42"));
+            trailers.insert("set-cookie", HeaderValue::from_static("a=1"));
+            let steps = [Step::from("data"), Step::Trailers(trailers)];
+            Response::new(Body::new(Scripted::new(steps)))
+        });
+        let first = app.clone().oneshot(order()).await.expect("infallible");
+        let first = first.into_body().collect().await.expect("a body");
+        assert_eq!(first.trailers().map(HeaderMap::len), Some(2));
+        let replay = app.clone().oneshot(order()).await.expect("infallible");
+        let length = replay.headers().contains_key("content-length");
+        assert_eq!(length, kept.is_none());
+        let replay = replay.into_body().collect().await.expect("a body");
+        let names: Option<Vec<_>> = replay
+            .trailers()
+            .map(|trailers| trailers.keys().map(HeaderName::as_str).collect());
+        assert_eq!(names, kept.map(|name| vec![name]));
+    }
+}
+
+#[tokio::test]
 async fn compressed_and_plain_records_replay_alike() {
     for above in [0, usize::MAX] {
         let (first, replay) = twice(layer().with_compression_above(above), || {

@@ -165,6 +165,12 @@ pub(crate) async fn response<B: http_body::Body>(
     if announced.is_some_and(|announced| announced != data.len() as u64) {
         return Collected::Broken(Body::broken(data, None, exact));
     }
+    if trailers
+        .as_ref()
+        .is_some_and(|lines| lines.len() > MAX_LINES)
+    {
+        return Collected::GivenUp(Body::held(data, trailers), NotRetained::TooLarge);
+    }
     Collected::Whole(data, trailers)
 }
 

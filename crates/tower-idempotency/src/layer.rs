@@ -364,7 +364,8 @@ impl IdempotencyLayer {
         self.set(|config| config.max_retention = retention)
     }
 
-    /// Which response headers are replayed. Default: [`replayed_by_default`](crate::replayed_by_default); build on it:
+    /// Which response headers and trailers are replayed. Default: [`replayed_by_default`](crate::replayed_by_default); build
+    /// on it:
     ///
     /// ```
     /// use http::header::SET_COOKIE;

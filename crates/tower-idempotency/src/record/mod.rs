@@ -127,7 +127,9 @@ impl Codec {
             status: Some(status.as_u16()),
             recorded_at: Some(payload::millis(now)),
             headers: Some(Lines(headers::kept(headers, replayed))),
-            trailers: trailers.map(|trailers| Lines(headers::kept(trailers, &|_| true))),
+            trailers: trailers
+                .map(|trailers| Lines(headers::kept(trailers, replayed)))
+                .filter(|trailers| !trailers.0.is_empty()),
             body: Some(payload::body(status, body)),
             ..Payload::of(Kind::Response)
         };

@@ -13,8 +13,15 @@ use axum::{
 use bytes::Bytes;
 use http::{HeaderMap, HeaderValue, Request, StatusCode};
 use http_body_util::BodyExt;
-use tests::{Answer, Effects, Scripted, Step, app, creating, post, read, send};
-use tokio::time::{Instant, sleep};
+use tests::{
+    Answer, Effects, Scripted, Step, app, creating, post, read, send,
+    wire::{Server, post_bytes},
+};
+use tokio::{
+    io::{AsyncReadExt, AsyncWriteExt},
+    net::TcpStream,
+    time::{Instant, sleep},
+};
 use tower::ServiceExt;
 use tower_idempotency::{IdempotencyLayer, MemoryStore, Unretained};
 
@@ -320,6 +327,28 @@ async fn a_response_of_another_length_than_it_says_is_not_recorded() {
         }
         assert_eq!(effects.count(), 2, "{length}");
     }
+}
+
+/// HTTP/1 says how long a body that is over from the start is: nothing.
+#[tokio::test]
+async fn an_announced_body_that_never_comes_is_not_passed_on_as_an_empty_one() {
+    let (app, effects) = app(layer(), |_, _| {
+        let mut res = Response::new(scripted::<Step>([]));
+        res.headers_mut()
+            .insert("content-length", HeaderValue::from(10));
+        std::future::ready(res)
+    });
+    let server = Server::start(app).await;
+    for _ in 0..2 {
+        let mut client = TcpStream::connect(server.addr()).await.expect("a server");
+        let req = String::from_utf8(post_bytes("/orders", "k", "order")).expect("text");
+        let req = req.replacen("\r\n", "\r\nconnection: close\r\n", 1);
+        client.write_all(req.as_bytes()).await.expect("a server");
+        let mut answer = String::new();
+        client.read_to_string(&mut answer).await.expect("an end");
+        assert!(!answer.contains("content-length: 0"), "{answer}");
+    }
+    assert_eq!(effects.count(), 2);
 }
 
 // failure mode 75

@@ -161,7 +161,13 @@ impl<B: http_body::Body> http_body::Body for Body<B> {
             Inner::Original { body } | Inner::Watched { body, .. } => body.is_end_stream(),
             Inner::Held { data, trailers } => data.is_empty() && trailers.is_none(),
             Inner::Resumed { prefix, rest } => prefix.is_empty() && rest.is_end_stream(),
-            Inner::Broken { prefix, error, .. } => prefix.is_empty() && error.is_none(),
+            // What is missing is noticed by whoever asks for it.
+            Inner::Broken {
+                prefix,
+                error,
+                left,
+                ..
+            } => prefix.is_empty() && error.is_none() && *left == Some(0),
         }
     }
 

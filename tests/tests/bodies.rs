@@ -388,6 +388,45 @@ async fn a_response_that_does_not_fit_in_what_is_left_leaves_a_tombstone() {
     leaves_a_tombstone(&app, &effects, b"01234567890123456789", "5 + 20").await;
 }
 
+/// A client that reads nothing would have us keep what a handler streams, and would have stopped the handler without us.
+#[tokio::test]
+async fn what_was_collected_of_a_stream_counts_until_it_is_taken() {
+    let tight = layer().with_max_in_flight(100, 20);
+    let (app, effects) = answering(tight.clone(), || scripted(["0123456789"]));
+    let unread = app.clone().oneshot(post("/orders", "unread", "order"));
+    let unread = unread.await.expect("infallible");
+    assert_eq!(tight.in_flight(), 0, "nothing runs");
+    let whole = send(&app, order()).await;
+    assert_eq!(whole.text(), "0123456789");
+    assert_not_retained(&send(&app, order()).await);
+
+    assert_eq!(read(unread).await.text(), "0123456789");
+    let dropped = app.clone().oneshot(post("/orders", "dropped", "order"));
+    drop(dropped.await.expect("infallible"));
+    for replay in [false, true] {
+        let answer = send(&app, post("/orders", "kept", "order")).await;
+        assert_eq!(answer.is_replay(), replay);
+    }
+    assert_eq!(effects.count(), 4);
+}
+
+/// What the handler held in one piece it holds without us as well.
+#[tokio::test]
+async fn an_answer_that_was_held_whole_does_not_count_once_it_is_recorded() {
+    let tight = layer().with_max_in_flight(100, 20);
+    let (app, effects) = answering(tight, || "0123456789");
+    let mut unread = Vec::new();
+    for key in ["a", "b", "c"] {
+        let res = app.clone().oneshot(post("/orders", key, "order"));
+        unread.push(res.await.expect("infallible"));
+    }
+    for replay in [false, true] {
+        let answer = send(&app, post("/orders", "kept", "order")).await;
+        assert_eq!(answer.is_replay(), replay);
+    }
+    assert_eq!(effects.count(), 4);
+}
+
 #[tokio::test(start_paused = true)]
 async fn requests_in_flight_are_bounded() {
     let layer = layer().with_max_in_flight(2, 1000);

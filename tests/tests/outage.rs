@@ -16,7 +16,7 @@ use bytes::Bytes;
 use http::{Request, StatusCode};
 use serde_json::Value;
 use tests::{
-    Answer, app, created, creating,
+    Answer, Scripted, Step, app, created, creating,
     gate::bounded,
     post,
     probe::{Act, Op, Probe},
@@ -309,6 +309,29 @@ async fn a_record_that_cannot_be_stored_is_answered_all_the_same_and_the_key_sta
     assert_eq!(replay.body, first.body);
     assert_eq!(effects.count(), 1);
     assert_eq!(layer.in_flight(), 0);
+}
+
+/// Its answer has left, and with it what counted for that.
+#[tokio::test(start_paused = true)]
+async fn a_record_that_cannot_be_stored_yet_counts_among_the_bytes_that_are_buffered() {
+    let store = Probe::default();
+    store.fail(Op::Complete, Act::FailBefore);
+    let layer = IdempotencyLayer::new(store.clone())
+        .with_max_in_flight(100, 10_000)
+        .with_compression_above(usize::MAX);
+    let (app, _) = app(layer, async |_, _| {
+        Response::new(Body::new(Scripted::new([Step::Data(
+            vec![7; 5_000].into(),
+        )])))
+    });
+    let first = send(&app, order()).await;
+    assert_eq!(first.body.len(), 5_000);
+    let large = || post("/orders", "large", vec![b'x'; 5_000]);
+    assert_eq!(send(&app, large()).await.code(), "overloaded");
+
+    store.recover();
+    sleep(Duration::from_secs(2)).await;
+    assert_eq!(send(&app, large()).await.status, StatusCode::OK);
 }
 
 #[tokio::test(start_paused = true)]

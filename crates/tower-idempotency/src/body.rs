@@ -15,6 +15,8 @@ use http::HeaderMap;
 use http_body::{Frame, SizeHint};
 use pin_project_lite::pin_project;
 
+use crate::limits::Buffer;
+
 pin_project! {
     /// A request or response body that passed through the layer.
     ///
@@ -38,12 +40,57 @@ pin_project! {
         Original { #[pin] body: B },
         // Original too, and says when it failed, or ended although of what was announced some is left.
         Watched { #[pin] body: B, left: u64, broke: Arc<AtomicBool> },
-        Held { data: Bytes, trailers: Option<Box<HeaderMap>> },
+        Held { data: Data, trailers: Option<Box<HeaderMap>> },
         // Collecting was given up: what was collected, then the rest as it comes.
-        Resumed { prefix: Bytes, rest: Pin<Box<B>> },
+        Resumed { prefix: Data, rest: Pin<Box<B>> },
         // Collecting failed: what was collected, then the failure. `left` is what was announced and has not been sent, so
         // that whoever sends this on sees that something is missing.
-        Broken { prefix: Bytes, error: Option<B::Error>, left: Option<u64>, flushed: bool },
+        Broken { prefix: Data, error: Option<B::Error>, left: Option<u64>, flushed: bool },
+    }
+}
+
+/// Data that we hold, and what of them counts as buffered until they are taken.
+pub(crate) struct Data {
+    bytes: Bytes,
+    buffer: Option<Buffer>,
+}
+
+impl Data {
+    /// They count for what they have taken of `buffer`.
+    pub(crate) fn counted(bytes: Bytes, buffer: &mut Buffer) -> Self {
+        let buffer = Some(buffer.split(bytes.len()));
+        Self { bytes, buffer }
+    }
+
+    pub(crate) fn bytes(&self) -> &Bytes {
+        &self.bytes
+    }
+
+    /// All of them, or of those that count a piece: a server that asks for the next one has room for it.
+    fn take(&mut self) -> Bytes {
+        let Some(buffer) = &mut self.buffer else {
+            return std::mem::take(&mut self.bytes);
+        };
+        let piece = self.bytes.split_to(self.bytes.len().min(PIECE));
+        buffer.keep(self.bytes.len());
+        piece
+    }
+
+    fn is_empty(&self) -> bool {
+        self.bytes.is_empty()
+    }
+
+    fn len(&self) -> u64 {
+        self.bytes.len() as u64
+    }
+}
+
+impl From<Bytes> for Data {
+    fn from(bytes: Bytes) -> Self {
+        Self {
+            bytes,
+            buffer: None,
+        }
     }
 }
 
@@ -65,23 +112,23 @@ impl<B: http_body::Body> Body<B> {
         }
     }
 
-    pub(crate) fn held(data: Bytes, trailers: Option<HeaderMap>) -> Self {
+    pub(crate) fn held(data: impl Into<Data>, trailers: Option<HeaderMap>) -> Self {
         Self {
             inner: Inner::Held {
-                data,
+                data: data.into(),
                 trailers: trailers.map(Box::new),
             },
         }
     }
 
-    pub(crate) fn resumed(prefix: Bytes, rest: Pin<Box<B>>) -> Self {
+    pub(crate) fn resumed(prefix: Data, rest: Pin<Box<B>>) -> Self {
         Self {
             inner: Inner::Resumed { prefix, rest },
         }
     }
 
     /// `announced` is the exact length that the body itself gave, if it gave one.
-    pub(crate) fn broken(prefix: Bytes, error: Option<B::Error>, announced: Option<u64>) -> Self {
+    pub(crate) fn broken(prefix: Data, error: Option<B::Error>, announced: Option<u64>) -> Self {
         Self {
             inner: Inner::Broken {
                 prefix,
@@ -125,13 +172,13 @@ impl<B: http_body::Body> http_body::Body for Body<B> {
                     .take()
                     .map(|trailers| Ok(Frame::trailers(*trailers)))
             } else {
-                Some(Ok(Frame::data(std::mem::take(data))))
+                Some(Ok(Frame::data(data.take())))
             }),
             InnerProj::Resumed { prefix, rest } => {
                 if prefix.is_empty() {
                     poll_bytes(rest.as_mut(), cx)
                 } else {
-                    Poll::Ready(Some(Ok(Frame::data(std::mem::take(prefix)))))
+                    Poll::Ready(Some(Ok(Frame::data(prefix.take()))))
                 }
             }
             InnerProj::Broken {
@@ -141,7 +188,7 @@ impl<B: http_body::Body> http_body::Body for Body<B> {
                 flushed,
             } => {
                 if !prefix.is_empty() {
-                    let data = std::mem::take(prefix);
+                    let data = prefix.take();
                     *left = left.map(|left| left.saturating_sub(data.len() as u64));
                     return Poll::Ready(Some(Ok(Frame::data(data))));
                 }
@@ -177,14 +224,14 @@ impl<B: http_body::Body> http_body::Body for Body<B> {
             Inner::Held {
                 data,
                 trailers: None,
-            } => SizeHint::with_exact(data.len() as u64),
+            } => SizeHint::with_exact(data.len()),
             // An exact length makes HTTP/1 servers announce it, and then there is no place for trailers.
             Inner::Held {
                 data,
                 trailers: Some(_),
-            } => at_least(data.len() as u64),
+            } => at_least(data.len()),
             Inner::Resumed { prefix, rest } => {
-                let (prefix, rest) = (prefix.len() as u64, rest.size_hint());
+                let (prefix, rest) = (prefix.len(), rest.size_hint());
                 let mut hint = at_least(rest.lower().saturating_add(prefix));
                 if let Some(upper) = rest.upper().and_then(|upper| upper.checked_add(prefix)) {
                     hint.set_upper(upper);
@@ -192,8 +239,8 @@ impl<B: http_body::Body> http_body::Body for Body<B> {
                 hint
             }
             Inner::Broken { prefix, left, .. } => match left {
-                Some(left) if *left >= prefix.len() as u64 => SizeHint::with_exact(*left),
-                Some(_) | None => at_least(prefix.len() as u64),
+                Some(left) if *left >= prefix.len() => SizeHint::with_exact(*left),
+                Some(_) | None => at_least(prefix.len()),
             },
         }
     }
@@ -228,3 +275,6 @@ fn at_least(lower: u64) -> SizeHint {
     hint.set_lower(lower);
     hint
 }
+
+/// Large enough to cost nothing, small enough for a connection to hold.
+const PIECE: usize = 64 * 1024;

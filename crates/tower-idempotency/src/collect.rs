@@ -8,7 +8,7 @@ use http_body::Frame;
 use tokio::task::yield_now;
 
 use crate::{
-    body::Body,
+    body::{Body, Data},
     config::Config,
     engine::{from_now, within_or_asked_again},
     error::{Error, ErrorKind},
@@ -96,7 +96,7 @@ pub(crate) fn announced(headers: &HeaderMap, body: &impl http_body::Body) -> u64
 
 /// What came of collecting a response body.
 pub(crate) enum Collected<B: http_body::Body> {
-    Whole(Bytes, Option<HeaderMap>),
+    Whole(Data, Option<HeaderMap>),
     /// Too large, or it goes on for too long: what was collected, and the rest to come.
     GivenUp(Body<B>, NotRetained),
     /// It failed, or has not the length it announced: what was collected, and the failure.
@@ -125,6 +125,12 @@ pub(crate) async fn response<B: http_body::Body>(
     if is_event_stream(&head.headers) {
         return Collected::GivenUp(Body::original(body), NotRetained::Streamed);
     }
+    // What a handler would have made only once its client had taken what came before, we hold. What it has in one piece, it
+    // holds without us as well.
+    let join = |chunks: Chunks, buffer: &mut Buffer| match exact {
+        None => Data::counted(chunks.join(), buffer),
+        Some(_) => chunks.join().into(),
+    };
     let mut deadline = None;
     let mut body = Box::pin(body);
     let mut chunks = Chunks::default();
@@ -137,13 +143,14 @@ pub(crate) async fn response<B: http_body::Body>(
         let give_up = || *deadline.get_or_insert_with(|| from_now(config.collect_timeout));
         let frame = poll_fn(|cx| body.as_mut().poll_frame(cx));
         let Some(frame) = within_or_asked_again(give_up, frame).await else {
-            let body = Body::resumed(chunks.join(), body);
+            let body = Body::resumed(join(chunks, buffer), body);
             return Collected::GivenUp(body, NotRetained::Streamed);
         };
         let frame = match frame {
             Some(Ok(frame)) => frame,
             Some(Err(error)) => {
-                return Collected::Broken(Body::broken(chunks.join(), Some(error), exact));
+                let data = join(chunks, buffer);
+                return Collected::Broken(Body::broken(data, Some(error), exact));
             }
             None => break,
         };
@@ -153,16 +160,16 @@ pub(crate) async fn response<B: http_body::Body>(
                     && buffer.take(data.len(), config.max_buffered);
                 chunks.push(data);
                 if !fits {
-                    let body = Body::resumed(chunks.join(), body);
+                    let body = Body::resumed(join(chunks, buffer), body);
                     return Collected::GivenUp(body, NotRetained::TooLarge);
                 }
             }
             Part::Trailers(found) => trailers = Some(found),
         }
     }
-    let data = chunks.join();
+    let data = join(chunks, buffer);
     // A body cut short by whoever produced it must not be kept as if it were whole.
-    if announced.is_some_and(|announced| announced != data.len() as u64) {
+    if announced.is_some_and(|announced| announced != data.bytes().len() as u64) {
         return Collected::Broken(Body::broken(data, None, exact));
     }
     if trailers

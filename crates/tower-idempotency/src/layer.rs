@@ -326,9 +326,10 @@ impl IdempotencyLayer {
     /// How many requests may be in flight, and how many bytes of bodies they may buffer, in this layer and all its
     /// clones; more are answered 503 `overloaded`. Default: 10,000 and 256 MiB.
     ///
-    /// A quarter of the bytes is for responses alone. One that does not fit in what is left is treated as too large. Too low,
-    /// and the service refuses what it could serve, every body above three quarters of it among that; higher than the memory
-    /// there is, and it is killed for it. Requests that wait count too.
+    /// A quarter of the bytes is for responses alone. One that does not fit in what is left is treated as too large. What was
+    /// collected of a response of unknown length counts until it is sent, also when nothing is in flight any more. Too low,
+    /// and the service refuses what it could serve, every body above three quarters of it among that, and with 0 requests all;
+    /// higher than the memory there is, and it is killed for it. Requests that wait count too.
     pub fn with_max_in_flight(self, requests: usize, bytes: usize) -> Self {
         self.set(|config| {
             config.max_in_flight = requests;

@@ -93,8 +93,23 @@ impl Buffer {
         granted
     }
 
-    /// Gives back all but `bytes`.
+    /// `bytes` of it, or all of it, to be given back by themselves.
+    pub(crate) fn split(&mut self, bytes: usize) -> Self {
+        let bytes = bytes.min(self.bytes);
+        self.bytes -= bytes;
+        Self {
+            limits: Arc::clone(&self.limits),
+            bytes,
+        }
+    }
+
+    /// Gives back all but `bytes`; what is missing of them is there, whether it fits or not.
     pub(crate) fn keep(&mut self, bytes: usize) {
+        let more = bytes.saturating_sub(self.bytes);
+        if more > 0 {
+            self.bytes += more;
+            self.limits.buffered.fetch_add(more, Ordering::Relaxed);
+        }
         let back = self.bytes.saturating_sub(bytes);
         if back > 0 {
             self.bytes -= back;

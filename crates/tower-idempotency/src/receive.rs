@@ -110,7 +110,7 @@ pub(crate) fn receive<R: http_body::Body>(
                     head.status,
                     headers,
                     replayed,
-                    &data,
+                    data.bytes(),
                     trailers.as_ref(),
                 );
                 let res = Response::from_parts(head, Body::held(data, trailers));

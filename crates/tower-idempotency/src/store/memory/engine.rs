@@ -253,11 +253,9 @@ impl Engine {
     /// Reserves room, taking records from one shard after the other, beginning with the one of `hash`.
     fn make_room(&self, hash: u64, cost: Cost, now: u64) -> Result<Room<'_>, MemoryFull> {
         let budget = &self.shared.budget;
-        if !budget.could_hold(cost) {
-            return Err(budget.full());
-        }
         for distance in 0..self.shards.len() {
-            loop {
+            // Asked each time: a bound that is lowered meanwhile ends it.
+            while budget.could_hold(cost) {
                 let mut shard = self.shard_at(self.index(hash) + distance);
                 if let Some(room) = self.room_here(&mut shard, cost, now) {
                     return Ok(room);

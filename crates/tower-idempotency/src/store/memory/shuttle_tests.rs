@@ -205,6 +205,30 @@ fn a_reservation_that_is_not_needed_is_given_back() {
     });
 }
 
+/// Whoever makes room while a bound is lowered would look for it for ever, which the checker reports.
+#[test]
+fn a_bound_that_is_lowered_while_room_is_made_ends_that() {
+    explore(|| {
+        let engine = Arc::new(Engine::new(2, 2, 1 << 20));
+        let falls_into = |shard| {
+            let engine = &engine;
+            move |key: &u8| engine.shard_of(&claim(*key, 0).id) == shard
+        };
+        let key = (1..).find(falls_into(0)).expect("some key falls there");
+        for other in (1..).filter(falls_into(1)).take(2) {
+            let lease = claim(other, 0).lease_ref(1);
+            engine.complete(&lease, Bytes::new(), LONG, 0).unwrap();
+        }
+        let lowering = {
+            let engine = Arc::clone(&engine);
+            thread::spawn(move || engine.budget().set_max_entries(0))
+        };
+        // Granted before, or refused.
+        let _ = engine.acquire(&claim(key, 1), 0);
+        lowering.join().unwrap();
+    });
+}
+
 /// A waiter that missed the change would yield for ever, which the checker reports.
 #[test]
 fn no_change_falls_between_a_look_and_the_wait() {

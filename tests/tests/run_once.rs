@@ -136,6 +136,30 @@ async fn any_value_is_replayed_and_the_emptiest_too() {
     is_replayed("x".repeat(100_000), String::new()).await;
 }
 
+/// MessagePack has one nil.
+#[tokio::test]
+async fn some_of_nothing_is_replayed_as_none() {
+    async fn becomes_none<T>(value: Option<T>)
+    where
+        T: Clone + Debug + PartialEq + Send + Serialize + DeserializeOwned + 'static,
+    {
+        let layer = layer();
+        let first = layer
+            .run_once("k", "f", {
+                let value = value.clone();
+                async move |_| Ok::<_, Failed<Infallible>>(value)
+            })
+            .await;
+        assert_eq!(first.expect("executed"), Outcome::Executed(value));
+        let work = async |_| Ok::<Option<T>, Failed<Infallible>>(None);
+        let retry = layer.run_once("k", "f", work).await;
+        assert_eq!(retry.expect("replayed"), Outcome::Replayed(None));
+    }
+    becomes_none(Some(())).await;
+    becomes_none(Some(None::<u8>)).await;
+    becomes_none(Some(serde_json::Value::Null)).await;
+}
+
 #[tokio::test(start_paused = true)]
 async fn a_value_is_replayed_for_the_retention() {
     let layer = layer().with_retention(Ttl::from_secs(60));

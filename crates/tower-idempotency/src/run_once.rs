@@ -95,7 +95,9 @@ impl IdempotencyLayer {
     /// HTTP requests never meet, whatever their keys.
     ///
     /// `work` returns any serde value, which is kept as MessagePack with named fields; a value that another version of
-    /// the program can no longer read is an error until its retention is over, and is not run again before.
+    /// the program can no longer read is an error until its retention is over, and is not run again before. There, `Some` of
+    /// what is nil by itself is `None`: `Some(())`, `Some(None)` and `Some` of a JSON `null` are replayed as `None`. Return an
+    /// enum of your own where that tells two outcomes apart.
     ///
     /// # Errors
     ///

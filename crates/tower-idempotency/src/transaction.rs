@@ -119,7 +119,8 @@ impl Lease {
     }
 
     /// Makes a value the record that [`run_once`](crate::IdempotencyLayer::run_once) would have stored for it. A value that
-    /// is too large or cannot be serialised becomes a tombstone.
+    /// is too large or cannot be serialised becomes a tombstone. `Some` of what is nil by itself, such as `Some(())`, is replayed
+    /// as `None`.
     pub fn prepare_value<T: Serialize>(&self, of: T) -> Prepared<T> {
         let config = &*self.0.grant.config;
         Prepared {

@@ -311,7 +311,9 @@ impl IdempotencyLayer {
 
     /// The largest response body in bytes that is recorded. Default: 4 MiB. See
     /// [`with_unretained`](Self::with_unretained) for larger ones. Too low, and retries are told that there was an answer
-    /// instead of which; every response in flight may hold as much in memory.
+    /// instead of which; every response in flight may hold as much in memory. Of a record that was stored deflated under a
+    /// higher limit no more is read than this limit and 1 MiB, or 16 MiB if that is more: beyond it, retries are answered 503
+    /// `store-unavailable` until its retention is over.
     pub fn with_response_limit(self, bytes: usize) -> Self {
         self.set(|config| config.response_limit = bytes)
     }

@@ -465,6 +465,54 @@ async fn sources_are_tried_in_order_and_the_first_decides() {
     assert_eq!(found, Executed, "the last source");
 }
 
+#[tokio::test]
+async fn two_sources_together_tell_callers_apart_by_both() {
+    let tenant = || Principal::header(http::HeaderName::from_static("x-tenant"));
+    let by_both = tenant().and(Principal::authorization());
+    assert_eq!(
+        format!("{by_both:?}"),
+        r#"[(["x-tenant"], ["authorization"])]"#
+    );
+    let of = |tenant: Option<&'static str>, token: Option<&'static str>| {
+        let mut req = post("/orders", "k", "order");
+        for (name, value) in [("x-tenant", tenant), ("authorization", token)] {
+            if let Some(value) = value {
+                req.headers_mut()
+                    .insert(name, HeaderValue::from_static(value));
+            }
+        }
+        req
+    };
+    for (tenant, token, expected) in [
+        ("t", "a", Replayed),
+        ("u", "a", Executed),
+        ("t", "b", Executed),
+        ("a", "t", Executed),
+    ] {
+        let layer = layer().with_principal(by_both.clone());
+        let other = of(Some(tenant), Some(token));
+        let found = second(layer, of(Some("t"), Some("a")), other).await;
+        assert_eq!(found, expected, "{tenant} {token}");
+    }
+    // Half a principal is none.
+    let half = [(None, None), (Some("t"), None), (None, Some("a"))];
+    for (tenant, token) in half {
+        let (app, effects) = creating(layer().with_principal(by_both.clone()));
+        let answer = send(&app, of(tenant, token)).await;
+        assert_eq!(answer.code(), "principal-missing", "{tenant:?} {token:?}");
+        assert_eq!(effects.count(), 0);
+    }
+    // Where another source finds something, the half that was found is no part of it.
+    let token = Principal::authorization;
+    let layer = layer();
+    let found = across(
+        [token().and(tenant()).or(token()), token()]
+            .map(|principal| layer.clone().with_principal(principal)),
+        [of(None, Some("a")), of(None, Some("a"))],
+    );
+    assert_eq!(found.await, Replayed);
+}
+
 // behaviours 46
 #[tokio::test]
 async fn two_sources_of_one_kind_that_find_the_same_bytes_are_two_principals() {

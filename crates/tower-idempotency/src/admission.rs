@@ -6,7 +6,7 @@ use crate::{
     config::{Config, KeyFrom, Mismatch, MissingKey},
     engine::Engine,
     error::{Error, ErrorKind},
-    fingerprint::{Fields, KeyPart, key_id, path_and_query},
+    fingerprint::{Fields, KeyPart, key_id, original_path_and_query},
     key::{IdempotencyKey, KeyError},
     store::{Claim, StoreError, Token},
 };
@@ -152,7 +152,7 @@ pub(crate) fn claim(
 /// Method and path without the query, which may hold secrets; at most 128 bytes.
 fn operation(head: &request::Parts) -> Box<str> {
     const MAX: usize = 128;
-    let path = path_and_query(head);
+    let path = original_path_and_query(head);
     let path = path.split('?').next().unwrap_or(path);
     let method = head.method.as_str();
     let mut operation = String::with_capacity(method.len() + 1 + path.len());

@@ -37,7 +37,7 @@ impl FingerprintBy {
     /// Method, path and query as received, media type, and the body byte for byte. The default.
     ///
     /// Not the host: where the host says whose service it is, make it part of the principal
-    /// ([`Principal::from_fn`](crate::Principal::from_fn)), or anonymous callers of two hosts meet each other's answers.
+    /// ([`Principal::and`](crate::Principal::and)), or anonymous callers of two hosts meet each other's answers.
     #[must_use]
     pub const fn raw_body() -> Self {
         Self(By::RawBody)
@@ -66,7 +66,8 @@ impl FingerprintBy {
     }
 
     /// Whatever bytes `f` returns, and nothing else: requests for which it returns the same are the same request, even
-    /// when method and path differ. Hashed, so they may hold secrets.
+    /// when method and path differ. Hashed, so they may hold secrets. Below `Router::nest`, take the path from
+    /// [`original_path_and_query`].
     #[must_use]
     pub fn custom(f: impl Fn(&request::Parts, &[u8]) -> Vec<u8> + Send + Sync + 'static) -> Self {
         Self(By::Custom(Arc::new(f)))
@@ -99,7 +100,7 @@ impl By {
         }
         let media_type = media_type(head);
         hash.field(head.method.as_str().as_bytes())
-            .field(path_and_query(head).as_bytes())
+            .field(original_path_and_query(head).as_bytes())
             .field(
                 media_type
                     .as_ref()
@@ -201,8 +202,10 @@ impl fmt::Debug for Secret {
 }
 
 /// A digest over length-prefixed fields: no two lists of fields feed it the same bytes.
+#[derive(Clone)]
 pub(crate) struct Fields(Hasher);
 
+#[derive(Clone)]
 enum Hasher {
     Plain(Sha256),
     Keyed(Hmac<Sha256>),
@@ -239,8 +242,32 @@ impl Fields {
     }
 }
 
-/// As the client sent it: under `Router::nest` the handler's URI has lost its prefix, and two routes would look alike.
-pub(crate) fn path_and_query(head: &request::Parts) -> &str {
+/// Path and query as the client sent them, for the closures that are given a request's head.
+///
+/// Under axum's `Router::nest` the URI in the head has lost the prefix of the nest, so that two routes would look alike: a key, a
+/// principal or a fingerprint that is made of it would let requests to one be answered with what was recorded for the
+/// other. This one has the prefix, with the feature `axum`.
+///
+/// ```
+/// use axum::{Router, body::Body, http::Request, routing::post};
+/// use tower::ServiceExt;
+/// use tower_idempotency::{FingerprintBy, IdempotencyLayer, MemoryStore, original_path_and_query};
+///
+/// # #[tokio::main(flavor = "current_thread")]
+/// # async fn main() -> Result<(), Box<dyn std::error::Error>> {
+/// let by_path = FingerprintBy::custom(|head, _| original_path_and_query(head).into());
+/// let layer = IdempotencyLayer::new(MemoryStore::new()).with_fingerprint(by_path);
+/// let orders = || Router::new().route("/orders", post(async || "ordered")).layer(layer.clone());
+/// let app: Router = Router::new().nest("/books", orders()).nest("/bikes", orders());
+///
+/// let to = |path: &str| Request::post(path).header("idempotency-key", "7").body(Body::empty());
+/// assert_eq!(app.clone().oneshot(to("/books/orders")?).await?.status(), 200);
+/// assert_eq!(app.oneshot(to("/bikes/orders")?).await?.status(), 422);
+/// # Ok(())
+/// # }
+/// ```
+#[must_use]
+pub fn original_path_and_query(head: &request::Parts) -> &str {
     #[cfg(feature = "axum")]
     let uri = head
         .extensions

@@ -124,7 +124,8 @@ impl IdempotencyLayer {
     }
 
     /// Lets requests for which `skip` is true pass through, keyed or not: a kill switch, or routes that need no
-    /// protection. Default: none. A predicate that is true too often leaves retries unprotected, silently.
+    /// protection. Default: none. A predicate that is true too often leaves retries unprotected, silently. Below
+    /// `Router::nest`, go by [`original_path_and_query`](crate::original_path_and_query).
     pub fn with_skip(self, skip: impl Fn(&request::Parts) -> bool + Send + Sync + 'static) -> Self {
         self.set(|config| config.skip = Some(Arc::new(skip)))
     }
@@ -160,7 +161,9 @@ impl IdempotencyLayer {
 
     /// Takes the key from the request head instead of a header: an entity key such as `payment-1234-refund`, or a
     /// webhook's event id. `None` is a missing key. Length limits apply, the key syntax does not. A key that names more
-    /// than one operation makes all but the first of them replays or mismatches.
+    /// than one operation makes all but the first of them replays or mismatches. In place of the header and its alias, which
+    /// are not looked at any more. Below `Router::nest`, go by
+    /// [`original_path_and_query`](crate::original_path_and_query).
     pub fn with_key_from(
         self,
         key: impl Fn(&request::Parts) -> Option<String> + Send + Sync + 'static,

@@ -136,7 +136,7 @@ pub use self::{
     config::{InFlight, Mismatch, MissingKey, StoreFailure, Unretained},
     control::Retention,
     error::{ConfigError, Error, ErrorKind},
-    fingerprint::FingerprintBy,
+    fingerprint::{FingerprintBy, original_path_and_query},
     future::ResponseFuture,
     key::{IdempotencyKey, KeySyntax},
     layer::IdempotencyLayer,

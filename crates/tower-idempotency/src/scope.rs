@@ -13,7 +13,8 @@ use crate::{
 /// Who is asking.
 ///
 /// Part of every entry's id, so that one caller never meets another's keys. Sources are tried in order
-/// ([`or`](Principal::or)); the first that finds something decides. Only a digest of it reaches the store.
+/// ([`or`](Principal::or)); the first that finds something decides. What takes two to tell callers apart, such as a tenant and
+/// a user, is one source ([`and`](Principal::and)). Only a digest of it reaches the store.
 ///
 /// Requests that carry none of the looked-for headers or cookies share the anonymous scope: there, whoever knows or
 /// guesses another's key and request is given that caller's answer. A service that authenticates by cookie must
@@ -41,11 +42,21 @@ enum Source {
     Cookie(Arc<str>),
     Extension(Arc<ExtensionFn>),
     Custom(Arc<CustomFn>),
+    Both(Arc<(Principal, Principal)>),
 }
 
 type ExtensionFn = dyn Fn(&request::Parts) -> Option<Vec<u8>> + Send + Sync;
 type CustomFn =
     dyn Fn(&request::Parts) -> Result<Option<Vec<u8>>, Box<Response<Bytes>>> + Send + Sync;
+
+/// What the sources found.
+enum Found {
+    Principal,
+    /// Nothing, and nothing has to be there.
+    Nobody,
+    /// Nothing, though something has to be there.
+    Missing,
+}
 
 /// Why there is no principal.
 pub(crate) enum NoPrincipal {
@@ -94,14 +105,15 @@ impl Principal {
     }
 
     /// What `principal` finds in the request head. `Ok(None)` tries the next source, `Err` is answered as it is: the
-    /// store is not touched and nothing is executed.
+    /// store is not touched and nothing is executed. Below `Router::nest`, take a path from
+    /// [`original_path_and_query`](crate::original_path_and_query).
     ///
     /// ```
     /// use bytes::Bytes;
     /// use http::{Response, StatusCode};
     /// use tower_idempotency::Principal;
     ///
-    /// let principal = Principal::from_fn(|head| match head.headers.get("x-tenant") {
+    /// let tenant = Principal::from_fn(|head| match head.headers.get("x-tenant") {
     ///     Some(tenant) => Ok(Some(tenant.as_bytes().to_vec())),
     ///     None => {
     ///         let mut res = Response::new(Bytes::from("which tenant?"));
@@ -109,6 +121,8 @@ impl Principal {
     ///         Err(res.into())
     ///     }
     /// });
+    /// // Clients say of which tenant they are, so that alone does not tell them apart.
+    /// let principal = tenant.and(Principal::authorization());
     /// ```
     #[must_use]
     pub fn from_fn(
@@ -137,6 +151,28 @@ impl Principal {
         self
     }
 
+    /// Both together: callers are the same if they are the same to this one and to `other`.
+    ///
+    /// Both must find something. Where one finds nothing this is as an [`extension`](Self::extension) that is missing, and
+    /// never half a principal: unless another source finds something, the request is answered 500 `principal-missing`.
+    /// [`unscoped`](Self::unscoped) always finds something.
+    ///
+    /// ```
+    /// use tower_idempotency::Principal;
+    ///
+    /// #[derive(Clone)]
+    /// struct Tenant(String);
+    /// #[derive(Clone)]
+    /// struct User(u64);
+    ///
+    /// let principal = Principal::extension(|tenant: &Tenant| tenant.0.clone())
+    ///     .and(Principal::extension(|user: &User| user.0.to_be_bytes()));
+    /// ```
+    #[must_use]
+    pub fn and(self, other: Self) -> Self {
+        Self(vec![Source::Both(Arc::new((self, other)))])
+    }
+
     /// The scope of this request's key.
     pub(crate) fn scope(
         &self,
@@ -145,20 +181,31 @@ impl Principal {
         head: &request::Parts,
     ) -> Result<Fields, NoPrincipal> {
         let mut scope = scope_of(secret, namespace);
-        self.feed(head, &mut scope)?;
+        match self.feed(head, &mut scope)? {
+            Found::Principal => {}
+            Found::Nobody => {
+                scope.field(b"anonymous");
+            }
+            Found::Missing => {
+                return Err(NoPrincipal::Missing(Box::new(Error::new(
+                    ErrorKind::PrincipalMissing,
+                    "expected the authentication in front of this layer to name a principal, found none",
+                ))));
+            }
+        }
         Ok(scope)
     }
 
     /// Feeds the principal of this request, under the name of the source that found it: a cookie never equals a header.
     /// What has no name is told apart by its place.
-    fn feed(&self, head: &request::Parts, hash: &mut Fields) -> Result<(), NoPrincipal> {
-        let mut anonymous = true;
+    fn feed(&self, head: &request::Parts, hash: &mut Fields) -> Result<Found, NoPrincipal> {
+        let mut nothing = Found::Nobody;
         for (place, source) in self.0.iter().enumerate() {
             let place = (place as u64).to_le_bytes();
             match source {
                 Source::Unscoped => {
                     hash.field(b"unscoped");
-                    return Ok(());
+                    return Ok(Found::Principal);
                 }
                 Source::Header(name) => {
                     let values = head.headers.get_all(name);
@@ -169,50 +216,57 @@ impl Principal {
                         for value in values {
                             hash.field(value.as_bytes());
                         }
-                        return Ok(());
+                        return Ok(Found::Principal);
                     }
                 }
                 Source::Cookie(name) => {
                     if let Some(value) = cookie(head, name) {
                         hash.field(b"cookie").field(name.as_bytes()).field(value);
-                        return Ok(());
+                        return Ok(Found::Principal);
                     }
                 }
                 Source::Extension(principal) => match principal(head) {
                     Some(value) => {
                         hash.field(b"extension").field(&place).field(&value);
-                        return Ok(());
+                        return Ok(Found::Principal);
                     }
-                    None => anonymous = false,
+                    None => nothing = Found::Missing,
                 },
                 Source::Custom(principal) => {
                     if let Some(value) = principal(head).map_err(NoPrincipal::Refused)? {
                         hash.field(b"custom").field(&place).field(&value);
-                        return Ok(());
+                        return Ok(Found::Principal);
                     }
+                }
+                Source::Both(both) => {
+                    let mut fed = hash.clone();
+                    fed.field(b"both").field(&place);
+                    if let Found::Principal = both.0.feed(head, &mut fed)?
+                        && let Found::Principal = both.1.feed(head, &mut fed)?
+                    {
+                        *hash = fed;
+                        return Ok(Found::Principal);
+                    }
+                    nothing = Found::Missing;
                 }
             }
         }
-        if !anonymous {
-            return Err(NoPrincipal::Missing(Box::new(Error::new(
-                ErrorKind::PrincipalMissing,
-                "expected the authentication in front of this layer to name a principal, found none",
-            ))));
-        }
-        hash.field(b"anonymous");
-        Ok(())
+        Ok(nothing)
     }
 }
 
 impl fmt::Debug for Principal {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_list()
-            .entries(self.0.iter().map(|source| match source {
-                Source::Unscoped => "unscoped",
-                Source::Header(name) => name.as_str(),
-                Source::Cookie(name) => name,
-                Source::Extension(_) => "extension",
-                Source::Custom(_) => "custom",
+            .entries(self.0.iter().map(|source| -> &dyn fmt::Debug {
+                match source {
+                    Source::Unscoped => &"unscoped",
+                    Source::Header(name) => name,
+                    Source::Cookie(name) => name,
+                    Source::Extension(_) => &"extension",
+                    Source::Custom(_) => &"custom",
+                    Source::Both(both) => &**both,
+                }
             }))
             .finish()
     }

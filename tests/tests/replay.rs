@@ -6,9 +6,13 @@ use axum::{
     Router,
     body::Body,
     response::{IntoResponse, Response},
+    routing,
 };
 use bytes::Bytes;
-use http::{HeaderMap, HeaderName, HeaderValue, Request, StatusCode, header};
+use http::{
+    HeaderMap, HeaderName, HeaderValue, Request, StatusCode,
+    header::{self, AUTHORIZATION, CONTENT_TYPE, LOCATION, RETRY_AFTER},
+};
 use http_body::Body as _;
 use http_body_util::BodyExt;
 use tests::{Answer, Effects, Scripted, Step, app, creating, post, probe::Probe, send};
@@ -16,8 +20,12 @@ use tower::{Layer, ServiceExt, service_fn, util::BoxCloneSyncService};
 use tower_http::{
     compression::CompressionLayer,
     cors::{AllowOrigin, CorsLayer},
+    timeout::TimeoutLayer,
+    trace::TraceLayer,
 };
-use tower_idempotency::{IdempotencyLayer, MemoryStore, replayed_by_default};
+use tower_idempotency::{
+    IDEMPOTENCY_KEY, IDEMPOTENT_REPLAYED, IdempotencyLayer, MemoryStore, replayed_by_default,
+};
 
 fn layer() -> IdempotencyLayer {
     IdempotencyLayer::new(MemoryStore::new())
@@ -424,6 +432,43 @@ async fn inside_a_compression_layer_each_client_gets_what_it_accepts() {
 }
 
 // failure mode 95
+#[tokio::test]
+async fn inside_all_the_layers_that_the_documentation_names_a_browser_is_told_of_a_replay() {
+    let app = Router::new()
+        .route("/orders", routing::post(async || "ordered"))
+        .route_layer(TimeoutLayer::with_status_code(
+            StatusCode::SERVICE_UNAVAILABLE,
+            Duration::from_secs(10),
+        ))
+        .route_layer(layer())
+        .layer(CompressionLayer::new())
+        .layer(TraceLayer::new_for_http())
+        .layer(
+            CorsLayer::new()
+                .allow_origin(AllowOrigin::mirror_request())
+                .allow_headers([AUTHORIZATION, CONTENT_TYPE, IDEMPOTENCY_KEY])
+                .expose_headers([IDEMPOTENT_REPLAYED, LOCATION, RETRY_AFTER]),
+        );
+    let preflight = Request::options("/orders")
+        .header("origin", "https://example.com")
+        .header("access-control-request-method", "POST")
+        .header("access-control-request-headers", "idempotency-key")
+        .body(Body::empty())
+        .expect("a request");
+    let allowed = send(&app, preflight).await;
+    let allowed = allowed.header("access-control-allow-headers");
+    assert!(allowed.expect("a list").contains("idempotency-key"));
+    for replay in [false, true] {
+        let mut req = order();
+        let origin = HeaderValue::from_static("https://example.com");
+        req.headers_mut().insert("origin", origin);
+        let answer = send(&app, req).await;
+        assert_eq!(answer.is_replay(), replay);
+        let exposed = answer.header("access-control-expose-headers");
+        assert!(exposed.expect("a list").contains("idempotent-replayed"));
+    }
+}
+
 #[tokio::test]
 async fn inside_a_cors_layer_each_origin_gets_its_own_headers() {
     for inside in [true, false] {

@@ -2,7 +2,12 @@
 
 use std::{borrow::Cow, fmt, sync::Arc};
 
+use http::HeaderName;
 use sfv::{BareItemFromInput, Parser};
+
+/// `Idempotency-Key`, the header that carries the key unless
+/// [`with_header`](crate::IdempotencyLayer::with_header) names another: for the list of those that a browser may send.
+pub const IDEMPOTENCY_KEY: HeaderName = HeaderName::from_static("idempotency-key");
 
 /// A valid idempotency key, as the client meant it: without the quotes and escapes it may have travelled in.
 ///

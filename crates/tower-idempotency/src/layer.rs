@@ -12,7 +12,7 @@ use crate::{
     error::{ConfigError, Error},
     exchange::Shared,
     fingerprint::{FingerprintBy, Secret},
-    key::KeySyntax,
+    key::{IDEMPOTENCY_KEY, KeySyntax},
     preset::Preset,
     problem,
     scope::Principal,
@@ -132,8 +132,9 @@ impl IdempotencyLayer {
 
     // ---- The key ----
 
-    /// The header that carries the key. Default: `Idempotency-Key`. Several lines of it are answered 400. Under a name
-    /// that clients do not send, every request is one without a key.
+    /// The header that carries the key. Default: [`IDEMPOTENCY_KEY`]. Several lines of it are answered 400. Under a name
+    /// that clients do not send, every request is one without a key. In place of what
+    /// [`with_key_from`](Self::with_key_from) has set, if it has.
     pub fn with_header(self, name: HeaderName) -> Self {
         self.set(|config| {
             let alias = match &config.key_from {
@@ -145,12 +146,13 @@ impl IdempotencyLayer {
     }
 
     /// A second header that is looked at when the first is absent; the same key under either name is one key.
-    /// Default: none. A header that proxies add, such as a request id, makes a key of what is new on every retry.
+    /// Default: none. A header that proxies add, such as a request id, makes a key of what is new on every retry. In place
+    /// of what [`with_key_from`](Self::with_key_from) has set, if it has, and then beside [`IDEMPOTENCY_KEY`].
     pub fn with_header_alias(self, alias: HeaderName) -> Self {
         self.set(|config| {
             let name = match &config.key_from {
                 KeyFrom::Header { name, .. } => name.clone(),
-                KeyFrom::Head(_) => HeaderName::from_static("idempotency-key"),
+                KeyFrom::Head(_) => IDEMPOTENCY_KEY,
             };
             config.key_from = KeyFrom::Header {
                 name,
@@ -390,8 +392,8 @@ impl IdempotencyLayer {
         self.set(|config| config.replayed = Arc::new(replayed))
     }
 
-    /// The header that marks replays, or none. Default: `Idempotent-Replayed: true`. It replaces a header of that name in
-    /// the recorded response; without one, clients cannot tell a replay.
+    /// The header that marks replays, or none. Default: [`IDEMPOTENT_REPLAYED`](crate::IDEMPOTENT_REPLAYED) of `true`. It
+    /// replaces a header of that name in the recorded response; without one, clients cannot tell a replay.
     pub fn with_replay_marker(self, marker: Option<(HeaderName, HeaderValue)>) -> Self {
         self.set(|config| config.replay_marker = marker)
     }

@@ -60,6 +60,22 @@
 //!
 //! Inside CORS, tracing, compression and authentication; outside body limits and timeouts. A timeout that cuts a
 //! handler off frees its key, so that a retry executes again: see [`IdempotencyLayer`] for this, and for what to do about it.
+//! With the layers of `tower-http`, from the innermost, which a `Router` takes first:
+//!
+//! ```text
+//! Router::new()
+//!     .route("/payments", post(pay))
+//!     .route_layer(TimeoutLayer::with_status_code(..))        ends a handler that does not
+//!     .route_layer(IdempotencyLayer::new(store))              around routes that there are
+//!     .layer(authentication)                                  says who is asking: `Principal`
+//!     .layer(CompressionLayer::new())                         encodes replays for whoever retries
+//!     .layer(TraceLayer::new_for_http())
+//!     .layer(
+//!         CorsLayer::new()
+//!             .allow_headers([AUTHORIZATION, CONTENT_TYPE, IDEMPOTENCY_KEY])
+//!             .expose_headers([IDEMPOTENT_REPLAYED, LOCATION, RETRY_AFTER]),
+//!     )
+//! ```
 //!
 //! # Stores
 //!
@@ -138,11 +154,12 @@ pub use self::{
     error::{ConfigError, Error, ErrorKind},
     fingerprint::{FingerprintBy, original_path_and_query},
     future::ResponseFuture,
-    key::{IdempotencyKey, KeySyntax},
+    key::{IDEMPOTENCY_KEY, IdempotencyKey, KeySyntax},
     layer::IdempotencyLayer,
     lease::Lease,
     preset::Preset,
     record::{NeedsAttention, RecordError, replayed_by_default},
+    replay::IDEMPOTENT_REPLAYED,
     scope::Principal,
     service::Idempotency,
     store::{MemoryStore, OrphanPolicy, Store, Ttl},

@@ -7,9 +7,10 @@ use http::{HeaderName, HeaderValue, Method, StatusCode};
 use crate::{
     config::{Config, InFlight, KeyFrom, Mismatch, MissingKey, Refusals, StoreFailure, Unretained},
     fingerprint::By,
-    key::{KeyRules, KeySyntax},
+    key::{IDEMPOTENCY_KEY, KeyRules, KeySyntax},
     problem,
     record::replayed_by_default,
+    replay::IDEMPOTENT_REPLAYED,
     scope::Principal,
     store::{OrphanPolicy, Ttl},
 };
@@ -46,8 +47,6 @@ pub enum Preset {
     Idempo,
 }
 
-const MARKER: HeaderName = HeaderName::from_static("idempotent-replayed");
-
 impl Preset {
     pub(crate) fn config(self) -> Config {
         match self {
@@ -73,7 +72,7 @@ fn recommended() -> Config {
         }),
         skip: None,
         key_from: KeyFrom::Header {
-            name: HeaderName::from_static("idempotency-key"),
+            name: IDEMPOTENCY_KEY,
             alias: None,
         },
         key_rules: KeyRules {
@@ -110,7 +109,7 @@ fn recommended() -> Config {
         retention: Ttl::from_secs(24 * 60 * 60),
         max_retention: Ttl::from_secs(365 * 24 * 60 * 60),
         replayed: Arc::new(replayed_by_default),
-        replay_marker: Some((MARKER, HeaderValue::from_static("true"))),
+        replay_marker: Some((IDEMPOTENT_REPLAYED, HeaderValue::from_static("true"))),
         refusals: Refusals::ProblemJson {
             described_by: problem::described_by(problem::DESCRIBED_BY)
                 .expect("a constant that a test renders"),
@@ -159,7 +158,7 @@ fn idempo() -> Config {
             ![&Method::GET, &Method::HEAD, &Method::OPTIONS].contains(&method)
         }),
         key_from: KeyFrom::Header {
-            name: HeaderName::from_static("idempotency-key"),
+            name: IDEMPOTENCY_KEY,
             alias: Some(HeaderName::from_static("x-idempotency-key")),
         },
         key_rules: KeyRules {

@@ -12,6 +12,11 @@ use crate::{
     telemetry,
 };
 
+/// `Idempotent-Replayed`, the header that marks replays unless
+/// [`with_replay_marker`](crate::IdempotencyLayer::with_replay_marker) sets another: for the list of those that a browser
+/// may show to its scripts.
+pub const IDEMPOTENT_REPLAYED: HeaderName = HeaderName::from_static("idempotent-replayed");
+
 /// The answer that a record holds, or a refusal that says why there is none. Never a reason to execute again.
 pub(crate) fn replay(config: &Config, id: &KeyId, record: &Bytes) -> Answer {
     match config.codec().decode(id, record) {

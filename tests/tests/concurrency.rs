@@ -124,7 +124,11 @@ async fn another_request_under_a_key_in_flight_is_a_mismatch_and_not_a_duplicate
 
 #[tokio::test]
 async fn where_another_request_is_a_separate_one_it_runs_beside_the_first() {
-    let gated = gated(layer().with_mismatch(Mismatch::Separate));
+    let gated = gated(
+        layer()
+            .with_mismatch(Mismatch::Separate)
+            .expect("no status"),
+    );
     let first = gated.start(order()).await;
     let other = gated.start(post("/orders", "k", "another order")).await;
     assert_eq!(gated.effects.count(), 2);

@@ -153,7 +153,8 @@ async fn each_route_obeys_its_own_decisions_on_one_store() {
     let brief = layer
         .clone()
         .with_retention(Ttl::from_secs(10))
-        .with_mismatch(Mismatch::Refuse(StatusCode::CONFLICT));
+        .with_mismatch(Mismatch::Refuse(StatusCode::CONFLICT))
+        .expect("a 4xx");
     let app = Router::new()
         .route("/long", handler())
         .route_layer(layer)

@@ -15,7 +15,7 @@ use tests::{
     send,
 };
 use tower_idempotency::{
-    ErrorKind, IdempotencyLayer, MemoryStore, MissingKey, OrphanPolicy, Principal, Ttl,
+    ErrorKind, IdempotencyLayer, MemoryStore, Mismatch, MissingKey, OrphanPolicy, Principal, Ttl,
 };
 
 const KEY: &str = "secret-key-8e03978e";
@@ -309,11 +309,39 @@ fn settings_that_cannot_work_are_refused_as_they_are_set() {
     for url in ["https://example.com/>", "https://example.com/\r\nx: y"] {
         assert!(layer().with_described_by(url).is_err(), "{url}");
     }
+    for status in [200, 303, 503].map(StatusCode::from_u16) {
+        let refuse = Mismatch::Refuse(status.expect("a status"));
+        let error = layer().with_mismatch(refuse).expect_err("not a refusal");
+        assert!(error.to_string().contains("4xx"), "{error}");
+    }
     for duration in [Duration::ZERO, Duration::MAX] {
         assert!(Ttl::try_from(duration).is_err(), "{duration:?}");
     }
     let shortest = Ttl::try_from(Duration::from_nanos(1)).expect("above zero");
     assert_eq!(shortest, Ttl::MIN, "never rounded to nothing");
+}
+
+#[tokio::test]
+async fn settings_that_leave_nothing_are_obeyed() {
+    let layer = || IdempotencyLayer::new(MemoryStore::new());
+    let (full, effects) = creating(layer().with_max_in_flight(0, 1000));
+    assert_eq!(send(&full, order()).await.code(), "overloaded");
+    assert_eq!(effects.count(), 0);
+
+    let (lower, upper) = (10, 5);
+    let (no_length, effects) = creating(layer().with_key_length(lower..=upper));
+    for (key, code) in [("1234567", "key-too-long"), ("1", "malformed-key")] {
+        let answer = send(&no_length, post("/orders", key, "order")).await;
+        assert_eq!(answer.status, StatusCode::BAD_REQUEST);
+        assert_eq!(answer.code(), code);
+    }
+    assert_eq!(effects.count(), 0);
+
+    let (no_method, effects) = creating(layer().with_methods([]));
+    for _ in 0..2 {
+        assert!(!send(&no_method, order()).await.is_replay());
+    }
+    assert_eq!(effects.count(), 2);
 }
 
 #[test]

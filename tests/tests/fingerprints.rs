@@ -248,7 +248,9 @@ async fn another_path_or_query_under_the_key_is_refused() {
     ] {
         let found = second(layer(), post(one, "k", "x"), post(two, "k", "x")).await;
         assert_eq!(found, Refused, "{one} {two}");
-        let separate = layer().with_mismatch(Mismatch::Separate);
+        let separate = layer()
+            .with_mismatch(Mismatch::Separate)
+            .expect("no status");
         let found = second(separate, post(one, "k", "x"), post(two, "k", "x")).await;
         assert_eq!(found, Executed, "{one} {two}");
     }
@@ -265,7 +267,9 @@ async fn another_method_under_the_key_is_refused() {
     let one = post("/orders", "k", "order");
     assert_eq!(second(layer(), one, put()).await, Refused);
     let one = post("/orders", "k", "order");
-    let separate = layer().with_mismatch(Mismatch::Separate);
+    let separate = layer()
+        .with_mismatch(Mismatch::Separate)
+        .expect("no status");
     assert_eq!(second(separate, one, put()).await, Executed);
 }
 

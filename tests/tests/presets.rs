@@ -638,12 +638,16 @@ const SETTINGS: [Setting; 17] = [
     ),
     (
         "other request: 409",
-        |layer| layer.with_mismatch(Mismatch::Refuse(StatusCode::CONFLICT)),
+        |layer| {
+            layer
+                .with_mismatch(Mismatch::Refuse(StatusCode::CONFLICT))
+                .expect("a 4xx")
+        },
         |row| row.other_request = 409,
     ),
     (
         "other request: separate",
-        |layer| layer.with_mismatch(Mismatch::Separate),
+        |layer| layer.with_mismatch(Mismatch::Separate).expect("no status"),
         |row| row.other_request = 201,
     ),
     (

@@ -35,7 +35,7 @@ pub enum MissingKey {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum Mismatch {
-    /// `key-reused` with this status; nothing is executed.
+    /// `key-reused` with this status, one of 4xx; nothing is executed.
     Refuse(StatusCode),
     /// It is a separate request with an entry of its own: the fingerprint joins the id. A client that mistakenly reuses
     /// a key is not told so.

@@ -109,7 +109,8 @@ impl IdempotencyLayer {
 
     /// Protects these methods only. Default: all but GET, HEAD, OPTIONS, TRACE and QUERY.
     ///
-    /// HEAD and CONNECT, gRPC and upgrades always pass through. A method that is left out runs on every retry.
+    /// HEAD and CONNECT, gRPC and upgrades always pass through. A method that is left out runs on every retry; so do all, if
+    /// there are none in the list.
     pub fn with_methods(self, methods: impl IntoIterator<Item = Method>) -> Self {
         let methods: Vec<_> = methods.into_iter().collect();
         self.with_methods_where(move |method| methods.contains(method))
@@ -179,7 +180,7 @@ impl IdempotencyLayer {
     }
 
     /// The length of the decoded key in bytes. Default: `1..=255`. An empty key is refused whatever the range says;
-    /// a range that is too narrow refuses honest keys with 400.
+    /// a range that is too narrow refuses honest keys with 400, one that is empty all of them.
     pub fn with_key_length(self, length: RangeInclusive<usize>) -> Self {
         self.set(|config| {
             config.key_rules.min = *length.start();
@@ -232,8 +233,19 @@ impl IdempotencyLayer {
 
     /// What to do when a key comes back with another request. Default: refuse it with 422. With
     /// [`Mismatch::Separate`], a retry that differs in one byte is executed.
-    pub fn with_mismatch(self, mismatch: Mismatch) -> Self {
-        self.set(|config| config.mismatch = mismatch)
+    ///
+    /// # Errors
+    ///
+    /// When the status of [`Mismatch::Refuse`] is none of 4xx: clients would take a refusal for an answer, or try again.
+    pub fn with_mismatch(self, mismatch: Mismatch) -> Result<Self, ConfigError> {
+        match mismatch {
+            Mismatch::Refuse(status) if !status.is_client_error() => {
+                Err(ConfigError::new("a status of 4xx", status.as_str().into()))
+            }
+            Mismatch::Refuse(_) | Mismatch::Separate => {
+                Ok(self.set(|config| config.mismatch = mismatch))
+            }
+        }
     }
 
     // ---- Concurrent requests ----

@@ -1091,6 +1091,37 @@ async fn a_record_too_large_for_the_store_leaves_a_tombstone_or_frees_the_key() 
     .await;
 }
 
+/// The store is back when nobody waits any more, and refuses the record for its size only then.
+#[tokio::test(start_paused = true)]
+async fn a_record_found_too_large_later_leaves_a_tombstone_or_frees_the_key() {
+    within(LONG, async {
+        for unretained in [Unretained::Tombstone, Unretained::Release] {
+            let node = Node::on(&MemoryStore::new(), &Effects::default(), |layer| {
+                layer.with_unretained(unretained)
+            });
+            node.gate.open_for_good();
+            node.store.set(|op, nth| match (op, nth) {
+                (Op::Complete, 1..=3) => Act::FailBefore,
+                (Op::Complete, 4) => Act::TooLarge(200),
+                _ => Act::Forward,
+            });
+            assert_eq!(node.answer().await.text(), "execution 1");
+            sleep(Duration::from_secs(3)).await;
+            assert_eq!(node.layer.in_flight(), 0);
+            let retry = node.answer().await;
+            if unretained == Unretained::Tombstone {
+                assert_eq!(retry.code(), "response-not-retained");
+                sleep(LEASE * 2).await;
+                assert_eq!(node.answer().await.code(), "response-not-retained");
+                assert_eq!(node.effects.count(), 1);
+            } else {
+                assert_eq!(retry.text(), "execution 2");
+            }
+        }
+    })
+    .await;
+}
+
 // behaviours 153
 #[tokio::test(start_paused = true)]
 async fn who_chose_to_execute_unprotected_executes_every_time_and_only_while_the_store_fails() {

@@ -366,6 +366,24 @@ async fn attention_whose_reason_the_store_cannot_keep_is_kept_without_it() {
     assert_eq!(ledger.rows().await, ["seat 1 given away"]);
 }
 
+#[tokio::test(start_paused = true)]
+async fn attention_whose_reason_is_found_too_large_later_is_kept_without_it() {
+    for unretained in [Unretained::Tombstone, Unretained::Release] {
+        let store = Probe::default();
+        store.set(|op, nth| match (op, nth) {
+            (Op::Complete, 1..=3) => Act::FailBefore,
+            (Op::Complete, 4) => Act::TooLarge(200),
+            _ => Act::Forward,
+        });
+        let layer = IdempotencyLayer::new(store.clone()).with_unretained(unretained);
+        let (app, effects) = giving_up(layer);
+        assert_gave_up(&send(&app, order()).await, 1);
+        sleep(Duration::from_secs(20)).await;
+        assert_unresolved(&send(&app, order()).await);
+        assert_eq!(effects.count(), 1);
+    }
+}
+
 /// One key, one answer: whoever took over and answered first has given it.
 #[tokio::test(start_paused = true)]
 async fn attention_after_a_lost_lease_leaves_the_stored_answer() {

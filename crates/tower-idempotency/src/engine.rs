@@ -162,35 +162,6 @@ impl Engine {
         }
     }
 
-    /// Keeps trying to complete in a task of its own, until it has an answer or the lease is over: it is not renewed any
-    /// more, or a store that renews leases and refuses records would keep the key for ever. `place` keeps
-    /// [`drain`](crate::IdempotencyLayer::drain) waiting for it.
-    pub(crate) fn complete_later(
-        self: &Arc<Self>,
-        lease: &Kept,
-        record: Bytes,
-        retention: Ttl,
-        limit: Duration,
-        mut place: Place,
-    ) {
-        let engine = Arc::clone(self);
-        let (deadline, lease) = (lease.deadline(), lease.reference);
-        place.buffer.keep(record.len());
-        tokio::spawn(async move {
-            let _place = place;
-            let mut pause = Pause::new();
-            while pause.before(deadline).await {
-                match engine.complete(&lease, &record, retention, limit).await {
-                    Completion::Failing => {}
-                    Completion::Stored => return telemetry::recorded(&lease.id, &record),
-                    Completion::LeaseLost | Completion::TooLarge { .. } => break,
-                }
-            }
-            telemetry::not_stored(&lease.id, &record);
-            telemetry::unrecorded(&lease.id);
-        });
-    }
-
     /// Keeps trying to free the key of a lease that ended without anything to keep, until `deadline`.
     pub(crate) fn release_later(
         self: &Arc<Self>,
@@ -236,7 +207,7 @@ impl Engine {
     }
 
     /// Until it has an answer.
-    async fn release_until(&self, lease: &LeaseRef, deadline: Instant, limit: Duration) {
+    pub(crate) async fn release_until(&self, lease: &LeaseRef, deadline: Instant, limit: Duration) {
         let mut pause = Pause::new();
         while pause.before(deadline).await {
             if self.release(lease, limit).await {
@@ -353,15 +324,15 @@ pub(crate) fn from_now(duration: Duration) -> Instant {
 }
 
 /// Pauses that grow from 50 ms to 1 s.
-struct Pause(Duration);
+pub(crate) struct Pause(Duration);
 
 impl Pause {
-    fn new() -> Self {
+    pub(crate) fn new() -> Self {
         Self(Duration::from_millis(50))
     }
 
     /// Pauses; false once `deadline` has passed.
-    async fn before(&mut self, deadline: Instant) -> bool {
+    pub(crate) async fn before(&mut self, deadline: Instant) -> bool {
         sleep(jittered(self.0)).await;
         self.0 = (self.0 * 2).min(Duration::from_secs(1));
         Instant::now() < deadline

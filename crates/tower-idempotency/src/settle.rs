@@ -10,15 +10,15 @@ use crate::{
     commit::Committed,
     config::Config,
     control,
-    engine::{Completion, Engine},
+    engine::{Completion, Engine, Pause},
     lease::Kept,
     limits::Place,
     look::{Found, look, look_once_more},
-    receive::{Then, code_alone, too_large, unretained},
+    receive::{Then, Unrecorded, code_alone, too_large, unretained},
     record::{NeedsAttention, NotRetained, Record, StoredResponse, not_kept},
     refusal::{into_response, outcome_unknown, refuse},
     replay::{has_body, replay},
-    store::{KeyId, Ttl},
+    store::{KeyId, LeaseRef, Ttl},
     telemetry,
 };
 
@@ -43,27 +43,16 @@ pub(crate) fn settle(
     mut record: Bytes,
     retention: Ttl,
 ) -> impl Future<Output = Option<Instead>> {
-    let limit = config.store_timeout;
     lease.about_to_end(true);
     async move {
-        let mut completion = engine
-            .complete(&lease.reference, &record, retention, limit)
-            .await;
-        if let Completion::TooLarge { limit: largest } = completion {
-            let bytes = record.len();
-            tracing::warn!(bytes, largest, "the store cannot keep a record this large");
-            match smaller(config, lease.id(), status, &record, retention) {
-                Then::Keep {
-                    record: smaller, ..
-                } => record = smaller,
-                Then::Free(reason) => {
-                    return Box::pin(let_go(config, engine, lease, place, reason.name())).await;
-                }
+        let reference = &lease.reference;
+        let completed = complete(config, engine, reference, status, &mut record, retention).await;
+        let completion = match completed {
+            Ok(completion) => completion,
+            Err(reason) => {
+                return Box::pin(let_go(config, engine, lease, place, reason.name())).await;
             }
-            completion = engine
-                .complete(&lease.reference, &record, retention, limit)
-                .await;
-        }
+        };
         let instead = match completion {
             // A commit that nobody has heard of may have been there before us, and then nothing was changed.
             Completion::Stored if lease.is_in_doubt() => {
@@ -79,7 +68,7 @@ pub(crate) fn settle(
             // The effect has happened and only we know: say so, and keep trying while the lease lasts. A retry
             // meanwhile is told that it is in progress.
             Completion::Failing | Completion::TooLarge { .. } => {
-                engine.complete_later(&lease, record, retention, limit, place);
+                complete_later(&lease, status, record, retention, place);
                 // A renewal has heard that somebody else has the lease: then ours is not the answer.
                 let unknown = lease.is_in_doubt() || lease.is_lost();
                 return unknown.then_some(Instead::Unknown);
@@ -93,20 +82,69 @@ pub(crate) fn settle(
     }
 }
 
-/// What is kept of a record that the store refuses for its size.
-fn smaller(
+/// Completes with the record, or with what is kept of one that the store refuses for its size; `Err` when that is nothing.
+async fn complete(
     config: &Config,
-    id: &KeyId,
+    engine: &Engine,
+    lease: &LeaseRef,
     status: Option<StatusCode>,
-    record: &[u8],
+    record: &mut Bytes,
     retention: Ttl,
-) -> Then {
-    let keep = |record| Then::Keep { record, retention };
-    match (code_alone(id, status, record), status) {
-        (Some(code), _) => keep(code),
-        (None, Some(status)) => unretained(config, id, status, NotRetained::TooLarge, retention),
-        (None, None) => keep(too_large(config, id)),
-    }
+) -> Result<Completion, Unrecorded> {
+    let limit = config.store_timeout;
+    let completion = engine.complete(lease, record, retention, limit).await;
+    let Completion::TooLarge { limit: largest } = completion else {
+        return Ok(completion);
+    };
+    let bytes = record.len();
+    tracing::warn!(bytes, largest, "the store cannot keep a record this large");
+    *record = match (code_alone(&lease.id, status, record), status) {
+        (Some(code), _) => code,
+        (None, Some(status)) => {
+            let reason = NotRetained::TooLarge;
+            match unretained(config, &lease.id, status, reason, retention) {
+                Then::Keep { record, .. } => record,
+                Then::Free(reason) => return Err(reason),
+            }
+        }
+        (None, None) => too_large(config, &lease.id),
+    };
+    Ok(engine.complete(lease, record, retention, limit).await)
+}
+
+/// Keeps trying to complete in a task of its own, until it has an answer or the lease is over: it is not renewed any more,
+/// or a store that renews leases and refuses records would keep the key for ever. `place` keeps
+/// [`drain`](crate::IdempotencyLayer::drain) waiting for it.
+fn complete_later(
+    lease: &Kept,
+    status: Option<StatusCode>,
+    mut record: Bytes,
+    retention: Ttl,
+    mut place: Place,
+) {
+    let (deadline, lease) = (lease.deadline(), lease.handle());
+    place.buffer.keep(record.len());
+    tokio::spawn(async move {
+        let _place = place;
+        let held = &*lease.0;
+        let (config, engine) = (&*held.grant.config, &held.grant.engine);
+        let reference = &held.reference;
+        let mut pause = Pause::new();
+        while pause.before(deadline).await {
+            match complete(config, engine, reference, status, &mut record, retention).await {
+                Ok(Completion::Failing) => {}
+                Ok(Completion::Stored) => return telemetry::recorded(held.id(), &record),
+                Ok(Completion::LeaseLost | Completion::TooLarge { .. }) => break,
+                Err(reason) => {
+                    telemetry::released(held.id(), reason.name());
+                    let limit = config.store_timeout;
+                    return engine.release_until(reference, deadline, limit).await;
+                }
+            }
+        }
+        telemetry::not_stored(held.id(), &record);
+        telemetry::unrecorded(held.id());
+    });
 }
 
 /// The store took our completion, which changes nothing where the handler's own commit has come through.

@@ -2,7 +2,7 @@
 
 use std::{
     sync::{
-        Arc, Mutex,
+        Arc, Mutex, OnceLock,
         atomic::{AtomicBool, AtomicU64, Ordering::SeqCst},
     },
     time::Duration,
@@ -22,7 +22,11 @@ use tests::{
     probe::{Act, Op, Probe},
     send,
 };
-use tokio::time::{Instant, advance, sleep};
+use tokio::{
+    runtime::Handle,
+    task::JoinSet,
+    time::{Instant, advance, sleep},
+};
 use tower_idempotency::{
     IdempotencyLayer, MemoryStore, OrphanPolicy, StoreFailure, Ttl,
     store::{Acquired, Claim, KeyId, LeaseRef, Store, StoreError},
@@ -190,6 +194,95 @@ async fn a_lease_that_is_taken_after_it_was_given_back_is_given_back_again() {
         let all = store.releases.load(SeqCst);
         assert!(all <= 6, "{all} releases for one lease");
     }
+}
+
+/// A store in which the entry that is asked for first hangs for ever, as one on a row that somebody has locked.
+#[derive(Clone, Default)]
+struct OneHangs {
+    inner: MemoryStore,
+    first: Arc<OnceLock<KeyId>>,
+}
+
+impl OneHangs {
+    async fn unless_it_hangs(&self, id: KeyId) {
+        if id == *self.first.get_or_init(|| id) {
+            std::future::pending().await
+        }
+    }
+}
+
+impl Store for OneHangs {
+    async fn acquire(&self, claim: &Claim) -> Result<Acquired, StoreError> {
+        self.unless_it_hangs(claim.id).await;
+        self.inner.acquire(claim).await
+    }
+
+    async fn renew(&self, lease: &LeaseRef, ttl: Ttl) -> Result<(), StoreError> {
+        self.unless_it_hangs(lease.id).await;
+        self.inner.renew(lease, ttl).await
+    }
+
+    async fn complete(
+        &self,
+        lease: &LeaseRef,
+        record: Bytes,
+        retention: Ttl,
+    ) -> Result<(), StoreError> {
+        self.unless_it_hangs(lease.id).await;
+        self.inner.complete(lease, record, retention).await
+    }
+
+    async fn release(&self, lease: &LeaseRef) -> Result<(), StoreError> {
+        self.unless_it_hangs(lease.id).await;
+        self.inner.release(lease).await
+    }
+
+    async fn changed(&self, id: &KeyId, within: Duration) {
+        self.inner.changed(id, within).await;
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn what_is_given_back_to_a_store_that_hangs_keeps_nobody_out() {
+    let layer = IdempotencyLayer::new(OneHangs::default()).with_max_in_flight(10, 1 << 20);
+    let (app, effects) = creating(layer.clone());
+    let mut hanging = JoinSet::new();
+    for _ in 0..10 {
+        let app = app.clone();
+        hanging.spawn(async move { send(&app, order()).await });
+    }
+    for answer in hanging.join_all().await {
+        assert_unavailable(&answer);
+    }
+    let other = send(&app, post("/orders", "another", "order")).await;
+    assert_eq!(other.status, StatusCode::CREATED);
+    assert_eq!(effects.count(), 1);
+    assert_eq!(layer.in_flight(), 10, "drain waits for what is given back");
+    sleep(Duration::from_secs(30)).await;
+    assert_eq!(layer.in_flight(), 0);
+}
+
+/// Each refused request leaves a task that gives back what it may have taken, and there is a bound on them.
+#[tokio::test(start_paused = true)]
+async fn however_many_are_refused_few_leases_are_given_back_at_once() {
+    let store = Probe::default();
+    let layer = IdempotencyLayer::new(store.clone()).with_max_in_flight(10, 1 << 20);
+    let (app, _) = creating(layer.clone());
+    send(&app, order()).await;
+    store.fail(Op::Acquire, Act::FailAfter);
+    let tasks = || Handle::current().metrics().num_alive_tasks();
+    let before = tasks();
+    for n in 1..=100 {
+        let req = post("/orders", &n.to_string(), "order");
+        assert_unavailable(&send(&app, req).await);
+        sleep(Duration::from_millis(10)).await;
+    }
+    let now = tasks();
+    assert!(now <= before + 12, "{before} tasks, then {now}");
+    sleep(Duration::from_secs(1)).await;
+    assert_eq!(store.inner().len(), 1, "and all of them are given back");
+    sleep(Duration::from_secs(30)).await;
+    assert_eq!((tasks(), layer.in_flight()), (before, 0));
 }
 
 // behaviours 158

@@ -12,6 +12,7 @@ use bytes::Bytes;
 use tokio::time::{Instant, Sleep, sleep, sleep_until};
 
 use crate::{
+    config::Config,
     jitter::jittered,
     lease::{Kept, Renewer},
     limits::{Limits, Place},
@@ -182,21 +183,32 @@ impl Engine {
     /// store may be busy with it for longer than anybody waits, and a release that comes before it finds nothing. So it is
     /// made again, less and less often, until the lease would be over. [`drain`](crate::IdempotencyLayer::drain) waits for
     /// the first only.
+    ///
+    /// Of as many as may be in flight at once. Of more, the release is made once, in the place that the request had.
     pub(crate) fn give_back_later(
         self: &Arc<Self>,
+        config: &Config,
         claim: &Claim,
-        limit: Duration,
         mut place: Place,
     ) {
         // Of a takeover too: what a release does goes by the generation that the store knows.
         let lease = claim.lease_ref(1);
         let deadline = Instant::now() + claim.lease.as_duration();
-        // The request is gone, and only its place is needed.
+        let limit = config.store_timeout;
+        // The request is gone, and only its place is needed, if that.
         place.buffer.keep(0);
+        let giving_back = place.give_back(config.max_in_flight);
         let engine = Arc::clone(self);
         tokio::spawn(async move {
+            let mut giving_back = match giving_back {
+                Ok(giving_back) => giving_back,
+                Err(_place) => {
+                    engine.release(&lease, limit).await;
+                    return;
+                }
+            };
             engine.release_until(&lease, deadline, limit).await;
-            drop(place);
+            giving_back.answered();
             let mut pause = FIRST_PAUSE_AFTER_ANSWER;
             while Instant::now() < deadline {
                 sleep_until(deadline.min(Instant::now() + jittered(pause))).await;

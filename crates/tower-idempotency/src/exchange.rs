@@ -198,7 +198,7 @@ fn ask<B: http_body::Body>(
             Ok(Asked::Answer(answer)) => return Err(answer),
             Err((failure, policy)) => match policy {
                 StoreFailure::Refuse => {
-                    engine.give_back_later(&claim, config.store_timeout, place);
+                    engine.give_back_later(config, &claim, place);
                     return Err(refused(&unavailable(config, failure)));
                 }
                 StoreFailure::DangerouslyExecuteUnprotected => Err(claim),
@@ -296,8 +296,7 @@ where
     telemetry::unprotected(&claim.id);
     let ran = catch_panic(pin!(async move { inner.call(req).await })).await;
     // The store failed us, and may hold a lease for us all the same; nothing is recorded under it.
-    let limit = shared.config.store_timeout;
-    shared.engine.give_back_later(&claim, limit, place);
+    shared.engine.give_back_later(&shared.config, &claim, place);
     let res = ran.unwrap_or_else(|panic| resume_unwind(panic));
     res.map(|mut res| {
         control::strip_only(res.headers_mut());

@@ -348,7 +348,8 @@ impl IdempotencyLayer {
     /// A quarter of the bytes is for responses alone. One that does not fit in what is left is treated as too large. What was
     /// collected of a response of unknown length counts until it is sent, also when nothing is in flight any more. Too low,
     /// and the service refuses what it could serve, every body above three quarters of it among that, and with 0 requests all;
-    /// higher than the memory there is, and it is killed for it. Requests that wait count too.
+    /// higher than the memory there is, and it is killed for it. Requests that wait count too. Leases that are given back
+    /// after the store failed count apart, up to the same number.
     pub fn with_max_in_flight(self, requests: usize, bytes: usize) -> Self {
         self.set(|config| {
             config.max_in_flight = requests;
@@ -497,7 +498,8 @@ impl IdempotencyLayer {
             .is_ok()
     }
 
-    /// How many exchanges are in flight, in this layer and all its clones.
+    /// How many exchanges are in flight, in this layer and all its clones, and how many leases are being given back after
+    /// requests that were refused: all that [`drain`](Self::drain) waits for.
     #[must_use]
     pub fn in_flight(&self) -> usize {
         self.engine.limits.in_flight()

@@ -14,6 +14,9 @@ use crate::telemetry;
 pub(crate) struct Limits {
     in_flight: AtomicUsize,
     buffered: AtomicUsize,
+    giving_back: AtomicUsize,
+    /// Of those, how many have no answer so far.
+    unanswered: AtomicUsize,
     draining: AtomicBool,
     idle: Notify,
 }
@@ -21,6 +24,13 @@ pub(crate) struct Limits {
 /// One exchange's place, for as long as it runs, in the caller's hands or in a task of its own.
 pub(crate) struct Place {
     pub(crate) buffer: Buffer,
+}
+
+/// A lease that is given back once its request was refused, for as long as that takes: counted beside what is in flight, or a
+/// store that hangs would keep everybody out.
+pub(crate) struct GivingBack {
+    limits: Arc<Limits>,
+    answered: bool,
 }
 
 /// What somebody has buffered of what all may together; given back when it is dropped.
@@ -65,8 +75,11 @@ impl Limits {
         self.draining.store(true, Ordering::SeqCst);
     }
 
+    /// What a drain waits for.
     pub(crate) fn in_flight(&self) -> usize {
-        self.in_flight.load(Ordering::SeqCst)
+        // In this order: who gives back is counted there before it is no longer counted here.
+        let in_flight = self.in_flight.load(Ordering::SeqCst);
+        in_flight + self.unanswered.load(Ordering::SeqCst)
     }
 
     /// Resolves when nothing is in flight.
@@ -80,6 +93,39 @@ impl Limits {
             }
             idle.await;
         }
+    }
+}
+
+impl Place {
+    /// Leaves the place to another, and is one of at most `max` that give back; stays what it is where there are so many.
+    pub(crate) fn give_back(self, max: usize) -> Result<GivingBack, Self> {
+        let limits = &self.buffer.limits;
+        if !add_within(&limits.giving_back, 1, max) {
+            return Err(self);
+        }
+        limits.unanswered.fetch_add(1, Ordering::SeqCst);
+        Ok(GivingBack {
+            limits: Arc::clone(limits),
+            answered: false,
+        })
+    }
+}
+
+impl GivingBack {
+    /// Whoever drains need not wait for it any longer.
+    pub(crate) fn answered(&mut self) {
+        if !std::mem::replace(&mut self.answered, true)
+            && self.limits.unanswered.fetch_sub(1, Ordering::SeqCst) == 1
+        {
+            self.limits.idle.notify_waiters();
+        }
+    }
+}
+
+impl Drop for GivingBack {
+    fn drop(&mut self) {
+        self.answered();
+        self.limits.giving_back.fetch_sub(1, Ordering::SeqCst);
     }
 }
 

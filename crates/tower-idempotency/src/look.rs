@@ -70,7 +70,7 @@ pub(crate) async fn look_once_more(
         Found::Record(_) | Found::Orphan | Found::Lost => false,
     };
     if taken {
-        engine.give_back_later(&claim, limit, place);
+        engine.give_back_later(config, &claim, place);
         return Found::Unknown;
     }
     found

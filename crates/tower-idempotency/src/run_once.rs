@@ -192,7 +192,7 @@ where
     let (acquired, sent) = match engine.acquire(&claim, config.store_timeout).await {
         Ok(answer) => answer,
         Err(failure) => {
-            engine.give_back_later(&claim, config.store_timeout, place);
+            engine.give_back_later(&config, &claim, place);
             return Err(unavailable(&config, failure));
         }
     };

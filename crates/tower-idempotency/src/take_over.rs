@@ -101,7 +101,7 @@ impl IdempotencyLayer {
                 )) => {
                     let limit = config.store_timeout;
                     if !engine.release(&claim.lease_ref(1), limit).await {
-                        engine.give_back_later(&claim, config.store_timeout, place);
+                        engine.give_back_later(&config, &claim, place);
                     }
                     return Ok(TakeOver::NoOrphan);
                 }
@@ -112,7 +112,7 @@ impl IdempotencyLayer {
                     _,
                 )) => return Ok(TakeOver::NoOrphan),
                 Err(failure) => {
-                    engine.give_back_later(&claim, config.store_timeout, place);
+                    engine.give_back_later(&config, &claim, place);
                     return Err(unavailable(&config, failure));
                 }
             };

@@ -955,6 +955,42 @@ async fn a_look_that_comes_after_the_record_is_over_leaves_no_lease_behind() {
     .await;
 }
 
+/// Where the record of a commit would be over, that the layer's own could be stored does not say that there was none: what
+/// the handler says of it since, that nothing was charged, may be untrue, and is neither told nor kept.
+#[tokio::test(start_paused = true)]
+async fn what_is_answered_after_the_record_of_a_commit_is_over_is_neither_told_nor_kept() {
+    within(LONG, async {
+        // Before the layer asks the store, while it asks, or while it goes on asking without its client.
+        for (charging, completing, fails) in [(2_000, 0, 0), (500, 1_000, 0), (500, 0, 20)] {
+            let ledger = Ledger::default();
+            ledger.next(Fate::HangAfter);
+            ledger.store.set(move |op, nth| match (op, nth) {
+                (Op::Complete, nth) if nth <= fails => Act::FailBefore,
+                (Op::Complete, _) => Act::Slow(Duration::from_millis(completing)),
+                _ => Act::Forward,
+            });
+            let layer = IdempotencyLayer::new(ledger.clone()).with_retention(Ttl::from_secs(1));
+            let (app, executions) =
+                behind(layer.clone(), &ledger, async move |ledger, lease, n| {
+                    let commit = charge(ledger, lease, n);
+                    let charging = Duration::from_millis(charging);
+                    let unheard = tokio::time::timeout(charging, commit).await;
+                    assert!(unheard.is_err());
+                    (StatusCode::CONFLICT, "not charged").into_response()
+                });
+            let first = send(&app, order()).await;
+            assert_eq!(first.code(), "outcome-unknown");
+            eventually("nothing is in flight", || layer.in_flight() == 0).await;
+            assert_eq!(ledger.rows().await, ["charge 1"]);
+            assert_eq!(executions.count(), 1);
+            if completing == 0 {
+                assert!(ledger.store.inner().is_empty(), "it is not kept");
+            }
+        }
+    })
+    .await;
+}
+
 #[tokio::test]
 async fn a_commit_that_never_arrived_is_found_out_and_the_retry_executes() {
     let ledger = Ledger::default();

@@ -4,6 +4,7 @@ use std::{future::Future, sync::Arc};
 
 use bytes::Bytes;
 use http::{HeaderMap, Response, StatusCode, header};
+use tokio::time::Instant;
 
 use crate::{
     body::Body,
@@ -11,10 +12,10 @@ use crate::{
     config::Config,
     control,
     engine::{Completion, Engine, Pause},
-    lease::Kept,
+    lease::{Held, Kept},
     limits::Place,
     look::{Found, look, look_once_more},
-    receive::{Then, Unrecorded, code_alone, too_large, unretained},
+    receive::{Then, code_alone, too_large, unretained},
     record::{NeedsAttention, NotRetained, Record, StoredResponse, not_kept},
     refusal::{into_response, outcome_unknown, refuse},
     replay::{has_body, replay},
@@ -45,13 +46,10 @@ pub(crate) fn settle(
 ) -> impl Future<Output = Option<Instead>> {
     lease.about_to_end(true);
     async move {
-        let reference = &lease.reference;
-        let completed = complete(config, engine, reference, status, &mut record, retention).await;
+        let completed = complete(&lease, &lease.reference, status, &mut record, retention).await;
         let completion = match completed {
             Ok(completion) => completion,
-            Err(reason) => {
-                return Box::pin(let_go(config, engine, lease, place, reason.name())).await;
-            }
+            Err(reason) => return Box::pin(let_go(config, engine, lease, place, reason)).await,
         };
         let instead = match completion {
             // A commit that nobody has heard of may have been there before us, and then nothing was changed.
@@ -68,7 +66,10 @@ pub(crate) fn settle(
             // The effect has happened and only we know: say so, and keep trying while the lease lasts. A retry
             // meanwhile is told that it is in progress.
             Completion::Failing | Completion::TooLarge { .. } => {
-                complete_later(&lease, status, record, retention, place);
+                let (reference, deadline) = (lease.reference, lease.deadline());
+                complete_later(
+                    &lease, reference, deadline, status, record, retention, place,
+                );
                 // A renewal has heard that somebody else has the lease: then ours is not the answer.
                 let unknown = lease.is_in_doubt() || lease.is_lost();
                 return unknown.then_some(Instead::Unknown);
@@ -82,34 +83,43 @@ pub(crate) fn settle(
     }
 }
 
-/// Completes with the record, or with what is kept of one that the store refuses for its size; `Err` when that is nothing.
+/// Completes with the record, or with what is kept of one that the store refuses for its size. `Err` says why there is
+/// nothing to keep.
 async fn complete(
-    config: &Config,
-    engine: &Engine,
-    lease: &LeaseRef,
+    lease: &Held,
+    reference: &LeaseRef,
     status: Option<StatusCode>,
     record: &mut Bytes,
     retention: Ttl,
-) -> Result<Completion, Unrecorded> {
+) -> Result<Completion, &'static str> {
+    if may_be_untrue(lease, record) {
+        return Err("outcome_unknown");
+    }
+    let (config, engine, id) = (&*lease.grant.config, &lease.grant.engine, lease.id());
     let limit = config.store_timeout;
-    let completion = engine.complete(lease, record, retention, limit).await;
+    let completion = engine.complete(reference, record, retention, limit).await;
     let Completion::TooLarge { limit: largest } = completion else {
         return Ok(completion);
     };
     let bytes = record.len();
     tracing::warn!(bytes, largest, "the store cannot keep a record this large");
-    *record = match (code_alone(&lease.id, status, record), status) {
+    *record = match (code_alone(id, status, record), status) {
         (Some(code), _) => code,
         (None, Some(status)) => {
-            let reason = NotRetained::TooLarge;
-            match unretained(config, &lease.id, status, reason, retention) {
+            match unretained(config, id, status, NotRetained::TooLarge, retention) {
                 Then::Keep { record, .. } => record,
-                Then::Free(reason) => return Err(reason),
+                Then::Free(reason) => return Err(reason.name()),
             }
         }
-        (None, None) => too_large(config, &lease.id),
+        (None, None) => too_large(config, id),
     };
-    Ok(engine.complete(lease, record, retention, limit).await)
+    Ok(engine.complete(reference, record, retention, limit).await)
+}
+
+/// Whether a commit of the handler's may have come through of which the record is over by now. Then what the handler has said
+/// since, that nothing was done, may be untrue, and nothing that is stored contradicts it. What needs attention claims nothing.
+fn may_be_untrue(lease: &Held, record: &[u8]) -> bool {
+    lease.commit.may_be_over() && NeedsAttention::in_record(record).is_none()
 }
 
 /// Keeps trying to complete in a task of its own, until it has an answer or the lease is over: it is not renewed any more,
@@ -117,28 +127,28 @@ async fn complete(
 /// [`drain`](crate::IdempotencyLayer::drain) waiting for it.
 fn complete_later(
     lease: &Kept,
+    reference: LeaseRef,
+    deadline: Instant,
     status: Option<StatusCode>,
     mut record: Bytes,
     retention: Ttl,
     mut place: Place,
 ) {
-    let (deadline, lease) = (lease.deadline(), lease.handle());
+    let lease = lease.handle();
     place.buffer.keep(record.len());
     tokio::spawn(async move {
         let _place = place;
         let held = &*lease.0;
-        let (config, engine) = (&*held.grant.config, &held.grant.engine);
-        let reference = &held.reference;
         let mut pause = Pause::new();
         while pause.before(deadline).await {
-            match complete(config, engine, reference, status, &mut record, retention).await {
+            match complete(held, &reference, status, &mut record, retention).await {
                 Ok(Completion::Failing) => {}
                 Ok(Completion::Stored) => return telemetry::recorded(held.id(), &record),
                 Ok(Completion::LeaseLost | Completion::TooLarge { .. }) => break,
                 Err(reason) => {
-                    telemetry::released(held.id(), reason.name());
-                    let limit = config.store_timeout;
-                    return engine.release_until(reference, deadline, limit).await;
+                    telemetry::released(held.id(), reason);
+                    let (engine, limit) = (&held.grant.engine, held.grant.config.store_timeout);
+                    return engine.release_until(&reference, deadline, limit).await;
                 }
             }
         }
@@ -155,8 +165,10 @@ async fn whose_is_stored(
     place: Place,
     record: &Bytes,
 ) -> Option<Instead> {
+    // Theirs was not there before ours, unless it was over by then.
+    let untrue = may_be_untrue(lease, record);
     match look_once_more(config, engine, lease, place).await {
-        Found::Record(stored) if stored == *record => None,
+        Found::Record(stored) if stored == *record => untrue.then_some(Instead::Unknown),
         Found::Record(stored) => Some(Instead::Committed(stored)),
         Found::Held(_) | Found::Orphan | Found::Lost | Found::Unknown => Some(Instead::Unknown),
     }

@@ -247,20 +247,14 @@ async fn let_go_in_doubt(
     };
     match found {
         Found::Record(record) => Some(Instead::Committed(record)),
-        Found::Held(_) => {
+        // Somebody took over, as the commit has heard, and may answer yet.
+        Found::Orphan | Found::Lost if lease.is_lost() => Some(Instead::Unknown),
+        // Whoever has the key now took it when our lease was over. The record was there and is over, or it never was, and
+        // never will be: a commit finds no lease of ours any more.
+        Found::Held(_) | Found::Orphan | Found::Lost => {
             telemetry::released(lease.id(), reason);
-            // The record was there and is over, or it never was.
             let unknown = lease.commit.may_be_over();
             unknown.then_some(Instead::Unknown)
-        }
-        // Of a takeover that we have ended, or of somebody else's after us.
-        Found::Orphan if !lease.is_lost() && !lease.commit.may_be_over() => {
-            telemetry::released(lease.id(), reason);
-            None
-        }
-        Found::Orphan | Found::Lost => {
-            lease.lose();
-            Some(Instead::Unknown)
         }
         Found::Unknown => {
             telemetry::held(lease.id());

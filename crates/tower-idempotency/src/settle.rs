@@ -60,7 +60,7 @@ pub(crate) fn settle(
             Completion::LeaseLost => {
                 lease.lose();
                 lease.end();
-                let theirs = theirs_or_ours(config, engine, &lease, place, &record, retention);
+                let theirs = theirs_or_ours(&lease, place, status, &record, retention);
                 Box::pin(theirs).await
             }
             // The effect has happened and only we know: say so, and keep trying while the lease lasts. A retry
@@ -177,13 +177,13 @@ async fn whose_is_stored(
 /// After a lost lease what was produced is worth nothing unless it is what is stored: nobody must be told what others are
 /// not.
 async fn theirs_or_ours(
-    config: &Config,
-    engine: &Arc<Engine>,
     lease: &Kept,
     place: Place,
+    status: Option<StatusCode>,
     record: &Bytes,
     retention: Ttl,
 ) -> Option<Instead> {
+    let (config, engine) = (&*lease.grant.config, &lease.grant.engine);
     if lease.is_in_doubt() {
         // Nothing to complete: a commit that is still on its way would find its lease again.
         return Some(match look_once_more(config, engine, lease, place).await {
@@ -192,6 +192,7 @@ async fn theirs_or_ours(
         });
     }
     let claim = &lease.grant.claim;
+    let deadline = Instant::now() + claim.lease.as_duration();
     let generation = match look(config, engine, claim).await {
         Found::Record(stored) => return Some(Instead::Record(stored)),
         Found::Held(generation) => generation,
@@ -200,11 +201,15 @@ async fn theirs_or_ours(
         Found::Lost | Found::Unknown => return Some(Instead::Unknown),
     };
     // Whoever had it may have released it without an outcome to keep: then ours is the only one.
-    let lease = claim.lease_ref(generation);
+    let reference = claim.lease_ref(generation);
     let limit = config.store_timeout;
-    match engine.complete(&lease, record, retention, limit).await {
+    match engine.complete(&reference, record, retention, limit).await {
         Completion::Stored => None,
-        Completion::LeaseLost | Completion::Failing | Completion::TooLarge { .. } => {
+        Completion::LeaseLost => Some(Instead::Unknown),
+        // Nobody else's is there so far, and ours is not either: no retry is to execute for want of it.
+        Completion::Failing | Completion::TooLarge { .. } => {
+            let record = record.clone();
+            complete_later(lease, reference, deadline, status, record, retention, place);
             Some(Instead::Unknown)
         }
     }

@@ -425,7 +425,9 @@ async fn a_committed_answer_is_kept_as_long_as_one_that_was_not_committed() {
 #[tokio::test]
 async fn what_is_not_recorded_cannot_be_committed() {
     let broken = || Body::new(Scripted::new([Step::from("half"), Step::Fail]));
-    let kinds: [(Unrecorded, Box<dyn Fn() -> Response + Send + Sync>); 5] = [
+    // The layer would find it whole: what is left of it no longer says how long it should have been.
+    let longer = || Body::new(Scripted::new(["longer than it says"]).of_length(4));
+    let kinds: [(Unrecorded, Box<dyn Fn() -> Response + Send + Sync>); 6] = [
         (
             Unrecorded::Status,
             Box::new(|| StatusCode::BAD_GATEWAY.into_response()),
@@ -441,6 +443,10 @@ async fn what_is_not_recorded_cannot_be_committed() {
         (
             Unrecorded::BrokenBody,
             Box::new(move || Response::new(broken())),
+        ),
+        (
+            Unrecorded::BrokenBody,
+            Box::new(move || Response::new(longer())),
         ),
         (
             Unrecorded::NotRetained,

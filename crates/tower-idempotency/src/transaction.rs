@@ -110,8 +110,11 @@ impl Lease {
         let mut buffer = engine.limits.buffer();
         let half = held.found_half();
         let (mut res, then) = receive(config, &mut buffer, held.id(), res, half).await;
-        if let Then::Free(Unrecorded::NoStore | Unrecorded::NotRetained) = then {
-            // The layer would not see it again: what said so has been taken off, or it has begun to flow.
+        if let Then::Free(Unrecorded::NoStore | Unrecorded::NotRetained | Unrecorded::BrokenBody) =
+            then
+        {
+            // The layer would not see it again: what said so has been taken off, it has begun to flow, or what is left of it
+            // no longer says how long it should be.
             res.extensions_mut().insert(Retention::NoStore);
         }
         let status = res.status();

@@ -799,11 +799,15 @@ async fn work_whose_commit_did_not_arrive_runs_again() {
 #[tokio::test(start_paused = true)]
 async fn work_whose_commit_nobody_has_heard_of_returns_what_is_stored() {
     for (fate, rows) in [(Fate::HangAfter, 1), (Fate::Hang, 0)] {
-        for failing in [true, false] {
+        for end in [
+            Err(Failed::Release("timed out")),
+            Err(Failed::Hold("timed out")),
+            Ok("timed out".to_owned()),
+        ] {
             let ledger = Ledger::default();
             ledger.next(fate.clone());
             let layer = IdempotencyLayer::new(ledger.clone());
-            let books = ledger.clone();
+            let (books, ends) = (ledger.clone(), end.clone());
             let work = async move |lease: Lease| {
                 let mut tx = books.begin();
                 tx.insert("payment");
@@ -814,22 +818,25 @@ async fn work_whose_commit_nobody_has_heard_of_returns_what_is_stored() {
                         .await
                         .is_err()
                 );
-                if failing {
-                    return Err(Failed::Release("timed out"));
-                }
-                Ok("timed out".to_owned())
+                ends
             };
             let outcome = layer
                 .run_once("message-42", "invoice 7", work)
                 .await
                 .expect("an outcome");
-            let expected = match (rows, failing) {
+            let held = matches!(end, Err(Failed::Hold(_)));
+            let expected = match (rows, end) {
                 (1, _) => Outcome::Replayed("paid".to_owned()),
-                (_, true) => Outcome::Failed("timed out"),
-                (_, false) => Outcome::Executed("timed out".to_owned()),
+                (_, Err(_)) => Outcome::Failed("timed out"),
+                (_, Ok(value)) => Outcome::Executed(value),
             };
             assert_eq!(outcome, expected);
             assert_eq!(ledger.rows().await.len(), rows);
+            if held && rows == 0 {
+                let again = run(&layer, &Effects::default(), String::new()).await;
+                let again = again.expect("an outcome");
+                assert!(matches!(again, Outcome::InProgress { .. }), "{again:?}");
+            }
         }
     }
 }

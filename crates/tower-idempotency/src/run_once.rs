@@ -15,6 +15,7 @@ use crate::{
     layer::IdempotencyLayer,
     lease::{Grant, Lease},
     limits::Place,
+    look::{Found, look_once_more},
     receive,
     record::{Codec, NeedsAttention, Record},
     refusal::{turned_away, unavailable, unreadable},
@@ -279,6 +280,13 @@ where
             };
         }
         Ok(Err(Failed::Hold(error))) => {
+            // A commit of the work's own that nobody has heard of may be what is stored.
+            if lease.is_in_doubt()
+                && let Found::Record(record) =
+                    Box::pin(look_once_more(&config, &engine, &lease, place)).await
+            {
+                return read(&config, &id, &record);
+            }
             telemetry::held(&id);
             return Ok(Outcome::Failed(error));
         }

@@ -379,6 +379,101 @@ async fn unprotected_execution_is_for_outages_only() {
     assert_eq!(effects.count(), 1);
 }
 
+/// A mistake in a store must not cost more than its failure would: neither an effect twice nor a key.
+#[tokio::test(start_paused = true)]
+async fn a_store_that_panics_has_failed() {
+    for panics in [Op::Acquire, Op::Complete, Op::Release] {
+        for times in [1, 3] {
+            for happened in [false, true] {
+                let store = Probe::default();
+                let layer = IdempotencyLayer::new(Rash {
+                    inner: store.clone(),
+                    op: panics,
+                    left: Arc::new(AtomicU64::new(times)),
+                    happened,
+                })
+                .with_orphans(OrphanPolicy::Refuse);
+                let (app, effects) = app(layer.clone(), move |n, _| async move {
+                    if n == 1 && panics == Op::Release {
+                        return StatusCode::BAD_GATEWAY.into_response();
+                    }
+                    created(n)
+                });
+                let first = send(&app, order()).await;
+                let what = format!("{panics:?} {times} {happened}");
+                match (panics, times) {
+                    (Op::Acquire, 3) => assert_unavailable(&first),
+                    (Op::Release, _) => assert_eq!(first.status, StatusCode::BAD_GATEWAY),
+                    _ => assert_eq!(first.status, StatusCode::CREATED, "{what}"),
+                }
+                sleep(Duration::from_secs(20)).await;
+                send(&app, order()).await;
+                let retry = send(&app, order()).await;
+                assert!(retry.is_replay(), "{what}: {retry:?}");
+                let expected = if panics == Op::Release { 2 } else { 1 };
+                assert_eq!(effects.count(), expected, "{what}");
+                assert_eq!(layer.in_flight(), 0, "{what}");
+            }
+        }
+    }
+}
+
+/// Panics in some calls of a method, as they are made or after they happened.
+struct Rash {
+    inner: Probe,
+    op: Op,
+    left: Arc<AtomicU64>,
+    happened: bool,
+}
+
+impl Rash {
+    fn run<T>(
+        &self,
+        op: Op,
+        call: impl Future<Output = T> + Send,
+    ) -> impl Future<Output = T> + Send {
+        let less = |left: u64| left.checked_sub(1);
+        let panics = op == self.op && self.left.fetch_update(SeqCst, SeqCst, less).is_ok();
+        assert!(!panics || self.happened, "as it is called");
+        async move {
+            let answer = call.await;
+            assert!(!panics, "once it happened");
+            answer
+        }
+    }
+}
+
+impl Store for Rash {
+    fn acquire(&self, claim: &Claim) -> impl Future<Output = Result<Acquired, StoreError>> + Send {
+        self.run(Op::Acquire, self.inner.acquire(claim))
+    }
+
+    fn renew(
+        &self,
+        lease: &LeaseRef,
+        ttl: Ttl,
+    ) -> impl Future<Output = Result<(), StoreError>> + Send {
+        self.run(Op::Renew, self.inner.renew(lease, ttl))
+    }
+
+    fn complete(
+        &self,
+        lease: &LeaseRef,
+        record: Bytes,
+        retention: Ttl,
+    ) -> impl Future<Output = Result<(), StoreError>> + Send {
+        self.run(Op::Complete, self.inner.complete(lease, record, retention))
+    }
+
+    fn release(&self, lease: &LeaseRef) -> impl Future<Output = Result<(), StoreError>> + Send {
+        self.run(Op::Release, self.inner.release(lease))
+    }
+
+    async fn changed(&self, id: &KeyId, within: Duration) {
+        self.inner.changed(id, within).await;
+    }
+}
+
 // behaviours 73, 154
 #[tokio::test(start_paused = true)]
 async fn a_record_that_cannot_be_stored_is_answered_all_the_same_and_the_key_stays_held() {

@@ -553,6 +553,26 @@ async fn a_value_that_cannot_be_serialised_is_not_retained_and_not_run_again() {
     assert_eq!(effects.count(), 1);
 }
 
+/// Panics when it is serialised, which is after the work was done.
+#[derive(Clone, Debug, PartialEq, Deserialize)]
+struct Treacherous(u8);
+
+impl Serialize for Treacherous {
+    fn serialize<S: Serializer>(&self, _: S) -> Result<S::Ok, S::Error> {
+        panic!("as it should")
+    }
+}
+
+#[tokio::test]
+async fn a_value_that_panics_as_it_is_serialised_is_not_retained_and_not_run_again() {
+    let (layer, effects) = (layer(), Effects::default());
+    let first = run(&layer, &effects, Treacherous(1)).await;
+    assert_eq!(first.expect("executed"), Outcome::Executed(Treacherous(1)));
+    let again = run(&layer, &effects, Treacherous(2)).await;
+    assert_eq!(again.expect("an outcome"), Outcome::NotRetained);
+    assert_eq!(effects.count(), 1);
+}
+
 #[derive(Debug, PartialEq, Serialize, Deserialize)]
 struct Renamed {
     serial: u64,

@@ -2,7 +2,7 @@
 
 use std::{
     future::{Future, poll_fn},
-    pin::Pin,
+    pin::{Pin, pin},
     sync::{Arc, OnceLock},
     task::Poll,
     time::Duration,
@@ -13,6 +13,7 @@ use tokio::time::{Instant, Sleep, sleep, sleep_until};
 
 use crate::{
     config::Config,
+    future::catch_panic,
     jitter::jittered,
     lease::{Kept, Renewer},
     limits::{Limits, Place},
@@ -78,7 +79,7 @@ impl Engine {
         loop {
             let sent = Instant::now();
             let started = telemetry::start();
-            let answer = tries.call(self.store.acquire(claim)).await;
+            let answer = tries.call(async { self.store.acquire(claim).await }).await;
             telemetry::store_time("acquire", started);
             let failure = match answer {
                 // Over before we heard of it, so it may be somebody else's: the same token asks again, and is told.
@@ -109,7 +110,7 @@ impl Engine {
         let mut tries = Tries::new(limit);
         loop {
             let started = telemetry::start();
-            let call = self.store.complete(lease, record.clone(), retention);
+            let call = async { self.store.complete(lease, record.clone(), retention).await };
             let answer = tries.call(call).await;
             telemetry::store_time("complete", started);
             let failure = match answer {
@@ -133,7 +134,7 @@ impl Engine {
         let mut tries = Tries::new(limit);
         loop {
             let started = telemetry::start();
-            let answer = tries.call(self.store.release(lease)).await;
+            let answer = tries.call(async { self.store.release(lease).await }).await;
             telemetry::store_time("release", started);
             let failure = match answer {
                 Some(Ok(()) | Err(StoreError::LeaseLost)) => return true,
@@ -273,7 +274,11 @@ impl Tries {
         self.deadline.is_some()
     }
 
-    async fn call<T>(&mut self, call: impl Future<Output = T> + Unpin) -> Option<T> {
+    async fn call<T>(
+        &mut self,
+        call: impl Future<Output = Result<T, StoreError>>,
+    ) -> Option<Result<T, StoreError>> {
+        let call = pin!(unless_it_panics(call));
         within(|| from_now(self.limit).min(self.deadline()), call).await
     }
 
@@ -290,6 +295,15 @@ impl Tries {
         Box::pin(sleep(pause)).await;
         true
     }
+}
+
+/// A store that panics, as it is called or later, has failed like any other: it must not take a lease or a record out of our
+/// hands.
+pub(crate) async fn unless_it_panics<T>(
+    call: impl Future<Output = Result<T, StoreError>>,
+) -> Result<T, StoreError> {
+    let caught = catch_panic(pin!(call)).await;
+    caught.unwrap_or_else(|_| Err(StoreError::backend("the store panicked")))
 }
 
 /// The future's output, or `None` when `deadline` passes first. One that is ready at once costs neither a look at the clock

@@ -5,7 +5,6 @@ use std::{
     fmt,
     future::Future,
     ops::Deref,
-    pin::pin,
     sync::{
         Arc, Mutex, MutexGuard, PoisonError, Weak,
         atomic::{AtomicBool, AtomicU64, Ordering},
@@ -22,9 +21,8 @@ use tokio::{
 use crate::{
     commit::{Commit, Committed},
     config::Config,
-    engine::Engine,
+    engine::{Engine, unless_it_panics},
     fingerprint::derived_key,
-    future::catch_panic,
     store::{Claim, KeyId, LeaseRef, StoreError, erased::ErasedStore},
     telemetry,
 };
@@ -367,13 +365,10 @@ impl Renewer {
         let started = telemetry::start();
         // No longer than a third of the lease either: a call that hangs must leave time for another.
         let limit = held.grant.config.store_timeout.min(ttl / 3);
-        // A store that panics must not take the lease out of our hands: it counts as one that failed.
-        let renewed = {
-            let call = pin!(async { self.store.renew(&held.reference, lease).await });
-            timeout(limit, catch_panic(call)).await
-        };
+        let call = unless_it_panics(async { self.store.renew(&held.reference, lease).await });
+        let renewed = timeout(limit, call).await;
         telemetry::store_time("renew", started);
-        match renewed.map(|caught| caught.unwrap_or_else(|_| Err(panicked()))) {
+        match renewed {
             Ok(Ok(())) => {
                 held.held_from(sent);
                 Some(sent + ttl / 3)
@@ -460,10 +455,6 @@ async fn run(renewer: Weak<Renewer>, wake: Arc<Notify>) {
             () = sleep_until(next) => {}
         }
     }
-}
-
-fn panicked() -> StoreError {
-    StoreError::backend("the store panicked")
 }
 
 fn nanos(duration: Duration) -> u64 {

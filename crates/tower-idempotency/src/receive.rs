@@ -1,6 +1,9 @@
 //! Deciding what is to become of the handler's response.
 
-use std::future::Future;
+use std::{
+    future::Future,
+    panic::{AssertUnwindSafe, catch_unwind},
+};
 
 use bytes::Bytes;
 use http::{Response, StatusCode};
@@ -154,13 +157,14 @@ pub(crate) fn code_alone(id: &KeyId, status: Option<StatusCode>, record: &[u8]) 
 
 /// The record of a value of `run_once`.
 pub(crate) fn value(config: &Config, id: &KeyId, value: &impl Serialize) -> Bytes {
-    match rmp_serde::to_vec_named(value) {
-        Ok(bytes) if bytes.len() <= config.response_limit => {
+    // The work is done, so that a value which panics is one more that cannot be serialised.
+    match catch_unwind(AssertUnwindSafe(|| rmp_serde::to_vec_named(value))) {
+        Ok(Ok(bytes)) if bytes.len() <= config.response_limit => {
             config.codec().encode_value(id, &bytes)
         }
-        Ok(_) => too_large(config, id),
+        Ok(Ok(_)) => too_large(config, id),
         // The message is the value's own, and may say anything of it.
-        Err(_) => {
+        Ok(Err(_)) | Err(_) => {
             tracing::error!(%id, "a value cannot be serialised; its retries are told so");
             too_large(config, id)
         }

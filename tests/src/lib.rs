@@ -102,6 +102,13 @@ impl Answer {
             .to_owned()
     }
 
+    /// The member `retryable` of a problem body.
+    #[must_use]
+    pub fn is_retryable(&self) -> bool {
+        let problem: serde_json::Value = serde_json::from_slice(&self.body).expect("a JSON body");
+        problem["retryable"] == true
+    }
+
     /// Whether it is marked as a replay.
     #[must_use]
     pub fn is_replay(&self) -> bool {

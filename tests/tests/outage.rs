@@ -688,5 +688,7 @@ async fn a_lease_that_is_lost_to_nobody_s_answer_is_an_unknown_outcome() {
     let answer = send(&app, order()).await;
     assert_eq!(answer.status, StatusCode::CONFLICT);
     assert_eq!(answer.code(), "outcome-unknown");
+    assert!(answer.is_retryable(), "whoever has it may answer yet");
+    assert_eq!(answer.header("retry-after"), Some("1"));
     assert_eq!(effects.count(), 1);
 }

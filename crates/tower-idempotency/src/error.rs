@@ -6,8 +6,8 @@ use http::StatusCode;
 
 /// Why a request was refused, or a [`run_once`](crate::IdempotencyLayer::run_once) could not be carried out.
 ///
-/// Opaque, so that it can say more later: look at [`kind`](Error::kind), [`status`](Error::status) and
-/// [`retry_after`](Error::retry_after). It never holds the key, the principal, a body or a stored response, and neither
+/// Opaque, so that it can say more later: look at [`kind`](Error::kind), [`status`](Error::status),
+/// [`is_retryable`](Error::is_retryable) and [`retry_after`](Error::retry_after). It never holds the key, the principal, a body or a stored response, and neither
 /// does what it displays.
 #[derive(Debug)]
 pub struct Error {
@@ -83,6 +83,13 @@ impl Error {
         self.reason.as_deref()
     }
 
+    /// Whether the same request with the same key can succeed later: as its [kind](ErrorKind::is_retryable) says, and also of
+    /// an outcome that is only unknown for now.
+    #[must_use]
+    pub fn is_retryable(&self) -> bool {
+        self.kind.is_retryable() || self.retry_after.is_some()
+    }
+
     /// How long the client should wait before it retries; `None` when there is nothing to wait for.
     #[must_use]
     pub fn retry_after(&self) -> Option<Duration> {
@@ -150,7 +157,7 @@ impl ErrorKind {
         self.row().1
     }
 
-    /// Whether the same request with the same key can succeed later.
+    /// Whether the same request with the same key can succeed later, as a rule: [`Error::is_retryable`] says it of one error.
     #[must_use]
     pub const fn is_retryable(self) -> bool {
         self.row().2

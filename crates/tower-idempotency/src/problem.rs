@@ -21,7 +21,7 @@ pub(crate) fn problem_json(error: &Error, described_by: &HeaderValue) -> Respons
         "status": error.status().as_u16(),
         "detail": error.detail(),
         "code": kind.code(),
-        "retryable": kind.is_retryable(),
+        "retryable": error.is_retryable(),
     });
     if let Some(reason) = error.reason() {
         body["reason"] = reason.into();

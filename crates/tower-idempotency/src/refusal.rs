@@ -64,6 +64,13 @@ pub(crate) fn outcome_unknown() -> Error {
     Error::new(ErrorKind::OutcomeUnknown, detail)
 }
 
+/// As [`outcome_unknown`], of the request's own execution, and for now: somebody else executes it, or the store does not say.
+pub(crate) fn not_known_yet(config: &Config) -> Error {
+    let detail =
+        "it cannot be told yet whether this request had its effect; ask again with the same key";
+    Error::new(ErrorKind::OutcomeUnknown, detail).with_retry_after(config.retry_after)
+}
+
 /// As [`outcome_unknown`], of an execution that said so itself.
 pub(crate) fn unresolved(code: &str) -> Error {
     // The code is in the sentence as well, for those whose renderer has a place for nothing else.

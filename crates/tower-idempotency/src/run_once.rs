@@ -276,7 +276,7 @@ where
                 Some(Instead::Committed(record) | Instead::Record(record)) => {
                     read(&config, &id, &record)
                 }
-                Some(Instead::Unknown) | None => Ok(Outcome::Failed(error)),
+                Some(Instead::Unknown { .. }) | None => Ok(Outcome::Failed(error)),
             };
         }
         Ok(Err(Failed::Hold(error))) => {
@@ -298,7 +298,7 @@ where
     match settle(&config, &engine, lease, place, None, record, retention).await {
         None => Ok(executed(produced)),
         Some(Instead::Committed(record)) => read(&config, &id, &record),
-        Some(Instead::Record(_) | Instead::Unknown) => Ok(lost(produced)),
+        Some(Instead::Record(_) | Instead::Unknown { .. }) => Ok(lost(produced)),
     }
 }
 

@@ -17,7 +17,7 @@ use crate::{
     look::{Found, look, look_once_more},
     receive::{Then, code_alone, too_large, unretained},
     record::{NeedsAttention, NotRetained, Record, StoredResponse, not_kept},
-    refusal::{into_response, outcome_unknown, refuse},
+    refusal::{into_response, not_known_yet, outcome_unknown, refuse},
     replay::{has_body, replay},
     store::{KeyId, LeaseRef, Ttl},
     telemetry,
@@ -29,8 +29,8 @@ pub(crate) enum Instead {
     Committed(Bytes),
     /// This is stored, by somebody else.
     Record(Bytes),
-    /// Nobody knows.
-    Unknown,
+    /// Nobody knows; the same request may be told `later`, or not even then.
+    Unknown { later: bool },
 }
 
 /// Ends the lease with the record; `None` when what it was made of is what to tell. `status` is that of a response, none of
@@ -72,7 +72,7 @@ pub(crate) fn settle(
                 );
                 // A renewal has heard that somebody else has the lease: then ours is not the answer.
                 let unknown = lease.is_in_doubt() || lease.is_lost();
-                return unknown.then_some(Instead::Unknown);
+                return unknown.then(|| nobody_knows(&lease));
             }
         };
         match &instead {
@@ -168,9 +168,9 @@ async fn whose_is_stored(
     // Theirs was not there before ours, unless it was over by then.
     let untrue = may_be_untrue(lease, record);
     match look_once_more(config, engine, lease, place).await {
-        Found::Record(stored) if stored == *record => untrue.then_some(Instead::Unknown),
+        Found::Record(stored) if stored == *record => untrue.then(|| nobody_knows(lease)),
         Found::Record(stored) => Some(Instead::Committed(stored)),
-        Found::Held(_) | Found::Orphan | Found::Lost | Found::Unknown => Some(Instead::Unknown),
+        Found::Held(_) | Found::Orphan | Found::Lost | Found::Unknown => Some(nobody_knows(lease)),
     }
 }
 
@@ -188,7 +188,7 @@ async fn theirs_or_ours(
         // Nothing to complete: a commit that is still on its way would find its lease again.
         return Some(match look_once_more(config, engine, lease, place).await {
             Found::Record(stored) => Instead::Record(stored),
-            Found::Held(_) | Found::Orphan | Found::Lost | Found::Unknown => Instead::Unknown,
+            Found::Held(_) | Found::Orphan | Found::Lost | Found::Unknown => nobody_knows(lease),
         });
     }
     let claim = &lease.grant.claim;
@@ -198,21 +198,28 @@ async fn theirs_or_ours(
         Found::Held(generation) => generation,
         // If it is still held, completing it is refused.
         Found::Orphan => 1,
-        Found::Lost | Found::Unknown => return Some(Instead::Unknown),
+        Found::Lost | Found::Unknown => return Some(nobody_knows(lease)),
     };
     // Whoever had it may have released it without an outcome to keep: then ours is the only one.
     let reference = claim.lease_ref(generation);
     let limit = config.store_timeout;
     match engine.complete(&reference, record, retention, limit).await {
         Completion::Stored => None,
-        Completion::LeaseLost => Some(Instead::Unknown),
+        Completion::LeaseLost => Some(nobody_knows(lease)),
         // Nobody else's is there so far, and ours is not either: no retry is to execute for want of it.
         Completion::Failing | Completion::TooLarge { .. } => {
             let record = record.clone();
             complete_later(lease, reference, deadline, status, record, retention, place);
-            Some(Instead::Unknown)
+            Some(nobody_knows(lease))
         }
     }
+}
+
+/// A retry is told what is stored by then, or executes what nobody else has. Not so where a commit of the handler's may have come
+/// through of which the record is over: that would be done again.
+fn nobody_knows(lease: &Held) -> Instead {
+    let later = !lease.commit.may_be_over();
+    Instead::Unknown { later }
 }
 
 /// Ends a lease that leaves nothing to keep, unless its handler committed or may have: then that was not for us to say.
@@ -253,17 +260,17 @@ async fn let_go_in_doubt(
     match found {
         Found::Record(record) => Some(Instead::Committed(record)),
         // Somebody took over, as the commit has heard, and may answer yet.
-        Found::Orphan | Found::Lost if lease.is_lost() => Some(Instead::Unknown),
+        Found::Orphan | Found::Lost if lease.is_lost() => Some(nobody_knows(&lease)),
         // Whoever has the key now took it when our lease was over. The record was there and is over, or it never was, and
         // never will be: a commit finds no lease of ours any more.
         Found::Held(_) | Found::Orphan | Found::Lost => {
             telemetry::released(lease.id(), reason);
             let unknown = lease.commit.may_be_over();
-            unknown.then_some(Instead::Unknown)
+            unknown.then(|| nobody_knows(&lease))
         }
         Found::Unknown => {
             telemetry::held(lease.id());
-            Some(Instead::Unknown)
+            Some(nobody_knows(&lease))
         }
     }
 }
@@ -276,7 +283,8 @@ pub(crate) fn told<R: http_body::Body>(
 ) -> Response<Body<R>> {
     into_response(match instead {
         Instead::Committed(record) | Instead::Record(record) => replay(config, id, &record),
-        Instead::Unknown => refuse(config, &outcome_unknown()),
+        Instead::Unknown { later: true } => refuse(config, &not_known_yet(config)),
+        Instead::Unknown { later: false } => refuse(config, &outcome_unknown()),
     })
 }
 

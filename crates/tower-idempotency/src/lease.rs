@@ -52,6 +52,10 @@ impl Lease {
     ///
     /// Ask before an effect that cannot be undone; it narrows the window, it does not close it. False once the lease
     /// was lost, could not be renewed in time, or has ended with the outcome.
+    ///
+    /// Time is that of [`Instant`](std::time::Instant), which stands still on Linux while the machine is suspended, as a laptop
+    /// or a virtual machine may be. After that this is true for as long as the lease had left, or until a renewal finds it lost,
+    /// though its end has passed at the store.
     #[must_use]
     pub fn is_held(&self) -> bool {
         self.0.is_held()

@@ -206,7 +206,7 @@ struct OneHangs {
 impl OneHangs {
     async fn unless_it_hangs(&self, id: KeyId) {
         if id == *self.first.get_or_init(|| id) {
-            std::future::pending().await
+            std::future::pending::<()>().await;
         }
     }
 }

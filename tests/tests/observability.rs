@@ -795,16 +795,16 @@ fn run_once_is_counted_as_requests_are() {
             let layer = on(&Probe::default());
             let work = async |_lease: Lease| Ok::<_, Failed<Infallible>>(1);
             for _ in 0..2 {
-                layer.run_once(KEY, BODY, work).await.expect("an outcome");
+                let _ = layer.run_once(KEY, BODY, work).await.expect("an outcome");
             }
-            layer
+            let _ = layer
                 .run_once(KEY, "other", work)
                 .await
                 .expect("an outcome");
             let held = async |_lease: Lease| Err::<u8, _>(Failed::Hold(()));
-            layer.run_once("held", "x", held).await.expect("an outcome");
+            let _ = layer.run_once("held", "x", held).await.expect("an outcome");
             let failed = async |_lease: Lease| Err::<u8, _>(Failed::Release(()));
-            layer
+            let _ = layer
                 .run_once("failed", "x", failed)
                 .await
                 .expect("an outcome");
@@ -835,7 +835,7 @@ fn a_value_that_the_work_committed_is_not_counted_as_a_replay() {
                 let committed = ledger.begin().commit_prepared(prepared).await;
                 committed.map_err(|_| Failed::Release(()))
             };
-            layer.run_once(KEY, BODY, work).await.expect("an outcome");
+            let _ = layer.run_once(KEY, BODY, work).await.expect("an outcome");
             1
         })
     });

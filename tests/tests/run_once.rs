@@ -164,7 +164,7 @@ async fn some_of_nothing_is_replayed_as_none() {
 async fn a_value_is_replayed_for_the_retention() {
     let layer = layer().with_retention(Ttl::from_secs(60));
     let effects = Effects::default();
-    run(&layer, &effects, 1).await.expect("executed");
+    let _ = run(&layer, &effects, 1).await.expect("executed");
     advance(Duration::from_millis(59_999)).await;
     let again = run(&layer, &effects, 2).await.expect("replayed");
     assert_eq!(again, Outcome::Replayed(1));
@@ -190,7 +190,7 @@ async fn other_keys_and_namespaces_are_other_runs() {
 #[tokio::test]
 async fn the_key_under_another_fingerprint_is_a_mismatch_and_nothing_runs() {
     let (layer, effects) = (layer(), Effects::default());
-    run_as(&layer, &effects, "k", "a", 1)
+    let _ = run_as(&layer, &effects, "k", "a", 1)
         .await
         .expect("executed");
     let other = run_as(&layer, &effects, "k", "b", 2).await;
@@ -581,7 +581,7 @@ struct Renamed {
 #[tokio::test]
 async fn a_value_that_the_program_can_no_longer_read_is_an_error_and_not_run_again() {
     let (layer, effects) = (layer(), Effects::default());
-    run(&layer, &effects, invoice(1)).await.expect("executed");
+    let _ = run(&layer, &effects, invoice(1)).await.expect("executed");
     for _ in 0..2 {
         let error = run(&layer, &effects, Renamed { serial: 1 }).await;
         let error = error.expect_err("another type");
@@ -601,7 +601,7 @@ async fn a_value_that_the_program_can_no_longer_read_is_an_error_and_not_run_aga
 async fn an_error_about_a_value_does_not_quote_it() {
     let (layer, effects) = (layer(), Effects::default());
     let secret = "secret-value".to_owned();
-    run(&layer, &effects, secret).await.expect("executed");
+    let _ = run(&layer, &effects, secret).await.expect("executed");
     // Serde's own words would be: unknown variant `secret-value`.
     let error = run(&layer, &effects, State::Pending).await;
     let error = error.expect_err("another type");
@@ -633,7 +633,7 @@ async fn fields_may_be_added_with_a_default() {
         number: 7,
         dropped: String::new(),
     };
-    run(&layer, &effects, old).await.expect("executed");
+    let _ = run(&layer, &effects, old).await.expect("executed");
     let new = New {
         added: Some(1),
         number: 1,

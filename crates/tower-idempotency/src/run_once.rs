@@ -27,6 +27,7 @@ use crate::{
 /// How a [`run_once`](IdempotencyLayer::run_once) ended.
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
+#[must_use = "nothing may have run, or it may have failed: whoever goes on as if it had not loses the work"]
 pub enum Outcome<T, E> {
     /// The work ran now, and this is what it returned. It is recorded, or the store is failing and it will be tried
     /// again for as long as the lease lasts.
@@ -64,10 +65,7 @@ pub enum Outcome<T, E> {
 
 /// How work failed, and what is to become of its key.
 #[derive(Clone, Debug, PartialEq, Eq)]
-#[expect(
-    clippy::exhaustive_enums,
-    reason = "the key is freed, or held for a while, or until somebody looks"
-)]
+#[non_exhaustive]
 pub enum Failed<E> {
     /// Nothing happened: free the key, and let the next attempt run. After a takeover the key is an orphan again, as what
     /// was taken over may have had its effect.
@@ -79,6 +77,8 @@ pub enum Failed<E> {
     NeedsAttention(NeedsAttention, E),
 }
 
+/// `?` frees the key. After anything that may have had an effect, map the error to [`Hold`](Failed::Hold) or
+/// [`NeedsAttention`](Failed::NeedsAttention).
 impl<E> From<E> for Failed<E> {
     fn from(error: E) -> Self {
         Self::Release(error)

@@ -20,6 +20,7 @@ use crate::{
 /// How a [`take_over`](IdempotencyLayer::take_over) ended.
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
+#[must_use = "it may have failed: then it is an orphan again"]
 pub enum TakeOver<T, E> {
     /// It ran, and this is what a client would have been answered: recorded as an answer to a request is, or not.
     Executed(T),

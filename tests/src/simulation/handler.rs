@@ -170,6 +170,7 @@ impl Run {
             request,
             lease: lease.as_ref().map(Lease::lease_ref),
             commits: Vec::new(),
+            over: None,
             answers: Vec::new(),
             state: Progress::Runs,
             completing: false,

@@ -183,7 +183,12 @@ impl Link {
         retention: Ttl,
         execution: usize,
     ) -> Result<(), StoreError> {
-        let patience = self.world.look().plan.store_timeout * 3 / 2;
+        let patience = {
+            let mut world = self.world.look();
+            let over = world.now + retention.as_millis();
+            world.executions[execution].over.get_or_insert(over);
+            world.plan.store_timeout * 3 / 2
+        };
         let op = Op::Commit(lease, record, retention, execution);
         // As a driver's own timeout: nobody knows what became of the commit.
         match timeout(Duration::from_millis(patience), self.unit(op)).await {

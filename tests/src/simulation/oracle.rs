@@ -81,7 +81,9 @@ pub(super) fn judge_release(world: &mut State, lease: &LeaseRef) -> bool {
     let execution = &world.executions[number];
     let said = execution.answers.last().map(|said| said.keep);
     let runs = execution.state == Progress::Runs && !world.dead[execution.process];
-    let keeps = execution.state == Progress::Answered && said == Some(Keep::Yes);
+    // What it said after a commit of which the record may be over is worth nothing.
+    let over = execution.over.is_some_and(|over| world.now >= over);
+    let keeps = execution.state == Progress::Answered && said == Some(Keep::Yes) && !over;
     if runs {
         world.violated(format!("the key is freed while execution {number} runs"));
     }

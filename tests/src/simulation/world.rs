@@ -129,6 +129,8 @@ pub(super) struct Execution {
     pub(super) lease: Option<LeaseRef>,
     /// In which stories of its key it has committed its effect.
     pub(super) commits: Vec<u64>,
+    /// When the record of the first commit that it sent is over, if that came through.
+    pub(super) over: Option<Millis>,
     /// What it had to say; the last of these is what it said.
     pub(super) answers: Vec<Said>,
     pub(super) state: Progress,

@@ -138,6 +138,38 @@ async fn slots_that_move_while_requests_go_on_cost_no_effect_and_no_record() {
 
 const LEASE: Duration = Duration::from_secs(6);
 
+// fm 40: a key that is not where its slot moves from is asked for where that moves to: one that is emptied on the way to its
+// record is lost there, and free here.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_lease_of_a_slot_that_moves_becomes_its_record_where_it_is() {
+    let cluster = RedisCluster::start();
+    let (slot, prefix) = (cluster.slot("{leaving}"), "{leaving}:");
+    let node = Node::new(connect(&cluster, prefix).await);
+    let other = Node::with(connect(&cluster, prefix).await, &node.books, |layer| layer);
+    let from = cluster.master_of(slot).unwrap();
+    let to = (from + 1) % 3;
+    let (running, _) = node.running("running").await;
+    let (failing, _) = node.running_on("/held-fails", "failing").await;
+    cluster.begin_move(slot, to);
+    other.gate.open_for_good();
+    let duplicate = tokio::spawn({
+        let other = other.clone();
+        let patience = Duration::from_secs(10);
+        async move { other.until_served("/held", "running", patience).await }
+    });
+    node.gate.open_for_good();
+    let answer = running.await.unwrap();
+    assert_eq!(failing.await.unwrap().status, StatusCode::BAD_GATEWAY);
+    let entries = |n| cluster.node(n).command(&["DBSIZE"]);
+    assert_eq!([entries(from), entries(to)], ["1", "0"]);
+    assert_eq!(duplicate.await.unwrap().body, answer.body);
+    other.assert_replays("/held", "running", &answer).await;
+    cluster.move_keys(slot, to);
+    cluster.end_move(slot, to);
+    other.assert_replays("/held", "running", &answer).await;
+    assert_eq!(node.books.of("running"), 1);
+}
+
 // fm 40: a node that imports a slot executes what follows ASKING on a connection, whether or not it has the entry: were
 // that another request, whose entry is with the former owner still, it would be executed twice.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]

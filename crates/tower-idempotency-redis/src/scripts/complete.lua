@@ -24,9 +24,10 @@ local generation = ARGV[3]
 if state and token then
   generation = entry[3]
 end
--- DEL needs no memory, and a script that has written goes on when memory is full: whoever was granted a lease finds room
--- for its record.
-redis.call('DEL', KEYS[1])
+-- The lease goes first: HDEL needs no memory, and a script that has written goes on when memory is full, so whoever was granted
+-- a lease finds room for its record. Not by DEL: of a slot that moves, a key that is gone is the other node's, and the rest of
+-- the script would be refused.
+redis.call('HDEL', KEYS[1], 'l', 'k', 'o', 'p', 'c')
 redis.call('HSET', KEYS[1], 's', 'D', 't', ARGV[1], 'f', ARGV[2], 'g', generation, 'b', ARGV[4])
 redis.call('PEXPIRE', KEYS[1], ARGV[5])
 if ARGV[6] == '1' then

@@ -9,6 +9,8 @@ use redis::{
 use tokio::time::Instant;
 use tower_idempotency::Ttl;
 
+#[cfg(feature = "deadpool")]
+use crate::redial::in_time;
 use crate::{
     ConnectError, RedisStore, check::check, link::Link, listen::Listener, redial::Redial,
     scripts::Scripts, store::Inner,
@@ -168,7 +170,9 @@ impl RedisOptions {
             let client = client.clone();
             async move { client.get_async_pubsub().await }
         });
-        self.store(asking, keeping, waiting, Some(listener)).await
+        let within = self.timeout;
+        self.store(within, asking, keeping, waiting, Some(listener))
+            .await
     }
 
     /// Uses a pool that the application has already, and one connection like those of it for renewals, completions and
@@ -202,16 +206,21 @@ impl RedisOptions {
             let pool = pool.clone();
             Link::Dialled(Redial::new(move || {
                 let pool = pool.clone();
-                async move { pool.manager().create().await }
+                // The application may have given it no limit of its own.
+                async move { in_time(Instant::now() + DIALLING, pool.manager().create()).await }
             }))
         };
         let (keeping, waiting) = (like_those(), self.wait.is_some().then(like_those));
-        self.store(Link::Pooled(pool), keeping, waiting, None).await
+        let within = self.timeout;
+        self.store(within, Link::Pooled(pool), keeping, waiting, None)
+            .await
     }
 
     /// Connects to the primary that sentinels name, and to the next one when that changes.
     ///
-    /// The client has to ask for a primary: `SentinelServerType::Master`.
+    /// The client has to ask for a primary: `SentinelServerType::Master`. Sentinels that are gone without a word cost a second
+    /// or two each time it asks, for which connecting waits beside the [timeout](Self::with_timeout), five seconds at most;
+    /// calls that come meanwhile fail.
     ///
     /// # Errors
     ///
@@ -247,14 +256,16 @@ impl RedisOptions {
         };
         let (asking, keeping) = (dialled(), dialled());
         let waiting = self.wait.is_some().then(dialled);
-        let listener = Listener::new(self.timeout, move || {
+        let within = self.timeout.saturating_add(DIALLING);
+        let listener = Listener::new(within, move || {
             let sentinels = Arc::clone(&sentinels);
             async move {
                 let primary = sentinels.lock().await.async_get_client().await?;
                 primary.get_async_pubsub().await
             }
         });
-        self.store(asking, keeping, waiting, Some(listener)).await
+        self.store(within, asking, keeping, waiting, Some(listener))
+            .await
     }
 
     /// Connects to a cluster, of which some nodes are given as URLs.
@@ -317,7 +328,8 @@ impl RedisOptions {
             Link::Cluster(Box::new(cluster))
         };
         let (asking, keeping) = (link(), link());
-        self.store(asking, keeping, None, None).await
+        let within = self.timeout;
+        self.store(within, asking, keeping, None, None).await
     }
 
     fn managed(&self, client: &Client) -> Link {
@@ -333,15 +345,16 @@ impl RedisOptions {
         }))
     }
 
-    pub(crate) async fn store(
+    async fn store(
         self,
+        within: Duration,
         asking: Link,
         keeping: Link,
         waiting: Option<Link>,
         listener: Option<Listener>,
     ) -> Result<RedisStore, ConnectError> {
         let scripts = Scripts::new();
-        let deadline = Instant::now() + self.timeout;
+        let deadline = Instant::now() + within;
         check(&keeping, deadline, &scripts, self.eviction).await?;
         Ok(RedisStore::new(Inner {
             publishes: asking.can_publish(),
@@ -392,6 +405,9 @@ impl Wait {
     }
 }
 
+/// How long making a connection may take where that is not one step of the driver's, each of which it gives a second at most.
+#[cfg(any(feature = "sentinel", feature = "deadpool"))]
+const DIALLING: Duration = Duration::from_secs(5);
 /// Which part of a call's timeout a node of a cluster has for taking a connection. Whoever looks for one that hangs looks at
 /// nothing else meanwhile, twice in a row at worst, and a call to another node has to come through between two looks.
 #[cfg(feature = "cluster")]

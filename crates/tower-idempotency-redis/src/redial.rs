@@ -22,9 +22,9 @@ pub(crate) struct Redial<C: Clone> {
     current: Mutex<Current<C>>,
     /// Whether the connection leads to several servers, of which one can be silent while the others answer.
     leads_to_many: bool,
-    /// When the last answer came; like all times here in microseconds since this was made.
+    /// When the last answer came, or the connection was replaced; like all times here in microseconds since this was made.
     answered: AtomicU64,
-    /// When the first of the calls began that came since, or since the connection was made anew.
+    /// When the first of the calls began that came since, and found the connection made.
     asked: AtomicU64,
     made: Instant,
 }
@@ -39,7 +39,8 @@ struct Current<C: Clone> {
 }
 
 impl<C: Clone + Send + Sync + 'static> Redial<C> {
-    /// Nothing is dialled before the first call.
+    /// Nothing is dialled before the first call. What takes longer than a call is waited for by the next ones: `dial` has to
+    /// end by itself.
     pub(crate) fn new<F>(dial: impl Fn() -> F + Send + Sync + 'static) -> Self
     where
         F: Future<Output = RedisResult<C>> + Send + 'static,
@@ -83,11 +84,14 @@ impl<C: Clone + Send + Sync + 'static> Redial<C> {
     where
         F: Future<Output = RedisResult<T>>,
     {
-        if !self.leads_to_many && self.is_silent(deadline) {
-            let (number, ..) = self.current();
-            self.replace(number);
+        let mut current = self.current();
+        // One that is still being made was not asked anything yet, and whoever makes it gives up by itself.
+        let is_made = current.1.clone().now_or_never().is_some();
+        if is_made && !self.leads_to_many && self.is_silent(deadline) {
+            self.replace(current.0);
+            current = self.current();
         }
-        let (number, connection, next) = self.current();
+        let (number, connection, next) = current;
         let connection = match in_time(deadline, connection).await {
             Ok(connection) => connection,
             // Still being made.
@@ -156,7 +160,7 @@ impl<C: Clone + Send + Sync + 'static> Redial<C> {
         if self.leads_to_many && is_made {
             current.next.get_or_insert_with(|| (self.dial)());
         } else {
-            self.asked.store(self.now(), Relaxed);
+            self.answered.store(self.now(), Relaxed);
             *current = Current {
                 number: number + 1,
                 connection: (self.dial)(),
@@ -202,4 +206,59 @@ pub(crate) fn is_final(error: &RedisError) -> bool {
             error.kind(),
             ErrorKind::Server(ServerErrorKind::ReadOnly | ServerErrorKind::MasterDown)
         )
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::{
+        Arc,
+        atomic::{AtomicUsize, Ordering},
+    };
+
+    use tokio::time::{sleep, timeout};
+
+    use super::*;
+
+    const PATIENCE: Duration = Duration::from_secs(1);
+
+    /// A connection that takes longer to make, in a task, than three calls may take, and how often it was made.
+    fn slow() -> (Redial<()>, Arc<AtomicUsize>) {
+        let made = Arc::<AtomicUsize>::default();
+        let counted = Arc::clone(&made);
+        let redial = Redial::new(move || {
+            counted.fetch_add(1, Ordering::Relaxed);
+            async {
+                let dial = tokio::spawn(sleep(PATIENCE * 7 / 2));
+                Ok(dial.await.map_err(io::Error::other)?)
+            }
+        });
+        (redial, made)
+    }
+
+    async fn call(redial: &Redial<()>) -> RedisResult<()> {
+        redial
+            .with(Instant::now() + PATIENCE, |()| async { Ok(()) })
+            .await
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn one_that_takes_longer_to_make_than_calls_may_take_is_made_once() {
+        let (redial, made) = slow();
+        for n in 0..4 {
+            assert_eq!(call(&redial).await.is_ok(), n == 3, "call {n}");
+        }
+        assert_eq!(made.load(Ordering::Relaxed), 1);
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn one_that_was_made_when_everybody_had_left_is_kept() {
+        let (redial, made) = slow();
+        for _ in 0..3 {
+            let left = timeout(PATIENCE / 10, call(&redial)).await;
+            assert!(left.is_err());
+        }
+        sleep(PATIENCE * 5).await;
+        assert!(call(&redial).await.is_ok());
+        assert_eq!(made.load(Ordering::Relaxed), 1);
+    }
 }

@@ -127,6 +127,41 @@ async fn sentinels_that_fall_silent_for_a_moment_cost_no_lease_though_nobody_com
     node.assert_replays("/held", "running", &answer).await;
 }
 
+// fm 43: those that are gone are asked in vain each time, for a second or two.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_sentinel_that_is_gone_without_a_word_costs_no_lease_and_keeps_nobody_from_connecting() {
+    let primary = RedisServer::start(&[]);
+    let sentinel = Sentinel::start(&primary, 0);
+    let way = Proxy::start(sentinel.address());
+    let connect = || {
+        let urls = [way.address(), sentinel.address()].map(|it| format!("redis://{it}/"));
+        let (name, primary) = (Sentinel::NAME.to_owned(), SentinelServerType::Master);
+        let client = SentinelClient::build(urls.to_vec(), name, None, primary);
+        RedisOptions::new().connect_sentinel(client.expect("addresses"))
+    };
+    let node = with_lease(until_connected(connect).await, &Books::default(), 6);
+    let before = node.post("/orders", "before").await;
+    let (running, lease) = node.running("running").await;
+    way.set(Mode::Hold);
+    primary.command(&["CLIENT", "KILL", "TYPE", "normal"]);
+    let killed = Instant::now();
+    let mut fresh = 0;
+    while killed.elapsed() < Duration::from_secs(9) {
+        let (key, patience) = (format!("fresh-{fresh}"), Duration::from_secs(6));
+        node.until_served("/orders", &key, patience).await;
+        fresh += 1;
+        assert!(lease.is_held(), "after {:?}", killed.elapsed());
+        sleep(Duration::from_millis(50)).await;
+    }
+    node.gate.open_for_good();
+    let answer = running.await.unwrap();
+
+    let next = with_lease(connect().await.unwrap(), &node.books, 60);
+    next.assert_replays("/orders", "before", &before).await;
+    next.assert_replays("/held", "running", &answer).await;
+    assert_eq!(node.books.total(), 2 + fresh);
+}
+
 // fm 35: what a failover loses without waiting, and that the answers agree.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn what_a_failover_loses_is_executed_again_and_answered_once() {

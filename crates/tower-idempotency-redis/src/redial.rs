@@ -201,11 +201,14 @@ pub(crate) async fn in_time<T>(
 /// Whether no later call on this connection will fare better. A server that has become read-only is one that another has
 /// taken over from: only dialling again finds that one.
 pub(crate) fn is_final(error: &RedisError) -> bool {
-    error.is_unrecoverable_error()
-        || matches!(
-            error.kind(),
-            ErrorKind::Server(ServerErrorKind::ReadOnly | ServerErrorKind::MasterDown)
-        )
+    match error.kind() {
+        ErrorKind::Server(ServerErrorKind::ReadOnly | ServerErrorKind::MasterDown) => true,
+        // Before Redis 7 what a script runs into has no code but in the text.
+        ErrorKind::Server(ServerErrorKind::ResponseError) => error
+            .detail()
+            .is_some_and(|detail| detail.contains(": -READONLY ")),
+        _ => error.is_unrecoverable_error(),
+    }
 }
 
 #[cfg(test)]

@@ -66,10 +66,10 @@ async fn redirections_that_lead_nowhere_end_with_the_deadline() {
     node.until_served("/orders", "k", patience).await;
 }
 
-/// A cluster of one node that answers scripts with errors, one after the other and again from the first, or as if it had
+/// A server, and a cluster of one node, that answers scripts with errors, one after the other and again from the first, or as if it had
 /// done what it was asked for.
-struct Strange {
-    address: SocketAddr,
+pub(crate) struct Strange {
+    pub(crate) address: SocketAddr,
     errors: Arc<Mutex<Errors>>,
 }
 
@@ -80,7 +80,7 @@ struct Errors {
 }
 
 impl Strange {
-    fn start() -> Self {
+    pub(crate) fn start() -> Self {
         let listener = TcpListener::bind("127.0.0.1:0").unwrap();
         let (address, errors) = (
             listener.local_addr().unwrap(),
@@ -101,7 +101,7 @@ impl Strange {
     }
 
     /// What it says from now on; how often it said what it was to say before.
-    fn says(&self, errors: &[String]) -> usize {
+    pub(crate) fn says(&self, errors: &[String]) -> usize {
         let mut it = self.errors.lock().unwrap();
         it.errors = errors.to_vec();
         mem::take(&mut it.said)

@@ -14,6 +14,7 @@ use tower_idempotency_redis::RedisStore;
 
 use crate::{
     node::{BOUND, Books, Node, assert_unavailable, connect, options, until_connected},
+    nowhere::Strange,
     sentinel::caught_up,
 };
 
@@ -230,4 +231,30 @@ async fn a_primary_that_becomes_a_replica_and_comes_back_executes_nothing_meanwh
     for key in ["before", "running", "fresh"] {
         assert_eq!(node.books.of(key), 1, "{key}");
     }
+}
+
+// fm 43: Redis 5 and 6 say what happened in a script with a code of its own, READONLY behind it.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_primary_of_an_earlier_version_that_has_become_a_replica_is_left_too() {
+    let strange = Strange::start();
+    let way = Proxy::start(strange.address);
+    let node = Node::new(connect(&format!("redis://{}/0", way.address())).await);
+    node.post("/orders", "before").await;
+    for (says, is_left) in [
+        ("attempt to compare number with nil", false),
+        (
+            "-READONLY You can't write against a read only replica.",
+            true,
+        ),
+    ] {
+        let connections = way.counts().connections;
+        strange.says(&[format!(
+            "ERR Error running script (call to f_0): @user_script:20: @user_script: 20: {says}"
+        )]);
+        node.assert_unavailable("/orders", "refused").await;
+        assert_eq!(way.counts().connections > connections, is_left, "{says}");
+    }
+    strange.says(&[]);
+    node.until_served("/orders", "fresh", Duration::from_secs(5))
+        .await;
 }

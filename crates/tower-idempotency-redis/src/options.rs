@@ -114,7 +114,7 @@ impl RedisOptions {
     }
 
     /// Waits after each granted acquire and each completion until `replicas` replicas have it, for `timeout` at most
-    /// (whole milliseconds, at least one). Default: no waiting.
+    /// (whole milliseconds, at least one), which such a call has beside the [timeout](Self::with_timeout). Default: no waiting.
     ///
     /// When too few have it the call failed: an acquire is answered 503, and a completion is tried again until its lease
     /// is over. A failover to a replica that was waited for then loses no lease and no record; to another one it may,

@@ -91,9 +91,9 @@ impl Store for RedisStore {
             claim.owner,
             &*claim.operation,
         );
-        let deadline = inner.deadline();
+        let waited_by = inner.waited_by();
         let answer = inner
-            .run(&inner.asking, deadline, script, &key, &arguments)
+            .run(&inner.asking, inner.deadline(), script, &key, &arguments)
             .await?;
         let first = acquired(answer)?;
         // What is refused or replayed waits for nobody.
@@ -101,7 +101,7 @@ impl Store for RedisStore {
             return Ok(first);
         };
         // Under the same token: granted again, as it was. Unless the server is another one by now, and has its own answer.
-        let waited = inner.run_and_wait(link, deadline, script, &key, &arguments, wait);
+        let waited = inner.run_and_wait(link, waited_by, script, &key, &arguments, wait);
         acquired(Box::pin(waited).await?)
     }
 
@@ -136,13 +136,14 @@ impl Store for RedisStore {
             retention.as_millis(),
             u8::from(inner.publishes),
         );
-        let deadline = inner.deadline();
-        let stored = inner.run(&inner.keeping, deadline, script, &key, &arguments);
+        let waited_by = inner.waited_by();
+        let stored = inner.run(&inner.keeping, inner.deadline(), script, &key, &arguments);
         let Some((link, wait)) = inner.waiting() else {
             return held(&stored.await?);
         };
         // Stored at once, however many wait on the other connection before it: its lease would be over by then.
-        let waited = Box::pin(inner.run_and_wait(link, deadline, script, &key, &arguments, wait));
+        let waited = inner.run_and_wait(link, waited_by, script, &key, &arguments, wait);
+        let waited = Box::pin(waited);
         let (stored, waited) = tokio::join!(stored, waited);
         if let Ok(answer) = stored {
             held(&answer)?;
@@ -260,6 +261,11 @@ impl Inner {
     }
 
     fn deadline(&self) -> Instant {
+        Instant::now() + self.options.timeout
+    }
+
+    /// Of what waits for replicas. The time for that is no other call's: one that takes as long has found a silent connection.
+    fn waited_by(&self) -> Instant {
         Instant::now() + self.options.call_limit()
     }
 }

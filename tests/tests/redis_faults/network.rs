@@ -12,7 +12,10 @@ use tokio::time::Instant;
 use tower_idempotency::{InFlight, Ttl};
 use tower_idempotency_redis::RedisStore;
 
-use crate::node::{BOUND, Books, Node, STORE_TIMEOUT, connect, connect_unhurried, patient};
+use crate::node::{
+    BOUND, Books, Node, STORE_TIMEOUT, connect, connect_unhurried, options, patient,
+    until_connected,
+};
 
 /// What only the call for the lease says, what only the completion does, and only the release.
 const ACQUIRE: &str = "POST /orders";
@@ -119,6 +122,37 @@ async fn a_renewal_that_is_lost_is_made_again_before_the_lease_is_over() {
         other.assert_replays("/held", "k", &answer).await;
         assert_eq!(node.books.of("k"), 1);
     }
+}
+
+// fm 36, 37: what does not wait for replicas has no time for it.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_renewal_that_is_lost_is_made_again_though_others_may_wait_for_replicas_for_long() {
+    let renew = sha(include_str!(
+        "../../../crates/tower-idempotency-redis/src/scripts/renew.lua"
+    ));
+    let server = RedisServer::start(&[]);
+    let _replica = RedisServer::replica_of(&server);
+    let way = Proxy::start(server.address());
+    let url = format!("redis://{}/0", way.address());
+    let waiting = options().with_wait(1, Duration::from_secs(10));
+    let store = until_connected(|| waiting.clone().connect(&url)).await;
+    let node = Node::with(store, &Books::default(), |layer| {
+        layer.with_lease(Ttl::from_secs(6))
+    });
+    way.once(Fault::request(&*renew), Then::Hang);
+    let (request, held) = node.running("k").await;
+    eventually("a renewal is lost", || way.hits() == 1).await;
+    let lost = Instant::now();
+    while lost.elapsed() < Duration::from_secs(9) {
+        assert!(held.is_held(), "after {:?}", lost.elapsed());
+        tokio::time::sleep(Duration::from_millis(100)).await;
+    }
+    node.gate.open_for_good();
+    let answer = request.await.unwrap();
+    let patience = Duration::from_secs(5);
+    let replay = node.until_served("/held", "k", patience).await;
+    assert!(replay.is_replay() && replay.body == answer.body);
+    assert_eq!(node.books.of("k"), 1);
 }
 
 // fm 45

@@ -286,6 +286,26 @@ async fn keys_of_a_node_that_is_gone_are_refused_until_its_replica_takes_over() 
     assert_eq!(books.total(), 60 + 3 + 1);
 }
 
+// fm 40, 35: what is documented to be lost. That a slot moves is known to its master, and not to those who take over from it.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn what_has_moved_is_executed_again_once_its_master_is_gone_before_the_move_has_ended() {
+    let mut cluster = RedisCluster::start_with_replicas();
+    let (tag, to) = (tag_on(&cluster, 0), 1);
+    let slot = cluster.slot(format!("{{{tag}}}"));
+    let node = Node::new(connect(&cluster, &format!("{{{tag}}}:")).await);
+    let moved = node.post("/orders", "moved").await;
+    cluster.begin_move(slot, to);
+    cluster.move_keys(slot, to);
+    node.assert_replays("/orders", "moved", &moved).await;
+    caught_up(cluster.node(0), cluster.node(3)).await;
+    cluster.node_mut(0).kill();
+    // The node that imports the slot does not believe in its new master, so nobody is asked whether there is one.
+    let patience = Duration::from_secs(20);
+    let again = node.until_served("/orders", "moved", patience).await;
+    assert_eq!(again.text(), "effect 2 of moved");
+    node.assert_replays("/orders", "moved", &again).await;
+}
+
 // fm 38, 40: its connections stay open, and nobody says that another one has its slots.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn keys_of_a_node_that_hangs_are_served_once_its_replica_has_taken_over() {

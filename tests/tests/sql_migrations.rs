@@ -69,6 +69,47 @@ async fn processes_on_one_sqlite_file_migrate_at_once() {
     at_once!(|| SqliteStore::new(scratch.file("keys.db")));
 }
 
+/// Its name, or its schema's, begins as that of the table which the migrations are written for.
+#[tokio::test]
+async fn a_table_whose_name_begins_as_the_default_one_is_made_under_its_own() {
+    let (name, in_a_schema) = ("tower_idempotency_payments", "tower_idempotency_eu.keys");
+
+    let mut admin = PgConnection::connect(&postgres::shared().url())
+        .await
+        .unwrap();
+    let schema = "create schema tower_idempotency_eu";
+    admin.execute(schema).await.unwrap();
+    for name in [name, in_a_schema] {
+        let store = sql::postgres(postgres::shared(), name).await;
+        holds_a_lease(&store, || store.migrate()).await;
+    }
+
+    let mut admin = MySqlConnection::connect(&mariadb::shared().url())
+        .await
+        .unwrap();
+    admin.execute(schema).await.unwrap();
+    for name in [name, in_a_schema] {
+        let store = sql::mariadb(mariadb::shared(), name).await;
+        holds_a_lease(&store, || store.migrate()).await;
+    }
+
+    let scratch = Scratch::new();
+    let store = SqliteStore::new(scratch.file("keys.db"));
+    let store = store.with_table(name).unwrap();
+    store.migrate().await.unwrap();
+    holds_a_lease(&store, || store.migrate()).await;
+}
+
+#[test]
+fn a_schema_in_front_of_a_table_in_sqlite_is_refused() {
+    let refused = SqliteStore::new("keys.db").with_table("main.keys");
+    let refused = refused.unwrap_err().to_string();
+    assert!(
+        refused.contains("SQLite") && refused.contains("main.keys"),
+        "{refused}"
+    );
+}
+
 #[tokio::test]
 async fn a_replica_that_starts_does_not_wait_for_a_transaction_on_the_table() {
     let url = postgres::shared().url();

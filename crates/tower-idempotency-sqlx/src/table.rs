@@ -17,14 +17,22 @@ impl Table {
             None => (None, text),
         };
         if schema.is_some_and(|schema| !is_identifier(schema)) || !is_identifier(name) {
-            return Err(TableNameError {
-                found: text.chars().take(SHOWN).collect(),
-            });
+            return Err(TableNameError::of(text));
         }
         Ok(Self {
             schema: schema.map(str::to_owned),
             name: name.to_owned(),
         })
+    }
+
+    /// As [`parse`](Self::parse), where there is no schema to choose.
+    #[cfg(feature = "sqlite")]
+    pub(crate) fn parse_name(text: &str) -> Result<Self, TableNameError> {
+        let table = Self::parse(text)?;
+        match table.schema {
+            None => Ok(table),
+            Some(_) => Err(TableNameError::of(text)),
+        }
     }
 
     /// As it stands in a statement.
@@ -46,8 +54,10 @@ impl Table {
         let table = format!("{quote}{DEFAULT}{quote}");
         let index = format!("{quote}{DEFAULT}_");
         let sql = sql
+            // By way of what is in no name: the new one may begin as the default one does, and be taken for an index.
+            .replace(&index, "\0")
             .replace(&table, &self.quoted(quote))
-            .replace(&index, &format!("{quote}{}_", self.name))
+            .replace('\0', &format!("{quote}{}_", self.name))
             .replace(&format!("'{DEFAULT}'"), &format!("'{}'", self.name));
         match &self.schema {
             Some(schema) => sql.replace("database()", &format!("'{schema}'")),
@@ -79,12 +89,20 @@ pub struct TableNameError {
     found: String,
 }
 
+impl TableNameError {
+    fn of(text: &str) -> Self {
+        Self {
+            found: text.chars().take(SHOWN).collect(),
+        }
+    }
+}
+
 impl fmt::Display for TableNameError {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(
             f,
-            "expected the name of a table, or of a schema and a table with a dot between, each of 1 to {LONGEST} of a-z, \
-             0-9 and _ and without a digit in front, found {:?}",
+            "expected the name of a table, or, but for SQLite, of a schema and a table with a dot between, each of 1 to \
+             {LONGEST} of a-z, 0-9 and _ and without a digit in front, found {:?}",
             self.found
         )
     }
@@ -151,6 +169,20 @@ mod tests {
             Table::parse("a.b").unwrap().in_migration(sql, '"'),
             "create table \"a\".\"b\" (); create index \"b_x\" on \"a\".\"b\";"
         );
+        for (name, expected) in [
+            (
+                "tower_idempotency_a",
+                "create table \"tower_idempotency_a\" (); \
+                 create index \"tower_idempotency_a_x\" on \"tower_idempotency_a\";",
+            ),
+            (
+                "tower_idempotency_eu.keys",
+                "create table \"tower_idempotency_eu\".\"keys\" (); \
+                 create index \"keys_x\" on \"tower_idempotency_eu\".\"keys\";",
+            ),
+        ] {
+            assert_eq!(Table::parse(name).unwrap().in_migration(sql, '"'), expected);
+        }
         let sql = "where table_schema = database() and table_name = 'tower_idempotency'";
         assert_eq!(Table::default().in_migration(sql, '`'), sql);
         assert_eq!(

@@ -84,15 +84,15 @@ impl SqliteStore {
         })
     }
 
-    /// The table; `tower_idempotency` by default.
+    /// The table; `tower_idempotency` by default. It is in the file itself: there is no schema to choose.
     ///
     /// Set before the store is used. Two services that share a table and a namespace of the layer share their keys.
     ///
     /// # Errors
     ///
-    /// When a part of it is not 1 to 48 of `a` to `z`, `0` to `9` and `_` without a digit in front.
+    /// When it is not 1 to 48 of `a` to `z`, `0` to `9` and `_` without a digit in front.
     pub fn with_table(self, name: &str) -> Result<Self, TableNameError> {
-        let table = Table::parse(name)?;
+        let table = Table::parse_name(name)?;
         Ok(self.set(|settings| settings.table = table))
     }
 

@@ -241,6 +241,34 @@ async fn is_tried_again_after<S: Ledgered>(pause: Duration, books: &Books<S>) ->
     true
 }
 
+/// However often it is taken over, and whatever its client asked for.
+async fn what_was_asked_is_told_as_it_was_asked<S: Ledgered>(books: Books<S>) {
+    let path = "/\\a\\134b/ä/€/\u{1}\u{7f}";
+    let asked = format!("POST {path}");
+    orphan(&books, &asked).await;
+    let told = Arc::new(Mutex::new(Vec::new()));
+    let (operations, expected) = (Arc::clone(&told), vec![asked; 3]);
+    let completer = working(&books, Duration::ZERO, move |orphan: Orphan| {
+        let operation = orphan.operation().to_owned();
+        let mut told = operations.lock().unwrap_or_else(PoisonError::into_inner);
+        told.push(operation);
+        async { Err("no provider") }
+    });
+    let mut stored = Vec::new();
+    for _ in 0..3 {
+        sleep(OLDER).await;
+        assert_eq!(completer.sweep().await.expect("a sweep").failed, 1);
+        let length = format!(
+            "select 'length', 0 * generation + length(operation), generation from {}",
+            books.table
+        );
+        stored.push(S::rows(&books.pool, length).await[0].pid);
+    }
+    let told = told.lock().unwrap_or_else(PoisonError::into_inner).clone();
+    assert_eq!(told, expected);
+    assert!(stored.iter().all(|it| *it == stored[0]), "{stored:?}");
+}
+
 /// Neither by another replica, which had found it as well.
 async fn what_fails_is_not_tried_by_each_replica<S: Ledgered>(books: Books<S>) {
     for _ in 0..12 {
@@ -358,6 +386,7 @@ each! {
     pauses_may_be_long
     what_fails_is_tried_again_after_a_pause
     what_fails_is_not_tried_by_each_replica
+    what_was_asked_is_told_as_it_was_asked
     one_in_the_background_goes_on_until_it_is_dropped
     a_sweep_that_is_dropped_takes_no_more_over
 }

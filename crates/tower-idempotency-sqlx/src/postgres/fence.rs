@@ -172,10 +172,57 @@ fn found(row: &PgRow) -> Result<Found, SqlError> {
         fingerprint: Fingerprint::from_bytes(digest(row.try_get(1)?)?),
         generation: row.try_get(2)?,
         lease_ends: row.try_get(3)?,
-        operation: row.try_get(4)?,
+        // As it was asked: whoever takes it over writes it again.
+        operation: unescape(row.try_get(4)?),
     })
+}
+
+/// What `encode(.., 'escape')` made of a text. What it would not have made, as of a row that is not ours, stays as it is.
+fn unescape(text: &str) -> String {
+    let mut bytes = Vec::with_capacity(text.len());
+    let mut rest = text.as_bytes();
+    while let [first, behind @ ..] = rest {
+        let (byte, behind) = match (first, behind) {
+            (b'\\', [b'\\', behind @ ..]) => (b'\\', behind),
+            (
+                b'\\',
+                &[
+                    a @ b'0'..=b'3',
+                    b @ b'0'..=b'7',
+                    c @ b'0'..=b'7',
+                    ref behind @ ..,
+                ],
+            ) => ((a - b'0') << 6 | (b - b'0') << 3 | (c - b'0'), behind),
+            _ => (*first, behind),
+        };
+        bytes.push(byte);
+        rest = behind;
+    }
+    String::from_utf8_lossy(&bytes).into_owned()
 }
 
 fn bytes(text: &str) -> Result<Vec<u8>, SqlError> {
     hex::decode(text).ok_or(SqlError::unreadable("no bytes"))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_was_escaped_is_as_it_was() {
+        for (stored, asked) in [
+            ("POST /rides", "POST /rides"),
+            (r"/a\\b/\303\244", "/a\\b/ä"),
+            (r"\\134", r"\134"),
+            (r"\\\\", r"\\"),
+            // Not ours.
+            (r"\", r"\"),
+            (r"\x\18\477", r"\x\18\477"),
+            ("/ä", "/ä"),
+            (r"\303", "\u{fffd}"),
+        ] {
+            assert_eq!(unescape(stored), asked, "{stored}");
+        }
+    }
 }

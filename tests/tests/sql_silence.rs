@@ -3,7 +3,7 @@
 //!
 //! On a paused clock, which goes on by itself while everybody waits.
 
-use std::{sync::Arc, time::Duration};
+use std::{pin::Pin, sync::Arc, time::Duration};
 
 use axum::body::Body;
 use http::{Request, StatusCode};
@@ -21,7 +21,8 @@ use tests::{
 use tokio::time::{pause, resume, sleep};
 use tower_idempotency::{IdempotencyLayer, Lease, store::Ttl};
 use tower_idempotency_sqlx::{
-    Checkpoint, Completer, MySqlStore, Orphan, PostgresStore, Purger, TransactionErrorKind as Kind,
+    Checkpoint, Completer, MySqlStore, Orphan, PostgresStore, Purger, SqlError,
+    TransactionErrorKind as Kind,
 };
 
 /// What the store asks goes through a proxy, on one connection.
@@ -29,7 +30,10 @@ struct Way<S: Ledgered> {
     books: Books<S>,
     proxy: Proxy,
     purger: fn(&S, Duration) -> Purger,
+    purge: fn(S) -> Purging,
 }
+
+type Purging = Pin<Box<dyn Future<Output = Result<u64, SqlError>> + Send>>;
 
 async fn by_postgres(table: &str) -> Way<PostgresStore> {
     let proxy = Proxy::start(postgres::shared().address());
@@ -40,6 +44,7 @@ async fn by_postgres(table: &str) -> Way<PostgresStore> {
         books: Books { store, ..books },
         proxy,
         purger: PostgresStore::spawn_purger,
+        purge: |store| Box::pin(async move { store.purge_expired(100).await }),
     }
 }
 
@@ -52,6 +57,7 @@ async fn by_mariadb(table: &str) -> Way<MySqlStore> {
         books: Books { store, ..books },
         proxy,
         purger: MySqlStore::spawn_purger,
+        purge: |store| Box::pin(async move { store.purge_expired(100).await }),
     }
 }
 
@@ -144,13 +150,22 @@ async fn a_purger_goes_on_after_a_call_without_an_answer<S: Ledgered>(way: Way<S
     drop(purger);
 }
 
+async fn a_batch_that_is_purged_by_hand_ends<S: Ledgered>(way: Way<S>) {
+    let store = way.books.store.clone();
+    let purging = (way.purge)(store.clone());
+    let purged = without_an_answer(&way.proxy, "forgotten_at limit", purging).await;
+    purged.expect_err("silence");
+    let purged = within(Duration::from_secs(30), (way.purge)(store)).await;
+    assert_eq!(purged.expect("it runs"), 0);
+}
+
 macro_rules! by_a_way {
     ($($case:ident)*) => {
         mod on_postgres {
             $(
                 #[tokio::test]
                 async fn $case() {
-                    super::$case(super::by_postgres(&stringify!($case)[..20]).await).await;
+                    super::$case(super::by_postgres(super::table(stringify!($case))).await).await;
                 }
             )*
         }
@@ -159,7 +174,7 @@ macro_rules! by_a_way {
             $(
                 #[tokio::test]
                 async fn $case() {
-                    super::$case(super::by_mariadb(&stringify!($case)[..20]).await).await;
+                    super::$case(super::by_mariadb(super::table(stringify!($case))).await).await;
                 }
             )*
         }
@@ -170,4 +185,10 @@ by_a_way! {
     a_look_for_a_checkpoint_ends
     a_look_for_orphans_ends
     a_purger_goes_on_after_a_call_without_an_answer
+    a_batch_that_is_purged_by_hand_ends
+}
+
+/// A name of a table is shorter than the name of a test may be.
+fn table(case: &str) -> &str {
+    &case[..case.len().min(20)]
 }

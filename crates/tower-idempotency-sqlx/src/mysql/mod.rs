@@ -17,6 +17,7 @@ use tower_idempotency::store::{Acquired, Claim, KeyId, LeaseRef, Store, StoreErr
 use self::statements::{OVERHEAD, Statements};
 use crate::{
     Purger, SqlError, TableNameError,
+    bounded::bounded,
     connections::{
         Connections, LINGERING, Lent,
         Purpose::{self, Ask, Keep},
@@ -144,6 +145,9 @@ impl MySqlStore {
     /// May be called by every replica at once, at each start. The same statements are in the files of the folder
     /// `migrations/mysql` for those who run them by other means. Needs the right to create tables.
     ///
+    /// Waits for as long as the server takes, which for an index on a large table is minutes, and for one that has fallen
+    /// silent is for ever: bound it from outside, with such a table in mind.
+    ///
     /// # Errors
     ///
     /// When the server cannot be reached or refuses.
@@ -171,13 +175,13 @@ impl MySqlStore {
     ///
     /// # Errors
     ///
-    /// When the server cannot be reached or refuses.
+    /// When the server cannot be reached or refuses, or has not answered within 30 seconds: so a batch should take less.
     ///
     /// # Cancellation
     ///
     /// Dropped, it has deleted the batch or nothing.
     pub async fn purge_expired(&self, batch: u32) -> Result<u64, SqlError> {
-        self.inner.purge(batch).await
+        bounded(self.inner.purge(batch)).await
     }
 
     /// Purges every so often, in batches of 1000, until what it returns is dropped or the store is, with its clones.

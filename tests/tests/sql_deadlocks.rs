@@ -291,3 +291,23 @@ async fn a_completion_waits_for_a_row_for_longer_than_half_a_second_in_postgres(
     })
     .await;
 }
+
+/// A record is large, and a connection stays. A trigger sees what its session keeps.
+#[tokio::test]
+async fn a_completion_that_fails_in_mariadb_leaves_no_record_in_its_session() {
+    let server = MariaDbServer::start(&[]);
+    let store = sql::mariadb(&server, "entries").await.with_connections(1);
+    let mut other = MySqlConnection::connect(&server.url()).await.unwrap();
+    let claim = claim();
+    store.acquire(&claim).await.unwrap();
+    let hold = "create table seen (n int not null);
+        create trigger note before insert on entries for each row insert into seen values (@record is null);
+        begin; update entries set keep = keep + 1";
+    other.execute(raw_sql(hold)).await.unwrap();
+    let completed = completing(&store, &claim).await.unwrap();
+    assert!(given_up(&completed), "{completed:?}");
+    other.execute(raw_sql("rollback")).await.unwrap();
+    store.acquire(&sql::claim()).await.unwrap();
+    let seen = query_scalar::<_, i32>("select n from seen").fetch_all(&mut other);
+    assert_eq!(seen.await.unwrap(), [1]);
+}

@@ -261,7 +261,7 @@ impl Inner {
                 lent.close();
                 return Err(sqlx::Error::Database(error).into());
             }
-            run(&mut lent.connection, &Arc::new("rollback".to_owned())).await?;
+            run(&mut lent.connection, &Arc::new(ROLLBACK.to_owned())).await?;
             lent.give_back();
             // Who waits for a row once more waits for longer than the layer does for an answer.
             if tries == TRIES || !is_deadlock {
@@ -411,5 +411,7 @@ const MIGRATIONS: [&str; 2] = [
     include_str!("../../migrations/mysql/0002_orphans.sql"),
 ];
 const SETUP: &str = "set session innodb_lock_wait_timeout = 1; select @@max_allowed_packet;";
+/// And lets go of the record that a completion which failed has put there.
+const ROLLBACK: &str = "rollback; set @record = null;";
 const LARGEST_RECORD: usize = 128 << 20;
 const UNKNOWN: usize = usize::MAX;

@@ -15,7 +15,7 @@ use tests::{
     Effects, app,
     books::{self, Books, Ledgered},
     created,
-    gate::{Gate, eventually},
+    gate::{Gate, eventually, within},
     post,
     scratch::Scratch,
     send,
@@ -269,6 +269,21 @@ async fn what_was_asked_is_told_as_it_was_asked<S: Ledgered>(books: Books<S>) {
     assert!(stored.iter().all(|it| *it == stored[0]), "{stored:?}");
 }
 
+/// What failed meanwhile is due again at once, and is left to the next one.
+async fn a_sweep_ends_where_everything_fails<S: Ledgered>(books: Books<S>) {
+    for _ in 0..150 {
+        orphan(&books, "POST /rides").await;
+    }
+    sleep(OLDER).await;
+    let completer = working(&books, Duration::ZERO, async |_| Err("no provider"));
+    let sweeping = completer.with_concurrency(8);
+    let swept = within(Duration::from_secs(60), sweeping.sweep()).await;
+    let swept = swept.expect("a sweep");
+    assert_eq!(swept.found, swept.failed);
+    // One that failed in the millisecond in which it began is found again.
+    assert!((150..160).contains(&swept.found), "{swept:?}");
+}
+
 /// Neither by another replica, which had found it as well.
 async fn what_fails_is_not_tried_by_each_replica<S: Ledgered>(books: Books<S>) {
     for _ in 0..12 {
@@ -387,6 +402,7 @@ each! {
     what_fails_is_tried_again_after_a_pause
     what_fails_is_not_tried_by_each_replica
     what_was_asked_is_told_as_it_was_asked
+    a_sweep_ends_where_everything_fails
     one_in_the_background_goes_on_until_it_is_dropped
     a_sweep_that_is_dropped_takes_no_more_over
 }

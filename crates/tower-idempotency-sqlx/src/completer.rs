@@ -1,4 +1,10 @@
-use std::{fmt, future::Future, pin::Pin, sync::Arc, time::Duration};
+use std::{
+    fmt,
+    future::Future,
+    pin::Pin,
+    sync::Arc,
+    time::{Duration, Instant},
+};
 
 use http::Response;
 use tokio::{
@@ -174,7 +180,7 @@ impl<S: SqlStore> Completer<S> {
         Self { at_a_time, ..self }
     }
 
-    /// Executes all orphans that are due now, oldest first, and says what became of them. Ends early where the layer takes
+    /// Executes all orphans that are due as it begins, oldest first, and says what became of them. Ends early where the layer takes
     /// nothing on, as while it drains.
     ///
     /// # Errors
@@ -190,14 +196,18 @@ impl<S: SqlStore> Completer<S> {
     /// Dropped, it takes no more over; what it has taken over goes on in tasks of its own, for which
     /// [`drain`](IdempotencyLayer::drain) waits.
     pub async fn sweep(&self) -> Result<Sweep, SqlError> {
+        let began = Instant::now();
         let mut page = Page {
             older_than: self.older_than,
+            ago: Duration::ZERO,
             after: None,
             limit: PAGE,
         };
         let mut sweep = Sweep::default();
         let mut running = JoinSet::new();
         loop {
+            // What fails meanwhile may be due again at once: it is left to the next sweep, or this one would not end.
+            page.ago = began.elapsed();
             let orphans = bounded(self.store.orphans(&page)).await?;
             page.after = orphans.last().map(|last| (last.lease_ends, last.id));
             let is_last = orphans.len() < PAGE as usize;
@@ -316,6 +326,8 @@ impl fmt::Debug for Completing {
 pub struct Page {
     /// For how long the lease is over at least; twice as long for each takeover, up to a limit.
     pub older_than: Duration,
+    /// Not as of now, but as of so long ago.
+    pub ago: Duration,
     /// The last of the page before.
     pub after: Option<(i64, KeyId)>,
     /// How many at most.

@@ -215,10 +215,10 @@ fn in_a_transaction(statements: &str) -> String {
 
 /// Its lease has been over for long enough, and nobody has the outcome. The first conditions are those of an index.
 fn due(page: &Page) -> String {
-    let older = page.older_than.as_millis();
+    let (older, ago) = (page.older_than.as_millis(), page.ago.as_millis());
     let pause = format!("{older} * (1 << least(generation - 1, {MOST_DOUBLINGS}))");
     format!(
-        "completed is null and lease_ends <= {NOW} - {older} and lease_ends + {pause} <= {NOW} \
+        "completed is null and lease_ends <= {NOW} - {ago} - {older} and lease_ends + {pause} <= {NOW} - {ago} \
          and forgotten_at > {NOW} and operation <> 'run_once'"
     )
 }

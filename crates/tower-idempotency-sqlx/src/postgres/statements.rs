@@ -266,12 +266,12 @@ select count(*) from purged;"
 /// Its lease has been over for long enough, and nobody has the outcome. The first condition is one of an index; its bound
 /// is computed once.
 fn due(page: &Page) -> String {
-    let older = page.older_than.as_millis();
+    let (older, ago) = (page.older_than.as_millis(), page.ago.as_millis());
     let pause =
         format!("{older}::bigint * (1 << least(e.generation - 1, {MOST_DOUBLINGS})::integer)");
     format!(
-        "e.completed is null and e.lease_ends <= (select {NOW}) - {older} \
-         and e.lease_ends + {pause} <= (select {NOW}) and e.forgotten_at > (select {NOW}) \
+        "e.completed is null and e.lease_ends <= (select {NOW}) - {ago} - {older} \
+         and e.lease_ends + {pause} <= (select {NOW}) - {ago} and e.forgotten_at > (select {NOW}) \
          and e.operation <> 'run_once'"
     )
 }

@@ -1,5 +1,7 @@
 //! Transactions of handlers, checkpoints and orphans in SQLite.
 
+use std::time::Duration;
+
 use sqlx::{Connection, Row, Sqlite, SqliteConnection, SqlitePool, raw_sql, sqlite::SqliteRow};
 use tower_idempotency::{
     Lease,
@@ -147,7 +149,8 @@ impl SqlStore for SqliteStore {
             None => (i64::MIN, [].as_slice()),
         };
         let looking = sqlx::query(self.inner.statements.orphans.clone())
-            .bind(older_than(page))
+            .bind(bound(page.older_than))
+            .bind(bound(page.ago))
             .bind(ends)
             .bind(id)
             .bind(page.limit);
@@ -159,7 +162,8 @@ impl SqlStore for SqliteStore {
 
     async fn is_due(&self, orphan: &Found, page: &Page) -> Result<bool, SqlError> {
         let looking = sqlx::query(self.inner.statements.is_due.clone())
-            .bind(older_than(page))
+            .bind(bound(page.older_than))
+            .bind(bound(page.ago))
             .bind(orphan.id.as_bytes().as_slice())
             .bind(orphan.generation);
         Ok(ask(&self.inner.readers, Purpose::Keep, looking)
@@ -195,8 +199,8 @@ async fn is_in_the_transaction(on: &mut SqliteConnection) -> Result<(), SqlError
     Err(SqlError::ended())
 }
 
-fn older_than(page: &Page) -> i64 {
-    i64::try_from(page.older_than.as_millis()).unwrap_or(i64::MAX)
+fn bound(time: Duration) -> i64 {
+    i64::try_from(time.as_millis()).unwrap_or(i64::MAX)
 }
 
 fn found(row: &SqliteRow) -> Result<Found, SqlError> {

@@ -336,6 +336,33 @@ async fn a_transaction_that_the_handler_ends_on_sqlite_is_no_commit() {
     }
 }
 
+/// sqlx takes back what was cut off before it does what it is asked next, and what it is told of the one it says of the other.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_savepoint_whose_end_is_cut_off_on_mariadb_is_no_end_of_the_transaction() {
+    let way = by_mariadb("savepoint_end").await;
+    let (books, proxy) = (way.books.clone(), Arc::clone(&way.proxy));
+    let (app, _) = bank(&books.clone(), move |lease, n| {
+        let (books, proxy) = (books.clone(), Arc::clone(&proxy));
+        async move {
+            let mut tx = charged(&books, &lease, n).await;
+            if n > 1 {
+                return committed(tx, n).await;
+            }
+            let savepoint = Connection::begin(&mut *tx).await.expect("a savepoint");
+            proxy.set(Mode::Hold);
+            let released = timeout(CUT, savepoint.commit()).await;
+            assert!(released.is_err(), "{released:?}");
+            proxy.set(Mode::Pass);
+            ended(&End::Commit.refused(tx, n).await)
+        }
+    });
+    let refused = within(Duration::from_secs(60), send(&app, order())).await;
+    assert_eq!(refused.text(), "Database");
+    assert_eq!(way.direct.count().await, 0);
+    assert_eq!(send(&app, order()).await.status, StatusCode::CREATED);
+    assert_eq!(way.direct.count().await, 1);
+}
+
 /// The server takes the whole transaction back, and goes on: the statements after it are on their own.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_deadlock_that_a_handler_swallows_on_mariadb_is_no_commit() {

@@ -1,6 +1,10 @@
 //! Effect and record in one transaction of the handler's, on each database.
 
-use std::time::Duration;
+use std::{
+    io,
+    sync::{Arc, Mutex, PoisonError},
+    time::Duration,
+};
 
 use axum::{
     Router,
@@ -16,6 +20,7 @@ use tests::{
     send,
 };
 use tokio::time::{sleep, timeout};
+use tower::ServiceExt as _;
 use tower_idempotency::{IdempotencyLayer, Lease, Ttl, store::StoreError, transaction::Unrecorded};
 use tower_idempotency_sqlx::{
     Checkpoint, Fenced, MySqlStore, PostgresStore, SqliteStore, TransactionError,
@@ -388,6 +393,84 @@ async fn a_lost_lease_writes_no_checkpoint<S: Ledgered>(books: Books<S>) {
     });
     assert_eq!(send(&app, order()).await.status, StatusCode::BAD_GATEWAY);
     assert_eq!(books.count().await, 0);
+}
+
+// ---- Logs ----
+
+#[derive(Clone, Default)]
+struct Log(Arc<Mutex<Vec<u8>>>);
+
+impl io::Write for Log {
+    fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
+        let mut log = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        log.extend_from_slice(bytes);
+        Ok(bytes.len())
+    }
+
+    fn flush(&mut self) -> io::Result<()> {
+        Ok(())
+    }
+}
+
+/// On the connections of handlers sqlx logs each statement, whatever the store has it do on its own.
+async fn what_sqlx_logs_of_a_transaction_shows_nothing_of_it<S: Ledgered>(books: Books<S>) {
+    let log = Log::default();
+    let writer = log.clone();
+    let subscriber = tracing_subscriber::fmt()
+        .with_max_level(tracing::Level::TRACE)
+        .with_writer(move || writer.clone())
+        .with_ansi(false)
+        .finish();
+    let guard = tracing::subscriber::set_default(subscriber);
+    let (app, executions) = bank(&books, async |books, lease, n| {
+        let tx = charged(&books, &lease, n).await.expect("a transaction");
+        let written = tx.checkpoint("phase", &HUSH.repeat(64)).await;
+        written.expect("a phase");
+        let tx = charged(&books, &lease, n).await.expect("a transaction");
+        let mut res = committed(tx, HUSH.repeat(64).into_response()).await;
+        res.extensions_mut().insert(lease);
+        res
+    });
+    let res = app.clone().oneshot(order()).await.expect("an answer");
+    drop(guard);
+    assert_eq!((res.status(), executions.count()), (StatusCode::OK, 1));
+    let lease = res
+        .extensions()
+        .get::<Lease>()
+        .expect("a lease")
+        .lease_ref();
+    let hex = |bytes: &[u8]| {
+        bytes
+            .iter()
+            .map(|it| format!("{it:02x}"))
+            .collect::<String>()
+    };
+    let (id, token) = (hex(lease.id.as_bytes()), hex(lease.token.as_bytes()));
+    let log = log.0.lock().unwrap_or_else(PoisonError::into_inner).clone();
+    let log = String::from_utf8_lossy(&log).to_lowercase();
+    assert!(
+        log.contains("sqlx::query") && log.contains("completed = "),
+        "{log}"
+    );
+    // In hexadecimal, and in base64 wherever it begins.
+    for secret in [&id, &token, HUSH, "68757368", "agh1c2ho"] {
+        let line = log.lines().find(|line| line.contains(secret));
+        assert_eq!(line, None);
+    }
+}
+
+const HUSH: &str = "hush";
+
+#[tokio::test]
+async fn what_sqlx_logs_of_a_transaction_on_postgres_shows_nothing_of_it() {
+    let books = books::on_postgres("logged").await;
+    what_sqlx_logs_of_a_transaction_shows_nothing_of_it(books).await;
+}
+
+#[tokio::test]
+async fn what_sqlx_logs_of_a_transaction_on_mariadb_shows_nothing_of_it() {
+    let books = books::on_mariadb("logged").await;
+    what_sqlx_logs_of_a_transaction_shows_nothing_of_it(books).await;
 }
 
 // ---- Without the guard ----

@@ -106,3 +106,8 @@ pub enum Written {
     /// The token does not hold the entry: nothing was written.
     Lost,
 }
+
+/// As it is bound.
+pub(crate) fn millis(ttl: Ttl) -> i64 {
+    i64::try_from(ttl.as_millis()).unwrap_or(i64::MAX)
+}

@@ -13,7 +13,7 @@ use sqlx::{Database, Pool, SqlSafeStr as _, Transaction};
 use tokio::{sync::oneshot, time::sleep};
 use tower_idempotency::{
     Body, Lease,
-    store::StoreError,
+    store::{LeaseRef, StoreError},
     transaction::{NotRecorded, Prepared},
 };
 
@@ -61,16 +61,14 @@ impl<S: SqlStore> Fenced<S> {
         lease: &Lease,
         pool: &Pool<S::Database>,
     ) -> Result<Self, TransactionError> {
-        let begun = begin::<S::Database>(pool, S::BEGIN).await;
-        let mut fenced = Self {
-            transaction: begun.map_err(TransactionError::database)?,
-            store: store.clone(),
-            lease: lease.clone(),
-        };
-        let lease = lease.lease_ref();
-        let standing = store.standing(&mut fenced.transaction, &lease);
-        match standing.await {
-            Ok(Standing::Held) => Ok(fenced),
+        let begun = begin(store.clone(), lease.lease_ref(), pool).await;
+        let (transaction, standing) = begun.map_err(TransactionError::database)?;
+        match standing {
+            Ok(Standing::Held) => Ok(Self {
+                transaction,
+                store: store.clone(),
+                lease: lease.clone(),
+            }),
             Ok(Standing::Lost) => Err(TransactionErrorKind::LeaseLost.into()),
             Ok(Standing::Absent) => Err(TransactionErrorKind::NoEntry.into()),
             Err(error) if error.code().is_some_and(S::is_missing_table) => {
@@ -253,17 +251,29 @@ impl<S: SqlStore> Fenced<S> {
     }
 }
 
+/// A transaction, and how the lease stands in it.
+type Begun<S> = (
+    Transaction<'static, <S as SqlStore>::Database>,
+    Result<Standing, SqlError>,
+);
+
 /// In a task of its own: sqlx knows of a transaction only once it has heard that it began, and would lend the connection to
 /// whoever comes next with the transaction open. What nobody takes is rolled back.
-async fn begin<DB: Database>(
-    pool: &Pool<DB>,
-    statement: &'static str,
-) -> sqlx::Result<Transaction<'static, DB>> {
+async fn begin<S: SqlStore>(
+    store: S,
+    lease: LeaseRef,
+    pool: &Pool<S::Database>,
+) -> sqlx::Result<Begun<S>> {
     let connection = pool.acquire().await?;
     let patience = pool.options().get_acquire_timeout().max(SHORTEST_PATIENCE);
     let (caller, left) = oneshot::channel::<Infallible>();
     let beginning = tokio::spawn(async move {
-        let begun = Transaction::begin(connection, Some(statement.into_sql_str()));
+        let begun = async {
+            let begin = Some(S::BEGIN.into_sql_str());
+            let mut transaction = Transaction::begin(connection, begin).await?;
+            let standing = store.standing(&mut transaction, &lease).await;
+            Ok((transaction, standing))
+        };
         let given_up = async {
             left.await.ok();
             sleep(patience).await;

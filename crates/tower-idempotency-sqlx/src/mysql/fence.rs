@@ -1,27 +1,29 @@
 //! Transactions of handlers, checkpoints and orphans in MySQL and MariaDB.
 
-use std::sync::Arc;
-
-use sqlx::{MySql, MySqlConnection, MySqlPool, Row, mysql::MySqlRow};
+use sqlx::{
+    Connection as _, Executor as _, MySql, MySqlConnection, MySqlPool, Row, mysql::MySqlRow, query,
+    raw_sql,
+};
 use tower_idempotency::{
     Lease,
     store::{Fingerprint, KeyId, LeaseRef, Ttl},
 };
 
-use super::{MySqlStore, run};
+use super::MySqlStore;
 use crate::{
     Checkpoint, Fenced, SqlError, TransactionError,
     completer::{Found, Page},
     connections::Purpose,
-    sql_store::{SqlStore, Standing, Written},
+    sql_store::{SqlStore, Standing, Written, millis},
 };
 
 impl MySqlStore {
     /// Begins a transaction of the handler's that is fenced by its lease: see [`Fenced`].
     ///
     /// `pool` is the handler's own, and leads to the database in which the store has its table. The transaction is at READ
-    /// COMMITTED whatever the pool defaults to. Takes two round trips, besides those of the pool. A statement that changes
-    /// a table's definition commits it, as everywhere in MySQL: do without.
+    /// COMMITTED whatever the pool defaults to. Takes two round trips, besides those of the pool, and more the first time on
+    /// a connection, which keeps what it prepares then. A statement that changes a table's definition commits it, as
+    /// everywhere in MySQL: do without.
     ///
     /// # Errors
     ///
@@ -73,12 +75,24 @@ impl SqlStore for MySqlStore {
         on: &mut MySqlConnection,
         lease: &LeaseRef,
     ) -> Result<Standing, SqlError> {
-        let rows = run(on, &Arc::new(self.inner.statements.standing(lease))).await?;
-        Ok(match rows.first() {
+        let statements = &self.inner.statements;
+        let standing = query(statements.standing.clone())
+            .bind(lease.id.as_bytes().as_slice())
+            .bind(lease.token.as_bytes().as_slice())
+            .bind(lease.id.as_bytes().as_slice());
+        let standing = match standing.fetch_optional(&mut *on).await? {
             Some(row) if row.try_get(0)? => Standing::Held,
             Some(_) => Standing::Lost,
             None => Standing::Absent,
-        })
+        };
+        // sqlx takes what comes next for an answer if it is cut off while it prepares a statement. Here it is not cut off; so
+        // what is to be written last is prepared now, unless it is kept from before, or the pool keeps none.
+        if standing == Standing::Held && on.cached_statements_size() > 0 {
+            on.prepare(statements.fence.clone()).await?;
+            on.prepare(statements.has_checkpoint.clone()).await?;
+            on.prepare(statements.write_checkpoint.clone()).await?;
+        }
+        Ok(standing)
     }
 
     async fn write_record(
@@ -88,8 +102,13 @@ impl SqlStore for MySqlStore {
         record: &[u8],
         retention: Ttl,
     ) -> Result<bool, SqlError> {
-        let statement = self.inner.statements.fence(lease, record, retention);
-        Ok(!in_the_transaction(on, statement).await?.is_empty())
+        is_in_the_transaction(on).await?;
+        let writing = query(self.inner.statements.fence.clone())
+            .bind(millis(retention))
+            .bind(record)
+            .bind(lease.id.as_bytes().as_slice())
+            .bind(lease.token.as_bytes().as_slice());
+        Ok(writing.execute(on).await?.rows_affected() > 0)
     }
 
     async fn write_checkpoint(
@@ -98,12 +117,24 @@ impl SqlStore for MySqlStore {
         lease: &LeaseRef,
         checkpoint: &Checkpoint,
     ) -> Result<Written, SqlError> {
-        let statement = self.inner.statements.write_checkpoint(lease, checkpoint);
-        Ok(match in_the_transaction(on, statement).await?.first() {
-            Some(row) if row.try_get(0)? => Written::Same,
-            Some(_) => Written::Changed,
-            None => Written::Lost,
-        })
+        is_in_the_transaction(on).await?;
+        let statements = &self.inner.statements;
+        let before = query(statements.has_checkpoint.clone())
+            .bind(checkpoint.name())
+            .bind(checkpoint.json())
+            .bind(lease.id.as_bytes().as_slice())
+            .bind(lease.token.as_bytes().as_slice());
+        match before.fetch_optional(&mut *on).await? {
+            Some(row) if row.try_get(0)? => return Ok(Written::Same),
+            Some(_) => {}
+            None => return Ok(Written::Lost),
+        }
+        let writing = query(statements.write_checkpoint.clone())
+            .bind(checkpoint.name())
+            .bind(checkpoint.json())
+            .bind(lease.id.as_bytes().as_slice());
+        writing.execute(on).await?;
+        Ok(Written::Changed)
     }
 
     async fn read_checkpoint(
@@ -144,18 +175,23 @@ impl SqlStore for MySqlStore {
     }
 }
 
-/// Releases the savepoint that the transaction began with, which is gone with it, and only then runs the statement.
-async fn in_the_transaction(
-    on: &mut MySqlConnection,
-    statement: String,
-) -> Result<Vec<MySqlRow>, SqlError> {
-    let statement = format!("release savepoint tower_idempotency; {statement}");
-    let rows = run(on, &Arc::new(statement)).await.map_err(SqlError::from);
-    // No such savepoint.
-    rows.map_err(|error| match error.code() {
-        Some("1305") => SqlError::ended(),
-        _ => error,
-    })
+/// Releases the savepoint that the transaction began with, which is gone with it.
+async fn is_in_the_transaction(on: &mut MySqlConnection) -> Result<(), SqlError> {
+    let mut release = async || {
+        let release = raw_sql("release savepoint tower_idempotency");
+        let released = release.execute(&mut *on).await.map_err(SqlError::from);
+        released.map(drop)
+    };
+    let is_missing = |error: &SqlError| error.code() == Some("1305");
+    match release().await {
+        // sqlx answers first with what it has in line, as for a savepoint of the handler's that was cut off: what it answers
+        // to the same question now is ours.
+        Err(error) if is_missing(&error) => match release().await {
+            Err(error) if is_missing(&error) => Err(SqlError::ended()),
+            Ok(()) | Err(_) => Err(error),
+        },
+        released => released,
+    }
 }
 
 fn found(row: &MySqlRow) -> Result<Found, SqlError> {

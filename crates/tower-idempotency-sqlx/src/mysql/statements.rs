@@ -2,13 +2,16 @@
 //!
 //! Each call is one message with several statements in it, which are one transaction at READ COMMITTED, whatever the
 //! session defaults to. Values are in the text, as digits and letters only; see `docs/decisions/0018`. What was changed is
-//! told by reading it back, for the count of changed rows depends on settings of the connection.
+//! told by reading it back, for the count of changed rows depends on settings of the connection. In a handler's transaction
+//! values are bound: on its connection sqlx logs the text.
+
+use std::sync::Arc;
 
 use base64::{Engine as _, engine::general_purpose::STANDARD as BASE64};
+use sqlx::{AssertSqlSafe, SqlSafeStr as _, SqlStr};
 use tower_idempotency::store::{Claim, LeaseRef, OrphanPolicy, Ttl};
 
 use crate::{
-    Checkpoint,
     completer::{Found, MOST_DOUBLINGS, Page},
     hex,
     table::Table,
@@ -16,12 +19,43 @@ use crate::{
 
 pub(super) struct Statements {
     table: String,
+    /// In a handler's transaction, as the next three: how the lease stands. id, token, id.
+    pub(super) standing: SqlStr,
+    /// Stores the record if the token holds the entry. One row is changed then, whatever a connection counts: it was not
+    /// completed before. retention, record, id, token.
+    pub(super) fence: SqlStr,
+    /// Whether the checkpoint is there, if the token holds the entry, and keeps the row so. name, data, id, token.
+    pub(super) has_checkpoint: SqlStr,
+    /// After the last one. name, data, id.
+    pub(super) write_checkpoint: SqlStr,
 }
 
 impl Statements {
     pub(super) fn new(table: &Table) -> Self {
+        let table = table.quoted('`');
+        // Nothing but the name of the table, which is an identifier, is put into them.
+        let statement = |sql: String| AssertSqlSafe(Arc::<str>::from(sql)).into_sql_str();
+        let held = format!("id = ? and token = ? and completed is null and forgotten_at > {NOW}");
         Self {
-            table: table.quoted('`'),
+            standing: statement(format!(
+                "select coalesce({held}, false) from {table} where id = ?"
+            )),
+            fence: statement(format!(
+                "update {table} set
+  checkpoint = null,
+  checkpoint_data = null,
+  forgotten_at = {NOW} + ?,
+  record = ?,
+  completed = {NOW}
+where {held}"
+            )),
+            has_checkpoint: statement(format!(
+                "select coalesce(checkpoint = ? and checkpoint_data = ?, false) from {table} where {held} for update"
+            )),
+            write_checkpoint: statement(format!(
+                "update {table} set checkpoint = ?, checkpoint_data = ? where id = ?"
+            )),
+            table,
         }
     }
 
@@ -129,42 +163,6 @@ where {held} and (generation > 1 or checkpoint is not null);"
         ))
     }
 
-    /// In a handler's transaction: how the lease stands.
-    pub(super) fn standing(&self, lease: &LeaseRef) -> String {
-        let (table, held) = (&self.table, held(lease));
-        let id = bytes(lease.id.as_bytes());
-        format!("select coalesce({held}, false) from {table} where id = {id};")
-    }
-
-    /// In a handler's transaction: stores the record if the token holds the entry. A row if so.
-    pub(super) fn fence(&self, lease: &LeaseRef, record: &[u8], retention: Ttl) -> String {
-        let (table, held, locked) = (&self.table, held(lease), locked(lease));
-        let (record, retention) = (BASE64.encode(record), retention.as_millis());
-        format!(
-            "select true from {table} where {held} for update;
-update {table} set
-  checkpoint = null,
-  checkpoint_data = null,
-  forgotten_at = {NOW} + {retention},
-  record = from_base64('{record}'),
-  completed = {NOW}
-where {locked};"
-        )
-    }
-
-    /// In a handler's transaction: stores the checkpoint if the token holds the entry. A row if so, which says whether it
-    /// was there before.
-    pub(super) fn write_checkpoint(&self, lease: &LeaseRef, checkpoint: &Checkpoint) -> String {
-        let (table, held, locked) = (&self.table, held(lease), locked(lease));
-        let name = text(checkpoint.name());
-        let data = format!("from_base64('{}')", BASE64.encode(checkpoint.json()));
-        format!(
-            "select coalesce(checkpoint = {name} and checkpoint_data = {data}, false)
-from {table} where {held} for update;
-update {table} set checkpoint = {name}, checkpoint_data = {data} where {locked};"
-        )
-    }
-
     pub(super) fn read_checkpoint(&self, lease: &LeaseRef, settled: bool) -> String {
         let (table, held) = (&self.table, held(lease));
         let wait = if settled { " for update" } else { "" };
@@ -221,13 +219,6 @@ fn due(page: &Page) -> String {
         "completed is null and lease_ends <= {NOW} - {ago} - {older} and lease_ends + {pause} <= {NOW} - {ago} \
          and forgotten_at > {NOW} and operation <> 'run_once'"
     )
-}
-
-/// The token holds the entry, as a statement before this one has found, which keeps it so.
-fn locked(lease: &LeaseRef) -> String {
-    let id = bytes(lease.id.as_bytes());
-    let token = bytes(lease.token.as_bytes());
-    format!("id = {id} and token = {token} and completed is null")
 }
 
 /// The token holds the entry, its lease over or not.

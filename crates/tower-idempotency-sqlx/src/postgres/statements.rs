@@ -2,12 +2,15 @@
 //!
 //! Each call is one message of the simple protocol with several statements in it, which the server runs in one
 //! transaction of their own. The first of them states the isolation level: it then is that whatever the connection
-//! defaults to, and no longer than that. Values are in the text, as digits only; see `docs/decisions/0018`.
+//! defaults to, and no longer than that. Values are in the text, as digits only; see `docs/decisions/0018`. In a handler's
+//! transaction they are bound: on its connection sqlx logs the text.
 
+use std::sync::Arc;
+
+use sqlx::{AssertSqlSafe, SqlSafeStr as _, SqlStr};
 use tower_idempotency::store::{Claim, KeyId, LeaseRef, OrphanPolicy, Ttl};
 
 use crate::{
-    Checkpoint,
     completer::{Found, MOST_DOUBLINGS, Page},
     hex,
     table::Table,
@@ -16,13 +19,54 @@ use crate::{
 pub(super) struct Statements {
     table: String,
     channel: String,
+    /// In a handler's transaction, as the next two: how the lease stands. Marks the transaction. $1 id, $2 token.
+    pub(super) standing: SqlStr,
+    /// Stores the record if the token holds the entry, and tells those who wait. Says whether it is that transaction, and
+    /// whether the record is stored. $1 id, $2 token, $3 record, $4 retention.
+    pub(super) fence: SqlStr,
+    /// Stores the checkpoint if the token holds the entry. Says whether it is that transaction, and whether the checkpoint
+    /// was there before; null if it is not stored. $1 id, $2 token, $3 name, $4 data.
+    pub(super) write_checkpoint: SqlStr,
 }
 
 impl Statements {
     pub(super) fn new(table: &Table) -> Self {
+        let (channel, table) = (table.name().to_owned(), table.quoted('"'));
+        // Nothing but the name of the table, which is an identifier, is put into them.
+        let statement = |sql: String| AssertSqlSafe(Arc::<str>::from(sql)).into_sql_str();
+        // It is the transaction that was marked: the setting ends with it, however it ends.
+        let marked = format!("coalesce(current_setting('{MARK}', true) = 'fenced', false)");
         Self {
-            table: table.quoted('"'),
-            channel: table.name().to_owned(),
+            standing: statement(format!(
+                "select coalesce({HELD}, false), set_config('{MARK}', 'fenced', true)
+from {table} e, (select {NOW} as now) clock where e.id = $1"
+            )),
+            fence: statement(format!(
+                "with ended as (
+  update {table} e set
+    forgotten_at = now + $4,
+    completed = now,
+    record = $3,
+    checkpoint = null,
+    checkpoint_data = null
+  from (select {NOW} as now) clock where {HELD} and {marked} returning e.id, e.awaited
+)
+select {marked}, ended.awaited is not null,
+  case when ended.awaited then pg_notify('{channel}', encode(ended.id, 'hex'))::text end
+from (select 1) one left join ended on true"
+            )),
+            write_checkpoint: statement(format!(
+                "with before as materialized (
+  select e.id, coalesce(e.checkpoint = $3 and e.checkpoint_data = $4, false) as same
+  from {table} e, (select {NOW} as now) clock where {HELD} and {marked} for update of e
+), written as (
+  update {table} e set checkpoint = $3, checkpoint_data = $4
+  from before where e.id = before.id returning before.same
+)
+select {marked}, written.same from (select 1) one left join written on true"
+            )),
+            table,
+            channel,
         }
     }
 
@@ -96,7 +140,7 @@ from (select {NOW} as now) clock where {held} returning true;"
     /// Stores the record unless another token holds or completed the entry, tells those who wait, and reads what the
     /// entry is then.
     pub(super) fn complete(&self, lease: &LeaseRef, record: &[u8], retention: Ttl) -> String {
-        let Self { table, channel } = self;
+        let Self { table, channel, .. } = self;
         let id = bytes(lease.id.as_bytes());
         let hex = hex::encode(lease.id.as_bytes());
         let token = bytes(lease.token.as_bytes());
@@ -160,56 +204,6 @@ update {table} e set awaited = true from (select {NOW} as now) clock
 where e.id = {id} and e.completed is null and e.lease_ends > now and not e.awaited;
 select e.completed is null and e.lease_ends > now
 from {table} e, (select {NOW} as now) clock where e.id = {id};"
-        )
-    }
-
-    /// In a handler's transaction: how the lease stands. Marks the transaction.
-    pub(super) fn standing(&self, lease: &LeaseRef) -> String {
-        let (table, held) = (&self.table, held(lease));
-        let id = bytes(lease.id.as_bytes());
-        format!(
-            "select coalesce({held}, false), set_config('{MARK}', 'fenced', true)
-from {table} e, (select {NOW} as now) clock where e.id = {id};"
-        )
-    }
-
-    /// In a handler's transaction: stores the record if the token holds the entry, and tells those who wait. Says whether it
-    /// is that transaction, and whether the record is stored.
-    pub(super) fn fence(&self, lease: &LeaseRef, record: &[u8], retention: Ttl) -> String {
-        let Self { table, channel } = self;
-        let (held, hex) = (held(lease), hex::encode(lease.id.as_bytes()));
-        let (record, retention) = (bytes(record), retention.as_millis());
-        let marked = marked();
-        format!(
-            "with ended as (
-  update {table} e set
-    forgotten_at = now + {retention},
-    completed = now,
-    record = {record},
-    checkpoint = null,
-    checkpoint_data = null
-  from (select {NOW} as now) clock where {held} and {marked} returning e.awaited
-)
-select {marked}, ended.awaited is not null, case when ended.awaited then pg_notify('{channel}', '{hex}')::text end
-from (select 1) one left join ended on true;"
-        )
-    }
-
-    /// In a handler's transaction: stores the checkpoint if the token holds the entry. Says whether it is that transaction,
-    /// and whether the checkpoint was there before; null if it is not stored.
-    pub(super) fn write_checkpoint(&self, lease: &LeaseRef, checkpoint: &Checkpoint) -> String {
-        let (table, held) = (&self.table, held(lease));
-        let (name, data) = (text(checkpoint.name()), bytes(checkpoint.json()));
-        let marked = marked();
-        format!(
-            "with before as materialized (
-  select e.id, coalesce(e.checkpoint = {name} and e.checkpoint_data = {data}, false) as same
-  from {table} e, (select {NOW} as now) clock where {held} and {marked} for update of e
-), written as (
-  update {table} e set checkpoint = {name}, checkpoint_data = {data}
-  from before where e.id = before.id returning before.same
-)
-select {marked}, written.same from (select 1) one left join written on true;"
         )
     }
 
@@ -283,11 +277,6 @@ fn held(lease: &LeaseRef) -> String {
     format!("e.id = {id} and e.token = {token} and e.completed is null and e.forgotten_at > now")
 }
 
-/// It is the transaction that was marked: the setting ends with it, however it ends.
-fn marked() -> String {
-    format!("coalesce(current_setting('{MARK}', true) = 'fenced', false)")
-}
-
 fn bytes(bytes: &[u8]) -> String {
     format!("decode('{}', 'hex')", hex::encode(bytes))
 }
@@ -304,4 +293,6 @@ const PREFACE: &str =
 /// A setting, not a savepoint: all that a handler writes behind one would be written by a subtransaction, at twice the
 /// transaction numbers.
 const MARK: &str = "tower_idempotency.transaction";
+/// As [`held`], with bound values.
+const HELD: &str = "e.id = $1 and e.token = $2 and e.completed is null and e.forgotten_at > now";
 const NOW: &str = "floor(extract(epoch from clock_timestamp()) * 1000)::bigint";

@@ -8,12 +8,12 @@ use tower_idempotency::{
     store::{Fingerprint, KeyId, LeaseRef, Ttl},
 };
 
-use super::{SqliteStore, ask, millis};
+use super::{SqliteStore, ask};
 use crate::{
     Checkpoint, Fenced, SqlError, TransactionError,
     completer::{Found, Page},
     connections::Purpose,
-    sql_store::{SqlStore, Standing, Written},
+    sql_store::{SqlStore, Standing, Written, millis},
 };
 
 impl SqliteStore {

@@ -20,6 +20,7 @@ use crate::{
         Purpose::{self, Ask, Keep},
     },
     entry::{Completion, Ended, Found, TRIES},
+    sql_store::millis,
     table::Table,
 };
 
@@ -353,10 +354,6 @@ fn ended(row: &SqliteRow) -> Result<Ended, sqlx::Error> {
         is_over: row.try_get(2)?,
         is_unheld: row.try_get(3)?,
     })
-}
-
-fn millis(ttl: Ttl) -> i64 {
-    i64::try_from(ttl.as_millis()).unwrap_or(i64::MAX)
 }
 
 impl fmt::Debug for SqliteStore {

@@ -32,7 +32,7 @@ use tests::{
 use tokio::time::{sleep, timeout};
 use tower_idempotency::{IdempotencyLayer, Lease};
 use tower_idempotency_sqlx::{
-    Fenced, MySqlStore, PostgresStore, TransactionError,
+    Fenced, MySqlStore, PostgresStore, SqliteStore, TransactionError,
     sqlx::{
         AssertSqlSafe, Connection, Executor, MySqlConnection, MySqlPool, PgPool, pool::PoolOptions,
         query_scalar, raw_sql,
@@ -333,6 +333,80 @@ async fn a_transaction_that_the_handler_ends_on_sqlite_is_no_commit() {
     let books = books::in_a_file(&scratch, "own_commit").await;
     for statements in [&["commit"][..], &["commit", "begin"]] {
         a_transaction_that_the_handler_ends(books.clone(), statements).await;
+    }
+}
+
+/// SQLite takes it back where it cannot be committed, as on a full disk: the connection is as good as any for the next one.
+#[tokio::test(flavor = "multi_thread")]
+async fn what_sqlite_takes_back_leaves_its_connection_usable() {
+    let refuse = "begin select raise(rollback, 'full'); end";
+    for (end, column) in [(End::Commit, "completed"), (End::Checkpoint, "checkpoint")] {
+        let scratch = Scratch::new();
+        let books = books::in_a_file(&scratch, "keys").await;
+        let pool = PoolOptions::new().max_connections(1);
+        let pool = pool.connect_lazy_with((*books.pool.connect_options()).clone());
+        let books = Books { pool, ..books };
+        let trigger = format!(
+            "create trigger full before update on {{table}} when new.{column} is not null {refuse}"
+        );
+        books.admin(&trigger).await;
+        let at = books.clone();
+        let (app, _) = bank(&books, move |lease, n| {
+            let books = at.clone();
+            async move {
+                let tx = charged(&books, &lease, n).await;
+                if n > 1 {
+                    return committed(tx, n).await;
+                }
+                ended(&end.refused(tx, n).await)
+            }
+        });
+        let refused = send(&app, order()).await;
+        assert_eq!(refused.text(), "Database", "{end:?}");
+        books.admin("drop trigger full").await;
+        let next = send(&app, order()).await;
+        assert_eq!(next.status, StatusCode::CREATED, "{end:?}: {next:?}");
+        assert_eq!(books.count().await, 1, "{end:?}");
+    }
+}
+
+/// What refuses is the commit itself.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_commit_that_sqlite_refuses_leaves_its_connection_usable() {
+    let scratch = Scratch::new();
+    let books = books::in_a_file(&scratch, "keys").await;
+    let pool = PoolOptions::new().max_connections(1);
+    let pool = pool.connect_lazy_with((*books.pool.connect_options()).clone());
+    let books = Books { pool, ..books };
+    for sql in [
+        "create table parents (id integer primary key)",
+        "create table children (id integer references parents deferrable initially deferred)",
+    ] {
+        books.admin(sql).await;
+    }
+    for end in [End::Commit, End::Checkpoint] {
+        let at = books.clone();
+        let (app, _) = bank(&books, move |lease, n| {
+            let books = at.clone();
+            async move {
+                let mut tx = charged(&books, &lease, n).await;
+                if n > 1 {
+                    return committed(tx, n).await;
+                }
+                let orphan = "insert into children values (7)".to_owned();
+                SqliteStore::run(&mut tx, orphan).await.expect("deferred");
+                ended(&end.refused(tx, n).await)
+            }
+        });
+        assert_eq!(send(&app, order()).await.text(), "Database", "{end:?}");
+        assert_eq!(books.count().await, 0, "{end:?}");
+        assert_eq!(
+            send(&app, order()).await.status,
+            StatusCode::CREATED,
+            "{end:?}"
+        );
+        books.admin("delete from {table}").await;
+        books.admin("delete from {table}_effects").await;
     }
 }
 

@@ -9,7 +9,7 @@ use std::{
 
 use http::Response;
 use serde::Serialize;
-use sqlx::{Database, Pool, SqlSafeStr as _, Transaction};
+use sqlx::{Connection as _, Database, Pool, SqlSafeStr as _, Transaction};
 use tokio::{sync::oneshot, time::sleep};
 use tower_idempotency::{
     Body, Lease,
@@ -264,7 +264,14 @@ async fn begin<S: SqlStore>(
     lease: LeaseRef,
     pool: &Pool<S::Database>,
 ) -> sqlx::Result<Begun<S>> {
-    let connection = pool.acquire().await?;
+    let connection = loop {
+        let connection = pool.acquire().await?;
+        // SQLite takes a transaction back by itself, as on a full disk, and sqlx goes on taking it for open: nothing can begin.
+        if !connection.is_in_transaction() {
+            break connection;
+        }
+        connection.close().await.ok();
+    };
     let patience = pool.options().get_acquire_timeout().max(SHORTEST_PATIENCE);
     let (caller, left) = oneshot::channel::<Infallible>();
     let beginning = tokio::spawn(async move {

@@ -95,7 +95,13 @@ async fn deposit(
     let body = Json(json!({ "deposit": id, "balance": balance }));
     let res = (StatusCode::CREATED, body).into_response();
     // The deposit, the new balance and this answer: all of them or none.
-    Ok(tx.commit(res).await?.into_response())
+    match tx.commit(res).await {
+        Ok(res) => Ok(res.into_response()),
+        Err(error) => match error.into_answer() {
+            Ok(_rolled_back) => Err("expected an answer that is recorded".into()),
+            Err(error) => Err(error.into()),
+        },
+    }
 }
 
 async fn balance(

@@ -1,17 +1,20 @@
 use std::error::Error;
 
 use axum::{
-    Json,
+    Extension, Json,
     http::{StatusCode, header::RETRY_AFTER},
     response::{IntoResponse, Response},
 };
 use serde_json::json;
-use tower_idempotency_sqlx::{SqlError, sqlx};
+use tower_idempotency::NeedsAttention;
+use tower_idempotency_sqlx::{SqlError, TransactionError, TransactionErrorKind, sqlx};
 
 /// Why a request has no outcome yet: answered 503, which is not recorded, so that a retry or the completer goes on from
 /// the last checkpoint.
 ///
 /// Where a transaction failed and nobody knows whether it was committed, the layer finds out before it answers.
+/// Where it had ended before it was to be committed, something of it may be there already, which a retry would do again:
+/// somebody has to look.
 #[derive(Debug)]
 pub struct Failure(Box<dyn Error + Send + Sync>);
 
@@ -30,13 +33,50 @@ impl Failure {
         let error: &(dyn Error + 'static) = &*self.0;
         tracing::warn!(error, "{what}");
     }
+
+    /// What a handler wrote may be there without its record.
+    pub(crate) fn is_not_fenced(&self) -> bool {
+        let error = self.0.downcast_ref::<TransactionError>();
+        error.is_some_and(|error| error.kind() == TransactionErrorKind::Ended)
+    }
 }
 
 impl IntoResponse for Failure {
     fn into_response(self) -> Response {
         self.log("a request has no outcome yet");
+        if self.is_not_fenced() {
+            let body = Json(json!({ "error": "somebody has to look at it" }));
+            return (
+                StatusCode::INTERNAL_SERVER_ERROR,
+                Extension(NOT_FENCED),
+                body,
+            )
+                .into_response();
+        }
         let body = Json(json!({ "error": "try again with the same key" }));
         let headers = [(RETRY_AFTER, "1")];
         (StatusCode::SERVICE_UNAVAILABLE, headers, body).into_response()
+    }
+}
+
+const NOT_FENCED: NeedsAttention = NeedsAttention::new("not-fenced");
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_ended_early_is_left_to_somebody_and_nothing_else_is() {
+        let ended = TransactionError::from(TransactionErrorKind::Ended);
+        let res = Failure::from(ended).into_response();
+        assert!(res.extensions().get::<NeedsAttention>().is_some());
+        for kind in [
+            TransactionErrorKind::LeaseLost,
+            TransactionErrorKind::Unknown,
+        ] {
+            let res = Failure::from(TransactionError::from(kind)).into_response();
+            assert_eq!(res.status(), StatusCode::SERVICE_UNAVAILABLE);
+            assert!(res.extensions().get::<NeedsAttention>().is_none());
+        }
     }
 }

@@ -54,7 +54,13 @@ pub fn completer(rides: &Rides, layer: &IdempotencyLayer) -> Completer<PostgresS
     let at = rides.clone();
     Completer::new(&rides.store, layer, move |orphan: Orphan| {
         let rides = at.clone();
-        async move { rides.finish_orphan(&orphan).await }
+        async move {
+            match rides.finish_orphan(&orphan).await {
+                // As an orphan it would be tried again.
+                Err(failure) if failure.is_not_fenced() => Ok(failure.into_response()),
+                finished => finished,
+            }
+        }
     })
 }
 
@@ -207,8 +213,13 @@ impl Rides {
 
 /// What was written and the answer, together or not at all.
 async fn commit(tx: Fenced<PostgresStore>, answer: impl IntoResponse) -> Result<Response, Failure> {
-    let res = tx.commit(answer.into_response()).await?;
-    Ok(res.into_response())
+    match tx.commit(answer.into_response()).await {
+        Ok(res) => Ok(res.into_response()),
+        Err(error) => match error.into_answer() {
+            Ok(_rolled_back) => Err("expected an answer that is recorded".into()),
+            Err(error) => Err(error.into()),
+        },
+    }
 }
 
 impl Reached {

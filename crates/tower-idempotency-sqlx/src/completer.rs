@@ -1,10 +1,4 @@
-use std::{
-    fmt,
-    future::Future,
-    pin::Pin,
-    sync::Arc,
-    time::{Duration, Instant},
-};
+use std::{fmt, future::Future, pin::Pin, sync::Arc, time::Duration};
 
 use http::Response;
 use tokio::{
@@ -196,19 +190,18 @@ impl<S: SqlStore> Completer<S> {
     /// Dropped, it takes no more over; what it has taken over goes on in tasks of its own, for which
     /// [`drain`](IdempotencyLayer::drain) waits.
     pub async fn sweep(&self) -> Result<Sweep, SqlError> {
-        let began = Instant::now();
         let mut page = Page {
             older_than: self.older_than,
-            ago: Duration::ZERO,
+            until: None,
             after: None,
             limit: PAGE,
         };
         let mut sweep = Sweep::default();
         let mut running = JoinSet::new();
         loop {
-            // What fails meanwhile may be due again at once: it is left to the next sweep, or this one would not end.
-            page.ago = began.elapsed();
             let orphans = bounded(self.store.orphans(&page)).await?;
+            // What fails meanwhile may be due again at once: it is left to the next sweep, or this one would not end.
+            page.until = page.until.or(orphans.first().map(|first| first.seen));
             page.after = orphans.last().map(|last| (last.lease_ends, last.id));
             let is_last = orphans.len() < PAGE as usize;
             for orphan in orphans {
@@ -326,8 +319,8 @@ impl fmt::Debug for Completing {
 pub struct Page {
     /// For how long the lease is over at least; twice as long for each takeover, up to a limit.
     pub older_than: Duration,
-    /// Not as of now, but as of so long ago.
-    pub ago: Duration,
+    /// Before which its lease ended, by the store's clock.
+    pub until: Option<i64>,
     /// The last of the page before.
     pub after: Option<(i64, KeyId)>,
     /// How many at most.
@@ -342,6 +335,8 @@ pub struct Found {
     pub fingerprint: Fingerprint,
     pub generation: i64,
     pub lease_ends: i64,
+    /// When it was found, by the store's clock.
+    pub seen: i64,
     pub operation: String,
 }
 

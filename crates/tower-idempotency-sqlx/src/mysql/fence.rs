@@ -205,5 +205,6 @@ fn found(row: &MySqlRow) -> Result<Found, SqlError> {
         generation: row.try_get(2)?,
         lease_ends: row.try_get(3)?,
         operation: row.try_get(4)?,
+        seen: row.try_get(5)?,
     })
 }

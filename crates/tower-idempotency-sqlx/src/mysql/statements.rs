@@ -174,13 +174,16 @@ select checkpoint, checkpoint_data from {table} where {held}{wait};"
 
     pub(super) fn orphans(&self, page: &Page) -> String {
         let (table, due, limit) = (&self.table, due(page), page.limit);
+        let until = page
+            .until
+            .map_or_else(String::new, |until| format!(" and lease_ends < {until}"));
         let after = page.after.map_or_else(String::new, |(ends, id)| {
             let id = bytes(id.as_bytes());
             format!(" and lease_ends >= {ends} and (lease_ends > {ends} or id > {id})")
         });
         in_a_transaction(&format!(
             "
-select id, fingerprint, generation, lease_ends, operation from {table} where {due}{after}
+select id, fingerprint, generation, lease_ends, operation, {NOW} from {table} where {due}{until}{after}
 order by lease_ends, id limit {limit};"
         ))
     }
@@ -213,10 +216,10 @@ fn in_a_transaction(statements: &str) -> String {
 
 /// Its lease has been over for long enough, and nobody has the outcome. The first conditions are those of an index.
 fn due(page: &Page) -> String {
-    let (older, ago) = (page.older_than.as_millis(), page.ago.as_millis());
+    let older = page.older_than.as_millis();
     let pause = format!("{older} * (1 << least(generation - 1, {MOST_DOUBLINGS}))");
     format!(
-        "completed is null and lease_ends <= {NOW} - {ago} - {older} and lease_ends + {pause} <= {NOW} - {ago} \
+        "completed is null and lease_ends <= {NOW} - {older} and lease_ends + {pause} <= {NOW} \
          and forgotten_at > {NOW} and operation <> 'run_once'"
     )
 }

@@ -192,6 +192,7 @@ fn found(row: &PgRow) -> Result<Found, SqlError> {
         lease_ends: row.try_get(3)?,
         // As it was asked: whoever takes it over writes it again.
         operation: unescape(row.try_get(4)?),
+        seen: row.try_get(5)?,
     })
 }
 

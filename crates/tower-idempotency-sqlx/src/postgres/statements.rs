@@ -219,14 +219,17 @@ from {table} e, (select {NOW} as now) clock where {held}{wait};"
 
     pub(super) fn orphans(&self, page: &Page) -> String {
         let (table, due, limit) = (&self.table, due(page), page.limit);
+        let until = page
+            .until
+            .map_or_else(String::new, |until| format!(" and e.lease_ends < {until}"));
         let after = page.after.map_or_else(String::new, |(ends, id)| {
             let id = bytes(id.as_bytes());
             format!(" and e.lease_ends >= {ends} and (e.lease_ends > {ends} or e.id > {id})")
         });
         format!(
             "{PREFACE}
-select encode(e.id, 'hex'), encode(e.fingerprint, 'hex'), e.generation, e.lease_ends, e.operation
-from {table} e where {due}{after}
+select encode(e.id, 'hex'), encode(e.fingerprint, 'hex'), e.generation, e.lease_ends, e.operation, (select {NOW})
+from {table} e where {due}{until}{after}
 order by e.lease_ends, e.id limit {limit};"
         )
     }
@@ -260,12 +263,12 @@ select count(*) from purged;"
 /// Its lease has been over for long enough, and nobody has the outcome. The first condition is one of an index; its bound
 /// is computed once.
 fn due(page: &Page) -> String {
-    let (older, ago) = (page.older_than.as_millis(), page.ago.as_millis());
+    let older = page.older_than.as_millis();
     let pause =
         format!("{older}::bigint * (1 << least(e.generation - 1, {MOST_DOUBLINGS})::integer)");
     format!(
-        "e.completed is null and e.lease_ends <= (select {NOW}) - {ago} - {older} \
-         and e.lease_ends + {pause} <= (select {NOW}) - {ago} and e.forgotten_at > (select {NOW}) \
+        "e.completed is null and e.lease_ends <= (select {NOW}) - {older} \
+         and e.lease_ends + {pause} <= (select {NOW}) and e.forgotten_at > (select {NOW}) \
          and e.operation <> 'run_once'"
     )
 }

@@ -1,7 +1,5 @@
 //! Transactions of handlers, checkpoints and orphans in SQLite.
 
-use std::time::Duration;
-
 use sqlx::{Connection, Row, Sqlite, SqliteConnection, SqlitePool, raw_sql, sqlite::SqliteRow};
 use tower_idempotency::{
     Lease,
@@ -149,11 +147,11 @@ impl SqlStore for SqliteStore {
             None => (i64::MIN, [].as_slice()),
         };
         let looking = sqlx::query(self.inner.statements.orphans.clone())
-            .bind(bound(page.older_than))
-            .bind(bound(page.ago))
+            .bind(older_than(page))
             .bind(ends)
             .bind(id)
-            .bind(page.limit);
+            .bind(page.limit)
+            .bind(page.until.unwrap_or(i64::MAX));
         let (mut lent, _) = self.inner.readers.lend(Purpose::Keep).await?;
         let rows = looking.fetch_all(&mut lent.connection).await?;
         lent.give_back();
@@ -162,8 +160,7 @@ impl SqlStore for SqliteStore {
 
     async fn is_due(&self, orphan: &Found, page: &Page) -> Result<bool, SqlError> {
         let looking = sqlx::query(self.inner.statements.is_due.clone())
-            .bind(bound(page.older_than))
-            .bind(bound(page.ago))
+            .bind(older_than(page))
             .bind(orphan.id.as_bytes().as_slice())
             .bind(orphan.generation);
         Ok(ask(&self.inner.readers, Purpose::Keep, looking)
@@ -199,8 +196,8 @@ async fn is_in_the_transaction(on: &mut SqliteConnection) -> Result<(), SqlError
     Err(SqlError::ended())
 }
 
-fn bound(time: Duration) -> i64 {
-    i64::try_from(time.as_millis()).unwrap_or(i64::MAX)
+fn older_than(page: &Page) -> i64 {
+    i64::try_from(page.older_than.as_millis()).unwrap_or(i64::MAX)
 }
 
 fn found(row: &SqliteRow) -> Result<Found, SqlError> {
@@ -214,5 +211,6 @@ fn found(row: &SqliteRow) -> Result<Found, SqlError> {
         generation: row.try_get(2)?,
         lease_ends: row.try_get(3)?,
         operation: row.try_get(4)?,
+        seen: row.try_get(5)?,
     })
 }

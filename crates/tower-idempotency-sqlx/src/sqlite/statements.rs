@@ -33,9 +33,9 @@ pub(super) struct Statements {
     pub(super) checkpoint: SqlStr,
     /// ?1 id, ?2 token.
     pub(super) settled_checkpoint: SqlStr,
-    /// ?1 older than, ?2 so long ago, ?3 after this end of a lease, ?4 and this id, ?5 limit.
+    /// ?1 older than, ?2 after this end of a lease, ?3 and this id, ?4 limit, ?5 before this end of a lease.
     pub(super) orphans: SqlStr,
-    /// ?1 older than, ?2 so long ago, ?3 id, ?4 generation.
+    /// ?1 older than, ?2 id, ?3 generation.
     pub(super) is_due: SqlStr,
 }
 
@@ -47,8 +47,8 @@ impl Statements {
             |sql: String| AssertSqlSafe(std::sync::Arc::<str>::from(sql)).into_sql_str();
         // The first conditions are those of an index.
         let due = format!(
-            "completed is null and lease_ends <= {NOW} - ?2 - ?1
-  and lease_ends + ?1 * (1 << min(generation - 1, {MOST_DOUBLINGS})) <= {NOW} - ?2 and forgotten_at > {NOW}
+            "completed is null and lease_ends <= {NOW} - ?1
+  and lease_ends + ?1 * (1 << min(generation - 1, {MOST_DOUBLINGS})) <= {NOW} and forgotten_at > {NOW}
   and operation <> 'run_once'"
         );
         let held = format!("id = ?1 and token = ?2 and completed is null and forgotten_at > {NOW}");
@@ -144,12 +144,12 @@ where {held} returning 1"
                 "update {table} set keep = keep where {held} returning checkpoint, checkpoint_data"
             )),
             orphans: statement(format!(
-                "select id, fingerprint, generation, lease_ends, operation from {table}
-where {due} and lease_ends >= ?3 and (lease_ends > ?3 or id > ?4)
-order by lease_ends, id limit ?5"
+                "select id, fingerprint, generation, lease_ends, operation, {NOW} from {table}
+where {due} and lease_ends < ?5 and lease_ends >= ?2 and (lease_ends > ?2 or id > ?3)
+order by lease_ends, id limit ?4"
             )),
             is_due: statement(format!(
-                "select 1 from {table} where id = ?3 and generation = ?4 and {due}"
+                "select 1 from {table} where id = ?2 and generation = ?3 and {due}"
             )),
         }
     }

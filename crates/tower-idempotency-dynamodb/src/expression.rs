@@ -1,9 +1,12 @@
 //! Conditions and updates, each written once. `#name` stands for the attribute of that name, whatever words the service
-//! reserves; but for `#granted`, which stands for one that is named after the token.
+//! reserves; but for `#mine`, which stands for the token, as it is named within `#granted`.
 
 use std::collections::HashMap;
 
+use aws_sdk_dynamodb::types::AttributeValue;
 use tower_idempotency::store::Token;
+
+use crate::item::n;
 
 /// Absent; or a record that is over; or ours; or an orphan of the same request.
 ///
@@ -20,16 +23,17 @@ pub(crate) const FREE_OR_OWN: &str = "attribute_not_exists(#id) \
 
 /// Takes the lease.
 ///
-/// The generation goes up by one, unless this token was counted before: then there is an attribute of its name, which
+/// The generation goes up by one, unless this token was counted last: then `granted` has something of its name, which
 /// counts as nothing. An update sees attributes as they were before it, and cannot say "if" in any other way.
+/// `granted` is replaced as a whole, so that a token that was replaced is counted again, should it come back.
 /// `grants` and `since` end with the record, so a later life of the key begins anew.
 pub(crate) const TAKE: &str = "SET #status = :in_progress, #token = :token, #fingerprint = :fingerprint, \
     #lease_ends = :lease_ends, #expires = :expires, #ttl = :ttl, #keep = :keep, #keep_seconds = :keep_seconds, \
     #owner = :owner, #operation = :operation, \
     #created = if_not_exists(#since, :now), #since = if_not_exists(#since, :now), \
-    #generation = if_not_exists(#granted, :one) + if_not_exists(#grants, :zero), \
-    #grants = if_not_exists(#granted, :one) + if_not_exists(#grants, :zero), \
-    #granted = :zero";
+    #generation = if_not_exists(#granted.#mine, :one) + if_not_exists(#grants, :zero), \
+    #grants = if_not_exists(#granted.#mine, :one) + if_not_exists(#grants, :zero), \
+    #granted = :granted";
 
 /// What an earlier life of the key left behind.
 pub(crate) const WITHOUT_RECORD: &str = " REMOVE #record, #completed, #reason";
@@ -95,7 +99,7 @@ pub(crate) fn names(token: &Token, expressions: &[&str]) -> HashMap<String, Stri
     words
         .map(|word| {
             let name = match &word[1..] {
-                "granted" => granted(token),
+                "mine" => mine(token),
                 name => name.to_owned(),
             };
             (word.to_owned(), name)
@@ -103,9 +107,13 @@ pub(crate) fn names(token: &Token, expressions: &[&str]) -> HashMap<String, Stri
         .collect()
 }
 
-/// The attribute that says that a token has been counted.
-pub(crate) fn granted(token: &Token) -> String {
-    let mut name = String::from("granted-");
+/// Says that this token, and no other, has been counted.
+pub(crate) fn granted(token: &Token) -> AttributeValue {
+    AttributeValue::M(HashMap::from([(mine(token), n(0))]))
+}
+
+fn mine(token: &Token) -> String {
+    let mut name = String::new();
     for byte in token.as_bytes() {
         for digit in [byte >> 4, byte & 15] {
             name.push(char::from(b"0123456789abcdef"[usize::from(digit)]));
@@ -120,16 +128,20 @@ mod tests {
 
     #[test]
     fn every_name_in_an_expression_is_told_and_no_other() {
+        const TAKEN: &str = "if_not_exists(#granted.#mine, :one)";
         let token = Token::from_bytes([0xa5; 16]);
-        let mut told: Vec<_> = names(&token, &[HELD, GIVE_BACK]).into_iter().collect();
+        let mut told: Vec<_> = names(&token, &[HELD, GIVE_BACK, TAKEN])
+            .into_iter()
+            .collect();
         told.sort();
-        let own = format!("granted-{}", "a5".repeat(16));
+        let mine = "a5".repeat(16);
         let expected = [
             ("#expires", "expires"),
-            ("#granted", own.as_str()),
+            ("#granted", "granted"),
             ("#keep", "keep"),
             ("#keep_seconds", "keep_seconds"),
             ("#lease_ends", "lease_ends"),
+            ("#mine", mine.as_str()),
             ("#status", "status"),
             ("#token", "token"),
             ("#ttl", "ttl"),

@@ -77,7 +77,7 @@ impl DynamoDbStore {
             (":since", n(millis(since))),
         ];
         let condition = expression::UNRESOLVED;
-        // No expression here names an attribute after a token.
+        // No expression here names anything after a token.
         let (id, token) = (&entry.id, &Token::from_bytes([0; 16]));
         let update = match resolution {
             Resolution::Free => {

@@ -263,6 +263,7 @@ impl Inner {
             (":over", n(moment.over)),
             (":one", n(1)),
             (":zero", n(0)),
+            (":granted", expression::granted(&claim.token)),
         ];
         if let Some(listed) = self.listed(IN_PROGRESS, &claim.id) {
             update.push_str(expression::LISTED);
@@ -277,7 +278,6 @@ impl Inner {
     /// stays.
     async fn begin_anew(&self, claim: &Claim, moment: Moment) -> Result<Written, DynamoDbError> {
         let leased = Leased::by(claim, moment);
-        let granted = expression::granted(&claim.token);
         let attributes = [
             ("id", key(&claim.id)),
             ("status", s(IN_PROGRESS)),
@@ -294,7 +294,7 @@ impl Inner {
             ("since", n(moment.now)),
             ("generation", n(1)),
             ("grants", n(1)),
-            (&*granted, n(0)),
+            ("granted", expression::granted(&claim.token)),
         ];
         let listed = self
             .listed(IN_PROGRESS, &claim.id)

@@ -55,6 +55,8 @@ held_up! {
     a_released_takeover_is_remembered_for_keep in Release after 0, once 2, always 5;
     a_renewed_lease_is_remembered_for_keep_too in Renew after 0, once 2, always 5;
     completing_twice_changes_nothing in Complete after 1, once 4, always 10;
+    a_lease_is_not_forgotten_while_it_is_held in Acquire after 4, once 13, always 25;
+    a_record_outlives_its_lease in Complete after 1, once 3, always 6;
     a_replay_does_not_extend_the_retention in Complete after 0, once 2, always 5;
 }
 

@@ -23,6 +23,10 @@ pub(crate) enum Flaw {
     OwnTokenDoesNotExtend,
     OwnTokenOfAnOrphanIsATakeover,
     OwnTokenForgetsItWasATakeover,
+    OwnTokenForgetsSooner,
+    OwnOrphanIsRefused,
+    OldTokenIsGrantedAgain,
+    OldTokenIsNotCounted,
     AskersFingerprintInProgress,
     AskersFingerprintCompleted,
     NoTimeLeft,
@@ -32,21 +36,32 @@ pub(crate) enum Flaw {
     TakeoverKeepsTheGeneration,
     TakeoverIsHidden,
     TakeoverKeepsTheToken,
+    TakeoverForgetsSooner,
+    RefusalOfTheHolderCounts,
     LeaseNeverEnds,
+    LeaseForgetsSooner,
+    KeepOverflows,
     OrphanIsForgottenAtOnce,
     OrphanIsNeverForgotten,
     OrphanHasNoAge,
+    AgeCountsFromTheGrant,
     GenerationOutlivesTheEntry,
+    ForgottenIsTakenOver,
+    AnotherLifeKeepsTheFingerprint,
+    RenewIsReadThenWritten,
     RenewIsUnfenced,
     RenewDoesNothing,
     RenewOnlyExtends,
     RenewRefusesOrphans,
     RenewForgetsSooner,
+    RenewTakesAnyHeldOrphan,
+    RenewKnowsOldTokens,
     RenewTakesAbsentKeys,
     RenewTakesCompletedKeys,
     CompleteIsUnfenced,
     CompleteOverwrites,
     CompleteRefusesOrphans,
+    CompleteTakesAnyOrphan,
     CompleteRefusesAbsentKeys,
     CompleteTwiceIsLost,
     CompleteTwiceReplaces,
@@ -56,9 +71,12 @@ pub(crate) enum Flaw {
     RecordExpiresWithTheLease,
     RecordNeverExpires,
     RetentionOverflows,
+    RetentionCountsFromTheGrant,
     ReplayExtends,
     LimitIsNotTrue,
     ReleaseIsUnfenced,
+    ReleaseIsReadThenWritten,
+    ReleaseFreesAnyOrphan,
     ReleaseDoesNothing,
     ReleaseDropsRecords,
     ReleaseRefusesOrphans,
@@ -92,6 +110,10 @@ struct Entry {
     fingerprint: Fingerprint,
     generation: u64,
     state: State,
+    granted: Instant,
+    orphans: OrphanPolicy,
+    /// The tokens it was taken over from.
+    old: Vec<Token>,
 }
 
 #[derive(Clone)]
@@ -134,15 +156,25 @@ impl Mutant {
     fn step<T>(&self, id: KeyId, step: impl FnOnce(&mut Option<Entry>, Instant) -> T) -> T {
         let (id, now) = (self.id(id), Instant::now());
         let mut entries = self.entries.lock().unwrap();
-        let mut entry = entries.remove(&id).filter(|entry| match entry.state {
+        let found = entries.remove(&id);
+        let before = found.clone();
+        let mut entry = found.filter(|entry| match entry.state {
             State::Leased { ends, .. } if self.has(Flaw::OrphanIsForgottenAtOnce) => now < ends,
             State::Leased { .. } if self.has(Flaw::OrphanIsNeverForgotten) => true,
             State::Leased { .. } if self.has(Flaw::GenerationOutlivesTheEntry) => true,
+            State::Leased { .. } if self.has(Flaw::ForgottenIsTakenOver) => true,
             State::Leased { forgotten, .. } => now < forgotten,
             State::Completed { .. } if self.has(Flaw::RecordNeverExpires) => true,
             State::Completed { expires, .. } => now < expires,
         });
+        let over = before.filter(|_| entry.is_none());
         let answer = step(&mut entry, now);
+        if let Some(over) = over
+            && self.has(Flaw::AnotherLifeKeepsTheFingerprint)
+        {
+            let fingerprint = over.fingerprint;
+            entry.get_or_insert(over).fingerprint = fingerprint;
+        }
         entries.extend(entry.map(|entry| (id, entry)));
         answer
     }
@@ -153,15 +185,23 @@ impl Mutant {
         } else {
             now + claim.lease.as_duration()
         };
+        let keep = claim.keep.as_duration();
         Entry {
             token: Some(claim.token),
             fingerprint: claim.fingerprint,
             generation,
             state: State::Leased {
                 ends,
-                forgotten: ends + claim.keep.as_duration(),
+                forgotten: match self.flaw {
+                    Flaw::LeaseForgetsSooner => now + keep,
+                    Flaw::KeepOverflows if i32::try_from(keep.as_secs()).is_err() => now,
+                    _ => ends + keep,
+                },
                 keep: claim.keep,
             },
+            granted: now,
+            orphans: claim.orphans,
+            old: Vec::new(),
         }
     }
 
@@ -200,8 +240,21 @@ impl Mutant {
                 ends, forgotten, ..
             } => (*ends, *forgotten),
         };
-        let held = entry.token == Some(claim.token);
-        if held && !self.has(Flaw::OwnTokenIsRefused) {
+        if now >= forgotten && self.has(Flaw::ForgottenIsTakenOver) {
+            let same = entry.fingerprint == claim.fingerprint;
+            let takes = same && claim.orphans == OrphanPolicy::TakeOver;
+            let generation = if takes { entry.generation + 1 } else { 1 };
+            *entry = self.lease(claim, generation, now);
+            return self.granted(generation);
+        }
+        let old = entry.old.contains(&claim.token);
+        let held =
+            entry.token == Some(claim.token) || old && self.has(Flaw::OldTokenIsGrantedAgain);
+        let refused = self.has(Flaw::OwnTokenIsRefused)
+            || self.has(Flaw::OwnOrphanIsRefused)
+                && now >= ends
+                && claim.orphans == OrphanPolicy::Refuse;
+        if held && !refused {
             return self.grant_again(entry, claim, ends, now);
         }
         if now < ends {
@@ -217,17 +270,29 @@ impl Mutant {
             };
         }
         let same = entry.fingerprint == claim.fingerprint;
-        let may = claim.orphans == OrphanPolicy::TakeOver;
+        let asks = claim.orphans == OrphanPolicy::TakeOver;
+        let may = asks
+            && (entry.orphans == OrphanPolicy::TakeOver
+                || !self.has(Flaw::RefusalOfTheHolderCounts));
         let takes = (same || self.has(Flaw::TakeoverOfAnotherRequest))
             && (may || self.has(Flaw::TakeoverAgainstThePolicy))
             && !self.has(Flaw::NoTakeover);
         if takes || (self.has(Flaw::GenerationOutlivesTheEntry) && now >= forgotten) {
-            let generation =
-                entry.generation + u64::from(!self.has(Flaw::TakeoverKeepsTheGeneration));
-            let token = entry.token;
-            *entry = self.lease(claim, generation, now);
+            let counts = !(self.has(Flaw::TakeoverKeepsTheGeneration)
+                || old && self.has(Flaw::OldTokenIsNotCounted));
+            let generation = entry.generation + u64::from(counts);
+            let before = std::mem::replace(entry, self.lease(claim, generation, now));
             if self.has(Flaw::TakeoverKeepsTheToken) {
-                entry.token = token;
+                entry.token = before.token;
+            }
+            entry.old = before.old;
+            entry.old.extend(before.token);
+            if let State::Leased {
+                forgotten: moved, ..
+            } = &mut entry.state
+                && self.has(Flaw::TakeoverForgetsSooner)
+            {
+                *moved = forgotten;
             }
             return self.granted(generation);
         }
@@ -235,6 +300,7 @@ impl Mutant {
             fingerprint: entry.fingerprint,
             since: match self.flaw {
                 Flaw::OrphanHasNoAge => Duration::ZERO,
+                Flaw::AgeCountsFromTheGrant if entry.token.is_some() => now - entry.granted,
                 _ => now - ends,
             },
         }
@@ -250,10 +316,19 @@ impl Mutant {
         let over = now >= ends && self.has(Flaw::OwnTokenOfAnOrphanIsATakeover);
         let raised = self.has(Flaw::OwnTokenCountsAsTakeover) || over;
         let generation = entry.generation + u64::from(raised);
-        let state = entry.state.clone();
-        *entry = self.lease(claim, generation, now);
-        if self.has(Flaw::OwnTokenDoesNotExtend) {
-            entry.state = state;
+        let before = std::mem::replace(entry, self.lease(claim, generation, now));
+        entry.old = before.old;
+        match (before.state, &mut entry.state) {
+            (state, extended) if self.has(Flaw::OwnTokenDoesNotExtend) => *extended = state,
+            (
+                State::Leased { forgotten, .. },
+                State::Leased {
+                    forgotten: moved, ..
+                },
+            ) if self.has(Flaw::OwnTokenForgetsSooner) => {
+                *moved = forgotten;
+            }
+            _ => {}
         }
         match self.granted(generation) {
             Acquired::Granted { generation, .. }
@@ -316,6 +391,85 @@ impl Mutant {
         entry.generation += u64::from(self.has(Flaw::ReleaseRaisesTheGeneration));
         true
     }
+
+    /// Whether it left an orphan.
+    fn give_back(
+        &self,
+        found: &mut Option<Entry>,
+        lease: &LeaseRef,
+        now: Instant,
+    ) -> Result<bool, StoreError> {
+        if found.is_none() && self.has(Flaw::ReleaseTwiceFails) {
+            return Err(StoreError::LeaseLost);
+        }
+        if let Some(entry) = found
+            && self.orphans(entry, lease, now)
+        {
+            return Ok(true);
+        }
+        let _freed = found.take_if(|entry| {
+            let held = entry.token == Some(lease.token) || self.has(Flaw::ReleaseIsUnfenced);
+            let held = held
+                || self.has(Flaw::ReleaseFreesAnyOrphan)
+                    && matches!(entry.state, State::Leased { ends, .. } if now >= ends);
+            held && match entry.state {
+                State::Leased { .. } if self.has(Flaw::ReleaseDoesNothing) => false,
+                State::Leased { ends, .. } if self.has(Flaw::ReleaseRefusesOrphans) => now < ends,
+                State::Leased { .. } => true,
+                State::Completed { .. } => self.has(Flaw::ReleaseDropsRecords),
+            }
+        });
+        Ok(false)
+    }
+
+    fn prolong(
+        &self,
+        found: &mut Option<Entry>,
+        lease: &LeaseRef,
+        ttl: Ttl,
+        now: Instant,
+    ) -> Result<(), StoreError> {
+        let Some(entry) = found else {
+            return match self.flaw {
+                Flaw::RenewTakesAbsentKeys => Ok(()),
+                _ => Err(StoreError::LeaseLost),
+            };
+        };
+        let over = matches!(entry.state, State::Leased { ends, .. } if now >= ends);
+        let held = match entry.token {
+            Some(token) => token == lease.token || over && self.has(Flaw::RenewTakesAnyHeldOrphan),
+            None => self.has(Flaw::ReleasedIsHeldByAll),
+        };
+        let held_once =
+            over && entry.old.contains(&lease.token) && self.has(Flaw::RenewKnowsOldTokens);
+        if !(held || held_once || self.has(Flaw::RenewIsUnfenced)) {
+            return Err(StoreError::LeaseLost);
+        }
+        match &mut entry.state {
+            State::Leased { .. } if self.has(Flaw::RenewRefusesOrphans) && over => {
+                Err(StoreError::LeaseLost)
+            }
+            State::Leased { forgotten, .. } if now >= *forgotten => Err(StoreError::LeaseLost),
+            State::Leased { .. } if self.has(Flaw::RenewDoesNothing) => Ok(()),
+            State::Leased {
+                ends,
+                forgotten,
+                keep,
+            } => {
+                let asked = now + ttl.as_duration();
+                *ends = match self.flaw {
+                    Flaw::RenewOnlyExtends => asked.max(*ends),
+                    _ => asked,
+                };
+                if !self.has(Flaw::RenewForgetsSooner) {
+                    *forgotten = *ends + keep.as_duration();
+                }
+                Ok(())
+            }
+            State::Completed { .. } if self.has(Flaw::RenewTakesCompletedKeys) => Ok(()),
+            State::Completed { .. } => Err(StoreError::LeaseLost),
+        }
+    }
 }
 
 impl Store for Mutant {
@@ -333,46 +487,14 @@ impl Store for Mutant {
     }
 
     async fn renew(&self, lease: &LeaseRef, ttl: Ttl) -> Result<(), StoreError> {
-        self.step(lease.id, |found, now| {
-            let Some(entry) = found else {
-                return match self.flaw {
-                    Flaw::RenewTakesAbsentKeys => Ok(()),
-                    _ => Err(StoreError::LeaseLost),
-                };
-            };
-            let held = match entry.token {
-                Some(token) => token == lease.token,
-                None => self.has(Flaw::ReleasedIsHeldByAll),
-            };
-            if !held && !self.has(Flaw::RenewIsUnfenced) {
-                return Err(StoreError::LeaseLost);
-            }
-            match &mut entry.state {
-                State::Leased { ends, .. }
-                    if self.has(Flaw::RenewRefusesOrphans) && now >= *ends =>
-                {
-                    Err(StoreError::LeaseLost)
-                }
-                State::Leased { .. } if self.has(Flaw::RenewDoesNothing) => Ok(()),
-                State::Leased {
-                    ends,
-                    forgotten,
-                    keep,
-                } => {
-                    let asked = now + ttl.as_duration();
-                    *ends = match self.flaw {
-                        Flaw::RenewOnlyExtends => asked.max(*ends),
-                        _ => asked,
-                    };
-                    if !self.has(Flaw::RenewForgetsSooner) {
-                        *forgotten = *ends + keep.as_duration();
-                    }
-                    Ok(())
-                }
-                State::Completed { .. } if self.has(Flaw::RenewTakesCompletedKeys) => Ok(()),
-                State::Completed { .. } => Err(StoreError::LeaseLost),
-            }
-        })
+        if !self.has(Flaw::RenewIsReadThenWritten) {
+            return self.step(lease.id, |found, now| self.prolong(found, lease, ttl, now));
+        }
+        let mut seen = self.step(lease.id, |found, _| found.clone());
+        sleep(Duration::from_millis(2)).await;
+        self.prolong(&mut seen, lease, ttl, Instant::now())?;
+        self.step(lease.id, |found, _| *found = seen);
+        Ok(())
     }
 
     async fn complete(
@@ -387,6 +509,11 @@ impl Store for Mutant {
             if self.has(Flaw::RetentionOverflows) && i32::try_from(seconds).is_err() {
                 expires = now;
             }
+            if let Some(entry) = found
+                && self.has(Flaw::RetentionCountsFromTheGrant)
+            {
+                expires = entry.granted + retention.as_duration();
+            }
             match found {
                 None if self.has(Flaw::CompleteRefusesAbsentKeys) => {
                     return Err(StoreError::LeaseLost);
@@ -398,6 +525,8 @@ impl Store for Mutant {
                 Some(Entry { token: None, .. }) => {}
                 Some(entry) if entry.token != Some(lease.token) => match entry.state {
                     State::Leased { .. } if self.has(Flaw::CompleteIsUnfenced) => {}
+                    State::Leased { ends, .. }
+                        if now >= ends && self.has(Flaw::CompleteTakesAnyOrphan) => {}
                     State::Completed { .. } if self.has(Flaw::CompleteOverwrites) => {}
                     State::Leased { .. } | State::Completed { .. } => {
                         return Err(StoreError::LeaseLost);
@@ -436,6 +565,9 @@ impl Store for Mutant {
                 fingerprint: lease.fingerprint,
                 generation: lease.generation,
                 state: State::Completed { record, expires },
+                granted: now,
+                orphans: OrphanPolicy::TakeOver,
+                old: Vec::new(),
             });
             Ok(())
         });
@@ -444,28 +576,20 @@ impl Store for Mutant {
     }
 
     async fn release(&self, lease: &LeaseRef) -> Result<(), StoreError> {
-        let released = self.step(lease.id, |found, now| {
-            if found.is_none() && self.has(Flaw::ReleaseTwiceFails) {
-                return Err(StoreError::LeaseLost);
+        let released = if self.has(Flaw::ReleaseIsReadThenWritten) {
+            let mut seen = self.step(lease.id, |found, _| found.clone());
+            sleep(Duration::from_millis(2)).await;
+            let held = seen
+                .as_ref()
+                .is_some_and(|it| it.token == Some(lease.token));
+            let released = self.give_back(&mut seen, lease, Instant::now());
+            if held {
+                self.step(lease.id, |found, _| *found = seen);
             }
-            if let Some(entry) = found
-                && self.orphans(entry, lease, now)
-            {
-                return Ok(true);
-            }
-            let _freed = found.take_if(|entry| {
-                let held = entry.token == Some(lease.token) || self.has(Flaw::ReleaseIsUnfenced);
-                held && match entry.state {
-                    State::Leased { .. } if self.has(Flaw::ReleaseDoesNothing) => false,
-                    State::Leased { ends, .. } if self.has(Flaw::ReleaseRefusesOrphans) => {
-                        now < ends
-                    }
-                    State::Leased { .. } => true,
-                    State::Completed { .. } => self.has(Flaw::ReleaseDropsRecords),
-                }
-            });
-            Ok(false)
-        });
+            released
+        } else {
+            self.step(lease.id, |found, now| self.give_back(found, lease, now))
+        };
         if !(self.has(Flaw::ReleasedWakesNobody) && matches!(released, Ok(true))) {
             self.changed.notify_waiters();
         }

@@ -107,6 +107,7 @@ macro_rules! __conformance_cases {
             paced [
                 a_call_dropped_at_any_await_leaves_the_store_usable
                 a_large_record_comes_back_or_is_refused_for_its_size
+                a_lease_is_not_forgotten_while_it_is_held
                 a_lease_that_is_over_is_taken_over_by_the_same_request
                 a_record_carries_the_fingerprint_of_its_request
                 a_record_comes_back_byte_for_byte
@@ -124,9 +125,11 @@ macro_rules! __conformance_cases {
                 a_renewal_does_not_revive_a_released_takeover
                 a_renewed_lease_is_remembered_for_keep_too
                 a_replaced_token_neither_renews_nor_completes
+                a_replaced_token_that_asks_again_is_a_stranger
                 a_replay_does_not_extend_the_retention
                 a_stale_release_does_not_free_the_next_holder
                 a_stale_release_of_a_takeover_changes_nothing
+                a_stranger_does_nothing_to_an_orphan
                 a_takeover_is_still_one_when_its_token_asks_again
                 a_takeover_that_is_released_late_is_an_orphan
                 a_token_without_the_lease_completes_nothing
@@ -158,6 +161,7 @@ macro_rules! __conformance_cases {
                 the_holder_of_an_orphan_is_granted_again_as_it_was
                 the_holder_releases_an_orphan_that_nobody_took_over
                 the_holder_renews_an_orphan_that_nobody_took_over
+                the_longest_of_everything_is_taken
                 the_same_token_is_granted_again_with_the_same_generation
                 who_released_a_takeover_takes_it_over_like_any_other
             ]
@@ -165,10 +169,14 @@ macro_rules! __conformance_cases {
                 a_completion_and_a_release_at_once_leave_the_record
                 a_completion_and_a_release_of_a_takeover_at_once_leave_the_record
                 a_completion_and_a_takeover_at_once_agree
+                a_release_and_a_takeover_at_once_leave_the_next_holder
                 a_renewal_and_a_release_at_once_leave_an_orphan
+                a_renewal_and_a_takeover_at_once_agree
                 no_increment_under_the_lease_is_lost
                 one_of_32_claims_at_once_is_granted
+                one_of_32_claims_at_once_replaces_a_forgotten_orphan
                 one_of_32_claims_at_once_replaces_an_expired_record
+                one_of_32_claims_at_once_takes_a_released_takeover_over
                 one_of_32_claims_at_once_takes_an_orphan_over
             ]
         }

@@ -19,7 +19,7 @@ pub use self::memory::{MemoryFull, MemoryStore};
 /// An entry is *absent*, *in progress* (leased), *orphaned* (its lease over without an outcome) or *completed*. A lease
 /// and an orphan are held under a token; an orphan that was released is held by nobody.
 ///
-/// Implementors keep these rules; the `conformance` feature has a test for each:
+/// Implementors keep these rules; the `conformance` feature tests each that shows in what a store answers:
 ///
 /// 1. Each method is one atomic step at the backend: one conditional write, never a read followed by a write.
 /// 2. Among concurrent acquires of one id exactly one is granted. Only the holder of the token renews, completes and

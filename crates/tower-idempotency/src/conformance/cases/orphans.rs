@@ -2,7 +2,7 @@ use std::time::Duration;
 
 use tokio::time::Instant;
 
-use super::leases::assert_in_progress;
+use super::{leases::assert_in_progress, records::begins_anew};
 use crate::{
     conformance::{
         Subject,
@@ -19,14 +19,32 @@ const SECOND: Acquired = Acquired::Granted {
     generation: 2,
     takeover: true,
 };
+const THIRD: Acquired = Acquired::Granted {
+    generation: 3,
+    takeover: true,
+};
 
-/// 7: a lease that is over without an outcome is taken over by the same request, which is told.
+/// 7: a lease that is over without an outcome is taken over by the same request, which is told. The policy that counts is
+/// that of who asks, not that of who held it.
 pub async fn a_lease_that_is_over_is_taken_over_by_the_same_request<S: Store>(
     subject: &Subject<S>,
 ) {
-    let (claim, _) = subject.orphan().await;
-    assert_eq!(subject.acquire(&subject.duplicate(&claim)).await, SECOND);
-    assert_in_progress(subject, &claim).await;
+    let claims = [OrphanPolicy::TakeOver, OrphanPolicy::Refuse].map(|orphans| Claim {
+        orphans,
+        ..subject.short_claim()
+    });
+    for claim in &claims {
+        subject.hold(claim).await;
+    }
+    subject.outlive_short_lease().await;
+    for claim in &claims {
+        let next = Claim {
+            orphans: OrphanPolicy::TakeOver,
+            ..subject.duplicate(claim)
+        };
+        assert_eq!(subject.acquire(&next).await, SECOND);
+        assert_in_progress(subject, &next).await;
+    }
 }
 
 /// 7: each takeover raises the generation, and each is one.
@@ -55,14 +73,84 @@ pub async fn a_takeover_is_still_one_when_its_token_asks_again<S: Store>(subject
     }
 }
 
-/// 3: the holder itself does not take over: its lease goes on.
+/// 3: the holder itself does not take over, and is not refused: its lease goes on.
 pub async fn the_holder_of_an_orphan_is_granted_again_as_it_was<S: Store>(subject: &Subject<S>) {
-    let (claim, _) = subject.orphan().await;
-    let again = Claim {
-        lease: LONG,
-        ..claim.clone()
-    };
-    assert_eq!(subject.acquire(&again).await, FIRST);
+    let claims = [OrphanPolicy::TakeOver, OrphanPolicy::Refuse].map(|orphans| Claim {
+        orphans,
+        ..subject.short_claim()
+    });
+    for claim in &claims {
+        subject.hold(claim).await;
+    }
+    subject.outlive_short_lease().await;
+    for claim in claims {
+        let again = Claim {
+            lease: LONG,
+            ..claim
+        };
+        assert_eq!(subject.acquire(&again).await, FIRST);
+        assert_in_progress(subject, &again).await;
+    }
+}
+
+/// 2, 3: a token that was replaced is a stranger's, whatever it once held: it takes over like any other, and each grant is
+/// counted.
+pub async fn a_replaced_token_that_asks_again_is_a_stranger<S: Store>(subject: &Subject<S>) {
+    for released in [true, false] {
+        let (claim, stale) = subject.orphan().await;
+        let second = subject.duplicate(&claim);
+        let lease = subject.hold(&second).await;
+        let again = Claim {
+            lease: LONG,
+            ..claim.clone()
+        };
+        let refusing = Claim {
+            orphans: OrphanPolicy::Refuse,
+            ..again.clone()
+        };
+        for asking in [&again, &refusing] {
+            match subject.acquire(asking).await {
+                Acquired::InProgress { .. } => {}
+                other => panic!("expected the key in progress, found {other:?}"),
+            }
+        }
+        if released {
+            subject.release(&lease).await;
+        } else {
+            let renewed = subject.renew(&lease, subject.short_lease()).await;
+            assert_eq!(renewed, Outcome::Done);
+            subject.outlive_short_lease().await;
+        }
+        assert_eq!(subject.renew(&stale, LONG).await, Outcome::Lost);
+        assert_orphaned(subject, &claim, &refusing).await;
+        for _ in 0..2 {
+            assert_eq!(subject.acquire(&again).await, THIRD);
+        }
+        assert_eq!(subject.renew(&lease, LONG).await, Outcome::Lost);
+        let (held, retention) = (again.lease_ref(3), subject.short_lease());
+        let completed = subject.complete(&held, &"late".into(), retention).await;
+        assert_eq!(completed, Outcome::Done);
+        subject.outlive_short_lease().await;
+        assert_eq!(subject.acquire(&second).await, FIRST);
+    }
+}
+
+/// 2, 4: an orphan is held as a lease is: nobody but its holder renews, completes or releases it.
+pub async fn a_stranger_does_nothing_to_an_orphan<S: Store>(subject: &Subject<S>) {
+    let (claim, lease) = subject.orphan().await;
+    for stranger in [subject.duplicate(&claim), subject.other_request(&claim)] {
+        let stranger = stranger.lease_ref(lease.generation);
+        assert_eq!(subject.renew(&stranger, LONG).await, Outcome::Lost);
+        let stolen = subject.complete(&stranger, &"stolen".into(), LONG).await;
+        assert_eq!(stolen, Outcome::Lost);
+        subject.release(&stranger).await;
+        let refusing = Claim {
+            orphans: OrphanPolicy::Refuse,
+            ..subject.duplicate(&claim)
+        };
+        assert_orphaned(subject, &claim, &refusing).await;
+    }
+    assert_eq!(subject.renew(&lease, LONG).await, Outcome::Done);
     assert_in_progress(subject, &claim).await;
 }
 
@@ -87,12 +175,16 @@ pub async fn a_refusing_claim_does_not_take_an_orphan_over<S: Store>(subject: &S
 
 /// 5: an orphan's age is counted from the end of its lease.
 pub async fn an_orphan_knows_since_when<S: Store>(subject: &Subject<S>) {
+    let holding = Instant::now();
     let (claim, _) = subject.orphan().await;
     let refusing = Claim {
         orphans: OrphanPolicy::Refuse,
         ..subject.duplicate(&claim)
     };
     let first = assert_orphaned(subject, &claim, &refusing).await;
+    // A unit for what the backend rounds.
+    let most = holding.elapsed() - subject.units(3).as_duration();
+    assert!(first <= most, "at most {most:?}: {first:?}");
     subject.sleep(4).await;
     let second = assert_orphaned(subject, &claim, &refusing).await;
     let grown = second.saturating_sub(first);
@@ -102,20 +194,97 @@ pub async fn an_orphan_knows_since_when<S: Store>(subject: &Subject<S>) {
     );
 }
 
-/// 7: once `keep` has passed after the lease, the key is free for any request and begins at generation 1.
+/// 7: once `keep` has passed after the lease, the key is free for any request, also the same, and begins at generation 1.
 pub async fn an_orphan_is_forgotten_after_keep<S: Store>(subject: &Subject<S>) {
-    let claim = Claim {
+    let [first, second] = [(); 2].map(|()| Claim {
         keep: subject.units(2),
         ..subject.short_claim()
-    };
-    let lease = subject.hold(&claim).await;
+    });
+    for claim in [&first, &second] {
+        subject.hold(claim).await;
+    }
     subject.sleep(10).await;
+    for claim in [&first, &second] {
+        let renewed = subject.renew(&claim.lease_ref(1), LONG).await;
+        assert_eq!(renewed, Outcome::Lost);
+    }
     let other = Claim {
         orphans: OrphanPolicy::Refuse,
-        ..subject.other_request(&claim)
+        ..subject.other_request(&first)
     };
-    assert_eq!(subject.renew(&lease, LONG).await, Outcome::Lost);
-    assert_eq!(subject.acquire(&other).await, FIRST);
+    begins_anew(subject, &first, &other).await;
+    begins_anew(subject, &second, &subject.duplicate(&second)).await;
+}
+
+/// 2, 7: a lease is not forgotten while it lasts, however short `keep` is: not one that was extended by its own token, nor
+/// one that took over.
+pub async fn a_lease_is_not_forgotten_while_it_is_held<S: Store>(subject: &Subject<S>) {
+    let mut trials = Trials::default();
+    loop {
+        let brief = Claim {
+            keep: subject.units(1),
+            ..subject.claim()
+        };
+        subject.hold(&brief).await;
+        let extended = Claim {
+            keep: subject.units(1),
+            ..subject.short_claim()
+        };
+        subject.hold(&extended).await;
+        let again = Claim {
+            lease: LONG,
+            ..extended.clone()
+        };
+        subject.hold(&again).await;
+        let orphan = Claim {
+            keep: subject.units(30),
+            ..subject.short_claim()
+        };
+        let holding = Instant::now();
+        subject.hold(&orphan).await;
+        subject.outlive_short_lease().await;
+        let taken_over = subject.acquire(&subject.duplicate(&orphan)).await;
+        if subject.is_late(holding, 34) {
+            trials.was_late();
+            continue;
+        }
+        assert_eq!(taken_over, SECOND);
+        subject.sleep(30).await;
+        for claim in [brief, extended, orphan] {
+            assert_in_progress(subject, &claim).await;
+        }
+        return;
+    }
+}
+
+/// Leases and times as long as there are, and texts of any kind, break nothing.
+pub async fn the_longest_of_everything_is_taken<S: Store>(subject: &Subject<S>) {
+    let operations = [
+        String::new(),
+        r#"it's "quoted" \ ${} %s :now -- $1"#.to_owned(),
+        // 128 bytes.
+        "ä".repeat(64),
+    ];
+    for operation in operations {
+        let claim = Claim {
+            lease: Ttl::MAX,
+            keep: Ttl::MAX,
+            owner: r#"who's "there" \ %s"#,
+            operation: operation.into(),
+            ..subject.claim()
+        };
+        let lease = subject.hold(&claim).await;
+        assert_eq!(subject.renew(&lease, Ttl::MAX).await, Outcome::Done);
+        assert_in_progress(subject, &claim).await;
+        let renewed = subject.renew(&lease, subject.units(1)).await;
+        assert_eq!(renewed, Outcome::Done);
+        subject.sleep(3).await;
+        let refusing = Claim {
+            orphans: OrphanPolicy::Refuse,
+            ..subject.duplicate(&claim)
+        };
+        assert_orphaned(subject, &claim, &refusing).await;
+    }
 }
 
 /// 7: `keep` counts from the end of the lease as it was last renewed.

@@ -6,6 +6,7 @@ use std::sync::{
 use bytes::Bytes;
 use tokio::{sync::Barrier, task::JoinSet};
 
+use super::releases::takeover;
 use crate::{
     conformance::{
         Subject,
@@ -14,6 +15,14 @@ use crate::{
     store::{Acquired, Claim, Store},
 };
 
+const FIRST: Acquired = Acquired::Granted {
+    generation: 1,
+    takeover: false,
+};
+const SECOND: Acquired = Acquired::Granted {
+    generation: 2,
+    takeover: true,
+};
 const CLAIMS: usize = 32;
 
 /// 2: of 32 claims at once, under 32 tokens, exactly one is granted; the others find it in progress.
@@ -39,6 +48,26 @@ pub async fn one_of_32_claims_at_once_replaces_an_expired_record<S: Store>(subje
     assert_eq!(completed, Outcome::Done);
     subject.outlive_short_lease().await;
     assert_eq!(winner(subject, &claim).await, (1, false));
+}
+
+/// 2, 7: of 32 claims on an orphan that is to be remembered no longer exactly one begins anew.
+pub async fn one_of_32_claims_at_once_replaces_a_forgotten_orphan<S: Store>(subject: &Subject<S>) {
+    let claim = Claim {
+        keep: subject.units(1),
+        ..subject.short_claim()
+    };
+    subject.hold(&claim).await;
+    subject.outlive_short_lease().await;
+    assert_eq!(winner(subject, &claim).await, (1, false));
+}
+
+/// 2, 7: of 32 claims on a released takeover at once exactly one takes it over.
+pub async fn one_of_32_claims_at_once_takes_a_released_takeover_over<S: Store>(
+    subject: &Subject<S>,
+) {
+    let (claim, lease) = takeover(subject, LONG).await;
+    subject.release(&lease).await;
+    assert_eq!(winner(subject, &claim).await, (3, true));
 }
 
 /// 2: a number that is read and written in two steps, under the lease only, misses no increment.
@@ -71,41 +100,63 @@ pub async fn no_increment_under_the_lease_is_lost<S: Store>(subject: &Subject<S>
 
 /// 4: a late completion and a takeover at once: one of them wins, and both are told the same.
 pub async fn a_completion_and_a_takeover_at_once_agree<S: Store>(subject: &Subject<S>) {
-    let claims: Vec<Claim> = (0..16).map(|_| subject.short_claim()).collect();
-    for claim in &claims {
-        subject.hold(claim).await;
-    }
-    subject.outlive_short_lease().await;
-    for claim in claims {
+    for (n, claim) in orphans(subject).await.into_iter().enumerate() {
         let rival = subject.duplicate(&claim);
-        let start = Arc::new(Barrier::new(2));
-        let completing = {
-            let (subject, start) = (subject.clone(), Arc::clone(&start));
-            tokio::spawn(async move {
-                start.wait().await;
+        let (completing, taking_over) = (subject.clone(), subject.clone());
+        let both = at_once(
+            n,
+            async move {
                 let record = Bytes::from("late");
-                subject.complete(&claim.lease_ref(1), &record, LONG).await
-            })
-        };
-        let taking_over = {
-            let subject = subject.clone();
-            tokio::spawn(async move {
-                start.wait().await;
-                subject.acquire(&rival).await
-            })
-        };
-        let completed = completing.await.expect(NO_PANIC);
-        match (completed, taking_over.await.expect(NO_PANIC)) {
+                completing
+                    .complete(&claim.lease_ref(1), &record, LONG)
+                    .await
+            },
+            async move { taking_over.acquire(&rival).await },
+        );
+        match both.await {
             (Outcome::Done, Acquired::Completed { record, .. }) => assert_eq!(record, "late"),
-            (
-                Outcome::Lost,
-                Acquired::Granted {
-                    generation: 2,
-                    takeover: true,
-                },
-            ) => {}
+            (Outcome::Lost, SECOND) => {}
             both => panic!("completion and takeover disagree: {both:?}"),
         }
+    }
+}
+
+/// 2, 7: a late renewal and a takeover at once: one of them has the lease, and both are told the same.
+pub async fn a_renewal_and_a_takeover_at_once_agree<S: Store>(subject: &Subject<S>) {
+    for (n, claim) in orphans(subject).await.into_iter().enumerate() {
+        let rival = subject.duplicate(&claim);
+        let (renewing, taking_over) = (subject.clone(), subject.clone());
+        let both = at_once(
+            n,
+            async move { renewing.renew(&claim.lease_ref(1), LONG).await },
+            async move { taking_over.acquire(&rival).await },
+        );
+        match both.await {
+            (Outcome::Done, Acquired::InProgress { .. }) | (Outcome::Lost, SECOND) => {}
+            both => panic!("renewal and takeover disagree: {both:?}"),
+        }
+    }
+}
+
+/// 4: a late release and a takeover at once: whoever was granted holds the key, be it free or taken over.
+pub async fn a_release_and_a_takeover_at_once_leave_the_next_holder<S: Store>(
+    subject: &Subject<S>,
+) {
+    for (n, claim) in orphans(subject).await.into_iter().enumerate() {
+        let rival = subject.duplicate(&claim);
+        let (releasing, taking_over, taker) = (subject.clone(), subject.clone(), rival.clone());
+        let both = at_once(
+            n,
+            async move { releasing.release(&claim.lease_ref(1)).await },
+            async move { taking_over.acquire(&taker).await },
+        );
+        let ((), taken_over) = both.await;
+        assert!(
+            matches!(taken_over, FIRST | SECOND),
+            "expected a lease, found {taken_over:?}"
+        );
+        let renewed = subject.renew(&rival.lease_ref(1), LONG).await;
+        assert_eq!(renewed, Outcome::Done);
     }
 }
 
@@ -128,6 +179,48 @@ pub async fn a_completion_and_a_release_at_once_leave_the_record<S: Store>(subje
         };
         assert_eq!(subject.acquire(&subject.duplicate(&claim)).await, expected);
     }
+}
+
+/// Sixteen leases that are over.
+async fn orphans<S: Store>(subject: &Subject<S>) -> Vec<Claim> {
+    let claims: Vec<Claim> = (0..16).map(|_| subject.short_claim()).collect();
+    for claim in &claims {
+        subject.hold(claim).await;
+    }
+    subject.outlive_short_lease().await;
+    claims
+}
+
+/// Lets two calls race; now the one begins first, now the other.
+async fn at_once<A, B>(
+    n: usize,
+    one: impl Future<Output = A> + Send + 'static,
+    other: impl Future<Output = B> + Send + 'static,
+) -> (A, B)
+where
+    A: Send + 'static,
+    B: Send + 'static,
+{
+    let start = Arc::new(Barrier::new(2));
+    let one = {
+        let start = Arc::clone(&start);
+        async move {
+            start.wait().await;
+            one.await
+        }
+    };
+    let other = async move {
+        start.wait().await;
+        other.await
+    };
+    let (one, other) = if n % 2 == 0 {
+        let one = tokio::spawn(one);
+        (one, tokio::spawn(other))
+    } else {
+        let other = tokio::spawn(other);
+        (tokio::spawn(one), other)
+    };
+    (one.await.expect(NO_PANIC), other.await.expect(NO_PANIC))
 }
 
 /// Lets 32 duplicates of the claim race; generation and takeover of the only one granted.

@@ -2,7 +2,7 @@ use std::time::Duration;
 
 use tokio::{task::JoinSet, time::Instant};
 
-use super::leases::assert_in_progress;
+use super::{leases::assert_in_progress, records::begins_anew};
 use crate::{
     conformance::{
         Subject,
@@ -11,10 +11,6 @@ use crate::{
     store::{Acquired, Claim, LeaseRef, OrphanPolicy, Store, Ttl},
 };
 
-const FIRST: Acquired = Acquired::Granted {
-    generation: 1,
-    takeover: false,
-};
 const THIRD: Acquired = Acquired::Granted {
     generation: 3,
     takeover: true,
@@ -146,18 +142,28 @@ pub async fn a_released_takeover_is_remembered_for_keep<S: Store>(subject: &Subj
 }
 
 /// 7: once `keep` has passed after the release, however long the lease would have lasted, the key is free for any
-/// request and begins at generation 1. A second release does not make it last.
+/// request, also the same, and begins at generation 1. A second release does not make it last.
 pub async fn a_released_takeover_is_forgotten_after_keep<S: Store>(subject: &Subject<S>) {
-    let (claim, lease) = takeover(subject, subject.units(14)).await;
-    subject.release(&lease).await;
-    subject.sleep(10).await;
-    subject.release(&lease).await;
-    subject.sleep(7).await;
+    let orphans = [(); 2].map(|()| subject.short_claim());
+    for orphan in &orphans {
+        subject.hold(orphan).await;
+    }
+    subject.outlive_short_lease().await;
+    let [first, second] = &orphans;
+    let keep = subject.units(14);
+    let (first, stale) = take_over(subject, first, keep).await;
+    let (second, too) = take_over(subject, second, keep).await;
+    for _ in 0..2 {
+        subject.release(&stale).await;
+        subject.release(&too).await;
+        subject.sleep(10).await;
+    }
     let other = Claim {
         orphans: OrphanPolicy::Refuse,
-        ..subject.other_request(&claim)
+        ..subject.other_request(&first)
     };
-    assert_eq!(subject.acquire(&other).await, FIRST);
+    begins_anew(subject, &first, &other).await;
+    begins_anew(subject, &second, &subject.duplicate(&second)).await;
 }
 
 /// 4: nobody holds a released takeover, so whoever still has an answer gives it, as to an absent entry; the record then

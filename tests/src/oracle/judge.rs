@@ -52,6 +52,30 @@ impl History {
         contradictions.map(|(key, story)| story.told(key)).collect()
     }
 
+    /// Each key whose answer somebody had, and somebody who asked the same afterwards was refused for good, with no
+    /// [occasion](Occasion) between them but takeovers.
+    ///
+    /// An answer that could not be stored goes out once, so this is for those who know which were.
+    #[must_use]
+    pub fn retracted(&self) -> Vec<String> {
+        let stories = self.stories();
+        let retracted = stories.iter().filter(|(key, story)| {
+            let answered = || story.attempts.iter().filter(|it| it.answer().is_some());
+            let mut refused = story.attempts.iter();
+            refused.any(|late| {
+                late.outcome == Outcome::Refused
+                    && answered().any(|one| {
+                        let from = one.began.checked_sub(self.hearsay).unwrap_or(one.began);
+                        let mut occasions = self.occasions_of(key).filter(|it| !it.takeover);
+                        one.request == late.request
+                            && one.ended + self.hearsay < late.began
+                            && !occasions.any(|it| from <= it.until && it.from <= late.ended)
+                    })
+            })
+        });
+        retracted.map(|(key, story)| story.told(key)).collect()
+    }
+
     /// Each key whose answer was told to somebody who asked when its record had to be over: a retention after somebody else
     /// was told.
     #[must_use]

@@ -57,11 +57,13 @@ pub enum Bug {
     FingerprintsAreAlike,
     /// The layer records what it should not, such as a status that passes.
     EverythingIsRecorded,
+    /// Whoever is to be answered what is stored is told that nobody knows what came of it.
+    ReplaysAreRefused,
 }
 
 impl Bug {
     /// All of them.
-    pub const ALL: [Self; 27] = [
+    pub const ALL: [Self; 28] = [
         Self::CompletionIsUnfenced,
         Self::CompletionOverwrites,
         Self::LostLeasesAreNotTold,
@@ -89,5 +91,6 @@ impl Bug {
         Self::ExecutesUnprotected,
         Self::FingerprintsAreAlike,
         Self::EverythingIsRecorded,
+        Self::ReplaysAreRefused,
     ];
 }

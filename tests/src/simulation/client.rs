@@ -9,7 +9,7 @@ use std::{
 };
 
 use bytes::{Bytes, BytesMut};
-use http::{HeaderMap, Request, Response};
+use http::{HeaderMap, Request, Response, StatusCode};
 use http_body::Body as _;
 use tokio::time::sleep;
 use tower::Service;
@@ -156,6 +156,9 @@ pub(super) async fn see_through(
                 replayed: false,
                 body: said.body.clone(),
             })
+        }
+        Outcome::Answered(Reply { replayed: true, .. }) if world.has(Bug::ReplaysAreRefused) => {
+            Outcome::Refused("outcome-unknown", StatusCode::CONFLICT)
         }
         outcome => outcome,
     };

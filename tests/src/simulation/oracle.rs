@@ -7,11 +7,14 @@
 use std::collections::BTreeMap;
 
 use http::StatusCode;
-use tower_idempotency::store::{KeyId, LeaseRef, Token};
+use tower_idempotency::{
+    InFlight,
+    store::{KeyId, LeaseRef, Token},
+};
 
 use super::{
     books::Books,
-    history::{Held, Outcome, Reply},
+    history::{Found, Held, Outcome, Reply, What},
     world::{Execution, Keep, Progress, State},
 };
 
@@ -178,8 +181,15 @@ fn judge_refusal(
 ) -> Result<(), String> {
     let known = &world.attempts[attempt];
     let may = match reason {
-        // After an execution too: it may have lost its lease.
-        "outcome-unknown" => return Ok(()),
+        "outcome-unknown" => {
+            // After an execution too: it may have lost its lease.
+            return match known.execution.is_some() || has_met_an_orphan(world, attempt) {
+                true => Ok(()),
+                false => {
+                    Err("the outcome is said to be unknown, and there is no orphan".to_owned())
+                }
+            };
+        }
         "response-not-retained" => {
             let mut others = world.executions.iter();
             return match others.any(|it| it.request == known.request && it.is_unretained()) {
@@ -208,6 +218,31 @@ fn judge_refusal(
         )),
         None => Ok(()),
     }
+}
+
+/// Whether its process found an orphan since it was sent; or, where those who wait are told what others hear, shortly before.
+fn has_met_an_orphan(world: &State, attempt: usize) -> bool {
+    let process = world.attempts[attempt].process;
+    let hearsay = match world.plan.in_flight {
+        InFlight::Wait(_) => world.plan.store_timeout,
+        _ => 0,
+    };
+    let mut since = None;
+    for event in world.history.iter().rev() {
+        match &event.what {
+            What::Arrives {
+                process: by,
+                found: Found::Orphaned(_),
+                ..
+            } if *by == process => return true,
+            What::Sends { attempt: sent, .. } if *sent == attempt => since = Some(event.at),
+            _ => {}
+        }
+        if since.is_some_and(|since| event.at + hearsay < since) {
+            return false;
+        }
+    }
+    false
 }
 
 /// Nothing goes wrong any more, and nothing is under way.

@@ -29,6 +29,7 @@ pub(super) fn violation(world: &State) -> Option<String> {
         ("contradicts itself", history.contradictions()),
         ("is executed too often", history.doubles()),
         ("is answered what is over", history.stale()),
+        ("is answered, and then refused", history.retracted()),
         ("is never answered", history.unanswered()),
     ];
     let mut found = found.into_iter();

@@ -306,3 +306,22 @@ fn who_waits_may_be_told_what_was_so_before() {
         assert_eq!(history.contradictions().len(), contradictions, "{hearsay}");
     }
 }
+
+#[test]
+fn what_was_answered_is_not_refused_afterwards() {
+    let told = || Told::new().effect(10, 1).asked(0, 0, 5, answer(1));
+    for (asked, retracted) in [(5, 0), (6, 1)] {
+        let refused = told().asked(1, asked, 10, Outcome::Refused);
+        assert_eq!(refused.1.retracted().len(), retracted, "{asked}");
+    }
+    let refused = || told().asked(1, 10, 20, Outcome::Refused);
+    assert_eq!(refused().forgot(15, 15).1.retracted().len(), 0);
+    assert_eq!(refused().taken_over(15).1.retracted().len(), 1);
+    let another = refused().of_another_request(1);
+    assert_eq!(another.1.retracted().len(), 0);
+    let mut waits = refused().1;
+    waits.hearsay = Duration::from_millis(5);
+    assert_eq!(waits.retracted().len(), 0);
+    waits.hearsay = Duration::from_millis(4);
+    assert_eq!(waits.retracted().len(), 1);
+}

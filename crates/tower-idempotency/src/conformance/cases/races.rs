@@ -213,7 +213,7 @@ where
         start.wait().await;
         other.await
     };
-    let (one, other) = if n % 2 == 0 {
+    let (one, other) = if n.is_multiple_of(2) {
         let one = tokio::spawn(one);
         (one, tokio::spawn(other))
     } else {

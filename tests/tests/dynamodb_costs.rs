@@ -168,7 +168,7 @@ async fn what_needs_attention_calls_twice_and_moves_within_the_index() {
     assert_eq!(units(&calls), (3.0, 3.0));
     assert_eq!(item["status"].as_s().expect("a text"), "needs-attention");
     assert_eq!(item["reason"].as_s().expect("a text"), "refund-failed");
-    for gone in ["grants", "lease"] {
+    for gone in ["grants", "granted"] {
         assert!(!item.contains_key(gone), "{gone}");
     }
     let left = |item: &HashMap<String, AttributeValue>| {
@@ -283,7 +283,14 @@ async fn a_record_of_1_kib_of_json_is_one_unit() {
     println!("1 KiB of JSON: an item of {bytes} bytes");
     assert!(bytes <= 1024, "{bytes}");
     assert_eq!(units(&endpoint.calls()), (2.0, 2.0));
-    for gone in ["listed", "since", "grants", "keep", "keep_seconds"] {
+    for gone in [
+        "listed",
+        "since",
+        "grants",
+        "granted",
+        "keep",
+        "keep_seconds",
+    ] {
         assert!(!item.contains_key(gone), "{gone}");
     }
     let retry = send(&app, post("/orders", "k", "tea")).await;

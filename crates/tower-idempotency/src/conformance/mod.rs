@@ -3,8 +3,8 @@
 //! Feature `conformance`. **Not a stable part of the API**: a release may add cases, which a store that broke the
 //! contract unnoticed then fails, and may change any name in this module.
 //!
-//! Each rule of the [contract](crate::store::Store) that shows in answers has cases in [`cases`], each a plain `async fn` over
-//! a [`Subject`].
+//! Each rule of the [contract](crate::store::Store) that shows in answers has cases in [`cases`], each a plain `async fn`
+//! over a [`Subject`].
 //! [`conformance_tests!`](crate::conformance_tests) makes a test of each, and runs the same cases through [`Faulty`],
 //! which loses calls and replies: whoever makes a call again must end where one call would have.
 //!

@@ -278,7 +278,7 @@ pub async fn the_longest_of_everything_is_taken<S: Store>(subject: &Subject<S>) 
         assert_in_progress(subject, &claim).await;
         let renewed = subject.renew(&lease, subject.units(1)).await;
         assert_eq!(renewed, Outcome::Done);
-        subject.sleep(3).await;
+        subject.sleep(4).await;
         let refusing = Claim {
             orphans: OrphanPolicy::Refuse,
             ..subject.duplicate(&claim)

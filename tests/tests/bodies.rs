@@ -410,6 +410,77 @@ async fn what_was_collected_of_a_stream_counts_until_it_is_taken() {
     assert_eq!(effects.count(), 4);
 }
 
+/// A handler that passes another's answer on would hold a piece at a time.
+#[tokio::test]
+async fn what_was_collected_in_pieces_counts_also_where_its_length_was_known() {
+    let tight = layer().with_max_in_flight(100, 20);
+    let (app, _) = answering(tight, || {
+        Body::new(Scripted::new(["01234", "56789"]).of_length(10))
+    });
+    let unread = app.clone().oneshot(post("/orders", "unread", "order"));
+    let unread = unread.await.expect("infallible");
+    send(&app, order()).await;
+    assert_not_retained(&send(&app, order()).await);
+    drop(unread);
+    for replay in [false, true] {
+        let answer = send(&app, post("/orders", "kept", "order")).await;
+        assert_eq!(answer.is_replay(), replay);
+    }
+}
+
+/// What did not fit was never counted, and is not from its first piece on either.
+#[tokio::test]
+async fn what_was_too_large_to_count_keeps_nobody_out_while_it_is_sent() {
+    let tight = layer().with_max_in_flight(100, 1000);
+    let (app, effects) = answering(tight, || scripted([Step::Data(vec![b'a'; 200_000].into())]));
+    let first = app.clone().oneshot(post("/orders", "unread", "order"));
+    let mut first = first.await.expect("infallible").into_body();
+    let piece = first.frame().await.expect("a piece").expect("a piece");
+    assert!(piece.into_data().expect("data").len() < 200_000);
+    let second = send(&app, order()).await;
+    assert_eq!(second.status, StatusCode::OK, "{}", second.text());
+    assert_eq!(effects.count(), 2);
+}
+
+/// A piece does not keep all the others in memory.
+#[tokio::test]
+async fn of_what_was_collected_a_client_that_has_the_last_piece_holds_that_alone() {
+    struct Chunk(
+        Vec<u8>,
+        #[expect(dead_code, reason = "it is watched")] Arc<()>,
+    );
+    impl AsRef<[u8]> for Chunk {
+        fn as_ref(&self) -> &[u8] {
+            &self.0
+        }
+    }
+    let held = Arc::new(());
+    let watched = Arc::clone(&held);
+    let (app, _) = answering(layer(), move || {
+        let chunk = Chunk(vec![b'a'; 200_000], Arc::clone(&watched));
+        scripted([Step::Data(Bytes::from_owner(chunk))])
+    });
+    let answer = app.oneshot(order()).await.expect("infallible");
+    let (mut body, mut last) = (answer.into_body(), None);
+    while let Some(frame) = body.frame().await {
+        last = Some(frame.expect("a piece"));
+    }
+    assert!(last.is_some());
+    // One is ours, one the router's.
+    assert_eq!(Arc::strong_count(&held), 2);
+}
+
+/// A layer outside may have put a shorter body in place of the one that the head speaks of.
+#[tokio::test]
+async fn a_body_that_is_as_long_as_it_says_itself_is_whole() {
+    let (app, effects) = creating(layer());
+    let mut req = order();
+    req.headers_mut()
+        .insert("content-length", HeaderValue::from(1000));
+    assert_eq!(send(&app, req).await.status, StatusCode::CREATED);
+    assert_eq!(effects.count(), 1);
+}
+
 /// What the handler held in one piece it holds without us as well.
 #[tokio::test]
 async fn an_answer_that_was_held_whole_does_not_count_once_it_is_recorded() {

@@ -625,31 +625,34 @@ async fn whoever_lost_its_lease_to_one_who_left_nothing_has_the_only_answer() {
 
 #[tokio::test(start_paused = true)]
 async fn the_only_answer_left_after_a_lost_lease_is_stored_once_the_store_is_back() {
-    within(LONG, async {
-        let (node, first, _, other, second, _) = taken_over().await;
-        other.answers_with(StatusCode::INTERNAL_SERVER_ERROR);
-        let left = other.gate.clone();
-        let gate = Gate::shut();
-        let held = gate.clone();
-        node.store.set(move |op, nth| match (op, nth) {
-            // It finds the lease lost, and its reply comes when the other has left nothing.
-            (Op::Complete, 1) => Act::ReplyGated(held.clone()),
-            (Op::Complete, 2..=4) => Act::FailBefore,
-            _ => Act::Forward,
-        });
-        node.gate.open_for_good();
-        gate.arrival().await;
-        left.open_for_good();
-        let second = joined(second).await;
-        assert_eq!(second.status, StatusCode::INTERNAL_SERVER_ERROR);
-        gate.open_for_good();
-        assert_eq!(joined(first).await.code(), "outcome-unknown");
-        sleep(Duration::from_secs(5)).await;
-        let retry = other.answer().await;
-        assert_eq!((retry.text(), retry.is_replay()), ("execution 1", true));
-        assert_eq!((node.effects.count(), node.layer.in_flight()), (2, 0));
-    })
-    .await;
+    // As it is stored, or already as the layer asks what the other has left.
+    for fails in [Op::Complete, Op::Acquire] {
+        within(LONG, async {
+            let (node, first, _, other, second, _) = taken_over().await;
+            other.answers_with(StatusCode::INTERNAL_SERVER_ERROR);
+            let left = other.gate.clone();
+            let gate = Gate::shut();
+            let held = gate.clone();
+            node.store.set(move |op, nth| match (op, nth) {
+                // It finds the lease lost, and its reply comes when the other has left nothing.
+                (Op::Complete, 1) => Act::ReplyGated(held.clone()),
+                (op, 2..=4) if op == fails => Act::FailBefore,
+                _ => Act::Forward,
+            });
+            node.gate.open_for_good();
+            gate.arrival().await;
+            left.open_for_good();
+            let second = joined(second).await;
+            assert_eq!(second.status, StatusCode::INTERNAL_SERVER_ERROR);
+            gate.open_for_good();
+            assert_eq!(joined(first).await.code(), "outcome-unknown");
+            sleep(Duration::from_secs(5)).await;
+            let retry = other.answer().await;
+            assert_eq!((retry.text(), retry.is_replay()), ("execution 1", true));
+            assert_eq!((node.effects.count(), node.layer.in_flight()), (2, 0));
+        })
+        .await;
+    }
 }
 
 // The first one's effect may have happened, whatever became of the second.

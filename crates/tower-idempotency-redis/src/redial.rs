@@ -85,9 +85,14 @@ impl<C: Clone + Send + Sync + 'static> Redial<C> {
         F: Future<Output = RedisResult<T>>,
     {
         let mut current = self.current();
-        // One that is still being made was not asked anything yet, and whoever makes it gives up by itself.
-        let is_made = current.1.clone().now_or_never().is_some();
-        if is_made && !self.leads_to_many && self.is_silent(deadline) {
+        let is_spent = match current.1.clone().now_or_never() {
+            Some(Ok(_)) => !self.leads_to_many && self.is_silent(deadline),
+            // That was another's failure, who had left by then.
+            Some(Err(_)) => true,
+            // One that is still being made was not asked anything yet, and whoever makes it gives up by itself.
+            None => false,
+        };
+        if is_spent {
             self.replace(current.0);
             current = self.current();
         }
@@ -251,6 +256,24 @@ mod tests {
             assert_eq!(call(&redial).await.is_ok(), n == 3, "call {n}");
         }
         assert_eq!(made.load(Ordering::Relaxed), 1);
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn one_that_could_not_be_made_when_everybody_had_left_is_nobody_elses_failure() {
+        let made = AtomicUsize::default();
+        let redial = Redial::new(move || {
+            let is_first = made.fetch_add(1, Ordering::Relaxed) == 0;
+            async move {
+                if is_first {
+                    sleep(PATIENCE * 3 / 2).await;
+                    return Err(io::Error::other("no").into());
+                }
+                Ok(())
+            }
+        });
+        assert!(call(&redial).await.is_err(), "it takes too long");
+        sleep(PATIENCE).await;
+        assert!(call(&redial).await.is_ok());
     }
 
     #[tokio::test(start_paused = true)]

@@ -66,13 +66,18 @@ impl Data {
         &self.bytes
     }
 
-    /// All of them, or of those that count a piece: a server that asks for the next one has room for it.
+    /// All of them, or of those that count a piece: a server that asks for the next one has room for it. A copy, for what is
+    /// cut off keeps all of them in memory for as long as a connection holds it.
     fn take(&mut self) -> Bytes {
         let Some(buffer) = &mut self.buffer else {
             return std::mem::take(&mut self.bytes);
         };
-        let piece = self.bytes.split_to(self.bytes.len().min(PIECE));
-        buffer.keep(self.bytes.len());
+        let piece = Bytes::copy_from_slice(&self.bytes[..self.bytes.len().min(PIECE)]);
+        self.bytes.advance(piece.len());
+        if self.bytes.is_empty() {
+            self.bytes = Bytes::new();
+        }
+        buffer.shrink(self.bytes.len());
         piece
     }
 
@@ -101,12 +106,12 @@ impl<B: http_body::Body> Body<B> {
         }
     }
 
-    /// `announced` is the length that it has at the least.
-    pub(crate) fn watched(body: B, announced: u64, broke: Arc<AtomicBool>) -> Self {
+    /// `whole` is the length that it has at the least.
+    pub(crate) fn watched(body: B, whole: u64, broke: Arc<AtomicBool>) -> Self {
         Self {
             inner: Inner::Watched {
                 body,
-                left: announced,
+                left: whole,
                 broke,
             },
         }

@@ -38,10 +38,10 @@ pub(crate) async fn request<B: http_body::Body>(
         )
     };
     // Refused unread: a client that sent `Expect: 100-continue` then never sends it.
-    let announced = announced(&head.headers, &body);
-    if announced > limit as u64 {
+    if announced(&head.headers, &body) > limit as u64 {
         return Err(too_large());
     }
+    let whole = whole(&head.headers, &body);
     let mut body = std::pin::pin!(body);
     let mut chunks = Chunks::default();
     let read = async {
@@ -77,18 +77,25 @@ pub(crate) async fn request<B: http_body::Body>(
         }
     };
     // hyper takes a stream that was reset with NO_ERROR, as proxies do, for one that ended.
-    if (chunks.len() as u64) < announced {
+    if (chunks.len() as u64) < whole {
         return Err(broke_off());
     }
     // Where no length tells, the server looks for a reset, and drops us for it, as soon as it is our turn to wait.
-    if announced == 0 && head.version == Version::HTTP_2 && !body.is_end_stream() {
+    if whole == 0 && head.version == Version::HTTP_2 && !body.is_end_stream() {
         yield_now().await;
     }
     Ok((chunks.join(), trailers))
 }
 
+/// How much of a request body has to come before it is whole, by what was said of it before. The body itself knows best: a layer
+/// outside of this one may have put it in place of one that was longer.
+pub(crate) fn whole(headers: &HeaderMap, body: &impl http_body::Body) -> u64 {
+    let exact = body.size_hint().exact();
+    exact.unwrap_or_else(|| announced(headers, body))
+}
+
 /// How long a request body is, at the least, by what was said of it before it came.
-pub(crate) fn announced(headers: &HeaderMap, body: &impl http_body::Body) -> u64 {
+fn announced(headers: &HeaderMap, body: &impl http_body::Body) -> u64 {
     content_length(headers)
         .unwrap_or(0)
         .max(body.size_hint().lower())
@@ -125,11 +132,14 @@ pub(crate) async fn response<B: http_body::Body>(
     if is_event_stream(&head.headers) {
         return Collected::GivenUp(Body::original(body), NotRetained::Streamed);
     }
-    // What a handler would have made only once its client had taken what came before, we hold. What it has in one piece, it
-    // holds without us as well.
-    let join = |chunks: Chunks, buffer: &mut Buffer| match exact {
-        None => Data::counted(chunks.join(), buffer),
-        Some(_) => chunks.join().into(),
+    // What a handler would have made, or passed on, only once its client had taken what came before, we hold. What it has in
+    // one piece, and knows to be all, it holds without us as well.
+    let join = |chunks: Chunks, buffer: &mut Buffer| {
+        if exact.is_none() || chunks.are_several() {
+            Data::counted(chunks.join(), buffer)
+        } else {
+            chunks.join().into()
+        }
     };
     let mut deadline = None;
     let mut body = Box::pin(body);
@@ -223,6 +233,10 @@ struct Chunks {
 impl Chunks {
     fn len(&self) -> usize {
         self.first.len() + self.joined.len()
+    }
+
+    fn are_several(&self) -> bool {
+        !self.joined.is_empty()
     }
 
     fn push(&mut self, data: Bytes) {

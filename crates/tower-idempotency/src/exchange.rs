@@ -157,8 +157,8 @@ fn ask<B: http_body::Body>(
         let (content, body) = match config.fingerprint {
             By::HeadOnly => {
                 let broke = broke.insert(Arc::default());
-                let announced = collect::announced(&head.headers, &body);
-                let body = Body::watched(body, announced, Arc::clone(broke));
+                let whole = collect::whole(&head.headers, &body);
+                let body = Body::watched(body, whole, Arc::clone(broke));
                 (Bytes::new(), body)
             }
             By::RawBody | By::CanonicalJson | By::Custom(_) => {

@@ -149,13 +149,18 @@ impl Buffer {
         }
     }
 
-    /// Gives back all but `bytes`; what is missing of them is there, whether it fits or not.
+    /// Counts for `bytes` from now on; what is missing of them is there, whether it fits or not.
     pub(crate) fn keep(&mut self, bytes: usize) {
         let more = bytes.saturating_sub(self.bytes);
         if more > 0 {
             self.bytes += more;
             self.limits.buffered.fetch_add(more, Ordering::Relaxed);
         }
+        self.shrink(bytes);
+    }
+
+    /// Gives back all but `bytes`.
+    pub(crate) fn shrink(&mut self, bytes: usize) {
         let back = self.bytes.saturating_sub(bytes);
         if back > 0 {
             self.bytes -= back;

@@ -198,7 +198,13 @@ async fn theirs_or_ours(
         Found::Held(generation) => generation,
         // If it is still held, completing it is refused.
         Found::Orphan => 1,
-        Found::Lost | Found::Unknown => return Some(nobody_knows(lease)),
+        Found::Lost => return Some(nobody_knows(lease)),
+        // As with an orphan, once the store is back: what may be ours by then, or nobody's, is completed.
+        Found::Unknown => {
+            let (reference, record) = (claim.lease_ref(1), record.clone());
+            complete_later(lease, reference, deadline, status, record, retention, place);
+            return Some(nobody_knows(lease));
+        }
     };
     // Whoever had it may have released it without an outcome to keep: then ours is the only one.
     let reference = claim.lease_ref(generation);

@@ -460,7 +460,7 @@ async fn of_what_was_collected_a_client_that_has_the_last_piece_holds_that_alone
         let chunk = Chunk(vec![b'a'; 200_000], Arc::clone(&watched));
         scripted([Step::Data(Bytes::from_owner(chunk))])
     });
-    let answer = app.oneshot(order()).await.expect("infallible");
+    let answer = app.clone().oneshot(order()).await.expect("infallible");
     let (mut body, mut last) = (answer.into_body(), None);
     while let Some(frame) = body.frame().await {
         last = Some(frame.expect("a piece"));

@@ -346,7 +346,7 @@ impl IdempotencyLayer {
     /// clones; more are answered 503 `overloaded`. Default: 10,000 and 256 MiB.
     ///
     /// A quarter of the bytes is for responses alone. One that does not fit in what is left is treated as too large. What was
-    /// collected of a response of unknown length counts until it is sent, also when nothing is in flight any more. Too low,
+    /// collected of a response of unknown length, or in pieces, counts until it is sent, also when nothing is in flight. Too low,
     /// and the service refuses what it could serve, every body above three quarters of it among that, and with 0 requests all;
     /// higher than the memory there is, and it is killed for it. Requests that wait count too. Leases that are given back
     /// after the store failed count apart, up to the same number.

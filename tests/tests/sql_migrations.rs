@@ -7,11 +7,14 @@ use tests::{
     servers::{mariadb, postgres},
     sql::{self, claim},
 };
-use tokio::time::timeout;
+use tokio::time::{sleep, timeout};
 use tower_idempotency::store::{Acquired, Store};
 use tower_idempotency_sqlx::{
     MySqlStore, PostgresStore, SqlError, SqliteStore,
-    sqlx::{Connection, Executor, MySqlConnection, PgConnection, query_scalar},
+    sqlx::{
+        ConnectOptions, Connection, Executor, MySqlConnection, PgConnection, query_scalar,
+        sqlite::SqliteConnectOptions,
+    },
 };
 
 /// Whether it can be used, and whether what is in it stays when it is made again.
@@ -66,7 +69,31 @@ async fn replicas_of_mariadb_migrate_at_once() {
 #[tokio::test(flavor = "multi_thread")]
 async fn processes_on_one_sqlite_file_migrate_at_once() {
     let scratch = Scratch::new();
-    at_once!(|| SqliteStore::new(scratch.file("keys.db")));
+    // One of many is put into WAL mode by two at the same moment.
+    for file in 0..50 {
+        at_once!(|| SqliteStore::new(scratch.file(format!("{file}.db"))));
+    }
+}
+
+/// Of the application, and not in WAL mode yet. SQLite refuses at once to change that while somebody writes.
+#[tokio::test]
+async fn a_sqlite_file_that_is_written_to_is_waited_for() {
+    let scratch = Scratch::new();
+    let file = scratch.file("application.db");
+    let options = SqliteConnectOptions::new()
+        .filename(&file)
+        .create_if_missing(true);
+    let mut application = options.connect().await.unwrap();
+    let writing = "begin immediate; create table payments (id integer)";
+    application.execute(writing).await.unwrap();
+
+    let store = SqliteStore::new(&file);
+    let (migrated, ()) = tokio::join!(store.migrate(), async {
+        sleep(Duration::from_millis(200)).await;
+        application.execute("commit").await.unwrap();
+    });
+    migrated.unwrap();
+    holds_a_lease(&store, || store.migrate()).await;
 }
 
 /// Its name, or its schema's, begins as that of the table which the migrations are written for.

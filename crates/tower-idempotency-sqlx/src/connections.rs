@@ -91,7 +91,7 @@ impl<DB: Database> Connections<DB> {
         let place = place.map_err(|_closed| closed())?;
         let (connection, made, is_new) = match self.freshest() {
             Some(idle) => (idle.connection, idle.made, false),
-            None => (self.options.connect().await?, Instant::now(), true),
+            None => (self.connect().await?, Instant::now(), true),
         };
         let lent = Lent {
             connection,
@@ -105,6 +105,18 @@ impl<DB: Database> Connections<DB> {
             },
         };
         Ok((lent, is_new))
+    }
+
+    /// A connection. It is tried for where SQLite does not wait by itself: in putting a file into WAL mode while somebody
+    /// writes to it, or does the same.
+    async fn connect(&self) -> Result<DB::Connection, sqlx::Error> {
+        let since = Instant::now();
+        loop {
+            match self.options.connect().await {
+                Err(error) if is_busy(&error) && since.elapsed() < BUSY => sleep(AGAIN).await,
+                connected => return connected,
+            }
+        }
     }
 
     /// Closes what is idle: the server it leads to is gone.
@@ -189,10 +201,19 @@ impl<DB: Database> Drop for Out<'_, DB> {
     }
 }
 
+/// `SQLITE_BUSY`, which is the code of no server's error.
+fn is_busy(error: &sqlx::Error) -> bool {
+    let code = error.as_database_error().and_then(|error| error.code());
+    code.as_deref() == Some("5")
+}
+
 fn is_old(since: Instant, made: Instant) -> bool {
     since.elapsed() > IDLE || made.elapsed() > LIFE
 }
 
+/// As long as sqlx has SQLite wait for everything else.
+const BUSY: Duration = Duration::from_secs(5);
+const AGAIN: Duration = Duration::from_millis(10);
 /// Idle for longer than this, it may have been closed on the way without either end being told.
 const IDLE: Duration = Duration::from_secs(60);
 /// So that the connections move to where the name of the server leads now.

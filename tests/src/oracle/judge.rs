@@ -27,9 +27,21 @@ impl History {
         let unexplained = stories.iter().filter(|(_, story)| {
             let pids: BTreeSet<_> = story.effects.iter().map(|effect| effect.pid).collect();
             let struck: usize = pids.iter().map(|pid| self.explains(story, *pid)).sum();
-            let too_slow = |attempt: &&&Attempt| attempt.ended - attempt.began >= self.lease;
-            let slow = story.attempts.iter().filter(too_slow);
+            let answered = story.answers().map(|(when, _)| when).min();
+            let slow = story.attempts.iter().filter(|attempt| {
+                // Whoever hung up knows nothing of what it took.
+                let ended = match attempt.outcome {
+                    Outcome::HungUp => answered.unwrap_or(attempt.ended).max(attempt.ended),
+                    _ => attempt.ended,
+                };
+                ended - attempt.began >= self.lease
+            });
             let slow = slow.filter(|attempt| self.strikes_of(attempt).next().is_none());
+            let had_an_effect = |attempt: &&&Attempt| {
+                let mut members = story.effects.iter().map(|it| self.processes.get(&it.pid));
+                members.any(|member| member.is_none_or(|member| *member == attempt.member))
+            };
+            let slow = slow.filter(had_an_effect);
             story.effects.len() > 1 + struck + slow.count()
         });
         unexplained.map(|(key, story)| story.told(key)).collect()

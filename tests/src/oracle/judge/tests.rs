@@ -72,6 +72,19 @@ fn a_second_execution_without_a_strike_is_unexplained() {
 }
 
 #[test]
+fn who_was_hung_up_on_may_have_been_slower_than_its_lease() {
+    for (member, answered, unexplained) in [(0, 99, 1), (0, 100, 0), (2, 100, 1)] {
+        let history = Told::new()
+            .effect(10, 1)
+            .asked(member, 0, 20, Outcome::HungUp)
+            .effect(20, 7)
+            .asked(1, 30, answered, answer(7));
+        let found = history.1.unexplained().len();
+        assert_eq!(found, unexplained, "{member}, {answered}");
+    }
+}
+
+#[test]
 fn a_strike_after_the_answer_or_before_the_request_explains_nothing() {
     for (at, unexplained) in [(2, 1), (10, 0), (120, 1)] {
         let history = Told::new()

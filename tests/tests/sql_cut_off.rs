@@ -321,7 +321,7 @@ async fn a_transaction_that_the_handler_ends_on_postgres_is_no_commit() {
 #[tokio::test(flavor = "multi_thread")]
 async fn a_transaction_that_the_handler_ends_on_mariadb_is_no_commit() {
     let books = books::on_mariadb("own_commit").await;
-    let ddl = ["create or replace table ddl (n int)"];
+    let ddl = ["drop table if exists ddl", "create table ddl (n int)"];
     for statements in [&["commit"][..], &["commit", "begin"], &ddl] {
         a_transaction_that_the_handler_ends(books.clone(), statements).await;
     }
@@ -482,7 +482,8 @@ async fn deadlock(url: String) {
     for sql in [
         "begin",
         // The server gives up whoever has done less.
-        "insert into ballast select seq from seq_1_to_1000",
+        "insert into ballast with recursive rows_of (n) as \
+         (select 1 union all select n + 1 from rows_of where n < 1000) select n from rows_of",
         "update accounts set n = n + 10 where id = 2",
         "update accounts set n = n + 10 where id = 1",
         "commit",

@@ -173,7 +173,8 @@ async fn is_made_again_in_mariadb() -> Trial {
         "create trigger noted after update on entries for each row update audit set n = n + 1",
         "begin",
         // The server gives up whoever has done less.
-        "insert into ballast select seq from seq_1_to_1000",
+        "insert into ballast with recursive rows_of (n) as \
+         (select 1 union all select n + 1 from rows_of where n < 1000) select n from rows_of",
         "update audit set n = n + 10",
     ] {
         other.execute(raw_sql(AssertSqlSafe(setup))).await.unwrap();
@@ -208,8 +209,8 @@ async fn is_made_again_in_mariadb() -> Trial {
     }
     completed.expect("made again");
 
-    let deadlocks = "select cast(variable_value as signed) from information_schema.global_status
-        where variable_name = 'INNODB_DEADLOCKS'";
+    let deadlocks = "select cast(count as signed) from information_schema.innodb_metrics \
+                     where name = 'lock_deadlocks'";
     let deadlocks = query_scalar::<_, i64>(deadlocks)
         .fetch_one(&mut watch)
         .await;

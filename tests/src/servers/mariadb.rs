@@ -158,6 +158,8 @@ fn command(directory: &Path, port: u16, settings: &[String]) -> Command {
         format!("port={port}"),
         "bind-address=127.0.0.1".to_owned(),
         "skip-name-resolve".to_owned(),
+        // Proxies look at what passes.
+        "skip-ssl".to_owned(),
         "max-connections=500".to_owned(),
         "innodb-buffer-pool-size=64M".to_owned(),
         "innodb-flush-log-at-trx-commit=2".to_owned(),

@@ -45,6 +45,9 @@
 //!   also the handler's: see [`transaction`].
 //! - A process that is paused for longer than its lease may execute beside the one that took over. Only what is stored
 //!   is answered, but both effects happen; [`Lease::is_held`] narrows the window.
+//! - A retry under another token is another caller's unless [`with_principal`](IdempotencyLayer::with_principal) says
+//!   otherwise: it executes, beside the first one if that still runs; [`Lease::is_takeover`] is false and [`Lease::derive`]
+//!   gives another key.
 //! - A response that is not recorded, such as a 5xx, frees the key: the retry executes. After a takeover it leaves the
 //!   orphan: the retry takes it over in turn.
 //! - [`MemoryStore`] is for one process and ends with it.

@@ -134,8 +134,8 @@ impl IdempotencyLayer {
     // ---- The key ----
 
     /// The header that carries the key. Default: [`IDEMPOTENCY_KEY`]. Several lines of it are answered 400. Under a name
-    /// that clients do not send, every request is one without a key. In place of what
-    /// [`with_key_from`](Self::with_key_from) has set, if it has.
+    /// that clients do not send, every request is one without a key: where clients use a header already, keep it as the
+    /// [alias](Self::with_header_alias). In place of what [`with_key_from`](Self::with_key_from) has set, if it has.
     pub fn with_header(self, name: HeaderName) -> Self {
         self.set(|config| {
             let alias = match &config.key_from {
@@ -164,7 +164,8 @@ impl IdempotencyLayer {
 
     /// Takes the key from the request head instead of a header: an entity key such as `payment-1234-refund`, or a
     /// webhook's event id. `None` is a missing key. Length limits apply, the key syntax does not. A key that names more
-    /// than one operation makes all but the first of them replays or mismatches. In place of the header and its alias, which
+    /// than one operation makes all but the first of them replays or mismatches. A change forgets the records of the requests
+    /// that it gives another key. In place of the header and its alias, which
     /// are not looked at any more. Below `Router::nest`, go by
     /// [`original_path_and_query`](crate::original_path_and_query).
     pub fn with_key_from(
@@ -220,19 +221,23 @@ impl IdempotencyLayer {
     }
 
     /// Who is asking. Default: [`Principal::authorization`]. A principal that callers share lets them meet each other's
-    /// answers; one that changes between retries, as a refreshed token does, makes a retry execute again.
+    /// answers; one that changes between retries, as a refreshed token does, makes a retry execute again. A change forgets all
+    /// records.
     pub fn with_principal(self, principal: Principal) -> Self {
         self.set(|config| config.principal = principal)
     }
 
     /// What makes a request the same request. Default: [`FingerprintBy::raw_body`]. Too little, and a client's mistake
     /// is answered with the wrong response; too much, and an honest retry is answered 422.
+    ///
+    /// So it is after a change: what another process has recorded, executes or left behind under another fingerprint is refused to
+    /// its own retries until it is forgotten, and a client that then takes a new key has it done twice.
     pub fn with_fingerprint(self, by: FingerprintBy) -> Self {
         self.set(|config| config.fingerprint = by.0)
     }
 
     /// What to do when a key comes back with another request. Default: refuse it with 422. With
-    /// [`Mismatch::Separate`], a retry that differs in one byte is executed.
+    /// [`Mismatch::Separate`], a retry that differs in one byte is executed. A change from or to that forgets all records.
     ///
     /// # Errors
     ///
@@ -285,7 +290,8 @@ impl IdempotencyLayer {
 
     /// What becomes of a key whose execution ended without an outcome, as after a crash. Default:
     /// [`OrphanPolicy::TakeOver`], at-least-once: the effect may happen twice. [`OrphanPolicy::Refuse`] is at-most-once:
-    /// the key answers 409 until the orphan is forgotten, and somebody has to find out what happened.
+    /// the key answers 409 until the orphan is forgotten, and somebody has to find out what happened. Who asks decides: while one
+    /// process on the store takes over, orphans are executed again.
     pub fn with_orphans(self, policy: OrphanPolicy) -> Self {
         self.set(|config| config.orphans = policy)
     }

@@ -31,6 +31,8 @@ use crate::{
 /// | replay marker | `Idempotent-Replayed: true` | none | as `Recommended` | none |
 /// | refusals | problem+json | problem+json | `{"error":{..}}` | `{"ok":false,"error":{..}}` |
 ///
+/// Another preset in a service that runs is a change of each decision that differs: from or to `Idempo` it forgets all records.
+///
 /// Everything else is the same: it is stated at each setter of [`IdempotencyLayer`](crate::IdempotencyLayer), whose
 /// "Default" is that of `Recommended`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]

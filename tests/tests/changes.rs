@@ -1,0 +1,309 @@
+//! Settings that change while clients retry: the process that is asked again has others than the one before, or beside, it.
+
+use std::{sync::Arc, time::Duration};
+
+use axum::body::Body;
+use http::{HeaderName, Method, Request, StatusCode};
+use tests::{Answer, app, created, post, send};
+use tokio::time::sleep;
+use tower_idempotency::{
+    FingerprintBy, IdempotencyLayer, InFlight, KeySyntax, MemoryStore, Mismatch, MissingKey,
+    OrphanPolicy, Preset, Principal, StoreFailure, Ttl, Unretained,
+    conformance::{Fault, Faulty, Operation},
+};
+
+#[tokio::test(start_paused = true)]
+async fn what_makes_another_id_forgets_records_and_executes_beside_a_holder() {
+    const CHANGES: [Change; 15] = [
+        Change("namespace", order, plain, |it| {
+            plain(it).with_namespace("o")
+        }),
+        Change("secret", order, plain, |it| {
+            plain(it).with_secret([7; 16]).expect("long enough")
+        }),
+        Change("principal", order, plain, |it| {
+            plain(it).with_principal(Principal::unscoped())
+        }),
+        Change("to separate requests", order, plain, separate),
+        Change("from separate requests", order, separate, plain),
+        Change("their fingerprint", order, separate, |it| {
+            separate(it).with_fingerprint(FingerprintBy::head_only())
+        }),
+        Change("header", order, plain, |it| plain(it).with_header(OTHER)),
+        Change(
+            "no more alias",
+            aliased,
+            |it| plain(it).with_header_alias(OTHER),
+            plain,
+        ),
+        Change("key", order, plain, |it| {
+            plain(it).with_key_from(|head| Some(head.uri.path().to_owned()))
+        }),
+        Change("key syntax", quoted, plain, |it| {
+            plain(it).with_key_syntax(KeySyntax::Verbatim)
+        }),
+        Change("methods", order, plain, |it| {
+            plain(it).with_methods([Method::PUT])
+        }),
+        Change("skip", order, plain, |it| plain(it).with_skip(|_| true)),
+        Change("no more derived keys", unkeyed, derived, plain),
+        Change("fingerprint of derived keys", unkeyed, derived, |it| {
+            derived(it).with_fingerprint(FingerprintBy::head_only())
+        }),
+        Change("preset", order, plain, |it| {
+            IdempotencyLayer::with_preset(it, Preset::Idempo)
+        }),
+    ];
+    for change in CHANGES {
+        let (answer, effects) = change.after().await;
+        assert!(answer.status.is_success(), "{change:?}");
+        assert_eq!(effects, 2, "{change:?}, recorded");
+        assert_eq!(change.beside().await.1, 2, "{change:?}, in progress");
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn another_fingerprint_refuses_records_holders_and_orphans() {
+    fn canonical(store: Shelf) -> IdempotencyLayer {
+        plain(store).with_fingerprint(FingerprintBy::canonical_json())
+    }
+    fn head(store: Shelf) -> IdempotencyLayer {
+        plain(store).with_fingerprint(FingerprintBy::head_only())
+    }
+    fn custom(store: Shelf) -> IdempotencyLayer {
+        plain(store).with_fingerprint(FingerprintBy::custom(|_, body| body.to_vec()))
+    }
+    for change in [
+        Change("canonical", order, plain, canonical),
+        Change("raw", order, canonical, plain),
+        Change("head", order, plain, head),
+        Change("custom", order, plain, custom),
+    ] {
+        for (answer, effects) in [
+            change.after().await,
+            change.beside().await,
+            change.orphaned().await,
+        ] {
+            assert_eq!((&*answer.code(), effects), ("key-reused", 1), "{change:?}");
+        }
+    }
+    // Only JSON has a canonical form.
+    let text = Change("canonical", text, plain, canonical);
+    assert!(text.after().await.0.is_replay());
+}
+
+#[tokio::test(start_paused = true)]
+async fn an_orphan_is_executed_again_while_any_process_takes_over() {
+    fn refusing(store: Shelf) -> IdempotencyLayer {
+        plain(store).with_orphans(OrphanPolicy::Refuse)
+    }
+    let (answer, effects) = Change("to Refuse", order, plain, refusing).orphaned().await;
+    assert_eq!((&*answer.code(), effects), ("outcome-unknown", 1));
+    let (_, effects) = Change("the old one", order, refusing, plain)
+        .orphaned()
+        .await;
+    assert_eq!(effects, 2);
+}
+
+#[tokio::test(start_paused = true)]
+async fn everything_else_may_change_while_clients_retry() {
+    const CHANGES: [Change; 27] = [
+        Change("alias", order, plain, |it| {
+            plain(it).with_header_alias(OTHER)
+        }),
+        Change("key length", order, plain, |it| {
+            plain(it).with_key_length(3..=16)
+        }),
+        Change("key check", order, plain, |it| {
+            plain(it).with_key_check(|key| key == "order-1")
+        }),
+        Change("missing key", order, plain, |it| {
+            plain(it).with_missing_key(MissingKey::Reject)
+        }),
+        Change("status of a mismatch", order, plain, |it| {
+            let conflict = Mismatch::Refuse(StatusCode::CONFLICT);
+            plain(it).with_mismatch(conflict).expect("one of 4xx")
+        }),
+        Change("in flight", order, plain, |it| {
+            plain(it).with_in_flight(InFlight::TooManyRequests)
+        }),
+        Change("retry after", order, plain, |it| {
+            plain(it).with_retry_after(SECOND)
+        }),
+        Change("waiters", order, plain, |it| {
+            plain(it).with_max_waiters(1, 1)
+        }),
+        Change("lease", order, plain, |it| {
+            plain(it).with_lease(Ttl::from_secs(1))
+        }),
+        Change("orphans", order, plain, |it| {
+            plain(it).with_orphans(OrphanPolicy::Refuse)
+        }),
+        Change("orphans kept", order, plain, |it| {
+            plain(it).with_orphans_kept(Ttl::from_secs(1))
+        }),
+        Change("store timeout", order, plain, |it| {
+            plain(it).with_store_timeout(SECOND)
+        }),
+        Change("store failure", order, plain, |it| {
+            plain(it).with_store_failure(StoreFailure::DangerouslyExecuteUnprotected)
+        }),
+        Change("request limit", order, plain, |it| {
+            plain(it).with_request_limit(100)
+        }),
+        Change("body timeout", order, plain, |it| {
+            plain(it).with_body_timeout(SECOND)
+        }),
+        Change("response limit", order, plain, |it| {
+            plain(it).with_response_limit(0)
+        }),
+        Change("collect timeout", order, plain, |it| {
+            plain(it).with_collect_timeout(SECOND)
+        }),
+        Change("bounds", order, plain, |it| {
+            plain(it).with_max_in_flight(9, 9000)
+        }),
+        Change("recorded", order, plain, |it| {
+            plain(it).with_recorded(|_| false)
+        }),
+        Change("unretained", order, plain, |it| {
+            plain(it).with_unretained(Unretained::Release)
+        }),
+        Change("retention", order, plain, |it| {
+            plain(it).with_retention(Ttl::from_secs(1))
+        }),
+        Change("max retention", order, plain, |it| {
+            plain(it).with_max_retention(Ttl::from_secs(1))
+        }),
+        Change("replayed headers", order, plain, |it| {
+            plain(it).with_replayed_headers(|_| false)
+        }),
+        Change("compression", order, plain, |it| {
+            plain(it).with_compression_above(0)
+        }),
+        Change("refusals", order, plain, |it| {
+            plain(it)
+                .with_described_by("https://example.com")
+                .expect("a URL")
+        }),
+        Change(
+            "preset ietf",
+            quoted,
+            |it| IdempotencyLayer::with_preset(it, Preset::Ietf),
+            plain,
+        ),
+        Change(
+            "preset stripe",
+            order,
+            |it| IdempotencyLayer::with_preset(it, Preset::Stripe),
+            plain,
+        ),
+    ];
+    for change in CHANGES {
+        let (answer, effects) = change.after().await;
+        assert!(answer.is_replay(), "{change:?}: {answer:?}");
+        assert_eq!(answer.header("location"), Some("/orders/1"), "{change:?}");
+        assert_eq!(effects, 1, "{change:?}");
+        let (answer, effects) = change.beside().await;
+        assert_eq!((&*answer.code(), effects), ("in-progress", 1), "{change:?}");
+    }
+}
+
+/// What changes, a request, and the layers of the processes that get it first and again.
+struct Change(&'static str, fn() -> Request<Body>, Make, Make);
+
+type Make = fn(Shelf) -> IdempotencyLayer;
+type Shelf = Arc<Faulty<MemoryStore>>;
+
+impl Change {
+    /// The second answer, once the first is recorded, and how many executions there were.
+    async fn after(&self) -> (Answer, u64) {
+        self.again(shelf(), TAKES * 2).await
+    }
+
+    /// While the first one is in progress.
+    async fn beside(&self) -> (Answer, u64) {
+        self.again(shelf(), TAKES / 2).await
+    }
+
+    /// After the lease of a first one that left no outcome.
+    async fn orphaned(&self) -> (Answer, u64) {
+        let store = shelf();
+        store.outage_of(Operation::Complete, Fault::CallLost);
+        self.again(store, Duration::from_secs(60)).await
+    }
+
+    async fn again(&self, store: Shelf, later: Duration) -> (Answer, u64) {
+        let Self(_, req, old, new) = self;
+        let work = async |n, _req| {
+            sleep(TAKES).await;
+            created(n)
+        };
+        let (old, first) = app(old(Arc::clone(&store)), work);
+        let (new, second) = app(new(Arc::clone(&store)), work);
+        let req = *req;
+        let ended = tokio::spawn(async move { send(&old, req()).await });
+        sleep(later).await;
+        store.heal();
+        let answer = send(&new, req()).await;
+        ended.await.expect("an answer");
+        (answer, first.count() + second.count())
+    }
+}
+
+impl std::fmt::Debug for Change {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str(self.0)
+    }
+}
+
+fn shelf() -> Shelf {
+    Arc::new(Faulty::new(MemoryStore::new()))
+}
+
+fn plain(store: Shelf) -> IdempotencyLayer {
+    IdempotencyLayer::new(store)
+}
+
+fn separate(store: Shelf) -> IdempotencyLayer {
+    let separate = plain(store).with_mismatch(Mismatch::Separate);
+    separate.expect("no status")
+}
+
+fn derived(store: Shelf) -> IdempotencyLayer {
+    plain(store).with_missing_key(MissingKey::Derive)
+}
+
+fn order() -> Request<Body> {
+    let mut req = post("/orders", "order-1", r#"{"tea": 1}"#);
+    let json = "application/json".parse().expect("a value");
+    req.headers_mut().insert("content-type", json);
+    req.headers_mut()
+        .insert("authorization", "a".parse().expect("a value"));
+    req
+}
+
+fn quoted() -> Request<Body> {
+    post("/orders", "\"order-1\"", "tea")
+}
+
+fn text() -> Request<Body> {
+    post("/orders", "order-1", "tea")
+}
+
+fn unkeyed() -> Request<Body> {
+    let mut req = order();
+    req.headers_mut().remove("idempotency-key");
+    req
+}
+
+fn aliased() -> Request<Body> {
+    let mut req = unkeyed();
+    req.headers_mut()
+        .insert(OTHER, "order-1".parse().expect("a value"));
+    req
+}
+
+const OTHER: HeaderName = HeaderName::from_static("x-other");
+const TAKES: Duration = Duration::from_secs(4);
+const SECOND: Duration = Duration::from_secs(1);

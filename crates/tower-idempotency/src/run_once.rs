@@ -86,7 +86,8 @@ impl<E> From<E> for Failed<E> {
 }
 
 impl IdempotencyLayer {
-    /// Runs `work` once for `key`, and returns what it returned ever after, within the retention.
+    /// Runs `work` once for `key`, and returns what it returned ever after, within the retention. Work that fails runs again,
+    /// unless it says that something may have happened: see [`Failed`].
     ///
     /// The layer's lease, orphan policy, retention, namespace, secret, store timeout and number of requests in flight
     /// apply, and a value larger than its response limit is not retained; the other decisions do not apply, nor does
@@ -130,6 +131,31 @@ impl IdempotencyLayer {
     /// assert_eq!(first, Outcome::Executed("sent invoice 7".to_owned()));
     /// let redelivered = once.run_once("message-42", "invoice 7", send).await?;
     /// assert_eq!(redelivered, Outcome::Replayed("sent invoice 7".to_owned()));
+    /// # Ok(())
+    /// # }
+    /// ```
+    ///
+    /// What cannot be taken back, and may have happened though it failed, holds the key:
+    ///
+    /// ```
+    /// # use tower_idempotency::{IdempotencyLayer, Lease, MemoryStore, OrphanPolicy, run_once::{Failed, Outcome}};
+    /// # async fn find(_order: u64) -> Result<u64, &'static str> { Ok(7) }
+    /// # async fn charge(_amount: u64, _key: String) -> Result<(), &'static str> { Err("no answer") }
+    /// # #[tokio::main(flavor = "current_thread")]
+    /// # async fn main() -> Result<(), tower_idempotency::Error> {
+    /// let once = IdempotencyLayer::new(MemoryStore::new()).with_orphans(OrphanPolicy::Refuse);
+    /// let pay = async |lease: Lease| {
+    ///     // Nothing has happened: the next run may try.
+    ///     let amount = find(42).await?;
+    ///     // No answer is not no charge, and `?` alone would let the next run charge again.
+    ///     charge(amount, lease.derive("charge")).await.map_err(Failed::Hold)?;
+    ///     Ok(())
+    /// };
+    /// let failed: Outcome<(), &str> = once.run_once("order-42", "pay", pay).await?;
+    /// assert_eq!(failed, Outcome::Failed("no answer"));
+    /// let redelivered = once.run_once("order-42", "pay", pay).await?;
+    /// // Until the lease is over; then `Orphaned`.
+    /// assert!(matches!(redelivered, Outcome::InProgress { .. }));
     /// # Ok(())
     /// # }
     /// ```

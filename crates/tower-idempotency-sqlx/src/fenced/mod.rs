@@ -33,6 +33,10 @@ pub use self::error::{CommitError, TransactionError, TransactionErrorKind};
 /// `&mut *tx` is what sqlx executes on. It ends with [`commit`](Self::commit), with [`checkpoint`](Self::checkpoint) or with
 /// [`rollback`](Self::rollback); dropped, it is rolled back.
 ///
+/// The layer does not know of it before it is committed: what a handler answers that never commits is recorded as any answer
+/// is, and retries are told of an effect that is not there. So return what [`commit`](Self::commit) gives back, and after a
+/// rollback what is not recorded, as a 5xx.
+///
 /// The fence is one conditional write, the last one of the transaction: it finds the entry leased under this lease's
 /// token, or nothing is committed. So two executions of one request, however they overlap, commit once.
 ///

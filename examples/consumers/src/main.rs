@@ -1,11 +1,12 @@
 //! Both, on a table: what ran, and what came of it.
 
-use std::{io, sync::Arc, time::Duration};
+use std::{io, pin::pin, sync::Arc, time::Duration};
 
 use aws_config::{BehaviorVersion, Region};
 use clap::{Parser, Subcommand, ValueEnum};
 use consumers::{Applied, Counter, Failure, Queue, Shipments, Tally, Verdict};
 use tokio::{
+    sync::watch,
     task::JoinSet,
     time::{sleep, timeout},
 };
@@ -106,6 +107,8 @@ async fn main() -> Result<(), Failure> {
         .with_writer(io::stderr)
         .init();
     let args = Args::parse();
+    // Before anything is begun: a signal that nobody listens for ends the process at once.
+    let asked_to_stop = stop_signal()?;
 
     let mut sdk = aws_config::defaults(BehaviorVersion::latest()).http_client(https_client());
     if let Some(endpoint) = &args.endpoint {
@@ -122,14 +125,31 @@ async fn main() -> Result<(), Failure> {
     tally.create_table().await?;
     let layer = IdempotencyLayer::new(store).with_lease(args.lease.try_into()?);
 
-    let all = run(args.command, layer, &tally);
-    match timeout(args.patience, all).await {
-        Ok(done) => done,
-        Err(_) => Err("not all was done in time: what was in the way is said above".into()),
+    let (stop, stopping) = watch::channel(false);
+    let mut all = pin!(run(args.command, layer.clone(), &tally, &stopping));
+    let in_time = tokio::select! {
+        done = &mut all => return done,
+        () = asked_to_stop => true,
+        () = sleep(args.patience) => false,
+    };
+    // What has begun ends: who died at a message has left it to somebody who can look.
+    stop.send_replace(true);
+    let done = timeout(GRACE, all).await;
+    let ended = layer.drain(GRACE).await;
+    match (ended, in_time) {
+        (true, true) => done.unwrap_or(Ok(())),
+        (true, false) => Err("not all was done in time: what was in the way is said above".into()),
+        (false, _) => Err("what had begun has not ended in time".into()),
     }
 }
 
-async fn run(command: Command, layer: IdempotencyLayer, tally: &Tally) -> Result<(), Failure> {
+/// Until all is done, or no more is to be begun.
+async fn run(
+    command: Command,
+    layer: IdempotencyLayer,
+    tally: &Tally,
+    stopping: &watch::Receiver<bool>,
+) -> Result<(), Failure> {
     match command {
         Command::Shipments {
             queue,
@@ -153,7 +173,7 @@ async fn run(command: Command, layer: IdempotencyLayer, tally: &Tally) -> Result
                 true => shipments.careless(),
                 false => shipments,
             };
-            let queue = consume(queue, &shipments, consumers).await;
+            let queue = consume(queue, &shipments, consumers, stopping).await;
             let mut parcels = 0;
             for n in 0..messages {
                 parcels += tally.amount(&order(n)).await?;
@@ -180,7 +200,7 @@ async fn run(command: Command, layer: IdempotencyLayer, tally: &Tally) -> Result
                 true => counter.careless(),
                 false => counter,
             };
-            count(&counter, updates, by, writers).await?;
+            count(&counter, updates, by, writers, stopping).await?;
             let sum = tally.amount("visits").await?;
             println!("{updates} updates by {by} from {writers} writers each: {sum}");
         }
@@ -192,13 +212,19 @@ fn order(n: u32) -> String {
     format!(r#"{{"order":{n},"items":["tea"]}}"#)
 }
 
-async fn consume(queue: Queue, shipments: &Shipments, consumers: u32) -> Arc<Queue> {
+async fn consume(
+    queue: Queue,
+    shipments: &Shipments,
+    consumers: u32,
+    stopping: &watch::Receiver<bool>,
+) -> Arc<Queue> {
     let queue = Arc::new(queue);
     let mut consuming = JoinSet::new();
     for _ in 0..consumers {
         let (queue, shipments) = (Arc::clone(&queue), shipments.clone());
+        let stopping = stopping.clone();
         consuming.spawn(async move {
-            while !queue.is_empty() {
+            while !queue.is_empty() && !*stopping.borrow() {
                 let Some(delivery) = queue.receive() else {
                     sleep(LATER).await;
                     continue;
@@ -215,14 +241,20 @@ async fn consume(queue: Queue, shipments: &Shipments, consumers: u32) -> Arc<Que
     queue
 }
 
-async fn count(counter: &Counter, updates: u32, by: u32, writers: u32) -> Result<(), Failure> {
+async fn count(
+    counter: &Counter,
+    updates: u32,
+    by: u32,
+    writers: u32,
+    stopping: &watch::Receiver<bool>,
+) -> Result<(), Failure> {
     let mut writing = JoinSet::new();
     for update in 0..updates {
         for _ in 0..writers {
-            let counter = counter.clone();
+            let (counter, stopping) = (counter.clone(), stopping.clone());
             writing.spawn(async move {
                 let update = format!("update {update}");
-                while counter.add(&update, by).await? == Applied::Later {
+                while !*stopping.borrow() && counter.add(&update, by).await? == Applied::Later {
                     sleep(LATER).await;
                 }
                 Ok::<_, Failure>(())
@@ -232,6 +264,30 @@ async fn count(counter: &Counter, updates: u32, by: u32, writers: u32) -> Result
     writing.join_all().await.into_iter().collect()
 }
 
+/// Listens for SIGTERM and ctrl-c from now on; the future ends with the first of them.
+#[cfg(unix)]
+fn stop_signal() -> io::Result<impl Future<Output = ()>> {
+    use tokio::signal::unix::{SignalKind, signal};
+    let mut terminate = signal(SignalKind::terminate())?;
+    let mut interrupt = signal(SignalKind::interrupt())?;
+    Ok(async move {
+        tokio::select! {
+            _ = terminate.recv() => {}
+            _ = interrupt.recv() => {}
+        }
+    })
+}
+
+#[cfg(not(unix))]
+fn stop_signal() -> io::Result<impl Future<Output = ()>> {
+    let mut interrupt = tokio::signal::windows::ctrl_c()?;
+    Ok(async move {
+        interrupt.recv().await;
+    })
+}
+
 /// Shorter than it sometimes takes to handle a message: that is delivered again meanwhile.
 const VISIBILITY: Duration = Duration::from_millis(100);
 const LATER: Duration = Duration::from_millis(50);
+/// How long the consumers may take to end, and then the layer.
+const GRACE: Duration = Duration::from_secs(30);

@@ -1,0 +1,117 @@
+//! Consumers that are asked to stop, or run out of patience, while they are at work.
+
+use std::{
+    process::{Child, Command, ExitStatus, Stdio},
+    time::Duration,
+};
+
+use consumers::Tally;
+use tests::{
+    playground::run,
+    servers::dynamodb::{StandIn, client, shared},
+};
+use tokio::{
+    task::spawn_blocking,
+    time::{sleep, timeout},
+};
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn asked_to_stop_at_work_consumers_end_what_they_have_received() {
+    for signal in ["-TERM", "-INT"] {
+        let place = Place::new();
+        let process = place.start(&[], WORK);
+        place.work_has_begun().await;
+        run("kill", [signal, &process.id().to_string()]).expect("kill");
+        let (status, said) = end(process).await;
+        assert!(status.success(), "{signal}: {status}, {said}");
+        place.nothing_has_to_be_looked_at().await;
+    }
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn out_of_patience_consumers_end_what_they_have_received() {
+    let place = Place::new();
+    let process = place.start(&["--patience", "500ms"], WORK);
+    place.work_has_begun().await;
+    let (status, said) = end(process).await;
+    assert_eq!(status.code(), Some(1), "{status}, {said}");
+    place.nothing_has_to_be_looked_at().await;
+}
+
+/// The tables of one process after another.
+struct Place {
+    endpoint: String,
+    table: String,
+    parcels: Tally,
+}
+
+impl Place {
+    fn new() -> Self {
+        let server = shared(StandIn::Dynoxide);
+        let table = server.new_table();
+        Self {
+            endpoint: format!("http://{}", server.address()),
+            parcels: Tally::new(&client(server.address()), format!("{table}-tally")),
+            table,
+        }
+    }
+
+    fn start(&self, args: &[&str], work: &str) -> Child {
+        let mut command = Command::new(env!("CARGO_BIN_EXE_consumers"));
+        command.args(["--endpoint", &self.endpoint, "--table", &self.table]);
+        // Leases end soon: what is left behind has to be found by the next process.
+        command
+            .args(["--lease", "500ms", "--skew", "0s"])
+            .args(args);
+        command.args(["shipments", "--packing", "0s", "--work", work]);
+        command.args(["--messages", &MESSAGES.to_string()]);
+        let command = command.stdout(Stdio::piped()).stderr(Stdio::inherit());
+        command.spawn().expect("it is built")
+    }
+
+    async fn sent(&self) -> Vec<u64> {
+        let mut sent = Vec::new();
+        for n in 0..MESSAGES {
+            let order = format!(r#"{{"order":{n},"items":["tea"]}}"#);
+            // Until the process has made the table there are none.
+            sent.push(self.parcels.amount(&order).await.unwrap_or(0));
+        }
+        sent
+    }
+
+    /// A parcel is sent, and not yet recorded.
+    async fn work_has_begun(&self) {
+        let begun = async {
+            while self.sent().await.iter().sum::<u64>() == 0 {
+                sleep(Duration::from_millis(10)).await;
+            }
+        };
+        timeout(PATIENCE, begun).await.expect("a parcel");
+    }
+
+    /// What was not received is still to be done, and nothing else.
+    async fn nothing_has_to_be_looked_at(&self) {
+        let sent = self.sent().await;
+        assert!(sent.contains(&0), "it went on receiving: {sent:?}");
+        let (status, said) = end(self.start(&[], "0s")).await;
+        assert!(status.success(), "{status}");
+        assert!(said.contains(", 0 dead letters"), "{said}");
+        assert_eq!(self.sent().await, [1; MESSAGES]);
+    }
+}
+
+async fn end(process: Child) -> (ExitStatus, String) {
+    let id = process.id();
+    let ended = spawn_blocking(|| process.wait_with_output());
+    let Ok(ended) = timeout(PATIENCE, ended).await else {
+        run("kill", ["-KILL", &id.to_string()]).ok();
+        panic!("it does not end");
+    };
+    let output = ended.expect("it comes back").expect("a process of ours");
+    let said = String::from_utf8(output.stdout).expect("text");
+    (output.status, said)
+}
+
+const MESSAGES: usize = 12;
+const WORK: &str = "3s";
+const PATIENCE: Duration = Duration::from_secs(60);

@@ -62,13 +62,14 @@
 //! # Where to place it
 //!
 //! Inside CORS, tracing, compression and authentication; outside body limits and timeouts. A timeout that cuts a
-//! handler off frees its key, so that a retry executes again: see [`IdempotencyLayer`] for this, and for what to do about it.
-//! With the layers of `tower-http`, from the innermost, which a `Router` takes first:
+//! handler off frees its key, so that a retry executes again: a handler that pays has a shorter one of its own, and answers with
+//! [`NeedsAttention`]; `docs/deploying.md` has the code. With the layers of `tower-http`, from the innermost, which a
+//! `Router` takes first:
 //!
 //! ```text
 //! Router::new()
 //!     .route("/payments", post(pay))
-//!     .route_layer(TimeoutLayer::with_status_code(..))        ends a handler that does not
+//!     .route_layer(TimeoutLayer::with_status_code(..))        ends what does not: it executes again
 //!     .route_layer(IdempotencyLayer::new(store))              around routes that there are
 //!     .layer(authentication)                                  says who is asking: `Principal`
 //!     .layer(CompressionLayer::new())                         encodes replays for whoever retries

@@ -50,7 +50,7 @@
 //!   gives another key.
 //! - A response that is not recorded, such as a 5xx, frees the key: the retry executes. After a takeover it leaves the
 //!   orphan: the retry takes it over in turn.
-//! - [`MemoryStore`] is for one process and ends with it.
+//! - [`MemoryStore`] is for one process and ends with it: after a restart every retry executes, and is told of nothing.
 //!
 //! # How a handler steers it
 //!

@@ -134,6 +134,25 @@ async fn a_client_that_leaves_neither_cancels_nor_repeats_the_work() {
     assert_eq!(retry.text(), r#"{"execution":1,"received":3}"#);
 }
 
+#[tokio::test]
+async fn the_keys_to_try_are_new_at_each_start() {
+    // Another store than that in memory knows the keys of the start before.
+    let mut keys = std::collections::BTreeSet::new();
+    for _ in 0..2 {
+        let playground = Playground::start(&[]);
+        playground.terminate();
+        let (_, _, said) = playground.wait();
+        let found = said.split("Idempotency-Key: ").skip(1);
+        let found = found.filter_map(|it| it.split('\'').next());
+        let mut found: Vec<_> = found.map(str::to_owned).collect();
+        found.dedup();
+        assert_eq!(found.len(), 3, "{said}");
+        for key in found {
+            assert!(keys.insert(key), "the same again: {said}");
+        }
+    }
+}
+
 // ---- Routes ----
 
 #[tokio::test]

@@ -4,7 +4,7 @@ use std::{
     io::{self, Write},
     process::ExitCode,
     sync::Arc,
-    time::Duration,
+    time::{Duration, SystemTime, UNIX_EPOCH},
 };
 
 use axum::serve::ListenerExt;
@@ -73,20 +73,16 @@ async fn serve(args: &Args, layer: IdempotencyLayer) -> io::Result<bool> {
         .into_future();
     let server = tokio::spawn(server);
     writeln!(io::stdout(), "listening on {url}")?;
-    eprint!("{}", lines_to_try(&url, args.another_request()));
+    let lines = lines_to_try(&url, start(), args.another_request());
+    eprint!("{lines}");
 
     asked_to_stop.await;
     stop.notify_one();
-    eprintln!("stopping; what has begun may take {GRACE:?} to end");
+    eprintln!("stopping; what has begun may take {:?} to end", GRACE * 2);
     let closed = timeout(GRACE, server).await.is_ok();
     // The server knows nothing of executions whose clients have left.
     let ended = layer.drain(GRACE).await;
-    if closed && ended {
-        eprintln!("stopped; everything that had begun has ended");
-    } else {
-        let left = layer.in_flight();
-        eprintln!("stopped, though connections are still open; executions under way: {left}");
-    }
+    eprintln!("{}", stopped_how(closed, ended, layer.in_flight()));
     Ok(closed && ended)
 }
 
@@ -116,17 +112,34 @@ fn because(what: &str, error: &io::Error) -> io::Error {
     io::Error::new(error.kind(), format!("{what}: {error}"))
 }
 
+fn stopped_how(closed: bool, ended: bool, left: usize) -> String {
+    match (closed, ended) {
+        (true, true) => "stopped; everything that had begun has ended".to_owned(),
+        (false, true) => "stopped, though connections are still open".to_owned(),
+        (true, false) => format!("stopped; executions still under way: {left}"),
+        (false, false) => format!(
+            "stopped, though connections are still open; executions still under way: {left}"
+        ),
+    }
+}
+
+/// Not that of another start: a store may know its keys.
+fn start() -> u128 {
+    let now = SystemTime::now().duration_since(UNIX_EPOCH);
+    now.map_or(0, |now| now.as_millis() & 0xff_ffff)
+}
+
 /// The keys are quoted, which every preset takes.
-fn lines_to_try(url: &str, another_request: &str) -> String {
+fn lines_to_try(url: &str, start: u128, another_request: &str) -> String {
     format!(
         "\
 try:
-  curl -i -d tea    -H 'Idempotency-Key: \"order-1\"' {url}/orders   # is executed
-  curl -i -d tea    -H 'Idempotency-Key: \"order-1\"' {url}/orders   # again: the same answer, replayed
-  curl -i -d coffee -H 'Idempotency-Key: \"order-1\"' {url}/orders   # another request under the key: {another_request}
-  curl -i -m 1 -d x -H 'Idempotency-Key: \"slow-1\"' {url}/slow/3000 # give up; then send it again, now and later
-  curl -i -d x      -H 'Idempotency-Key: \"half-1\"' {url}/attention # half done: again, and it is refused with a code
-  curl -s {url}/executions                                         # what was executed
+  curl -i -d tea    -H 'Idempotency-Key: \"order-{start:x}\"' {url}/orders   # is executed
+  curl -i -d tea    -H 'Idempotency-Key: \"order-{start:x}\"' {url}/orders   # again: the same answer, replayed
+  curl -i -d coffee -H 'Idempotency-Key: \"order-{start:x}\"' {url}/orders   # another request under the key: {another_request}
+  curl -i -m 1 -d x -H 'Idempotency-Key: \"slow-{start:x}\"' {url}/slow/3000 # give up; then send it again, now and later
+  curl -i -d x      -H 'Idempotency-Key: \"half-{start:x}\"' {url}/attention # half done: again, and it is refused with a code
+  curl -s {url}/executions                                              # what was executed
 "
     )
 }
@@ -140,6 +153,17 @@ mod tests {
 
     use super::*;
 
+    #[test]
+    fn what_is_said_to_be_left_is_what_is_left() {
+        let said = |closed, ended| stopped_how(closed, ended, 3);
+        assert!(said(true, true).contains("everything"));
+        for (closed, ended) in [(true, false), (false, true), (false, false)] {
+            let said = said(closed, ended);
+            assert_eq!(said.contains("connections"), !closed, "{said}");
+            assert_eq!(said.contains("under way: 3"), !ended, "{said}");
+        }
+    }
+
     #[tokio::test]
     async fn the_orders_to_try_do_what_is_said_under_each_preset() {
         for (preset, third) in [
@@ -151,7 +175,7 @@ mod tests {
             let args = Args::parse_from(["playground", "--preset", preset]);
             let layer = args.layer().await.expect("a store in memory");
             let app = routes::app(layer, Arc::default());
-            let lines = lines_to_try("", args.another_request());
+            let lines = lines_to_try("", 0xc0_ffee, args.another_request());
             let orders: Vec<_> = lines.lines().filter(|it| it.contains("/orders")).collect();
             assert!(orders[2].contains(third), "{preset}: {}", orders[2]);
             for (line, status) in orders.into_iter().zip(["201", "201", third]) {

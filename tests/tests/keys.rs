@@ -62,6 +62,20 @@ async fn a_required_key_that_is_missing_is_refused() {
     assert_eq!(effects.count(), 0);
 }
 
+#[tokio::test]
+async fn who_sends_no_key_is_told_the_header_that_is_looked_for() {
+    let layer = layer().with_missing_key(MissingKey::Reject);
+    let other = layer
+        .clone()
+        .with_header(HeaderName::from_static("x-payment"));
+    for (layer, name) in [(layer, "idempotency-key"), (other, "x-payment")] {
+        let (app, _) = creating(layer);
+        let answer = send(&app, keyless("order")).await;
+        assert_refused(&answer, "missing-key", name);
+        assert!(answer.text().contains(name), "{}", answer.text());
+    }
+}
+
 // behaviours 2
 #[tokio::test]
 async fn without_a_key_an_optional_layer_runs_every_request_and_stores_nothing() {

@@ -532,6 +532,8 @@ async fn a_record_that_cannot_be_read_is_answered_503_and_nothing_runs_again() {
             assert_eq!(answer.status, StatusCode::SERVICE_UNAVAILABLE, "{what}");
             assert_eq!(answer.code(), "store-unavailable", "{what}");
             assert!(!answer.is_replay(), "{what}");
+            // Whoever reads it must not do it again under another key.
+            assert!(answer.text().contains("was executed before"), "{what}");
         }
         assert_eq!(effects.count(), 1, "{what}");
     }

@@ -1,5 +1,7 @@
 //! Whether the layer applies to a request, under which key, and what it then asks of the store.
 
+use std::borrow::Cow;
+
 use http::{HeaderMap, Method, Version, header, request};
 
 use crate::{
@@ -112,12 +114,19 @@ pub(crate) fn find_key(
             ))
         }
         Some(key) => Ok(Some(key)),
-        None if config.missing_key == MissingKey::Reject => Err(Error::new(
-            ErrorKind::MissingKey,
-            "expected an idempotency key, found none",
-        )),
+        None if config.missing_key == MissingKey::Reject => Err(missing_key(config)),
         None => Ok(None),
     }
+}
+
+fn missing_key(config: &Config) -> Error {
+    let detail = match &config.key_from {
+        KeyFrom::Header { name, .. } => {
+            format!("expected an idempotency key in the header {name}, found none").into()
+        }
+        KeyFrom::Head(_) => Cow::Borrowed("expected an idempotency key, found none"),
+    };
+    Error::new(ErrorKind::MissingKey, detail)
 }
 
 /// What this request asks of the store.

@@ -89,6 +89,7 @@ pub(crate) fn unavailable(config: &Config, failure: Failure) -> Error {
 }
 
 pub(crate) fn unreadable(source: impl Into<Box<dyn std::error::Error + Send + Sync>>) -> Error {
-    let detail = "the stored record cannot be read";
+    // Unlike the other refusals of this kind: a new key would do it again.
+    let detail = "this request was executed before, but what was recorded of it cannot be read";
     Error::new(ErrorKind::StoreUnavailable, detail).with_source(source)
 }

@@ -42,8 +42,11 @@ pub enum Preset {
     #[default]
     Recommended,
     /// What draft-ietf-httpapi-idempotency-key-header-07 says, strictly.
+    ///
+    /// It records every 5xx but 503: a passing failure, or the 504 of a timeout inside the layer, is what retries are answered for
+    /// the whole retention, unless the answer has [`Retention::NoStore`](crate::Retention::NoStore) on it.
     Ietf,
-    /// What clients of Stripe's API expect.
+    /// What clients of Stripe's API expect. It records every 5xx: see [`Ietf`](Self::Ietf) for what that means.
     Stripe,
     /// What the Ruby gem idempo does.
     Idempo,

@@ -6,7 +6,7 @@ use axum::{
     response::{IntoResponse, Response},
 };
 use serde_json::json;
-use tower_idempotency::NeedsAttention;
+use tower_idempotency::{NeedsAttention, Retention};
 use tower_idempotency_sqlx::{SqlError, TransactionError, TransactionErrorKind, sqlx};
 
 /// Why a request has no outcome yet: answered 503, which is not recorded, so that a retry or the completer goes on from
@@ -55,7 +55,9 @@ impl IntoResponse for Failure {
         }
         let body = Json(json!({ "error": "try again with the same key" }));
         let headers = [(RETRY_AFTER, "1")];
-        (StatusCode::SERVICE_UNAVAILABLE, headers, body).into_response()
+        // Some presets record a 503.
+        let not_recorded = Extension(Retention::NoStore);
+        (StatusCode::SERVICE_UNAVAILABLE, headers, not_recorded, body).into_response()
     }
 }
 
@@ -77,6 +79,8 @@ mod tests {
             let res = Failure::from(TransactionError::from(kind)).into_response();
             assert_eq!(res.status(), StatusCode::SERVICE_UNAVAILABLE);
             assert!(res.extensions().get::<NeedsAttention>().is_none());
+            let retention = res.extensions().get::<Retention>();
+            assert!(matches!(retention, Some(Retention::NoStore)));
         }
     }
 }

@@ -18,7 +18,7 @@ use std::sync::{
 
 use axum::Router;
 use bytes::Bytes;
-use redis::{Script, Value, aio::ConnectionManager};
+use redis::{Script, Value, aio::MultiplexedConnection};
 use tests::servers::redis::RedisServer;
 use tower_idempotency_redis::{RedisStore, redis};
 
@@ -38,8 +38,8 @@ fn main() {
 struct Scripts {
     app: Router,
     order: Bytes,
-    asking: ConnectionManager,
-    keeping: ConnectionManager,
+    asking: MultiplexedConnection,
+    keeping: MultiplexedConnection,
     acquire: Script,
     complete: Script,
     record: Vec<u8>,
@@ -49,15 +49,16 @@ struct Scripts {
 impl Scripts {
     async fn new(server: &RedisServer) -> Self {
         let store = RedisStore::connect(&server.url()).await;
-        let manager = async || {
+        let connection = async || {
             let client = redis::Client::open(server.url()).expect("an address");
-            ConnectionManager::new(client).await.expect("a connection")
+            let connection = client.get_multiplexed_async_connection().await;
+            connection.expect("a connection")
         };
         let sides = Self {
             app: app(store.expect("the server runs")),
             order: order(),
-            asking: manager().await,
-            keeping: manager().await,
+            asking: connection().await,
+            keeping: connection().await,
             acquire: Script::new(include_str!(
                 "../../crates/tower-idempotency-redis/src/scripts/acquire.lua"
             )),

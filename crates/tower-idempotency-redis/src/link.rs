@@ -1,10 +1,8 @@
 //! The ways to reach a server, behind one call.
 
-#[cfg(feature = "deadpool")]
-use redis::aio::MultiplexedConnection;
 use redis::{
     Cmd, Pipeline, RedisResult, Value,
-    aio::{ConnectionLike, ConnectionManager},
+    aio::{ConnectionLike, MultiplexedConnection},
 };
 use tokio::time::Instant;
 
@@ -16,11 +14,9 @@ use crate::redial::{in_time, is_final};
 
 /// What few use is boxed where it is awaited: getting a connection from a pool takes 14 KiB.
 pub(crate) enum Link {
-    /// One server. The manager connects again by itself; it is replaced when its server has become read-only, or silent.
-    Managed(Redial<ConnectionManager>),
-    /// The primary that sentinels name, or a connection taken out of a pool for good.
-    #[cfg(any(feature = "sentinel", feature = "deadpool"))]
-    Dialled(Redial<redis::aio::MultiplexedConnection>),
+    /// One server, or the primary that sentinels name. The connection is replaced when it breaks, and when its server has
+    /// become read-only, or silent.
+    Dialled(Redial<MultiplexedConnection>),
     /// A connection from the pool for each call.
     #[cfg(feature = "deadpool")]
     Pooled(deadpool_redis::Pool),
@@ -42,8 +38,6 @@ impl Link {
     /// Sends a command, and what it answered. Errors of the server are errors.
     pub(crate) async fn send(&self, deadline: Instant, command: &Cmd) -> RedisResult<Value> {
         match self {
-            Self::Managed(redial) => redial.with(deadline, |it| send(it, command)).await,
-            #[cfg(any(feature = "sentinel", feature = "deadpool"))]
             Self::Dialled(redial) => redial.with(deadline, |it| send(it, command)).await,
             #[cfg(feature = "deadpool")]
             Self::Pooled(pool) => {
@@ -66,8 +60,6 @@ impl Link {
         both.add_command(first.clone());
         both.add_command(second.clone());
         match self {
-            Self::Managed(redial) => redial.with(deadline, |it| send_both(it, &both)).await,
-            #[cfg(any(feature = "sentinel", feature = "deadpool"))]
             Self::Dialled(redial) => redial.with(deadline, |it| send_both(it, &both)).await,
             #[cfg(feature = "deadpool")]
             Self::Pooled(pool) => {

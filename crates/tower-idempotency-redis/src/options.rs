@@ -1,11 +1,8 @@
 //! What can be set, and the ways to connect.
 
-use std::{sync::Arc, time::Duration};
+use std::{future, io, sync::Arc, time::Duration};
 
-use redis::{
-    Client, Cmd, IntoConnectionInfo,
-    aio::{ConnectionManager, ConnectionManagerConfig},
-};
+use redis::{AsyncConnectionConfig, Client, Cmd, IntoConnectionInfo, RedisResult};
 use tokio::time::Instant;
 use tower_idempotency::Ttl;
 
@@ -164,14 +161,8 @@ impl RedisOptions {
     pub async fn connect_client(self, client: Client) -> Result<RedisStore, ConnectError> {
         #[cfg(feature = "tls")]
         provide_cryptography();
-        let link = || self.managed(&client);
-        let (asking, keeping, waiting) = (link(), link(), self.wait.is_some().then(link));
-        let listener = Listener::new(self.timeout, move || {
-            let client = client.clone();
-            async move { client.get_async_pubsub().await }
-        });
         let within = self.timeout;
-        self.store(within, asking, keeping, waiting, Some(listener))
+        self.connect_to(within, move || future::ready(Ok(client.clone())))
             .await
     }
 
@@ -237,35 +228,12 @@ impl RedisOptions {
         #[cfg(feature = "tls")]
         provide_cryptography();
         let sentinels = Arc::new(tokio::sync::Mutex::new(client));
-        let config = redis::AsyncConnectionConfig::new()
-            .set_connection_timeout(Some(self.timeout))
-            .set_response_timeout(None);
-        let dialled = || {
-            let (sentinels, config) = (Arc::clone(&sentinels), config.clone());
-            Link::Dialled(Redial::new(move || {
-                let (sentinels, config) = (Arc::clone(&sentinels), config.clone());
-                let dial = async move {
-                    let primary = sentinels.lock().await.async_get_client().await?;
-                    primary
-                        .get_multiplexed_async_connection_with_config(&config)
-                        .await
-                };
-                // In a task: a caller that gives up and has no successor would keep the sentinels from all others.
-                async { tokio::spawn(dial).await.map_err(std::io::Error::other)? }
-            }))
-        };
-        let (asking, keeping) = (dialled(), dialled());
-        let waiting = self.wait.is_some().then(dialled);
         let within = self.timeout.saturating_add(DIALLING);
-        let listener = Listener::new(within, move || {
+        self.connect_to(within, move || {
             let sentinels = Arc::clone(&sentinels);
-            async move {
-                let primary = sentinels.lock().await.async_get_client().await?;
-                primary.get_async_pubsub().await
-            }
-        });
-        self.store(within, asking, keeping, waiting, Some(listener))
-            .await
+            async move { sentinels.lock().await.async_get_client().await }
+        })
+        .await
     }
 
     /// Connects to a cluster, of which some nodes are given as URLs.
@@ -332,17 +300,40 @@ impl RedisOptions {
         self.store(within, asking, keeping, None, None).await
     }
 
-    fn managed(&self, client: &Client) -> Link {
+    /// Connects to one server, which `primary` names anew for each connection that is made.
+    async fn connect_to<F>(
+        self,
+        within: Duration,
+        primary: impl Fn() -> F + Clone + Send + Sync + 'static,
+    ) -> Result<RedisStore, ConnectError>
+    where
+        F: Future<Output = RedisResult<Client>> + Send + 'static,
+    {
         // No timeout for answers here: the store's own covers the whole call.
-        let config = ConnectionManagerConfig::new()
+        let config = AsyncConnectionConfig::new()
             .set_connection_timeout(Some(self.timeout))
-            .set_response_timeout(None)
-            .set_max_delay(Duration::from_secs(1));
-        let client = client.clone();
-        Link::Managed(Redial::new(move || {
-            let manager = ConnectionManager::new_lazy_with_config(client.clone(), config.clone());
-            async move { manager }
-        }))
+            .set_response_timeout(None);
+        let link = || {
+            let (primary, config) = (primary.clone(), config.clone());
+            Link::Dialled(Redial::new(move || {
+                let (primary, config) = (primary(), config.clone());
+                let dial = async move {
+                    primary
+                        .await?
+                        .get_multiplexed_async_connection_with_config(&config)
+                        .await
+                };
+                // In a task: a caller that gives up and has no successor would keep the sentinels from all others.
+                async { tokio::spawn(dial).await.map_err(io::Error::other)? }
+            }))
+        };
+        let (asking, keeping, waiting) = (link(), link(), self.wait.is_some().then(link));
+        let listener = Listener::new(within, move || {
+            let primary = primary();
+            async move { primary.await?.get_async_pubsub().await }
+        });
+        self.store(within, asking, keeping, waiting, Some(listener))
+            .await
     }
 
     async fn store(

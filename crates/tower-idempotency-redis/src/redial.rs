@@ -15,7 +15,7 @@ use futures_util::{
     future::{BoxFuture, Shared, poll_fn},
 };
 use redis::{ErrorKind, RedisError, RedisResult, ServerErrorKind};
-use tokio::time::{Instant, timeout_at};
+use tokio::time::{Instant, sleep_until, timeout_at};
 
 pub(crate) struct Redial<C: Clone> {
     dial: Box<dyn Fn() -> Dialled<C> + Send + Sync>,
@@ -166,13 +166,28 @@ impl<C: Clone + Send + Sync + 'static> Redial<C> {
             current.next.get_or_insert_with(|| (self.dial)());
         } else {
             self.answered.store(self.now(), Relaxed);
+            let could_not_be_made = matches!(current.connection.peek(), Some(Err(_)));
             *current = Current {
                 number: number + 1,
-                connection: (self.dial)(),
+                connection: if could_not_be_made {
+                    after_a_pause((self.dial)())
+                } else {
+                    (self.dial)()
+                },
                 next: None,
             };
         }
     }
+}
+
+/// A server that turns away whoever comes is not asked as often as there are calls, by each of its clients.
+fn after_a_pause<C: Clone + Send + Sync + 'static>(dial: Dialled<C>) -> Dialled<C> {
+    let end = Instant::now() + PAUSE;
+    let dial = async move {
+        sleep_until(end).await;
+        dial.await
+    };
+    dial.boxed().shared()
 }
 
 /// Makes a call, and a connection on the way: nobody waits for that yet.
@@ -216,6 +231,9 @@ pub(crate) fn is_final(error: &RedisError) -> bool {
     }
 }
 
+/// Between a connection that could not be made and the next attempt.
+const PAUSE: Duration = Duration::from_millis(100);
+
 #[cfg(test)]
 mod tests {
     use std::sync::{
@@ -241,6 +259,20 @@ mod tests {
             }
         });
         (redial, made)
+    }
+
+    /// A connection that nobody takes, and how often it was tried.
+    fn refused() -> (Redial<()>, Arc<AtomicUsize>) {
+        let tried = Arc::<AtomicUsize>::default();
+        let counted = Arc::clone(&tried);
+        let redial = Redial::new(move || {
+            let counted = Arc::clone(&counted);
+            async move {
+                counted.fetch_add(1, Ordering::Relaxed);
+                Err(io::Error::from(io::ErrorKind::ConnectionRefused).into())
+            }
+        });
+        (redial, tried)
     }
 
     async fn call(redial: &Redial<()>) -> RedisResult<()> {
@@ -286,5 +318,17 @@ mod tests {
         sleep(PATIENCE * 5).await;
         assert!(call(&redial).await.is_ok());
         assert_eq!(made.load(Ordering::Relaxed), 1);
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn one_that_cannot_be_made_is_not_tried_without_a_pause() {
+        let (redial, tried) = refused();
+        let began = Instant::now();
+        while began.elapsed() < PATIENCE {
+            assert!(call(&redial).await.is_err());
+            sleep(Duration::from_millis(1)).await;
+        }
+        let tried = tried.load(Ordering::Relaxed);
+        assert!((5..=11).contains(&tried), "{tried} times in a second");
     }
 }

@@ -141,6 +141,39 @@ async fn the_rights_that_are_documented_are_enough_and_let_waiters_be_woken() {
     assert!(refused.is_empty(), "{refused:?}");
 }
 
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_user_who_was_turned_away_for_a_while_is_served_again() {
+    let server = RedisServer::start(&[]);
+    let books = Books::default();
+    let mut nodes = Vec::new();
+    // Either hears at once that its connection is gone, or with its next call.
+    for (user, database) in [("hears", "0?protocol=resp3"), ("asks", "7")] {
+        let mut user_with_rights = vec!["ACL", "SETUSER", user, "on", ">open-sesame", "~*", "&*"];
+        user_with_rights.extend(COMMANDS.split_whitespace().chain(["+select"]));
+        server.command(&user_with_rights);
+        let url = format!("redis://{user}:open-sesame@{}/{database}", server.address());
+        let node = Node::with(connect_unhurried(&url).await, &books, patient);
+        assert_eq!(node.post("/orders", user).await.status, StatusCode::CREATED);
+        nodes.push(node);
+    }
+    // Of these, one is refused as it says who it is, and the other as it chooses its database.
+    server.command(&["ACL", "SETUSER", "hears", "off"]);
+    server.command(&["ACL", "SETUSER", "asks", "-select"]);
+    for user in ["hears", "asks"] {
+        server.command(&["CLIENT", "KILL", "USER", user]);
+    }
+    nodes[1].assert_unavailable("/orders", "refused").await;
+    // Longer than anything is tried without being asked for.
+    sleep(Duration::from_secs(9)).await;
+    server.command(&["ACL", "SETUSER", "hears", "on"]);
+    server.command(&["ACL", "SETUSER", "asks", "+select"]);
+    for (n, node) in nodes.iter().enumerate() {
+        let (key, patience) = (format!("again-{n}"), Duration::from_secs(5));
+        node.until_served("/orders", &key, patience).await;
+        assert_eq!(books.of(&key), 1);
+    }
+}
+
 /// How many were made so far, this one's included.
 fn connections(server: &RedisServer) -> u64 {
     let stats = server.command(&["INFO", "stats"]);

@@ -50,9 +50,10 @@ fn usable(info: &str) -> Result<(), ConnectError> {
     }
 }
 
-/// Whether it may evict an entry before its time. Every entry has one, so `volatile-*` evicts leases too.
+/// Whether it may evict an entry before its time. Every entry has one, so `volatile-*` evicts leases too. So may a server that
+/// does not say what it does.
 fn keeps_leases(info: &str, eviction: Eviction) -> Result<(), ConnectError> {
-    let policy = field(info, "maxmemory_policy").unwrap_or("noeviction");
+    let policy = field(info, "maxmemory_policy").unwrap_or("unknown");
     if policy == "noeviction" {
         return Ok(());
     }
@@ -66,7 +67,7 @@ fn keeps_leases(info: &str, eviction: Eviction) -> Result<(), ConnectError> {
             tracing::warn!(
                 policy,
                 maxmemory,
-                "this server evicts live leases when its memory is full, and then requests are executed twice: \
+                "this server may evict live leases when its memory is full, and then requests are executed twice: \
                  set maxmemory-policy to noeviction"
             );
             Ok(())
@@ -165,5 +166,14 @@ mod tests {
         }
         let info = "maxmemory_policy:noeviction\r\n";
         assert!(keeps_leases(info, Eviction::Refuse).is_ok());
+    }
+
+    #[test]
+    fn who_does_not_say_its_policy_is_taken_for_one_that_evicts() {
+        let info = "maxmemory:0\r\n";
+        let error = keeps_leases(info, Eviction::Refuse).expect_err(info);
+        assert_eq!(error.kind(), ConnectErrorKind::Evicts);
+        assert!(error.to_string().ends_with("unknown"), "{error}");
+        assert!(keeps_leases(info, Eviction::Warn).is_ok());
     }
 }

@@ -41,7 +41,7 @@ pub struct RedisOptions {
     pub(crate) wait: Option<Wait>,
 }
 
-/// What to do about a server that may evict entries: its `maxmemory-policy` is not `noeviction`.
+/// What to do about a server that may evict entries: its `maxmemory-policy` is not `noeviction`, or it does not say.
 ///
 /// Every entry has a time to live, so the `volatile-*` policies evict leases as well as `allkeys-*` do, and a key whose
 /// lease was evicted is executed a second time.

@@ -1,6 +1,6 @@
 //! What a server must be like, looked at once when the store connects.
 
-use redis::{ErrorKind, RedisError, Value};
+use redis::{ErrorKind, RedisError, RetryMethod, Value};
 use tokio::time::Instant;
 
 use crate::{ConnectError, ConnectErrorKind, Eviction, link::Link, scripts::Scripts};
@@ -97,9 +97,15 @@ fn unusable(message: impl Into<String>) -> ConnectError {
     ConnectError::new(ConnectErrorKind::Unusable, message)
 }
 
-/// What the server says is about scripts; that it says nothing is not.
+/// What the server says is about scripts, unless it takes nothing for now; that it says nothing is not.
 fn no_scripts(source: RedisError) -> ConnectError {
-    if matches!(source.kind(), ErrorKind::Server(_) | ErrorKind::Extension) {
+    let is_refusal = match source.kind() {
+        ErrorKind::Server(_) => matches!(source.retry_method(), RetryMethod::NoRetry),
+        // A script that runs for too long has no kind of its own.
+        ErrorKind::Extension => source.code() != Some("BUSY"),
+        _ => false,
+    };
+    if is_refusal {
         unusable("the server does not take scripts").because(source)
     } else {
         ConnectError::unreachable(source)
@@ -175,5 +181,32 @@ mod tests {
         assert_eq!(error.kind(), ConnectErrorKind::Evicts);
         assert!(error.to_string().ends_with("unknown"), "{error}");
         assert!(keeps_leases(info, Eviction::Warn).is_ok());
+    }
+
+    #[test]
+    fn a_server_that_takes_nothing_for_now_is_not_one_that_takes_no_scripts() {
+        for (said, kind) in [
+            (
+                "-LOADING Redis is loading the dataset in memory",
+                ConnectErrorKind::Unreachable,
+            ),
+            (
+                "-BUSY Redis is busy running a script",
+                ConnectErrorKind::Unreachable,
+            ),
+            (
+                "-CLUSTERDOWN The cluster is down",
+                ConnectErrorKind::Unreachable,
+            ),
+            (
+                "-NOPERM this user has no permissions to run it",
+                ConnectErrorKind::Unusable,
+            ),
+            ("-ERR unknown command 'SCRIPT'", ConnectErrorKind::Unusable),
+        ] {
+            let answer = redis::parse_redis_value(format!("{said}\r\n").as_bytes());
+            let source = answer.and_then(Value::extract_error).expect_err(said);
+            assert_eq!(no_scripts(source).kind(), kind, "{said}");
+        }
     }
 }

@@ -20,7 +20,7 @@ pub struct ConnectError {
 pub enum ConnectErrorKind {
     /// The address is none, or asks for a feature that is off.
     Address,
-    /// The server cannot be reached, did not answer in time, or refused us.
+    /// The server cannot be reached, did not answer in time, refused us, or takes nothing for now, as while it loads its data.
     Unreachable,
     /// The server is too old, is a replica, or runs no scripts.
     Unusable,

@@ -30,6 +30,10 @@ pub enum Meddling {
     LoseReplies(usize),
     /// Leaves the item out of what a refused write says.
     LeaveOutItems,
+    /// Knows no table whose description is asked for, so many times.
+    HideTables(usize),
+    /// Says of tables that they are being updated; and so many times that they are in use, where their TTL is to be.
+    UpdateTables(usize),
 }
 
 /// One call and what came of it.
@@ -166,7 +170,7 @@ async fn forward(State(forwarding): State<Forwarding>, req: Request<Body>) -> Re
     let body = body.collect().await.expect("a whole request").to_bytes();
     let asked: Value = serde_json::from_slice(&body).expect("JSON");
     let ask = async || forwarding.ask(head.headers.clone(), asked.clone()).await;
-    let meddling = turn(&forwarding.shared);
+    let meddling = turn(&forwarding.shared, &operation);
     let (status, answer) = match meddling {
         Meddling::Throttle(_) => (
             StatusCode::BAD_REQUEST,
@@ -188,7 +192,20 @@ async fn forward(State(forwarding): State<Forwarding>, req: Request<Body>) -> Re
             }
             (status, answer)
         }
-        Meddling::None => ask().await,
+        Meddling::HideTables(1..) if operation == "DescribeTable" => {
+            (StatusCode::BAD_REQUEST, error("ResourceNotFoundException"))
+        }
+        Meddling::UpdateTables(1..) if operation == "UpdateTimeToLive" => {
+            (StatusCode::BAD_REQUEST, error("ResourceInUseException"))
+        }
+        Meddling::UpdateTables(_) if operation == "DescribeTable" => {
+            let (status, mut answer) = ask().await;
+            if let Some(table) = answer.get_mut("Table") {
+                table["TableStatus"] = json!("UPDATING");
+            }
+            (status, answer)
+        }
+        Meddling::HideTables(_) | Meddling::UpdateTables(_) | Meddling::None => ask().await,
     };
     lock(&forwarding.shared).calls.push(Call {
         operation,
@@ -226,14 +243,20 @@ fn without_length(mut headers: HeaderMap) -> HeaderMap {
 }
 
 /// What is to be done with this call.
-fn turn(shared: &Mutex<Shared>) -> Meddling {
+fn turn(shared: &Mutex<Shared>, operation: &str) -> Meddling {
     let mut shared = lock(shared);
     let now = shared.meddling;
     shared.meddling = match now {
         Meddling::Throttle(0 | 1) | Meddling::LoseReplies(0 | 1) => Meddling::None,
         Meddling::Throttle(left) => Meddling::Throttle(left - 1),
         Meddling::LoseReplies(left) => Meddling::LoseReplies(left - 1),
-        same @ (Meddling::None | Meddling::LeaveOutItems) => same,
+        Meddling::HideTables(left) if operation == "DescribeTable" => {
+            Meddling::HideTables(left.saturating_sub(1))
+        }
+        Meddling::UpdateTables(left) if operation == "UpdateTimeToLive" => {
+            Meddling::UpdateTables(left.saturating_sub(1))
+        }
+        same => same,
     };
     now
 }

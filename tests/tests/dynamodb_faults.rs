@@ -279,6 +279,36 @@ async fn an_item_of_a_later_version_is_neither_executed_nor_overwritten() {
     assert_eq!(scan().await.expect("the server runs").items, before);
 }
 
+// What the service says right after it has made a table, and of one that somebody deletes.
+#[tokio::test]
+async fn a_table_that_is_not_seen_at_once_is_made() {
+    let stage = stage().await;
+    stage.endpoint.set(Meddling::HideTables(2));
+    stage.store.create_table().await.expect("it is there");
+    let asked = stage.endpoint.operations();
+    let times = |name: &str| asked.iter().filter(|it| *it == name).count();
+    // If it was deleted in between, there is none that could become usable.
+    assert_eq!((times("DescribeTable"), times("CreateTable")), (3, 3));
+}
+
+#[tokio::test]
+async fn a_table_that_is_being_updated_is_usable() {
+    let server = shared(StandIn::Dynoxide);
+    let endpoint = Endpoint::start(server.address());
+    let store = DynamoDbStore::new(&client(endpoint.address()), server.new_table());
+    endpoint.set(Meddling::UpdateTables(2));
+    let began = Instant::now();
+    store.create_table().await.expect("usable");
+    assert!(
+        began.elapsed() < Duration::from_secs(60),
+        "{:?}",
+        began.elapsed()
+    );
+    // Its collection waits for what is being done.
+    let collected = endpoint.operations().into_iter();
+    assert_eq!(collected.filter(|it| it == "UpdateTimeToLive").count(), 3);
+}
+
 /// Nothing of what is kept is in what an error says, however it is printed.
 #[tokio::test]
 async fn errors_say_nothing_of_keys_and_records() {

@@ -4,7 +4,10 @@ use std::time::Duration;
 
 use aws_sdk_dynamodb::{
     error::{ProvideErrorMetadata, SdkError},
-    operation::create_table::CreateTableError,
+    operation::{
+        create_table::CreateTableError, describe_table::DescribeTableError,
+        update_time_to_live::UpdateTimeToLiveError,
+    },
     types::{
         AttributeDefinition, BillingMode, GlobalSecondaryIndex, KeySchemaElement, KeyType,
         Projection, ProjectionType, ScalarAttributeType, TableDescription, TableStatus,
@@ -34,18 +37,14 @@ impl DynamoDbStore {
         let inner = &*self.inner;
         inner.create().await?;
         let deadline = Instant::now() + PATIENCE;
-        loop {
-            let table = inner.describe().await?;
-            if table.table_status() == Some(&TableStatus::Active) {
-                inner.check(&table)?;
-                return inner.collect().await;
-            }
+        while !inner.is_usable().await? {
             if Instant::now() >= deadline {
-                let message = "expected the table to become active, found that it does not";
+                let message = "expected the table to become usable, found that it does not";
                 return Err(DynamoDbError::new(DynamoDbErrorKind::Unusable, message));
             }
             sleep(PAUSE).await;
         }
+        Ok(())
     }
 }
 
@@ -83,13 +82,34 @@ impl Inner {
         }
     }
 
-    async fn describe(&self) -> Result<TableDescription, DynamoDbError> {
+    /// Whether the table can be used, and the service collects what is over.
+    async fn is_usable(&self) -> Result<bool, DynamoDbError> {
+        let Some(table) = self.describe().await? else {
+            // It is not seen yet, or somebody was deleting it.
+            self.create().await?;
+            return Ok(false);
+        };
+        match table.table_status() {
+            Some(TableStatus::Active | TableStatus::Updating) => {
+                self.check(&table)?;
+                self.collect().await
+            }
+            _ => Ok(false),
+        }
+    }
+
+    async fn describe(&self) -> Result<Option<TableDescription>, DynamoDbError> {
         let describe = self.theirs.describe_table().table_name(&self.table);
-        let described = Box::pin(describe.send()).await;
-        let described = described.map_err(|error| DynamoDbError::of_table(&error))?;
-        described
-            .table
-            .ok_or_else(|| DynamoDbError::unusable("a description of the table"))
+        match Box::pin(describe.send()).await {
+            Ok(described) => match described.table {
+                Some(table) => Ok(Some(table)),
+                None => Err(DynamoDbError::unusable("a description of the table")),
+            },
+            Err(error) => match error.as_service_error() {
+                Some(DescribeTableError::ResourceNotFoundException(_)) => Ok(None),
+                _ => Err(DynamoDbError::of_table(&error)),
+            },
+        }
     }
 
     /// Whether the table is one of ours.
@@ -130,10 +150,10 @@ impl Inner {
         }
     }
 
-    /// Lets the service collect what is over.
-    async fn collect(&self) -> Result<(), DynamoDbError> {
+    /// Lets the service collect what is over; false where it does not yet, since the table is being updated.
+    async fn collect(&self) -> Result<bool, DynamoDbError> {
         if self.is_collected().await? {
-            return Ok(());
+            return Ok(true);
         }
         let specification = TimeToLiveSpecification::builder()
             .attribute_name(ENDS)
@@ -146,10 +166,13 @@ impl Inner {
             .table_name(&self.table)
             .time_to_live_specification(specification);
         match Box::pin(update.send()).await {
-            Ok(_) => Ok(()),
-            // Unless it was turned off a moment before, and the service takes its time.
-            Err(error) if may_be_on(&error) && self.is_collected().await? => Ok(()),
-            Err(error) => Err(DynamoDbError::of_table(&error)),
+            Ok(_) => Ok(true),
+            Err(error) => match error.as_service_error() {
+                Some(UpdateTimeToLiveError::ResourceInUseException(_)) => Ok(false),
+                // Unless it was turned off a moment before, and the service takes its time.
+                _ if may_be_on(&error) && self.is_collected().await? => Ok(true),
+                _ => Err(DynamoDbError::of_table(&error)),
+            },
         }
     }
 }

@@ -1,7 +1,14 @@
 //! What becomes of requests when DynamoDB throttles, fails, is silent, or answers less than it should.
 
-use std::time::{Duration, Instant};
+use std::{
+    sync::{
+        Arc,
+        atomic::{AtomicU64, Ordering::Relaxed},
+    },
+    time::{Duration, Instant, SystemTime},
+};
 
+use aws_credential_types::credential_fn::provide_credentials_fn;
 use axum::Router;
 use http::StatusCode;
 use tests::{
@@ -17,7 +24,7 @@ use tower_idempotency::{
 };
 use tower_idempotency_dynamodb::{
     DynamoDbOptions, DynamoDbStore,
-    aws_sdk_dynamodb::{primitives::Blob, types::AttributeValue},
+    aws_sdk_dynamodb::{Client, config::Credentials, primitives::Blob, types::AttributeValue},
 };
 
 /// Calls fail as the endpoint is told, and not because a machine has too much to do; what is silent is tested with the
@@ -307,6 +314,61 @@ async fn a_table_that_is_being_updated_is_usable() {
     // Its collection waits for what is being done.
     let collected = endpoint.operations().into_iter();
     assert_eq!(collected.filter(|it| it == "UpdateTimeToLive").count(), 3);
+}
+
+/// A store that gives a call half a second, and how often its credentials were loaded. Of each time is said how long that
+/// takes, and how long after it they are over.
+async fn with_credentials(
+    load: impl Fn(u64) -> (Duration, Duration) + Send + Sync + 'static,
+) -> (DynamoDbStore, Arc<AtomicU64>) {
+    let loads = Arc::<AtomicU64>::default();
+    let counted = Arc::clone(&loads);
+    let source = provide_credentials_fn(move || {
+        let (takes, valid) = load(counted.fetch_add(1, Relaxed));
+        async move {
+            tokio::time::sleep(takes).await;
+            let end = SystemTime::now() + valid;
+            Ok(Credentials::new("a", "a", None, Some(end), "tests"))
+        }
+    });
+    let server = shared(StandIn::Dynoxide);
+    let (theirs, table) = (client(server.address()), server.new_table());
+    let made = DynamoDbStore::new(&theirs, &table).create_table().await;
+    made.expect("the server runs");
+    let config = theirs.config().to_builder().credentials_provider(source);
+    let options = DynamoDbOptions::new().with_timeout(Duration::from_millis(500));
+    let store = options.store(&Client::from_conf(config.build()), table);
+    (store, loads)
+}
+
+#[tokio::test]
+async fn credentials_that_take_longer_to_load_than_a_call_may_take_are_loaded() {
+    let (takes, valid) = (Duration::from_secs(4), Duration::from_secs(3_600));
+    let (store, loads) = with_credentials(move |_| (takes, valid)).await;
+    let (app, effects) = creating(IdempotencyLayer::new(store));
+    assert_unavailable(&order(&app, "k").await);
+    let deadline = Instant::now() + Duration::from_secs(30);
+    while order(&app, "k").await.status != StatusCode::CREATED {
+        assert!(Instant::now() < deadline, "never loaded");
+    }
+    assert_eq!(effects.count(), 1);
+    assert_eq!(loads.load(Relaxed), 1);
+}
+
+#[tokio::test]
+async fn credentials_that_are_over_by_the_time_somebody_comes_are_loaded_again() {
+    let (store, loads) = with_credentials(|n| match n {
+        0 => (Duration::from_secs(2), Duration::from_secs(1)),
+        _ => (Duration::ZERO, Duration::from_secs(3_600)),
+    })
+    .await;
+    let claim = Claim::new(KeyId::from_bytes([1; 32]), Fingerprint::from_bytes([1; 32]));
+    let claim = claim.expect("tests run where there is randomness");
+    store.acquire(&claim).await.expect_err("not loaded yet");
+    // Nobody waits for them until they are loaded, and over.
+    tokio::time::sleep(Duration::from_secs(4)).await;
+    store.acquire(&claim).await.expect("loaded");
+    assert_eq!(loads.load(Relaxed), 2);
 }
 
 /// Nothing of what is kept is in what an error says, however it is printed.

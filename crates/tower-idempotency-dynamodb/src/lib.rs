@@ -42,6 +42,7 @@
 #![cfg_attr(docsrs, feature(doc_cfg))]
 
 mod clock;
+mod credentials;
 mod error;
 mod expression;
 #[cfg(feature = "tls")]

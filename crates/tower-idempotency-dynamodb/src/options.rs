@@ -7,10 +7,10 @@ use std::{
 
 use aws_sdk_dynamodb::{
     Client,
-    config::{retry::RetryConfig, timeout::TimeoutConfig},
+    config::{IdentityCache, retry::RetryConfig, timeout::TimeoutConfig},
 };
 
-use crate::{DynamoDbStore, clock::Clock, store::Inner};
+use crate::{DynamoDbStore, clock::Clock, credentials::LoadedApart, store::Inner};
 
 /// How a [`DynamoDbStore`] uses its table.
 ///
@@ -89,7 +89,7 @@ impl DynamoDbOptions {
 
     /// How long a call may take, repetitions by the SDK included. Default 1 s.
     ///
-    /// Too short, and a call that is throttled or connects anew answers 503. Too long, and the layer has no time for a
+    /// Credentials that take longer to load, a minute at most, are loaded all the same, and calls fail meanwhile. Too short, and a call that is throttled or connects anew answers 503. Too long, and the layer has no time for a
     /// second try: it gives all tries together twice its own [store timeout], 4 s unless set.
     ///
     /// [store timeout]: tower_idempotency::IdempotencyLayer::with_store_timeout
@@ -119,8 +119,11 @@ impl DynamoDbOptions {
             .map_or_else(TimeoutConfig::builder, |it| it.to_builder())
             .operation_timeout(self.timeout)
             .build();
+        let credentials = client.config().identity_cache();
+        let credentials = credentials.unwrap_or_else(|| IdentityCache::lazy().build());
         let config = client.config().to_builder();
         let config = config.retry_config(retries).timeout_config(timeouts);
+        let config = config.identity_cache(LoadedApart::new(credentials));
         DynamoDbStore::with(Inner {
             client: Client::from_conf(config.build()),
             theirs: client.clone(),

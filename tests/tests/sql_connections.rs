@@ -542,3 +542,44 @@ async fn a_stall_leaves_few_backends_behind() {
     within(Duration::from_secs(8), served).await;
     assert!(effects.count() >= 1);
 }
+
+// ---- A server that does not let anybody in ----
+
+/// It takes connections, and says nothing: there is no connection yet whose statement could be cut off.
+async fn handshakes_that_hang_are_few<S: Store>(store: S, way: &Proxy) {
+    way.set(Mode::Hold);
+    let (app, effects) = creating(IdempotencyLayer::new(store));
+    let (mut asking, began) = (JoinSet::new(), Instant::now());
+    for n in 0..20 {
+        let (app, req) = (app.clone(), post("/orders", &format!("k{n}"), "tea"));
+        asking.spawn(async move { send(&app, req).await.status });
+        sleep(Duration::from_millis(750)).await;
+    }
+    // One each time the turn is free: after the layer's timeout, and after it has lingered.
+    let turns = u64::try_from(began.elapsed().as_millis() / 3_500).unwrap() + 1;
+    let tried = way.counts().connections;
+    way.set(Mode::Pass);
+    let refused = bounded(asking.join_all()).await;
+    assert!(
+        refused.iter().any(StatusCode::is_server_error),
+        "it was no stall"
+    );
+    assert!(tried <= turns, "{tried} handshakes in {turns} turns");
+    let served = bounded(send(&app, post("/orders", "after", "tea"))).await;
+    assert_eq!(served.status, StatusCode::CREATED, "{}", served.text());
+    assert!(effects.count() >= 1);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_server_that_does_not_greet_is_asked_for_few_connections_in_postgres() {
+    sql::postgres(postgres::shared(), "greets").await;
+    let way = Proxy::start(postgres::shared().address());
+    handshakes_that_hang_are_few(postgres_by(&way, "greets").with_connections(2), &way).await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_server_that_does_not_greet_is_asked_for_few_connections_in_mariadb() {
+    sql::mariadb(mariadb::shared(), "greets").await;
+    let way = Proxy::start(mariadb::shared().address());
+    handshakes_that_hang_are_few(mariadb_by(&way, "greets").with_connections(2), &way).await;
+}

@@ -89,20 +89,28 @@ impl<DB: Database> Connections<DB> {
         };
         let place = self.places.acquire().await;
         let place = place.map_err(|_closed| closed())?;
+        let mut out = Out {
+            connections: self,
+            since: Instant::now(),
+            has_answered: false,
+            asking,
+            _place: place,
+        };
         let (connection, made, is_new) = match self.freshest() {
             Some(idle) => (idle.connection, idle.made, false),
-            None => (self.connect().await?, Instant::now(), true),
+            None => {
+                // Cut off here, it was without an answer as well.
+                let connected = self.connect().await;
+                out.has_answered = connected.is_err();
+                let made = Instant::now();
+                out.since = made;
+                (connected?, made, true)
+            }
         };
         let lent = Lent {
             connection,
             made,
-            out: Out {
-                connections: self,
-                since: Instant::now(),
-                has_answered: false,
-                asking,
-                _place: place,
-            },
+            out,
         };
         Ok((lent, is_new))
     }

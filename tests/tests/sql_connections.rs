@@ -415,7 +415,7 @@ async fn connections_that_the_server_closed_for_idleness_are_left_together_in_ma
 #[tokio::test(flavor = "multi_thread")]
 async fn connections_of_which_the_server_says_that_it_closed_them_are_left_together_in_mysql() {
     let server = mariadb::shared();
-    for code in [1159, 1160, 1927, 3169, 4031] {
+    for code in [1159, 1160, 1927, 3032, 3169, 4031] {
         let table = format!("closed_{code}");
         sql::mariadb(server, &table).await;
         let way = Proxy::start(server.address());

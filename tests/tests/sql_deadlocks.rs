@@ -155,6 +155,30 @@ async fn a_completion_that_cannot_be_serialized_is_made_again_in_postgres() {
     is_completed(&store, &claim).await;
 }
 
+/// A group of servers says so at the commit, where there is one; here a trigger does.
+#[tokio::test]
+async fn a_completion_that_a_group_does_not_certify_is_made_again_in_mysql() {
+    let server = mariadb::shared();
+    let store = sql::mariadb(server, "uncertified").await;
+    let mut admin = MySqlConnection::connect(&server.url()).await.unwrap();
+    let claim = claim();
+    store.acquire(&claim).await.unwrap();
+    // What it counts by outlives the transaction.
+    for setup in [
+        "create sequence uncertified_tries",
+        "create trigger uncertified_twice before update on uncertified for each row
+        if nextval(uncertified_tries) % 3 <> 0 then
+          signal sqlstate '40000' set mysql_errno = 3101; end if",
+    ] {
+        admin.execute(raw_sql(setup)).await.unwrap();
+    }
+    completing(&store, &claim)
+        .await
+        .unwrap()
+        .expect("made again");
+    is_completed(&store, &claim).await;
+}
+
 #[tokio::test]
 async fn a_completion_that_is_given_up_for_a_deadlock_is_made_again_in_mariadb() {
     tried(is_made_again_in_mariadb).await;

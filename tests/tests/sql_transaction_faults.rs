@@ -2,7 +2,11 @@
 //! meanwhile.
 
 use std::{
-    sync::Arc,
+    net::SocketAddr,
+    sync::{
+        Arc,
+        atomic::{AtomicBool, Ordering::SeqCst},
+    },
     time::{Duration, Instant},
 };
 
@@ -23,6 +27,8 @@ use tests::{
     sql::{claim, duplicate},
 };
 use tokio::{
+    io::{AsyncReadExt, AsyncWriteExt},
+    net::{TcpListener, TcpStream},
     task::JoinSet,
     time::{sleep, timeout},
 };
@@ -311,6 +317,69 @@ async fn a_constraint_that_fails_at_the_commit() {
     assert_eq!(books.count().await, 1);
     books.admin("delete from {table}_effects").await;
     assert_eq!(send(&app, order()).await.status, StatusCode::CREATED);
+}
+
+/// Between a handler's pool and the server: rolls the first commit back, and reports `error` to who asked for it.
+async fn refusing_the_first_commit(error: &'static [u8]) -> SocketAddr {
+    let (server, refused) = (mariadb::shared().address(), AtomicBool::new(false));
+    let listener = TcpListener::bind("127.0.0.1:0").await.expect("a free port");
+    let address = listener.local_addr().expect("a bound socket");
+    tokio::spawn(async move {
+        let refused = Arc::new(refused);
+        while let Ok((client, _)) = listener.accept().await {
+            let server = TcpStream::connect(server).await.expect("a server");
+            let refused = Arc::clone(&refused);
+            tokio::spawn(async move {
+                let (mut from_client, mut to_client) = client.into_split();
+                let (mut from_server, mut to_server) = server.into_split();
+                let (mut question, mut answer) = (Vec::new(), Vec::new());
+                let mut refuses = false;
+                // One asks, the other answers: a piece is a message, or a part of a long one.
+                loop {
+                    tokio::select! {
+                        Ok(1..) = from_client.read_buf(&mut question) => {
+                            let is_commit = question == b"\x07\0\0\0\x03COMMIT";
+                            refuses = is_commit && !refused.swap(true, SeqCst);
+                            let asked = if refuses { b"\x09\0\0\0\x03ROLLBACK" } else { &*question };
+                            to_server.write_all(asked).await.expect("a server");
+                            question.clear();
+                        }
+                        Ok(1..) = from_server.read_buf(&mut answer) => {
+                            let told = if refuses { error } else { &*answer };
+                            to_client.write_all(told).await.ok();
+                            answer.clear();
+                        }
+                        else => break,
+                    }
+                }
+            });
+        }
+    });
+    address
+}
+
+/// Group replication certifies a transaction at its commit; no member of one is here to say so.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_commit_that_a_group_does_not_certify_writes_nothing_in_mysql() {
+    // 3101, in SQLSTATE 40000.
+    let refusal = b"\x0a\0\0\x01\xff\x1d\x0c#40000.";
+    let books = books::on_mariadb("certified").await;
+    let url = format!(
+        "mysql://app:app@{}/app",
+        refusing_the_first_commit(refusal).await
+    );
+    let pool = MySqlPool::connect_lazy(&url).expect("an URL");
+    let (app, executions) = bank(
+        &Books {
+            pool,
+            ..books.clone()
+        },
+        Duration::from_secs(10),
+    );
+    assert_eq!(send(&app, order()).await.text(), "Database");
+    assert_eq!(books.count().await, 0);
+    assert_eq!(send(&app, order()).await.status, StatusCode::CREATED);
+    assert_eq!((books.count().await, executions.count()), (1, 2));
 }
 
 // ---- Other databases ----

@@ -9,7 +9,7 @@ use tower_idempotency::{
     store::{Fingerprint, KeyId, LeaseRef, Ttl},
 };
 
-use super::MySqlStore;
+use super::{MySqlStore, is_deadlock};
 use crate::{
     Checkpoint, Fenced, SqlError, TransactionError,
     completer::{Found, Page},
@@ -170,8 +170,7 @@ impl SqlStore for MySqlStore {
     }
 
     fn is_refusal(code: &str) -> bool {
-        // A deadlock, as certification in a cluster reports.
-        code == "1213"
+        is_deadlock(code)
     }
 }
 

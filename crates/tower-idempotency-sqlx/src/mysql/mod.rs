@@ -251,7 +251,7 @@ impl Inner {
                 }
             };
             let code = crate::error::code(&*error);
-            let is_deadlock = code == "1213";
+            let is_deadlock = is_deadlock(&code);
             // Of anything else than a deadlock, or a row that somebody holds for long, the connection may be part, and the
             // transaction ends with it.
             if !is_deadlock && code != "1205" {
@@ -369,11 +369,17 @@ impl Store for MySqlStore {
     }
 }
 
+/// The transaction is rolled back, for somebody else's: a deadlock, which is also what certification in a Galera cluster
+/// reports at a commit, or certification in a group.
+fn is_deadlock(code: &str) -> bool {
+    ["1213", "3101"].contains(&code)
+}
+
 /// The server is shutting down, or it has become a replica, by one setting or another, or has left its cluster: the way may
 /// lead to another server now. Or it has closed the connection, as after it was idle for long, and then the others too.
 fn is_another_s_now(code: &str) -> bool {
     let not_this_one = ["1047", "1053", "1290", "1792", "1836"];
-    let closed = ["1159", "1160", "1927", "3169", "4031"];
+    let closed = ["1159", "1160", "1927", "3032", "3169", "4031"];
     not_this_one.contains(&code) || closed.contains(&code)
 }
 

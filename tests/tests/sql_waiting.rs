@@ -90,6 +90,49 @@ async fn a_waiter_is_woken_though_the_connection_that_listens_was_lost() {
     assert!(began.elapsed() < Duration::from_secs(15), "woken late");
 }
 
+/// As after it was idle for longer than something on the way likes. On one thread, whose clock can be put forward.
+#[tokio::test]
+async fn a_waiter_is_woken_though_the_connection_that_listens_fell_silent() {
+    let server = postgres::shared();
+    let old = Proxy::start(server.address());
+    let way = Proxy::start(old.address());
+    let url = format!("postgres://app@{}/postgres", way.address());
+    let store = sql::postgres(server, "silent_ear").await;
+    let store = store.with_listener(url.parse().unwrap());
+    // Nobody has this one: it ends once the channel is listened to.
+    let nobodys = sql::claim().id;
+    store.changed(&nobodys, Duration::from_secs(60)).await;
+    old.set(Mode::Hold);
+    way.lead_to(server.address());
+    for _ in 0..20 {
+        if way.counts().connections > 1 {
+            break;
+        }
+        tokio::time::pause();
+        tokio::time::advance(Duration::from_secs(31)).await;
+        tokio::time::resume();
+        tokio::time::sleep(Duration::from_millis(100)).await;
+    }
+    store.changed(&nobodys, Duration::from_secs(60)).await;
+    let claim = claim();
+    store.acquire(&claim).await.unwrap();
+    let (id, waiting) = (claim.id, store.clone());
+    let began = Instant::now();
+    let waiter = tokio::spawn(async move {
+        waiting.changed(&id, Duration::from_secs(30)).await;
+    });
+    // By then it has looked, and waits to be told.
+    tokio::time::sleep(Duration::from_secs(1)).await;
+    assert!(!waiter.is_finished(), "it is in progress");
+    let lease = claim.lease_ref(1);
+    store
+        .complete(&lease, "answer".into(), claim.keep)
+        .await
+        .unwrap();
+    waiter.await.unwrap();
+    assert!(began.elapsed() < Duration::from_secs(15), "woken late");
+}
+
 /// Whoever looks again after less than a statement may take asks for no notification: it would be cut off each time, and
 /// its connection closed.
 #[tokio::test(flavor = "multi_thread")]

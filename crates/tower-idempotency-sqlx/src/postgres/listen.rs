@@ -7,17 +7,17 @@ use std::{
 };
 
 use sqlx::{
-    ConnectOptions,
+    Acquire as _, ConnectOptions, Connection as _,
     postgres::{PgConnectOptions, PgListener, PgPoolOptions},
 };
 use tokio::{
     sync::{Notify, watch},
     task::JoinHandle,
-    time::sleep,
+    time::{sleep, timeout},
 };
 use tower_idempotency::store::KeyId;
 
-use crate::hex;
+use crate::{SqlError, bounded::bounded, hex};
 
 /// Tells waiters what is told on a channel. The first of them has it connect.
 pub(super) struct Listener {
@@ -146,8 +146,8 @@ async fn listen(options: PgConnectOptions, channel: String, ears: Arc<Ears>) {
     }
 }
 
-/// Until the connection fails.
-async fn hear(options: &PgConnectOptions, channel: &str, ears: &Ears) -> Result<(), sqlx::Error> {
+/// Until the connection fails, or has fallen silent.
+async fn hear(options: &PgConnectOptions, channel: &str, ears: &Ears) -> Result<(), SqlError> {
     let pool = PgPoolOptions::new()
         .max_connections(1)
         .max_lifetime(None)
@@ -155,16 +155,28 @@ async fn hear(options: &PgConnectOptions, channel: &str, ears: &Ears) -> Result<
         .connect_lazy_with(options.clone());
     let mut listener = PgListener::connect_with(&pool).await?;
     listener.eager_reconnect(false);
-    listener.listen(channel).await?;
+    bounded(async { Ok(listener.listen(channel).await?) }).await?;
     ears.hears.send_replace(true);
     ears.tell_all();
-    while let Some(told) = listener.try_recv().await? {
+    loop {
+        let Ok(told) = timeout(QUIET, listener.try_recv()).await else {
+            // Nothing was told, or nothing can be any more: whatever lies on the way may forget an idle connection, and the
+            // server be gone, without either end being told. If so, sqlx says `UNLISTEN` on it in a task of its own, which ends
+            // when the kernel gives the connection up.
+            let ping = async { Ok(listener.acquire().await?.ping().await?) };
+            bounded(ping).await?;
+            continue;
+        };
+        let Some(told) = told? else {
+            return Ok(());
+        };
         let id = hex::decode(told.payload()).and_then(|bytes| bytes.try_into().ok());
         if let Some(id) = id {
             ears.tell(&KeyId::from_bytes(id));
         }
     }
-    Ok(())
 }
 
+/// Short enough for the way to remember the connection, as a rule.
+const QUIET: Duration = Duration::from_secs(60);
 const PAUSE: Duration = Duration::from_secs(1);

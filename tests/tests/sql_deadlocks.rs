@@ -179,6 +179,29 @@ async fn a_completion_that_a_group_does_not_certify_is_made_again_in_mysql() {
     is_completed(&store, &claim).await;
 }
 
+/// A session can begin the next transaction, or end, with each commit and each rollback.
+#[tokio::test]
+async fn what_mariadb_does_after_a_transaction_by_default_makes_no_difference() {
+    for completion in ["CHAIN", "RELEASE"] {
+        let server = MariaDbServer::start(&[&format!("completion_type={completion}")]);
+        let store = sql::mariadb(&server, "entries").await.with_connections(1);
+        let claim = claim();
+        for _ in 0..2 {
+            store.acquire(&claim).await.expect(completion);
+        }
+        let mut admin = MySqlConnection::connect(&server.url()).await.unwrap();
+        for setup in [
+            "create sequence tries",
+            "create trigger once before update on entries for each row
+            if nextval(tries) = 1 then signal sqlstate '40001' set mysql_errno = 1213; end if",
+        ] {
+            admin.execute(raw_sql(setup)).await.unwrap();
+        }
+        completing(&store, &claim).await.unwrap().expect(completion);
+        is_completed(&store, &claim).await;
+    }
+}
+
 #[tokio::test]
 async fn a_completion_that_is_given_up_for_a_deadlock_is_made_again_in_mariadb() {
     tried(is_made_again_in_mariadb).await;

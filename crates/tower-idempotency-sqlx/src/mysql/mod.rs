@@ -418,6 +418,6 @@ const MIGRATIONS: [&str; 2] = [
 ];
 const SETUP: &str = "set session innodb_lock_wait_timeout = 1; select @@max_allowed_packet;";
 /// And lets go of the record that a completion which failed has put there.
-const ROLLBACK: &str = "rollback; set @record = null;";
+const ROLLBACK: &str = "rollback and no chain no release; set @record = null;";
 const LARGEST_RECORD: usize = 128 << 20;
 const UNKNOWN: usize = usize::MAX;

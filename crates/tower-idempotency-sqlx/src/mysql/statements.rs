@@ -207,10 +207,10 @@ select row_count();"
     }
 }
 
-/// The isolation level is that of the next transaction only.
+/// The isolation level is that of the next transaction only; what comes after it is not left to `completion_type`.
 fn in_a_transaction(statements: &str) -> String {
     format!(
-        "set transaction isolation level read committed; start transaction;{statements} commit;"
+        "set transaction isolation level read committed; start transaction;{statements} commit and no chain no release;"
     )
 }
 

@@ -1,4 +1,4 @@
-use std::error::Error;
+use std::{error::Error, iter};
 
 use axum::{
     Extension, Json,
@@ -31,7 +31,9 @@ impl IntoResponse for Failure {
     fn into_response(self) -> Response {
         let error: &(dyn Error + 'static) = &*self.0;
         tracing::warn!(error, "a request has no outcome yet");
-        let transaction = self.0.downcast_ref::<TransactionError>();
+        // What `commit` says has it as its source.
+        let mut causes = iter::successors(Some(error), |&error| error.source());
+        let transaction = causes.find_map(|it| it.downcast_ref::<TransactionError>());
         if transaction.is_some_and(|it| it.kind() == TransactionErrorKind::Ended) {
             let body = Json(json!({ "error": "somebody has to look at it" }));
             return (
@@ -53,13 +55,19 @@ const NOT_FENCED: NeedsAttention = NeedsAttention::new("not-fenced");
 
 #[cfg(test)]
 mod tests {
+    use tower_idempotency_sqlx::CommitError;
+
     use super::*;
 
     #[test]
     fn what_ended_early_is_left_to_somebody_and_nothing_else_is() {
-        let ended = TransactionError::from(TransactionErrorKind::Ended);
-        let res = Failure::from(ended).into_response();
-        assert!(res.extensions().get::<NeedsAttention>().is_some());
+        let ended = || TransactionError::from(TransactionErrorKind::Ended);
+        // As `?` makes them of what `begin` says and of what `commit` does.
+        let committing = CommitError::<()>::from(ended());
+        for failure in [Failure::from(ended()), Failure::from(committing)] {
+            let res = failure.into_response();
+            assert!(res.extensions().get::<NeedsAttention>().is_some());
+        }
         for kind in [
             TransactionErrorKind::LeaseLost,
             TransactionErrorKind::Unknown,

@@ -1,4 +1,4 @@
-use std::error::Error;
+use std::{error::Error, iter};
 
 use axum::{
     Extension, Json,
@@ -36,8 +36,11 @@ impl Failure {
 
     /// What a handler wrote may be there without its record.
     pub(crate) fn is_not_fenced(&self) -> bool {
-        let error = self.0.downcast_ref::<TransactionError>();
-        error.is_some_and(|error| error.kind() == TransactionErrorKind::Ended)
+        let error: &(dyn Error + 'static) = &*self.0;
+        // What `commit` says has it as its source.
+        let mut causes = iter::successors(Some(error), |&error| error.source());
+        let transaction = causes.find_map(|it| it.downcast_ref::<TransactionError>());
+        transaction.is_some_and(|it| it.kind() == TransactionErrorKind::Ended)
     }
 }
 
@@ -65,13 +68,19 @@ const NOT_FENCED: NeedsAttention = NeedsAttention::new("not-fenced");
 
 #[cfg(test)]
 mod tests {
+    use tower_idempotency_sqlx::CommitError;
+
     use super::*;
 
     #[test]
     fn what_ended_early_is_left_to_somebody_and_nothing_else_is() {
-        let ended = TransactionError::from(TransactionErrorKind::Ended);
-        let res = Failure::from(ended).into_response();
-        assert!(res.extensions().get::<NeedsAttention>().is_some());
+        let ended = || TransactionError::from(TransactionErrorKind::Ended);
+        // As `?` makes them of what `begin` says and of what `commit` does.
+        let committing = CommitError::<()>::from(ended());
+        for failure in [Failure::from(ended()), Failure::from(committing)] {
+            let res = failure.into_response();
+            assert!(res.extensions().get::<NeedsAttention>().is_some());
+        }
         for kind in [
             TransactionErrorKind::LeaseLost,
             TransactionErrorKind::Unknown,

@@ -132,7 +132,8 @@ impl Error for TransactionError {
 
 /// Why an answer was not committed: the layer does not record it, or the transaction failed.
 ///
-/// It may be sent between threads whatever the answer is, so that `?` makes it any other error.
+/// It may be sent between threads whatever the answer is, so that `?` makes it any other error. The [`TransactionError`] is
+/// its source then.
 pub struct CommitError<T>(Inner<T>);
 
 enum Inner<T> {
@@ -198,7 +199,7 @@ impl<T> fmt::Display for CommitError<T> {
                 f,
                 "expected an answer that is recorded, found one that is not ({reason:?}): rolled back"
             ),
-            Inner::Failed(error) => error.fmt(f),
+            Inner::Failed(_) => f.write_str("the answer was not committed"),
         }
     }
 }
@@ -217,7 +218,7 @@ impl<T> Error for CommitError<T> {
     fn source(&self) -> Option<&(dyn Error + 'static)> {
         match &self.0 {
             Inner::NotRecorded(..) => None,
-            Inner::Failed(error) => error.source(),
+            Inner::Failed(error) => Some(error),
         }
     }
 }

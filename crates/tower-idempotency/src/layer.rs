@@ -296,7 +296,8 @@ impl IdempotencyLayer {
         self.set(|config| config.orphans = policy)
     }
 
-    /// How long an orphan is remembered. Default: the retention. Under [`OrphanPolicy::Refuse`] a retry after this
+    /// How long an orphan is remembered, anew from the end of each attempt to execute it again: one that a completer tries
+    /// sooner each time is never forgotten. Default: the retention. Under [`OrphanPolicy::Refuse`] a retry after this
     /// executes again; so it does when this is shorter than clients go on retrying.
     pub fn with_orphans_kept(self, keep: Ttl) -> Self {
         self.set(|config| config.orphans_kept = Some(keep))

@@ -16,7 +16,8 @@ create table if not exists rides (
     card        text   not null,
     state       text   not null default 'created' check (state in ('created', 'charged', 'declined', 'booked')),
     -- The provider's name for what was charged.
-    charge      text
+    charge      text,
+    created     timestamptz not null default now()
 );
 
 -- A job for the worker: written with the outcome of the request, so that there is one for each ride that was booked.

@@ -11,7 +11,7 @@
 use std::time::Duration;
 
 use axum::{
-    Json, Router,
+    Extension, Json, Router,
     extract::{Path, State},
     http::{StatusCode, header::LOCATION},
     response::{IntoResponse, Response},
@@ -19,7 +19,7 @@ use axum::{
 };
 use serde::Deserialize;
 use serde_json::json;
-use tower_idempotency::{IdempotencyLayer, Lease};
+use tower_idempotency::{IdempotencyLayer, Lease, NeedsAttention};
 use tower_idempotency_sqlx::{
     Checkpoint, Completer, Fenced, Orphan, PostgresStore,
     sqlx::{self, PgPool},
@@ -131,8 +131,9 @@ impl Rides {
         match reached {
             Reached::Charged { ride } => self.book(lease, ride).await,
             Reached::Created { ride } => match self.charge(lease, ride).await? {
-                Verdict::Declined => self.decline(lease, ride).await,
-                Verdict::Charged { charge } => {
+                None => Ok(too_late()),
+                Some(Verdict::Declined) => self.decline(lease, ride).await,
+                Some(Verdict::Charged { charge }) => {
                     self.charged(lease, ride, &charge).await?;
                     self.book(lease, ride).await
                 }
@@ -156,15 +157,21 @@ impl Rides {
     }
 
     /// No connection is held while the provider takes its time, and no execution of this request charges under another
-    /// key than the first one did: what the provider has done already, it does not do again.
-    async fn charge(&self, lease: &Lease, ride: i64) -> Result<Verdict, Failure> {
-        let (card, fare): (String, i64) =
-            sqlx::query_as("select card, fare from rides where id = $1")
-                .bind(ride)
-                .fetch_one(&self.pool)
-                .await?;
+    /// key than the first one did: what the provider has done already, it does not do again. `None` when it may have
+    /// forgotten the key, under which somebody may have charged: an orphan is remembered anew with each execution.
+    async fn charge(&self, lease: &Lease, ride: i64) -> Result<Option<Verdict>, Failure> {
+        let (card, fare, is_recent): (String, i64, bool) = sqlx::query_as(
+            "select card, fare, created > now() - make_interval(secs => $2) from rides where id = $1",
+        )
+        .bind(ride)
+        .bind(REMEMBERED.as_secs_f64())
+        .fetch_one(&self.pool)
+        .await?;
+        if !is_recent {
+            return Ok(None);
+        }
         let key = lease.derive("charge");
-        Ok(self.payments.charge(&key, &card, fare).await?)
+        Ok(Some(self.payments.charge(&key, &card, fare).await?))
     }
 
     /// Without this phase a takeover would ask the provider again, which is right for as long as the provider remembers
@@ -222,6 +229,17 @@ async fn commit(tx: Fenced<PostgresStore>, answer: impl IntoResponse) -> Result<
     }
 }
 
+/// Recorded, so that nobody charges the card after all before somebody has looked.
+fn too_late() -> Response {
+    let body = Json(json!({ "error": "somebody has to look at it" }));
+    (
+        StatusCode::INTERNAL_SERVER_ERROR,
+        Extension(CHARGE_UNKNOWN),
+        body,
+    )
+        .into_response()
+}
+
 impl Reached {
     fn read(checkpoint: &Checkpoint) -> Result<Self, Failure> {
         let ride = checkpoint.data()?;
@@ -249,5 +267,8 @@ async fn look(State(rides): State<Rides>, Path(id): Path<i64>) -> Result<Respons
 
 const CREATED: &str = "created";
 const CHARGED: &str = "charged";
+/// An hour less than the provider remembers a key, which it hears of after the ride was created.
+const REMEMBERED: Duration = Duration::from_secs(23 * 60 * 60);
+const CHARGE_UNKNOWN: NeedsAttention = NeedsAttention::new("charge-unknown");
 /// In cents, wherever you go.
 const FARE: i64 = 20_00;

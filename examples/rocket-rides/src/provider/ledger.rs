@@ -15,6 +15,8 @@ pub struct Ledger(Mutex<Inner>);
 struct Inner {
     file: File,
     charges: Vec<Charge>,
+    /// The keys of so many of them are not known any more.
+    forgotten: usize,
 }
 
 /// What became of a key.
@@ -49,7 +51,11 @@ impl Ledger {
         file.set_len(whole as u64)?;
         let charges = text[..whole].lines().map(serde_json::from_str);
         let charges = charges.collect::<Result<_, _>>()?;
-        Ok(Self(Mutex::new(Inner { file, charges })))
+        Ok(Self(Mutex::new(Inner {
+            file,
+            charges,
+            forgotten: 0,
+        })))
     }
 
     /// Charges `card`, unless this key has been used: then says again what became of it. `None` where it was used for
@@ -60,7 +66,10 @@ impl Ledger {
     /// When the file cannot be written: nothing is charged.
     pub fn charge(&self, key: &str, card: &str, amount: i64) -> io::Result<Option<Charge>> {
         let mut inner = self.inner();
-        if let Some(charge) = inner.charges.iter().find(|charge| charge.key == key) {
+        if let Some(charge) = inner.charges[inner.forgotten..]
+            .iter()
+            .find(|charge| charge.key == key)
+        {
             let is_same = charge.card == card && charge.amount == amount;
             return Ok(is_same.then(|| charge.clone()));
         }
@@ -75,6 +84,12 @@ impl Ledger {
         inner.file.write_all(line.as_bytes())?;
         inner.charges.push(charge.clone());
         Ok(Some(charge))
+    }
+
+    /// Knows no key any more, until it is opened again.
+    pub fn forget(&self) {
+        let mut inner = self.inner();
+        inner.forgotten = inner.charges.len();
     }
 
     /// All that it was asked for, in that order.

@@ -12,7 +12,7 @@ use axum::{
     extract::{Path, State},
     http::{HeaderMap, StatusCode},
     response::{IntoResponse, Response},
-    routing::{get, post, put},
+    routing::{delete, get, post, put},
 };
 use serde::{Deserialize, Serialize};
 use serde_json::json;
@@ -50,12 +50,14 @@ struct Provider {
 /// The provider. It takes `latency` before it charges, and as long again before it answers.
 ///
 /// `POST /charges` of `{"card":..,"amount":..}` under an `Idempotency-Key` answers 201 or 402, `GET /charges` lists all
-/// that was asked for, and `PUT /mood/{mood}` has it misbehave.
+/// that was asked for, `PUT /mood/{mood}` has it misbehave, and `DELETE /keys` has it forget which keys it knows, as others
+/// do after a while.
 pub fn app(ledger: Ledger, latency: Duration) -> Router {
     Router::new()
         .route("/charges", post(charge))
         .route("/charges", get(charges))
         .route("/mood/{mood}", put(set_mood))
+        .route("/keys", delete(forget))
         .with_state(Provider {
             ledger: Arc::new(ledger),
             mood: Arc::default(),
@@ -111,6 +113,10 @@ async fn charges(State(provider): State<Provider>) -> Json<Vec<Charge>> {
 
 async fn set_mood(State(provider): State<Provider>, Path(mood): Path<Mood>) {
     *provider.mood.lock().unwrap_or_else(PoisonError::into_inner) = mood;
+}
+
+async fn forget(State(provider): State<Provider>) {
+    provider.ledger.forget();
 }
 
 impl Provider {

@@ -131,3 +131,35 @@ async fn the_completer_finishes_what_the_client_gave_up() {
     let swept = stage.completer.sweep().await.expect("a sweep");
     assert_eq!(swept.found, 0, "{swept:?}");
 }
+
+/// However long it was unreachable: by now it may have forgotten the key under which it charged, and would charge again.
+#[tokio::test]
+async fn a_provider_that_may_have_forgotten_a_charge_is_not_asked_again() {
+    let stage = Stage::new("forgotten").await;
+    stage.set_mood(Mood::ChargingThenFailing).await;
+    stage.ride("k", "card-1").await;
+    stage.ride("l", "card-2").await;
+    // The completer tries in vain, and each time they are remembered for longer.
+    stage.age_rides("22 hours").await;
+    let swept = stage.completer.sweep().await.expect("a sweep");
+    assert_eq!((swept.found, swept.failed), (2, 2), "{swept:?}");
+    stage.age_rides("3 hours").await;
+    stage.forget_keys().await;
+    stage.set_mood(Mood::Well).await;
+
+    let answer = stage.ride("k", "card-1").await;
+    assert_eq!(
+        answer.status,
+        StatusCode::INTERNAL_SERVER_ERROR,
+        "{answer:?}"
+    );
+    let swept = stage.completer.sweep().await.expect("a sweep");
+    assert_eq!((swept.found, swept.executed), (1, 1), "{swept:?}");
+    for (key, card) in [("k", "card-1"), ("l", "card-2")] {
+        let late = stage.ride(key, card).await;
+        assert_eq!(late.status, StatusCode::CONFLICT, "{late:?}");
+        assert!(late.text().contains("charge-unknown"), "{late:?}");
+    }
+    assert_eq!(stage.charges().await.len(), 2);
+    assert_eq!(stage.rides().await, ["created", "created"]);
+}

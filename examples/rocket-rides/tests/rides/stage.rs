@@ -100,6 +100,19 @@ impl Stage {
         serde_json::from_slice(&answer.body).expect("charges")
     }
 
+    /// As if it had been a while ago.
+    pub(crate) async fn age_rides(&self, by: &str) {
+        let age = sqlx::query("update rides set created = created - $1::text::interval");
+        age.bind(by).execute(&self.pool).await.expect("aged");
+    }
+
+    /// The provider charges whatever it is asked from now on, as if it had never heard of the key.
+    pub(crate) async fn forget_keys(&self) {
+        let req = Request::delete("/keys").body(Body::empty());
+        let answer = send(&self.provider, req.expect("a request")).await;
+        assert!(answer.status.is_success(), "{answer:?}");
+    }
+
     /// The states of all rides.
     pub(crate) async fn rides(&self) -> Vec<String> {
         let states = sqlx::query_scalar("select state from rides order by id");

@@ -413,6 +413,34 @@ async fn what_was_collected_of_a_stream_counts_until_it_is_taken() {
     assert_eq!(effects.count(), 4);
 }
 
+/// Who reads nothing leaves others their uploads and their answers: there is an end to what is held for clients.
+#[tokio::test]
+async fn however_much_is_left_unread_there_is_room_for_uploads_and_answers() {
+    let tight = layer().with_max_in_flight(100, 1000);
+    let (app, effects) = app(tight, |n, _| {
+        let streamed = || scripted([[b'a'; 100]; 2].map(|part| Step::Data(part.to_vec().into())));
+        std::future::ready(Response::new(if n <= 5 { streamed() } else { "b".into() }))
+    });
+    let stream = |n: usize| app.clone().oneshot(post("/orders", &n.to_string(), ""));
+    let mut unread = Vec::new();
+    for n in 1..=5 {
+        unread.push(stream(n).await.expect("infallible"));
+    }
+    for upload in ["", "c", "d"] {
+        for replay in [false, true] {
+            let answer = send(&app, post("/orders", &format!("k{upload}"), upload)).await;
+            assert_eq!((answer.text(), answer.is_replay()), ("b", replay));
+        }
+    }
+    // Each has all that its handler made, and half of all bytes was for them.
+    for (n, unread) in (1..).zip(unread) {
+        assert_eq!(read(unread).await.body.len(), 200);
+        let retry = read(stream(n).await.expect("infallible")).await;
+        assert_eq!(retry.is_replay(), n <= 2, "{n}");
+    }
+    assert_eq!(effects.count(), 8);
+}
+
 /// A handler that passes another's answer on would hold a piece at a time.
 #[tokio::test]
 async fn what_was_collected_in_pieces_counts_also_where_its_length_was_known() {

@@ -353,14 +353,48 @@ async fn however_much_is_uploaded_there_is_room_for_answers() {
             .map(|n| world.spawn(&format!("slow-{n}"), Body::new(slow())))
             .collect();
         tokio::time::sleep(Duration::from_secs(1)).await;
-        let parts = (0..3).map(|_| Piece::Data(vec![b'y'; 1_000].into()));
+        let parts = (0..3).map(|_| Piece::Data(vec![b'y'; 500].into()));
         world.answers(Response::new(pieces(parts)));
         world.gate.open_for_good();
-        assert_eq!(answered.await.expect("no panic").body.len(), 3_000);
+        assert_eq!(answered.await.expect("no panic").body.len(), 1_500);
         assert!(world.post("k", "").await.is_replay());
         for stalled in stalled {
             stalled.abort();
         }
+    })
+    .await;
+}
+
+/// What clients are slow with, uploads and reading together, leaves room for an answer that comes in one piece.
+// fm 75, 97
+#[tokio::test(start_paused = true)]
+async fn however_slow_clients_are_there_is_room_for_answers_in_one_piece() {
+    bounded(async {
+        let world = World::new(|layer| layer.with_max_in_flight(100, BYTES));
+        let slow = Scripted::new([Step::Data(vec![b'x'; 9_999].into()), Step::Wait(STALL)]);
+        let stalled = world.spawn("slow", Body::new(slow));
+        tokio::time::sleep(Duration::from_secs(1)).await;
+        let mut unread = Vec::new();
+        let streamed = |parts: usize| {
+            let parts = (0..parts).map(|_| Piece::Data(vec![b'y'; 100].into()));
+            world.answers(Response::new(pieces(parts)));
+        };
+        for n in 0..20 {
+            streamed(9);
+            let req = tests::post("/", &n.to_string(), "");
+            let Ok(res) = world.app.clone().oneshot(req).await;
+            unread.push(res);
+        }
+        world.answers(Response::new(vec![b'z'; 1_000].into()));
+        assert_eq!(world.post("k", "").await.body.len(), 1_000);
+        assert!(world.post("k", "").await.is_replay());
+
+        // It is all free again, what did not fit among it.
+        stalled.abort();
+        drop((unread, stalled.await));
+        streamed(60);
+        assert_eq!(world.post("later", "").await.body.len(), 6_000);
+        assert!(world.post("later", "").await.is_replay());
     })
     .await;
 }

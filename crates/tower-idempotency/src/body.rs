@@ -15,7 +15,7 @@ use http::HeaderMap;
 use http_body::{Frame, SizeHint};
 use pin_project_lite::pin_project;
 
-use crate::limits::Buffer;
+use crate::limits::Unsent;
 
 pin_project! {
     /// A request or response body that passed through the layer.
@@ -52,14 +52,14 @@ pin_project! {
 /// Data that we hold, and what of them counts as buffered until they are taken.
 pub(crate) struct Data {
     bytes: Bytes,
-    buffer: Option<Buffer>,
+    unsent: Option<Unsent>,
 }
 
 impl Data {
-    /// They count for what they have taken of `buffer`.
-    pub(crate) fn counted(bytes: Bytes, buffer: &mut Buffer) -> Self {
-        let buffer = Some(buffer.split(bytes.len()));
-        Self { bytes, buffer }
+    /// They count for what `unsent` has taken.
+    pub(crate) fn counted(bytes: Bytes, unsent: Unsent) -> Self {
+        let unsent = Some(unsent);
+        Self { bytes, unsent }
     }
 
     pub(crate) fn bytes(&self) -> &Bytes {
@@ -69,7 +69,7 @@ impl Data {
     /// All of them, or of those that count a piece: a server that asks for the next one has room for it. A copy, for what is
     /// cut off keeps all of them in memory for as long as a connection holds it.
     fn take(&mut self) -> Bytes {
-        let Some(buffer) = &mut self.buffer else {
+        let Some(unsent) = &mut self.unsent else {
             return std::mem::take(&mut self.bytes);
         };
         let piece = Bytes::copy_from_slice(&self.bytes[..self.bytes.len().min(PIECE)]);
@@ -77,7 +77,7 @@ impl Data {
         if self.bytes.is_empty() {
             self.bytes = Bytes::new();
         }
-        buffer.shrink(self.bytes.len());
+        unsent.shrink(self.bytes.len());
         piece
     }
 
@@ -94,7 +94,7 @@ impl From<Bytes> for Data {
     fn from(bytes: Bytes) -> Self {
         Self {
             bytes,
-            buffer: None,
+            unsent: None,
         }
     }
 }

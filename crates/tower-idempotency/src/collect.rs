@@ -12,7 +12,7 @@ use crate::{
     config::Config,
     engine::{from_now, within_or_asked_again},
     error::{Error, ErrorKind},
-    limits::{Buffer, NoPlace},
+    limits::{Buffer, NoPlace, Unsent},
     record::{MAX_LINES, NotRetained},
     refusal::turned_away,
 };
@@ -134,9 +134,10 @@ pub(crate) async fn response<B: http_body::Body>(
     }
     // What a handler would have made, or passed on, only once its client had taken what came before, we hold. What it has in
     // one piece, and knows to be all, it holds without us as well.
-    let join = |chunks: Chunks, buffer: &mut Buffer| {
+    let mut unsent = buffer.unsent();
+    let join = |chunks: Chunks, unsent: Unsent| {
         if exact.is_none() || chunks.are_several() {
-            Data::counted(chunks.join(), buffer)
+            Data::counted(chunks.join(), unsent)
         } else {
             chunks.join().into()
         }
@@ -153,31 +154,36 @@ pub(crate) async fn response<B: http_body::Body>(
         let give_up = || *deadline.get_or_insert_with(|| from_now(config.collect_timeout));
         let frame = poll_fn(|cx| body.as_mut().poll_frame(cx));
         let Some(frame) = within_or_asked_again(give_up, frame).await else {
-            let body = Body::resumed(join(chunks, buffer), body);
+            let body = Body::resumed(join(chunks, unsent), body);
             return Collected::GivenUp(body, NotRetained::Streamed);
         };
         let frame = match frame {
             Some(Ok(frame)) => frame,
             Some(Err(error)) => {
-                let data = join(chunks, buffer);
+                let data = join(chunks, unsent);
                 return Collected::Broken(Body::broken(data, Some(error), exact));
             }
             None => break,
         };
         match split(frame) {
             Part::Data(data) => {
+                let most = config.max_buffered;
                 let fits = data.len() <= limit - chunks.len()
-                    && buffer.take(data.len(), config.max_buffered);
+                    && if exact == Some(data.len() as u64) {
+                        buffer.take(data.len(), most)
+                    } else {
+                        unsent.take(data.len(), most)
+                    };
                 chunks.push(data);
                 if !fits {
-                    let body = Body::resumed(join(chunks, buffer), body);
+                    let body = Body::resumed(join(chunks, unsent), body);
                     return Collected::GivenUp(body, NotRetained::TooLarge);
                 }
             }
             Part::Trailers(found) => trailers = Some(found),
         }
     }
-    let data = join(chunks, buffer);
+    let data = join(chunks, unsent);
     // A body cut short by whoever produced it must not be kept as if it were whole.
     if announced.is_some_and(|announced| announced != data.bytes().len() as u64) {
         return Collected::Broken(Body::broken(data, None, exact));

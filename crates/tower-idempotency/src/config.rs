@@ -55,7 +55,8 @@ pub enum InFlight {
     Wait(Duration),
 }
 
-/// What to do about a response that cannot be kept: larger than the limit, or streamed.
+/// What to do about a response that cannot be kept: larger than the limit or than what
+/// [may be buffered](crate::IdempotencyLayer::with_max_in_flight), or streamed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum Unretained {

@@ -353,9 +353,12 @@ impl IdempotencyLayer {
     /// clones; more are answered 503 `overloaded`. Default: 10,000 and 256 MiB.
     ///
     /// A quarter of the bytes is for responses alone. One that does not fit in what is left is treated as too large. What was
-    /// collected of a response of unknown length, or in pieces, counts until it is sent, also when nothing is in flight. Too low,
-    /// and the service refuses what it could serve, every body above three quarters of it among that, and with 0 requests all;
-    /// higher than the memory there is, and it is killed for it. Requests that wait count too. Leases that are given back
+    /// collected of a response of unknown length, or in pieces, counts until it is sent, also when nothing is in flight. Of such
+    /// responses there may be half of the bytes, and half of that quarter stays free of them: clients that read slowly, or not
+    /// at all, keep out no request, and have no response treated as too large but further ones like theirs.
+    ///
+    /// Too low, and the service refuses what it could serve, every body above three quarters of it among that, and with 0 requests
+    /// all; higher than the memory there is, and it is killed for it. Requests that wait count too. Leases that are given back
     /// after the store failed count apart, up to the same number.
     pub fn with_max_in_flight(self, requests: usize, bytes: usize) -> Self {
         self.set(|config| {
@@ -376,7 +379,8 @@ impl IdempotencyLayer {
     }
 
     /// What to do about responses that are too large or streamed. Default: [`Unretained::Tombstone`]. With
-    /// [`Unretained::Release`] the effects behind them happen again on every retry.
+    /// [`Unretained::Release`] the effects behind them happen again on every retry. Too large is also what finds
+    /// [no room](Self::with_max_in_flight), as streamed responses do while clients leave others unread.
     pub fn with_unretained(self, unretained: Unretained) -> Self {
         self.set(|config| config.unretained = unretained)
     }

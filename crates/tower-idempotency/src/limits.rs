@@ -14,6 +14,8 @@ use crate::telemetry;
 pub(crate) struct Limits {
     in_flight: AtomicUsize,
     buffered: AtomicUsize,
+    /// Of those, how many are held for clients alone.
+    unsent: AtomicUsize,
     giving_back: AtomicUsize,
     /// Of those, how many have no answer so far.
     unanswered: AtomicUsize,
@@ -37,6 +39,12 @@ pub(crate) struct GivingBack {
 pub(crate) struct Buffer {
     limits: Arc<Limits>,
     bytes: usize,
+}
+
+/// What is collected of an answer that its handler would have made only as its client took it: buffered, and counted once more,
+/// as nothing says when a client takes it. Given back when it is dropped.
+pub(crate) struct Unsent {
+    buffer: Buffer,
 }
 
 /// Why an exchange was turned away.
@@ -139,13 +147,10 @@ impl Buffer {
         granted
     }
 
-    /// `bytes` of it, or all of it, to be given back by themselves.
-    pub(crate) fn split(&mut self, bytes: usize) -> Self {
-        let bytes = bytes.min(self.bytes);
-        self.bytes -= bytes;
-        Self {
-            limits: Arc::clone(&self.limits),
-            bytes,
+    /// Holds nothing yet.
+    pub(crate) fn unsent(&self) -> Unsent {
+        Unsent {
+            buffer: self.limits.buffer(),
         }
     }
 
@@ -172,6 +177,35 @@ impl Buffer {
 impl Drop for Buffer {
     fn drop(&mut self) {
         self.keep(0);
+    }
+}
+
+impl Unsent {
+    /// Takes `bytes` more of what is for clients that read slowly: half of `max`, or others could upload nothing, and not the
+    /// last eighth, or answers that come in one piece would go unrecorded.
+    pub(crate) fn take(&mut self, bytes: usize, max: usize) -> bool {
+        let unsent = &self.buffer.limits.unsent;
+        if !add_within(unsent, bytes, max / 2) {
+            return false;
+        }
+        let granted = self.buffer.take(bytes, max - max / 8);
+        if !granted {
+            self.buffer.limits.unsent.fetch_sub(bytes, Ordering::SeqCst);
+        }
+        granted
+    }
+
+    /// Gives back all but `bytes`.
+    pub(crate) fn shrink(&mut self, bytes: usize) {
+        let back = self.buffer.bytes.saturating_sub(bytes);
+        self.buffer.shrink(bytes);
+        self.buffer.limits.unsent.fetch_sub(back, Ordering::SeqCst);
+    }
+}
+
+impl Drop for Unsent {
+    fn drop(&mut self) {
+        self.shrink(0);
     }
 }
 

@@ -577,6 +577,33 @@ async fn what_is_prepared_counts_among_the_bytes_in_flight() {
     send(&app, order()).await;
 }
 
+/// As what the layer records itself: the answer is the record's by then, and the handler would still have made it only as it
+/// is taken.
+#[tokio::test]
+async fn what_was_committed_of_a_stream_counts_until_it_is_taken() {
+    let ledger = Ledger::default();
+    let layer = IdempotencyLayer::new(ledger.clone()).with_max_in_flight(10, 1000);
+    let (app, _) = behind(layer, &ledger, async |ledger, lease, n| {
+        let stream = Scripted::new([Step::Data(vec![b'x'; 400].into())]);
+        commit(&ledger, &lease, n, Response::new(Body::new(stream))).await
+    });
+    let sent = |key| {
+        let sent = app.clone().oneshot(post("/orders", key, "{}"));
+        async { sent.await.expect("infallible") }
+    };
+    let unread = sent("unread").await;
+    assert_eq!(tests::read(sent("k").await).await.body.len(), 400);
+    assert_eq!(
+        tests::read(sent("k").await).await.code(),
+        "response-not-retained"
+    );
+    assert_eq!(tests::read(unread).await.body.len(), 400);
+    for replayed in [false, true] {
+        let answer = tests::read(sent("later").await).await;
+        assert_eq!((answer.body.len(), answer.is_replay()), (400, replayed));
+    }
+}
+
 // ---- Not committed ----
 
 // behaviours 128

@@ -55,6 +55,10 @@ pub(crate) struct Data {
     unsent: Option<Unsent>,
 }
 
+/// Marks a response with such data, for whoever gives the same data in their place.
+#[derive(Clone)]
+pub(crate) struct Counted;
+
 impl Data {
     /// They count for what `unsent` has taken.
     pub(crate) fn counted(bytes: Bytes, unsent: Unsent) -> Self {
@@ -124,6 +128,11 @@ impl<B: http_body::Body> Body<B> {
                 trailers: trailers.map(Box::new),
             },
         }
+    }
+
+    /// Whether these are held data that count until they are taken.
+    pub(crate) fn is_counted(&self) -> bool {
+        matches!(&self.inner, Inner::Held { data, .. } if data.unsent.is_some())
     }
 
     pub(crate) fn resumed(prefix: Data, rest: Pin<Box<B>>) -> Self {

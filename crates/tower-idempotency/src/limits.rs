@@ -195,6 +195,13 @@ impl Unsent {
         granted
     }
 
+    /// Counts for `bytes`, whether they fit or not: those that they are given for did.
+    pub(crate) fn keeping(mut self, bytes: usize) -> Self {
+        self.buffer.limits.unsent.fetch_add(bytes, Ordering::SeqCst);
+        self.buffer.keep(bytes);
+        self
+    }
+
     /// Gives back all but `bytes`.
     pub(crate) fn shrink(&mut self, bytes: usize) {
         let back = self.buffer.bytes.saturating_sub(bytes);

@@ -7,7 +7,7 @@ use http::{HeaderMap, Response, StatusCode, header};
 use tokio::time::Instant;
 
 use crate::{
-    body::Body,
+    body::{Body, Counted, Data},
     commit::Committed,
     config::Config,
     control,
@@ -309,7 +309,7 @@ pub(crate) fn first_answer<R: http_body::Body>(
         telemetry::attention_ignored(lease.id(), late.code(), "an answer was committed");
     }
     match config.codec().decode(lease.id(), record) {
-        Ok(Record::Response(stored)) => complemented(config, stored, res),
+        Ok(Record::Response(stored)) => complemented(config, lease, stored, res),
         // What was committed with it was not kept, and is on its way.
         Ok(Record::Tombstone { .. } | Record::Attention { .. }) => res,
         Ok(Record::Value(_)) | Err(_) => into_response(replay(config, lease.id(), record)),
@@ -318,6 +318,7 @@ pub(crate) fn first_answer<R: http_body::Body>(
 
 fn complemented<R: http_body::Body>(
     config: &Config,
+    lease: &Kept,
     stored: StoredResponse,
     res: Response<Body<R>>,
 ) -> Response<Body<R>> {
@@ -341,5 +342,12 @@ fn complemented<R: http_body::Body>(
     headers.extend(own);
     head.status = status;
     head.headers = headers;
-    Response::from_parts(head, Body::held(body, trailers))
+    let data = if head.extensions.remove::<Counted>().is_some() {
+        let unsent = lease.grant.engine.limits.buffer().unsent();
+        let unsent = unsent.keeping(body.len());
+        Data::counted(body, unsent)
+    } else {
+        body.into()
+    };
+    Response::from_parts(head, Body::held(data, trailers))
 }

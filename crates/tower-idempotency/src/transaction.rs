@@ -74,7 +74,7 @@ use http::{Response, StatusCode};
 use serde::Serialize;
 
 use crate::{
-    body::Body,
+    body::{Body, Counted},
     control::Retention,
     lease::{Held, Lease},
     limits::Buffer,
@@ -116,6 +116,9 @@ impl Lease {
             // The layer would not see it again: what said so has been taken off, it has begun to flow, or what is left of it
             // no longer says how long it should be.
             res.extensions_mut().insert(Retention::NoStore);
+        }
+        if res.body().is_counted() {
+            res.extensions_mut().insert(Counted);
         }
         let status = res.status();
         Prepared::new(self, then, status, res, buffer)

@@ -28,7 +28,7 @@ use tokio::{
     time::{Instant, advance, sleep},
 };
 use tower_idempotency::{
-    IdempotencyLayer, MemoryStore, OrphanPolicy, StoreFailure, Ttl,
+    IdempotencyLayer, InFlight, MemoryStore, OrphanPolicy, StoreFailure, Ttl,
     store::{Acquired, Claim, KeyId, LeaseRef, Store, StoreError},
 };
 
@@ -469,8 +469,47 @@ impl Store for Rash {
         self.run(Op::Release, self.inner.release(lease))
     }
 
-    async fn changed(&self, id: &KeyId, within: Duration) {
-        self.inner.changed(id, within).await;
+    fn changed(&self, id: &KeyId, within: Duration) -> impl Future<Output = ()> + Send {
+        self.run(Op::Changed, self.inner.changed(id, within))
+    }
+}
+
+/// What it says is a hint, and none at all is one, too.
+#[tokio::test(start_paused = true)]
+async fn a_store_that_panics_as_it_is_listened_to_is_looked_at_all_the_same() {
+    for happened in [false, true] {
+        let inner = Probe::default();
+        let layer = IdempotencyLayer::new(Rash {
+            inner: inner.clone(),
+            op: Op::Changed,
+            left: Arc::new(u64::MAX.into()),
+            happened,
+        })
+        .with_in_flight(InFlight::Wait(Duration::from_secs(20)));
+        let (app, effects) = app(layer.clone(), async |n, _| {
+            sleep(Duration::from_secs(10)).await;
+            created(n)
+        });
+        let sent = || {
+            tokio::spawn({
+                let app = app.clone();
+                async move { send(&app, order()).await }
+            })
+        };
+        let first = sent();
+        sleep(Duration::from_millis(1)).await;
+        let waiting: Vec<_> = (0..5).map(|_| sent()).collect();
+        assert!(!first.await.expect("no panic").is_replay());
+        for waiter in waiting {
+            assert!(waiter.await.expect("no panic").is_replay(), "{happened}");
+        }
+        // Not asked again at once, each time.
+        assert!(
+            inner.count(Op::Acquire) < 50,
+            "{}",
+            inner.count(Op::Acquire)
+        );
+        assert_eq!((effects.count(), layer.in_flight()), (1, 0));
     }
 }
 

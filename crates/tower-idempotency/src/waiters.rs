@@ -19,7 +19,7 @@ use tokio::{
 use crate::{
     config::{Config, InFlight},
     engine::{Engine, Failure, from_now},
-    future::Detach,
+    future::{Detach, catch_panic},
     store::{Acquired, Claim, Fingerprint, KeyId},
     telemetry,
 };
@@ -88,9 +88,9 @@ pub(crate) async fn wait(
             .min(deadline.saturating_duration_since(listening))
             .min(*expires_in)
             .max(Duration::from_millis(1));
-        timeout(within, engine.store.changed(&claim.id, within))
-            .await
-            .ok();
+        // A store that panics, as it is called or later, has pushed, and not ended a wait that others hope for.
+        let changed = pin!(async { engine.store.changed(&claim.id, within).await });
+        timeout(within, catch_panic(changed)).await.ok();
         deaf = if listening.elapsed() < within {
             (deaf * 2).clamp(MIN_PAUSE, MAX_PAUSE)
         } else {

@@ -156,6 +156,51 @@ async fn header_values_are_kept_byte_for_byte() {
     }
 }
 
+/// Whoever traces answers shows no more of a replay than of the first, and HTTP/2 never keeps it in its tables.
+#[tokio::test]
+async fn a_value_that_is_marked_as_sensitive_is_so_in_a_replay() {
+    let secret = || {
+        let mut value = HeaderValue::from_static("hunter2");
+        value.set_sensitive(true);
+        value
+    };
+    let shown = |(_, value): (&HeaderName, &HeaderValue)| format!("{value:?}");
+    for compressed in [0, usize::MAX] {
+        let (app, _) = app(layer().with_compression_above(compressed), move |_, _| {
+            let mut trailers = HeaderMap::new();
+            trailers.append("x-sum", HeaderValue::from_static("42"));
+            trailers.append("x-signature", secret());
+            let body = Scripted::new([Step::from("data"), Step::Trailers(trailers)]);
+            let mut res = Response::new(Body::new(body));
+            let headers = res.headers_mut();
+            headers.append("etag", HeaderValue::from_static("1"));
+            headers.append("date", secret());
+            headers.append("x-token", HeaderValue::from_static("public"));
+            headers.append("x-token", secret());
+            std::future::ready(res)
+        });
+        for attempt in ["first", "replay"] {
+            let res = app.clone().oneshot(order()).await.expect("infallible");
+            let lines: Vec<_> = res
+                .headers()
+                .get_all("x-token")
+                .iter()
+                .map(|v| format!("{v:?}"))
+                .collect();
+            assert_eq!(lines, ["\"public\"", "Sensitive"], "{attempt}");
+            assert_eq!(format!("{:?}", res.headers()["etag"]), "\"1\"");
+            let body = res.into_body().collect().await.expect("a whole body");
+            let trailers: Vec<_> = body
+                .trailers()
+                .expect("trailers")
+                .iter()
+                .map(shown)
+                .collect();
+            assert_eq!(trailers, ["\"42\"", "Sensitive"], "{attempt}");
+        }
+    }
+}
+
 // behaviours 83, 84
 #[tokio::test]
 async fn what_belongs_to_one_exchange_is_not_replayed() {

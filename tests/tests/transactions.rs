@@ -206,6 +206,23 @@ async fn committed_or_not_the_answers_are_the_same() {
 }
 
 #[tokio::test]
+async fn a_value_that_is_marked_as_sensitive_is_so_in_a_committed_answer() {
+    let ledger = Ledger::default();
+    let (app, _) = bank(&ledger, async |ledger, lease, n| {
+        let mut res = created(n);
+        let mut token = HeaderValue::from_static("hunter2");
+        token.set_sensitive(true);
+        res.headers_mut().insert("x-token", token);
+        commit(&ledger, &lease, n, res).await
+    });
+    for replayed in [false, true] {
+        let answer = send(&app, order()).await;
+        assert_eq!(answer.is_replay(), replayed);
+        assert!(answer.headers["x-token"].is_sensitive(), "{replayed}");
+    }
+}
+
+#[tokio::test]
 async fn of_what_comes_after_the_commit_only_what_no_replay_carries_counts() {
     let ledger = Ledger::default();
     let books = ledger.clone();

@@ -408,7 +408,8 @@ impl IdempotencyLayer {
     /// ```
     ///
     /// Hop-by-hop fields, `Content-Length` and the control headers never are. A header that belongs to one exchange, a
-    /// session cookie above all, reaches whoever retries.
+    /// session cookie above all, reaches whoever retries. A value that is marked as sensitive is so in a replay, too. The
+    /// extensions of a response are not replayed, and so a reason phrase of its own, which hyper has among them, is not either.
     pub fn with_replayed_headers(
         self,
         replayed: impl Fn(&HeaderName) -> bool + Send + Sync + 'static,

@@ -7,15 +7,22 @@ pub(crate) const POLICY: HeaderName = HeaderName::from_static("x-idempo-policy")
 /// Response header by which a handler says for how many seconds its answer is kept.
 pub(crate) const PERSIST_FOR: HeaderName = HeaderName::from_static("x-idempo-persist-for-seconds");
 
-/// The header lines to store, in their order. `replayed` is asked once for each.
+/// The header lines to store, in their order. `replayed` is asked once for each. The places of those whose values are marked as
+/// sensitive are added to `sensitive`, counted from `first` on.
 pub(super) fn kept<'a>(
     headers: &'a HeaderMap,
     replayed: &dyn Fn(&HeaderName) -> bool,
+    first: usize,
+    sensitive: &mut Vec<u8>,
 ) -> Vec<(&'a str, &'a [u8])> {
     let mut kept = Vec::with_capacity(headers.len());
     let listed = headers.contains_key(header::CONNECTION);
     for (name, value) in headers {
         if is_kept(headers, listed, name, replayed) {
+            if value.is_sensitive() {
+                // More lines than a byte can count are never written.
+                sensitive.extend(u8::try_from(first + kept.len()).ok());
+            }
             kept.push((name.as_str(), value.as_bytes()));
         }
     }

@@ -123,13 +123,17 @@ impl Codec {
         trailers: Option<&HeaderMap>,
         now: SystemTime,
     ) -> Bytes {
+        let mut sensitive = Vec::new();
+        let lines = headers::kept(headers, replayed, 0, &mut sensitive);
+        let trailers = trailers
+            .map(|trailers| headers::kept(trailers, replayed, lines.len(), &mut sensitive))
+            .filter(|trailers| !trailers.is_empty());
         let payload = Payload {
             status: Some(status.as_u16()),
             recorded_at: Some(payload::millis(now)),
-            headers: Some(Lines(headers::kept(headers, replayed))),
-            trailers: trailers
-                .map(|trailers| Lines(headers::kept(trailers, replayed)))
-                .filter(|trailers| !trailers.0.is_empty()),
+            headers: Some(Lines(lines)),
+            trailers: trailers.map(Lines),
+            sensitive: (!sensitive.is_empty()).then_some(payload::Bin(&sensitive)),
             body: Some(payload::body(status, body)),
             ..Payload::of(Kind::Response)
         };

@@ -37,6 +37,9 @@ pub(super) struct Payload<'a> {
     pub(super) headers: Option<Lines<'a>>,
     #[serde(skip_serializing_if = "Option::is_none", borrow)]
     pub(super) trailers: Option<Lines<'a>>,
+    /// The places of the lines whose values are not to be shown, a byte each; trailers are counted on from the headers.
+    #[serde(skip_serializing_if = "Option::is_none", borrow)]
+    pub(super) sensitive: Option<Bin<'a>>,
     #[serde(skip_serializing_if = "Option::is_none", borrow)]
     pub(super) body: Option<Bin<'a>>,
     #[serde(skip_serializing_if = "Option::is_none", borrow)]
@@ -89,7 +92,7 @@ impl<'a> Payload<'a> {
                 .sum()
         };
         let reason = self.reason.map_or(0, str::len);
-        let bins = bin(&self.body) + bin(&self.value);
+        let bins = bin(&self.body) + bin(&self.value) + bin(&self.sensitive);
         FIXED + reason + lines(&self.headers) + lines(&self.trailers) + bins
     }
 
@@ -191,29 +194,42 @@ fn response(payload: &Bytes, fields: Payload<'_>) -> Result<StoredResponse, Reco
         }
         .into());
     }
+    let headers = required(fields.headers, "headers")?;
+    let mut sensitive = [false; 2 * MAX_LINES];
+    for place in fields.sensitive.map_or(&[][..], |Bin(places)| places) {
+        if let Some(sensitive) = sensitive.get_mut(usize::from(*place)) {
+            *sensitive = true;
+        }
+    }
+    let (of_headers, of_trailers) = sensitive.split_at(headers.0.len());
     Ok(StoredResponse {
         status,
-        headers: header_map(payload, &required(fields.headers, "headers")?)?,
+        headers: header_map(payload, &headers, of_headers)?,
         body: payload.slice_ref(body),
         trailers: match fields.trailers {
-            Some(lines) => Some(header_map(payload, &lines)?),
+            Some(lines) => Some(header_map(payload, &lines, of_trailers)?),
             None => None,
         },
         recorded_at,
     })
 }
 
-fn header_map(payload: &Bytes, Lines(lines): &Lines<'_>) -> Result<HeaderMap, RecordError> {
+fn header_map(
+    payload: &Bytes,
+    Lines(lines): &Lines<'_>,
+    sensitive: &[bool],
+) -> Result<HeaderMap, RecordError> {
     let too_many = |_| Problem::HeaderLines { limit: MAX_LINES };
     let mut map = HeaderMap::try_with_capacity(lines.len()).map_err(too_many)?;
-    for (name, value) in lines {
+    for ((name, value), sensitive) in lines.iter().zip(sensitive) {
         let name = HeaderName::from_lowercase(name.as_bytes()).map_err(|_| Problem::HeaderName)?;
         // A record is not trusted to frame a message, whoever wrote it.
         if headers::is_kept_back(&name) {
             continue;
         }
-        let value = HeaderValue::from_maybe_shared(payload.slice_ref(value))
+        let mut value = HeaderValue::from_maybe_shared(payload.slice_ref(value))
             .map_err(|_| Problem::HeaderValue)?;
+        value.set_sensitive(*sensitive);
         map.try_append(name, value).map_err(too_many)?;
     }
     Ok(map)
@@ -328,7 +344,8 @@ impl<'de: 'a, 'a> Deserialize<'de> for Bin<'a> {
 }
 
 /// Lines of headers, and again of trailers: more than clients take (hyper's reads 100 unless told otherwise), and few
-/// enough that a record, which takes a few bytes a line, cannot make its reader take hundreds of kilobytes.
+/// enough that a record, which takes a few bytes a line, cannot make its reader take hundreds of kilobytes. Both together
+/// can be counted in a byte.
 pub(crate) const MAX_LINES: usize = 128;
 
 /// The payload, a list, a line, and room for what a later version may add.

@@ -395,6 +395,7 @@ fn the_space_for_a_payload_is_never_short_and_hardly_more() {
             recorded_at: Some(u64::MAX),
             headers: Some(Lines(vec![("content-type", value); 20])),
             trailers: Some(Lines(vec![("content-type", value); 20])),
+            sensitive: Some(payload::Bin(&value[..value.len().min(256)])),
             body: Some(payload::Bin(value)),
             ..Payload::of(Kind::Response)
         };
@@ -849,6 +850,53 @@ fn the_most_header_lines_there_can_be_cost_little() {
         PLAIN
             .decode(&ID, &record_of(&with("headers", messagepack(&lines))))
             .is_err()
+    );
+}
+
+#[test]
+fn places_of_sensitive_values_need_no_line() {
+    let lines = messagepack(&[("x-a", payload::Bin(b"a")), ("x-b", payload::Bin(b"b"))]);
+    let mut fields = with("headers", lines.clone());
+    fields.push(("trailers", lines));
+    fields.push(("sensitive", bin(&[3, 200, 0, 255, 0, 128])));
+    let found = response(PLAIN, &record_of(&fields));
+    let trailers = found.trailers.expect("trailers");
+    let of = |map: &HeaderMap| ["x-a", "x-b"].map(|name| map[name].is_sensitive());
+    assert_eq!(of(&found.headers), [true, false]);
+    assert_eq!(of(&trailers), [false, true]);
+    // Many cost as much as few.
+    let most = vec![7; 500_000];
+    let record = record_of(&with("sensitive", bin(&most)));
+    let allocated = allocation_counter::measure(|| {
+        response(PLAIN, &record);
+    });
+    assert!(allocated.bytes_max < 4096, "{allocated:?}");
+    assert!(refusal(&record_of(&with("sensitive", messagepack(&[0])))).contains("another type"));
+}
+
+#[test]
+fn a_record_without_sensitive_values_says_nothing_of_them() {
+    let plain = encode(PLAIN, 200, &headers(&[("x-a", b"1")]), b"");
+    assert!(!plain.windows(9).any(|bytes| bytes == b"sensitive"));
+}
+
+#[test]
+fn the_last_line_there_can_be_may_be_sensitive() {
+    let mut lines = HeaderMap::new();
+    for n in 0..128 {
+        let mut value = HeaderValue::from(n);
+        value.set_sensitive(n % 2 == 1);
+        lines.append(
+            HeaderName::from_bytes(format!("x-{n}").as_bytes()).expect("a name"),
+            value,
+        );
+    }
+    let record = PLAIN.encode_response(&ID, StatusCode::OK, &lines, &everything, b"", Some(&lines));
+    let found = response(PLAIN, &record);
+    assert_eq!(format!("{:?}", found.headers), format!("{lines:?}"));
+    assert_eq!(
+        format!("{:?}", found.trailers),
+        format!("{:?}", Some(lines))
     );
 }
 

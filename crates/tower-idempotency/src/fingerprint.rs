@@ -37,7 +37,8 @@ impl FingerprintBy {
     /// Method, path and query as received, media type, and the body byte for byte. The default.
     ///
     /// Not the host: where the host says whose service it is, make it part of the principal
-    /// ([`Principal::and`](crate::Principal::and)), or anonymous callers of two hosts meet each other's answers.
+    /// ([`Principal::from_fn`](crate::Principal::from_fn) shows how to read it, [`Principal::and`](crate::Principal::and) adds
+    /// it), or anonymous callers of two hosts meet each other's answers.
     #[must_use]
     pub const fn raw_body() -> Self {
         Self(By::RawBody)

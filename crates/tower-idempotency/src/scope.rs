@@ -124,6 +124,42 @@ impl Principal {
     /// // Clients say of which tenant they are, so that alone does not tell them apart.
     /// let principal = tenant.and(Principal::authorization());
     /// ```
+    ///
+    /// The host that was asked for is a header in HTTP/1 and, with hyper, a part of the URI in HTTP/2. Clients write it as they
+    /// like:
+    ///
+    /// ```
+    /// use axum::{Router, body::Body, http::Request, routing::post};
+    /// use http::{header::HOST, request::Parts, uri::Authority};
+    /// use tower::ServiceExt;
+    /// use tower_idempotency::{IdempotencyLayer, MemoryStore, Principal};
+    ///
+    /// # #[tokio::main(flavor = "current_thread")]
+    /// # async fn main() -> Result<(), Box<dyn std::error::Error>> {
+    /// let host = |head: &Parts| {
+    ///     let named = head.headers.get(HOST);
+    ///     let named = || named?.to_str().ok()?.parse::<Authority>().ok();
+    ///     let asked = head.uri.authority().cloned().or_else(named);
+    ///     Ok(asked.map(|asked| asked.host().to_ascii_lowercase().into_bytes()))
+    /// };
+    /// let layer = IdempotencyLayer::new(MemoryStore::new()).with_principal(Principal::from_fn(host));
+    /// let app: Router = Router::new().route("/orders", post(async || "made")).route_layer(layer);
+    ///
+    /// let sent = async |uri: &str, host: Option<&str>| {
+    ///     let mut req = Request::post(uri).header("idempotency-key", "8e03978e");
+    ///     if let Some(host) = host {
+    ///         req = req.header(HOST, host);
+    ///     }
+    ///     let answer = app.clone().oneshot(req.body(Body::empty()).expect("a request")).await?;
+    ///     Ok::<_, std::convert::Infallible>(answer.headers().contains_key("idempotent-replayed"))
+    /// };
+    /// assert!(!sent("/orders", Some("a.example")).await?);
+    /// assert!(sent("https://a.example/orders", None).await?);
+    /// assert!(sent("/orders", Some("A.Example:443")).await?);
+    /// assert!(!sent("https://b.example/orders", None).await?);
+    /// # Ok(())
+    /// # }
+    /// ```
     #[must_use]
     pub fn from_fn(
         principal: impl Fn(&request::Parts) -> Result<Option<Vec<u8>>, Box<Response<Bytes>>>

@@ -145,7 +145,7 @@ pub(crate) fn unrecorded(id: &KeyId) {
 }
 
 pub(crate) fn not_retained(id: &KeyId, reason: NotRetained) {
-    tracing::debug!(%id, ?reason, "stored a tombstone");
+    tracing::debug!(%id, ?reason, "made a tombstone");
     count!("idempotency_not_retained_total", "reason" => match reason {
         NotRetained::TooLarge => "too_large",
         NotRetained::Streamed => "streamed",

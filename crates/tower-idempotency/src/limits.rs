@@ -206,7 +206,9 @@ impl Unsent {
     pub(crate) fn shrink(&mut self, bytes: usize) {
         let back = self.buffer.bytes.saturating_sub(bytes);
         self.buffer.shrink(bytes);
-        self.buffer.limits.unsent.fetch_sub(back, Ordering::SeqCst);
+        if back > 0 {
+            self.buffer.limits.unsent.fetch_sub(back, Ordering::SeqCst);
+        }
     }
 }
 

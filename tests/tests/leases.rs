@@ -655,6 +655,32 @@ async fn the_only_answer_left_after_a_lost_lease_is_stored_once_the_store_is_bac
     }
 }
 
+/// As before, but that the store fails us before it can say that the lease was lost.
+#[tokio::test(start_paused = true)]
+async fn the_only_answer_left_is_stored_later_though_nobody_heard_that_its_lease_was_lost() {
+    within(LONG, async {
+        let (node, first, _, other, second, _) = taken_over().await;
+        other.answers_with(StatusCode::INTERNAL_SERVER_ERROR);
+        other.gate.open_for_good();
+        assert_eq!(
+            joined(second).await.status,
+            StatusCode::INTERNAL_SERVER_ERROR
+        );
+        node.store.set(|op, nth| match (op, nth) {
+            (Op::Complete, 1..=3) => Act::FailBefore,
+            _ => Act::Forward,
+        });
+        node.gate.open_for_good();
+        let first = joined(first).await;
+        assert_eq!((first.text(), first.is_replay()), ("execution 1", false));
+        sleep(Duration::from_secs(1)).await;
+        let retry = other.answer().await;
+        assert_eq!((retry.text(), retry.is_replay()), ("execution 1", true));
+        assert_eq!((node.effects.count(), node.layer.in_flight()), (2, 0));
+    })
+    .await;
+}
+
 // The first one's effect may have happened, whatever became of the second.
 #[tokio::test(start_paused = true)]
 async fn a_takeover_that_leaves_nothing_is_taken_over_in_turn() {
@@ -1083,6 +1109,53 @@ async fn a_key_that_can_never_be_freed_is_free_when_its_lease_is_over() {
         node.answers_with(StatusCode::CREATED);
         assert_eq!(node.answer().await.text(), "execution 2");
         assert_eq!(node.store.count(Op::Renew), 0);
+    })
+    .await;
+}
+
+/// The store was gone for longer than the lease lasted, and is back when nobody waits any more: its entry is as we left it.
+#[tokio::test(start_paused = true)]
+async fn what_could_not_be_stored_as_the_lease_ended_is_stored_later_if_nobody_took_over() {
+    for policy in [OrphanPolicy::TakeOver, OrphanPolicy::Refuse] {
+        within(LONG, async {
+            let node = Node::on(&MemoryStore::new(), &Effects::default(), |layer| {
+                layer.with_orphans(policy)
+            });
+            let (first, _) = node.running().await;
+            node.fail(&[Op::Renew, Op::Complete], Act::FailBefore);
+            sleep(LEASE * 2).await;
+            node.gate.open_for_good();
+            assert_eq!(joined(first).await.text(), "execution 1");
+            sleep(Duration::from_secs(1)).await;
+            assert_eq!(node.layer.in_flight(), 1, "it is still tried");
+            node.recover();
+            sleep(Duration::from_secs(2)).await;
+            let retry = node.another().answer().await;
+            assert_eq!((retry.text(), retry.is_replay()), ("execution 1", true));
+            assert_eq!((node.effects.count(), node.layer.in_flight()), (1, 0));
+        })
+        .await;
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_key_that_could_not_be_freed_as_its_lease_ended_is_freed_later() {
+    within(LONG, async {
+        let node = Node::on(&MemoryStore::new(), &Effects::default(), |layer| {
+            layer.with_orphans(OrphanPolicy::Refuse)
+        });
+        node.answers_with(StatusCode::BAD_GATEWAY);
+        let (first, _) = node.running().await;
+        node.fail(&[Op::Renew, Op::Release], Act::FailBefore);
+        sleep(LEASE * 2).await;
+        node.gate.open_for_good();
+        assert_eq!(joined(first).await.status, StatusCode::BAD_GATEWAY);
+        sleep(Duration::from_secs(1)).await;
+        node.recover();
+        node.answers_with(StatusCode::CREATED);
+        sleep(Duration::from_secs(2)).await;
+        assert_eq!(node.answer().await.text(), "execution 2");
+        assert_eq!((node.effects.count(), node.layer.in_flight()), (2, 0));
     })
     .await;
 }

@@ -341,6 +341,24 @@ async fn attention_that_cannot_be_stored_holds_the_key_and_is_stored_later() {
     assert_eq!(effects.count(), 1);
 }
 
+/// Nor does an outage that outlasts the lease.
+#[tokio::test(start_paused = true)]
+async fn attention_that_cannot_be_stored_as_its_lease_ends_is_stored_later() {
+    let store = Probe::default();
+    let (app, effects) = app(IdempotencyLayer::new(store.clone()), async |n, _| {
+        sleep(Duration::from_secs(30)).await;
+        gave_up(n)
+    });
+    store.fail(Op::Renew, Act::FailBefore);
+    store.fail(Op::Complete, Act::FailBefore);
+    assert_gave_up(&send(&app, order()).await, 1);
+    sleep(Duration::from_secs(1)).await;
+    store.recover();
+    sleep(Duration::from_secs(2)).await;
+    assert_unresolved(&send(&app, order()).await);
+    assert_eq!(effects.count(), 1);
+}
+
 /// A store for which even a reason is too much keeps the code: the key is not freed, whatever the setting for answers.
 #[tokio::test]
 async fn attention_whose_reason_the_store_cannot_keep_is_kept_without_it() {

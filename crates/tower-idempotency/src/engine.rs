@@ -149,7 +149,7 @@ impl Engine {
     }
 
     /// Frees the key of a lease that ended without anything to keep. When the store keeps failing, a task goes on trying
-    /// for as long as the lease lasts.
+    /// for as long as a lease.
     pub(crate) async fn end(
         self: &Arc<Self>,
         lease: Kept,
@@ -160,7 +160,7 @@ impl Engine {
         telemetry::released(lease.id(), reason);
         lease.about_to_end(true);
         if !Box::pin(self.release(&lease.reference, limit)).await {
-            self.release_later(lease.reference, lease.deadline(), limit, place);
+            self.release_later(lease.reference, lease.last_try(), limit, place);
         }
     }
 

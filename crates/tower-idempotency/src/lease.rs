@@ -180,8 +180,15 @@ impl Held {
     }
 
     /// When it is over unless it is renewed, by this process's clock.
-    pub(crate) fn deadline(&self) -> Instant {
+    fn deadline(&self) -> Instant {
         self.grant.sent + Duration::from_nanos(self.deadline.load(Ordering::Acquire))
+    }
+
+    /// Until when it is tried to end it with its outcome: for as long as a lease from now, however little is left of this one.
+    /// A store that fails for longer than the lease still has it when it is back, unless somebody took over, and knows us by
+    /// our token.
+    pub(crate) fn last_try(&self) -> Instant {
+        Instant::now() + self.grant.claim.lease.as_duration()
     }
 
     fn held_from(&self, sent: Instant) {

@@ -30,7 +30,8 @@
 //! - While leases hold, one execution at a time. A client that disconnects neither cancels nor repeats the work.
 //! - The record is stored before the first byte of the answer leaves. If the store fails at that moment, the answer goes
 //!   out all the same, after at most 4 s (twice [`with_store_timeout`](IdempotencyLayer::with_store_timeout)); the key
-//!   stays held, and storing is tried again while the lease lasts. If that fails too, the key is an orphan.
+//!   stays held while the lease lasts, and storing is tried again for as long as a lease, from then on. If that fails too, the
+//!   key is an orphan.
 //! - When no lease can be taken because the store is down, nothing is executed, unless [`StoreFailure`] says otherwise.
 //! - What is not retained (too large, or streamed) leaves a tombstone: a retry is told so, and not silently run again,
 //!   unless [`Unretained::Release`] says otherwise, as it does in [`Preset::Idempo`].
@@ -38,7 +39,7 @@
 //! # Non-guarantees
 //!
 //! - A process that dies between the effect and the record leaves an orphan; so does a store that takes no record for as
-//!   long as the lease lasts. By default a retry takes it over and executes again (at-least-once; [`Lease::is_takeover`]
+//!   long as a lease. By default a retry takes it over and executes again (at-least-once; [`Lease::is_takeover`]
 //!   tells the handler); with [`OrphanPolicy::Refuse`] it is refused (at-most-once) for as long as the orphan is
 //!   [remembered](IdempotencyLayer::with_orphans_kept): a retry after that executes again. Exactly-once needs
 //!   effect and record in one database transaction, which a layer alone cannot give; a store can, where the database is

@@ -30,7 +30,7 @@ use crate::{
 #[must_use = "nothing may have run, or it may have failed: whoever goes on as if it had not loses the work"]
 pub enum Outcome<T, E> {
     /// The work ran now, and this is what it returned. It is recorded, or the store is failing and it will be tried
-    /// again for as long as the lease lasts.
+    /// again for as long as a lease, from now on.
     Executed(T),
     /// The work ran before, and this is what it returned then.
     Replayed(T),

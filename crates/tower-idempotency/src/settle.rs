@@ -4,7 +4,6 @@ use std::{future::Future, sync::Arc};
 
 use bytes::Bytes;
 use http::{HeaderMap, Response, StatusCode, header};
-use tokio::time::Instant;
 
 use crate::{
     body::{Body, Counted, Data},
@@ -63,13 +62,10 @@ pub(crate) fn settle(
                 let theirs = theirs_or_ours(&lease, place, status, &record, retention);
                 Box::pin(theirs).await
             }
-            // The effect has happened and only we know: say so, and keep trying while the lease lasts. A retry
-            // meanwhile is told that it is in progress.
+            // The effect has happened and only we know: say so, and keep trying. A retry is told that it is in progress
+            // while the lease lasts.
             Completion::Failing | Completion::TooLarge { .. } => {
-                let (reference, deadline) = (lease.reference, lease.deadline());
-                complete_later(
-                    &lease, reference, deadline, status, record, retention, place,
-                );
+                complete_later(&lease, lease.reference, status, record, retention, place);
                 // A renewal has heard that somebody else has the lease: then ours is not the answer.
                 let unknown = lease.is_in_doubt() || lease.is_lost();
                 return unknown.then(|| nobody_knows(&lease));
@@ -122,19 +118,18 @@ fn may_be_untrue(lease: &Held, record: &[u8]) -> bool {
     lease.commit.may_be_over() && NeedsAttention::in_record(record).is_none()
 }
 
-/// Keeps trying to complete in a task of its own, until it has an answer or the lease is over: it is not renewed any more,
-/// or a store that renews leases and refuses records would keep the key for ever. `place` keeps
+/// Keeps trying to complete in a task of its own, until it has an answer or one more lease would be over. The lease is not
+/// renewed meanwhile, or a store that renews leases and refuses records would keep the key for ever. `place` keeps
 /// [`drain`](crate::IdempotencyLayer::drain) waiting for it.
 fn complete_later(
     lease: &Kept,
     reference: LeaseRef,
-    deadline: Instant,
     status: Option<StatusCode>,
     mut record: Bytes,
     retention: Ttl,
     mut place: Place,
 ) {
-    let lease = lease.handle();
+    let (lease, deadline) = (lease.handle(), lease.last_try());
     place.buffer.keep(record.len());
     tokio::spawn(async move {
         let _place = place;
@@ -192,7 +187,6 @@ async fn theirs_or_ours(
         });
     }
     let claim = &lease.grant.claim;
-    let deadline = Instant::now() + claim.lease.as_duration();
     let generation = match look(config, engine, claim).await {
         Found::Record(stored) => return Some(Instead::Record(stored)),
         Found::Held(generation) => generation,
@@ -202,7 +196,7 @@ async fn theirs_or_ours(
         // As with an orphan, once the store is back: what may be ours by then, or nobody's, is completed.
         Found::Unknown => {
             let (reference, record) = (claim.lease_ref(1), record.clone());
-            complete_later(lease, reference, deadline, status, record, retention, place);
+            complete_later(lease, reference, status, record, retention, place);
             return Some(nobody_knows(lease));
         }
     };
@@ -215,7 +209,7 @@ async fn theirs_or_ours(
         // Nobody else's is there so far, and ours is not either: no retry is to execute for want of it.
         Completion::Failing | Completion::TooLarge { .. } => {
             let record = record.clone();
-            complete_later(lease, reference, deadline, status, record, retention, place);
+            complete_later(lease, reference, status, record, retention, place);
             Some(nobody_knows(lease))
         }
     }

@@ -19,13 +19,13 @@ use tests::{
     gate::{Gate, bounded, eventually, within},
     ledger::{Failed, Fate, Ledger},
     post,
-    probe::{Act, Op, yield_once},
+    probe::{Act, Op, Probe, yield_once},
     send,
 };
 use tokio::time::{advance, sleep};
 use tower::{Layer, ServiceExt};
 use tower_idempotency::{
-    FingerprintBy, IdempotencyLayer, Lease, Retention, Ttl, Unretained,
+    FingerprintBy, IdempotencyLayer, Lease, OrphanPolicy, Retention, Ttl, Unretained,
     store::{Store, StoreError},
     transaction::Unrecorded,
 };
@@ -1150,6 +1150,57 @@ async fn a_commit_whose_lease_cannot_be_ended_is_an_unknown_outcome() {
         }
     })
     .await;
+}
+
+/// A commit in a task that outlives the handler asks the store what became of it, and may ask when the layer has ended the
+/// lease: what it takes then is nobody's.
+#[tokio::test(start_paused = true)]
+async fn what_a_commit_takes_as_it_looks_after_the_end_of_its_lease_is_given_back() {
+    for panics in [false, true] {
+        within(LONG, async {
+            let (store, asking) = (Probe::default(), Gate::shut());
+            let layer = IdempotencyLayer::new(store.clone()).with_orphans(OrphanPolicy::Refuse);
+            let (probe, gate) = (store.clone(), asking.clone());
+            let (app, executions) = app(layer.clone(), move |n, req| {
+                let lease = req.extensions().get::<Lease>().expect("a lease").clone();
+                let (probe, gate) = (probe.clone(), gate.clone());
+                async move {
+                    if n > 1 {
+                        return created(n);
+                    }
+                    probe.fail_next(1, Op::Acquire, Act::Gated(gate.clone()));
+                    tokio::spawn(async move {
+                        let prepared = lease.prepare(created(n)).await.expect("it is recorded");
+                        let cut = async { Err(StoreError::backend("the connection was cut")) };
+                        assert!(prepared.commit(cut).await.is_err());
+                    });
+                    gate.arrival().await;
+                    assert!(!panics, "as it should");
+                    StatusCode::GATEWAY_TIMEOUT.into_response()
+                }
+            });
+            let request = tokio::spawn({
+                let app = app.clone();
+                async move { send(&app, order()).await }
+            });
+            match request.await {
+                Ok(first) => assert_eq!(first.status, StatusCode::GATEWAY_TIMEOUT),
+                Err(error) => assert!(panics && error.is_panic()),
+            }
+            sleep(Duration::from_millis(500)).await;
+            assert!(store.inner().is_empty(), "it was released");
+            asking.open_for_good();
+            eventually("it is taken", || store.inner().len() == 1).await;
+            sleep(Duration::from_secs(3)).await;
+            assert_eq!(send(&app, order()).await.text(), "{\"execution\":2}");
+            assert!(send(&app, order()).await.is_replay());
+            assert_eq!(executions.count(), 2);
+            sleep(Duration::from_secs(20)).await;
+            assert!(store.count(Op::Release) <= 8, "and that for a lease only");
+            assert_eq!(layer.in_flight(), 0);
+        })
+        .await;
+    }
 }
 
 /// The look for a commit may leave a lease of its own, of which nobody hears: it must not keep the key.

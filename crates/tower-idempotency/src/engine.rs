@@ -159,7 +159,11 @@ impl Engine {
     ) {
         telemetry::released(lease.id(), reason);
         lease.about_to_end(true);
-        if !Box::pin(self.release(&lease.reference, limit)).await {
+        let ended = Box::pin(self.release(&lease.reference, limit)).await;
+        if lease.is_in_doubt() {
+            // Whoever commits may ask the store yet, and take what is free by then.
+            self.give_back_later(&lease.grant.config, &lease.grant.claim, place);
+        } else if !ended {
             self.release_later(lease.reference, lease.last_try(), limit, place);
         }
     }
@@ -180,8 +184,8 @@ impl Engine {
         });
     }
 
-    /// As [`release_later`](Self::release_later), of the lease that a failed acquire may have taken, or may take yet: the
-    /// store may be busy with it for longer than anybody waits, and a release that comes before it finds nothing. So it is
+    /// As [`release_later`](Self::release_later), of the lease that an acquire may have taken of which nobody hears, or may take
+    /// yet: the store may be busy with it for longer than anybody waits, and a release that comes before it finds nothing. So it is
     /// made again, less and less often, until the lease would be over. [`drain`](crate::IdempotencyLayer::drain) waits for
     /// the first only.
     ///

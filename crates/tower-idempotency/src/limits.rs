@@ -105,6 +105,16 @@ impl Limits {
 }
 
 impl Place {
+    /// A second place, for what else the request leaves behind.
+    pub(crate) fn beside(&self) -> Self {
+        let limits = &self.buffer.limits;
+        limits.in_flight.fetch_add(1, Ordering::SeqCst);
+        telemetry::in_flight(1.0);
+        Self {
+            buffer: limits.buffer(),
+        }
+    }
+
     /// Leaves the place to another, and is one of at most `max` that give back; stays what it is where there are so many.
     pub(crate) fn give_back(self, max: usize) -> Result<GivingBack, Self> {
         let limits = &self.buffer.limits;

@@ -253,10 +253,14 @@ async fn let_go_in_doubt(
     lease.about_to_end(true);
     let ended = engine.release(&lease.reference, config.store_timeout).await;
     let found = if ended {
-        look_once_more(config, engine, &lease, place).await
+        look_once_more(config, engine, &lease, place.beside()).await
     } else {
         Found::Unknown
     };
+    if ended && !matches!(found, Found::Record(_)) {
+        // Whoever commits may ask the store yet, and take what is free by now.
+        engine.give_back_later(config, &lease.grant.claim, place);
+    }
     match found {
         Found::Record(record) => Some(Instead::Committed(record)),
         // Somebody took over, as the commit has heard, and may answer yet.

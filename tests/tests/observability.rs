@@ -18,7 +18,7 @@ use metrics_util::debugging::{DebugValue, DebuggingRecorder};
 use tests::{
     Effects, Scripted, Step, app,
     gate::Gate,
-    ledger::Ledger,
+    ledger::{Fate, Ledger},
     probe::{Act, Op, Probe},
     send,
 };
@@ -54,7 +54,7 @@ fn keyed(key: &str, body: &'static str) -> Request<Body> {
 type StartFlow = fn() -> Flow;
 
 /// Every path a request can take, on a layer of its own; each says how many effects it had.
-const FLOWS: [(&str, StartFlow); 34] = [
+const FLOWS: [(&str, StartFlow); 42] = [
     ("executed", || Box::pin(executed())),
     ("replayed", || Box::pin(replayed())),
     ("mismatch", || Box::pin(mismatch())),
@@ -108,6 +108,28 @@ const FLOWS: [(&str, StartFlow); 34] = [
     }),
     ("needs attention unprotected", || {
         Box::pin(unprotected_attention())
+    }),
+    ("commit cut off", || Box::pin(cut_off(Cut::TimedOut))),
+    ("commit cut off, then an error", || {
+        Box::pin(cut_off(Cut::Failed))
+    }),
+    ("commit cut off, then an answer", || {
+        Box::pin(cut_off(Cut::Answered))
+    }),
+    ("commit cut off by a panic", || {
+        Box::pin(cut_off(Cut::Panicked))
+    }),
+    ("committed, then an error", || {
+        Box::pin(committed_then_failed())
+    }),
+    ("needs attention, commit in doubt", || {
+        Box::pin(in_doubt(Fate::Hang, 0))
+    }),
+    ("needs attention beside a commit, later", || {
+        Box::pin(in_doubt(Fate::HangAfter, 3))
+    }),
+    ("never recorded, nor told", || {
+        Box::pin(neither_recorded_nor_told())
     }),
     ("panic", || Box::pin(panicking())),
     ("bad record", || Box::pin(bad_record())),
@@ -345,6 +367,118 @@ async fn too_late() -> u64 {
         }
     });
     assert_eq!(send(&app, order()).await.text(), ANSWER);
+    effects.count()
+}
+
+/// What comes after a commit that was cut off.
+#[derive(Clone, Copy)]
+enum Cut {
+    TimedOut,
+    Failed,
+    Answered,
+    Panicked,
+}
+
+/// Commits that somebody has to look, and is cut off before it hears that this is stored.
+async fn cut_off(cut: Cut) -> u64 {
+    let ledger = Ledger::default();
+    ledger.next(Fate::HangAfter);
+    let effects = Effects::default();
+    let (books, counting) = (ledger.clone(), effects.clone());
+    let service = tower::service_fn(move |req: Request<tower_idempotency::Body<Body>>| {
+        let (tx, counting) = (books.begin(), counting.clone());
+        async move {
+            counting.happen();
+            let lease = req.extensions().get::<Lease>().expect("a lease").clone();
+            let commit = tx.commit(&lease, gave_up());
+            let cut_off = tokio::time::timeout(Duration::from_secs(1), commit).await;
+            assert!(cut_off.is_err());
+            match cut {
+                Cut::TimedOut => Ok(StatusCode::GATEWAY_TIMEOUT.into_response()),
+                Cut::Failed => Err("as it should"),
+                Cut::Answered => Ok(ANSWER.into_response()),
+                Cut::Panicked => panic!("as it should"),
+            }
+        }
+    });
+    let layer = IdempotencyLayer::new(ledger);
+    let service = tower::Layer::layer(&layer, service);
+    let res = tokio::spawn(tower::ServiceExt::oneshot(service, order())).await;
+    if let Ok(res) = res {
+        let res = res.expect("it is answered");
+        assert_eq!(res.status(), StatusCode::CONFLICT);
+        assert!(!res.headers().contains_key("idempotent-replayed"));
+    }
+    effects.count()
+}
+
+fn gave_up() -> Response {
+    let attention = GAVE_UP.with_reason(ANSWER);
+    (StatusCode::BAD_GATEWAY, Extension(attention)).into_response()
+}
+
+/// The service fails once its answer is committed.
+async fn committed_then_failed() -> u64 {
+    let ledger = Ledger::default();
+    let effects = Effects::default();
+    let (books, counting) = (ledger.clone(), effects.clone());
+    let service = tower::service_fn(move |req: Request<tower_idempotency::Body<Body>>| {
+        let (tx, counting) = (books.begin(), counting.clone());
+        async move {
+            counting.happen();
+            let lease = req.extensions().get::<Lease>().expect("a lease").clone();
+            let committed = tx.commit(&lease, ANSWER.into_response()).await;
+            committed.expect("committed");
+            Err::<Response, _>("as it should")
+        }
+    });
+    let service = tower::Layer::layer(&IdempotencyLayer::new(ledger), service);
+    let res = tower::ServiceExt::oneshot(service, order()).await;
+    let res = res.expect("it is answered");
+    assert_eq!(res.status(), StatusCode::OK);
+    assert!(!res.headers().contains_key("idempotent-replayed"));
+    effects.count()
+}
+
+/// Says that somebody has to look after a commit that it has not heard of. The first looks for that fail, and so do as many
+/// completions.
+async fn in_doubt(fate: Fate, completions: u64) -> u64 {
+    let ledger = Ledger::default();
+    ledger.next(fate);
+    let store = ledger.store.clone();
+    let (app, effects) = app(IdempotencyLayer::new(ledger.clone()), move |_, req| {
+        let lease = req.extensions().get::<Lease>().expect("a lease").clone();
+        let (tx, store) = (ledger.begin(), store.clone());
+        async move {
+            let commit = tx.commit(&lease, ANSWER.into_response());
+            let cut_off = tokio::time::timeout(Duration::from_secs(1), commit).await;
+            assert!(cut_off.is_err());
+            if completions == 0 {
+                store.fail_next(3, Op::Acquire, Act::FailBefore);
+            }
+            store.fail_next(completions, Op::Complete, Act::FailBefore);
+            gave_up()
+        }
+    });
+    assert_eq!(send(&app, order()).await.code(), "outcome-unknown");
+    sleep(Duration::from_secs(20)).await;
+    effects.count()
+}
+
+/// Whoever has lost its lease is told nothing of its answer, and the store never takes it.
+async fn neither_recorded_nor_told() -> u64 {
+    let store = Probe::default();
+    let (app, effects) = app(on(&store), move |_, _| {
+        let store = store.clone();
+        async move {
+            store.fail(Op::Renew, Act::Lost);
+            sleep(Duration::from_secs(6)).await;
+            store.fail(Op::Complete, Act::FailBefore);
+            ANSWER.into_response()
+        }
+    });
+    assert_eq!(send(&app, order()).await.code(), "outcome-unknown");
+    sleep(Duration::from_secs(60)).await;
     effects.count()
 }
 
@@ -660,6 +794,60 @@ fn what_needs_attention_is_counted_by_its_code_and_so_is_each_refusal() {
         .collect();
     assert_eq!(errors.len(), 1, "{log}");
     assert!(errors[0].contains("code=\"gave-up\""), "{log}");
+}
+
+/// Whether or not anybody has heard of the commit, and whatever comes after it.
+#[test]
+fn what_is_committed_as_needing_attention_is_counted_once_and_no_replay_is() {
+    for name in [
+        "commit cut off",
+        "commit cut off, then an error",
+        "commit cut off, then an answer",
+    ] {
+        assert_counts(
+            name,
+            &[
+                ("granted_total", 1.0),
+                ("needs_attention_total{reason=gave-up}", 1.0),
+                ("refused_total{code=outcome-unknown}", 1.0),
+            ],
+        );
+    }
+    // Of this one nobody has asked: its retries are counted as unresolved.
+    assert_counts("commit cut off by a panic", &[("granted_total", 1.0)]);
+    assert_counts("committed, then an error", &[("granted_total", 1.0)]);
+}
+
+#[test]
+fn what_needs_attention_is_counted_where_nobody_knows_whether_a_commit_was_first() {
+    let found = counted(flow("needs attention, commit in doubt"));
+    assert_eq!(
+        found.get("idempotency_needs_attention_total{reason=gave-up}"),
+        Some(&1.0),
+        "{found:?}"
+    );
+}
+
+#[test]
+fn what_needs_attention_and_was_stored_by_nobody_is_not_counted_later() {
+    assert_counts(
+        "needs attention beside a commit, later",
+        &[
+            ("granted_total", 1.0),
+            ("store_error_total{operation=complete}", 3.0),
+            ("refused_total{code=outcome-unknown}", 1.0),
+        ],
+    );
+}
+
+#[test]
+fn an_answer_that_nobody_was_told_is_not_counted_as_unrecorded() {
+    let found = counted(flow("never recorded, nor told"));
+    assert!(
+        found["idempotency_store_error_total{operation=complete}"] > 3.0,
+        "it was tried"
+    );
+    assert_eq!(found.get("idempotency_unrecorded_total"), None);
 }
 
 #[test]
@@ -995,6 +1183,8 @@ fn errors_are_for_operators_and_the_usual_paths_are_quiet() {
                 | "status"
                 | "no-store"
                 | "broken body"
+                | "commit cut off by a panic"
+                | "committed, then an error"
                 | "panic"
                 | "caller left"
                 | "refused"

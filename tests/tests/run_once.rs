@@ -846,7 +846,7 @@ async fn work_whose_commit_nobody_has_heard_of_returns_what_is_stored() {
                 .expect("an outcome");
             let held = matches!(end, Err(Failed::Hold(_)));
             let expected = match (rows, end) {
-                (1, _) => Outcome::Replayed("paid".to_owned()),
+                (1, _) => Outcome::Executed("paid".to_owned()),
                 (_, Err(_)) => Outcome::Failed("timed out"),
                 (_, Ok(value)) => Outcome::Executed(value),
             };

@@ -293,10 +293,11 @@ async fn a_service_that_fails_after_its_commit_has_answered() {
         }
     });
     let service = IdempotencyLayer::new(ledger.clone()).layer(service);
-    for _ in 0..2 {
+    for replayed in [false, true] {
         let res = service.clone().oneshot(order()).await.expect("an answer");
         let answer = tests::read(res.map(Body::new)).await;
         first_of(&answer);
+        assert_eq!(answer.is_replay(), replayed);
     }
     assert_eq!(ledger.rows().await, ["charge 1"]);
     assert_eq!(ledger.count(Op::Release), 0);
@@ -1314,6 +1315,7 @@ async fn a_timeout_in_the_middle_of_a_commit_is_answered_with_what_became_of_it(
                 let first = send(&app, order()).await;
                 if committed {
                     first_of(&first);
+                    assert!(!first.is_replay());
                     assert_charged_once(&ledger, &app).await;
                     continue;
                 }

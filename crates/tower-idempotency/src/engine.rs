@@ -157,13 +157,15 @@ impl Engine {
         place: Place,
         reason: &'static str,
     ) {
-        telemetry::released(lease.id(), reason);
         lease.about_to_end(true);
         let ended = Box::pin(self.release(&lease.reference, limit)).await;
         if lease.is_in_doubt() {
             // Whoever commits may ask the store yet, and take what is free by then.
             self.give_back_later(&lease.grant.config, &lease.grant.claim, place);
-        } else if !ended {
+            return;
+        }
+        telemetry::released(lease.id(), reason);
+        if !ended {
             self.release_later(lease.reference, lease.last_try(), limit, place);
         }
     }

@@ -38,7 +38,7 @@ use crate::{
     },
     replay::replay,
     scope::NoPrincipal,
-    settle::{first_answer, let_go, settle, told},
+    settle::{Produced, first_answer, let_go, settle, told},
     store::{Acquired, Claim},
     telemetry,
     waiters::wait,
@@ -240,8 +240,12 @@ pub(crate) fn execute<R: http_body::Body, E>(
                 let id = *lease.id();
                 let instead = match then {
                     Then::Keep { record, retention } => {
-                        let status = Some(res.status());
-                        settle(config, engine, lease, place, status, record, retention).await
+                        let produced = Produced {
+                            status: Some(res.status()),
+                            record,
+                            retention,
+                        };
+                        settle(config, engine, lease, place, produced).await
                     }
                     Then::Free(reason) => let_go(config, engine, lease, place, reason.name()).await,
                 };

@@ -7,7 +7,7 @@ use bytes::Bytes;
 use crate::{
     config::Config,
     engine::Engine,
-    lease::Kept,
+    lease::Held,
     limits::Place,
     store::{Acquired, Claim, OrphanPolicy, Token},
 };
@@ -52,7 +52,7 @@ pub(crate) async fn look(config: &Config, engine: &Engine, claim: &Claim) -> Fou
 pub(crate) async fn look_once_more(
     config: &Config,
     engine: &Arc<Engine>,
-    lease: &Kept,
+    lease: &Held,
     place: Place,
 ) -> Found {
     let Ok(token) = Token::random() else {

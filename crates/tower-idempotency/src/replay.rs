@@ -17,15 +17,33 @@ use crate::{
 /// may show to its scripts.
 pub const IDEMPOTENT_REPLAYED: HeaderName = HeaderName::from_static("idempotent-replayed");
 
-/// The answer that a record holds, or a refusal that says why there is none. Never a reason to execute again.
+/// A replay of the answer that a record holds, or a refusal that says why there is none. Never a reason to execute again.
 pub(crate) fn replay(config: &Config, id: &KeyId, record: &Bytes) -> Answer {
+    answered(config, id, record, true)
+}
+
+/// The same, for the request that left the record itself: nothing is counted or marked as a replay.
+pub(crate) fn answer(config: &Config, id: &KeyId, record: &Bytes) -> Answer {
+    answered(config, id, record, false)
+}
+
+fn answered(config: &Config, id: &KeyId, record: &Bytes, again: bool) -> Answer {
     match config.codec().decode(id, record) {
         Ok(Record::Response(stored)) => {
+            if !again {
+                return respond(stored);
+            }
             telemetry::replayed(id, Some(stored.recorded_at));
-            respond(config, stored)
+            let mut res = respond(stored);
+            if let Some((name, value)) = config.replay_marker.clone() {
+                res.headers_mut().insert(name, value);
+            }
+            res
         }
         Ok(Record::Tombstone { status, reason }) => {
-            telemetry::tombstone(id, status, reason);
+            if again {
+                telemetry::tombstone(id, status, reason);
+            }
             let what = match reason {
                 NotRetained::TooLarge => "too large",
                 NotRetained::Streamed => "streamed",
@@ -37,7 +55,9 @@ pub(crate) fn replay(config: &Config, id: &KeyId, record: &Bytes) -> Answer {
             refuse(config, &Error::new(ErrorKind::ResponseNotRetained, detail))
         }
         Ok(Record::Attention { status, attention }) => {
-            telemetry::unresolved(id, status, attention.code());
+            if again {
+                telemetry::unresolved(id, status, attention.code());
+            }
             refuse(config, &unresolved(attention.code()))
         }
         Ok(Record::Value(_)) => refuse(config, &unreadable("it is not of an HTTP response")),
@@ -48,7 +68,7 @@ pub(crate) fn replay(config: &Config, id: &KeyId, record: &Bytes) -> Answer {
     }
 }
 
-fn respond(config: &Config, stored: StoredResponse) -> Answer {
+fn respond(stored: StoredResponse) -> Answer {
     let StoredResponse {
         status,
         headers,
@@ -65,7 +85,7 @@ fn respond(config: &Config, stored: StoredResponse) -> Answer {
     let mut res = Response::new((body, trailers));
     *res.status_mut() = status;
     *res.headers_mut() = headers;
-    for (name, value) in announce.into_iter().chain(config.replay_marker.clone()) {
+    if let Some((name, value)) = announce {
         res.headers_mut().insert(name, value);
     }
     res

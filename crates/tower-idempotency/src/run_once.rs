@@ -19,7 +19,7 @@ use crate::{
     receive,
     record::{Codec, NeedsAttention, Record},
     refusal::{turned_away, unavailable, unreadable},
-    settle::{Instead, let_go, settle},
+    settle::{Instead, Produced, let_go, settle},
     store::{Acquired, Claim, Fingerprint, KeyId, Token, Ttl},
     telemetry,
 };
@@ -29,7 +29,7 @@ use crate::{
 #[non_exhaustive]
 #[must_use = "nothing may have run, or it may have failed: whoever goes on as if it had not loses the work"]
 pub enum Outcome<T, E> {
-    /// The work ran now, and this is what it returned. It is recorded, or the store is failing and it will be tried
+    /// The work ran now, and this is what it returned, or has committed itself. It is recorded, or the store is failing and it will be tried
     /// again for as long as a lease, from now on.
     Executed(T),
     /// The work ran before, and this is what it returned then.
@@ -277,11 +277,8 @@ where
             if let Err(Failed::NeedsAttention(late, _)) = &value {
                 telemetry::attention_ignored(lease.id(), late.code(), "a value was committed");
             }
-            let record = decode(&config, lease.id(), &record)?;
-            return match (outcome(record)?, value) {
-                (Outcome::Replayed(value), _) | (Outcome::NotRetained, Ok(value)) => {
-                    Ok(Outcome::Executed(value))
-                }
+            return match (committed(&config, lease.id(), &record)?, value) {
+                (Outcome::NotRetained, Ok(value)) => Ok(Outcome::Executed(value)),
                 (other, _) => Ok(other),
             };
         }
@@ -299,9 +296,8 @@ where
         }
         Ok(Err(Failed::Release(error))) => {
             return match let_go(&config, &engine, lease, place, "failed").await {
-                Some(Instead::Committed(record) | Instead::Record(record)) => {
-                    read(&config, &id, &record)
-                }
+                Some(Instead::Committed(record)) => committed(&config, &id, &record),
+                Some(Instead::Record(record)) => read(&config, &id, &record),
                 Some(Instead::Unknown { .. }) | None => Ok(Outcome::Failed(error)),
             };
         }
@@ -311,6 +307,10 @@ where
                 && let Found::Record(record) =
                     Box::pin(look_once_more(&config, &engine, &lease, place)).await
             {
+                if lease.commit.has_begun_with(&record) {
+                    telemetry::recorded(&id, &record);
+                    return committed(&config, &id, &record);
+                }
                 return read(&config, &id, &record);
             }
             telemetry::held(&id);
@@ -321,11 +321,28 @@ where
             resume_unwind(panic)
         }
     };
-    match settle(&config, &engine, lease, place, None, record, retention).await {
+    let made = Produced {
+        status: None,
+        record,
+        retention,
+    };
+    match settle(&config, &engine, lease, place, made).await {
         None => Ok(executed(produced)),
-        Some(Instead::Committed(record)) => read(&config, &id, &record),
+        Some(Instead::Committed(record)) => committed(&config, &id, &record),
         Some(Instead::Record(_) | Instead::Unknown { .. }) => Ok(lost(produced)),
     }
+}
+
+/// What a record holds that this run has committed itself.
+fn committed<T: DeserializeOwned, E>(
+    config: &Config,
+    id: &KeyId,
+    record: &Bytes,
+) -> Result<Outcome<T, E>, Error> {
+    Ok(match outcome(decode(config, id, record)?)? {
+        Outcome::Replayed(value) => Outcome::Executed(value),
+        other => other,
+    })
 }
 
 /// What a record holds of an earlier run.

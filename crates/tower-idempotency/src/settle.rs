@@ -17,14 +17,23 @@ use crate::{
     receive::{Then, code_alone, too_large, unretained},
     record::{NeedsAttention, NotRetained, Record, StoredResponse, not_kept},
     refusal::{into_response, not_known_yet, outcome_unknown, refuse},
-    replay::{has_body, replay},
+    replay::{answer, has_body, replay},
     store::{KeyId, LeaseRef, Ttl},
     telemetry,
 };
 
+/// What was produced under a lease, as it is to be stored.
+#[derive(Clone)]
+pub(crate) struct Produced {
+    /// That of a response; none, of a value.
+    pub(crate) status: Option<StatusCode>,
+    pub(crate) record: Bytes,
+    pub(crate) retention: Ttl,
+}
+
 /// What is to be told instead of what was produced.
 pub(crate) enum Instead {
-    /// This is stored, by a commit of the handler's own.
+    /// This is stored, by a commit of the handler's own: it is what the handler has answered, and no replay.
     Committed(Bytes),
     /// This is stored, by somebody else.
     Record(Bytes),
@@ -32,50 +41,49 @@ pub(crate) enum Instead {
     Unknown { later: bool },
 }
 
-/// Ends the lease with the record; `None` when what it was made of is what to tell. `status` is that of a response, none of
-/// a value.
+/// Ends the lease with the record; `None` when what it was made of is what to tell.
 pub(crate) fn settle(
     config: &Config,
     engine: &Arc<Engine>,
     lease: Kept,
     place: Place,
-    status: Option<StatusCode>,
-    mut record: Bytes,
-    retention: Ttl,
+    mut produced: Produced,
 ) -> impl Future<Output = Option<Instead>> {
     lease.about_to_end(true);
     async move {
-        let completed = complete(&lease, &lease.reference, status, &mut record, retention).await;
+        let completed = complete(&lease, &lease.reference, &mut produced).await;
         let completion = match completed {
             Ok(completion) => completion,
             Err(reason) => return Box::pin(let_go(config, engine, lease, place, reason)).await,
         };
-        let instead = match completion {
+        match completion {
             // A commit that nobody has heard of may have been there before us, and then nothing was changed.
             Completion::Stored if lease.is_in_doubt() => {
-                Box::pin(whose_is_stored(config, engine, &lease, place, &record)).await
+                Box::pin(whose_is_stored(config, engine, &lease, place, &produced)).await
             }
-            Completion::Stored => None,
+            Completion::Stored => {
+                telemetry::recorded(lease.id(), &produced.record);
+                None
+            }
             Completion::LeaseLost => {
                 lease.lose();
                 lease.end();
-                let theirs = theirs_or_ours(&lease, place, status, &record, retention);
-                Box::pin(theirs).await
+                let instead = Box::pin(theirs_or_ours(&lease, place, &produced)).await;
+                match instead {
+                    None => telemetry::recorded(lease.id(), &produced.record),
+                    Some(_) => telemetry::not_stored(lease.id(), &produced.record),
+                }
+                instead
             }
             // The effect has happened and only we know: say so, and keep trying. A retry is told that it is in progress
             // while the lease lasts.
             Completion::Failing | Completion::TooLarge { .. } => {
-                complete_later(&lease, lease.reference, status, record, retention, place);
                 // A renewal has heard that somebody else has the lease: then ours is not the answer.
                 let unknown = lease.is_in_doubt() || lease.is_lost();
-                return unknown.then(|| nobody_knows(&lease));
+                complete_later(&lease, lease.reference, produced, place, !unknown);
+                unknown.then(|| nobody_knows(&lease))
             }
-        };
-        match &instead {
-            None => telemetry::recorded(lease.id(), &record),
-            Some(_) => telemetry::not_stored(lease.id(), &record),
         }
-        instead
     }
 }
 
@@ -84,10 +92,13 @@ pub(crate) fn settle(
 async fn complete(
     lease: &Held,
     reference: &LeaseRef,
-    status: Option<StatusCode>,
-    record: &mut Bytes,
-    retention: Ttl,
+    produced: &mut Produced,
 ) -> Result<Completion, &'static str> {
+    let Produced {
+        status,
+        ref mut record,
+        retention,
+    } = *produced;
     if may_be_untrue(lease, record) {
         return Err("outcome_unknown");
     }
@@ -120,35 +131,43 @@ fn may_be_untrue(lease: &Held, record: &[u8]) -> bool {
 
 /// Keeps trying to complete in a task of its own, until it has an answer or one more lease would be over. The lease is not
 /// renewed meanwhile, or a store that renews leases and refuses records would keep the key for ever. `place` keeps
-/// [`drain`](crate::IdempotencyLayer::drain) waiting for it.
+/// [`drain`](crate::IdempotencyLayer::drain) waiting for it. `told` says whether the caller is given what was produced.
 fn complete_later(
     lease: &Kept,
     reference: LeaseRef,
-    status: Option<StatusCode>,
-    mut record: Bytes,
-    retention: Ttl,
+    mut produced: Produced,
     mut place: Place,
+    told: bool,
 ) {
     let (lease, deadline) = (lease.handle(), lease.last_try());
-    place.buffer.keep(record.len());
+    place.buffer.keep(produced.record.len());
     tokio::spawn(async move {
-        let _place = place;
         let held = &*lease.0;
+        let (config, engine) = (&*held.grant.config, &held.grant.engine);
         let mut pause = Pause::new();
         while pause.before(deadline).await {
-            match complete(held, &reference, status, &mut record, retention).await {
+            match complete(held, &reference, &mut produced).await {
                 Ok(Completion::Failing) => {}
-                Ok(Completion::Stored) => return telemetry::recorded(held.id(), &record),
+                Ok(Completion::Stored) if held.commit.has_begun() => {
+                    // Whoever asked has had its answer: this is for operators.
+                    whose_is_stored(config, engine, held, place, &produced).await;
+                    return;
+                }
+                Ok(Completion::Stored) => {
+                    return telemetry::recorded(held.id(), &produced.record);
+                }
                 Ok(Completion::LeaseLost | Completion::TooLarge { .. }) => break,
                 Err(reason) => {
                     telemetry::released(held.id(), reason);
-                    let (engine, limit) = (&held.grant.engine, held.grant.config.store_timeout);
+                    let limit = config.store_timeout;
                     return engine.release_until(&reference, deadline, limit).await;
                 }
             }
         }
-        telemetry::not_stored(held.id(), &record);
-        telemetry::unrecorded(held.id());
+        telemetry::not_stored(held.id(), &produced.record);
+        if told {
+            telemetry::unrecorded(held.id());
+        }
     });
 }
 
@@ -156,28 +175,42 @@ fn complete_later(
 async fn whose_is_stored(
     config: &Config,
     engine: &Arc<Engine>,
-    lease: &Kept,
+    lease: &Held,
     place: Place,
-    record: &Bytes,
+    Produced { record, .. }: &Produced,
 ) -> Option<Instead> {
     // Theirs was not there before ours, unless it was over by then.
     let untrue = may_be_untrue(lease, record);
     match look_once_more(config, engine, lease, place).await {
-        Found::Record(stored) if stored == *record => untrue.then(|| nobody_knows(lease)),
-        Found::Record(stored) => Some(Instead::Committed(stored)),
-        Found::Held(_) | Found::Orphan | Found::Lost | Found::Unknown => Some(nobody_knows(lease)),
+        Found::Record(stored) if stored == *record => {
+            telemetry::recorded(lease.id(), record);
+            untrue.then(|| nobody_knows(lease))
+        }
+        Found::Record(stored) => {
+            telemetry::not_stored(lease.id(), record);
+            Some(committed(lease, stored))
+        }
+        Found::Held(_) | Found::Orphan | Found::Lost => {
+            telemetry::not_stored(lease.id(), record);
+            Some(nobody_knows(lease))
+        }
+        // It took ours, as far as it has said anything: somebody looks once too often, and not never.
+        Found::Unknown => {
+            telemetry::recorded(lease.id(), record);
+            Some(nobody_knows(lease))
+        }
     }
+}
+
+/// The handler's own commit is what is stored, and nobody has counted it so far.
+fn committed(lease: &Held, record: Bytes) -> Instead {
+    telemetry::recorded(lease.id(), &record);
+    Instead::Committed(record)
 }
 
 /// After a lost lease what was produced is worth nothing unless it is what is stored: nobody must be told what others are
 /// not.
-async fn theirs_or_ours(
-    lease: &Kept,
-    place: Place,
-    status: Option<StatusCode>,
-    record: &Bytes,
-    retention: Ttl,
-) -> Option<Instead> {
+async fn theirs_or_ours(lease: &Kept, place: Place, produced: &Produced) -> Option<Instead> {
     let (config, engine) = (&*lease.grant.config, &lease.grant.engine);
     if lease.is_in_doubt() {
         // Nothing to complete: a commit that is still on its way would find its lease again.
@@ -195,21 +228,20 @@ async fn theirs_or_ours(
         Found::Lost => return Some(nobody_knows(lease)),
         // As with an orphan, once the store is back: what may be ours by then, or nobody's, is completed.
         Found::Unknown => {
-            let (reference, record) = (claim.lease_ref(1), record.clone());
-            complete_later(lease, reference, status, record, retention, place);
+            complete_later(lease, claim.lease_ref(1), produced.clone(), place, false);
             return Some(nobody_knows(lease));
         }
     };
     // Whoever had it may have released it without an outcome to keep: then ours is the only one.
     let reference = claim.lease_ref(generation);
     let limit = config.store_timeout;
+    let (record, retention) = (&produced.record, produced.retention);
     match engine.complete(&reference, record, retention, limit).await {
         Completion::Stored => None,
         Completion::LeaseLost => Some(nobody_knows(lease)),
         // Nobody else's is there so far, and ours is not either: no retry is to execute for want of it.
         Completion::Failing | Completion::TooLarge { .. } => {
-            let record = record.clone();
-            complete_later(lease, reference, status, record, retention, place);
+            complete_later(lease, reference, produced.clone(), place, false);
             Some(nobody_knows(lease))
         }
     }
@@ -232,7 +264,7 @@ pub(crate) async fn let_go(
 ) -> Option<Instead> {
     match lease.close() {
         Committed::Nothing => {}
-        Committed::Record(record) => return Some(Instead::Committed(record)),
+        Committed::Record(record) => return Some(committed(&lease, record)),
         Committed::Unknown => {
             return Box::pin(let_go_in_doubt(config, engine, lease, place, reason)).await;
         }
@@ -262,7 +294,10 @@ async fn let_go_in_doubt(
         engine.give_back_later(config, &lease.grant.claim, place);
     }
     match found {
-        Found::Record(record) => Some(Instead::Committed(record)),
+        Found::Record(record) if lease.commit.has_begun_with(&record) => {
+            Some(committed(&lease, record))
+        }
+        Found::Record(record) => Some(Instead::Record(record)),
         // Somebody took over, as the commit has heard, and may answer yet.
         Found::Orphan | Found::Lost if lease.is_lost() => Some(nobody_knows(&lease)),
         // Whoever has the key now took it when our lease was over. The record was there and is over, or it never was, and
@@ -286,7 +321,8 @@ pub(crate) fn told<R: http_body::Body>(
     instead: Instead,
 ) -> Response<Body<R>> {
     into_response(match instead {
-        Instead::Committed(record) | Instead::Record(record) => replay(config, id, &record),
+        Instead::Committed(record) => answer(config, id, &record),
+        Instead::Record(record) => replay(config, id, &record),
         Instead::Unknown { later: true } => refuse(config, &not_known_yet(config)),
         Instead::Unknown { later: false } => refuse(config, &outcome_unknown()),
     })
@@ -310,7 +346,7 @@ pub(crate) fn first_answer<R: http_body::Body>(
         Ok(Record::Response(stored)) => complemented(config, lease, stored, res),
         // What was committed with it was not kept, and is on its way.
         Ok(Record::Tombstone { .. } | Record::Attention { .. }) => res,
-        Ok(Record::Value(_)) | Err(_) => into_response(replay(config, lease.id(), record)),
+        Ok(Record::Value(_)) | Err(_) => into_response(answer(config, lease.id(), record)),
     }
 }
 

@@ -229,7 +229,8 @@ impl<T> Prepared<T> {
         commit: impl Future<Output = Result<(), StoreError>>,
     ) -> Result<T, StoreError> {
         let held = &*self.lease.0;
-        if held.is_lost() || !held.commit.begin(self.retention.as_duration()) {
+        let retention = self.retention.as_duration();
+        if held.is_lost() || !held.commit.begin(&self.record, retention) {
             return Err(StoreError::LeaseLost);
         }
         // A renewal that comes after the commit finds no lease, and must not take it for lost.

@@ -955,6 +955,31 @@ async fn a_commit_that_is_found_out_about_after_its_retention_is_not_tried_again
     );
 }
 
+/// The store does not say what became of the commit, and the next renewal finds no lease.
+#[tokio::test(start_paused = true)]
+async fn a_lease_that_its_own_commit_has_ended_unheard_is_not_reported_lost() {
+    let recorder = DebuggingRecorder::new();
+    let _recorded = metrics::set_default_local_recorder(&recorder);
+    let ledger = Ledger::default();
+    ledger.next(Fate::ReplyLost);
+    let (app, _) = bank(&ledger, async |ledger: Ledger, lease: Lease, n| {
+        ledger.store.fail_next(3, Op::Acquire, Act::FailBefore);
+        let unknown = charge(ledger.clone(), lease.clone(), n).await;
+        bounded(lease.lost()).await;
+        assert_eq!(ledger.count(Op::Renew), 1, "it was told by the renewal");
+        unknown
+    });
+    let first = send(&app, order()).await;
+    first_of(&first);
+    assert!(!first.is_replay());
+    assert_charged_once(&ledger, &app).await;
+    let counted = recorder.snapshotter().snapshot().into_vec();
+    let lost = counted
+        .iter()
+        .any(|(key, ..)| key.key().name() == "idempotency_lease_lost_total");
+    assert!(!lost, "{counted:?}");
+}
+
 /// Looking takes a lease where there is none, which must not let in what was shut out.
 #[tokio::test(start_paused = true)]
 async fn a_commit_on_its_way_does_not_come_through_behind_the_look_for_it() {

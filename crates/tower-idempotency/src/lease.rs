@@ -170,7 +170,7 @@ impl Held {
         self.changed.notify_waiters();
     }
 
-    /// Whether the store said that somebody else has it.
+    /// Whether the store said that it is no longer ours.
     pub(crate) fn is_lost(&self) -> bool {
         self.lost.load(Ordering::Acquire)
     }
@@ -388,6 +388,12 @@ impl Renewer {
             Ok(Err(StoreError::LeaseLost))
                 if held.ending.load(Ordering::Acquire) || held.ended.load(Ordering::Acquire) =>
             {
+                None
+            }
+            // So does a commit of the handler's, of which it may not have heard: nothing needs to have gone wrong.
+            Ok(Err(StoreError::LeaseLost)) if held.commit.has_begun() => {
+                held.lost.store(true, Ordering::Release);
+                held.changed.notify_waiters();
                 None
             }
             Ok(Err(StoreError::LeaseLost)) => {

@@ -861,6 +861,28 @@ async fn work_whose_commit_nobody_has_heard_of_returns_what_is_stored() {
     }
 }
 
+/// To say that it failed and left its key free would be to say that nothing was paid.
+#[tokio::test(start_paused = true)]
+async fn work_whose_commit_nobody_can_find_out_about_is_an_unknown_outcome() {
+    for fate in [Fate::HangAfter, Fate::Hang] {
+        let ledger = Ledger::default();
+        ledger.next(fate);
+        let layer = IdempotencyLayer::new(ledger.clone());
+        let books = ledger.clone();
+        let work = async move |lease: Lease| {
+            let commit = books
+                .begin()
+                .commit_prepared(lease.prepare_value("paid".to_owned()));
+            let unheard = tokio::time::timeout(Duration::from_secs(1), commit).await;
+            assert!(unheard.is_err());
+            books.store.fail_next(3, Op::Acquire, Act::FailBefore);
+            Err::<String, _>(Failed::Release("timed out"))
+        };
+        let outcome = layer.run_once("message-42", "invoice 7", work).await;
+        assert_eq!(outcome.expect("an outcome"), Outcome::Unknown("timed out"));
+    }
+}
+
 #[tokio::test]
 async fn a_committed_value_that_is_too_large_leaves_a_tombstone() {
     let ledger = Ledger::default();

@@ -61,6 +61,9 @@ pub enum Outcome<T, E> {
     LeaseLost(T),
     /// The work failed, and the key was freed, is held or needs attention, as the work chose.
     Failed(E),
+    /// The work failed, and nobody knows what is recorded: its lease was lost meanwhile, or the store cannot be asked what became
+    /// of a commit of the work's own. This is what ours failed with. Run again, it is told what is recorded, or runs.
+    Unknown(E),
 }
 
 /// How work failed, and what is to become of its key.
@@ -105,7 +108,7 @@ impl IdempotencyLayer {
     ///
     /// [`ErrorKind::StoreUnavailable`](crate::ErrorKind::StoreUnavailable) when no lease could be taken or the record cannot be read,
     /// [`Overloaded`](crate::ErrorKind::Overloaded) and [`Draining`](crate::ErrorKind::Draining) as for requests. The
-    /// work did not run now.
+    /// work did not run now, unless it has committed a record that is not of a `T`: then that is what cannot be read.
     ///
     /// # Panics
     ///
@@ -298,7 +301,8 @@ where
             return match let_go(&config, &engine, lease, place, "failed").await {
                 Some(Instead::Committed(record)) => committed(&config, &id, &record),
                 Some(Instead::Record(record)) => read(&config, &id, &record),
-                Some(Instead::Unknown { .. }) | None => Ok(Outcome::Failed(error)),
+                Some(Instead::Unknown { .. }) => Ok(Outcome::Unknown(error)),
+                None => Ok(Outcome::Failed(error)),
             };
         }
         Ok(Err(Failed::Hold(error))) => {
@@ -393,5 +397,5 @@ fn executed<T, E>(produced: Result<T, E>) -> Outcome<T, E> {
 }
 
 fn lost<T, E>(produced: Result<T, E>) -> Outcome<T, E> {
-    produced.map_or_else(Outcome::Failed, Outcome::LeaseLost)
+    produced.map_or_else(Outcome::Unknown, Outcome::LeaseLost)
 }

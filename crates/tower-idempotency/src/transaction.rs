@@ -93,6 +93,9 @@ impl Lease {
     ///
     /// A response that is too large or streamed becomes a tombstone; its body goes on where it was left.
     ///
+    /// For handlers of HTTP: the record of a response that is committed under a lease of
+    /// [`run_once`](crate::IdempotencyLayer::run_once) cannot be read there, and its key is an error until it expires.
+    ///
     /// # Errors
     ///
     /// [`NotRecorded`], with the response, when the layer would store nothing. What the transaction has done would be done
@@ -127,6 +130,9 @@ impl Lease {
     /// Makes a value the record that [`run_once`](crate::IdempotencyLayer::run_once) would have stored for it. A value that
     /// is too large or cannot be serialised becomes a tombstone. `Some` of what is nil by itself, such as `Some(())`, is replayed
     /// as `None`.
+    ///
+    /// For work of `run_once`: the record of a value that is committed under the lease of a request cannot be read there, and
+    /// the key is answered 503 until it expires.
     pub fn prepare_value<T: Serialize>(&self, of: T) -> Prepared<T> {
         let config = &*self.0.grant.config;
         Prepared {

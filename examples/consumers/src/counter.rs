@@ -90,7 +90,12 @@ impl Counter {
             ) => Ok(Applied::Before),
             Ok(Outcome::InProgress { .. } | Outcome::Orphaned { .. }) => Ok(Applied::Later),
             Ok(Outcome::Failed(Unadded::Never(error))) => Err(error),
-            Ok(Outcome::Failed(Unadded::Not(error) | Unadded::Perhaps(error))) => {
+            Ok(
+                Outcome::Failed(Unadded::Not(error) | Unadded::Perhaps(error))
+                | Outcome::Unknown(
+                    Unadded::Never(error) | Unadded::Not(error) | Unadded::Perhaps(error),
+                ),
+            ) => {
                 tracing::warn!(%error, "an update was not applied, or nobody knows");
                 Ok(Applied::Later)
             }

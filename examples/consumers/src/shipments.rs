@@ -100,7 +100,7 @@ impl Shipments {
             Ok(Outcome::Orphaned { .. }) => Verdict::DeadLetter("orphaned".to_owned()),
             Ok(Outcome::InProgress { .. }) => Verdict::Leave,
             // If it needs attention, the next delivery is told so.
-            Ok(Outcome::Failed(error)) => {
+            Ok(Outcome::Failed(error) | Outcome::Unknown(error)) => {
                 tracing::warn!(%error, "a parcel was not sent, or nobody knows");
                 Verdict::Leave
             }

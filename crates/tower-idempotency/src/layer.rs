@@ -304,8 +304,9 @@ impl IdempotencyLayer {
     }
 
     /// How long one store call may take; an acquire, a completion or a release is tried at most three times within twice
-    /// this, and a renewal may take a third of the lease at most. Default: 2 s. Too short, and a slow store is an outage;
-    /// too long, and an outage is a pile of waiting requests.
+    /// this, and a renewal may take a third of the lease at most. An answer waits for one of them, or for up to three where the
+    /// lease was lost or a commit is in doubt, and for one more where its record is too large for the store. Default: 2 s. Too
+    /// short, and a slow store is an outage; too long, and an outage is a pile of waiting requests.
     pub fn with_store_timeout(self, timeout: Duration) -> Self {
         self.set(|config| config.store_timeout = timeout)
     }

@@ -29,9 +29,10 @@
 //! - One stored answer per key: every client that gets a recorded answer gets that one.
 //! - While leases hold, one execution at a time. A client that disconnects neither cancels nor repeats the work.
 //! - The record is stored before the first byte of the answer leaves. If the store fails at that moment, the answer goes
-//!   out all the same, after at most 4 s (twice [`with_store_timeout`](IdempotencyLayer::with_store_timeout)); the key
-//!   stays held while the lease lasts, and storing is tried again for as long as a lease, from then on. If that fails too, the
-//!   key is an orphan.
+//!   out all the same, the key stays held while the lease lasts, and storing is tried again for as long as a lease, from then
+//!   on. If that fails too, the key is an orphan. The answer waits for at most 4 s (twice
+//!   [`with_store_timeout`](IdempotencyLayer::with_store_timeout)), 12 s where it has to be found out first what is stored, as
+//!   after a lost lease, and 4 s more where the store says only then that the record is too large for it.
 //! - When no lease can be taken because the store is down, nothing is executed, unless [`StoreFailure`] says otherwise.
 //! - What is not retained (too large, or streamed) leaves a tombstone: a retry is told so, and not silently run again,
 //!   unless [`Unretained::Release`] says otherwise, as it does in [`Preset::Idempo`].

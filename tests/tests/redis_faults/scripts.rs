@@ -13,10 +13,10 @@ use tower_idempotency::{
 };
 use tower_idempotency_redis::{
     RedisStore,
-    redis::{Client, Script, Value, aio::MultiplexedConnection},
+    redis::{AsyncConnectionConfig, Client, Script, Value, aio::MultiplexedConnection},
 };
 
-use crate::node::connect;
+use crate::node::{UNHURRIED, connect_unhurried};
 
 /// Another deployment, of the frozen scripts: under other hashes, even if ours still are the same.
 struct Other(MultiplexedConnection);
@@ -198,9 +198,13 @@ fn lease(claim: &Claim) -> LeaseRef {
 
 async fn both(server: &RedisServer) -> (RedisStore, Other) {
     let client = Client::open(server.url()).expect("an URL");
-    let other = client.get_multiplexed_async_connection().await;
+    let unhurried = AsyncConnectionConfig::new()
+        .set_connection_timeout(Some(UNHURRIED))
+        .set_response_timeout(Some(UNHURRIED));
+    let other = client.get_multiplexed_async_connection_with_config(&unhurried);
+    let other = other.await;
     (
-        connect(&server.url()).await,
+        connect_unhurried(&server.url()).await,
         Other(other.expect("the server runs")),
     )
 }

@@ -71,7 +71,7 @@ async fn an_entry_in_a_state_of_a_later_version_is_neither_executed_nor_overwrit
     assert_eq!(node.books.of("k"), 1);
 
     let claim = claim(1);
-    let store = connect(&server.url()).await;
+    let store = connect_unhurried(&server.url()).await;
     let key = key_of(&claim);
     server.command(&["HSET", &key, "s", "Y", "t", "0123456789abcdef"]);
     let found = contents(&key);
@@ -156,15 +156,11 @@ fn write_leased(server: &RedisServer, key: &str, generation: &str, ends: u64, to
     server.command(&["PEXPIREAT", key, &(ends + 86_400_000).to_string()]);
 }
 
-async fn store_on(server: &RedisServer) -> RedisStore {
-    connect(&server.url()).await
-}
-
 // fm 48
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn an_entry_in_progress_of_the_first_version_is_readable_for_ever() {
     let server = RedisServer::start(&[]);
-    let store = store_on(&server).await;
+    let store = connect_unhurried(&server.url()).await;
     let claim = claim(1);
     let write = || write_leased(&server, &key_of(&claim), "3", now(&server) + 30_000, true);
     write();
@@ -206,7 +202,7 @@ async fn an_entry_in_progress_of_the_first_version_is_readable_for_ever() {
 async fn an_orphan_of_the_first_version_is_readable_for_ever() {
     for has_token in [true, false] {
         let server = RedisServer::start(&[]);
-        let store = store_on(&server).await;
+        let store = connect_unhurried(&server.url()).await;
         let claim = claim(2);
         let write = || {
             write_leased(
@@ -256,7 +252,7 @@ async fn an_orphan_of_the_first_version_is_readable_for_ever() {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_record_of_the_first_version_is_readable_for_ever() {
     let server = RedisServer::start(&[]);
-    let store = store_on(&server).await;
+    let store = connect_unhurried(&server.url()).await;
     let claim = claim(3);
     let key = key_of(&claim);
     let write: [&[u8]; 12] = [

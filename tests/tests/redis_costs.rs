@@ -12,7 +12,7 @@ use tests::{
     app, creating,
     gate::{Gate, eventually},
     post, send,
-    servers::redis::{Asked, RedisServer},
+    servers::redis::{Asked, RedisServer, until_connected},
 };
 use tower_idempotency::{IdempotencyLayer, InFlight, Ttl};
 use tower_idempotency_redis::{RedisOptions, redis::Script};
@@ -278,8 +278,8 @@ async fn the_smallest_record_and_a_lease_take_a_few_hundred_bytes() {
 #[tokio::test]
 async fn every_entry_has_a_time_to_live() {
     let server = RedisServer::start(&[]);
-    let store = RedisOptions::new().with_prefix("shop:");
-    let store = store.connect(&server.url()).await.expect("the server runs");
+    let (options, url) = (RedisOptions::new().with_prefix("shop:"), server.url());
+    let store = until_connected(|| options.clone().connect(&url)).await;
     let gate = Gate::shut();
     let held = gate.clone();
     let layer = IdempotencyLayer::new(store)

@@ -13,7 +13,7 @@ use tower_idempotency_redis::{
     },
 };
 
-use crate::node::{BOUND, Node, connect, options, until_connected};
+use crate::node::{BOUND, Node, connect, options, unhurried, until_connected};
 
 const SECRET: &str = "open-sesame";
 
@@ -75,8 +75,8 @@ async fn a_replica_is_no_store() {
     let primary = RedisServer::start(&["--requirepass", SECRET]);
     let replica = RedisServer::replica_of(&primary);
     let refused = [
-        options().connect(&replica.url()).await.unwrap_err(),
-        options()
+        unhurried().connect(&replica.url()).await.unwrap_err(),
+        unhurried()
             .connect_pool(pool(&replica.url()))
             .await
             .unwrap_err(),
@@ -92,8 +92,8 @@ async fn a_server_that_takes_no_scripts_is_no_store() {
     let server = RedisServer::start(&["--requirepass", SECRET]);
     server.command(&["ACL", "SETUSER", "default", "-@scripting"]);
     let refused = [
-        options().connect(&server.url()).await.unwrap_err(),
-        options()
+        unhurried().connect(&server.url()).await.unwrap_err(),
+        unhurried()
             .connect_pool(pool(&server.url()))
             .await
             .unwrap_err(),

@@ -9,7 +9,7 @@ use http::StatusCode;
 use tests::servers::redis::RedisServer;
 use tower_idempotency_redis::{ConnectErrorKind, Eviction, RedisStore};
 
-use crate::node::{Node, connect, options};
+use crate::node::{Node, connect, connect_unhurried, unhurried};
 
 #[derive(Clone, Default)]
 struct Log(Arc<Mutex<Vec<u8>>>);
@@ -41,10 +41,10 @@ async fn a_server_that_evicts_is_warned_of_or_refused() {
     for policy in ["allkeys-lru", "volatile-lru", "volatile-ttl", "noeviction"] {
         server.command(&["CONFIG", "SET", "maxmemory-policy", policy]);
         log.0.lock().unwrap().clear();
-        let _store: RedisStore = connect(&server.url()).await;
+        let _store: RedisStore = connect_unhurried(&server.url()).await;
         let said = String::from_utf8(log.0.lock().unwrap().clone()).unwrap();
         let said = said.lines().find(|line| line.contains(LIMIT));
-        let refusing = options().with_eviction(Eviction::Refuse);
+        let refusing = unhurried().with_eviction(Eviction::Refuse);
         let refused = refusing.connect(&server.url()).await;
         if policy == "noeviction" {
             assert_eq!(said, None);

@@ -156,7 +156,7 @@ async fn a_sentinel_that_is_gone_without_a_word_costs_no_lease_and_keeps_nobody_
     node.gate.open_for_good();
     let answer = running.await.unwrap();
 
-    let next = with_lease(connect().await.unwrap(), &node.books, 60);
+    let next = with_lease(until_connected(connect).await, &node.books, 60);
     next.assert_replays("/orders", "before", &before).await;
     next.assert_replays("/held", "running", &answer).await;
     assert_eq!(node.books.total(), 2 + fresh);

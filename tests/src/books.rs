@@ -257,4 +257,12 @@ pub fn patient<DB: Database>(options: PoolOptions<DB>, patience: Duration) -> Po
         })
 }
 
+/// How long handlers wait for what is to hang, one trial after the other: all that comes before it needs time, too. A trial
+/// in which that took longer says nothing.
+pub const PATIENCE: [Duration; 3] = [
+    Duration::from_millis(500),
+    Duration::from_secs(2),
+    Duration::from_secs(8),
+];
+
 const RUNS: &str = "the test server runs";

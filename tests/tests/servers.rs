@@ -3,13 +3,17 @@
 use std::{
     env, fs,
     io::{self, Write},
+    net::{Ipv4Addr, TcpListener, UdpSocket},
     path::Path,
     process::{Command, Stdio},
     thread,
     time::{Duration, Instant},
 };
 
-use tests::servers::redis::{self, RedisCluster, RedisServer, Sentinel};
+use tests::servers::{
+    free_port,
+    redis::{self, RedisCluster, RedisServer, Sentinel},
+};
 
 // ---- The guard ----
 
@@ -44,6 +48,15 @@ fn a_server_ends_with_the_process_that_started_it_even_if_that_is_killed() {
     holder.wait().unwrap();
     eventually("the server has ended", || !is_running(pid));
     eventually("its directory is gone", || !directory.exists());
+}
+
+/// However long nobody listens there: a server may be away for a moment.
+#[test]
+fn a_port_is_given_to_nobody_else() {
+    let port = free_port();
+    // As another process asks.
+    assert!(UdpSocket::bind((Ipv4Addr::LOCALHOST, port)).is_err());
+    assert!(TcpListener::bind((Ipv4Addr::LOCALHOST, port)).is_ok());
 }
 
 #[test]

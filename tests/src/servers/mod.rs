@@ -4,11 +4,11 @@
 use std::{
     env, fs,
     io::{BufRead, BufReader, Read, Write},
-    net::{Ipv4Addr, TcpListener},
+    net::{Ipv4Addr, TcpListener, UdpSocket},
     path::{Path, PathBuf},
     process::{Child, ChildStderr, ChildStdin, Command, Stdio},
     sync::{
-        Arc,
+        Arc, Mutex, PoisonError,
         atomic::{AtomicBool, AtomicU32, Ordering},
     },
     thread,
@@ -262,7 +262,8 @@ pub fn until_ready(guard: &Guard, ready: impl Fn() -> bool) -> bool {
 }
 
 /// A port that nobody listens on, below those that systems give to clients: while a server that is to come back is
-/// away, no connection takes its port.
+/// away, no connection takes its port. Nor does another test: it is given once, by all processes together, until the one
+/// that asked ends.
 ///
 /// # Panics
 ///
@@ -270,8 +271,20 @@ pub fn until_ready(guard: &Guard, ready: impl Fn() -> bool) -> bool {
 #[must_use]
 pub fn free_port() -> u16 {
     use std::hash::{BuildHasher, RandomState};
+    // Who has the number for UDP, which no server here uses, has been given it for TCP.
+    static GIVEN: Mutex<Vec<UdpSocket>> = Mutex::new(Vec::new());
     let random = RandomState::new();
-    let free = |port: &u16| TcpListener::bind((Ipv4Addr::LOCALHOST, *port)).is_ok();
+    let free = |port: &u16| {
+        let Ok(given) = UdpSocket::bind((Ipv4Addr::LOCALHOST, *port)) else {
+            return false;
+        };
+        let free = TcpListener::bind((Ipv4Addr::LOCALHOST, *port)).is_ok();
+        if free {
+            let mut all = GIVEN.lock().unwrap_or_else(PoisonError::into_inner);
+            all.push(given);
+        }
+        free
+    };
     (0..1000)
         .map(|i| 10_000 + (random.hash_one(i) % 22_000) as u16)
         .find(free)

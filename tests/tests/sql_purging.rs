@@ -52,8 +52,9 @@ async fn is_granted<S: Store>(store: &S, claim: &Claim) {
 
 const LONG: Ttl = Ttl::from_secs(600);
 const SHORT: Ttl = Ttl::from_millis(30);
-/// After this a lease that is short, and kept for short, is forgotten.
-const BOTH: Duration = Duration::from_millis(60);
+/// After this a lease that is short, and kept for short, may be forgotten: clocks of databases leave out what is below a
+/// millisecond.
+const BOTH: Duration = Duration::from_millis(59);
 
 /// 56: two purge as fast as they can, a few rows at a time. Meanwhile entries live on the brink of being over: leases that
 /// are renewed again and again, orphans that are taken over, records that are replaced as soon as they are forgotten.
@@ -171,13 +172,16 @@ async fn purging_says_how_many_it_deleted<S: Purged>(store: S) {
 /// Until it is dropped. More than one batch at a time, and on several replicas at once.
 async fn a_purger_purges_until_it_is_dropped<S: Purged>(store: S) {
     let purgers = [(); 3].map(|()| store.purger(Duration::from_millis(20)));
-    for _ in 0..5 {
-        is_granted(&store, &super_short()).await;
-    }
     let deadline = Instant::now() + Duration::from_secs(10);
-    sleep(Duration::from_millis(100)).await;
-    // What is left is what they have not come to.
-    while store.purge(100).await.expect(WORKS) > 0 {
+    loop {
+        for _ in 0..5 {
+            is_granted(&store, &super_short()).await;
+        }
+        sleep(Duration::from_millis(100)).await;
+        // What is left is what they have not come to.
+        if store.purge(100).await.expect(WORKS) == 0 {
+            break;
+        }
         assert!(Instant::now() < deadline, "nobody purges");
     }
     drop(purgers);

@@ -312,8 +312,10 @@ async fn two_connections_that_fell_silent_are_left_in_time_in_mariadb() {
 }
 
 /// It has not answered for a second, and is known to be gone then: who asks next is not held up for that.
-async fn a_server_that_goes_is_no_stall<S: Store + Clone>(store: S, way: &Proxy) {
+async fn a_server_that_goes_is_no_stall<S: Store + Clone>(open: impl Fn() -> S, way: &Proxy) {
     for _ in 0..5 {
+        // Without an idle connection of the trial before.
+        let store = open();
         warm(&store, way, 1).await;
         way.set(Mode::Hold);
         let (asking, began) = (store.clone(), Instant::now());
@@ -337,14 +339,16 @@ async fn a_server_that_goes_is_no_stall<S: Store + Clone>(store: S, way: &Proxy)
 async fn a_server_that_goes_after_a_silence_is_no_stall_in_postgres() {
     sql::postgres(postgres::shared(), "goes").await;
     let way = Proxy::start(postgres::shared().address());
-    a_server_that_goes_is_no_stall(postgres_by(&way, "goes").with_connections(2), &way).await;
+    let open = || postgres_by(&way, "goes").with_connections(2);
+    a_server_that_goes_is_no_stall(open, &way).await;
 }
 
 #[tokio::test(flavor = "multi_thread")]
 async fn a_server_that_goes_after_a_silence_is_no_stall_in_mariadb() {
     sql::mariadb(mariadb::shared(), "goes").await;
     let way = Proxy::start(mariadb::shared().address());
-    a_server_that_goes_is_no_stall(mariadb_by(&way, "goes").with_connections(2), &way).await;
+    let open = || mariadb_by(&way, "goes").with_connections(2);
+    a_server_that_goes_is_no_stall(open, &way).await;
 }
 
 /// Whoever loses interest soon has learned nothing about the other connections.

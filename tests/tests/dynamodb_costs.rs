@@ -11,7 +11,7 @@ use serde_json::{Value, json};
 use tests::{
     app, creating,
     dynamodb::{Call, Endpoint},
-    gate::Gate,
+    gate::{Gate, within},
     post,
     random::Random,
     send,
@@ -246,10 +246,13 @@ async fn a_renewal_is_one_call() {
     let running = tokio::spawn(async move { send(&app, post("/slow", "k", "tea")).await });
     let mut calls = Vec::new();
     // An acquire, and three of them.
-    while calls.len() < 4 {
-        calls.extend(endpoint.calls());
-        sleep(Duration::from_millis(20)).await;
-    }
+    let asked = async {
+        while calls.len() < 4 {
+            calls.extend(endpoint.calls());
+            sleep(Duration::from_millis(20)).await;
+        }
+    };
+    within(Duration::from_secs(60), asked).await;
     gate.open_for_good();
     assert_eq!(running.await.expect("an answer").status, StatusCode::OK);
     calls.extend(endpoint.calls());

@@ -124,6 +124,7 @@ async fn executions(holder: Off, other: Off) -> u64 {
     let running = tokio::spawn(async move { send(&holder, post("/orders", "k", "tea")).await });
     let deadline = Instant::now() + Duration::from_secs(120);
     while effects.count() == 0 {
+        assert!(Instant::now() < deadline, "nothing is executed");
         sleep(Duration::from_millis(5)).await;
     }
     loop {

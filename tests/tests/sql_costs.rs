@@ -37,6 +37,11 @@ async fn on_mariadb() -> (MySqlStore, RoundTrips) {
     (store, trips)
 }
 
+/// What is given up on a machine that stands still for a moment is asked again, and counted twice.
+fn layer<S: Store>(store: S) -> IdempotencyLayer {
+    IdempotencyLayer::new(store).with_store_timeout(Duration::from_secs(20))
+}
+
 async fn is_created(app: &Router, key: &str, body: &'static str) {
     let answer = send(app, post("/orders", key, body)).await;
     assert_eq!(answer.status, StatusCode::CREATED);
@@ -44,7 +49,7 @@ async fn is_created(app: &Router, key: &str, body: &'static str) {
 
 /// Keys are shared by the tests of this binary, so each has its own.
 async fn costs_two_when_fresh_and_one_when_replayed<S: Store>(store: S, trips: RoundTrips) {
-    let (app, effects) = creating(IdempotencyLayer::new(store));
+    let (app, effects) = creating(layer(store));
     is_created(&app, "cost-before", "tea").await;
     let _ = trips.taken();
     is_created(&app, "cost", "tea").await;
@@ -58,9 +63,7 @@ async fn costs_two_when_fresh_and_one_when_replayed<S: Store>(store: S, trips: R
 }
 
 async fn costs_two_when_not_recorded<S: Store>(store: S, trips: RoundTrips) {
-    let (app, effects) = app(IdempotencyLayer::new(store), async |_, _| {
-        StatusCode::INTERNAL_SERVER_ERROR
-    });
+    let (app, effects) = app(layer(store), async |_, _| StatusCode::INTERNAL_SERVER_ERROR);
     for key in ["failing-before", "failing"] {
         let _ = trips.taken();
         send(&app, post("/orders", key, "tea")).await;
@@ -72,7 +75,7 @@ async fn costs_two_when_not_recorded<S: Store>(store: S, trips: RoundTrips) {
 async fn costs_one_when_in_progress<S: Store>(store: S, trips: RoundTrips) {
     let gate = Gate::shut();
     let held = gate.clone();
-    let (app, effects): (_, Effects) = app(IdempotencyLayer::new(store), move |_, _| {
+    let (app, effects): (_, Effects) = app(layer(store), move |_, _| {
         let held = held.clone();
         async move { held.pass().await }
     });
@@ -138,7 +141,7 @@ async fn costs_of_a_transaction<S: Ledgered>(
     trips: [RoundTrips; 2],
     expected: (u64, &str),
 ) {
-    let layer = IdempotencyLayer::new(books.store.clone());
+    let layer = layer(books.store.clone());
     let bank = books.clone();
     let (app, effects) = app(layer, move |n, req: http::Request<axum::body::Body>| {
         let lease = req.extensions().get::<Lease>().expect("a lease").clone();
@@ -218,7 +221,7 @@ async fn the_end_of_a_phase_on_mariadb_prepares_nothing() {
     let url = format!("mysql://app:app@{}/app", trips.address());
     let pool = MySqlPoolOptions::new().connect_lazy(&url).expect("an URL");
     let books = Books::<MySqlStore>::open(&mariadb::shared().url(), pool, "tx_prepares").await;
-    let layer = IdempotencyLayer::new(books.store.clone());
+    let layer = layer(books.store.clone());
     let (bank, counted) = (books.clone(), Arc::clone(&trips));
     let (app, _) = app(layer, move |n, req: http::Request<axum::body::Body>| {
         let lease = req.extensions().get::<Lease>().expect("a lease").clone();

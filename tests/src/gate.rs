@@ -1,8 +1,13 @@
 //! Points at which a test holds a handler or a store call, and the time it has for all of it.
 
-use std::{future::Future, sync::Arc, time::Duration};
+use std::{
+    future::{Future, poll_fn},
+    pin::pin,
+    sync::Arc,
+    time::Duration,
+};
 
-use tokio::sync::Semaphore;
+use tokio::{sync::Semaphore, task::unconstrained};
 
 /// Holds whoever passes it until the test lets them through, and tells the test that they are there.
 #[derive(Clone, Debug)]
@@ -23,12 +28,22 @@ impl Gate {
         gate
     }
 
-    /// Says that somebody is here, and waits to be let through.
+    /// Says that somebody is here, and waits to be let through: before whoever comes later.
     pub async fn pass(&self) {
         let (arrivals, tickets) = &*self.0;
-        arrivals.add_permits(1);
+        // In line before it is said, or who comes when they hear of it is let through first.
+        let mut ticket = pin!(unconstrained(tickets.acquire()));
+        let mut said = false;
+        let ticket = poll_fn(|cx| {
+            let ticket = ticket.as_mut().poll(cx);
+            if !said {
+                arrivals.add_permits(1);
+                said = true;
+            }
+            ticket
+        });
         // Once it is open for good there are no tickets.
-        if let Ok(ticket) = tickets.acquire().await {
+        if let Ok(ticket) = ticket.await {
             ticket.forget();
         }
     }
@@ -116,4 +131,40 @@ macro_rules! on_both_runtimes {
             })*
         }
     };
+}
+
+#[cfg(test)]
+mod tests {
+    use std::{
+        sync::atomic::{AtomicBool, Ordering},
+        task::{Context, Poll, Wake, Waker},
+    };
+
+    use super::*;
+
+    /// Passes a gate with the only ticket, if it can, as soon as it hears of an arrival there.
+    struct Pusher(Gate, AtomicBool);
+
+    impl Wake for Pusher {
+        fn wake(self: Arc<Self>) {
+            self.0.let_through(1);
+            let passed = pin!(self.0.pass()).poll(&mut Context::from_waker(Waker::noop()));
+            self.1.store(passed.is_ready(), Ordering::SeqCst);
+        }
+    }
+
+    #[test]
+    fn who_was_there_first_is_let_through_first() {
+        let gate = Gate::shut();
+        let pusher = Arc::new(Pusher(gate.clone(), AtomicBool::new(false)));
+        let waker = Waker::from(Arc::clone(&pusher));
+        let mut arrival = pin!(gate.arrival());
+        let arrival = arrival.as_mut().poll(&mut Context::from_waker(&waker));
+        assert_eq!(arrival, Poll::Pending);
+        let mut first = pin!(gate.pass());
+        let mut poll = || first.as_mut().poll(&mut Context::from_waker(Waker::noop()));
+        let _ = poll();
+        assert!(!pusher.1.load(Ordering::SeqCst), "whoever came later");
+        assert_eq!(poll(), Poll::Ready(()));
+    }
 }

@@ -4,7 +4,7 @@ use std::{
     convert::Infallible,
     future::{Future, poll_fn},
     pin::Pin,
-    sync::Arc,
+    sync::{Arc, LazyLock},
     task::Poll,
     time::Duration,
 };
@@ -26,7 +26,7 @@ use tests::{
 use tokio::runtime::Runtime;
 use tower::ServiceExt;
 use tower_idempotency::{IdempotencyLayer, InFlight, Lease, MemoryStore, Ttl, run_once::Failed};
-use tracing::{Instrument, Level};
+use tracing::{Dispatch, Instrument, Level, subscriber::NoSubscriber};
 
 /// The future's output, unless it is still pending when it has been polled that often: then it is dropped.
 async fn dropped_after<F: Future>(polls: usize, future: F) -> Option<F::Output> {
@@ -565,6 +565,9 @@ async fn a_handler_keeps_its_lease_when_its_caller_leaves() {
 
 /// What somebody says who is called in a span and goes on when their caller has left.
 fn said_after_the_caller_left(level: Level, calls: Calls) -> String {
+    // While there is one subscriber, whoever comes first to an event on a thread that has none has it left out for all.
+    static ANOTHER: LazyLock<Dispatch> = LazyLock::new(|| Dispatch::new(NoSubscriber::new()));
+    LazyLock::force(&ANOTHER);
     let log = Arc::<std::sync::Mutex<Vec<u8>>>::default();
     let writer = Arc::clone(&log);
     let subscriber = tracing_subscriber::fmt()

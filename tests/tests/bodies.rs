@@ -432,13 +432,18 @@ async fn however_much_is_left_unread_there_is_room_for_uploads_and_answers() {
             assert_eq!((answer.text(), answer.is_replay()), ("b", replay));
         }
     }
+    // A quarter of all bytes is left to them.
+    for (bytes, status) in [(250, 200), (351, 503)] {
+        let upload = post("/orders", &bytes.to_string(), "u".repeat(bytes));
+        assert_eq!(send(&app, upload).await.status, status, "{bytes}");
+    }
     // Each has all that its handler made, and half of all bytes was for them.
     for (n, unread) in (1..).zip(unread) {
         assert_eq!(read(unread).await.body.len(), 200);
         let retry = read(stream(n).await.expect("infallible")).await;
         assert_eq!(retry.is_replay(), n <= 2, "{n}");
     }
-    assert_eq!(effects.count(), 8);
+    assert_eq!(effects.count(), 9);
 }
 
 /// A handler that passes another's answer on would hold a piece at a time.

@@ -864,7 +864,12 @@ async fn work_whose_commit_nobody_has_heard_of_returns_what_is_stored() {
 /// To say that it failed and left its key free would be to say that nothing was paid.
 #[tokio::test(start_paused = true)]
 async fn work_whose_commit_nobody_can_find_out_about_is_an_unknown_outcome() {
-    for fate in [Fate::HangAfter, Fate::Hang] {
+    type End = fn(&'static str) -> Failed<&'static str>;
+    let ends: [End; 2] = [Failed::Release, Failed::Hold];
+    for (fate, end) in [Fate::HangAfter, Fate::Hang]
+        .into_iter()
+        .flat_map(|fate| ends.map(|end| (fate.clone(), end)))
+    {
         let ledger = Ledger::default();
         ledger.next(fate);
         let layer = IdempotencyLayer::new(ledger.clone());
@@ -876,11 +881,30 @@ async fn work_whose_commit_nobody_can_find_out_about_is_an_unknown_outcome() {
             let unheard = tokio::time::timeout(Duration::from_secs(1), commit).await;
             assert!(unheard.is_err());
             books.store.fail_next(3, Op::Acquire, Act::FailBefore);
-            Err::<String, _>(Failed::Release("timed out"))
+            Err::<String, _>(end("timed out"))
         };
         let outcome = layer.run_once("message-42", "invoice 7", work).await;
         assert_eq!(outcome.expect("an outcome"), Outcome::Unknown("timed out"));
     }
+}
+
+/// A tombstone says that it was committed, and the work what that was.
+#[tokio::test(start_paused = true)]
+async fn a_value_too_large_whose_commit_nobody_has_heard_of_is_returned() {
+    let ledger = Ledger::default();
+    ledger.next(Fate::ReplyLost);
+    let layer = IdempotencyLayer::new(ledger.clone()).with_response_limit(10);
+    let books = ledger.clone();
+    let work = async move |lease: Lease| {
+        books.store.fail_next(3, Op::Acquire, Act::FailBefore);
+        let prepared = lease.prepare_value("x".repeat(100));
+        let unheard = books.begin().commit_prepared(prepared).await;
+        assert!(unheard.is_err());
+        Ok::<_, Failed<()>>("x".repeat(100))
+    };
+    let outcome = layer.run_once("message-42", "invoice 7", work).await;
+    let executed = Outcome::Executed("x".repeat(100));
+    assert_eq!(outcome.expect("an outcome"), executed);
 }
 
 #[tokio::test]

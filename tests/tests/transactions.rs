@@ -13,7 +13,7 @@ use axum::{
     response::{IntoResponse, Response},
 };
 use http::{HeaderName, HeaderValue, Request, StatusCode, header};
-use metrics_util::debugging::DebuggingRecorder;
+use metrics_util::debugging::{DebugValue, DebuggingRecorder};
 use tests::{
     Answer, Effects, Scripted, Step, app, created,
     gate::{Gate, bounded, eventually, within},
@@ -26,7 +26,7 @@ use tokio::time::{advance, sleep};
 use tower::{Layer, ServiceExt};
 use tower_idempotency::{
     FingerprintBy, IdempotencyLayer, Lease, OrphanPolicy, Retention, Ttl, Unretained,
-    store::{Store, StoreError},
+    store::{Acquired, Claim, Store, StoreError},
     transaction::Unrecorded,
 };
 
@@ -980,6 +980,32 @@ async fn a_lease_that_its_own_commit_has_ended_unheard_is_not_reported_lost() {
     assert!(!lost, "{counted:?}");
 }
 
+/// A commit that began may have ended it, and here it has not: somebody else has it.
+#[tokio::test(start_paused = true)]
+async fn a_lease_that_is_lost_after_a_commit_that_failed_is_reported_once() {
+    let recorder = DebuggingRecorder::new();
+    let _recorded = metrics::set_default_local_recorder(&recorder);
+    let ledger = Ledger::default();
+    ledger.next(Fate::CallLost);
+    let (app, _) = bank(&ledger, async |ledger: Ledger, lease: Lease, n| {
+        let failed = charge(ledger.clone(), lease.clone(), n).await;
+        let (mine, store) = (lease.lease_ref(), ledger.store.inner());
+        store.release(&mine).await.expect("memory does not fail");
+        let other = Claim::new(mine.id, mine.fingerprint).expect("randomness");
+        let other = store.acquire(&other).await.expect("memory does not fail");
+        assert!(matches!(other, Acquired::Granted { .. }), "{other:?}");
+        bounded(lease.lost()).await;
+        failed
+    });
+    send(&app, order()).await;
+    let counted = recorder.snapshotter().snapshot().into_vec();
+    let mut lost = counted
+        .iter()
+        .filter(|(key, ..)| key.key().name() == "idempotency_lease_lost_total");
+    let (.., value) = lost.next().expect("it is reported");
+    assert_eq!(*value, DebugValue::Counter(1));
+}
+
 /// Looking takes a lease where there is none, which must not let in what was shut out.
 #[tokio::test(start_paused = true)]
 async fn a_commit_on_its_way_does_not_come_through_behind_the_look_for_it() {
@@ -1227,6 +1253,45 @@ async fn what_a_commit_takes_as_it_looks_after_the_end_of_its_lease_is_given_bac
         })
         .await;
     }
+}
+
+/// It may fail when nobody gives back any more what it takes: then it takes nothing.
+#[tokio::test(start_paused = true)]
+async fn a_commit_that_fails_long_after_the_end_of_its_lease_takes_nothing() {
+    within(LONG, async {
+        let (store, failing) = (Probe::default(), Gate::shut());
+        let layer = IdempotencyLayer::new(store.clone()).with_orphans(OrphanPolicy::Refuse);
+        let gate = failing.clone();
+        let (app, executions) = app(layer, move |n, req| {
+            let lease = req.extensions().get::<Lease>().expect("a lease").clone();
+            let gate = gate.clone();
+            async move {
+                if n > 1 {
+                    return created(n);
+                }
+                let connection = gate.clone();
+                tokio::spawn(async move {
+                    let prepared = lease.prepare(created(n)).await.expect("it is recorded");
+                    let commit = async move {
+                        connection.pass().await;
+                        Err(StoreError::backend("the connection was cut"))
+                    };
+                    assert!(prepared.commit(commit).await.is_err());
+                });
+                gate.arrival().await;
+                StatusCode::GATEWAY_TIMEOUT.into_response()
+            }
+        });
+        let first = send(&app, order()).await;
+        assert_eq!(first.status, StatusCode::GATEWAY_TIMEOUT);
+        sleep(Duration::from_secs(40)).await;
+        failing.open_for_good();
+        sleep(Duration::from_secs(5)).await;
+        assert!(store.inner().is_empty(), "nobody has it");
+        assert_eq!(send(&app, order()).await.text(), "{\"execution\":2}");
+        assert_eq!(executions.count(), 2);
+    })
+    .await;
 }
 
 /// The look for a commit may leave a lease of its own, of which nobody hears: it must not keep the key.

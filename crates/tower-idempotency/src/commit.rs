@@ -75,6 +75,11 @@ impl Commit {
         self.state.load(Ordering::Acquire) & BEGUN != 0
     }
 
+    /// Whether the lease is being ended, or has been: it is not for the handler any more to find out about its commits.
+    pub(crate) fn is_closed(&self) -> bool {
+        self.state.load(Ordering::Acquire) & CLOSED != 0
+    }
+
     /// Whether a record that was stored may be over by now: then its absence says nothing.
     pub(crate) fn may_be_over(&self) -> bool {
         self.begun().may_be_over()

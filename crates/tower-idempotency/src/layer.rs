@@ -356,7 +356,7 @@ impl IdempotencyLayer {
     /// A quarter of the bytes is for responses alone. One that does not fit in what is left is treated as too large. What was
     /// collected of a response of unknown length, or in pieces, counts until it is sent, also when nothing is in flight. Of such
     /// responses there may be half of the bytes, and half of that quarter stays free of them: clients that read slowly, or not
-    /// at all, keep out no request, and have no response treated as too large but further ones like theirs.
+    /// at all, leave a quarter of the bytes to requests, and have no response treated as too large but further ones like theirs.
     ///
     /// Too low, and the service refuses what it could serve, every body above three quarters of it among that, and with 0 requests
     /// all; higher than the memory there is, and it is killed for it. Requests that wait count too. Leases that are given back

@@ -137,6 +137,7 @@ pub(crate) struct Held {
     due: AtomicU64,
     sequence: u64,
     lost: AtomicBool,
+    reported: AtomicBool,
     // The outcome is on its way to the store: a renewal may find the lease gone before we hear that it is.
     ending: AtomicBool,
     // It has its outcome; set under the renewer's lock, so that nothing renews it afterwards.
@@ -206,10 +207,17 @@ impl Held {
 
     /// The store says that somebody else has it. A renewal and the completion may both find out: it is reported once.
     pub(crate) fn lose(&self) {
-        if !self.lost.swap(true, Ordering::AcqRel) {
+        self.lose_or_end();
+        if !self.reported.swap(true, Ordering::AcqRel) {
             telemetry::lease_lost(self.id());
-            self.changed.notify_waiters();
         }
+    }
+
+    /// The store says that nobody has it any more, or somebody else: a commit of the handler's may have ended it, and
+    /// nothing need have gone wrong.
+    pub(crate) fn lose_or_end(&self) {
+        self.lost.store(true, Ordering::Release);
+        self.changed.notify_waiters();
     }
 }
 
@@ -313,6 +321,7 @@ impl Renewer {
             due: AtomicU64::new(nanos(third)),
             sequence: state.sequence,
             lost: AtomicBool::new(false),
+            reported: AtomicBool::new(false),
             ending: AtomicBool::new(false),
             ended: AtomicBool::new(false),
             changed: Notify::new(),
@@ -390,10 +399,9 @@ impl Renewer {
             {
                 None
             }
-            // So does a commit of the handler's, of which it may not have heard: nothing needs to have gone wrong.
+            // So does a commit of the handler's, of which it may not have heard.
             Ok(Err(StoreError::LeaseLost)) if held.commit.has_begun() => {
-                held.lost.store(true, Ordering::Release);
-                held.changed.notify_waiters();
+                held.lose_or_end();
                 None
             }
             Ok(Err(StoreError::LeaseLost)) => {

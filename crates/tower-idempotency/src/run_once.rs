@@ -61,8 +61,10 @@ pub enum Outcome<T, E> {
     LeaseLost(T),
     /// The work failed, and the key was freed, is held or needs attention, as the work chose.
     Failed(E),
-    /// The work failed, and nobody knows what is recorded: its lease was lost meanwhile, or the store cannot be asked what became
-    /// of a commit of the work's own. This is what ours failed with. Run again, it is told what is recorded, or runs.
+    /// The work failed, and nobody knows what is recorded: the store cannot be asked what became of a commit of the work's own,
+    /// or the work needs attention and its lease was lost meanwhile. This is what ours failed with. A later run is told what is
+    /// recorded, runs, or finds the key in progress or orphaned; where the retention has passed since the commit, it may run
+    /// though all was done.
     Unknown(E),
 }
 
@@ -280,10 +282,7 @@ where
             if let Err(Failed::NeedsAttention(late, _)) = &value {
                 telemetry::attention_ignored(lease.id(), late.code(), "a value was committed");
             }
-            return match (committed(&config, lease.id(), &record)?, value) {
-                (Outcome::NotRetained, Ok(value)) => Ok(Outcome::Executed(value)),
-                (other, _) => Ok(other),
-            };
+            return committed(&config, lease.id(), &record, value.ok());
         }
         (Committed::Nothing | Committed::Unknown, produced) => produced,
     };
@@ -299,7 +298,7 @@ where
         }
         Ok(Err(Failed::Release(error))) => {
             return match let_go(&config, &engine, lease, place, "failed").await {
-                Some(Instead::Committed(record)) => committed(&config, &id, &record),
+                Some(Instead::Committed(record)) => committed(&config, &id, &record, None),
                 Some(Instead::Record(record)) => read(&config, &id, &record),
                 Some(Instead::Unknown { .. }) => Ok(Outcome::Unknown(error)),
                 None => Ok(Outcome::Failed(error)),
@@ -307,18 +306,26 @@ where
         }
         Ok(Err(Failed::Hold(error))) => {
             // A commit of the work's own that nobody has heard of may be what is stored.
-            if lease.is_in_doubt()
-                && let Found::Record(record) =
-                    Box::pin(look_once_more(&config, &engine, &lease, place)).await
-            {
-                if lease.commit.has_begun_with(&record) {
+            let found = if lease.is_in_doubt() {
+                Some(Box::pin(look_once_more(&config, &engine, &lease, place)).await)
+            } else {
+                None
+            };
+            return match found {
+                Some(Found::Record(record)) if lease.commit.has_begun_with(&record) => {
                     telemetry::recorded(&id, &record);
-                    return committed(&config, &id, &record);
+                    committed(&config, &id, &record, None)
                 }
-                return read(&config, &id, &record);
-            }
-            telemetry::held(&id);
-            return Ok(Outcome::Failed(error));
+                Some(Found::Record(record)) => read(&config, &id, &record),
+                Some(Found::Unknown) => {
+                    telemetry::held(&id);
+                    Ok(Outcome::Unknown(error))
+                }
+                Some(Found::Held(_) | Found::Orphan | Found::Lost) | None => {
+                    telemetry::held(&id);
+                    Ok(Outcome::Failed(error))
+                }
+            };
         }
         Err(panic) => {
             engine.end(lease, limit, place, "panic").await;
@@ -332,20 +339,23 @@ where
     };
     match settle(&config, &engine, lease, place, made).await {
         None => Ok(executed(produced)),
-        Some(Instead::Committed(record)) => committed(&config, &id, &record),
+        Some(Instead::Committed(record)) => committed(&config, &id, &record, produced.ok()),
         Some(Instead::Record(_) | Instead::Unknown { .. }) => Ok(lost(produced)),
     }
 }
 
-/// What a record holds that this run has committed itself.
+/// What a record holds that this run has committed itself; where that is no more than that it did, what it `returned`.
 fn committed<T: DeserializeOwned, E>(
     config: &Config,
     id: &KeyId,
     record: &Bytes,
+    returned: Option<T>,
 ) -> Result<Outcome<T, E>, Error> {
-    Ok(match outcome(decode(config, id, record)?)? {
-        Outcome::Replayed(value) => Outcome::Executed(value),
-        other => other,
+    Ok(match (outcome(decode(config, id, record)?)?, returned) {
+        (Outcome::Replayed(value), _) | (Outcome::NotRetained, Some(value)) => {
+            Outcome::Executed(value)
+        }
+        (other, _) => other,
     })
 }
 

@@ -160,7 +160,11 @@ fn complete_later(
                 Err(reason) => {
                     telemetry::released(held.id(), reason);
                     let limit = config.store_timeout;
-                    return engine.release_until(&reference, deadline, limit).await;
+                    engine.release_until(&reference, deadline, limit).await;
+                    if held.commit.has_begun() {
+                        engine.give_back_later(config, &held.grant.claim, place);
+                    }
+                    return;
                 }
             }
         }
@@ -188,7 +192,12 @@ async fn whose_is_stored(
         }
         Found::Record(stored) => {
             telemetry::not_stored(lease.id(), record);
-            Some(committed(lease, stored))
+            let is_theirs = lease.commit.has_begun_with(&stored);
+            Some(if is_theirs {
+                committed(lease, stored)
+            } else {
+                Instead::Record(stored)
+            })
         }
         Found::Held(_) | Found::Orphan | Found::Lost => {
             telemetry::not_stored(lease.id(), record);
@@ -297,9 +306,17 @@ async fn let_go_in_doubt(
         Found::Record(record) if lease.commit.has_begun_with(&record) => {
             Some(committed(&lease, record))
         }
-        Found::Record(record) => Some(Instead::Record(record)),
+        Found::Record(record) => {
+            lease.lose();
+            Some(Instead::Record(record))
+        }
         // Somebody took over, as the commit has heard, and may answer yet.
-        Found::Orphan | Found::Lost if lease.is_lost() => Some(nobody_knows(&lease)),
+        Found::Orphan | Found::Lost if lease.is_lost() => {
+            if !lease.commit.may_be_over() {
+                lease.lose();
+            }
+            Some(nobody_knows(&lease))
+        }
         // Whoever has the key now took it when our lease was over. The record was there and is over, or it never was, and
         // never will be: a commit finds no lease of ours any more.
         Found::Held(_) | Found::Orphan | Found::Lost => {

@@ -236,11 +236,12 @@ impl<T> Prepared<T> {
     ) -> Result<T, StoreError> {
         let held = &*self.lease.0;
         let retention = self.retention.as_duration();
+        let is_second = held.commit.has_begun();
         if held.is_lost() || !held.commit.begin(&self.record, retention) {
             return Err(StoreError::LeaseLost);
         }
         // A renewal that comes after the commit finds no lease, and must not take it for lost.
-        held.about_to_end(true);
+        let _ending = Ending::of(held);
         let mut committed = commit.await;
         if let Err(StoreError::Backend(error)) = committed {
             committed = match Box::pin(find_out(held, &self.record)).await {
@@ -255,9 +256,11 @@ impl<T> Prepared<T> {
                 Ok(self.answer)
             }
             Err(error) => {
-                held.about_to_end(false);
-                if let StoreError::LeaseLost = error {
-                    held.lose();
+                match error {
+                    // An earlier try may have come through.
+                    StoreError::LeaseLost if is_second => held.lose_or_end(),
+                    StoreError::LeaseLost => held.lose(),
+                    _ => {}
                 }
                 Err(error)
             }
@@ -265,8 +268,28 @@ impl<T> Prepared<T> {
     }
 }
 
+/// While a commit is on its way, heard of or not.
+struct Ending<'a>(&'a Held);
+
+impl<'a> Ending<'a> {
+    fn of(held: &'a Held) -> Self {
+        held.about_to_end(true);
+        Self(held)
+    }
+}
+
+impl Drop for Ending<'_> {
+    fn drop(&mut self) {
+        self.0.about_to_end(false);
+    }
+}
+
 /// What became of a commit whose reply did not come; `None` when nothing did, or nobody knows.
 async fn find_out(held: &Held, record: &Bytes) -> Option<Result<(), StoreError>> {
+    if held.commit.is_closed() {
+        // The layer finds out by itself. To ask under this token would be to take the key for nobody, if it is free by now.
+        return None;
+    }
     let grant = &held.grant;
     match look(&grant.config, &grant.engine, &grant.claim).await {
         Found::Record(stored) if stored == record => Some(Ok(())),

@@ -107,8 +107,6 @@ async fn main() -> Result<(), Failure> {
         .with_writer(io::stderr)
         .init();
     let args = Args::parse();
-    // Before anything is begun: a signal that nobody listens for ends the process at once.
-    let asked_to_stop = stop_signal()?;
 
     let mut sdk = aws_config::defaults(BehaviorVersion::latest()).http_client(https_client());
     if let Some(endpoint) = &args.endpoint {
@@ -123,6 +121,8 @@ async fn main() -> Result<(), Failure> {
     store.create_table().await?;
     let tally = Tally::new(&client, format!("{}-tally", args.table));
     tally.create_table().await?;
+    // Before anything is begun: a signal that nobody listens for ends the process at once.
+    let asked_to_stop = stop_signal()?;
     let layer = IdempotencyLayer::new(store).with_lease(args.lease.try_into()?);
 
     let (stop, stopping) = watch::channel(false);

@@ -19,7 +19,7 @@ use tokio::{
 async fn asked_to_stop_at_work_consumers_end_what_they_have_received() {
     for signal in ["-TERM", "-INT"] {
         let place = Place::new();
-        let process = place.start(&[], WORK);
+        let process = place.start(SHORT, &[], WORK);
         place.work_has_begun().await;
         run("kill", [signal, &process.id().to_string()]).expect("kill");
         let (status, said) = end(process).await;
@@ -31,7 +31,7 @@ async fn asked_to_stop_at_work_consumers_end_what_they_have_received() {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn out_of_patience_consumers_end_what_they_have_received() {
     let place = Place::new();
-    let process = place.start(&["--patience", "500ms"], WORK);
+    let process = place.start(SHORT, &["--patience", "500ms"], WORK);
     place.work_has_begun().await;
     let (status, said) = end(process).await;
     assert_eq!(status.code(), Some(1), "{status}, {said}");
@@ -56,13 +56,10 @@ impl Place {
         }
     }
 
-    fn start(&self, args: &[&str], work: &str) -> Child {
+    fn start(&self, lease: &str, args: &[&str], work: &str) -> Child {
         let mut command = Command::new(env!("CARGO_BIN_EXE_consumers"));
         command.args(["--endpoint", &self.endpoint, "--table", &self.table]);
-        // Leases end soon: what is left behind has to be found by the next process.
-        command
-            .args(["--lease", "500ms", "--skew", "0s"])
-            .args(args);
+        command.args(["--lease", lease, "--skew", "0s"]).args(args);
         command.args(["shipments", "--packing", "0s", "--work", work]);
         command.args(["--messages", &MESSAGES.to_string()]);
         let command = command.stdout(Stdio::piped()).stderr(Stdio::inherit());
@@ -93,7 +90,7 @@ impl Place {
     async fn nothing_has_to_be_looked_at(&self) {
         let sent = self.sent().await;
         assert!(sent.contains(&0), "it went on receiving: {sent:?}");
-        let (status, said) = end(self.start(&[], "0s")).await;
+        let (status, said) = end(self.start("15s", &[], "0s")).await;
         assert!(status.success(), "{status}");
         assert!(said.contains(", 0 dead letters"), "{said}");
         assert_eq!(self.sent().await, [1; MESSAGES]);
@@ -114,4 +111,6 @@ async fn end(process: Child) -> (ExitStatus, String) {
 
 const MESSAGES: usize = 12;
 const WORK: &str = "3s";
+/// A lease that is soon over: what is left behind has to be found by the next process.
+const SHORT: &str = "500ms";
 const PATIENCE: Duration = Duration::from_secs(60);

@@ -2,6 +2,7 @@
 //! ends.
 
 use std::{
+    collections::VecDeque,
     env, fs,
     io::{BufRead, BufReader, Read, Write},
     net::{Ipv4Addr, TcpListener, UdpSocket},
@@ -272,7 +273,7 @@ pub fn until_ready(guard: &Guard, ready: impl Fn() -> bool) -> bool {
 pub fn free_port() -> u16 {
     use std::hash::{BuildHasher, RandomState};
     // Who has the number for UDP, which no server here uses, has been given it for TCP.
-    static GIVEN: Mutex<Vec<UdpSocket>> = Mutex::new(Vec::new());
+    static GIVEN: Mutex<VecDeque<UdpSocket>> = Mutex::new(VecDeque::new());
     let random = RandomState::new();
     let free = |port: &u16| {
         let Ok(given) = UdpSocket::bind((Ipv4Addr::LOCALHOST, *port)) else {
@@ -281,7 +282,11 @@ pub fn free_port() -> u16 {
         let free = TcpListener::bind((Ipv4Addr::LOCALHOST, *port)).is_ok();
         if free {
             let mut all = GIVEN.lock().unwrap_or_else(PoisonError::into_inner);
-            all.push(given);
+            all.push_back(given);
+            // A process may start servers for hours, and has so many files.
+            if all.len() > MOST_GIVEN {
+                all.pop_front();
+            }
         }
         free
     };
@@ -322,6 +327,9 @@ pub fn give(directory: &Path, user: &str) {
 fn is_root() -> bool {
     run("id", ["-u"]).is_ok_and(|id| id == b"0\n")
 }
+
+/// More than all servers of a test together.
+const MOST_GIVEN: usize = 200;
 
 /// How long a server may take to be ready. One that ends instead is noticed at once, so this is for a disk or a processor with
 /// too much to do.

@@ -64,7 +64,9 @@ fn told(outcome: run_once::Outcome<Value, ()>) -> Outcome {
             Outcome::Refused("key-reused", StatusCode::UNPROCESSABLE_ENTITY)
         }
         run_once::Outcome::Failed(()) => Outcome::Failed,
-        run_once::Outcome::Orphaned { .. } | run_once::Outcome::LeaseLost(_) => {
+        run_once::Outcome::Orphaned { .. }
+        | run_once::Outcome::LeaseLost(_)
+        | run_once::Outcome::Unknown(()) => {
             Outcome::Refused("outcome-unknown", StatusCode::CONFLICT)
         }
         other => panic!("nobody does anything else here: {other:?}"),

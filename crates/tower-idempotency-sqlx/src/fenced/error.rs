@@ -130,7 +130,7 @@ impl Error for TransactionError {
     }
 }
 
-/// Why an answer was not committed: the layer does not record it, or the transaction failed.
+/// Why an answer is not known to be committed: the layer does not record it, or the transaction failed.
 ///
 /// It may be sent between threads whatever the answer is, so that `?` makes it any other error. The [`TransactionError`] is
 /// its source then.
@@ -199,7 +199,8 @@ impl<T> fmt::Display for CommitError<T> {
                 f,
                 "expected an answer that is recorded, found one that is not ({reason:?}): rolled back"
             ),
-            Inner::Failed(_) => f.write_str("the answer was not committed"),
+            // What became of it only the source says.
+            Inner::Failed(_) => f.write_str("the transaction of the answer failed"),
         }
     }
 }
@@ -219,6 +220,32 @@ impl<T> Error for CommitError<T> {
         match &self.0 {
             Inner::NotRecorded(..) => None,
             Inner::Failed(error) => Some(error),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_became_of_a_transaction_that_failed_only_its_kind_says() {
+        for kind in [
+            TransactionErrorKind::LeaseLost,
+            TransactionErrorKind::NoEntry,
+            TransactionErrorKind::Checkpoint,
+            TransactionErrorKind::Database,
+            TransactionErrorKind::Ended,
+            TransactionErrorKind::Unknown,
+        ] {
+            let error = CommitError::<()>::from(TransactionError::from(kind));
+            assert_eq!(
+                error.to_string(),
+                "the transaction of the answer failed",
+                "{kind:?}"
+            );
+            let source = error.source().expect("the failure");
+            assert_eq!(source.to_string(), TransactionError::from(kind).to_string());
         }
     }
 }

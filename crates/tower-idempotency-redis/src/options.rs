@@ -1,6 +1,6 @@
 //! What can be set, and the ways to connect.
 
-use std::{future, io, sync::Arc, time::Duration};
+use std::{future, sync::Arc, time::Duration};
 
 use redis::{AsyncConnectionConfig, Client, Cmd, IntoConnectionInfo, RedisResult};
 use tokio::time::Instant;
@@ -317,14 +317,12 @@ impl RedisOptions {
             let (primary, config) = (primary.clone(), config.clone());
             Link::Dialled(Redial::new(move || {
                 let (primary, config) = (primary(), config.clone());
-                let dial = async move {
+                async move {
                     primary
                         .await?
                         .get_multiplexed_async_connection_with_config(&config)
                         .await
-                };
-                // In a task: a caller that gives up and has no successor would keep the sentinels from all others.
-                async { tokio::spawn(dial).await.map_err(io::Error::other)? }
+                }
             }))
         };
         let (asking, keeping, waiting) = (link(), link(), self.wait.is_some().then(link));

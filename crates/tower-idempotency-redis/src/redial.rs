@@ -2,6 +2,7 @@
 
 use std::{
     future::Future,
+    hash::{BuildHasher, RandomState},
     io,
     sync::{
         Mutex, PoisonError,
@@ -18,7 +19,7 @@ use redis::{ErrorKind, RedisError, RedisResult, ServerErrorKind};
 use tokio::time::{Instant, sleep_until, timeout_at};
 
 pub(crate) struct Redial<C: Clone> {
-    dial: Box<dyn Fn() -> Dialled<C> + Send + Sync>,
+    dial: Box<dyn Fn() -> BoxFuture<'static, RedisResult<C>> + Send + Sync>,
     current: Mutex<Current<C>>,
     /// Whether the connection leads to several servers, of which one can be silent while the others answer.
     leads_to_many: bool,
@@ -34,6 +35,8 @@ type Dialled<C> = Shared<BoxFuture<'static, RedisResult<C>>>;
 struct Current<C: Clone> {
     number: u64,
     connection: Dialled<C>,
+    /// How often in a row it could not be made.
+    failures: u32,
     /// What takes its place once it is made: until then those servers that answer go on to be asked.
     next: Option<Dialled<C>>,
 }
@@ -45,11 +48,12 @@ impl<C: Clone + Send + Sync + 'static> Redial<C> {
     where
         F: Future<Output = RedisResult<C>> + Send + 'static,
     {
-        let dial = Box::new(move || dial().boxed().shared());
+        let dial = Box::new(move || dial().boxed());
         Self {
             current: Mutex::new(Current {
                 number: 0,
-                connection: dial(),
+                connection: in_a_task(dial(), Duration::ZERO),
+                failures: 0,
                 next: None,
             }),
             dial,
@@ -74,8 +78,8 @@ impl<C: Clone + Send + Sync + 'static> Redial<C> {
         }
     }
 
-    /// Makes a call on the connection. Callers that come while it is being made wait for the one attempt; it goes on with
-    /// the next caller if this one is dropped.
+    /// Makes a call on the connection. Callers that come while it is being made wait for the one attempt; it goes on
+    /// if they are dropped.
     pub(crate) async fn with<T, F>(
         &self,
         deadline: Instant,
@@ -102,7 +106,7 @@ impl<C: Clone + Send + Sync + 'static> Redial<C> {
             // Still being made.
             Err(error) if error.is_timeout() && Instant::now() >= deadline => return Err(error),
             Err(error) => {
-                self.replace(number);
+                self.try_again(number);
                 return Err(error);
             }
         };
@@ -163,31 +167,60 @@ impl<C: Clone + Send + Sync + 'static> Redial<C> {
         }
         let is_made = matches!(current.connection.peek(), Some(Ok(_)));
         if self.leads_to_many && is_made {
-            current.next.get_or_insert_with(|| (self.dial)());
+            let next = || in_a_task((self.dial)(), Duration::ZERO);
+            current.next.get_or_insert_with(next);
         } else {
-            self.answered.store(self.now(), Relaxed);
-            let could_not_be_made = matches!(current.connection.peek(), Some(Err(_)));
-            *current = Current {
-                number: number + 1,
-                connection: if could_not_be_made {
-                    after_a_pause((self.dial)())
-                } else {
-                    (self.dial)()
-                },
-                next: None,
-            };
+            let failures = if is_made { 0 } else { current.failures };
+            self.begin(&mut current, failures, Duration::ZERO);
         }
+    }
+
+    /// As [`replace`](Self::replace), of one that could not be made a moment ago. A server that turns away whoever comes is
+    /// not asked as often as there are calls, by each of its clients.
+    fn try_again(&self, number: u64) {
+        let mut current = self.current.lock().unwrap_or_else(PoisonError::into_inner);
+        if current.number != number {
+            return;
+        }
+        let pause = MIN_PAUSE.saturating_mul(2_u32.saturating_pow(current.failures));
+        let failures = current.failures.saturating_add(1);
+        self.begin(&mut current, failures, jittered(pause.min(MAX_PAUSE)));
+    }
+
+    fn begin(&self, current: &mut Current<C>, failures: u32, pause: Duration) {
+        self.answered.store(self.now(), Relaxed);
+        *current = Current {
+            number: current.number + 1,
+            connection: in_a_task((self.dial)(), pause),
+            failures,
+            next: None,
+        };
     }
 }
 
-/// A server that turns away whoever comes is not asked as often as there are calls, by each of its clients.
-fn after_a_pause<C: Clone + Send + Sync + 'static>(dial: Dialled<C>) -> Dialled<C> {
-    let end = Instant::now() + PAUSE;
+/// Dials after a pause; in a task: a caller that gives up and has no successor would keep what it dialled with from all others,
+/// and one whose runtime ends would leave them its timers, which nobody may wait for any more.
+fn in_a_task<C: Clone + Send + Sync + 'static>(
+    dial: BoxFuture<'static, RedisResult<C>>,
+    pause: Duration,
+) -> Dialled<C> {
+    let end = Instant::now() + pause;
     let dial = async move {
-        sleep_until(end).await;
+        if !pause.is_zero() {
+            sleep_until(end).await;
+        }
         dial.await
     };
-    dial.boxed().shared()
+    async { tokio::spawn(dial).await.map_err(io::Error::other)? }
+        .boxed()
+        .shared()
+}
+
+/// Between three quarters of `pause` and all of it, so that those who were turned away together do not come back together.
+fn jittered(pause: Duration) -> Duration {
+    // The seeds of hashes are random.
+    let [drawn, ..] = RandomState::new().hash_one(()).to_be_bytes();
+    pause * 3 / 4 + pause / 4 * u32::from(drawn) / 255
 }
 
 /// Makes a call, and a connection on the way: nobody waits for that yet.
@@ -231,14 +264,18 @@ pub(crate) fn is_final(error: &RedisError) -> bool {
     }
 }
 
-/// Between a connection that could not be made and the next attempt.
-const PAUSE: Duration = Duration::from_millis(100);
+/// Between a connection that could not be made and the next attempt: twice as long each time.
+const MIN_PAUSE: Duration = Duration::from_millis(100);
+const MAX_PAUSE: Duration = Duration::from_secs(1);
 
 #[cfg(test)]
 mod tests {
-    use std::sync::{
-        Arc,
-        atomic::{AtomicUsize, Ordering},
+    use std::{
+        collections::HashSet,
+        sync::{
+            Arc,
+            atomic::{AtomicBool, AtomicUsize, Ordering},
+        },
     };
 
     use tokio::time::{sleep, timeout};
@@ -247,15 +284,15 @@ mod tests {
 
     const PATIENCE: Duration = Duration::from_secs(1);
 
-    /// A connection that takes longer to make, in a task, than three calls may take, and how often it was made.
+    /// A connection that takes longer to make than three calls may take, and how often it was made.
     fn slow() -> (Redial<()>, Arc<AtomicUsize>) {
         let made = Arc::<AtomicUsize>::default();
         let counted = Arc::clone(&made);
         let redial = Redial::new(move || {
             counted.fetch_add(1, Ordering::Relaxed);
             async {
-                let dial = tokio::spawn(sleep(PATIENCE * 7 / 2));
-                Ok(dial.await.map_err(io::Error::other)?)
+                sleep(PATIENCE * 7 / 2).await;
+                Ok(())
             }
         });
         (redial, made)
@@ -321,14 +358,74 @@ mod tests {
     }
 
     #[tokio::test(start_paused = true)]
-    async fn one_that_cannot_be_made_is_not_tried_without_a_pause() {
+    async fn one_that_cannot_be_made_is_tried_after_ever_longer_pauses() {
         let (redial, tried) = refused();
-        let began = Instant::now();
-        while began.elapsed() < PATIENCE {
-            assert!(call(&redial).await.is_err());
-            sleep(Duration::from_millis(1)).await;
+        assert!(call(&redial).await.is_err());
+        for (n, longest) in [100, 200, 400, 800, 1_000, 1_000].into_iter().enumerate() {
+            let began = Instant::now();
+            let end = began + PATIENCE * 2;
+            let refused = redial.with(end, |()| async { Ok(()) });
+            assert!(refused.await.is_err());
+            // A clock is as fine as a millisecond.
+            let pause = began.elapsed().as_millis();
+            let expected = longest * 3 / 4..=longest + 1;
+            assert!(expected.contains(&pause), "{pause} ms, {n} times before");
+            assert_eq!(tried.load(Ordering::Relaxed), n + 2);
         }
-        let tried = tried.load(Ordering::Relaxed);
-        assert!((5..=11).contains(&tried), "{tried} times in a second");
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn one_that_was_made_is_made_again_at_once_and_the_pauses_begin_anew() {
+        let turns_away = Arc::new(AtomicBool::new(true));
+        let told = Arc::clone(&turns_away);
+        let redial = Redial::new(move || {
+            let told = Arc::clone(&told);
+            async move {
+                match told.load(Ordering::Relaxed) {
+                    true => Err(io::Error::from(io::ErrorKind::ConnectionRefused).into()),
+                    false => Ok(()),
+                }
+            }
+        });
+        for _ in 0..4 {
+            assert!(call(&redial).await.is_err());
+        }
+        turns_away.store(false, Ordering::Relaxed);
+        assert!(call(&redial).await.is_ok());
+        let breaks =
+            async || -> RedisResult<()> { Err(io::Error::from(io::ErrorKind::BrokenPipe).into()) };
+        let broken = redial.with(Instant::now() + PATIENCE, |()| breaks());
+        assert!(broken.await.is_err());
+        turns_away.store(true, Ordering::Relaxed);
+        let began = Instant::now();
+        assert!(call(&redial).await.is_err());
+        assert_eq!(began.elapsed(), Duration::ZERO);
+        assert!(call(&redial).await.is_err());
+        assert!(began.elapsed() <= Duration::from_millis(101));
+    }
+
+    #[test]
+    fn pauses_differ() {
+        let pauses: HashSet<_> = (0..100).map(|_| jittered(MAX_PAUSE)).collect();
+        assert!(pauses.len() > 10, "{pauses:?}");
+    }
+
+    #[test]
+    fn a_runtime_that_ends_leaves_no_pause_that_another_would_have_to_wait_for() {
+        let runtime = || {
+            let mut runtime = tokio::runtime::Builder::new_current_thread();
+            runtime.enable_all().build().unwrap()
+        };
+        let (redial, tried) = refused();
+        let one = runtime();
+        assert!(one.block_on(call(&redial)).is_err());
+        let left = async { timeout(Duration::from_millis(10), call(&redial)).await };
+        assert!(one.block_on(left).is_err());
+        drop(one);
+        let other = runtime();
+        for _ in 0..2 {
+            assert!(other.block_on(call(&redial)).is_err());
+        }
+        assert!(tried.load(Ordering::Relaxed) > 1);
     }
 }

@@ -34,6 +34,8 @@ pub enum Meddling {
     HideTables(usize),
     /// Says of tables that they are being updated; and so many times that they are in use, where their TTL is to be.
     UpdateTables(usize),
+    /// Says of tables that they are being updated: so many times because their index is being made.
+    MakeIndexes(usize),
 }
 
 /// One call and what came of it.
@@ -205,7 +207,22 @@ async fn forward(State(forwarding): State<Forwarding>, req: Request<Body>) -> Re
             }
             (status, answer)
         }
-        Meddling::HideTables(_) | Meddling::UpdateTables(_) | Meddling::None => ask().await,
+        Meddling::MakeIndexes(left) if operation == "DescribeTable" => {
+            let (status, mut answer) = ask().await;
+            if let Some(table) = answer.get_mut("Table") {
+                table["TableStatus"] = json!("UPDATING");
+                let status = if left > 0 { "CREATING" } else { "ACTIVE" };
+                let indexes = table["GlobalSecondaryIndexes"].as_array_mut();
+                for index in indexes.into_iter().flatten() {
+                    index["IndexStatus"] = json!(status);
+                }
+            }
+            (status, answer)
+        }
+        Meddling::HideTables(_)
+        | Meddling::UpdateTables(_)
+        | Meddling::MakeIndexes(_)
+        | Meddling::None => ask().await,
     };
     lock(&forwarding.shared).calls.push(Call {
         operation,
@@ -255,6 +272,9 @@ fn turn(shared: &Mutex<Shared>, operation: &str) -> Meddling {
         }
         Meddling::UpdateTables(left) if operation == "UpdateTimeToLive" => {
             Meddling::UpdateTables(left.saturating_sub(1))
+        }
+        Meddling::MakeIndexes(left) if operation == "DescribeTable" => {
+            Meddling::MakeIndexes(left.saturating_sub(1))
         }
         same => same,
     };

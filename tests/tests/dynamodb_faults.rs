@@ -316,6 +316,23 @@ async fn a_table_that_is_being_updated_is_usable() {
     assert_eq!(collected.filter(|it| it == "UpdateTimeToLive").count(), 3);
 }
 
+// Queries of an index that is being made are refused.
+#[tokio::test]
+async fn a_table_whose_index_is_being_made_is_waited_for_where_entries_are_listed() {
+    let server = shared(StandIn::Dynoxide);
+    let endpoint = Endpoint::start(server.address());
+    for (shards, asked) in [(1, 4), (0, 1)] {
+        let options = DynamoDbOptions::new().with_index_shards(shards);
+        let store = options.store(&client(endpoint.address()), server.new_table());
+        endpoint.calls();
+        endpoint.set(Meddling::MakeIndexes(3));
+        store.create_table().await.expect("usable");
+        let described = endpoint.operations().into_iter();
+        let described = described.filter(|it| it == "DescribeTable").count();
+        assert_eq!(described, asked, "{shards} shards");
+    }
+}
+
 /// A store that gives a call half a second, and how often its credentials were loaded. Of each time is said how long that
 /// takes, and how long after it they are over.
 async fn with_credentials(

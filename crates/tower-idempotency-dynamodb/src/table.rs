@@ -9,8 +9,8 @@ use aws_sdk_dynamodb::{
         update_time_to_live::UpdateTimeToLiveError,
     },
     types::{
-        AttributeDefinition, BillingMode, GlobalSecondaryIndex, KeySchemaElement, KeyType,
-        Projection, ProjectionType, ScalarAttributeType, TableDescription, TableStatus,
+        AttributeDefinition, BillingMode, GlobalSecondaryIndex, IndexStatus, KeySchemaElement,
+        KeyType, Projection, ProjectionType, ScalarAttributeType, TableDescription, TableStatus,
         TimeToLiveSpecification, TimeToLiveStatus,
     },
 };
@@ -92,6 +92,10 @@ impl Inner {
         match table.table_status() {
             Some(TableStatus::Active | TableStatus::Updating) => {
                 self.check(&table)?;
+                // A table is being updated also for as long as its index is being made, which takes writes and no queries.
+                if self.options.shards > 0 && is_on_its_way(&table) {
+                    return Ok(false);
+                }
                 self.collect().await
             }
             _ => Ok(false),
@@ -175,6 +179,14 @@ impl Inner {
             },
         }
     }
+}
+
+/// Whether the index comes or goes.
+fn is_on_its_way(table: &TableDescription) -> bool {
+    let mut indexes = table.global_secondary_indexes().iter();
+    let index = indexes.find(|it| it.index_name() == Some(INDEX));
+    let status = index.and_then(|it| it.index_status());
+    matches!(status, Some(IndexStatus::Creating | IndexStatus::Deleting))
 }
 
 /// Whoever makes the table at the same moment may have been first: the service has no name of its own for that.

@@ -18,13 +18,19 @@ use tests::{
     post, send,
     servers::dynamodb::{DynamoDbServer, StandIn, client, shared},
 };
+use tokio::task::JoinSet;
 use tower_idempotency::{
     IdempotencyLayer,
     store::{Claim, Fingerprint, KeyId, Store},
 };
 use tower_idempotency_dynamodb::{
     DynamoDbOptions, DynamoDbStore,
-    aws_sdk_dynamodb::{Client, config::Credentials, primitives::Blob, types::AttributeValue},
+    aws_sdk_dynamodb::{
+        Client,
+        config::{Credentials, IdentityCache, SharedIdentityCache},
+        primitives::Blob,
+        types::AttributeValue,
+    },
 };
 
 /// Calls fail as the endpoint is told, and not because a machine has too much to do; what is silent is tested with the
@@ -333,9 +339,11 @@ async fn a_table_whose_index_is_being_made_is_waited_for_where_entries_are_liste
     }
 }
 
-/// A store that gives a call half a second, and how often its credentials were loaded. Of each time is said how long that
-/// takes, and how long after it they are over.
+/// A store that gives a call so long, and how often its credentials were loaded. Of each time is said how long that takes,
+/// and how long after it they are over.
 async fn with_credentials(
+    cache: SharedIdentityCache,
+    limit: Duration,
     load: impl Fn(u64) -> (Duration, Duration) + Send + Sync + 'static,
 ) -> (DynamoDbStore, Arc<AtomicU64>) {
     let loads = Arc::<AtomicU64>::default();
@@ -352,8 +360,9 @@ async fn with_credentials(
     let (theirs, table) = (client(server.address()), server.new_table());
     let made = DynamoDbStore::new(&theirs, &table).create_table().await;
     made.expect("the server runs");
-    let config = theirs.config().to_builder().credentials_provider(source);
-    let options = DynamoDbOptions::new().with_timeout(Duration::from_millis(500));
+    let config = theirs.config().to_builder();
+    let config = config.credentials_provider(source).identity_cache(cache);
+    let options = DynamoDbOptions::new().with_timeout(limit);
     let store = options.store(&Client::from_conf(config.build()), table);
     (store, loads)
 }
@@ -361,7 +370,8 @@ async fn with_credentials(
 #[tokio::test]
 async fn credentials_that_take_longer_to_load_than_a_call_may_take_are_loaded() {
     let (takes, valid) = (Duration::from_secs(4), Duration::from_secs(3_600));
-    let (store, loads) = with_credentials(move |_| (takes, valid)).await;
+    let cache = IdentityCache::lazy().build();
+    let (store, loads) = with_credentials(cache, HALF_A_SECOND, move |_| (takes, valid)).await;
     let (app, effects) = creating(IdempotencyLayer::new(store));
     assert_unavailable(&order(&app, "k").await);
     let deadline = Instant::now() + Duration::from_secs(30);
@@ -374,19 +384,64 @@ async fn credentials_that_take_longer_to_load_than_a_call_may_take_are_loaded() 
 
 #[tokio::test]
 async fn credentials_that_are_over_by_the_time_somebody_comes_are_loaded_again() {
-    let (store, loads) = with_credentials(|n| match n {
+    let cache = IdentityCache::lazy().build();
+    let (store, loads) = with_credentials(cache, HALF_A_SECOND, |n| match n {
         0 => (Duration::from_secs(2), Duration::from_secs(1)),
         _ => (Duration::ZERO, Duration::from_secs(3_600)),
     })
     .await;
-    let claim = Claim::new(KeyId::from_bytes([1; 32]), Fingerprint::from_bytes([1; 32]));
-    let claim = claim.expect("tests run where there is randomness");
+    let claim = claim(1);
     store.acquire(&claim).await.expect_err("not loaded yet");
     // Nobody waits for them until they are loaded, and over.
     tokio::time::sleep(Duration::from_secs(4)).await;
-    store.acquire(&claim).await.expect("loaded");
+    let deadline = Instant::now() + Duration::from_secs(30);
+    // On a machine that is busy half a second may be too little for a connection.
+    while let Err(error) = store.acquire(&claim).await {
+        assert!(Instant::now() < deadline, "never loaded: {error:?}");
+    }
     assert_eq!(loads.load(Relaxed), 2);
 }
+
+#[tokio::test]
+async fn a_load_of_credentials_that_hangs_is_given_up() {
+    let cache = IdentityCache::lazy().build();
+    let (store, loads) = with_credentials(cache, HALF_A_SECOND, |n| match n {
+        0 => (Duration::from_secs(3_600), Duration::from_secs(3_600)),
+        _ => (Duration::ZERO, Duration::from_secs(3_600)),
+    })
+    .await;
+    let (claim, began) = (claim(1), Instant::now());
+    while let Err(error) = store.acquire(&claim).await {
+        assert!(began.elapsed() < Duration::from_secs(30), "{error:?}");
+    }
+    assert!(began.elapsed() > Duration::from_secs(9), "too soon");
+    assert_eq!(loads.load(Relaxed), 2);
+}
+
+#[tokio::test]
+async fn calls_that_come_while_credentials_are_loaded_wait_for_one_load() {
+    let (takes, valid) = (HALF_A_SECOND, Duration::from_secs(3_600));
+    let (limit, cache) = (Duration::from_secs(3), IdentityCache::no_cache());
+    let (store, loads) = with_credentials(cache, limit, move |_| (takes, valid)).await;
+    let mut calls = JoinSet::new();
+    for n in 0..8 {
+        let (store, claim) = (store.clone(), claim(n));
+        calls.spawn(async move { store.acquire(&claim).await });
+    }
+    for acquired in calls.join_all().await {
+        acquired.expect("within its time");
+    }
+    assert_eq!(loads.load(Relaxed), 1);
+    store.acquire(&claim(9)).await.expect("loaded again");
+    assert_eq!(loads.load(Relaxed), 2);
+}
+
+fn claim(n: u8) -> Claim {
+    let claim = Claim::new(KeyId::from_bytes([n; 32]), Fingerprint::from_bytes([n; 32]));
+    claim.expect("tests run where there is randomness")
+}
+
+const HALF_A_SECOND: Duration = Duration::from_millis(500);
 
 /// Nothing of what is kept is in what an error says, however it is printed.
 #[tokio::test]

@@ -1,20 +1,22 @@
 //! Credentials that take longer to load than a call may take.
 
 use std::{
-    sync::Arc,
+    error::Error,
+    sync::{Arc, Mutex, PoisonError},
     time::{Duration, SystemTime},
 };
 
 use aws_sdk_dynamodb::config::{
     ConfigBag, ResolveCachedIdentity, RuntimeComponents, SharedIdentityCache,
 };
-use aws_smithy_runtime_api::{
-    box_error::BoxError,
-    client::identity::{
-        Identity, IdentityCachePartition, IdentityFuture, ResolveIdentity, SharedIdentityResolver,
-    },
+use aws_smithy_runtime_api::client::identity::{
+    Identity, IdentityCachePartition, IdentityFuture, ResolveIdentity, SharedIdentityResolver,
 };
-use tokio::{sync::Mutex, task::JoinHandle, time::timeout};
+use futures_util::{
+    FutureExt,
+    future::{BoxFuture, Shared},
+};
+use tokio::time::timeout;
 
 /// A cache whose credentials are loaded in a task: the SDK loads them within the time of the call that needs them first, and
 /// where that is over, begins anew with the next one.
@@ -25,7 +27,8 @@ pub(crate) struct LoadedApart {
     loading: Arc<Mutex<Option<Loading>>>,
 }
 
-type Loading = JoinHandle<Result<Identity, BoxError>>;
+/// In a task, which goes on without those who wait for it.
+type Loading = Shared<BoxFuture<'static, Result<Identity, Arc<dyn Error + Send + Sync>>>>;
 
 impl LoadedApart {
     pub(crate) fn new(cache: SharedIdentityCache) -> Self {
@@ -60,15 +63,45 @@ struct Apart {
 }
 
 impl Apart {
+    /// What is being loaded, or was when nobody waited for its end.
+    fn loading(&self, components: &RuntimeComponents) -> Loading {
+        let mut loading = self.loading.lock().unwrap_or_else(PoisonError::into_inner);
+        loading.take_if(|it| match it.clone().now_or_never() {
+            None => false,
+            // However long ago that was.
+            Some(Ok(identity)) => !is_valid(&identity),
+            Some(Err(_)) => true,
+        });
+        let loading = loading.get_or_insert_with(|| self.load(components));
+        loading.clone()
+    }
+
     fn load(&self, components: &RuntimeComponents) -> Loading {
         let (resolver, components) = (self.resolver.clone(), components.clone());
-        tokio::spawn(async move {
+        let load = async move {
             // Sources of credentials ask nothing of it.
             let config = ConfigBag::base();
             let loading = resolver.resolve_identity(&components, &config);
             timeout(PATIENCE, loading).await?
-        })
+        };
+        let load = tokio::spawn(load);
+        let loaded = async {
+            let loaded = load.await.unwrap_or_else(|ended| Err(ended.into()));
+            loaded.map_err(Arc::from)
+        };
+        loaded.boxed().shared()
     }
+
+    /// Whoever comes from now on begins anew: to keep what was loaded is for the cache.
+    fn forget(&self, loaded: &Loading) {
+        let mut loading = self.loading.lock().unwrap_or_else(PoisonError::into_inner);
+        loading.take_if(|it| it.ptr_eq(loaded));
+    }
+}
+
+fn is_valid(identity: &Identity) -> bool {
+    let end = identity.expiration();
+    end.is_none_or(|end| SystemTime::now() < end)
 }
 
 impl ResolveIdentity for Apart {
@@ -78,19 +111,10 @@ impl ResolveIdentity for Apart {
         _config: &'a ConfigBag,
     ) -> IdentityFuture<'a> {
         IdentityFuture::new(async move {
-            let mut loading = self.loading.lock().await;
-            // Nobody waited for its end, however long ago that was.
-            if let Some(loaded) = loading.take_if(|it| it.is_finished())
-                && let Ok(Ok(identity)) = loaded.await
-                && identity
-                    .expiration()
-                    .is_none_or(|end| SystemTime::now() < end)
-            {
-                return Ok(identity);
-            }
-            let loaded = loading.get_or_insert_with(|| self.load(components)).await;
-            *loading = None;
-            loaded?
+            let loading = self.loading(components);
+            let loaded = loading.clone().await;
+            self.forget(&loading);
+            Ok(loaded?)
         })
     }
 
@@ -99,5 +123,6 @@ impl ResolveIdentity for Apart {
     }
 }
 
-/// How long credentials may take to load: one that hangs keeps all others from being loaded.
-const PATIENCE: Duration = Duration::from_secs(60);
+/// How long credentials may take to load: one that hangs keeps all others from being loaded. Twice as long as the SDK has
+/// patience with them.
+const PATIENCE: Duration = Duration::from_secs(10);

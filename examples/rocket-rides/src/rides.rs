@@ -19,7 +19,7 @@ use axum::{
 };
 use serde::Deserialize;
 use serde_json::json;
-use tower_idempotency::{IdempotencyLayer, Lease, NeedsAttention};
+use tower_idempotency::{IdempotencyLayer, Lease, NeedsAttention, Retention};
 use tower_idempotency_sqlx::{
     Checkpoint, Completer, Fenced, Orphan, PostgresStore,
     sqlx::{self, PgPool},
@@ -122,8 +122,12 @@ impl Rides {
                 within(self.limit, self.finish(orphan.lease(), reached)).await
             }
             // Nothing was committed, and what was wanted only the client knows. It stays an orphan, for the client to
-            // come back to: this is not recorded.
-            _ => Ok(StatusCode::SERVICE_UNAVAILABLE.into_response()),
+            // come back to: this is not recorded, though some presets record a 503.
+            _ => Ok((
+                StatusCode::SERVICE_UNAVAILABLE,
+                Extension(Retention::NoStore),
+            )
+                .into_response()),
         }
     }
 

@@ -3,12 +3,14 @@
 use std::time::Duration;
 
 use axum::http::StatusCode;
-use rocket_rides::provider::Mood;
+use rocket_rides::{migrate, provider::Mood};
 use tests::{
     gate::within,
     proxy::{Fault, Proxy, Then},
     servers::postgres,
 };
+use tower_idempotency::Preset;
+use tower_idempotency_sqlx::sqlx;
 
 use crate::stage::Stage;
 
@@ -72,7 +74,7 @@ async fn a_provider_that_does_not_say_what_it_did_charges_once() {
 #[tokio::test]
 async fn a_database_that_falls_silent_holds_no_ride_for_ever() {
     let way = Proxy::start(postgres::shared().address());
-    let stage = Stage::behind("silent", Some((&way, Duration::from_secs(1)))).await;
+    let stage = Stage::behind("silent", (&way, Duration::from_secs(1))).await;
     for n in 1..=11 {
         let (key, card) = (format!("k{n}"), format!("card-{n}"));
         way.once(Fault::reply_to("insert into rides"), Then::Hang);
@@ -130,6 +132,44 @@ async fn the_completer_finishes_what_the_client_gave_up() {
     assert_eq!(late.status, StatusCode::PAYMENT_REQUIRED);
     let swept = stage.completer.sweep().await.expect("a sweep");
     assert_eq!(swept.found, 0, "{swept:?}");
+}
+
+/// Only the client knows what it wanted, and it comes back.
+#[tokio::test]
+async fn what_the_completer_leaves_to_the_client_is_not_recorded_under_any_preset() {
+    for (name, preset) in [("left_ietf", Preset::Ietf), ("left_stripe", Preset::Stripe)] {
+        let stage = Stage::recording(name, preset).await;
+        // Killed before its first checkpoint.
+        let begun = "insert into tower_idempotency (id, token, fingerprint, generation, lease_ends, keep, forgotten_at, \
+             created, owner, operation) \
+             select sha256('id'), substr(sha256('token'), 1, 16), sha256('fingerprint'), 1, now - 1000, 3600000, \
+             now + 3600000, now - 2000, 'tests', 'POST /rides' \
+             from (select (extract(epoch from now()) * 1000)::bigint as now) as clock";
+        let begun = sqlx::query(begun).execute(&stage.pool).await;
+        assert_eq!(begun.expect("begun").rows_affected(), 1);
+        let swept = stage.completer.sweep().await.expect("a sweep");
+        assert_eq!(swept.found, 1, "{swept:?}");
+        let open = "select count(*) from tower_idempotency where record is null";
+        let open: i64 = sqlx::query_scalar(open)
+            .fetch_one(&stage.pool)
+            .await
+            .expect("a count");
+        assert_eq!(open, 1, "{preset:?}");
+    }
+}
+
+#[tokio::test]
+async fn a_database_of_a_release_that_did_not_write_down_when_is_migrated() {
+    let stage = Stage::new("undated").await;
+    stage.ride("k", "card-1").await;
+    let before = sqlx::query("alter table rides drop column created");
+    before.execute(&stage.pool).await.expect("as it was");
+    for _ in 0..2 {
+        migrate(&stage.pool).await.expect("migrated");
+    }
+    let answer = stage.ride("l", "card-1").await;
+    assert_eq!(answer.status, StatusCode::CREATED, "{answer:?}");
+    assert_eq!(stage.rides().await, ["booked", "booked"]);
 }
 
 /// However long it was unreachable: by now it may have forgotten the key under which it charged, and would charge again.

@@ -8,7 +8,7 @@ use rocket_rides::{
     provider::{self, Charge, Ledger, Mood},
 };
 use tests::{Answer, proxy::Proxy, scratch::Scratch, send, servers::postgres, wire::Server};
-use tower_idempotency::{IdempotencyLayer, MissingKey};
+use tower_idempotency::{IdempotencyLayer, MissingKey, Preset};
 use tower_idempotency_sqlx::{
     Completer, PostgresStore,
     sqlx::{self, AssertSqlSafe, PgPool},
@@ -35,11 +35,20 @@ pub(crate) struct Stage {
 
 impl Stage {
     pub(crate) async fn new(name: &str) -> Self {
-        Self::behind(name, None).await
+        Self::with(name, Preset::Recommended, None).await
+    }
+
+    /// With other answers recorded.
+    pub(crate) async fn recording(name: &str, preset: Preset) -> Self {
+        Self::with(name, preset, None).await
     }
 
     /// With the handlers' connections on a way of their own, and a limit that fits.
-    pub(crate) async fn behind(name: &str, way: Option<(&Proxy, Duration)>) -> Self {
+    pub(crate) async fn behind(name: &str, way: (&Proxy, Duration)) -> Self {
+        Self::with(name, Preset::Recommended, Some(way)).await
+    }
+
+    async fn with(name: &str, preset: Preset, way: Option<(&Proxy, Duration)>) -> Self {
         let url = database(name).await;
         let pool = PgPool::connect(&url).await.expect("the server runs");
         let (theirs, limit) = match way {
@@ -57,7 +66,8 @@ impl Stage {
         let server = Server::start(provider.clone()).await;
         let payments = Payments::new(&format!("http://{}", server.addr()), PATIENCE);
 
-        let layer = IdempotencyLayer::new(store.clone()).with_missing_key(MissingKey::Reject);
+        let layer = IdempotencyLayer::with_preset(store.clone(), preset);
+        let layer = layer.with_missing_key(MissingKey::Reject);
         let rides = Rides {
             store,
             pool: theirs,

@@ -559,8 +559,9 @@ async fn handshakes_that_hang_are_few<S: Store>(store: S, way: &Proxy) {
         asking.spawn(async move { send(&app, req).await.status });
         sleep(Duration::from_millis(750)).await;
     }
-    // One each time the turn is free: after the layer's timeout, and after it has lingered.
-    let turns = began.elapsed().as_millis() / 3_500 + 1;
+    // One each time the turn is free: after what is left of the layer's timeout to whoever came last, which is all but 750 ms
+    // of it at least, and after it has lingered.
+    let turns = began.elapsed().as_millis() / 2_750 + 1;
     let tried = way.counts().connections;
     way.set(Mode::Pass);
     let refused = bounded(asking.join_all()).await;

@@ -291,7 +291,9 @@ mod tests {
         let redial = Redial::new(move || {
             counted.fetch_add(1, Ordering::Relaxed);
             async {
-                sleep(PATIENCE * 7 / 2).await;
+                // In steps: the second does not wait for somebody to come.
+                sleep(PATIENCE * 7 / 4).await;
+                sleep(PATIENCE * 7 / 4).await;
                 Ok(())
             }
         });

@@ -980,6 +980,23 @@ async fn a_lease_that_its_own_commit_has_ended_unheard_is_not_reported_lost() {
     assert!(!lost, "{counted:?}");
 }
 
+/// Cut off, it is on its way no more: what a renewal finds then is told at once, and not when the lease would be over.
+#[tokio::test(start_paused = true)]
+async fn a_commit_that_was_cut_off_leaves_renewals_their_say() {
+    let ledger = Ledger::default();
+    ledger.next(Fate::HangAfter);
+    let (app, _) = bank(&ledger, async |ledger: Ledger, lease: Lease, n| {
+        let commit = charge(ledger.clone(), lease.clone(), n);
+        let cut = tokio::time::timeout(Duration::from_secs(1), commit).await;
+        assert!(cut.is_err());
+        let told = tokio::time::timeout(Duration::from_secs(9), lease.lost()).await;
+        assert!(told.is_ok(), "a renewal comes after five seconds");
+        StatusCode::GATEWAY_TIMEOUT.into_response()
+    });
+    first_of(&send(&app, order()).await);
+    assert_charged_once(&ledger, &app).await;
+}
+
 /// A commit that began may have ended it, and here it has not: somebody else has it.
 #[tokio::test(start_paused = true)]
 async fn a_lease_that_is_lost_after_a_commit_that_failed_is_reported_once() {

@@ -980,6 +980,27 @@ async fn a_lease_that_its_own_commit_has_ended_unheard_is_not_reported_lost() {
     assert!(!lost, "{counted:?}");
 }
 
+/// The database says of the second try that the lease is gone: the first one has ended it.
+#[tokio::test(start_paused = true)]
+async fn a_commit_that_is_tried_again_after_it_came_through_reports_no_lost_lease() {
+    let recorder = DebuggingRecorder::new();
+    let _recorded = metrics::set_default_local_recorder(&recorder);
+    let ledger = Ledger::default();
+    ledger.next(Fate::ReplyLost);
+    let (app, _) = bank(&ledger, async |ledger: Ledger, lease: Lease, n| {
+        ledger.store.fail_next(3, Op::Acquire, Act::FailBefore);
+        charge(ledger.clone(), lease.clone(), n).await;
+        charge(ledger, lease, n).await
+    });
+    first_of(&send(&app, order()).await);
+    assert_charged_once(&ledger, &app).await;
+    let counted = recorder.snapshotter().snapshot().into_vec();
+    let lost = counted
+        .iter()
+        .any(|(key, ..)| key.key().name() == "idempotency_lease_lost_total");
+    assert!(!lost, "{counted:?}");
+}
+
 /// Cut off, it is on its way no more: what a renewal finds then is told at once, and not when the lease would be over.
 #[tokio::test(start_paused = true)]
 async fn a_commit_that_was_cut_off_leaves_renewals_their_say() {

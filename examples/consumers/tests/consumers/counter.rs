@@ -1,0 +1,318 @@
+//! Many writers of one number, who retry, race, lose answers and are killed: the sum is exact.
+
+use std::{
+    io::Read,
+    process::{Command, Stdio},
+    sync::Arc,
+    thread,
+    time::{Duration, Instant, SystemTime},
+};
+
+use consumers::{Applied, Counter, Tally, Unadded};
+use tests::{
+    proxy::{Fault, Mode, Proxy, Then},
+    servers::dynamodb::{StandIn, client, shared},
+};
+use tokio::{
+    sync::Barrier,
+    task::JoinSet,
+    time::{sleep, timeout},
+};
+use tower_idempotency::{
+    IdempotencyLayer, Lease, NeedsAttention, Ttl,
+    run_once::{Failed, Outcome},
+};
+use tower_idempotency_dynamodb::{
+    DynamoDbOptions,
+    aws_sdk_dynamodb::{Client, types::AttributeValue},
+};
+
+/// Each of them has a layer, a store and a client of its own, as if it were a process: they meet at the table only.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_counter_of_50_writers_who_all_retry_ends_at_the_exact_sum() {
+    let place = Place::new().await;
+    let start = Arc::new(Barrier::new(50 * 3));
+    let mut writers = JoinSet::new();
+    for update in 0..50 {
+        for _again in 0..3 {
+            let own = client(shared(StandIn::Dynoxide).address());
+            let counter = place.counter(&own, Duration::ZERO);
+            let start = Arc::clone(&start);
+            writers.spawn(async move {
+                start.wait().await;
+                until_applied(&counter, &format!("update {update}")).await
+            });
+        }
+    }
+    let applied = writers.join_all().await;
+    assert_eq!(place.sum().await, 500);
+    let now = applied.iter().filter(|it| **it == Applied::Now).count();
+    assert_eq!(now, 50, "one writer of each update has applied it");
+
+    let late = place.counter(&place.client, Duration::ZERO);
+    for update in 0..50 {
+        let again = late.add(&format!("update {update}"), 10).await;
+        assert_eq!(again.expect("the same amount"), Applied::Before);
+    }
+    assert_eq!(place.sum().await, 500);
+}
+
+/// Two calls, each of which has another token of the SDK: the table alone can know the second again.
+#[tokio::test]
+async fn what_is_added_under_one_token_by_two_calls_is_added_once() {
+    let place = Place::new().await;
+    let tally = place.tally(&place.client);
+    assert!(tally.add("visits", 10, "one").await.expect("it runs"));
+    assert!(!tally.add("visits", 10, "one").await.expect("it runs"));
+    assert_eq!(place.sum().await, 10);
+    assert!(tally.add("visits", 10, "another").await.expect("it runs"));
+    assert_eq!(place.sum().await, 20);
+}
+
+#[tokio::test]
+async fn an_update_that_comes_again_when_it_is_forgotten_is_not_added_again() {
+    let place = Place::new().await;
+    let today = place.counter(&place.client, Duration::ZERO);
+    assert_eq!(until_applied(&today, "update 1").await, Applied::Now);
+    let days = Duration::from_secs(3 * 24 * 60 * 60);
+    let later = place.counter(&place.client, days);
+    assert_eq!(until_applied(&later, "update 1").await, Applied::Before);
+    assert_eq!(place.sum().await, 10);
+}
+
+/// Why an addition takes a token, or a client without retries.
+#[tokio::test]
+async fn what_has_no_token_is_added_twice_by_the_sdk() {
+    let place = Place::new().await;
+    let proxy = Proxy::start(shared(StandIn::Dynoxide).address());
+    let sdk = client(proxy.address());
+    proxy.once(Fault::reply_to("UpdateItem"), Then::Cut);
+    let adding = sdk
+        .update_item()
+        .table_name(place.tally_table())
+        .key("name", AttributeValue::S("visits".into()))
+        .update_expression("ADD amount :ten")
+        .expression_attribute_values(":ten", AttributeValue::N("10".into()));
+    adding.send().await.expect("an answer");
+    assert_eq!(proxy.hits(), 1, "no answer was lost");
+    assert_eq!(place.sum().await, 20);
+}
+
+#[tokio::test]
+async fn an_update_that_comes_again_with_another_amount_is_refused() {
+    let place = Place::new().await;
+    let counter = place.counter(&place.client, Duration::ZERO);
+    until_applied(&counter, "update 1").await;
+    assert!(counter.add("update 1", 11).await.is_err());
+    assert_eq!(place.sum().await, 10);
+}
+
+#[tokio::test]
+async fn what_will_never_succeed_is_an_error_and_not_for_later() {
+    let place = Place::new().await;
+    let nowhere = Tally::new(&place.client, "no-such-table");
+    let counter = Counter::new(place.layer(Duration::ZERO), nowhere, "visits");
+    let error = counter.add("update 1", 10).await.expect_err("no table");
+    assert!(error.to_string().contains("ResourceNotFound"), "{error}");
+
+    let stuck = NeedsAttention::new("refund-failed");
+    let gives_up = async move |_: Lease| Err::<bool, _>(Failed::NeedsAttention(stuck, "why"));
+    let updates = place.layer(Duration::ZERO).with_namespace("updates");
+    let given_up = updates
+        .run_once("update 2", 10_u32.to_be_bytes(), gives_up)
+        .await;
+    assert_eq!(given_up.expect("it runs"), Outcome::Failed("why"));
+    let counter = place.counter(&place.client, Duration::ZERO);
+    let error = counter.add("update 2", 10).await.expect_err("unresolved");
+    assert!(error.to_string().contains("refund-failed"), "{error}");
+}
+
+/// Its lease is renewed for as long as it is at it: without a limit that is for ever.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_silent_server_ends_an_addition_within_its_time() {
+    let place = Place::new().await;
+    let proxy = Proxy::start(shared(StandIn::Dynoxide).address());
+    proxy.set(Mode::Hold);
+    let tally = Tally::new(&client(proxy.address()), &*place.tally_table());
+    let tally = tally.with_timeout(Duration::from_millis(500));
+    let all = async move {
+        let unchecked = tally.add_unchecked("visits", 10).await;
+        assert!(matches!(unchecked, Err(Unadded::Perhaps(_))));
+        let checked = tally.add("visits", 10, "token").await;
+        assert!(matches!(checked, Err(Unadded::Perhaps(_))));
+        let counter = Counter::new(place.layer(Duration::ZERO), tally, "visits");
+        let applied = counter.add("update 1", 10).await;
+        assert_eq!(applied.expect("no error"), Applied::Later);
+    };
+    let ended = timeout(Duration::from_secs(20), all).await;
+    ended.expect("three times half a second");
+}
+
+#[tokio::test]
+async fn what_never_reached_a_server_is_certain_not_to_be_added() {
+    // Nobody listens there any more.
+    let listener = std::net::TcpListener::bind("127.0.0.1:0").expect("a free port");
+    let address = listener.local_addr().expect("a bound socket");
+    drop(listener);
+    let nobody = Tally::new(&client(address), "visits");
+    let unadded = nobody.add_unchecked("visits", 10).await;
+    assert!(matches!(unadded, Err(Unadded::Not(_))), "{unadded:?}");
+
+    let place = Place::new().await;
+    let nowhere = Tally::new(&place.client, "no-such-table");
+    let unadded = nowhere.add_unchecked("visits", 10).await;
+    assert!(matches!(unadded, Err(Unadded::Never(_))), "{unadded:?}");
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn writers_that_are_killed_at_any_moment_add_every_update_once() {
+    let (kills, sum) = killed_writers(&[]).await;
+    assert_eq!(sum, 500, "after {kills} kills");
+}
+
+/// The test can fail.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn what_not_to_copy_is_found_out() {
+    let (kills, sum) = killed_writers(&["--careless"]).await;
+    assert!(sum > 500, "{sum} after {kills} kills");
+}
+
+/// How often they were killed, and the sum.
+async fn killed_writers(args: &[&str]) -> (usize, u64) {
+    let place = Place::new().await;
+    let endpoint = place.endpoint();
+    let mut all = vec!["--endpoint", &endpoint, "--table", &place.table];
+    // Work after the addition, for kills to come between it and the record; leases that are over soon.
+    all.extend([
+        "--lease",
+        "500ms",
+        "--skew",
+        "0s",
+        "counter",
+        "--writers",
+        "2",
+        "--work",
+        "60ms",
+    ]);
+    all.extend(args);
+    let (kills, _) = crate::killed::killed(&all, 12).await;
+    assert!(kills > 2, "killed only {kills} times");
+    let sum = place.sum().await;
+    println!("{kills} kills, sum {sum}");
+    (kills, sum)
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn writers_whose_database_is_gone_end_with_an_error() {
+    let place = Place::new().await;
+    let proxy = Proxy::start(shared(StandIn::Dynoxide).address());
+    let endpoint = format!("http://{}", proxy.address());
+    let mut process = Command::new(env!("CARGO_BIN_EXE_consumers"))
+        .args(["--endpoint", &endpoint, "--table", &place.table])
+        .args(["--patience", "3s", "counter", "--updates", "5"])
+        .args(["--work", "500ms"])
+        .stderr(Stdio::piped())
+        .spawn()
+        .expect("it is built");
+    let mut stderr = process.stderr.take().expect("a piped stderr");
+    let said = thread::spawn(move || {
+        let mut said = String::new();
+        stderr.read_to_string(&mut said).map(|_| said)
+    });
+    let began = Instant::now();
+    while place.sum().await == 0 {
+        assert!(
+            began.elapsed() < Duration::from_secs(60),
+            "nothing is added"
+        );
+        sleep(Duration::from_millis(10)).await;
+    }
+    proxy.set(Mode::Cut);
+    let ended = loop {
+        if let Some(ended) = process.try_wait().expect("a process of ours") {
+            break ended;
+        }
+        if began.elapsed() > Duration::from_secs(60) {
+            process.kill().expect("a process of ours");
+            panic!("it goes on");
+        }
+        sleep(Duration::from_millis(20)).await;
+    };
+    assert!(!ended.success());
+    let said = said.join().expect("no panic").expect("text");
+    assert!(said.contains("WARN"), "{said}");
+    assert!(said.contains("not all was done in time"), "{said}");
+}
+
+async fn until_applied(counter: &Counter, update: &str) -> Applied {
+    let began = Instant::now();
+    loop {
+        assert!(
+            began.elapsed() < Duration::from_secs(60),
+            "{update} is stuck"
+        );
+        let applied = counter.add(update, 10).await.expect("the same amount");
+        if applied != Applied::Later {
+            return applied;
+        }
+        sleep(Duration::from_millis(30)).await;
+    }
+}
+
+struct Place {
+    table: String,
+    client: Client,
+}
+
+impl Place {
+    async fn new() -> Self {
+        let server = shared(StandIn::Dynoxide);
+        let place = Self {
+            table: server.new_table(),
+            client: client(server.address()),
+        };
+        let store = DynamoDbOptions::new().store(&place.client, &*place.table);
+        store.create_table().await.expect("the server runs");
+        let made = place.tally(&place.client).create_table().await;
+        made.expect("the server runs");
+        place
+    }
+
+    fn endpoint(&self) -> String {
+        format!("http://{}", shared(StandIn::Dynoxide).address())
+    }
+
+    fn tally_table(&self) -> String {
+        format!("{}-tally", self.table)
+    }
+
+    /// A machine that is busy is no fault.
+    fn tally(&self, client: &Client) -> Tally {
+        Tally::new(client, self.tally_table()).with_timeout(PATIENCE)
+    }
+
+    /// So much later.
+    fn layer(&self, later: Duration) -> IdempotencyLayer {
+        self.layer_by(&self.client, later)
+    }
+
+    fn layer_by(&self, client: &Client, later: Duration) -> IdempotencyLayer {
+        let options = DynamoDbOptions::new()
+            .with_clock(move || SystemTime::now() + later)
+            .with_timeout(PATIENCE);
+        IdempotencyLayer::new(options.store(client, &*self.table))
+            .with_store_timeout(PATIENCE)
+            .with_lease(Ttl::from_secs(120))
+    }
+
+    fn counter(&self, client: &Client, later: Duration) -> Counter {
+        Counter::new(self.layer_by(client, later), self.tally(client), "visits")
+    }
+
+    async fn sum(&self) -> u64 {
+        let tally = self.tally(&self.client);
+        tally.amount("visits").await.expect("the server runs")
+    }
+}
+
+const PATIENCE: Duration = Duration::from_secs(20);

@@ -1,0 +1,281 @@
+//! The throwaway servers that the tests of the network stores stand on.
+
+use std::{
+    env, fs,
+    io::{self, Write},
+    net::{Ipv4Addr, TcpListener, UdpSocket},
+    path::Path,
+    process::{Command, Stdio},
+    thread,
+    time::{Duration, Instant},
+};
+
+use tests::servers::{
+    free_port,
+    redis::{self, RedisCluster, RedisServer, Sentinel},
+};
+
+// ---- The guard ----
+
+/// Not a test of its own: what the next one kills.
+#[test]
+fn holder_of_a_server() {
+    if env::var_os("HOLD_A_SERVER").is_none() {
+        return;
+    }
+    let server = RedisServer::start(&[]);
+    println!("holding {}", server.pid());
+    thread::sleep(Duration::from_secs(60));
+}
+
+#[test]
+fn a_server_ends_with_the_process_that_started_it_even_if_that_is_killed() {
+    let mut holder = Command::new(env::current_exe().unwrap())
+        .args(["--exact", "servers::holder_of_a_server", "--nocapture"])
+        .env("HOLD_A_SERVER", "yes")
+        .stdout(Stdio::piped())
+        .spawn()
+        .unwrap();
+    let stdout = io::BufReader::new(holder.stdout.take().unwrap());
+    let pid = io::BufRead::lines(stdout)
+        .map_while(Result::ok)
+        // The harness may begin the line with the name of the test.
+        .find_map(|line| line.split_once("holding ")?.1.parse::<u32>().ok())
+        .expect("the process holds a server");
+    let directory = env::temp_dir().join(format!("tower-idempotency-redis-{}-0", holder.id()));
+    assert!(is_running(pid) && directory.is_dir());
+    holder.kill().unwrap();
+    holder.wait().unwrap();
+    eventually("the server has ended", || !is_running(pid));
+    eventually("its directory is gone", || !directory.exists());
+}
+
+/// However long nobody listens there: a server may be away for a moment.
+#[test]
+fn a_port_is_given_to_nobody_else() {
+    let port = free_port();
+    // As another process asks.
+    assert!(UdpSocket::bind((Ipv4Addr::LOCALHOST, port)).is_err());
+    assert!(TcpListener::bind((Ipv4Addr::LOCALHOST, port)).is_ok());
+}
+
+#[test]
+fn a_dropped_server_is_gone_at_once_with_its_files_even_if_it_was_paused() {
+    let server = RedisServer::start(&["--appendonly", "yes"]);
+    let pid = server.pid();
+    let directory = server.command(&["CONFIG", "GET", "dir"]);
+    let directory = directory.lines().nth(1).unwrap();
+    assert!(Path::new(directory).is_dir());
+    server.pause();
+    drop(server);
+    assert!(!is_running(pid));
+    assert!(!Path::new(directory).exists());
+}
+
+#[test]
+#[should_panic(expected = "redis-severe is needed and is not here: install redis-server")]
+fn a_tool_that_is_missing_is_named_with_its_package() {
+    let _ = tests::servers::tool("redis-severe", "redis-server", &[]);
+}
+
+// ---- Redis ----
+
+#[test]
+fn redis_answers_commands_and_counts_them() {
+    let server = RedisServer::start(&[]);
+    assert_eq!(server.command(&["SET", "k", "a\r\nb"]), "OK");
+    assert_eq!(server.command(&["GET", "k"]), "a\r\nb");
+    assert_eq!(server.command(&["GET", "none"]), "");
+    assert_eq!(server.command(&["INCR", "n"]), "1");
+    assert_eq!(server.command(&["MGET", "k", "none", "n"]), "a\r\nb\n\n1");
+    let refusal = server.try_command(&["INCR", "k"]).unwrap().unwrap_err();
+    assert!(refusal.contains("not an integer"), "{refusal}");
+    let stats = server.commandstats();
+    assert_eq!((stats["get"], stats["incr"], stats["mget"]), (2, 2, 1));
+}
+
+#[test]
+fn redis_that_is_paused_is_silent_and_answers_later() {
+    let server = RedisServer::start(&[]);
+    server.pause();
+    let asked = Instant::now();
+    thread::scope(|scope| {
+        scope.spawn(|| {
+            thread::sleep(Duration::from_millis(300));
+            server.resume();
+        });
+        assert_eq!(server.command(&["PING"]), "PONG");
+    });
+    assert!(asked.elapsed() >= Duration::from_millis(300));
+}
+
+#[test]
+fn redis_comes_back_on_its_port_empty_or_with_what_it_persisted() {
+    for (args, kept) in [
+        (&[][..], ""),
+        (&["--appendonly", "yes", "--appendfsync", "always"], "v"),
+    ] {
+        let mut server = RedisServer::start(args);
+        let (address, pid) = (server.address(), server.pid());
+        server.command(&["SET", "k", "v"]);
+        server.kill();
+        let gone = server.try_command(&["PING"]).unwrap_err();
+        assert_eq!(gone.kind(), io::ErrorKind::ConnectionRefused);
+        server.restart();
+        assert_eq!(server.address(), address);
+        assert_ne!(server.pid(), pid);
+        assert_eq!(server.command(&["GET", "k"]), kept);
+        server.restart();
+        assert_eq!(server.command(&["GET", "k"]), kept);
+    }
+}
+
+#[test]
+fn redis_with_a_password_is_asked_with_it() {
+    let server = RedisServer::start(&["--requirepass", "open-sesame"]);
+    assert_eq!(server.command(&["PING"]), "PONG");
+    assert!(server.url().starts_with("redis://:open-sesame@127.0.0.1:"));
+}
+
+#[test]
+fn the_shared_redis_is_one() {
+    let pids = thread::scope(|scope| {
+        let threads: Vec<_> = (0..8)
+            .map(|_| scope.spawn(|| redis::shared().pid()))
+            .collect();
+        threads.into_iter().map(|it| it.join().unwrap()).collect()
+    });
+    let pids: std::collections::BTreeSet<u32> = pids;
+    assert_eq!(pids.len(), 1);
+}
+
+#[test]
+fn a_replica_has_what_its_primary_had_and_can_be_promoted() {
+    let primary = RedisServer::start(&["--requirepass", "open-sesame"]);
+    primary.command(&["SET", "k", "v"]);
+    let replica = RedisServer::replica_of(&primary);
+    assert_eq!(replica.command(&["GET", "k"]), "v");
+    let refusal = replica.try_command(&["SET", "k", "w"]).unwrap();
+    assert!(refusal.unwrap_err().starts_with("READONLY"));
+    // While it is paused, what is acknowledged does not reach it.
+    replica.pause();
+    primary.command(&["SET", "k", "lost"]);
+    drop(primary);
+    replica.resume();
+    replica.promote();
+    assert_eq!(replica.command(&["SET", "l", "w"]), "OK");
+}
+
+#[test]
+fn redis_with_tls_is_trusted_by_its_authority_alone() {
+    let server = RedisServer::start_with_tls();
+    let stranger = RedisServer::start_with_tls();
+    let ask = |ca: &Path| {
+        let address = server.tls_url().replace("rediss://", "").replace("/0", "");
+        let mut client = Command::new("openssl")
+            .args(["s_client", "-quiet", "-verify_return_error"])
+            .args(["-verify_hostname", "localhost", "-connect", &address])
+            .arg("-CAfile")
+            .arg(ca)
+            .stdin(Stdio::piped())
+            .stdout(Stdio::piped())
+            .stderr(Stdio::null())
+            .spawn()
+            .unwrap();
+        // Who does not trust the server may be gone before it is told anything.
+        let _ = client.stdin.take().unwrap().write_all(b"PING\r\nQUIT\r\n");
+        let output = client.wait_with_output().unwrap();
+        String::from_utf8(output.stdout).unwrap()
+    };
+    assert_eq!(ask(server.certificates().ca()), "+PONG\r\n+OK\r\n");
+    assert_eq!(ask(stranger.certificates().ca()), "");
+    assert_eq!(server.command(&["PING"]), "PONG", "the other port is open");
+}
+
+#[test]
+fn a_sentinel_has_a_replica_take_over_from_a_primary_that_is_gone() {
+    let mut primary = RedisServer::start(&[]);
+    let replica = RedisServer::replica_of(&primary);
+    let sentinel = Sentinel::start(&primary, 1);
+    assert_eq!(sentinel.primary(), primary.address());
+    primary.kill();
+    let next = sentinel.failed_over(primary.address());
+    assert_eq!(next, replica.address());
+    assert_eq!(replica.command(&["SET", "k", "v"]), "OK");
+}
+
+#[test]
+fn a_cluster_serves_all_slots_and_moves_them_with_their_keys() {
+    let cluster = RedisCluster::start();
+    let key = b"\xff{a}\0\r\n".as_slice();
+    let slot = cluster.slot(key);
+    let from = cluster.master_of(slot).unwrap();
+    let to = (from + 1) % 3;
+    let get = |node: usize| cluster.node(node).try_command(&[b"GET", key]).unwrap();
+    assert_eq!(cluster.node(from).command(&[b"SET", key, b"v"]), "OK");
+    let address = cluster.node(from).address();
+    assert_eq!(get(to).unwrap_err(), format!("MOVED {slot} {address}"));
+
+    let address = cluster.node(to).address();
+    cluster.begin_move(slot, to);
+    assert_eq!(get(from).unwrap(), "v");
+    cluster.move_keys(slot, to);
+    assert_eq!(get(from).unwrap_err(), format!("ASK {slot} {address}"));
+    cluster.end_move(slot, to);
+    assert_eq!(get(from).unwrap_err(), format!("MOVED {slot} {address}"));
+    assert_eq!(get(to).unwrap(), "v");
+
+    cluster.move_slots(slot - 3..=slot + 3, from);
+    assert_eq!(get(from).unwrap(), "v");
+    for slot in [0, 5460, 5461, 10922, 10923, 16383, slot - 3, slot + 3] {
+        assert!(cluster.master_of(slot).is_some(), "{slot}");
+    }
+    assert_eq!(cluster.urls().len(), 3);
+}
+
+#[test]
+fn a_cluster_refuses_while_a_master_without_a_replica_is_gone() {
+    let mut cluster = RedisCluster::start();
+    cluster.node_mut(0).kill();
+    let set = || cluster.node(1).try_command(&["SET", "{b}", "v"]).unwrap();
+    eventually("the others notice", || {
+        set().is_err_and(|error| error.starts_with("CLUSTERDOWN"))
+    });
+    cluster.node_mut(0).restart();
+    let get = || cluster.node(0).try_command(&["CLUSTER", "INFO"]).unwrap();
+    eventually("it is back", || {
+        get().is_ok_and(|info| info.contains("cluster_state:ok"))
+    });
+}
+
+#[test]
+fn a_replica_in_a_cluster_takes_over_from_a_master_that_is_gone() {
+    let mut cluster = RedisCluster::start_with_replicas();
+    let slot = cluster.slot("k");
+    let master = cluster.master_of(slot).unwrap();
+    cluster.node(master).command(&["SET", "k", "v"]);
+    cluster.node(master).command(&["WAIT", "1", "1000"]);
+    cluster.node_mut(master).kill();
+    let next = cluster.failed_over(slot, master);
+    assert_eq!(next, master + 3);
+    assert_eq!(cluster.node(next).command(&["GET", "k"]), "v");
+    cluster.node_mut(master).restart();
+    assert_eq!(cluster.master_of(slot), Some(next));
+}
+
+// ---- Helpers ----
+
+fn is_running(pid: u32) -> bool {
+    // A process that has ended and whose parent has not looked yet is a zombie.
+    let stat = fs::read_to_string(format!("/proc/{pid}/stat")).unwrap_or_default();
+    stat.rsplit_once(") ")
+        .is_some_and(|(_, rest)| !rest.starts_with(['Z', 'X']))
+}
+
+fn eventually(what: &str, holds: impl Fn() -> bool) {
+    let deadline = Instant::now() + Duration::from_secs(60);
+    while !holds() {
+        assert!(Instant::now() < deadline, "expected that {what}");
+        thread::sleep(Duration::from_millis(5));
+    }
+}

@@ -1,0 +1,17 @@
+//! Keys, fingerprints, bodies, recording and replay over one store in memory.
+
+mod axum_and_hyper;
+mod bodies;
+mod bounds;
+mod changes;
+mod concurrency;
+mod coverage;
+mod duplicates;
+mod errors;
+mod extremes;
+mod fingerprints;
+mod gem;
+mod keys;
+mod presets;
+mod recording;
+mod replay;

@@ -1,0 +1,15 @@
+//! The life of a lease: outages, cancellation, disconnects, shutdown and transactions.
+
+mod cancellation;
+mod disconnects_h1;
+mod disconnects_h2;
+mod endless_handlers;
+mod fleet;
+mod leases;
+mod needs_attention;
+mod outage;
+mod races;
+mod run_once;
+mod shutdown;
+mod take_over;
+mod transactions;

@@ -1,0 +1,3 @@
+//! The DynamoDB store on moto.
+
+mod conformance;

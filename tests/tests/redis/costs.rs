@@ -1,0 +1,306 @@
+//! What a request costs Redis: round trips and bytes, counted by the server itself.
+
+use std::{
+    collections::BTreeMap,
+    time::{Duration, Instant},
+};
+
+use axum::{Json, Router, routing::post as route};
+use http::StatusCode;
+use serde_json::{Value, json};
+use tests::{
+    app, creating,
+    gate::{Gate, eventually},
+    post, send,
+    servers::redis::{Asked, RedisServer, until_connected},
+};
+use tower_idempotency::{IdempotencyLayer, InFlight, Ttl};
+use tower_idempotency_redis::{RedisOptions, redis::Script};
+
+async fn layer(server: &RedisServer) -> IdempotencyLayer {
+    IdempotencyLayer::new(server.store().await).with_store_timeout(Duration::from_secs(20))
+}
+
+/// What clients asked the server while `work` ran: what scripts call is not a round trip, and the same called by a client
+/// would be.
+async fn asked(server: &RedisServer, work: impl Future<Output = ()>) -> BTreeMap<String, u64> {
+    let monitor = server.monitor();
+    work.await;
+    let mut asked = BTreeMap::new();
+    for command in monitor.asked() {
+        *asked.entry(command.name).or_default() += 1;
+    }
+    asked
+}
+
+fn calls(n: u64) -> BTreeMap<String, u64> {
+    BTreeMap::from([("evalsha".to_owned(), n)])
+}
+
+#[tokio::test]
+async fn a_fresh_request_asks_twice_and_a_replay_once() {
+    let server = RedisServer::start(&[]);
+    let (app, effects) = creating(layer(&server).await);
+    // The connection for completions is made with the first of them.
+    send(&app, post("/orders", "before", "tea")).await;
+    let fresh = asked(&server, async {
+        let answer = send(&app, post("/orders", "k", "tea")).await;
+        assert_eq!(answer.status, StatusCode::CREATED);
+    });
+    assert_eq!(fresh.await, calls(2));
+    let replay = asked(&server, async {
+        assert!(send(&app, post("/orders", "k", "tea")).await.is_replay());
+    });
+    assert_eq!(replay.await, calls(1));
+    assert_eq!(effects.count(), 2);
+}
+
+#[tokio::test]
+async fn a_concurrent_duplicate_asks_once_and_so_does_another_request_under_the_key() {
+    let server = RedisServer::start(&[]);
+    let gate = Gate::shut();
+    let held = gate.clone();
+    let (app, effects) = app(layer(&server).await, move |_, _| {
+        let held = held.clone();
+        async move { held.pass().await }
+    });
+    let first = tokio::spawn({
+        let app = app.clone();
+        async move { send(&app, post("/orders", "k", "tea")).await }
+    });
+    gate.arrival().await;
+    let duplicate = asked(&server, async {
+        let answer = send(&app, post("/orders", "k", "tea")).await;
+        assert_eq!(answer.status, StatusCode::CONFLICT);
+    });
+    assert_eq!(duplicate.await, calls(1));
+    let another = asked(&server, async {
+        let answer = send(&app, post("/orders", "k", "coffee")).await;
+        assert_eq!(answer.status, StatusCode::UNPROCESSABLE_ENTITY);
+    });
+    assert_eq!(another.await, calls(1));
+    gate.open_for_good();
+    first.await.expect("the first answer");
+    assert_eq!(effects.count(), 1);
+}
+
+#[tokio::test]
+async fn a_request_that_is_not_recorded_asks_twice() {
+    let server = RedisServer::start(&[]);
+    let (app, _) = app(layer(&server).await, async |_, _| {
+        StatusCode::INTERNAL_SERVER_ERROR
+    });
+    send(&app, post("/orders", "before", "tea")).await;
+    let asked = asked(&server, async {
+        send(&app, post("/orders", "k", "tea")).await;
+    });
+    assert_eq!(asked.await, calls(2));
+    assert_eq!(server.command(&["DBSIZE"]), "0", "nothing is left behind");
+}
+
+/// The scripts are taught when the store connects: no first request pays for it, on either connection.
+#[tokio::test]
+async fn no_script_is_sent_twice() {
+    let server = RedisServer::start(&[]);
+    let layer = layer(&server).await;
+    let (app, _) = creating(layer.clone());
+    let asked = asked(&server, async {
+        for key in ["a", "b"] {
+            send(&app, post("/orders", key, "tea")).await;
+        }
+    });
+    assert_eq!(asked.await.get("eval"), None);
+}
+
+/// How often one script was called.
+fn called(asked: &[Asked], script: &str) -> usize {
+    let sha = Script::new(script).get_hash().to_owned();
+    asked.iter().filter(|it| it.first == sha).count()
+}
+
+/// Of all that was asked, what is more than a new connection saying who it is, or a listening one where it listens; and
+/// than what the test itself asks, how much was called.
+fn calls_of_the_store(asked: &[Asked]) -> usize {
+    let calls = asked.iter().filter(|it| it.first != "commandstats");
+    calls
+        .map(|it| &*it.name)
+        .filter(|name| !["client", "subscribe", "unsubscribe"].contains(name))
+        .count()
+}
+
+const ACQUIRE: &str =
+    include_str!("../../../crates/tower-idempotency-redis/src/scripts/acquire.lua");
+const RENEW: &str = include_str!("../../../crates/tower-idempotency-redis/src/scripts/renew.lua");
+const LOOK: &str = include_str!("../../../crates/tower-idempotency-redis/src/scripts/look.lua");
+
+#[tokio::test]
+async fn a_lease_is_renewed_by_one_call_each_third_of_it() {
+    const THIRD: Duration = Duration::from_secs(1);
+    let server = RedisServer::start(&[]);
+    let gate = Gate::shut();
+    let held = gate.clone();
+    let layer = layer(&server).await.with_lease(Ttl::from_secs(3));
+    let (app, _) = app(layer, move |_, _| {
+        let held = held.clone();
+        async move { held.pass().await }
+    });
+    let (monitor, began) = (server.monitor(), Instant::now());
+    let first = tokio::spawn(async move { send(&app, post("/orders", "k", "tea")).await });
+    gate.arrival().await;
+    // The lease that is taken is the first call.
+    let calls = || server.commandstats().get("evalsha").copied();
+    eventually("it is renewed four times", || calls() >= Some(5)).await;
+    gate.open_for_good();
+    first.await.expect("an answer");
+    let thirds = began.elapsed().as_millis() / THIRD.as_millis();
+    let asked = monitor.asked();
+    let renewals = called(&asked, RENEW);
+    println!("{renewals} renewals in {thirds} thirds of a lease");
+    assert!(
+        (4..=thirds).contains(&(renewals as u128)),
+        "{renewals} in {thirds}"
+    );
+    // Beside them it was taken and completed, which is all.
+    assert_eq!(calls_of_the_store(&asked), renewals + 2, "{asked:?}");
+}
+
+#[tokio::test]
+async fn a_waiter_asks_twice_each_time_it_looks_and_looks_less_and_less_often() {
+    let server = RedisServer::start(&[]);
+    let gate = Gate::shut();
+    let held = gate.clone();
+    let wait = InFlight::Wait(Duration::from_secs(20));
+    let (app, _) = app(layer(&server).await, move |_, _| {
+        let held = held.clone();
+        async move { held.pass().await }
+    });
+    // Another process, for those of one share what one of them finds.
+    let (waiting, _) = creating(layer(&server).await.with_in_flight(wait));
+    let first = tokio::spawn(async move { send(&app, post("/orders", "k", "tea")).await });
+    gate.arrival().await;
+
+    let (monitor, began) = (server.monitor(), Instant::now());
+    let waiter = tokio::spawn(async move { send(&waiting, post("/orders", "k", "tea")).await });
+    let looked = || server.commandstats().get("evalsha").copied() >= Some(2 + 2 * 8);
+    eventually("it looks again and again", looked).await;
+    gate.open_for_good();
+    first.await.expect("an answer");
+    assert!(waiter.await.expect("an answer").is_replay());
+    let (asked, took) = (monitor.asked(), began.elapsed());
+
+    let (mut most, mut pause, mut next) = (1, 25.0, 25.0);
+    while next < took.as_secs_f64() * 1000.0 {
+        (most, pause) = (most + 1, f64::min(pause * 1.6, 1000.0));
+        next += pause;
+    }
+    let looks = called(&asked, LOOK);
+    println!("{looks} looks in {took:?}, at most {most}");
+    assert!((8..=most).contains(&looks), "{looks} in {took:?}");
+    assert_eq!(called(&asked, ACQUIRE), looks + 1, "one before it waits");
+    // And what completes the first.
+    assert_eq!(calls_of_the_store(&asked), 2 * looks + 2, "{asked:?}");
+}
+
+// ---- Bytes ----
+
+/// What the server says its only entry takes, all told.
+fn only_entry(server: &RedisServer) -> usize {
+    let keys = server.list(&["KEYS", "*"]);
+    let [key] = keys.as_slice() else {
+        panic!("expected one entry, found {}", keys.len());
+    };
+    let usage = ["MEMORY", "USAGE", "", "SAMPLES", "0"].map(str::as_bytes);
+    let usage = [usage[0], usage[1], key, usage[3], usage[4]];
+    server.command(&usage).parse().expect("a number")
+}
+
+/// 1,024 bytes, as JSON of services looks.
+fn order() -> Value {
+    let line = |n: u32| {
+        json!({
+            "sku": format!("SKU-{n:06}-{:04}", n * 7919 % 10_000),
+            "quantity": n % 9 + 1,
+            "price": f64::from(n * 137 % 10_000) / 100.0,
+            "note": format!("shelf {} of aisle {}, leave at the door", n * 31 % 97, n * 17 % 23),
+        })
+    };
+    let mut order = json!({
+        "id": 8_034_978,
+        "customer": "6f1c2b0e-6a3d-4f55-9a53-3d1e5a1a7c11",
+        "currency": "EUR",
+        "lines": (1..8).map(line).collect::<Vec<_>>(),
+        "padding": "",
+    });
+    let missing = 1024 - order.to_string().len();
+    order["padding"] = "x1".repeat(missing)[..missing].into();
+    order
+}
+
+#[tokio::test]
+async fn a_record_of_1_kib_of_json_takes_about_as_many_bytes() {
+    let server = RedisServer::start(&[]);
+    assert_eq!(order().to_string().len(), 1024);
+    let app = Router::new()
+        .route(
+            "/orders",
+            route(async || (StatusCode::CREATED, Json(order()))),
+        )
+        .layer(layer(&server).await);
+    let first = send(&app, post("/orders", "k", "tea")).await;
+    assert_eq!(first.body.len(), 1024);
+    let bytes = only_entry(&server);
+    println!("{bytes} bytes for a record of 1 KiB of JSON");
+    assert!(bytes <= 1144, "{bytes}");
+    let retry = send(&app, post("/orders", "k", "tea")).await;
+    assert_eq!((retry.is_replay(), &retry.body), (true, &first.body));
+}
+
+#[tokio::test]
+async fn the_smallest_record_and_a_lease_take_a_few_hundred_bytes() {
+    let server = RedisServer::start(&[]);
+    let gate = Gate::shut();
+    let held = gate.clone();
+    let (app, _) = app(layer(&server).await, move |_, _| {
+        let held = held.clone();
+        async move { held.pass().await }
+    });
+    let first = tokio::spawn(async move { send(&app, post("/orders", "k", "tea")).await });
+    gate.arrival().await;
+    let lease = only_entry(&server);
+    gate.open_for_good();
+    first.await.expect("an answer");
+    let record = only_entry(&server);
+    println!("{lease} bytes for a lease, {record} for an empty record");
+    assert!(lease <= 308, "{lease}");
+    assert!(record <= 660, "{record}");
+}
+
+/// Nothing is kept for ever, whatever becomes of the process.
+#[tokio::test]
+async fn every_entry_has_a_time_to_live() {
+    let server = RedisServer::start(&[]);
+    let (options, url) = (RedisOptions::new().with_prefix("shop:"), server.url());
+    let store = until_connected(|| options.clone().connect(&url)).await;
+    let gate = Gate::shut();
+    let held = gate.clone();
+    let layer = IdempotencyLayer::new(store)
+        .with_lease(Ttl::from_secs(20))
+        .with_retention(Ttl::from_secs(100));
+    let (app, _) = app(layer, move |_, _| {
+        let held = held.clone();
+        async move { held.pass().await }
+    });
+    let first = tokio::spawn(async move { send(&app, post("/orders", "k", "tea")).await });
+    gate.arrival().await;
+    let lives = || -> u64 {
+        let keys = server.list(&["KEYS", "*"]);
+        let key = String::from_utf8(keys[0].clone()).expect("a key in hexadecimal");
+        assert!(key.starts_with("shop:") && key.len() == 5 + 64, "{key}");
+        server.command(&["TTL", &key]).parse().expect("seconds")
+    };
+    // The lease, and as long as an orphan of it is remembered.
+    assert!((115..=120).contains(&lives()), "{}", lives());
+    gate.open_for_good();
+    first.await.expect("an answer");
+    assert!((95..=100).contains(&lives()), "{}", lives());
+}

@@ -1,0 +1,517 @@
+//! A cluster, its slots moving and its nodes gone: failure modes 39 and 40.
+
+use std::{
+    collections::HashSet,
+    io::{Read, Write},
+    net::{TcpListener, TcpStream},
+    sync::{
+        Arc,
+        atomic::{AtomicBool, AtomicU64, Ordering},
+    },
+    thread,
+    time::Duration,
+};
+
+use http::StatusCode;
+use tests::{gate::eventually, servers::redis::RedisCluster};
+use tokio::{
+    task::JoinSet,
+    time::{Instant, sleep},
+};
+use tower_idempotency::{
+    Ttl,
+    store::{Acquired, Claim, Fingerprint, KeyId, Store},
+};
+use tower_idempotency_redis::{RedisOptions, RedisStore};
+
+use crate::faults::{
+    node::{Books, Node, options, patient, unhurried, until_connected},
+    sentinel::caught_up,
+};
+
+pub(crate) async fn connect(cluster: &RedisCluster, prefix: &str) -> RedisStore {
+    let options = options().with_prefix(prefix);
+    until_connected(|| options.clone().connect_cluster(cluster.urls())).await
+}
+
+// fm 39: each entry is one key, wherever it is.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn keys_of_all_slots_are_served_and_replayed_by_every_process() {
+    let cluster = RedisCluster::start();
+    let node = Node::new(connect(&cluster, "all:").await);
+    let other = Node::with(connect(&cluster, "all:").await, &node.books, |layer| layer);
+    let mut requests = JoinSet::new();
+    for i in 0..150 {
+        let (node, other) = (node.clone(), other.clone());
+        requests.spawn(async move {
+            let key = format!("k-{i}");
+            let answer = node.post("/orders", &key).await;
+            assert_eq!(answer.text(), format!("effect 1 of {key}"));
+            other.assert_replays("/orders", &key, &answer).await;
+            assert_eq!(node.books.of(&key), 1);
+        });
+    }
+    requests.join_all().await;
+    for n in 0..3 {
+        let entries: u64 = cluster.node(n).command(&["DBSIZE"]).parse().unwrap();
+        assert!((25..=75).contains(&entries), "node {n} has {entries}");
+    }
+}
+
+// fm 40: MOVED and ASK.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn slots_that_move_while_requests_go_on_cost_no_effect_and_no_record() {
+    let cluster = RedisCluster::start();
+    // All entries are in one slot, which goes round.
+    let slot = cluster.slot("{moving}");
+    let moving = unhurried().with_prefix("{moving}:");
+    let store = || until_connected(|| moving.clone().connect_cluster(cluster.urls()));
+    let node = Node::with(store().await, &Books::default(), |layer| {
+        patient(layer).with_lease(LEASE.try_into().unwrap())
+    });
+    let other = Node::with(store().await, &node.books, patient);
+    let (running, lease) = node.running("running").await;
+    let (done, refused, late) = (
+        Arc::new(AtomicBool::new(false)),
+        Arc::new(AtomicU64::new(0)),
+        Arc::new(AtomicU64::new(0)),
+    );
+    let mut traffic = JoinSet::new();
+    for client in 0..8 {
+        let (node, other) = (node.clone(), other.clone());
+        let (done, refused, late) = (Arc::clone(&done), Arc::clone(&refused), Arc::clone(&late));
+        traffic.spawn(async move {
+            let mut keys = 0;
+            while !done.load(Ordering::Relaxed) {
+                let key = format!("k-{client}-{keys}");
+                keys += 1;
+                let began = Instant::now();
+                let first = node.post("/orders", &key).await;
+                if first.status != StatusCode::CREATED {
+                    refused.fetch_add(1, Ordering::Relaxed);
+                    assert_eq!(first.code(), "store-unavailable");
+                    assert_eq!(node.books.of(&key), 0, "refused and executed");
+                }
+                let patience = Duration::from_secs(20);
+                let answer = other.until_served("/orders", &key, patience).await;
+                let again = node.until_served("/orders", &key, patience).await;
+                assert_eq!(again.body, answer.body);
+                // A machine that stood still for a lease has orphans, which are executed again and told so.
+                let (effects, took) = (node.books.of(&key), began.elapsed());
+                let takeovers = node.books.of_takeovers(&key);
+                assert!(
+                    effects == 1 + takeovers && (takeovers == 0 || took > LEASE),
+                    "{key}: {effects} and {takeovers} in {took:?}: {first:?}, {answer:?}"
+                );
+                late.fetch_add(takeovers, Ordering::Relaxed);
+            }
+            keys
+        });
+    }
+    let moves = async {
+        for round in 0..9 {
+            let to = (cluster.master_of(slot).unwrap() + 1) % 3;
+            thread::scope(|scope| {
+                scope.spawn(|| {
+                    cluster.begin_move(slot, to);
+                    thread::sleep(Duration::from_millis(150));
+                    // What is new goes to the other node, by ASK, and what is there follows.
+                    cluster.move_keys(slot, to);
+                    cluster.end_move(slot, to);
+                });
+            });
+            sleep(Duration::from_millis(150)).await;
+            assert!(lease.is_held(), "round {round}");
+        }
+    };
+    moves.await;
+    done.store(true, Ordering::Relaxed);
+    let keys: Vec<u64> = traffic.join_all().await;
+    let (keys, refused): (u64, _) = (keys.iter().sum(), refused.load(Ordering::Relaxed));
+    assert!(keys > 100, "{keys} keys");
+    assert!(refused <= keys / 10, "{refused} of {keys} were refused");
+    node.gate.open_for_good();
+    let answer = running.await.unwrap();
+    other.assert_replays("/held", "running", &answer).await;
+    assert_eq!(node.books.total(), keys + 1 + late.load(Ordering::Relaxed));
+}
+
+const LEASE: Duration = Duration::from_secs(6);
+
+// fm 40: a key that is not where its slot moves from is asked for where that moves to: one that is emptied on the way to its
+// record is lost there, and free here.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_lease_of_a_slot_that_moves_becomes_its_record_where_it_is() {
+    let cluster = RedisCluster::start();
+    let (slot, prefix) = (cluster.slot("{leaving}"), "{leaving}:");
+    let node = Node::new(connect(&cluster, prefix).await);
+    let other = Node::with(connect(&cluster, prefix).await, &node.books, |layer| layer);
+    let from = cluster.master_of(slot).unwrap();
+    let to = (from + 1) % 3;
+    let (running, _) = node.running("running").await;
+    let (failing, _) = node.running_on("/held-fails", "failing").await;
+    cluster.begin_move(slot, to);
+    other.gate.open_for_good();
+    let duplicate = tokio::spawn({
+        let other = other.clone();
+        let patience = Duration::from_secs(10);
+        async move { other.until_served("/held", "running", patience).await }
+    });
+    node.gate.open_for_good();
+    let answer = running.await.unwrap();
+    assert_eq!(failing.await.unwrap().status, StatusCode::BAD_GATEWAY);
+    let entries = |n| cluster.node(n).command(&["DBSIZE"]);
+    assert_eq!([entries(from), entries(to)], ["1", "0"]);
+    assert_eq!(duplicate.await.unwrap().body, answer.body);
+    other.assert_replays("/held", "running", &answer).await;
+    cluster.move_keys(slot, to);
+    cluster.end_move(slot, to);
+    other.assert_replays("/held", "running", &answer).await;
+    assert_eq!(node.books.of("running"), 1);
+}
+
+// fm 40: a node that imports a slot executes what follows ASKING on a connection, whether or not it has the entry: were
+// that another request, whose entry is with the former owner still, it would be executed twice.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn nothing_comes_between_asking_and_what_it_is_asked_for() {
+    let cluster = RedisCluster::start();
+    let slot = cluster.slot("{importing}");
+    let node = Node::new(connect(&cluster, "{importing}:").await);
+    let to = (cluster.master_of(slot).unwrap() + 1) % 3;
+    node.post("/orders", "before").await;
+    cluster.begin_move(slot, to);
+    let mut monitor = TcpStream::connect(cluster.node(to).address()).unwrap();
+    monitor.write_all(b"MONITOR\r\n").unwrap();
+    let mut requests = JoinSet::new();
+    for i in 0..200 {
+        let node = node.clone();
+        requests.spawn(async move {
+            let key = format!("k-{i}");
+            node.until_served("/orders", &key, Duration::from_secs(10))
+                .await;
+            assert_eq!(node.books.of(&key), 1, "{key}");
+        });
+    }
+    requests.join_all().await;
+    // All that the node did, in its order; nothing more comes.
+    let mut seen = String::new();
+    monitor
+        .set_read_timeout(Some(Duration::from_millis(500)))
+        .unwrap();
+    let _timeout = monitor.read_to_string(&mut seen);
+    let mut asking = HashSet::new();
+    let mut asked = 0;
+    for line in seen.lines().filter(|line| !line.contains(" lua]")) {
+        let Some((client, command)) = line.split_once("] ") else {
+            continue;
+        };
+        let client = client.rsplit(' ').next().unwrap().to_owned();
+        if command.eq_ignore_ascii_case("\"ASKING\"") {
+            assert!(asking.insert(client), "asks for two at once: {line}");
+        } else if asking.remove(&client) {
+            asked += 1;
+            assert!(command.contains("{importing}:"), "{line}");
+        }
+    }
+    // An acquire and a completion of each.
+    assert!(asked >= 400, "{asked} were asked for");
+    assert!(asking.is_empty(), "{asking:?}");
+}
+
+// fm 40, 35
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn keys_of_a_node_that_is_gone_are_refused_until_its_replica_takes_over() {
+    let mut cluster = RedisCluster::start_with_replicas();
+    for n in 0..6 {
+        // Slots without a node concern nobody else.
+        let command = ["CONFIG", "SET", "cluster-require-full-coverage", "no"];
+        cluster.node(n).command(&command);
+    }
+    // The hash tags put each on a node of its own.
+    let tags: Vec<_> = (0..3).map(|n| tag_on(&cluster, n)).collect();
+    let books = Books::default();
+    let mut nodes = Vec::new();
+    for tag in &tags {
+        let store = connect(&cluster, &format!("{{{tag}}}:")).await;
+        nodes.push(Node::with(store, &books, |layer| {
+            layer.with_lease(Ttl::from_secs(60))
+        }));
+    }
+    let mut done = Vec::new();
+    for (n, node) in nodes.iter().enumerate() {
+        for i in 0..20 {
+            let key = format!("done-{n}-{i}");
+            let answer = node.post("/orders-large", &key).await;
+            done.push((n, key, answer));
+        }
+    }
+    let (running, _) = nodes[0].running("running").await;
+    caught_up(cluster.node(0), cluster.node(3)).await;
+    let slot = cluster.slot(format!("{{{}}}", tags[0]));
+    cluster.node_mut(0).kill();
+
+    let killed = Instant::now();
+    nodes[0].assert_unavailable("/orders", "fresh-0").await;
+    for (n, node) in nodes.iter().enumerate().skip(1) {
+        let key = format!("fresh-{n}");
+        assert_eq!(
+            node.post("/orders", &key).await.text(),
+            format!("effect 1 of {key}")
+        );
+    }
+    let next = thread::scope(|scope| {
+        let waiting = scope.spawn(|| cluster.failed_over(slot, 0));
+        waiting.join().unwrap()
+    });
+    assert_eq!(next, 3);
+
+    // By itself, and with all it had.
+    let patience = Duration::from_secs(10);
+    let fresh = nodes[0].until_served("/orders", "fresh-0", patience).await;
+    assert_eq!(fresh.text(), "effect 1 of fresh-0");
+    assert!(
+        killed.elapsed() < Duration::from_secs(20),
+        "{:?}",
+        killed.elapsed()
+    );
+    for (n, key, answer) in &done {
+        nodes[*n].assert_replays("/orders-large", key, answer).await;
+        assert_eq!(books.of(key), 1);
+    }
+    let duplicate = nodes[0].post("/held", "running").await;
+    assert_eq!(duplicate.code(), "in-progress");
+    nodes[0].gate.open_for_good();
+    let answer = running.await.unwrap();
+    nodes[0].assert_replays("/held", "running", &answer).await;
+    assert_eq!(books.total(), 60 + 3 + 1);
+}
+
+// fm 40, 35: what is documented to be lost. That a slot moves is known to its master, and not to those who take over from it,
+// but for those of Valkey 8 and later.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn what_has_moved_is_executed_again_once_its_master_is_gone_before_the_move_has_ended() {
+    let mut cluster = RedisCluster::start_with_replicas();
+    let (tag, to) = (tag_on(&cluster, 0), 1);
+    let slot = cluster.slot(format!("{{{tag}}}"));
+    let node = Node::new(connect(&cluster, &format!("{{{tag}}}:")).await);
+    let moved = node.post("/orders", "moved").await;
+    cluster.begin_move(slot, to);
+    cluster.move_keys(slot, to);
+    node.assert_replays("/orders", "moved", &moved).await;
+    caught_up(cluster.node(0), cluster.node(3)).await;
+    cluster.node_mut(0).kill();
+    // The node that imports the slot does not believe in its new master, so nobody is asked whether there is one.
+    let patience = Duration::from_secs(20);
+    let again = node.until_served("/orders", "moved", patience).await;
+    let server = cluster.node(to).command(&["INFO", "server"]);
+    if server.contains("server_name:valkey") && again.is_replay() {
+        assert_eq!(again.body, moved.body);
+    } else {
+        assert_eq!(again.text(), "effect 2 of moved");
+    }
+    node.assert_replays("/orders", "moved", &again).await;
+}
+
+// fm 38, 40: its connections stay open, and nobody says that another one has its slots.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn keys_of_a_node_that_hangs_are_served_once_its_replica_has_taken_over() {
+    let cluster = RedisCluster::start_with_replicas();
+    for n in 0..6 {
+        let command = ["CONFIG", "SET", "cluster-require-full-coverage", "no"];
+        cluster.node(n).command(&command);
+    }
+    let (books, mut nodes) = (Books::default(), Vec::new());
+    for n in 0..3 {
+        let store = connect(&cluster, &format!("{{{}}}:", tag_on(&cluster, n))).await;
+        nodes.push(Node::with(store, &books, |layer| layer));
+    }
+    let before = nodes[0].post("/orders", "before").await;
+    caught_up(cluster.node(0), cluster.node(3)).await;
+    cluster.node(0).pause();
+    nodes[0].assert_unavailable("/orders", "fresh").await;
+    let patience = Duration::from_secs(15);
+    nodes[0].until_served("/orders", "fresh", patience).await;
+    nodes[0].assert_replays("/orders", "before", &before).await;
+    for (n, node) in nodes.iter().enumerate().skip(1) {
+        let key = format!("other-{n}");
+        let answer = node.post("/orders", &key).await;
+        assert_eq!(answer.text(), format!("effect 1 of {key}"));
+    }
+    cluster.node(0).resume();
+    nodes[0].until_served("/orders", "after", patience).await;
+    assert_eq!(books.total(), 5);
+}
+
+// fm 38, 40: calls for all nodes share connections, and looking for one that hangs must not hold up the others.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn keys_of_other_nodes_are_served_while_one_hangs() {
+    assert_others_are_served(RedisCluster::start_with(&NEVER_FAILS_OVER)).await;
+}
+
+// Its replica is asked in its place, and sends us back to it.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn keys_of_other_nodes_are_served_while_one_with_a_replica_hangs() {
+    assert_others_are_served(RedisCluster::start_with_replicas_and(&NEVER_FAILS_OVER)).await;
+}
+
+/// In the time of these tests.
+const NEVER_FAILS_OVER: [&str; 4] = [
+    "--cluster-node-timeout",
+    "20000",
+    "--cluster-require-full-coverage",
+    "no",
+];
+
+async fn assert_others_are_served(cluster: RedisCluster) {
+    let options = RedisOptions::new().with_timeout(Duration::from_secs(2));
+    let store = until_connected(|| options.clone().connect_cluster(cluster.urls())).await;
+    let node = Node::with(store.clone(), &Books::default(), |layer| {
+        patient(layer).with_lease(Ttl::from_secs(9))
+    });
+    let entries = |n| -> u64 {
+        let size = cluster.node(n).command(&["DBSIZE"]);
+        size.parse().expect("a number")
+    };
+    let mut running = Vec::new();
+    for i in 0..12 {
+        let (before, key) = (entries(0), format!("running-{i}"));
+        let (request, lease) = node.running(&key).await;
+        // Those of the node that hangs are asked for too, until they are lost.
+        if entries(0) == before {
+            running.push((request, lease, key));
+        }
+    }
+    assert!(!running.is_empty() && running.len() < 12);
+    let mut of_each = [Vec::new(), Vec::new(), Vec::new()];
+    for claim in (0..200).map(claim) {
+        let n = cluster.master_of(slot_of(&cluster, &claim));
+        of_each[n.expect("a slot that is served")].push(claim);
+    }
+    let [hanging, others, more] = of_each;
+    let mut others = others.iter().chain(&more).cycle();
+    let mut slowest = Vec::new();
+    // Of each pause the slowest call; in two of them the machine may stand still.
+    for _ in 0..5 {
+        cluster.node(0).pause();
+        let (paused, trouble) = (Instant::now(), Duration::from_secs(7));
+        let mut traffic = JoinSet::new();
+        for claim in hanging.iter().take(40) {
+            let (store, claim) = (store.clone(), claim.clone());
+            traffic.spawn(async move {
+                while paused.elapsed() < trouble {
+                    assert!(store.acquire(&claim).await.is_err(), "it hangs");
+                }
+            });
+        }
+        let mut longest = Duration::ZERO;
+        while paused.elapsed() < trouble {
+            let (began, claim) = (Instant::now(), others.next().expect("there are some"));
+            while let Err(error) = store.acquire(claim).await {
+                assert!(began.elapsed() < Duration::from_secs(20), "{error:?}");
+            }
+            longest = longest.max(began.elapsed());
+            for (_, lease, key) in &running {
+                assert!(lease.is_held(), "{key} after {:?}", paused.elapsed());
+            }
+            sleep(Duration::from_millis(20)).await;
+        }
+        slowest.push(longest);
+        traffic.join_all().await;
+        cluster.node(0).resume();
+        let resumed = Instant::now();
+        while let Err(error) = store.acquire(&hanging[0]).await {
+            assert!(resumed.elapsed() < Duration::from_secs(20), "{error:?}");
+        }
+    }
+    slowest.sort();
+    println!("the slowest calls of each pause: {slowest:?}");
+    // It takes half of what a call may take; where others are held up for as long as they are looked for, it takes all of it.
+    assert!(slowest[2] < Duration::from_millis(1_600), "{slowest:?}");
+    node.gate.open_for_good();
+    for (request, _, key) in running {
+        let answer = request.await.expect("no panic");
+        assert_eq!(answer.text(), format!("effect 1 of {key}"));
+        let patience = Duration::from_secs(5);
+        let replay = node.until_served("/held", &key, patience).await;
+        assert!(replay.is_replay());
+        assert_eq!(node.books.of(&key), 1);
+    }
+}
+
+fn claim(n: u32) -> Claim {
+    let mut id = [0; 32];
+    id[..4].copy_from_slice(&n.to_be_bytes());
+    let fingerprint = Fingerprint::from_bytes([1; 32]);
+    Claim::new(KeyId::from_bytes(id), fingerprint).expect("randomness")
+}
+
+fn slot_of(cluster: &RedisCluster, claim: &Claim) -> u16 {
+    let digits = claim.id.as_bytes().iter().map(|it| format!("{it:02x}"));
+    cluster.slot(format!("idempotency:{}", digits.collect::<String>()))
+}
+
+// fm 40: who is gone without a word refuses nobody who connects.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_process_connects_though_some_nodes_it_is_given_are_gone_without_a_word() {
+    let cluster = RedisCluster::start_with(&NEVER_FAILS_OVER);
+    let gone: Vec<_> = (0..3)
+        .map(|_| TcpListener::bind("127.0.0.1:0").unwrap())
+        .collect();
+    let mut urls: Vec<_> = gone
+        .iter()
+        .map(|it| format!("redis://{}/", it.local_addr().unwrap()))
+        .collect();
+    urls.extend(cluster.urls());
+    let store = until_connected(|| RedisOptions::new().connect_cluster(&urls)).await;
+    for claim in (0..20).map(claim) {
+        let began = Instant::now();
+        let acquired = loop {
+            match store.acquire(&claim).await {
+                Ok(acquired) => break acquired,
+                Err(error) => assert!(began.elapsed() < Duration::from_secs(5), "{error:?}"),
+            }
+        };
+        assert!(matches!(acquired, Acquired::Granted { generation: 1, .. }));
+    }
+    // One of those that have slots as well.
+    cluster.node(2).pause();
+    let store = until_connected(|| RedisOptions::new().connect_cluster(&urls)).await;
+    let claims = (20..100).map(claim);
+    let mut others = claims.filter(|it| cluster.master_of(slot_of(&cluster, it)) != Some(2));
+    let claim = others.next().expect("two thirds of them are");
+    let began = Instant::now();
+    while let Err(error) = store.acquire(&claim).await {
+        assert!(began.elapsed() < Duration::from_secs(5), "{error:?}");
+    }
+    cluster.node(2).resume();
+}
+
+// fm 40: CLUSTERDOWN.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_cluster_that_is_down_executes_nothing_and_serves_when_it_is_back() {
+    let mut cluster = RedisCluster::start();
+    let tag = tag_on(&cluster, 1);
+    let node = Node::new(connect(&cluster, &format!("{{{tag}}}:")).await);
+    let before = node.post("/orders", "before").await;
+    cluster.node_mut(0).kill();
+    eventually("the others refuse", || {
+        let info = cluster.node(1).command(&["CLUSTER", "INFO"]);
+        info.contains("cluster_state:fail")
+    })
+    .await;
+    node.assert_unavailable("/orders", "before").await;
+    node.assert_unavailable("/orders", "fresh").await;
+    cluster.node_mut(0).restart();
+    let patience = Duration::from_secs(15);
+    let fresh = node.until_served("/orders", "fresh", patience).await;
+    assert_eq!(fresh.text(), "effect 1 of fresh");
+    node.assert_replays("/orders", "before", &before).await;
+    assert_eq!(node.books.total(), 2);
+}
+
+/// A hash tag whose slot is a node's.
+fn tag_on(cluster: &RedisCluster, node: usize) -> String {
+    let tags = (0..1_000).map(|i| format!("t{i}"));
+    let mut tags = tags.filter(|tag| cluster.master_of(cluster.slot(tag)) == Some(node));
+    tags.next().expect("a third of them are")
+}

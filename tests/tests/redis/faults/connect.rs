@@ -1,0 +1,187 @@
+//! Servers that cannot be a store are told from those that can when the store connects: failure mode 43.
+
+use std::{error::Error, net::TcpListener, path::Path, time::Duration};
+
+use deadpool_redis::{Config, Runtime};
+use tests::servers::{free_port, redis::RedisServer};
+use tokio::time::Instant;
+use tower_idempotency_redis::{
+    ConnectError, ConnectErrorKind, RedisOptions, RedisStore,
+    redis::{
+        Client,
+        sentinel::{SentinelClient, SentinelServerType},
+    },
+};
+
+use crate::faults::node::{BOUND, Node, connect, options, unhurried, until_connected};
+
+const SECRET: &str = "open-sesame";
+
+/// Connects to a server in each way there is, which all must fail.
+async fn refused_by(url: &str) -> Vec<ConnectError> {
+    let mut errors = Vec::new();
+    let mut took = Vec::new();
+    for way in 0..4 {
+        let began = Instant::now();
+        let refused: Result<RedisStore, ConnectError> = match way {
+            0 => options().connect(url).await,
+            1 => options().connect_pool(pool(url)).await,
+            2 => options().connect_cluster([url]).await,
+            _ => {
+                let name = "main".to_owned();
+                let kind = SentinelServerType::Master;
+                let client = SentinelClient::build(vec![url.to_owned()], name, None, kind);
+                options()
+                    .connect_sentinel(client.expect("an address"))
+                    .await
+            }
+        };
+        took.push(began.elapsed());
+        errors.push(refused.expect_err("no store"));
+    }
+    // Two connections may be tried in turn, and a look at the server.
+    let slowest = took.iter().max().expect("there are four");
+    assert!(*slowest < BOUND, "{took:?}");
+    errors
+}
+
+fn pool(url: &str) -> deadpool_redis::Pool {
+    let builder = Config::from_url(url).builder().expect("an address");
+    builder.runtime(Runtime::Tokio1).build().expect("a runtime")
+}
+
+/// What an error says, with all that caused it.
+fn said(error: &ConnectError) -> String {
+    let mut said = format!("{error} {error:?}");
+    let mut source = error.source();
+    while let Some(error) = source {
+        said += &format!(" {error} {error:?}");
+        source = error.source();
+    }
+    said
+}
+
+fn assert_all(kind: ConnectErrorKind, errors: &[ConnectError]) {
+    for error in errors {
+        assert_eq!(error.kind(), kind, "{error:?}");
+        let said = said(error);
+        assert!(!said.contains(SECRET), "{said}");
+    }
+}
+
+// fm 43
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_replica_is_no_store() {
+    let primary = RedisServer::start(&["--requirepass", SECRET]);
+    let replica = RedisServer::replica_of(&primary);
+    let refused = [
+        unhurried().connect(&replica.url()).await.unwrap_err(),
+        unhurried()
+            .connect_pool(pool(&replica.url()))
+            .await
+            .unwrap_err(),
+    ];
+    assert_all(ConnectErrorKind::Unusable, &refused);
+    assert!(refused[0].to_string().contains("expected a primary"));
+    assert_eq!(primary.command(&["DBSIZE"]), "0");
+}
+
+// fm 43
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_server_that_takes_no_scripts_is_no_store() {
+    let server = RedisServer::start(&["--requirepass", SECRET]);
+    server.command(&["ACL", "SETUSER", "default", "-@scripting"]);
+    let refused = [
+        unhurried().connect(&server.url()).await.unwrap_err(),
+        unhurried()
+            .connect_pool(pool(&server.url()))
+            .await
+            .unwrap_err(),
+    ];
+    assert_all(ConnectErrorKind::Unusable, &refused);
+    for error in &refused {
+        assert_eq!(error.to_string(), "the server does not take scripts");
+        let source = error.source().expect("the server's own words").to_string();
+        assert!(source.contains("permissions to run"), "{source}");
+    }
+    assert_eq!(server.command(&["DBSIZE"]), "0");
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_wrong_password_is_refused_and_not_repeated() {
+    let server = RedisServer::start(&["--requirepass", "another"]);
+    let url = format!("redis://:{SECRET}@{}/0", server.address());
+    assert_all(ConnectErrorKind::Unreachable, &refused_by(&url).await);
+    // Nor is one that is missing.
+    let url = format!("redis://{}/0", server.address());
+    assert_all(ConnectErrorKind::Unreachable, &refused_by(&url).await);
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn nobody_is_unreachable() {
+    let url = format!("redis://:{SECRET}@127.0.0.1:{}/0", free_port());
+    assert_all(ConnectErrorKind::Unreachable, &refused_by(&url).await);
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_server_that_says_nothing_is_unreachable_in_bounded_time() {
+    let silent = TcpListener::bind("127.0.0.1:0").unwrap();
+    let url = format!("redis://:{SECRET}@{}/0", silent.local_addr().unwrap());
+    assert_all(ConnectErrorKind::Unreachable, &refused_by(&url).await);
+    // And a server that does not take what is said to it.
+    let server = RedisServer::start(&[]);
+    server.pause();
+    assert_all(
+        ConnectErrorKind::Unreachable,
+        &refused_by(&server.url()).await,
+    );
+}
+
+#[tokio::test]
+async fn an_address_that_is_none_is_not_repeated() {
+    for url in [
+        format!("redis://:{SECRET}@"),
+        format!("redis://:{SECRET}@host:port/0"),
+        format!("redis://:{SECRET}@host/none"),
+        format!("http://:{SECRET}@host/"),
+        format!("{SECRET}@host"),
+        format!("://{SECRET}"),
+        String::new(),
+    ] {
+        let refused = options().connect(&url).await.unwrap_err();
+        assert_all(ConnectErrorKind::Address, &[refused]);
+        let refused = options().connect_cluster([&url]).await.unwrap_err();
+        assert_all(ConnectErrorKind::Address, &[refused]);
+    }
+    let waiting = RedisOptions::new().with_wait(1, Duration::from_secs(1));
+    let refused = waiting.connect_cluster(["redis://127.0.0.1/"]).await;
+    assert_all(ConnectErrorKind::Unusable, &[refused.unwrap_err()]);
+}
+
+#[tokio::test]
+async fn a_socket_that_is_not_there_is_unreachable() {
+    let none = Path::new("/tmp").join(format!("no-such-socket-{}", free_port()));
+    let client = Client::open(format!("redis+unix://{}", none.display())).unwrap();
+    let refused = options().connect_client(client).await.unwrap_err();
+    assert_all(ConnectErrorKind::Unreachable, &[refused]);
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_store_shows_no_password() {
+    let server = RedisServer::start(&["--requirepass", SECRET]);
+    let store = connect(&server.url()).await;
+    let shown = format!("{store:?}");
+    assert!(!shown.contains(SECRET), "{shown}");
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn times_without_end_serve() {
+    let primary = RedisServer::start(&[]);
+    let _replica = RedisServer::replica_of(&primary);
+    let (url, end) = (primary.url(), Duration::MAX);
+    let options = RedisOptions::new().with_timeout(end).with_wait(1, end);
+    let store = until_connected(|| options.clone().connect(&url)).await;
+    let node = Node::new(store);
+    let first = node.post("/orders", "k").await;
+    node.assert_replays("/orders", "k", &first).await;
+}

@@ -1,0 +1,130 @@
+//! How the nodes of a cluster name each other where they send clients on: failure mode 40.
+
+#![expect(clippy::unwrap_used, reason = "a test that cannot go on says where")]
+
+use std::{env, process::Command, time::Duration};
+
+use http::StatusCode;
+use tests::servers::redis::{RedisCluster, RedisServer};
+use tokio::task;
+
+use crate::faults::{
+    cluster::connect,
+    node::{Node, options, until_connected},
+};
+
+// A node that does not know under which name it is reached says "where you asked, on this port".
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_redirection_without_a_host_is_one_to_the_host_that_was_asked() {
+    let cluster = nameless();
+    let node = Node::new(connect(&cluster, "{nameless}:").await);
+    let other = Node::with(connect(&cluster, "{nameless}:").await, &node.books, |it| it);
+    assert_is_sent_on(&cluster, "{nameless}", &node, &other).await;
+}
+
+// What is not known is not guessed: another cluster may listen on the port of another host.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn without_a_host_and_with_several_to_choose_from_what_moves_is_refused_until_it_has_moved() {
+    let cluster = nameless();
+    let mut urls = cluster.urls();
+    urls[1] = urls[1].replace("127.0.0.1", "localhost");
+    let prefixed = options().with_prefix("{nameless}:");
+    let node = Node::new(until_connected(|| prefixed.clone().connect_cluster(&urls)).await);
+    let slot = cluster.slot("{nameless}");
+    let to = (cluster.master_of(slot).unwrap() + 1) % 3;
+    let before = node.post("/orders", "before").await;
+    cluster.begin_move(slot, to);
+    node.assert_unavailable("/orders", "asked").await;
+    node.assert_replays("/orders", "before", &before).await;
+    cluster.move_keys(slot, to);
+    cluster.end_move(slot, to);
+    let patience = Duration::from_secs(5);
+    node.until_served("/orders", "asked", patience).await;
+    node.assert_replays("/orders", "before", &before).await;
+    assert_eq!(node.books.total(), 2);
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_redirection_to_an_address_with_colons_is_followed() {
+    let both = ["--bind", "127.0.0.1", "::1"];
+    let announced = ["--cluster-announce-ip", "::1"];
+    let cluster = RedisCluster::start_with(&[both.as_slice(), &announced].concat());
+    let node = Node::new(connect(&cluster, "{colons}:").await);
+    let other = Node::with(connect(&cluster, "{colons}:").await, &node.books, |it| it);
+    assert_is_sent_on(&cluster, "{colons}", &node, &other).await;
+}
+
+/// Not a test of its own: what the next one starts, since who is trusted is asked of the environment.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn client_of_a_cluster_with_tls() {
+    let Ok(urls) = env::var("CLUSTER_WITH_TLS") else {
+        return;
+    };
+    let urls: Vec<_> = urls.split(' ').collect();
+    let prefixed = options().with_prefix("{tls}:");
+    let node = Node::new(until_connected(|| prefixed.clone().connect_cluster(&urls)).await);
+    let answer = node.post("/orders", "asked").await;
+    assert_eq!(answer.status, StatusCode::CREATED, "{answer:?}");
+    node.assert_replays("/orders", "asked", &answer).await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn the_node_that_is_to_get_a_slot_is_asked_over_tls_too() {
+    let cluster = RedisCluster::start_with_tls();
+    let slot = cluster.slot("{tls}");
+    let to = (cluster.master_of(slot).unwrap() + 1) % 3;
+    cluster.begin_move(slot, to);
+    let nodes = (0..3).map(|n| cluster.node(n));
+    let urls: Vec<_> = nodes.map(RedisServer::tls_url).collect();
+    let mut client = Command::new(env::current_exe().unwrap());
+    client
+        .args(["--exact", "faults::endpoints::client_of_a_cluster_with_tls"])
+        .env("CLUSTER_WITH_TLS", urls.join(" "))
+        .env("SSL_CERT_FILE", cluster.node(0).certificates().ca());
+    let done = task::spawn_blocking(move || client.output()).await.unwrap();
+    let done = done.unwrap();
+    assert!(done.status.success(), "{done:?}");
+    assert_eq!(cluster.node(to).command(&["DBSIZE"]), "1");
+}
+
+/// A key that is to move is asked for at its new node, and one that has moved is found there, both at once and without
+/// looking for the nodes again. `other` has an old table of slots.
+async fn assert_is_sent_on(cluster: &RedisCluster, tag: &str, node: &Node, other: &Node) {
+    let slot = cluster.slot(tag);
+    let to = (cluster.master_of(slot).unwrap() + 1) % 3;
+    for it in [node, other] {
+        let answer = it.post("/orders", "before").await;
+        assert_eq!(answer.text(), "effect 1 of before");
+    }
+    cluster.begin_move(slot, to);
+    let asked = node.post("/orders", "asked").await;
+    assert_eq!(asked.text(), "effect 1 of asked");
+    assert_eq!(cluster.node(to).command(&["DBSIZE"]), "1");
+    cluster.move_keys(slot, to);
+    cluster.end_move(slot, to);
+
+    let connected = connections(cluster);
+    other.assert_replays("/orders", "asked", &asked).await;
+    let fresh = other.post("/orders", "moved").await;
+    assert_eq!(fresh.text(), "effect 1 of moved");
+    // Those that counted, and one for acquires and one for completions to where they were sent.
+    assert_eq!(connections(cluster) - connected, 3 + 2);
+    node.assert_replays("/orders", "moved", &fresh).await;
+    assert_eq!(node.books.total(), 3);
+}
+
+/// A cluster whose nodes do not know under which name they are reached.
+fn nameless() -> RedisCluster {
+    RedisCluster::start_with(&["--cluster-preferred-endpoint-type", "unknown-endpoint"])
+}
+
+/// How many were made to the nodes so far, this one's included.
+fn connections(cluster: &RedisCluster) -> u64 {
+    let made = |n| {
+        let stats = cluster.node(n).command(&["INFO", "stats"]);
+        let mut lines = stats.lines();
+        let made = lines.find_map(|line| line.strip_prefix("total_connections_received:"));
+        made.unwrap().parse::<u64>().unwrap()
+    };
+    (0..3).map(made).sum()
+}

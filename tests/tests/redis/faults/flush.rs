@@ -1,0 +1,67 @@
+//! The server forgets its scripts: failure mode 38.
+
+use http::StatusCode;
+use tests::{gate::eventually, servers::redis::RedisServer};
+use tower_idempotency::Ttl;
+
+use crate::faults::node::{Books, Node, connect_unhurried, patient};
+
+/// How often the server was asked by hash and by code since the last time.
+fn calls(server: &RedisServer) -> (u64, u64) {
+    let stats = server.commandstats();
+    server.command(&["CONFIG", "RESETSTAT"]);
+    let of = |name| stats.get(name).copied().unwrap_or(0);
+    (of("evalsha"), of("eval"))
+}
+
+// fm 38
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_forgotten_script_is_sent_once_and_called_by_its_hash_again() {
+    let server = RedisServer::start(&[]);
+    let store = connect_unhurried(&server.url()).await;
+    let node = Node::with(store.clone(), &Books::default(), |layer| {
+        patient(layer).with_lease(Ttl::from_secs(60))
+    });
+    calls(&server);
+    let first = node.post("/orders", "first").await;
+    assert_eq!(calls(&server), (2, 0), "acquire and complete");
+
+    server.command(&["SCRIPT", "FLUSH"]);
+    node.assert_replays("/orders", "first", &first).await;
+    assert_eq!(calls(&server), (2, 1), "acquire is sent once");
+    node.post("/orders", "second").await;
+    assert_eq!(calls(&server), (2, 1), "complete is sent once");
+    node.post("/orders", "third").await;
+    assert_eq!(calls(&server), (2, 0), "both are known");
+
+    server.command(&["SCRIPT", "FLUSH"]);
+    let failed = node.post("/orders-fails", "fourth").await;
+    assert_eq!(failed.status, StatusCode::BAD_GATEWAY);
+    assert_eq!(calls(&server), (2, 2), "acquire and release are sent once");
+    node.post("/orders-fails", "fourth").await;
+    assert_eq!(calls(&server), (2, 0));
+
+    let renewing = Node::with(store, &node.books, |layer| {
+        patient(layer).with_lease(Ttl::from_millis(3_600))
+    });
+    let (request, lease) = renewing.running("fifth").await;
+    calls(&server);
+    server.command(&["SCRIPT", "FLUSH", "SYNC"]);
+    eventually("it is renewed, and renewed again", || {
+        let renewals = server.commandstats();
+        renewals.get("evalsha").is_some_and(|calls| *calls >= 4)
+    })
+    .await;
+    let (_, sent) = calls(&server);
+    assert_eq!(sent, 1, "renew is sent once");
+    assert!(lease.is_held());
+    // Between an acquire and its completion too.
+    server.command(&["SCRIPT", "FLUSH"]);
+    renewing.gate.open_for_good();
+    let answer = request.await.unwrap();
+    node.assert_replays("/held", "fifth", &answer).await;
+    for key in ["first", "second", "third", "fifth"] {
+        assert_eq!(node.books.of(key), 1, "{key}");
+    }
+    assert_eq!(node.books.of("fourth"), 2, "nothing of it was kept");
+}

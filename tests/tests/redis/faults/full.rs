@@ -1,0 +1,120 @@
+//! The server's memory is full, and it evicts nothing: failure mode 42.
+
+use std::time::Duration;
+
+use http::StatusCode;
+use tests::{
+    gate::eventually,
+    proxy::{Fault, Proxy, Then},
+    servers::redis::RedisServer,
+};
+use tokio::time::{Instant, sleep};
+use tower_idempotency::Ttl;
+
+use crate::faults::node::{Books, Node, connect_unhurried, patient};
+
+/// Leaves no room in a server's memory.
+fn fill(server: &RedisServer) {
+    server.command(&["SET", "filler", &"x".repeat(4 << 20)]);
+    server.command(&["CONFIG", "SET", "maxmemory", "2mb"]);
+    let refusal = server.try_command(&["SET", "more", "y"]);
+    let refusal = refusal.expect("an answer");
+    assert!(refusal.expect_err("no room").starts_with("OOM"));
+}
+
+// fm 42
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_server_that_is_full_refuses_what_is_new_and_keeps_what_was_granted() {
+    let server = RedisServer::start(&["--maxmemory-policy", "noeviction"]);
+    let way = Proxy::start(server.address());
+    let url = format!("redis://{}/0", way.address());
+    let store = connect_unhurried(&url).await;
+    let node = Node::with(store, &Books::default(), |layer| {
+        patient(layer).with_lease(LEASE.try_into().unwrap())
+    });
+    let before = node.post("/orders", "before").await;
+    let (request, lease) = node.running_on("/held-large", "running").await;
+    let (failing, _) = node.running_on("/held-fails", "failing").await;
+    fill(&server);
+    let entries = server.command(&["DBSIZE"]);
+    let connections = way.counts().connections;
+    let refused = Instant::now();
+    while refused.elapsed() < Duration::from_secs(1) {
+        node.assert_unavailable("/orders", "fresh").await;
+    }
+    assert_eq!(
+        way.counts().connections,
+        connections,
+        "it answers, so no connection is made anew"
+    );
+    node.assert_replays("/orders", "before", &before).await;
+    assert_eq!(
+        server.command(&["DBSIZE"]),
+        entries,
+        "nothing is left of it"
+    );
+
+    // Renewed when each of three leases would have been over.
+    for _ in 0..3 {
+        sleep(LEASE).await;
+        assert!(lease.is_held());
+        let duplicate = node.post("/held-large", "running").await;
+        assert_eq!(duplicate.code(), "in-progress");
+    }
+    node.gate.open_for_good();
+    let answer = request.await.unwrap();
+    assert_eq!(answer.status, StatusCode::CREATED);
+    node.assert_replays("/held-large", "running", &answer).await;
+    assert!(answer.body.len() > 100_000, "no small record");
+    // A key is freed as well, or its retry would find it in progress.
+    assert_eq!(failing.await.unwrap().status, StatusCode::BAD_GATEWAY);
+    node.assert_unavailable("/orders", "failing").await;
+
+    server.command(&["CONFIG", "SET", "maxmemory", "0"]);
+    assert_eq!(
+        node.post("/orders", "fresh").await.text(),
+        "effect 1 of fresh"
+    );
+    for key in ["before", "running", "failing", "fresh"] {
+        assert_eq!(node.books.of(key), 1, "{key}");
+    }
+}
+
+// fm 42, 37: the record is stored, and the repetition of what stored it needs no memory.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_completion_whose_reply_is_lost_is_made_again_at_a_server_that_is_full() {
+    let server = RedisServer::start(&["--maxmemory-policy", "noeviction"]);
+    let way = Proxy::start(server.address());
+    let url = format!("redis://{}/0", way.address());
+    let store = connect_unhurried(&url).await;
+    let node = Node::with(store, &Books::default(), |layer| {
+        patient(layer).with_lease(Ttl::from_secs(60))
+    });
+    let (request, _) = node.running("running").await;
+    fill(&server);
+    let refused = out_of_memory(&server);
+    way.once(Fault::reply_to("effect 1 of running"), Then::Cut);
+    node.gate.open_for_good();
+    let answer = request.await.unwrap();
+    assert_eq!(answer.status, StatusCode::CREATED);
+    assert_eq!(way.hits(), 1);
+    eventually("nothing is tried any more", || node.layer.in_flight() == 0).await;
+    assert_eq!(out_of_memory(&server), refused, "no call was refused");
+    node.assert_replays("/held", "running", &answer).await;
+    assert_eq!(node.books.of("running"), 1);
+    // As long as before, and no longer.
+    let keys = server.command(&["KEYS", "idempotency:*"]);
+    let lives: u64 = server.command(&["TTL", &keys]).parse().unwrap();
+    assert!((86_000..=86_400).contains(&lives), "{lives} s");
+}
+
+/// How often the server had no memory for a command.
+fn out_of_memory(server: &RedisServer) -> u64 {
+    let errors = server.command(&["INFO", "errorstats"]);
+    let mut lines = errors.lines();
+    let count = lines.find_map(|line| line.strip_prefix("errorstat_OOM:count="));
+    count.map_or(0, |count| count.trim_end().parse().expect("a number"))
+}
+
+/// So long that a machine may stand still for some seconds.
+const LEASE: Duration = Duration::from_millis(3_600);

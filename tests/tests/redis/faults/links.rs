@@ -1,0 +1,140 @@
+//! Each way to reach a server gives the same answers.
+
+use std::{fs, time::Duration};
+
+use http::StatusCode;
+use tests::{
+    gate::eventually,
+    servers::redis::{RedisServer, Sentinel},
+};
+use tokio::time::Instant;
+use tower_idempotency::InFlight;
+use tower_idempotency_redis::{
+    ConnectErrorKind, RedisStore,
+    redis::{Client, TlsCertificates},
+};
+
+use crate::faults::{
+    node::{Books, Node, connect, options, until_connected},
+    pool::{connect_pool, pool_of},
+    sentinel::connect_through,
+};
+
+/// One request, its replay, a waiter, and the same through another process that is connected plainly.
+async fn assert_serves(store: RedisStore, server: &RedisServer, pushes: bool) {
+    let books = Books::default();
+    let node = Node::with(store, &books, |layer| {
+        layer.with_in_flight(InFlight::Wait(Duration::from_secs(25)))
+    });
+    let plain = Node::with(connect(&server.url()).await, &books, |layer| layer);
+    let first = node.post("/orders-large", "first").await;
+    assert_eq!(first.status, StatusCode::CREATED);
+    node.assert_replays("/orders-large", "first", &first).await;
+    plain.assert_replays("/orders-large", "first", &first).await;
+
+    let mut latencies = Vec::new();
+    for n in 0..TRIALS {
+        let key = format!("waited-for-{n}");
+        let (request, _) = plain.running(&key).await;
+        let waiter = node.spawn("/held", &key);
+        // So old that its looks are a second apart, and it has just looked.
+        tokio::time::sleep(Duration::from_secs(2)).await;
+        let looks = || server.commandstats()["evalsha"];
+        let before = looks();
+        eventually("the waiter looks", || looks() > before).await;
+        let completed = Instant::now();
+        plain.gate.let_through(1);
+        let waited = waiter.await.expect("no panic");
+        latencies.push(completed.elapsed());
+        assert_eq!(waited.body, request.await.expect("no panic").body);
+        assert_eq!(books.of(&key), 1);
+        if !pushes {
+            break;
+        }
+    }
+    latencies.sort();
+    let median = latencies[latencies.len() / 2];
+    // A machine may stand still in two of the trials; and who only looks does so each second.
+    let bound = Duration::from_millis(if pushes { 400 } else { 8_000 });
+    assert!(median < bound, "{latencies:?}");
+    assert_eq!(books.of("first"), 1);
+}
+
+const TRIALS: usize = 5;
+
+fn trusting(ca: &RedisServer) -> TlsCertificates {
+    TlsCertificates {
+        client_tls: None,
+        root_cert: Some(fs::read(ca.certificates().ca()).expect("a certificate")),
+    }
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_server_with_tls_serves_and_a_stranger_is_not_trusted() {
+    let server = RedisServer::start_with_tls();
+    let client = Client::build_with_tls(server.tls_url(), trusting(&server)).unwrap();
+    let store = until_connected(|| options().connect_client(client.clone())).await;
+    assert_serves(store, &server, true).await;
+
+    let stranger = RedisServer::start_with_tls();
+    let client = Client::build_with_tls(server.tls_url(), trusting(&stranger)).unwrap();
+    let refused = options().connect_client(client).await.unwrap_err();
+    assert_eq!(refused.kind(), ConnectErrorKind::Unreachable);
+    // The authorities of the system do not know it either.
+    let refused = options().connect(&server.tls_url()).await.unwrap_err();
+    assert_eq!(refused.kind(), ConnectErrorKind::Unreachable);
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_server_on_a_unix_socket_serves() {
+    let server = RedisServer::start(&["--unixsocket", "redis.sock"]);
+    let directory = server.command(&["CONFIG", "GET", "dir"]);
+    let directory = directory.lines().nth(1).unwrap();
+    let url = format!("redis+unix://{directory}/redis.sock");
+    let client = Client::open(url).unwrap();
+    let store = until_connected(|| options().connect_client(client.clone())).await;
+    assert_serves(store, &server, true).await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_primary_that_a_sentinel_names_serves() {
+    let primary = RedisServer::start(&[]);
+    let sentinel = Sentinel::start(&primary, 0);
+    let store = connect_through(&sentinel, options()).await;
+    assert_serves(store, &primary, true).await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_server_behind_a_pool_serves() {
+    let server = RedisServer::start(&[]);
+    let store = connect_pool(&pool_of(2, &server)).await;
+    assert_serves(store, &server, false).await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_password_and_another_database_and_another_prefix_serve() {
+    let server = RedisServer::start(&["--requirepass", "open-sesame"]);
+    let url = server.url().replace("/0", "/7");
+    let connect = async |url: &str, prefix: &str| {
+        let options = options().with_prefix(prefix);
+        until_connected(|| options.clone().connect(url)).await
+    };
+    let node = Node::new(connect(&url, "payments:").await);
+    let first = node.post("/orders", "k").await;
+    node.assert_replays("/orders", "k", &first).await;
+    assert_eq!(
+        server
+            .command(&["INFO", "keyspace"])
+            .lines()
+            .nth(1)
+            .map(|it| it.starts_with("db7:keys=1,")),
+        Some(true)
+    );
+    // Of another database, and of another prefix, nothing is known.
+    for (url, prefix) in [(server.url(), "payments:"), (url, "idempotency:")] {
+        let store = connect(&url, prefix).await;
+        let other = Node::with(store, &node.books, |layer| layer);
+        assert!(!other.post("/orders", "k").await.is_replay());
+    }
+    assert_eq!(node.books.of("k"), 3);
+}

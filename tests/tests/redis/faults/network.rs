@@ -1,0 +1,275 @@
+//! What lies between goes wrong: failure modes 36, 37, 45 and 46.
+
+use std::time::Duration;
+
+use http::StatusCode;
+use tests::{
+    gate::eventually,
+    proxy::{Fault, Mode, Proxy, Then},
+    servers::redis::RedisServer,
+};
+use tokio::time::Instant;
+use tower_idempotency::{InFlight, Ttl};
+use tower_idempotency_redis::RedisStore;
+
+use crate::faults::node::{
+    BOUND, Books, Node, STORE_TIMEOUT, connect, connect_unhurried, options, patient,
+    until_connected,
+};
+
+/// What only the call for the lease says, what only the completion does, and only the release.
+const ACQUIRE: &str = "POST /orders";
+const COMPLETE: &str = "effect 1 of";
+
+const THEN: [Then; 2] = [Then::Cut, Then::Hang];
+
+async fn connect_by(way: &Proxy) -> RedisStore {
+    connect(&format!("redis://{}/0", way.address())).await
+}
+
+/// The hash of a script, as commands carry it.
+fn sha(code: &str) -> String {
+    let script = tower_idempotency_redis::redis::Script::new(code);
+    script.get_hash().to_owned()
+}
+
+// fm 36
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn an_acquire_that_is_lost_or_whose_reply_is_lost_is_made_again_under_its_own_token() {
+    for then in THEN {
+        for fault in [Fault::request(ACQUIRE), Fault::reply_to(ACQUIRE)] {
+            let server = RedisServer::start(&[]);
+            let way = Proxy::start(server.address());
+            let node = Node::new(connect_by(&way).await);
+            way.once(fault.clone(), then);
+            let began = Instant::now();
+            let answer = node.post("/orders", "k").await;
+            assert_eq!(answer.text(), "effect 1 of k", "{fault:?} {then:?}");
+            assert!(began.elapsed() < BOUND, "{:?}", began.elapsed());
+            assert_eq!(way.hits(), 1);
+            node.assert_replays("/orders", "k", &answer).await;
+            assert_eq!(node.books.of("k"), 1);
+        }
+    }
+}
+
+// fm 37
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_completion_that_is_lost_or_whose_reply_is_lost_is_made_again() {
+    for then in THEN {
+        for fault in [Fault::request(COMPLETE), Fault::reply_to(COMPLETE)] {
+            let server = RedisServer::start(&[]);
+            let way = Proxy::start(server.address());
+            let node = Node::new(connect_by(&way).await);
+            way.once(fault.clone(), then);
+            let began = Instant::now();
+            let answer = node.post("/orders", "k").await;
+            assert_eq!(answer.text(), "effect 1 of k", "{fault:?} {then:?}");
+            assert!(began.elapsed() < BOUND, "{:?}", began.elapsed());
+            assert_eq!(way.hits(), 1);
+            node.assert_replays("/orders", "k", &answer).await;
+            assert_eq!(node.books.of("k"), 1);
+        }
+    }
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_release_that_is_lost_or_whose_reply_is_lost_frees_the_key() {
+    let release = sha(include_str!(
+        "../../../../crates/tower-idempotency-redis/src/scripts/release.lua"
+    ));
+    for then in THEN {
+        for fault in [Fault::request(&*release), Fault::reply_to(&*release)] {
+            let server = RedisServer::start(&[]);
+            let way = Proxy::start(server.address());
+            let node = Node::new(connect_by(&way).await);
+            way.once(fault.clone(), then);
+            let failed = node.post("/orders-fails", "k").await;
+            assert_eq!(failed.status, StatusCode::BAD_GATEWAY);
+            assert_eq!(way.hits(), 1, "{fault:?} {then:?}");
+            assert_eq!(server.command(&["DBSIZE"]), "0");
+            let again = node.post("/orders", "k").await;
+            assert_eq!(again.text(), "effect 2 of k");
+        }
+    }
+}
+
+// fm 36, 37: a lease outlives a network that is away for less than it lasts.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_renewal_that_is_lost_is_made_again_before_the_lease_is_over() {
+    let renew = sha(include_str!(
+        "../../../../crates/tower-idempotency-redis/src/scripts/renew.lua"
+    ));
+    for then in THEN {
+        let server = RedisServer::start(&[]);
+        let way = Proxy::start(server.address());
+        let lease = Ttl::from_secs(6);
+        let store = connect_by(&way).await;
+        let node = Node::with(store, &Books::default(), |layer| layer.with_lease(lease));
+        let plain = connect_unhurried(&server.url()).await;
+        let other = Node::with(plain, &node.books, patient);
+        way.once(Fault::request(&*renew), then);
+        let (request, held) = node.running("k").await;
+        eventually("a renewal is lost", || way.hits() == 1).await;
+        let lost = Instant::now();
+        while lost.elapsed() < Duration::from_secs(9) {
+            assert!(held.is_held(), "{then:?}");
+            assert_eq!(other.post("/held", "k").await.code(), "in-progress");
+            tokio::time::sleep(Duration::from_millis(100)).await;
+        }
+        node.gate.open_for_good();
+        let answer = request.await.unwrap();
+        other.assert_replays("/held", "k", &answer).await;
+        assert_eq!(node.books.of("k"), 1);
+    }
+}
+
+// fm 36, 37: what does not wait for replicas has no time for it.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_renewal_that_is_lost_is_made_again_though_others_may_wait_for_replicas_for_long() {
+    let renew = sha(include_str!(
+        "../../../../crates/tower-idempotency-redis/src/scripts/renew.lua"
+    ));
+    let server = RedisServer::start(&[]);
+    let _replica = RedisServer::replica_of(&server);
+    let way = Proxy::start(server.address());
+    let url = format!("redis://{}/0", way.address());
+    let waiting = options().with_wait(1, Duration::from_secs(10));
+    let store = until_connected(|| waiting.clone().connect(&url)).await;
+    let node = Node::with(store, &Books::default(), |layer| {
+        layer.with_lease(Ttl::from_secs(6))
+    });
+    way.once(Fault::request(&*renew), Then::Hang);
+    let (request, held) = node.running("k").await;
+    eventually("a renewal is lost", || way.hits() == 1).await;
+    let lost = Instant::now();
+    while lost.elapsed() < Duration::from_secs(9) {
+        assert!(held.is_held(), "after {:?}", lost.elapsed());
+        tokio::time::sleep(Duration::from_millis(100)).await;
+    }
+    node.gate.open_for_good();
+    let answer = request.await.unwrap();
+    let patience = Duration::from_secs(5);
+    let replay = node.until_served("/held", "k", patience).await;
+    assert!(replay.is_replay() && replay.body == answer.body);
+    assert_eq!(node.books.of("k"), 1);
+}
+
+// fm 45
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn while_the_network_is_cut_nothing_is_executed_and_afterwards_the_store_recovers_by_itself()
+{
+    let server = RedisServer::start(&[]);
+    let way = Proxy::start(server.address());
+    let node = Node::new(connect_by(&way).await);
+    let before = node.post("/orders", "before").await;
+    let (running, _) = node.running("running").await;
+    way.set(Mode::Cut);
+    for i in 0..5 {
+        node.assert_unavailable("/orders", &format!("fresh-{i}"))
+            .await;
+    }
+    node.assert_unavailable("/orders", "before").await;
+    node.gate.open_for_good();
+    let answer = running.await.unwrap();
+    assert_eq!(answer.status, StatusCode::CREATED);
+    assert_eq!(node.books.total(), 2);
+
+    way.set(Mode::Pass);
+    let patience = Duration::from_secs(5);
+    let replay = node.until_served("/held", "running", patience).await;
+    assert!(replay.is_replay() && replay.body == answer.body);
+    node.assert_replays("/orders", "before", &before).await;
+    for i in 0..5 {
+        let key = format!("fresh-{i}");
+        node.until_served("/orders", &key, patience).await;
+        assert_eq!(node.books.of(&key), 1, "{key}");
+    }
+    assert_eq!((node.books.of("before"), node.books.of("running")), (1, 1));
+}
+
+// fm 45, 36: a middlebox that forgot the connection answers nothing, not even with a reset.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_connection_that_never_closes_and_never_answers_is_replaced() {
+    for silence in [Mode::LoseReplies(Then::Hang), Mode::Hold] {
+        let server = RedisServer::start(&[]);
+        let way = Proxy::start(server.address());
+        let node = Node::new(connect_by(&way).await);
+        let before = node.post("/orders", "before").await;
+        let (running, _) = node.running("running").await;
+        let connections = way.counts().connections;
+        way.set(silence);
+        node.assert_unavailable("/orders", "fresh").await;
+        node.gate.open_for_good();
+        assert_eq!(running.await.unwrap().status, StatusCode::CREATED);
+        if silence == Mode::Hold {
+            // It still holds what it has; only connections that come now are served.
+            assert!(way.counts().connections > connections, "dialled again");
+        }
+        way.set(Mode::Pass);
+        let began = Instant::now();
+        let patience = Duration::from_secs(5);
+        node.until_served("/orders", "fresh", patience).await;
+        let replay = node.until_served("/held", "running", patience).await;
+        assert!(replay.is_replay());
+        node.assert_replays("/orders", "before", &before).await;
+        // At worst what is under way times out once more.
+        assert!(began.elapsed() < BOUND, "{:?}", began.elapsed());
+        for key in ["before", "running", "fresh"] {
+            assert_eq!(node.books.of(key), 1, "{silence:?} {key}");
+        }
+    }
+}
+
+// fm 45: whoever has less patience than the store never sees a call of its own time out.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_silent_connection_is_replaced_though_every_caller_leaves_early() {
+    let server = RedisServer::start(&[]);
+    let way = Proxy::start(server.address());
+    let node = Node::with(connect_by(&way).await, &Books::default(), |layer| {
+        layer.with_store_timeout(STORE_TIMEOUT / 5)
+    });
+    let before = node.post("/orders", "before").await;
+    let (running, _) = node.running("running").await;
+    // The connection for acquires is lost, and then the one for completions.
+    way.once(Fault::request(ACQUIRE), Then::Hang);
+    node.assert_unavailable("/orders", "fresh").await;
+    let patience = Duration::from_secs(5);
+    node.until_served("/orders", "fresh", patience).await;
+    way.once(Fault::request("effect 1 of running"), Then::Hang);
+    node.gate.open_for_good();
+    let answer = running.await.unwrap();
+    assert_eq!(way.hits(), 2);
+    let replay = node.until_served("/held", "running", patience).await;
+    assert!(replay.is_replay() && replay.body == answer.body);
+    node.assert_replays("/orders", "before", &before).await;
+    for key in ["before", "running", "fresh"] {
+        assert_eq!(node.books.of(key), 1, "{key}");
+    }
+}
+
+// fm 46
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn waiters_are_answered_when_nothing_that_is_published_arrives() {
+    for fault in [Fault::request("SUBSCRIBE"), Fault::reply_to("SUBSCRIBE")] {
+        let server = RedisServer::start(&[]);
+        let way = Proxy::start(server.address());
+        let node = Node::new(connect(&server.url()).await);
+        let waiting = Node::with(connect_by(&way).await, &node.books, |layer| {
+            layer.with_in_flight(InFlight::Wait(Duration::from_secs(25)))
+        });
+        way.once(fault, Then::Hang);
+        let (request, _) = node.running("k").await;
+        let waiter = waiting.spawn("/held", "k");
+        eventually("it subscribes in vain", || way.hits() == 1).await;
+        node.gate.open_for_good();
+        let answer = request.await.unwrap();
+        let completed = Instant::now();
+        let waited = waiter.await.unwrap();
+        // It looks once a second at least.
+        assert!(completed.elapsed() < Duration::from_secs(10));
+        assert!(waited.is_replay());
+        assert_eq!(waited.body, answer.body);
+        assert_eq!(node.books.of("k"), 1);
+    }
+}

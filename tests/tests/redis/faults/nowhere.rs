@@ -1,0 +1,162 @@
+//! A node of a cluster that sends clients on to where nobody is: failure mode 40.
+
+#![expect(clippy::unwrap_used, reason = "a test that cannot go on says where")]
+
+use std::{
+    io::{BufRead, BufReader, Write},
+    mem,
+    net::{SocketAddr, TcpListener, TcpStream},
+    sync::{Arc, Mutex},
+    thread,
+    time::Duration,
+};
+
+use tokio::task::JoinSet;
+
+use crate::faults::node::{Node, options, until_connected};
+
+// Nothing of it is executed, and it takes no longer than a store that is silent.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn redirections_that_lead_nowhere_end_with_the_deadline() {
+    let mut nowhere = Vec::new();
+    for word in ["MOVED", "ASK"] {
+        for rest in [
+            "",
+            " 1",
+            " 1 ",
+            " x y:1",
+            " 99999 127.0.0.1:1",
+            " 1 :",
+            " 1 ?:6379",
+        ] {
+            nowhere.push(format!("{word}{rest}"));
+        }
+        for node in [
+            "127.0.0.1:0",
+            "127.0.0.1:99999",
+            "[::1:1",
+            ":::::",
+            "\u{1f600}:7",
+        ] {
+            nowhere.push(format!("{word} 1 {node} more"));
+        }
+    }
+    let strange = Strange::start();
+    let prefixed = options().with_prefix("{strange}:");
+    let node =
+        Node::new(until_connected(|| prefixed.clone().connect_cluster([strange.url()])).await);
+    // And to itself, again and again.
+    for word in ["MOVED", "ASK"] {
+        nowhere.push(format!("{word} 1 {}", strange.address));
+        nowhere.push(format!("{word} 1 :{}", strange.address.port()));
+    }
+    strange.says(&nowhere);
+    let mut refused = JoinSet::new();
+    for i in 0..4 {
+        let node = node.clone();
+        refused.spawn(async move {
+            node.assert_unavailable("/orders", &format!("k-{i}")).await;
+        });
+    }
+    refused.join_all().await;
+    let said = strange.says(&[]);
+    assert!(said >= nowhere.len(), "{said} of {}", nowhere.len());
+    assert_eq!(node.books.total(), 0);
+    let patience = Duration::from_secs(5);
+    node.until_served("/orders", "k", patience).await;
+}
+
+/// A server, and a cluster of one node, that answers scripts with errors, one after the other and again from the first, or as if it had
+/// done what it was asked for.
+pub(crate) struct Strange {
+    pub(crate) address: SocketAddr,
+    errors: Arc<Mutex<Errors>>,
+}
+
+#[derive(Default)]
+struct Errors {
+    errors: Vec<String>,
+    said: usize,
+}
+
+impl Strange {
+    pub(crate) fn start() -> Self {
+        let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+        let (address, errors) = (
+            listener.local_addr().unwrap(),
+            Arc::<Mutex<Errors>>::default(),
+        );
+        let said = Arc::clone(&errors);
+        thread::spawn(move || {
+            for client in listener.incoming().flatten() {
+                let said = Arc::clone(&said);
+                thread::spawn(move || serve(client, address.port(), &said));
+            }
+        });
+        Self { address, errors }
+    }
+
+    fn url(&self) -> String {
+        format!("redis://{}", self.address)
+    }
+
+    /// What it says from now on; how often it said what it was to say before.
+    pub(crate) fn says(&self, errors: &[String]) -> usize {
+        let mut it = self.errors.lock().unwrap();
+        it.errors = errors.to_vec();
+        mem::take(&mut it.said)
+    }
+}
+
+/// Until the client is gone.
+fn serve(client: TcpStream, port: u16, errors: &Mutex<Errors>) -> Option<()> {
+    let mut answers = client.try_clone().ok()?;
+    let mut commands = BufReader::new(client);
+    loop {
+        let words = command(&mut commands)?;
+        let answer = match &*words[0].to_uppercase() {
+            "PING" => "+PONG\r\n".to_owned(),
+            "INFO" => bulk("redis_version:7.0.0\r\nrole:master\r\n"),
+            "CLUSTER" => format!("*1\r\n*3\r\n:0\r\n:16383\r\n*2\r\n$0\r\n\r\n:{port}\r\n"),
+            "SCRIPT" => bulk("0"),
+            "EVALSHA" | "EVAL" => {
+                let mut it = errors.lock().ok()?;
+                it.said += 1;
+                let error = it.errors.iter().cycle().nth(it.said);
+                match error {
+                    Some(error) => format!("-{error}\r\n"),
+                    // An acquire has more arguments than a completion.
+                    None if words.len() == 11 => "*2\r\n:1\r\n:1\r\n".to_owned(),
+                    None => ":1\r\n".to_owned(),
+                }
+            }
+            _ => "+OK\r\n".to_owned(),
+        };
+        answers.write_all(answer.as_bytes()).ok()?;
+    }
+}
+
+fn bulk(text: &str) -> String {
+    format!("${}\r\n{text}\r\n", text.len())
+}
+
+/// The words of a command, as far as they are text.
+fn command(stream: &mut impl BufRead) -> Option<Vec<String>> {
+    let mut number = |sign| -> Option<usize> {
+        let mut line = String::new();
+        stream.read_line(&mut line).ok()?;
+        line.trim_end().strip_prefix(sign)?.parse().ok()
+    };
+    let count = number('*')?;
+    let mut words = Vec::with_capacity(count);
+    for _ in 0..count {
+        let mut line = String::new();
+        stream.read_line(&mut line).ok()?;
+        let length: usize = line.trim_end().strip_prefix('$')?.parse().ok()?;
+        let mut word = vec![0; length + 2];
+        stream.read_exact(&mut word).ok()?;
+        word.truncate(length);
+        words.push(String::from_utf8_lossy(&word).into_owned());
+    }
+    Some(words)
+}

@@ -1,0 +1,130 @@
+//! The server is silent: failure modes 36, 37 and 45.
+
+use std::time::Duration;
+
+use http::StatusCode;
+use tests::{gate::eventually, send, servers::redis::RedisServer};
+use tokio::{
+    task::JoinSet,
+    time::{Instant, sleep, sleep_until},
+};
+use tower_idempotency::Ttl;
+
+use crate::faults::node::{
+    BOUND, Books, Node, UNHURRIED, connect, connect_unhurried, keyless, patient,
+};
+
+/// Of so many requests without a key one after the other, what half of them take at most: one that waits for the store
+/// makes all of them slow, and a machine that stands still some.
+async fn median(node: &Node) -> Duration {
+    let mut times = Vec::new();
+    for _ in 0..1_000 {
+        let began = Instant::now();
+        let answer = send(&node.app, keyless()).await;
+        assert_eq!(answer.status, StatusCode::OK);
+        times.push(began.elapsed());
+        sleep(Duration::from_micros(200)).await;
+    }
+    times.sort_unstable();
+    times[500]
+}
+
+// fm 45, 36, 37
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_server_that_is_silent_for_ten_seconds_costs_no_effect_and_no_record() {
+    let server = RedisServer::start(&[]);
+    let store = connect(&server.url()).await;
+    let node = Node::with(store, &Books::default(), |layer| {
+        layer.with_lease(Ttl::from_secs(40))
+    });
+    let before = node.post("/orders", "before").await;
+    let (running, lease) = node.running("running").await;
+    let usual = median(&node).await;
+
+    server.pause();
+    let paused = Instant::now();
+    let mut fresh = JoinSet::new();
+    for i in 0..40 {
+        let node = node.clone();
+        fresh.spawn(async move {
+            // Spread over the first seven seconds: each is answered within them.
+            sleep(Duration::from_millis(170 * i)).await;
+            let key = format!("fresh-{i}");
+            node.assert_unavailable("/orders", &key).await;
+            key
+        });
+    }
+    node.assert_unavailable("/orders", "before").await;
+    let meanwhile = median(&node).await;
+    assert!(
+        meanwhile < usual + Duration::from_millis(100),
+        "requests without a key: {usual:?} usually, {meanwhile:?} meanwhile"
+    );
+    let opened = Instant::now();
+    node.gate.open_for_good();
+    let answer = running.await.unwrap();
+    assert_eq!(answer.status, StatusCode::CREATED, "it has happened");
+    assert!(opened.elapsed() < BOUND, "{:?}", opened.elapsed());
+    let keys = fresh.join_all().await;
+    assert_eq!(node.books.total(), 2, "before and running");
+    sleep_until(paused + Duration::from_secs(10)).await;
+    server.resume();
+
+    // What was completed meanwhile is stored, and what was asked for is not held.
+    let patience = Duration::from_secs(5);
+    let replay = node.until_served("/held", "running", patience).await;
+    assert!(replay.is_replay());
+    assert_eq!(replay.body, answer.body);
+    drop(lease);
+    node.assert_replays("/orders", "before", &before).await;
+    for key in &keys {
+        let answer = node.until_served("/orders", key, patience).await;
+        assert_eq!(answer.text(), format!("effect 1 of {key}"));
+        node.assert_replays("/orders", key, &answer).await;
+    }
+    for key in keys.iter().map(String::as_str).chain(["before", "running"]) {
+        assert_eq!(node.books.of(key), 1, "{key}");
+    }
+    eventually("nothing is tried any more", || node.layer.in_flight() == 0).await;
+}
+
+// fm 36
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn an_acquire_that_was_answered_too_late_finds_its_own_lease() {
+    let server = RedisServer::start(&[]);
+    let store = connect_unhurried(&server.url()).await;
+    let node = Node::with(store, &Books::default(), patient);
+    node.post("/orders", "before").await;
+    server.pause();
+    let request = node.spawn("/orders", "k");
+    // The first try has timed out, and the second is on its way, or a third if the machine stood still meanwhile.
+    sleep(UNHURRIED + UNHURRIED / 2).await;
+    server.resume();
+    let answer = request.await.unwrap();
+    assert_eq!(answer.status, StatusCode::CREATED, "{answer:?}");
+    node.assert_replays("/orders", "k", &answer).await;
+    assert_eq!(node.books.of("k"), 1);
+    let calls = server.commandstats()["evalsha"];
+    let tries = calls - (2 + 1 + 2);
+    assert!((2..=3).contains(&tries), "{tries} tries reached the server");
+}
+
+// fm 37
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_completion_that_was_answered_too_late_is_the_completion() {
+    let server = RedisServer::start(&[]);
+    let store = connect_unhurried(&server.url()).await;
+    let node = Node::with(store, &Books::default(), patient);
+    let (request, _) = node.running("k").await;
+    server.pause();
+    node.gate.open_for_good();
+    sleep(UNHURRIED + UNHURRIED / 2).await;
+    server.resume();
+    let answer = request.await.unwrap();
+    assert_eq!(answer.status, StatusCode::CREATED, "{answer:?}");
+    node.assert_replays("/held", "k", &answer).await;
+    assert_eq!(node.books.of("k"), 1);
+    let calls = server.commandstats()["evalsha"];
+    let tries = calls - (1 + 2);
+    assert!((2..=3).contains(&tries), "{tries} tries reached the server");
+}

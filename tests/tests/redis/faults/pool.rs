@@ -1,0 +1,147 @@
+//! A pool that is too small: failure mode 44.
+
+use std::time::Duration;
+
+use deadpool_redis::{Config, Pool, Runtime};
+use tests::{
+    gate::eventually,
+    proxy::Proxy,
+    servers::redis::{RedisServer, shared},
+};
+use tokio::{
+    task::JoinSet,
+    time::{Instant, sleep},
+};
+use tower_idempotency::Ttl;
+use tower_idempotency_redis::RedisStore;
+
+use crate::faults::{
+    node::{Books, Node, options, until_connected},
+    sentinel::caught_up,
+};
+
+pub(crate) fn pool_of(size: usize, server: &RedisServer) -> Pool {
+    pool_to(size, server.url())
+}
+
+fn pool_to(size: usize, url: String) -> Pool {
+    let builder = Config::from_url(url).builder().expect("an address");
+    let pool = builder.max_size(size).runtime(Runtime::Tokio1).build();
+    pool.expect("a runtime")
+}
+
+pub(crate) async fn connect_pool(pool: &Pool) -> RedisStore {
+    until_connected(|| options().connect_pool(pool.clone())).await
+}
+
+// fm 44
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn renewals_and_completions_do_not_wait_for_a_pool_that_acquires_have_exhausted() {
+    let server = RedisServer::start(&[]);
+    let pool = pool_of(1, &server);
+    let books = Books::default();
+    let node = Node::with(connect_pool(&pool).await, &books, |layer| {
+        layer.with_lease(Ttl::from_secs(6))
+    });
+    let mut running = Vec::new();
+    for i in 0..100 {
+        running.push(node.spawn("/held", &format!("slow-{i}")));
+    }
+    for _ in &running {
+        tests::gate::within(Duration::from_secs(10), node.gate.arrival()).await;
+    }
+    let leases = node.leases();
+    assert_eq!((leases.len(), books.total()), (100, 100));
+
+    // Somebody else has the only connection, and acquires queue for it.
+    let taken = pool.get().await.unwrap();
+    // Nor when the connection that is kept for them has to be made again.
+    server.command(&["CLIENT", "KILL", "TYPE", "normal"]);
+    let began = Instant::now();
+    let mut fresh = JoinSet::new();
+    for i in 0..100 {
+        let node = node.clone();
+        fresh.spawn(async move {
+            let key = format!("fresh-{i}");
+            node.assert_unavailable("/orders", &key).await;
+        });
+    }
+    while began.elapsed() < Duration::from_secs(9) {
+        sleep(Duration::from_millis(100)).await;
+        assert!(leases.iter().all(tower_idempotency::Lease::is_held));
+    }
+    fresh.join_all().await;
+    assert_eq!(books.total(), 100, "nothing runs unprotected");
+    node.gate.open_for_good();
+    let mut answers = Vec::new();
+    for request in running {
+        answers.push(request.await.unwrap());
+    }
+    // Completed while the pool had nothing to give.
+    drop(taken);
+    for (i, answer) in answers.iter().enumerate() {
+        let key = format!("slow-{i}");
+        assert_eq!(answer.text(), format!("effect 1 of {key}"));
+        node.assert_replays("/held", &key, answer).await;
+        assert_eq!(books.of(&key), 1);
+    }
+    for i in 0..100 {
+        let key = format!("fresh-{i}");
+        let patience = Duration::from_secs(5);
+        let answer = node.until_served("/orders", &key, patience).await;
+        assert_eq!(answer.text(), format!("effect 1 of {key}"));
+    }
+}
+
+// fm 44
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_pool_of_one_serves_a_hundred_at_once() {
+    let books = Books::default();
+    let pool = pool_of(1, shared());
+    let node = Node::with(connect_pool(&pool).await, &books, |layer| {
+        layer.with_namespace(format!("{:?}", std::process::id()))
+    });
+    let mut requests = Vec::new();
+    for i in 0..200 {
+        // Two of each key.
+        requests.push((i / 2, node.spawn("/orders", &format!("k-{}", i / 2))));
+    }
+    for (i, request) in requests {
+        let answer = request.await.unwrap();
+        let served = answer.status.is_success() || answer.code() == "in-progress";
+        assert!(served, "{answer:?}");
+        assert_eq!(books.of(&format!("k-{i}")), 1);
+    }
+}
+
+// fm 43: they are fine, and a pool that looks after them finds them so.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn connections_to_a_primary_that_has_become_a_replica_leave_the_pool() {
+    let (former, next) = (RedisServer::start(&[]), RedisServer::start(&[]));
+    let way = Proxy::start(former.address());
+    let pool = pool_to(4, format!("redis://{}/0", way.address()));
+    let node = Node::new(connect_pool(&pool).await);
+    let before = node.post("/orders", "before").await;
+    let mut all = Vec::new();
+    for _ in 0..4 {
+        all.push(pool.get().await.unwrap());
+    }
+    drop(all);
+    let port = |server: &RedisServer| server.address().port().to_string();
+    next.command(&["REPLICAOF", "127.0.0.1", &port(&former)]);
+    eventually("it has begun", || next.command(&["DBSIZE"]) == "1").await;
+    caught_up(&former, &next).await;
+    next.promote();
+    former.command(&["REPLICAOF", "127.0.0.1", &port(&next)]);
+    way.lead_to(next.address());
+
+    let patience = Duration::from_secs(10);
+    node.until_served("/orders", "fresh", patience).await;
+    for i in 0..8 {
+        let key = format!("later-{i}");
+        node.until_served("/orders", &key, patience).await;
+        assert_eq!(node.books.of(&key), 1);
+    }
+    node.assert_replays("/orders", "before", &before).await;
+    assert_eq!(node.books.total(), 10);
+}

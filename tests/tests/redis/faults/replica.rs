@@ -1,0 +1,275 @@
+//! A primary and its replica, without anybody who watches them: failure modes 35 and 43.
+
+use std::time::Duration;
+
+use http::StatusCode;
+use tests::{
+    gate::{eventually, within},
+    proxy::Proxy,
+    servers::redis::RedisServer,
+};
+use tokio::time::{Instant, sleep};
+use tower_idempotency::Ttl;
+use tower_idempotency_redis::RedisStore;
+
+use crate::faults::{
+    node::{
+        BOUND, Books, Node, assert_unavailable, connect, connect_unhurried, options, patient,
+        until_connected,
+    },
+    nowhere::Strange,
+    sentinel::caught_up,
+};
+
+async fn connect_waiting(server: &RedisServer) -> RedisStore {
+    connect_waiting_to(&server.url()).await
+}
+
+async fn connect_waiting_to(url: &str) -> RedisStore {
+    let options = options().with_wait(1, Duration::from_millis(300));
+    until_connected(|| options.clone().connect(url)).await
+}
+
+// fm 35
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_store_that_waits_for_replicas_executes_nothing_while_they_are_silent() {
+    let primary = RedisServer::start(&[]);
+    let replica = RedisServer::replica_of(&primary);
+    let node = Node::new(connect_waiting(&primary).await);
+    let before = node.post("/orders", "before").await;
+    assert_eq!(before.status, StatusCode::CREATED);
+    let (running, _) = node.running("running").await;
+    replica.pause();
+
+    node.assert_unavailable("/orders", "fresh").await;
+    node.assert_replays("/orders", "before", &before).await;
+    // What runs already is answered, and its record is no less stored for being on one server.
+    node.gate.open_for_good();
+    let began = Instant::now();
+    let answer = running.await.unwrap();
+    assert_eq!(answer.status, StatusCode::CREATED);
+    assert!(began.elapsed() < BOUND, "{:?}", began.elapsed());
+    node.assert_replays("/held", "running", &answer).await;
+
+    replica.resume();
+    let served = node
+        .until_served("/orders", "fresh", Duration::from_secs(5))
+        .await;
+    assert_eq!(served.text(), "effect 1 of fresh");
+    eventually("nothing is tried any more", || node.layer.in_flight() == 0).await;
+    for key in ["before", "running", "fresh"] {
+        assert_eq!(node.books.of(key), 1, "{key}");
+    }
+}
+
+// fm 35: a server that waits for its replicas answers nothing else on that connection meanwhile.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn leases_are_kept_and_replays_answered_while_others_wait_for_replicas_in_vain() {
+    let primary = RedisServer::start(&[]);
+    let replica = RedisServer::replica_of(&primary);
+    let store = connect_waiting(&primary).await;
+    let node = Node::with(store, &Books::default(), |layer| {
+        layer.with_lease(Ttl::from_secs(6))
+    });
+    let before = node.post("/orders", "before").await;
+    let keys: Vec<_> = (0..30).map(|i| format!("k-{i}")).collect();
+    let mut completing = Vec::new();
+    for key in &keys {
+        completing.push(node.spawn("/held", key));
+        within(Duration::from_secs(10), node.gate.arrival()).await;
+    }
+    let (running, lease) = node.running("running").await;
+    replica.pause();
+    // In the order in which they came.
+    node.gate.let_through(keys.len());
+    let paused = Instant::now();
+    let mut fresh = Vec::new();
+    for i in 0..24 {
+        let node = node.clone();
+        fresh.push(tokio::spawn(async move {
+            for n in 0.. {
+                node.assert_unavailable("/orders", &format!("fresh-{i}-{n}"))
+                    .await;
+                if paused.elapsed() > Duration::from_secs(8) {
+                    return;
+                }
+            }
+        }));
+    }
+    // What is answered is stored by then, and not when its turn to wait has come.
+    let plain = connect_unhurried(&primary.url()).await;
+    let plain = Node::with(plain, &node.books, patient);
+    plain.gate.open_for_good();
+    for (request, key) in completing.into_iter().zip(&keys) {
+        let answer = request.await.unwrap();
+        plain.assert_replays("/held", key, &answer).await;
+    }
+    // Where replays wait as well, there is none meanwhile; on a machine that is merely busy there are fewer.
+    let mut replays = 0;
+    loop {
+        assert!(lease.is_held(), "{:?}", paused.elapsed());
+        let answer = node.post("/orders", "before").await;
+        if answer.is_replay() {
+            assert_eq!(answer.body, before.body);
+            replays += 1;
+        } else {
+            assert_unavailable(&answer);
+        }
+        // On a machine that is busy it may be over by now, and one turn is taken all the same.
+        if paused.elapsed() > Duration::from_secs(8) {
+            break;
+        }
+        sleep(Duration::from_millis(100)).await;
+    }
+    assert!(replays > 0, "they wait behind those who wait in vain");
+    for fresh in fresh {
+        fresh.await.unwrap();
+    }
+    replica.resume();
+    assert!(lease.is_held());
+    node.gate.open_for_good();
+    let answer = running.await.unwrap();
+    eventually("nothing is tried any more", || node.layer.in_flight() == 0).await;
+    node.assert_replays("/held", "running", &answer).await;
+    for key in keys.iter().map(String::as_str).chain(["before", "running"]) {
+        assert_eq!(node.books.of(key), 1, "{key}");
+    }
+    assert_eq!(node.books.total(), 32, "nothing fresh was executed");
+}
+
+// fm 35: between taking a lease and waiting for it, another primary may have taken over, which gave it to somebody else.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_lease_is_not_granted_that_is_waited_for_at_a_primary_where_somebody_else_has_it() {
+    let former = RedisServer::start(&[]);
+    let next = RedisServer::start(&[]);
+    let _replica = RedisServer::replica_of(&next);
+    let there = Node::new(connect(&former.url()).await);
+    let before = there.post("/orders", "before").await;
+    let way = Proxy::start(former.address());
+    let store = connect_waiting_to(&format!("redis://{}/0", way.address())).await;
+    let node = Node::with(store, &there.books, |layer| layer);
+    // What takes leases is connected to the former one; what waits for replicas has nothing to wait for yet.
+    node.assert_replays("/orders", "before", &before).await;
+    way.lead_to(next.address());
+
+    let other = Node::with(connect(&next.url()).await, &node.books, |layer| layer);
+    let done = other.post("/orders", "done").await;
+    let (running, _) = other.running("running").await;
+    node.gate.open_for_good();
+    assert_eq!(node.post("/held", "running").await.code(), "in-progress");
+    let replay = node.post("/orders", "done").await;
+    assert!(replay.is_replay() && replay.body == done.body, "{replay:?}");
+    other.gate.open_for_good();
+    let answer = running.await.unwrap();
+    assert_eq!(answer.text(), "effect 1 of running");
+    assert_eq!((node.books.of("running"), node.books.of("done")), (1, 1));
+}
+
+// fm 35, 38: scripts are not replicated.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn what_was_waited_for_survives_the_primary() {
+    let mut primary = RedisServer::start(&[]);
+    let replica = RedisServer::replica_of(&primary);
+    let node = Node::new(connect_waiting(&primary).await);
+    let before = node.post("/orders", "before").await;
+    let (_running, _) = node.running("running").await;
+    primary.kill();
+    replica.promote();
+    let next = Node::with(connect(&replica.url()).await, &node.books, |layer| layer);
+    next.assert_replays("/orders", "before", &before).await;
+    assert_eq!(next.post("/held", "running").await.code(), "in-progress");
+    for key in ["before", "running"] {
+        assert_eq!(node.books.of(key), 1, "{key}");
+    }
+}
+
+// fm 35: what is documented to be lost, and that nothing worse happens.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn without_waiting_a_replica_may_lack_what_was_acknowledged_and_runs_it_again() {
+    let mut primary = RedisServer::start(&[]);
+    let replica = RedisServer::replica_of(&primary);
+    let node = Node::new(connect(&primary.url()).await);
+    let before = node.post("/orders", "before").await;
+    caught_up(&primary, &replica).await;
+    // It falls behind. Whoever is merely slow still reads what is on its way.
+    replica.promote();
+    let lost = node.post("/orders", "lost").await;
+    assert_eq!(lost.status, StatusCode::CREATED);
+    let (running, _) = node.running("running").await;
+    primary.kill();
+
+    let next = Node::with(connect(&replica.url()).await, &node.books, |layer| layer);
+    next.assert_replays("/orders", "before", &before).await;
+    let again = next.post("/orders", "lost").await;
+    assert_eq!(again.text(), "effect 2 of lost");
+    next.assert_replays("/orders", "lost", &again).await;
+    next.gate.open_for_good();
+    let again = next.post("/held", "running").await;
+    assert_eq!(again.text(), "effect 2 of running");
+    next.assert_replays("/held", "running", &again).await;
+    // The former process reaches nobody: its client is told what it did, which it cannot know better.
+    node.gate.open_for_good();
+    assert_eq!(running.await.unwrap().status, StatusCode::CREATED);
+    assert_eq!(node.books.of("before"), 1);
+}
+
+// fm 43, 35
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_primary_that_becomes_a_replica_and_comes_back_executes_nothing_meanwhile() {
+    let server = RedisServer::start(&[]);
+    let other = RedisServer::start(&[]);
+    let node = Node::with(connect(&server.url()).await, &Books::default(), |layer| {
+        layer.with_lease(Ttl::from_secs(30))
+    });
+    let before = node.post("/orders", "before").await;
+    let (running, _) = node.running("running").await;
+    let port = server.address().port().to_string();
+    // The other one has the same data, or the first would lose its own.
+    other.command(&["REPLICAOF", "127.0.0.1", &port]);
+    eventually("it has begun", || other.command(&["DBSIZE"]) == "2").await;
+    caught_up(&server, &other).await;
+    other.promote();
+    let port = other.address().port().to_string();
+    server.command(&["REPLICAOF", "127.0.0.1", &port]);
+
+    assert_unavailable(&node.post("/orders", "fresh").await);
+    node.gate.open_for_good();
+    let answer = running.await.unwrap();
+    assert_eq!(answer.status, StatusCode::CREATED);
+    assert_eq!(node.books.of("fresh"), 0);
+    server.promote();
+    let patience = Duration::from_secs(5);
+    node.until_served("/orders", "fresh", patience).await;
+    let replay = node.until_served("/held", "running", patience).await;
+    assert!(replay.is_replay() && replay.body == answer.body);
+    node.assert_replays("/orders", "before", &before).await;
+    for key in ["before", "running", "fresh"] {
+        assert_eq!(node.books.of(key), 1, "{key}");
+    }
+}
+
+// fm 43: Redis 5 and 6 say what happened in a script with a code of its own, READONLY behind it.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_primary_of_an_earlier_version_that_has_become_a_replica_is_left_too() {
+    let strange = Strange::start();
+    let way = Proxy::start(strange.address);
+    let node = Node::new(connect(&format!("redis://{}/0", way.address())).await);
+    node.post("/orders", "before").await;
+    for (says, is_left) in [
+        ("attempt to compare number with nil", false),
+        (
+            "-READONLY You can't write against a read only replica.",
+            true,
+        ),
+    ] {
+        let connections = way.counts().connections;
+        strange.says(&[format!(
+            "ERR Error running script (call to f_0): @user_script:20: @user_script: 20: {says}"
+        )]);
+        node.assert_unavailable("/orders", "refused").await;
+        assert_eq!(way.counts().connections > connections, is_left, "{says}");
+    }
+    strange.says(&[]);
+    node.until_served("/orders", "fresh", Duration::from_secs(5))
+        .await;
+}

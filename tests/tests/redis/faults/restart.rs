@@ -1,0 +1,109 @@
+//! The server comes back empty: failure mode 34.
+
+use std::time::Duration;
+
+use http::StatusCode;
+use tests::servers::redis::RedisServer;
+use tokio::time::sleep;
+use tower_idempotency::Ttl;
+
+use crate::faults::node::{Books, Node, connect};
+
+// fm 34
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn what_ran_while_the_server_lost_its_data_is_stored() {
+    for (lease, notices) in [(Ttl::from_secs(15), false), (Ttl::from_millis(600), true)] {
+        let mut server = RedisServer::start(&[]);
+        let store = connect(&server.url()).await;
+        let node = Node::with(store, &Books::default(), |layer| layer.with_lease(lease));
+        let (request, held) = node.running("k").await;
+        server.restart();
+        assert_eq!(server.command(&["DBSIZE"]), "0");
+        if notices {
+            // A renewal finds nothing to renew, and the handler can know.
+            held.lost().await;
+        }
+        node.gate.open_for_good();
+        let answer = request.await.unwrap();
+        assert_eq!(answer.status, StatusCode::CREATED);
+        node.assert_replays("/held", "k", &answer).await;
+        assert_eq!(node.books.of("k"), 1);
+    }
+}
+
+// fm 34: nothing can stop the second effect, for the server does not know that it forgot.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_key_taken_after_the_server_lost_its_data_runs_twice_and_has_one_answer() {
+    let mut server = RedisServer::start(&[]);
+    let first = Node::new(connect(&server.url()).await);
+    let second = Node::with(connect(&server.url()).await, &first.books, |layer| layer);
+    let (late, _) = first.running("k").await;
+    let (later, _) = first.running("l").await;
+    server.restart();
+    let (early, _) = second.running("k").await;
+    let (earlier, _) = second.running("l").await;
+
+    // Whoever took the key since completes first.
+    second.gate.let_through(2);
+    let answer = early.await.unwrap();
+    assert_eq!(answer.text(), "effect 2 of k");
+    earlier.await.unwrap();
+    // The other one is answered what is stored, not what it did itself.
+    first.gate.let_through(2);
+    assert_eq!(late.await.unwrap().body, answer.body);
+    assert_eq!(later.await.unwrap().text(), "effect 2 of l");
+    for node in [&first, &second] {
+        node.assert_replays("/held", "k", &answer).await;
+    }
+    assert_eq!((first.books.of("k"), first.books.of("l")), (2, 2));
+}
+
+// fm 34, 28, 29
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn who_lost_its_lease_with_the_data_is_told_nothing_that_is_not_stored() {
+    let mut server = RedisServer::start(&[]);
+    let first = Node::new(connect(&server.url()).await);
+    let second = Node::with(connect(&server.url()).await, &first.books, |layer| layer);
+    let (former, _) = first.running("k").await;
+    server.restart();
+    let (present, _) = second.running("k").await;
+    // It completes while another holds the key, whose answer will be the one.
+    first.gate.open_for_good();
+    let unknown = former.await.unwrap();
+    assert_eq!(unknown.status, StatusCode::CONFLICT);
+    assert_eq!(unknown.code(), "outcome-unknown");
+    second.gate.open_for_good();
+    let answer = present.await.unwrap();
+    assert_eq!(answer.text(), "effect 2 of k");
+    for node in [&first, &second] {
+        node.assert_replays("/held", "k", &answer).await;
+    }
+    assert_eq!(first.books.of("k"), 2);
+}
+
+// fm 34, 38
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn while_the_server_is_gone_nothing_is_executed_and_afterwards_the_store_recovers_by_itself()
+{
+    let mut server = RedisServer::start(&["--appendonly", "yes", "--appendfsync", "always"]);
+    let node = Node::new(connect(&server.url()).await);
+    let before = node.post("/orders", "before").await;
+    let (running, _) = node.running("running").await;
+    server.kill();
+    node.assert_unavailable("/orders", "before").await;
+    node.assert_unavailable("/orders", "fresh").await;
+    node.gate.open_for_good();
+    let answer = running.await.unwrap();
+    assert_eq!(answer.status, StatusCode::CREATED, "it has happened");
+    server.restart();
+    // What was appended is there again; the scripts are not.
+    let patience = Duration::from_secs(5);
+    node.until_served("/orders", "fresh", patience).await;
+    node.assert_replays("/orders", "before", &before).await;
+    let stored = node.until_served("/held", "running", patience).await;
+    assert!(stored.is_replay() && stored.body == answer.body);
+    sleep(Duration::from_millis(100)).await;
+    for key in ["before", "running", "fresh"] {
+        assert_eq!(node.books.of(key), 1, "{key}");
+    }
+}

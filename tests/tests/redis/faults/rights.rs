@@ -1,0 +1,183 @@
+//! A user of the server who may do little: failure modes 43 and 46.
+
+#![expect(clippy::unwrap_used, reason = "a test that cannot go on says where")]
+
+use std::time::Duration;
+
+use http::StatusCode;
+use tests::{
+    gate::{eventually, within},
+    servers::redis::RedisServer,
+};
+use tokio::time::sleep;
+use tower_idempotency::{InFlight, Ttl};
+use tower_idempotency_redis::RedisStore;
+
+use crate::faults::node::{Books, Node, connect_unhurried, patient};
+
+/// As `docs/redis.md` has it, but for channels.
+const COMMANDS: &str = "+@scripting +info +hmget +hset +hdel +del +pexpire +pexpireat +pttl +time +publish +subscribe \
+                        +unsubscribe";
+
+/// Connects as a user who has these rights and no others.
+async fn connect_as(server: &RedisServer, rights: &str) -> RedisStore {
+    let mut user = vec!["ACL", "SETUSER", "service", "reset", "on", ">open-sesame"];
+    user.extend(rights.split_whitespace());
+    server.command(&user);
+    let url = format!("redis://service:open-sesame@{}/0", server.address());
+    connect_unhurried(&url).await
+}
+
+/// How often the server was asked to run a script since the last time, and how often it could not.
+fn scripts(server: &RedisServer) -> (u64, u64) {
+    let stats = server.command(&["INFO", "commandstats"]);
+    server.command(&["CONFIG", "RESETSTAT"]);
+    let figure = |name: &str| {
+        let mut lines = stats.lines();
+        let line = lines.find(|line| line.starts_with("cmdstat_evalsha:"))?;
+        let figure = line
+            .split([':', ','])
+            .find_map(|it| it.strip_prefix(name))?;
+        figure.parse::<u64>().ok()
+    };
+    (
+        figure("calls=").unwrap_or(0),
+        figure("failed_calls=").unwrap_or(0),
+    )
+}
+
+/// A request, one that leaves nothing, a lease that is renewed, and a takeover that is released.
+async fn is_served(node: &Node, server: &RedisServer) {
+    scripts(server);
+    let first = node.post("/orders", "first").await;
+    assert_eq!(first.text(), "effect 1 of first");
+    assert_eq!(scripts(server), (2, 0), "taken and completed");
+    let failed = node.post("/orders-fails", "failed").await;
+    assert_eq!(failed.status, StatusCode::BAD_GATEWAY);
+    assert_eq!(scripts(server), (2, 0), "taken and released");
+
+    let (running, lease) = node.running("running").await;
+    let renewed = || server.commandstats().get("evalsha") >= Some(&3);
+    eventually("the lease is renewed", renewed).await;
+    assert!(lease.is_held());
+    node.gate.let_through(1);
+    let answer = running.await.unwrap();
+    node.assert_replays("/held", "running", &answer).await;
+
+    let (orphaned, _) = node.running_on("/held-fails", "orphaned").await;
+    for key in server.command(&["KEYS", "*"]).lines() {
+        if server.command(&["HGET", key, "s"]) == "L" {
+            server.command(&["HSET", key, "l", "1"]);
+        }
+    }
+    let taking_over = node.spawn("/held-fails", "orphaned");
+    within(Duration::from_secs(10), node.gate.arrival()).await;
+    node.gate.let_through(2);
+    for request in [orphaned, taking_over] {
+        assert_eq!(request.await.unwrap().status, StatusCode::BAD_GATEWAY);
+    }
+    assert_eq!(scripts(server).1, 0);
+    assert_eq!(node.books.of_takeovers("orphaned"), 1);
+    assert_eq!((node.books.of("first"), node.books.of("running")), (1, 1));
+}
+
+// Whom the server of version 7 gives no channels: it lets no script of his publish.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_user_without_channels_is_served_and_waits_by_looking() {
+    let server = RedisServer::start(&[]);
+    let store = connect_as(&server, &format!("~idempotency:* {COMMANDS}")).await;
+    let books = Books::default();
+    let node = Node::with(store.clone(), &books, |layer| {
+        patient(layer).with_lease(Ttl::from_secs(6))
+    });
+    is_served(&node, &server).await;
+
+    let held = Node::with(store.clone(), &books, patient);
+    let waiting = Node::with(store, &books, |layer| {
+        patient(layer).with_in_flight(InFlight::Wait(Duration::from_secs(25)))
+    });
+    let (request, _) = held.running("waited-for").await;
+    let waiter = waiting.spawn("/held", "waited-for");
+    // Until what listens has learned to be patient.
+    sleep(Duration::from_secs(3)).await;
+    let before = connections(&server);
+    sleep(Duration::from_secs(2)).await;
+    let made = connections(&server) - before;
+    held.gate.open_for_good();
+    let answer = request.await.unwrap();
+    assert_eq!(waiter.await.unwrap().body, answer.body);
+    // And the one that counted.
+    assert!(made <= 4, "{made} connections in two seconds");
+    assert_eq!(books.of("waited-for"), 1);
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn the_rights_that_are_documented_are_enough_and_let_waiters_be_woken() {
+    let server = RedisServer::start(&[]);
+    let rights = format!("~idempotency:* &idempotency:* {COMMANDS}");
+    let store = connect_as(&server, &rights).await;
+    let node = Node::with(store.clone(), &Books::default(), |layer| {
+        patient(layer).with_lease(Ttl::from_secs(6))
+    });
+    is_served(&node, &server).await;
+    let waiting = Node::with(store, &node.books, |layer| {
+        patient(layer).with_in_flight(InFlight::Wait(Duration::from_secs(25)))
+    });
+    let (request, _) = node.running("waited-for").await;
+    let waiter = waiting.spawn("/held", "waited-for");
+    let subscribed = || !server.command(&["PUBSUB", "CHANNELS"]).is_empty();
+    eventually("the waiter listens", subscribed).await;
+    node.gate.open_for_good();
+    let answer = request.await.unwrap();
+    assert_eq!(waiter.await.unwrap().body, answer.body);
+    let log = server.command(&["ACL", "LOG"]);
+    let log: Vec<_> = log.lines().collect();
+    let refused = log.windows(2).filter(|it| it[0] == "object");
+    // The client library says who it is, and does not mind.
+    let refused: Vec<_> = refused
+        .map(|it| it[1])
+        .filter(|it| *it != "client|setinfo")
+        .collect();
+    assert!(refused.is_empty(), "{refused:?}");
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_user_who_was_turned_away_for_a_while_is_served_again() {
+    let server = RedisServer::start(&[]);
+    let books = Books::default();
+    let mut nodes = Vec::new();
+    // Either hears at once that its connection is gone, or with its next call.
+    for (user, database) in [("hears", "0?protocol=resp3"), ("asks", "7")] {
+        let mut user_with_rights = vec!["ACL", "SETUSER", user, "on", ">open-sesame", "~*", "&*"];
+        user_with_rights.extend(COMMANDS.split_whitespace().chain(["+select"]));
+        server.command(&user_with_rights);
+        let url = format!("redis://{user}:open-sesame@{}/{database}", server.address());
+        let node = Node::with(connect_unhurried(&url).await, &books, patient);
+        assert_eq!(node.post("/orders", user).await.status, StatusCode::CREATED);
+        nodes.push(node);
+    }
+    // Of these, one is refused as it says who it is, and the other as it chooses its database.
+    server.command(&["ACL", "SETUSER", "hears", "off"]);
+    server.command(&["ACL", "SETUSER", "asks", "-select"]);
+    for user in ["hears", "asks"] {
+        server.command(&["CLIENT", "KILL", "USER", user]);
+    }
+    nodes[1].assert_unavailable("/orders", "refused").await;
+    // Longer than anything is tried without being asked for.
+    sleep(Duration::from_secs(9)).await;
+    server.command(&["ACL", "SETUSER", "hears", "on"]);
+    server.command(&["ACL", "SETUSER", "asks", "+select"]);
+    for (n, node) in nodes.iter().enumerate() {
+        let (key, patience) = (format!("again-{n}"), Duration::from_secs(5));
+        node.until_served("/orders", &key, patience).await;
+        assert_eq!(books.of(&key), 1);
+    }
+}
+
+/// How many were made so far, this one's included.
+fn connections(server: &RedisServer) -> u64 {
+    let stats = server.command(&["INFO", "stats"]);
+    let mut lines = stats.lines();
+    let made = lines.find_map(|line| line.strip_prefix("total_connections_received:"));
+    made.unwrap().parse().unwrap()
+}

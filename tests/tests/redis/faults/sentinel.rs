@@ -1,0 +1,248 @@
+//! A replica takes over, and the store finds it: failure modes 35 and 43.
+
+use std::time::Duration;
+
+use http::StatusCode;
+use tests::{
+    gate::eventually,
+    proxy::{Mode, Proxy},
+    servers::redis::{RedisServer, Sentinel},
+};
+use tokio::time::{Instant, sleep};
+use tower_idempotency::Ttl;
+use tower_idempotency_redis::{
+    RedisOptions, RedisStore,
+    redis::{
+        Client,
+        sentinel::{SentinelClient, SentinelServerType},
+    },
+};
+
+use crate::faults::node::{Books, Node, options, until_connected};
+
+/// Connects to the primary. A sentinel names the former one for a moment longer to those who ask for all it knows.
+pub(crate) async fn connect_through(sentinel: &Sentinel, options: RedisOptions) -> RedisStore {
+    until_connected(|| {
+        let url = format!("redis://{}/", sentinel.address());
+        let name = Sentinel::NAME.to_owned();
+        let client = SentinelClient::build(vec![url], name, None, SentinelServerType::Master);
+        options
+            .clone()
+            .connect_sentinel(client.expect("an address"))
+    })
+    .await
+}
+
+/// Waits until a replica has all that was written so far. It may be linked a second before it is sent anything.
+pub(crate) async fn caught_up(primary: &RedisServer, replica: &RedisServer) {
+    let offset = |server: &RedisServer, name| {
+        let info = server.command(&["INFO", "replication"]);
+        let mut lines = info.lines();
+        lines.find_map(|line| line.strip_prefix(name)?.parse::<u64>().ok())
+    };
+    let written = offset(primary, "master_repl_offset:");
+    eventually("the replica has it all", || {
+        offset(replica, "slave_repl_offset:") >= written
+    })
+    .await;
+}
+
+fn with_lease(store: RedisStore, books: &Books, secs: u64) -> Node {
+    Node::with(store, books, |layer| layer.with_lease(Ttl::from_secs(secs)))
+}
+
+// fm 35
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn leases_and_records_that_were_waited_for_survive_a_failover() {
+    let mut primary = RedisServer::start(&[]);
+    let replica = RedisServer::replica_of(&primary);
+    let sentinel = Sentinel::start(&primary, 1);
+    let waiting = options().with_wait(1, Duration::from_millis(300));
+    let books = Books::default();
+    let node = with_lease(connect_through(&sentinel, waiting).await, &books, 60);
+    let other = with_lease(connect_through(&sentinel, options()).await, &books, 60);
+    let mut done = Vec::new();
+    for i in 0..20 {
+        let key = format!("done-{i}");
+        done.push((node.post("/orders", &key).await, key));
+    }
+    let (running, _) = node.running("running").await;
+    primary.kill();
+    node.assert_unavailable("/orders", "fresh").await;
+    assert_eq!(sentinel.failed_over(primary.address()), replica.address());
+
+    // The same process, without a restart. Replays wait for no replica.
+    let patience = Duration::from_secs(10);
+    for (first, key) in &done {
+        let replay = node.until_served("/orders", key, patience).await;
+        assert!(replay.is_replay() && replay.body == first.body, "{key}");
+    }
+    let duplicate = other.post("/held", "running").await;
+    assert_eq!(duplicate.code(), "in-progress", "the lease is there too");
+    // There is no replica to wait for.
+    node.assert_unavailable("/orders", "fresh").await;
+    node.gate.open_for_good();
+    let answer = running.await.unwrap();
+    assert_eq!(answer.status, StatusCode::CREATED);
+    other.assert_replays("/held", "running", &answer).await;
+
+    primary.restart();
+    let port = replica.address().port().to_string();
+    primary.command(&["REPLICAOF", "127.0.0.1", &port]);
+    node.until_served("/orders", "fresh", Duration::from_secs(20))
+        .await;
+    for key in ["running", "fresh"]
+        .into_iter()
+        .chain(done.iter().map(|(_, key)| key.as_str()))
+    {
+        assert_eq!(books.of(key), 1, "{key}");
+    }
+}
+
+// fm 43: who asked last, and has given up, must not keep renewals from asking.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn sentinels_that_fall_silent_for_a_moment_cost_no_lease_though_nobody_comes_after() {
+    let primary = RedisServer::start(&[]);
+    let sentinel = Sentinel::start(&primary, 0);
+    let way = Proxy::start(sentinel.address());
+    let url = format!("redis://{}/", way.address());
+    let name = Sentinel::NAME.to_owned();
+    let store = until_connected(|| {
+        let (url, name) = (url.clone(), name.clone());
+        let client = SentinelClient::build(vec![url], name, None, SentinelServerType::Master);
+        options().connect_sentinel(client.expect("an address"))
+    })
+    .await;
+    let books = Books::default();
+    let node = with_lease(store, &books, 6);
+    let (running, lease) = node.running("running").await;
+    way.set(Mode::Hold);
+    primary.command(&["CLIENT", "KILL", "TYPE", "normal"]);
+    node.assert_unavailable("/orders", "fresh").await;
+    way.set(Mode::Pass);
+    sleep(Duration::from_secs(7)).await;
+    assert!(lease.is_held());
+    node.gate.open_for_good();
+    let answer = running.await.unwrap();
+    node.assert_replays("/held", "running", &answer).await;
+}
+
+// fm 43: those that are gone are asked in vain each time, for a second or two.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_sentinel_that_is_gone_without_a_word_costs_no_lease_and_keeps_nobody_from_connecting() {
+    let primary = RedisServer::start(&[]);
+    let sentinel = Sentinel::start(&primary, 0);
+    let way = Proxy::start(sentinel.address());
+    let connect = || {
+        let urls = [way.address(), sentinel.address()].map(|it| format!("redis://{it}/"));
+        let (name, primary) = (Sentinel::NAME.to_owned(), SentinelServerType::Master);
+        let client = SentinelClient::build(urls.to_vec(), name, None, primary);
+        RedisOptions::new().connect_sentinel(client.expect("addresses"))
+    };
+    let node = with_lease(until_connected(connect).await, &Books::default(), 6);
+    let before = node.post("/orders", "before").await;
+    let (running, lease) = node.running("running").await;
+    way.set(Mode::Hold);
+    primary.command(&["CLIENT", "KILL", "TYPE", "normal"]);
+    let killed = Instant::now();
+    let mut fresh = 0;
+    while killed.elapsed() < Duration::from_secs(9) {
+        let (key, patience) = (format!("fresh-{fresh}"), Duration::from_secs(6));
+        node.until_served("/orders", &key, patience).await;
+        fresh += 1;
+        assert!(lease.is_held(), "after {:?}", killed.elapsed());
+        sleep(Duration::from_millis(50)).await;
+    }
+    node.gate.open_for_good();
+    let answer = running.await.unwrap();
+
+    let next = with_lease(until_connected(connect).await, &node.books, 60);
+    next.assert_replays("/orders", "before", &before).await;
+    next.assert_replays("/held", "running", &answer).await;
+    assert_eq!(node.books.total(), 2 + fresh);
+}
+
+// fm 35: what a failover loses without waiting, and that the answers agree.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn what_a_failover_loses_is_executed_again_and_answered_once() {
+    let mut primary = RedisServer::start(&[]);
+    let replica = RedisServer::replica_of(&primary);
+    let sentinel = Sentinel::start(&primary, 1);
+    let books = Books::default();
+    let node = with_lease(connect_through(&sentinel, options()).await, &books, 60);
+    // The replica hears of its primary by a way that can be blocked.
+    let way = Proxy::start(primary.address());
+    let port = way.address().port().to_string();
+    replica.command(&["REPLICAOF", "127.0.0.1", &port]);
+    let (running, _) = node.running("running").await;
+    let (alone, _) = node.running("alone").await;
+    let before = node.post("/orders", "before").await;
+    caught_up(&primary, &replica).await;
+    way.set(Mode::Hold);
+    let (taken, _) = node.running("taken").await;
+    primary.kill();
+    way.set(Mode::Cut);
+    assert_eq!(sentinel.failed_over(primary.address()), replica.address());
+
+    let other = with_lease(connect_through(&sentinel, options()).await, &books, 60);
+    other.assert_replays("/orders", "before", &before).await;
+    assert_eq!(other.post("/held", "running").await.code(), "in-progress");
+    // Its lease was acknowledged and is gone; who takes it answers for all.
+    other.gate.open_for_good();
+    let answer = other.post("/held", "taken").await;
+    assert_eq!(answer.text(), "effect 2 of taken");
+    let patience = Duration::from_secs(10);
+    node.until_served("/orders", "reconnected", patience).await;
+    node.gate.open_for_good();
+    assert_eq!(taken.await.unwrap().body, answer.body);
+    for (request, key) in [(running, "running"), (alone, "alone")] {
+        let answer = request.await.unwrap();
+        other.assert_replays("/held", key, &answer).await;
+        assert_eq!(books.of(key), 1, "{key}");
+    }
+    node.assert_replays("/held", "taken", &answer).await;
+    assert_eq!((books.of("before"), books.of("taken")), (1, 2));
+}
+
+// fm 43: connections to the former primary are fine, and answered READONLY.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_primary_that_has_become_a_replica_is_left_for_the_next_one() {
+    let primary = RedisServer::start(&[]);
+    let replica = RedisServer::replica_of(&primary);
+    let sentinel = Sentinel::start(&primary, 1);
+    let books = Books::default();
+    let node = with_lease(connect_through(&sentinel, options()).await, &books, 60);
+    let before = node.post("/orders", "before").await;
+    let (running, _) = node.running("running").await;
+    caught_up(&primary, &replica).await;
+
+    let asked = Client::open(format!("redis://{}/", sentinel.address())).unwrap();
+    let mut asked = asked.get_multiplexed_async_connection().await.unwrap();
+    let mut failover = tower_idempotency_redis::redis::cmd("SENTINEL");
+    failover.arg("FAILOVER").arg(Sentinel::NAME);
+    let began = Instant::now();
+    // It refuses until it knows the replica well enough.
+    while let Err(error) = failover.query_async::<String>(&mut asked).await {
+        assert!(began.elapsed() < Duration::from_secs(20), "{error}");
+        sleep(Duration::from_millis(50)).await;
+    }
+    assert_eq!(sentinel.failed_over(primary.address()), replica.address());
+    // It may hang up on whoever asks as it is demoted.
+    let refused = || primary.try_command(&["SET", "k", "v"]);
+    while !matches!(refused(), Ok(Err(error)) if error.starts_with("READONLY")) {
+        assert!(began.elapsed() < Duration::from_secs(20), "it is demoted");
+        sleep(Duration::from_millis(10)).await;
+    }
+
+    let patience = Duration::from_secs(10);
+    node.until_served("/orders", "fresh", patience).await;
+    node.gate.open_for_good();
+    let answer = running.await.unwrap();
+    assert_eq!(answer.status, StatusCode::CREATED);
+    let replay = node.until_served("/held", "running", patience).await;
+    assert_eq!(replay.body, answer.body);
+    node.assert_replays("/orders", "before", &before).await;
+    for key in ["before", "running", "fresh"] {
+        assert_eq!(books.of(key), 1, "{key}");
+    }
+}

@@ -1,0 +1,301 @@
+//! Entries and scripts of other versions on the same server: failure mode 48.
+
+use std::time::Duration;
+
+use bytes::Bytes;
+use http::StatusCode;
+use tests::servers::redis::RedisServer;
+use tokio::time::sleep;
+use tower_idempotency::{
+    Ttl,
+    store::{Acquired, Claim, Fingerprint, KeyId, LeaseRef, Store, StoreError, Token},
+};
+use tower_idempotency_redis::RedisStore;
+
+use crate::faults::node::{Node, connect, connect_unhurried, patient};
+
+/// The key of the one entry there is.
+fn entry(server: &RedisServer) -> String {
+    let keys = server.command(&["KEYS", "*"]);
+    assert_eq!(keys.lines().count(), 1, "{keys}");
+    keys
+}
+
+// fm 48
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn fields_that_a_later_version_adds_disturb_nobody() {
+    let server = RedisServer::start(&[]);
+    let store = connect_unhurried(&server.url()).await;
+    let node = Node::with(store, &<_>::default(), |layer| {
+        patient(layer).with_lease(Ttl::from_millis(3_600))
+    });
+    let add = |key: &str| server.command(&["HSET", key, "z", "later", "zz", "\0\u{ff}"]);
+    let (request, lease) = node.running("k").await;
+    add(&entry(&server));
+    assert_eq!(node.post("/held", "k").await.code(), "in-progress");
+    // Renewed, for it lasts longer than one lease.
+    sleep(Duration::from_secs(6)).await;
+    assert!(lease.is_held());
+    assert_eq!(server.command(&["HGET", &entry(&server), "z"]), "later");
+    node.gate.open_for_good();
+    let answer = request.await.unwrap();
+    node.assert_replays("/held", "k", &answer).await;
+    add(&entry(&server));
+    node.assert_replays("/held", "k", &answer).await;
+    assert_eq!(node.books.of("k"), 1);
+
+    server.command(&["FLUSHALL"]);
+    let failing = node.spawn("/held-fails", "l");
+    assert_eq!(failing.await.unwrap().status, StatusCode::BAD_GATEWAY);
+    assert_eq!(server.command(&["DBSIZE"]), "0", "released");
+}
+
+// fm 48, 111
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn an_entry_in_a_state_of_a_later_version_is_neither_executed_nor_overwritten() {
+    let server = RedisServer::start(&[]);
+    let node = Node::new(connect(&server.url()).await);
+    let (request, _) = node.running("k").await;
+    let key = entry(&server);
+    let contents = |key: &str| server.list(&["HGETALL", key]);
+    // As it may be while a later version holds it, or has completed it, in its own way.
+    server.command(&["HSET", &key, "s", "X"]);
+    let found = contents(&key);
+    node.assert_unavailable("/held", "k").await;
+    let reused = tests::send(&node.app, tests::post("/held", "k", "another")).await;
+    assert_eq!(reused.status, StatusCode::SERVICE_UNAVAILABLE);
+    // Whoever ran when that happened overwrites nothing either.
+    node.gate.open_for_good();
+    assert_eq!(request.await.unwrap().status, StatusCode::CREATED);
+    assert_eq!(contents(&key), found);
+    assert_eq!(node.books.of("k"), 1);
+
+    let claim = claim(1);
+    let store = connect_unhurried(&server.url()).await;
+    let key = key_of(&claim);
+    server.command(&["HSET", &key, "s", "Y", "t", "0123456789abcdef"]);
+    let found = contents(&key);
+    let lease = claim.lease_ref(1);
+    assert!(matches!(
+        store.acquire(&claim).await,
+        Err(StoreError::Backend(_))
+    ));
+    let renewed = store.renew(&lease, Ttl::from_secs(1)).await;
+    assert!(matches!(renewed, Err(StoreError::Backend(_))));
+    let record = Bytes::from_static(b"record");
+    let completed = store.complete(&lease, record, Ttl::from_secs(1)).await;
+    assert!(matches!(completed, Err(StoreError::Backend(_))));
+    store.release(&lease).await.unwrap();
+    assert_eq!(contents(&key), found);
+}
+
+// ---- Entries as the first version wrote them. These are readable for ever: add to them, and change none. ----
+
+const FINGERPRINT: [u8; 32] = *b"\0fingerprint\xff\r\n\xc3\x28 of 32 bytes...";
+const TOKEN: [u8; 16] = *b"\xfftoken\0\r\n..16...";
+const RECORD: &[u8] = b"\x01\0record\r\n\xff\xfe";
+
+fn claim(id: u8) -> Claim {
+    let mut claim = Claim::new(
+        KeyId::from_bytes([id; 32]),
+        Fingerprint::from_bytes(FINGERPRINT),
+    )
+    .expect("randomness");
+    claim.lease = Ttl::from_secs(60);
+    claim
+}
+
+fn held(claim: &Claim, generation: u64) -> LeaseRef {
+    let mut claim = claim.clone();
+    claim.token = Token::from_bytes(TOKEN);
+    claim.lease_ref(generation)
+}
+
+fn key_of(claim: &Claim) -> String {
+    let digits: String = claim
+        .id
+        .as_bytes()
+        .iter()
+        .map(|byte| format!("{byte:02x}"))
+        .collect();
+    format!("idempotency:{digits}")
+}
+
+/// The server's time in milliseconds.
+fn now(server: &RedisServer) -> u64 {
+    let time = server.command(&["TIME"]);
+    let mut parts = time
+        .lines()
+        .map(|part| part.parse::<u64>().expect("seconds and microseconds"));
+    parts.next().expect("seconds and microseconds") * 1_000 + parts.next().expect("MSG") / 1_000
+}
+
+/// An entry, written by hand, that is leased until then.
+fn write_leased(server: &RedisServer, key: &str, generation: &str, ends: u64, token: bool) {
+    let ends_text = ends.to_string();
+    let mut command: Vec<&[u8]> = vec![b"HSET", key.as_bytes(), b"s", b"L", b"f", &FINGERPRINT];
+    command.extend([
+        b"g".as_slice(),
+        generation.as_bytes(),
+        b"l",
+        ends_text.as_bytes(),
+    ]);
+    command.extend([
+        b"k".as_slice(),
+        b"86400000",
+        b"o",
+        b"host:1",
+        b"p",
+        b"POST /orders",
+    ]);
+    command.extend([b"c".as_slice(), b"1767225600123"]);
+    if token {
+        command.extend([b"t".as_slice(), &TOKEN]);
+    }
+    server.command(&command);
+    server.command(&["PEXPIREAT", key, &(ends + 86_400_000).to_string()]);
+}
+
+// fm 48
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn an_entry_in_progress_of_the_first_version_is_readable_for_ever() {
+    let server = RedisServer::start(&[]);
+    let store = connect_unhurried(&server.url()).await;
+    let claim = claim(1);
+    let write = || write_leased(&server, &key_of(&claim), "3", now(&server) + 30_000, true);
+    write();
+    match store.acquire(&claim).await.unwrap() {
+        Acquired::InProgress {
+            fingerprint,
+            expires_in,
+        } => {
+            assert_eq!(fingerprint.as_bytes(), &FINGERPRINT);
+            assert!(expires_in <= Duration::from_secs(30));
+            assert!(expires_in > Duration::from_secs(25));
+        }
+        other => panic!("{other:?}"),
+    }
+    let lease = held(&claim, 3);
+    let mut own = claim.clone();
+    own.token = lease.token;
+    let granted = Acquired::Granted {
+        generation: 3,
+        takeover: true,
+    };
+    assert_eq!(store.acquire(&own).await.unwrap(), granted);
+    store.renew(&lease, Ttl::from_secs(60)).await.unwrap();
+    let record = Bytes::from_static(RECORD);
+    store
+        .complete(&lease, record, Ttl::from_secs(60))
+        .await
+        .unwrap();
+    assert_completed(&store, &claim).await;
+
+    write_leased(&server, &key_of(&claim), "1", now(&server) + 30_000, true);
+    server.command(&["HSET", &key_of(&claim), "s", "L"]);
+    store.release(&held(&claim, 1)).await.unwrap();
+    assert_eq!(server.command(&["DBSIZE"]), "0");
+}
+
+// fm 48
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn an_orphan_of_the_first_version_is_readable_for_ever() {
+    for has_token in [true, false] {
+        let server = RedisServer::start(&[]);
+        let store = connect_unhurried(&server.url()).await;
+        let claim = claim(2);
+        let write = || {
+            write_leased(
+                &server,
+                &key_of(&claim),
+                "2",
+                now(&server) - 5_000,
+                has_token,
+            );
+        };
+        write();
+        let mut refusing = claim.clone();
+        refusing.orphans = tower_idempotency::OrphanPolicy::Refuse;
+        match store.acquire(&refusing).await.unwrap() {
+            Acquired::Orphaned { fingerprint, since } => {
+                assert_eq!(fingerprint.as_bytes(), &FINGERPRINT);
+                assert!(since >= Duration::from_secs(5), "{since:?}");
+            }
+            other => panic!("{other:?}"),
+        }
+        let lease = held(&claim, 2);
+        let renewed = store.renew(&lease, Ttl::from_secs(60)).await;
+        assert_eq!(renewed.is_ok(), has_token, "held by nobody: {renewed:?}");
+        write();
+        let taken = Acquired::Granted {
+            generation: 3,
+            takeover: true,
+        };
+        assert_eq!(store.acquire(&claim).await.unwrap(), taken);
+        let late = store
+            .complete(&lease, Bytes::from_static(b"late"), Ttl::from_secs(60))
+            .await;
+        assert!(matches!(late, Err(StoreError::LeaseLost)));
+        server.command(&["DEL", &key_of(&claim)]);
+        write();
+        // Its holder, or whoever has the answer to one without, completes it.
+        let record = Bytes::from_static(RECORD);
+        store
+            .complete(&lease, record, Ttl::from_secs(60))
+            .await
+            .unwrap();
+        assert_completed(&store, &claim).await;
+    }
+}
+
+// fm 48
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_record_of_the_first_version_is_readable_for_ever() {
+    let server = RedisServer::start(&[]);
+    let store = connect_unhurried(&server.url()).await;
+    let claim = claim(3);
+    let key = key_of(&claim);
+    let write: [&[u8]; 12] = [
+        b"HSET",
+        key.as_bytes(),
+        b"s",
+        b"D",
+        b"t",
+        &TOKEN,
+        b"f",
+        &FINGERPRINT,
+        b"g",
+        b"1",
+        b"b",
+        RECORD,
+    ];
+    server.command(&write);
+    server.command(&["PEXPIRE", &key, "60000"]);
+    assert_completed(&store, &claim).await;
+    let lease = held(&claim, 1);
+    let other = Bytes::from_static(b"another");
+    store
+        .complete(&lease, other.clone(), Ttl::from_secs(1))
+        .await
+        .unwrap();
+    let stolen = store
+        .complete(&claim.lease_ref(1), other, Ttl::from_secs(1))
+        .await;
+    assert!(matches!(stolen, Err(StoreError::LeaseLost)));
+    assert!(matches!(
+        store.renew(&lease, Ttl::from_secs(1)).await,
+        Err(StoreError::LeaseLost)
+    ));
+    store.release(&lease).await.unwrap();
+    assert_completed(&store, &claim).await;
+    let left: u64 = server.command(&["PTTL", &key]).parse().unwrap();
+    assert!(left > 30_000, "{left} ms");
+}
+
+async fn assert_completed(store: &RedisStore, claim: &Claim) {
+    let completed = Acquired::Completed {
+        fingerprint: Fingerprint::from_bytes(FINGERPRINT),
+        record: Bytes::from_static(RECORD),
+    };
+    assert_eq!(store.acquire(claim).await.expect("an answer"), completed);
+}

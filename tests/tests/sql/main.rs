@@ -1,0 +1,19 @@
+//! The SQL stores on PostgreSQL, MariaDB and SQLite.
+
+mod completer;
+mod conformance_mariadb;
+mod conformance_postgres;
+mod conformance_sqlite;
+mod connections;
+mod costs;
+mod cut_off;
+mod deadlocks;
+mod exactly_once;
+mod fleet;
+mod migrations;
+mod purging;
+mod silence;
+mod stores;
+mod transaction_faults;
+mod transactions;
+mod waiting;

@@ -1,0 +1,627 @@
+//! Effect and record in one transaction of the handler's, on each database.
+
+use std::{
+    io,
+    sync::{Arc, Mutex, OnceLock, PoisonError},
+    time::Duration,
+};
+
+use axum::{
+    Router,
+    body::Body,
+    response::{IntoResponse, Response},
+};
+use http::{Request, StatusCode};
+use tests::{
+    Effects, app,
+    books::{self, Books, Ledgered},
+    created, post,
+    scratch::Scratch,
+    send,
+};
+use tokio::time::{sleep, timeout};
+use tower::ServiceExt as _;
+use tower_idempotency::{IdempotencyLayer, Lease, Ttl, store::StoreError, transaction::Unrecorded};
+use tower_idempotency_sqlx::{
+    Checkpoint, Fenced, MySqlStore, PostgresStore, SqliteStore, TransactionError,
+    TransactionErrorKind as Kind, sqlx::postgres::PgListener,
+};
+
+/// A service on the books: the handler is given them, its lease and which execution it is.
+fn bank<S, H, F>(books: &Books<S>, handler: H) -> (Router, Effects)
+where
+    S: Ledgered,
+    H: Fn(Books<S>, Lease, u64) -> F + Clone + Send + Sync + 'static,
+    F: Future<Output = Response> + Send + 'static,
+{
+    behind(IdempotencyLayer::new(books.store.clone()), books, handler)
+}
+
+fn behind<S, H, F>(layer: IdempotencyLayer, books: &Books<S>, handler: H) -> (Router, Effects)
+where
+    S: Ledgered,
+    H: Fn(Books<S>, Lease, u64) -> F + Clone + Send + Sync + 'static,
+    F: Future<Output = Response> + Send + 'static,
+{
+    let books = books.clone();
+    app(layer, move |n, req: Request<Body>| {
+        let lease = req.extensions().get::<Lease>().expect("a lease").clone();
+        handler(books.clone(), lease, n)
+    })
+}
+
+/// Begins, and has the effect.
+async fn charged<S: Ledgered>(
+    books: &Books<S>,
+    lease: &Lease,
+    n: u64,
+) -> Result<Fenced<S>, TransactionError> {
+    let mut tx = books.begin(lease).await?;
+    let effect = S::run(&mut tx, books.effect("charge", 1, n)).await;
+    effect.expect("the effect");
+    Ok(tx)
+}
+
+async fn committed<S: Ledgered>(tx: Fenced<S>, res: Response) -> Response {
+    match tx.commit(res).await {
+        Ok(res) => res.into_response(),
+        Err(error) => match error.into_answer() {
+            Ok(res) => res.into_response(),
+            Err(error) => failed(&error),
+        },
+    }
+}
+
+async fn charge<S: Ledgered>(books: Books<S>, lease: Lease, n: u64) -> Response {
+    match charged(&books, &lease, n).await {
+        Ok(tx) => committed(tx, created(n)).await,
+        Err(error) => failed(&error),
+    }
+}
+
+fn failed(error: &TransactionError) -> Response {
+    (
+        StatusCode::SERVICE_UNAVAILABLE,
+        format!("{:?}", error.kind()),
+    )
+        .into_response()
+}
+
+fn order() -> Request<Body> {
+    post("/orders", "k", "tea")
+}
+
+/// What `first` was answered is stored, with one effect.
+async fn assert_charged_once<S: Ledgered>(books: &Books<S>, app: &Router, first: &tests::Answer) {
+    assert_eq!(first.status, StatusCode::CREATED, "{first:?}");
+    for _ in 0..2 {
+        let retry = send(app, order()).await;
+        assert!(retry.is_replay(), "{retry:?}");
+        assert_eq!(
+            (retry.status, &retry.body),
+            (StatusCode::CREATED, &first.body)
+        );
+    }
+    assert_eq!(books.count().await, 1);
+}
+
+// ---- Committed ----
+
+async fn effect_and_record_are_committed_together<S: Ledgered>(books: Books<S>) {
+    let (app, executions) = bank(&books, charge);
+    let first = send(&app, order()).await;
+    assert!(!first.is_replay());
+    assert_charged_once(&books, &app, &first).await;
+    assert_eq!(executions.count(), 1);
+}
+
+/// Longer than its lease, which is renewed meanwhile by other connections.
+async fn a_transaction_outlasts_its_lease<S: Ledgered>(books: Books<S>) {
+    let layer = IdempotencyLayer::new(books.store.clone()).with_lease(Ttl::from_millis(150));
+    let (app, executions) = behind(layer, &books, async |books, lease, n| {
+        let tx = match charged(&books, &lease, n).await {
+            Ok(tx) => tx,
+            Err(error) => return failed(&error),
+        };
+        sleep(Duration::from_millis(500)).await;
+        committed(tx, created(n)).await
+    });
+    let first = send(&app, order()).await;
+    assert_charged_once(&books, &app, &first).await;
+    assert_eq!(executions.count(), 1);
+}
+
+async fn a_value_is_committed_with_its_effect<S: Ledgered>(books: Books<S>) {
+    let layer = IdempotencyLayer::new(books.store.clone());
+    for run in 0..2 {
+        let books = books.clone();
+        let work = async move |lease: Lease| {
+            let tx = charged(&books, &lease, 1).await.expect("a transaction");
+            Ok::<_, tower_idempotency::run_once::Failed<()>>(
+                tx.commit_value(7).await.expect("a commit"),
+            )
+        };
+        let outcome = layer.run_once("job", "payload", work).await;
+        let outcome = format!("{:?}", outcome.expect("an outcome"));
+        let expected = ["Executed(7)", "Replayed(7)"][run];
+        assert_eq!(outcome, expected);
+    }
+    assert_eq!(books.count().await, 1);
+}
+
+/// In the same transaction: with the record, and not before it.
+#[tokio::test(flavor = "multi_thread")]
+async fn who_waits_on_postgres_is_told_by_the_commit() {
+    let books = books::on_postgres("told").await;
+    let mut listener = PgListener::connect_with(&books.pool)
+        .await
+        .expect("a connection");
+    listener.listen("told").await.expect("a channel");
+    let (app, _) = bank(&books, async |books, lease, n| {
+        let tx = charged(&books, &lease, n).await.expect("a transaction");
+        books.admin("update {table} set awaited = true").await;
+        committed(tx, created(n)).await
+    });
+    assert_eq!(send(&app, order()).await.status, StatusCode::CREATED);
+    let told = timeout(Duration::from_secs(10), listener.recv()).await;
+    let told = told.expect("nobody told").expect("a connection");
+    assert_eq!(told.payload().len(), 64, "an id");
+}
+
+// ---- Rolled back ----
+
+async fn what_is_not_committed_has_no_effect<S: Ledgered>(books: Books<S>) {
+    let (app, executions) = bank(&books, async |books, lease, n| {
+        let tx = charged(&books, &lease, n).await.expect("a transaction");
+        match n {
+            1 => tx.rollback().await.expect("a rollback"),
+            2 => drop(tx),
+            3 => panic!("as it should"),
+            _ => return committed(tx, created(n)).await,
+        }
+        StatusCode::INTERNAL_SERVER_ERROR.into_response()
+    });
+    for n in 1..=3 {
+        let app = app.clone();
+        let answer = tokio::spawn(async move { send(&app, order()).await }).await;
+        match answer {
+            Ok(answer) => assert_eq!(answer.status, StatusCode::INTERNAL_SERVER_ERROR),
+            Err(error) => assert!(error.is_panic() && n == 3),
+        }
+        assert_eq!(books.count().await, 0);
+    }
+    let first = send(&app, order()).await;
+    assert_charged_once(&books, &app, &first).await;
+    assert_eq!(executions.count(), 4);
+}
+
+async fn what_is_not_recorded_is_rolled_back_and_given_back<S: Ledgered>(books: Books<S>) {
+    let (app, executions) = bank(&books, async |books, lease, n| {
+        let tx = charged(&books, &lease, n).await.expect("a transaction");
+        let res = match n {
+            1 => (StatusCode::BAD_GATEWAY, "no provider").into_response(),
+            2 => ([("x-idempo-policy", "no-store")], "not for long").into_response(),
+            _ => return committed(tx, created(n)).await,
+        };
+        let error = tx.commit(res).await.expect_err("not recorded");
+        let reasons = [Unrecorded::Status, Unrecorded::NoStore];
+        let reason = reasons[usize::try_from(n - 1).expect("few")];
+        assert_eq!(error.unrecorded(), Some(reason));
+        assert!(error.failure().is_none());
+        error.into_answer().expect("the answer").into_response()
+    });
+    let answer = send(&app, order()).await;
+    assert_eq!(answer.status, StatusCode::BAD_GATEWAY);
+    assert_eq!(answer.text(), "no provider");
+    let answer = send(&app, order()).await;
+    assert_eq!(
+        (answer.status, answer.text()),
+        (StatusCode::OK, "not for long")
+    );
+    assert_eq!(books.count().await, 0);
+    let first = send(&app, order()).await;
+    assert_charged_once(&books, &app, &first).await;
+    assert_eq!(executions.count(), 3);
+}
+
+// ---- Lost ----
+
+/// Whatever has become of the entry: without it nothing is committed, and none is made.
+async fn nothing_is_committed_without_the_lease<S: Ledgered>(books: Books<S>) {
+    let thefts = [
+        "update {table} set token = null",
+        "update {table} set completed = 1, record = fingerprint",
+        "update {table} set forgotten_at = 0",
+        "delete from {table}",
+    ];
+    for (n, theft) in thefts.into_iter().enumerate() {
+        let (app, _) = bank(&books, move |books, lease, n| async move {
+            let mut tx = charged(&books, &lease, n).await.expect("a transaction");
+            let theft = theft.replace("{table}", &books.table);
+            S::run(&mut tx, theft).await.expect("a theft");
+            let error = tx.commit(created(n)).await.expect_err("no lease");
+            let error = error.into_answer().expect_err("no lease");
+            assert_eq!(error.kind(), Kind::LeaseLost);
+            failed(&error)
+        });
+        let answer = send(&app, post("/orders", &format!("stolen-{n}"), "tea")).await;
+        assert_eq!(answer.text(), "LeaseLost", "{theft}: {answer:?}");
+        assert_eq!(books.count().await, 0, "{theft}");
+    }
+}
+
+async fn a_lease_that_is_lost_begins_nothing<S: Ledgered>(books: Books<S>) {
+    for (theft, kind) in [
+        ("update {table} set token = null", Kind::LeaseLost),
+        (
+            "update {table} set completed = 1, record = fingerprint",
+            Kind::LeaseLost,
+        ),
+        ("delete from {table}", Kind::NoEntry),
+    ] {
+        let (app, _) = bank(&books, move |books, lease, n| async move {
+            books.admin(theft).await;
+            let error = charged(&books, &lease, n).await.expect_err("no lease");
+            assert_eq!(error.kind(), kind, "{theft}");
+            failed(&error)
+        });
+        let answer = send(&app, order()).await;
+        assert_eq!(answer.text(), format!("{kind:?}"));
+        books.admin("delete from {table}").await;
+    }
+    assert_eq!(books.count().await, 0);
+}
+
+/// Another replica had the lease and the outcome meanwhile: it is told that one's answer, and has had no effect.
+async fn who_was_taken_over_commits_nothing<S: Ledgered>(books: Books<S>) {
+    let (other, _) = bank(&books, charge);
+    let (app, _) = bank(&books, move |books, lease, _| {
+        let other = other.clone();
+        async move {
+            let tx = charged(&books, &lease, 100).await.expect("a transaction");
+            books.admin("update {table} set lease_ends = 0").await;
+            let theirs = send(&other, order()).await;
+            assert_eq!(theirs.status, StatusCode::CREATED, "{theirs:?}");
+            let error = tx.commit(created(100)).await.expect_err("no lease");
+            let error = error.into_answer().expect_err("no lease");
+            assert_eq!(error.kind(), Kind::LeaseLost);
+            failed(&error)
+        }
+    });
+    let answer = send(&app, order()).await;
+    assert!(answer.is_replay(), "{answer:?}");
+    assert_charged_once(&books, &app, &answer).await;
+    assert_eq!(books.effects().await[0].n, 1);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_takeover_beside_a_transaction_on_postgres() {
+    who_was_taken_over_commits_nothing(books::on_postgres("taken_over").await).await;
+}
+
+/// In SQLite nobody takes over before the transaction ends.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_takeover_beside_a_transaction_on_mariadb() {
+    who_was_taken_over_commits_nothing(books::on_mariadb("taken_over").await).await;
+}
+
+// ---- Too large ----
+
+async fn a_record_that_is_too_large_is_a_tombstone<S: Ledgered>(books: Books<S>) {
+    let (app, executions) = bank(&books, async |books, lease, n| {
+        let tx = charged(&books, &lease, n).await.expect("a transaction");
+        committed(tx, tests::noise(2 << 20).into_response()).await
+    });
+    let first = send(&app, order()).await;
+    assert_eq!((first.status, first.body.len()), (StatusCode::OK, 2 << 20));
+    for _ in 0..2 {
+        let retry = send(&app, order()).await;
+        assert_eq!(retry.status, StatusCode::CONFLICT);
+        assert_eq!(retry.code(), "response-not-retained");
+    }
+    assert_eq!((books.count().await, executions.count()), (1, 1));
+}
+
+// ---- Checkpoints ----
+
+/// The first phase, unless it is done; then the second, if the provider is there.
+async fn in_phases<S: Ledgered>(
+    books: &Books<S>,
+    lease: &Lease,
+    n: u64,
+    goes_on: bool,
+) -> Response {
+    let at = Checkpoint::last(&books.store, lease).await.expect("held");
+    let ride: u64 = match &at {
+        None => {
+            let tx = charged(books, lease, n).await.expect("a transaction");
+            tx.checkpoint("ride-created", &n).await.expect("a phase");
+            n
+        }
+        Some(at) => {
+            assert_eq!(at.name(), "ride-created");
+            at.data().expect("what was written")
+        }
+    };
+    if !goes_on {
+        return StatusCode::BAD_GATEWAY.into_response();
+    }
+    let mut tx = books.begin(lease).await.expect("a transaction");
+    let paid = S::run(&mut tx, books.effect("paid", 1, ride)).await;
+    paid.expect("the effect");
+    committed(tx, created(ride)).await
+}
+
+async fn a_retry_goes_on_from_the_checkpoint<S: Ledgered>(books: Books<S>) {
+    let (app, executions) = bank(&books, async |books, lease, n| {
+        assert_eq!(lease.generation(), n, "each knows of the one before");
+        in_phases(&books, &lease, n, n == 3).await
+    });
+    for _ in 0..2 {
+        let answer = send(&app, order()).await;
+        assert_eq!(answer.status, StatusCode::BAD_GATEWAY);
+        assert_eq!(books.count().await, 1, "the first phase");
+    }
+    let other = send(&app, post("/orders", "k", "coffee")).await;
+    assert_eq!(other.status, StatusCode::UNPROCESSABLE_ENTITY);
+    let first = send(&app, order()).await;
+    assert_eq!(first.text(), "{\"execution\":1}");
+    assert!(send(&app, order()).await.is_replay());
+    assert_eq!((books.count().await, executions.count()), (2, 3));
+    let left = "delete from {table} where checkpoint is not null or checkpoint_data is not null";
+    assert_eq!(books.admin(left).await, 0, "a record empties it");
+}
+
+async fn a_lost_lease_writes_no_checkpoint<S: Ledgered>(books: Books<S>) {
+    let (app, _) = bank(&books, async |books, lease, n| {
+        let mut tx = charged(&books, &lease, n).await.expect("a transaction");
+        let theft = "update {table} set token = null".replace("{table}", &books.table);
+        S::run(&mut tx, theft).await.expect("a theft");
+        let error = tx.checkpoint("phase", &1).await.expect_err("no lease");
+        assert_eq!(error.kind(), Kind::LeaseLost);
+        let last = Checkpoint::last(&books.store, &lease).await;
+        assert!(last.expect("held").is_none());
+
+        let tx = charged(&books, &lease, n).await.expect("a transaction");
+        let error = tx.checkpoint("two words", &1).await.expect_err("no name");
+        assert_eq!(error.kind(), Kind::Checkpoint);
+
+        books.admin("update {table} set token = null").await;
+        let error = Checkpoint::last(&books.store, &lease).await;
+        assert_eq!(error.expect_err("no lease").kind(), Kind::LeaseLost);
+        StatusCode::BAD_GATEWAY.into_response()
+    });
+    assert_eq!(send(&app, order()).await.status, StatusCode::BAD_GATEWAY);
+    assert_eq!(books.count().await, 0);
+}
+
+// ---- Logs ----
+
+#[derive(Clone, Default)]
+struct Log(Arc<Mutex<Vec<u8>>>);
+
+impl io::Write for Log {
+    fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
+        let mut log = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        log.extend_from_slice(bytes);
+        Ok(bytes.len())
+    }
+
+    fn flush(&mut self) -> io::Result<()> {
+        Ok(())
+    }
+}
+
+/// By all threads: what one of them asks first, whether anybody listens, is remembered for all.
+fn everything_logged() -> Log {
+    static LOG: OnceLock<Log> = OnceLock::new();
+    let log = LOG.get_or_init(|| {
+        let log = Log::default();
+        let writer = log.clone();
+        let subscriber = tracing_subscriber::fmt()
+            .with_max_level(tracing::Level::TRACE)
+            .with_writer(move || writer.clone())
+            .with_ansi(false)
+            .finish();
+        tracing::subscriber::set_global_default(subscriber).expect("there is none yet");
+        log
+    });
+    log.clone()
+}
+
+/// On the connections of handlers sqlx logs each statement, whatever the store has it do on its own.
+async fn what_sqlx_logs_of_a_transaction_shows_nothing_of_it<S: Ledgered>(books: Books<S>) {
+    let log = everything_logged();
+    let (app, executions) = bank(&books, async |books, lease, n| {
+        let tx = charged(&books, &lease, n).await.expect("a transaction");
+        let written = tx.checkpoint("phase", &HUSH.repeat(64)).await;
+        written.expect("a phase");
+        let tx = charged(&books, &lease, n).await.expect("a transaction");
+        let mut res = committed(tx, HUSH.repeat(64).into_response()).await;
+        res.extensions_mut().insert(lease);
+        res
+    });
+    let res = app.clone().oneshot(order()).await.expect("an answer");
+    assert_eq!((res.status(), executions.count()), (StatusCode::OK, 1));
+    let lease = res
+        .extensions()
+        .get::<Lease>()
+        .expect("a lease")
+        .lease_ref();
+    let hex = |bytes: &[u8]| {
+        bytes
+            .iter()
+            .map(|it| format!("{it:02x}"))
+            .collect::<String>()
+    };
+    let (id, token) = (hex(lease.id.as_bytes()), hex(lease.token.as_bytes()));
+    let log = log.0.lock().unwrap_or_else(PoisonError::into_inner).clone();
+    let log = String::from_utf8_lossy(&log).to_lowercase();
+    let is_the_fence = |line: &str| {
+        [&books.table, "sqlx::query", "completed = "]
+            .iter()
+            .all(|it| line.contains(*it))
+    };
+    assert!(log.lines().any(is_the_fence), "{log}");
+    // In hexadecimal, and in base64 wherever it begins.
+    for secret in [&id, &token, HUSH, "68757368", "agh1c2ho"] {
+        let line = log.lines().find(|line| line.contains(secret));
+        assert_eq!(line, None);
+    }
+}
+
+const HUSH: &str = "hush";
+
+#[tokio::test]
+async fn what_sqlx_logs_of_a_transaction_on_postgres_shows_nothing_of_it() {
+    let books = books::on_postgres("logged_transactions").await;
+    what_sqlx_logs_of_a_transaction_shows_nothing_of_it(books).await;
+}
+
+#[tokio::test]
+async fn what_sqlx_logs_of_a_transaction_on_mariadb_shows_nothing_of_it() {
+    let books = books::on_mariadb("logged_transactions").await;
+    what_sqlx_logs_of_a_transaction_shows_nothing_of_it(books).await;
+}
+
+// ---- Without the guard ----
+
+/// The statement for other libraries, as the documentation has it.
+fn documented(database: &str, table: &str) -> String {
+    let docs = include_str!("../../../docs/sql.md");
+    let rest = docs.split_once(&format!("```sql\n-- {database}"));
+    let (_, rest) = rest.expect("a statement for each database");
+    let (statement, _) = rest.split_once("```").expect("its end");
+    let (_names, sql) = statement.split_once('\n').expect("its values");
+    sql.replace("tower_idempotency", table)
+}
+
+macro_rules! without_the_guard {
+    ($case:ident, $store:ty, $books:expr, $database:literal, $begin:literal, |$query:ident, $id:ident, $token:ident, $record:ident, $retention:ident| $bound:expr) => {
+        #[tokio::test(flavor = "multi_thread")]
+        async fn $case() {
+            let scratch = Scratch::new();
+            let books = ($books)(&scratch).await;
+            let (app, executions) = bank(&books, |books, lease, n| async move {
+                let mut tx = books.pool.begin_with($begin).await.expect("a transaction");
+                let effect = books.effect("charge", 1, n);
+                <$store>::run(&mut tx, effect).await.expect("the effect");
+                if n == 1 {
+                    let theft = format!("update {} set token = null", books.table);
+                    <$store>::run(&mut tx, theft).await.expect("a theft");
+                }
+                let prepared = lease.prepare(created(n)).await.expect("recorded");
+                let (at, record) = (prepared.lease_ref(), prepared.record().clone());
+                let retention = prepared.retention().as_millis() as i64;
+                let committed = prepared.commit(async {
+                    let sql = documented($database, &books.table);
+                    let $query = tower_idempotency_sqlx::sqlx::query(
+                        tower_idempotency_sqlx::sqlx::AssertSqlSafe(sql),
+                    );
+                    let ($id, $token) = (at.id.as_bytes().to_vec(), at.token.as_bytes().to_vec());
+                    let ($record, $retention) = (record.to_vec(), retention);
+                    let changed = $bound.execute(&mut *tx).await;
+                    let changed = changed.map_err(StoreError::backend)?.rows_affected();
+                    if changed != 1 {
+                        tx.rollback().await.map_err(StoreError::backend)?;
+                        return Err(StoreError::LeaseLost);
+                    }
+                    tx.commit().await.map_err(StoreError::backend)
+                });
+                match committed.await {
+                    Ok(res) => res.into_response(),
+                    Err(error) => {
+                        (StatusCode::SERVICE_UNAVAILABLE, error.to_string()).into_response()
+                    }
+                }
+            });
+            let lost = send(&app, order()).await;
+            assert_eq!(lost.text(), "the lease is no longer held");
+            assert_eq!(books.count().await, 0);
+            let first = send(&app, order()).await;
+            assert_charged_once(&books, &app, &first).await;
+            assert_eq!(executions.count(), 2);
+        }
+    };
+}
+
+macro_rules! each {
+    ($($case:ident)*) => {
+        mod on_postgres {
+            $(
+                #[tokio::test(flavor = "multi_thread")]
+                async fn $case() {
+                    let books = super::books::on_postgres(&super::table(stringify!($case))).await;
+                    super::$case(super::limited(books, |store| store.with_record_limit(1 << 20))).await;
+                }
+            )*
+        }
+
+        mod on_mariadb {
+            $(
+                #[tokio::test(flavor = "multi_thread")]
+                async fn $case() {
+                    let books = super::books::on_mariadb(&super::table(stringify!($case))).await;
+                    super::$case(super::limited(books, |store| store.with_record_limit(1 << 20))).await;
+                }
+            )*
+        }
+
+        mod on_sqlite {
+            $(
+                #[tokio::test(flavor = "multi_thread")]
+                async fn $case() {
+                    let scratch = super::Scratch::new();
+                    let books = super::books::in_a_file(&scratch, "keys").await;
+                    super::$case(super::limited(books, |store| store.with_record_limit(1 << 20))).await;
+                }
+            )*
+        }
+    };
+}
+
+each! {
+    effect_and_record_are_committed_together
+    a_transaction_outlasts_its_lease
+    a_value_is_committed_with_its_effect
+    what_is_not_committed_has_no_effect
+    what_is_not_recorded_is_rolled_back_and_given_back
+    nothing_is_committed_without_the_lease
+    a_lease_that_is_lost_begins_nothing
+    a_record_that_is_too_large_is_a_tombstone
+    a_retry_goes_on_from_the_checkpoint
+    a_lost_lease_writes_no_checkpoint
+}
+
+without_the_guard! {
+    the_documented_statement_on_postgres, PostgresStore,
+    async |_: &Scratch| books::on_postgres("documented").await,
+    "PostgreSQL", "begin isolation level read committed",
+    |query, id, token, record, retention| query.bind(id).bind(token).bind(record).bind(retention)
+}
+
+without_the_guard! {
+    the_documented_statement_on_mariadb, MySqlStore,
+    async |_: &Scratch| books::on_mariadb("documented").await,
+    "MySQL", "set transaction isolation level read committed; start transaction",
+    |query, id, token, record, retention| query.bind(retention).bind(record).bind(id).bind(token)
+}
+
+without_the_guard! {
+    the_documented_statement_on_sqlite, SqliteStore,
+    async |scratch: &Scratch| books::in_a_file(scratch, "documented").await,
+    "SQLite", "begin immediate",
+    |query, id, token, record, retention| query.bind(id).bind(token).bind(record).bind(retention)
+}
+
+/// A name of a table is shorter than the name of a test may be.
+fn table(case: &str) -> String {
+    case.chars().take(40).collect()
+}
+
+fn limited<S: Ledgered>(books: Books<S>, limit: impl FnOnce(S) -> S) -> Books<S> {
+    Books {
+        store: limit(books.store.clone()),
+        ..books
+    }
+}

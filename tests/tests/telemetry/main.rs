@@ -1,0 +1,3 @@
+//! Metrics, events and spans.
+
+mod observability;

@@ -11,7 +11,7 @@ use std::{
 };
 
 use tower_idempotency::{
-    conformance::{Plan, Subject, Threads, cases, run},
+    conformance::{Case, Plan, Subject},
     store::Store,
 };
 
@@ -24,7 +24,7 @@ pub fn every_case_at_once<S: Store>(
     subject: impl AsyncFn() -> Subject<S> + Sync,
     plan: impl Fn(Duration) -> Option<Plan> + Sync,
 ) {
-    every_case(AT_ONCE, subject, plan);
+    every_case(AT_ONCE, &|case| case.run(false, &subject, &plan));
 }
 
 /// As [`every_case_at_once`], so many cases at a time, and waits for its turn: for a server that has enough to do with one
@@ -40,45 +40,26 @@ pub fn every_case_in_turn<S: Store>(
 ) {
     static TURN: Mutex<()> = Mutex::new(());
     let _turn = TURN.lock().unwrap_or_else(PoisonError::into_inner);
-    every_case(at_once, subject, plan);
+    every_case(at_once, &|case| case.run(false, &subject, &plan));
 }
 
-fn every_case<S: Store>(
-    at_once: usize,
-    subject: impl AsyncFn() -> Subject<S> + Sync,
-    plan: impl Fn(Duration) -> Option<Plan> + Sync,
-) {
-    let (subject, plan) = (&subject, &plan);
-    let mut cases: Vec<Case<'_>> = Vec::new();
-    macro_rules! list {
-        ({ $($case_of:tt)* } paced [$($paced:ident)*] threaded [$($threaded:ident)*]) => {
-            $( list!(@ $paced, Threads::One { start_paused: false }); )*
-            $( list!(@ $threaded, Threads::Four); )*
-        };
-        (@ $case:ident, $threads:expr) => {
-            cases.push((stringify!($case), Box::new(move || run($threads, async move {
-                let subject = subject().await;
-                match plan(subject.pause()) {
-                    Some(plan) => cases::$case(&subject.through(plan)).await,
-                    None => cases::$case(&subject).await,
-                }
-            }))));
-        };
-    }
-    tower_idempotency::__conformance_cases! { [list] }
+fn every_case(at_once: usize, run: &(dyn Fn(Case) + Sync)) {
     let failed = Mutex::new(Vec::new());
-    let cases = Mutex::new(cases);
+    let cases = Mutex::new(Case::all().to_vec());
     let next = || cases.lock().unwrap_or_else(PoisonError::into_inner).pop();
     thread::scope(|scope| {
         let work = || {
-            while let Some((name, case)) = next() {
+            while let Some(case) = next() {
                 let _turn = Turn::take();
                 // A thread of its own has the name that its panic shows.
-                let running = thread::Builder::new().name(name.to_owned());
-                let ended = running.spawn_scoped(scope, case).expect("a thread").join();
+                let running = thread::Builder::new().name(case.name().to_owned());
+                let ended = running
+                    .spawn_scoped(scope, move || run(case))
+                    .expect("a thread")
+                    .join();
                 if let Err(panic) = ended {
                     let mut failed = failed.lock().unwrap_or_else(PoisonError::into_inner);
-                    failed.push(format!("{name}: {}", said(&*panic)));
+                    failed.push(format!("{}: {}", case.name(), said(&*panic)));
                 }
             }
         };
@@ -121,8 +102,6 @@ impl Drop for Turn {
         GIVEN_BACK.notify_one();
     }
 }
-
-type Case<'a> = (&'static str, Box<dyn FnOnce() + Send + 'a>);
 
 /// Makes five tests of the suite, one for each [`Plan`] and one without: a module of the name given, with `direct`,
 /// `calls_lost`, `replies_lost`, `slow` and `alternating`.

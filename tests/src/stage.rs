@@ -5,7 +5,7 @@ use std::{sync::Arc, time::Duration};
 use axum::{
     Router,
     extract::{Request, State},
-    middleware::{Next, from_fn_with_state},
+    middleware::{Next, from_fn, from_fn_with_state},
     response::{IntoResponse, Response},
     routing::post,
 };
@@ -73,6 +73,28 @@ impl Stage {
     /// With this layer, holding nobody.
     pub async fn with(layer: IdempotencyLayer) -> Self {
         Self::set(layer, &[], |app| app).await
+    }
+
+    /// With the default layer, holding the handler in `phase`, inside of a deadline. The deadline of one request passes each
+    /// time the test lets one through the gate: its client gets 408.
+    pub async fn with_deadline(phase: Phase) -> (Self, Gate) {
+        let passes = Gate::shut();
+        let deadline = {
+            let passes = passes.clone();
+            move |req: Request, next: Next| {
+                let passes = passes.clone();
+                async move {
+                    tokio::select! {
+                        biased;
+                        res = next.run(req) => res,
+                        () = passes.pass() => StatusCode::REQUEST_TIMEOUT.into_response(),
+                    }
+                }
+            }
+        };
+        let layer = IdempotencyLayer::new(MemoryStore::new());
+        let stage = Self::set(layer, &[phase], |app| app.layer(from_fn(deadline))).await;
+        (stage, passes)
     }
 
     /// With this layer, holding the handler in each of `held`, and something outside of the layer.
@@ -180,9 +202,9 @@ impl Stage {
     ///
     /// # Panics
     ///
-    /// When none is within ten seconds.
+    /// When none is within a minute.
     pub async fn left(&self) {
-        let left = tokio::time::timeout(Duration::from_secs(10), self.left.acquire()).await;
+        let left = tokio::time::timeout(Duration::from_secs(60), self.left.acquire()).await;
         left.expect("the server has not noticed that the client left")
             .expect("it is not closed")
             .forget();

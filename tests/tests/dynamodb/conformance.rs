@@ -6,17 +6,23 @@ use tests::{
     conformance::every_case_at_once as every_case,
     servers::dynamodb::{StandIn, shared},
 };
-use tower_idempotency::conformance::{Plan, Subject};
+use tower_idempotency::conformance::{ManualClock, Plan, Subject};
 use tower_idempotency_dynamodb::{DynamoDbOptions, DynamoDbStore};
 
-const UNIT: Duration = Duration::from_millis(200);
+const UNIT: Duration = Duration::from_millis(50);
 
 async fn with_skew(skew: Duration) -> Subject<DynamoDbStore> {
+    let clock = ManualClock::new();
+    let time = clock.clone();
     let options = DynamoDbOptions::new()
+        .with_clock(move || time.now())
         .with_clock_skew(skew)
         .with_timeout(Duration::from_secs(30));
     let store = shared(StandIn::Dynoxide).store(options).await;
-    Subject::new(store).with_unit(UNIT).with_push(false)
+    Subject::new(store)
+        .with_unit(UNIT)
+        .with_clock(clock)
+        .with_push(false)
 }
 
 async fn exact() -> Subject<DynamoDbStore> {

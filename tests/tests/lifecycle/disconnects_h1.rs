@@ -11,7 +11,6 @@ use tests::{
     stage::{PHASES, Phase, Stage},
     wire::{H1, Leave, post_bytes, soon},
 };
-use tower_http::timeout::TimeoutLayer;
 use tower_idempotency::{FingerprintBy, IdempotencyLayer, MemoryStore};
 
 on_both_runtimes! {
@@ -121,12 +120,11 @@ async fn bytes_behind_the_request_change_nothing() {
 // fm 5
 async fn a_timeout_outside_the_layer_costs_one_effect_and_the_retry_is_told() {
     for phase in PHASES {
-        let layer = IdempotencyLayer::new(MemoryStore::new());
-        let timeout =
-            TimeoutLayer::with_status_code(StatusCode::REQUEST_TIMEOUT, Duration::from_millis(50));
-        let stage = Stage::set(layer, &[phase], |app| app.layer(timeout)).await;
+        let (stage, deadline) = Stage::with_deadline(phase).await;
         let mut client = H1::connect(stage.server.addr()).await;
         client.send(post_bytes("/orders", "k", "{}")).await;
+        stage.arrival(phase).await;
+        deadline.let_through(1);
         let answer = client.answer().await.unwrap();
         assert_eq!(answer.status, StatusCode::REQUEST_TIMEOUT);
         stage.assert_executed_once("/orders", "k", "{}").await;

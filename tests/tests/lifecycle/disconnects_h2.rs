@@ -12,7 +12,6 @@ use tests::{
     stage::{PHASES, Stage},
     wire::H2,
 };
-use tower_http::timeout::TimeoutLayer;
 use tower_idempotency::{FingerprintBy, IdempotencyLayer, MemoryStore};
 
 on_both_runtimes! {
@@ -109,12 +108,12 @@ async fn a_retry_on_the_same_connection_is_told_what_the_reset_stream_was_not() 
 // fm 5
 async fn a_timeout_outside_the_layer_costs_one_effect_and_the_retry_is_told() {
     for phase in PHASES {
-        let timeout =
-            TimeoutLayer::with_status_code(StatusCode::REQUEST_TIMEOUT, Duration::from_millis(50));
-        let layer = IdempotencyLayer::new(MemoryStore::new());
-        let stage = Stage::set(layer, &[phase], |app| app.layer(timeout)).await;
+        let (stage, deadline) = Stage::with_deadline(phase).await;
         let client = H2::connect(stage.server.addr()).await;
-        let answer = client.post("/orders", "k", "{}").await.answer().await;
+        let stream = client.post("/orders", "k", "{}").await;
+        stage.arrival(phase).await;
+        deadline.let_through(1);
+        let answer = stream.answer().await;
         assert_eq!(answer.unwrap().status, StatusCode::REQUEST_TIMEOUT);
         stage.assert_executed_once("/orders", "k", "{}").await;
     }

@@ -8,17 +8,18 @@ use tests::{
     conformance::every_case_in_turn,
     servers::dynamodb::{StandIn, shared},
 };
-use tower_idempotency::conformance::{Plan, Subject};
+use tower_idempotency::conformance::{ManualClock, Plan, Subject};
 use tower_idempotency_dynamodb::{DynamoDbOptions, DynamoDbStore};
 
 async fn subject() -> Subject<DynamoDbStore> {
+    let clock = ManualClock::new();
+    let time = clock.clone();
     let options = DynamoDbOptions::new()
+        .with_clock(move || time.now())
         .with_clock_skew(Duration::ZERO)
         .with_timeout(Duration::from_secs(30));
     let store = shared(StandIn::Moto).store(options).await;
-    Subject::new(store)
-        .with_unit(Duration::from_millis(200))
-        .with_push(false)
+    Subject::new(store).with_clock(clock).with_push(false)
 }
 
 /// Each waits for all the others.

@@ -73,8 +73,7 @@ macro_rules! __conformance_module {
                 let plan: fn(::std::time::Duration) -> Option<$crate::conformance::Plan> = $plan;
                 plan(pause)
             }
-            $crate::__conformance_test! { [$crate::conformance::Threads::One { start_paused: super::START_PAUSED }] $($paced)* }
-            $crate::__conformance_test! { [$crate::conformance::Threads::Four] $($threaded)* }
+            $crate::__conformance_test! { $($paced)* $($threaded)* }
         }
     };
 }
@@ -83,16 +82,11 @@ macro_rules! __conformance_module {
 #[doc(hidden)]
 #[macro_export]
 macro_rules! __conformance_test {
-    ([$threads:expr] $($case:ident)*) => { $(
+    ($($case:ident)*) => { $(
         #[test]
         fn $case() {
-            $crate::conformance::run($threads, async {
-                let subject = super::subject().await;
-                match plan(subject.pause()) {
-                    Some(plan) => $crate::conformance::cases::$case(&subject.through(plan)).await,
-                    None => $crate::conformance::cases::$case(&subject).await,
-                }
-            });
+            let case = $crate::conformance::Case::named(stringify!($case));
+            case.run(super::START_PAUSED, super::subject, plan);
         }
     )* };
 }

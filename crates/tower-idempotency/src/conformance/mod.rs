@@ -23,19 +23,23 @@
 //! # async fn main() {
 //! use tower_idempotency::conformance::{Subject, every_case};
 //!
-//! every_case(&Subject::new(MapStore::default()).with_push(false)).await;
+//! every_case(Subject::new(MapStore::default()).with_push(false)).await;
 //! # }
 //! ```
 
+mod any_store;
 pub mod cases;
+mod clock;
 mod faults;
 mod macros;
 mod runner;
 mod subject;
 
 pub use self::{
+    any_store::AnyStore,
+    clock::ManualClock,
     faults::{Fault, Faulty, InjectedFault, Operation, Plan},
-    runner::{Threads, every_case, run},
+    runner::{Case, Threads, every_case, run},
     subject::Subject,
 };
 pub use crate::jitter::seeded::seed_jitter;

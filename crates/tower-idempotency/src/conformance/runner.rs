@@ -1,10 +1,10 @@
 //! Runs a case.
 
-use std::time::Duration;
+use std::{fmt, pin::Pin, time::Duration};
 
 use tokio::{runtime::Builder, time::timeout};
 
-use super::{Subject, cases};
+use super::{AnyStore, Plan, Subject, cases};
 use crate::store::Store;
 
 /// The runtime of a case.
@@ -41,23 +41,113 @@ pub fn run(threads: Threads, case: impl Future<Output = ()>) {
     ended.expect("a case ends");
 }
 
-macro_rules! call_in_turn {
-    ({ $subject:ident } paced [$($paced:ident)*] threaded [$($threaded:ident)*]) => {
-        $( cases::$paced($subject).await; )*
-        $( cases::$threaded($subject).await; )*
+/// One case of the suite.
+#[derive(Clone, Copy)]
+pub struct Case {
+    name: &'static str,
+    is_threaded: bool,
+    body: fn(Subject<AnyStore>) -> Pin<Box<dyn Future<Output = ()>>>,
+}
+
+impl Case {
+    /// Returns every case: those that wait, then those that race threads.
+    #[must_use]
+    pub const fn all() -> &'static [Self] {
+        ALL
+    }
+
+    /// Returns the case of this name.
+    ///
+    /// # Panics
+    ///
+    /// If there is none.
+    #[must_use]
+    pub fn named(name: &str) -> Self {
+        let case = ALL.iter().find(|case| case.name == name);
+        *case.unwrap_or_else(|| panic!("no case {name}"))
+    }
+
+    /// Returns the name, which is that of the function in [`cases`].
+    #[must_use]
+    pub const fn name(self) -> &'static str {
+        self.name
+    }
+
+    /// Runs the case on a runtime of its own, through `plan` if it returns one.
+    ///
+    /// `plan` receives [`Subject::pause`]. `start_paused` applies to cases that do not race threads.
+    ///
+    /// # Panics
+    ///
+    /// If the store breaks the contract, or after ten minutes of the case's clock.
+    pub fn run<S: Store>(
+        self,
+        start_paused: bool,
+        subject: impl AsyncFnOnce() -> Subject<S>,
+        plan: impl FnOnce(Duration) -> Option<Plan>,
+    ) {
+        let threads = if self.is_threaded {
+            Threads::Four
+        } else {
+            Threads::One { start_paused }
+        };
+        run(threads, async {
+            let subject = subject().await;
+            match plan(subject.pause()) {
+                Some(plan) => self.check(subject.through(plan)).await,
+                None => self.check(subject).await,
+            }
+        });
+    }
+
+    /// Runs the case on the current runtime.
+    ///
+    /// # Panics
+    ///
+    /// If the store breaks the contract.
+    pub async fn check<S: Store>(self, subject: Subject<S>) {
+        (self.body)(subject.erased()).await;
+    }
+}
+
+impl fmt::Debug for Case {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_tuple("Case").field(&self.name).finish()
+    }
+}
+
+macro_rules! case_list {
+    ({} paced [$($paced:ident)*] threaded [$($threaded:ident)*]) => {
+        const ALL: &[Case] = &[
+            $( Case {
+                name: stringify!($paced),
+                is_threaded: false,
+                body: |subject| Box::pin(async move { cases::$paced(&subject).await }),
+            }, )*
+            $( Case {
+                name: stringify!($threaded),
+                is_threaded: true,
+                body: |subject| Box::pin(async move { cases::$threaded(&subject).await }),
+            }, )*
+        ];
     };
 }
 
+crate::__conformance_cases! { [case_list] }
+
 /// Runs every case on one store, one after the other, up to the first that panics.
 ///
-/// [`conformance_tests!`](crate::conformance_tests) says more: it names each failure, and runs the cases through faults
-/// and on several threads too.
+/// [`conformance_tests!`](crate::conformance_tests) says more: it names each failure, and runs the cases through faults and
+/// on several threads too.
 ///
 /// # Panics
 ///
-/// When the store breaks the contract.
-pub async fn every_case<S: Store>(subject: &Subject<S>) {
-    crate::__conformance_cases! { [call_in_turn] subject }
+/// If the store breaks the contract.
+pub async fn every_case<S: Store>(subject: Subject<S>) {
+    let subject = subject.erased();
+    for case in ALL {
+        (case.body)(subject.clone()).await;
+    }
 }
 
 const PATIENCE: Duration = Duration::from_secs(600);

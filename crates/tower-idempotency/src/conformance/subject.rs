@@ -1,11 +1,18 @@
 //! The store under test, called the way the layer calls it.
 
-use std::{error::Error, sync::Arc, time::Duration};
+use std::{
+    error::Error,
+    sync::{
+        Arc,
+        atomic::{AtomicU32, Ordering::Relaxed},
+    },
+    time::Duration,
+};
 
 use bytes::Bytes;
 use tokio::time::Instant;
 
-use super::{Faulty, InjectedFault, Plan};
+use super::{AnyStore, Faulty, InjectedFault, ManualClock, Plan};
 use crate::store::{Acquired, Claim, Fingerprint, KeyId, LeaseRef, Store, StoreError, Token, Ttl};
 
 /// How often a call that fails at the backend is made before the case fails.
@@ -15,8 +22,8 @@ const ATTEMPTS: u32 = 8;
 /// or a server with too much to do, is no breach of the contract.
 const FIRST_PAUSE: Duration = Duration::from_millis(50);
 
-/// How often a case may be held up for longer than its periods last.
-const TRIALS: u32 = 5;
+/// Limit of the factor by which late trials lengthen the unit.
+const MAX_SCALE: u32 = 64;
 
 /// Longer than any case takes.
 pub(super) const LONG: Ttl = Ttl::from_secs(600);
@@ -29,7 +36,11 @@ pub(super) const LONG: Ttl = Ttl::from_secs(600);
 pub struct Subject<S> {
     store: Arc<S>,
     unit: Duration,
+    /// Factor of the unit. Clones share it.
+    scale: Arc<AtomicU32>,
     push: bool,
+    clock: Option<ManualClock>,
+    start: Instant,
 }
 
 /// What came of a renew or a complete.
@@ -40,49 +51,35 @@ pub(super) enum Outcome {
     TooLarge { limit: usize },
 }
 
-/// Counts the trials of a case that were held up for so long that they say nothing.
-#[derive(Debug, Default)]
-pub(super) struct Trials(u32);
-
-impl Trials {
-    /// This one was, and the next may be in time.
-    ///
-    /// # Panics
-    ///
-    /// When it was the last of five.
-    pub(super) fn was_late(&mut self) {
-        self.0 += 1;
-        println!("trial {} was late, and says nothing", self.0);
-        assert!(
-            self.0 < TRIALS,
-            "five trials were late: the unit is too short"
-        );
-    }
-}
-
 impl<S> Clone for Subject<S> {
     fn clone(&self) -> Self {
         Self {
             store: Arc::clone(&self.store),
+            scale: Arc::clone(&self.scale),
+            clock: self.clock.clone(),
             ..*self
         }
     }
 }
 
 impl<S: Store> Subject<S> {
-    /// A store that wakes its waiters, tested in units of 50 ms.
+    /// Returns a subject with units of 50 ms, for a store that wakes its waiters.
     pub fn new(store: S) -> Self {
         Self {
             store: Arc::new(store),
             unit: Duration::from_millis(50),
+            scale: Arc::new(AtomicU32::new(1)),
             push: true,
+            clock: None,
+            start: Instant::now(),
         }
     }
 
-    /// The time that leases and pauses are made of; 50 ms by default.
+    /// Sets the unit of leases and pauses. Default: 50 ms.
     ///
-    /// Short leases last 4 units and are waited for for 7, so a unit must be a few times what a call takes, and more
-    /// than the skew that the store allows.
+    /// A short lease lasts 4 units, and a case waits 7 units for its expiry. Set the unit to a few times the duration of a
+    /// call, and to more than the clock skew that the store allows. If a trial takes longer than the lease that it examines,
+    /// the case doubles the unit and starts again.
     #[must_use]
     pub fn with_unit(self, unit: Duration) -> Self {
         Self { unit, ..self }
@@ -94,13 +91,40 @@ impl<S: Store> Subject<S> {
         Self { push, ..self }
     }
 
-    /// The same store, its calls failing as `plan` says.
+    /// Sets the clock from which the store takes its time. Default: none, the cases wait in real time.
+    ///
+    /// The cases advance the clock instead of waiting. If the store does not use this clock, cases about expiry fail.
+    #[must_use]
+    pub fn with_clock(self, clock: ManualClock) -> Self {
+        Self {
+            clock: Some(clock),
+            ..self
+        }
+    }
+
+    /// Returns the same store behind a fault injector that follows `plan`.
     #[must_use]
     pub fn through(self, plan: Plan) -> Subject<Faulty<Arc<S>>> {
         Subject {
             store: Arc::new(Faulty::new(self.store).with_plan(plan)),
             unit: self.unit,
+            scale: self.scale,
             push: self.push,
+            clock: self.clock,
+            start: self.start,
+        }
+    }
+
+    /// Returns the same subject with the type of its store erased.
+    #[must_use]
+    pub fn erased(self) -> Subject<AnyStore> {
+        Subject {
+            store: Arc::new(AnyStore::new(self.store)),
+            unit: self.unit,
+            scale: self.scale,
+            push: self.push,
+            clock: self.clock,
+            start: self.start,
         }
     }
 
@@ -121,19 +145,50 @@ impl<S: Store> Subject<S> {
     }
 
     pub(super) fn units(&self, units: u32) -> Ttl {
-        Ttl::try_from(self.unit * units).expect("a unit is not zero")
+        Ttl::try_from(self.duration(units)).expect("a unit is not zero")
     }
 
+    /// Lets so many units pass: advances the clock of the test, or waits.
     pub(super) async fn sleep(&self, units: u32) {
-        tokio::time::sleep(self.unit * units).await;
+        match &self.clock {
+            Some(clock) => clock.advance(self.duration(units)),
+            None => tokio::time::sleep(self.duration(units)).await,
+        }
     }
 
-    /// Whether so many units have passed since an instant: what began after it and lasts as long may be over.
+    /// Waits so many units in real time, also on a clock of the test.
+    pub(super) async fn wait(&self, units: u32) {
+        tokio::time::sleep(self.duration(units)).await;
+    }
+
+    /// Returns the time since the subject was created, on the clock of the test if there is one.
+    pub(super) fn elapsed(&self) -> Duration {
+        match &self.clock {
+            Some(clock) => clock.elapsed(),
+            None => self.start.elapsed(),
+        }
+    }
+
+    /// Returns `true` if at least so many units have passed since a moment of [`elapsed`](Self::elapsed).
     ///
-    /// Asked after a look at the store, of an instant from before the call that began the period, it excuses nothing that
-    /// ended early. A paused clock is never late.
-    pub(super) fn is_late(&self, since: Instant, units: u32) -> bool {
-        since.elapsed() >= self.unit * units
+    /// A period of that length that began after the moment may then have ended, and what the store returned proves nothing.
+    /// Read the moment before the call that begins the period, and ask after the reply that is judged. An entry that expires
+    /// early is then never excused. A paused clock and a clock of the test are never late.
+    pub(super) fn is_late(&self, since: Duration, units: u32) -> bool {
+        self.elapsed() - since >= self.duration(units)
+    }
+
+    /// Doubles the unit after a trial that was late, so that the next one bears a longer stall.
+    ///
+    /// The number of trials is not limited. The runner ends a case after ten minutes.
+    pub(super) fn retry_slower(&self) {
+        let scale = self.scale.load(Relaxed);
+        self.scale.store((scale * 2).min(MAX_SCALE), Relaxed);
+        println!("trial was late, unit is now {:?}", self.duration(1));
+    }
+
+    fn duration(&self, units: u32) -> Duration {
+        self.unit * units * self.scale.load(Relaxed)
     }
 
     /// Until a lease of [`short_lease`](Self::short_lease) is over, whatever the backend rounds.

@@ -1,4 +1,4 @@
-//! A process that is killed again and again, and started again with the same work each time.
+//! Runs the program, kills it with SIGKILL, and starts it again with the same work.
 
 use std::{
     io::Read,
@@ -9,51 +9,107 @@ use std::{
 };
 
 use tests::random::Random;
-use tokio::{sync::Mutex, task::spawn_blocking};
+use tokio::{sync::Mutex, task::spawn_blocking, time::sleep};
 
-/// At most so many times, at random moments. Every life has all the work before it, and knows what was done by the records
-/// alone. How often it was killed, and what it said once it was left alone.
-pub(crate) async fn killed(args: &[&str], most: usize) -> (usize, String) {
-    // Leases are short here: processes that keep each other from renewing theirs would never be done.
-    static ONE_AT_A_TIME: Mutex<()> = Mutex::const_new(());
+/// Processes with short leases run one after another: beside each other they could keep each other from renewing.
+static ONE_AT_A_TIME: Mutex<()> = Mutex::const_new(());
+
+/// Starts the program, waits until `is_reached` returns `true`, and kills the process.
+///
+/// The arguments have to make the process wait at the point that `is_reached` looks for, such as `--work 1h`.
+pub(crate) async fn kill_at(args: &[&str], is_reached: impl AsyncFn() -> bool) {
     let _turn = ONE_AT_A_TIME.lock().await;
-    let args: Vec<_> = args.iter().map(|&it| it.to_owned()).collect();
-    let lives = spawn_blocking(move || {
+    let mut process = Killed(start(args));
+    let began = Instant::now();
+    while !is_reached().await {
+        let ended = process.0.try_wait().expect("a child process");
+        assert!(
+            ended.is_none(),
+            "ended before it reached the point: {ended:?}"
+        );
+        assert!(
+            began.elapsed() < HANG_GUARD,
+            "the process does not reach the point"
+        );
+        sleep(Duration::from_millis(10)).await;
+    }
+    process.0.kill().expect("a child process");
+    let status = process.0.wait().expect("a child process");
+    assert_eq!(
+        status.signal(),
+        Some(9),
+        "the process ended by itself: {status}"
+    );
+}
+
+/// Kills the program up to `most` times at random moments, and then [runs it to its end](run_to_end). Returns the number of
+/// kills and the output of the last run.
+///
+/// Which moments the kills hit is up to chance: assertions about a certain moment belong to [`kill_at`].
+pub(crate) async fn kill_at_random(args: &[&str], most: usize) -> (usize, String) {
+    let turn = ONE_AT_A_TIME.lock().await;
+    let owned: Vec<_> = args.iter().map(|&it| it.to_owned()).collect();
+    let killing = spawn_blocking(move || {
+        let args: Vec<_> = owned.iter().map(String::as_str).collect();
         let (mut random, mut kills) = (Random(7), 0);
         while kills < most {
-            let mut process = start(&args);
+            let mut process = Killed(start(&args));
             thread::sleep(random.around(Duration::from_millis(250)));
-            process.kill().expect("a process of ours");
-            // One that was done has nothing left to be killed at.
-            let status = process.wait().expect("a process of ours");
+            process.0.kill().expect("a child process");
+            let status = process.0.wait().expect("a child process");
+            // A process that has done all its work leaves nothing to kill.
             if status.success() {
                 break;
             }
-            assert_eq!(status.signal(), Some(9), "it ended by itself: {status}");
+            assert_eq!(
+                status.signal(),
+                Some(9),
+                "the process ended by itself: {status}"
+            );
             kills += 1;
         }
-        let mut process = start(&args);
-        let began = Instant::now();
-        while process.try_wait().expect("a process of ours").is_none() {
-            if began.elapsed() > Duration::from_secs(120) {
-                process.kill().expect("a process of ours");
-                panic!("something is stuck");
-            }
-            thread::sleep(Duration::from_millis(20));
-        }
-        assert!(process.wait().expect("a process of ours").success());
-        let mut said = String::new();
-        let mut stdout = process.stdout.take().expect("a piped stdout");
-        stdout.read_to_string(&mut said).expect("text");
-        (kills, said)
+        kills
     });
-    lives.await.expect("it comes back")
+    let kills = killing.await.expect("the task does not panic");
+    drop(turn);
+    (kills, run_to_end(args).await)
 }
 
-fn start(args: &[String]) -> Child {
+/// Runs the program to its end and returns its output.
+pub(crate) async fn run_to_end(args: &[&str]) -> String {
+    let _turn = ONE_AT_A_TIME.lock().await;
+    let mut process = Killed(start(args));
+    let running = spawn_blocking(move || {
+        let began = Instant::now();
+        while process.0.try_wait().expect("a child process").is_none() {
+            assert!(began.elapsed() < HANG_GUARD, "the process does not end");
+            thread::sleep(Duration::from_millis(20));
+        }
+        assert!(process.0.wait().expect("a child process").success());
+        let mut output = String::new();
+        let mut stdout = process.0.stdout.take().expect("a piped stdout");
+        stdout.read_to_string(&mut output).expect("text");
+        output
+    });
+    running.await.expect("the task does not panic")
+}
+
+/// A process that is killed when this is dropped, also by a test that fails.
+struct Killed(Child);
+
+impl Drop for Killed {
+    fn drop(&mut self) {
+        let _ = self.0.kill();
+        let _ = self.0.wait();
+    }
+}
+
+fn start(args: &[&str]) -> Child {
     Command::new(env!("CARGO_BIN_EXE_consumers"))
         .args(args)
         .stdout(Stdio::piped())
         .spawn()
         .expect("it is built")
 }
+
+const HANG_GUARD: Duration = Duration::from_secs(180);

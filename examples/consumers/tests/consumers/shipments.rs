@@ -1,7 +1,7 @@
 //! A queue that delivers at least once, and its consumers: the parcels are counted.
 
 use std::{
-    collections::BTreeSet,
+    collections::{BTreeMap, BTreeSet},
     sync::{Arc, Mutex},
     time::{Duration, SystemTime},
 };
@@ -9,6 +9,7 @@ use std::{
 use consumers::{Queue, Shipments, Tally, Verdict};
 use tests::{
     dynamodb::{Endpoint, Meddling},
+    few_or,
     proxy::{Mode, Proxy, Then},
     servers::dynamodb::{StandIn, client, shared},
 };
@@ -21,19 +22,17 @@ use tower_idempotency_dynamodb::{DynamoDbOptions, DynamoDbStore, aws_sdk_dynamod
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_standard_queue_has_one_parcel_sent_for_each_message() {
-    let drained = drain(Queue::standard(VISIBILITY), PACKING).await;
+    let drained = drain(Queue::standard(VISIBILITY), PACKING, 1).await;
     // Every fifth deletion is forgotten, at least.
     assert!(drained.deliveries > MESSAGES, "{}", drained.deliveries);
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_fifo_queue_has_one_parcel_sent_for_each_message() {
-    // Packing takes several times as long as the queue waits, and there are more consumers than groups: one of them has
-    // nothing to do but what is delivered again.
-    let drained = drain(Queue::fifo(PACKING / 2), PACKING * 3).await;
-    let (deliveries, mut first) = (drained.deliveries, BTreeSet::new());
-    assert!(deliveries >= 2 * MESSAGES, "{deliveries}");
-    let mut handled = drained.handled;
+    // Packing takes several times as long as the queue waits. There are more consumers than groups, so one of them is free
+    // for a message that is delivered again.
+    let drained = drain(Queue::fifo(PACKING / 2), PACKING * 3, 2).await;
+    let (mut handled, mut first) = (drained.handled, BTreeSet::new());
     handled.retain(|n| first.insert(*n));
     for group in 0..GROUPS {
         let in_group = handled.iter().filter(|n| **n % GROUPS == group);
@@ -47,25 +46,38 @@ struct Drained {
     handled: Vec<u64>,
 }
 
-/// Three consumers, each a process of its own as far as the store knows.
-async fn drain(queue: Queue, packing: Duration) -> Drained {
+/// Drains the queue with three consumers, each a process of its own as far as the store knows. No message is deleted before
+/// the queue has delivered it `at_least` times.
+async fn drain(queue: Queue, packing: Duration, at_least: usize) -> Drained {
     let place = Place::new().await;
     for n in 0..MESSAGES {
         queue.send(format!("customer {}", n % GROUPS), order(n));
     }
     let (queue, handled) = (Arc::new(queue), Arc::<Mutex<Vec<u64>>>::default());
+    let seen = Arc::<Mutex<BTreeMap<String, usize>>>::default();
     let mut consuming = JoinSet::new();
     for _ in 0..3 {
         let shipments = place.shipments(Duration::ZERO).with_packing(packing);
         let (queue, handled) = (Arc::clone(&queue), Arc::clone(&handled));
+        let seen = Arc::clone(&seen);
         consuming.spawn(async move {
             while !queue.is_empty() {
                 let Some(delivery) = queue.receive() else {
                     sleep(Duration::from_millis(5)).await;
                     continue;
                 };
+                let deliveries = |more| {
+                    let mut seen = seen.lock().expect("no panic");
+                    let deliveries = seen.entry(delivery.body.clone()).or_default();
+                    *deliveries += more;
+                    *deliveries
+                };
+                deliveries(1);
                 match shipments.receive(&delivery.body).await {
                     Verdict::Delete => {
+                        while deliveries(0) < at_least {
+                            sleep(Duration::from_millis(5)).await;
+                        }
                         let n = (0..MESSAGES).find(|n| order(*n) == delivery.body);
                         // Before the next of its group can be delivered.
                         let mut handled = handled.lock().expect("no panic");
@@ -89,62 +101,157 @@ async fn drain(queue: Queue, packing: Duration) -> Drained {
     }
 }
 
+/// The consumers are killed with parcels sent and not recorded: a retry must not send those again.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn consumers_killed_after_sending_send_no_parcel_twice() {
+    let consumers = Consumers::new();
+    // After a parcel, its consumer waits for an hour before the layer records it.
+    let stopped = consumers.args(&["--packing", "0s", "--work", "1h"]);
+    crate::killed::kill_at(&stopped, async || consumers.any_is_sent().await).await;
+    let before = consumers.parcels().await;
+
+    let ended = consumers.run_to_end(&[]).await;
+    ended.assert_each_is_sent_once_or_dead();
+    for (sent, n) in before.iter().zip(0..) {
+        let is_dead = ended.orphans.contains(&order(n));
+        assert!(
+            *sent == 0 || is_dead,
+            "message {n} was sent and is no orphan"
+        );
+    }
+}
+
+/// The consumers are killed with leases acquired and nothing sent: nothing may be sent under those either.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn consumers_killed_before_sending_leave_dead_letters() {
+    let consumers = Consumers::new();
+    let stopped = consumers.args(&["--packing", "1h"]);
+    crate::killed::kill_at(&stopped, async || consumers.leases().await > 0).await;
+    let leases = consumers.leases().await;
+
+    let ended = consumers.run_to_end(&[]).await;
+    ended.assert_each_is_sent_once_or_dead();
+    let unsent = ended.parcels.iter().filter(|it| **it == 0).count();
+    assert!(unsent >= leases, "{unsent} of {leases} that were killed");
+}
+
+/// The kills may hit any moment, so this judges what came of them and not which moments they hit.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn consumers_that_are_killed_at_any_moment_send_no_parcel_twice() {
-    let killed = killed_consumers(&[]).await;
-    let parcels = &killed.parcels;
-    assert!(parcels.iter().all(|it| *it <= 1), "{parcels:?}");
-    assert!(!killed.orphans.is_empty(), "no consumer was killed at it");
-    // What is refused may have been sent or not; that is why it is refused.
-    let mut sent = 0;
-    for (parcels, n) in parcels.iter().zip(0..) {
-        let is_dead = killed.orphans.contains(&order(n));
-        assert!(*parcels == 1 || is_dead, "message {n} is forgotten");
-        sent += u64::from(*parcels == 1 && is_dead);
-    }
-    println!("{} orphans, {sent} of them sent", killed.orphans.len());
-    assert!(sent > 0, "no consumer was killed between effect and record");
+    let consumers = Consumers::new();
+    let args = consumers.args(&["--packing", "5ms", "--work", "100ms"]);
+    let (kills, output) = crate::killed::kill_at_random(&args, few_or(4, 8)).await;
+    let ended = consumers.ended(&output).await;
+    println!("{kills} kills, {} orphans", ended.orphans.len());
+    ended.assert_each_is_sent_once_or_dead();
 }
 
-/// The test can fail.
+/// Shows that the tests above can fail.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn consumers_that_take_over_from_the_killed_are_found_out() {
-    let killed = killed_consumers(&["--careless"]).await;
-    println!("{:?}", killed.parcels);
-    assert!(killed.parcels.iter().any(|it| *it > 1));
+    let consumers = Consumers::new();
+    let stopped = consumers.args(&["--packing", "0s", "--work", "1h", "--careless"]);
+    crate::killed::kill_at(&stopped, async || consumers.any_is_sent().await).await;
+    let before = consumers.parcels().await;
+
+    let ended = consumers.run_to_end(&["--careless"]).await;
+    for ((before, after), n) in before.iter().zip(&ended.parcels).zip(0..) {
+        assert!(*after > *before, "message {n}: {before}, then {after}");
+    }
 }
 
-struct Killed {
-    /// For each message.
+/// Consumers in processes of their own, on new tables.
+///
+/// The leases are short, so that the next process finds an orphan soon. A lease that expires earlier, because a process was
+/// slow, makes an orphan as well, and the tests allow for those.
+struct Consumers {
+    endpoint: String,
+    table: String,
+    client: Client,
+    tally: Tally,
+    began: Instant,
+}
+
+/// The state when a process has handled all messages.
+struct Ended {
+    /// The number of parcels for each message.
     parcels: Vec<u64>,
-    /// The messages that were refused in the end because somebody had died at them.
+    /// The messages in the dead letters because a consumer died at them.
     orphans: BTreeSet<String>,
 }
 
-/// A message is known for five minutes, which all of this has to be over in; leases are short, for the next life to find
-/// orphans and not what is in progress.
-async fn killed_consumers(args: &[&str]) -> Killed {
-    let server = shared(StandIn::Dynoxide);
-    let (table, endpoint) = (server.new_table(), format!("http://{}", server.address()));
-    let mut all = vec!["--endpoint", &endpoint, "--table", &table];
-    // Work after a parcel, for kills to come between it and its record.
-    all.extend(["--lease", "500ms", "--skew", "0s", "shipments"]);
-    all.extend(["--messages", "40", "--packing", "5ms", "--work", "100ms"]);
-    all.extend(args);
-    let began = Instant::now();
-    let (kills, said) = crate::killed::killed(&all, 8).await;
-    assert!(began.elapsed() < Duration::from_secs(4 * 60), "too slow");
-    assert!(kills > 1, "killed only {kills} times");
-    let tally = Tally::new(&client(server.address()), format!("{table}-tally"));
-    let mut parcels = Vec::new();
-    for n in 0..MESSAGES {
-        parcels.push(tally.amount(&order(n)).await.expect("the server runs"));
+impl Consumers {
+    fn new() -> Self {
+        let server = shared(StandIn::Dynoxide);
+        let (table, client) = (server.new_table(), client(server.address()));
+        Self {
+            endpoint: format!("http://{}", server.address()),
+            tally: Tally::new(&client, format!("{table}-tally")).with_timeout(PATIENCE),
+            table,
+            client,
+            began: Instant::now(),
+        }
     }
-    let lines = said.lines();
-    let orphans = lines.filter_map(|it| it.strip_prefix("dead letter, orphaned: "));
-    Killed {
-        parcels,
-        orphans: orphans.map(str::to_owned).collect(),
+
+    fn args<'a>(&'a self, more: &[&'a str]) -> Vec<&'a str> {
+        let place = ["--endpoint", &self.endpoint, "--table", &self.table];
+        let leases = ["--lease", "500ms", "--skew", "0s"];
+        let messages = ["shipments", "--messages", "40"];
+        [&place[..], &leases, &messages, more].concat()
+    }
+
+    /// Handles all messages again in a process that is left alone.
+    async fn run_to_end(&self, more: &[&str]) -> Ended {
+        let output = crate::killed::run_to_end(&self.args(more)).await;
+        self.ended(&output).await
+    }
+
+    async fn ended(&self, output: &str) -> Ended {
+        // Records expire after five minutes, and equal messages then get another parcel.
+        let took = self.began.elapsed();
+        assert!(took < Duration::from_secs(4 * 60), "it took {took:?}");
+        let lines = output.lines();
+        let orphans = lines.filter_map(|it| it.strip_prefix("dead letter, orphaned: "));
+        Ended {
+            parcels: self.parcels().await,
+            orphans: orphans.map(str::to_owned).collect(),
+        }
+    }
+
+    async fn parcels(&self) -> Vec<u64> {
+        let mut parcels = Vec::new();
+        for n in 0..MESSAGES {
+            parcels.push(self.tally.amount(&order(n)).await.expect("the server runs"));
+        }
+        parcels
+    }
+
+    /// Returns `true` if a parcel is sent. Before the process has made the table there are none.
+    async fn any_is_sent(&self) -> bool {
+        for n in 0..MESSAGES {
+            if self.tally.amount(&order(n)).await.unwrap_or(0) > 0 {
+                return true;
+            }
+        }
+        false
+    }
+
+    /// Returns the number of leases and records. Before the process has made the table there are none.
+    async fn leases(&self) -> usize {
+        let scan = self.client.scan().table_name(&self.table);
+        let scanned = scan.consistent_read(true).send().await;
+        scanned.map_or(0, |it| it.items().len())
+    }
+}
+
+impl Ended {
+    fn assert_each_is_sent_once_or_dead(&self) {
+        for (parcels, n) in self.parcels.iter().zip(0..) {
+            assert!(*parcels <= 1, "message {n} was sent {parcels} times");
+            // An orphan may have been sent or not, which is the reason why it is refused.
+            let is_dead = self.orphans.contains(&order(n));
+            assert!(*parcels == 1 || is_dead, "message {n} is lost");
+        }
     }
 }
 
@@ -257,7 +364,7 @@ impl Place {
     }
 
     fn shipments(&self, later: Duration) -> Shipments {
-        let parcels = Tally::new(&self.client, &*self.tally);
+        let parcels = Tally::new(&self.client, &*self.tally).with_timeout(PATIENCE);
         Shipments::new(self.layer(later), parcels)
     }
 

@@ -19,8 +19,8 @@ use tokio::{
 async fn asked_to_stop_at_work_consumers_end_what_they_have_received() {
     for signal in ["-TERM", "-INT"] {
         let place = Place::new();
-        let process = place.start(SHORT, &[], WORK);
-        place.work_has_begun().await;
+        let mut process = place.start(LEASE, &[], WORK);
+        assert!(place.work_has_begun(&mut process).await, "it has ended");
         run("kill", [signal, &process.id().to_string()]).expect("kill");
         let (status, said) = end(process).await;
         assert!(status.success(), "{signal}: {status}, {said}");
@@ -31,8 +31,11 @@ async fn asked_to_stop_at_work_consumers_end_what_they_have_received() {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn out_of_patience_consumers_end_what_they_have_received() {
     let place = Place::new();
-    let process = place.start(SHORT, &["--patience", "500ms"], WORK);
-    place.work_has_begun().await;
+    let mut process = place.start(LEASE, &["--patience", "1s"], WORK);
+    // A process that was stopped from outside as it started may run out of patience before it has received anything.
+    while !place.work_has_begun(&mut process).await {
+        process = place.start(LEASE, &["--patience", "1s"], WORK);
+    }
     let (status, said) = end(process).await;
     assert_eq!(status.code(), Some(1), "{status}, {said}");
     place.nothing_has_to_be_looked_at().await;
@@ -76,14 +79,19 @@ impl Place {
         sent
     }
 
-    /// A parcel is sent, and not yet recorded.
-    async fn work_has_begun(&self) {
+    /// Waits until a parcel is sent, which is recorded when the work for it is done. Returns `false` if the process ends
+    /// instead.
+    async fn work_has_begun(&self, process: &mut Child) -> bool {
         let begun = async {
             while self.sent().await.iter().sum::<u64>() == 0 {
+                if process.try_wait().expect("a child process").is_some() {
+                    return false;
+                }
                 sleep(Duration::from_millis(10)).await;
             }
+            true
         };
-        timeout(PATIENCE, begun).await.expect("a parcel");
+        timeout(PATIENCE, begun).await.expect("a parcel")
     }
 
     /// What was not received is still to be done, and nothing else.
@@ -111,6 +119,6 @@ async fn end(process: Child) -> (ExitStatus, String) {
 
 const MESSAGES: usize = 12;
 const WORK: &str = "3s";
-/// A lease that is soon over: what is left behind has to be found by the next process.
-const SHORT: &str = "500ms";
-const PATIENCE: Duration = Duration::from_secs(60);
+/// A process that stalls for seconds keeps its leases. The next process finds an orphan within its hang guard.
+const LEASE: &str = "10s";
+const PATIENCE: Duration = Duration::from_secs(120);

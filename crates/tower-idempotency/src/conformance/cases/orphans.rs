@@ -1,12 +1,10 @@
 use std::time::Duration;
 
-use tokio::time::Instant;
-
 use super::{leases::assert_in_progress, records::begins_anew};
 use crate::{
     conformance::{
         Subject,
-        subject::{LONG, Outcome, Trials},
+        subject::{LONG, Outcome},
     },
     store::{Acquired, Claim, OrphanPolicy, Store, Ttl},
 };
@@ -175,7 +173,7 @@ pub async fn a_refusing_claim_does_not_take_an_orphan_over<S: Store>(subject: &S
 
 /// 5: an orphan's age is counted from the end of its lease.
 pub async fn an_orphan_knows_since_when<S: Store>(subject: &Subject<S>) {
-    let holding = Instant::now();
+    let holding = subject.elapsed();
     let (claim, _) = subject.orphan().await;
     let refusing = Claim {
         orphans: OrphanPolicy::Refuse,
@@ -183,7 +181,7 @@ pub async fn an_orphan_knows_since_when<S: Store>(subject: &Subject<S>) {
     };
     let first = assert_orphaned(subject, &claim, &refusing).await;
     // A unit for what the backend rounds.
-    let most = holding.elapsed() - subject.units(3).as_duration();
+    let most = subject.elapsed() - holding - subject.units(3).as_duration();
     assert!(first <= most, "at most {most:?}: {first:?}");
     subject.sleep(4).await;
     let second = assert_orphaned(subject, &claim, &refusing).await;
@@ -219,7 +217,6 @@ pub async fn an_orphan_is_forgotten_after_keep<S: Store>(subject: &Subject<S>) {
 /// 2, 7: a lease is not forgotten while it lasts, however short `keep` is: not one that was extended by its own token, nor
 /// one that took over.
 pub async fn a_lease_is_not_forgotten_while_it_is_held<S: Store>(subject: &Subject<S>) {
-    let mut trials = Trials::default();
     loop {
         let brief = Claim {
             keep: subject.units(1),
@@ -240,12 +237,12 @@ pub async fn a_lease_is_not_forgotten_while_it_is_held<S: Store>(subject: &Subje
             keep: subject.units(30),
             ..subject.short_claim()
         };
-        let holding = Instant::now();
+        let holding = subject.elapsed();
         subject.hold(&orphan).await;
         subject.outlive_short_lease().await;
         let taken_over = subject.acquire(&subject.duplicate(&orphan)).await;
         if subject.is_late(holding, 34) {
-            trials.was_late();
+            subject.retry_slower();
             continue;
         }
         assert_eq!(taken_over, SECOND);
@@ -289,22 +286,21 @@ pub async fn the_longest_of_everything_is_taken<S: Store>(subject: &Subject<S>) 
 
 /// 7: `keep` counts from the end of the lease as it was last renewed.
 pub async fn a_renewed_lease_is_remembered_for_keep_too<S: Store>(subject: &Subject<S>) {
-    let mut trials = Trials::default();
     loop {
         let claim = Claim {
             keep: subject.units(30),
             ..subject.short_claim()
         };
-        let holding = Instant::now();
+        let holding = subject.elapsed();
         let lease = subject.hold(&claim).await;
-        let renewing = Instant::now();
+        let renewing = subject.elapsed();
         let renewed = subject.renew(&lease, subject.units(30)).await;
         // Of the first lease, which is not renewed once it is forgotten.
         let forgotten_before = subject.is_late(holding, 34);
         subject.sleep(37).await;
         let found = subject.acquire(&subject.other_request(&claim)).await;
         if forgotten_before || subject.is_late(renewing, 60) {
-            trials.was_late();
+            subject.retry_slower();
             continue;
         }
         assert_eq!(renewed, Outcome::Done);

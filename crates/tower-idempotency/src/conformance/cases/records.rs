@@ -1,11 +1,9 @@
 use bytes::Bytes;
-use tokio::time::Instant;
-
 use super::leases::assert_in_progress;
 use crate::{
     conformance::{
         Subject,
-        subject::{LONG, Outcome, Trials},
+        subject::{LONG, Outcome},
     },
     store::{Acquired, Claim, OrphanPolicy, Store, Ttl},
 };
@@ -77,17 +75,16 @@ pub async fn a_record_carries_the_fingerprint_of_its_request<S: Store>(subject: 
 
 /// 3: completing again with the same token is `Ok` and changes neither the record nor the end of its retention.
 pub async fn completing_twice_changes_nothing<S: Store>(subject: &Subject<S>) {
-    let mut trials = Trials::default();
     loop {
         let claim = subject.claim();
         let lease = subject.hold(&claim).await;
         let record = Bytes::from("first");
-        let completing = Instant::now();
+        let completing = subject.elapsed();
         let first = subject.complete(&lease, &record, subject.units(20)).await;
         let second = subject.complete(&lease, &"second".into(), LONG).await;
         let found = subject.acquire(&subject.duplicate(&claim)).await;
         if subject.is_late(completing, 20) {
-            trials.was_late();
+            subject.retry_slower();
             continue;
         }
         assert_eq!((first, second), (Outcome::Done, Outcome::Done));
@@ -187,17 +184,16 @@ pub async fn a_record_outlives_its_lease<S: Store>(subject: &Subject<S>) {
     subject.outlive_short_lease().await;
     assert_record(subject, &claim, &record).await;
 
-    let mut trials = Trials::default();
     loop {
         let claim = subject.claim();
         let lease = subject.hold(&claim).await;
         subject.sleep(12).await;
-        let completing = Instant::now();
+        let completing = subject.elapsed();
         let completed = subject.complete(&lease, &record, subject.units(16)).await;
         subject.sleep(8).await;
         let found = subject.acquire(&subject.duplicate(&claim)).await;
         if subject.is_late(completing, 16) {
-            trials.was_late();
+            subject.retry_slower();
             continue;
         }
         assert_eq!(completed, Outcome::Done);
@@ -221,18 +217,17 @@ pub async fn a_record_of_the_longest_retention_is_kept<S: Store>(subject: &Subje
 
 /// 7: duplicates replay a record, they do not make it last.
 pub async fn a_replay_does_not_extend_the_retention<S: Store>(subject: &Subject<S>) {
-    let mut trials = Trials::default();
     loop {
         let claim = subject.claim();
         let lease = subject.hold(&claim).await;
         let record = Bytes::from("short");
-        let completing = Instant::now();
+        let completing = subject.elapsed();
         let completed = subject.complete(&lease, &record, subject.units(12)).await;
         assert_eq!(completed, Outcome::Done);
         subject.sleep(6).await;
         let found = subject.acquire(&subject.duplicate(&claim)).await;
         if subject.is_late(completing, 12) {
-            trials.was_late();
+            subject.retry_slower();
             continue;
         }
         assert_completed(&claim, &record, found);

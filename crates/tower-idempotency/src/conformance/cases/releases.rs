@@ -1,12 +1,12 @@
 use std::time::Duration;
 
-use tokio::{task::JoinSet, time::Instant};
+use tokio::task::JoinSet;
 
 use super::{leases::assert_in_progress, records::begins_anew};
 use crate::{
     conformance::{
         Subject,
-        subject::{LONG, Outcome, Trials},
+        subject::{LONG, Outcome},
     },
     store::{Acquired, Claim, LeaseRef, OrphanPolicy, Store, Ttl},
 };
@@ -120,20 +120,19 @@ pub async fn a_stale_release_of_a_takeover_changes_nothing<S: Store>(subject: &S
 
 /// 7: `keep` counts from the release: it is not over before, although the lease had long been.
 pub async fn a_released_takeover_is_remembered_for_keep<S: Store>(subject: &Subject<S>) {
-    let mut trials = Trials::default();
     loop {
         let (claim, lease) = takeover(subject, subject.units(40)).await;
-        let renewing = Instant::now();
+        let renewing = subject.elapsed();
         let renewed = subject.renew(&lease, subject.units(1)).await;
         assert_eq!(renewed, Outcome::Done);
         subject.sleep(25).await;
-        let releasing = Instant::now();
+        let releasing = subject.elapsed();
         subject.release(&lease).await;
         let forgotten_before = subject.is_late(renewing, 41);
         subject.sleep(25).await;
         let found = subject.acquire(&subject.other_request(&claim)).await;
         if forgotten_before || subject.is_late(releasing, 40) {
-            trials.was_late();
+            subject.retry_slower();
             continue;
         }
         assert_since(&claim, found);

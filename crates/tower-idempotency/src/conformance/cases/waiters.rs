@@ -29,7 +29,7 @@ pub async fn completion_wakes_the_waiters<S: Store>(subject: &Subject<S>) {
     let claim = subject.claim();
     let lease = subject.hold(&claim).await;
     let waiters = wait(subject, &claim);
-    subject.sleep(2).await;
+    subject.wait(2).await;
     let completed = subject.complete(&lease, &"answer".into(), LONG).await;
     assert_eq!(completed, Outcome::Done);
     assert_woken(subject, waiters).await;
@@ -40,7 +40,7 @@ pub async fn release_wakes_the_waiters<S: Store>(subject: &Subject<S>) {
     let claim = subject.claim();
     let lease = subject.hold(&claim).await;
     let waiters = wait(subject, &claim);
-    subject.sleep(2).await;
+    subject.wait(2).await;
     subject.release(&lease).await;
     assert_woken(subject, waiters).await;
 }
@@ -49,7 +49,7 @@ pub async fn release_wakes_the_waiters<S: Store>(subject: &Subject<S>) {
 pub async fn release_of_a_takeover_wakes_the_waiters<S: Store>(subject: &Subject<S>) {
     let (claim, lease) = takeover(subject, LONG).await;
     let waiters = wait(subject, &claim);
-    subject.sleep(2).await;
+    subject.wait(2).await;
     subject.release(&lease).await;
     assert_woken(subject, waiters).await;
     assert_woken(subject, wait(subject, &claim)).await;

@@ -108,11 +108,14 @@ impl Actor {
     }
 }
 
-/// A whole answer to a request on a connection of its own, unless there is none within two seconds.
+/// Sends a request on a connection of its own and returns the whole response, or `None` if the connection fails.
+///
+/// A process that is killed resets its connections, so no caller waits for a dead process. A process that is slow or stopped
+/// is waited for.
 ///
 /// # Panics
 ///
-/// When it is no request.
+/// When it is no request, or there is neither a response nor a failure within two minutes.
 pub async fn ask(req: request::Builder, body: impl Into<Bytes>) -> Option<Answer> {
     let req = req.body(Full::new(body.into())).expect("a request");
     // A client that repeats requests by itself would hide what is tried.
@@ -128,7 +131,8 @@ pub async fn ask(req: request::Builder, body: impl Into<Bytes>) -> Option<Answer
             body: body.collect().await.ok()?.to_bytes(),
         })
     };
-    timeout(Duration::from_secs(2), answer).await.ok()?
+    let answer = timeout(HANG_GUARD, answer).await;
+    answer.expect("a response or a failure")
 }
 
 fn command(program: &Path, port: u16, args: &[String]) -> Command {
@@ -142,3 +146,5 @@ fn command(program: &Path, port: u16, args: &[String]) -> Command {
 fn is_ready(guard: &Guard, starts: usize) -> bool {
     guard.log().matches("listening on http://").count() == starts
 }
+
+const HANG_GUARD: Duration = Duration::from_secs(120);

@@ -5,7 +5,7 @@ use std::time::Duration;
 use tokio::time::timeout;
 use tower_idempotency::Lease;
 use tower_idempotency_sqlx::{
-    Fenced, MySqlStore, PostgresStore, SqlStore, SqliteStore, TransactionError,
+    FencedTransaction, MySqlStore, PostgresStore, SqlStore, SqliteStore, TransactionError,
     sqlx::{
         self, AssertSqlSafe, Connection, Database, MySql, MySqlPool, PgPool, Pool, Postgres, Row,
         Sqlite, SqlitePool,
@@ -163,9 +163,9 @@ impl<S: Ledgered> Books<S> {
     ///
     /// # Errors
     ///
-    /// As [`Fenced::begin`].
-    pub async fn begin(&self, lease: &Lease) -> Result<Fenced<S>, TransactionError> {
-        Fenced::begin(&self.store, lease, &self.pool).await
+    /// As [`FencedTransaction::begin`].
+    pub async fn begin(&self, lease: &Lease) -> Result<FencedTransaction<S>, TransactionError> {
+        FencedTransaction::begin(&self.store, lease, &self.pool).await
     }
 
     /// The table of effects.

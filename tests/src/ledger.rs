@@ -113,7 +113,7 @@ pub struct Transaction {
 #[expect(clippy::exhaustive_enums, reason = "for tests")]
 pub enum Failed {
     /// The layer records no such response.
-    NotRecorded(Box<Response<Body<axum::body::Body>>>),
+    NotRecordable(Box<Response<Body<axum::body::Body>>>),
     /// It was not committed, or nobody knows.
     Store(StoreError),
 }
@@ -134,8 +134,8 @@ impl Transaction {
         lease: &Lease,
         res: Response,
     ) -> Result<Response<Body<axum::body::Body>>, Failed> {
-        let not_recorded = |not: tower_idempotency::transaction::NotRecorded<_>| {
-            Failed::NotRecorded(Box::new(not.into_answer()))
+        let not_recorded = |not: tower_idempotency::transaction::NotRecordable<_>| {
+            Failed::NotRecordable(Box::new(not.into_answer()))
         };
         let mut prepared = lease.prepare(res).await.map_err(not_recorded)?;
         if self.ledger.limit < Some(prepared.record().len()) && self.ledger.limit.is_some() {
@@ -266,8 +266,8 @@ impl Store for Ledger {
         self.alone(self.store.release(lease)).await
     }
 
-    async fn changed(&self, id: &KeyId, within: Duration) {
-        self.store.changed(id, within).await;
+    async fn wait_for_change(&self, id: &KeyId, within: Duration) {
+        self.store.wait_for_change(id, within).await;
     }
 }
 

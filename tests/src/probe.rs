@@ -26,7 +26,7 @@ pub enum Op {
     Renew,
     Complete,
     Release,
-    Changed,
+    WaitForChange,
 }
 
 /// What becomes of a call.
@@ -38,7 +38,7 @@ pub enum Act {
     Yield,
     /// It fails, and nothing happened.
     FailBefore,
-    /// It fails, though it went through: the reply is lost. A `changed` resolves at once.
+    /// It fails, though it went through: the reply is lost. A `wait_for_change` resolves at once.
     FailAfter,
     /// It never ends, and nothing happened.
     Hang,
@@ -131,7 +131,7 @@ impl Probe {
         self.counts[op as usize].load(Ordering::SeqCst)
     }
 
-    /// How often it was called in all, but for `changed`.
+    /// How often it was called in all, but for `wait_for_change`.
     #[must_use]
     pub fn all_calls(&self) -> u64 {
         let ops = [Op::Acquire, Op::Renew, Op::Complete, Op::Release];
@@ -233,12 +233,12 @@ impl Store for Probe {
         self.run(Op::Release, self.inner.release(lease)).await
     }
 
-    async fn changed(&self, id: &KeyId, within: Duration) {
+    async fn wait_for_change(&self, id: &KeyId, within: Duration) {
         let call = async {
-            self.inner.changed(id, within).await;
+            self.inner.wait_for_change(id, within).await;
             Ok(())
         };
-        let _ = self.run(Op::Changed, call).await;
+        let _ = self.run(Op::WaitForChange, call).await;
     }
 }
 

@@ -87,6 +87,7 @@ struct State {
     up: AtomicU64,
     down: AtomicU64,
     hits: AtomicU64,
+    lost: AtomicU64,
 }
 
 impl Proxy {
@@ -105,6 +106,7 @@ impl Proxy {
             up: AtomicU64::new(0),
             down: AtomicU64::new(0),
             hits: AtomicU64::new(0),
+            lost: AtomicU64::new(0),
         });
         let (stop, stopped) = oneshot::channel();
         let (bound, address) = mpsc::channel();
@@ -157,6 +159,12 @@ impl Proxy {
     #[must_use]
     pub fn hits(&self) -> u64 {
         self.state.hits.load(Ordering::SeqCst)
+    }
+
+    /// Returns how many pieces of replies [`Mode::LoseReplies`] has lost.
+    #[must_use]
+    pub fn lost(&self) -> u64 {
+        self.state.lost.load(Ordering::SeqCst)
     }
 
     /// Forwards connections that come from now on to another server; those there are stay where they are.

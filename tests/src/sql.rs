@@ -1,6 +1,24 @@
-//! The SQL stores on servers of the tests, and claims for them.
+//! The SQL stores on servers of the tests, claims for them, and trials that a stalled machine does not make fail.
 
-use tower_idempotency::store::{Claim, Fingerprint, KeyId, Token};
+use std::{
+    cell::Cell,
+    future::{Future, poll_fn},
+    panic::{AssertUnwindSafe, catch_unwind, resume_unwind},
+    pin::pin,
+    sync::{
+        Arc,
+        atomic::{AtomicBool, AtomicU64, Ordering::SeqCst},
+    },
+    task::Poll,
+    thread,
+    time::{Duration, Instant},
+};
+
+use tokio::time::sleep;
+use tower_idempotency::{
+    IdempotencyLayer,
+    store::{Claim, Fingerprint, KeyId, Store, StoreError, Token, Ttl},
+};
 use tower_idempotency_sqlx::{MySqlStore, PostgresStore, SqliteStore};
 
 use crate::{
@@ -69,4 +87,127 @@ pub fn duplicate(claim: &Claim) -> Claim {
     duplicate
 }
 
+/// Returns a layer that a stall of a few seconds does not disturb: its calls have 20 s, and its leases of 10 minutes need no
+/// renewal while a test runs.
+pub fn layer(store: impl Store) -> IdempotencyLayer {
+    IdempotencyLayer::new(store)
+        .with_store_timeout(Duration::from_secs(20))
+        .with_lease_ttl(Ttl::from_secs(600))
+}
+
+/// Makes a call, and repeats it while the database gives it up.
+///
+/// A database gives a call up that waits too long for the row of another transaction, which a stall can cause. The call must
+/// be safe to repeat.
+///
+/// # Errors
+///
+/// When the call returns another error, or the database still gives it up after a minute.
+pub async fn retried<T>(call: impl AsyncFn() -> Result<T, StoreError>) -> Result<T, StoreError> {
+    let began = Instant::now();
+    loop {
+        match call().await {
+            Err(StoreError::Backend(_)) if began.elapsed() < Duration::from_secs(60) => {
+                sleep(Duration::from_millis(10)).await;
+            }
+            result => return result,
+        }
+    }
+}
+
+/// Repeats a trial that depends on time until it passes, or fails although nothing stalled.
+///
+/// A trial that fails while this process or the server was stalled proves nothing. `probe` calls the server over a
+/// connection of its own: this function takes the server for stalled if that takes long.
+///
+/// # Panics
+///
+/// When a trial panics without a stall, or all trials of three minutes were disturbed.
+pub async fn until_undisturbed(probe: impl AsyncFn(), trial: impl AsyncFn()) {
+    let began = Instant::now();
+    loop {
+        let heartbeat = Heartbeat::start();
+        let (sent, slowest) = (Cell::new(None::<Instant>), Cell::new(Duration::ZERO));
+        let note = || {
+            let took = sent.take().map_or(Duration::ZERO, |sent| sent.elapsed());
+            slowest.set(slowest.get().max(took));
+        };
+        let probing = async {
+            loop {
+                sent.set(Some(Instant::now()));
+                probe().await;
+                note();
+                sleep(Duration::from_millis(100)).await;
+            }
+        };
+        let outcome = tokio::select! {
+            biased;
+            outcome = Box::pin(caught(trial())) => outcome,
+            () = probing => return,
+        };
+        let Err(panic) = outcome else { return };
+        note();
+        let stalled = heartbeat.longest().max(slowest.get());
+        if stalled < STALL {
+            resume_unwind(panic);
+        }
+        eprintln!("repeats a trial that was disturbed for {stalled:?}");
+        let left = began.elapsed() < Duration::from_secs(180);
+        assert!(left, "each trial was disturbed");
+    }
+}
+
+/// Returns the panic of a future as an error.
+async fn caught(future: impl Future<Output = ()>) -> thread::Result<()> {
+    let mut future = pin!(future);
+    poll_fn(|cx| {
+        let polled = catch_unwind(AssertUnwindSafe(|| future.as_mut().poll(cx)));
+        match polled {
+            Ok(polled) => polled.map(Ok),
+            Err(panic) => Poll::Ready(Err(panic)),
+        }
+    })
+    .await
+}
+
+/// A thread that measures for how long this process did not run. It ends when this is dropped.
+struct Heartbeat {
+    longest: Arc<AtomicU64>,
+    ended: Arc<AtomicBool>,
+}
+
+impl Heartbeat {
+    fn start() -> Self {
+        let heartbeat = Self {
+            longest: Arc::default(),
+            ended: Arc::default(),
+        };
+        let longest = Arc::clone(&heartbeat.longest);
+        let ended = Arc::clone(&heartbeat.ended);
+        thread::spawn(move || {
+            let mut last = Instant::now();
+            while !ended.load(SeqCst) {
+                thread::sleep(Duration::from_millis(5));
+                let now = Instant::now();
+                let apart = u64::try_from((now - last).as_millis()).unwrap_or(u64::MAX);
+                longest.fetch_max(apart, SeqCst);
+                last = now;
+            }
+        });
+        heartbeat
+    }
+
+    fn longest(&self) -> Duration {
+        Duration::from_millis(self.longest.load(SeqCst))
+    }
+}
+
+impl Drop for Heartbeat {
+    fn drop(&mut self) {
+        self.ended.store(true, SeqCst);
+    }
+}
+
+/// The shortest interruption that makes a failed trial worthless.
+const STALL: Duration = Duration::from_millis(250);
 const RANDOM: &str = "tests run where there is randomness";

@@ -181,7 +181,9 @@ async fn operators_resolve<S: Store + Clone>(
     assert_eq!(run(update).await, 1);
     service.is_executed("retried", 7, true).await;
 
-    let record = service.layer.record_of(&key_id(&seen[2].id), &answer());
+    let record = service
+        .layer
+        .encode_response_record(&key_id(&seen[2].id), &answer());
     let digits: String = record.iter().map(|byte| format!("{byte:02x}")).collect();
     let settle = answer_with.replace("<record>", &digits);
     let settle = settle.replace("tower_idempotency", TABLE);
@@ -314,7 +316,7 @@ async fn operators_find_and_resolve_what_needs_attention_in_redis() {
     service.is_executed("b", 6, true).await;
 
     let id = found[2].strip_prefix("idempotency:").expect("the prefix");
-    let settled = service.layer.record_of(&key_id(id), &answer());
+    let settled = service.layer.encode_response_record(&key_id(id), &answer());
     server.command(&[b"HSET", found[2].as_bytes(), b"b", &settled]);
     server.command(&["PEXPIRE", found[2], "60000"]);
     let replay = service.ask("c").await;

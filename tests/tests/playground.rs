@@ -585,7 +585,7 @@ fn first_head(listener: &TcpListener) -> String {
         thread::sleep(Duration::from_millis(10));
     };
     client.set_nonblocking(false).expect("a socket");
-    let patience = Some(Duration::from_secs(20));
+    let patience = Some(Duration::from_secs(60));
     client.set_read_timeout(patience).expect("a socket");
     let (mut head, mut byte) = (Vec::new(), [0]);
     while !head.ends_with(b"\r\n\r\n") {

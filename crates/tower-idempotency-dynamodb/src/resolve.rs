@@ -27,7 +27,7 @@ pub enum Resolution {
     Retry,
     /// The matter is settled: every retry is answered with this from now on.
     Answer {
-        /// As [`IdempotencyLayer::record_of`](tower_idempotency::IdempotencyLayer::record_of) makes it, or `record_of_value`.
+        /// As [`IdempotencyLayer::encode_response_record`](tower_idempotency::IdempotencyLayer::encode_response_record) makes it, or `encode_value_record`.
         record: Bytes,
         /// How long it is kept.
         retention: Ttl,

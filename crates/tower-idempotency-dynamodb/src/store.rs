@@ -234,7 +234,7 @@ impl Store for DynamoDbStore {
     }
 
     /// There is no push: waiters look from time to time.
-    async fn changed(&self, _id: &KeyId, within: Duration) {
+    async fn wait_for_change(&self, _id: &KeyId, within: Duration) {
         sleep(within).await;
     }
 }
@@ -471,7 +471,7 @@ struct Leased {
 
 impl Leased {
     fn by(claim: &Claim, moment: Moment) -> Self {
-        let keep = claim.keep.as_millis();
+        let keep = claim.orphan_retention.as_millis();
         let keep_seconds = seconds(keep);
         let ends = moment.now.saturating_add(claim.lease.as_millis());
         Self {

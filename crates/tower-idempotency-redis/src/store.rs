@@ -86,7 +86,7 @@ impl Store for RedisStore {
             claim.token.as_bytes(),
             claim.fingerprint.as_bytes(),
             claim.lease.as_millis(),
-            claim.keep.as_millis(),
+            claim.orphan_retention.as_millis(),
             u8::from(claim.orphans == OrphanPolicy::TakeOver),
             claim.owner,
             &*claim.operation,
@@ -165,7 +165,7 @@ impl Store for RedisStore {
         }
     }
 
-    async fn changed(&self, id: &KeyId, within: Duration) {
+    async fn wait_for_change(&self, id: &KeyId, within: Duration) {
         let wake = async {
             let Some(listener) = &self.inner.listener else {
                 return std::future::pending().await;

@@ -7,7 +7,7 @@ use crate::{SqlError, SqlStore, TransactionError, TransactionErrorKind, bounded:
 
 /// How far an execution came: a name, and what the next execution has to know.
 ///
-/// Written by [`Fenced::checkpoint`](crate::Fenced::checkpoint) in the transaction of a phase, and read by whoever takes
+/// Written by [`FencedTransaction::checkpoint`](crate::FencedTransaction::checkpoint) in the transaction of a phase, and read by whoever takes
 /// the request over.
 #[derive(Clone, PartialEq, Eq)]
 pub struct Checkpoint {

@@ -6,7 +6,7 @@ use tokio::{
     time::{MissedTickBehavior, interval},
 };
 use tower_idempotency::{
-    Error, ErrorKind, IdempotencyLayer, Lease, TakeOver,
+    Error, ErrorKind, IdempotencyLayer, Lease, TakeOverOutcome,
     store::{Claim, Fingerprint, KeyId, Ttl},
 };
 
@@ -145,8 +145,8 @@ impl<S: SqlStore> Completer<S> {
                     work(orphan).await.map_err(|_| Ended::Failed)
                 };
                 Ok(match layer.take_over(claim, work).await? {
-                    TakeOver::Executed(_) => Ended::Executed,
-                    TakeOver::Failed(ended) => ended,
+                    TakeOverOutcome::Executed(_) => Ended::Executed,
+                    TakeOverOutcome::Failed(ended) => ended,
                     _ => Ended::Gone,
                 })
             })
@@ -227,7 +227,7 @@ impl<S: SqlStore> Completer<S> {
     /// # Panics
     ///
     /// Outside of a tokio runtime.
-    pub fn spawn(self, every: Duration) -> Completing {
+    pub fn spawn(self, every: Duration) -> CompleterTask {
         let task = tokio::spawn(async move {
             let mut ticks = interval(every.max(SHORTEST));
             ticks.set_missed_tick_behavior(MissedTickBehavior::Delay);
@@ -245,7 +245,7 @@ impl<S: SqlStore> Completer<S> {
                 }
             }
         });
-        Completing { task }
+        CompleterTask { task }
     }
 
     async fn finish(&self, orphan: Found, page: &Page) -> Result<Ended, Error> {
@@ -297,19 +297,19 @@ impl<S> fmt::Debug for Completer<S> {
 ///
 /// Dropped, it sweeps no more; what was taken over goes on.
 #[must_use = "a completer stops when this is dropped"]
-pub struct Completing {
+pub struct CompleterTask {
     task: JoinHandle<()>,
 }
 
-impl Drop for Completing {
+impl Drop for CompleterTask {
     fn drop(&mut self) {
         self.task.abort();
     }
 }
 
-impl fmt::Debug for Completing {
+impl fmt::Debug for CompleterTask {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Completing").finish_non_exhaustive()
+        f.debug_struct("CompleterTask").finish_non_exhaustive()
     }
 }
 

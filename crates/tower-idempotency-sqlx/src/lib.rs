@@ -23,7 +23,7 @@
 //! failover is lost here as well.
 //!
 //! **Exactly once**, where a handler commits its effect together with the record, in a transaction of the same database that
-//! is fenced by its lease: [`Fenced`]. However its process is killed or paused, and whoever took it over, there is one effect
+//! is fenced by its lease: [`FencedTransaction`]. However its process is killed or paused, and whoever took it over, there is one effect
 //! and one answer, or none of both. An effect that a handler has elsewhere, or in a transaction of its own, is not part of
 //! this: after a crash between the effect and its record the request is executed again, unless the layer refuses orphans.
 //!
@@ -44,7 +44,7 @@
 //! # }
 //! ```
 //!
-//! Requests of several phases end each with a [checkpoint](Fenced::checkpoint), from which a takeover goes on. A
+//! Requests of several phases end each with a [checkpoint](FencedTransaction::checkpoint), from which a takeover goes on. A
 //! [`Completer`] finishes those whose clients do not come back.
 //!
 //! # Features
@@ -94,9 +94,9 @@ pub use self::postgres::PostgresStore;
 pub use self::sqlite::SqliteStore;
 pub use self::{
     checkpoint::Checkpoint,
-    completer::{Completer, Completing, Orphan, Sweep},
+    completer::{Completer, CompleterTask, Orphan, Sweep},
     error::SqlError,
-    fenced::{CommitError, Fenced, TransactionError, TransactionErrorKind},
+    fenced::{CommitError, FencedTransaction, TransactionError, TransactionErrorKind},
     purge::Purger,
     sql_store::SqlStore,
     table::TableNameError,

@@ -5,7 +5,7 @@ use std::borrow::Cow;
 use http::{HeaderMap, Method, Version, header, request};
 
 use crate::{
-    config::{Config, KeyFrom, Mismatch, MissingKey},
+    config::{Config, KeyFrom, KeyReuse, MissingKey},
     engine::Engine,
     error::{Error, ErrorKind},
     fingerprint::{Fields, KeyPart, key_id, original_path_and_query},
@@ -141,10 +141,10 @@ pub(crate) fn claim(
     let fingerprint = config
         .fingerprint
         .fingerprint(config.secret.as_ref(), head, content);
-    let part = match (key, config.mismatch) {
-        (Some(key), Mismatch::Refuse(_)) => KeyPart::Sent(key),
-        (Some(key), Mismatch::Separate) => KeyPart::Separate(key, fingerprint),
-        (None, Mismatch::Refuse(_) | Mismatch::Separate) => KeyPart::Derived(fingerprint),
+    let part = match (key, config.key_reuse) {
+        (Some(key), KeyReuse::Refuse(_)) => KeyPart::Sent(key),
+        (Some(key), KeyReuse::Separate) => KeyPart::Separate(key, fingerprint),
+        (None, KeyReuse::Refuse(_) | KeyReuse::Separate) => KeyPart::Derived(fingerprint),
     };
     Ok(Claim {
         id: key_id(scope, &part),
@@ -152,7 +152,7 @@ pub(crate) fn claim(
         token: Token::random()?,
         lease: config.lease,
         orphans: config.orphans,
-        keep: config.orphans_kept.unwrap_or(config.retention),
+        orphan_retention: config.orphan_retention.unwrap_or(config.retention),
         owner: engine.owner,
         operation: operation(head),
     })

@@ -20,27 +20,27 @@ use crate::{key::IdempotencyKey, lease::Lease};
 /// ([`MissingKey::Reject`](crate::MissingKey::Reject)), or extract an `Option`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
-pub struct NotProtected;
+pub struct NoIdempotencyKey;
 
-impl IntoResponse for NotProtected {
+impl IntoResponse for NoIdempotencyKey {
     fn into_response(self) -> Response {
         (StatusCode::INTERNAL_SERVER_ERROR, self.to_string()).into_response()
     }
 }
 
-impl std::fmt::Display for NotProtected {
+impl std::fmt::Display for NoIdempotencyKey {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         f.write_str("expected a request under an idempotency key, found one without")
     }
 }
 
-impl std::error::Error for NotProtected {}
+impl std::error::Error for NoIdempotencyKey {}
 
 impl<S: Sync> FromRequestParts<S> for IdempotencyKey {
-    type Rejection = NotProtected;
+    type Rejection = NoIdempotencyKey;
 
-    async fn from_request_parts(parts: &mut Parts, _: &S) -> Result<Self, NotProtected> {
-        parts.extensions.get().cloned().ok_or(NotProtected)
+    async fn from_request_parts(parts: &mut Parts, _: &S) -> Result<Self, NoIdempotencyKey> {
+        parts.extensions.get().cloned().ok_or(NoIdempotencyKey)
     }
 }
 
@@ -53,10 +53,10 @@ impl<S: Sync> OptionalFromRequestParts<S> for IdempotencyKey {
 }
 
 impl<S: Sync> FromRequestParts<S> for Lease {
-    type Rejection = NotProtected;
+    type Rejection = NoIdempotencyKey;
 
-    async fn from_request_parts(parts: &mut Parts, _: &S) -> Result<Self, NotProtected> {
-        parts.extensions.get().cloned().ok_or(NotProtected)
+    async fn from_request_parts(parts: &mut Parts, _: &S) -> Result<Self, NoIdempotencyKey> {
+        parts.extensions.get().cloned().ok_or(NoIdempotencyKey)
     }
 }
 

@@ -13,7 +13,7 @@ use crate::{
     engine::{from_now, within_or_asked_again},
     error::{Error, ErrorKind},
     limits::{Buffer, NoPlace, Unsent},
-    record::{MAX_LINES, NotRetained},
+    record::{MAX_LINES, TombstoneReason},
     refusal::turned_away,
 };
 
@@ -105,7 +105,7 @@ fn announced(headers: &HeaderMap, body: &impl http_body::Body) -> u64 {
 pub(crate) enum Collected<B: http_body::Body> {
     Whole(Data, Option<HeaderMap>),
     /// Too large, or it goes on for too long: what was collected, and the rest to come.
-    GivenUp(Body<B>, NotRetained),
+    GivenUp(Body<B>, TombstoneReason),
     /// It failed, or has not the length it announced: what was collected, and the failure.
     Broken(Body<B>),
 }
@@ -127,10 +127,10 @@ pub(crate) async fn response<B: http_body::Body>(
     if announced.unwrap_or(0).max(body.size_hint().lower()) > limit as u64
         || head.headers.len() > MAX_LINES
     {
-        return Collected::GivenUp(Body::original(body), NotRetained::TooLarge);
+        return Collected::GivenUp(Body::original(body), TombstoneReason::TooLarge);
     }
     if is_event_stream(&head.headers) {
-        return Collected::GivenUp(Body::original(body), NotRetained::Streamed);
+        return Collected::GivenUp(Body::original(body), TombstoneReason::Streamed);
     }
     // What a handler would have made, or passed on, only once its client had taken what came before, we hold. What it has in
     // one piece, and knows to be all, it holds without us as well.
@@ -155,7 +155,7 @@ pub(crate) async fn response<B: http_body::Body>(
         let frame = poll_fn(|cx| body.as_mut().poll_frame(cx));
         let Some(frame) = within_or_asked_again(give_up, frame).await else {
             let body = Body::resumed(join(chunks, unsent), body);
-            return Collected::GivenUp(body, NotRetained::Streamed);
+            return Collected::GivenUp(body, TombstoneReason::Streamed);
         };
         let frame = match frame {
             Some(Ok(frame)) => frame,
@@ -177,7 +177,7 @@ pub(crate) async fn response<B: http_body::Body>(
                 chunks.push(data);
                 if !fits {
                     let body = Body::resumed(join(chunks, unsent), body);
-                    return Collected::GivenUp(body, NotRetained::TooLarge);
+                    return Collected::GivenUp(body, TombstoneReason::TooLarge);
                 }
             }
             Part::Trailers(found) => trailers = Some(found),
@@ -192,7 +192,7 @@ pub(crate) async fn response<B: http_body::Body>(
         .as_ref()
         .is_some_and(|lines| lines.len() > MAX_LINES)
     {
-        return Collected::GivenUp(Body::held(data, trailers), NotRetained::TooLarge);
+        return Collected::GivenUp(Body::held(data, trailers), TombstoneReason::TooLarge);
     }
     Collected::Whole(data, trailers)
 }

@@ -34,7 +34,7 @@ pub enum MissingKey {
 /// What to do when a key comes back with another request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
-pub enum Mismatch {
+pub enum KeyReuse {
     /// `key-reused` with this status, one of 4xx; nothing is executed.
     Refuse(StatusCode),
     /// It is a separate request with an entry of its own: the fingerprint joins the id. A client that mistakenly reuses
@@ -45,7 +45,7 @@ pub enum Mismatch {
 /// What to answer while the first request with the key is still being executed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
-pub enum InFlight {
+pub enum ConcurrentRequests {
     /// 409 `in-progress`, with `Retry-After`.
     Conflict,
     /// 429 `in-progress`, with `Retry-After`.
@@ -59,7 +59,7 @@ pub enum InFlight {
 /// [may be buffered](crate::IdempotencyLayer::with_max_in_flight), or streamed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
-pub enum Unretained {
+pub enum Unrecordable {
     /// Keep a tombstone: a retry is told 409 `response-not-retained`.
     Tombstone,
     /// Free the key: a retry executes again.
@@ -114,14 +114,14 @@ pub(crate) struct Config {
     pub(crate) secret: Option<Secret>,
     pub(crate) principal: Principal,
     pub(crate) fingerprint: By,
-    pub(crate) mismatch: Mismatch,
-    pub(crate) in_flight: InFlight,
+    pub(crate) key_reuse: KeyReuse,
+    pub(crate) concurrent_requests: ConcurrentRequests,
     pub(crate) retry_after: Duration,
     pub(crate) waiters_per_key: usize,
     pub(crate) waiters: usize,
     pub(crate) lease: Ttl,
     pub(crate) orphans: OrphanPolicy,
-    pub(crate) orphans_kept: Option<Ttl>,
+    pub(crate) orphan_retention: Option<Ttl>,
     pub(crate) store_timeout: Duration,
     pub(crate) store_failure: StoreFailure,
     pub(crate) request_limit: usize,
@@ -129,7 +129,7 @@ pub(crate) struct Config {
     pub(crate) response_limit: usize,
     pub(crate) collect_timeout: Duration,
     pub(crate) recorded: Arc<Predicate<StatusCode>>,
-    pub(crate) unretained: Unretained,
+    pub(crate) unrecordable: Unrecordable,
     pub(crate) retention: Ttl,
     pub(crate) max_retention: Ttl,
     pub(crate) replayed: Arc<PredicateOf<HeaderName>>,
@@ -164,8 +164,8 @@ impl fmt::Debug for Config {
         f.debug_struct("Config")
             .field("missing_key", &self.missing_key)
             .field("principal", &self.principal)
-            .field("mismatch", &self.mismatch)
-            .field("in_flight", &self.in_flight)
+            .field("key_reuse", &self.key_reuse)
+            .field("concurrent_requests", &self.concurrent_requests)
             .field("lease", &self.lease)
             .field("orphans", &self.orphans)
             .field("store_failure", &self.store_failure)

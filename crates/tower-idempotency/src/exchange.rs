@@ -21,7 +21,7 @@ use crate::{
     body::Body,
     collect,
     commit::Committed,
-    config::{Config, InFlight, MissingKey, StoreFailure},
+    config::{ConcurrentRequests, Config, MissingKey, StoreFailure},
     control,
     engine::{Engine, Failure},
     error::Error,
@@ -332,8 +332,8 @@ async fn acquire(
 ) -> Result<Asked, (Failure, StoreFailure)> {
     let asked = engine.acquire(claim, config.store_timeout).await;
     let (mut acquired, mut sent) = asked.map_err(|failure| (failure, config.store_failure))?;
-    if let (Acquired::InProgress { fingerprint, .. }, InFlight::Wait(_)) =
-        (&acquired, config.in_flight)
+    if let (Acquired::InProgress { fingerprint, .. }, ConcurrentRequests::Wait(_)) =
+        (&acquired, config.concurrent_requests)
         && *fingerprint == claim.fingerprint
     {
         let waited = Box::pin(wait(config, engine, claim, detach, acquired, sent)).await;

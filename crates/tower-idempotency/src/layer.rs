@@ -7,7 +7,10 @@ use http::{HeaderName, HeaderValue, Method, Response, StatusCode, request};
 use tower_layer::Layer;
 
 use crate::{
-    config::{Config, InFlight, KeyFrom, Mismatch, MissingKey, Refusals, StoreFailure, Unretained},
+    config::{
+        ConcurrentRequests, Config, KeyFrom, KeyReuse, MissingKey, Refusals, StoreFailure,
+        Unrecordable,
+    },
     engine::Engine,
     error::{ConfigError, Error},
     exchange::Shared,
@@ -32,7 +35,7 @@ use crate::{
 ///
 /// A timeout cuts off a handler that may have had its effect already, and by default its answer (408, 503 or 504) is not
 /// recorded: the key is freed, the retry executes again, and [`is_takeover`](crate::Lease::is_takeover) does not warn the
-/// handler. Where that matters, have the status recorded ([`with_recorded`](Self::with_recorded)), or put the timeout into
+/// handler. Where that matters, have the status recorded ([`with_recorded_statuses`](Self::with_recorded_statuses)), or put the timeout into
 /// the handler and answer with [`NeedsAttention`](crate::NeedsAttention).
 ///
 /// A concurrency limit outside of it does not bound handlers, since those whose client left go on without its permit. One
@@ -51,7 +54,7 @@ use crate::{
 /// ```
 /// use axum::{Router, body::Body, http::Request, routing::post};
 /// use tower::ServiceExt;
-/// use tower_idempotency::{IdempotencyLayer, InFlight, MemoryStore, MissingKey};
+/// use tower_idempotency::{IdempotencyLayer, ConcurrentRequests, MemoryStore, MissingKey};
 ///
 /// # #[tokio::main(flavor = "current_thread")]
 /// # async fn main() -> Result<(), Box<dyn std::error::Error>> {
@@ -62,7 +65,7 @@ use crate::{
 ///     .merge(
 ///         Router::new()
 ///             .route("/reports", post(async || "reported"))
-///             .route_layer(layer.with_in_flight(InFlight::TooManyRequests)),
+///             .route_layer(layer.with_concurrent_requests(ConcurrentRequests::TooManyRequests)),
 ///     );
 ///
 /// let without_a_key = Request::post("/reports").body(Body::empty())?;
@@ -237,28 +240,28 @@ impl IdempotencyLayer {
     }
 
     /// What to do when a key comes back with another request. Default: refuse it with 422. With
-    /// [`Mismatch::Separate`], a retry that differs in one byte is executed. A change from or to that forgets all records.
+    /// [`KeyReuse::Separate`], a retry that differs in one byte is executed. A change from or to that forgets all records.
     ///
     /// # Errors
     ///
-    /// When the status of [`Mismatch::Refuse`] is none of 4xx: clients would take a refusal for an answer, or try again.
-    pub fn with_mismatch(self, mismatch: Mismatch) -> Result<Self, ConfigError> {
-        match mismatch {
-            Mismatch::Refuse(status) if !status.is_client_error() => {
+    /// When the status of [`KeyReuse::Refuse`] is none of 4xx: clients would take a refusal for an answer, or try again.
+    pub fn with_key_reuse(self, key_reuse: KeyReuse) -> Result<Self, ConfigError> {
+        match key_reuse {
+            KeyReuse::Refuse(status) if !status.is_client_error() => {
                 Err(ConfigError::new("a status of 4xx", status.as_str().into()))
             }
-            Mismatch::Refuse(_) | Mismatch::Separate => {
-                Ok(self.set(|config| config.mismatch = mismatch))
+            KeyReuse::Refuse(_) | KeyReuse::Separate => {
+                Ok(self.set(|config| config.key_reuse = key_reuse))
             }
         }
     }
 
     // ---- Concurrent requests ----
 
-    /// What to answer while the first request is still being executed. Default: [`InFlight::Conflict`]. A long wait
+    /// What to answer while the first request is still being executed. Default: [`ConcurrentRequests::Conflict`]. A long wait
     /// holds connections and memory for as long as a slow handler takes; see [`with_max_waiters`](Self::with_max_waiters).
-    pub fn with_in_flight(self, in_flight: InFlight) -> Self {
-        self.set(|config| config.in_flight = in_flight)
+    pub fn with_concurrent_requests(self, concurrent_requests: ConcurrentRequests) -> Self {
+        self.set(|config| config.concurrent_requests = concurrent_requests)
     }
 
     /// What refusals that pass with time say in `Retry-After`, in whole seconds rounded up; those for a body that did not
@@ -268,7 +271,7 @@ impl IdempotencyLayer {
         self.set(|config| config.retry_after = after)
     }
 
-    /// How many requests may wait with [`InFlight::Wait`], for one key and in total; more are answered at once.
+    /// How many requests may wait with [`ConcurrentRequests::Wait`], for one key and in total; more are answered at once.
     /// Default: 64 and 1,024. Each holds its connection and its request body.
     pub fn with_max_waiters(self, per_key: usize, total: usize) -> Self {
         self.set(|config| {
@@ -284,7 +287,7 @@ impl IdempotencyLayer {
     /// Too short, and a pause of the process or a slow store loses it, which costs a second execution; too long, and a
     /// key stays blocked for as long after a crash. Below a second is for tests. However long it is, it is renewed for
     /// as long as the handler runs, if that is for ever.
-    pub fn with_lease(self, lease: Ttl) -> Self {
+    pub fn with_lease_ttl(self, lease: Ttl) -> Self {
         self.set(|config| config.lease = lease)
     }
 
@@ -292,15 +295,15 @@ impl IdempotencyLayer {
     /// [`OrphanPolicy::TakeOver`], at-least-once: the effect may happen twice. [`OrphanPolicy::Refuse`] is at-most-once:
     /// the key answers 409 until the orphan is forgotten, and somebody has to find out what happened. Who asks decides: while one
     /// process on the store takes over, orphans are executed again.
-    pub fn with_orphans(self, policy: OrphanPolicy) -> Self {
+    pub fn with_orphan_policy(self, policy: OrphanPolicy) -> Self {
         self.set(|config| config.orphans = policy)
     }
 
     /// How long an orphan is remembered, anew from the end of each attempt to execute it again: one that a completer tries
     /// sooner each time is never forgotten. Default: the retention. Under [`OrphanPolicy::Refuse`] a retry after this
     /// executes again; so it does when this is shorter than clients go on retrying.
-    pub fn with_orphans_kept(self, keep: Ttl) -> Self {
-        self.set(|config| config.orphans_kept = Some(keep))
+    pub fn with_orphan_retention(self, keep: Ttl) -> Self {
+        self.set(|config| config.orphan_retention = Some(keep))
     }
 
     /// How long one store call may take; an acquire, a completion or a release is tried at most three times within twice
@@ -335,7 +338,7 @@ impl IdempotencyLayer {
     }
 
     /// The largest response body in bytes that is recorded. Default: 4 MiB. See
-    /// [`with_unretained`](Self::with_unretained) for larger ones. Too low, and retries are told that there was an answer
+    /// [`with_unrecordable`](Self::with_unrecordable) for larger ones. Too low, and retries are told that there was an answer
     /// instead of which; every response in flight may hold as much in memory. Of a record that was stored deflated under a
     /// higher limit no more is read than this limit and 1 MiB, or 16 MiB if that is more: beyond it, retries are answered 503
     /// `store-unavailable` until its retention is over.
@@ -372,18 +375,18 @@ impl IdempotencyLayer {
 
     /// Which statuses are recorded; others free the key. Default: 2xx, 3xx, and 4xx but 401, 403, 407, 408, 421, 423,
     /// 424, 425 and 429. Record passing failures, and they are replayed for the whole retention.
-    pub fn with_recorded(
+    pub fn with_recorded_statuses(
         self,
         recorded: impl Fn(StatusCode) -> bool + Send + Sync + 'static,
     ) -> Self {
         self.set(|config| config.recorded = Arc::new(recorded))
     }
 
-    /// What to do about responses that are too large or streamed. Default: [`Unretained::Tombstone`]. With
-    /// [`Unretained::Release`] the effects behind them happen again on every retry. Too large is also what finds
+    /// What to do about responses that are too large or streamed. Default: [`Unrecordable::Tombstone`]. With
+    /// [`Unrecordable::Release`] the effects behind them happen again on every retry. Too large is also what finds
     /// [no room](Self::with_max_in_flight), as streamed responses do while clients leave others unread.
-    pub fn with_unretained(self, unretained: Unretained) -> Self {
-        self.set(|config| config.unretained = unretained)
+    pub fn with_unrecordable(self, unrecordable: Unrecordable) -> Self {
+        self.set(|config| config.unrecordable = unrecordable)
     }
 
     /// How long records live unless the handler says otherwise. Default: 24 h. A retry that comes later executes again.
@@ -436,7 +439,7 @@ impl IdempotencyLayer {
 
     /// Renders every refusal. Default: `application/problem+json` (RFC 9457). Status and headers of what it returns are
     /// answered as they are.
-    pub fn with_refusals(
+    pub fn with_error_response(
         self,
         render: impl Fn(&Error) -> Response<Bytes> + Send + Sync + 'static,
     ) -> Self {
@@ -444,7 +447,7 @@ impl IdempotencyLayer {
     }
 
     /// Answers refusals as problem+json whose `Link: <url>; rel="describedby"` leads to your own documentation.
-    /// Default: the draft that defines the header. Replaces [`with_refusals`](Self::with_refusals) and the preset's shape.
+    /// Default: the draft that defines the header. Replaces [`with_error_response`](Self::with_error_response) and the preset's shape.
     ///
     /// # Errors
     ///

@@ -35,14 +35,14 @@
 //!   after a lost lease, and 4 s more where the store says only then that the record is too large for it.
 //! - When no lease can be taken because the store is down, nothing is executed, unless [`StoreFailure`] says otherwise.
 //! - What is not retained (too large, or streamed) leaves a tombstone: a retry is told so, and not silently run again,
-//!   unless [`Unretained::Release`] says otherwise, as it does in [`Preset::Idempo`].
+//!   unless [`Unrecordable::Release`] says otherwise, as it does in [`Preset::Idempo`].
 //!
 //! # Non-guarantees
 //!
 //! - A process that dies between the effect and the record leaves an orphan; so does a store that takes no record for as
 //!   long as a lease. By default a retry takes it over and executes again (at-least-once; [`Lease::is_takeover`]
 //!   tells the handler); with [`OrphanPolicy::Refuse`] it is refused (at-most-once) for as long as the orphan is
-//!   [remembered](IdempotencyLayer::with_orphans_kept): a retry after that executes again. Exactly-once needs
+//!   [remembered](IdempotencyLayer::with_orphan_retention): a retry after that executes again. Exactly-once needs
 //!   effect and record in one database transaction, which a layer alone cannot give; a store can, where the database is
 //!   also the handler's: see [`transaction`].
 //! - A process that is paused for longer than its lease may execute beside the one that took over. Only what is stored
@@ -155,7 +155,7 @@ mod waiters;
 
 pub use self::{
     body::Body,
-    config::{InFlight, Mismatch, MissingKey, StoreFailure, Unretained},
+    config::{ConcurrentRequests, KeyReuse, MissingKey, StoreFailure, Unrecordable},
     control::Retention,
     error::{ConfigError, Error, ErrorKind},
     fingerprint::{FingerprintBy, original_path_and_query},
@@ -169,5 +169,5 @@ pub use self::{
     scope::Principal,
     service::Idempotency,
     store::{MemoryStore, OrphanPolicy, Store, Ttl},
-    take_over::TakeOver,
+    take_over::TakeOverOutcome,
 };

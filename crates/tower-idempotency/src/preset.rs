@@ -5,7 +5,10 @@ use std::{sync::Arc, time::Duration};
 use http::{HeaderName, HeaderValue, Method, StatusCode};
 
 use crate::{
-    config::{Config, InFlight, KeyFrom, Mismatch, MissingKey, Refusals, StoreFailure, Unretained},
+    config::{
+        ConcurrentRequests, Config, KeyFrom, KeyReuse, MissingKey, Refusals, StoreFailure,
+        Unrecordable,
+    },
     fingerprint::By,
     key::{IDEMPOTENCY_KEY, KeyRules, KeySyntax},
     problem,
@@ -91,14 +94,14 @@ fn recommended() -> Config {
         secret: None,
         principal: Principal::authorization(),
         fingerprint: By::RawBody,
-        mismatch: Mismatch::Refuse(StatusCode::UNPROCESSABLE_ENTITY),
-        in_flight: InFlight::Conflict,
+        key_reuse: KeyReuse::Refuse(StatusCode::UNPROCESSABLE_ENTITY),
+        concurrent_requests: ConcurrentRequests::Conflict,
         retry_after: Duration::from_secs(1),
         waiters_per_key: 64,
         waiters: 1024,
         lease: Ttl::from_secs(15),
         orphans: OrphanPolicy::TakeOver,
-        orphans_kept: None,
+        orphan_retention: None,
         store_timeout: Duration::from_secs(2),
         store_failure: StoreFailure::Refuse,
         request_limit: 2 * 1024 * 1024,
@@ -110,7 +113,7 @@ fn recommended() -> Config {
                 || status.is_client_error()
                     && ![401, 403, 407, 408, 421, 423, 424, 425, 429].contains(&status.as_u16())
         }),
-        unretained: Unretained::Tombstone,
+        unrecordable: Unrecordable::Tombstone,
         retention: Ttl::from_secs(24 * 60 * 60),
         max_retention: Ttl::from_secs(365 * 24 * 60 * 60),
         replayed: Arc::new(replayed_by_default),
@@ -150,7 +153,7 @@ fn stripe() -> Config {
             min: 1,
             max: 255,
         },
-        mismatch: Mismatch::Refuse(StatusCode::BAD_REQUEST),
+        key_reuse: KeyReuse::Refuse(StatusCode::BAD_REQUEST),
         recorded: Arc::new(|status| ![401, 403, 429].contains(&status.as_u16())),
         refusals: Refusals::Custom(Arc::new(problem::stripe)),
         ..recommended()
@@ -171,13 +174,13 @@ fn idempo() -> Config {
             min: 1,
             max: usize::MAX,
         },
-        mismatch: Mismatch::Separate,
-        in_flight: InFlight::TooManyRequests,
+        key_reuse: KeyReuse::Separate,
+        concurrent_requests: ConcurrentRequests::TooManyRequests,
         retry_after: Duration::from_secs(2),
         recorded: Arc::new(|status| {
             (200..500).contains(&status.as_u16()) && ![425, 429].contains(&status.as_u16())
         }),
-        unretained: Unretained::Release,
+        unrecordable: Unrecordable::Release,
         retention: Ttl::from_secs(30),
         replay_marker: None,
         refusals: Refusals::Custom(Arc::new(problem::idempo)),

@@ -12,10 +12,10 @@ use serde::Serialize;
 use crate::{
     body::Body,
     collect::{self, Collected},
-    config::{Config, Unretained},
+    config::{Config, Unrecordable},
     control::{self, Wish},
     limits::Buffer,
-    record::{Codec, NeedsAttention, NotRetained},
+    record::{Codec, NeedsAttention, TombstoneReason},
     store::{KeyId, Ttl},
     telemetry,
 };
@@ -25,13 +25,13 @@ pub(crate) enum Then {
     /// The record is stored, which ends it.
     Keep { record: Bytes, retention: Ttl },
     /// There is nothing to keep: the key is freed, for this reason.
-    Free(Unrecorded),
+    Free(NotRecordedReason),
 }
 
 /// Why a response is not recorded.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[non_exhaustive]
-pub enum Unrecorded {
+pub enum NotRecordedReason {
     /// Its status is not one that the layer records, such as a 5xx.
     Status,
     /// The handler opted out.
@@ -41,10 +41,10 @@ pub enum Unrecorded {
     /// Its body broke off, or is not as long as it says.
     BrokenBody,
     /// It is too large or goes on for too long, and the layer leaves no tombstone.
-    NotRetained,
+    Unrecordable,
 }
 
-impl Unrecorded {
+impl NotRecordedReason {
     /// The word for it in events and counters.
     pub(crate) const fn name(self) -> &'static str {
         match self {
@@ -52,7 +52,7 @@ impl Unrecorded {
             Self::NoStore => "no_store",
             Self::BrokenRequest => "broken_request",
             Self::BrokenBody => "broken_body",
-            Self::NotRetained => "not_retained",
+            Self::Unrecordable => "unrecordable",
         }
     }
 }
@@ -79,13 +79,13 @@ pub(crate) fn receive<R: http_body::Body>(
             Wish::Keep(_) => {
                 return (
                     Response::from_parts(head, Body::original(body)),
-                    Then::Free(Unrecorded::Status),
+                    Then::Free(NotRecordedReason::Status),
                 );
             }
             Wish::NoStore => {
                 return (
                     Response::from_parts(head, Body::original(body)),
-                    Then::Free(Unrecorded::NoStore),
+                    Then::Free(NotRecordedReason::NoStore),
                 );
             }
             // Whatever the status, whatever became of the request: what was done must not be done again.
@@ -102,7 +102,7 @@ pub(crate) fn receive<R: http_body::Body>(
         if half && (head.status.is_client_error() || head.status.is_server_error()) {
             return (
                 Response::from_parts(head, Body::original(body)),
-                Then::Free(Unrecorded::BrokenRequest),
+                Then::Free(NotRecordedReason::BrokenRequest),
             );
         }
         match collect::response(config, buffer, &head, body).await {
@@ -120,32 +120,32 @@ pub(crate) fn receive<R: http_body::Body>(
                 (res, Then::Keep { record, retention })
             }
             Collected::GivenUp(body, reason) => {
-                let then = unretained(config, id, head.status, reason, retention);
+                let then = tombstone_or_release(config, id, head.status, reason, retention);
                 (Response::from_parts(head, body), then)
             }
             Collected::Broken(body) => (
                 Response::from_parts(head, body),
-                Then::Free(Unrecorded::BrokenBody),
+                Then::Free(NotRecordedReason::BrokenBody),
             ),
         }
     }
 }
 
 /// What becomes of a response that cannot be kept.
-pub(crate) fn unretained(
+pub(crate) fn tombstone_or_release(
     config: &Config,
     id: &KeyId,
     status: StatusCode,
-    reason: NotRetained,
+    reason: TombstoneReason,
     retention: Ttl,
 ) -> Then {
-    match config.unretained {
-        Unretained::Tombstone => {
-            telemetry::not_retained(id, reason);
+    match config.unrecordable {
+        Unrecordable::Tombstone => {
+            telemetry::tombstone_stored(id, reason);
             let record = config.codec().encode_tombstone(id, status, reason);
             Then::Keep { record, retention }
         }
-        Unretained::Release => Then::Free(Unrecorded::NotRetained),
+        Unrecordable::Release => Then::Free(NotRecordedReason::Unrecordable),
     }
 }
 
@@ -173,7 +173,7 @@ pub(crate) fn value(config: &Config, id: &KeyId, value: &impl Serialize) -> Byte
 
 /// The record of a value that cannot be kept.
 pub(crate) fn too_large(config: &Config, id: &KeyId) -> Bytes {
-    let reason = NotRetained::TooLarge;
-    telemetry::not_retained(id, reason);
+    let reason = TombstoneReason::TooLarge;
+    telemetry::tombstone_stored(id, reason);
     config.codec().encode_tombstone(id, StatusCode::OK, reason)
 }

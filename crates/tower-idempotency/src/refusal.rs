@@ -5,7 +5,7 @@ use http::{HeaderMap, Response, StatusCode};
 
 use crate::{
     body::Body,
-    config::{Config, InFlight, Mismatch},
+    config::{ConcurrentRequests, Config, KeyReuse},
     engine::Failure,
     error::{Error, ErrorKind},
     limits::NoPlace,
@@ -40,18 +40,18 @@ pub(crate) fn turned_away(config: &Config, no_place: &NoPlace) -> Error {
 }
 
 pub(crate) fn key_reused(config: &Config) -> Error {
-    let status = match config.mismatch {
-        Mismatch::Refuse(status) => status,
-        Mismatch::Separate => ErrorKind::KeyReused.status(),
+    let status = match config.key_reuse {
+        KeyReuse::Refuse(status) => status,
+        KeyReuse::Separate => ErrorKind::KeyReused.status(),
     };
     let detail = "the key was used with another request; use a new key for a new request";
     Error::new(ErrorKind::KeyReused, detail).with_status(status)
 }
 
 pub(crate) fn in_progress(config: &Config) -> Error {
-    let status = match config.in_flight {
-        InFlight::TooManyRequests => StatusCode::TOO_MANY_REQUESTS,
-        InFlight::Conflict | InFlight::Wait(_) => StatusCode::CONFLICT,
+    let status = match config.concurrent_requests {
+        ConcurrentRequests::TooManyRequests => StatusCode::TOO_MANY_REQUESTS,
+        ConcurrentRequests::Conflict | ConcurrentRequests::Wait(_) => StatusCode::CONFLICT,
     };
     let detail = "the first request with this key is still being executed";
     Error::new(ErrorKind::InProgress, detail)

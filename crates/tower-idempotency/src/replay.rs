@@ -6,7 +6,7 @@ use http::{HeaderMap, HeaderName, HeaderValue, Response, StatusCode, header};
 use crate::{
     config::Config,
     error::{Error, ErrorKind},
-    record::{NotRetained, Record, StoredResponse},
+    record::{Record, StoredResponse, TombstoneReason},
     refusal::{Answer, refuse, unreadable, unresolved},
     store::KeyId,
     telemetry,
@@ -45,8 +45,8 @@ fn answered(config: &Config, id: &KeyId, record: &Bytes, again: bool) -> Answer 
                 telemetry::tombstone(id, status, reason);
             }
             let what = match reason {
-                NotRetained::TooLarge => "too large",
-                NotRetained::Streamed => "streamed",
+                TombstoneReason::TooLarge => "too large",
+                TombstoneReason::Streamed => "streamed",
             };
             let detail = format!(
                 "the first request was executed and answered {}, but its response was {what} and was not retained",

@@ -13,7 +13,7 @@ impl IdempotencyLayer {
     /// It is what the layer would store had a handler answered this, whatever the status; nothing is stored here. Stores
     /// have their own ways to put it in place, and so have their operators.
     #[must_use]
-    pub fn record_of(&self, id: &KeyId, answer: &Response<Bytes>) -> Bytes {
+    pub fn encode_response_record(&self, id: &KeyId, answer: &Response<Bytes>) -> Bytes {
         let (config, headers) = (&*self.config, answer.headers());
         let codec = config.codec();
         codec.encode_response(
@@ -26,9 +26,9 @@ impl IdempotencyLayer {
         )
     }
 
-    /// As [`record_of`](Self::record_of), of a value of [`run_once`](Self::run_once).
+    /// As [`encode_response_record`](Self::encode_response_record), of a value of [`run_once`](Self::run_once).
     #[must_use]
-    pub fn record_of_value(&self, id: &KeyId, value: &impl Serialize) -> Bytes {
+    pub fn encode_value_record(&self, id: &KeyId, value: &impl Serialize) -> Bytes {
         receive::value(&self.config, id, value)
     }
 }

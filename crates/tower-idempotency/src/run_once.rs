@@ -36,8 +36,8 @@ pub enum Outcome<T, E> {
     Replayed(T),
     /// The work ran before, but what it returned was not retained: it was larger than the store keeps, or could not be
     /// serialised.
-    NotRetained,
-    /// The work ran before, failed, and nobody has resolved what became of it: see [`Failed::NeedsAttention`]. Nothing
+    NotRecorded,
+    /// The work ran before, failed, and nobody has resolved what became of it: see [`WorkError::NeedsAttention`]. Nothing
     /// ran. For a consumer: a message for the dead letters.
     NeedsAttention {
         /// Of the [`NeedsAttention`] that the work ended with.
@@ -71,7 +71,7 @@ pub enum Outcome<T, E> {
 /// How work failed, and what is to become of its key.
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
-pub enum Failed<E> {
+pub enum WorkError<E> {
     /// Nothing happened: free the key, and let the next attempt run. After a takeover the key is an orphan again, as what
     /// was taken over may have had its effect.
     Release(E),
@@ -82,9 +82,9 @@ pub enum Failed<E> {
     NeedsAttention(NeedsAttention, E),
 }
 
-/// `?` frees the key. After anything that may have had an effect, map the error to [`Hold`](Failed::Hold) or
-/// [`NeedsAttention`](Failed::NeedsAttention).
-impl<E> From<E> for Failed<E> {
+/// `?` frees the key. After anything that may have had an effect, map the error to [`Hold`](WorkError::Hold) or
+/// [`NeedsAttention`](WorkError::NeedsAttention).
+impl<E> From<E> for WorkError<E> {
     fn from(error: E) -> Self {
         Self::Release(error)
     }
@@ -92,7 +92,7 @@ impl<E> From<E> for Failed<E> {
 
 impl IdempotencyLayer {
     /// Runs `work` once for `key`, and returns what it returned ever after, within the retention. Work that fails runs again,
-    /// unless it says that something may have happened: see [`Failed`].
+    /// unless it says that something may have happened: see [`WorkError`].
     ///
     /// The layer's lease, orphan policy, retention, namespace, secret, store timeout and number of requests in flight
     /// apply, and a value larger than its response limit is not retained; the other decisions do not apply, nor does
@@ -125,12 +125,12 @@ impl IdempotencyLayer {
     ///
     /// ```
     /// use std::convert::Infallible;
-    /// use tower_idempotency::{IdempotencyLayer, MemoryStore, run_once::{Failed, Outcome}};
+    /// use tower_idempotency::{IdempotencyLayer, MemoryStore, run_once::{WorkError, Outcome}};
     ///
     /// # #[tokio::main(flavor = "current_thread")]
     /// # async fn main() -> Result<(), tower_idempotency::Error> {
     /// let once = IdempotencyLayer::new(MemoryStore::new()).with_namespace("invoices");
-    /// let send = async |_lease| Ok::<_, Failed<Infallible>>("sent invoice 7".to_owned());
+    /// let send = async |_lease| Ok::<_, WorkError<Infallible>>("sent invoice 7".to_owned());
     ///
     /// let first = once.run_once("message-42", "invoice 7", send).await?;
     /// assert_eq!(first, Outcome::Executed("sent invoice 7".to_owned()));
@@ -143,17 +143,17 @@ impl IdempotencyLayer {
     /// What cannot be taken back, and may have happened though it failed, holds the key:
     ///
     /// ```
-    /// # use tower_idempotency::{IdempotencyLayer, Lease, MemoryStore, OrphanPolicy, run_once::{Failed, Outcome}};
+    /// # use tower_idempotency::{IdempotencyLayer, Lease, MemoryStore, OrphanPolicy, run_once::{WorkError, Outcome}};
     /// # async fn find(_order: u64) -> Result<u64, &'static str> { Ok(7) }
     /// # async fn charge(_amount: u64, _key: String) -> Result<(), &'static str> { Err("no answer") }
     /// # #[tokio::main(flavor = "current_thread")]
     /// # async fn main() -> Result<(), tower_idempotency::Error> {
-    /// let once = IdempotencyLayer::new(MemoryStore::new()).with_orphans(OrphanPolicy::Refuse);
+    /// let once = IdempotencyLayer::new(MemoryStore::new()).with_orphan_policy(OrphanPolicy::Refuse);
     /// let pay = async |lease: Lease| {
     ///     // Nothing has happened: the next run may try.
     ///     let amount = find(42).await?;
     ///     // No answer is not no charge, and `?` alone would let the next run charge again.
-    ///     charge(amount, lease.derive("charge")).await.map_err(Failed::Hold)?;
+    ///     charge(amount, lease.derive("charge")).await.map_err(WorkError::Hold)?;
     ///     Ok(())
     /// };
     /// let failed: Outcome<(), &str> = once.run_once("order-42", "pay", pay).await?;
@@ -172,7 +172,7 @@ impl IdempotencyLayer {
     ) -> Result<Outcome<T, E>, Error>
     where
         W: FnOnce(Lease) -> F + Send + 'static,
-        F: Future<Output = Result<T, Failed<E>>> + Send + 'static,
+        F: Future<Output = Result<T, WorkError<E>>> + Send + 'static,
         T: Serialize + DeserializeOwned + Send + 'static,
         E: Send + 'static,
     {
@@ -202,7 +202,7 @@ fn claim(config: &Config, engine: &Engine, key: &[u8], fingerprint: &[u8]) -> Re
         token,
         lease: config.lease,
         orphans: config.orphans,
-        keep: config.orphans_kept.unwrap_or(config.retention),
+        orphan_retention: config.orphan_retention.unwrap_or(config.retention),
         owner: engine.owner,
         operation: Box::from("run_once"),
     })
@@ -218,7 +218,7 @@ async fn exchange<T, E, W, F>(
 ) -> Result<Outcome<T, E>, Error>
 where
     W: FnOnce(Lease) -> F,
-    F: Future<Output = Result<T, Failed<E>>>,
+    F: Future<Output = Result<T, WorkError<E>>>,
     T: Serialize + DeserializeOwned,
 {
     let (acquired, sent) = match engine.acquire(&claim, config.store_timeout).await {
@@ -279,7 +279,7 @@ where
         // Whatever the work has said since: one key, one value.
         (Committed::Record(record), Ok(value)) => {
             telemetry::recorded(lease.id(), &record);
-            if let Err(Failed::NeedsAttention(late, _)) = &value {
+            if let Err(WorkError::NeedsAttention(late, _)) = &value {
                 telemetry::attention_ignored(lease.id(), late.code(), "a value was committed");
             }
             return committed(&config, lease.id(), &record, value.ok());
@@ -292,11 +292,11 @@ where
             let record = receive::value(&config, &id, &value);
             (Ok(value), record, config.retention)
         }
-        Ok(Err(Failed::NeedsAttention(attention, error))) => {
+        Ok(Err(WorkError::NeedsAttention(attention, error))) => {
             let record = Codec::encode_attention(&id, None, &attention);
             (Err(error), record, Ttl::MAX)
         }
-        Ok(Err(Failed::Release(error))) => {
+        Ok(Err(WorkError::Release(error))) => {
             return match let_go(&config, &engine, lease, place, "failed").await {
                 Some(Instead::Committed(record)) => committed(&config, &id, &record, None),
                 Some(Instead::Record(record)) => read(&config, &id, &record),
@@ -304,7 +304,7 @@ where
                 None => Ok(Outcome::Failed(error)),
             };
         }
-        Ok(Err(Failed::Hold(error))) => {
+        Ok(Err(WorkError::Hold(error))) => {
             // A commit of the work's own that nobody has heard of may be what is stored.
             let found = if lease.is_in_doubt() {
                 Some(Box::pin(look_once_more(&config, &engine, &lease, place)).await)
@@ -352,7 +352,7 @@ fn committed<T: DeserializeOwned, E>(
     returned: Option<T>,
 ) -> Result<Outcome<T, E>, Error> {
     Ok(match (outcome(decode(config, id, record)?)?, returned) {
-        (Outcome::Replayed(value), _) | (Outcome::NotRetained, Some(value)) => {
+        (Outcome::Replayed(value), _) | (Outcome::NotRecorded, Some(value)) => {
             Outcome::Executed(value)
         }
         (other, _) => other,
@@ -394,7 +394,7 @@ fn outcome<T: DeserializeOwned, E>(record: Record) -> Result<Outcome<T, E>, Erro
             rmp_serde::from_slice(&value)
                 .map_err(|_| unreadable("expected a value of the type asked for, found another"))?,
         ),
-        Record::Tombstone { .. } => Outcome::NotRetained,
+        Record::Tombstone { .. } => Outcome::NotRecorded,
         Record::Attention { attention, .. } => Outcome::NeedsAttention {
             code: attention.code().to_owned(),
         },

@@ -14,8 +14,8 @@ use crate::{
     lease::{Held, Kept},
     limits::Place,
     look::{Found, look, look_once_more},
-    receive::{Then, code_alone, too_large, unretained},
-    record::{NeedsAttention, NotRetained, Record, StoredResponse, not_kept},
+    receive::{Then, code_alone, tombstone_or_release, too_large},
+    record::{NeedsAttention, Record, StoredResponse, TombstoneReason, not_kept},
     refusal::{into_response, not_known_yet, outcome_unknown, refuse},
     replay::{answer, has_body, replay},
     store::{KeyId, LeaseRef, Ttl},
@@ -113,7 +113,7 @@ async fn complete(
     *record = match (code_alone(id, status, record), status) {
         (Some(code), _) => code,
         (None, Some(status)) => {
-            match unretained(config, id, status, NotRetained::TooLarge, retention) {
+            match tombstone_or_release(config, id, status, TombstoneReason::TooLarge, retention) {
                 Then::Keep { record, .. } => record,
                 Then::Free(reason) => return Err(reason.name()),
             }

@@ -21,7 +21,7 @@ use crate::{
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 #[must_use = "it may have failed: then it is an orphan again"]
-pub enum TakeOver<T, E> {
+pub enum TakeOverOutcome<T, E> {
     /// It ran, and this is what a client would have been answered: recorded as an answer to a request is, or not.
     Executed(T),
     /// It failed: it is an orphan again.
@@ -60,7 +60,7 @@ impl IdempotencyLayer {
         &self,
         claim: Claim,
         work: W,
-    ) -> Result<TakeOver<Response<Body<B>>, E>, Error>
+    ) -> Result<TakeOverOutcome<Response<Body<B>>, E>, Error>
     where
         W: FnOnce(Lease) -> F + Send + 'static,
         F: Future<Output = Result<Response<B>, E>> + Send + 'static,
@@ -77,7 +77,7 @@ impl IdempotencyLayer {
             token: Token::random().map_err(|error| unavailable(&config, Failure::Store(error)))?,
             lease: config.lease,
             orphans: OrphanPolicy::TakeOver,
-            keep: config.orphans_kept.unwrap_or(config.retention),
+            orphan_retention: config.orphan_retention.unwrap_or(config.retention),
             owner: engine.owner,
             ..claim
         };
@@ -104,14 +104,14 @@ impl IdempotencyLayer {
                     if !engine.release(&claim.lease_ref(1), limit).await {
                         engine.give_back_later(&config, &claim, place);
                     }
-                    return Ok(TakeOver::NoOrphan);
+                    return Ok(TakeOverOutcome::NoOrphan);
                 }
                 Ok((
                     Acquired::InProgress { .. }
                     | Acquired::Orphaned { .. }
                     | Acquired::Completed { .. },
                     _,
-                )) => return Ok(TakeOver::NoOrphan),
+                )) => return Ok(TakeOverOutcome::NoOrphan),
                 Err(failure) => {
                     engine.give_back_later(&config, &claim, place);
                     return Err(unavailable(&config, failure));
@@ -132,8 +132,8 @@ impl IdempotencyLayer {
             let call = pin!(async move { work(handle).await });
             let shared = Arc::new(Shared { config, engine });
             Ok(match execute(shared, lease, place, call).await {
-                Ok(res) => TakeOver::Executed(res),
-                Err(error) => TakeOver::Failed(error),
+                Ok(res) => TakeOverOutcome::Executed(res),
+                Err(error) => TakeOverOutcome::Failed(error),
             })
         };
         Detachable::new(run, detach).await

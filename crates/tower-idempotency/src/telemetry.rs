@@ -9,7 +9,7 @@ use http::StatusCode;
 
 use crate::{
     error::ErrorKind,
-    record::{NeedsAttention, NotRetained},
+    record::{NeedsAttention, TombstoneReason},
     store::{KeyId, StoreError},
 };
 
@@ -47,7 +47,7 @@ pub(crate) fn replayed(id: &KeyId, recorded_at: Option<SystemTime>) {
     count!("idempotency_replayed_total");
 }
 
-pub(crate) fn tombstone(id: &KeyId, status: StatusCode, reason: NotRetained) {
+pub(crate) fn tombstone(id: &KeyId, status: StatusCode, reason: TombstoneReason) {
     tracing::debug!(%id, status = status.as_u16(), ?reason, "executed before, but not retained");
     count!("idempotency_tombstone_total");
 }
@@ -144,11 +144,11 @@ pub(crate) fn unrecorded(id: &KeyId) {
     count!("idempotency_unrecorded_total");
 }
 
-pub(crate) fn not_retained(id: &KeyId, reason: NotRetained) {
+pub(crate) fn tombstone_stored(id: &KeyId, reason: TombstoneReason) {
     tracing::debug!(%id, ?reason, "made a tombstone");
-    count!("idempotency_not_retained_total", "reason" => match reason {
-        NotRetained::TooLarge => "too_large",
-        NotRetained::Streamed => "streamed",
+    count!("idempotency_tombstones_total", "reason" => match reason {
+        TombstoneReason::TooLarge => "too_large",
+        TombstoneReason::Streamed => "streamed",
     });
 }
 

@@ -79,12 +79,12 @@ use crate::{
     lease::{Held, Lease},
     limits::Buffer,
     look::{Found, look},
-    receive::{Then, code_alone, receive, unretained, value},
-    record::NotRetained,
+    receive::{Then, code_alone, receive, tombstone_or_release, value},
+    record::TombstoneReason,
     store::{LeaseRef, StoreError, Ttl},
 };
 
-pub use crate::receive::Unrecorded;
+pub use crate::receive::NotRecordedReason;
 
 impl Lease {
     /// Makes a response the record that the layer would have stored for it: the same statuses, headers, limits and
@@ -98,7 +98,7 @@ impl Lease {
     ///
     /// # Errors
     ///
-    /// [`NotRecorded`], with the response, when the layer would store nothing. What the transaction has done would be done
+    /// [`NotRecordable`], with the response, when the layer would store nothing. What the transaction has done would be done
     /// again by a retry: roll it back.
     ///
     /// # Cancellation
@@ -107,14 +107,17 @@ impl Lease {
     pub async fn prepare<B: http_body::Body>(
         &self,
         res: Response<B>,
-    ) -> Result<Prepared<Response<Body<B>>>, NotRecorded<Response<Body<B>>>> {
+    ) -> Result<Prepared<Response<Body<B>>>, NotRecordable<Response<Body<B>>>> {
         let held = &*self.0;
         let (config, engine) = (&*held.grant.config, &held.grant.engine);
         let mut buffer = engine.limits.buffer();
         let half = held.found_half();
         let (mut res, then) = receive(config, &mut buffer, held.id(), res, half).await;
-        if let Then::Free(Unrecorded::NoStore | Unrecorded::NotRetained | Unrecorded::BrokenBody) =
-            then
+        if let Then::Free(
+            NotRecordedReason::NoStore
+            | NotRecordedReason::Unrecordable
+            | NotRecordedReason::BrokenBody,
+        ) = then
         {
             // The layer would not see it again: what said so has been taken off, it has begun to flow, or what is left of it
             // no longer says how long it should be.
@@ -164,7 +167,7 @@ impl<T> Prepared<T> {
         status: StatusCode,
         answer: T,
         buffer: Buffer,
-    ) -> Result<Self, NotRecorded<T>> {
+    ) -> Result<Self, NotRecordable<T>> {
         match then {
             Then::Keep { record, retention } => Ok(Self {
                 lease: lease.clone(),
@@ -174,7 +177,7 @@ impl<T> Prepared<T> {
                 answer,
                 buffer,
             }),
-            Then::Free(reason) => Err(NotRecorded { reason, answer }),
+            Then::Free(reason) => Err(NotRecordable { reason, answer }),
         }
     }
 
@@ -201,14 +204,14 @@ impl<T> Prepared<T> {
     ///
     /// # Errors
     ///
-    /// [`NotRecorded`], with [`Unrecorded::NotRetained`], where the layer leaves no tombstones.
-    pub fn into_tombstone(self) -> Result<Self, NotRecorded<T>> {
+    /// [`NotRecordable`], with [`NotRecordedReason::Unrecordable`], where the layer leaves no tombstones.
+    pub fn into_tombstone(self) -> Result<Self, NotRecordable<T>> {
         let held = &*self.lease.0;
-        let (config, reason) = (&*held.grant.config, NotRetained::TooLarge);
+        let (config, reason) = (&*held.grant.config, TombstoneReason::TooLarge);
         let retention = self.retention;
         let then = match code_alone(held.id(), Some(self.status), &self.record) {
             Some(record) => Then::Keep { record, retention },
-            None => unretained(config, held.id(), self.status, reason, retention),
+            None => tombstone_or_release(config, held.id(), self.status, reason, retention),
         };
         Self::new(&self.lease, then, self.status, self.answer, self.buffer)
     }
@@ -312,15 +315,15 @@ impl<T> fmt::Debug for Prepared<T> {
 }
 
 /// The layer would not record this answer, and so it cannot be committed.
-pub struct NotRecorded<T> {
-    reason: Unrecorded,
+pub struct NotRecordable<T> {
+    reason: NotRecordedReason,
     answer: T,
 }
 
-impl<T> NotRecorded<T> {
+impl<T> NotRecordable<T> {
     /// Why.
     #[must_use]
-    pub fn reason(&self) -> Unrecorded {
+    pub fn reason(&self) -> NotRecordedReason {
         self.reason
     }
 
@@ -332,7 +335,7 @@ impl<T> NotRecorded<T> {
 }
 
 /// Shows no answer.
-impl<T> fmt::Debug for NotRecorded<T> {
+impl<T> fmt::Debug for NotRecordable<T> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("NotRecorded")
             .field("reason", &self.reason)
@@ -340,7 +343,7 @@ impl<T> fmt::Debug for NotRecorded<T> {
     }
 }
 
-impl<T> fmt::Display for NotRecorded<T> {
+impl<T> fmt::Display for NotRecordable<T> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(
             f,
@@ -350,4 +353,4 @@ impl<T> fmt::Display for NotRecorded<T> {
     }
 }
 
-impl<T> error::Error for NotRecorded<T> {}
+impl<T> error::Error for NotRecordable<T> {}

@@ -17,7 +17,7 @@ use tokio::{
 };
 
 use crate::{
-    config::{Config, InFlight},
+    config::{ConcurrentRequests, Config},
     engine::{Engine, Failure, from_now},
     future::{Detach, catch_panic},
     store::{Acquired, Claim, Fingerprint, KeyId},
@@ -33,7 +33,7 @@ pub(crate) async fn wait(
     mut acquired: Acquired,
     mut sent: Instant,
 ) -> Result<(Acquired, Instant), Failure> {
-    let InFlight::Wait(max) = config.in_flight else {
+    let ConcurrentRequests::Wait(max) = config.concurrent_requests else {
         return Ok((acquired, sent));
     };
     let deadline = from_now(max);
@@ -89,7 +89,7 @@ pub(crate) async fn wait(
             .min(*expires_in)
             .max(Duration::from_millis(1));
         // A store that panics, as it is called or later, has pushed, and not ended a wait that others hope for.
-        let changed = pin!(async { engine.store.changed(&claim.id, within).await });
+        let changed = pin!(async { engine.store.wait_for_change(&claim.id, within).await });
         timeout(within, catch_panic(changed)).await.ok();
         deaf = if listening.elapsed() < within {
             (deaf * 2).clamp(MIN_PAUSE, MAX_PAUSE)

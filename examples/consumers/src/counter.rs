@@ -3,7 +3,7 @@ use std::time::Duration;
 use tokio::time::sleep;
 use tower_idempotency::{
     IdempotencyLayer, Lease, OrphanPolicy,
-    run_once::{Failed, Outcome},
+    run_once::{Outcome, WorkError},
 };
 
 use crate::{Failure, Tally, Unadded};
@@ -29,7 +29,7 @@ impl Counter {
         Self {
             layer: layer
                 .with_namespace("updates")
-                .with_orphans(OrphanPolicy::TakeOver),
+                .with_orphan_policy(OrphanPolicy::TakeOver),
             tally,
             name: name.into(),
             work: Duration::ZERO,
@@ -64,13 +64,13 @@ impl Counter {
         let add = async move |lease: Lease| {
             let is_new = if is_careless {
                 let added = tally.add_unchecked(&name, amount).await;
-                added.map(|()| true).map_err(Failed::Hold)?
+                added.map(|()| true).map_err(WorkError::Hold)?
             } else {
                 let token = lease.derive(&name);
                 let added = tally.add(&name, amount, &token).await;
                 added.map_err(|unadded| match unadded {
-                    Unadded::Perhaps(_) => Failed::Hold(unadded),
-                    Unadded::Not(_) | Unadded::Never(_) => Failed::Release(unadded),
+                    Unadded::Perhaps(_) => WorkError::Hold(unadded),
+                    Unadded::Not(_) | Unadded::Never(_) => WorkError::Release(unadded),
                 })?
             };
             sleep(work).await;
@@ -86,7 +86,7 @@ impl Counter {
                 Outcome::Executed(false)
                 | Outcome::LeaseLost(false)
                 | Outcome::Replayed(_)
-                | Outcome::NotRetained,
+                | Outcome::NotRecorded,
             ) => Ok(Applied::Before),
             Ok(Outcome::InProgress { .. } | Outcome::Orphaned { .. }) => Ok(Applied::Later),
             Ok(Outcome::Failed(Unadded::Never(error))) => Err(error),

@@ -123,7 +123,7 @@ async fn main() -> Result<(), Failure> {
     tally.create_table().await?;
     // Before anything is begun: a signal that nobody listens for ends the process at once.
     let asked_to_stop = stop_signal()?;
-    let layer = IdempotencyLayer::new(store).with_lease(args.lease.try_into()?);
+    let layer = IdempotencyLayer::new(store).with_lease_ttl(args.lease.try_into()?);
 
     let (stop, stopping) = watch::channel(false);
     let mut all = pin!(run(args.command, layer.clone(), &tally, &stopping));

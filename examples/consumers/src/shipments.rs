@@ -3,7 +3,7 @@ use std::time::Duration;
 use tokio::time::sleep;
 use tower_idempotency::{
     IdempotencyLayer, NeedsAttention, OrphanPolicy, Ttl,
-    run_once::{Failed, Outcome},
+    run_once::{Outcome, WorkError},
 };
 
 use crate::{Failure, Tally, Unadded};
@@ -40,9 +40,9 @@ impl Shipments {
             layer: layer
                 .with_namespace("shipments")
                 .with_retention(WINDOW)
-                .with_orphans(OrphanPolicy::Refuse)
+                .with_orphan_policy(OrphanPolicy::Refuse)
                 // By themselves they are remembered as long as records, and whatever the queue delivers later is sent again.
-                .with_orphans_kept(KEPT),
+                .with_orphan_retention(KEPT),
             parcels,
             packing: Duration::ZERO,
             work: Duration::ZERO,
@@ -65,7 +65,7 @@ impl Shipments {
     #[must_use]
     pub fn careless(self) -> Self {
         Self {
-            layer: self.layer.with_orphans(OrphanPolicy::TakeOver),
+            layer: self.layer.with_orphan_policy(OrphanPolicy::TakeOver),
             ..self
         }
     }
@@ -78,8 +78,8 @@ impl Shipments {
             sleep(packing).await;
             let sent = parcels.add_unchecked(&order, 1).await;
             sent.map_err(|unsent| match unsent {
-                Unadded::Perhaps(error) => Failed::NeedsAttention(PERHAPS_SENT, error),
-                Unadded::Not(error) | Unadded::Never(error) => Failed::Release(error),
+                Unadded::Perhaps(error) => WorkError::NeedsAttention(PERHAPS_SENT, error),
+                Unadded::Not(error) | Unadded::Never(error) => WorkError::Release(error),
             })?;
             sleep(work).await;
             Ok(())
@@ -88,7 +88,7 @@ impl Shipments {
             .layer
             .run_once::<(), Failure, _, _>(message, message, ship);
         match outcome.await {
-            Ok(Outcome::Executed(()) | Outcome::Replayed(()) | Outcome::NotRetained) => {
+            Ok(Outcome::Executed(()) | Outcome::Replayed(()) | Outcome::NotRecorded) => {
                 Verdict::Delete
             }
             Ok(Outcome::LeaseLost(())) => {

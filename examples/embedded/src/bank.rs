@@ -18,7 +18,7 @@ use tower_idempotency_sqlx::{
     },
 };
 
-use crate::Failure;
+use crate::{Failure, StopPoint};
 
 /// What the handlers need: accounts, deposits, leases and records, all in one file.
 #[derive(Clone, Debug)]
@@ -27,6 +27,8 @@ pub struct Bank {
     pub store: SqliteStore,
     /// Accounts and deposits.
     pub pool: SqlitePool,
+    /// The point at which handlers stop, for tests that kill the process there. Default: none.
+    pub stop_at: Option<StopPoint>,
 }
 
 /// The service. `layer` is one on the bank's store, and refuses requests without a key.
@@ -61,7 +63,12 @@ impl Bank {
         sqlx::raw_sql(TABLES).execute(&pool).await?;
         let store = SqliteStore::new(path);
         store.migrate().await?;
-        Ok(Self { store, pool })
+        let stop_at = None;
+        Ok(Self {
+            store,
+            pool,
+            stop_at,
+        })
     }
 }
 
@@ -94,9 +101,13 @@ async fn deposit(
     .await?;
     let body = Json(json!({ "deposit": id, "balance": balance }));
     let res = (StatusCode::CREATED, body).into_response();
+    StopPoint::BeforeCommit.reach(bank.stop_at).await;
     // The deposit, the new balance and this answer: all of them or none.
     match tx.commit(res).await {
-        Ok(res) => Ok(res.into_response()),
+        Ok(res) => {
+            StopPoint::AfterCommit.reach(bank.stop_at).await;
+            Ok(res.into_response())
+        }
         Err(error) => match error.into_answer() {
             Ok(_rolled_back) => Err("expected an answer that is recorded".into()),
             Err(error) => Err(error.into()),

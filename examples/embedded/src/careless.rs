@@ -12,7 +12,7 @@ use serde_json::json;
 use tower_idempotency::IdempotencyLayer;
 use tower_idempotency_sqlx::sqlx;
 
-use crate::{Bank, Failure, bank::Deposit};
+use crate::{Bank, Failure, StopPoint, bank::Deposit};
 
 /// The service without the lease: only behind the layer.
 pub fn careless(bank: Bank, layer: IdempotencyLayer) -> Router {
@@ -41,7 +41,9 @@ async fn deposit(
     .bind(deposit.cents)
     .fetch_one(&mut *tx)
     .await?;
+    StopPoint::BeforeCommit.reach(bank.stop_at).await;
     tx.commit().await?;
+    StopPoint::AfterCommit.reach(bank.stop_at).await;
     // Killed here, before the layer has the answer, the deposit is made again.
     let body = Json(json!({ "deposit": id, "balance": balance }));
     Ok((StatusCode::CREATED, body).into_response())

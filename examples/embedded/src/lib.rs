@@ -5,10 +5,12 @@ mod bank;
 mod careless;
 mod failure;
 mod serve;
+mod stop;
 
 pub use self::{
     bank::{Bank, app},
     careless::careless,
     failure::Failure,
     serve::{GRACE, serve},
+    stop::StopPoint,
 };

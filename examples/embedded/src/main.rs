@@ -3,7 +3,7 @@
 use std::{io, path::PathBuf, time::Duration};
 
 use clap::Parser;
-use embedded::{Bank, Failure, GRACE, app, careless, serve};
+use embedded::{Bank, Failure, GRACE, StopPoint, app, careless, serve};
 use tower_idempotency::{IdempotencyLayer, MissingKey};
 use tracing_subscriber::{EnvFilter, filter::LevelFilter};
 
@@ -22,6 +22,10 @@ struct Args {
     #[arg(long, value_name = "DURATION", value_parser = humantime::parse_duration, default_value = "15s")]
     lease: Duration,
 
+    /// Stop every deposit at this point for ever and print `stopped`, for a test that kills the process there.
+    #[arg(long, value_name = "POINT")]
+    stop_at: Option<StopPoint>,
+
     /// Serve what not to copy.
     #[arg(long)]
     careless: bool,
@@ -36,11 +40,12 @@ async fn main() -> Result<(), Failure> {
         .init();
     let args = Args::parse();
 
-    let bank = Bank::open(&args.file).await?;
+    let mut bank = Bank::open(&args.file).await?;
+    bank.stop_at = args.stop_at;
     let _purging = bank.store.spawn_purger(Duration::from_secs(60));
     let layer = IdempotencyLayer::new(bank.store.clone())
         .with_missing_key(MissingKey::Reject)
-        .with_lease(args.lease.try_into()?);
+        .with_lease_ttl(args.lease.try_into()?);
     let app = match args.careless {
         true => careless(bank, layer.clone()),
         false => app(bank, layer.clone()),

@@ -5,7 +5,8 @@ use std::{error::Error, path::PathBuf, time::Duration};
 use axum::http::HeaderName;
 use clap::{Parser, ValueEnum};
 use tower_idempotency::{
-    IdempotencyLayer, InFlight, MemoryStore, MissingKey, OrphanPolicy, Preset, Principal, Ttl,
+    ConcurrentRequests, IdempotencyLayer, MemoryStore, MissingKey, OrphanPolicy, Preset, Principal,
+    Ttl,
 };
 use tower_idempotency_redis::{RedisOptions, RedisStore};
 
@@ -159,19 +160,19 @@ impl Args {
             layer = layer.with_retention(retention);
         }
         if let Some(lease) = self.lease {
-            layer = layer.with_lease(lease);
+            layer = layer.with_lease_ttl(lease);
         }
         if let Some(orphans) = self.orphans {
-            layer = layer.with_orphans(match orphans {
+            layer = layer.with_orphan_policy(match orphans {
                 Orphans::Reexecute => OrphanPolicy::TakeOver,
                 Orphans::Refuse => OrphanPolicy::Refuse,
             });
         }
         if let Some(in_flight) = self.in_flight {
-            layer = layer.with_in_flight(match in_flight {
-                Duplicates::Conflict => InFlight::Conflict,
-                Duplicates::TooManyRequests => InFlight::TooManyRequests,
-                Duplicates::Wait => InFlight::Wait(self.wait),
+            layer = layer.with_concurrent_requests(match in_flight {
+                Duplicates::Conflict => ConcurrentRequests::Conflict,
+                Duplicates::TooManyRequests => ConcurrentRequests::TooManyRequests,
+                Duplicates::Wait => ConcurrentRequests::Wait(self.wait),
             });
         }
         if self.require_key {

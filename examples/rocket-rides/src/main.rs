@@ -66,7 +66,7 @@ async fn main() -> Result<(), Failure> {
     store.migrate().await?;
     let layer = IdempotencyLayer::new(store.clone())
         .with_missing_key(MissingKey::Reject)
-        .with_lease(args.lease.try_into()?);
+        .with_lease_ttl(args.lease.try_into()?);
     let rides = Rides {
         store: store.clone(),
         pool: pool.clone(),

@@ -21,7 +21,7 @@ use serde::Deserialize;
 use serde_json::json;
 use tower_idempotency::{IdempotencyLayer, Lease, NeedsAttention, Retention};
 use tower_idempotency_sqlx::{
-    Checkpoint, Completer, Fenced, Orphan, PostgresStore,
+    Checkpoint, Completer, FencedTransaction, Orphan, PostgresStore,
     sqlx::{self, PgPool},
 };
 
@@ -223,7 +223,10 @@ impl Rides {
 }
 
 /// What was written and the answer, together or not at all.
-async fn commit(tx: Fenced<PostgresStore>, answer: impl IntoResponse) -> Result<Response, Failure> {
+async fn commit(
+    tx: FencedTransaction<PostgresStore>,
+    answer: impl IntoResponse,
+) -> Result<Response, Failure> {
     match tx.commit(answer.into_response()).await {
         Ok(res) => Ok(res.into_response()),
         Err(error) => match error.into_answer() {

@@ -70,7 +70,7 @@ async fn serve<S: Ledgered>(args: &Args, pool: Pool<S::Database>) {
     let table = args.get("--table").to_owned();
     let store = S::open(args.get("--store"), &table);
     let lease = args.get("--lease").parse().expect("milliseconds");
-    let layer = IdempotencyLayer::new(store.clone()).with_lease(Ttl::from_millis(lease));
+    let layer = IdempotencyLayer::new(store.clone()).with_lease_ttl(Ttl::from_millis(lease));
     let bank = Bank {
         books: Books { store, pool, table },
         executions: Arc::default(),

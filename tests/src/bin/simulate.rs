@@ -87,7 +87,6 @@ fn sweep(arguments: &Arguments) -> ExitCode {
         threads: arguments.threads,
         bug: arguments.bug,
         limit: arguments.limit,
-        at_least: 0,
     };
     let swept = sweep.run();
     println!("{swept}");

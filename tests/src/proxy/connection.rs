@@ -204,6 +204,7 @@ impl<'a> Direction<'a> {
             if then == Then::Cut {
                 self.lost.cut_at_reply.set(true);
             }
+            self.state.lost.fetch_add(1, Ordering::SeqCst);
         }
         if self.lost.cut_at_reply.get() {
             return Err(cut());

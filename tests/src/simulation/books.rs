@@ -188,7 +188,7 @@ impl Books {
             fingerprint: claim.fingerprint,
             generation: expected,
             ends,
-            keep: claim.keep.as_millis(),
+            keep: claim.orphan_retention.as_millis(),
         });
         let story = self.story;
         match self.granted(claim.token) {

@@ -14,7 +14,7 @@ use http_body::Body as _;
 use tokio::time::sleep;
 use tower::Service;
 use tower_idempotency::{
-    Body, Idempotency, IdempotencyLayer, TakeOver,
+    Body, Idempotency, IdempotencyLayer, TakeOverOutcome,
     store::{Claim, Store},
 };
 
@@ -111,8 +111,8 @@ pub(super) async fn take_over(
     let exchange = async move {
         let work = move |lease| handler::finish(works, number, lease);
         match layer.take_over(claim, work).await {
-            Ok(TakeOver::Executed(res)) => read(res).await,
-            Ok(TakeOver::NoOrphan) => Outcome::NoOrphan,
+            Ok(TakeOverOutcome::Executed(res)) => read(res).await,
+            Ok(TakeOverOutcome::NoOrphan) => Outcome::NoOrphan,
             Ok(_) => Outcome::Failed,
             Err(error) => Outcome::Refused(error.kind().code(), error.status()),
         }

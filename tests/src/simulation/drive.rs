@@ -487,23 +487,23 @@ fn layer(plan: &Plan, link: &Link) -> IdempotencyLayer {
     let bug = link.world.look().bug;
     let millis = Duration::from_millis;
     let mut layer = IdempotencyLayer::with_preset(link.clone(), plan.preset)
-        .with_lease(ttl(plan.lease))
+        .with_lease_ttl(ttl(plan.lease))
         .with_store_timeout(millis(plan.store_timeout))
         .with_retention(ttl(plan.retention))
-        .with_orphans(plan.orphans)
-        .with_in_flight(plan.in_flight)
-        .with_unretained(plan.unretained)
+        .with_orphan_policy(plan.orphans)
+        .with_concurrent_requests(plan.in_flight)
+        .with_unrecordable(plan.unrecordable)
         .with_response_limit(LIMIT)
         .with_collect_timeout(millis(plan.collect_timeout))
         .with_body_timeout(millis(plan.body_timeout))
-        .with_refusals(|error| {
+        .with_error_response(|error| {
             let mut res = Response::new(Bytes::new());
             *res.status_mut() = error.status();
             res.extensions_mut().insert(error.kind());
             res
         });
-    if let Some(keep) = plan.orphans_kept {
-        layer = layer.with_orphans_kept(ttl(keep));
+    if let Some(keep) = plan.orphan_retention {
+        layer = layer.with_orphan_retention(ttl(keep));
     }
     if plan.head_only {
         layer = layer.with_fingerprint(FingerprintBy::head_only());
@@ -518,8 +518,8 @@ fn layer(plan: &Plan, link: &Link) -> IdempotencyLayer {
         Some(Bug::FingerprintsAreAlike) => {
             layer.with_fingerprint(FingerprintBy::custom(|_, _| Vec::new()))
         }
-        Some(Bug::EverythingIsRecorded) => layer.with_recorded(|_| true),
-        Some(Bug::RefusalIsIgnored) => layer.with_orphans(OrphanPolicy::Refuse),
+        Some(Bug::EverythingIsRecorded) => layer.with_recorded_statuses(|_| true),
+        Some(Bug::RefusalIsIgnored) => layer.with_orphan_policy(OrphanPolicy::Refuse),
         Some(_) | None => layer,
     }
 }

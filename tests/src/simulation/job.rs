@@ -3,7 +3,7 @@
 use http::StatusCode;
 use tower_idempotency::{
     IdempotencyLayer, Lease,
-    run_once::{self, Failed},
+    run_once::{self, WorkError},
     store::StoreError,
 };
 
@@ -18,7 +18,7 @@ use super::{
 /// What work returns: which execution it was, and what that said.
 type Value = (usize, String);
 
-type Ended = Result<Value, Failed<()>>;
+type Ended = Result<Value, WorkError<()>>;
 
 /// One attempt, in the process that makes it.
 pub(super) async fn attempt(
@@ -54,7 +54,7 @@ fn told(outcome: run_once::Outcome<Value, ()>) -> Outcome {
     match outcome {
         run_once::Outcome::Executed(value) => answered(value, false),
         run_once::Outcome::Replayed(value) => answered(value, true),
-        run_once::Outcome::NotRetained => {
+        run_once::Outcome::NotRecorded => {
             Outcome::Refused("response-not-retained", StatusCode::CONFLICT)
         }
         run_once::Outcome::InProgress { .. } => {
@@ -76,7 +76,7 @@ fn told(outcome: run_once::Outcome<Value, ()>) -> Outcome {
 async fn run(link: Link, attempt: usize, lease: Lease) -> Ended {
     let mut run = Run::begin(link.clone(), attempt, Some(lease));
     let ended = unless_cut_off(&link, run.number, run.job()).await;
-    run.ends(ended).unwrap_or(Err(Failed::Release(())))
+    run.ends(ended).unwrap_or(Err(WorkError::Release(())))
 }
 
 impl Run {
@@ -93,11 +93,11 @@ impl Run {
         pause(script.after).await;
         match script.ending {
             Ending::PanicsAfter => self.panic(),
-            Ending::Fails | Ending::AnswersNotToKeep => Err(Failed::Release(())),
+            Ending::Fails | Ending::AnswersNotToKeep => Err(WorkError::Release(())),
             // Whatever has happened: the lease runs out.
-            Ending::BreaksOff => Err(Failed::Hold(())),
+            Ending::BreaksOff => Err(WorkError::Hold(())),
             Ending::Answers(status) if !self.link.world.look().plan.records(status) => {
-                Err(Failed::Release(()))
+                Err(WorkError::Release(()))
             }
             Ending::Answers(_) | Ending::AnswersTooMuch | Ending::PanicsBefore => value,
         }
@@ -106,7 +106,7 @@ impl Run {
     /// Effect and record in one transaction, tried again once where nobody knows what became of it.
     async fn commit_value(&mut self) -> Ended {
         let Some(lease) = self.lease.clone() else {
-            return Err(Failed::Release(()));
+            return Err(WorkError::Release(()));
         };
         for _ in 0..2 {
             let prepared = lease.prepare_value(self.value(""));
@@ -122,7 +122,7 @@ impl Run {
         // Some make something else of what they do not know.
         match self.number % 2 {
             0 => Ok(self.value(UNSURE)),
-            _ => Err(Failed::Release(())),
+            _ => Err(WorkError::Release(())),
         }
     }
 

@@ -240,7 +240,7 @@ impl Store for Link {
         self.unit(Op::Release(*lease)).await
     }
 
-    async fn changed(&self, id: &KeyId, within: Duration) {
+    async fn wait_for_change(&self, id: &KeyId, within: Duration) {
         let news = self.world.look().watch(*id);
         // News that are lost are never heard of.
         let _ = timeout(within, async {

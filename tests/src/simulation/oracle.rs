@@ -8,7 +8,7 @@ use std::collections::BTreeMap;
 
 use http::StatusCode;
 use tower_idempotency::{
-    InFlight,
+    ConcurrentRequests,
     store::{KeyId, LeaseRef, Token},
 };
 
@@ -192,7 +192,7 @@ fn judge_refusal(
         }
         "response-not-retained" => {
             let mut others = world.executions.iter();
-            return match others.any(|it| it.request == known.request && it.is_unretained()) {
+            return match others.any(|it| it.request == known.request && it.is_unrecordable()) {
                 true => Ok(()),
                 false => Err("an answer is said not to be retained, and all were".to_owned()),
             };
@@ -224,7 +224,7 @@ fn judge_refusal(
 fn has_met_an_orphan(world: &State, attempt: usize) -> bool {
     let process = world.attempts[attempt].process;
     let hearsay = match world.plan.in_flight {
-        InFlight::Wait(_) => world.plan.store_timeout,
+        ConcurrentRequests::Wait(_) => world.plan.store_timeout,
         _ => 0,
     };
     let mut since = None;
@@ -285,7 +285,7 @@ impl Execution {
             .is_some_and(|it| it.id == lease.id && it.token == lease.token)
     }
 
-    fn is_unretained(&self) -> bool {
+    fn is_unrecordable(&self) -> bool {
         self.answers.iter().any(|said| said.keep == Keep::Perhaps)
     }
 

@@ -9,7 +9,7 @@ use std::{
 };
 
 use http::{HeaderMap, HeaderName};
-use tower_idempotency::InFlight;
+use tower_idempotency::ConcurrentRequests;
 
 use super::{
     Millis,
@@ -99,7 +99,7 @@ fn tell(world: &State) -> History {
 /// As long as anybody waits for a reply of the store.
 fn hearsay(plan: &Plan) -> Duration {
     match plan.in_flight {
-        InFlight::Wait(_) => Duration::from_millis(plan.store_timeout),
+        ConcurrentRequests::Wait(_) => Duration::from_millis(plan.store_timeout),
         _ => Duration::ZERO,
     }
 }

@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use http::StatusCode;
-use tower_idempotency::{InFlight, OrphanPolicy, Preset, Ttl, Unretained};
+use tower_idempotency::{ConcurrentRequests, OrphanPolicy, Preset, Ttl, Unrecordable};
 
 use super::{Millis, dice::Dice};
 
@@ -15,9 +15,9 @@ pub struct Plan {
     pub(super) store_timeout: Millis,
     pub(super) retention: Millis,
     pub(super) orphans: OrphanPolicy,
-    pub(super) orphans_kept: Option<Millis>,
-    pub(super) in_flight: InFlight,
-    pub(super) unretained: Unretained,
+    pub(super) orphan_retention: Option<Millis>,
+    pub(super) in_flight: ConcurrentRequests,
+    pub(super) unrecordable: Unrecordable,
     pub(super) collect_timeout: Millis,
     pub(super) body_timeout: Millis,
     /// The layer fingerprints the head only, and the handler reads the body itself.
@@ -75,17 +75,17 @@ impl Plan {
             store_timeout: dice.pick(&[lease / 10, lease / 3, lease, lease * 2]),
             retention: dice.pick(&[lease / 2, lease, lease * 3, lease * 10, 1_000_000]),
             orphans: dice.pick(&[OrphanPolicy::TakeOver, OrphanPolicy::Refuse]),
-            orphans_kept: dice.pick(&[None, None, Some(lease / 2), Some(lease * 5)]),
+            orphan_retention: dice.pick(&[None, None, Some(lease / 2), Some(lease * 5)]),
             in_flight: match dice.below(4) {
-                0 => InFlight::Conflict,
-                1 => InFlight::TooManyRequests,
-                _ => InFlight::Wait(Duration::from_millis(dice.pick(&[
+                0 => ConcurrentRequests::Conflict,
+                1 => ConcurrentRequests::TooManyRequests,
+                _ => ConcurrentRequests::Wait(Duration::from_millis(dice.pick(&[
                     lease / 3,
                     lease * 2,
                     lease * 5,
                 ]))),
             },
-            unretained: dice.pick(&[Unretained::Tombstone, Unretained::Release]),
+            unrecordable: dice.pick(&[Unrecordable::Tombstone, Unrecordable::Release]),
             collect_timeout: dice.pick(&[lease / 5, lease * 2]),
             body_timeout: dice.pick(&[lease / 5, lease * 2]),
             head_only: dice.percent(15),
@@ -120,8 +120,8 @@ impl Plan {
         Self {
             jobs: true,
             preset: Preset::Recommended,
-            in_flight: InFlight::Conflict,
-            unretained: Unretained::Tombstone,
+            in_flight: ConcurrentRequests::Conflict,
+            unrecordable: Unrecordable::Tombstone,
             head_only: false,
             strikes: Strikes {
                 takeovers: 0,
@@ -156,7 +156,9 @@ impl Plan {
     /// Longer than all that is slow in this seed: whoever is left to himself has ended by then.
     pub(super) fn patience(&self) -> Millis {
         let wait = match self.in_flight {
-            InFlight::Wait(max) => Millis::try_from(max.as_millis()).expect("a short wait"),
+            ConcurrentRequests::Wait(max) => {
+                Millis::try_from(max.as_millis()).expect("a short wait")
+            }
             _ => 0,
         };
         40 * self.lease + 20 * self.store_timeout + wait + self.body_timeout + self.collect_timeout

@@ -43,7 +43,7 @@ impl Entry {
             generation,
             state: State::Leased {
                 ends: now + claim.lease.as_millis(),
-                keep: claim.keep.as_millis(),
+                keep: claim.orphan_retention.as_millis(),
             },
         }
     }

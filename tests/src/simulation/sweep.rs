@@ -21,8 +21,6 @@ pub struct Sweep {
     pub bug: Option<Bug>,
     /// For how long at most; without end if it is not said.
     pub limit: Option<Duration>,
-    /// How many at least, however long that takes.
-    pub at_least: u64,
 }
 
 /// What came of it.
@@ -69,8 +67,7 @@ impl Sweep {
             while !over.load(Relaxed) {
                 let seed = next.fetch_add(1, Relaxed);
                 let late = self.limit.is_some_and(|limit| began.elapsed() >= limit);
-                let enough = seed - self.seeds.start >= self.at_least;
-                if seed >= self.seeds.end || (late && enough) {
+                if seed >= self.seeds.end || late {
                     break;
                 }
                 let report = run(seed, self.bug);

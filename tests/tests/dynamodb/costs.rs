@@ -217,7 +217,8 @@ async fn to_free_or_to_settle_what_needs_attention_is_one_call() {
         let resolution = match call {
             "DeleteItem" => Resolution::Free,
             _ => Resolution::Answer {
-                record: layer.record_of(&entry.id, &http::Response::new("refunded".into())),
+                record: layer
+                    .encode_response_record(&entry.id, &http::Response::new("refunded".into())),
                 retention: Ttl::from_secs(60),
             },
         };
@@ -235,7 +236,7 @@ async fn to_free_or_to_settle_what_needs_attention_is_one_call() {
 async fn a_renewal_is_one_call() {
     let (endpoint, _, _, layer) = layer().await;
     let every = Duration::from_secs(1);
-    let layer = layer.with_lease(Ttl::from_secs(3));
+    let layer = layer.with_lease_ttl(Ttl::from_secs(3));
     let gate = Gate::shut();
     let held = gate.clone();
     let (app, _) = app(layer, move |_, _| {

@@ -20,7 +20,7 @@ use tests::{
 };
 use tower_idempotency::{
     IdempotencyLayer, Lease, NeedsAttention, OrphanPolicy,
-    run_once::{Failed, Outcome},
+    run_once::{Outcome, WorkError},
     store::{Acquired, Claim, Fingerprint, KeyId, LeaseRef, Store, Ttl},
 };
 use tower_idempotency_dynamodb::{
@@ -222,7 +222,7 @@ impl Service {
 
 async fn what_needs_attention_is_listed_until_it_is_resolved(stand_in: StandIn) {
     let (endpoint, _, store) = listed(stand_in).await;
-    let layer = IdempotencyLayer::new(store.clone()).with_lease(Ttl::from_secs(600));
+    let layer = IdempotencyLayer::new(store.clone()).with_lease_ttl(Ttl::from_secs(600));
     let service = Service::new(layer);
     let before = SystemTime::now();
     for n in 0..12 {
@@ -329,7 +329,7 @@ async fn what_may_be_tried_again_is_a_takeover_on_moto() {
 #[tokio::test]
 async fn where_orphans_are_refused_what_may_be_tried_again_is_left_to_a_takeover_by_hand() {
     let (_endpoint, _, store) = listed(StandIn::Dynoxide).await;
-    let layer = IdempotencyLayer::new(store.clone()).with_orphans(OrphanPolicy::Refuse);
+    let layer = IdempotencyLayer::new(store.clone()).with_orphan_policy(OrphanPolicy::Refuse);
     let service = Service::new(layer);
     service.ask("k").await;
     assert!(resolved(&store, &the_only(&store).await, Resolution::Retry).await);
@@ -347,7 +347,7 @@ async fn what_is_settled_is_answered_from_then_on(stand_in: StandIn) {
     let mut answer = http::Response::new(Bytes::from_static(b"refunded by hand"));
     *answer.status_mut() = StatusCode::ACCEPTED;
     let settled = Resolution::Answer {
-        record: service.layer.record_of(&entry.id, &answer),
+        record: service.layer.encode_response_record(&entry.id, &answer),
         retention: Ttl::from_secs(60),
     };
     assert!(resolved(&store, &entry, settled.clone()).await);
@@ -377,13 +377,13 @@ async fn what_is_settled_is_answered_from_then_on_on_moto() {
 async fn work_that_needs_attention_is_listed_and_settled_with_a_value() {
     let (_endpoint, _, store) = listed(StandIn::Dynoxide).await;
     let layer = IdempotencyLayer::new(store.clone()).with_store_timeout(PATIENCE);
-    let work = async |_lease: Lease| Err::<u32, _>(Failed::NeedsAttention(REFUND_FAILED, "why"));
+    let work = async |_lease: Lease| Err::<u32, _>(WorkError::NeedsAttention(REFUND_FAILED, "why"));
     let first = layer.run_once("message-42", "refund 7", work).await;
     assert_eq!(first.expect("an outcome"), Outcome::Failed("why"));
     let entry = the_only(&store).await;
     assert_eq!(entry.operation, "run_once");
     let settled = Resolution::Answer {
-        record: layer.record_of_value(&entry.id, &7),
+        record: layer.encode_value_record(&entry.id, &7),
         retention: Ttl::from_secs(60),
     };
     assert!(resolved(&store, &entry, settled).await);

@@ -112,7 +112,7 @@ async fn executions(holder: Off, other: Off) -> u64 {
         let counted = effects.clone();
         let lease = Ttl::try_from(LEASE).expect("not zero");
         let layer = IdempotencyLayer::new(store(&table, off))
-            .with_lease(lease)
+            .with_lease_ttl(lease)
             .with_store_timeout(PATIENCE);
         app(layer, move |_, _| {
             let _ = counted.happen();

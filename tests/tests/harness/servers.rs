@@ -194,10 +194,17 @@ fn redis_with_tls_is_trusted_by_its_authority_alone() {
 
 #[test]
 fn a_sentinel_has_a_replica_take_over_from_a_primary_that_is_gone() {
-    let mut primary = RedisServer::start(&[]);
-    let replica = RedisServer::replica_of(&primary);
-    let sentinel = Sentinel::start(&primary, 1);
-    assert_eq!(sentinel.primary(), primary.address());
+    let deadline = Instant::now() + Duration::from_secs(120);
+    let (mut primary, replica, sentinel) = loop {
+        let primary = RedisServer::start(&[]);
+        let replica = RedisServer::replica_of(&primary);
+        let sentinel = Sentinel::start(&primary, 1);
+        if sentinel.primary() == primary.address() {
+            break (primary, replica, sentinel);
+        }
+        // To the sentinel, a primary that stands still for half a second is gone.
+        assert!(Instant::now() < deadline, "expected the primary it watches");
+    };
     primary.kill();
     let next = sentinel.failed_over(primary.address());
     assert_eq!(next, replica.address());
@@ -206,7 +213,7 @@ fn a_sentinel_has_a_replica_take_over_from_a_primary_that_is_gone() {
 
 #[test]
 fn a_cluster_serves_all_slots_and_moves_them_with_their_keys() {
-    let cluster = RedisCluster::start();
+    let cluster = RedisCluster::start_with(&UNHURRIED);
     let key = b"\xff{a}\0\r\n".as_slice();
     let slot = cluster.slot(key);
     let from = cluster.master_of(slot).unwrap();
@@ -250,11 +257,13 @@ fn a_cluster_refuses_while_a_master_without_a_replica_is_gone() {
 
 #[test]
 fn a_replica_in_a_cluster_takes_over_from_a_master_that_is_gone() {
-    let mut cluster = RedisCluster::start_with_replicas();
+    let mut cluster = RedisCluster::start_with_replicas_and(&UNHURRIED);
     let slot = cluster.slot("k");
     let master = cluster.master_of(slot).unwrap();
     cluster.node(master).command(&["SET", "k", "v"]);
-    cluster.node(master).command(&["WAIT", "1", "1000"]);
+    eventually("the replica has it", || {
+        cluster.node(master).command(&["WAIT", "1", "1000"]) == "1"
+    });
     cluster.node_mut(master).kill();
     let next = cluster.failed_over(slot, master);
     assert_eq!(next, master + 3);
@@ -264,6 +273,9 @@ fn a_replica_in_a_cluster_takes_over_from_a_master_that_is_gone() {
 }
 
 // ---- Helpers ----
+
+/// To a cluster of these nodes, none is gone that stands still for two seconds.
+const UNHURRIED: [&str; 2] = ["--cluster-node-timeout", "6000"];
 
 fn is_running(pid: u32) -> bool {
     // A process that has ended and whose parent has not looked yet is a zombie.

@@ -26,7 +26,7 @@ use tests::{Effects, Scripted, app, created, creating, post, probe::Probe, send}
 use tower::{Layer, Service, ServiceBuilder, ServiceExt, retry::Policy, service_fn};
 use tower_idempotency::{
     ConfigError, Error, Idempotency, IdempotencyKey, IdempotencyLayer, Lease, MemoryStore,
-    MissingKey, Preset, Principal, ResponseFuture, Ttl, axum::NotProtected,
+    MissingKey, Preset, Principal, ResponseFuture, Ttl, axum::NoIdempotencyKey,
 };
 
 fn layer() -> IdempotencyLayer {
@@ -39,7 +39,7 @@ fn order() -> Request<Body> {
 
 // ---- Extractors ----
 
-#[tokio::test]
+#[tokio::test(start_paused = true)]
 async fn a_handler_extracts_the_key_and_the_lease() {
     let effects = Effects::default();
     let counted = effects.clone();
@@ -60,7 +60,7 @@ async fn a_handler_extracts_the_key_and_the_lease() {
     assert_eq!(effects.count(), 1);
 }
 
-#[tokio::test]
+#[tokio::test(start_paused = true)]
 async fn where_a_key_is_optional_so_is_the_extraction() {
     let app = Router::new()
         .route(
@@ -78,7 +78,7 @@ async fn where_a_key_is_optional_so_is_the_extraction() {
     assert_eq!(send(&app, order()).await.text(), "Some(\"k\") true");
 }
 
-#[tokio::test]
+#[tokio::test(start_paused = true)]
 async fn a_derived_key_comes_with_a_lease_and_without_a_name() {
     let app = Router::new()
         .route(
@@ -94,7 +94,7 @@ async fn a_derived_key_comes_with_a_lease_and_without_a_name() {
     assert_eq!(send(&app, keyless).await.text(), "false true");
 }
 
-#[tokio::test]
+#[tokio::test(start_paused = true)]
 async fn a_handler_that_was_not_protected_is_the_service_s_mistake() {
     let effects = Effects::default();
     let counted = |effects: &Effects| {
@@ -124,7 +124,7 @@ async fn a_handler_that_was_not_protected_is_the_service_s_mistake() {
     assert_eq!(rejection.status(), StatusCode::INTERNAL_SERVER_ERROR);
 }
 
-async fn lease_of_nothing() -> NotProtected {
+async fn lease_of_nothing() -> NoIdempotencyKey {
     use axum::extract::FromRequestParts;
     let (mut parts, ()) = Request::new(()).into_parts();
     let lease = <Lease as FromRequestParts<()>>::from_request_parts(&mut parts, &()).await;
@@ -133,7 +133,7 @@ async fn lease_of_nothing() -> NotProtected {
 
 // ---- The lease that a handler sees ----
 
-#[tokio::test]
+#[tokio::test(start_paused = true)]
 async fn a_lease_is_held_while_the_handler_runs_and_over_with_its_answer() {
     let kept = Arc::new(Mutex::new(None));
     let keep = Arc::clone(&kept);
@@ -177,7 +177,7 @@ async fn a_lease_derives_the_same_key_on_a_takeover_and_others_for_others() {
 // ---- Routers in routers, layers in layers ----
 
 // failure mode 82
-#[tokio::test]
+#[tokio::test(start_paused = true)]
 async fn nested_routers_are_told_apart_by_the_path_that_the_client_sent() {
     for (preset, expected) in [(Preset::Recommended, 422), (Preset::Idempo, 201)] {
         let layer = IdempotencyLayer::with_preset(MemoryStore::new(), preset);
@@ -199,7 +199,7 @@ async fn nested_routers_are_told_apart_by_the_path_that_the_client_sent() {
     }
 }
 
-#[tokio::test]
+#[tokio::test(start_paused = true)]
 async fn a_layer_within_a_layer_passes_on_and_leaves_the_control_headers_to_the_outer_one() {
     let (outer, inner) = (Probe::default(), Probe::default());
     let effects = Effects::default();
@@ -230,7 +230,7 @@ async fn a_layer_within_a_layer_passes_on_and_leaves_the_control_headers_to_the_
     assert!(outer.all_calls() > 0);
 }
 
-#[tokio::test]
+#[tokio::test(start_paused = true)]
 async fn an_inner_layer_takes_the_requests_that_the_outer_one_passes_on() {
     let inner = Probe::default();
     let effects = Effects::default();
@@ -247,7 +247,7 @@ async fn an_inner_layer_takes_the_requests_that_the_outer_one_passes_on() {
     assert!(inner.all_calls() > 0);
 }
 
-#[tokio::test]
+#[tokio::test(start_paused = true)]
 async fn clones_of_a_layer_share_its_store() {
     let layer = layer();
     let (first, effects) = creating(layer.clone());
@@ -260,7 +260,7 @@ async fn clones_of_a_layer_share_its_store() {
 // ---- What always passes through ----
 
 // failure mode 87
-#[tokio::test]
+#[tokio::test(start_paused = true)]
 async fn grpc_upgrades_and_tunnels_pass_through_with_their_bodies_untouched() {
     let requests: [(&str, &[(&str, &str)]); 8] = [
         ("POST", &[("content-type", "application/grpc")]),
@@ -304,7 +304,7 @@ async fn grpc_upgrades_and_tunnels_pass_through_with_their_bodies_untouched() {
     }
 }
 
-#[tokio::test]
+#[tokio::test(start_paused = true)]
 async fn an_upgrade_to_h2c_that_servers_ignore_and_media_types_alike_are_protected() {
     for (name, value) in [
         ("upgrade", "h2c"),
@@ -326,7 +326,7 @@ async fn an_upgrade_to_h2c_that_servers_ignore_and_media_types_alike_are_protect
     }
 }
 
-#[tokio::test]
+#[tokio::test(start_paused = true)]
 async fn an_upgrade_that_http_1_0_and_http_2_do_not_have_is_ignored() {
     for version in [Version::HTTP_10, Version::HTTP_2] {
         let (app, effects) = creating(layer());
@@ -341,7 +341,7 @@ async fn an_upgrade_that_http_1_0_and_http_2_do_not_have_is_ignored() {
     }
 }
 
-#[tokio::test]
+#[tokio::test(start_paused = true)]
 async fn an_upgrade_beside_one_that_is_ignored_is_one() {
     for value in ["h2c, websocket", ",websocket"] {
         let (app, effects) = creating(layer());
@@ -366,7 +366,7 @@ fn full(key: &str, body: &'static str) -> Request<Full<Bytes>> {
         .expect("a valid request")
 }
 
-#[tokio::test]
+#[tokio::test(start_paused = true)]
 async fn a_plain_service_with_full_bodies_is_executed_once() {
     let effects = Effects::default();
     let counted = effects.clone();
@@ -420,7 +420,7 @@ impl http_body::Body for Pinned {
     }
 }
 
-#[tokio::test]
+#[tokio::test(start_paused = true)]
 async fn bodies_that_must_not_move_are_read_and_answered() {
     let effects = Effects::default();
     let counted = effects.clone();
@@ -465,7 +465,7 @@ async fn bodies_that_must_not_move_are_read_and_answered() {
 struct Boom(u64);
 
 // behaviours 72
-#[tokio::test]
+#[tokio::test(start_paused = true)]
 async fn the_error_of_a_service_stays_what_it_is_and_frees_the_key() {
     let store = MemoryStore::new();
     let effects = Effects::default();
@@ -531,7 +531,7 @@ impl<B: http_body::Body> Service<Request<B>> for Careful {
     }
 }
 
-#[tokio::test]
+#[tokio::test(start_paused = true)]
 async fn the_service_that_was_found_ready_is_the_one_that_is_called() {
     let inner = Careful::default();
     let effects = inner.effects.clone();
@@ -552,14 +552,14 @@ async fn the_service_that_was_found_ready_is_the_one_that_is_called() {
     assert_eq!(effects.count(), 3);
 }
 
-#[tokio::test]
+#[tokio::test(start_paused = true)]
 #[should_panic(expected = "called without having been found ready")]
 async fn readiness_is_not_made_up() {
     let mut service = layer().layer(Careful::default());
     let _ = service.call(full("a", "order")).await;
 }
 
-#[tokio::test]
+#[tokio::test(start_paused = true)]
 async fn what_the_service_says_of_its_readiness_is_passed_on() {
     #[derive(Clone)]
     struct Unready(Poll<Result<(), Boom>>);
@@ -590,7 +590,7 @@ async fn what_the_service_says_of_its_readiness_is_passed_on() {
     }
 }
 
-#[tokio::test]
+#[tokio::test(start_paused = true)]
 async fn the_layer_goes_with_the_other_layers_of_tower() {
     let inner = Careful::default();
     let effects = inner.effects.clone();
@@ -630,7 +630,7 @@ impl<B, C: Clone> Policy<Request<C>, Response<B>, Infallible> for Stubborn {
 }
 
 // failure mode 15
-#[tokio::test]
+#[tokio::test(start_paused = true)]
 async fn an_outer_layer_that_retries_can_tell_that_it_has_the_final_answer() {
     let (effects, policy) = (Effects::default(), Stubborn::default());
     let (counted, retries) = (effects.clone(), policy.0.clone());
@@ -652,7 +652,7 @@ async fn an_outer_layer_that_retries_can_tell_that_it_has_the_final_answer() {
 }
 
 // failure mode 106
-#[tokio::test]
+#[tokio::test(start_paused = true)]
 async fn who_may_no_longer_ask_is_told_nothing_where_the_layer_is_inside_the_authentication() {
     for inside in [true, false] {
         let revoked = Arc::new(Mutex::new(false));
@@ -688,7 +688,7 @@ async fn who_may_no_longer_ask_is_told_nothing_where_the_layer_is_inside_the_aut
 
 // ---- hyper's server ----
 
-#[tokio::test]
+#[tokio::test(start_paused = true)]
 async fn a_hyper_server_without_axum_replays_over_http_1_and_http_2() {
     for version in [1, 2] {
         let effects = Effects::default();
@@ -790,7 +790,7 @@ fn public_types_can_go_between_threads() {
     sent(&future);
 }
 
-#[tokio::test]
+#[tokio::test(start_paused = true)]
 async fn debug_output_names_the_kind_of_a_body_and_nothing_of_it() {
     let bodies = Arc::new(Mutex::new(Vec::new()));
     let keep = Arc::clone(&bodies);
@@ -814,7 +814,7 @@ async fn debug_output_names_the_kind_of_a_body_and_nothing_of_it() {
     assert_eq!(*bodies.lock().expect("no panic"), ["Body::Held"]);
 }
 
-#[tokio::test]
+#[tokio::test(start_paused = true)]
 async fn headers_of_the_request_reach_the_handler_as_they_came() {
     let seen = Arc::new(Mutex::new(HeaderMap::new()));
     let keep = Arc::clone(&seen);

@@ -26,7 +26,7 @@ use tokio::{
     time::{Instant, sleep},
 };
 use tower::ServiceExt;
-use tower_idempotency::{IdempotencyLayer, MemoryStore, Unretained};
+use tower_idempotency::{IdempotencyLayer, MemoryStore, Unrecordable};
 
 fn layer() -> IdempotencyLayer {
     IdempotencyLayer::new(MemoryStore::new())
@@ -73,7 +73,7 @@ async fn leaves_a_tombstone(app: &Router, effects: &Effects, expected: &[u8], wh
 }
 
 // behaviours 160
-#[tokio::test]
+#[tokio::test(start_paused = true)]
 async fn a_response_at_the_limit_is_kept_and_a_larger_one_leaves_a_tombstone() {
     let limited = || layer().with_response_limit(1000);
     for known_length in [true, false] {
@@ -99,11 +99,11 @@ async fn a_response_at_the_limit_is_kept_and_a_larger_one_leaves_a_tombstone() {
 }
 
 // behaviours 160
-#[tokio::test]
+#[tokio::test(start_paused = true)]
 async fn a_larger_response_can_free_the_key_instead() {
     let release = layer()
         .with_response_limit(10)
-        .with_unretained(Unretained::Release);
+        .with_unrecordable(Unrecordable::Release);
     for unknown_length in [false, true] {
         let (app, effects) = answering(release.clone(), move || {
             if unknown_length {
@@ -122,7 +122,7 @@ async fn a_larger_response_can_free_the_key_instead() {
     }
 }
 
-#[tokio::test]
+#[tokio::test(start_paused = true)]
 async fn the_default_limit_is_four_mebibytes() {
     let limit = 4 * 1024 * 1024;
     let plain = || layer().with_compression_above(usize::MAX);
@@ -136,14 +136,14 @@ async fn the_default_limit_is_four_mebibytes() {
     leaves_a_tombstone(&app, &effects, &vec![7; limit + 1], "one byte more").await;
 }
 
-#[tokio::test]
+#[tokio::test(start_paused = true)]
 async fn a_record_larger_than_the_store_takes_leaves_a_tombstone() {
     let small = || MemoryStore::new().with_max_bytes(2000);
     let plain = |store| IdempotencyLayer::new(store).with_compression_above(usize::MAX);
     let (app, effects) = answering(plain(small()), || vec![7; 3000]);
     leaves_a_tombstone(&app, &effects, &[7; 3000], "tombstone").await;
 
-    let release = plain(small()).with_unretained(Unretained::Release);
+    let release = plain(small()).with_unrecordable(Unrecordable::Release);
     let (app, effects) = answering(release, || vec![7; 3000]);
     for _ in 0..2 {
         assert_eq!(send(&app, order()).await.body.len(), 3000);
@@ -151,7 +151,7 @@ async fn a_record_larger_than_the_store_takes_leaves_a_tombstone() {
     assert_eq!(effects.count(), 2);
 }
 
-#[tokio::test]
+#[tokio::test(start_paused = true)]
 async fn more_headers_than_a_record_holds_count_as_too_large() {
     let answer = || {
         let mut res = Response::new(Body::from("x"));
@@ -161,24 +161,26 @@ async fn more_headers_than_a_record_holds_count_as_too_large() {
         }
         std::future::ready(res)
     };
-    for (unretained, status, executions) in [
-        (Unretained::Tombstone, StatusCode::CONFLICT, 1),
-        (Unretained::Release, StatusCode::OK, 2),
+    for (unrecordable, status, executions) in [
+        (Unrecordable::Tombstone, StatusCode::CONFLICT, 1),
+        (Unrecordable::Release, StatusCode::OK, 2),
     ] {
-        let (app, effects) = app(layer().with_unretained(unretained), move |_, _| answer());
+        let (app, effects) = app(layer().with_unrecordable(unrecordable), move |_, _| {
+            answer()
+        });
         assert_eq!(send(&app, order()).await.headers.len(), 130);
-        assert_eq!(send(&app, order()).await.status, status, "{unretained:?}");
-        assert_eq!(effects.count(), executions, "{unretained:?}");
+        assert_eq!(send(&app, order()).await.status, status, "{unrecordable:?}");
+        assert_eq!(effects.count(), executions, "{unrecordable:?}");
     }
 }
 
-#[tokio::test]
+#[tokio::test(start_paused = true)]
 async fn more_trailers_than_a_record_holds_count_as_too_large() {
-    for (unretained, status, executions) in [
-        (Unretained::Tombstone, StatusCode::CONFLICT, 1),
-        (Unretained::Release, StatusCode::OK, 2),
+    for (unrecordable, status, executions) in [
+        (Unrecordable::Tombstone, StatusCode::CONFLICT, 1),
+        (Unrecordable::Release, StatusCode::OK, 2),
     ] {
-        let (app, effects) = answering(layer().with_unretained(unretained), || {
+        let (app, effects) = answering(layer().with_unrecordable(unrecordable), || {
             let mut trailers = HeaderMap::new();
             for _ in 0..129 {
                 trailers.append("x-line", HeaderValue::from_static("1"));
@@ -188,8 +190,8 @@ async fn more_trailers_than_a_record_holds_count_as_too_large() {
         let first = app.clone().oneshot(order()).await.expect("infallible");
         let first = first.into_body().collect().await.expect("a body");
         assert_eq!(first.trailers().map(HeaderMap::len), Some(129));
-        assert_eq!(send(&app, order()).await.status, status, "{unretained:?}");
-        assert_eq!(effects.count(), executions, "{unretained:?}");
+        assert_eq!(send(&app, order()).await.status, status, "{unrecordable:?}");
+        assert_eq!(effects.count(), executions, "{unrecordable:?}");
     }
 }
 
@@ -303,7 +305,7 @@ async fn events_reach_the_client_as_they_come() {
 }
 
 // behaviours 163, failure mode 89
-#[tokio::test]
+#[tokio::test(start_paused = true)]
 async fn a_response_that_breaks_off_frees_the_key() {
     let (app, effects) = answering(layer(), || scripted(["half".into(), Step::Fail]));
     for _ in 0..2 {
@@ -314,7 +316,7 @@ async fn a_response_that_breaks_off_frees_the_key() {
 }
 
 // failure mode 90
-#[tokio::test]
+#[tokio::test(start_paused = true)]
 async fn a_response_of_another_length_than_it_says_is_not_recorded() {
     for length in [3, 5] {
         let (app, effects) = app(layer(), move |_, _| {
@@ -384,7 +386,7 @@ async fn bodies_in_flight_are_bounded_together() {
     assert_eq!(layer.in_flight(), 0);
 }
 
-#[tokio::test]
+#[tokio::test(start_paused = true)]
 async fn a_response_that_does_not_fit_in_what_is_left_leaves_a_tombstone() {
     let tight = layer().with_max_in_flight(100, 20);
     let (app, effects) = answering(tight, || scripted(["0123456789", "0123456789"]));
@@ -392,7 +394,7 @@ async fn a_response_that_does_not_fit_in_what_is_left_leaves_a_tombstone() {
 }
 
 /// A client that reads nothing would have us keep what a handler streams, and would have stopped the handler without us.
-#[tokio::test]
+#[tokio::test(start_paused = true)]
 async fn what_was_collected_of_a_stream_counts_until_it_is_taken() {
     let tight = layer().with_max_in_flight(100, 20);
     let (app, effects) = answering(tight.clone(), || scripted(["0123456789"]));
@@ -414,7 +416,7 @@ async fn what_was_collected_of_a_stream_counts_until_it_is_taken() {
 }
 
 /// Who reads nothing leaves others their uploads and their answers: there is an end to what is held for clients.
-#[tokio::test]
+#[tokio::test(start_paused = true)]
 async fn however_much_is_left_unread_there_is_room_for_uploads_and_answers() {
     let tight = layer().with_max_in_flight(100, 1000);
     let (app, effects) = app(tight, |n, _| {
@@ -447,7 +449,7 @@ async fn however_much_is_left_unread_there_is_room_for_uploads_and_answers() {
 }
 
 /// A handler that passes another's answer on would hold a piece at a time.
-#[tokio::test]
+#[tokio::test(start_paused = true)]
 async fn what_was_collected_in_pieces_counts_also_where_its_length_was_known() {
     let tight = layer().with_max_in_flight(100, 20);
     let (app, _) = answering(tight, || {
@@ -465,7 +467,7 @@ async fn what_was_collected_in_pieces_counts_also_where_its_length_was_known() {
 }
 
 /// What did not fit was never counted, and is not from its first piece on either.
-#[tokio::test]
+#[tokio::test(start_paused = true)]
 async fn what_was_too_large_to_count_keeps_nobody_out_while_it_is_sent() {
     let tight = layer().with_max_in_flight(100, 1000);
     let (app, effects) = answering(tight, || scripted([Step::Data(vec![b'a'; 200_000].into())]));
@@ -479,7 +481,7 @@ async fn what_was_too_large_to_count_keeps_nobody_out_while_it_is_sent() {
 }
 
 /// A piece does not keep all the others in memory.
-#[tokio::test]
+#[tokio::test(start_paused = true)]
 async fn of_what_was_collected_a_client_that_has_the_last_piece_holds_that_alone() {
     struct Chunk(Vec<u8>, Arc<AtomicBool>);
     impl AsRef<[u8]> for Chunk {
@@ -508,7 +510,7 @@ async fn of_what_was_collected_a_client_that_has_the_last_piece_holds_that_alone
 }
 
 /// A layer outside may have put a shorter body in place of the one that the head speaks of.
-#[tokio::test]
+#[tokio::test(start_paused = true)]
 async fn a_body_that_is_as_long_as_it_says_itself_is_whole() {
     let (app, effects) = creating(layer());
     let mut req = order();
@@ -519,7 +521,7 @@ async fn a_body_that_is_as_long_as_it_says_itself_is_whole() {
 }
 
 /// What the handler held in one piece it holds without us as well.
-#[tokio::test]
+#[tokio::test(start_paused = true)]
 async fn an_answer_that_was_held_whole_does_not_count_once_it_is_recorded() {
     let tight = layer().with_max_in_flight(100, 20);
     let (app, effects) = answering(tight, || "0123456789");
@@ -569,7 +571,7 @@ async fn requests_in_flight_are_bounded() {
 }
 
 // behaviours 166
-#[tokio::test]
+#[tokio::test(start_paused = true)]
 async fn an_upload_in_chunks_over_the_limit_never_reaches_the_handler() {
     let (app, effects) = creating(layer().with_request_limit(1000));
     let body = Scripted::new((0..100).map(|_| Step::Data(Bytes::from(vec![7; 100]))));
@@ -580,7 +582,7 @@ async fn an_upload_in_chunks_over_the_limit_never_reaches_the_handler() {
     assert_eq!(effects.count(), 0);
 }
 
-#[tokio::test]
+#[tokio::test(start_paused = true)]
 async fn what_a_broken_stream_held_is_dropped_with_it() {
     // The rest of a streamed body is dropped when the client goes, not read to its end by us.
     let dropped = Arc::new(Mutex::new(false));

@@ -25,7 +25,7 @@ use tokio::{
     time::{Instant, Interval, interval},
 };
 use tower::ServiceExt;
-use tower_idempotency::{IdempotencyLayer, Unretained};
+use tower_idempotency::{IdempotencyLayer, Unrecordable};
 
 const CHUNK: usize = 64 * 1024;
 
@@ -113,7 +113,7 @@ impl World {
 // ---- Request bodies ----
 
 // fm 75, behaviours 166
-#[tokio::test]
+#[tokio::test(start_paused = true)]
 async fn an_upload_of_10_gigabytes_is_refused_at_the_limit() {
     bounded(async {
         let world = World::new(|layer| layer);
@@ -138,7 +138,7 @@ async fn an_upload_of_10_gigabytes_is_refused_at_the_limit() {
 }
 
 // behaviours 55, 56; fm 75
-#[tokio::test]
+#[tokio::test(start_paused = true)]
 async fn a_body_of_the_limit_is_accepted_and_one_byte_more_is_not_however_it_comes() {
     bounded(async {
         let whole = |length: usize| Body::from(vec![b'x'; length]);
@@ -223,12 +223,12 @@ async fn read_some(res: Response, length: usize) -> Vec<u8> {
 }
 
 // fm 88, 97; behaviours 161
-#[tokio::test]
+#[tokio::test(start_paused = true)]
 async fn a_response_without_end_is_collected_to_the_limit_and_streams_on() {
     bounded(async {
         let limit = 4 * 1024 * 1024;
-        for unretained in [Unretained::Tombstone, Unretained::Release] {
-            let world = World::new(|layer| layer.with_unretained(unretained));
+        for unrecordable in [Unrecordable::Tombstone, Unrecordable::Release] {
+            let world = World::new(|layer| layer.with_unrecordable(unrecordable));
             let (body, taken) = endless();
             world.answers(Response::new(body));
             let res = world.app.clone().oneshot(tests::post("/", "k", "")).await;
@@ -243,7 +243,7 @@ async fn a_response_without_end_is_collected_to_the_limit_and_streams_on() {
                 assert!(chunk.iter().all(|byte| *byte == n as u8), "chunk {n}");
             }
             let retry = world.post("k", "").await;
-            if unretained == Unretained::Tombstone {
+            if unrecordable == Unrecordable::Tombstone {
                 assert_eq!(retry.status, StatusCode::CONFLICT);
                 assert_eq!(retry.code(), "response-not-retained");
                 assert_eq!(world.effects.count(), 1);
@@ -256,7 +256,7 @@ async fn a_response_without_end_is_collected_to_the_limit_and_streams_on() {
 }
 
 // behaviours 160, fm 97
-#[tokio::test]
+#[tokio::test(start_paused = true)]
 async fn a_response_that_announces_too_much_is_not_collected_at_all() {
     bounded(async {
         for (length, kept) in [(1_000, true), (1_001, false)] {
@@ -316,7 +316,7 @@ async fn an_event_stream_is_never_collected() {
 }
 
 // fm 89, behaviours 163
-#[tokio::test]
+#[tokio::test(start_paused = true)]
 async fn a_response_that_breaks_off_is_passed_on_broken_and_not_recorded() {
     bounded(async {
         let world = World::new(|layer| layer);
@@ -460,7 +460,7 @@ async fn a_response_that_does_not_fit_in_what_is_left_is_answered_and_not_retain
 }
 
 // fm 6
-#[tokio::test]
+#[tokio::test(start_paused = true)]
 async fn requests_in_flight_are_bounded_however_many_clients_leave() {
     const BOUND: usize = 100;
     bounded(async {

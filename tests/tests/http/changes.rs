@@ -7,9 +7,9 @@ use http::{HeaderName, Method, Request, StatusCode};
 use tests::{Answer, app, created, post, send};
 use tokio::time::sleep;
 use tower_idempotency::{
-    FingerprintBy, IdempotencyLayer, InFlight, KeySyntax, MemoryStore, Mismatch, MissingKey,
-    OrphanPolicy, Preset, Principal, StoreFailure, Ttl, Unretained,
-    conformance::{Fault, Faulty, Operation},
+    ConcurrentRequests, FingerprintBy, IdempotencyLayer, KeyReuse, KeySyntax, MemoryStore,
+    MissingKey, OrphanPolicy, Preset, Principal, StoreFailure, Ttl, Unrecordable,
+    conformance::{Fault, FaultInjector, Operation},
 };
 
 #[tokio::test(start_paused = true)]
@@ -95,7 +95,7 @@ async fn another_fingerprint_refuses_records_holders_and_orphans() {
 #[tokio::test(start_paused = true)]
 async fn an_orphan_is_executed_again_while_any_process_takes_over() {
     fn refusing(store: Shelf) -> IdempotencyLayer {
-        plain(store).with_orphans(OrphanPolicy::Refuse)
+        plain(store).with_orphan_policy(OrphanPolicy::Refuse)
     }
     let (answer, effects) = Change("to Refuse", order, plain, refusing).orphaned().await;
     assert_eq!((&*answer.code(), effects), ("outcome-unknown", 1));
@@ -121,11 +121,11 @@ async fn everything_else_may_change_while_clients_retry() {
             plain(it).with_missing_key(MissingKey::Reject)
         }),
         Change("status of a mismatch", order, plain, |it| {
-            let conflict = Mismatch::Refuse(StatusCode::CONFLICT);
-            plain(it).with_mismatch(conflict).expect("one of 4xx")
+            let conflict = KeyReuse::Refuse(StatusCode::CONFLICT);
+            plain(it).with_key_reuse(conflict).expect("one of 4xx")
         }),
         Change("in flight", order, plain, |it| {
-            plain(it).with_in_flight(InFlight::TooManyRequests)
+            plain(it).with_concurrent_requests(ConcurrentRequests::TooManyRequests)
         }),
         Change("retry after", order, plain, |it| {
             plain(it).with_retry_after(SECOND)
@@ -134,13 +134,13 @@ async fn everything_else_may_change_while_clients_retry() {
             plain(it).with_max_waiters(1, 1)
         }),
         Change("lease", order, plain, |it| {
-            plain(it).with_lease(Ttl::from_secs(1))
+            plain(it).with_lease_ttl(Ttl::from_secs(1))
         }),
         Change("orphans", order, plain, |it| {
-            plain(it).with_orphans(OrphanPolicy::Refuse)
+            plain(it).with_orphan_policy(OrphanPolicy::Refuse)
         }),
         Change("orphans kept", order, plain, |it| {
-            plain(it).with_orphans_kept(Ttl::from_secs(1))
+            plain(it).with_orphan_retention(Ttl::from_secs(1))
         }),
         Change("store timeout", order, plain, |it| {
             plain(it).with_store_timeout(SECOND)
@@ -164,10 +164,10 @@ async fn everything_else_may_change_while_clients_retry() {
             plain(it).with_max_in_flight(9, 9000)
         }),
         Change("recorded", order, plain, |it| {
-            plain(it).with_recorded(|_| false)
+            plain(it).with_recorded_statuses(|_| false)
         }),
-        Change("unretained", order, plain, |it| {
-            plain(it).with_unretained(Unretained::Release)
+        Change("unrecordable", order, plain, |it| {
+            plain(it).with_unrecordable(Unrecordable::Release)
         }),
         Change("retention", order, plain, |it| {
             plain(it).with_retention(Ttl::from_secs(1))
@@ -213,7 +213,7 @@ async fn everything_else_may_change_while_clients_retry() {
 struct Change(&'static str, fn() -> Request<Body>, Make, Make);
 
 type Make = fn(Shelf) -> IdempotencyLayer;
-type Shelf = Arc<Faulty<MemoryStore>>;
+type Shelf = Arc<FaultInjector<MemoryStore>>;
 
 impl Change {
     /// The second answer, once the first is recorded, and how many executions there were.
@@ -229,7 +229,7 @@ impl Change {
     /// After the lease of a first one that left no outcome.
     async fn orphaned(&self) -> (Answer, u64) {
         let store = shelf();
-        store.outage_of(Operation::Complete, Fault::CallLost);
+        store.fail_each(Operation::Complete, Fault::CallLost);
         self.again(store, Duration::from_secs(60)).await
     }
 
@@ -244,7 +244,7 @@ impl Change {
         let req = *req;
         let ended = tokio::spawn(async move { send(&old, req()).await });
         sleep(later).await;
-        store.heal();
+        store.clear_faults();
         let answer = send(&new, req()).await;
         ended.await.expect("an answer");
         (answer, first.count() + second.count())
@@ -258,7 +258,7 @@ impl std::fmt::Debug for Change {
 }
 
 fn shelf() -> Shelf {
-    Arc::new(Faulty::new(MemoryStore::new()))
+    Arc::new(FaultInjector::new(MemoryStore::new()))
 }
 
 fn plain(store: Shelf) -> IdempotencyLayer {
@@ -266,7 +266,7 @@ fn plain(store: Shelf) -> IdempotencyLayer {
 }
 
 fn separate(store: Shelf) -> IdempotencyLayer {
-    let separate = plain(store).with_mismatch(Mismatch::Separate);
+    let separate = plain(store).with_key_reuse(KeyReuse::Separate);
     separate.expect("no status")
 }
 

@@ -11,7 +11,7 @@ use tests::{
     send,
 };
 use tokio::{sync::Semaphore, task::JoinHandle};
-use tower_idempotency::{IdempotencyLayer, InFlight, MemoryStore, Mismatch};
+use tower_idempotency::{ConcurrentRequests, IdempotencyLayer, KeyReuse, MemoryStore};
 
 /// A router whose handler waits until it is let go.
 struct Gated {
@@ -63,12 +63,12 @@ fn layer() -> IdempotencyLayer {
 }
 
 // behaviours 95
-#[tokio::test]
+#[tokio::test(start_paused = true)]
 async fn a_duplicate_while_the_first_is_in_flight_is_told_to_come_back() {
     for (layer, status) in [
         (layer(), StatusCode::CONFLICT),
         (
-            layer().with_in_flight(InFlight::TooManyRequests),
+            layer().with_concurrent_requests(ConcurrentRequests::TooManyRequests),
             StatusCode::TOO_MANY_REQUESTS,
         ),
     ] {
@@ -92,7 +92,7 @@ async fn a_duplicate_while_the_first_is_in_flight_is_told_to_come_back() {
     }
 }
 
-#[tokio::test]
+#[tokio::test(start_paused = true)]
 async fn the_refused_duplicate_does_not_free_the_first_one_s_lease() {
     let gated = gated(layer());
     let first = gated.start(order()).await;
@@ -105,7 +105,7 @@ async fn the_refused_duplicate_does_not_free_the_first_one_s_lease() {
 }
 
 // behaviours 96
-#[tokio::test]
+#[tokio::test(start_paused = true)]
 async fn another_request_under_a_key_in_flight_is_a_mismatch_and_not_a_duplicate() {
     let gated = gated(layer());
     let first = gated.start(order()).await;
@@ -122,11 +122,11 @@ async fn another_request_under_a_key_in_flight_is_a_mismatch_and_not_a_duplicate
     assert_eq!(gated.effects.count(), 1);
 }
 
-#[tokio::test]
+#[tokio::test(start_paused = true)]
 async fn where_another_request_is_a_separate_one_it_runs_beside_the_first() {
     let gated = gated(
         layer()
-            .with_mismatch(Mismatch::Separate)
+            .with_key_reuse(KeyReuse::Separate)
             .expect("no status"),
     );
     let first = gated.start(order()).await;
@@ -136,7 +136,7 @@ async fn where_another_request_is_a_separate_one_it_runs_beside_the_first() {
     assert_ne!(first.body, other.body);
 }
 
-#[tokio::test]
+#[tokio::test(start_paused = true)]
 async fn another_caller_s_request_under_the_same_key_runs_beside_the_first() {
     let gated = gated(layer());
     let by = |token: &'static str| {
@@ -153,7 +153,7 @@ async fn another_caller_s_request_under_the_same_key_runs_beside_the_first() {
 }
 
 // behaviours 104: the body is part of the fingerprint, so that a mismatch is judged first
-#[tokio::test]
+#[tokio::test(start_paused = true)]
 async fn the_body_of_a_duplicate_is_read_before_it_is_judged() {
     let gated = gated(layer().with_request_limit(8));
     let first = gated.start(order()).await;
@@ -169,7 +169,7 @@ async fn the_body_of_a_duplicate_is_read_before_it_is_judged() {
 }
 
 // behaviours 105
-#[tokio::test]
+#[tokio::test(start_paused = true)]
 async fn a_duplicate_that_asks_as_the_first_completes_is_answered_with_its_record() {
     let store = Probe::default();
     let gated = gated(IdempotencyLayer::new(store.clone()));
@@ -214,7 +214,7 @@ fn async_body(told: tokio::sync::oneshot::Receiver<()>) -> Body {
 }
 
 // behaviours 106: with one atomic acquire there is nothing between asking and reading
-#[tokio::test]
+#[tokio::test(start_paused = true)]
 async fn a_key_that_is_freed_under_a_duplicate_is_leased_anew_and_never_run_without() {
     let gate = Arc::new(Semaphore::new(0));
     let held = Arc::clone(&gate);
@@ -249,7 +249,7 @@ async fn a_key_that_is_freed_under_a_duplicate_is_leased_anew_and_never_run_with
 }
 
 // behaviours 107
-#[tokio::test]
+#[tokio::test(start_paused = true)]
 async fn different_keys_run_side_by_side() {
     let gated = gated(layer());
     let mut running = Vec::new();

@@ -3,7 +3,7 @@
 use axum::{Router, body::Body, routing::any};
 use http::{Method, Request, StatusCode};
 use tests::{Effects, created, creating, post, probe::Probe, send};
-use tower_idempotency::{IdempotencyLayer, MemoryStore, Mismatch, MissingKey, Ttl};
+use tower_idempotency::{IdempotencyLayer, KeyReuse, MemoryStore, MissingKey, Ttl};
 
 fn request(method: &str, path: &str, body: &'static str) -> Request<Body> {
     Request::builder()
@@ -34,7 +34,7 @@ const BYPASSED: (u64, bool) = (2, false);
 const PROTECTED: (u64, bool) = (1, true);
 
 // behaviours 20, 25
-#[tokio::test]
+#[tokio::test(start_paused = true)]
 async fn safe_methods_run_each_time_and_never_meet_the_store() {
     for method in ["GET", "HEAD", "OPTIONS", "TRACE", "QUERY"] {
         assert_eq!(executed(|layer| layer, method).await, BYPASSED, "{method}");
@@ -42,7 +42,7 @@ async fn safe_methods_run_each_time_and_never_meet_the_store() {
 }
 
 // behaviours 21, 22, 24
-#[tokio::test]
+#[tokio::test(start_paused = true)]
 async fn every_method_that_is_not_safe_is_executed_once() {
     for method in ["POST", "PATCH", "PUT", "DELETE", "PURGE", "post"] {
         assert_eq!(executed(|layer| layer, method).await, PROTECTED, "{method}");
@@ -50,7 +50,7 @@ async fn every_method_that_is_not_safe_is_executed_once() {
 }
 
 // behaviours 23
-#[tokio::test]
+#[tokio::test(start_paused = true)]
 async fn the_protected_methods_can_be_listed_or_decided() {
     for (method, expected) in [("POST", BYPASSED), ("PUT", PROTECTED), ("DELETE", BYPASSED)] {
         let listed = executed(|layer| layer.with_methods([Method::PUT]), method).await;
@@ -66,7 +66,7 @@ async fn the_protected_methods_can_be_listed_or_decided() {
     }
 }
 
-#[tokio::test]
+#[tokio::test(start_paused = true)]
 async fn head_and_connect_pass_whatever_the_setting_says() {
     for method in ["HEAD", "CONNECT"] {
         let found = executed(|layer| layer.with_methods_where(|_| true), method).await;
@@ -77,7 +77,7 @@ async fn head_and_connect_pass_whatever_the_setting_says() {
 }
 
 // behaviours 26, 174
-#[tokio::test]
+#[tokio::test(start_paused = true)]
 async fn a_skipped_request_runs_each_time_and_never_meets_the_store() {
     assert_eq!(
         executed(|layer| layer.with_skip(|_| true), "POST").await,
@@ -96,7 +96,7 @@ async fn a_skipped_request_runs_each_time_and_never_meets_the_store() {
 }
 
 // behaviours 27
-#[tokio::test]
+#[tokio::test(start_paused = true)]
 async fn a_route_that_was_not_opted_in_runs_each_time() {
     let (opted_in, other) = (Effects::default(), Effects::default());
     let counted = |effects: &Effects| {
@@ -120,7 +120,7 @@ async fn a_route_that_was_not_opted_in_runs_each_time() {
 }
 
 // behaviours 28
-#[tokio::test]
+#[tokio::test(start_paused = true)]
 async fn an_exempted_route_needs_no_key() {
     let layer = IdempotencyLayer::new(MemoryStore::new())
         .with_missing_key(MissingKey::Reject)
@@ -153,7 +153,7 @@ async fn each_route_obeys_its_own_decisions_on_one_store() {
     let brief = layer
         .clone()
         .with_retention(Ttl::from_secs(10))
-        .with_mismatch(Mismatch::Refuse(StatusCode::CONFLICT))
+        .with_key_reuse(KeyReuse::Refuse(StatusCode::CONFLICT))
         .expect("a 4xx");
     let app = Router::new()
         .route("/long", handler())
@@ -178,7 +178,7 @@ async fn each_route_obeys_its_own_decisions_on_one_store() {
 }
 
 // behaviours 176
-#[tokio::test]
+#[tokio::test(start_paused = true)]
 async fn two_layers_on_two_stores_do_not_meet() {
     let (one, other) = (MemoryStore::new(), MemoryStore::new());
     let (first, first_effects) = creating(IdempotencyLayer::new(one.clone()));
@@ -192,7 +192,7 @@ async fn two_layers_on_two_stores_do_not_meet() {
 }
 
 // behaviours 30
-#[tokio::test]
+#[tokio::test(start_paused = true)]
 async fn an_empty_body_is_a_request_like_any_other() {
     let (app, effects) = creating(IdempotencyLayer::new(MemoryStore::new()));
     let first = send(&app, request("POST", "/orders", "")).await;

@@ -18,7 +18,7 @@ use tokio::{
     task::{JoinHandle, JoinSet},
     time::{Instant, sleep},
 };
-use tower_idempotency::{IdempotencyLayer, InFlight, StoreFailure};
+use tower_idempotency::{ConcurrentRequests, IdempotencyLayer, StoreFailure};
 
 /// Handlers that are held at a gate and answer as they are told, one after the other; then 201.
 #[derive(Clone)]
@@ -64,7 +64,7 @@ impl Held {
     }
 
     fn waiting() -> Self {
-        Self::new(|layer| layer.with_in_flight(InFlight::Wait(LONG)))
+        Self::new(|layer| layer.with_concurrent_requests(ConcurrentRequests::Wait(LONG)))
     }
 
     /// Sends a request under a key, in a task of its own.
@@ -99,11 +99,14 @@ async fn joined(answer: JoinHandle<Answer>) -> Answer {
 #[tokio::test(start_paused = true)]
 async fn duplicates_are_refused_and_disturb_nobody_while_the_first_is_executed() {
     for (in_flight, status) in [
-        (InFlight::Conflict, StatusCode::CONFLICT),
-        (InFlight::TooManyRequests, StatusCode::TOO_MANY_REQUESTS),
+        (ConcurrentRequests::Conflict, StatusCode::CONFLICT),
+        (
+            ConcurrentRequests::TooManyRequests,
+            StatusCode::TOO_MANY_REQUESTS,
+        ),
     ] {
         bounded(async {
-            let held = Held::new(|layer| layer.with_in_flight(in_flight));
+            let held = Held::new(|layer| layer.with_concurrent_requests(in_flight));
             let first = held.first().await;
             for _ in 0..100 {
                 let refused = joined(held.send("k")).await;
@@ -128,12 +131,12 @@ async fn duplicates_are_refused_and_disturb_nobody_while_the_first_is_executed()
 #[tokio::test(start_paused = true)]
 async fn another_request_under_the_key_is_a_mismatch_even_while_the_first_is_executed() {
     for in_flight in [
-        InFlight::Conflict,
-        InFlight::TooManyRequests,
-        InFlight::Wait(LONG),
+        ConcurrentRequests::Conflict,
+        ConcurrentRequests::TooManyRequests,
+        ConcurrentRequests::Wait(LONG),
     ] {
         bounded(async {
-            let held = Held::new(|layer| layer.with_in_flight(in_flight));
+            let held = Held::new(|layer| layer.with_concurrent_requests(in_flight));
             let first = held.first().await;
             let started = Instant::now();
             let other = send(&held.app, tests::post("/", "k", "{\"other\":1}")).await;
@@ -186,7 +189,7 @@ async fn waiters_look_by_themselves_when_the_store_never_says_that_something_cha
         within(LONG, async {
             let held = Held::waiting();
             held.store.set(|op, _| match op {
-                Op::Changed => Act::Hang,
+                Op::WaitForChange => Act::Hang,
                 _ => Act::Forward,
             });
             let first = held.first().await;
@@ -205,13 +208,16 @@ async fn waiters_look_by_themselves_when_the_store_never_says_that_something_cha
 }
 
 // fm 116: not even when what it says means nothing
-#[tokio::test]
+#[tokio::test(start_paused = true)]
 async fn waiters_do_not_hammer_a_store_that_always_says_that_something_changed() {
     bounded(async {
-        let held = Held::new(|layer| layer.with_in_flight(InFlight::Wait(Duration::from_secs(1))));
-        // One that resolves at once, every time.
-        held.store.set(|op, _| match op {
-            Op::Changed => Act::FailBefore,
+        let held = Held::new(|layer| {
+            layer.with_concurrent_requests(ConcurrentRequests::Wait(Duration::from_secs(1)))
+        });
+        // It resolves at once, every time. The limit is for a waiter that hammers: it would let no time pass.
+        held.store.set(|op, nth| match (op, nth) {
+            (Op::WaitForChange, _) => Act::FailBefore,
+            (Op::Acquire, 200..) => Act::Hang,
             _ => Act::Forward,
         });
         let first = held.first().await;
@@ -232,7 +238,7 @@ async fn when_the_first_request_leaves_nothing_one_waiter_executes_and_the_other
     bounded(async {
         let failed = StatusCode::INTERNAL_SERVER_ERROR;
         let held = Held::answering(
-            |layer| layer.with_in_flight(InFlight::Wait(LONG)),
+            |layer| layer.with_concurrent_requests(ConcurrentRequests::Wait(LONG)),
             [failed, failed],
         );
         let first = held.first().await;
@@ -281,7 +287,8 @@ async fn when_the_first_request_leaves_nothing_one_waiter_executes_and_the_other
 async fn a_waiter_whose_time_is_up_is_refused_and_the_first_keeps_its_lease() {
     bounded(async {
         let waits = Duration::from_millis(3_210);
-        let held = Held::new(|layer| layer.with_in_flight(InFlight::Wait(waits)));
+        let held =
+            Held::new(|layer| layer.with_concurrent_requests(ConcurrentRequests::Wait(waits)));
         let first = held.first().await;
         let started = Instant::now();
         let waiter = joined(held.send("k")).await;
@@ -312,7 +319,7 @@ async fn waiters_are_bounded_for_each_key_and_in_total_and_give_their_places_bac
     bounded(async {
         let held = Held::new(|layer| {
             layer
-                .with_in_flight(InFlight::Wait(LONG))
+                .with_concurrent_requests(ConcurrentRequests::Wait(LONG))
                 .with_max_waiters(2, 3)
         });
         let mut firsts = Vec::new();
@@ -357,7 +364,9 @@ async fn waiters_are_bounded_for_each_key_and_in_total_and_give_their_places_bac
 #[tokio::test(start_paused = true)]
 async fn a_wait_without_end_is_a_wait_all_the_same() {
     bounded(async {
-        let held = Held::new(|layer| layer.with_in_flight(InFlight::Wait(Duration::MAX)));
+        let held = Held::new(|layer| {
+            layer.with_concurrent_requests(ConcurrentRequests::Wait(Duration::MAX))
+        });
         let first = held.first().await;
         let waiter = held.duplicate().await;
         tokio::time::sleep(Duration::from_secs(5)).await;
@@ -399,7 +408,7 @@ async fn a_waiter_whose_store_fails_never_runs_beside_the_first_that_it_has_seen
     bounded(async {
         let held = Held::new(|layer| {
             layer
-                .with_in_flight(InFlight::Wait(LONG))
+                .with_concurrent_requests(ConcurrentRequests::Wait(LONG))
                 .with_store_failure(StoreFailure::DangerouslyExecuteUnprotected)
         });
         let first = held.first().await;

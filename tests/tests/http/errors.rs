@@ -15,7 +15,7 @@ use tests::{
     send,
 };
 use tower_idempotency::{
-    ErrorKind, IdempotencyLayer, MemoryStore, Mismatch, MissingKey, OrphanPolicy, Principal, Ttl,
+    ErrorKind, IdempotencyLayer, KeyReuse, MemoryStore, MissingKey, OrphanPolicy, Principal, Ttl,
 };
 
 const KEY: &str = "secret-key-8e03978e";
@@ -92,7 +92,7 @@ async fn refusal(
         }
         ErrorKind::OutcomeUnknown => {
             store.fail(Op::Complete, Act::FailBefore);
-            let app = answering(layer.with_orphans(OrphanPolicy::Refuse));
+            let app = answering(layer.with_orphan_policy(OrphanPolicy::Refuse));
             send(&app.0, order()).await;
             tokio::time::sleep(Duration::from_secs(60)).await;
             sent(app, order()).await
@@ -247,7 +247,7 @@ async fn a_service_can_render_every_refusal_itself() {
         let asked = Arc::new(Mutex::new(Vec::new()));
         let (answer, executed) = refusal(kind, |layer| {
             let asked = Arc::clone(&asked);
-            layer.with_refusals(move |error| {
+            layer.with_error_response(move |error| {
                 asked.lock().expect("no panic").push((
                     error.kind(),
                     error.status().as_u16(),
@@ -310,8 +310,8 @@ fn settings_that_cannot_work_are_refused_as_they_are_set() {
         assert!(layer().with_described_by(url).is_err(), "{url}");
     }
     for status in [200, 303, 503].map(StatusCode::from_u16) {
-        let refuse = Mismatch::Refuse(status.expect("a status"));
-        let error = layer().with_mismatch(refuse).expect_err("not a refusal");
+        let refuse = KeyReuse::Refuse(status.expect("a status"));
+        let error = layer().with_key_reuse(refuse).expect_err("not a refusal");
         assert!(error.to_string().contains("4xx"), "{error}");
     }
     for duration in [Duration::ZERO, Duration::MAX] {
@@ -321,7 +321,7 @@ fn settings_that_cannot_work_are_refused_as_they_are_set() {
     assert_eq!(shortest, Ttl::MIN, "never rounded to nothing");
 }
 
-#[tokio::test]
+#[tokio::test(start_paused = true)]
 async fn settings_that_leave_nothing_are_obeyed() {
     let layer = || IdempotencyLayer::new(MemoryStore::new());
     let (full, effects) = creating(layer().with_max_in_flight(0, 1000));

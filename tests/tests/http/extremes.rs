@@ -9,7 +9,7 @@ use tests::{
     bodies::{Piece, pieces},
     send,
 };
-use tower_idempotency::{IdempotencyLayer, InFlight, MemoryStore, Ttl};
+use tower_idempotency::{ConcurrentRequests, IdempotencyLayer, MemoryStore, Ttl};
 
 fn app(effects: &Effects, layer: IdempotencyLayer) -> Router {
     let effects = effects.clone();
@@ -18,16 +18,16 @@ fn app(effects: &Effects, layer: IdempotencyLayer) -> Router {
         .layer(layer)
 }
 
-#[tokio::test]
+#[tokio::test(start_paused = true)]
 async fn durations_without_end_neither_panic_nor_overflow() {
     let effects = Effects::default();
     let layer = IdempotencyLayer::new(MemoryStore::new())
         .with_store_timeout(Duration::MAX)
         .with_body_timeout(Duration::MAX)
         .with_collect_timeout(Duration::MAX)
-        .with_in_flight(InFlight::Wait(Duration::MAX))
+        .with_concurrent_requests(ConcurrentRequests::Wait(Duration::MAX))
         .with_retry_after(Duration::MAX)
-        .with_lease(Ttl::MAX)
+        .with_lease_ttl(Ttl::MAX)
         .with_retention(Ttl::MAX);
     let app = app(&effects, layer.clone());
     // A body that is not there at once starts the timers.
@@ -41,7 +41,7 @@ async fn durations_without_end_neither_panic_nor_overflow() {
     assert!(layer.drain(Duration::MAX).await);
 }
 
-#[tokio::test]
+#[tokio::test(start_paused = true)]
 async fn limits_of_zero_refuse_and_execute_nothing() {
     let effects = Effects::default();
     let store = MemoryStore::new();

@@ -8,7 +8,7 @@ use http::{HeaderMap, HeaderValue, Request, StatusCode};
 use http_body_util::BodyExt;
 use serde_json::Value;
 use tests::{Answer, Effects, Scripted, Step, app, created, creating, post, send};
-use tower_idempotency::{FingerprintBy, IdempotencyLayer, MemoryStore, Mismatch, Principal};
+use tower_idempotency::{FingerprintBy, IdempotencyLayer, KeyReuse, MemoryStore, Principal};
 
 fn layer() -> IdempotencyLayer {
     IdempotencyLayer::new(MemoryStore::new())
@@ -82,7 +82,7 @@ async fn across(layers: [IdempotencyLayer; 2], requests: [Request<Body>; 2]) -> 
 // ---- The body ----
 
 // behaviours 31
-#[tokio::test]
+#[tokio::test(start_paused = true)]
 async fn another_body_under_the_key_is_refused_and_not_executed() {
     let (app, effects) = creating(layer());
     let first = send(&app, json(r#"{"a":1}"#)).await;
@@ -104,7 +104,7 @@ async fn another_body_under_the_key_is_refused_and_not_executed() {
 }
 
 // behaviours 32
-#[tokio::test]
+#[tokio::test(start_paused = true)]
 async fn the_same_body_under_another_key_is_another_request() {
     let found = second(
         layer(),
@@ -116,7 +116,7 @@ async fn the_same_body_under_another_key_is_another_request() {
 }
 
 // behaviours 33, 34
-#[tokio::test]
+#[tokio::test(start_paused = true)]
 async fn canonical_json_ignores_the_order_of_members_and_not_that_of_elements() {
     let canonical = || layer().with_fingerprint(FingerprintBy::canonical_json());
     for (one, two, expected) in [
@@ -147,7 +147,7 @@ async fn canonical_json_ignores_the_order_of_members_and_not_that_of_elements() 
 }
 
 // behaviours 35
-#[tokio::test]
+#[tokio::test(start_paused = true)]
 async fn numbers_keep_their_spelling() {
     for by in [FingerprintBy::raw_body(), FingerprintBy::canonical_json()] {
         let layer = layer().with_fingerprint(by.clone());
@@ -166,7 +166,7 @@ fn over_json(keep: fn(&mut Value)) -> IdempotencyLayer {
 }
 
 // behaviours 36, 37
-#[tokio::test]
+#[tokio::test(start_paused = true)]
 async fn a_custom_fingerprint_can_leave_fields_out() {
     let without_times = || {
         over_json(|value| {
@@ -188,7 +188,7 @@ async fn a_custom_fingerprint_can_leave_fields_out() {
 }
 
 // behaviours 38, 39
-#[tokio::test]
+#[tokio::test(start_paused = true)]
 async fn a_custom_fingerprint_can_look_at_a_subset_only() {
     let amount = || over_json(|value| *value = value["amount"].take());
     let one = r#"{"amount":1,"note":"x"}"#;
@@ -203,7 +203,7 @@ async fn a_custom_fingerprint_can_look_at_a_subset_only() {
 }
 
 // behaviours 57
-#[tokio::test]
+#[tokio::test(start_paused = true)]
 async fn requests_that_a_custom_fingerprint_makes_equal_are_the_same() {
     let anything = layer().with_fingerprint(FingerprintBy::custom(|_, _| b"same".to_vec()));
     let one = post("/a", "k", "one");
@@ -212,7 +212,7 @@ async fn requests_that_a_custom_fingerprint_makes_equal_are_the_same() {
     assert_eq!(second(anything, one, two).await, Replayed);
 }
 
-#[tokio::test]
+#[tokio::test(start_paused = true)]
 async fn a_fingerprint_of_the_head_lets_the_body_stream_through_unlimited() {
     let head_only = layer()
         .with_fingerprint(FingerprintBy::head_only())
@@ -234,7 +234,7 @@ async fn a_fingerprint_of_the_head_lets_the_body_stream_through_unlimited() {
 // ---- The head ----
 
 // behaviours 40, 42, 43: another request under the key is a client's mistake, so it is refused
-#[tokio::test]
+#[tokio::test(start_paused = true)]
 async fn another_path_or_query_under_the_key_is_refused() {
     for (one, two) in [
         ("/a", "/b"),
@@ -249,7 +249,7 @@ async fn another_path_or_query_under_the_key_is_refused() {
         let found = second(layer(), post(one, "k", "x"), post(two, "k", "x")).await;
         assert_eq!(found, Refused, "{one} {two}");
         let separate = layer()
-            .with_mismatch(Mismatch::Separate)
+            .with_key_reuse(KeyReuse::Separate)
             .expect("no status");
         let found = second(separate, post(one, "k", "x"), post(two, "k", "x")).await;
         assert_eq!(found, Executed, "{one} {two}");
@@ -257,7 +257,7 @@ async fn another_path_or_query_under_the_key_is_refused() {
 }
 
 // behaviours 41
-#[tokio::test]
+#[tokio::test(start_paused = true)]
 async fn another_method_under_the_key_is_refused() {
     let put = || {
         let mut req = post("/orders", "k", "order");
@@ -268,12 +268,12 @@ async fn another_method_under_the_key_is_refused() {
     assert_eq!(second(layer(), one, put()).await, Refused);
     let one = post("/orders", "k", "order");
     let separate = layer()
-        .with_mismatch(Mismatch::Separate)
+        .with_key_reuse(KeyReuse::Separate)
         .expect("no status");
     assert_eq!(second(separate, one, put()).await, Executed);
 }
 
-#[tokio::test]
+#[tokio::test(start_paused = true)]
 async fn the_media_type_counts_without_parameters_and_letter_case_and_other_headers_do_not() {
     let type_of = |value| with("content-type", value);
     for (one, two, expected) in [
@@ -296,7 +296,7 @@ async fn the_media_type_counts_without_parameters_and_letter_case_and_other_head
 }
 
 // behaviours 50
-#[tokio::test]
+#[tokio::test(start_paused = true)]
 async fn parts_that_join_to_the_same_text_are_told_apart() {
     // Also where the text holds what stands between the parts.
     for ((path, body), (other_path, other_body)) in [
@@ -324,7 +324,7 @@ async fn parts_that_join_to_the_same_text_are_told_apart() {
 // ---- Who is asking ----
 
 // behaviours 44
-#[tokio::test]
+#[tokio::test(start_paused = true)]
 async fn another_authorization_never_meets_the_first_one_s_answer() {
     let asks = |token| with("authorization", token);
     let found = second(layer(), asks("Bearer a"), asks("Bearer b")).await;
@@ -351,7 +351,7 @@ async fn another_authorization_never_meets_the_first_one_s_answer() {
 }
 
 // behaviours 45
-#[tokio::test]
+#[tokio::test(start_paused = true)]
 async fn a_session_cookie_can_be_the_principal_and_other_cookies_do_not_split() {
     let by_cookie =
         || layer().with_principal(Principal::authorization().or(Principal::cookie("sid")));
@@ -385,7 +385,7 @@ fn by_account(account: u64) -> Request<Body> {
 }
 
 // behaviours 46
-#[tokio::test]
+#[tokio::test(start_paused = true)]
 async fn a_principal_of_the_authentication_survives_a_refreshed_token() {
     let principal = Principal::extension(|account: &Account| account.0.to_be_bytes());
     let layer = || layer().with_principal(principal.clone());
@@ -402,7 +402,7 @@ async fn a_principal_of_the_authentication_survives_a_refreshed_token() {
 }
 
 // behaviours 47
-#[tokio::test]
+#[tokio::test(start_paused = true)]
 async fn a_principal_that_refuses_answers_itself_and_nothing_else_happens() {
     let store = MemoryStore::new();
     let layer = IdempotencyLayer::new(store.clone()).with_principal(Principal::from_fn(|_| {
@@ -419,7 +419,7 @@ async fn a_principal_that_refuses_answers_itself_and_nothing_else_happens() {
 }
 
 // behaviours 47
-#[tokio::test]
+#[tokio::test(start_paused = true)]
 async fn a_missing_extension_is_a_fault_of_the_service_and_nothing_is_executed() {
     let by_account = || Principal::extension(|account: &Account| account.0.to_be_bytes());
     let store = MemoryStore::new();
@@ -438,7 +438,7 @@ async fn a_missing_extension_is_a_fault_of_the_service_and_nothing_is_executed()
     assert_eq!(effects.count(), 1);
 }
 
-#[tokio::test]
+#[tokio::test(start_paused = true)]
 async fn sources_are_tried_in_order_and_the_first_decides() {
     let principal = Principal::header(http::HeaderName::from_static("x-tenant"))
         .or(Principal::from_fn(|head| {
@@ -469,7 +469,7 @@ async fn sources_are_tried_in_order_and_the_first_decides() {
     assert_eq!(found, Executed, "the last source");
 }
 
-#[tokio::test]
+#[tokio::test(start_paused = true)]
 async fn two_sources_together_tell_callers_apart_by_both() {
     let tenant = || Principal::header(http::HeaderName::from_static("x-tenant"));
     let by_both = tenant().and(Principal::authorization());
@@ -518,7 +518,7 @@ async fn two_sources_together_tell_callers_apart_by_both() {
 }
 
 // behaviours 46
-#[tokio::test]
+#[tokio::test(start_paused = true)]
 async fn two_sources_of_one_kind_that_find_the_same_bytes_are_two_principals() {
     #[derive(Clone)]
     struct Service(u64);
@@ -555,7 +555,7 @@ async fn two_sources_of_one_kind_that_find_the_same_bytes_are_two_principals() {
     assert_eq!(found, Executed);
 }
 
-#[tokio::test]
+#[tokio::test(start_paused = true)]
 async fn unscoped_callers_share_their_keys() {
     let unscoped = layer().with_principal(Principal::unscoped());
     let asks = |token| with("authorization", token);
@@ -563,7 +563,7 @@ async fn unscoped_callers_share_their_keys() {
 }
 
 // behaviours 49
-#[tokio::test]
+#[tokio::test(start_paused = true)]
 async fn namespaces_and_keys_do_not_run_into_each_other() {
     let one = layer();
     let named = |name: &str| one.clone().with_namespace(name);
@@ -585,7 +585,7 @@ async fn namespaces_and_keys_do_not_run_into_each_other() {
 }
 
 // behaviours 51
-#[tokio::test]
+#[tokio::test(start_paused = true)]
 async fn another_secret_is_another_entry_and_a_short_one_is_refused() {
     let one = layer();
     let keyed = |secret: &str| {
@@ -629,7 +629,7 @@ fn receiving(layer: IdempotencyLayer) -> (Router, Effects, Received) {
 }
 
 // behaviours 52, 53
-#[tokio::test]
+#[tokio::test(start_paused = true)]
 async fn the_handler_receives_a_body_of_many_frames_whole_with_its_trailers() {
     let mut trailers = HeaderMap::new();
     trailers.insert("x-checksum", HeaderValue::from_static("42"));
@@ -646,7 +646,7 @@ async fn the_handler_receives_a_body_of_many_frames_whole_with_its_trailers() {
 }
 
 // behaviours 54
-#[tokio::test]
+#[tokio::test(start_paused = true)]
 async fn a_binary_body_reaches_the_handler_unchanged() {
     let bytes: Vec<u8> = (0..=255).chain([0xc3, 0x28, 0xff]).collect();
     let (app, effects, received) = receiving(layer());
@@ -671,7 +671,7 @@ async fn a_binary_body_reaches_the_handler_unchanged() {
 }
 
 // behaviours 179
-#[tokio::test]
+#[tokio::test(start_paused = true)]
 async fn what_the_handler_does_to_its_request_changes_nothing() {
     let (app, effects) = app(layer(), async |n, mut req: Request<Body>| {
         *req.uri_mut() = "/elsewhere".parse().expect("a URI");
@@ -685,7 +685,7 @@ async fn what_the_handler_does_to_its_request_changes_nothing() {
 }
 
 // behaviours 55
-#[tokio::test]
+#[tokio::test(start_paused = true)]
 async fn a_body_at_the_limit_is_accepted_and_a_larger_one_is_refused_unread() {
     let store = MemoryStore::new();
     let layer = IdempotencyLayer::new(store.clone()).with_request_limit(4);
@@ -711,7 +711,7 @@ async fn a_body_at_the_limit_is_accepted_and_a_larger_one_is_refused_unread() {
 }
 
 // behaviours 56, 166
-#[tokio::test]
+#[tokio::test(start_paused = true)]
 async fn the_limit_holds_while_reading_whatever_the_length_header_says() {
     for length in [None, Some("-1"), Some("many"), Some("2"), Some("")] {
         let store = MemoryStore::new();
@@ -732,7 +732,7 @@ async fn the_limit_holds_while_reading_whatever_the_length_header_says() {
     }
 }
 
-#[tokio::test]
+#[tokio::test(start_paused = true)]
 async fn the_default_limit_is_that_of_axum() {
     let (app, effects) = creating(layer());
     let fits = vec![7; 2 * 1024 * 1024];
@@ -746,7 +746,7 @@ async fn the_default_limit_is_that_of_axum() {
 }
 
 // failure mode 76
-#[tokio::test]
+#[tokio::test(start_paused = true)]
 async fn a_body_that_breaks_off_leaves_the_key_untouched() {
     let store = MemoryStore::new();
     let (app, effects) = creating(IdempotencyLayer::new(store.clone()));

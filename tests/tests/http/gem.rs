@@ -46,7 +46,7 @@ async fn executions(app: &Router, requests: impl IntoIterator<Item = Request<Bod
     executions
 }
 
-#[tokio::test]
+#[tokio::test(start_paused = true)]
 async fn a_request_without_a_key_passes_through() {
     let store = Probe::default();
     let layer = IdempotencyLayer::with_preset(store.clone(), Preset::Idempo);
@@ -56,7 +56,7 @@ async fn a_request_without_a_key_passes_through() {
     assert_eq!((effects.count(), store.all_calls()), (2, 0));
 }
 
-#[tokio::test]
+#[tokio::test(start_paused = true)]
 async fn get_head_and_options_pass_through_even_with_a_key() {
     for method in [Method::GET, Method::HEAD, Method::OPTIONS] {
         let (app, effects) = numbered();
@@ -69,7 +69,7 @@ async fn get_head_and_options_pass_through_even_with_a_key() {
     }
 }
 
-#[tokio::test]
+#[tokio::test(start_paused = true)]
 async fn an_unsafe_request_is_executed_once_and_its_response_served_again() {
     for method in [Method::POST, Method::PUT, Method::PATCH, Method::DELETE] {
         let (app, effects) = answering(|n| {
@@ -88,7 +88,7 @@ async fn an_unsafe_request_is_executed_once_and_its_response_served_again() {
     }
 }
 
-#[tokio::test]
+#[tokio::test(start_paused = true)]
 async fn the_key_may_come_as_x_idempotency_key() {
     let (app, effects) = numbered();
     let aliased = || {
@@ -105,7 +105,7 @@ async fn the_key_may_come_as_x_idempotency_key() {
     assert_eq!(effects.count(), 1);
 }
 
-#[tokio::test]
+#[tokio::test(start_paused = true)]
 async fn a_quoted_key_equals_an_unquoted_one() {
     let (app, effects) = numbered();
     let key = |key| post("/orders", key, "order");
@@ -117,7 +117,7 @@ async fn a_quoted_key_equals_an_unquoted_one() {
     assert_eq!(effects.count(), 2);
 }
 
-#[tokio::test]
+#[tokio::test(start_paused = true)]
 async fn an_empty_key_is_answered_400_as_json() {
     let (app, effects) = numbered();
     for key in ["", "\"\"", "  "] {
@@ -132,7 +132,7 @@ async fn an_empty_key_is_answered_400_as_json() {
     assert_eq!(effects.count(), 0);
 }
 
-#[tokio::test]
+#[tokio::test(start_paused = true)]
 async fn another_verb_url_query_body_or_authorization_is_another_request() {
     let (app, effects) = numbered();
     let changed = |change: fn(&mut Request<Body>)| {
@@ -164,7 +164,7 @@ async fn another_verb_url_query_body_or_authorization_is_another_request() {
     assert_eq!(effects.count(), 7);
 }
 
-#[tokio::test]
+#[tokio::test(start_paused = true)]
 async fn other_headers_do_not_make_another_request() {
     let (app, effects) = numbered();
     let mut other = order();
@@ -175,7 +175,7 @@ async fn other_headers_do_not_make_another_request() {
     assert_eq!(effects.count(), 1);
 }
 
-#[tokio::test]
+#[tokio::test(start_paused = true)]
 async fn failures_of_the_server_and_passing_refusals_run_again() {
     for code in [500, 502, 503, 504, 425, 429] {
         let (app, effects) = answering(move |n| {
@@ -195,7 +195,7 @@ async fn failures_of_the_server_and_passing_refusals_run_again() {
     }
 }
 
-#[tokio::test]
+#[tokio::test(start_paused = true)]
 async fn a_response_over_four_mebibytes_is_not_stored() {
     let large = |n: u64| {
         let mut body = vec![b'x'; 4 * 1024 * 1024];
@@ -210,7 +210,7 @@ async fn a_response_over_four_mebibytes_is_not_stored() {
     assert_eq!(effects.count(), 2);
 }
 
-#[tokio::test]
+#[tokio::test(start_paused = true)]
 async fn a_response_of_chunks_is_stored() {
     let (app, effects) = answering(|n| {
         let number: &'static str = n.to_string().leak();
@@ -221,7 +221,7 @@ async fn a_response_of_chunks_is_stored() {
     assert_eq!(effects.count(), 1);
 }
 
-#[tokio::test]
+#[tokio::test(start_paused = true)]
 async fn a_no_store_policy_keeps_nothing_in_any_letter_case() {
     for (name, value) in [
         ("X-Idempo-Policy", "no-store"),
@@ -280,7 +280,7 @@ async fn the_other_presets_keep_answers_for_24_hours() {
     }
 }
 
-#[tokio::test]
+#[tokio::test(start_paused = true)]
 async fn a_double_request_while_the_first_runs_is_answered_429() {
     let gate = Arc::new(Semaphore::new(0));
     let held = Arc::clone(&gate);
@@ -317,7 +317,7 @@ async fn a_double_request_while_the_first_runs_is_answered_429() {
     assert_eq!(effects.count(), 1);
 }
 
-#[tokio::test]
+#[tokio::test(start_paused = true)]
 async fn an_exception_in_the_application_frees_the_key() {
     let (app, effects) = answering(|n| {
         assert!(n > 1, "an exception");

@@ -54,7 +54,7 @@ async fn are_one(app: &(Router, Effects), first: Request<Body>, second: Request<
 }
 
 // behaviours 1
-#[tokio::test]
+#[tokio::test(start_paused = true)]
 async fn a_required_key_that_is_missing_is_refused() {
     let (app, effects) = creating(layer().with_missing_key(MissingKey::Reject));
     let answer = send(&app, keyless("order")).await;
@@ -62,7 +62,7 @@ async fn a_required_key_that_is_missing_is_refused() {
     assert_eq!(effects.count(), 0);
 }
 
-#[tokio::test]
+#[tokio::test(start_paused = true)]
 async fn who_sends_no_key_is_told_the_header_that_is_looked_for() {
     let layer = layer().with_missing_key(MissingKey::Reject);
     let other = layer
@@ -77,7 +77,7 @@ async fn who_sends_no_key_is_told_the_header_that_is_looked_for() {
 }
 
 // behaviours 2
-#[tokio::test]
+#[tokio::test(start_paused = true)]
 async fn without_a_key_an_optional_layer_runs_every_request_and_stores_nothing() {
     let store = MemoryStore::new();
     let (app, effects) = creating(IdempotencyLayer::new(store.clone()));
@@ -92,7 +92,7 @@ async fn without_a_key_an_optional_layer_runs_every_request_and_stores_nothing()
 }
 
 // behaviours 3, 4
-#[tokio::test]
+#[tokio::test(start_paused = true)]
 async fn an_empty_key_is_malformed_even_where_keys_are_optional() {
     for missing in [
         MissingKey::PassThrough,
@@ -109,7 +109,7 @@ async fn an_empty_key_is_malformed_even_where_keys_are_optional() {
 }
 
 // behaviours 5
-#[tokio::test]
+#[tokio::test(start_paused = true)]
 async fn a_quoted_and_an_unquoted_key_are_the_same() {
     for (first, second) in [
         ("\"abc\"", "abc"),
@@ -131,7 +131,7 @@ async fn a_quoted_and_an_unquoted_key_are_the_same() {
 }
 
 // behaviours 6
-#[tokio::test]
+#[tokio::test(start_paused = true)]
 async fn a_key_of_255_bytes_is_accepted_and_one_more_is_too_long() {
     let (app, effects) = creating(layer());
     for quote in ["", "\""] {
@@ -148,7 +148,7 @@ async fn a_key_of_255_bytes_is_accepted_and_one_more_is_too_long() {
 }
 
 // behaviours 7
-#[tokio::test]
+#[tokio::test(start_paused = true)]
 async fn the_length_counts_bytes_and_not_characters() {
     let from_head = layer().with_key_from(|head| {
         let repeat = head.headers.get("x-repeat")?.to_str().ok()?;
@@ -164,7 +164,7 @@ async fn the_length_counts_bytes_and_not_characters() {
 }
 
 // behaviours 8
-#[tokio::test]
+#[tokio::test(start_paused = true)]
 async fn a_key_shorter_than_the_minimum_is_refused() {
     let (app, effects) = creating(layer().with_key_length(21..=255));
     let answer = send(&app, keyed("k".repeat(20))).await;
@@ -176,7 +176,7 @@ async fn a_key_shorter_than_the_minimum_is_refused() {
 }
 
 // behaviours 9, 10
-#[tokio::test]
+#[tokio::test(start_paused = true)]
 async fn keys_outside_the_syntax_are_refused_and_not_repaired() {
     let (app, effects) = creating(layer());
     for value in [
@@ -200,7 +200,7 @@ async fn keys_outside_the_syntax_are_refused_and_not_repaired() {
 }
 
 // Some libraries refuse these, and so fail for one random key of base64 in so many.
-#[tokio::test]
+#[tokio::test(start_paused = true)]
 async fn keys_with_slashes_colons_and_plus_signs_are_keys_and_told_apart() {
     let app = creating(layer());
     let keys = [
@@ -224,7 +224,7 @@ async fn keys_with_slashes_colons_and_plus_signs_are_keys_and_told_apart() {
 }
 
 // behaviours 11
-#[tokio::test]
+#[tokio::test(start_paused = true)]
 async fn a_key_check_narrows_the_characters() {
     let (app, effects) = creating(layer().with_key_check(|key| {
         key.bytes()
@@ -241,7 +241,7 @@ async fn a_key_check_narrows_the_characters() {
 }
 
 // behaviours 12
-#[tokio::test]
+#[tokio::test(start_paused = true)]
 async fn a_key_check_can_insist_on_uuids() {
     let is_uuid = |key: &str| {
         key.len() == 36
@@ -264,7 +264,7 @@ async fn a_key_check_can_insist_on_uuids() {
 }
 
 // behaviours 13
-#[tokio::test]
+#[tokio::test(start_paused = true)]
 async fn under_another_header_name_the_usual_one_is_not_a_key() {
     let name = HeaderName::from_static("x-request-key");
     let layer = layer().with_header(name);
@@ -284,7 +284,7 @@ async fn under_another_header_name_the_usual_one_is_not_a_key() {
 }
 
 // behaviours 14
-#[tokio::test]
+#[tokio::test(start_paused = true)]
 async fn the_same_key_under_the_alias_is_the_same_key() {
     let alias = HeaderName::from_static("x-idempotency-key");
     let app = creating(layer().with_header_alias(alias));
@@ -296,7 +296,7 @@ async fn the_same_key_under_the_alias_is_the_same_key() {
     assert_eq!(effects.count(), 1);
 }
 
-#[tokio::test]
+#[tokio::test(start_paused = true)]
 async fn the_header_goes_before_its_alias() {
     let alias = HeaderName::from_static("x-idempotency-key");
     let (app, effects) = creating(layer().with_header_alias(alias));
@@ -311,11 +311,11 @@ async fn the_header_goes_before_its_alias() {
 }
 
 // behaviours 15
-#[tokio::test]
+#[tokio::test(start_paused = true)]
 async fn a_rejected_key_is_answered_as_the_service_renders_it() {
     let layer = layer()
         .with_key_check(|key| key.starts_with("order-"))
-        .with_refusals(|error| {
+        .with_error_response(|error| {
             let mut res = http::Response::new(format!("no: {}", error.kind().code()).into());
             *res.status_mut() = StatusCode::IM_A_TEAPOT;
             res
@@ -328,7 +328,7 @@ async fn a_rejected_key_is_answered_as_the_service_renders_it() {
 }
 
 // behaviours 16
-#[tokio::test]
+#[tokio::test(start_paused = true)]
 async fn several_key_lines_are_refused_even_when_they_agree() {
     let alias = HeaderName::from_static("x-idempotency-key");
     let (app, effects) = creating(layer().with_header_alias(alias));
@@ -349,7 +349,7 @@ async fn several_key_lines_are_refused_even_when_they_agree() {
 }
 
 // behaviours 17, as far as the head goes: the body is not read for a key
-#[tokio::test]
+#[tokio::test(start_paused = true)]
 async fn a_key_from_the_request_head_names_an_entity() {
     let by_order = || {
         layer().with_key_from(|head| {
@@ -381,7 +381,7 @@ async fn a_key_from_the_request_head_names_an_entity() {
 }
 
 // behaviours 18
-#[tokio::test]
+#[tokio::test(start_paused = true)]
 async fn a_head_without_a_key_is_refused_or_passes_as_the_setting_says() {
     let from_head = layer().with_key_from(|_| None);
     let (app, effects) = creating(from_head.clone());
@@ -398,7 +398,7 @@ async fn a_head_without_a_key_is_refused_or_passes_as_the_setting_says() {
     assert_eq!(effects.count(), 0);
 }
 
-#[tokio::test]
+#[tokio::test(start_paused = true)]
 async fn a_key_that_the_service_makes_is_limited_but_has_no_syntax() {
     let (app, effects) = creating(layer().with_key_from(|head| {
         head.headers
@@ -417,7 +417,7 @@ async fn a_key_that_the_service_makes_is_limited_but_has_no_syntax() {
 }
 
 // behaviours 19
-#[tokio::test]
+#[tokio::test(start_paused = true)]
 async fn the_header_name_has_no_letter_case() {
     let app = creating(layer());
     let shouted = || {
@@ -430,7 +430,7 @@ async fn the_header_name_has_no_letter_case() {
     assert!(are_one(&app, shouted(), keyed("k")).await);
 }
 
-#[tokio::test]
+#[tokio::test(start_paused = true)]
 async fn each_syntax_decides_whether_quotes_belong_to_the_key() {
     for (syntax, bare_is_quoted) in [
         (KeySyntax::Lenient, Some(true)),
@@ -473,7 +473,7 @@ async fn without_a_key_equal_content_can_be_the_key() {
     assert_eq!(effects.count(), before + 1, "forgotten with its record");
 }
 
-#[tokio::test]
+#[tokio::test(start_paused = true)]
 async fn the_handler_sees_the_key_as_the_client_meant_it() {
     let (app, effects) = app(layer(), async |n, req: Request<Body>| {
         let key = req

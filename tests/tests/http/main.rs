@@ -1,4 +1,6 @@
 //! Keys, fingerprints, bodies, recording and replay over one store in memory.
+//!
+//! A test without a socket runs on a paused clock: however slow the machine is, no timeout passes by chance.
 
 mod axum_and_hyper;
 mod bodies;

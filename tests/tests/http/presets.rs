@@ -12,8 +12,8 @@ use serde_json::Value;
 use tests::{Answer, Effects, Scripted, Step, app, created, send};
 use tokio::{sync::Semaphore, time::advance};
 use tower_idempotency::{
-    IdempotencyKey, IdempotencyLayer, InFlight, KeySyntax, MemoryStore, Mismatch, MissingKey,
-    Preset, Principal, Ttl, Unretained,
+    ConcurrentRequests, IdempotencyKey, IdempotencyLayer, KeyReuse, KeySyntax, MemoryStore,
+    MissingKey, Preset, Principal, Ttl, Unrecordable,
 };
 
 /// What a layer does, as far as the table says.
@@ -579,7 +579,7 @@ async fn every_preset_keeps_four_mebibytes_and_not_a_byte_more() {
     }
 }
 
-#[tokio::test]
+#[tokio::test(start_paused = true)]
 async fn the_layer_without_a_preset_is_the_recommended_one() {
     let (plain, recommended) = (
         IdempotencyLayer::new(MemoryStore::new()),
@@ -640,24 +640,24 @@ const SETTINGS: [Setting; 17] = [
         "other request: 409",
         |layer| {
             layer
-                .with_mismatch(Mismatch::Refuse(StatusCode::CONFLICT))
+                .with_key_reuse(KeyReuse::Refuse(StatusCode::CONFLICT))
                 .expect("a 4xx")
         },
         |row| row.other_request = 409,
     ),
     (
         "other request: separate",
-        |layer| layer.with_mismatch(Mismatch::Separate).expect("no status"),
+        |layer| layer.with_key_reuse(KeyReuse::Separate).expect("no status"),
         |row| row.other_request = 201,
     ),
     (
         "concurrent: 429",
-        |layer| layer.with_in_flight(InFlight::TooManyRequests),
+        |layer| layer.with_concurrent_requests(ConcurrentRequests::TooManyRequests),
         |row| row.concurrent.0 = 429,
     ),
     (
         "concurrent: 409",
-        |layer| layer.with_in_flight(InFlight::Conflict),
+        |layer| layer.with_concurrent_requests(ConcurrentRequests::Conflict),
         |row| row.concurrent.0 = 409,
     ),
     (
@@ -667,7 +667,7 @@ const SETTINGS: [Setting; 17] = [
     ),
     (
         "recorded",
-        |layer| layer.with_recorded(|status| status.is_success() || status == 503),
+        |layer| layer.with_recorded_statuses(|status| status.is_success() || status == 503),
         |row| row.recorded = vec![200, 201, 202, 204, 206, 299, 503],
     ),
     (
@@ -686,7 +686,7 @@ const SETTINGS: [Setting; 17] = [
     (
         "error",
         |layer| {
-            layer.with_refusals(|error| {
+            layer.with_error_response(|error| {
                 let mut res = http::Response::new("no".into());
                 *res.status_mut() = error.status();
                 let after = error.retry_after().map(|after| after.as_secs().into());
@@ -733,20 +733,23 @@ async fn each_setting_changes_its_cell_of_idempo_alone() {
 #[tokio::test(start_paused = true)]
 async fn what_cannot_be_kept_is_decided_alone() {
     for preset in PRESETS {
-        for (unretained, expected) in [
-            (Unretained::Tombstone, (409, 1)),
-            (Unretained::Release, (200, 2)),
+        for (unrecordable, expected) in [
+            (Unrecordable::Tombstone, (409, 1)),
+            (Unrecordable::Release, (200, 2)),
         ] {
-            let change: Change = match unretained {
-                Unretained::Tombstone => |layer| layer.with_unretained(Unretained::Tombstone),
-                _ => |layer| layer.with_unretained(Unretained::Release),
+            let change: Change = match unrecordable {
+                Unrecordable::Tombstone => |layer| layer.with_unrecordable(Unrecordable::Tombstone),
+                _ => |layer| layer.with_unrecordable(Unrecordable::Release),
             };
             let layers = Layers { preset, change };
             let mut row = table(preset);
             (row.too_large, row.streamed) = (expected, expected);
             let found = layers.look().await;
             let differences = differences(&row, &found);
-            assert!(found == row, "{preset:?} with {unretained:?}{differences}");
+            assert!(
+                found == row,
+                "{preset:?} with {unrecordable:?}{differences}"
+            );
         }
     }
 }

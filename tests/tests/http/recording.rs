@@ -60,7 +60,7 @@ async fn recorded(layer: impl Fn() -> IdempotencyLayer, statuses: &[u16]) -> Vec
 }
 
 // behaviours 59
-#[tokio::test]
+#[tokio::test(start_paused = true)]
 async fn the_first_answer_is_what_the_handler_answered() {
     let (app, effects) = app(layer(), async |_, _| {
         let headers = [
@@ -91,7 +91,7 @@ async fn the_first_answer_is_what_the_handler_answered() {
 }
 
 // behaviours 60
-#[tokio::test]
+#[tokio::test(start_paused = true)]
 async fn an_execution_is_one_acquire_and_one_complete_and_a_replay_one_acquire() {
     let store = Probe::default();
     let memory = store.inner();
@@ -114,7 +114,7 @@ async fn an_execution_is_one_acquire_and_one_complete_and_a_replay_one_acquire()
 }
 
 // behaviours 61, 62, 63, 65, 66
-#[tokio::test]
+#[tokio::test(start_paused = true)]
 async fn by_default_the_statuses_of_definite_outcomes_are_recorded() {
     let all: Vec<u16> = (200..600).collect();
     let passing = [401, 403, 407, 408, 421, 423, 424, 425, 429];
@@ -122,26 +122,26 @@ async fn by_default_the_statuses_of_definite_outcomes_are_recorded() {
     assert_eq!(recorded(layer, &all).await, definite);
 }
 
-#[tokio::test]
+#[tokio::test(start_paused = true)]
 async fn an_informational_status_is_never_recorded() {
-    let any = || layer().with_recorded(|_| true);
+    let any = || layer().with_recorded_statuses(|_| true);
     assert_eq!(recorded(any, &[100, 101, 102, 103, 199]).await, [0_u16; 0]);
 }
 
 // behaviours 64, 67
-#[tokio::test]
+#[tokio::test(start_paused = true)]
 async fn only_the_statuses_that_the_setting_names_are_recorded() {
-    let successes = || layer().with_recorded(|status| status.is_success());
+    let successes = || layer().with_recorded_statuses(|status| status.is_success());
     assert_eq!(
         recorded(successes, &[200, 299, 300, 400, 500]).await,
         [200, 299]
     );
-    let failures = || layer().with_recorded(|status| status.is_server_error());
+    let failures = || layer().with_recorded_statuses(|status| status.is_server_error());
     assert_eq!(recorded(failures, &[200, 400, 500, 503]).await, [500, 503]);
 }
 
 // behaviours 64
-#[tokio::test]
+#[tokio::test(start_paused = true)]
 async fn a_status_that_is_not_recorded_frees_the_key_even_for_another_request() {
     let store = MemoryStore::new();
     let (app, effects) = app(IdempotencyLayer::new(store.clone()), async |n, _| match n {
@@ -160,7 +160,7 @@ fn with_header(name: &'static str, value: &'static str) -> impl Fn(u64) -> Respo
 }
 
 // behaviours 68
-#[tokio::test]
+#[tokio::test(start_paused = true)]
 async fn a_handler_can_opt_out_of_being_recorded() {
     for (name, value) in [
         ("x-idempo-policy", "no-store"),
@@ -181,7 +181,7 @@ async fn a_handler_can_opt_out_of_being_recorded() {
 }
 
 // behaviours 68, 69
-#[tokio::test]
+#[tokio::test(start_paused = true)]
 async fn control_headers_never_reach_a_client() {
     let both = [
         ("X-Idempo-Policy", "keep"),
@@ -268,7 +268,7 @@ async fn a_record_lives_for_the_retention_and_then_the_key_is_new() {
 }
 
 // behaviours 70
-#[tokio::test]
+#[tokio::test(start_paused = true)]
 async fn a_panic_passes_on_and_frees_the_key() {
     let store = MemoryStore::new();
     let (app, effects) = app(IdempotencyLayer::new(store.clone()), async |n, _| {
@@ -290,7 +290,7 @@ async fn a_panic_passes_on_and_frees_the_key() {
     assert_eq!(effects.count(), 2);
 }
 
-#[tokio::test]
+#[tokio::test(start_paused = true)]
 async fn a_panic_that_an_outer_layer_turns_into_an_answer_is_not_recorded() {
     let (app, effects) = app(layer(), async |n, _| {
         assert!(n > 1, "the first one fails");
@@ -303,7 +303,7 @@ async fn a_panic_that_an_outer_layer_turns_into_an_answer_is_not_recorded() {
     assert_eq!(effects.count(), 2);
 }
 
-#[tokio::test]
+#[tokio::test(start_paused = true)]
 async fn a_panic_in_the_call_or_in_the_body_frees_the_key_too() {
     struct Panicking;
     impl http_body::Body for Panicking {
@@ -338,7 +338,7 @@ async fn a_panic_in_the_call_or_in_the_body_frees_the_key_too() {
     assert_eq!(effects.count(), 3);
 }
 
-#[tokio::test]
+#[tokio::test(start_paused = true)]
 async fn extensions_pass_through_in_both_directions() {
     #[derive(Clone, Debug, PartialEq)]
     struct Tag(u64);
@@ -357,7 +357,7 @@ async fn extensions_pass_through_in_both_directions() {
 }
 
 // behaviours 71
-#[tokio::test]
+#[tokio::test(start_paused = true)]
 async fn a_response_that_breaks_off_is_not_recorded_and_reaches_the_client_broken() {
     let store = MemoryStore::new();
     let (app, effects) = app(IdempotencyLayer::new(store.clone()), async |n, _| match n {
@@ -382,7 +382,7 @@ async fn a_response_that_breaks_off_is_not_recorded_and_reaches_the_client_broke
 }
 
 // behaviours 74
-#[tokio::test]
+#[tokio::test(start_paused = true)]
 async fn the_record_is_stored_before_the_first_byte_leaves() {
     let store = Probe::default();
     let (app, effects) = creating(IdempotencyLayer::new(store.clone()));
@@ -395,7 +395,7 @@ async fn the_record_is_stored_before_the_first_byte_leaves() {
     assert_eq!(effects.count(), 1);
 }
 
-#[tokio::test]
+#[tokio::test(start_paused = true)]
 async fn nothing_leaves_while_the_record_is_not_stored() {
     let store = Probe::default();
     store.fail_next(1, Op::Complete, Act::Hang);
@@ -414,7 +414,7 @@ async fn nothing_leaves_while_the_record_is_not_stored() {
     answer.abort();
 }
 
-#[tokio::test]
+#[tokio::test(start_paused = true)]
 async fn every_execution_has_an_entry_of_its_own() {
     let store = MemoryStore::new();
     let layer = IdempotencyLayer::new(store.clone());

@@ -51,7 +51,7 @@ fn lines(answer: &Answer) -> Vec<(String, Vec<u8>)> {
 }
 
 // behaviours 77, 78, 79
-#[tokio::test]
+#[tokio::test(start_paused = true)]
 async fn five_retries_have_one_effect_and_five_equal_answers() {
     let (app, effects) = creating(layer());
     let first = send(&app, order()).await;
@@ -68,7 +68,7 @@ async fn five_retries_have_one_effect_and_five_equal_answers() {
 }
 
 // behaviours 79
-#[tokio::test]
+#[tokio::test(start_paused = true)]
 async fn the_replay_marker_can_be_another_header_or_none() {
     let marker = (
         HeaderName::from_static("idempotency-replayed"),
@@ -88,7 +88,7 @@ async fn the_replay_marker_can_be_another_header_or_none() {
     assert_eq!(replay, first);
 }
 
-#[tokio::test]
+#[tokio::test(start_paused = true)]
 async fn a_handler_s_own_replay_marker_does_not_count() {
     let (_, replay) = twice(layer(), || {
         [("idempotent-replayed", "false")].into_response()
@@ -102,7 +102,7 @@ async fn a_handler_s_own_replay_marker_does_not_count() {
 }
 
 // behaviours 81
-#[tokio::test]
+#[tokio::test(start_paused = true)]
 async fn a_replay_keeps_status_location_and_etag() {
     let (first, replay) = twice(layer(), || {
         let headers = [("location", "/orders/7"), ("etag", "\"7\"")];
@@ -115,7 +115,7 @@ async fn a_replay_keeps_status_location_and_etag() {
 }
 
 // behaviours 82
-#[tokio::test]
+#[tokio::test(start_paused = true)]
 async fn repeated_lines_are_kept_in_order_and_cookies_are_not() {
     let (first, replay) = twice(layer(), || {
         let mut res = "answer".into_response();
@@ -139,7 +139,7 @@ async fn repeated_lines_are_kept_in_order_and_cookies_are_not() {
     assert_eq!(replay.header("vary"), Some("accept"));
 }
 
-#[tokio::test]
+#[tokio::test(start_paused = true)]
 async fn header_values_are_kept_byte_for_byte() {
     let (first, replay) = twice(layer(), || {
         let mut res = "answer".into_response();
@@ -157,7 +157,7 @@ async fn header_values_are_kept_byte_for_byte() {
 }
 
 /// Whoever traces answers shows no more of a replay than of the first, and HTTP/2 never keeps it in its tables.
-#[tokio::test]
+#[tokio::test(start_paused = true)]
 async fn a_value_that_is_marked_as_sensitive_is_so_in_a_replay() {
     let secret = || {
         let mut value = HeaderValue::from_static("hunter2");
@@ -202,7 +202,7 @@ async fn a_value_that_is_marked_as_sensitive_is_so_in_a_replay() {
 }
 
 // behaviours 83, 84
-#[tokio::test]
+#[tokio::test(start_paused = true)]
 async fn what_belongs_to_one_exchange_is_not_replayed() {
     const ONCE: [&str; 24] = [
         "connection",
@@ -269,7 +269,7 @@ fn bare(
 }
 
 // behaviours 83
-#[tokio::test]
+#[tokio::test(start_paused = true)]
 async fn the_content_length_of_a_replay_is_that_of_its_body() {
     let (service, effects) = bare(|| Response::new(Body::new(Scripted::new(["two ", "chunks"]))));
     let first = send(&service, order()).await;
@@ -283,7 +283,7 @@ async fn the_content_length_of_a_replay_is_that_of_its_body() {
 }
 
 // behaviours 85
-#[tokio::test]
+#[tokio::test(start_paused = true)]
 async fn an_allow_list_replays_nothing_else() {
     let allowed = layer().with_replayed_headers(|name| name == "content-type" || name == "etag");
     let (_, replay) = twice(allowed, || {
@@ -302,7 +302,7 @@ async fn an_allow_list_replays_nothing_else() {
     assert_eq!(names, expected);
 }
 
-#[tokio::test]
+#[tokio::test(start_paused = true)]
 async fn cookies_can_be_allowed_and_framing_never() {
     let allowed = layer().with_replayed_headers(|name| {
         name == header::SET_COOKIE
@@ -325,7 +325,7 @@ async fn cookies_can_be_allowed_and_framing_never() {
 }
 
 // behaviours 86
-#[tokio::test]
+#[tokio::test(start_paused = true)]
 async fn an_empty_answer_is_replayed_empty_and_gets_no_headers_of_its_own() {
     for status in [204, 304, 200, 205] {
         let (service, effects) = bare(move || {
@@ -345,7 +345,7 @@ async fn an_empty_answer_is_replayed_empty_and_gets_no_headers_of_its_own() {
     }
 }
 
-#[tokio::test]
+#[tokio::test(start_paused = true)]
 async fn a_304_that_tells_the_length_of_what_it_does_not_send_is_whole() {
     let (service, effects) = bare(|| {
         let mut res = Response::new(Body::empty());
@@ -366,7 +366,7 @@ async fn a_304_that_tells_the_length_of_what_it_does_not_send_is_whole() {
 }
 
 // behaviours 87, 164
-#[tokio::test]
+#[tokio::test(start_paused = true)]
 async fn a_binary_answer_of_many_chunks_is_replayed_byte_for_byte() {
     let (first, replay) = twice(layer(), || {
         let bytes: Vec<u8> = (0..=255).cycle().take(100_000).collect();
@@ -379,7 +379,7 @@ async fn a_binary_answer_of_many_chunks_is_replayed_byte_for_byte() {
     assert_eq!(replay.body, first.body);
 }
 
-#[tokio::test]
+#[tokio::test(start_paused = true)]
 async fn trailers_are_replayed() {
     let (app, effects) = app(layer(), async |_, _| {
         let mut trailers = HeaderMap::new();
@@ -402,7 +402,7 @@ async fn trailers_are_replayed() {
     assert_eq!(effects.count(), 1);
 }
 
-#[tokio::test]
+#[tokio::test(start_paused = true)]
 async fn trailers_are_replayed_as_headers_are() {
     type Allowed = fn(&HeaderName) -> bool;
     let one: Allowed = |name| name == "x-checksum";
@@ -429,7 +429,7 @@ async fn trailers_are_replayed_as_headers_are() {
     }
 }
 
-#[tokio::test]
+#[tokio::test(start_paused = true)]
 async fn compressed_and_plain_records_replay_alike() {
     for above in [0, usize::MAX] {
         let (first, replay) = twice(layer().with_compression_above(above), || {
@@ -442,7 +442,7 @@ async fn compressed_and_plain_records_replay_alike() {
 }
 
 // behaviours 165
-#[tokio::test]
+#[tokio::test(start_paused = true)]
 async fn an_encoded_answer_keeps_its_encoding_with_its_bytes() {
     let (first, replay) = twice(layer(), || {
         ([("content-encoding", "gzip")], &b"\x1f\x8b..."[..]).into_response()
@@ -453,7 +453,7 @@ async fn an_encoded_answer_keeps_its_encoding_with_its_bytes() {
 }
 
 // behaviours 165, failure mode 94
-#[tokio::test]
+#[tokio::test(start_paused = true)]
 async fn inside_a_compression_layer_each_client_gets_what_it_accepts() {
     let effects = Effects::default();
     let counted = effects.clone();
@@ -476,7 +476,7 @@ async fn inside_a_compression_layer_each_client_gets_what_it_accepts() {
     assert_eq!(effects.count(), 1);
 }
 
-#[tokio::test]
+#[tokio::test(start_paused = true)]
 async fn inside_all_the_layers_that_the_documentation_names_a_browser_is_told_of_a_replay() {
     let app = Router::new()
         .route("/orders", routing::post(async || "ordered"))
@@ -523,7 +523,7 @@ async fn inside_all_the_layers_that_the_documentation_names_a_browser_is_told_of
 }
 
 // failure mode 95
-#[tokio::test]
+#[tokio::test(start_paused = true)]
 async fn inside_a_cors_layer_each_origin_gets_its_own_headers() {
     for inside in [true, false] {
         let cors = CorsLayer::new().allow_origin(AllowOrigin::mirror_request());
@@ -553,7 +553,7 @@ async fn inside_a_cors_layer_each_origin_gets_its_own_headers() {
 }
 
 // behaviours 91, 93
-#[tokio::test]
+#[tokio::test(start_paused = true)]
 async fn a_record_that_cannot_be_read_is_answered_503_and_nothing_runs_again() {
     let garbles: [(&str, fn(Bytes) -> Bytes); 5] = [
         ("empty", |_| Bytes::new()),
@@ -603,7 +603,7 @@ async fn a_replay_does_not_prolong_its_record() {
     assert_eq!(effects.count(), 2);
 }
 
-#[tokio::test]
+#[tokio::test(start_paused = true)]
 async fn header_order_within_a_replay_is_that_of_the_answer() {
     let (first, replay) = twice(layer(), || {
         let headers = [("x-c", "1"), ("x-a", "2"), ("x-b", "3")];

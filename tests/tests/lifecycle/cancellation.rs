@@ -23,9 +23,11 @@ use tests::{
     probe::{Act, Op, Probe, yield_once},
     read, send,
 };
-use tokio::runtime::Runtime;
+use tokio::runtime::{Builder, Runtime};
 use tower::ServiceExt;
-use tower_idempotency::{IdempotencyLayer, InFlight, Lease, MemoryStore, Ttl, run_once::Failed};
+use tower_idempotency::{
+    ConcurrentRequests, IdempotencyLayer, Lease, MemoryStore, run_once::WorkError,
+};
 use tracing::{Dispatch, Instrument, Level, subscriber::NoSubscriber};
 
 /// The future's output, unless it is still pending when it has been polled that often: then it is dropped.
@@ -332,7 +334,7 @@ async fn a_waiter_that_is_dropped_at_any_poll_disturbs_nobody() {
             let (effects, books, held) = (Effects::default(), Effects::default(), gate.clone());
             let counted = effects.clone();
             let layer = IdempotencyLayer::new(Probe::new(|_, _| Act::Yield))
-                .with_in_flight(InFlight::Wait(Duration::from_secs(10)))
+                .with_concurrent_requests(ConcurrentRequests::Wait(Duration::from_secs(10)))
                 .with_max_waiters(1, 1);
             let app = Router::new()
                 .route(
@@ -495,50 +497,42 @@ fn a_future_dropped_in_a_runtime_that_ends_goes_on_where_it_was_polled() {
 // fm 9: a task that is aborted, or a runtime that ends, leaves the lease to expire
 #[test]
 fn a_runtime_that_ends_with_a_handler_running_leaves_an_orphan_and_no_stuck_key() {
-    let layer = IdempotencyLayer::new(MemoryStore::new()).with_lease(Ttl::from_millis(100));
-    let (effects, gate) = (Effects::default(), Gate::shut());
-    let app = gated(&layer, &gate, &effects);
-    let request = || tests::post("/", "k", "");
     for dropped_first in [true, false] {
+        let layer = IdempotencyLayer::new(MemoryStore::new());
+        let (effects, gate) = (Effects::default(), Gate::shut());
+        let app = gated(&layer, &gate, &effects);
+        let request = || tests::post("/", "k", "");
         let runtime = Runtime::new().unwrap();
         let future = app.clone().oneshot(request());
         if dropped_first {
             let future = runtime.block_on(at_the_gate(future, &gate));
             drop(future);
         } else {
-            let running = runtime.spawn(future);
-            runtime.block_on(bounded(async {
-                // The lease of the runtime before has to expire.
-                while gate.arrivals() == 0 {
-                    if running.is_finished() {
-                        return;
-                    }
-                    tokio::time::sleep(Duration::from_millis(1)).await;
-                }
-            }));
+            runtime.spawn(future);
+            runtime.block_on(bounded(gate.arrival()));
         }
         // Until its tasks are gone: one that is still there when the gate opens runs to its end.
-        runtime.shutdown_timeout(Duration::from_secs(10));
-    }
-    gate.open_for_good();
-    let runtime = Runtime::new().unwrap();
-    runtime.block_on(bounded(async {
-        loop {
+        runtime.shutdown_timeout(Duration::from_secs(60));
+        gate.open_for_good();
+        assert_eq!(effects.count(), 0);
+        let paused = Builder::new_current_thread()
+            .enable_all()
+            .start_paused(true)
+            .build();
+        paused.unwrap().block_on(bounded(async {
+            assert_eq!(send(&app, request()).await.code(), "in-progress");
+            // The lease expires: the default is 15 s.
+            tokio::time::sleep(Duration::from_secs(16)).await;
             let answer = send(&app, request()).await;
-            if answer.status == StatusCode::OK {
-                assert!(!answer.is_replay());
-                break;
-            }
-            assert_eq!(answer.code(), "in-progress");
-            tokio::time::sleep(Duration::from_millis(10)).await;
-        }
-        assert!(send(&app, request()).await.is_replay());
-    }));
-    assert_eq!(effects.count(), 1);
+            assert_eq!((answer.status, answer.is_replay()), (StatusCode::OK, false));
+            assert!(send(&app, request()).await.is_replay());
+        }));
+        assert_eq!(effects.count(), 1);
+    }
 }
 
 // The layer's promise to handlers while their caller leaves: they run on, under the same lease.
-#[tokio::test]
+#[tokio::test(start_paused = true)]
 async fn a_handler_keeps_its_lease_when_its_caller_leaves() {
     bounded(async {
         let gate = Gate::shut();
@@ -611,7 +605,7 @@ fn a_run(layer: IdempotencyLayer, gate: Gate) -> Boxed {
         let work = async move |_lease: Lease| {
             gate.pass().await;
             tracing::info!("it goes on");
-            Ok::<_, Failed<()>>(())
+            Ok::<_, WorkError<()>>(())
         };
         let _ = layer.run_once("k", "", work).await.expect("an outcome");
         Ok(Response::new(Body::empty()))

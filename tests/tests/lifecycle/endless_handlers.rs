@@ -75,7 +75,7 @@ async fn a_timeout_inside_the_layer_ends_a_handler_that_does_not_and_frees_its_k
 async fn a_timeout_inside_the_layer_can_be_the_answer_that_retries_are_given() {
     let recorded =
         |status: StatusCode| status.is_success() || status == StatusCode::GATEWAY_TIMEOUT;
-    let (app, effects) = stuck(layer().with_recorded(recorded));
+    let (app, effects) = stuck(layer().with_recorded_statuses(recorded));
     let first = send(&app, post("/orders", "k", "tea")).await;
     let retry = send(&app, post("/orders", "k", "tea")).await;
     assert_eq!(first.status, StatusCode::GATEWAY_TIMEOUT);

@@ -21,7 +21,8 @@ use tokio::{
     time::{Instant, sleep, timeout},
 };
 use tower_idempotency::{
-    IdempotencyLayer, InFlight, Lease, MemoryStore, OrphanPolicy, StoreFailure, Ttl, Unretained,
+    ConcurrentRequests, IdempotencyLayer, Lease, MemoryStore, OrphanPolicy, StoreFailure, Ttl,
+    Unrecordable,
     store::{Acquired, Claim, KeyId, LeaseRef, Store, StoreError},
 };
 
@@ -202,7 +203,7 @@ async fn renewals_that_fail_for_less_than_the_lease_lose_nothing() {
 #[tokio::test(start_paused = true)]
 async fn a_renewal_that_hangs_leaves_time_for_another_however_long_the_store_may_take() {
     within(LONG, async {
-        let configure = |layer: IdempotencyLayer| layer.with_lease(Ttl::from_secs(3));
+        let configure = |layer: IdempotencyLayer| layer.with_lease_ttl(Ttl::from_secs(3));
         let node = Node::on(&MemoryStore::new(), &Effects::default(), configure);
         let (first, lease) = node.running().await;
         node.store.set(|op, nth| match (op, nth) {
@@ -266,8 +267,8 @@ impl Store for Rash {
         self.0.release(lease).await
     }
 
-    async fn changed(&self, id: &KeyId, within: Duration) {
-        self.0.changed(id, within).await;
+    async fn wait_for_change(&self, id: &KeyId, within: Duration) {
+        self.0.wait_for_change(id, within).await;
     }
 }
 
@@ -376,10 +377,11 @@ async fn a_handler_that_blocks_its_worker_does_not_starve_its_lease() {
         let blocks = async move || {
             counted.happen();
             let told = told.lock().expect("no poison");
-            told.recv_timeout(Duration::from_secs(20))
+            told.recv_timeout(Duration::from_secs(120))
                 .expect("the test goes on");
         };
-        let layer = IdempotencyLayer::new(store.clone()).with_lease(Ttl::from_millis(300));
+        // Between two renewals, which are 2 s apart, a machine that stands still for 2 s loses no lease.
+        let layer = IdempotencyLayer::new(store.clone()).with_lease_ttl(Ttl::from_secs(6));
         let app = Router::new().route("/", post(blocks)).route_layer(layer);
         // The first lease of a layer, and one that comes when there has been none for a while.
         for round in 1..=2 {
@@ -390,7 +392,7 @@ async fn a_handler_that_blocks_its_worker_does_not_starve_its_lease() {
                 let app = app.clone();
                 tokio::spawn(async move { send(&app, first).await })
             };
-            eventually("it is renewed", || store.count(Op::Renew) >= renewals + 7).await;
+            eventually("it is renewed", || store.count(Op::Renew) >= renewals + 2).await;
             assert_eq!(send(&app, request()).await.code(), "in-progress");
             go_on.send(()).expect("it waits");
             assert_eq!(joined(first).await.status, StatusCode::OK);
@@ -441,7 +443,7 @@ async fn one_task_renews_all_leases_of_a_layer_and_ends_with_it() {
 #[test]
 fn leases_are_renewed_in_the_runtime_after_the_first_one_has_ended() {
     let store = Probe::new(|_, _| Act::Forward);
-    let layer = IdempotencyLayer::new(store.clone()).with_lease(Ttl::from_millis(300));
+    let layer = IdempotencyLayer::new(store.clone()).with_lease_ttl(Ttl::from_millis(300));
     let counted = store.clone();
     let renewed_four_times = async move || {
         let before = counted.count(Op::Renew);
@@ -465,7 +467,7 @@ fn leases_are_renewed_in_the_runtime_after_the_first_one_has_ended() {
 #[test]
 fn a_lease_whose_renewal_ends_with_its_runtime_is_renewed_in_another() {
     let node = Node::on(&MemoryStore::new(), &Effects::default(), |layer| {
-        layer.with_lease(Ttl::from_secs(3))
+        layer.with_lease_ttl(Ttl::from_secs(3))
     });
     let (ends, stays) = (Runtime::new(), Runtime::new());
     let (ends, stays) = (ends.expect("a runtime"), stays.expect("a runtime"));
@@ -478,7 +480,7 @@ fn a_lease_whose_renewal_ends_with_its_runtime_is_renewed_in_another() {
     node.fail(&[Op::Renew], Act::Hang);
     let slow = stays.spawn(quick("slow"));
     stays.block_on(eventually("it is being renewed", || {
-        node.store.count(Op::Renew) == 1
+        node.store.count(Op::Renew) > 0
     }));
     drop(ends);
     node.recover();
@@ -765,7 +767,7 @@ async fn an_answer_that_comes_after_its_lease_is_stored_when_nobody_took_over() 
     for policy in [OrphanPolicy::TakeOver, OrphanPolicy::Refuse] {
         within(LONG, async {
             let node = Node::on(&MemoryStore::new(), &Effects::default(), |layer| {
-                layer.with_orphans(policy)
+                layer.with_orphan_policy(policy)
             });
             let (first, _) = node.running().await;
             node.fail(&[Op::Renew], Act::FailBefore);
@@ -786,10 +788,10 @@ async fn an_orphan_that_is_refused_is_not_executed_again_until_it_is_forgotten()
     within(LONG * 10, async {
         let kept = Ttl::from_secs(3_600);
         let node = Node::on(&MemoryStore::new(), &Effects::default(), |layer| {
-            let refusing = layer.with_orphans(OrphanPolicy::Refuse);
+            let refusing = layer.with_orphan_policy(OrphanPolicy::Refuse);
             refusing
-                .with_orphans_kept(kept)
-                .with_in_flight(InFlight::Wait(LONG))
+                .with_orphan_retention(kept)
+                .with_concurrent_requests(ConcurrentRequests::Wait(LONG))
         });
         let (first, _) = node.running().await;
         node.fail(&[Op::Renew], Act::FailBefore);
@@ -825,7 +827,7 @@ async fn a_waiter_takes_over_when_the_lease_of_the_first_is_over() {
         let (first, _) = node.running().await;
         node.fail(&[Op::Renew], Act::FailBefore);
         let other = Node::on(&node.store.inner(), &node.effects, |layer| {
-            layer.with_in_flight(InFlight::Wait(LONG))
+            layer.with_concurrent_requests(ConcurrentRequests::Wait(LONG))
         });
         let started = Instant::now();
         let (second, taken) = other.running().await;
@@ -949,7 +951,7 @@ async fn a_lost_reply_to_an_acquire_finds_its_own_lease() {
 async fn a_grant_that_comes_after_its_lease_is_asked_for_again() {
     let slow = |layer: IdempotencyLayer| {
         layer
-            .with_lease(Ttl::from_secs(1))
+            .with_lease_ttl(Ttl::from_secs(1))
             .with_store_timeout(Duration::from_secs(10))
     };
     for taken_over in [true, false] {
@@ -1119,7 +1121,7 @@ async fn what_could_not_be_stored_as_the_lease_ended_is_stored_later_if_nobody_t
     for policy in [OrphanPolicy::TakeOver, OrphanPolicy::Refuse] {
         within(LONG, async {
             let node = Node::on(&MemoryStore::new(), &Effects::default(), |layer| {
-                layer.with_orphans(policy)
+                layer.with_orphan_policy(policy)
             });
             let (first, _) = node.running().await;
             node.fail(&[Op::Renew, Op::Complete], Act::FailBefore);
@@ -1142,7 +1144,7 @@ async fn what_could_not_be_stored_as_the_lease_ended_is_stored_later_if_nobody_t
 async fn a_key_that_could_not_be_freed_as_its_lease_ended_is_freed_later() {
     within(LONG, async {
         let node = Node::on(&MemoryStore::new(), &Effects::default(), |layer| {
-            layer.with_orphans(OrphanPolicy::Refuse)
+            layer.with_orphan_policy(OrphanPolicy::Refuse)
         });
         node.answers_with(StatusCode::BAD_GATEWAY);
         let (first, _) = node.running().await;
@@ -1164,9 +1166,9 @@ async fn a_key_that_could_not_be_freed_as_its_lease_ended_is_freed_later() {
 #[tokio::test(start_paused = true)]
 async fn a_record_too_large_for_the_store_leaves_a_tombstone_or_frees_the_key() {
     within(LONG, async {
-        for unretained in [Unretained::Tombstone, Unretained::Release] {
+        for unrecordable in [Unrecordable::Tombstone, Unrecordable::Release] {
             let node = Node::on(&MemoryStore::new(), &Effects::default(), |layer| {
-                layer.with_unretained(unretained)
+                layer.with_unrecordable(unrecordable)
             });
             node.gate.open_for_good();
             node.store.set(|op, nth| match (op, nth) {
@@ -1175,7 +1177,7 @@ async fn a_record_too_large_for_the_store_leaves_a_tombstone_or_frees_the_key() 
             });
             assert_eq!(node.answer().await.text(), "execution 1");
             let retry = node.answer().await;
-            if unretained == Unretained::Tombstone {
+            if unrecordable == Unrecordable::Tombstone {
                 assert_eq!(retry.status, StatusCode::CONFLICT);
                 assert_eq!(retry.code(), "response-not-retained");
                 assert_eq!(node.effects.count(), 1);
@@ -1200,9 +1202,9 @@ async fn a_record_too_large_for_the_store_leaves_a_tombstone_or_frees_the_key() 
 #[tokio::test(start_paused = true)]
 async fn a_record_found_too_large_later_leaves_a_tombstone_or_frees_the_key() {
     within(LONG, async {
-        for unretained in [Unretained::Tombstone, Unretained::Release] {
+        for unrecordable in [Unrecordable::Tombstone, Unrecordable::Release] {
             let node = Node::on(&MemoryStore::new(), &Effects::default(), |layer| {
-                layer.with_unretained(unretained)
+                layer.with_unrecordable(unrecordable)
             });
             node.gate.open_for_good();
             node.store.set(|op, nth| match (op, nth) {
@@ -1214,7 +1216,7 @@ async fn a_record_found_too_large_later_leaves_a_tombstone_or_frees_the_key() {
             sleep(Duration::from_secs(3)).await;
             assert_eq!(node.layer.in_flight(), 0);
             let retry = node.answer().await;
-            if unretained == Unretained::Tombstone {
+            if unrecordable == Unrecordable::Tombstone {
                 assert_eq!(retry.code(), "response-not-retained");
                 sleep(LEASE * 2).await;
                 assert_eq!(node.answer().await.code(), "response-not-retained");

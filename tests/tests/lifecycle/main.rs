@@ -1,4 +1,6 @@
 //! The life of a lease: outages, cancellation, disconnects, shutdown and transactions.
+//!
+//! A test without a socket or a server runs on a paused clock: however slow the machine is, no timeout passes by chance.
 
 mod cancellation;
 mod disconnects_h1;

@@ -28,7 +28,7 @@ use tokio::{
     time::{Instant, advance, sleep},
 };
 use tower_idempotency::{
-    IdempotencyLayer, InFlight, MemoryStore, OrphanPolicy, StoreFailure, Ttl,
+    ConcurrentRequests, IdempotencyLayer, MemoryStore, OrphanPolicy, StoreFailure, Ttl,
     store::{Acquired, Claim, KeyId, LeaseRef, Store, StoreError},
 };
 
@@ -165,8 +165,8 @@ impl Store for Stalled {
         Ok(())
     }
 
-    async fn changed(&self, id: &KeyId, within: Duration) {
-        self.inner.changed(id, within).await;
+    async fn wait_for_change(&self, id: &KeyId, within: Duration) {
+        self.inner.wait_for_change(id, within).await;
     }
 }
 
@@ -174,7 +174,7 @@ impl Store for Stalled {
 async fn a_lease_that_is_taken_after_it_was_given_back_is_given_back_again() {
     for releases in 1..=4 {
         let store = Stalled::default();
-        let layer = IdempotencyLayer::new(store.clone()).with_orphans(OrphanPolicy::Refuse);
+        let layer = IdempotencyLayer::new(store.clone()).with_orphan_policy(OrphanPolicy::Refuse);
         let (app, effects) = creating(layer.clone());
         assert_unavailable(&send(&app, order()).await);
         store.released(releases).await;
@@ -237,8 +237,8 @@ impl Store for OneHangs {
         self.inner.release(lease).await
     }
 
-    async fn changed(&self, id: &KeyId, within: Duration) {
-        self.inner.changed(id, within).await;
+    async fn wait_for_change(&self, id: &KeyId, within: Duration) {
+        self.inner.wait_for_change(id, within).await;
     }
 }
 
@@ -392,7 +392,7 @@ async fn a_store_that_panics_has_failed() {
                     left: Arc::new(AtomicU64::new(times)),
                     happened,
                 })
-                .with_orphans(OrphanPolicy::Refuse);
+                .with_orphan_policy(OrphanPolicy::Refuse);
                 let (app, effects) = app(layer.clone(), move |n, _| async move {
                     if n == 1 && panics == Op::Release {
                         return StatusCode::BAD_GATEWAY.into_response();
@@ -469,8 +469,8 @@ impl Store for Rash {
         self.run(Op::Release, self.inner.release(lease))
     }
 
-    fn changed(&self, id: &KeyId, within: Duration) -> impl Future<Output = ()> + Send {
-        self.run(Op::Changed, self.inner.changed(id, within))
+    fn wait_for_change(&self, id: &KeyId, within: Duration) -> impl Future<Output = ()> + Send {
+        self.run(Op::WaitForChange, self.inner.wait_for_change(id, within))
     }
 }
 
@@ -481,11 +481,11 @@ async fn a_store_that_panics_as_it_is_listened_to_is_looked_at_all_the_same() {
         let inner = Probe::default();
         let layer = IdempotencyLayer::new(Rash {
             inner: inner.clone(),
-            op: Op::Changed,
+            op: Op::WaitForChange,
             left: Arc::new(u64::MAX.into()),
             happened,
         })
-        .with_in_flight(InFlight::Wait(Duration::from_secs(20)));
+        .with_concurrent_requests(ConcurrentRequests::Wait(Duration::from_secs(20)));
         let (app, effects) = app(layer.clone(), async |n, _| {
             sleep(Duration::from_secs(10)).await;
             created(n)
@@ -565,7 +565,7 @@ async fn a_record_that_cannot_be_stored_yet_counts_among_the_bytes_that_are_buff
 async fn what_is_never_stored_is_an_orphan_once_its_lease_is_over() {
     let store = Probe::default();
     store.fail(Op::Complete, Act::FailBefore);
-    let layer = IdempotencyLayer::new(store.clone()).with_lease(Ttl::from_secs(15));
+    let layer = IdempotencyLayer::new(store.clone()).with_lease_ttl(Ttl::from_secs(15));
     let (app, effects) = creating(layer.clone());
     send(&app, order()).await;
     sleep(Duration::from_secs(40)).await;
@@ -625,7 +625,7 @@ async fn a_release_that_fails_leaves_the_handler_s_failure_as_the_answer() {
 }
 
 // behaviours 156
-#[tokio::test]
+#[tokio::test(start_paused = true)]
 async fn an_answer_of_the_store_is_not_a_failure_and_is_not_tried_again() {
     let store = Probe::default();
     let inner_store = store.clone();
@@ -670,7 +670,7 @@ async fn a_store_full_of_leases_refuses_and_keeps_them() {
 }
 
 // failure mode 34
-#[tokio::test]
+#[tokio::test(start_paused = true)]
 async fn a_record_of_a_lease_that_the_store_forgot_is_stored_all_the_same() {
     // What a store that lost its data looks like: the handler's own lease is released under it.
     let store = Probe::default();

@@ -23,7 +23,7 @@ use tests::{
     wire::{H1, H2, Server, post_bytes},
 };
 use tokio::task::JoinSet;
-use tower_idempotency::{IdempotencyLayer, InFlight, MemoryStore};
+use tower_idempotency::{ConcurrentRequests, IdempotencyLayer, MemoryStore};
 
 /// Effects by key, and a handler that has one and takes a moment.
 #[derive(Clone)]
@@ -33,7 +33,7 @@ struct Shop {
 }
 
 impl Shop {
-    fn new(keys: usize, in_flight: InFlight) -> Self {
+    fn new(keys: usize, in_flight: ConcurrentRequests) -> Self {
         let executions: Arc<Vec<AtomicU64>> =
             Arc::new((0..keys).map(|_| AtomicU64::new(0)).collect());
         let counted = Arc::clone(&executions);
@@ -45,7 +45,7 @@ impl Shop {
             (StatusCode::CREATED, format!("execution {n} for {key}"))
         };
         let layer = IdempotencyLayer::new(MemoryStore::new())
-            .with_in_flight(in_flight)
+            .with_concurrent_requests(in_flight)
             .with_max_waiters(64, 64 * 64);
         let app = Router::new()
             .route("/{key}", post(handler))
@@ -97,7 +97,7 @@ const KEYS: usize = 1_000;
 #[tokio::test(flavor = "multi_thread", worker_threads = 4)]
 async fn of_64_clients_on_each_of_1000_keys_one_executes_and_nobody_gets_another_answer() {
     within(ENOUGH, async {
-        let shop = Shop::new(KEYS, InFlight::Conflict);
+        let shop = Shop::new(KEYS, ConcurrentRequests::Conflict);
         for key in 0..KEYS {
             assert_one_answer(&race(&shop, key, CLIENTS).await);
         }
@@ -110,7 +110,7 @@ async fn of_64_clients_on_each_of_1000_keys_one_executes_and_nobody_gets_another
 #[tokio::test(flavor = "multi_thread", worker_threads = 4)]
 async fn of_64_clients_who_wait_on_each_of_1000_keys_all_get_the_one_answer() {
     within(ENOUGH, async {
-        let shop = Shop::new(KEYS, InFlight::Wait(Duration::from_secs(20)));
+        let shop = Shop::new(KEYS, ConcurrentRequests::Wait(Duration::from_secs(20)));
         for key in 0..KEYS {
             let answers = race(&shop, key, CLIENTS).await;
             assert_eq!(assert_one_answer(&answers), CLIENTS);
@@ -124,7 +124,7 @@ async fn of_64_clients_who_wait_on_each_of_1000_keys_all_get_the_one_answer() {
 #[tokio::test(flavor = "multi_thread", worker_threads = 4)]
 async fn of_16_http1_connections_on_each_of_50_keys_one_executes() {
     bounded(async {
-        let shop = Shop::new(50, InFlight::Conflict);
+        let shop = Shop::new(50, ConcurrentRequests::Conflict);
         let server = Server::start(shop.app.clone()).await;
         let mut clients = Vec::new();
         for _ in 0..16 {
@@ -154,8 +154,8 @@ async fn of_16_http1_connections_on_each_of_50_keys_one_executes() {
 #[tokio::test(flavor = "multi_thread", worker_threads = 4)]
 async fn of_32_streams_of_one_http2_connection_on_each_of_30_keys_one_executes() {
     bounded(async {
-        let waits = InFlight::Wait(Duration::from_secs(20));
-        for (in_flight, all) in [(InFlight::Conflict, false), (waits, true)] {
+        let waits = ConcurrentRequests::Wait(Duration::from_secs(20));
+        for (in_flight, all) in [(ConcurrentRequests::Conflict, false), (waits, true)] {
             let shop = Shop::new(30, in_flight);
             let server = Server::start(shop.app.clone()).await;
             let client = Arc::new(H2::connect(server.addr()).await);
@@ -223,7 +223,7 @@ async fn no_answer_crosses_from_one_principal_to_another() {
             format!("{principal:?} {key:?}")
         };
         let layer = IdempotencyLayer::new(MemoryStore::new())
-            .with_in_flight(InFlight::Wait(Duration::from_secs(20)));
+            .with_concurrent_requests(ConcurrentRequests::Wait(Duration::from_secs(20)));
         let app = Router::new().route("/", post(echo)).route_layer(layer);
         let mut racing = JoinSet::new();
         let mut pairs_seen = HashSet::new();

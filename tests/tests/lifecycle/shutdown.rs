@@ -27,7 +27,7 @@ on_both_runtimes! {
     keyed_requests_are_refused_while_draining,
 }
 
-const LONG: Duration = Duration::from_secs(10);
+const LONG: Duration = Duration::from_secs(60);
 
 fn on(store: &MemoryStore) -> IdempotencyLayer {
     IdempotencyLayer::new(store.clone())
@@ -165,7 +165,7 @@ async fn drain_waits_for_keys_that_are_freed_in_the_background() {
             Op::Release => Act::FailBefore,
             _ => Act::Forward,
         });
-        let layer = IdempotencyLayer::new(store.clone()).with_lease(Ttl::from_secs(60));
+        let layer = IdempotencyLayer::new(store.clone()).with_lease_ttl(Ttl::from_secs(60));
         let mut failing = layer.layer(service_fn(async |_| {
             Err::<http::Response<axum::body::Body>, _>("it failed")
         }));

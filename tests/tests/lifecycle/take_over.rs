@@ -18,7 +18,7 @@ use tests::{
 };
 use tokio::time::sleep;
 use tower_idempotency::{
-    ErrorKind, IdempotencyLayer, Lease, OrphanPolicy, TakeOver, Ttl,
+    ErrorKind, IdempotencyLayer, Lease, OrphanPolicy, TakeOverOutcome, Ttl,
     store::{Claim, Fingerprint, KeyId, Store},
 };
 
@@ -40,7 +40,7 @@ impl Orphan {
     async fn new(policy: OrphanPolicy) -> Self {
         let ledger = Ledger::default();
         let layer = IdempotencyLayer::new(ledger.clone())
-            .with_orphans(policy)
+            .with_orphan_policy(policy)
             .with_secret("sixteen bytes at the least")
             .expect("long enough");
         let (told, lease) = tokio::sync::oneshot::channel();
@@ -100,11 +100,11 @@ async fn charge(ledger: &Ledger, lease: &Lease, n: u64) -> Response {
     }
 }
 
-type Taken<E = Infallible> = TakeOver<Response<tower_idempotency::Body<Body>>, E>;
+type Taken<E = Infallible> = TakeOverOutcome<Response<tower_idempotency::Body<Body>>, E>;
 
 async fn executed(taken: Taken) -> Answer {
     match taken {
-        TakeOver::Executed(res) => tests::read(res.map(Body::new)).await,
+        TakeOverOutcome::Executed(res) => tests::read(res.map(Body::new)).await,
         other => panic!("expected an execution, found {other:?}"),
     }
 }
@@ -162,7 +162,7 @@ async fn of_many_who_take_an_orphan_over_one_executes() {
             completers.spawn(async move {
                 let work = async move |lease: Lease| Ok(charge(&ledger, &lease, n).await);
                 let taken: Taken = layer.take_over(claim, work).await.expect("an answer");
-                matches!(taken, TakeOver::Executed(_))
+                matches!(taken, TakeOverOutcome::Executed(_))
             });
         }
         let executed = completers.join_all().await;
@@ -184,7 +184,7 @@ async fn what_is_no_orphan_is_not_taken_over_and_nothing_runs() {
                 Ok(created(0))
             };
             let taken: Taken = layer.take_over(claim, work).await.expect("an answer");
-            assert!(matches!(taken, TakeOver::NoOrphan), "{taken:?}");
+            assert!(matches!(taken, TakeOverOutcome::NoOrphan), "{taken:?}");
         };
         // Of another request, and of a key that nobody knows: which nobody holds afterwards.
         let other = Fingerprint::from_bytes([9; 32]);
@@ -257,7 +257,7 @@ async fn a_claim_that_is_used_again_does_not_execute_beside_the_first() {
         };
         let left = tokio::time::timeout(Duration::from_secs(1), take_over()).await;
         assert!(left.is_err(), "it goes on in a task");
-        assert!(matches!(take_over().await, TakeOver::NoOrphan));
+        assert!(matches!(take_over().await, TakeOverOutcome::NoOrphan));
         gate.open_for_good();
         sleep(Duration::from_secs(1)).await;
         assert_eq!(runs.count(), 1);
@@ -300,11 +300,11 @@ async fn a_takeover_that_fails_leaves_the_orphan_to_the_next() {
         let (layer, claim) = (&orphan.layer, || orphan.claim());
         orphan.ledger.store.recover();
 
-        let failed: TakeOver<Response<tower_idempotency::Body<Body>>, &str> = layer
+        let failed: TakeOverOutcome<Response<tower_idempotency::Body<Body>>, &str> = layer
             .take_over(claim(), async |_| Err::<Response, _>("no connection"))
             .await
             .expect("a lease");
-        assert!(matches!(failed, TakeOver::Failed("no connection")));
+        assert!(matches!(failed, TakeOverOutcome::Failed("no connection")));
 
         let taken: Taken = layer
             .take_over(claim(), async |lease: Lease| {
@@ -408,7 +408,7 @@ async fn without_a_lease_nothing_is_taken_over() {
         let orphan = Orphan::new(OrphanPolicy::TakeOver).await;
         orphan.ledger.store.recover();
         let ledger = orphan.ledger.another();
-        let layer = IdempotencyLayer::new(ledger.clone()).with_lease(Ttl::from_secs(60));
+        let layer = IdempotencyLayer::new(ledger.clone()).with_lease_ttl(Ttl::from_secs(60));
         ledger.store.fail(Op::Acquire, Act::FailAfter);
         let work = async |_| -> Result<Response, Infallible> { panic!("it must not run") };
         let error = layer

@@ -25,9 +25,9 @@ use tests::{
 use tokio::time::{advance, sleep};
 use tower::{Layer, ServiceExt};
 use tower_idempotency::{
-    FingerprintBy, IdempotencyLayer, Lease, OrphanPolicy, Retention, Ttl, Unretained,
+    FingerprintBy, IdempotencyLayer, Lease, OrphanPolicy, Retention, Ttl, Unrecordable,
     store::{Acquired, Claim, Store, StoreError},
-    transaction::Unrecorded,
+    transaction::NotRecordedReason,
 };
 
 /// A service on the ledger: the handler is given it, its lease and which execution it is.
@@ -62,7 +62,7 @@ async fn commit(ledger: &Ledger, lease: &Lease, n: u64, res: Response) -> Respon
     tx.insert(format!("charge {n}"));
     match tx.commit(lease, res).await {
         Ok(res) => res.into_response(),
-        Err(Failed::NotRecorded(res)) => (*res).into_response(),
+        Err(Failed::NotRecordable(res)) => (*res).into_response(),
         Err(Failed::Store(error)) => failed(&error),
     }
 }
@@ -103,7 +103,7 @@ const LONG: Duration = Duration::from_secs(600);
 // ---- Committed ----
 
 // behaviours 129
-#[tokio::test]
+#[tokio::test(start_paused = true)]
 async fn what_a_handler_commits_is_answered_and_nothing_is_left_to_store() {
     let ledger = Ledger::default();
     let (app, executions) = bank(&ledger, charge);
@@ -141,7 +141,7 @@ fn rich(body: Body) -> Response {
     res
 }
 
-#[tokio::test]
+#[tokio::test(start_paused = true)]
 async fn committed_or_not_the_answers_are_the_same() {
     let trailers = || {
         let mut trailers = http::HeaderMap::new();
@@ -205,7 +205,7 @@ async fn committed_or_not_the_answers_are_the_same() {
     }
 }
 
-#[tokio::test]
+#[tokio::test(start_paused = true)]
 async fn a_value_that_is_marked_as_sensitive_is_so_in_a_committed_answer() {
     let ledger = Ledger::default();
     let (app, _) = bank(&ledger, async |ledger, lease, n| {
@@ -222,7 +222,7 @@ async fn a_value_that_is_marked_as_sensitive_is_so_in_a_committed_answer() {
     }
 }
 
-#[tokio::test]
+#[tokio::test(start_paused = true)]
 async fn of_what_comes_after_the_commit_only_what_no_replay_carries_counts() {
     let ledger = Ledger::default();
     let books = ledger.clone();
@@ -250,7 +250,7 @@ async fn of_what_comes_after_the_commit_only_what_no_replay_carries_counts() {
     assert_charged_once(&ledger, &app).await;
 }
 
-#[tokio::test]
+#[tokio::test(start_paused = true)]
 async fn a_handler_that_answers_something_else_after_its_commit_is_not_believed() {
     for (status, retention) in [
         (StatusCode::OK, None),
@@ -280,7 +280,7 @@ async fn a_handler_that_answers_something_else_after_its_commit_is_not_believed(
     }
 }
 
-#[tokio::test]
+#[tokio::test(start_paused = true)]
 async fn a_service_that_fails_after_its_commit_has_answered() {
     let ledger = Ledger::default();
     let books = ledger.clone();
@@ -303,7 +303,7 @@ async fn a_service_that_fails_after_its_commit_has_answered() {
     assert_eq!(ledger.count(Op::Release), 0);
 }
 
-#[tokio::test]
+#[tokio::test(start_paused = true)]
 async fn a_panic_after_the_commit_passes_on_and_the_record_stays() {
     let ledger = Ledger::default();
     let (app, executions) = bank(&ledger, async |ledger, lease, n| {
@@ -335,7 +335,7 @@ async fn dropped_after<F: Future>(polls: usize, future: F) -> Option<F::Output> 
     .await
 }
 
-#[tokio::test]
+#[tokio::test(start_paused = true)]
 async fn a_client_that_leaves_at_any_poll_around_the_commit_costs_one_effect() {
     bounded(async {
         let mut dropped = 0;
@@ -371,7 +371,7 @@ async fn a_client_that_leaves_at_any_poll_around_the_commit_costs_one_effect() {
     .await;
 }
 
-#[tokio::test]
+#[tokio::test(start_paused = true)]
 async fn of_two_commits_under_one_lease_the_first_counts() {
     let ledger = Ledger::default();
     let (app, _) = bank(&ledger, async |ledger, lease, n| {
@@ -405,7 +405,7 @@ async fn a_committed_lease_is_over_and_not_renewed() {
 
 // ---- What is recorded ----
 
-#[tokio::test]
+#[tokio::test(start_paused = true)]
 async fn a_committed_answer_is_kept_as_long_as_one_that_was_not_committed() {
     const HOUR: Duration = Duration::from_secs(3600);
     let cases: [(fn(Response) -> Response, Duration); 4] = [
@@ -447,34 +447,34 @@ async fn a_committed_answer_is_kept_as_long_as_one_that_was_not_committed() {
 }
 
 // behaviours 128
-#[tokio::test]
+#[tokio::test(start_paused = true)]
 async fn what_is_not_recorded_cannot_be_committed() {
     let broken = || Body::new(Scripted::new([Step::from("half"), Step::Fail]));
     // The layer would find it whole: what is left of it no longer says how long it should have been.
     let longer = || Body::new(Scripted::new(["longer than it says"]).of_length(4));
-    let kinds: [(Unrecorded, Box<dyn Fn() -> Response + Send + Sync>); 6] = [
+    let kinds: [(NotRecordedReason, Box<dyn Fn() -> Response + Send + Sync>); 6] = [
         (
-            Unrecorded::Status,
+            NotRecordedReason::Status,
             Box::new(|| StatusCode::BAD_GATEWAY.into_response()),
         ),
         (
-            Unrecorded::NoStore,
+            NotRecordedReason::NoStore,
             Box::new(|| [("x-idempo-policy", "no-store")].into_response()),
         ),
         (
-            Unrecorded::NoStore,
+            NotRecordedReason::NoStore,
             Box::new(|| Extension(Retention::NoStore).into_response()),
         ),
         (
-            Unrecorded::BrokenBody,
+            NotRecordedReason::BrokenBody,
             Box::new(move || Response::new(broken())),
         ),
         (
-            Unrecorded::BrokenBody,
+            NotRecordedReason::BrokenBody,
             Box::new(move || Response::new(longer())),
         ),
         (
-            Unrecorded::NotRetained,
+            NotRecordedReason::Unrecordable,
             Box::new(|| Response::new(Body::from("x".repeat(200)))),
         ),
     ];
@@ -483,7 +483,7 @@ async fn what_is_not_recorded_cannot_be_committed() {
         let ledger = Ledger::default();
         let layer = IdempotencyLayer::new(ledger.clone())
             .with_response_limit(100)
-            .with_unretained(Unretained::Release);
+            .with_unrecordable(Unrecordable::Release);
         let (app, executions) = behind(layer, &ledger, async move |ledger: Ledger, lease, n| {
             let mut tx = ledger.begin();
             tx.insert(format!("charge {n}"));
@@ -505,7 +505,7 @@ async fn what_is_not_recorded_cannot_be_committed() {
     }
 }
 
-#[tokio::test]
+#[tokio::test(start_paused = true)]
 async fn what_is_answered_to_half_a_request_cannot_be_committed() {
     let ledger = Ledger::default();
     let layer = IdempotencyLayer::new(ledger.clone()).with_fingerprint(FingerprintBy::head_only());
@@ -523,7 +523,7 @@ async fn what_is_answered_to_half_a_request_cannot_be_committed() {
                 .prepare(refusal)
                 .await
                 .expect_err("it is not recorded");
-            assert_eq!(not.reason(), Unrecorded::BrokenRequest);
+            assert_eq!(not.reason(), NotRecordedReason::BrokenRequest);
             not.into_answer().into_response()
         }
     });
@@ -573,7 +573,7 @@ async fn what_is_too_large_or_streamed_is_committed_with_a_tombstone_and_sent_wh
     }
 }
 
-#[tokio::test]
+#[tokio::test(start_paused = true)]
 async fn what_is_prepared_counts_among_the_bytes_in_flight() {
     let ledger = Ledger::default();
     let layer = IdempotencyLayer::new(ledger.clone()).with_max_in_flight(10, 1000);
@@ -597,7 +597,7 @@ async fn what_is_prepared_counts_among_the_bytes_in_flight() {
 
 /// As what the layer records itself: the answer is the record's by then, and the handler would still have made it only as it
 /// is taken.
-#[tokio::test]
+#[tokio::test(start_paused = true)]
 async fn what_was_committed_of_a_stream_counts_until_it_is_taken() {
     let ledger = Ledger::default();
     let layer = IdempotencyLayer::new(ledger.clone()).with_max_in_flight(10, 1000);
@@ -625,7 +625,7 @@ async fn what_was_committed_of_a_stream_counts_until_it_is_taken() {
 // ---- Not committed ----
 
 // behaviours 128
-#[tokio::test]
+#[tokio::test(start_paused = true)]
 async fn a_rollback_leaves_neither_effect_nor_record() {
     let ledger = Ledger::default();
     let (app, executions) = bank(&ledger, async |ledger: Ledger, lease, n| {
@@ -648,7 +648,7 @@ async fn a_rollback_leaves_neither_effect_nor_record() {
     assert_eq!(executions.count(), 2);
 }
 
-#[tokio::test]
+#[tokio::test(start_paused = true)]
 async fn a_handler_that_commits_nothing_is_recorded_by_the_layer() {
     let ledger = Ledger::default();
     let (app, executions) = bank(&ledger, async |ledger: Ledger, lease: Lease, n| {
@@ -670,7 +670,7 @@ async fn a_handler_that_commits_nothing_is_recorded_by_the_layer() {
     assert!(ledger.rows().await.is_empty());
 }
 
-#[tokio::test]
+#[tokio::test(start_paused = true)]
 async fn a_transaction_that_failed_can_be_tried_again() {
     let ledger = Ledger::default();
     ledger.next(Fate::CallLost);
@@ -787,7 +787,7 @@ async fn a_commit_under_a_lost_lease_is_an_unknown_outcome_while_the_other_runs(
     .await;
 }
 
-#[tokio::test]
+#[tokio::test(start_paused = true)]
 async fn a_lease_that_somebody_ended_commits_nothing() {
     let ledger = Ledger::default();
     let (app, executions) = bank(&ledger, async |ledger: Ledger, lease: Lease, n| {
@@ -825,7 +825,7 @@ async fn a_renewal_that_meets_a_commit_is_no_lost_lease() {
     assert_charged_once(&ledger, &app).await;
 }
 
-#[tokio::test]
+#[tokio::test(start_paused = true)]
 async fn nothing_is_committed_once_the_handler_has_answered() {
     for status in [StatusCode::OK, StatusCode::BAD_GATEWAY] {
         let ledger = Ledger::default();
@@ -871,7 +871,7 @@ async fn nothing_is_committed_while_the_answer_is_collected() {
     assert_eq!(ledger.count(Op::Acquire), 2, "there was no doubt");
 }
 
-#[tokio::test]
+#[tokio::test(start_paused = true)]
 async fn an_answer_that_was_committed_under_another_lease_says_nothing_of_this_one() {
     let ledger = Ledger::default();
     let kept = std::sync::Arc::new(std::sync::Mutex::new(
@@ -902,7 +902,7 @@ async fn an_answer_that_was_committed_under_another_lease_says_nothing_of_this_o
 
 // ---- Not known ----
 
-#[tokio::test]
+#[tokio::test(start_paused = true)]
 async fn a_commit_whose_reply_was_lost_is_found_out() {
     let ledger = Ledger::default();
     ledger.next(Fate::ReplyLost);
@@ -1140,7 +1140,7 @@ async fn what_is_answered_after_the_record_of_a_commit_is_over_is_neither_told_n
     .await;
 }
 
-#[tokio::test]
+#[tokio::test(start_paused = true)]
 async fn a_commit_that_never_arrived_is_found_out_and_the_retry_executes() {
     let ledger = Ledger::default();
     ledger.next(Fate::CallLost);
@@ -1249,7 +1249,8 @@ async fn what_a_commit_takes_as_it_looks_after_the_end_of_its_lease_is_given_bac
     for panics in [false, true] {
         within(LONG, async {
             let (store, asking) = (Probe::default(), Gate::shut());
-            let layer = IdempotencyLayer::new(store.clone()).with_orphans(OrphanPolicy::Refuse);
+            let layer =
+                IdempotencyLayer::new(store.clone()).with_orphan_policy(OrphanPolicy::Refuse);
             let (probe, gate) = (store.clone(), asking.clone());
             let (app, executions) = app(layer.clone(), move |n, req| {
                 let lease = req.extensions().get::<Lease>().expect("a lease").clone();
@@ -1298,7 +1299,7 @@ async fn what_a_commit_takes_as_it_looks_after_the_end_of_its_lease_is_given_bac
 async fn a_commit_that_fails_long_after_the_end_of_its_lease_takes_nothing() {
     within(LONG, async {
         let (store, failing) = (Probe::default(), Gate::shut());
-        let layer = IdempotencyLayer::new(store.clone()).with_orphans(OrphanPolicy::Refuse);
+        let layer = IdempotencyLayer::new(store.clone()).with_orphan_policy(OrphanPolicy::Refuse);
         let gate = failing.clone();
         let (app, executions) = app(layer, move |n, req| {
             let lease = req.extensions().get::<Lease>().expect("a lease").clone();
@@ -1511,7 +1512,7 @@ async fn a_commit_that_the_database_still_works_on_is_waited_for() {
 
 // ---- Layers within layers, and many at once ----
 
-#[tokio::test]
+#[tokio::test(start_paused = true)]
 async fn a_layer_within_a_layer_leaves_the_commit_to_the_outer_one() {
     let (ledger, inner) = (Ledger::default(), Ledger::default());
     let books = ledger.clone();

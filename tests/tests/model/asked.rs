@@ -42,7 +42,7 @@ pub(crate) async fn ask<S: Store>(
     let mut claim = Claim::new(id, fingerprint)?;
     claim.token = Token::from_bytes([who.token; 16]);
     claim.lease = lasts.lease;
-    claim.keep = lasts.keep;
+    claim.orphan_retention = lasts.keep;
     // The generation is for the store to know, not for it to be told.
     let lease = claim.lease_ref(1);
     let done = match call {

@@ -14,7 +14,7 @@ use tests::{
     post, send,
     servers::redis::{Asked, RedisServer, until_connected},
 };
-use tower_idempotency::{IdempotencyLayer, InFlight, Ttl};
+use tower_idempotency::{ConcurrentRequests, IdempotencyLayer, Ttl};
 use tower_idempotency_redis::{RedisOptions, redis::Script};
 
 async fn layer(server: &RedisServer) -> IdempotencyLayer {
@@ -139,7 +139,7 @@ async fn a_lease_is_renewed_by_one_call_each_third_of_it() {
     let server = RedisServer::start(&[]);
     let gate = Gate::shut();
     let held = gate.clone();
-    let layer = layer(&server).await.with_lease(Ttl::from_secs(3));
+    let layer = layer(&server).await.with_lease_ttl(Ttl::from_secs(3));
     let (app, _) = app(layer, move |_, _| {
         let held = held.clone();
         async move { held.pass().await }
@@ -169,13 +169,13 @@ async fn a_waiter_asks_twice_each_time_it_looks_and_looks_less_and_less_often() 
     let server = RedisServer::start(&[]);
     let gate = Gate::shut();
     let held = gate.clone();
-    let wait = InFlight::Wait(Duration::from_secs(20));
+    let wait = ConcurrentRequests::Wait(Duration::from_secs(20));
     let (app, _) = app(layer(&server).await, move |_, _| {
         let held = held.clone();
         async move { held.pass().await }
     });
     // Another process, for those of one share what one of them finds.
-    let (waiting, _) = creating(layer(&server).await.with_in_flight(wait));
+    let (waiting, _) = creating(layer(&server).await.with_concurrent_requests(wait));
     let first = tokio::spawn(async move { send(&app, post("/orders", "k", "tea")).await });
     gate.arrival().await;
 
@@ -284,7 +284,7 @@ async fn every_entry_has_a_time_to_live() {
     let gate = Gate::shut();
     let held = gate.clone();
     let layer = IdempotencyLayer::new(store)
-        .with_lease(Ttl::from_secs(20))
+        .with_lease_ttl(Ttl::from_secs(20))
         .with_retention(Ttl::from_secs(100));
     let (app, _) = app(layer, move |_, _| {
         let held = held.clone();

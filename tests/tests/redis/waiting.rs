@@ -15,12 +15,12 @@ use tests::{
     servers::redis::RedisServer,
 };
 use tokio::task::JoinHandle;
-use tower_idempotency::{IdempotencyLayer, InFlight};
+use tower_idempotency::{ConcurrentRequests, IdempotencyLayer};
 
 async fn waiting_layer(server: &RedisServer) -> IdempotencyLayer {
     IdempotencyLayer::new(server.store().await)
         .with_store_timeout(Duration::from_secs(10))
-        .with_in_flight(InFlight::Wait(Duration::from_secs(20)))
+        .with_concurrent_requests(ConcurrentRequests::Wait(Duration::from_secs(20)))
 }
 
 /// Two services as two processes would be: nothing in common but the server. The first one's handler waits at the gate.

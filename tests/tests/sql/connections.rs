@@ -4,7 +4,7 @@ use std::{
     net::SocketAddr,
     sync::{
         Arc,
-        atomic::{AtomicBool, Ordering::SeqCst},
+        atomic::{AtomicBool, AtomicU64, Ordering::SeqCst},
     },
     time::{Duration, Instant},
 };
@@ -13,7 +13,7 @@ use axum::body::Body;
 use http::{Request, StatusCode};
 use tests::{
     Effects, app, created, creating,
-    gate::{bounded, eventually, within},
+    gate::{bounded, within},
     post,
     proxy::{Mode, Proxy},
     scratch::Scratch,
@@ -22,7 +22,7 @@ use tests::{
         mariadb::{self, MariaDbServer},
         postgres::{self, PostgresServer},
     },
-    sql::{self, claim},
+    sql::{self, claim, until_undisturbed},
 };
 use tokio::{
     task::JoinSet,
@@ -59,6 +59,20 @@ const SLOW: Mode = Mode::Delay {
     down: Duration::from_millis(75),
 };
 
+/// Connects to the server and makes a query, as a probe of [`until_undisturbed`].
+async fn ask_postgres(server: &PostgresServer) {
+    if let Ok(mut connection) = PgConnection::connect(&server.url()).await {
+        connection.execute("select 1").await.ok();
+    }
+}
+
+/// Connects to the server and makes a query, as a probe of [`until_undisturbed`].
+async fn ask_mariadb(server: &MariaDbServer) {
+    if let Ok(mut connection) = MySqlConnection::connect(&server.url()).await {
+        connection.execute("select 1").await.ok();
+    }
+}
+
 /// Has the store make so many connections, all of which are idle then: nobody is answered before they are there.
 async fn warm<S: Store + Clone>(store: &S, way: &Proxy, connections: u64) {
     let before = way.counts().connections;
@@ -68,23 +82,45 @@ async fn warm<S: Store + Clone>(store: &S, way: &Proxy, connections: u64) {
         let store = store.clone();
         calls.spawn(async move { store.acquire(&claim()).await.map(drop) });
     }
-    eventually("they connect", || {
-        way.counts().connections >= before + connections
-    })
-    .await;
+    connect(way, before + connections).await;
     way.set(Mode::Pass);
     for made in bounded(calls.join_all()).await {
         made.expect("the test server runs");
     }
 }
 
+/// Waits until so many connections were made through the proxy.
+async fn connect(way: &Proxy, connections: u64) {
+    within(Duration::from_secs(60), async {
+        while way.counts().connections < connections {
+            sleep(Duration::from_millis(1)).await;
+        }
+    })
+    .await;
+}
+
 // ---- A flood of fresh keys ----
 
 /// While more keys are asked for than the database can serve, a handler that runs for long keeps its lease, and completes.
 /// `flooded` has few connections and a slow database; `other` is another process, which asks for the same key meanwhile.
-async fn a_flood_costs_no_lease<S: Store, T: Store>(flooded: S, other: T) {
+///
+/// A stall of the machine costs the lease as well. `probe` asks the database whether it was stalled.
+async fn a_flood_costs_no_lease<S: Store + Clone, T: Store + Clone>(
+    flooded: S,
+    other: T,
+    probe: impl AsyncFn(),
+) {
+    let trials = AtomicU64::new(0);
+    until_undisturbed(probe, async || {
+        let trial = trials.fetch_add(1, SeqCst);
+        a_flood_costs_nothing(flooded.clone(), other.clone(), trial).await;
+    })
+    .await;
+}
+
+async fn a_flood_costs_nothing<S: Store, T: Store>(flooded: S, other: T, trial: u64) {
     const LONG: Duration = Duration::from_secs(12);
-    let layer = |layer: IdempotencyLayer| layer.with_lease(Ttl::from_secs(6));
+    let layer = |layer: IdempotencyLayer| layer.with_lease_ttl(Ttl::from_secs(6));
     let (long, held) = (Effects::default(), Arc::new(AtomicBool::new(true)));
     let (counted, kept) = (long.clone(), Arc::clone(&held));
     let handler = move |_, req: Request<Body>| {
@@ -102,9 +138,11 @@ async fn a_flood_costs_no_lease<S: Store, T: Store>(flooded: S, other: T) {
     let (busy, _) = app(layer(IdempotencyLayer::new(flooded)), handler.clone());
     let (idle, _) = app(layer(IdempotencyLayer::new(other)), handler);
     let began = Instant::now();
+    let key = format!("long-{trial}");
+    let long_request = || post("/long", &key, "tea");
     let first = tokio::spawn({
-        let busy = busy.clone();
-        async move { send(&busy, post("/long", "long", "tea")).await }
+        let (busy, req) = (busy.clone(), long_request());
+        async move { send(&busy, req).await }
     });
     while long.count() == 0 {
         assert!(!first.is_finished(), "it is executed");
@@ -113,7 +151,8 @@ async fn a_flood_costs_no_lease<S: Store, T: Store>(flooded: S, other: T) {
     let flood = tokio::spawn(async move {
         let (mut flood, mut n) = (JoinSet::new(), 0);
         while began.elapsed() < LONG {
-            let (busy, req) = (busy.clone(), post("/orders", &format!("fresh-{n}"), "tea"));
+            let key = format!("fresh-{trial}-{n}");
+            let (busy, req) = (busy.clone(), post("/orders", &key, "tea"));
             flood.spawn(async move { send(&busy, req).await });
             n += 1;
             sleep(Duration::from_millis(20)).await;
@@ -124,13 +163,13 @@ async fn a_flood_costs_no_lease<S: Store, T: Store>(flooded: S, other: T) {
     });
     // By now the lease would be over.
     sleep(Duration::from_secs(9)).await;
-    let retry = bounded(send(&idle, post("/long", "long", "tea"))).await;
+    let retry = bounded(send(&idle, long_request())).await;
     let first = bounded(first).await.expect("no panic");
     let (asked, served) = bounded(flood).await.expect("no panic");
     assert_eq!((long.count(), held.load(SeqCst)), (1, true));
     assert_eq!(retry.status, StatusCode::CONFLICT);
     assert_eq!(first.status, StatusCode::CREATED);
-    let retry = send(&idle, post("/long", "long", "tea")).await;
+    let retry = send(&idle, long_request()).await;
     assert!(retry.is_replay(), "{retry:?}");
     assert!(served > 5, "{served} of {asked} were served");
     assert!(served < asked, "it was no flood");
@@ -142,7 +181,8 @@ async fn a_flood_costs_no_lease_in_postgres(connections: usize) {
     let way = Proxy::start(postgres::shared().address());
     way.set(SLOW);
     let flooded = postgres_by(&way, &table).with_connections(connections);
-    a_flood_costs_no_lease(flooded, other).await;
+    let probe = async || ask_postgres(postgres::shared()).await;
+    a_flood_costs_no_lease(flooded, other, probe).await;
 }
 
 #[tokio::test(flavor = "multi_thread")]
@@ -161,7 +201,8 @@ async fn a_flood_of_fresh_keys_costs_no_lease_in_mariadb() {
     let way = Proxy::start(mariadb::shared().address());
     way.set(SLOW);
     let flooded = mariadb_by(&way, "flood").with_connections(3);
-    a_flood_costs_no_lease(flooded, other).await;
+    let probe = async || ask_mariadb(mariadb::shared()).await;
+    a_flood_costs_no_lease(flooded, other, probe).await;
 }
 
 /// The disk is slow, say: here it is a trigger that counts for a tenth of a second.
@@ -187,7 +228,8 @@ async fn a_flood_of_fresh_keys_costs_no_lease_in_sqlite() {
         count(in_a_tenth)
     );
     admin.execute(AssertSqlSafe(slow)).await.unwrap();
-    a_flood_costs_no_lease(flooded, other).await;
+    // SQLite runs in this process.
+    a_flood_costs_no_lease(flooded, other, async || {}).await;
 }
 
 // ---- Connections that lead to where nobody can write any more ----
@@ -200,14 +242,30 @@ async fn a_failover_is_followed<S: Store + Clone>(
     lead_on: impl FnOnce(),
 ) {
     warm(&store, way, 8).await;
-    let (app, effects) = creating(IdempotencyLayer::new(store));
+    let (app, effects) = creating(sql::layer(store));
     demote().await;
-    let refused = bounded(send(&app, post("/orders", "k", "tea"))).await;
-    assert_eq!(refused.status, StatusCode::SERVICE_UNAVAILABLE);
+    // Each backend learns of it by itself, and may write until then.
+    let mut served = 0;
+    let key = within(Duration::from_secs(60), async {
+        loop {
+            let key = format!("k{served}");
+            let answer = send(&app, post("/orders", &key, "tea")).await;
+            if answer.status == StatusCode::SERVICE_UNAVAILABLE {
+                return key;
+            }
+            assert_eq!(answer.status, StatusCode::CREATED, "{}", answer.text());
+            served += 1;
+        }
+    })
+    .await;
     lead_on();
-    let served = bounded(send(&app, post("/orders", "k", "tea"))).await;
-    assert_eq!(served.status, StatusCode::CREATED, "{}", served.text());
-    assert_eq!(effects.count(), 1);
+    let answer = within(
+        Duration::from_secs(60),
+        send(&app, post("/orders", &key, "tea")),
+    )
+    .await;
+    assert_eq!(answer.status, StatusCode::CREATED, "{}", answer.text());
+    assert_eq!(effects.count(), served + 1);
 }
 
 #[tokio::test(flavor = "multi_thread")]
@@ -254,19 +312,26 @@ async fn a_server_that_has_become_read_only_is_left_for_its_successor_in_mariadb
 
 // ---- Connections that have fallen silent ----
 
-/// What was connected by `old` gets no answer any more; by `way` new connections get through.
+/// What was connected by the old proxy gets no answer any more; by `way` new connections get through. The layer has its
+/// default timeouts, which are a part of this.
 async fn silent_connections_are_left_together<S: Store + Clone>(
-    store: S,
-    [old, way]: [&Proxy; 2],
+    open: impl Fn(&Proxy) -> S,
     server: SocketAddr,
     connections: u64,
 ) {
+    let old = Proxy::start(server);
+    let way = &Proxy::start(old.address());
+    let store = open(way);
     warm(&store, way, connections).await;
     let (app, effects) = creating(IdempotencyLayer::new(store));
     old.set(Mode::Hold);
     way.lead_to(server);
-    let first = bounded(send(&app, post("/orders", "first", "tea"))).await;
-    let second = bounded(send(&app, post("/orders", "second", "tea"))).await;
+    // The table is that of all trials.
+    let ask = async |name: &str| {
+        let key = format!("{name}-{}", way.address());
+        bounded(send(&app, post("/orders", &key, "tea"))).await
+    };
+    let (first, second) = (ask("first").await, ask("second").await);
     assert_eq!(second.status, StatusCode::CREATED, "{}", second.text());
     assert_eq!(first.status, StatusCode::CREATED, "{}", first.text());
     assert_eq!(effects.count(), 2);
@@ -275,19 +340,23 @@ async fn silent_connections_are_left_together<S: Store + Clone>(
 async fn left_together_in_postgres(most: usize, connections: u64) {
     let (server, table) = (postgres::shared(), format!("silent_{most}"));
     sql::postgres(server, &table).await;
-    let old = Proxy::start(server.address());
-    let way = Proxy::start(old.address());
-    let store = postgres_by(&way, &table).with_connections(most);
-    silent_connections_are_left_together(store, [&old, &way], server.address(), connections).await;
+    let probe = async || ask_postgres(server).await;
+    until_undisturbed(probe, async || {
+        let open = |way: &Proxy| postgres_by(way, &table).with_connections(most);
+        silent_connections_are_left_together(open, server.address(), connections).await;
+    })
+    .await;
 }
 
 async fn left_together_in_mariadb(most: usize, connections: u64) {
     let (server, table) = (mariadb::shared(), format!("silent_{most}"));
     sql::mariadb(server, &table).await;
-    let old = Proxy::start(server.address());
-    let way = Proxy::start(old.address());
-    let store = mariadb_by(&way, &table).with_connections(most);
-    silent_connections_are_left_together(store, [&old, &way], server.address(), connections).await;
+    let probe = async || ask_mariadb(server).await;
+    until_undisturbed(probe, async || {
+        let open = |way: &Proxy| mariadb_by(way, &table).with_connections(most);
+        silent_connections_are_left_together(open, server.address(), connections).await;
+    })
+    .await;
 }
 
 #[tokio::test(flavor = "multi_thread")]
@@ -313,7 +382,7 @@ async fn two_connections_that_fell_silent_are_left_in_time_in_mariadb() {
 
 /// It has not answered for a second, and is known to be gone then: who asks next is not held up for that.
 async fn a_server_that_goes_is_no_stall<S: Store + Clone>(open: impl Fn() -> S, way: &Proxy) {
-    for _ in 0..5 {
+    for _ in 0..20 {
         // Without an idle connection of the trial before.
         let store = open();
         warm(&store, way, 1).await;
@@ -356,7 +425,7 @@ async fn a_server_that_goes_after_a_silence_is_no_stall_in_mariadb() {
 async fn a_call_that_is_dropped_soon_costs_its_own_connection_only() {
     let server = postgres::shared();
     sql::postgres(server, "dropped").await;
-    for _ in 0..5 {
+    for _ in 0..100 {
         let way = Proxy::start(server.address());
         let store = postgres_by(&way, "dropped");
         warm(&store, &way, 4).await;
@@ -374,7 +443,7 @@ async fn a_call_that_is_dropped_soon_costs_its_own_connection_only() {
             let store = store.clone();
             calls.spawn(async move { store.acquire(&claim()).await.map(drop) });
         }
-        eventually("one connects", || way.counts().connections >= 5).await;
+        connect(&way, 5).await;
         sleep(Duration::from_millis(100)).await;
         way.set(Mode::Pass);
         for made in bounded(calls.join_all()).await {
@@ -392,7 +461,8 @@ async fn connections_that_the_server_closed_for_idleness_are_left_together_in_ma
     let server = MariaDbServer::start(&[]);
     sql::mariadb(&server, "idle").await;
     let mut admin = MySqlConnection::connect(&server.url()).await.unwrap();
-    admin.execute("set global wait_timeout = 2").await.unwrap();
+    // Longer than a stall, which would let the server close what is in use.
+    admin.execute("set global wait_timeout = 6").await.unwrap();
     let way = Proxy::start(server.address());
     let store = mariadb_by(&way, "idle");
     warm(&store, &way, 8).await;
@@ -409,8 +479,12 @@ async fn connections_that_the_server_closed_for_idleness_are_left_together_in_ma
         }
     })
     .await;
-    let (app, effects) = creating(IdempotencyLayer::new(store));
-    let served = bounded(send(&app, post("/orders", "k", "tea"))).await;
+    let (app, effects) = creating(sql::layer(store));
+    let served = within(
+        Duration::from_secs(60),
+        send(&app, post("/orders", "k", "tea")),
+    )
+    .await;
     assert_eq!(served.status, StatusCode::CREATED, "{}", served.text());
     assert_eq!(effects.count(), 1);
 }
@@ -438,8 +512,12 @@ async fn connections_of_which_the_server_says_that_it_closed_them_are_left_toget
         ] {
             admin.execute(raw_sql(AssertSqlSafe(setup))).await.unwrap();
         }
-        let (app, effects) = creating(IdempotencyLayer::new(store));
-        let served = bounded(send(&app, post("/orders", "k", "tea"))).await;
+        let (app, effects) = creating(sql::layer(store));
+        let served = within(
+            Duration::from_secs(60),
+            send(&app, post("/orders", "k", "tea")),
+        )
+        .await;
         assert_eq!(served.status, StatusCode::CREATED, "{code}");
         assert_eq!(effects.count(), 1);
     }
@@ -460,6 +538,7 @@ async fn set(admin: &mut PgConnection, setting: &str) {
 
 /// Commits wait for a standby that there is not, from when this returns on.
 async fn stall(server: &PostgresServer, admin: &mut PgConnection) {
+    go_on(admin).await;
     let table = "create table if not exists probe (n integer)";
     admin.execute(table).await.expect(SERVES);
     set(admin, "synchronous_standby_names = '*'").await;
@@ -487,8 +566,8 @@ async fn a_lease_that_is_committed_after_its_client_was_refused_is_given_back() 
     let server = PostgresServer::start(&[]);
     let store = sql::postgres(&server, "late").await;
     let layer = IdempotencyLayer::new(store)
-        .with_orphans(OrphanPolicy::Refuse)
-        .with_lease(Ttl::from_secs(12));
+        .with_orphan_policy(OrphanPolicy::Refuse)
+        .with_lease_ttl(Ttl::from_secs(600));
     let (app, effects) = creating(layer);
     let mut admin = PgConnection::connect(&server.url()).await.unwrap();
     stall(&server, &mut admin).await;
@@ -497,15 +576,13 @@ async fn a_lease_that_is_committed_after_its_client_was_refused_is_given_back() 
     // The first release has found nothing.
     sleep(Duration::from_millis(1_500)).await;
     go_on(&mut admin).await;
-    let began = Instant::now();
-    loop {
-        let answer = bounded(send(&app, post("/orders", "k", "tea"))).await;
-        if answer.status == StatusCode::CREATED {
-            break;
+    // Long before the lease would end.
+    let given_back = async {
+        while send(&app, post("/orders", "k", "tea")).await.status != StatusCode::CREATED {
+            sleep(Duration::from_millis(250)).await;
         }
-        assert!(began.elapsed() < Duration::from_secs(7), "{answer:?}");
-        sleep(Duration::from_millis(250)).await;
-    }
+    };
+    within(Duration::from_secs(240), given_back).await;
     assert_eq!(effects.count(), 1);
 }
 
@@ -513,20 +590,32 @@ async fn a_lease_that_is_committed_after_its_client_was_refused_is_given_back() 
 async fn a_stall_leaves_few_backends_behind() {
     let server = PostgresServer::start(&[]);
     sql::postgres(&server, "stall").await;
+    let probe = async || ask_postgres(&server).await;
+    let trials = AtomicU64::new(0);
+    until_undisturbed(probe, async || {
+        few_backends_are_left_behind(&server, trials.fetch_add(1, SeqCst)).await;
+    })
+    .await;
+}
+
+async fn few_backends_are_left_behind(server: &PostgresServer, trial: u64) {
+    let name = format!("store_{trial}");
     let options: PgConnectOptions = server.url().parse().unwrap();
-    let store = PostgresStore::new(options.application_name("store"));
+    let store = PostgresStore::new(options.application_name(&name));
     let store = store.with_table("stall").unwrap().with_connections(2);
     let (app, effects) = creating(IdempotencyLayer::new(store));
     let mut admin = PgConnection::connect(&server.url()).await.unwrap();
-    stall(&server, &mut admin).await;
+    stall(server, &mut admin).await;
     let (mut asking, began) = (JoinSet::new(), Instant::now());
     let mut most = 0;
     for n in 0..20 {
-        let (app, req) = (app.clone(), post("/orders", &format!("k{n}"), "tea"));
+        let key = format!("{name}-{n}");
+        let (app, req) = (app.clone(), post("/orders", &key, "tea"));
         asking.spawn(async move { send(&app, req).await.status });
         sleep(Duration::from_millis(750)).await;
-        let count = "select count(*) from pg_stat_activity where application_name = 'store'";
-        let held: i64 = query_scalar(count).fetch_one(&mut admin).await.unwrap();
+        let count = "select count(*) from pg_stat_activity where application_name = $1";
+        let count = query_scalar(count).bind(&name);
+        let held: i64 = count.fetch_one(&mut admin).await.unwrap();
         most = most.max(held);
     }
     // One each time the turn is free: after the layer's timeout, and after it has lingered.
@@ -538,12 +627,13 @@ async fn a_stall_leaves_few_backends_behind() {
         "it was no stall"
     );
     assert!(most <= turns + 1, "{most} backends in {turns} turns");
+    let after = format!("{name}-after");
     let served = async {
-        while send(&app, post("/orders", "after", "tea")).await.status != StatusCode::CREATED {
+        while send(&app, post("/orders", &after, "tea")).await.status != StatusCode::CREATED {
             sleep(Duration::from_millis(100)).await;
         }
     };
-    within(Duration::from_secs(8), served).await;
+    within(Duration::from_secs(60), served).await;
     assert!(effects.count() >= 1);
 }
 
@@ -555,7 +645,8 @@ async fn handshakes_that_hang_are_few<S: Store>(store: S, way: &Proxy) {
     let (app, effects) = creating(IdempotencyLayer::new(store));
     let (mut asking, began) = (JoinSet::new(), Instant::now());
     for n in 0..20 {
-        let (app, req) = (app.clone(), post("/orders", &format!("k{n}"), "tea"));
+        let key = format!("k{n}-{}", way.address());
+        let (app, req) = (app.clone(), post("/orders", &key, "tea"));
         asking.spawn(async move { send(&app, req).await.status });
         sleep(Duration::from_millis(750)).await;
     }
@@ -573,7 +664,8 @@ async fn handshakes_that_hang_are_few<S: Store>(store: S, way: &Proxy) {
         u128::from(tried) <= turns,
         "{tried} handshakes in {turns} turns"
     );
-    let served = bounded(send(&app, post("/orders", "after", "tea"))).await;
+    let after = format!("after-{}", way.address());
+    let served = bounded(send(&app, post("/orders", &after, "tea"))).await;
     assert_eq!(served.status, StatusCode::CREATED, "{}", served.text());
     assert!(effects.count() >= 1);
 }
@@ -581,13 +673,23 @@ async fn handshakes_that_hang_are_few<S: Store>(store: S, way: &Proxy) {
 #[tokio::test(flavor = "multi_thread")]
 async fn a_server_that_does_not_greet_is_asked_for_few_connections_in_postgres() {
     sql::postgres(postgres::shared(), "greets").await;
-    let way = Proxy::start(postgres::shared().address());
-    handshakes_that_hang_are_few(postgres_by(&way, "greets").with_connections(2), &way).await;
+    let probe = async || ask_postgres(postgres::shared()).await;
+    until_undisturbed(probe, async || {
+        let way = Proxy::start(postgres::shared().address());
+        let store = postgres_by(&way, "greets").with_connections(2);
+        handshakes_that_hang_are_few(store, &way).await;
+    })
+    .await;
 }
 
 #[tokio::test(flavor = "multi_thread")]
 async fn a_server_that_does_not_greet_is_asked_for_few_connections_in_mariadb() {
     sql::mariadb(mariadb::shared(), "greets").await;
-    let way = Proxy::start(mariadb::shared().address());
-    handshakes_that_hang_are_few(mariadb_by(&way, "greets").with_connections(2), &way).await;
+    let probe = async || ask_mariadb(mariadb::shared()).await;
+    until_undisturbed(probe, async || {
+        let way = Proxy::start(mariadb::shared().address());
+        let store = mariadb_by(&way, "greets").with_connections(2);
+        handshakes_that_hang_are_few(store, &way).await;
+    })
+    .await;
 }

@@ -13,9 +13,10 @@ use tests::{
     round_trips::RoundTrips,
     send,
     servers::{mariadb, postgres},
+    sql::layer,
 };
 use tokio::time::sleep;
-use tower_idempotency::{IdempotencyLayer, Lease, store::Store};
+use tower_idempotency::{Lease, store::Store};
 use tower_idempotency_sqlx::{
     MySqlStore, PostgresStore,
     sqlx::{mysql::MySqlPoolOptions, postgres::PgPoolOptions, query},
@@ -35,11 +36,6 @@ async fn on_mariadb() -> (MySqlStore, RoundTrips) {
     let store = MySqlStore::from_url(&url).expect("an URL");
     store.migrate().await.expect("the test server runs");
     (store, trips)
-}
-
-/// What is given up on a machine that stands still for a moment is asked again, and counted twice.
-fn layer<S: Store>(store: S) -> IdempotencyLayer {
-    IdempotencyLayer::new(store).with_store_timeout(Duration::from_secs(20))
 }
 
 async fn is_created(app: &Router, key: &str, body: &'static str) {

@@ -28,11 +28,12 @@ use tests::{
         mariadb::{self, MariaDbServer},
         postgres,
     },
+    sql,
 };
 use tokio::time::{sleep, timeout};
-use tower_idempotency::{IdempotencyLayer, Lease};
+use tower_idempotency::Lease;
 use tower_idempotency_sqlx::{
-    Fenced, MySqlStore, PostgresStore, SqliteStore, TransactionError,
+    FencedTransaction, MySqlStore, PostgresStore, SqliteStore, TransactionError,
     sqlx::{
         AssertSqlSafe, Connection, Executor, MySqlConnection, MySqlPool, PgPool, pool::PoolOptions,
         query_scalar, raw_sql,
@@ -46,7 +47,7 @@ where
     H: Fn(Lease, u64) -> F + Clone + Send + Sync + 'static,
     F: Future<Output = Response> + Send + 'static,
 {
-    let layer = IdempotencyLayer::new(books.store.clone());
+    let layer = sql::layer(books.store.clone());
     app(layer, move |n, req: Request<Body>| {
         let lease = req.extensions().get::<Lease>().expect("a lease").clone();
         handler(lease, n)
@@ -57,14 +58,14 @@ fn order() -> Request<Body> {
     post("/orders", "k", "tea")
 }
 
-async fn charged<S: Ledgered>(books: &Books<S>, lease: &Lease, n: u64) -> Fenced<S> {
+async fn charged<S: Ledgered>(books: &Books<S>, lease: &Lease, n: u64) -> FencedTransaction<S> {
     let mut tx = books.begin(lease).await.expect("a transaction");
     let effect = S::run(&mut tx, books.effect("charge", 1, n)).await;
     effect.expect("the effect");
     tx
 }
 
-async fn committed<S: Ledgered>(tx: Fenced<S>, n: u64) -> Response {
+async fn committed<S: Ledgered>(tx: FencedTransaction<S>, n: u64) -> Response {
     let committed = tx.commit(created(n)).await;
     committed.expect("a commit").into_response()
 }
@@ -166,28 +167,39 @@ async fn a_begin_that_hangs_gives_its_place_in_the_pool_back<S: Ledgered>(way: W
             pool: pool.connect_lazy_with((*connect).clone()),
             ..way.books.clone()
         };
-        let at = books.clone();
+        let (at, proxy) = (books.clone(), Arc::clone(&way.proxy));
         let (app, _) = bank(&books, move |lease, n| {
-            let books = at.clone();
+            let (books, proxy) = (at.clone(), Arc::clone(&proxy));
             async move {
                 let charged = async {
                     let mut tx = books.begin(&lease).await.ok()?;
                     S::run(&mut tx, books.effect("charge", 1, n)).await.ok()?;
                     tx.commit(created(n)).await.ok()
                 };
-                match timeout(patience, charged).await {
-                    Ok(Some(res)) => res.into_response(),
-                    Ok(None) | Err(_) => StatusCode::SERVICE_UNAVAILABLE.into_response(),
+                // A handler that gave up before the reply was lost would leave a begin that loses its reply later.
+                let gives_up = async {
+                    while proxy.hits() == 0 {
+                        sleep(Duration::from_millis(5)).await;
+                    }
+                    sleep(patience).await;
+                };
+                let charged = tokio::select! {
+                    charged = charged => charged,
+                    () = gives_up => None,
+                };
+                match charged {
+                    Some(res) => res.into_response(),
+                    None => StatusCode::SERVICE_UNAVAILABLE.into_response(),
                 }
             }
         });
         way.proxy.once(Fault::reply_to("read write"), Then::Hang);
-        let first = send(&app, order()).await;
+        let first = within(Duration::from_secs(120), send(&app, order())).await;
         assert_eq!(first.status, StatusCode::SERVICE_UNAVAILABLE);
         if way.proxy.hits() == 0 {
             continue;
         }
-        within(Duration::from_secs(60), async {
+        within(Duration::from_secs(120), async {
             while send(&app, order()).await.status != StatusCode::CREATED {}
         })
         .await;
@@ -208,7 +220,7 @@ enum End {
 
 impl End {
     /// What it says of a transaction that is no more.
-    async fn refused<S: Ledgered>(self, tx: Fenced<S>, n: u64) -> TransactionError {
+    async fn refused<S: Ledgered>(self, tx: FencedTransaction<S>, n: u64) -> TransactionError {
         match self {
             Self::Commit => {
                 let error = tx.commit(created(n)).await.expect_err("it is gone");
@@ -240,7 +252,7 @@ fn ended(error: &TransactionError) -> Response {
 }
 
 /// By a driver that then takes the whole transaction back. Without a way the future is dropped while it is under way.
-async fn cut_off_a_savepoint<S: Ledgered>(tx: &mut Fenced<S>, way: Option<&Proxy>) {
+async fn cut_off_a_savepoint<S: Ledgered>(tx: &mut FencedTransaction<S>, way: Option<&Proxy>) {
     if let Some(proxy) = way {
         proxy.set(Mode::Hold);
         let begun = timeout(CUT, Connection::begin(&mut **tx)).await;
@@ -467,7 +479,7 @@ async fn a_deadlock_that_a_handler_swallows_on_mariadb_is_no_commit() {
             update(&mut tx, 1).await.expect("nobody holds it");
             let circle = tokio::spawn(deadlock(url.clone()));
             let mut watch = MySqlConnection::connect(&url).await.expect("it runs");
-            within(Duration::from_secs(40), is_waited_for(&mut watch)).await;
+            within(Duration::from_secs(60), is_waited_for(&mut watch)).await;
             let swallowed = update(&mut tx, 2).await.expect_err("a deadlock");
             assert!(swallowed.to_string().contains("1213"), "{swallowed}");
             circle.await.expect("it goes on");
@@ -477,7 +489,10 @@ async fn a_deadlock_that_a_handler_swallows_on_mariadb_is_no_commit() {
     assert_refused(&books, &app, 0, "a deadlock").await;
 }
 
-async fn update(tx: &mut Fenced<MySqlStore>, id: u8) -> tower_idempotency_sqlx::sqlx::Result<u64> {
+async fn update(
+    tx: &mut FencedTransaction<MySqlStore>,
+    id: u8,
+) -> tower_idempotency_sqlx::sqlx::Result<u64> {
     let update = format!("update accounts set n = n + 1 where id = {id}");
     MySqlStore::run(tx, update).await
 }
@@ -509,7 +524,7 @@ async fn is_waited_for(watch: &mut MySqlConnection) {
         .expect("it runs")
         == 0
     {
-        assert!(began.elapsed() < Duration::from_secs(30), "nobody waits");
+        assert!(began.elapsed() < Duration::from_secs(60), "nobody waits");
         // What it says is computed anew only after 100 ms without a question.
         sleep(Duration::from_millis(150)).await;
     }

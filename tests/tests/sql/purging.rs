@@ -8,7 +8,7 @@ use std::{
     time::{Duration, Instant},
 };
 
-use tests::sql::{self, duplicate};
+use tests::sql::{self, duplicate, retried};
 use tokio::{task::JoinSet, time::sleep};
 use tower_idempotency::store::{Acquired, Claim, Store, StoreError, Ttl};
 use tower_idempotency_sqlx::{MySqlStore, PostgresStore, Purger, SqlError, SqliteStore};
@@ -37,12 +37,13 @@ purged! { MySqlStore, PostgresStore, SqliteStore }
 
 fn claim(lease: Ttl, keep: Ttl) -> Claim {
     let mut claim = sql::claim();
-    (claim.lease, claim.keep) = (lease, keep);
+    (claim.lease, claim.orphan_retention) = (lease, keep);
     claim
 }
 
 async fn is_granted<S: Store>(store: &S, claim: &Claim) {
-    let acquired = store.acquire(claim).await.expect(WORKS);
+    let acquired = retried(async || store.acquire(claim).await).await;
+    let acquired = acquired.expect(WORKS);
     let first = Acquired::Granted {
         generation: 1,
         takeover: false,
@@ -76,31 +77,37 @@ async fn purging_deletes_nothing_that_is_not_over<S: Purged>(store: S) {
         });
     }
     let mut living = JoinSet::new();
-    let end = Instant::now() + Duration::from_secs(3);
+    // For three seconds at least, and until there was enough to delete and to find.
+    let (began, seen) = (Instant::now(), Arc::new(AtomicU64::new(0)));
     for _ in 0..8 {
         let store = store.clone();
+        let (seen, deleted) = (Arc::clone(&seen), Arc::clone(&deleted));
         living.spawn(async move {
-            while Instant::now() < end {
+            while began.elapsed() < Duration::from_secs(3)
+                || began.elapsed() < LONGEST
+                    && (seen.load(SeqCst) < 50 || deleted.load(SeqCst) <= 20)
+            {
                 let claim = claim(SHORT, SHORT);
                 let asked = Instant::now();
                 is_granted(&store, &claim).await;
                 let lease = claim.lease_ref(1);
                 let (began, held) = (Instant::now(), LONG.as_duration());
-                match store.renew(&lease, LONG).await {
+                match retried(async || store.renew(&lease, LONG).await).await {
                     // It came after the end: this round says nothing.
                     Err(StoreError::LeaseLost) if asked.elapsed() >= BOTH => continue,
                     renewed => renewed.expect(WORKS),
                 }
                 // Longer than it would have lived.
                 sleep(Duration::from_millis(70)).await;
-                match store.acquire(&duplicate(&claim)).await.expect(WORKS) {
+                let other = duplicate(&claim);
+                let found = retried(async || store.acquire(&other).await).await;
+                match found.expect(WORKS) {
                     Acquired::InProgress { expires_in, .. } => {
                         assert!(expires_in > held.saturating_sub(began.elapsed() * 2));
                     }
                     other => panic!("a lease was deleted, found {other:?}"),
                 }
-                store
-                    .complete(&lease, "kept".into(), SHORT)
+                retried(async || store.complete(&lease, "kept".into(), SHORT).await)
                     .await
                     .expect(WORKS);
                 sleep(Duration::from_millis(40)).await;
@@ -108,15 +115,17 @@ async fn purging_deletes_nothing_that_is_not_over<S: Purged>(store: S) {
                 let next = duplicate(&claim);
                 is_granted(&store, &next).await;
                 let lease = next.lease_ref(1);
-                store
-                    .complete(&lease, "next".into(), LONG)
+                retried(async || store.complete(&lease, "next".into(), LONG).await)
                     .await
                     .expect(WORKS);
                 sleep(Duration::from_millis(5)).await;
-                match store.acquire(&duplicate(&claim)).await.expect(WORKS) {
+                let other = duplicate(&claim);
+                let found = retried(async || store.acquire(&other).await).await;
+                match found.expect(WORKS) {
                     Acquired::Completed { record, .. } => assert_eq!(record, "next"),
                     other => panic!("a record was deleted, found {other:?}"),
                 }
+                seen.fetch_add(1, SeqCst);
                 // Something to delete.
                 let forgotten = super_short();
                 is_granted(&store, &forgotten).await;
@@ -126,6 +135,7 @@ async fn purging_deletes_nothing_that_is_not_over<S: Purged>(store: S) {
     living.join_all().await;
     over.store(true, SeqCst);
     purging.join_all().await;
+    assert!(seen.load(SeqCst) >= 50, "{seen:?} were judged");
     assert!(deleted.load(SeqCst) > 20, "{deleted:?} were deleted");
 }
 
@@ -147,7 +157,7 @@ async fn what_is_over_is_absent_without_being_purged<S: Purged>(store: S) {
     sleep(Duration::from_millis(100)).await;
     for claim in &claims {
         let mut next = duplicate(claim);
-        (next.lease, next.keep) = (LONG, LONG);
+        (next.lease, next.orphan_retention) = (LONG, LONG);
         is_granted(&store, &next).await;
     }
     assert_eq!(store.purge(100).await.expect(WORKS), 0, "nothing was left");
@@ -172,7 +182,7 @@ async fn purging_says_how_many_it_deleted<S: Purged>(store: S) {
 /// Until it is dropped. More than one batch at a time, and on several replicas at once.
 async fn a_purger_purges_until_it_is_dropped<S: Purged>(store: S) {
     let purgers = [(); 3].map(|()| store.purger(Duration::from_millis(20)));
-    let deadline = Instant::now() + Duration::from_secs(10);
+    let deadline = Instant::now() + LONGEST;
     loop {
         for _ in 0..5 {
             is_granted(&store, &super_short()).await;
@@ -236,4 +246,6 @@ each! {
     a_purger_purges_until_it_is_dropped
 }
 
+/// No test waits for longer than this.
+const LONGEST: Duration = Duration::from_secs(120);
 const WORKS: &str = "the database works";

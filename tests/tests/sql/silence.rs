@@ -16,7 +16,7 @@ use tests::{
     proxy::{Fault, Proxy, Then},
     send,
     servers::{mariadb, postgres},
-    sql::claim,
+    sql::{self, claim},
 };
 use tokio::time::{pause, resume, sleep};
 use tower_idempotency::{IdempotencyLayer, Lease, store::Ttl};
@@ -84,7 +84,7 @@ async fn without_an_answer<T: Send + 'static>(
 }
 
 async fn a_look_for_a_checkpoint_ends<S: Ledgered>(way: Way<S>) {
-    let layer = IdempotencyLayer::new(way.books.store.clone()).with_lease(Ttl::from_secs(3_600));
+    let layer = sql::layer(way.books.store.clone()).with_lease_ttl(Ttl::from_secs(3_600));
     let (store, proxy) = (way.books.store.clone(), Arc::new(way.proxy));
     let (app, effects) = app(layer, move |_, req: Request<Body>| {
         let lease = req.extensions().get::<Lease>().expect("a lease").clone();
@@ -114,7 +114,7 @@ async fn a_look_for_orphans_ends<S: Ledgered>(way: Way<S>) {
     orphan.lease = Ttl::MIN;
     orphan.operation = "POST /rides".into();
     way.books.store.acquire(&orphan).await.expect("it runs");
-    let layer = IdempotencyLayer::new(way.books.store.clone());
+    let layer = sql::layer(way.books.store.clone());
     let work = async |_: Orphan| Ok::<_, &str>(created(1));
     let completer = Completer::new(&way.books.store, &layer, work).with_older_than(Duration::ZERO);
     // The page, and then the orphan itself.
@@ -130,18 +130,18 @@ async fn a_look_for_orphans_ends<S: Ledgered>(way: Way<S>) {
 
 async fn a_purger_goes_on_after_a_call_without_an_answer<S: Ledgered>(way: Way<S>) {
     let mut over = claim();
-    (over.lease, over.keep) = (Ttl::MIN, Ttl::MIN);
+    (over.lease, over.orphan_retention) = (Ttl::MIN, Ttl::MIN);
     way.books.store.acquire(&over).await.expect("it runs");
     let purger = (way.purger)(&way.books.store, Duration::from_secs(1));
     let minute = sleep(Duration::from_secs(60));
     without_an_answer(&way.proxy, "forgotten_at limit", minute).await;
     // What was asked first was done.
     let mut next = claim();
-    (next.lease, next.keep) = (over.lease, over.keep);
-    let acquired = within(Duration::from_secs(30), way.books.store.acquire(&next)).await;
+    (next.lease, next.orphan_retention) = (over.lease, over.orphan_retention);
+    let acquired = within(Duration::from_secs(60), way.books.store.acquire(&next)).await;
     acquired.expect("it runs");
     let left = "update {table} set keep = keep + 1";
-    within(Duration::from_secs(30), async {
+    within(Duration::from_secs(60), async {
         while way.books.admin(left).await > 0 {
             sleep(Duration::from_millis(50)).await;
         }
@@ -155,7 +155,7 @@ async fn a_batch_that_is_purged_by_hand_ends<S: Ledgered>(way: Way<S>) {
     let purging = (way.purge)(store.clone());
     let purged = without_an_answer(&way.proxy, "forgotten_at limit", purging).await;
     purged.expect_err("silence");
-    let purged = within(Duration::from_secs(30), (way.purge)(store)).await;
+    let purged = within(Duration::from_secs(60), (way.purge)(store)).await;
     assert_eq!(purged.expect("it runs"), 0);
 }
 

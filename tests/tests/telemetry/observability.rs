@@ -17,16 +17,16 @@ use http::{Request, StatusCode};
 use metrics_util::debugging::{DebugValue, DebuggingRecorder};
 use tests::{
     Effects, Scripted, Step, app,
-    gate::Gate,
+    gate::{Gate, eventually},
     ledger::{Fate, Ledger},
     probe::{Act, Op, Probe},
     send,
 };
 use tokio::time::sleep;
 use tower_idempotency::{
-    IdempotencyLayer, InFlight, Lease, MissingKey, NeedsAttention, OrphanPolicy, StoreFailure, Ttl,
-    Unretained,
-    run_once::Failed,
+    ConcurrentRequests, IdempotencyLayer, Lease, MissingKey, NeedsAttention, OrphanPolicy,
+    StoreFailure, Ttl, Unrecordable,
+    run_once::WorkError,
     store::{Acquired, Fingerprint},
 };
 use tracing::{Dispatch, subscriber::NoSubscriber};
@@ -88,9 +88,9 @@ const FLOWS: [(&str, StartFlow); 42] = [
         Box::pin(failing(Op::Release, Act::FailBefore))
     }),
     ("unprotected", || Box::pin(unprotected())),
-    ("too large", || Box::pin(too_large(Unretained::Tombstone))),
+    ("too large", || Box::pin(too_large(Unrecordable::Tombstone))),
     ("too large, released", || {
-        Box::pin(too_large(Unretained::Release))
+        Box::pin(too_large(Unrecordable::Release))
     }),
     ("streamed", || Box::pin(streamed())),
     ("status", || {
@@ -190,8 +190,8 @@ async fn in_progress() -> u64 {
 }
 
 async fn waited() -> u64 {
-    let wait = InFlight::Wait(Duration::from_secs(10));
-    let (app, effects) = slow(on(&Probe::default()).with_in_flight(wait));
+    let wait = ConcurrentRequests::Wait(Duration::from_secs(10));
+    let (app, effects) = slow(on(&Probe::default()).with_concurrent_requests(wait));
     let duplicate = async {
         sleep(Duration::from_millis(500)).await;
         send(&app, order()).await
@@ -203,7 +203,7 @@ async fn waited() -> u64 {
 
 async fn orphan(policy: OrphanPolicy) -> u64 {
     let store = Probe::default();
-    let layer = on(&store).with_orphans(policy);
+    let layer = on(&store).with_orphan_policy(policy);
     // A process that died: its layer is gone in the middle of its work.
     store.fail(Op::Renew, Act::Hang);
     let (dying, died) = app(layer.clone(), async |_, _| {
@@ -277,7 +277,7 @@ async fn failing(operation: Op, fault: Act) -> u64 {
         match operation {
             Op::Renew => sleep(Duration::from_secs(6)).await,
             Op::Release => return StatusCode::BAD_GATEWAY.into_response(),
-            Op::Acquire | Op::Complete | Op::Changed => {}
+            Op::Acquire | Op::Complete | Op::WaitForChange => {}
         }
         ANSWER.into_response()
     });
@@ -305,10 +305,10 @@ async fn unprotected() -> u64 {
     effects.count()
 }
 
-async fn too_large(unretained: Unretained) -> u64 {
+async fn too_large(unrecordable: Unrecordable) -> u64 {
     let layer = on(&Probe::default())
         .with_response_limit(5)
-        .with_unretained(unretained);
+        .with_unrecordable(unrecordable);
     let (app, effects) = answering(layer);
     send(&app, order()).await;
     send(&app, order()).await;
@@ -688,11 +688,17 @@ fn a_renewal_that_is_late_is_counted_and_one_that_fails_is_not() {
 #[test]
 fn a_runtime_that_a_handler_blocks_is_told_by_its_late_renewal() {
     let recorder = DebuggingRecorder::new();
-    let lease = Ttl::try_from(Duration::from_millis(300)).expect("not zero");
-    let (app, effects) = app(on(&Probe::default()).with_lease(lease), async |_, _| {
-        std::thread::sleep(Duration::from_millis(250));
-        sleep(Duration::from_millis(20)).await;
-        ANSWER.into_response()
+    let store = Probe::default();
+    let layer = on(&store).with_lease_ttl(Ttl::from_millis(300));
+    let (app, effects) = app(layer, move |_, _| {
+        let store = store.clone();
+        async move {
+            let before = store.count(Op::Renew);
+            std::thread::sleep(Duration::from_millis(250));
+            // Due for 150 ms at the least, which is half of the lease.
+            eventually("it is renewed", || store.count(Op::Renew) > before).await;
+            ANSWER.into_response()
+        }
     });
     metrics::with_local_recorder(&recorder, || {
         let runtime = tokio::runtime::Builder::new_current_thread()
@@ -879,7 +885,7 @@ fn a_freed_key_is_counted_by_its_reason() {
         ("no-store", "no_store", 1.0),
         ("broken body", "broken_body", 1.0),
         ("panic", "panic", 1.0),
-        ("too large, released", "not_retained", 2.0),
+        ("too large, released", "unrecordable", 2.0),
     ] {
         let released = format!("released_total{{reason={reason}}}");
         assert_counts(name, &[("granted_total", times), (&released, times)]);
@@ -982,7 +988,7 @@ fn run_once_is_counted_as_requests_are() {
     let found = counted(|| {
         Box::pin(async {
             let layer = on(&Probe::default());
-            let work = async |_lease: Lease| Ok::<_, Failed<Infallible>>(1);
+            let work = async |_lease: Lease| Ok::<_, WorkError<Infallible>>(1);
             for _ in 0..2 {
                 let _ = layer.run_once(KEY, BODY, work).await.expect("an outcome");
             }
@@ -990,9 +996,9 @@ fn run_once_is_counted_as_requests_are() {
                 .run_once(KEY, "other", work)
                 .await
                 .expect("an outcome");
-            let held = async |_lease: Lease| Err::<u8, _>(Failed::Hold(()));
+            let held = async |_lease: Lease| Err::<u8, _>(WorkError::Hold(()));
             let _ = layer.run_once("held", "x", held).await.expect("an outcome");
-            let failed = async |_lease: Lease| Err::<u8, _>(Failed::Release(()));
+            let failed = async |_lease: Lease| Err::<u8, _>(WorkError::Release(()));
             let _ = layer
                 .run_once("failed", "x", failed)
                 .await
@@ -1022,7 +1028,7 @@ fn a_value_that_the_work_committed_is_not_counted_as_a_replay() {
             let work = async move |lease: Lease| {
                 let prepared = lease.prepare_value(7);
                 let committed = ledger.begin().commit_prepared(prepared).await;
-                committed.map_err(|_| Failed::Release(()))
+                committed.map_err(|_| WorkError::Release(()))
             };
             let _ = layer.run_once(KEY, BODY, work).await.expect("an outcome");
             1
@@ -1137,9 +1143,9 @@ fn no_event_of_run_once_shows_a_key_or_a_value() {
     let log = logged(|| {
         Box::pin(async {
             let layer = on(&Probe::default());
-            let text = async |_lease: Lease| Ok::<_, Failed<Infallible>>(ANSWER.to_owned());
-            let number = async |_lease: Lease| Ok::<_, Failed<Infallible>>(7_u64);
-            let talkative = async |_lease: Lease| Ok::<_, Failed<Infallible>>(Talkative);
+            let text = async |_lease: Lease| Ok::<_, WorkError<Infallible>>(ANSWER.to_owned());
+            let number = async |_lease: Lease| Ok::<_, WorkError<Infallible>>(7_u64);
+            let talkative = async |_lease: Lease| Ok::<_, WorkError<Infallible>>(Talkative);
             let first = layer.run_once(KEY, BODY, text).await;
             assert!(first.is_ok());
             assert!(layer.run_once(KEY, BODY, number).await.is_err());

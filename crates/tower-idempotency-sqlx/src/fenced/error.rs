@@ -6,7 +6,7 @@ use std::{
 
 use tower_idempotency::{
     store::StoreError,
-    transaction::{NotRecorded, Unrecorded},
+    transaction::{NotRecordable, NotRecordedReason},
 };
 
 use crate::SqlError;
@@ -138,16 +138,16 @@ pub struct CommitError<T>(Inner<T>);
 
 enum Inner<T> {
     // Nobody looks at it but who owns it; so it is `Sync`, as bodies are not.
-    NotRecorded(Unrecorded, Mutex<T>),
+    NotRecordable(NotRecordedReason, Mutex<T>),
     Failed(TransactionError),
 }
 
 impl<T> CommitError<T> {
     /// Why the layer would not record it, if that is what is wrong. The transaction was rolled back.
     #[must_use]
-    pub fn unrecorded(&self) -> Option<Unrecorded> {
+    pub fn not_recorded_reason(&self) -> Option<NotRecordedReason> {
         match &self.0 {
-            Inner::NotRecorded(reason, _) => Some(*reason),
+            Inner::NotRecordable(reason, _) => Some(*reason),
             Inner::Failed(_) => None,
         }
     }
@@ -156,7 +156,7 @@ impl<T> CommitError<T> {
     #[must_use]
     pub fn failure(&self) -> Option<&TransactionError> {
         match &self.0 {
-            Inner::NotRecorded(..) => None,
+            Inner::NotRecordable(..) => None,
             Inner::Failed(error) => Some(error),
         }
     }
@@ -171,7 +171,7 @@ impl<T> CommitError<T> {
     /// When the transaction failed.
     pub fn into_answer(self) -> Result<T, TransactionError> {
         match self.0 {
-            Inner::NotRecorded(_, answer) => {
+            Inner::NotRecordable(_, answer) => {
                 Ok(answer.into_inner().unwrap_or_else(PoisonError::into_inner))
             }
             Inner::Failed(error) => Err(error),
@@ -185,17 +185,17 @@ impl<T> From<TransactionError> for CommitError<T> {
     }
 }
 
-impl<T> From<NotRecorded<T>> for CommitError<T> {
-    fn from(not: NotRecorded<T>) -> Self {
+impl<T> From<NotRecordable<T>> for CommitError<T> {
+    fn from(not: NotRecordable<T>) -> Self {
         let reason = not.reason();
-        Self(Inner::NotRecorded(reason, Mutex::new(not.into_answer())))
+        Self(Inner::NotRecordable(reason, Mutex::new(not.into_answer())))
     }
 }
 
 impl<T> fmt::Display for CommitError<T> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match &self.0 {
-            Inner::NotRecorded(reason, _) => write!(
+            Inner::NotRecordable(reason, _) => write!(
                 f,
                 "expected an answer that is recorded, found one that is not ({reason:?}): rolled back"
             ),
@@ -209,7 +209,9 @@ impl<T> fmt::Display for CommitError<T> {
 impl<T> fmt::Debug for CommitError<T> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match &self.0 {
-            Inner::NotRecorded(reason, _) => f.debug_tuple("NotRecorded").field(reason).finish(),
+            Inner::NotRecordable(reason, _) => {
+                f.debug_tuple("NotRecordable").field(reason).finish()
+            }
             Inner::Failed(error) => f.debug_tuple("Failed").field(error).finish(),
         }
     }
@@ -218,7 +220,7 @@ impl<T> fmt::Debug for CommitError<T> {
 impl<T> Error for CommitError<T> {
     fn source(&self) -> Option<&(dyn Error + 'static)> {
         match &self.0 {
-            Inner::NotRecorded(..) => None,
+            Inner::NotRecordable(..) => None,
             Inner::Failed(error) => Some(error),
         }
     }

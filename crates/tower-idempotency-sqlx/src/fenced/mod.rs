@@ -14,7 +14,7 @@ use tokio::{sync::oneshot, time::sleep};
 use tower_idempotency::{
     Body, Lease,
     store::{LeaseRef, StoreError},
-    transaction::{NotRecorded, Prepared},
+    transaction::{NotRecordable, Prepared},
 };
 
 use crate::{
@@ -44,13 +44,13 @@ pub use self::error::{CommitError, TransactionError, TransactionErrorKind};
 /// then committed is not fenced. In MySQL and MariaDB a statement that changes a table's definition does that, and a deadlock
 /// ends it as well. Nothing is recorded then: see [`TransactionErrorKind::Ended`].
 #[must_use = "dropped, it is rolled back"]
-pub struct Fenced<S: SqlStore> {
+pub struct FencedTransaction<S: SqlStore> {
     transaction: Transaction<'static, S::Database>,
     store: S,
     lease: Lease,
 }
 
-impl<S: SqlStore> Fenced<S> {
+impl<S: SqlStore> FencedTransaction<S> {
     /// As [`PostgresStore::begin`](crate::PostgresStore::begin) and its likes, for code that is generic over stores.
     ///
     /// # Errors
@@ -206,7 +206,7 @@ impl<S: SqlStore> Fenced<S> {
         committed.map_err(|error| TransactionError::of_commit(error, asked.load(Relaxed)).into())
     }
 
-    async fn give_back<T>(self, not: NotRecorded<T>) -> Result<T, CommitError<T>> {
+    async fn give_back<T>(self, not: NotRecordable<T>) -> Result<T, CommitError<T>> {
         undo(self.transaction).await;
         Err(not.into())
     }
@@ -315,7 +315,7 @@ async fn undo<DB: Database>(transaction: Transaction<'static, DB>) {
     }
 }
 
-impl<S: SqlStore> Deref for Fenced<S> {
+impl<S: SqlStore> Deref for FencedTransaction<S> {
     type Target = ConnectionOf<S>;
 
     fn deref(&self) -> &Self::Target {
@@ -323,15 +323,15 @@ impl<S: SqlStore> Deref for Fenced<S> {
     }
 }
 
-impl<S: SqlStore> DerefMut for Fenced<S> {
+impl<S: SqlStore> DerefMut for FencedTransaction<S> {
     fn deref_mut(&mut self) -> &mut Self::Target {
         &mut self.transaction
     }
 }
 
-impl<S: SqlStore> fmt::Debug for Fenced<S> {
+impl<S: SqlStore> fmt::Debug for FencedTransaction<S> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Fenced")
+        f.debug_struct("FencedTransaction")
             .field("lease", &self.lease)
             .finish_non_exhaustive()
     }

@@ -364,7 +364,7 @@ impl Store for MySqlStore {
     }
 
     /// Waiters look from time to time.
-    async fn changed(&self, _id: &KeyId, within: Duration) {
+    async fn wait_for_change(&self, _id: &KeyId, within: Duration) {
         tokio::time::sleep(within).await;
     }
 }

@@ -71,7 +71,7 @@ where {held}"
         let id = bytes(claim.id.as_bytes());
         let token = bytes(claim.token.as_bytes());
         let fingerprint = bytes(claim.fingerprint.as_bytes());
-        let [lease, keep] = [claim.lease.as_millis(), claim.keep.as_millis()];
+        let [lease, keep] = [claim.lease.as_millis(), claim.orphan_retention.as_millis()];
         let [owner, operation] = [text(claim.owner), text(&claim.operation)];
         let take_over = claim.orphans == OrphanPolicy::TakeOver;
         let can_be_taken = format!(

@@ -12,7 +12,7 @@ use tower_idempotency::{
 
 use super::PostgresStore;
 use crate::{
-    Checkpoint, Fenced, SqlError, TransactionError,
+    Checkpoint, FencedTransaction, SqlError, TransactionError,
     completer::{Found, Page},
     connections::Purpose,
     hex,
@@ -20,7 +20,7 @@ use crate::{
 };
 
 impl PostgresStore {
-    /// Begins a transaction of the handler's that is fenced by its lease: see [`Fenced`].
+    /// Begins a transaction of the handler's that is fenced by its lease: see [`FencedTransaction`].
     ///
     /// `pool` is the handler's own, and leads to the database in which the store has its table. The transaction is at READ
     /// COMMITTED whatever the pool defaults to: at a higher level a renewal of the lease, meanwhile and by another
@@ -41,13 +41,13 @@ impl PostgresStore {
         &self,
         lease: &Lease,
         pool: &PgPool,
-    ) -> Result<Fenced<Self>, TransactionError> {
-        Fenced::begin(self, lease, pool).await
+    ) -> Result<FencedTransaction<Self>, TransactionError> {
+        FencedTransaction::begin(self, lease, pool).await
     }
 
     /// The last checkpoint of this request, which an execution before this one may have left, or this one.
     ///
-    /// There is none before [`Fenced::checkpoint`] wrote one; worth asking where
+    /// There is none before [`FencedTransaction::checkpoint`] wrote one; worth asking where
     /// [`is_takeover`](Lease::is_takeover) says so. On a connection of the store's own.
     ///
     /// # Errors

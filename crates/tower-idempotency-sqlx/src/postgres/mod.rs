@@ -358,7 +358,7 @@ impl Store for PostgresStore {
         Ok(())
     }
 
-    async fn changed(&self, id: &KeyId, within: Duration) {
+    async fn wait_for_change(&self, id: &KeyId, within: Duration) {
         let listener = self.inner.listener.as_ref();
         // What is cut off closes its connection; and whoever looks again this soon need not be told.
         let Some(listener) = listener.filter(|_| within >= WORTH_WATCHING) else {

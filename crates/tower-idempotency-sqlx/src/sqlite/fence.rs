@@ -8,14 +8,14 @@ use tower_idempotency::{
 
 use super::{SqliteStore, ask};
 use crate::{
-    Checkpoint, Fenced, SqlError, TransactionError,
+    Checkpoint, FencedTransaction, SqlError, TransactionError,
     completer::{Found, Page},
     connections::Purpose,
     sql_store::{SqlStore, Standing, Written, millis},
 };
 
 impl SqliteStore {
-    /// Begins a transaction of the handler's that is fenced by its lease: see [`Fenced`].
+    /// Begins a transaction of the handler's that is fenced by its lease: see [`FencedTransaction`].
     ///
     /// `pool` is the handler's own, on the file in which the store has its table. SQLite has one writer at a time: from here
     /// until the transaction ends nobody else writes to the file, and leases are not renewed or taken. So keep it short,
@@ -35,13 +35,13 @@ impl SqliteStore {
         &self,
         lease: &Lease,
         pool: &SqlitePool,
-    ) -> Result<Fenced<Self>, TransactionError> {
-        Fenced::begin(self, lease, pool).await
+    ) -> Result<FencedTransaction<Self>, TransactionError> {
+        FencedTransaction::begin(self, lease, pool).await
     }
 
     /// The last checkpoint of this request, which an execution before this one may have left, or this one.
     ///
-    /// There is none before [`Fenced::checkpoint`] wrote one; worth asking where
+    /// There is none before [`FencedTransaction::checkpoint`] wrote one; worth asking where
     /// [`is_takeover`](Lease::is_takeover) says so. On a connection of the store's own.
     ///
     /// # Errors

@@ -253,7 +253,7 @@ impl Store for SqliteStore {
                 .about(&statements.acquire, &claim.id, claim.token.as_bytes())
                 .bind(claim.fingerprint.as_bytes().as_slice())
                 .bind(millis(claim.lease))
-                .bind(millis(claim.keep))
+                .bind(millis(claim.orphan_retention))
                 .bind(claim.orphans == OrphanPolicy::TakeOver)
                 .bind(claim.owner)
                 .bind(&*claim.operation);
@@ -330,7 +330,7 @@ impl Store for SqliteStore {
     }
 
     /// Waiters look from time to time: another process does not tell this one.
-    async fn changed(&self, _id: &KeyId, within: Duration) {
+    async fn wait_for_change(&self, _id: &KeyId, within: Duration) {
         tokio::time::sleep(within).await;
     }
 }

@@ -43,7 +43,7 @@ impl Store for AnyStore {
         self.0.release(lease).await
     }
 
-    async fn changed(&self, id: &KeyId, within: Duration) {
-        self.0.changed(id, within).await;
+    async fn wait_for_change(&self, id: &KeyId, within: Duration) {
+        self.0.wait_for_change(id, within).await;
     }
 }

@@ -33,7 +33,7 @@ impl Entry {
             generation,
             state: State::Leased {
                 ends: now + claim.lease.as_duration(),
-                keep: claim.keep,
+                keep: claim.orphan_retention,
             },
         }
     }
@@ -170,7 +170,7 @@ impl Store for MapStore {
         })
     }
 
-    async fn changed(&self, _id: &KeyId, within: Duration) {
+    async fn wait_for_change(&self, _id: &KeyId, within: Duration) {
         // A store without push lets its waiters look again from time to time.
         sleep(within.min(Duration::from_millis(100))).await;
     }

@@ -17,21 +17,21 @@ use crate::store::{Acquired, Claim, KeyId, LeaseRef, Store, StoreError, Token, T
 /// Wraps a store and makes its calls fail as they are told to.
 ///
 /// What happens to a call is decided in this order: the faults lined up for its operation by
-/// [`line_up`](Self::line_up), one call each; the [`outage`](Self::outage), until it is healed; the
+/// [`enqueue`](Self::enqueue), one call each; the [`fail_all`](Self::fail_all), until it is healed; the
 /// [`Plan`]. A call that nothing applies to goes through.
 ///
 /// # Examples
 ///
 /// ```
 /// use tower_idempotency::{
-///     conformance::{Fault, Faulty, Operation},
+///     conformance::{Fault, FaultInjector, Operation},
 ///     store::{Acquired, Claim, Fingerprint, KeyId, MemoryStore, Store},
 /// };
 ///
 /// # #[tokio::main(flavor = "current_thread")]
 /// # async fn main() {
-/// let store = Faulty::new(MemoryStore::new());
-/// store.line_up(Operation::Acquire, [Fault::ReplyLost]);
+/// let store = FaultInjector::new(MemoryStore::new());
+/// store.enqueue(Operation::Acquire, [Fault::ReplyLost]);
 ///
 /// let (id, fingerprint) = (KeyId::from_bytes([1; 32]), Fingerprint::from_bytes([2; 32]));
 /// let claim = Claim::new(id, fingerprint).unwrap();
@@ -43,7 +43,7 @@ use crate::store::{Acquired, Claim, KeyId, LeaseRef, Store, StoreError, Token, T
 /// # }
 /// ```
 #[derive(Debug)]
-pub struct Faulty<S> {
+pub struct FaultInjector<S> {
     inner: S,
     calls: [AtomicUsize; Operation::ALL.len()],
     script: Mutex<Script>,
@@ -61,8 +61,8 @@ pub enum Operation {
     Complete,
     /// [`Store::release`].
     Release,
-    /// [`Store::changed`].
-    Changed,
+    /// [`Store::wait_for_change`].
+    WaitForChange,
 }
 
 impl Operation {
@@ -71,11 +71,11 @@ impl Operation {
         Self::Renew,
         Self::Complete,
         Self::Release,
-        Self::Changed,
+        Self::WaitForChange,
     ];
 }
 
-/// What happens to a call. `changed` cannot fail: where another call would, it returns at once.
+/// What happens to a call. `wait_for_change` cannot fail: where another call would, it returns at once.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[expect(clippy::exhaustive_enums, reason = "the suite is not API-stable")]
 pub enum Fault {
@@ -112,7 +112,7 @@ pub enum Plan {
     Alternating(Duration),
 }
 
-/// The source of an error that [`Faulty`] made up.
+/// The source of an error that [`FaultInjector`] made up.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct InjectedFault {
     operation: Operation,
@@ -127,7 +127,7 @@ struct Script {
     planned: HashMap<(Operation, Token), usize>,
 }
 
-impl<S> Faulty<S> {
+impl<S> FaultInjector<S> {
     /// Passes every call through until told otherwise.
     pub fn new(inner: S) -> Self {
         Self {
@@ -150,25 +150,25 @@ impl<S> Faulty<S> {
     }
 
     /// Decides the next calls of an operation, one fault each, after those lined up before.
-    pub fn line_up(&self, operation: Operation, faults: impl IntoIterator<Item = Fault>) {
+    pub fn enqueue(&self, operation: Operation, faults: impl IntoIterator<Item = Fault>) {
         let mut script = self.script();
         script.lined_up.entry(operation).or_default().extend(faults);
     }
 
-    /// Does this to every call from now on, of every operation, until [`heal`](Self::heal).
-    pub fn outage(&self, fault: Fault) {
+    /// Does this to every call from now on, of every operation, until [`clear_faults`](Self::clear_faults).
+    pub fn fail_all(&self, fault: Fault) {
         for operation in Operation::ALL {
-            self.outage_of(operation, fault);
+            self.fail_each(operation, fault);
         }
     }
 
-    /// Does this to every call of one operation from now on, until [`heal`](Self::heal).
-    pub fn outage_of(&self, operation: Operation, fault: Fault) {
+    /// Does this to every call of one operation from now on, until [`clear_faults`](Self::clear_faults).
+    pub fn fail_each(&self, operation: Operation, fault: Fault) {
         self.script().outages.insert(operation, fault);
     }
 
     /// Ends every outage and forgets what is lined up. A call that hangs keeps hanging.
-    pub fn heal(&self) {
+    pub fn clear_faults(&self) {
         let mut script = self.script();
         script.outages.clear();
         script.lined_up.clear();
@@ -226,7 +226,7 @@ impl<S> Faulty<S> {
 }
 
 #[deny(clippy::missing_trait_methods)]
-impl<S: Store> Store for Faulty<S> {
+impl<S: Store> Store for FaultInjector<S> {
     const COMPRESS_ABOVE: usize = S::COMPRESS_ABOVE;
 
     async fn acquire(&self, claim: &Claim) -> Result<Acquired, StoreError> {
@@ -254,14 +254,14 @@ impl<S: Store> Store for Faulty<S> {
         self.run(Operation::Release, lease.token, call).await
     }
 
-    async fn changed(&self, id: &KeyId, within: Duration) {
+    async fn wait_for_change(&self, id: &KeyId, within: Duration) {
         let call = async {
-            self.inner.changed(id, within).await;
+            self.inner.wait_for_change(id, within).await;
             Ok(())
         };
         // Whoever waits has no token to be told apart by.
         let nobody = Token::from_bytes([0; 16]);
-        let _hint = self.run(Operation::Changed, nobody, call).await;
+        let _hint = self.run(Operation::WaitForChange, nobody, call).await;
     }
 }
 
@@ -316,7 +316,7 @@ mod tests {
         Claim::new(ID, Fingerprint::from_bytes([2; 32])).unwrap()
     }
 
-    async fn is_held(store: &Faulty<MemoryStore>) -> bool {
+    async fn is_held(store: &FaultInjector<MemoryStore>) -> bool {
         let claim = claim();
         let acquired = store.inner().acquire(&claim).await.unwrap();
         if let Acquired::Granted { generation, .. } = acquired {
@@ -339,21 +339,21 @@ mod tests {
 
     #[tokio::test]
     async fn a_lost_call_has_no_effect_and_a_lost_reply_has() {
-        let store = Faulty::new(MemoryStore::new());
-        store.line_up(Operation::Acquire, [Fault::CallLost]);
+        let store = FaultInjector::new(MemoryStore::new());
+        store.enqueue(Operation::Acquire, [Fault::CallLost]);
         assert_injected(store.acquire(&claim()).await, Operation::Acquire);
         assert!(!is_held(&store).await);
 
-        store.line_up(Operation::Acquire, [Fault::ReplyLost]);
+        store.enqueue(Operation::Acquire, [Fault::ReplyLost]);
         assert_injected(store.acquire(&claim()).await, Operation::Acquire);
         assert!(is_held(&store).await);
     }
 
     #[tokio::test(start_paused = true)]
     async fn a_call_that_hangs_never_answers_and_has_its_effect_or_not() {
-        let store = Faulty::new(MemoryStore::new());
+        let store = FaultInjector::new(MemoryStore::new());
         let faults = [Fault::Hang, Fault::HangAfter];
-        store.line_up(Operation::Acquire, faults);
+        store.enqueue(Operation::Acquire, faults);
         for held in [false, true] {
             let hanging = timeout(SECOND, store.acquire(&claim())).await;
             assert!(hanging.is_err());
@@ -364,9 +364,9 @@ mod tests {
 
     #[tokio::test]
     async fn faults_lined_up_happen_once_each_in_order_before_the_outage() {
-        let store = Faulty::new(MemoryStore::new());
-        store.outage(Fault::CallLost);
-        store.line_up(Operation::Release, [Fault::None, Fault::ReplyLost]);
+        let store = FaultInjector::new(MemoryStore::new());
+        store.fail_all(Fault::CallLost);
+        store.enqueue(Operation::Release, [Fault::None, Fault::ReplyLost]);
         let lease = claim().lease_ref(1);
         store.release(&lease).await.unwrap();
         assert_injected(store.release(&lease).await, Operation::Release);
@@ -375,25 +375,25 @@ mod tests {
         let completed = store.complete(&lease, Bytes::new(), Ttl::MAX).await;
         assert_injected(completed, Operation::Complete);
 
-        store.heal();
-        store.outage_of(Operation::Renew, Fault::CallLost);
+        store.clear_faults();
+        store.fail_each(Operation::Renew, Fault::CallLost);
         store.release(&lease).await.unwrap();
         assert_injected(store.renew(&lease, Ttl::MIN).await, Operation::Renew);
 
-        store.line_up(Operation::Release, [Fault::CallLost]);
-        store.heal();
+        store.enqueue(Operation::Release, [Fault::CallLost]);
+        store.clear_faults();
         store.release(&lease).await.unwrap();
         assert!(matches!(
             store.renew(&lease, Ttl::MIN).await,
             Err(StoreError::LeaseLost)
         ));
         assert_eq!(store.calls(Operation::Release), 5);
-        assert_eq!(store.calls(Operation::Changed), 0);
+        assert_eq!(store.calls(Operation::WaitForChange), 0);
     }
 
     #[tokio::test(start_paused = true)]
     async fn a_slow_call_pauses_before_and_after() {
-        let store = Faulty::new(MemoryStore::new()).with_plan(Plan::Slow(SECOND));
+        let store = FaultInjector::new(MemoryStore::new()).with_plan(Plan::Slow(SECOND));
         let start = Instant::now();
         store.acquire(&claim()).await.unwrap();
         assert_eq!(start.elapsed(), 2 * SECOND);
@@ -401,14 +401,14 @@ mod tests {
 
     #[tokio::test(start_paused = true)]
     async fn a_wait_that_is_lost_is_over_at_once() {
-        let store = Faulty::new(MemoryStore::new());
+        let store = FaultInjector::new(MemoryStore::new());
         store.acquire(&claim()).await.unwrap();
-        store.outage(Fault::CallLost);
+        store.fail_all(Fault::CallLost);
         let start = Instant::now();
-        store.changed(&ID, SECOND).await;
+        store.wait_for_change(&ID, SECOND).await;
         assert_eq!(start.elapsed(), Duration::ZERO);
-        store.heal();
-        store.changed(&ID, SECOND).await;
+        store.clear_faults();
+        store.wait_for_change(&ID, SECOND).await;
         assert_eq!(start.elapsed(), SECOND);
     }
 
@@ -420,7 +420,7 @@ mod tests {
             (Plan::Alternating(Duration::ZERO), 3),
         ];
         for (plan, attempts) in plans {
-            let store = Faulty::new(MemoryStore::new()).with_plan(plan);
+            let store = FaultInjector::new(MemoryStore::new()).with_plan(plan);
             let claims = [claim(), claim()];
             for attempt in 1..=attempts {
                 for claim in &claims {

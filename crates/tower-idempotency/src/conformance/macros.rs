@@ -1,6 +1,6 @@
 //! The list of the cases, and the macro that makes a test of each.
 
-/// Makes a `#[test]` of every case, five times over: on the store itself (`direct`), and through [`Faulty`] under each
+/// Makes a `#[test]` of every case, five times over: on the store itself (`direct`), and through [`FaultInjector`] under each
 /// [`Plan`] (`calls_lost`, `replies_lost`, `slow`, `alternating`).
 ///
 /// `store` is a closure that returns a future of a fresh store, or of one that shares a server: every key is random.
@@ -22,7 +22,7 @@
 /// # }
 /// ```
 ///
-/// [`Faulty`]: crate::conformance::Faulty
+/// [`FaultInjector`]: crate::conformance::FaultInjector
 /// [`Plan`]: crate::conformance::Plan
 #[macro_export]
 macro_rules! conformance_tests {

@@ -5,7 +5,7 @@
 //!
 //! Each rule of the [contract](crate::store::Store) that shows in answers has cases in [`cases`], each a plain `async fn`
 //! over a [`Subject`].
-//! [`conformance_tests!`](crate::conformance_tests) makes a test of each, and runs the same cases through [`Faulty`],
+//! [`conformance_tests!`](crate::conformance_tests) makes a test of each, and runs the same cases through [`FaultInjector`],
 //! which loses calls and replies: whoever makes a call again must end where one call would have.
 //!
 //! Passing says that the store keeps the rules on the server the tests ran against, as far as a few seconds of racing
@@ -38,7 +38,7 @@ mod subject;
 pub use self::{
     any_store::AnyStore,
     clock::ManualClock,
-    faults::{Fault, Faulty, InjectedFault, Operation, Plan},
+    faults::{Fault, FaultInjector, InjectedFault, Operation, Plan},
     runner::{Case, Threads, every_case, run},
     subject::Subject,
 };

@@ -12,7 +12,7 @@ use std::{
 use bytes::Bytes;
 use tokio::time::Instant;
 
-use super::{AnyStore, Faulty, InjectedFault, ManualClock, Plan};
+use super::{AnyStore, FaultInjector, InjectedFault, ManualClock, Plan};
 use crate::store::{Acquired, Claim, Fingerprint, KeyId, LeaseRef, Store, StoreError, Token, Ttl};
 
 /// How often a call that fails at the backend is made before the case fails.
@@ -85,7 +85,7 @@ impl<S: Store> Subject<S> {
         Self { unit, ..self }
     }
 
-    /// Whether [`Store::changed`] resolves when the entry changes, not only after `within`; `true` by default.
+    /// Whether [`Store::wait_for_change`] resolves when the entry changes, not only after `within`; `true` by default.
     #[must_use]
     pub fn with_push(self, push: bool) -> Self {
         Self { push, ..self }
@@ -104,9 +104,9 @@ impl<S: Store> Subject<S> {
 
     /// Returns the same store behind a fault injector that follows `plan`.
     #[must_use]
-    pub fn through(self, plan: Plan) -> Subject<Faulty<Arc<S>>> {
+    pub fn through(self, plan: Plan) -> Subject<FaultInjector<Arc<S>>> {
         Subject {
-            store: Arc::new(Faulty::new(self.store).with_plan(plan)),
+            store: Arc::new(FaultInjector::new(self.store).with_plan(plan)),
             unit: self.unit,
             scale: self.scale,
             push: self.push,

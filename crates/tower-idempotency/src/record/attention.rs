@@ -9,7 +9,7 @@ use super::{ATTENTION, PREFIX, Record, RecordError, VERSION, error::Problem, pay
 /// An execution failed in a way that no retry may repeat and no program can put right: somebody has to look at it.
 ///
 /// A handler attaches it to its response, as an extension; `run_once` takes it in
-/// [`Failed::NeedsAttention`](crate::run_once::Failed::NeedsAttention). The caller gets what the handler answers. What is
+/// [`WorkError::NeedsAttention`](crate::run_once::WorkError::NeedsAttention). The caller gets what the handler answers. What is
 /// kept, whatever the status, is not that answer but this: each retry is refused with 409 `outcome-unknown` and the code,
 /// and nothing is executed, until an operator resolves it. It is kept for [`Ttl::MAX`](crate::Ttl::MAX), whatever
 /// retention is set. The page of each store in the repository's `docs` says how such entries are found and resolved.

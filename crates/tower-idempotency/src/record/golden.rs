@@ -24,7 +24,7 @@ fn response(status: u16, lines: &[(&str, &[u8])], body: &[u8]) -> StoredResponse
     }
 }
 
-fn tombstone(reason: NotRetained) -> Record {
+fn tombstone(reason: TombstoneReason) -> Record {
     Record::Tombstone {
         status: StatusCode::CREATED,
         reason,
@@ -107,12 +107,12 @@ fn golden() -> Vec<(&'static str, Codec, Record)> {
         (
             "tombstone-too-large",
             PLAIN,
-            tombstone(NotRetained::TooLarge),
+            tombstone(TombstoneReason::TooLarge),
         ),
         (
             "tombstone-streamed",
             PLAIN,
-            tombstone(NotRetained::Streamed),
+            tombstone(TombstoneReason::Streamed),
         ),
         (
             "value",

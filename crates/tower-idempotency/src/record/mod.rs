@@ -49,7 +49,7 @@ pub(crate) struct StoredResponse {
 
 /// Why there is a tombstone and no answer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum NotRetained {
+pub(crate) enum TombstoneReason {
     TooLarge,
     Streamed,
 }
@@ -60,7 +60,7 @@ pub(crate) enum Record {
     Response(StoredResponse),
     Tombstone {
         status: StatusCode,
-        reason: NotRetained,
+        reason: TombstoneReason,
     },
     /// A result of `run_once`: MessagePack of the caller's own type.
     Value(Bytes),
@@ -140,7 +140,7 @@ impl Codec {
         if payload.fits() {
             self.seal(id, &payload)
         } else {
-            self.encode_tombstone(id, status, NotRetained::TooLarge)
+            self.encode_tombstone(id, status, TombstoneReason::TooLarge)
         }
     }
 
@@ -149,7 +149,7 @@ impl Codec {
         &self,
         id: &KeyId,
         status: StatusCode,
-        reason: NotRetained,
+        reason: TombstoneReason,
     ) -> Bytes {
         let payload = Payload {
             status: Some(status.as_u16()),
@@ -168,7 +168,7 @@ impl Codec {
         if payload.fits() {
             self.seal(id, &payload)
         } else {
-            self.encode_tombstone(id, StatusCode::OK, NotRetained::TooLarge)
+            self.encode_tombstone(id, StatusCode::OK, TombstoneReason::TooLarge)
         }
     }
 

@@ -18,7 +18,7 @@ use serde::{
 };
 
 use super::{
-    NotRetained, Record, StoredResponse,
+    Record, StoredResponse, TombstoneReason,
     error::{Problem, RecordError},
     headers,
 };
@@ -149,7 +149,7 @@ pub(super) fn decode(payload: &Bytes) -> Result<Record, RecordError> {
         "response" => response(payload, fields).map(Record::Response),
         "tombstone" => Ok(Record::Tombstone {
             status: status(fields.status)?,
-            reason: NotRetained::named(required(fields.reason, "reason")?)?,
+            reason: TombstoneReason::named(required(fields.reason, "reason")?)?,
         }),
         "value" => {
             let Bin(value) = required(fields.value, "value")?;
@@ -266,7 +266,7 @@ fn refused(error: &MessagePackError) -> RecordError {
     Problem::Payload { found }.into()
 }
 
-impl NotRetained {
+impl TombstoneReason {
     pub(super) fn name(self) -> &'static str {
         match self {
             Self::TooLarge => "too_large",

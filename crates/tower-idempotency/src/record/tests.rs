@@ -190,12 +190,12 @@ fn a_small_record_is_these_bytes() {
 
 #[test]
 fn a_tombstone_has_status_and_reason_only() {
-    let record = PLAIN.encode_tombstone(&ID, StatusCode::CREATED, NotRetained::Streamed);
+    let record = PLAIN.encode_tombstone(&ID, StatusCode::CREATED, TombstoneReason::Streamed);
     assert_eq!(
         record[PREFIX..],
         b"\x83\xa4kind\xa9tombstone\xa6status\xcc\xc9\xa6reason\xa8streamed"[..]
     );
-    for reason in [NotRetained::TooLarge, NotRetained::Streamed] {
+    for reason in [TombstoneReason::TooLarge, TombstoneReason::Streamed] {
         let record = PLAIN.encode_tombstone(&ID, StatusCode::CREATED, reason);
         let expected = Record::Tombstone {
             status: StatusCode::CREATED,
@@ -406,7 +406,7 @@ fn the_space_for_a_payload_is_never_short_and_hardly_more() {
     }
     let payload = Payload {
         status: Some(999),
-        reason: Some(NotRetained::TooLarge.name()),
+        reason: Some(TombstoneReason::TooLarge.name()),
         ..Payload::of(Kind::Tombstone)
     };
     let mut out = Vec::new();
@@ -567,7 +567,7 @@ fn more_header_lines_than_make_sense_leave_a_tombstone() {
     let record = encode(PLAIN, 201, &lines(129), b"body");
     let expected = Record::Tombstone {
         status: StatusCode::CREATED,
-        reason: NotRetained::TooLarge,
+        reason: TombstoneReason::TooLarge,
     };
     assert_eq!(PLAIN.decode(&ID, &record).expect("a record"), expected);
 }

@@ -18,7 +18,7 @@ pub(crate) trait ErasedStore: Send + Sync {
         retention: Ttl,
     ) -> Call<'a, Result<(), StoreError>>;
     fn release<'a>(&'a self, lease: &'a LeaseRef) -> Call<'a, Result<(), StoreError>>;
-    fn changed<'a>(&'a self, id: &'a KeyId, within: Duration) -> Call<'a, ()>;
+    fn wait_for_change<'a>(&'a self, id: &'a KeyId, within: Duration) -> Call<'a, ()>;
 }
 
 impl<S: Store> ErasedStore for S {
@@ -43,7 +43,7 @@ impl<S: Store> ErasedStore for S {
         Box::pin(Store::release(self, lease))
     }
 
-    fn changed<'a>(&'a self, id: &'a KeyId, within: Duration) -> Call<'a, ()> {
-        Box::pin(Store::changed(self, id, within))
+    fn wait_for_change<'a>(&'a self, id: &'a KeyId, within: Duration) -> Call<'a, ()> {
+        Box::pin(Store::wait_for_change(self, id, within))
     }
 }

@@ -113,7 +113,7 @@ pub trait Store: Send + Sync + 'static {
     /// A hint for waiters, who look again whatever it says: a store without push may simply sleep. One with push
     /// resolves at once when the entry is not in progress as it is called, so that no wake-up falls between a look
     /// and this call.
-    fn changed(&self, id: &KeyId, within: Duration) -> impl Future<Output = ()> + Send;
+    fn wait_for_change(&self, id: &KeyId, within: Duration) -> impl Future<Output = ()> + Send;
 }
 
 impl<S: Store> Store for Arc<S> {
@@ -140,8 +140,8 @@ impl<S: Store> Store for Arc<S> {
         (**self).release(lease).await
     }
 
-    async fn changed(&self, id: &KeyId, within: Duration) {
-        (**self).changed(id, within).await;
+    async fn wait_for_change(&self, id: &KeyId, within: Duration) {
+        (**self).wait_for_change(id, within).await;
     }
 }
 
@@ -160,7 +160,7 @@ pub struct Claim {
     /// What becomes of a key whose lease is over without an outcome.
     pub orphans: OrphanPolicy,
     /// How long an orphan is remembered after its lease.
-    pub keep: Ttl,
+    pub orphan_retention: Ttl,
     /// Who asks, for operators: host and process.
     pub owner: &'static str,
     /// What is asked, for operators: method and path without the query, at most 128 bytes.
@@ -180,7 +180,7 @@ impl Claim {
             token: Token::random()?,
             lease: Ttl::from_secs(15),
             orphans: OrphanPolicy::TakeOver,
-            keep: Ttl::from_secs(24 * 60 * 60),
+            orphan_retention: Ttl::from_secs(24 * 60 * 60),
             owner: "",
             operation: Box::from(""),
         })

@@ -21,7 +21,7 @@ use tokio::{
 };
 use tower_idempotency::{
     IdempotencyLayer, Lease, NeedsAttention, Ttl,
-    run_once::{Failed, Outcome},
+    run_once::{Outcome, WorkError},
 };
 use tower_idempotency_dynamodb::{
     DynamoDbOptions,
@@ -117,7 +117,7 @@ async fn what_will_never_succeed_is_an_error_and_not_for_later() {
     assert!(error.to_string().contains("ResourceNotFound"), "{error}");
 
     let stuck = NeedsAttention::new("refund-failed");
-    let gives_up = async move |_: Lease| Err::<bool, _>(Failed::NeedsAttention(stuck, "why"));
+    let gives_up = async move |_: Lease| Err::<bool, _>(WorkError::NeedsAttention(stuck, "why"));
     let updates = place.layer(Duration::ZERO).with_namespace("updates");
     let given_up = updates
         .run_once("update 2", 10_u32.to_be_bytes(), gives_up)
@@ -204,7 +204,7 @@ async fn writers_whose_database_is_gone_end_with_an_error() {
         .args(["--endpoint", &endpoint, "--table", &place.table])
         .args(["--patience", "3s", "counter", "--updates", "5"])
         // No update is recorded before the test has seen the first addition and cut the connections.
-        .args(["--work", "10s"])
+        .args(["--work", "5s"])
         .stderr(Stdio::piped())
         .spawn()
         .expect("it is built");
@@ -316,7 +316,7 @@ impl Place {
             .with_timeout(PATIENCE);
         IdempotencyLayer::new(options.store(client, &*self.table))
             .with_store_timeout(PATIENCE)
-            .with_lease(Ttl::from_secs(120))
+            .with_lease_ttl(Ttl::from_secs(120))
     }
 
     fn counter(&self, client: &Client, later: Duration) -> Counter {

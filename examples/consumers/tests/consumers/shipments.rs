@@ -360,7 +360,7 @@ impl Place {
     fn layer(&self, later: Duration) -> IdempotencyLayer {
         IdempotencyLayer::new(self.store(later))
             .with_store_timeout(PATIENCE)
-            .with_lease(Ttl::from_secs(120))
+            .with_lease_ttl(Ttl::from_secs(120))
     }
 
     fn shipments(&self, later: Duration) -> Shipments {

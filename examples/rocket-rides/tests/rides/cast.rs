@@ -26,7 +26,7 @@ pub(crate) struct Cast {
 }
 
 impl Cast {
-    /// `args` are for the services.
+    /// Starts them. `args` are for the services, among them [`BRISK`] or [`PATIENT`].
     pub(crate) async fn start(database: &str, args: &[&str]) -> Self {
         let scratch = Scratch::new();
         let mailbox = scratch.file("mailbox");
@@ -39,9 +39,8 @@ impl Cast {
         let services = (0..2).map(|_| {
             let mailbox = mailbox.display().to_string();
             let ours = ["--database", database, "--provider", &url];
-            let times = ["--lease", "1s", "--patience", "300ms"];
             let more = ["--abandoned", "100ms", "--mailbox", &mailbox];
-            let args = [&ours[..], &times, &more, args].concat();
+            let args = [&ours[..], &more, args].concat();
             Arc::new(Actor::start(env!("CARGO_BIN_EXE_rocket-rides"), &args))
         });
         Self {
@@ -55,17 +54,17 @@ impl Cast {
 
     /// The provider is well from now on.
     pub(crate) async fn calm(&self) {
-        let deadline = Instant::now() + Duration::from_secs(30);
+        let deadline = Instant::now() + HANG_GUARD;
         while !set_mood(&self.provider, Mood::Well).await {
             assert!(Instant::now() < deadline, "the provider does not come back");
         }
     }
 
-    /// Waits for the completer, which is given a minute, and for the worker.
+    /// Waits for the completer and for the worker.
     pub(crate) async fn until_nothing_is_left_to_do(&self) {
         let left = "select (select count(*) from tower_idempotency where completed is null and checkpoint is not null),
                     (select count(*) from receipts where delivered is null)";
-        let deadline = Instant::now() + Duration::from_secs(60);
+        let deadline = Instant::now() + HANG_GUARD;
         loop {
             let left = sqlx::query_as(left).fetch_one(&self.pool).await;
             let (rides, receipts): (i64, i64) = left.expect("the server runs");
@@ -117,3 +116,9 @@ pub(crate) async fn book(service: &Actor, key: &str, rider: &str, card: &str) ->
     let body = format!(r#"{{"rider":"{rider}","destination":"Mars","card":"{card}"}}"#);
     ask(req, body).await
 }
+
+/// Leases that expire during a strike, and a provider that is not waited for.
+pub(crate) const BRISK: [&str; 4] = ["--lease", "1s", "--patience", "300ms"];
+/// Leases that a process keeps when it stalls for seconds, and a provider that is waited for as long.
+pub(crate) const PATIENT: [&str; 4] = ["--lease", "5s", "--patience", "20s"];
+pub(crate) const HANG_GUARD: Duration = Duration::from_secs(120);

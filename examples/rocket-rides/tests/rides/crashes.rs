@@ -6,16 +6,16 @@ use axum::http::StatusCode;
 use rocket_rides::provider::Mood;
 use tests::Answer;
 use tokio::time::sleep;
-use tower_idempotency_sqlx::sqlx;
+use tower_idempotency_sqlx::sqlx::{self, AssertSqlSafe};
 
 use crate::{
-    cast::{Cast, book, set_mood},
+    cast::{Cast, HANG_GUARD, PATIENT, book, set_mood},
     stage::database,
 };
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn killed_after_the_provider_has_charged_a_ride_is_finished_without_its_client() {
-    let cast = Cast::start(&database("killed_charged").await, &[]).await;
+    let cast = Cast::start(&database("killed_charged").await, &PATIENT).await;
     assert!(set_mood(&cast.provider, Mood::ChargingThenHanging).await);
     let asking = book(&cast.services[0], "k", "ann", "card-1");
     tokio::select! {
@@ -37,11 +37,12 @@ async fn killed_after_the_provider_has_charged_a_ride_is_finished_without_its_cl
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn killed_before_its_first_checkpoint_a_request_waits_for_its_client() {
-    let cast = Cast::start(&database("killed_begun").await, &[]).await;
+    let cast = Cast::start(&database("killed_begun").await, &PATIENT).await;
     let mut blocker = cast.pool.begin().await.expect("a transaction");
     let block = sqlx::query("lock table rides in share row exclusive mode");
     block.execute(&mut *blocker).await.expect("nobody is there");
-    let waiting = "select count(*) from pg_stat_activity where wait_event_type = 'Lock'";
+    let waiting = "select count(*) from pg_stat_activity \
+         where wait_event_type = 'Lock' and datname = current_database()";
     tokio::select! {
         answer = book(&cast.services[0], "k", "ann", "card-1") => panic!("{answer:?}"),
         () = until(async || cast.count(waiting).await > 0) => {}
@@ -60,9 +61,34 @@ async fn killed_before_its_first_checkpoint_a_request_waits_for_its_client() {
     assert_eq!(cast.count("select count(*) from rides").await, 1);
 }
 
+/// Shows that the tests of crashes can fail: nothing of the first execution is known to the second one.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn careless_ride_is_doubled_if_killed_after_charge() {
+    let args = [&PATIENT[..], &["--careless"]].concat();
+    let cast = Cast::start(&database("killed_careless").await, &args).await;
+    assert!(set_mood(&cast.provider, Mood::ChargingThenHanging).await);
+    let asking = book(&cast.services[0], "k", "ann", "card-1");
+    tokio::select! {
+        answer = asking => panic!("{answer:?}"),
+        () = until(async || cast.charges().await.len() == 1) => {}
+    }
+    cast.services[0].kill();
+    assert!(set_mood(&cast.provider, Mood::Well).await);
+
+    told(&cast).await;
+    let charges = cast.charges().await.len();
+    assert!(charges >= 2, "{charges} charges");
+    for table in ["rides", "receipts"] {
+        let count = AssertSqlSafe(format!("select count(*) from {table}"));
+        let count = sqlx::query_scalar(count).fetch_one(&cast.pool).await;
+        let count: i64 = count.expect("a count");
+        assert!(count >= 2, "{count} {table}");
+    }
+}
+
 /// The client comes back, until it is told.
 async fn told(cast: &Cast) -> Answer {
-    let deadline = Instant::now() + Duration::from_secs(30);
+    let deadline = Instant::now() + HANG_GUARD;
     loop {
         match book(&cast.services[1], "k", "ann", "card-1").await {
             Some(answer) if answer.status == StatusCode::CREATED => return answer,
@@ -73,7 +99,7 @@ async fn told(cast: &Cast) -> Answer {
 }
 
 async fn until(mut holds: impl AsyncFnMut() -> bool) {
-    let deadline = Instant::now() + Duration::from_secs(30);
+    let deadline = Instant::now() + HANG_GUARD;
     while !holds().await {
         assert!(Instant::now() < deadline, "it does not come to that");
         sleep(Duration::from_millis(20)).await;

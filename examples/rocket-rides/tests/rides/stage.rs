@@ -28,6 +28,8 @@ pub(crate) struct Stage {
     pub(crate) pool: PgPool,
     pub(crate) completer: Completer<PostgresStore>,
     app: Router,
+    /// The same service, which hardly waits for the provider.
+    hasty: Router,
     provider: Router,
     _server: Server,
     scratch: Scratch,
@@ -64,20 +66,25 @@ impl Stage {
         let ledger = Ledger::open(&scratch.file("ledger")).expect("a file");
         let provider = provider::app(ledger, Duration::ZERO);
         let server = Server::start(provider.clone()).await;
-        let payments = Payments::new(&format!("http://{}", server.addr()), PATIENCE);
+        let url = format!("http://{}", server.addr());
 
         let layer = IdempotencyLayer::with_preset(store.clone(), preset);
         let layer = layer.with_missing_key(MissingKey::Reject);
         let rides = Rides {
             store,
             pool: theirs,
-            payments,
+            payments: Payments::new(&url, LIMIT),
             limit,
+        };
+        let hasty = Rides {
+            payments: Payments::new(&url, HASTE),
+            ..rides.clone()
         };
         let completer = completer(&rides, &layer).with_older_than(Duration::ZERO);
         Self {
             pool,
             completer,
+            hasty: app(hasty, layer.clone()),
             app: app(rides, layer),
             provider,
             _server: server,
@@ -87,12 +94,21 @@ impl Stage {
 
     /// Asks for a ride that is paid with this card.
     pub(crate) async fn ride(&self, key: &str, card: &str) -> Answer {
+        Self::ask(&self.app, key, card).await
+    }
+
+    /// Asks for a ride while the provider is unwell, and does not wait for it.
+    pub(crate) async fn ride_without_provider(&self, key: &str, card: &str) -> Answer {
+        Self::ask(&self.hasty, key, card).await
+    }
+
+    async fn ask(app: &Router, key: &str, card: &str) -> Answer {
         let body = format!(r#"{{"rider":"ann@example.com","destination":"Mars","card":"{card}"}}"#);
         let req = Request::post("/rides")
             .header("idempotency-key", key)
             .header("content-type", "application/json")
             .body(Body::from(body));
-        send(&self.app, req.expect("a request")).await
+        send(app, req.expect("a request")).await
     }
 
     pub(crate) async fn set_mood(&self, mood: Mood) {
@@ -140,6 +156,7 @@ impl Stage {
     }
 }
 
-const PATIENCE: Duration = Duration::from_millis(300);
+/// For a provider that gives no verdict, however long it is waited for.
+const HASTE: Duration = Duration::from_millis(300);
 /// More than any ride takes.
 const LIMIT: Duration = Duration::from_secs(60);

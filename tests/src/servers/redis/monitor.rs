@@ -1,6 +1,9 @@
 //! Listening to all that a server is asked.
 
-use std::io::{self, BufRead};
+use std::{
+    io::{self, BufRead},
+    time::Duration,
+};
 
 use super::{RedisServer, resp::Connection};
 
@@ -14,10 +17,16 @@ pub struct Monitor<'a> {
 /// A command: its name in lower case, and the first of what follows it, if anything does.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Asked {
+    /// The time of the server, since its epoch.
+    pub at: Duration,
+    /// The address of the client.
+    pub client: String,
     /// As in `evalsha`.
     pub name: String,
     /// As the server shows it.
     pub first: String,
+    /// The whole command as the server shows it.
+    pub command: String,
 }
 
 impl<'a> Monitor<'a> {
@@ -38,15 +47,25 @@ impl<'a> Monitor<'a> {
         let lines = self.connection.into_inner().lines();
         let lines = lines.map(|line| line.expect("a line of the monitor"));
         let commands = lines.filter(|line| !line.contains(" lua] "));
-        let asked = commands.map(|line| {
-            let mut words = line.split('"').skip(1).step_by(2);
-            let mut word = || words.next().unwrap_or_default().to_owned();
-            Asked {
-                name: word().to_lowercase(),
-                first: word(),
-            }
-        });
+        let asked = commands.map(|line| Asked::parse(&line).expect("a line of the monitor"));
         asked.take_while(|asked| asked.first != THE_END).collect()
+    }
+}
+
+impl Asked {
+    /// Reads a line such as `+1339518083.107412 [0 127.0.0.1:60866] "keys" "*"`.
+    fn parse(line: &str) -> Option<Self> {
+        let (origin, command) = line.split_once("] ")?;
+        let (at, client) = origin.trim_start_matches('+').split_once(" [")?;
+        let mut words = command.split('"').skip(1).step_by(2);
+        let mut word = || words.next().unwrap_or_default().to_owned();
+        Some(Self {
+            at: Duration::from_secs_f64(at.parse().ok()?),
+            client: client.split_once(' ')?.1.to_owned(),
+            name: word().to_lowercase(),
+            first: word(),
+            command: command.to_owned(),
+        })
     }
 }
 

@@ -22,7 +22,7 @@ impl Sentinel {
     /// What it calls the primary that it watches.
     pub const NAME: &str = "main";
 
-    /// Starts one that watches `primary` and has one of its replicas take over once it is silent for half a second.
+    /// Starts one that watches `primary` and has one of its replicas take over once it is silent for five seconds.
     /// Waits until it has found `replicas` of them.
     ///
     /// # Panics
@@ -37,8 +37,8 @@ impl Sentinel {
         let configuration = format!(
             "bind 127.0.0.1\n\
              sentinel monitor {name} 127.0.0.1 {watched} 1\n\
-             sentinel down-after-milliseconds {name} 500\n\
-             sentinel failover-timeout {name} 3000\n{auth}"
+             sentinel down-after-milliseconds {name} 5000\n\
+             sentinel failover-timeout {name} 10000\n{auth}"
         );
         let start = |port: u16| {
             let directory = directory("sentinel");

@@ -11,7 +11,7 @@ use std::{
 use bytes::Bytes;
 use tokio::{task::yield_now, time::Instant};
 use tower_idempotency::{
-    conformance::{Case, Fault, Faulty, Operation, Subject, Threads, run},
+    conformance::{Case, Fault, FaultInjector, Operation, Subject, Threads, run},
     store::{Acquired, Claim, KeyId, LeaseRef, Store, StoreError, Ttl},
 };
 
@@ -26,10 +26,10 @@ fn case(name: &str) -> Case {
     Case::named(name)
 }
 
-type Flawless = Arc<Faulty<Mutant>>;
+type Flawless = Arc<FaultInjector<Mutant>>;
 
 fn flawless() -> (Flawless, Subject<Flawless>) {
-    let store = Arc::new(Faulty::new(Mutant::new(Flaw::Nothing)));
+    let store = Arc::new(FaultInjector::new(Mutant::new(Flaw::Nothing)));
     (Arc::clone(&store), Subject::new(store))
 }
 
@@ -42,12 +42,12 @@ macro_rules! held_up {
         fn $case() {
             let (store, subject) = flawless();
             let through = [Fault::None; $before];
-            store.line_up(Operation::$operation, through.into_iter().chain([HELD_UP]));
+            store.enqueue(Operation::$operation, through.into_iter().chain([HELD_UP]));
             run(PAUSED, case(stringify!($case)).check(subject));
             assert_eq!(store.calls(Operation::$operation), $calls, "a trial, and another");
 
             let (store, subject) = flawless();
-            store.outage_of(Operation::$operation, HELD_UP);
+            store.fail_each(Operation::$operation, HELD_UP);
             run(PAUSED, case(stringify!($case)).check(subject));
             assert_eq!(store.calls(Operation::$operation), $all, "trials with longer units");
         }
@@ -111,8 +111,8 @@ impl Store for Electing {
         self.store.release(lease).await
     }
 
-    async fn changed(&self, id: &KeyId, within: Duration) {
-        self.store.changed(id, within).await;
+    async fn wait_for_change(&self, id: &KeyId, within: Duration) {
+        self.store.wait_for_change(id, within).await;
     }
 }
 
@@ -137,8 +137,8 @@ fn a_server_that_fails_in_passing_is_asked_again() {
 #[test]
 fn faults_that_are_made_up_take_no_time() {
     run(PAUSED, async {
-        let store = Arc::new(Faulty::new(Mutant::new(Flaw::Nothing)));
-        store.line_up(Operation::Acquire, [Fault::CallLost; 7]);
+        let store = Arc::new(FaultInjector::new(Mutant::new(Flaw::Nothing)));
+        store.enqueue(Operation::Acquire, [Fault::CallLost; 7]);
         let began = Instant::now();
         case("release_frees_the_key")
             .check(Subject::new(Arc::clone(&store)))
@@ -198,8 +198,8 @@ impl Store for Late {
         Ok(())
     }
 
-    async fn changed(&self, id: &KeyId, within: Duration) {
-        self.store.changed(id, within).await;
+    async fn wait_for_change(&self, id: &KeyId, within: Duration) {
+        self.store.wait_for_change(id, within).await;
     }
 }
 

@@ -185,7 +185,7 @@ impl Mutant {
         } else {
             now + claim.lease.as_duration()
         };
-        let keep = claim.keep.as_duration();
+        let keep = claim.orphan_retention.as_duration();
         Entry {
             token: Some(claim.token),
             fingerprint: claim.fingerprint,
@@ -197,7 +197,7 @@ impl Mutant {
                     Flaw::KeepOverflows if i32::try_from(keep.as_secs()).is_err() => now,
                     _ => ends + keep,
                 },
-                keep: claim.keep,
+                keep: claim.orphan_retention,
             },
             granted: now,
             orphans: claim.orphans,
@@ -596,7 +596,7 @@ impl Store for Mutant {
         released.map(|_orphaned| ())
     }
 
-    async fn changed(&self, id: &KeyId, within: Duration) {
+    async fn wait_for_change(&self, id: &KeyId, within: Duration) {
         match self.flaw {
             Flaw::NobodyIsWoken => return sleep(within).await,
             Flaw::WaitingNeverEnds => return pending().await,

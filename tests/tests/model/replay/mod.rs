@@ -8,7 +8,7 @@ use std::{collections::HashMap, time::Duration};
 
 use tokio::time::advance;
 use tower_idempotency::{
-    conformance::Faulty,
+    conformance::FaultInjector,
     store::{Acquired, Fingerprint, KeyId, MemoryStore, Ttl},
 };
 
@@ -32,7 +32,7 @@ type Seen = HashMap<&'static str, usize>;
 struct Replay<'a> {
     rules: Rules,
     entry: Option<Entry>,
-    store: &'a Faulty<MemoryStore>,
+    store: &'a FaultInjector<MemoryStore>,
     id: KeyId,
     seen: &'a mut Seen,
 }

@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use tower_idempotency::{conformance::Faulty, store::MemoryStore};
+use tower_idempotency::{conformance::FaultInjector, store::MemoryStore};
 
 use super::{Differs, Replay, Seen};
 use crate::{
@@ -35,7 +35,7 @@ async fn every_transition(mutant: Option<Mutant>) -> Result<Seen, Differs> {
         },
         mutant,
     };
-    let store = Faulty::new(MemoryStore::new());
+    let store = FaultInjector::new(MemoryStore::new());
     let mut seen = Seen::new();
     let (ways, steps) = (ways(&rules, 4), all_steps());
     let mut number = 0;

@@ -4,7 +4,7 @@
 use std::time::Duration;
 
 use tower_idempotency::{
-    conformance::{Fault, Faulty, Operation},
+    conformance::{Fault, FaultInjector, Operation},
     store::MemoryStore,
 };
 
@@ -21,7 +21,7 @@ use crate::{
 /// Some requests and what happens to them, as it comes.
 async fn walk(system: &System, seed: u64, seen: &mut Seen) -> Result<(), Differs> {
     let mut random = seed;
-    let store = Faulty::new(MemoryStore::new());
+    let store = FaultInjector::new(MemoryStore::new());
     let mut state = system.first();
     let mut replay = Replay {
         rules: system.rules,
@@ -49,7 +49,7 @@ async fn walk(system: &System, seed: u64, seen: &mut Seen) -> Result<(), Differs
                     Fate::CallLost => Fault::CallLost,
                     Fate::ReplyLost | Fate::Heard | Fate::Late => Fault::ReplyLost,
                 };
-                store.line_up(operation(call), [fault]);
+                store.enqueue(operation(call), [fault]);
                 let asked = ask(
                     &store,
                     lasts(system.rules.times),

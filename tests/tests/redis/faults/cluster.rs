@@ -67,7 +67,7 @@ async fn slots_that_move_while_requests_go_on_cost_no_effect_and_no_record() {
     let moving = unhurried().with_prefix("{moving}:");
     let store = || until_connected(|| moving.clone().connect_cluster(cluster.urls()));
     let node = Node::with(store().await, &Books::default(), |layer| {
-        patient(layer).with_lease(LEASE.try_into().unwrap())
+        patient(layer).with_lease_ttl(LEASE.try_into().unwrap())
     });
     let other = Node::with(store().await, &node.books, patient);
     let (running, lease) = node.running("running").await;
@@ -234,7 +234,7 @@ async fn keys_of_a_node_that_is_gone_are_refused_until_its_replica_takes_over() 
     for tag in &tags {
         let store = connect(&cluster, &format!("{{{tag}}}:")).await;
         nodes.push(Node::with(store, &books, |layer| {
-            layer.with_lease(Ttl::from_secs(60))
+            layer.with_lease_ttl(Ttl::from_secs(60))
         }));
     }
     let mut done = Vec::new();
@@ -366,7 +366,7 @@ async fn assert_others_are_served(cluster: RedisCluster) {
     let options = RedisOptions::new().with_timeout(Duration::from_secs(2));
     let store = until_connected(|| options.clone().connect_cluster(cluster.urls())).await;
     let node = Node::with(store.clone(), &Books::default(), |layer| {
-        patient(layer).with_lease(Ttl::from_secs(9))
+        patient(layer).with_lease_ttl(Ttl::from_secs(9))
     });
     let entries = |n| -> u64 {
         let size = cluster.node(n).command(&["DBSIZE"]);

@@ -20,7 +20,7 @@ async fn a_forgotten_script_is_sent_once_and_called_by_its_hash_again() {
     let server = RedisServer::start(&[]);
     let store = connect_unhurried(&server.url()).await;
     let node = Node::with(store.clone(), &Books::default(), |layer| {
-        patient(layer).with_lease(Ttl::from_secs(60))
+        patient(layer).with_lease_ttl(Ttl::from_secs(60))
     });
     calls(&server);
     let first = node.post("/orders", "first").await;
@@ -42,7 +42,7 @@ async fn a_forgotten_script_is_sent_once_and_called_by_its_hash_again() {
     assert_eq!(calls(&server), (2, 0));
 
     let renewing = Node::with(store, &node.books, |layer| {
-        patient(layer).with_lease(Ttl::from_millis(3_600))
+        patient(layer).with_lease_ttl(Ttl::from_millis(3_600))
     });
     let (request, lease) = renewing.running("fifth").await;
     calls(&server);

@@ -30,7 +30,7 @@ async fn a_server_that_is_full_refuses_what_is_new_and_keeps_what_was_granted() 
     let url = format!("redis://{}/0", way.address());
     let store = connect_unhurried(&url).await;
     let node = Node::with(store, &Books::default(), |layer| {
-        patient(layer).with_lease(LEASE.try_into().unwrap())
+        patient(layer).with_lease_ttl(LEASE.try_into().unwrap())
     });
     let before = node.post("/orders", "before").await;
     let (request, lease) = node.running_on("/held-large", "running").await;
@@ -88,7 +88,7 @@ async fn a_completion_whose_reply_is_lost_is_made_again_at_a_server_that_is_full
     let url = format!("redis://{}/0", way.address());
     let store = connect_unhurried(&url).await;
     let node = Node::with(store, &Books::default(), |layer| {
-        patient(layer).with_lease(Ttl::from_secs(60))
+        patient(layer).with_lease_ttl(Ttl::from_secs(60))
     });
     let (request, _) = node.running("running").await;
     fill(&server);

@@ -8,7 +8,7 @@ use tests::{
     servers::redis::{RedisServer, Sentinel},
 };
 use tokio::time::Instant;
-use tower_idempotency::InFlight;
+use tower_idempotency::ConcurrentRequests;
 use tower_idempotency_redis::{
     ConnectErrorKind, RedisStore,
     redis::{Client, TlsCertificates},
@@ -24,7 +24,7 @@ use crate::faults::{
 async fn assert_serves(store: RedisStore, server: &RedisServer, pushes: bool) {
     let books = Books::default();
     let node = Node::with(store, &books, |layer| {
-        layer.with_in_flight(InFlight::Wait(Duration::from_secs(25)))
+        layer.with_concurrent_requests(ConcurrentRequests::Wait(Duration::from_secs(25)))
     });
     let plain = Node::with(connect(&server.url()).await, &books, |layer| layer);
     let first = node.post("/orders-large", "first").await;

@@ -9,7 +9,7 @@ use tests::{
     servers::redis::RedisServer,
 };
 use tokio::time::Instant;
-use tower_idempotency::{InFlight, Ttl};
+use tower_idempotency::{ConcurrentRequests, Ttl};
 use tower_idempotency_redis::RedisStore;
 
 use crate::faults::node::{
@@ -105,7 +105,9 @@ async fn a_renewal_that_is_lost_is_made_again_before_the_lease_is_over() {
         let way = Proxy::start(server.address());
         let lease = Ttl::from_secs(6);
         let store = connect_by(&way).await;
-        let node = Node::with(store, &Books::default(), |layer| layer.with_lease(lease));
+        let node = Node::with(store, &Books::default(), |layer| {
+            layer.with_lease_ttl(lease)
+        });
         let plain = connect_unhurried(&server.url()).await;
         let other = Node::with(plain, &node.books, patient);
         way.once(Fault::request(&*renew), then);
@@ -137,7 +139,7 @@ async fn a_renewal_that_is_lost_is_made_again_though_others_may_wait_for_replica
     let waiting = options().with_wait(1, Duration::from_secs(10));
     let store = until_connected(|| waiting.clone().connect(&url)).await;
     let node = Node::with(store, &Books::default(), |layer| {
-        layer.with_lease(Ttl::from_secs(6))
+        layer.with_lease_ttl(Ttl::from_secs(6))
     });
     way.once(Fault::request(&*renew), Then::Hang);
     let (request, held) = node.running("k").await;
@@ -256,7 +258,7 @@ async fn waiters_are_answered_when_nothing_that_is_published_arrives() {
         let way = Proxy::start(server.address());
         let node = Node::new(connect(&server.url()).await);
         let waiting = Node::with(connect_by(&way).await, &node.books, |layer| {
-            layer.with_in_flight(InFlight::Wait(Duration::from_secs(25)))
+            layer.with_concurrent_requests(ConcurrentRequests::Wait(Duration::from_secs(25)))
         });
         way.once(fault, Then::Hang);
         let (request, _) = node.running("k").await;

@@ -35,7 +35,7 @@ async fn a_server_that_is_silent_for_ten_seconds_costs_no_effect_and_no_record()
     let server = RedisServer::start(&[]);
     let store = connect(&server.url()).await;
     let node = Node::with(store, &Books::default(), |layer| {
-        layer.with_lease(Ttl::from_secs(40))
+        layer.with_lease_ttl(Ttl::from_secs(40))
     });
     let before = node.post("/orders", "before").await;
     let (running, lease) = node.running("running").await;

@@ -41,7 +41,7 @@ async fn renewals_and_completions_do_not_wait_for_a_pool_that_acquires_have_exha
     let pool = pool_of(1, &server);
     let books = Books::default();
     let node = Node::with(connect_pool(&pool).await, &books, |layer| {
-        layer.with_lease(Ttl::from_secs(6))
+        layer.with_lease_ttl(Ttl::from_secs(6))
     });
     let mut running = Vec::new();
     for i in 0..100 {

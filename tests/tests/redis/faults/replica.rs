@@ -69,7 +69,7 @@ async fn leases_are_kept_and_replays_answered_while_others_wait_for_replicas_in_
     let replica = RedisServer::replica_of(&primary);
     let store = connect_waiting(&primary).await;
     let node = Node::with(store, &Books::default(), |layer| {
-        layer.with_lease(Ttl::from_secs(6))
+        layer.with_lease_ttl(Ttl::from_secs(6))
     });
     let before = node.post("/orders", "before").await;
     let keys: Vec<_> = (0..30).map(|i| format!("k-{i}")).collect();
@@ -219,7 +219,7 @@ async fn a_primary_that_becomes_a_replica_and_comes_back_executes_nothing_meanwh
     let server = RedisServer::start(&[]);
     let other = RedisServer::start(&[]);
     let node = Node::with(connect(&server.url()).await, &Books::default(), |layer| {
-        layer.with_lease(Ttl::from_secs(30))
+        layer.with_lease_ttl(Ttl::from_secs(30))
     });
     let before = node.post("/orders", "before").await;
     let (running, _) = node.running("running").await;

@@ -15,7 +15,9 @@ async fn what_ran_while_the_server_lost_its_data_is_stored() {
     for (lease, notices) in [(Ttl::from_secs(15), false), (Ttl::from_millis(600), true)] {
         let mut server = RedisServer::start(&[]);
         let store = connect(&server.url()).await;
-        let node = Node::with(store, &Books::default(), |layer| layer.with_lease(lease));
+        let node = Node::with(store, &Books::default(), |layer| {
+            layer.with_lease_ttl(lease)
+        });
         let (request, held) = node.running("k").await;
         server.restart();
         assert_eq!(server.command(&["DBSIZE"]), "0");

@@ -10,7 +10,7 @@ use tests::{
     servers::redis::RedisServer,
 };
 use tokio::time::sleep;
-use tower_idempotency::{InFlight, Ttl};
+use tower_idempotency::{ConcurrentRequests, Ttl};
 use tower_idempotency_redis::RedisStore;
 
 use crate::faults::node::{Books, Node, connect_unhurried, patient};
@@ -88,13 +88,13 @@ async fn a_user_without_channels_is_served_and_waits_by_looking() {
     let store = connect_as(&server, &format!("~idempotency:* {COMMANDS}")).await;
     let books = Books::default();
     let node = Node::with(store.clone(), &books, |layer| {
-        patient(layer).with_lease(Ttl::from_secs(6))
+        patient(layer).with_lease_ttl(Ttl::from_secs(6))
     });
     is_served(&node, &server).await;
 
     let held = Node::with(store.clone(), &books, patient);
     let waiting = Node::with(store, &books, |layer| {
-        patient(layer).with_in_flight(InFlight::Wait(Duration::from_secs(25)))
+        patient(layer).with_concurrent_requests(ConcurrentRequests::Wait(Duration::from_secs(25)))
     });
     let (request, _) = held.running("waited-for").await;
     let waiter = waiting.spawn("/held", "waited-for");
@@ -117,11 +117,11 @@ async fn the_rights_that_are_documented_are_enough_and_let_waiters_be_woken() {
     let rights = format!("~idempotency:* &idempotency:* {COMMANDS}");
     let store = connect_as(&server, &rights).await;
     let node = Node::with(store.clone(), &Books::default(), |layer| {
-        patient(layer).with_lease(Ttl::from_secs(6))
+        patient(layer).with_lease_ttl(Ttl::from_secs(6))
     });
     is_served(&node, &server).await;
     let waiting = Node::with(store, &node.books, |layer| {
-        patient(layer).with_in_flight(InFlight::Wait(Duration::from_secs(25)))
+        patient(layer).with_concurrent_requests(ConcurrentRequests::Wait(Duration::from_secs(25)))
     });
     let (request, _) = node.running("waited-for").await;
     let waiter = waiting.spawn("/held", "waited-for");

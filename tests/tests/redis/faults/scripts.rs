@@ -51,7 +51,8 @@ impl Other {
     /// What it is answered, as this version understands it.
     async fn acquire(&self, claim: &Claim) -> Acquired {
         let (token, fingerprint) = (claim.token, claim.fingerprint);
-        let [lease, keep] = [claim.lease, claim.keep].map(|ttl| ttl.as_millis().to_string());
+        let [lease, keep] =
+            [claim.lease, claim.orphan_retention].map(|ttl| ttl.as_millis().to_string());
         let arguments: [&[u8]; 7] = [
             token.as_bytes(),
             fingerprint.as_bytes(),
@@ -279,7 +280,7 @@ async fn waiters_hear_of_what_another_version_of_the_scripts_completes() {
     let key = format!("idempotency:{}", "07".repeat(32));
     let waiter = tokio::spawn({
         let (store, id) = (store.clone(), claim.id);
-        async move { store.changed(&id, Duration::from_secs(60)).await }
+        async move { store.wait_for_change(&id, Duration::from_secs(60)).await }
     });
     let began = Instant::now();
     while server.command(&["PUBSUB", "NUMSUB", &key]) != format!("{key}\n1") {

@@ -47,8 +47,10 @@ pub(crate) async fn caught_up(primary: &RedisServer, replica: &RedisServer) {
     .await;
 }
 
-fn with_lease(store: RedisStore, books: &Books, secs: u64) -> Node {
-    Node::with(store, books, |layer| layer.with_lease(Ttl::from_secs(secs)))
+fn with_lease_ttl(store: RedisStore, books: &Books, secs: u64) -> Node {
+    Node::with(store, books, |layer| {
+        layer.with_lease_ttl(Ttl::from_secs(secs))
+    })
 }
 
 // fm 35
@@ -59,8 +61,8 @@ async fn leases_and_records_that_were_waited_for_survive_a_failover() {
     let sentinel = Sentinel::start(&primary, 1);
     let waiting = options().with_wait(1, Duration::from_millis(300));
     let books = Books::default();
-    let node = with_lease(connect_through(&sentinel, waiting).await, &books, 60);
-    let other = with_lease(connect_through(&sentinel, options()).await, &books, 60);
+    let node = with_lease_ttl(connect_through(&sentinel, waiting).await, &books, 60);
+    let other = with_lease_ttl(connect_through(&sentinel, options()).await, &books, 60);
     let mut done = Vec::new();
     for i in 0..20 {
         let key = format!("done-{i}");
@@ -114,7 +116,7 @@ async fn sentinels_that_fall_silent_for_a_moment_cost_no_lease_though_nobody_com
     })
     .await;
     let books = Books::default();
-    let node = with_lease(store, &books, 6);
+    let node = with_lease_ttl(store, &books, 6);
     let (running, lease) = node.running("running").await;
     way.set(Mode::Hold);
     primary.command(&["CLIENT", "KILL", "TYPE", "normal"]);
@@ -139,7 +141,7 @@ async fn a_sentinel_that_is_gone_without_a_word_costs_no_lease_and_keeps_nobody_
         let client = SentinelClient::build(urls.to_vec(), name, None, primary);
         RedisOptions::new().connect_sentinel(client.expect("addresses"))
     };
-    let node = with_lease(until_connected(connect).await, &Books::default(), 6);
+    let node = with_lease_ttl(until_connected(connect).await, &Books::default(), 6);
     let before = node.post("/orders", "before").await;
     let (running, lease) = node.running("running").await;
     way.set(Mode::Hold);
@@ -156,7 +158,7 @@ async fn a_sentinel_that_is_gone_without_a_word_costs_no_lease_and_keeps_nobody_
     node.gate.open_for_good();
     let answer = running.await.unwrap();
 
-    let next = with_lease(until_connected(connect).await, &node.books, 60);
+    let next = with_lease_ttl(until_connected(connect).await, &node.books, 60);
     next.assert_replays("/orders", "before", &before).await;
     next.assert_replays("/held", "running", &answer).await;
     assert_eq!(node.books.total(), 2 + fresh);
@@ -169,7 +171,7 @@ async fn what_a_failover_loses_is_executed_again_and_answered_once() {
     let replica = RedisServer::replica_of(&primary);
     let sentinel = Sentinel::start(&primary, 1);
     let books = Books::default();
-    let node = with_lease(connect_through(&sentinel, options()).await, &books, 60);
+    let node = with_lease_ttl(connect_through(&sentinel, options()).await, &books, 60);
     // The replica hears of its primary by a way that can be blocked.
     let way = Proxy::start(primary.address());
     let port = way.address().port().to_string();
@@ -184,7 +186,7 @@ async fn what_a_failover_loses_is_executed_again_and_answered_once() {
     way.set(Mode::Cut);
     assert_eq!(sentinel.failed_over(primary.address()), replica.address());
 
-    let other = with_lease(connect_through(&sentinel, options()).await, &books, 60);
+    let other = with_lease_ttl(connect_through(&sentinel, options()).await, &books, 60);
     other.assert_replays("/orders", "before", &before).await;
     assert_eq!(other.post("/held", "running").await.code(), "in-progress");
     // Its lease was acknowledged and is gone; who takes it answers for all.
@@ -211,7 +213,7 @@ async fn a_primary_that_has_become_a_replica_is_left_for_the_next_one() {
     let replica = RedisServer::replica_of(&primary);
     let sentinel = Sentinel::start(&primary, 1);
     let books = Books::default();
-    let node = with_lease(connect_through(&sentinel, options()).await, &books, 60);
+    let node = with_lease_ttl(connect_through(&sentinel, options()).await, &books, 60);
     let before = node.post("/orders", "before").await;
     let (running, _) = node.running("running").await;
     caught_up(&primary, &replica).await;

@@ -27,7 +27,7 @@ async fn fields_that_a_later_version_adds_disturb_nobody() {
     let server = RedisServer::start(&[]);
     let store = connect_unhurried(&server.url()).await;
     let node = Node::with(store, &<_>::default(), |layer| {
-        patient(layer).with_lease(Ttl::from_millis(3_600))
+        patient(layer).with_lease_ttl(Ttl::from_millis(3_600))
     });
     let add = |key: &str| server.command(&["HSET", key, "z", "later", "zz", "\0\u{ff}"]);
     let (request, lease) = node.running("k").await;

@@ -37,7 +37,7 @@ pub async fn a_call_dropped_at_any_await_leaves_the_store_usable<S: Store>(subje
         let lease = next.lease_ref(1);
 
         let within = subject.units(1).as_duration();
-        drop_after(polls, subject.store().changed(&next.id, within)).await;
+        drop_after(polls, subject.store().wait_for_change(&next.id, within)).await;
 
         let record = Bytes::from("answer");
         drop_after(

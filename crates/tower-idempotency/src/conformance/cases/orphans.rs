@@ -195,7 +195,7 @@ pub async fn an_orphan_knows_since_when<S: Store>(subject: &Subject<S>) {
 /// 7: once `keep` has passed after the lease, the key is free for any request, also the same, and begins at generation 1.
 pub async fn an_orphan_is_forgotten_after_keep<S: Store>(subject: &Subject<S>) {
     let [first, second] = [(); 2].map(|()| Claim {
-        keep: subject.units(2),
+        orphan_retention: subject.units(2),
         ..subject.short_claim()
     });
     for claim in [&first, &second] {
@@ -219,12 +219,12 @@ pub async fn an_orphan_is_forgotten_after_keep<S: Store>(subject: &Subject<S>) {
 pub async fn a_lease_is_not_forgotten_while_it_is_held<S: Store>(subject: &Subject<S>) {
     loop {
         let brief = Claim {
-            keep: subject.units(1),
+            orphan_retention: subject.units(1),
             ..subject.claim()
         };
         subject.hold(&brief).await;
         let extended = Claim {
-            keep: subject.units(1),
+            orphan_retention: subject.units(1),
             ..subject.short_claim()
         };
         subject.hold(&extended).await;
@@ -234,7 +234,7 @@ pub async fn a_lease_is_not_forgotten_while_it_is_held<S: Store>(subject: &Subje
         };
         subject.hold(&again).await;
         let orphan = Claim {
-            keep: subject.units(30),
+            orphan_retention: subject.units(30),
             ..subject.short_claim()
         };
         let holding = subject.elapsed();
@@ -265,7 +265,7 @@ pub async fn the_longest_of_everything_is_taken<S: Store>(subject: &Subject<S>) 
     for operation in operations {
         let claim = Claim {
             lease: Ttl::MAX,
-            keep: Ttl::MAX,
+            orphan_retention: Ttl::MAX,
             owner: r#"who's "there" \ %s"#,
             operation: operation.into(),
             ..subject.claim()
@@ -288,7 +288,7 @@ pub async fn the_longest_of_everything_is_taken<S: Store>(subject: &Subject<S>) 
 pub async fn a_renewed_lease_is_remembered_for_keep_too<S: Store>(subject: &Subject<S>) {
     loop {
         let claim = Claim {
-            keep: subject.units(30),
+            orphan_retention: subject.units(30),
             ..subject.short_claim()
         };
         let holding = subject.elapsed();

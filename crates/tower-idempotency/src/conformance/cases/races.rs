@@ -53,7 +53,7 @@ pub async fn one_of_32_claims_at_once_replaces_an_expired_record<S: Store>(subje
 /// 2, 7: of 32 claims on an orphan that is to be remembered no longer exactly one begins anew.
 pub async fn one_of_32_claims_at_once_replaces_a_forgotten_orphan<S: Store>(subject: &Subject<S>) {
     let claim = Claim {
-        keep: subject.units(1),
+        orphan_retention: subject.units(1),
         ..subject.short_claim()
     };
     subject.hold(&claim).await;

@@ -1,4 +1,3 @@
-use bytes::Bytes;
 use super::leases::assert_in_progress;
 use crate::{
     conformance::{
@@ -7,6 +6,7 @@ use crate::{
     },
     store::{Acquired, Claim, OrphanPolicy, Store, Ttl},
 };
+use bytes::Bytes;
 
 const FIRST: Acquired = Acquired::Granted {
     generation: 1,
@@ -175,7 +175,7 @@ pub async fn a_record_is_absent_after_its_retention<S: Store>(subject: &Subject<
 /// 7: the retention counts from completion, not from the lease, and however short lease and keep were.
 pub async fn a_record_outlives_its_lease<S: Store>(subject: &Subject<S>) {
     let claim = Claim {
-        keep: subject.units(1),
+        orphan_retention: subject.units(1),
         ..subject.short_claim()
     };
     let lease = subject.hold(&claim).await;

@@ -238,7 +238,7 @@ where
 
 async fn take_over<S: Store>(subject: &Subject<S>, orphan: &Claim, keep: Ttl) -> (Claim, LeaseRef) {
     let claim = Claim {
-        keep,
+        orphan_retention: keep,
         ..subject.duplicate(orphan)
     };
     let lease = subject.hold(&claim).await;

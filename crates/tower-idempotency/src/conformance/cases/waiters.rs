@@ -11,7 +11,7 @@ use crate::{
     store::{Claim, Store},
 };
 
-/// `changed` resolves at the latest after `within`.
+/// `wait_for_change` resolves at the latest after `within`.
 pub async fn a_waiter_waits_no_longer_than_it_asks<S: Store>(subject: &Subject<S>) {
     let claim = subject.claim();
     subject.hold(&claim).await;
@@ -98,6 +98,6 @@ async fn assert_woken<S: Store>(
 
 async fn waited<S: Store>(subject: &Subject<S>, claim: &Claim, within: Duration) -> Duration {
     let start = Instant::now();
-    subject.store().changed(&claim.id, within).await;
+    subject.store().wait_for_change(&claim.id, within).await;
     start.elapsed()
 }

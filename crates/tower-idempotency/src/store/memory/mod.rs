@@ -45,7 +45,7 @@ mod tests;
 ///
 /// # Cancellation
 ///
-/// Every call but [`changed`](Store::changed) does its work when it is first polled, or not at all. A `changed` that is
+/// Every call but [`wait_for_change`](Store::wait_for_change) does its work when it is first polled, or not at all. A `wait_for_change` that is
 /// dropped leaves nothing behind.
 ///
 /// # Examples
@@ -171,7 +171,7 @@ impl Store for MemoryStore {
         Ok(())
     }
 
-    async fn changed(&self, id: &KeyId, within: Duration) {
+    async fn wait_for_change(&self, id: &KeyId, within: Duration) {
         let start = Instant::now();
         let give_up = start.checked_add(within).unwrap_or(start + FAR);
         while let Some(watch) = self.engine.watch(id, self.now()) {

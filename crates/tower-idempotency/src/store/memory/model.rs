@@ -316,7 +316,7 @@ impl StateMachineTest for Subject {
                 let claim = Claim {
                     token: token(who.token),
                     lease: Ttl::from_millis(lease),
-                    keep: Ttl::from_millis(keep),
+                    orphan_retention: Ttl::from_millis(keep),
                     orphans,
                     ..Claim::new(id(who.id), fingerprint(who.fingerprint)).unwrap()
                 };

@@ -112,7 +112,7 @@ impl State {
         let ends = now.saturating_add(nanos(claim.lease));
         Self::Leased {
             ends,
-            forgotten: ends.saturating_add(nanos(claim.keep)),
+            forgotten: ends.saturating_add(nanos(claim.orphan_retention)),
             released: false,
         }
     }

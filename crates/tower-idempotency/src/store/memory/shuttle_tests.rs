@@ -22,7 +22,7 @@ fn claim(key: u8, token: u8) -> Claim {
     Claim {
         token: Token::from_bytes([token; 16]),
         lease: Ttl::from_secs(1),
-        keep: LONG,
+        orphan_retention: LONG,
         ..Claim::new(id, Fingerprint::from_bytes([0; 32])).unwrap()
     }
 }

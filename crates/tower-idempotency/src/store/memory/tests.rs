@@ -229,7 +229,7 @@ mod waiters {
         let mut waiters = tokio::task::JoinSet::new();
         for _ in 0..100 {
             let store = store.clone();
-            waiters.spawn(async move { store.changed(&ID, Duration::from_secs(10)).await });
+            waiters.spawn(async move { store.wait_for_change(&ID, Duration::from_secs(10)).await });
         }
         settle().await;
         assert_eq!(store.engine.waiting(), 1);
@@ -244,10 +244,10 @@ mod waiters {
         let store = MemoryStore::new();
         hold(&store, N).await;
         {
-            let mut first = pin!(store.changed(&ID, HOUR.as_duration()));
+            let mut first = pin!(store.wait_for_change(&ID, HOUR.as_duration()));
             assert!(poll_once(first.as_mut()).is_pending());
             {
-                let mut second = pin!(store.changed(&ID, HOUR.as_duration()));
+                let mut second = pin!(store.wait_for_change(&ID, HOUR.as_duration()));
                 assert!(poll_once(second.as_mut()).is_pending());
             }
             assert_eq!(store.engine.waiting(), 1);
@@ -259,11 +259,11 @@ mod waiters {
     async fn a_waiter_dropped_after_the_key_was_taken_anew_leaves_the_new_waiters() {
         let store = MemoryStore::new();
         let lease = hold(&store, N).await;
-        let mut old = Box::pin(store.changed(&ID, HOUR.as_duration()));
+        let mut old = Box::pin(store.wait_for_change(&ID, HOUR.as_duration()));
         assert!(poll_once(old.as_mut()).is_pending());
         store.release(&lease).await.unwrap();
         let lease = hold(&store, N).await;
-        let mut new = pin!(store.changed(&ID, HOUR.as_duration()));
+        let mut new = pin!(store.wait_for_change(&ID, HOUR.as_duration()));
         assert!(poll_once(new.as_mut()).is_pending());
         drop(old);
         assert_eq!(store.engine.waiting(), 1);
@@ -277,7 +277,7 @@ mod waiters {
         let claim = claim(N);
         store.acquire(&claim).await.unwrap();
         let start = Instant::now();
-        store.changed(&ID, HOUR.as_duration()).await;
+        store.wait_for_change(&ID, HOUR.as_duration()).await;
         let waited = start.elapsed();
         let lease = claim.lease.as_duration();
         assert!(
@@ -294,7 +294,7 @@ mod waiters {
             let store = store.clone();
             tokio::spawn(async move {
                 let start = Instant::now();
-                store.changed(&ID, HOUR.as_duration()).await;
+                store.wait_for_change(&ID, HOUR.as_duration()).await;
                 start.elapsed()
             })
         };
@@ -310,7 +310,7 @@ mod waiters {
     async fn within_may_be_as_long_as_it_likes() {
         let store = MemoryStore::new();
         let lease = hold(&store, N).await;
-        let mut waiter = pin!(store.changed(&ID, Duration::MAX));
+        let mut waiter = pin!(store.wait_for_change(&ID, Duration::MAX));
         assert!(poll_once(waiter.as_mut()).is_pending());
         store.release(&lease).await.unwrap();
         assert!(poll_once(waiter).is_ready());
@@ -322,7 +322,7 @@ async fn the_longest_times_do_not_overflow() {
     let store = MemoryStore::new();
     let claim = Claim {
         lease: Ttl::MAX,
-        keep: Ttl::MAX,
+        orphan_retention: Ttl::MAX,
         ..claim(1)
     };
     store.acquire(&claim).await.unwrap();
@@ -330,7 +330,7 @@ async fn the_longest_times_do_not_overflow() {
     store.renew(&lease, Ttl::MAX).await.unwrap();
     let waited = tokio::time::timeout(
         Duration::from_millis(1),
-        store.changed(&claim.id, Duration::MAX),
+        store.wait_for_change(&claim.id, Duration::MAX),
     );
     assert!(waited.await.is_err());
     store.complete(&lease, "x".into(), Ttl::MAX).await.unwrap();
@@ -344,7 +344,7 @@ fn fm_57_expiry_is_judged_to_the_nanosecond() {
     let engine = Engine::new(1, 10, 10_000);
     let holder = Claim {
         lease: Ttl::from_secs(1),
-        keep: Ttl::from_secs(1),
+        orphan_retention: Ttl::from_secs(1),
         ..claim(1)
     };
     engine.acquire(&holder, 0).unwrap();
@@ -394,7 +394,7 @@ fn the_store_and_its_futures_are_what_services_need() {
         ..claim(1)
     };
     sent(store.acquire(&claim));
-    sent(store.changed(&claim.id, Duration::ZERO));
+    sent(store.wait_for_change(&claim.id, Duration::ZERO));
     assert_eq!(format!("{store:?}"), "MemoryStore { len: 0, bytes: 0, .. }");
     assert!(store.is_empty());
 }

@@ -12,7 +12,8 @@ use axum::http::StatusCode;
 use tests::{Answer, actor::Actor, random::Random};
 use tokio::{task::JoinSet, time::sleep};
 
-use crate::cast::{Cast, book};
+use super::strikes::Striking;
+use crate::cast::{Cast, HANG_GUARD, book};
 
 /// Somebody who wants one ride.
 pub(super) struct Rider {
@@ -26,15 +27,24 @@ pub(super) struct Rider {
     random: Random,
 }
 
-/// So many riders, some at a time, until each was told or gave up.
-pub(super) async fn ride(cast: &Cast, rides: usize, seed: u64) -> Vec<Rider> {
+/// Lets riders ride, some at a time, until each was told or gave up. There are `rides` of them, and more until the strikes
+/// [have fallen](Striking::have_fallen), for two minutes at most.
+pub(super) async fn ride(
+    cast: &Cast,
+    rides: usize,
+    seed: u64,
+    striking: &Arc<Striking>,
+) -> Vec<Rider> {
+    let deadline = Instant::now() + HANG_GUARD;
     let next = Arc::new(AtomicUsize::new(0));
     let mut at_once = JoinSet::new();
     for _ in 0..AT_ONCE {
         let (next, services) = (Arc::clone(&next), cast.services.clone());
+        let striking = Arc::clone(striking);
+        let goes_on = move |n| n < rides || !striking.have_fallen() && Instant::now() < deadline;
         at_once.spawn(async move {
             let mut riders = Vec::new();
-            while let Some(n) = Some(next.fetch_add(1, SeqCst)).filter(|n| *n < rides) {
+            while let Some(n) = Some(next.fetch_add(1, SeqCst)).filter(|n| goes_on(*n)) {
                 let mut rider = Rider::new(n, seed);
                 // A quarter of them asks once.
                 let patience = match rider.random.below(4) {
@@ -55,7 +65,7 @@ pub(super) async fn ride(cast: &Cast, rides: usize, seed: u64) -> Vec<Rider> {
 /// Everybody once more, until they are told.
 pub(super) async fn ask_again(cast: &Cast, riders: &mut [Rider]) {
     for rider in riders {
-        rider.ride(&cast.services, Duration::from_secs(60)).await;
+        rider.ride(&cast.services, HANG_GUARD).await;
     }
 }
 

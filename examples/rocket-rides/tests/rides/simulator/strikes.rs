@@ -4,7 +4,7 @@ use std::{
     fmt,
     sync::{
         Arc,
-        atomic::{AtomicBool, Ordering::SeqCst},
+        atomic::{AtomicBool, AtomicUsize, Ordering::SeqCst},
     },
     thread,
     time::Duration,
@@ -38,6 +38,8 @@ impl Strikes {
 /// Strikes that fall until they are ended.
 pub(super) struct Striking {
     over: Arc<AtomicBool>,
+    /// Kills of services and bad moods so far.
+    seen: Arc<[AtomicUsize; 2]>,
     blows: JoinHandle<Strikes>,
     moods: JoinHandle<usize>,
 }
@@ -45,15 +47,26 @@ pub(super) struct Striking {
 pub(super) fn begin(cast: &Cast, seed: u64) -> Striking {
     let over = Arc::<AtomicBool>::default();
     let (services, provider) = (cast.services.clone(), Arc::clone(&cast.provider));
-    let (is_over, random) = (Arc::clone(&over), Random(seed));
-    let blows = spawn_blocking(move || blows(&services, &provider, random, &is_over));
-    let (is_over, random) = (Arc::clone(&over), Random(!seed));
+    let seen = Arc::<[AtomicUsize; 2]>::default();
+    let (is_over, random, counted) = (Arc::clone(&over), Random(seed), Arc::clone(&seen));
+    let blows = spawn_blocking(move || blows(&services, &provider, random, &is_over, &counted[0]));
+    let (is_over, random, counted) = (Arc::clone(&over), Random(!seed), Arc::clone(&seen));
     let provider = Arc::clone(&cast.provider);
-    let moods = tokio::spawn(async move { moods(&provider, random, &is_over).await });
-    Striking { over, blows, moods }
+    let moods = tokio::spawn(async move { moods(&provider, random, &is_over, &counted[1]).await });
+    Striking {
+        over,
+        seen,
+        blows,
+        moods,
+    }
 }
 
 impl Striking {
+    /// Returns `true` if a service was killed and the provider was unwell.
+    pub(super) fn have_fallen(&self) -> bool {
+        self.seen.iter().all(|count| count.load(SeqCst) > 0)
+    }
+
     /// All processes run again afterwards.
     pub(super) async fn end(self) -> Strikes {
         self.over.store(true, SeqCst);
@@ -68,6 +81,7 @@ fn blows(
     provider: &Actor,
     mut random: Random,
     is_over: &AtomicBool,
+    counted: &AtomicUsize,
 ) -> Strikes {
     let mut strikes = Strikes::default();
     while !is_over.load(SeqCst) {
@@ -77,6 +91,7 @@ fn blows(
             0..=6 => {
                 service.kill();
                 strikes.kills += 1;
+                counted.fetch_add(1, SeqCst);
             }
             7 => {
                 // Past its leases: it goes on where somebody has taken over.
@@ -93,7 +108,12 @@ fn blows(
 }
 
 /// How many there were.
-async fn moods(provider: &Actor, mut random: Random, is_over: &AtomicBool) -> usize {
+async fn moods(
+    provider: &Actor,
+    mut random: Random,
+    is_over: &AtomicBool,
+    counted: &AtomicUsize,
+) -> usize {
     let mut moods = 0;
     while !is_over.load(SeqCst) {
         let mood = match random.below(10) {
@@ -104,7 +124,10 @@ async fn moods(provider: &Actor, mut random: Random, is_over: &AtomicBool) -> us
             _ => Mood::ChargingThenHanging,
         };
         // It may be away.
-        moods += usize::from(set_mood(provider, mood).await && mood != Mood::Well);
+        if set_mood(provider, mood).await && mood != Mood::Well {
+            moods += 1;
+            counted.fetch_add(1, SeqCst);
+        }
         sleep(random.around(Duration::from_millis(120))).await;
     }
     moods

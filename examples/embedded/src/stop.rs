@@ -1,0 +1,23 @@
+use std::future::pending;
+
+use clap::ValueEnum;
+
+/// A point in the handler at which the process can be made to stop, so that a test can kill it exactly there.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+#[expect(clippy::exhaustive_enums, reason = "of an example")]
+pub enum StopPoint {
+    /// The deposit is written, and its transaction is open.
+    BeforeCommit,
+    /// The deposit is committed, and the handler has not returned.
+    AfterCommit,
+}
+
+impl StopPoint {
+    /// Returns at once unless `chosen` is this point. Otherwise prints `stopped`, and never returns.
+    pub(crate) async fn reach(self, chosen: Option<Self>) {
+        if chosen == Some(self) {
+            println!("stopped");
+            pending::<()>().await;
+        }
+    }
+}

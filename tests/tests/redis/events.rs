@@ -1,0 +1,59 @@
+//! Waiting for events, with limits that only a hang exceeds.
+
+use std::{
+    collections::BTreeMap,
+    time::{Duration, Instant},
+};
+
+use tests::servers::redis::RedisServer;
+use tokio::time::sleep;
+use tower_idempotency::Lease;
+
+/// Waits until `condition` holds.
+///
+/// # Panics
+///
+/// When it does not within [`HANG`].
+pub(crate) async fn eventually(what: &str, condition: impl Fn() -> bool) {
+    let began = Instant::now();
+    while !condition() {
+        assert!(began.elapsed() < HANG, "waited in vain: {what}");
+        sleep(Duration::from_millis(5)).await;
+    }
+}
+
+/// Waits until each lease that a server stores now has a later expiry, and checks meanwhile that the holders have `leases`.
+///
+/// # Panics
+///
+/// When a lease is lost, or when one is not renewed within [`HANG`].
+pub(crate) async fn until_renewed(server: &RedisServer, leases: &[Lease]) {
+    let before = expiries(server);
+    assert!(!before.is_empty(), "expected a lease on the server");
+    let began = Instant::now();
+    loop {
+        let held = leases.iter().all(Lease::is_held);
+        assert!(held, "lost after {:?}", began.elapsed());
+        let now = expiries(server);
+        let is_later = |(key, expiry)| now.get(key).is_some_and(|it| it > expiry);
+        if before.iter().all(is_later) {
+            return;
+        }
+        assert!(began.elapsed() < HANG, "no renewal: {before:?}, {now:?}");
+        sleep(Duration::from_millis(100)).await;
+    }
+}
+
+/// Returns when each lease on a server expires, in milliseconds of its clock, by the key of the entry.
+fn expiries(server: &RedisServer) -> BTreeMap<String, u64> {
+    let keys = server.command(&["KEYS", "*"]);
+    let expiries = keys.lines().filter_map(|key| {
+        // Another key than an entry's may be no hash.
+        let expiry = server.try_command(&["HGET", key, "l"]).ok()?.ok()?;
+        Some((key.to_owned(), expiry.parse().ok()?))
+    });
+    expiries.collect()
+}
+
+/// The time after which a test that still waits has failed. A test on a machine that stalls for seconds needs far less.
+pub(crate) const HANG: Duration = Duration::from_secs(90);

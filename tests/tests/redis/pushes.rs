@@ -1,0 +1,70 @@
+//! Judging whether a push woke a waiter, by the calls that the server saw and not by the time that a machine takes.
+
+use std::time::{Duration, Instant};
+
+use tests::servers::redis::{Asked, RedisServer};
+use tower_idempotency_redis::redis::Script;
+
+/// Repeats a trial until pushes have woken the waiters of three trials.
+///
+/// A trial makes an entry that is in progress, has one waiter for it, and returns what [`Looks`] were made. A waiter that was
+/// not woken looks again no sooner than its delay ends, however slow the machine is. So one that looks sooner was woken;
+/// one that does not may have met a machine that stalled, and its trial proves nothing.
+///
+/// # Panics
+///
+/// When no three waiters were woken within two minutes, and within ten trials.
+pub(crate) async fn until_pushes_have_woken(trial: impl AsyncFn(usize) -> Vec<Asked>) {
+    let began = Instant::now();
+    let mut woken = 0;
+    for n in 0.. {
+        woken += usize::from(was_woken(&trial(n).await));
+        if woken == 3 {
+            return;
+        }
+        let left = n < 10 || began.elapsed() < Duration::from_secs(120);
+        assert!(left, "pushes woke {woken} of {} waiters", n + 1);
+    }
+}
+
+/// Waits until the waiter has looked so often that its delays are long.
+pub(crate) async fn until_delays_are_long(server: &RedisServer, before: u64) {
+    let calls = || server.commandstats().get("evalsha").copied().unwrap_or(0);
+    // Each look is a call of its own, and an acquire follows it.
+    let looked = || calls() >= before + 2 * 7;
+    crate::events::eventually("the waiter looks again and again", looked).await;
+}
+
+/// Returns whether the last acquire of the waiter came sooner after the one before than its delay allows, and the entry was
+/// completed while the waiter listened.
+fn was_woken(asked: &[Asked]) -> bool {
+    let places = |script: &str| -> Vec<usize> {
+        let sha = Script::new(script).get_hash().to_owned();
+        let is_call = |n: &usize| asked[*n].first == sha;
+        (0..asked.len()).filter(is_call).collect()
+    };
+    let (acquires, looks) = (places(ACQUIRE), places(LOOK));
+    let completed = places(COMPLETE)[0];
+    let Some(last) = acquires.iter().position(|it| *it > completed) else {
+        panic!("expected an acquire after the completion: {asked:?}");
+    };
+    let Some(before) = last.checked_sub(1).map(|it| acquires[it]) else {
+        return false;
+    };
+    let listened = looks.iter().any(|it| (before..completed).contains(it));
+    let delay = (0..before_delays(last)).fold(25.0, |delay, _| f64::min(delay * 1.6, 1000.0));
+    let apart = asked[acquires[last]].at.saturating_sub(asked[before].at);
+    println!("an acquire {apart:?} after the one before, after {delay} ms at least if it polls");
+    listened && apart.as_secs_f64() * 1000.0 < delay
+}
+
+/// Returns how many delays were longer than the first one: acquire 0 precedes the first delay.
+fn before_delays(last: usize) -> usize {
+    last - 1
+}
+
+const ACQUIRE: &str =
+    include_str!("../../../crates/tower-idempotency-redis/src/scripts/acquire.lua");
+const COMPLETE: &str =
+    include_str!("../../../crates/tower-idempotency-redis/src/scripts/complete.lua");
+const LOOK: &str = include_str!("../../../crates/tower-idempotency-redis/src/scripts/look.lua");

@@ -3,8 +3,12 @@
 
 use std::{
     net::{Ipv4Addr, SocketAddr},
-    sync::{Arc, Mutex, MutexGuard, PoisonError},
+    sync::{
+        Arc, Mutex, MutexGuard, PoisonError,
+        atomic::{AtomicU64, Ordering::SeqCst},
+    },
     thread::{self, JoinHandle},
+    time::{Duration, SystemTime, UNIX_EPOCH},
 };
 
 use axum::{Router, body::Body, extract::State, response::Response};
@@ -17,6 +21,44 @@ use hyper_util::{
 };
 use serde_json::{Value, json};
 use tokio::{net::TcpListener, sync::oneshot};
+
+/// A clock that stands still until the test advances it. Clones are the same clock.
+#[derive(Clone, Debug)]
+pub struct ManualClock(Arc<AtomicU64>);
+
+impl ManualClock {
+    /// Returns a clock that shows the present.
+    ///
+    /// # Panics
+    ///
+    /// When the machine's clock shows a time before 1970.
+    #[must_use]
+    pub fn new() -> Self {
+        let now = SystemTime::now().duration_since(UNIX_EPOCH);
+        Self(Arc::new(AtomicU64::new(millis(now.expect("after 1970")))))
+    }
+
+    /// Returns the time that it shows.
+    #[must_use]
+    pub fn now(&self) -> SystemTime {
+        UNIX_EPOCH + Duration::from_millis(self.0.load(SeqCst))
+    }
+
+    /// Puts it forward.
+    pub fn advance(&self, by: Duration) {
+        self.0.fetch_add(millis(by), SeqCst);
+    }
+}
+
+impl Default for ManualClock {
+    fn default() -> Self {
+        Self::new()
+    }
+}
+
+fn millis(duration: Duration) -> u64 {
+    u64::try_from(duration.as_millis()).unwrap_or(u64::MAX)
+}
 
 /// What the endpoint does with calls.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]

@@ -27,12 +27,14 @@ use crate::{
 
 pub use self::{
     load::{Blow, Load},
+    rounds::{Case, until_seen},
     stampede::Stampede,
 };
 
 mod client;
 mod connection;
 mod load;
+mod rounds;
 mod stampede;
 mod strikes;
 

@@ -103,7 +103,10 @@ pub fn layer(store: impl Store) -> IdempotencyLayer {
 /// # Errors
 ///
 /// When the call returns another error, or the database still gives it up after a minute.
-pub async fn retried<T>(call: impl AsyncFn() -> Result<T, StoreError>) -> Result<T, StoreError> {
+pub async fn retried<T, F>(call: impl Fn() -> F) -> Result<T, StoreError>
+where
+    F: Future<Output = Result<T, StoreError>>,
+{
     let began = Instant::now();
     loop {
         match call().await {

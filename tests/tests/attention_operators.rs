@@ -36,7 +36,7 @@ struct Service {
 
 impl Service {
     fn on(store: impl Store) -> Self {
-        let layer = IdempotencyLayer::new(store);
+        let layer = sql::layer(store);
         let gives_up = Arc::new(AtomicBool::new(true));
         let takeovers = Arc::<Mutex<Vec<bool>>>::default();
         let (flag, told) = (Arc::clone(&gives_up), Arc::clone(&takeovers));

@@ -335,7 +335,7 @@ const MOST_GIVEN: usize = 200;
 /// too much to do.
 pub(crate) const READY_WITHIN: Duration = Duration::from_secs(180);
 
-/// `"$@"` is the command. Its fd 3 is the pipe that tells of its end, and nobody else keeps that open.
+/// Copies the log to the directory in `SERVER_LOGS`, if it is set. `"$@"` is the command. Its fd 3 is the pipe that tells of its end, and nobody else keeps that open.
 const SHELL: &str = r#"
 directory=$1 signal=$2
 shift 2
@@ -359,6 +359,9 @@ if [ -n "$server" ]; then
     kill -"$signal" "$server" 2>/dev/null
     kill -CONT "$server" 2>/dev/null
     wait "$server" 2>/dev/null
+fi
+if [ -n "$SERVER_LOGS" ]; then
+    cp log "$SERVER_LOGS/${directory##*/}.log" 2>/dev/null
 fi
 cd /
 rm -rf "$directory"

@@ -10,7 +10,7 @@ use http::StatusCode;
 use serde_json::{Value, json};
 use tests::{
     app, creating,
-    dynamodb::{Call, Endpoint},
+    dynamodb::{Call, Endpoint, ManualClock},
     gate::{Gate, within},
     post,
     random::Random,
@@ -48,7 +48,10 @@ async fn layer() -> (Endpoint, Client, String, IdempotencyLayer) {
 }
 
 fn layer_on(store: DynamoDbStore) -> IdempotencyLayer {
-    IdempotencyLayer::new(store).with_store_timeout(PATIENCE)
+    // No renewal is counted, unless a test is about them.
+    IdempotencyLayer::new(store)
+        .with_store_timeout(PATIENCE)
+        .with_lease_ttl(Ttl::from_secs(600))
 }
 
 /// Units of the table and of its index, of all calls together.
@@ -323,7 +326,10 @@ async fn a_larger_record_is_a_unit_for_each_kb_of_its_item() {
 
 #[tokio::test]
 async fn a_takeover_is_one_unit_of_the_table_and_one_of_the_index() {
+    let clock = ManualClock::new();
+    let now = clock.clone();
     let options = DynamoDbOptions::new().with_clock_skew(Duration::ZERO);
+    let options = options.with_clock(move || now.now());
     let (endpoint, _, _, store) = counted(options).await;
     let mut claim = Claim::new(KeyId::from_bytes([7; 32]), Fingerprint::from_bytes([1; 32]))
         .expect("tests run where there is randomness");
@@ -336,7 +342,7 @@ async fn a_takeover_is_one_unit_of_the_table_and_one_of_the_index() {
             ..
         }
     ));
-    sleep(Duration::from_millis(100)).await;
+    clock.advance(Duration::from_millis(100));
     let mut another = claim.clone();
     another.token = Token::random().expect("tests run where there is randomness");
     endpoint.calls();

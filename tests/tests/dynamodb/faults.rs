@@ -1,9 +1,11 @@
 //! What becomes of requests when DynamoDB throttles, fails, is silent, or answers less than it should.
 
 use std::{
+    future::{Future, poll_fn},
+    pin::pin,
     sync::{
         Arc,
-        atomic::{AtomicU64, Ordering::Relaxed},
+        atomic::{AtomicU64, Ordering::SeqCst},
     },
     time::{Duration, Instant, SystemTime},
 };
@@ -14,13 +16,13 @@ use http::StatusCode;
 use tests::{
     Answer, Effects, app, creating,
     dynamodb::{Endpoint, Meddling},
-    gate::Gate,
+    gate::{Gate, within},
     post, send,
     servers::dynamodb::{DynamoDbServer, StandIn, client, shared},
 };
 use tokio::task::JoinSet;
 use tower_idempotency::{
-    IdempotencyLayer,
+    IdempotencyLayer, Ttl,
     store::{Claim, Fingerprint, KeyId, Store},
 };
 use tower_idempotency_dynamodb::{
@@ -63,8 +65,11 @@ impl Stage {
         creating(self.layer())
     }
 
+    /// Its leases need no renewal while a test runs.
     fn layer(&self) -> IdempotencyLayer {
-        IdempotencyLayer::new(self.store.clone()).with_store_timeout(PATIENCE)
+        IdempotencyLayer::new(self.store.clone())
+            .with_store_timeout(PATIENCE)
+            .with_lease_ttl(Ttl::from_secs(600))
     }
 }
 
@@ -107,7 +112,7 @@ async fn throttling_that_lasts_is_answered_503_and_nothing_is_executed() {
     assert_unavailable(&order(&app, "k").await);
     // At once, but for pauses between the tries and a machine with too much to do.
     assert!(
-        began.elapsed() < Duration::from_secs(30),
+        began.elapsed() < Duration::from_secs(60),
         "{:?}",
         began.elapsed()
     );
@@ -339,20 +344,43 @@ async fn a_table_whose_index_is_being_made_is_waited_for_where_entries_are_liste
     }
 }
 
-/// A store that gives a call so long, and how often its credentials were loaded. Of each time is said how long that takes,
-/// and how long after it they are over.
+/// How often credentials were loaded. The test holds each load until it lets one through.
+#[derive(Clone, Debug)]
+struct Loads {
+    gate: Gate,
+    begun: Arc<AtomicU64>,
+    ended: Arc<AtomicU64>,
+}
+
+impl Loads {
+    fn held() -> Self {
+        Self {
+            gate: Gate::shut(),
+            begun: Arc::default(),
+            ended: Arc::default(),
+        }
+    }
+
+    fn begun(&self) -> u64 {
+        self.begun.load(SeqCst)
+    }
+}
+
+/// Returns a store that gives a call so long. Its credentials expire so long after they were loaded; `None` is in the past.
 async fn with_credentials(
     cache: SharedIdentityCache,
     limit: Duration,
-    load: impl Fn(u64) -> (Duration, Duration) + Send + Sync + 'static,
-) -> (DynamoDbStore, Arc<AtomicU64>) {
-    let loads = Arc::<AtomicU64>::default();
-    let counted = Arc::clone(&loads);
+    loads: &Loads,
+    valid: impl Fn(u64) -> Option<Duration> + Send + Sync + 'static,
+) -> DynamoDbStore {
+    let loads = loads.clone();
     let source = provide_credentials_fn(move || {
-        let (takes, valid) = load(counted.fetch_add(1, Relaxed));
+        let (loads, valid) = (loads.clone(), valid(loads.begun.fetch_add(1, SeqCst)));
         async move {
-            tokio::time::sleep(takes).await;
-            let end = SystemTime::now() + valid;
+            loads.gate.pass().await;
+            let now = SystemTime::now();
+            let end = valid.map_or(now - HOUR, |valid| now + valid);
+            loads.ended.fetch_add(1, SeqCst);
             Ok(Credentials::new("a", "a", None, Some(end), "tests"))
         }
     });
@@ -363,77 +391,99 @@ async fn with_credentials(
     let config = theirs.config().to_builder();
     let config = config.credentials_provider(source).identity_cache(cache);
     let options = DynamoDbOptions::new().with_timeout(limit);
-    let store = options.store(&Client::from_conf(config.build()), table);
-    (store, loads)
+    options.store(&Client::from_conf(config.build()), table)
 }
 
 #[tokio::test]
 async fn credentials_that_take_longer_to_load_than_a_call_may_take_are_loaded() {
-    let (takes, valid) = (Duration::from_secs(4), Duration::from_secs(3_600));
-    let cache = IdentityCache::lazy().build();
-    let (store, loads) = with_credentials(cache, HALF_A_SECOND, move |_| (takes, valid)).await;
+    let (loads, cache) = (Loads::held(), IdentityCache::lazy().build());
+    let store = with_credentials(cache, HALF_A_SECOND, &loads, |_| Some(HOUR)).await;
     let (app, effects) = creating(IdempotencyLayer::new(store));
     assert_unavailable(&order(&app, "k").await);
-    let deadline = Instant::now() + Duration::from_secs(30);
+    assert_eq!(loads.begun(), 1);
+    loads.gate.open_for_good();
+    let deadline = Instant::now() + Duration::from_secs(60);
     while order(&app, "k").await.status != StatusCode::CREATED {
         assert!(Instant::now() < deadline, "never loaded");
     }
     assert_eq!(effects.count(), 1);
-    assert_eq!(loads.load(Relaxed), 1);
+    assert_eq!(loads.begun(), 1);
 }
 
 #[tokio::test]
 async fn credentials_that_are_over_by_the_time_somebody_comes_are_loaded_again() {
-    let cache = IdentityCache::lazy().build();
-    let (store, loads) = with_credentials(cache, HALF_A_SECOND, |n| match n {
-        0 => (Duration::from_secs(2), Duration::from_secs(1)),
-        _ => (Duration::ZERO, Duration::from_secs(3_600)),
-    })
-    .await;
+    let (loads, cache) = (Loads::held(), IdentityCache::lazy().build());
+    let valid = |n| (n > 0).then_some(HOUR);
+    let store = with_credentials(cache, HALF_A_SECOND, &loads, valid).await;
     let claim = claim(1);
     store.acquire(&claim).await.expect_err("not loaded yet");
     // Nobody waits for them until they are loaded, and over.
-    tokio::time::sleep(Duration::from_secs(4)).await;
-    let deadline = Instant::now() + Duration::from_secs(30);
+    loads.gate.open_for_good();
+    let ended = async {
+        while loads.ended.load(SeqCst) < 1 {
+            tokio::time::sleep(Duration::from_millis(5)).await;
+        }
+    };
+    within(Duration::from_secs(60), ended).await;
+    let deadline = Instant::now() + Duration::from_secs(60);
     // On a machine that is busy half a second may be too little for a connection.
     while let Err(error) = store.acquire(&claim).await {
         assert!(Instant::now() < deadline, "never loaded: {error:?}");
     }
-    assert_eq!(loads.load(Relaxed), 2);
+    assert_eq!(loads.begun(), 2);
 }
 
 #[tokio::test]
 async fn a_load_of_credentials_that_hangs_is_given_up() {
-    let cache = IdentityCache::lazy().build();
-    let (store, loads) = with_credentials(cache, HALF_A_SECOND, |n| match n {
-        0 => (Duration::from_secs(3_600), Duration::from_secs(3_600)),
-        _ => (Duration::ZERO, Duration::from_secs(3_600)),
-    })
-    .await;
+    let (loads, cache) = (Loads::held(), IdentityCache::lazy().build());
+    let store = with_credentials(cache, HALF_A_SECOND, &loads, |_| Some(HOUR)).await;
     let (claim, began) = (claim(1), Instant::now());
     while let Err(error) = store.acquire(&claim).await {
-        assert!(began.elapsed() < Duration::from_secs(30), "{error:?}");
+        // The second load ends at once.
+        if loads.begun() > 1 {
+            loads.gate.open_for_good();
+        }
+        assert!(began.elapsed() < Duration::from_secs(120), "{error:?}");
     }
     assert!(began.elapsed() > Duration::from_secs(9), "too soon");
-    assert_eq!(loads.load(Relaxed), 2);
+    assert_eq!(loads.begun(), 2);
 }
 
 #[tokio::test]
 async fn calls_that_come_while_credentials_are_loaded_wait_for_one_load() {
-    let (takes, valid) = (HALF_A_SECOND, Duration::from_secs(3_600));
-    let (limit, cache) = (Duration::from_secs(3), IdentityCache::no_cache());
-    let (store, loads) = with_credentials(cache, limit, move |_| (takes, valid)).await;
-    let mut calls = JoinSet::new();
+    let (loads, cache) = (Loads::held(), IdentityCache::no_cache());
+    let store = with_credentials(cache, PATIENCE, &loads, |_| Some(HOUR)).await;
+    let (mut calls, waiting) = (JoinSet::new(), Arc::<AtomicU64>::default());
     for n in 0..8 {
-        let (store, claim) = (store.clone(), claim(n));
-        calls.spawn(async move { store.acquire(&claim).await });
+        let (store, claim, waiting) = (store.clone(), claim(n), Arc::clone(&waiting));
+        calls.spawn(async move {
+            let mut acquiring = pin!(store.acquire(&claim));
+            let mut waits = false;
+            poll_fn(|cx| {
+                let acquired = acquiring.as_mut().poll(cx);
+                // Nothing comes before the credentials that it could wait for.
+                if !std::mem::replace(&mut waits, true) {
+                    waiting.fetch_add(1, SeqCst);
+                }
+                acquired
+            })
+            .await
+        });
     }
+    let all_wait = async {
+        while waiting.load(SeqCst) < 8 || loads.begun() < 1 {
+            tokio::time::sleep(Duration::from_millis(20)).await;
+        }
+    };
+    within(Duration::from_secs(60), all_wait).await;
+    assert_eq!(loads.begun(), 1);
+    loads.gate.open_for_good();
     for acquired in calls.join_all().await {
         acquired.expect("within its time");
     }
-    assert_eq!(loads.load(Relaxed), 1);
+    assert_eq!(loads.begun(), 1);
     store.acquire(&claim(9)).await.expect("loaded again");
-    assert_eq!(loads.load(Relaxed), 2);
+    assert_eq!(loads.begun(), 2);
 }
 
 fn claim(n: u8) -> Claim {
@@ -442,13 +492,15 @@ fn claim(n: u8) -> Claim {
 }
 
 const HALF_A_SECOND: Duration = Duration::from_millis(500);
+const HOUR: Duration = Duration::from_secs(3_600);
 
 /// Nothing of what is kept is in what an error says, however it is printed.
 #[tokio::test]
 async fn errors_say_nothing_of_keys_and_records() {
     let stage = stage().await;
     let server = shared(StandIn::Dynoxide);
-    let missing = DynamoDbStore::new(&client(server.address()), "no-such-table");
+    let missing = DynamoDbOptions::new().with_timeout(PATIENCE);
+    let missing = missing.store(&client(server.address()), "no-such-table");
     let claim = || {
         let hush = b"hushhushhushhushhushhushhushhush";
         let claim = Claim::new(KeyId::from_bytes(*hush), Fingerprint::from_bytes(*hush));
@@ -457,7 +509,7 @@ async fn errors_say_nothing_of_keys_and_records() {
     let mut errors = vec![missing.acquire(&claim()).await.expect_err("no table")];
     let lease = claim().lease_ref(1);
     let record = || "hush".into();
-    let retention = tower_idempotency::Ttl::from_secs(60);
+    let retention = Ttl::from_secs(60);
     errors.push(
         missing
             .complete(&lease, record(), retention)

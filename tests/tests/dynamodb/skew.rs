@@ -1,23 +1,34 @@
 //! Clocks that differ, and items that are collected late.
 
-use std::time::{Duration, SystemTime};
+use std::{
+    net::SocketAddr,
+    sync::{Arc, Mutex},
+    time::{Duration, SystemTime},
+};
 
+use axum::Router;
 use http::StatusCode;
 use tests::{
-    Effects, app, creating, post, send,
+    Answer, Effects, app, creating,
+    dynamodb::ManualClock,
+    gate::{Gate, within},
+    post, send,
     servers::dynamodb::{StandIn, client, shared},
 };
-use tokio::time::{Instant, sleep};
+use tokio::task::JoinHandle;
 use tower_idempotency::{
-    IdempotencyLayer, Ttl,
-    store::{Acquired, Claim, Fingerprint, KeyId, Store},
+    IdempotencyLayer, Lease, Ttl,
+    store::{Acquired, Claim, Fingerprint, KeyId, LeaseRef, Store},
 };
 use tower_idempotency_dynamodb::{DynamoDbOptions, DynamoDbStore};
 
 const SKEW: Duration = Duration::from_secs(1);
 
-/// Renewed after a third: a machine may be late by as long as the rest.
+/// No store knows how fast this passes: their clock is the test's.
 const LEASE: Duration = Duration::from_secs(6);
+
+/// How far the test advances the clock at a time.
+const STEP: Duration = Duration::from_millis(20);
 
 /// No call is given up here because a machine has too much to do.
 const PATIENCE: Duration = Duration::from_secs(20);
@@ -29,21 +40,31 @@ enum Off {
     Behind(Duration),
 }
 
-fn store(table: &str, off: Off) -> DynamoDbStore {
-    let now = move || match off {
-        Off::Ahead(by) => SystemTime::now() + by,
-        Off::Behind(by) => SystemTime::now() - by,
-    };
-    let options = DynamoDbOptions::new().with_clock_skew(SKEW).with_clock(now);
-    let options = options.with_timeout(PATIENCE);
-    options.store(&client(shared(StandIn::Dynoxide).address()), table)
+impl Off {
+    fn from(self, time: SystemTime) -> SystemTime {
+        match self {
+            Self::Ahead(by) => time + by,
+            Self::Behind(by) => time - by,
+        }
+    }
 }
 
-async fn table() -> String {
-    let table = shared(StandIn::Dynoxide).new_table();
-    let made = store(&table, TRUE).create_table().await;
+/// Returns a store on the table, in a process whose clock is off the true time.
+fn store(address: SocketAddr, table: &str, time: &ManualClock, off: Off) -> DynamoDbStore {
+    let time = time.clone();
+    let options = DynamoDbOptions::new().with_clock_skew(SKEW);
+    let options = options.with_clock(move || off.from(time.now()));
+    let options = options.with_timeout(PATIENCE);
+    options.store(&client(address), table)
+}
+
+/// A new table, and the true time.
+async fn table() -> (SocketAddr, String, ManualClock) {
+    let server = shared(StandIn::Dynoxide);
+    let (address, table, time) = (server.address(), server.new_table(), ManualClock::new());
+    let made = store(address, &table, &time, TRUE).create_table().await;
     made.expect("the server runs");
-    table
+    (address, table, time)
 }
 
 fn claim() -> Claim {
@@ -54,26 +75,26 @@ fn claim() -> Claim {
 
 /// How long after it was granted a lease that nobody renews is taken over by somebody else.
 async fn taken_over_after(holder: Off, other: Off) -> Duration {
-    let table = table().await;
-    let (holder, other) = (store(&table, holder), store(&table, other));
+    let (address, table, time) = table().await;
+    let on = |off| store(address, &table, &time, off);
+    let (holder, other) = (on(holder), on(other));
     let mut first = claim();
     first.lease = Ttl::try_from(LEASE).expect("not zero");
-    let start = Instant::now();
     let held = holder.acquire(&first).await.expect("the server runs");
     assert!(matches!(held, Acquired::Granted { generation: 1, .. }));
+    let mut passed = Duration::ZERO;
     loop {
-        assert!(
-            start.elapsed() < Duration::from_secs(120),
-            "never taken over"
-        );
+        assert!(passed < LEASE * 10, "never taken over");
         match other.acquire(&claim()).await.expect("the server runs") {
-            Acquired::InProgress { .. } => sleep(Duration::from_millis(20)).await,
+            Acquired::InProgress { .. } => {}
             Acquired::Granted { takeover, .. } => {
                 assert!(takeover);
-                return start.elapsed();
+                return passed;
             }
             found => panic!("expected a lease or a takeover, found {found:?}"),
         }
+        time.advance(STEP);
+        passed += STEP;
     }
 }
 
@@ -92,8 +113,7 @@ async fn within_the_allowance_nobody_takes_over_a_lease_before_its_end() {
     ] {
         let after = taken_over_after(holder, other).await;
         assert!(after >= LEASE, "after {after:?}");
-        let slack = Duration::from_secs(30);
-        assert!(after <= latest + slack, "only after {after:?}");
+        assert!(after <= latest + STEP, "only after {after:?}");
     }
 }
 
@@ -104,40 +124,67 @@ async fn beyond_the_allowance_a_lease_is_taken_over_while_it_is_held() {
     assert!(after < LEASE, "after {after:?}");
 }
 
-/// Executes for two leases on one process, while another one asks again and again; how many executions there were.
-async fn executions(holder: Off, other: Off) -> u64 {
-    let table = table().await;
-    let effects = Effects::default();
-    let on = |off| {
-        let counted = effects.clone();
-        let lease = Ttl::try_from(LEASE).expect("not zero");
-        let layer = IdempotencyLayer::new(store(&table, off))
-            .with_lease_ttl(lease)
+/// A process whose handlers wait until the test lets them through.
+struct Process {
+    app: Router,
+    gate: Gate,
+    lease: Arc<Mutex<Option<LeaseRef>>>,
+}
+
+impl Process {
+    fn new(store: DynamoDbStore, lease: Duration, effects: &Effects) -> Self {
+        let layer = IdempotencyLayer::new(store)
+            .with_lease_ttl(Ttl::try_from(lease).expect("not zero"))
             .with_store_timeout(PATIENCE);
-        app(layer, move |_, _| {
+        let (gate, counted) = (Gate::shut(), effects.clone());
+        let lease = Arc::<Mutex<Option<LeaseRef>>>::default();
+        let (held, taken) = (gate.clone(), Arc::clone(&lease));
+        let (app, _) = app(layer, move |_, req| {
             let _ = counted.happen();
-            async { sleep(2 * LEASE).await }
-        })
-        .0
-    };
-    let (holder, other) = (on(holder), on(other));
-    let running = tokio::spawn(async move { send(&holder, post("/orders", "k", "tea")).await });
-    let deadline = Instant::now() + Duration::from_secs(120);
-    while effects.count() == 0 {
-        assert!(Instant::now() < deadline, "nothing is executed");
-        sleep(Duration::from_millis(5)).await;
+            let lease = req.extensions().get::<Lease>().expect("a lease");
+            *taken.lock().expect("no panic") = Some(lease.lease_ref());
+            let held = held.clone();
+            async move { held.pass().await }
+        });
+        Self { app, gate, lease }
     }
-    loop {
-        let answer = send(&other, post("/orders", "k", "tea")).await;
-        if answer.status == StatusCode::OK {
-            break;
-        }
-        assert_eq!(answer.status, StatusCode::CONFLICT);
-        assert!(Instant::now() < deadline, "no answer");
-        sleep(Duration::from_millis(30)).await;
+
+    fn ask(&self) -> JoinHandle<Answer> {
+        let app = self.app.clone();
+        tokio::spawn(async move { send(&app, post("/orders", "k", "tea")).await })
     }
-    running.await.expect("an answer");
-    effects.count()
+}
+
+/// The test renews the lease of the holder and advances the time that both processes know by most of a lease, in turns.
+/// Each time the other process asks.
+async fn is_executed_once(holder: Off, other: Off) {
+    let (address, table, time) = table().await;
+    let effects = Effects::default();
+    let on = |off| store(address, &table, &time, off);
+    // The layer does not renew before the test has ended.
+    let process = |off| Process::new(on(off), Duration::from_secs(3_600), &effects);
+    let (keeper, holder, other) = (on(holder), process(holder), process(other));
+    let running = holder.ask();
+    within(LONGEST, holder.gate.arrival()).await;
+    let lease = holder.lease.lock().expect("no panic").expect("a lease");
+    for _ in 0..8 {
+        let renewed = keeper.renew(&lease, Ttl::try_from(LEASE).expect("not zero"));
+        renewed.await.expect("held");
+        time.advance(LEASE - STEP);
+        let answer = within(LONGEST, async {
+            tokio::select! {
+                answer = other.ask() => answer.expect("no panic"),
+                () = other.gate.arrival() => panic!("executed twice"),
+            }
+        });
+        assert_eq!(answer.await.status, StatusCode::CONFLICT);
+    }
+    holder.gate.open_for_good();
+    let first = within(LONGEST, running).await.expect("no panic");
+    assert_eq!(first.status, StatusCode::OK);
+    let answer = within(LONGEST, other.ask()).await.expect("no panic");
+    assert!(answer.is_replay(), "{answer:?}");
+    assert_eq!(effects.count(), 1);
 }
 
 #[tokio::test]
@@ -146,61 +193,76 @@ async fn within_the_allowance_nothing_is_executed_twice() {
         (Off::Behind(SKEW / 2), Off::Ahead(SKEW / 2)),
         (Off::Ahead(SKEW / 2), Off::Behind(SKEW / 2)),
     ] {
-        assert_eq!(executions(holder, other).await, 1);
+        is_executed_once(holder, other).await;
     }
 }
 
 #[tokio::test]
 async fn beyond_the_allowance_a_request_is_executed_twice() {
-    assert_eq!(executions(TRUE, Off::Ahead(SKEW + 2 * LEASE)).await, 2);
+    let (address, table, time) = table().await;
+    let effects = Effects::default();
+    let on = |off| Process::new(store(address, &table, &time, off), LEASE, &effects);
+    let (holder, other) = (on(TRUE), on(Off::Ahead(SKEW + 2 * LEASE)));
+    let running = holder.ask();
+    within(LONGEST, holder.gate.arrival()).await;
+    let again = other.ask();
+    within(LONGEST, other.gate.arrival()).await;
+    assert_eq!(effects.count(), 2);
+    for gate in [&holder.gate, &other.gate] {
+        gate.open_for_good();
+    }
+    for answer in [running, again] {
+        within(LONGEST, answer).await.expect("no panic");
+    }
 }
 
 /// A record is remembered for its whole retention, whichever process asks.
 #[tokio::test]
 async fn within_the_allowance_no_record_is_forgotten_before_its_end() {
-    let table = table().await;
+    let (address, table, time) = table().await;
     let retention = Duration::from_secs(2);
     let on = |off| {
-        let layer = IdempotencyLayer::new(store(&table, off)).with_store_timeout(PATIENCE);
+        let store = store(address, &table, &time, off);
+        let layer = IdempotencyLayer::new(store).with_store_timeout(PATIENCE);
         creating(layer.with_retention(Ttl::try_from(retention).expect("not zero")))
     };
     let (writer, _) = on(Off::Behind(SKEW / 2));
     let (reader, executed) = on(Off::Ahead(SKEW / 2));
-    let began = Instant::now();
     send(&writer, post("/orders", "k", "tea")).await;
+    let mut passed = Duration::ZERO;
     loop {
         let answer = send(&reader, post("/orders", "k", "tea")).await;
         if !answer.is_replay() {
             assert_eq!(executed.count(), 1);
-            // Stored after we asked for it, and gone before we knew.
-            let after = began.elapsed();
-            assert!(after >= retention, "forgotten after {after:?}");
+            assert!(passed >= retention, "forgotten after {passed:?}");
             return;
         }
-        assert!(
-            began.elapsed() < Duration::from_secs(120),
-            "never forgotten"
-        );
-        sleep(Duration::from_millis(20)).await;
+        assert!(passed < retention * 10, "never forgotten");
+        time.advance(STEP);
+        passed += STEP;
     }
 }
+
+/// A test that takes longer hangs.
+const LONGEST: Duration = Duration::from_secs(120);
 
 // fm 67
 #[tokio::test]
 async fn what_is_collected_days_late_yields_no_stale_replay_and_no_false_conflict() {
-    let table = table().await;
-    let direct = client(shared(StandIn::Dynoxide).address());
+    let (address, table, time) = table().await;
+    let direct = client(address);
+    let layer = |store| IdempotencyLayer::new(store).with_store_timeout(PATIENCE);
     let three_days = Duration::from_secs(3 * 24 * 3600);
-    let then = store(&table, Off::Behind(three_days));
-    let (before, executed_then) = creating(IdempotencyLayer::new(then.clone()));
+    let then = store(address, &table, &time, Off::Behind(three_days));
+    let (before, executed_then) = creating(layer(then.clone()));
     send(&before, post("/orders", "completed", "tea")).await;
     let left_behind = claim();
     then.acquire(&left_behind).await.expect("the server runs");
 
     let there = direct.scan().table_name(&table).send().await;
     assert_eq!(there.expect("the server runs").count(), 2, "not collected");
-    let now = store(&table, TRUE);
-    let (after, executed) = creating(IdempotencyLayer::new(now.clone()));
+    let now = store(address, &table, &time, TRUE);
+    let (after, executed) = creating(layer(now.clone()));
     // Another request under the old key is neither a replay nor a mismatch.
     let answer = send(&after, post("/orders", "completed", "coffee")).await;
     assert_eq!(

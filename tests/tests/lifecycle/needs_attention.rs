@@ -576,7 +576,7 @@ async fn work_that_needs_attention_is_not_run_again() {
             unresolved()
         );
     }
-    let work = async |_lease: Lease| Ok::<u32, Failed<Infallible>>(1);
+    let work = async |_lease: Lease| Ok::<u32, WorkError<Infallible>>(1);
     let other = layer.run_once("message-42", "refund 8", work).await;
     assert_eq!(other.expect("an outcome"), Outcome::Mismatch);
     assert_eq!(effects.count(), 1);

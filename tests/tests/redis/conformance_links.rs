@@ -2,7 +2,6 @@
 
 use std::{fs, time::Duration};
 
-use deadpool_redis::{Config, Runtime};
 use tests::{
     conformance::every_case_at_once,
     servers::redis::{RedisServer, Sentinel, UNHURRIED, shared, until_connected},
@@ -15,6 +14,8 @@ use tower_idempotency_redis::{
         sentinel::{SentinelClient, SentinelServerType},
     },
 };
+
+use crate::pools::pool_to;
 
 fn options() -> RedisOptions {
     RedisOptions::new().with_timeout(UNHURRIED)
@@ -73,9 +74,7 @@ fn through_pools_of_one_and_of_eight() {
     for size in [1, 8] {
         // Nothing is heard through a pool.
         assert_conforms(false, async || {
-            let builder = Config::from_url(shared().url()).builder().unwrap();
-            let pool = builder.max_size(size).runtime(Runtime::Tokio1).build();
-            let pool = pool.unwrap();
+            let pool = pool_to(size, &shared().url());
             until_connected(|| options().connect_pool(pool.clone())).await
         });
     }

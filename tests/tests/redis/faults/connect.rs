@@ -2,7 +2,6 @@
 
 use std::{error::Error, net::TcpListener, path::Path, time::Duration};
 
-use deadpool_redis::{Config, Runtime};
 use tests::servers::{free_port, redis::RedisServer};
 use tokio::time::Instant;
 use tower_idempotency_redis::{
@@ -13,41 +12,36 @@ use tower_idempotency_redis::{
     },
 };
 
-use crate::faults::node::{BOUND, Node, connect, options, unhurried, until_connected};
+use crate::{
+    faults::node::{BOUND, Node, connect, options, unhurried, until_connected},
+    pools::pool_to,
+};
 
 const SECRET: &str = "open-sesame";
 
 /// Connects to a server in each way there is, which all must fail.
 async fn refused_by(url: &str) -> Vec<ConnectError> {
-    let mut errors = Vec::new();
-    let mut took = Vec::new();
-    for way in 0..4 {
-        let began = Instant::now();
-        let refused: Result<RedisStore, ConnectError> = match way {
-            0 => options().connect(url).await,
-            1 => options().connect_pool(pool(url)).await,
-            2 => options().connect_cluster([url]).await,
-            _ => {
-                let name = "main".to_owned();
-                let kind = SentinelServerType::Master;
-                let client = SentinelClient::build(vec![url.to_owned()], name, None, kind);
-                options()
-                    .connect_sentinel(client.expect("an address"))
-                    .await
-            }
-        };
-        took.push(began.elapsed());
-        errors.push(refused.expect_err("no store"));
-    }
+    let began = Instant::now();
+    let sentinel = async || {
+        let name = "main".to_owned();
+        let kind = SentinelServerType::Master;
+        let client = SentinelClient::build(vec![url.to_owned()], name, None, kind);
+        let client = client.expect("an address");
+        options().connect_sentinel(client).await
+    };
+    let refused: (_, _, _, _) = tokio::join!(
+        options().connect(url),
+        options().connect_pool(pool_to(4, url)),
+        options().connect_cluster([url]),
+        sentinel(),
+    );
+    let refused: [Result<RedisStore, ConnectError>; 4] = refused.into();
     // Two connections may be tried in turn, and a look at the server.
-    let slowest = took.iter().max().expect("there are four");
-    assert!(*slowest < BOUND, "{took:?}");
-    errors
-}
-
-fn pool(url: &str) -> deadpool_redis::Pool {
-    let builder = Config::from_url(url).builder().expect("an address");
-    builder.runtime(Runtime::Tokio1).build().expect("a runtime")
+    assert!(began.elapsed() < BOUND, "{:?}", began.elapsed());
+    refused
+        .map(|it| it.expect_err("no store"))
+        .into_iter()
+        .collect()
 }
 
 /// What an error says, with all that caused it.
@@ -77,7 +71,7 @@ async fn a_replica_is_no_store() {
     let refused = [
         unhurried().connect(&replica.url()).await.unwrap_err(),
         unhurried()
-            .connect_pool(pool(&replica.url()))
+            .connect_pool(pool_to(4, &replica.url()))
             .await
             .unwrap_err(),
     ];
@@ -94,7 +88,7 @@ async fn a_server_that_takes_no_scripts_is_no_store() {
     let refused = [
         unhurried().connect(&server.url()).await.unwrap_err(),
         unhurried()
-            .connect_pool(pool(&server.url()))
+            .connect_pool(pool_to(4, &server.url()))
             .await
             .unwrap_err(),
     ];

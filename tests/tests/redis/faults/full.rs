@@ -4,14 +4,16 @@ use std::time::Duration;
 
 use http::StatusCode;
 use tests::{
-    gate::eventually,
     proxy::{Fault, Proxy, Then},
     servers::redis::RedisServer,
 };
-use tokio::time::{Instant, sleep};
+use tokio::time::Instant;
 use tower_idempotency::Ttl;
 
-use crate::faults::node::{Books, Node, connect_unhurried, patient};
+use crate::{
+    events::{eventually, until_renewed},
+    faults::node::{Books, Node, connect_unhurried, patient},
+};
 
 /// Leaves no room in a server's memory.
 fn fill(server: &RedisServer) {
@@ -54,10 +56,8 @@ async fn a_server_that_is_full_refuses_what_is_new_and_keeps_what_was_granted() 
         "nothing is left of it"
     );
 
-    // Renewed when each of three leases would have been over.
-    for _ in 0..3 {
-        sleep(LEASE).await;
-        assert!(lease.is_held());
+    for _ in 0..2 {
+        until_renewed(&server, std::slice::from_ref(&lease)).await;
         let duplicate = node.post("/held-large", "running").await;
         assert_eq!(duplicate.code(), "in-progress");
     }
@@ -88,7 +88,7 @@ async fn a_completion_whose_reply_is_lost_is_made_again_at_a_server_that_is_full
     let url = format!("redis://{}/0", way.address());
     let store = connect_unhurried(&url).await;
     let node = Node::with(store, &Books::default(), |layer| {
-        patient(layer).with_lease_ttl(Ttl::from_secs(60))
+        patient(layer).with_lease_ttl(Ttl::from_secs(600))
     });
     let (request, _) = node.running("running").await;
     fill(&server);
@@ -116,5 +116,5 @@ fn out_of_memory(server: &RedisServer) -> u64 {
     count.map_or(0, |count| count.trim_end().parse().expect("a number"))
 }
 
-/// So long that a machine may stand still for some seconds.
-const LEASE: Duration = Duration::from_millis(3_600);
+/// So long that a renewal is in time after a stall of some seconds.
+const LEASE: Duration = Duration::from_secs(12);

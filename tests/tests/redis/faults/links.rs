@@ -1,30 +1,31 @@
 //! Each way to reach a server gives the same answers.
 
-use std::{fs, time::Duration};
+use std::fs;
 
 use http::StatusCode;
-use tests::{
-    gate::eventually,
-    servers::redis::{RedisServer, Sentinel},
-};
-use tokio::time::Instant;
+use tests::servers::redis::{RedisServer, Sentinel};
 use tower_idempotency::ConcurrentRequests;
 use tower_idempotency_redis::{
     ConnectErrorKind, RedisStore,
     redis::{Client, TlsCertificates},
 };
 
-use crate::faults::{
-    node::{Books, Node, connect, options, until_connected},
-    pool::{connect_pool, pool_of},
-    sentinel::connect_through,
+use crate::{
+    events::HANG,
+    faults::{
+        node::{Books, Node, connect, options, until_connected},
+        pool::connect_pool,
+        sentinel::connect_through,
+    },
+    pools::pool_to,
+    pushes::{until_delays_are_long, until_pushes_have_woken},
 };
 
 /// One request, its replay, a waiter, and the same through another process that is connected plainly.
 async fn assert_serves(store: RedisStore, server: &RedisServer, pushes: bool) {
     let books = Books::default();
     let node = Node::with(store, &books, |layer| {
-        layer.with_concurrent_requests(ConcurrentRequests::Wait(Duration::from_secs(25)))
+        layer.with_concurrent_requests(ConcurrentRequests::Wait(HANG))
     });
     let plain = Node::with(connect(&server.url()).await, &books, |layer| layer);
     let first = node.post("/orders-large", "first").await;
@@ -32,35 +33,28 @@ async fn assert_serves(store: RedisStore, server: &RedisServer, pushes: bool) {
     node.assert_replays("/orders-large", "first", &first).await;
     plain.assert_replays("/orders-large", "first", &first).await;
 
-    let mut latencies = Vec::new();
-    for n in 0..TRIALS {
+    let trial = async |n| {
         let key = format!("waited-for-{n}");
         let (request, _) = plain.running(&key).await;
+        let monitor = server.monitor();
+        let before = server.commandstats()["evalsha"];
         let waiter = node.spawn("/held", &key);
-        // So old that its looks are a second apart, and it has just looked.
-        tokio::time::sleep(Duration::from_secs(2)).await;
-        let looks = || server.commandstats()["evalsha"];
-        let before = looks();
-        eventually("the waiter looks", || looks() > before).await;
-        let completed = Instant::now();
+        if pushes {
+            until_delays_are_long(server, before).await;
+        }
         plain.gate.let_through(1);
         let waited = waiter.await.expect("no panic");
-        latencies.push(completed.elapsed());
         assert_eq!(waited.body, request.await.expect("no panic").body);
         assert_eq!(books.of(&key), 1);
-        if !pushes {
-            break;
-        }
+        monitor.asked()
+    };
+    if pushes {
+        until_pushes_have_woken(trial).await;
+    } else {
+        trial(0).await;
     }
-    latencies.sort();
-    let median = latencies[latencies.len() / 2];
-    // A machine may stand still in two of the trials; and who only looks does so each second.
-    let bound = Duration::from_millis(if pushes { 400 } else { 8_000 });
-    assert!(median < bound, "{latencies:?}");
     assert_eq!(books.of("first"), 1);
 }
-
-const TRIALS: usize = 5;
 
 fn trusting(ca: &RedisServer) -> TlsCertificates {
     TlsCertificates {
@@ -107,7 +101,7 @@ async fn a_primary_that_a_sentinel_names_serves() {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_server_behind_a_pool_serves() {
     let server = RedisServer::start(&[]);
-    let store = connect_pool(&pool_of(2, &server)).await;
+    let store = connect_pool(&pool_to(2, &server.url())).await;
     assert_serves(store, &server, false).await;
 }
 

@@ -4,17 +4,18 @@ use std::time::Duration;
 
 use http::StatusCode;
 use tests::{
-    gate::eventually,
     proxy::{Fault, Mode, Proxy, Then},
     servers::redis::RedisServer,
 };
 use tokio::time::Instant;
 use tower_idempotency::{ConcurrentRequests, Ttl};
-use tower_idempotency_redis::RedisStore;
+use tower_idempotency_redis::{RedisOptions, RedisStore};
 
-use crate::faults::node::{
-    BOUND, Books, Node, STORE_TIMEOUT, connect, connect_unhurried, options, patient,
-    until_connected,
+use crate::{
+    events::{HANG, eventually, until_renewed},
+    faults::node::{
+        BOUND, Books, Node, connect, connect_unhurried, options, patient, until_connected,
+    },
 };
 
 /// What only the call for the lease says, what only the completion does, and only the release.
@@ -22,6 +23,10 @@ const ACQUIRE: &str = "POST /orders";
 const COMPLETE: &str = "effect 1 of";
 
 const THEN: [Then; 2] = [Then::Cut, Then::Hang];
+
+/// A lease that a renewal outlives that hangs: the first one is due after 6 s, the next one 4.5 s later (the store timeout and
+/// a twelfth of the lease).
+const LEASE: Ttl = Ttl::from_secs(18);
 
 async fn connect_by(way: &Proxy) -> RedisStore {
     connect(&format!("redis://{}/0", way.address())).await
@@ -87,7 +92,8 @@ async fn a_release_that_is_lost_or_whose_reply_is_lost_frees_the_key() {
             let failed = node.post("/orders-fails", "k").await;
             assert_eq!(failed.status, StatusCode::BAD_GATEWAY);
             assert_eq!(way.hits(), 1, "{fault:?} {then:?}");
-            assert_eq!(server.command(&["DBSIZE"]), "0");
+            let is_empty = || server.command(&["DBSIZE"]) == "0";
+            eventually("the key is released", is_empty).await;
             let again = node.post("/orders", "k").await;
             assert_eq!(again.text(), "effect 2 of k");
         }
@@ -103,7 +109,7 @@ async fn a_renewal_that_is_lost_is_made_again_before_the_lease_is_over() {
     for then in THEN {
         let server = RedisServer::start(&[]);
         let way = Proxy::start(server.address());
-        let lease = Ttl::from_secs(6);
+        let lease = LEASE;
         let store = connect_by(&way).await;
         let node = Node::with(store, &Books::default(), |layer| {
             layer.with_lease_ttl(lease)
@@ -113,12 +119,8 @@ async fn a_renewal_that_is_lost_is_made_again_before_the_lease_is_over() {
         way.once(Fault::request(&*renew), then);
         let (request, held) = node.running("k").await;
         eventually("a renewal is lost", || way.hits() == 1).await;
-        let lost = Instant::now();
-        while lost.elapsed() < Duration::from_secs(9) {
-            assert!(held.is_held(), "{then:?}");
-            assert_eq!(other.post("/held", "k").await.code(), "in-progress");
-            tokio::time::sleep(Duration::from_millis(100)).await;
-        }
+        until_renewed(&server, std::slice::from_ref(&held)).await;
+        assert_eq!(other.post("/held", "k").await.code(), "in-progress");
         node.gate.open_for_good();
         let answer = request.await.unwrap();
         other.assert_replays("/held", "k", &answer).await;
@@ -136,23 +138,18 @@ async fn a_renewal_that_is_lost_is_made_again_though_others_may_wait_for_replica
     let _replica = RedisServer::replica_of(&server);
     let way = Proxy::start(server.address());
     let url = format!("redis://{}/0", way.address());
-    let waiting = options().with_wait(1, Duration::from_secs(10));
+    let waiting = options().with_wait(1, Duration::from_secs(60));
     let store = until_connected(|| waiting.clone().connect(&url)).await;
     let node = Node::with(store, &Books::default(), |layer| {
-        layer.with_lease_ttl(Ttl::from_secs(6))
+        layer.with_lease_ttl(LEASE)
     });
     way.once(Fault::request(&*renew), Then::Hang);
     let (request, held) = node.running("k").await;
     eventually("a renewal is lost", || way.hits() == 1).await;
-    let lost = Instant::now();
-    while lost.elapsed() < Duration::from_secs(9) {
-        assert!(held.is_held(), "after {:?}", lost.elapsed());
-        tokio::time::sleep(Duration::from_millis(100)).await;
-    }
+    until_renewed(&server, &[held]).await;
     node.gate.open_for_good();
     let answer = request.await.unwrap();
-    let patience = Duration::from_secs(5);
-    let replay = node.until_served("/held", "k", patience).await;
+    let replay = node.until_served("/held", "k").await;
     assert!(replay.is_replay() && replay.body == answer.body);
     assert_eq!(node.books.of("k"), 1);
 }
@@ -178,13 +175,12 @@ async fn while_the_network_is_cut_nothing_is_executed_and_afterwards_the_store_r
     assert_eq!(node.books.total(), 2);
 
     way.set(Mode::Pass);
-    let patience = Duration::from_secs(5);
-    let replay = node.until_served("/held", "running", patience).await;
+    let replay = node.until_served("/held", "running").await;
     assert!(replay.is_replay() && replay.body == answer.body);
     node.assert_replays("/orders", "before", &before).await;
     for i in 0..5 {
         let key = format!("fresh-{i}");
-        node.until_served("/orders", &key, patience).await;
+        node.until_served("/orders", &key).await;
         assert_eq!(node.books.of(&key), 1, "{key}");
     }
     assert_eq!((node.books.of("before"), node.books.of("running")), (1, 1));
@@ -209,14 +205,10 @@ async fn a_connection_that_never_closes_and_never_answers_is_replaced() {
             assert!(way.counts().connections > connections, "dialled again");
         }
         way.set(Mode::Pass);
-        let began = Instant::now();
-        let patience = Duration::from_secs(5);
-        node.until_served("/orders", "fresh", patience).await;
-        let replay = node.until_served("/held", "running", patience).await;
+        node.until_served("/orders", "fresh").await;
+        let replay = node.until_served("/held", "running").await;
         assert!(replay.is_replay());
         node.assert_replays("/orders", "before", &before).await;
-        // At worst what is under way times out once more.
-        assert!(began.elapsed() < BOUND, "{:?}", began.elapsed());
         for key in ["before", "running", "fresh"] {
             assert_eq!(node.books.of(key), 1, "{silence:?} {key}");
         }
@@ -228,21 +220,23 @@ async fn a_connection_that_never_closes_and_never_answers_is_replaced() {
 async fn a_silent_connection_is_replaced_though_every_caller_leaves_early() {
     let server = RedisServer::start(&[]);
     let way = Proxy::start(server.address());
-    let node = Node::with(connect_by(&way).await, &Books::default(), |layer| {
-        layer.with_store_timeout(STORE_TIMEOUT / 5)
+    let store = RedisOptions::new().with_timeout(Duration::from_secs(10));
+    let url = format!("redis://{}/0", way.address());
+    let store = until_connected(|| store.clone().connect(&url)).await;
+    let node = Node::with(store, &Books::default(), |layer| {
+        layer.with_store_timeout(Duration::from_secs(3))
     });
     let before = node.post("/orders", "before").await;
     let (running, _) = node.running("running").await;
     // The connection for acquires is lost, and then the one for completions.
     way.once(Fault::request(ACQUIRE), Then::Hang);
     node.assert_unavailable("/orders", "fresh").await;
-    let patience = Duration::from_secs(5);
-    node.until_served("/orders", "fresh", patience).await;
+    node.until_served("/orders", "fresh").await;
     way.once(Fault::request("effect 1 of running"), Then::Hang);
     node.gate.open_for_good();
     let answer = running.await.unwrap();
     assert_eq!(way.hits(), 2);
-    let replay = node.until_served("/held", "running", patience).await;
+    let replay = node.until_served("/held", "running").await;
     assert!(replay.is_replay() && replay.body == answer.body);
     node.assert_replays("/orders", "before", &before).await;
     for key in ["before", "running", "fresh"] {
@@ -258,7 +252,7 @@ async fn waiters_are_answered_when_nothing_that_is_published_arrives() {
         let way = Proxy::start(server.address());
         let node = Node::new(connect(&server.url()).await);
         let waiting = Node::with(connect_by(&way).await, &node.books, |layer| {
-            layer.with_concurrent_requests(ConcurrentRequests::Wait(Duration::from_secs(25)))
+            layer.with_concurrent_requests(ConcurrentRequests::Wait(HANG))
         });
         way.once(fault, Then::Hang);
         let (request, _) = node.running("k").await;
@@ -266,10 +260,7 @@ async fn waiters_are_answered_when_nothing_that_is_published_arrives() {
         eventually("it subscribes in vain", || way.hits() == 1).await;
         node.gate.open_for_good();
         let answer = request.await.unwrap();
-        let completed = Instant::now();
         let waited = waiter.await.unwrap();
-        // It looks once a second at least.
-        assert!(completed.elapsed() < Duration::from_secs(10));
         assert!(waited.is_replay());
         assert_eq!(waited.body, answer.body);
         assert_eq!(node.books.of("k"), 1);

@@ -14,8 +14,10 @@ use tests::{
     send,
 };
 use tokio::{task::JoinHandle, time::Instant};
-use tower_idempotency::{IdempotencyKey, IdempotencyLayer, Lease};
+use tower_idempotency::{IdempotencyKey, IdempotencyLayer, Lease, Ttl};
 use tower_idempotency_redis::{RedisOptions, RedisStore};
+
+use crate::events::HANG;
 
 pub(crate) use tests::servers::redis::until_connected;
 
@@ -86,7 +88,10 @@ impl Node {
         books: &Books,
         configure: impl FnOnce(IdempotencyLayer) -> IdempotencyLayer,
     ) -> Self {
-        let layer = IdempotencyLayer::new(store).with_store_timeout(STORE_TIMEOUT * 2);
+        let layer = IdempotencyLayer::new(store)
+            .with_store_timeout(STORE_TIMEOUT * 2)
+            // No test takes as long, and renewals are for those that set another lease.
+            .with_lease_ttl(Ttl::from_secs(600));
         let layer = configure(layer);
         let (books, gate, leases) = (books.clone(), Gate::shut(), Arc::default());
         let handler = {
@@ -116,7 +121,7 @@ impl Node {
     /// Sends a request and reads its answer.
     pub(crate) async fn post(&self, path: &str, key: &str) -> Answer {
         let answer = send(&self.app, tests::post(path, key, "{}"));
-        within(Duration::from_secs(90), answer).await
+        within(HANG * 2, answer).await
     }
 
     pub(crate) fn spawn(&self, path: &str, key: &str) -> JoinHandle<Answer> {
@@ -130,10 +135,21 @@ impl Node {
     }
 
     pub(crate) async fn running_on(&self, path: &str, key: &str) -> (JoinHandle<Answer>, Lease) {
-        let request = self.spawn(path, key);
-        within(Duration::from_secs(10), self.gate.arrival()).await;
-        let leases = self.leases.lock().expect("no poison");
-        (request, leases.last().expect("a lease").clone())
+        let began = Instant::now();
+        loop {
+            let mut request = self.spawn(path, key);
+            tokio::select! {
+                () = self.gate.arrival() => {
+                    let leases = self.leases.lock().expect("no poison");
+                    return (request, leases.last().expect("a lease").clone());
+                }
+                answer = &mut request => {
+                    let answer = answer.expect("no panic");
+                    assert!(is_refused(&answer) && began.elapsed() < HANG, "{answer:?}");
+                }
+            }
+            tokio::time::sleep(Duration::from_millis(50)).await;
+        }
     }
 
     /// The leases of all handlers that were held.
@@ -160,26 +176,25 @@ impl Node {
     }
 
     /// Sends a request again and again until it is answered with a success; until then it is refused and has no effect.
-    pub(crate) async fn until_served(&self, path: &str, key: &str, within: Duration) -> Answer {
+    pub(crate) async fn until_served(&self, path: &str, key: &str) -> Answer {
         let (began, before) = (Instant::now(), self.books.of(key));
         loop {
             let answer = self.post(path, key).await;
             if answer.status == StatusCode::CREATED {
                 return answer;
             }
-            let code = answer.code();
-            assert!(
-                ["store-unavailable", "in-progress"].contains(&&*code),
-                "{key}: {answer:?}"
-            );
+            assert!(is_refused(&answer), "{key}: {answer:?}");
             assert_eq!(self.books.of(key), before, "effects of {key}");
-            assert!(
-                began.elapsed() < within,
-                "{key} is still refused: {answer:?}"
-            );
+            assert!(began.elapsed() < HANG, "{key} is still refused: {answer:?}");
             tokio::time::sleep(Duration::from_millis(50)).await;
         }
     }
+}
+
+/// Returns `true` if another try may succeed.
+fn is_refused(answer: &Answer) -> bool {
+    let code = answer.code();
+    ["store-unavailable", "in-progress"].contains(&&*code)
 }
 
 fn remember(leases: &Mutex<Vec<Lease>>, lease: Lease) {
@@ -220,7 +235,7 @@ pub(crate) fn keyless() -> Request<Body> {
     req.expect("a valid request")
 }
 
-/// Options with a timeout that a test can wait for several times.
+/// Options with a timeout that a test can wait for several times, and that a stall of two seconds does not exceed.
 pub(crate) fn options() -> RedisOptions {
     RedisOptions::new().with_timeout(STORE_TIMEOUT)
 }
@@ -247,8 +262,8 @@ pub(crate) async fn connect_unhurried(url: &str) -> RedisStore {
 }
 
 /// Of a store; the layer gives it twice that for a call, and twice that again for all tries.
-pub(crate) const STORE_TIMEOUT: Duration = Duration::from_millis(500);
-/// What a refusal may take, with room for a machine that stands still for some seconds.
-pub(crate) const BOUND: Duration = Duration::from_secs(15);
+pub(crate) const STORE_TIMEOUT: Duration = Duration::from_secs(3);
+/// The time after which a refusal has taken too long: five times the 12 s (4 x [`STORE_TIMEOUT`]) that all tries have.
+pub(crate) const BOUND: Duration = Duration::from_secs(60);
 /// Of the stores of [`unhurried`].
 pub(crate) const UNHURRIED: Duration = Duration::from_secs(5);

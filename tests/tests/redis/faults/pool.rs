@@ -1,34 +1,22 @@
 //! A pool that is too small: failure mode 44.
 
-use std::time::Duration;
-
-use deadpool_redis::{Config, Pool, Runtime};
+use deadpool_redis::Pool;
 use tests::{
-    gate::eventually,
     proxy::Proxy,
     servers::redis::{RedisServer, shared},
 };
-use tokio::{
-    task::JoinSet,
-    time::{Instant, sleep},
-};
+use tokio::task::JoinSet;
 use tower_idempotency::Ttl;
 use tower_idempotency_redis::RedisStore;
 
-use crate::faults::{
-    node::{Books, Node, options, until_connected},
-    sentinel::caught_up,
+use crate::{
+    events::{HANG, eventually, until_renewed},
+    faults::{
+        node::{Books, Node, options, patient, unhurried, until_connected},
+        sentinel::caught_up,
+    },
+    pools::pool_to,
 };
-
-pub(crate) fn pool_of(size: usize, server: &RedisServer) -> Pool {
-    pool_to(size, server.url())
-}
-
-fn pool_to(size: usize, url: String) -> Pool {
-    let builder = Config::from_url(url).builder().expect("an address");
-    let pool = builder.max_size(size).runtime(Runtime::Tokio1).build();
-    pool.expect("a runtime")
-}
 
 pub(crate) async fn connect_pool(pool: &Pool) -> RedisStore {
     until_connected(|| options().connect_pool(pool.clone())).await
@@ -38,17 +26,17 @@ pub(crate) async fn connect_pool(pool: &Pool) -> RedisStore {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn renewals_and_completions_do_not_wait_for_a_pool_that_acquires_have_exhausted() {
     let server = RedisServer::start(&[]);
-    let pool = pool_of(1, &server);
+    let pool = pool_to(1, &server.url());
     let books = Books::default();
     let node = Node::with(connect_pool(&pool).await, &books, |layer| {
-        layer.with_lease_ttl(Ttl::from_secs(6))
+        layer.with_lease_ttl(Ttl::from_secs(18))
     });
     let mut running = Vec::new();
     for i in 0..100 {
         running.push(node.spawn("/held", &format!("slow-{i}")));
     }
     for _ in &running {
-        tests::gate::within(Duration::from_secs(10), node.gate.arrival()).await;
+        tests::gate::within(HANG, node.gate.arrival()).await;
     }
     let leases = node.leases();
     assert_eq!((leases.len(), books.total()), (100, 100));
@@ -57,7 +45,6 @@ async fn renewals_and_completions_do_not_wait_for_a_pool_that_acquires_have_exha
     let taken = pool.get().await.unwrap();
     // Nor when the connection that is kept for them has to be made again.
     server.command(&["CLIENT", "KILL", "TYPE", "normal"]);
-    let began = Instant::now();
     let mut fresh = JoinSet::new();
     for i in 0..100 {
         let node = node.clone();
@@ -66,10 +53,7 @@ async fn renewals_and_completions_do_not_wait_for_a_pool_that_acquires_have_exha
             node.assert_unavailable("/orders", &key).await;
         });
     }
-    while began.elapsed() < Duration::from_secs(9) {
-        sleep(Duration::from_millis(100)).await;
-        assert!(leases.iter().all(tower_idempotency::Lease::is_held));
-    }
+    until_renewed(&server, &leases).await;
     fresh.join_all().await;
     assert_eq!(books.total(), 100, "nothing runs unprotected");
     node.gate.open_for_good();
@@ -87,8 +71,7 @@ async fn renewals_and_completions_do_not_wait_for_a_pool_that_acquires_have_exha
     }
     for i in 0..100 {
         let key = format!("fresh-{i}");
-        let patience = Duration::from_secs(5);
-        let answer = node.until_served("/orders", &key, patience).await;
+        let answer = node.until_served("/orders", &key).await;
         assert_eq!(answer.text(), format!("effect 1 of {key}"));
     }
 }
@@ -97,9 +80,10 @@ async fn renewals_and_completions_do_not_wait_for_a_pool_that_acquires_have_exha
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_pool_of_one_serves_a_hundred_at_once() {
     let books = Books::default();
-    let pool = pool_of(1, shared());
-    let node = Node::with(connect_pool(&pool).await, &books, |layer| {
-        layer.with_namespace(format!("{:?}", std::process::id()))
+    let pool = pool_to(1, &shared().url());
+    let store = until_connected(|| unhurried().connect_pool(pool.clone())).await;
+    let node = Node::with(store, &books, |layer| {
+        patient(layer).with_namespace(format!("{:?}", std::process::id()))
     });
     let mut requests = Vec::new();
     for i in 0..200 {
@@ -119,7 +103,7 @@ async fn a_pool_of_one_serves_a_hundred_at_once() {
 async fn connections_to_a_primary_that_has_become_a_replica_leave_the_pool() {
     let (former, next) = (RedisServer::start(&[]), RedisServer::start(&[]));
     let way = Proxy::start(former.address());
-    let pool = pool_to(4, format!("redis://{}/0", way.address()));
+    let pool = pool_to(4, &format!("redis://{}/0", way.address()));
     let node = Node::new(connect_pool(&pool).await);
     let before = node.post("/orders", "before").await;
     let mut all = Vec::new();
@@ -135,11 +119,10 @@ async fn connections_to_a_primary_that_has_become_a_replica_leave_the_pool() {
     former.command(&["REPLICAOF", "127.0.0.1", &port(&next)]);
     way.lead_to(next.address());
 
-    let patience = Duration::from_secs(10);
-    node.until_served("/orders", "fresh", patience).await;
+    node.until_served("/orders", "fresh").await;
     for i in 0..8 {
         let key = format!("later-{i}");
-        node.until_served("/orders", &key, patience).await;
+        node.until_served("/orders", &key).await;
         assert_eq!(node.books.of(&key), 1);
     }
     node.assert_replays("/orders", "before", &before).await;

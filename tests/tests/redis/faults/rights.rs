@@ -5,15 +5,15 @@
 use std::time::Duration;
 
 use http::StatusCode;
-use tests::{
-    gate::{eventually, within},
-    servers::redis::RedisServer,
-};
-use tokio::time::sleep;
+use tests::{gate::within, servers::redis::RedisServer};
+use tokio::time::{Instant, sleep};
 use tower_idempotency::{ConcurrentRequests, Ttl};
 use tower_idempotency_redis::RedisStore;
 
-use crate::faults::node::{Books, Node, connect_unhurried, patient};
+use crate::{
+    events::{HANG, eventually},
+    faults::node::{Books, Node, connect_unhurried, patient},
+};
 
 /// As `docs/redis.md` has it, but for channels.
 const COMMANDS: &str = "+@scripting +info +hmget +hset +hdel +del +pexpire +pexpireat +pttl +time +publish +subscribe \
@@ -47,7 +47,11 @@ fn scripts(server: &RedisServer) -> (u64, u64) {
 }
 
 /// A request, one that leaves nothing, a lease that is renewed, and a takeover that is released.
-async fn is_served(node: &Node, server: &RedisServer) {
+async fn is_served(store: &RedisStore, books: &Books, server: &RedisServer) {
+    let node = Node::with(store.clone(), books, patient);
+    let renewing = Node::with(store.clone(), books, |layer| {
+        patient(layer).with_lease_ttl(Ttl::from_secs(9))
+    });
     scripts(server);
     let first = node.post("/orders", "first").await;
     assert_eq!(first.text(), "effect 1 of first");
@@ -56,11 +60,11 @@ async fn is_served(node: &Node, server: &RedisServer) {
     assert_eq!(failed.status, StatusCode::BAD_GATEWAY);
     assert_eq!(scripts(server), (2, 0), "taken and released");
 
-    let (running, lease) = node.running("running").await;
+    let (running, lease) = renewing.running("running").await;
     let renewed = || server.commandstats().get("evalsha") >= Some(&3);
     eventually("the lease is renewed", renewed).await;
     assert!(lease.is_held());
-    node.gate.let_through(1);
+    renewing.gate.let_through(1);
     let answer = running.await.unwrap();
     node.assert_replays("/held", "running", &answer).await;
 
@@ -71,14 +75,14 @@ async fn is_served(node: &Node, server: &RedisServer) {
         }
     }
     let taking_over = node.spawn("/held-fails", "orphaned");
-    within(Duration::from_secs(10), node.gate.arrival()).await;
+    within(HANG, node.gate.arrival()).await;
     node.gate.let_through(2);
     for request in [orphaned, taking_over] {
         assert_eq!(request.await.unwrap().status, StatusCode::BAD_GATEWAY);
     }
     assert_eq!(scripts(server).1, 0);
-    assert_eq!(node.books.of_takeovers("orphaned"), 1);
-    assert_eq!((node.books.of("first"), node.books.of("running")), (1, 1));
+    assert_eq!(books.of_takeovers("orphaned"), 1);
+    assert_eq!((books.of("first"), books.of("running")), (1, 1));
 }
 
 // Whom the server of version 7 gives no channels: it lets no script of his publish.
@@ -87,27 +91,30 @@ async fn a_user_without_channels_is_served_and_waits_by_looking() {
     let server = RedisServer::start(&[]);
     let store = connect_as(&server, &format!("~idempotency:* {COMMANDS}")).await;
     let books = Books::default();
-    let node = Node::with(store.clone(), &books, |layer| {
-        patient(layer).with_lease_ttl(Ttl::from_secs(6))
-    });
-    is_served(&node, &server).await;
+    is_served(&store, &books, &server).await;
 
     let held = Node::with(store.clone(), &books, patient);
     let waiting = Node::with(store, &books, |layer| {
-        patient(layer).with_concurrent_requests(ConcurrentRequests::Wait(Duration::from_secs(25)))
+        patient(layer).with_concurrent_requests(ConcurrentRequests::Wait(HANG))
     });
     let (request, _) = held.running("waited-for").await;
     let waiter = waiting.spawn("/held", "waited-for");
-    // Until what listens has learned to be patient.
+    // By then the delays between two connections of the listener have grown to a second. Each count makes a connection, too.
+    for _ in 0..8 {
+        let refused = denied(&server);
+        eventually("another connection may not listen", || {
+            denied(&server) > refused
+        })
+        .await;
+    }
+    let (before, began) = (connections(&server), Instant::now());
     sleep(Duration::from_secs(3)).await;
-    let before = connections(&server);
-    sleep(Duration::from_secs(2)).await;
-    let made = connections(&server) - before;
+    let (made, took) = (connections(&server) - before, began.elapsed());
     held.gate.open_for_good();
     let answer = request.await.unwrap();
     assert_eq!(waiter.await.unwrap().body, answer.body);
-    // And the one that counted.
-    assert!(made <= 4, "{made} connections in two seconds");
+    // One each second, one of a second that had begun before, and the one that counted.
+    assert!(made <= took.as_secs() + 3, "{made} in {took:?}");
     assert_eq!(books.of("waited-for"), 1);
 }
 
@@ -116,12 +123,11 @@ async fn the_rights_that_are_documented_are_enough_and_let_waiters_be_woken() {
     let server = RedisServer::start(&[]);
     let rights = format!("~idempotency:* &idempotency:* {COMMANDS}");
     let store = connect_as(&server, &rights).await;
-    let node = Node::with(store.clone(), &Books::default(), |layer| {
-        patient(layer).with_lease_ttl(Ttl::from_secs(6))
-    });
-    is_served(&node, &server).await;
-    let waiting = Node::with(store, &node.books, |layer| {
-        patient(layer).with_concurrent_requests(ConcurrentRequests::Wait(Duration::from_secs(25)))
+    let books = Books::default();
+    is_served(&store, &books, &server).await;
+    let node = Node::with(store.clone(), &books, patient);
+    let waiting = Node::with(store, &books, |layer| {
+        patient(layer).with_concurrent_requests(ConcurrentRequests::Wait(HANG))
     });
     let (request, _) = node.running("waited-for").await;
     let waiter = waiting.spawn("/held", "waited-for");
@@ -168,10 +174,20 @@ async fn a_user_who_was_turned_away_for_a_while_is_served_again() {
     server.command(&["ACL", "SETUSER", "hears", "on"]);
     server.command(&["ACL", "SETUSER", "asks", "+select"]);
     for (n, node) in nodes.iter().enumerate() {
-        let (key, patience) = (format!("again-{n}"), Duration::from_secs(5));
-        node.until_served("/orders", &key, patience).await;
+        let key = format!("again-{n}");
+        node.until_served("/orders", &key).await;
         assert_eq!(books.of(&key), 1);
     }
+}
+
+/// Returns how often the server let no client subscribe to a channel.
+fn denied(server: &RedisServer) -> u64 {
+    let stats = server.command(&["INFO", "commandstats"]);
+    let mut lines = stats.lines();
+    let line = lines.find(|line| line.starts_with("cmdstat_subscribe:"));
+    let figure = line.and_then(|line| line.split("rejected_calls=").nth(1));
+    let digits = figure.map(|it| it.split(',').next().unwrap_or(it));
+    digits.map_or(0, |digits| digits.trim().parse().unwrap())
 }
 
 /// How many were made so far, this one's included.

@@ -3,7 +3,7 @@
 //! The other version is frozen in `tests/golden/redis-v1`: a change of the scripts that does not go with what was deployed
 //! before fails here. Those files are not edited; scripts that are to work beside later ones get a folder of their own.
 
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use bytes::Bytes;
 use tests::servers::redis::RedisServer;
@@ -16,7 +16,10 @@ use tower_idempotency_redis::{
     redis::{AsyncConnectionConfig, Client, Script, Value, aio::MultiplexedConnection},
 };
 
-use crate::faults::node::{UNHURRIED, connect_unhurried};
+use crate::{
+    events::{HANG, eventually},
+    faults::node::{UNHURRIED, connect_unhurried},
+};
 
 /// Another deployment, of the frozen scripts: under other hashes, even if ours still are the same.
 struct Other(MultiplexedConnection);
@@ -278,18 +281,20 @@ async fn waiters_hear_of_what_another_version_of_the_scripts_completes() {
     let claim = Claim::new(KeyId::from_bytes([7; 32]), FINGERPRINT).unwrap();
     assert_eq!(Version::Other(&other).acquire(&claim).await, 1);
     let key = format!("idempotency:{}", "07".repeat(32));
+    let before = server.commandstats().get("evalsha").copied();
+    let before = before.unwrap_or(0);
     let waiter = tokio::spawn({
         let (store, id) = (store.clone(), claim.id);
-        async move { store.wait_for_change(&id, Duration::from_secs(60)).await }
+        async move { store.wait_for_change(&id, HANG * 10).await }
     });
-    let began = Instant::now();
-    while server.command(&["PUBSUB", "NUMSUB", &key]) != format!("{key}\n1") {
-        assert!(began.elapsed() < Duration::from_secs(10), "nobody listens");
-        tokio::time::sleep(Duration::from_millis(5)).await;
-    }
+    let calls = || server.commandstats().get("evalsha").copied().unwrap_or(0);
+    // It listens before it looks.
+    eventually("the waiter has looked", || calls() > before).await;
+    let listening = server.command(&["PUBSUB", "NUMSUB", &key]);
+    assert_eq!(listening, format!("{key}\n1"));
     assert!(!waiter.is_finished());
     assert!(other.complete(&claim).await);
-    let heard = tokio::time::timeout(Duration::from_secs(10), waiter).await;
+    let heard = tokio::time::timeout(HANG, waiter).await;
     heard.expect("it is told").unwrap();
 
     // And as the other one's listener does.
@@ -298,9 +303,7 @@ async fn waiters_hear_of_what_another_version_of_the_scripts_completes() {
         .get_connection()
         .unwrap();
     let mut listening = connection.as_pubsub();
-    listening
-        .set_read_timeout(Some(Duration::from_secs(10)))
-        .unwrap();
+    listening.set_read_timeout(Some(HANG)).unwrap();
     listening.subscribe(&key).unwrap();
     server.command(&["DEL", &key]);
     assert_eq!(Version::This(&store).acquire(&claim).await, 1);

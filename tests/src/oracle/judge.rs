@@ -56,10 +56,24 @@ impl History {
     /// told 503 is not told of an effect.
     #[must_use]
     pub fn contradictions(&self) -> Vec<String> {
+        self.contradictions_among(|_| true)
+    }
+
+    /// Returns the [contradictions](Self::contradictions), but compares only the answers of prompt requests. A request is
+    /// prompt if it took less than a lease, without the time in which its process was struck.
+    ///
+    /// If the store stalls, the layer gives an answer that it could not record. If the lease expires meanwhile and orphans are
+    /// taken over, another execution gives another answer.
+    #[must_use]
+    pub fn contradictions_of_prompt_answers(&self) -> Vec<String> {
+        self.contradictions_among(|attempt| self.is_prompt(attempt))
+    }
+
+    fn contradictions_among(&self, is_compared: impl Fn(&Attempt) -> bool) -> Vec<String> {
         let stories = self.stories();
         let contradictions = stories.iter().filter(|(key, story)| {
             let mut attempts = story.attempts.iter();
-            self.differs_between_occasions(key, story)
+            self.differs_between_occasions(key, story, &is_compared)
                 || self.is_of_two_requests(key, story)
                 || attempts.any(|attempt| story.has_made_up(attempt) || self.is_strange(attempt))
         });
@@ -171,8 +185,26 @@ impl History {
         stories
     }
 
-    fn differs_between_occasions(&self, key: &str, story: &Story<'_>) -> bool {
-        let answered = || story.attempts.iter().filter(|it| it.answer().is_some());
+    fn is_prompt(&self, attempt: &Attempt) -> bool {
+        let struck = self.strikes_of(attempt).map(|strike| {
+            let (from, until) = (
+                strike.ordered.max(attempt.began),
+                strike.over().min(attempt.ended),
+            );
+            until.saturating_duration_since(from)
+        });
+        let struck: Duration = struck.sum();
+        attempt.ended - attempt.began < self.lease + struck
+    }
+
+    fn differs_between_occasions(
+        &self,
+        key: &str,
+        story: &Story<'_>,
+        is_compared: impl Fn(&Attempt) -> bool,
+    ) -> bool {
+        let attempts = || story.attempts.iter().filter(|it| is_compared(it));
+        let answered = || attempts().filter(|it| it.answer().is_some());
         answered().any(|one| {
             answered().any(|other| {
                 let (from, until) = (one.began.min(other.began), one.ended.max(other.ended));

@@ -92,7 +92,10 @@ async fn whoever_executes_orphans_of_dynamodb_again_executes_twice_only_what_was
         let history = Late::start().run("reexecute", load).await;
         let sums = history.sums();
         none("unexplained", &history.unexplained());
-        none("contradictions", &history.contradictions());
+        none(
+            "contradictions",
+            &history.contradictions_of_prompt_answers(),
+        );
         let refused = (sums.refused_with_effect, sums.refused_without_effect);
         assert_eq!(refused, (0, 0), "{sums}");
         sums
@@ -118,7 +121,10 @@ async fn a_process_that_was_paused_past_its_lease_answers_what_dynamodb_has_stor
         };
         let history = Late::start().run("reexecute", pauses).await;
         none("unexplained", &history.unexplained());
-        none("contradictions", &history.contradictions());
+        none(
+            "contradictions",
+            &history.contradictions_of_prompt_answers(),
+        );
         history.sums()
     })
     .await;

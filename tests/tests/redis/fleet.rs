@@ -91,7 +91,10 @@ async fn whoever_executes_orphans_again_executes_twice_only_what_was_killed_at_w
         let history = Late::start().run("reexecute", load).await;
         let sums = history.sums();
         none("unexplained", &history.unexplained());
-        none("contradictions", &history.contradictions());
+        none(
+            "contradictions",
+            &history.contradictions_of_prompt_answers(),
+        );
         let refused = (sums.refused_with_effect, sums.refused_without_effect);
         assert_eq!(refused, (0, 0), "{sums}");
         sums
@@ -116,7 +119,10 @@ async fn what_a_killed_process_was_at_is_free_again_after_one_lease() {
         };
         let history = Late::start().run("reexecute", rare).await;
         none("unexplained", &history.unexplained());
-        none("contradictions", &history.contradictions());
+        none(
+            "contradictions",
+            &history.contradictions_of_prompt_answers(),
+        );
         InTime {
             sums: history.sums(),
             // A renewal at a third of the lease would make two leases last longer than this.
@@ -163,7 +169,10 @@ async fn a_process_that_was_paused_past_its_lease_answers_what_is_stored() {
         let history = Late::start().run(orphans, load).await;
         assert_eq!(history.sums().strikes, pauses.blows);
         none("unexplained", &history.unexplained());
-        none("contradictions", &history.contradictions());
+        none(
+            "contradictions",
+            &history.contradictions_of_prompt_answers(),
+        );
         history
     };
     // A late answer is the stored one, of the process that took over.
@@ -175,6 +184,7 @@ async fn a_process_that_was_paused_past_its_lease_answers_what_is_stored() {
     let refusing = until_seen(&late, async |round| {
         let history = run("refuse", 5 + round * 100).await;
         none("doubles", &history.doubles());
+        none("contradictions", &history.contradictions());
         history.sums()
     });
     tokio::join!(reexecuting, refusing);

@@ -171,6 +171,25 @@ fn taken_over_within_counts_takeovers_in_time() {
     assert_eq!(calm.taken_over_within(waited), 0);
 }
 
+/// The time in which a process is stopped is none in which it waits for the store.
+#[test]
+fn answer_that_took_a_lease_is_not_compared() {
+    for (ended, resumed, contradictions) in [(99, None, 1), (100, None, 0), (180, Some(150), 1)] {
+        let mut history = Told::new()
+            .effect(10, 1)
+            .asked(0, 0, ended, answer(1))
+            .effect(20, 7)
+            .asked(1, 200, 210, answer(7));
+        if let Some(resumed) = resumed {
+            history = history.struck(0, 10, 10, Some(resumed));
+        }
+        let history = history.1;
+        let found = history.contradictions_of_prompt_answers().len();
+        assert_eq!(found, contradictions, "{ended}");
+        assert_eq!(history.contradictions().len(), 1, "{ended}");
+    }
+}
+
 /// A process that stalled has lost its lease before it is killed.
 #[test]
 fn slowness_before_a_strike_explains_an_execution() {

@@ -1,0 +1,4 @@
+//! The first commands of the documentation, run as they stand.
+
+mod first_command;
+mod tutorial;

@@ -77,7 +77,7 @@ struct Key {
 
 impl Key {
     /// Does all up to the next tick; says what was different.
-    async fn round<S: Store>(&mut self, store: &S, lasts: Lasts) -> Result<(), String> {
+    async fn round<S: Store>(&mut self, store: &S, lasts: Lasts) -> Result<(), Failed> {
         while let Some(Step::Call(who, call)) = self.way.get(self.done) {
             let answer = self.rules.apply(&mut self.entry, *who, *call);
             self.compare(store, lasts, *who, *call, answer).await?;
@@ -108,16 +108,17 @@ impl Key {
         who: Who,
         call: store::Call,
         answer: Answer,
-    ) -> Result<(), String> {
+    ) -> Result<(), Failed> {
         let found = ask(store, lasts, id(self.number), who, call).await;
-        let found = found.map_err(|error| format!("{call:?} of {who:?} failed: {error}"))?;
+        let failed = |error| Failed::Call(format!("{call:?} of {who:?} failed: {error}"));
+        let found = found.map_err(failed)?;
         if is_alike(&answer, &found) {
             return Ok(());
         }
         let Self { way, done, .. } = self;
-        Err(format!(
+        Err(Failed::Differs(format!(
             "{call:?} of {who:?} answers {found:?}, in the model {answer:?}: {done} of {way:?}"
-        ))
+        )))
     }
 }
 
@@ -170,6 +171,8 @@ fn is_alike(answer: &Answer, found: &Spoken) -> bool {
 enum Failed {
     /// A round ended too late to say anything.
     Slow(Duration),
+    /// A call returned an error, as after a stall that is longer than the timeout of the store.
+    Call(String),
     Differs(String),
 }
 
@@ -231,15 +234,19 @@ async fn every_transition<S: Store>(
         while let Some(done) = at_work.join_next().await {
             match done.unwrap() {
                 Ok(some) => keys.extend(some),
-                Err(message) => differs = Some(message),
+                // What differs says more than a call that failed.
+                Err(failed) if !matches!(differs, Some(Failed::Differs(_))) => {
+                    differs = Some(failed);
+                }
+                Err(_) => {}
             }
         }
         let took = due.elapsed();
         if clock.is_none() && took > tick / 4 {
             return Err(Failed::Slow(took));
         }
-        if let Some(message) = differs {
-            return Err(Failed::Differs(message));
+        if let Some(failed) = differs {
+            return Err(failed);
         }
         keys.retain_mut(Key::tick);
         match clock {
@@ -257,6 +264,7 @@ async fn every_transition<S: Store>(
 async fn alike<S: Store>(store: S, mutant: Option<Mutant>) -> Result<(), String> {
     let store = Arc::new(store);
     let mut tick = Duration::from_secs(4);
+    let mut failed_calls = 0;
     loop {
         match every_transition(&store, mutant, tick, None).await {
             Ok(sequences) => {
@@ -264,6 +272,11 @@ async fn alike<S: Store>(store: S, mutant: Option<Mutant>) -> Result<(), String>
                 return Ok(());
             }
             Err(Failed::Differs(message)) => return Err(message),
+            Err(Failed::Call(message)) if failed_calls < 5 => {
+                println!("{message}");
+                failed_calls += 1;
+            }
+            Err(Failed::Call(message)) => panic!("{message}"),
             Err(Failed::Slow(took)) if tick < Duration::from_secs(128) => {
                 println!("a round ended after {took:?} of {tick:?}");
                 tick *= 2;
@@ -313,7 +326,7 @@ async fn dynamodb_makes_every_transition_of_the_model() {
     let tick = Duration::from_secs(4);
     match every_transition(&Arc::new(store), None, tick, Some(&clock)).await {
         Ok(sequences) => println!("{sequences} sequences"),
-        Err(Failed::Differs(message)) => panic!("{message}"),
+        Err(Failed::Differs(message) | Failed::Call(message)) => panic!("{message}"),
         Err(Failed::Slow(_)) => unreachable!("no round takes time"),
     }
 }

@@ -27,7 +27,7 @@ fn leases_lost(recorded: &Snapshotter) -> u64 {
 
 // fm 123
 #[tokio::test(start_paused = true)]
-async fn a_lease_is_reported_lost_when_it_is_and_not_when_its_outcome_overtakes_a_renewal() {
+async fn finish_before_renewal_reports_no_loss() {
     let recorder = DebuggingRecorder::new();
     let recorded = recorder.snapshotter();
     recorder.install().expect("the only recorder");

@@ -73,7 +73,7 @@ fn peak() -> usize {
 }
 
 #[test]
-fn fm_114_a_million_keys_stay_within_the_cap_and_no_lease_is_lost() {
+fn million_keys_stay_within_bound() {
     let _alone = alone();
     let before = ALLOCATOR.current_usage();
     let store = MemoryStore::new().with_max_bytes(CAP);
@@ -102,7 +102,7 @@ fn fm_114_a_million_keys_stay_within_the_cap_and_no_lease_is_lost() {
 
 /// The slots that many small records leave behind are given back, not kept beside the large ones.
 #[test]
-fn small_records_make_way_for_large_ones_and_back_within_the_cap() {
+fn record_sizes_change_within_bound() {
     const SMALL_CAP: usize = 20_000_000;
     let _alone = alone();
     let before = ALLOCATOR.current_usage();
@@ -126,7 +126,7 @@ fn small_records_make_way_for_large_ones_and_back_within_the_cap() {
 }
 
 #[test]
-fn a_record_takes_at_most_250_bytes_beside_its_own() {
+fn record_overhead_is_at_most_250_bytes() {
     const LEN: usize = 100;
     const STEP: usize = 500;
     let _alone = alone();
@@ -156,7 +156,7 @@ fn a_record_takes_at_most_250_bytes_beside_its_own() {
 }
 
 #[test]
-fn what_is_released_or_expired_is_given_back() {
+fn released_and_expired_memory_is_freed() {
     let _alone = alone();
     let before = ALLOCATOR.current_usage();
     let store = MemoryStore::new();

@@ -233,7 +233,7 @@ macro_rules! operators_resolve {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn operators_find_and_resolve_what_needs_attention_in_postgres() {
+async fn operators_resolve_attention_in_postgres() {
     let server = postgres::shared();
     operators_resolve!(
         sql::postgres(server, TABLE).await,
@@ -247,7 +247,7 @@ async fn operators_find_and_resolve_what_needs_attention_in_postgres() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn operators_find_and_resolve_what_needs_attention_in_mariadb() {
+async fn operators_resolve_attention_in_mariadb() {
     let server = mariadb::shared();
     operators_resolve!(
         sql::mariadb(server, TABLE).await,
@@ -261,7 +261,7 @@ async fn operators_find_and_resolve_what_needs_attention_in_mariadb() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn operators_find_and_resolve_what_needs_attention_in_sqlite() {
+async fn operators_resolve_attention_in_sqlite() {
     let scratch = Scratch::new();
     let store = sql::sqlite(&scratch).await.with_table(TABLE);
     let store = store.expect("an identifier");
@@ -278,7 +278,7 @@ async fn operators_find_and_resolve_what_needs_attention_in_sqlite() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn operators_find_and_resolve_what_needs_attention_in_redis() {
+async fn operators_resolve_attention_in_redis() {
     let server = redis::RedisServer::start(&[]);
     let store = server.store().await;
     let service = Service::on(store.clone());

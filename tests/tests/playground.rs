@@ -19,7 +19,7 @@ use tokio::{task::JoinSet, time::sleep};
 // ---- Retries ----
 
 #[tokio::test]
-async fn a_retry_gets_the_first_answer_byte_for_byte_and_nothing_runs_again() {
+async fn retry_gets_first_response_exactly() {
     let playground = Playground::start(&[]);
     for (path, body) in [
         ("/orders", &b"tea"[..]),
@@ -53,7 +53,7 @@ async fn http2_without_negotiation_is_served_as_http1_is() {
 }
 
 #[tokio::test]
-async fn curl_sees_one_execution_and_the_same_answer_twice() {
+async fn curl_sees_one_execution() {
     let playground = Playground::start(&[]);
     let url = playground.url("/orders");
     let mut answers = Vec::new();
@@ -78,7 +78,7 @@ async fn curl_sees_one_execution_and_the_same_answer_twice() {
 }
 
 #[tokio::test]
-async fn a_client_in_python_sees_one_execution_and_the_same_answer_twice() {
+async fn python_client_sees_one_execution() {
     let playground = Playground::start(&[]);
     let script = r#"
 import http.client, sys
@@ -100,7 +100,7 @@ assert first == retry, answers
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn sixty_four_at_once_cause_one_execution_and_are_all_told_the_same() {
+async fn all_64_concurrent_clients_get_one_response() {
     let playground = std::sync::Arc::new(Playground::start(&["--in-flight", "wait"]));
     let mut clients = JoinSet::new();
     for _ in 0..64 {
@@ -124,7 +124,7 @@ async fn sixty_four_at_once_cause_one_execution_and_are_all_told_the_same() {
 }
 
 #[tokio::test]
-async fn a_client_that_leaves_neither_cancels_nor_repeats_the_work() {
+async fn disconnect_does_not_cancel_or_repeat() {
     let playground = Playground::start(&[]);
     leave_behind(&playground, "/slow/8000").await;
     let meanwhile = playground.post("/slow/8000", "k", b"tea").await;
@@ -135,7 +135,7 @@ async fn a_client_that_leaves_neither_cancels_nor_repeats_the_work() {
 }
 
 #[tokio::test]
-async fn the_keys_to_try_are_new_at_each_start() {
+async fn printed_keys_differ_at_each_start() {
     // Another store than that in memory knows the keys of the start before.
     let mut keys = std::collections::BTreeSet::new();
     for _ in 0..2 {
@@ -156,7 +156,7 @@ async fn the_keys_to_try_are_new_at_each_start() {
 // ---- Routes ----
 
 #[tokio::test]
-async fn no_store_frees_the_key_and_persist_says_how_long_it_is_taken() {
+async fn no_store_and_persist_apply() {
     let playground = Playground::start(&[]);
     for n in ["1", "2"] {
         let answer = playground.post("/no-store", "n", b"").await;
@@ -173,7 +173,7 @@ async fn no_store_frees_the_key_and_persist_says_how_long_it_is_taken() {
 }
 
 #[tokio::test]
-async fn events_arrive_as_they_come_and_leave_a_tombstone() {
+async fn events_stream_and_leave_tombstone() {
     let playground = Playground::start(&[]);
     let mut events = raw(
         &playground,
@@ -193,7 +193,7 @@ async fn events_arrive_as_they_come_and_leave_a_tombstone() {
 }
 
 #[tokio::test]
-async fn a_stream_that_goes_on_for_too_long_is_passed_on_whole_and_leaves_a_tombstone() {
+async fn long_stream_leaves_tombstone() {
     let playground = Playground::start(&[]);
     let first = playground.post("/stream/16/1000", "k", b"").await;
     let expected: String = (1..=16)
@@ -206,7 +206,7 @@ async fn a_stream_that_goes_on_for_too_long_is_passed_on_whole_and_leaves_a_tomb
 }
 
 #[tokio::test]
-async fn a_replay_carries_the_headers_of_the_answer_and_none_of_the_connection() {
+async fn replay_omits_connection_headers() {
     let playground = Playground::start(&[]);
     let send = || {
         raw_answer(
@@ -243,7 +243,7 @@ async fn a_replay_carries_the_headers_of_the_answer_and_none_of_the_connection()
 }
 
 #[tokio::test]
-async fn a_panic_closes_the_connection_and_frees_the_key() {
+async fn panic_closes_connection_and_releases_key() {
     let playground = Playground::start(&[]);
     for n in 1..=2 {
         assert!(
@@ -257,7 +257,7 @@ async fn a_panic_closes_the_connection_and_frees_the_key() {
 }
 
 #[tokio::test]
-async fn a_body_that_breaks_off_is_seen_to_break_off_and_frees_the_key() {
+async fn aborted_body_releases_key() {
     let playground = Playground::start(&[]);
     for n in 1..=2 {
         let broken = playground
@@ -279,7 +279,7 @@ async fn a_body_that_breaks_off_is_seen_to_break_off_and_frees_the_key() {
 }
 
 #[tokio::test]
-async fn each_preset_keeps_the_statuses_it_names() {
+async fn each_preset_records_its_statuses() {
     for (preset, kept, freed) in [
         (
             "recommended",
@@ -311,7 +311,7 @@ async fn each_preset_keeps_the_statuses_it_names() {
 }
 
 #[tokio::test]
-async fn safe_methods_run_every_time_and_looking_is_not_counted() {
+async fn safe_methods_run_every_time() {
     let playground = Playground::start(&[]);
     for method in [Method::GET, Method::HEAD, Method::OPTIONS] {
         for _ in 0..2 {
@@ -332,7 +332,7 @@ async fn safe_methods_run_every_time_and_looking_is_not_counted() {
 // ---- Flags ----
 
 #[tokio::test]
-async fn each_preset_refuses_another_request_under_the_key_in_its_own_way() {
+async fn each_preset_refuses_key_reuse() {
     for (preset, status, media_type) in [
         ("recommended", 422, "application/problem+json"),
         ("ietf", 422, "application/problem+json"),
@@ -351,7 +351,7 @@ async fn each_preset_refuses_another_request_under_the_key_in_its_own_way() {
 }
 
 #[tokio::test]
-async fn a_required_key_is_asked_for_where_it_would_protect() {
+async fn required_key_is_demanded_on_covered_methods() {
     let playground = Playground::start(&["--require-key"]);
     let refused = playground
         .send(Request::post(playground.url("/orders")), b"tea")
@@ -368,7 +368,7 @@ async fn a_required_key_is_asked_for_where_it_would_protect() {
 }
 
 #[tokio::test]
-async fn the_principal_is_who_the_flag_says() {
+async fn principal_follows_flag() {
     for (flag, header, other) in [
         ("authorization", "authorization", "x-account"),
         ("header:X-Account", "x-account", "authorization"),
@@ -389,7 +389,7 @@ async fn the_principal_is_who_the_flag_says() {
 }
 
 #[tokio::test]
-async fn request_bodies_over_the_limit_are_refused_and_nothing_runs() {
+async fn request_over_limit_is_refused() {
     let playground = Playground::start(&["--request-limit", "10"]);
     let allowed = playground.post("/orders", "a", b"0123456789").await;
     assert_eq!(allowed.status, StatusCode::CREATED);
@@ -415,7 +415,7 @@ async fn request_bodies_over_the_limit_are_refused_and_nothing_runs() {
 }
 
 #[tokio::test]
-async fn responses_over_the_limit_leave_a_tombstone_or_free_the_key_as_the_preset_says() {
+async fn response_over_limit_follows_preset() {
     for (preset, retried, executions) in [("recommended", 409, 2), ("idempo", 200, 3)] {
         let playground = Playground::start(&["--response-limit", "100", "--preset", preset]);
         for (path, retried) in [("/bytes/100", 200), ("/bytes/101", retried)] {
@@ -429,7 +429,7 @@ async fn responses_over_the_limit_leave_a_tombstone_or_free_the_key_as_the_prese
 }
 
 #[tokio::test]
-async fn a_concurrent_duplicate_is_answered_as_the_flag_says() {
+async fn concurrent_duplicate_follows_flag() {
     for (flags, status, retry_after, replayed) in [
         (&["--in-flight", "conflict"][..], 409, Some("1"), false),
         (&["--in-flight", "too-many-requests"], 429, Some("1"), false),
@@ -467,7 +467,7 @@ async fn a_concurrent_duplicate_is_answered_as_the_flag_says() {
 }
 
 #[tokio::test]
-async fn a_record_lives_as_long_as_the_retention() {
+async fn record_lives_for_retention() {
     let playground = Playground::start(&["--retention", "6s"]);
     let orders = || async { playground.post("/orders", "k", b"tea").await };
     assert!(!orders().await.is_replay());
@@ -477,7 +477,7 @@ async fn a_record_lives_as_long_as_the_retention() {
 }
 
 #[tokio::test]
-async fn a_lease_is_renewed_for_as_long_as_the_execution_takes() {
+async fn lease_is_renewed_during_execution() {
     let playground = Playground::start(&["--lease", "6s"]);
     leave_behind(&playground, "/slow/9000").await;
     let retry = eventually(&playground, "/slow/9000").await;
@@ -486,7 +486,7 @@ async fn a_lease_is_renewed_for_as_long_as_the_execution_takes() {
 }
 
 #[test]
-fn stores_that_are_not_there_end_it_with_2_and_a_sentence() {
+fn unreachable_store_exits_with_2() {
     // Nobody listens on port 1.
     for (store, sentence) in [
         ("redis://:hush@127.0.0.1:1", "cannot reach the server"),
@@ -527,7 +527,7 @@ fn stores_that_are_not_there_end_it_with_2_and_a_sentence() {
 }
 
 #[test]
-fn dynamodb_is_asked_with_the_region_and_the_credentials_of_the_environment() {
+fn dynamodb_uses_environment_credentials() {
     let key = ("AWS_ACCESS_KEY_ID", "AKIAOFTHETEST");
     let secret = ("AWS_SECRET_ACCESS_KEY", "hush");
     let region = ("AWS_REGION", "eu-west-3");
@@ -596,7 +596,7 @@ fn first_head(listener: &TcpListener) -> String {
 }
 
 #[test]
-fn an_address_that_is_taken_is_named() {
+fn used_address_is_named() {
     let first = Playground::start(&[]);
     let address = first.address().to_string();
     let output = command(&["--listen", &address])
@@ -611,7 +611,7 @@ fn an_address_that_is_taken_is_named() {
 }
 
 #[tokio::test]
-async fn effects_of_several_processes_are_whole_lines_of_one_file() {
+async fn effects_of_processes_are_whole_lines() {
     let file = TempFile::new("effects");
     let flags = ["--effects", file.as_str()];
     let playgrounds = [Playground::start(&flags), Playground::start(&flags)];
@@ -646,7 +646,7 @@ async fn effects_of_several_processes_are_whole_lines_of_one_file() {
 // ---- Stopping ----
 
 #[tokio::test]
-async fn asked_to_stop_it_answers_what_has_begun_and_ends_well() {
+async fn stop_signal_finishes_started_requests() {
     let playground = Playground::start(&[]);
     let mut client = raw(
         &playground,
@@ -669,7 +669,7 @@ async fn asked_to_stop_it_answers_what_has_begun_and_ends_well() {
 }
 
 #[tokio::test]
-async fn asked_to_stop_it_also_ends_what_a_client_has_left_behind() {
+async fn stop_signal_finishes_detached_requests() {
     let playground = Playground::start(&[]);
     let started = Instant::now();
     leave_behind(&playground, "/slow/1000").await;

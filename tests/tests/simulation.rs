@@ -140,7 +140,7 @@ fn every_seeded_bug_is_found_within_10_000_seeds() {
 const NOT_SEEN_FROM_OUTSIDE: [Bug; 2] = [Bug::OwnTokenIsRefused, Bug::TakeoversAreHidden];
 
 #[test]
-fn every_other_seeded_bug_is_seen_from_outside_within_3_000_seeds() {
+fn seeded_bugs_are_seen_within_3000_seeds() {
     let mut not_seen = Vec::new();
     for bug in Bug::ALL {
         // To see that a bug is never found takes all the seeds.
@@ -161,7 +161,7 @@ fn every_other_seeded_bug_is_seen_from_outside_within_3_000_seeds() {
 }
 
 #[test]
-fn a_seed_is_one_run() {
+fn seed_determines_run() {
     // The last two were not, when the machine's clock said whether two records were alike.
     for seed in (0..1_000).chain([2_314, 3_373]) {
         let [one, other] = [run(seed, None), run(seed, None)];
@@ -176,7 +176,7 @@ fn a_seed_is_one_run() {
 
 /// Most of what can happen does, and not only in seeds that nobody runs.
 #[test]
-fn a_thousand_seeds_see_everything() {
+fn thousand_seeds_cover_every_event() {
     let told: String = (0..1_000).map(|seed| run(seed, None).to_string()).collect();
     for what in [
         "Dies",

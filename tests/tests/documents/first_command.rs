@@ -31,7 +31,7 @@ fn first_command(args: &[&str]) -> Command {
 }
 
 #[tokio::test]
-async fn the_first_command_of_the_readme_serves_and_executes_a_key_once() {
+async fn first_readme_command_executes_key_once() {
     let playground = Playground::started_by(&mut first_command(&["--listen", "127.0.0.1:0"]));
     let key = "8e03978e-40d5";
     let first = playground.post("/orders", key, b"one espresso").await;
@@ -44,7 +44,7 @@ async fn the_first_command_of_the_readme_serves_and_executes_a_key_once() {
 }
 
 #[test]
-fn a_store_that_is_not_built_in_is_told_how_to_get_it() {
+fn missing_store_feature_is_named() {
     for (store, flags) in [
         (
             "dynamodb://hush?endpoint=http://localhost:8000",

@@ -84,7 +84,7 @@ async fn only_item(client: &Client, table: &str) -> (HashMap<String, AttributeVa
 }
 
 #[tokio::test]
-async fn a_fresh_request_calls_twice_and_a_replay_once() {
+async fn fresh_request_makes_two_calls_and_replay_one() {
     let (endpoint, direct, table, layer) = layer().await;
     let (app, effects) = creating(layer);
     let first = send(&app, post("/orders", "k", "tea")).await;
@@ -106,7 +106,7 @@ async fn a_fresh_request_calls_twice_and_a_replay_once() {
 }
 
 #[tokio::test]
-async fn without_the_index_a_fresh_request_costs_half() {
+async fn fresh_request_without_index_costs_half() {
     let options = DynamoDbOptions::new().with_index_shards(0);
     let (endpoint, _, _, store) = counted(options).await;
     let (app, _) = creating(layer_on(store));
@@ -115,7 +115,7 @@ async fn without_the_index_a_fresh_request_costs_half() {
 }
 
 #[tokio::test]
-async fn duplicates_and_other_requests_under_the_key_call_once() {
+async fn duplicates_make_one_call() {
     let (endpoint, _, _, layer) = layer().await;
     let gate = Gate::shut();
     let held = gate.clone();
@@ -140,7 +140,7 @@ async fn duplicates_and_other_requests_under_the_key_call_once() {
 }
 
 #[tokio::test]
-async fn a_request_that_is_not_recorded_calls_twice_and_leaves_nothing() {
+async fn unrecorded_request_makes_two_calls() {
     let (endpoint, direct, table, layer) = layer().await;
     let (app, _) = app(layer, async |_, _| StatusCode::INTERNAL_SERVER_ERROR);
     send(&app, post("/orders", "k", "tea")).await;
@@ -153,7 +153,7 @@ async fn a_request_that_is_not_recorded_calls_twice_and_leaves_nothing() {
 
 /// It stays in the index, in another partition of it; and the service has no reason to collect it.
 #[tokio::test]
-async fn what_needs_attention_calls_twice_and_moves_within_the_index() {
+async fn attention_makes_two_calls_and_moves_in_index() {
     let (endpoint, direct, table, store) = counted(DynamoDbOptions::new()).await;
     let (app, _) = app(layer_on(store.clone()), async |_, _| {
         let attention = NeedsAttention::new("refund-failed").with_reason("x".repeat(4096));
@@ -204,7 +204,7 @@ async fn what_needs_attention_calls_twice_and_moves_within_the_index() {
 }
 
 #[tokio::test]
-async fn to_free_or_to_settle_what_needs_attention_is_one_call() {
+async fn resolving_attention_is_one_call() {
     let (endpoint, _, _, store) = counted(DynamoDbOptions::new()).await;
     let layer = layer_on(store.clone());
     let (app, _) = app(layer.clone(), async |_, _| {
@@ -236,7 +236,7 @@ async fn to_free_or_to_settle_what_needs_attention_is_one_call() {
 }
 
 #[tokio::test]
-async fn a_renewal_is_one_call() {
+async fn renewal_is_one_call() {
     let (endpoint, _, _, layer) = layer().await;
     let every = Duration::from_secs(1);
     let layer = layer.with_lease_ttl(Ttl::from_secs(3));
@@ -279,7 +279,7 @@ fn order() -> Value {
 }
 
 #[tokio::test]
-async fn a_record_of_1_kib_of_json_is_one_unit() {
+async fn record_of_1_kib_costs_one_unit() {
     let (endpoint, direct, table, layer) = layer().await;
     let app = Router::new()
         .route("/orders", route(async || Json(order())))
@@ -311,7 +311,7 @@ fn noise(bytes: usize) -> Vec<u8> {
 }
 
 #[tokio::test]
-async fn a_larger_record_is_a_unit_for_each_kb_of_its_item() {
+async fn larger_record_costs_unit_per_kb() {
     let (endpoint, direct, table, layer) = layer().await;
     let (app, _) = app(layer, async |_, _| noise(10_000).into_response());
     send(&app, post("/orders", "k", "tea")).await;
@@ -325,7 +325,7 @@ async fn a_larger_record_is_a_unit_for_each_kb_of_its_item() {
 }
 
 #[tokio::test]
-async fn a_takeover_is_one_unit_of_the_table_and_one_of_the_index() {
+async fn takeover_costs_one_table_and_one_index_unit() {
     let clock = ManualClock::new();
     let now = clock.clone();
     let options = DynamoDbOptions::new().with_clock_skew(Duration::ZERO);

@@ -104,7 +104,7 @@ async fn throttling_that_passes_is_not_noticed() {
 
 // fm 72
 #[tokio::test]
-async fn throttling_that_lasts_is_answered_503_and_nothing_is_executed() {
+async fn lasting_throttling_gets_503() {
     let stage = stage().await;
     let (app, effects) = stage.creating();
     stage.endpoint.set(Meddling::Throttle(usize::MAX));
@@ -125,7 +125,7 @@ async fn throttling_that_lasts_is_answered_503_and_nothing_is_executed() {
 }
 
 #[tokio::test]
-async fn a_record_whose_completion_is_throttled_is_stored_later() {
+async fn throttled_completion_is_stored_later() {
     let stage = stage().await;
     let gate = Gate::shut();
     let held = gate.clone();
@@ -165,7 +165,7 @@ async fn a_record_whose_completion_is_throttled_is_stored_later() {
 
 // fm 69
 #[tokio::test]
-async fn a_repetition_by_the_sdk_that_meets_its_own_write_does_no_harm() {
+async fn sdk_retry_meeting_own_write_is_harmless() {
     let stage = stage().await;
     let (created, effects) = stage.creating();
     // The acquire happens, and is made again.
@@ -204,7 +204,7 @@ async fn a_repetition_by_the_sdk_that_meets_its_own_write_does_no_harm() {
 
 // fm 68, 70
 #[tokio::test]
-async fn a_refusal_that_does_not_say_what_is_there_is_followed_by_a_look() {
+async fn refusal_without_item_triggers_read() {
     let stage = stage().await;
     let (app, effects) = stage.creating();
     order(&app, "k").await;
@@ -223,7 +223,7 @@ async fn a_refusal_that_does_not_say_what_is_there_is_followed_by_a_look() {
 
 // fm 63
 #[tokio::test]
-async fn an_answer_above_the_limit_goes_out_whole_and_is_not_executed_again() {
+async fn response_over_record_limit_executes_once() {
     let stage = stage().await;
     let layer = stage.layer();
     // Nothing that deflates.
@@ -250,7 +250,7 @@ async fn an_answer_above_the_limit_goes_out_whole_and_is_not_executed_again() {
 }
 
 #[tokio::test]
-async fn while_the_service_is_silent_nothing_is_executed_and_afterwards_the_store_recovers_by_itself()
+async fn store_recovers_after_unresponsive_service()
  {
     let server = DynamoDbServer::start(StandIn::Dynoxide);
     let store = server.store(DynamoDbOptions::new()).await;
@@ -278,7 +278,7 @@ async fn while_the_service_is_silent_nothing_is_executed_and_afterwards_the_stor
 }
 
 #[tokio::test]
-async fn an_item_of_a_later_version_is_neither_executed_nor_overwritten() {
+async fn item_of_later_version_is_preserved() {
     let stage = stage().await;
     let (app, effects) = stage.creating();
     order(&app, "k").await;
@@ -299,7 +299,7 @@ async fn an_item_of_a_later_version_is_neither_executed_nor_overwritten() {
 
 // What the service says right after it has made a table, and of one that somebody deletes.
 #[tokio::test]
-async fn a_table_that_is_not_seen_at_once_is_made() {
+async fn table_created_despite_delayed_visibility() {
     let stage = stage().await;
     stage.endpoint.set(Meddling::HideTables(2));
     stage.store.create_table().await.expect("it is there");
@@ -310,7 +310,7 @@ async fn a_table_that_is_not_seen_at_once_is_made() {
 }
 
 #[tokio::test]
-async fn a_table_that_is_being_updated_is_usable() {
+async fn updating_table_is_usable() {
     let server = shared(StandIn::Dynoxide);
     let endpoint = Endpoint::start(server.address());
     let store = DynamoDbStore::new(&client(endpoint.address()), server.new_table());
@@ -329,7 +329,7 @@ async fn a_table_that_is_being_updated_is_usable() {
 
 // Queries of an index that is being made are refused.
 #[tokio::test]
-async fn a_table_whose_index_is_being_made_is_waited_for_where_entries_are_listed() {
+async fn listing_waits_for_index_creation() {
     let server = shared(StandIn::Dynoxide);
     let endpoint = Endpoint::start(server.address());
     for (shards, asked) in [(1, 4), (0, 1)] {
@@ -395,7 +395,7 @@ async fn with_credentials(
 }
 
 #[tokio::test]
-async fn credentials_that_take_longer_to_load_than_a_call_may_take_are_loaded() {
+async fn slow_credentials_are_loaded() {
     let (loads, cache) = (Loads::held(), IdentityCache::lazy().build());
     let store = with_credentials(cache, HALF_A_SECOND, &loads, |_| Some(HOUR)).await;
     let (app, effects) = creating(IdempotencyLayer::new(store));
@@ -411,7 +411,7 @@ async fn credentials_that_take_longer_to_load_than_a_call_may_take_are_loaded() 
 }
 
 #[tokio::test]
-async fn credentials_that_are_over_by_the_time_somebody_comes_are_loaded_again() {
+async fn expired_credentials_are_reloaded() {
     let (loads, cache) = (Loads::held(), IdentityCache::lazy().build());
     let valid = |n| (n > 0).then_some(HOUR);
     let store = with_credentials(cache, HALF_A_SECOND, &loads, valid).await;
@@ -434,7 +434,7 @@ async fn credentials_that_are_over_by_the_time_somebody_comes_are_loaded_again()
 }
 
 #[tokio::test]
-async fn a_load_of_credentials_that_hangs_is_given_up() {
+async fn hanging_credential_load_is_abandoned() {
     let (loads, cache) = (Loads::held(), IdentityCache::lazy().build());
     let store = with_credentials(cache, HALF_A_SECOND, &loads, |_| Some(HOUR)).await;
     let (claim, began) = (claim(1), Instant::now());
@@ -450,7 +450,7 @@ async fn a_load_of_credentials_that_hangs_is_given_up() {
 }
 
 #[tokio::test]
-async fn calls_that_come_while_credentials_are_loaded_wait_for_one_load() {
+async fn concurrent_calls_share_credential_load() {
     let (loads, cache) = (Loads::held(), IdentityCache::no_cache());
     let store = with_credentials(cache, PATIENCE, &loads, |_| Some(HOUR)).await;
     let (mut calls, waiting) = (JoinSet::new(), Arc::<AtomicU64>::default());

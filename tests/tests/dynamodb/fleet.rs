@@ -71,7 +71,7 @@ fn kills(seed: u64) -> Load {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn whoever_refuses_orphans_executes_no_key_of_dynamodb_twice() {
+async fn refused_orphans_execute_once_on_dynamodb() {
     let _turn = TURN.lock().await;
     let refused: Case<Sums> = ("refused with effect", |sums| sums.refused_with_effect);
     until_seen(&[refused], async |round| {
@@ -84,7 +84,7 @@ async fn whoever_refuses_orphans_executes_no_key_of_dynamodb_twice() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn whoever_executes_orphans_of_dynamodb_again_executes_twice_only_what_was_killed_at_work() {
+async fn takeovers_repeat_only_killed_work_on_dynamodb() {
     let _turn = TURN.lock().await;
     let doubles: Case<Sums> = ("executed twice", |sums| sums.doubles);
     until_seen(&[doubles], async |round| {
@@ -104,7 +104,7 @@ async fn whoever_executes_orphans_of_dynamodb_again_executes_twice_only_what_was
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_process_that_was_paused_past_its_lease_answers_what_dynamodb_has_stored() {
+async fn paused_process_returns_record_of_dynamodb() {
     let _turn = TURN.lock().await;
     let handler = Duration::from_millis(200);
     let lease = Duration::from_millis(800);
@@ -131,7 +131,7 @@ async fn a_process_that_was_paused_past_its_lease_answers_what_dynamodb_has_stor
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn keys_that_64_clients_ask_for_are_executed_once_each() {
+async fn keys_of_64_clients_execute_once() {
     let _turn = TURN.lock().await;
     let keys = few_or(60, 1000);
     let server = DynamoDbServer::start(StandIn::Dynoxide);

@@ -119,12 +119,12 @@ async fn what_is_in_progress_is_listed_page_by_page(stand_in: StandIn) {
 }
 
 #[tokio::test]
-async fn what_is_in_progress_is_listed_page_by_page_on_dynoxide() {
+async fn in_progress_is_listed_by_page_on_dynoxide() {
     what_is_in_progress_is_listed_page_by_page(StandIn::Dynoxide).await;
 }
 
 #[tokio::test]
-async fn what_is_in_progress_is_listed_page_by_page_on_moto() {
+async fn in_progress_is_listed_by_page_on_moto() {
     what_is_in_progress_is_listed_page_by_page(StandIn::Moto).await;
 }
 
@@ -150,12 +150,12 @@ async fn what_is_in_progress_is_spread_over_partitions_of_the_index(stand_in: St
 }
 
 #[tokio::test]
-async fn what_is_in_progress_is_spread_over_partitions_of_the_index_on_dynoxide() {
+async fn index_partitions_are_spread_on_dynoxide() {
     what_is_in_progress_is_spread_over_partitions_of_the_index(StandIn::Dynoxide).await;
 }
 
 #[tokio::test]
-async fn what_is_in_progress_is_spread_over_partitions_of_the_index_on_moto() {
+async fn index_partitions_are_spread_on_moto() {
     what_is_in_progress_is_spread_over_partitions_of_the_index(StandIn::Moto).await;
 }
 
@@ -270,12 +270,12 @@ async fn resolved(store: &DynamoDbStore, entry: &Entry, resolution: Resolution) 
 }
 
 #[tokio::test]
-async fn what_needs_attention_is_listed_until_it_is_resolved_on_dynoxide() {
+async fn attention_is_listed_until_resolved_on_dynoxide() {
     what_needs_attention_is_listed_until_it_is_resolved(StandIn::Dynoxide).await;
 }
 
 #[tokio::test]
-async fn what_needs_attention_is_listed_until_it_is_resolved_on_moto() {
+async fn attention_is_listed_until_resolved_on_moto() {
     what_needs_attention_is_listed_until_it_is_resolved(StandIn::Moto).await;
 }
 
@@ -317,17 +317,17 @@ async fn what_may_be_tried_again_is_a_takeover(stand_in: StandIn) {
 }
 
 #[tokio::test]
-async fn what_may_be_tried_again_is_a_takeover_on_dynoxide() {
+async fn retry_resolution_is_takeover_on_dynoxide() {
     what_may_be_tried_again_is_a_takeover(StandIn::Dynoxide).await;
 }
 
 #[tokio::test]
-async fn what_may_be_tried_again_is_a_takeover_on_moto() {
+async fn retry_resolution_is_takeover_on_moto() {
     what_may_be_tried_again_is_a_takeover(StandIn::Moto).await;
 }
 
 #[tokio::test]
-async fn where_orphans_are_refused_what_may_be_tried_again_is_left_to_a_takeover_by_hand() {
+async fn retry_resolution_under_refuse_is_manual() {
     let (_endpoint, _, store) = listed(StandIn::Dynoxide).await;
     let layer = IdempotencyLayer::new(store.clone()).with_orphan_policy(OrphanPolicy::Refuse);
     let service = Service::new(layer);
@@ -363,18 +363,18 @@ async fn what_is_settled_is_answered_from_then_on(stand_in: StandIn) {
 }
 
 #[tokio::test]
-async fn what_is_settled_is_answered_from_then_on_on_dynoxide() {
+async fn settled_entry_is_replayed_on_dynoxide() {
     what_is_settled_is_answered_from_then_on(StandIn::Dynoxide).await;
 }
 
 #[tokio::test]
-async fn what_is_settled_is_answered_from_then_on_on_moto() {
+async fn settled_entry_is_replayed_on_moto() {
     what_is_settled_is_answered_from_then_on(StandIn::Moto).await;
 }
 
 /// For consumers: what a message's work left behind is settled with the value that it would have had.
 #[tokio::test]
-async fn work_that_needs_attention_is_listed_and_settled_with_a_value() {
+async fn work_attention_is_settled_with_value() {
     let (_endpoint, _, store) = listed(StandIn::Dynoxide).await;
     let layer = IdempotencyLayer::new(store.clone()).with_store_timeout(PATIENCE);
     let work = async |_lease: Lease| Err::<u32, _>(WorkError::NeedsAttention(REFUND_FAILED, "why"));
@@ -393,7 +393,7 @@ async fn work_that_needs_attention_is_listed_and_settled_with_a_value() {
 
 /// Whoever lost the item, and stores its outcome all the same, has no more to show than that.
 #[tokio::test]
-async fn what_needs_attention_is_listed_and_resolved_though_its_entry_was_lost() {
+async fn attention_is_resolved_after_entry_loss() {
     let (_endpoint, table, store) = listed(StandIn::Dynoxide).await;
     let service = Service::new(IdempotencyLayer::new(store.clone()));
     service.ask("k").await;
@@ -440,7 +440,7 @@ async fn what_needs_attention_is_listed_and_resolved_though_its_entry_was_lost()
 }
 
 #[tokio::test]
-async fn without_a_listing_what_needs_attention_is_refused_all_the_same() {
+async fn attention_is_refused_without_listing() {
     let (_endpoint, table, listing) = listed(StandIn::Dynoxide).await;
     let store = options().with_index_shards(0);
     let store = store.store(&client(shared(StandIn::Dynoxide).address()), table.as_str());
@@ -454,7 +454,7 @@ async fn without_a_listing_what_needs_attention_is_refused_all_the_same() {
 // ---- Orphans ----
 
 #[tokio::test]
-async fn an_orphan_is_listed_as_overdue_until_it_is_forgotten() {
+async fn orphan_is_listed_as_overdue_until_expiry() {
     let (_endpoint, table, store) = listed(StandIn::Dynoxide).await;
     let ago = |seconds| {
         let then = move || SystemTime::now() - Duration::from_secs(seconds);
@@ -522,18 +522,18 @@ async fn an_entry_that_cannot_be_read_is_told_of_after_all_others(stand_in: Stan
 }
 
 #[tokio::test]
-async fn an_entry_that_cannot_be_read_is_told_of_after_all_others_on_dynoxide() {
+async fn unreadable_entry_is_reported_last_on_dynoxide() {
     an_entry_that_cannot_be_read_is_told_of_after_all_others(StandIn::Dynoxide).await;
 }
 
 #[tokio::test]
-async fn an_entry_that_cannot_be_read_is_told_of_after_all_others_on_moto() {
+async fn unreadable_entry_is_reported_last_on_moto() {
     an_entry_that_cannot_be_read_is_told_of_after_all_others(StandIn::Moto).await;
 }
 
 /// Nothing would ever be collected, or something else would.
 #[tokio::test]
-async fn a_table_that_collects_by_another_attribute_is_refused() {
+async fn table_with_other_ttl_attribute_is_refused() {
     use tower_idempotency_dynamodb::aws_sdk_dynamodb::types::TimeToLiveSpecification;
 
     for stand_in in [StandIn::Dynoxide, StandIn::Moto] {
@@ -566,7 +566,7 @@ async fn a_table_that_collects_by_another_attribute_is_refused() {
 }
 
 #[tokio::test]
-async fn a_table_of_another_kind_is_refused_and_a_second_store_finds_the_first_ones_table() {
+async fn table_with_other_schema_is_refused() {
     use tower_idempotency_dynamodb::aws_sdk_dynamodb::types::{
         AttributeDefinition, BillingMode, KeySchemaElement, KeyType, ScalarAttributeType,
     };

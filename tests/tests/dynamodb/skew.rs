@@ -101,7 +101,7 @@ async fn taken_over_after(holder: Off, other: Off) -> Duration {
 const TRUE: Off = Off::Ahead(Duration::ZERO);
 
 #[tokio::test]
-async fn within_the_allowance_nobody_takes_over_a_lease_before_its_end() {
+async fn skew_within_allowance_prevents_early_takeover() {
     for (holder, other, latest) in [
         (Off::Behind(SKEW / 2), Off::Ahead(SKEW / 2), LEASE),
         (TRUE, TRUE, LEASE + SKEW),
@@ -119,7 +119,7 @@ async fn within_the_allowance_nobody_takes_over_a_lease_before_its_end() {
 
 /// What the allowance is for: without it, or with clocks further apart, the same goes wrong.
 #[tokio::test]
-async fn beyond_the_allowance_a_lease_is_taken_over_while_it_is_held() {
+async fn skew_beyond_allowance_takes_over_held_lease() {
     let after = taken_over_after(TRUE, Off::Ahead(SKEW + LEASE)).await;
     assert!(after < LEASE, "after {after:?}");
 }
@@ -188,7 +188,7 @@ async fn is_executed_once(holder: Off, other: Off) {
 }
 
 #[tokio::test]
-async fn within_the_allowance_nothing_is_executed_twice() {
+async fn skew_within_allowance_executes_once() {
     for (holder, other) in [
         (Off::Behind(SKEW / 2), Off::Ahead(SKEW / 2)),
         (Off::Ahead(SKEW / 2), Off::Behind(SKEW / 2)),
@@ -198,7 +198,7 @@ async fn within_the_allowance_nothing_is_executed_twice() {
 }
 
 #[tokio::test]
-async fn beyond_the_allowance_a_request_is_executed_twice() {
+async fn skew_beyond_allowance_executes_twice() {
     let (address, table, time) = table().await;
     let effects = Effects::default();
     let on = |off| Process::new(store(address, &table, &time, off), LEASE, &effects);
@@ -218,7 +218,7 @@ async fn beyond_the_allowance_a_request_is_executed_twice() {
 
 /// A record is remembered for its whole retention, whichever process asks.
 #[tokio::test]
-async fn within_the_allowance_no_record_is_forgotten_before_its_end() {
+async fn skew_within_allowance_keeps_records() {
     let (address, table, time) = table().await;
     let retention = Duration::from_secs(2);
     let on = |off| {
@@ -248,7 +248,7 @@ const LONGEST: Duration = Duration::from_secs(120);
 
 // fm 67
 #[tokio::test]
-async fn what_is_collected_days_late_yields_no_stale_replay_and_no_false_conflict() {
+async fn late_garbage_collection_is_harmless() {
     let (address, table, time) = table().await;
     let direct = client(address);
     let layer = |store| IdempotencyLayer::new(store).with_store_timeout(PATIENCE);

@@ -12,7 +12,7 @@ use tests::{
 };
 
 #[test]
-fn what_passes_is_counted() {
+fn passed_bytes_are_counted() {
     let (server, proxy) = proxied();
     let mut client = connect(&proxy);
     assert_eq!(ask(&mut client, "SET k v"), "+OK\r\n");
@@ -27,7 +27,7 @@ fn what_passes_is_counted() {
 }
 
 #[test]
-fn a_mebibyte_passes_both_ways() {
+fn mebibyte_passes_both_ways() {
     let (_server, proxy) = proxied();
     let mut client = connect(&proxy);
     let value = "v".repeat(1 << 20);
@@ -41,7 +41,7 @@ fn a_mebibyte_passes_both_ways() {
 }
 
 #[test]
-fn the_end_of_a_connection_comes_through_from_either_side() {
+fn connection_end_passes_both_ways() {
     let (mut server, proxy) = proxied();
     let mut client = connect(&proxy);
     assert_eq!(ask(&mut client, "QUIT"), "+OK\r\n");
@@ -66,7 +66,7 @@ fn the_end_of_a_connection_comes_through_from_either_side() {
 }
 
 #[test]
-fn a_cut_closes_connections_and_new_ones_until_it_is_over() {
+fn cut_closes_old_and_new_connections() {
     let (_server, proxy) = proxied();
     let mut client = connect(&proxy);
     assert_eq!(ask(&mut client, "PING"), "+PONG\r\n");
@@ -81,7 +81,7 @@ fn a_cut_closes_connections_and_new_ones_until_it_is_over() {
 }
 
 #[test]
-fn what_is_held_comes_through_later() {
+fn held_bytes_pass_later() {
     let (server, proxy) = proxied();
     let mut before = connect(&proxy);
     assert_eq!(ask(&mut before, "PING"), "+PONG\r\n");
@@ -100,7 +100,7 @@ fn what_is_held_comes_through_later() {
 }
 
 #[test]
-fn what_is_asked_is_done_while_the_replies_are_lost() {
+fn request_passes_while_replies_are_lost() {
     for (then, within) in [(Then::Cut, PATIENCE), (Then::Hang, MOMENT)] {
         let (server, proxy) = proxied();
         let mut client = connect(&proxy);
@@ -127,7 +127,7 @@ fn what_is_asked_is_done_while_the_replies_are_lost() {
 }
 
 #[test]
-fn a_delay_puts_off_each_piece_by_as_much() {
+fn delay_applies_to_each_piece() {
     const PIECES: usize = 32;
     let (_server, proxy) = proxied();
     let later = Duration::from_secs(2);
@@ -159,7 +159,7 @@ fn a_delay_puts_off_each_piece_by_as_much() {
 }
 
 #[test]
-fn what_is_late_arrives_even_from_a_client_that_has_left() {
+fn delayed_bytes_arrive_after_client_left() {
     let (server, proxy) = proxied();
     let up = Duration::from_secs(2);
     let down = Duration::ZERO;
@@ -240,7 +240,7 @@ fn after_so_many_bytes_nothing_more_comes_through() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_test_on_one_thread_and_with_a_stopped_clock_can_use_it() {
+async fn proxy_works_on_one_thread_with_paused_clock() {
     let (_server, proxy) = proxied();
     assert_eq!(ask(&mut connect(&proxy), "PING"), "+PONG\r\n");
     let address: SocketAddr = proxy.address();

@@ -19,7 +19,7 @@ use tests::servers::{
 
 /// Not a test of its own: what the next one kills.
 #[test]
-fn holder_of_a_server() {
+fn server_holder_process() {
     if env::var_os("HOLD_A_SERVER").is_none() {
         return;
     }
@@ -29,9 +29,9 @@ fn holder_of_a_server() {
 }
 
 #[test]
-fn a_server_ends_with_the_process_that_started_it_even_if_that_is_killed() {
+fn server_ends_with_killed_test_process() {
     let mut holder = Command::new(env::current_exe().unwrap())
-        .args(["--exact", "servers::holder_of_a_server", "--nocapture"])
+        .args(["--exact", "servers::server_holder_process", "--nocapture"])
         .env("HOLD_A_SERVER", "yes")
         .stdout(Stdio::piped())
         .spawn()
@@ -52,7 +52,7 @@ fn a_server_ends_with_the_process_that_started_it_even_if_that_is_killed() {
 
 /// However long nobody listens there: a server may be away for a moment.
 #[test]
-fn a_port_is_given_to_nobody_else() {
+fn free_port_is_given_once() {
     let port = free_port();
     // As another process asks.
     assert!(UdpSocket::bind((Ipv4Addr::LOCALHOST, port)).is_err());
@@ -60,7 +60,7 @@ fn a_port_is_given_to_nobody_else() {
 }
 
 #[test]
-fn a_dropped_server_is_gone_at_once_with_its_files_even_if_it_was_paused() {
+fn dropped_server_is_removed_with_files() {
     let server = RedisServer::start(&["--appendonly", "yes"]);
     let pid = server.pid();
     let directory = server.command(&["CONFIG", "GET", "dir"]);
@@ -74,7 +74,7 @@ fn a_dropped_server_is_gone_at_once_with_its_files_even_if_it_was_paused() {
 
 #[test]
 #[should_panic(expected = "redis-severe is needed and is not here: install redis-server")]
-fn a_tool_that_is_missing_is_named_with_its_package() {
+fn missing_tool_is_named_with_package() {
     let _ = tests::servers::tool("redis-severe", "redis-server", &[]);
 }
 
@@ -110,7 +110,7 @@ fn redis_that_is_paused_is_silent_and_answers_later() {
 }
 
 #[test]
-fn redis_comes_back_on_its_port_empty_or_with_what_it_persisted() {
+fn redis_restarts_on_its_port() {
     for (args, kept) in [
         (&[][..], ""),
         (&["--appendonly", "yes", "--appendfsync", "always"], "v"),
@@ -131,14 +131,14 @@ fn redis_comes_back_on_its_port_empty_or_with_what_it_persisted() {
 }
 
 #[test]
-fn redis_with_a_password_is_asked_with_it() {
+fn redis_with_password_accepts_commands() {
     let server = RedisServer::start(&["--requirepass", "open-sesame"]);
     assert_eq!(server.command(&["PING"]), "PONG");
     assert!(server.url().starts_with("redis://:open-sesame@127.0.0.1:"));
 }
 
 #[test]
-fn the_shared_redis_is_one() {
+fn shared_redis_is_one_server() {
     let pids = thread::scope(|scope| {
         let threads: Vec<_> = (0..8)
             .map(|_| scope.spawn(|| redis::shared().pid()))
@@ -150,7 +150,7 @@ fn the_shared_redis_is_one() {
 }
 
 #[test]
-fn a_replica_has_what_its_primary_had_and_can_be_promoted() {
+fn replica_has_data_and_can_be_promoted() {
     let primary = RedisServer::start(&["--requirepass", "open-sesame"]);
     primary.command(&["SET", "k", "v"]);
     let replica = RedisServer::replica_of(&primary);
@@ -193,7 +193,7 @@ fn redis_with_tls_is_trusted_by_its_authority_alone() {
 }
 
 #[test]
-fn a_sentinel_has_a_replica_take_over_from_a_primary_that_is_gone() {
+fn sentinel_promotes_replica_of_dead_primary() {
     let deadline = Instant::now() + Duration::from_secs(120);
     let (mut primary, replica, sentinel) = loop {
         let primary = RedisServer::start(&[]);
@@ -212,7 +212,7 @@ fn a_sentinel_has_a_replica_take_over_from_a_primary_that_is_gone() {
 }
 
 #[test]
-fn a_cluster_serves_all_slots_and_moves_them_with_their_keys() {
+fn cluster_serves_and_moves_slots() {
     let cluster = RedisCluster::start_with(&UNHURRIED);
     let key = b"\xff{a}\0\r\n".as_slice();
     let slot = cluster.slot(key);
@@ -241,7 +241,7 @@ fn a_cluster_serves_all_slots_and_moves_them_with_their_keys() {
 }
 
 #[test]
-fn a_cluster_refuses_while_a_master_without_a_replica_is_gone() {
+fn cluster_refuses_without_master() {
     let mut cluster = RedisCluster::start();
     cluster.node_mut(0).kill();
     let set = || cluster.node(1).try_command(&["SET", "{b}", "v"]).unwrap();
@@ -256,7 +256,7 @@ fn a_cluster_refuses_while_a_master_without_a_replica_is_gone() {
 }
 
 #[test]
-fn a_replica_in_a_cluster_takes_over_from_a_master_that_is_gone() {
+fn cluster_replica_replaces_dead_master() {
     let mut cluster = RedisCluster::start_with_replicas_and(&UNHURRIED);
     let slot = cluster.slot("k");
     let master = cluster.master_of(slot).unwrap();

@@ -40,7 +40,7 @@ fn order() -> Request<Body> {
 // ---- Extractors ----
 
 #[tokio::test(start_paused = true)]
-async fn a_handler_extracts_the_key_and_the_lease() {
+async fn handler_extracts_key_and_lease() {
     let effects = Effects::default();
     let counted = effects.clone();
     let app = Router::new()
@@ -61,7 +61,7 @@ async fn a_handler_extracts_the_key_and_the_lease() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn where_a_key_is_optional_so_is_the_extraction() {
+async fn optional_key_is_extracted_as_option() {
     let app = Router::new()
         .route(
             "/orders",
@@ -79,7 +79,7 @@ async fn where_a_key_is_optional_so_is_the_extraction() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_derived_key_comes_with_a_lease_and_without_a_name() {
+async fn derived_key_has_lease_but_no_key_extension() {
     let app = Router::new()
         .route(
             "/orders",
@@ -95,7 +95,7 @@ async fn a_derived_key_comes_with_a_lease_and_without_a_name() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_handler_that_was_not_protected_is_the_service_s_mistake() {
+async fn unprotected_handler_extraction_is_500() {
     let effects = Effects::default();
     let counted = |effects: &Effects| {
         let effects = effects.clone();
@@ -134,7 +134,7 @@ async fn lease_of_nothing() -> NoIdempotencyKey {
 // ---- The lease that a handler sees ----
 
 #[tokio::test(start_paused = true)]
-async fn a_lease_is_held_while_the_handler_runs_and_over_with_its_answer() {
+async fn lease_is_held_until_response() {
     let kept = Arc::new(Mutex::new(None));
     let keep = Arc::clone(&kept);
     let (app, effects) = app(layer(), move |n, req: Request<Body>| {
@@ -151,7 +151,7 @@ async fn a_lease_is_held_while_the_handler_runs_and_over_with_its_answer() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_lease_derives_the_same_key_on_a_takeover_and_others_for_others() {
+async fn lease_derives_same_key_on_takeover() {
     let (app, effects) = app(layer(), async |n, req: Request<Body>| {
         let lease = req.extensions().get::<Lease>().expect("a lease");
         let keys = [lease.derive("charge"), lease.derive("email")].join(" ");
@@ -178,7 +178,7 @@ async fn a_lease_derives_the_same_key_on_a_takeover_and_others_for_others() {
 
 // failure mode 82
 #[tokio::test(start_paused = true)]
-async fn nested_routers_are_told_apart_by_the_path_that_the_client_sent() {
+async fn nested_routers_differ_by_original_path() {
     for (preset, expected) in [(Preset::Recommended, 422), (Preset::Idempo, 201)] {
         let layer = IdempotencyLayer::with_preset(MemoryStore::new(), preset);
         let effects = Effects::default();
@@ -200,7 +200,7 @@ async fn nested_routers_are_told_apart_by_the_path_that_the_client_sent() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_layer_within_a_layer_passes_on_and_leaves_the_control_headers_to_the_outer_one() {
+async fn nested_layer_passes_through() {
     let (outer, inner) = (Probe::default(), Probe::default());
     let effects = Effects::default();
     let counted = effects.clone();
@@ -231,7 +231,7 @@ async fn a_layer_within_a_layer_passes_on_and_leaves_the_control_headers_to_the_
 }
 
 #[tokio::test(start_paused = true)]
-async fn an_inner_layer_takes_the_requests_that_the_outer_one_passes_on() {
+async fn inner_layer_handles_requests_outer_passes() {
     let inner = Probe::default();
     let effects = Effects::default();
     let counted = effects.clone();
@@ -248,7 +248,7 @@ async fn an_inner_layer_takes_the_requests_that_the_outer_one_passes_on() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn clones_of_a_layer_share_its_store() {
+async fn layer_clones_share_store() {
     let layer = layer();
     let (first, effects) = creating(layer.clone());
     let (second, others) = creating(layer);
@@ -261,7 +261,7 @@ async fn clones_of_a_layer_share_its_store() {
 
 // failure mode 87
 #[tokio::test(start_paused = true)]
-async fn grpc_upgrades_and_tunnels_pass_through_with_their_bodies_untouched() {
+async fn grpc_upgrades_and_tunnels_pass_through() {
     let requests: [(&str, &[(&str, &str)]); 8] = [
         ("POST", &[("content-type", "application/grpc")]),
         ("POST", &[("content-type", "application/grpc+proto")]),
@@ -305,7 +305,7 @@ async fn grpc_upgrades_and_tunnels_pass_through_with_their_bodies_untouched() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn an_upgrade_to_h2c_that_servers_ignore_and_media_types_alike_are_protected() {
+async fn ignored_h2c_upgrade_is_protected() {
     for (name, value) in [
         ("upgrade", "h2c"),
         ("upgrade", " H2C "),
@@ -327,7 +327,7 @@ async fn an_upgrade_to_h2c_that_servers_ignore_and_media_types_alike_are_protect
 }
 
 #[tokio::test(start_paused = true)]
-async fn an_upgrade_that_http_1_0_and_http_2_do_not_have_is_ignored() {
+async fn upgrade_is_ignored_in_http_1_0_and_http_2() {
     for version in [Version::HTTP_10, Version::HTTP_2] {
         let (app, effects) = creating(layer());
         for replay in [false, true] {
@@ -342,7 +342,7 @@ async fn an_upgrade_that_http_1_0_and_http_2_do_not_have_is_ignored() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn an_upgrade_beside_one_that_is_ignored_is_one() {
+async fn upgrade_next_to_h2c_counts() {
     for value in ["h2c, websocket", ",websocket"] {
         let (app, effects) = creating(layer());
         for _ in 0..2 {
@@ -367,7 +367,7 @@ fn full(key: &str, body: &'static str) -> Request<Full<Bytes>> {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_plain_service_with_full_bodies_is_executed_once() {
+async fn plain_service_executes_once() {
     let effects = Effects::default();
     let counted = effects.clone();
     let mut service = ServiceBuilder::new().layer(layer()).service(service_fn(
@@ -466,7 +466,7 @@ struct Boom(u64);
 
 // behaviours 72
 #[tokio::test(start_paused = true)]
-async fn the_error_of_a_service_stays_what_it_is_and_frees_the_key() {
+async fn service_error_propagates_and_releases_key() {
     let store = MemoryStore::new();
     let effects = Effects::default();
     let counted = effects.clone();
@@ -532,7 +532,7 @@ impl<B: http_body::Body> Service<Request<B>> for Careful {
 }
 
 #[tokio::test(start_paused = true)]
-async fn the_service_that_was_found_ready_is_the_one_that_is_called() {
+async fn ready_service_is_called() {
     let inner = Careful::default();
     let effects = inner.effects.clone();
     let mut service = layer().layer(inner);
@@ -560,7 +560,7 @@ async fn readiness_is_not_made_up() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn what_the_service_says_of_its_readiness_is_passed_on() {
+async fn service_readiness_is_forwarded() {
     #[derive(Clone)]
     struct Unready(Poll<Result<(), Boom>>);
 
@@ -591,7 +591,7 @@ async fn what_the_service_says_of_its_readiness_is_passed_on() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn the_layer_goes_with_the_other_layers_of_tower() {
+async fn layer_composes_with_tower_layers() {
     let inner = Careful::default();
     let effects = inner.effects.clone();
     let service = ServiceBuilder::new()
@@ -631,7 +631,7 @@ impl<B, C: Clone> Policy<Request<C>, Response<B>, Infallible> for Stubborn {
 
 // failure mode 15
 #[tokio::test(start_paused = true)]
-async fn an_outer_layer_that_retries_can_tell_that_it_has_the_final_answer() {
+async fn outer_retry_layer_sees_replay_marker() {
     let (effects, policy) = (Effects::default(), Stubborn::default());
     let (counted, retries) = (effects.clone(), policy.0.clone());
     let service = ServiceBuilder::new()
@@ -653,7 +653,7 @@ async fn an_outer_layer_that_retries_can_tell_that_it_has_the_final_answer() {
 
 // failure mode 106
 #[tokio::test(start_paused = true)]
-async fn who_may_no_longer_ask_is_told_nothing_where_the_layer_is_inside_the_authentication() {
+async fn auth_outside_layer_blocks_replay_after_revocation() {
     for inside in [true, false] {
         let revoked = Arc::new(Mutex::new(false));
         let asked = Arc::clone(&revoked);
@@ -689,7 +689,7 @@ async fn who_may_no_longer_ask_is_told_nothing_where_the_layer_is_inside_the_aut
 // ---- hyper's server ----
 
 #[tokio::test(start_paused = true)]
-async fn a_hyper_server_without_axum_replays_over_http_1_and_http_2() {
+async fn plain_hyper_server_replays() {
     for version in [1, 2] {
         let effects = Effects::default();
         let counted = effects.clone();
@@ -791,7 +791,7 @@ fn public_types_can_go_between_threads() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn debug_output_names_the_kind_of_a_body_and_nothing_of_it() {
+async fn debug_output_hides_body() {
     let bodies = Arc::new(Mutex::new(Vec::new()));
     let keep = Arc::clone(&bodies);
     let service = layer().with_response_limit(5).layer(service_fn(
@@ -815,7 +815,7 @@ async fn debug_output_names_the_kind_of_a_body_and_nothing_of_it() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn headers_of_the_request_reach_the_handler_as_they_came() {
+async fn request_headers_reach_handler_unchanged() {
     let seen = Arc::new(Mutex::new(HeaderMap::new()));
     let keep = Arc::clone(&seen);
     let (app, effects) = app(layer(), move |n, req: Request<Body>| {

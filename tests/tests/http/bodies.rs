@@ -74,7 +74,7 @@ async fn leaves_a_tombstone(app: &Router, effects: &Effects, expected: &[u8], wh
 
 // behaviours 160
 #[tokio::test(start_paused = true)]
-async fn a_response_at_the_limit_is_kept_and_a_larger_one_leaves_a_tombstone() {
+async fn response_over_limit_leaves_tombstone() {
     let limited = || layer().with_response_limit(1000);
     for known_length in [true, false] {
         let body = move |bytes: usize| {
@@ -100,7 +100,7 @@ async fn a_response_at_the_limit_is_kept_and_a_larger_one_leaves_a_tombstone() {
 
 // behaviours 160
 #[tokio::test(start_paused = true)]
-async fn a_larger_response_can_free_the_key_instead() {
+async fn larger_response_can_release_key() {
     let release = layer()
         .with_response_limit(10)
         .with_unrecordable(Unrecordable::Release);
@@ -123,7 +123,7 @@ async fn a_larger_response_can_free_the_key_instead() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn the_default_limit_is_four_mebibytes() {
+async fn default_response_limit_is_4_mib() {
     let limit = 4 * 1024 * 1024;
     let plain = || layer().with_compression_above(usize::MAX);
     let (app, effects) = answering(plain(), move || vec![7; limit]);
@@ -137,7 +137,7 @@ async fn the_default_limit_is_four_mebibytes() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_record_larger_than_the_store_takes_leaves_a_tombstone() {
+async fn record_over_store_limit_leaves_tombstone() {
     let small = || MemoryStore::new().with_max_bytes(2000);
     let plain = |store| IdempotencyLayer::new(store).with_compression_above(usize::MAX);
     let (app, effects) = answering(plain(small()), || vec![7; 3000]);
@@ -152,7 +152,7 @@ async fn a_record_larger_than_the_store_takes_leaves_a_tombstone() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn more_headers_than_a_record_holds_count_as_too_large() {
+async fn too_many_headers_leave_tombstone() {
     let answer = || {
         let mut res = Response::new(Body::from("x"));
         for _ in 0..129 {
@@ -175,7 +175,7 @@ async fn more_headers_than_a_record_holds_count_as_too_large() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn more_trailers_than_a_record_holds_count_as_too_large() {
+async fn too_many_trailers_leave_tombstone() {
     for (unrecordable, status, executions) in [
         (Unrecordable::Tombstone, StatusCode::CONFLICT, 1),
         (Unrecordable::Release, StatusCode::OK, 2),
@@ -197,7 +197,7 @@ async fn more_trailers_than_a_record_holds_count_as_too_large() {
 
 // behaviours 161
 #[tokio::test(start_paused = true)]
-async fn a_response_of_unknown_length_is_collected_and_recorded() {
+async fn unknown_length_response_is_recorded() {
     let wait = || Step::Wait(Duration::from_secs(3));
     let (app, effects) = answering(layer(), move || {
         scripted(["one ".into(), wait(), "two ".into(), wait(), "three".into()])
@@ -218,7 +218,7 @@ async fn a_response_of_unknown_length_is_collected_and_recorded() {
 
 // A body that told its length may take its time, but not stall: it would hold its lease and its place for ever.
 #[tokio::test(start_paused = true)]
-async fn a_response_of_known_length_may_be_slow_but_not_stall() {
+async fn known_length_response_may_be_slow() {
     let slow = |pause: u64| {
         answering(layer(), move || {
             let pause = Step::Wait(Duration::from_secs(pause));
@@ -247,7 +247,7 @@ async fn a_response_of_known_length_may_be_slow_but_not_stall() {
 
 // behaviours 161, 162
 #[tokio::test(start_paused = true)]
-async fn a_response_that_goes_on_for_too_long_counts_as_streamed() {
+async fn long_response_counts_as_streamed() {
     let (app, effects) = answering(layer(), || {
         scripted([
             "one ".into(),
@@ -277,7 +277,7 @@ async fn a_response_that_goes_on_for_too_long_counts_as_streamed() {
 
 // behaviours 162
 #[tokio::test(start_paused = true)]
-async fn events_reach_the_client_as_they_come() {
+async fn events_reach_client_immediately() {
     for media_type in ["text/event-stream", "Text/Event-Stream; charset=utf-8"] {
         let (app, effects) = app(layer(), move |_, _| {
             let wait = Step::Wait(Duration::from_secs(1));
@@ -306,7 +306,7 @@ async fn events_reach_the_client_as_they_come() {
 
 // behaviours 163, failure mode 89
 #[tokio::test(start_paused = true)]
-async fn a_response_that_breaks_off_frees_the_key() {
+async fn aborted_response_releases_key() {
     let (app, effects) = answering(layer(), || scripted(["half".into(), Step::Fail]));
     for _ in 0..2 {
         let res = app.clone().oneshot(order()).await.expect("infallible");
@@ -317,7 +317,7 @@ async fn a_response_that_breaks_off_frees_the_key() {
 
 // failure mode 90
 #[tokio::test(start_paused = true)]
-async fn a_response_of_another_length_than_it_says_is_not_recorded() {
+async fn wrong_length_response_is_not_recorded() {
     for length in [3, 5] {
         let (app, effects) = app(layer(), move |_, _| {
             let mut res = Response::new(scripted(["da", "ta"]));
@@ -336,7 +336,7 @@ async fn a_response_of_another_length_than_it_says_is_not_recorded() {
 
 /// HTTP/1 says how long a body that is over from the start is: nothing.
 #[tokio::test]
-async fn an_announced_body_that_never_comes_is_not_passed_on_as_an_empty_one() {
+async fn missing_announced_body_is_not_sent_as_empty() {
     let (app, effects) = app(layer(), |_, _| {
         let mut res = Response::new(scripted::<Step>([]));
         res.headers_mut()
@@ -387,7 +387,7 @@ async fn bodies_in_flight_are_bounded_together() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_response_that_does_not_fit_in_what_is_left_leaves_a_tombstone() {
+async fn response_over_budget_leaves_tombstone() {
     let tight = layer().with_max_in_flight(100, 20);
     let (app, effects) = answering(tight, || scripted(["0123456789", "0123456789"]));
     leaves_a_tombstone(&app, &effects, b"01234567890123456789", "5 + 20").await;
@@ -395,7 +395,7 @@ async fn a_response_that_does_not_fit_in_what_is_left_leaves_a_tombstone() {
 
 /// A client that reads nothing would have us keep what a handler streams, and would have stopped the handler without us.
 #[tokio::test(start_paused = true)]
-async fn what_was_collected_of_a_stream_counts_until_it_is_taken() {
+async fn buffered_stream_counts_until_read() {
     let tight = layer().with_max_in_flight(100, 20);
     let (app, effects) = answering(tight.clone(), || scripted(["0123456789"]));
     let unread = app.clone().oneshot(post("/orders", "unread", "order"));
@@ -417,7 +417,7 @@ async fn what_was_collected_of_a_stream_counts_until_it_is_taken() {
 
 /// Who reads nothing leaves others their uploads and their answers: there is an end to what is held for clients.
 #[tokio::test(start_paused = true)]
-async fn however_much_is_left_unread_there_is_room_for_uploads_and_answers() {
+async fn unread_responses_leave_budget_for_others() {
     let tight = layer().with_max_in_flight(100, 1000);
     let (app, effects) = app(tight, |n, _| {
         let streamed = || scripted([[b'a'; 100]; 2].map(|part| Step::Data(part.to_vec().into())));
@@ -450,7 +450,7 @@ async fn however_much_is_left_unread_there_is_room_for_uploads_and_answers() {
 
 /// A handler that passes another's answer on would hold a piece at a time.
 #[tokio::test(start_paused = true)]
-async fn what_was_collected_in_pieces_counts_also_where_its_length_was_known() {
+async fn chunked_known_length_response_counts() {
     let tight = layer().with_max_in_flight(100, 20);
     let (app, _) = answering(tight, || {
         Body::new(Scripted::new(["01234", "56789"]).of_length(10))
@@ -468,7 +468,7 @@ async fn what_was_collected_in_pieces_counts_also_where_its_length_was_known() {
 
 /// What did not fit was never counted, and is not from its first piece on either.
 #[tokio::test(start_paused = true)]
-async fn what_was_too_large_to_count_keeps_nobody_out_while_it_is_sent() {
+async fn oversized_response_uses_no_budget_while_sent() {
     let tight = layer().with_max_in_flight(100, 1000);
     let (app, effects) = answering(tight, || scripted([Step::Data(vec![b'a'; 200_000].into())]));
     let first = app.clone().oneshot(post("/orders", "unread", "order"));
@@ -482,7 +482,7 @@ async fn what_was_too_large_to_count_keeps_nobody_out_while_it_is_sent() {
 
 /// A piece does not keep all the others in memory.
 #[tokio::test(start_paused = true)]
-async fn of_what_was_collected_a_client_that_has_the_last_piece_holds_that_alone() {
+async fn sent_chunks_are_freed_before_body_completes() {
     struct Chunk(Vec<u8>, Arc<AtomicBool>);
     impl AsRef<[u8]> for Chunk {
         fn as_ref(&self) -> &[u8] {
@@ -511,7 +511,7 @@ async fn of_what_was_collected_a_client_that_has_the_last_piece_holds_that_alone
 
 /// A layer outside may have put a shorter body in place of the one that the head speaks of.
 #[tokio::test(start_paused = true)]
-async fn a_body_that_is_as_long_as_it_says_itself_is_whole() {
+async fn body_with_exact_size_hint_is_complete() {
     let (app, effects) = creating(layer());
     let mut req = order();
     req.headers_mut()
@@ -522,7 +522,7 @@ async fn a_body_that_is_as_long_as_it_says_itself_is_whole() {
 
 /// What the handler held in one piece it holds without us as well.
 #[tokio::test(start_paused = true)]
-async fn an_answer_that_was_held_whole_does_not_count_once_it_is_recorded() {
+async fn buffered_response_is_uncounted_once_recorded() {
     let tight = layer().with_max_in_flight(100, 20);
     let (app, effects) = answering(tight, || "0123456789");
     let mut unread = Vec::new();
@@ -572,7 +572,7 @@ async fn requests_in_flight_are_bounded() {
 
 // behaviours 166
 #[tokio::test(start_paused = true)]
-async fn an_upload_in_chunks_over_the_limit_never_reaches_the_handler() {
+async fn chunked_upload_over_limit_skips_handler() {
     let (app, effects) = creating(layer().with_request_limit(1000));
     let body = Scripted::new((0..100).map(|_| Step::Data(Bytes::from(vec![7; 100]))));
     let taken = body.taken();
@@ -583,7 +583,7 @@ async fn an_upload_in_chunks_over_the_limit_never_reaches_the_handler() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn what_a_broken_stream_held_is_dropped_with_it() {
+async fn aborted_stream_frees_its_budget() {
     // The rest of a streamed body is dropped when the client goes, not read to its end by us.
     let dropped = Arc::new(Mutex::new(false));
     struct Noticed(Arc<Mutex<bool>>);

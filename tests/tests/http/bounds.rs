@@ -114,7 +114,7 @@ impl World {
 
 // fm 75, behaviours 166
 #[tokio::test(start_paused = true)]
-async fn an_upload_of_10_gigabytes_is_refused_at_the_limit() {
+async fn upload_of_10_gb_is_refused_at_limit() {
     bounded(async {
         let world = World::new(|layer| layer);
         let mut left = 10 * 1024 * 1024 * 1024 / CHUNK;
@@ -139,7 +139,7 @@ async fn an_upload_of_10_gigabytes_is_refused_at_the_limit() {
 
 // behaviours 55, 56; fm 75
 #[tokio::test(start_paused = true)]
-async fn a_body_of_the_limit_is_accepted_and_one_byte_more_is_not_however_it_comes() {
+async fn body_limit_is_exact_for_every_framing() {
     bounded(async {
         let whole = |length: usize| Body::from(vec![b'x'; length]);
         let bytewise = |length: usize| pieces((0..length).map(|_| Piece::Data("x".into())));
@@ -195,7 +195,7 @@ fn trickle() -> Body {
 
 // fm 74
 #[tokio::test(start_paused = true)]
-async fn a_body_that_trickles_is_refused_in_time() {
+async fn trickling_body_is_refused() {
     within(Duration::from_secs(600), async {
         let world = World::new(|layer| layer);
         let started = Instant::now();
@@ -224,7 +224,7 @@ async fn read_some(res: Response, length: usize) -> Vec<u8> {
 
 // fm 88, 97; behaviours 161
 #[tokio::test(start_paused = true)]
-async fn a_response_without_end_is_collected_to_the_limit_and_streams_on() {
+async fn endless_response_streams_after_limit() {
     bounded(async {
         let limit = 4 * 1024 * 1024;
         for unrecordable in [Unrecordable::Tombstone, Unrecordable::Release] {
@@ -257,7 +257,7 @@ async fn a_response_without_end_is_collected_to_the_limit_and_streams_on() {
 
 // behaviours 160, fm 97
 #[tokio::test(start_paused = true)]
-async fn a_response_that_announces_too_much_is_not_collected_at_all() {
+async fn announced_oversized_response_is_not_buffered() {
     bounded(async {
         for (length, kept) in [(1_000, true), (1_001, false)] {
             let world = World::new(|layer| layer.with_response_limit(1_000));
@@ -280,7 +280,7 @@ async fn a_response_that_announces_too_much_is_not_collected_at_all() {
 
 // fm 88
 #[tokio::test(start_paused = true)]
-async fn a_response_that_goes_on_for_too_long_streams_on() {
+async fn long_response_streams_on() {
     within(Duration::from_secs(600), async {
         let world = World::new(|layer| layer);
         world.answers(Response::new(trickle()));
@@ -298,7 +298,7 @@ async fn a_response_that_goes_on_for_too_long_streams_on() {
 
 // fm 88
 #[tokio::test(start_paused = true)]
-async fn an_event_stream_is_never_collected() {
+async fn event_stream_is_never_buffered() {
     within(Duration::from_secs(600), async {
         let world = World::new(|layer| layer);
         let mut res = Response::new(trickle());
@@ -317,7 +317,7 @@ async fn an_event_stream_is_never_collected() {
 
 // fm 89, behaviours 163
 #[tokio::test(start_paused = true)]
-async fn a_response_that_breaks_off_is_passed_on_broken_and_not_recorded() {
+async fn aborted_response_is_forwarded_and_not_recorded() {
     bounded(async {
         let world = World::new(|layer| layer);
         let data = |data: &'static str| Piece::Data(data.into());
@@ -368,7 +368,7 @@ async fn however_much_is_uploaded_there_is_room_for_answers() {
 /// What clients are slow with, uploads and reading together, leaves room for an answer that comes in one piece.
 // fm 75, 97
 #[tokio::test(start_paused = true)]
-async fn however_slow_clients_are_there_is_room_for_answers_in_one_piece() {
+async fn slow_clients_leave_budget_for_whole_responses() {
     bounded(async {
         let world = World::new(|layer| layer.with_max_in_flight(100, BYTES));
         let slow = Scripted::new([Step::Data(vec![b'x'; 9_999].into()), Step::Wait(STALL)]);
@@ -403,7 +403,7 @@ const STALL: Duration = Duration::from_secs(20);
 
 // fm 75
 #[tokio::test(start_paused = true)]
-async fn the_bytes_of_all_request_bodies_together_are_bounded_and_given_back() {
+async fn request_bytes_are_bounded_and_freed() {
     bounded(async {
         let world = World::held(|layer| layer.with_max_in_flight(100, BYTES));
         let body = |length: usize| vec![b'x'; length];
@@ -436,7 +436,7 @@ async fn the_bytes_of_all_request_bodies_together_are_bounded_and_given_back() {
 
 // fm 75, 97
 #[tokio::test(start_paused = true)]
-async fn a_response_that_does_not_fit_in_what_is_left_is_answered_and_not_retained() {
+async fn response_over_budget_is_sent_with_tombstone() {
     bounded(async {
         let world = World::held(|layer| layer.with_max_in_flight(100, BYTES));
         let holds = world.spawn("holds", vec![b'x'; 8_000]);
@@ -461,7 +461,7 @@ async fn a_response_that_does_not_fit_in_what_is_left_is_answered_and_not_retain
 
 // fm 6
 #[tokio::test(start_paused = true)]
-async fn requests_in_flight_are_bounded_however_many_clients_leave() {
+async fn in_flight_limit_counts_disconnected_clients() {
     const BOUND: usize = 100;
     bounded(async {
         let world = World::held(|layer| layer.with_max_in_flight(BOUND, 1 << 30));

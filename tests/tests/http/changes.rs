@@ -13,7 +13,7 @@ use tower_idempotency::{
 };
 
 #[tokio::test(start_paused = true)]
-async fn what_makes_another_id_forgets_records_and_executes_beside_a_holder() {
+async fn changed_id_discards_records() {
     const CHANGES: [Change; 15] = [
         Change("namespace", order, plain, |it| {
             plain(it).with_namespace("o")
@@ -63,7 +63,7 @@ async fn what_makes_another_id_forgets_records_and_executes_beside_a_holder() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn another_fingerprint_refuses_records_holders_and_orphans() {
+async fn changed_fingerprint_refuses_retries() {
     fn canonical(store: Shelf) -> IdempotencyLayer {
         plain(store).with_fingerprint(FingerprintBy::canonical_json())
     }
@@ -93,7 +93,7 @@ async fn another_fingerprint_refuses_records_holders_and_orphans() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn an_orphan_is_executed_again_while_any_process_takes_over() {
+async fn orphan_executes_if_any_process_takes_over() {
     fn refusing(store: Shelf) -> IdempotencyLayer {
         plain(store).with_orphan_policy(OrphanPolicy::Refuse)
     }

@@ -64,7 +64,7 @@ fn layer() -> IdempotencyLayer {
 
 // behaviours 95
 #[tokio::test(start_paused = true)]
-async fn a_duplicate_while_the_first_is_in_flight_is_told_to_come_back() {
+async fn concurrent_duplicate_gets_retry_after() {
     for (layer, status) in [
         (layer(), StatusCode::CONFLICT),
         (
@@ -93,7 +93,7 @@ async fn a_duplicate_while_the_first_is_in_flight_is_told_to_come_back() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn the_refused_duplicate_does_not_free_the_first_one_s_lease() {
+async fn refused_duplicate_releases_nothing() {
     let gated = gated(layer());
     let first = gated.start(order()).await;
     for _ in 0..10 {
@@ -106,7 +106,7 @@ async fn the_refused_duplicate_does_not_free_the_first_one_s_lease() {
 
 // behaviours 96
 #[tokio::test(start_paused = true)]
-async fn another_request_under_a_key_in_flight_is_a_mismatch_and_not_a_duplicate() {
+async fn other_request_in_flight_is_key_reuse() {
     let gated = gated(layer());
     let first = gated.start(order()).await;
     for other in [
@@ -123,7 +123,7 @@ async fn another_request_under_a_key_in_flight_is_a_mismatch_and_not_a_duplicate
 }
 
 #[tokio::test(start_paused = true)]
-async fn where_another_request_is_a_separate_one_it_runs_beside_the_first() {
+async fn separate_request_runs_concurrently() {
     let gated = gated(
         layer()
             .with_key_reuse(KeyReuse::Separate)
@@ -137,7 +137,7 @@ async fn where_another_request_is_a_separate_one_it_runs_beside_the_first() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn another_caller_s_request_under_the_same_key_runs_beside_the_first() {
+async fn other_caller_runs_concurrently() {
     let gated = gated(layer());
     let by = |token: &'static str| {
         let mut req = order();
@@ -154,7 +154,7 @@ async fn another_caller_s_request_under_the_same_key_runs_beside_the_first() {
 
 // behaviours 104: the body is part of the fingerprint, so that a mismatch is judged first
 #[tokio::test(start_paused = true)]
-async fn the_body_of_a_duplicate_is_read_before_it_is_judged() {
+async fn duplicate_body_is_read_before_decision() {
     let gated = gated(layer().with_request_limit(8));
     let first = gated.start(order()).await;
     let body = Scripted::new(["or", "der"]);
@@ -170,7 +170,7 @@ async fn the_body_of_a_duplicate_is_read_before_it_is_judged() {
 
 // behaviours 105
 #[tokio::test(start_paused = true)]
-async fn a_duplicate_that_asks_as_the_first_completes_is_answered_with_its_record() {
+async fn duplicate_during_completion_gets_record() {
     let store = Probe::default();
     let gated = gated(IdempotencyLayer::new(store.clone()));
     let first = gated.start(order()).await;
@@ -215,7 +215,7 @@ fn async_body(told: tokio::sync::oneshot::Receiver<()>) -> Body {
 
 // behaviours 106: with one atomic acquire there is nothing between asking and reading
 #[tokio::test(start_paused = true)]
-async fn a_key_that_is_freed_under_a_duplicate_is_leased_anew_and_never_run_without() {
+async fn key_freed_under_duplicate_is_leased_again() {
     let gate = Arc::new(Semaphore::new(0));
     let held = Arc::clone(&gate);
     let store = MemoryStore::new();

@@ -35,7 +35,7 @@ const PROTECTED: (u64, bool) = (1, true);
 
 // behaviours 20, 25
 #[tokio::test(start_paused = true)]
-async fn safe_methods_run_each_time_and_never_meet_the_store() {
+async fn safe_methods_bypass_store() {
     for method in ["GET", "HEAD", "OPTIONS", "TRACE", "QUERY"] {
         assert_eq!(executed(|layer| layer, method).await, BYPASSED, "{method}");
     }
@@ -51,7 +51,7 @@ async fn every_method_that_is_not_safe_is_executed_once() {
 
 // behaviours 23
 #[tokio::test(start_paused = true)]
-async fn the_protected_methods_can_be_listed_or_decided() {
+async fn protected_methods_are_configurable() {
     for (method, expected) in [("POST", BYPASSED), ("PUT", PROTECTED), ("DELETE", BYPASSED)] {
         let listed = executed(|layer| layer.with_methods([Method::PUT]), method).await;
         assert_eq!(listed, expected, "{method}");
@@ -67,7 +67,7 @@ async fn the_protected_methods_can_be_listed_or_decided() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn head_and_connect_pass_whatever_the_setting_says() {
+async fn head_and_connect_always_pass() {
     for method in ["HEAD", "CONNECT"] {
         let found = executed(|layer| layer.with_methods_where(|_| true), method).await;
         assert_eq!(found, BYPASSED, "{method}");
@@ -78,7 +78,7 @@ async fn head_and_connect_pass_whatever_the_setting_says() {
 
 // behaviours 26, 174
 #[tokio::test(start_paused = true)]
-async fn a_skipped_request_runs_each_time_and_never_meets_the_store() {
+async fn skipped_request_bypasses_store() {
     assert_eq!(
         executed(|layer| layer.with_skip(|_| true), "POST").await,
         BYPASSED
@@ -97,7 +97,7 @@ async fn a_skipped_request_runs_each_time_and_never_meets_the_store() {
 
 // behaviours 27
 #[tokio::test(start_paused = true)]
-async fn a_route_that_was_not_opted_in_runs_each_time() {
+async fn uncovered_route_runs_each_time() {
     let (opted_in, other) = (Effects::default(), Effects::default());
     let counted = |effects: &Effects| {
         let effects = effects.clone();
@@ -121,7 +121,7 @@ async fn a_route_that_was_not_opted_in_runs_each_time() {
 
 // behaviours 28
 #[tokio::test(start_paused = true)]
-async fn an_exempted_route_needs_no_key() {
+async fn exempted_route_needs_no_key() {
     let layer = IdempotencyLayer::new(MemoryStore::new())
         .with_missing_key(MissingKey::Reject)
         .with_skip(|head| head.uri.path() == "/webhooks");
@@ -193,7 +193,7 @@ async fn two_layers_on_two_stores_do_not_meet() {
 
 // behaviours 30
 #[tokio::test(start_paused = true)]
-async fn an_empty_body_is_a_request_like_any_other() {
+async fn empty_body_is_covered() {
     let (app, effects) = creating(IdempotencyLayer::new(MemoryStore::new()));
     let first = send(&app, request("POST", "/orders", "")).await;
     let second = send(&app, request("POST", "/orders", "")).await;

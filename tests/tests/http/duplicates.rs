@@ -97,7 +97,7 @@ async fn joined(answer: JoinHandle<Answer>) -> Answer {
 
 // behaviours 95, fm 31: the refused must not free the key of the first
 #[tokio::test(start_paused = true)]
-async fn duplicates_are_refused_and_disturb_nobody_while_the_first_is_executed() {
+async fn duplicates_are_refused_during_execution() {
     for (in_flight, status) in [
         (ConcurrentRequests::Conflict, StatusCode::CONFLICT),
         (
@@ -129,7 +129,7 @@ async fn duplicates_are_refused_and_disturb_nobody_while_the_first_is_executed()
 
 // behaviours 96, fm 81
 #[tokio::test(start_paused = true)]
-async fn another_request_under_the_key_is_a_mismatch_even_while_the_first_is_executed() {
+async fn other_request_during_execution_is_key_reuse() {
     for in_flight in [
         ConcurrentRequests::Conflict,
         ConcurrentRequests::TooManyRequests,
@@ -153,7 +153,7 @@ async fn another_request_under_the_key_is_a_mismatch_even_while_the_first_is_exe
 
 // behaviours 97, 100; fm 116, 117
 #[tokio::test(start_paused = true)]
-async fn waiters_are_answered_at_once_and_only_one_of_them_asks_the_store() {
+async fn waiters_share_one_store_query() {
     bounded(async {
         let held = Held::waiting();
         let first = held.first().await;
@@ -184,7 +184,7 @@ async fn waiters_are_answered_at_once_and_only_one_of_them_asks_the_store() {
 
 // fm 46
 #[tokio::test(start_paused = true)]
-async fn waiters_look_by_themselves_when_the_store_never_says_that_something_changed() {
+async fn waiters_poll_without_notifications() {
     for after in [Duration::from_millis(20), Duration::from_secs(60)] {
         within(LONG, async {
             let held = Held::waiting();
@@ -209,7 +209,7 @@ async fn waiters_look_by_themselves_when_the_store_never_says_that_something_cha
 
 // fm 116: not even when what it says means nothing
 #[tokio::test(start_paused = true)]
-async fn waiters_do_not_hammer_a_store_that_always_says_that_something_changed() {
+async fn waiters_back_off_on_constant_notifications() {
     bounded(async {
         let held = Held::new(|layer| {
             layer.with_concurrent_requests(ConcurrentRequests::Wait(Duration::from_secs(1)))
@@ -234,7 +234,7 @@ async fn waiters_do_not_hammer_a_store_that_always_says_that_something_changed()
 
 // behaviours 101
 #[tokio::test(start_paused = true)]
-async fn when_the_first_request_leaves_nothing_one_waiter_executes_and_the_others_go_on_waiting() {
+async fn one_waiter_executes_after_release() {
     bounded(async {
         let failed = StatusCode::INTERNAL_SERVER_ERROR;
         let held = Held::answering(
@@ -284,7 +284,7 @@ async fn when_the_first_request_leaves_nothing_one_waiter_executes_and_the_other
 
 // behaviours 102
 #[tokio::test(start_paused = true)]
-async fn a_waiter_whose_time_is_up_is_refused_and_the_first_keeps_its_lease() {
+async fn timed_out_waiter_is_refused() {
     bounded(async {
         let waits = Duration::from_millis(3_210);
         let held =
@@ -315,7 +315,7 @@ async fn a_waiter_whose_time_is_up_is_refused_and_the_first_keeps_its_lease() {
 
 // fm 116, behaviours 103
 #[tokio::test(start_paused = true)]
-async fn waiters_are_bounded_for_each_key_and_in_total_and_give_their_places_back() {
+async fn waiters_are_bounded_per_key_and_in_total() {
     bounded(async {
         let held = Held::new(|layer| {
             layer
@@ -362,7 +362,7 @@ async fn waiters_are_bounded_for_each_key_and_in_total_and_give_their_places_bac
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_wait_without_end_is_a_wait_all_the_same() {
+async fn unlimited_wait_is_accepted() {
     bounded(async {
         let held = Held::new(|layer| {
             layer.with_concurrent_requests(ConcurrentRequests::Wait(Duration::MAX))
@@ -381,7 +381,7 @@ async fn a_wait_without_end_is_a_wait_all_the_same() {
 
 // behaviours 151
 #[tokio::test(start_paused = true)]
-async fn a_waiter_whose_store_fails_is_told_so_and_the_next_takes_its_turn() {
+async fn waiter_with_store_failure_passes_its_turn() {
     bounded(async {
         let held = Held::waiting();
         let first = held.first().await;
@@ -404,7 +404,7 @@ async fn a_waiter_whose_store_fails_is_told_so_and_the_next_takes_its_turn() {
 
 // behaviours 153
 #[tokio::test(start_paused = true)]
-async fn a_waiter_whose_store_fails_never_runs_beside_the_first_that_it_has_seen() {
+async fn waiter_with_store_failure_never_executes() {
     bounded(async {
         let held = Held::new(|layer| {
             layer

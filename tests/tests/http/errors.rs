@@ -173,7 +173,7 @@ fn members(answer: &Answer) -> Vec<String> {
 
 // behaviours 167, 170
 #[tokio::test(start_paused = true)]
-async fn every_refusal_is_a_problem_with_a_stable_code() {
+async fn every_refusal_has_stable_code() {
     for (kind, status, code, retryable, retry_after) in KINDS {
         let (answer, executed) = refusal(kind, |layer| layer).await;
         assert_eq!(answer.status, status, "{code}");
@@ -242,7 +242,7 @@ async fn no_refusal_is_recorded() {
 
 // behaviours 169
 #[tokio::test(start_paused = true)]
-async fn a_service_can_render_every_refusal_itself() {
+async fn refusals_can_be_rendered_by_service() {
     for (kind, status, _, _, retry_after) in KINDS {
         let asked = Arc::new(Mutex::new(Vec::new()));
         let (answer, executed) = refusal(kind, |layer| {
@@ -273,7 +273,7 @@ async fn a_service_can_render_every_refusal_itself() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn problems_link_to_the_draft_or_to_the_service_s_own_words() {
+async fn problem_link_is_configurable() {
     let (answer, _) = refusal(ErrorKind::MalformedKey, |layer| layer).await;
     let link = answer.header("link").expect("a link");
     assert!(link.contains("draft-ietf-httpapi-idempotency-key-header"));
@@ -301,7 +301,7 @@ async fn retry_after_is_whole_seconds_rounded_up() {
 
 // behaviours 172
 #[test]
-fn settings_that_cannot_work_are_refused_as_they_are_set() {
+fn invalid_settings_are_refused_by_setters() {
     let layer = || IdempotencyLayer::new(MemoryStore::new());
     let error = layer().with_secret("short").expect_err("too short");
     assert!(error.to_string().contains("at least 16 bytes"), "{error}");
@@ -346,12 +346,12 @@ async fn settings_that_leave_nothing_are_obeyed() {
 
 #[test]
 #[should_panic(expected = "at least 1 ms")]
-fn a_lifetime_of_zero_cannot_be_written() {
+fn zero_lifetime_is_refused() {
     let _ = Ttl::from_secs(0);
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_draining_layer_refuses_new_requests_and_waits_for_those_in_flight() {
+async fn draining_layer_refuses_and_waits() {
     let layer = IdempotencyLayer::new(MemoryStore::new());
     let (app, effects) = app(layer.clone(), async |n, _| {
         tokio::time::sleep(Duration::from_secs(5)).await;

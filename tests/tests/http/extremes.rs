@@ -67,7 +67,7 @@ async fn limits_of_zero_refuse_and_execute_nothing() {
 }
 
 #[test]
-fn a_zero_duration_cannot_be_a_ttl() {
+fn ttl_of_zero_is_refused() {
     for (duration, millis) in [
         (Duration::ZERO, None),
         (Duration::from_nanos(1), Some(1)),

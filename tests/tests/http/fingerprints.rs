@@ -83,7 +83,7 @@ async fn across(layers: [IdempotencyLayer; 2], requests: [Request<Body>; 2]) -> 
 
 // behaviours 31
 #[tokio::test(start_paused = true)]
-async fn another_body_under_the_key_is_refused_and_not_executed() {
+async fn other_body_is_key_reuse() {
     let (app, effects) = creating(layer());
     let first = send(&app, json(r#"{"a":1}"#)).await;
     let other = send(&app, json(r#"{"a":2}"#)).await;
@@ -105,7 +105,7 @@ async fn another_body_under_the_key_is_refused_and_not_executed() {
 
 // behaviours 32
 #[tokio::test(start_paused = true)]
-async fn the_same_body_under_another_key_is_another_request() {
+async fn same_body_with_other_key_executes() {
     let found = second(
         layer(),
         post("/orders", "k", "a"),
@@ -117,7 +117,7 @@ async fn the_same_body_under_another_key_is_another_request() {
 
 // behaviours 33, 34
 #[tokio::test(start_paused = true)]
-async fn canonical_json_ignores_the_order_of_members_and_not_that_of_elements() {
+async fn canonical_json_ignores_member_order() {
     let canonical = || layer().with_fingerprint(FingerprintBy::canonical_json());
     for (one, two, expected) in [
         (r#"{"a":1,"b":2}"#, r#"{"b":2,"a":1}"#, Replayed),
@@ -167,7 +167,7 @@ fn over_json(keep: fn(&mut Value)) -> IdempotencyLayer {
 
 // behaviours 36, 37
 #[tokio::test(start_paused = true)]
-async fn a_custom_fingerprint_can_leave_fields_out() {
+async fn custom_fingerprint_can_omit_fields() {
     let without_times = || {
         over_json(|value| {
             value["timestamp"].take();
@@ -189,7 +189,7 @@ async fn a_custom_fingerprint_can_leave_fields_out() {
 
 // behaviours 38, 39
 #[tokio::test(start_paused = true)]
-async fn a_custom_fingerprint_can_look_at_a_subset_only() {
+async fn custom_fingerprint_can_use_subset() {
     let amount = || over_json(|value| *value = value["amount"].take());
     let one = r#"{"amount":1,"note":"x"}"#;
     assert_eq!(
@@ -204,7 +204,7 @@ async fn a_custom_fingerprint_can_look_at_a_subset_only() {
 
 // behaviours 57
 #[tokio::test(start_paused = true)]
-async fn requests_that_a_custom_fingerprint_makes_equal_are_the_same() {
+async fn equal_custom_fingerprints_are_same_request() {
     let anything = layer().with_fingerprint(FingerprintBy::custom(|_, _| b"same".to_vec()));
     let one = post("/a", "k", "one");
     let mut two = post("/b?c=d", "k", "two");
@@ -213,7 +213,7 @@ async fn requests_that_a_custom_fingerprint_makes_equal_are_the_same() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_fingerprint_of_the_head_lets_the_body_stream_through_unlimited() {
+async fn head_fingerprint_streams_unlimited_body() {
     let head_only = layer()
         .with_fingerprint(FingerprintBy::head_only())
         .with_request_limit(4);
@@ -235,7 +235,7 @@ async fn a_fingerprint_of_the_head_lets_the_body_stream_through_unlimited() {
 
 // behaviours 40, 42, 43: another request under the key is a client's mistake, so it is refused
 #[tokio::test(start_paused = true)]
-async fn another_path_or_query_under_the_key_is_refused() {
+async fn other_path_or_query_is_key_reuse() {
     for (one, two) in [
         ("/a", "/b"),
         ("/u/1", "/u/2"),
@@ -258,7 +258,7 @@ async fn another_path_or_query_under_the_key_is_refused() {
 
 // behaviours 41
 #[tokio::test(start_paused = true)]
-async fn another_method_under_the_key_is_refused() {
+async fn other_method_is_key_reuse() {
     let put = || {
         let mut req = post("/orders", "k", "order");
         *req.method_mut() = http::Method::PUT;
@@ -274,7 +274,7 @@ async fn another_method_under_the_key_is_refused() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn the_media_type_counts_without_parameters_and_letter_case_and_other_headers_do_not() {
+async fn media_type_counts_without_parameters() {
     let type_of = |value| with("content-type", value);
     for (one, two, expected) in [
         (type_of("text/plain"), type_of("text/html"), Refused),
@@ -297,7 +297,7 @@ async fn the_media_type_counts_without_parameters_and_letter_case_and_other_head
 
 // behaviours 50
 #[tokio::test(start_paused = true)]
-async fn parts_that_join_to_the_same_text_are_told_apart() {
+async fn fingerprint_parts_are_unambiguous() {
     // Also where the text holds what stands between the parts.
     for ((path, body), (other_path, other_body)) in [
         (("/a", "bc"), ("/ab", "c")),
@@ -325,7 +325,7 @@ async fn parts_that_join_to_the_same_text_are_told_apart() {
 
 // behaviours 44
 #[tokio::test(start_paused = true)]
-async fn another_authorization_never_meets_the_first_one_s_answer() {
+async fn other_authorization_never_gets_record() {
     let asks = |token| with("authorization", token);
     let found = second(layer(), asks("Bearer a"), asks("Bearer b")).await;
     assert_eq!(found, Executed);
@@ -352,7 +352,7 @@ async fn another_authorization_never_meets_the_first_one_s_answer() {
 
 // behaviours 45
 #[tokio::test(start_paused = true)]
-async fn a_session_cookie_can_be_the_principal_and_other_cookies_do_not_split() {
+async fn session_cookie_can_be_principal() {
     let by_cookie =
         || layer().with_principal(Principal::authorization().or(Principal::cookie("sid")));
     let cookies = |value| with("cookie", value);
@@ -386,7 +386,7 @@ fn by_account(account: u64) -> Request<Body> {
 
 // behaviours 46
 #[tokio::test(start_paused = true)]
-async fn a_principal_of_the_authentication_survives_a_refreshed_token() {
+async fn authenticated_principal_survives_token_refresh() {
     let principal = Principal::extension(|account: &Account| account.0.to_be_bytes());
     let layer = || layer().with_principal(principal.clone());
     let with_token = |account, token: &'static str| {
@@ -403,7 +403,7 @@ async fn a_principal_of_the_authentication_survives_a_refreshed_token() {
 
 // behaviours 47
 #[tokio::test(start_paused = true)]
-async fn a_principal_that_refuses_answers_itself_and_nothing_else_happens() {
+async fn refusing_principal_sends_its_own_response() {
     let store = MemoryStore::new();
     let layer = IdempotencyLayer::new(store.clone()).with_principal(Principal::from_fn(|_| {
         let mut res = http::Response::new(Bytes::from("who are you?"));
@@ -420,7 +420,7 @@ async fn a_principal_that_refuses_answers_itself_and_nothing_else_happens() {
 
 // behaviours 47
 #[tokio::test(start_paused = true)]
-async fn a_missing_extension_is_a_fault_of_the_service_and_nothing_is_executed() {
+async fn missing_principal_extension_is_500() {
     let by_account = || Principal::extension(|account: &Account| account.0.to_be_bytes());
     let store = MemoryStore::new();
     let layer = IdempotencyLayer::new(store.clone());
@@ -439,7 +439,7 @@ async fn a_missing_extension_is_a_fault_of_the_service_and_nothing_is_executed()
 }
 
 #[tokio::test(start_paused = true)]
-async fn sources_are_tried_in_order_and_the_first_decides() {
+async fn principal_sources_are_tried_in_order() {
     let principal = Principal::header(http::HeaderName::from_static("x-tenant"))
         .or(Principal::from_fn(|head| {
             Ok(head.uri.query().map(|query| query.as_bytes().to_vec()))
@@ -519,7 +519,7 @@ async fn two_sources_together_tell_callers_apart_by_both() {
 
 // behaviours 46
 #[tokio::test(start_paused = true)]
-async fn two_sources_of_one_kind_that_find_the_same_bytes_are_two_principals() {
+async fn equal_bytes_of_two_sources_are_two_principals() {
     #[derive(Clone)]
     struct Service(u64);
 
@@ -586,7 +586,7 @@ async fn namespaces_and_keys_do_not_run_into_each_other() {
 
 // behaviours 51
 #[tokio::test(start_paused = true)]
-async fn another_secret_is_another_entry_and_a_short_one_is_refused() {
+async fn other_secret_is_other_entry() {
     let one = layer();
     let keyed = |secret: &str| {
         let layer = one.clone().with_secret(secret);
@@ -630,7 +630,7 @@ fn receiving(layer: IdempotencyLayer) -> (Router, Effects, Received) {
 
 // behaviours 52, 53
 #[tokio::test(start_paused = true)]
-async fn the_handler_receives_a_body_of_many_frames_whole_with_its_trailers() {
+async fn handler_receives_all_frames_and_trailers() {
     let mut trailers = HeaderMap::new();
     trailers.insert("x-checksum", HeaderValue::from_static("42"));
     let (app, effects, received) = receiving(layer());
@@ -647,7 +647,7 @@ async fn the_handler_receives_a_body_of_many_frames_whole_with_its_trailers() {
 
 // behaviours 54
 #[tokio::test(start_paused = true)]
-async fn a_binary_body_reaches_the_handler_unchanged() {
+async fn binary_body_reaches_handler_unchanged() {
     let bytes: Vec<u8> = (0..=255).chain([0xc3, 0x28, 0xff]).collect();
     let (app, effects, received) = receiving(layer());
     assert!(
@@ -672,7 +672,7 @@ async fn a_binary_body_reaches_the_handler_unchanged() {
 
 // behaviours 179
 #[tokio::test(start_paused = true)]
-async fn what_the_handler_does_to_its_request_changes_nothing() {
+async fn handler_changes_do_not_affect_fingerprint() {
     let (app, effects) = app(layer(), async |n, mut req: Request<Body>| {
         *req.uri_mut() = "/elsewhere".parse().expect("a URI");
         req.headers_mut().clear();
@@ -686,7 +686,7 @@ async fn what_the_handler_does_to_its_request_changes_nothing() {
 
 // behaviours 55
 #[tokio::test(start_paused = true)]
-async fn a_body_at_the_limit_is_accepted_and_a_larger_one_is_refused_unread() {
+async fn body_over_limit_is_refused_unread() {
     let store = MemoryStore::new();
     let layer = IdempotencyLayer::new(store.clone()).with_request_limit(4);
     let (app, effects) = creating(layer);
@@ -712,7 +712,7 @@ async fn a_body_at_the_limit_is_accepted_and_a_larger_one_is_refused_unread() {
 
 // behaviours 56, 166
 #[tokio::test(start_paused = true)]
-async fn the_limit_holds_while_reading_whatever_the_length_header_says() {
+async fn limit_ignores_length_header_while_reading() {
     for length in [None, Some("-1"), Some("many"), Some("2"), Some("")] {
         let store = MemoryStore::new();
         let layer = IdempotencyLayer::new(store.clone()).with_request_limit(4);
@@ -733,7 +733,7 @@ async fn the_limit_holds_while_reading_whatever_the_length_header_says() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn the_default_limit_is_that_of_axum() {
+async fn default_request_limit_is_2_mib() {
     let (app, effects) = creating(layer());
     let fits = vec![7; 2 * 1024 * 1024];
     let mut larger = fits.clone();
@@ -747,7 +747,7 @@ async fn the_default_limit_is_that_of_axum() {
 
 // failure mode 76
 #[tokio::test(start_paused = true)]
-async fn a_body_that_breaks_off_leaves_the_key_untouched() {
+async fn aborted_body_leaves_key_untouched() {
     let store = MemoryStore::new();
     let (app, effects) = creating(IdempotencyLayer::new(store.clone()));
     let broken = Body::new(Scripted::new([Step::from("half"), Step::Fail]));
@@ -763,7 +763,7 @@ async fn a_body_that_breaks_off_leaves_the_key_untouched() {
 
 // failure mode 74
 #[tokio::test(start_paused = true)]
-async fn a_body_that_takes_too_long_is_refused_before_there_is_a_lease() {
+async fn slow_body_is_refused_before_lease() {
     let store = MemoryStore::new();
     let (app, effects) = creating(IdempotencyLayer::new(store.clone()));
     let drip = |secs: u64| {

@@ -47,7 +47,7 @@ async fn executions(app: &Router, requests: impl IntoIterator<Item = Request<Bod
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_request_without_a_key_passes_through() {
+async fn request_without_key_passes_through() {
     let store = Probe::default();
     let layer = IdempotencyLayer::with_preset(store.clone(), Preset::Idempo);
     let (app, effects) = app(layer, async |n, _| format!("execution {n}"));
@@ -57,7 +57,7 @@ async fn a_request_without_a_key_passes_through() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn get_head_and_options_pass_through_even_with_a_key() {
+async fn safe_methods_pass_through_with_key() {
     for method in [Method::GET, Method::HEAD, Method::OPTIONS] {
         let (app, effects) = numbered();
         for _ in 0..2 {
@@ -70,7 +70,7 @@ async fn get_head_and_options_pass_through_even_with_a_key() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn an_unsafe_request_is_executed_once_and_its_response_served_again() {
+async fn unsafe_request_is_executed_once() {
     for method in [Method::POST, Method::PUT, Method::PATCH, Method::DELETE] {
         let (app, effects) = answering(|n| {
             let headers = [("x-foo", "bar"), ("x-other", "")];
@@ -89,7 +89,7 @@ async fn an_unsafe_request_is_executed_once_and_its_response_served_again() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn the_key_may_come_as_x_idempotency_key() {
+async fn x_idempotency_key_is_accepted() {
     let (app, effects) = numbered();
     let aliased = || {
         let mut req = order();
@@ -106,7 +106,7 @@ async fn the_key_may_come_as_x_idempotency_key() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_quoted_key_equals_an_unquoted_one() {
+async fn quoted_key_equals_unquoted() {
     let (app, effects) = numbered();
     let key = |key| post("/orders", key, "order");
     assert_eq!(
@@ -118,7 +118,7 @@ async fn a_quoted_key_equals_an_unquoted_one() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn an_empty_key_is_answered_400_as_json() {
+async fn empty_key_gets_json_400() {
     let (app, effects) = numbered();
     for key in ["", "\"\"", "  "] {
         let answer = send(&app, post("/orders", key, "order")).await;
@@ -133,7 +133,7 @@ async fn an_empty_key_is_answered_400_as_json() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn another_verb_url_query_body_or_authorization_is_another_request() {
+async fn any_difference_is_separate_request() {
     let (app, effects) = numbered();
     let changed = |change: fn(&mut Request<Body>)| {
         let mut req = order();
@@ -176,7 +176,7 @@ async fn other_headers_do_not_make_another_request() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn failures_of_the_server_and_passing_refusals_run_again() {
+async fn server_errors_and_refusals_run_again() {
     for code in [500, 502, 503, 504, 425, 429] {
         let (app, effects) = answering(move |n| {
             let status = StatusCode::from_u16(code).expect("a status");
@@ -196,7 +196,7 @@ async fn failures_of_the_server_and_passing_refusals_run_again() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_response_over_four_mebibytes_is_not_stored() {
+async fn response_over_4_mib_is_not_stored() {
     let large = |n: u64| {
         let mut body = vec![b'x'; 4 * 1024 * 1024];
         body.extend_from_slice(n.to_string().as_bytes());
@@ -211,7 +211,7 @@ async fn a_response_over_four_mebibytes_is_not_stored() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_response_of_chunks_is_stored() {
+async fn chunked_response_is_stored() {
     let (app, effects) = answering(|n| {
         let number: &'static str = n.to_string().leak();
         let body = tests::Scripted::new(["exec", "ution ", number]);
@@ -222,7 +222,7 @@ async fn a_response_of_chunks_is_stored() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_no_store_policy_keeps_nothing_in_any_letter_case() {
+async fn no_store_policy_ignores_case() {
     for (name, value) in [
         ("X-Idempo-Policy", "no-store"),
         ("x-idempo-policy", "no-store"),
@@ -237,7 +237,7 @@ async fn a_no_store_policy_keeps_nothing_in_any_letter_case() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn persist_for_seconds_sets_the_lifetime_in_any_letter_case() {
+async fn persist_for_seconds_ignores_case() {
     for name in [
         "X-Idempo-Persist-For-Seconds",
         "x-idempo-persist-for-seconds",
@@ -255,7 +255,7 @@ async fn persist_for_seconds_sets_the_lifetime_in_any_letter_case() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn without_a_word_from_the_handler_an_answer_lives_for_30_seconds() {
+async fn default_retention_is_30_seconds() {
     let (app, effects) = numbered();
     assert_eq!(executions(&app, [order()]).await, [1]);
     advance(Duration::from_millis(29_999)).await;
@@ -266,7 +266,7 @@ async fn without_a_word_from_the_handler_an_answer_lives_for_30_seconds() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn the_other_presets_keep_answers_for_24_hours() {
+async fn other_presets_retain_for_24_hours() {
     for preset in [Preset::Recommended, Preset::Ietf, Preset::Stripe] {
         let layer = IdempotencyLayer::with_preset(MemoryStore::new(), preset);
         let (app, effects) = app(layer, async |n, _| format!("execution {n}"));
@@ -281,7 +281,7 @@ async fn the_other_presets_keep_answers_for_24_hours() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_double_request_while_the_first_runs_is_answered_429() {
+async fn concurrent_duplicate_gets_429() {
     let gate = Arc::new(Semaphore::new(0));
     let held = Arc::clone(&gate);
     let (app, effects) = app(layer(), move |n, _req| {
@@ -318,7 +318,7 @@ async fn a_double_request_while_the_first_runs_is_answered_429() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn an_exception_in_the_application_frees_the_key() {
+async fn application_panic_releases_key() {
     let (app, effects) = answering(|n| {
         assert!(n > 1, "an exception");
         format!("execution {n}")

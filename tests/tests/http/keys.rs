@@ -55,7 +55,7 @@ async fn are_one(app: &(Router, Effects), first: Request<Body>, second: Request<
 
 // behaviours 1
 #[tokio::test(start_paused = true)]
-async fn a_required_key_that_is_missing_is_refused() {
+async fn missing_required_key_is_refused() {
     let (app, effects) = creating(layer().with_missing_key(MissingKey::Reject));
     let answer = send(&app, keyless("order")).await;
     assert_refused(&answer, "missing-key", "no header");
@@ -63,7 +63,7 @@ async fn a_required_key_that_is_missing_is_refused() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn who_sends_no_key_is_told_the_header_that_is_looked_for() {
+async fn missing_key_error_names_header() {
     let layer = layer().with_missing_key(MissingKey::Reject);
     let other = layer
         .clone()
@@ -78,7 +78,7 @@ async fn who_sends_no_key_is_told_the_header_that_is_looked_for() {
 
 // behaviours 2
 #[tokio::test(start_paused = true)]
-async fn without_a_key_an_optional_layer_runs_every_request_and_stores_nothing() {
+async fn optional_key_passes_without_store() {
     let store = MemoryStore::new();
     let (app, effects) = creating(IdempotencyLayer::new(store.clone()));
     for n in 1..=3 {
@@ -93,7 +93,7 @@ async fn without_a_key_an_optional_layer_runs_every_request_and_stores_nothing()
 
 // behaviours 3, 4
 #[tokio::test(start_paused = true)]
-async fn an_empty_key_is_malformed_even_where_keys_are_optional() {
+async fn empty_key_is_malformed_if_optional() {
     for missing in [
         MissingKey::PassThrough,
         MissingKey::Reject,
@@ -110,7 +110,7 @@ async fn an_empty_key_is_malformed_even_where_keys_are_optional() {
 
 // behaviours 5
 #[tokio::test(start_paused = true)]
-async fn a_quoted_and_an_unquoted_key_are_the_same() {
+async fn quoted_and_unquoted_key_are_equal() {
     for (first, second) in [
         ("\"abc\"", "abc"),
         ("abc", "\"abc\""),
@@ -132,7 +132,7 @@ async fn a_quoted_and_an_unquoted_key_are_the_same() {
 
 // behaviours 6
 #[tokio::test(start_paused = true)]
-async fn a_key_of_255_bytes_is_accepted_and_one_more_is_too_long() {
+async fn key_over_255_bytes_is_too_long() {
     let (app, effects) = creating(layer());
     for quote in ["", "\""] {
         let longest = format!("{quote}{}{quote}", "k".repeat(255));
@@ -149,7 +149,7 @@ async fn a_key_of_255_bytes_is_accepted_and_one_more_is_too_long() {
 
 // behaviours 7
 #[tokio::test(start_paused = true)]
-async fn the_length_counts_bytes_and_not_characters() {
+async fn key_length_counts_bytes() {
     let from_head = layer().with_key_from(|head| {
         let repeat = head.headers.get("x-repeat")?.to_str().ok()?;
         Some("é".repeat(repeat.parse().ok()?))
@@ -165,7 +165,7 @@ async fn the_length_counts_bytes_and_not_characters() {
 
 // behaviours 8
 #[tokio::test(start_paused = true)]
-async fn a_key_shorter_than_the_minimum_is_refused() {
+async fn key_below_minimum_is_refused() {
     let (app, effects) = creating(layer().with_key_length(21..=255));
     let answer = send(&app, keyed("k".repeat(20))).await;
     assert_refused(&answer, "malformed-key", "20 bytes");
@@ -177,7 +177,7 @@ async fn a_key_shorter_than_the_minimum_is_refused() {
 
 // behaviours 9, 10
 #[tokio::test(start_paused = true)]
-async fn keys_outside_the_syntax_are_refused_and_not_repaired() {
+async fn invalid_key_is_refused() {
     let (app, effects) = creating(layer());
     for value in [
         &b"a,b"[..],
@@ -201,7 +201,7 @@ async fn keys_outside_the_syntax_are_refused_and_not_repaired() {
 
 // Some libraries refuse these, and so fail for one random key of base64 in so many.
 #[tokio::test(start_paused = true)]
-async fn keys_with_slashes_colons_and_plus_signs_are_keys_and_told_apart() {
+async fn keys_with_punctuation_are_distinct() {
     let app = creating(layer());
     let keys = [
         "a/b",
@@ -225,7 +225,7 @@ async fn keys_with_slashes_colons_and_plus_signs_are_keys_and_told_apart() {
 
 // behaviours 11
 #[tokio::test(start_paused = true)]
-async fn a_key_check_narrows_the_characters() {
+async fn key_check_restricts_characters() {
     let (app, effects) = creating(layer().with_key_check(|key| {
         key.bytes()
             .all(|byte| byte.is_ascii_alphanumeric() || b"_.:-".contains(&byte))
@@ -242,7 +242,7 @@ async fn a_key_check_narrows_the_characters() {
 
 // behaviours 12
 #[tokio::test(start_paused = true)]
-async fn a_key_check_can_insist_on_uuids() {
+async fn key_check_can_require_uuid() {
     let is_uuid = |key: &str| {
         key.len() == 36
             && key.bytes().enumerate().all(|(at, byte)| match at {
@@ -265,7 +265,7 @@ async fn a_key_check_can_insist_on_uuids() {
 
 // behaviours 13
 #[tokio::test(start_paused = true)]
-async fn under_another_header_name_the_usual_one_is_not_a_key() {
+async fn custom_header_replaces_default() {
     let name = HeaderName::from_static("x-request-key");
     let layer = layer().with_header(name);
     let (app, effects) = creating(layer.clone());
@@ -285,7 +285,7 @@ async fn under_another_header_name_the_usual_one_is_not_a_key() {
 
 // behaviours 14
 #[tokio::test(start_paused = true)]
-async fn the_same_key_under_the_alias_is_the_same_key() {
+async fn alias_header_carries_same_key() {
     let alias = HeaderName::from_static("x-idempotency-key");
     let app = creating(layer().with_header_alias(alias));
     let aliased = || with_header("x-idempotency-key", "k");
@@ -297,7 +297,7 @@ async fn the_same_key_under_the_alias_is_the_same_key() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn the_header_goes_before_its_alias() {
+async fn header_takes_precedence_over_alias() {
     let alias = HeaderName::from_static("x-idempotency-key");
     let (app, effects) = creating(layer().with_header_alias(alias));
     let mut both = keyed("first");
@@ -312,7 +312,7 @@ async fn the_header_goes_before_its_alias() {
 
 // behaviours 15
 #[tokio::test(start_paused = true)]
-async fn a_rejected_key_is_answered_as_the_service_renders_it() {
+async fn rejected_key_uses_service_renderer() {
     let layer = layer()
         .with_key_check(|key| key.starts_with("order-"))
         .with_error_response(|error| {
@@ -350,7 +350,7 @@ async fn several_key_lines_are_refused_even_when_they_agree() {
 
 // behaviours 17, as far as the head goes: the body is not read for a key
 #[tokio::test(start_paused = true)]
-async fn a_key_from_the_request_head_names_an_entity() {
+async fn key_from_head_names_entity() {
     let by_order = || {
         layer().with_key_from(|head| {
             let id = head
@@ -382,7 +382,7 @@ async fn a_key_from_the_request_head_names_an_entity() {
 
 // behaviours 18
 #[tokio::test(start_paused = true)]
-async fn a_head_without_a_key_is_refused_or_passes_as_the_setting_says() {
+async fn head_without_key_follows_setting() {
     let from_head = layer().with_key_from(|_| None);
     let (app, effects) = creating(from_head.clone());
     for _ in 0..2 {
@@ -399,7 +399,7 @@ async fn a_head_without_a_key_is_refused_or_passes_as_the_setting_says() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_key_that_the_service_makes_is_limited_but_has_no_syntax() {
+async fn service_key_is_limited_without_syntax() {
     let (app, effects) = creating(layer().with_key_from(|head| {
         head.headers
             .get("x-event")
@@ -418,7 +418,7 @@ async fn a_key_that_the_service_makes_is_limited_but_has_no_syntax() {
 
 // behaviours 19
 #[tokio::test(start_paused = true)]
-async fn the_header_name_has_no_letter_case() {
+async fn header_name_ignores_case() {
     let app = creating(layer());
     let shouted = || {
         let name = HeaderName::from_bytes(b"IDEMPOTENCY-KEY").expect("a header name");
@@ -431,7 +431,7 @@ async fn the_header_name_has_no_letter_case() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn each_syntax_decides_whether_quotes_belong_to_the_key() {
+async fn each_syntax_decides_about_quotes() {
     for (syntax, bare_is_quoted) in [
         (KeySyntax::Lenient, Some(true)),
         (KeySyntax::Unquoted, Some(true)),
@@ -455,7 +455,7 @@ async fn each_syntax_decides_whether_quotes_belong_to_the_key() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn without_a_key_equal_content_can_be_the_key() {
+async fn equal_content_can_be_key() {
     let derive = layer()
         .with_missing_key(MissingKey::Derive)
         .with_retention(Ttl::from_secs(300));
@@ -474,7 +474,7 @@ async fn without_a_key_equal_content_can_be_the_key() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn the_handler_sees_the_key_as_the_client_meant_it() {
+async fn handler_sees_decoded_key() {
     let (app, effects) = app(layer(), async |n, req: Request<Body>| {
         let key = req
             .extensions()

@@ -528,7 +528,7 @@ fn differences(expected: &Row, found: &Row) -> String {
 // ---- The table ----
 
 #[tokio::test(start_paused = true)]
-async fn every_preset_does_what_its_column_says() {
+async fn every_preset_matches_its_column() {
     for preset in PRESETS {
         let layers = Layers {
             preset,
@@ -544,7 +544,7 @@ async fn every_preset_does_what_its_column_says() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn every_status_is_recorded_as_the_column_says() {
+async fn recorded_statuses_match_column() {
     let all: Vec<u16> = (200..600).collect();
     for preset in PRESETS {
         let (highest, not): (u16, &[u16]) = match preset {
@@ -563,7 +563,7 @@ async fn every_status_is_recorded_as_the_column_says() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn every_preset_keeps_four_mebibytes_and_not_a_byte_more() {
+async fn every_preset_limits_responses_to_4_mib() {
     for preset in PRESETS {
         let layers = Layers {
             preset,
@@ -580,7 +580,7 @@ async fn every_preset_keeps_four_mebibytes_and_not_a_byte_more() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn the_layer_without_a_preset_is_the_recommended_one() {
+async fn default_layer_is_recommended_preset() {
     let (plain, recommended) = (
         IdempotencyLayer::new(MemoryStore::new()),
         IdempotencyLayer::with_preset(MemoryStore::new(), Preset::Recommended),
@@ -731,7 +731,7 @@ async fn each_setting_changes_its_cell_of_idempo_alone() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn what_cannot_be_kept_is_decided_alone() {
+async fn unrecordable_setting_changes_only_its_cells() {
     for preset in PRESETS {
         for (unrecordable, expected) in [
             (Unrecordable::Tombstone, (409, 1)),
@@ -755,7 +755,7 @@ async fn what_cannot_be_kept_is_decided_alone() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn the_response_limit_is_decided_alone() {
+async fn response_limit_changes_only_its_cells() {
     for preset in PRESETS {
         let limited: Change = |layer| layer.with_response_limit(1000);
         let layers = Layers {

@@ -61,7 +61,7 @@ async fn recorded(layer: impl Fn() -> IdempotencyLayer, statuses: &[u16]) -> Vec
 
 // behaviours 59
 #[tokio::test(start_paused = true)]
-async fn the_first_answer_is_what_the_handler_answered() {
+async fn first_response_is_unchanged() {
     let (app, effects) = app(layer(), async |_, _| {
         let headers = [
             ("set-cookie", "a=1"),
@@ -92,7 +92,7 @@ async fn the_first_answer_is_what_the_handler_answered() {
 
 // behaviours 60
 #[tokio::test(start_paused = true)]
-async fn an_execution_is_one_acquire_and_one_complete_and_a_replay_one_acquire() {
+async fn execution_makes_two_store_calls_and_replay_one() {
     let store = Probe::default();
     let memory = store.inner();
     let (app, effects) = app(IdempotencyLayer::new(store.clone()), move |n, _req| {
@@ -115,7 +115,7 @@ async fn an_execution_is_one_acquire_and_one_complete_and_a_replay_one_acquire()
 
 // behaviours 61, 62, 63, 65, 66
 #[tokio::test(start_paused = true)]
-async fn by_default_the_statuses_of_definite_outcomes_are_recorded() {
+async fn definite_statuses_are_recorded_by_default() {
     let all: Vec<u16> = (200..600).collect();
     let passing = [401, 403, 407, 408, 421, 423, 424, 425, 429];
     let definite: Vec<u16> = (200..500).filter(|code| !passing.contains(code)).collect();
@@ -123,14 +123,14 @@ async fn by_default_the_statuses_of_definite_outcomes_are_recorded() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn an_informational_status_is_never_recorded() {
+async fn informational_status_is_never_recorded() {
     let any = || layer().with_recorded_statuses(|_| true);
     assert_eq!(recorded(any, &[100, 101, 102, 103, 199]).await, [0_u16; 0]);
 }
 
 // behaviours 64, 67
 #[tokio::test(start_paused = true)]
-async fn only_the_statuses_that_the_setting_names_are_recorded() {
+async fn recorded_statuses_are_configurable() {
     let successes = || layer().with_recorded_statuses(|status| status.is_success());
     assert_eq!(
         recorded(successes, &[200, 299, 300, 400, 500]).await,
@@ -142,7 +142,7 @@ async fn only_the_statuses_that_the_setting_names_are_recorded() {
 
 // behaviours 64
 #[tokio::test(start_paused = true)]
-async fn a_status_that_is_not_recorded_frees_the_key_even_for_another_request() {
+async fn unrecorded_status_releases_key_for_any_request() {
     let store = MemoryStore::new();
     let (app, effects) = app(IdempotencyLayer::new(store.clone()), async |n, _| match n {
         1 => StatusCode::BAD_GATEWAY.into_response(),
@@ -161,7 +161,7 @@ fn with_header(name: &'static str, value: &'static str) -> impl Fn(u64) -> Respo
 
 // behaviours 68
 #[tokio::test(start_paused = true)]
-async fn a_handler_can_opt_out_of_being_recorded() {
+async fn handler_can_opt_out_of_recording() {
     for (name, value) in [
         ("x-idempo-policy", "no-store"),
         ("X-IDEMPO-Policy", "No-Store"),
@@ -182,7 +182,7 @@ async fn a_handler_can_opt_out_of_being_recorded() {
 
 // behaviours 68, 69
 #[tokio::test(start_paused = true)]
-async fn control_headers_never_reach_a_client() {
+async fn control_headers_never_reach_client() {
     let both = [
         ("X-Idempo-Policy", "keep"),
         ("X-Idempo-Persist-For-Seconds", "5"),
@@ -211,7 +211,7 @@ async fn control_headers_never_reach_a_client() {
 
 // behaviours 69
 #[tokio::test(start_paused = true)]
-async fn a_handler_can_say_how_long_its_answer_is_kept() {
+async fn handler_can_set_retention() {
     let typed = |n: u64| {
         let mut res = format!("execution {n}").into_response();
         res.extensions_mut()
@@ -238,7 +238,7 @@ async fn a_handler_can_say_how_long_its_answer_is_kept() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_handler_cannot_ask_for_more_than_the_maximum() {
+async fn handler_retention_is_capped() {
     let capped = layer().with_max_retention(Ttl::from_secs(10));
     let answer = with_header("x-idempo-persist-for-seconds", "86400");
     let (app, effects) = app(capped, move |n, _req| std::future::ready(answer(n)));
@@ -251,7 +251,7 @@ async fn a_handler_cannot_ask_for_more_than_the_maximum() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_record_lives_for_the_retention_and_then_the_key_is_new() {
+async fn record_expires_after_retention() {
     let (app, effects) = creating(layer());
     let day = Duration::from_secs(24 * 60 * 60);
     assert!(!send(&app, order()).await.is_replay());
@@ -269,7 +269,7 @@ async fn a_record_lives_for_the_retention_and_then_the_key_is_new() {
 
 // behaviours 70
 #[tokio::test(start_paused = true)]
-async fn a_panic_passes_on_and_frees_the_key() {
+async fn panic_propagates_and_releases_key() {
     let store = MemoryStore::new();
     let (app, effects) = app(IdempotencyLayer::new(store.clone()), async |n, _| {
         assert!(n > 1, "the first one fails");
@@ -291,7 +291,7 @@ async fn a_panic_passes_on_and_frees_the_key() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_panic_that_an_outer_layer_turns_into_an_answer_is_not_recorded() {
+async fn panic_caught_outside_is_not_recorded() {
     let (app, effects) = app(layer(), async |n, _| {
         assert!(n > 1, "the first one fails");
         created(n)
@@ -304,7 +304,7 @@ async fn a_panic_that_an_outer_layer_turns_into_an_answer_is_not_recorded() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_panic_in_the_call_or_in_the_body_frees_the_key_too() {
+async fn panic_in_call_or_body_releases_key() {
     struct Panicking;
     impl http_body::Body for Panicking {
         type Data = bytes::Bytes;
@@ -358,7 +358,7 @@ async fn extensions_pass_through_in_both_directions() {
 
 // behaviours 71
 #[tokio::test(start_paused = true)]
-async fn a_response_that_breaks_off_is_not_recorded_and_reaches_the_client_broken() {
+async fn aborted_response_reaches_client_aborted() {
     let store = MemoryStore::new();
     let (app, effects) = app(IdempotencyLayer::new(store.clone()), async |n, _| match n {
         1 => Response::new(Body::new(Scripted::new([Step::from("half"), Step::Fail]))),
@@ -383,7 +383,7 @@ async fn a_response_that_breaks_off_is_not_recorded_and_reaches_the_client_broke
 
 // behaviours 74
 #[tokio::test(start_paused = true)]
-async fn the_record_is_stored_before_the_first_byte_leaves() {
+async fn record_is_stored_before_first_byte() {
     let store = Probe::default();
     let (app, effects) = creating(IdempotencyLayer::new(store.clone()));
     let res = app.clone().oneshot(order()).await.expect("infallible");
@@ -396,7 +396,7 @@ async fn the_record_is_stored_before_the_first_byte_leaves() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn nothing_leaves_while_the_record_is_not_stored() {
+async fn no_byte_is_sent_before_record() {
     let store = Probe::default();
     store.fail_next(1, Op::Complete, Act::Hang);
     let (app, effects) = creating(IdempotencyLayer::new(store.clone()));
@@ -415,7 +415,7 @@ async fn nothing_leaves_while_the_record_is_not_stored() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn every_execution_has_an_entry_of_its_own() {
+async fn every_execution_has_own_entry() {
     let store = MemoryStore::new();
     let layer = IdempotencyLayer::new(store.clone());
     let count = Effects::default();

@@ -52,7 +52,7 @@ fn lines(answer: &Answer) -> Vec<(String, Vec<u8>)> {
 
 // behaviours 77, 78, 79
 #[tokio::test(start_paused = true)]
-async fn five_retries_have_one_effect_and_five_equal_answers() {
+async fn five_retries_get_equal_responses() {
     let (app, effects) = creating(layer());
     let first = send(&app, order()).await;
     assert_eq!(first.header("idempotent-replayed"), None);
@@ -69,7 +69,7 @@ async fn five_retries_have_one_effect_and_five_equal_answers() {
 
 // behaviours 79
 #[tokio::test(start_paused = true)]
-async fn the_replay_marker_can_be_another_header_or_none() {
+async fn replay_marker_is_configurable() {
     let marker = (
         HeaderName::from_static("idempotency-replayed"),
         HeaderValue::from_static("yes"),
@@ -89,7 +89,7 @@ async fn the_replay_marker_can_be_another_header_or_none() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_handler_s_own_replay_marker_does_not_count() {
+async fn replay_marker_of_handler_is_removed() {
     let (_, replay) = twice(layer(), || {
         [("idempotent-replayed", "false")].into_response()
     })
@@ -103,7 +103,7 @@ async fn a_handler_s_own_replay_marker_does_not_count() {
 
 // behaviours 81
 #[tokio::test(start_paused = true)]
-async fn a_replay_keeps_status_location_and_etag() {
+async fn replay_keeps_status_location_and_etag() {
     let (first, replay) = twice(layer(), || {
         let headers = [("location", "/orders/7"), ("etag", "\"7\"")];
         (StatusCode::CREATED, headers, "made").into_response()
@@ -116,7 +116,7 @@ async fn a_replay_keeps_status_location_and_etag() {
 
 // behaviours 82
 #[tokio::test(start_paused = true)]
-async fn repeated_lines_are_kept_in_order_and_cookies_are_not() {
+async fn repeated_headers_keep_order() {
     let (first, replay) = twice(layer(), || {
         let mut res = "answer".into_response();
         for (name, value) in [
@@ -158,7 +158,7 @@ async fn header_values_are_kept_byte_for_byte() {
 
 /// Whoever traces answers shows no more of a replay than of the first, and HTTP/2 never keeps it in its tables.
 #[tokio::test(start_paused = true)]
-async fn a_value_that_is_marked_as_sensitive_is_so_in_a_replay() {
+async fn replay_keeps_sensitive_mark() {
     let secret = || {
         let mut value = HeaderValue::from_static("hunter2");
         value.set_sensitive(true);
@@ -203,7 +203,7 @@ async fn a_value_that_is_marked_as_sensitive_is_so_in_a_replay() {
 
 // behaviours 83, 84
 #[tokio::test(start_paused = true)]
-async fn what_belongs_to_one_exchange_is_not_replayed() {
+async fn per_exchange_headers_are_not_replayed() {
     const ONCE: [&str; 24] = [
         "connection",
         "keep-alive",
@@ -270,7 +270,7 @@ fn bare(
 
 // behaviours 83
 #[tokio::test(start_paused = true)]
-async fn the_content_length_of_a_replay_is_that_of_its_body() {
+async fn replay_has_correct_content_length() {
     let (service, effects) = bare(|| Response::new(Body::new(Scripted::new(["two ", "chunks"]))));
     let first = send(&service, order()).await;
     assert_eq!(first.header("content-length"), None);
@@ -284,7 +284,7 @@ async fn the_content_length_of_a_replay_is_that_of_its_body() {
 
 // behaviours 85
 #[tokio::test(start_paused = true)]
-async fn an_allow_list_replays_nothing_else() {
+async fn allow_list_limits_replayed_headers() {
     let allowed = layer().with_replayed_headers(|name| name == "content-type" || name == "etag");
     let (_, replay) = twice(allowed, || {
         let headers = [("ETag", "\"7\""), ("location", "/7"), ("x-other", "x")];
@@ -326,7 +326,7 @@ async fn cookies_can_be_allowed_and_framing_never() {
 
 // behaviours 86
 #[tokio::test(start_paused = true)]
-async fn an_empty_answer_is_replayed_empty_and_gets_no_headers_of_its_own() {
+async fn empty_response_is_replayed_empty() {
     for status in [204, 304, 200, 205] {
         let (service, effects) = bare(move || {
             let mut res = Response::new(Body::empty());
@@ -346,7 +346,7 @@ async fn an_empty_answer_is_replayed_empty_and_gets_no_headers_of_its_own() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_304_that_tells_the_length_of_what_it_does_not_send_is_whole() {
+async fn not_modified_with_length_is_complete() {
     let (service, effects) = bare(|| {
         let mut res = Response::new(Body::empty());
         *res.status_mut() = StatusCode::NOT_MODIFIED;
@@ -367,7 +367,7 @@ async fn a_304_that_tells_the_length_of_what_it_does_not_send_is_whole() {
 
 // behaviours 87, 164
 #[tokio::test(start_paused = true)]
-async fn a_binary_answer_of_many_chunks_is_replayed_byte_for_byte() {
+async fn binary_chunked_response_is_replayed_exactly() {
     let (first, replay) = twice(layer(), || {
         let bytes: Vec<u8> = (0..=255).cycle().take(100_000).collect();
         let bytes = Bytes::from(bytes);
@@ -443,7 +443,7 @@ async fn compressed_and_plain_records_replay_alike() {
 
 // behaviours 165
 #[tokio::test(start_paused = true)]
-async fn an_encoded_answer_keeps_its_encoding_with_its_bytes() {
+async fn encoded_response_keeps_encoding() {
     let (first, replay) = twice(layer(), || {
         ([("content-encoding", "gzip")], &b"\x1f\x8b..."[..]).into_response()
     })
@@ -454,7 +454,7 @@ async fn an_encoded_answer_keeps_its_encoding_with_its_bytes() {
 
 // behaviours 165, failure mode 94
 #[tokio::test(start_paused = true)]
-async fn inside_a_compression_layer_each_client_gets_what_it_accepts() {
+async fn compression_outside_layer_encodes_per_client() {
     let effects = Effects::default();
     let counted = effects.clone();
     let app = Router::new()
@@ -477,7 +477,7 @@ async fn inside_a_compression_layer_each_client_gets_what_it_accepts() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn inside_all_the_layers_that_the_documentation_names_a_browser_is_told_of_a_replay() {
+async fn documented_layer_order_shows_replay_to_browser() {
     let app = Router::new()
         .route("/orders", routing::post(async || "ordered"))
         .route_layer(TimeoutLayer::with_status_code(
@@ -524,7 +524,7 @@ async fn inside_all_the_layers_that_the_documentation_names_a_browser_is_told_of
 
 // failure mode 95
 #[tokio::test(start_paused = true)]
-async fn inside_a_cors_layer_each_origin_gets_its_own_headers() {
+async fn cors_outside_layer_serves_each_origin() {
     for inside in [true, false] {
         let cors = CorsLayer::new().allow_origin(AllowOrigin::mirror_request());
         let effects = Effects::default();
@@ -554,7 +554,7 @@ async fn inside_a_cors_layer_each_origin_gets_its_own_headers() {
 
 // behaviours 91, 93
 #[tokio::test(start_paused = true)]
-async fn a_record_that_cannot_be_read_is_answered_503_and_nothing_runs_again() {
+async fn unreadable_record_gets_503_without_execution() {
     let garbles: [(&str, fn(Bytes) -> Bytes); 5] = [
         ("empty", |_| Bytes::new()),
         ("of another kind", |_| {
@@ -591,7 +591,7 @@ fn changed(record: &Bytes, at: usize, to: u8) -> Bytes {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_replay_does_not_prolong_its_record() {
+async fn replay_does_not_extend_retention() {
     let (app, effects) = creating(layer());
     send(&app, order()).await;
     for _ in 0..23 {
@@ -604,7 +604,7 @@ async fn a_replay_does_not_prolong_its_record() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn header_order_within_a_replay_is_that_of_the_answer() {
+async fn replay_keeps_header_order() {
     let (first, replay) = twice(layer(), || {
         let headers = [("x-c", "1"), ("x-a", "2"), ("x-b", "3")];
         (headers, "answer").into_response()

@@ -179,7 +179,7 @@ async fn executes_once_at_every_poll(store: impl Fn() -> Probe) {
 
 // fm 1
 #[tokio::test(start_paused = true)]
-async fn a_drop_at_any_poll_leaves_one_effect_and_one_answer() {
+async fn drop_at_any_poll_leaves_one_effect_and_response() {
     bounded(executes_once_at_every_poll(|| {
         Probe::new(|_, _| Act::Yield)
     }))
@@ -188,7 +188,7 @@ async fn a_drop_at_any_poll_leaves_one_effect_and_one_answer() {
 
 // fm 32, fm 36
 #[tokio::test(start_paused = true)]
-async fn a_drop_at_any_poll_is_safe_when_the_reply_to_the_acquire_is_lost() {
+async fn drop_at_any_poll_survives_lost_acquire_reply() {
     let store = || {
         Probe::new(|op, nth| match (op, nth) {
             (Op::Acquire, 1) => Act::FailAfter,
@@ -200,7 +200,7 @@ async fn a_drop_at_any_poll_is_safe_when_the_reply_to_the_acquire_is_lost() {
 
 // fm 37
 #[tokio::test(start_paused = true)]
-async fn a_drop_at_any_poll_is_safe_when_the_reply_to_the_complete_is_lost() {
+async fn drop_at_any_poll_survives_lost_complete_reply() {
     let store = || {
         Probe::new(|op, nth| match (op, nth) {
             (Op::Complete, 1) => Act::FailAfter,
@@ -212,7 +212,7 @@ async fn a_drop_at_any_poll_is_safe_when_the_reply_to_the_complete_is_lost() {
 
 // fm 121, behaviours 73
 #[tokio::test(start_paused = true)]
-async fn a_drop_at_any_poll_is_safe_when_the_record_is_stored_in_the_background() {
+async fn drop_at_any_poll_survives_background_completion() {
     let store = || {
         Probe::new(|op, nth| match (op, nth) {
             (Op::Complete, 1..=5) => Act::FailBefore,
@@ -224,7 +224,7 @@ async fn a_drop_at_any_poll_is_safe_when_the_record_is_stored_in_the_background(
 
 // fm 36: all replies are lost, so nothing runs, and the lease that the store may hold is given back
 #[tokio::test(start_paused = true)]
-async fn a_drop_at_any_poll_leaves_no_lease_behind_when_the_store_cannot_be_understood() {
+async fn drop_at_any_poll_releases_after_unreadable_record() {
     let world = || {
         let store = Probe::new(|op, nth| match (op, nth) {
             (Op::Acquire, 1..=3) | (Op::Release, 1) => Act::FailAfter,
@@ -256,7 +256,7 @@ async fn a_drop_at_any_poll_leaves_no_lease_behind_when_the_store_cannot_be_unde
 
 // behaviours 66, fm 98
 #[tokio::test(start_paused = true)]
-async fn a_drop_at_any_poll_frees_the_key_of_a_response_that_is_not_recorded() {
+async fn drop_at_any_poll_releases_key_if_not_recorded() {
     for releases_failing in [0, 1, 4] {
         let world = || {
             let store = Probe::new(move |op, nth| match op {
@@ -279,7 +279,7 @@ async fn a_drop_at_any_poll_frees_the_key_of_a_response_that_is_not_recorded() {
 
 // fm 97, fm 100
 #[tokio::test(start_paused = true)]
-async fn a_drop_at_any_poll_leaves_one_effect_and_a_tombstone_of_a_response_too_large() {
+async fn drop_at_any_poll_leaves_tombstone_if_too_large() {
     let world = || {
         let layer = IdempotencyLayer::new(Probe::new(|_, _| Act::Yield));
         World::new(layer.with_response_limit(100), Ending::AnswersTooMuch)
@@ -305,7 +305,7 @@ async fn a_drop_at_any_poll_leaves_one_effect_and_a_tombstone_of_a_response_too_
 
 // fm 7
 #[tokio::test(start_paused = true)]
-async fn a_drop_at_any_poll_frees_the_key_of_a_handler_that_panics() {
+async fn drop_at_any_poll_releases_key_after_panic() {
     for polls in 0..100 {
         let layer = IdempotencyLayer::new(Probe::new(|_, _| Act::Yield));
         let world = World::new(layer, Ending::Panics);
@@ -326,7 +326,7 @@ async fn a_drop_at_any_poll_frees_the_key_of_a_handler_that_panics() {
 
 // behaviours 103
 #[tokio::test(start_paused = true)]
-async fn a_waiter_that_is_dropped_at_any_poll_disturbs_nobody() {
+async fn dropped_waiter_affects_no_other_request() {
     for owner_fails in [false, true] {
         let (mut polls, mut places_freed) = (0, 0);
         loop {
@@ -402,7 +402,7 @@ async fn a_waiter_that_is_dropped_at_any_poll_disturbs_nobody() {
 
 // fm 76: nothing has happened yet
 #[tokio::test(start_paused = true)]
-async fn a_drop_while_the_body_comes_in_is_a_drop() {
+async fn drop_during_request_body_executes_nothing() {
     bounded(async {
         for after in 0..3 {
             let store = Probe::new(|_, _| Act::Yield);
@@ -453,7 +453,7 @@ async fn at_the_gate(
 
 // fm 1
 #[test]
-fn a_future_dropped_outside_any_runtime_goes_on_where_it_was_polled() {
+fn future_dropped_outside_runtime_continues() {
     let layer = IdempotencyLayer::new(MemoryStore::new());
     let effects = Effects::default();
     // The second runtime is another one than the first, which is gone.
@@ -476,7 +476,7 @@ fn a_future_dropped_outside_any_runtime_goes_on_where_it_was_polled() {
 
 // fm 1
 #[test]
-fn a_future_dropped_in_a_runtime_that_ends_goes_on_where_it_was_polled() {
+fn future_dropped_in_ending_runtime_continues() {
     let layer = IdempotencyLayer::new(MemoryStore::new());
     let (effects, gate) = (Effects::default(), Gate::shut());
     let app = gated(&layer, &gate, &effects);
@@ -496,7 +496,7 @@ fn a_future_dropped_in_a_runtime_that_ends_goes_on_where_it_was_polled() {
 
 // fm 9: a task that is aborted, or a runtime that ends, leaves the lease to expire
 #[test]
-fn a_runtime_that_ends_with_a_handler_running_leaves_an_orphan_and_no_stuck_key() {
+fn runtime_end_during_handler_leaves_orphan() {
     for dropped_first in [true, false] {
         let layer = IdempotencyLayer::new(MemoryStore::new());
         let (effects, gate) = (Effects::default(), Gate::shut());
@@ -533,7 +533,7 @@ fn a_runtime_that_ends_with_a_handler_running_leaves_an_orphan_and_no_stuck_key(
 
 // The layer's promise to handlers while their caller leaves: they run on, under the same lease.
 #[tokio::test(start_paused = true)]
-async fn a_handler_keeps_its_lease_when_its_caller_leaves() {
+async fn lease_is_renewed_after_caller_drops() {
     bounded(async {
         let gate = Gate::shut();
         let seen = Arc::new(std::sync::Mutex::new(None));
@@ -627,7 +627,7 @@ impl std::io::Write for Shared {
 
 // fm 12: whoever looks for what became of a request finds it under the request, whatever is logged of the layer itself.
 #[test]
-fn a_handler_whose_caller_left_goes_on_in_the_span_of_its_caller() {
+fn detached_handler_runs_in_span_of_caller() {
     for level in [Level::INFO, Level::DEBUG] {
         for calls in [a_request, a_run] {
             let line = said_after_the_caller_left(level, calls);

@@ -15,7 +15,7 @@ fn layer() -> IdempotencyLayer {
 
 // fm 20
 #[tokio::test(start_paused = true)]
-async fn a_handler_that_never_ends_holds_its_key_for_as_long_as_it_runs() {
+async fn endless_handler_holds_its_key() {
     let layer = layer();
     let (app, effects) = app(layer.clone(), async |_, _| pending::<StatusCode>().await);
     let first = send(&app, post("/orders", "k", "tea"));
@@ -55,7 +55,7 @@ fn stuck(layer: IdempotencyLayer) -> (Router, Effects) {
 
 // fm 20
 #[tokio::test(start_paused = true)]
-async fn a_timeout_inside_the_layer_ends_a_handler_that_does_not_and_frees_its_key() {
+async fn timeout_inside_layer_releases_key() {
     let layer = layer();
     let (app, effects) = stuck(layer.clone());
     let first = send(&app, post("/orders", "k", "tea")).await;
@@ -72,7 +72,7 @@ async fn a_timeout_inside_the_layer_ends_a_handler_that_does_not_and_frees_its_k
 
 // fm 20: where the handler may have had its effect before it was cut off
 #[tokio::test(start_paused = true)]
-async fn a_timeout_inside_the_layer_can_be_the_answer_that_retries_are_given() {
+async fn timeout_inside_layer_can_be_recorded() {
     let recorded =
         |status: StatusCode| status.is_success() || status == StatusCode::GATEWAY_TIMEOUT;
     let (app, effects) = stuck(layer().with_recorded_statuses(recorded));

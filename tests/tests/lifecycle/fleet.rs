@@ -31,7 +31,7 @@ async fn run(load: Load, round: u64) -> History {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_fleet_that_nothing_befalls_executes_each_key_once() {
+async fn undisturbed_fleet_executes_each_key_once() {
     // A machine that stands still for a moment is no blow: here no lease ends.
     let fleet = Fleet::start(1, &["--lease", "15s"]);
     let lease = Duration::from_secs(15);
@@ -51,7 +51,7 @@ async fn a_fleet_that_nothing_befalls_executes_each_key_once() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_store_that_forgets_with_its_process_is_found_out() {
+async fn fleet_detects_store_lost_with_process() {
     // Records are lost, answers differ, and a request that was answered runs again.
     let cases: [Case<Found>; 3] = [
         ("doubles", |found| found.doubles),
@@ -86,7 +86,7 @@ impl fmt::Display for Found {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_process_that_is_paused_answers_late_and_what_it_stored() {
+async fn paused_process_returns_its_stored_record() {
     let load = Load {
         blows: 3,
         blow: Blow::Pause(2 * LEASE),

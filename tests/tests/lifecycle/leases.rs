@@ -131,7 +131,7 @@ const LEASE: Duration = Duration::from_secs(15);
 
 // fm 20, behaviours 111
 #[tokio::test(start_paused = true)]
-async fn a_handler_longer_than_its_lease_keeps_it() {
+async fn handler_longer_than_lease_holds_it() {
     within(LONG, async {
         let node = Node::new();
         let other = node.another();
@@ -159,7 +159,7 @@ async fn a_handler_longer_than_its_lease_keeps_it() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_request_shorter_than_a_third_of_its_lease_costs_no_renewal() {
+async fn short_request_makes_no_renewal() {
     bounded(async {
         let node = Node::new();
         let (first, _) = node.running().await;
@@ -174,7 +174,7 @@ async fn a_request_shorter_than_a_third_of_its_lease_costs_no_renewal() {
 
 // fm 21
 #[tokio::test(start_paused = true)]
-async fn renewals_that_fail_for_less_than_the_lease_lose_nothing() {
+async fn renewal_failures_within_lease_are_harmless() {
     for act in [Act::FailBefore, Act::FailAfter, Act::Hang, Act::HangAfter] {
         within(LONG, async {
             let node = Node::new();
@@ -201,7 +201,7 @@ async fn renewals_that_fail_for_less_than_the_lease_lose_nothing() {
 
 // fm 21
 #[tokio::test(start_paused = true)]
-async fn a_renewal_that_hangs_leaves_time_for_another_however_long_the_store_may_take() {
+async fn hanging_renewal_leaves_time_for_second() {
     within(LONG, async {
         let configure = |layer: IdempotencyLayer| layer.with_lease_ttl(Ttl::from_secs(3));
         let node = Node::on(&MemoryStore::new(), &Effects::default(), configure);
@@ -220,7 +220,7 @@ async fn a_renewal_that_hangs_leaves_time_for_another_however_long_the_store_may
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_renewal_that_panics_is_one_that_failed() {
+async fn panicking_renewal_counts_as_failed() {
     within(LONG, async {
         let node = Node::new();
         let (first, lease) = node.running().await;
@@ -273,7 +273,7 @@ impl Store for Rash {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_renewal_that_panics_as_it_is_called_is_one_that_failed() {
+async fn renewal_panicking_on_call_counts_as_failed() {
     within(LONG, async {
         let calls = Arc::default();
         let layer = IdempotencyLayer::new(Rash(MemoryStore::new(), Arc::clone(&calls)));
@@ -291,7 +291,7 @@ async fn a_renewal_that_panics_as_it_is_called_is_one_that_failed() {
 
 // fm 21: counted from before the last good renewal was sent
 #[tokio::test(start_paused = true)]
-async fn a_lease_that_cannot_be_renewed_in_time_is_not_held_until_it_is() {
+async fn unrenewed_lease_is_not_held_until_renewal() {
     within(LONG, async {
         let node = Node::new();
         let started = Instant::now();
@@ -321,7 +321,7 @@ async fn a_lease_that_cannot_be_renewed_in_time_is_not_held_until_it_is() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_renewal_that_says_the_lease_is_lost_tells_the_handler_at_once() {
+async fn lost_renewal_notifies_handler_immediately() {
     bounded(async {
         let node = Node::new();
         let started = Instant::now();
@@ -344,7 +344,7 @@ async fn a_renewal_that_says_the_lease_is_lost_tells_the_handler_at_once() {
 
 // behaviours 112
 #[tokio::test(start_paused = true)]
-async fn a_renewal_under_way_when_the_outcome_comes_is_the_last() {
+async fn renewal_during_finish_is_last() {
     bounded(async {
         let (node, reply) = (Node::new(), Gate::shut());
         let (first, lease) = node.running().await;
@@ -367,7 +367,7 @@ async fn a_renewal_under_way_when_the_outcome_comes_is_the_last() {
 
 // fm 22
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_handler_that_blocks_its_worker_does_not_starve_its_lease() {
+async fn blocking_handler_does_not_starve_renewal() {
     bounded(async {
         let store = Probe::new(|_, _| Act::Forward);
         let effects = Effects::default();
@@ -405,7 +405,7 @@ async fn a_handler_that_blocks_its_worker_does_not_starve_its_lease() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn one_task_renews_all_leases_of_a_layer_and_ends_with_it() {
+async fn one_task_renews_all_leases_of_layer() {
     within(LONG, async {
         let tasks = || Handle::current().metrics().num_alive_tasks();
         let before = tasks();
@@ -441,7 +441,7 @@ async fn one_task_renews_all_leases_of_a_layer_and_ends_with_it() {
 }
 
 #[test]
-fn leases_are_renewed_in_the_runtime_after_the_first_one_has_ended() {
+fn renewal_continues_in_second_runtime() {
     let store = Probe::new(|_, _| Act::Forward);
     let layer = IdempotencyLayer::new(store.clone()).with_lease_ttl(Ttl::from_millis(300));
     let counted = store.clone();
@@ -465,7 +465,7 @@ fn leases_are_renewed_in_the_runtime_after_the_first_one_has_ended() {
 
 /// The renewals run in the runtime of the first lease there was, and what they are for may not.
 #[test]
-fn a_lease_whose_renewal_ends_with_its_runtime_is_renewed_in_another() {
+fn renewal_moves_when_its_runtime_ends() {
     let node = Node::on(&MemoryStore::new(), &Effects::default(), |layer| {
         layer.with_lease_ttl(Ttl::from_secs(3))
     });
@@ -528,7 +528,7 @@ async fn taken_over() -> (
 
 // fm 16, 19, 29; behaviours 108, 110, 113
 #[tokio::test(start_paused = true)]
-async fn whoever_lost_its_lease_answers_what_is_stored_and_never_its_own() {
+async fn lost_lease_returns_stored_response() {
     within(LONG, async {
         let (node, first, _, other, second, _) = taken_over().await;
         other.gate.open_for_good();
@@ -548,7 +548,7 @@ async fn whoever_lost_its_lease_answers_what_is_stored_and_never_its_own() {
 
 // fm 28, 29
 #[tokio::test(start_paused = true)]
-async fn whoever_lost_its_lease_does_not_answer_for_one_who_still_runs() {
+async fn lost_lease_is_unknown_while_rival_runs() {
     within(LONG, async {
         let (node, first, _, other, second, taken) = taken_over().await;
         node.gate.open_for_good();
@@ -567,7 +567,7 @@ async fn whoever_lost_its_lease_does_not_answer_for_one_who_still_runs() {
 
 // fm 28, 29: nor for one whose lease is over too
 #[tokio::test(start_paused = true)]
-async fn whoever_lost_its_lease_does_not_take_it_back_as_an_orphan() {
+async fn lost_lease_is_not_retaken_as_orphan() {
     within(LONG, async {
         let (node, first, _, other, second, _) = taken_over().await;
         other.fail(&[Op::Renew], Act::Hang);
@@ -584,7 +584,7 @@ async fn whoever_lost_its_lease_does_not_take_it_back_as_an_orphan() {
 
 // fm 30, behaviours 115
 #[tokio::test(start_paused = true)]
-async fn whoever_lost_its_lease_frees_nothing_when_it_fails() {
+async fn failed_handler_after_lost_lease_releases_nothing() {
     within(LONG, async {
         let (node, first, _, other, second, taken) = taken_over().await;
         node.answers_with(StatusCode::INTERNAL_SERVER_ERROR);
@@ -604,7 +604,7 @@ async fn whoever_lost_its_lease_frees_nothing_when_it_fails() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn whoever_lost_its_lease_to_one_who_left_nothing_has_the_only_answer() {
+async fn lost_lease_stores_record_if_rival_left_none() {
     within(LONG, async {
         let (node, first, _, other, second, _) = taken_over().await;
         other.answers_with(StatusCode::INTERNAL_SERVER_ERROR);
@@ -626,7 +626,7 @@ async fn whoever_lost_its_lease_to_one_who_left_nothing_has_the_only_answer() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn the_only_answer_left_after_a_lost_lease_is_stored_once_the_store_is_back() {
+async fn record_after_lost_lease_stored_when_store_recovers() {
     // As it is stored, or already as the layer asks what the other has left.
     for fails in [Op::Complete, Op::Acquire] {
         within(LONG, async {
@@ -659,7 +659,7 @@ async fn the_only_answer_left_after_a_lost_lease_is_stored_once_the_store_is_bac
 
 /// As before, but that the store fails us before it can say that the lease was lost.
 #[tokio::test(start_paused = true)]
-async fn the_only_answer_left_is_stored_later_though_nobody_heard_that_its_lease_was_lost() {
+async fn record_is_stored_after_unreported_lease_loss() {
     within(LONG, async {
         let (node, first, _, other, second, _) = taken_over().await;
         other.answers_with(StatusCode::INTERNAL_SERVER_ERROR);
@@ -685,7 +685,7 @@ async fn the_only_answer_left_is_stored_later_though_nobody_heard_that_its_lease
 
 // The first one's effect may have happened, whatever became of the second.
 #[tokio::test(start_paused = true)]
-async fn a_takeover_that_leaves_nothing_is_taken_over_in_turn() {
+async fn takeover_without_outcome_is_taken_over_again() {
     within(LONG, async {
         let (node, _, _, other, second, _) = taken_over().await;
         other.answers_with(StatusCode::INTERNAL_SERVER_ERROR);
@@ -707,7 +707,7 @@ async fn a_takeover_that_leaves_nothing_is_taken_over_in_turn() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_takeover_that_never_ran_is_taken_over_in_turn() {
+async fn takeover_that_never_ran_is_taken_over_again() {
     for act in [Act::FailAfter, Act::HangAfter] {
         within(LONG, async {
             let node = Node::new();
@@ -732,7 +732,7 @@ async fn a_takeover_that_never_ran_is_taken_over_in_turn() {
 
 // The one that left nothing goes between our completion and our asking for what is stored.
 #[tokio::test(start_paused = true)]
-async fn whoever_lost_its_lease_to_one_who_is_about_to_leave_nothing_has_the_only_answer() {
+async fn lost_lease_stores_own_record_after_rival_releases() {
     within(LONG, async {
         let (node, first, _, other, second, _) = taken_over().await;
         let asking = Gate::shut();
@@ -763,7 +763,7 @@ async fn whoever_lost_its_lease_to_one_who_is_about_to_leave_nothing_has_the_onl
 
 // behaviours 127, fm 19
 #[tokio::test(start_paused = true)]
-async fn an_answer_that_comes_after_its_lease_is_stored_when_nobody_took_over() {
+async fn late_response_is_stored_without_takeover() {
     for policy in [OrphanPolicy::TakeOver, OrphanPolicy::Refuse] {
         within(LONG, async {
             let node = Node::on(&MemoryStore::new(), &Effects::default(), |layer| {
@@ -784,7 +784,7 @@ async fn an_answer_that_comes_after_its_lease_is_stored_when_nobody_took_over() 
 
 // fm 17, behaviours 124
 #[tokio::test(start_paused = true)]
-async fn an_orphan_that_is_refused_is_not_executed_again_until_it_is_forgotten() {
+async fn refused_orphan_executes_only_after_expiry() {
     within(LONG * 10, async {
         let kept = Ttl::from_secs(3_600);
         let node = Node::on(&MemoryStore::new(), &Effects::default(), |layer| {
@@ -821,7 +821,7 @@ async fn an_orphan_that_is_refused_is_not_executed_again_until_it_is_forgotten()
 
 // behaviours 101, 108
 #[tokio::test(start_paused = true)]
-async fn a_waiter_takes_over_when_the_lease_of_the_first_is_over() {
+async fn waiter_takes_over_after_lease_expiry() {
     within(LONG, async {
         let node = Node::new();
         let (first, _) = node.running().await;
@@ -843,7 +843,7 @@ async fn a_waiter_takes_over_when_the_lease_of_the_first_is_over() {
 
 // behaviours 135
 #[tokio::test(start_paused = true)]
-async fn a_derived_key_is_the_same_after_a_takeover_and_another_for_every_name_and_key() {
+async fn derived_key_is_stable_across_takeover() {
     within(LONG, async {
         let (node, _, lease, _, _, taken) = taken_over().await;
         let charge = lease.derive("charge");
@@ -922,7 +922,7 @@ async fn nothing_is_executed_when_no_lease_can_be_taken() {
 
 // fm 32, 36
 #[tokio::test(start_paused = true)]
-async fn a_lost_reply_to_an_acquire_finds_its_own_lease() {
+async fn retried_acquire_finds_own_lease() {
     for act in [Act::FailAfter, Act::HangAfter] {
         within(LONG, async {
             let node = Node::new();
@@ -948,7 +948,7 @@ async fn a_lost_reply_to_an_acquire_finds_its_own_lease() {
 
 /// The reply to an acquire that comes when its own lease is over is no leave to execute: the store is asked who has it.
 #[tokio::test(start_paused = true)]
-async fn a_grant_that_comes_after_its_lease_is_asked_for_again() {
+async fn late_grant_is_acquired_again() {
     let slow = |layer: IdempotencyLayer| {
         layer
             .with_lease_ttl(Ttl::from_secs(1))
@@ -987,7 +987,7 @@ async fn a_grant_that_comes_after_its_lease_is_asked_for_again() {
 
 // fm 37, behaviours 73
 #[tokio::test(start_paused = true)]
-async fn a_completion_is_tried_again_and_a_lost_reply_finds_its_own_record() {
+async fn retried_completion_finds_own_record() {
     for act in [Act::FailBefore, Act::FailAfter, Act::Hang, Act::HangAfter] {
         within(LONG, async {
             let node = Node::new();
@@ -1009,7 +1009,7 @@ async fn a_completion_is_tried_again_and_a_lost_reply_finds_its_own_record() {
 
 // fm 121; behaviours 73, 154
 #[tokio::test(start_paused = true)]
-async fn an_answer_goes_out_while_its_record_cannot_be_stored_and_the_record_follows() {
+async fn response_precedes_record_during_store_failure() {
     for (act, at_most) in [
         (Act::FailBefore, Duration::from_millis(60)),
         (Act::Hang, Duration::from_millis(4_010)),
@@ -1040,7 +1040,7 @@ async fn an_answer_goes_out_while_its_record_cannot_be_stored_and_the_record_fol
 
 // fm 42: the store keeps the lease alive and refuses the record, as a full Redis does
 #[tokio::test(start_paused = true)]
-async fn a_record_that_can_never_be_stored_does_not_keep_its_key_for_ever() {
+async fn unstorable_record_does_not_hold_key_forever() {
     for ops in [&[Op::Complete][..], &[Op::Complete, Op::Renew]] {
         within(LONG, async {
             let node = Node::new();
@@ -1076,7 +1076,7 @@ async fn a_record_that_can_never_be_stored_does_not_keep_its_key_for_ever() {
 
 // behaviours 155
 #[tokio::test(start_paused = true)]
-async fn a_key_that_cannot_be_freed_is_freed_later_and_the_client_has_its_answer() {
+async fn failed_release_is_retried_in_background() {
     for act in [Act::FailBefore, Act::Hang] {
         within(LONG, async {
             let node = Node::new();
@@ -1099,7 +1099,7 @@ async fn a_key_that_cannot_be_freed_is_freed_later_and_the_client_has_its_answer
 
 // behaviours 110
 #[tokio::test(start_paused = true)]
-async fn a_key_that_can_never_be_freed_is_free_when_its_lease_is_over() {
+async fn unreleasable_key_is_free_after_lease_expiry() {
     within(LONG, async {
         let node = Node::new();
         node.gate.open_for_good();
@@ -1117,7 +1117,7 @@ async fn a_key_that_can_never_be_freed_is_free_when_its_lease_is_over() {
 
 /// The store was gone for longer than the lease lasted, and is back when nobody waits any more: its entry is as we left it.
 #[tokio::test(start_paused = true)]
-async fn what_could_not_be_stored_as_the_lease_ended_is_stored_later_if_nobody_took_over() {
+async fn record_unstored_at_lease_end_is_stored_later() {
     for policy in [OrphanPolicy::TakeOver, OrphanPolicy::Refuse] {
         within(LONG, async {
             let node = Node::on(&MemoryStore::new(), &Effects::default(), |layer| {
@@ -1141,7 +1141,7 @@ async fn what_could_not_be_stored_as_the_lease_ended_is_stored_later_if_nobody_t
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_key_that_could_not_be_freed_as_its_lease_ended_is_freed_later() {
+async fn key_unreleased_at_lease_end_is_released_later() {
     within(LONG, async {
         let node = Node::on(&MemoryStore::new(), &Effects::default(), |layer| {
             layer.with_orphan_policy(OrphanPolicy::Refuse)
@@ -1164,7 +1164,7 @@ async fn a_key_that_could_not_be_freed_as_its_lease_ended_is_freed_later() {
 
 // fm 63; behaviours 146
 #[tokio::test(start_paused = true)]
-async fn a_record_too_large_for_the_store_leaves_a_tombstone_or_frees_the_key() {
+async fn record_too_large_for_store_follows_setting() {
     within(LONG, async {
         for unrecordable in [Unrecordable::Tombstone, Unrecordable::Release] {
             let node = Node::on(&MemoryStore::new(), &Effects::default(), |layer| {
@@ -1200,7 +1200,7 @@ async fn a_record_too_large_for_the_store_leaves_a_tombstone_or_frees_the_key() 
 
 /// The store is back when nobody waits any more, and refuses the record for its size only then.
 #[tokio::test(start_paused = true)]
-async fn a_record_found_too_large_later_leaves_a_tombstone_or_frees_the_key() {
+async fn late_record_too_large_follows_setting() {
     within(LONG, async {
         for unrecordable in [Unrecordable::Tombstone, Unrecordable::Release] {
             let node = Node::on(&MemoryStore::new(), &Effects::default(), |layer| {
@@ -1231,7 +1231,7 @@ async fn a_record_found_too_large_later_leaves_a_tombstone_or_frees_the_key() {
 
 // behaviours 153
 #[tokio::test(start_paused = true)]
-async fn who_chose_to_execute_unprotected_executes_every_time_and_only_while_the_store_fails() {
+async fn unprotected_execution_only_during_outage() {
     for act in [Act::FailBefore, Act::FailAfter] {
         within(LONG, async {
             let node = Node::on(&MemoryStore::new(), &Effects::default(), |layer| {
@@ -1257,7 +1257,7 @@ async fn who_chose_to_execute_unprotected_executes_every_time_and_only_while_the
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_store_timeout_without_end_is_no_timeout() {
+async fn maximum_store_timeout_never_expires() {
     bounded(async {
         let node = Node::on(&MemoryStore::new(), &Effects::default(), |layer| {
             let layer = layer.with_store_timeout(Duration::MAX);

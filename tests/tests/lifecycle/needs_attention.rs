@@ -119,37 +119,37 @@ async fn refuses_retries_until_resolved(store: impl Store + Clone) {
 }
 
 #[tokio::test(start_paused = true)]
-async fn what_needs_attention_is_refused_until_resolved_in_memory() {
+async fn attention_blocks_key_until_resolved_in_memory() {
     refuses_retries_until_resolved(MemoryStore::new()).await;
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn what_needs_attention_is_refused_until_resolved_in_redis() {
+async fn attention_blocks_key_until_resolved_in_redis() {
     let server = redis::shared();
     let store = server.store().await;
     refuses_retries_until_resolved(store).await;
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn what_needs_attention_is_refused_until_resolved_in_postgres() {
+async fn attention_blocks_key_until_resolved_in_postgres() {
     let store = sql::postgres(postgres::shared(), "attention_layer").await;
     refuses_retries_until_resolved(store).await;
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn what_needs_attention_is_refused_until_resolved_in_mariadb() {
+async fn attention_blocks_key_until_resolved_in_mariadb() {
     let store = sql::mariadb(mariadb::shared(), "attention_layer").await;
     refuses_retries_until_resolved(store).await;
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn what_needs_attention_is_refused_until_resolved_in_sqlite() {
+async fn attention_blocks_key_until_resolved_in_sqlite() {
     let scratch = Scratch::new();
     refuses_retries_until_resolved(sql::sqlite(&scratch).await).await;
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn what_needs_attention_is_refused_until_resolved_in_dynamodb() {
+async fn attention_blocks_key_until_resolved_in_dynamodb() {
     let server = dynamodb::shared(StandIn::Dynoxide);
     let patient = DynamoDbOptions::new().with_timeout(UNHURRIED);
     refuses_retries_until_resolved(server.store(patient).await).await;
@@ -157,7 +157,7 @@ async fn what_needs_attention_is_refused_until_resolved_in_dynamodb() {
 
 /// The one that gave up is killed, with everything it knew; another one, which shares the file with it, knows.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn what_needs_attention_outlives_the_process_that_gave_up() {
+async fn attention_outlives_its_process() {
     let scratch = Scratch::new();
     let store = format!("sqlite:{}", scratch.file("keys.db").display());
     let first = Playground::start(&["--store", &store]);
@@ -177,7 +177,7 @@ async fn what_needs_attention_outlives_the_process_that_gave_up() {
 // ---- Handlers ----
 
 #[tokio::test(start_paused = true)]
-async fn no_retention_and_no_maximum_ends_what_needs_attention() {
+async fn attention_ignores_retention_and_maximum() {
     let layer = IdempotencyLayer::new(MemoryStore::new())
         .with_retention(Ttl::from_secs(1))
         .with_max_retention(Ttl::from_secs(2));
@@ -189,7 +189,7 @@ async fn no_retention_and_no_maximum_ends_what_needs_attention() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn whatever_the_answer_is_attention_goes_before_it() {
+async fn attention_overrides_any_response() {
     type Handler = fn() -> Response;
     let answers: [(&str, Handler); 6] = [
         ("recorded", || "done".into_response()),
@@ -231,7 +231,7 @@ async fn whatever_the_answer_is_attention_goes_before_it() {
 
 /// Half a request leads to an answer that is not recorded, but what was done in the middle of it was done.
 #[tokio::test(start_paused = true)]
-async fn what_needs_attention_is_kept_though_the_request_broke_off() {
+async fn attention_is_recorded_after_aborted_request() {
     let layer =
         IdempotencyLayer::new(MemoryStore::new()).with_fingerprint(FingerprintBy::head_only());
     let (app, effects) = app(layer, async |n, req: Request<Body>| {
@@ -246,7 +246,7 @@ async fn what_needs_attention_is_kept_though_the_request_broke_off() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn the_record_of_what_needs_attention_is_stored_before_the_first_byte_leaves() {
+async fn attention_is_stored_before_first_byte() {
     let gate = Gate::shut();
     let store = Probe::default();
     store.fail_next(1, Op::Complete, Act::Gated(gate.clone()));
@@ -265,7 +265,7 @@ async fn the_record_of_what_needs_attention_is_stored_before_the_first_byte_leav
 }
 
 #[tokio::test(start_paused = true)]
-async fn who_waits_for_what_needs_attention_is_refused_with_its_code() {
+async fn waiter_is_refused_with_attention_code() {
     let wait = ConcurrentRequests::Wait(Duration::from_secs(60));
     let layer = IdempotencyLayer::new(MemoryStore::new()).with_concurrent_requests(wait);
     let (app, effects) = app(layer, async |n, _| {
@@ -289,7 +289,7 @@ async fn who_waits_for_what_needs_attention_is_refused_with_its_code() {
 
 /// As any refusal: in the shape of the preset, or of the service's own renderer.
 #[tokio::test(start_paused = true)]
-async fn what_needs_attention_is_refused_in_the_shape_of_every_other_refusal() {
+async fn attention_refusal_has_preset_format() {
     let quoted = || post("/cancel", "\"k\"", "{}");
     for (preset, shape) in [
         (Preset::Recommended, r#""reason":"refund-failed""#),
@@ -330,7 +330,7 @@ async fn what_needs_attention_is_refused_in_the_shape_of_every_other_refusal() {
 // ---- Failures ----
 
 #[tokio::test(start_paused = true)]
-async fn attention_whose_completion_lost_its_reply_is_kept() {
+async fn attention_survives_lost_complete_reply() {
     let store = Probe::default();
     store.fail_next(1, Op::Complete, Act::FailAfter);
     let (app, effects) = giving_up(IdempotencyLayer::new(store));
@@ -340,7 +340,7 @@ async fn attention_whose_completion_lost_its_reply_is_kept() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn attention_that_cannot_be_stored_holds_the_key_and_is_stored_later() {
+async fn unstored_attention_holds_key_until_stored() {
     let store = Probe::default();
     store.fail(Op::Complete, Act::FailBefore);
     let (app, effects) = giving_up(IdempotencyLayer::new(store.clone()));
@@ -354,7 +354,7 @@ async fn attention_that_cannot_be_stored_holds_the_key_and_is_stored_later() {
 
 /// Nor does an outage that outlasts the lease.
 #[tokio::test(start_paused = true)]
-async fn attention_that_cannot_be_stored_as_its_lease_ends_is_stored_later() {
+async fn attention_unstored_at_lease_end_is_stored_later() {
     let store = Probe::default();
     let (app, effects) = app(IdempotencyLayer::new(store.clone()), async |n, _| {
         sleep(Duration::from_secs(30)).await;
@@ -372,7 +372,7 @@ async fn attention_that_cannot_be_stored_as_its_lease_ends_is_stored_later() {
 
 /// A store for which even a reason is too much keeps the code: the key is not freed, whatever the setting for answers.
 #[tokio::test(start_paused = true)]
-async fn attention_whose_reason_the_store_cannot_keep_is_kept_without_it() {
+async fn attention_reason_too_large_is_dropped() {
     for unrecordable in [Unrecordable::Tombstone, Unrecordable::Release] {
         let store = Probe::default();
         store.fail_next(1, Op::Complete, Act::TooLarge(200));
@@ -396,7 +396,7 @@ async fn attention_whose_reason_the_store_cannot_keep_is_kept_without_it() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn attention_whose_reason_is_found_too_large_later_is_kept_without_it() {
+async fn late_attention_reason_too_large_is_dropped() {
     for unrecordable in [Unrecordable::Tombstone, Unrecordable::Release] {
         let store = Probe::default();
         store.set(|op, nth| match (op, nth) {
@@ -415,7 +415,7 @@ async fn attention_whose_reason_is_found_too_large_later_is_kept_without_it() {
 
 /// One key, one answer: whoever took over and answered first has given it.
 #[tokio::test(start_paused = true)]
-async fn attention_after_a_lost_lease_leaves_the_stored_answer() {
+async fn attention_after_lost_lease_keeps_stored_record() {
     let store = Probe::default();
     store.fail(Op::Renew, Act::Hang);
     let (thief, _) = app(
@@ -458,7 +458,7 @@ fn bank(ledger: &Ledger, late: fn(u64) -> Response) -> (Router, Effects) {
 
 /// One key, one answer, and the one that was committed with its effect is it.
 #[tokio::test(start_paused = true)]
-async fn what_was_committed_is_the_answer_whatever_needs_attention_afterwards() {
+async fn committed_response_overrides_later_attention() {
     // Heard of or not.
     for fate in [Fate::Committed, Fate::ReplyLost, Fate::HangAfter] {
         let ledger = Ledger::default();
@@ -472,7 +472,7 @@ async fn what_was_committed_is_the_answer_whatever_needs_attention_afterwards() 
 }
 
 #[tokio::test(start_paused = true)]
-async fn attention_after_a_commit_that_never_arrived_is_kept() {
+async fn attention_after_failed_commit_is_recorded() {
     for fate in [Fate::CallLost, Fate::Hang] {
         let ledger = Ledger::default();
         ledger.next(fate);
@@ -501,7 +501,7 @@ fn committing(ledger: &Ledger) -> (Router, Effects) {
 }
 
 #[tokio::test(start_paused = true)]
-async fn attention_can_be_committed_with_what_was_done() {
+async fn attention_can_be_committed_with_effect() {
     let ledger = Ledger::default();
     let (app, effects) = committing(&ledger);
     assert_gave_up(&send(&app, order()).await, 1);
@@ -514,7 +514,7 @@ async fn attention_can_be_committed_with_what_was_done() {
 // ---- Takeovers ----
 
 #[tokio::test(start_paused = true)]
-async fn a_takeover_can_give_up_and_nobody_takes_it_over_again() {
+async fn takeover_with_attention_is_final() {
     let store = MemoryStore::new();
     let layer = IdempotencyLayer::new(store.clone());
     let claim = || {
@@ -583,7 +583,7 @@ async fn work_that_needs_attention_is_not_run_again() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn work_that_needs_attention_holds_its_key_until_that_is_stored() {
+async fn work_attention_holds_key_until_stored() {
     let store = Probe::default();
     store.fail(Op::Complete, Act::FailBefore);
     let layer = IdempotencyLayer::new(store.clone());
@@ -602,7 +602,7 @@ async fn work_that_needs_attention_holds_its_key_until_that_is_stored() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn what_work_has_committed_is_its_value_whatever_needs_attention_afterwards() {
+async fn committed_value_overrides_later_attention() {
     for fate in [Fate::Committed, Fate::ReplyLost, Fate::HangAfter] {
         let ledger = Ledger::default();
         ledger.next(fate);

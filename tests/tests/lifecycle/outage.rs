@@ -50,7 +50,7 @@ fn assert_unavailable(answer: &Answer) {
 
 // behaviours 151, 152
 #[tokio::test(start_paused = true)]
-async fn without_a_lease_nothing_is_executed() {
+async fn failed_acquire_executes_nothing() {
     let store = Probe::default();
     store.fail(Op::Acquire, Act::FailBefore);
     let (app, effects) = creating(IdempotencyLayer::new(store.clone()));
@@ -71,7 +71,7 @@ async fn without_a_lease_nothing_is_executed() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn an_acquire_that_fails_twice_is_tried_a_third_time() {
+async fn acquire_is_tried_three_times() {
     let store = Probe::default();
     store.fail_next(2, Op::Acquire, Act::FailBefore);
     let (app, effects) = creating(IdempotencyLayer::new(store.clone()));
@@ -83,7 +83,7 @@ async fn an_acquire_that_fails_twice_is_tried_a_third_time() {
 
 // failure mode 36
 #[tokio::test(start_paused = true)]
-async fn an_acquire_whose_reply_was_lost_finds_its_own_lease() {
+async fn acquire_after_lost_reply_finds_own_lease() {
     let store = Probe::default();
     store.fail_next(1, Op::Acquire, Act::FailAfter);
     let (app, effects) = creating(IdempotencyLayer::new(store.clone()));
@@ -94,7 +94,7 @@ async fn an_acquire_whose_reply_was_lost_finds_its_own_lease() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_lease_that_may_have_been_taken_in_an_outage_is_given_back() {
+async fn possible_lease_is_released_after_outage() {
     let store = Probe::default();
     store.fail(Op::Acquire, Act::FailAfter);
     let (app, effects) = creating(IdempotencyLayer::new(store.clone()));
@@ -171,7 +171,7 @@ impl Store for Stalled {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_lease_that_is_taken_after_it_was_given_back_is_given_back_again() {
+async fn lease_granted_after_release_is_released_again() {
     for releases in 1..=4 {
         let store = Stalled::default();
         let layer = IdempotencyLayer::new(store.clone()).with_orphan_policy(OrphanPolicy::Refuse);
@@ -243,7 +243,7 @@ impl Store for OneHangs {
 }
 
 #[tokio::test(start_paused = true)]
-async fn what_is_given_back_to_a_store_that_hangs_keeps_nobody_out() {
+async fn background_release_takes_no_permit() {
     let layer = IdempotencyLayer::new(OneHangs::default()).with_max_in_flight(10, 1 << 20);
     let (app, effects) = creating(layer.clone());
     let mut hanging = JoinSet::new();
@@ -264,7 +264,7 @@ async fn what_is_given_back_to_a_store_that_hangs_keeps_nobody_out() {
 
 /// Each refused request leaves a task that gives back what it may have taken, and there is a bound on them.
 #[tokio::test(start_paused = true)]
-async fn however_many_are_refused_few_leases_are_given_back_at_once() {
+async fn background_releases_are_bounded() {
     let store = Probe::default();
     let layer = IdempotencyLayer::new(store.clone()).with_max_in_flight(10, 1 << 20);
     let (app, _) = creating(layer.clone());
@@ -287,7 +287,7 @@ async fn however_many_are_refused_few_leases_are_given_back_at_once() {
 
 // behaviours 158
 #[tokio::test(start_paused = true)]
-async fn a_store_that_hangs_costs_a_bounded_time() {
+async fn hanging_store_costs_bounded_time() {
     let store = Probe::default();
     store.fail(Op::Acquire, Act::Hang);
     let layer = IdempotencyLayer::new(store.clone());
@@ -309,7 +309,7 @@ async fn a_store_that_hangs_costs_a_bounded_time() {
 
 // behaviours 153
 #[tokio::test(start_paused = true)]
-async fn an_operator_can_choose_to_execute_unprotected() {
+async fn unprotected_execution_is_configurable() {
     for fault in [Act::FailBefore, Act::Hang] {
         let store = Probe::default();
         store.fail(Op::Acquire, fault);
@@ -332,7 +332,7 @@ async fn an_operator_can_choose_to_execute_unprotected() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn an_unprotected_handler_that_panics_leaves_no_lease_behind() {
+async fn unprotected_panic_leaves_no_lease() {
     let store = Probe::default();
     store.fail_next(3, Op::Acquire, Act::FailAfter);
     let layer = IdempotencyLayer::new(store.clone())
@@ -351,7 +351,7 @@ async fn an_unprotected_handler_that_panics_leaves_no_lease_behind() {
 
 // fm 75
 #[tokio::test(start_paused = true)]
-async fn what_is_given_back_in_an_outage_buffers_nothing() {
+async fn background_release_buffers_no_bytes() {
     let store = Probe::default();
     store.fail(Op::Acquire, Act::FailAfter);
     store.fail(Op::Release, Act::FailBefore);
@@ -381,7 +381,7 @@ async fn unprotected_execution_is_for_outages_only() {
 
 /// A mistake in a store must not cost more than its failure would: neither an effect twice nor a key.
 #[tokio::test(start_paused = true)]
-async fn a_store_that_panics_has_failed() {
+async fn store_panic_counts_as_failure() {
     for panics in [Op::Acquire, Op::Complete, Op::Release] {
         for times in [1, 3] {
             for happened in [false, true] {
@@ -476,7 +476,7 @@ impl Store for Rash {
 
 /// What it says is a hint, and none at all is one, too.
 #[tokio::test(start_paused = true)]
-async fn a_store_that_panics_as_it_is_listened_to_is_looked_at_all_the_same() {
+async fn waiter_survives_panic_in_wait_for_change() {
     for happened in [false, true] {
         let inner = Probe::default();
         let layer = IdempotencyLayer::new(Rash {
@@ -515,7 +515,7 @@ async fn a_store_that_panics_as_it_is_listened_to_is_looked_at_all_the_same() {
 
 // behaviours 73, 154
 #[tokio::test(start_paused = true)]
-async fn a_record_that_cannot_be_stored_is_answered_all_the_same_and_the_key_stays_held() {
+async fn response_is_sent_if_record_is_unstored() {
     let store = Probe::default();
     store.fail(Op::Complete, Act::FailBefore);
     let layer = IdempotencyLayer::new(store.clone());
@@ -540,7 +540,7 @@ async fn a_record_that_cannot_be_stored_is_answered_all_the_same_and_the_key_sta
 
 /// Its answer has left, and with it what counted for that.
 #[tokio::test(start_paused = true)]
-async fn a_record_that_cannot_be_stored_yet_counts_among_the_bytes_that_are_buffered() {
+async fn unstored_record_counts_as_buffered() {
     let store = Probe::default();
     store.fail(Op::Complete, Act::FailBefore);
     let layer = IdempotencyLayer::new(store.clone())
@@ -562,7 +562,7 @@ async fn a_record_that_cannot_be_stored_yet_counts_among_the_bytes_that_are_buff
 }
 
 #[tokio::test(start_paused = true)]
-async fn what_is_never_stored_is_an_orphan_once_its_lease_is_over() {
+async fn unstored_outcome_becomes_orphan() {
     let store = Probe::default();
     store.fail(Op::Complete, Act::FailBefore);
     let layer = IdempotencyLayer::new(store.clone()).with_lease_ttl(Ttl::from_secs(15));
@@ -577,7 +577,7 @@ async fn what_is_never_stored_is_an_orphan_once_its_lease_is_over() {
 
 // failure mode 37
 #[tokio::test(start_paused = true)]
-async fn a_completion_whose_reply_was_lost_is_the_completion() {
+async fn complete_survives_lost_reply() {
     let store = Probe::default();
     store.fail_next(1, Op::Complete, Act::FailAfter);
     let (app, effects) = creating(IdempotencyLayer::new(store.clone()));
@@ -591,7 +591,7 @@ async fn a_completion_whose_reply_was_lost_is_the_completion() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_completion_that_hangs_holds_the_answer_for_a_bounded_time() {
+async fn hanging_complete_delays_response_bounded() {
     let store = Probe::default();
     store.fail(Op::Complete, Act::Hang);
     let (app, effects) = creating(IdempotencyLayer::new(store.clone()));
@@ -607,7 +607,7 @@ async fn a_completion_that_hangs_holds_the_answer_for_a_bounded_time() {
 
 // behaviours 155
 #[tokio::test(start_paused = true)]
-async fn a_release_that_fails_leaves_the_handler_s_failure_as_the_answer() {
+async fn failed_release_keeps_handler_response() {
     let store = Probe::default();
     store.fail(Op::Release, Act::FailBefore);
     let (app, effects) = app(IdempotencyLayer::new(store.clone()), async |n, _| match n {
@@ -626,7 +626,7 @@ async fn a_release_that_fails_leaves_the_handler_s_failure_as_the_answer() {
 
 // behaviours 156
 #[tokio::test(start_paused = true)]
-async fn an_answer_of_the_store_is_not_a_failure_and_is_not_tried_again() {
+async fn definite_store_reply_is_not_retried() {
     let store = Probe::default();
     let inner_store = store.clone();
     let (inner, _) = creating(IdempotencyLayer::new(inner_store));
@@ -652,7 +652,7 @@ async fn an_answer_of_the_store_is_not_a_failure_and_is_not_tried_again() {
 
 // behaviours 159
 #[tokio::test(start_paused = true)]
-async fn a_store_full_of_leases_refuses_and_keeps_them() {
+async fn full_store_refuses_new_leases() {
     let store = MemoryStore::new().with_max_entries(1);
     let inner = creating(IdempotencyLayer::new(store.clone()));
     let (refusing, refused) = inner;
@@ -671,7 +671,7 @@ async fn a_store_full_of_leases_refuses_and_keeps_them() {
 
 // failure mode 34
 #[tokio::test(start_paused = true)]
-async fn a_record_of_a_lease_that_the_store_forgot_is_stored_all_the_same() {
+async fn record_is_stored_after_store_data_loss() {
     // What a store that lost its data looks like: the handler's own lease is released under it.
     let store = Probe::default();
     let forgetful = store.clone();
@@ -697,7 +697,7 @@ async fn a_record_of_a_lease_that_the_store_forgot_is_stored_all_the_same() {
 
 // failure modes 28, 29
 #[tokio::test(start_paused = true)]
-async fn after_a_lost_lease_the_stored_answer_is_the_answer() {
+async fn stored_response_wins_after_lost_lease() {
     let store = Probe::default();
     store.fail(Op::Renew, Act::Hang);
     let (thief, stolen) = creating(IdempotencyLayer::new(store.clone()));
@@ -720,7 +720,7 @@ async fn after_a_lost_lease_the_stored_answer_is_the_answer() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_lease_that_is_lost_to_nobody_s_answer_is_an_unknown_outcome() {
+async fn lost_lease_without_record_is_outcome_unknown() {
     let store = Probe::default();
     store.fail(Op::Complete, Act::Lost);
     let (app, effects) = creating(IdempotencyLayer::new(store.clone()));

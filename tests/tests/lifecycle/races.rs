@@ -95,7 +95,7 @@ const KEYS: usize = 1_000;
 
 // behaviours 98, 105; fm 53
 #[tokio::test(flavor = "multi_thread", worker_threads = 4)]
-async fn of_64_clients_on_each_of_1000_keys_one_executes_and_nobody_gets_another_answer() {
+async fn one_of_64_clients_per_key_executes() {
     within(ENOUGH, async {
         let shop = Shop::new(KEYS, ConcurrentRequests::Conflict);
         for key in 0..KEYS {
@@ -108,7 +108,7 @@ async fn of_64_clients_on_each_of_1000_keys_one_executes_and_nobody_gets_another
 
 // behaviours 97, 100
 #[tokio::test(flavor = "multi_thread", worker_threads = 4)]
-async fn of_64_clients_who_wait_on_each_of_1000_keys_all_get_the_one_answer() {
+async fn all_64_waiting_clients_get_one_response() {
     within(ENOUGH, async {
         let shop = Shop::new(KEYS, ConcurrentRequests::Wait(Duration::from_secs(20)));
         for key in 0..KEYS {
@@ -122,7 +122,7 @@ async fn of_64_clients_who_wait_on_each_of_1000_keys_all_get_the_one_answer() {
 
 // behaviours 98
 #[tokio::test(flavor = "multi_thread", worker_threads = 4)]
-async fn of_16_http1_connections_on_each_of_50_keys_one_executes() {
+async fn one_of_16_http1_connections_executes() {
     bounded(async {
         let shop = Shop::new(50, ConcurrentRequests::Conflict);
         let server = Server::start(shop.app.clone()).await;
@@ -152,7 +152,7 @@ async fn of_16_http1_connections_on_each_of_50_keys_one_executes() {
 
 // behaviours 97, 98
 #[tokio::test(flavor = "multi_thread", worker_threads = 4)]
-async fn of_32_streams_of_one_http2_connection_on_each_of_30_keys_one_executes() {
+async fn one_of_32_http2_streams_executes() {
     bounded(async {
         let waits = ConcurrentRequests::Wait(Duration::from_secs(20));
         for (in_flight, all) in [(ConcurrentRequests::Conflict, false), (waits, true)] {

@@ -119,7 +119,7 @@ fn invoice(number: u64) -> Invoice {
 
 // behaviours 178
 #[tokio::test(start_paused = true)]
-async fn any_value_is_replayed_and_the_emptiest_too() {
+async fn any_value_is_replayed() {
     is_replayed((), ()).await;
     is_replayed(None, Some(7)).await;
     is_replayed(Some(0), None).await;
@@ -161,7 +161,7 @@ async fn some_of_nothing_is_replayed_as_none() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_value_is_replayed_for_the_retention() {
+async fn value_is_replayed_for_retention() {
     let layer = layer().with_retention(Ttl::from_secs(60));
     let effects = Effects::default();
     let _ = run(&layer, &effects, 1).await.expect("executed");
@@ -188,7 +188,7 @@ async fn other_keys_and_namespaces_are_other_runs() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn the_key_under_another_fingerprint_is_a_mismatch_and_nothing_runs() {
+async fn other_fingerprint_is_mismatch() {
     let (layer, effects) = (layer(), Effects::default());
     let _ = run_as(&layer, &effects, "k", "a", 1)
         .await
@@ -199,7 +199,7 @@ async fn the_key_under_another_fingerprint_is_a_mismatch_and_nothing_runs() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn while_the_work_runs_another_attempt_is_told_so() {
+async fn second_attempt_is_in_progress() {
     let (layer, effects) = (layer(), Effects::default());
     let running = tokio::spawn({
         let (layer, effects) = (layer.clone(), effects.clone());
@@ -247,7 +247,7 @@ async fn orphan(layer: &IdempotencyLayer, effects: &Effects) {
 }
 
 #[tokio::test(start_paused = true)]
-async fn work_that_holds_its_key_blocks_it_until_the_lease_is_over_and_is_taken_over() {
+async fn held_key_blocks_until_lease_expiry() {
     let (layer, effects) = (layer(), Effects::default());
     orphan(&layer, &effects).await;
     for _ in 0..14 {
@@ -271,7 +271,7 @@ async fn work_that_holds_its_key_blocks_it_until_the_lease_is_over_and_is_taken_
 }
 
 #[tokio::test(start_paused = true)]
-async fn an_orphan_is_not_run_again_where_the_policy_refuses() {
+async fn refused_orphan_is_not_run() {
     let layer = layer().with_orphan_policy(OrphanPolicy::Refuse);
     let effects = Effects::default();
     orphan(&layer, &effects).await;
@@ -286,7 +286,7 @@ async fn an_orphan_is_not_run_again_where_the_policy_refuses() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_lease_that_was_lost_gives_back_the_value_and_keeps_the_other() {
+async fn lost_lease_returns_own_value() {
     let store = Probe::default();
     store.fail(Op::Renew, Act::Hang);
     let (one, other) = (
@@ -319,7 +319,7 @@ async fn a_lease_that_was_lost_gives_back_the_value_and_keeps_the_other() {
 
 /// Whoever took over left nothing: then ours is the only value, and is stored.
 #[tokio::test(start_paused = true)]
-async fn a_lease_that_was_lost_to_one_who_left_nothing_keeps_its_value() {
+async fn lost_lease_stores_value_if_rival_left_none() {
     let store = Probe::default();
     store.fail(Op::Renew, Act::Hang);
     let layers = [store.clone(), store.clone()].map(IdempotencyLayer::new);
@@ -368,7 +368,7 @@ async fn a_lease_that_was_lost_to_one_who_left_nothing_keeps_its_value() {
 
 /// Nobody can say what is stored, but that it is not ours.
 #[tokio::test(start_paused = true)]
-async fn a_lease_that_is_known_to_be_lost_gives_back_the_value_though_nothing_can_be_stored() {
+async fn lost_lease_returns_value_during_outage() {
     let store = Probe::default();
     store.fail(Op::Renew, Act::Lost);
     store.fail(Op::Complete, Act::FailBefore);
@@ -386,7 +386,7 @@ async fn a_lease_that_is_known_to_be_lost_gives_back_the_value_though_nothing_ca
 
 /// What was committed may be stored, and is another value.
 #[tokio::test(start_paused = true)]
-async fn a_value_is_not_said_to_be_stored_beside_a_commit_that_nobody_has_heard_of() {
+async fn value_beside_unacknowledged_commit_is_unknown() {
     let ledger = Ledger::default();
     ledger.next(Fate::HangAfter);
     ledger.store.fail(Op::Complete, Act::FailBefore);
@@ -408,7 +408,7 @@ async fn a_value_is_not_said_to_be_stored_beside_a_commit_that_nobody_has_heard_
 }
 
 #[tokio::test(start_paused = true)]
-async fn work_that_failed_without_an_effect_frees_its_key() {
+async fn failed_work_releases_key() {
     let store = MemoryStore::new();
     let layer = IdempotencyLayer::new(store.clone());
     let effects = Effects::default();
@@ -425,7 +425,7 @@ async fn work_that_failed_without_an_effect_frees_its_key() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_question_mark_frees_the_key() {
+async fn question_mark_operator_releases_key() {
     let layer = layer();
     let work = async |_lease: Lease| {
         let number: u64 = "seven".parse::<u64>()?;
@@ -440,7 +440,7 @@ async fn a_question_mark_frees_the_key() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_panic_passes_on_and_frees_the_key() {
+async fn panic_propagates_and_releases_key() {
     let (layer, effects) = (layer(), Effects::default());
     let panicking = {
         let (layer, effects) = (layer.clone(), effects.clone());
@@ -461,7 +461,7 @@ async fn a_panic_passes_on_and_frees_the_key() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn dropped_in_the_middle_the_work_runs_to_its_end_and_is_recorded() {
+async fn dropped_work_runs_to_completion() {
     let (layer, effects) = (layer(), Effects::default());
     let ended = Arc::new(AtomicBool::new(false));
     let work = {
@@ -485,7 +485,7 @@ async fn dropped_in_the_middle_the_work_runs_to_its_end_and_is_recorded() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn what_was_dropped_is_replayed() {
+async fn dropped_work_is_replayed() {
     let (layer, effects) = (layer(), Effects::default());
     let counted = effects.clone();
     let work = async move |_lease: Lease| {
@@ -505,7 +505,7 @@ async fn what_was_dropped_is_replayed() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_future_that_was_never_polled_runs_nothing() {
+async fn unpolled_future_runs_nothing() {
     let store = Probe::default();
     let layer = IdempotencyLayer::new(store.clone());
     let effects = Effects::default();
@@ -515,7 +515,7 @@ async fn a_future_that_was_never_polled_runs_nothing() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_value_that_is_too_large_is_not_retained_and_not_run_again() {
+async fn oversized_value_leaves_tombstone() {
     for layer in [
         layer().with_response_limit(100),
         IdempotencyLayer::new(MemoryStore::new().with_max_bytes(1000))
@@ -544,7 +544,7 @@ impl Serialize for Opaque {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_value_that_cannot_be_serialised_is_not_retained_and_not_run_again() {
+async fn unserializable_value_leaves_tombstone() {
     let (layer, effects) = (layer(), Effects::default());
     let first = run(&layer, &effects, Opaque(1)).await;
     assert_eq!(first.expect("executed"), Outcome::Executed(Opaque(1)));
@@ -564,7 +564,7 @@ impl Serialize for Treacherous {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_value_that_panics_as_it_is_serialised_is_not_retained_and_not_run_again() {
+async fn value_panicking_on_serialize_leaves_tombstone() {
     let (layer, effects) = (layer(), Effects::default());
     let first = run(&layer, &effects, Treacherous(1)).await;
     assert_eq!(first.expect("executed"), Outcome::Executed(Treacherous(1)));
@@ -579,7 +579,7 @@ struct Renamed {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_value_that_the_program_can_no_longer_read_is_an_error_and_not_run_again() {
+async fn unreadable_value_is_error() {
     let (layer, effects) = (layer(), Effects::default());
     let _ = run(&layer, &effects, invoice(1)).await.expect("executed");
     for _ in 0..2 {
@@ -598,7 +598,7 @@ async fn a_value_that_the_program_can_no_longer_read_is_an_error_and_not_run_aga
 }
 
 #[tokio::test(start_paused = true)]
-async fn an_error_about_a_value_does_not_quote_it() {
+async fn value_error_does_not_quote_value() {
     let (layer, effects) = (layer(), Effects::default());
     let secret = "secret-value".to_owned();
     let _ = run(&layer, &effects, secret).await.expect("executed");
@@ -616,7 +616,7 @@ async fn an_error_about_a_value_does_not_quote_it() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn fields_may_be_added_with_a_default() {
+async fn added_field_with_default_is_readable() {
     #[derive(Debug, PartialEq, Serialize, Deserialize)]
     struct Old {
         number: u64,
@@ -648,7 +648,7 @@ async fn fields_may_be_added_with_a_default() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn without_a_lease_nothing_runs() {
+async fn work_needs_lease() {
     for fault in [Act::FailBefore, Act::Hang] {
         let store = Probe::default();
         store.fail(Op::Acquire, fault);
@@ -669,7 +669,7 @@ async fn without_a_lease_nothing_runs() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_value_that_the_store_does_not_take_yet_is_stored_later() {
+async fn unstored_value_is_stored_later() {
     let store = Probe::default();
     store.fail(Op::Complete, Act::FailBefore);
     let layer = IdempotencyLayer::new(store.clone());
@@ -686,7 +686,7 @@ async fn a_value_that_the_store_does_not_take_yet_is_stored_later() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_layer_that_is_full_or_draining_runs_nothing() {
+async fn full_or_draining_layer_runs_nothing() {
     let effects = Effects::default();
     let full = layer().with_max_in_flight(0, 1000);
     let error = run(&full, &effects, 1).await.expect_err("full");
@@ -714,7 +714,7 @@ async fn http_and_run_once_never_meet() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn the_lease_derives_the_same_downstream_key_on_every_run() {
+async fn derived_key_is_stable_across_runs() {
     let layer = layer();
     let derived = async || {
         let (sender, receiver) = tokio::sync::oneshot::channel();
@@ -766,7 +766,7 @@ async fn assert_paid_once(ledger: &Ledger) {
 }
 
 #[tokio::test(start_paused = true)]
-async fn work_that_commits_its_value_leaves_nothing_to_store() {
+async fn committed_value_needs_no_completion() {
     let paid = || Outcome::Executed("paid".to_owned());
     for fate in [Fate::Committed, Fate::ReplyLost] {
         let ledger = Ledger::default();
@@ -788,7 +788,7 @@ async fn work_that_commits_its_value_leaves_nothing_to_store() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn work_that_committed_a_value_of_another_type_is_an_error_and_not_run_again() {
+async fn committed_value_of_other_type_is_error() {
     let ledger = Ledger::default();
     let error = pay(&ledger, |_| Ok(7)).await.expect_err("another type");
     assert_eq!(error.kind(), ErrorKind::StoreUnavailable);
@@ -796,7 +796,7 @@ async fn work_that_committed_a_value_of_another_type_is_an_error_and_not_run_aga
 }
 
 #[tokio::test(start_paused = true)]
-async fn work_that_panics_after_its_commit_has_left_its_value() {
+async fn panic_after_commit_keeps_value() {
     let ledger = Ledger::default();
     let panicking = ledger.clone();
     let task = tokio::spawn(async move { pay::<String>(&panicking, |_| panic!("after it")).await });
@@ -805,7 +805,7 @@ async fn work_that_panics_after_its_commit_has_left_its_value() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn work_whose_commit_did_not_arrive_runs_again() {
+async fn work_runs_again_after_failed_commit() {
     let ledger = Ledger::default();
     ledger.next(Fate::CallLost);
     let failed = pay(&ledger, committed).await.expect("an outcome");
@@ -817,7 +817,7 @@ async fn work_whose_commit_did_not_arrive_runs_again() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn work_whose_commit_nobody_has_heard_of_returns_what_is_stored() {
+async fn unacknowledged_commit_returns_stored_value() {
     for (fate, rows) in [(Fate::HangAfter, 1), (Fate::Hang, 0)] {
         for end in [
             Err(WorkError::Release("timed out")),
@@ -863,7 +863,7 @@ async fn work_whose_commit_nobody_has_heard_of_returns_what_is_stored() {
 
 /// To say that it failed and left its key free would be to say that nothing was paid.
 #[tokio::test(start_paused = true)]
-async fn work_whose_commit_nobody_can_find_out_about_is_an_unknown_outcome() {
+async fn unverifiable_work_commit_is_outcome_unknown() {
     type End = fn(&'static str) -> WorkError<&'static str>;
     let ends: [End; 2] = [WorkError::Release, WorkError::Hold];
     for (fate, end) in [Fate::HangAfter, Fate::Hang]
@@ -890,7 +890,7 @@ async fn work_whose_commit_nobody_can_find_out_about_is_an_unknown_outcome() {
 
 /// A tombstone says that it was committed, and the work what that was.
 #[tokio::test(start_paused = true)]
-async fn a_value_too_large_whose_commit_nobody_has_heard_of_is_returned() {
+async fn oversized_value_with_lost_commit_is_returned() {
     let ledger = Ledger::default();
     ledger.next(Fate::ReplyLost);
     let layer = IdempotencyLayer::new(ledger.clone()).with_response_limit(10);
@@ -908,7 +908,7 @@ async fn a_value_too_large_whose_commit_nobody_has_heard_of_is_returned() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_committed_value_that_is_too_large_leaves_a_tombstone() {
+async fn oversized_committed_value_leaves_tombstone() {
     let ledger = Ledger::default();
     let layer = IdempotencyLayer::new(ledger.clone()).with_response_limit(10);
     let value = || "x".repeat(100);

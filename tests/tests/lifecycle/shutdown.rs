@@ -138,7 +138,7 @@ async fn keyed_requests_are_refused_while_draining() {
 
 // fm 10, fm 121
 #[tokio::test(start_paused = true)]
-async fn drain_waits_for_records_that_are_stored_in_the_background() {
+async fn drain_waits_for_background_completion() {
     bounded(async {
         let store = Probe::new(|op, _| match op {
             Op::Complete => Act::FailBefore,
@@ -159,7 +159,7 @@ async fn drain_waits_for_records_that_are_stored_in_the_background() {
 
 // fm 10
 #[tokio::test(start_paused = true)]
-async fn drain_waits_for_keys_that_are_freed_in_the_background() {
+async fn drain_waits_for_background_release() {
     bounded(async {
         let store = Probe::new(|op, _| match op {
             Op::Release => Act::FailBefore,
@@ -182,7 +182,7 @@ async fn drain_waits_for_keys_that_are_freed_in_the_background() {
 
 // fm 10: a request is either refused, or drain waits for it
 #[test]
-fn no_request_slips_in_behind_a_drain() {
+fn drain_admits_no_later_request() {
     const ROUNDS: usize = 5_000;
     let store = MemoryStore::new();
     let layers: Vec<_> = (0..ROUNDS).map(|_| on(&store)).collect();
@@ -229,7 +229,7 @@ fn no_request_slips_in_behind_a_drain() {
 }
 
 #[tokio::test]
-async fn a_drain_that_is_given_up_does_not_open_the_layer_again() {
+async fn cancelled_drain_keeps_layer_closed() {
     bounded(async {
         let stage = Stage::held(Phase::DuringTheEffect).await;
         let mut client = H1::connect(stage.server.addr()).await;

@@ -110,7 +110,7 @@ async fn executed(taken: Taken) -> Answer {
 }
 
 #[tokio::test(start_paused = true)]
-async fn an_orphan_is_executed_again_without_its_client_who_is_then_told() {
+async fn orphan_is_executed_without_its_client() {
     within(LONG, async {
         // The policy is for clients; whoever calls it has decided.
         for policy in [OrphanPolicy::TakeOver, OrphanPolicy::Refuse] {
@@ -151,7 +151,7 @@ async fn an_orphan_is_executed_again_without_its_client_who_is_then_told() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn of_many_who_take_an_orphan_over_one_executes() {
+async fn one_of_many_takeovers_executes() {
     within(LONG, async {
         let orphan = Orphan::new(OrphanPolicy::TakeOver).await;
         let mut completers = tokio::task::JoinSet::new();
@@ -173,7 +173,7 @@ async fn of_many_who_take_an_orphan_over_one_executes() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn what_is_no_orphan_is_not_taken_over_and_nothing_runs() {
+async fn take_over_without_orphan_runs_nothing() {
     within(200 * LONG, async {
         let orphan = Orphan::new(OrphanPolicy::TakeOver).await;
         let ran = Effects::default();
@@ -236,7 +236,7 @@ async fn what_is_no_orphan_is_not_taken_over_and_nothing_runs() {
 
 /// As whoever calls it again after a timeout does: a claim says what is asked for, not who asks.
 #[tokio::test(start_paused = true)]
-async fn a_claim_that_is_used_again_does_not_execute_beside_the_first() {
+async fn reused_claim_does_not_execute_concurrently() {
     within(LONG, async {
         let orphan = Orphan::new(OrphanPolicy::Refuse).await;
         orphan.ledger.store.recover();
@@ -269,7 +269,7 @@ async fn a_claim_that_is_used_again_does_not_execute_beside_the_first() {
 
 /// What the first call could not give back must not be taken from the second.
 #[tokio::test(start_paused = true)]
-async fn a_claim_that_is_used_again_is_not_released_by_the_call_that_failed() {
+async fn failed_call_does_not_release_reused_claim() {
     within(LONG, async {
         let orphan = Orphan::new(OrphanPolicy::Refuse).await;
         let (claim, store) = (orphan.claim(), &orphan.ledger.store);
@@ -294,7 +294,7 @@ async fn a_claim_that_is_used_again_is_not_released_by_the_call_that_failed() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_takeover_that_fails_leaves_the_orphan_to_the_next() {
+async fn failed_takeover_leaves_orphan() {
     within(LONG, async {
         let orphan = Orphan::new(OrphanPolicy::Refuse).await;
         let (layer, claim) = (&orphan.layer, || orphan.claim());
@@ -341,7 +341,7 @@ async fn a_takeover_that_fails_leaves_the_orphan_to_the_next() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_takeover_whose_commit_is_not_heard_of_is_found_out() {
+async fn takeover_resolves_unacknowledged_commit() {
     within(LONG, async {
         for (fate, rows) in [(Fate::ReplyLost, 1), (Fate::CallLost, 0)] {
             let orphan = Orphan::new(OrphanPolicy::TakeOver).await;
@@ -371,7 +371,7 @@ async fn a_takeover_whose_commit_is_not_heard_of_is_found_out() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_takeover_goes_on_when_it_is_dropped_and_draining_waits_for_it() {
+async fn dropped_takeover_continues_and_delays_drain() {
     within(LONG, async {
         let orphan = Orphan::new(OrphanPolicy::TakeOver).await;
         orphan.ledger.store.recover();
@@ -403,7 +403,7 @@ async fn a_takeover_goes_on_when_it_is_dropped_and_draining_waits_for_it() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn without_a_lease_nothing_is_taken_over() {
+async fn take_over_needs_lease() {
     within(LONG, async {
         let orphan = Orphan::new(OrphanPolicy::TakeOver).await;
         orphan.ledger.store.recover();

@@ -104,7 +104,7 @@ const LONG: Duration = Duration::from_secs(600);
 
 // behaviours 129
 #[tokio::test(start_paused = true)]
-async fn what_a_handler_commits_is_answered_and_nothing_is_left_to_store() {
+async fn committed_response_is_sent_without_completion() {
     let ledger = Ledger::default();
     let (app, executions) = bank(&ledger, charge);
     let first = send(&app, order()).await;
@@ -142,7 +142,7 @@ fn rich(body: Body) -> Response {
 }
 
 #[tokio::test(start_paused = true)]
-async fn committed_or_not_the_answers_are_the_same() {
+async fn committed_and_recorded_responses_are_equal() {
     let trailers = || {
         let mut trailers = http::HeaderMap::new();
         trailers.insert("x-sum", HeaderValue::from_static("42"));
@@ -206,7 +206,7 @@ async fn committed_or_not_the_answers_are_the_same() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_value_that_is_marked_as_sensitive_is_so_in_a_committed_answer() {
+async fn committed_response_keeps_sensitive_mark() {
     let ledger = Ledger::default();
     let (app, _) = bank(&ledger, async |ledger, lease, n| {
         let mut res = created(n);
@@ -223,7 +223,7 @@ async fn a_value_that_is_marked_as_sensitive_is_so_in_a_committed_answer() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn of_what_comes_after_the_commit_only_what_no_replay_carries_counts() {
+async fn response_after_commit_adds_only_unrecorded_headers() {
     let ledger = Ledger::default();
     let books = ledger.clone();
     let handler = async move |lease: Lease| charge(books, lease, 1).await;
@@ -251,7 +251,7 @@ async fn of_what_comes_after_the_commit_only_what_no_replay_carries_counts() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_handler_that_answers_something_else_after_its_commit_is_not_believed() {
+async fn other_response_after_commit_is_discarded() {
     for (status, retention) in [
         (StatusCode::OK, None),
         (StatusCode::CONFLICT, None),
@@ -281,7 +281,7 @@ async fn a_handler_that_answers_something_else_after_its_commit_is_not_believed(
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_service_that_fails_after_its_commit_has_answered() {
+async fn service_error_after_commit_is_discarded() {
     let ledger = Ledger::default();
     let books = ledger.clone();
     let service = tower::service_fn(move |req: Request<tower_idempotency::Body<Body>>| {
@@ -304,7 +304,7 @@ async fn a_service_that_fails_after_its_commit_has_answered() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_panic_after_the_commit_passes_on_and_the_record_stays() {
+async fn panic_after_commit_keeps_record() {
     let ledger = Ledger::default();
     let (app, executions) = bank(&ledger, async |ledger, lease, n| {
         charge(ledger, lease, n).await;
@@ -336,7 +336,7 @@ async fn dropped_after<F: Future>(polls: usize, future: F) -> Option<F::Output> 
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_client_that_leaves_at_any_poll_around_the_commit_costs_one_effect() {
+async fn disconnect_around_commit_leaves_one_effect() {
     bounded(async {
         let mut dropped = 0;
         for fate in [Fate::Committed, Fate::ReplyLost] {
@@ -372,7 +372,7 @@ async fn a_client_that_leaves_at_any_poll_around_the_commit_costs_one_effect() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn of_two_commits_under_one_lease_the_first_counts() {
+async fn first_of_two_commits_is_recorded() {
     let ledger = Ledger::default();
     let (app, _) = bank(&ledger, async |ledger, lease, n| {
         charge(ledger.clone(), lease.clone(), n).await;
@@ -385,7 +385,7 @@ async fn of_two_commits_under_one_lease_the_first_counts() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_committed_lease_is_over_and_not_renewed() {
+async fn committed_lease_is_not_renewed() {
     let ledger = Ledger::default();
     let (app, _) = bank(&ledger, async |ledger, lease, n| {
         sleep(Duration::from_secs(60)).await;
@@ -406,7 +406,7 @@ async fn a_committed_lease_is_over_and_not_renewed() {
 // ---- What is recorded ----
 
 #[tokio::test(start_paused = true)]
-async fn a_committed_answer_is_kept_as_long_as_one_that_was_not_committed() {
+async fn committed_record_has_usual_retention() {
     const HOUR: Duration = Duration::from_secs(3600);
     let cases: [(fn(Response) -> Response, Duration); 4] = [
         (|res| res, 24 * HOUR),
@@ -446,7 +446,7 @@ async fn a_committed_answer_is_kept_as_long_as_one_that_was_not_committed() {
 
 // behaviours 128
 #[tokio::test(start_paused = true)]
-async fn what_is_not_recorded_cannot_be_committed() {
+async fn unrecorded_response_cannot_be_committed() {
     let broken = || Body::new(Scripted::new([Step::from("half"), Step::Fail]));
     // The layer would find it whole: what is left of it no longer says how long it should have been.
     let longer = || Body::new(Scripted::new(["longer than it says"]).of_length(4));
@@ -504,7 +504,7 @@ async fn what_is_not_recorded_cannot_be_committed() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn what_is_answered_to_half_a_request_cannot_be_committed() {
+async fn response_to_incomplete_request_is_not_committed() {
     let ledger = Ledger::default();
     let layer = IdempotencyLayer::new(ledger.clone()).with_fingerprint(FingerprintBy::head_only());
     let books = ledger.clone();
@@ -534,7 +534,7 @@ async fn what_is_answered_to_half_a_request_cannot_be_committed() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn what_is_too_large_or_streamed_is_committed_with_a_tombstone_and_sent_whole() {
+async fn oversized_commit_leaves_tombstone() {
     let large = || Body::from("x".repeat(2000));
     let streamed = || {
         Body::new(Scripted::new([
@@ -572,7 +572,7 @@ async fn what_is_too_large_or_streamed_is_committed_with_a_tombstone_and_sent_wh
 }
 
 #[tokio::test(start_paused = true)]
-async fn what_is_prepared_counts_among_the_bytes_in_flight() {
+async fn prepared_response_counts_as_buffered() {
     let ledger = Ledger::default();
     let layer = IdempotencyLayer::new(ledger.clone()).with_max_in_flight(10, 1000);
     let (app, _) = behind(layer, &ledger, async |_, lease: Lease, _| {
@@ -596,7 +596,7 @@ async fn what_is_prepared_counts_among_the_bytes_in_flight() {
 /// As what the layer records itself: the answer is the record's by then, and the handler would still have made it only as it
 /// is taken.
 #[tokio::test(start_paused = true)]
-async fn what_was_committed_of_a_stream_counts_until_it_is_taken() {
+async fn committed_stream_counts_until_read() {
     let ledger = Ledger::default();
     let layer = IdempotencyLayer::new(ledger.clone()).with_max_in_flight(10, 1000);
     let (app, _) = behind(layer, &ledger, async |ledger, lease, n| {
@@ -624,7 +624,7 @@ async fn what_was_committed_of_a_stream_counts_until_it_is_taken() {
 
 // behaviours 128
 #[tokio::test(start_paused = true)]
-async fn a_rollback_leaves_neither_effect_nor_record() {
+async fn rollback_leaves_no_effect_and_no_record() {
     let ledger = Ledger::default();
     let (app, executions) = bank(&ledger, async |ledger: Ledger, lease, n| {
         if n == 1 {
@@ -647,7 +647,7 @@ async fn a_rollback_leaves_neither_effect_nor_record() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_handler_that_commits_nothing_is_recorded_by_the_layer() {
+async fn layer_records_handler_without_commit() {
     let ledger = Ledger::default();
     let (app, executions) = bank(&ledger, async |ledger: Ledger, lease: Lease, n| {
         let mut tx = ledger.begin();
@@ -669,7 +669,7 @@ async fn a_handler_that_commits_nothing_is_recorded_by_the_layer() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_transaction_that_failed_can_be_tried_again() {
+async fn failed_transaction_can_be_retried() {
     let ledger = Ledger::default();
     ledger.next(Fate::CallLost);
     let (app, executions) = bank(&ledger, async |ledger, lease: Lease, n| {
@@ -747,7 +747,7 @@ impl Text for Response {
 
 // behaviours 113
 #[tokio::test(start_paused = true)]
-async fn a_commit_under_a_lost_lease_has_no_effect_and_the_stored_answer_is_the_answer() {
+async fn commit_after_lost_lease_has_no_effect() {
     within(LONG, async {
         for (answers, fate) in ENDS {
             let overtaken = Overtaken::new(answers, fate).await;
@@ -765,7 +765,7 @@ async fn a_commit_under_a_lost_lease_has_no_effect_and_the_stored_answer_is_the_
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_commit_under_a_lost_lease_is_an_unknown_outcome_while_the_other_runs() {
+async fn commit_after_lost_lease_is_unknown_if_rival_runs() {
     within(LONG, async {
         for (answers, fate) in ENDS {
             let overtaken = Overtaken::new(answers, fate).await;
@@ -786,7 +786,7 @@ async fn a_commit_under_a_lost_lease_is_an_unknown_outcome_while_the_other_runs(
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_lease_that_somebody_ended_commits_nothing() {
+async fn ended_lease_commits_nothing() {
     let ledger = Ledger::default();
     let (app, executions) = bank(&ledger, async |ledger: Ledger, lease: Lease, n| {
         if n == 1 {
@@ -808,7 +808,7 @@ async fn a_lease_that_somebody_ended_commits_nothing() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_renewal_that_meets_a_commit_is_no_lost_lease() {
+async fn renewal_during_commit_reports_no_loss() {
     let ledger = Ledger::default();
     ledger.next(Fate::HangAfter);
     let (app, _) = bank(&ledger, async |ledger: Ledger, lease: Lease, n| {
@@ -824,7 +824,7 @@ async fn a_renewal_that_meets_a_commit_is_no_lost_lease() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn nothing_is_committed_once_the_handler_has_answered() {
+async fn commit_after_response_is_refused() {
     for status in [StatusCode::OK, StatusCode::BAD_GATEWAY] {
         let ledger = Ledger::default();
         let gate = Gate::shut();
@@ -850,7 +850,7 @@ async fn nothing_is_committed_once_the_handler_has_answered() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn nothing_is_committed_while_the_answer_is_collected() {
+async fn commit_during_buffering_is_refused() {
     let ledger = Ledger::default();
     let (app, _) = bank(&ledger, async |ledger, lease, n| {
         tokio::spawn(async move {
@@ -870,7 +870,7 @@ async fn nothing_is_committed_while_the_answer_is_collected() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn an_answer_that_was_committed_under_another_lease_says_nothing_of_this_one() {
+async fn commit_of_other_lease_is_ignored() {
     let ledger = Ledger::default();
     let kept = std::sync::Arc::new(std::sync::Mutex::new(
         None::<(http::response::Parts, Lease)>,
@@ -901,7 +901,7 @@ async fn an_answer_that_was_committed_under_another_lease_says_nothing_of_this_o
 // ---- Not known ----
 
 #[tokio::test(start_paused = true)]
-async fn a_commit_whose_reply_was_lost_is_found_out() {
+async fn lost_commit_reply_is_resolved() {
     let ledger = Ledger::default();
     ledger.next(Fate::ReplyLost);
     let (app, executions) = bank(&ledger, async |ledger, lease, n| {
@@ -920,7 +920,7 @@ async fn a_commit_whose_reply_was_lost_is_found_out() {
 /// Once the retention has passed, that there is no record says nothing: to try again would be to do it again. Found by the
 /// simulation (seed 85 of its first version).
 #[tokio::test(start_paused = true)]
-async fn a_commit_that_is_found_out_about_after_its_retention_is_not_tried_again() {
+async fn commit_resolved_after_retention_is_not_retried() {
     let ledger = Ledger::default();
     let second = Ttl::from_secs(1);
     let layer = IdempotencyLayer::new(ledger.clone()).with_retention(second);
@@ -955,7 +955,7 @@ async fn a_commit_that_is_found_out_about_after_its_retention_is_not_tried_again
 
 /// The store does not say what became of the commit, and the next renewal finds no lease.
 #[tokio::test(start_paused = true)]
-async fn a_lease_that_its_own_commit_has_ended_unheard_is_not_reported_lost() {
+async fn own_unacknowledged_commit_is_no_lease_loss() {
     let recorder = DebuggingRecorder::new();
     let _recorded = metrics::set_default_local_recorder(&recorder);
     let ledger = Ledger::default();
@@ -980,7 +980,7 @@ async fn a_lease_that_its_own_commit_has_ended_unheard_is_not_reported_lost() {
 
 /// The database says of the second try that the lease is gone: the first one has ended it.
 #[tokio::test(start_paused = true)]
-async fn a_commit_that_is_tried_again_after_it_came_through_reports_no_lost_lease() {
+async fn retried_successful_commit_reports_no_loss() {
     let recorder = DebuggingRecorder::new();
     let _recorded = metrics::set_default_local_recorder(&recorder);
     let ledger = Ledger::default();
@@ -1001,7 +1001,7 @@ async fn a_commit_that_is_tried_again_after_it_came_through_reports_no_lost_leas
 
 /// Cut off, it is on its way no more: what a renewal finds then is told at once, and not when the lease would be over.
 #[tokio::test(start_paused = true)]
-async fn a_commit_that_was_cut_off_leaves_renewals_their_say() {
+async fn cut_off_commit_leaves_renewals_effective() {
     let ledger = Ledger::default();
     ledger.next(Fate::HangAfter);
     let (app, _) = bank(&ledger, async |ledger: Ledger, lease: Lease, n| {
@@ -1018,7 +1018,7 @@ async fn a_commit_that_was_cut_off_leaves_renewals_their_say() {
 
 /// A commit that began may have ended it, and here it has not: somebody else has it.
 #[tokio::test(start_paused = true)]
-async fn a_lease_that_is_lost_after_a_commit_that_failed_is_reported_once() {
+async fn lease_loss_after_failed_commit_is_reported_once() {
     let recorder = DebuggingRecorder::new();
     let _recorded = metrics::set_default_local_recorder(&recorder);
     let ledger = Ledger::default();
@@ -1044,7 +1044,7 @@ async fn a_lease_that_is_lost_after_a_commit_that_failed_is_reported_once() {
 
 /// Looking takes a lease where there is none, which must not let in what was shut out.
 #[tokio::test(start_paused = true)]
-async fn a_commit_on_its_way_does_not_come_through_behind_the_look_for_it() {
+async fn late_commit_fails_after_reconciliation() {
     within(LONG, async {
         let ledger = Ledger::default();
         let (way, looked) = (Gate::shut(), Gate::shut());
@@ -1080,7 +1080,7 @@ async fn a_commit_on_its_way_does_not_come_through_behind_the_look_for_it() {
 
 /// What the look for a commit takes, where the record is over meanwhile, it gives back.
 #[tokio::test(start_paused = true)]
-async fn a_look_that_comes_after_the_record_is_over_leaves_no_lease_behind() {
+async fn reconciliation_after_expiry_leaves_no_lease() {
     within(LONG, async {
         let ledger = Ledger::default();
         ledger.next(Fate::HangAfter);
@@ -1104,7 +1104,7 @@ async fn a_look_that_comes_after_the_record_is_over_leaves_no_lease_behind() {
 /// Where the record of a commit would be over, that the layer's own could be stored does not say that there was none: what
 /// the handler says of it since, that nothing was charged, may be untrue, and is neither told nor kept.
 #[tokio::test(start_paused = true)]
-async fn what_is_answered_after_the_record_of_a_commit_is_over_is_neither_told_nor_kept() {
+async fn response_discarded_if_committed_record_expired() {
     within(LONG, async {
         // Before the layer asks the store, while it asks, or while it goes on asking without its client.
         for (charging, completing, fails) in [(2_000, 0, 0), (500, 1_000, 0), (500, 0, 20)] {
@@ -1139,7 +1139,7 @@ async fn what_is_answered_after_the_record_of_a_commit_is_over_is_neither_told_n
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_commit_that_never_arrived_is_found_out_and_the_retry_executes() {
+async fn failed_commit_is_resolved_and_retry_executes() {
     let ledger = Ledger::default();
     ledger.next(Fate::CallLost);
     let (app, executions) = bank(&ledger, charge);
@@ -1155,7 +1155,7 @@ async fn a_commit_that_never_arrived_is_found_out_and_the_retry_executes() {
 
 /// Whoever has the key after our release has not taken it from us.
 #[tokio::test(start_paused = true)]
-async fn a_commit_that_never_arrived_is_found_out_though_another_has_the_key_meanwhile() {
+async fn failed_commit_is_resolved_while_rival_holds_key() {
     let recorder = DebuggingRecorder::new();
     let _recorded = metrics::set_default_local_recorder(&recorder);
     within(LONG, async {
@@ -1210,7 +1210,7 @@ async fn a_commit_that_never_arrived_is_found_out_though_another_has_the_key_mea
 
 /// The lease has to be over before the look says anything: until then the commit may still come.
 #[tokio::test(start_paused = true)]
-async fn a_commit_whose_lease_cannot_be_ended_is_an_unknown_outcome() {
+async fn commit_with_unreleasable_lease_is_outcome_unknown() {
     within(LONG, async {
         for (fate, executed) in [(Fate::ReplyLost, 1), (Fate::CallLost, 2)] {
             let ledger = Ledger::default();
@@ -1243,7 +1243,7 @@ async fn a_commit_whose_lease_cannot_be_ended_is_an_unknown_outcome() {
 /// A commit in a task that outlives the handler asks the store what became of it, and may ask when the layer has ended the
 /// lease: what it takes then is nobody's.
 #[tokio::test(start_paused = true)]
-async fn what_a_commit_takes_as_it_looks_after_the_end_of_its_lease_is_given_back() {
+async fn lease_acquired_by_commit_check_is_released() {
     for panics in [false, true] {
         within(LONG, async {
             let (store, asking) = (Probe::default(), Gate::shut());
@@ -1294,7 +1294,7 @@ async fn what_a_commit_takes_as_it_looks_after_the_end_of_its_lease_is_given_bac
 
 /// It may fail when nobody gives back any more what it takes: then it takes nothing.
 #[tokio::test(start_paused = true)]
-async fn a_commit_that_fails_long_after_the_end_of_its_lease_takes_nothing() {
+async fn late_failed_commit_acquires_nothing() {
     within(LONG, async {
         let (store, failing) = (Probe::default(), Gate::shut());
         let layer = IdempotencyLayer::new(store.clone()).with_orphan_policy(OrphanPolicy::Refuse);
@@ -1333,7 +1333,7 @@ async fn a_commit_that_fails_long_after_the_end_of_its_lease_takes_nothing() {
 
 /// The look for a commit may leave a lease of its own, of which nobody hears: it must not keep the key.
 #[tokio::test(start_paused = true)]
-async fn what_a_look_may_have_taken_is_given_back() {
+async fn lease_possibly_taken_by_query_is_released() {
     within(LONG, async {
         for lost in [
             (Op::Acquire, Act::FailAfter),
@@ -1379,7 +1379,7 @@ async fn what_a_look_may_have_taken_is_given_back() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_commit_that_nobody_can_find_out_about_is_an_unknown_outcome_until_the_store_is_back() {
+async fn unverifiable_commit_is_outcome_unknown() {
     within(LONG, async {
         for (fate, executed, row) in [
             (Fate::ReplyLost, 1, "charge 1"),
@@ -1421,7 +1421,7 @@ async fn a_commit_that_nobody_can_find_out_about_is_an_unknown_outcome_until_the
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_timeout_in_the_middle_of_a_commit_is_answered_with_what_became_of_it() {
+async fn timeout_during_commit_returns_its_outcome() {
     within(LONG, async {
         for (fate, committed) in [(Fate::HangAfter, true), (Fate::Hang, false)] {
             for status in [StatusCode::REQUEST_TIMEOUT, StatusCode::CONFLICT] {
@@ -1462,7 +1462,7 @@ async fn a_timeout_in_the_middle_of_a_commit_is_answered_with_what_became_of_it(
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_panic_in_the_middle_of_a_commit_leaves_what_became_of_it() {
+async fn panic_during_commit_keeps_its_outcome() {
     for (fate, rows) in [(Fate::HangAfter, 1), (Fate::Hang, 0)] {
         let ledger = Ledger::default();
         ledger.next(fate);
@@ -1485,7 +1485,7 @@ async fn a_panic_in_the_middle_of_a_commit_leaves_what_became_of_it() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_commit_that_the_database_still_works_on_is_waited_for() {
+async fn pending_commit_is_awaited() {
     within(LONG, async {
         for status in [StatusCode::OK, StatusCode::BAD_GATEWAY] {
             let (ledger, gate) = (Ledger::default(), Gate::shut());
@@ -1511,7 +1511,7 @@ async fn a_commit_that_the_database_still_works_on_is_waited_for() {
 // ---- Layers within layers, and many at once ----
 
 #[tokio::test(start_paused = true)]
-async fn a_layer_within_a_layer_leaves_the_commit_to_the_outer_one() {
+async fn nested_layer_leaves_commit_to_outer() {
     let (ledger, inner) = (Ledger::default(), Ledger::default());
     let books = ledger.clone();
     let handler = async move |lease: Lease| charge(books, lease, 1).await;
@@ -1525,7 +1525,7 @@ async fn a_layer_within_a_layer_leaves_the_commit_to_the_outer_one() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn of_many_who_commit_under_one_key_one_has_its_effect_whatever_is_lost() {
+async fn one_of_many_commits_takes_effect() {
     bounded(async {
         for (round, fate) in [
             Fate::Committed,

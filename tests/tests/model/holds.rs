@@ -79,7 +79,7 @@ fn four_requests_in_transactions() {
 }
 
 #[test]
-fn three_requests_and_another_under_the_same_key() {
+fn three_requests_and_other_under_same_key() {
     let others = 1;
     holds(
         System {
@@ -91,7 +91,7 @@ fn three_requests_and_another_under_the_same_key() {
 }
 
 #[test]
-fn three_requests_whose_calls_come_late() {
+fn three_requests_with_late_calls() {
     let late_calls = true;
     holds(
         System {
@@ -103,7 +103,7 @@ fn three_requests_whose_calls_come_late() {
 }
 
 #[test]
-fn three_requests_that_refuse_orphans_and_whose_calls_come_late() {
+fn three_refusing_requests_with_late_calls() {
     let (late_calls, orphans) = (true, Orphans::Refuse);
     holds(
         System {
@@ -116,7 +116,7 @@ fn three_requests_that_refuse_orphans_and_whose_calls_come_late() {
 }
 
 #[test]
-fn three_requests_in_transactions_whose_calls_come_late() {
+fn three_transactional_requests_with_late_calls() {
     let (late_calls, transactional) = (true, true);
     holds(
         System {
@@ -131,7 +131,7 @@ fn three_requests_in_transactions_whose_calls_come_late() {
 /// No rule of ours helps against a store that forgets what it has acknowledged: effects double in every mode, and clients
 /// may be told different answers. What is stored is still not overwritten, and nobody is locked out.
 #[test]
-fn loss_of_the_stores_data_doubles_effects_in_every_mode() {
+fn store_data_loss_doubles_effects_in_every_mode() {
     let lossy = System {
         data_loss: true,
         ..system(3)

@@ -85,7 +85,7 @@ caught! {
 
 /// The systems that the mutants are looked for in are sound without them.
 #[test]
-fn without_a_mutant_nothing_breaks() {
+fn unmutated_model_holds() {
     for (system, properties) in [
         (taking_over(), &[STORED, AGREE, EFFECTS, OWN, FREE][..]),
         (with_a_long_retention(), &[FREE]),

@@ -287,33 +287,33 @@ async fn alike<S: Store>(store: S, mutant: Option<Mutant>) -> Result<(), String>
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn redis_makes_every_transition_of_the_model() {
+async fn redis_makes_every_transition() {
     let store = redis::shared().store().await;
     alike(store, None).await.unwrap();
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn postgres_makes_every_transition_of_the_model() {
+async fn postgres_makes_every_transition() {
     let store = sql::postgres(postgres::shared(), "transitions").await;
     alike(store, None).await.unwrap();
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn mariadb_makes_every_transition_of_the_model() {
+async fn mariadb_makes_every_transition() {
     let server = MariaDbServer::start(&[]);
     let store = sql::mariadb(&server, "transitions").await;
     alike(store, None).await.unwrap();
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn sqlite_makes_every_transition_of_the_model() {
+async fn sqlite_makes_every_transition() {
     let scratch = Scratch::new();
     let store = sql::sqlite(&scratch).await;
     alike(store, None).await.unwrap();
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn dynamodb_makes_every_transition_of_the_model() {
+async fn dynamodb_makes_every_transition() {
     let clock = StillClock(Arc::new(Mutex::new(SystemTime::now())));
     let options = DynamoDbOptions::new()
         .with_clock_skew(Duration::ZERO)
@@ -333,7 +333,7 @@ async fn dynamodb_makes_every_transition_of_the_model() {
 
 /// A model that lacks a rule is not what the store does.
 #[tokio::test(flavor = "multi_thread")]
-async fn a_rule_that_only_the_store_has_is_noticed() {
+async fn extra_store_rule_is_noticed() {
     let scratch = Scratch::new();
     for mutant in [
         Mutant::NoOwnToken,

@@ -44,7 +44,7 @@ fn with_tls() {
 }
 
 #[test]
-fn on_a_unix_socket() {
+fn unix_socket() {
     let server = RedisServer::start(&["--unixsocket", "redis.sock"]);
     let directory = server.command(&["CONFIG", "GET", "dir"]);
     let directory = directory.lines().nth(1).unwrap();
@@ -55,7 +55,7 @@ fn on_a_unix_socket() {
 }
 
 #[test]
-fn through_a_sentinel() {
+fn sentinel() {
     let primary = RedisServer::start(&[]);
     let sentinel = Sentinel::start(&primary, 0);
     assert_conforms(true, async || {
@@ -81,7 +81,7 @@ fn through_pools_of_one_and_of_eight() {
 }
 
 #[test]
-fn waiting_for_a_replica() {
+fn replica_wait() {
     let primary = RedisServer::start(&[]);
     let _replica = RedisServer::replica_of(&primary);
     let (waiting, url) = (options().with_wait(1, UNHURRIED), primary.url());

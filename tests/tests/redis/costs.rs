@@ -42,7 +42,7 @@ fn calls(n: u64) -> BTreeMap<String, u64> {
 }
 
 #[tokio::test]
-async fn a_fresh_request_asks_twice_and_a_replay_once() {
+async fn fresh_request_makes_two_calls_and_replay_one() {
     let server = RedisServer::start(&[]);
     let (app, effects) = creating(layer(&server).await);
     // The connection for completions is made with the first of them.
@@ -60,7 +60,7 @@ async fn a_fresh_request_asks_twice_and_a_replay_once() {
 }
 
 #[tokio::test]
-async fn a_concurrent_duplicate_asks_once_and_so_does_another_request_under_the_key() {
+async fn duplicate_and_key_reuse_make_one_call() {
     let server = RedisServer::start(&[]);
     let gate = Gate::shut();
     let held = gate.clone();
@@ -89,7 +89,7 @@ async fn a_concurrent_duplicate_asks_once_and_so_does_another_request_under_the_
 }
 
 #[tokio::test]
-async fn a_request_that_is_not_recorded_asks_twice() {
+async fn unrecorded_request_makes_two_calls() {
     let server = RedisServer::start(&[]);
     let (app, _) = app(layer(&server).await, async |_, _| {
         StatusCode::INTERNAL_SERVER_ERROR
@@ -138,7 +138,7 @@ const RENEW: &str = include_str!("../../../crates/tower-idempotency-redis/src/sc
 const LOOK: &str = include_str!("../../../crates/tower-idempotency-redis/src/scripts/look.lua");
 
 #[tokio::test]
-async fn a_lease_is_renewed_by_one_call_each_third_of_it() {
+async fn renewal_is_one_call_per_third_of_lease() {
     // A call that a stall holds up for a third is given up and made again: the lease outlives that.
     const THIRD: Duration = Duration::from_secs(2);
     let server = RedisServer::start(&[]);
@@ -170,7 +170,7 @@ async fn a_lease_is_renewed_by_one_call_each_third_of_it() {
 }
 
 #[tokio::test]
-async fn a_waiter_asks_twice_each_time_it_looks_and_looks_less_and_less_often() {
+async fn waiter_makes_two_calls_with_backoff() {
     let server = RedisServer::start(&[]);
     let gate = Gate::shut();
     let held = gate.clone();
@@ -247,7 +247,7 @@ fn order() -> Value {
 }
 
 #[tokio::test]
-async fn a_record_of_1_kib_of_json_takes_about_as_many_bytes() {
+async fn record_of_1_kib_takes_similar_memory() {
     let server = RedisServer::start(&[]);
     assert_eq!(order().to_string().len(), 1024);
     let app = Router::new()
@@ -266,7 +266,7 @@ async fn a_record_of_1_kib_of_json_takes_about_as_many_bytes() {
 }
 
 #[tokio::test]
-async fn the_smallest_record_and_a_lease_take_a_few_hundred_bytes() {
+async fn smallest_record_takes_few_hundred_bytes() {
     let server = RedisServer::start(&[]);
     let gate = Gate::shut();
     let held = gate.clone();
@@ -287,7 +287,7 @@ async fn the_smallest_record_and_a_lease_take_a_few_hundred_bytes() {
 
 /// Nothing is kept for ever, whatever becomes of the process.
 #[tokio::test]
-async fn every_entry_has_a_time_to_live() {
+async fn every_entry_has_time_to_live() {
     let server = RedisServer::start(&[]);
     let (options, url) = (RedisOptions::new().with_prefix("shop:"), server.url());
     let store = until_connected(|| options.clone().connect(&url)).await;

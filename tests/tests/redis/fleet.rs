@@ -65,7 +65,7 @@ fn kills(seed: u64) -> Load {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn whoever_refuses_orphans_executes_no_key_twice_however_many_processes_are_killed() {
+async fn refused_orphans_execute_once_despite_kills() {
     let cases: [Case<Sums>; 3] = [
         ("refused with effect", |sums| sums.refused_with_effect),
         ("refused without effect", |sums| sums.refused_without_effect),
@@ -81,7 +81,7 @@ async fn whoever_refuses_orphans_executes_no_key_twice_however_many_processes_ar
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn whoever_executes_orphans_again_executes_twice_only_what_was_killed_at_work() {
+async fn takeovers_repeat_only_killed_work() {
     let cases: [Case<Sums>; 2] = [
         ("executed twice", |sums| sums.doubles),
         ("lost reply", |sums| sums.lost_replies),
@@ -107,7 +107,7 @@ async fn whoever_executes_orphans_again_executes_twice_only_what_was_killed_at_w
 /// The machine may make any key late, so this looks for keys that were free in time. If keys were free only after two
 /// leases, there would be none.
 #[tokio::test(flavor = "multi_thread")]
-async fn what_a_killed_process_was_at_is_free_again_after_one_lease() {
+async fn killed_work_is_free_after_one_lease() {
     let lease = Duration::from_secs(2);
     let in_time: Case<InTime> = ("taken over in time", |it| it.taken_over_in_time);
     until_seen(&[in_time], async |round| {
@@ -148,7 +148,7 @@ impl fmt::Display for InTime {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_process_that_was_paused_past_its_lease_answers_what_is_stored() {
+async fn paused_process_returns_stored_record() {
     let handler = Duration::from_millis(200);
     let lease = Duration::from_millis(500);
     let pauses = Load {
@@ -191,7 +191,7 @@ async fn a_process_that_was_paused_past_its_lease_answers_what_is_stored() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn sixty_four_clients_at_once_cause_one_execution_of_each_key() {
+async fn keys_of_64_clients_execute_once() {
     for (in_flight, keys) in [("wait", few_or(100, 700)), ("conflict", few_or(50, 300))] {
         let redis = RedisServer::start(&[]);
         let args = ["--store", &redis.url(), "--in-flight", in_flight];

@@ -61,7 +61,7 @@ fn listeners(server: &RedisServer) -> Vec<String> {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_waiter_is_woken_by_a_completion_elsewhere() {
+async fn remote_completion_wakes_waiter() {
     let server = RedisServer::start(&[]);
     let gate = Gate::shut();
     let (first, second) = two_services(&server, &gate).await;
@@ -84,7 +84,7 @@ async fn a_waiter_is_woken_by_a_completion_elsewhere() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_waiter_is_woken_by_a_completion_in_another_process() {
+async fn completion_in_other_process_wakes_waiter() {
     let server = RedisServer::start(&[]);
     let url = server.url();
     let args = ["--store", &url, "--in-flight", "wait", "--wait", "120s"];
@@ -120,7 +120,7 @@ async fn a_waiter_is_woken_by_a_completion_in_another_process() {
 
 /// The listener comes back by itself, and hears again.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn who_listens_is_back_after_the_connection_was_lost() {
+async fn subscription_recovers_after_connection_loss() {
     within(HANG * 2, async {
         let server = RedisServer::start(&[]);
         let gate = Gate::shut();
@@ -147,7 +147,7 @@ async fn who_listens_is_back_after_the_connection_was_lost() {
 
 /// A waiter whose turn comes after a release elsewhere takes over.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_release_elsewhere_lets_a_waiter_execute() {
+async fn remote_release_lets_waiter_execute() {
     within(HANG * 2, async {
         let server = RedisServer::start(&[]);
         let gate = Gate::shut();

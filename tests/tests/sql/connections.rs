@@ -178,17 +178,17 @@ async fn a_flood_costs_no_lease_in_postgres(connections: usize) {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_flood_of_fresh_keys_costs_no_lease_in_postgres() {
+async fn fresh_key_flood_loses_no_lease_in_postgres() {
     a_flood_costs_no_lease_in_postgres(3).await;
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_flood_of_fresh_keys_on_one_connection_costs_no_lease_in_postgres() {
+async fn flood_on_one_connection_loses_no_lease() {
     a_flood_costs_no_lease_in_postgres(1).await;
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_flood_of_fresh_keys_costs_no_lease_in_mariadb() {
+async fn fresh_key_flood_loses_no_lease_in_mariadb() {
     let probe = async || ask_mariadb(mariadb::shared()).await;
     until_undisturbed(probe, async || {
         let other = sql::mariadb(mariadb::shared(), "flood").await;
@@ -202,7 +202,7 @@ async fn a_flood_of_fresh_keys_costs_no_lease_in_mariadb() {
 
 /// The disk is slow, say: here it is a trigger that counts for a tenth of a second.
 #[tokio::test(flavor = "multi_thread")]
-async fn a_flood_of_fresh_keys_costs_no_lease_in_sqlite() {
+async fn fresh_key_flood_loses_no_lease_in_sqlite() {
     // SQLite runs in this process.
     until_undisturbed(async || {}, async || a_flood_in_sqlite().await).await;
 }
@@ -269,7 +269,7 @@ async fn a_failover_is_followed<S: Store + Clone>(
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_server_that_has_become_read_only_is_left_for_its_successor_in_postgres() {
+async fn read_only_server_is_left_in_postgres() {
     let demoted = PostgresServer::start(&[]);
     sql::postgres(&demoted, "failover").await;
     sql::postgres(postgres::shared(), "failover").await;
@@ -283,7 +283,7 @@ async fn a_server_that_has_become_read_only_is_left_for_its_successor_in_postgre
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_server_that_has_become_read_only_is_left_for_its_successor_in_mariadb() {
+async fn read_only_server_is_left_in_mariadb() {
     let demoted = MariaDbServer::start(&[]);
     for server in [&demoted, mariadb::shared()] {
         sql::mariadb(server, "failover").await;
@@ -360,23 +360,23 @@ async fn left_together_in_mariadb(most: usize, connections: u64) {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn connections_that_fell_silent_are_left_together_in_postgres() {
+async fn stalled_connections_are_closed_in_postgres() {
     left_together_in_postgres(10, 8).await;
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn connections_that_fell_silent_are_left_together_in_mariadb() {
+async fn stalled_connections_are_closed_in_mariadb() {
     left_together_in_mariadb(10, 8).await;
 }
 
 /// One of them is for keeping leases: the turn of the call that was cut off is the only one.
 #[tokio::test(flavor = "multi_thread")]
-async fn two_connections_that_fell_silent_are_left_in_time_in_postgres() {
+async fn two_stalled_connections_are_closed_in_postgres() {
     left_together_in_postgres(2, 1).await;
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn two_connections_that_fell_silent_are_left_in_time_in_mariadb() {
+async fn two_stalled_connections_are_closed_in_mariadb() {
     left_together_in_mariadb(2, 1).await;
 }
 
@@ -405,7 +405,7 @@ async fn a_server_that_goes_is_no_stall<S: Store + Clone>(open: impl Fn() -> S, 
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_server_that_goes_after_a_silence_is_no_stall_in_postgres() {
+async fn server_exit_is_not_stall_in_postgres() {
     sql::postgres(postgres::shared(), "goes").await;
     let way = Proxy::start(postgres::shared().address());
     let open = || postgres_by(&way, "goes").with_connections(2);
@@ -413,7 +413,7 @@ async fn a_server_that_goes_after_a_silence_is_no_stall_in_postgres() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_server_that_goes_after_a_silence_is_no_stall_in_mariadb() {
+async fn server_exit_is_not_stall_in_mariadb() {
     sql::mariadb(mariadb::shared(), "goes").await;
     let way = Proxy::start(mariadb::shared().address());
     let open = || mariadb_by(&way, "goes").with_connections(2);
@@ -422,7 +422,7 @@ async fn a_server_that_goes_after_a_silence_is_no_stall_in_mariadb() {
 
 /// Whoever loses interest soon has learned nothing about the other connections.
 #[tokio::test(flavor = "multi_thread")]
-async fn a_call_that_is_dropped_soon_costs_its_own_connection_only() {
+async fn dropped_call_closes_only_own_connection() {
     let server = postgres::shared();
     sql::postgres(server, "dropped").await;
     for _ in 0..100 {
@@ -457,7 +457,7 @@ async fn a_call_that_is_dropped_soon_costs_its_own_connection_only() {
 
 /// The server closes what is idle for longer than it likes, and says so when it is asked.
 #[tokio::test(flavor = "multi_thread")]
-async fn connections_that_the_server_closed_for_idleness_are_left_together_in_mariadb() {
+async fn idle_closed_connections_are_left_in_mariadb() {
     let server = MariaDbServer::start(&[]);
     sql::mariadb(&server, "idle").await;
     let mut admin = MySqlConnection::connect(&server.url()).await.unwrap();
@@ -491,7 +491,7 @@ async fn connections_that_the_server_closed_for_idleness_are_left_together_in_ma
 
 /// In these words; a trigger says them to the connections that were there before, as servers do that are not here.
 #[tokio::test(flavor = "multi_thread")]
-async fn connections_of_which_the_server_says_that_it_closed_them_are_left_together_in_mysql() {
+async fn reported_closed_connections_are_left_in_mysql() {
     let server = mariadb::shared();
     for code in [1159, 1160, 1927, 3032, 3169, 4031] {
         let table = format!("closed_{code}");
@@ -562,7 +562,7 @@ async fn go_on(admin: &mut PgConnection) {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_lease_that_is_committed_after_its_client_was_refused_is_given_back() {
+async fn late_committed_lease_is_released() {
     let server = PostgresServer::start(&[]);
     let store = sql::postgres(&server, "late").await;
     let layer = IdempotencyLayer::new(store)
@@ -587,7 +587,7 @@ async fn a_lease_that_is_committed_after_its_client_was_refused_is_given_back() 
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_stall_leaves_few_backends_behind() {
+async fn stall_leaves_few_backends() {
     let server = PostgresServer::start(&[]);
     sql::postgres(&server, "stall").await;
     let probe = async || ask_postgres(&server).await;
@@ -672,7 +672,7 @@ async fn handshakes_that_hang_are_few<S: Store>(store: S, way: &Proxy) {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_server_that_does_not_greet_is_asked_for_few_connections_in_postgres() {
+async fn silent_server_gets_few_connections_in_postgres() {
     sql::postgres(postgres::shared(), "greets").await;
     let probe = async || ask_postgres(postgres::shared()).await;
     until_undisturbed(probe, async || {
@@ -684,7 +684,7 @@ async fn a_server_that_does_not_greet_is_asked_for_few_connections_in_postgres()
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_server_that_does_not_greet_is_asked_for_few_connections_in_mariadb() {
+async fn silent_server_gets_few_connections_in_mariadb() {
     sql::mariadb(mariadb::shared(), "greets").await;
     let probe = async || ask_mariadb(mariadb::shared()).await;
     until_undisturbed(probe, async || {

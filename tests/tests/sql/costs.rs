@@ -185,19 +185,19 @@ async fn a_transaction_on_postgres_costs(keeps: bool, table: &str, expected: (u6
 }
 
 #[tokio::test]
-async fn a_transaction_on_postgres_costs_four_round_trips_besides_the_effect() {
+async fn postgres_transaction_costs_four_round_trips() {
     let all = "begin, lease, effect, record, commit";
     a_transaction_on_postgres_costs(true, "tx_costs", (5, all)).await;
 }
 
 #[tokio::test]
-async fn a_transaction_on_postgres_costs_two_more_where_statements_are_not_kept() {
+async fn postgres_without_statement_cache_costs_six() {
     let all = "begin, lease, lease, effect, record, record, commit";
     a_transaction_on_postgres_costs(false, "tx_costs_anew", (7, all)).await;
 }
 
 #[tokio::test]
-async fn a_transaction_on_mariadb_costs_five_round_trips_besides_the_effect() {
+async fn mariadb_transaction_costs_five_round_trips() {
     let trips = || RoundTrips::before(mariadb::shared().address());
     let trips = [trips(), trips()];
     let [store, pool] = trips
@@ -212,7 +212,7 @@ async fn a_transaction_on_mariadb_costs_five_round_trips_besides_the_effect() {
 
 /// The first time on a connection, too: a driver that is cut off while it prepares is out of step.
 #[tokio::test]
-async fn the_end_of_a_phase_on_mariadb_prepares_nothing() {
+async fn mariadb_checkpoint_prepares_nothing() {
     let trips = Arc::new(RoundTrips::before(mariadb::shared().address()));
     let url = format!("mysql://app:app@{}/app", trips.address());
     let pool = MySqlPoolOptions::new().connect_lazy(&url).expect("an URL");

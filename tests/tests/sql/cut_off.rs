@@ -290,19 +290,19 @@ async fn a_savepoint_that_is_cut_off<S: Ledgered>(books: Books<S>, way: Option<A
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_savepoint_that_is_cut_off_on_postgres_is_no_commit() {
+async fn cut_off_savepoint_prevents_commit_on_postgres() {
     let way = by_postgres("savepoint").await;
     a_savepoint_that_is_cut_off(way.books, Some(way.proxy)).await;
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_savepoint_that_is_cut_off_on_mariadb_is_no_commit() {
+async fn cut_off_savepoint_prevents_commit_on_mariadb() {
     let way = by_mariadb("savepoint").await;
     a_savepoint_that_is_cut_off(way.books, Some(way.proxy)).await;
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_savepoint_that_is_cut_off_on_sqlite_is_no_commit() {
+async fn cut_off_savepoint_prevents_commit_on_sqlite() {
     let scratch = Scratch::new();
     a_savepoint_that_is_cut_off(books::in_a_file(&scratch, "keys").await, None).await;
 }
@@ -329,7 +329,7 @@ async fn a_transaction_that_the_handler_ends<S: Ledgered>(books: Books<S>, state
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_transaction_that_the_handler_ends_on_postgres_is_no_commit() {
+async fn handler_end_prevents_commit_on_postgres() {
     let books = books::on_postgres("own_commit").await;
     for statements in [&["commit"][..], &["commit", "begin"]] {
         a_transaction_that_the_handler_ends(books.clone(), statements).await;
@@ -337,7 +337,7 @@ async fn a_transaction_that_the_handler_ends_on_postgres_is_no_commit() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_transaction_that_the_handler_ends_on_mariadb_is_no_commit() {
+async fn handler_end_prevents_commit_on_mariadb() {
     let books = books::on_mariadb("own_commit").await;
     let ddl = ["drop table if exists ddl", "create table ddl (n int)"];
     for statements in [&["commit"][..], &["commit", "begin"], &ddl] {
@@ -346,7 +346,7 @@ async fn a_transaction_that_the_handler_ends_on_mariadb_is_no_commit() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_transaction_that_the_handler_ends_on_sqlite_is_no_commit() {
+async fn handler_end_prevents_commit_on_sqlite() {
     let scratch = Scratch::new();
     let books = books::in_a_file(&scratch, "own_commit").await;
     for statements in [&["commit"][..], &["commit", "begin"]] {
@@ -356,7 +356,7 @@ async fn a_transaction_that_the_handler_ends_on_sqlite_is_no_commit() {
 
 /// SQLite takes it back where it cannot be committed, as on a full disk: the connection is as good as any for the next one.
 #[tokio::test(flavor = "multi_thread")]
-async fn what_sqlite_takes_back_leaves_its_connection_usable() {
+async fn sqlite_rollback_leaves_connection_usable() {
     let refuse = "begin select raise(rollback, 'full'); end";
     for (end, column) in [(End::Commit, "completed"), (End::Checkpoint, "checkpoint")] {
         let scratch = Scratch::new();
@@ -390,7 +390,7 @@ async fn what_sqlite_takes_back_leaves_its_connection_usable() {
 
 /// What refuses is the commit itself.
 #[tokio::test(flavor = "multi_thread")]
-async fn a_commit_that_sqlite_refuses_leaves_its_connection_usable() {
+async fn refused_sqlite_commit_leaves_connection_usable() {
     let scratch = Scratch::new();
     let books = books::in_a_file(&scratch, "keys").await;
     let pool = PoolOptions::new().max_connections(1);
@@ -430,7 +430,7 @@ async fn a_commit_that_sqlite_refuses_leaves_its_connection_usable() {
 
 /// sqlx takes back what was cut off before it does what it is asked next, and what it is told of the one it says of the other.
 #[tokio::test(flavor = "multi_thread")]
-async fn a_savepoint_whose_end_is_cut_off_on_mariadb_is_no_end_of_the_transaction() {
+async fn cut_off_savepoint_release_keeps_transaction() {
     let way = by_mariadb("savepoint_end").await;
     let (books, proxy) = (way.books.clone(), Arc::clone(&way.proxy));
     let (app, _) = bank(&books.clone(), move |lease, n| {
@@ -457,7 +457,7 @@ async fn a_savepoint_whose_end_is_cut_off_on_mariadb_is_no_end_of_the_transactio
 
 /// The server takes the whole transaction back, and goes on: the statements after it are on their own.
 #[tokio::test(flavor = "multi_thread")]
-async fn a_deadlock_that_a_handler_swallows_on_mariadb_is_no_commit() {
+async fn swallowed_deadlock_prevents_commit_on_mariadb() {
     let server = MariaDbServer::start(&[]);
     let pool = MySqlPool::connect(&server.url()).await.expect("it runs");
     let books = Books::<MySqlStore>::open(&server.url(), pool, "swallowed").await;

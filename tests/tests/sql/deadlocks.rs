@@ -61,14 +61,14 @@ fn given_up(completed: &Result<(), StoreError>) -> bool {
 }
 
 #[tokio::test]
-async fn a_completion_that_is_given_up_for_a_deadlock_is_made_again_in_postgres() {
+async fn completion_retries_after_deadlock_in_postgres() {
     // Whoever looks first is given up: the store, which does so at once.
     tried(async || is_made_again_in_postgres("10ms", "deadlock detected").await).await;
 }
 
 /// By default the server looks for deadlocks after longer than the store waits for a row.
 #[tokio::test]
-async fn a_completion_that_gives_a_deadlock_up_before_the_server_does_is_made_again_in_postgres() {
+async fn completion_retries_after_lock_timeout_in_postgres() {
     let reported = "canceling statement due to lock timeout";
     tried(async || is_made_again_in_postgres("5min", reported).await).await;
 }
@@ -136,7 +136,7 @@ async fn is_made_again_in_postgres(deadlock_timeout: &str, reported: &str) -> Tr
 
 /// No primary says this at READ COMMITTED of its own accord, so a trigger does.
 #[tokio::test]
-async fn a_completion_that_cannot_be_serialized_is_made_again_in_postgres() {
+async fn completion_retries_after_serialization_failure() {
     let store = sql::postgres(postgres::shared(), "unserial").await;
     let mut admin = PgConnection::connect(&postgres::shared().url())
         .await
@@ -161,7 +161,7 @@ async fn a_completion_that_cannot_be_serialized_is_made_again_in_postgres() {
 
 /// A group of servers says so at the commit, where there is one; here a trigger does.
 #[tokio::test]
-async fn a_completion_that_a_group_does_not_certify_is_made_again_in_mysql() {
+async fn completion_retries_after_certification_failure() {
     let server = mariadb::shared();
     let store = sql::mariadb(server, "uncertified").await;
     let mut admin = MySqlConnection::connect(&server.url()).await.unwrap();
@@ -185,7 +185,7 @@ async fn a_completion_that_a_group_does_not_certify_is_made_again_in_mysql() {
 
 /// A session can begin the next transaction, or end, with each commit and each rollback.
 #[tokio::test]
-async fn what_mariadb_does_after_a_transaction_by_default_makes_no_difference() {
+async fn mariadb_completion_type_is_irrelevant() {
     for completion in ["CHAIN", "RELEASE"] {
         let server = MariaDbServer::start(&[&format!("completion_type={completion}")]);
         let store = sql::mariadb(&server, "entries").await.with_connections(1);
@@ -207,7 +207,7 @@ async fn what_mariadb_does_after_a_transaction_by_default_makes_no_difference() 
 }
 
 #[tokio::test]
-async fn a_completion_that_is_given_up_for_a_deadlock_is_made_again_in_mariadb() {
+async fn completion_retries_after_deadlock_in_mariadb() {
     tried(is_made_again_in_mariadb).await;
 }
 
@@ -276,7 +276,7 @@ async fn is_made_again_in_mariadb() -> Trial {
 /// It waits once, for a second or two, and not for as long as the layer waits for an answer: then it says why, and its
 /// connections remain.
 #[tokio::test]
-async fn a_completion_waits_for_a_row_once_in_mariadb() {
+async fn completion_waits_for_row_once_in_mariadb() {
     sql::mariadb(mariadb::shared(), "held_long").await;
     let way = Proxy::start(mariadb::shared().address());
     let url = format!("mysql://app:app@{}/app", way.address());
@@ -309,7 +309,7 @@ async fn a_completion_waits_for_a_row_once_in_mariadb() {
 }
 
 #[tokio::test]
-async fn a_completion_waits_for_a_row_for_longer_than_half_a_second_in_postgres() {
+async fn completion_waits_for_row_in_postgres() {
     let store = sql::postgres(postgres::shared(), "held_long").await;
     let mut other = PgConnection::connect(&postgres::shared().url())
         .await
@@ -346,7 +346,7 @@ async fn a_completion_waits_for_a_row_for_longer_than_half_a_second_in_postgres(
 
 /// A record is large, and a connection stays. A trigger sees what its session keeps.
 #[tokio::test]
-async fn a_completion_that_fails_in_mariadb_leaves_no_record_in_its_session() {
+async fn failed_completion_clears_session_in_mariadb() {
     let server = MariaDbServer::start(&[]);
     let store = sql::mariadb(&server, "entries").await.with_connections(1);
     let mut other = MySqlConnection::connect(&server.url()).await.unwrap();

@@ -231,7 +231,7 @@ async fn on_mariadb() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn on_a_sqlite_file() {
+async fn on_sqlite_file() {
     let scratch = Scratch::new();
     let path = scratch.file("bank.db").display().to_string();
     let books: Books<SqliteStore> = Books::open(&path, sqlite_pool(&path), "bank").await;

@@ -44,7 +44,7 @@ async fn sixty_four_clients_at_once_on_mariadb() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn sixty_four_clients_at_once_on_a_sqlite_file() {
+async fn keys_of_64_clients_execute_once_on_sqlite() {
     let scratch = Scratch::new();
     let store = format!("sqlite:{}", scratch.file("keys.db").display());
     each_key_is_executed_once(&store, "conflict").await;

@@ -77,7 +77,7 @@ async fn processes_on_one_sqlite_file_migrate_at_once() {
 
 /// Of the application, and not in WAL mode yet. SQLite refuses at once to change that while somebody writes.
 #[tokio::test]
-async fn a_sqlite_file_that_is_written_to_is_waited_for() {
+async fn migration_waits_for_sqlite_writer() {
     let scratch = Scratch::new();
     let file = scratch.file("application.db");
     let options = SqliteConnectOptions::new()
@@ -98,7 +98,7 @@ async fn a_sqlite_file_that_is_written_to_is_waited_for() {
 
 /// Its name, or its schema's, begins as that of the table which the migrations are written for.
 #[tokio::test]
-async fn a_table_whose_name_begins_as_the_default_one_is_made_under_its_own() {
+async fn table_with_default_prefix_is_created() {
     let (name, in_a_schema) = ("tower_idempotency_payments", "tower_idempotency_eu.keys");
 
     let mut admin = PgConnection::connect(&postgres::shared().url())
@@ -128,7 +128,7 @@ async fn a_table_whose_name_begins_as_the_default_one_is_made_under_its_own() {
 }
 
 #[test]
-fn a_schema_in_front_of_a_table_in_sqlite_is_refused() {
+fn schema_qualified_sqlite_table_is_refused() {
     let refused = SqliteStore::new("keys.db").with_table("main.keys");
     let refused = refused.unwrap_err().to_string();
     assert!(
@@ -138,7 +138,7 @@ fn a_schema_in_front_of_a_table_in_sqlite_is_refused() {
 }
 
 #[tokio::test]
-async fn a_replica_that_starts_does_not_wait_for_a_transaction_on_the_table() {
+async fn migration_does_not_wait_for_transaction() {
     let url = postgres::shared().url();
     let store = sql::postgres(postgres::shared(), "held").await;
     store.acquire(&claim()).await.unwrap();
@@ -164,7 +164,7 @@ const WAITS: &str = "the migration waits for somebody's transaction";
 
 /// A table as it was made before there was an index for orphans.
 #[tokio::test]
-async fn a_table_of_before_is_brought_up_to_date() {
+async fn old_table_is_migrated() {
     let store = sql::postgres(postgres::shared(), "before").await;
     let mut admin = PgConnection::connect(&postgres::shared().url())
         .await
@@ -191,7 +191,7 @@ async fn a_table_of_before_is_brought_up_to_date() {
 }
 
 #[tokio::test]
-async fn a_table_that_is_missing_is_named() {
+async fn missing_table_is_named() {
     let store = PostgresStore::from_url(&postgres::shared().url()).unwrap();
     let store = store.with_table("nowhere").unwrap();
     let error = store.acquire(&claim()).await.unwrap_err();

@@ -86,7 +86,7 @@ async fn nothing_is_executed_while_mariadb_is_down() {
 }
 
 #[tokio::test]
-async fn nothing_is_executed_without_the_file_of_sqlite() {
+async fn missing_sqlite_file_executes_nothing() {
     let store = SqliteStore::new("/no/such/directory/keys.db");
     let (app, effects) = creating(sql::layer(store));
     let refused = send(&app, post("/orders", "k", "tea")).await;
@@ -97,7 +97,7 @@ async fn nothing_is_executed_without_the_file_of_sqlite() {
 /// A full disk, say, is noticed only as a statement is committed, when its row has been read. Here it is a reference to
 /// nothing.
 #[tokio::test]
-async fn what_sqlite_cannot_commit_is_neither_granted_nor_stored() {
+async fn failed_sqlite_commit_grants_nothing() {
     let scratch = Scratch::new();
     let store = sql::sqlite(&scratch).await;
     let (held, fresh) = (claim(), claim());
@@ -146,20 +146,20 @@ async fn a_larger_record_is_a_tombstone<S: Store>(store: S) {
 }
 
 #[tokio::test]
-async fn a_record_above_the_limit_is_a_tombstone_in_postgres() {
+async fn record_over_limit_is_tombstone_in_postgres() {
     let store = sql::postgres(postgres::shared(), TABLE).await;
     a_larger_record_is_a_tombstone(store.with_record_limit(1 << 20)).await;
 }
 
 #[tokio::test]
-async fn a_record_above_the_limit_is_a_tombstone_in_sqlite() {
+async fn record_over_limit_is_tombstone_in_sqlite() {
     let scratch = Scratch::new();
     let store = sql::sqlite(&scratch).await.with_record_limit(1 << 20);
     a_larger_record_is_a_tombstone(store).await;
 }
 
 #[tokio::test]
-async fn a_record_above_what_mariadb_takes_in_a_packet_is_a_tombstone() {
+async fn record_over_packet_limit_is_tombstone_in_mariadb() {
     let server = MariaDbServer::start(&["max-allowed-packet=2M"]);
     let store = sql::mariadb(&server, TABLE).await;
     a_larger_record_is_a_tombstone(store.clone()).await;
@@ -184,7 +184,7 @@ async fn a_record_above_what_mariadb_takes_in_a_packet_is_a_tombstone() {
 
 /// 54: at a stricter level than the statements state, most of these would be refused by the server, and be made again.
 #[tokio::test(flavor = "multi_thread")]
-async fn no_race_is_a_serialization_failure_whatever_the_connections_default_to() {
+async fn isolation_default_causes_no_failures() {
     for level in ["repeatable read", "serializable"] {
         // Its autovacuum warns of a machine that stalls.
         let server = PostgresServer::start(&["autovacuum=off"]);
@@ -250,7 +250,7 @@ async fn is_not_taken_over<S: Store>(store: &S, claim: &Claim, code: &str) {
 }
 
 #[tokio::test]
-async fn duplicates_do_not_wait_for_a_transaction_that_holds_the_row_in_postgres() {
+async fn duplicates_do_not_wait_for_row_in_postgres() {
     let store = sql::postgres(postgres::shared(), "rows_held").await;
     let mut handler = PgConnection::connect(&postgres::shared().url())
         .await
@@ -271,7 +271,7 @@ async fn duplicates_do_not_wait_for_a_transaction_that_holds_the_row_in_postgres
 }
 
 #[tokio::test]
-async fn duplicates_do_not_wait_for_a_transaction_that_holds_the_row_in_mariadb() {
+async fn duplicates_do_not_wait_for_row_in_mariadb() {
     let store = sql::mariadb(mariadb::shared(), "rows_held").await;
     let mut handler = MySqlConnection::connect(&mariadb::shared().url())
         .await
@@ -294,7 +294,7 @@ async fn duplicates_do_not_wait_for_a_transaction_that_holds_the_row_in_mariadb(
 
 /// It waits for a transaction that leaves a checkpoint, and finds it then: the entry is an orphan at once.
 #[tokio::test]
-async fn a_release_that_waits_for_a_checkpoint_leaves_an_orphan_in_postgres() {
+async fn release_after_checkpoint_leaves_orphan() {
     let store = sql::postgres(postgres::shared(), "release_waits").await;
     let connect = || async { PgConnection::connect(&postgres::shared().url()).await };
     let (mut handler, mut watch) = (connect().await.unwrap(), connect().await.unwrap());
@@ -378,13 +378,13 @@ async fn one_connection_is_enough<S: Store>(store: S) {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn one_connection_to_postgres_is_enough_for_many_handlers_and_waiters() {
+async fn one_postgres_connection_serves_many() {
     let store = sql::postgres(postgres::shared(), "one_connection").await;
     one_connection_is_enough(store.with_connections(1)).await;
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn one_connection_to_mariadb_is_enough_for_many_handlers_and_waiters() {
+async fn one_mariadb_connection_serves_many() {
     let store = sql::mariadb(mariadb::shared(), "one_connection").await;
     one_connection_is_enough(store.with_connections(1)).await;
 }
@@ -393,7 +393,7 @@ async fn one_connection_to_mariadb_is_enough_for_many_handlers_and_waiters() {
 
 /// A server may quote what it was given; what is passed on does not.
 #[tokio::test]
-async fn an_error_shows_nothing_of_what_was_to_be_stored() {
+async fn error_shows_no_stored_data() {
     let url = postgres::shared().url();
     let store = sql::postgres(postgres::shared(), "talkative").await;
     let mut admin = PgConnection::connect(&url).await.unwrap();

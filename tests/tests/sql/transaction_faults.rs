@@ -309,7 +309,7 @@ async fn renewals_do_not_break_the_fence<S: Ledgered>(books: Books<S>, direct: B
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn at_every_isolation_level_of_a_pool_on_postgres() {
+async fn every_isolation_level_on_postgres() {
     for level in ["read uncommitted", "repeatable read", "serializable"] {
         let table = format!("at_{}", level.replace(' ', "_"));
         let books = books::on_postgres(&table).await;
@@ -325,7 +325,7 @@ async fn at_every_isolation_level_of_a_pool_on_postgres() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn at_every_isolation_level_of_a_pool_on_mariadb() {
+async fn every_isolation_level_on_mariadb() {
     for level in ["read uncommitted", "repeatable read", "serializable"] {
         let table = format!("at_{}", level.replace(' ', "_"));
         let books = books::on_mariadb(&table).await;
@@ -348,7 +348,7 @@ async fn at_every_isolation_level_of_a_pool_on_mariadb() {
 
 /// In transaction mode, with a connection of the server's for each transaction.
 #[tokio::test(flavor = "multi_thread")]
-async fn a_pool_behind_pgbouncer() {
+async fn pool_behind_pgbouncer() {
     let server = postgres::shared();
     let bouncer = PgBouncer::start(server, 2);
     let books = books::on_postgres("behind_pgbouncer").await;
@@ -361,7 +361,7 @@ async fn a_pool_behind_pgbouncer() {
 
 /// Nothing was written, and it says so.
 #[tokio::test(flavor = "multi_thread")]
-async fn a_constraint_that_fails_at_the_commit() {
+async fn constraint_failure_at_commit() {
     let books = books::on_postgres("deferred").await;
     let unique = "alter table {table}_effects add unique (effect) deferrable initially deferred";
     books.admin(unique).await;
@@ -416,7 +416,7 @@ async fn refusing_the_first_commit(error: &'static [u8]) -> SocketAddr {
 
 /// Group replication certifies a transaction at its commit; no member of one is here to say so.
 #[tokio::test(flavor = "multi_thread")]
-async fn a_commit_that_a_group_does_not_certify_writes_nothing_in_mysql() {
+async fn uncertified_commit_writes_nothing_in_mysql() {
     // 3101, in SQLSTATE 40000.
     let refusal = b"\x0a\0\0\x01\xff\x1d\x0c#40000.";
     let books = books::on_mariadb("certified").await;
@@ -625,7 +625,7 @@ asked! {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn who_asks_a_sqlite_file_waits_for_the_transaction() {
+async fn sqlite_acquire_waits_for_transaction() {
     let scratch = Scratch::new();
     who_asks_waits_for_the_transaction(books::in_a_file(&scratch, "keys").await).await;
 }

@@ -158,7 +158,7 @@ async fn a_value_is_committed_with_its_effect<S: Ledgered>(books: Books<S>) {
 
 /// In the same transaction: with the record, and not before it.
 #[tokio::test(flavor = "multi_thread")]
-async fn who_waits_on_postgres_is_told_by_the_commit() {
+async fn postgres_commit_notifies_waiter() {
     let books = books::on_postgres("told_by_commit").await;
     let mut listener = PgListener::connect_with(&books.pool)
         .await
@@ -302,13 +302,13 @@ async fn who_was_taken_over_commits_nothing<S: Ledgered>(books: Books<S>) {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_takeover_beside_a_transaction_on_postgres() {
+async fn takeover_during_transaction_on_postgres() {
     who_was_taken_over_commits_nothing(books::on_postgres("taken_over").await).await;
 }
 
 /// In SQLite nobody takes over before the transaction ends.
 #[tokio::test(flavor = "multi_thread")]
-async fn a_takeover_beside_a_transaction_on_mariadb() {
+async fn takeover_during_transaction_on_mariadb() {
     who_was_taken_over_commits_nothing(books::on_mariadb("taken_over").await).await;
 }
 
@@ -518,13 +518,13 @@ async fn what_sqlx_logs_of_a_transaction_shows_nothing_of_it<S: Ledgered>(books:
 const HUSH: &str = "zythop";
 
 #[tokio::test]
-async fn what_sqlx_logs_of_a_transaction_on_postgres_shows_nothing_of_it() {
+async fn sqlx_log_shows_no_data_on_postgres() {
     let books = books::on_postgres("logged_transactions").await;
     what_sqlx_logs_of_a_transaction_shows_nothing_of_it(books).await;
 }
 
 #[tokio::test]
-async fn what_sqlx_logs_of_a_transaction_on_mariadb_shows_nothing_of_it() {
+async fn sqlx_log_shows_no_data_on_mariadb() {
     let books = books::on_mariadb("logged_transactions").await;
     what_sqlx_logs_of_a_transaction_shows_nothing_of_it(books).await;
 }

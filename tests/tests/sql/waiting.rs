@@ -37,7 +37,7 @@ async fn is_awaited(admin: &mut PgConnection, table: &str) {
 
 /// Nobody is told what nobody waits for: on the server, notifications stand in line.
 #[tokio::test(flavor = "multi_thread")]
-async fn postgres_notifies_of_what_somebody_waits_for_and_of_nothing_else() {
+async fn postgres_notifies_only_awaited_keys() {
     let url = postgres::shared().url();
     let store = || async { sql::postgres(postgres::shared(), "told").await };
     // As if they were of two processes.
@@ -72,7 +72,7 @@ async fn postgres_notifies_of_what_somebody_waits_for_and_of_nothing_else() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_waiter_is_woken_though_the_connection_that_listens_was_lost() {
+async fn waiter_wakes_after_listener_loss() {
     let server = PostgresServer::start(&[]);
     let store = sql::postgres(&server, "waited").await;
     let claim = claim();
@@ -102,7 +102,7 @@ async fn a_waiter_is_woken_though_the_connection_that_listens_was_lost() {
 
 /// As after it was idle for longer than something on the way likes. On one thread, whose clock can be put forward.
 #[tokio::test]
-async fn a_waiter_is_woken_though_the_connection_that_listens_fell_silent() {
+async fn waiter_wakes_after_listener_stall() {
     let server = postgres::shared();
     let old = Proxy::start(server.address());
     let way = Proxy::start(old.address());
@@ -152,7 +152,7 @@ async fn a_waiter_is_woken_though_the_connection_that_listens_fell_silent() {
 /// Whoever looks again after less than a statement may take asks for no notification: it would be cut off each time, and
 /// its connection closed.
 #[tokio::test(flavor = "multi_thread")]
-async fn early_looks_of_a_waiter_cost_no_connections() {
+async fn early_waiter_queries_open_no_connections() {
     sql::postgres(postgres::shared(), "early").await;
     let way = Proxy::start(postgres::shared().address());
     let url = format!("postgres://app@{}/postgres", way.address());
@@ -183,7 +183,7 @@ async fn early_looks_of_a_waiter_cost_no_connections() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_store_that_is_dropped_leaves_no_connection_behind() {
+async fn dropped_store_closes_connections() {
     let server = PostgresServer::start(&[]);
     let store = sql::postgres(&server, "waited").await;
     let claim = claim();

@@ -606,7 +606,7 @@ fn assert_counts(name: &str, expected: &[(&str, f64)]) {
 
 // behaviours 175
 #[test]
-fn an_execution_and_a_replay_are_counted_once() {
+fn execution_and_replay_are_counted_once() {
     assert_counts("executed", &[("granted_total", 1.0)]);
     assert_counts(
         "replayed",
@@ -616,7 +616,7 @@ fn an_execution_and_a_replay_are_counted_once() {
 
 // behaviours 175
 #[test]
-fn a_duplicate_in_progress_and_a_mismatch_are_counted_once() {
+fn duplicate_and_key_reuse_are_counted_once() {
     assert_counts(
         "in progress",
         &[
@@ -644,7 +644,7 @@ fn a_duplicate_in_progress_and_a_mismatch_are_counted_once() {
 }
 
 #[test]
-fn an_orphan_and_a_takeover_are_counted_once() {
+fn orphan_and_takeover_are_counted_once() {
     let found = counted(flow("orphan refused"));
     assert_eq!(found["idempotency_orphaned_total"], 1.0);
     assert_eq!(
@@ -660,7 +660,7 @@ fn an_orphan_and_a_takeover_are_counted_once() {
 
 // failure mode 123
 #[test]
-fn a_lost_lease_is_counted_once_whenever_it_is_noticed() {
+fn lost_lease_is_counted_once() {
     for name in ["lease lost at the end", "lease lost meanwhile"] {
         let found = counted(flow(name));
         assert_eq!(found["idempotency_lease_lost_total"], 1.0, "{name}");
@@ -671,7 +671,7 @@ fn a_lost_lease_is_counted_once_whenever_it_is_noticed() {
 
 // failure modes 22 and 123
 #[test]
-fn a_renewal_that_is_late_is_counted_and_one_that_fails_is_not() {
+fn late_renewal_is_counted() {
     for (name, flow) in FLOWS {
         let found = counted(flow);
         let expected = (name == "renewed late").then_some(&1.0);
@@ -686,7 +686,7 @@ fn a_renewal_that_is_late_is_counted_and_one_that_fails_is_not() {
 
 // failure modes 22 and 123: real time, on one thread
 #[test]
-fn a_runtime_that_a_handler_blocks_is_told_by_its_late_renewal() {
+fn blocked_runtime_shows_late_renewal() {
     let recorder = DebuggingRecorder::new();
     let store = Probe::default();
     let layer = on(&store).with_lease_ttl(Ttl::from_millis(300));
@@ -713,7 +713,7 @@ fn a_runtime_that_a_handler_blocks_is_told_by_its_late_renewal() {
 
 // behaviours 154
 #[test]
-fn an_answer_whose_record_the_store_never_took_is_counted_once() {
+fn unstored_record_is_counted_once() {
     for (name, _) in FLOWS {
         let found = counted(flow(name));
         let expected = (name == "never recorded").then_some(&1.0);
@@ -763,12 +763,12 @@ fn each_failed_store_call_is_counted_by_its_operation() {
 }
 
 #[test]
-fn what_is_not_retained_is_counted_by_its_reason() {
+fn tombstone_is_counted_by_reason() {
     assert_counts(
         "too large",
         &[
             ("granted_total", 1.0),
-            ("not_retained_total{reason=too_large}", 1.0),
+            ("tombstones_total{reason=too_large}", 1.0),
             ("tombstone_total", 1.0),
             ("refused_total{code=response-not-retained}", 1.0),
         ],
@@ -777,13 +777,13 @@ fn what_is_not_retained_is_counted_by_its_reason() {
         "streamed",
         &[
             ("granted_total", 1.0),
-            ("not_retained_total{reason=streamed}", 1.0),
+            ("tombstones_total{reason=streamed}", 1.0),
         ],
     );
 }
 
 #[test]
-fn what_needs_attention_is_counted_by_its_code_and_so_is_each_refusal() {
+fn attention_is_counted_by_code() {
     assert_counts(
         "needs attention",
         &[
@@ -805,7 +805,7 @@ fn what_needs_attention_is_counted_by_its_code_and_so_is_each_refusal() {
 
 /// Whether or not anybody has heard of the commit, and whatever comes after it.
 #[test]
-fn what_is_committed_as_needing_attention_is_counted_once_and_no_replay_is() {
+fn committed_attention_is_counted_once() {
     for name in [
         "commit cut off",
         "commit cut off, then an error",
@@ -826,7 +826,7 @@ fn what_is_committed_as_needing_attention_is_counted_once_and_no_replay_is() {
 }
 
 #[test]
-fn what_needs_attention_is_counted_where_nobody_knows_whether_a_commit_was_first() {
+fn attention_beside_unknown_commit_is_counted() {
     let found = counted(flow("needs attention, commit in doubt"));
     assert_eq!(
         found.get("idempotency_needs_attention_total{reason=gave-up}"),
@@ -836,7 +836,7 @@ fn what_needs_attention_is_counted_where_nobody_knows_whether_a_commit_was_first
 }
 
 #[test]
-fn what_needs_attention_and_was_stored_by_nobody_is_not_counted_later() {
+fn unstored_attention_is_not_counted_later() {
     assert_counts(
         "needs attention beside a commit, later",
         &[
@@ -848,7 +848,7 @@ fn what_needs_attention_and_was_stored_by_nobody_is_not_counted_later() {
 }
 
 #[test]
-fn an_answer_that_nobody_was_told_is_not_counted_as_unrecorded() {
+fn undelivered_response_is_not_counted() {
     let found = counted(flow("never recorded, nor told"));
     assert!(
         found["idempotency_store_error_total{operation=complete}"] > 3.0,
@@ -858,7 +858,7 @@ fn an_answer_that_nobody_was_told_is_not_counted_as_unrecorded() {
 }
 
 #[test]
-fn without_a_lease_what_needs_attention_is_told_to_operators_only() {
+fn attention_without_lease_is_logged_only() {
     assert_counts(
         "needs attention unprotected",
         &[
@@ -872,14 +872,14 @@ fn without_a_lease_what_needs_attention_is_told_to_operators_only() {
 }
 
 #[test]
-fn what_needs_attention_and_is_not_what_is_stored_is_told_to_operators() {
+fn discarded_attention_is_logged() {
     let log = logged(flow("needs attention, lease lost"));
     let told = |line: &str| line.contains("WARN") && line.contains("code=\"gave-up\"");
     assert_eq!(log.lines().filter(|line| told(line)).count(), 1, "{log}");
 }
 
 #[test]
-fn a_freed_key_is_counted_by_its_reason() {
+fn released_key_is_counted_by_reason() {
     for (name, reason, times) in [
         ("status", "status", 1.0),
         ("no-store", "no_store", 1.0),
@@ -893,7 +893,7 @@ fn a_freed_key_is_counted_by_its_reason() {
 }
 
 #[test]
-fn a_bad_record_and_a_caller_that_left_are_counted_once() {
+fn bad_record_and_disconnect_are_counted_once() {
     assert_counts(
         "bad record",
         &[
@@ -918,7 +918,7 @@ fn a_bad_record_and_a_caller_that_left_are_counted_once() {
 }
 
 #[test]
-fn the_gauge_of_requests_in_flight_returns_to_zero() {
+fn in_flight_gauge_returns_to_zero() {
     for (name, flow) in FLOWS {
         let found = counted(flow);
         let gauge = found.get("idempotency_in_flight").copied();
@@ -928,7 +928,7 @@ fn the_gauge_of_requests_in_flight_returns_to_zero() {
 }
 
 #[test]
-fn the_gauge_of_requests_in_flight_counts_those_whose_caller_has_left_too() {
+fn in_flight_gauge_counts_disconnected_clients() {
     let recorder = DebuggingRecorder::new();
     // What is read is what has changed since it was read last.
     let mut sum = 0.0;
@@ -1020,7 +1020,7 @@ fn run_once_is_counted_as_requests_are() {
 
 /// What work has committed itself is a run, not the replay of one.
 #[test]
-fn a_value_that_the_work_committed_is_not_counted_as_a_replay() {
+fn committed_value_is_not_counted_as_replay() {
     let found = counted(|| {
         Box::pin(async {
             let ledger = Ledger::default();
@@ -1043,7 +1043,7 @@ fn a_value_that_the_work_committed_is_not_counted_as_a_replay() {
 
 // failure mode 122
 #[test]
-fn no_label_carries_anything_of_a_request() {
+fn labels_carry_no_request_data() {
     const LABELS: [&str; 3] = ["operation=", "reason=", "code="];
     for (name, flow) in FLOWS {
         for (metric, _) in counted(flow) {
@@ -1097,7 +1097,7 @@ fn logged(flow: fn() -> Flow) -> String {
 }
 
 #[test]
-fn what_is_logged_is_captured_though_another_thread_came_to_it_first() {
+fn events_are_captured_from_first_callsite_use() {
     fn say() {
         tracing::info!("said");
     }
@@ -1113,7 +1113,7 @@ fn what_is_logged_is_captured_though_another_thread_came_to_it_first() {
 
 // behaviours 173
 #[test]
-fn no_event_at_any_level_shows_a_key_a_credential_a_body_or_a_query() {
+fn events_show_no_secrets() {
     for (name, flow) in FLOWS {
         let log = logged(flow);
         assert!(
@@ -1139,7 +1139,7 @@ impl serde::Serialize for Talkative {
 
 // behaviours 173
 #[test]
-fn no_event_of_run_once_shows_a_key_or_a_value() {
+fn run_once_events_show_no_key_or_value() {
     let log = logged(|| {
         Box::pin(async {
             let layer = on(&Probe::default());
@@ -1160,7 +1160,7 @@ fn no_event_of_run_once_shows_a_key_or_a_value() {
 }
 
 #[test]
-fn an_entry_is_named_by_eight_hexadecimal_digits_and_nothing_longer() {
+fn entry_is_named_by_eight_hex_digits() {
     for (name, flow) in FLOWS {
         let log = logged(flow);
         for word in log.split(|c: char| !c.is_ascii_hexdigit()) {
@@ -1187,7 +1187,7 @@ fn an_entry_is_named_by_eight_hexadecimal_digits_and_nothing_longer() {
 }
 
 #[test]
-fn errors_are_for_operators_and_the_usual_paths_are_quiet() {
+fn usual_paths_log_no_errors() {
     for (name, flow) in FLOWS {
         let log = logged(flow);
         let loud = log
@@ -1219,7 +1219,7 @@ fn errors_are_for_operators_and_the_usual_paths_are_quiet() {
 }
 
 #[test]
-fn every_flow_has_the_effects_that_it_says() {
+fn every_flow_has_documented_effects() {
     for (name, flow) in FLOWS {
         let expected = match name {
             "acquire failing" | "acquire hanging" | "refused" => 0,

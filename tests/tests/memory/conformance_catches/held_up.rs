@@ -117,7 +117,7 @@ impl Store for Electing {
 }
 
 #[test]
-fn a_server_that_fails_in_passing_is_asked_again() {
+fn transient_server_failure_is_retried() {
     run(PAUSED, async {
         let subject = Subject::new(Electing::for_(Duration::from_secs(5)));
         case("release_frees_the_key").check(subject).await;
@@ -204,7 +204,7 @@ impl Store for Late {
 }
 
 #[test]
-fn a_dropped_acquire_may_happen_after_a_release() {
+fn dropped_acquire_may_run_after_release() {
     run(PAUSED, async {
         let subject = Subject::new(Late {
             store: Mutant::new(Flaw::Nothing),

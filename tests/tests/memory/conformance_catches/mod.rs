@@ -140,7 +140,7 @@ caught! {
 
 /// A reply that is lost finds what a careful client never would: the same flaw passes without faults.
 #[test]
-fn lost_replies_find_a_store_that_refuses_its_own_token() {
+fn lost_replies_reveal_refused_own_token() {
     let case = "release_frees_the_key";
     let refusing = || Subject::new(Mutant::new(Flaw::OwnTokenIsRefused));
     assert!(!is_caught(refusing(), case));

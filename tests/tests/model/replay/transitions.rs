@@ -63,7 +63,7 @@ async fn every_transition(mutant: Option<Mutant>) -> Result<Seen, Differs> {
 }
 
 #[tokio::test(start_paused = true)]
-async fn the_memory_store_makes_every_transition_of_the_model() {
+async fn memory_store_makes_every_transition() {
     let seen = every_transition(None).await.unwrap();
     assert_eq!(seen.len(), 7, "{seen:?}");
 }

@@ -112,7 +112,7 @@ fn walked() -> [System; 3] {
 }
 
 #[tokio::test(start_paused = true)]
-async fn the_memory_store_goes_along_with_every_walk() {
+async fn memory_store_follows_every_walk() {
     let mut seen = Seen::new();
     for seed in 0..1500 {
         for system in walked() {
@@ -126,7 +126,7 @@ async fn the_memory_store_goes_along_with_every_walk() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_walk_without_the_rule_of_the_own_token_goes_astray() {
+async fn walk_without_own_token_rule_diverges() {
     let mut system = system(4);
     system.rules.mutant = Some(Mutant::NoOwnToken);
     let mut seen = Seen::new();

@@ -38,7 +38,7 @@ pub(crate) async fn connect(cluster: &RedisCluster, prefix: &str) -> RedisStore 
 
 // fm 39: each entry is one key, wherever it is.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn keys_of_all_slots_are_served_and_replayed_by_every_process() {
+async fn keys_of_all_slots_are_served() {
     let cluster = RedisCluster::start_with(&UNHURRIED_NODES);
     let node = Node::new(connect(&cluster, "all:").await);
     let other = Node::with(connect(&cluster, "all:").await, &node.books, |layer| layer);
@@ -62,7 +62,7 @@ async fn keys_of_all_slots_are_served_and_replayed_by_every_process() {
 
 // fm 40: MOVED and ASK.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn slots_that_move_while_requests_go_on_cost_no_effect_and_no_record() {
+async fn slot_migration_loses_no_effect_or_record() {
     let cluster = RedisCluster::start_with(&UNHURRIED_NODES);
     // All entries are in one slot, which goes round.
     let slot = cluster.slot("{moving}");
@@ -147,7 +147,7 @@ const LEASE: Duration = Duration::from_secs(20);
 // fm 40: a key that is not where its slot moves from is asked for where that moves to: one that is emptied on the way to its
 // record is lost there, and free here.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_lease_of_a_slot_that_moves_becomes_its_record_where_it_is() {
+async fn lease_in_migrating_slot_becomes_record() {
     let cluster = RedisCluster::start_with(&UNHURRIED_NODES);
     let (slot, prefix) = (cluster.slot("{leaving}"), "{leaving}:");
     let node = Node::new(connect(&cluster, prefix).await);
@@ -178,7 +178,7 @@ async fn a_lease_of_a_slot_that_moves_becomes_its_record_where_it_is() {
 // fm 40: a node that imports a slot executes what follows ASKING on a connection, whether or not it has the entry: were
 // that another request, whose entry is with the former owner still, it would be executed twice.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn nothing_comes_between_asking_and_what_it_is_asked_for() {
+async fn asking_and_command_are_sent_together() {
     let cluster = RedisCluster::start_with(&UNHURRIED_NODES);
     let slot = cluster.slot("{importing}");
     let node = Node::new(connect(&cluster, "{importing}:").await);
@@ -220,7 +220,7 @@ async fn nothing_comes_between_asking_and_what_it_is_asked_for() {
 
 // fm 40, 35
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn keys_of_a_node_that_is_gone_are_refused_until_its_replica_takes_over() {
+async fn dead_node_keys_are_refused_until_failover() {
     let mut cluster = RedisCluster::start_with_replicas_and(&FAILS_OVER);
     let_fail_over(&cluster, "no");
     for n in 0..6 {
@@ -284,7 +284,7 @@ async fn keys_of_a_node_that_is_gone_are_refused_until_its_replica_takes_over() 
 // fm 40, 35: what is documented to be lost. That a slot moves is known to its master, and not to those who take over from it,
 // but for those of Valkey 8 and later.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn what_has_moved_is_executed_again_once_its_master_is_gone_before_the_move_has_ended() {
+async fn migrated_key_reexecutes_after_master_loss() {
     let mut cluster = RedisCluster::start_with_replicas_and(&FAILS_OVER);
     let (tag, to) = (tag_on(&cluster, 0), 1);
     let slot = cluster.slot(format!("{{{tag}}}"));
@@ -308,7 +308,7 @@ async fn what_has_moved_is_executed_again_once_its_master_is_gone_before_the_mov
 
 // fm 38, 40: its connections stay open, and nobody says that another one has its slots.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn keys_of_a_node_that_hangs_are_served_once_its_replica_has_taken_over() {
+async fn hanging_node_keys_are_served_after_failover() {
     let cluster = RedisCluster::start_with_replicas_and(&FAILS_OVER);
     let_fail_over(&cluster, "no");
     for n in 0..6 {
@@ -345,7 +345,7 @@ async fn keys_of_other_nodes_are_served_while_one_hangs() {
 
 // Its replica is asked in its place, and sends us back to it.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn keys_of_other_nodes_are_served_while_one_with_a_replica_hangs() {
+async fn other_nodes_serve_while_one_hangs() {
     assert_others_are_served(RedisCluster::start_with_replicas_and(&NEVER_FAILS_OVER)).await;
 }
 
@@ -465,7 +465,7 @@ fn slot_of(cluster: &RedisCluster, claim: &Claim) -> u16 {
 
 // fm 40: who is gone without a word refuses nobody who connects.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_process_connects_though_some_nodes_it_is_given_are_gone_without_a_word() {
+async fn process_connects_despite_unresponsive_nodes() {
     let cluster = RedisCluster::start_with(&NEVER_FAILS_OVER);
     let gone: Vec<_> = (0..3)
         .map(|_| TcpListener::bind("127.0.0.1:0").unwrap())
@@ -501,7 +501,7 @@ async fn a_process_connects_though_some_nodes_it_is_given_are_gone_without_a_wor
 
 // fm 40: CLUSTERDOWN.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_cluster_that_is_down_executes_nothing_and_serves_when_it_is_back() {
+async fn cluster_outage_executes_nothing() {
     let mut cluster = RedisCluster::start_with(&FAILS_OVER);
     let tag = tag_on(&cluster, 1);
     let node = Node::new(connect(&cluster, &format!("{{{tag}}}:")).await);

@@ -65,7 +65,7 @@ fn assert_all(kind: ConnectErrorKind, errors: &[ConnectError]) {
 
 // fm 43
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_replica_is_no_store() {
+async fn replica_is_refused() {
     let primary = RedisServer::start(&["--requirepass", SECRET]);
     let replica = RedisServer::replica_of(&primary);
     let refused = [
@@ -82,7 +82,7 @@ async fn a_replica_is_no_store() {
 
 // fm 43
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_server_that_takes_no_scripts_is_no_store() {
+async fn server_without_scripts_is_refused() {
     let server = RedisServer::start(&["--requirepass", SECRET]);
     server.command(&["ACL", "SETUSER", "default", "-@scripting"]);
     let refused = [
@@ -102,7 +102,7 @@ async fn a_server_that_takes_no_scripts_is_no_store() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_wrong_password_is_refused_and_not_repeated() {
+async fn wrong_password_is_not_retried() {
     let server = RedisServer::start(&["--requirepass", "another"]);
     let url = format!("redis://:{SECRET}@{}/0", server.address());
     assert_all(ConnectErrorKind::Unreachable, &refused_by(&url).await);
@@ -118,7 +118,7 @@ async fn nobody_is_unreachable() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_server_that_says_nothing_is_unreachable_in_bounded_time() {
+async fn unresponsive_server_is_unreachable() {
     let silent = TcpListener::bind("127.0.0.1:0").unwrap();
     let url = format!("redis://:{SECRET}@{}/0", silent.local_addr().unwrap());
     assert_all(ConnectErrorKind::Unreachable, &refused_by(&url).await);
@@ -132,7 +132,7 @@ async fn a_server_that_says_nothing_is_unreachable_in_bounded_time() {
 }
 
 #[tokio::test]
-async fn an_address_that_is_none_is_not_repeated() {
+async fn invalid_address_is_not_retried() {
     for url in [
         format!("redis://:{SECRET}@"),
         format!("redis://:{SECRET}@host:port/0"),
@@ -153,7 +153,7 @@ async fn an_address_that_is_none_is_not_repeated() {
 }
 
 #[tokio::test]
-async fn a_socket_that_is_not_there_is_unreachable() {
+async fn missing_socket_is_unreachable() {
     let none = Path::new("/tmp").join(format!("no-such-socket-{}", free_port()));
     let client = Client::open(format!("redis+unix://{}", none.display())).unwrap();
     let refused = options().connect_client(client).await.unwrap_err();
@@ -161,7 +161,7 @@ async fn a_socket_that_is_not_there_is_unreachable() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_store_shows_no_password() {
+async fn store_debug_shows_no_password() {
     let server = RedisServer::start(&["--requirepass", SECRET]);
     let store = connect(&server.url()).await;
     let shown = format!("{store:?}");

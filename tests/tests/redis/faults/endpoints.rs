@@ -22,7 +22,7 @@ async fn connect(cluster: &RedisCluster, prefix: &str) -> RedisStore {
 
 // A node that does not know under which name it is reached says "where you asked, on this port".
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_redirection_without_a_host_is_one_to_the_host_that_was_asked() {
+async fn redirection_without_host_stays_on_host() {
     let cluster = nameless();
     let node = Node::new(connect(&cluster, "{nameless}:").await);
     let other = Node::with(connect(&cluster, "{nameless}:").await, &node.books, |it| it);
@@ -31,7 +31,7 @@ async fn a_redirection_without_a_host_is_one_to_the_host_that_was_asked() {
 
 // What is not known is not guessed: another cluster may listen on the port of another host.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn without_a_host_and_with_several_to_choose_from_what_moves_is_refused_until_it_has_moved() {
+async fn ambiguous_redirection_is_refused_until_moved() {
     let cluster = nameless();
     let mut urls = cluster.urls();
     urls[1] = urls[1].replace("127.0.0.1", "localhost");
@@ -51,7 +51,7 @@ async fn without_a_host_and_with_several_to_choose_from_what_moves_is_refused_un
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_redirection_to_an_address_with_colons_is_followed() {
+async fn redirection_to_ipv6_address_is_followed() {
     let both = ["--bind", "127.0.0.1", "::1"];
     let announced = ["--cluster-announce-ip", "::1"];
     let cluster = RedisCluster::start_with(&[both.as_slice(), &announced, &NODES].concat());
@@ -62,7 +62,7 @@ async fn a_redirection_to_an_address_with_colons_is_followed() {
 
 /// Not a test of its own: what the next one starts, since who is trusted is asked of the environment.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn client_of_a_cluster_with_tls() {
+async fn cluster_tls_client_process() {
     let Ok(urls) = env::var("CLUSTER_WITH_TLS") else {
         return;
     };
@@ -75,7 +75,7 @@ async fn client_of_a_cluster_with_tls() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn the_node_that_is_to_get_a_slot_is_asked_over_tls_too() {
+async fn importing_node_is_reached_over_tls() {
     let cluster = RedisCluster::start_with_tls();
     let slot = cluster.slot("{tls}");
     let to = (cluster.master_of(slot).unwrap() + 1) % 3;
@@ -84,7 +84,7 @@ async fn the_node_that_is_to_get_a_slot_is_asked_over_tls_too() {
     let urls: Vec<_> = nodes.map(RedisServer::tls_url).collect();
     let mut client = Command::new(env::current_exe().unwrap());
     client
-        .args(["--exact", "faults::endpoints::client_of_a_cluster_with_tls"])
+        .args(["--exact", "faults::endpoints::cluster_tls_client_process"])
         .env("CLUSTER_WITH_TLS", urls.join(" "))
         .env("SSL_CERT_FILE", cluster.node(0).certificates().ca());
     let done = task::spawn_blocking(move || client.output()).await.unwrap();

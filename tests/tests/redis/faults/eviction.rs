@@ -30,7 +30,7 @@ impl io::Write for Log {
 
 // fm 41
 #[tokio::test]
-async fn a_server_that_evicts_is_warned_of_or_refused() {
+async fn evicting_server_is_warned_about_or_refused() {
     // The process has one log: what the tests beside this one cause is in it, and known by another limit.
     const LIMIT: &str = "123456789";
     let log = Log::default();
@@ -65,7 +65,7 @@ async fn a_server_that_evicts_is_warned_of_or_refused() {
 
 // fm 41: both policies evict leases, for every entry has its time to live.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_key_whose_lease_was_evicted_runs_twice_and_has_one_answer() {
+async fn evicted_lease_runs_twice_with_one_record() {
     for policy in ["allkeys-lru", "volatile-lru"] {
         let server = RedisServer::start(&["--maxmemory-policy", policy]);
         let first = Node::new(connect(&server.url()).await);

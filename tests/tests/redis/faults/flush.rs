@@ -19,7 +19,7 @@ fn calls(server: &RedisServer) -> (u64, u64) {
 
 // fm 38
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_forgotten_script_is_sent_once_and_called_by_its_hash_again() {
+async fn flushed_script_is_sent_once() {
     let server = RedisServer::start(&[]);
     let store = connect_unhurried(&server.url()).await;
     let node = Node::with(store.clone(), &Books::default(), |layer| {

@@ -26,7 +26,7 @@ fn fill(server: &RedisServer) {
 
 // fm 42
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_server_that_is_full_refuses_what_is_new_and_keeps_what_was_granted() {
+async fn full_server_refuses_new_keys() {
     let server = RedisServer::start(&["--maxmemory-policy", "noeviction"]);
     let way = Proxy::start(server.address());
     let url = format!("redis://{}/0", way.address());
@@ -82,7 +82,7 @@ async fn a_server_that_is_full_refuses_what_is_new_and_keeps_what_was_granted() 
 
 // fm 42, 37: the record is stored, and the repetition of what stored it needs no memory.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_completion_whose_reply_is_lost_is_made_again_at_a_server_that_is_full() {
+async fn lost_completion_is_retried_on_full_server() {
     let server = RedisServer::start(&["--maxmemory-policy", "noeviction"]);
     let way = Proxy::start(server.address());
     let url = format!("redis://{}/0", way.address());

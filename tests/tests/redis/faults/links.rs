@@ -64,7 +64,7 @@ fn trusting(ca: &RedisServer) -> TlsCertificates {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_server_with_tls_serves_and_a_stranger_is_not_trusted() {
+async fn tls_server_needs_trusted_certificate() {
     let server = RedisServer::start_with_tls();
     let client = Client::build_with_tls(server.tls_url(), trusting(&server)).unwrap();
     let store = until_connected(|| options().connect_client(client.clone())).await;
@@ -80,7 +80,7 @@ async fn a_server_with_tls_serves_and_a_stranger_is_not_trusted() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_server_on_a_unix_socket_serves() {
+async fn unix_socket_server_serves() {
     let server = RedisServer::start(&["--unixsocket", "redis.sock"]);
     let directory = server.command(&["CONFIG", "GET", "dir"]);
     let directory = directory.lines().nth(1).unwrap();
@@ -91,7 +91,7 @@ async fn a_server_on_a_unix_socket_serves() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_primary_that_a_sentinel_names_serves() {
+async fn sentinel_primary_serves() {
     let primary = RedisServer::start(&[]);
     let sentinel = Sentinel::start(&primary, 0);
     let store = connect_through(&sentinel, options()).await;
@@ -99,14 +99,14 @@ async fn a_primary_that_a_sentinel_names_serves() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_server_behind_a_pool_serves() {
+async fn pooled_server_serves() {
     let server = RedisServer::start(&[]);
     let store = connect_pool(&pool_to(2, &server.url())).await;
     assert_serves(store, &server, false).await;
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_password_and_another_database_and_another_prefix_serve() {
+async fn password_database_and_prefix_apply() {
     let server = RedisServer::start(&["--requirepass", "open-sesame"]);
     let url = server.url().replace("/0", "/7");
     let connect = async |url: &str, prefix: &str| {

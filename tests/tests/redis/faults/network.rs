@@ -40,7 +40,7 @@ fn sha(code: &str) -> String {
 
 // fm 36
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn an_acquire_that_is_lost_or_whose_reply_is_lost_is_made_again_under_its_own_token() {
+async fn lost_acquire_is_retried_with_same_token() {
     for then in THEN {
         for fault in [Fault::request(ACQUIRE), Fault::reply_to(ACQUIRE)] {
             let server = RedisServer::start(&[]);
@@ -60,7 +60,7 @@ async fn an_acquire_that_is_lost_or_whose_reply_is_lost_is_made_again_under_its_
 
 // fm 37
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_completion_that_is_lost_or_whose_reply_is_lost_is_made_again() {
+async fn lost_completion_is_retried() {
     for then in THEN {
         for fault in [Fault::request(COMPLETE), Fault::reply_to(COMPLETE)] {
             let server = RedisServer::start(&[]);
@@ -79,7 +79,7 @@ async fn a_completion_that_is_lost_or_whose_reply_is_lost_is_made_again() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_release_that_is_lost_or_whose_reply_is_lost_frees_the_key() {
+async fn lost_release_frees_key() {
     let release = sha(include_str!(
         "../../../../crates/tower-idempotency-redis/src/scripts/release.lua"
     ));
@@ -102,7 +102,7 @@ async fn a_release_that_is_lost_or_whose_reply_is_lost_frees_the_key() {
 
 // fm 36, 37: a lease outlives a network that is away for less than it lasts.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_renewal_that_is_lost_is_made_again_before_the_lease_is_over() {
+async fn lost_renewal_is_retried_before_expiry() {
     let renew = sha(include_str!(
         "../../../../crates/tower-idempotency-redis/src/scripts/renew.lua"
     ));
@@ -130,7 +130,7 @@ async fn a_renewal_that_is_lost_is_made_again_before_the_lease_is_over() {
 
 // fm 36, 37: what does not wait for replicas has no time for it.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_renewal_that_is_lost_is_made_again_though_others_may_wait_for_replicas_for_long() {
+async fn lost_renewal_is_retried_despite_replica_waits() {
     let renew = sha(include_str!(
         "../../../../crates/tower-idempotency-redis/src/scripts/renew.lua"
     ));
@@ -156,7 +156,7 @@ async fn a_renewal_that_is_lost_is_made_again_though_others_may_wait_for_replica
 
 // fm 45
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn while_the_network_is_cut_nothing_is_executed_and_afterwards_the_store_recovers_by_itself()
+async fn store_recovers_after_network_cut()
 {
     let server = RedisServer::start(&[]);
     let way = Proxy::start(server.address());
@@ -188,7 +188,7 @@ async fn while_the_network_is_cut_nothing_is_executed_and_afterwards_the_store_r
 
 // fm 45, 36: a middlebox that forgot the connection answers nothing, not even with a reset.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_connection_that_never_closes_and_never_answers_is_replaced() {
+async fn unresponsive_connection_is_replaced() {
     for silence in [Mode::LoseReplies(Then::Hang), Mode::Hold] {
         let server = RedisServer::start(&[]);
         let way = Proxy::start(server.address());
@@ -217,7 +217,7 @@ async fn a_connection_that_never_closes_and_never_answers_is_replaced() {
 
 // fm 45: whoever has less patience than the store never sees a call of its own time out.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_silent_connection_is_replaced_though_every_caller_leaves_early() {
+async fn unresponsive_connection_replaced_if_callers_leave() {
     let server = RedisServer::start(&[]);
     let way = Proxy::start(server.address());
     let store = RedisOptions::new().with_timeout(Duration::from_secs(10));
@@ -246,7 +246,7 @@ async fn a_silent_connection_is_replaced_though_every_caller_leaves_early() {
 
 // fm 46
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn waiters_are_answered_when_nothing_that_is_published_arrives() {
+async fn waiters_succeed_without_notifications() {
     for fault in [Fault::request("SUBSCRIBE"), Fault::reply_to("SUBSCRIBE")] {
         let server = RedisServer::start(&[]);
         let way = Proxy::start(server.address());

@@ -18,7 +18,7 @@ use crate::{
 
 // Nothing of it is executed, and it takes no longer than a store that is silent.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn redirections_that_lead_nowhere_end_with_the_deadline() {
+async fn endless_redirections_end_at_deadline() {
     let mut nowhere = Vec::new();
     for word in ["MOVED", "ASK"] {
         for rest in [

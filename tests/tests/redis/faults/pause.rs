@@ -24,7 +24,7 @@ async fn send_keyless(node: &Node) {
 
 // fm 45, 36, 37
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_server_that_is_silent_for_ten_seconds_costs_no_effect_and_no_record() {
+async fn unresponsive_server_loses_no_effect() {
     let server = RedisServer::start(&[]);
     let store = connect(&server.url()).await;
     let node = Node::new(store);
@@ -75,7 +75,7 @@ async fn a_server_that_is_silent_for_ten_seconds_costs_no_effect_and_no_record()
 
 // fm 36
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn an_acquire_that_was_answered_too_late_finds_its_own_lease() {
+async fn late_acquire_finds_own_lease() {
     let server = RedisServer::start(&[]);
     let way = Proxy::start(server.address());
     let store = connect_unhurried(&format!("redis://{}/0", way.address())).await;
@@ -100,7 +100,7 @@ async fn an_acquire_that_was_answered_too_late_finds_its_own_lease() {
 
 // fm 37
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_completion_that_was_answered_too_late_is_the_completion() {
+async fn late_completion_counts() {
     let server = RedisServer::start(&[]);
     let way = Proxy::start(server.address());
     let store = connect_unhurried(&format!("redis://{}/0", way.address())).await;

@@ -24,7 +24,7 @@ pub(crate) async fn connect_pool(pool: &Pool) -> RedisStore {
 
 // fm 44
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn renewals_and_completions_do_not_wait_for_a_pool_that_acquires_have_exhausted() {
+async fn exhausted_pool_does_not_block_renewals() {
     let server = RedisServer::start(&[]);
     let pool = pool_to(1, &server.url());
     let books = Books::default();
@@ -78,7 +78,7 @@ async fn renewals_and_completions_do_not_wait_for_a_pool_that_acquires_have_exha
 
 // fm 44
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_pool_of_one_serves_a_hundred_at_once() {
+async fn pool_of_one_serves_100_requests() {
     let books = Books::default();
     let pool = pool_to(1, &shared().url());
     let store = until_connected(|| unhurried().connect_pool(pool.clone())).await;
@@ -100,7 +100,7 @@ async fn a_pool_of_one_serves_a_hundred_at_once() {
 
 // fm 43: they are fine, and a pool that looks after them finds them so.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn connections_to_a_primary_that_has_become_a_replica_leave_the_pool() {
+async fn connections_to_demoted_primary_leave_pool() {
     let (former, next) = (RedisServer::start(&[]), RedisServer::start(&[]));
     let way = Proxy::start(former.address());
     let pool = pool_to(4, &format!("redis://{}/0", way.address()));

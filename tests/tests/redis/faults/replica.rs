@@ -40,7 +40,7 @@ async fn connect_waiting_to(url: &str) -> RedisStore {
 
 // fm 35
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_store_that_waits_for_replicas_executes_nothing_while_they_are_silent() {
+async fn replica_wait_executes_nothing_without_replicas() {
     let primary = RedisServer::start(&[]);
     let replica = RedisServer::replica_of(&primary);
     let node = Node::new(connect_waiting(&primary).await);
@@ -70,7 +70,7 @@ async fn a_store_that_waits_for_replicas_executes_nothing_while_they_are_silent(
 
 // fm 35: a server that waits for its replicas answers nothing else on that connection meanwhile.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn leases_are_kept_and_replays_answered_while_others_wait_for_replicas_in_vain() {
+async fn failing_replica_waits_do_not_block_others() {
     let primary = RedisServer::start(&[]);
     let replica = RedisServer::replica_of(&primary);
     let store = connect_waiting(&primary).await;
@@ -147,7 +147,7 @@ async fn leases_are_kept_and_replays_answered_while_others_wait_for_replicas_in_
 
 // fm 35: between taking a lease and waiting for it, another primary may have taken over, which gave it to somebody else.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_lease_is_not_granted_that_is_waited_for_at_a_primary_where_somebody_else_has_it() {
+async fn replica_wait_rechecks_lease_owner() {
     let former = RedisServer::start(&[]);
     let next = RedisServer::start(&[]);
     let _replica = RedisServer::replica_of(&next);
@@ -175,7 +175,7 @@ async fn a_lease_is_not_granted_that_is_waited_for_at_a_primary_where_somebody_e
 
 // fm 35, 38: scripts are not replicated.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn what_was_waited_for_survives_the_primary() {
+async fn replicated_record_survives_primary_loss() {
     let mut primary = RedisServer::start(&[]);
     let replica = RedisServer::replica_of(&primary);
     let node = Node::new(connect_waiting(&primary).await);
@@ -193,7 +193,7 @@ async fn what_was_waited_for_survives_the_primary() {
 
 // fm 35: what is documented to be lost, and that nothing worse happens.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn without_waiting_a_replica_may_lack_what_was_acknowledged_and_runs_it_again() {
+async fn unreplicated_record_reexecutes_on_replica() {
     let mut primary = RedisServer::start(&[]);
     let replica = RedisServer::replica_of(&primary);
     let node = Node::new(connect(&primary.url()).await);
@@ -223,7 +223,7 @@ async fn without_waiting_a_replica_may_lack_what_was_acknowledged_and_runs_it_ag
 
 // fm 43, 35
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_primary_that_becomes_a_replica_and_comes_back_executes_nothing_meanwhile() {
+async fn demoted_primary_executes_nothing() {
     let server = RedisServer::start(&[]);
     let other = RedisServer::start(&[]);
     let node = Node::with(connect(&server.url()).await, &Books::default(), |layer| {
@@ -263,7 +263,7 @@ async fn a_primary_that_becomes_a_replica_and_comes_back_executes_nothing_meanwh
 
 // fm 43: Redis 5 and 6 say what happened in a script with a code of its own, READONLY behind it.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_primary_of_an_earlier_version_that_has_become_a_replica_is_left_too() {
+async fn demoted_primary_of_old_version_is_left() {
     let strange = Strange::start();
     let way = Proxy::start(strange.address);
     let node = Node::new(connect(&format!("redis://{}/0", way.address())).await);

@@ -11,7 +11,7 @@ use crate::{
 
 // fm 34
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn what_ran_while_the_server_lost_its_data_is_stored() {
+async fn record_is_stored_after_server_data_loss() {
     for (lease, notices) in [(Ttl::from_secs(600), false), (Ttl::from_secs(9), true)] {
         let mut server = RedisServer::start(&[]);
         let store = connect(&server.url()).await;
@@ -37,7 +37,7 @@ async fn what_ran_while_the_server_lost_its_data_is_stored() {
 
 // fm 34: nothing can stop the second effect, for the server does not know that it forgot.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_key_taken_after_the_server_lost_its_data_runs_twice_and_has_one_answer() {
+async fn key_retaken_after_data_loss_runs_twice() {
     let mut server = RedisServer::start(&[]);
     let first = Node::new(connect(&server.url()).await);
     let second = Node::with(connect(&server.url()).await, &first.books, |layer| layer);
@@ -64,7 +64,7 @@ async fn a_key_taken_after_the_server_lost_its_data_runs_twice_and_has_one_answe
 
 // fm 34, 28, 29
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn who_lost_its_lease_with_the_data_is_told_nothing_that_is_not_stored() {
+async fn lost_data_returns_only_stored_response() {
     let mut server = RedisServer::start(&[]);
     let first = Node::new(connect(&server.url()).await);
     let second = Node::with(connect(&server.url()).await, &first.books, |layer| layer);
@@ -87,7 +87,7 @@ async fn who_lost_its_lease_with_the_data_is_told_nothing_that_is_not_stored() {
 
 // fm 34, 38
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn while_the_server_is_gone_nothing_is_executed_and_afterwards_the_store_recovers_by_itself()
+async fn store_recovers_after_server_restart()
 {
     let mut server = RedisServer::start(&["--appendonly", "yes", "--appendfsync", "always"]);
     let node = Node::new(connect(&server.url()).await);

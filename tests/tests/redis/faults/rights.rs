@@ -87,7 +87,7 @@ async fn is_served(store: &RedisStore, books: &Books, server: &RedisServer) {
 
 // Whom the server of version 7 gives no channels: it lets no script of his publish.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_user_without_channels_is_served_and_waits_by_looking() {
+async fn user_without_channels_polls() {
     let server = RedisServer::start(&[]);
     let store = connect_as(&server, &format!("~idempotency:* {COMMANDS}")).await;
     let books = Books::default();
@@ -119,7 +119,7 @@ async fn a_user_without_channels_is_served_and_waits_by_looking() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn the_rights_that_are_documented_are_enough_and_let_waiters_be_woken() {
+async fn documented_rights_suffice() {
     let server = RedisServer::start(&[]);
     let rights = format!("~idempotency:* &idempotency:* {COMMANDS}");
     let store = connect_as(&server, &rights).await;
@@ -148,7 +148,7 @@ async fn the_rights_that_are_documented_are_enough_and_let_waiters_be_woken() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_user_who_was_turned_away_for_a_while_is_served_again() {
+async fn user_recovers_after_refused_login() {
     let server = RedisServer::start(&[]);
     let books = Books::default();
     let mut nodes = Vec::new();

@@ -215,7 +215,7 @@ async fn both(server: &RedisServer) -> (RedisStore, Other) {
 
 // fm 48: every step of an entry's life by either version, in all combinations.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn two_versions_of_the_scripts_work_on_the_same_entries() {
+async fn two_script_versions_share_entries() {
     let server = RedisServer::start(&[]);
     let (store, other) = both(&server).await;
     for combination in 0..64_u8 {
@@ -251,7 +251,7 @@ async fn two_versions_of_the_scripts_work_on_the_same_entries() {
 
 // fm 48: the same with what is left of a lease that ran out, and of a takeover that was released.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn two_versions_of_the_scripts_take_over_from_each_other() {
+async fn two_script_versions_take_over() {
     let server = RedisServer::start(&[]);
     let (store, other) = both(&server).await;
     for combination in 0..16_u8 {
@@ -275,7 +275,7 @@ async fn two_versions_of_the_scripts_take_over_from_each_other() {
 
 // fm 48: in either direction.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn waiters_hear_of_what_another_version_of_the_scripts_completes() {
+async fn other_script_version_notifies_waiters() {
     let server = RedisServer::start(&[]);
     let (store, other) = both(&server).await;
     let claim = Claim::new(KeyId::from_bytes([7; 32]), FINGERPRINT).unwrap();

@@ -45,7 +45,7 @@ fn contains(all: &[u8], secret: &str) -> bool {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn neither_keys_nor_credentials_nor_requests_are_on_the_server_in_the_clear() {
+async fn server_holds_no_secret_in_clear() {
     let server = RedisServer::start(&[]);
     let layer = IdempotencyLayer::new(connect(&server.url()).await);
     let gate = Gate::shut();

@@ -57,7 +57,7 @@ fn with_lease(store: RedisStore, books: &Books, secs: u64) -> Node {
 
 // fm 35
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn leases_and_records_that_were_waited_for_survive_a_failover() {
+async fn replicated_entries_survive_failover() {
     let mut primary = RedisServer::start(&[]);
     let replica = RedisServer::replica_of(&primary);
     let sentinel = Sentinel::start(&primary, 1);
@@ -105,7 +105,7 @@ async fn leases_and_records_that_were_waited_for_survive_a_failover() {
 
 // fm 43: who asked last, and has given up, must not keep renewals from asking.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn sentinels_that_fall_silent_for_a_moment_cost_no_lease_though_nobody_comes_after() {
+async fn unresponsive_sentinels_lose_no_lease() {
     let primary = RedisServer::start(&[]);
     let sentinel = Sentinel::start(&primary, 0);
     let way = Proxy::start(sentinel.address());
@@ -132,7 +132,7 @@ async fn sentinels_that_fall_silent_for_a_moment_cost_no_lease_though_nobody_com
 
 // fm 43: those that are gone are asked in vain each time, for a second or two.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_sentinel_that_is_gone_without_a_word_costs_no_lease_and_keeps_nobody_from_connecting() {
+async fn unreachable_sentinel_is_skipped() {
     let primary = RedisServer::start(&[]);
     let sentinel = Sentinel::start(&primary, 0);
     let way = Proxy::start(sentinel.address());
@@ -172,7 +172,7 @@ async fn a_sentinel_that_is_gone_without_a_word_costs_no_lease_and_keeps_nobody_
 
 // fm 35: what a failover loses without waiting, and that the answers agree.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn what_a_failover_loses_is_executed_again_and_answered_once() {
+async fn failover_loss_reexecutes_with_one_record() {
     let mut primary = RedisServer::start(&[]);
     let replica = RedisServer::replica_of(&primary);
     let sentinel = Sentinel::start(&primary, 1);
@@ -216,7 +216,7 @@ async fn what_a_failover_loses_is_executed_again_and_answered_once() {
 
 // fm 43: connections to the former primary are fine, and answered READONLY.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_primary_that_has_become_a_replica_is_left_for_the_next_one() {
+async fn demoted_primary_is_left() {
     let primary = RedisServer::start(&[]);
     let replica = RedisServer::replica_of(&primary);
     let sentinel = Sentinel::start(&primary, 1);

@@ -25,7 +25,7 @@ fn entry(server: &RedisServer) -> String {
 
 // fm 48
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn fields_that_a_later_version_adds_disturb_nobody() {
+async fn added_fields_are_ignored() {
     let server = RedisServer::start(&[]);
     let store = connect_unhurried(&server.url()).await;
     let node = Node::with(store, &<_>::default(), |layer| {
@@ -52,7 +52,7 @@ async fn fields_that_a_later_version_adds_disturb_nobody() {
 
 // fm 48, 111
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn an_entry_in_a_state_of_a_later_version_is_neither_executed_nor_overwritten() {
+async fn entry_of_later_version_is_preserved() {
     let server = RedisServer::start(&[]);
     let node = Node::new(connect(&server.url()).await);
     let (request, _) = node.running("k").await;
@@ -158,7 +158,7 @@ fn write_leased(server: &RedisServer, key: &str, generation: &str, ends: u64, to
 
 // fm 48
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn an_entry_in_progress_of_the_first_version_is_readable_for_ever() {
+async fn in_progress_entry_of_v1_is_readable() {
     let server = RedisServer::start(&[]);
     let store = connect_unhurried(&server.url()).await;
     let claim = claim(1);
@@ -199,7 +199,7 @@ async fn an_entry_in_progress_of_the_first_version_is_readable_for_ever() {
 
 // fm 48
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn an_orphan_of_the_first_version_is_readable_for_ever() {
+async fn orphan_of_v1_is_readable() {
     for has_token in [true, false] {
         let server = RedisServer::start(&[]);
         let store = connect_unhurried(&server.url()).await;
@@ -250,7 +250,7 @@ async fn an_orphan_of_the_first_version_is_readable_for_ever() {
 
 // fm 48
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_record_of_the_first_version_is_readable_for_ever() {
+async fn record_of_v1_is_readable() {
     let server = RedisServer::start(&[]);
     let store = connect_unhurried(&server.url()).await;
     let claim = claim(3);

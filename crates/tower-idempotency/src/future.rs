@@ -18,7 +18,7 @@ use pin_project_lite::pin_project;
 use tokio::runtime::Handle;
 use tracing::{Instrument, Span};
 
-use crate::{body::Body, control, telemetry};
+use crate::{body::Body, response::directives, telemetry};
 
 pin_project! {
     /// The future of [`Idempotency`](crate::Idempotency).
@@ -95,7 +95,7 @@ where
             StateProj::PassThrough { inner, strip } => {
                 let mut res = ready!(inner.poll(cx))?;
                 if *strip {
-                    control::strip_only(res.headers_mut());
+                    directives::strip_only(res.headers_mut());
                 }
                 Poll::Ready(Ok(res.map(Body::original)))
             }

@@ -7,18 +7,18 @@ use http::{HeaderName, HeaderValue, Method, Response, StatusCode, request};
 use tower_layer::Layer;
 
 use crate::{
+    config::preset::Preset,
     config::{
         ConcurrentRequests, Config, KeyFrom, KeyReuse, MissingKey, Refusals, StoreFailure,
         Unrecordable,
     },
-    engine::Engine,
     error::{ConfigError, Error},
-    exchange::Shared,
-    fingerprint::{FingerprintBy, Secret},
-    key::{IDEMPOTENCY_KEY, KeySyntax},
-    preset::Preset,
-    problem,
-    scope::Principal,
+    execution::Shared,
+    execution::shared::Engine,
+    request::fingerprint::{FingerprintBy, Secret},
+    request::key::{IDEMPOTENCY_KEY, KeySyntax},
+    request::principal::Principal,
+    response::problem,
     service::Idempotency,
     store::{OrphanPolicy, Store, Ttl},
 };

@@ -110,63 +110,50 @@
 
 #![cfg_attr(docsrs, feature(doc_cfg))]
 
-mod admission;
-#[cfg(feature = "axum")]
-pub mod axum;
 mod body;
-mod collect;
-mod commit;
+mod clock;
 mod config;
 #[cfg(feature = "conformance")]
 pub mod conformance;
-mod control;
-mod engine;
 mod error;
-mod exchange;
-mod fingerprint;
+mod execution;
+#[cfg(feature = "axum")]
+pub mod extract;
 mod future;
 #[cfg(test)]
 mod fuzz;
-mod jitter;
-mod json;
-mod key;
 mod layer;
 mod lease;
 mod limits;
-mod look;
-mod preset;
-mod problem;
+mod operator;
 #[cfg(test)]
 mod random;
-mod receive;
 mod record;
-mod refusal;
-mod replay;
-mod resolve;
+mod request;
+mod response;
 pub mod run_once;
-mod scope;
 mod service;
-mod settle;
 pub mod store;
 mod take_over;
 mod telemetry;
 pub mod transaction;
-mod waiters;
 
 pub use self::{
     body::Body,
-    config::{ConcurrentRequests, KeyReuse, MissingKey, StoreFailure, Unrecordable},
-    control::Retention,
+    config::{
+        ConcurrentRequests, KeyReuse, MissingKey, StoreFailure, Unrecordable, preset::Preset,
+    },
     error::{ConfigError, Error, ErrorKind},
-    fingerprint::{FingerprintBy, original_path_and_query},
     future::ResponseFuture,
-    key::{IDEMPOTENCY_KEY, IdempotencyKey, KeySyntax},
     layer::IdempotencyLayer,
     lease::Lease,
-    preset::Preset,
     record::{NeedsAttention, RecordError, replayed_by_default},
-    replay::IDEMPOTENT_REPLAYED,
-    scope::Principal,
+    request::{
+        fingerprint::{FingerprintBy, original_path_and_query},
+        key::{IDEMPOTENCY_KEY, IdempotencyKey, KeySyntax},
+        principal::Principal,
+    },
+    response::{directives::Retention, replay::IDEMPOTENT_REPLAYED},
     service::Idempotency,
     store::{MemoryStore, OrphanPolicy, Store, Ttl},
     take_over::TakeOverOutcome,

@@ -6,20 +6,20 @@ use bytes::Bytes;
 use serde::{Serialize, de::DeserializeOwned};
 
 use crate::{
-    commit::Committed,
     config::Config,
-    engine::{Engine, Failure},
     error::Error,
-    fingerprint::Fields,
+    execution::finish::{Instead, Produced, let_go, settle},
+    execution::reconcile::{Found, look_once_more},
+    execution::shared::{Engine, Failure},
     future::{Detach, Detachable, catch_panic},
     layer::IdempotencyLayer,
+    lease::commits::Committed,
     lease::{Grant, Lease},
     limits::Place,
-    look::{Found, look_once_more},
-    receive,
     record::{Codec, NeedsAttention, Record},
-    refusal::{turned_away, unavailable, unreadable},
-    settle::{Instead, Produced, let_go, settle},
+    request::fingerprint::Fields,
+    response::disposition,
+    response::reject::{turned_away, unavailable, unreadable},
     store::{Acquired, Claim, Fingerprint, KeyId, Token, Ttl},
     telemetry,
 };
@@ -208,7 +208,7 @@ fn claim(config: &Config, engine: &Engine, key: &[u8], fingerprint: &[u8]) -> Re
     })
 }
 
-/// One run's whole life, in the order of [`crate::exchange`].
+/// One run's whole life, in the order of [`crate::execution`].
 async fn exchange<T, E, W, F>(
     config: Arc<Config>,
     engine: Arc<Engine>,
@@ -289,7 +289,7 @@ where
     let id = *lease.id();
     let (produced, record, retention) = match produced {
         Ok(Ok(value)) => {
-            let record = receive::value(&config, &id, &value);
+            let record = disposition::value(&config, &id, &value);
             (Ok(value), record, config.retention)
         }
         Ok(Err(WorkError::NeedsAttention(attention, error))) => {

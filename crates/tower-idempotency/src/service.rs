@@ -12,9 +12,9 @@ use tracing::Instrument;
 
 use crate::{
     body::Body,
-    exchange::{Admission, Shared, admit, exchange, is_keyless, is_nested},
+    execution::{Admission, Shared, admit, exchange, is_keyless, is_nested},
     future::{Detach, Detachable, ResponseFuture},
-    refusal::into_response,
+    response::reject::into_response,
 };
 
 /// Executes each keyed request once and answers every retry with the recorded response.

@@ -6,13 +6,13 @@ use http::Response;
 
 use crate::{
     body::Body,
-    engine::Failure,
     error::Error,
-    exchange::{Shared, execute},
+    execution::shared::Failure,
+    execution::{Shared, execute},
     future::{Detach, Detachable},
     layer::IdempotencyLayer,
     lease::{Grant, Lease},
-    refusal::{turned_away, unavailable},
+    response::reject::{turned_away, unavailable},
     store::{Acquired, Claim, OrphanPolicy, Token},
     telemetry,
 };

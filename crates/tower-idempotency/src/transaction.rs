@@ -75,16 +75,16 @@ use serde::Serialize;
 
 use crate::{
     body::{Body, Counted},
-    control::Retention,
+    execution::reconcile::{Found, look},
     lease::{Held, Lease},
     limits::Buffer,
-    look::{Found, look},
-    receive::{Then, code_alone, receive, tombstone_or_release, value},
     record::TombstoneReason,
+    response::directives::Retention,
+    response::disposition::{Then, code_alone, receive, tombstone_or_release, value},
     store::{LeaseRef, StoreError, Ttl},
 };
 
-pub use crate::receive::NotRecordedReason;
+pub use crate::response::disposition::NotRecordedReason;
 
 impl Lease {
     /// Makes a response the record that the layer would have stored for it: the same statuses, headers, limits and

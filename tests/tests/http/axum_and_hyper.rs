@@ -26,7 +26,7 @@ use tests::{Effects, Scripted, app, created, creating, post, probe::Probe, send}
 use tower::{Layer, Service, ServiceBuilder, ServiceExt, retry::Policy, service_fn};
 use tower_idempotency::{
     ConfigError, Error, Idempotency, IdempotencyKey, IdempotencyLayer, Lease, MemoryStore,
-    MissingKey, Preset, Principal, ResponseFuture, Ttl, axum::NoIdempotencyKey,
+    MissingKey, Preset, Principal, ResponseFuture, Ttl, extract::NoIdempotencyKey,
 };
 
 fn layer() -> IdempotencyLayer {

@@ -42,4 +42,4 @@ pub use self::{
     runner::{Case, Threads, every_case, run},
     subject::Subject,
 };
-pub use crate::jitter::seeded::seed_jitter;
+pub use crate::clock::seeded::seed_jitter;

@@ -105,7 +105,7 @@ impl Codec {
             replayed,
             body,
             trailers,
-            crate::jitter::now(),
+            crate::clock::now(),
         )
     }
 

@@ -6,15 +6,15 @@ use bytes::Bytes;
 use tokio::time::{Instant, timeout_at};
 
 pub use self::budget::MemoryFull;
-use self::engine::Engine;
+use self::table::Engine;
 use super::{Acquired, Claim, KeyId, LeaseRef, Store, StoreError, Ttl};
 
 mod budget;
-mod engine;
 mod order;
 mod shard;
 mod slab;
 mod sync;
+mod table;
 
 #[cfg(test)]
 #[cfg(not(shuttle))]

@@ -6,7 +6,7 @@ use bytes::Bytes;
 use proptest::prelude::*;
 use proptest_state_machine::{ReferenceStateMachine, StateMachineTest, prop_state_machine};
 
-use super::{budget::ENTRY_BYTES, engine::Engine};
+use super::{budget::ENTRY_BYTES, table::Engine};
 use crate::store::{
     Acquired, Claim, Fingerprint, KeyId, LeaseRef, OrphanPolicy, StoreError, Token, Ttl,
 };

@@ -5,7 +5,7 @@ use std::sync::Arc;
 use bytes::Bytes;
 use shuttle::thread;
 
-use super::{budget::ENTRY_BYTES, engine::Engine};
+use super::{budget::ENTRY_BYTES, table::Engine};
 use crate::store::{Acquired, Claim, Fingerprint, KeyId, OrphanPolicy, StoreError, Token, Ttl};
 
 const SCHEDULES: usize = 1500;

@@ -12,14 +12,14 @@ use bytes::Bytes;
 use tokio::time::{Instant, Sleep, sleep, sleep_until};
 
 use crate::{
+    clock::jittered,
     config::Config,
+    execution::waiters::Waiters,
     future::catch_panic,
-    jitter::jittered,
     lease::{Kept, Renewer},
     limits::{Limits, Place},
     store::{Acquired, Claim, LeaseRef, StoreError, Ttl, erased::ErasedStore},
     telemetry,
-    waiters::Waiters,
 };
 
 /// What all clones of a layer share while they run.

@@ -1,5 +1,7 @@
 //! The lease that handlers see, and the one task per layer that keeps leases alive.
 
+pub(crate) mod commits;
+
 use std::{
     collections::BTreeMap,
     fmt,
@@ -19,10 +21,10 @@ use tokio::{
 };
 
 use crate::{
-    commit::{Commit, Committed},
     config::Config,
-    engine::{Engine, unless_it_panics},
-    fingerprint::derived_key,
+    execution::shared::{Engine, unless_it_panics},
+    lease::commits::{Commit, Committed},
+    request::fingerprint::derived_key,
     store::{Claim, KeyId, LeaseRef, StoreError, erased::ErasedStore},
     telemetry,
 };

@@ -164,7 +164,7 @@ fn reads(raw: &[u8], round_trip: bool) -> [bool; SYNTAXES.len()] {
 
 #[test]
 fn header_values_are_keys_as_their_syntax_says_or_refused() {
-    for raw in corpus(include_str!("../../tests/corpus/keys.txt")) {
+    for raw in corpus(include_str!("../../../tests/corpus/keys.txt")) {
         reads(&raw, true);
     }
     let (random, inputs) = (&mut random(5), inputs(1_000_000));

@@ -7,17 +7,17 @@ use http::{HeaderMap, Response, StatusCode, header};
 
 use crate::{
     body::{Body, Counted, Data},
-    commit::Committed,
     config::Config,
-    control,
-    engine::{Completion, Engine, Pause},
+    execution::reconcile::{Found, look, look_once_more},
+    execution::shared::{Completion, Engine, Pause},
+    lease::commits::Committed,
     lease::{Held, Kept},
     limits::Place,
-    look::{Found, look, look_once_more},
-    receive::{Then, code_alone, tombstone_or_release, too_large},
     record::{NeedsAttention, Record, StoredResponse, TombstoneReason, not_kept},
-    refusal::{into_response, not_known_yet, outcome_unknown, refuse},
-    replay::{answer, has_body, replay},
+    response::directives,
+    response::disposition::{Then, code_alone, tombstone_or_release, too_large},
+    response::reject::{into_response, not_known_yet, outcome_unknown, refuse},
+    response::replay::{answer, has_body, replay},
     store::{KeyId, LeaseRef, Ttl},
     telemetry,
 };
@@ -354,7 +354,7 @@ pub(crate) fn first_answer<R: http_body::Body>(
     mut res: Response<Body<R>>,
 ) -> Response<Body<R>> {
     telemetry::recorded(lease.id(), record);
-    control::strip_only(res.headers_mut());
+    directives::strip_only(res.headers_mut());
     if let Some(late) = res.extensions_mut().remove::<NeedsAttention>() {
         // One key, one answer.
         telemetry::attention_ignored(lease.id(), late.code(), "an answer was committed");

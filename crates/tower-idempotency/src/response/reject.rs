@@ -6,8 +6,8 @@ use http::{HeaderMap, Response, StatusCode};
 use crate::{
     body::Body,
     config::{ConcurrentRequests, Config, KeyReuse},
-    engine::Failure,
     error::{Error, ErrorKind},
+    execution::shared::Failure,
     limits::NoPlace,
     telemetry,
 };

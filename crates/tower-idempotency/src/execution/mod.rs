@@ -4,6 +4,11 @@
 //! what happens if we are dropped there: before `detach.arm()` nothing has happened yet and a drop is a drop; after it
 //! the whole future moves to a task and goes on; and where a waiter waits, it is disarmed again.
 
+pub(crate) mod finish;
+pub(crate) mod reconcile;
+pub(crate) mod shared;
+pub(crate) mod waiters;
+
 use std::{
     future::Future,
     panic::resume_unwind,
@@ -17,31 +22,31 @@ use tokio::time::Instant;
 use tower_service::Service;
 
 use crate::{
-    admission::{applies, claim, find_key, may_carry_key},
     body::Body,
-    collect,
-    commit::Committed,
     config::{ConcurrentRequests, Config, MissingKey, StoreFailure},
-    control,
-    engine::{Engine, Failure},
     error::Error,
-    fingerprint::By,
+    execution::finish::{Produced, first_answer, let_go, settle, told},
+    execution::shared::{Engine, Failure},
+    execution::waiters::wait,
     future::{Detach, catch_panic},
-    key::IdempotencyKey,
+    lease::commits::Committed,
     lease::{Grant, Kept, Lease},
     limits::Place,
-    receive::{Then, receive},
     record::NeedsAttention,
-    refusal::{
+    request::fingerprint::By,
+    request::key::IdempotencyKey,
+    request::principal::NoPrincipal,
+    request::read_body,
+    request::{applies, claim, find_key, may_carry_key},
+    response::directives,
+    response::disposition::{Then, receive},
+    response::reject::{
         Answer, in_progress, into_response, key_reused, outcome_unknown, own, refuse, turned_away,
         unavailable,
     },
-    replay::replay,
-    scope::NoPrincipal,
-    settle::{Produced, first_answer, let_go, settle, told},
+    response::replay::replay,
     store::{Acquired, Claim},
     telemetry,
-    waiters::wait,
 };
 
 /// What an exchange works with: the decisions, and what all clones of the layer share.
@@ -157,12 +162,12 @@ fn ask<B: http_body::Body>(
         let (content, body) = match config.fingerprint {
             By::HeadOnly => {
                 let broke = broke.insert(Arc::default());
-                let whole = collect::whole(&head.headers, &body);
+                let whole = read_body::whole(&head.headers, &body);
                 let body = Body::watched(body, whole, Arc::clone(broke));
                 (Bytes::new(), body)
             }
             By::RawBody | By::CanonicalJson | By::Custom(_) => {
-                let read = collect::request(config, &mut place.buffer, &head, body).await;
+                let read = read_body::request(config, &mut place.buffer, &head, body).await;
                 let (data, trailers) = read.map_err(|error| refused(&error))?;
                 (data.clone(), Body::held(data, trailers))
             }
@@ -303,7 +308,7 @@ where
     shared.engine.give_back_later(&shared.config, &claim, place);
     let res = ran.unwrap_or_else(|panic| resume_unwind(panic));
     res.map(|mut res| {
-        control::strip_only(res.headers_mut());
+        directives::strip_only(res.headers_mut());
         if let Some(attention) = res.extensions_mut().remove::<NeedsAttention>() {
             telemetry::attention_ignored(&claim.id, attention.code(), "there is no lease");
         }

@@ -10,11 +10,11 @@ use tokio::task::yield_now;
 use crate::{
     body::{Body, Data},
     config::Config,
-    engine::{from_now, within_or_asked_again},
     error::{Error, ErrorKind},
+    execution::shared::{from_now, within_or_asked_again},
     limits::{Buffer, NoPlace, Unsent},
     record::{MAX_LINES, TombstoneReason},
-    refusal::turned_away,
+    response::reject::turned_away,
 };
 
 /// The whole request body and its trailers; nothing of the request has had an effect yet.

@@ -234,7 +234,7 @@ fn documents_have_the_same_form_exactly_when_they_are_the_same() {
 #[test]
 fn broken_documents_have_a_form_only_if_they_are_json() {
     let (random, inputs) = (&mut random(7), inputs(100_000));
-    let corpus = corpus(include_str!("../../tests/corpus/json.txt"));
+    let corpus = corpus(include_str!("../../../tests/corpus/json.txt"));
     for document in &corpus {
         has_form(document, random);
     }

@@ -1,5 +1,7 @@
 //! Every decision of the layer as a plain value: one field, one setter, one use in `exchange.rs`.
 
+pub(crate) mod preset;
+
 use std::{fmt, sync::Arc, time::Duration};
 
 use bytes::Bytes;
@@ -7,11 +9,11 @@ use http::{HeaderName, HeaderValue, Method, Response, StatusCode, request};
 
 use crate::{
     error::Error,
-    fingerprint::{By, Secret},
-    key::KeyRules,
-    problem,
     record::Codec,
-    scope::Principal,
+    request::fingerprint::{By, Secret},
+    request::key::KeyRules,
+    request::principal::Principal,
+    response::problem,
     store::{OrphanPolicy, Ttl},
 };
 

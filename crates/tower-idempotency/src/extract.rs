@@ -6,7 +6,7 @@ use axum_core::{
 };
 use http::{StatusCode, request::Parts};
 
-use crate::{key::IdempotencyKey, lease::Lease};
+use crate::{lease::Lease, request::key::IdempotencyKey};
 
 /// The handler was reached without what it extracts.
 ///

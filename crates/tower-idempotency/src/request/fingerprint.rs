@@ -8,8 +8,8 @@ use sha2::{Digest, Sha256};
 
 use crate::{
     error::ConfigError,
-    json,
-    key::IdempotencyKey,
+    request::canonical_json,
+    request::key::IdempotencyKey,
     store::{Fingerprint, KeyId},
 };
 
@@ -114,7 +114,7 @@ impl By {
                 let is_json = media_type.is_some_and(|media_type| {
                     media_type.ends_with("/json") || media_type.ends_with("+json")
                 });
-                match is_json.then(|| json::canonical(body)).flatten() {
+                match is_json.then(|| canonical_json::canonical(body)).flatten() {
                     Some(canonical) => hash.field(b"json").field(&canonical),
                     None => hash.field(b"raw").field(body),
                 }

@@ -7,7 +7,7 @@ use crate::{
     config::Config,
     error::{Error, ErrorKind},
     record::{Record, StoredResponse, TombstoneReason},
-    refusal::{Answer, refuse, unreadable, unresolved},
+    response::reject::{Answer, refuse, unreadable, unresolved},
     store::KeyId,
     telemetry,
 };

@@ -9,12 +9,12 @@ use crate::{
         ConcurrentRequests, Config, KeyFrom, KeyReuse, MissingKey, Refusals, StoreFailure,
         Unrecordable,
     },
-    fingerprint::By,
-    key::{IDEMPOTENCY_KEY, KeyRules, KeySyntax},
-    problem,
     record::replayed_by_default,
-    replay::IDEMPOTENT_REPLAYED,
-    scope::Principal,
+    request::fingerprint::By,
+    request::key::{IDEMPOTENCY_KEY, KeyRules, KeySyntax},
+    request::principal::Principal,
+    response::problem,
+    response::replay::IDEMPOTENT_REPLAYED,
     store::{OrphanPolicy, Ttl},
 };
 

@@ -11,11 +11,11 @@ use serde::Serialize;
 
 use crate::{
     body::Body,
-    collect::{self, Collected},
     config::{Config, Unrecordable},
-    control::{self, Wish},
     limits::Buffer,
     record::{Codec, NeedsAttention, TombstoneReason},
+    request::read_body::{self, Collected},
+    response::directives::{self, Wish},
     store::{KeyId, Ttl},
     telemetry,
 };
@@ -67,7 +67,7 @@ pub(crate) fn receive<R: http_body::Body>(
     half: bool,
 ) -> impl Future<Output = (Response<Body<R>>, Then)> {
     let (mut head, body) = res.into_parts();
-    let wish = control::take_wish(&mut head, config.retention, config.max_retention);
+    let wish = directives::take_wish(&mut head, config.retention, config.max_retention);
     async move {
         let retention = match wish {
             // A status that announces another answer to come is not one to keep.
@@ -105,7 +105,7 @@ pub(crate) fn receive<R: http_body::Body>(
                 Then::Free(NotRecordedReason::BrokenRequest),
             );
         }
-        match collect::response(config, buffer, &head, body).await {
+        match read_body::response(config, buffer, &head, body).await {
             Collected::Whole(data, trailers) => {
                 let (headers, replayed) = (&head.headers, &*config.replayed);
                 let record = config.codec().encode_response(

@@ -74,7 +74,7 @@ fn check(lines: &[(HeaderName, HeaderValue)], typed: Option<Retention>, max: Ttl
 
 #[test]
 fn control_headers_say_what_their_letters_say_and_leave() {
-    let corpus = corpus(include_str!("../../tests/corpus/control.txt"));
+    let corpus = corpus(include_str!("../../../tests/corpus/control.txt"));
     let (random, inputs) = (&mut random(8), inputs(200_000));
     let (mut kept, mut refused) = (0, 0);
     for n in 0..inputs {

@@ -12,7 +12,7 @@ use std::{
 use bytes::Bytes;
 use tokio::time::Instant;
 
-use crate::engine::from_now;
+use crate::execution::shared::from_now;
 
 /// Shared by whoever commits and whoever ends the lease: the one says what it did, the other asks, once and for all.
 #[derive(Default)]

@@ -6,7 +6,7 @@ use bytes::Bytes;
 
 use crate::{
     config::Config,
-    engine::Engine,
+    execution::shared::Engine,
     lease::Held,
     limits::Place,
     store::{Acquired, Claim, OrphanPolicy, Token},

@@ -4,7 +4,7 @@ use bytes::Bytes;
 use http::Response;
 use serde::Serialize;
 
-use crate::{layer::IdempotencyLayer, receive, store::KeyId};
+use crate::{layer::IdempotencyLayer, response::disposition, store::KeyId};
 
 impl IdempotencyLayer {
     /// The record of an answer to the request under this id: for whoever resolves what
@@ -29,6 +29,6 @@ impl IdempotencyLayer {
     /// As [`encode_response_record`](Self::encode_response_record), of a value of [`run_once`](Self::run_once).
     #[must_use]
     pub fn encode_value_record(&self, id: &KeyId, value: &impl Serialize) -> Bytes {
-        receive::value(&self.config, id, value)
+        disposition::value(&self.config, id, value)
     }
 }

@@ -18,7 +18,7 @@ use tokio::{
 
 use crate::{
     config::{ConcurrentRequests, Config},
-    engine::{Engine, Failure, from_now},
+    execution::shared::{Engine, Failure, from_now},
     future::{Detach, catch_panic},
     store::{Acquired, Claim, Fingerprint, KeyId},
     telemetry,

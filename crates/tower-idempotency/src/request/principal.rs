@@ -7,7 +7,7 @@ use http::{HeaderName, Response, header, request};
 
 use crate::{
     error::{Error, ErrorKind},
-    fingerprint::{Fields, Secret, scope_of},
+    request::fingerprint::{Fields, Secret, scope_of},
 };
 
 /// Who is asking.

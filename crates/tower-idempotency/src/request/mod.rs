@@ -1,15 +1,21 @@
 //! Whether the layer applies to a request, under which key, and what it then asks of the store.
 
+pub(crate) mod canonical_json;
+pub(crate) mod fingerprint;
+pub(crate) mod key;
+pub(crate) mod principal;
+pub(crate) mod read_body;
+
 use std::borrow::Cow;
 
 use http::{HeaderMap, Method, Version, header, request};
 
 use crate::{
     config::{Config, KeyFrom, KeyReuse, MissingKey},
-    engine::Engine,
     error::{Error, ErrorKind},
-    fingerprint::{Fields, KeyPart, key_id, original_path_and_query},
-    key::{IdempotencyKey, KeyError},
+    execution::shared::Engine,
+    request::fingerprint::{Fields, KeyPart, key_id, original_path_and_query},
+    request::key::{IdempotencyKey, KeyError},
     store::{Claim, StoreError, Token},
 };
 

@@ -7,18 +7,18 @@ use http::{HeaderName, HeaderValue, Method, Response, StatusCode, request};
 use tower_layer::Layer;
 
 use crate::{
+    config::Config,
     config::preset::Preset,
-    config::{
-        ConcurrentRequests, Config, KeyFrom, KeyReuse, MissingKey, Refusals, StoreFailure,
-        Unrecordable,
-    },
     error::{ConfigError, Error},
     execution::Shared,
+    execution::rules::{ConcurrentRequests, StoreFailure},
     execution::shared::Engine,
     request::fingerprint::{FingerprintBy, Secret},
     request::key::{IDEMPOTENCY_KEY, KeySyntax},
     request::principal::Principal,
+    request::rules::{KeyFrom, KeyReuse, MissingKey},
     response::problem,
+    response::rules::{Refusals, Unrecordable},
     service::Idempotency,
     store::{OrphanPolicy, Store, Ttl},
 };
@@ -94,11 +94,10 @@ impl IdempotencyLayer {
     /// A layer on `store` that starts from a preset; setters change single decisions of it. The defaults that they name
     /// are those of [`Preset::Recommended`].
     pub fn with_preset<S: Store>(store: S, preset: Preset) -> Self {
+        let mut config = preset.config();
+        config.response.compress_above = S::COMPRESS_ABOVE;
         Self {
-            config: Arc::new(Config {
-                compress_above: S::COMPRESS_ABOVE,
-                ..preset.config()
-            }),
+            config: Arc::new(config),
             engine: Engine::new(Arc::new(store)),
         }
     }
@@ -124,14 +123,14 @@ impl IdempotencyLayer {
         self,
         protects: impl Fn(&Method) -> bool + Send + Sync + 'static,
     ) -> Self {
-        self.set(|config| config.methods = Arc::new(protects))
+        self.set(|config| config.request.methods = Arc::new(protects))
     }
 
     /// Lets requests for which `skip` is true pass through, keyed or not: a kill switch, or routes that need no
     /// protection. Default: none. A predicate that is true too often leaves retries unprotected, silently. Below
     /// `Router::nest`, go by [`original_path_and_query`](crate::original_path_and_query).
     pub fn with_skip(self, skip: impl Fn(&request::Parts) -> bool + Send + Sync + 'static) -> Self {
-        self.set(|config| config.skip = Some(Arc::new(skip)))
+        self.set(|config| config.request.skip = Some(Arc::new(skip)))
     }
 
     // ---- The key ----
@@ -141,11 +140,11 @@ impl IdempotencyLayer {
     /// [alias](Self::with_header_alias). In place of what [`with_key_from`](Self::with_key_from) has set, if it has.
     pub fn with_header(self, name: HeaderName) -> Self {
         self.set(|config| {
-            let alias = match &config.key_from {
+            let alias = match &config.request.key_from {
                 KeyFrom::Header { alias, .. } => alias.clone(),
                 KeyFrom::Head(_) => None,
             };
-            config.key_from = KeyFrom::Header { name, alias };
+            config.request.key_from = KeyFrom::Header { name, alias };
         })
     }
 
@@ -154,11 +153,11 @@ impl IdempotencyLayer {
     /// of what [`with_key_from`](Self::with_key_from) has set, if it has, and then beside [`IDEMPOTENCY_KEY`].
     pub fn with_header_alias(self, alias: HeaderName) -> Self {
         self.set(|config| {
-            let name = match &config.key_from {
+            let name = match &config.request.key_from {
                 KeyFrom::Header { name, .. } => name.clone(),
                 KeyFrom::Head(_) => IDEMPOTENCY_KEY,
             };
-            config.key_from = KeyFrom::Header {
+            config.request.key_from = KeyFrom::Header {
                 name,
                 alias: Some(alias),
             };
@@ -175,32 +174,32 @@ impl IdempotencyLayer {
         self,
         key: impl Fn(&request::Parts) -> Option<String> + Send + Sync + 'static,
     ) -> Self {
-        self.set(|config| config.key_from = KeyFrom::Head(Arc::new(key)))
+        self.set(|config| config.request.key_from = KeyFrom::Head(Arc::new(key)))
     }
 
     /// How the header value is read. Default: [`KeySyntax::Lenient`]. A change makes clients' present keys other keys.
     pub fn with_key_syntax(self, syntax: KeySyntax) -> Self {
-        self.set(|config| config.key_rules.syntax = syntax)
+        self.set(|config| config.request.key_rules.syntax = syntax)
     }
 
     /// The length of the decoded key in bytes. Default: `1..=255`. An empty key is refused whatever the range says;
     /// a range that is too narrow refuses honest keys with 400, one that is empty all of them.
     pub fn with_key_length(self, length: RangeInclusive<usize>) -> Self {
         self.set(|config| {
-            config.key_rules.min = *length.start();
-            config.key_rules.max = *length.end();
+            config.request.key_rules.min = *length.start();
+            config.request.key_rules.max = *length.end();
         })
     }
 
     /// A form that keys must have besides their syntax, such as being a UUID; others are answered 400 `malformed-key`.
     /// Default: none.
     pub fn with_key_check(self, check: impl Fn(&str) -> bool + Send + Sync + 'static) -> Self {
-        self.set(|config| config.key_check = Some(Arc::new(check)))
+        self.set(|config| config.request.key_check = Some(Arc::new(check)))
     }
 
     /// What to do without a key. Default: [`MissingKey::PassThrough`], which leaves clients that send none unprotected.
     pub fn with_missing_key(self, missing: MissingKey) -> Self {
-        self.set(|config| config.missing_key = missing)
+        self.set(|config| config.request.missing_key = missing)
     }
 
     // ---- Scope and fingerprint ----
@@ -209,7 +208,7 @@ impl IdempotencyLayer {
     /// namespace, principal and key meet each other's records; a change forgets all records.
     pub fn with_namespace(self, namespace: impl Into<Arc<str>>) -> Self {
         let namespace = namespace.into();
-        self.set(|config| config.namespace = namespace)
+        self.set(|config| config.request.namespace = namespace)
     }
 
     /// Keys every digest that reaches the store (HMAC-SHA-256), so that nobody who reads the store can test guesses at
@@ -220,14 +219,14 @@ impl IdempotencyLayer {
     /// When the secret is shorter than 16 bytes.
     pub fn with_secret(self, secret: impl AsRef<[u8]>) -> Result<Self, ConfigError> {
         let secret = Secret::new(secret.as_ref())?;
-        Ok(self.set(|config| config.secret = Some(secret)))
+        Ok(self.set(|config| config.request.secret = Some(secret)))
     }
 
     /// Who is asking. Default: [`Principal::authorization`]. A principal that callers share lets them meet each other's
     /// answers; one that changes between retries, as a refreshed token does, makes a retry execute again. A change forgets all
     /// records.
     pub fn with_principal(self, principal: Principal) -> Self {
-        self.set(|config| config.principal = principal)
+        self.set(|config| config.request.principal = principal)
     }
 
     /// What makes a request the same request. Default: [`FingerprintBy::raw_body`]. Too little, and a client's mistake
@@ -236,7 +235,7 @@ impl IdempotencyLayer {
     /// So it is after a change: what another process has recorded, executes or left behind under another fingerprint is refused to
     /// its own retries until it is forgotten, and a client that then takes a new key has it done twice.
     pub fn with_fingerprint(self, by: FingerprintBy) -> Self {
-        self.set(|config| config.fingerprint = by.0)
+        self.set(|config| config.request.fingerprint = by.0)
     }
 
     /// What to do when a key comes back with another request. Default: refuse it with 422. With
@@ -251,7 +250,7 @@ impl IdempotencyLayer {
                 Err(ConfigError::new("a status of 4xx", status.as_str().into()))
             }
             KeyReuse::Refuse(_) | KeyReuse::Separate => {
-                Ok(self.set(|config| config.key_reuse = key_reuse))
+                Ok(self.set(|config| config.request.key_reuse = key_reuse))
             }
         }
     }
@@ -261,22 +260,22 @@ impl IdempotencyLayer {
     /// What to answer while the first request is still being executed. Default: [`ConcurrentRequests::Conflict`]. A long wait
     /// holds connections and memory for as long as a slow handler takes; see [`with_max_waiters`](Self::with_max_waiters).
     pub fn with_concurrent_requests(self, concurrent_requests: ConcurrentRequests) -> Self {
-        self.set(|config| config.concurrent_requests = concurrent_requests)
+        self.set(|config| config.execution.concurrent_requests = concurrent_requests)
     }
 
     /// What refusals that pass with time say in `Retry-After`, in whole seconds rounded up; those for a body that did not
     /// arrive (`body-timeout`, `body-unreadable`) or a record that cannot be read have none. Default: 1 s. Too short, and
     /// clients hammer the service while it is busy.
     pub fn with_retry_after(self, after: Duration) -> Self {
-        self.set(|config| config.retry_after = after)
+        self.set(|config| config.response.retry_after = after)
     }
 
     /// How many requests may wait with [`ConcurrentRequests::Wait`], for one key and in total; more are answered at once.
     /// Default: 64 and 1,024. Each holds its connection and its request body.
     pub fn with_max_waiters(self, per_key: usize, total: usize) -> Self {
         self.set(|config| {
-            config.waiters_per_key = per_key;
-            config.waiters = total;
+            config.execution.waiters_per_key = per_key;
+            config.execution.waiters = total;
         })
     }
 
@@ -288,7 +287,7 @@ impl IdempotencyLayer {
     /// key stays blocked for as long after a crash. Below a second is for tests. However long it is, it is renewed for
     /// as long as the handler runs, if that is for ever.
     pub fn with_lease_ttl(self, lease: Ttl) -> Self {
-        self.set(|config| config.lease = lease)
+        self.set(|config| config.execution.lease = lease)
     }
 
     /// What becomes of a key whose execution ended without an outcome, as after a crash. Default:
@@ -296,14 +295,14 @@ impl IdempotencyLayer {
     /// the key answers 409 until the orphan is forgotten, and somebody has to find out what happened. Who asks decides: while one
     /// process on the store takes over, orphans are executed again.
     pub fn with_orphan_policy(self, policy: OrphanPolicy) -> Self {
-        self.set(|config| config.orphans = policy)
+        self.set(|config| config.execution.orphans = policy)
     }
 
     /// How long an orphan is remembered, anew from the end of each attempt to execute it again: one that a completer tries
     /// sooner each time is never forgotten. Default: the retention. Under [`OrphanPolicy::Refuse`] a retry after this
     /// executes again; so it does when this is shorter than clients go on retrying.
     pub fn with_orphan_retention(self, keep: Ttl) -> Self {
-        self.set(|config| config.orphan_retention = Some(keep))
+        self.set(|config| config.execution.orphan_retention = Some(keep))
     }
 
     /// How long one store call may take; an acquire, a completion or a release is tried at most three times within twice
@@ -311,13 +310,13 @@ impl IdempotencyLayer {
     /// lease was lost or a commit is in doubt, and for one more where its record is too large for the store. Default: 2 s. Too
     /// short, and a slow store is an outage; too long, and an outage is a pile of waiting requests.
     pub fn with_store_timeout(self, timeout: Duration) -> Self {
-        self.set(|config| config.store_timeout = timeout)
+        self.set(|config| config.execution.store_timeout = timeout)
     }
 
     /// What to do when no lease can be taken because the store fails. Default: [`StoreFailure::Refuse`], so that an outage
     /// of the store is one of the service. Does not apply to [`run_once`](Self::run_once), which always refuses.
     pub fn with_store_failure(self, failure: StoreFailure) -> Self {
-        self.set(|config| config.store_failure = failure)
+        self.set(|config| config.execution.store_failure = failure)
     }
 
     // ---- Bodies ----
@@ -327,14 +326,14 @@ impl IdempotencyLayer {
     /// `DefaultBodyLimit` as well, which bounds extractors whatever is set here. Every request in flight may hold as much in
     /// memory. Does not apply with [`FingerprintBy::head_only`].
     pub fn with_request_limit(self, bytes: usize) -> Self {
-        self.set(|config| config.request_limit = bytes)
+        self.set(|config| config.request.body_limit = bytes)
     }
 
     /// How long the request body may take to arrive, else 408. Default: 30 s. Too short, and clients on slow networks are
     /// never served; too long, and they hold places among the requests in flight. Does not apply with
     /// [`FingerprintBy::head_only`].
     pub fn with_body_timeout(self, timeout: Duration) -> Self {
-        self.set(|config| config.body_timeout = timeout)
+        self.set(|config| config.request.body_timeout = timeout)
     }
 
     /// The largest response body in bytes that is recorded. Default: 4 MiB. See
@@ -343,14 +342,14 @@ impl IdempotencyLayer {
     /// higher limit no more is read than this limit and 1 MiB, or 16 MiB if that is more: beyond it, retries are answered 503
     /// `store-unavailable` until its retention is over.
     pub fn with_response_limit(self, bytes: usize) -> Self {
-        self.set(|config| config.response_limit = bytes)
+        self.set(|config| config.response.body_limit = bytes)
     }
 
     /// How long a response of unknown length is collected before it counts as streamed, and how long one that told its
     /// length may stall. Default: 10 s. The client sees nothing of it before: too long, and streams seem to hang; too
     /// short, and slow answers are not recorded.
     pub fn with_collect_timeout(self, timeout: Duration) -> Self {
-        self.set(|config| config.collect_timeout = timeout)
+        self.set(|config| config.response.collect_timeout = timeout)
     }
 
     /// How many requests may be in flight, and how many bytes of bodies they may buffer, in this layer and all its
@@ -366,8 +365,8 @@ impl IdempotencyLayer {
     /// after the store failed count apart, up to the same number.
     pub fn with_max_in_flight(self, requests: usize, bytes: usize) -> Self {
         self.set(|config| {
-            config.max_in_flight = requests;
-            config.max_buffered = bytes;
+            config.limits.max_in_flight = requests;
+            config.limits.max_buffered = bytes;
         })
     }
 
@@ -379,25 +378,25 @@ impl IdempotencyLayer {
         self,
         recorded: impl Fn(StatusCode) -> bool + Send + Sync + 'static,
     ) -> Self {
-        self.set(|config| config.recorded = Arc::new(recorded))
+        self.set(|config| config.response.recorded = Arc::new(recorded))
     }
 
     /// What to do about responses that are too large or streamed. Default: [`Unrecordable::Tombstone`]. With
     /// [`Unrecordable::Release`] the effects behind them happen again on every retry. Too large is also what finds
     /// [no room](Self::with_max_in_flight), as streamed responses do while clients leave others unread.
     pub fn with_unrecordable(self, unrecordable: Unrecordable) -> Self {
-        self.set(|config| config.unrecordable = unrecordable)
+        self.set(|config| config.response.unrecordable = unrecordable)
     }
 
     /// How long records live unless the handler says otherwise. Default: 24 h. A retry that comes later executes again.
     pub fn with_retention(self, retention: Ttl) -> Self {
-        self.set(|config| config.retention = retention)
+        self.set(|config| config.response.retention = retention)
     }
 
     /// The longest a handler can ask for. Default: 365 days. It does not cap the default retention. Too long, and one
     /// handler's mistake fills the store.
     pub fn with_max_retention(self, retention: Ttl) -> Self {
-        self.set(|config| config.max_retention = retention)
+        self.set(|config| config.response.max_retention = retention)
     }
 
     /// Which response headers and trailers are replayed. Default: [`replayed_by_default`](crate::replayed_by_default); build
@@ -418,13 +417,13 @@ impl IdempotencyLayer {
         self,
         replayed: impl Fn(&HeaderName) -> bool + Send + Sync + 'static,
     ) -> Self {
-        self.set(|config| config.replayed = Arc::new(replayed))
+        self.set(|config| config.response.replayed = Arc::new(replayed))
     }
 
     /// The header that marks replays, or none. Default: [`IDEMPOTENT_REPLAYED`](crate::IDEMPOTENT_REPLAYED) of `true`. It
     /// replaces a header of that name in the recorded response; without one, clients cannot tell a replay.
     pub fn with_replay_marker(self, marker: Option<(HeaderName, HeaderValue)>) -> Self {
-        self.set(|config| config.replay_marker = marker)
+        self.set(|config| config.response.replay_marker = marker)
     }
 
     /// Records larger than this many bytes are compressed. Default: [what the store says](Store::COMPRESS_ABOVE). In memory
@@ -432,7 +431,7 @@ impl IdempotencyLayer {
     /// and MySQL it is 1 KiB, which saves about two thirds of most records; in DynamoDB, 512 bytes. `usize::MAX` compresses none, and then a store that charges for
     /// bytes charges for all of them.
     pub fn with_compression_above(self, bytes: usize) -> Self {
-        self.set(|config| config.compress_above = bytes)
+        self.set(|config| config.response.compress_above = bytes)
     }
 
     // ---- Refusals ----
@@ -443,7 +442,7 @@ impl IdempotencyLayer {
         self,
         render: impl Fn(&Error) -> Response<Bytes> + Send + Sync + 'static,
     ) -> Self {
-        self.set(|config| config.refusals = Refusals::Custom(Arc::new(render)))
+        self.set(|config| config.response.refusals = Refusals::Custom(Arc::new(render)))
     }
 
     /// Answers refusals as problem+json whose `Link: <url>; rel="describedby"` leads to your own documentation.
@@ -459,7 +458,7 @@ impl IdempotencyLayer {
                 "another".to_owned(),
             )
         })?;
-        Ok(self.set(|config| config.refusals = Refusals::ProblemJson { described_by }))
+        Ok(self.set(|config| config.response.refusals = Refusals::ProblemJson { described_by }))
     }
 
     // ---- Shutting down ----

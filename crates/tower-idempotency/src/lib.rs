@@ -140,10 +140,9 @@ pub mod transaction;
 
 pub use self::{
     body::Body,
-    config::{
-        ConcurrentRequests, KeyReuse, MissingKey, StoreFailure, Unrecordable, preset::Preset,
-    },
+    config::preset::Preset,
     error::{ConfigError, Error, ErrorKind},
+    execution::rules::{ConcurrentRequests, StoreFailure},
     future::ResponseFuture,
     layer::IdempotencyLayer,
     lease::Lease,
@@ -152,8 +151,9 @@ pub use self::{
         fingerprint::{FingerprintBy, original_path_and_query},
         key::{IDEMPOTENCY_KEY, IdempotencyKey, KeySyntax},
         principal::Principal,
+        rules::{KeyReuse, MissingKey},
     },
-    response::{directives::Retention, replay::IDEMPOTENT_REPLAYED},
+    response::{directives::Retention, replay::IDEMPOTENT_REPLAYED, rules::Unrecordable},
     service::Idempotency,
     store::{MemoryStore, OrphanPolicy, Store, Ttl},
     take_over::TakeOverOutcome,

@@ -9,6 +9,13 @@ use tokio::sync::Notify;
 
 use crate::telemetry;
 
+/// The bounds of one layer.
+#[derive(Clone, Debug)]
+pub(crate) struct Rules {
+    pub(crate) max_in_flight: usize,
+    pub(crate) max_buffered: usize,
+}
+
 /// How many exchanges run and how many bytes they buffer.
 #[derive(Default)]
 pub(crate) struct Limits {

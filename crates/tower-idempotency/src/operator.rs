@@ -15,12 +15,12 @@ impl IdempotencyLayer {
     #[must_use]
     pub fn encode_response_record(&self, id: &KeyId, answer: &Response<Bytes>) -> Bytes {
         let (config, headers) = (&*self.config, answer.headers());
-        let codec = config.codec();
+        let codec = config.response.codec();
         codec.encode_response(
             id,
             answer.status(),
             headers,
-            &*config.replayed,
+            &*config.response.replayed,
             answer.body(),
             None,
         )

@@ -177,7 +177,7 @@ impl IdempotencyLayer {
         E: Send + 'static,
     {
         let (config, engine) = (Arc::clone(&self.config), Arc::clone(&self.engine));
-        let place = engine.limits.enter(config.max_in_flight);
+        let place = engine.limits.enter(config.limits.max_in_flight);
         let place = place.map_err(|no_place| turned_away(&config, &no_place))?;
         let claim = claim(&config, &engine, key.as_ref(), fingerprint.as_ref())?;
         let detach = Arc::<Detach>::default();
@@ -188,10 +188,10 @@ impl IdempotencyLayer {
 
 fn claim(config: &Config, engine: &Engine, key: &[u8], fingerprint: &[u8]) -> Result<Claim, Error> {
     let digest = |name: &[u8], bytes: &[u8]| {
-        let mut hash = Fields::new(config.secret.as_ref());
+        let mut hash = Fields::new(config.request.secret.as_ref());
         hash.field(b"run_once")
             .field(name)
-            .field(config.namespace.as_bytes())
+            .field(config.request.namespace.as_bytes())
             .field(bytes);
         hash.finish()
     };
@@ -200,9 +200,9 @@ fn claim(config: &Config, engine: &Engine, key: &[u8], fingerprint: &[u8]) -> Re
         id: KeyId::from_bytes(digest(b"id", key)),
         fingerprint: Fingerprint::from_bytes(digest(b"fingerprint", fingerprint)),
         token,
-        lease: config.lease,
-        orphans: config.orphans,
-        orphan_retention: config.orphan_retention.unwrap_or(config.retention),
+        lease: config.execution.lease,
+        orphans: config.execution.orphans,
+        orphan_retention: config.orphan_retention(),
         owner: engine.owner,
         operation: Box::from("run_once"),
     })
@@ -221,7 +221,7 @@ where
     F: Future<Output = Result<T, WorkError<E>>>,
     T: Serialize + DeserializeOwned,
 {
-    let (acquired, sent) = match engine.acquire(&claim, config.store_timeout).await {
+    let (acquired, sent) = match engine.acquire(&claim, config.execution.store_timeout).await {
         Ok(answer) => answer,
         Err(failure) => {
             engine.give_back_later(&config, &claim, place);
@@ -270,7 +270,7 @@ where
     let started = telemetry::start();
     let produced = catch_panic(pin!(async { work(handle).await })).await;
     telemetry::handler_time(started);
-    let limit = config.store_timeout;
+    let limit = config.execution.store_timeout;
     let produced = match (lease.close(), produced) {
         (Committed::Record(record), Err(panic)) => {
             telemetry::recorded(lease.id(), &record);
@@ -290,7 +290,7 @@ where
     let (produced, record, retention) = match produced {
         Ok(Ok(value)) => {
             let record = disposition::value(&config, &id, &value);
-            (Ok(value), record, config.retention)
+            (Ok(value), record, config.response.retention)
         }
         Ok(Err(WorkError::NeedsAttention(attention, error))) => {
             let record = Codec::encode_attention(&id, None, &attention);
@@ -381,7 +381,7 @@ fn read<T: DeserializeOwned, E>(
 }
 
 fn decode(config: &Config, id: &KeyId, record: &Bytes) -> Result<Record, Error> {
-    config.codec().decode(id, record).map_err(|error| {
+    config.response.codec().decode(id, record).map_err(|error| {
         telemetry::bad_record(id, &error);
         unreadable(error)
     })

@@ -70,21 +70,21 @@ impl IdempotencyLayer {
         E: Send + 'static,
     {
         let (config, engine) = (Arc::clone(&self.config), Arc::clone(&self.engine));
-        let place = engine.limits.enter(config.max_in_flight);
+        let place = engine.limits.enter(config.limits.max_in_flight);
         let place = place.map_err(|no_place| turned_away(&config, &no_place))?;
         let claim = Claim {
             // Whoever asks again with the same claim is somebody else.
             token: Token::random().map_err(|error| unavailable(&config, Failure::Store(error)))?,
-            lease: config.lease,
+            lease: config.execution.lease,
             orphans: OrphanPolicy::TakeOver,
-            orphan_retention: config.orphan_retention.unwrap_or(config.retention),
+            orphan_retention: config.orphan_retention(),
             owner: engine.owner,
             ..claim
         };
         let detach = Arc::<Detach>::default();
         detach.arm();
         let run = async move {
-            let asked = engine.acquire(&claim, config.store_timeout).await;
+            let asked = engine.acquire(&claim, config.execution.store_timeout).await;
             let (generation, sent) = match asked {
                 Ok((
                     Acquired::Granted {
@@ -100,7 +100,7 @@ impl IdempotencyLayer {
                     },
                     _,
                 )) => {
-                    let limit = config.store_timeout;
+                    let limit = config.execution.store_timeout;
                     if !engine.release(&claim.lease_ref(1), limit).await {
                         engine.give_back_later(&config, &claim, place);
                     }

@@ -141,7 +141,7 @@ impl Lease {
         Prepared {
             lease: self.clone(),
             record: value(config, self.0.id(), &of),
-            retention: config.retention,
+            retention: config.response.retention,
             status: StatusCode::OK,
             answer: of,
             buffer: self.0.grant.engine.limits.buffer(),

@@ -5,16 +5,20 @@ use std::{sync::Arc, time::Duration};
 use http::{HeaderName, HeaderValue, Method, StatusCode};
 
 use crate::{
-    config::{
-        ConcurrentRequests, Config, KeyFrom, KeyReuse, MissingKey, Refusals, StoreFailure,
-        Unrecordable,
-    },
+    config::Config,
+    execution,
+    execution::rules::{ConcurrentRequests, StoreFailure},
+    limits,
     record::replayed_by_default,
+    request,
     request::fingerprint::By,
     request::key::{IDEMPOTENCY_KEY, KeyRules, KeySyntax},
     request::principal::Principal,
+    request::rules::{KeyFrom, KeyReuse, MissingKey},
+    response,
     response::problem,
     response::replay::IDEMPOTENT_REPLAYED,
+    response::rules::{Refusals, Unrecordable},
     store::{OrphanPolicy, Ttl},
 };
 
@@ -68,122 +72,154 @@ impl Preset {
 
 fn recommended() -> Config {
     Config {
-        methods: Arc::new(|method| {
-            ![
-                &Method::GET,
-                &Method::HEAD,
-                &Method::OPTIONS,
-                &Method::TRACE,
-            ]
-            .contains(&method)
-                && method.as_str() != "QUERY"
-        }),
-        skip: None,
-        key_from: KeyFrom::Header {
-            name: IDEMPOTENCY_KEY,
-            alias: None,
+        request: request::rules::Rules {
+            methods: Arc::new(|method| {
+                ![
+                    &Method::GET,
+                    &Method::HEAD,
+                    &Method::OPTIONS,
+                    &Method::TRACE,
+                ]
+                .contains(&method)
+                    && method.as_str() != "QUERY"
+            }),
+            skip: None,
+            key_from: KeyFrom::Header {
+                name: IDEMPOTENCY_KEY,
+                alias: None,
+            },
+            key_rules: KeyRules {
+                syntax: KeySyntax::Lenient,
+                min: 1,
+                max: 255,
+            },
+            key_check: None,
+            missing_key: MissingKey::PassThrough,
+            namespace: Arc::from(""),
+            secret: None,
+            principal: Principal::authorization(),
+            fingerprint: By::RawBody,
+            key_reuse: KeyReuse::Refuse(StatusCode::UNPROCESSABLE_ENTITY),
+            body_limit: 2 * 1024 * 1024,
+            body_timeout: Duration::from_secs(30),
         },
-        key_rules: KeyRules {
-            syntax: KeySyntax::Lenient,
-            min: 1,
-            max: 255,
+        response: response::rules::Rules {
+            retry_after: Duration::from_secs(1),
+            body_limit: 4 * 1024 * 1024,
+            collect_timeout: Duration::from_secs(10),
+            recorded: Arc::new(|status| {
+                (200..400).contains(&status.as_u16())
+                    || status.is_client_error()
+                        && ![401, 403, 407, 408, 421, 423, 424, 425, 429].contains(&status.as_u16())
+            }),
+            unrecordable: Unrecordable::Tombstone,
+            retention: Ttl::from_secs(24 * 60 * 60),
+            max_retention: Ttl::from_secs(365 * 24 * 60 * 60),
+            replayed: Arc::new(replayed_by_default),
+            replay_marker: Some((IDEMPOTENT_REPLAYED, HeaderValue::from_static("true"))),
+            refusals: Refusals::ProblemJson {
+                described_by: problem::described_by(problem::DESCRIBED_BY)
+                    .expect("a constant that a test renders"),
+            },
+            compress_above: 8 * 1024,
         },
-        key_check: None,
-        missing_key: MissingKey::PassThrough,
-        namespace: Arc::from(""),
-        secret: None,
-        principal: Principal::authorization(),
-        fingerprint: By::RawBody,
-        key_reuse: KeyReuse::Refuse(StatusCode::UNPROCESSABLE_ENTITY),
-        concurrent_requests: ConcurrentRequests::Conflict,
-        retry_after: Duration::from_secs(1),
-        waiters_per_key: 64,
-        waiters: 1024,
-        lease: Ttl::from_secs(15),
-        orphans: OrphanPolicy::TakeOver,
-        orphan_retention: None,
-        store_timeout: Duration::from_secs(2),
-        store_failure: StoreFailure::Refuse,
-        request_limit: 2 * 1024 * 1024,
-        body_timeout: Duration::from_secs(30),
-        response_limit: 4 * 1024 * 1024,
-        collect_timeout: Duration::from_secs(10),
-        recorded: Arc::new(|status| {
-            (200..400).contains(&status.as_u16())
-                || status.is_client_error()
-                    && ![401, 403, 407, 408, 421, 423, 424, 425, 429].contains(&status.as_u16())
-        }),
-        unrecordable: Unrecordable::Tombstone,
-        retention: Ttl::from_secs(24 * 60 * 60),
-        max_retention: Ttl::from_secs(365 * 24 * 60 * 60),
-        replayed: Arc::new(replayed_by_default),
-        replay_marker: Some((IDEMPOTENT_REPLAYED, HeaderValue::from_static("true"))),
-        refusals: Refusals::ProblemJson {
-            described_by: problem::described_by(problem::DESCRIBED_BY)
-                .expect("a constant that a test renders"),
+        execution: execution::rules::Rules {
+            concurrent_requests: ConcurrentRequests::Conflict,
+            waiters_per_key: 64,
+            waiters: 1024,
+            lease: Ttl::from_secs(15),
+            orphans: OrphanPolicy::TakeOver,
+            orphan_retention: None,
+            store_timeout: Duration::from_secs(2),
+            store_failure: StoreFailure::Refuse,
         },
-        compress_above: 8 * 1024,
-        max_in_flight: 10_000,
-        max_buffered: 256 * 1024 * 1024,
+        limits: limits::Rules {
+            max_in_flight: 10_000,
+            max_buffered: 256 * 1024 * 1024,
+        },
     }
 }
 
 fn ietf() -> Config {
+    let base = recommended();
     Config {
-        methods: Arc::new(|method| method == Method::POST || method == Method::PATCH),
-        key_rules: KeyRules {
-            syntax: KeySyntax::Strict,
-            min: 1,
-            max: 1024,
+        request: request::rules::Rules {
+            methods: Arc::new(|method| method == Method::POST || method == Method::PATCH),
+            key_rules: KeyRules {
+                syntax: KeySyntax::Strict,
+                min: 1,
+                max: 1024,
+            },
+            ..base.request
         },
-        recorded: Arc::new(|status| {
-            (200..600).contains(&status.as_u16())
-                && ![408, 421, 425, 429, 503].contains(&status.as_u16())
-        }),
-        replay_marker: None,
-        ..recommended()
+        response: response::rules::Rules {
+            recorded: Arc::new(|status| {
+                (200..600).contains(&status.as_u16())
+                    && ![408, 421, 425, 429, 503].contains(&status.as_u16())
+            }),
+            replay_marker: None,
+            ..base.response
+        },
+        ..base
     }
 }
 
 fn stripe() -> Config {
+    let base = recommended();
     Config {
-        methods: Arc::new(|method| method == Method::POST),
-        key_rules: KeyRules {
-            syntax: KeySyntax::Verbatim,
-            min: 1,
-            max: 255,
+        request: request::rules::Rules {
+            methods: Arc::new(|method| method == Method::POST),
+            key_rules: KeyRules {
+                syntax: KeySyntax::Verbatim,
+                min: 1,
+                max: 255,
+            },
+            key_reuse: KeyReuse::Refuse(StatusCode::BAD_REQUEST),
+            ..base.request
         },
-        key_reuse: KeyReuse::Refuse(StatusCode::BAD_REQUEST),
-        recorded: Arc::new(|status| ![401, 403, 429].contains(&status.as_u16())),
-        refusals: Refusals::Custom(Arc::new(problem::stripe)),
-        ..recommended()
+        response: response::rules::Rules {
+            recorded: Arc::new(|status| ![401, 403, 429].contains(&status.as_u16())),
+            refusals: Refusals::Custom(Arc::new(problem::stripe)),
+            ..base.response
+        },
+        ..base
     }
 }
 
 fn idempo() -> Config {
+    let base = recommended();
     Config {
-        methods: Arc::new(|method| {
-            ![&Method::GET, &Method::HEAD, &Method::OPTIONS].contains(&method)
-        }),
-        key_from: KeyFrom::Header {
-            name: IDEMPOTENCY_KEY,
-            alias: Some(HeaderName::from_static("x-idempotency-key")),
+        request: request::rules::Rules {
+            methods: Arc::new(|method| {
+                ![&Method::GET, &Method::HEAD, &Method::OPTIONS].contains(&method)
+            }),
+            key_from: KeyFrom::Header {
+                name: IDEMPOTENCY_KEY,
+                alias: Some(HeaderName::from_static("x-idempotency-key")),
+            },
+            key_rules: KeyRules {
+                syntax: KeySyntax::Unquoted,
+                min: 1,
+                max: usize::MAX,
+            },
+            key_reuse: KeyReuse::Separate,
+            ..base.request
         },
-        key_rules: KeyRules {
-            syntax: KeySyntax::Unquoted,
-            min: 1,
-            max: usize::MAX,
+        response: response::rules::Rules {
+            retry_after: Duration::from_secs(2),
+            recorded: Arc::new(|status| {
+                (200..500).contains(&status.as_u16()) && ![425, 429].contains(&status.as_u16())
+            }),
+            unrecordable: Unrecordable::Release,
+            retention: Ttl::from_secs(30),
+            replay_marker: None,
+            refusals: Refusals::Custom(Arc::new(problem::idempo)),
+            ..base.response
         },
-        key_reuse: KeyReuse::Separate,
-        concurrent_requests: ConcurrentRequests::TooManyRequests,
-        retry_after: Duration::from_secs(2),
-        recorded: Arc::new(|status| {
-            (200..500).contains(&status.as_u16()) && ![425, 429].contains(&status.as_u16())
-        }),
-        unrecordable: Unrecordable::Release,
-        retention: Ttl::from_secs(30),
-        replay_marker: None,
-        refusals: Refusals::Custom(Arc::new(problem::idempo)),
-        ..recommended()
+        execution: execution::rules::Rules {
+            concurrent_requests: ConcurrentRequests::TooManyRequests,
+            ..base.execution
+        },
+        ..base
     }
 }

@@ -103,7 +103,7 @@ async fn complete(
         return Err("outcome_unknown");
     }
     let (config, engine, id) = (&*lease.grant.config, &lease.grant.engine, lease.id());
-    let limit = config.store_timeout;
+    let limit = config.execution.store_timeout;
     let completion = engine.complete(reference, record, retention, limit).await;
     let Completion::TooLarge { limit: largest } = completion else {
         return Ok(completion);
@@ -159,7 +159,7 @@ fn complete_later(
                 Ok(Completion::LeaseLost | Completion::TooLarge { .. }) => break,
                 Err(reason) => {
                     telemetry::released(held.id(), reason);
-                    let limit = config.store_timeout;
+                    let limit = config.execution.store_timeout;
                     engine.release_until(&reference, deadline, limit).await;
                     if held.commit.has_begun() {
                         engine.give_back_later(config, &held.grant.claim, place);
@@ -243,7 +243,7 @@ async fn theirs_or_ours(lease: &Kept, place: Place, produced: &Produced) -> Opti
     };
     // Whoever had it may have released it without an outcome to keep: then ours is the only one.
     let reference = claim.lease_ref(generation);
-    let limit = config.store_timeout;
+    let limit = config.execution.store_timeout;
     let (record, retention) = (&produced.record, produced.retention);
     match engine.complete(&reference, record, retention, limit).await {
         Completion::Stored => None,
@@ -278,7 +278,9 @@ pub(crate) async fn let_go(
             return Box::pin(let_go_in_doubt(config, engine, lease, place, reason)).await;
         }
     }
-    engine.end(lease, config.store_timeout, place, reason).await;
+    engine
+        .end(lease, config.execution.store_timeout, place, reason)
+        .await;
     None
 }
 
@@ -292,7 +294,9 @@ async fn let_go_in_doubt(
     reason: &'static str,
 ) -> Option<Instead> {
     lease.about_to_end(true);
-    let ended = engine.release(&lease.reference, config.store_timeout).await;
+    let ended = engine
+        .release(&lease.reference, config.execution.store_timeout)
+        .await;
     let found = if ended {
         look_once_more(config, engine, &lease, place.beside()).await
     } else {
@@ -359,7 +363,7 @@ pub(crate) fn first_answer<R: http_body::Body>(
         // One key, one answer.
         telemetry::attention_ignored(lease.id(), late.code(), "an answer was committed");
     }
-    match config.codec().decode(lease.id(), record) {
+    match config.response.codec().decode(lease.id(), record) {
         Ok(Record::Response(stored)) => complemented(config, lease, stored, res),
         // What was committed with it was not kept, and is on its way.
         Ok(Record::Tombstone { .. } | Record::Attention { .. }) => res,
@@ -382,7 +386,7 @@ fn complemented<R: http_body::Body>(
     } = stored;
     let (mut head, _) = res.into_parts();
     let mut own = HeaderMap::new();
-    for (name, value) in not_kept(&head.headers, &*config.replayed) {
+    for (name, value) in not_kept(&head.headers, &*config.response.replayed) {
         own.append(name, value.clone());
     }
     own.remove(header::TRANSFER_ENCODING);

@@ -6,6 +6,7 @@
 
 pub(crate) mod finish;
 pub(crate) mod reconcile;
+pub(crate) mod rules;
 pub(crate) mod shared;
 pub(crate) mod waiters;
 
@@ -23,9 +24,10 @@ use tower_service::Service;
 
 use crate::{
     body::Body,
-    config::{ConcurrentRequests, Config, MissingKey, StoreFailure},
+    config::Config,
     error::Error,
     execution::finish::{Produced, first_answer, let_go, settle, told},
+    execution::rules::{ConcurrentRequests, StoreFailure},
     execution::shared::{Engine, Failure},
     execution::waiters::wait,
     future::{Detach, catch_panic},
@@ -37,6 +39,7 @@ use crate::{
     request::key::IdempotencyKey,
     request::principal::NoPrincipal,
     request::read_body,
+    request::rules::MissingKey,
     request::{applies, claim, find_key, may_carry_key},
     response::directives,
     response::disposition::{Then, receive},
@@ -75,7 +78,7 @@ pub(crate) fn is_nested(extensions: &Extensions) -> bool {
 /// all that the layer costs.
 pub(crate) fn is_keyless(shared: &Shared, headers: &HeaderMap) -> bool {
     let config = &*shared.config;
-    config.missing_key == MissingKey::PassThrough && !may_carry_key(config, headers)
+    config.request.missing_key == MissingKey::PassThrough && !may_carry_key(config, headers)
 }
 
 /// The first part of an exchange, before the body and without waiting.
@@ -88,10 +91,10 @@ pub(crate) fn admit(shared: &Shared, head: &request::Parts) -> Admission {
         Ok(key) => key,
         Err(error) => return Admission::Refused(Box::new(refuse(config, &error))),
     };
-    if key.is_none() && config.missing_key == MissingKey::PassThrough {
+    if key.is_none() && config.request.missing_key == MissingKey::PassThrough {
         return Admission::PassThrough;
     }
-    match shared.engine.limits.enter(config.max_in_flight) {
+    match shared.engine.limits.enter(config.limits.max_in_flight) {
         Ok(place) => Admission::Exchange(key, place),
         Err(no_place) => {
             let error = turned_away(config, &no_place);
@@ -146,9 +149,11 @@ fn ask<B: http_body::Body>(
 ) -> impl Future<Output = Result<Admitted<B>, Box<Answer>>> {
     let scope = {
         let config = &*shared.config;
-        config
-            .principal
-            .scope(config.secret.as_ref(), &config.namespace, &head)
+        config.request.principal.scope(
+            config.request.secret.as_ref(),
+            &config.request.namespace,
+            &head,
+        )
     };
     async move {
         let (config, engine) = (&*shared.config, &shared.engine);
@@ -159,7 +164,7 @@ fn ask<B: http_body::Body>(
             NoPrincipal::Refused(res) => Box::new(own(*res)),
         })?;
         let mut broke = None;
-        let (content, body) = match config.fingerprint {
+        let (content, body) = match config.request.fingerprint {
             By::HeadOnly => {
                 let broke = broke.insert(Arc::default());
                 let whole = read_body::whole(&head.headers, &body);
@@ -221,7 +226,7 @@ pub(crate) fn execute<R: http_body::Body, E>(
     mut place: Place,
     call: Pin<&mut impl Future<Output = Result<Response<R>, E>>>,
 ) -> impl Future<Output = Result<Response<Body<R>>, E>> {
-    let limit = shared.config.store_timeout;
+    let limit = shared.config.execution.store_timeout;
     async move {
         let (config, engine) = (&*shared.config, &shared.engine);
         let ran = {
@@ -335,10 +340,11 @@ async fn acquire(
     claim: &Claim,
     detach: &Detach,
 ) -> Result<Asked, (Failure, StoreFailure)> {
-    let asked = engine.acquire(claim, config.store_timeout).await;
-    let (mut acquired, mut sent) = asked.map_err(|failure| (failure, config.store_failure))?;
+    let asked = engine.acquire(claim, config.execution.store_timeout).await;
+    let (mut acquired, mut sent) =
+        asked.map_err(|failure| (failure, config.execution.store_failure))?;
     if let (Acquired::InProgress { fingerprint, .. }, ConcurrentRequests::Wait(_)) =
-        (&acquired, config.concurrent_requests)
+        (&acquired, config.execution.concurrent_requests)
         && *fingerprint == claim.fingerprint
     {
         let waited = Box::pin(wait(config, engine, claim, detach, acquired, sent)).await;

@@ -32,7 +32,7 @@ pub(crate) async fn look(config: &Config, engine: &Engine, claim: &Claim) -> Fou
         orphans: OrphanPolicy::Refuse,
         ..claim.clone()
     };
-    match engine.acquire(&claim, config.store_timeout).await {
+    match engine.acquire(&claim, config.execution.store_timeout).await {
         Ok((
             Acquired::Completed {
                 fingerprint,
@@ -58,7 +58,7 @@ pub(crate) async fn look_once_more(
     let Ok(token) = Token::random() else {
         return Found::Unknown;
     };
-    let limit = config.store_timeout;
+    let limit = config.execution.store_timeout;
     let claim = Claim {
         token,
         ..lease.grant.claim.clone()

@@ -201,10 +201,10 @@ impl Engine {
         // Of a takeover too: what a release does goes by the generation that the store knows.
         let lease = claim.lease_ref(1);
         let deadline = Instant::now() + claim.lease.as_duration();
-        let limit = config.store_timeout;
+        let limit = config.execution.store_timeout;
         // The request is gone, and only its place is needed, if that.
         place.buffer.keep(0);
-        let giving_back = place.give_back(config.max_in_flight);
+        let giving_back = place.give_back(config.limits.max_in_flight);
         let engine = Arc::clone(self);
         tokio::spawn(async move {
             let mut giving_back = match giving_back {

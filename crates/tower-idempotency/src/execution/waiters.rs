@@ -17,7 +17,8 @@ use tokio::{
 };
 
 use crate::{
-    config::{ConcurrentRequests, Config},
+    config::Config,
+    execution::rules::ConcurrentRequests,
     execution::shared::{Engine, Failure, from_now},
     future::{Detach, catch_panic},
     store::{Acquired, Claim, Fingerprint, KeyId},
@@ -33,17 +34,18 @@ pub(crate) async fn wait(
     mut acquired: Acquired,
     mut sent: Instant,
 ) -> Result<(Acquired, Instant), Failure> {
-    let ConcurrentRequests::Wait(max) = config.concurrent_requests else {
+    let ConcurrentRequests::Wait(max) = config.execution.concurrent_requests else {
         return Ok((acquired, sent));
     };
     let deadline = from_now(max);
     if detach.caller_left() {
         return Ok((acquired, sent));
     }
-    let Some(waiting) = engine
-        .waiters
-        .join(claim.id, config.waiters_per_key, config.waiters)
-    else {
+    let Some(waiting) = engine.waiters.join(
+        claim.id,
+        config.execution.waiters_per_key,
+        config.execution.waiters,
+    ) else {
         return Ok((acquired, sent));
     };
     telemetry::waiting(&claim.id);
@@ -98,7 +100,9 @@ pub(crate) async fn wait(
         };
         // Asking may take the lease: whoever drops us meanwhile leaves it in good hands.
         detach.arm();
-        (acquired, sent) = engine.acquire(claim, config.store_timeout).await?;
+        (acquired, sent) = engine
+            .acquire(claim, config.execution.store_timeout)
+            .await?;
         pause = (pause * 8 / 5).min(MAX_PAUSE);
     }
     if let Acquired::Completed {

@@ -386,7 +386,7 @@ impl Renewer {
         }
         let started = telemetry::start();
         // No longer than a third of the lease either: a call that hangs must leave time for another.
-        let limit = held.grant.config.store_timeout.min(ttl / 3);
+        let limit = held.grant.config.execution.store_timeout.min(ttl / 3);
         let call = unless_it_panics(async { self.store.renew(&held.reference, lease).await });
         let renewed = timeout(limit, call).await;
         telemetry::store_time("renew", started);

@@ -5,23 +5,25 @@ pub(crate) mod fingerprint;
 pub(crate) mod key;
 pub(crate) mod principal;
 pub(crate) mod read_body;
+pub(crate) mod rules;
 
 use std::borrow::Cow;
 
 use http::{HeaderMap, Method, Version, header, request};
 
 use crate::{
-    config::{Config, KeyFrom, KeyReuse, MissingKey},
+    config::Config,
     error::{Error, ErrorKind},
     execution::shared::Engine,
     request::fingerprint::{Fields, KeyPart, key_id, original_path_and_query},
     request::key::{IdempotencyKey, KeyError},
+    request::rules::{KeyFrom, KeyReuse, MissingKey},
     store::{Claim, StoreError, Token},
 };
 
 /// Whether there may be a key at all; whether it is one is for [`find_key`] to say.
 pub(crate) fn may_carry_key(config: &Config, headers: &HeaderMap) -> bool {
-    match &config.key_from {
+    match &config.request.key_from {
         KeyFrom::Header { name, alias } => {
             headers.contains_key(name)
                 || alias
@@ -37,10 +39,10 @@ pub(crate) fn applies(config: &Config, head: &request::Parts) -> bool {
     // Whatever the setting says: there is no body to keep for HEAD, and nothing to replay for a tunnel.
     head.method != Method::HEAD
         && head.method != Method::CONNECT
-        && (config.methods)(&head.method)
+        && (config.request.methods)(&head.method)
         && !is_upgrade(head)
         && !is_grpc(&head.headers)
-        && !config.skip.as_ref().is_some_and(|skip| skip(head))
+        && !config.request.skip.as_ref().is_some_and(|skip| skip(head))
 }
 
 /// Not `Upgrade: h2c` or `h2`: servers ignore them, and clients send the first with ordinary requests. Nor an empty one, nor
@@ -73,7 +75,7 @@ pub(crate) fn find_key(
     config: &Config,
     head: &request::Parts,
 ) -> Result<Option<IdempotencyKey>, Error> {
-    let key = match &config.key_from {
+    let key = match &config.request.key_from {
         KeyFrom::Header { name, alias } => {
             let mut lines = head.headers.get_all(name).iter();
             let mut line = lines.next();
@@ -89,11 +91,11 @@ pub(crate) fn find_key(
                     "expected one idempotency key header line, found several",
                 ));
             }
-            line.map(|line| config.key_rules.parse(line.as_bytes()))
+            line.map(|line| config.request.key_rules.parse(line.as_bytes()))
                 .transpose()
         }
         KeyFrom::Head(find) => find(head)
-            .map(|key| config.key_rules.check(key))
+            .map(|key| config.request.key_rules.check(key))
             .transpose(),
     };
     let key = key.map_err(|error| match error {
@@ -110,6 +112,7 @@ pub(crate) fn find_key(
     match key {
         Some(key)
             if config
+                .request
                 .key_check
                 .as_ref()
                 .is_some_and(|check| !check(key.as_str())) =>
@@ -120,13 +123,13 @@ pub(crate) fn find_key(
             ))
         }
         Some(key) => Ok(Some(key)),
-        None if config.missing_key == MissingKey::Reject => Err(missing_key(config)),
+        None if config.request.missing_key == MissingKey::Reject => Err(missing_key(config)),
         None => Ok(None),
     }
 }
 
 fn missing_key(config: &Config) -> Error {
-    let detail = match &config.key_from {
+    let detail = match &config.request.key_from {
         KeyFrom::Header { name, .. } => {
             format!("expected an idempotency key in the header {name}, found none").into()
         }
@@ -144,10 +147,12 @@ pub(crate) fn claim(
     content: &[u8],
     key: Option<&IdempotencyKey>,
 ) -> Result<Claim, StoreError> {
-    let fingerprint = config
-        .fingerprint
-        .fingerprint(config.secret.as_ref(), head, content);
-    let part = match (key, config.key_reuse) {
+    let fingerprint =
+        config
+            .request
+            .fingerprint
+            .fingerprint(config.request.secret.as_ref(), head, content);
+    let part = match (key, config.request.key_reuse) {
         (Some(key), KeyReuse::Refuse(_)) => KeyPart::Sent(key),
         (Some(key), KeyReuse::Separate) => KeyPart::Separate(key, fingerprint),
         (None, KeyReuse::Refuse(_) | KeyReuse::Separate) => KeyPart::Derived(fingerprint),
@@ -156,9 +161,9 @@ pub(crate) fn claim(
         id: key_id(scope, &part),
         fingerprint,
         token: Token::random()?,
-        lease: config.lease,
-        orphans: config.orphans,
-        orphan_retention: config.orphan_retention.unwrap_or(config.retention),
+        lease: config.execution.lease,
+        orphans: config.execution.orphans,
+        orphan_retention: config.orphan_retention(),
         owner: engine.owner,
         operation: operation(head),
     })

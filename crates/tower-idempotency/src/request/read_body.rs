@@ -24,7 +24,7 @@ pub(crate) async fn request<B: http_body::Body>(
     head: &request::Parts,
     body: B,
 ) -> Result<(Bytes, Option<HeaderMap>), Error> {
-    let limit = config.request_limit;
+    let limit = config.request.body_limit;
     let too_large = || {
         Error::new(
             ErrorKind::BodyTooLarge,
@@ -52,7 +52,7 @@ pub(crate) async fn request<B: http_body::Body>(
                         return Err(too_large());
                     }
                     // Whoever uploads slowly must not use up what other clients' answers need.
-                    let most = config.max_buffered - config.max_buffered / 4;
+                    let most = config.limits.max_buffered - config.limits.max_buffered / 4;
                     if !buffer.take(data.len(), most) {
                         return Err(turned_away(config, &NoPlace::TooManyBytes));
                     }
@@ -64,14 +64,15 @@ pub(crate) async fn request<B: http_body::Body>(
         Ok(None)
     };
     let read = std::pin::pin!(read);
-    let trailers = match within_or_asked_again(|| from_now(config.body_timeout), read).await {
+    let trailers = match within_or_asked_again(|| from_now(config.request.body_timeout), read).await
+    {
         Some(read) => read?,
         None => {
             return Err(Error::new(
                 ErrorKind::BodyTimeout,
                 format!(
                     "expected the whole request body within {:?}",
-                    config.body_timeout
+                    config.request.body_timeout
                 ),
             ));
         }
@@ -117,7 +118,7 @@ pub(crate) async fn response<B: http_body::Body>(
     head: &response::Parts,
     body: B,
 ) -> Collected<B> {
-    let limit = config.response_limit;
+    let limit = config.response.body_limit;
     let exact = body.size_hint().exact();
     // A 304 tells the length of what it does not send.
     let announced = (head.status != StatusCode::NOT_MODIFIED)
@@ -151,7 +152,7 @@ pub(crate) async fn response<B: http_body::Body>(
         if announced.is_some() {
             deadline = None;
         }
-        let give_up = || *deadline.get_or_insert_with(|| from_now(config.collect_timeout));
+        let give_up = || *deadline.get_or_insert_with(|| from_now(config.response.collect_timeout));
         let frame = poll_fn(|cx| body.as_mut().poll_frame(cx));
         let Some(frame) = within_or_asked_again(give_up, frame).await else {
             let body = Body::resumed(join(chunks, unsent), body);
@@ -167,7 +168,7 @@ pub(crate) async fn response<B: http_body::Body>(
         };
         match split(frame) {
             Part::Data(data) => {
-                let most = config.max_buffered;
+                let most = config.limits.max_buffered;
                 let fits = data.len() <= limit - chunks.len()
                     && if exact == Some(data.len() as u64) {
                         buffer.take(data.len(), most)

@@ -11,11 +11,12 @@ use serde::Serialize;
 
 use crate::{
     body::Body,
-    config::{Config, Unrecordable},
+    config::Config,
     limits::Buffer,
     record::{Codec, NeedsAttention, TombstoneReason},
     request::read_body::{self, Collected},
     response::directives::{self, Wish},
+    response::rules::Unrecordable,
     store::{KeyId, Ttl},
     telemetry,
 };
@@ -67,12 +68,16 @@ pub(crate) fn receive<R: http_body::Body>(
     half: bool,
 ) -> impl Future<Output = (Response<Body<R>>, Then)> {
     let (mut head, body) = res.into_parts();
-    let wish = directives::take_wish(&mut head, config.retention, config.max_retention);
+    let wish = directives::take_wish(
+        &mut head,
+        config.response.retention,
+        config.response.max_retention,
+    );
     async move {
         let retention = match wish {
             // A status that announces another answer to come is not one to keep.
             Wish::Keep(retention)
-                if !head.status.is_informational() && (config.recorded)(head.status) =>
+                if !head.status.is_informational() && (config.response.recorded)(head.status) =>
             {
                 retention
             }
@@ -107,8 +112,8 @@ pub(crate) fn receive<R: http_body::Body>(
         }
         match read_body::response(config, buffer, &head, body).await {
             Collected::Whole(data, trailers) => {
-                let (headers, replayed) = (&head.headers, &*config.replayed);
-                let record = config.codec().encode_response(
+                let (headers, replayed) = (&head.headers, &*config.response.replayed);
+                let record = config.response.codec().encode_response(
                     id,
                     head.status,
                     headers,
@@ -139,10 +144,10 @@ pub(crate) fn tombstone_or_release(
     reason: TombstoneReason,
     retention: Ttl,
 ) -> Then {
-    match config.unrecordable {
+    match config.response.unrecordable {
         Unrecordable::Tombstone => {
             telemetry::tombstone_stored(id, reason);
-            let record = config.codec().encode_tombstone(id, status, reason);
+            let record = config.response.codec().encode_tombstone(id, status, reason);
             Then::Keep { record, retention }
         }
         Unrecordable::Release => Then::Free(NotRecordedReason::Unrecordable),
@@ -159,8 +164,8 @@ pub(crate) fn code_alone(id: &KeyId, status: Option<StatusCode>, record: &[u8]) 
 pub(crate) fn value(config: &Config, id: &KeyId, value: &impl Serialize) -> Bytes {
     // The work is done, so that a value which panics is one more that cannot be serialised.
     match catch_unwind(AssertUnwindSafe(|| rmp_serde::to_vec_named(value))) {
-        Ok(Ok(bytes)) if bytes.len() <= config.response_limit => {
-            config.codec().encode_value(id, &bytes)
+        Ok(Ok(bytes)) if bytes.len() <= config.response.body_limit => {
+            config.response.codec().encode_value(id, &bytes)
         }
         Ok(Ok(_)) => too_large(config, id),
         // The message is the value's own, and may say anything of it.
@@ -175,5 +180,8 @@ pub(crate) fn value(config: &Config, id: &KeyId, value: &impl Serialize) -> Byte
 pub(crate) fn too_large(config: &Config, id: &KeyId) -> Bytes {
     let reason = TombstoneReason::TooLarge;
     telemetry::tombstone_stored(id, reason);
-    config.codec().encode_tombstone(id, StatusCode::OK, reason)
+    config
+        .response
+        .codec()
+        .encode_tombstone(id, StatusCode::OK, reason)
 }

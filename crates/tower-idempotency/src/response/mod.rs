@@ -5,3 +5,4 @@ pub(crate) mod disposition;
 pub(crate) mod problem;
 pub(crate) mod reject;
 pub(crate) mod replay;
+pub(crate) mod rules;

@@ -5,10 +5,12 @@ use http::{HeaderMap, Response, StatusCode};
 
 use crate::{
     body::Body,
-    config::{ConcurrentRequests, Config, KeyReuse},
+    config::Config,
     error::{Error, ErrorKind},
+    execution::rules::ConcurrentRequests,
     execution::shared::Failure,
     limits::NoPlace,
+    request::rules::KeyReuse,
     telemetry,
 };
 
@@ -22,7 +24,7 @@ pub(crate) fn into_response<R: http_body::Body>(answer: Answer) -> Response<Body
 
 pub(crate) fn refuse(config: &Config, error: &Error) -> Answer {
     telemetry::refused(error.kind());
-    own(config.refusal(error))
+    own(config.response.refusal(error))
 }
 
 /// An answer without trailers.
@@ -36,11 +38,11 @@ pub(crate) fn turned_away(config: &Config, no_place: &NoPlace) -> Error {
         NoPlace::Full => Error::new(ErrorKind::Overloaded, "too many requests are in flight"),
         NoPlace::TooManyBytes => Error::new(ErrorKind::Overloaded, "too many bytes are buffered"),
     }
-    .with_retry_after(config.retry_after)
+    .with_retry_after(config.response.retry_after)
 }
 
 pub(crate) fn key_reused(config: &Config) -> Error {
-    let status = match config.key_reuse {
+    let status = match config.request.key_reuse {
         KeyReuse::Refuse(status) => status,
         KeyReuse::Separate => ErrorKind::KeyReused.status(),
     };
@@ -49,14 +51,14 @@ pub(crate) fn key_reused(config: &Config) -> Error {
 }
 
 pub(crate) fn in_progress(config: &Config) -> Error {
-    let status = match config.concurrent_requests {
+    let status = match config.execution.concurrent_requests {
         ConcurrentRequests::TooManyRequests => StatusCode::TOO_MANY_REQUESTS,
         ConcurrentRequests::Conflict | ConcurrentRequests::Wait(_) => StatusCode::CONFLICT,
     };
     let detail = "the first request with this key is still being executed";
     Error::new(ErrorKind::InProgress, detail)
         .with_status(status)
-        .with_retry_after(config.retry_after)
+        .with_retry_after(config.response.retry_after)
 }
 
 pub(crate) fn outcome_unknown() -> Error {
@@ -68,7 +70,7 @@ pub(crate) fn outcome_unknown() -> Error {
 pub(crate) fn not_known_yet(config: &Config) -> Error {
     let detail =
         "it cannot be told yet whether this request had its effect; ask again with the same key";
-    Error::new(ErrorKind::OutcomeUnknown, detail).with_retry_after(config.retry_after)
+    Error::new(ErrorKind::OutcomeUnknown, detail).with_retry_after(config.response.retry_after)
 }
 
 /// As [`outcome_unknown`], of an execution that said so itself.
@@ -84,7 +86,7 @@ pub(crate) fn unavailable(config: &Config, failure: Failure) -> Error {
     // Of an earlier attempt nothing is known: whoever reads this must not take it for one that came to nothing.
     let detail = "the store failed, so nothing was executed now; an earlier attempt may have been";
     Error::new(ErrorKind::StoreUnavailable, detail)
-        .with_retry_after(config.retry_after)
+        .with_retry_after(config.response.retry_after)
         .with_source(failure.into_source())
 }
 

@@ -28,14 +28,14 @@ pub(crate) fn answer(config: &Config, id: &KeyId, record: &Bytes) -> Answer {
 }
 
 fn answered(config: &Config, id: &KeyId, record: &Bytes, again: bool) -> Answer {
-    match config.codec().decode(id, record) {
+    match config.response.codec().decode(id, record) {
         Ok(Record::Response(stored)) => {
             if !again {
                 return respond(stored);
             }
             telemetry::replayed(id, Some(stored.recorded_at));
             let mut res = respond(stored);
-            if let Some((name, value)) = config.replay_marker.clone() {
+            if let Some((name, value)) = config.response.replay_marker.clone() {
                 res.headers_mut().insert(name, value);
             }
             res

@@ -421,7 +421,11 @@ async fn on_sqlite(scratch: &Scratch) -> Both<File> {
     let mut writer = connect().await;
     let records = sqlx::query_scalar("select record from tower_idempotency");
     let record = records.fetch_one(&mut writer).await.expect("a record");
-    let statements = [("look", LOOK), ("acquire", ACQUIRE), ("complete", COMPLETE)];
+    let statements = [
+        ("read_entry", LOOK),
+        ("acquire", ACQUIRE),
+        ("complete", COMPLETE),
+    ];
     let bare = File {
         readers: Connections::new(vec![
             connect().await,

@@ -25,6 +25,7 @@ fn leases_lost(recorded: &Snapshotter) -> u64 {
     lost.sum()
 }
 
+// F-186
 // fm 123
 #[tokio::test(start_paused = true)]
 async fn finish_before_renewal_reports_no_loss() {

@@ -72,6 +72,7 @@ fn peak() -> usize {
     peak
 }
 
+// F-112
 #[test]
 fn million_keys_stay_within_bound() {
     let _alone = alone();

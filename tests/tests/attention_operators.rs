@@ -232,6 +232,7 @@ macro_rules! operators_resolve {
     }};
 }
 
+// S-244
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn operators_resolve_attention_in_postgres() {
     let server = postgres::shared();
@@ -246,6 +247,7 @@ async fn operators_resolve_attention_in_postgres() {
     );
 }
 
+// S-245
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn operators_resolve_attention_in_mariadb() {
     let server = mariadb::shared();
@@ -260,6 +262,7 @@ async fn operators_resolve_attention_in_mariadb() {
     );
 }
 
+// S-246
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn operators_resolve_attention_in_sqlite() {
     let scratch = Scratch::new();
@@ -277,6 +280,7 @@ async fn operators_resolve_attention_in_sqlite() {
     );
 }
 
+// S-247
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn operators_resolve_attention_in_redis() {
     let server = redis::RedisServer::start(&[]);

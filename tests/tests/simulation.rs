@@ -77,6 +77,7 @@ fn optional_number(name: &str) -> Option<u64> {
     Some(number.replace('_', "").parse().unwrap())
 }
 
+// F-038, F-044
 /// Runs `SIMULATION_SEEDS` from `SIMULATION_FROM` on: 2,000 from 0, or 100,000 with `FULL=1`. Ends earlier only if
 /// `SIMULATION_SECONDS` is set and over.
 #[test]
@@ -174,6 +175,7 @@ fn seed_determines_run() {
     }
 }
 
+// F-044
 /// Most of what can happen does, and not only in seeds that nobody runs.
 #[test]
 fn thousand_seeds_cover_every_event() {

@@ -1,4 +1,4 @@
-//! What time it is. DynamoDB has no clock that a condition could read, so it is each process's own.
+//! The clock of the process. DynamoDB has no clock that a condition could read.
 
 use std::{
     fmt,
@@ -6,45 +6,47 @@ use std::{
     time::{Duration, SystemTime, UNIX_EPOCH},
 };
 
-/// A process's clock, and how far it may be from another's.
+/// The process's clock, and the maximum difference from the clock of another process.
 #[derive(Clone)]
 pub(crate) struct Clock {
     pub(crate) now: Arc<dyn Fn() -> SystemTime + Send + Sync>,
     pub(crate) skew: Duration,
 }
 
-/// One reading of the clock, in milliseconds since 1970.
+/// A reading of the clock, in milliseconds since 1970.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Moment {
     pub(crate) now: u64,
-    /// Deadlines up to here have passed by every clock within the allowed skew. Only those count as over.
-    pub(crate) over: u64,
+    /// The latest deadline that has passed on every clock within the allowed skew: `now - skew`. Entries expire by this time.
+    pub(crate) passed: u64,
 }
 
 impl Clock {
-    /// Reads the clock once: all that a call writes and compares is of one moment.
+    /// Reads the clock. Each call reads it once, so that all values the call writes and compares belong to one moment.
     pub(crate) fn read(&self) -> Moment {
-        let since = (self.now)().duration_since(UNIX_EPOCH);
-        let now = millis(since.unwrap_or_default());
+        let since_epoch = (self.now)().duration_since(UNIX_EPOCH);
+        let now = millis(since_epoch.unwrap_or_default());
         Moment {
             now,
-            over: now.saturating_sub(millis(self.skew)),
+            passed: now.saturating_sub(millis(self.skew)),
         }
     }
 }
 
 impl Moment {
-    /// What is left until a deadline. One that has passed, but may not have by another's clock, is over once the
-    /// allowance for skew has passed too.
+    /// Returns the time until a deadline.
+    ///
+    /// After the deadline, returns the time until the allowance for skew has passed too: on another process's clock the
+    /// deadline may be yet to come.
     pub(crate) fn until(self, deadline: u64) -> Duration {
         let left = deadline
             .checked_sub(self.now)
             .filter(|left| *left > 0)
-            .unwrap_or_else(|| deadline.saturating_sub(self.over));
+            .unwrap_or_else(|| deadline.saturating_sub(self.passed));
         Duration::from_millis(left)
     }
 
-    /// How long ago a deadline was.
+    /// Returns the time since a deadline, or zero before it.
     pub(crate) fn since(self, deadline: u64) -> Duration {
         Duration::from_millis(self.now.saturating_sub(deadline))
     }
@@ -58,11 +60,12 @@ impl fmt::Debug for Clock {
     }
 }
 
-/// Whole seconds, rounded up: what is collected by the second is not collected early.
-pub(crate) const fn seconds(millis: u64) -> u64 {
+/// Returns whole seconds, rounded up, so that the service never deletes an item early.
+pub(crate) const fn ceil_seconds(millis: u64) -> u64 {
     millis.div_ceil(1000)
 }
 
+/// Returns whole milliseconds, rounded down.
 pub(crate) fn millis(duration: Duration) -> u64 {
     u64::try_from(duration.as_millis()).unwrap_or(u64::MAX)
 }
@@ -80,14 +83,14 @@ mod tests {
     }
 
     #[test]
-    fn a_deadline_is_over_once_it_is_by_every_clock_within_the_skew() {
-        assert_eq!(at(10_000, 2_000).over, 8_000);
-        assert_eq!(at(1_000, 2_000).over, 0);
-        assert_eq!(at(10_000, 0).over, 10_000);
+    fn deadline_passes_later_by_allowed_skew() {
+        assert_eq!(at(10_000, 2_000).passed, 8_000);
+        assert_eq!(at(1_000, 2_000).passed, 0);
+        assert_eq!(at(10_000, 0).passed, 10_000);
     }
 
     #[test]
-    fn what_is_left_of_a_lease_counts_to_its_end_and_then_to_the_end_of_the_allowance() {
+    fn until_counts_allowance_after_deadline() {
         let moment = at(10_000, 2_000);
         assert_eq!(moment.until(10_500), Duration::from_millis(500));
         assert_eq!(moment.until(10_000), Duration::from_millis(2_000));
@@ -95,8 +98,9 @@ mod tests {
         assert_eq!(moment.since(8_000), Duration::from_millis(2_000));
     }
 
+    // F-045
     #[test]
     fn seconds_round_up() {
-        assert_eq!([0, 1, 1_000, 1_001].map(seconds), [0, 1, 1, 2]);
+        assert_eq!([0, 1, 1_000, 1_001].map(ceil_seconds), [0, 1, 1, 2]);
     }
 }

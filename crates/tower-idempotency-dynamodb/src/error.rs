@@ -1,38 +1,38 @@
-//! Why DynamoDB did not do what it was asked.
+//! The error of a DynamoDB call.
 
 use std::{error::Error, fmt};
 
 use aws_sdk_dynamodb::error::{ProvideErrorMetadata, SdkError};
 use tower_idempotency::store::StoreError;
 
-/// Why DynamoDB did not do what it was asked.
+/// The reason why a DynamoDB call failed.
 ///
-/// Of what the service said only the name of the error is kept, and its sentence where that speaks of the table: a
-/// response of the SDK holds items, and those hold records.
+/// The message contains the service's error code, and the service's own message only for calls about the table. Errors of
+/// other SDK calls may contain items, and items contain records.
 #[derive(Debug)]
 pub struct DynamoDbError {
     kind: DynamoDbErrorKind,
     message: String,
 }
 
-/// What kind of a [`DynamoDbError`] it is.
+/// The kind of a [`DynamoDbError`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum DynamoDbErrorKind {
-    /// The service asks for fewer calls, and went on to when they were repeated.
+    /// The service throttled the call, also after retries.
     Throttled,
-    /// No answer, or none in time: what was asked may have happened all the same.
+    /// The service did not reply in time or at all. The call may have taken effect.
     Unreachable,
-    /// The service refuses: the credentials, the permissions, or there is no such table.
+    /// The service refused the call: invalid credentials, missing permissions, or no such table.
     Refused,
-    /// The table, or an item in it, is not one of this version of this store.
+    /// The table or an item in it does not belong to this version of this store.
     Unusable,
-    /// The entry changed each time it was looked at.
+    /// Other processes changed the entry between each read and the following write.
     Contended,
 }
 
 impl DynamoDbError {
-    /// What kind it is.
+    /// Returns the kind of this error.
     #[must_use]
     pub fn kind(&self) -> DynamoDbErrorKind {
         self.kind
@@ -45,43 +45,44 @@ impl DynamoDbError {
         }
     }
 
-    /// Says what was expected, and nothing of what was found: that may be a record.
+    /// Creates an error that names the expected value. It omits the value found, which may be a record.
     pub(crate) fn unusable(expected: &str) -> Self {
         let message = format!("expected {expected}, found something else");
         Self::new(DynamoDbErrorKind::Unusable, message)
     }
 
     pub(crate) fn contended() -> Self {
-        let message = "the entry changed each time it was looked at";
+        let message = "the entry changed after each read";
         Self::new(DynamoDbErrorKind::Contended, message)
     }
 
-    /// Of a call that moves items.
-    pub(crate) fn call<E, R>(error: &SdkError<E, R>) -> Self
+    /// Creates the error of a call that reads or writes items.
+    pub(crate) fn from_item_call<E, R>(error: &SdkError<E, R>) -> Self
     where
         E: ProvideErrorMetadata + Error + 'static,
         R: fmt::Debug,
     {
         match error.as_service_error() {
-            Some(reported) => Self::reported(reported.code(), None),
-            None => Self::unanswered(error),
+            Some(error) => Self::from_code(error.code(), None),
+            None => Self::without_reply(error),
         }
     }
 
-    /// Of a call that speaks of the table alone.
-    pub(crate) fn of_table<E, R>(error: &SdkError<E, R>) -> Self
+    /// Creates the error of a call about the table, with the service's message.
+    pub(crate) fn from_table_call<E, R>(error: &SdkError<E, R>) -> Self
     where
         E: ProvideErrorMetadata + Error + 'static,
         R: fmt::Debug,
     {
         match error.as_service_error() {
-            Some(reported) => Self::reported(reported.code(), reported.message()),
-            None => Self::unanswered(error),
+            Some(error) => Self::from_code(error.code(), error.message()),
+            None => Self::without_reply(error),
         }
     }
 
-    pub(crate) fn reported(code: Option<&str>, sentence: Option<&str>) -> Self {
-        let code = code.unwrap_or("an error without a name");
+    /// Creates an error from the service's error code and message.
+    pub(crate) fn from_code(code: Option<&str>, message: Option<&str>) -> Self {
+        let code = code.unwrap_or("an error without a code");
         let kind = match code {
             "ProvisionedThroughputExceededException"
             | "RequestLimitExceeded"
@@ -90,45 +91,46 @@ impl DynamoDbError {
             "InternalServerError" | "ServiceUnavailable" => DynamoDbErrorKind::Unreachable,
             _ => DynamoDbErrorKind::Refused,
         };
-        let message = match sentence {
-            Some(sentence) => format!("DynamoDB reports {code}: {sentence}"),
+        let message = match message {
+            Some(message) => format!("DynamoDB reports {code}: {message}"),
             None => format!("DynamoDB reports {code}"),
         };
         Self::new(kind, message)
     }
 
-    fn unanswered<E, R>(error: &SdkError<E, R>) -> Self
+    /// Creates the error of a call without a reply of the service.
+    fn without_reply<E, R>(error: &SdkError<E, R>) -> Self
     where
         E: Error + 'static,
         R: fmt::Debug,
     {
         let message = match error {
-            // The names of what failed on the way: hosts and credentials providers, and nothing that was sent.
+            // The sources name hosts and credentials providers. They contain nothing that was sent.
             SdkError::DispatchFailure(_) | SdkError::ConstructionFailure(_) => {
-                format!("cannot reach DynamoDB: {}", story(error))
+                format!("cannot reach DynamoDB: {}", error_chain(error))
             }
-            SdkError::TimeoutError(_) => "DynamoDB did not answer in time".to_owned(),
-            _ => "DynamoDB did not answer what was asked".to_owned(),
+            SdkError::TimeoutError(_) => "DynamoDB did not reply in time".to_owned(),
+            _ => "DynamoDB sent no valid reply".to_owned(),
         };
         Self::new(DynamoDbErrorKind::Unreachable, message)
     }
 }
 
-/// What the sources of an error say, each once.
-fn story(error: &dyn Error) -> String {
-    let mut story = String::new();
+/// Joins the messages of an error's sources, and leaves out repetitions.
+fn error_chain(error: &dyn Error) -> String {
+    let mut chain = String::new();
     let mut source = error.source();
     while let Some(error) = source {
-        let chapter = error.to_string();
-        if !story.contains(&chapter) {
-            if !story.is_empty() {
-                story.push_str(": ");
+        let message = error.to_string();
+        if !chain.contains(&message) {
+            if !chain.is_empty() {
+                chain.push_str(": ");
             }
-            story.push_str(&chapter);
+            chain.push_str(&message);
         }
         source = error.source();
     }
-    story
+    chain
 }
 
 impl From<DynamoDbError> for StoreError {

@@ -1,5 +1,7 @@
-//! Conditions and updates, each written once. `#name` stands for the attribute of that name, whatever words the service
-//! reserves; but for `#mine`, which stands for the token, as it is named within `#granted`.
+//! Condition and update expressions.
+//!
+//! `#name` is a placeholder for the attribute of that name, so that names reserved by the service work. The exception is
+//! `#mine`: it stands for the token in hexadecimal, the name of an attribute within `#granted`.
 
 use std::collections::HashMap;
 
@@ -8,26 +10,28 @@ use tower_idempotency::store::Token;
 
 use crate::item::n;
 
-/// Absent; or a record that is over; or ours; or an orphan of the same request.
+/// The entry is absent, has an expired record, is held by this token, or is an orphan of the same request.
 ///
-/// An orphan that is over is left to [`FORGOTTEN`]: its generations do not go on.
-pub(crate) const FREE_OWN_OR_ORPHANED: &str = "attribute_not_exists(#id) \
+/// Expired orphans are covered by [`ABSENT_OR_EXPIRED`], because their generation starts again at 1.
+pub(crate) const CAN_ACQUIRE: &str = "attribute_not_exists(#id) \
     OR (#status <> :in_progress AND #expires <= :over) \
     OR (#status = :in_progress AND #expires > :over \
         AND (#token = :token OR (#fingerprint = :fingerprint AND #lease_ends <= :over)))";
 
-/// As above, under a policy that refuses orphans.
-pub(crate) const FREE_OR_OWN: &str = "attribute_not_exists(#id) \
+/// Like [`CAN_ACQUIRE`], but for a policy that refuses orphans.
+pub(crate) const CAN_ACQUIRE_EXCEPT_ORPHANS: &str = "attribute_not_exists(#id) \
     OR (#status <> :in_progress AND #expires <= :over) \
     OR (#status = :in_progress AND #expires > :over AND #token = :token)";
 
-/// Takes the lease.
+/// Acquires the lease.
 ///
-/// The generation goes up by one, unless this token was counted last: then `granted` has something of its name, which
-/// counts as nothing. An update sees attributes as they were before it, and cannot say "if" in any other way.
-/// `granted` is replaced as a whole, so that a token that was replaced is counted again, should it come back.
-/// `grants` and `since` end with the record, so a later life of the key begins anew.
-pub(crate) const TAKE: &str = "SET #status = :in_progress, #token = :token, #fingerprint = :fingerprint, \
+/// Adds one to the generation unless this token was counted last. In that case `granted` has an attribute named after the
+/// token, with the value 0, and that value is added instead. An update expression has no conditional, and reads attributes
+/// as they were before the update.
+///
+/// The update replaces `granted` as a whole. A token that was superseded and returns is therefore counted again. `grants`
+/// and `since` end with the record, so the next use of the key starts from the beginning.
+pub(crate) const ACQUIRE: &str = "SET #status = :in_progress, #token = :token, #fingerprint = :fingerprint, \
     #lease_ends = :lease_ends, #expires = :expires, #ttl = :ttl, #keep = :keep, #keep_seconds = :keep_seconds, \
     #owner = :owner, #operation = :operation, \
     #created = if_not_exists(#since, :now), #since = if_not_exists(#since, :now), \
@@ -35,63 +39,71 @@ pub(crate) const TAKE: &str = "SET #status = :in_progress, #token = :token, #fin
     #grants = if_not_exists(#granted.#mine, :one) + if_not_exists(#grants, :zero), \
     #granted = :granted";
 
-/// What an earlier life of the key left behind.
-pub(crate) const WITHOUT_RECORD: &str = " REMOVE #record, #completed, #reason";
+/// Removes attributes that an earlier use of the key left. Follows [`ACQUIRE`].
+pub(crate) const REMOVE_RECORD: &str = " REMOVE #record, #completed, #reason";
 
-/// So that operators find it.
-pub(crate) const LISTED: &str = ", #listed = :listed";
+/// Adds the entry to the index for operators.
+pub(crate) const SET_LISTED: &str = ", #listed = :listed";
 
-/// What is there counts no more, or nothing is there.
-pub(crate) const FORGOTTEN: &str = "attribute_not_exists(#id) OR #expires <= :over";
+/// The entry is absent or has expired.
+pub(crate) const ABSENT_OR_EXPIRED: &str = "attribute_not_exists(#id) OR #expires <= :over";
 
-pub(crate) const HELD: &str = "#status = :in_progress AND #token = :token AND #expires > :over";
+/// This token holds the entry, which has not expired.
+pub(crate) const IS_HOLDER: &str =
+    "#status = :in_progress AND #token = :token AND #expires > :over";
 
-pub(crate) const HELD_FIRST: &str =
+/// This token holds the first generation of the entry.
+pub(crate) const IS_FIRST_HOLDER: &str =
     "#status = :in_progress AND #token = :token AND #generation = :one";
 
+/// Extends the lease.
 pub(crate) const RENEW: &str = "SET #lease_ends = :lease_ends, #expires = :lease_ends + #keep, \
     #ttl = :ttl + #keep_seconds";
 
-/// Leaves an orphan that nobody holds, since now: a second token of the same holder would be another grant.
-pub(crate) const GIVE_BACK: &str = "SET #lease_ends = :over, #expires = :now + #keep, #ttl = :ttl + #keep_seconds \
+/// Turns the lease of a takeover into an orphan without a holder, as of now.
+///
+/// Removes `granted`, so that a later acquire counts as another grant.
+pub(crate) const RELEASE_AS_ORPHAN: &str = "SET #lease_ends = :over, #expires = :now + #keep, #ttl = :ttl + #keep_seconds \
     REMOVE #token, #granted";
 
-/// Ours, or nobody's.
-pub(crate) const MAY_COMPLETE: &str = "attribute_not_exists(#id) OR #expires <= :over \
+/// The entry is absent, has expired, is held by this token, or has no holder.
+pub(crate) const CAN_COMPLETE: &str = "attribute_not_exists(#id) OR #expires <= :over \
     OR (#status = :in_progress AND (#token = :token OR attribute_not_exists(#token)))";
 
+/// Stores the record and ends the lease.
 pub(crate) const COMPLETE: &str = "SET #status = :completed, #token = :token, #fingerprint = :fingerprint, \
     #generation = if_not_exists(#grants, :generation), #created = if_not_exists(#since, :now), #completed = :now, \
     #expires = :expires, #ttl = :ttl, #record = :record \
     REMOVE #listed, #since, #grants, #granted, #keep, #keep_seconds";
 
-/// As [`COMPLETE`], of what somebody has to look at: the index goes on to show it, since now. What an operator's decision
-/// needs stays.
-pub(crate) const GIVE_UP: &str = "SET #status = :needs_attention, #token = :token, #fingerprint = :fingerprint, \
+/// Like [`COMPLETE`], but for a record that needs an operator's attention.
+///
+/// The index lists the entry as of now, and the attributes that an operator needs for a decision remain.
+pub(crate) const COMPLETE_NEEDS_ATTENTION: &str = "SET #status = :needs_attention, #token = :token, #fingerprint = :fingerprint, \
     #generation = if_not_exists(#grants, :generation), #created = if_not_exists(#since, :now), #completed = :now, \
     #since = :now, #lease_ends = if_not_exists(#lease_ends, :now), \
     #owner = if_not_exists(#owner, :nobody), #operation = if_not_exists(#operation, :nobody), \
     #reason = :reason, #expires = :expires, #ttl = :ttl, #record = :record";
 
-/// The lease of [`GIVE_UP`] is over.
-pub(crate) const WITHOUT_LEASE: &str = " REMOVE #grants, #granted";
+/// Removes the attributes of the lease. Follows [`COMPLETE_NEEDS_ATTENTION`].
+pub(crate) const REMOVE_LEASE: &str = " REMOVE #grants, #granted";
 
-/// Needs attention, and is what the operator has looked at.
-pub(crate) const UNRESOLVED: &str =
+/// The entry needs attention and has not changed since it was listed.
+pub(crate) const IS_UNRESOLVED: &str =
     "#status = :needs_attention AND #generation = :generation AND #since = :since";
 
-/// Leaves an orphan that nobody holds, since now, of the generation it had.
-pub(crate) const RETRY: &str = "SET #status = :in_progress, #lease_ends = :over, \
+/// Turns an entry that needs attention into an orphan without a holder, as of now, with the same generation.
+pub(crate) const RESOLVE_AS_ORPHAN: &str = "SET #status = :in_progress, #lease_ends = :over, \
     #expires = :now + if_not_exists(#keep, :keep), #ttl = :ttl + if_not_exists(#keep_seconds, :keep_seconds), \
     #grants = #generation, #since = #created, #listed = :listed \
     REMOVE #token, #record, #completed, #reason";
 
-/// Puts an answer in place of what needed attention.
-pub(crate) const ANSWER: &str = "SET #status = :completed, #completed = :now, #expires = :expires, #ttl = :ttl, \
+/// Replaces a record that needs attention by another record.
+pub(crate) const RESOLVE_AS_COMPLETED: &str = "SET #status = :completed, #completed = :now, #expires = :expires, #ttl = :ttl, \
     #record = :record REMOVE #listed, #since, #reason, #keep, #keep_seconds";
 
-/// The attributes that expressions name: the service refuses names that none of them uses.
-pub(crate) fn names(token: &Token, expressions: &[&str]) -> HashMap<String, String> {
+/// Returns the attribute names for the placeholders in the expressions. The service rejects names that no expression uses.
+pub(crate) fn attribute_names(token: &Token, expressions: &[&str]) -> HashMap<String, String> {
     let words = expressions.iter().flat_map(|it| {
         it.split(|c: char| !(c.is_ascii_lowercase() || c == '_' || c == '#'))
             .filter(|word| word.starts_with('#'))
@@ -99,7 +111,7 @@ pub(crate) fn names(token: &Token, expressions: &[&str]) -> HashMap<String, Stri
     words
         .map(|word| {
             let name = match &word[1..] {
-                "mine" => mine(token),
+                "mine" => token_attribute(token),
                 name => name.to_owned(),
             };
             (word.to_owned(), name)
@@ -107,12 +119,13 @@ pub(crate) fn names(token: &Token, expressions: &[&str]) -> HashMap<String, Stri
         .collect()
 }
 
-/// Says that this token, and no other, has been counted.
-pub(crate) fn granted(token: &Token) -> AttributeValue {
-    AttributeValue::M(HashMap::from([(mine(token), n(0))]))
+/// Returns the value of `granted` that marks this token as the one counted last.
+pub(crate) fn granted_value(token: &Token) -> AttributeValue {
+    AttributeValue::M(HashMap::from([(token_attribute(token), n(0))]))
 }
 
-fn mine(token: &Token) -> String {
+/// Returns the name of the token's attribute within `granted`: the token in hexadecimal.
+fn token_attribute(token: &Token) -> String {
     let mut name = String::new();
     for byte in token.as_bytes() {
         for digit in [byte >> 4, byte & 15] {
@@ -126,26 +139,26 @@ fn mine(token: &Token) -> String {
 mod tests {
     use super::*;
 
+    // F-178
     #[test]
-    fn every_name_in_an_expression_is_told_and_no_other() {
+    fn attribute_names_cover_exactly_the_placeholders() {
         const TAKEN: &str = "if_not_exists(#granted.#mine, :one)";
         let token = Token::from_bytes([0xa5; 16]);
-        let mut told: Vec<_> = names(&token, &[HELD, GIVE_BACK, TAKEN])
-            .into_iter()
-            .collect();
-        told.sort();
-        let mine = "a5".repeat(16);
+        let names = attribute_names(&token, &[IS_HOLDER, RELEASE_AS_ORPHAN, TAKEN]);
+        let mut names: Vec<_> = names.into_iter().collect();
+        names.sort();
+        let token_name = "a5".repeat(16);
         let expected = [
             ("#expires", "expires"),
             ("#granted", "granted"),
             ("#keep", "keep"),
             ("#keep_seconds", "keep_seconds"),
             ("#lease_ends", "lease_ends"),
-            ("#mine", mine.as_str()),
+            ("#mine", token_name.as_str()),
             ("#status", "status"),
             ("#token", "token"),
             ("#ttl", "ttl"),
         ];
-        assert_eq!(told, expected.map(|(a, b)| (a.to_owned(), b.to_owned())));
+        assert_eq!(names, expected.map(|(a, b)| (a.to_owned(), b.to_owned())));
     }
 }

@@ -1,12 +1,12 @@
-//! A way to reach the service.
+//! HTTPS client for the SDK.
 
 use aws_sdk_dynamodb::config::SharedHttpClient;
 use aws_smithy_http_client::{Builder, tls};
 
-/// HTTPS by rustls and *ring*, with the certificates of the system; plain HTTP for endpoints that say so.
+/// Returns an HTTPS client that uses rustls, *ring* and the system's certificates. It also connects to `http://` endpoints.
 ///
-/// For the `http_client` of an SDK configuration: the SDK has none of its own without its default features, and with them
-/// it builds another cryptography.
+/// Pass it to `http_client` of an SDK configuration. Without its default features the SDK has no HTTPS client; with them it
+/// builds a second cryptography library.
 #[must_use]
 pub fn https_client() -> SharedHttpClient {
     let ring = tls::Provider::Rustls(tls::rustls_provider::CryptoMode::Ring);

@@ -1,4 +1,4 @@
-//! What an item holds, and how it is read.
+//! The attributes of an item, and how they are read and written.
 
 use std::collections::HashMap;
 
@@ -6,27 +6,29 @@ use aws_sdk_dynamodb::{primitives::Blob, types::AttributeValue};
 use bytes::Bytes;
 use tower_idempotency::store::{Fingerprint, KeyId};
 
-use crate::{DynamoDbError, clock::Moment};
+use crate::{clock::Moment, error::DynamoDbError};
 
 pub(crate) type Item = HashMap<String, AttributeValue>;
 
-/// `status` while somebody has the right to execute, or had it and left no outcome.
+/// `status` of an entry that is leased or orphaned.
 pub(crate) const IN_PROGRESS: &str = "in-progress";
-/// `status` once there is a record that somebody has to look at.
+/// `status` of an entry whose record needs an operator's attention.
 pub(crate) const NEEDS_ATTENTION: &str = "needs-attention";
-/// `status` once there is any other record.
+/// `status` of an entry with any other record.
 pub(crate) const COMPLETED: &str = "completed";
 
-/// What a call finds under its id.
-pub(crate) enum Found {
-    /// Nothing, or nothing that counts any more.
-    Over,
+/// State of an entry, as a call sees it.
+pub(crate) enum EntryState {
+    Expired,
+    /// Leased, or orphaned if `lease_ends` has passed.
     Leased {
+        /// `None` after a takeover was released, or after an operator allowed a retry.
         token: Option<[u8; 16]>,
         fingerprint: Fingerprint,
         generation: u64,
         lease_ends: u64,
     },
+    /// Completed, also if the record needs attention.
     Completed {
         token: [u8; 16],
         fingerprint: Fingerprint,
@@ -34,11 +36,11 @@ pub(crate) enum Found {
     },
 }
 
-impl Found {
-    /// Takes an item apart, as it is to be seen at this moment.
+impl EntryState {
+    /// Reads the state of an item at this moment.
     pub(crate) fn read(mut item: Item, moment: Moment) -> Result<Self, DynamoDbError> {
-        if number(&item, "expires")? <= moment.over {
-            return Ok(Self::Over);
+        if number(&item, "expires")? <= moment.passed {
+            return Ok(Self::Expired);
         }
         let fingerprint = Fingerprint::from_bytes(bytes(&mut item, "fingerprint")?);
         match text(&item, "status")? {
@@ -54,14 +56,14 @@ impl Found {
             COMPLETED | NEEDS_ATTENTION => Ok(Self::Completed {
                 token: bytes(&mut item, "token")?,
                 fingerprint,
-                record: blob(&mut item, "record")?.into(),
+                record: take_blob(&mut item, "record")?.into(),
             }),
             _ => Err(DynamoDbError::unusable("an item of this version")),
         }
     }
 }
 
-/// The partition key of an entry.
+/// Returns the partition key of an entry.
 pub(crate) fn key(id: &KeyId) -> AttributeValue {
     binary(id.as_bytes().as_slice())
 }
@@ -94,17 +96,25 @@ pub(crate) fn text<'a>(item: &'a Item, name: &str) -> Result<&'a str, DynamoDbEr
 }
 
 pub(crate) fn bytes<const N: usize>(item: &mut Item, name: &str) -> Result<[u8; N], DynamoDbError> {
-    let bytes = blob(item, name)?.try_into();
+    let bytes = take_blob(item, name)?.try_into();
     bytes.map_err(|_| DynamoDbError::unusable(&format!("{N} bytes in {name}")))
 }
 
-/// Takes the bytes out of the item: a record is not copied.
-fn blob(item: &mut Item, name: &str) -> Result<Vec<u8>, DynamoDbError> {
+/// Removes the bytes from the item, so that a record is not copied.
+fn take_blob(item: &mut Item, name: &str) -> Result<Vec<u8>, DynamoDbError> {
     match item.remove(name) {
         Some(AttributeValue::B(blob)) => Ok(blob.into_inner()),
         _ => Err(DynamoDbError::unusable(&format!("bytes in {name}"))),
     }
 }
+
+/// Returns the value of `listed`, the partition key of the index.
+pub(crate) fn index_partition(status: &str, shard: u16) -> String {
+    format!("{status}#{shard}")
+}
+
+/// Name of the index.
+pub(crate) const INDEX: &str = "listed";
 
 #[cfg(test)]
 mod tests {
@@ -112,7 +122,7 @@ mod tests {
 
     const NOW: Moment = Moment {
         now: 10_000,
-        over: 8_000,
+        passed: 8_000,
     };
 
     fn item(status: &str, expires: u64) -> Item {
@@ -123,7 +133,7 @@ mod tests {
             ("token", binary([1; 16])),
             ("generation", n(2)),
             ("lease_ends", n(9_000)),
-            ("record", binary(*b"answer")),
+            ("record", binary(*b"record")),
         ];
         attributes
             .map(|(name, value)| (name.to_owned(), value))
@@ -131,32 +141,35 @@ mod tests {
     }
 
     #[test]
-    fn an_item_that_is_over_is_not_looked_at_any_further() {
-        let mut over = item("of a later version", 8_000);
-        over.remove("fingerprint");
-        assert!(matches!(Found::read(over, NOW), Ok(Found::Over)));
+    fn expired_item_is_not_parsed_further() {
+        let mut expired = item("of a later version", 8_000);
+        expired.remove("fingerprint");
+        assert!(matches!(
+            EntryState::read(expired, NOW),
+            Ok(EntryState::Expired)
+        ));
     }
 
     #[test]
-    fn an_item_whose_end_may_not_have_come_by_another_clock_counts() {
-        let found = Found::read(item(COMPLETED, 8_001), NOW);
-        assert!(matches!(found, Ok(Found::Completed { record, .. }) if record == "answer"));
+    fn item_within_skew_allowance_has_not_expired() {
+        let state = EntryState::read(item(COMPLETED, 8_001), NOW);
+        assert!(matches!(state, Ok(EntryState::Completed { record, .. }) if record == "record"));
     }
 
     #[test]
-    fn what_needs_attention_has_its_outcome() {
-        let found = Found::read(item(NEEDS_ATTENTION, 20_000), NOW);
-        assert!(matches!(found, Ok(Found::Completed { record, .. }) if record == "answer"));
+    fn item_that_needs_attention_is_completed() {
+        let state = EntryState::read(item(NEEDS_ATTENTION, 20_000), NOW);
+        assert!(matches!(state, Ok(EntryState::Completed { record, .. }) if record == "record"));
     }
 
     #[test]
-    fn a_released_takeover_has_no_token() {
+    fn released_takeover_has_no_token() {
         let mut released = item(IN_PROGRESS, 20_000);
         released.remove("token");
-        let found = Found::read(released, NOW);
+        let state = EntryState::read(released, NOW);
         assert!(matches!(
-            found,
-            Ok(Found::Leased {
+            state,
+            Ok(EntryState::Leased {
                 token: None,
                 generation: 2,
                 ..
@@ -164,11 +177,12 @@ mod tests {
         ));
     }
 
+    // F-180
     #[test]
-    fn what_cannot_be_read_is_named_and_not_shown() {
+    fn read_error_names_expected_value_and_hides_data() {
         let mut short = item(COMPLETED, 20_000);
         short.insert("token".to_owned(), binary(*b"hush"));
-        for (item, what) in [
+        for (item, expected) in [
             (
                 item("of a later version", 20_000),
                 "an item of this version",
@@ -176,8 +190,11 @@ mod tests {
             (short, "16 bytes in token"),
             (Item::new(), "a number in expires"),
         ] {
-            let error = Found::read(item, NOW).err().expect(what).to_string();
-            assert_eq!(error, format!("expected {what}, found something else"));
+            let error = EntryState::read(item, NOW)
+                .err()
+                .expect(expected)
+                .to_string();
+            assert_eq!(error, format!("expected {expected}, found something else"));
         }
     }
 }

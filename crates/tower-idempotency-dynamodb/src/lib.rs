@@ -1,56 +1,56 @@
-//! Amazon DynamoDB as the store of [`tower_idempotency`]: leases and records in one table, a conditional write each.
+//! Amazon DynamoDB store for [`tower_idempotency`]: leases and records in one table, written conditionally.
 //!
 //! ```no_run
 //! use tower_idempotency::IdempotencyLayer;
 //! use tower_idempotency_dynamodb::{DynamoDbStore, aws_sdk_dynamodb::Client};
 //!
 //! # async fn f(client: Client) -> Result<(), tower_idempotency_dynamodb::DynamoDbError> {
-//! // `client` is the application's: its region, credentials and endpoint.
+//! // `client` belongs to the application, with its region, credentials and endpoint.
 //! let store = DynamoDbStore::new(&client, "payments-idempotency");
-//! store.create_table().await?; // or by CloudFormation or Terraform
+//! store.create_table().await?; // or use CloudFormation or Terraform
 //! let layer = IdempotencyLayer::new(store);
 //! # Ok(())
 //! # }
 //! ```
 //!
-//! A new request costs two calls, a replay or a refusal one. An entry is one item; each method of the store is one
-//! conditional write of it, and a write that is refused says what it found. Nothing is ever scanned. What is in progress,
-//! or was left behind, or needs an operator's attention, is in a sparse index for [`DynamoDbStore::in_progress`] and
-//! [`DynamoDbStore::needs_attention`].
+//! A new request costs two calls, a replay or a rejected request one. An entry is one item. Each store method makes a
+//! conditional write to that item; if the condition fails, the service returns the conflicting item. No call scans the table.
 //!
-//! # What DynamoDB can promise here, and what not
+//! A sparse index lists entries that are in progress, orphaned or in need of an operator's attention:
+//! [`DynamoDbStore::in_progress`] and [`DynamoDbStore::needs_attention`] read it.
 //!
-//! It has no clock that a condition could read, so deadlines are compared with the clock of the process that asks. Clocks
-//! may be apart by [`with_clock_skew`](DynamoDbOptions::with_clock_skew), 2 s unless set; further apart, a process that is
-//! ahead takes over leases that are still held, and a request is executed twice. Whatever the clocks say, a record that
-//! exists is never overwritten before its time, and all who get an answer get the stored one.
+//! # Guarantees and limits
 //!
-//! An item has room for 400 KB: above 350 KiB a record becomes a tombstone. The service collects what is over up to days
-//! late; it counts as absent from its last moment on all the same. In a global table the last writer wins, so two regions
-//! may hold one lease: let each key be used in one region.
+//! DynamoDB has no clock that a condition could read, so each process compares deadlines with its own clock. Clocks may
+//! differ by up to [`with_clock_skew`](DynamoDbOptions::with_clock_skew) (default: 2 s). If they differ by more, a process
+//! whose clock is ahead takes over leases that are still held, and the request executes twice. Whatever the clocks show, no
+//! call overwrites an existing record before it expires, and every client that gets a response gets the stored one.
 //!
-//! `docs/dynamodb.md` in the repository has the table, what requests cost, and each fault with its outcome and its test.
+//! An item may have 400 KB: the layer replaces a record above 350 KiB by a tombstone. The service deletes expired items up
+//! to days late; the store treats an expired item as absent at once. In a global table the last writer wins, so two regions
+//! may hold the same lease: use each key in one region only.
+//!
+//! `docs/dynamodb.md` in the repository documents the table, the cost of requests, and each fault with its outcome and test.
 //!
 //! # Crate features
 //!
-//! None is on by default.
+//! No feature is enabled by default.
 //!
 //! | feature | adds |
 //! |---|---|
-//! | `tls` | `https_client`: HTTPS by rustls and *ring*, for a client of an SDK that was built without |
+//! | `tls` | `https_client`: HTTPS through rustls and *ring*, for a client of an SDK that was built without TLS |
 
 #![cfg_attr(docsrs, feature(doc_cfg))]
 
+mod admin;
 mod clock;
-mod credentials;
 mod error;
 mod expression;
 #[cfg(feature = "tls")]
 mod https;
+mod identity_cache;
 mod item;
-mod list;
 mod options;
-mod resolve;
 mod store;
 mod table;
 
@@ -59,9 +59,8 @@ pub use aws_sdk_dynamodb;
 #[cfg(feature = "tls")]
 pub use self::https::https_client;
 pub use self::{
+    admin::{Entry, Listing, Resolution},
     error::{DynamoDbError, DynamoDbErrorKind},
-    list::{Entry, Listing},
     options::DynamoDbOptions,
-    resolve::Resolution,
     store::DynamoDbStore,
 };

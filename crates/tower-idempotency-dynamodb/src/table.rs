@@ -1,4 +1,4 @@
-//! The table: what it has to look like, and how it is made.
+//! The table: its required schema, and its creation.
 
 use std::time::Duration;
 
@@ -16,40 +16,45 @@ use aws_sdk_dynamodb::{
 };
 use tokio::time::{Instant, sleep};
 
-use crate::{DynamoDbError, DynamoDbErrorKind, DynamoDbStore, list::INDEX, store::Inner};
+use crate::{
+    error::{DynamoDbError, DynamoDbErrorKind},
+    item::INDEX,
+    store::{DynamoDbStore, Inner},
+};
 
 impl DynamoDbStore {
-    /// Makes the table unless it is there, with its index and paid by request, waits until it can be used, and turns on
-    /// the collection of what is over.
+    /// Creates the table if it does not exist, waits until it is usable, and enables the deletion of expired items.
     ///
-    /// For development and tests; `docs/dynamodb.md` in the repository has the same for CloudFormation and Terraform. A
-    /// table that is there is looked at and, but for the collection, left as it is.
+    /// A new table has on-demand billing and the index. This method is for development and tests: `docs/dynamodb.md` in the
+    /// repository has equivalents for CloudFormation and Terraform. It checks an existing table, and changes nothing but the
+    /// TTL setting.
     ///
     /// # Errors
     ///
-    /// [`DynamoDbError`] when the service does not answer or refuses, the table that is there has another key, no index
-    /// although entries are listed, or a TTL on another attribute than `ttl`, or it cannot be used within two minutes.
+    /// [`DynamoDbError`] if the service does not reply or refuses the call, or if the table is not usable within two
+    /// minutes. Also if the existing table has another key, a TTL on another attribute than `ttl`, or no index although
+    /// [`with_index_shards`](crate::DynamoDbOptions::with_index_shards) is not 0.
     ///
     /// # Cancellation
     ///
-    /// A call that is dropped may leave the table made or not, and may be made again.
+    /// A dropped call may or may not have created the table. Call again to continue.
     pub async fn create_table(&self) -> Result<(), DynamoDbError> {
         let inner = &*self.inner;
-        inner.create().await?;
-        let deadline = Instant::now() + PATIENCE;
-        while !inner.is_usable().await? {
+        inner.create_if_absent().await?;
+        let deadline = Instant::now() + USABLE_TIMEOUT;
+        while !inner.make_usable().await? {
             if Instant::now() >= deadline {
-                let message = "expected the table to become usable, found that it does not";
+                let message = "expected the table to become usable within two minutes";
                 return Err(DynamoDbError::new(DynamoDbErrorKind::Unusable, message));
             }
-            sleep(PAUSE).await;
+            sleep(POLL_INTERVAL).await;
         }
         Ok(())
     }
 }
 
 impl Inner {
-    async fn create(&self) -> Result<(), DynamoDbError> {
+    async fn create_if_absent(&self) -> Result<(), DynamoDbError> {
         let index = GlobalSecondaryIndex::builder()
             .index_name(INDEX)
             .key_schema(key("listed", KeyType::Hash)?)
@@ -57,13 +62,13 @@ impl Inner {
             .projection(
                 Projection::builder()
                     .projection_type(ProjectionType::Include)
-                    .set_non_key_attributes(Some(SHOWN.map(str::to_owned).into()))
+                    .set_non_key_attributes(Some(PROJECTED_ATTRIBUTES.map(str::to_owned).into()))
                     .build(),
             )
             .build()
-            .map_err(|_| incomplete())?;
+            .map_err(|_| incomplete_description())?;
         let create = self
-            .theirs
+            .admin_client
             .create_table()
             .table_name(&self.table)
             .billing_mode(BillingMode::PayPerRequest)
@@ -75,35 +80,35 @@ impl Inner {
         match Box::pin(create.send()).await {
             Ok(_) => Ok(()),
             Err(error) => match error.as_service_error() {
-                // It is there, or somebody makes it at this moment.
+                // The table exists, or another process is creating it.
                 Some(CreateTableError::ResourceInUseException(_)) => Ok(()),
-                _ => Err(DynamoDbError::of_table(&error)),
+                _ => Err(DynamoDbError::from_table_call(&error)),
             },
         }
     }
 
-    /// Whether the table can be used, and the service collects what is over.
-    async fn is_usable(&self) -> Result<bool, DynamoDbError> {
+    /// Takes the next steps towards a usable table. Returns `true` if the table is usable and TTL is enabled.
+    async fn make_usable(&self) -> Result<bool, DynamoDbError> {
         let Some(table) = self.describe().await? else {
-            // It is not seen yet, or somebody was deleting it.
-            self.create().await?;
+            // The new table is not visible yet, or another process has deleted the table.
+            self.create_if_absent().await?;
             return Ok(false);
         };
         match table.table_status() {
             Some(TableStatus::Active | TableStatus::Updating) => {
-                self.check(&table)?;
-                // A table is being updated also for as long as its index is being made, which takes writes and no queries.
-                if self.options.shards > 0 && is_on_its_way(&table) {
+                self.check_schema(&table)?;
+                // The status is `Updating` while the index is being created. The index then accepts writes and no queries.
+                if self.options.shards > 0 && is_index_changing(&table) {
                     return Ok(false);
                 }
-                self.collect().await
+                self.enable_ttl().await
             }
             _ => Ok(false),
         }
     }
 
     async fn describe(&self) -> Result<Option<TableDescription>, DynamoDbError> {
-        let describe = self.theirs.describe_table().table_name(&self.table);
+        let describe = self.admin_client.describe_table().table_name(&self.table);
         match Box::pin(describe.send()).await {
             Ok(described) => match described.table {
                 Some(table) => Ok(Some(table)),
@@ -111,13 +116,13 @@ impl Inner {
             },
             Err(error) => match error.as_service_error() {
                 Some(DescribeTableError::ResourceNotFoundException(_)) => Ok(None),
-                _ => Err(DynamoDbError::of_table(&error)),
+                _ => Err(DynamoDbError::from_table_call(&error)),
             },
         }
     }
 
-    /// Whether the table is one of ours.
-    fn check(&self, table: &TableDescription) -> Result<(), DynamoDbError> {
+    /// Checks that the table has the key and the index of this store.
+    fn check_schema(&self, table: &TableDescription) -> Result<(), DynamoDbError> {
         let keys = table.key_schema().iter();
         let keys: Vec<_> = keys.map(KeySchemaElement::attribute_name).collect();
         let is_binary = |it: &AttributeDefinition| {
@@ -135,37 +140,40 @@ impl Inner {
         Ok(())
     }
 
-    /// Whether the service collects what is over.
-    async fn is_collected(&self) -> Result<bool, DynamoDbError> {
-        let describe = self.theirs.describe_time_to_live().table_name(&self.table);
+    /// Returns `true` if the service deletes expired items.
+    async fn is_ttl_enabled(&self) -> Result<bool, DynamoDbError> {
+        let describe = self
+            .admin_client
+            .describe_time_to_live()
+            .table_name(&self.table);
         let described = Box::pin(describe.send()).await;
-        let described = described.map_err(|error| DynamoDbError::of_table(&error))?;
-        let Some(found) = described.time_to_live_description else {
+        let described = described.map_err(|error| DynamoDbError::from_table_call(&error))?;
+        let Some(ttl) = described.time_to_live_description else {
             return Ok(false);
         };
-        match found.time_to_live_status() {
+        match ttl.time_to_live_status() {
             Some(TimeToLiveStatus::Enabled | TimeToLiveStatus::Enabling) => {}
             _ => return Ok(false),
         }
-        // A table has one such attribute: by another, what is over would stay for ever.
-        match found.attribute_name() {
-            Some(ENDS) | None => Ok(true),
+        // A table has one TTL attribute. With another one, the service would never delete expired items of this store.
+        match ttl.attribute_name() {
+            Some(TTL_ATTRIBUTE) | None => Ok(true),
             Some(_) => Err(DynamoDbError::unusable("a TTL on the attribute ttl")),
         }
     }
 
-    /// Lets the service collect what is over; false where it does not yet, since the table is being updated.
-    async fn collect(&self) -> Result<bool, DynamoDbError> {
-        if self.is_collected().await? {
+    /// Enables the deletion of expired items. Returns `false` if the service cannot do so yet, because it updates the table.
+    async fn enable_ttl(&self) -> Result<bool, DynamoDbError> {
+        if self.is_ttl_enabled().await? {
             return Ok(true);
         }
         let specification = TimeToLiveSpecification::builder()
-            .attribute_name(ENDS)
+            .attribute_name(TTL_ATTRIBUTE)
             .enabled(true)
             .build()
-            .map_err(|_| incomplete())?;
+            .map_err(|_| incomplete_description())?;
         let update = self
-            .theirs
+            .admin_client
             .update_time_to_live()
             .table_name(&self.table)
             .time_to_live_specification(specification);
@@ -173,24 +181,25 @@ impl Inner {
             Ok(_) => Ok(true),
             Err(error) => match error.as_service_error() {
                 Some(UpdateTimeToLiveError::ResourceInUseException(_)) => Ok(false),
-                // Unless it was turned off a moment before, and the service takes its time.
-                _ if may_be_on(&error) && self.is_collected().await? => Ok(true),
-                _ => Err(DynamoDbError::of_table(&error)),
+                // Another process may have enabled TTL meanwhile. The same error code also means that TTL was disabled a
+                // moment before, a change that takes the service some time.
+                _ if may_be_enabled_already(&error) && self.is_ttl_enabled().await? => Ok(true),
+                _ => Err(DynamoDbError::from_table_call(&error)),
             },
         }
     }
 }
 
-/// Whether the index comes or goes.
-fn is_on_its_way(table: &TableDescription) -> bool {
+/// Returns `true` if the index is being created or deleted.
+fn is_index_changing(table: &TableDescription) -> bool {
     let mut indexes = table.global_secondary_indexes().iter();
     let index = indexes.find(|it| it.index_name() == Some(INDEX));
     let status = index.and_then(|it| it.index_status());
     matches!(status, Some(IndexStatus::Creating | IndexStatus::Deleting))
 }
 
-/// Whoever makes the table at the same moment may have been first: the service has no name of its own for that.
-fn may_be_on<E: ProvideErrorMetadata, R>(error: &SdkError<E, R>) -> bool {
+/// Returns `true` if another process may have enabled TTL meanwhile. The service has no error code of its own for that.
+fn may_be_enabled_already<E: ProvideErrorMetadata, R>(error: &SdkError<E, R>) -> bool {
     let reported = error.as_service_error();
     reported.and_then(ProvideErrorMetadata::code) == Some("ValidationException")
 }
@@ -200,21 +209,24 @@ fn attribute(name: &str, kind: ScalarAttributeType) -> Result<AttributeDefinitio
     definition
         .attribute_type(kind)
         .build()
-        .map_err(|_| incomplete())
+        .map_err(|_| incomplete_description())
 }
 
 fn key(name: &str, kind: KeyType) -> Result<KeySchemaElement, DynamoDbError> {
     let element = KeySchemaElement::builder().attribute_name(name);
-    element.key_type(kind).build().map_err(|_| incomplete())
+    element
+        .key_type(kind)
+        .build()
+        .map_err(|_| incomplete_description())
 }
 
-/// The builders of the SDK ask for what is always given here.
-fn incomplete() -> DynamoDbError {
+/// Returns the error of an SDK builder that lacks a value. This module always sets all of them.
+fn incomplete_description() -> DynamoDbError {
     DynamoDbError::unusable("a complete description of the table")
 }
 
-/// What the index shows besides its keys.
-const SHOWN: [&str; 6] = [
+/// Attributes that the index includes in addition to the keys.
+const PROJECTED_ATTRIBUTES: [&str; 6] = [
     "expires",
     "generation",
     "lease_ends",
@@ -223,8 +235,9 @@ const SHOWN: [&str; 6] = [
     "reason",
 ];
 
-/// The attribute that says from when on the service may collect an item.
-const ENDS: &str = "ttl";
+/// Attribute with the time from which the service may delete an item.
+const TTL_ATTRIBUTE: &str = "ttl";
 
-const PATIENCE: Duration = Duration::from_secs(120);
-const PAUSE: Duration = Duration::from_millis(200);
+/// Limit of the wait until the table is usable.
+const USABLE_TIMEOUT: Duration = Duration::from_secs(120);
+const POLL_INTERVAL: Duration = Duration::from_millis(200);

@@ -1,12 +1,12 @@
-//! Why there is no store.
+//! The error of a failed connection attempt.
 
 use std::{error::Error, fmt};
 
 use redis::RedisError;
 
-/// Why a [`RedisStore`](crate::RedisStore) could not connect.
+/// The reason why a [`RedisStore`](crate::RedisStore) could not connect.
 ///
-/// Says neither the URL, which may hold a password, nor anything a server keeps.
+/// The error contains neither the URL, which may include a password, nor any data that a server stores.
 #[derive(Debug)]
 pub struct ConnectError {
     kind: ConnectErrorKind,
@@ -14,22 +14,23 @@ pub struct ConnectError {
     source: Option<RedisError>,
 }
 
-/// What kind of a [`ConnectError`] it is.
+/// The kind of a [`ConnectError`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum ConnectErrorKind {
-    /// The address is none, or asks for a feature that is off.
+    /// The address is invalid, or requires a crate feature that is not enabled.
     Address,
-    /// The server cannot be reached, did not answer in time, refused us, or takes nothing for now, as while it loads its data.
+    /// The server is unreachable, did not reply in time, rejected the connection, or is temporarily unavailable, for example
+    /// while it loads its data.
     Unreachable,
-    /// The server is too old, is a replica, or runs no scripts.
+    /// The server is too old, is a replica, or does not accept scripts.
     Unusable,
     /// The server may evict live leases, and [`Eviction::Refuse`](crate::Eviction::Refuse) is set.
-    Evicts,
+    EvictionPolicy,
 }
 
 impl ConnectError {
-    /// What kind it is.
+    /// Returns the kind of this error.
     #[must_use]
     pub fn kind(&self) -> ConnectErrorKind {
         self.kind
@@ -43,19 +44,19 @@ impl ConnectError {
         }
     }
 
-    pub(crate) fn address(source: RedisError) -> Self {
+    pub(crate) fn invalid_address(source: RedisError) -> Self {
         Self::new(
             ConnectErrorKind::Address,
             "expected the address of a server",
         )
-        .because(source)
+        .with_source(source)
     }
 
     pub(crate) fn unreachable(source: RedisError) -> Self {
-        Self::new(ConnectErrorKind::Unreachable, "cannot reach the server").because(source)
+        Self::new(ConnectErrorKind::Unreachable, "cannot reach the server").with_source(source)
     }
 
-    pub(crate) fn because(mut self, source: RedisError) -> Self {
+    pub(crate) fn with_source(mut self, source: RedisError) -> Self {
         self.source = Some(source);
         self
     }

@@ -1,4 +1,4 @@
-//! Redis and Valkey as the store of [`tower_idempotency`]: one execution and one answer across many processes.
+//! Redis and Valkey store for [`tower_idempotency`]: one execution and one response per key across processes.
 //!
 //! ```no_run
 //! use axum::{Router, routing::post};
@@ -14,43 +14,44 @@
 //! # }
 //! ```
 //!
-//! A new request costs two round trips, a replay or a refusal one. An entry is one hash with a time to live; each method of
-//! the store is one script over that one key, so it happens as a whole or not at all, by the server's clock.
+//! A new request costs two round trips, a replay or a rejected request one. An entry is one hash with a time to live. Each
+//! store method runs one script on that key. The script is atomic and uses the server's clock.
 //!
-//! # What Redis can promise here, and what not
+//! # Guarantees and limits
 //!
-//! A lease is as durable as the server that keeps it. Set `maxmemory-policy noeviction`: every other policy evicts live
-//! leases when memory is full, and then a request is executed twice. A server that comes back without its data, or a
-//! failover to a replica that has not got them yet, loses leases and records as well: what was in flight or answered a
-//! moment before may be executed again. Nothing in Redis excludes that; [`RedisOptions::with_wait`] narrows it. Whatever
-//! happens, a record that exists is never overwritten before its time, and all who get an answer get the stored one.
-//! `docs/redis.md` in the repository has the table of faults, each with its outcome and its test.
+//! A lease is as durable as the server that stores it. Set `maxmemory-policy noeviction`: every other policy evicts live
+//! leases when memory is full, and a retry then executes the request a second time.
+//!
+//! A server also loses leases and records if it restarts without its data, or if a failover promotes a replica that lacks
+//! recent writes. Requests that were running or had just completed may then execute again. Redis cannot rule this out;
+//! [`RedisOptions::with_wait`] narrows the window.
+//!
+//! No call overwrites an existing record before it expires. Every client that gets a response gets the stored one.
+//! `docs/redis.md` in the repository lists each fault with its outcome and its test.
 //!
 //! # Crate features
 //!
-//! None is on by default.
+//! No feature is enabled by default.
 //!
 //! | feature | adds |
 //! |---|---|
 //! | `cluster` | `RedisOptions::connect_cluster` |
 //! | `sentinel` | `RedisOptions::connect_sentinel` |
-//! | `deadpool` | `RedisOptions::connect_pool`, over a pool that the application has already |
-//! | `tls` | `rediss://`, by rustls with the certificates of the system |
+//! | `deadpool` | `RedisOptions::connect_pool`, for a connection pool of the application |
+//! | `tls` | `rediss://`, through rustls with the system's certificates |
 //!
-//! Another way to connect, such as a Unix socket or certificates of your own, is [`RedisOptions::connect_client`] with a
-//! client of the [`redis`] crate, which is exported here.
+//! Other connections, such as a Unix socket or custom certificates, need a client of the [`redis`] crate: see
+//! [`RedisOptions::connect_client`]. This crate re-exports [`redis`].
 
 #![cfg_attr(docsrs, feature(doc_cfg))]
 
-mod check;
-#[cfg(feature = "cluster")]
-mod cluster;
+mod connect;
+mod connection;
 mod error;
-mod link;
-mod listen;
+mod notifications;
 mod options;
-mod redial;
 mod scripts;
+mod server_check;
 mod store;
 
 pub use redis;

@@ -1,28 +1,28 @@
-//! One script a method: each is one atomic step at the server, by the server's clock.
+//! The Lua scripts, one per store method. Each runs atomically on the server and uses the server's clock.
 
 use redis::{Cmd, ToRedisArgs};
 
-/// The scripts, and the hashes the server knows them by.
+/// The scripts, with the hashes under which the server caches them.
 pub(crate) struct Scripts {
     pub(crate) acquire: Script,
     pub(crate) renew: Script,
     pub(crate) complete: Script,
     pub(crate) release: Script,
-    pub(crate) look: Script,
+    pub(crate) is_in_progress: Script,
 }
 
-/// One script over one key.
+/// A script that accesses one key.
 pub(crate) struct Script {
     code: &'static str,
     sha: String,
 }
 
-/// How the server is to find the script.
+/// The form in which a command names its script.
 #[derive(Clone, Copy, PartialEq, Eq)]
-pub(crate) enum By {
-    /// It has it already.
-    Sha,
-    /// It comes along.
+pub(crate) enum ScriptForm {
+    /// By hash (`EVALSHA`): the server has to have the script in its cache.
+    Hash,
+    /// By source code (`EVAL`): the server caches the script.
     Code,
 }
 
@@ -33,7 +33,7 @@ impl Scripts {
             renew: Script::new(include_str!("scripts/renew.lua")),
             complete: Script::new(include_str!("scripts/complete.lua")),
             release: Script::new(include_str!("scripts/release.lua")),
-            look: Script::new(include_str!("scripts/look.lua")),
+            is_in_progress: Script::new(include_str!("scripts/look.lua")),
         }
     }
 
@@ -43,7 +43,7 @@ impl Scripts {
             &self.renew,
             &self.complete,
             &self.release,
-            &self.look,
+            &self.is_in_progress,
         ]
     }
 }
@@ -56,15 +56,20 @@ impl Script {
         }
     }
 
-    /// The command that runs it.
-    pub(crate) fn call(&self, by: By, key: &str, arguments: impl ToRedisArgs) -> Cmd {
-        let mut command = match by {
-            By::Sha => {
+    /// Returns the command that runs the script.
+    pub(crate) fn run_command(
+        &self,
+        form: ScriptForm,
+        key: &str,
+        arguments: impl ToRedisArgs,
+    ) -> Cmd {
+        let mut command = match form {
+            ScriptForm::Hash => {
                 let mut command = redis::cmd("EVALSHA");
                 command.arg(&self.sha);
                 command
             }
-            By::Code => {
+            ScriptForm::Code => {
                 let mut command = redis::cmd("EVAL");
                 command.arg(self.code);
                 command
@@ -74,8 +79,8 @@ impl Script {
         command
     }
 
-    /// The command that teaches it to the server.
-    pub(crate) fn load(&self) -> Cmd {
+    /// Returns the command that loads the script into the server's cache.
+    pub(crate) fn load_command(&self) -> Cmd {
         let mut command = redis::cmd("SCRIPT");
         command.arg("LOAD").arg(self.code);
         command

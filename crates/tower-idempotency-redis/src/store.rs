@@ -1,67 +1,51 @@
-//! The store: five methods, a script each.
+//! The store. Each method runs one script.
 
 use std::{fmt, sync::Arc, time::Duration};
 
 use bytes::Bytes;
 use redis::{ErrorKind, RedisError, ServerErrorKind, ToRedisArgs, Value};
-use tokio::time::{Instant, timeout};
+use tokio::time::Instant;
 use tower_idempotency::store::{
     Acquired, Claim, Fingerprint, KeyId, LeaseRef, OrphanPolicy, Store, StoreError, Ttl,
 };
 
 use crate::{
-    ConnectError, RedisOptions,
-    link::Link,
-    listen::Listener,
-    options::Wait,
-    scripts::{By, Script, Scripts},
+    connection::Link,
+    notifications::Notifications,
+    options::{RedisOptions, ReplicaWait},
+    scripts::{Script, ScriptForm, Scripts},
 };
 
-/// Leases and records in Redis or Valkey, for any number of processes.
+/// A store of leases and records in Redis or Valkey, for any number of processes.
 ///
 /// Clones share their connections.
 ///
 /// # Cancellation
 ///
-/// A call that is dropped may or may not reach the server, where it happens as a whole or not at all. The connection
-/// stays usable.
+/// A dropped call may or may not reach the server. The server executes it completely or not at all. The connection remains
+/// usable.
 #[derive(Clone)]
 pub struct RedisStore {
     inner: Arc<Inner>,
 }
 
 pub(crate) struct Inner {
-    /// For acquires, and for the looks of waiters.
-    pub(crate) asking: Link,
-    /// For renewals, completions and releases: they never queue behind acquires.
-    pub(crate) keeping: Link,
-    /// For what waits for replicas, if anything does: the server answers nothing else there meanwhile.
-    pub(crate) waiting: Option<Link>,
+    /// Link for acquires, and for the queries of waiters.
+    pub(crate) acquire_link: Link,
+    /// Link for renewals, completions and releases, so that these never queue behind acquires.
+    pub(crate) lease_link: Link,
+    /// Link for calls that wait for replicas. The server replies to no other call on it meanwhile.
+    pub(crate) replica_link: Option<Link>,
     pub(crate) scripts: Scripts,
-    /// Hears of completions and releases; without it waiters poll.
-    pub(crate) listener: Option<Listener>,
-    /// Whether completions and releases are published.
-    pub(crate) publishes: bool,
+    /// Notifications of completions and releases. Waiters poll if there are none.
+    pub(crate) notifications: Option<Notifications>,
+    /// `true` if completions and releases are published.
+    pub(crate) can_publish: bool,
     pub(crate) options: RedisOptions,
 }
 
 impl RedisStore {
-    /// Connects to a server, as in `redis://:password@host:6379/0`, with the default [`RedisOptions`].
-    ///
-    /// With the feature `tls` also `rediss://`. Does what [`RedisOptions::connect`] does.
-    ///
-    /// # Errors
-    ///
-    /// [`ConnectError`] when the URL is not one, or the server cannot be reached or cannot be used.
-    ///
-    /// # Cancellation
-    ///
-    /// Nothing is left behind: connections that were made are closed.
-    pub async fn connect(url: &str) -> Result<Self, ConnectError> {
-        RedisOptions::new().connect(url).await
-    }
-
-    pub(crate) fn new(inner: Inner) -> Self {
+    pub(crate) fn from_inner(inner: Inner) -> Self {
         Self {
             inner: Arc::new(inner),
         }
@@ -91,29 +75,35 @@ impl Store for RedisStore {
             claim.owner,
             &*claim.operation,
         );
-        let waited_by = inner.waited_by();
-        let answer = inner
-            .run(&inner.asking, inner.deadline(), script, &key, &arguments)
+        let (deadline, replica_deadline) = (inner.deadline(), inner.replica_deadline());
+        let reply = inner
+            .run_script(&inner.acquire_link, deadline, script, &key, &arguments)
             .await?;
-        let first = acquired(answer)?;
-        // What is refused or replayed waits for nobody.
-        let (Acquired::Granted { .. }, Some((link, wait))) = (&first, inner.waiting()) else {
+        let first = parse_acquire_reply(reply)?;
+        // Only a granted lease waits for replicas.
+        let (Acquired::Granted { .. }, Some((link, wait))) = (&first, inner.replica_wait()) else {
             return Ok(first);
         };
-        // Under the same token: granted again, as it was. Unless the server is another one by now, and has its own answer.
-        let waited = inner.run_and_wait(link, waited_by, script, &key, &arguments, wait);
-        acquired(Box::pin(waited).await?)
+        // The token is the same, so the server grants the same lease again. After a failover the new primary decides.
+        let replicated =
+            inner.run_script_and_wait(link, replica_deadline, script, &key, &arguments, wait);
+        parse_acquire_reply(Box::pin(replicated).await?)
     }
 
     async fn renew(&self, lease: &LeaseRef, ttl: Ttl) -> Result<(), StoreError> {
         let inner = &*self.inner;
         let (script, key) = (&inner.scripts.renew, inner.key(&lease.id));
         let arguments = (lease.token.as_bytes(), ttl.as_millis());
-        held(
-            &inner
-                .run(&inner.keeping, inner.deadline(), script, &key, &arguments)
-                .await?,
-        )
+        let reply = inner
+            .run_script(
+                &inner.lease_link,
+                inner.deadline(),
+                script,
+                &key,
+                &arguments,
+            )
+            .await?;
+        parse_holder_reply(&reply)
     }
 
     async fn complete(
@@ -134,56 +124,64 @@ impl Store for RedisStore {
             lease.generation,
             &*record,
             retention.as_millis(),
-            u8::from(inner.publishes),
+            u8::from(inner.can_publish),
         );
-        let waited_by = inner.waited_by();
-        let stored = inner.run(&inner.keeping, inner.deadline(), script, &key, &arguments);
-        let Some((link, wait)) = inner.waiting() else {
-            return held(&stored.await?);
+        let (deadline, replica_deadline) = (inner.deadline(), inner.replica_deadline());
+        let stored = inner.run_script(&inner.lease_link, deadline, script, &key, &arguments);
+        let Some((link, wait)) = inner.replica_wait() else {
+            return parse_holder_reply(&stored.await?);
         };
-        // Stored at once, however many wait on the other connection before it: its lease would be over by then.
-        let waited = inner.run_and_wait(link, waited_by, script, &key, &arguments, wait);
-        let waited = Box::pin(waited);
-        let (stored, waited) = tokio::join!(stored, waited);
-        if let Ok(answer) = stored {
-            held(&answer)?;
+        // Stores the record without delay on one link. On the other link it may queue behind calls that wait for replicas,
+        // and the lease could expire before its turn.
+        let replicated =
+            inner.run_script_and_wait(link, replica_deadline, script, &key, &arguments, wait);
+        let replicated = Box::pin(replicated);
+        let (stored, replicated) = tokio::join!(stored, replicated);
+        if let Ok(reply) = stored {
+            parse_holder_reply(&reply)?;
         }
-        held(&waited?)
+        parse_holder_reply(&replicated?)
     }
 
     async fn release(&self, lease: &LeaseRef) -> Result<(), StoreError> {
         let inner = &*self.inner;
         let (script, key) = (&inner.scripts.release, inner.key(&lease.id));
-        let arguments = (lease.token.as_bytes(), u8::from(inner.publishes));
-        let answer = inner
-            .run(&inner.keeping, inner.deadline(), script, &key, &arguments)
+        let arguments = (lease.token.as_bytes(), u8::from(inner.can_publish));
+        let reply = inner
+            .run_script(
+                &inner.lease_link,
+                inner.deadline(),
+                script,
+                &key,
+                &arguments,
+            )
             .await?;
-        match held(&answer) {
-            // What the token does not hold is not its to free.
+        match parse_holder_reply(&reply) {
+            // The token does not hold the entry, so there is nothing to release.
             Err(StoreError::LeaseLost) => Ok(()),
-            released => released,
+            result => result,
         }
     }
 
-    async fn wait_for_change(&self, id: &KeyId, within: Duration) {
-        let wake = async {
-            let Some(listener) = &self.inner.listener else {
+    async fn wait_for_change(&self, id: &KeyId, timeout: Duration) {
+        let change = async {
+            let Some(notifications) = &self.inner.notifications else {
                 return std::future::pending().await;
             };
             let key = self.inner.key(id);
-            let mut listening = listener.listen(&key);
-            listening.ready().await;
-            // What was published before we listened is found by looking; what is published after is heard.
-            if self.inner.in_progress(&key).await {
-                listening.heard().await;
+            let mut subscription = notifications.subscribe(&key);
+            subscription.wait_until_subscribed().await;
+            // The query finds changes made before the subscription. Later changes are published to it.
+            if self.inner.is_in_progress(&key).await {
+                subscription.wait_for_message().await;
             }
         };
-        timeout(within, wake).await.ok();
+        tokio::time::timeout(timeout, change).await.ok();
     }
 }
 
 impl Inner {
-    /// The entry's key, and the channel its waiters listen to.
+    /// Returns the entry's key, which is also the channel of its waiters.
     fn key(&self, id: &KeyId) -> String {
         let mut key = String::with_capacity(self.options.prefix.len() + 64);
         key.push_str(&self.options.prefix);
@@ -195,8 +193,8 @@ impl Inner {
         key
     }
 
-    /// Runs a script; a server that does not know it is sent it, once.
-    async fn run(
+    /// Runs a script by its hash. If the server does not have the script, sends the code once.
+    async fn run_script(
         &self,
         link: &Link,
         deadline: Instant,
@@ -204,127 +202,131 @@ impl Inner {
         key: &str,
         arguments: &impl ToRedisArgs,
     ) -> Result<Value, StoreError> {
-        match link
-            .send(deadline, &script.call(By::Sha, key, arguments))
-            .await
-        {
+        let command = script.run_command(ScriptForm::Hash, key, arguments);
+        match link.send(deadline, &command).await {
             Err(error) if is_unknown_script(&error) => {
-                link.send(deadline, &script.call(By::Code, key, arguments))
-                    .await
+                let command = script.run_command(ScriptForm::Code, key, arguments);
+                link.send(deadline, &command).await
             }
-            answer => answer,
+            reply => reply,
         }
         .map_err(StoreError::backend)
     }
 
-    /// Runs a script and waits until enough replicas have what it wrote. Both go out at once and on one connection: the
-    /// server waits for what this very connection wrote.
-    async fn run_and_wait(
+    /// Runs a script and waits until enough replicas have its writes.
+    ///
+    /// Both commands are sent at once on one connection, because the server waits for the writes of that connection only.
+    async fn run_script_and_wait(
         &self,
         link: &Link,
         deadline: Instant,
         script: &Script,
         key: &str,
         arguments: &impl ToRedisArgs,
-        wait: &Wait,
+        wait: &ReplicaWait,
     ) -> Result<Value, StoreError> {
-        let waiting = wait.command();
-        let call = script.call(By::Sha, key, arguments);
-        let (answer, replicas) = match link.send_both(deadline, &call, &waiting).await {
+        let wait_command = wait.command();
+        let command = script.run_command(ScriptForm::Hash, key, arguments);
+        let (reply, replicas) = match link.send_pair(deadline, &command, &wait_command).await {
             Err(error) if is_unknown_script(&error) => {
-                let call = script.call(By::Code, key, arguments);
-                link.send_both(deadline, &call, &waiting).await
+                let command = script.run_command(ScriptForm::Code, key, arguments);
+                link.send_pair(deadline, &command, &wait_command).await
             }
-            answers => answers,
+            replies => replies,
         }
         .map_err(StoreError::backend)?;
         match replicas {
-            Value::Int(reached) if reached >= i64::from(wait.replicas) => Ok(answer),
+            Value::Int(reached) if reached >= i64::from(wait.replicas) => Ok(reply),
             Value::Int(reached) => Err(StoreError::backend(format!(
                 "expected the write on {} replicas, found it on {reached}",
                 wait.replicas
             ))),
-            _ => Err(unexpected("a number of replicas")),
+            _ => Err(unexpected_reply("a number of replicas")),
         }
     }
 
-    /// What is waited for, and where.
-    fn waiting(&self) -> Option<(&Link, &Wait)> {
-        self.waiting.as_ref().zip(self.options.wait.as_ref())
+    /// Returns the link and the settings of calls that wait for replicas.
+    fn replica_wait(&self) -> Option<(&Link, &ReplicaWait)> {
+        self.replica_link
+            .as_ref()
+            .zip(self.options.replica_wait.as_ref())
     }
 
-    /// Whether the entry is in progress; true when the server does not say.
-    async fn in_progress(&self, key: &str) -> bool {
-        let script = &self.scripts.look;
-        let look = self.run(&self.asking, self.deadline(), script, key, &NOTHING);
-        !matches!(look.await, Ok(Value::Int(0)))
+    /// Returns `true` if the entry is in progress, or if the query failed.
+    async fn is_in_progress(&self, key: &str) -> bool {
+        let script = &self.scripts.is_in_progress;
+        let deadline = self.deadline();
+        let reply = self.run_script(&self.acquire_link, deadline, script, key, &NO_ARGUMENTS);
+        !matches!(reply.await, Ok(Value::Int(0)))
     }
 
     fn deadline(&self) -> Instant {
         Instant::now() + self.options.timeout
     }
 
-    /// Of what waits for replicas. The time for that is no other call's: one that takes as long has found a silent connection.
-    fn waited_by(&self) -> Instant {
-        Instant::now() + self.options.call_limit()
+    /// Returns the deadline of a call that waits for replicas.
+    ///
+    /// Other calls do not get that additional time: if one of them takes as long, its connection is unresponsive.
+    fn replica_deadline(&self) -> Instant {
+        Instant::now() + self.options.replica_call_timeout()
     }
 }
 
-/// What the script for acquires answered.
-fn acquired(answer: Value) -> Result<Acquired, StoreError> {
-    let Value::Array(parts) = answer else {
-        return Err(unexpected("an array"));
+/// Parses the reply of the acquire script.
+fn parse_acquire_reply(reply: Value) -> Result<Acquired, StoreError> {
+    let Value::Array(parts) = reply else {
+        return Err(unexpected_reply("an array"));
     };
     let mut parts = parts.into_iter();
     match (parts.next(), parts.next(), parts.next()) {
         (Some(Value::Int(GRANTED)), Some(Value::Int(generation)), None) => {
-            let generation =
-                u64::try_from(generation).map_err(|_| unexpected("a generation of 1 or more"))?;
+            let generation = u64::try_from(generation)
+                .map_err(|_| unexpected_reply("a generation of 1 or more"))?;
             Ok(Acquired::Granted {
                 generation,
                 takeover: generation > 1,
             })
         }
-        (Some(Value::Int(IN_PROGRESS)), Some(owner), Some(Value::Int(left))) => {
+        (Some(Value::Int(IN_PROGRESS)), Some(fingerprint), Some(Value::Int(left))) => {
             Ok(Acquired::InProgress {
-                fingerprint: fingerprint(owner)?,
+                fingerprint: parse_fingerprint(fingerprint)?,
                 expires_in: millis(left),
             })
         }
-        (Some(Value::Int(ORPHANED)), Some(owner), Some(Value::Int(since))) => {
+        (Some(Value::Int(ORPHANED)), Some(fingerprint), Some(Value::Int(since))) => {
             Ok(Acquired::Orphaned {
-                fingerprint: fingerprint(owner)?,
+                fingerprint: parse_fingerprint(fingerprint)?,
                 since: millis(since),
             })
         }
-        (Some(Value::Int(COMPLETED)), Some(owner), Some(Value::BulkString(record))) => {
+        (Some(Value::Int(COMPLETED)), Some(fingerprint), Some(Value::BulkString(record))) => {
             Ok(Acquired::Completed {
-                fingerprint: fingerprint(owner)?,
+                fingerprint: parse_fingerprint(fingerprint)?,
                 record: record.into(),
             })
         }
-        (Some(Value::Int(NEWER)), None, None) => Err(newer()),
-        _ => Err(unexpected("an answer of the script for acquires")),
+        (Some(Value::Int(NEWER_VERSION)), None, None) => Err(newer_version()),
+        _ => Err(unexpected_reply("a reply of the acquire script")),
     }
 }
 
-/// What a script answered that only the holder of a token may run.
-fn held(answer: &Value) -> Result<(), StoreError> {
-    match answer {
+/// Parses the reply of a script that only the lease holder may run.
+fn parse_holder_reply(reply: &Value) -> Result<(), StoreError> {
+    match reply {
         Value::Int(1) => Ok(()),
         Value::Int(0) => Err(StoreError::LeaseLost),
-        Value::Int(-1) => Err(newer()),
-        _ => Err(unexpected("1, 0 or -1")),
+        Value::Int(-1) => Err(newer_version()),
+        _ => Err(unexpected_reply("1, 0 or -1")),
     }
 }
 
-fn fingerprint(value: Value) -> Result<Fingerprint, StoreError> {
+fn parse_fingerprint(value: Value) -> Result<Fingerprint, StoreError> {
     let Value::BulkString(bytes) = value else {
-        return Err(unexpected("a fingerprint"));
+        return Err(unexpected_reply("a fingerprint"));
     };
     let bytes = bytes
         .try_into()
-        .map_err(|_| unexpected("a fingerprint of 32 bytes"))?;
+        .map_err(|_| unexpected_reply("a fingerprint of 32 bytes"))?;
     Ok(Fingerprint::from_bytes(bytes))
 }
 
@@ -332,12 +334,12 @@ fn millis(value: i64) -> Duration {
     Duration::from_millis(value.max(0).unsigned_abs())
 }
 
-/// Says what was expected and not what was found, which may be a record.
-fn unexpected(expected: &str) -> StoreError {
+/// Returns an error that names the expected reply. It omits the reply itself, which may contain a record.
+fn unexpected_reply(expected: &str) -> StoreError {
     StoreError::backend(format!("expected {expected}, found something else"))
 }
 
-fn newer() -> StoreError {
+fn newer_version() -> StoreError {
     StoreError::backend("expected an entry of this version, found one of a newer version")
 }
 
@@ -345,11 +347,11 @@ fn is_unknown_script(error: &RedisError) -> bool {
     error.kind() == ErrorKind::Server(ServerErrorKind::NoScript)
 }
 
-// As in `scripts/acquire.lua`.
-const NEWER: i64 = 0;
+// First element of the reply of `scripts/acquire.lua`.
+const NEWER_VERSION: i64 = 0;
 const GRANTED: i64 = 1;
 const IN_PROGRESS: i64 = 2;
 const ORPHANED: i64 = 3;
 const COMPLETED: i64 = 4;
-/// No arguments.
-const NOTHING: &[&str; 0] = &[];
+/// Arguments of a script without arguments.
+const NO_ARGUMENTS: &[&str; 0] = &[];

@@ -10,20 +10,20 @@ use tower_idempotency::{
     store::{Claim, Fingerprint, KeyId, Ttl},
 };
 
-use crate::{Checkpoint, SqlError, SqlStore, bounded::bounded};
+use crate::{Checkpoint, SqlError, SqlStore, timeout::with_timeout};
 
-/// Finishes what was abandoned: finds orphans, and executes each again without its client.
+/// Finishes abandoned requests: finds orphans and executes each one again, without its client.
 ///
-/// An orphan is left behind by a process that died, and by an execution that ended without a record after it had written a
-/// checkpoint. Its client may come back and take it over; a completer does not wait for that. What its work answers is
-/// recorded as a handler's answer would be, and is what the client is told then.
+/// A process that died leaves orphans. So does an execution that wrote a checkpoint and ended without a record. The
+/// client may retry and take the orphan over; a completer does not wait for that. The response of the completer's work
+/// is recorded like a handler's response. A later retry of the client gets it.
 ///
-/// Safe on every replica at once: one of them takes an orphan over. What fails is left an orphan, and tried again after a
-/// pause that doubles with each takeover, up to 64 times [`with_older_than`](Self::with_older_than): so what cannot be
-/// finished is not hammered. It is looked at for as long as orphans are kept, and that starts anew with each attempt.
+/// A completer may run on every replica: only one of them takes an orphan over. If the work fails, the entry remains an
+/// orphan and is retried after a delay. The delay doubles with each takeover, from
+/// [`with_min_age`](Self::with_min_age) up to 64 times that, so a request that always fails causes little load. Retries
+/// continue until the orphan expires. Each attempt restarts the retention of the orphan.
 ///
-/// Entries of [`run_once`](IdempotencyLayer::run_once) are passed over: a response would be no value to whoever asks for
-/// them.
+/// Entries of [`run_once`](IdempotencyLayer::run_once) are skipped: their callers expect a value, and not a response.
 ///
 /// ```no_run
 /// # #[cfg(feature = "postgres")]
@@ -33,43 +33,43 @@ use crate::{Checkpoint, SqlError, SqlStore, bounded::bounded};
 /// use http::Response;
 /// use tower_idempotency_sqlx::{Completer, Orphan};
 ///
-/// let rides = store.clone();
+/// let ride_store = store.clone();
 /// let completer = Completer::new(&store, &layer, move |orphan: Orphan| {
-///     let (store, pool) = (rides.clone(), pool.clone());
+///     let (store, pool) = (ride_store.clone(), pool.clone());
 ///     async move {
 ///         if orphan.operation() != "POST /rides" {
-///             return Err("not one of ours".into());
+///             return Err("an operation of another service".into());
 ///         }
 ///         let tx = store.begin(orphan.lease(), &pool).await?;
-///         // What is left to do after orphan.checkpoint().
+///         // Execute the phases after orphan.checkpoint().
 ///         let res = tx.commit(Response::new("ride".to_owned())).await?;
 ///         Ok::<_, Box<dyn std::error::Error + Send + Sync>>(res)
 ///     }
 /// });
-/// let completing = completer.spawn(Duration::from_secs(30)); // until it is dropped
-/// # std::mem::forget(completing);
+/// let task = completer.spawn(Duration::from_secs(30)); // runs until the drop of `task`
+/// # std::mem::forget(task);
 /// # }
 /// ```
 #[derive(Clone)]
 #[must_use = "a completer does nothing until it sweeps"]
 pub struct Completer<S> {
     store: S,
-    finish: Arc<Finish>,
-    older_than: Duration,
-    at_a_time: usize,
+    take_over: Arc<TakeOver>,
+    min_age: Duration,
+    concurrency: usize,
 }
 
-type Finish = dyn Fn(Found, Claim) -> Finishing + Send + Sync;
-type Finishing = Pin<Box<dyn Future<Output = Result<Ended, Error>> + Send>>;
+type TakeOver = dyn Fn(OrphanRow, Claim) -> TakeOverFuture + Send + Sync;
+type TakeOverFuture = Pin<Box<dyn Future<Output = Result<OrphanOutcome, Error>> + Send>>;
 
-/// How one orphan ended.
-enum Ended {
+/// Outcome of one orphan in a sweep.
+enum OrphanOutcome {
     Executed,
     Failed,
-    Gone,
+    TakenElsewhere,
 }
 
-/// What a completer's work is given: an orphan that was taken over.
+/// An orphan that the completer has taken over. The work gets it as its argument.
 #[derive(Debug)]
 pub struct Orphan {
     lease: Lease,
@@ -78,46 +78,49 @@ pub struct Orphan {
 }
 
 impl Orphan {
-    /// The lease that it was taken over under; [`derive`](Lease::derive) gives the keys that it gave to the first execution.
+    /// Returns the lease of the takeover. [`Lease::derive`] returns the same keys as in the first execution.
     #[must_use]
     pub fn lease(&self) -> &Lease {
         &self.lease
     }
 
-    /// What was asked, as in `POST /rides`: method and path without the query, cut at 128 bytes.
+    /// Returns the method and the path of the request, such as `POST /rides`, without the query and cut at 128 bytes.
     #[must_use]
     pub fn operation(&self) -> &str {
         &self.operation
     }
 
-    /// How far it came.
+    /// Returns the last checkpoint, if there is one.
     #[must_use]
     pub fn checkpoint(&self) -> Option<&Checkpoint> {
         self.checkpoint.as_ref()
     }
 }
 
-/// What a sweep did.
+/// Counts of one sweep.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[non_exhaustive]
-pub struct Sweep {
+pub struct SweepStats {
     /// Orphans that were due.
     pub found: u64,
-    /// The work answered. Where the layer records no such answer, as a 5xx, it is an orphan still.
+    /// Orphans whose work returned a response. If the layer does not record that response, such as a 5xx, the entry is
+    /// still an orphan.
     pub executed: u64,
-    /// The work failed or panicked, or the store did.
+    /// Orphans whose work failed or panicked, and orphans on which the store failed.
     pub failed: u64,
-    /// Somebody else had it meanwhile.
-    pub gone: u64,
+    /// Orphans that another execution took over or finished first.
+    pub taken_elsewhere: u64,
 }
 
 impl<S: SqlStore> Completer<S> {
-    /// Finishes the orphans in `store` with `work`, under leases of `layer`.
+    /// Creates a completer that finishes the orphans in `store` with `work`, under leases of `layer`.
     ///
-    /// `layer` is the one that serves the routes, for it says how long leases and records last and what is recorded.
-    /// `work` answers as a handler does, and may commit in a transaction as a handler does; an error leaves the orphan to
-    /// a later sweep, and is not logged. It is given everything that is under the layer's store: several services that
-    /// share a table need a completer each that leaves alone what it does not know.
+    /// Pass the layer that serves the routes: its settings decide how long leases and records last and which responses
+    /// are recorded. `work` returns a response and may commit in a transaction, like a handler. If it returns an error,
+    /// a later sweep retries the orphan; the error is not logged.
+    ///
+    /// `work` gets all orphans of the store. If several services share a table, each needs a completer that returns an
+    /// error for the operations of other services.
     pub fn new<W, F, B, E>(store: &S, layer: &IdempotencyLayer, work: W) -> Self
     where
         W: Fn(Orphan) -> F + Send + Sync + 'static,
@@ -127,120 +130,127 @@ impl<S: SqlStore> Completer<S> {
         B::Error: Send,
         E: Send + 'static,
     {
-        let (at, layer, work) = (store.clone(), layer.clone(), Arc::new(work));
-        let finish = move |found: Found, claim: Claim| -> Finishing {
-            let (store, layer, work) = (at.clone(), layer.clone(), Arc::clone(&work));
+        let (orphan_store, layer, work) = (store.clone(), layer.clone(), Arc::new(work));
+        let take_over = move |row: OrphanRow, claim: Claim| -> TakeOverFuture {
+            let (store, layer, work) = (orphan_store.clone(), layer.clone(), Arc::clone(&work));
             Box::pin(async move {
                 let work = move |lease: Lease| async move {
-                    // Somebody took it over since it was found, and left it: that was not for nothing.
-                    if lease.generation() != found.generation.unsigned_abs() + 1 {
-                        return Err(Ended::Gone);
+                    // Another execution took the orphan over after the query and ended without an outcome. Its delay
+                    // must pass before the next attempt.
+                    if lease.generation() != row.generation.unsigned_abs() + 1 {
+                        return Err(OrphanOutcome::TakenElsewhere);
                     }
                     let checkpoint = Checkpoint::last(&store, &lease).await;
                     let orphan = Orphan {
                         lease,
-                        operation: found.operation,
-                        checkpoint: checkpoint.map_err(|_| Ended::Failed)?,
+                        operation: row.operation,
+                        checkpoint: checkpoint.map_err(|_| OrphanOutcome::Failed)?,
                     };
-                    work(orphan).await.map_err(|_| Ended::Failed)
+                    work(orphan).await.map_err(|_| OrphanOutcome::Failed)
                 };
                 Ok(match layer.take_over(claim, work).await? {
-                    TakeOverOutcome::Executed(_) => Ended::Executed,
-                    TakeOverOutcome::Failed(ended) => ended,
-                    _ => Ended::Gone,
+                    TakeOverOutcome::Executed(_) => OrphanOutcome::Executed,
+                    TakeOverOutcome::Failed(outcome) => outcome,
+                    _ => OrphanOutcome::TakenElsewhere,
                 })
             })
         };
         Self {
             store: store.clone(),
-            finish: Arc::new(finish),
-            older_than: Duration::from_secs(60),
-            at_a_time: 4,
+            take_over: Arc::new(take_over),
+            min_age: Duration::from_secs(60),
+            concurrency: 4,
         }
     }
 
-    /// For how long a lease has to be over; 1 minute by default.
+    /// Sets the time for which a lease must have expired before its orphan is executed. Default: 1 minute.
     ///
-    /// Too short, and it takes away from clients what they would have finished themselves, with an answer they see at
-    /// once; too long, and what was abandoned stays half done.
-    pub fn with_older_than(self, older_than: Duration) -> Self {
-        let older_than = older_than.min(Ttl::MAX.as_duration());
-        Self { older_than, ..self }
+    /// If the value is too short, the completer takes orphans from clients that would have retried and seen the
+    /// response at once. If it is too long, abandoned requests stay unfinished for that time.
+    pub fn with_min_age(self, min_age: Duration) -> Self {
+        let min_age = min_age.min(Ttl::MAX.as_duration());
+        Self { min_age, ..self }
     }
 
-    /// How many are executed at a time, by each process; 4 by default, at least 1.
-    pub fn with_concurrency(self, at_a_time: usize) -> Self {
-        let at_a_time = at_a_time.max(1);
-        Self { at_a_time, ..self }
+    /// Sets the maximum number of orphans that this process executes at the same time. Default: 4; at least 1.
+    pub fn with_concurrency(self, concurrency: usize) -> Self {
+        let concurrency = concurrency.max(1);
+        Self {
+            concurrency,
+            ..self
+        }
     }
 
-    /// Executes all orphans that are due as it begins, oldest first, and says what became of them. Ends early where the layer takes
-    /// nothing on, as while it drains.
+    /// Executes all orphans that are due when the sweep begins, oldest first, and returns their counts.
+    ///
+    /// Ends early if the layer rejects new executions, for example while it drains.
     ///
     /// # Errors
     ///
-    /// When the store cannot say which they are.
+    /// If the store fails to list the orphans.
     ///
     /// # Panics
     ///
-    /// Outside of a tokio runtime.
+    /// Panics outside of a tokio runtime.
     ///
     /// # Cancellation
     ///
-    /// Dropped, it takes no more over; what it has taken over goes on in tasks of its own, for which
-    /// [`drain`](IdempotencyLayer::drain) waits.
-    pub async fn sweep(&self) -> Result<Sweep, SqlError> {
-        let mut page = Page {
-            older_than: self.older_than,
-            until: None,
+    /// If the future is dropped, the sweep takes no more orphans over. Executions that have begun continue in tasks of
+    /// their own; [`drain`](IdempotencyLayer::drain) waits for them.
+    pub async fn sweep(&self) -> Result<SweepStats, SqlError> {
+        let mut query = OrphanQuery {
+            min_age: self.min_age,
+            ended_before: None,
             after: None,
-            limit: PAGE,
+            limit: PAGE_SIZE,
         };
-        let mut sweep = Sweep::default();
+        let mut stats = SweepStats::default();
         let mut running = JoinSet::new();
         loop {
-            let orphans = bounded(self.store.orphans(&page)).await?;
-            // What fails meanwhile may be due again at once: it is left to the next sweep, or this one would not end.
-            page.until = page.until.or(orphans.first().map(|first| first.seen));
-            page.after = orphans.last().map(|last| (last.lease_ends, last.id));
-            let is_last = orphans.len() < PAGE as usize;
+            let orphans = with_timeout(self.store.orphans(&query)).await?;
+            // An orphan whose work fails may be due again at once. The next sweep retries it, so that this one ends.
+            query.ended_before = query
+                .ended_before
+                .or(orphans.first().map(|first| first.read_at));
+            query.after = orphans.last().map(|last| (last.lease_ends, last.id));
+            let is_last = orphans.len() < PAGE_SIZE as usize;
             for orphan in orphans {
-                sweep.found += 1;
-                if running.len() >= self.at_a_time && !sweep.add(running.join_next().await) {
-                    return Ok(sweep);
+                stats.found += 1;
+                if running.len() >= self.concurrency && !stats.add(running.join_next().await) {
+                    return Ok(stats);
                 }
-                let (completer, page) = (self.clone(), page.clone());
-                running.spawn(async move { completer.finish(orphan, &page).await });
+                let (completer, query) = (self.clone(), query.clone());
+                running.spawn(async move { completer.finish(orphan, &query).await });
             }
             if is_last {
                 break;
             }
         }
-        while !running.is_empty() && sweep.add(running.join_next().await) {}
-        Ok(sweep)
+        while !running.is_empty() && stats.add(running.join_next().await) {}
+        Ok(stats)
     }
 
-    /// Sweeps every so often, until what it returns is dropped.
+    /// Starts a task that sweeps in intervals of `period`. The drop of the returned value stops it.
     ///
-    /// What fails is logged and tried again next time. Each sweep costs a search of an index.
+    /// Failures are logged and retried in the next sweep. Each sweep costs one index search.
     ///
     /// # Panics
     ///
-    /// Outside of a tokio runtime.
-    pub fn spawn(self, every: Duration) -> CompleterTask {
+    /// Panics outside of a tokio runtime.
+    pub fn spawn(self, period: Duration) -> CompleterTask {
         let task = tokio::spawn(async move {
-            let mut ticks = interval(every.max(SHORTEST));
+            let mut ticks = interval(period.max(MIN_INTERVAL));
             ticks.set_missed_tick_behavior(MissedTickBehavior::Delay);
             loop {
                 ticks.tick().await;
                 match self.sweep().await {
-                    Ok(sweep) if sweep.failed > 0 => {
-                        tracing::warn!(failed = sweep.failed, "orphans stay for now");
+                    Ok(stats) if stats.failed > 0 => {
+                        tracing::warn!(failed = stats.failed, "orphan recovery failed, will retry");
                     }
                     Ok(_) => {}
                     Err(error) => {
                         let error = &error as &(dyn std::error::Error + 'static);
-                        tracing::warn!(error, "orphans cannot be looked for");
+                        tracing::warn!(error, "orphan query failed, will retry");
                     }
                 }
             }
@@ -248,35 +258,38 @@ impl<S: SqlStore> Completer<S> {
         CompleterTask { task }
     }
 
-    async fn finish(&self, orphan: Found, page: &Page) -> Result<Ended, Error> {
-        // It was found a while ago. Another replica may have tried since, and failed: then it is to have its pause.
-        match bounded(self.store.is_due(&orphan, page)).await {
+    async fn finish(&self, orphan: OrphanRow, query: &OrphanQuery) -> Result<OrphanOutcome, Error> {
+        // The orphan was read a while ago. If another replica has tried it since and failed, its delay must pass first.
+        match with_timeout(self.store.is_due(&orphan, query)).await {
             Ok(true) => {}
-            Ok(false) => return Ok(Ended::Gone),
-            Err(_) => return Ok(Ended::Failed),
+            Ok(false) => return Ok(OrphanOutcome::TakenElsewhere),
+            Err(_) => return Ok(OrphanOutcome::Failed),
         }
         let Ok(mut claim) = Claim::new(orphan.id, orphan.fingerprint) else {
-            return Ok(Ended::Failed);
+            return Ok(OrphanOutcome::Failed);
         };
         claim.operation = orphan.operation.clone().into();
-        (self.finish)(orphan, claim).await
+        (self.take_over)(orphan, claim).await
     }
 }
 
-impl Sweep {
-    /// False where it makes no sense to go on.
-    fn add(&mut self, ended: Option<Result<Result<Ended, Error>, tokio::task::JoinError>>) -> bool {
-        match ended {
+impl SweepStats {
+    /// Counts the outcome of an orphan. Returns `false` if the sweep must end.
+    fn add(
+        &mut self,
+        outcome: Option<Result<Result<OrphanOutcome, Error>, tokio::task::JoinError>>,
+    ) -> bool {
+        match outcome {
             None => {}
-            Some(Ok(Ok(Ended::Executed))) => self.executed += 1,
-            Some(Ok(Ok(Ended::Gone))) => self.gone += 1,
-            Some(Ok(Ok(Ended::Failed))) => self.failed += 1,
+            Some(Ok(Ok(OrphanOutcome::Executed))) => self.executed += 1,
+            Some(Ok(Ok(OrphanOutcome::TakenElsewhere))) => self.taken_elsewhere += 1,
+            Some(Ok(Ok(OrphanOutcome::Failed))) => self.failed += 1,
             Some(Ok(Err(error))) => {
                 self.failed += 1;
                 return !matches!(error.kind(), ErrorKind::Draining | ErrorKind::Overloaded);
             }
             Some(Err(_panic)) => {
-                tracing::error!("finishing an orphan panicked");
+                tracing::error!("orphan recovery panicked");
                 self.failed += 1;
             }
         }
@@ -287,16 +300,14 @@ impl Sweep {
 impl<S> fmt::Debug for Completer<S> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("Completer")
-            .field("older_than", &self.older_than)
-            .field("at_a_time", &self.at_a_time)
+            .field("min_age", &self.min_age)
+            .field("concurrency", &self.concurrency)
             .finish_non_exhaustive()
     }
 }
 
-/// Sweeps in the background for as long as it is kept.
-///
-/// Dropped, it sweeps no more; what was taken over goes on.
-#[must_use = "a completer stops when this is dropped"]
+/// A background task that sweeps. Its drop stops the sweeps; executions that have begun continue.
+#[must_use = "the completer stops when its task is dropped"]
 pub struct CompleterTask {
     task: JoinHandle<()>,
 }
@@ -313,34 +324,34 @@ impl fmt::Debug for CompleterTask {
     }
 }
 
-/// Which orphans are looked for.
+/// Query for a page of due orphans.
 #[doc(hidden)]
 #[derive(Clone, Debug)]
-pub struct Page {
-    /// For how long the lease is over at least; twice as long for each takeover, up to a limit.
-    pub older_than: Duration,
-    /// Before which its lease ended, by the store's clock.
-    pub until: Option<i64>,
-    /// The last of the page before.
+pub struct OrphanQuery {
+    /// Minimum time since the expiry of the lease. Doubles with each takeover, up to a limit.
+    pub min_age: Duration,
+    /// Upper bound of the expiry, by the store's clock.
+    pub ended_before: Option<i64>,
+    /// Expiry and ID of the last orphan of the previous page.
     pub after: Option<(i64, KeyId)>,
-    /// How many at most.
+    /// Maximum number of rows.
     pub limit: u32,
 }
 
-/// An orphan as it was found.
+/// An orphan, as the store has read it.
 #[doc(hidden)]
 #[derive(Clone, Debug)]
-pub struct Found {
+pub struct OrphanRow {
     pub id: KeyId,
     pub fingerprint: Fingerprint,
     pub generation: i64,
     pub lease_ends: i64,
-    /// When it was found, by the store's clock.
-    pub seen: i64,
+    /// Time of the read, by the store's clock.
+    pub read_at: i64,
     pub operation: String,
 }
 
-/// An orphan that was taken over ever so often is taken over again after 64 times as long.
-pub(crate) const MOST_DOUBLINGS: u32 = 6;
-const PAGE: u32 = 100;
-const SHORTEST: Duration = Duration::from_millis(10);
+/// Maximum number of doublings of the delay between attempts: 64 times the minimum age.
+pub(crate) const MAX_DOUBLINGS: u32 = 6;
+const PAGE_SIZE: u32 = 100;
+const MIN_INTERVAL: Duration = Duration::from_millis(10);

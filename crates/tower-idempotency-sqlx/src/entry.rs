@@ -1,4 +1,4 @@
-//! What the statements read of an entry, and what that means.
+//! Rows that the statements of a store read, and their meaning.
 
 use std::time::Duration;
 
@@ -6,31 +6,33 @@ use tower_idempotency::store::{Acquired, Claim, Fingerprint, OrphanPolicy};
 
 use crate::SqlError;
 
-/// An entry as a claim finds it, after it has tried to take it.
-pub(crate) struct Found {
+/// The entry after an attempt to acquire it.
+pub(crate) struct AcquireRow {
     pub(crate) is_completed: bool,
-    /// Held, or completed, under the token of the claim.
-    pub(crate) is_mine: bool,
-    /// Still there, and counts as absent.
-    pub(crate) is_over: bool,
+    /// The entry has the token of the claim, which holds or completed it.
+    pub(crate) has_own_token: bool,
+    /// The row is still stored, but counts as absent.
+    pub(crate) is_expired: bool,
     pub(crate) fingerprint: Vec<u8>,
     pub(crate) generation: i64,
-    /// Until the lease ends, in milliseconds.
-    pub(crate) left: i64,
+    /// Milliseconds until the lease expires. Negative after the expiry.
+    pub(crate) lease_left: i64,
     pub(crate) record: Option<Vec<u8>>,
 }
 
-impl Found {
-    /// The answer to the claim, unless the entry can be taken: released, expired or forgotten after the attempt.
-    pub(crate) fn answer(self, claim: &Claim) -> Result<Option<Acquired>, SqlError> {
-        if self.is_mine && !self.is_completed {
+impl AcquireRow {
+    /// Returns the result for the claim.
+    ///
+    /// Returns [`None`] if the entry can be acquired, because it was released, expired or deleted after the attempt.
+    pub(crate) fn into_acquired(self, claim: &Claim) -> Result<Option<Acquired>, SqlError> {
+        if self.has_own_token && !self.is_completed {
             let generation = self.generation.unsigned_abs();
             return Ok(Some(Acquired::Granted {
                 generation,
                 takeover: generation > 1,
             }));
         }
-        if self.is_over {
+        if self.is_expired {
             return Ok(None);
         }
         let fingerprint = self.fingerprint.try_into();
@@ -43,11 +45,11 @@ impl Found {
                 record,
             }));
         }
-        let apart = Duration::from_millis(self.left.unsigned_abs());
-        if self.left > 0 {
+        let distance = Duration::from_millis(self.lease_left.unsigned_abs());
+        if self.lease_left > 0 {
             return Ok(Some(Acquired::InProgress {
                 fingerprint,
-                expires_in: apart,
+                expires_in: distance,
             }));
         }
         if claim.orphans == OrphanPolicy::TakeOver && fingerprint == claim.fingerprint {
@@ -55,38 +57,38 @@ impl Found {
         }
         Ok(Some(Acquired::Orphaned {
             fingerprint,
-            since: apart,
+            since: distance,
         }))
     }
 }
 
-/// An entry after a completion that wrote unless another token held it.
-pub(crate) struct Ended {
+/// The entry after an attempt to complete it. The attempt writes unless another token holds the entry.
+pub(crate) struct CompleteRow {
     pub(crate) is_completed: bool,
-    pub(crate) is_mine: bool,
-    pub(crate) is_over: bool,
-    pub(crate) is_unheld: bool,
+    pub(crate) has_own_token: bool,
+    pub(crate) is_expired: bool,
+    pub(crate) has_no_token: bool,
 }
 
-/// What came of a completion.
-pub(crate) enum Completion {
+/// Result of an attempt to complete an entry.
+pub(crate) enum CompleteOutcome {
     Stored,
-    Lost,
-    /// Nobody holds the entry any more: somebody did when the record came.
-    Again,
+    LeaseLost,
+    /// Another token held the entry during the attempt, and does not hold it any more. Complete it again.
+    Retry,
 }
 
-impl Ended {
-    pub(crate) fn completion(&self) -> Completion {
-        if self.is_completed && self.is_mine {
-            Completion::Stored
-        } else if self.is_over || self.is_unheld || self.is_mine {
-            Completion::Again
+impl CompleteRow {
+    pub(crate) fn outcome(&self) -> CompleteOutcome {
+        if self.is_completed && self.has_own_token {
+            CompleteOutcome::Stored
+        } else if self.is_expired || self.has_no_token || self.has_own_token {
+            CompleteOutcome::Retry
         } else {
-            Completion::Lost
+            CompleteOutcome::LeaseLost
         }
     }
 }
 
-/// A call makes as many attempts where the entry or the database asks for another one.
-pub(crate) const TRIES: u32 = 3;
+/// Maximum number of attempts of one call, if the entry changes or the database reports a transient error.
+pub(crate) const MAX_ATTEMPTS: u32 = 3;

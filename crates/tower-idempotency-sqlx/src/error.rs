@@ -2,11 +2,12 @@ use std::{error::Error, fmt};
 
 use tower_idempotency::store::StoreError;
 
-/// Why the database did not do what it was asked.
+/// Failure of a database call.
 ///
-/// What a server says may quote the values of a statement, which are ids, tokens and records. So of an error that the
-/// server reported only its code is kept, and its text where that can only speak of names: of a table that is missing, a
-/// user who may not, a server that is going away. What it is that failed on the way to the server is the source.
+/// The message of a server may quote the values of a statement, which are IDs, tokens and records. So this type stores
+/// only the code of a reported error. It also stores the message if that can contain nothing but names. Examples are a
+/// missing table, a missing privilege, or a server that shuts down. If the call failed in the driver or in the network,
+/// the source is that failure.
 #[derive(Debug)]
 pub struct SqlError {
     kind: Kind,
@@ -17,7 +18,7 @@ enum Kind {
     Reported { code: String, text: Option<String> },
     Driver(sqlx::Error),
     Contended,
-    Ended,
+    TransactionEnded,
     Unreadable(&'static str),
 }
 
@@ -28,29 +29,35 @@ impl SqlError {
         }
     }
 
-    /// The transaction of a handler that was to be committed.
-    pub(crate) fn ended() -> Self {
-        Self { kind: Kind::Ended }
-    }
-
-    pub(crate) fn is_ended(&self) -> bool {
-        matches!(self.kind, Kind::Ended)
-    }
-
-    /// An answer that is none to the question, as from a table of another kind.
-    pub(crate) fn unreadable(what: &'static str) -> Self {
+    /// Returns the error of a handler's transaction that had ended before its commit.
+    pub(crate) fn transaction_ended() -> Self {
         Self {
-            kind: Kind::Unreadable(what),
+            kind: Kind::TransactionEnded,
         }
     }
 
-    /// The code that the database reported: the SQLSTATE of PostgreSQL, the number of MySQL, the extended result code of
-    /// SQLite.
+    pub(crate) fn is_transaction_ended(&self) -> bool {
+        matches!(self.kind, Kind::TransactionEnded)
+    }
+
+    /// Returns the error of a result that does not match its statement, for example from an unrelated table.
+    ///
+    /// `description` completes the sentence "the database returned ..".
+    pub(crate) fn unreadable(description: &'static str) -> Self {
+        Self {
+            kind: Kind::Unreadable(description),
+        }
+    }
+
+    /// Returns the code that the database reported: the SQLSTATE of PostgreSQL, the error number of MySQL, or the
+    /// extended result code of SQLite.
     #[must_use]
     pub fn code(&self) -> Option<&str> {
         match &self.kind {
             Kind::Reported { code, .. } => Some(code),
-            Kind::Driver(_) | Kind::Contended | Kind::Ended | Kind::Unreadable(_) => None,
+            Kind::Driver(_) | Kind::Contended | Kind::TransactionEnded | Kind::Unreadable(_) => {
+                None
+            }
         }
     }
 }
@@ -59,14 +66,14 @@ impl From<sqlx::Error> for SqlError {
     fn from(error: sqlx::Error) -> Self {
         let kind = match error {
             sqlx::Error::Database(reported) => {
-                let code = code(&*reported);
-                let is_harmless = speaks_of_names(&code) || is_bound(&*reported);
-                let text = is_harmless.then(|| reported.message().to_owned());
+                let code = error_code(&*reported);
+                let is_safe = is_safe_to_show(&code) || has_bound_values(&*reported);
+                let text = is_safe.then(|| reported.message().to_owned());
                 Kind::Reported { code, text }
             }
-            // What it cannot read it may show.
+            // The driver's message may quote the value.
             sqlx::Error::ColumnDecode { .. } | sqlx::Error::Decode(_) => {
-                Kind::Unreadable("a value of another type than expected")
+                Kind::Unreadable("a value of an unexpected type")
             }
             other => Kind::Driver(other),
         };
@@ -86,12 +93,12 @@ impl fmt::Display for SqlError {
             Kind::Reported {
                 code,
                 text: Some(text),
-            } => write!(f, "the database reports {code}: {text}"),
-            Kind::Reported { code, text: None } => write!(f, "the database reports {code}"),
-            Kind::Driver(_) => f.write_str("the database did not answer"),
-            Kind::Contended => f.write_str("the entry changed each time it was looked at"),
-            Kind::Ended => f.write_str("the transaction had ended before"),
-            Kind::Unreadable(what) => write!(f, "the database answered with {what}"),
+            } => write!(f, "the database reported {code}: {text}"),
+            Kind::Reported { code, text: None } => write!(f, "the database reported {code}"),
+            Kind::Driver(_) => f.write_str("the call to the database failed"),
+            Kind::Contended => f.write_str("the entry changed during every attempt"),
+            Kind::TransactionEnded => f.write_str("the transaction had already ended"),
+            Kind::Unreadable(description) => write!(f, "the database returned {description}"),
         }
     }
 }
@@ -100,13 +107,18 @@ impl Error for SqlError {
     fn source(&self) -> Option<&(dyn Error + 'static)> {
         match &self.kind {
             Kind::Driver(error) => Some(error),
-            Kind::Reported { .. } | Kind::Contended | Kind::Ended | Kind::Unreadable(_) => None,
+            Kind::Reported { .. }
+            | Kind::Contended
+            | Kind::TransactionEnded
+            | Kind::Unreadable(_) => None,
         }
     }
 }
 
-/// MySQL has a number for each error, and one SQLSTATE for most of them.
-pub(crate) fn code(reported: &dyn sqlx::error::DatabaseError) -> String {
+/// Returns the code of a reported error.
+///
+/// The code of MySQL is the error number, because most of its errors share one SQLSTATE.
+pub(crate) fn error_code(reported: &dyn sqlx::error::DatabaseError) -> String {
     #[cfg(feature = "mysql")]
     if let Some(error) = reported.try_downcast_ref::<sqlx::mysql::MySqlDatabaseError>() {
         return error.number().to_string();
@@ -114,12 +126,12 @@ pub(crate) fn code(reported: &dyn sqlx::error::DatabaseError) -> String {
     reported.code().unwrap_or_default().into_owned()
 }
 
-/// What is given to SQLite is never in the text of a statement, and so not in that of an error either.
+/// Returns `true` for an error of SQLite. All values are bound there, so no message can contain one.
 #[cfg_attr(
     not(feature = "sqlite"),
-    expect(unused_variables, reason = "of SQLite only")
+    expect(unused_variables, reason = "read only with SQLite")
 )]
-fn is_bound(reported: &dyn sqlx::error::DatabaseError) -> bool {
+fn has_bound_values(reported: &dyn sqlx::error::DatabaseError) -> bool {
     #[cfg(feature = "sqlite")]
     return reported
         .try_downcast_ref::<sqlx::sqlite::SqliteError>()
@@ -128,8 +140,8 @@ fn is_bound(reported: &dyn sqlx::error::DatabaseError) -> bool {
     false
 }
 
-/// Codes whose text names tables, columns, roles and databases, and never a value.
-fn speaks_of_names(code: &str) -> bool {
+/// Returns `true` if the message of this code names only tables, columns, roles and databases, and never a value.
+fn is_safe_to_show(code: &str) -> bool {
     match code.len() {
         // SQLSTATE: connection, authorization, no such database, no such column, function or table, privileges,
         // resources, shutdown.

@@ -1,6 +1,6 @@
-//! Bytes as the text of a statement, and back.
+//! Hexadecimal encoding of bytes in the text of statements.
 
-/// Two digits for each byte, and nothing else: whatever the bytes say, it stays within its quotes.
+/// Returns two digits for each byte and no other character, so no input can end the quoted text of a statement.
 pub(crate) fn encode(bytes: &[u8]) -> String {
     let mut text = String::with_capacity(bytes.len() * 2);
     for byte in bytes {
@@ -10,6 +10,7 @@ pub(crate) fn encode(bytes: &[u8]) -> String {
     text
 }
 
+/// Returns the bytes, or [`None`] if the text is not hexadecimal.
 #[cfg(any(feature = "postgres", test))]
 pub(crate) fn decode(text: &str) -> Option<Vec<u8>> {
     let digit = |digit: u8| match digit {
@@ -37,12 +38,12 @@ mod tests {
     use super::*;
 
     #[test]
-    fn bytes_come_back_as_they_were() {
+    fn decode_inverts_encode() {
         let bytes: Vec<u8> = (0..=255).collect();
         assert_eq!(decode(&encode(&bytes)).unwrap(), bytes);
         assert_eq!(decode("C3a4"), Some(vec![0xc3, 0xa4]));
-        for nonsense in ["c", "cg", "0x", "c3 a"] {
-            assert_eq!(decode(nonsense), None);
+        for invalid in ["c", "cg", "0x", "c3 a"] {
+            assert_eq!(decode(invalid), None);
         }
     }
 }

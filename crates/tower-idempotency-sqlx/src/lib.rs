@@ -10,7 +10,7 @@
 //!
 //! let store = PostgresStore::from_url("postgres://app@localhost/app")?;
 //! store.migrate().await?;
-//! let purger = store.spawn_purger(Duration::from_secs(60)); // until it is dropped
+//! let purger = store.spawn_purger(Duration::from_secs(60)); // runs until the drop of `purger`
 //! # std::mem::forget(purger);
 //! let layer = IdempotencyLayer::new(store);
 //! # Ok(layer)
@@ -19,13 +19,15 @@
 //!
 //! # Guarantees
 //!
-//! Those of the store contract, at whatever isolation level connections default to. What the database loses in a crash or a
-//! failover is lost here as well.
+//! The stores satisfy the store contract at every default isolation level of connections. Data that the database loses
+//! in a crash or a failover is lost.
 //!
-//! **Exactly once**, where a handler commits its effect together with the record, in a transaction of the same database that
-//! is fenced by its lease: [`FencedTransaction`]. However its process is killed or paused, and whoever took it over, there is one effect
-//! and one answer, or none of both. An effect that a handler has elsewhere, or in a transaction of its own, is not part of
-//! this: after a crash between the effect and its record the request is executed again, unless the layer refuses orphans.
+//! **Exactly once**: a handler can commit its effect together with the record, in one transaction that is fenced by its
+//! lease. See [`FencedTransaction`]. Its process may be killed or paused at any point, and another process may take the
+//! request over. There is then one effect and one recorded response, or neither.
+//!
+//! This covers no effects outside of that transaction. After a crash between such an effect and its record, a retry
+//! executes the request again, unless the layer refuses orphans.
 //!
 //! ```no_run
 //! # #[cfg(feature = "postgres")]
@@ -44,45 +46,43 @@
 //! # }
 //! ```
 //!
-//! Requests of several phases end each with a [checkpoint](FencedTransaction::checkpoint), from which a takeover goes on. A
-//! [`Completer`] finishes those whose clients do not come back.
+//! A request with several phases ends each phase with a [checkpoint](FencedTransaction::checkpoint). A takeover
+//! continues after the last checkpoint. A [`Completer`] finishes requests whose clients do not retry.
 //!
 //! # Features
 //!
-//! None is on by default.
+//! No feature is enabled by default.
 //!
 //! | feature | adds |
 //! |---|---|
 //! | `postgres` | `PostgresStore`: PostgreSQL 14 or later |
 //! | `mysql` | `MySqlStore`: MySQL 8.0, MariaDB 10.6, or later |
 //! | `sqlite` | `SqliteStore`: SQLite, compiled in |
-//! | `tls` | TLS to the servers, by rustls with the certificates of the operating system; without it they are reached in the clear |
+//! | `tls` | TLS to the servers, with rustls and the certificates of the operating system; without this feature, connections are not encrypted |
 
 #![cfg_attr(docsrs, feature(doc_cfg))]
 #![cfg_attr(
     not(any(feature = "mysql", feature = "postgres", feature = "sqlite")),
-    allow(dead_code, reason = "what the stores share, without a store")
+    allow(dead_code, reason = "only the stores use the shared code")
 )]
 
-mod bounded;
-mod checkpoint;
+mod backend;
 mod completer;
-mod connections;
+mod connection;
 mod entry;
 mod error;
-mod fenced;
 #[cfg(any(feature = "postgres", feature = "mysql"))]
 mod hex;
-mod line;
 #[cfg(feature = "mysql")]
 mod mysql;
 #[cfg(feature = "postgres")]
 mod postgres;
-mod purge;
-mod sql_store;
+mod purger;
 #[cfg(feature = "sqlite")]
 mod sqlite;
 mod table;
+mod timeout;
+mod transaction;
 
 pub use sqlx;
 
@@ -93,11 +93,12 @@ pub use self::postgres::PostgresStore;
 #[cfg(feature = "sqlite")]
 pub use self::sqlite::SqliteStore;
 pub use self::{
-    checkpoint::Checkpoint,
-    completer::{Completer, CompleterTask, Orphan, Sweep},
+    backend::SqlStore,
+    completer::{Completer, CompleterTask, Orphan, SweepStats},
     error::SqlError,
-    fenced::{CommitError, FencedTransaction, TransactionError, TransactionErrorKind},
-    purge::Purger,
-    sql_store::SqlStore,
+    purger::Purger,
     table::TableNameError,
+    transaction::{
+        Checkpoint, CommitError, FencedTransaction, TransactionError, TransactionErrorKind,
+    },
 };

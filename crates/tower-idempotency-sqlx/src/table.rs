@@ -1,9 +1,9 @@
 use std::fmt;
 
-/// The table that leases and records live in, checked once: an identifier, with or without a schema in front.
+/// Validated name of the store's table, optionally with a schema.
 ///
-/// Each part is 1 to 48 of `a` to `z`, `0` to `9` and `_`, and does not begin with a digit. Statements quote it, so that
-/// it may be a reserved word.
+/// Each part is 1 to 48 of `a` to `z`, `0` to `9` and `_`, and does not begin with a digit. Statements quote the name,
+/// so it may be a reserved word.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Table {
     schema: Option<String>,
@@ -17,7 +17,7 @@ impl Table {
             None => (None, text),
         };
         if schema.is_some_and(|schema| !is_identifier(schema)) || !is_identifier(name) {
-            return Err(TableNameError::of(text));
+            return Err(TableNameError::new(text));
         }
         Ok(Self {
             schema: schema.map(str::to_owned),
@@ -25,17 +25,17 @@ impl Table {
         })
     }
 
-    /// As [`parse`](Self::parse), where there is no schema to choose.
+    /// Parses a name without a schema, for a database that has none.
     #[cfg(feature = "sqlite")]
     pub(crate) fn parse_name(text: &str) -> Result<Self, TableNameError> {
         let table = Self::parse(text)?;
         match table.schema {
             None => Ok(table),
-            Some(_) => Err(TableNameError::of(text)),
+            Some(_) => Err(TableNameError::new(text)),
         }
     }
 
-    /// As it stands in a statement.
+    /// Returns the name as it appears in statements.
     pub(crate) fn quoted(&self, quote: char) -> String {
         match &self.schema {
             Some(schema) => format!("{quote}{schema}{quote}.{quote}{}{quote}", self.name),
@@ -43,18 +43,19 @@ impl Table {
         }
     }
 
-    /// The name without its schema.
+    /// Returns the name without its schema.
     #[cfg(feature = "postgres")]
     pub(crate) fn name(&self) -> &str {
         &self.name
     }
 
-    /// A migration as it is shipped, for this table instead of the one it names.
+    /// Returns the SQL of a shipped migration with this table in place of the default one.
     pub(crate) fn in_migration(&self, sql: &str, quote: char) -> String {
         let table = format!("{quote}{DEFAULT}{quote}");
         let index = format!("{quote}{DEFAULT}_");
         let sql = sql
-            // By way of what is in no name: the new one may begin as the default one does, and be taken for an index.
+            // NUL, which no name contains, is a placeholder. Without it, a new name that begins with the default one
+            // would be mistaken for an index.
             .replace(&index, "\0")
             .replace(&table, &self.quoted(quote))
             .replace('\0', &format!("{quote}{}_", self.name))
@@ -76,23 +77,23 @@ impl Default for Table {
 }
 
 fn is_identifier(text: &str) -> bool {
-    (1..=LONGEST).contains(&text.len())
+    (1..=MAX_LENGTH).contains(&text.len())
         && !text.starts_with(|c: char| c.is_ascii_digit())
         && text
             .bytes()
             .all(|byte| matches!(byte, b'a'..=b'z' | b'0'..=b'9' | b'_'))
 }
 
-/// The name of the table is not one that can be used.
+/// Invalid name of a table.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct TableNameError {
-    found: String,
+    name: String,
 }
 
 impl TableNameError {
-    fn of(text: &str) -> Self {
+    fn new(text: &str) -> Self {
         Self {
-            found: text.chars().take(SHOWN).collect(),
+            name: text.chars().take(MAX_SHOWN).collect(),
         }
     }
 }
@@ -101,9 +102,9 @@ impl fmt::Display for TableNameError {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(
             f,
-            "expected the name of a table, or, but for SQLite, of a schema and a table with a dot between, each of 1 to \
-             {LONGEST} of a-z, 0-9 and _ and without a digit in front, found {:?}",
-            self.found
+            "expected a table name, or a schema and a table name separated by a dot (not in SQLite), each 1 to {MAX_LENGTH} \
+             of a-z, 0-9 and _ without a leading digit, found {:?}",
+            self.name
         )
     }
 }
@@ -111,16 +112,16 @@ impl fmt::Display for TableNameError {
 impl std::error::Error for TableNameError {}
 
 const DEFAULT: &str = "tower_idempotency";
-/// The shortest limit is 63 bytes, and names of indexes are longer than that of their table.
-const LONGEST: usize = 48;
-const SHOWN: usize = 64;
+/// The lowest limit of the databases is 63 bytes. The names of indexes are longer than the name of their table.
+const MAX_LENGTH: usize = 48;
+const MAX_SHOWN: usize = 64;
 
 #[cfg(test)]
 mod tests {
     use super::*;
 
     #[test]
-    fn names_of_tables_are_identifiers_with_or_without_a_schema() {
+    fn table_name_may_have_schema() {
         for (name, quoted) in [
             ("tower_idempotency", "\"tower_idempotency\""),
             ("_1", "\"_1\""),
@@ -133,7 +134,7 @@ mod tests {
     }
 
     #[test]
-    fn hostile_names_of_tables_are_refused() {
+    fn hostile_table_names_are_rejected() {
         for name in [
             "",
             ".",
@@ -156,13 +157,13 @@ mod tests {
             &"a".repeat(49),
             &"a".repeat(100_000),
         ] {
-            let refused = Table::parse(name).unwrap_err();
-            assert!(refused.to_string().len() < 600, "{refused}");
+            let error = Table::parse(name).unwrap_err();
+            assert!(error.to_string().len() < 600, "{error}");
         }
     }
 
     #[test]
-    fn a_migration_is_for_the_table_it_is_given() {
+    fn migration_applies_to_given_table() {
         let sql = "create table \"tower_idempotency\" (); create index \"tower_idempotency_x\" on \"tower_idempotency\";";
         assert_eq!(Table::default().in_migration(sql, '"'), sql);
         assert_eq!(

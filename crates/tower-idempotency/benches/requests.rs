@@ -1,8 +1,8 @@
-//! Whole requests, as ratios to the same axum router without the layer, in one run.
+//! Benchmarks of whole requests, as ratios to the same axum router without the layer, in one run.
 //!
-//! Each round runs every variant once, in turn, so that whatever else the machine does falls on all of them alike; the
-//! figure is the median over the rounds. A request is a POST with a 1 KiB JSON body that the handler parses and answers
-//! with 1 KiB of JSON.
+//! Each round runs every variant once, in turn, so that other load on the machine affects all variants alike. The
+//! result is the median over the rounds. A request is a POST with a 1 KiB JSON body. The handler parses it and
+//! responds with 1 KiB of JSON.
 //!
 //! ```sh
 //! cargo bench -p tower-idempotency --bench requests            # everything
@@ -50,7 +50,7 @@ struct Line {
     note: String,
 }
 
-/// About 1 KiB as JSON.
+/// Returns an order of about 1 KiB as JSON.
 fn order() -> Order {
     let line = |n: u32| Line {
         sku: format!("SKU-{n:06}-{:04}", n * 7919 % 10_000),
@@ -75,7 +75,8 @@ async fn handler(Json(mut order): Json<Order>) -> Json<Order> {
     Json(order)
 }
 
-/// Routers are given their state, as `axum::serve` does: without, axum applies the layers anew for each request.
+/// Returns the routes without their state. The variants set it, as `axum::serve` does, because axum otherwise applies
+/// the layers again for each request.
 fn routes() -> Router {
     Router::new().route("/orders", post(handler))
 }
@@ -84,7 +85,7 @@ fn bare() -> Router {
     routes().with_state(())
 }
 
-/// The router that the layer is compared with where nothing but its presence is to be measured.
+/// Returns the baseline for measurements of the mere presence of the layer.
 fn with_noop_layer() -> Router {
     let noop = tower::layer::layer_fn(Noop);
     routes().layer(noop).with_state(())
@@ -94,7 +95,7 @@ fn protected(store: MemoryStore) -> Router {
     routes().layer(IdempotencyLayer::new(store)).with_state(())
 }
 
-/// The same requests, keys and all, for every variant: what differs is what answers them.
+/// Returns variants with the same requests and keys, which differ only in the router.
 fn keyed(store: MemoryStore) -> [Variant; 3] {
     let app = protected(store);
     [
@@ -124,7 +125,7 @@ impl<S: Service<Req>, Req> Service<Req> for Noop<S> {
     }
 }
 
-/// Which key a request carries.
+/// The key of a request.
 #[derive(Clone, Copy)]
 enum Key {
     None,
@@ -170,7 +171,7 @@ async fn send(app: &Router, req: Request<Body>) {
     );
 }
 
-/// A variant of the same work, and what it took in each round.
+/// A variant of the same work, with its duration in each round.
 struct Variant {
     name: &'static str,
     app: Router,
@@ -195,7 +196,8 @@ impl Variant {
     }
 }
 
-/// Nanoseconds a request, with `tasks` tasks that each send one after another.
+/// Runs a round with `tasks` tasks, each of which sends its requests one after another. Returns the nanoseconds per
+/// request.
 fn round(
     runtime: &Runtime,
     variant: &Variant,
@@ -232,7 +234,7 @@ fn round(
     })
 }
 
-/// How much of it: so many tasks, requests each, in so many rounds.
+/// Size of a measurement: tasks, requests per task, and rounds.
 #[derive(Clone, Copy)]
 struct Size {
     tasks: u64,
@@ -255,14 +257,14 @@ fn compare(
     });
     let body = Bytes::from(serde_json::to_vec(&order()).expect("an order"));
     for variant in &*variants {
-        // One alone first: a key that many bring at once for the first time is refused to all but one.
+        // A single request first: of many concurrent requests with a new key, the layer rejects all but one.
         round(runtime, variant, &keys, &body, 1, 1);
         round(runtime, variant, &keys, &body, tasks, each / 4 + 1);
     }
     for _ in 0..rounds {
         for variant in &mut *variants {
-            let took = round(runtime, variant, &keys, &body, tasks, each);
-            variant.rounds.push(took);
+            let duration = round(runtime, variant, &keys, &body, tasks, each);
+            variant.rounds.push(duration);
         }
     }
     report(title, variants);
@@ -286,9 +288,9 @@ fn report(title: &str, variants: &[Variant]) {
 }
 
 fn main() {
-    // `cargo test --all-targets` runs benches too, to see that they work; it does not say `--bench`.
-    let in_earnest = std::env::args().any(|arg| arg == "--bench");
-    let times = |n: u64| if in_earnest { n } else { 1 };
+    // `cargo test --all-targets` also runs benchmarks, to check that they work, but does not pass `--bench`.
+    let is_benchmark = std::env::args().any(|arg| arg == "--bench");
+    let times = |n: u64| if is_benchmark { n } else { 1 };
     let size = |tasks, each, rounds| Size {
         tasks,
         each: times(each),
@@ -366,7 +368,7 @@ fn main() {
         let full = protected(MemoryStore::new());
         runtime.block_on(async {
             let body = Bytes::from(serde_json::to_vec(&order()).expect("an order"));
-            // 256 MiB have room for fewer.
+            // 256 MiB hold fewer records than this.
             for n in 0..times(300_000) {
                 send(&full, request(&body, Some(&format!("stored-{n}")))).await;
             }
@@ -381,7 +383,7 @@ fn main() {
     }
 }
 
-/// Keep-alive connections over loopback; hyper's own client and the server share the two workers.
+/// Measures keep-alive connections over loopback. The hyper client and the server share the two workers.
 fn socket(runtime: &Runtime, size: Size, variants: &mut [Variant]) {
     let body = Bytes::from(serde_json::to_vec(&order()).expect("an order"));
     let keys = Arc::new(Keys {
@@ -396,7 +398,7 @@ fn socket(runtime: &Runtime, size: Size, variants: &mut [Variant]) {
                 for _ in 0..size.tasks {
                     connections.push(connect(addr).await);
                 }
-                // One alone first, as above.
+                // A single request first, as in `compare`.
                 let alone = connections.pop().expect("a connection");
                 let (keys, body) = (Arc::clone(&keys), body.clone());
                 connections.push(drive(alone, keys, body, variant.key, 1).await);
@@ -417,16 +419,16 @@ fn socket(runtime: &Runtime, size: Size, variants: &mut [Variant]) {
                             tokio::spawn(drive(connection, keys, body, key, size.each))
                         })
                         .collect();
-                    let mut back = Vec::new();
+                    let mut connections = Vec::new();
                     for task in tasks {
-                        back.push(task.await.expect("the task ended"));
+                        connections.push(task.await.expect("the task ended"));
                     }
-                    back
+                    connections
                 });
-                let took = started.elapsed();
+                let duration = started.elapsed();
                 if !warm {
                     let requests = size.tasks * size.each;
-                    variant.rounds.push(per_request(took, requests));
+                    variant.rounds.push(per_request(duration, requests));
                 }
             }
         }
@@ -435,8 +437,8 @@ fn socket(runtime: &Runtime, size: Size, variants: &mut [Variant]) {
 }
 
 #[expect(clippy::cast_precision_loss, reason = "far below 2^52")]
-fn per_request(took: Duration, requests: u64) -> f64 {
-    took.as_nanos() as f64 / requests as f64
+fn per_request(duration: Duration, requests: u64) -> f64 {
+    duration.as_nanos() as f64 / requests as f64
 }
 
 async fn serve(app: Router) -> SocketAddr {
@@ -458,7 +460,7 @@ async fn connect(addr: SocketAddr) -> Connection {
     connection
 }
 
-/// Sends requests one after another and reads every answer whole.
+/// Sends requests one after another and reads every response completely.
 async fn drive(
     mut connection: Connection,
     keys: Arc<Keys>,
@@ -474,7 +476,7 @@ async fn drive(
         let mut req = request(&body, keys.text(key).as_deref());
         req.headers_mut()
             .insert("host", HeaderValue::from_static("localhost"));
-        let res = connection.send_request(req).await.expect("an answer");
+        let res = connection.send_request(req).await.expect("a response");
         assert!(res.status().is_success());
         black_box(res.into_body().collect().await.expect("a body").to_bytes());
     }

@@ -1,4 +1,6 @@
-//! The body that is either the original or bytes we hold.
+//! The body of requests and responses that pass through the layer.
+
+pub(crate) mod chunks;
 
 use std::{
     fmt,
@@ -15,13 +17,13 @@ use http::HeaderMap;
 use http_body::{Frame, SizeHint};
 use pin_project_lite::pin_project;
 
-use crate::limits::Unsent;
+use crate::limits::UnsentBytes;
 
 pin_project! {
     /// A request or response body that passed through the layer.
     ///
-    /// The inner service gets its requests with this body, and the layer answers with it: either the original,
-    /// untouched, or the bytes the layer holds, with the same trailers.
+    /// The inner service gets its requests with this body, and the layer responds with it. It is the original body or the
+    /// bytes that the layer buffered, with the same trailers.
     pub struct Body<B>
     where
         B: http_body::Body,
@@ -38,30 +40,32 @@ pin_project! {
         B: http_body::Body,
     {
         Original { #[pin] body: B },
-        // Original too, and says when it failed, or ended although of what was announced some is left.
-        Watched { #[pin] body: B, left: u64, broke: Arc<AtomicBool> },
-        Held { data: Data, trailers: Option<Box<HeaderMap>> },
-        // Collecting was given up: what was collected, then the rest as it comes.
-        Resumed { prefix: Data, rest: Pin<Box<B>> },
-        // Collecting failed: what was collected, then the failure. `left` is what was announced and has not been sent, so
-        // that whoever sends this on sees that something is missing.
-        Broken { prefix: Data, error: Option<B::Error>, left: Option<u64>, flushed: bool },
+        // The original body. Sets `aborted` if it fails, or if it ends while `remaining` bytes are missing.
+        Monitored { #[pin] body: B, remaining: u64, aborted: Arc<AtomicBool> },
+        Buffered { data: Data, trailers: Option<Box<HeaderMap>> },
+        // Buffering stopped early: the buffered data, then the rest as it arrives.
+        Prefixed { prefix: Data, rest: Pin<Box<B>> },
+        // Buffering failed: the buffered data, then the error. `remaining` counts the announced bytes that were not sent. The
+        // server learns from it that the body is incomplete.
+        Failed { prefix: Data, error: Option<B::Error>, remaining: Option<u64>, flushed: bool },
     }
 }
 
-/// Data that we hold, and what of them counts as buffered until they are taken.
+/// Buffered bytes, and the part of the byte budget that they use until the client takes them.
 pub(crate) struct Data {
     bytes: Bytes,
-    unsent: Option<Unsent>,
+    unsent: Option<UnsentBytes>,
 }
 
-/// Marks a response with such data, for whoever gives the same data in their place.
+/// Extension of a response whose data count against the byte budget until the client takes them.
+///
+/// If the layer replaces the data of such a response, the new data must count too.
 #[derive(Clone)]
-pub(crate) struct Counted;
+pub(crate) struct CountedData;
 
 impl Data {
-    /// They count for what `unsent` has taken.
-    pub(crate) fn counted(bytes: Bytes, unsent: Unsent) -> Self {
+    /// Creates data that count against the byte budget until the client takes them.
+    pub(crate) fn with_unsent(bytes: Bytes, unsent: UnsentBytes) -> Self {
         let unsent = Some(unsent);
         Self { bytes, unsent }
     }
@@ -70,19 +74,21 @@ impl Data {
         &self.bytes
     }
 
-    /// All of them, or of those that count a piece: a server that asks for the next one has room for it. A copy, for what is
-    /// cut off keeps all of them in memory for as long as a connection holds it.
+    /// Takes all bytes, or at most [`MAX_CHUNK`] if they count against the budget. A server that polls again has space for
+    /// the next chunk, so the client took the bytes.
+    ///
+    /// Copies a chunk: a slice would keep the complete buffer in memory while the connection holds it.
     fn take(&mut self) -> Bytes {
         let Some(unsent) = &mut self.unsent else {
             return std::mem::take(&mut self.bytes);
         };
-        let piece = Bytes::copy_from_slice(&self.bytes[..self.bytes.len().min(PIECE)]);
-        self.bytes.advance(piece.len());
+        let chunk = Bytes::copy_from_slice(&self.bytes[..self.bytes.len().min(MAX_CHUNK)]);
+        self.bytes.advance(chunk.len());
         if self.bytes.is_empty() {
             self.bytes = Bytes::new();
         }
         unsent.shrink(self.bytes.len());
-        piece
+        chunk
     }
 
     fn is_empty(&self) -> bool {
@@ -110,44 +116,45 @@ impl<B: http_body::Body> Body<B> {
         }
     }
 
-    /// `whole` is the length that it has at the least.
-    pub(crate) fn watched(body: B, whole: u64, broke: Arc<AtomicBool>) -> Self {
+    /// Creates the original body, which sets `aborted` if it fails or ends after fewer than `expected` bytes.
+    pub(crate) fn monitored(body: B, expected: u64, aborted: Arc<AtomicBool>) -> Self {
         Self {
-            inner: Inner::Watched {
+            inner: Inner::Monitored {
                 body,
-                left: whole,
-                broke,
+                remaining: expected,
+                aborted,
             },
         }
     }
 
-    pub(crate) fn held(data: impl Into<Data>, trailers: Option<HeaderMap>) -> Self {
+    pub(crate) fn buffered(data: impl Into<Data>, trailers: Option<HeaderMap>) -> Self {
         Self {
-            inner: Inner::Held {
+            inner: Inner::Buffered {
                 data: data.into(),
                 trailers: trailers.map(Box::new),
             },
         }
     }
 
-    /// Whether these are held data that count until they are taken.
+    /// Returns `true` if the data count against the byte budget until the client takes them.
     pub(crate) fn is_counted(&self) -> bool {
-        matches!(&self.inner, Inner::Held { data, .. } if data.unsent.is_some())
+        matches!(&self.inner, Inner::Buffered { data, .. } if data.unsent.is_some())
     }
 
-    pub(crate) fn resumed(prefix: Data, rest: Pin<Box<B>>) -> Self {
+    /// Creates a body of `prefix` and then `rest`.
+    pub(crate) fn with_prefix(prefix: Data, rest: Pin<Box<B>>) -> Self {
         Self {
-            inner: Inner::Resumed { prefix, rest },
+            inner: Inner::Prefixed { prefix, rest },
         }
     }
 
-    /// `announced` is the exact length that the body itself gave, if it gave one.
-    pub(crate) fn broken(prefix: Data, error: Option<B::Error>, announced: Option<u64>) -> Self {
+    /// Creates a body of `prefix` and then `error`. `announced` is the exact length that the body stated, if any.
+    pub(crate) fn failed(prefix: Data, error: Option<B::Error>, announced: Option<u64>) -> Self {
         Self {
-            inner: Inner::Broken {
+            inner: Inner::Failed {
                 prefix,
                 error,
-                left: announced,
+                remaining: announced,
                 flushed: false,
             },
         }
@@ -164,50 +171,55 @@ impl<B: http_body::Body> http_body::Body for Body<B> {
     ) -> Poll<Option<Result<Frame<Bytes>, B::Error>>> {
         match self.project().inner.project() {
             InnerProj::Original { body } => poll_bytes(body, cx),
-            InnerProj::Watched { body, left, broke } => {
+            InnerProj::Monitored {
+                body,
+                remaining,
+                aborted,
+            } => {
                 let frame = poll_bytes(body, cx);
-                let half = match &frame {
+                let is_incomplete = match &frame {
                     Poll::Ready(Some(Ok(frame))) => {
-                        let came = frame.data_ref().map_or(0, |data| data.len() as u64);
-                        *left = left.saturating_sub(came);
+                        let received = frame.data_ref().map_or(0, |data| data.len() as u64);
+                        *remaining = remaining.saturating_sub(received);
                         false
                     }
                     Poll::Ready(Some(Err(_))) => true,
-                    Poll::Ready(None) => *left > 0,
+                    Poll::Ready(None) => *remaining > 0,
                     Poll::Pending => false,
                 };
-                if half {
-                    broke.store(true, Ordering::Release);
+                if is_incomplete {
+                    aborted.store(true, Ordering::Release);
                 }
                 frame
             }
-            InnerProj::Held { data, trailers } => Poll::Ready(if data.is_empty() {
+            InnerProj::Buffered { data, trailers } => Poll::Ready(if data.is_empty() {
                 trailers
                     .take()
                     .map(|trailers| Ok(Frame::trailers(*trailers)))
             } else {
                 Some(Ok(Frame::data(data.take())))
             }),
-            InnerProj::Resumed { prefix, rest } => {
+            InnerProj::Prefixed { prefix, rest } => {
                 if prefix.is_empty() {
                     poll_bytes(rest.as_mut(), cx)
                 } else {
                     Poll::Ready(Some(Ok(Frame::data(prefix.take()))))
                 }
             }
-            InnerProj::Broken {
+            InnerProj::Failed {
                 prefix,
                 error,
-                left,
+                remaining,
                 flushed,
             } => {
                 if !prefix.is_empty() {
                     let data = prefix.take();
-                    *left = left.map(|left| left.saturating_sub(data.len() as u64));
+                    *remaining =
+                        remaining.map(|remaining| remaining.saturating_sub(data.len() as u64));
                     return Poll::Ready(Some(Ok(Frame::data(data))));
                 }
-                // A server that is given the failure right behind the data drops both, and the head with them. This
-                // gives it a moment to send what it has, as it would have had without us.
+                // A server that gets the error directly after the data drops both, and the head too. One more poll lets it
+                // send the data first, as it would without the layer.
                 if error.is_some() && !std::mem::replace(flushed, true) {
                     cx.waker().wake_by_ref();
                     return Poll::Pending;
@@ -219,32 +231,32 @@ impl<B: http_body::Body> http_body::Body for Body<B> {
 
     fn is_end_stream(&self) -> bool {
         match &self.inner {
-            Inner::Original { body } | Inner::Watched { body, .. } => body.is_end_stream(),
-            Inner::Held { data, trailers } => data.is_empty() && trailers.is_none(),
-            Inner::Resumed { prefix, rest } => prefix.is_empty() && rest.is_end_stream(),
-            // What is missing is noticed by whoever asks for it.
-            Inner::Broken {
+            Inner::Original { body } | Inner::Monitored { body, .. } => body.is_end_stream(),
+            Inner::Buffered { data, trailers } => data.is_empty() && trailers.is_none(),
+            Inner::Prefixed { prefix, rest } => prefix.is_empty() && rest.is_end_stream(),
+            // The server must poll to learn that bytes are missing.
+            Inner::Failed {
                 prefix,
                 error,
-                left,
+                remaining,
                 ..
-            } => prefix.is_empty() && error.is_none() && *left == Some(0),
+            } => prefix.is_empty() && error.is_none() && *remaining == Some(0),
         }
     }
 
     fn size_hint(&self) -> SizeHint {
         match &self.inner {
-            Inner::Original { body } | Inner::Watched { body, .. } => body.size_hint(),
-            Inner::Held {
+            Inner::Original { body } | Inner::Monitored { body, .. } => body.size_hint(),
+            Inner::Buffered {
                 data,
                 trailers: None,
             } => SizeHint::with_exact(data.len()),
-            // An exact length makes HTTP/1 servers announce it, and then there is no place for trailers.
-            Inner::Held {
+            // HTTP/1 servers announce an exact length, and a message with a length cannot have trailers.
+            Inner::Buffered {
                 data,
                 trailers: Some(_),
             } => at_least(data.len()),
-            Inner::Resumed { prefix, rest } => {
+            Inner::Prefixed { prefix, rest } => {
                 let (prefix, rest) = (prefix.len(), rest.size_hint());
                 let mut hint = at_least(rest.lower().saturating_add(prefix));
                 if let Some(upper) = rest.upper().and_then(|upper| upper.checked_add(prefix)) {
@@ -252,8 +264,10 @@ impl<B: http_body::Body> http_body::Body for Body<B> {
                 }
                 hint
             }
-            Inner::Broken { prefix, left, .. } => match left {
-                Some(left) if *left >= prefix.len() => SizeHint::with_exact(*left),
+            Inner::Failed {
+                prefix, remaining, ..
+            } => match remaining {
+                Some(remaining) if *remaining >= prefix.len() => SizeHint::with_exact(*remaining),
                 Some(_) | None => at_least(prefix.len()),
             },
         }
@@ -264,15 +278,15 @@ impl<B: http_body::Body> http_body::Body for Body<B> {
 impl<B: http_body::Body> fmt::Debug for Body<B> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(match &self.inner {
-            Inner::Original { .. } | Inner::Watched { .. } => "Body::Original",
-            Inner::Held { .. } => "Body::Held",
-            Inner::Resumed { .. } => "Body::Resumed",
-            Inner::Broken { .. } => "Body::Broken",
+            Inner::Original { .. } | Inner::Monitored { .. } => "Body::Original",
+            Inner::Buffered { .. } => "Body::Buffered",
+            Inner::Prefixed { .. } => "Body::Prefixed",
+            Inner::Failed { .. } => "Body::Failed",
         })
     }
 }
 
-/// A frame as `Bytes`: free of charge where the data are `Bytes` already.
+/// Polls for a frame and converts its data into `Bytes`. Data that are already `Bytes` are not copied.
 fn poll_bytes<B: http_body::Body>(
     body: Pin<&mut B>,
     cx: &mut Context<'_>,
@@ -290,5 +304,5 @@ fn at_least(lower: u64) -> SizeHint {
     hint
 }
 
-/// Large enough to cost nothing, small enough for a connection to hold.
-const PIECE: usize = 64 * 1024;
+/// Size of the chunks of counted data: large enough for throughput, small enough for a connection to hold.
+const MAX_CHUNK: usize = 64 * 1024;

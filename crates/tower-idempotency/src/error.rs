@@ -1,14 +1,15 @@
-//! Why the layer answered in the handler's stead, or why `run_once` could not.
+//! Errors of rejected requests, of `run_once`, and of settings.
 
 use std::{borrow::Cow, fmt, time::Duration};
 
 use http::StatusCode;
 
-/// Why a request was refused, or a [`run_once`](crate::IdempotencyLayer::run_once) could not be carried out.
+/// Error of a rejected request, or of a failed [`run_once`](crate::IdempotencyLayer::run_once).
 ///
-/// Opaque, so that it can say more later: look at [`kind`](Error::kind), [`status`](Error::status),
-/// [`is_retryable`](Error::is_retryable) and [`retry_after`](Error::retry_after). It never holds the key, the principal, a body or a stored response, and neither
-/// does what it displays.
+/// The type is opaque, so that it can carry more information later. Use [`kind`](Error::kind), [`status`](Error::status),
+/// [`is_retryable`](Error::is_retryable) and [`retry_after`](Error::retry_after).
+///
+/// Neither the error nor its text contains the key, the principal, a body or a stored response.
 #[derive(Debug)]
 pub struct Error {
     kind: ErrorKind,
@@ -59,38 +60,42 @@ impl Error {
         }
     }
 
-    /// What kind of refusal this is.
+    /// Returns the kind of the error.
     #[must_use]
     pub fn kind(&self) -> ErrorKind {
         self.kind
     }
 
-    /// The status it is answered with; the preset may choose another than [`ErrorKind::status`].
+    /// Returns the status of the response. A preset or a setting may use another one than [`ErrorKind::status`].
     #[must_use]
     pub fn status(&self) -> StatusCode {
         self.status
     }
 
-    /// One sentence for a person: what was expected and what was found, never what the client or the handler sent.
+    /// Returns a sentence for humans: what the layer expected and what it found. It never quotes data of the client or the
+    /// handler.
     #[must_use]
     pub fn detail(&self) -> &str {
         &self.detail
     }
 
-    /// The code of the [`NeedsAttention`](crate::NeedsAttention) with which an execution ended; `None` for any other refusal.
+    /// Returns the code of the [`NeedsAttention`](crate::NeedsAttention) with which an execution ended, or `None` for any other
+    /// error.
     #[must_use]
     pub fn reason(&self) -> Option<&str> {
         self.reason.as_deref()
     }
 
-    /// Whether the same request with the same key can succeed later: as its [kind](ErrorKind::is_retryable) says, and also of
-    /// an outcome that is only unknown for now.
+    /// Returns `true` if the same request with the same key can succeed later.
+    ///
+    /// That depends on the [kind](ErrorKind::is_retryable). In addition, an unknown outcome is retryable if it may become known
+    /// later.
     #[must_use]
     pub fn is_retryable(&self) -> bool {
         self.kind.is_retryable() || self.retry_after.is_some()
     }
 
-    /// How long the client should wait before it retries; `None` when there is nothing to wait for.
+    /// Returns how long the client should wait before it retries, or `None` if waiting does not help.
     #[must_use]
     pub fn retry_after(&self) -> Option<Duration> {
         self.retry_after
@@ -109,13 +114,13 @@ impl std::error::Error for Error {
     }
 }
 
-/// The kinds of [`Error`]: each has a stable code, a status and an answer to "may I retry?".
+/// Kind of an [`Error`]. Each kind has a stable code, a status, a title and a flag that says if a retry can succeed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[non_exhaustive]
 pub enum ErrorKind {
-    /// A key is required here and none was sent.
+    /// The request has no key, and the layer requires one.
     MissingKey,
-    /// The key, or the number of its header lines, is not what the syntax allows.
+    /// The key does not match the syntax, or there are several header lines.
     MalformedKey,
     /// The decoded key is longer than the limit.
     KeyTooLong,
@@ -123,20 +128,20 @@ pub enum ErrorKind {
     BodyTooLarge,
     /// The request body did not arrive in time.
     BodyTimeout,
-    /// The request body broke off.
+    /// The request body failed, or ended before its announced length.
     BodyUnreadable,
-    /// No principal could be found where one must be.
+    /// The layer found no principal and requires one.
     PrincipalMissing,
     /// The key was used with another request.
     KeyReused,
     /// The first request with this key is still being executed.
     InProgress,
-    /// An execution ended without an outcome, or with [`NeedsAttention`](crate::NeedsAttention): its effect may or may not
-    /// have happened.
+    /// An execution ended without an outcome, or with [`NeedsAttention`](crate::NeedsAttention). Its effect may or may not have
+    /// happened.
     OutcomeUnknown,
-    /// The first request was executed, but its response was not retained.
+    /// The first request was executed, but its response was not recorded.
     ResponseNotRetained,
-    /// The store failed, or its record cannot be read: nothing was executed now, whatever an earlier attempt did.
+    /// The store failed, or its record cannot be read. Nothing was executed now; an earlier attempt may have been executed.
     StoreUnavailable,
     /// Too many requests are in flight or too many bytes are buffered.
     Overloaded,
@@ -145,31 +150,33 @@ pub enum ErrorKind {
 }
 
 impl ErrorKind {
-    /// The stable code, as in the problem body.
+    /// Returns the stable code, which is also the `code` of the problem body.
     #[must_use]
     pub const fn code(self) -> &'static str {
-        self.row().0
+        self.properties().0
     }
 
-    /// The status of the `recommended` preset.
+    /// Returns the status that [`Preset::Recommended`](crate::Preset::Recommended) uses.
     #[must_use]
     pub const fn status(self) -> StatusCode {
-        self.row().1
+        self.properties().1
     }
 
-    /// Whether the same request with the same key can succeed later, as a rule: [`Error::is_retryable`] says it of one error.
+    /// Returns `true` if the same request with the same key can usually succeed later.
+    ///
+    /// [`Error::is_retryable`] decides it for a single error.
     #[must_use]
     pub const fn is_retryable(self) -> bool {
-        self.row().2
+        self.properties().2
     }
 
-    /// A short title, the same for every occurrence.
+    /// Returns a short title, which is the same for all errors of the kind.
     #[must_use]
     pub const fn title(self) -> &'static str {
-        self.row().3
+        self.properties().3
     }
 
-    const fn row(self) -> (&'static str, StatusCode, bool, &'static str) {
+    const fn properties(self) -> (&'static str, StatusCode, bool, &'static str) {
         use StatusCode as S;
         match self {
             Self::MissingKey => (
@@ -206,7 +213,7 @@ impl ErrorKind {
                 "body-unreadable",
                 S::BAD_REQUEST,
                 true,
-                "Request body broke off",
+                "Request body incomplete",
             ),
             Self::PrincipalMissing => (
                 "principal-missing",
@@ -240,7 +247,7 @@ impl ErrorKind {
     }
 }
 
-/// A setting that cannot work, found as it was set.
+/// Error of a setter that rejects its value.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ConfigError {
     expected: &'static str,

@@ -1,25 +1,26 @@
-//! What the tests on generated inputs share: how many there are, the same ones on every run, and what they begin with.
+//! Helpers of the tests on generated inputs: the number of inputs, their seed, and the corpus.
 //!
-//! A test of this kind lives in a module `fuzz` beside what it tests, and goes through its corpus first: inputs that are
-//! worth trying every time, and every one that was ever found to go wrong. `scripts/fuzz` runs them all for longer.
+//! The inputs are the same on every run. Such a test is in a module `fuzz` below the module that it tests. It runs its corpus
+//! first: interesting inputs, and all inputs that ever failed. `scripts/fuzz` runs these tests with more inputs.
 
 use std::{env, str::FromStr};
 
 use crate::random::Random;
 
-/// How many inputs a test generates: what `FUZZ_INPUTS` says, or `default`.
+/// Returns the number of inputs that a test generates: `FUZZ_INPUTS`, or `default` if that is not set.
 pub(crate) fn inputs(default: usize) -> usize {
     setting("FUZZ_INPUTS").unwrap_or(default)
 }
 
-/// The numbers of the test that has this number itself: others with every `FUZZ_SEED`, which is 0 by default.
+/// Returns the generator of the test with the number `test`, seeded by `FUZZ_SEED` (default: 0).
 pub(crate) fn random(test: u64) -> Random {
     let seed: u64 = setting("FUZZ_SEED").unwrap_or(0);
     Random::new(seed.wrapping_mul(1 << 20).wrapping_add(test))
 }
 
-/// The inputs of a corpus: one a line, empty lines included, `\xNN` and what else Rust escapes in bytes; a line that begins
-/// with `//` is for people.
+/// Returns the inputs of a corpus: one for each line, including empty lines.
+///
+/// `\xNN` and the other escapes of Rust byte strings are decoded. Lines that begin with `//` are comments.
 pub(crate) fn corpus(text: &str) -> Vec<Vec<u8>> {
     let lines = text.lines().filter(|line| !line.starts_with("//"));
     lines.map(unescape).collect()
@@ -30,7 +31,7 @@ fn unescape(line: &str) -> Vec<u8> {
     let mut rest = line.bytes();
     while let Some(byte) = rest.next() {
         input.push(match byte {
-            b'\\' => match rest.next().expect("an escape is not the end of a line") {
+            b'\\' => match rest.next().expect("a character after the backslash") {
                 b'n' => b'\n',
                 b'r' => b'\r',
                 b't' => b'\t',
@@ -40,7 +41,7 @@ fn unescape(line: &str) -> Vec<u8> {
                     let digits = std::str::from_utf8(&digits).expect("digits");
                     u8::from_str_radix(digits, 16).expect("hexadecimal digits")
                 }
-                other => panic!("no escape begins with {:?}", char::from(other)),
+                other => panic!("unknown escape {:?}", char::from(other)),
             },
             byte => byte,
         });
@@ -55,8 +56,8 @@ fn setting<T: FromStr>(name: &str) -> Option<T> {
 }
 
 #[test]
-fn a_corpus_says_what_its_inputs_are_byte_for_byte() {
-    let text = "// for people\na\\\\b\n\n\\x00\\xff\\n\\t\n";
+fn corpus_decodes_escapes_and_skips_comments() {
+    let text = "// comment\na\\\\b\n\n\\x00\\xff\\n\\t\n";
     let inputs = [&b"a\\b"[..], b"", b"\x00\xff\n\t"];
     assert_eq!(corpus(text), inputs);
 }

@@ -1,4 +1,4 @@
-//! The layer and its setters.
+//! The layer, its setters and its shutdown.
 
 use std::{fmt, ops::RangeInclusive, sync::Arc, time::Duration};
 
@@ -7,49 +7,63 @@ use http::{HeaderName, HeaderValue, Method, Response, StatusCode, request};
 use tower_layer::Layer;
 
 use crate::{
-    config::{
-        ConcurrentRequests, Config, KeyFrom, KeyReuse, MissingKey, Refusals, StoreFailure,
-        Unrecordable,
-    },
-    engine::Engine,
+    config::Config,
+    config::preset::Preset,
+    digest::Secret,
     error::{ConfigError, Error},
-    exchange::Shared,
-    fingerprint::{FingerprintBy, Secret},
-    key::{IDEMPOTENCY_KEY, KeySyntax},
-    preset::Preset,
-    problem,
-    scope::Principal,
+    execution::rules::{ConcurrentRequests, StoreFailure},
+    execution::shared::{Context, Shared},
+    request::fingerprint::FingerprintBy,
+    request::key::{IDEMPOTENCY_KEY, KeySyntax},
+    request::principal::Principal,
+    request::rules::{KeyFrom, KeyReuse, MissingKey},
+    response::problem,
+    response::rules::{ErrorResponse, Unrecordable},
     service::Idempotency,
     store::{OrphanPolicy, Store, Ttl},
 };
 
 /// A [`tower_layer::Layer`] that makes unsafe HTTP requests safe to retry.
 ///
-/// Clones share the store, the lease renewals and the bounds, and each keeps its own decisions: configure one, and
-/// derive the route that differs from a clone of it.
+/// Clones share the store, the lease renewals and the limits. Each clone has its own settings: if one route needs another
+/// setting, change it on a clone of the layer.
 ///
-/// Place it inside CORS, tracing, compression and authentication, and outside body limits and timeouts: replays then
-/// pass through what every response must pass through, and a timeout is an outcome of the handler instead of a client
-/// that left. Do place a timeout inside: a handler that never ends keeps its lease, and its key, for ever, also when its
-/// client has long left.
+/// # Placement
 ///
-/// A timeout cuts off a handler that may have had its effect already, and by default its answer (408, 503 or 504) is not
-/// recorded: the key is freed, the retry executes again, and [`is_takeover`](crate::Lease::is_takeover) does not warn the
-/// handler. Where that matters, have the status recorded ([`with_recorded_statuses`](Self::with_recorded_statuses)), or put the timeout into
-/// the handler and answer with [`NeedsAttention`](crate::NeedsAttention).
+/// Place the layer inside CORS, tracing, compression and authentication, and outside body limits and timeouts. Replays then
+/// pass through the same layers as other responses, and a timeout is an outcome of the handler instead of a disconnect.
 ///
-/// A concurrency limit outside of it does not bound handlers, since those whose client left go on without its permit. One
-/// inside, in the same stack of services, gives its permit before the request body is read, and a duplicate that waits holds
-/// one. To bound handlers, take a permit of a semaphore in the handler; to bound requests in flight, whoever has left, use
-/// [`with_max_in_flight`](Self::with_max_in_flight).
+/// In axum, add it with `route_layer`, as in the example. `Router::layer` also wraps the 404 responses for unknown paths.
+/// Such a 404 would be recorded and replayed for the complete retention, even if a later deployment adds the route. The 405
+/// of a route for other methods is still recorded; `post(handler).route_layer(layer)` avoids that too.
 ///
-/// In axum, put it on routes with `route_layer`, as here. With `Router::layer` it is also around the answer to paths of no
-/// route: a 404 would be recorded, and be the answer for the whole retention, also once a deployment has added the route.
-/// The 405 of a route for other methods is still recorded; `post(handler).route_layer(layer)` leaves that out as well.
+/// # Timeouts
 ///
-/// Needs a Tokio runtime with time enabled. All leases of a layer are renewed in one task, in the runtime that took the first
-/// of them: use a layer and its clones within one runtime, which runs for as long as there are leases. A thread that enters a
-/// runtime of its own for each message, for one, gets no renewals in between, and needs a layer and a runtime that stay.
+/// Place a timeout inside the layer. A handler that never finishes keeps its lease, which blocks the key, even after its
+/// client has disconnected.
+///
+/// A timeout may stop a handler that has already had its effect. By default its response (408, 503 or 504) is not recorded:
+/// the key is released, a retry executes again, and [`is_takeover`](crate::Lease::is_takeover) is `false`. To prevent that,
+/// record the status ([`with_recorded_statuses`](Self::with_recorded_statuses)), or put the timeout into the handler and
+/// respond with [`NeedsAttention`](crate::NeedsAttention).
+///
+/// # Concurrency limits
+///
+/// - A concurrency limit outside this layer does not limit handlers: a handler continues without a permit after its client
+///   has disconnected.
+/// - A concurrency limit inside this layer, in the same stack of services, acquires its permit before the request body is
+///   read. A duplicate that waits holds a permit too.
+/// - A semaphore in the handler limits handlers.
+/// - [`with_max_in_flight`](Self::with_max_in_flight) limits requests in flight, including those of disconnected clients.
+///
+/// # Runtime
+///
+/// The layer needs a Tokio runtime with time enabled. One task renews all leases of a layer, in the runtime that acquired the
+/// first one. Use a layer and its clones within one runtime that runs as long as there are leases.
+///
+/// Do not create a runtime for each message, for example in a consumer thread: leases are not renewed between two messages.
+///
+/// # Examples
 ///
 /// ```
 /// use axum::{Router, body::Body, http::Request, routing::post};
@@ -68,13 +82,13 @@ use crate::{
 ///             .route_layer(layer.with_concurrent_requests(ConcurrentRequests::TooManyRequests)),
 ///     );
 ///
-/// let without_a_key = Request::post("/reports").body(Body::empty())?;
-/// assert_eq!(app.clone().oneshot(without_a_key).await?.status(), 400);
+/// let without_key = Request::post("/reports").body(Body::empty())?;
+/// assert_eq!(app.clone().oneshot(without_key).await?.status(), 400);
 ///
-/// let nowhere = || Request::post("/nowhere").header("idempotency-key", "8e03978e-40d5").body(Body::empty());
-/// assert_eq!(app.clone().oneshot(nowhere()?).await?.status(), 404);
-/// let again = app.oneshot(nowhere()?).await?;
-/// assert!(again.status() == 404 && !again.headers().contains_key("idempotent-replayed"));
+/// let unknown = || Request::post("/unknown").header("idempotency-key", "8e03978e-40d5").body(Body::empty());
+/// assert_eq!(app.clone().oneshot(unknown()?).await?.status(), 404);
+/// let retry = app.oneshot(unknown()?).await?;
+/// assert!(retry.status() == 404 && !retry.headers().contains_key("idempotent-replayed"));
 /// # Ok(())
 /// # }
 /// ```
@@ -82,24 +96,25 @@ use crate::{
 #[must_use]
 pub struct IdempotencyLayer {
     pub(crate) config: Arc<Config>,
-    pub(crate) engine: Arc<Engine>,
+    pub(crate) shared: Arc<Shared>,
 }
 
+/// Constructors.
 impl IdempotencyLayer {
-    /// A layer on `store` with the `recommended` preset.
+    /// Creates a layer on `store` with the settings of [`Preset::Recommended`].
     pub fn new(store: impl Store) -> Self {
         Self::with_preset(store, Preset::Recommended)
     }
 
-    /// A layer on `store` that starts from a preset; setters change single decisions of it. The defaults that they name
-    /// are those of [`Preset::Recommended`].
+    /// Creates a layer on `store` with the settings of `preset`.
+    ///
+    /// The setters change single settings. The defaults in their documentation are those of [`Preset::Recommended`].
     pub fn with_preset<S: Store>(store: S, preset: Preset) -> Self {
+        let mut config = preset.config();
+        config.response.compress_above = S::COMPRESS_ABOVE;
         Self {
-            config: Arc::new(Config {
-                compress_above: S::COMPRESS_ABOVE,
-                ..preset.config()
-            }),
-            engine: Engine::new(Arc::new(store)),
+            config: Arc::new(config),
+            shared: Shared::new(Arc::new(store)),
         }
     }
 
@@ -107,301 +122,321 @@ impl IdempotencyLayer {
         change(Arc::make_mut(&mut self.config));
         self
     }
+}
 
-    // ---- Which requests ----
-
-    /// Protects these methods only. Default: all but GET, HEAD, OPTIONS, TRACE and QUERY.
+/// Requests that the layer covers.
+impl IdempotencyLayer {
+    /// Sets the methods that the layer covers. Default: all but GET, HEAD, OPTIONS, TRACE and QUERY.
     ///
-    /// HEAD and CONNECT, gRPC and upgrades always pass through. A method that is left out runs on every retry; so do all, if
-    /// there are none in the list.
+    /// HEAD and CONNECT, gRPC requests and upgrades always pass through.
+    ///
+    /// If a method is missing, requests with it execute on every retry. An empty list disables all protection.
     pub fn with_methods(self, methods: impl IntoIterator<Item = Method>) -> Self {
         let methods: Vec<_> = methods.into_iter().collect();
         self.with_methods_where(move |method| methods.contains(method))
     }
 
-    /// Protects the methods for which `protects` is true; see [`with_methods`](Self::with_methods).
+    /// Sets the predicate that returns `true` for the methods that the layer covers. Default: see
+    /// [`with_methods`](Self::with_methods).
+    ///
+    /// If it returns `false` for an unsafe method, requests with that method execute on every retry.
     pub fn with_methods_where(
         self,
-        protects: impl Fn(&Method) -> bool + Send + Sync + 'static,
+        is_covered: impl Fn(&Method) -> bool + Send + Sync + 'static,
     ) -> Self {
-        self.set(|config| config.methods = Arc::new(protects))
+        self.set(|config| config.request.methods = Arc::new(is_covered))
     }
 
-    /// Lets requests for which `skip` is true pass through, keyed or not: a kill switch, or routes that need no
-    /// protection. Default: none. A predicate that is true too often leaves retries unprotected, silently. Below
-    /// `Router::nest`, go by [`original_path_and_query`](crate::original_path_and_query).
+    /// Sets a predicate that returns `true` for requests that pass through, with or without a key. Default: none.
+    ///
+    /// Use it to disable the layer at run time, or for routes that need no protection. Below `Router::nest`, use the path
+    /// from [`original_path_and_query`](crate::original_path_and_query).
+    ///
+    /// If the predicate returns `true` for too many requests, their retries execute again, without any warning.
     pub fn with_skip(self, skip: impl Fn(&request::Parts) -> bool + Send + Sync + 'static) -> Self {
-        self.set(|config| config.skip = Some(Arc::new(skip)))
+        self.set(|config| config.request.skip = Some(Arc::new(skip)))
     }
+}
 
-    // ---- The key ----
-
-    /// The header that carries the key. Default: [`IDEMPOTENCY_KEY`]. Several lines of it are answered 400. Under a name
-    /// that clients do not send, every request is one without a key: where clients use a header already, keep it as the
-    /// [alias](Self::with_header_alias). In place of what [`with_key_from`](Self::with_key_from) has set, if it has.
+/// Key: its source, its form, and requests without one.
+impl IdempotencyLayer {
+    /// Sets the header that carries the key. Default: [`IDEMPOTENCY_KEY`].
+    ///
+    /// A request with several lines of this header gets 400. Replaces a source that
+    /// [`with_key_from`](Self::with_key_from) has set.
+    ///
+    /// Requests without this header count as requests without a key. If clients already send another header, set that one
+    /// as the [alias](Self::with_header_alias).
     pub fn with_header(self, name: HeaderName) -> Self {
         self.set(|config| {
-            let alias = match &config.key_from {
+            let alias = match &config.request.key_from {
                 KeyFrom::Header { alias, .. } => alias.clone(),
                 KeyFrom::Head(_) => None,
             };
-            config.key_from = KeyFrom::Header { name, alias };
+            config.request.key_from = KeyFrom::Header { name, alias };
         })
     }
 
-    /// A second header that is looked at when the first is absent; the same key under either name is one key.
-    /// Default: none. A header that proxies add, such as a request id, makes a key of what is new on every retry. In place
-    /// of what [`with_key_from`](Self::with_key_from) has set, if it has, and then beside [`IDEMPOTENCY_KEY`].
+    /// Sets a second header, which is read if the first one is absent. Default: none.
+    ///
+    /// The same value in either header is the same key. Replaces a source that [`with_key_from`](Self::with_key_from) has
+    /// set; the first header is then [`IDEMPOTENCY_KEY`].
+    ///
+    /// Do not use a header that a proxy generates for each attempt, such as a request ID. Every retry would have a new key
+    /// and execute again.
     pub fn with_header_alias(self, alias: HeaderName) -> Self {
         self.set(|config| {
-            let name = match &config.key_from {
+            let name = match &config.request.key_from {
                 KeyFrom::Header { name, .. } => name.clone(),
                 KeyFrom::Head(_) => IDEMPOTENCY_KEY,
             };
-            config.key_from = KeyFrom::Header {
+            config.request.key_from = KeyFrom::Header {
                 name,
                 alias: Some(alias),
             };
         })
     }
 
-    /// Takes the key from the request head instead of a header: an entity key such as `payment-1234-refund`, or a
-    /// webhook's event id. `None` is a missing key. Length limits apply, the key syntax does not. A key that names more
-    /// than one operation makes all but the first of them replays or mismatches. A change forgets the records of the requests
-    /// that it gives another key. In place of the header and its alias, which
-    /// are not looked at any more. Below `Router::nest`, go by
+    /// Sets a function that returns the key of a request, instead of the header and its alias. Default: none.
+    ///
+    /// Examples are the key of an entity, such as `payment-1234-refund`, or the event ID of a webhook. `None` counts as a
+    /// missing key. The length limits apply to the key, the key syntax does not. Below `Router::nest`, use the path from
     /// [`original_path_and_query`](crate::original_path_and_query).
+    ///
+    /// If two operations get the same key, the second one gets the replay of the first one, or 422.
+    ///
+    /// If you change the function, requests that get another key no longer find their records and execute again.
     pub fn with_key_from(
         self,
         key: impl Fn(&request::Parts) -> Option<String> + Send + Sync + 'static,
     ) -> Self {
-        self.set(|config| config.key_from = KeyFrom::Head(Arc::new(key)))
+        self.set(|config| config.request.key_from = KeyFrom::Head(Arc::new(key)))
     }
 
-    /// How the header value is read. Default: [`KeySyntax::Lenient`]. A change makes clients' present keys other keys.
+    /// Sets the syntax of the key header. Default: [`KeySyntax::Lenient`].
+    ///
+    /// If you change it, the values that clients send become other keys: their retries no longer find the records and
+    /// execute again.
     pub fn with_key_syntax(self, syntax: KeySyntax) -> Self {
-        self.set(|config| config.key_rules.syntax = syntax)
+        self.set(|config| config.request.key_rules.syntax = syntax)
     }
 
-    /// The length of the decoded key in bytes. Default: `1..=255`. An empty key is refused whatever the range says;
-    /// a range that is too narrow refuses honest keys with 400, one that is empty all of them.
+    /// Sets the allowed length of the decoded key in bytes. Default: `1..=255`.
+    ///
+    /// An empty key gets 400, even if the range contains 0.
+    ///
+    /// If the range is too narrow, valid keys get 400. If it is empty, all keys do.
     pub fn with_key_length(self, length: RangeInclusive<usize>) -> Self {
         self.set(|config| {
-            config.key_rules.min = *length.start();
-            config.key_rules.max = *length.end();
+            config.request.key_rules.min = *length.start();
+            config.request.key_rules.max = *length.end();
         })
     }
 
-    /// A form that keys must have besides their syntax, such as being a UUID; others are answered 400 `malformed-key`.
-    /// Default: none.
+    /// Sets a predicate that keys must satisfy in addition to the syntax, such as being a UUID. Default: none.
+    ///
+    /// Other keys get 400 `malformed-key`. If the predicate is too strict, valid keys get it too.
     pub fn with_key_check(self, check: impl Fn(&str) -> bool + Send + Sync + 'static) -> Self {
-        self.set(|config| config.key_check = Some(Arc::new(check)))
+        self.set(|config| config.request.key_check = Some(Arc::new(check)))
     }
 
-    /// What to do without a key. Default: [`MissingKey::PassThrough`], which leaves clients that send none unprotected.
+    /// Sets the treatment of requests without a key. Default: [`MissingKey::PassThrough`].
+    ///
+    /// With the default, requests of clients that send no key execute on every retry.
     pub fn with_missing_key(self, missing: MissingKey) -> Self {
-        self.set(|config| config.missing_key = missing)
+        self.set(|config| config.request.missing_key = missing)
     }
+}
 
-    // ---- Scope and fingerprint ----
-
-    /// A prefix of every entry's scope, for services that share one store. Default: empty. Two services with the same
-    /// namespace, principal and key meet each other's records; a change forgets all records.
+/// Fingerprint and principal: which requests are the same request.
+impl IdempotencyLayer {
+    /// Sets the namespace of the keys, for services that share a store. Default: empty.
+    ///
+    /// If two services have the same namespace, a request to one of them may get a record of the other one. That requires
+    /// the same principal and key.
+    ///
+    /// If you change it, no record is found any more: retries execute again.
     pub fn with_namespace(self, namespace: impl Into<Arc<str>>) -> Self {
         let namespace = namespace.into();
-        self.set(|config| config.namespace = namespace)
+        self.set(|config| config.request.namespace = namespace)
     }
 
-    /// Keys every digest that reaches the store (HMAC-SHA-256), so that nobody who reads the store can test guesses at
-    /// keys, principals or bodies. Default: none, plain SHA-256. A change forgets all records.
+    /// Sets a secret that keys all digests in the store (HMAC-SHA-256). Default: none, which means plain SHA-256.
+    ///
+    /// Without the secret, a reader of the store can test guesses of keys, principals and bodies.
+    ///
+    /// If you change it, no record is found any more: retries execute again.
     ///
     /// # Errors
     ///
-    /// When the secret is shorter than 16 bytes.
+    /// Returns an error if the secret is shorter than 16 bytes.
     pub fn with_secret(self, secret: impl AsRef<[u8]>) -> Result<Self, ConfigError> {
         let secret = Secret::new(secret.as_ref())?;
-        Ok(self.set(|config| config.secret = Some(secret)))
+        Ok(self.set(|config| config.request.secret = Some(secret)))
     }
 
-    /// Who is asking. Default: [`Principal::authorization`]. A principal that callers share lets them meet each other's
-    /// answers; one that changes between retries, as a refreshed token does, makes a retry execute again. A change forgets all
-    /// records.
-    pub fn with_principal(self, principal: Principal) -> Self {
-        self.set(|config| config.principal = principal)
-    }
-
-    /// What makes a request the same request. Default: [`FingerprintBy::raw_body`]. Too little, and a client's mistake
-    /// is answered with the wrong response; too much, and an honest retry is answered 422.
+    /// Sets the principal, which separates the keys of different callers. Default: [`Principal::authorization`].
     ///
-    /// So it is after a change: what another process has recorded, executes or left behind under another fingerprint is refused to
-    /// its own retries until it is forgotten, and a client that then takes a new key has it done twice.
-    pub fn with_fingerprint(self, by: FingerprintBy) -> Self {
-        self.set(|config| config.fingerprint = by.0)
+    /// If several callers share a principal, they may get each other's responses. If the principal changes between
+    /// retries, as a refreshed token does, the retry executes again.
+    ///
+    /// If you change it, no record is found any more: retries execute again.
+    pub fn with_principal(self, principal: Principal) -> Self {
+        self.set(|config| config.request.principal = principal)
     }
 
-    /// What to do when a key comes back with another request. Default: refuse it with 422. With
-    /// [`KeyReuse::Separate`], a retry that differs in one byte is executed. A change from or to that forgets all records.
+    /// Sets the parts of a request that form its fingerprint. Default: [`FingerprintBy::raw_body`].
+    ///
+    /// If it covers too little, a client that reuses a key by mistake gets the wrong response. If it covers too much, a valid
+    /// retry gets 422.
+    ///
+    /// After a change, retries of requests that were recorded, running or orphaned under the old fingerprint get 422 until
+    /// those entries expire. A client that then switches to a new key executes the request twice.
+    pub fn with_fingerprint(self, by: FingerprintBy) -> Self {
+        self.set(|config| config.request.fingerprint = by.0)
+    }
+
+    /// Sets the treatment of a request that reuses the key of another request. Default: [`KeyReuse::Refuse`] with 422.
+    ///
+    /// With [`KeyReuse::Separate`], a retry that differs in one byte executes again.
+    ///
+    /// If you change from or to [`KeyReuse::Separate`], no record is found any more: retries execute again.
     ///
     /// # Errors
     ///
-    /// When the status of [`KeyReuse::Refuse`] is none of 4xx: clients would take a refusal for an answer, or try again.
+    /// Returns an error if the status of [`KeyReuse::Refuse`] is not a 4xx. A client would take another status for the
+    /// response of the handler, or would retry.
     pub fn with_key_reuse(self, key_reuse: KeyReuse) -> Result<Self, ConfigError> {
         match key_reuse {
             KeyReuse::Refuse(status) if !status.is_client_error() => {
                 Err(ConfigError::new("a status of 4xx", status.as_str().into()))
             }
             KeyReuse::Refuse(_) | KeyReuse::Separate => {
-                Ok(self.set(|config| config.key_reuse = key_reuse))
+                Ok(self.set(|config| config.request.key_reuse = key_reuse))
             }
         }
     }
+}
 
-    // ---- Concurrent requests ----
-
-    /// What to answer while the first request is still being executed. Default: [`ConcurrentRequests::Conflict`]. A long wait
-    /// holds connections and memory for as long as a slow handler takes; see [`with_max_waiters`](Self::with_max_waiters).
+/// Concurrency: duplicates that arrive while the first request is executed.
+impl IdempotencyLayer {
+    /// Sets the response to a duplicate that arrives while the first request is executed. Default:
+    /// [`ConcurrentRequests::Conflict`].
+    ///
+    /// A long [`ConcurrentRequests::Wait`] holds connections and memory as long as a slow handler runs. Limit them with
+    /// [`with_max_waiters`](Self::with_max_waiters).
     pub fn with_concurrent_requests(self, concurrent_requests: ConcurrentRequests) -> Self {
-        self.set(|config| config.concurrent_requests = concurrent_requests)
+        self.set(|config| config.execution.concurrent_requests = concurrent_requests)
     }
 
-    /// What refusals that pass with time say in `Retry-After`, in whole seconds rounded up; those for a body that did not
-    /// arrive (`body-timeout`, `body-unreadable`) or a record that cannot be read have none. Default: 1 s. Too short, and
-    /// clients hammer the service while it is busy.
-    pub fn with_retry_after(self, after: Duration) -> Self {
-        self.set(|config| config.retry_after = after)
-    }
-
-    /// How many requests may wait with [`ConcurrentRequests::Wait`], for one key and in total; more are answered at once.
-    /// Default: 64 and 1,024. Each holds its connection and its request body.
+    /// Sets how many requests may wait with [`ConcurrentRequests::Wait`], for one key and in total. Default: 64 and 1,024
+    /// requests.
+    ///
+    /// Further duplicates get 409 at once. If the numbers are too high, waiting requests use up memory: each one holds its
+    /// connection and its body.
     pub fn with_max_waiters(self, per_key: usize, total: usize) -> Self {
         self.set(|config| {
-            config.waiters_per_key = per_key;
-            config.waiters = total;
+            config.execution.waiters_per_key = per_key;
+            config.execution.waiters = total;
         })
     }
+}
 
-    // ---- Lease and store ----
-
-    /// How long a lease lasts unless it is renewed, which happens every third of it. Default: 15 s.
+/// Lease and orphans.
+impl IdempotencyLayer {
+    /// Sets the duration of a lease. Default: 15 s.
     ///
-    /// Too short, and a pause of the process or a slow store loses it, which costs a second execution; too long, and a
-    /// key stays blocked for as long after a crash. Below a second is for tests. However long it is, it is renewed for
-    /// as long as the handler runs, if that is for ever.
-    pub fn with_lease_ttl(self, lease: Ttl) -> Self {
-        self.set(|config| config.lease = lease)
+    /// The layer renews a lease every third of its duration (5 s) as long as the handler runs, even if it never finishes.
+    ///
+    /// If the lease is too short, a paused process or a slow store loses it, and the request executes twice. If it is too
+    /// long, a key stays blocked that long after a crash. Use less than 1 s only in tests.
+    pub fn with_lease_ttl(self, ttl: Ttl) -> Self {
+        self.set(|config| config.execution.lease_ttl = ttl)
     }
 
-    /// What becomes of a key whose execution ended without an outcome, as after a crash. Default:
-    /// [`OrphanPolicy::TakeOver`], at-least-once: the effect may happen twice. [`OrphanPolicy::Refuse`] is at-most-once:
-    /// the key answers 409 until the orphan is forgotten, and somebody has to find out what happened. Who asks decides: while one
-    /// process on the store takes over, orphans are executed again.
+    /// Sets the treatment of orphans: keys whose execution ended without an outcome, for example in a crash. Default:
+    /// [`OrphanPolicy::TakeOver`].
+    ///
+    /// - [`OrphanPolicy::TakeOver`] is at-least-once: a retry executes again, and the effect may happen twice.
+    /// - [`OrphanPolicy::Refuse`] is at-most-once: retries get 409 until the orphan expires, and an operator must find out
+    ///   what happened.
+    ///
+    /// The policy of the process that receives the retry applies. Orphans execute again as long as one process on the store
+    /// uses [`OrphanPolicy::TakeOver`].
     pub fn with_orphan_policy(self, policy: OrphanPolicy) -> Self {
-        self.set(|config| config.orphans = policy)
+        self.set(|config| config.execution.orphan_policy = policy)
     }
 
-    /// How long an orphan is remembered, anew from the end of each attempt to execute it again: one that a completer tries
-    /// sooner each time is never forgotten. Default: the retention. Under [`OrphanPolicy::Refuse`] a retry after this
-    /// executes again; so it does when this is shorter than clients go on retrying.
-    pub fn with_orphan_retention(self, keep: Ttl) -> Self {
-        self.set(|config| config.orphan_retention = Some(keep))
-    }
-
-    /// How long one store call may take; an acquire, a completion or a release is tried at most three times within twice
-    /// this, and a renewal may take a third of the lease at most. An answer waits for one of them, or for up to three where the
-    /// lease was lost or a commit is in doubt, and for one more where its record is too large for the store. Default: 2 s. Too
-    /// short, and a slow store is an outage; too long, and an outage is a pile of waiting requests.
-    pub fn with_store_timeout(self, timeout: Duration) -> Self {
-        self.set(|config| config.store_timeout = timeout)
-    }
-
-    /// What to do when no lease can be taken because the store fails. Default: [`StoreFailure::Refuse`], so that an outage
-    /// of the store is one of the service. Does not apply to [`run_once`](Self::run_once), which always refuses.
-    pub fn with_store_failure(self, failure: StoreFailure) -> Self {
-        self.set(|config| config.store_failure = failure)
-    }
-
-    // ---- Bodies ----
-
-    /// The largest body in bytes of a request under a key; a larger one is answered 413, unread where it announces its
-    /// length, and else read no further than the limit. Default: 2 MiB, as axum's own: to take more, raise axum's
-    /// `DefaultBodyLimit` as well, which bounds extractors whatever is set here. Every request in flight may hold as much in
-    /// memory. Does not apply with [`FingerprintBy::head_only`].
-    pub fn with_request_limit(self, bytes: usize) -> Self {
-        self.set(|config| config.request_limit = bytes)
-    }
-
-    /// How long the request body may take to arrive, else 408. Default: 30 s. Too short, and clients on slow networks are
-    /// never served; too long, and they hold places among the requests in flight. Does not apply with
-    /// [`FingerprintBy::head_only`].
-    pub fn with_body_timeout(self, timeout: Duration) -> Self {
-        self.set(|config| config.body_timeout = timeout)
-    }
-
-    /// The largest response body in bytes that is recorded. Default: 4 MiB. See
-    /// [`with_unrecordable`](Self::with_unrecordable) for larger ones. Too low, and retries are told that there was an answer
-    /// instead of which; every response in flight may hold as much in memory. Of a record that was stored deflated under a
-    /// higher limit no more is read than this limit and 1 MiB, or 16 MiB if that is more: beyond it, retries are answered 503
-    /// `store-unavailable` until its retention is over.
-    pub fn with_response_limit(self, bytes: usize) -> Self {
-        self.set(|config| config.response_limit = bytes)
-    }
-
-    /// How long a response of unknown length is collected before it counts as streamed, and how long one that told its
-    /// length may stall. Default: 10 s. The client sees nothing of it before: too long, and streams seem to hang; too
-    /// short, and slow answers are not recorded.
-    pub fn with_collect_timeout(self, timeout: Duration) -> Self {
-        self.set(|config| config.collect_timeout = timeout)
-    }
-
-    /// How many requests may be in flight, and how many bytes of bodies they may buffer, in this layer and all its
-    /// clones; more are answered 503 `overloaded`. Default: 10,000 and 256 MiB.
+    /// Sets how long the layer keeps an orphan. Default: the [retention](Self::with_retention) (24 h).
     ///
-    /// A quarter of the bytes is for responses alone. One that does not fit in what is left is treated as too large. What was
-    /// collected of a response of unknown length, or in pieces, counts until it is sent, also when nothing is in flight. Of such
-    /// responses there may be half of the bytes, and half of that quarter stays free of them: clients that read slowly, or not
-    /// at all, leave a quarter of the bytes to requests, and have no response treated as too large but further ones like theirs.
+    /// Each attempt to execute the orphan restarts the period. An orphan that is retried more often than this never expires.
     ///
-    /// Too low, and the service refuses what it could serve, every body above three quarters of it among that, and with 0 requests
-    /// all; higher than the memory there is, and it is killed for it. Requests that wait count too. Leases that are given back
-    /// after the store failed count apart, up to the same number.
-    pub fn with_max_in_flight(self, requests: usize, bytes: usize) -> Self {
-        self.set(|config| {
-            config.max_in_flight = requests;
-            config.max_buffered = bytes;
-        })
+    /// If the value is shorter than the time in which clients retry, a late retry executes again, without a takeover. This
+    /// applies to [`OrphanPolicy::Refuse`] too.
+    pub fn with_orphan_retention(self, retention: Ttl) -> Self {
+        self.set(|config| config.execution.orphan_retention = Some(retention))
     }
+}
 
-    // ---- Records ----
-
-    /// Which statuses are recorded; others free the key. Default: 2xx, 3xx, and 4xx but 401, 403, 407, 408, 421, 423,
-    /// 424, 425 and 429. Record passing failures, and they are replayed for the whole retention.
+/// Recording: which responses are recorded, and for how long.
+impl IdempotencyLayer {
+    /// Sets the predicate that returns `true` for the statuses that the layer records. Default: 2xx, 3xx, and 4xx but 401,
+    /// 403, 407, 408, 421, 423, 424, 425 and 429.
+    ///
+    /// After any other status, the layer releases the key and a retry executes again. If you record the status of a
+    /// temporary failure, retries get that failure for the complete retention.
     pub fn with_recorded_statuses(
         self,
-        recorded: impl Fn(StatusCode) -> bool + Send + Sync + 'static,
+        is_recorded: impl Fn(StatusCode) -> bool + Send + Sync + 'static,
     ) -> Self {
-        self.set(|config| config.recorded = Arc::new(recorded))
+        self.set(|config| config.response.recorded_statuses = Arc::new(is_recorded))
     }
 
-    /// What to do about responses that are too large or streamed. Default: [`Unrecordable::Tombstone`]. With
-    /// [`Unrecordable::Release`] the effects behind them happen again on every retry. Too large is also what finds
-    /// [no room](Self::with_max_in_flight), as streamed responses do while clients leave others unread.
+    /// Sets the treatment of responses that are too large or streamed. Default: [`Unrecordable::Tombstone`].
+    ///
+    /// A response also counts as too large if it exceeds the rest of the
+    /// [byte budget](Self::with_max_in_flight). Streamed responses do so while clients leave other ones unread.
+    ///
+    /// With [`Unrecordable::Release`], every retry repeats the effects of such a request.
     pub fn with_unrecordable(self, unrecordable: Unrecordable) -> Self {
-        self.set(|config| config.unrecordable = unrecordable)
+        self.set(|config| config.response.unrecordable = unrecordable)
     }
 
-    /// How long records live unless the handler says otherwise. Default: 24 h. A retry that comes later executes again.
+    /// Sets how long records are stored unless the handler specifies it. Default: 24 h.
+    ///
+    /// If it is shorter than the time in which clients retry, late retries execute again.
     pub fn with_retention(self, retention: Ttl) -> Self {
-        self.set(|config| config.retention = retention)
+        self.set(|config| config.response.retention = retention)
     }
 
-    /// The longest a handler can ask for. Default: 365 days. It does not cap the default retention. Too long, and one
-    /// handler's mistake fills the store.
+    /// Sets the longest retention that a handler can specify. Default: 365 days.
+    ///
+    /// This does not limit the [default retention](Self::with_retention). If it is too long, one faulty handler can fill the
+    /// store.
     pub fn with_max_retention(self, retention: Ttl) -> Self {
-        self.set(|config| config.max_retention = retention)
+        self.set(|config| config.response.max_retention = retention)
     }
 
-    /// Which response headers and trailers are replayed. Default: [`replayed_by_default`](crate::replayed_by_default); build
-    /// on it:
+    /// Sets the size in bytes above which records are compressed. Default: [`Store::COMPRESS_ABOVE`] of the store.
+    ///
+    /// | store | bytes | reason |
+    /// |---|---|---|
+    /// | memory, SQLite | 8 KiB | compressing 1 KiB of JSON takes ten times as long as storing it |
+    /// | Redis, PostgreSQL, MySQL | 1 KiB | saves about two thirds of most records |
+    /// | DynamoDB | 512 | the service charges for bytes |
+    ///
+    /// `usize::MAX` disables compression. A store that charges for bytes then charges for all of them.
+    pub fn with_compression_above(self, bytes: usize) -> Self {
+        self.set(|config| config.response.compress_above = bytes)
+    }
+}
+
+/// Replay: headers of replayed responses.
+impl IdempotencyLayer {
+    /// Sets the predicate that returns `true` for the response headers and trailers that are replayed. Default:
+    /// [`replayed_by_default`](crate::replayed_by_default).
+    ///
+    /// Extend the default like this:
     ///
     /// ```
     /// use http::header::SET_COOKIE;
@@ -411,47 +446,51 @@ impl IdempotencyLayer {
     ///     .with_replayed_headers(|name| name == SET_COOKIE || replayed_by_default(name));
     /// ```
     ///
-    /// Hop-by-hop fields, `Content-Length` and the control headers never are. A header that belongs to one exchange, a
-    /// session cookie above all, reaches whoever retries. A value that is marked as sensitive is so in a replay, too. The
-    /// extensions of a response are not replayed, and so a reason phrase of its own, which hyper has among them, is not either.
+    /// - Hop-by-hop fields, `Content-Length` and the control headers are never replayed.
+    /// - A value that is marked as sensitive is marked in the replay too.
+    /// - The extensions of a response are not replayed. That includes a custom reason phrase, which hyper stores there.
+    ///
+    /// If you replay a header that belongs to one response, such as a session cookie, every client that retries the request
+    /// gets it.
     pub fn with_replayed_headers(
         self,
-        replayed: impl Fn(&HeaderName) -> bool + Send + Sync + 'static,
+        is_replayed: impl Fn(&HeaderName) -> bool + Send + Sync + 'static,
     ) -> Self {
-        self.set(|config| config.replayed = Arc::new(replayed))
+        self.set(|config| config.response.replayed_headers = Arc::new(is_replayed))
     }
 
-    /// The header that marks replays, or none. Default: [`IDEMPOTENT_REPLAYED`](crate::IDEMPOTENT_REPLAYED) of `true`. It
-    /// replaces a header of that name in the recorded response; without one, clients cannot tell a replay.
+    /// Sets the header that marks replays, or `None`. Default: [`IDEMPOTENT_REPLAYED`](crate::IDEMPOTENT_REPLAYED) with the
+    /// value `true`.
+    ///
+    /// The marker replaces a header of the same name in the recorded response. Without a marker, clients cannot recognize
+    /// replays.
     pub fn with_replay_marker(self, marker: Option<(HeaderName, HeaderValue)>) -> Self {
-        self.set(|config| config.replay_marker = marker)
+        self.set(|config| config.response.replay_marker = marker)
     }
+}
 
-    /// Records larger than this many bytes are compressed. Default: [what the store says](Store::COMPRESS_ABOVE). In memory
-    /// and in SQLite that is 8 KiB, since deflating 1 KiB of JSON takes ten times as long as keeping it; in Redis, PostgreSQL
-    /// and MySQL it is 1 KiB, which saves about two thirds of most records; in DynamoDB, 512 bytes. `usize::MAX` compresses none, and then a store that charges for
-    /// bytes charges for all of them.
-    pub fn with_compression_above(self, bytes: usize) -> Self {
-        self.set(|config| config.compress_above = bytes)
-    }
-
-    // ---- Refusals ----
-
-    /// Renders every refusal. Default: `application/problem+json` (RFC 9457). Status and headers of what it returns are
-    /// answered as they are.
+/// Errors: the form of the responses that the layer itself creates.
+impl IdempotencyLayer {
+    /// Sets the function that renders errors. Default: `application/problem+json` (RFC 9457).
+    ///
+    /// The layer sends the status and the headers that the function returns without a change. If they are those of a success,
+    /// clients take a request that was not executed for a completed one.
     pub fn with_error_response(
         self,
         render: impl Fn(&Error) -> Response<Bytes> + Send + Sync + 'static,
     ) -> Self {
-        self.set(|config| config.refusals = Refusals::Custom(Arc::new(render)))
+        self.set(|config| config.response.error_response = ErrorResponse::Custom(Arc::new(render)))
     }
 
-    /// Answers refusals as problem+json whose `Link: <url>; rel="describedby"` leads to your own documentation.
-    /// Default: the draft that defines the header. Replaces [`with_error_response`](Self::with_error_response) and the preset's shape.
+    /// Sets the documentation that errors link to, as problem+json with `Link: <url>; rel="describedby"`. Default: the draft
+    /// that defines the key header.
+    ///
+    /// Replaces [`with_error_response`](Self::with_error_response) and the error bodies of the preset. Clients of a preset
+    /// that expect those bodies then cannot parse the errors.
     ///
     /// # Errors
     ///
-    /// When the URL cannot stand in a header.
+    /// Returns an error if a header cannot contain the URL.
     pub fn with_described_by(self, url: &str) -> Result<Self, ConfigError> {
         let described_by = problem::described_by(url).ok_or_else(|| {
             ConfigError::new(
@@ -459,20 +498,135 @@ impl IdempotencyLayer {
                 "another".to_owned(),
             )
         })?;
-        Ok(self.set(|config| config.refusals = Refusals::ProblemJson { described_by }))
+        Ok(self.set(|config| {
+            config.response.error_response = ErrorResponse::ProblemJson { described_by }
+        }))
     }
 
-    // ---- Shutting down ----
+    /// Sets the value of `Retry-After` in errors that are temporary, in whole seconds rounded up. Default: 1 s.
+    ///
+    /// Errors about a body that did not arrive (`body-timeout`, `body-unreadable`) and about an unreadable record have no
+    /// `Retry-After`.
+    ///
+    /// If it is too short, the retries of clients overload a service that is already busy.
+    pub fn with_retry_after(self, after: Duration) -> Self {
+        self.set(|config| config.response.retry_after = after)
+    }
+}
 
-    /// Refuses new keyed requests with 503 `draining` and waits for those in flight, also those whose clients left, for
-    /// at most `timeout`. True when all have ended, `run_once` included.
+/// Store: timeouts and outages.
+impl IdempotencyLayer {
+    /// Sets the timeout of one store call. Default: 2 s.
     ///
-    /// All clones of the layer drain with it, and for good; a layer of its own, though on the same store, needs a drain of
-    /// its own. Requests that pass through are neither refused nor waited for: those without a key under
-    /// [`MissingKey::PassThrough`], for example.
+    /// The layer tries to acquire, complete or release at most three times, in at most 4 s (2 x timeout). A renewal takes at
+    /// most a third of the lease.
     ///
-    /// Call it after the server's graceful shutdown: exchanges whose clients left run in tasks that the server does not
-    /// know of. What is still running when it returns false keeps its leases until they expire.
+    /// | the response is delayed by at most | if |
+    /// |---|---|
+    /// | 4 s (2 x timeout) | the layer stores the record or releases the key |
+    /// | 12 s (6 x timeout) | the lease is lost, or a commit of the handler is unacknowledged |
+    /// | 4 s more | the store rejects the record as too large |
+    ///
+    /// If the timeout is too short, a slow store counts as an outage. If it is too long, requests pile up during an outage.
+    pub fn with_store_timeout(self, timeout: Duration) -> Self {
+        self.set(|config| config.execution.store_timeout = timeout)
+    }
+
+    /// Sets the treatment of requests that get no lease because the store fails. Default: [`StoreFailure::Refuse`].
+    ///
+    /// With the default, an outage of the store is an outage of the covered routes. With
+    /// [`StoreFailure::DangerouslyExecuteUnprotected`], retries during an outage execute again. The setting does not apply to
+    /// [`run_once`](Self::run_once), which always returns an error.
+    pub fn with_store_failure(self, failure: StoreFailure) -> Self {
+        self.set(|config| config.execution.store_failure = failure)
+    }
+}
+
+/// Limits: bodies, requests in flight and buffered bytes.
+impl IdempotencyLayer {
+    /// Sets the size in bytes of the largest request body. Default: 2 MiB, like axum.
+    ///
+    /// Applies to requests with a key. Larger bodies get 413. The layer does not read a body whose announced length exceeds
+    /// the limit, and reads no other body beyond it. Does not apply with [`FingerprintBy::head_only`].
+    ///
+    /// If you raise the limit, also raise axum's `DefaultBodyLimit`, which limits extractors independently. If the limit is
+    /// too high, requests in flight use up memory: each may hold that many bytes.
+    pub fn with_request_limit(self, bytes: usize) -> Self {
+        self.set(|config| config.request.body_limit = bytes)
+    }
+
+    /// Sets how long the layer waits for the complete request body. Default: 30 s.
+    ///
+    /// After that, the request gets 408. Does not apply with [`FingerprintBy::head_only`].
+    ///
+    /// If it is too short, clients with slow connections always get 408. If it is too long, they hold permits for
+    /// [requests in flight](Self::with_max_in_flight).
+    pub fn with_body_timeout(self, timeout: Duration) -> Self {
+        self.set(|config| config.request.body_timeout = timeout)
+    }
+
+    /// Sets the size in bytes of the largest response body that is recorded. Default: 4 MiB.
+    ///
+    /// Larger responses are treated according to [`with_unrecordable`](Self::with_unrecordable).
+    ///
+    /// If the limit is too low, retries of completed requests get an error instead of the response. If it is too high,
+    /// requests in flight use up memory: each may hold that many bytes.
+    ///
+    /// The limit also applies to compressed records. They may inflate to the limit + 1 MiB, or to 16 MiB if that is more.
+    /// Retries of a larger record, stored under a higher limit, get 503 `store-unavailable` until it expires.
+    pub fn with_response_limit(self, bytes: usize) -> Self {
+        self.set(|config| config.response.body_limit = bytes)
+    }
+
+    /// Sets how long the layer buffers a response before it counts as streamed. Default: 10 s.
+    ///
+    /// The timeout limits the total time for a response of unknown length, and each stall of one of known length.
+    ///
+    /// The client receives nothing during this time. If it is too long, streams seem to hang. If it is too short, slow
+    /// responses are not recorded.
+    pub fn with_collect_timeout(self, timeout: Duration) -> Self {
+        self.set(|config| config.response.collect_timeout = timeout)
+    }
+
+    /// Sets how many requests may be in flight, and how many bytes of bodies they may buffer. Default: 10,000 requests and
+    /// 256 MiB.
+    ///
+    /// The limits apply to this layer and all its clones. Requests above a limit get 503 `overloaded`; a response that does
+    /// not fit counts as too large. Waiting requests count as in flight. Releases of leases after a store failure count
+    /// separately, up to the same number.
+    ///
+    /// | bytes | share of the budget | counted |
+    /// |---|---|---|
+    /// | request bodies | at most 3/4 | while the request is in flight |
+    /// | responses of known length in one chunk | all | while the request is in flight |
+    /// | other responses | at most 1/2, never the last 1/8 | until the client has received them |
+    ///
+    /// So clients that read slowly, or not at all, leave at least 1/4 of the bytes for request bodies. They affect no responses
+    /// but other ones of their kind.
+    ///
+    /// If the limits are too low, the layer rejects requests that the service could serve. That includes every request body
+    /// above 3/4 of the bytes; with 0 requests, it rejects all. If the bytes exceed the available memory, the system may kill
+    /// the process.
+    pub fn with_max_in_flight(self, requests: usize, bytes: usize) -> Self {
+        self.set(|config| {
+            config.limits.max_in_flight = requests;
+            config.limits.max_buffered = bytes;
+        })
+    }
+}
+
+/// Shutdown.
+impl IdempotencyLayer {
+    /// Rejects new requests and waits until those in flight have finished. Returns `true` if they finish within `timeout`.
+    ///
+    /// New requests with a key get 503 `draining`. The requests in flight include those of disconnected clients and
+    /// [`run_once`](Self::run_once). Requests that pass through, such as those without a key under
+    /// [`MissingKey::PassThrough`], are neither rejected nor waited for.
+    ///
+    /// All clones of the layer drain together, permanently. Another layer on the same store must be drained separately.
+    ///
+    /// Call this after the graceful shutdown of the server: the server does not know the tasks in which executions of
+    /// disconnected clients continue. If this returns `false`, the remaining executions keep their leases until they expire.
     ///
     /// ```no_run
     /// use std::{io, pin::pin, sync::Arc, time::Duration};
@@ -481,9 +635,9 @@ impl IdempotencyLayer {
     /// use tokio::{net::TcpListener, sync::Notify, time::timeout};
     /// use tower_idempotency::IdempotencyLayer;
     ///
-    /// /// Serves `app`, which is behind `layer`, until `asked_to_stop` resolves, as when a SIGTERM comes. True when
-    /// /// everything that had begun has ended.
-    /// async fn serve(app: Router, layer: IdempotencyLayer, asked_to_stop: impl Future<Output = ()>) -> io::Result<bool> {
+    /// /// Serves `app`, which `layer` wraps, until `shutdown` resolves, for example on a SIGTERM. Returns `true` if all
+    /// /// connections and executions have finished.
+    /// async fn serve(app: Router, layer: IdempotencyLayer, shutdown: impl Future<Output = ()>) -> io::Result<bool> {
     ///     const GRACE: Duration = Duration::from_secs(30);
     ///     let listener = TcpListener::bind("127.0.0.1:3000").await?;
     ///     let stop = Arc::new(Notify::new());
@@ -494,31 +648,33 @@ impl IdempotencyLayer {
     ///     let mut server = pin!(server);
     ///     tokio::select! {
     ///         served = &mut server => return served.map(|()| false),
-    ///         () = asked_to_stop => {}
+    ///         () = shutdown => {}
     ///     }
     ///     stop.notify_one();
-    ///     // A connection that never ends is not waited for any longer.
+    ///     // Do not wait longer for a connection that never closes.
     ///     let closed = timeout(GRACE, server).await.is_ok();
-    ///     let ended = layer.drain(GRACE).await;
-    ///     Ok(closed && ended)
+    ///     let drained = layer.drain(GRACE).await;
+    ///     Ok(closed && drained)
     /// }
     /// ```
     ///
     /// # Cancellation
     ///
-    /// Dropping the future stops the waiting; requests are refused all the same.
+    /// If the future is dropped, the layer continues to reject requests.
     pub async fn drain(&self, timeout: Duration) -> bool {
-        self.engine.limits.drain();
-        tokio::time::timeout(timeout, self.engine.limits.idle())
+        self.shared.limits.drain();
+        tokio::time::timeout(timeout, self.shared.limits.idle())
             .await
             .is_ok()
     }
 
-    /// How many exchanges are in flight, in this layer and all its clones, and how many leases are being given back after
-    /// requests that were refused: all that [`drain`](Self::drain) waits for.
+    /// Returns the number of requests in flight, in this layer and all its clones.
+    ///
+    /// Includes leases that are being released after their requests were rejected: [`drain`](Self::drain) waits for all of
+    /// these.
     #[must_use]
     pub fn in_flight(&self) -> usize {
-        self.engine.limits.in_flight()
+        self.shared.limits.in_flight()
     }
 }
 
@@ -526,11 +682,11 @@ impl<S> Layer<S> for IdempotencyLayer {
     type Service = Idempotency<S>;
 
     fn layer(&self, inner: S) -> Idempotency<S> {
-        let shared = Shared {
+        let context = Context {
             config: Arc::clone(&self.config),
-            engine: Arc::clone(&self.engine),
+            shared: Arc::clone(&self.shared),
         };
-        Idempotency::new(inner, Arc::new(shared))
+        Idempotency::new(inner, Arc::new(context))
     }
 }
 

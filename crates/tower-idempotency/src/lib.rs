@@ -1,8 +1,8 @@
 //! Makes unsafe HTTP requests safe to retry: a [Tower](https://docs.rs/tower) layer for the `Idempotency-Key` header.
 //!
-//! A client that sends `Idempotency-Key` may send the same request as often as it likes: the handler runs once, its
-//! response is recorded, and every retry is answered with that response, byte for byte. A duplicate that arrives while
-//! the first request is still running is told so, or waits for the answer.
+//! A client sends `Idempotency-Key` and may repeat the request as often as it likes. The handler executes once, the layer
+//! records its response, and every retry gets that response, byte for byte. A duplicate that arrives during the execution
+//! gets 409, or waits for the response.
 //!
 //! ```
 //! use axum::{Router, body::Body, http::Request, routing::post};
@@ -26,55 +26,73 @@
 //!
 //! # Guarantees
 //!
-//! - One stored answer per key: every client that gets a recorded answer gets that one.
-//! - While leases hold, one execution at a time. A client that disconnects neither cancels nor repeats the work.
-//! - The record is stored before the first byte of the answer leaves. If the store fails at that moment, the answer goes
-//!   out all the same, the key stays held while the lease lasts, and storing is tried again for as long as a lease, from then
-//!   on. If that fails too, the key is an orphan. The answer waits for at most 4 s (twice
-//!   [`with_store_timeout`](IdempotencyLayer::with_store_timeout)), 12 s where it has to be found out first what is stored, as
-//!   after a lost lease, and 4 s more where the store says only then that the record is too large for it.
-//! - When no lease can be taken because the store is down, nothing is executed, unless [`StoreFailure`] says otherwise.
-//! - What is not retained (too large, or streamed) leaves a tombstone: a retry is told so, and not silently run again,
-//!   unless [`Unrecordable::Release`] says otherwise, as it does in [`Preset::Idempo`].
+//! - **One recorded response per key.** Every client that gets a recorded response gets the same one.
+//! - **One execution at a time** while leases hold. A client that disconnects neither cancels nor repeats the work.
+//! - **Store before respond.** The layer stores the record before it sends the first byte of the response.
+//! - **No execution without a lease.** If the store fails, nothing is executed, unless [`StoreFailure`] is set otherwise.
+//! - **No silent second run.** If a response cannot be recorded (too large, or streamed), the layer stores a tombstone, and
+//!   retries get 409. [`Unrecordable::Release`], the setting of [`Preset::Idempo`], changes that.
+//!
+//! If the store fails when the response is ready, the client still gets the response. The key stays blocked while the lease
+//! lasts, and the layer keeps trying to store the record for one lease from then on. If that fails too, the key becomes an
+//! orphan.
+//!
+//! Storing delays the response by:
+//!
+//! | at most | if |
+//! |---|---|
+//! | 4 s (2 x [store timeout](IdempotencyLayer::with_store_timeout)) | the lease is held |
+//! | 12 s (6 x store timeout) | the layer must first query what is stored, for example after a lost lease |
+//! | 4 s more | the store rejects the record as too large |
 //!
 //! # Non-guarantees
 //!
-//! - A process that dies between the effect and the record leaves an orphan; so does a store that takes no record for as
-//!   long as a lease. By default a retry takes it over and executes again (at-least-once; [`Lease::is_takeover`]
-//!   tells the handler); with [`OrphanPolicy::Refuse`] it is refused (at-most-once) for as long as the orphan is
-//!   [remembered](IdempotencyLayer::with_orphan_retention): a retry after that executes again. Exactly-once needs
-//!   effect and record in one database transaction, which a layer alone cannot give; a store can, where the database is
-//!   also the handler's: see [`transaction`].
-//! - A process that is paused for longer than its lease may execute beside the one that took over. Only what is stored
-//!   is answered, but both effects happen; [`Lease::is_held`] narrows the window.
-//! - A retry under another token is another caller's unless [`with_principal`](IdempotencyLayer::with_principal) says
-//!   otherwise: it executes, beside the first one if that still runs; [`Lease::is_takeover`] is false and [`Lease::derive`]
-//!   gives another key.
-//! - A response that is not recorded, such as a 5xx, frees the key: the retry executes. After a takeover it leaves the
-//!   orphan: the retry takes it over in turn.
-//! - [`MemoryStore`] is for one process and ends with it: after a restart every retry executes, and is told of nothing.
+//! - **Crashes.** A process that dies between the effect and the record leaves an orphan. A store that accepts no record for
+//!   one lease has the same result.
+//!   - By default, a retry takes the orphan over and executes again (at-least-once). [`Lease::is_takeover`] notifies the
+//!     handler.
+//!   - With [`OrphanPolicy::Refuse`], retries get 409 (at-most-once) until the orphan
+//!     [expires](IdempotencyLayer::with_orphan_retention). A retry after that executes again.
+//!   - Exactly-once needs the effect and the record in one database transaction. A layer alone cannot do that. A store can,
+//!     if the handler uses the same database: see [`transaction`].
+//! - **Pauses.** A process that is paused for longer than its lease may execute concurrently with the process that took over.
+//!   Clients get only the stored response, but both effects happen. [`Lease::is_held`] makes this less likely.
+//! - **Refreshed tokens.** A retry with another token counts as a different caller, unless
+//!   [`with_principal`](IdempotencyLayer::with_principal) is set. It executes, possibly concurrently with the first request.
+//!   [`Lease::is_takeover`] is then `false`, and [`Lease::derive`] returns another key.
+//! - **Responses that are not recorded**, such as a 5xx. The layer releases the key, and a retry executes. After a takeover it
+//!   leaves the orphan instead, and the retry takes that over.
+//! - **Restarts with [`MemoryStore`].** It belongs to one process and loses all entries with it. After a restart every retry
+//!   executes, and [`Lease::is_takeover`] is `false`.
 //!
-//! # How a handler steers it
+//! # Control from the handler
 //!
-//! Response headers, taken off every answer: `X-Idempo-Policy: no-store` does not record, and
-//! `X-Idempo-Persist-For-Seconds: N` sets how long the record lives. [`Retention`] is the typed form of both.
-//! [`NeedsAttention`] has retries refused until an operator has looked at what was done. In the request's extensions, and
-//! as extractors with the feature `axum`: [`IdempotencyKey`] and [`Lease`].
+//! Response headers, which the layer removes from every response:
 //!
-//! # Where to place it
+//! - `X-Idempo-Policy: no-store` prevents the recording.
+//! - `X-Idempo-Persist-For-Seconds: N` sets how long the record is stored.
 //!
-//! Inside CORS, tracing, compression and authentication; outside body limits and timeouts. A timeout that cuts a
-//! handler off frees its key, so that a retry executes again: a handler that pays has a shorter one of its own, and answers with
-//! [`NeedsAttention`]; `docs/deploying.md` has the code. With the layers of `tower-http`, from the innermost, which a
-//! `Router` takes first:
+//! [`Retention`] is the typed form of both. With [`NeedsAttention`], retries are rejected until an operator has checked what
+//! was done.
+//!
+//! Request extensions, and extractors with the feature `axum`: [`IdempotencyKey`] and [`Lease`].
+//!
+//! # Placement
+//!
+//! Place the layer inside CORS, tracing, compression and authentication, and outside body limits and timeouts.
+//!
+//! A timeout that aborts a handler releases its key, so a retry executes again. A handler that makes payments should have a
+//! shorter timeout of its own and respond with [`NeedsAttention`]: see `docs/deploying.md` for the code.
+//!
+//! With the layers of `tower-http`, from the innermost to the outermost, which is the order in which a `Router` takes them:
 //!
 //! ```text
 //! Router::new()
 //!     .route("/payments", post(pay))
-//!     .route_layer(TimeoutLayer::with_status_code(..))        ends what does not: it executes again
-//!     .route_layer(IdempotencyLayer::new(store))              around routes that there are
-//!     .layer(authentication)                                  says who is asking: `Principal`
-//!     .layer(CompressionLayer::new())                         encodes replays for whoever retries
+//!     .route_layer(TimeoutLayer::with_status_code(..))        // aborts stuck handlers; a retry executes again
+//!     .route_layer(IdempotencyLayer::new(store))              // only around existing routes
+//!     .layer(authentication)                                  // identifies the caller: `Principal`
+//!     .layer(CompressionLayer::new())                         // compresses replays for the client that retries
 //!     .layer(TraceLayer::new_for_http())
 //!     .layer(
 //!         CorsLayer::new()
@@ -85,7 +103,7 @@
 //!
 //! # Stores
 //!
-//! | store | crate | for |
+//! | store | crate | use |
 //! |---|---|---|
 //! | [`MemoryStore`] | this one | one process |
 //! | `RedisStore` | `tower-idempotency-redis` | many processes; Redis, Valkey, Cluster, Sentinel |
@@ -93,80 +111,71 @@
 //! | `MySqlStore` | `tower-idempotency-sqlx` | the same; MySQL and MariaDB |
 //! | `SqliteStore` | `tower-idempotency-sqlx` | the same, for the processes of one machine |
 //! | `DynamoDbStore` | `tower-idempotency-dynamodb` | many processes and functions |
-//! | yours | a [`Store`] of five methods | anything with a conditional write |
+//! | your own | implements [`Store`], a trait of five methods | any database with conditional writes |
 //!
 //! # Crate features
 //!
-//! | feature | default | what you lose without it |
+//! | feature | default | without it |
 //! |---|---|---|
-//! | `axum` | yes | the extractors, and the original path of requests under `Router::nest`: nested routes with equal inner paths then look like one route |
-//! | `metrics` | no | counters, gauges and histograms through the `metrics` facade, as `docs/operations.md` lists them |
-//! | `conformance` | no | the suite that every store passes, for those who write one |
+//! | `axum` | yes | no extractors, and no original path of requests below `Router::nest`: nested routes with equal inner paths look like one route |
+//! | `metrics` | no | no counters, gauges and histograms through the `metrics` facade, as listed in `docs/operations.md` |
+//! | `conformance` | no | no conformance suite for implementors of a [`Store`] |
 //!
 //! # Scope of this crate
 //!
-//! It does not retry: that is the client's half. It does not order requests, limit rates, or authenticate anybody. It
-//! knows nothing about the meaning of requests: two different keys are two requests, whatever they say.
+//! The crate does not retry requests; the client does. It does not order requests, limit their rate or authenticate callers.
+//! It does not interpret requests: two different keys are two requests, even if their content is equal.
 
 #![cfg_attr(docsrs, feature(doc_cfg))]
 
-mod admission;
-#[cfg(feature = "axum")]
-pub mod axum;
 mod body;
-mod collect;
-mod commit;
+mod clock;
 mod config;
 #[cfg(feature = "conformance")]
 pub mod conformance;
-mod control;
-mod engine;
+mod digest;
 mod error;
-mod exchange;
-mod fingerprint;
+mod execution;
+#[cfg(feature = "axum")]
+pub mod extract;
 mod future;
 #[cfg(test)]
 mod fuzz;
-mod jitter;
-mod json;
-mod key;
 mod layer;
 mod lease;
 mod limits;
-mod look;
-mod preset;
-mod problem;
+mod operator;
+mod panics;
 #[cfg(test)]
 mod random;
-mod receive;
 mod record;
-mod refusal;
-mod replay;
-mod resolve;
+mod request;
+mod response;
+mod retry;
 pub mod run_once;
-mod scope;
 mod service;
-mod settle;
 pub mod store;
+mod store_client;
 mod take_over;
 mod telemetry;
 pub mod transaction;
-mod waiters;
 
 pub use self::{
     body::Body,
-    config::{ConcurrentRequests, KeyReuse, MissingKey, StoreFailure, Unrecordable},
-    control::Retention,
+    config::preset::Preset,
     error::{ConfigError, Error, ErrorKind},
-    fingerprint::{FingerprintBy, original_path_and_query},
+    execution::rules::{ConcurrentRequests, StoreFailure},
     future::ResponseFuture,
-    key::{IDEMPOTENCY_KEY, IdempotencyKey, KeySyntax},
     layer::IdempotencyLayer,
     lease::Lease,
-    preset::Preset,
     record::{NeedsAttention, RecordError, replayed_by_default},
-    replay::IDEMPOTENT_REPLAYED,
-    scope::Principal,
+    request::{
+        fingerprint::{FingerprintBy, original_path_and_query},
+        key::{IDEMPOTENCY_KEY, IdempotencyKey, KeySyntax},
+        principal::Principal,
+        rules::{KeyReuse, MissingKey},
+    },
+    response::{directives::Retention, replay::IDEMPOTENT_REPLAYED, rules::Unrecordable},
     service::Idempotency,
     store::{MemoryStore, OrphanPolicy, Store, Ttl},
     take_over::TakeOverOutcome,

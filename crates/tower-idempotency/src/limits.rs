@@ -1,4 +1,4 @@
-//! Bounds on what is in flight, counted across all clones of a layer.
+//! Limits on requests in flight and on buffered bytes, shared by all clones of a layer.
 
 use std::sync::{
     Arc,
@@ -9,69 +9,79 @@ use tokio::sync::Notify;
 
 use crate::telemetry;
 
-/// How many exchanges run and how many bytes they buffer.
+/// Limits of one layer.
+#[derive(Clone, Debug)]
+pub(crate) struct Rules {
+    pub(crate) max_in_flight: usize,
+    pub(crate) max_buffered: usize,
+}
+
+/// Counters of the requests in flight and of the bytes that they buffer.
 #[derive(Default)]
 pub(crate) struct Limits {
     in_flight: AtomicUsize,
     buffered: AtomicUsize,
-    /// Of those, how many are held for clients alone.
+    /// The part of `buffered` that waits for clients to read it.
     unsent: AtomicUsize,
-    giving_back: AtomicUsize,
-    /// Of those, how many have no answer so far.
-    unanswered: AtomicUsize,
+    background_releases: AtomicUsize,
+    /// The part of `background_releases` whose first call has not been answered yet.
+    unanswered_releases: AtomicUsize,
     draining: AtomicBool,
     idle: Notify,
 }
 
-/// One exchange's place, for as long as it runs, in the caller's hands or in a task of its own.
-pub(crate) struct Place {
+/// Permit of one request in flight. It is held until the execution ends, also if that continues in a background task.
+pub(crate) struct InFlightPermit {
     pub(crate) buffer: Buffer,
 }
 
-/// A lease that is given back once its request was refused, for as long as that takes: counted beside what is in flight, or a
-/// store that hangs would keep everybody out.
-pub(crate) struct GivingBack {
+/// Permit of a background task that releases a lease after its request was rejected.
+///
+/// These tasks are counted separately from the requests in flight. Otherwise a store that hangs would use up all permits.
+pub(crate) struct BackgroundReleasePermit {
     limits: Arc<Limits>,
-    answered: bool,
+    is_answered: bool,
 }
 
-/// What somebody has buffered of what all may together; given back when it is dropped.
+/// Bytes that one request has buffered. Dropping it returns them to the budget.
 pub(crate) struct Buffer {
     limits: Arc<Limits>,
     bytes: usize,
 }
 
-/// What is collected of an answer that its handler would have made only as its client took it: buffered, and counted once more,
-/// as nothing says when a client takes it. Given back when it is dropped.
-pub(crate) struct Unsent {
+/// Bytes of a streamed response that stay buffered until the client reads them.
+///
+/// They are counted twice, as buffered and as unsent, because a slow client decides how long they stay. Dropping it
+/// returns them to both budgets.
+pub(crate) struct UnsentBytes {
     buffer: Buffer,
 }
 
-/// Why an exchange was turned away.
-pub(crate) enum NoPlace {
+/// Reason why a request gets no permit or no more buffer.
+pub(crate) enum AdmissionError {
     Draining,
-    Full,
+    TooManyRequests,
     TooManyBytes,
 }
 
 impl Limits {
-    /// A place among at most `max`.
-    pub(crate) fn enter(self: &Arc<Self>, max: usize) -> Result<Place, NoPlace> {
-        let entered = add_within(&self.in_flight, 1, max);
-        let place = entered.then(|| {
+    /// Returns one of at most `max` permits.
+    pub(crate) fn admit(self: &Arc<Self>, max: usize) -> Result<InFlightPermit, AdmissionError> {
+        let admitted = add_within(&self.in_flight, 1, max);
+        let permit = admitted.then(|| {
             telemetry::in_flight(1.0);
-            Place {
+            InFlightPermit {
                 buffer: self.buffer(),
             }
         });
-        // Entered first: whoever drains sees this request, or it sees that.
+        // The request is counted before the flag is read: either it sees the drain, or the drain waits for it.
         if self.draining.load(Ordering::SeqCst) {
-            return Err(NoPlace::Draining);
+            return Err(AdmissionError::Draining);
         }
-        place.ok_or(NoPlace::Full)
+        permit.ok_or(AdmissionError::TooManyRequests)
     }
 
-    /// Holds nothing yet.
+    /// Returns an empty buffer.
     pub(crate) fn buffer(self: &Arc<Self>) -> Buffer {
         Buffer {
             limits: Arc::clone(self),
@@ -79,18 +89,19 @@ impl Limits {
         }
     }
 
+    /// Rejects all requests from now on.
     pub(crate) fn drain(&self) {
         self.draining.store(true, Ordering::SeqCst);
     }
 
-    /// What a drain waits for.
+    /// Returns the number of requests and background releases that a drain waits for.
     pub(crate) fn in_flight(&self) -> usize {
-        // In this order: who gives back is counted there before it is no longer counted here.
+        // The order matters: a permit is counted as a background release before it is no longer counted as in flight.
         let in_flight = self.in_flight.load(Ordering::SeqCst);
-        in_flight + self.unanswered.load(Ordering::SeqCst)
+        in_flight + self.unanswered_releases.load(Ordering::SeqCst)
     }
 
-    /// Resolves when nothing is in flight.
+    /// Waits until nothing is in flight.
     pub(crate) async fn idle(&self) {
         loop {
             let idle = self.idle.notified();
@@ -104,9 +115,9 @@ impl Limits {
     }
 }
 
-impl Place {
-    /// A second place, for what else the request leaves behind.
-    pub(crate) fn beside(&self) -> Self {
+impl InFlightPermit {
+    /// Returns a second permit for other background work of the same request, whatever the limit.
+    pub(crate) fn additional(&self) -> Self {
         let limits = &self.buffer.limits;
         limits.in_flight.fetch_add(1, Ordering::SeqCst);
         telemetry::in_flight(1.0);
@@ -115,120 +126,134 @@ impl Place {
         }
     }
 
-    /// Leaves the place to another, and is one of at most `max` that give back; stays what it is where there are so many.
-    pub(crate) fn give_back(self, max: usize) -> Result<GivingBack, Self> {
+    /// Exchanges the permit for one of at most `max` permits for background releases. Returns `self` if none is left.
+    pub(crate) fn into_background_release(
+        self,
+        max: usize,
+    ) -> Result<BackgroundReleasePermit, Self> {
         let limits = &self.buffer.limits;
-        if !add_within(&limits.giving_back, 1, max) {
+        if !add_within(&limits.background_releases, 1, max) {
             return Err(self);
         }
-        limits.unanswered.fetch_add(1, Ordering::SeqCst);
-        Ok(GivingBack {
+        limits.unanswered_releases.fetch_add(1, Ordering::SeqCst);
+        Ok(BackgroundReleasePermit {
             limits: Arc::clone(limits),
-            answered: false,
+            is_answered: false,
         })
     }
 }
 
-impl GivingBack {
-    /// Whoever drains need not wait for it any longer.
-    pub(crate) fn answered(&mut self) {
-        if !std::mem::replace(&mut self.answered, true)
-            && self.limits.unanswered.fetch_sub(1, Ordering::SeqCst) == 1
+impl BackgroundReleasePermit {
+    /// Marks the first release as answered. A drain no longer waits for the task.
+    pub(crate) fn set_answered(&mut self) {
+        if !std::mem::replace(&mut self.is_answered, true)
+            && self
+                .limits
+                .unanswered_releases
+                .fetch_sub(1, Ordering::SeqCst)
+                == 1
         {
             self.limits.idle.notify_waiters();
         }
     }
 }
 
-impl Drop for GivingBack {
+impl Drop for BackgroundReleasePermit {
     fn drop(&mut self) {
-        self.answered();
-        self.limits.giving_back.fetch_sub(1, Ordering::SeqCst);
+        self.set_answered();
+        self.limits
+            .background_releases
+            .fetch_sub(1, Ordering::SeqCst);
     }
 }
 
 impl Buffer {
-    /// Takes `bytes` more of the `max` that all may buffer together.
-    pub(crate) fn take(&mut self, bytes: usize, max: usize) -> bool {
-        let granted = add_within(&self.limits.buffered, bytes, max);
-        if granted {
+    /// Reserves `bytes` more if all buffers together then hold at most `max`. Returns `false` otherwise.
+    pub(crate) fn reserve(&mut self, bytes: usize, max: usize) -> bool {
+        let reserved = add_within(&self.limits.buffered, bytes, max);
+        if reserved {
             self.bytes += bytes;
         }
-        granted
+        reserved
     }
 
-    /// Holds nothing yet.
-    pub(crate) fn unsent(&self) -> Unsent {
-        Unsent {
+    /// Returns empty unsent bytes of the same layer.
+    pub(crate) fn unsent(&self) -> UnsentBytes {
+        UnsentBytes {
             buffer: self.limits.buffer(),
         }
     }
 
-    /// Counts for `bytes` from now on; what is missing of them is there, whether it fits or not.
-    pub(crate) fn keep(&mut self, bytes: usize) {
-        let more = bytes.saturating_sub(self.bytes);
-        if more > 0 {
-            self.bytes += more;
-            self.limits.buffered.fetch_add(more, Ordering::Relaxed);
+    /// Sets the buffer to `bytes`. Adds missing bytes without a check of the limit.
+    pub(crate) fn resize_unchecked(&mut self, bytes: usize) {
+        let missing = bytes.saturating_sub(self.bytes);
+        if missing > 0 {
+            self.bytes += missing;
+            self.limits.buffered.fetch_add(missing, Ordering::Relaxed);
         }
         self.shrink(bytes);
     }
 
-    /// Gives back all but `bytes`.
+    /// Returns all but `bytes` to the budget.
     pub(crate) fn shrink(&mut self, bytes: usize) {
-        let back = self.bytes.saturating_sub(bytes);
-        if back > 0 {
-            self.bytes -= back;
-            self.limits.buffered.fetch_sub(back, Ordering::Relaxed);
+        let excess = self.bytes.saturating_sub(bytes);
+        if excess > 0 {
+            self.bytes -= excess;
+            self.limits.buffered.fetch_sub(excess, Ordering::Relaxed);
         }
     }
 }
 
 impl Drop for Buffer {
     fn drop(&mut self) {
-        self.keep(0);
+        self.resize_unchecked(0);
     }
 }
 
-impl Unsent {
-    /// Takes `bytes` more of what is for clients that read slowly: half of `max`, or others could upload nothing, and not the
-    /// last eighth, or answers that come in one piece would go unrecorded.
-    pub(crate) fn take(&mut self, bytes: usize, max: usize) -> bool {
+impl UnsentBytes {
+    /// Reserves `bytes` more. Returns `false` if they exceed the limit for unsent bytes.
+    ///
+    /// Unsent bytes may use half of `max`, so that slow clients leave room for uploads. They never use the last eighth,
+    /// which is left for responses in one piece: without it, those could not be recorded.
+    pub(crate) fn reserve(&mut self, bytes: usize, max: usize) -> bool {
         let unsent = &self.buffer.limits.unsent;
         if !add_within(unsent, bytes, max / 2) {
             return false;
         }
-        let granted = self.buffer.take(bytes, max - max / 8);
-        if !granted {
+        let reserved = self.buffer.reserve(bytes, max - max / 8);
+        if !reserved {
             self.buffer.limits.unsent.fetch_sub(bytes, Ordering::SeqCst);
         }
-        granted
+        reserved
     }
 
-    /// Counts for `bytes`, whether they fit or not: those that they are given for did.
-    pub(crate) fn keeping(mut self, bytes: usize) -> Self {
+    /// Reserves `bytes` without a check of the limit, in place of unsent bytes that passed the check.
+    pub(crate) fn reserve_unchecked(mut self, bytes: usize) -> Self {
         self.buffer.limits.unsent.fetch_add(bytes, Ordering::SeqCst);
-        self.buffer.keep(bytes);
+        self.buffer.resize_unchecked(bytes);
         self
     }
 
-    /// Gives back all but `bytes`.
+    /// Returns all but `bytes` to the budgets.
     pub(crate) fn shrink(&mut self, bytes: usize) {
-        let back = self.buffer.bytes.saturating_sub(bytes);
+        let excess = self.buffer.bytes.saturating_sub(bytes);
         self.buffer.shrink(bytes);
-        if back > 0 {
-            self.buffer.limits.unsent.fetch_sub(back, Ordering::SeqCst);
+        if excess > 0 {
+            self.buffer
+                .limits
+                .unsent
+                .fetch_sub(excess, Ordering::SeqCst);
         }
     }
 }
 
-impl Drop for Unsent {
+impl Drop for UnsentBytes {
     fn drop(&mut self) {
         self.shrink(0);
     }
 }
 
-impl Drop for Place {
+impl Drop for InFlightPermit {
     fn drop(&mut self) {
         let limits = &self.buffer.limits;
         telemetry::in_flight(-1.0);
@@ -238,6 +263,7 @@ impl Drop for Place {
     }
 }
 
+/// Adds `n` to the counter unless the sum exceeds `max`. Returns `true` if it was added.
 fn add_within(counter: &AtomicUsize, n: usize, max: usize) -> bool {
     counter
         .fetch_update(Ordering::SeqCst, Ordering::SeqCst, |used| {

@@ -1,89 +1,93 @@
-//! The same engine without HTTP: for queue consumers, scheduled jobs and webhooks' inner halves.
+//! Execution without HTTP, for queue consumers, scheduled jobs and webhook processors.
 
-use std::{future::Future, panic::resume_unwind, pin::pin, sync::Arc, time::Duration};
+use std::{future::Future, sync::Arc, time::Duration};
 
 use bytes::Bytes;
 use serde::{Serialize, de::DeserializeOwned};
 
 use crate::{
-    commit::Committed,
-    config::Config,
-    engine::{Engine, Failure},
+    digest::FieldDigest,
     error::Error,
-    fingerprint::Fields,
-    future::{Detach, Detachable, catch_panic},
+    execution::{
+        Finished, HandlerOutcome, PendingRecord,
+        acquire::{AcquireOutcome, Attempt},
+        detach::{Detach, Detachable},
+        shared::Context,
+    },
     layer::IdempotencyLayer,
-    lease::{Grant, Lease},
-    limits::Place,
-    look::{Found, look_once_more},
-    receive,
+    lease::{Lease, commits::CommitOutcome},
     record::{Codec, NeedsAttention, Record},
-    refusal::{turned_away, unavailable, unreadable},
-    settle::{Instead, Produced, let_go, settle},
-    store::{Acquired, Claim, Fingerprint, KeyId, Token, Ttl},
+    request::{self, LeaseTerms},
+    response::{
+        self, disposition,
+        reject::{admission_error, store_unavailable, unreadable_record},
+    },
+    store::{Claim, Fingerprint, KeyId, StoreError, Token, Ttl},
     telemetry,
 };
 
-/// How a [`run_once`](IdempotencyLayer::run_once) ended.
+/// Outcome of a [`run_once`](IdempotencyLayer::run_once).
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
-#[must_use = "nothing may have run, or it may have failed: whoever goes on as if it had not loses the work"]
+#[must_use = "the work may not have run, or may have failed: without a check it is lost"]
 pub enum Outcome<T, E> {
-    /// The work ran now, and this is what it returned, or has committed itself. It is recorded, or the store is failing and it will be tried
-    /// again for as long as a lease, from now on.
+    /// The work ran now and returned or committed this value.
+    ///
+    /// The value is recorded. If the store is failing, the layer keeps trying to store it for one lease duration.
     Executed(T),
-    /// The work ran before, and this is what it returned then.
+    /// The work ran before and returned this value then.
     Replayed(T),
-    /// The work ran before, but what it returned was not retained: it was larger than the store keeps, or could not be
-    /// serialised.
+    /// The work ran before, but its value was not recorded: it was too large, or could not be serialized.
     NotRecorded,
-    /// The work ran before, failed, and nobody has resolved what became of it: see [`WorkError::NeedsAttention`]. Nothing
-    /// ran. For a consumer: a message for the dead letters.
+    /// The work ran before and failed, and no operator has resolved the failure yet: see [`WorkError::NeedsAttention`].
+    /// Nothing ran now. A consumer moves the message to its dead letters.
     NeedsAttention {
-        /// Of the [`NeedsAttention`] that the work ended with.
+        /// Code of the [`NeedsAttention`] that the work returned.
         code: String,
     },
-    /// The work is running now, elsewhere.
+    /// The work is running in another execution.
     InProgress {
-        /// Until its lease ends, unless it is renewed.
+        /// Time until the lease of the other execution expires, unless it is renewed.
         expires_in: Duration,
     },
     /// The key was used with another fingerprint. Nothing ran.
     Mismatch,
-    /// An earlier run ended without an outcome, and the policy refuses to take over. Nothing ran.
+    /// An earlier run ended without an outcome, and the policy refuses a takeover. Nothing ran.
     Orphaned {
-        /// How long ago its lease ended.
+        /// Time since the lease of the earlier run expired.
         since: Duration,
     },
-    /// The work ran now, but its lease was lost meanwhile: somebody else ran it too, or runs it still; or the store cannot
-    /// be asked whether a commit of the work's own is what is recorded. This is what ours returned; it may not be what is
-    /// recorded.
+    /// Another process may have run the work too, or the outcome of the work's own commit is unknown.
+    ///
+    /// Contains the value of this run, which may differ from the recorded one.
     LeaseLost(T),
-    /// The work failed, and the key was freed, is held or needs attention, as the work chose.
+    /// The work failed. Its key was released, is held or needs attention, as the work chose.
     Failed(E),
-    /// The work failed, and nobody knows what is recorded: the store cannot be asked what became of a commit of the work's own,
-    /// or the work needs attention and its lease was lost meanwhile. This is what ours failed with. A later run is told what is
-    /// recorded, runs, or finds the key in progress or orphaned; where the retention has passed since the commit, it may run
-    /// though all was done.
+    /// The work failed, and the recorded outcome is unknown. Contains the error of this run.
+    ///
+    /// The store cannot report the outcome of the work's own commit, or the work needs attention and its lease was lost. A
+    /// later run gets the recorded outcome, runs, or finds the key in progress or orphaned. If the retention has passed since
+    /// the commit, the later run may repeat work that was done.
     Unknown(E),
 }
 
-/// How work failed, and what is to become of its key.
+/// Failure of work, and the treatment of its key.
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum WorkError<E> {
-    /// Nothing happened: free the key, and let the next attempt run. After a takeover the key is an orphan again, as what
-    /// was taken over may have had its effect.
+    /// Nothing happened. The key is released, and the next attempt runs.
+    ///
+    /// After a takeover the key becomes an orphan again, since the earlier run may have had its effect.
     Release(E),
-    /// Something may have happened: let the lease run out, and the orphan policy decide.
+    /// Something may have happened. The lease expires, and the orphan policy decides.
     Hold(E),
-    /// Something has happened that no retry may repeat: every later run is told so, and does nothing, until an operator
-    /// resolves it.
+    /// Something happened that no retry may repeat. Every later run gets [`Outcome::NeedsAttention`] and does nothing, until
+    /// an operator resolves it.
     NeedsAttention(NeedsAttention, E),
 }
 
-/// `?` frees the key. After anything that may have had an effect, map the error to [`Hold`](WorkError::Hold) or
-/// [`NeedsAttention`](WorkError::NeedsAttention).
+/// The `?` operator releases the key. After a step that may have had an effect, map the error to
+/// [`Hold`](WorkError::Hold) or [`NeedsAttention`](WorkError::NeedsAttention).
 impl<E> From<E> for WorkError<E> {
     fn from(error: E) -> Self {
         Self::Release(error)
@@ -91,35 +95,38 @@ impl<E> From<E> for WorkError<E> {
 }
 
 impl IdempotencyLayer {
-    /// Runs `work` once for `key`, and returns what it returned ever after, within the retention. Work that fails runs again,
-    /// unless it says that something may have happened: see [`WorkError`].
+    /// Runs `work` once for `key`. Later calls return the same value until the retention has passed.
     ///
-    /// The layer's lease, orphan policy, retention, namespace, secret, store timeout and number of requests in flight
-    /// apply, and a value larger than its response limit is not retained; the other decisions do not apply, nor does
+    /// Work that fails runs again, unless it reports that something may have happened: see [`WorkError`].
+    ///
+    /// The layer's lease, orphan policy, retention, namespace, secret, store timeout and limit of requests in flight apply. A
+    /// value larger than the response limit is not recorded. The other settings do not apply, and neither does
     /// [`StoreFailure`](crate::StoreFailure): without a lease nothing runs.
     ///
-    /// `fingerprint` is what the work is about: the same key with another one is a mismatch. Entries of `run_once` and of
-    /// HTTP requests never meet, whatever their keys.
+    /// `fingerprint` identifies the content of the work. The same key with another fingerprint is a mismatch. Entries of
+    /// `run_once` and of HTTP requests never share a key.
     ///
-    /// `work` returns any serde value, which is kept as MessagePack with named fields; a value that another version of
-    /// the program can no longer read is an error until its retention is over, and is not run again before. There, `Some` of
-    /// what is nil by itself is `None`: `Some(())`, `Some(None)` and `Some` of a JSON `null` are replayed as `None`. Return an
-    /// enum of your own where that tells two outcomes apart.
+    /// `work` returns a serde value, which is stored as MessagePack with named fields. If another version of the program
+    /// cannot read the value, calls return an error and run nothing until its retention has passed.
+    ///
+    /// In MessagePack, `Some` of a nil value is `None`: `Some(())`, `Some(None)` and `Some` of a JSON `null` are replayed as
+    /// `None`. Return an enum of your own if you must distinguish the two.
     ///
     /// # Errors
     ///
-    /// [`ErrorKind::StoreUnavailable`](crate::ErrorKind::StoreUnavailable) when no lease could be taken or the record cannot be read,
-    /// [`Overloaded`](crate::ErrorKind::Overloaded) and [`Draining`](crate::ErrorKind::Draining) as for requests. The
-    /// work did not run now, unless it has committed a record that is not of a `T`: then that is what cannot be read.
+    /// - [`StoreUnavailable`](crate::ErrorKind::StoreUnavailable) if no lease could be acquired or the record cannot be read.
+    /// - [`Overloaded`](crate::ErrorKind::Overloaded) and [`Draining`](crate::ErrorKind::Draining), as for requests.
+    ///
+    /// The work did not run now. The exception is work that committed a record that is not a `T`: that record cannot be read.
     ///
     /// # Panics
     ///
-    /// When `work` panics, after its key was freed; and when it is polled outside of a Tokio runtime.
+    /// If `work` panics, after its key was released. Also if the future is polled outside a Tokio runtime.
     ///
     /// # Cancellation
     ///
-    /// Dropped once it has been polled, it goes on in a task of its own: the work runs to its end and its value is
-    /// recorded. [`drain`](Self::drain) waits for it.
+    /// If the future is dropped after it was polled, it continues in a background task. The work runs to completion and its
+    /// value is recorded. [`drain`](Self::drain) waits for the task.
     ///
     /// # Examples
     ///
@@ -140,7 +147,7 @@ impl IdempotencyLayer {
     /// # }
     /// ```
     ///
-    /// What cannot be taken back, and may have happened though it failed, holds the key:
+    /// Work that may have had an effect, although it failed, holds its key:
     ///
     /// ```
     /// # use tower_idempotency::{IdempotencyLayer, Lease, MemoryStore, OrphanPolicy, run_once::{WorkError, Outcome}};
@@ -152,14 +159,14 @@ impl IdempotencyLayer {
     /// let pay = async |lease: Lease| {
     ///     // Nothing has happened: the next run may try.
     ///     let amount = find(42).await?;
-    ///     // No answer is not no charge, and `?` alone would let the next run charge again.
+    ///     // A missing answer does not mean that nothing was charged. With `?` alone, the next run would charge again.
     ///     charge(amount, lease.derive("charge")).await.map_err(WorkError::Hold)?;
     ///     Ok(())
     /// };
     /// let failed: Outcome<(), &str> = once.run_once("order-42", "pay", pay).await?;
     /// assert_eq!(failed, Outcome::Failed("no answer"));
     /// let redelivered = once.run_once("order-42", "pay", pay).await?;
-    /// // Until the lease is over; then `Orphaned`.
+    /// // `InProgress` until the lease expires, then `Orphaned`.
     /// assert!(matches!(redelivered, Outcome::InProgress { .. }));
     /// # Ok(())
     /// # }
@@ -176,44 +183,61 @@ impl IdempotencyLayer {
         T: Serialize + DeserializeOwned + Send + 'static,
         E: Send + 'static,
     {
-        let (config, engine) = (Arc::clone(&self.config), Arc::clone(&self.engine));
-        let place = engine.limits.enter(config.max_in_flight);
-        let place = place.map_err(|no_place| turned_away(&config, &no_place))?;
-        let claim = claim(&config, &engine, key.as_ref(), fingerprint.as_ref())?;
+        let context = Context {
+            config: Arc::clone(&self.config),
+            shared: Arc::clone(&self.shared),
+        };
+        let config = &*context.config;
+        let permit = context.shared.limits.admit(config.limits.max_in_flight);
+        let permit = permit.map_err(|error| admission_error(&config.response, &error))?;
+        let terms = config.lease_terms(context.shared.owner);
+        let (key, fingerprint) = (key.as_ref(), fingerprint.as_ref());
+        let claim = build_claim(&config.request, terms, key, fingerprint)
+            .map_err(|error| store_unavailable(&config.response, error))?;
         let detach = Arc::<Detach>::default();
         detach.arm();
-        Detachable::new(exchange(config, engine, claim, place, work), detach).await
+        let attempt = Attempt { claim, permit };
+        Detachable::new(execute(context, attempt, work), detach).await
     }
 }
 
-fn claim(config: &Config, engine: &Engine, key: &[u8], fingerprint: &[u8]) -> Result<Claim, Error> {
+fn build_claim(
+    rules: &request::rules::Rules,
+    terms: LeaseTerms,
+    key: &[u8],
+    fingerprint: &[u8],
+) -> Result<Claim, StoreError> {
     let digest = |name: &[u8], bytes: &[u8]| {
-        let mut hash = Fields::new(config.secret.as_ref());
+        let mut hash = FieldDigest::new(rules.secret.as_ref());
         hash.field(b"run_once")
             .field(name)
-            .field(config.namespace.as_bytes())
+            .field(rules.namespace.as_bytes())
             .field(bytes);
         hash.finish()
     };
-    let token = Token::random().map_err(|error| unavailable(config, Failure::Store(error)))?;
     Ok(Claim {
         id: KeyId::from_bytes(digest(b"id", key)),
         fingerprint: Fingerprint::from_bytes(digest(b"fingerprint", fingerprint)),
-        token,
-        lease: config.lease,
-        orphans: config.orphans,
-        orphan_retention: config.orphan_retention.unwrap_or(config.retention),
-        owner: engine.owner,
+        token: Token::random()?,
+        lease: terms.ttl,
+        orphans: terms.orphan_policy,
+        orphan_retention: terms.orphan_retention,
+        owner: terms.owner,
         operation: Box::from("run_once"),
     })
 }
 
-/// One run's whole life, in the order of [`crate::exchange`].
-async fn exchange<T, E, W, F>(
-    config: Arc<Config>,
-    engine: Arc<Engine>,
-    claim: Claim,
-    place: Place,
+/// Result of work that did not panic.
+enum WorkResult<T, E> {
+    Value(T),
+    NeedsAttention(NeedsAttention, E),
+    Failed(E),
+}
+
+/// Acquires the lease, runs the work and finishes the lease.
+async fn execute<T, E, W, F>(
+    context: Context,
+    attempt: Attempt,
     work: W,
 ) -> Result<Outcome<T, E>, Error>
 where
@@ -221,151 +245,131 @@ where
     F: Future<Output = Result<T, WorkError<E>>>,
     T: Serialize + DeserializeOwned,
 {
-    let (acquired, sent) = match engine.acquire(&claim, config.store_timeout).await {
-        Ok(answer) => answer,
-        Err(failure) => {
-            engine.give_back_later(&config, &claim, place);
-            return Err(unavailable(&config, failure));
+    let rules = &context.config.response;
+    let id = attempt.claim.id;
+    let outcome = attempt.acquire(&context, None).await;
+    outcome.log(&id);
+    let execution = match outcome {
+        AcquireOutcome::Granted(grant) => grant.begin(&context, None).await,
+        AcquireOutcome::Mismatch => return Ok(Outcome::Mismatch),
+        AcquireOutcome::InProgress { expires_in } => return Ok(Outcome::InProgress { expires_in }),
+        AcquireOutcome::Orphaned { since } => return Ok(Outcome::Orphaned { since }),
+        AcquireOutcome::Completed(record) => return replayed(rules, &id, &record),
+        AcquireOutcome::Failed(failed) => {
+            let error = failed.release_in_background(&context);
+            return Err(store_unavailable(rules, error.into_source()));
         }
     };
-    if let Acquired::InProgress { fingerprint, .. }
-    | Acquired::Orphaned { fingerprint, .. }
-    | Acquired::Completed { fingerprint, .. } = &acquired
-        && *fingerprint != claim.fingerprint
-    {
-        telemetry::mismatch(&claim.id);
-        return Ok(Outcome::Mismatch);
-    }
-    let lease = match acquired {
-        Acquired::Granted {
-            generation,
-            takeover,
-        } => {
-            telemetry::granted(&claim.id, generation, takeover);
-            let grant = Grant {
-                config: Arc::clone(&config),
-                engine: Arc::clone(&engine),
-                claim,
-                generation,
-                takeover,
-                broke: None,
-                sent,
+    let (result, finished) = execution
+        .run(async |execution| {
+            let lease = &execution.lease;
+            let handle = lease.handle();
+            let result = {
+                let _timer = HandlerTimer(telemetry::start());
+                work(handle).await
             };
-            engine.renewer.keep(grant).await
-        }
-        Acquired::InProgress { expires_in, .. } => {
-            telemetry::in_progress(&claim.id);
-            return Ok(Outcome::InProgress { expires_in });
-        }
-        Acquired::Orphaned { since, .. } => {
-            telemetry::orphaned(&claim.id);
-            return Ok(Outcome::Orphaned { since });
-        }
-        Acquired::Completed { record, .. } => {
-            return read(&config, &claim.id, &record);
-        }
-    };
-
-    let handle = lease.handle();
-    let started = telemetry::start();
-    let produced = catch_panic(pin!(async { work(handle).await })).await;
-    telemetry::handler_time(started);
-    let limit = config.store_timeout;
-    let produced = match (lease.close(), produced) {
-        (Committed::Record(record), Err(panic)) => {
-            telemetry::recorded(lease.id(), &record);
-            resume_unwind(panic)
-        }
-        // Whatever the work has said since: one key, one value.
-        (Committed::Record(record), Ok(value)) => {
-            telemetry::recorded(lease.id(), &record);
-            if let Err(WorkError::NeedsAttention(late, _)) = &value {
-                telemetry::attention_ignored(lease.id(), late.code(), "a value was committed");
+            if let CommitOutcome::Committed(record) = lease.close() {
+                return HandlerOutcome::Committed(WorkResult::from(result), record);
             }
-            return committed(&config, lease.id(), &record, value.ok());
-        }
-        (Committed::Nothing | Committed::Unknown, produced) => produced,
-    };
-    let id = *lease.id();
-    let (produced, record, retention) = match produced {
-        Ok(Ok(value)) => {
-            let record = receive::value(&config, &id, &value);
-            (Ok(value), record, config.retention)
-        }
-        Ok(Err(WorkError::NeedsAttention(attention, error))) => {
-            let record = Codec::encode_attention(&id, None, &attention);
-            (Err(error), record, Ttl::MAX)
-        }
-        Ok(Err(WorkError::Release(error))) => {
-            return match let_go(&config, &engine, lease, place, "failed").await {
-                Some(Instead::Committed(record)) => committed(&config, &id, &record, None),
-                Some(Instead::Record(record)) => read(&config, &id, &record),
-                Some(Instead::Unknown { .. }) => Ok(Outcome::Unknown(error)),
-                None => Ok(Outcome::Failed(error)),
+            let pending = |record, retention| PendingRecord {
+                status: None,
+                record,
+                retention,
             };
-        }
-        Ok(Err(WorkError::Hold(error))) => {
-            // A commit of the work's own that nobody has heard of may be what is stored.
-            let found = if lease.is_in_doubt() {
-                Some(Box::pin(look_once_more(&config, &engine, &lease, place)).await)
-            } else {
-                None
-            };
-            return match found {
-                Some(Found::Record(record)) if lease.commit.has_begun_with(&record) => {
-                    telemetry::recorded(&id, &record);
-                    committed(&config, &id, &record, None)
+            match result {
+                Ok(value) => {
+                    let record = disposition::encode_value(rules, &id, &value);
+                    let pending = pending(record, rules.retention);
+                    HandlerOutcome::Record(WorkResult::Value(value), pending)
                 }
-                Some(Found::Record(record)) => read(&config, &id, &record),
-                Some(Found::Unknown) => {
-                    telemetry::held(&id);
-                    Ok(Outcome::Unknown(error))
+                Err(WorkError::NeedsAttention(attention, error)) => {
+                    let record = Codec::encode_attention(&id, None, &attention);
+                    let result = WorkResult::NeedsAttention(attention, error);
+                    HandlerOutcome::Record(result, pending(record, Ttl::MAX))
                 }
-                Some(Found::Held(_) | Found::Orphan | Found::Lost) | None => {
-                    telemetry::held(&id);
-                    Ok(Outcome::Failed(error))
+                Err(WorkError::Release(error)) => {
+                    HandlerOutcome::Release(WorkResult::Failed(error), "failed")
                 }
-            };
+                Err(WorkError::Hold(error)) => HandlerOutcome::Hold(WorkResult::Failed(error)),
+            }
+        })
+        .await;
+    match finished {
+        Finished::Own => Ok(match result {
+            WorkResult::Value(value) => Outcome::Executed(value),
+            WorkResult::NeedsAttention(_, error) | WorkResult::Failed(error) => {
+                Outcome::Failed(error)
+            }
+        }),
+        Finished::Committed {
+            record,
+            before_return,
+        } => {
+            if before_return && let WorkResult::NeedsAttention(late, _) = &result {
+                telemetry::attention_ignored(&id, late.code(), "a value was committed");
+            }
+            committed(rules, &id, &record, result)
         }
-        Err(panic) => {
-            engine.end(lease, limit, place, "panic").await;
-            resume_unwind(panic)
+        Finished::Stored(record) if matches!(result, WorkResult::Failed(_)) => {
+            replayed(rules, &id, &record)
         }
-    };
-    let made = Produced {
-        status: None,
-        record,
-        retention,
-    };
-    match settle(&config, &engine, lease, place, made).await {
-        None => Ok(executed(produced)),
-        Some(Instead::Committed(record)) => committed(&config, &id, &record, produced.ok()),
-        Some(Instead::Record(_) | Instead::Unknown { .. }) => Ok(lost(produced)),
+        Finished::Stored(_) | Finished::Unknown { .. } => Ok(unconfirmed(result)),
     }
 }
 
-/// What a record holds that this run has committed itself; where that is no more than that it did, what it `returned`.
+/// Measures the time of the work, also if it panics.
+struct HandlerTimer(telemetry::Started);
+
+impl Drop for HandlerTimer {
+    fn drop(&mut self) {
+        telemetry::handler_time(self.0);
+    }
+}
+
+impl<T, E> From<Result<T, WorkError<E>>> for WorkResult<T, E> {
+    fn from(result: Result<T, WorkError<E>>) -> Self {
+        match result {
+            Ok(value) => Self::Value(value),
+            Err(WorkError::NeedsAttention(attention, error)) => {
+                Self::NeedsAttention(attention, error)
+            }
+            Err(WorkError::Release(error) | WorkError::Hold(error)) => Self::Failed(error),
+        }
+    }
+}
+
+/// Returns the outcome of a run whose answer is unknown or differs from its result.
+fn unconfirmed<T, E>(result: WorkResult<T, E>) -> Outcome<T, E> {
+    match result {
+        WorkResult::Value(value) => Outcome::LeaseLost(value),
+        WorkResult::NeedsAttention(_, error) | WorkResult::Failed(error) => Outcome::Unknown(error),
+    }
+}
+
+/// Returns the outcome of a run that committed `record` itself: the value in the record, or that of `result` if the record is
+/// a tombstone.
 fn committed<T: DeserializeOwned, E>(
-    config: &Config,
+    rules: &response::rules::Rules,
     id: &KeyId,
     record: &Bytes,
-    returned: Option<T>,
+    result: WorkResult<T, E>,
 ) -> Result<Outcome<T, E>, Error> {
-    Ok(match (outcome(decode(config, id, record)?)?, returned) {
-        (Outcome::Replayed(value), _) | (Outcome::NotRecorded, Some(value)) => {
+    let outcome = recorded_outcome(decode(rules, id, record)?)?;
+    Ok(match (outcome, result) {
+        (Outcome::Replayed(value), _) | (Outcome::NotRecorded, WorkResult::Value(value)) => {
             Outcome::Executed(value)
         }
         (other, _) => other,
     })
 }
 
-/// What a record holds of an earlier run.
-fn read<T: DeserializeOwned, E>(
-    config: &Config,
+/// Returns the outcome of an earlier run from its record.
+fn replayed<T: DeserializeOwned, E>(
+    rules: &response::rules::Rules,
     id: &KeyId,
     record: &Bytes,
 ) -> Result<Outcome<T, E>, Error> {
-    let record = decode(config, id, record)?;
+    let record = decode(rules, id, record)?;
     match &record {
         Record::Tombstone { status, reason } => telemetry::tombstone(id, *status, *reason),
         Record::Attention { status, attention } => {
@@ -373,39 +377,34 @@ fn read<T: DeserializeOwned, E>(
         }
         Record::Value(_) | Record::Response(_) => {}
     }
-    let outcome = outcome(record)?;
+    let outcome = recorded_outcome(record)?;
     if let Outcome::Replayed(_) = &outcome {
         telemetry::replayed(id, None);
     }
     Ok(outcome)
 }
 
-fn decode(config: &Config, id: &KeyId, record: &Bytes) -> Result<Record, Error> {
-    config.codec().decode(id, record).map_err(|error| {
+fn decode(rules: &response::rules::Rules, id: &KeyId, record: &Bytes) -> Result<Record, Error> {
+    rules.codec().decode(id, record).map_err(|error| {
         telemetry::bad_record(id, &error);
-        unreadable(error)
+        unreadable_record(error)
     })
 }
 
-fn outcome<T: DeserializeOwned, E>(record: Record) -> Result<Outcome<T, E>, Error> {
+fn recorded_outcome<T: DeserializeOwned, E>(record: Record) -> Result<Outcome<T, E>, Error> {
     Ok(match record {
-        // The parser's own message may quote the value.
+        // The parser's own message may quote the value, so it is dropped.
         Record::Value(value) => Outcome::Replayed(
             rmp_serde::from_slice(&value)
-                .map_err(|_| unreadable("expected a value of the type asked for, found another"))?,
+                .map_err(|_| unreadable_record("expected a value of another type"))?,
         ),
         Record::Tombstone { .. } => Outcome::NotRecorded,
         Record::Attention { attention, .. } => Outcome::NeedsAttention {
             code: attention.code().to_owned(),
         },
-        Record::Response(_) => return Err(unreadable("it is of an HTTP response")),
+        Record::Response(_) => {
+            let source = "expected the record of a value, found that of a response";
+            return Err(unreadable_record(source));
+        }
     })
-}
-
-fn executed<T, E>(produced: Result<T, E>) -> Outcome<T, E> {
-    produced.map_or_else(Outcome::Failed, Outcome::Executed)
-}
-
-fn lost<T, E>(produced: Result<T, E>) -> Outcome<T, E> {
-    produced.map_or_else(Outcome::Unknown, Outcome::LeaseLost)
 }

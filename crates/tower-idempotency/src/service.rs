@@ -1,9 +1,9 @@
-//! The service the layer makes of another.
+//! The service that the layer wraps around another one.
 
 use std::{
     fmt,
     sync::Arc,
-    task::{Context, Poll},
+    task::{Context as TaskContext, Poll},
 };
 
 use http::{Request, Response};
@@ -12,24 +12,28 @@ use tracing::Instrument;
 
 use crate::{
     body::Body,
-    exchange::{Admission, Shared, admit, exchange, is_keyless, is_nested},
-    future::{Detach, Detachable, ResponseFuture},
-    refusal::into_response,
+    execution::{
+        detach::{Detach, Detachable},
+        http::{Admission, admit, execute_request, is_keyless, is_nested},
+        shared::Context,
+    },
+    future::ResponseFuture,
+    response::reject::into_response,
 };
 
 /// Executes each keyed request once and answers every retry with the recorded response.
 ///
-/// Made by [`IdempotencyLayer`](crate::IdempotencyLayer). Works for any inner service of HTTP requests that is `Clone`
-/// and whose future is `Send + 'static`; the service's error type stays what it is, since every refusal is a response.
+/// Created by [`IdempotencyLayer`](crate::IdempotencyLayer). Works with every inner service of HTTP requests that is `Clone`
+/// and whose future is `Send + 'static`. The error type is that of the inner service, since every rejection is a response.
 #[derive(Clone)]
 pub struct Idempotency<S> {
     inner: S,
-    shared: Arc<Shared>,
+    context: Arc<Context>,
 }
 
 impl<S> Idempotency<S> {
-    pub(crate) fn new(inner: S, shared: Arc<Shared>) -> Self {
-        Self { inner, shared }
+    pub(crate) fn new(inner: S, context: Arc<Context>) -> Self {
+        Self { inner, context }
     }
 }
 
@@ -49,41 +53,41 @@ where
     type Error = S::Error;
     type Future = ResponseFuture<S::Future, R, S::Error>;
 
-    fn poll_ready(&mut self, cx: &mut Context<'_>) -> Poll<Result<(), S::Error>> {
+    fn poll_ready(&mut self, cx: &mut TaskContext<'_>) -> Poll<Result<(), S::Error>> {
         self.inner.poll_ready(cx)
     }
 
     fn call(&mut self, req: Request<B>) -> Self::Future {
         let nested = is_nested(req.extensions());
-        if nested || is_keyless(&self.shared, req.headers()) {
+        if nested || is_keyless(&self.context, req.headers()) {
             let inner = self.inner.call(req.map(Body::original));
             return ResponseFuture::pass_through(inner, !nested);
         }
         let (head, body) = req.into_parts();
-        match admit(&self.shared, &head) {
+        match admit(&self.context, &head) {
             Admission::PassThrough => {
                 let req = Request::from_parts(head, Body::original(body));
                 ResponseFuture::pass_through(self.inner.call(req), true)
             }
-            Admission::Refused(answer) => ResponseFuture::refused(into_response(*answer)),
-            Admission::Exchange(key, place) => {
-                // The service that was found ready is the one to call; the clone gets ready next time.
+            Admission::Rejected(response) => ResponseFuture::rejected(into_response(*response)),
+            Admission::Execute(key, permit) => {
+                // The service that is ready must be the one that is called. The clone becomes ready next time.
                 // https://docs.rs/tower/latest/tower/trait.Service.html#be-careful-when-cloning-inner-services
                 let clone = self.inner.clone();
                 let inner = std::mem::replace(&mut self.inner, clone);
                 let detach = Arc::<Detach>::default();
-                let exchange = exchange(
-                    Arc::clone(&self.shared),
+                let execution = execute_request(
+                    Arc::clone(&self.context),
                     inner,
                     head,
                     body,
                     key,
-                    place,
+                    permit,
                     Arc::clone(&detach),
                 );
-                // Where this one is off, `Detach` takes the one around it along.
-                let exchange = exchange.instrument(tracing::debug_span!("idempotency"));
-                ResponseFuture::exchange(Detachable::new(exchange, detach))
+                // If this span is disabled, `Detach` keeps the span around it.
+                let execution = execution.instrument(tracing::debug_span!("idempotency"));
+                ResponseFuture::execution(Detachable::new(execution, detach))
             }
         }
     }
@@ -93,7 +97,7 @@ impl<S: fmt::Debug> fmt::Debug for Idempotency<S> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("Idempotency")
             .field("inner", &self.inner)
-            .field("config", &self.shared.config)
+            .field("config", &self.context.config)
             .finish()
     }
 }

@@ -1,4 +1,4 @@
-//! Executing an orphan again without its client.
+//! Executes an orphan again without its client.
 
 use std::{future::Future, pin::pin, sync::Arc};
 
@@ -6,56 +6,60 @@ use http::Response;
 
 use crate::{
     body::Body,
-    engine::Failure,
     error::Error,
-    exchange::{Shared, execute},
-    future::{Detach, Detachable},
+    execution::{
+        acquire::{AcquireOutcome, Attempt},
+        detach::{Detach, Detachable},
+        http::run_handler,
+        shared::Context,
+    },
     layer::IdempotencyLayer,
-    lease::{Grant, Lease},
-    refusal::{turned_away, unavailable},
-    store::{Acquired, Claim, OrphanPolicy, Token},
-    telemetry,
+    lease::Lease,
+    response::reject::{admission_error, store_unavailable},
+    store::{Claim, OrphanPolicy, Token},
 };
 
-/// How a [`take_over`](IdempotencyLayer::take_over) ended.
+/// Outcome of a [`take_over`](IdempotencyLayer::take_over).
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
-#[must_use = "it may have failed: then it is an orphan again"]
+#[must_use = "the work may have failed: then the entry is an orphan again"]
 pub enum TakeOverOutcome<T, E> {
-    /// It ran, and this is what a client would have been answered: recorded as an answer to a request is, or not.
+    /// The work ran. Contains the response that a client would get. It is recorded by the rules for requests.
     Executed(T),
-    /// It failed: it is an orphan again.
+    /// The work failed. The entry is an orphan again.
     Failed(E),
-    /// It is not an orphan of this request (any more): it is in progress, has its outcome or was forgotten. Nothing ran.
+    /// The entry is not an orphan of this request: it is in progress, completed or expired. Nothing ran.
     NoOrphan,
 }
 
 impl IdempotencyLayer {
-    /// Takes the orphan of a request over and executes it again, as a retry of its client would: for whoever finishes what was
-    /// abandoned, from a store's list of orphans. Safe to call in every process at once.
+    /// Takes over the orphan of a request and executes it again, like a retry of its client.
     ///
-    /// `claim` names the entry: id and fingerprint as the store has them, and, for operators, the operation; the layer
-    /// fills in the rest, a token for each call among it. [`Lease::derive`] gives the keys that it gave to the first
-    /// execution. The entry is taken over whatever the layer's orphan policy says: to call this is to decide.
+    /// Use it to finish abandoned requests from a store's list of orphans. It is safe to call in every process at once.
     ///
-    /// What `work` returns is treated as the answer of a handler: recorded, unless its status or a control header says
-    /// otherwise; then, and when it fails, the entry is an orphan again. It may commit in a transaction of its own, too:
-    /// see [`transaction`](crate::transaction). Response headers and limits are those of this layer, so call it on the
-    /// layer that serves the route.
+    /// `claim` names the entry: its id and fingerprint as stored, and the operation, for operators. The layer sets the other
+    /// fields, with a new token for each call. [`Lease::derive`] returns the same keys as in the first execution. The call
+    /// takes over the entry whatever the layer's orphan policy is.
+    ///
+    /// The response of `work` is treated like that of a handler. It is recorded unless its status or a control header
+    /// prevents that. If it is not recorded, or `work` fails, the entry is an orphan again. `work` may also commit in a
+    /// transaction of its own: see [`transaction`](crate::transaction). Response headers and limits are those of this
+    /// layer, so use the layer that serves the route.
     ///
     /// # Errors
     ///
-    /// [`ErrorKind::StoreUnavailable`](crate::ErrorKind::StoreUnavailable) when no lease could be taken,
-    /// [`Overloaded`](crate::ErrorKind::Overloaded) and [`Draining`](crate::ErrorKind::Draining) as for requests. The
-    /// work did not run now.
+    /// - [`StoreUnavailable`](crate::ErrorKind::StoreUnavailable) if no lease could be acquired.
+    /// - [`Overloaded`](crate::ErrorKind::Overloaded) and [`Draining`](crate::ErrorKind::Draining), as for requests.
+    ///
+    /// The work did not run now.
     ///
     /// # Panics
     ///
-    /// When `work` panics, after the entry was made an orphan again; and when it is polled outside of a Tokio runtime.
+    /// If `work` panics, after the entry became an orphan again. Also if the future is polled outside a Tokio runtime.
     ///
     /// # Cancellation
     ///
-    /// Dropped once it has been polled, it goes on in a task of its own. [`drain`](Self::drain) waits for it.
+    /// If the future is dropped after it was polled, it continues in a background task. [`drain`](Self::drain) waits for it.
     pub async fn take_over<B, E, W, F>(
         &self,
         claim: Claim,
@@ -69,69 +73,49 @@ impl IdempotencyLayer {
         B::Error: Send,
         E: Send + 'static,
     {
-        let (config, engine) = (Arc::clone(&self.config), Arc::clone(&self.engine));
-        let place = engine.limits.enter(config.max_in_flight);
-        let place = place.map_err(|no_place| turned_away(&config, &no_place))?;
+        let context = Context {
+            config: Arc::clone(&self.config),
+            shared: Arc::clone(&self.shared),
+        };
+        let config = &*context.config;
+        let rules = &config.response;
+        let permit = context.shared.limits.admit(config.limits.max_in_flight);
+        let permit = permit.map_err(|error| admission_error(rules, &error))?;
+        let terms = config.lease_terms(context.shared.owner);
         let claim = Claim {
-            // Whoever asks again with the same claim is somebody else.
-            token: Token::random().map_err(|error| unavailable(&config, Failure::Store(error)))?,
-            lease: config.lease,
+            // A second call with the same claim must not count as a retry of the first one.
+            token: Token::random().map_err(|error| store_unavailable(rules, error))?,
+            lease: terms.ttl,
             orphans: OrphanPolicy::TakeOver,
-            orphan_retention: config.orphan_retention.unwrap_or(config.retention),
-            owner: engine.owner,
+            orphan_retention: terms.orphan_retention,
+            owner: terms.owner,
             ..claim
         };
         let detach = Arc::<Detach>::default();
         detach.arm();
         let run = async move {
-            let asked = engine.acquire(&claim, config.store_timeout).await;
-            let (generation, sent) = match asked {
-                Ok((
-                    Acquired::Granted {
-                        generation,
-                        takeover: true,
-                    },
-                    sent,
-                )) => (generation, sent),
-                // There was nothing to take over, and there is to be nothing now.
-                Ok((
-                    Acquired::Granted {
-                        takeover: false, ..
-                    },
-                    _,
-                )) => {
-                    let limit = config.store_timeout;
-                    if !engine.release(&claim.lease_ref(1), limit).await {
-                        engine.give_back_later(&config, &claim, place);
-                    }
+            let attempt = Attempt { claim, permit };
+            let grant = match attempt.acquire(&context, None).await {
+                AcquireOutcome::Granted(grant) if grant.takeover => grant,
+                // There was no orphan, and the release leaves no entry behind.
+                AcquireOutcome::Granted(grant) => {
+                    grant.release_unused(&context).await;
                     return Ok(TakeOverOutcome::NoOrphan);
                 }
-                Ok((
-                    Acquired::InProgress { .. }
-                    | Acquired::Orphaned { .. }
-                    | Acquired::Completed { .. },
-                    _,
-                )) => return Ok(TakeOverOutcome::NoOrphan),
-                Err(failure) => {
-                    engine.give_back_later(&config, &claim, place);
-                    return Err(unavailable(&config, failure));
+                AcquireOutcome::Mismatch
+                | AcquireOutcome::InProgress { .. }
+                | AcquireOutcome::Orphaned { .. }
+                | AcquireOutcome::Completed(_) => return Ok(TakeOverOutcome::NoOrphan),
+                AcquireOutcome::Failed(failed) => {
+                    let error = failed.release_in_background(&context);
+                    let rules = &context.config.response;
+                    return Err(store_unavailable(rules, error.into_source()));
                 }
             };
-            telemetry::granted(&claim.id, generation, true);
-            let grant = Grant {
-                config: Arc::clone(&config),
-                engine: Arc::clone(&engine),
-                claim,
-                generation,
-                takeover: true,
-                broke: None,
-                sent,
-            };
-            let lease = engine.renewer.keep(grant).await;
-            let handle = lease.handle();
+            let execution = grant.begin(&context, None).await;
+            let handle = execution.lease.handle();
             let call = pin!(async move { work(handle).await });
-            let shared = Arc::new(Shared { config, engine });
-            Ok(match execute(shared, lease, place, call).await {
+            Ok(match run_handler(execution, call).await {
                 Ok(res) => TakeOverOutcome::Executed(res),
                 Err(error) => TakeOverOutcome::Failed(error),
             })

@@ -1,7 +1,7 @@
-//! What operators see: an event for every path a request takes, and with the feature `metrics` a counter beside it.
+//! Events and counters for operators: one event for every path of a request, and one counter with the feature `metrics`.
 //!
-//! No label and no field carries a key, a principal or a fingerprint: an entry is named by eight hexadecimal digits of
-//! its id, and only in events.
+//! No label and no field carries a key, a principal or a fingerprint. Events name an entry by eight hexadecimal digits of its
+//! id; labels never do.
 
 use std::time::SystemTime;
 
@@ -32,10 +32,10 @@ macro_rules! observe {
 pub(crate) fn granted(id: &KeyId, generation: u64, takeover: bool) {
     count!("idempotency_granted_total");
     if takeover {
-        tracing::warn!(%id, generation, "took over an orphan: an earlier execution ended without an outcome");
+        tracing::warn!(%id, generation, "took over an orphan: earlier execution ended without an outcome");
         count!("idempotency_takeover_total");
     } else {
-        tracing::debug!(%id, "granted");
+        tracing::debug!(%id, "lease granted");
     }
 }
 
@@ -48,30 +48,30 @@ pub(crate) fn replayed(id: &KeyId, recorded_at: Option<SystemTime>) {
 }
 
 pub(crate) fn tombstone(id: &KeyId, status: StatusCode, reason: TombstoneReason) {
-    tracing::debug!(%id, status = status.as_u16(), ?reason, "executed before, but not retained");
+    tracing::debug!(%id, status = status.as_u16(), ?reason, "replay impossible: earlier response was not recorded");
     count!("idempotency_tombstone_total");
 }
 
 pub(crate) fn unresolved(id: &KeyId, status: Option<StatusCode>, code: &str) {
     let status = status.map(|status| status.as_u16());
-    tracing::debug!(%id, status, code, "executed before, and nobody has resolved what needs attention");
+    tracing::debug!(%id, status, code, "retry refused: earlier execution needs attention");
     count!("idempotency_unresolved_total", "reason" => code.to_owned());
 }
 
-/// Whoever said so is heard by nobody but operators.
-pub(crate) fn attention_ignored(id: &KeyId, code: &str, why: &'static str) {
-    tracing::warn!(%id, code, why, "ignored NeedsAttention");
+/// Reports a [`NeedsAttention`] that has no effect. This event is its only trace.
+pub(crate) fn attention_ignored(id: &KeyId, code: &str, reason: &'static str) {
+    tracing::warn!(%id, code, reason, "NeedsAttention ignored");
 }
 
-/// The record of an execution that is not what is stored, or may not be.
-pub(crate) fn not_stored(id: &KeyId, record: &[u8]) {
+/// Reports a [`NeedsAttention`] in a record that is not stored, or may not be.
+pub(crate) fn attention_not_stored(id: &KeyId, record: &[u8]) {
     if let Some(attention) = NeedsAttention::in_record(record) {
-        attention_ignored(id, attention.code(), "it may not be what is stored");
+        attention_ignored(id, attention.code(), "record may not be the stored one");
     }
 }
 
 pub(crate) fn in_progress(id: &KeyId) {
-    tracing::debug!(%id, "in progress");
+    tracing::debug!(%id, "request in progress");
     count!("idempotency_in_progress_total");
 }
 
@@ -81,26 +81,26 @@ pub(crate) fn waiting(id: &KeyId) {
 }
 
 pub(crate) fn mismatch(id: &KeyId) {
-    tracing::debug!(%id, "the key was used with another request");
+    tracing::debug!(%id, "key was used with another request");
     count!("idempotency_mismatch_total");
 }
 
 pub(crate) fn orphaned(id: &KeyId) {
-    tracing::warn!(%id, "refused an orphan: an earlier execution ended without an outcome");
+    tracing::warn!(%id, "retry refused: earlier execution ended without an outcome");
     count!("idempotency_orphaned_total");
 }
 
 pub(crate) fn lease_lost(id: &KeyId) {
-    tracing::error!(%id, "lost the lease while the handler was running");
+    tracing::error!(%id, "lease lost while the handler was running");
     count!("idempotency_lease_lost_total");
 }
 
 pub(crate) fn renew_late(id: &KeyId) {
-    tracing::warn!(%id, "a renewal was more than a third of the lease late");
+    tracing::warn!(%id, "renewal late by more than a third of the lease");
     count!("idempotency_renew_late_total");
 }
 
-/// `error` is `None` when the call timed out.
+/// Reports a failed store call. `error` is `None` if the call timed out.
 pub(crate) fn store_error(operation: &'static str, id: &KeyId, error: Option<&StoreError>) {
     match error {
         Some(error) => {
@@ -113,21 +113,21 @@ pub(crate) fn store_error(operation: &'static str, id: &KeyId, error: Option<&St
 }
 
 pub(crate) fn unprotected(id: &KeyId) {
-    tracing::error!(%id, "executing without a lease: the store failed, and the configuration says so");
+    tracing::error!(%id, "executing without a lease: store failed and StoreFailure allows it");
     count!("idempotency_unprotected_total");
 }
 
 pub(crate) fn bad_record(id: &KeyId, error: &crate::record::RecordError) {
-    tracing::error!(%id, %error, "a record cannot be read; its key stays answered 503 until it expires");
+    tracing::error!(%id, %error, "record cannot be read, requests with its key get 503 until it expires");
     count!("idempotency_bad_record_total");
 }
 
 pub(crate) fn recorded(id: &KeyId, record: &[u8]) {
     let bytes = record.len();
-    tracing::debug!(%id, bytes, "recorded");
+    tracing::debug!(%id, bytes, "record stored");
     if let Some(attention) = NeedsAttention::in_record(record) {
         let code = attention.code();
-        tracing::error!(%id, code, "an execution needs attention: its key is refused until somebody resolves it");
+        tracing::error!(%id, code, "execution needs attention, retries are refused until an operator resolves it");
         count!("idempotency_needs_attention_total", "reason" => code.to_owned());
     }
     #[expect(
@@ -138,14 +138,14 @@ pub(crate) fn recorded(id: &KeyId, record: &[u8]) {
     observe!("idempotency_record_bytes", size);
 }
 
-/// The effect has happened, the client has its answer, and no retry will be given it.
+/// Reports a response that was sent but not recorded. Its effect has happened, and no retry gets the response.
 pub(crate) fn unrecorded(id: &KeyId) {
-    tracing::error!(%id, "the store never took a record whose answer has gone out; a retry may execute again");
+    tracing::error!(%id, "record of a sent response was never stored, a retry may execute again");
     count!("idempotency_unrecorded_total");
 }
 
 pub(crate) fn tombstone_stored(id: &KeyId, reason: TombstoneReason) {
-    tracing::debug!(%id, ?reason, "made a tombstone");
+    tracing::debug!(%id, ?reason, "tombstone created");
     count!("idempotency_tombstones_total", "reason" => match reason {
         TombstoneReason::TooLarge => "too_large",
         TombstoneReason::Streamed => "streamed",
@@ -153,22 +153,22 @@ pub(crate) fn tombstone_stored(id: &KeyId, reason: TombstoneReason) {
 }
 
 pub(crate) fn released(id: &KeyId, reason: &'static str) {
-    tracing::debug!(%id, reason, "released");
+    tracing::debug!(%id, reason, "key released");
     count!("idempotency_released_total", "reason" => reason);
 }
 
-pub(crate) fn held(id: &KeyId) {
-    tracing::warn!(%id, "work failed and holds its key until the lease is over");
+pub(crate) fn key_held(id: &KeyId) {
+    tracing::warn!(%id, "key held until its lease expires");
     count!("idempotency_held_total");
 }
 
 pub(crate) fn refused(kind: ErrorKind) {
-    tracing::debug!(code = kind.code(), "refused");
+    tracing::debug!(code = kind.code(), "request rejected");
     count!("idempotency_refused_total", "code" => kind.code());
 }
 
 pub(crate) fn detached() {
-    tracing::debug!("the caller left; the exchange goes on in a task");
+    tracing::debug!("client disconnected, execution continues in background");
     count!("idempotency_detached_total");
 }
 
@@ -187,7 +187,7 @@ pub(crate) fn store_time(operation: &'static str, started: Started) {
     observe!("idempotency_store_seconds", started.elapsed(), "operation" => operation);
 }
 
-/// When something began, for the histograms; without them nobody looks at the clock.
+/// Start of a measured period, for the histograms. Empty without the feature `metrics`, to save the clock reading.
 #[derive(Clone, Copy)]
 pub(crate) struct Started(#[cfg(feature = "metrics")] tokio::time::Instant);
 

@@ -1,37 +1,39 @@
-//! The seam for stores whose database is also that of the handler: effect and record in one transaction.
+//! Exactly-once execution for stores that share a database with the handler: effect and record in one transaction.
 //!
-//! Between an effect and its record a process can die, be paused past its lease, or be taken for dead. Where both are
-//! written in one transaction that is fenced by the lease, there is no between: that is exactly-once.
+//! Between an effect and its record, a process can die or be paused past its lease. If one transaction writes both, and the
+//! lease fences that transaction, there is no such moment: the request is executed exactly once.
 //!
-//! This is for those who write a store. Whoever writes a handler uses what that store makes of it.
+//! This module is for authors of stores. Authors of handlers use the API that the store builds on it.
 //!
 //! # Contract
 //!
-//! 1. [`Lease::prepare`] makes a response the record that the layer would have stored, or says why the layer would store
-//!    none: then roll back, and answer with the response all the same.
-//! 2. In the handler's transaction, write the record where the lease is: one conditional write that finds the entry
-//!    leased by [`lease_ref().token`](LeaseRef), its lease over or not, and makes it completed as
-//!    [`Store::complete`](crate::Store::complete) does: token, retention, news for waiters. If it finds no such entry the
-//!    lease is lost: roll back. Unlike `complete` it does *not* store the record where there is no entry or nobody holds
-//!    it, so that nothing is committed under a lease that was released.
-//! 3. Do this and commit inside of [`Prepared::commit`]. It tells the layer beforehand that a commit is on its way, and
-//!    afterwards that there is nothing left to store, or that the lease is lost.
+//! 1. [`Lease::prepare`] turns a response into the record that the layer would store. If the layer would store none, it
+//!    returns the reason: roll back, and return the response all the same.
+//! 2. In the handler's transaction, write the record to the entry of the lease with one conditional write. The condition is
+//!    that the entry is leased with [`lease_ref().token`](LeaseRef), expired or not. The write completes the entry like
+//!    [`Store::complete`](crate::Store::complete): token, retention, notification of waiters. If there is no such entry, the
+//!    lease is lost: roll back. Unlike `complete`, the write does *not* store the record if the entry is absent or orphaned.
+//!    Nothing is then committed under a lease that was released.
+//! 3. Do this and the commit inside [`Prepared::commit`]. It tells the layer before the commit that one is on its way, and
+//!    afterwards that it succeeded or that the lease is lost.
 //!
-//! Write the record last: renewals, and the questions of others, then wait for the commit and not for the handler. An
-//! [`acquire`](crate::Store::acquire) that meets a transaction under way on its entry must wait for its end, as
-//! conditional writes in a database do: it is what the layer asks when it has to know what became of a commit.
+//! Write the record last. Renewals and concurrent requests then wait for the commit and not for the handler. An
+//! [`acquire`](crate::Store::acquire) that meets an open transaction on its entry must wait for it to end, as conditional
+//! writes in a database do. The layer uses `acquire` to find out if a commit succeeded.
 //!
-//! # What the layer then does
+//! # Behavior of the layer
 //!
-//! It answers what was committed, whatever the handler returns, and neither completes nor releases. Of the returned
-//! response only that counts which no replay carries (cookies and the like): what comes between the commit and the layer
-//! is not part of the record. When a commit began and nobody heard of its end (the future was dropped, the handler
-//! panicked, the connection broke), the layer asks the store and answers what it holds; if that cannot be found out, 409
-//! `outcome-unknown`. Commits are refused once the handler has answered.
+//! The layer responds with the committed record, whatever the handler returns, and neither completes nor releases the lease.
+//! From the returned response it takes only headers that no replay carries, such as cookies. Middleware between the commit
+//! and the layer does not change the record.
+//!
+//! A commit is unacknowledged if its future was dropped, the handler panicked or the connection broke. The layer then queries
+//! the store and responds with the stored record. If the store cannot report it, the response is 409 `outcome-unknown`. No
+//! commit can begin after the handler has returned.
 //!
 //! # Examples
 //!
-//! A handler as a store's guard would have it, on a toy of a database:
+//! A handler that commits its response, with a memory store in place of a database:
 //!
 //! ```
 //! # use std::{collections::HashMap, sync::{Arc, Mutex}};
@@ -74,82 +76,88 @@ use http::{Response, StatusCode};
 use serde::Serialize;
 
 use crate::{
-    body::{Body, Counted},
-    control::Retention,
-    lease::{Held, Lease},
+    body::{Body, CountedData},
+    execution::reconcile::{EntryStatus, query_entry},
+    lease::{Lease, state::LeaseState},
     limits::Buffer,
-    look::{Found, look},
-    receive::{Then, code_alone, receive, tombstone_or_release, value},
     record::TombstoneReason,
+    response::{
+        directives::Retention,
+        disposition::{
+            Disposition, decide_disposition, encode_value, strip_reason, tombstone_or_release,
+        },
+    },
     store::{LeaseRef, StoreError, Ttl},
 };
 
-pub use crate::receive::NotRecordedReason;
+pub use crate::response::disposition::NotRecordedReason;
 
 impl Lease {
-    /// Makes a response the record that the layer would have stored for it: the same statuses, headers, limits and
-    /// retention. Control headers, [`Retention`](crate::Retention) and [`NeedsAttention`](crate::NeedsAttention) are read
-    /// and taken off.
+    /// Turns a response into the record that the layer would store for it, with the same statuses, headers, limits and
+    /// retention.
     ///
-    /// A response that is too large or streamed becomes a tombstone; its body goes on where it was left.
+    /// Reads and removes control headers, [`Retention`](crate::Retention) and [`NeedsAttention`](crate::NeedsAttention). A
+    /// response that is too large or streamed becomes a tombstone, and its body continues where the layer stopped reading.
     ///
-    /// For handlers of HTTP: the record of a response that is committed under a lease of
-    /// [`run_once`](crate::IdempotencyLayer::run_once) cannot be read there, and its key is an error until it expires.
+    /// For HTTP handlers only. Under a lease of [`run_once`](crate::IdempotencyLayer::run_once) the record of a response cannot
+    /// be read, and calls with its key return an error until it expires.
     ///
     /// # Errors
     ///
-    /// [`NotRecordable`], with the response, when the layer would store nothing. What the transaction has done would be done
-    /// again by a retry: roll it back.
+    /// [`NotRecordable`], with the response, if the layer would store nothing. Roll the transaction back, since a retry would
+    /// repeat it.
     ///
     /// # Cancellation
     ///
-    /// Dropped, the response is gone and nothing else has happened.
+    /// Dropping the future drops the response and has no other effect.
     pub async fn prepare<B: http_body::Body>(
         &self,
         res: Response<B>,
     ) -> Result<Prepared<Response<Body<B>>>, NotRecordable<Response<Body<B>>>> {
-        let held = &*self.0;
-        let (config, engine) = (&*held.grant.config, &held.grant.engine);
-        let mut buffer = engine.limits.buffer();
-        let half = held.found_half();
-        let (mut res, then) = receive(config, &mut buffer, held.id(), res, half).await;
-        if let Then::Free(
+        let state = &*self.0;
+        let (rules, limits) = (&state.config().response, &state.config().limits);
+        let mut buffer = state.grant.limits.buffer();
+        let incomplete = state.request_body_incomplete();
+        let (mut res, disposition) =
+            decide_disposition(rules, limits, &mut buffer, state.id(), res, incomplete).await;
+        if let Disposition::Release(
             NotRecordedReason::NoStore
             | NotRecordedReason::Unrecordable
             | NotRecordedReason::BrokenBody,
-        ) = then
+        ) = disposition
         {
-            // The layer would not see it again: what said so has been taken off, it has begun to flow, or what is left of it
-            // no longer says how long it should be.
+            // The layer cannot detect these reasons again: the header was removed, the body is partly read, or the rest of it
+            // no longer has the announced length.
             res.extensions_mut().insert(Retention::NoStore);
         }
         if res.body().is_counted() {
-            res.extensions_mut().insert(Counted);
+            res.extensions_mut().insert(CountedData);
         }
         let status = res.status();
-        Prepared::new(self, then, status, res, buffer)
+        Prepared::new(self, disposition, status, res, buffer)
     }
 
-    /// Makes a value the record that [`run_once`](crate::IdempotencyLayer::run_once) would have stored for it. A value that
-    /// is too large or cannot be serialised becomes a tombstone. `Some` of what is nil by itself, such as `Some(())`, is replayed
-    /// as `None`.
+    /// Turns a value into the record that [`run_once`](crate::IdempotencyLayer::run_once) would store for it.
     ///
-    /// For work of `run_once`: the record of a value that is committed under the lease of a request cannot be read there, and
-    /// the key is answered 503 until it expires.
+    /// A value that is too large or cannot be serialized becomes a tombstone. `Some` of a nil value, such as `Some(())`, is
+    /// replayed as `None`.
+    ///
+    /// For work of `run_once` only. Under the lease of a request the record of a value cannot be read, and requests with its
+    /// key get 503 until it expires.
     pub fn prepare_value<T: Serialize>(&self, of: T) -> Prepared<T> {
-        let config = &*self.0.grant.config;
+        let rules = &self.0.config().response;
         Prepared {
             lease: self.clone(),
-            record: value(config, self.0.id(), &of),
-            retention: config.retention,
+            record: encode_value(rules, self.0.id(), &of),
+            retention: rules.retention,
             status: StatusCode::OK,
             answer: of,
-            buffer: self.0.grant.engine.limits.buffer(),
+            buffer: self.0.grant.limits.buffer(),
         }
     }
 }
 
-/// A record that can be committed under the lease that it was prepared under.
+/// A record that can be committed under the lease for which it was prepared.
 #[must_use = "nothing is stored before it is committed"]
 pub struct Prepared<T> {
     lease: Lease,
@@ -163,13 +171,13 @@ pub struct Prepared<T> {
 impl<T> Prepared<T> {
     fn new(
         lease: &Lease,
-        then: Then,
+        disposition: Disposition,
         status: StatusCode,
         answer: T,
         buffer: Buffer,
     ) -> Result<Self, NotRecordable<T>> {
-        match then {
-            Then::Keep { record, retention } => Ok(Self {
+        match disposition {
+            Disposition::Record { record, retention } => Ok(Self {
                 lease: lease.clone(),
                 record,
                 retention,
@@ -177,92 +185,107 @@ impl<T> Prepared<T> {
                 answer,
                 buffer,
             }),
-            Then::Free(reason) => Err(NotRecordable { reason, answer }),
+            Disposition::Release(reason) => Err(NotRecordable { reason, answer }),
         }
     }
 
-    /// Under which lease it is to be written, and nowhere else.
+    /// Returns the lease under which the record must be written.
     #[must_use]
     pub fn lease_ref(&self) -> LeaseRef {
         self.lease.lease_ref()
     }
 
-    /// What is to be written: opaque bytes.
+    /// Returns the record to write: opaque bytes.
     #[must_use]
     pub fn record(&self) -> &Bytes {
         &self.record
     }
 
-    /// For how long it is kept, from the commit on.
+    /// Returns how long the record is stored, counted from the commit.
     #[must_use]
     pub fn retention(&self) -> Ttl {
         self.retention
     }
 
-    /// The tombstone of it, for a store that cannot keep a record this large: look at the length before you write, as a
-    /// statement that fails may end the transaction. What needs attention loses its reason instead.
+    /// Replaces the record with a tombstone, for a store that cannot store a record of this size.
+    ///
+    /// Check the length before you write, since a statement that fails may end the transaction. A record of
+    /// [`NeedsAttention`](crate::NeedsAttention) loses its reason instead.
     ///
     /// # Errors
     ///
-    /// [`NotRecordable`], with [`NotRecordedReason::Unrecordable`], where the layer leaves no tombstones.
+    /// [`NotRecordable`], with [`NotRecordedReason::Unrecordable`], if the settings allow no tombstones.
     pub fn into_tombstone(self) -> Result<Self, NotRecordable<T>> {
-        let held = &*self.lease.0;
-        let (config, reason) = (&*held.grant.config, TombstoneReason::TooLarge);
+        let state = &*self.lease.0;
+        let (rules, reason) = (&state.config().response, TombstoneReason::TooLarge);
         let retention = self.retention;
-        let then = match code_alone(held.id(), Some(self.status), &self.record) {
-            Some(record) => Then::Keep { record, retention },
-            None => tombstone_or_release(config, held.id(), self.status, reason, retention),
+        let disposition = match strip_reason(state.id(), Some(self.status), &self.record) {
+            Some(record) => Disposition::Record { record, retention },
+            None => tombstone_or_release(rules, state.id(), self.status, reason, retention),
         };
-        Self::new(&self.lease, then, self.status, self.answer, self.buffer)
+        Self::new(
+            &self.lease,
+            disposition,
+            self.status,
+            self.answer,
+            self.buffer,
+        )
     }
 
-    /// Runs `commit`, which writes the record and ends the transaction, and gives the answer back. From here on the layer
-    /// stores nothing itself.
+    /// Runs `commit`, which writes the record and ends the transaction, and returns the response or value. From here on the
+    /// layer stores nothing itself.
     ///
-    /// `commit` returns `Ok` when both effect and record are stored, [`StoreError::LeaseLost`] when the lease was found
-    /// lost and neither is, and [`StoreError::Backend`] when it does not know: then the store is asked. After an error the
-    /// whole transaction may be tried again, from [`prepare`](Lease::prepare) on, while the lease is held.
+    /// `commit` returns one of:
+    ///
+    /// - `Ok` if both effect and record are stored,
+    /// - [`StoreError::LeaseLost`] if the lease was lost and neither is stored,
+    /// - [`StoreError::Backend`] if the outcome is unknown. The layer then queries the store.
+    ///
+    /// After an error the whole transaction may be retried, from [`prepare`](Lease::prepare) on, while the lease is held.
     ///
     /// # Errors
     ///
-    /// [`StoreError::LeaseLost`] when the lease is lost, has its outcome or ended with the handler's answer: neither effect
-    /// nor record is stored, unless by somebody else. Also when it could only be found out after the record's retention that
-    /// there is none: then both may have been stored. What `commit` returned, otherwise; only if it is a
-    /// [`StoreError::Backend`] and the store could not be asked either may both be stored all the same.
+    /// [`StoreError::LeaseLost`] if the lease is lost, has its outcome or ended with the handler's response. This execution
+    /// stored neither effect nor record. It may have stored both if the query succeeded only after the retention had passed
+    /// and found no record.
+    ///
+    /// Otherwise the error of `commit`. Effect and record may be stored only if it is a [`StoreError::Backend`] and the query
+    /// failed too.
     ///
     /// # Cancellation
     ///
-    /// Dropped, both are stored or neither: the layer finds out which before it answers.
+    /// If the future is dropped, both are stored or neither is. The layer finds out before it responds.
     pub async fn commit(
         self,
         commit: impl Future<Output = Result<(), StoreError>>,
     ) -> Result<T, StoreError> {
-        let held = &*self.lease.0;
+        let state = &*self.lease.0;
         let retention = self.retention.as_duration();
-        let is_second = held.commit.has_begun();
-        if held.is_lost() || !held.commit.begin(&self.record, retention) {
+        let is_retry = state.commits.has_begun();
+        if state.is_lost() || !state.commits.begin(&self.record, retention) {
             return Err(StoreError::LeaseLost);
         }
-        // A renewal that comes after the commit finds no lease, and must not take it for lost.
-        let _ending = Ending::of(held);
+        // A renewal after the commit finds no lease. That must not be reported as a loss.
+        let _finishing = FinishingGuard::new(state);
         let mut committed = commit.await;
         if let Err(StoreError::Backend(error)) = committed {
-            committed = match Box::pin(find_out(held, &self.record)).await {
-                Some(known) => known,
+            let resolving = resolve_unacknowledged_commit(state, &self.record);
+            committed = match Box::pin(resolving).await {
+                Some(resolved) => resolved,
                 None => Err(StoreError::Backend(error)),
             };
         }
         match committed {
             Ok(()) => {
-                held.commit.succeed(self.record);
-                held.end();
+                state.commits.succeed(self.record);
+                state.set_finished();
                 Ok(self.answer)
             }
             Err(error) => {
                 match error {
-                    // An earlier try may have come through.
-                    StoreError::LeaseLost if is_second => held.lose_or_end(),
-                    StoreError::LeaseLost => held.lose(),
+                    // An earlier attempt may have succeeded.
+                    StoreError::LeaseLost if is_retry => state.mark_not_held(),
+                    StoreError::LeaseLost => state.mark_lost(),
                     _ => {}
                 }
                 Err(error)
@@ -271,39 +294,46 @@ impl<T> Prepared<T> {
     }
 }
 
-/// While a commit is on its way, heard of or not.
-struct Ending<'a>(&'a Held);
+/// Marks the lease as finishing during a commit.
+struct FinishingGuard<'a>(&'a LeaseState);
 
-impl<'a> Ending<'a> {
-    fn of(held: &'a Held) -> Self {
-        held.about_to_end(true);
-        Self(held)
+impl<'a> FinishingGuard<'a> {
+    fn new(lease: &'a LeaseState) -> Self {
+        lease.set_finishing(true);
+        Self(lease)
     }
 }
 
-impl Drop for Ending<'_> {
+impl Drop for FinishingGuard<'_> {
     fn drop(&mut self) {
-        self.0.about_to_end(false);
+        self.0.set_finishing(false);
     }
 }
 
-/// What became of a commit whose reply did not come; `None` when nothing did, or nobody knows.
-async fn find_out(held: &Held, record: &Bytes) -> Option<Result<(), StoreError>> {
-    if held.commit.is_closed() {
-        // The layer finds out by itself. To ask under this token would be to take the key for nobody, if it is free by now.
+/// Queries the store for the outcome of a commit without a reply. Returns `None` if the commit was not stored and may be
+/// retried, or if its outcome is unknown.
+async fn resolve_unacknowledged_commit(
+    lease: &LeaseState,
+    record: &Bytes,
+) -> Option<Result<(), StoreError>> {
+    if lease.commits.is_closed() {
+        // The layer queries the store itself. A query under this token could acquire the key although no one uses it.
         return None;
     }
-    let grant = &held.grant;
-    match look(&grant.config, &grant.engine, &grant.claim).await {
-        Found::Record(stored) if stored == record => Some(Ok(())),
-        Found::Record(_) | Found::Orphan | Found::Lost => Some(Err(StoreError::LeaseLost)),
-        // It was stored and is over, or it was not: to try again might be to do it again.
-        Found::Held(_) if held.commit.may_be_over() => Some(Err(StoreError::LeaseLost)),
-        Found::Held(_) | Found::Unknown => None,
+    match query_entry(lease, lease.claim()).await {
+        EntryStatus::Completed(stored) if stored == record => Some(Ok(())),
+        EntryStatus::Completed(_) | EntryStatus::Orphaned | EntryStatus::HeldElsewhere => {
+            Some(Err(StoreError::LeaseLost))
+        }
+        // The record was stored and has expired, or it was never stored. A retry could repeat the effect.
+        EntryStatus::Acquired(_) if lease.commits.record_may_have_expired() => {
+            Some(Err(StoreError::LeaseLost))
+        }
+        EntryStatus::Acquired(_) | EntryStatus::Unknown => None,
     }
 }
 
-/// Shows no record and no answer.
+/// Shows neither the record nor the response.
 impl<T> fmt::Debug for Prepared<T> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("Prepared")
@@ -314,30 +344,30 @@ impl<T> fmt::Debug for Prepared<T> {
     }
 }
 
-/// The layer would not record this answer, and so it cannot be committed.
+/// A response that the layer would not record, and that therefore cannot be committed.
 pub struct NotRecordable<T> {
     reason: NotRecordedReason,
     answer: T,
 }
 
 impl<T> NotRecordable<T> {
-    /// Why.
+    /// Returns the reason.
     #[must_use]
     pub fn reason(&self) -> NotRecordedReason {
         self.reason
     }
 
-    /// The answer, to be sent once the transaction is rolled back.
+    /// Returns the response, to be sent after the transaction is rolled back.
     #[must_use]
     pub fn into_answer(self) -> T {
         self.answer
     }
 }
 
-/// Shows no answer.
+/// Does not show the response.
 impl<T> fmt::Debug for NotRecordable<T> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("NotRecorded")
+        f.debug_struct("NotRecordable")
             .field("reason", &self.reason)
             .finish_non_exhaustive()
     }
@@ -347,7 +377,7 @@ impl<T> fmt::Display for NotRecordable<T> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(
             f,
-            "expected an answer to record, found one that is not: {}",
+            "expected a response that is recorded, found one that is not: {}",
             self.reason.name()
         )
     }

@@ -81,7 +81,7 @@ async fn main() -> Result<(), Failure> {
         serve(&args.listen, careless(rides, layer.clone())).await?;
     } else {
         let _completing = completer(&rides, &layer)
-            .with_older_than(args.abandoned)
+            .with_min_age(args.abandoned)
             .spawn(args.abandoned);
         serve(&args.listen, app(rides, layer.clone())).await?;
     }

@@ -219,7 +219,7 @@ async fn resolving_attention_is_one_call() {
             <[_; 1]>::try_from(page.expect("it runs").expect("a page")).expect("an entry");
         let resolution = match call {
             "DeleteItem" => Resolution::Free,
-            _ => Resolution::Answer {
+            _ => Resolution::Complete {
                 record: layer
                     .encode_response_record(&entry.id, &http::Response::new("refunded".into())),
                 retention: Ttl::from_secs(60),

@@ -82,6 +82,7 @@ fn assert_unavailable(answer: &Answer) {
     assert_eq!(answer.code(), "store-unavailable");
 }
 
+// F-179
 // fm 72
 #[tokio::test]
 async fn throttling_that_passes_is_not_noticed() {
@@ -102,6 +103,7 @@ async fn throttling_that_passes_is_not_noticed() {
     assert_eq!(throttled.count(), 6);
 }
 
+// F-179
 // fm 72
 #[tokio::test]
 async fn lasting_throttling_gets_503() {
@@ -124,6 +126,7 @@ async fn lasting_throttling_gets_503() {
     assert_eq!(effects.count(), 1);
 }
 
+// F-179
 #[tokio::test]
 async fn throttled_completion_is_stored_later() {
     let stage = stage().await;
@@ -163,6 +166,7 @@ async fn throttled_completion_is_stored_later() {
     assert_eq!(effects.count(), 1);
 }
 
+// F-176
 // fm 69
 #[tokio::test]
 async fn sdk_retry_meeting_own_write_is_harmless() {
@@ -202,6 +206,7 @@ async fn sdk_retry_meeting_own_write_is_harmless() {
     }
 }
 
+// F-177
 // fm 68, 70
 #[tokio::test]
 async fn refusal_without_item_triggers_read() {
@@ -221,6 +226,7 @@ async fn refusal_without_item_triggers_read() {
     assert_eq!(effects.count(), 1);
 }
 
+// F-181
 // fm 63
 #[tokio::test]
 async fn response_over_record_limit_executes_once() {
@@ -250,8 +256,7 @@ async fn response_over_record_limit_executes_once() {
 }
 
 #[tokio::test]
-async fn store_recovers_after_unresponsive_service()
- {
+async fn store_recovers_after_unresponsive_service() {
     let server = DynamoDbServer::start(StandIn::Dynoxide);
     let store = server.store(DynamoDbOptions::new()).await;
     let (app, effects) = creating(IdempotencyLayer::new(store));
@@ -277,6 +282,7 @@ async fn store_recovers_after_unresponsive_service()
     assert_eq!(effects.count(), 2);
 }
 
+// F-180
 #[tokio::test]
 async fn item_of_later_version_is_preserved() {
     let stage = stage().await;
@@ -297,6 +303,7 @@ async fn item_of_later_version_is_preserved() {
     assert_eq!(scan().await.expect("the server runs").items, before);
 }
 
+// F-183
 // What the service says right after it has made a table, and of one that somebody deletes.
 #[tokio::test]
 async fn table_created_despite_delayed_visibility() {
@@ -309,6 +316,7 @@ async fn table_created_despite_delayed_visibility() {
     assert_eq!((times("DescribeTable"), times("CreateTable")), (3, 3));
 }
 
+// F-183
 #[tokio::test]
 async fn updating_table_is_usable() {
     let server = shared(StandIn::Dynoxide);
@@ -327,6 +335,7 @@ async fn updating_table_is_usable() {
     assert_eq!(collected.filter(|it| it == "UpdateTimeToLive").count(), 3);
 }
 
+// F-183
 // Queries of an index that is being made are refused.
 #[tokio::test]
 async fn listing_waits_for_index_creation() {
@@ -394,6 +403,7 @@ async fn with_credentials(
     options.store(&Client::from_conf(config.build()), table)
 }
 
+// F-182
 #[tokio::test]
 async fn slow_credentials_are_loaded() {
     let (loads, cache) = (Loads::held(), IdentityCache::lazy().build());
@@ -410,6 +420,7 @@ async fn slow_credentials_are_loaded() {
     assert_eq!(loads.begun(), 1);
 }
 
+// F-182
 #[tokio::test]
 async fn expired_credentials_are_reloaded() {
     let (loads, cache) = (Loads::held(), IdentityCache::lazy().build());
@@ -433,6 +444,7 @@ async fn expired_credentials_are_reloaded() {
     assert_eq!(loads.begun(), 2);
 }
 
+// F-182
 #[tokio::test]
 async fn hanging_credential_load_is_abandoned() {
     let (loads, cache) = (Loads::held(), IdentityCache::lazy().build());
@@ -449,6 +461,7 @@ async fn hanging_credential_load_is_abandoned() {
     assert_eq!(loads.begun(), 2);
 }
 
+// F-182
 #[tokio::test]
 async fn concurrent_calls_share_credential_load() {
     let (loads, cache) = (Loads::held(), IdentityCache::no_cache());

@@ -70,6 +70,7 @@ fn kills(seed: u64) -> Load {
     }
 }
 
+// F-031
 #[tokio::test(flavor = "multi_thread")]
 async fn refused_orphans_execute_once_on_dynamodb() {
     let _turn = TURN.lock().await;
@@ -83,6 +84,7 @@ async fn refused_orphans_execute_once_on_dynamodb() {
     .await;
 }
 
+// F-030
 #[tokio::test(flavor = "multi_thread")]
 async fn takeovers_repeat_only_killed_work_on_dynamodb() {
     let _turn = TURN.lock().await;
@@ -130,6 +132,7 @@ async fn paused_process_returns_record_of_dynamodb() {
     .await;
 }
 
+// F-051
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn keys_of_64_clients_execute_once() {
     let _turn = TURN.lock().await;

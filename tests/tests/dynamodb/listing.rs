@@ -269,6 +269,7 @@ async fn resolved(store: &DynamoDbStore, entry: &Entry, resolution: Resolution) 
     resolved.expect("the server runs")
 }
 
+// S-239
 #[tokio::test]
 async fn attention_is_listed_until_resolved_on_dynoxide() {
     what_needs_attention_is_listed_until_it_is_resolved(StandIn::Dynoxide).await;
@@ -316,6 +317,7 @@ async fn what_may_be_tried_again_is_a_takeover(stand_in: StandIn) {
     assert_eq!(all(&store, 10).await.concat(), []);
 }
 
+// S-240
 #[tokio::test]
 async fn retry_resolution_is_takeover_on_dynoxide() {
     what_may_be_tried_again_is_a_takeover(StandIn::Dynoxide).await;
@@ -326,6 +328,7 @@ async fn retry_resolution_is_takeover_on_moto() {
     what_may_be_tried_again_is_a_takeover(StandIn::Moto).await;
 }
 
+// S-241
 #[tokio::test]
 async fn retry_resolution_under_refuse_is_manual() {
     let (_endpoint, _, store) = listed(StandIn::Dynoxide).await;
@@ -346,7 +349,7 @@ async fn what_is_settled_is_answered_from_then_on(stand_in: StandIn) {
     let entry = the_only(&store).await;
     let mut answer = http::Response::new(Bytes::from_static(b"refunded by hand"));
     *answer.status_mut() = StatusCode::ACCEPTED;
-    let settled = Resolution::Answer {
+    let settled = Resolution::Complete {
         record: service.layer.encode_response_record(&entry.id, &answer),
         retention: Ttl::from_secs(60),
     };
@@ -362,6 +365,7 @@ async fn what_is_settled_is_answered_from_then_on(stand_in: StandIn) {
     assert_eq!(unresolved(&store).await, []);
 }
 
+// S-242
 #[tokio::test]
 async fn settled_entry_is_replayed_on_dynoxide() {
     what_is_settled_is_answered_from_then_on(StandIn::Dynoxide).await;
@@ -372,6 +376,7 @@ async fn settled_entry_is_replayed_on_moto() {
     what_is_settled_is_answered_from_then_on(StandIn::Moto).await;
 }
 
+// S-243
 /// For consumers: what a message's work left behind is settled with the value that it would have had.
 #[tokio::test]
 async fn work_attention_is_settled_with_value() {
@@ -382,7 +387,7 @@ async fn work_attention_is_settled_with_value() {
     assert_eq!(first.expect("an outcome"), Outcome::Failed("why"));
     let entry = the_only(&store).await;
     assert_eq!(entry.operation, "run_once");
-    let settled = Resolution::Answer {
+    let settled = Resolution::Complete {
         record: layer.encode_value_record(&entry.id, &7),
         retention: Ttl::from_secs(60),
     };

@@ -100,6 +100,7 @@ async fn taken_over_after(holder: Off, other: Off) -> Duration {
 
 const TRUE: Off = Off::Ahead(Duration::ZERO);
 
+// F-173
 #[tokio::test]
 async fn skew_within_allowance_prevents_early_takeover() {
     for (holder, other, latest) in [
@@ -187,6 +188,7 @@ async fn is_executed_once(holder: Off, other: Off) {
     assert_eq!(effects.count(), 1);
 }
 
+// F-173
 #[tokio::test]
 async fn skew_within_allowance_executes_once() {
     for (holder, other) in [
@@ -197,6 +199,7 @@ async fn skew_within_allowance_executes_once() {
     }
 }
 
+// F-174
 #[tokio::test]
 async fn skew_beyond_allowance_executes_twice() {
     let (address, table, time) = table().await;
@@ -216,6 +219,7 @@ async fn skew_beyond_allowance_executes_twice() {
     }
 }
 
+// F-173
 /// A record is remembered for its whole retention, whichever process asks.
 #[tokio::test]
 async fn skew_within_allowance_keeps_records() {
@@ -246,6 +250,7 @@ async fn skew_within_allowance_keeps_records() {
 /// A test that takes longer hangs.
 const LONGEST: Duration = Duration::from_secs(120);
 
+// F-175
 // fm 67
 #[tokio::test]
 async fn late_garbage_collection_is_harmless() {

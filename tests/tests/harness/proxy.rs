@@ -1,7 +1,7 @@
 //! The proxy that goes wrong as it is told, between a client and a Redis.
 
 use std::{
-    io::{ErrorKind, Read, Write},
+    io::{self, ErrorKind, Read, Write},
     net::{SocketAddr, TcpStream},
     time::{Duration, Instant},
 };
@@ -45,7 +45,7 @@ fn connection_end_passes_both_ways() {
     let (mut server, proxy) = proxied();
     let mut client = connect(&proxy);
     assert_eq!(ask(&mut client, "QUIT"), "+OK\r\n");
-    assert_eq!(client.read(&mut [0]).unwrap(), 0, "the server closes");
+    assert_eq!(read(&mut client, &mut [0]).unwrap(), 0, "the server closes");
 
     let client = connect(&proxy);
     let open = || {
@@ -280,7 +280,7 @@ fn ask(client: &mut TcpStream, line: &str) -> String {
         .write_all(format!("{line}\r\n").as_bytes())
         .expect("an open connection");
     let mut answer = [0; 100];
-    let read = client.read(&mut answer).expect("an answer");
+    let read = read(client, &mut answer).expect("an answer");
     String::from_utf8(answer[..read].to_vec()).expect("text")
 }
 
@@ -288,12 +288,22 @@ fn ask(client: &mut TcpStream, line: &str) -> String {
 fn said(client: &mut TcpStream, within: Duration) -> Heard {
     client.set_read_timeout(Some(within)).expect("a socket");
     let mut bytes = [0; 100];
-    match client.read(&mut bytes) {
+    match read(client, &mut bytes) {
         Ok(0) => Heard::End,
         Ok(read) => Heard::Bytes(bytes[..read].to_vec()),
         Err(error) if error.kind() == ErrorKind::ConnectionReset => Heard::End,
         Err(error) if error.kind() == ErrorKind::WouldBlock => Heard::Nothing,
         Err(error) => panic!("{error}"),
+    }
+}
+
+/// Reads some bytes. On Linux, a read with a timeout fails if the process is stopped meanwhile.
+fn read(client: &mut TcpStream, bytes: &mut [u8]) -> io::Result<usize> {
+    loop {
+        match client.read(bytes) {
+            Err(error) if error.kind() == ErrorKind::Interrupted => {}
+            read => return read,
+        }
     }
 }
 

@@ -26,7 +26,7 @@ use tests::{Effects, Scripted, app, created, creating, post, probe::Probe, send}
 use tower::{Layer, Service, ServiceBuilder, ServiceExt, retry::Policy, service_fn};
 use tower_idempotency::{
     ConfigError, Error, Idempotency, IdempotencyKey, IdempotencyLayer, Lease, MemoryStore,
-    MissingKey, Preset, Principal, ResponseFuture, Ttl, axum::NoIdempotencyKey,
+    MissingKey, Preset, Principal, ResponseFuture, Ttl, extract::NoIdempotencyKey,
 };
 
 fn layer() -> IdempotencyLayer {
@@ -39,6 +39,7 @@ fn order() -> Request<Body> {
 
 // ---- Extractors ----
 
+// S-339
 #[tokio::test(start_paused = true)]
 async fn handler_extracts_key_and_lease() {
     let effects = Effects::default();
@@ -60,6 +61,7 @@ async fn handler_extracts_key_and_lease() {
     assert_eq!(effects.count(), 1);
 }
 
+// S-340
 #[tokio::test(start_paused = true)]
 async fn optional_key_is_extracted_as_option() {
     let app = Router::new()
@@ -94,6 +96,7 @@ async fn derived_key_has_lease_but_no_key_extension() {
     assert_eq!(send(&app, keyless).await.text(), "false true");
 }
 
+// S-341
 #[tokio::test(start_paused = true)]
 async fn unprotected_handler_extraction_is_500() {
     let effects = Effects::default();
@@ -116,7 +119,11 @@ async fn unprotected_handler_extraction_is_500() {
             let keyless = Request::post(path).body(Body::empty()).expect("a request");
             let answer = send(&app, keyless).await;
             assert_eq!(answer.status, StatusCode::INTERNAL_SERVER_ERROR);
-            assert!(answer.text().starts_with("expected a request under"));
+            assert!(
+                answer
+                    .text()
+                    .starts_with("expected a request with an idempotency key")
+            );
         }
     }
     assert_eq!(effects.count(), 0);
@@ -133,6 +140,7 @@ async fn lease_of_nothing() -> NoIdempotencyKey {
 
 // ---- The lease that a handler sees ----
 
+// S-166
 #[tokio::test(start_paused = true)]
 async fn lease_is_held_until_response() {
     let kept = Arc::new(Mutex::new(None));
@@ -150,6 +158,7 @@ async fn lease_is_held_until_response() {
     assert_eq!(effects.count(), 1);
 }
 
+// S-167
 #[tokio::test(start_paused = true)]
 async fn lease_derives_same_key_on_takeover() {
     let (app, effects) = app(layer(), async |n, req: Request<Body>| {
@@ -176,6 +185,7 @@ async fn lease_derives_same_key_on_takeover() {
 
 // ---- Routers in routers, layers in layers ----
 
+// F-066, S-041
 // failure mode 82
 #[tokio::test(start_paused = true)]
 async fn nested_routers_differ_by_original_path() {
@@ -199,6 +209,7 @@ async fn nested_routers_differ_by_original_path() {
     }
 }
 
+// F-023, S-036
 #[tokio::test(start_paused = true)]
 async fn nested_layer_passes_through() {
     let (outer, inner) = (Probe::default(), Probe::default());
@@ -230,6 +241,7 @@ async fn nested_layer_passes_through() {
     assert!(outer.all_calls() > 0);
 }
 
+// S-037
 #[tokio::test(start_paused = true)]
 async fn inner_layer_handles_requests_outer_passes() {
     let inner = Probe::default();
@@ -247,6 +259,7 @@ async fn inner_layer_handles_requests_outer_passes() {
     assert!(inner.all_calls() > 0);
 }
 
+// S-034
 #[tokio::test(start_paused = true)]
 async fn layer_clones_share_store() {
     let layer = layer();
@@ -259,6 +272,7 @@ async fn layer_clones_share_store() {
 
 // ---- What always passes through ----
 
+// F-016, S-027
 // failure mode 87
 #[tokio::test(start_paused = true)]
 async fn grpc_upgrades_and_tunnels_pass_through() {
@@ -304,6 +318,7 @@ async fn grpc_upgrades_and_tunnels_pass_through() {
     }
 }
 
+// S-028
 #[tokio::test(start_paused = true)]
 async fn ignored_h2c_upgrade_is_protected() {
     for (name, value) in [
@@ -326,6 +341,7 @@ async fn ignored_h2c_upgrade_is_protected() {
     }
 }
 
+// S-028
 #[tokio::test(start_paused = true)]
 async fn upgrade_is_ignored_in_http_1_0_and_http_2() {
     for version in [Version::HTTP_10, Version::HTTP_2] {
@@ -366,6 +382,7 @@ fn full(key: &str, body: &'static str) -> Request<Full<Bytes>> {
         .expect("a valid request")
 }
 
+// S-342
 #[tokio::test(start_paused = true)]
 async fn plain_service_executes_once() {
     let effects = Effects::default();
@@ -420,6 +437,7 @@ impl http_body::Body for Pinned {
     }
 }
 
+// S-343
 #[tokio::test(start_paused = true)]
 async fn bodies_that_must_not_move_are_read_and_answered() {
     let effects = Effects::default();
@@ -464,6 +482,7 @@ async fn bodies_that_must_not_move_are_read_and_answered() {
 #[derive(Clone, Debug, PartialEq)]
 struct Boom(u64);
 
+// S-097
 // behaviours 72
 #[tokio::test(start_paused = true)]
 async fn service_error_propagates_and_releases_key() {
@@ -531,6 +550,7 @@ impl<B: http_body::Body> Service<Request<B>> for Careful {
     }
 }
 
+// S-344
 #[tokio::test(start_paused = true)]
 async fn ready_service_is_called() {
     let inner = Careful::default();
@@ -629,6 +649,7 @@ impl<B, C: Clone> Policy<Request<C>, Response<B>, Infallible> for Stubborn {
     }
 }
 
+// F-022
 // failure mode 15
 #[tokio::test(start_paused = true)]
 async fn outer_retry_layer_sees_replay_marker() {
@@ -651,6 +672,7 @@ async fn outer_retry_layer_sees_replay_marker() {
     assert_eq!((effects.count(), retries.count()), (2, 2));
 }
 
+// F-025
 // failure mode 106
 #[tokio::test(start_paused = true)]
 async fn auth_outside_layer_blocks_replay_after_revocation() {
@@ -688,6 +710,7 @@ async fn auth_outside_layer_blocks_replay_after_revocation() {
 
 // ---- hyper's server ----
 
+// S-345
 #[tokio::test(start_paused = true)]
 async fn plain_hyper_server_replays() {
     for version in [1, 2] {
@@ -809,9 +832,9 @@ async fn debug_output_hides_body() {
     let res = service.oneshot(full("k", "order")).await;
     assert_eq!(
         format!("{:?}", res.expect("infallible").body()),
-        "Body::Held"
+        "Body::Buffered"
     );
-    assert_eq!(*bodies.lock().expect("no panic"), ["Body::Held"]);
+    assert_eq!(*bodies.lock().expect("no panic"), ["Body::Buffered"]);
 }
 
 #[tokio::test(start_paused = true)]

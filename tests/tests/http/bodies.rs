@@ -72,6 +72,7 @@ async fn leaves_a_tombstone(app: &Router, effects: &Effects, expected: &[u8], wh
     assert_eq!(effects.count(), 1, "{what}");
 }
 
+// F-075, F-089, S-280
 // behaviours 160
 #[tokio::test(start_paused = true)]
 async fn response_over_limit_leaves_tombstone() {
@@ -98,6 +99,7 @@ async fn response_over_limit_leaves_tombstone() {
     }
 }
 
+// F-089, S-282
 // behaviours 160
 #[tokio::test(start_paused = true)]
 async fn larger_response_can_release_key() {
@@ -122,6 +124,7 @@ async fn larger_response_can_release_key() {
     }
 }
 
+// S-281
 #[tokio::test(start_paused = true)]
 async fn default_response_limit_is_4_mib() {
     let limit = 4 * 1024 * 1024;
@@ -136,6 +139,7 @@ async fn default_response_limit_is_4_mib() {
     leaves_a_tombstone(&app, &effects, &vec![7; limit + 1], "one byte more").await;
 }
 
+// F-105, S-283
 #[tokio::test(start_paused = true)]
 async fn record_over_store_limit_leaves_tombstone() {
     let small = || MemoryStore::new().with_max_bytes(2000);
@@ -151,6 +155,7 @@ async fn record_over_store_limit_leaves_tombstone() {
     assert_eq!(effects.count(), 2);
 }
 
+// S-284
 #[tokio::test(start_paused = true)]
 async fn too_many_headers_leave_tombstone() {
     let answer = || {
@@ -174,6 +179,7 @@ async fn too_many_headers_leave_tombstone() {
     }
 }
 
+// S-284
 #[tokio::test(start_paused = true)]
 async fn too_many_trailers_leave_tombstone() {
     for (unrecordable, status, executions) in [
@@ -195,6 +201,7 @@ async fn too_many_trailers_leave_tombstone() {
     }
 }
 
+// S-288
 // behaviours 161
 #[tokio::test(start_paused = true)]
 async fn unknown_length_response_is_recorded() {
@@ -216,6 +223,7 @@ async fn unknown_length_response_is_recorded() {
     assert_eq!(effects.count(), 1);
 }
 
+// F-079, S-290
 // A body that told its length may take its time, but not stall: it would hold its lease and its place for ever.
 #[tokio::test(start_paused = true)]
 async fn known_length_response_may_be_slow() {
@@ -245,6 +253,7 @@ async fn known_length_response_may_be_slow() {
     assert_eq!(effects.count(), 1);
 }
 
+// S-289
 // behaviours 161, 162
 #[tokio::test(start_paused = true)]
 async fn long_response_counts_as_streamed() {
@@ -275,6 +284,7 @@ async fn long_response_counts_as_streamed() {
     assert_eq!(effects.count(), 1);
 }
 
+// S-291
 // behaviours 162
 #[tokio::test(start_paused = true)]
 async fn events_reach_client_immediately() {
@@ -304,6 +314,7 @@ async fn events_reach_client_immediately() {
     }
 }
 
+// S-293
 // behaviours 163, failure mode 89
 #[tokio::test(start_paused = true)]
 async fn aborted_response_releases_key() {
@@ -315,6 +326,7 @@ async fn aborted_response_releases_key() {
     assert_eq!(effects.count(), 2);
 }
 
+// F-081, S-294
 // failure mode 90
 #[tokio::test(start_paused = true)]
 async fn wrong_length_response_is_not_recorded() {
@@ -334,6 +346,7 @@ async fn wrong_length_response_is_not_recorded() {
     }
 }
 
+// S-295
 /// HTTP/1 says how long a body that is over from the start is: nothing.
 #[tokio::test]
 async fn missing_announced_body_is_not_sent_as_empty() {
@@ -356,6 +369,7 @@ async fn missing_announced_body_is_not_sent_as_empty() {
     assert_eq!(effects.count(), 2);
 }
 
+// S-079
 // failure mode 75
 #[tokio::test(start_paused = true)]
 async fn bodies_in_flight_are_bounded_together() {
@@ -386,6 +400,7 @@ async fn bodies_in_flight_are_bounded_together() {
     assert_eq!(layer.in_flight(), 0);
 }
 
+// S-285
 #[tokio::test(start_paused = true)]
 async fn response_over_budget_leaves_tombstone() {
     let tight = layer().with_max_in_flight(100, 20);
@@ -393,6 +408,7 @@ async fn response_over_budget_leaves_tombstone() {
     leaves_a_tombstone(&app, &effects, b"01234567890123456789", "5 + 20").await;
 }
 
+// F-077, S-286
 /// A client that reads nothing would have us keep what a handler streams, and would have stopped the handler without us.
 #[tokio::test(start_paused = true)]
 async fn buffered_stream_counts_until_read() {
@@ -415,6 +431,7 @@ async fn buffered_stream_counts_until_read() {
     assert_eq!(effects.count(), 4);
 }
 
+// F-078, S-287
 /// Who reads nothing leaves others their uploads and their answers: there is an end to what is held for clients.
 #[tokio::test(start_paused = true)]
 async fn unread_responses_leave_budget_for_others() {
@@ -448,6 +465,7 @@ async fn unread_responses_leave_budget_for_others() {
     assert_eq!(effects.count(), 9);
 }
 
+// S-286
 /// A handler that passes another's answer on would hold a piece at a time.
 #[tokio::test(start_paused = true)]
 async fn chunked_known_length_response_counts() {
@@ -480,6 +498,7 @@ async fn oversized_response_uses_no_budget_while_sent() {
     assert_eq!(effects.count(), 2);
 }
 
+// S-286
 /// A piece does not keep all the others in memory.
 #[tokio::test(start_paused = true)]
 async fn sent_chunks_are_freed_before_body_completes() {
@@ -509,6 +528,7 @@ async fn sent_chunks_are_freed_before_body_completes() {
     assert!(dropped.load(Ordering::Relaxed));
 }
 
+// S-077
 /// A layer outside may have put a shorter body in place of the one that the head speaks of.
 #[tokio::test(start_paused = true)]
 async fn body_with_exact_size_hint_is_complete() {
@@ -537,6 +557,7 @@ async fn buffered_response_is_uncounted_once_recorded() {
     assert_eq!(effects.count(), 4);
 }
 
+// S-082
 #[tokio::test(start_paused = true)]
 async fn requests_in_flight_are_bounded() {
     let layer = layer().with_max_in_flight(2, 1000);
@@ -570,6 +591,7 @@ async fn requests_in_flight_are_bounded() {
     assert_eq!(effects.count(), 4);
 }
 
+// S-073
 // behaviours 166
 #[tokio::test(start_paused = true)]
 async fn chunked_upload_over_limit_skips_handler() {
@@ -582,6 +604,7 @@ async fn chunked_upload_over_limit_skips_handler() {
     assert_eq!(effects.count(), 0);
 }
 
+// S-292
 #[tokio::test(start_paused = true)]
 async fn aborted_stream_frees_its_budget() {
     // The rest of a streamed body is dropped when the client goes, not read to its end by us.

@@ -112,6 +112,7 @@ impl World {
 
 // ---- Request bodies ----
 
+// F-013
 // fm 75, behaviours 166
 #[tokio::test(start_paused = true)]
 async fn upload_of_10_gb_is_refused_at_limit() {
@@ -193,6 +194,7 @@ fn trickle() -> Body {
     Body::new(Trickle(interval(Duration::from_secs(1))))
 }
 
+// F-012
 // fm 74
 #[tokio::test(start_paused = true)]
 async fn trickling_body_is_refused() {
@@ -222,6 +224,7 @@ async fn read_some(res: Response, length: usize) -> Vec<u8> {
     data
 }
 
+// F-076
 // fm 88, 97; behaviours 161
 #[tokio::test(start_paused = true)]
 async fn endless_response_streams_after_limit() {
@@ -255,6 +258,7 @@ async fn endless_response_streams_after_limit() {
     .await;
 }
 
+// F-075
 // behaviours 160, fm 97
 #[tokio::test(start_paused = true)]
 async fn announced_oversized_response_is_not_buffered() {
@@ -278,6 +282,7 @@ async fn announced_oversized_response_is_not_buffered() {
     .await;
 }
 
+// F-076
 // fm 88
 #[tokio::test(start_paused = true)]
 async fn long_response_streams_on() {
@@ -296,6 +301,7 @@ async fn long_response_streams_on() {
     .await;
 }
 
+// F-076
 // fm 88
 #[tokio::test(start_paused = true)]
 async fn event_stream_is_never_buffered() {
@@ -315,6 +321,7 @@ async fn event_stream_is_never_buffered() {
     .await;
 }
 
+// F-080
 // fm 89, behaviours 163
 #[tokio::test(start_paused = true)]
 async fn aborted_response_is_forwarded_and_not_recorded() {
@@ -340,6 +347,7 @@ async fn aborted_response_is_forwarded_and_not_recorded() {
 /// 10,000 of them for requests.
 const BYTES: usize = 13_333;
 
+// S-080
 /// Or whoever uploads slowly would have other clients' effects go unrecorded.
 // fm 75, 97
 #[tokio::test(start_paused = true)]
@@ -365,6 +373,7 @@ async fn however_much_is_uploaded_there_is_room_for_answers() {
     .await;
 }
 
+// F-078, S-287
 /// What clients are slow with, uploads and reading together, leaves room for an answer that comes in one piece.
 // fm 75, 97
 #[tokio::test(start_paused = true)]
@@ -401,6 +410,7 @@ async fn slow_clients_leave_budget_for_whole_responses() {
 
 const STALL: Duration = Duration::from_secs(20);
 
+// F-013
 // fm 75
 #[tokio::test(start_paused = true)]
 async fn request_bytes_are_bounded_and_freed() {
@@ -434,6 +444,7 @@ async fn request_bytes_are_bounded_and_freed() {
     .await;
 }
 
+// F-075
 // fm 75, 97
 #[tokio::test(start_paused = true)]
 async fn response_over_budget_is_sent_with_tombstone() {
@@ -459,6 +470,7 @@ async fn response_over_budget_is_sent_with_tombstone() {
     .await;
 }
 
+// F-009, F-021, F-093
 // fm 6
 #[tokio::test(start_paused = true)]
 async fn in_flight_limit_counts_disconnected_clients() {

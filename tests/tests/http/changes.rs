@@ -12,6 +12,7 @@ use tower_idempotency::{
     conformance::{Fault, FaultInjector, Operation},
 };
 
+// S-065
 #[tokio::test(start_paused = true)]
 async fn changed_id_discards_records() {
     const CHANGES: [Change; 15] = [
@@ -62,6 +63,7 @@ async fn changed_id_discards_records() {
     }
 }
 
+// S-066
 #[tokio::test(start_paused = true)]
 async fn changed_fingerprint_refuses_retries() {
     fn canonical(store: Shelf) -> IdempotencyLayer {
@@ -92,6 +94,7 @@ async fn changed_fingerprint_refuses_retries() {
     assert!(text.after().await.0.is_replay());
 }
 
+// S-067
 #[tokio::test(start_paused = true)]
 async fn orphan_executes_if_any_process_takes_over() {
     fn refusing(store: Shelf) -> IdempotencyLayer {
@@ -105,6 +108,7 @@ async fn orphan_executes_if_any_process_takes_over() {
     assert_eq!(effects, 2);
 }
 
+// S-068
 #[tokio::test(start_paused = true)]
 async fn everything_else_may_change_while_clients_retry() {
     const CHANGES: [Change; 27] = [

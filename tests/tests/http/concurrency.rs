@@ -62,6 +62,7 @@ fn layer() -> IdempotencyLayer {
     IdempotencyLayer::new(MemoryStore::new())
 }
 
+// S-124
 // behaviours 95
 #[tokio::test(start_paused = true)]
 async fn concurrent_duplicate_gets_retry_after() {
@@ -92,6 +93,7 @@ async fn concurrent_duplicate_gets_retry_after() {
     }
 }
 
+// S-125
 #[tokio::test(start_paused = true)]
 async fn refused_duplicate_releases_nothing() {
     let gated = gated(layer());
@@ -104,6 +106,7 @@ async fn refused_duplicate_releases_nothing() {
     assert_eq!(gated.effects.count(), 1);
 }
 
+// S-126
 // behaviours 96
 #[tokio::test(start_paused = true)]
 async fn other_request_in_flight_is_key_reuse() {
@@ -122,6 +125,7 @@ async fn other_request_in_flight_is_key_reuse() {
     assert_eq!(gated.effects.count(), 1);
 }
 
+// S-127
 #[tokio::test(start_paused = true)]
 async fn separate_request_runs_concurrently() {
     let gated = gated(
@@ -136,6 +140,7 @@ async fn separate_request_runs_concurrently() {
     assert_ne!(first.body, other.body);
 }
 
+// F-071, S-128
 #[tokio::test(start_paused = true)]
 async fn other_caller_runs_concurrently() {
     let gated = gated(layer());
@@ -152,6 +157,7 @@ async fn other_caller_runs_concurrently() {
     gated.finish(other).await;
 }
 
+// S-129
 // behaviours 104: the body is part of the fingerprint, so that a mismatch is judged first
 #[tokio::test(start_paused = true)]
 async fn duplicate_body_is_read_before_decision() {
@@ -168,6 +174,7 @@ async fn duplicate_body_is_read_before_decision() {
     assert_eq!(gated.effects.count(), 1);
 }
 
+// S-130
 // behaviours 105
 #[tokio::test(start_paused = true)]
 async fn duplicate_during_completion_gets_record() {
@@ -213,6 +220,7 @@ fn async_body(told: tokio::sync::oneshot::Receiver<()>) -> Body {
     Body::new(Late(Some(told)))
 }
 
+// S-131
 // behaviours 106: with one atomic acquire there is nothing between asking and reading
 #[tokio::test(start_paused = true)]
 async fn key_freed_under_duplicate_is_leased_again() {
@@ -248,6 +256,7 @@ async fn key_freed_under_duplicate_is_leased_again() {
     assert_eq!(effects.count(), 2);
 }
 
+// S-132
 // behaviours 107
 #[tokio::test(start_paused = true)]
 async fn different_keys_run_side_by_side() {

@@ -33,6 +33,7 @@ async fn executed(
 const BYPASSED: (u64, bool) = (2, false);
 const PROTECTED: (u64, bool) = (1, true);
 
+// F-064, S-023
 // behaviours 20, 25
 #[tokio::test(start_paused = true)]
 async fn safe_methods_bypass_store() {
@@ -41,6 +42,7 @@ async fn safe_methods_bypass_store() {
     }
 }
 
+// S-024
 // behaviours 21, 22, 24
 #[tokio::test(start_paused = true)]
 async fn every_method_that_is_not_safe_is_executed_once() {
@@ -49,6 +51,7 @@ async fn every_method_that_is_not_safe_is_executed_once() {
     }
 }
 
+// S-025
 // behaviours 23
 #[tokio::test(start_paused = true)]
 async fn protected_methods_are_configurable() {
@@ -66,6 +69,7 @@ async fn protected_methods_are_configurable() {
     }
 }
 
+// F-083, S-026
 #[tokio::test(start_paused = true)]
 async fn head_and_connect_always_pass() {
     for method in ["HEAD", "CONNECT"] {
@@ -76,6 +80,7 @@ async fn head_and_connect_always_pass() {
     assert_eq!(get, PROTECTED);
 }
 
+// S-029
 // behaviours 26, 174
 #[tokio::test(start_paused = true)]
 async fn skipped_request_bypasses_store() {
@@ -95,6 +100,7 @@ async fn skipped_request_bypasses_store() {
     assert_eq!(executed(required, "POST").await, BYPASSED);
 }
 
+// S-030
 // behaviours 27
 #[tokio::test(start_paused = true)]
 async fn uncovered_route_runs_each_time() {
@@ -119,6 +125,7 @@ async fn uncovered_route_runs_each_time() {
     assert_eq!(opted_in.count(), 1);
 }
 
+// S-031
 // behaviours 28
 #[tokio::test(start_paused = true)]
 async fn exempted_route_needs_no_key() {
@@ -138,6 +145,7 @@ async fn exempted_route_needs_no_key() {
     assert_eq!(effects.count(), 1);
 }
 
+// S-032
 // behaviours 29
 #[tokio::test(start_paused = true)]
 async fn each_route_obeys_its_own_decisions_on_one_store() {
@@ -177,6 +185,7 @@ async fn each_route_obeys_its_own_decisions_on_one_store() {
     assert_eq!(effects.count(), 3);
 }
 
+// S-033
 // behaviours 176
 #[tokio::test(start_paused = true)]
 async fn two_layers_on_two_stores_do_not_meet() {
@@ -191,6 +200,7 @@ async fn two_layers_on_two_stores_do_not_meet() {
     assert_eq!((one.len(), other.len()), (1, 1));
 }
 
+// S-035
 // behaviours 30
 #[tokio::test(start_paused = true)]
 async fn empty_body_is_covered() {

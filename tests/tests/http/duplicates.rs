@@ -95,6 +95,7 @@ async fn joined(answer: JoinHandle<Answer>) -> Answer {
     answer.await.expect("no panic")
 }
 
+// F-052, S-135
 // behaviours 95, fm 31: the refused must not free the key of the first
 #[tokio::test(start_paused = true)]
 async fn duplicates_are_refused_during_execution() {
@@ -127,6 +128,7 @@ async fn duplicates_are_refused_during_execution() {
     }
 }
 
+// F-065
 // behaviours 96, fm 81
 #[tokio::test(start_paused = true)]
 async fn other_request_during_execution_is_key_reuse() {
@@ -151,6 +153,7 @@ async fn other_request_during_execution_is_key_reuse() {
     }
 }
 
+// F-056, S-136
 // behaviours 97, 100; fm 116, 117
 #[tokio::test(start_paused = true)]
 async fn waiters_share_one_store_query() {
@@ -182,6 +185,7 @@ async fn waiters_share_one_store_query() {
     .await;
 }
 
+// F-057
 // fm 46
 #[tokio::test(start_paused = true)]
 async fn waiters_poll_without_notifications() {
@@ -207,6 +211,7 @@ async fn waiters_poll_without_notifications() {
     }
 }
 
+// F-056
 // fm 116: not even when what it says means nothing
 #[tokio::test(start_paused = true)]
 async fn waiters_back_off_on_constant_notifications() {
@@ -232,6 +237,7 @@ async fn waiters_back_off_on_constant_notifications() {
     .await;
 }
 
+// F-058, S-137
 // behaviours 101
 #[tokio::test(start_paused = true)]
 async fn one_waiter_executes_after_release() {
@@ -282,6 +288,7 @@ async fn one_waiter_executes_after_release() {
     .await;
 }
 
+// F-059, S-138
 // behaviours 102
 #[tokio::test(start_paused = true)]
 async fn timed_out_waiter_is_refused() {
@@ -313,6 +320,7 @@ async fn timed_out_waiter_is_refused() {
     .await;
 }
 
+// F-056, S-139
 // fm 116, behaviours 103
 #[tokio::test(start_paused = true)]
 async fn waiters_are_bounded_per_key_and_in_total() {
@@ -379,6 +387,7 @@ async fn unlimited_wait_is_accepted() {
     .await;
 }
 
+// S-140
 // behaviours 151
 #[tokio::test(start_paused = true)]
 async fn waiter_with_store_failure_passes_its_turn() {
@@ -402,6 +411,7 @@ async fn waiter_with_store_failure_passes_its_turn() {
     .await;
 }
 
+// F-091, S-266
 // behaviours 153
 #[tokio::test(start_paused = true)]
 async fn waiter_with_store_failure_never_executes() {

@@ -171,6 +171,7 @@ fn members(answer: &Answer) -> Vec<String> {
     members
 }
 
+// S-296
 // behaviours 167, 170
 #[tokio::test(start_paused = true)]
 async fn every_refusal_has_stable_code() {
@@ -211,6 +212,7 @@ async fn every_refusal_has_stable_code() {
     }
 }
 
+// F-184, S-297
 #[tokio::test(start_paused = true)]
 async fn no_refusal_echoes_key_principal_body_or_answer() {
     for (kind, _, code, _, _) in KINDS {
@@ -225,6 +227,7 @@ async fn no_refusal_echoes_key_principal_body_or_answer() {
     }
 }
 
+// S-298
 #[tokio::test(start_paused = true)]
 async fn no_refusal_is_recorded() {
     let store = MemoryStore::new();
@@ -240,6 +243,7 @@ async fn no_refusal_is_recorded() {
     assert_eq!(effects.count(), 1);
 }
 
+// S-299
 // behaviours 169
 #[tokio::test(start_paused = true)]
 async fn refusals_can_be_rendered_by_service() {
@@ -272,6 +276,7 @@ async fn refusals_can_be_rendered_by_service() {
     }
 }
 
+// S-300
 #[tokio::test(start_paused = true)]
 async fn problem_link_is_configurable() {
     let (answer, _) = refusal(ErrorKind::MalformedKey, |layer| layer).await;
@@ -288,6 +293,7 @@ async fn problem_link_is_configurable() {
     assert_eq!(executed, 0);
 }
 
+// S-301
 #[tokio::test(start_paused = true)]
 async fn retry_after_is_whole_seconds_rounded_up() {
     for (after, expected) in [(0, "1"), (1, "1"), (1000, "1"), (1001, "2"), (90_000, "90")] {
@@ -299,6 +305,7 @@ async fn retry_after_is_whole_seconds_rounded_up() {
     }
 }
 
+// S-302
 // behaviours 172
 #[test]
 fn invalid_settings_are_refused_by_setters() {
@@ -321,6 +328,7 @@ fn invalid_settings_are_refused_by_setters() {
     assert_eq!(shortest, Ttl::MIN, "never rounded to nothing");
 }
 
+// S-303
 #[tokio::test(start_paused = true)]
 async fn settings_that_leave_nothing_are_obeyed() {
     let layer = || IdempotencyLayer::new(MemoryStore::new());
@@ -344,12 +352,14 @@ async fn settings_that_leave_nothing_are_obeyed() {
     assert_eq!(effects.count(), 2);
 }
 
+// F-045
 #[test]
 #[should_panic(expected = "at least 1 ms")]
 fn zero_lifetime_is_refused() {
     let _ = Ttl::from_secs(0);
 }
 
+// S-304
 #[tokio::test(start_paused = true)]
 async fn draining_layer_refuses_and_waits() {
     let layer = IdempotencyLayer::new(MemoryStore::new());

@@ -18,6 +18,7 @@ fn app(effects: &Effects, layer: IdempotencyLayer) -> Router {
         .layer(layer)
 }
 
+// F-045
 #[tokio::test(start_paused = true)]
 async fn durations_without_end_neither_panic_nor_overflow() {
     let effects = Effects::default();
@@ -66,6 +67,7 @@ async fn limits_of_zero_refuse_and_execute_nothing() {
     assert_eq!(answer.status, StatusCode::OK);
 }
 
+// F-045
 #[test]
 fn ttl_of_zero_is_refused() {
     for (duration, millis) in [

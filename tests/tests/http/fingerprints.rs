@@ -81,6 +81,7 @@ async fn across(layers: [IdempotencyLayer; 2], requests: [Request<Body>; 2]) -> 
 
 // ---- The body ----
 
+// F-065, F-069, S-038
 // behaviours 31
 #[tokio::test(start_paused = true)]
 async fn other_body_is_key_reuse() {
@@ -103,6 +104,7 @@ async fn other_body_is_key_reuse() {
     assert_eq!(effects.count(), 1);
 }
 
+// S-045
 // behaviours 32
 #[tokio::test(start_paused = true)]
 async fn same_body_with_other_key_executes() {
@@ -115,6 +117,7 @@ async fn same_body_with_other_key_executes() {
     assert_eq!(found, Executed);
 }
 
+// F-067, S-046
 // behaviours 33, 34
 #[tokio::test(start_paused = true)]
 async fn canonical_json_ignores_member_order() {
@@ -146,6 +149,7 @@ async fn canonical_json_ignores_member_order() {
     assert_eq!(text, Refused, "not JSON by its media type");
 }
 
+// F-068, S-047
 // behaviours 35
 #[tokio::test(start_paused = true)]
 async fn numbers_keep_their_spelling() {
@@ -165,6 +169,7 @@ fn over_json(keep: fn(&mut Value)) -> IdempotencyLayer {
     }))
 }
 
+// F-067, S-048
 // behaviours 36, 37
 #[tokio::test(start_paused = true)]
 async fn custom_fingerprint_can_omit_fields() {
@@ -187,6 +192,7 @@ async fn custom_fingerprint_can_omit_fields() {
     );
 }
 
+// S-049
 // behaviours 38, 39
 #[tokio::test(start_paused = true)]
 async fn custom_fingerprint_can_use_subset() {
@@ -202,6 +208,7 @@ async fn custom_fingerprint_can_use_subset() {
     );
 }
 
+// S-050
 // behaviours 57
 #[tokio::test(start_paused = true)]
 async fn equal_custom_fingerprints_are_same_request() {
@@ -212,6 +219,7 @@ async fn equal_custom_fingerprints_are_same_request() {
     assert_eq!(second(anything, one, two).await, Replayed);
 }
 
+// S-051
 #[tokio::test(start_paused = true)]
 async fn head_fingerprint_streams_unlimited_body() {
     let head_only = layer()
@@ -233,6 +241,7 @@ async fn head_fingerprint_streams_unlimited_body() {
 
 // ---- The head ----
 
+// F-065, F-066, S-039
 // behaviours 40, 42, 43: another request under the key is a client's mistake, so it is refused
 #[tokio::test(start_paused = true)]
 async fn other_path_or_query_is_key_reuse() {
@@ -256,6 +265,7 @@ async fn other_path_or_query_is_key_reuse() {
     }
 }
 
+// F-065, S-040
 // behaviours 41
 #[tokio::test(start_paused = true)]
 async fn other_method_is_key_reuse() {
@@ -273,6 +283,7 @@ async fn other_method_is_key_reuse() {
     assert_eq!(second(separate, one, put()).await, Executed);
 }
 
+// S-042
 #[tokio::test(start_paused = true)]
 async fn media_type_counts_without_parameters() {
     let type_of = |value| with("content-type", value);
@@ -295,6 +306,7 @@ async fn media_type_counts_without_parameters() {
     }
 }
 
+// F-072, S-043
 // behaviours 50
 #[tokio::test(start_paused = true)]
 async fn fingerprint_parts_are_unambiguous() {
@@ -323,6 +335,7 @@ async fn fingerprint_parts_are_unambiguous() {
 
 // ---- Who is asking ----
 
+// F-071, F-073, S-053
 // behaviours 44
 #[tokio::test(start_paused = true)]
 async fn other_authorization_never_gets_record() {
@@ -350,6 +363,7 @@ async fn other_authorization_never_gets_record() {
     }
 }
 
+// S-054
 // behaviours 45
 #[tokio::test(start_paused = true)]
 async fn session_cookie_can_be_principal() {
@@ -384,6 +398,7 @@ fn by_account(account: u64) -> Request<Body> {
     req
 }
 
+// F-073, F-074, S-055
 // behaviours 46
 #[tokio::test(start_paused = true)]
 async fn authenticated_principal_survives_token_refresh() {
@@ -401,6 +416,7 @@ async fn authenticated_principal_survives_token_refresh() {
     assert_eq!(found, Executed);
 }
 
+// F-024, S-060
 // behaviours 47
 #[tokio::test(start_paused = true)]
 async fn refusing_principal_sends_its_own_response() {
@@ -418,6 +434,7 @@ async fn refusing_principal_sends_its_own_response() {
     assert!(store.is_empty());
 }
 
+// F-024, S-061
 // behaviours 47
 #[tokio::test(start_paused = true)]
 async fn missing_principal_extension_is_500() {
@@ -438,6 +455,7 @@ async fn missing_principal_extension_is_500() {
     assert_eq!(effects.count(), 1);
 }
 
+// F-074, S-056
 #[tokio::test(start_paused = true)]
 async fn principal_sources_are_tried_in_order() {
     let principal = Principal::header(http::HeaderName::from_static("x-tenant"))
@@ -469,6 +487,7 @@ async fn principal_sources_are_tried_in_order() {
     assert_eq!(found, Executed, "the last source");
 }
 
+// S-057
 #[tokio::test(start_paused = true)]
 async fn two_sources_together_tell_callers_apart_by_both() {
     let tenant = || Principal::header(http::HeaderName::from_static("x-tenant"));
@@ -517,6 +536,7 @@ async fn two_sources_together_tell_callers_apart_by_both() {
     assert_eq!(found.await, Replayed);
 }
 
+// F-074, S-058
 // behaviours 46
 #[tokio::test(start_paused = true)]
 async fn equal_bytes_of_two_sources_are_two_principals() {
@@ -555,6 +575,7 @@ async fn equal_bytes_of_two_sources_are_two_principals() {
     assert_eq!(found, Executed);
 }
 
+// S-059
 #[tokio::test(start_paused = true)]
 async fn unscoped_callers_share_their_keys() {
     let unscoped = layer().with_principal(Principal::unscoped());
@@ -562,6 +583,7 @@ async fn unscoped_callers_share_their_keys() {
     assert_eq!(second(unscoped, asks("a"), asks("b")).await, Replayed);
 }
 
+// F-072, S-062
 // behaviours 49
 #[tokio::test(start_paused = true)]
 async fn namespaces_and_keys_do_not_run_into_each_other() {
@@ -584,6 +606,7 @@ async fn namespaces_and_keys_do_not_run_into_each_other() {
     );
 }
 
+// F-185, S-063
 // behaviours 51
 #[tokio::test(start_paused = true)]
 async fn other_secret_is_other_entry() {
@@ -628,6 +651,7 @@ fn receiving(layer: IdempotencyLayer) -> (Router, Effects, Received) {
     (app, effects, received)
 }
 
+// F-070, S-069
 // behaviours 52, 53
 #[tokio::test(start_paused = true)]
 async fn handler_receives_all_frames_and_trailers() {
@@ -645,6 +669,7 @@ async fn handler_receives_all_frames_and_trailers() {
     assert_eq!(effects.count(), 1);
 }
 
+// F-070, S-070
 // behaviours 54
 #[tokio::test(start_paused = true)]
 async fn binary_body_reaches_handler_unchanged() {
@@ -670,6 +695,7 @@ async fn binary_body_reaches_handler_unchanged() {
     assert_eq!(received.lock().expect("no panic")[0].0, bytes);
 }
 
+// S-052
 // behaviours 179
 #[tokio::test(start_paused = true)]
 async fn handler_changes_do_not_affect_fingerprint() {
@@ -684,6 +710,7 @@ async fn handler_changes_do_not_affect_fingerprint() {
     assert_eq!(effects.count(), 1);
 }
 
+// S-071
 // behaviours 55
 #[tokio::test(start_paused = true)]
 async fn body_over_limit_is_refused_unread() {
@@ -710,6 +737,7 @@ async fn body_over_limit_is_refused_unread() {
     assert_eq!(effects.count(), 1);
 }
 
+// F-013, S-072
 // behaviours 56, 166
 #[tokio::test(start_paused = true)]
 async fn limit_ignores_length_header_while_reading() {
@@ -732,6 +760,7 @@ async fn limit_ignores_length_header_while_reading() {
     }
 }
 
+// S-074
 #[tokio::test(start_paused = true)]
 async fn default_request_limit_is_2_mib() {
     let (app, effects) = creating(layer());
@@ -745,6 +774,7 @@ async fn default_request_limit_is_2_mib() {
     assert_eq!(effects.count(), 1);
 }
 
+// F-010, S-075
 // failure mode 76
 #[tokio::test(start_paused = true)]
 async fn aborted_body_leaves_key_untouched() {
@@ -761,6 +791,7 @@ async fn aborted_body_leaves_key_untouched() {
     assert_eq!(effects.count(), 1);
 }
 
+// S-078
 // failure mode 74
 #[tokio::test(start_paused = true)]
 async fn slow_body_is_refused_before_lease() {

@@ -132,6 +132,7 @@ async fn empty_key_gets_json_400() {
     assert_eq!(effects.count(), 0);
 }
 
+// S-044
 #[tokio::test(start_paused = true)]
 async fn any_difference_is_separate_request() {
     let (app, effects) = numbered();
@@ -195,6 +196,7 @@ async fn server_errors_and_refusals_run_again() {
     }
 }
 
+// S-337
 #[tokio::test(start_paused = true)]
 async fn response_over_4_mib_is_not_stored() {
     let large = |n: u64| {
@@ -254,6 +256,7 @@ async fn persist_for_seconds_ignores_case() {
     }
 }
 
+// S-338
 #[tokio::test(start_paused = true)]
 async fn default_retention_is_30_seconds() {
     let (app, effects) = numbered();
@@ -280,6 +283,7 @@ async fn other_presets_retain_for_24_hours() {
     }
 }
 
+// S-336
 #[tokio::test(start_paused = true)]
 async fn concurrent_duplicate_gets_429() {
     let gate = Arc::new(Semaphore::new(0));

@@ -53,6 +53,7 @@ async fn are_one(app: &(Router, Effects), first: Request<Body>, second: Request<
     executed == 1
 }
 
+// F-060, S-002
 // behaviours 1
 #[tokio::test(start_paused = true)]
 async fn missing_required_key_is_refused() {
@@ -62,6 +63,7 @@ async fn missing_required_key_is_refused() {
     assert_eq!(effects.count(), 0);
 }
 
+// S-002
 #[tokio::test(start_paused = true)]
 async fn missing_key_error_names_header() {
     let layer = layer().with_missing_key(MissingKey::Reject);
@@ -76,6 +78,7 @@ async fn missing_key_error_names_header() {
     }
 }
 
+// S-001
 // behaviours 2
 #[tokio::test(start_paused = true)]
 async fn optional_key_passes_without_store() {
@@ -91,6 +94,7 @@ async fn optional_key_passes_without_store() {
     assert!(store.is_empty());
 }
 
+// F-061, S-004
 // behaviours 3, 4
 #[tokio::test(start_paused = true)]
 async fn empty_key_is_malformed_if_optional() {
@@ -108,6 +112,7 @@ async fn empty_key_is_malformed_if_optional() {
     }
 }
 
+// F-063, S-013
 // behaviours 5
 #[tokio::test(start_paused = true)]
 async fn quoted_and_unquoted_key_are_equal() {
@@ -130,6 +135,7 @@ async fn quoted_and_unquoted_key_are_equal() {
     );
 }
 
+// F-061, S-006
 // behaviours 6
 #[tokio::test(start_paused = true)]
 async fn key_over_255_bytes_is_too_long() {
@@ -147,6 +153,7 @@ async fn key_over_255_bytes_is_too_long() {
     assert_refused(&answer, "key-too-long", "far too long");
 }
 
+// S-007
 // behaviours 7
 #[tokio::test(start_paused = true)]
 async fn key_length_counts_bytes() {
@@ -163,6 +170,7 @@ async fn key_length_counts_bytes() {
     assert_eq!(effects.count(), 1);
 }
 
+// S-008
 // behaviours 8
 #[tokio::test(start_paused = true)]
 async fn key_below_minimum_is_refused() {
@@ -175,6 +183,7 @@ async fn key_below_minimum_is_refused() {
     assert_eq!(effects.count(), 1);
 }
 
+// F-061, S-005
 // behaviours 9, 10
 #[tokio::test(start_paused = true)]
 async fn invalid_key_is_refused() {
@@ -199,6 +208,7 @@ async fn invalid_key_is_refused() {
     assert_eq!(effects.count(), 0);
 }
 
+// F-062
 // Some libraries refuse these, and so fail for one random key of base64 in so many.
 #[tokio::test(start_paused = true)]
 async fn keys_with_punctuation_are_distinct() {
@@ -223,6 +233,7 @@ async fn keys_with_punctuation_are_distinct() {
     assert_eq!(app.1.count(), keys.len() as u64, "no two of them meet");
 }
 
+// S-010
 // behaviours 11
 #[tokio::test(start_paused = true)]
 async fn key_check_restricts_characters() {
@@ -240,6 +251,7 @@ async fn key_check_restricts_characters() {
     assert_eq!(effects.count(), 1);
 }
 
+// S-011
 // behaviours 12
 #[tokio::test(start_paused = true)]
 async fn key_check_can_require_uuid() {
@@ -263,6 +275,7 @@ async fn key_check_can_require_uuid() {
     assert_eq!(effects.count(), 1);
 }
 
+// S-016
 // behaviours 13
 #[tokio::test(start_paused = true)]
 async fn custom_header_replaces_default() {
@@ -283,6 +296,7 @@ async fn custom_header_replaces_default() {
     assert_eq!(effects.count(), 0);
 }
 
+// S-017
 // behaviours 14
 #[tokio::test(start_paused = true)]
 async fn alias_header_carries_same_key() {
@@ -296,6 +310,7 @@ async fn alias_header_carries_same_key() {
     assert_eq!(effects.count(), 1);
 }
 
+// S-018
 #[tokio::test(start_paused = true)]
 async fn header_takes_precedence_over_alias() {
     let alias = HeaderName::from_static("x-idempotency-key");
@@ -310,6 +325,7 @@ async fn header_takes_precedence_over_alias() {
     assert_eq!(effects.count(), 2);
 }
 
+// S-012
 // behaviours 15
 #[tokio::test(start_paused = true)]
 async fn rejected_key_uses_service_renderer() {
@@ -327,6 +343,7 @@ async fn rejected_key_uses_service_renderer() {
     assert_eq!(effects.count(), 0);
 }
 
+// F-061, S-009
 // behaviours 16
 #[tokio::test(start_paused = true)]
 async fn several_key_lines_are_refused_even_when_they_agree() {
@@ -348,6 +365,7 @@ async fn several_key_lines_are_refused_even_when_they_agree() {
     assert_eq!(effects.count(), 0);
 }
 
+// S-019
 // behaviours 17, as far as the head goes: the body is not read for a key
 #[tokio::test(start_paused = true)]
 async fn key_from_head_names_entity() {
@@ -380,6 +398,7 @@ async fn key_from_head_names_entity() {
     assert_eq!(effects.count(), 2);
 }
 
+// S-020
 // behaviours 18
 #[tokio::test(start_paused = true)]
 async fn head_without_key_follows_setting() {
@@ -398,6 +417,7 @@ async fn head_without_key_follows_setting() {
     assert_eq!(effects.count(), 0);
 }
 
+// S-021
 #[tokio::test(start_paused = true)]
 async fn service_key_is_limited_without_syntax() {
     let (app, effects) = creating(layer().with_key_from(|head| {
@@ -416,6 +436,7 @@ async fn service_key_is_limited_without_syntax() {
     assert_eq!(effects.count(), 1);
 }
 
+// S-015
 // behaviours 19
 #[tokio::test(start_paused = true)]
 async fn header_name_ignores_case() {
@@ -430,6 +451,7 @@ async fn header_name_ignores_case() {
     assert!(are_one(&app, shouted(), keyed("k")).await);
 }
 
+// S-014
 #[tokio::test(start_paused = true)]
 async fn each_syntax_decides_about_quotes() {
     for (syntax, bare_is_quoted) in [
@@ -454,6 +476,7 @@ async fn each_syntax_decides_about_quotes() {
     }
 }
 
+// S-003
 #[tokio::test(start_paused = true)]
 async fn equal_content_can_be_key() {
     let derive = layer()
@@ -473,6 +496,7 @@ async fn equal_content_can_be_key() {
     assert_eq!(effects.count(), before + 1, "forgotten with its record");
 }
 
+// S-022
 #[tokio::test(start_paused = true)]
 async fn handler_sees_decoded_key() {
     let (app, effects) = app(layer(), async |n, req: Request<Body>| {

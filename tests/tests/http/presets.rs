@@ -527,6 +527,7 @@ fn differences(expected: &Row, found: &Row) -> String {
 
 // ---- The table ----
 
+// S-330
 #[tokio::test(start_paused = true)]
 async fn every_preset_matches_its_column() {
     for preset in PRESETS {
@@ -543,6 +544,7 @@ async fn every_preset_matches_its_column() {
     }
 }
 
+// F-082, S-331
 #[tokio::test(start_paused = true)]
 async fn recorded_statuses_match_column() {
     let all: Vec<u16> = (200..600).collect();
@@ -710,21 +712,25 @@ async fn each_setting_changes_its_cell_alone(preset: Preset) {
     }
 }
 
+// S-332
 #[tokio::test(start_paused = true)]
 async fn each_setting_changes_its_cell_of_recommended_alone() {
     each_setting_changes_its_cell_alone(Preset::Recommended).await;
 }
 
+// S-333
 #[tokio::test(start_paused = true)]
 async fn each_setting_changes_its_cell_of_ietf_alone() {
     each_setting_changes_its_cell_alone(Preset::Ietf).await;
 }
 
+// S-334
 #[tokio::test(start_paused = true)]
 async fn each_setting_changes_its_cell_of_stripe_alone() {
     each_setting_changes_its_cell_alone(Preset::Stripe).await;
 }
 
+// S-335
 #[tokio::test(start_paused = true)]
 async fn each_setting_changes_its_cell_of_idempo_alone() {
     each_setting_changes_its_cell_alone(Preset::Idempo).await;

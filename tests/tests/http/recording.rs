@@ -59,6 +59,7 @@ async fn recorded(layer: impl Fn() -> IdempotencyLayer, statuses: &[u16]) -> Vec
     recorded
 }
 
+// S-083
 // behaviours 59
 #[tokio::test(start_paused = true)]
 async fn first_response_is_unchanged() {
@@ -90,6 +91,7 @@ async fn first_response_is_unchanged() {
     assert_eq!(effects.count(), 1);
 }
 
+// S-084
 // behaviours 60
 #[tokio::test(start_paused = true)]
 async fn execution_makes_two_store_calls_and_replay_one() {
@@ -113,6 +115,7 @@ async fn execution_makes_two_store_calls_and_replay_one() {
     assert_eq!(effects.count(), 1);
 }
 
+// F-082, S-085
 // behaviours 61, 62, 63, 65, 66
 #[tokio::test(start_paused = true)]
 async fn definite_statuses_are_recorded_by_default() {
@@ -122,12 +125,14 @@ async fn definite_statuses_are_recorded_by_default() {
     assert_eq!(recorded(layer, &all).await, definite);
 }
 
+// F-083, S-086
 #[tokio::test(start_paused = true)]
 async fn informational_status_is_never_recorded() {
     let any = || layer().with_recorded_statuses(|_| true);
     assert_eq!(recorded(any, &[100, 101, 102, 103, 199]).await, [0_u16; 0]);
 }
 
+// S-087
 // behaviours 64, 67
 #[tokio::test(start_paused = true)]
 async fn recorded_statuses_are_configurable() {
@@ -140,6 +145,7 @@ async fn recorded_statuses_are_configurable() {
     assert_eq!(recorded(failures, &[200, 400, 500, 503]).await, [500, 503]);
 }
 
+// S-088
 // behaviours 64
 #[tokio::test(start_paused = true)]
 async fn unrecorded_status_releases_key_for_any_request() {
@@ -159,6 +165,7 @@ fn with_header(name: &'static str, value: &'static str) -> impl Fn(u64) -> Respo
     move |n| ([(name, value)], format!("execution {n}")).into_response()
 }
 
+// F-088, S-089
 // behaviours 68
 #[tokio::test(start_paused = true)]
 async fn handler_can_opt_out_of_recording() {
@@ -180,6 +187,7 @@ async fn handler_can_opt_out_of_recording() {
     assert_eq!(executions(layer(), typed).await, 2);
 }
 
+// F-088, S-092
 // behaviours 68, 69
 #[tokio::test(start_paused = true)]
 async fn control_headers_never_reach_client() {
@@ -209,6 +217,7 @@ async fn control_headers_never_reach_client() {
     assert_eq!(effects.count(), 4);
 }
 
+// F-088, S-090
 // behaviours 69
 #[tokio::test(start_paused = true)]
 async fn handler_can_set_retention() {
@@ -237,6 +246,7 @@ async fn handler_can_set_retention() {
     }
 }
 
+// S-091
 #[tokio::test(start_paused = true)]
 async fn handler_retention_is_capped() {
     let capped = layer().with_max_retention(Ttl::from_secs(10));
@@ -250,6 +260,7 @@ async fn handler_retention_is_capped() {
     assert_eq!(effects.count(), 2);
 }
 
+// S-093
 #[tokio::test(start_paused = true)]
 async fn record_expires_after_retention() {
     let (app, effects) = creating(layer());
@@ -267,6 +278,7 @@ async fn record_expires_after_retention() {
     assert_eq!(effects.count(), 2);
 }
 
+// F-017, S-094
 // behaviours 70
 #[tokio::test(start_paused = true)]
 async fn panic_propagates_and_releases_key() {
@@ -290,6 +302,7 @@ async fn panic_propagates_and_releases_key() {
     assert_eq!(effects.count(), 2);
 }
 
+// S-096
 #[tokio::test(start_paused = true)]
 async fn panic_caught_outside_is_not_recorded() {
     let (app, effects) = app(layer(), async |n, _| {
@@ -303,6 +316,7 @@ async fn panic_caught_outside_is_not_recorded() {
     assert_eq!(effects.count(), 2);
 }
 
+// F-017, S-095
 #[tokio::test(start_paused = true)]
 async fn panic_in_call_or_body_releases_key() {
     struct Panicking;
@@ -356,6 +370,7 @@ async fn extensions_pass_through_in_both_directions() {
     assert_eq!(effects.count(), 1);
 }
 
+// S-098
 // behaviours 71
 #[tokio::test(start_paused = true)]
 async fn aborted_response_reaches_client_aborted() {
@@ -381,6 +396,7 @@ async fn aborted_response_reaches_client_aborted() {
     assert_eq!(effects.count(), 2);
 }
 
+// F-008, S-099
 // behaviours 74
 #[tokio::test(start_paused = true)]
 async fn record_is_stored_before_first_byte() {
@@ -395,6 +411,7 @@ async fn record_is_stored_before_first_byte() {
     assert_eq!(effects.count(), 1);
 }
 
+// S-100
 #[tokio::test(start_paused = true)]
 async fn no_byte_is_sent_before_record() {
     let store = Probe::default();

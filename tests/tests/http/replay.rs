@@ -50,6 +50,7 @@ fn lines(answer: &Answer) -> Vec<(String, Vec<u8>)> {
     answer.headers.iter().map(line).collect()
 }
 
+// F-024, S-101
 // behaviours 77, 78, 79
 #[tokio::test(start_paused = true)]
 async fn five_retries_get_equal_responses() {
@@ -67,6 +68,7 @@ async fn five_retries_get_equal_responses() {
     assert_eq!(effects.count(), 1);
 }
 
+// S-102
 // behaviours 79
 #[tokio::test(start_paused = true)]
 async fn replay_marker_is_configurable() {
@@ -88,6 +90,7 @@ async fn replay_marker_is_configurable() {
     assert_eq!(replay, first);
 }
 
+// S-103
 #[tokio::test(start_paused = true)]
 async fn replay_marker_of_handler_is_removed() {
     let (_, replay) = twice(layer(), || {
@@ -101,6 +104,7 @@ async fn replay_marker_of_handler_is_removed() {
     );
 }
 
+// F-085, S-104
 // behaviours 81
 #[tokio::test(start_paused = true)]
 async fn replay_keeps_status_location_and_etag() {
@@ -114,6 +118,7 @@ async fn replay_keeps_status_location_and_etag() {
     assert_eq!(replay.header("etag"), Some("\"7\""));
 }
 
+// F-084, S-105
 // behaviours 82
 #[tokio::test(start_paused = true)]
 async fn repeated_headers_keep_order() {
@@ -139,6 +144,7 @@ async fn repeated_headers_keep_order() {
     assert_eq!(replay.header("vary"), Some("accept"));
 }
 
+// F-085, S-106
 #[tokio::test(start_paused = true)]
 async fn header_values_are_kept_byte_for_byte() {
     let (first, replay) = twice(layer(), || {
@@ -156,6 +162,7 @@ async fn header_values_are_kept_byte_for_byte() {
     }
 }
 
+// S-107
 /// Whoever traces answers shows no more of a replay than of the first, and HTTP/2 never keeps it in its tables.
 #[tokio::test(start_paused = true)]
 async fn replay_keeps_sensitive_mark() {
@@ -201,6 +208,7 @@ async fn replay_keeps_sensitive_mark() {
     }
 }
 
+// F-084, S-109
 // behaviours 83, 84
 #[tokio::test(start_paused = true)]
 async fn per_exchange_headers_are_not_replayed() {
@@ -268,6 +276,7 @@ fn bare(
     (BoxCloneSyncService::new(service), effects)
 }
 
+// F-081, S-110
 // behaviours 83
 #[tokio::test(start_paused = true)]
 async fn replay_has_correct_content_length() {
@@ -282,6 +291,7 @@ async fn replay_has_correct_content_length() {
     assert_eq!(effects.count(), 1);
 }
 
+// S-111
 // behaviours 85
 #[tokio::test(start_paused = true)]
 async fn allow_list_limits_replayed_headers() {
@@ -302,6 +312,7 @@ async fn allow_list_limits_replayed_headers() {
     assert_eq!(names, expected);
 }
 
+// F-084, S-112
 #[tokio::test(start_paused = true)]
 async fn cookies_can_be_allowed_and_framing_never() {
     let allowed = layer().with_replayed_headers(|name| {
@@ -324,6 +335,7 @@ async fn cookies_can_be_allowed_and_framing_never() {
     assert_eq!(replay.header("transfer-encoding"), None);
 }
 
+// F-083, S-113
 // behaviours 86
 #[tokio::test(start_paused = true)]
 async fn empty_response_is_replayed_empty() {
@@ -345,6 +357,7 @@ async fn empty_response_is_replayed_empty() {
     }
 }
 
+// F-083, S-114
 #[tokio::test(start_paused = true)]
 async fn not_modified_with_length_is_complete() {
     let (service, effects) = bare(|| {
@@ -365,6 +378,7 @@ async fn not_modified_with_length_is_complete() {
     assert_eq!(effects.count(), 1);
 }
 
+// F-087, S-115
 // behaviours 87, 164
 #[tokio::test(start_paused = true)]
 async fn binary_chunked_response_is_replayed_exactly() {
@@ -379,6 +393,7 @@ async fn binary_chunked_response_is_replayed_exactly() {
     assert_eq!(replay.body, first.body);
 }
 
+// F-086, S-116
 #[tokio::test(start_paused = true)]
 async fn trailers_are_replayed() {
     let (app, effects) = app(layer(), async |_, _| {
@@ -402,6 +417,7 @@ async fn trailers_are_replayed() {
     assert_eq!(effects.count(), 1);
 }
 
+// S-116
 #[tokio::test(start_paused = true)]
 async fn trailers_are_replayed_as_headers_are() {
     type Allowed = fn(&HeaderName) -> bool;
@@ -429,6 +445,7 @@ async fn trailers_are_replayed_as_headers_are() {
     }
 }
 
+// S-117
 #[tokio::test(start_paused = true)]
 async fn compressed_and_plain_records_replay_alike() {
     for above in [0, usize::MAX] {
@@ -441,6 +458,7 @@ async fn compressed_and_plain_records_replay_alike() {
     }
 }
 
+// F-027, S-118
 // behaviours 165
 #[tokio::test(start_paused = true)]
 async fn encoded_response_keeps_encoding() {
@@ -452,6 +470,7 @@ async fn encoded_response_keeps_encoding() {
     assert_eq!(replay.body, first.body);
 }
 
+// F-026, S-120
 // behaviours 165, failure mode 94
 #[tokio::test(start_paused = true)]
 async fn compression_outside_layer_encodes_per_client() {
@@ -476,6 +495,7 @@ async fn compression_outside_layer_encodes_per_client() {
     assert_eq!(effects.count(), 1);
 }
 
+// S-119
 #[tokio::test(start_paused = true)]
 async fn documented_layer_order_shows_replay_to_browser() {
     let app = Router::new()
@@ -522,6 +542,7 @@ async fn documented_layer_order_shows_replay_to_browser() {
     }
 }
 
+// F-028
 // failure mode 95
 #[tokio::test(start_paused = true)]
 async fn cors_outside_layer_serves_each_origin() {
@@ -552,6 +573,7 @@ async fn cors_outside_layer_serves_each_origin() {
     }
 }
 
+// F-108, F-110, S-122
 // behaviours 91, 93
 #[tokio::test(start_paused = true)]
 async fn unreadable_record_gets_503_without_execution() {
@@ -590,6 +612,7 @@ fn changed(record: &Bytes, at: usize, to: u8) -> Bytes {
     record.into()
 }
 
+// S-121
 #[tokio::test(start_paused = true)]
 async fn replay_does_not_extend_retention() {
     let (app, effects) = creating(layer());
@@ -603,6 +626,7 @@ async fn replay_does_not_extend_retention() {
     assert_eq!(effects.count(), 2);
 }
 
+// F-085, S-108
 #[tokio::test(start_paused = true)]
 async fn replay_keeps_header_order() {
     let (first, replay) = twice(layer(), || {

@@ -177,6 +177,7 @@ async fn executes_once_at_every_poll(store: impl Fn() -> Probe) {
     assert!(polls >= 9, "only {polls} polls: that is not every await");
 }
 
+// F-003, S-143
 // fm 1
 #[tokio::test(start_paused = true)]
 async fn drop_at_any_poll_leaves_one_effect_and_response() {
@@ -186,6 +187,7 @@ async fn drop_at_any_poll_leaves_one_effect_and_response() {
     .await;
 }
 
+// F-005
 // fm 32, fm 36
 #[tokio::test(start_paused = true)]
 async fn drop_at_any_poll_survives_lost_acquire_reply() {
@@ -198,6 +200,7 @@ async fn drop_at_any_poll_survives_lost_acquire_reply() {
     bounded(executes_once_at_every_poll(store)).await;
 }
 
+// F-005
 // fm 37
 #[tokio::test(start_paused = true)]
 async fn drop_at_any_poll_survives_lost_complete_reply() {
@@ -222,6 +225,7 @@ async fn drop_at_any_poll_survives_background_completion() {
     bounded(executes_once_at_every_poll(store)).await;
 }
 
+// F-005
 // fm 36: all replies are lost, so nothing runs, and the lease that the store may hold is given back
 #[tokio::test(start_paused = true)]
 async fn drop_at_any_poll_releases_after_unreadable_record() {
@@ -277,6 +281,7 @@ async fn drop_at_any_poll_releases_key_if_not_recorded() {
     }
 }
 
+// F-089
 // fm 97, fm 100
 #[tokio::test(start_paused = true)]
 async fn drop_at_any_poll_leaves_tombstone_if_too_large() {
@@ -303,6 +308,7 @@ async fn drop_at_any_poll_leaves_tombstone_if_too_large() {
     bounded(at_every_poll(world, check)).await;
 }
 
+// F-017
 // fm 7
 #[tokio::test(start_paused = true)]
 async fn drop_at_any_poll_releases_key_after_panic() {
@@ -324,6 +330,7 @@ async fn drop_at_any_poll_releases_key_after_panic() {
     panic!("it never panicked");
 }
 
+// F-059, S-141
 // behaviours 103
 #[tokio::test(start_paused = true)]
 async fn dropped_waiter_affects_no_other_request() {
@@ -451,6 +458,7 @@ async fn at_the_gate(
     future
 }
 
+// F-003
 // fm 1
 #[test]
 fn future_dropped_outside_runtime_continues() {
@@ -494,6 +502,7 @@ fn future_dropped_in_ending_runtime_continues() {
     assert_eq!(effects.count(), 1);
 }
 
+// F-029, S-147
 // fm 9: a task that is aborted, or a runtime that ends, leaves the lease to expire
 #[test]
 fn runtime_end_during_handler_leaves_orphan() {
@@ -531,6 +540,7 @@ fn runtime_end_during_handler_leaves_orphan() {
     }
 }
 
+// F-003
 // The layer's promise to handlers while their caller leaves: they run on, under the same lease.
 #[tokio::test(start_paused = true)]
 async fn lease_is_renewed_after_caller_drops() {
@@ -625,6 +635,7 @@ impl std::io::Write for Shared {
     }
 }
 
+// F-004
 // fm 12: whoever looks for what became of a request finds it under the request, whatever is logged of the layer itself.
 #[test]
 fn detached_handler_runs_in_span_of_caller() {

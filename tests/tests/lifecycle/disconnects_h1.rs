@@ -14,21 +14,37 @@ use tests::{
 use tower_idempotency::{FingerprintBy, IdempotencyLayer, MemoryStore};
 
 on_both_runtimes! {
+    // F-001, S-142
     a_client_that_closes_costs_one_effect_and_its_retry_is_told,
+    // F-001
     a_client_that_resets_costs_one_effect_and_its_retry_is_told,
+    // F-001
     a_client_that_half_closes_costs_one_effect_and_its_retry_is_told,
+    // F-006
     a_client_that_leaves_work_in_a_task_behind_costs_one_effect_and_its_retry_is_told,
+    // F-008
     a_client_that_leaves_with_its_answer_unread_costs_one_effect,
+    // F-007
     bytes_behind_the_request_change_nothing,
+    // F-018, S-146
     a_timeout_outside_the_layer_costs_one_effect_and_the_retry_is_told,
+    // F-017
     a_handler_that_panics_frees_the_key_and_closes_its_connection_only,
+    // F-010
     a_body_that_breaks_off_has_no_effect_and_leaves_the_key_alone,
+    // F-012
     a_body_that_stalls_is_refused_and_leaves_the_key_alone,
+    // F-014
     a_client_that_waits_for_100_continue_gets_it,
+    // F-014
     a_client_that_announces_too_much_is_refused_before_it_sends_any,
+    // F-014
     a_client_that_never_sends_the_body_it_was_asked_for_has_no_effect,
+    // F-080
     a_body_that_breaks_off_in_the_handlers_hands_is_not_recorded,
+    // F-007
     a_body_that_breaks_off_and_that_nobody_reads_costs_one_effect_and_its_retry_is_told,
+    // F-015
     a_body_that_nobody_reads_is_not_asked_for_and_costs_one_effect,
 }
 

@@ -15,16 +15,26 @@ use tests::{
 use tower_idempotency::{FingerprintBy, IdempotencyLayer, MemoryStore};
 
 on_both_runtimes! {
+    // F-002, F-006
     a_reset_stream_costs_one_effect_and_its_retry_is_told,
+    // F-002
     a_lost_connection_costs_one_effect_for_each_stream_and_their_retries_are_told,
+    // F-008
     a_stream_reset_with_its_answer_unread_costs_one_effect,
     a_retry_on_the_same_connection_is_told_what_the_reset_stream_was_not,
+    // F-018, S-146
     a_timeout_outside_the_layer_costs_one_effect_and_the_retry_is_told,
+    // F-017
     a_handler_that_panics_frees_the_key_and_resets_its_stream_only,
+    // F-010
     a_body_that_breaks_off_has_no_effect_and_leaves_the_key_alone,
+    // F-011, S-076
     a_body_that_is_cut_off_without_an_error_has_no_effect_and_leaves_the_key_alone,
+    // F-011
     half_a_body_in_the_handlers_hands_is_known_for_one_by_its_length,
+    // F-012
     a_body_that_stalls_is_refused_and_leaves_the_key_alone,
+    // F-007
     a_body_that_breaks_off_and_that_nobody_reads_costs_one_effect_and_its_retry_is_told,
 }
 

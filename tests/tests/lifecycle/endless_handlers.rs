@@ -13,6 +13,7 @@ fn layer() -> IdempotencyLayer {
     IdempotencyLayer::new(MemoryStore::new())
 }
 
+// F-019, S-144
 // fm 20
 #[tokio::test(start_paused = true)]
 async fn endless_handler_holds_its_key() {
@@ -53,6 +54,7 @@ fn stuck(layer: IdempotencyLayer) -> (Router, Effects) {
     (app, effects)
 }
 
+// F-019, S-145
 // fm 20
 #[tokio::test(start_paused = true)]
 async fn timeout_inside_layer_releases_key() {
@@ -70,6 +72,7 @@ async fn timeout_inside_layer_releases_key() {
     assert_eq!(effects.count(), 2);
 }
 
+// F-020, S-145
 // fm 20: where the handler may have had its effect before it was cut off
 #[tokio::test(start_paused = true)]
 async fn timeout_inside_layer_can_be_recorded() {

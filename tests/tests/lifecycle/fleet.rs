@@ -50,6 +50,7 @@ async fn undisturbed_fleet_executes_each_key_once() {
     assert_eq!(history.unanswered().join("\n"), "");
 }
 
+// F-114
 #[tokio::test(flavor = "multi_thread")]
 async fn fleet_detects_store_lost_with_process() {
     // Records are lost, answers differ, and a request that was answered runs again.

@@ -129,6 +129,7 @@ const LEASE: Duration = Duration::from_secs(15);
 
 // ---- Renewals ----
 
+// F-039
 // fm 20, behaviours 111
 #[tokio::test(start_paused = true)]
 async fn handler_longer_than_lease_holds_it() {
@@ -172,6 +173,7 @@ async fn short_request_makes_no_renewal() {
     .await;
 }
 
+// F-040, F-042
 // fm 21
 #[tokio::test(start_paused = true)]
 async fn renewal_failures_within_lease_are_harmless() {
@@ -199,6 +201,7 @@ async fn renewal_failures_within_lease_are_harmless() {
     }
 }
 
+// F-040, S-163
 // fm 21
 #[tokio::test(start_paused = true)]
 async fn hanging_renewal_leaves_time_for_second() {
@@ -219,6 +222,7 @@ async fn hanging_renewal_leaves_time_for_second() {
     .await;
 }
 
+// F-094, S-165
 #[tokio::test(start_paused = true)]
 async fn panicking_renewal_counts_as_failed() {
     within(LONG, async {
@@ -272,6 +276,7 @@ impl Store for Rash {
     }
 }
 
+// S-165
 #[tokio::test(start_paused = true)]
 async fn renewal_panicking_on_call_counts_as_failed() {
     within(LONG, async {
@@ -289,6 +294,7 @@ async fn renewal_panicking_on_call_counts_as_failed() {
     .await;
 }
 
+// F-041
 // fm 21: counted from before the last good renewal was sent
 #[tokio::test(start_paused = true)]
 async fn unrenewed_lease_is_not_held_until_renewal() {
@@ -320,6 +326,7 @@ async fn unrenewed_lease_is_not_held_until_renewal() {
     .await;
 }
 
+// F-041
 #[tokio::test(start_paused = true)]
 async fn lost_renewal_notifies_handler_immediately() {
     bounded(async {
@@ -342,6 +349,7 @@ async fn lost_renewal_notifies_handler_immediately() {
     .await;
 }
 
+// F-042
 // behaviours 112
 #[tokio::test(start_paused = true)]
 async fn renewal_during_finish_is_last() {
@@ -365,6 +373,7 @@ async fn renewal_during_finish_is_last() {
     .await;
 }
 
+// F-043
 // fm 22
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn blocking_handler_does_not_starve_renewal() {
@@ -463,6 +472,7 @@ fn renewal_continues_in_second_runtime() {
     }
 }
 
+// S-164
 /// The renewals run in the runtime of the first lease there was, and what they are for may not.
 #[test]
 fn renewal_moves_when_its_runtime_ends() {
@@ -526,6 +536,7 @@ async fn taken_over() -> (
     (node, first, lease, other, second, taken)
 }
 
+// F-035
 // fm 16, 19, 29; behaviours 108, 110, 113
 #[tokio::test(start_paused = true)]
 async fn lost_lease_returns_stored_response() {
@@ -546,6 +557,7 @@ async fn lost_lease_returns_stored_response() {
     .await;
 }
 
+// F-038
 // fm 28, 29
 #[tokio::test(start_paused = true)]
 async fn lost_lease_is_unknown_while_rival_runs() {
@@ -582,6 +594,7 @@ async fn lost_lease_is_not_retaken_as_orphan() {
     .await;
 }
 
+// F-037
 // fm 30, behaviours 115
 #[tokio::test(start_paused = true)]
 async fn failed_handler_after_lost_lease_releases_nothing() {
@@ -603,6 +616,7 @@ async fn failed_handler_after_lost_lease_releases_nothing() {
     .await;
 }
 
+// S-156
 #[tokio::test(start_paused = true)]
 async fn lost_lease_stores_record_if_rival_left_none() {
     within(LONG, async {
@@ -625,6 +639,7 @@ async fn lost_lease_stores_record_if_rival_left_none() {
     .await;
 }
 
+// S-157
 #[tokio::test(start_paused = true)]
 async fn record_after_lost_lease_stored_when_store_recovers() {
     // As it is stored, or already as the layer asks what the other has left.
@@ -657,6 +672,7 @@ async fn record_after_lost_lease_stored_when_store_recovers() {
     }
 }
 
+// S-158
 /// As before, but that the store fails us before it can say that the lease was lost.
 #[tokio::test(start_paused = true)]
 async fn record_is_stored_after_unreported_lease_loss() {
@@ -683,6 +699,7 @@ async fn record_is_stored_after_unreported_lease_loss() {
     .await;
 }
 
+// S-151
 // The first one's effect may have happened, whatever became of the second.
 #[tokio::test(start_paused = true)]
 async fn takeover_without_outcome_is_taken_over_again() {
@@ -706,6 +723,7 @@ async fn takeover_without_outcome_is_taken_over_again() {
     .await;
 }
 
+// S-153
 #[tokio::test(start_paused = true)]
 async fn takeover_that_never_ran_is_taken_over_again() {
     for act in [Act::FailAfter, Act::HangAfter] {
@@ -782,6 +800,7 @@ async fn late_response_is_stored_without_takeover() {
     }
 }
 
+// F-031
 // fm 17, behaviours 124
 #[tokio::test(start_paused = true)]
 async fn refused_orphan_executes_only_after_expiry() {
@@ -879,6 +898,7 @@ async fn derived_key_is_stable_across_takeover() {
 
 // ---- A store that fails ----
 
+// F-090
 // fm 120; behaviours 151, 152
 #[tokio::test(start_paused = true)]
 async fn nothing_is_executed_when_no_lease_can_be_taken() {
@@ -946,6 +966,7 @@ async fn retried_acquire_finds_own_lease() {
     }
 }
 
+// S-259
 /// The reply to an acquire that comes when its own lease is over is no leave to execute: the store is asked who has it.
 #[tokio::test(start_paused = true)]
 async fn late_grant_is_acquired_again() {
@@ -1007,6 +1028,7 @@ async fn retried_completion_finds_own_record() {
     }
 }
 
+// F-099
 // fm 121; behaviours 73, 154
 #[tokio::test(start_paused = true)]
 async fn response_precedes_record_during_store_failure() {
@@ -1038,6 +1060,7 @@ async fn response_precedes_record_during_store_failure() {
     }
 }
 
+// F-100
 // fm 42: the store keeps the lease alive and refuses the record, as a full Redis does
 #[tokio::test(start_paused = true)]
 async fn unstorable_record_does_not_hold_key_forever() {
@@ -1097,6 +1120,7 @@ async fn failed_release_is_retried_in_background() {
     }
 }
 
+// F-101
 // behaviours 110
 #[tokio::test(start_paused = true)]
 async fn unreleasable_key_is_free_after_lease_expiry() {
@@ -1115,6 +1139,7 @@ async fn unreleasable_key_is_free_after_lease_expiry() {
     .await;
 }
 
+// F-099, S-269
 /// The store was gone for longer than the lease lasted, and is back when nobody waits any more: its entry is as we left it.
 #[tokio::test(start_paused = true)]
 async fn record_unstored_at_lease_end_is_stored_later() {
@@ -1140,6 +1165,7 @@ async fn record_unstored_at_lease_end_is_stored_later() {
     }
 }
 
+// S-274
 #[tokio::test(start_paused = true)]
 async fn key_unreleased_at_lease_end_is_released_later() {
     within(LONG, async {
@@ -1162,6 +1188,7 @@ async fn key_unreleased_at_lease_end_is_released_later() {
     .await;
 }
 
+// F-105
 // fm 63; behaviours 146
 #[tokio::test(start_paused = true)]
 async fn record_too_large_for_store_follows_setting() {
@@ -1198,6 +1225,7 @@ async fn record_too_large_for_store_follows_setting() {
     .await;
 }
 
+// F-105, S-270
 /// The store is back when nobody waits any more, and refuses the record for its size only then.
 #[tokio::test(start_paused = true)]
 async fn late_record_too_large_follows_setting() {

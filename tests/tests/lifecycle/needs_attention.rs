@@ -118,11 +118,13 @@ async fn refuses_retries_until_resolved(store: impl Store + Clone) {
     assert_unresolved(&send(&one, post("/cancel", "raced", "{}")).await);
 }
 
+// S-212
 #[tokio::test(start_paused = true)]
 async fn attention_blocks_key_until_resolved_in_memory() {
     refuses_retries_until_resolved(MemoryStore::new()).await;
 }
 
+// S-213
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn attention_blocks_key_until_resolved_in_redis() {
     let server = redis::shared();
@@ -130,24 +132,28 @@ async fn attention_blocks_key_until_resolved_in_redis() {
     refuses_retries_until_resolved(store).await;
 }
 
+// S-214
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn attention_blocks_key_until_resolved_in_postgres() {
     let store = sql::postgres(postgres::shared(), "attention_layer").await;
     refuses_retries_until_resolved(store).await;
 }
 
+// S-215
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn attention_blocks_key_until_resolved_in_mariadb() {
     let store = sql::mariadb(mariadb::shared(), "attention_layer").await;
     refuses_retries_until_resolved(store).await;
 }
 
+// S-216
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn attention_blocks_key_until_resolved_in_sqlite() {
     let scratch = Scratch::new();
     refuses_retries_until_resolved(sql::sqlite(&scratch).await).await;
 }
 
+// S-217
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn attention_blocks_key_until_resolved_in_dynamodb() {
     let server = dynamodb::shared(StandIn::Dynoxide);
@@ -155,6 +161,7 @@ async fn attention_blocks_key_until_resolved_in_dynamodb() {
     refuses_retries_until_resolved(server.store(patient).await).await;
 }
 
+// S-218
 /// The one that gave up is killed, with everything it knew; another one, which shares the file with it, knows.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn attention_outlives_its_process() {
@@ -176,6 +183,7 @@ async fn attention_outlives_its_process() {
 
 // ---- Handlers ----
 
+// S-219
 #[tokio::test(start_paused = true)]
 async fn attention_ignores_retention_and_maximum() {
     let layer = IdempotencyLayer::new(MemoryStore::new())
@@ -188,6 +196,7 @@ async fn attention_ignores_retention_and_maximum() {
     assert_eq!(effects.count(), 1);
 }
 
+// S-220
 #[tokio::test(start_paused = true)]
 async fn attention_overrides_any_response() {
     type Handler = fn() -> Response;
@@ -229,6 +238,7 @@ async fn attention_overrides_any_response() {
     }
 }
 
+// S-221
 /// Half a request leads to an answer that is not recorded, but what was done in the middle of it was done.
 #[tokio::test(start_paused = true)]
 async fn attention_is_recorded_after_aborted_request() {
@@ -245,6 +255,7 @@ async fn attention_is_recorded_after_aborted_request() {
     assert_eq!(effects.count(), 1);
 }
 
+// S-222
 #[tokio::test(start_paused = true)]
 async fn attention_is_stored_before_first_byte() {
     let gate = Gate::shut();
@@ -264,6 +275,7 @@ async fn attention_is_stored_before_first_byte() {
     assert_eq!(effects.count(), 1);
 }
 
+// S-223
 #[tokio::test(start_paused = true)]
 async fn waiter_is_refused_with_attention_code() {
     let wait = ConcurrentRequests::Wait(Duration::from_secs(60));
@@ -287,6 +299,7 @@ async fn waiter_is_refused_with_attention_code() {
     assert_eq!((gave_up, effects.count()), (1, 1));
 }
 
+// S-224
 /// As any refusal: in the shape of the preset, or of the service's own renderer.
 #[tokio::test(start_paused = true)]
 async fn attention_refusal_has_preset_format() {
@@ -329,6 +342,7 @@ async fn attention_refusal_has_preset_format() {
 
 // ---- Failures ----
 
+// S-225
 #[tokio::test(start_paused = true)]
 async fn attention_survives_lost_complete_reply() {
     let store = Probe::default();
@@ -339,6 +353,7 @@ async fn attention_survives_lost_complete_reply() {
     assert_eq!(effects.count(), 1);
 }
 
+// S-226
 #[tokio::test(start_paused = true)]
 async fn unstored_attention_holds_key_until_stored() {
     let store = Probe::default();
@@ -352,6 +367,7 @@ async fn unstored_attention_holds_key_until_stored() {
     assert_eq!(effects.count(), 1);
 }
 
+// S-226
 /// Nor does an outage that outlasts the lease.
 #[tokio::test(start_paused = true)]
 async fn attention_unstored_at_lease_end_is_stored_later() {
@@ -370,6 +386,7 @@ async fn attention_unstored_at_lease_end_is_stored_later() {
     assert_eq!(effects.count(), 1);
 }
 
+// S-227
 /// A store for which even a reason is too much keeps the code: the key is not freed, whatever the setting for answers.
 #[tokio::test(start_paused = true)]
 async fn attention_reason_too_large_is_dropped() {
@@ -395,6 +412,7 @@ async fn attention_reason_too_large_is_dropped() {
     assert_eq!(ledger.rows().await, ["seat 1 given away"]);
 }
 
+// S-228
 #[tokio::test(start_paused = true)]
 async fn late_attention_reason_too_large_is_dropped() {
     for unrecordable in [Unrecordable::Tombstone, Unrecordable::Release] {
@@ -413,6 +431,7 @@ async fn late_attention_reason_too_large_is_dropped() {
     }
 }
 
+// S-230
 /// One key, one answer: whoever took over and answered first has given it.
 #[tokio::test(start_paused = true)]
 async fn attention_after_lost_lease_keeps_stored_record() {
@@ -456,6 +475,7 @@ fn bank(ledger: &Ledger, late: fn(u64) -> Response) -> (Router, Effects) {
     })
 }
 
+// S-232
 /// One key, one answer, and the one that was committed with its effect is it.
 #[tokio::test(start_paused = true)]
 async fn committed_response_overrides_later_attention() {
@@ -471,6 +491,7 @@ async fn committed_response_overrides_later_attention() {
     }
 }
 
+// S-233
 #[tokio::test(start_paused = true)]
 async fn attention_after_failed_commit_is_recorded() {
     for fate in [Fate::CallLost, Fate::Hang] {
@@ -500,6 +521,7 @@ fn committing(ledger: &Ledger) -> (Router, Effects) {
     })
 }
 
+// S-234
 #[tokio::test(start_paused = true)]
 async fn attention_can_be_committed_with_effect() {
     let ledger = Ledger::default();
@@ -513,6 +535,7 @@ async fn attention_can_be_committed_with_effect() {
 
 // ---- Takeovers ----
 
+// S-235
 #[tokio::test(start_paused = true)]
 async fn takeover_with_attention_is_final() {
     let store = MemoryStore::new();
@@ -563,6 +586,7 @@ fn unresolved() -> Outcome<u32, &'static str> {
     Outcome::NeedsAttention { code }
 }
 
+// S-236
 #[tokio::test(start_paused = true)]
 async fn work_that_needs_attention_is_not_run_again() {
     let layer = IdempotencyLayer::new(MemoryStore::new()).with_retention(Ttl::from_secs(1));
@@ -582,6 +606,7 @@ async fn work_that_needs_attention_is_not_run_again() {
     assert_eq!(effects.count(), 1);
 }
 
+// S-237
 #[tokio::test(start_paused = true)]
 async fn work_attention_holds_key_until_stored() {
     let store = Probe::default();
@@ -601,6 +626,7 @@ async fn work_attention_holds_key_until_stored() {
     assert_eq!(effects.count(), 1);
 }
 
+// S-238
 #[tokio::test(start_paused = true)]
 async fn committed_value_overrides_later_attention() {
     for fate in [Fate::Committed, Fate::ReplyLost, Fate::HangAfter] {

@@ -48,6 +48,7 @@ fn assert_unavailable(answer: &Answer) {
     assert_eq!(problem["retryable"], true);
 }
 
+// F-090, S-256
 // behaviours 151, 152
 #[tokio::test(start_paused = true)]
 async fn failed_acquire_executes_nothing() {
@@ -70,6 +71,7 @@ async fn failed_acquire_executes_nothing() {
     );
 }
 
+// S-257
 #[tokio::test(start_paused = true)]
 async fn acquire_is_tried_three_times() {
     let store = Probe::default();
@@ -81,6 +83,7 @@ async fn acquire_is_tried_three_times() {
     assert_eq!(effects.count(), 1);
 }
 
+// F-095, S-258
 // failure mode 36
 #[tokio::test(start_paused = true)]
 async fn acquire_after_lost_reply_finds_own_lease() {
@@ -93,6 +96,7 @@ async fn acquire_after_lost_reply_finds_own_lease() {
     assert_eq!(effects.count(), 1);
 }
 
+// F-096, S-260
 #[tokio::test(start_paused = true)]
 async fn possible_lease_is_released_after_outage() {
     let store = Probe::default();
@@ -170,6 +174,7 @@ impl Store for Stalled {
     }
 }
 
+// F-097, S-261
 #[tokio::test(start_paused = true)]
 async fn lease_granted_after_release_is_released_again() {
     for releases in 1..=4 {
@@ -242,6 +247,7 @@ impl Store for OneHangs {
     }
 }
 
+// F-093, S-081
 #[tokio::test(start_paused = true)]
 async fn background_release_takes_no_permit() {
     let layer = IdempotencyLayer::new(OneHangs::default()).with_max_in_flight(10, 1 << 20);
@@ -262,6 +268,7 @@ async fn background_release_takes_no_permit() {
     assert_eq!(layer.in_flight(), 0);
 }
 
+// F-096
 /// Each refused request leaves a task that gives back what it may have taken, and there is a bound on them.
 #[tokio::test(start_paused = true)]
 async fn background_releases_are_bounded() {
@@ -285,6 +292,7 @@ async fn background_releases_are_bounded() {
     assert_eq!((tasks(), layer.in_flight()), (before, 0));
 }
 
+// F-092, S-262
 // behaviours 158
 #[tokio::test(start_paused = true)]
 async fn hanging_store_costs_bounded_time() {
@@ -307,6 +315,7 @@ async fn hanging_store_costs_bounded_time() {
     }
 }
 
+// F-091, S-263
 // behaviours 153
 #[tokio::test(start_paused = true)]
 async fn unprotected_execution_is_configurable() {
@@ -331,6 +340,7 @@ async fn unprotected_execution_is_configurable() {
     }
 }
 
+// S-264
 #[tokio::test(start_paused = true)]
 async fn unprotected_panic_leaves_no_lease() {
     let store = Probe::default();
@@ -349,6 +359,7 @@ async fn unprotected_panic_leaves_no_lease() {
     assert_eq!(effects.count(), 1);
 }
 
+// S-081
 // fm 75
 #[tokio::test(start_paused = true)]
 async fn background_release_buffers_no_bytes() {
@@ -364,6 +375,7 @@ async fn background_release_buffers_no_bytes() {
     }
 }
 
+// F-091, S-265
 #[tokio::test(start_paused = true)]
 async fn unprotected_execution_is_for_outages_only() {
     let store = Probe::default();
@@ -379,6 +391,7 @@ async fn unprotected_execution_is_for_outages_only() {
     assert_eq!(effects.count(), 1);
 }
 
+// F-094, S-275
 /// A mistake in a store must not cost more than its failure would: neither an effect twice nor a key.
 #[tokio::test(start_paused = true)]
 async fn store_panic_counts_as_failure() {
@@ -474,6 +487,7 @@ impl Store for Rash {
     }
 }
 
+// F-094, S-276
 /// What it says is a hint, and none at all is one, too.
 #[tokio::test(start_paused = true)]
 async fn waiter_survives_panic_in_wait_for_change() {
@@ -513,6 +527,7 @@ async fn waiter_survives_panic_in_wait_for_change() {
     }
 }
 
+// F-099, S-267
 // behaviours 73, 154
 #[tokio::test(start_paused = true)]
 async fn response_is_sent_if_record_is_unstored() {
@@ -561,6 +576,7 @@ async fn unstored_record_counts_as_buffered() {
     assert_eq!(send(&app, large()).await.status, StatusCode::OK);
 }
 
+// F-100, S-268
 #[tokio::test(start_paused = true)]
 async fn unstored_outcome_becomes_orphan() {
     let store = Probe::default();
@@ -575,6 +591,7 @@ async fn unstored_outcome_becomes_orphan() {
     assert_eq!(effects.count(), 2, "re-executed: at least once");
 }
 
+// F-098, S-271
 // failure mode 37
 #[tokio::test(start_paused = true)]
 async fn complete_survives_lost_reply() {
@@ -590,6 +607,7 @@ async fn complete_survives_lost_reply() {
     assert_eq!(effects.count(), 1);
 }
 
+// F-092, S-272
 #[tokio::test(start_paused = true)]
 async fn hanging_complete_delays_response_bounded() {
     let store = Probe::default();
@@ -605,6 +623,7 @@ async fn hanging_complete_delays_response_bounded() {
     assert_eq!(effects.count(), 1);
 }
 
+// F-101, S-273
 // behaviours 155
 #[tokio::test(start_paused = true)]
 async fn failed_release_keeps_handler_response() {
@@ -624,6 +643,7 @@ async fn failed_release_keeps_handler_response() {
     assert_eq!(effects.count(), 2);
 }
 
+// S-277
 // behaviours 156
 #[tokio::test(start_paused = true)]
 async fn definite_store_reply_is_not_retried() {
@@ -650,6 +670,7 @@ async fn definite_store_reply_is_not_retried() {
     assert_eq!(effects.count(), 1);
 }
 
+// F-113, S-278
 // behaviours 159
 #[tokio::test(start_paused = true)]
 async fn full_store_refuses_new_leases() {
@@ -669,6 +690,7 @@ async fn full_store_refuses_new_leases() {
     assert_eq!((effects.count(), refused.count()), (1, 0));
 }
 
+// F-106, S-279
 // failure mode 34
 #[tokio::test(start_paused = true)]
 async fn record_is_stored_after_store_data_loss() {
@@ -695,6 +717,7 @@ async fn record_is_stored_after_store_data_loss() {
     assert_eq!(effects.count(), 1);
 }
 
+// F-038, S-155
 // failure modes 28, 29
 #[tokio::test(start_paused = true)]
 async fn stored_response_wins_after_lost_lease() {
@@ -719,6 +742,7 @@ async fn stored_response_wins_after_lost_lease() {
     assert_eq!(effects.count(), 1);
 }
 
+// S-159
 #[tokio::test(start_paused = true)]
 async fn lost_lease_without_record_is_outcome_unknown() {
     let store = Probe::default();

@@ -93,6 +93,7 @@ async fn race(shop: &Shop, key: usize, clients: usize) -> Vec<Answer> {
 const CLIENTS: usize = 64;
 const KEYS: usize = 1_000;
 
+// F-050, S-133
 // behaviours 98, 105; fm 53
 #[tokio::test(flavor = "multi_thread", worker_threads = 4)]
 async fn one_of_64_clients_per_key_executes() {
@@ -106,6 +107,7 @@ async fn one_of_64_clients_per_key_executes() {
     .await;
 }
 
+// S-134
 // behaviours 97, 100
 #[tokio::test(flavor = "multi_thread", worker_threads = 4)]
 async fn all_64_waiting_clients_get_one_response() {
@@ -150,6 +152,7 @@ async fn one_of_16_http1_connections_executes() {
     .await;
 }
 
+// F-050
 // behaviours 97, 98
 #[tokio::test(flavor = "multi_thread", worker_threads = 4)]
 async fn one_of_32_http2_streams_executes() {
@@ -178,6 +181,7 @@ async fn one_of_32_http2_streams_executes() {
     .await;
 }
 
+// S-132
 // behaviours 107
 #[tokio::test(start_paused = true)]
 async fn different_keys_run_side_by_side() {
@@ -199,6 +203,7 @@ async fn different_keys_run_side_by_side() {
     .await;
 }
 
+// F-071, F-072, S-064
 // fm 102, 103; behaviours 44, 49
 #[tokio::test(flavor = "multi_thread", worker_threads = 4)]
 async fn no_answer_crosses_from_one_principal_to_another() {

@@ -117,6 +117,7 @@ fn invoice(number: u64) -> Invoice {
     }
 }
 
+// S-346
 // behaviours 178
 #[tokio::test(start_paused = true)]
 async fn any_value_is_replayed() {
@@ -136,6 +137,7 @@ async fn any_value_is_replayed() {
     is_replayed("x".repeat(100_000), String::new()).await;
 }
 
+// S-347
 /// MessagePack has one nil.
 #[tokio::test(start_paused = true)]
 async fn some_of_nothing_is_replayed_as_none() {
@@ -160,6 +162,7 @@ async fn some_of_nothing_is_replayed_as_none() {
     becomes_none(Some(serde_json::Value::Null)).await;
 }
 
+// S-348
 #[tokio::test(start_paused = true)]
 async fn value_is_replayed_for_retention() {
     let layer = layer().with_retention(Ttl::from_secs(60));
@@ -187,6 +190,7 @@ async fn other_keys_and_namespaces_are_other_runs() {
     assert_eq!(effects.count(), 3);
 }
 
+// S-349
 #[tokio::test(start_paused = true)]
 async fn other_fingerprint_is_mismatch() {
     let (layer, effects) = (layer(), Effects::default());
@@ -198,6 +202,7 @@ async fn other_fingerprint_is_mismatch() {
     assert_eq!(effects.count(), 1);
 }
 
+// S-350
 #[tokio::test(start_paused = true)]
 async fn second_attempt_is_in_progress() {
     let (layer, effects) = (layer(), Effects::default());
@@ -246,6 +251,7 @@ async fn orphan(layer: &IdempotencyLayer, effects: &Effects) {
     );
 }
 
+// S-352
 #[tokio::test(start_paused = true)]
 async fn held_key_blocks_until_lease_expiry() {
     let (layer, effects) = (layer(), Effects::default());
@@ -270,6 +276,7 @@ async fn held_key_blocks_until_lease_expiry() {
     assert_eq!(effects.count(), 2);
 }
 
+// S-353
 #[tokio::test(start_paused = true)]
 async fn refused_orphan_is_not_run() {
     let layer = layer().with_orphan_policy(OrphanPolicy::Refuse);
@@ -285,6 +292,7 @@ async fn refused_orphan_is_not_run() {
     assert_eq!(effects.count(), 1);
 }
 
+// S-354
 #[tokio::test(start_paused = true)]
 async fn lost_lease_returns_own_value() {
     let store = Probe::default();
@@ -317,6 +325,7 @@ async fn lost_lease_returns_own_value() {
     assert_eq!(effects.count(), 2);
 }
 
+// S-355
 /// Whoever took over left nothing: then ours is the only value, and is stored.
 #[tokio::test(start_paused = true)]
 async fn lost_lease_stores_value_if_rival_left_none() {
@@ -366,6 +375,7 @@ async fn lost_lease_stores_value_if_rival_left_none() {
     assert_eq!(effects.count(), 1);
 }
 
+// S-356
 /// Nobody can say what is stored, but that it is not ours.
 #[tokio::test(start_paused = true)]
 async fn lost_lease_returns_value_during_outage() {
@@ -384,6 +394,7 @@ async fn lost_lease_returns_value_during_outage() {
     );
 }
 
+// S-356
 /// What was committed may be stored, and is another value.
 #[tokio::test(start_paused = true)]
 async fn value_beside_unacknowledged_commit_is_unknown() {
@@ -407,6 +418,7 @@ async fn value_beside_unacknowledged_commit_is_unknown() {
     );
 }
 
+// S-351
 #[tokio::test(start_paused = true)]
 async fn failed_work_releases_key() {
     let store = MemoryStore::new();
@@ -439,6 +451,7 @@ async fn question_mark_operator_releases_key() {
     assert_eq!(effects.count(), 1);
 }
 
+// F-017, S-094
 #[tokio::test(start_paused = true)]
 async fn panic_propagates_and_releases_key() {
     let (layer, effects) = (layer(), Effects::default());
@@ -460,6 +473,7 @@ async fn panic_propagates_and_releases_key() {
     assert_eq!(effects.count(), 2);
 }
 
+// S-357
 #[tokio::test(start_paused = true)]
 async fn dropped_work_runs_to_completion() {
     let (layer, effects) = (layer(), Effects::default());
@@ -514,6 +528,7 @@ async fn unpolled_future_runs_nothing() {
     assert_eq!((effects.count(), store.all_calls()), (0, 0));
 }
 
+// S-358
 #[tokio::test(start_paused = true)]
 async fn oversized_value_leaves_tombstone() {
     for layer in [
@@ -543,6 +558,7 @@ impl Serialize for Opaque {
     }
 }
 
+// S-359
 #[tokio::test(start_paused = true)]
 async fn unserializable_value_leaves_tombstone() {
     let (layer, effects) = (layer(), Effects::default());
@@ -563,6 +579,7 @@ impl Serialize for Treacherous {
     }
 }
 
+// S-359
 #[tokio::test(start_paused = true)]
 async fn value_panicking_on_serialize_leaves_tombstone() {
     let (layer, effects) = (layer(), Effects::default());
@@ -578,6 +595,7 @@ struct Renamed {
     serial: u64,
 }
 
+// S-360
 #[tokio::test(start_paused = true)]
 async fn unreadable_value_is_error() {
     let (layer, effects) = (layer(), Effects::default());
@@ -647,6 +665,7 @@ async fn added_field_with_default_is_readable() {
     assert_eq!(effects.count(), 1);
 }
 
+// S-361
 #[tokio::test(start_paused = true)]
 async fn work_needs_lease() {
     for fault in [Act::FailBefore, Act::Hang] {
@@ -685,6 +704,7 @@ async fn unstored_value_is_stored_later() {
     assert_eq!(effects.count(), 1);
 }
 
+// S-362
 #[tokio::test(start_paused = true)]
 async fn full_or_draining_layer_runs_nothing() {
     let effects = Effects::default();
@@ -698,6 +718,7 @@ async fn full_or_draining_layer_runs_nothing() {
     assert_eq!(effects.count(), 0);
 }
 
+// S-371
 #[tokio::test(start_paused = true)]
 async fn http_and_run_once_never_meet() {
     let store = MemoryStore::new();
@@ -765,6 +786,7 @@ async fn assert_paid_once(ledger: &Ledger) {
     assert_eq!(ledger.count(Op::Complete) + ledger.count(Op::Release), 0);
 }
 
+// S-363
 #[tokio::test(start_paused = true)]
 async fn committed_value_needs_no_completion() {
     let paid = || Outcome::Executed("paid".to_owned());
@@ -787,6 +809,7 @@ async fn committed_value_needs_no_completion() {
     }
 }
 
+// S-364
 #[tokio::test(start_paused = true)]
 async fn committed_value_of_other_type_is_error() {
     let ledger = Ledger::default();
@@ -795,6 +818,7 @@ async fn committed_value_of_other_type_is_error() {
     assert_paid_once(&ledger).await;
 }
 
+// S-365
 #[tokio::test(start_paused = true)]
 async fn panic_after_commit_keeps_value() {
     let ledger = Ledger::default();
@@ -804,6 +828,7 @@ async fn panic_after_commit_keeps_value() {
     assert_paid_once(&ledger).await;
 }
 
+// S-366
 #[tokio::test(start_paused = true)]
 async fn work_runs_again_after_failed_commit() {
     let ledger = Ledger::default();
@@ -816,6 +841,7 @@ async fn work_runs_again_after_failed_commit() {
     assert_eq!(ledger.rows().await, ["payment"]);
 }
 
+// S-367
 #[tokio::test(start_paused = true)]
 async fn unacknowledged_commit_returns_stored_value() {
     for (fate, rows) in [(Fate::HangAfter, 1), (Fate::Hang, 0)] {
@@ -861,6 +887,7 @@ async fn unacknowledged_commit_returns_stored_value() {
     }
 }
 
+// S-368
 /// To say that it failed and left its key free would be to say that nothing was paid.
 #[tokio::test(start_paused = true)]
 async fn unverifiable_work_commit_is_outcome_unknown() {
@@ -888,6 +915,7 @@ async fn unverifiable_work_commit_is_outcome_unknown() {
     }
 }
 
+// S-369
 /// A tombstone says that it was committed, and the work what that was.
 #[tokio::test(start_paused = true)]
 async fn oversized_value_with_lost_commit_is_returned() {
@@ -907,6 +935,7 @@ async fn oversized_value_with_lost_commit_is_returned() {
     assert_eq!(outcome.expect("an outcome"), executed);
 }
 
+// S-370
 #[tokio::test(start_paused = true)]
 async fn oversized_committed_value_leaves_tombstone() {
     let ledger = Ledger::default();

@@ -21,9 +21,13 @@ use tower::{Layer, Service, service_fn};
 use tower_idempotency::{IdempotencyLayer, MemoryStore, Ttl};
 
 on_both_runtimes! {
+    // F-046
     graceful_shutdown_waits_for_clients_and_drain_for_those_who_left,
+    // F-046
     drain_waits_for_a_handler_whose_client_left_and_its_record_is_kept,
+    // F-048
     drain_gives_up_when_its_time_is_over_and_the_lease_stays,
+    // F-046
     keyed_requests_are_refused_while_draining,
 }
 
@@ -136,6 +140,7 @@ async fn keyed_requests_are_refused_while_draining() {
     assert_eq!(unkeyed.status, StatusCode::CREATED);
 }
 
+// F-047
 // fm 10, fm 121
 #[tokio::test(start_paused = true)]
 async fn drain_waits_for_background_completion() {
@@ -157,6 +162,7 @@ async fn drain_waits_for_background_completion() {
     .await;
 }
 
+// F-047
 // fm 10
 #[tokio::test(start_paused = true)]
 async fn drain_waits_for_background_release() {
@@ -180,6 +186,7 @@ async fn drain_waits_for_background_release() {
     .await;
 }
 
+// F-046
 // fm 10: a request is either refused, or drain waits for it
 #[test]
 fn drain_admits_no_later_request() {

@@ -109,6 +109,7 @@ async fn executed(taken: Taken) -> Answer {
     }
 }
 
+// S-248
 #[tokio::test(start_paused = true)]
 async fn orphan_is_executed_without_its_client() {
     within(LONG, async {
@@ -150,6 +151,7 @@ async fn orphan_is_executed_without_its_client() {
     .await;
 }
 
+// F-033, S-249
 #[tokio::test(start_paused = true)]
 async fn one_of_many_takeovers_executes() {
     within(LONG, async {
@@ -172,6 +174,7 @@ async fn one_of_many_takeovers_executes() {
     .await;
 }
 
+// S-251
 #[tokio::test(start_paused = true)]
 async fn take_over_without_orphan_runs_nothing() {
     within(200 * LONG, async {
@@ -234,6 +237,7 @@ async fn take_over_without_orphan_runs_nothing() {
     .await;
 }
 
+// S-250
 /// As whoever calls it again after a timeout does: a claim says what is asked for, not who asks.
 #[tokio::test(start_paused = true)]
 async fn reused_claim_does_not_execute_concurrently() {
@@ -267,6 +271,7 @@ async fn reused_claim_does_not_execute_concurrently() {
     .await;
 }
 
+// S-250
 /// What the first call could not give back must not be taken from the second.
 #[tokio::test(start_paused = true)]
 async fn failed_call_does_not_release_reused_claim() {
@@ -293,6 +298,7 @@ async fn failed_call_does_not_release_reused_claim() {
     .await;
 }
 
+// S-252
 #[tokio::test(start_paused = true)]
 async fn failed_takeover_leaves_orphan() {
     within(LONG, async {
@@ -340,6 +346,7 @@ async fn failed_takeover_leaves_orphan() {
     .await;
 }
 
+// S-253
 #[tokio::test(start_paused = true)]
 async fn takeover_resolves_unacknowledged_commit() {
     within(LONG, async {
@@ -370,6 +377,7 @@ async fn takeover_resolves_unacknowledged_commit() {
     .await;
 }
 
+// S-254
 #[tokio::test(start_paused = true)]
 async fn dropped_takeover_continues_and_delays_drain() {
     within(LONG, async {
@@ -402,6 +410,7 @@ async fn dropped_takeover_continues_and_delays_drain() {
     .await;
 }
 
+// S-255
 #[tokio::test(start_paused = true)]
 async fn take_over_needs_lease() {
     within(LONG, async {

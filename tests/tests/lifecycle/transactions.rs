@@ -102,6 +102,7 @@ const LONG: Duration = Duration::from_secs(600);
 
 // ---- Committed ----
 
+// S-168
 // behaviours 129
 #[tokio::test(start_paused = true)]
 async fn committed_response_is_sent_without_completion() {
@@ -141,6 +142,7 @@ fn rich(body: Body) -> Response {
     res
 }
 
+// S-169
 #[tokio::test(start_paused = true)]
 async fn committed_and_recorded_responses_are_equal() {
     let trailers = || {
@@ -205,6 +207,7 @@ async fn committed_and_recorded_responses_are_equal() {
     }
 }
 
+// S-107
 #[tokio::test(start_paused = true)]
 async fn committed_response_keeps_sensitive_mark() {
     let ledger = Ledger::default();
@@ -222,6 +225,7 @@ async fn committed_response_keeps_sensitive_mark() {
     }
 }
 
+// S-170
 #[tokio::test(start_paused = true)]
 async fn response_after_commit_adds_only_unrecorded_headers() {
     let ledger = Ledger::default();
@@ -250,6 +254,7 @@ async fn response_after_commit_adds_only_unrecorded_headers() {
     assert_charged_once(&ledger, &app).await;
 }
 
+// S-171
 #[tokio::test(start_paused = true)]
 async fn other_response_after_commit_is_discarded() {
     for (status, retention) in [
@@ -280,6 +285,7 @@ async fn other_response_after_commit_is_discarded() {
     }
 }
 
+// S-172
 #[tokio::test(start_paused = true)]
 async fn service_error_after_commit_is_discarded() {
     let ledger = Ledger::default();
@@ -303,6 +309,7 @@ async fn service_error_after_commit_is_discarded() {
     assert_eq!(ledger.count(Op::Release), 0);
 }
 
+// S-173
 #[tokio::test(start_paused = true)]
 async fn panic_after_commit_keeps_record() {
     let ledger = Ledger::default();
@@ -335,6 +342,7 @@ async fn dropped_after<F: Future>(polls: usize, future: F) -> Option<F::Output> 
     .await
 }
 
+// S-174
 #[tokio::test(start_paused = true)]
 async fn disconnect_around_commit_leaves_one_effect() {
     bounded(async {
@@ -371,6 +379,7 @@ async fn disconnect_around_commit_leaves_one_effect() {
     .await;
 }
 
+// S-175
 #[tokio::test(start_paused = true)]
 async fn first_of_two_commits_is_recorded() {
     let ledger = Ledger::default();
@@ -384,6 +393,7 @@ async fn first_of_two_commits_is_recorded() {
     assert_charged_once(&ledger, &app).await;
 }
 
+// S-177
 #[tokio::test(start_paused = true)]
 async fn committed_lease_is_not_renewed() {
     let ledger = Ledger::default();
@@ -405,6 +415,7 @@ async fn committed_lease_is_not_renewed() {
 
 // ---- What is recorded ----
 
+// S-178
 #[tokio::test(start_paused = true)]
 async fn committed_record_has_usual_retention() {
     const HOUR: Duration = Duration::from_secs(3600);
@@ -444,6 +455,7 @@ async fn committed_record_has_usual_retention() {
     }
 }
 
+// S-179
 // behaviours 128
 #[tokio::test(start_paused = true)]
 async fn unrecorded_response_cannot_be_committed() {
@@ -503,6 +515,7 @@ async fn unrecorded_response_cannot_be_committed() {
     }
 }
 
+// S-180
 #[tokio::test(start_paused = true)]
 async fn response_to_incomplete_request_is_not_committed() {
     let ledger = Ledger::default();
@@ -533,6 +546,7 @@ async fn response_to_incomplete_request_is_not_committed() {
     assert_eq!(executions.count(), 2);
 }
 
+// S-181
 #[tokio::test(start_paused = true)]
 async fn oversized_commit_leaves_tombstone() {
     let large = || Body::from("x".repeat(2000));
@@ -571,6 +585,7 @@ async fn oversized_commit_leaves_tombstone() {
     }
 }
 
+// S-182
 #[tokio::test(start_paused = true)]
 async fn prepared_response_counts_as_buffered() {
     let ledger = Ledger::default();
@@ -593,6 +608,7 @@ async fn prepared_response_counts_as_buffered() {
     send(&app, order()).await;
 }
 
+// S-286
 /// As what the layer records itself: the answer is the record's by then, and the handler would still have made it only as it
 /// is taken.
 #[tokio::test(start_paused = true)]
@@ -622,6 +638,7 @@ async fn committed_stream_counts_until_read() {
 
 // ---- Not committed ----
 
+// S-183
 // behaviours 128
 #[tokio::test(start_paused = true)]
 async fn rollback_leaves_no_effect_and_no_record() {
@@ -646,6 +663,7 @@ async fn rollback_leaves_no_effect_and_no_record() {
     assert_eq!(executions.count(), 2);
 }
 
+// S-184
 #[tokio::test(start_paused = true)]
 async fn layer_records_handler_without_commit() {
     let ledger = Ledger::default();
@@ -668,6 +686,7 @@ async fn layer_records_handler_without_commit() {
     assert!(ledger.rows().await.is_empty());
 }
 
+// S-185
 #[tokio::test(start_paused = true)]
 async fn failed_transaction_can_be_retried() {
     let ledger = Ledger::default();
@@ -745,6 +764,7 @@ impl Text for Response {
     }
 }
 
+// F-036, S-186
 // behaviours 113
 #[tokio::test(start_paused = true)]
 async fn commit_after_lost_lease_has_no_effect() {
@@ -764,6 +784,7 @@ async fn commit_after_lost_lease_has_no_effect() {
     .await;
 }
 
+// S-187
 #[tokio::test(start_paused = true)]
 async fn commit_after_lost_lease_is_unknown_if_rival_runs() {
     within(LONG, async {
@@ -785,6 +806,7 @@ async fn commit_after_lost_lease_is_unknown_if_rival_runs() {
     .await;
 }
 
+// S-188
 #[tokio::test(start_paused = true)]
 async fn ended_lease_commits_nothing() {
     let ledger = Ledger::default();
@@ -807,6 +829,7 @@ async fn ended_lease_commits_nothing() {
     assert_eq!(executions.count(), 2);
 }
 
+// S-189
 #[tokio::test(start_paused = true)]
 async fn renewal_during_commit_reports_no_loss() {
     let ledger = Ledger::default();
@@ -823,6 +846,7 @@ async fn renewal_during_commit_reports_no_loss() {
     assert_charged_once(&ledger, &app).await;
 }
 
+// S-190
 #[tokio::test(start_paused = true)]
 async fn commit_after_response_is_refused() {
     for status in [StatusCode::OK, StatusCode::BAD_GATEWAY] {
@@ -849,6 +873,7 @@ async fn commit_after_response_is_refused() {
     }
 }
 
+// S-191
 #[tokio::test(start_paused = true)]
 async fn commit_during_buffering_is_refused() {
     let ledger = Ledger::default();
@@ -869,6 +894,7 @@ async fn commit_during_buffering_is_refused() {
     assert_eq!(ledger.count(Op::Acquire), 2, "there was no doubt");
 }
 
+// S-192
 #[tokio::test(start_paused = true)]
 async fn commit_of_other_lease_is_ignored() {
     let ledger = Ledger::default();
@@ -900,6 +926,7 @@ async fn commit_of_other_lease_is_ignored() {
 
 // ---- Not known ----
 
+// S-193
 #[tokio::test(start_paused = true)]
 async fn lost_commit_reply_is_resolved() {
     let ledger = Ledger::default();
@@ -917,6 +944,7 @@ async fn lost_commit_reply_is_resolved() {
     assert_eq!(ledger.count(Op::Complete) + ledger.count(Op::Release), 0);
 }
 
+// S-208
 /// Once the retention has passed, that there is no record says nothing: to try again would be to do it again. Found by the
 /// simulation (seed 85 of its first version).
 #[tokio::test(start_paused = true)]
@@ -953,6 +981,7 @@ async fn commit_resolved_after_retention_is_not_retried() {
     );
 }
 
+// S-308
 /// The store does not say what became of the commit, and the next renewal finds no lease.
 #[tokio::test(start_paused = true)]
 async fn own_unacknowledged_commit_is_no_lease_loss() {
@@ -978,6 +1007,7 @@ async fn own_unacknowledged_commit_is_no_lease_loss() {
     assert!(!lost, "{counted:?}");
 }
 
+// S-309
 /// The database says of the second try that the lease is gone: the first one has ended it.
 #[tokio::test(start_paused = true)]
 async fn retried_successful_commit_reports_no_loss() {
@@ -1016,6 +1046,7 @@ async fn cut_off_commit_leaves_renewals_effective() {
     assert_charged_once(&ledger, &app).await;
 }
 
+// S-310
 /// A commit that began may have ended it, and here it has not: somebody else has it.
 #[tokio::test(start_paused = true)]
 async fn lease_loss_after_failed_commit_is_reported_once() {
@@ -1042,6 +1073,7 @@ async fn lease_loss_after_failed_commit_is_reported_once() {
     assert_eq!(*value, DebugValue::Counter(1));
 }
 
+// S-201
 /// Looking takes a lease where there is none, which must not let in what was shut out.
 #[tokio::test(start_paused = true)]
 async fn late_commit_fails_after_reconciliation() {
@@ -1078,6 +1110,7 @@ async fn late_commit_fails_after_reconciliation() {
     .await;
 }
 
+// S-204
 /// What the look for a commit takes, where the record is over meanwhile, it gives back.
 #[tokio::test(start_paused = true)]
 async fn reconciliation_after_expiry_leaves_no_lease() {
@@ -1101,6 +1134,7 @@ async fn reconciliation_after_expiry_leaves_no_lease() {
     .await;
 }
 
+// S-205
 /// Where the record of a commit would be over, that the layer's own could be stored does not say that there was none: what
 /// the handler says of it since, that nothing was charged, may be untrue, and is neither told nor kept.
 #[tokio::test(start_paused = true)]
@@ -1138,6 +1172,7 @@ async fn response_discarded_if_committed_record_expired() {
     .await;
 }
 
+// S-194
 #[tokio::test(start_paused = true)]
 async fn failed_commit_is_resolved_and_retry_executes() {
     let ledger = Ledger::default();
@@ -1153,6 +1188,7 @@ async fn failed_commit_is_resolved_and_retry_executes() {
     assert_eq!(executions.count(), 2);
 }
 
+// S-195
 /// Whoever has the key after our release has not taken it from us.
 #[tokio::test(start_paused = true)]
 async fn failed_commit_is_resolved_while_rival_holds_key() {
@@ -1208,6 +1244,7 @@ async fn failed_commit_is_resolved_while_rival_holds_key() {
     assert!(!lost, "no lease was lost");
 }
 
+// S-207
 /// The lease has to be over before the look says anything: until then the commit may still come.
 #[tokio::test(start_paused = true)]
 async fn commit_with_unreleasable_lease_is_outcome_unknown() {
@@ -1240,6 +1277,7 @@ async fn commit_with_unreleasable_lease_is_outcome_unknown() {
     .await;
 }
 
+// S-202
 /// A commit in a task that outlives the handler asks the store what became of it, and may ask when the layer has ended the
 /// lease: what it takes then is nobody's.
 #[tokio::test(start_paused = true)]
@@ -1292,6 +1330,7 @@ async fn lease_acquired_by_commit_check_is_released() {
     }
 }
 
+// S-203
 /// It may fail when nobody gives back any more what it takes: then it takes nothing.
 #[tokio::test(start_paused = true)]
 async fn late_failed_commit_acquires_nothing() {
@@ -1331,6 +1370,7 @@ async fn late_failed_commit_acquires_nothing() {
     .await;
 }
 
+// S-206
 /// The look for a commit may leave a lease of its own, of which nobody hears: it must not keep the key.
 #[tokio::test(start_paused = true)]
 async fn lease_possibly_taken_by_query_is_released() {
@@ -1378,6 +1418,7 @@ async fn lease_possibly_taken_by_query_is_released() {
     .await;
 }
 
+// F-146, S-197
 #[tokio::test(start_paused = true)]
 async fn unverifiable_commit_is_outcome_unknown() {
     within(LONG, async {
@@ -1420,6 +1461,7 @@ async fn unverifiable_commit_is_outcome_unknown() {
     .await;
 }
 
+// S-198
 #[tokio::test(start_paused = true)]
 async fn timeout_during_commit_returns_its_outcome() {
     within(LONG, async {
@@ -1461,6 +1503,7 @@ async fn timeout_during_commit_returns_its_outcome() {
     .await;
 }
 
+// S-199
 #[tokio::test(start_paused = true)]
 async fn panic_during_commit_keeps_its_outcome() {
     for (fate, rows) in [(Fate::HangAfter, 1), (Fate::Hang, 0)] {
@@ -1484,6 +1527,7 @@ async fn panic_during_commit_keeps_its_outcome() {
     }
 }
 
+// S-196
 #[tokio::test(start_paused = true)]
 async fn pending_commit_is_awaited() {
     within(LONG, async {
@@ -1510,6 +1554,7 @@ async fn pending_commit_is_awaited() {
 
 // ---- Layers within layers, and many at once ----
 
+// S-200
 #[tokio::test(start_paused = true)]
 async fn nested_layer_leaves_commit_to_outer() {
     let (ledger, inner) = (Ledger::default(), Ledger::default());
@@ -1524,6 +1569,7 @@ async fn nested_layer_leaves_commit_to_outer() {
     assert_eq!(inner.store.all_calls(), 0);
 }
 
+// S-176
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn one_of_many_commits_takes_effect() {
     bounded(async {

@@ -128,6 +128,7 @@ fn three_transactional_requests_with_late_calls() {
     );
 }
 
+// F-107
 /// No rule of ours helps against a store that forgets what it has acknowledged: effects double in every mode, and clients
 /// may be told different answers. What is stored is still not overwritten, and nobody is locked out.
 #[test]

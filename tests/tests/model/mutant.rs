@@ -4,11 +4,13 @@
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Mutant {
     // Of the store: these can be seen in its answers.
+    // F-095
     NoOwnToken,
     UnfencedComplete,
     ReleaseByAnyone,
     ReleaseFreesTakeovers,
     LeaseAsLongAsTheRetention,
+    // F-103
     ExpiryBySweeperOnly,
     TakeoverIsNotTold,
     TakeoverOfAnotherRequest,
@@ -16,10 +18,15 @@ pub(crate) enum Mutant {
     /// Neither does it mind whether the entry is still leased.
     UnfencedCommit,
     // Of those who ask it.
+    // F-038
     OwnAnswerAfterALostLease,
+    // F-053
     ReadThenOverwrite,
+    // F-003
     DropReleases,
+    // F-059
     WaiterRemoves,
+    // F-034
     AnsweredBeforeItIsStored,
     AnotherRequestIsAnswered,
 }

@@ -65,20 +65,27 @@ macro_rules! caught {
 }
 
 caught! {
+    // F-095
     NoOwnToken taking_over breaks OWN after 2;
     UnfencedComplete taking_over breaks STORED after 7 and AGREE after 7;
     ReleaseByAnyone taking_over breaks EFFECTS after 7;
     ReleaseFreesTakeovers taking_over breaks EFFECTS after 8;
     LeaseAsLongAsTheRetention with_a_long_retention breaks FREE after 1;
+    // F-103
     ExpiryBySweeperOnly taking_over breaks FREE after 1;
     TakeoverIsNotTold taking_over breaks EFFECTS after 5;
     TakeoverOfAnotherRequest with_another_request breaks SAME after 3;
     RefuseIsIgnored refusing breaks ONCE after 5;
     UnfencedCommit in_transactions breaks ONCE after 5 and STORED after 5;
+    // F-038
     OwnAnswerAfterALostLease taking_over breaks AGREE after 7;
+    // F-053
     ReadThenOverwrite taking_over breaks STORED after 6 and AGREE after 8;
+    // F-003
     DropReleases taking_over breaks EFFECTS after 5;
+    // F-059
     WaiterRemoves taking_over breaks EFFECTS after 6 and STORED after 5 and AGREE after 8;
+    // F-034
     AnsweredBeforeItIsStored taking_over breaks AGREE after 5;
     AnotherRequestIsAnswered with_another_request breaks OTHER after 4;
 }

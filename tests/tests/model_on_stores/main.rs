@@ -292,12 +292,14 @@ async fn redis_makes_every_transition() {
     alike(store, None).await.unwrap();
 }
 
+// F-144
 #[tokio::test(flavor = "multi_thread")]
 async fn postgres_makes_every_transition() {
     let store = sql::postgres(postgres::shared(), "transitions").await;
     alike(store, None).await.unwrap();
 }
 
+// F-144, F-145
 #[tokio::test(flavor = "multi_thread")]
 async fn mariadb_makes_every_transition() {
     let server = MariaDbServer::start(&[]);

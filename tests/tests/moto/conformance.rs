@@ -25,6 +25,7 @@ async fn subject() -> Subject<DynamoDbStore> {
 /// Each waits for all the others.
 const AT_ONCE: usize = 8;
 
+// F-178
 #[test]
 fn moto_direct() {
     every_case_in_turn(AT_ONCE, subject, |_| None);

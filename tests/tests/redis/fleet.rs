@@ -64,6 +64,7 @@ fn kills(seed: u64) -> Load {
     }
 }
 
+// F-031
 #[tokio::test(flavor = "multi_thread")]
 async fn refused_orphans_execute_once_despite_kills() {
     let cases: [Case<Sums>; 3] = [
@@ -80,6 +81,7 @@ async fn refused_orphans_execute_once_despite_kills() {
     .await;
 }
 
+// F-030, F-034
 #[tokio::test(flavor = "multi_thread")]
 async fn takeovers_repeat_only_killed_work() {
     let cases: [Case<Sums>; 2] = [
@@ -102,6 +104,7 @@ async fn takeovers_repeat_only_killed_work() {
     .await;
 }
 
+// F-029
 /// Kills are rare here. If they are frequent, it is hardly ever certain since when no process has had the lease.
 ///
 /// The machine may make any key late, so this looks for keys that were free in time. If keys were free only after two
@@ -147,6 +150,7 @@ impl fmt::Display for InTime {
     }
 }
 
+// F-035
 #[tokio::test(flavor = "multi_thread")]
 async fn paused_process_returns_stored_record() {
     let handler = Duration::from_millis(200);
@@ -190,6 +194,7 @@ async fn paused_process_returns_stored_record() {
     tokio::join!(reexecuting, refusing);
 }
 
+// F-051
 #[tokio::test(flavor = "multi_thread")]
 async fn keys_of_64_clients_execute_once() {
     for (in_flight, keys) in [("wait", few_or(100, 700)), ("conflict", few_or(50, 300))] {

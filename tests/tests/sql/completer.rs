@@ -26,7 +26,7 @@ use tower_idempotency::{
     Lease, Ttl,
     store::{Acquired, Claim, Token},
 };
-use tower_idempotency_sqlx::{Completer, Orphan, Sweep};
+use tower_idempotency_sqlx::{Completer, Orphan, SweepStats};
 
 type Failure = Box<dyn std::error::Error + Send + Sync>;
 
@@ -68,7 +68,7 @@ async fn finish<S: Ledgered>(books: Books<S>, orphan: Orphan) -> Result<Response
 fn finishing<S: Ledgered>(books: &Books<S>) -> Completer<S> {
     let (bank, layer) = (books.clone(), sql::layer(books.store.clone()));
     let work = move |orphan| finish(bank.clone(), orphan);
-    Completer::new(&books.store, &layer, work).with_older_than(OLDER)
+    Completer::new(&books.store, &layer, work).with_min_age(OLDER)
 }
 
 async fn two_replicas_finish_each_orphan_once<S: Ledgered>(books: Books<S>) {
@@ -101,7 +101,7 @@ async fn two_replicas_finish_each_orphan_once<S: Ledgered>(books: Books<S>) {
     assert_eq!(executions.count(), 24, "the first phases");
     assert_eq!(
         finishing(&books).sweep().await.expect("a sweep"),
-        Sweep::default()
+        SweepStats::default()
     );
 }
 
@@ -123,7 +123,7 @@ where
     F: Future<Output = Result<Response, &'static str>> + Send + 'static,
 {
     let layer = sql::layer(books.store.clone());
-    Completer::new(&books.store, &layer, work).with_older_than(older_than)
+    Completer::new(&books.store, &layer, work).with_min_age(older_than)
 }
 
 async fn every_page_is_looked_at<S: Ledgered>(books: Books<S>) {
@@ -157,10 +157,10 @@ async fn what_is_no_business_of_a_completer_is_left_alone<S: Ledgered>(books: Bo
     sleep(2 * OLDER).await;
     let completer = |older_than| working(&books, older_than, async |_| panic!("it must not run"));
     let swept = completer(OLDER).sweep().await.expect("a sweep");
-    assert_eq!(swept, Sweep::default());
+    assert_eq!(swept, SweepStats::default());
     orphan(&books, "POST /rides").await;
     let swept = completer(Duration::from_secs(3_600)).sweep().await;
-    assert_eq!(swept.expect("a sweep"), Sweep::default());
+    assert_eq!(swept.expect("a sweep"), SweepStats::default());
 }
 
 /// Ten hours, and 64 times that after many takeovers.
@@ -171,7 +171,7 @@ async fn pauses_may_be_long<S: Ledgered>(books: Books<S>) {
     let older = Duration::from_secs(10 * 3_600);
     let completer = working(&books, older, async |_| panic!("it must not run"));
     let swept = completer.sweep().await.expect("a sweep");
-    assert_eq!(swept, Sweep::default());
+    assert_eq!(swept, SweepStats::default());
     books.admin("update {table} set generation = 1").await;
     let completer = working(&books, older, async |_| Ok(created(1)));
     assert_eq!(completer.sweep().await.expect("a sweep").executed, 1);
@@ -342,7 +342,7 @@ async fn a_sweep_that_is_dropped_takes_no_more_over<S: Ledgered>(books: Books<S>
         }
     };
     let completer = Completer::new(&books.store, &layer, work)
-        .with_older_than(OLDER)
+        .with_min_age(OLDER)
         .with_concurrency(1);
     let sweeping = {
         let completer = completer.clone();
@@ -392,6 +392,7 @@ macro_rules! each {
 }
 
 each! {
+    // F-033, S-211
     two_replicas_finish_each_orphan_once
     every_page_is_looked_at
     what_is_no_business_of_a_completer_is_left_alone
@@ -399,6 +400,7 @@ each! {
     what_fails_is_tried_again_after_a_pause
     what_fails_is_not_tried_by_each_replica
     what_was_asked_is_told_as_it_was_asked
+    // F-152
     a_sweep_ends_where_everything_fails
     one_in_the_background_goes_on_until_it_is_dropped
     a_sweep_that_is_dropped_takes_no_more_over

@@ -30,8 +30,11 @@ async fn migrated(store: PostgresStore) -> Subject<PostgresStore> {
 }
 
 // The server takes it for read committed.
+// F-142
 conformance_at_once! { mod read_uncommitted, subject = async || at("read uncommitted").await }
 conformance_at_once! { mod read_committed, subject = async || at("read committed").await }
 conformance_at_once! { mod repeatable_read, subject = async || at("repeatable read").await }
+// F-142
 conformance_at_once! { mod serializable, subject = async || at("serializable").await }
+// F-140
 conformance_at_once! { mod pgbouncer_by_transaction, subject = behind_pgbouncer }

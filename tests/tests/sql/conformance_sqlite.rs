@@ -26,4 +26,5 @@ fn file() -> PathBuf {
     guard.directory().join("keys.db")
 }
 
+// F-171
 conformance_at_once! { mod sqlite, subject = on_a_file }

@@ -177,16 +177,19 @@ async fn a_flood_costs_no_lease_in_postgres(connections: usize) {
     .await;
 }
 
+// F-164
 #[tokio::test(flavor = "multi_thread")]
 async fn fresh_key_flood_loses_no_lease_in_postgres() {
     a_flood_costs_no_lease_in_postgres(3).await;
 }
 
+// F-164
 #[tokio::test(flavor = "multi_thread")]
 async fn flood_on_one_connection_loses_no_lease() {
     a_flood_costs_no_lease_in_postgres(1).await;
 }
 
+// F-164
 #[tokio::test(flavor = "multi_thread")]
 async fn fresh_key_flood_loses_no_lease_in_mariadb() {
     let probe = async || ask_mariadb(mariadb::shared()).await;
@@ -200,6 +203,7 @@ async fn fresh_key_flood_loses_no_lease_in_mariadb() {
     .await;
 }
 
+// F-164
 /// The disk is slow, say: here it is a trigger that counts for a tenth of a second.
 #[tokio::test(flavor = "multi_thread")]
 async fn fresh_key_flood_loses_no_lease_in_sqlite() {
@@ -268,6 +272,7 @@ async fn a_failover_is_followed<S: Store + Clone>(
     assert_eq!(effects.count(), served + 1);
 }
 
+// F-165
 #[tokio::test(flavor = "multi_thread")]
 async fn read_only_server_is_left_in_postgres() {
     let demoted = PostgresServer::start(&[]);
@@ -282,6 +287,7 @@ async fn read_only_server_is_left_in_postgres() {
     a_failover_is_followed(postgres_by(&way, "failover"), &way, demote, lead_on).await;
 }
 
+// F-165
 #[tokio::test(flavor = "multi_thread")]
 async fn read_only_server_is_left_in_mariadb() {
     let demoted = MariaDbServer::start(&[]);
@@ -359,22 +365,26 @@ async fn left_together_in_mariadb(most: usize, connections: u64) {
     .await;
 }
 
+// F-166
 #[tokio::test(flavor = "multi_thread")]
 async fn stalled_connections_are_closed_in_postgres() {
     left_together_in_postgres(10, 8).await;
 }
 
+// F-166
 #[tokio::test(flavor = "multi_thread")]
 async fn stalled_connections_are_closed_in_mariadb() {
     left_together_in_mariadb(10, 8).await;
 }
 
+// F-166
 /// One of them is for keeping leases: the turn of the call that was cut off is the only one.
 #[tokio::test(flavor = "multi_thread")]
 async fn two_stalled_connections_are_closed_in_postgres() {
     left_together_in_postgres(2, 1).await;
 }
 
+// F-166
 #[tokio::test(flavor = "multi_thread")]
 async fn two_stalled_connections_are_closed_in_mariadb() {
     left_together_in_mariadb(2, 1).await;
@@ -420,6 +430,7 @@ async fn server_exit_is_not_stall_in_mariadb() {
     a_server_that_goes_is_no_stall(open, &way).await;
 }
 
+// F-166
 /// Whoever loses interest soon has learned nothing about the other connections.
 #[tokio::test(flavor = "multi_thread")]
 async fn dropped_call_closes_only_own_connection() {
@@ -455,6 +466,7 @@ async fn dropped_call_closes_only_own_connection() {
     panic!("no call was dropped soon");
 }
 
+// F-167
 /// The server closes what is idle for longer than it likes, and says so when it is asked.
 #[tokio::test(flavor = "multi_thread")]
 async fn idle_closed_connections_are_left_in_mariadb() {
@@ -489,6 +501,7 @@ async fn idle_closed_connections_are_left_in_mariadb() {
     assert_eq!(effects.count(), 1);
 }
 
+// F-167
 /// In these words; a trigger says them to the connections that were there before, as servers do that are not here.
 #[tokio::test(flavor = "multi_thread")]
 async fn reported_closed_connections_are_left_in_mysql() {
@@ -561,6 +574,7 @@ async fn go_on(admin: &mut PgConnection) {
     set(admin, "synchronous_standby_names = ''").await;
 }
 
+// F-097
 #[tokio::test(flavor = "multi_thread")]
 async fn late_committed_lease_is_released() {
     let server = PostgresServer::start(&[]);
@@ -586,6 +600,7 @@ async fn late_committed_lease_is_released() {
     assert_eq!(effects.count(), 1);
 }
 
+// F-168
 #[tokio::test(flavor = "multi_thread")]
 async fn stall_leaves_few_backends() {
     let server = PostgresServer::start(&[]);
@@ -671,6 +686,7 @@ async fn handshakes_that_hang_are_few<S: Store>(store: S, way: &Proxy) {
     assert!(effects.count() >= 1);
 }
 
+// F-169
 #[tokio::test(flavor = "multi_thread")]
 async fn silent_server_gets_few_connections_in_postgres() {
     sql::postgres(postgres::shared(), "greets").await;
@@ -683,6 +699,7 @@ async fn silent_server_gets_few_connections_in_postgres() {
     .await;
 }
 
+// F-169
 #[tokio::test(flavor = "multi_thread")]
 async fn silent_server_gets_few_connections_in_mariadb() {
     sql::mariadb(mariadb::shared(), "greets").await;

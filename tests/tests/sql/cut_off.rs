@@ -289,18 +289,21 @@ async fn a_savepoint_that_is_cut_off<S: Ledgered>(books: Books<S>, way: Option<A
     }
 }
 
+// F-149
 #[tokio::test(flavor = "multi_thread")]
 async fn cut_off_savepoint_prevents_commit_on_postgres() {
     let way = by_postgres("savepoint").await;
     a_savepoint_that_is_cut_off(way.books, Some(way.proxy)).await;
 }
 
+// F-149
 #[tokio::test(flavor = "multi_thread")]
 async fn cut_off_savepoint_prevents_commit_on_mariadb() {
     let way = by_mariadb("savepoint").await;
     a_savepoint_that_is_cut_off(way.books, Some(way.proxy)).await;
 }
 
+// F-149
 #[tokio::test(flavor = "multi_thread")]
 async fn cut_off_savepoint_prevents_commit_on_sqlite() {
     let scratch = Scratch::new();
@@ -328,6 +331,7 @@ async fn a_transaction_that_the_handler_ends<S: Ledgered>(books: Books<S>, state
     }
 }
 
+// F-149
 #[tokio::test(flavor = "multi_thread")]
 async fn handler_end_prevents_commit_on_postgres() {
     let books = books::on_postgres("own_commit").await;
@@ -336,6 +340,7 @@ async fn handler_end_prevents_commit_on_postgres() {
     }
 }
 
+// F-149
 #[tokio::test(flavor = "multi_thread")]
 async fn handler_end_prevents_commit_on_mariadb() {
     let books = books::on_mariadb("own_commit").await;
@@ -345,6 +350,7 @@ async fn handler_end_prevents_commit_on_mariadb() {
     }
 }
 
+// F-149
 #[tokio::test(flavor = "multi_thread")]
 async fn handler_end_prevents_commit_on_sqlite() {
     let scratch = Scratch::new();
@@ -354,6 +360,7 @@ async fn handler_end_prevents_commit_on_sqlite() {
     }
 }
 
+// F-151
 /// SQLite takes it back where it cannot be committed, as on a full disk: the connection is as good as any for the next one.
 #[tokio::test(flavor = "multi_thread")]
 async fn sqlite_rollback_leaves_connection_usable() {
@@ -388,6 +395,7 @@ async fn sqlite_rollback_leaves_connection_usable() {
     }
 }
 
+// F-151
 /// What refuses is the commit itself.
 #[tokio::test(flavor = "multi_thread")]
 async fn refused_sqlite_commit_leaves_connection_usable() {
@@ -428,6 +436,7 @@ async fn refused_sqlite_commit_leaves_connection_usable() {
     }
 }
 
+// F-150
 /// sqlx takes back what was cut off before it does what it is asked next, and what it is told of the one it says of the other.
 #[tokio::test(flavor = "multi_thread")]
 async fn cut_off_savepoint_release_keeps_transaction() {
@@ -455,6 +464,7 @@ async fn cut_off_savepoint_release_keeps_transaction() {
     assert_eq!(way.direct.count().await, 1);
 }
 
+// F-149
 /// The server takes the whole transaction back, and goes on: the statements after it are on their own.
 #[tokio::test(flavor = "multi_thread")]
 async fn swallowed_deadlock_prevents_commit_on_mariadb() {
@@ -553,7 +563,9 @@ macro_rules! by_a_way {
 }
 
 by_a_way! {
+    // F-148
     a_begin_that_is_cut_off_leaves_no_transaction
+    // F-148
     a_begin_that_hangs_gives_its_place_in_the_pool_back
 }
 

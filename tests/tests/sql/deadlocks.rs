@@ -60,12 +60,14 @@ fn given_up(completed: &Result<(), StoreError>) -> bool {
     matches!(completed, Err(error) if codes.iter().any(|code| format!("{error:?}").contains(code)))
 }
 
+// F-158
 #[tokio::test]
 async fn completion_retries_after_deadlock_in_postgres() {
     // Whoever looks first is given up: the store, which does so at once.
     tried(async || is_made_again_in_postgres("10ms", "deadlock detected").await).await;
 }
 
+// F-158
 /// By default the server looks for deadlocks after longer than the store waits for a row.
 #[tokio::test]
 async fn completion_retries_after_lock_timeout_in_postgres() {
@@ -134,6 +136,7 @@ async fn is_made_again_in_postgres(deadlock_timeout: &str, reported: &str) -> Tr
     Trial::Seen
 }
 
+// F-158
 /// No primary says this at READ COMMITTED of its own accord, so a trigger does.
 #[tokio::test]
 async fn completion_retries_after_serialization_failure() {
@@ -159,6 +162,7 @@ async fn completion_retries_after_serialization_failure() {
     is_completed(&store, &claim).await;
 }
 
+// F-158
 /// A group of servers says so at the commit, where there is one; here a trigger does.
 #[tokio::test]
 async fn completion_retries_after_certification_failure() {
@@ -183,6 +187,7 @@ async fn completion_retries_after_certification_failure() {
     is_completed(&store, &claim).await;
 }
 
+// F-143
 /// A session can begin the next transaction, or end, with each commit and each rollback.
 #[tokio::test]
 async fn mariadb_completion_type_is_irrelevant() {
@@ -206,6 +211,7 @@ async fn mariadb_completion_type_is_irrelevant() {
     }
 }
 
+// F-158
 #[tokio::test]
 async fn completion_retries_after_deadlock_in_mariadb() {
     tried(is_made_again_in_mariadb).await;
@@ -273,6 +279,7 @@ async fn is_made_again_in_mariadb() -> Trial {
     Trial::Seen
 }
 
+// F-159
 /// It waits once, for a second or two, and not for as long as the layer waits for an answer: then it says why, and its
 /// connections remain.
 #[tokio::test]
@@ -308,6 +315,7 @@ async fn completion_waits_for_row_once_in_mariadb() {
     is_completed(&store, &claim).await;
 }
 
+// F-158
 #[tokio::test]
 async fn completion_waits_for_row_in_postgres() {
     let store = sql::postgres(postgres::shared(), "held_long").await;
@@ -344,6 +352,7 @@ async fn completion_waits_for_row_in_postgres() {
     .await;
 }
 
+// F-154
 /// A record is large, and a connection stays. A trigger sees what its session keeps.
 #[tokio::test]
 async fn failed_completion_clears_session_in_mariadb() {

@@ -208,6 +208,7 @@ async fn taken_over<S: Ledgered>(books: &Books<S>) -> usize {
     S::rows(&books.pool, sql).await.len()
 }
 
+// F-032, F-036
 #[tokio::test(flavor = "multi_thread")]
 async fn on_postgres() {
     let server = PostgresServer::start(&["max_connections=300"]);
@@ -219,6 +220,7 @@ async fn on_postgres() {
     each_key_has_one_effect(books, &url, ON_A_SERVER).await;
 }
 
+// F-032
 #[tokio::test(flavor = "multi_thread")]
 async fn on_mariadb() {
     let server = MariaDbServer::start(&[]);
@@ -230,6 +232,7 @@ async fn on_mariadb() {
     each_key_has_one_effect(books, &url, ON_A_SERVER).await;
 }
 
+// F-032
 #[tokio::test(flavor = "multi_thread")]
 async fn on_sqlite_file() {
     let scratch = Scratch::new();

@@ -31,18 +31,21 @@ async fn each_key_is_executed_once(store: &str, in_flight: &str) {
     assert_eq!(answers.count(), 64 * keys);
 }
 
+// F-051, F-144
 #[tokio::test(flavor = "multi_thread")]
 async fn sixty_four_clients_at_once_on_postgres() {
     let server = PostgresServer::start(&[]);
     each_key_is_executed_once(&server.url(), "wait").await;
 }
 
+// F-051, F-144
 #[tokio::test(flavor = "multi_thread")]
 async fn sixty_four_clients_at_once_on_mariadb() {
     let server = MariaDbServer::start(&[]);
     each_key_is_executed_once(&server.url(), "conflict").await;
 }
 
+// F-051, F-171
 #[tokio::test(flavor = "multi_thread")]
 async fn keys_of_64_clients_execute_once_on_sqlite() {
     let scratch = Scratch::new();

@@ -66,6 +66,7 @@ async fn replicas_of_mariadb_migrate_at_once() {
     at_once!(|| store().with_table("of_its_own.select").unwrap());
 }
 
+// F-171
 #[tokio::test(flavor = "multi_thread")]
 async fn processes_on_one_sqlite_file_migrate_at_once() {
     let scratch = Scratch::new();

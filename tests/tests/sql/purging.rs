@@ -240,7 +240,9 @@ macro_rules! each {
 }
 
 each! {
+    // F-161
     purging_deletes_nothing_that_is_not_over
+    // F-103
     what_is_over_is_absent_without_being_purged
     purging_says_how_many_it_deleted
     a_purger_purges_until_it_is_dropped

@@ -116,7 +116,7 @@ async fn a_look_for_orphans_ends<S: Ledgered>(way: Way<S>) {
     way.books.store.acquire(&orphan).await.expect("it runs");
     let layer = sql::layer(way.books.store.clone());
     let work = async |_: Orphan| Ok::<_, &str>(created(1));
-    let completer = Completer::new(&way.books.store, &layer, work).with_older_than(Duration::ZERO);
+    let completer = Completer::new(&way.books.store, &layer, work).with_min_age(Duration::ZERO);
     // The page, and then the orphan itself.
     for needle in ["id limit", "generation = 1 and"] {
         let sweeping = completer.clone();
@@ -182,8 +182,11 @@ macro_rules! by_a_way {
 }
 
 by_a_way! {
+    // F-155
     a_look_for_a_checkpoint_ends
+    // F-155
     a_look_for_orphans_ends
+    // F-155
     a_purger_goes_on_after_a_call_without_an_answer
     a_batch_that_is_purged_by_hand_ends
 }

@@ -61,6 +61,7 @@ async fn nothing_is_executed_while_down<S: Store>(
     assert_eq!(effects.count(), 2);
 }
 
+// F-163
 #[tokio::test(flavor = "multi_thread")]
 async fn nothing_is_executed_while_postgres_is_down() {
     let server = PostgresServer::start(&[]);
@@ -73,6 +74,7 @@ async fn nothing_is_executed_while_postgres_is_down() {
     nothing_is_executed_while_down(store, down, up).await;
 }
 
+// F-163
 #[tokio::test(flavor = "multi_thread")]
 async fn nothing_is_executed_while_mariadb_is_down() {
     let server = MariaDbServer::start(&[]);
@@ -85,6 +87,7 @@ async fn nothing_is_executed_while_mariadb_is_down() {
     nothing_is_executed_while_down(store, down, up).await;
 }
 
+// F-163
 #[tokio::test]
 async fn missing_sqlite_file_executes_nothing() {
     let store = SqliteStore::new("/no/such/directory/keys.db");
@@ -94,6 +97,7 @@ async fn missing_sqlite_file_executes_nothing() {
     assert_eq!(effects.count(), 0);
 }
 
+// F-170
 /// A full disk, say, is noticed only as a statement is committed, when its row has been read. Here it is a reference to
 /// nothing.
 #[tokio::test]
@@ -145,12 +149,14 @@ async fn a_larger_record_is_a_tombstone<S: Store>(store: S) {
     assert_eq!(effects.count(), 1);
 }
 
+// F-162
 #[tokio::test]
 async fn record_over_limit_is_tombstone_in_postgres() {
     let store = sql::postgres(postgres::shared(), TABLE).await;
     a_larger_record_is_a_tombstone(store.with_record_limit(1 << 20)).await;
 }
 
+// F-162
 #[tokio::test]
 async fn record_over_limit_is_tombstone_in_sqlite() {
     let scratch = Scratch::new();
@@ -158,6 +164,7 @@ async fn record_over_limit_is_tombstone_in_sqlite() {
     a_larger_record_is_a_tombstone(store).await;
 }
 
+// F-162
 #[tokio::test]
 async fn record_over_packet_limit_is_tombstone_in_mariadb() {
     let server = MariaDbServer::start(&["max-allowed-packet=2M"]);
@@ -182,6 +189,7 @@ async fn record_over_packet_limit_is_tombstone_in_mariadb() {
 
 // ---- Isolation ----
 
+// F-142
 /// 54: at a stricter level than the statements state, most of these would be refused by the server, and be made again.
 #[tokio::test(flavor = "multi_thread")]
 async fn isolation_default_causes_no_failures() {
@@ -249,6 +257,7 @@ async fn is_not_taken_over<S: Store>(store: &S, claim: &Claim, code: &str) {
     assert!(format!("{error:?}").contains(code), "{error:?}");
 }
 
+// F-157
 #[tokio::test]
 async fn duplicates_do_not_wait_for_row_in_postgres() {
     let store = sql::postgres(postgres::shared(), "rows_held").await;
@@ -270,6 +279,7 @@ async fn duplicates_do_not_wait_for_row_in_postgres() {
     assert!(matches!(taken, Acquired::Granted { generation: 2, .. }));
 }
 
+// F-157
 #[tokio::test]
 async fn duplicates_do_not_wait_for_row_in_mariadb() {
     let store = sql::mariadb(mariadb::shared(), "rows_held").await;
@@ -292,6 +302,7 @@ async fn duplicates_do_not_wait_for_row_in_mariadb() {
     assert!(matches!(taken, Acquired::Granted { generation: 2, .. }));
 }
 
+// F-160
 /// It waits for a transaction that leaves a checkpoint, and finds it then: the entry is an orphan at once.
 #[tokio::test]
 async fn release_after_checkpoint_leaves_orphan() {
@@ -377,12 +388,14 @@ async fn one_connection_is_enough<S: Store>(store: S) {
     assert_eq!(effects.count(), HELD + FRESH);
 }
 
+// F-141
 #[tokio::test(flavor = "multi_thread")]
 async fn one_postgres_connection_serves_many() {
     let store = sql::postgres(postgres::shared(), "one_connection").await;
     one_connection_is_enough(store.with_connections(1)).await;
 }
 
+// F-141
 #[tokio::test(flavor = "multi_thread")]
 async fn one_mariadb_connection_serves_many() {
     let store = sql::mariadb(mariadb::shared(), "one_connection").await;

@@ -263,8 +263,11 @@ macro_rules! behind_a_proxy {
 }
 
 behind_a_proxy! {
+    // F-156
     a_connection_that_hangs_gives_its_place_in_the_pool_back
+    // F-146, F-156
     a_lost_reply_to_the_commit_is_looked_up
+    // F-146
     a_commit_that_is_lost_commits_nothing
     a_lost_reply_to_a_checkpoint_is_looked_up
 }
@@ -308,6 +311,7 @@ async fn renewals_do_not_break_the_fence<S: Ledgered>(books: Books<S>, direct: B
     assert_eq!((books.count().await, executions.count()), (1, 1));
 }
 
+// F-142
 #[tokio::test(flavor = "multi_thread")]
 async fn every_isolation_level_on_postgres() {
     for level in ["read uncommitted", "repeatable read", "serializable"] {
@@ -324,6 +328,7 @@ async fn every_isolation_level_on_postgres() {
     }
 }
 
+// F-142
 #[tokio::test(flavor = "multi_thread")]
 async fn every_isolation_level_on_mariadb() {
     for level in ["read uncommitted", "repeatable read", "serializable"] {
@@ -346,6 +351,7 @@ async fn every_isolation_level_on_mariadb() {
     }
 }
 
+// F-140
 /// In transaction mode, with a connection of the server's for each transaction.
 #[tokio::test(flavor = "multi_thread")]
 async fn pool_behind_pgbouncer() {
@@ -414,6 +420,7 @@ async fn refusing_the_first_commit(error: &'static [u8]) -> SocketAddr {
     address
 }
 
+// F-147
 /// Group replication certifies a transaction at its commit; no member of one is here to say so.
 #[tokio::test(flavor = "multi_thread")]
 async fn uncertified_commit_writes_nothing_in_mysql() {
@@ -453,6 +460,7 @@ async fn a_pool_that_leads_elsewhere_begins_nothing<S: Ledgered>(books: Books<S>
     assert_eq!((books.count().await, other.count().await), (0, 0));
 }
 
+// F-172
 #[tokio::test(flavor = "multi_thread")]
 async fn another_database_of_postgres() {
     let books = books::on_postgres("elsewhere").await;
@@ -463,6 +471,7 @@ async fn another_database_of_postgres() {
     a_pool_that_leads_elsewhere_begins_nothing(books, other).await;
 }
 
+// F-172
 #[tokio::test(flavor = "multi_thread")]
 async fn another_database_of_mariadb() {
     let books = books::on_mariadb("elsewhere").await;
@@ -473,6 +482,7 @@ async fn another_database_of_mariadb() {
     a_pool_that_leads_elsewhere_begins_nothing(books, other).await;
 }
 
+// F-172
 #[tokio::test(flavor = "multi_thread")]
 async fn another_file_of_sqlite() {
     let (here, there) = (Scratch::new(), Scratch::new());
@@ -624,6 +634,7 @@ asked! {
     who_asks_for_too_long_is_told_nothing
 }
 
+// F-171
 #[tokio::test(flavor = "multi_thread")]
 async fn sqlite_acquire_waits_for_transaction() {
     let scratch = Scratch::new();

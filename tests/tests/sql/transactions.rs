@@ -301,11 +301,13 @@ async fn who_was_taken_over_commits_nothing<S: Ledgered>(books: Books<S>) {
     assert_eq!(books.effects().await[0].n, 1);
 }
 
+// F-036
 #[tokio::test(flavor = "multi_thread")]
 async fn takeover_during_transaction_on_postgres() {
     who_was_taken_over_commits_nothing(books::on_postgres("taken_over").await).await;
 }
 
+// F-036
 /// In SQLite nobody takes over before the transaction ends.
 #[tokio::test(flavor = "multi_thread")]
 async fn takeover_during_transaction_on_mariadb() {
@@ -517,12 +519,14 @@ async fn what_sqlx_logs_of_a_transaction_shows_nothing_of_it<S: Ledgered>(books:
 /// No other test of the binary says this.
 const HUSH: &str = "zythop";
 
+// F-184
 #[tokio::test]
 async fn sqlx_log_shows_no_data_on_postgres() {
     let books = books::on_postgres("logged_transactions").await;
     what_sqlx_logs_of_a_transaction_shows_nothing_of_it(books).await;
 }
 
+// F-184
 #[tokio::test]
 async fn sqlx_log_shows_no_data_on_mariadb() {
     let books = books::on_mariadb("logged_transactions").await;
@@ -634,7 +638,9 @@ each! {
     nothing_is_committed_without_the_lease
     a_lease_that_is_lost_begins_nothing
     a_record_that_is_too_large_is_a_tombstone
+    // S-209
     a_retry_goes_on_from_the_checkpoint
+    // S-210
     a_lost_lease_writes_no_checkpoint
 }
 

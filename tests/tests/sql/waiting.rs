@@ -71,6 +71,7 @@ async fn postgres_notifies_only_awaited_keys() {
     assert!(more.is_err(), "{more:?}");
 }
 
+// F-057
 #[tokio::test(flavor = "multi_thread")]
 async fn waiter_wakes_after_listener_loss() {
     let server = PostgresServer::start(&[]);
@@ -100,6 +101,7 @@ async fn waiter_wakes_after_listener_loss() {
     within(SOON, waiter).await.unwrap();
 }
 
+// F-057
 /// As after it was idle for longer than something on the way likes. On one thread, whose clock can be put forward.
 #[tokio::test]
 async fn waiter_wakes_after_listener_stall() {

@@ -604,6 +604,7 @@ fn assert_counts(name: &str, expected: &[(&str, f64)]) {
     assert_eq!(found, expected, "{name}");
 }
 
+// S-305
 // behaviours 175
 #[test]
 fn execution_and_replay_are_counted_once() {
@@ -614,6 +615,7 @@ fn execution_and_replay_are_counted_once() {
     );
 }
 
+// S-306
 // behaviours 175
 #[test]
 fn duplicate_and_key_reuse_are_counted_once() {
@@ -643,6 +645,7 @@ fn duplicate_and_key_reuse_are_counted_once() {
     );
 }
 
+// F-186, S-307
 #[test]
 fn orphan_and_takeover_are_counted_once() {
     let found = counted(flow("orphan refused"));
@@ -658,6 +661,7 @@ fn orphan_and_takeover_are_counted_once() {
     assert!(!found.contains_key("idempotency_orphaned_total"));
 }
 
+// F-186, S-311
 // failure mode 123
 #[test]
 fn lost_lease_is_counted_once() {
@@ -669,6 +673,7 @@ fn lost_lease_is_counted_once() {
     }
 }
 
+// F-187, S-322
 // failure modes 22 and 123
 #[test]
 fn late_renewal_is_counted() {
@@ -684,6 +689,7 @@ fn late_renewal_is_counted() {
     }
 }
 
+// F-187, S-322
 // failure modes 22 and 123: real time, on one thread
 #[test]
 fn blocked_runtime_shows_late_renewal() {
@@ -711,6 +717,7 @@ fn blocked_runtime_shows_late_renewal() {
     assert_eq!(effects.count(), 1);
 }
 
+// F-186, S-312
 // behaviours 154
 #[test]
 fn unstored_record_is_counted_once() {
@@ -726,6 +733,7 @@ fn unstored_record_is_counted_once() {
     }
 }
 
+// F-188, S-314
 // behaviours 175
 #[test]
 fn each_failed_store_call_is_counted_by_its_operation() {
@@ -762,6 +770,7 @@ fn each_failed_store_call_is_counted_by_its_operation() {
     );
 }
 
+// S-315
 #[test]
 fn tombstone_is_counted_by_reason() {
     assert_counts(
@@ -782,6 +791,7 @@ fn tombstone_is_counted_by_reason() {
     );
 }
 
+// S-316
 #[test]
 fn attention_is_counted_by_code() {
     assert_counts(
@@ -803,6 +813,7 @@ fn attention_is_counted_by_code() {
     assert!(errors[0].contains("code=\"gave-up\""), "{log}");
 }
 
+// S-317
 /// Whether or not anybody has heard of the commit, and whatever comes after it.
 #[test]
 fn committed_attention_is_counted_once() {
@@ -825,6 +836,7 @@ fn committed_attention_is_counted_once() {
     assert_counts("committed, then an error", &[("granted_total", 1.0)]);
 }
 
+// S-318
 #[test]
 fn attention_beside_unknown_commit_is_counted() {
     let found = counted(flow("needs attention, commit in doubt"));
@@ -835,6 +847,7 @@ fn attention_beside_unknown_commit_is_counted() {
     );
 }
 
+// S-319
 #[test]
 fn unstored_attention_is_not_counted_later() {
     assert_counts(
@@ -847,6 +860,7 @@ fn unstored_attention_is_not_counted_later() {
     );
 }
 
+// S-313
 #[test]
 fn undelivered_response_is_not_counted() {
     let found = counted(flow("never recorded, nor told"));
@@ -857,6 +871,7 @@ fn undelivered_response_is_not_counted() {
     assert_eq!(found.get("idempotency_unrecorded_total"), None);
 }
 
+// S-229
 #[test]
 fn attention_without_lease_is_logged_only() {
     assert_counts(
@@ -871,6 +886,7 @@ fn attention_without_lease_is_logged_only() {
     assert_eq!(log.lines().filter(|line| told(line)).count(), 1, "{log}");
 }
 
+// S-231
 #[test]
 fn discarded_attention_is_logged() {
     let log = logged(flow("needs attention, lease lost"));
@@ -878,6 +894,7 @@ fn discarded_attention_is_logged() {
     assert_eq!(log.lines().filter(|line| told(line)).count(), 1, "{log}");
 }
 
+// S-320
 #[test]
 fn released_key_is_counted_by_reason() {
     for (name, reason, times) in [
@@ -892,6 +909,7 @@ fn released_key_is_counted_by_reason() {
     }
 }
 
+// F-188, S-321
 #[test]
 fn bad_record_and_disconnect_are_counted_once() {
     assert_counts(
@@ -917,6 +935,7 @@ fn bad_record_and_disconnect_are_counted_once() {
     );
 }
 
+// S-323
 #[test]
 fn in_flight_gauge_returns_to_zero() {
     for (name, flow) in FLOWS {
@@ -927,6 +946,7 @@ fn in_flight_gauge_returns_to_zero() {
     assert!(counted(flow("executed")).contains_key("idempotency_in_flight"));
 }
 
+// S-323
 #[test]
 fn in_flight_gauge_counts_disconnected_clients() {
     let recorder = DebuggingRecorder::new();
@@ -968,6 +988,7 @@ async fn send_owned(app: Router, req: Request<Body>) -> tests::Answer {
     send(&app, req).await
 }
 
+// S-324
 #[test]
 fn times_and_sizes_are_observed() {
     let found = counted(flow("replayed"));
@@ -1041,6 +1062,7 @@ fn committed_value_is_not_counted_as_replay() {
     );
 }
 
+// F-184, S-325
 // failure mode 122
 #[test]
 fn labels_carry_no_request_data() {
@@ -1111,6 +1133,7 @@ fn events_are_captured_from_first_callsite_use() {
     assert_eq!(log.matches("said").count(), 1, "{log}");
 }
 
+// F-184, S-326
 // behaviours 173
 #[test]
 fn events_show_no_secrets() {
@@ -1153,12 +1176,13 @@ fn run_once_events_show_no_key_or_value() {
             2
         })
     });
-    assert!(log.contains("cannot be serialised"), "{log}");
+    assert!(log.contains("cannot be serialized"), "{log}");
     for secret in SECRETS {
         assert!(!log.contains(secret), "{secret}: {log}");
     }
 }
 
+// F-184, S-327
 #[test]
 fn entry_is_named_by_eight_hex_digits() {
     for (name, flow) in FLOWS {
@@ -1186,6 +1210,7 @@ fn entry_is_named_by_eight_hex_digits() {
     );
 }
 
+// S-328
 #[test]
 fn usual_paths_log_no_errors() {
     for (name, flow) in FLOWS {
@@ -1237,6 +1262,7 @@ fn every_flow_has_documented_effects() {
 
 // ---- Debug output ----
 
+// F-184, S-329
 #[tokio::test(start_paused = true)]
 async fn debug_output_shows_no_secret() {
     let layer = on(&Probe::default())
@@ -1274,7 +1300,7 @@ async fn debug_output_shows_no_secret() {
         record: ANSWER.into(),
     };
     outputs.push(format!("{completed:?}"));
-    let resolution = tower_idempotency_dynamodb::Resolution::Answer {
+    let resolution = tower_idempotency_dynamodb::Resolution::Complete {
         record: ANSWER.into(),
         retention: Ttl::from_secs(1),
     };

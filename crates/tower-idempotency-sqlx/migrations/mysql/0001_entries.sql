@@ -1,5 +1,5 @@
 -- Leases and records, one row for each key. Times are milliseconds since 1970, by the clock of this server.
--- May be run again and again, and by several at once.
+-- May be run repeatedly, and by several processes at the same time.
 
 create table if not exists `tower_idempotency` (
     id              binary(32)      not null primary key,

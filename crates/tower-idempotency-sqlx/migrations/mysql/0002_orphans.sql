@@ -1,6 +1,5 @@
--- Finds what is leased by when its lease ends, for those who look for orphans.
--- May be run again and again. Of several that run it at once, those that come second may be told that the index is there
--- (1061), and then it is.
+-- Index on the expiry of leases. Completers use it to find orphans.
+-- May be run repeatedly, and by several processes at the same time. A process may get error 1061. The index exists then.
 
 set @is_missing = (
     select count(*) = 0 from information_schema.statistics

@@ -1,8 +1,8 @@
 -- Leases and records, one row for each key. Times are milliseconds since 1970, by the clock of this server.
--- May be run again and again, and by several at once; run it in a transaction. Where the table is, it only looks: "if not
--- exists" would wait for the transactions of others, and have whoever comes later wait as well.
+-- May be run repeatedly, and by several processes at the same time. Run it in a transaction. If the table exists, this
+-- only reads. "if not exists" would wait for running transactions, and later transactions would wait for it.
 
--- Until the transaction ends. Two that create one table at once get in each other's way.
+-- The lock lasts until the transaction ends. Two processes that create one table at the same time would fail.
 select pg_advisory_xact_lock(x'746f7765725f6964'::bigint);
 
 do $$
@@ -30,7 +30,7 @@ begin
         check ((completed is null) = (record is null))
     );
 
-    -- Records come compressed.
+    -- Records are compressed before they are stored.
     alter table "tower_idempotency" alter column record set storage external;
 
     create index "tower_idempotency_forgotten_at" on "tower_idempotency" (forgotten_at);

@@ -1,4 +1,4 @@
--- Finds what is leased by when its lease ends, for those who look for orphans. It is small: a completed row is not in it.
--- May be run again and again, and by several at once.
+-- Index on the expiry of leases. Completers use it to find orphans. It is small, because it omits completed rows.
+-- May be run repeatedly, and by several processes at the same time.
 
 create index if not exists "tower_idempotency_orphans" on "tower_idempotency" (lease_ends, id) where completed is null;

@@ -17,42 +17,46 @@ use tower_idempotency::store::{Acquired, Claim, KeyId, LeaseRef, Store, StoreErr
 use self::statements::{OVERHEAD, Statements};
 use crate::{
     Purger, SqlError, TableNameError,
-    bounded::bounded,
-    connections::{
-        Connections, LINGERING, Lent,
-        Purpose::{self, Ask, Keep},
+    connection::{
+        Connections, PooledConnection,
+        Priority::{self, Acquire, Maintain},
+        STALLED_TURN_HOLD,
     },
-    entry::{Completion, Ended, Found, TRIES},
+    entry::{AcquireRow, CompleteOutcome, CompleteRow, MAX_ATTEMPTS},
     table::Table,
+    timeout::with_timeout,
 };
 
-mod fence;
 mod statements;
+mod transaction;
 
-/// A table in MySQL, 8.0 or later, or in MariaDB, 10.6 or later.
+/// A store in a table of MySQL, 8.0 or later, or of MariaDB, 10.6 or later.
 ///
-/// Each call is one round trip: a transaction at READ COMMITTED, whatever the sessions default to. So the server must
-/// not log for replication by statements (`binlog_format = STATEMENT`), which does not go with that level. It is durable
-/// when the server is: what `innodb_flush_log_at_trx_commit` loses in a crash of the server, and what a failover to a
-/// replica that lags loses, is lost here as well, leases included.
+/// Each call is one round trip: a transaction at READ COMMITTED, regardless of the session's default. The server's
+/// `binlog_format` must not be `STATEMENT`, which does not support writes at that level.
+///
+/// The store is as durable as the server. A crash loses the commits that `innodb_flush_log_at_trx_commit` allows it to
+/// lose, and a failover loses those that the replica lacks, leases included.
 ///
 /// # Connections
 ///
-/// The store has connections of its own and makes them as it needs them: handlers that hold all of a pool's connections
-/// do not keep a lease from being renewed, and a call takes one round trip instead of a pool's three. Clones share them.
-/// They belong to the tokio runtime that made them. Their parameters are those of the [`MySqlConnectOptions`], save that
-/// statements are not logged, since their text holds records, and that they wait a second for a locked row. They set the
-/// user variables `@free` and `@record`.
+/// The store has connections of its own and opens them on demand. So handlers that hold all connections of a pool do
+/// not block renewals, and a call takes one round trip instead of a pool's three. Clones share the connections. The
+/// connections belong to the tokio runtime that opened them.
 ///
-/// A server that logs statements, as its general and its slow query log do, logs ids, tokens and records with them.
+/// Their parameters are those of the [`MySqlConnectOptions`], with two exceptions. Statements are not logged, because
+/// their text contains records. The lock wait timeout is one second. The connections set the user variables `@free` and
+/// `@record`.
 ///
-/// # The largest record
+/// A server that logs statements, in its general or slow query log, logs IDs, tokens and records with them.
 ///
-/// A record has to fit into the server's `max_allowed_packet`, of which it takes four bytes for three.
+/// # Size of records
+///
+/// A record must fit into the server's `max_allowed_packet`, where three bytes of a record take four.
 ///
 /// # Cancellation
 ///
-/// A call that is dropped closes its connection. The server does what it was asked, or does not.
+/// A call that is dropped closes its connection. The server executes the call or does not.
 #[derive(Clone)]
 pub struct MySqlStore {
     inner: Arc<Inner>,
@@ -62,8 +66,8 @@ struct Inner {
     settings: Settings,
     statements: Statements,
     connections: Connections<MySql>,
-    /// The largest record that the server takes; unknown before the first connection.
-    largest: AtomicUsize,
+    /// The server's limit for records; [`UNKNOWN`] before the first connection.
+    server_limit: AtomicUsize,
 }
 
 #[derive(Clone)]
@@ -75,13 +79,13 @@ struct Settings {
 }
 
 impl MySqlStore {
-    /// A store at the server that `options` name; see [`migrate`](Self::migrate) for its table. Does not connect yet.
+    /// Creates a store at the server in `options`. Does not connect yet. [`migrate`](Self::migrate) creates its table.
     ///
-    /// Its connections are its own. At the database of a pool that is there already:
+    /// The store has connections of its own. To use the database of an existing pool:
     ///
     /// ```
     /// # use tower_idempotency_sqlx::{MySqlStore, sqlx::MySqlPool};
-    /// # fn beside(pool: &MySqlPool) -> MySqlStore {
+    /// # fn same_database(pool: &MySqlPool) -> MySqlStore {
     /// MySqlStore::new((*pool.connect_options()).clone())
     /// # }
     /// ```
@@ -91,112 +95,117 @@ impl MySqlStore {
             options,
             table: Table::default(),
             connections: 10,
-            record_limit: LARGEST_RECORD,
+            record_limit: MAX_RECORD_BYTES,
         })
     }
 
-    /// As [`new`](Self::new), from a URL as in `mysql://user:password@host/database`.
+    /// Creates a store from a URL such as `mysql://user:password@host/database`, like [`new`](Self::new).
     ///
     /// # Errors
     ///
-    /// When it is no such URL.
+    /// If the URL is invalid.
     pub fn from_url(url: &str) -> Result<Self, SqlError> {
         Ok(Self::new(url.parse::<MySqlConnectOptions>()?))
     }
 
-    /// The table, as in `payments.idempotency`; `tower_idempotency` in the database of the connection by default.
+    /// Sets the table, such as `payments.idempotency`. Default: `tower_idempotency` in the database of the connection.
     ///
-    /// Set before the store is used. Two services that share a table and a namespace of the layer share their keys.
+    /// Call this before the first use of the store. Two services that share a table and a namespace of the layer share
+    /// their keys.
     ///
     /// # Errors
     ///
-    /// When a part of it is not 1 to 48 of `a` to `z`, `0` to `9` and `_` without a digit in front.
+    /// If a part of the name is not 1 to 48 of `a` to `z`, `0` to `9` and `_`, or begins with a digit.
     pub fn with_table(self, name: &str) -> Result<Self, TableNameError> {
         let table = Table::parse(name)?;
         Ok(self.set(|settings| settings.table = table))
     }
 
-    /// How many connections the store makes at most; 10 by default, at least 1.
+    /// Sets the maximum number of connections. Default: 10; at least 1.
     ///
-    /// Set before the store is used. Too few, and calls wait for each other until the layer's timeout; too many, and the
-    /// server refuses them or whoever else comes. One of them, if there are two, is for keeping leases only: renewals and
-    /// completions do not stand in line behind requests that ask for a lease. If there is one, they are next.
+    /// Call this before the first use of the store. With too few connections, calls wait for each other until the
+    /// layer's timeout. With too many, the server rejects connections of this store or of other clients.
     ///
-    /// A statement that is cut off, as by the layer's timeout, closes its connection, and the server may be busy with it for
-    /// longer. If it went without an answer for a second, its turn to ask for a lease is free only 1.5 seconds
+    /// If there are at least two, one is reserved for renewals and completions, so that these never wait behind
+    /// acquires. A single connection serves them before waiting acquires.
+    ///
+    /// A statement that is dropped, for example by the layer's timeout, closes its connection. The server may still be
+    /// busy with it. If it had no reply for a second, the store starts another acquire in its place only 1.5 seconds
     /// later.
     #[must_use]
-    pub fn with_connections(self, most: usize) -> Self {
-        self.set(|settings| settings.connections = most)
+    pub fn with_connections(self, max: usize) -> Self {
+        self.set(|settings| settings.connections = max)
     }
 
-    /// The largest record in bytes, if the server's `max_allowed_packet` allows for it; 128 MiB by default, which is also
-    /// the most.
+    /// Sets the size of the largest record in bytes. Default and maximum: 128 MiB.
     ///
-    /// Set before the store is used. The layer stores a tombstone in place of a larger one: its retries are told that
-    /// the response was not retained.
+    /// The server's `max_allowed_packet` may lower it.
+    ///
+    /// Call this before the first use of the store. The layer stores a tombstone in place of a larger record: retries
+    /// get an error that the response was not retained.
     #[must_use]
     pub fn with_record_limit(self, bytes: usize) -> Self {
-        self.set(|settings| settings.record_limit = bytes.min(LARGEST_RECORD))
+        self.set(|settings| settings.record_limit = bytes.min(MAX_RECORD_BYTES))
     }
 
-    /// Makes the table, or brings it up to date; does nothing if it is.
+    /// Creates the table or migrates it to the current version.
     ///
-    /// May be called by every replica at once, at each start. The same statements are in the files of the folder
-    /// `migrations/mysql` for those who run them by other means. Needs the right to create tables.
+    /// Every replica may call this at each start, also at the same time. To run the statements by other means, use the
+    /// files in `migrations/mysql`. Requires the privilege to create tables.
     ///
-    /// Waits for as long as the server takes, which for an index on a large table is minutes, and for one that has fallen
-    /// silent is for ever: bound it from outside, with such a table in mind.
+    /// There is no timeout. An index on a large table can take minutes, and the call waits forever for a server that
+    /// does not reply. Set a timeout that allows for the size of the table.
     ///
     /// # Errors
     ///
-    /// When the server cannot be reached or refuses.
+    /// If the server cannot be reached or reports an error.
     ///
     /// # Cancellation
     ///
-    /// Dropped, it has happened up to some statement. It may be called again.
+    /// If the future is dropped, some of the statements were executed. Call it again.
     pub async fn migrate(&self) -> Result<(), SqlError> {
         for migration in MIGRATIONS {
             let table = &self.inner.settings.table;
             let sql = table.in_migration(migration, '`');
-            match self.inner.ask(Keep, sql).await {
-                // Somebody else has made the index meanwhile.
+            match self.inner.query(Maintain, sql).await {
+                // Another process has created the index meanwhile.
                 Err(error) if error.code() == Some("1061") => {}
-                migrated => drop(migrated?),
+                result => drop(result?),
             }
         }
         Ok(())
     }
 
-    /// Deletes at most `batch` entries that are over, oldest first, and says how many.
+    /// Deletes at most `batch` expired entries, oldest first, and returns their number.
     ///
-    /// What is over counts as absent whether or not it is deleted: this saves space and nothing else. It deletes no entry
-    /// that is not over, and may run on every replica at once.
+    /// Expired entries count as absent before they are deleted, so this only saves space. It deletes no other entries,
+    /// and may run on every replica at the same time.
     ///
     /// # Errors
     ///
-    /// When the server cannot be reached or refuses, or has not answered within 30 seconds: so a batch should take less.
+    /// If the server cannot be reached or reports an error, or if the batch takes longer than 30 seconds.
     ///
     /// # Cancellation
     ///
-    /// Dropped, it has deleted the batch or nothing.
+    /// If the future is dropped, the batch was deleted as a whole or not at all.
     pub async fn purge_expired(&self, batch: u32) -> Result<u64, SqlError> {
-        bounded(self.inner.purge(batch)).await
+        with_timeout(self.inner.purge(batch)).await
     }
 
-    /// Purges every so often, in batches of 1000, until what it returns is dropped or the store is, with its clones.
+    /// Starts a task that deletes expired entries in intervals of `period`, in batches of 1000.
     ///
-    /// May run on every replica. What fails is logged and tried again next time. Too seldom, and the table grows by what
-    /// was forgotten since; too often costs a search of an index.
+    /// The task stops when the returned value is dropped, or the store and all its clones. It may run on every replica.
+    /// Failures are logged and retried in the next interval. The table grows by the entries that expire in an interval.
+    /// Each interval costs one index search.
     ///
     /// # Panics
     ///
-    /// Outside of a tokio runtime.
-    pub fn spawn_purger(&self, every: Duration) -> Purger {
+    /// Panics outside of a tokio runtime.
+    pub fn spawn_purger(&self, period: Duration) -> Purger {
         let store = Arc::downgrade(&self.inner);
-        Purger::spawn(every, move || {
+        Purger::spawn(period, move || {
             let inner = store.upgrade()?;
-            Some(async move { inner.purge(crate::purge::BATCH).await })
+            Some(async move { inner.purge(crate::purger::BATCH_SIZE).await })
         })
     }
 
@@ -207,9 +216,9 @@ impl MySqlStore {
                 connections: Connections::new(
                     settings.options.clone(),
                     settings.connections,
-                    LINGERING,
+                    STALLED_TURN_HOLD,
                 ),
-                largest: AtomicUsize::new(UNKNOWN),
+                server_limit: AtomicUsize::new(UNKNOWN),
                 settings,
             }),
         }
@@ -223,82 +232,90 @@ impl MySqlStore {
 }
 
 impl Inner {
-    async fn ask(&self, purpose: Purpose, sql: String) -> Result<Vec<MySqlRow>, SqlError> {
-        self.ask_again(purpose, &Arc::new(sql)).await
+    /// Sends the statements in one round trip. Repeats them after a deadlock.
+    async fn query(&self, priority: Priority, sql: String) -> Result<Vec<MySqlRow>, SqlError> {
+        self.query_shared(priority, &Arc::new(sql)).await
     }
 
-    /// One round trip; again if the server asks for it.
-    async fn ask_again(
+    /// Sends the statements like [`query`](Self::query), without a copy of their text.
+    async fn query_shared(
         &self,
-        purpose: Purpose,
+        priority: Priority,
         sql: &Arc<String>,
     ) -> Result<Vec<MySqlRow>, SqlError> {
-        let mut tries = 0;
+        let mut attempts = 0;
         loop {
-            tries += 1;
-            let mut lent = self.lend(purpose).await?;
-            let error = match run(&mut lent.connection, sql).await {
+            attempts += 1;
+            let mut pooled = self.checkout(priority).await?;
+            let error = match execute(&mut pooled.connection, sql).await {
                 Ok(rows) => {
-                    lent.give_back();
+                    pooled.return_to_pool();
                     return Ok(rows);
                 }
                 Err(sqlx::Error::Database(error)) => error,
                 Err(error) => {
-                    self.connections.forget();
-                    // It is known to be gone: that was no stall.
-                    lent.close();
+                    self.connections.close_idle();
+                    // The connection is known to be dead, so this was no stall.
+                    pooled.close();
                     return Err(error.into());
                 }
             };
-            let code = crate::error::code(&*error);
+            let code = crate::error::error_code(&*error);
             let is_deadlock = is_deadlock(&code);
-            // Of anything else than a deadlock, or a row that somebody holds for long, the connection may be part, and the
-            // transaction ends with it.
+            // After any other error than a deadlock or a lock timeout, the connection may be unusable. Its close ends
+            // the transaction.
             if !is_deadlock && code != "1205" {
-                if is_another_s_now(&code) {
-                    self.connections.forget();
+                if is_failover_error(&code) {
+                    self.connections.close_idle();
                 }
-                lent.close();
+                pooled.close();
                 return Err(sqlx::Error::Database(error).into());
             }
-            run(&mut lent.connection, &Arc::new(ROLLBACK.to_owned())).await?;
-            lent.give_back();
-            // Who waits for a row once more waits for longer than the layer does for an answer.
-            if tries == TRIES || !is_deadlock {
+            execute(&mut pooled.connection, &Arc::new(ROLLBACK.to_owned())).await?;
+            pooled.return_to_pool();
+            // A second wait for a lock would take longer than the layer's timeout, so only deadlocks are retried.
+            if attempts == MAX_ATTEMPTS || !is_deadlock {
                 return Err(sqlx::Error::Database(error).into());
             }
         }
     }
 
-    async fn lend(&self, purpose: Purpose) -> Result<Lent<'_, MySql>, SqlError> {
-        let (mut lent, is_new) = self.connections.lend(purpose).await?;
+    /// Returns a connection. Configures it if it is new.
+    async fn checkout(&self, priority: Priority) -> Result<PooledConnection<'_, MySql>, SqlError> {
+        let (mut pooled, is_new) = self.connections.checkout(priority).await?;
         if is_new {
-            let rows = run(&mut lent.connection, &Arc::new(SETUP.to_owned())).await?;
+            let rows = execute(&mut pooled.connection, &Arc::new(SETUP.to_owned())).await?;
             let row = rows.first().ok_or(SqlError::unreadable("no setting"))?;
             let packet = usize::try_from(row.try_get::<u64, _>(0)?).unwrap_or(usize::MAX);
-            let largest = packet.saturating_sub(OVERHEAD) / 4 * 3;
-            self.largest.store(largest, Relaxed);
+            let limit = packet.saturating_sub(OVERHEAD) / 4 * 3;
+            self.server_limit.store(limit, Relaxed);
         }
-        Ok(lent)
+        Ok(pooled)
     }
 
     async fn record_limit(&self) -> Result<usize, SqlError> {
-        if self.largest.load(Relaxed) == UNKNOWN {
-            self.lend(Keep).await?.give_back();
+        if self.server_limit.load(Relaxed) == UNKNOWN {
+            self.checkout(Maintain).await?.return_to_pool();
         }
-        Ok(self.settings.record_limit.min(self.largest.load(Relaxed)))
+        Ok(self
+            .settings
+            .record_limit
+            .min(self.server_limit.load(Relaxed)))
     }
 
     async fn purge(&self, batch: u32) -> Result<u64, SqlError> {
-        let rows = self.ask(Keep, self.statements.purge(batch)).await?;
+        let rows = self.query(Maintain, self.statements.purge(batch)).await?;
         let row = rows.first().ok_or(SqlError::unreadable("no count"))?;
         let deleted: i64 = row.try_get(0)?;
         Ok(deleted.unsigned_abs())
     }
 }
 
-/// Values are in the statements as digits and letters only.
-async fn run(connection: &mut MySqlConnection, sql: &Arc<String>) -> sqlx::Result<Vec<MySqlRow>> {
+/// Executes the statements. They contain values as digits and letters only, so their text is safe.
+async fn execute(
+    connection: &mut MySqlConnection,
+    sql: &Arc<String>,
+) -> sqlx::Result<Vec<MySqlRow>> {
     sqlx::raw_sql(AssertSqlSafe(Arc::clone(sql)))
         .fetch_all(connection)
         .await
@@ -309,13 +326,15 @@ impl Store for MySqlStore {
 
     async fn acquire(&self, claim: &Claim) -> Result<Acquired, StoreError> {
         let sql = Arc::new(self.inner.statements.acquire(claim));
-        for _ in 0..TRIES {
-            let rows = self.inner.ask_again(Ask, &sql).await?;
-            // None, or one that can be taken: released, expired or forgotten between the one statement and the other.
+        for _ in 0..MAX_ATTEMPTS {
+            let rows = self.inner.query_shared(Acquire, &sql).await?;
+            // No row, or an entry that can be acquired: it was released, expired or deleted between the two statements.
             if let Some(row) = rows.first()
-                && let Some(answer) = found(row).map_err(SqlError::from)?.answer(claim)?
+                && let Some(acquired) = read_acquire_row(row)
+                    .map_err(SqlError::from)?
+                    .into_acquired(claim)?
             {
-                return Ok(answer);
+                return Ok(acquired);
             }
         }
         Err(SqlError::contended().into())
@@ -324,7 +343,7 @@ impl Store for MySqlStore {
     async fn renew(&self, lease: &LeaseRef, ttl: Ttl) -> Result<(), StoreError> {
         let rows = self
             .inner
-            .ask(Keep, self.inner.statements.renew(lease, ttl))
+            .query(Maintain, self.inner.statements.renew(lease, ttl))
             .await?;
         if rows.is_empty() {
             return Err(StoreError::LeaseLost);
@@ -343,15 +362,15 @@ impl Store for MySqlStore {
             return Err(StoreError::RecordTooLarge { limit });
         }
         let sql = Arc::new(self.inner.statements.complete(lease, &record, retention));
-        for _ in 0..TRIES {
-            let rows = self.inner.ask_again(Keep, &sql).await?;
+        for _ in 0..MAX_ATTEMPTS {
+            let rows = self.inner.query_shared(Maintain, &sql).await?;
             let Some(row) = rows.first() else {
                 continue;
             };
-            match ended(row).map_err(SqlError::from)?.completion() {
-                Completion::Stored => return Ok(()),
-                Completion::Lost => return Err(StoreError::LeaseLost),
-                Completion::Again => {}
+            match read_complete_row(row).map_err(SqlError::from)?.outcome() {
+                CompleteOutcome::Stored => return Ok(()),
+                CompleteOutcome::LeaseLost => return Err(StoreError::LeaseLost),
+                CompleteOutcome::Retry => {}
             }
         }
         Err(SqlError::contended().into())
@@ -359,48 +378,53 @@ impl Store for MySqlStore {
 
     async fn release(&self, lease: &LeaseRef) -> Result<(), StoreError> {
         let sql = self.inner.statements.release(lease);
-        self.inner.ask(Ask, sql).await?;
+        self.inner.query(Acquire, sql).await?;
         Ok(())
     }
 
-    /// Waiters look from time to time.
-    async fn wait_for_change(&self, _id: &KeyId, within: Duration) {
-        tokio::time::sleep(within).await;
+    /// Waits for the whole `timeout`: MySQL has no notifications, so waiters poll.
+    async fn wait_for_change(&self, _id: &KeyId, timeout: Duration) {
+        tokio::time::sleep(timeout).await;
     }
 }
 
-/// The transaction is rolled back, for somebody else's: a deadlock, which is also what certification in a Galera cluster
-/// reports at a commit, or certification in a group.
+/// Returns `true` if the server rolled the transaction back in favour of another one.
+///
+/// 1213 is a deadlock, or a failed certification in a Galera cluster at the commit. 3101 is a failed certification in
+/// group replication.
 fn is_deadlock(code: &str) -> bool {
     ["1213", "3101"].contains(&code)
 }
 
-/// The server is shutting down, or it has become a replica, by one setting or another, or has left its cluster: the way may
-/// lead to another server now. Or it has closed the connection, as after it was idle for long, and then the others too.
-fn is_another_s_now(code: &str) -> bool {
-    let not_this_one = ["1047", "1053", "1290", "1792", "1836"];
+/// Returns `true` if all idle connections should be closed.
+///
+/// The server shuts down, has become a replica by one setting or another, or has left its cluster. A new connection may
+/// then reach another server. Or the server has closed this connection, for example after a long idle time, and then
+/// the others as well.
+fn is_failover_error(code: &str) -> bool {
+    let not_writable = ["1047", "1053", "1290", "1792", "1836"];
     let closed = ["1159", "1160", "1927", "3032", "3169", "4031"];
-    not_this_one.contains(&code) || closed.contains(&code)
+    not_writable.contains(&code) || closed.contains(&code)
 }
 
-fn found(row: &MySqlRow) -> Result<Found, sqlx::Error> {
-    Ok(Found {
+fn read_acquire_row(row: &MySqlRow) -> Result<AcquireRow, sqlx::Error> {
+    Ok(AcquireRow {
         is_completed: row.try_get(0)?,
-        is_mine: row.try_get(1)?,
-        is_over: row.try_get(2)?,
+        has_own_token: row.try_get(1)?,
+        is_expired: row.try_get(2)?,
         fingerprint: row.try_get(3)?,
         generation: row.try_get(4)?,
-        left: row.try_get(5)?,
+        lease_left: row.try_get(5)?,
         record: row.try_get(6)?,
     })
 }
 
-fn ended(row: &MySqlRow) -> Result<Ended, sqlx::Error> {
-    Ok(Ended {
+fn read_complete_row(row: &MySqlRow) -> Result<CompleteRow, sqlx::Error> {
+    Ok(CompleteRow {
         is_completed: row.try_get(0)?,
-        is_mine: row.try_get(1)?,
-        is_over: row.try_get(2)?,
-        is_unheld: row.try_get(3)?,
+        has_own_token: row.try_get(1)?,
+        is_expired: row.try_get(2)?,
+        has_no_token: row.try_get(3)?,
     })
 }
 
@@ -417,7 +441,7 @@ const MIGRATIONS: [&str; 2] = [
     include_str!("../../migrations/mysql/0002_orphans.sql"),
 ];
 const SETUP: &str = "set session innodb_lock_wait_timeout = 1; select @@max_allowed_packet;";
-/// And lets go of the record that a completion which failed has put there.
+/// Rolls back, and frees the record that a failed completion left in the session.
 const ROLLBACK: &str = "rollback and no chain no release; set @record = null;";
-const LARGEST_RECORD: usize = 128 << 20;
+const MAX_RECORD_BYTES: usize = 128 << 20;
 const UNKNOWN: usize = usize::MAX;

@@ -1,9 +1,11 @@
-//! What is sent to MySQL and MariaDB.
+//! Statements for MySQL and MariaDB.
 //!
-//! Each call is one message with several statements in it, which are one transaction at READ COMMITTED, whatever the
-//! session defaults to. Values are in the text, as digits and letters only; see `docs/decisions/0018`. What was changed is
-//! told by reading it back, for the count of changed rows depends on settings of the connection. In a handler's transaction
-//! values are bound: on its connection sqlx logs the text.
+//! Each call is one message with several statements. They are one transaction at READ COMMITTED, regardless of the
+//! session's default. Calls read the row back to see their effect, because the count of changed rows depends on
+//! connection settings.
+//!
+//! Values are part of the text, as digits and letters only; see `docs/decisions/0018`. In a handler's transaction they
+//! are bound instead, because sqlx logs the text on the handler's connection.
 
 use std::sync::Arc;
 
@@ -12,45 +14,50 @@ use sqlx::{AssertSqlSafe, SqlSafeStr as _, SqlStr};
 use tower_idempotency::store::{Claim, LeaseRef, OrphanPolicy, Ttl};
 
 use crate::{
-    completer::{Found, MOST_DOUBLINGS, Page},
+    completer::{MAX_DOUBLINGS, OrphanQuery, OrphanRow},
     hex,
     table::Table,
 };
 
 pub(super) struct Statements {
     table: String,
-    /// In a handler's transaction, as the next three: how the lease stands. id, token, id.
-    pub(super) standing: SqlStr,
-    /// Stores the record if the token holds the entry. One row is changed then, whatever a connection counts: it was not
-    /// completed before. retention, record, id, token.
-    pub(super) fence: SqlStr,
-    /// Whether the checkpoint is there, if the token holds the entry, and keeps the row so. name, data, id, token.
+    /// Reads the status of the lease. Parameters: id, token, id.
+    ///
+    /// This statement and the next three run in a handler's transaction.
+    pub(super) lease_status: SqlStr,
+    /// Stores the record if the token holds the entry. Parameters: retention, record, id, token.
+    ///
+    /// The count of changed rows is reliable here: the entry was not completed before, so every setting counts its row.
+    pub(super) write_record: SqlStr,
+    /// Returns if the entry has this checkpoint, and locks the row. No row: the token does not hold the entry.
+    /// Parameters: name, data, id, token.
     pub(super) has_checkpoint: SqlStr,
-    /// After the last one. name, data, id.
+    /// Stores the checkpoint in the row that `has_checkpoint` locked. Parameters: name, data, id.
     pub(super) write_checkpoint: SqlStr,
 }
 
 impl Statements {
     pub(super) fn new(table: &Table) -> Self {
         let table = table.quoted('`');
-        // Nothing but the name of the table, which is an identifier, is put into them.
+        // Safe: the only inserted text is the name of the table, which is an identifier.
         let statement = |sql: String| AssertSqlSafe(Arc::<str>::from(sql)).into_sql_str();
-        let held = format!("id = ? and token = ? and completed is null and forgotten_at > {NOW}");
+        let is_held =
+            format!("id = ? and token = ? and completed is null and forgotten_at > {NOW}");
         Self {
-            standing: statement(format!(
-                "select coalesce({held}, false) from {table} where id = ?"
+            lease_status: statement(format!(
+                "select coalesce({is_held}, false) from {table} where id = ?"
             )),
-            fence: statement(format!(
+            write_record: statement(format!(
                 "update {table} set
   checkpoint = null,
   checkpoint_data = null,
   forgotten_at = {NOW} + ?,
   record = ?,
   completed = {NOW}
-where {held}"
+where {is_held}"
             )),
             has_checkpoint: statement(format!(
-                "select coalesce(checkpoint = ? and checkpoint_data = ?, false) from {table} where {held} for update"
+                "select coalesce(checkpoint = ? and checkpoint_data = ?, false) from {table} where {is_held} for update"
             )),
             write_checkpoint: statement(format!(
                 "update {table} set checkpoint = ?, checkpoint_data = ? where id = ?"
@@ -59,13 +66,13 @@ where {held}"
         }
     }
 
-    /// Takes the lease if it can be taken, and reads what the entry is then.
+    /// Acquires the lease if possible, and reads the entry afterwards.
     ///
-    /// The first look takes no row's lock and decides whether anything is tried: who cannot have the lease waits for
-    /// nobody's transaction, not for that of a handler that holds the row either.
+    /// The first read locks no row, and decides if the other statements write. If the lease cannot be acquired, they
+    /// wait for no transaction, not even for that of a handler that holds the row.
     ///
-    /// A row that is there already is locked at once by `on duplicate key update`. `insert ignore` would share its lock
-    /// first, and two who then both want it for themselves are a deadlock.
+    /// `on duplicate key update` locks an existing row exclusively at once. `insert ignore` would take a shared lock
+    /// first, and two transactions that both upgrade it are a deadlock.
     pub(super) fn acquire(&self, claim: &Claim) -> String {
         let table = &self.table;
         let id = bytes(claim.id.as_bytes());
@@ -74,14 +81,15 @@ where {held}"
         let [lease, keep] = [claim.lease.as_millis(), claim.orphan_retention.as_millis()];
         let [owner, operation] = [text(claim.owner), text(&claim.operation)];
         let take_over = claim.orphans == OrphanPolicy::TakeOver;
-        let can_be_taken = format!(
+        let can_acquire = format!(
             "(forgotten_at <= {NOW} or completed is null and (coalesce(token = {token}, false) \
              or {take_over} and lease_ends <= {NOW} and fingerprint = {fingerprint}))"
         );
-        // In the order in which they are assigned: what a later one looks at has its old value still.
+        // MySQL assigns columns in the given order. Each column is assigned after all expressions that read its old
+        // value.
         in_a_transaction(&format!(
             "
-select coalesce(max({can_be_taken}), true) into @free from {table} where id = {id};
+select coalesce(max({can_acquire}), true) into @free from {table} where id = {id};
 insert into {table}
   (id, token, fingerprint, generation, lease_ends, keep, forgotten_at, created, owner, operation)
 select {id}, {token}, {fingerprint}, 1, now + {lease}, {keep}, now + {lease} + {keep}, now, {owner}, {operation}
@@ -101,24 +109,24 @@ update {table} set
   record = null,
   owner = {owner},
   operation = {operation}
-where @free and id = {id} and {can_be_taken};
+where @free and id = {id} and {can_acquire};
 select completed is not null, coalesce(token = {token}, false), forgotten_at <= {NOW}, fingerprint, generation,
   lease_ends - {NOW}, record
 from {table} where id = {id};"
         ))
     }
 
-    /// Answers whether the token holds the entry.
+    /// Returns a row if the token holds the entry.
     pub(super) fn renew(&self, lease: &LeaseRef, ttl: Ttl) -> String {
-        let (table, held, ttl) = (&self.table, held(lease), ttl.as_millis());
+        let (table, is_held, ttl) = (&self.table, lease_condition(lease), ttl.as_millis());
         in_a_transaction(&format!(
             "
-update {table} set lease_ends = {NOW} + {ttl}, forgotten_at = {NOW} + {ttl} + keep where {held};
-select true from {table} where {held};"
+update {table} set lease_ends = {NOW} + {ttl}, forgotten_at = {NOW} + {ttl} + keep where {is_held};
+select true from {table} where {is_held};"
         ))
     }
 
-    /// Stores the record unless another token holds or completed the entry, and reads what the entry is then.
+    /// Stores the record unless another token holds or completed the entry, and reads the entry afterwards.
     pub(super) fn complete(&self, lease: &LeaseRef, record: &[u8], retention: Ttl) -> String {
         let table = &self.table;
         let id = bytes(lease.id.as_bytes());
@@ -126,14 +134,14 @@ select true from {table} where {held};"
         let fingerprint = bytes(lease.fingerprint.as_bytes());
         let record = BASE64.encode(record);
         let (generation, retention) = (lease.generation.max(1), retention.as_millis());
-        let over = format!("forgotten_at <= {NOW}");
+        let is_expired = format!("forgotten_at <= {NOW}");
         let body = in_a_transaction(&format!(
             "
 update {table} set
   generation = if(coalesce(token = {token}, false), generation, {generation}),
-  created = if({over}, {NOW}, created),
-  owner = if({over}, '', owner),
-  operation = if({over}, '', operation),
+  created = if({is_expired}, {NOW}, created),
+  owner = if({is_expired}, '', owner),
+  operation = if({is_expired}, '', operation),
   checkpoint = null,
   checkpoint_data = null,
   token = {token},
@@ -141,59 +149,60 @@ update {table} set
   forgotten_at = {NOW} + {retention},
   completed = {NOW},
   record = @record
-where id = {id} and ({over} or completed is null and (token = {token} or token is null));
+where id = {id} and ({is_expired} or completed is null and (token = {token} or token is null));
 insert into {table}
   (id, token, fingerprint, generation, lease_ends, keep, forgotten_at, created, completed, record, owner, operation)
 select {id}, {token}, {fingerprint}, {generation}, now, 0, now + {retention}, now, now, @record, '', ''
 from (select {NOW} as now) clock where not exists (select 1 from {table} where id = {id})
 on duplicate key update keep = {table}.keep;
-select completed is not null, coalesce(token = {token}, false), {over}, token is null
+select completed is not null, coalesce(token = {token}, false), {is_expired}, token is null
 from {table} where id = {id};"
         ));
         format!("set @record = from_base64('{record}');{body} set @record = null;")
     }
 
+    /// Deletes the entry, or makes it an orphan after a takeover or a checkpoint.
     pub(super) fn release(&self, lease: &LeaseRef) -> String {
-        let (table, held) = (&self.table, held(lease));
+        let (table, is_held) = (&self.table, lease_condition(lease));
         in_a_transaction(&format!(
             "
-delete from {table} where {held} and generation = 1 and checkpoint is null;
+delete from {table} where {is_held} and generation = 1 and checkpoint is null;
 update {table} set token = null, forgotten_at = {NOW} + keep, lease_ends = {NOW}
-where {held} and (generation > 1 or checkpoint is not null);"
+where {is_held} and (generation > 1 or checkpoint is not null);"
         ))
     }
 
-    pub(super) fn read_checkpoint(&self, lease: &LeaseRef, settled: bool) -> String {
-        let (table, held) = (&self.table, held(lease));
-        let wait = if settled { " for update" } else { "" };
+    pub(super) fn read_checkpoint(&self, lease: &LeaseRef, after_writers: bool) -> String {
+        let (table, is_held) = (&self.table, lease_condition(lease));
+        let wait = if after_writers { " for update" } else { "" };
         in_a_transaction(&format!(
             "
-select checkpoint, checkpoint_data from {table} where {held}{wait};"
+select checkpoint, checkpoint_data from {table} where {is_held}{wait};"
         ))
     }
 
-    pub(super) fn orphans(&self, page: &Page) -> String {
-        let (table, due, limit) = (&self.table, due(page), page.limit);
-        let until = page
-            .until
-            .map_or_else(String::new, |until| format!(" and lease_ends < {until}"));
-        let after = page.after.map_or_else(String::new, |(ends, id)| {
+    pub(super) fn orphans(&self, query: &OrphanQuery) -> String {
+        let (table, is_due, limit) = (&self.table, due_condition(query), query.limit);
+        let ended_before = query
+            .ended_before
+            .map_or_else(String::new, |bound| format!(" and lease_ends < {bound}"));
+        let after = query.after.map_or_else(String::new, |(ends, id)| {
             let id = bytes(id.as_bytes());
             format!(" and lease_ends >= {ends} and (lease_ends > {ends} or id > {id})")
         });
         in_a_transaction(&format!(
             "
-select id, fingerprint, generation, lease_ends, operation, {NOW} from {table} where {due}{until}{after}
+select id, fingerprint, generation, lease_ends, operation, {NOW} from {table} where {is_due}{ended_before}{after}
 order by lease_ends, id limit {limit};"
         ))
     }
 
-    pub(super) fn is_due(&self, orphan: &Found, page: &Page) -> String {
-        let (table, due) = (&self.table, due(page));
+    pub(super) fn is_due(&self, orphan: &OrphanRow, query: &OrphanQuery) -> String {
+        let (table, is_due) = (&self.table, due_condition(query));
         let (id, generation) = (bytes(orphan.id.as_bytes()), orphan.generation);
         in_a_transaction(&format!(
             "
-select true from {table} where id = {id} and generation = {generation} and {due};"
+select true from {table} where id = {id} and generation = {generation} and {is_due};"
         ))
     }
 
@@ -207,25 +216,28 @@ select row_count();"
     }
 }
 
-/// The isolation level is that of the next transaction only; what comes after it is not left to `completion_type`.
+/// Wraps the statements in a transaction.
+///
+/// The isolation level applies to this transaction only. The commit overrides `completion_type`, which could begin
+/// another transaction.
 fn in_a_transaction(statements: &str) -> String {
     format!(
         "set transaction isolation level read committed; start transaction;{statements} commit and no chain no release;"
     )
 }
 
-/// Its lease has been over for long enough, and nobody has the outcome. The first conditions are those of an index.
-fn due(page: &Page) -> String {
-    let older = page.older_than.as_millis();
-    let pause = format!("{older} * (1 << least(generation - 1, {MOST_DOUBLINGS}))");
+/// Returns the condition that an entry is an orphan and due. The first conditions match an index.
+fn due_condition(query: &OrphanQuery) -> String {
+    let min_age = query.min_age.as_millis();
+    let delay = format!("{min_age} * (1 << least(generation - 1, {MAX_DOUBLINGS}))");
     format!(
-        "completed is null and lease_ends <= {NOW} - {older} and lease_ends + {pause} <= {NOW} \
+        "completed is null and lease_ends <= {NOW} - {min_age} and lease_ends + {delay} <= {NOW} \
          and forgotten_at > {NOW} and operation <> 'run_once'"
     )
 }
 
-/// The token holds the entry, its lease over or not.
-fn held(lease: &LeaseRef) -> String {
+/// Returns the condition that the token holds the entry, even with an expired lease.
+fn lease_condition(lease: &LeaseRef) -> String {
     let id = bytes(lease.id.as_bytes());
     let token = bytes(lease.token.as_bytes());
     format!("id = {id} and token = {token} and completed is null and forgotten_at > {NOW}")
@@ -235,15 +247,15 @@ fn bytes(bytes: &[u8]) -> String {
     format!("x'{}'", hex::encode(bytes))
 }
 
-/// At most as long as its column.
+/// Returns an expression for the text, cut to the length of its column.
 fn text(text: &str) -> String {
-    let end = text.char_indices().nth(LONGEST_TEXT);
+    let end = text.char_indices().nth(MAX_TEXT_CHARS);
     let text = end.map_or(text, |(end, _)| &text[..end]);
     format!("convert({} using utf8mb4)", bytes(text.as_bytes()))
 }
 
-/// How much longer than three quarters of it a statement with a record is, at most.
+/// Maximum length of a statement with a record, without the record's base64 text.
 pub(super) const OVERHEAD: usize = 8 << 10;
-const LONGEST_TEXT: usize = 255;
-/// Of the statement's begin, and the same throughout. Not by the session's time zone, whose hours come twice in autumn.
+const MAX_TEXT_CHARS: usize = 255;
+/// Time at which the statement began, constant within it. Uses UTC: local time repeats an hour in autumn.
 const NOW: &str = "(timestampdiff(microsecond, '1970-01-01', utc_timestamp(3)) div 1000)";

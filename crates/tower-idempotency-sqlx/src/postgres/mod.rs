@@ -5,48 +5,48 @@ use sqlx::{
     AssertSqlSafe, Postgres, Row,
     postgres::{PgConnectOptions, PgRow},
 };
-use tokio::time::timeout;
 use tower_idempotency::store::{Acquired, Claim, KeyId, LeaseRef, Store, StoreError, Ttl};
 
-use self::{listen::Listener, statements::Statements};
+use self::{notifications::Listener, statements::Statements};
 use crate::{
     Purger, SqlError, TableNameError,
-    bounded::bounded,
-    connections::{
-        Connections, LINGERING,
-        Purpose::{self, Ask, Keep},
+    connection::{
+        Connections,
+        Priority::{self, Acquire, Maintain},
+        STALLED_TURN_HOLD,
     },
-    entry::{Completion, Ended, Found, TRIES},
+    entry::{AcquireRow, CompleteOutcome, CompleteRow, MAX_ATTEMPTS},
     hex,
     table::Table,
+    timeout::with_timeout,
 };
 
-mod fence;
-mod listen;
+mod notifications;
 mod statements;
+mod transaction;
 
-/// A table in PostgreSQL, 14 or later.
+/// A store in a table of PostgreSQL, 14 or later.
 ///
-/// Each call is one round trip. It is durable when the server is: what `synchronous_commit` loses in a crash of the
-/// server, and what a failover to a replica that lags loses, is lost here as well, leases included.
+/// Each call is one round trip. The store is as durable as the server. A crash loses the commits that
+/// `synchronous_commit` allows it to lose, and a failover loses those that the replica lacks, leases included.
 ///
 /// # Connections
 ///
-/// The store has connections of its own and makes them as it needs them: handlers that hold all of a pool's connections
-/// do not keep a lease from being renewed, and a statement takes one round trip instead of a pool's three. Clones share
-/// them. They belong to the tokio runtime that made them. The parameters of the connection are those of the
-/// [`PgConnectOptions`], save that statements are not logged: their text holds records.
+/// The store has connections of its own and opens them on demand. So handlers that hold all connections of a pool do
+/// not block renewals, and a statement takes one round trip instead of a pool's three. Clones share the connections.
+/// The connections belong to the tokio runtime that opened them. Their parameters are those of the
+/// [`PgConnectOptions`], except that statements are not logged, because their text contains records.
 ///
-/// Whatever isolation level the connections default to, each statement states its own. No statement is prepared and
-/// none leaves anything behind in the session, so that pgbouncer may be in between, in transaction mode; waiters then
-/// need [`with_listener`](Self::with_listener) or [`without_listener`](Self::without_listener).
+/// Each statement sets its isolation level, regardless of the connection's default. The store prepares no statements
+/// and leaves no state in the session, so it works through pgbouncer in transaction mode. Waiters then need
+/// [`with_listener`](Self::with_listener) or [`without_listener`](Self::without_listener).
 ///
-/// A server that logs statements, as with `log_statement` or `log_min_duration_statement`, logs ids, tokens and records
+/// A server that logs statements, as with `log_statement` or `log_min_duration_statement`, logs IDs, tokens and records
 /// with them.
 ///
 /// # Cancellation
 ///
-/// A call that is dropped closes its connection. The server does what it was asked, or does not.
+/// A call that is dropped closes its connection. The server executes the call or does not.
 #[derive(Clone)]
 pub struct PostgresStore {
     inner: Arc<Inner>,
@@ -65,157 +65,162 @@ struct Settings {
     table: Table,
     connections: usize,
     record_limit: usize,
-    listen: Listen,
+    listen: ListenMode,
 }
 
+/// Connection on which the store listens for notifications.
 #[derive(Clone)]
-enum Listen {
-    Directly,
-    At(Box<PgConnectOptions>),
-    Never,
+enum ListenMode {
+    SameOptions,
+    OtherOptions(Box<PgConnectOptions>),
+    Disabled,
 }
 
 impl PostgresStore {
-    /// A store at the server that `options` name; see [`migrate`](Self::migrate) for its table. Does not connect yet.
+    /// Creates a store at the server in `options`. Does not connect yet. [`migrate`](Self::migrate) creates its table.
     ///
-    /// Its connections are its own. At the database of a pool that is there already:
+    /// The store has connections of its own. To use the database of an existing pool:
     ///
     /// ```
     /// # use tower_idempotency_sqlx::{PostgresStore, sqlx::PgPool};
-    /// # fn beside(pool: &PgPool) -> PostgresStore {
+    /// # fn same_database(pool: &PgPool) -> PostgresStore {
     /// PostgresStore::new((*pool.connect_options()).clone())
     /// # }
     /// ```
     #[must_use]
     pub fn new(options: PgConnectOptions) -> Self {
         Self::build(Settings {
-            // Known to poolers, and of no use where no fraction is read.
+            // Some poolers reject this parameter, and the store reads no fractions.
             options: options.extra_float_digits(None),
             table: Table::default(),
             connections: 10,
-            record_limit: LARGEST_RECORD,
-            listen: Listen::Directly,
+            record_limit: MAX_RECORD_BYTES,
+            listen: ListenMode::SameOptions,
         })
     }
 
-    /// As [`new`](Self::new), from a URL as in `postgres://user:password@host/database`.
+    /// Creates a store from a URL such as `postgres://user:password@host/database`, like [`new`](Self::new).
     ///
     /// # Errors
     ///
-    /// When it is no such URL.
+    /// If the URL is invalid.
     pub fn from_url(url: &str) -> Result<Self, SqlError> {
         Ok(Self::new(url.parse::<PgConnectOptions>()?))
     }
 
-    /// The table, as in `payments.idempotency`; `tower_idempotency` in the schema of the connection by default.
+    /// Sets the table, such as `payments.idempotency`. Default: `tower_idempotency` in the schema of the connection.
     ///
-    /// Set before the store is used. Two services that share a table and a namespace of the layer share their keys.
+    /// Call this before the first use of the store. Two services that share a table and a namespace of the layer share
+    /// their keys.
     ///
     /// # Errors
     ///
-    /// When a part of it is not 1 to 48 of `a` to `z`, `0` to `9` and `_` without a digit in front.
+    /// If a part of the name is not 1 to 48 of `a` to `z`, `0` to `9` and `_`, or begins with a digit.
     pub fn with_table(self, name: &str) -> Result<Self, TableNameError> {
         let table = Table::parse(name)?;
         Ok(self.set(|settings| settings.table = table))
     }
 
-    /// How many connections the store makes at most, besides the one that listens for waiters; 10 by default, at least 1.
+    /// Sets the maximum number of connections, besides the one that listens for notifications. Default: 10; at least 1.
     ///
-    /// Set before the store is used. Too few, and calls wait for each other until the layer's timeout; too many, and the
-    /// server refuses them or whoever else comes. One of them, if there are two, is for keeping leases only: renewals and
-    /// completions do not stand in line behind requests that ask for a lease. If there is one, they are next.
+    /// Call this before the first use of the store. With too few connections, calls wait for each other until the
+    /// layer's timeout. With too many, the server rejects connections of this store or of other clients.
     ///
-    /// A statement that is cut off, as by the layer's timeout, closes its connection, and the server may be busy with it for
-    /// longer. If it went without an answer for a second, its turn to ask for a lease is free only 1.5 seconds
+    /// If there are at least two, one is reserved for renewals and completions, so that these never wait behind
+    /// acquires. A single connection serves them before waiting acquires.
+    ///
+    /// A statement that is dropped, for example by the layer's timeout, closes its connection. The server may still be
+    /// busy with it. If it had no reply for a second, the store starts another acquire in its place only 1.5 seconds
     /// later.
     #[must_use]
-    pub fn with_connections(self, most: usize) -> Self {
-        self.set(|settings| settings.connections = most)
+    pub fn with_connections(self, max: usize) -> Self {
+        self.set(|settings| settings.connections = max)
     }
 
-    /// The largest record in bytes; 128 MiB by default, which is also the most.
+    /// Sets the size of the largest record in bytes. Default and maximum: 128 MiB.
     ///
-    /// Set before the store is used. The layer stores a tombstone in place of a larger one: its retries are told that
-    /// the response was not retained.
+    /// Call this before the first use of the store. The layer stores a tombstone in place of a larger record: retries
+    /// get an error that the response was not retained.
     #[must_use]
     pub fn with_record_limit(self, bytes: usize) -> Self {
-        self.set(|settings| settings.record_limit = bytes.min(LARGEST_RECORD))
+        self.set(|settings| settings.record_limit = bytes.min(MAX_RECORD_BYTES))
     }
 
-    /// Where to listen for the end of leases, if not where the statements go: past the pooler.
+    /// Sets a separate connection for notifications that a lease has ended, to bypass a pooler.
     ///
-    /// Set before the store is used. It has to be the same database, or waiters hear nothing and look from time to time
-    /// as they do [without a listener](Self::without_listener).
+    /// Call this before the first use of the store. The options must lead to the same database. Otherwise no
+    /// notifications arrive, and waiters poll as they do [without a listener](Self::without_listener).
     #[must_use]
     pub fn with_listener(self, options: PgConnectOptions) -> Self {
-        self.set(|settings| settings.listen = Listen::At(Box::new(options)))
+        self.set(|settings| settings.listen = ListenMode::OtherOptions(Box::new(options)))
     }
 
-    /// Listens for nothing: waiters look from time to time, at most a second apart.
+    /// Disables notifications. Waiters poll at most a second apart.
     ///
-    /// Set before the store is used. By default the first waiter makes one more connection, which listens until the
-    /// store is dropped; through pgbouncer in transaction mode it would hear nothing, and leave its wish to listen
-    /// behind in a connection that others use.
+    /// Call this before the first use of the store. By default the first waiter opens one more connection, which
+    /// listens until the store is dropped. Through pgbouncer in transaction mode no notification would arrive, and the
+    /// `LISTEN` would remain on a server connection that other clients use.
     #[must_use]
     pub fn without_listener(self) -> Self {
-        self.set(|settings| settings.listen = Listen::Never)
+        self.set(|settings| settings.listen = ListenMode::Disabled)
     }
 
-    /// Makes the table, or brings it up to date; does nothing if it is.
+    /// Creates the table or migrates it to the current version.
     ///
-    /// May be called by every replica at once, at each start. The same statements are in the files of the folder
-    /// `migrations/postgres` for those who run them by other means. Needs the right to create tables.
+    /// Every replica may call this at each start, also at the same time. To run the statements by other means, use the
+    /// files in `migrations/postgres`. Requires the privilege to create tables.
     ///
-    /// Waits for as long as the server takes, which for an index on a large table is minutes, and for one that has fallen
-    /// silent is for ever: bound it from outside, with such a table in mind.
+    /// There is no timeout. An index on a large table can take minutes, and the call waits forever for a server that
+    /// does not reply. Set a timeout that allows for the size of the table.
     ///
     /// # Errors
     ///
-    /// When the server cannot be reached or refuses.
+    /// If the server cannot be reached or reports an error.
     ///
     /// # Cancellation
     ///
-    /// Dropped, it has happened whole or not at all.
+    /// If the future is dropped, each migration was applied as a whole or not at all.
     pub async fn migrate(&self) -> Result<(), SqlError> {
         for migration in MIGRATIONS {
             let table = &self.inner.settings.table;
             let migration = table.in_migration(migration, '"');
-            // Several statements in one message are a transaction.
+            // Statements in one message run in one transaction.
             let sql = format!("set transaction isolation level read committed; {migration}");
-            self.inner.ask(Keep, sql).await?;
+            self.inner.query(Maintain, sql).await?;
         }
         Ok(())
     }
 
-    /// Deletes at most `batch` entries that are over, oldest first, and says how many.
+    /// Deletes at most `batch` expired entries, oldest first, and returns their number.
     ///
-    /// What is over counts as absent whether or not it is deleted: this saves space and nothing else. It deletes no entry
-    /// that is not over, and may run on every replica at once.
+    /// Expired entries count as absent before they are deleted, so this only saves space. It deletes no other entries,
+    /// and may run on every replica at the same time.
     ///
     /// # Errors
     ///
-    /// When the server cannot be reached or refuses, or has not answered within 30 seconds: so a batch should take less.
+    /// If the server cannot be reached or reports an error, or if the batch takes longer than 30 seconds.
     ///
     /// # Cancellation
     ///
-    /// Dropped, it has deleted the batch or nothing.
+    /// If the future is dropped, the batch was deleted as a whole or not at all.
     pub async fn purge_expired(&self, batch: u32) -> Result<u64, SqlError> {
-        bounded(self.inner.purge(batch)).await
+        with_timeout(self.inner.purge(batch)).await
     }
 
-    /// Purges every so often, in batches of 1000, until what it returns is dropped or the store is, with its clones.
+    /// Starts a task that deletes expired entries in intervals of `period`, in batches of 1000.
     ///
-    /// May run on every replica. What fails is logged and tried again next time. Too seldom, and the table grows by what
-    /// was forgotten since; too often costs a search of an index.
+    /// The task stops when the returned value is dropped, or the store and all its clones. It may run on every replica.
+    /// Failures are logged and retried in the next interval. The table grows by the entries that expire in an interval.
+    /// Each interval costs one index search.
     ///
     /// # Panics
     ///
-    /// Outside of a tokio runtime.
-    pub fn spawn_purger(&self, every: Duration) -> Purger {
+    /// Panics outside of a tokio runtime.
+    pub fn spawn_purger(&self, period: Duration) -> Purger {
         let store = Arc::downgrade(&self.inner);
-        Purger::spawn(every, move || {
+        Purger::spawn(period, move || {
             let inner = store.upgrade()?;
-            Some(async move { inner.purge(crate::purge::BATCH).await })
+            Some(async move { inner.purge(crate::purger::BATCH_SIZE).await })
         })
     }
 
@@ -223,16 +228,16 @@ impl PostgresStore {
         let statements = Statements::new(&settings.table);
         let channel = statements.channel().to_owned();
         let listener = match settings.listen.clone() {
-            Listen::Directly => Some(Listener::new(settings.options.clone(), channel)),
-            Listen::At(options) => Some(Listener::new(*options, channel)),
-            Listen::Never => None,
+            ListenMode::SameOptions => Some(Listener::new(settings.options.clone(), channel)),
+            ListenMode::OtherOptions(options) => Some(Listener::new(*options, channel)),
+            ListenMode::Disabled => None,
         };
         Self {
             inner: Arc::new(Inner {
                 connections: Connections::new(
                     settings.options.clone(),
                     settings.connections,
-                    LINGERING,
+                    STALLED_TURN_HOLD,
                 ),
                 statements,
                 listener,
@@ -249,49 +254,54 @@ impl PostgresStore {
 }
 
 impl Inner {
-    /// One round trip; again if the server asks for it.
-    async fn ask(&self, purpose: Purpose, sql: String) -> Result<Vec<PgRow>, SqlError> {
-        self.ask_again(purpose, &Arc::new(sql)).await
+    /// Sends the statements in one round trip. Repeats them after a conflict or a lock timeout.
+    async fn query(&self, priority: Priority, sql: String) -> Result<Vec<PgRow>, SqlError> {
+        self.query_shared(priority, &Arc::new(sql)).await
     }
 
-    async fn ask_again(&self, purpose: Purpose, sql: &Arc<String>) -> Result<Vec<PgRow>, SqlError> {
-        let mut tries = 0;
+    /// Sends the statements like [`query`](Self::query), without a copy of their text.
+    async fn query_shared(
+        &self,
+        priority: Priority,
+        sql: &Arc<String>,
+    ) -> Result<Vec<PgRow>, SqlError> {
+        let mut attempts = 0;
         loop {
-            tries += 1;
-            let (mut lent, _) = self.connections.lend(purpose).await?;
-            // Values are in it as digits only.
+            attempts += 1;
+            let (mut pooled, _) = self.connections.checkout(priority).await?;
+            // Safe: values are in the text as digits only.
             let statement = sqlx::raw_sql(AssertSqlSafe(Arc::clone(sql)));
-            let error = match statement.fetch_all(&mut lent.connection).await {
+            let error = match statement.fetch_all(&mut pooled.connection).await {
                 Ok(rows) => {
-                    lent.give_back();
+                    pooled.return_to_pool();
                     return Ok(rows);
                 }
                 Err(sqlx::Error::Database(error)) => error,
                 Err(error) => {
-                    self.connections.forget();
-                    // It is known to be gone: that was no stall.
-                    lent.close();
+                    self.connections.close_idle();
+                    // The connection is known to be dead, so this was no stall.
+                    pooled.close();
                     return Err(error.into());
                 }
             };
-            let code = crate::error::code(&*error);
-            if is_another_s_now(&code) {
-                self.connections.forget();
-                lent.close();
+            let code = crate::error::error_code(&*error);
+            if is_failover_error(&code) {
+                self.connections.close_idle();
+                pooled.close();
             } else {
-                // The transaction was the statement's own, and ended with it.
-                lent.give_back();
+                // The transaction consisted of these statements and ended with them, so the connection is clean.
+                pooled.return_to_pool();
             }
-            // Serialization failure, deadlock, and a row that somebody holds: a deadlock as well, if nobody looked for one
-            // before. The statement has done nothing.
-            if tries == TRIES || !["40001", "40P01", "55P03"].contains(&code.as_str()) {
+            // Serialization failure, deadlock, and lock timeout, which may be a deadlock that the server has not
+            // detected yet. The statements have changed nothing.
+            if attempts == MAX_ATTEMPTS || !["40001", "40P01", "55P03"].contains(&code.as_str()) {
                 return Err(sqlx::Error::Database(error).into());
             }
         }
     }
 
     async fn purge(&self, batch: u32) -> Result<u64, SqlError> {
-        let rows = self.ask(Keep, self.statements.purge(batch)).await?;
+        let rows = self.query(Maintain, self.statements.purge(batch)).await?;
         let row = rows.first().ok_or(SqlError::unreadable("no count"))?;
         let deleted: i64 = row.try_get(0)?;
         Ok(deleted.unsigned_abs())
@@ -303,13 +313,13 @@ impl Store for PostgresStore {
 
     async fn acquire(&self, claim: &Claim) -> Result<Acquired, StoreError> {
         let sql = Arc::new(self.inner.statements.acquire(claim));
-        for _ in 0..TRIES {
-            let rows = self.inner.ask_again(Ask, &sql).await?;
-            // None, or one that can be taken: released, expired or forgotten between the one statement and the other.
+        for _ in 0..MAX_ATTEMPTS {
+            let rows = self.inner.query_shared(Acquire, &sql).await?;
+            // No row, or an entry that can be acquired: it was released, expired or deleted between the two statements.
             if let Some(row) = rows.first()
-                && let Some(answer) = found(row)?.answer(claim)?
+                && let Some(acquired) = read_acquire_row(row)?.into_acquired(claim)?
             {
-                return Ok(answer);
+                return Ok(acquired);
             }
         }
         Err(SqlError::contended().into())
@@ -318,7 +328,7 @@ impl Store for PostgresStore {
     async fn renew(&self, lease: &LeaseRef, ttl: Ttl) -> Result<(), StoreError> {
         let rows = self
             .inner
-            .ask(Keep, self.inner.statements.renew(lease, ttl))
+            .query(Maintain, self.inner.statements.renew(lease, ttl))
             .await?;
         if rows.is_empty() {
             return Err(StoreError::LeaseLost);
@@ -337,16 +347,16 @@ impl Store for PostgresStore {
             return Err(StoreError::RecordTooLarge { limit });
         }
         let sql = Arc::new(self.inner.statements.complete(lease, &record, retention));
-        for _ in 0..TRIES {
-            let rows = self.inner.ask_again(Keep, &sql).await?;
-            // The first row may be that of the notification.
+        for _ in 0..MAX_ATTEMPTS {
+            let rows = self.inner.query_shared(Maintain, &sql).await?;
+            // The first row may belong to the notification.
             let Some(row) = rows.last().filter(|row| row.len() > 1) else {
                 continue;
             };
-            match ended(row)?.completion() {
-                Completion::Stored => return Ok(()),
-                Completion::Lost => return Err(StoreError::LeaseLost),
-                Completion::Again => {}
+            match read_complete_row(row)?.outcome() {
+                CompleteOutcome::Stored => return Ok(()),
+                CompleteOutcome::LeaseLost => return Err(StoreError::LeaseLost),
+                CompleteOutcome::Retry => {}
             }
         }
         Err(SqlError::contended().into())
@@ -354,61 +364,63 @@ impl Store for PostgresStore {
 
     async fn release(&self, lease: &LeaseRef) -> Result<(), StoreError> {
         let sql = self.inner.statements.release(lease);
-        self.inner.ask(Ask, sql).await?;
+        self.inner.query(Acquire, sql).await?;
         Ok(())
     }
 
-    async fn wait_for_change(&self, id: &KeyId, within: Duration) {
+    async fn wait_for_change(&self, id: &KeyId, timeout: Duration) {
         let listener = self.inner.listener.as_ref();
-        // What is cut off closes its connection; and whoever looks again this soon need not be told.
-        let Some(listener) = listener.filter(|_| within >= WORTH_WATCHING) else {
-            tokio::time::sleep(within).await;
+        // A waiter that polls this soon needs no notification, and a statement that times out would close its
+        // connection.
+        let Some(listener) = listener.filter(|_| timeout >= MIN_NOTIFIED_WAIT) else {
+            tokio::time::sleep(timeout).await;
             return;
         };
-        let told = async {
-            let mut waiting = listener.wait_for(*id);
-            waiting.is_heard().await;
+        let changed = async {
+            let mut subscription = listener.subscribe(*id);
+            subscription.wait_until_listening().await;
             let sql = self.inner.statements.watch(id);
-            // Whether it failed or is to come: the waiter looks again after a while in any case.
-            let is_in_progress = match self.inner.ask(Ask, sql).await {
+            // After an error the entry counts as in progress. The waiter polls in any case after the timeout.
+            let is_in_progress = match self.inner.query(Acquire, sql).await {
                 Ok(rows) => rows
                     .last()
                     .is_some_and(|row| row.try_get(0).unwrap_or(true)),
                 Err(_) => true,
             };
             if is_in_progress {
-                waiting.told().await;
+                subscription.notified().await;
             }
         };
-        timeout(within, told).await.ok();
+        tokio::time::timeout(timeout, changed).await.ok();
     }
 }
 
-/// Connection lost, the server is shutting down, or it has become a replica: the way may lead to another server now.
-fn is_another_s_now(code: &str) -> bool {
+/// Returns `true` if the connection is lost, the server shuts down, or the server has become a replica. A new
+/// connection may then reach another server.
+fn is_failover_error(code: &str) -> bool {
     code.starts_with("08") || code.starts_with("57P") || code == "25006"
 }
 
-fn found(row: &PgRow) -> Result<Found, SqlError> {
+fn read_acquire_row(row: &PgRow) -> Result<AcquireRow, SqlError> {
     let bytes = |text| hex::decode(text).ok_or(SqlError::unreadable("no bytes"));
     let record: Option<&str> = row.try_get(6)?;
-    Ok(Found {
+    Ok(AcquireRow {
         is_completed: row.try_get(0)?,
-        is_mine: row.try_get(1)?,
-        is_over: row.try_get(2)?,
+        has_own_token: row.try_get(1)?,
+        is_expired: row.try_get(2)?,
         fingerprint: bytes(row.try_get(3)?)?,
         generation: row.try_get(4)?,
-        left: row.try_get(5)?,
+        lease_left: row.try_get(5)?,
         record: record.map(bytes).transpose()?,
     })
 }
 
-fn ended(row: &PgRow) -> Result<Ended, SqlError> {
-    Ok(Ended {
+fn read_complete_row(row: &PgRow) -> Result<CompleteRow, SqlError> {
+    Ok(CompleteRow {
         is_completed: row.try_get(0)?,
-        is_mine: row.try_get(1)?,
-        is_over: row.try_get(2)?,
-        is_unheld: row.try_get(3)?,
+        has_own_token: row.try_get(1)?,
+        is_expired: row.try_get(2)?,
+        has_no_token: row.try_get(3)?,
     })
 }
 
@@ -424,7 +436,7 @@ const MIGRATIONS: [&str; 2] = [
     include_str!("../../migrations/postgres/0001_entries.sql"),
     include_str!("../../migrations/postgres/0002_orphans.sql"),
 ];
-/// A statement takes less, unless the database is overloaded.
-const WORTH_WATCHING: Duration = Duration::from_millis(250);
-/// Twice as much in digits is well below what the server takes in one message and gives in one value.
-const LARGEST_RECORD: usize = 128 << 20;
+/// Shortest wait that uses notifications. A statement takes less, unless the database is overloaded.
+const MIN_NOTIFIED_WAIT: Duration = Duration::from_millis(250);
+/// In hexadecimal digits this is twice as long, and still well below the server's limits for a message and a value.
+const MAX_RECORD_BYTES: usize = 128 << 20;

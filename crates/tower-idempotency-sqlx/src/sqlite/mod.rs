@@ -15,31 +15,31 @@ use tower_idempotency::store::{
 use self::statements::Statements;
 use crate::{
     Purger, SqlError, TableNameError,
-    connections::{
+    backend::millis,
+    connection::{
         Connections,
-        Purpose::{self, Ask, Keep},
+        Priority::{self, Acquire, Maintain},
     },
-    entry::{Completion, Ended, Found, TRIES},
-    sql_store::millis,
+    entry::{AcquireRow, CompleteOutcome, CompleteRow, MAX_ATTEMPTS},
     table::Table,
 };
 
-mod fence;
 mod statements;
+mod transaction;
 
-/// A table in a SQLite file, which the processes of one machine may share. SQLite is compiled in.
+/// A store in a table of a SQLite file. The processes of one machine may share the file. SQLite is compiled in.
 ///
-/// The file is in WAL mode, and a transaction is on the disk before a call returns: it survives a crash of the process
-/// and of the machine. Do not put the file on a network file system, where its locks are not to be trusted.
+/// The file is in WAL mode, and a transaction is on the disk before a call returns. So it survives a crash of the
+/// process and of the machine. Do not put the file on a network file system: file locks are unreliable there.
 ///
 /// # Connections
 ///
-/// The store has one connection that writes, and a few that only read; clones share them. A replay, and a duplicate that
-/// is refused, only read. Another process that writes is waited for, 5 seconds by default.
+/// The store has one connection that writes and 4 that only read. Clones share them. Replays and rejected duplicates
+/// only read. The store waits for a writer in another process, by default for 5 seconds.
 ///
 /// # Cancellation
 ///
-/// A call that is dropped closes its connection. What it asked for happened or did not.
+/// A call that is dropped closes its connection. SQLite has executed the call or has not.
 #[derive(Clone)]
 pub struct SqliteStore {
     inner: Arc<Inner>,
@@ -48,7 +48,7 @@ pub struct SqliteStore {
 struct Inner {
     settings: Settings,
     statements: Statements,
-    /// More than one would wait for each other inside SQLite, which wakes them by looking from time to time.
+    /// Has one connection. Several writers would wait for each other inside SQLite, which polls for its lock.
     writer: Connections<Sqlite>,
     readers: Connections<Sqlite>,
 }
@@ -61,8 +61,9 @@ struct Settings {
 }
 
 impl SqliteStore {
-    /// A store in this file, which is made if it is missing; see [`migrate`](Self::migrate) for its table. Does not open
-    /// it yet.
+    /// Creates a store in the file at `path`. Does not open the file yet.
+    ///
+    /// The file is created if it is missing. [`migrate`](Self::migrate) creates the table.
     pub fn new(path: impl AsRef<Path>) -> Self {
         let options = SqliteConnectOptions::new()
             .filename(path)
@@ -71,96 +72,98 @@ impl SqliteStore {
         Self::with_options(options)
     }
 
-    /// A store in the file that `options` name, opened as they say, save that it is in WAL mode.
+    /// Creates a store in the file of `options`, which is opened with these options and in WAL mode.
     ///
-    /// `synchronous` below `FULL` is faster and loses the last leases and records when the machine crashes. A database in
-    /// memory will not do, since each connection has its own: use
-    /// [`MemoryStore`](tower_idempotency::MemoryStore).
+    /// `synchronous` below `FULL` is faster, but loses the last leases and records if the machine crashes. A database
+    /// in memory does not work, because each connection would have a database of its own. Use
+    /// [`MemoryStore`](tower_idempotency::MemoryStore) instead.
     #[must_use]
     pub fn with_options(options: SqliteConnectOptions) -> Self {
         Self::build(Settings {
             options: options.journal_mode(SqliteJournalMode::Wal),
             table: Table::default(),
-            record_limit: LARGEST_RECORD,
+            record_limit: MAX_RECORD_BYTES,
         })
     }
 
-    /// The table; `tower_idempotency` by default. It is in the file itself: there is no schema to choose.
+    /// Sets the table, without a schema. Default: `tower_idempotency`.
     ///
-    /// Set before the store is used. Two services that share a table and a namespace of the layer share their keys.
+    /// Call this before the first use of the store. Two services that share a table and a namespace of the layer share
+    /// their keys.
     ///
     /// # Errors
     ///
-    /// When it is not 1 to 48 of `a` to `z`, `0` to `9` and `_` without a digit in front.
+    /// If the name is not 1 to 48 of `a` to `z`, `0` to `9` and `_`, or begins with a digit.
     pub fn with_table(self, name: &str) -> Result<Self, TableNameError> {
         let table = Table::parse_name(name)?;
         Ok(self.set(|settings| settings.table = table))
     }
 
-    /// The largest record in bytes; 128 MiB by default, which is also the most.
+    /// Sets the size of the largest record in bytes. Default and maximum: 128 MiB.
     ///
-    /// Set before the store is used. The layer stores a tombstone in place of a larger one: its retries are told that
-    /// the response was not retained.
+    /// Call this before the first use of the store. The layer stores a tombstone in place of a larger record: retries
+    /// get an error that the response was not retained.
     #[must_use]
     pub fn with_record_limit(self, bytes: usize) -> Self {
-        self.set(|settings| settings.record_limit = bytes.min(LARGEST_RECORD))
+        self.set(|settings| settings.record_limit = bytes.min(MAX_RECORD_BYTES))
     }
 
-    /// Makes the table, or brings it up to date; does nothing if it is.
+    /// Creates the table or migrates it to the current version.
     ///
-    /// May be called by every process at once, at each start. The same statements are in the files of the folder
-    /// `migrations/sqlite` for those who run them by other means.
+    /// Every process may call this at each start, also at the same time. To run the statements by other means, use the
+    /// files in `migrations/sqlite`.
     ///
     /// # Errors
     ///
-    /// When the file cannot be opened or written.
+    /// If the file cannot be opened or written.
     ///
     /// # Cancellation
     ///
-    /// Dropped, it has happened whole or not at all.
+    /// If the future is dropped, each migration was applied as a whole or not at all.
     pub async fn migrate(&self) -> Result<(), SqlError> {
         for migration in MIGRATIONS {
             let sql = self.inner.settings.table.in_migration(migration, '"');
-            // Looks before it writes: it has to have the file to itself from the beginning.
+            // The migration reads before it writes, so it needs the write lock from the beginning.
             let sql = format!("begin immediate;\n{sql}\ncommit;");
-            let (mut lent, _) = self.inner.writer.lend(Keep).await?;
-            let migrated = sqlx::raw_sql(AssertSqlSafe(sql)).execute(&mut lent.connection);
-            // A transaction that failed half way ends with its connection.
-            migrated.await?;
-            lent.give_back();
+            let (mut pooled, _) = self.inner.writer.checkout(Maintain).await?;
+            let migration = sqlx::raw_sql(AssertSqlSafe(sql)).execute(&mut pooled.connection);
+            // An error closes the connection, which rolls the transaction back.
+            migration.await?;
+            pooled.return_to_pool();
         }
         Ok(())
     }
 
-    /// Deletes at most `batch` entries that are over, oldest first, and says how many.
+    /// Deletes at most `batch` expired entries, oldest first, and returns their number.
     ///
-    /// What is over counts as absent whether or not it is deleted: this saves space and nothing else. It deletes no entry
-    /// that is not over, and may run in every process at once. The file does not shrink; its space is used again.
+    /// Expired entries count as absent before they are deleted, so this only saves space. It deletes no other entries,
+    /// and may run in every process at the same time. The file does not shrink; SQLite reuses its free space.
     ///
     /// # Errors
     ///
-    /// When the file cannot be opened or written.
+    /// If the file cannot be opened or written.
     ///
     /// # Cancellation
     ///
-    /// Dropped, it has deleted the batch or nothing.
+    /// If the future is dropped, the batch was deleted as a whole or not at all.
     pub async fn purge_expired(&self, batch: u32) -> Result<u64, SqlError> {
         self.inner.purge(batch).await
     }
 
-    /// Purges every so often, in batches of 1000, until what it returns is dropped or the store is, with its clones.
+    /// Starts a task that deletes expired entries in intervals of `period`, in batches of 1000.
     ///
-    /// May run in every process. What fails is logged and tried again next time. Too seldom, and the file grows by what
-    /// was forgotten since; too often costs a search of an index.
+    /// The task stops when the returned value is dropped, or the store and all its clones. It may run in every process.
+    /// Failures are logged and retried in the next interval. The file grows by the entries that expire in an interval.
+    /// Each interval costs one index search.
     ///
     /// # Panics
     ///
-    /// Outside of a tokio runtime.
-    pub fn spawn_purger(&self, every: Duration) -> Purger {
+    /// Panics outside of a tokio runtime.
+    pub fn spawn_purger(&self, period: Duration) -> Purger {
         let store = Arc::downgrade(&self.inner);
-        Purger::spawn(every, move || {
+        Purger::spawn(period, move || {
             let inner = store.upgrade()?;
-            Some(async move { inner.purge(crate::purge::BATCH).await })
+            Some(async move { inner.purge(crate::purger::BATCH_SIZE).await })
         })
     }
 
@@ -183,15 +186,20 @@ impl SqliteStore {
 }
 
 impl Inner {
-    async fn look(&self, claim: &Claim) -> Result<Option<Found>, SqlError> {
-        let looking = self.about(&self.statements.look, &claim.id, claim.token.as_bytes());
-        let row = ask(&self.readers, Ask, looking).await?;
-        row.map(|row| found(&row).map_err(SqlError::from))
+    /// Reads the entry on a read-only connection.
+    async fn read_entry(&self, claim: &Claim) -> Result<Option<AcquireRow>, SqlError> {
+        let read = self.bind_entry(
+            &self.statements.read_entry,
+            &claim.id,
+            claim.token.as_bytes(),
+        );
+        let row = fetch_row(&self.readers, Acquire, read).await?;
+        row.map(|row| read_acquire_row(&row).map_err(SqlError::from))
             .transpose()
     }
 
-    /// A statement about one entry and one token; more is bound after them.
-    fn about<'q>(
+    /// Binds the ID and the token to a statement. The caller binds further values.
+    fn bind_entry<'q>(
         &self,
         statement: &SqlStr,
         id: &'q KeyId,
@@ -202,35 +210,35 @@ impl Inner {
             .bind(token.as_slice())
     }
 
-    fn about_lease<'q>(
+    fn bind_lease<'q>(
         &self,
         statement: &SqlStr,
         lease: &'q LeaseRef,
     ) -> Query<'q, Sqlite, SqliteArguments> {
-        self.about(statement, &lease.id, lease.token.as_bytes())
+        self.bind_entry(statement, &lease.id, lease.token.as_bytes())
     }
 
     async fn purge(&self, batch: u32) -> Result<u64, SqlError> {
-        let (mut lent, _) = self.writer.lend(Keep).await?;
-        let purging = sqlx::query(self.statements.purge.clone()).bind(batch);
-        let purged = purging.execute(&mut lent.connection).await?;
-        lent.give_back();
+        let (mut pooled, _) = self.writer.checkout(Maintain).await?;
+        let purge = sqlx::query(self.statements.purge.clone()).bind(batch);
+        let purged = purge.execute(&mut pooled.connection).await?;
+        pooled.return_to_pool();
         Ok(purged.rows_affected())
     }
 }
 
-/// Runs one statement, which answers with a row at most.
+/// Executes one statement that returns at most one row.
 ///
-/// To its end: it is committed after its row has been read, and whether that worked, as it does not where the disk is
-/// full, is known only then. Whoever asks for one row never hears of it.
-async fn ask(
+/// Reads to the end of the result, because SQLite commits only after the last row. A commit can fail, for example on a
+/// full disk. `fetch_optional` would stop after the first row and miss that error.
+async fn fetch_row(
     connections: &Connections<Sqlite>,
-    purpose: Purpose,
+    priority: Priority,
     query: Query<'_, Sqlite, SqliteArguments>,
 ) -> Result<Option<SqliteRow>, SqlError> {
-    let (mut lent, _) = connections.lend(purpose).await?;
-    let mut rows = query.fetch_all(&mut lent.connection).await?;
-    lent.give_back();
+    let (mut pooled, _) = connections.checkout(priority).await?;
+    let mut rows = query.fetch_all(&mut pooled.connection).await?;
+    pooled.return_to_pool();
     Ok(rows.pop())
 }
 
@@ -239,25 +247,25 @@ impl Store for SqliteStore {
         let Inner {
             statements, writer, ..
         } = &*self.inner;
-        for _ in 0..TRIES {
-            // A look is an answer if it shows what cannot be taken; whoever can take it does so by a condition.
-            let found = self.inner.look(claim).await?;
-            let may_extend = |found: &Found| found.is_mine && !found.is_completed;
-            if let Some(found) = found.filter(|found| !may_extend(found))
-                && let Some(answer) = found.answer(claim)?
+        for _ in 0..MAX_ATTEMPTS {
+            // The read decides only that the entry cannot be acquired. Otherwise a conditional write acquires it.
+            let entry = self.inner.read_entry(claim).await?;
+            let can_extend = |entry: &AcquireRow| entry.has_own_token && !entry.is_completed;
+            if let Some(entry) = entry.filter(|entry| !can_extend(entry))
+                && let Some(acquired) = entry.into_acquired(claim)?
             {
-                return Ok(answer);
+                return Ok(acquired);
             }
-            let acquiring = self
+            let acquire = self
                 .inner
-                .about(&statements.acquire, &claim.id, claim.token.as_bytes())
+                .bind_entry(&statements.acquire, &claim.id, claim.token.as_bytes())
                 .bind(claim.fingerprint.as_bytes().as_slice())
                 .bind(millis(claim.lease))
                 .bind(millis(claim.orphan_retention))
                 .bind(claim.orphans == OrphanPolicy::TakeOver)
                 .bind(claim.owner)
                 .bind(&*claim.operation);
-            if let Some(row) = ask(writer, Ask, acquiring).await? {
+            if let Some(row) = fetch_row(writer, Acquire, acquire).await? {
                 let generation = row.try_get::<i64, _>(0).map_err(SqlError::from)?;
                 let generation = generation.unsigned_abs();
                 return Ok(Acquired::Granted {
@@ -270,8 +278,9 @@ impl Store for SqliteStore {
     }
 
     async fn renew(&self, lease: &LeaseRef, ttl: Ttl) -> Result<(), StoreError> {
-        let renewing = self.inner.about_lease(&self.inner.statements.renew, lease);
-        let renewed = ask(&self.inner.writer, Keep, renewing.bind(millis(ttl))).await?;
+        let renew = self.inner.bind_lease(&self.inner.statements.renew, lease);
+        let renew = renew.bind(millis(ttl));
+        let renewed = fetch_row(&self.inner.writer, Maintain, renew).await?;
         renewed.map(|_| ()).ok_or(StoreError::LeaseLost)
     }
 
@@ -292,25 +301,25 @@ impl Store for SqliteStore {
             return Err(StoreError::RecordTooLarge { limit });
         }
         let generation = i64::try_from(lease.generation).unwrap_or(i64::MAX).max(1);
-        for _ in 0..TRIES {
-            let completing = self
+        for _ in 0..MAX_ATTEMPTS {
+            let complete = self
                 .inner
-                .about_lease(&statements.complete, lease)
+                .bind_lease(&statements.complete, lease)
                 .bind(lease.fingerprint.as_bytes().as_slice())
                 .bind(generation)
                 .bind(millis(retention))
                 .bind(&*record);
-            if ask(writer, Keep, completing).await?.is_some() {
+            if fetch_row(writer, Maintain, complete).await?.is_some() {
                 return Ok(());
             }
-            let looking = self.inner.about_lease(&statements.ended, lease);
-            let Some(row) = ask(writer, Keep, looking).await? else {
+            let read = self.inner.bind_lease(&statements.read_completion, lease);
+            let Some(row) = fetch_row(writer, Maintain, read).await? else {
                 continue;
             };
-            match ended(&row).map_err(SqlError::from)?.completion() {
-                Completion::Stored => return Ok(()),
-                Completion::Lost => return Err(StoreError::LeaseLost),
-                Completion::Again => {}
+            match read_complete_row(&row).map_err(SqlError::from)?.outcome() {
+                CompleteOutcome::Stored => return Ok(()),
+                CompleteOutcome::LeaseLost => return Err(StoreError::LeaseLost),
+                CompleteOutcome::Retry => {}
             }
         }
         Err(SqlError::contended().into())
@@ -320,39 +329,40 @@ impl Store for SqliteStore {
         let Inner {
             statements, writer, ..
         } = &*self.inner;
-        // The generation of a token never changes: at most one of the two finds it.
-        let freed = ask(writer, Ask, self.inner.about_lease(&statements.free, lease)).await?;
-        if freed.is_none() {
-            let orphaning = self.inner.about_lease(&statements.orphan, lease);
-            ask(writer, Ask, orphaning).await?;
+        // The generation of a token never changes, so at most one of the two statements matches.
+        let delete = self.inner.bind_lease(&statements.delete_released, lease);
+        let deleted = fetch_row(writer, Acquire, delete).await?;
+        if deleted.is_none() {
+            let release = self.inner.bind_lease(&statements.release_as_orphan, lease);
+            fetch_row(writer, Acquire, release).await?;
         }
         Ok(())
     }
 
-    /// Waiters look from time to time: another process does not tell this one.
-    async fn wait_for_change(&self, _id: &KeyId, within: Duration) {
-        tokio::time::sleep(within).await;
+    /// Waits for the whole `timeout`: SQLite does not notify other processes, so waiters poll.
+    async fn wait_for_change(&self, _id: &KeyId, timeout: Duration) {
+        tokio::time::sleep(timeout).await;
     }
 }
 
-fn found(row: &SqliteRow) -> Result<Found, sqlx::Error> {
-    Ok(Found {
+fn read_acquire_row(row: &SqliteRow) -> Result<AcquireRow, sqlx::Error> {
+    Ok(AcquireRow {
         is_completed: row.try_get(0)?,
-        is_mine: row.try_get(1)?,
-        is_over: row.try_get(2)?,
+        has_own_token: row.try_get(1)?,
+        is_expired: row.try_get(2)?,
         fingerprint: row.try_get(3)?,
         generation: row.try_get(4)?,
-        left: row.try_get(5)?,
+        lease_left: row.try_get(5)?,
         record: row.try_get(6)?,
     })
 }
 
-fn ended(row: &SqliteRow) -> Result<Ended, sqlx::Error> {
-    Ok(Ended {
+fn read_complete_row(row: &SqliteRow) -> Result<CompleteRow, sqlx::Error> {
+    Ok(CompleteRow {
         is_completed: row.try_get(0)?,
-        is_mine: row.try_get(1)?,
-        is_over: row.try_get(2)?,
-        is_unheld: row.try_get(3)?,
+        has_own_token: row.try_get(1)?,
+        is_expired: row.try_get(2)?,
+        has_no_token: row.try_get(3)?,
     })
 }
 
@@ -369,5 +379,5 @@ const MIGRATIONS: [&str; 2] = [
     include_str!("../../migrations/sqlite/0002_orphans.sql"),
 ];
 const READERS: usize = 4;
-/// Well below the 1,000,000,000 bytes that a row may have.
-const LARGEST_RECORD: usize = 128 << 20;
+/// Well below SQLite's limit of 1,000,000,000 bytes for a row.
+const MAX_RECORD_BYTES: usize = 128 << 20;

@@ -1,12 +1,13 @@
-//! What SQLite runs: each statement is a step of its own, prepared once for each connection.
+//! Statements for SQLite. Each is prepared once for each connection, and is a transaction by itself, except in a handler's
+//! transaction.
 
 use sqlx::{AssertSqlSafe, SqlSafeStr as _, SqlStr};
 
-use crate::{completer::MOST_DOUBLINGS, table::Table};
+use crate::{completer::MAX_DOUBLINGS, table::Table};
 
 pub(super) struct Statements {
     /// ?1 id, ?2 token.
-    pub(super) look: SqlStr,
+    pub(super) read_entry: SqlStr,
     /// ?1 id, ?2 token, ?3 fingerprint, ?4 lease, ?5 keep, ?6 takeover, ?7 owner, ?8 operation.
     pub(super) acquire: SqlStr,
     /// ?1 id, ?2 token, ?3 ttl.
@@ -14,46 +15,50 @@ pub(super) struct Statements {
     /// ?1 id, ?2 token, ?3 fingerprint, ?4 generation, ?5 retention, ?6 record.
     pub(super) complete: SqlStr,
     /// ?1 id, ?2 token.
-    pub(super) ended: SqlStr,
-    /// ?1 id, ?2 token.
-    pub(super) free: SqlStr,
-    /// ?1 id, ?2 token.
-    pub(super) orphan: SqlStr,
+    pub(super) read_completion: SqlStr,
+    /// Deletes the entry at a release, unless it must become an orphan. ?1 id, ?2 token.
+    pub(super) delete_released: SqlStr,
+    /// Makes the entry an orphan at a release, after a takeover or a checkpoint. ?1 id, ?2 token.
+    pub(super) release_as_orphan: SqlStr,
     /// ?1 batch.
     pub(super) purge: SqlStr,
-    /// In a handler's transaction, as the next three. ?1 id, ?2 token.
-    pub(super) standing: SqlStr,
+    /// Reads the status of the lease. ?1 id, ?2 token.
+    ///
+    /// This statement and the next three run in a handler's transaction.
+    pub(super) lease_status: SqlStr,
     /// ?1 id, ?2 token, ?3 retention, ?4 record.
-    pub(super) fence: SqlStr,
+    pub(super) write_record: SqlStr,
     /// ?1 id, ?2 token, ?3 name, ?4 data.
     pub(super) has_checkpoint: SqlStr,
     /// ?1 id, ?2 token, ?3 name, ?4 data.
     pub(super) write_checkpoint: SqlStr,
     /// ?1 id, ?2 token.
-    pub(super) checkpoint: SqlStr,
-    /// ?1 id, ?2 token.
-    pub(super) settled_checkpoint: SqlStr,
-    /// ?1 older than, ?2 after this end of a lease, ?3 and this id, ?4 limit, ?5 before this end of a lease.
+    pub(super) read_checkpoint: SqlStr,
+    /// Reads the checkpoint after the end of a running write. ?1 id, ?2 token.
+    pub(super) read_checkpoint_after_writers: SqlStr,
+    /// ?1 minimum age, ?2 expiry and ?3 id of the last row of the previous page, ?4 limit, ?5 upper bound of the
+    /// expiry.
     pub(super) orphans: SqlStr,
-    /// ?1 older than, ?2 id, ?3 generation.
+    /// ?1 minimum age, ?2 id, ?3 generation.
     pub(super) is_due: SqlStr,
 }
 
 impl Statements {
     pub(super) fn new(table: &Table) -> Self {
         let table = table.quoted('"');
-        // Nothing but the name of the table, which is an identifier, is put into them.
+        // Safe: the only inserted text is the name of the table, which is an identifier.
         let statement =
             |sql: String| AssertSqlSafe(std::sync::Arc::<str>::from(sql)).into_sql_str();
-        // The first conditions are those of an index.
-        let due = format!(
+        // The first conditions match an index.
+        let is_due = format!(
             "completed is null and lease_ends <= {NOW} - ?1
-  and lease_ends + ?1 * (1 << min(generation - 1, {MOST_DOUBLINGS})) <= {NOW} and forgotten_at > {NOW}
+  and lease_ends + ?1 * (1 << min(generation - 1, {MAX_DOUBLINGS})) <= {NOW} and forgotten_at > {NOW}
   and operation <> 'run_once'"
         );
-        let held = format!("id = ?1 and token = ?2 and completed is null and forgotten_at > {NOW}");
+        let is_held =
+            format!("id = ?1 and token = ?2 and completed is null and forgotten_at > {NOW}");
         Self {
-            look: statement(format!(
+            read_entry: statement(format!(
                 "select completed is not null, token is ?2, forgotten_at <= {NOW}, fingerprint, generation,
   lease_ends - {NOW}, record
 from {table} where id = ?1"
@@ -84,7 +89,7 @@ where e.forgotten_at <= excluded.created
 returning generation"
             )),
             renew: statement(format!(
-                "update {table} set lease_ends = {NOW} + ?3, forgotten_at = {NOW} + ?3 + keep where {held} returning 1"
+                "update {table} set lease_ends = {NOW} + ?3, forgotten_at = {NOW} + ?3 + keep where {is_held} returning 1"
             )),
             complete: statement(format!(
                 "insert into {table} as e
@@ -106,54 +111,54 @@ where e.forgotten_at <= excluded.created
   or e.completed is null and (e.token = excluded.token or e.token is null)
 returning 1"
             )),
-            ended: statement(format!(
+            read_completion: statement(format!(
                 "select completed is not null, token is ?2, forgotten_at <= {NOW}, token is null
 from {table} where id = ?1"
             )),
-            free: statement(format!(
-                "delete from {table} where {held} and generation = 1 and checkpoint is null returning 1"
+            delete_released: statement(format!(
+                "delete from {table} where {is_held} and generation = 1 and checkpoint is null returning 1"
             )),
-            orphan: statement(format!(
+            release_as_orphan: statement(format!(
                 "update {table} set token = null, lease_ends = {NOW}, forgotten_at = {NOW} + keep
-where {held} and (generation > 1 or checkpoint is not null) returning 1"
+where {is_held} and (generation > 1 or checkpoint is not null) returning 1"
             )),
             purge: statement(format!(
                 "delete from {table} where id in (
   select id from {table} where forgotten_at <= {NOW} order by forgotten_at limit ?1
 )"
             )),
-            standing: statement(format!(
+            lease_status: statement(format!(
                 "select coalesce(token = ?2 and completed is null and forgotten_at > {NOW}, false)
 from {table} where id = ?1"
             )),
-            fence: statement(format!(
+            write_record: statement(format!(
                 "update {table} set forgotten_at = {NOW} + ?3, completed = {NOW}, record = ?4, checkpoint = null,
   checkpoint_data = null
-where {held} returning 1"
+where {is_held} returning 1"
             )),
             has_checkpoint: statement(format!(
-                "select checkpoint is ?3 and checkpoint_data is ?4 from {table} where {held}"
+                "select checkpoint is ?3 and checkpoint_data is ?4 from {table} where {is_held}"
             )),
             write_checkpoint: statement(format!(
-                "update {table} set checkpoint = ?3, checkpoint_data = ?4 where {held} returning 1"
+                "update {table} set checkpoint = ?3, checkpoint_data = ?4 where {is_held} returning 1"
             )),
-            checkpoint: statement(format!(
-                "select checkpoint, checkpoint_data from {table} where {held}"
+            read_checkpoint: statement(format!(
+                "select checkpoint, checkpoint_data from {table} where {is_held}"
             )),
-            settled_checkpoint: statement(format!(
-                "update {table} set keep = keep where {held} returning checkpoint, checkpoint_data"
+            read_checkpoint_after_writers: statement(format!(
+                "update {table} set keep = keep where {is_held} returning checkpoint, checkpoint_data"
             )),
             orphans: statement(format!(
                 "select id, fingerprint, generation, lease_ends, operation, {NOW} from {table}
-where {due} and lease_ends < ?5 and lease_ends >= ?2 and (lease_ends > ?2 or id > ?3)
+where {is_due} and lease_ends < ?5 and lease_ends >= ?2 and (lease_ends > ?2 or id > ?3)
 order by lease_ends, id limit ?4"
             )),
             is_due: statement(format!(
-                "select 1 from {table} where id = ?2 and generation = ?3 and {due}"
+                "select 1 from {table} where id = ?2 and generation = ?3 and {is_due}"
             )),
         }
     }
 }
 
-/// The same throughout a statement.
+/// Current time, constant within a statement.
 const NOW: &str = "cast(unixepoch('subsec') * 1000 as integer)";

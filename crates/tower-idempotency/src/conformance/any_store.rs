@@ -1,4 +1,4 @@
-//! A store whose type is erased.
+//! Type-erased store.
 
 use std::{fmt, time::Duration};
 
@@ -6,7 +6,7 @@ use bytes::Bytes;
 
 use crate::store::{Acquired, Claim, KeyId, LeaseRef, Store, StoreError, Ttl, erased::ErasedStore};
 
-/// A store of any type, so that the cases are compiled once for all stores.
+/// Store of any type, so that the cases are compiled once for all stores.
 pub struct AnyStore(Box<dyn ErasedStore>);
 
 impl AnyStore {
@@ -43,7 +43,7 @@ impl Store for AnyStore {
         self.0.release(lease).await
     }
 
-    async fn wait_for_change(&self, id: &KeyId, within: Duration) {
-        self.0.wait_for_change(id, within).await;
+    async fn wait_for_change(&self, id: &KeyId, timeout: Duration) {
+        self.0.wait_for_change(id, timeout).await;
     }
 }

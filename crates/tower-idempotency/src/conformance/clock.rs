@@ -1,4 +1,4 @@
-//! A clock that a test moves.
+//! Clock under the control of a test.
 
 use std::{
     sync::{
@@ -8,11 +8,11 @@ use std::{
     time::{Duration, SystemTime},
 };
 
-/// A clock that stands still until a test advances it.
+/// Clock that stands still until a test advances it.
 ///
-/// For stores that take the time from their process. Clones share one time. With
-/// [`Subject::with_clock`](super::Subject::with_clock) the cases advance this clock instead of waiting, so they take no time
-/// and no stall of the machine can expire a lease.
+/// Intended for stores that take the time from their process. Clones share one time. With
+/// [`Subject::with_clock`](super::Subject::with_clock) the cases advance this clock instead of waiting, so they take
+/// no time and no stall of the machine can expire a lease.
 ///
 /// # Examples
 ///

@@ -12,7 +12,7 @@ struct MapStore {
 }
 
 struct Entry {
-    /// Who holds it; nobody, once a takeover was released.
+    /// The token that holds the entry; `None` once a takeover was released.
     token: Option<Token>,
     fingerprint: Fingerprint,
     generation: u64,
@@ -20,28 +20,37 @@ struct Entry {
 }
 
 enum State {
-    Leased { ends: Instant, keep: Ttl },
-    Completed { record: Bytes, expires: Instant },
+    Leased {
+        lease_expires: Instant,
+        orphan_retention: Ttl,
+    },
+    Completed {
+        record: Bytes,
+        expires: Instant,
+    },
 }
 
 impl Entry {
-    /// Granted to `claim` at this generation.
+    /// Creates the entry that `claim` holds at this generation.
     fn leased(claim: &Claim, generation: u64, now: Instant) -> Self {
         Self {
             token: Some(claim.token),
             fingerprint: claim.fingerprint,
             generation,
             state: State::Leased {
-                ends: now + claim.lease.as_duration(),
-                keep: claim.orphan_retention,
+                lease_expires: now + claim.lease.as_duration(),
+                orphan_retention: claim.orphan_retention,
             },
         }
     }
 
-    /// Whether the entry is absent, though it is still there.
-    fn is_over(&self, now: Instant) -> bool {
+    /// Returns `true` if the entry is expired and thus counts as absent.
+    fn is_expired(&self, now: Instant) -> bool {
         match self.state {
-            State::Leased { ends, keep } => now >= ends + keep.as_duration(),
+            State::Leased {
+                lease_expires,
+                orphan_retention,
+            } => now >= lease_expires + orphan_retention.as_duration(),
             State::Completed { expires, .. } => now >= expires,
         }
     }
@@ -55,14 +64,14 @@ impl Entry {
 }
 
 impl MapStore {
-    /// The one atomic step of a call: looks at the entry and changes it under one lock.
+    /// Runs the atomic step of a call: reads and changes the entry under one lock.
     fn step<T>(&self, id: KeyId, step: impl FnOnce(&mut Option<Entry>, Instant) -> T) -> T {
         let now = Instant::now();
         let mut entries = self.entries.lock().unwrap();
-        let mut entry = entries.remove(&id).filter(|entry| !entry.is_over(now));
-        let answer = step(&mut entry, now);
+        let mut entry = entries.remove(&id).filter(|entry| !entry.is_expired(now));
+        let reply = step(&mut entry, now);
         entries.extend(entry.map(|entry| (id, entry)));
-        answer
+        reply
     }
 }
 
@@ -73,7 +82,7 @@ impl Store for MapStore {
                 return found.insert(Entry::leased(claim, 1, now)).granted();
             };
             let fingerprint = entry.fingerprint;
-            let ends = match &entry.state {
+            let lease_expires = match &entry.state {
                 State::Completed { record, .. } => {
                     let record = record.clone();
                     return Acquired::Completed {
@@ -81,15 +90,15 @@ impl Store for MapStore {
                         record,
                     };
                 }
-                State::Leased { ends, .. } => *ends,
+                State::Leased { lease_expires, .. } => *lease_expires,
             };
-            // The own token first: the reply that granted it may have been lost.
+            // The own token comes first, because the reply that granted it may have been lost.
             if entry.token == Some(claim.token) {
                 entry.state = Entry::leased(claim, entry.generation, now).state;
                 return entry.granted();
             }
-            if ends > now {
-                let expires_in = ends - now;
+            if lease_expires > now {
+                let expires_in = lease_expires - now;
                 return Acquired::InProgress {
                     fingerprint,
                     expires_in,
@@ -99,7 +108,7 @@ impl Store for MapStore {
                 *entry = Entry::leased(claim, entry.generation + 1, now);
                 return entry.granted();
             }
-            let since = now - ends;
+            let since = now - lease_expires;
             Acquired::Orphaned { fingerprint, since }
         }))
     }
@@ -108,10 +117,10 @@ impl Store for MapStore {
         self.step(lease.id, |found, now| match found {
             Some(Entry {
                 token,
-                state: State::Leased { ends, .. },
+                state: State::Leased { lease_expires, .. },
                 ..
             }) if *token == Some(lease.token) => {
-                *ends = now + ttl.as_duration();
+                *lease_expires = now + ttl.as_duration();
                 Ok(())
             }
             _ => Err(StoreError::LeaseLost),
@@ -156,11 +165,11 @@ impl Store for MapStore {
         self.step(lease.id, |found, now| {
             if let Some(entry) = found
                 && entry.token == Some(lease.token)
-                && let State::Leased { ends, .. } = &mut entry.state
+                && let State::Leased { lease_expires, .. } = &mut entry.state
             {
-                // What a takeover took over may have had its effect: it stays an orphan.
+                // The execution that was taken over may have had its effect, so the entry stays an orphan.
                 if entry.generation > 1 {
-                    *ends = now;
+                    *lease_expires = now;
                     entry.token = None;
                 } else {
                     *found = None;
@@ -170,8 +179,8 @@ impl Store for MapStore {
         })
     }
 
-    async fn wait_for_change(&self, _id: &KeyId, within: Duration) {
-        // A store without push lets its waiters look again from time to time.
-        sleep(within.min(Duration::from_millis(100))).await;
+    async fn wait_for_change(&self, _id: &KeyId, timeout: Duration) {
+        // A store without push lets its waiters query again from time to time.
+        sleep(timeout.min(Duration::from_millis(100))).await;
     }
 }

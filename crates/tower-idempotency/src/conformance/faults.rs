@@ -1,4 +1,4 @@
-//! A store that fails on demand, around one that works.
+//! Fault injector around a store.
 
 use std::{
     collections::{HashMap, VecDeque},
@@ -14,11 +14,11 @@ use bytes::Bytes;
 
 use crate::store::{Acquired, Claim, KeyId, LeaseRef, Store, StoreError, Token, Ttl};
 
-/// Wraps a store and makes its calls fail as they are told to.
+/// Store wrapper that injects faults into calls.
 ///
-/// What happens to a call is decided in this order: the faults lined up for its operation by
-/// [`enqueue`](Self::enqueue), one call each; the [`fail_all`](Self::fail_all), until it is healed; the
-/// [`Plan`]. A call that nothing applies to goes through.
+/// The first of these that applies decides each call: the faults queued for its operation by
+/// [`enqueue`](Self::enqueue), one call each; [`fail_all`](Self::fail_all), until
+/// [`clear_faults`](Self::clear_faults); the [`Plan`]. Any other call goes through.
 ///
 /// # Examples
 ///
@@ -75,44 +75,43 @@ impl Operation {
     ];
 }
 
-/// What happens to a call. `wait_for_change` cannot fail: where another call would, it returns at once.
+/// Effect on a call. `wait_for_change` cannot fail: it returns at once in place of a failure.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[expect(clippy::exhaustive_enums, reason = "the suite is not API-stable")]
 pub enum Fault {
-    /// Nothing: it goes through.
+    /// No fault: the call goes through.
     None,
-    /// It fails before it reaches the store.
+    /// The call fails before it reaches the store.
     CallLost,
-    /// It has its effect, then fails.
+    /// The call takes effect, then fails.
     ReplyLost,
-    /// It goes through, with this pause before and after.
+    /// The call goes through, with this delay before and after it.
     Slow(Duration),
-    /// It never reaches the store and never answers.
+    /// The call never reaches the store and never returns.
     Hang,
-    /// It has its effect and never answers.
+    /// The call takes effect and never returns.
     HangAfter,
 }
 
-/// What happens to every call, so that each one that is made again goes through in the end.
+/// Faults for all calls, such that each retried call eventually goes through.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[expect(clippy::exhaustive_enums, reason = "the suite is not API-stable")]
 pub enum Plan {
-    /// Nothing.
+    /// No faults.
     #[default]
     None,
-    /// Of the calls that a token makes of an operation, every other one, beginning with the first, fails before it
-    /// reaches the store.
+    /// The first, third, fifth call and so on of an operation under a token fails before it reaches the store.
     CallsLost,
-    /// The same calls have their effect, then fail.
+    /// The same calls take effect, then fail.
     RepliesLost,
-    /// Every call pauses before and after.
+    /// Every call is delayed before and after.
     Slow(Duration),
-    /// Of the calls that a token makes of an operation the first is lost, the reply of the second is lost, the third
-    /// pauses, the fourth goes through, and so on.
+    /// The calls of an operation under a token cycle through four effects: the call is lost, the reply is lost, the
+    /// call is delayed, the call goes through.
     Alternating(Duration),
 }
 
-/// The source of an error that [`FaultInjector`] made up.
+/// Source of an injected error.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct InjectedFault {
     operation: Operation,
@@ -120,15 +119,15 @@ pub struct InjectedFault {
 
 #[derive(Debug, Default)]
 struct Script {
-    lined_up: HashMap<Operation, VecDeque<Fault>>,
-    outages: HashMap<Operation, Fault>,
+    queued: HashMap<Operation, VecDeque<Fault>>,
+    persistent: HashMap<Operation, Fault>,
     plan: Plan,
-    /// How often each token called each operation under the plan.
+    /// The number of calls of each operation under each token, counted for the plan.
     planned: HashMap<(Operation, Token), usize>,
 }
 
 impl<S> FaultInjector<S> {
-    /// Passes every call through until told otherwise.
+    /// Creates a fault injector that passes every call through.
     pub fn new(inner: S) -> Self {
         Self {
             inner,
@@ -137,44 +136,44 @@ impl<S> FaultInjector<S> {
         }
     }
 
-    /// Applies a plan to every call; [`Plan::None`] by default.
+    /// Sets the plan for every call. Default: [`Plan::None`].
     #[must_use]
     pub fn with_plan(self, plan: Plan) -> Self {
         self.script().plan = plan;
         self
     }
 
-    /// The store inside, whose calls do not fail and are not counted.
+    /// Returns the inner store, whose calls do not fail and are not counted.
     pub const fn inner(&self) -> &S {
         &self.inner
     }
 
-    /// Decides the next calls of an operation, one fault each, after those lined up before.
+    /// Queues faults for the next calls of an operation, one fault for each call, after those already queued.
     pub fn enqueue(&self, operation: Operation, faults: impl IntoIterator<Item = Fault>) {
         let mut script = self.script();
-        script.lined_up.entry(operation).or_default().extend(faults);
+        script.queued.entry(operation).or_default().extend(faults);
     }
 
-    /// Does this to every call from now on, of every operation, until [`clear_faults`](Self::clear_faults).
+    /// Applies a fault to every later call of every operation, until [`clear_faults`](Self::clear_faults).
     pub fn fail_all(&self, fault: Fault) {
         for operation in Operation::ALL {
             self.fail_each(operation, fault);
         }
     }
 
-    /// Does this to every call of one operation from now on, until [`clear_faults`](Self::clear_faults).
+    /// Applies a fault to every later call of one operation, until [`clear_faults`](Self::clear_faults).
     pub fn fail_each(&self, operation: Operation, fault: Fault) {
-        self.script().outages.insert(operation, fault);
+        self.script().persistent.insert(operation, fault);
     }
 
-    /// Ends every outage and forgets what is lined up. A call that hangs keeps hanging.
+    /// Removes all queued and persistent faults. A call that hangs keeps hanging.
     pub fn clear_faults(&self) {
         let mut script = self.script();
-        script.outages.clear();
-        script.lined_up.clear();
+        script.persistent.clear();
+        script.queued.clear();
     }
 
-    /// How often the operation was called, whatever became of the calls.
+    /// Returns the number of calls of the operation, whatever their results.
     pub fn calls(&self, operation: Operation) -> usize {
         self.calls[operation as usize].load(Relaxed)
     }
@@ -183,27 +182,27 @@ impl<S> FaultInjector<S> {
         self.script.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    fn next(&self, operation: Operation, token: Token) -> Fault {
+    fn next_fault(&self, operation: Operation, token: Token) -> Fault {
         self.calls[operation as usize].fetch_add(1, Relaxed);
         let mut script = self.script();
-        let lined_up = script.lined_up.get_mut(&operation);
-        if let Some(fault) = lined_up.and_then(VecDeque::pop_front) {
+        let queued = script.queued.get_mut(&operation);
+        if let Some(fault) = queued.and_then(VecDeque::pop_front) {
             return fault;
         }
-        match script.outages.get(&operation) {
+        match script.persistent.get(&operation) {
             Some(fault) => *fault,
-            None => script.planned(operation, token),
+            None => script.next_planned(operation, token),
         }
     }
 
-    async fn run<T>(
+    async fn apply<T>(
         &self,
         operation: Operation,
         token: Token,
         call: impl Future<Output = Result<T, StoreError>>,
     ) -> Result<T, StoreError> {
         let failed = || Err(StoreError::backend(InjectedFault { operation }));
-        match self.next(operation, token) {
+        match self.next_fault(operation, token) {
             Fault::None => call.await,
             Fault::CallLost => failed(),
             Fault::ReplyLost => {
@@ -231,12 +230,12 @@ impl<S: Store> Store for FaultInjector<S> {
 
     async fn acquire(&self, claim: &Claim) -> Result<Acquired, StoreError> {
         let call = self.inner.acquire(claim);
-        self.run(Operation::Acquire, claim.token, call).await
+        self.apply(Operation::Acquire, claim.token, call).await
     }
 
     async fn renew(&self, lease: &LeaseRef, ttl: Ttl) -> Result<(), StoreError> {
         let call = self.inner.renew(lease, ttl);
-        self.run(Operation::Renew, lease.token, call).await
+        self.apply(Operation::Renew, lease.token, call).await
     }
 
     async fn complete(
@@ -246,27 +245,27 @@ impl<S: Store> Store for FaultInjector<S> {
         retention: Ttl,
     ) -> Result<(), StoreError> {
         let call = self.inner.complete(lease, record, retention);
-        self.run(Operation::Complete, lease.token, call).await
+        self.apply(Operation::Complete, lease.token, call).await
     }
 
     async fn release(&self, lease: &LeaseRef) -> Result<(), StoreError> {
         let call = self.inner.release(lease);
-        self.run(Operation::Release, lease.token, call).await
+        self.apply(Operation::Release, lease.token, call).await
     }
 
-    async fn wait_for_change(&self, id: &KeyId, within: Duration) {
+    async fn wait_for_change(&self, id: &KeyId, timeout: Duration) {
         let call = async {
-            self.inner.wait_for_change(id, within).await;
+            self.inner.wait_for_change(id, timeout).await;
             Ok(())
         };
-        // Whoever waits has no token to be told apart by.
-        let nobody = Token::from_bytes([0; 16]);
-        let _hint = self.run(Operation::WaitForChange, nobody, call).await;
+        // A waiter has no token, so all waiters count as one.
+        let no_token = Token::from_bytes([0; 16]);
+        let _hint = self.apply(Operation::WaitForChange, no_token, call).await;
     }
 }
 
 impl Script {
-    fn planned(&mut self, operation: Operation, token: Token) -> Fault {
+    fn next_planned(&mut self, operation: Operation, token: Token) -> Fault {
         match self.plan {
             Plan::None => Fault::None,
             Plan::Slow(pause) => Fault::Slow(pause),
@@ -338,7 +337,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn a_lost_call_has_no_effect_and_a_lost_reply_has() {
+    async fn lost_call_has_no_effect_but_lost_reply_has() {
         let store = FaultInjector::new(MemoryStore::new());
         store.enqueue(Operation::Acquire, [Fault::CallLost]);
         assert_injected(store.acquire(&claim()).await, Operation::Acquire);
@@ -350,7 +349,7 @@ mod tests {
     }
 
     #[tokio::test(start_paused = true)]
-    async fn a_call_that_hangs_never_answers_and_has_its_effect_or_not() {
+    async fn hanging_call_never_returns() {
         let store = FaultInjector::new(MemoryStore::new());
         let faults = [Fault::Hang, Fault::HangAfter];
         store.enqueue(Operation::Acquire, faults);
@@ -363,7 +362,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn faults_lined_up_happen_once_each_in_order_before_the_outage() {
+    async fn queued_faults_precede_fail_all_in_order() {
         let store = FaultInjector::new(MemoryStore::new());
         store.fail_all(Fault::CallLost);
         store.enqueue(Operation::Release, [Fault::None, Fault::ReplyLost]);
@@ -392,7 +391,7 @@ mod tests {
     }
 
     #[tokio::test(start_paused = true)]
-    async fn a_slow_call_pauses_before_and_after() {
+    async fn slow_call_is_delayed_before_and_after() {
         let store = FaultInjector::new(MemoryStore::new()).with_plan(Plan::Slow(SECOND));
         let start = Instant::now();
         store.acquire(&claim()).await.unwrap();
@@ -400,7 +399,7 @@ mod tests {
     }
 
     #[tokio::test(start_paused = true)]
-    async fn a_wait_that_is_lost_is_over_at_once() {
+    async fn lost_wait_returns_at_once() {
         let store = FaultInjector::new(MemoryStore::new());
         store.acquire(&claim()).await.unwrap();
         store.fail_all(Fault::CallLost);
@@ -413,7 +412,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn a_plan_lets_every_call_through_in_the_end() {
+    async fn plan_lets_every_call_through_eventually() {
         let plans = [
             (Plan::CallsLost, 2),
             (Plan::RepliesLost, 2),

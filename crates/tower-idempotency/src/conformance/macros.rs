@@ -1,16 +1,16 @@
-//! The list of the cases, and the macro that makes a test of each.
+//! The list of cases, and the macro that defines a test for each.
 
-/// Makes a `#[test]` of every case, five times over: on the store itself (`direct`), and through [`FaultInjector`] under each
+/// Defines five `#[test]`s for every case: on the store itself (`direct`), and through [`FaultInjector`] under each
 /// [`Plan`] (`calls_lost`, `replies_lost`, `slow`, `alternating`).
 ///
-/// `store` is a closure that returns a future of a fresh store, or of one that shares a server: every key is random.
-/// It runs once for each test, on that test's own runtime, so it can connect. The options come in this order, each with
-/// its default:
+/// `store` is a closure that returns a future of a store. The store may be new or share a server, because every key is
+/// random. The closure runs once for each test on that test's own runtime, so it can connect. The options come in this
+/// order, each with its default:
 ///
-/// - `start_paused = false`: whether tokio's clock is paused, for stores that live in the process and take their time
-///   from it. The cases that race real threads run on the real clock all the same.
+/// - `start_paused = false`: `true` pauses tokio's clock, for stores that live in the process and use that clock. The
+///   cases that race real threads use the real clock in any case.
 /// - `unit = Duration::from_millis(50)`: the [unit](crate::conformance::Subject::with_unit) of leases and pauses.
-/// - `push = true`: whether the store [wakes its waiters](crate::conformance::Subject::with_push).
+/// - `push = true`: `true` if the store [notifies waiters](crate::conformance::Subject::with_push).
 ///
 /// ```
 /// # mod store_tests {
@@ -35,7 +35,7 @@ macro_rules! conformance_tests {
         $(,)?
     ) => {
         mod $name {
-            #[allow(unused_imports, reason = "the closure may need them, or not")]
+            #[allow(unused_imports, reason = "not every closure needs them")]
             use super::*;
 
             const START_PAUSED: bool = false $(|| $paused)?;
@@ -63,7 +63,7 @@ macro_rules! conformance_tests {
     };
 }
 
-/// One module of tests; a part of [`conformance_tests!`].
+/// Defines one module of tests for [`conformance_tests!`].
 #[doc(hidden)]
 #[macro_export]
 macro_rules! __conformance_module {
@@ -78,7 +78,7 @@ macro_rules! __conformance_module {
     };
 }
 
-/// Tests; a part of [`conformance_tests!`].
+/// Defines the tests of a module for [`conformance_tests!`].
 #[doc(hidden)]
 #[macro_export]
 macro_rules! __conformance_test {
@@ -91,7 +91,7 @@ macro_rules! __conformance_test {
     )* };
 }
 
-/// Hands the names of the cases to another macro: those that sleep, then those that race threads.
+/// Passes the names of the cases to another macro: first the cases that sleep, then those that race threads.
 #[doc(hidden)]
 #[macro_export]
 macro_rules! __conformance_cases {
@@ -99,79 +99,79 @@ macro_rules! __conformance_cases {
         $($with)*! {
             { $($arguments)* }
             paced [
-                a_call_dropped_at_any_await_leaves_the_store_usable
-                a_large_record_comes_back_or_is_refused_for_its_size
-                a_lease_is_not_forgotten_while_it_is_held
-                a_lease_that_is_over_is_taken_over_by_the_same_request
-                a_record_carries_the_fingerprint_of_its_request
-                a_record_comes_back_byte_for_byte
-                a_record_is_absent_after_its_retention
-                a_record_of_the_longest_retention_is_kept
-                a_record_outlives_its_lease
-                a_refused_claim_does_not_free_the_holder
-                a_refused_claim_learns_the_holders_fingerprint_and_the_time_left
-                a_refusing_claim_does_not_take_an_orphan_over
-                a_released_takeover_is_an_orphan_since_its_release
-                a_released_takeover_is_completed_by_whoever_has_the_answer
-                a_released_takeover_is_forgotten_after_keep
-                a_released_takeover_is_remembered_for_keep
-                a_released_takeover_is_taken_over_in_turn
-                a_renewal_does_not_revive_a_released_takeover
-                a_renewed_lease_is_remembered_for_keep_too
-                a_replaced_token_neither_renews_nor_completes
-                a_replaced_token_that_asks_again_is_a_stranger
-                a_replay_does_not_extend_the_retention
-                a_stale_release_does_not_free_the_next_holder
-                a_stale_release_of_a_takeover_changes_nothing
-                a_stranger_does_nothing_to_an_orphan
-                a_takeover_is_still_one_when_its_token_asks_again
-                a_takeover_that_is_released_late_is_an_orphan
-                a_token_without_the_lease_completes_nothing
-                a_waiter_waits_no_longer_than_it_asks
-                acquiring_again_with_the_same_token_extends_the_lease
-                an_orphan_is_forgotten_after_keep
-                an_orphan_knows_since_when
-                another_request_does_not_take_an_orphan_over
-                another_token_does_not_overwrite_a_record
-                completing_an_absent_key_stores_the_record
-                completing_twice_changes_nothing
-                completion_wakes_the_waiters
-                each_takeover_raises_the_generation
-                ids_that_differ_in_one_bit_do_not_meet
-                ids_that_read_alike_as_text_do_not_meet
-                nobody_waits_for_a_key_that_is_not_in_progress
-                release_frees_the_key
-                release_frees_the_key_for_another_request
-                release_of_a_completed_key_keeps_its_record
-                release_of_a_takeover_wakes_the_waiters
+                dropped_call_leaves_store_usable
+                large_record_is_stored_or_rejected_for_size
+                held_lease_outlives_orphan_retention
+                expired_lease_is_taken_over_by_same_request
+                record_carries_fingerprint_of_its_request
+                record_is_returned_unchanged
+                record_is_absent_after_retention
+                record_with_longest_retention_is_stored
+                record_outlives_its_lease
+                rejected_claim_cannot_end_holders_lease
+                rejected_claim_gets_holder_fingerprint_and_expiry
+                refuse_policy_prevents_takeover
+                released_takeover_is_orphan_since_release
+                released_takeover_accepts_first_record
+                released_takeover_expires_after_orphan_retention
+                released_takeover_lasts_for_orphan_retention
+                released_takeover_can_be_taken_over
+                renewal_does_not_revive_released_takeover
+                renewed_lease_restarts_orphan_retention
+                replaced_token_cannot_renew_or_complete
+                replaced_token_acquires_like_any_other
+                replay_does_not_extend_retention
+                stale_release_leaves_next_holder
+                stale_takeover_release_changes_nothing
+                other_token_cannot_change_orphan
+                takeover_token_is_granted_same_takeover_again
+                takeover_released_after_expiry_is_orphan
+                token_without_lease_cannot_complete
+                wait_ends_at_timeout
+                acquire_with_same_token_extends_lease
+                orphan_expires_after_orphan_retention
+                orphan_age_counts_from_lease_expiry
+                other_request_cannot_take_over_orphan
+                other_token_cannot_overwrite_record
+                complete_of_absent_key_stores_record
+                second_complete_changes_nothing
+                completion_wakes_waiters
+                each_takeover_raises_generation
+                ids_differing_in_one_bit_are_distinct
+                ids_equal_as_text_are_distinct
+                wait_returns_at_once_if_not_in_progress
+                release_frees_key
+                release_frees_key_for_other_request
+                release_of_completed_key_leaves_record
+                takeover_release_wakes_waiters
                 release_twice_is_harmless
-                release_wakes_the_waiters
-                renew_can_bring_the_end_of_the_lease_nearer
-                renew_extends_the_lease
-                renew_of_a_completed_key_is_lost
-                renew_of_an_absent_key_is_lost
-                takeovers_that_are_released_raise_the_generation_each
-                the_holder_completes_an_orphan_that_nobody_took_over
-                the_holder_of_an_orphan_is_granted_again_as_it_was
-                the_holder_releases_an_orphan_that_nobody_took_over
-                the_holder_renews_an_orphan_that_nobody_took_over
-                the_longest_of_everything_is_taken
-                the_same_token_is_granted_again_with_the_same_generation
-                who_released_a_takeover_takes_it_over_like_any_other
+                release_wakes_waiters
+                renew_can_shorten_lease
+                renew_extends_lease
+                renew_of_completed_key_is_lost
+                renew_of_absent_key_is_lost
+                each_released_takeover_raises_generation
+                holder_completes_orphan_before_takeover
+                holder_of_orphan_is_granted_same_lease_again
+                holder_releases_orphan_before_takeover
+                holder_renews_orphan_before_takeover
+                longest_times_and_odd_texts_are_accepted
+                same_token_is_granted_same_generation_again
+                releasing_token_takes_over_like_any_other
             ]
             threaded [
-                a_completion_and_a_release_at_once_leave_the_record
-                a_completion_and_a_release_of_a_takeover_at_once_leave_the_record
-                a_completion_and_a_takeover_at_once_agree
-                a_release_and_a_takeover_at_once_leave_the_next_holder
-                a_renewal_and_a_release_at_once_leave_an_orphan
-                a_renewal_and_a_takeover_at_once_agree
-                no_increment_under_the_lease_is_lost
-                one_of_32_claims_at_once_is_granted
-                one_of_32_claims_at_once_replaces_a_forgotten_orphan
-                one_of_32_claims_at_once_replaces_an_expired_record
-                one_of_32_claims_at_once_takes_a_released_takeover_over
-                one_of_32_claims_at_once_takes_an_orphan_over
+                concurrent_complete_and_release_leave_record
+                concurrent_takeover_complete_release_leave_record
+                concurrent_complete_and_takeover_agree
+                concurrent_release_and_takeover_leave_next_holder
+                concurrent_renew_and_release_leave_orphan
+                concurrent_renew_and_takeover_agree
+                lease_prevents_lost_increments
+                one_of_32_concurrent_claims_is_granted
+                one_of_32_claims_replaces_expired_orphan
+                one_of_32_claims_replaces_expired_record
+                one_of_32_claims_takes_over_released_takeover
+                one_of_32_claims_takes_over_orphan
             ]
         }
     };

@@ -1,20 +1,20 @@
-//! The suite that every store passes.
+//! Conformance suite for stores.
 //!
-//! Feature `conformance`. **Not a stable part of the API**: a release may add cases, which a store that broke the
-//! contract unnoticed then fails, and may change any name in this module.
+//! Feature `conformance`. **Not a stable part of the API**: a release may add cases and may change any name in this
+//! module. A store with an undetected violation of the contract then fails the new cases.
 //!
-//! Each rule of the [contract](crate::store::Store) that shows in answers has cases in [`cases`], each a plain `async fn`
-//! over a [`Subject`].
-//! [`conformance_tests!`](crate::conformance_tests) makes a test of each, and runs the same cases through [`FaultInjector`],
-//! which loses calls and replies: whoever makes a call again must end where one call would have.
+//! Each rule of the [contract](crate::store::Store) that shows in replies has cases in [`cases`]. A case is a plain
+//! `async fn` over a [`Subject`]. [`conformance_tests!`](crate::conformance_tests) defines a test for each case. It
+//! also runs the cases through [`FaultInjector`], which loses calls and replies: a retried call must have the same
+//! result as a single call.
 //!
-//! Passing says that the store keeps the rules on the server the tests ran against, as far as a few seconds of racing
-//! show. It says nothing about a server that loses acknowledged writes, or fails over to one that lacks them.
+//! A store that passes follows the rules on the server under test, as far as a few seconds of races can show. The
+//! suite does not test a server that loses acknowledged writes, or fails over to a replica that lacks them.
 //!
-//! # A store of your own
+//! # Custom stores
 //!
-//! The smallest store that passes: one process, a map under a lock, no bounds, and nobody takes away what is over.
-//! `docs/writing-a-store.md` walks through the same rules for a server.
+//! The smallest store that passes is a map under a lock in one process, without limits and without removal of expired
+//! entries. `docs/writing-a-store.md` applies the same rules to a server.
 //!
 //! ```
 #![doc = include_str!("example.rs")]
@@ -42,4 +42,4 @@ pub use self::{
     runner::{Case, Threads, every_case, run},
     subject::Subject,
 };
-pub use crate::jitter::seeded::seed_jitter;
+pub use crate::clock::seeded::seed_jitter;

@@ -1,4 +1,4 @@
-//! Runs a case.
+//! Runner of the cases.
 
 use std::{fmt, pin::Pin, time::Duration};
 
@@ -11,12 +11,12 @@ use crate::store::Store;
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[expect(clippy::exhaustive_enums, reason = "the suite is not API-stable")]
 pub enum Threads {
-    /// One thread; its clock may be paused.
+    /// One thread, optionally with a paused clock.
     One {
-        /// Whether it is.
+        /// `true` if the clock starts paused.
         start_paused: bool,
     },
-    /// Four threads, so that a race is one.
+    /// Four threads, so that races are real.
     Four,
 }
 
@@ -24,7 +24,7 @@ pub enum Threads {
 ///
 /// # Panics
 ///
-/// When the case does, or has not ended after ten minutes of its clock.
+/// If the case panics, or does not end within ten minutes of its clock.
 pub fn run(threads: Threads, case: impl Future<Output = ()>) {
     let runtime = match threads {
         Threads::One { start_paused } => Builder::new_current_thread()
@@ -37,8 +37,8 @@ pub fn run(threads: Threads, case: impl Future<Output = ()>) {
             .build(),
     };
     let runtime = runtime.expect("a test can have a runtime");
-    let ended = runtime.block_on(async { timeout(PATIENCE, case).await });
-    ended.expect("a case ends");
+    let result = runtime.block_on(async { timeout(CASE_TIMEOUT, case).await });
+    result.expect("a case must end within the time limit");
 }
 
 /// One case of the suite.
@@ -50,7 +50,7 @@ pub struct Case {
 }
 
 impl Case {
-    /// Returns every case: those that wait, then those that race threads.
+    /// Returns every case: first the cases that wait, then those that race threads.
     #[must_use]
     pub const fn all() -> &'static [Self] {
         ALL
@@ -60,7 +60,7 @@ impl Case {
     ///
     /// # Panics
     ///
-    /// If there is none.
+    /// If there is no such case.
     #[must_use]
     pub fn named(name: &str) -> Self {
         let case = ALL.iter().find(|case| case.name == name);
@@ -137,8 +137,8 @@ crate::__conformance_cases! { [case_list] }
 
 /// Runs every case on one store, one after the other, up to the first that panics.
 ///
-/// [`conformance_tests!`](crate::conformance_tests) says more: it names each failure, and runs the cases through faults and
-/// on several threads too.
+/// Prefer [`conformance_tests!`](crate::conformance_tests): it names each failure, and also runs the cases through
+/// faults and on several threads.
 ///
 /// # Panics
 ///
@@ -150,4 +150,4 @@ pub async fn every_case<S: Store>(subject: Subject<S>) {
     }
 }
 
-const PATIENCE: Duration = Duration::from_secs(600);
+const CASE_TIMEOUT: Duration = Duration::from_secs(600);

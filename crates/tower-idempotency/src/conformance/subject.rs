@@ -1,4 +1,4 @@
-//! The store under test, called the way the layer calls it.
+//! The store under test, with calls like those of the layer.
 
 use std::{
     error::Error,
@@ -15,11 +15,11 @@ use tokio::time::Instant;
 use super::{AnyStore, FaultInjector, InjectedFault, ManualClock, Plan};
 use crate::store::{Acquired, Claim, Fingerprint, KeyId, LeaseRef, Store, StoreError, Token, Ttl};
 
-/// How often a call that fails at the backend is made before the case fails.
+/// The maximum number of attempts of a call before the case fails.
 const ATTEMPTS: u32 = 8;
 
-/// After the first failure of a server; twice as long after each that follows, 6 s in all. A cluster that is busy electing,
-/// or a server with too much to do, is no breach of the contract.
+/// The pause after the first failure of a server. Each later pause is twice as long, 6 s in all. A cluster during an
+/// election and an overloaded server do not violate the contract.
 const FIRST_PAUSE: Duration = Duration::from_millis(50);
 
 /// Limit of the factor by which late trials lengthen the unit.
@@ -28,10 +28,10 @@ const MAX_SCALE: u32 = 64;
 /// Longer than any case takes.
 pub(super) const LONG: Ttl = Ttl::from_secs(600);
 
-/// A store under test, and how fast to test it.
+/// Store under test, with the speed of its cases.
 ///
-/// Calls that fail at the backend are made again, with the same token, as the layer does: a case that passes through a
-/// store that loses replies shows that a lost reply does no harm.
+/// A call that fails at the backend is retried with the same token, as the layer does. A case that passes through a
+/// store that loses replies shows that a lost reply is harmless.
 #[derive(Debug)]
 pub struct Subject<S> {
     store: Arc<S>,
@@ -43,7 +43,7 @@ pub struct Subject<S> {
     start: Instant,
 }
 
-/// What came of a renew or a complete.
+/// Result of a renew or a complete.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Outcome {
     Done,
@@ -85,7 +85,8 @@ impl<S: Store> Subject<S> {
         Self { unit, ..self }
     }
 
-    /// Whether [`Store::wait_for_change`] resolves when the entry changes, not only after `within`; `true` by default.
+    /// Sets whether [`Store::wait_for_change`] returns when the entry changes, not only after its timeout. Default:
+    /// `true`.
     #[must_use]
     pub fn with_push(self, push: bool) -> Self {
         Self { push, ..self }
@@ -128,13 +129,13 @@ impl<S: Store> Subject<S> {
         }
     }
 
-    /// The store itself.
+    /// Returns the store itself.
     #[must_use]
     pub fn store(&self) -> &S {
         &self.store
     }
 
-    /// How long a plan's pauses are: short beside a unit.
+    /// Returns the pause of a plan, which is short compared with a unit.
     #[must_use]
     pub fn pause(&self) -> Duration {
         self.unit / 5
@@ -148,7 +149,7 @@ impl<S: Store> Subject<S> {
         Ttl::try_from(self.duration(units)).expect("a unit is not zero")
     }
 
-    /// Lets so many units pass: advances the clock of the test, or waits.
+    /// Lets this many units pass: advances the clock of the test, or waits.
     pub(super) async fn sleep(&self, units: u32) {
         match &self.clock {
             Some(clock) => clock.advance(self.duration(units)),
@@ -156,7 +157,7 @@ impl<S: Store> Subject<S> {
         }
     }
 
-    /// Waits so many units in real time, also on a clock of the test.
+    /// Waits this many units in real time, even with a clock of the test.
     pub(super) async fn wait(&self, units: u32) {
         tokio::time::sleep(self.duration(units)).await;
     }
@@ -169,16 +170,16 @@ impl<S: Store> Subject<S> {
         }
     }
 
-    /// Returns `true` if at least so many units have passed since a moment of [`elapsed`](Self::elapsed).
+    /// Returns `true` if at least this many units have passed since a moment of [`elapsed`](Self::elapsed).
     ///
-    /// A period of that length that began after the moment may then have ended, and what the store returned proves nothing.
-    /// Read the moment before the call that begins the period, and ask after the reply that is judged. An entry that expires
-    /// early is then never excused. A paused clock and a clock of the test are never late.
+    /// A period of that length that began after the moment may then have ended, so the reply of the store proves
+    /// nothing. Read the moment before the call that begins the period, and call this function after the reply under
+    /// test. A premature expiry is then never excused. A paused clock and a clock of the test are never late.
     pub(super) fn is_late(&self, since: Duration, units: u32) -> bool {
         self.elapsed() - since >= self.duration(units)
     }
 
-    /// Doubles the unit after a trial that was late, so that the next one bears a longer stall.
+    /// Doubles the unit after a late trial, so that the next trial tolerates a longer stall.
     ///
     /// The number of trials is not limited. The runner ends a case after ten minutes.
     pub(super) fn retry_slower(&self) {
@@ -191,7 +192,7 @@ impl<S: Store> Subject<S> {
         self.unit * units * self.scale.load(Relaxed)
     }
 
-    /// Until a lease of [`short_lease`](Self::short_lease) is over, whatever the backend rounds.
+    /// Waits until a lease of [`short_lease`](Self::short_lease) has expired, including any rounding of the backend.
     pub(super) async fn outlive_short_lease(&self) {
         self.sleep(7).await;
     }
@@ -200,7 +201,7 @@ impl<S: Store> Subject<S> {
         self.units(4)
     }
 
-    /// A claim on a key that nobody ever used, with a lease that does not end within the case.
+    /// Returns a claim on an unused key, with a lease that does not expire within the case.
     pub(super) fn claim(&self) -> Claim {
         let [id, fingerprint] = [random(), random()];
         let claim = Claim::new(KeyId::from_bytes(id), Fingerprint::from_bytes(fingerprint));
@@ -219,7 +220,7 @@ impl<S: Store> Subject<S> {
         }
     }
 
-    /// The same request again, under its own token.
+    /// Returns a claim of the same request under a new token.
     pub(super) fn duplicate(&self, claim: &Claim) -> Claim {
         Claim {
             token: Token::random().expect(RANDOM),
@@ -228,7 +229,7 @@ impl<S: Store> Subject<S> {
         }
     }
 
-    /// Another request with the same key.
+    /// Returns a claim of another request with the same key.
     pub(super) fn other_request(&self, claim: &Claim) -> Claim {
         Claim {
             fingerprint: Fingerprint::from_bytes(random()),
@@ -237,17 +238,21 @@ impl<S: Store> Subject<S> {
     }
 
     pub(super) async fn acquire(&self, claim: &Claim) -> Acquired {
-        let mut failed = Failed::default();
+        let mut failures = FailedAttempts::default();
         loop {
             match self.store.acquire(claim).await {
                 Ok(acquired) => return acquired,
-                Err(StoreError::Backend(source)) => failed.again("acquire", &*source).await,
-                Err(error) => panic!("acquire answers nothing but a backend error, found {error}"),
+                Err(StoreError::Backend(source)) => {
+                    failures.wait_before_retry("acquire", &*source).await
+                }
+                Err(error) => {
+                    panic!("expected acquire to fail with a backend error only, found {error}")
+                }
             }
         }
     }
 
-    /// Acquires what must be free, or an orphan that must be takeable.
+    /// Acquires a key that must be free, or an orphan that must allow a takeover.
     pub(super) async fn hold(&self, claim: &Claim) -> LeaseRef {
         match self.acquire(claim).await {
             Acquired::Granted { generation, .. } => claim.lease_ref(generation),
@@ -257,7 +262,7 @@ impl<S: Store> Subject<S> {
         }
     }
 
-    /// A lease that is over.
+    /// Returns an expired lease.
     pub(super) async fn orphan(&self) -> (Claim, LeaseRef) {
         let claim = self.short_claim();
         let lease = self.hold(&claim).await;
@@ -266,11 +271,11 @@ impl<S: Store> Subject<S> {
     }
 
     pub(super) async fn renew(&self, lease: &LeaseRef, ttl: Ttl) -> Outcome {
-        let mut failed = Failed::default();
+        let mut failures = FailedAttempts::default();
         loop {
             match outcome(self.store.renew(lease, ttl).await) {
                 Ok(outcome) => return outcome,
-                Err(source) => failed.again("renew", &*source).await,
+                Err(source) => failures.wait_before_retry("renew", &*source).await,
             }
         }
     }
@@ -281,35 +286,38 @@ impl<S: Store> Subject<S> {
         record: &Bytes,
         retention: Ttl,
     ) -> Outcome {
-        let mut failed = Failed::default();
+        let mut failures = FailedAttempts::default();
         loop {
             let completed = self.store.complete(lease, record.clone(), retention).await;
             match outcome(completed) {
                 Ok(outcome) => return outcome,
-                Err(source) => failed.again("complete", &*source).await,
+                Err(source) => failures.wait_before_retry("complete", &*source).await,
             }
         }
     }
 
     pub(super) async fn release(&self, lease: &LeaseRef) {
-        let mut failed = Failed::default();
+        let mut failures = FailedAttempts::default();
         loop {
             match outcome(self.store.release(lease).await) {
                 Ok(Outcome::Done) => return,
-                Ok(refused) => panic!("release is Ok or a backend error, found {refused:?}"),
-                Err(source) => failed.again("release", &*source).await,
+                Ok(refused) => {
+                    panic!("expected release to return Ok or a backend error, found {refused:?}")
+                }
+                Err(source) => failures.wait_before_retry("release", &*source).await,
             }
         }
     }
 }
 
-/// How often one call has failed at the backend.
+/// The number of failed attempts of one call.
 #[derive(Debug, Default)]
-struct Failed(u32);
+struct FailedAttempts(u32);
 
-impl Failed {
-    /// It has, and is to be made again: at once where we made the failure up, and after a while where a server did.
-    async fn again(&mut self, call: &str, source: &Source) {
+impl FailedAttempts {
+    /// Counts a failure and waits before the next attempt: not at all after an injected fault, with backoff after a
+    /// failure of a server.
+    async fn wait_before_retry(&mut self, call: &str, source: &Source) {
         self.0 += 1;
         assert!(
             self.0 < ATTEMPTS,
@@ -323,7 +331,7 @@ impl Failed {
 
 type Source = dyn Error + Send + Sync;
 
-/// The source of the error where the backend failed.
+/// Converts the result of a call. Returns the source of the error if the backend failed.
 fn outcome(result: Result<(), StoreError>) -> Result<Outcome, Box<Source>> {
     match result {
         Ok(()) => Ok(Outcome::Done),
@@ -339,4 +347,4 @@ pub(super) fn random() -> [u8; 32] {
     bytes
 }
 
-const RANDOM: &str = "tests run where there is randomness";
+const RANDOM: &str = "the operating system provides randomness";

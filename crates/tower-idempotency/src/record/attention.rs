@@ -1,4 +1,4 @@
-//! The record of an execution that somebody has to look at.
+//! Records of executions that need an operator.
 
 use std::{borrow::Cow, fmt};
 
@@ -6,20 +6,22 @@ use bytes::Bytes;
 
 use super::{ATTENTION, PREFIX, Record, RecordError, VERSION, error::Problem, payload};
 
-/// An execution failed in a way that no retry may repeat and no program can put right: somebody has to look at it.
+/// Failure of an execution that no retry may repeat and no program can resolve, so that an operator must.
 ///
-/// A handler attaches it to its response, as an extension; `run_once` takes it in
-/// [`WorkError::NeedsAttention`](crate::run_once::WorkError::NeedsAttention). The caller gets what the handler answers. What is
-/// kept, whatever the status, is not that answer but this: each retry is refused with 409 `outcome-unknown` and the code,
-/// and nothing is executed, until an operator resolves it. It is kept for [`Ttl::MAX`](crate::Ttl::MAX), whatever
-/// retention is set. The page of each store in the repository's `docs` says how such entries are found and resolved.
+/// A handler attaches it to its response as an extension. Work of `run_once` returns it as
+/// [`WorkError::NeedsAttention`](crate::run_once::WorkError::NeedsAttention). The caller gets the handler's response.
+/// The layer does not record that response, whatever its status, but this failure. Each retry gets 409
+/// `outcome-unknown` with the code, and nothing is executed until an operator resolves the failure. The record is
+/// stored for [`Ttl::MAX`](crate::Ttl::MAX), whatever the retention setting. The page of each store in the
+/// repository's `docs` explains how to find and resolve such entries.
 ///
-/// The *code* is for programs, and clients see it: a word of the service's own, fixed as it is written. The *reason* is for
-/// operators, who find it in the record, and goes nowhere else.
+/// The *code* is for programs, and clients see it. It is a constant word that the service defines. The *reason* is for
+/// operators, who find it in the record. It is shown nowhere else.
 ///
-/// It is ignored with a warning after the handler has committed its answer in a transaction, as that stays the outcome, and
-/// where the layer executes without a lease in an outage; without a key, as there are no retries to refuse. Where a store
-/// cannot keep as little as a reason, it keeps the code.
+/// The layer ignores it with a warning if the handler has already committed its response in a transaction, because
+/// that response stays the outcome. The same holds if the layer executes without a lease during an outage. Without a
+/// key it has no effect, because there are no retries to reject. If a store cannot store the reason, it stores the
+/// code alone.
 ///
 /// ```
 /// use axum::{Extension, Router, body::Body, http::{Request, StatusCode}, response::IntoResponse, routing::post};
@@ -28,16 +30,7 @@ use super::{ATTENTION, PREFIX, Record, RecordError, VERSION, error::Problem, pay
 ///
 /// const REFUND_FAILED: NeedsAttention = NeedsAttention::new("refund-failed");
 ///
-/// # #[tokio::main(flavor = "current_thread")]
-/// # async fn main() -> Result<(), Box<dyn std::error::Error>> {
-/// let cancel = async || {
-///     // The seat is given away, and the provider neither refunds nor says why.
-///     let attention = REFUND_FAILED.with_reason("refund re_7: provider answered 500 five times");
-///     (StatusCode::BAD_GATEWAY, Extension(attention), "we will be in touch").into_response()
-/// };
-/// let app: Router = Router::new()
-///     .route("/cancel", post(cancel))
-///     .route_layer(IdempotencyLayer::new(MemoryStore::new()));
+/// The seat is given away, and the provider neither refunds nor states a reason.
 ///
 /// let ask = || Request::post("/cancel").header("idempotency-key", "c-1").body(Body::empty());
 /// let first = app.clone().oneshot(ask()?).await?;
@@ -57,12 +50,12 @@ pub struct NeedsAttention {
 }
 
 impl NeedsAttention {
-    /// With this code, and no reason.
+    /// Creates a failure with this code and no reason.
     ///
     /// # Panics
     ///
-    /// When the code is not 1 to 64 of `a` to `z`, `0` to `9` and `-`. At compile time in a constant, so make it one: a
-    /// panic of a handler frees its key, at the worst moment.
+    /// If the code is not 1 to 64 of `a` to `z`, `0` to `9` and `-`. In a constant the panic occurs at compile time,
+    /// so declare it as one: a panic of a handler releases its key at the worst moment.
     #[must_use]
     pub const fn new(code: &'static str) -> Self {
         assert!(
@@ -75,13 +68,14 @@ impl NeedsAttention {
         }
     }
 
-    /// What an operator should know, cut at 1,024 bytes. Default: nothing.
+    /// Sets the information for operators, cut at 1,024 bytes. Default: empty.
     ///
-    /// It is kept in the clear, beside the answers of others: no more of a client in it than is needed to help.
+    /// The reason is stored in clear text with the records of other requests. Include no more client data than
+    /// operators need.
     #[must_use]
     pub fn with_reason(self, reason: impl Into<String>) -> Self {
         let mut reason = reason.into();
-        let mut end = REASON.min(reason.len());
+        let mut end = MAX_REASON_BYTES.min(reason.len());
         while !reason.is_char_boundary(end) {
             end -= 1;
         }
@@ -92,45 +86,45 @@ impl NeedsAttention {
         }
     }
 
-    /// The code.
+    /// Returns the code.
     #[must_use]
     pub fn code(&self) -> &str {
         &self.code
     }
 
-    /// What an operator should know; empty if nothing was said.
+    /// Returns the information for operators; empty by default.
     #[must_use]
     pub fn reason(&self) -> &str {
         &self.reason
     }
 
-    /// What a record says that is one of this kind: for the tools of operators, and for stores that show operators what is
-    /// in them. Nobody may decide by it what a request is answered.
+    /// Reads the code and the reason from a record of this kind. Intended for operators' tools and for stores that
+    /// show their entries to operators. No decision about a request may depend on the result.
     ///
-    /// Of any other record it looks at two bytes. Whether a record is damaged cannot be told without its key's id, and is
-    /// not: what it finds is for people.
+    /// Returns `None` for any other record, after it has read two bytes. It does not detect damage, because that needs
+    /// the key id. The result is for display.
     #[must_use]
     pub fn in_record(record: &[u8]) -> Option<Self> {
         let (&[version, flags, ..], rest) = record.split_first_chunk::<PREFIX>()?;
         if (version, flags) != (VERSION, ATTENTION) {
             return None;
         }
-        let (code, rest) = split(rest).ok()?;
-        let (_, reason) = payload::attention(rest).unwrap_or_default();
+        let (code, rest) = split_code(rest).ok()?;
+        let (_, reason) = payload::decode_attention(rest).unwrap_or_default();
         Some(Self {
             code: Cow::Owned(code.to_owned()),
             reason: Cow::Owned(reason.to_owned()),
         })
     }
 
-    /// Appends the code as a record has it: its length in one byte, and then the code.
+    /// Appends the code in its encoded form: its length in one byte, then the code.
     pub(super) fn write_code(&self, record: &mut Vec<u8>) {
         record.push(u8::try_from(self.code.len()).expect("a code has at most 64 bytes"));
         record.extend_from_slice(self.code.as_bytes());
     }
 }
 
-/// Shows no reason: it is not for logs.
+/// Shows no reason, because the reason must not appear in logs.
 impl fmt::Debug for NeedsAttention {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("NeedsAttention")
@@ -139,10 +133,10 @@ impl fmt::Debug for NeedsAttention {
     }
 }
 
-/// Reads what follows the prefix of a record of this kind.
+/// Decodes the bytes after the prefix of a record of this kind.
 pub(super) fn decode(rest: &Bytes) -> Result<Record, RecordError> {
-    let (code, payload) = split(rest)?;
-    let (status, reason) = payload::attention(payload)?;
+    let (code, payload) = split_code(rest)?;
+    let (status, reason) = payload::decode_attention(payload)?;
     Ok(Record::Attention {
         status,
         attention: NeedsAttention {
@@ -152,8 +146,8 @@ pub(super) fn decode(rest: &Bytes) -> Result<Record, RecordError> {
     })
 }
 
-/// The code, and what follows it.
-fn split(rest: &[u8]) -> Result<(&str, &[u8]), RecordError> {
+/// Splits the bytes into the code and the payload.
+fn split_code(rest: &[u8]) -> Result<(&str, &[u8]), RecordError> {
     let split = rest.split_first();
     let split = split.and_then(|(&length, rest)| rest.split_at_checked(usize::from(length)));
     match split {
@@ -176,5 +170,5 @@ const fn is_code(code: &[u8]) -> bool {
     !code.is_empty() && code.len() <= 64
 }
 
-/// The most bytes of a reason: a record of it is then smaller than any store's limit.
-const REASON: usize = 1024;
+/// The maximum size of a reason in bytes. The record is then smaller than any store's limit.
+const MAX_REASON_BYTES: usize = 1024;

@@ -1,4 +1,4 @@
-//! Raw deflate with state that is kept per thread: setting it up anew costs more than using it on a small record.
+//! Raw deflate with state per thread: setting up the state costs more than compressing a small record.
 
 use std::cell::RefCell;
 
@@ -11,11 +11,12 @@ thread_local! {
     static INFLATE: RefCell<Decompress> = RefCell::new(Decompress::new(false));
 }
 
-/// Appends `payload` deflated; says whether that went well.
+/// Appends the deflated `payload`. Returns `true` on success.
 pub(super) fn deflate(payload: &[u8], record: &mut Vec<u8>) -> bool {
-    // Level 1 spends at most nine bits on a byte. Room for that lets every stream end, even one that does not pay and
-    // is thrown away: resetting a zlib-rs (0.6.8) that still holds output does not give the space of that output back,
-    // and after some hundred such resets it panics. A new compressor each time would cost as much as 20 KiB of work.
+    // Level 1 uses at most nine bits for a byte. With this capacity every stream finishes, even a stream that is not
+    // smaller and is discarded. The reason is zlib-rs (0.6.8): a reset while it still holds output does not free the
+    // space of that output, and after some hundred such resets it panics. A new compressor for each call would cost as
+    // much as 20 KiB of work.
     record.reserve(payload.len() + payload.len() / 8 + 64);
     DEFLATE.with_borrow_mut(|state| {
         let status = state.compress_vec(payload, record, FlushCompress::Finish);
@@ -33,10 +34,9 @@ fn compressor() -> Compress {
     Compress::new(Compression::fast(), false)
 }
 
-/// What `deflated`, a declared length and a deflate stream, inflates to.
+/// Inflates `deflated`, which is a declared length and a deflate stream.
 ///
-/// The declared length is not trusted with an allocation: the pieces grow with what really came out, and are put
-/// together once all did.
+/// Allocates no buffer of the declared length. The pieces grow with the actual output and are joined at the end.
 pub(super) fn inflate(deflated: &[u8], limit: usize) -> Result<Vec<u8>, RecordError> {
     let Some((declared, mut input)) = deflated.split_first_chunk::<4>() else {
         return Err(Problem::Deflate.into());
@@ -50,11 +50,11 @@ pub(super) fn inflate(deflated: &[u8], limit: usize) -> Result<Vec<u8>, RecordEr
         let mut pieces = Vec::new();
         let mut found = 0;
         loop {
-            // One byte more than declared shows a stream that goes on.
-            let room = (declared - found)
+            // One byte more than declared detects a stream that continues.
+            let capacity = (declared - found)
                 .saturating_add(1)
                 .min(found.max(FIRST_PIECE));
-            let mut piece = Vec::with_capacity(room);
+            let mut piece = Vec::with_capacity(capacity);
             let before = state.total_in();
             let status = state.decompress_vec(input, &mut piece, FlushDecompress::Finish);
             let consumed = usize::try_from(state.total_in() - before).unwrap_or(usize::MAX);

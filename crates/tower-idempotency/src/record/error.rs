@@ -1,9 +1,9 @@
 use std::fmt;
 
-/// A stored record that cannot be read: damaged, found under another key, or written by a version this one does not
-/// know.
+/// Error of a stored record that cannot be read: damaged, found under another key, or written by an unsupported
+/// version.
 ///
-/// Says what was expected and what was found, never what the record holds.
+/// The message states the expected and the actual format, never the contents of the record.
 #[derive(Debug)]
 pub struct RecordError(Problem);
 

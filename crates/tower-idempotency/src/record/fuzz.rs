@@ -1,4 +1,4 @@
-//! Damaged and forged records, the same ones on every run. Their corpus are the golden files.
+//! Tests with damaged and forged records, the same on every run. The golden files are their corpus.
 
 use flate2::{Decompress, FlushDecompress};
 use http::HeaderValue;
@@ -13,10 +13,10 @@ use crate::{
     random::Random,
 };
 
-/// Golden records and generated ones, all of them readable.
+/// Returns golden and generated records, all of them readable.
 fn originals(random: &mut Random) -> Vec<Bytes> {
     let mut originals = golden::files();
-    // The largest costs as much as a thousand others, and shows nothing but the size; it has tests of its own.
+    // The largest record costs as much as a thousand others and shows only its size. It has its own tests.
     originals.retain(|record| record.len() < 4096);
     for n in 0..64 {
         let mut headers = HeaderMap::new();
@@ -49,26 +49,26 @@ fn originals(random: &mut Random) -> Vec<Bytes> {
     originals
 }
 
-/// Decodes and tells whether it could; fails when that allocates more than twice what there is, and 64 KiB, or when what
-/// operators are shown is not what is answered.
+/// Decodes a record and returns `true` on success. Panics if that allocates more than twice the size of the record
+/// plus 64 KiB. Also panics if the operators' view differs from the decoded record.
 fn decodes(record: &Bytes) -> bool {
     let mut readable = false;
     if let Ok(Record::Attention { attention, .. }) = PLAIN.decode(&ID, record) {
         assert_eq!(NeedsAttention::in_record(record), Some(attention));
     }
     let allocated = allocation_counter::measure(|| readable = PLAIN.decode(&ID, record).is_ok());
-    let most = |there_is: usize| 2 * u64::try_from(there_is).expect("a length") + 64 * 1024;
+    let most = |size: usize| 2 * u64::try_from(size).expect("a length") + 64 * 1024;
     if allocated.bytes_max > most(record.len()) {
-        let there_is = record.len().max(inflated(record).len());
+        let size = record.len().max(inflated(record).len());
         assert!(
-            allocated.bytes_max <= most(there_is),
-            "{allocated:?} for {there_is} bytes"
+            allocated.bytes_max <= most(size),
+            "{allocated:?} for {size} bytes"
         );
     }
     readable
 }
 
-/// What comes out of a deflated record, whatever it declares.
+/// Returns the inflated bytes of a deflated record, whatever length it declares.
 fn inflated(record: &[u8]) -> Vec<u8> {
     let mut out = Vec::with_capacity(PLAIN.max_inflated);
     if record.get(1) == Some(&DEFLATED) && record.len() > PREFIX + 4 {
@@ -81,8 +81,9 @@ fn inflated(record: &[u8]) -> Vec<u8> {
     out
 }
 
+// F-108
 #[test]
-fn records_changed_without_their_checksum_never_decode() {
+fn corrupt_records_never_decode() {
     let (random, inputs) = (&mut random(1), inputs(500_000));
     let originals = originals(random);
     for _ in 0..inputs {
@@ -99,7 +100,7 @@ fn records_changed_without_their_checksum_never_decode() {
 }
 
 #[test]
-fn records_changed_with_their_checksum_decode_or_are_refused() {
+fn forged_records_decode_or_are_rejected() {
     let (random, inputs) = (&mut random(2), inputs(250_000));
     let originals = originals(random);
     let mut readable = 0;
@@ -119,7 +120,7 @@ fn records_changed_with_their_checksum_decode_or_are_refused() {
 }
 
 #[test]
-fn deflated_records_changed_with_their_checksum_decode_or_are_refused() {
+fn forged_deflated_records_decode_or_are_rejected() {
     let (random, inputs) = (&mut random(3), inputs(240_000));
     let mut originals = originals(random);
     originals.retain(|record| record[1] == DEFLATED);
@@ -135,7 +136,7 @@ fn deflated_records_changed_with_their_checksum_decode_or_are_refused() {
         }
         repair(&mut record);
         readable += usize::from(decodes(&Bytes::from(record)));
-        // A broken stream leaves nothing behind for the next one.
+        // A broken stream does not affect the next one.
         if random.once_in(64) {
             assert!(decodes(random.pick(&originals)));
         }
@@ -143,8 +144,9 @@ fn deflated_records_changed_with_their_checksum_decode_or_are_refused() {
     assert!(readable > 0);
 }
 
+// F-111
 #[test]
-fn forged_payloads_inside_deflate_decode_or_are_refused() {
+fn forged_deflated_payloads_decode_or_are_rejected() {
     let (random, inputs) = (&mut random(4), inputs(10_000));
     let mut originals = originals(random);
     originals.retain(|record| record[1] == 0);

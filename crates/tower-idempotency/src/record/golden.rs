@@ -1,7 +1,7 @@
-//! Records as earlier builds wrote them: they decode forever.
+//! Tests with records of earlier builds, which must always decode.
 //!
-//! `WRITE_GOLDEN=1 cargo test -p tower-idempotency golden` writes the files that are missing. It never writes over one:
-//! a file that no longer decodes shows a reader that broke its promise. A new version of the format adds a folder.
+//! `WRITE_GOLDEN=1 cargo test -p tower-idempotency golden` writes missing files and never overwrites one. A file that
+//! no longer decodes shows a reader that lost compatibility. A new version of the format adds a folder.
 
 use std::{
     fs,
@@ -31,7 +31,7 @@ fn tombstone(reason: TombstoneReason) -> Record {
     }
 }
 
-/// File, codec that wrote it, and what it says.
+/// Returns the file, the codec that wrote it, and its record.
 fn golden() -> Vec<(&'static str, Codec, Record)> {
     let created = response(
         201,
@@ -139,7 +139,7 @@ fn golden() -> Vec<(&'static str, Codec, Record)> {
     ]
 }
 
-fn written(codec: Codec, record: &Record) -> Bytes {
+fn encode(codec: Codec, record: &Record) -> Bytes {
     match record {
         Record::Response(response) => codec.encode_response_at(
             &ID,
@@ -166,13 +166,13 @@ fn file(name: &str) -> Bytes {
         .into()
 }
 
-/// The golden files, for tests that start from real records.
+/// Returns the golden files, for tests that start from real records.
 pub(super) fn files() -> Vec<Bytes> {
     golden().iter().map(|(name, ..)| file(name)).collect()
 }
 
 #[test]
-fn missing_golden_files_are_written_when_asked_for() {
+fn missing_golden_files_are_written_on_request() {
     if std::env::var_os("WRITE_GOLDEN").is_none() {
         return;
     }
@@ -181,27 +181,28 @@ fn missing_golden_files_are_written_when_asked_for() {
     for (name, codec, record) in golden() {
         let path = folder.join(name).with_extension("bin");
         if !path.exists() {
-            fs::write(path, written(codec, &record)).expect("a golden file");
+            fs::write(path, encode(codec, &record)).expect("a golden file");
         }
     }
 }
 
+// F-110
 #[test]
-fn golden_records_decode_forever() {
+fn golden_records_decode() {
     for (name, codec, expected) in golden() {
         let found = codec.decode(&ID, &file(name)).expect(name);
         assert_eq!(found, expected, "{name}");
-        // Which values are sensitive is no part of what they are equal by.
+        // Equality ignores which values are sensitive.
         assert_eq!(format!("{found:?}"), format!("{expected:?}"), "{name}");
     }
 }
 
 #[test]
-fn plain_golden_records_are_still_written_byte_for_byte() {
-    // What a compressor makes of the same input may change with the compressor.
+fn plain_golden_records_are_encoded_unchanged() {
+    // The output for the same input may change with the version of the compressor.
     for (name, codec, record) in golden() {
         if codec.compress_above == usize::MAX {
-            assert_eq!(written(codec, &record), file(name), "{name}");
+            assert_eq!(encode(codec, &record), file(name), "{name}");
         }
     }
 }

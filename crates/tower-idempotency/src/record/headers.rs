@@ -1,35 +1,35 @@
-//! Which headers a record keeps.
+//! Selection of the headers that a record stores.
 
 use http::{HeaderMap, HeaderName, HeaderValue, header};
 
-/// Response header by which a handler says what becomes of its answer.
+/// Response header by which a handler sets whether its response is recorded.
 pub(crate) const POLICY: HeaderName = HeaderName::from_static("x-idempo-policy");
-/// Response header by which a handler says for how many seconds its answer is kept.
+/// Response header by which a handler sets the retention of its response, in seconds.
 pub(crate) const PERSIST_FOR: HeaderName = HeaderName::from_static("x-idempo-persist-for-seconds");
 
-/// The header lines to store, in their order. `replayed` is asked once for each. The places of those whose values are marked as
-/// sensitive are added to `sensitive`, counted from `first` on.
-pub(super) fn kept<'a>(
+/// Returns the header lines to store, in their order. Calls `replayed` once for each. Adds the positions of lines with
+/// sensitive values to `sensitive`, counted from `first`.
+pub(super) fn recorded_lines<'a>(
     headers: &'a HeaderMap,
     replayed: &dyn Fn(&HeaderName) -> bool,
     first: usize,
     sensitive: &mut Vec<u8>,
 ) -> Vec<(&'a str, &'a [u8])> {
-    let mut kept = Vec::with_capacity(headers.len());
+    let mut lines = Vec::with_capacity(headers.len());
     let listed = headers.contains_key(header::CONNECTION);
     for (name, value) in headers {
-        if is_kept(headers, listed, name, replayed) {
+        if is_recorded(headers, listed, name, replayed) {
             if value.is_sensitive() {
-                // More lines than a byte can count are never written.
-                sensitive.extend(u8::try_from(first + kept.len()).ok());
+                // Records with more lines than a byte can count are never written.
+                sensitive.extend(u8::try_from(first + lines.len()).ok());
             }
-            kept.push((name.as_str(), value.as_bytes()));
+            lines.push((name.as_str(), value.as_bytes()));
         }
     }
-    kept
+    lines
 }
 
-/// The header lines that a record leaves out, in their order: those of one exchange only.
+/// Returns the header lines that a record omits, in their order: lines that belong to a single exchange.
 pub(crate) fn not_kept<'a>(
     headers: &'a HeaderMap,
     replayed: &dyn Fn(&HeaderName) -> bool,
@@ -37,34 +37,35 @@ pub(crate) fn not_kept<'a>(
     let listed = headers.contains_key(header::CONNECTION);
     headers
         .iter()
-        .filter(move |(name, _)| !is_kept(headers, listed, name, replayed))
+        .filter(move |(name, _)| !is_recorded(headers, listed, name, replayed))
 }
 
-/// `listed` says whether there is a `Connection` line, which lists fields that belong to it.
+/// Returns `true` if a record stores this header. `listed` is `true` if there is a `Connection` line, which lists
+/// further fields of the connection.
 #[inline]
-fn is_kept(
+fn is_recorded(
     headers: &HeaderMap,
     listed: bool,
     name: &HeaderName,
     replayed: &dyn Fn(&HeaderName) -> bool,
 ) -> bool {
-    let of_this_message = is_kept_back(name) || listed && connection_lists(headers, name);
-    !of_this_message && replayed(name)
+    let single_message = is_never_recorded(name) || listed && connection_lists(headers, name);
+    !single_message && replayed(name)
 }
 
-/// Whether a replay may carry this header: the default answer.
+/// Returns `true` if a replay carries this header by default.
 ///
-/// Everything is replayed except
+/// All headers are replayed except
 ///
-/// - what belongs to one connection or one message: `Connection`, `Keep-Alive`, `Proxy-Connection`, `TE`, `Trailer`,
-///   `Transfer-Encoding`, `Upgrade`, `Content-Length` (computed again), the `Proxy-*` authentication fields, and our two
-///   control headers;
-/// - what was true of the first answer only: `Date`, `Age`, `Via`, `Server-Timing`, `traceparent`, `tracestate`,
+/// - fields of one connection or one message: `Connection`, `Keep-Alive`, `Proxy-Connection`, `TE`, `Trailer`,
+///   `Transfer-Encoding`, `Upgrade`, `Content-Length` (computed again), the `Proxy-*` authentication fields, and the
+///   two control headers of the layer;
+/// - fields that apply to the first response only: `Date`, `Age`, `Via`, `Server-Timing`, `traceparent`, `tracestate`,
 ///   `X-Request-Id`, and the rate limit headers `RateLimit`, `RateLimit-*`, `X-RateLimit-*` and `X-Rate-Limit-*`;
-/// - `Set-Cookie`: a replayed cookie could bring back a session that ended since.
+/// - `Set-Cookie`: a replayed cookie could restore a session that has ended since.
 ///
-/// The fields that `Connection` names, and all of the first group but the authentication fields, are kept back whatever
-/// a closure of your own says.
+/// No setting can replay the fields that `Connection` names, or those of the first group except the authentication
+/// fields.
 #[must_use]
 pub fn replayed_by_default(name: &HeaderName) -> bool {
     let once = match name.as_str() {
@@ -75,11 +76,12 @@ pub fn replayed_by_default(name: &HeaderName) -> bool {
             .iter()
             .any(|prefix| other.starts_with(prefix)),
     };
-    !once && !is_kept_back(name)
+    !once && !is_never_recorded(name)
 }
 
-/// Fields that no record holds: of the connection, of the message framing, and addressed to this layer.
-pub(super) fn is_kept_back(name: &HeaderName) -> bool {
+/// Returns `true` for fields that no record stores: those of the connection, of the message framing, and the control
+/// headers of this layer.
+pub(super) fn is_never_recorded(name: &HeaderName) -> bool {
     matches!(
         name.as_str(),
         "connection"

@@ -1,18 +1,18 @@
-//! What an execution left behind, to and from the versioned bytes a store keeps.
+//! Encoding of execution records to and from the versioned bytes in a store.
 //!
 //! Version 1:
 //!
 //! | bytes | |
 //! |---|---|
 //! | 0 | version: 1 |
-//! | 1 | flags: 1 when the payload is deflated, 2 when somebody has to look at it, else 0 |
+//! | 1 | flags: 1 when the payload is deflated, 2 when the execution needs attention, else 0 |
 //! | 2..6 | CRC-32 of the key id, bytes 0 and 1, and bytes 6 to the end; little endian |
 //! | 6.. | flags 0: the payload |
 //! | | flags 1: its inflated length (four bytes, little endian), and it as a raw deflate stream |
 //! | | flags 2: the length of a code (one byte), the code in ASCII, and the payload |
 //!
-//! The code is where a statement on a database finds it. The checksum covers the id, so a record found under another key is
-//! refused like a damaged one.
+//! The code has a fixed position, so that a database statement can find it. The checksum covers the key id, so a
+//! record found under another key is rejected like a damaged one.
 
 use std::time::SystemTime;
 
@@ -37,7 +37,7 @@ pub(crate) use self::{
     payload::MAX_LINES,
 };
 
-/// An answer, as far as it is replayed.
+/// The replayed parts of a response.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct StoredResponse {
     pub(crate) status: StatusCode,
@@ -47,14 +47,14 @@ pub(crate) struct StoredResponse {
     pub(crate) recorded_at: SystemTime,
 }
 
-/// Why there is a tombstone and no answer.
+/// The reason for a tombstone in place of a response.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum TombstoneReason {
     TooLarge,
     Streamed,
 }
 
-/// What an execution left behind.
+/// Record of an execution.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) enum Record {
     Response(StoredResponse),
@@ -62,33 +62,33 @@ pub(crate) enum Record {
         status: StatusCode,
         reason: TombstoneReason,
     },
-    /// A result of `run_once`: MessagePack of the caller's own type.
+    /// A result of `run_once`: MessagePack of the caller's type.
     Value(Bytes),
-    /// Somebody has to look at what was done.
+    /// A failed execution that an operator must resolve.
     Attention {
-        /// That the handler answered, if it was one of HTTP.
+        /// The status of the response, if the execution was an HTTP request.
         status: Option<StatusCode>,
         attention: NeedsAttention,
     },
 }
 
-/// Turns records into bytes and back.
+/// Encoder and decoder of records.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Codec {
-    /// Payloads above this many bytes are deflated when that saves at least a sixteenth.
+    /// Payloads above this many bytes are deflated if that saves at least a sixteenth.
     pub(crate) compress_above: usize,
-    /// The most that a record may inflate to; larger payloads are kept as they are.
+    /// The maximum inflated size of a record. Larger payloads are stored without compression.
     ///
-    /// Lowering it makes the records that were written under the higher limit unreadable.
+    /// If the limit is lowered, records written under the higher limit can become unreadable.
     pub(crate) max_inflated: usize,
 }
 
 impl Codec {
-    /// The record of a response.
+    /// Encodes the record of a response.
     ///
-    /// `replayed` is asked once per header line, and never about the fields that belong to the connection or the
-    /// message framing. A response that is beyond every sensible limit (more than 128 header lines, 4 GiB) becomes
-    /// a tombstone, as one that is too large does.
+    /// Calls `replayed` once per header line, but never for fields of the connection or the message framing. A
+    /// response with more than 128 header lines or 4 GiB becomes a tombstone, like any other response that is too
+    /// large.
     pub(crate) fn encode_response(
         &self,
         id: &KeyId,
@@ -105,13 +105,13 @@ impl Codec {
             replayed,
             body,
             trailers,
-            crate::jitter::now(),
+            crate::clock::now(),
         )
     }
 
     #[expect(
         clippy::too_many_arguments,
-        reason = "the clock is the eighth, so that tests write known bytes"
+        reason = "the clock is the eighth argument, so that tests write known bytes"
     )]
     fn encode_response_at(
         &self,
@@ -124,9 +124,11 @@ impl Codec {
         now: SystemTime,
     ) -> Bytes {
         let mut sensitive = Vec::new();
-        let lines = headers::kept(headers, replayed, 0, &mut sensitive);
+        let lines = headers::recorded_lines(headers, replayed, 0, &mut sensitive);
         let trailers = trailers
-            .map(|trailers| headers::kept(trailers, replayed, lines.len(), &mut sensitive))
+            .map(|trailers| {
+                headers::recorded_lines(trailers, replayed, lines.len(), &mut sensitive)
+            })
             .filter(|trailers| !trailers.is_empty());
         let payload = Payload {
             status: Some(status.as_u16()),
@@ -135,7 +137,7 @@ impl Codec {
             trailers: trailers.map(Lines),
             sensitive: (!sensitive.is_empty()).then_some(payload::Bin(&sensitive)),
             body: Some(payload::body(status, body)),
-            ..Payload::of(Kind::Response)
+            ..Payload::with_kind(Kind::Response)
         };
         if payload.fits() {
             self.seal(id, &payload)
@@ -144,7 +146,7 @@ impl Codec {
         }
     }
 
-    /// The record that says there was an answer and that it was not kept.
+    /// Encodes the record of a response that was not recorded.
     pub(crate) fn encode_tombstone(
         &self,
         id: &KeyId,
@@ -154,16 +156,16 @@ impl Codec {
         let payload = Payload {
             status: Some(status.as_u16()),
             reason: Some(reason.name()),
-            ..Payload::of(Kind::Tombstone)
+            ..Payload::with_kind(Kind::Tombstone)
         };
         self.seal(id, &payload)
     }
 
-    /// The record of a result of `run_once`.
+    /// Encodes the record of a result of `run_once`.
     pub(crate) fn encode_value(&self, id: &KeyId, value: &[u8]) -> Bytes {
         let payload = Payload {
             value: Some(payload::Bin(value)),
-            ..Payload::of(Kind::Value)
+            ..Payload::with_kind(Kind::Value)
         };
         if payload.fits() {
             self.seal(id, &payload)
@@ -172,7 +174,7 @@ impl Codec {
         }
     }
 
-    /// The record that says that somebody has to look at what was done. Never deflated, so that people can read it.
+    /// Encodes the record of an execution that needs attention. It is never deflated, so that operators can read it.
     pub(crate) fn encode_attention(
         id: &KeyId,
         status: Option<StatusCode>,
@@ -181,18 +183,19 @@ impl Codec {
         let payload = Payload {
             status: status.map(|status| status.as_u16()),
             reason: Some(attention.reason()),
-            ..Payload::of(Kind::Attention)
+            ..Payload::with_kind(Kind::Attention)
         };
         let mut record = Vec::with_capacity(PREFIX + 1 + attention.code().len() + payload.size());
         record.extend_from_slice(&[VERSION, ATTENTION, 0, 0, 0, 0]);
         attention.write_code(&mut record);
         payload.write(&mut record);
-        sealed(id, record)
+        with_checksum(id, record)
     }
 
-    /// Reads a record back, whoever wrote it.
+    /// Decodes a record from any writer.
     ///
-    /// Nothing is allocated for a length before as many bytes were seen, and an uncompressed body shares `bytes`.
+    /// Allocates nothing for a declared length before that many bytes were read. An uncompressed body shares the
+    /// buffer of `bytes`.
     pub(crate) fn decode(&self, id: &KeyId, bytes: &Bytes) -> Result<Record, RecordError> {
         let Some((&[version, flags, checksum @ ..], rest)) = bytes.split_first_chunk::<PREFIX>()
         else {
@@ -222,10 +225,10 @@ impl Codec {
         plain.extend_from_slice(&[VERSION, 0, 0, 0, 0, 0]);
         payload.write(&mut plain);
 
-        sealed(id, self.deflated(&plain).unwrap_or(plain))
+        with_checksum(id, self.deflated(&plain).unwrap_or(plain))
     }
 
-    /// The same record deflated, if that is wanted and pays.
+    /// Returns the record in deflated form, if the settings allow it and it is smaller by at least a sixteenth.
     fn deflated(&self, plain: &[u8]) -> Option<Vec<u8>> {
         let payload = &plain[PREFIX..];
         if payload.len() <= self.compress_above || payload.len() > self.max_inflated {
@@ -240,11 +243,11 @@ impl Codec {
     }
 }
 
-/// The record with its checksum.
-fn sealed(id: &KeyId, mut record: Vec<u8>) -> Bytes {
+/// Writes the checksum into a record.
+fn with_checksum(id: &KeyId, mut record: Vec<u8>) -> Bytes {
     let checksum = checksum(id, record[1], &record[PREFIX..]);
     record[2..PREFIX].copy_from_slice(&checksum.to_le_bytes());
-    // A store keeps and counts what it is given: it is not given spare room.
+    // A store retains and counts this buffer, so it must have no spare capacity.
     Bytes::from(record.into_boxed_slice())
 }
 

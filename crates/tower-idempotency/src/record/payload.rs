@@ -1,8 +1,8 @@
 //! The payload of a record: MessagePack with named fields.
 //!
-//! Unknown fields are ignored, so that a later minor version may add some; a field that is missing, of another type or
-//! given twice is refused. Bytes are MessagePack bin and nothing else: an array of integers says the same at half as
-//! much again and 300 times the cost, so a reader that took both would hide a writer that went wrong.
+//! Unknown fields are ignored, so that a later minor version may add fields. A field that is missing, duplicate or of
+//! another type is rejected. Bytes are accepted as MessagePack bin only. An array of integers has 1.5 times the size
+//! and 300 times the cost. A reader that accepted it would hide a faulty writer.
 
 use std::{
     fmt,
@@ -37,7 +37,7 @@ pub(super) struct Payload<'a> {
     pub(super) headers: Option<Lines<'a>>,
     #[serde(skip_serializing_if = "Option::is_none", borrow)]
     pub(super) trailers: Option<Lines<'a>>,
-    /// The places of the lines whose values are not to be shown, a byte each; trailers are counted on from the headers.
+    /// The positions of lines with sensitive values, one byte each. Positions of trailers follow those of the headers.
     #[serde(skip_serializing_if = "Option::is_none", borrow)]
     pub(super) sensitive: Option<Bin<'a>>,
     #[serde(skip_serializing_if = "Option::is_none", borrow)]
@@ -49,7 +49,7 @@ pub(super) struct Payload<'a> {
 /// Header lines: a list of (name, bytes).
 pub(super) struct Lines<'a>(pub(super) Vec<(&'a str, &'a [u8])>);
 
-/// Bytes that are written and read as MessagePack bin only.
+/// Bytes, written and read as MessagePack bin only.
 pub(super) struct Bin<'a>(pub(super) &'a [u8]);
 
 #[derive(Clone, Copy)]
@@ -61,7 +61,7 @@ pub(super) enum Kind {
 }
 
 impl<'a> Payload<'a> {
-    pub(super) fn of(kind: Kind) -> Self {
+    pub(super) fn with_kind(kind: Kind) -> Self {
         Self {
             kind: match kind {
                 Kind::Response => "response",
@@ -73,7 +73,7 @@ impl<'a> Payload<'a> {
         }
     }
 
-    /// Whether this can be written so that it can be read.
+    /// Returns `true` if the payload can be written in a form that can be decoded.
     pub(super) fn fits(&self) -> bool {
         let lines = |lines: &Option<Lines<'_>>| lines.as_ref().map_or(0, |lines| lines.0.len());
         lines(&self.headers) <= MAX_LINES
@@ -81,7 +81,7 @@ impl<'a> Payload<'a> {
             && u32::try_from(self.size()).is_ok()
     }
 
-    /// How long it is written: at least as much, and hardly more.
+    /// Returns an upper bound of the encoded size that is only slightly larger than the size.
     pub(super) fn size(&self) -> usize {
         let bin = |bin: &Option<Bin<'_>>| bin.as_ref().map_or(0, |bin| bin.0.len());
         let lines = |lines: &Option<Lines<'_>>| -> usize {
@@ -115,7 +115,7 @@ impl Lines<'_> {
     }
 }
 
-/// What a record keeps of a body: nothing where HTTP has none.
+/// Returns the body to record: empty if HTTP allows no body under this status.
 pub(super) fn body(status: StatusCode, body: &[u8]) -> Bin<'_> {
     if is_bodiless(status) {
         Bin(&[])
@@ -129,9 +129,9 @@ pub(super) fn millis(time: SystemTime) -> u64 {
         .map_or(0, |since| since.as_millis().try_into().unwrap_or(u64::MAX))
 }
 
-/// Reads the payload of a record that somebody has to look at: the status that was answered, and the reason.
-pub(super) fn attention(payload: &[u8]) -> Result<(Option<StatusCode>, &str), RecordError> {
-    let fields = fields(payload)?;
+/// Decodes the payload of a record that needs attention: the status of the response, and the reason.
+pub(super) fn decode_attention(payload: &[u8]) -> Result<(Option<StatusCode>, &str), RecordError> {
+    let fields = parse_fields(payload)?;
     if fields.kind != ATTENTION {
         return Err(Problem::Kind.into());
     }
@@ -142,14 +142,14 @@ pub(super) fn attention(payload: &[u8]) -> Result<(Option<StatusCode>, &str), Re
     Ok((answered, required(fields.reason, "reason")?))
 }
 
-/// Reads any other payload; bodies and header values share its bytes.
+/// Decodes any other payload. Bodies and header values share its buffer.
 pub(super) fn decode(payload: &Bytes) -> Result<Record, RecordError> {
-    let fields = fields(payload)?;
+    let fields = parse_fields(payload)?;
     match fields.kind {
         "response" => response(payload, fields).map(Record::Response),
         "tombstone" => Ok(Record::Tombstone {
             status: status(fields.status)?,
-            reason: TombstoneReason::named(required(fields.reason, "reason")?)?,
+            reason: TombstoneReason::from_name(required(fields.reason, "reason")?)?,
         }),
         "value" => {
             let Bin(value) = required(fields.value, "value")?;
@@ -159,8 +159,8 @@ pub(super) fn decode(payload: &Bytes) -> Result<Record, RecordError> {
     }
 }
 
-fn fields(payload: &[u8]) -> Result<Payload<'_>, RecordError> {
-    // The derived reader would also take the fields as a bare list, by position.
+fn parse_fields(payload: &[u8]) -> Result<Payload<'_>, RecordError> {
+    // The derived reader would also accept the fields as a bare list, by position.
     if !matches!(payload.first(), Some(0x80..=0x8f | 0xde | 0xdf)) {
         return Err(Problem::Payload {
             found: "no map of fields",
@@ -169,8 +169,8 @@ fn fields(payload: &[u8]) -> Result<Payload<'_>, RecordError> {
     }
     let mut deserializer = rmp_serde::Deserializer::from_read_ref(payload);
     deserializer.set_max_depth(MAX_DEPTH);
-    let fields = Payload::deserialize(&mut deserializer).map_err(|error| refused(&error))?;
-    // Only where nothing is left can not even a marker be read.
+    let fields = Payload::deserialize(&mut deserializer).map_err(|error| payload_error(&error))?;
+    // Reading a marker fails only if no bytes are left.
     if !matches!(
         bool::deserialize(&mut deserializer),
         Err(MessagePackError::InvalidMarkerRead(_))
@@ -223,8 +223,8 @@ fn header_map(
     let mut map = HeaderMap::try_with_capacity(lines.len()).map_err(too_many)?;
     for ((name, value), sensitive) in lines.iter().zip(sensitive) {
         let name = HeaderName::from_lowercase(name.as_bytes()).map_err(|_| Problem::HeaderName)?;
-        // A record is not trusted to frame a message, whoever wrote it.
-        if headers::is_kept_back(&name) {
+        // A record must not frame a message, whichever program wrote it.
+        if headers::is_never_recorded(&name) {
             continue;
         }
         let mut value = HeaderValue::from_maybe_shared(payload.slice_ref(value))
@@ -248,8 +248,8 @@ fn is_bodiless(status: StatusCode) -> bool {
     matches!(status, StatusCode::NO_CONTENT | StatusCode::NOT_MODIFIED)
 }
 
-/// The parser's own message may quote the record, so only its class is told.
-fn refused(error: &MessagePackError) -> RecordError {
+/// Returns an error with the class of the parser's error. The parser's own message may quote the record.
+fn payload_error(error: &MessagePackError) -> RecordError {
     let found = match error {
         MessagePackError::InvalidMarkerRead(_) | MessagePackError::InvalidDataRead(_) => {
             "an early end"
@@ -274,7 +274,7 @@ impl TombstoneReason {
         }
     }
 
-    fn named(name: &str) -> Result<Self, RecordError> {
+    fn from_name(name: &str) -> Result<Self, RecordError> {
         match name {
             "too_large" => Ok(Self::TooLarge),
             "streamed" => Ok(Self::Streamed),
@@ -301,7 +301,7 @@ impl<'de: 'a, 'a> Deserialize<'de> for Lines<'a> {
             }
 
             fn visit_seq<A: SeqAccess<'de>>(self, mut seq: A) -> Result<Lines<'de>, A::Error> {
-                // The length it declares is not asked: the list grows with the lines that are really there.
+                // The declared length is ignored: the list grows with the lines that are present.
                 let mut lines = Vec::new();
                 while let Some((name, Bin(value))) = seq.next_element()? {
                     if lines.len() == MAX_LINES {
@@ -343,15 +343,15 @@ impl<'de: 'a, 'a> Deserialize<'de> for Bin<'a> {
     }
 }
 
-/// Lines of headers, and again of trailers: more than clients take (hyper's reads 100 unless told otherwise), and few
-/// enough that a record, which takes a few bytes a line, cannot make its reader take hundreds of kilobytes. Both together
-/// can be counted in a byte.
+/// The maximum number of header lines, and of trailer lines. Clients accept fewer (hyper reads 100 by default). A line
+/// takes a few bytes in a record, so the limit also bounds the memory of its reader to less than hundreds of
+/// kilobytes. A byte can count both together.
 pub(crate) const MAX_LINES: usize = 128;
 
-/// The payload, a list, a line, and room for what a later version may add.
+/// The payload, a list, a line, and levels for additions of a later version.
 const MAX_DEPTH: usize = 16;
 
 const ATTENTION: &str = "attention";
 
-/// At least what a payload takes besides its lines and its bytes.
+/// Upper bound of the size of a payload without its lines and its bytes.
 const FIXED: usize = 96;

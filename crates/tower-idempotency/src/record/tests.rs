@@ -31,7 +31,7 @@ pub(super) fn headers(lines: &[(&str, &[u8])]) -> HeaderMap {
     map
 }
 
-/// A JSON document as services answer it, cut at `length`.
+/// Returns a typical JSON document of a service, cut at `length`.
 pub(super) fn json(length: usize) -> Vec<u8> {
     let mut body = b"[".to_vec();
     for n in 0_u64.. {
@@ -46,7 +46,7 @@ pub(super) fn json(length: usize) -> Vec<u8> {
     body
 }
 
-/// A record around `rest` as this version writes it, whatever `rest` is.
+/// Returns a record of this version around any `rest`.
 pub(super) fn sealed(flags: u8, rest: &[u8]) -> Bytes {
     let mut record = vec![VERSION, flags, 0, 0, 0, 0];
     record.extend_from_slice(rest);
@@ -54,7 +54,7 @@ pub(super) fn sealed(flags: u8, rest: &[u8]) -> Bytes {
     Bytes::from(record)
 }
 
-/// Makes the checksum right again.
+/// Computes the checksum of a changed record.
 pub(super) fn repair(record: &mut [u8]) {
     if let Some((&mut [_, flags, ref mut written @ ..], rest)) =
         record.split_first_chunk_mut::<PREFIX>()
@@ -63,7 +63,7 @@ pub(super) fn repair(record: &mut [u8]) {
     }
 }
 
-/// The inflated length `declared` and the deflate stream of `payload`.
+/// Returns the inflated length `declared` and the deflate stream of `payload`.
 pub(super) fn deflated(declared: usize, payload: &[u8]) -> Vec<u8> {
     let declared = u32::try_from(declared).expect("a length");
     let mut rest = declared.to_le_bytes().to_vec();
@@ -71,13 +71,13 @@ pub(super) fn deflated(declared: usize, payload: &[u8]) -> Vec<u8> {
     rest
 }
 
-fn everything(_: &HeaderName) -> bool {
+fn replay_all(_: &HeaderName) -> bool {
     true
 }
 
 fn encode(codec: Codec, status: u16, headers: &HeaderMap, body: &[u8]) -> Bytes {
     let status = StatusCode::from_u16(status).expect("a status");
-    codec.encode_response(&ID, status, headers, &everything, body, None)
+    codec.encode_response(&ID, status, headers, &replay_all, body, None)
 }
 
 fn response(codec: Codec, record: &Bytes) -> StoredResponse {
@@ -89,8 +89,8 @@ fn response(codec: Codec, record: &Bytes) -> StoredResponse {
     }
 }
 
-fn refusal(record: &Bytes) -> String {
-    let error = PLAIN.decode(&ID, record).expect_err("a refusal");
+fn error_text(record: &Bytes) -> String {
+    let error = PLAIN.decode(&ID, record).expect_err("an error");
     let message = error.to_string();
     message
         .strip_prefix("unreadable record: ")
@@ -106,7 +106,7 @@ fn bin(bytes: &[u8]) -> Vec<u8> {
     messagepack(&payload::Bin(bytes))
 }
 
-/// A payload of these fields, each with its MessagePack.
+/// The fields of a payload, each with its MessagePack.
 type Fields = Vec<(&'static str, Vec<u8>)>;
 
 fn fields() -> Fields {
@@ -145,7 +145,7 @@ fn record_of(fields: &Fields) -> Bytes {
 }
 
 #[test]
-fn a_response_comes_back_as_it_was() {
+fn response_roundtrips() {
     let lines = headers(&[
         ("content-type", b"application/json"),
         ("link", b"</a>; rel=next"),
@@ -167,12 +167,12 @@ fn a_response_comes_back_as_it_was() {
 }
 
 #[test]
-fn a_small_record_is_these_bytes() {
+fn small_record_has_known_bytes() {
     let record = PLAIN.encode_response_at(
         &ID,
         StatusCode::OK,
         &headers(&[("etag", b"\"1\""), ("x-b", b"\xff")]),
-        &everything,
+        &replay_all,
         b"hello",
         None,
         UNIX_EPOCH + Duration::from_millis(1_700_000_000_000),
@@ -189,7 +189,7 @@ fn a_small_record_is_these_bytes() {
 }
 
 #[test]
-fn a_tombstone_has_status_and_reason_only() {
+fn tombstone_has_status_and_reason_only() {
     let record = PLAIN.encode_tombstone(&ID, StatusCode::CREATED, TombstoneReason::Streamed);
     assert_eq!(
         record[PREFIX..],
@@ -206,7 +206,7 @@ fn a_tombstone_has_status_and_reason_only() {
 }
 
 #[test]
-fn a_value_comes_back_as_it_was() {
+fn value_roundtrips() {
     for value in [&b""[..], b"\x93\x01\x02\x03", &json(5000)] {
         for codec in [PLAIN, DEFLATING] {
             let record = codec.encode_value(&ID, value);
@@ -216,8 +216,9 @@ fn a_value_comes_back_as_it_was() {
     }
 }
 
+// F-108
 #[test]
-fn any_changed_byte_is_noticed() {
+fn any_changed_bit_is_rejected() {
     for codec in [PLAIN, DEFLATING] {
         let record = encode(codec, 200, &headers(&[("etag", b"1")]), &json(200));
         for at in 0..record.len() {
@@ -230,13 +231,14 @@ fn any_changed_byte_is_noticed() {
     }
 }
 
+// F-108
 #[test]
-fn a_record_cut_short_or_gone_on_is_refused() {
+fn truncated_or_extended_record_is_rejected() {
     for codec in [PLAIN, DEFLATING] {
         let record = encode(codec, 200, &headers(&[("etag", b"1")]), &json(200));
         for length in 0..record.len() {
             assert!(codec.decode(&ID, &record.slice(..length)).is_err());
-            // And with a checksum that fits what is left.
+            // Also with a checksum that matches the remaining bytes.
             let mut cut = record[..length].to_vec();
             repair(&mut cut);
             assert!(codec.decode(&ID, &Bytes::from(cut)).is_err(), "{length}");
@@ -251,22 +253,24 @@ fn a_record_cut_short_or_gone_on_is_refused() {
     }
 }
 
+// F-109
 #[test]
-fn a_record_of_another_key_is_refused() {
+fn record_of_other_key_is_rejected() {
     let record = encode(PLAIN, 200, &HeaderMap::new(), b"mine");
     let error = PLAIN
         .decode(&KeyId::from_bytes([8; 32]), &record)
-        .expect_err("a refusal");
+        .expect_err("an error");
     assert!(error.to_string().contains("under this key"), "{error}");
 }
 
+// F-110
 #[test]
 fn unknown_versions_and_flags_are_refused() {
     let mut record = encode(PLAIN, 200, &HeaderMap::new(), b"").to_vec();
     record[0] = 2;
     repair(&mut record);
     assert_eq!(
-        refusal(&record.clone().into()),
+        error_text(&record.clone().into()),
         "expected version 1, found 2"
     );
     record[0] = 1;
@@ -274,7 +278,7 @@ fn unknown_versions_and_flags_are_refused() {
         record[1] = flags;
         repair(&mut record);
         let expected = format!("expected the flags 0, 1 or 2, found {flags}");
-        assert_eq!(refusal(&record.clone().into()), expected);
+        assert_eq!(error_text(&record.clone().into()), expected);
         assert_eq!(NeedsAttention::in_record(&record), None);
     }
 }
@@ -282,7 +286,7 @@ fn unknown_versions_and_flags_are_refused() {
 const REFUND_FAILED: NeedsAttention = NeedsAttention::new("refund-failed");
 
 #[test]
-fn a_record_that_needs_attention_shows_its_code_at_its_place() {
+fn attention_record_has_known_bytes() {
     let attention = REFUND_FAILED.with_reason("provider said no");
     let record = Codec::encode_attention(&ID, Some(StatusCode::BAD_GATEWAY), &attention);
     let mut expected = vec![1, 2];
@@ -293,7 +297,7 @@ fn a_record_that_needs_attention_shows_its_code_at_its_place() {
     expected.extend(b"\xa6reason\xb0provider said no");
     assert_eq!(record, expected);
     assert_eq!(NeedsAttention::in_record(&record), Some(attention));
-    // What says nothing of it is no such record, whatever is in it.
+    // Any other record is not an attention record, whatever bytes it contains.
     for other in [
         encode(PLAIN, 200, &HeaderMap::new(), &record),
         PLAIN.encode_value(&ID, &record),
@@ -306,7 +310,7 @@ fn a_record_that_needs_attention_shows_its_code_at_its_place() {
 }
 
 #[test]
-fn what_needs_attention_comes_back_as_it_was_and_its_reason_is_bounded() {
+fn attention_roundtrips_with_bounded_reason() {
     for status in [None, Some(StatusCode::OK)] {
         for (reason, kept) in [("", 0), ("x", 1), (&"é".repeat(600), 1024)] {
             let attention = REFUND_FAILED.with_reason(reason);
@@ -317,14 +321,14 @@ fn what_needs_attention_comes_back_as_it_was_and_its_reason_is_bounded() {
             assert_eq!(PLAIN.decode(&ID, &record).expect("a record"), expected);
         }
     }
-    // A character is not cut in two.
+    // The cut never splits a character.
     let odd = REFUND_FAILED.with_reason(format!("x{}", "é".repeat(600)));
     assert_eq!(odd.reason().len(), 1023);
     assert!(!format!("{odd:?}").contains('é'), "{odd:?}");
 }
 
 #[test]
-fn a_code_is_a_short_word() {
+fn decode_rejects_invalid_code() {
     const LONGEST: &str = "0123456789012345678901234567890123456789012345678901234567890-az";
     assert_eq!(NeedsAttention::new(LONGEST).code().len(), 64);
     for code in [
@@ -342,7 +346,7 @@ fn a_code_is_a_short_word() {
         rest.extend(&record[PREFIX + 14..]);
         let record = sealed(ATTENTION, &rest);
         assert_eq!(
-            refusal(&record),
+            error_text(&record),
             "expected a code of 1 to 64 of a-z, 0-9 and -, found something else"
         );
         assert_eq!(NeedsAttention::in_record(&record), None);
@@ -351,7 +355,7 @@ fn a_code_is_a_short_word() {
 
 #[test]
 #[should_panic(expected = "a code is 1 to 64 of a-z, 0-9 and -")]
-fn a_code_that_is_no_word_is_refused_as_it_is_written() {
+fn new_panics_on_invalid_code() {
     let _ = NeedsAttention::new("refund failed");
 }
 
@@ -359,14 +363,14 @@ fn a_code_that_is_no_word_is_refused_as_it_is_written() {
 fn each_kind_of_record_has_its_flags() {
     let kind = "expected one of the kinds response, tombstone, value and attention, each under its flags, found another";
     let attention = Codec::encode_attention(&ID, None, &REFUND_FAILED);
-    assert_eq!(refusal(&sealed(0, &attention[PREFIX + 14..])), kind);
+    assert_eq!(error_text(&sealed(0, &attention[PREFIX + 14..])), kind);
     let mut rest = attention[PREFIX..PREFIX + 14].to_vec();
     rest.extend(&encode(PLAIN, 200, &HeaderMap::new(), b"")[PREFIX..]);
-    assert_eq!(refusal(&sealed(ATTENTION, &rest)), kind);
+    assert_eq!(error_text(&sealed(ATTENTION, &rest)), kind);
 }
 
 #[test]
-fn an_uncompressed_body_and_its_headers_share_the_record() {
+fn plain_body_and_headers_share_record_buffer() {
     let record = encode(PLAIN, 200, &headers(&[("x-a", b"value")]), &json(1000));
     let found = response(PLAIN, &record);
     let within = |part: &[u8]| record.as_ptr_range().contains(&part.as_ptr());
@@ -375,7 +379,7 @@ fn an_uncompressed_body_and_its_headers_share_the_record() {
 }
 
 #[test]
-fn a_record_has_no_spare_room() {
+fn record_has_no_spare_capacity() {
     for codec in [PLAIN, DEFLATING] {
         for length in [0, 1, 255, 256, 1000, 65_535, 65_536, 100_000] {
             let record = encode(codec, 200, &headers(&[("x-a", b"value")]), &json(length));
@@ -386,7 +390,7 @@ fn a_record_has_no_spare_room() {
 }
 
 #[test]
-fn the_space_for_a_payload_is_never_short_and_hardly_more() {
+fn payload_size_is_tight_upper_bound() {
     let long = vec![b'v'; 70_000];
     let values = [&b""[..], b"short", &long[..255], &long[..256], &long];
     for value in values {
@@ -397,7 +401,7 @@ fn the_space_for_a_payload_is_never_short_and_hardly_more() {
             trailers: Some(Lines(vec![("content-type", value); 20])),
             sensitive: Some(payload::Bin(&value[..value.len().min(256)])),
             body: Some(payload::Bin(value)),
-            ..Payload::of(Kind::Response)
+            ..Payload::with_kind(Kind::Response)
         };
         let mut out = Vec::new();
         payload.write(&mut out);
@@ -407,15 +411,16 @@ fn the_space_for_a_payload_is_never_short_and_hardly_more() {
     let payload = Payload {
         status: Some(999),
         reason: Some(TombstoneReason::TooLarge.name()),
-        ..Payload::of(Kind::Tombstone)
+        ..Payload::with_kind(Kind::Tombstone)
     };
     let mut out = Vec::new();
     payload.write(&mut out);
     assert!(payload.size() >= out.len());
 }
 
+// F-084
 #[test]
-fn fields_of_the_connection_the_framing_and_this_layer_are_never_stored() {
+fn connection_and_framing_headers_are_not_stored() {
     let lines = headers(&[
         ("connection", b"close, X-Hop"),
         ("connection", b" x-other ,"),
@@ -437,7 +442,7 @@ fn fields_of_the_connection_the_framing_and_this_layer_are_never_stored() {
 }
 
 #[test]
-fn a_record_that_holds_such_fields_all_the_same_replays_without_them() {
+fn framing_headers_in_record_are_not_replayed() {
     let lines = messagepack(&[
         ("content-length", payload::Bin(b"999")),
         ("transfer-encoding", payload::Bin(b"chunked")),
@@ -448,7 +453,7 @@ fn a_record_that_holds_such_fields_all_the_same_replays_without_them() {
 }
 
 #[test]
-fn the_default_keeps_everything_but_what_was_true_once() {
+fn default_excludes_only_single_exchange_headers() {
     let denied = [
         "date",
         "age",
@@ -496,12 +501,12 @@ fn the_default_keeps_everything_but_what_was_true_once() {
 }
 
 #[test]
-fn the_closure_is_asked_once_per_line_and_obeyed() {
-    let asked = Cell::new(0);
-    // One that changes its mind must not be able to make an unreadable record.
+fn replay_filter_is_called_once_per_line() {
+    let calls = Cell::new(0);
+    // A filter with changing results must not cause an unreadable record.
     let alternating = |_: &HeaderName| {
-        asked.set(asked.get() + 1);
-        asked.get() % 2 == 0
+        calls.set(calls.get() + 1);
+        calls.get() % 2 == 0
     };
     let lines = headers(&[
         ("x-a", b"1"),
@@ -513,11 +518,12 @@ fn the_closure_is_asked_once_per_line_and_obeyed() {
     let record = PLAIN.encode_response(&ID, StatusCode::OK, &lines, &alternating, b"", None);
     let expected = headers(&[("x-a", b"2"), ("x-c", b"4")]);
     assert_eq!(response(PLAIN, &record).headers, expected);
-    assert_eq!(asked.get(), 4);
+    assert_eq!(calls.get(), 4);
 }
 
+// F-086
 #[test]
-fn trailers_are_kept_as_headers_are() {
+fn trailers_are_recorded_like_headers() {
     let trailers = headers(&[
         ("grpc-status", b"0"),
         ("x-sum", b"\xe9"),
@@ -541,20 +547,20 @@ fn trailers_are_kept_as_headers_are() {
 }
 
 #[test]
-fn answers_that_have_no_body_keep_none() {
+fn bodiless_statuses_store_no_body() {
     for status in [204, 304] {
         let found = response(PLAIN, &encode(PLAIN, status, &HeaderMap::new(), b"ghost"));
         assert!(found.body.is_empty());
         let record = record_of(&with("status", messagepack(&status)));
         assert_eq!(
-            refusal(&record),
+            error_text(&record),
             format!("expected no body under the status {status}, found 5 bytes")
         );
     }
 }
 
 #[test]
-fn more_header_lines_than_make_sense_leave_a_tombstone() {
+fn too_many_header_lines_leave_tombstone() {
     let lines = |count: usize| {
         let mut map = HeaderMap::new();
         for n in 0..count {
@@ -573,7 +579,7 @@ fn more_header_lines_than_make_sense_leave_a_tombstone() {
 }
 
 #[test]
-fn a_payload_is_deflated_when_it_is_over_the_threshold_and_pays() {
+fn payload_over_threshold_is_deflated_if_smaller() {
     let body = json(1000);
     let plain = encode(PLAIN, 200, &HeaderMap::new(), &body);
     let length = plain.len() - PREFIX;
@@ -592,9 +598,9 @@ fn a_payload_is_deflated_when_it_is_over_the_threshold_and_pays() {
     assert_eq!(record[1], 0);
 }
 
-/// A compressor that was stopped when its output grew too long kept a little of each attempt, until it panicked.
+/// Regression test: a compressor stopped at too long output retained a part of each attempt, until it panicked.
 #[test]
-fn bodies_that_do_not_shrink_leave_nothing_in_the_compressor() {
+fn incompressible_bodies_leave_compressor_clean() {
     let noise = Random::new(8).bytes(200);
     let body = json(1000);
     for _ in 0..2000 {
@@ -606,20 +612,20 @@ fn bodies_that_do_not_shrink_leave_nothing_in_the_compressor() {
 }
 
 #[test]
-fn the_compressor_always_has_room_to_end() {
+fn compressor_always_has_capacity_to_finish() {
     let random = &mut Random::new(10);
     for length in [0, 1, 7, 100, 1000, 65_535, 65_536, 300_000] {
-        // The bytes that cost the most, without repeats worth a mention.
-        let mut dear = random.bytes(length);
-        dear.iter_mut().for_each(|byte| *byte |= 0x90);
-        for payload in [random.bytes(length), dear, vec![0; length]] {
+        // The bytes with the longest codes, almost without repetition.
+        let mut expensive = random.bytes(length);
+        expensive.iter_mut().for_each(|byte| *byte |= 0x90);
+        for payload in [random.bytes(length), expensive, vec![0; length]] {
             assert!(deflate::deflate(&payload, &mut Vec::new()), "{length}");
         }
     }
 }
 
 #[test]
-fn what_could_not_be_inflated_again_is_not_deflated() {
+fn payload_above_inflate_limit_is_not_deflated() {
     let codec = Codec {
         compress_above: 0,
         max_inflated: 1000,
@@ -640,8 +646,9 @@ fn large_bodies_inflate_in_several_pieces() {
     }
 }
 
+// F-111
 #[test]
-fn a_bomb_is_refused_at_the_limit_and_before_it_is_inflated() {
+fn bomb_above_limit_is_rejected_before_inflating() {
     let codec = Codec {
         max_inflated: 1 << 24,
         ..DEFLATING
@@ -649,13 +656,16 @@ fn a_bomb_is_refused_at_the_limit_and_before_it_is_inflated() {
     let bomb = encode(codec, 200, &HeaderMap::new(), &vec![0; 1 << 21]);
     assert!(bomb.len() < (1 << 21) / 20);
     let allocated = allocation_counter::measure(|| {
-        assert!(refusal(&bomb).starts_with("expected an inflated length of at most 1048576 bytes"));
+        assert!(
+            error_text(&bomb).starts_with("expected an inflated length of at most 1048576 bytes")
+        );
     });
     assert!(allocated.bytes_max < 1000);
 }
 
+// F-111
 #[test]
-fn a_bomb_within_the_limit_takes_no_more_than_twice_what_it_inflates_to() {
+fn bomb_within_limit_allocates_at_most_twice_its_size() {
     let body = vec![0; PLAIN.max_inflated - 1000];
     let bomb = encode(DEFLATING, 200, &HeaderMap::new(), &body);
     assert!(bomb.len() < body.len() / 100);
@@ -666,11 +676,11 @@ fn a_bomb_within_the_limit_takes_no_more_than_twice_what_it_inflates_to() {
 }
 
 #[test]
-fn a_wrong_inflated_length_is_refused() {
+fn wrong_inflated_length_is_rejected() {
     let payload = payload_of(&fields());
     let length = payload.len();
     for declared in [0, 1, length - 1, length + 1, 1 << 20] {
-        let message = refusal(&sealed(DEFLATED, &deflated(declared, &payload)));
+        let message = error_text(&sealed(DEFLATED, &deflated(declared, &payload)));
         let expected = format!("expected {declared} bytes after inflating, found ");
         assert!(message.starts_with(&expected), "{message}");
     }
@@ -678,9 +688,10 @@ fn a_wrong_inflated_length_is_refused() {
     assert!(PLAIN.decode(&ID, &record).is_ok());
 }
 
+// F-111
 #[test]
-fn a_declared_length_alone_allocates_nothing() {
-    // The deflate state of this thread is set up by the first use.
+fn declared_length_alone_allocates_nothing() {
+    // The first use sets up the deflate state of this thread.
     let rest = deflated(1 << 20, &payload_of(&fields()));
     let record = sealed(DEFLATED, &rest);
     assert!(PLAIN.decode(&ID, &record).is_err());
@@ -691,27 +702,27 @@ fn a_declared_length_alone_allocates_nothing() {
 }
 
 #[test]
-fn anything_after_a_deflate_stream_is_refused() {
+fn bytes_after_deflate_stream_are_rejected() {
     let payload = payload_of(&fields());
     let mut rest = deflated(payload.len(), &payload);
     rest.extend_from_slice(b"abc");
     assert_eq!(
-        refusal(&sealed(DEFLATED, &rest)),
+        error_text(&sealed(DEFLATED, &rest)),
         "expected nothing after the deflate stream, found 3 bytes"
     );
     for rest in [&b""[..], b"\x05\0\0", b"\x05\0\0\0", b"\x05\0\0\0\xff\xff"] {
         assert_eq!(
-            refusal(&sealed(DEFLATED, rest)),
+            error_text(&sealed(DEFLATED, rest)),
             "expected a deflate stream, found something else"
         );
     }
 }
 
 #[test]
-fn every_field_of_a_record_is_needed() {
+fn every_field_is_required() {
     assert!(PLAIN.decode(&ID, &record_of(&fields())).is_ok());
     for (name, _) in fields() {
-        let message = refusal(&record_of(&without(name)));
+        let message = error_text(&record_of(&without(name)));
         match name {
             "kind" => {
                 assert!(message.ends_with("found a field missing, given twice or of another type"));
@@ -724,18 +735,18 @@ fn every_field_of_a_record_is_needed() {
         ("status", messagepack(&200)),
     ];
     assert_eq!(
-        refusal(&record_of(&tombstone)),
+        error_text(&record_of(&tombstone)),
         "expected the field reason, found none"
     );
     let value = vec![("kind", messagepack(&"value"))];
     assert_eq!(
-        refusal(&record_of(&value)),
+        error_text(&record_of(&value)),
         "expected the field value, found none"
     );
 }
 
 #[test]
-fn fields_that_a_later_version_adds_are_ignored() {
+fn unknown_fields_are_ignored() {
     for later in [
         messagepack(&1),
         messagepack(&"text"),
@@ -750,14 +761,16 @@ fn fields_that_a_later_version_adds_are_ignored() {
 }
 
 #[test]
-fn fields_nested_deeper_than_any_version_needs_are_refused() {
+fn deeply_nested_fields_are_rejected() {
     let mut nested = vec![0x91; 500];
     nested.push(0xc0);
-    assert!(refusal(&record_of(&with("later", nested))).ends_with("found fields nested too deep"));
+    assert!(
+        error_text(&record_of(&with("later", nested))).ends_with("found fields nested too deep")
+    );
 }
 
 #[test]
-fn a_body_that_is_not_messagepack_bin_is_refused() {
+fn body_not_messagepack_bin_is_rejected() {
     for body in [
         messagepack(&[104, 105]),
         messagepack(&"hi"),
@@ -769,24 +782,25 @@ fn a_body_that_is_not_messagepack_bin_is_refused() {
 }
 
 #[test]
-fn fields_without_names_are_refused() {
+fn fields_without_names_are_rejected() {
     let mut list = vec![0x95];
     for (_, value) in fields() {
         list.extend(value);
     }
-    assert!(refusal(&sealed(0, &list)).ends_with("found no map of fields"));
-    assert!(refusal(&sealed(0, b"")).ends_with("found no map of fields"));
+    assert!(error_text(&sealed(0, &list)).ends_with("found no map of fields"));
+    assert!(error_text(&sealed(0, b"")).ends_with("found no map of fields"));
 }
 
 #[test]
-fn a_field_given_twice_is_refused() {
+fn duplicate_field_is_rejected() {
     let mut fields = fields();
     fields.push(("body", bin(b"other")));
     assert!(PLAIN.decode(&ID, &record_of(&fields)).is_err());
 }
 
+// S-123
 #[test]
-fn values_out_of_range_are_refused() {
+fn values_out_of_range_are_rejected() {
     for status in [0, 99, 1000, 65_535, 65_536] {
         let record = record_of(&with("status", messagepack(&status)));
         assert!(PLAIN.decode(&ID, &record).is_err(), "{status}");
@@ -796,14 +810,14 @@ fn values_out_of_range_are_refused() {
         assert!(PLAIN.decode(&ID, &record).is_ok(), "{status}");
     }
     let record = record_of(&with("kind", messagepack(&"another")));
-    assert!(refusal(&record).starts_with("expected one of the kinds"));
-    // Far beyond the year ten thousand, and not a panic.
+    assert!(error_text(&record).starts_with("expected one of the kinds"));
+    // A time far beyond the year 10,000 must not panic.
     let record = record_of(&with("recorded_at", messagepack(&u64::MAX)));
     let _ = PLAIN.decode(&ID, &record);
 }
 
 #[test]
-fn headers_that_http_does_not_allow_are_refused() {
+fn invalid_headers_are_rejected() {
     for (name, value) in [
         ("Etag", &b"1"[..]),
         ("", b"1"),
@@ -812,13 +826,14 @@ fn headers_that_http_does_not_allow_are_refused() {
         ("x-a", b"\0"),
     ] {
         let lines = messagepack(&[(name, payload::Bin(value))]);
-        let message = refusal(&record_of(&with("headers", lines)));
+        let message = error_text(&record_of(&with("headers", lines)));
         assert!(message.starts_with("expected "), "{message}");
     }
 }
 
+// F-111
 #[test]
-fn a_declared_list_that_is_not_there_is_refused_without_room_for_it() {
+fn missing_list_is_rejected_without_allocation() {
     let record = record_of(&with("headers", b"\xdd\xff\xff\xff\xff".to_vec()));
     let allocated = allocation_counter::measure(|| {
         assert!(PLAIN.decode(&ID, &record).is_err());
@@ -832,7 +847,7 @@ fn a_declared_list_that_is_not_there_is_refused_without_room_for_it() {
 }
 
 #[test]
-fn the_most_header_lines_there_can_be_cost_little() {
+fn most_header_lines_allocate_little() {
     let lines: Vec<_> = (0..128)
         .map(|n| (format!("x{n}"), payload::Bin(b"")))
         .collect();
@@ -854,7 +869,7 @@ fn the_most_header_lines_there_can_be_cost_little() {
 }
 
 #[test]
-fn places_of_sensitive_values_need_no_line() {
+fn sensitive_positions_without_line_are_ignored() {
     let lines = messagepack(&[("x-a", payload::Bin(b"a")), ("x-b", payload::Bin(b"b"))]);
     let mut fields = with("headers", lines.clone());
     fields.push(("trailers", lines));
@@ -864,24 +879,24 @@ fn places_of_sensitive_values_need_no_line() {
     let of = |map: &HeaderMap| ["x-a", "x-b"].map(|name| map[name].is_sensitive());
     assert_eq!(of(&found.headers), [true, false]);
     assert_eq!(of(&trailers), [false, true]);
-    // Many cost as much as few.
+    // Many positions cost as much as few.
     let most = vec![7; 500_000];
     let record = record_of(&with("sensitive", bin(&most)));
     let allocated = allocation_counter::measure(|| {
         response(PLAIN, &record);
     });
     assert!(allocated.bytes_max < 4096, "{allocated:?}");
-    assert!(refusal(&record_of(&with("sensitive", messagepack(&[0])))).contains("another type"));
+    assert!(error_text(&record_of(&with("sensitive", messagepack(&[0])))).contains("another type"));
 }
 
 #[test]
-fn a_record_without_sensitive_values_says_nothing_of_them() {
+fn record_without_sensitive_values_omits_field() {
     let plain = encode(PLAIN, 200, &headers(&[("x-a", b"1")]), b"");
     assert!(!plain.windows(9).any(|bytes| bytes == b"sensitive"));
 }
 
 #[test]
-fn the_last_line_there_can_be_may_be_sensitive() {
+fn last_possible_line_can_be_sensitive() {
     let mut lines = HeaderMap::new();
     for n in 0..128 {
         let mut value = HeaderValue::from(n);
@@ -891,7 +906,7 @@ fn the_last_line_there_can_be_may_be_sensitive() {
             value,
         );
     }
-    let record = PLAIN.encode_response(&ID, StatusCode::OK, &lines, &everything, b"", Some(&lines));
+    let record = PLAIN.encode_response(&ID, StatusCode::OK, &lines, &replay_all, b"", Some(&lines));
     let found = response(PLAIN, &record);
     assert_eq!(format!("{:?}", found.headers), format!("{lines:?}"));
     assert_eq!(
@@ -901,7 +916,7 @@ fn the_last_line_there_can_be_may_be_sensitive() {
 }
 
 #[test]
-fn a_refusal_shows_nothing_of_what_the_record_holds() {
+fn record_error_shows_no_record_content() {
     let secrets = [
         record_of(&with("kind", messagepack(&"hunter2"))),
         record_of(&with("body", messagepack(&"hunter2"))),
@@ -913,7 +928,7 @@ fn a_refusal_shows_nothing_of_what_the_record_holds() {
         record_of(&with("headers", messagepack(&[("x", "hunter2")]))),
     ];
     for record in secrets {
-        let error = PLAIN.decode(&ID, &record).expect_err("a refusal");
+        let error = PLAIN.decode(&ID, &record).expect_err("an error");
         let shown = format!("{error} {error:?}").to_lowercase();
         assert!(!shown.contains("hunter2"), "{shown}");
     }
@@ -926,8 +941,9 @@ fn errors_are_send_and_sync() {
 }
 
 proptest! {
+    // F-085
     #[test]
-    fn any_response_comes_back(
+    fn any_response_roundtrips(
         status in 100_u16..=999,
         lines in vec(("x-[a-e]", vec(prop_oneof![0x20_u8..0x7f, 0x80_u8..=0xff], 0..40)), 0..30),
         trailers in proptest::option::of(vec(("x-[a-e]", vec(0x20_u8..0x7f, 0..10)), 0..5)),
@@ -945,7 +961,7 @@ proptest! {
         let trailers = trailers.map(map).filter(|lines| !lines.is_empty());
         let body = body.repeat(repeat);
         let record =
-            codec.encode_response(&ID, status, &lines, &everything, &body, trailers.as_ref());
+            codec.encode_response(&ID, status, &lines, &replay_all, &body, trailers.as_ref());
         let found = response(codec, &record);
         prop_assert_eq!(found.status, status);
         prop_assert!(found.headers.iter().eq(lines.iter()));

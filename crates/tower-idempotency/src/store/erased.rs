@@ -1,4 +1,4 @@
-//! The private dyn twin of [`Store`], so that the layer has no type parameter for it.
+//! Private object-safe counterpart of [`Store`], so that the layer has no type parameter for the store.
 
 use std::{future::Future, pin::Pin, time::Duration};
 
@@ -18,7 +18,7 @@ pub(crate) trait ErasedStore: Send + Sync {
         retention: Ttl,
     ) -> Call<'a, Result<(), StoreError>>;
     fn release<'a>(&'a self, lease: &'a LeaseRef) -> Call<'a, Result<(), StoreError>>;
-    fn wait_for_change<'a>(&'a self, id: &'a KeyId, within: Duration) -> Call<'a, ()>;
+    fn wait_for_change<'a>(&'a self, id: &'a KeyId, timeout: Duration) -> Call<'a, ()>;
 }
 
 impl<S: Store> ErasedStore for S {
@@ -43,7 +43,7 @@ impl<S: Store> ErasedStore for S {
         Box::pin(Store::release(self, lease))
     }
 
-    fn wait_for_change<'a>(&'a self, id: &'a KeyId, within: Duration) -> Call<'a, ()> {
-        Box::pin(Store::wait_for_change(self, id, within))
+    fn wait_for_change<'a>(&'a self, id: &'a KeyId, timeout: Duration) -> Call<'a, ()> {
+        Box::pin(Store::wait_for_change(self, id, timeout))
     }
 }

@@ -1,7 +1,7 @@
-//! The store contract: where leases and records live, and the rules every backend keeps.
+//! The store contract: the storage of leases and records, and the rules of every backend.
 //!
-//! This module imports nothing else of the crate. A store moves opaque bytes: it never parses a record, never sees a
-//! key in the clear and decides no policy.
+//! This module imports nothing else from the crate. A store handles opaque bytes. It never parses a record, never sees
+//! a key in clear text and decides no policy.
 
 use std::{fmt, future::Future, sync::Arc, time::Duration};
 
@@ -12,83 +12,87 @@ mod memory;
 
 pub use self::memory::{MemoryFull, MemoryStore};
 
-/// Where leases and records live.
+/// The storage of leases and records.
 ///
 /// # Contract
 ///
-/// An entry is *absent*, *in progress* (leased), *orphaned* (its lease over without an outcome) or *completed*. A lease
-/// and an orphan are held under a token; an orphan that was released is held by nobody.
+/// An entry is *absent*, *in progress* (leased), *orphaned* (its lease expired without an outcome) or *completed*. A
+/// token holds a lease or an orphan. No token holds an orphan that was released.
 ///
-/// Implementors keep these rules; the `conformance` feature tests each that shows in what a store answers:
+/// An implementor follows these rules. The `conformance` feature tests each rule that shows in the replies of a store:
 ///
 /// 1. Each method is one atomic step at the backend: one conditional write, never a read followed by a write.
-/// 2. Among concurrent acquires of one id exactly one is granted. Only the holder of the token renews, completes and
-///    releases.
-/// 3. `acquire` with the token that already holds the entry is granted again, with the same generation and takeover
-///    flag, and extends the lease: the first reply may have been lost. `complete` with the token that completed the
-///    entry is `Ok` and changes nothing.
-/// 4. Nobody overwrites a completed entry whose retention is not over. `complete` with a replaced token is
-///    [`StoreError::LeaseLost`]. On an entry that nobody holds it stores the record: the entry is absent because the
-///    store lost its data and nobody took the key since, so a restart costs no second run; or it is an orphan that its
-///    takeover released, and this is the first outcome. A late `release` is `Ok` and changes nothing.
-/// 5. Expiry is judged at every access by the backend's clock, never left to a sweeper alone. At the very instant of
-///    expiry an entry is expired.
-/// 6. Fingerprints are compared in one place only: a takeover needs [`OrphanPolicy::TakeOver`] *and* the same
-///    fingerprint. Anything else under an orphaned key is answered with [`Acquired::Orphaned`].
-/// 7. A takeover raises the generation, and only a record or time ends what it took over: to release a lease of
-///    generation 1 frees the key, to release a later one makes the entry an orphan again. An orphan is absent once
-///    `keep` has passed after its lease; a record is absent once its retention has passed.
-/// 8. No connection is held between calls.
-/// 9. A store that cannot keep a record of some size says so with [`StoreError::RecordTooLarge`] and leaves the entry
-///    in progress; the layer then stores a tombstone.
+/// 2. Among concurrent acquires of one id, the store grants exactly one. Only the holder of the token renews,
+///    completes and releases.
+/// 3. The first reply of `acquire` may have been lost. `acquire` with the token that already holds the entry is
+///    therefore granted again, with the same generation and takeover flag, and extends the lease. `complete` with the
+///    token that completed the entry is `Ok` and changes nothing.
+/// 4. No call overwrites a completed entry before its retention has passed. `complete` with a replaced token is
+///    [`StoreError::LeaseLost`]. On an entry without a holder, `complete` stores the record. The entry may be absent
+///    because the store lost its data and no other request acquired the key; a restart then costs no second execution.
+///    The entry may also be an orphan that its takeover released; the record is then its first outcome. A late
+///    `release` is `Ok` and changes nothing.
+/// 5. The store checks expiry at every access by the backend's clock, and never relies on a sweeper alone. At the very
+///    instant of expiry an entry is expired.
+/// 6. The store compares fingerprints for one purpose only: a takeover needs [`OrphanPolicy::TakeOver`] *and* the same
+///    fingerprint. Any other claim on an orphaned key gets [`Acquired::Orphaned`].
+/// 7. A takeover raises the generation. Only a record or expiry ends an entry that was taken over: a release at
+///    generation 1 frees the key, and a release at a later generation makes the entry an orphan again. An orphan is
+///    absent after its orphan retention, which starts at the expiry of its lease. A record is absent after its
+///    retention.
+/// 8. The store holds no connection between calls.
+/// 9. If a store cannot store a record of some size, it returns [`StoreError::RecordTooLarge`] and leaves the entry in
+///    progress. The layer then stores a tombstone.
 ///
-/// Callers (the layer) give every attempt its own random token, put a timeout around every call, and treat a timeout
-/// of `acquire` or `complete` as an unknown outcome that is retried with the same token.
+/// The layer, as the caller, gives every attempt a random token of its own and sets a timeout on every call. It treats
+/// a timeout of `acquire` or `complete` as an unknown outcome and retries with the same token.
 ///
 /// # Cancellation
 ///
-/// A dropped future may or may not have had its effect at the backend; it must leave nothing half done.
+/// A dropped future may or may not have taken effect at the backend. It must not leave a partial effect.
 ///
 /// # Implementing
 ///
-/// Write plain `async fn`s; the `+ Send` is checked by the trait. `docs/writing-a-store.md` walks through one.
+/// Write plain `async fn`s; the trait checks that their futures are `Send`. `docs/writing-a-store.md` explains an
+/// implementation step by step.
 pub trait Store: Send + Sync + 'static {
-    /// From what size on, in bytes, deflating a record is worth its time here, unless
-    /// [the layer is told otherwise](crate::IdempotencyLayer::with_compression_above). Default: 8 KiB. A store behind a
-    /// network, which pays for each byte on the wire and again where it keeps it, says 1 KiB or less.
+    /// The record size in bytes above which compression saves time, unless [a setting of the
+    /// layer](crate::IdempotencyLayer::with_compression_above) overrides it. Default: 8 KiB. A store behind a network
+    /// pays for each byte in transfer and in storage, so it sets 1 KiB or less.
     const COMPRESS_ABOVE: usize = 8 * 1024;
 
-    /// Takes a lease, or says why not.
+    /// Acquires a lease, or returns the state that prevents it.
     ///
     /// # Errors
     ///
-    /// [`StoreError::Backend`] when the backend failed; the lease may then be held all the same.
+    /// [`StoreError::Backend`] if the backend failed. The lease may be held nevertheless.
     fn acquire(&self, claim: &Claim) -> impl Future<Output = Result<Acquired, StoreError>> + Send;
 
-    /// Moves the end of the lease to `ttl` from now.
+    /// Sets the expiry of the lease to `ttl` from now.
     ///
-    /// The holder of an orphaned entry that nobody took over renews it too: a process that was paused gets its lease
-    /// back.
+    /// The holder of an orphan can also renew it unless another execution took it over. A process that was paused thus
+    /// gets its lease back.
     ///
     /// # Errors
     ///
-    /// [`StoreError::LeaseLost`] when the token does not hold the entry, be it completed, absent or released.
+    /// [`StoreError::LeaseLost`] if the token does not hold the entry: it is completed, absent, released or held by
+    /// another token.
     fn renew(
         &self,
         lease: &LeaseRef,
         ttl: Ttl,
     ) -> impl Future<Output = Result<(), StoreError>> + Send;
 
-    /// Stores the record and ends the lease, in one step; stores it as well when nobody holds the entry.
+    /// Stores the record and ends the lease in one step. Also stores the record if no token holds the entry.
     ///
-    /// The caller gives a record that has its buffer to itself, without room to spare: a store may keep it as it is,
-    /// and count it by its length.
+    /// The record owns its buffer without spare capacity. A store may therefore retain the buffer and count it by its
+    /// length.
     ///
     /// # Errors
     ///
-    /// [`StoreError::LeaseLost`] when another token holds or completed the entry, [`StoreError::RecordTooLarge`] when
-    /// the backend could never keep a record of this size, [`StoreError::Backend`] otherwise; the record may then be
-    /// stored all the same.
+    /// [`StoreError::LeaseLost`] if another token holds or completed the entry. [`StoreError::RecordTooLarge`] if the
+    /// backend can never store a record of this size. [`StoreError::Backend`] otherwise; the record may be stored
+    /// nevertheless.
     fn complete(
         &self,
         lease: &LeaseRef,
@@ -96,24 +100,25 @@ pub trait Store: Send + Sync + 'static {
         retention: Ttl,
     ) -> impl Future<Output = Result<(), StoreError>> + Send;
 
-    /// Ends the lease, or the orphan, of the token that holds it; `Ok` and without effect when it does not.
+    /// Ends the lease or the orphan that the token holds. Returns `Ok` without effect if the token does not hold the
+    /// entry.
     ///
-    /// An entry of generation 1 is then absent. One of a later generation is an orphan, as what was taken over may have
-    /// had its effect: its lease is over now, it is remembered for `keep` from now, its fingerprint and generation stay,
-    /// and nobody holds it, so that a renewal under way does not revive it. The generation is the stored one:
-    /// `lease.generation` is a guess when the reply to the acquire was lost.
+    /// An entry of generation 1 is then absent. An entry of a later generation becomes an orphan, because the
+    /// execution that it replaced may have had its effect. Its lease expires now, and its orphan retention starts now.
+    /// Its fingerprint and generation stay. No token holds it, so a concurrent renewal does not revive it. The stored
+    /// generation decides: `lease.generation` is a guess if the reply to the acquire was lost.
     ///
     /// # Errors
     ///
-    /// [`StoreError::Backend`] when the backend failed.
+    /// [`StoreError::Backend`] if the backend failed.
     fn release(&self, lease: &LeaseRef) -> impl Future<Output = Result<(), StoreError>> + Send;
 
-    /// Resolves when the entry may no longer be in progress, and at the latest after `within`.
+    /// Waits until the entry may no longer be in progress, for at most `timeout`.
     ///
-    /// A hint for waiters, who look again whatever it says: a store without push may simply sleep. One with push
-    /// resolves at once when the entry is not in progress as it is called, so that no wake-up falls between a look
-    /// and this call.
-    fn wait_for_change(&self, id: &KeyId, within: Duration) -> impl Future<Output = ()> + Send;
+    /// The result is only a hint: a waiter queries the entry again in any case. A store without push may simply sleep.
+    /// A store with push returns at once if the entry is not in progress at the call. Otherwise a waiter could miss a
+    /// change between its query and this call.
+    fn wait_for_change(&self, id: &KeyId, timeout: Duration) -> impl Future<Output = ()> + Send;
 }
 
 impl<S: Store> Store for Arc<S> {
@@ -140,39 +145,40 @@ impl<S: Store> Store for Arc<S> {
         (**self).release(lease).await
     }
 
-    async fn wait_for_change(&self, id: &KeyId, within: Duration) {
-        (**self).wait_for_change(id, within).await;
+    async fn wait_for_change(&self, id: &KeyId, timeout: Duration) {
+        (**self).wait_for_change(id, timeout).await;
     }
 }
 
-/// What a request asks of the store: a lease on a key.
+/// A request for a lease on a key.
 #[derive(Clone, Debug)]
 #[non_exhaustive]
 pub struct Claim {
     /// The entry.
     pub id: KeyId,
-    /// What the request says.
+    /// The fingerprint of the request.
     pub fingerprint: Fingerprint,
-    /// The right to execute is held under this; drawn anew for every request.
+    /// The token that will hold the lease; random and new for every request.
     pub token: Token,
-    /// How long the lease lasts unless renewed.
+    /// The duration of the lease unless it is renewed.
     pub lease: Ttl,
-    /// What becomes of a key whose lease is over without an outcome.
+    /// The treatment of a key whose lease expired without an outcome.
     pub orphans: OrphanPolicy,
-    /// How long an orphan is remembered after its lease.
+    /// The orphan retention: how long the store keeps an orphan after its lease expired.
     pub orphan_retention: Ttl,
-    /// Who asks, for operators: host and process.
+    /// The host and process of the request, for operators.
     pub owner: &'static str,
-    /// What is asked, for operators: method and path without the query, at most 128 bytes.
+    /// The operation, for operators: method and path without the query, at most 128 bytes.
     pub operation: Box<str>,
 }
 
 impl Claim {
-    /// A claim under a fresh random token: lease 15 s, takeover allowed, orphans kept 24 h, no owner and no operation.
+    /// Creates a claim under a new random token. Defaults: lease 15 s, takeover allowed, orphan retention 24 h, no
+    /// owner and no operation.
     ///
     /// # Errors
     ///
-    /// [`StoreError::Backend`] when the operating system has no randomness to give.
+    /// [`StoreError::Backend`] if the operating system provides no randomness.
     pub fn new(id: KeyId, fingerprint: Fingerprint) -> Result<Self, StoreError> {
         Ok(Self {
             id,
@@ -186,7 +192,7 @@ impl Claim {
         })
     }
 
-    /// The lease this claim holds once it is granted at `generation`.
+    /// Returns the lease that this claim holds once it is granted at `generation`.
     #[must_use]
     pub fn lease_ref(&self, generation: u64) -> LeaseRef {
         LeaseRef {
@@ -198,51 +204,51 @@ impl Claim {
     }
 }
 
-/// A lease as the store knows it.
+/// Identification of a lease in calls to the store.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct LeaseRef {
     /// The entry.
     pub id: KeyId,
-    /// What the request says; stored by a complete that finds the entry held by nobody.
+    /// The fingerprint of the request. A complete of an entry without a holder stores it.
     pub fingerprint: Fingerprint,
     /// The token that holds the lease.
     pub token: Token,
-    /// The generation it was granted at; stored by a complete that finds the entry held by nobody.
+    /// The generation of the lease. A complete of an entry without a holder stores it.
     pub generation: u64,
 }
 
-/// What the store answers to a [`Claim`]. Its `Debug` shows no bytes of a record.
+/// Reply of the store to a [`Claim`]. Its `Debug` output shows no bytes of a record.
 #[derive(Clone, PartialEq, Eq)]
 #[expect(
     clippy::exhaustive_enums,
-    reason = "the layer must decide every answer; a new one is a breaking change"
+    reason = "the layer must decide every reply; a new one is a breaking change"
 )]
 pub enum Acquired {
-    /// The lease is held.
+    /// The claim holds the lease.
     Granted {
-        /// 1 for the first lease of an entry, higher after each takeover.
+        /// The generation: 1 for the first lease of an entry, higher after each takeover.
         generation: u64,
-        /// An earlier lease ended without an outcome: its effect may or may not have happened.
+        /// `true` if an earlier lease ended without an outcome. Its effect may or may not have happened.
         takeover: bool,
     },
     /// Another token holds the lease.
     InProgress {
-        /// Of the request that holds it.
+        /// The fingerprint of the request that holds the lease.
         fingerprint: Fingerprint,
-        /// Until its lease ends, unless it is renewed.
+        /// The time until the lease expires, unless it is renewed.
         expires_in: Duration,
     },
-    /// The lease is over without an outcome and was not taken over: the policy refuses, or the request is another one.
+    /// The lease expired without an outcome and was not taken over, because the policy refuses or the request differs.
     Orphaned {
-        /// Of the request that held it.
+        /// The fingerprint of the request that held the lease.
         fingerprint: Fingerprint,
-        /// How long ago its lease ended.
+        /// The time since the lease expired.
         since: Duration,
     },
-    /// There is a record.
+    /// The entry is completed.
     Completed {
-        /// Of the request that produced it.
+        /// The fingerprint of the request that produced the record.
         fingerprint: Fingerprint,
         /// The bytes given to [`Store::complete`].
         record: Bytes,
@@ -285,37 +291,37 @@ impl fmt::Debug for Acquired {
     }
 }
 
-/// What becomes of a key whose lease is over without an outcome.
+/// The treatment of a key whose lease expired without an outcome.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
 #[expect(
     clippy::exhaustive_enums,
     reason = "stores must know every policy; a new one is a breaking change"
 )]
 pub enum OrphanPolicy {
-    /// The same request may take the lease over and run again: at-least-once.
+    /// The same request may take the lease over and execute again: at-least-once.
     #[default]
     TakeOver,
-    /// Nobody may: at-most-once, until the orphan is forgotten.
+    /// No request may take it over: at-most-once, until the orphan expires.
     Refuse,
 }
 
-/// Why a store did not do what it was asked.
+/// The error of a store call.
 #[derive(Debug)]
 #[non_exhaustive]
 pub enum StoreError {
     /// The token does not hold the entry.
     LeaseLost,
-    /// No record of this size can be kept, now or later; the entry is unchanged.
+    /// The store cannot store a record of this size, now or later. The entry is unchanged.
     RecordTooLarge {
-        /// The largest record in bytes.
+        /// The size of the largest accepted record, in bytes.
         limit: usize,
     },
-    /// The backend failed or could not be reached; what was asked may have happened all the same.
+    /// The backend failed or was unreachable. The call may have taken effect nevertheless.
     Backend(Box<dyn std::error::Error + Send + Sync>),
 }
 
 impl StoreError {
-    /// A failure of the backend.
+    /// Creates a [`StoreError::Backend`] from its source.
     #[must_use]
     pub fn backend(source: impl Into<Box<dyn std::error::Error + Send + Sync>>) -> Self {
         Self::Backend(source.into())
@@ -327,7 +333,7 @@ impl fmt::Display for StoreError {
         match self {
             Self::LeaseLost => f.write_str("the lease is no longer held"),
             Self::RecordTooLarge { limit } => {
-                write!(f, "the store keeps records of at most {limit} bytes")
+                write!(f, "the store accepts records of at most {limit} bytes")
             }
             Self::Backend(_) => f.write_str("the store failed"),
         }
@@ -343,26 +349,26 @@ impl std::error::Error for StoreError {
     }
 }
 
-/// Names an entry: a digest of the key in its scope, 32 bytes.
+/// Identifier of an entry: a digest of the key in its scope, 32 bytes.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct KeyId([u8; 32]);
 
-/// What a request says, as a digest: 32 bytes.
+/// Digest of the content of a request: 32 bytes.
 #[derive(Clone, Copy, PartialEq, Eq, Hash)]
 pub struct Fingerprint([u8; 32]);
 
-/// The right to execute is held under a token: 128 bits from the operating system's generator.
+/// Proof of the right to execute: 128 bits from the operating system's generator.
 #[derive(Clone, Copy, PartialEq, Eq, Hash)]
 pub struct Token([u8; 16]);
 
 impl KeyId {
-    /// An id of these bytes.
+    /// Creates an id from its bytes.
     #[must_use]
     pub const fn from_bytes(bytes: [u8; 32]) -> Self {
         Self(bytes)
     }
 
-    /// The bytes, as a store keeps them.
+    /// Returns the bytes, as a store stores them.
     #[must_use]
     pub const fn as_bytes(&self) -> &[u8; 32] {
         &self.0
@@ -370,13 +376,13 @@ impl KeyId {
 }
 
 impl Fingerprint {
-    /// A fingerprint of these bytes.
+    /// Creates a fingerprint from its bytes.
     #[must_use]
     pub const fn from_bytes(bytes: [u8; 32]) -> Self {
         Self(bytes)
     }
 
-    /// The bytes, as a store keeps them.
+    /// Returns the bytes, as a store stores them.
     #[must_use]
     pub const fn as_bytes(&self) -> &[u8; 32] {
         &self.0
@@ -384,34 +390,35 @@ impl Fingerprint {
 }
 
 impl Token {
-    /// Draws a token.
+    /// Creates a random token.
     ///
-    /// Straight from the operating system, not from a generator seeded in the process: a process that was forked, or
-    /// a machine resumed twice from one snapshot, must not draw the same token again.
+    /// The bytes come directly from the operating system, not from a generator seeded in the process. A forked
+    /// process, or a machine that is resumed twice from one snapshot, must not create the same token twice.
     ///
     /// # Errors
     ///
-    /// [`StoreError::Backend`] when the operating system has no randomness to give.
+    /// [`StoreError::Backend`] if the operating system provides no randomness.
     pub fn random() -> Result<Self, StoreError> {
         let mut bytes = [0; 16];
         getrandom::fill(&mut bytes).map_err(StoreError::backend)?;
         Ok(Self(bytes))
     }
 
-    /// A token of these bytes.
+    /// Creates a token from its bytes.
     #[must_use]
     pub const fn from_bytes(bytes: [u8; 16]) -> Self {
         Self(bytes)
     }
 
-    /// The bytes, as a store keeps them.
+    /// Returns the bytes, as a store stores them.
     #[must_use]
     pub const fn as_bytes(&self) -> &[u8; 16] {
         &self.0
     }
 }
 
-/// The first four bytes in hexadecimal: enough to follow an entry through a log, too little to be one.
+/// Shows the first four bytes in hexadecimal. They are enough to follow an entry through a log and too few to identify
+/// it elsewhere.
 impl fmt::Display for KeyId {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let [a, b, c, d, ..] = self.0;
@@ -432,31 +439,32 @@ impl fmt::Debug for Fingerprint {
     }
 }
 
-/// Shows nothing: whoever knows the token holds the lease.
+/// Shows no bytes, because any caller that knows the token holds the lease.
 impl fmt::Debug for Token {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str("Token(..)")
     }
 }
 
-/// A length of time that is not zero: whole milliseconds, at least 1, at most 100 years.
+/// Nonzero duration in whole milliseconds: at least 1 ms, at most 100 years.
 ///
-/// A lease or a retention of zero would be over before it began, so there is none. Fractions of a millisecond round up.
+/// A lease or a retention of zero would expire before it began, so the type excludes it. Fractions of a millisecond
+/// round up.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Ttl(u64);
 
 impl Ttl {
-    /// The shortest: 1 ms.
+    /// The shortest duration: 1 ms.
     pub const MIN: Self = Self(1);
-    /// The longest: 100 years of 365 days, so that sums of two still fit every backend's clock.
+    /// The longest duration: 100 years of 365 days, so that the sum of two still fits every backend's clock.
     pub const MAX: Self = Self(100 * 365 * 24 * 60 * 60 * 1000);
 
-    /// `millis` milliseconds.
+    /// Creates a duration of `millis` milliseconds.
     ///
     /// # Panics
     ///
-    /// When `millis` is zero or above [`Ttl::MAX`]; at compile time in a constant. Use `Ttl::try_from(Duration)` for
-    /// values that are not known beforehand.
+    /// If `millis` is zero or above [`Ttl::MAX`]; in a constant, at compile time. Use `Ttl::try_from(Duration)` for
+    /// values that are not known at compile time.
     #[must_use]
     pub const fn from_millis(millis: u64) -> Self {
         assert!(
@@ -466,23 +474,23 @@ impl Ttl {
         Self(millis)
     }
 
-    /// `secs` seconds.
+    /// Creates a duration of `secs` seconds.
     ///
     /// # Panics
     ///
-    /// As [`Ttl::from_millis`].
+    /// If the duration is zero or above [`Ttl::MAX`], like [`Ttl::from_millis`].
     #[must_use]
     pub const fn from_secs(secs: u64) -> Self {
         Self::from_millis(secs.saturating_mul(1000))
     }
 
-    /// In milliseconds: never 0.
+    /// Returns the duration in milliseconds, which is never 0.
     #[must_use]
     pub const fn as_millis(self) -> u64 {
         self.0
     }
 
-    /// As a duration.
+    /// Returns the value as a [`Duration`].
     #[must_use]
     pub const fn as_duration(self) -> Duration {
         Duration::from_millis(self.0)
@@ -513,7 +521,7 @@ impl fmt::Debug for Ttl {
     }
 }
 
-/// The duration is zero or longer than 100 years.
+/// Error for a duration that is zero or longer than 100 years.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct TtlError {
     found: Duration,

@@ -15,6 +15,7 @@ use tokio::{
     time::{sleep, timeout},
 };
 
+// F-049
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn asked_to_stop_at_work_consumers_end_what_they_have_received() {
     for signal in ["-TERM", "-INT"] {

@@ -28,6 +28,7 @@ use tokio::{
 
 use crate::books::Books;
 
+// F-032
 /// The kills may hit any moment, so this judges what came of them and not which moments they hit.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn every_deposit_is_made_once_however_often_the_bank_is_killed() {

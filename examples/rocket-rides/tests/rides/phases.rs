@@ -171,6 +171,7 @@ async fn a_database_of_a_release_that_did_not_write_down_when_is_migrated() {
     assert_eq!(stage.rides().await, ["booked", "booked"]);
 }
 
+// F-153
 /// However long it was unreachable: by now it may have forgotten the key under which it charged, and would charge again.
 #[tokio::test]
 async fn a_provider_that_may_have_forgotten_a_charge_is_not_asked_again() {

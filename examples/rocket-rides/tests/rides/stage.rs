@@ -80,7 +80,7 @@ impl Stage {
             payments: Payments::new(&url, HASTE),
             ..rides.clone()
         };
-        let completer = completer(&rides, &layer).with_older_than(Duration::ZERO);
+        let completer = completer(&rides, &layer).with_min_age(Duration::ZERO);
         Self {
             pool,
             completer,

@@ -55,12 +55,12 @@ macro_rules! held_up {
 }
 
 held_up! {
-    a_released_takeover_is_remembered_for_keep in Release after 0, once 2, always 5;
-    a_renewed_lease_is_remembered_for_keep_too in Renew after 0, once 2, always 4;
-    completing_twice_changes_nothing in Complete after 1, once 4, always 12;
-    a_lease_is_not_forgotten_while_it_is_held in Acquire after 4, once 13, always 28;
-    a_record_outlives_its_lease in Complete after 1, once 3, always 7;
-    a_replay_does_not_extend_the_retention in Complete after 0, once 2, always 6;
+    released_takeover_lasts_for_orphan_retention in Release after 0, once 2, always 5;
+    renewed_lease_restarts_orphan_retention in Renew after 0, once 2, always 4;
+    second_complete_changes_nothing in Complete after 1, once 4, always 12;
+    held_lease_outlives_orphan_retention in Acquire after 4, once 13, always 28;
+    record_outlives_its_lease in Complete after 1, once 3, always 7;
+    replay_does_not_extend_retention in Complete after 0, once 2, always 6;
 }
 
 /// A server that says for so long that it is not there.
@@ -120,12 +120,12 @@ impl Store for Electing {
 fn transient_server_failure_is_retried() {
     run(PAUSED, async {
         let subject = Subject::new(Electing::for_(Duration::from_secs(5)));
-        case("release_frees_the_key").check(subject).await;
+        case("release_frees_key").check(subject).await;
     });
     let for_long = AssertUnwindSafe(|| {
         run(PAUSED, async {
             let subject = Subject::new(Electing::for_(Duration::from_secs(60)));
-            case("release_frees_the_key").check(subject).await;
+            case("release_frees_key").check(subject).await;
         });
     });
     let said = catch_unwind(for_long).unwrap_err();
@@ -140,7 +140,7 @@ fn faults_that_are_made_up_take_no_time() {
         let store = Arc::new(FaultInjector::new(Mutant::new(Flaw::Nothing)));
         store.enqueue(Operation::Acquire, [Fault::CallLost; 7]);
         let began = Instant::now();
-        case("release_frees_the_key")
+        case("release_frees_key")
             .check(Subject::new(Arc::clone(&store)))
             .await;
         assert_eq!(began.elapsed(), Duration::ZERO);
@@ -210,7 +210,7 @@ fn dropped_acquire_may_run_after_release() {
             store: Mutant::new(Flaw::Nothing),
             dropped: Mutex::default(),
         });
-        case("a_call_dropped_at_any_await_leaves_the_store_usable")
+        case("dropped_call_leaves_store_usable")
             .check(subject)
             .await;
     });

@@ -41,107 +41,107 @@ macro_rules! caught {
 }
 
 caught! {
-    ClaimIsReadThenWritten by one_of_32_claims_at_once_is_granted no_increment_under_the_lease_is_lost
-        one_of_32_claims_at_once_takes_an_orphan_over one_of_32_claims_at_once_replaces_an_expired_record
-        one_of_32_claims_at_once_replaces_a_forgotten_orphan one_of_32_claims_at_once_takes_a_released_takeover_over
-        a_completion_and_a_takeover_at_once_agree a_renewal_and_a_takeover_at_once_agree;
-    IdIsCut by ids_that_differ_in_one_bit_do_not_meet;
-    IdIsText by ids_that_read_alike_as_text_do_not_meet;
-    OwnTokenIsRefused by the_same_token_is_granted_again_with_the_same_generation
-        a_call_dropped_at_any_await_leaves_the_store_usable;
-    OwnTokenCountsAsTakeover by the_same_token_is_granted_again_with_the_same_generation;
-    OwnTokenDoesNotExtend by acquiring_again_with_the_same_token_extends_the_lease;
-    OwnTokenOfAnOrphanIsATakeover by the_holder_of_an_orphan_is_granted_again_as_it_was;
-    OwnTokenForgetsItWasATakeover by a_takeover_is_still_one_when_its_token_asks_again;
-    OwnTokenForgetsSooner by a_lease_is_not_forgotten_while_it_is_held;
-    OwnOrphanIsRefused by the_holder_of_an_orphan_is_granted_again_as_it_was;
-    OldTokenIsGrantedAgain by a_replaced_token_that_asks_again_is_a_stranger;
-    OldTokenIsNotCounted by a_replaced_token_that_asks_again_is_a_stranger;
-    AskersFingerprintInProgress by a_refused_claim_learns_the_holders_fingerprint_and_the_time_left;
-    AskersFingerprintCompleted by a_record_carries_the_fingerprint_of_its_request;
-    NoTimeLeft by a_refused_claim_learns_the_holders_fingerprint_and_the_time_left;
-    NoTakeover by a_lease_that_is_over_is_taken_over_by_the_same_request;
-    TakeoverOfAnotherRequest by another_request_does_not_take_an_orphan_over;
-    TakeoverAgainstThePolicy by a_refusing_claim_does_not_take_an_orphan_over;
-    TakeoverKeepsTheGeneration by each_takeover_raises_the_generation;
-    TakeoverIsHidden by a_lease_that_is_over_is_taken_over_by_the_same_request;
-    TakeoverKeepsTheToken by a_replaced_token_neither_renews_nor_completes;
-    TakeoverForgetsSooner by a_lease_is_not_forgotten_while_it_is_held;
-    RefusalOfTheHolderCounts by a_lease_that_is_over_is_taken_over_by_the_same_request;
-    LeaseForgetsSooner by a_lease_is_not_forgotten_while_it_is_held;
-    KeepOverflows by the_longest_of_everything_is_taken;
-    LeaseNeverEnds by a_lease_that_is_over_is_taken_over_by_the_same_request;
-    OrphanIsForgottenAtOnce by a_refusing_claim_does_not_take_an_orphan_over;
-    OrphanIsNeverForgotten by an_orphan_is_forgotten_after_keep;
-    OrphanHasNoAge by an_orphan_knows_since_when;
-    AgeCountsFromTheGrant by an_orphan_knows_since_when;
-    GenerationOutlivesTheEntry by an_orphan_is_forgotten_after_keep;
-    ForgottenIsTakenOver by an_orphan_is_forgotten_after_keep a_released_takeover_is_forgotten_after_keep;
-    AnotherLifeKeepsTheFingerprint by a_record_is_absent_after_its_retention an_orphan_is_forgotten_after_keep
-        a_released_takeover_is_forgotten_after_keep;
-    RenewIsReadThenWritten by a_renewal_and_a_takeover_at_once_agree;
-    RenewIsUnfenced by a_replaced_token_neither_renews_nor_completes a_refused_claim_does_not_free_the_holder;
-    RenewDoesNothing by renew_extends_the_lease the_holder_renews_an_orphan_that_nobody_took_over;
-    RenewOnlyExtends by renew_can_bring_the_end_of_the_lease_nearer;
-    RenewRefusesOrphans by the_holder_renews_an_orphan_that_nobody_took_over;
-    RenewForgetsSooner by a_renewed_lease_is_remembered_for_keep_too;
-    RenewTakesAnyHeldOrphan by a_stranger_does_nothing_to_an_orphan;
-    RenewKnowsOldTokens by a_replaced_token_that_asks_again_is_a_stranger;
-    RenewTakesAbsentKeys by renew_of_an_absent_key_is_lost;
-    RenewTakesCompletedKeys by renew_of_a_completed_key_is_lost;
-    CompleteIsUnfenced by a_replaced_token_neither_renews_nor_completes a_token_without_the_lease_completes_nothing;
-    CompleteOverwrites by another_token_does_not_overwrite_a_record completing_an_absent_key_stores_the_record;
-    CompleteRefusesOrphans by the_holder_completes_an_orphan_that_nobody_took_over;
-    CompleteTakesAnyOrphan by a_stranger_does_nothing_to_an_orphan;
-    CompleteRefusesAbsentKeys by completing_an_absent_key_stores_the_record;
-    CompleteTwiceIsLost by completing_twice_changes_nothing;
-    CompleteTwiceReplaces by completing_twice_changes_nothing;
-    CompleteTwiceExtends by completing_twice_changes_nothing;
-    RecordIsText by a_record_comes_back_byte_for_byte;
-    RecordIsCut by a_large_record_comes_back_or_is_refused_for_its_size;
-    RecordExpiresWithTheLease by a_record_outlives_its_lease;
-    RecordNeverExpires by a_record_is_absent_after_its_retention;
-    RetentionOverflows by a_record_of_the_longest_retention_is_kept;
-    RetentionCountsFromTheGrant by a_record_outlives_its_lease;
-    ReplayExtends by a_replay_does_not_extend_the_retention;
-    LimitIsNotTrue by a_large_record_comes_back_or_is_refused_for_its_size;
-    ReleaseIsUnfenced by a_stale_release_does_not_free_the_next_holder a_refused_claim_does_not_free_the_holder
-        a_stale_release_of_a_takeover_changes_nothing;
-    ReleaseIsReadThenWritten by a_release_and_a_takeover_at_once_leave_the_next_holder;
-    ReleaseFreesAnyOrphan by a_stranger_does_nothing_to_an_orphan;
-    ReleaseDoesNothing by release_frees_the_key release_frees_the_key_for_another_request;
-    ReleaseDropsRecords by release_of_a_completed_key_keeps_its_record
-        a_completion_and_a_release_at_once_leave_the_record;
-    ReleaseRefusesOrphans by the_holder_releases_an_orphan_that_nobody_took_over;
+    ClaimIsReadThenWritten by one_of_32_concurrent_claims_is_granted lease_prevents_lost_increments
+        one_of_32_claims_takes_over_orphan one_of_32_claims_replaces_expired_record
+        one_of_32_claims_replaces_expired_orphan one_of_32_claims_takes_over_released_takeover
+        concurrent_complete_and_takeover_agree concurrent_renew_and_takeover_agree;
+    IdIsCut by ids_differing_in_one_bit_are_distinct;
+    IdIsText by ids_equal_as_text_are_distinct;
+    OwnTokenIsRefused by same_token_is_granted_same_generation_again
+        dropped_call_leaves_store_usable;
+    OwnTokenCountsAsTakeover by same_token_is_granted_same_generation_again;
+    OwnTokenDoesNotExtend by acquire_with_same_token_extends_lease;
+    OwnTokenOfAnOrphanIsATakeover by holder_of_orphan_is_granted_same_lease_again;
+    OwnTokenForgetsItWasATakeover by takeover_token_is_granted_same_takeover_again;
+    OwnTokenForgetsSooner by held_lease_outlives_orphan_retention;
+    OwnOrphanIsRefused by holder_of_orphan_is_granted_same_lease_again;
+    OldTokenIsGrantedAgain by replaced_token_acquires_like_any_other;
+    OldTokenIsNotCounted by replaced_token_acquires_like_any_other;
+    AskersFingerprintInProgress by rejected_claim_gets_holder_fingerprint_and_expiry;
+    AskersFingerprintCompleted by record_carries_fingerprint_of_its_request;
+    NoTimeLeft by rejected_claim_gets_holder_fingerprint_and_expiry;
+    NoTakeover by expired_lease_is_taken_over_by_same_request;
+    TakeoverOfAnotherRequest by other_request_cannot_take_over_orphan;
+    TakeoverAgainstThePolicy by refuse_policy_prevents_takeover;
+    TakeoverKeepsTheGeneration by each_takeover_raises_generation;
+    TakeoverIsHidden by expired_lease_is_taken_over_by_same_request;
+    TakeoverKeepsTheToken by replaced_token_cannot_renew_or_complete;
+    TakeoverForgetsSooner by held_lease_outlives_orphan_retention;
+    RefusalOfTheHolderCounts by expired_lease_is_taken_over_by_same_request;
+    LeaseForgetsSooner by held_lease_outlives_orphan_retention;
+    KeepOverflows by longest_times_and_odd_texts_are_accepted;
+    LeaseNeverEnds by expired_lease_is_taken_over_by_same_request;
+    OrphanIsForgottenAtOnce by refuse_policy_prevents_takeover;
+    OrphanIsNeverForgotten by orphan_expires_after_orphan_retention;
+    OrphanHasNoAge by orphan_age_counts_from_lease_expiry;
+    AgeCountsFromTheGrant by orphan_age_counts_from_lease_expiry;
+    GenerationOutlivesTheEntry by orphan_expires_after_orphan_retention;
+    ForgottenIsTakenOver by orphan_expires_after_orphan_retention released_takeover_expires_after_orphan_retention;
+    AnotherLifeKeepsTheFingerprint by record_is_absent_after_retention orphan_expires_after_orphan_retention
+        released_takeover_expires_after_orphan_retention;
+    RenewIsReadThenWritten by concurrent_renew_and_takeover_agree;
+    RenewIsUnfenced by replaced_token_cannot_renew_or_complete rejected_claim_cannot_end_holders_lease;
+    RenewDoesNothing by renew_extends_lease holder_renews_orphan_before_takeover;
+    RenewOnlyExtends by renew_can_shorten_lease;
+    RenewRefusesOrphans by holder_renews_orphan_before_takeover;
+    RenewForgetsSooner by renewed_lease_restarts_orphan_retention;
+    RenewTakesAnyHeldOrphan by other_token_cannot_change_orphan;
+    RenewKnowsOldTokens by replaced_token_acquires_like_any_other;
+    RenewTakesAbsentKeys by renew_of_absent_key_is_lost;
+    RenewTakesCompletedKeys by renew_of_completed_key_is_lost;
+    CompleteIsUnfenced by replaced_token_cannot_renew_or_complete token_without_lease_cannot_complete;
+    CompleteOverwrites by other_token_cannot_overwrite_record complete_of_absent_key_stores_record;
+    CompleteRefusesOrphans by holder_completes_orphan_before_takeover;
+    CompleteTakesAnyOrphan by other_token_cannot_change_orphan;
+    CompleteRefusesAbsentKeys by complete_of_absent_key_stores_record;
+    CompleteTwiceIsLost by second_complete_changes_nothing;
+    CompleteTwiceReplaces by second_complete_changes_nothing;
+    CompleteTwiceExtends by second_complete_changes_nothing;
+    RecordIsText by record_is_returned_unchanged;
+    RecordIsCut by large_record_is_stored_or_rejected_for_size;
+    RecordExpiresWithTheLease by record_outlives_its_lease;
+    RecordNeverExpires by record_is_absent_after_retention;
+    RetentionOverflows by record_with_longest_retention_is_stored;
+    RetentionCountsFromTheGrant by record_outlives_its_lease;
+    ReplayExtends by replay_does_not_extend_retention;
+    LimitIsNotTrue by large_record_is_stored_or_rejected_for_size;
+    ReleaseIsUnfenced by stale_release_leaves_next_holder rejected_claim_cannot_end_holders_lease
+        stale_takeover_release_changes_nothing;
+    ReleaseIsReadThenWritten by concurrent_release_and_takeover_leave_next_holder;
+    ReleaseFreesAnyOrphan by other_token_cannot_change_orphan;
+    ReleaseDoesNothing by release_frees_key release_frees_key_for_other_request;
+    ReleaseDropsRecords by release_of_completed_key_leaves_record
+        concurrent_complete_and_release_leave_record;
+    ReleaseRefusesOrphans by holder_releases_orphan_before_takeover;
     ReleaseTwiceFails by release_twice_is_harmless;
-    ReleaseFreesTakeovers by a_released_takeover_is_taken_over_in_turn
-        takeovers_that_are_released_raise_the_generation_each a_released_takeover_is_an_orphan_since_its_release
-        a_renewal_and_a_release_at_once_leave_an_orphan;
-    ReleaseBelievesTheGeneration by a_released_takeover_is_taken_over_in_turn;
-    ReleaseRaisesTheGeneration by takeovers_that_are_released_raise_the_generation_each;
-    ReleaseFreesLateTakeovers by a_takeover_that_is_released_late_is_an_orphan;
-    ReleaseKeepsTheToken by a_renewal_does_not_revive_a_released_takeover
-        who_released_a_takeover_takes_it_over_like_any_other
-        a_released_takeover_is_completed_by_whoever_has_the_answer a_renewal_and_a_release_at_once_leave_an_orphan;
-    ReleaseKeepsTheLease by a_released_takeover_is_taken_over_in_turn release_of_a_takeover_wakes_the_waiters;
-    ReleaseForgetsSooner by a_released_takeover_is_remembered_for_keep;
-    ReleaseForgetsLater by a_released_takeover_is_forgotten_after_keep;
-    ReleaseTwiceExtends by a_released_takeover_is_forgotten_after_keep;
-    ReleasedIsHeldByAll by a_renewal_does_not_revive_a_released_takeover
-        a_takeover_that_is_released_late_is_an_orphan;
-    ReleasedRefusesAnswers by a_released_takeover_is_completed_by_whoever_has_the_answer
-        a_completion_and_a_release_of_a_takeover_at_once_leave_the_record;
-    ReleasedWakesNobody by release_of_a_takeover_wakes_the_waiters;
-    NobodyIsWoken by completion_wakes_the_waiters release_wakes_the_waiters
-        nobody_waits_for_a_key_that_is_not_in_progress;
-    WaitingNeverEnds by a_waiter_waits_no_longer_than_it_asks;
-    WaitingIsBlind by nobody_waits_for_a_key_that_is_not_in_progress;
+    ReleaseFreesTakeovers by released_takeover_can_be_taken_over
+        each_released_takeover_raises_generation released_takeover_is_orphan_since_release
+        concurrent_renew_and_release_leave_orphan;
+    ReleaseBelievesTheGeneration by released_takeover_can_be_taken_over;
+    ReleaseRaisesTheGeneration by each_released_takeover_raises_generation;
+    ReleaseFreesLateTakeovers by takeover_released_after_expiry_is_orphan;
+    ReleaseKeepsTheToken by renewal_does_not_revive_released_takeover
+        releasing_token_takes_over_like_any_other
+        released_takeover_accepts_first_record concurrent_renew_and_release_leave_orphan;
+    ReleaseKeepsTheLease by released_takeover_can_be_taken_over takeover_release_wakes_waiters;
+    ReleaseForgetsSooner by released_takeover_lasts_for_orphan_retention;
+    ReleaseForgetsLater by released_takeover_expires_after_orphan_retention;
+    ReleaseTwiceExtends by released_takeover_expires_after_orphan_retention;
+    ReleasedIsHeldByAll by renewal_does_not_revive_released_takeover
+        takeover_released_after_expiry_is_orphan;
+    ReleasedRefusesAnswers by released_takeover_accepts_first_record
+        concurrent_takeover_complete_release_leave_record;
+    ReleasedWakesNobody by takeover_release_wakes_waiters;
+    NobodyIsWoken by completion_wakes_waiters release_wakes_waiters
+        wait_returns_at_once_if_not_in_progress;
+    WaitingNeverEnds by wait_ends_at_timeout;
+    WaitingIsBlind by wait_returns_at_once_if_not_in_progress;
 }
 
 /// A reply that is lost finds what a careful client never would: the same flaw passes without faults.
 #[test]
 fn lost_replies_reveal_refused_own_token() {
-    let case = "release_frees_the_key";
+    let case = "release_frees_key";
     let refusing = || Subject::new(Mutant::new(Flaw::OwnTokenIsRefused));
     assert!(!is_caught(refusing(), case));
     assert!(is_caught(refusing().through(Plan::RepliesLost), case));

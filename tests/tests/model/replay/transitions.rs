@@ -62,6 +62,7 @@ async fn every_transition(mutant: Option<Mutant>) -> Result<Seen, Differs> {
     Ok(seen)
 }
 
+// F-115
 #[tokio::test(start_paused = true)]
 async fn memory_store_makes_every_transition() {
     let seen = every_transition(None).await.unwrap();

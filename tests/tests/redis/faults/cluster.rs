@@ -36,6 +36,7 @@ pub(crate) async fn connect(cluster: &RedisCluster, prefix: &str) -> RedisStore 
     until_connected(|| options.clone().connect_cluster(cluster.urls())).await
 }
 
+// F-121
 // fm 39: each entry is one key, wherever it is.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn keys_of_all_slots_are_served() {
@@ -60,6 +61,7 @@ async fn keys_of_all_slots_are_served() {
     }
 }
 
+// F-122
 // fm 40: MOVED and ASK.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn slot_migration_loses_no_effect_or_record() {
@@ -144,6 +146,7 @@ async fn slot_migration_loses_no_effect_or_record() {
 
 const LEASE: Duration = Duration::from_secs(20);
 
+// F-122
 // fm 40: a key that is not where its slot moves from is asked for where that moves to: one that is emptied on the way to its
 // record is lost there, and free here.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
@@ -175,6 +178,7 @@ async fn lease_in_migrating_slot_becomes_record() {
     assert_eq!(node.books.of("running"), 1);
 }
 
+// F-124
 // fm 40: a node that imports a slot executes what follows ASKING on a connection, whether or not it has the entry: were
 // that another request, whose entry is with the former owner still, it would be executed twice.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
@@ -218,6 +222,7 @@ async fn asking_and_command_are_sent_together() {
     assert!(asking.is_empty(), "{asking:?}");
 }
 
+// F-122
 // fm 40, 35
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn dead_node_keys_are_refused_until_failover() {
@@ -281,6 +286,7 @@ async fn dead_node_keys_are_refused_until_failover() {
     assert_eq!(books.total(), 60 + 3 + 1);
 }
 
+// F-123
 // fm 40, 35: what is documented to be lost. That a slot moves is known to its master, and not to those who take over from it,
 // but for those of Valkey 8 and later.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
@@ -306,6 +312,7 @@ async fn migrated_key_reexecutes_after_master_loss() {
     node.assert_replays("/orders", "moved", &again).await;
 }
 
+// F-127
 // fm 38, 40: its connections stay open, and nobody says that another one has its slots.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn hanging_node_keys_are_served_after_failover() {
@@ -337,12 +344,14 @@ async fn hanging_node_keys_are_served_after_failover() {
     assert_eq!(books.total(), 5);
 }
 
+// F-127
 // fm 38, 40: calls for all nodes share connections, and looking for one that hangs must not hold up the others.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn keys_of_other_nodes_are_served_while_one_hangs() {
     assert_others_are_served(RedisCluster::start_with(&NEVER_FAILS_OVER)).await;
 }
 
+// F-127
 // Its replica is asked in its place, and sends us back to it.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn other_nodes_serve_while_one_hangs() {
@@ -463,6 +472,7 @@ fn slot_of(cluster: &RedisCluster, claim: &Claim) -> u16 {
     cluster.slot(format!("idempotency:{}", digits.collect::<String>()))
 }
 
+// F-127
 // fm 40: who is gone without a word refuses nobody who connects.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn process_connects_despite_unresponsive_nodes() {
@@ -499,6 +509,7 @@ async fn process_connects_despite_unresponsive_nodes() {
     cluster.node(2).resume();
 }
 
+// F-122
 // fm 40: CLUSTERDOWN.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn cluster_outage_executes_nothing() {

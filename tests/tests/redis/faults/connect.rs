@@ -63,6 +63,7 @@ fn assert_all(kind: ConnectErrorKind, errors: &[ConnectError]) {
     }
 }
 
+// F-130
 // fm 43
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn replica_is_refused() {
@@ -80,6 +81,7 @@ async fn replica_is_refused() {
     assert_eq!(primary.command(&["DBSIZE"]), "0");
 }
 
+// F-131
 // fm 43
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn server_without_scripts_is_refused() {
@@ -94,7 +96,7 @@ async fn server_without_scripts_is_refused() {
     ];
     assert_all(ConnectErrorKind::Unusable, &refused);
     for error in &refused {
-        assert_eq!(error.to_string(), "the server does not take scripts");
+        assert_eq!(error.to_string(), "the server does not accept scripts");
         let source = error.source().expect("the server's own words").to_string();
         assert!(source.contains("permissions to run"), "{source}");
     }

@@ -20,6 +20,7 @@ async fn connect(cluster: &RedisCluster, prefix: &str) -> RedisStore {
     until_connected(|| options.clone().connect_cluster(cluster.urls())).await
 }
 
+// F-125
 // A node that does not know under which name it is reached says "where you asked, on this port".
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn redirection_without_host_stays_on_host() {
@@ -29,6 +30,7 @@ async fn redirection_without_host_stays_on_host() {
     assert_is_sent_on(&cluster, "{nameless}", &node, &other).await;
 }
 
+// F-125
 // What is not known is not guessed: another cluster may listen on the port of another host.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn ambiguous_redirection_is_refused_until_moved() {
@@ -50,6 +52,7 @@ async fn ambiguous_redirection_is_refused_until_moved() {
     assert_eq!(node.books.total(), 2);
 }
 
+// F-126
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn redirection_to_ipv6_address_is_followed() {
     let both = ["--bind", "127.0.0.1", "::1"];
@@ -74,6 +77,7 @@ async fn cluster_tls_client_process() {
     node.assert_replays("/orders", "asked", &answer).await;
 }
 
+// F-126
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn importing_node_is_reached_over_tls() {
     let cluster = RedisCluster::start_with_tls();

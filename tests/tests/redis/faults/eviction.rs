@@ -28,6 +28,7 @@ impl io::Write for Log {
     }
 }
 
+// F-128
 // fm 41
 #[tokio::test]
 async fn evicting_server_is_warned_about_or_refused() {
@@ -55,14 +56,15 @@ async fn evicting_server_is_warned_about_or_refused() {
         } else {
             let said = said.expect("a warning");
             assert!(said.contains("WARN") && said.contains(policy), "{said}");
-            assert!(said.contains("executed twice"), "{said}");
+            assert!(said.contains("execute twice"), "{said}");
             let error = refused.unwrap_err();
-            assert_eq!(error.kind(), ConnectErrorKind::Evicts);
+            assert_eq!(error.kind(), ConnectErrorKind::EvictionPolicy);
             assert!(error.to_string().contains(policy), "{error}");
         }
     }
 }
 
+// F-128
 // fm 41: both policies evict leases, for every entry has its time to live.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn evicted_lease_runs_twice_with_one_record() {

@@ -17,6 +17,7 @@ fn calls(server: &RedisServer) -> (u64, u64) {
     (of("evalsha"), of("eval"))
 }
 
+// F-120
 // fm 38
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn flushed_script_is_sent_once() {

@@ -24,6 +24,7 @@ fn fill(server: &RedisServer) {
     assert!(refusal.expect_err("no room").starts_with("OOM"));
 }
 
+// F-129
 // fm 42
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn full_server_refuses_new_keys() {
@@ -80,6 +81,7 @@ async fn full_server_refuses_new_keys() {
     }
 }
 
+// F-129
 // fm 42, 37: the record is stored, and the repetition of what stored it needs no memory.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn lost_completion_is_retried_on_full_server() {

@@ -38,6 +38,7 @@ fn sha(code: &str) -> String {
     script.get_hash().to_owned()
 }
 
+// F-119
 // fm 36
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn lost_acquire_is_retried_with_same_token() {
@@ -58,6 +59,7 @@ async fn lost_acquire_is_retried_with_same_token() {
     }
 }
 
+// F-119
 // fm 37
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn lost_completion_is_retried() {
@@ -128,6 +130,7 @@ async fn lost_renewal_is_retried_before_expiry() {
     }
 }
 
+// F-118
 // fm 36, 37: what does not wait for replicas has no time for it.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn lost_renewal_is_retried_despite_replica_waits() {
@@ -156,8 +159,7 @@ async fn lost_renewal_is_retried_despite_replica_waits() {
 
 // fm 45
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn store_recovers_after_network_cut()
-{
+async fn store_recovers_after_network_cut() {
     let server = RedisServer::start(&[]);
     let way = Proxy::start(server.address());
     let node = Node::new(connect_by(&way).await);
@@ -186,6 +188,7 @@ async fn store_recovers_after_network_cut()
     assert_eq!((node.books.of("before"), node.books.of("running")), (1, 1));
 }
 
+// F-137
 // fm 45, 36: a middlebox that forgot the connection answers nothing, not even with a reset.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn unresponsive_connection_is_replaced() {
@@ -244,6 +247,7 @@ async fn unresponsive_connection_replaced_if_callers_leave() {
     }
 }
 
+// F-057
 // fm 46
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn waiters_succeed_without_notifications() {

@@ -16,6 +16,7 @@ use crate::{
     faults::node::{Node, options, until_connected},
 };
 
+// F-126
 // Nothing of it is executed, and it takes no longer than a store that is silent.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn endless_redirections_end_at_deadline() {

@@ -22,6 +22,7 @@ async fn send_keyless(node: &Node) {
     }
 }
 
+// F-093, F-137
 // fm 45, 36, 37
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn unresponsive_server_loses_no_effect() {
@@ -73,6 +74,7 @@ async fn unresponsive_server_loses_no_effect() {
     eventually("nothing is tried any more", || node.layer.in_flight() == 0).await;
 }
 
+// F-119
 // fm 36
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn late_acquire_finds_own_lease() {
@@ -98,6 +100,7 @@ async fn late_acquire_finds_own_lease() {
     assert!((2..=3).contains(&tries), "{tries} tries reached the server");
 }
 
+// F-119
 // fm 37
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn late_completion_counts() {

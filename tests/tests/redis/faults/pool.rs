@@ -22,6 +22,7 @@ pub(crate) async fn connect_pool(pool: &Pool) -> RedisStore {
     until_connected(|| options().connect_pool(pool.clone())).await
 }
 
+// F-136
 // fm 44
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn exhausted_pool_does_not_block_renewals() {
@@ -76,6 +77,7 @@ async fn exhausted_pool_does_not_block_renewals() {
     }
 }
 
+// F-136
 // fm 44
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn pool_of_one_serves_100_requests() {
@@ -98,6 +100,7 @@ async fn pool_of_one_serves_100_requests() {
     }
 }
 
+// F-130
 // fm 43: they are fine, and a pool that looks after them finds them so.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn connections_to_demoted_primary_leave_pool() {

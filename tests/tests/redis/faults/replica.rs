@@ -38,6 +38,7 @@ async fn connect_waiting_to(url: &str) -> RedisStore {
     until_connected(|| options.clone().connect(url)).await
 }
 
+// F-118
 // fm 35
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn replica_wait_executes_nothing_without_replicas() {
@@ -68,6 +69,7 @@ async fn replica_wait_executes_nothing_without_replicas() {
     }
 }
 
+// F-118
 // fm 35: a server that waits for its replicas answers nothing else on that connection meanwhile.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn failing_replica_waits_do_not_block_others() {
@@ -145,6 +147,7 @@ async fn failing_replica_waits_do_not_block_others() {
     assert_eq!(node.books.total(), 32, "nothing fresh was executed");
 }
 
+// F-118
 // fm 35: between taking a lease and waiting for it, another primary may have taken over, which gave it to somebody else.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn replica_wait_rechecks_lease_owner() {
@@ -173,6 +176,7 @@ async fn replica_wait_rechecks_lease_owner() {
     assert_eq!((node.books.of("running"), node.books.of("done")), (1, 1));
 }
 
+// F-118
 // fm 35, 38: scripts are not replicated.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn replicated_record_survives_primary_loss() {
@@ -191,6 +195,7 @@ async fn replicated_record_survives_primary_loss() {
     }
 }
 
+// F-117
 // fm 35: what is documented to be lost, and that nothing worse happens.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn unreplicated_record_reexecutes_on_replica() {
@@ -261,6 +266,7 @@ async fn demoted_primary_executes_nothing() {
     }
 }
 
+// F-130
 // fm 43: Redis 5 and 6 say what happened in a script with a code of its own, READONLY behind it.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn demoted_primary_of_old_version_is_left() {

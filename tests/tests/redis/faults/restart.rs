@@ -9,6 +9,7 @@ use crate::{
     faults::node::{Books, Node, connect},
 };
 
+// F-116
 // fm 34
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn record_is_stored_after_server_data_loss() {
@@ -35,6 +36,7 @@ async fn record_is_stored_after_server_data_loss() {
     }
 }
 
+// F-116
 // fm 34: nothing can stop the second effect, for the server does not know that it forgot.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn key_retaken_after_data_loss_runs_twice() {
@@ -85,10 +87,10 @@ async fn lost_data_returns_only_stored_response() {
     assert_eq!(first.books.of("k"), 2);
 }
 
+// F-116
 // fm 34, 38
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn store_recovers_after_server_restart()
-{
+async fn store_recovers_after_server_restart() {
     let mut server = RedisServer::start(&["--appendonly", "yes", "--appendfsync", "always"]);
     let node = Node::new(connect(&server.url()).await);
     let before = node.post("/orders", "before").await;

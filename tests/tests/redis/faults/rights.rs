@@ -85,6 +85,7 @@ async fn is_served(store: &RedisStore, books: &Books, server: &RedisServer) {
     assert_eq!((books.of("first"), books.of("running")), (1, 1));
 }
 
+// F-132
 // Whom the server of version 7 gives no channels: it lets no script of his publish.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn user_without_channels_polls() {
@@ -118,6 +119,7 @@ async fn user_without_channels_polls() {
     assert_eq!(books.of("waited-for"), 1);
 }
 
+// F-132
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn documented_rights_suffice() {
     let server = RedisServer::start(&[]);
@@ -147,6 +149,7 @@ async fn documented_rights_suffice() {
     assert!(refused.is_empty(), "{refused:?}");
 }
 
+// F-133
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn user_recovers_after_refused_login() {
     let server = RedisServer::start(&[]);

@@ -213,6 +213,7 @@ async fn both(server: &RedisServer) -> (RedisStore, Other) {
     )
 }
 
+// F-139
 // fm 48: every step of an entry's life by either version, in all combinations.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn two_script_versions_share_entries() {
@@ -249,6 +250,7 @@ async fn two_script_versions_share_entries() {
     assert!(Version::This(&store).complete(&claim).await);
 }
 
+// F-139
 // fm 48: the same with what is left of a lease that ran out, and of a takeover that was released.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn two_script_versions_take_over() {
@@ -273,6 +275,7 @@ async fn two_script_versions_take_over() {
     }
 }
 
+// F-139
 // fm 48: in either direction.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn other_script_version_notifies_waiters() {

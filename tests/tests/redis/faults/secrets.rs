@@ -44,6 +44,7 @@ fn contains(all: &[u8], secret: &str) -> bool {
         .any(|part| part == secret.as_bytes())
 }
 
+// F-185
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn server_holds_no_secret_in_clear() {
     let server = RedisServer::start(&[]);
@@ -82,6 +83,7 @@ fn assert_hidden(server: &RedisServer) {
     assert!(contains(&all, "the answer of orders"));
 }
 
+// F-138
 // fm 47
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn answers_of_all_bytes_come_back_byte_for_byte() {

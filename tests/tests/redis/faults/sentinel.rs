@@ -55,6 +55,7 @@ fn with_lease(store: RedisStore, books: &Books, secs: u64) -> Node {
     })
 }
 
+// F-118
 // fm 35
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn replicated_entries_survive_failover() {
@@ -103,6 +104,7 @@ async fn replicated_entries_survive_failover() {
     }
 }
 
+// F-135
 // fm 43: who asked last, and has given up, must not keep renewals from asking.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn unresponsive_sentinels_lose_no_lease() {
@@ -130,6 +132,7 @@ async fn unresponsive_sentinels_lose_no_lease() {
     node.assert_replays("/held", "running", &answer).await;
 }
 
+// F-134
 // fm 43: those that are gone are asked in vain each time, for a second or two.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn unreachable_sentinel_is_skipped() {
@@ -170,6 +173,7 @@ async fn unreachable_sentinel_is_skipped() {
     assert_eq!(node.books.total(), 2 + fresh);
 }
 
+// F-117
 // fm 35: what a failover loses without waiting, and that the answers agree.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn failover_loss_reexecutes_with_one_record() {
@@ -214,6 +218,7 @@ async fn failover_loss_reexecutes_with_one_record() {
     assert_eq!((books.of("before"), books.of("taken")), (1, 2));
 }
 
+// F-130
 // fm 43: connections to the former primary are fine, and answered READONLY.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn demoted_primary_is_left() {

@@ -23,6 +23,7 @@ fn entry(server: &RedisServer) -> String {
     keys
 }
 
+// F-139
 // fm 48
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn added_fields_are_ignored() {
@@ -50,6 +51,7 @@ async fn added_fields_are_ignored() {
     assert_eq!(server.command(&["DBSIZE"]), "0", "released");
 }
 
+// F-139
 // fm 48, 111
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn entry_of_later_version_is_preserved() {

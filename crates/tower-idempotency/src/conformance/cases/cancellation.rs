@@ -10,14 +10,15 @@ use crate::{
     store::{Acquired, Claim, Store},
 };
 
-/// More than the awaits in a call.
+/// More than the number of awaits in a call.
 const POLLS: usize = 12;
 
-/// More than the calls that are dropped before it.
+/// More than the number of calls dropped before it.
 const RELEASES: usize = 8;
 
-/// A call dropped at any of its awaits happened or did not: made again, it ends as if it had been made once.
-pub async fn a_call_dropped_at_any_await_leaves_the_store_usable<S: Store>(subject: &Subject<S>) {
+// F-102
+/// A call dropped at any of its awaits takes effect or not. A retry then has the same result as a single call.
+pub async fn dropped_call_leaves_store_usable<S: Store>(subject: &Subject<S>) {
     for polls in 0..POLLS {
         let claim = subject.claim();
         drop_after(polls, subject.store().acquire(&claim)).await;
@@ -33,11 +34,11 @@ pub async fn a_call_dropped_at_any_await_leaves_the_store_usable<S: Store>(subje
 
         drop_after(polls, subject.store().release(&lease)).await;
         let next = subject.other_request(&claim);
-        assert_eq!(released_for(subject, &claim, &next).await, first);
+        assert_eq!(release_then_acquire(subject, &claim, &next).await, first);
         let lease = next.lease_ref(1);
 
-        let within = subject.units(1).as_duration();
-        drop_after(polls, subject.store().wait_for_change(&next.id, within)).await;
+        let timeout = subject.units(1).as_duration();
+        drop_after(polls, subject.store().wait_for_change(&next.id, timeout)).await;
 
         let record = Bytes::from("answer");
         drop_after(
@@ -55,11 +56,15 @@ pub async fn a_call_dropped_at_any_await_leaves_the_store_usable<S: Store>(subje
     }
 }
 
-/// Releases what `claim` holds, and acquires for `next`.
+/// Releases the lease of `claim` and acquires for `next`.
 ///
-/// Where each connection is served by itself, the acquire that was dropped may happen only now: the key is released again
-/// then.
-async fn released_for<S: Store>(subject: &Subject<S>, claim: &Claim, next: &Claim) -> Acquired {
+/// If the server handles each connection separately, the dropped acquire may take effect only now. The function then
+/// releases the key again.
+async fn release_then_acquire<S: Store>(
+    subject: &Subject<S>,
+    claim: &Claim,
+    next: &Claim,
+) -> Acquired {
     let mut releases = 0;
     loop {
         subject.release(&claim.lease_ref(1)).await;
@@ -72,7 +77,7 @@ async fn released_for<S: Store>(subject: &Subject<S>, claim: &Claim, next: &Clai
     }
 }
 
-/// Polls the future this often, unless it resolves before, and drops it.
+/// Polls the future up to this many times and drops it.
 async fn drop_after<T>(polls: usize, future: impl Future<Output = T>) {
     let mut future = pin!(future);
     let mut polled = 0;

@@ -11,10 +11,8 @@ const FIRST: Acquired = Acquired::Granted {
     takeover: false,
 };
 
-/// 2: whoever asks while another holds the key learns the holder's fingerprint, not its own, and the time left.
-pub async fn a_refused_claim_learns_the_holders_fingerprint_and_the_time_left<S: Store>(
-    subject: &Subject<S>,
-) {
+/// 2: a claim on a held key gets the fingerprint of the holder, not its own, and the time left.
+pub async fn rejected_claim_gets_holder_fingerprint_and_expiry<S: Store>(subject: &Subject<S>) {
     let holder = subject.claim();
     assert_eq!(subject.acquire(&holder).await, FIRST);
     for refused in [subject.duplicate(&holder), subject.other_request(&holder)] {
@@ -39,10 +37,9 @@ pub async fn a_refused_claim_learns_the_holders_fingerprint_and_the_time_left<S:
     }
 }
 
-/// 3: the token that holds the key is granted again, as it was: the first reply may have been lost.
-pub async fn the_same_token_is_granted_again_with_the_same_generation<S: Store>(
-    subject: &Subject<S>,
-) {
+// F-095
+/// 3: the token that holds the key is granted the same lease again, because the first reply may have been lost.
+pub async fn same_token_is_granted_same_generation_again<S: Store>(subject: &Subject<S>) {
     let claim = subject.claim();
     for _ in 0..3 {
         assert_eq!(subject.acquire(&claim).await, FIRST);
@@ -52,8 +49,8 @@ pub async fn the_same_token_is_granted_again_with_the_same_generation<S: Store>(
     assert_eq!(completed, Outcome::Done);
 }
 
-/// 3: the lease then lasts as long as the later claim asks.
-pub async fn acquiring_again_with_the_same_token_extends_the_lease<S: Store>(subject: &Subject<S>) {
+/// 3: the lease then lasts as long as the later claim requests.
+pub async fn acquire_with_same_token_extends_lease<S: Store>(subject: &Subject<S>) {
     let claim = subject.short_claim();
     assert_eq!(subject.acquire(&claim).await, FIRST);
     let longer = Claim {
@@ -65,16 +62,16 @@ pub async fn acquiring_again_with_the_same_token_extends_the_lease<S: Store>(sub
     assert_in_progress(subject, &claim).await;
 }
 
-/// 4, 7: once its first lease is released, the key is free, and begins at generation 1.
-pub async fn release_frees_the_key<S: Store>(subject: &Subject<S>) {
+/// 4, 7: after the release of its first lease, the key is free and starts at generation 1.
+pub async fn release_frees_key<S: Store>(subject: &Subject<S>) {
     let claim = subject.claim();
     let lease = subject.hold(&claim).await;
     subject.release(&lease).await;
     assert_eq!(subject.acquire(&subject.duplicate(&claim)).await, FIRST);
 }
 
-/// 4: a released key is free for another request too: the answer was definite and is not kept.
-pub async fn release_frees_the_key_for_another_request<S: Store>(subject: &Subject<S>) {
+/// 4: a released key is also free for another request, because its response was final and is not recorded.
+pub async fn release_frees_key_for_other_request<S: Store>(subject: &Subject<S>) {
     let claim = subject.claim();
     let lease = subject.hold(&claim).await;
     subject.release(&lease).await;
@@ -86,7 +83,7 @@ pub async fn release_frees_the_key_for_another_request<S: Store>(subject: &Subje
     }
 }
 
-/// 4: releasing what is released, or was never held, is `Ok`.
+/// 4: the release of a released or never held lease is `Ok`.
 pub async fn release_twice_is_harmless<S: Store>(subject: &Subject<S>) {
     let claim = subject.claim();
     subject.release(&claim.lease_ref(1)).await;
@@ -96,8 +93,10 @@ pub async fn release_twice_is_harmless<S: Store>(subject: &Subject<S>) {
     assert_eq!(subject.acquire(&subject.duplicate(&claim)).await, FIRST);
 }
 
-/// 4: a late release is `Ok` and does not free who holds the key since, by release or by takeover.
-pub async fn a_stale_release_does_not_free_the_next_holder<S: Store>(subject: &Subject<S>) {
+// F-037, S-162
+/// 4: a late release is `Ok` and does not end the lease of a later holder, whether that holder acquired after a
+/// release or by takeover.
+pub async fn stale_release_leaves_next_holder<S: Store>(subject: &Subject<S>) {
     let claim = subject.claim();
     let stale = subject.hold(&claim).await;
     subject.release(&stale).await;
@@ -111,8 +110,9 @@ pub async fn a_stale_release_does_not_free_the_next_holder<S: Store>(subject: &S
     assert_in_progress(subject, &claim).await;
 }
 
-/// 2: who was refused the lease cannot end it.
-pub async fn a_refused_claim_does_not_free_the_holder<S: Store>(subject: &Subject<S>) {
+// F-052
+/// 2: a token that was rejected cannot end the lease.
+pub async fn rejected_claim_cannot_end_holders_lease<S: Store>(subject: &Subject<S>) {
     let claim = subject.claim();
     let lease = subject.hold(&claim).await;
     let refused = subject.duplicate(&claim);
@@ -124,8 +124,8 @@ pub async fn a_refused_claim_does_not_free_the_holder<S: Store>(subject: &Subjec
     assert_eq!(subject.renew(&lease, LONG).await, Outcome::Done);
 }
 
-/// 2: renewing a key that is free, never held or released, is a lost lease.
-pub async fn renew_of_an_absent_key_is_lost<S: Store>(subject: &Subject<S>) {
+/// 2: the renewal of a free key, never held or released, returns a lost lease.
+pub async fn renew_of_absent_key_is_lost<S: Store>(subject: &Subject<S>) {
     let claim = subject.claim();
     assert_eq!(
         subject.renew(&claim.lease_ref(1), LONG).await,
@@ -137,8 +137,9 @@ pub async fn renew_of_an_absent_key_is_lost<S: Store>(subject: &Subject<S>) {
     assert_eq!(subject.acquire(&subject.duplicate(&claim)).await, FIRST);
 }
 
-/// Ids are all of their 32 bytes.
-pub async fn ids_that_differ_in_one_bit_do_not_meet<S: Store>(subject: &Subject<S>) {
+// F-104
+/// All 32 bytes of an id count.
+pub async fn ids_differing_in_one_bit_are_distinct<S: Store>(subject: &Subject<S>) {
     let claim = subject.claim();
     assert_eq!(subject.acquire(&claim).await, FIRST);
     for at in 0..32 {
@@ -152,8 +153,9 @@ pub async fn ids_that_differ_in_one_bit_do_not_meet<S: Store>(subject: &Subject<
     }
 }
 
-/// Ids are bytes, not text: no case, no padding, no terminator.
-pub async fn ids_that_read_alike_as_text_do_not_meet<S: Store>(subject: &Subject<S>) {
+// F-104
+/// Ids are bytes, not text: case, padding and terminators count.
+pub async fn ids_equal_as_text_are_distinct<S: Store>(subject: &Subject<S>) {
     let claim = subject.claim();
     for end in [
         *b"aa",
@@ -169,12 +171,12 @@ pub async fn ids_that_read_alike_as_text_do_not_meet<S: Store>(subject: &Subject
         let mut bytes = random();
         bytes[..30].copy_from_slice(&claim.id.as_bytes()[..30]);
         bytes[30..].copy_from_slice(&end);
-        let like = Claim {
+        let similar = Claim {
             id: KeyId::from_bytes(bytes),
             ..subject.duplicate(&claim)
         };
-        assert_eq!(subject.acquire(&like).await, FIRST, "ending in {end:x?}");
-        assert_in_progress(subject, &like).await;
+        assert_eq!(subject.acquire(&similar).await, FIRST, "ending in {end:x?}");
+        assert_in_progress(subject, &similar).await;
     }
 }
 

@@ -1,5 +1,5 @@
-//! The cases, by the part of the contract they check. The number in a case's first line is the rule's in
-//! [`Store`](crate::store::Store).
+//! The cases, grouped by the part of the contract that they test. The number at the start of a case's documentation is
+//! its rule in [`Store`](crate::store::Store).
 
 mod cancellation;
 mod leases;

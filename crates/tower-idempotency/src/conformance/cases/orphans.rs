@@ -1,6 +1,6 @@
 use std::time::Duration;
 
-use super::{leases::assert_in_progress, records::begins_anew};
+use super::{leases::assert_in_progress, records::assert_restarts_at_generation_1};
 use crate::{
     conformance::{
         Subject,
@@ -22,11 +22,10 @@ const THIRD: Acquired = Acquired::Granted {
     takeover: true,
 };
 
-/// 7: a lease that is over without an outcome is taken over by the same request, which is told. The policy that counts is
-/// that of who asks, not that of who held it.
-pub async fn a_lease_that_is_over_is_taken_over_by_the_same_request<S: Store>(
-    subject: &Subject<S>,
-) {
+// F-030, S-148
+/// 7: the same request takes over a lease that expired without an outcome, and the reply marks the takeover. The
+/// policy of the new claim applies, not that of the old holder.
+pub async fn expired_lease_is_taken_over_by_same_request<S: Store>(subject: &Subject<S>) {
     let claims = [OrphanPolicy::TakeOver, OrphanPolicy::Refuse].map(|orphans| Claim {
         orphans,
         ..subject.short_claim()
@@ -45,8 +44,8 @@ pub async fn a_lease_that_is_over_is_taken_over_by_the_same_request<S: Store>(
     }
 }
 
-/// 7: each takeover raises the generation, and each is one.
-pub async fn each_takeover_raises_the_generation<S: Store>(subject: &Subject<S>) {
+/// 7: each takeover raises the generation and is marked as a takeover.
+pub async fn each_takeover_raises_generation<S: Store>(subject: &Subject<S>) {
     let (claim, _) = subject.orphan().await;
     for generation in 2..=3 {
         let next = Claim {
@@ -62,8 +61,8 @@ pub async fn each_takeover_raises_the_generation<S: Store>(subject: &Subject<S>)
     }
 }
 
-/// 3: a takeover whose reply was lost is granted again as the takeover it was.
-pub async fn a_takeover_is_still_one_when_its_token_asks_again<S: Store>(subject: &Subject<S>) {
+/// 3: a takeover whose reply was lost is granted again as the same takeover.
+pub async fn takeover_token_is_granted_same_takeover_again<S: Store>(subject: &Subject<S>) {
     let (claim, _) = subject.orphan().await;
     let rival = subject.duplicate(&claim);
     for _ in 0..3 {
@@ -71,8 +70,8 @@ pub async fn a_takeover_is_still_one_when_its_token_asks_again<S: Store>(subject
     }
 }
 
-/// 3: the holder itself does not take over, and is not refused: its lease goes on.
-pub async fn the_holder_of_an_orphan_is_granted_again_as_it_was<S: Store>(subject: &Subject<S>) {
+/// 3: the holder of an orphan does not take over and is not rejected. Its lease continues.
+pub async fn holder_of_orphan_is_granted_same_lease_again<S: Store>(subject: &Subject<S>) {
     let claims = [OrphanPolicy::TakeOver, OrphanPolicy::Refuse].map(|orphans| Claim {
         orphans,
         ..subject.short_claim()
@@ -91,9 +90,9 @@ pub async fn the_holder_of_an_orphan_is_granted_again_as_it_was<S: Store>(subjec
     }
 }
 
-/// 2, 3: a token that was replaced is a stranger's, whatever it once held: it takes over like any other, and each grant is
-/// counted.
-pub async fn a_replaced_token_that_asks_again_is_a_stranger<S: Store>(subject: &Subject<S>) {
+/// 2, 3: a replaced token has no rights left. It takes over like any other token, and the takeover raises the
+/// generation.
+pub async fn replaced_token_acquires_like_any_other<S: Store>(subject: &Subject<S>) {
     for released in [true, false] {
         let (claim, stale) = subject.orphan().await;
         let second = subject.duplicate(&claim);
@@ -106,8 +105,8 @@ pub async fn a_replaced_token_that_asks_again_is_a_stranger<S: Store>(subject: &
             orphans: OrphanPolicy::Refuse,
             ..again.clone()
         };
-        for asking in [&again, &refusing] {
-            match subject.acquire(asking).await {
+        for claimant in [&again, &refusing] {
+            match subject.acquire(claimant).await {
                 Acquired::InProgress { .. } => {}
                 other => panic!("expected the key in progress, found {other:?}"),
             }
@@ -133,15 +132,15 @@ pub async fn a_replaced_token_that_asks_again_is_a_stranger<S: Store>(subject: &
     }
 }
 
-/// 2, 4: an orphan is held as a lease is: nobody but its holder renews, completes or releases it.
-pub async fn a_stranger_does_nothing_to_an_orphan<S: Store>(subject: &Subject<S>) {
+/// 2, 4: an orphan is held like a lease: only its holder renews, completes or releases it.
+pub async fn other_token_cannot_change_orphan<S: Store>(subject: &Subject<S>) {
     let (claim, lease) = subject.orphan().await;
-    for stranger in [subject.duplicate(&claim), subject.other_request(&claim)] {
-        let stranger = stranger.lease_ref(lease.generation);
-        assert_eq!(subject.renew(&stranger, LONG).await, Outcome::Lost);
-        let stolen = subject.complete(&stranger, &"stolen".into(), LONG).await;
+    for other in [subject.duplicate(&claim), subject.other_request(&claim)] {
+        let other = other.lease_ref(lease.generation);
+        assert_eq!(subject.renew(&other, LONG).await, Outcome::Lost);
+        let stolen = subject.complete(&other, &"stolen".into(), LONG).await;
         assert_eq!(stolen, Outcome::Lost);
-        subject.release(&stranger).await;
+        subject.release(&other).await;
         let refusing = Claim {
             orphans: OrphanPolicy::Refuse,
             ..subject.duplicate(&claim)
@@ -152,15 +151,17 @@ pub async fn a_stranger_does_nothing_to_an_orphan<S: Store>(subject: &Subject<S>
     assert_in_progress(subject, &claim).await;
 }
 
-/// 6: another request under an orphaned key is told of the orphan, and changes nothing.
-pub async fn another_request_does_not_take_an_orphan_over<S: Store>(subject: &Subject<S>) {
+// S-149
+/// 6: another request under an orphaned key gets `Orphaned` and changes nothing.
+pub async fn other_request_cannot_take_over_orphan<S: Store>(subject: &Subject<S>) {
     let (claim, _) = subject.orphan().await;
     assert_orphaned(subject, &claim, &subject.other_request(&claim)).await;
     assert_eq!(subject.acquire(&subject.duplicate(&claim)).await, SECOND);
 }
 
-/// 6: under `Refuse` nobody takes an orphan over, not even the same request.
-pub async fn a_refusing_claim_does_not_take_an_orphan_over<S: Store>(subject: &Subject<S>) {
+// S-150
+/// 6: under `Refuse` no request takes an orphan over, not even the same request.
+pub async fn refuse_policy_prevents_takeover<S: Store>(subject: &Subject<S>) {
     let (claim, _) = subject.orphan().await;
     let refusing = Claim {
         orphans: OrphanPolicy::Refuse,
@@ -171,8 +172,8 @@ pub async fn a_refusing_claim_does_not_take_an_orphan_over<S: Store>(subject: &S
     assert_eq!(subject.acquire(&subject.duplicate(&claim)).await, SECOND);
 }
 
-/// 5: an orphan's age is counted from the end of its lease.
-pub async fn an_orphan_knows_since_when<S: Store>(subject: &Subject<S>) {
+/// 5: the age of an orphan counts from the expiry of its lease.
+pub async fn orphan_age_counts_from_lease_expiry<S: Store>(subject: &Subject<S>) {
     let holding = subject.elapsed();
     let (claim, _) = subject.orphan().await;
     let refusing = Claim {
@@ -180,7 +181,7 @@ pub async fn an_orphan_knows_since_when<S: Store>(subject: &Subject<S>) {
         ..subject.duplicate(&claim)
     };
     let first = assert_orphaned(subject, &claim, &refusing).await;
-    // A unit for what the backend rounds.
+    // One unit for the rounding of the backend.
     let most = subject.elapsed() - holding - subject.units(3).as_duration();
     assert!(first <= most, "at most {most:?}: {first:?}");
     subject.sleep(4).await;
@@ -192,8 +193,10 @@ pub async fn an_orphan_knows_since_when<S: Store>(subject: &Subject<S>) {
     );
 }
 
-/// 7: once `keep` has passed after the lease, the key is free for any request, also the same, and begins at generation 1.
-pub async fn an_orphan_is_forgotten_after_keep<S: Store>(subject: &Subject<S>) {
+// F-103, S-154
+/// 7: after the orphan retention, the key is free for any request, including the same request, and starts again at
+/// generation 1.
+pub async fn orphan_expires_after_orphan_retention<S: Store>(subject: &Subject<S>) {
     let [first, second] = [(); 2].map(|()| Claim {
         orphan_retention: subject.units(2),
         ..subject.short_claim()
@@ -210,13 +213,13 @@ pub async fn an_orphan_is_forgotten_after_keep<S: Store>(subject: &Subject<S>) {
         orphans: OrphanPolicy::Refuse,
         ..subject.other_request(&first)
     };
-    begins_anew(subject, &first, &other).await;
-    begins_anew(subject, &second, &subject.duplicate(&second)).await;
+    assert_restarts_at_generation_1(subject, &first, &other).await;
+    assert_restarts_at_generation_1(subject, &second, &subject.duplicate(&second)).await;
 }
 
-/// 2, 7: a lease is not forgotten while it lasts, however short `keep` is: not one that was extended by its own token, nor
-/// one that took over.
-pub async fn a_lease_is_not_forgotten_while_it_is_held<S: Store>(subject: &Subject<S>) {
+/// 2, 7: a lease stays while it is held, however short its orphan retention. This includes a lease that its own token
+/// extended and a lease that took over.
+pub async fn held_lease_outlives_orphan_retention<S: Store>(subject: &Subject<S>) {
     loop {
         let brief = Claim {
             orphan_retention: subject.units(1),
@@ -254,8 +257,8 @@ pub async fn a_lease_is_not_forgotten_while_it_is_held<S: Store>(subject: &Subje
     }
 }
 
-/// Leases and times as long as there are, and texts of any kind, break nothing.
-pub async fn the_longest_of_everything_is_taken<S: Store>(subject: &Subject<S>) {
+/// The longest leases and times, and texts of any kind, are accepted.
+pub async fn longest_times_and_odd_texts_are_accepted<S: Store>(subject: &Subject<S>) {
     let operations = [
         String::new(),
         r#"it's "quoted" \ ${} %s :now -- $1"#.to_owned(),
@@ -284,8 +287,8 @@ pub async fn the_longest_of_everything_is_taken<S: Store>(subject: &Subject<S>) 
     }
 }
 
-/// 7: `keep` counts from the end of the lease as it was last renewed.
-pub async fn a_renewed_lease_is_remembered_for_keep_too<S: Store>(subject: &Subject<S>) {
+/// 7: the orphan retention counts from the expiry of the last renewal.
+pub async fn renewed_lease_restarts_orphan_retention<S: Store>(subject: &Subject<S>) {
     loop {
         let claim = Claim {
             orphan_retention: subject.units(30),
@@ -295,11 +298,11 @@ pub async fn a_renewed_lease_is_remembered_for_keep_too<S: Store>(subject: &Subj
         let lease = subject.hold(&claim).await;
         let renewing = subject.elapsed();
         let renewed = subject.renew(&lease, subject.units(30)).await;
-        // Of the first lease, which is not renewed once it is forgotten.
-        let forgotten_before = subject.is_late(holding, 34);
+        // Concerns the first lease, which cannot be renewed after its orphan retention.
+        let expired_before = subject.is_late(holding, 34);
         subject.sleep(37).await;
         let found = subject.acquire(&subject.other_request(&claim)).await;
-        if forgotten_before || subject.is_late(renewing, 60) {
+        if expired_before || subject.is_late(renewing, 60) {
             subject.retry_slower();
             continue;
         }
@@ -309,8 +312,8 @@ pub async fn a_renewed_lease_is_remembered_for_keep_too<S: Store>(subject: &Subj
     }
 }
 
-/// `renew` moves the end of the lease away.
-pub async fn renew_extends_the_lease<S: Store>(subject: &Subject<S>) {
+/// `renew` extends the lease.
+pub async fn renew_extends_lease<S: Store>(subject: &Subject<S>) {
     let claim = subject.short_claim();
     let lease = subject.hold(&claim).await;
     assert_eq!(subject.renew(&lease, LONG).await, Outcome::Done);
@@ -318,8 +321,8 @@ pub async fn renew_extends_the_lease<S: Store>(subject: &Subject<S>) {
     assert_in_progress(subject, &claim).await;
 }
 
-/// `renew` counts from now, whatever was left.
-pub async fn renew_can_bring_the_end_of_the_lease_nearer<S: Store>(subject: &Subject<S>) {
+/// `renew` counts from now, regardless of the remaining time.
+pub async fn renew_can_shorten_lease<S: Store>(subject: &Subject<S>) {
     let claim = subject.claim();
     let lease = subject.hold(&claim).await;
     let renewed = subject.renew(&lease, subject.short_lease()).await;
@@ -328,15 +331,15 @@ pub async fn renew_can_bring_the_end_of_the_lease_nearer<S: Store>(subject: &Sub
     assert_eq!(subject.acquire(&subject.duplicate(&claim)).await, SECOND);
 }
 
-/// A process that was paused past its lease gets it back if nobody took over.
-pub async fn the_holder_renews_an_orphan_that_nobody_took_over<S: Store>(subject: &Subject<S>) {
+/// A process that was paused past its lease gets it back if no other execution took over.
+pub async fn holder_renews_orphan_before_takeover<S: Store>(subject: &Subject<S>) {
     let (claim, lease) = subject.orphan().await;
     assert_eq!(subject.renew(&lease, LONG).await, Outcome::Done);
     assert_in_progress(subject, &claim).await;
 }
 
-/// 4: who completes late, but before anyone took over, still gives the answer.
-pub async fn the_holder_completes_an_orphan_that_nobody_took_over<S: Store>(subject: &Subject<S>) {
+/// 4: a holder that completes late, but before any takeover, still stores its record.
+pub async fn holder_completes_orphan_before_takeover<S: Store>(subject: &Subject<S>) {
     let (claim, lease) = subject.orphan().await;
     let completed = subject.complete(&lease, &"late".into(), LONG).await;
     assert_eq!(completed, Outcome::Done);
@@ -347,8 +350,9 @@ pub async fn the_holder_completes_an_orphan_that_nobody_took_over<S: Store>(subj
     assert_eq!(subject.acquire(&subject.duplicate(&claim)).await, expected);
 }
 
-/// 2, 4: whose lease was taken over renews and completes no more; the new holder does.
-pub async fn a_replaced_token_neither_renews_nor_completes<S: Store>(subject: &Subject<S>) {
+// F-037, S-160
+/// 2, 4: a holder whose lease was taken over can no longer renew or complete; the new holder can.
+pub async fn replaced_token_cannot_renew_or_complete<S: Store>(subject: &Subject<S>) {
     let (claim, stale) = subject.orphan().await;
     let holder = subject.hold(&subject.duplicate(&claim)).await;
     assert_eq!(subject.renew(&stale, LONG).await, Outcome::Lost);
@@ -367,8 +371,8 @@ pub async fn a_replaced_token_neither_renews_nor_completes<S: Store>(subject: &S
     assert_eq!(subject.acquire(&subject.duplicate(&claim)).await, expected);
 }
 
-/// 4: a lease that is over is released as well.
-pub async fn the_holder_releases_an_orphan_that_nobody_took_over<S: Store>(subject: &Subject<S>) {
+/// 4: the holder can release an expired lease.
+pub async fn holder_releases_orphan_before_takeover<S: Store>(subject: &Subject<S>) {
     let (claim, lease) = subject.orphan().await;
     subject.release(&lease).await;
     assert_eq!(subject.acquire(&subject.other_request(&claim)).await, FIRST);

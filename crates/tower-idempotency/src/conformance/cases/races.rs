@@ -25,22 +25,25 @@ const SECOND: Acquired = Acquired::Granted {
 };
 const CLAIMS: usize = 32;
 
-/// 2: of 32 claims at once, under 32 tokens, exactly one is granted; the others find it in progress.
-pub async fn one_of_32_claims_at_once_is_granted<S: Store>(subject: &Subject<S>) {
+// F-050
+/// 2: of 32 concurrent claims under 32 tokens, exactly one is granted. The others find the key in progress.
+pub async fn one_of_32_concurrent_claims_is_granted<S: Store>(subject: &Subject<S>) {
     for _ in 0..4 {
         let claim = subject.claim();
         assert_eq!(winner(subject, &claim).await, (1, false));
     }
 }
 
-/// 2, 7: of 32 claims on an orphan at once exactly one takes it over.
-pub async fn one_of_32_claims_at_once_takes_an_orphan_over<S: Store>(subject: &Subject<S>) {
+// F-053
+/// 2, 7: of 32 concurrent claims on an orphan, exactly one takes it over.
+pub async fn one_of_32_claims_takes_over_orphan<S: Store>(subject: &Subject<S>) {
     let (claim, _) = subject.orphan().await;
     assert_eq!(winner(subject, &claim).await, (2, true));
 }
 
-/// 2, 7: of 32 claims on an expired record at once exactly one is granted.
-pub async fn one_of_32_claims_at_once_replaces_an_expired_record<S: Store>(subject: &Subject<S>) {
+// F-053
+/// 2, 7: of 32 concurrent claims on an expired record, exactly one is granted.
+pub async fn one_of_32_claims_replaces_expired_record<S: Store>(subject: &Subject<S>) {
     let claim = subject.claim();
     let lease = subject.hold(&claim).await;
     let retention = subject.short_lease();
@@ -50,29 +53,30 @@ pub async fn one_of_32_claims_at_once_replaces_an_expired_record<S: Store>(subje
     assert_eq!(winner(subject, &claim).await, (1, false));
 }
 
-/// 2, 7: of 32 claims on an orphan that is to be remembered no longer exactly one begins anew.
-pub async fn one_of_32_claims_at_once_replaces_a_forgotten_orphan<S: Store>(subject: &Subject<S>) {
+// F-053
+/// 2, 7: of 32 concurrent claims on an expired orphan, exactly one starts again at generation 1.
+pub async fn one_of_32_claims_replaces_expired_orphan<S: Store>(subject: &Subject<S>) {
     let claim = Claim {
         orphan_retention: subject.units(1),
         ..subject.short_claim()
     };
     subject.hold(&claim).await;
-    // Lease and `keep`, and what the backend rounds of each.
+    // The lease and its orphan retention, and the rounding of the backend for each.
     subject.sleep(9).await;
     assert_eq!(winner(subject, &claim).await, (1, false));
 }
 
-/// 2, 7: of 32 claims on a released takeover at once exactly one takes it over.
-pub async fn one_of_32_claims_at_once_takes_a_released_takeover_over<S: Store>(
-    subject: &Subject<S>,
-) {
+// F-053
+/// 2, 7: of 32 concurrent claims on a released takeover, exactly one takes it over.
+pub async fn one_of_32_claims_takes_over_released_takeover<S: Store>(subject: &Subject<S>) {
     let (claim, lease) = takeover(subject, LONG).await;
     subject.release(&lease).await;
     assert_eq!(winner(subject, &claim).await, (3, true));
 }
 
-/// 2: a number that is read and written in two steps, under the lease only, misses no increment.
-pub async fn no_increment_under_the_lease_is_lost<S: Store>(subject: &Subject<S>) {
+// F-050
+/// 2: a counter that is read and written in two steps under the lease alone misses no increment.
+pub async fn lease_prevents_lost_increments<S: Store>(subject: &Subject<S>) {
     const WORKERS: u64 = 8;
     const EACH: u64 = 4;
     let counter = Arc::new(AtomicU64::new(0));
@@ -99,12 +103,13 @@ pub async fn no_increment_under_the_lease_is_lost<S: Store>(subject: &Subject<S>
     assert_eq!(counter.load(Relaxed), WORKERS * EACH);
 }
 
-/// 4: a late completion and a takeover at once: one of them wins, and both are told the same.
-pub async fn a_completion_and_a_takeover_at_once_agree<S: Store>(subject: &Subject<S>) {
+// F-054
+/// 4: of a late completion and a concurrent takeover, exactly one succeeds, and the two replies agree.
+pub async fn concurrent_complete_and_takeover_agree<S: Store>(subject: &Subject<S>) {
     for (n, claim) in orphans(subject).await.into_iter().enumerate() {
         let rival = subject.duplicate(&claim);
         let (completing, taking_over) = (subject.clone(), subject.clone());
-        let both = at_once(
+        let both = race(
             n,
             async move {
                 let record = Bytes::from("late");
@@ -122,12 +127,13 @@ pub async fn a_completion_and_a_takeover_at_once_agree<S: Store>(subject: &Subje
     }
 }
 
-/// 2, 7: a late renewal and a takeover at once: one of them has the lease, and both are told the same.
-pub async fn a_renewal_and_a_takeover_at_once_agree<S: Store>(subject: &Subject<S>) {
+// F-055
+/// 2, 7: of a late renewal and a concurrent takeover, exactly one gets the lease, and the two replies agree.
+pub async fn concurrent_renew_and_takeover_agree<S: Store>(subject: &Subject<S>) {
     for (n, claim) in orphans(subject).await.into_iter().enumerate() {
         let rival = subject.duplicate(&claim);
         let (renewing, taking_over) = (subject.clone(), subject.clone());
-        let both = at_once(
+        let both = race(
             n,
             async move { renewing.renew(&claim.lease_ref(1), LONG).await },
             async move { taking_over.acquire(&rival).await },
@@ -139,14 +145,14 @@ pub async fn a_renewal_and_a_takeover_at_once_agree<S: Store>(subject: &Subject<
     }
 }
 
-/// 4: a late release and a takeover at once: whoever was granted holds the key, be it free or taken over.
-pub async fn a_release_and_a_takeover_at_once_leave_the_next_holder<S: Store>(
-    subject: &Subject<S>,
-) {
+// F-055
+/// 4: after a late release and a concurrent takeover, the claim that was granted holds the key, whether it was free or
+/// taken over.
+pub async fn concurrent_release_and_takeover_leave_next_holder<S: Store>(subject: &Subject<S>) {
     for (n, claim) in orphans(subject).await.into_iter().enumerate() {
         let rival = subject.duplicate(&claim);
         let (releasing, taking_over, taker) = (subject.clone(), subject.clone(), rival.clone());
-        let both = at_once(
+        let both = race(
             n,
             async move { releasing.release(&claim.lease_ref(1)).await },
             async move { taking_over.acquire(&taker).await },
@@ -161,9 +167,10 @@ pub async fn a_release_and_a_takeover_at_once_leave_the_next_holder<S: Store>(
     }
 }
 
-/// 4: completion and release of one token at once leave the record: a release that comes first leaves the key absent,
-/// and completing an absent key stores the record.
-pub async fn a_completion_and_a_release_at_once_leave_the_record<S: Store>(subject: &Subject<S>) {
+// F-054
+/// 4: a concurrent completion and release of one token leave the record. If the release comes first, the key is
+/// absent, and completing an absent key stores the record.
+pub async fn concurrent_complete_and_release_leave_record<S: Store>(subject: &Subject<S>) {
     for _ in 0..16 {
         let claim = subject.claim();
         let lease = subject.hold(&claim).await;
@@ -182,7 +189,7 @@ pub async fn a_completion_and_a_release_at_once_leave_the_record<S: Store>(subje
     }
 }
 
-/// Sixteen leases that are over.
+/// Returns sixteen expired leases.
 async fn orphans<S: Store>(subject: &Subject<S>) -> Vec<Claim> {
     let claims: Vec<Claim> = (0..16).map(|_| subject.short_claim()).collect();
     for claim in &claims {
@@ -192,8 +199,8 @@ async fn orphans<S: Store>(subject: &Subject<S>) -> Vec<Claim> {
     claims
 }
 
-/// Lets two calls race; now the one begins first, now the other.
-async fn at_once<A, B>(
+/// Runs two calls concurrently. The call that starts first alternates with `n`.
+async fn race<A, B>(
     n: usize,
     one: impl Future<Output = A> + Send + 'static,
     other: impl Future<Output = B> + Send + 'static,
@@ -224,7 +231,7 @@ where
     (one.await.expect(NO_PANIC), other.await.expect(NO_PANIC))
 }
 
-/// Lets 32 duplicates of the claim race; generation and takeover of the only one granted.
+/// Runs 32 duplicates of the claim concurrently. Returns the generation and the takeover flag of the only granted one.
 async fn winner<S: Store>(subject: &Subject<S>, claim: &Claim) -> (u64, bool) {
     let start = Arc::new(Barrier::new(CLAIMS));
     let mut racing = JoinSet::new();

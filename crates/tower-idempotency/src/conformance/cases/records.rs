@@ -13,8 +13,9 @@ const FIRST: Acquired = Acquired::Granted {
     takeover: false,
 };
 
-/// 6: records are opaque: empty, binary, or looking like something.
-pub async fn a_record_comes_back_byte_for_byte<S: Store>(subject: &Subject<S>) {
+// F-087
+/// 6: records are opaque bytes: empty, binary, or similar to a known format.
+pub async fn record_is_returned_unchanged<S: Store>(subject: &Subject<S>) {
     let every_byte: Vec<u8> = (0..=255).collect();
     let records = [
         Bytes::new(),
@@ -34,8 +35,10 @@ pub async fn a_record_comes_back_byte_for_byte<S: Store>(subject: &Subject<S>) {
     }
 }
 
-/// 9: a record of 1 MiB is kept, or refused for its size with the entry left in progress and the limit true.
-pub async fn a_large_record_comes_back_or_is_refused_for_its_size<S: Store>(subject: &Subject<S>) {
+// F-105
+/// 9: a record of 1 MiB is stored, or rejected for its size. After a rejection the entry stays in progress, and a
+/// record of the reported limit is accepted.
+pub async fn large_record_is_stored_or_rejected_for_size<S: Store>(subject: &Subject<S>) {
     let record: Bytes = (0..1 << 20).map(|n: u32| ((n * 31) >> 3) as u8).collect();
     let claim = subject.claim();
     let lease = subject.hold(&claim).await;
@@ -53,8 +56,9 @@ pub async fn a_large_record_comes_back_or_is_refused_for_its_size<S: Store>(subj
     }
 }
 
-/// 6: a record is given to every claim on its key, with the fingerprint it was made for, whatever the claim says.
-pub async fn a_record_carries_the_fingerprint_of_its_request<S: Store>(subject: &Subject<S>) {
+/// 6: every claim on its key gets a record with the fingerprint of the request that produced it, whatever the claim's
+/// own fingerprint.
+pub async fn record_carries_fingerprint_of_its_request<S: Store>(subject: &Subject<S>) {
     let claim = subject.claim();
     let lease = subject.hold(&claim).await;
     let record = Bytes::from("answer");
@@ -68,13 +72,14 @@ pub async fn a_record_carries_the_fingerprint_of_its_request<S: Store>(subject: 
         record,
     };
     let other = subject.other_request(&claim);
-    for asking in [claim, refusing, other] {
-        assert_eq!(subject.acquire(&asking).await, expected);
+    for claimant in [claim, refusing, other] {
+        assert_eq!(subject.acquire(&claimant).await, expected);
     }
 }
 
-/// 3: completing again with the same token is `Ok` and changes neither the record nor the end of its retention.
-pub async fn completing_twice_changes_nothing<S: Store>(subject: &Subject<S>) {
+// F-098, F-145
+/// 3: a second complete with the same token is `Ok` and changes neither the record nor its expiry.
+pub async fn second_complete_changes_nothing<S: Store>(subject: &Subject<S>) {
     loop {
         let claim = subject.claim();
         let lease = subject.hold(&claim).await;
@@ -95,8 +100,8 @@ pub async fn completing_twice_changes_nothing<S: Store>(subject: &Subject<S>) {
     }
 }
 
-/// 2: who does not hold the lease completes nothing; who does, still can.
-pub async fn a_token_without_the_lease_completes_nothing<S: Store>(subject: &Subject<S>) {
+/// 2: a token that does not hold the lease cannot complete. The holder still can.
+pub async fn token_without_lease_cannot_complete<S: Store>(subject: &Subject<S>) {
     let claim = subject.claim();
     let lease = subject.hold(&claim).await;
     let other = subject.duplicate(&claim).lease_ref(lease.generation);
@@ -108,8 +113,9 @@ pub async fn a_token_without_the_lease_completes_nothing<S: Store>(subject: &Sub
     assert_record(subject, &claim, &good).await;
 }
 
-/// 4: nobody overwrites a record.
-pub async fn another_token_does_not_overwrite_a_record<S: Store>(subject: &Subject<S>) {
+// F-037
+/// 4: no other token overwrites a record.
+pub async fn other_token_cannot_overwrite_record<S: Store>(subject: &Subject<S>) {
     let claim = subject.claim();
     let lease = subject.hold(&claim).await;
     let good = Bytes::from("good");
@@ -120,8 +126,9 @@ pub async fn another_token_does_not_overwrite_a_record<S: Store>(subject: &Subje
     assert_record(subject, &claim, &good).await;
 }
 
-/// 4: where the store lost its data and nobody took the key since, completing stores the record.
-pub async fn completing_an_absent_key_stores_the_record<S: Store>(subject: &Subject<S>) {
+// F-106
+/// 4: if the store lost its data and no other request acquired the key, a complete stores the record.
+pub async fn complete_of_absent_key_stores_record<S: Store>(subject: &Subject<S>) {
     for generation in [1, 3] {
         let claim = subject.claim();
         let lease = claim.lease_ref(generation);
@@ -134,8 +141,8 @@ pub async fn completing_an_absent_key_stores_the_record<S: Store>(subject: &Subj
     }
 }
 
-/// A completed key has no lease to renew; its record stays.
-pub async fn renew_of_a_completed_key_is_lost<S: Store>(subject: &Subject<S>) {
+/// A completed key has no lease to renew. Its record stays.
+pub async fn renew_of_completed_key_is_lost<S: Store>(subject: &Subject<S>) {
     let claim = subject.claim();
     let lease = subject.hold(&claim).await;
     let record = Bytes::from("answer");
@@ -144,8 +151,8 @@ pub async fn renew_of_a_completed_key_is_lost<S: Store>(subject: &Subject<S>) {
     assert_record(subject, &claim, &record).await;
 }
 
-/// 4: releasing a completed key, by its own token or another, does nothing.
-pub async fn release_of_a_completed_key_keeps_its_record<S: Store>(subject: &Subject<S>) {
+/// 4: a release of a completed key, by its own token or another, changes nothing.
+pub async fn release_of_completed_key_leaves_record<S: Store>(subject: &Subject<S>) {
     let claim = subject.claim();
     let lease = subject.hold(&claim).await;
     let record = Bytes::from("answer");
@@ -157,8 +164,9 @@ pub async fn release_of_a_completed_key_keeps_its_record<S: Store>(subject: &Sub
     assert_record(subject, &claim, &record).await;
 }
 
-/// 7: after its retention a record is absent at the next access: the key is free and begins at generation 1.
-pub async fn a_record_is_absent_after_its_retention<S: Store>(subject: &Subject<S>) {
+// F-103
+/// 7: after its retention a record is absent at the next access. The key is free and starts again at generation 1.
+pub async fn record_is_absent_after_retention<S: Store>(subject: &Subject<S>) {
     let claim = subject.claim();
     let lease = subject.hold(&claim).await;
     let retention = subject.short_lease();
@@ -169,11 +177,11 @@ pub async fn a_record_is_absent_after_its_retention<S: Store>(subject: &Subject<
         orphans: OrphanPolicy::Refuse,
         ..subject.other_request(&claim)
     };
-    begins_anew(subject, &claim, &other).await;
+    assert_restarts_at_generation_1(subject, &claim, &other).await;
 }
 
-/// 7: the retention counts from completion, not from the lease, and however short lease and keep were.
-pub async fn a_record_outlives_its_lease<S: Store>(subject: &Subject<S>) {
+/// 7: the retention counts from the completion, regardless of a short lease and orphan retention.
+pub async fn record_outlives_its_lease<S: Store>(subject: &Subject<S>) {
     let claim = Claim {
         orphan_retention: subject.units(1),
         ..subject.short_claim()
@@ -202,8 +210,8 @@ pub async fn a_record_outlives_its_lease<S: Store>(subject: &Subject<S>) {
     }
 }
 
-/// 7: a record may be kept as long as there is: that somebody has to look at what was done is, until somebody has.
-pub async fn a_record_of_the_longest_retention_is_kept<S: Store>(subject: &Subject<S>) {
+/// 7: a record may have the longest retention. A record that needs attention has it, until an operator resolves it.
+pub async fn record_with_longest_retention_is_stored<S: Store>(subject: &Subject<S>) {
     let claim = subject.claim();
     let lease = subject.hold(&claim).await;
     let record = Bytes::from("kept");
@@ -215,8 +223,9 @@ pub async fn a_record_of_the_longest_retention_is_kept<S: Store>(subject: &Subje
     }
 }
 
-/// 7: duplicates replay a record, they do not make it last.
-pub async fn a_replay_does_not_extend_the_retention<S: Store>(subject: &Subject<S>) {
+// S-121
+/// 7: duplicates replay a record and do not extend its retention.
+pub async fn replay_does_not_extend_retention<S: Store>(subject: &Subject<S>) {
     loop {
         let claim = subject.claim();
         let lease = subject.hold(&claim).await;
@@ -237,16 +246,21 @@ pub async fn a_replay_does_not_extend_the_retention<S: Store>(subject: &Subject<
     }
 }
 
-/// `next` is granted as the first; and whoever asks, also by what `before` said, is told of it and of nothing before it.
-pub(super) async fn begins_anew<S: Store>(subject: &Subject<S>, before: &Claim, next: &Claim) {
+/// Asserts that `next` is granted at generation 1, and that later claims get only the state of `next`, also claims
+/// with the fingerprint of `before`.
+pub(super) async fn assert_restarts_at_generation_1<S: Store>(
+    subject: &Subject<S>,
+    before: &Claim,
+    next: &Claim,
+) {
     assert_eq!(subject.acquire(next).await, FIRST);
-    for asking in [before, next] {
-        match subject.acquire(&subject.duplicate(asking)).await {
+    for claimant in [before, next] {
+        match subject.acquire(&subject.duplicate(claimant)).await {
             Acquired::InProgress { fingerprint, .. } => assert_eq!(fingerprint, next.fingerprint),
             other => panic!("expected the key in progress, found {other:?}"),
         }
     }
-    let record = Bytes::from("anew");
+    let record = Bytes::from("new");
     let completed = subject.complete(&next.lease_ref(1), &record, LONG).await;
     assert_eq!(completed, Outcome::Done);
     let found = subject.acquire(&subject.duplicate(before)).await;

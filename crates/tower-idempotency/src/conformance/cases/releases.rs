@@ -2,7 +2,7 @@ use std::time::Duration;
 
 use tokio::task::JoinSet;
 
-use super::{leases::assert_in_progress, records::begins_anew};
+use super::{leases::assert_in_progress, records::assert_restarts_at_generation_1};
 use crate::{
     conformance::{
         Subject,
@@ -16,20 +16,21 @@ const THIRD: Acquired = Acquired::Granted {
     takeover: true,
 };
 
-/// 7: what a takeover took over may have had its effect, so releasing it does not free the key: the same request takes
-/// it over in turn, and is told. The generation that counts is the stored one, not the one that the caller believes.
-pub async fn a_released_takeover_is_taken_over_in_turn<S: Store>(subject: &Subject<S>) {
-    for believed in [2, 1] {
+/// 7: the execution that was taken over may have had its effect, so the release of a takeover does not free the key.
+/// The same request takes it over, and the reply marks the takeover. The stored generation decides, not the generation
+/// that the caller passes.
+pub async fn released_takeover_can_be_taken_over<S: Store>(subject: &Subject<S>) {
+    for generation in [2, 1] {
         let (claim, _) = takeover(subject, LONG).await;
-        subject.release(&claim.lease_ref(believed)).await;
+        subject.release(&claim.lease_ref(generation)).await;
         let next = subject.duplicate(&claim);
         assert_eq!(subject.acquire(&next).await, THIRD);
         assert_in_progress(subject, &claim).await;
     }
 }
 
-/// 7: and each of these as well.
-pub async fn takeovers_that_are_released_raise_the_generation_each<S: Store>(subject: &Subject<S>) {
+/// 7: each takeover of a released takeover raises the generation as well.
+pub async fn each_released_takeover_raises_generation<S: Store>(subject: &Subject<S>) {
     let (claim, mut lease) = takeover(subject, LONG).await;
     for generation in 3..=5 {
         subject.release(&lease).await;
@@ -43,14 +44,15 @@ pub async fn takeovers_that_are_released_raise_the_generation_each<S: Store>(sub
     }
 }
 
+// S-152
 /// 6, 7: a released takeover is an orphan to other requests and under `Refuse`, from its release on.
-pub async fn a_released_takeover_is_an_orphan_since_its_release<S: Store>(subject: &Subject<S>) {
+pub async fn released_takeover_is_orphan_since_release<S: Store>(subject: &Subject<S>) {
     let (claim, lease) = takeover(subject, LONG).await;
     subject.release(&lease).await;
-    let first = since(subject, &claim, &refusing(subject, &claim)).await;
+    let first = orphan_age(subject, &claim, &refusing(subject, &claim)).await;
     subject.sleep(4).await;
     let other = subject.other_request(&claim);
-    let second = since(subject, &claim, &other).await;
+    let second = orphan_age(subject, &claim, &other).await;
     let grown = second.saturating_sub(first);
     assert!(
         grown >= subject.units(3).as_duration(),
@@ -58,58 +60,59 @@ pub async fn a_released_takeover_is_an_orphan_since_its_release<S: Store>(subjec
     );
 }
 
-/// 7: a takeover whose lease is over is released as well, and is an orphan still.
-pub async fn a_takeover_that_is_released_late_is_an_orphan<S: Store>(subject: &Subject<S>) {
+/// 7: a takeover released after its expiry is an orphan.
+pub async fn takeover_released_after_expiry_is_orphan<S: Store>(subject: &Subject<S>) {
     let (claim, lease) = takeover(subject, LONG).await;
     let renewed = subject.renew(&lease, subject.short_lease()).await;
     assert_eq!(renewed, Outcome::Done);
     subject.outlive_short_lease().await;
     subject.release(&lease).await;
-    since(subject, &claim, &refusing(subject, &claim)).await;
+    orphan_age(subject, &claim, &refusing(subject, &claim)).await;
     assert_eq!(subject.renew(&lease, LONG).await, Outcome::Lost);
     assert_eq!(subject.acquire(&subject.duplicate(&claim)).await, THIRD);
 }
 
-/// 2, 7: who released a takeover does not hold it: a renewal that comes late does not revive it.
-pub async fn a_renewal_does_not_revive_a_released_takeover<S: Store>(subject: &Subject<S>) {
+// F-042, S-161
+/// 2, 7: the token that released a takeover no longer holds it: a late renewal does not revive it.
+pub async fn renewal_does_not_revive_released_takeover<S: Store>(subject: &Subject<S>) {
     let (claim, lease) = takeover(subject, LONG).await;
     subject.release(&lease).await;
     assert_eq!(subject.renew(&lease, LONG).await, Outcome::Lost);
-    since(subject, &claim, &refusing(subject, &claim)).await;
+    orphan_age(subject, &claim, &refusing(subject, &claim)).await;
     assert_eq!(subject.acquire(&subject.duplicate(&claim)).await, THIRD);
 }
 
-/// 2, 7: a renewal and the release of a takeover at once: an orphan, whichever comes first.
-pub async fn a_renewal_and_a_release_at_once_leave_an_orphan<S: Store>(subject: &Subject<S>) {
+/// 2, 7: a concurrent renewal and release of a takeover leave an orphan, in either order.
+pub async fn concurrent_renew_and_release_leave_orphan<S: Store>(subject: &Subject<S>) {
     let renew = |subject: Subject<S>, lease| async move {
         subject.renew(&lease, LONG).await;
     };
-    for claim in released_under(subject, renew).await {
-        since(subject, &claim, &refusing(subject, &claim)).await;
+    for claim in race_with_release(subject, renew).await {
+        orphan_age(subject, &claim, &refusing(subject, &claim)).await;
     }
 }
 
-/// 3, 7: the token that released a takeover has no lease to be granted again: it takes over like any other.
-pub async fn who_released_a_takeover_takes_it_over_like_any_other<S: Store>(subject: &Subject<S>) {
+/// 3, 7: the token that released a takeover has no lease to be granted again. It takes over like any other token.
+pub async fn releasing_token_takes_over_like_any_other<S: Store>(subject: &Subject<S>) {
     let (claim, lease) = takeover(subject, LONG).await;
     subject.release(&lease).await;
     let refusing = Claim {
         orphans: OrphanPolicy::Refuse,
         ..claim.clone()
     };
-    since(subject, &claim, &refusing).await;
+    orphan_age(subject, &claim, &refusing).await;
     for _ in 0..2 {
         assert_eq!(subject.acquire(&claim).await, THIRD);
     }
     assert_in_progress(subject, &claim).await;
 }
 
-/// 4: releasing a takeover again changes nothing, not even once somebody else has taken it over.
-pub async fn a_stale_release_of_a_takeover_changes_nothing<S: Store>(subject: &Subject<S>) {
+/// 4: a second release of a takeover changes nothing, even after another token took it over.
+pub async fn stale_takeover_release_changes_nothing<S: Store>(subject: &Subject<S>) {
     let (claim, stale) = takeover(subject, LONG).await;
     subject.release(&stale).await;
     subject.release(&stale).await;
-    since(subject, &claim, &refusing(subject, &claim)).await;
+    orphan_age(subject, &claim, &refusing(subject, &claim)).await;
     let next = subject.duplicate(&claim);
     assert_eq!(subject.acquire(&next).await, THIRD);
     subject.release(&stale).await;
@@ -118,8 +121,8 @@ pub async fn a_stale_release_of_a_takeover_changes_nothing<S: Store>(subject: &S
     assert_eq!(renewed, Outcome::Done);
 }
 
-/// 7: `keep` counts from the release: it is not over before, although the lease had long been.
-pub async fn a_released_takeover_is_remembered_for_keep<S: Store>(subject: &Subject<S>) {
+/// 7: the orphan retention counts from the release, even if the lease expired long before.
+pub async fn released_takeover_lasts_for_orphan_retention<S: Store>(subject: &Subject<S>) {
     loop {
         let (claim, lease) = takeover(subject, subject.units(40)).await;
         let renewing = subject.elapsed();
@@ -128,10 +131,10 @@ pub async fn a_released_takeover_is_remembered_for_keep<S: Store>(subject: &Subj
         subject.sleep(25).await;
         let releasing = subject.elapsed();
         subject.release(&lease).await;
-        let forgotten_before = subject.is_late(renewing, 41);
+        let expired_before = subject.is_late(renewing, 41);
         subject.sleep(25).await;
         let found = subject.acquire(&subject.other_request(&claim)).await;
-        if forgotten_before || subject.is_late(releasing, 40) {
+        if expired_before || subject.is_late(releasing, 40) {
             subject.retry_slower();
             continue;
         }
@@ -140,36 +143,35 @@ pub async fn a_released_takeover_is_remembered_for_keep<S: Store>(subject: &Subj
     }
 }
 
-/// 7: once `keep` has passed after the release, however long the lease would have lasted, the key is free for any
-/// request, also the same, and begins at generation 1. A second release does not make it last.
-pub async fn a_released_takeover_is_forgotten_after_keep<S: Store>(subject: &Subject<S>) {
+/// 7: after the orphan retention, which counts from the release however long the lease, the key is free for any
+/// request. This includes the same request. The key starts again at generation 1. A second release does not extend the
+/// retention.
+pub async fn released_takeover_expires_after_orphan_retention<S: Store>(subject: &Subject<S>) {
     let orphans = [(); 2].map(|()| subject.short_claim());
     for orphan in &orphans {
         subject.hold(orphan).await;
     }
     subject.outlive_short_lease().await;
     let [first, second] = &orphans;
-    let keep = subject.units(14);
-    let (first, stale) = take_over(subject, first, keep).await;
-    let (second, too) = take_over(subject, second, keep).await;
+    let orphan_retention = subject.units(14);
+    let (first, stale) = take_over(subject, first, orphan_retention).await;
+    let (second, other_stale) = take_over(subject, second, orphan_retention).await;
     for _ in 0..2 {
         subject.release(&stale).await;
-        subject.release(&too).await;
+        subject.release(&other_stale).await;
         subject.sleep(10).await;
     }
     let other = Claim {
         orphans: OrphanPolicy::Refuse,
         ..subject.other_request(&first)
     };
-    begins_anew(subject, &first, &other).await;
-    begins_anew(subject, &second, &subject.duplicate(&second)).await;
+    assert_restarts_at_generation_1(subject, &first, &other).await;
+    assert_restarts_at_generation_1(subject, &second, &subject.duplicate(&second)).await;
 }
 
-/// 4: nobody holds a released takeover, so whoever still has an answer gives it, as to an absent entry; the record then
-/// is theirs alone.
-pub async fn a_released_takeover_is_completed_by_whoever_has_the_answer<S: Store>(
-    subject: &Subject<S>,
-) {
+/// 4: no token holds a released takeover, so any execution with a record stores it, as in an absent entry. The record
+/// then belongs to that token alone.
+pub async fn released_takeover_accepts_first_record<S: Store>(subject: &Subject<S>) {
     let (first, stale) = subject.orphan().await;
     let second = subject.duplicate(&first);
     let lease = subject.hold(&second).await;
@@ -185,27 +187,29 @@ pub async fn a_released_takeover_is_completed_by_whoever_has_the_answer<S: Store
     assert_late(subject, &first).await;
 }
 
-/// 4: completion and release of one takeover at once leave the record, as those of any lease.
-pub async fn a_completion_and_a_release_of_a_takeover_at_once_leave_the_record<S: Store>(
-    subject: &Subject<S>,
-) {
+/// 4: a concurrent completion and release of a takeover leave the record, as for any lease.
+pub async fn concurrent_takeover_complete_release_leave_record<S: Store>(subject: &Subject<S>) {
     let complete = |subject: Subject<S>, lease| async move {
         let completed = subject.complete(&lease, &"late".into(), LONG).await;
         assert_eq!(completed, Outcome::Done);
     };
-    for claim in released_under(subject, complete).await {
+    for claim in race_with_release(subject, complete).await {
         assert_late(subject, &claim).await;
     }
 }
 
-/// An orphan that was taken over, and is remembered for `keep`.
-pub(super) async fn takeover<S: Store>(subject: &Subject<S>, keep: Ttl) -> (Claim, LeaseRef) {
+/// Returns a takeover of an orphan, with this orphan retention.
+pub(super) async fn takeover<S: Store>(
+    subject: &Subject<S>,
+    orphan_retention: Ttl,
+) -> (Claim, LeaseRef) {
     let (first, _) = subject.orphan().await;
-    take_over(subject, &first, keep).await
+    take_over(subject, &first, orphan_retention).await
 }
 
-/// Takeovers that were each released while the holder made another call; now the one began first, now the other.
-async fn released_under<S, C>(
+/// Returns takeovers, each released concurrently with another call of the holder. The order of the two calls
+/// alternates.
+async fn race_with_release<S, C>(
     subject: &Subject<S>,
     call: impl Fn(Subject<S>, LeaseRef) -> C,
 ) -> Vec<Claim>
@@ -236,9 +240,13 @@ where
     claims
 }
 
-async fn take_over<S: Store>(subject: &Subject<S>, orphan: &Claim, keep: Ttl) -> (Claim, LeaseRef) {
+async fn take_over<S: Store>(
+    subject: &Subject<S>,
+    orphan: &Claim,
+    orphan_retention: Ttl,
+) -> (Claim, LeaseRef) {
     let claim = Claim {
-        orphan_retention: keep,
+        orphan_retention,
         ..subject.duplicate(orphan)
     };
     let lease = subject.hold(&claim).await;
@@ -253,8 +261,8 @@ fn refusing<S: Store>(subject: &Subject<S>, claim: &Claim) -> Claim {
     }
 }
 
-/// How long the entry has been an orphan of `orphan`, as `claim` is told.
-async fn since<S: Store>(subject: &Subject<S>, orphan: &Claim, claim: &Claim) -> Duration {
+/// Returns the age of the orphan of `orphan`, as reported to `claim`.
+async fn orphan_age<S: Store>(subject: &Subject<S>, orphan: &Claim, claim: &Claim) -> Duration {
     assert_since(orphan, subject.acquire(claim).await)
 }
 

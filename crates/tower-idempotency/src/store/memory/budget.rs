@@ -1,16 +1,17 @@
-//! What the store may hold in all: counted exactly, reserved before it is used.
+//! Capacity of the store: counted exactly and reserved before use.
 
 use std::{fmt, sync::atomic::Ordering::Relaxed};
 
 use super::sync::AtomicUsize;
 
-/// What an entry takes beside the bytes of its record: its slot, its share of the index and of the order by deadline,
-/// the header that a record gets when it is first replayed, and what the allocator adds. Measured, and then rounded up.
+/// Memory of an entry without the bytes of its record. Includes its slot, its share of the index and of the deadline
+/// order, the header of its first replay, and the allocator overhead. Measured, then rounded up.
 pub(super) const ENTRY_BYTES: usize = 240;
 
-/// The memory store holds as much as it may, and all of it is leases.
+/// Error of a full memory store that holds only leases and orphans.
 ///
-/// The source of the [`StoreError::Backend`](crate::store::StoreError::Backend) of a call that found no room.
+/// The source of the [`StoreError::Backend`](crate::store::StoreError::Backend) of a call that could not reserve
+/// capacity.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct MemoryFull {
     max_entries: usize,
@@ -21,7 +22,7 @@ impl fmt::Display for MemoryFull {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(
             f,
-            "expected room within {} entries and {} bytes, found leases only",
+            "the memory store is full: within {} entries and {} bytes it holds only leases and orphans",
             self.max_entries, self.max_bytes
         )
     }
@@ -29,8 +30,8 @@ impl fmt::Display for MemoryFull {
 
 impl std::error::Error for MemoryFull {}
 
-/// The counters are independent of each other and of what they count, so they need no ordering: the shard locks order
-/// the entries themselves.
+/// Counters of entries and bytes, with their limits. The counters are independent of each other and of the entries, so
+/// they need no memory ordering: the shard locks order the entries.
 pub(super) struct Budget {
     entries: AtomicUsize,
     bytes: AtomicUsize,
@@ -50,7 +51,7 @@ impl Cost {
         bytes: ENTRY_BYTES,
     };
 
-    /// Of a record in an entry that is there.
+    /// Returns the cost of a record in an existing entry.
     pub(super) const fn record(len: usize) -> Self {
         Self {
             entries: 0,
@@ -92,70 +93,70 @@ impl Budget {
         self.bytes.load(Relaxed)
     }
 
-    /// The largest record that fits in an otherwise empty store.
+    /// Returns the size of the largest record that fits in an otherwise empty store.
     pub(super) fn largest_record(&self) -> usize {
         self.max_bytes.load(Relaxed).saturating_sub(ENTRY_BYTES)
     }
 
-    pub(super) fn full(&self) -> MemoryFull {
+    pub(super) fn full_error(&self) -> MemoryFull {
         MemoryFull {
             max_entries: self.max_entries.load(Relaxed),
             max_bytes: self.max_bytes.load(Relaxed),
         }
     }
 
-    /// Whether it fits in an otherwise empty store.
-    pub(super) fn could_hold(&self, cost: Cost) -> bool {
+    /// Returns `true` if the cost fits in an otherwise empty store.
+    pub(super) fn can_hold(&self, cost: Cost) -> bool {
         cost.entries <= self.max_entries.load(Relaxed) && cost.bytes <= self.max_bytes.load(Relaxed)
     }
 
-    pub(super) fn reserve(&self, cost: Cost) -> Option<Room<'_>> {
+    pub(super) fn reserve(&self, cost: Cost) -> Option<Reservation<'_>> {
         if cost.entries > 0 {
-            add_within(&self.entries, cost.entries, &self.max_entries)?;
+            add_up_to(&self.entries, cost.entries, &self.max_entries)?;
         }
-        if add_within(&self.bytes, cost.bytes, &self.max_bytes).is_none() {
+        if add_up_to(&self.bytes, cost.bytes, &self.max_bytes).is_none() {
             self.entries.fetch_sub(cost.entries, Relaxed);
             return None;
         }
-        Some(Room { budget: self, cost })
+        Some(Reservation { budget: self, cost })
     }
 
-    pub(super) fn give_back(&self, cost: Cost) {
+    pub(super) fn release(&self, cost: Cost) {
         self.entries.fetch_sub(cost.entries, Relaxed);
         self.bytes.fetch_sub(cost.bytes, Relaxed);
     }
 }
 
-/// Room that was reserved: given back when it is dropped, kept when it is filled.
+/// Reserved capacity. Dropping it returns the capacity; committing it assigns the capacity to an entry or a record.
 #[must_use]
-pub(super) struct Room<'a> {
+pub(super) struct Reservation<'a> {
     budget: &'a Budget,
     cost: Cost,
 }
 
-impl Room<'_> {
-    /// `self` is used up by an entry or a record, whose removal gives the room back.
-    pub(super) fn fill(mut self) {
+impl Reservation<'_> {
+    /// Assigns the capacity to an entry or a record, whose removal returns it.
+    pub(super) fn commit(mut self) {
         self.cost = Cost {
             entries: 0,
             bytes: 0,
         };
     }
 
-    pub(super) fn is_for(&self, cost: Cost) -> bool {
+    pub(super) fn has_cost(&self, cost: Cost) -> bool {
         self.cost == cost
     }
 }
 
-impl Drop for Room<'_> {
+impl Drop for Reservation<'_> {
     fn drop(&mut self) {
         if self.cost.bytes > 0 || self.cost.entries > 0 {
-            self.budget.give_back(self.cost);
+            self.budget.release(self.cost);
         }
     }
 }
 
-fn add_within(counter: &AtomicUsize, add: usize, max: &AtomicUsize) -> Option<usize> {
+fn add_up_to(counter: &AtomicUsize, add: usize, max: &AtomicUsize) -> Option<usize> {
     let max = max.load(Relaxed);
     counter
         .fetch_update(Relaxed, Relaxed, |now| {

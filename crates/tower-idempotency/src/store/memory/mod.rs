@@ -1,4 +1,4 @@
-//! The store of one process.
+//! The store for a single process.
 
 use std::{fmt, sync::Arc, time::Duration};
 
@@ -6,15 +6,15 @@ use bytes::Bytes;
 use tokio::time::{Instant, timeout_at};
 
 pub use self::budget::MemoryFull;
-use self::engine::Engine;
+use self::table::Table;
 use super::{Acquired, Claim, KeyId, LeaseRef, Store, StoreError, Ttl};
 
 mod budget;
-mod engine;
 mod order;
 mod shard;
 mod slab;
 mod sync;
+mod table;
 
 #[cfg(test)]
 #[cfg(not(shuttle))]
@@ -26,27 +26,27 @@ mod shuttle_tests;
 #[cfg(not(shuttle))]
 mod tests;
 
-/// A store for one process: leases and records live in its memory, and end with it.
+/// A store for one process. Leases and records live in its memory and are lost with the process.
 ///
-/// Two processes that share their clients must share a store; each with a `MemoryStore` of its own, they execute the
-/// same request once each. Clones share everything.
+/// Two processes that serve the same clients must share a store. If each has its own `MemoryStore`, each executes the
+/// same request once. Clones share all state.
 ///
-/// Time is tokio's, so a test with a paused clock moves it. It is monotonic: nothing happens when the wall clock steps.
+/// The store uses tokio's clock, so a test with a paused clock controls it. The clock is monotonic: a step of the wall
+/// clock has no effect.
 ///
 /// # Bounds
 ///
-/// The store holds a bounded number of entries and of bytes. When it is full, completed records make way, those that
-/// expire soonest first (first in the part of the store that the new entry falls into, then elsewhere). A lease and an
-/// orphan never make way: a store full of them answers [`StoreError::Backend`] with [`MemoryFull`] as its source. Whether
-/// an entry is over is judged at every access; those that nobody asks for again are taken away by later writes, a few
-/// at a time, and no task runs in the background.
+/// The store holds a bounded number of entries and of bytes. When it is full, it evicts completed records, the soonest
+/// to expire first: from the shard of the new entry first, then from other shards. It never evicts a lease or an
+/// orphan. A store full of them returns [`StoreError::Backend`] with [`MemoryFull`] as its source. The store checks
+/// expiry at every access. Later writes remove a few other expired entries each; no background task runs.
 ///
-/// `owner` and `operation` of a [`Claim`] are not kept.
+/// The store does not store `owner` and `operation` of a [`Claim`].
 ///
 /// # Cancellation
 ///
-/// Every call but [`wait_for_change`](Store::wait_for_change) does its work when it is first polled, or not at all. A `wait_for_change` that is
-/// dropped leaves nothing behind.
+/// Every call except [`wait_for_change`](Store::wait_for_change) takes effect when it is first polled, or never. A
+/// dropped `wait_for_change` leaves no state.
 ///
 /// # Examples
 ///
@@ -61,7 +61,7 @@ mod tests;
 ///
 /// let claim = Claim::new(id, fingerprint)?;
 /// let Acquired::Granted { generation, .. } = store.acquire(&claim).await? else {
-///     panic!("nobody else holds it");
+///     panic!("no other request holds the key");
 /// };
 /// store.complete(&claim.lease_ref(generation), "answer".into(), Ttl::from_secs(3600)).await?;
 ///
@@ -74,56 +74,57 @@ mod tests;
 #[derive(Clone)]
 #[must_use]
 pub struct MemoryStore {
-    engine: Arc<Engine>,
+    table: Arc<Table>,
     epoch: Instant,
 }
 
 impl MemoryStore {
-    /// An empty store of at most 1,000,000 entries and 256 MiB.
+    /// Creates an empty store of at most 1,000,000 entries and 256 MiB.
     pub fn new() -> Self {
         Self {
-            engine: Arc::new(Engine::new(SHARDS, MAX_ENTRIES, MAX_BYTES)),
+            table: Arc::new(Table::new(SHARDS, MAX_ENTRIES, MAX_BYTES)),
             epoch: Instant::now(),
         }
     }
 
-    /// Holds at most `max` entries, leases included; 1,000,000 by default.
+    /// Sets the maximum number of entries, leases included. Default: 1,000,000.
     ///
-    /// Too low, and answers make way before their retention is over: a late retry executes again. Too low for the
-    /// requests in flight and the orphans of a crash, and new requests are refused. Higher than the bytes allow, it has
-    /// no effect. Applies to all clones, from the next write on.
+    /// If the value is too low, the store evicts records before their retention has passed, and a late retry executes
+    /// again. If it is too low for the requests in flight and the orphans of a crash, the store rejects new requests.
+    /// A value higher than the byte limit allows has no effect. Applies to all clones from the next write on.
     pub fn with_max_entries(self, max: usize) -> Self {
-        self.engine.budget().set_max_entries(max);
+        self.table.budget().set_max_entries(max);
         self
     }
 
-    /// Holds at most `max` bytes; 268,435,456 (256 MiB) by default.
+    /// Sets the maximum number of bytes. Default: 268,435,456 (256 MiB).
     ///
-    /// Counts the records and 240 bytes for each entry, which is what entries and the memory around them were measured
-    /// to take. Too low, and answers make way before their retention is over: a late retry executes again. Higher than
-    /// the machine can give, and the process is killed for it, with every lease and record. A record that could never
-    /// fit is refused with [`StoreError::RecordTooLarge`]. Applies to all clones, from the next write on.
+    /// The store counts the records and 240 bytes for each entry, the measured size of an entry with its allocation
+    /// overhead. If the value is too low, the store evicts records before their retention has passed, and a late retry
+    /// executes again. If it exceeds the memory of the machine, the operating system kills the process, and every
+    /// lease and record is lost. A record that can never fit is rejected with [`StoreError::RecordTooLarge`]. Applies
+    /// to all clones from the next write on.
     pub fn with_max_bytes(self, max: usize) -> Self {
-        self.engine.budget().set_max_bytes(max);
+        self.table.budget().set_max_bytes(max);
         self
     }
 
-    /// How many entries there are: leases, orphans, records, and expired ones not yet taken away.
+    /// Returns the number of entries: leases, orphans, records, and expired entries that are not yet removed.
     #[must_use]
     pub fn len(&self) -> usize {
-        self.engine.budget().entries()
+        self.table.budget().entries()
     }
 
-    /// Whether there are none.
+    /// Returns `true` if the store has no entries.
     #[must_use]
     pub fn is_empty(&self) -> bool {
         self.len() == 0
     }
 
-    /// How many bytes they take, as [`with_max_bytes`](Self::with_max_bytes) counts them.
+    /// Returns the size of the entries in bytes, as [`with_max_bytes`](Self::with_max_bytes) counts them.
     #[must_use]
     pub fn bytes(&self) -> usize {
-        self.engine.budget().bytes()
+        self.table.budget().bytes()
     }
 
     fn now(&self) -> u64 {
@@ -131,7 +132,7 @@ impl MemoryStore {
         u64::try_from(elapsed).unwrap_or(u64::MAX)
     }
 
-    /// When the clock that [`now`](Self::now) reads shows `nanos`.
+    /// Returns the instant at which [`now`](Self::now) returns `nanos`.
     fn instant(&self, nanos: u64) -> Option<Instant> {
         self.epoch.checked_add(Duration::from_nanos(nanos))
     }
@@ -145,12 +146,12 @@ impl Default for MemoryStore {
 
 impl Store for MemoryStore {
     async fn acquire(&self, claim: &Claim) -> Result<Acquired, StoreError> {
-        let acquired = self.engine.acquire(claim, self.now());
+        let acquired = self.table.acquire(claim, self.now());
         acquired.map_err(StoreError::backend)
     }
 
     async fn renew(&self, lease: &LeaseRef, ttl: Ttl) -> Result<(), StoreError> {
-        if self.engine.renew(lease, ttl, self.now()) {
+        if self.table.renew(lease, ttl, self.now()) {
             Ok(())
         } else {
             Err(StoreError::LeaseLost)
@@ -163,29 +164,29 @@ impl Store for MemoryStore {
         record: Bytes,
         retention: Ttl,
     ) -> Result<(), StoreError> {
-        self.engine.complete(lease, record, retention, self.now())
+        self.table.complete(lease, record, retention, self.now())
     }
 
     async fn release(&self, lease: &LeaseRef) -> Result<(), StoreError> {
-        self.engine.release(lease, self.now());
+        self.table.release(lease, self.now());
         Ok(())
     }
 
-    async fn wait_for_change(&self, id: &KeyId, within: Duration) {
+    async fn wait_for_change(&self, id: &KeyId, timeout: Duration) {
         let start = Instant::now();
-        let give_up = start.checked_add(within).unwrap_or(start + FAR);
-        while let Some(watch) = self.engine.watch(id, self.now()) {
-            // Nobody announces the end of a lease; and when it comes, the lease may have been renewed meanwhile.
-            let lease_ends = self.instant(watch.lease_ends()).unwrap_or(give_up);
-            let changed = timeout_at(give_up.min(lease_ends), watch.changed()).await;
-            if changed.is_ok() || Instant::now() >= give_up {
+        let deadline = start.checked_add(timeout).unwrap_or(start + FAR);
+        while let Some(watch) = self.table.watch(id, self.now()) {
+            // The expiry of a lease causes no notification. At that time, the lease may have been renewed.
+            let lease_expires = self.instant(watch.lease_expires()).unwrap_or(deadline);
+            let changed = timeout_at(deadline.min(lease_expires), watch.changed()).await;
+            if changed.is_ok() || Instant::now() >= deadline {
                 return;
             }
         }
     }
 }
 
-/// Shows how full it is.
+/// Shows the number of entries and bytes.
 impl fmt::Debug for MemoryStore {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("MemoryStore")

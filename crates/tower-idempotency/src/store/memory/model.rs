@@ -1,4 +1,4 @@
-//! The engine against a model of the contract that has nothing but a map and a clock.
+//! Tests of the table against a model of the contract that has only a map and a clock.
 
 use std::{collections::BTreeMap, time::Duration};
 
@@ -6,7 +6,7 @@ use bytes::Bytes;
 use proptest::prelude::*;
 use proptest_state_machine::{ReferenceStateMachine, StateMachineTest, prop_state_machine};
 
-use super::{budget::ENTRY_BYTES, engine::Engine};
+use super::{budget::ENTRY_BYTES, table::Table};
 use crate::store::{
     Acquired, Claim, Fingerprint, KeyId, LeaseRef, OrphanPolicy, StoreError, Token, Ttl,
 };
@@ -19,38 +19,38 @@ prop_state_machine! {
     })]
 
     #[test]
-    fn the_memory_store_answers_as_the_model(sequential 1..100 => Subject);
+    fn memory_store_replies_match_model(sequential 1..100 => Subject);
 }
 
-/// Milliseconds, few of them: steps must meet deadlines exactly, before and after.
+/// Small numbers of milliseconds, so that steps often fall exactly on a deadline, just before it or just after it.
 type Millis = u64;
 
 #[derive(Clone, Debug)]
 enum Step {
     Acquire {
-        who: Who,
+        caller: Caller,
         lease: Millis,
-        keep: Millis,
+        orphan_retention: Millis,
         orphans: OrphanPolicy,
     },
     Renew {
-        who: Who,
+        caller: Caller,
         ttl: Millis,
     },
     Complete {
-        who: Who,
+        caller: Caller,
         len: usize,
         retention: Millis,
     },
     Release {
-        who: Who,
+        caller: Caller,
     },
     Advance(Millis),
     Sweep,
 }
 
 #[derive(Clone, Copy, Debug)]
-struct Who {
+struct Caller {
     id: u8,
     token: u8,
     fingerprint: u8,
@@ -58,7 +58,7 @@ struct Who {
 }
 
 #[derive(Clone, Debug, PartialEq)]
-enum Answer {
+enum Reply {
     Acquired(Acquired),
     Done,
     Lost,
@@ -69,12 +69,12 @@ enum Answer {
 struct Model {
     now: Millis,
     entries: BTreeMap<u8, Entry>,
-    answer: Option<Answer>,
+    reply: Option<Reply>,
 }
 
 #[derive(Clone, Debug)]
 struct Entry {
-    /// None once a takeover was released.
+    /// `None` once a takeover was released.
     token: Option<u8>,
     fingerprint: u8,
     generation: u64,
@@ -83,15 +83,24 @@ struct Entry {
 
 #[derive(Clone, Debug)]
 enum State {
-    Leased { ends: Millis, keep: Millis },
-    Completed { record: Bytes, expires: Millis },
+    Leased {
+        lease_expires: Millis,
+        orphan_retention: Millis,
+    },
+    Completed {
+        record: Bytes,
+        expires: Millis,
+    },
 }
 
 impl Model {
     fn present(&mut self, id: u8) -> Option<&mut Entry> {
         let now = self.now;
         self.entries.retain(|_, entry| match entry.state {
-            State::Leased { ends, keep } => now < ends + keep,
+            State::Leased {
+                lease_expires,
+                orphan_retention,
+            } => now < lease_expires + orphan_retention,
             State::Completed { expires, .. } => now < expires,
         });
         self.entries.get_mut(&id)
@@ -99,17 +108,17 @@ impl Model {
 
     fn acquire(
         &mut self,
-        who: Who,
+        caller: Caller,
         lease: Millis,
-        keep: Millis,
+        orphan_retention: Millis,
         orphans: OrphanPolicy,
     ) -> Acquired {
         let now = self.now;
         let leased = State::Leased {
-            ends: now + lease,
-            keep,
+            lease_expires: now + lease,
+            orphan_retention,
         };
-        let generation = match self.present(who.id) {
+        let generation = match self.present(caller.id) {
             None => 1,
             Some(entry) => {
                 let fingerprint = fingerprint(entry.fingerprint);
@@ -120,22 +129,22 @@ impl Model {
                             record: record.clone(),
                         };
                     }
-                    State::Leased { .. } if entry.token == Some(who.token) => {
+                    State::Leased { .. } if entry.token == Some(caller.token) => {
                         entry.state = leased;
                         return granted(entry.generation);
                     }
-                    State::Leased { ends, .. } if now < *ends => {
+                    State::Leased { lease_expires, .. } if now < *lease_expires => {
                         return Acquired::InProgress {
                             fingerprint,
-                            expires_in: Duration::from_millis(ends - now),
+                            expires_in: Duration::from_millis(lease_expires - now),
                         };
                     }
-                    State::Leased { ends, .. } => {
-                        let same = entry.fingerprint == who.fingerprint;
+                    State::Leased { lease_expires, .. } => {
+                        let same = entry.fingerprint == caller.fingerprint;
                         if !same || orphans == OrphanPolicy::Refuse {
                             return Acquired::Orphaned {
                                 fingerprint,
-                                since: Duration::from_millis(now - ends),
+                                since: Duration::from_millis(now - lease_expires),
                             };
                         }
                         entry.generation + 1
@@ -144,40 +153,40 @@ impl Model {
             }
         };
         let entry = Entry {
-            token: Some(who.token),
-            fingerprint: who.fingerprint,
+            token: Some(caller.token),
+            fingerprint: caller.fingerprint,
             generation,
             state: leased,
         };
-        self.entries.insert(who.id, entry);
+        self.entries.insert(caller.id, entry);
         granted(generation)
     }
 
-    fn renew(&mut self, who: Who, ttl: Millis) -> Answer {
+    fn renew(&mut self, caller: Caller, ttl: Millis) -> Reply {
         let now = self.now;
-        let Some(entry) = self.present(who.id) else {
-            return Answer::Lost;
+        let Some(entry) = self.present(caller.id) else {
+            return Reply::Lost;
         };
         match &mut entry.state {
-            State::Leased { ends, .. } if entry.token == Some(who.token) => {
-                *ends = now + ttl;
-                Answer::Done
+            State::Leased { lease_expires, .. } if entry.token == Some(caller.token) => {
+                *lease_expires = now + ttl;
+                Reply::Done
             }
-            State::Leased { .. } | State::Completed { .. } => Answer::Lost,
+            State::Leased { .. } | State::Completed { .. } => Reply::Lost,
         }
     }
 
-    fn complete(&mut self, who: Who, record: Bytes, retention: Millis) -> Answer {
+    fn complete(&mut self, caller: Caller, record: Bytes, retention: Millis) -> Reply {
         let expires = self.now + retention;
         let completed = Entry {
-            token: Some(who.token),
-            fingerprint: who.fingerprint,
-            generation: who.generation,
+            token: Some(caller.token),
+            fingerprint: caller.fingerprint,
+            generation: caller.generation,
             state: State::Completed { record, expires },
         };
-        match self.present(who.id) {
-            Some(entry) if entry.token.is_some_and(|token| token != who.token) => {
-                return Answer::Lost;
+        match self.present(caller.id) {
+            Some(entry) if entry.token.is_some_and(|token| token != caller.token) => {
+                return Reply::Lost;
             }
             Some(Entry {
                 state: State::Completed { .. },
@@ -188,23 +197,23 @@ impl Model {
                 ..
             })
             | None => {
-                self.entries.insert(who.id, completed);
+                self.entries.insert(caller.id, completed);
             }
         }
-        Answer::Done
+        Reply::Done
     }
 
-    fn release(&mut self, who: Who) {
+    fn release(&mut self, caller: Caller) {
         let now = self.now;
-        if let Some(entry) = self.present(who.id)
-            && entry.token == Some(who.token)
-            && let State::Leased { ends, .. } = &mut entry.state
+        if let Some(entry) = self.present(caller.id)
+            && entry.token == Some(caller.token)
+            && let State::Leased { lease_expires, .. } = &mut entry.state
         {
             if entry.generation > 1 {
-                *ends = now;
+                *lease_expires = now;
                 entry.token = None;
             } else {
-                self.entries.remove(&who.id);
+                self.entries.remove(&caller.id);
             }
         }
     }
@@ -229,9 +238,9 @@ impl ReferenceStateMachine for Model {
     }
 
     fn transitions(_: &Self) -> BoxedStrategy<Step> {
-        let who =
+        let caller =
             (0..3u8, 0..3u8, 0..2u8, 1..3u64).prop_map(|(id, token, fingerprint, generation)| {
-                Who {
+                Caller {
                     id,
                     token,
                     fingerprint,
@@ -244,14 +253,14 @@ impl ReferenceStateMachine for Model {
             1 => Just(OrphanPolicy::Refuse),
         ];
         prop_oneof![
-            8 => (who.clone(), millis.clone(), millis.clone(), orphans).prop_map(
-                |(who, lease, keep, orphans)| Step::Acquire { who, lease, keep, orphans }
+            8 => (caller.clone(), millis.clone(), millis.clone(), orphans).prop_map(
+                |(caller, lease, orphan_retention, orphans)| Step::Acquire { caller, lease, orphan_retention, orphans }
             ),
-            3 => (who.clone(), millis.clone()).prop_map(|(who, ttl)| Step::Renew { who, ttl }),
-            4 => (who.clone(), 0..40usize, millis.clone()).prop_map(
-                |(who, len, retention)| Step::Complete { who, len, retention }
+            3 => (caller.clone(), millis.clone()).prop_map(|(caller, ttl)| Step::Renew { caller, ttl }),
+            4 => (caller.clone(), 0..40usize, millis.clone()).prop_map(
+                |(caller, len, retention)| Step::Complete { caller, len, retention }
             ),
-            2 => who.prop_map(|who| Step::Release { who }),
+            2 => caller.prop_map(|caller| Step::Release { caller }),
             4 => millis.prop_map(Step::Advance),
             1 => Just(Step::Sweep),
         ]
@@ -259,37 +268,37 @@ impl ReferenceStateMachine for Model {
     }
 
     fn apply(mut model: Self, step: &Step) -> Self {
-        let answer = match *step {
+        let reply = match *step {
             Step::Acquire {
-                who,
+                caller,
                 lease,
-                keep,
+                orphan_retention,
                 orphans,
-            } => Answer::Acquired(model.acquire(who, lease, keep, orphans)),
-            Step::Renew { who, ttl } => model.renew(who, ttl),
+            } => Reply::Acquired(model.acquire(caller, lease, orphan_retention, orphans)),
+            Step::Renew { caller, ttl } => model.renew(caller, ttl),
             Step::Complete {
-                who,
+                caller,
                 len,
                 retention,
-            } => model.complete(who, record(who, len), retention),
-            Step::Release { who } => {
-                model.release(who);
-                Answer::Done
+            } => model.complete(caller, record(caller, len), retention),
+            Step::Release { caller } => {
+                model.release(caller);
+                Reply::Done
             }
             Step::Advance(by) => {
                 model.now += by;
-                Answer::Done
+                Reply::Done
             }
-            Step::Sweep => Answer::Done,
+            Step::Sweep => Reply::Done,
         };
-        model.answer = Some(answer);
+        model.reply = Some(reply);
         model
     }
 }
 
-/// The engine and its virtual clock.
+/// The table and its virtual clock.
 struct Subject {
-    engine: Engine,
+    table: Table,
     now: u64,
 }
 
@@ -299,70 +308,70 @@ impl StateMachineTest for Subject {
 
     fn init_test(_: &Model) -> Self {
         Self {
-            engine: Engine::new(2, 100, 1 << 20),
+            table: Table::new(2, 100, 1 << 20),
             now: 0,
         }
     }
 
     fn apply(mut subject: Self, model: &Model, step: Step) -> Self {
-        let (engine, now) = (&subject.engine, subject.now);
-        let answer = match step {
+        let (table, now) = (&subject.table, subject.now);
+        let reply = match step {
             Step::Acquire {
-                who,
+                caller,
                 lease,
-                keep,
+                orphan_retention,
                 orphans,
             } => {
                 let claim = Claim {
-                    token: token(who.token),
+                    token: token(caller.token),
                     lease: Ttl::from_millis(lease),
-                    orphan_retention: Ttl::from_millis(keep),
+                    orphan_retention: Ttl::from_millis(orphan_retention),
                     orphans,
-                    ..Claim::new(id(who.id), fingerprint(who.fingerprint)).unwrap()
+                    ..Claim::new(id(caller.id), fingerprint(caller.fingerprint)).unwrap()
                 };
-                engine
+                table
                     .acquire(&claim, now)
-                    .map_or(Answer::Full, Answer::Acquired)
+                    .map_or(Reply::Full, Reply::Acquired)
             }
-            Step::Renew { who, ttl } => {
-                match engine.renew(&lease_ref(who), Ttl::from_millis(ttl), now) {
-                    true => Answer::Done,
-                    false => Answer::Lost,
+            Step::Renew { caller, ttl } => {
+                match table.renew(&lease_ref(caller), Ttl::from_millis(ttl), now) {
+                    true => Reply::Done,
+                    false => Reply::Lost,
                 }
             }
             Step::Complete {
-                who,
+                caller,
                 len,
                 retention,
             } => {
                 let retention = Ttl::from_millis(retention);
-                match engine.complete(&lease_ref(who), record(who, len), retention, now) {
-                    Ok(()) => Answer::Done,
-                    Err(StoreError::LeaseLost) => Answer::Lost,
-                    Err(StoreError::RecordTooLarge { .. } | StoreError::Backend(_)) => Answer::Full,
+                match table.complete(&lease_ref(caller), record(caller, len), retention, now) {
+                    Ok(()) => Reply::Done,
+                    Err(StoreError::LeaseLost) => Reply::Lost,
+                    Err(StoreError::RecordTooLarge { .. } | StoreError::Backend(_)) => Reply::Full,
                 }
             }
-            Step::Release { who } => {
-                engine.release(&lease_ref(who), now);
-                Answer::Done
+            Step::Release { caller } => {
+                table.release(&lease_ref(caller), now);
+                Reply::Done
             }
             Step::Advance(by) => {
                 subject.now += by * 1_000_000;
-                Answer::Done
+                Reply::Done
             }
             Step::Sweep => {
-                engine.sweep(now);
-                let size = (engine.budget().entries(), engine.budget().bytes());
+                table.sweep(now);
+                let size = (table.budget().entries(), table.budget().bytes());
                 assert_eq!(size, model.size(), "entries and bytes once swept");
-                Answer::Done
+                Reply::Done
             }
         };
-        assert_eq!(Some(answer), model.answer);
+        assert_eq!(Some(reply), model.reply);
         subject
     }
 
     fn check_invariants(subject: &Self, model: &Model) {
-        let budget = subject.engine.budget();
+        let budget = subject.table.budget();
         let (entries, bytes) = model.size();
         assert!(budget.entries() >= entries && budget.bytes() >= bytes);
     }
@@ -375,17 +384,17 @@ fn granted(generation: u64) -> Acquired {
     }
 }
 
-fn lease_ref(who: Who) -> LeaseRef {
+fn lease_ref(caller: Caller) -> LeaseRef {
     LeaseRef {
-        id: id(who.id),
-        fingerprint: fingerprint(who.fingerprint),
-        token: token(who.token),
-        generation: who.generation,
+        id: id(caller.id),
+        fingerprint: fingerprint(caller.fingerprint),
+        token: token(caller.token),
+        generation: caller.generation,
     }
 }
 
-fn record(who: Who, len: usize) -> Bytes {
-    vec![who.token; len].into()
+fn record(caller: Caller, len: usize) -> Bytes {
+    vec![caller.token; len].into()
 }
 
 fn id(n: u8) -> KeyId {

@@ -2,24 +2,24 @@
 
 use std::collections::{BTreeSet, VecDeque};
 
-/// Deadlines of one length come in the order in which they end: they stand in a queue, where a new one costs a write
-/// behind the last. One that ends before the last of the queue goes to a tree.
+/// Entries with equal durations arrive in the order of their deadlines. They go to a queue, where an insertion is one
+/// write at the back. An entry with an earlier deadline than the last of the queue goes to a tree.
 pub(super) struct Order {
-    /// Ascending. The first and the last are not gone.
-    queue: VecDeque<Place>,
-    /// How many of the queue are gone.
-    gone: usize,
-    /// Those that came out of order.
-    stragglers: BTreeSet<(u64, u32)>,
+    /// Ascending. The first and the last slot are not removed.
+    queue: VecDeque<QueuedSlot>,
+    /// The number of removed slots in the queue.
+    removed: usize,
+    /// Slots that arrived out of order.
+    out_of_order: BTreeSet<(u64, u32)>,
 }
 
-struct Place {
+struct QueuedSlot {
     deadline: u64,
     slot: u32,
-    gone: bool,
+    removed: bool,
 }
 
-impl Place {
+impl QueuedSlot {
     const fn key(&self) -> (u64, u32) {
         (self.deadline, self.slot)
     }
@@ -29,70 +29,70 @@ impl Order {
     pub(super) const fn new() -> Self {
         Self {
             queue: VecDeque::new(),
-            gone: 0,
-            stragglers: BTreeSet::new(),
+            removed: 0,
+            out_of_order: BTreeSet::new(),
         }
     }
 
-    /// Adds a slot that is not there under this deadline.
+    /// Adds a slot that is not present under this deadline.
     pub(super) fn insert(&mut self, deadline: u64, slot: u32) {
         let is_last = self
             .queue
             .back()
             .is_none_or(|last| last.key() < (deadline, slot));
         if is_last {
-            self.queue.push_back(Place {
+            self.queue.push_back(QueuedSlot {
                 deadline,
                 slot,
-                gone: false,
+                removed: false,
             });
         } else {
-            self.stragglers.insert((deadline, slot));
+            self.out_of_order.insert((deadline, slot));
         }
     }
 
-    /// Takes a slot out that is there under this deadline.
+    /// Removes a slot that is present under this deadline.
     pub(super) fn remove(&mut self, deadline: u64, slot: u32) {
-        if self.stragglers.remove(&(deadline, slot)) {
+        if self.out_of_order.remove(&(deadline, slot)) {
             return;
         }
-        let is_first = |place: &Place| place.key() == (deadline, slot);
+        let is_first = |queued: &QueuedSlot| queued.key() == (deadline, slot);
         if self.queue.front().is_some_and(is_first) {
             self.queue.pop_front();
         } else if let Ok(at) = self
             .queue
-            .binary_search_by_key(&(deadline, slot), Place::key)
+            .binary_search_by_key(&(deadline, slot), QueuedSlot::key)
         {
-            self.queue[at].gone = true;
-            self.gone += 1;
+            self.queue[at].removed = true;
+            self.removed += 1;
         }
-        self.tidy();
+        self.compact();
     }
 
-    /// The slot whose deadline comes first.
+    /// Returns the slot with the earliest deadline.
     pub(super) fn first(&self) -> Option<(u64, u32)> {
-        let queued = self.queue.front().map(Place::key);
-        let straggler = self.stragglers.first().copied();
-        match (queued, straggler) {
-            (Some(queued), Some(straggler)) => Some(queued.min(straggler)),
-            (queued, straggler) => queued.or(straggler),
+        let queued = self.queue.front().map(QueuedSlot::key);
+        let unordered = self.out_of_order.first().copied();
+        match (queued, unordered) {
+            (Some(queued), Some(unordered)) => Some(queued.min(unordered)),
+            (queued, unordered) => queued.or(unordered),
         }
     }
 
-    /// Drops what is gone at both ends, and all of it when it is more than what is there; gives room back that is no
-    /// longer used. Each costs no more than the removals before it did.
-    fn tidy(&mut self) {
-        while self.queue.front().is_some_and(|place| place.gone) {
+    /// Drops removed slots at both ends, and all of them once they are the majority. Frees unused capacity. The
+    /// amortized cost does not exceed that of the removals.
+    fn compact(&mut self) {
+        while self.queue.front().is_some_and(|queued| queued.removed) {
             self.queue.pop_front();
-            self.gone -= 1;
+            self.removed -= 1;
         }
-        while self.queue.back().is_some_and(|place| place.gone) {
+        while self.queue.back().is_some_and(|queued| queued.removed) {
             self.queue.pop_back();
-            self.gone -= 1;
+            self.removed -= 1;
         }
-        if self.gone > self.queue.len() / 2 {
-            self.queue.retain(|place| !place.gone);
-            self.gone = 0;
+        if self.removed > self.queue.len() / 2 {
+            self.queue.retain(|queued| !queued.removed);
+            self.removed = 0;
         }
         if self.queue.capacity() > 64 && self.queue.len() < self.queue.capacity() / 8 {
             self.queue.shrink_to(self.queue.len() * 2);
@@ -107,7 +107,7 @@ mod tests {
     use crate::random::Random;
 
     #[test]
-    fn it_is_the_order_of_a_tree_whatever_comes_and_goes() {
+    fn order_matches_tree_under_random_changes() {
         let mut random = Random::new(7);
         for spread in [1, 10, 1000] {
             let (mut order, mut tree, mut now) = (Order::new(), BTreeSet::new(), 0);
@@ -116,21 +116,21 @@ mod tests {
                 let deadline = now + random.below(spread) as u64;
                 order.insert(deadline, slot);
                 tree.insert((deadline, slot));
-                // More come than go, then more go than come.
+                // More insertions than removals at first, then more removals than insertions.
                 for _ in 0..random.below(if slot < 10_000 { 3 } else { 4 }) {
                     let from =
                         (now + random.below(2 * spread) as u64).saturating_sub(spread as u64);
                     let any = tree.range((from, 0)..).next().copied();
                     let first = tree.first().copied();
-                    let gone = if random.once_in(4) { first } else { any };
-                    if let Some((deadline, slot)) = gone {
+                    let removed = if random.once_in(4) { first } else { any };
+                    if let Some((deadline, slot)) = removed {
                         order.remove(deadline, slot);
                         tree.remove(&(deadline, slot));
                     }
                 }
                 assert_eq!(order.first(), tree.first().copied());
                 assert_eq!(
-                    order.queue.len() - order.gone + order.stragglers.len(),
+                    order.queue.len() - order.removed + order.out_of_order.len(),
                     tree.len()
                 );
             }
@@ -143,16 +143,16 @@ mod tests {
     }
 
     #[test]
-    fn deadlines_of_one_length_never_reach_the_tree() {
+    fn ascending_deadlines_bypass_tree() {
         let mut order = Order::new();
         for slot in 0..1000 {
             order.insert(u64::from(slot / 10), slot);
         }
-        assert!(order.stragglers.is_empty());
+        assert!(order.out_of_order.is_empty());
     }
 
     #[test]
-    fn what_left_gives_its_room_back_even_behind_one_that_stays() {
+    fn removed_slots_free_memory_behind_first_slot() {
         let mut order = Order::new();
         order.insert(0, 0);
         for slot in 1..100_000 {

@@ -1,7 +1,7 @@
-//! One shard: its entries, the index that finds them by id, and their order by deadline.
+//! A shard: its entries, their index by id, and their order by deadline.
 //!
-//! Every method runs under the shard's lock, so nothing here calls foreign code: records own their buffers, and waiters
-//! are handed out to be woken by the caller once the lock is gone.
+//! Every method runs under the shard's lock, so no method calls foreign code. Records own their buffers. The caller
+//! wakes waiters after it has released the lock.
 
 use std::{collections::BTreeMap, hash::BuildHasher, num::NonZeroU64, sync::Arc};
 
@@ -17,10 +17,10 @@ use super::{
 };
 use crate::store::{Claim, Fingerprint, KeyId, LeaseRef, Token};
 
-/// How many expired entries of each kind a write takes away beside its own work: more than it can add.
-const TIDY: usize = 2;
+/// The number of expired entries of each kind that a write removes: more than a write can add.
+const EXPIRED_PER_WRITE: usize = 2;
 
-/// What the shards share.
+/// State that all shards share.
 pub(super) struct Shared {
     pub(super) hasher: HashBuilder,
     pub(super) budget: Budget,
@@ -31,20 +31,20 @@ pub(super) struct Shared {
 pub(super) struct Shard {
     index: HashTable<u32>,
     entries: Slab<Entry>,
-    /// Completed entries by the end of their retention.
+    /// Completed entries by the expiry of their records.
     records: Order,
-    /// Leases and orphans by the moment they are forgotten.
+    /// Leases and orphans by the expiry of the orphan.
     leases: Order,
-    /// Those who wait for an entry; empty unless someone does.
-    waiting: BTreeMap<u32, Waiting>,
-    /// No entry's deadline is before this.
-    due: u64,
+    /// Waiters by slot. Empty if no entry has a waiter.
+    waiters: BTreeMap<u32, WaiterGroup>,
+    /// A lower bound of all deadlines.
+    earliest_deadline: u64,
 }
 
-/// Who waits for the entry in a slot.
-pub(super) struct Waiting {
-    /// Has no permits and is closed when the entry changes: unlike a notification, that is also seen by a waiter that
-    /// looks afterwards.
+/// The waiters for the entry in a slot.
+pub(super) struct WaiterGroup {
+    /// Has no permits and is closed when the entry changes. Unlike a notification, the closed state stays visible to a
+    /// waiter that polls later.
     pub(super) event: Arc<Semaphore>,
     pub(super) count: usize,
 }
@@ -58,10 +58,10 @@ pub(super) struct Entry {
 }
 
 pub(super) enum State {
-    /// In progress until `ends`, then orphaned until `forgotten`. Once it is released nobody holds it.
+    /// In progress until `lease_expires`, then orphaned until `orphan_expires`. No token holds a released entry.
     Leased {
-        ends: u64,
-        forgotten: u64,
+        lease_expires: u64,
+        orphan_expires: u64,
         released: bool,
     },
     Completed {
@@ -91,7 +91,7 @@ impl Entry {
         }
     }
 
-    /// The token that holds the entry, or completed it.
+    /// Returns the token that holds or completed the entry.
     pub(super) const fn holder(&self) -> Option<Token> {
         match self.state {
             State::Leased { released: true, .. } => None,
@@ -109,17 +109,17 @@ impl Entry {
 
 impl State {
     pub(super) fn leased(claim: &Claim, now: u64) -> Self {
-        let ends = now.saturating_add(nanos(claim.lease));
+        let lease_expires = now.saturating_add(nanos(claim.lease));
         Self::Leased {
-            ends,
-            forgotten: ends.saturating_add(nanos(claim.orphan_retention)),
+            lease_expires,
+            orphan_expires: lease_expires.saturating_add(nanos(claim.orphan_retention)),
             released: false,
         }
     }
 
     fn deadline(&self) -> u64 {
         match *self {
-            Self::Leased { forgotten, .. } => forgotten,
+            Self::Leased { orphan_expires, .. } => orphan_expires,
             Self::Completed { expires, .. } => expires,
         }
     }
@@ -132,12 +132,12 @@ impl Shard {
             entries: Slab::new(),
             records: Order::new(),
             leases: Order::new(),
-            waiting: BTreeMap::new(),
-            due: u64::MAX,
+            waiters: BTreeMap::new(),
+            earliest_deadline: u64::MAX,
         }
     }
 
-    /// The slot of the entry with this id. One that is over is taken away and not found.
+    /// Returns the slot of the entry with this id. Removes the entry and returns `None` if it is expired.
     pub(super) fn find(&mut self, shared: &Shared, hash: u64, id: &KeyId, now: u64) -> Option<u32> {
         let entries = &self.entries;
         let holds_id = |slot: &u32| entries.get(*slot).is_some_and(|entry| entry.id == *id);
@@ -153,7 +153,7 @@ impl Shard {
         self.entries.get(slot).expect(SLOT_IN_USE)
     }
 
-    /// Adds an entry whose id is not there and whose cost is reserved.
+    /// Adds an entry whose id is not present and whose cost is reserved.
     pub(super) fn insert(&mut self, shared: &Shared, hash: u64, entry: Entry) {
         let deadline = entry.state.deadline();
         let completed = matches!(entry.state, State::Completed { .. });
@@ -163,11 +163,11 @@ impl Shard {
             let entry = entries.get(*slot).expect(SLOT_IN_USE);
             shared.hasher.hash_one(entry.id)
         });
-        self.order(completed).insert(deadline, slot);
-        self.due = self.due.min(deadline);
+        self.order_mut(completed).insert(deadline, slot);
+        self.earliest_deadline = self.earliest_deadline.min(deadline);
     }
 
-    /// Changes an entry, keeping its place in the order by deadline.
+    /// Changes an entry and updates its position in the deadline order.
     pub(super) fn update(&mut self, slot: u32, change: impl FnOnce(&mut Entry)) {
         let entry = self.entries.get_mut(slot).expect(SLOT_IN_USE);
         let before = (
@@ -180,13 +180,13 @@ impl Shard {
             entry.state.deadline(),
         );
         if before != after {
-            self.order(before.0).remove(before.1, slot);
-            self.order(after.0).insert(after.1, slot);
-            self.due = self.due.min(after.1);
+            self.order_mut(before.0).remove(before.1, slot);
+            self.order_mut(after.0).insert(after.1, slot);
+            self.earliest_deadline = self.earliest_deadline.min(after.1);
         }
     }
 
-    /// Takes an entry away, and gives back what it cost.
+    /// Removes an entry and returns its capacity to the budget.
     pub(super) fn remove(&mut self, shared: &Shared, slot: u32) {
         let entry = self.entries.remove(slot).expect(SLOT_IN_USE);
         let hash = shared.hasher.hash_one(entry.id);
@@ -196,76 +196,76 @@ impl Shard {
             .remove();
         let completed = matches!(entry.state, State::Completed { .. });
         let deadline = entry.state.deadline();
-        self.order(completed).remove(deadline, slot);
-        self.waiting.remove(&slot);
-        shared.budget.give_back(entry.cost());
+        self.order_mut(completed).remove(deadline, slot);
+        self.waiters.remove(&slot);
+        shared.budget.release(entry.cost());
         self.shrink_index(shared);
     }
 
-    /// Takes away some entries that are over.
-    pub(super) fn tidy(&mut self, shared: &Shared, now: u64) {
-        if now < self.due {
+    /// Removes some expired entries.
+    pub(super) fn remove_expired(&mut self, shared: &Shared, now: u64) {
+        if now < self.earliest_deadline {
             return;
         }
         for completed in [true, false] {
-            for _ in 0..TIDY {
-                match self.order(completed).first() {
+            for _ in 0..EXPIRED_PER_WRITE {
+                match self.order_mut(completed).first() {
                     Some((deadline, slot)) if deadline <= now => self.remove(shared, slot),
                     _ => break,
                 }
             }
         }
         let first = |order: &Order| order.first().map_or(u64::MAX, |at| at.0);
-        self.due = first(&self.records).min(first(&self.leases));
+        self.earliest_deadline = first(&self.records).min(first(&self.leases));
     }
 
-    /// The entry that makes way next: a forgotten orphan, or else the record that expires first. Never a lease.
-    pub(super) fn victim(&self, now: u64) -> Option<u32> {
-        let forgotten = self.leases.first().filter(|(at, _)| *at <= now);
-        let (_, slot) = forgotten.or_else(|| self.records.first())?;
+    /// Returns the next entry to evict: an expired orphan, else the record that expires first. Never returns a lease.
+    pub(super) fn eviction_candidate(&self, now: u64) -> Option<u32> {
+        let expired_orphan = self.leases.first().filter(|(at, _)| *at <= now);
+        let (_, slot) = expired_orphan.or_else(|| self.records.first())?;
         Some(slot)
     }
 
     pub(super) fn evict(&mut self, shared: &Shared, now: u64) -> bool {
-        let victim = self.victim(now);
-        if let Some(slot) = victim {
+        let eviction_candidate = self.eviction_candidate(now);
+        if let Some(slot) = eviction_candidate {
             self.remove(shared, slot);
         }
-        victim.is_some()
+        eviction_candidate.is_some()
     }
 
     /// Registers a waiter for the entry.
-    pub(super) fn wait(&mut self, slot: u32) -> Arc<Semaphore> {
-        let waiting = self.waiting.entry(slot).or_insert_with(|| Waiting {
+    pub(super) fn add_waiter(&mut self, slot: u32) -> Arc<Semaphore> {
+        let group = self.waiters.entry(slot).or_insert_with(|| WaiterGroup {
             event: Arc::new(Semaphore::new(0)),
             count: 0,
         });
-        waiting.count += 1;
-        Arc::clone(&waiting.event)
+        group.count += 1;
+        Arc::clone(&group.event)
     }
 
-    /// A waiter leaves; the last one takes the registration along.
-    pub(super) fn leave(&mut self, slot: u32, event: &Arc<Semaphore>) {
-        let Some(waiting) = self.waiting.get_mut(&slot) else {
+    /// Removes a waiter. The last waiter removes the registration of the entry.
+    pub(super) fn remove_waiter(&mut self, slot: u32, event: &Arc<Semaphore>) {
+        let Some(group) = self.waiters.get_mut(&slot) else {
             return;
         };
-        if Arc::ptr_eq(&waiting.event, event) {
-            waiting.count -= 1;
-            if waiting.count == 0 {
-                self.waiting.remove(&slot);
+        if Arc::ptr_eq(&group.event, event) {
+            group.count -= 1;
+            if group.count == 0 {
+                self.waiters.remove(&slot);
             }
         }
     }
 
-    /// Those who wait for the entry, to be woken once the lock is gone.
-    pub(super) fn waiters(&mut self, slot: u32) -> Option<Arc<Semaphore>> {
-        if self.waiting.is_empty() {
+    /// Removes and returns the waiters for the entry. The caller wakes them after it has released the lock.
+    pub(super) fn take_waiters(&mut self, slot: u32) -> Option<Arc<Semaphore>> {
+        if self.waiters.is_empty() {
             return None;
         }
-        self.waiting.remove(&slot).map(|waiting| waiting.event)
+        self.waiters.remove(&slot).map(|group| group.event)
     }
 
-    const fn order(&mut self, completed: bool) -> &mut Order {
+    const fn order_mut(&mut self, completed: bool) -> &mut Order {
         if completed {
             &mut self.records
         } else {
@@ -273,8 +273,8 @@ impl Shard {
         }
     }
 
-    /// Gives memory back once an eighth of the index is in use, keeping room to grow again: many small records that
-    /// made way for few large ones must not count twice.
+    /// Shrinks the index once less than an eighth of it is in use, with capacity to grow again. Without this, the
+    /// index of many small evicted records would use memory that their large successors count again.
     fn shrink_index(&mut self, shared: &Shared) {
         if self.index.capacity() > 256 && self.index.len() < self.index.capacity() / 8 {
             let entries = &self.entries;
@@ -288,14 +288,14 @@ impl Shard {
 
 #[cfg(test)]
 impl Shard {
-    pub(super) fn waiting(&self) -> usize {
-        self.waiting.len()
+    pub(super) fn waiter_groups(&self) -> usize {
+        self.waiters.len()
     }
 
-    /// Takes away everything that is over.
+    /// Removes all expired entries.
     pub(super) fn sweep(&mut self, shared: &Shared, now: u64) {
-        while self.due <= now && self.due < u64::MAX {
-            self.tidy(shared, now);
+        while self.earliest_deadline <= now && self.earliest_deadline < u64::MAX {
+            self.remove_expired(shared, now);
         }
     }
 }

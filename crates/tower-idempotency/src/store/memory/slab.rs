@@ -1,4 +1,4 @@
-//! Values in pages of a fixed size: growth moves nothing, wastes at most a page, and an empty page is given back.
+//! Values in pages of a fixed size. Growth moves no value and wastes at most a page, and an empty page is freed.
 
 const PAGE: usize = 32;
 const ALL_FREE: u32 = u32::MAX;
@@ -6,15 +6,15 @@ const ALL_FREE: u32 = u32::MAX;
 /// Values under small stable numbers.
 pub(super) struct Slab<T> {
     pages: Vec<Page<T>>,
-    /// The pages with a free slot, each once; the last is filled first.
+    /// The pages with a free slot, each listed once. The last is filled first.
     open: Vec<u32>,
-    /// How many pages hold memory and no value: at most one, so that a slab that goes between none and one does not
-    /// allocate each time.
+    /// The number of pages that have memory and no value: at most one. A slab that alternates between zero values and
+    /// one then does not allocate each time.
     spare: u32,
 }
 
 struct Page<T> {
-    /// Absent unless a value is there, or the page is the spare one.
+    /// The slots; `None` unless the page has a value or is the spare page.
     slots: Option<Box<[Option<T>]>>,
     /// One bit for each free slot.
     free: u32,
@@ -92,12 +92,12 @@ const fn split(slot: u32) -> (usize, usize) {
 mod tests {
     use super::*;
 
-    fn pages_held<T>(slab: &Slab<T>) -> usize {
+    fn allocated_pages<T>(slab: &Slab<T>) -> usize {
         slab.pages.iter().filter(|p| p.slots.is_some()).count()
     }
 
     #[test]
-    fn values_keep_their_number_while_others_come_and_go() {
+    fn values_retain_their_slot_while_others_change() {
         let mut slab = Slab::new();
         let slots: Vec<u32> = (0..100).map(|n| slab.insert(n)).collect();
         for slot in slots.iter().step_by(2) {
@@ -117,14 +117,14 @@ mod tests {
     }
 
     #[test]
-    fn empty_pages_are_given_back() {
+    fn empty_pages_are_freed() {
         let mut slab = Slab::new();
         let slots: Vec<u32> = (0..PAGE * 10).map(|n| slab.insert(n)).collect();
-        assert_eq!(pages_held(&slab), 10);
+        assert_eq!(allocated_pages(&slab), 10);
         for slot in slots {
             slab.remove(slot);
         }
-        assert_eq!(pages_held(&slab), 1);
+        assert_eq!(allocated_pages(&slab), 1);
         for n in 0..PAGE * 10 {
             slab.insert(n);
         }

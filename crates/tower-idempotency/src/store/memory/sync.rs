@@ -1,6 +1,8 @@
-//! The primitives the store is built on: the standard ones, or in tests under `cfg(shuttle)` those of the model checker.
+//! Synchronization primitives of the store: the standard ones, or those of the model checker in tests under
+//! `cfg(shuttle)`.
 //!
-//! In tests only: others set this cfg for tests of their own, and need a store that works there.
+//! The replacement applies to tests only. Other crates set this cfg for their own tests and need a store that works
+//! there.
 
 #[cfg(not(all(test, shuttle)))]
 pub(super) use std::sync::{Mutex, MutexGuard, atomic::AtomicUsize};
@@ -8,10 +10,10 @@ pub(super) use std::sync::{Mutex, MutexGuard, atomic::AtomicUsize};
 #[cfg(all(test, shuttle))]
 pub(super) use shuttle::sync::{Mutex, MutexGuard, atomic::AtomicUsize};
 
-/// Hashes ids under a seed drawn for each store, so that nobody can aim ids at one shard.
+/// Hasher with a random seed for each store, so that no client can direct ids to one shard.
 #[cfg(not(all(test, shuttle)))]
 pub(super) type HashBuilder = hashbrown::DefaultHashBuilder;
 
-/// Without a seed: the same schedule must meet the same shards.
+/// Hasher without a seed: the same schedule must use the same shards.
 #[cfg(all(test, shuttle))]
 pub(super) type HashBuilder = std::hash::BuildHasherDefault<std::hash::DefaultHasher>;

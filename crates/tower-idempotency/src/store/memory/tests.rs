@@ -55,8 +55,9 @@ fn assert_full(error: StoreError) {
 mod bounds {
     use super::*;
 
+    // F-113
     #[tokio::test]
-    async fn fm_114_a_store_full_of_leases_refuses_and_loses_none() {
+    async fn fm_114_full_store_rejects_and_loses_no_lease() {
         let store = MemoryStore::new().with_max_entries(100);
         let mut leases = Vec::new();
         for n in 0..100 {
@@ -71,8 +72,9 @@ mod bounds {
         hold(&store, 100).await;
     }
 
+    // F-112
     #[tokio::test(start_paused = true)]
-    async fn orphans_never_make_way() {
+    async fn orphans_are_never_evicted() {
         let store = MemoryStore::new().with_max_entries(10);
         for n in 0..10 {
             hold(&store, n).await;
@@ -86,30 +88,31 @@ mod bounds {
     }
 
     #[tokio::test]
-    async fn records_that_expire_soonest_make_way_first() {
-        let core = Engine::new(1, 10, usize::MAX);
+    async fn records_expiring_soonest_are_evicted_first() {
+        let table = Table::new(1, 10, usize::MAX);
         let mut claims: Vec<Claim> = (0..11).map(claim).collect();
         let last = claims.pop().unwrap();
         for (n, claim) in claims.iter().enumerate() {
             let retention = Ttl::from_secs(1000 - n as u64);
-            core.acquire(claim, 0).unwrap();
-            core.complete(&claim.lease_ref(1), Bytes::new(), retention, 0)
+            table.acquire(claim, 0).unwrap();
+            table
+                .complete(&claim.lease_ref(1), Bytes::new(), retention, 0)
                 .unwrap();
         }
-        core.acquire(&last, 0).unwrap();
+        table.acquire(&last, 0).unwrap();
         for claim in &claims[..9] {
-            let found = core.acquire(claim, 0).unwrap();
+            let found = table.acquire(claim, 0).unwrap();
             assert!(matches!(found, Acquired::Completed { .. }));
         }
-        // Each acquire of the one that made way now takes the next one's place.
-        let found = core.acquire(&claims[9], 0).unwrap();
+        // Each acquire of an evicted record now evicts the next record.
+        let found = table.acquire(&claims[9], 0).unwrap();
         assert!(matches!(found, Acquired::Granted { .. }));
-        let found = core.acquire(&claim(8), 0).unwrap();
+        let found = table.acquire(&claim(8), 0).unwrap();
         assert!(matches!(found, Acquired::Granted { .. }));
     }
 
     #[tokio::test]
-    async fn records_of_other_shards_make_way_too() {
+    async fn records_of_other_shards_are_evicted() {
         let store = MemoryStore::new().with_max_entries(50);
         for n in 0..50 {
             record(&store, n, 10, HOUR).await;
@@ -123,7 +126,7 @@ mod bounds {
     }
 
     #[tokio::test]
-    async fn many_small_records_make_way_for_a_large_one() {
+    async fn small_records_are_evicted_for_large_record() {
         let store = MemoryStore::new().with_max_bytes(1_000_000);
         for n in 0..2000 {
             record(&store, n, 1000, HOUR).await;
@@ -135,7 +138,7 @@ mod bounds {
     }
 
     #[tokio::test]
-    async fn a_record_that_could_never_fit_is_refused_and_evicts_nothing() {
+    async fn record_above_limit_is_rejected_without_eviction() {
         let store = MemoryStore::new().with_max_bytes(10_000);
         record(&store, 1, 100, HOUR).await;
         let lease = hold(&store, 2).await;
@@ -154,7 +157,7 @@ mod bounds {
     }
 
     #[tokio::test]
-    async fn a_complete_without_room_leaves_the_lease_in_place() {
+    async fn complete_without_capacity_leaves_lease() {
         let store = MemoryStore::new().with_max_bytes(10 * ENTRY_BYTES);
         let mut leases = Vec::new();
         for n in 0..10 {
@@ -169,7 +172,7 @@ mod bounds {
     }
 
     #[tokio::test]
-    async fn a_store_of_no_size_refuses_everything() {
+    async fn store_of_zero_size_rejects_all_claims() {
         for store in [
             MemoryStore::new().with_max_entries(0),
             MemoryStore::new().with_max_bytes(0),
@@ -180,7 +183,7 @@ mod bounds {
     }
 
     #[tokio::test]
-    async fn bounds_that_are_lowered_apply_to_all_clones_from_the_next_write() {
+    async fn lowered_limits_apply_to_clones_from_next_write() {
         let store = MemoryStore::new();
         for n in 0..100 {
             record(&store, n, 10, HOUR).await;
@@ -191,7 +194,7 @@ mod bounds {
     }
 
     #[tokio::test(start_paused = true)]
-    async fn later_writes_take_away_what_is_over() {
+    async fn later_writes_remove_expired_entries() {
         let store = MemoryStore::new();
         for n in 0..1000 {
             record(&store, n, 10, Ttl::from_secs(60)).await;
@@ -211,7 +214,7 @@ mod waiters {
     const N: u64 = 1;
     const ID: KeyId = id(N);
 
-    async fn settle() {
+    async fn yield_to_tasks() {
         for _ in 0..10 {
             tokio::task::yield_now().await;
         }
@@ -222,7 +225,7 @@ mod waiters {
     }
 
     #[tokio::test(start_paused = true)]
-    async fn completion_wakes_them_all_at_once_and_leaves_nothing_behind() {
+    async fn completion_wakes_and_removes_all_waiters() {
         let store = MemoryStore::new();
         let lease = hold(&store, N).await;
         let start = Instant::now();
@@ -231,16 +234,16 @@ mod waiters {
             let store = store.clone();
             waiters.spawn(async move { store.wait_for_change(&ID, Duration::from_secs(10)).await });
         }
-        settle().await;
-        assert_eq!(store.engine.waiting(), 1);
+        yield_to_tasks().await;
+        assert_eq!(store.table.waiter_groups(), 1);
         store.complete(&lease, "x".into(), HOUR).await.unwrap();
         waiters.join_all().await;
         assert_eq!(start.elapsed(), Duration::ZERO);
-        assert_eq!(store.engine.waiting(), 0);
+        assert_eq!(store.table.waiter_groups(), 0);
     }
 
     #[tokio::test(start_paused = true)]
-    async fn dropped_waiters_leave_nothing_behind() {
+    async fn dropped_waiters_are_removed() {
         let store = MemoryStore::new();
         hold(&store, N).await;
         {
@@ -250,13 +253,13 @@ mod waiters {
                 let mut second = pin!(store.wait_for_change(&ID, HOUR.as_duration()));
                 assert!(poll_once(second.as_mut()).is_pending());
             }
-            assert_eq!(store.engine.waiting(), 1);
+            assert_eq!(store.table.waiter_groups(), 1);
         }
-        assert_eq!(store.engine.waiting(), 0);
+        assert_eq!(store.table.waiter_groups(), 0);
     }
 
     #[tokio::test(start_paused = true)]
-    async fn a_waiter_dropped_after_the_key_was_taken_anew_leaves_the_new_waiters() {
+    async fn stale_waiter_drop_leaves_new_waiters() {
         let store = MemoryStore::new();
         let lease = hold(&store, N).await;
         let mut old = Box::pin(store.wait_for_change(&ID, HOUR.as_duration()));
@@ -266,13 +269,13 @@ mod waiters {
         let mut new = pin!(store.wait_for_change(&ID, HOUR.as_duration()));
         assert!(poll_once(new.as_mut()).is_pending());
         drop(old);
-        assert_eq!(store.engine.waiting(), 1);
+        assert_eq!(store.table.waiter_groups(), 1);
         store.release(&lease).await.unwrap();
         assert!(poll_once(new).is_ready());
     }
 
     #[tokio::test(start_paused = true)]
-    async fn they_wake_when_the_lease_ends_and_no_later() {
+    async fn waiters_wake_at_lease_expiry() {
         let store = MemoryStore::new();
         let claim = claim(N);
         store.acquire(&claim).await.unwrap();
@@ -287,7 +290,7 @@ mod waiters {
     }
 
     #[tokio::test(start_paused = true)]
-    async fn they_wait_on_while_the_lease_is_renewed() {
+    async fn waiters_keep_waiting_while_lease_is_renewed() {
         let store = MemoryStore::new();
         let lease = hold(&store, N).await;
         let waiter = {
@@ -307,7 +310,7 @@ mod waiters {
     }
 
     #[tokio::test(start_paused = true)]
-    async fn within_may_be_as_long_as_it_likes() {
+    async fn longest_wait_timeout_is_accepted() {
         let store = MemoryStore::new();
         let lease = hold(&store, N).await;
         let mut waiter = pin!(store.wait_for_change(&ID, Duration::MAX));
@@ -317,8 +320,9 @@ mod waiters {
     }
 }
 
+// F-045
 #[tokio::test]
-async fn the_longest_times_do_not_overflow() {
+async fn longest_times_do_not_overflow() {
     let store = MemoryStore::new();
     let claim = Claim {
         lease: Ttl::MAX,
@@ -337,26 +341,27 @@ async fn the_longest_times_do_not_overflow() {
     assert!(has_record(&store, 1).await);
 }
 
-/// At the very instant of expiry an entry is expired.
+// F-103
+/// An entry is expired at the very instant of expiry.
 #[test]
-fn fm_57_expiry_is_judged_to_the_nanosecond() {
+fn fm_57_expiry_is_exact_to_nanosecond() {
     const SECOND: u64 = 1_000_000_000;
-    let engine = Engine::new(1, 10, 10_000);
+    let table = Table::new(1, 10, 10_000);
     let holder = Claim {
         lease: Ttl::from_secs(1),
         orphan_retention: Ttl::from_secs(1),
         ..claim(1)
     };
-    engine.acquire(&holder, 0).unwrap();
-    let look = |now| {
+    table.acquire(&holder, 0).unwrap();
+    let acquire_at = |now| {
         let refusing = Claim {
             orphans: crate::store::OrphanPolicy::Refuse,
             ..claim(1)
         };
-        engine.acquire(&refusing, now).unwrap()
+        table.acquire(&refusing, now).unwrap()
     };
     assert_eq!(
-        look(SECOND - 1),
+        acquire_at(SECOND - 1),
         Acquired::InProgress {
             fingerprint: FINGERPRINT,
             expires_in: Duration::from_nanos(1)
@@ -366,35 +371,35 @@ fn fm_57_expiry_is_judged_to_the_nanosecond() {
         fingerprint: FINGERPRINT,
         since: Duration::from_nanos(nanos),
     };
-    assert_eq!(look(SECOND), since(0));
-    assert_eq!(look(2 * SECOND - 1), since(SECOND - 1));
-    assert!(matches!(look(2 * SECOND), Acquired::Granted { .. }));
+    assert_eq!(acquire_at(SECOND), since(0));
+    assert_eq!(acquire_at(2 * SECOND - 1), since(SECOND - 1));
+    assert!(matches!(acquire_at(2 * SECOND), Acquired::Granted { .. }));
 
     let completed = holder.lease_ref(1);
     let completed = LeaseRef {
         id: id(2),
         ..completed
     };
-    engine
+    table
         .complete(&completed, Bytes::new(), Ttl::from_secs(1), 0)
         .unwrap();
-    let look = |now| engine.acquire(&claim(2), now).unwrap();
-    assert!(matches!(look(SECOND - 1), Acquired::Completed { .. }));
-    assert!(matches!(look(SECOND), Acquired::Granted { .. }));
+    let acquire_at = |now| table.acquire(&claim(2), now).unwrap();
+    assert!(matches!(acquire_at(SECOND - 1), Acquired::Completed { .. }));
+    assert!(matches!(acquire_at(SECOND), Acquired::Granted { .. }));
 }
 
 #[test]
-fn the_store_and_its_futures_are_what_services_need() {
-    fn shared<T: Send + Sync + Clone + 'static>(_: &T) {}
-    fn sent<T: Send>(_: T) {}
+fn store_and_futures_are_send() {
+    fn assert_shareable<T: Send + Sync + Clone + 'static>(_: &T) {}
+    fn assert_send<T: Send>(_: T) {}
     let store = MemoryStore::default();
-    shared(&store);
+    assert_shareable(&store);
     let claim = Claim {
         token: Token::from_bytes([1; 16]),
         ..claim(1)
     };
-    sent(store.acquire(&claim));
-    sent(store.wait_for_change(&claim.id, Duration::ZERO));
+    assert_send(store.acquire(&claim));
+    assert_send(store.wait_for_change(&claim.id, Duration::ZERO));
     assert_eq!(format!("{store:?}"), "MemoryStore { len: 0, bytes: 0, .. }");
     assert!(store.is_empty());
 }

@@ -1,0 +1,114 @@
+//! Links to a server: a single connection, a pool or a cluster behind one interface.
+
+#[cfg(feature = "cluster")]
+mod cluster;
+mod command;
+mod reconnect;
+
+use redis::{Cmd, RedisResult, Value, aio::MultiplexedConnection};
+use tokio::time::Instant;
+
+#[cfg(feature = "cluster")]
+pub(crate) use self::cluster::Cluster;
+#[cfg(feature = "deadpool")]
+pub(crate) use self::command::with_deadline;
+use self::command::{send, send_pair};
+pub(crate) use self::reconnect::ReconnectingConnection;
+#[cfg(feature = "deadpool")]
+use self::reconnect::requires_reconnect;
+
+/// A way to send commands to the server.
+///
+/// Futures of the less common variants are boxed: getting a connection from a pool takes 14 KiB.
+pub(crate) enum Link {
+    /// A connection to one server, or to the primary that sentinels report. The connection is replaced if it breaks, if its
+    /// server has become read-only, or if its server is unresponsive.
+    Single(ReconnectingConnection<MultiplexedConnection>),
+    /// A pool, which lends a connection to each call.
+    #[cfg(feature = "deadpool")]
+    Pooled(deadpool_redis::Pool),
+    /// A connection that knows the nodes and their slots. It is replaced if a node is unresponsive.
+    #[cfg(feature = "cluster")]
+    Cluster(Box<Cluster>),
+}
+
+impl Link {
+    /// Returns `true` if scripts should publish messages for waiters. In a cluster, every message would go to every node.
+    pub(crate) fn can_publish(&self) -> bool {
+        match self {
+            #[cfg(feature = "cluster")]
+            Self::Cluster(_) => false,
+            _ => true,
+        }
+    }
+
+    /// Sends a command and returns its reply. Error replies of the server become errors.
+    pub(crate) async fn send(&self, deadline: Instant, command: &Cmd) -> RedisResult<Value> {
+        match self {
+            Self::Single(connection) => connection.call(deadline, |it| send(it, command)).await,
+            #[cfg(feature = "deadpool")]
+            Self::Pooled(pool) => {
+                let sent = call_pooled(pool, |it| send(it, command));
+                Box::pin(with_deadline(deadline, sent)).await
+            }
+            #[cfg(feature = "cluster")]
+            Self::Cluster(cluster) => Box::pin(cluster.send(deadline, command)).await,
+        }
+    }
+
+    /// Sends two commands at once, on one connection and in this order. Returns both replies.
+    pub(crate) async fn send_pair(
+        &self,
+        deadline: Instant,
+        first: &Cmd,
+        second: &Cmd,
+    ) -> RedisResult<(Value, Value)> {
+        let mut pair = redis::pipe();
+        pair.add_command(first.clone());
+        pair.add_command(second.clone());
+        match self {
+            Self::Single(connection) => connection.call(deadline, |it| send_pair(it, &pair)).await,
+            #[cfg(feature = "deadpool")]
+            Self::Pooled(pool) => {
+                let sent = call_pooled(pool, |it| send_pair(it, &pair));
+                Box::pin(with_deadline(deadline, sent)).await
+            }
+            // Only calls that wait for replicas send pairs. A store on a cluster does not wait for replicas.
+            #[cfg(feature = "cluster")]
+            Self::Cluster(_) => {
+                let message = "a cluster accepts one command at a time";
+                Err((redis::ErrorKind::Client, message).into())
+            }
+        }
+    }
+}
+
+/// Makes a call on a connection of the pool.
+///
+/// Removes the connection from the pool if its server is no longer the primary. The pool would keep it, because the pool
+/// only checks that the server replies.
+#[cfg(feature = "deadpool")]
+async fn call_pooled<T, F>(
+    pool: &deadpool_redis::Pool,
+    call: impl FnOnce(MultiplexedConnection) -> F,
+) -> RedisResult<T>
+where
+    F: Future<Output = RedisResult<T>>,
+{
+    use deadpool_redis::PoolError;
+
+    let connection = pool.get().await.map_err(|error| match error {
+        PoolError::Backend(error) => error,
+        error => (
+            redis::ErrorKind::Client,
+            "the pool returned no connection",
+            error.to_string(),
+        )
+            .into(),
+    })?;
+    let result = call(MultiplexedConnection::clone(&connection)).await;
+    if result.as_ref().is_err_and(requires_reconnect) {
+        drop(deadpool_redis::Connection::take(connection));
+    }
+    result
+}

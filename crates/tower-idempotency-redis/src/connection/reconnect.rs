@@ -1,0 +1,445 @@
+//! A connection that all calls share and that is replaced when it fails.
+
+use std::{
+    future::Future,
+    hash::{BuildHasher, RandomState},
+    io,
+    sync::{
+        Mutex, PoisonError,
+        atomic::{AtomicU64, Ordering::Relaxed},
+    },
+    time::Duration,
+};
+
+use futures_util::{
+    FutureExt,
+    future::{BoxFuture, Shared, poll_fn},
+};
+use redis::{ErrorKind, RedisError, RedisResult, ServerErrorKind};
+use tokio::time::{Instant, sleep_until};
+
+use super::command::with_deadline;
+
+/// A connection that is shared by all calls and reconnects when it fails.
+///
+/// Times are stored in microseconds since `created_at`.
+pub(crate) struct ReconnectingConnection<C: Clone> {
+    connect: Box<dyn Fn() -> BoxFuture<'static, RedisResult<C>> + Send + Sync>,
+    current: Mutex<Current<C>>,
+    /// `true` if the connection leads to several servers. One of them may be unresponsive while the others reply.
+    is_cluster: bool,
+    /// Time of the last reply, or of the last replacement of the connection.
+    last_reply: AtomicU64,
+    /// Time of the first call after `last_reply` that found the connection established.
+    first_pending_call: AtomicU64,
+    created_at: Instant,
+}
+
+/// A connection that is established or is being established.
+type SharedConnection<C> = Shared<BoxFuture<'static, RedisResult<C>>>;
+
+/// The connection in use.
+struct Current<C: Clone> {
+    /// Increases by one with each replacement.
+    number: u64,
+    connection: SharedConnection<C>,
+    /// Number of consecutive failed attempts to connect.
+    failures: u32,
+    /// The next connection, used once it is established. Until then, calls reach the responsive servers of a cluster on the
+    /// current one.
+    replacement: Option<SharedConnection<C>>,
+}
+
+impl<C: Clone + Send + Sync + 'static> ReconnectingConnection<C> {
+    /// Creates a connection that is established on the first call.
+    ///
+    /// Later calls wait for an attempt that takes longer than one call. `connect` must therefore end by itself.
+    pub(crate) fn new<F>(connect: impl Fn() -> F + Send + Sync + 'static) -> Self
+    where
+        F: Future<Output = RedisResult<C>> + Send + 'static,
+    {
+        let connect = Box::new(move || connect().boxed());
+        Self {
+            current: Mutex::new(Current {
+                number: 0,
+                connection: spawn_connect(connect(), Duration::ZERO),
+                failures: 0,
+                replacement: None,
+            }),
+            connect,
+            is_cluster: false,
+            last_reply: AtomicU64::new(0),
+            first_pending_call: AtomicU64::new(0),
+            created_at: Instant::now(),
+        }
+    }
+
+    /// Like [`new`](Self::new), but for a connection to several servers.
+    ///
+    /// Such a connection reads the map of slots when it is established. It does not read the map again when a node becomes
+    /// unresponsive and another node replaces that node. One call that times out is therefore enough to reconnect.
+    #[cfg(feature = "cluster")]
+    pub(crate) fn new_cluster<F>(connect: impl Fn() -> F + Send + Sync + 'static) -> Self
+    where
+        F: Future<Output = RedisResult<C>> + Send + 'static,
+    {
+        Self {
+            is_cluster: true,
+            ..Self::new(connect)
+        }
+    }
+
+    /// Makes a call on the connection.
+    ///
+    /// Calls that arrive during an attempt to connect wait for that attempt. The attempt continues if they are dropped.
+    pub(crate) async fn call<T, F>(
+        &self,
+        deadline: Instant,
+        call: impl FnOnce(C) -> F,
+    ) -> RedisResult<T>
+    where
+        F: Future<Output = RedisResult<T>>,
+    {
+        let mut current = self.current();
+        let must_replace = match current.1.clone().now_or_never() {
+            Some(Ok(_)) => !self.is_cluster && self.is_unresponsive(deadline),
+            // The attempt failed after its callers had left. This call starts another one.
+            Some(Err(_)) => true,
+            // No command was sent on a connection that is being established, and the attempt ends by itself.
+            None => false,
+        };
+        if must_replace {
+            self.replace(current.0);
+            current = self.current();
+        }
+        let (number, connection, replacement) = current;
+        let connection = match with_deadline(deadline, connection).await {
+            Ok(connection) => connection,
+            // The connection is still being established.
+            Err(error) if error.is_timeout() && Instant::now() >= deadline => return Err(error),
+            Err(error) => {
+                self.reconnect_after_failure(number);
+                return Err(error);
+            }
+        };
+        let started = self.elapsed_micros();
+        let call = poll_alongside(replacement, call(connection));
+        let result = with_deadline(deadline, call).await;
+        match &result {
+            Ok(_) => self.last_reply.store(self.elapsed_micros(), Relaxed),
+            Err(error) if requires_reconnect(error) => self.replace(number),
+            // A server that disappears without closing the connection sends no more replies. A slow server replies to some
+            // of the calls.
+            Err(error) if error.is_timeout() => {
+                if self.is_cluster || self.last_reply.load(Relaxed) < started {
+                    self.replace(number);
+                }
+            }
+            // An error reply is a reply.
+            Err(_) => self.last_reply.store(self.elapsed_micros(), Relaxed),
+        }
+        result
+    }
+
+    /// Returns `true` if calls are pending and the server has sent no reply for as long as this call may take.
+    ///
+    /// Callers with shorter timeouts drop their calls before these time out here, so the next call has to check.
+    fn is_unresponsive(&self, deadline: Instant) -> bool {
+        let now = self.elapsed_micros();
+        let first_pending_call = self.first_pending_call.load(Relaxed);
+        if first_pending_call <= self.last_reply.load(Relaxed) {
+            self.first_pending_call.store(now, Relaxed);
+            return false;
+        }
+        let limit = deadline.saturating_duration_since(Instant::now());
+        Duration::from_micros(now.saturating_sub(first_pending_call)) >= limit
+    }
+
+    fn elapsed_micros(&self) -> u64 {
+        u64::try_from(self.created_at.elapsed().as_micros()).unwrap_or(u64::MAX)
+    }
+
+    /// Returns the number of the current connection, the connection, and its replacement. Switches to the replacement first
+    /// if that is established.
+    fn current(&self) -> (u64, SharedConnection<C>, Option<SharedConnection<C>>) {
+        let mut current = self.current.lock().unwrap_or_else(PoisonError::into_inner);
+        if let Some(replacement) = current.replacement.take_if(|it| it.peek().is_some())
+            && matches!(replacement.peek(), Some(Ok(_)))
+        {
+            current.number += 1;
+            current.connection = replacement;
+        }
+        (
+            current.number,
+            current.connection.clone(),
+            current.replacement.clone(),
+        )
+    }
+
+    /// Reconnects, unless another call has already replaced the connection or started to.
+    fn replace(&self, number: u64) {
+        let mut current = self.current.lock().unwrap_or_else(PoisonError::into_inner);
+        if current.number != number {
+            return;
+        }
+        let is_established = matches!(current.connection.peek(), Some(Ok(_)));
+        if self.is_cluster && is_established {
+            let connect = || spawn_connect((self.connect)(), Duration::ZERO);
+            current.replacement.get_or_insert_with(connect);
+        } else {
+            let failures = if is_established { 0 } else { current.failures };
+            self.start_connecting(&mut current, failures, Duration::ZERO);
+        }
+    }
+
+    /// Like [`replace`](Self::replace), but for an attempt that has just failed: backs off before the next one.
+    ///
+    /// Without the backoff, each call of each client would connect to a server that rejects connections.
+    fn reconnect_after_failure(&self, number: u64) {
+        let mut current = self.current.lock().unwrap_or_else(PoisonError::into_inner);
+        if current.number != number {
+            return;
+        }
+        let delay = MIN_BACKOFF.saturating_mul(2_u32.saturating_pow(current.failures));
+        let failures = current.failures.saturating_add(1);
+        self.start_connecting(&mut current, failures, add_jitter(delay.min(MAX_BACKOFF)));
+    }
+
+    fn start_connecting(&self, current: &mut Current<C>, failures: u32, delay: Duration) {
+        self.last_reply.store(self.elapsed_micros(), Relaxed);
+        *current = Current {
+            number: current.number + 1,
+            connection: spawn_connect((self.connect)(), delay),
+            failures,
+            replacement: None,
+        };
+    }
+}
+
+/// Connects after a delay, in a task that the first poll spawns.
+///
+/// Without a task, a caller that times out would stop the attempt for all other callers. A caller whose runtime shuts down
+/// would leave timers of that runtime in the shared future, which no other runtime may poll.
+fn spawn_connect<C: Clone + Send + Sync + 'static>(
+    connect: BoxFuture<'static, RedisResult<C>>,
+    delay: Duration,
+) -> SharedConnection<C> {
+    let start = Instant::now() + delay;
+    let connect = async move {
+        if !delay.is_zero() {
+            sleep_until(start).await;
+        }
+        connect.await
+    };
+    async { tokio::spawn(connect).await.map_err(io::Error::other)? }
+        .boxed()
+        .shared()
+}
+
+/// Returns a random delay between 3/4 of `delay` and `delay`, so that clients rejected at the same time do not reconnect at
+/// the same time.
+fn add_jitter(delay: Duration) -> Duration {
+    // The seeds of `RandomState` are random.
+    let [random, ..] = RandomState::new().hash_one(()).to_be_bytes();
+    delay * 3 / 4 + delay / 4 * u32::from(random) / 255
+}
+
+/// Makes a call and polls the replacement alongside it, because no caller waits for the replacement yet.
+async fn poll_alongside<C: Clone, T>(
+    replacement: Option<SharedConnection<C>>,
+    call: impl Future<Output = T>,
+) -> T {
+    let Some(mut replacement) = replacement else {
+        return call.await;
+    };
+    let mut call = std::pin::pin!(call);
+    let mut is_ready = false;
+    poll_fn(|cx| {
+        is_ready = is_ready || replacement.poll_unpin(cx).is_ready();
+        call.as_mut().poll(cx)
+    })
+    .await
+}
+
+/// Returns `true` if no later call on this connection can succeed.
+///
+/// A read-only server is a former primary: another server has been promoted, and only a new connection reaches it.
+pub(crate) fn requires_reconnect(error: &RedisError) -> bool {
+    match error.kind() {
+        ErrorKind::Server(ServerErrorKind::ReadOnly | ServerErrorKind::MasterDown) => true,
+        // Before Redis 7, the error code of a command inside a script is only in the text of the reply.
+        ErrorKind::Server(ServerErrorKind::ResponseError) => error
+            .detail()
+            .is_some_and(|detail| detail.contains(": -READONLY ")),
+        _ => error.is_unrecoverable_error(),
+    }
+}
+
+/// Delay between the first failed attempt to connect and the next. It doubles with each further failure.
+const MIN_BACKOFF: Duration = Duration::from_millis(100);
+const MAX_BACKOFF: Duration = Duration::from_secs(1);
+
+#[cfg(test)]
+mod tests {
+    use std::{
+        collections::HashSet,
+        sync::{
+            Arc,
+            atomic::{AtomicBool, AtomicUsize, Ordering},
+        },
+    };
+
+    use tokio::time::{sleep, timeout};
+
+    use super::*;
+
+    const CALL_TIMEOUT: Duration = Duration::from_secs(1);
+
+    /// Returns a connection that takes longer to establish than three calls may take, and the count of attempts.
+    fn slow_connection() -> (ReconnectingConnection<()>, Arc<AtomicUsize>) {
+        let attempts = Arc::<AtomicUsize>::default();
+        let counter = Arc::clone(&attempts);
+        let connection = ReconnectingConnection::new(move || {
+            counter.fetch_add(1, Ordering::Relaxed);
+            async {
+                // Two steps: the second has to start although no caller polls at that time.
+                sleep(CALL_TIMEOUT * 7 / 4).await;
+                sleep(CALL_TIMEOUT * 7 / 4).await;
+                Ok(())
+            }
+        });
+        (connection, attempts)
+    }
+
+    /// Returns a connection that the server always refuses, and the count of attempts.
+    fn refused_connection() -> (ReconnectingConnection<()>, Arc<AtomicUsize>) {
+        let attempts = Arc::<AtomicUsize>::default();
+        let counter = Arc::clone(&attempts);
+        let connection = ReconnectingConnection::new(move || {
+            let counter = Arc::clone(&counter);
+            async move {
+                counter.fetch_add(1, Ordering::Relaxed);
+                Err(io::Error::from(io::ErrorKind::ConnectionRefused).into())
+            }
+        });
+        (connection, attempts)
+    }
+
+    async fn call(connection: &ReconnectingConnection<()>) -> RedisResult<()> {
+        connection
+            .call(Instant::now() + CALL_TIMEOUT, |()| async { Ok(()) })
+            .await
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn slow_connect_outlasts_calls_that_time_out() {
+        let (connection, attempts) = slow_connection();
+        for n in 0..4 {
+            assert_eq!(call(&connection).await.is_ok(), n == 3, "call {n}");
+        }
+        assert_eq!(attempts.load(Ordering::Relaxed), 1);
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn failed_connect_without_waiters_is_retried() {
+        let attempts = AtomicUsize::default();
+        let connection = ReconnectingConnection::new(move || {
+            let is_first = attempts.fetch_add(1, Ordering::Relaxed) == 0;
+            async move {
+                if is_first {
+                    sleep(CALL_TIMEOUT * 3 / 2).await;
+                    return Err(io::Error::other("no").into());
+                }
+                Ok(())
+            }
+        });
+        assert!(call(&connection).await.is_err(), "the call times out");
+        sleep(CALL_TIMEOUT).await;
+        assert!(call(&connection).await.is_ok());
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn connection_established_without_waiters_is_used() {
+        let (connection, attempts) = slow_connection();
+        for _ in 0..3 {
+            let dropped = timeout(CALL_TIMEOUT / 10, call(&connection)).await;
+            assert!(dropped.is_err());
+        }
+        sleep(CALL_TIMEOUT * 5).await;
+        assert!(call(&connection).await.is_ok());
+        assert_eq!(attempts.load(Ordering::Relaxed), 1);
+    }
+
+    // F-133
+    #[tokio::test(start_paused = true)]
+    async fn failed_connects_back_off_exponentially() {
+        let (connection, attempts) = refused_connection();
+        assert!(call(&connection).await.is_err());
+        for (n, longest) in [100, 200, 400, 800, 1_000, 1_000].into_iter().enumerate() {
+            let start = Instant::now();
+            let deadline = start + CALL_TIMEOUT * 2;
+            let refused = connection.call(deadline, |()| async { Ok(()) });
+            assert!(refused.await.is_err());
+            // The clock has a resolution of 1 ms.
+            let delay = start.elapsed().as_millis();
+            let expected = longest * 3 / 4..=longest + 1;
+            assert!(expected.contains(&delay), "{delay} ms after {n} failures");
+            assert_eq!(attempts.load(Ordering::Relaxed), n + 2);
+        }
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn success_resets_reconnect_backoff() {
+        let is_refused = Arc::new(AtomicBool::new(true));
+        let refused = Arc::clone(&is_refused);
+        let connection = ReconnectingConnection::new(move || {
+            let refused = Arc::clone(&refused);
+            async move {
+                match refused.load(Ordering::Relaxed) {
+                    true => Err(io::Error::from(io::ErrorKind::ConnectionRefused).into()),
+                    false => Ok(()),
+                }
+            }
+        });
+        for _ in 0..4 {
+            assert!(call(&connection).await.is_err());
+        }
+        is_refused.store(false, Ordering::Relaxed);
+        assert!(call(&connection).await.is_ok());
+        let breaks =
+            async || -> RedisResult<()> { Err(io::Error::from(io::ErrorKind::BrokenPipe).into()) };
+        let broken = connection.call(Instant::now() + CALL_TIMEOUT, |()| breaks());
+        assert!(broken.await.is_err());
+        is_refused.store(true, Ordering::Relaxed);
+        let start = Instant::now();
+        assert!(call(&connection).await.is_err());
+        assert_eq!(start.elapsed(), Duration::ZERO);
+        assert!(call(&connection).await.is_err());
+        assert!(start.elapsed() <= Duration::from_millis(101));
+    }
+
+    #[test]
+    fn jitter_varies_delays() {
+        let delays: HashSet<_> = (0..100).map(|_| add_jitter(MAX_BACKOFF)).collect();
+        assert!(delays.len() > 10, "{delays:?}");
+    }
+
+    #[test]
+    fn ended_runtime_leaves_no_pending_timer() {
+        let runtime = || {
+            let mut runtime = tokio::runtime::Builder::new_current_thread();
+            runtime.enable_all().build().unwrap()
+        };
+        let (connection, attempts) = refused_connection();
+        let first = runtime();
+        assert!(first.block_on(call(&connection)).is_err());
+        let dropped = async { timeout(Duration::from_millis(10), call(&connection)).await };
+        assert!(first.block_on(dropped).is_err());
+        drop(first);
+        let second = runtime();
+        for _ in 0..2 {
+            assert!(second.block_on(call(&connection)).is_err());
+        }
+        assert!(attempts.load(Ordering::Relaxed) > 1);
+    }
+}

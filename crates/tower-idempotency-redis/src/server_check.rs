@@ -1,0 +1,226 @@
+//! Requirements on a server, checked once when the store connects.
+
+use redis::{ErrorKind, RedisError, RetryMethod, Value};
+use tokio::time::Instant;
+
+use crate::{
+    connection::Link,
+    error::{ConnectError, ConnectErrorKind},
+    options::Eviction,
+    scripts::Scripts,
+};
+
+/// Checks the version, role and eviction policy of each node, and loads the scripts.
+pub(crate) async fn check_server(
+    link: &Link,
+    deadline: Instant,
+    scripts: &Scripts,
+    eviction: Eviction,
+) -> Result<(), ConnectError> {
+    let info = link
+        .send(deadline, &redis::cmd("INFO"))
+        .await
+        .map_err(ConnectError::unreachable)?;
+    let mut nodes = Vec::new();
+    collect_texts(&info, &mut nodes);
+    if nodes.is_empty() {
+        return Err(unusable("expected a description of the server"));
+    }
+    for node in nodes {
+        check_version_and_role(node)?;
+        check_eviction_policy(node, eviction)?;
+    }
+    for script in scripts.all() {
+        link.send(deadline, &script.load_command())
+            .await
+            .map_err(script_load_error)?;
+    }
+    Ok(())
+}
+
+fn check_version_and_role(info: &str) -> Result<(), ConnectError> {
+    let version = field(info, "redis_version").unwrap_or_default();
+    let major = version
+        .split('.')
+        .next()
+        .and_then(|it| it.parse::<u32>().ok());
+    if major.is_none_or(|major| major < MIN_VERSION) {
+        return Err(unusable(format!(
+            "expected Redis {MIN_VERSION} or later, found version {version:?}"
+        )));
+    }
+    match field(info, "role") {
+        Some("master") | None => Ok(()),
+        Some(role) => Err(unusable(format!("expected a primary, found a {role}"))),
+    }
+}
+
+/// Checks that the server does not evict entries before they expire.
+///
+/// Every entry has a time to live, so the `volatile-*` policies evict leases too. A server that does not report its policy
+/// counts as one that evicts.
+fn check_eviction_policy(info: &str, eviction: Eviction) -> Result<(), ConnectError> {
+    let policy = field(info, "maxmemory_policy").unwrap_or("unknown");
+    if policy == "noeviction" {
+        return Ok(());
+    }
+    let maxmemory = field(info, "maxmemory").unwrap_or("unknown");
+    match eviction {
+        Eviction::Refuse => Err(ConnectError::new(
+            ConnectErrorKind::EvictionPolicy,
+            format!("expected maxmemory-policy noeviction, found {policy}"),
+        )),
+        Eviction::Warn => {
+            tracing::warn!(
+                policy,
+                maxmemory,
+                "server may evict live leases when memory is full, requests may then execute twice: \
+                 set maxmemory-policy to noeviction"
+            );
+            Ok(())
+        }
+    }
+}
+
+/// Returns the value of the line `name:value`.
+fn field<'a>(info: &'a str, name: &str) -> Option<&'a str> {
+    info.lines()
+        .find_map(|line| line.strip_prefix(name)?.strip_prefix(':'))
+        .map(str::trim_end)
+}
+
+/// Collects the texts in a reply to `INFO`: one text from a single server, a map of texts from a cluster.
+fn collect_texts<'a>(value: &'a Value, texts: &mut Vec<&'a str>) {
+    match value {
+        Value::BulkString(bytes) => texts.extend(std::str::from_utf8(bytes)),
+        Value::SimpleString(text) | Value::VerbatimString { text, .. } => texts.push(text),
+        Value::Map(nodes) => nodes
+            .iter()
+            .for_each(|(_node, info)| collect_texts(info, texts)),
+        Value::Array(nodes) => nodes.iter().for_each(|info| collect_texts(info, texts)),
+        _ => {}
+    }
+}
+
+fn unusable(message: impl Into<String>) -> ConnectError {
+    ConnectError::new(ConnectErrorKind::Unusable, message)
+}
+
+/// Returns the error for a script that could not be loaded.
+///
+/// An error reply means that the server does not accept scripts, unless the server is temporarily busy. A missing reply
+/// is no statement about scripts.
+fn script_load_error(source: RedisError) -> ConnectError {
+    let is_about_scripts = match source.kind() {
+        ErrorKind::Server(_) => matches!(source.retry_method(), RetryMethod::NoRetry),
+        // The reply of a server that is busy with a slow script has no kind of its own in the driver.
+        ErrorKind::Extension => source.code() != Some("BUSY"),
+        _ => false,
+    };
+    if is_about_scripts {
+        unusable("the server does not accept scripts").with_source(source)
+    } else {
+        ConnectError::unreachable(source)
+    }
+}
+
+/// The first major version in which a script may read the clock before it writes.
+const MIN_VERSION: u32 = 5;
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn server_is_usable_from_version_5_as_primary() {
+        assert!(
+            check_version_and_role("# Server\r\nredis_version:5.0.0\r\nrole:master\r\n").is_ok()
+        );
+        assert!(check_version_and_role("redis_version:10.2.1\r\n").is_ok());
+        for (info, expected) in [
+            (
+                "redis_version:4.0.14\r\nrole:master\r\n",
+                "found version \"4.0.14\"",
+            ),
+            ("server:something else\r\n", "found version \"\""),
+            ("redis_version:7.0.15\r\nrole:slave\r\n", "found a slave"),
+        ] {
+            let error = check_version_and_role(info).expect_err(info);
+            assert_eq!(error.kind(), ConnectErrorKind::Unusable);
+            assert!(error.to_string().ends_with(expected), "{error}");
+        }
+    }
+
+    /// Valkey reports the Redis version that it is compatible with.
+    #[test]
+    fn valkey_is_usable() {
+        let info =
+            "redis_version:7.2.4\r\nserver_name:valkey\r\nvalkey_version:8.0.1\r\nrole:master\r\n";
+        assert!(check_version_and_role(info).is_ok());
+    }
+
+    #[test]
+    fn texts_of_all_cluster_nodes_are_collected() {
+        let text = |text: &str| Value::BulkString(text.into());
+        let nodes = Value::Map(vec![
+            (text("127.0.0.1:1"), text("a")),
+            (text("127.0.0.1:2"), text("b")),
+        ]);
+        let mut texts = Vec::new();
+        collect_texts(&nodes, &mut texts);
+        assert_eq!(texts, ["a", "b"]);
+    }
+
+    #[test]
+    fn every_policy_except_noeviction_is_refused() {
+        for policy in [
+            "allkeys-lru",
+            "allkeys-random",
+            "volatile-ttl",
+            "volatile-lfu",
+        ] {
+            let info = format!("maxmemory:0\r\nmaxmemory_policy:{policy}\r\n");
+            let error = check_eviction_policy(&info, Eviction::Refuse).expect_err(policy);
+            assert_eq!(error.kind(), ConnectErrorKind::EvictionPolicy);
+            assert!(error.to_string().ends_with(policy), "{error}");
+        }
+        let info = "maxmemory_policy:noeviction\r\n";
+        assert!(check_eviction_policy(info, Eviction::Refuse).is_ok());
+    }
+
+    #[test]
+    fn missing_policy_counts_as_evicting() {
+        let info = "maxmemory:0\r\n";
+        let error = check_eviction_policy(info, Eviction::Refuse).expect_err(info);
+        assert_eq!(error.kind(), ConnectErrorKind::EvictionPolicy);
+        assert!(error.to_string().ends_with("unknown"), "{error}");
+        assert!(check_eviction_policy(info, Eviction::Warn).is_ok());
+    }
+
+    #[test]
+    fn busy_server_is_unreachable_and_not_unusable() {
+        for (reply, kind) in [
+            (
+                "-LOADING Redis is loading the dataset in memory",
+                ConnectErrorKind::Unreachable,
+            ),
+            (
+                "-BUSY Redis is busy running a script",
+                ConnectErrorKind::Unreachable,
+            ),
+            (
+                "-CLUSTERDOWN The cluster is down",
+                ConnectErrorKind::Unreachable,
+            ),
+            (
+                "-NOPERM this user has no permissions to run it",
+                ConnectErrorKind::Unusable,
+            ),
+            ("-ERR unknown command 'SCRIPT'", ConnectErrorKind::Unusable),
+        ] {
+            let parsed = redis::parse_redis_value(format!("{reply}\r\n").as_bytes());
+            let source = parsed.and_then(Value::extract_error).expect_err(reply);
+            assert_eq!(script_load_error(source).kind(), kind, "{reply}");
+        }
+    }
+}

@@ -1,0 +1,222 @@
+//! Handlers' transactions, checkpoints and orphans in SQLite.
+
+use sqlx::{Connection, Row, Sqlite, SqliteConnection, SqlitePool, raw_sql, sqlite::SqliteRow};
+use tower_idempotency::{
+    Lease,
+    store::{Fingerprint, KeyId, LeaseRef, Ttl},
+};
+
+use super::{SqliteStore, fetch_row};
+use crate::{
+    Checkpoint, FencedTransaction, SqlError, TransactionError,
+    backend::{CheckpointWrite, LeaseStatus, SqlStore, millis},
+    completer::{OrphanQuery, OrphanRow},
+    connection::Priority,
+};
+
+impl SqliteStore {
+    /// Begins a handler's transaction that is fenced by its lease; see [`FencedTransaction`].
+    ///
+    /// `pool` belongs to the handler, and opens the file that has the store's table. SQLite has one writer at a time.
+    /// Until the transaction ends, no other connection can write to the file, so leases are neither renewed nor
+    /// acquired. Keep the transaction short, and do not wait for anything else in it.
+    ///
+    /// # Errors
+    ///
+    /// [`LeaseLost`](crate::TransactionErrorKind::LeaseLost) if the lease is no longer held,
+    /// [`NoEntry`](crate::TransactionErrorKind::NoEntry) if the pool's file has no such entry, and
+    /// [`Database`](crate::TransactionErrorKind::Database), for example after the busy timeout of the pool's
+    /// connections, if another writer holds the file.
+    ///
+    /// # Cancellation
+    ///
+    /// If the future is dropped, nothing happens. If the transaction begins all the same, a task rolls it back.
+    pub async fn begin(
+        &self,
+        lease: &Lease,
+        pool: &SqlitePool,
+    ) -> Result<FencedTransaction<Self>, TransactionError> {
+        FencedTransaction::begin(self, lease, pool).await
+    }
+
+    /// Returns the last checkpoint of this request, if an earlier execution or this one has written one.
+    ///
+    /// [`FencedTransaction::checkpoint`] writes it. The call is useful only if
+    /// [`is_takeover`](Lease::is_takeover) returns `true`. It uses a connection of the store.
+    ///
+    /// # Errors
+    ///
+    /// [`LeaseLost`](crate::TransactionErrorKind::LeaseLost), and
+    /// [`Database`](crate::TransactionErrorKind::Database), also after 30 seconds without a reply.
+    ///
+    /// # Cancellation
+    ///
+    /// Safe to drop.
+    pub async fn checkpoint(&self, lease: &Lease) -> Result<Option<Checkpoint>, TransactionError> {
+        Checkpoint::last(self, lease).await
+    }
+}
+
+impl SqlStore for SqliteStore {
+    type Database = Sqlite;
+
+    // Immediate: a transaction that reads before it writes would fail if a renewal wrote in between.
+    const BEGIN: &'static str = "begin immediate; savepoint tower_idempotency";
+
+    async fn record_limit(&self) -> Result<usize, SqlError> {
+        Ok(self.inner.settings.record_limit)
+    }
+
+    async fn lease_status(
+        &self,
+        connection: &mut SqliteConnection,
+        lease: &LeaseRef,
+    ) -> Result<LeaseStatus, SqlError> {
+        let read = self
+            .inner
+            .bind_lease(&self.inner.statements.lease_status, lease);
+        Ok(match read.fetch_optional(connection).await? {
+            Some(row) if row.try_get(0)? => LeaseStatus::Held,
+            Some(_) => LeaseStatus::Lost,
+            None => LeaseStatus::Absent,
+        })
+    }
+
+    async fn write_record(
+        &self,
+        connection: &mut SqliteConnection,
+        lease: &LeaseRef,
+        record: &[u8],
+        retention: Ttl,
+    ) -> Result<bool, SqlError> {
+        release_transaction_savepoint(connection).await?;
+        let write = self
+            .inner
+            .bind_lease(&self.inner.statements.write_record, lease);
+        let write = write.bind(millis(retention)).bind(record);
+        Ok(write.fetch_optional(connection).await?.is_some())
+    }
+
+    async fn write_checkpoint(
+        &self,
+        connection: &mut SqliteConnection,
+        lease: &LeaseRef,
+        checkpoint: &Checkpoint,
+    ) -> Result<CheckpointWrite, SqlError> {
+        release_transaction_savepoint(connection).await?;
+        let statements = &self.inner.statements;
+        let bind = |statement| {
+            let query = self.inner.bind_lease(statement, lease);
+            query.bind(checkpoint.name()).bind(checkpoint.json())
+        };
+        // No other connection can write between the two statements.
+        let before = bind(&statements.has_checkpoint)
+            .fetch_optional(&mut *connection)
+            .await?;
+        let written = bind(&statements.write_checkpoint).fetch_optional(connection);
+        Ok(match (before, written.await?) {
+            (Some(row), Some(_)) if row.try_get(0)? => CheckpointWrite::Unchanged,
+            (Some(_), Some(_)) => CheckpointWrite::Changed,
+            (None, _) | (_, None) => CheckpointWrite::LeaseLost,
+        })
+    }
+
+    async fn read_checkpoint(
+        &self,
+        lease: &LeaseRef,
+        after_writers: bool,
+    ) -> Result<Option<Option<Checkpoint>>, SqlError> {
+        let statements = &self.inner.statements;
+        // A statement that writes waits for other writers.
+        let (statement, connections) = if after_writers {
+            (
+                &statements.read_checkpoint_after_writers,
+                &self.inner.writer,
+            )
+        } else {
+            (&statements.read_checkpoint, &self.inner.readers)
+        };
+        let read = self.inner.bind_lease(statement, lease);
+        let Some(row) = fetch_row(connections, Priority::Maintain, read).await? else {
+            return Ok(None);
+        };
+        let Some(name) = row.try_get::<Option<String>, _>(0)? else {
+            return Ok(Some(None));
+        };
+        Ok(Some(Some(Checkpoint::from_stored(name, row.try_get(1)?))))
+    }
+
+    async fn orphans(&self, query: &OrphanQuery) -> Result<Vec<OrphanRow>, SqlError> {
+        let (ends, id) = match &query.after {
+            Some((ends, id)) => (*ends, id.as_bytes().as_slice()),
+            None => (i64::MIN, [].as_slice()),
+        };
+        let read = sqlx::query(self.inner.statements.orphans.clone())
+            .bind(min_age_millis(query))
+            .bind(ends)
+            .bind(id)
+            .bind(query.limit)
+            .bind(query.ended_before.unwrap_or(i64::MAX));
+        let (mut pooled, _) = self.inner.readers.checkout(Priority::Maintain).await?;
+        let rows = read.fetch_all(&mut pooled.connection).await?;
+        pooled.return_to_pool();
+        rows.iter().map(read_orphan_row).collect()
+    }
+
+    async fn is_due(&self, orphan: &OrphanRow, query: &OrphanQuery) -> Result<bool, SqlError> {
+        let read = sqlx::query(self.inner.statements.is_due.clone())
+            .bind(min_age_millis(query))
+            .bind(orphan.id.as_bytes().as_slice())
+            .bind(orphan.generation);
+        Ok(fetch_row(&self.inner.readers, Priority::Maintain, read)
+            .await?
+            .is_some())
+    }
+
+    fn is_missing_table(code: &str) -> bool {
+        // The store's statements are valid, so this error can only be a missing name.
+        code == "1"
+    }
+
+    fn is_commit_rejected(_code: &str) -> bool {
+        // SQLite runs in this process, so its reports are reliable: a failed commit has written nothing.
+        true
+    }
+}
+
+/// Releases the savepoint that the transaction began with. Fails if the transaction has ended: its savepoint ended too.
+async fn release_transaction_savepoint(connection: &mut SqliteConnection) -> Result<(), SqlError> {
+    let released = raw_sql("release savepoint tower_idempotency").execute(&mut *connection);
+    let Err(error) = released.await.map_err(SqlError::from) else {
+        return Ok(());
+    };
+    // Code 1: there is no such savepoint. Code 5 would mean that a running statement still uses it.
+    if error.code() != Some("1") {
+        return Err(error);
+    }
+    // sqlx considers the transaction open and will roll it back. If SQLite had none by then, that would fail, and sqlx
+    // would consider it open still. So this begins an empty one.
+    if connection.is_in_transaction() {
+        raw_sql("begin").execute(connection).await.ok();
+    }
+    Err(SqlError::transaction_ended())
+}
+
+fn min_age_millis(query: &OrphanQuery) -> i64 {
+    i64::try_from(query.min_age.as_millis()).unwrap_or(i64::MAX)
+}
+
+fn read_orphan_row(row: &SqliteRow) -> Result<OrphanRow, SqlError> {
+    let digest = |bytes: Vec<u8>| -> Result<[u8; 32], SqlError> {
+        let bytes = bytes.try_into();
+        bytes.map_err(|_| SqlError::unreadable("no digest"))
+    };
+    Ok(OrphanRow {
+        id: KeyId::from_bytes(digest(row.try_get(0)?)?),
+        fingerprint: Fingerprint::from_bytes(digest(row.try_get(1)?)?),
+        generation: row.try_get(2)?,
+        lease_ends: row.try_get(3)?,
+        operation: row.try_get(4)?,
+        read_at: row.try_get(5)?,
+    })
+}

@@ -1,0 +1,263 @@
+use std::{
+    error::Error,
+    fmt,
+    sync::{Mutex, PoisonError},
+};
+
+use tower_idempotency::{
+    store::StoreError,
+    transaction::{NotRecordable, NotRecordedReason},
+};
+
+use crate::SqlError;
+
+/// Failure of a transaction under a lease. Its writes are not committed, unless the kind says otherwise.
+///
+/// Return a response that the layer does not record. This is a 503, with
+/// [`Retention::NoStore`](tower_idempotency::Retention) if 5xx are recorded. The client then retries, and gets the
+/// stored response if there is one. If a commit was sent, the layer queries the store itself and returns the stored
+/// response at once.
+///
+/// After [`Ended`](TransactionErrorKind::Ended) a retry may repeat writes that are already committed. Return
+/// [`NeedsAttention`](tower_idempotency::NeedsAttention) instead.
+///
+/// The error contains nothing of keys, responses or checkpoints. See [`SqlError`] for the content of its source.
+#[derive(Debug)]
+pub struct TransactionError {
+    kind: TransactionErrorKind,
+    source: Option<SqlError>,
+}
+
+/// Cause of a [`TransactionError`].
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[non_exhaustive]
+pub enum TransactionErrorKind {
+    /// Another execution holds the lease, or the lease has finished with an outcome. The transaction wrote nothing. If
+    /// the transaction had already ended, see [`Ended`](Self::Ended).
+    LeaseLost,
+    /// The pool connects to another database than the store's, or the entry has expired. The transaction wrote nothing.
+    NoEntry,
+    /// The checkpoint's name is not 1 to 128 letters, digits and `-_.:/`, or its data cannot be stored. The data must
+    /// be serialisable and no larger than a record. The transaction wrote nothing.
+    Checkpoint,
+    /// The database failed before the commit was sent, or rejected the commit. The transaction wrote nothing.
+    Database,
+    /// The transaction had already ended.
+    ///
+    /// Causes: a statement of the handler ended it; in MySQL and MariaDB also a deadlock or a statement that changes a
+    /// table's definition. The driver also rolls the transaction back if the begin of a savepoint fails or is dropped.
+    ///
+    /// No record or checkpoint was written. The handler's earlier writes were rolled back, unless the handler itself
+    /// committed them. Its later writes were committed at once, each statement by itself.
+    Ended,
+    /// The commit was sent, and its outcome is unknown. The transaction wrote everything or nothing.
+    ///
+    /// The database acknowledged neither the commit nor a query for its outcome, or the lease is still held and the
+    /// commit may still take effect. The layer queries the store again before it responds to a client.
+    Unknown,
+}
+
+impl TransactionError {
+    /// Returns the cause.
+    #[must_use]
+    pub fn kind(&self) -> TransactionErrorKind {
+        self.kind
+    }
+
+    /// Returns the code that the database reported; see [`SqlError::code`].
+    #[must_use]
+    pub fn code(&self) -> Option<&str> {
+        self.source.as_ref()?.code()
+    }
+
+    pub(crate) fn new(kind: TransactionErrorKind, source: SqlError) -> Self {
+        Self {
+            kind,
+            source: Some(source),
+        }
+    }
+
+    pub(crate) fn database(error: impl Into<SqlError>) -> Self {
+        let error = error.into();
+        let kind = if error.is_transaction_ended() {
+            TransactionErrorKind::Ended
+        } else {
+            TransactionErrorKind::Database
+        };
+        Self::new(kind, error)
+    }
+
+    /// Converts an error of [`Prepared::commit`](tower_idempotency::transaction::Prepared::commit).
+    ///
+    /// `may_be_committed` is set if the commit was sent and the database did not reject it.
+    pub(super) fn from_commit(error: StoreError, may_be_committed: bool) -> Self {
+        let source = match error {
+            StoreError::Backend(source) => source.downcast::<SqlError>().ok().map(|it| *it),
+            _ => return TransactionErrorKind::LeaseLost.into(),
+        };
+        let kind = match &source {
+            _ if may_be_committed => TransactionErrorKind::Unknown,
+            Some(error) if error.is_transaction_ended() => TransactionErrorKind::Ended,
+            _ => TransactionErrorKind::Database,
+        };
+        Self { kind, source }
+    }
+}
+
+impl From<TransactionErrorKind> for TransactionError {
+    fn from(kind: TransactionErrorKind) -> Self {
+        Self { kind, source: None }
+    }
+}
+
+impl fmt::Display for TransactionError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self.kind {
+            TransactionErrorKind::LeaseLost => "the lease is no longer held",
+            TransactionErrorKind::NoEntry => {
+                "expected the entry of the lease in the pool's database, found none"
+            }
+            TransactionErrorKind::Checkpoint => {
+                "the checkpoint has an invalid name, or data that cannot be stored"
+            }
+            TransactionErrorKind::Database => "the transaction failed, and nothing was written",
+            TransactionErrorKind::Ended => {
+                "the transaction had already ended, and nothing was recorded"
+            }
+            TransactionErrorKind::Unknown => "the outcome of the commit is unknown",
+        })
+    }
+}
+
+impl Error for TransactionError {
+    fn source(&self) -> Option<&(dyn Error + 'static)> {
+        self.source.as_ref().map(|source| source as _)
+    }
+}
+
+/// Failure to commit an answer: the layer does not record the answer, or the transaction failed.
+///
+/// This type is `Send` and `Sync` for every answer that is `Send`, so `?` converts it to any other error. If the
+/// transaction failed, the [`TransactionError`] is the source.
+pub struct CommitError<T>(Inner<T>);
+
+enum Inner<T> {
+    // The mutex is never contended. It makes the error `Sync`, which bodies are not.
+    NotRecordable(NotRecordedReason, Mutex<T>),
+    Failed(TransactionError),
+}
+
+impl<T> CommitError<T> {
+    /// Returns the reason for which the layer does not record the answer. The transaction was rolled back.
+    ///
+    /// Returns [`None`] if the transaction failed.
+    #[must_use]
+    pub fn not_recorded_reason(&self) -> Option<NotRecordedReason> {
+        match &self.0 {
+            Inner::NotRecordable(reason, _) => Some(*reason),
+            Inner::Failed(_) => None,
+        }
+    }
+
+    /// Returns the failure of the transaction, or [`None`] if the layer does not record the answer.
+    #[must_use]
+    pub fn failure(&self) -> Option<&TransactionError> {
+        match &self.0 {
+            Inner::NotRecordable(..) => None,
+            Inner::Failed(error) => Some(error),
+        }
+    }
+
+    /// Returns the answer that the layer does not record.
+    ///
+    /// Return it to the client if it reports that nothing was done, such as a 5xx. An answer that reports success is
+    /// wrong now, because the transaction was rolled back.
+    ///
+    /// # Errors
+    ///
+    /// If the transaction failed.
+    pub fn into_answer(self) -> Result<T, TransactionError> {
+        match self.0 {
+            Inner::NotRecordable(_, answer) => {
+                Ok(answer.into_inner().unwrap_or_else(PoisonError::into_inner))
+            }
+            Inner::Failed(error) => Err(error),
+        }
+    }
+}
+
+impl<T> From<TransactionError> for CommitError<T> {
+    fn from(error: TransactionError) -> Self {
+        Self(Inner::Failed(error))
+    }
+}
+
+impl<T> From<NotRecordable<T>> for CommitError<T> {
+    fn from(error: NotRecordable<T>) -> Self {
+        let reason = error.reason();
+        Self(Inner::NotRecordable(
+            reason,
+            Mutex::new(error.into_answer()),
+        ))
+    }
+}
+
+impl<T> fmt::Display for CommitError<T> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match &self.0 {
+            Inner::NotRecordable(reason, _) => write!(
+                f,
+                "expected an answer that the layer records, found another ({reason:?}): rolled back"
+            ),
+            // The source reports the outcome.
+            Inner::Failed(_) => f.write_str("the transaction of the answer failed"),
+        }
+    }
+}
+
+/// Omits the answer.
+impl<T> fmt::Debug for CommitError<T> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match &self.0 {
+            Inner::NotRecordable(reason, _) => {
+                f.debug_tuple("NotRecordable").field(reason).finish()
+            }
+            Inner::Failed(error) => f.debug_tuple("Failed").field(error).finish(),
+        }
+    }
+}
+
+impl<T> Error for CommitError<T> {
+    fn source(&self) -> Option<&(dyn Error + 'static)> {
+        match &self.0 {
+            Inner::NotRecordable(..) => None,
+            Inner::Failed(error) => Some(error),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn display_reveals_only_kind() {
+        for kind in [
+            TransactionErrorKind::LeaseLost,
+            TransactionErrorKind::NoEntry,
+            TransactionErrorKind::Checkpoint,
+            TransactionErrorKind::Database,
+            TransactionErrorKind::Ended,
+            TransactionErrorKind::Unknown,
+        ] {
+            let error = CommitError::<()>::from(TransactionError::from(kind));
+            assert_eq!(
+                error.to_string(),
+                "the transaction of the answer failed",
+                "{kind:?}"
+            );
+            let source = error.source().expect("the failure");
+            assert_eq!(source.to_string(), TransactionError::from(kind).to_string());
+        }
+    }
+}

@@ -1,0 +1,360 @@
+use std::{
+    convert::Infallible,
+    fmt,
+    ops::{Deref, DerefMut},
+    panic::resume_unwind,
+    sync::atomic::{AtomicBool, Ordering::Relaxed},
+    time::Duration,
+};
+
+use http::Response;
+use serde::Serialize;
+use sqlx::{Connection as _, Database, Pool, SqlSafeStr as _, Transaction};
+use tokio::{sync::oneshot, time::sleep};
+use tower_idempotency::{
+    Body, Lease,
+    store::{LeaseRef, StoreError},
+    transaction::{NotRecordable, Prepared},
+};
+
+use crate::{
+    SqlError,
+    backend::{CheckpointWrite, ConnectionOf, LeaseStatus, SqlStore},
+    timeout::with_timeout,
+};
+
+mod checkpoint;
+mod error;
+
+pub use self::{
+    checkpoint::Checkpoint,
+    error::{CommitError, TransactionError, TransactionErrorKind},
+};
+
+/// A handler's transaction that is fenced by its lease. It commits the handler's writes and the record together, or
+/// neither.
+///
+/// [`PostgresStore::begin`](crate::PostgresStore::begin) begins one, as do the other stores. The transaction derefs to
+/// its connection: execute statements of sqlx on `&mut *tx`. End it with [`commit`](Self::commit),
+/// [`checkpoint`](Self::checkpoint) or [`rollback`](Self::rollback). Its drop rolls it back.
+///
+/// The layer does not know the transaction before its commit. If the handler returns a response without committing,
+/// that response is recorded although nothing was written. So return the response that [`commit`](Self::commit)
+/// returns. After a rollback, return a response that is not recorded, such as a 5xx.
+///
+/// The fence is a conditional write, the last one of the transaction. If the entry is not leased under this lease's
+/// token, nothing is committed. So two executions of one request commit once, however they overlap.
+///
+/// The lease is renewed meanwhile, on connections of the store. Do not end the transaction with a statement of your
+/// own: such a commit is not fenced. In MySQL and MariaDB, a statement that changes a table's definition commits, and a
+/// deadlock rolls back. Nothing is recorded then: see [`TransactionErrorKind::Ended`].
+#[must_use = "a dropped transaction is rolled back"]
+pub struct FencedTransaction<S: SqlStore> {
+    transaction: Transaction<'static, S::Database>,
+    store: S,
+    lease: Lease,
+}
+
+impl<S: SqlStore> FencedTransaction<S> {
+    /// Begins a transaction, like [`PostgresStore::begin`](crate::PostgresStore::begin), for code that is generic over
+    /// stores.
+    ///
+    /// # Errors
+    ///
+    /// Those of the store's `begin`.
+    ///
+    /// # Cancellation
+    ///
+    /// If the future is dropped, nothing happens. A transaction that begins all the same is rolled back in a task.
+    pub async fn begin(
+        store: &S,
+        lease: &Lease,
+        pool: &Pool<S::Database>,
+    ) -> Result<Self, TransactionError> {
+        let begun = begin(store.clone(), lease.lease_ref(), pool).await;
+        let (transaction, status) = begun.map_err(TransactionError::database)?;
+        match status {
+            Ok(LeaseStatus::Held) => Ok(Self {
+                transaction,
+                store: store.clone(),
+                lease: lease.clone(),
+            }),
+            Ok(LeaseStatus::Lost) => Err(TransactionErrorKind::LeaseLost.into()),
+            Ok(LeaseStatus::Absent) => Err(TransactionErrorKind::NoEntry.into()),
+            Err(error) if error.code().is_some_and(S::is_missing_table) => {
+                Err(TransactionError::new(TransactionErrorKind::NoEntry, error))
+            }
+            Err(error) => Err(TransactionError::database(error)),
+        }
+    }
+
+    /// Writes the record of `res`, commits it with the transaction's other writes, and returns the response.
+    ///
+    /// Return that response from the handler. The layer then stores nothing itself, and responds with the committed
+    /// record.
+    ///
+    /// A record above the store's limit becomes a tombstone: retries get an error that the response was not retained.
+    /// If the acknowledgement of the commit is lost, the outcome is read from the store.
+    ///
+    /// # Errors
+    ///
+    /// If the layer does not record the response, such as a 5xx or a response that opts out. The transaction was rolled
+    /// back, and [`CommitError::into_answer`] returns the response.
+    ///
+    /// If the transaction failed: see [`TransactionErrorKind`]. The whole transaction may be repeated from the
+    /// beginning, unless the lease was lost or the kind is [`Ended`](TransactionErrorKind::Ended).
+    ///
+    /// # Cancellation
+    ///
+    /// If the future is dropped, the transaction commits all its writes or none. The layer queries the store for the
+    /// outcome before it responds.
+    pub async fn commit<B: http_body::Body>(
+        self,
+        res: Response<B>,
+    ) -> Result<Response<Body<B>>, CommitError<Response<Body<B>>>> {
+        match self.lease.prepare(res).await {
+            Ok(prepared) => self.commit_prepared(prepared).await,
+            Err(error) => self.roll_back_unrecorded(error).await,
+        }
+    }
+
+    /// Commits the value of a [`run_once`](tower_idempotency::IdempotencyLayer::run_once), like
+    /// [`commit`](Self::commit).
+    ///
+    /// # Errors
+    ///
+    /// Those of [`commit`](Self::commit).
+    ///
+    /// # Cancellation
+    ///
+    /// If the future is dropped, the transaction commits all its writes or none, as in [`commit`](Self::commit).
+    pub async fn commit_value<T: Serialize>(self, value: T) -> Result<T, CommitError<T>> {
+        let prepared = self.lease.prepare_value(value);
+        self.commit_prepared(prepared).await
+    }
+
+    /// Writes a checkpoint and commits it with the transaction's other writes. This ends a phase of the request, and
+    /// not the request.
+    ///
+    /// A takeover reads the last checkpoint with [`PostgresStore::checkpoint`](crate::PostgresStore::checkpoint), or
+    /// the method of the other stores, and continues there. An execution that writes a checkpoint and no record leaves
+    /// an orphan, even if it is the first execution. The next execution needs the checkpoint. A record deletes it.
+    ///
+    /// `name` is 1 to 128 letters, digits and `-_.:/`. `data` is stored as JSON, unencrypted.
+    ///
+    /// # Errors
+    ///
+    /// Those of [`commit`](Self::commit), and [`TransactionErrorKind::Checkpoint`].
+    ///
+    /// # Cancellation
+    ///
+    /// If the future is dropped, the phase and its checkpoint are both committed, or neither is.
+    pub async fn checkpoint(
+        self,
+        name: &str,
+        data: &impl Serialize,
+    ) -> Result<(), TransactionError> {
+        let checkpoint = Checkpoint::new(name, data)?;
+        self.commit_checkpoint(checkpoint).await
+    }
+
+    /// Rolls the transaction back.
+    ///
+    /// # Errors
+    ///
+    /// If the database did not acknowledge the rollback. It rolls back all the same.
+    ///
+    /// # Cancellation
+    ///
+    /// If the future is dropped, the transaction is rolled back.
+    pub async fn rollback(self) -> Result<(), TransactionError> {
+        let result = self.transaction.rollback().await;
+        result.map_err(TransactionError::database)
+    }
+
+    async fn commit_prepared<T>(self, prepared: Prepared<T>) -> Result<T, CommitError<T>> {
+        let limit = with_timeout(self.store.record_limit()).await;
+        let limit = limit.map_err(TransactionError::database)?;
+        let prepared = if prepared.record().len() > limit {
+            match prepared.into_tombstone() {
+                Ok(tombstone) => tombstone,
+                Err(error) => return self.roll_back_unrecorded(error).await,
+            }
+        } else {
+            prepared
+        };
+        let may_be_committed = AtomicBool::new(false);
+        let (lease, record) = (prepared.lease_ref(), prepared.record().clone());
+        let retention = prepared.retention();
+        let write = async {
+            let Self {
+                mut transaction,
+                store,
+                ..
+            } = self;
+            let written = store.write_record(&mut transaction, &lease, &record, retention);
+            match written.await {
+                Ok(true) => {}
+                Ok(false) => {
+                    roll_back(transaction).await;
+                    return Err(StoreError::LeaseLost);
+                }
+                Err(error) => {
+                    // The layer queries the entry next. It must not wait for a lock of this transaction.
+                    roll_back(transaction).await;
+                    return Err(error.into());
+                }
+            }
+            may_be_committed.store(true, Relaxed);
+            transaction.commit().await.map_err(|error| {
+                let error = SqlError::from(error);
+                let is_rejected = error.code().is_some_and(S::is_commit_rejected);
+                may_be_committed.store(!is_rejected, Relaxed);
+                error.into()
+            })
+        };
+        let committed = prepared.commit(write).await;
+        committed.map_err(|error| {
+            TransactionError::from_commit(error, may_be_committed.load(Relaxed)).into()
+        })
+    }
+
+    /// Rolls back, and returns the answer that the layer does not record as the error.
+    async fn roll_back_unrecorded<T>(self, error: NotRecordable<T>) -> Result<T, CommitError<T>> {
+        roll_back(self.transaction).await;
+        Err(error.into())
+    }
+
+    async fn commit_checkpoint(self, checkpoint: Checkpoint) -> Result<(), TransactionError> {
+        let Self {
+            mut transaction,
+            store,
+            lease,
+        } = self;
+        let limit = with_timeout(store.record_limit()).await;
+        if checkpoint.json().len() > limit.map_err(TransactionError::database)? {
+            roll_back(transaction).await;
+            return Err(TransactionErrorKind::Checkpoint.into());
+        }
+        let lease = lease.lease_ref();
+        let written = store.write_checkpoint(&mut transaction, &lease, &checkpoint);
+        let write = match written.await {
+            Ok(CheckpointWrite::LeaseLost) => {
+                roll_back(transaction).await;
+                return Err(TransactionErrorKind::LeaseLost.into());
+            }
+            Ok(write) => write,
+            Err(error) => {
+                roll_back(transaction).await;
+                return Err(TransactionError::database(error));
+            }
+        };
+        let Err(error) = transaction.commit().await else {
+            return Ok(());
+        };
+        let error = SqlError::from(error);
+        if error.code().is_some_and(S::is_commit_rejected) {
+            return Err(TransactionError::database(error));
+        }
+        // The same checkpoint was stored before, so its presence now does not prove this commit.
+        if write == CheckpointWrite::Unchanged {
+            return Err(TransactionError::new(TransactionErrorKind::Unknown, error));
+        }
+        match with_timeout(store.read_checkpoint(&lease, true)).await {
+            Ok(Some(Some(stored))) if stored == checkpoint => Ok(()),
+            Ok(Some(_)) => Err(TransactionError::database(error)),
+            // Another execution holds or completed the entry, or the store failed: the checkpoint cannot be read.
+            Ok(None) | Err(_) => Err(TransactionError::new(TransactionErrorKind::Unknown, error)),
+        }
+    }
+}
+
+/// A transaction, and the status of the lease in it.
+type BegunTransaction<S> = (
+    Transaction<'static, <S as SqlStore>::Database>,
+    Result<LeaseStatus, SqlError>,
+);
+
+/// Begins a transaction in a task of its own.
+///
+/// sqlx registers a transaction only after the reply to its `begin`. If the caller were dropped before that reply, the
+/// pool would lend the connection out with an open transaction. The task waits for the reply, and rolls a transaction
+/// without a caller back.
+async fn begin<S: SqlStore>(
+    store: S,
+    lease: LeaseRef,
+    pool: &Pool<S::Database>,
+) -> sqlx::Result<BegunTransaction<S>> {
+    let connection = loop {
+        let connection = pool.acquire().await?;
+        // SQLite rolls a transaction back by itself, for example on a full disk. sqlx does not notice, and considers
+        // the transaction open. No other transaction can begin on such a connection.
+        if !connection.is_in_transaction() {
+            break connection;
+        }
+        connection.close().await.ok();
+    };
+    let grace = pool.options().get_acquire_timeout().max(MIN_BEGIN_GRACE);
+    let (caller, caller_dropped) = oneshot::channel::<Infallible>();
+    let task = tokio::spawn(async move {
+        let begin = async {
+            let statements = Some(S::BEGIN.into_sql_str());
+            let mut transaction = Transaction::begin(connection, statements).await?;
+            let status = store.lease_status(&mut transaction, &lease).await;
+            Ok((transaction, status))
+        };
+        let abandoned = async {
+            caller_dropped.await.ok();
+            sleep(grace).await;
+        };
+        tokio::select! {
+            // Polls `begin` first: a reply counts, however late it is.
+            biased;
+            begun = begin => Some(begun),
+            () = abandoned => None,
+        }
+    });
+    let result = task.await;
+    drop(caller);
+    match result {
+        Ok(begun) => begun.unwrap_or(Err(sqlx::Error::WorkerCrashed)),
+        Err(error) => match error.try_into_panic() {
+            Ok(panic) => resume_unwind(panic),
+            // The runtime shuts down.
+            Err(_) => Err(sqlx::Error::WorkerCrashed),
+        },
+    }
+}
+
+/// Rolls back. If that fails, the connection is closed, and the database rolls back.
+async fn roll_back<DB: Database>(transaction: Transaction<'static, DB>) {
+    if let Err(error) = transaction.rollback().await {
+        tracing::debug!(error = %SqlError::from(error), "rollback failed");
+    }
+}
+
+impl<S: SqlStore> Deref for FencedTransaction<S> {
+    type Target = ConnectionOf<S>;
+
+    fn deref(&self) -> &Self::Target {
+        &self.transaction
+    }
+}
+
+impl<S: SqlStore> DerefMut for FencedTransaction<S> {
+    fn deref_mut(&mut self) -> &mut Self::Target {
+        &mut self.transaction
+    }
+}
+
+impl<S: SqlStore> fmt::Debug for FencedTransaction<S> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("FencedTransaction")
+            .field("lease", &self.lease)
+            .finish_non_exhaustive()
+    }
+}
+
+/// Minimum time for which an abandoned `begin` waits for its reply. If the reply came later, the pool would lend the
+/// connection out with an open transaction.
+const MIN_BEGIN_GRACE: Duration = Duration::from_secs(5);

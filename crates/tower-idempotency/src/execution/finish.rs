@@ -1,0 +1,432 @@
+//! Finishes an execution: stores the record or releases the key, then returns the answer that is valid.
+
+use std::{future::Future, time::Duration};
+
+use bytes::Bytes;
+use tokio::time::{Instant, sleep_until};
+
+use crate::{
+    clock::jittered,
+    config::Config,
+    execution::{
+        Execution, Finished, PendingRecord,
+        reconcile::{EntryStatus, query_entry, query_entry_with_new_token},
+    },
+    lease::{
+        commits::CommitOutcome,
+        state::{LeaseGuard, LeaseState},
+    },
+    limits::InFlightPermit,
+    record::{NeedsAttention, TombstoneReason},
+    response::disposition::{
+        Disposition, encode_oversized_value, strip_reason, tombstone_or_release,
+    },
+    retry::Backoff,
+    store::{Claim, LeaseRef},
+    store_client::{CompleteOutcome, StoreClient},
+    telemetry,
+};
+
+/// Delay before an answered release is repeated, in case that it was sent before the acquire that it revokes took effect.
+/// The delay doubles each time: four repetitions in a lease of 15 s.
+const FIRST_REPEAT_DELAY: Duration = Duration::from_secs(1);
+
+impl Execution {
+    /// Stores the record and ends the lease.
+    pub(super) fn finish(self, mut pending: PendingRecord) -> impl Future<Output = Finished> {
+        self.lease.set_finishing(true);
+        async move {
+            let completed = pending.complete(&self.lease, &self.lease.reference).await;
+            let completed = match completed {
+                Ok(completed) => completed,
+                Err(reason) => return Box::pin(self.release_without_record(reason)).await,
+            };
+            match completed {
+                // A commit of the handler may have been stored first. The completion then changed nothing.
+                CompleteOutcome::Stored if self.lease.has_unacknowledged_commit() => {
+                    Box::pin(verify_stored_record(&self.lease, self.permit, &pending)).await
+                }
+                CompleteOutcome::Stored => {
+                    telemetry::recorded(self.lease.id(), &pending.record);
+                    Finished::Own
+                }
+                CompleteOutcome::LeaseLost => {
+                    self.lease.mark_lost();
+                    self.lease.set_finished();
+                    let Self { lease, permit } = self;
+                    let reconciled = reconcile_after_lost_lease(&lease, permit, &pending);
+                    let finished = Box::pin(reconciled).await;
+                    match finished {
+                        Finished::Own => telemetry::recorded(lease.id(), &pending.record),
+                        _ => telemetry::attention_not_stored(lease.id(), &pending.record),
+                    }
+                    finished
+                }
+                // The effect has happened, and only this process has the response. It responds and keeps trying to store the
+                // record. Retries get `in-progress` until the lease expires.
+                CompleteOutcome::Failed | CompleteOutcome::TooLarge { .. } => {
+                    let Self { lease, permit } = self;
+                    // A renewal may have reported that another process holds the lease. This response is then not the answer.
+                    let unknown = lease.has_unacknowledged_commit() || lease.is_lost();
+                    spawn_complete(&lease, lease.reference, pending, permit, !unknown);
+                    if unknown {
+                        unknown_outcome(&lease)
+                    } else {
+                        Finished::Own
+                    }
+                }
+            }
+        }
+    }
+
+    /// Releases the key without storing a record, unless the handler committed one itself.
+    pub(super) async fn release_without_record(self, reason: &'static str) -> Finished {
+        match self.lease.close() {
+            CommitOutcome::NotAttempted => {
+                self.release(reason).await;
+                Finished::Own
+            }
+            CommitOutcome::Committed(record) => committed(&self.lease, record),
+            CommitOutcome::Unacknowledged => Box::pin(self.release_and_reconcile(reason)).await,
+        }
+    }
+
+    /// Releases the key. If the store fails, a background task repeats the release for one lease duration.
+    pub(super) async fn release(self, reason: &'static str) {
+        self.lease.set_finishing(true);
+        let Self { lease, permit } = self;
+        let (store, timeout) = (lease.store(), lease.store_timeout());
+        let released = Box::pin(store.release(&lease.reference, timeout)).await;
+        if lease.has_unacknowledged_commit() {
+            // The handler's commit may still query the store, and acquire the key that is free by then.
+            spawn_release_unacknowledged(lease.config(), store, lease.claim(), permit);
+            return;
+        }
+        telemetry::released(lease.id(), reason);
+        if !released {
+            spawn_release(&lease, permit);
+        }
+    }
+
+    /// Releases the key, then queries the store for a commit of the handler. In the reverse order, a commit that is still on
+    /// its way to the store could succeed after the query.
+    async fn release_and_reconcile(self, reason: &'static str) -> Finished {
+        self.lease.set_finishing(true);
+        let Self { lease, permit } = self;
+        let (store, timeout) = (lease.store(), lease.store_timeout());
+        let released = store.release(&lease.reference, timeout).await;
+        let status = if released {
+            query_entry_with_new_token(&lease, permit.additional()).await
+        } else {
+            EntryStatus::Unknown
+        };
+        if released && !matches!(status, EntryStatus::Completed(_)) {
+            // The handler's commit may still query the store, and acquire the key that is free by now.
+            spawn_release_unacknowledged(lease.config(), store, lease.claim(), permit);
+        }
+        match status {
+            EntryStatus::Completed(record) if lease.commits.was_attempted(&record) => {
+                committed(&lease, record)
+            }
+            EntryStatus::Completed(record) => {
+                lease.mark_lost();
+                Finished::Stored(record)
+            }
+            // The handler's commit has reported that another process took over. That process may still respond.
+            EntryStatus::Orphaned | EntryStatus::HeldElsewhere if lease.is_lost() => {
+                if !lease.commits.record_may_have_expired() {
+                    lease.mark_lost();
+                }
+                unknown_outcome(&lease)
+            }
+            // Any other holder acquired the key after this lease ended. The commit's record has expired, or it was never
+            // stored and never will be, since the commit no longer finds its lease.
+            EntryStatus::Acquired(_) | EntryStatus::Orphaned | EntryStatus::HeldElsewhere => {
+                telemetry::released(lease.id(), reason);
+                if lease.commits.record_may_have_expired() {
+                    unknown_outcome(&lease)
+                } else {
+                    Finished::Own
+                }
+            }
+            EntryStatus::Unknown => {
+                telemetry::key_held(lease.id());
+                unknown_outcome(&lease)
+            }
+        }
+    }
+
+    /// Leaves the lease to expire. Queries the store first if the handler's commit may be stored.
+    pub(super) async fn hold(self) -> Finished {
+        let Self { lease, permit } = self;
+        let status = if lease.has_unacknowledged_commit() {
+            Some(Box::pin(query_entry_with_new_token(&lease, permit)).await)
+        } else {
+            None
+        };
+        match status {
+            Some(EntryStatus::Completed(record)) if lease.commits.was_attempted(&record) => {
+                committed(&lease, record)
+            }
+            Some(EntryStatus::Completed(record)) => Finished::Stored(record),
+            Some(EntryStatus::Unknown) => {
+                telemetry::key_held(lease.id());
+                unknown_outcome(&lease)
+            }
+            Some(EntryStatus::Acquired(_) | EntryStatus::Orphaned | EntryStatus::HeldElsewhere)
+            | None => {
+                telemetry::key_held(lease.id());
+                Finished::Own
+            }
+        }
+    }
+}
+
+impl PendingRecord {
+    /// Stores the record, or a smaller one if the store rejects its size. Returns the reason if the layer records nothing in
+    /// its place.
+    async fn complete(
+        &mut self,
+        lease: &LeaseState,
+        reference: &LeaseRef,
+    ) -> Result<CompleteOutcome, &'static str> {
+        let Self {
+            status,
+            ref mut record,
+            retention,
+        } = *self;
+        if may_contradict_expired_commit(lease, record) {
+            return Err("outcome_unknown");
+        }
+        let (rules, store, id) = (&lease.config().response, lease.store(), lease.id());
+        let timeout = lease.store_timeout();
+        let completed = store.complete(reference, record, retention, timeout).await;
+        let CompleteOutcome::TooLarge { limit } = completed else {
+            return Ok(completed);
+        };
+        let bytes = record.len();
+        tracing::warn!(bytes, limit, "record exceeds the limit of the store");
+        *record = match (strip_reason(id, status, record), status) {
+            (Some(without_reason), _) => without_reason,
+            (None, Some(status)) => {
+                let reason = TombstoneReason::TooLarge;
+                match tombstone_or_release(rules, id, status, reason, retention) {
+                    Disposition::Record { record, .. } => record,
+                    Disposition::Release(reason) => return Err(reason.name()),
+                }
+            }
+            (None, None) => encode_oversized_value(rules, id),
+        };
+        Ok(store.complete(reference, record, retention, timeout).await)
+    }
+}
+
+/// Returns `true` if the handler's commit may have succeeded with a record that has expired since.
+///
+/// The handler's later claim that nothing was done may then be wrong, and the store cannot contradict it.
+/// [`NeedsAttention`] makes no such claim.
+fn may_contradict_expired_commit(lease: &LeaseState, record: &[u8]) -> bool {
+    lease.commits.record_may_have_expired() && NeedsAttention::in_record(record).is_none()
+}
+
+/// Queries the store for the record that it has. A successful completion changes nothing if a commit of the handler was
+/// stored first.
+async fn verify_stored_record(
+    lease: &LeaseState,
+    permit: InFlightPermit,
+    PendingRecord { record, .. }: &PendingRecord,
+) -> Finished {
+    // The store accepted this record, so the handler's was not stored, unless it had expired.
+    let may_contradict = may_contradict_expired_commit(lease, record);
+    match query_entry_with_new_token(lease, permit).await {
+        EntryStatus::Completed(stored) if stored == *record => {
+            telemetry::recorded(lease.id(), record);
+            if may_contradict {
+                unknown_outcome(lease)
+            } else {
+                Finished::Own
+            }
+        }
+        EntryStatus::Completed(stored) => {
+            telemetry::attention_not_stored(lease.id(), record);
+            if lease.commits.was_attempted(&stored) {
+                committed(lease, stored)
+            } else {
+                Finished::Stored(stored)
+            }
+        }
+        EntryStatus::Acquired(_) | EntryStatus::Orphaned | EntryStatus::HeldElsewhere => {
+            telemetry::attention_not_stored(lease.id(), record);
+            unknown_outcome(lease)
+        }
+        // The store accepted the record but cannot confirm it. Count it: a false alarm is better than a missed one.
+        EntryStatus::Unknown => {
+            telemetry::recorded(lease.id(), record);
+            unknown_outcome(lease)
+        }
+    }
+}
+
+/// Returns the record of the handler's commit as the answer, and counts it: no other path has counted it.
+fn committed(lease: &LeaseState, record: Bytes) -> Finished {
+    telemetry::recorded(lease.id(), &record);
+    Finished::Committed {
+        record,
+        before_return: false,
+    }
+}
+
+/// Returns the answer after a lost lease. Only the stored record is valid, since all clients must get the same answer. If
+/// nothing is stored, stores the record of this execution.
+async fn reconcile_after_lost_lease(
+    lease: &LeaseGuard,
+    permit: InFlightPermit,
+    pending: &PendingRecord,
+) -> Finished {
+    if lease.has_unacknowledged_commit() {
+        // Does not complete: under this token, a commit that is still on its way would find its lease again.
+        return match query_entry_with_new_token(lease, permit).await {
+            EntryStatus::Completed(stored) => Finished::Stored(stored),
+            EntryStatus::Acquired(_)
+            | EntryStatus::Orphaned
+            | EntryStatus::HeldElsewhere
+            | EntryStatus::Unknown => unknown_outcome(lease),
+        };
+    }
+    let claim = lease.claim();
+    let generation = match query_entry(lease, claim).await {
+        EntryStatus::Completed(stored) => return Finished::Stored(stored),
+        EntryStatus::Acquired(generation) => generation,
+        // If another execution holds the lease after all, the store refuses the completion.
+        EntryStatus::Orphaned => 1,
+        EntryStatus::HeldElsewhere => return unknown_outcome(lease),
+        // Completes once the store is back. The entry may be absent or orphaned by then.
+        EntryStatus::Unknown => {
+            spawn_complete(lease, claim.lease_ref(1), pending.clone(), permit, false);
+            return unknown_outcome(lease);
+        }
+    };
+    // The execution that took over may have ended without a record. This execution's record is then the only one.
+    let reference = claim.lease_ref(generation);
+    let (record, retention) = (&pending.record, pending.retention);
+    let timeout = lease.store_timeout();
+    match lease
+        .store()
+        .complete(&reference, record, retention, timeout)
+        .await
+    {
+        CompleteOutcome::Stored => Finished::Own,
+        CompleteOutcome::LeaseLost => unknown_outcome(lease),
+        // No record is stored so far. Without this one, a retry would execute again.
+        CompleteOutcome::Failed | CompleteOutcome::TooLarge { .. } => {
+            spawn_complete(lease, reference, pending.clone(), permit, false);
+            unknown_outcome(lease)
+        }
+    }
+}
+
+/// Returns an unknown outcome. A retry gets the record that is stored by then, or executes if there is none.
+///
+/// It is not retryable if the record of the handler's commit may have expired: a retry would repeat the effect.
+fn unknown_outcome(lease: &LeaseState) -> Finished {
+    let retryable = !lease.commits.record_may_have_expired();
+    Finished::Unknown { retryable }
+}
+
+// ---- Background work ----
+
+/// Keeps trying to store the record in a background task, for one lease duration.
+///
+/// The lease is not renewed meanwhile. Otherwise a store that renews leases but rejects records would keep the key forever.
+/// The permit makes [`drain`](crate::IdempotencyLayer::drain) wait for the task. `responded` is `true` if the client gets the
+/// response that belongs to the record.
+fn spawn_complete(
+    lease: &LeaseGuard,
+    reference: LeaseRef,
+    mut pending: PendingRecord,
+    mut permit: InFlightPermit,
+    responded: bool,
+) {
+    let (lease, deadline) = (lease.handle(), lease.background_deadline());
+    permit.buffer.resize_unchecked(pending.record.len());
+    tokio::spawn(async move {
+        let lease = &*lease.0;
+        let mut backoff = Backoff::new();
+        while backoff.wait_until(deadline).await {
+            match pending.complete(lease, &reference).await {
+                Ok(CompleteOutcome::Failed) => {}
+                Ok(CompleteOutcome::Stored) if lease.has_unacknowledged_commit() => {
+                    // The client has its response. The query is for the counters and alarms of operators.
+                    verify_stored_record(lease, permit, &pending).await;
+                    return;
+                }
+                Ok(CompleteOutcome::Stored) => {
+                    return telemetry::recorded(lease.id(), &pending.record);
+                }
+                Ok(CompleteOutcome::LeaseLost | CompleteOutcome::TooLarge { .. }) => break,
+                Err(reason) => {
+                    telemetry::released(lease.id(), reason);
+                    let (store, timeout) = (lease.store(), lease.store_timeout());
+                    store.release_until(&reference, deadline, timeout).await;
+                    if lease.has_unacknowledged_commit() {
+                        spawn_release_unacknowledged(lease.config(), store, lease.claim(), permit);
+                    }
+                    return;
+                }
+            }
+        }
+        telemetry::attention_not_stored(lease.id(), &pending.record);
+        if responded {
+            telemetry::unrecorded(lease.id());
+        }
+    });
+}
+
+/// Keeps trying to release the key in a background task, for one lease duration.
+fn spawn_release(lease: &LeaseState, mut permit: InFlightPermit) {
+    permit.buffer.resize_unchecked(0);
+    let (store, reference) = (lease.store().clone(), lease.reference);
+    let (deadline, timeout) = (lease.background_deadline(), lease.store_timeout());
+    tokio::spawn(async move {
+        let _permit = permit;
+        store.release_until(&reference, deadline, timeout).await;
+    });
+}
+
+/// Like [`spawn_release`], for an acquire whose outcome is unknown. The store may grant the lease after the caller has timed
+/// out, even after a first release. Repeats the release with growing delays until the lease would have expired.
+///
+/// [`drain`](crate::IdempotencyLayer::drain) waits for the first release only. At most `max_in_flight` such tasks run at once.
+/// Beyond that, the release is sent once, and the task keeps the permit of the request.
+pub(super) fn spawn_release_unacknowledged(
+    config: &Config,
+    store: &StoreClient,
+    claim: &Claim,
+    mut permit: InFlightPermit,
+) {
+    // The generation may be higher after a takeover. The store ignores it and uses its own.
+    let lease = claim.lease_ref(1);
+    let deadline = Instant::now() + claim.lease.as_duration();
+    let timeout = config.execution.store_timeout;
+    // The request has ended, so its buffered bytes are free.
+    permit.buffer.resize_unchecked(0);
+    let permit = permit.into_background_release(config.limits.max_in_flight);
+    let store = store.clone();
+    tokio::spawn(async move {
+        let mut permit = match permit {
+            Ok(permit) => permit,
+            Err(_in_flight) => {
+                store.release(&lease, timeout).await;
+                return;
+            }
+        };
+        store.release_until(&lease, deadline, timeout).await;
+        permit.set_answered();
+        let mut delay = FIRST_REPEAT_DELAY;
+        while Instant::now() < deadline {
+            sleep_until(deadline.min(Instant::now() + jittered(delay))).await;
+            delay *= 2;
+            store.release(&lease, timeout).await;
+        }
+    });
+}

@@ -1,0 +1,115 @@
+//! An execution under its lease: acquire, run, finish.
+//!
+//! [`Attempt::acquire`](acquire::Attempt::acquire) acquires the lease. [`Execution::run`] runs the handler under it and
+//! finishes it. HTTP requests (see [`http`]), [`run_once`](crate::IdempotencyLayer::run_once) and
+//! [`take_over`](crate::IdempotencyLayer::take_over) all take these two steps.
+//!
+//! Consider at every await what happens if the future is dropped there. Before [`Detach::arm`](detach::Detach::arm) nothing
+//! has happened yet, and the drop cancels the request. Afterwards the whole future continues in a background task. While a
+//! request waits for another one, it is disarmed again.
+
+pub(crate) mod acquire;
+pub(crate) mod detach;
+pub(crate) mod finish;
+pub(crate) mod http;
+pub(crate) mod reconcile;
+pub(crate) mod rules;
+pub(crate) mod shared;
+pub(crate) mod waiters;
+
+use std::{panic::resume_unwind, pin::pin};
+
+use ::http::StatusCode;
+use bytes::Bytes;
+
+use crate::{
+    lease::{commits::CommitOutcome, state::LeaseGuard},
+    limits::InFlightPermit,
+    panics::catch_panic,
+    store::Ttl,
+    telemetry,
+};
+
+/// An execution: its lease and the permit of its request.
+pub(crate) struct Execution {
+    pub(crate) lease: LeaseGuard,
+    pub(crate) permit: InFlightPermit,
+}
+
+/// Output of a handler, and the way in which its lease ends.
+pub(crate) enum HandlerOutcome<T> {
+    /// The handler committed this record itself.
+    Committed(T, Bytes),
+    /// The layer stores this record.
+    Record(T, PendingRecord),
+    /// The layer releases the key for this reason.
+    Release(T, &'static str),
+    /// The lease is left to expire.
+    Hold(T),
+}
+
+/// A record that is about to be stored.
+#[derive(Clone)]
+pub(crate) struct PendingRecord {
+    /// Status of the response. `None` for a value of `run_once`.
+    pub(crate) status: Option<StatusCode>,
+    pub(crate) record: Bytes,
+    pub(crate) retention: Ttl,
+}
+
+/// Result of a finished execution: the answer that is valid for this key.
+pub(crate) enum Finished {
+    /// The handler's own output is the answer.
+    Own,
+    /// The record that the handler committed is the answer.
+    Committed {
+        record: Bytes,
+        /// `true` if the commit was acknowledged before the handler returned.
+        before_return: bool,
+    },
+    /// The record of another execution is the answer.
+    Stored(Bytes),
+    /// The stored outcome is unknown. If `retryable`, a retry can get it, or executes only if nothing is stored.
+    Unknown { retryable: bool },
+}
+
+impl Execution {
+    /// Runs `work` under the lease, finishes the lease, and returns the output of `work` with the result.
+    ///
+    /// # Panics
+    ///
+    /// If `work` panics, after the key was released.
+    pub(crate) async fn run<T>(
+        mut self,
+        work: impl AsyncFnOnce(&mut Self) -> HandlerOutcome<T>,
+    ) -> (T, Finished) {
+        let ran = catch_panic(pin!(work(&mut self))).await;
+        match ran {
+            Ok(HandlerOutcome::Committed(output, record)) => {
+                telemetry::recorded(self.lease.id(), &record);
+                let before_return = true;
+                let finished = Finished::Committed {
+                    record,
+                    before_return,
+                };
+                (output, finished)
+            }
+            Ok(HandlerOutcome::Record(output, record)) => (output, self.finish(record).await),
+            Ok(HandlerOutcome::Release(output, reason)) => {
+                (output, self.release_without_record(reason).await)
+            }
+            Ok(HandlerOutcome::Hold(output)) => (output, self.hold().await),
+            Err(panic) => {
+                // A record that the handler committed before it panicked stays. A release does not affect a commit that may
+                // have succeeded.
+                if let CommitOutcome::Committed(record) = self.lease.close() {
+                    telemetry::recorded(self.lease.id(), &record);
+                } else {
+                    self.release("panic").await;
+                }
+                // The caller does not poll this future again: see `Detachable`.
+                resume_unwind(panic)
+            }
+        }
+    }
+}

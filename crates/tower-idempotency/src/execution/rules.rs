@@ -1,0 +1,59 @@
+//! Rules for executions: concurrent requests, the lease, orphans, and the store.
+
+use std::time::Duration;
+
+use http::StatusCode;
+
+use crate::store::{OrphanPolicy, Ttl};
+
+/// Response to a concurrent request: one that arrives while the first request with its key is being executed.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub enum ConcurrentRequests {
+    /// 409 `in-progress`, with `Retry-After`.
+    Conflict,
+    /// 429 `in-progress`, with `Retry-After`.
+    TooManyRequests,
+    /// The request waits for the recorded response for at most this long, then gets 409. A waiting request holds its
+    /// connection, its body and a permit of the requests in flight.
+    Wait(Duration),
+}
+
+impl ConcurrentRequests {
+    /// Returns the status of the rejection.
+    pub(crate) fn status(self) -> StatusCode {
+        match self {
+            Self::TooManyRequests => StatusCode::TOO_MANY_REQUESTS,
+            Self::Conflict | Self::Wait(_) => StatusCode::CONFLICT,
+        }
+    }
+}
+
+/// Treatment of a request whose lease cannot be acquired because the store fails.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub enum StoreFailure {
+    /// 503 `store-unavailable`. Nothing is executed.
+    Refuse,
+    /// The handler executes without a lease and without a record.
+    ///
+    /// Retries during the outage execute again, possibly concurrently. The first retry after the outage executes once more.
+    /// A request that waits for a running one still gets 503.
+    ///
+    /// There is no [`Lease`](crate::Lease). With the feature `axum`, a handler that extracts one responds with 500, so extract
+    /// an `Option<Lease>` instead.
+    DangerouslyExecuteUnprotected,
+}
+
+/// Settings of executions.
+#[derive(Clone, Debug)]
+pub(crate) struct Rules {
+    pub(crate) concurrent_requests: ConcurrentRequests,
+    pub(crate) waiters_per_key: usize,
+    pub(crate) waiters: usize,
+    pub(crate) lease_ttl: Ttl,
+    pub(crate) orphan_policy: OrphanPolicy,
+    pub(crate) orphan_retention: Option<Ttl>,
+    pub(crate) store_timeout: Duration,
+    pub(crate) store_failure: StoreFailure,
+}

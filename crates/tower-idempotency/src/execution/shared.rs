@@ -1,0 +1,48 @@
+//! State that all clones of a layer share.
+
+use std::sync::{Arc, OnceLock};
+
+use crate::{
+    config::Config, execution::waiters::Waiters, lease::renewer::Renewer, limits::Limits,
+    store::erased::ErasedStore, store_client::StoreClient,
+};
+
+/// State that all clones of a layer share.
+pub(crate) struct Shared {
+    pub(crate) store: StoreClient,
+    pub(crate) renewer: Arc<Renewer>,
+    pub(crate) limits: Arc<Limits>,
+    pub(crate) waiters: Waiters,
+    /// Host name and process id, for operators.
+    pub(crate) owner: &'static str,
+}
+
+/// Settings of one clone of a layer, and the state that it shares with the others.
+pub(crate) struct Context {
+    pub(crate) config: Arc<Config>,
+    pub(crate) shared: Arc<Shared>,
+}
+
+impl Shared {
+    pub(crate) fn new(store: Arc<dyn ErasedStore>) -> Arc<Self> {
+        let store = StoreClient::new(store);
+        Arc::new(Self {
+            renewer: Renewer::new(store.clone()),
+            store,
+            limits: Arc::default(),
+            waiters: Waiters::default(),
+            owner: owner(),
+        })
+    }
+}
+
+/// Returns host name and process id. They are read once per process.
+fn owner() -> &'static str {
+    static OWNER: OnceLock<String> = OnceLock::new();
+    OWNER.get_or_init(|| {
+        let host = std::env::var("HOSTNAME")
+            .or_else(|_| std::fs::read_to_string("/etc/hostname"))
+            .unwrap_or_default();
+        format!("{}:{}", host.trim(), std::process::id())
+    })
+}

@@ -1,0 +1,164 @@
+//! Commits that the handler attempts under its lease.
+
+use std::{
+    hash::{DefaultHasher, Hasher},
+    sync::{
+        Mutex, MutexGuard, OnceLock, PoisonError,
+        atomic::{AtomicU8, Ordering},
+    },
+    time::Duration,
+};
+
+use bytes::Bytes;
+use tokio::time::Instant;
+
+use crate::retry::from_now;
+
+/// Tracks the handler's commits. The handler adds attempts; the layer closes the set when it finishes the lease.
+///
+/// A commit whose reply was lost may have succeeded. The layer then queries the store before it responds.
+#[derive(Default)]
+pub(crate) struct CommitAttempts {
+    state: AtomicU8,
+    record: OnceLock<Bytes>,
+    attempted: Mutex<Attempted>,
+}
+
+#[derive(Default)]
+struct Attempted {
+    /// Earliest expiry of an attempted record, provided that it was stored.
+    first_expiry: Option<Instant>,
+    /// Digests of the attempted records.
+    digests: Vec<u64>,
+}
+
+/// Outcome of the handler's own commits, as far as this process knows.
+pub(crate) enum CommitOutcome {
+    /// The handler attempted no commit.
+    NotAttempted,
+    /// The handler attempted a commit, and no success was acknowledged.
+    Unacknowledged,
+    /// A commit of this record succeeded.
+    Committed(Bytes),
+}
+
+impl CommitAttempts {
+    /// Registers a commit that is about to be sent. Returns `false` if the commit must not be sent: the lease is finished or
+    /// finishing, or the record of an earlier attempt may have expired.
+    pub(crate) fn begin(&self, record: &[u8], retention: Duration) -> bool {
+        let mut attempted = self.attempted();
+        if attempted.record_may_have_expired() {
+            return false;
+        }
+        let begin = |state| (state & (SUCCEEDED | CLOSED) == 0).then_some(state | BEGUN);
+        let begun = self
+            .state
+            .fetch_update(Ordering::AcqRel, Ordering::Acquire, begin)
+            .is_ok();
+        if begun {
+            let expiry = from_now(retention);
+            let first_expiry = attempted.first_expiry;
+            attempted.first_expiry = Some(first_expiry.map_or(expiry, |first| first.min(expiry)));
+            attempted.digests.push(digest(record));
+        }
+        begun
+    }
+
+    fn attempted(&self) -> MutexGuard<'_, Attempted> {
+        self.attempted
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Registers the success of a commit with this record.
+    pub(crate) fn succeed(&self, record: Bytes) {
+        // The store accepts only one of two commits under one lease, so a second success is ignored.
+        let _ = self.record.set(record);
+        self.state.fetch_or(SUCCEEDED, Ordering::AcqRel);
+    }
+
+    /// Returns `true` if a commit was attempted.
+    pub(crate) fn has_begun(&self) -> bool {
+        self.state.load(Ordering::Acquire) & BEGUN != 0
+    }
+
+    /// Returns `true` if the layer is finishing the lease. The layer then reconciles the handler's commits.
+    pub(crate) fn is_closed(&self) -> bool {
+        self.state.load(Ordering::Acquire) & CLOSED != 0
+    }
+
+    /// Returns `true` if the record of an attempt may have expired. A missing record then proves nothing.
+    pub(crate) fn record_may_have_expired(&self) -> bool {
+        self.attempted().record_may_have_expired()
+    }
+
+    /// Returns `true` if the handler attempted to commit this record.
+    pub(crate) fn was_attempted(&self, record: &[u8]) -> bool {
+        self.attempted().digests.contains(&digest(record))
+    }
+
+    /// Closes the set and returns its outcome. No commit can begin afterwards.
+    pub(crate) fn close(&self) -> CommitOutcome {
+        let state = self.state.fetch_or(CLOSED, Ordering::AcqRel);
+        match self.record.get() {
+            Some(record) if state & SUCCEEDED != 0 => CommitOutcome::Committed(record.clone()),
+            Some(_) | None if state & BEGUN != 0 => CommitOutcome::Unacknowledged,
+            Some(_) | None => CommitOutcome::NotAttempted,
+        }
+    }
+}
+
+impl Attempted {
+    fn record_may_have_expired(&self) -> bool {
+        self.first_expiry
+            .is_some_and(|expiry| Instant::now() >= expiry)
+    }
+}
+
+/// Returns a digest that tells the record from records of other executions. The record itself may be megabytes long.
+fn digest(record: &[u8]) -> u64 {
+    let mut hasher = DefaultHasher::new();
+    hasher.write(record);
+    hasher.finish()
+}
+
+const BEGUN: u8 = 1;
+const SUCCEEDED: u8 = 2;
+const CLOSED: u8 = 4;
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const DAY: Duration = Duration::from_secs(24 * 60 * 60);
+
+    #[test]
+    fn first_committed_record_is_the_outcome() {
+        let commits = CommitAttempts::default();
+        assert!(commits.begin(b"first", DAY));
+        assert!(commits.begin(b"second", DAY), "a transaction is retried");
+        assert!(commits.was_attempted(b"first") && commits.was_attempted(b"second"));
+        assert!(!commits.was_attempted(b"other"));
+        commits.succeed(Bytes::from_static(b"first"));
+        commits.succeed(Bytes::from_static(b"second"));
+        assert!(!commits.begin(b"third", DAY), "the lease has its outcome");
+        assert!(!commits.was_attempted(b"third"));
+        assert!(matches!(commits.close(), CommitOutcome::Committed(record) if record == "first"));
+    }
+
+    #[test]
+    fn begin_fails_after_close() {
+        let begun = CommitAttempts::default();
+        assert!(begun.begin(b"first", DAY));
+        assert!(matches!(begun.close(), CommitOutcome::Unacknowledged));
+        assert!(!begun.begin(b"second", DAY));
+
+        let idle = CommitAttempts::default();
+        assert!(matches!(idle.close(), CommitOutcome::NotAttempted));
+        assert!(!idle.begin(b"first", DAY));
+        assert!(
+            matches!(idle.close(), CommitOutcome::NotAttempted),
+            "closed twice"
+        );
+    }
+}

@@ -1,0 +1,224 @@
+//! State of one lease: its deadline, its flags and the handler's commits.
+
+use std::{
+    ops::Deref,
+    sync::{
+        Arc,
+        atomic::{AtomicBool, AtomicU64, Ordering},
+    },
+    time::Duration,
+};
+
+use tokio::{sync::Notify, time::Instant};
+
+use crate::{
+    config::Config,
+    lease::{
+        Lease,
+        commits::{CommitAttempts, CommitOutcome},
+        renewer::Renewer,
+    },
+    limits::Limits,
+    store::{Claim, KeyId, LeaseRef},
+    store_client::StoreClient,
+    telemetry,
+};
+
+/// A lease that the store granted, and the layer that holds it.
+pub(crate) struct Grant {
+    pub(crate) config: Arc<Config>,
+    pub(crate) renewer: Arc<Renewer>,
+    pub(crate) limits: Arc<Limits>,
+    pub(crate) claim: Claim,
+    pub(crate) generation: u64,
+    pub(crate) takeover: bool,
+    /// Set when a request body that the handler reads itself fails or ends early.
+    pub(crate) body_aborted: Option<Arc<AtomicBool>>,
+    /// Instant at which the successful `acquire` was sent.
+    pub(crate) sent: Instant,
+}
+
+/// State of one lease, shared by the execution, the renewer and the handler.
+pub(crate) struct LeaseState {
+    pub(crate) grant: Grant,
+    pub(crate) reference: LeaseRef,
+    pub(crate) commits: CommitAttempts,
+    /// Wakes when `lost` or `finished` changes.
+    pub(super) changed: Notify,
+    // Times are nanoseconds since the grant was sent. The deadline counts from before the acquiring or renewing
+    // call was sent. It is therefore never later than the deadline of the store.
+    deadline: AtomicU64,
+    // Time of the next renewal. With `sequence` it is the key in the renewer's queue; written under the lock of the queue.
+    next_renewal: AtomicU64,
+    sequence: u64,
+    lost: AtomicBool,
+    loss_reported: AtomicBool,
+    // The outcome is on its way to the store. A renewal may find the lease gone before the outcome is acknowledged.
+    finishing: AtomicBool,
+    // Set under the lock of the renewer's queue, so that no renewal begins afterwards.
+    finished: AtomicBool,
+}
+
+impl LeaseState {
+    pub(super) fn new(grant: Grant, first_renewal: Duration, sequence: u64) -> Self {
+        Self {
+            reference: grant.claim.lease_ref(grant.generation),
+            commits: CommitAttempts::default(),
+            changed: Notify::new(),
+            deadline: AtomicU64::new(nanos(grant.claim.lease.as_duration())),
+            next_renewal: AtomicU64::new(nanos(first_renewal)),
+            sequence,
+            lost: AtomicBool::new(false),
+            loss_reported: AtomicBool::new(false),
+            finishing: AtomicBool::new(false),
+            finished: AtomicBool::new(false),
+            grant,
+        }
+    }
+
+    pub(crate) fn id(&self) -> &KeyId {
+        &self.reference.id
+    }
+
+    pub(crate) fn config(&self) -> &Config {
+        &self.grant.config
+    }
+
+    pub(crate) fn claim(&self) -> &Claim {
+        &self.grant.claim
+    }
+
+    pub(crate) fn store(&self) -> &StoreClient {
+        self.grant.renewer.store()
+    }
+
+    /// Returns the timeout of a single store call.
+    pub(crate) fn store_timeout(&self) -> Duration {
+        self.grant.config.execution.store_timeout
+    }
+
+    /// Returns `true` if the handler read a request body that failed or ended early.
+    pub(crate) fn request_body_incomplete(&self) -> bool {
+        let aborted = self.grant.body_aborted.as_ref();
+        aborted.is_some_and(|aborted| aborted.load(Ordering::Acquire))
+    }
+
+    /// Returns `true` if the handler attempted a commit that may have succeeded without an acknowledgement.
+    pub(crate) fn has_unacknowledged_commit(&self) -> bool {
+        self.commits.has_begun()
+    }
+
+    /// Sets whether an outcome is on its way to the store. The reply to the outcome then reports a lost lease, not a renewal.
+    pub(crate) fn set_finishing(&self, finishing: bool) {
+        self.finishing.store(finishing, Ordering::Release);
+    }
+
+    /// Marks the lease as finished: it has its outcome and is not renewed any more.
+    pub(crate) fn set_finished(&self) {
+        let mut queue = self.grant.renewer.queue();
+        self.finished.store(true, Ordering::Release);
+        queue.remove(self.queue_key());
+        drop(queue);
+        // Costs one atomic load if no handler waits.
+        self.changed.notify_waiters();
+    }
+
+    pub(super) fn is_finishing(&self) -> bool {
+        self.finishing.load(Ordering::Acquire) || self.is_finished()
+    }
+
+    pub(super) fn is_finished(&self) -> bool {
+        self.finished.load(Ordering::Acquire)
+    }
+
+    /// Returns `true` if the store reported that this execution no longer holds the lease.
+    pub(crate) fn is_lost(&self) -> bool {
+        self.lost.load(Ordering::Acquire)
+    }
+
+    pub(super) fn is_held(&self) -> bool {
+        !self.is_lost() && !self.is_finished() && Instant::now() < self.deadline()
+    }
+
+    /// Returns the expiry of the lease by the clock of this process.
+    pub(super) fn deadline(&self) -> Instant {
+        self.grant.sent + Duration::from_nanos(self.deadline.load(Ordering::Acquire))
+    }
+
+    /// Returns the deadline of background attempts: one lease duration from now, even if the lease itself expires sooner.
+    ///
+    /// A store that recovers later still accepts this lease's token unless another process took over.
+    pub(crate) fn background_deadline(&self) -> Instant {
+        Instant::now() + self.grant.claim.lease.as_duration()
+    }
+
+    /// Extends the lease, which was renewed by a call that was sent at `sent`.
+    pub(super) fn extend_from(&self, sent: Instant) {
+        let deadline = sent + self.grant.claim.lease.as_duration();
+        self.deadline
+            .store(nanos(deadline - self.grant.sent), Ordering::Release);
+    }
+
+    pub(super) fn queue_key(&self) -> (Instant, u64) {
+        let next_renewal = Duration::from_nanos(self.next_renewal.load(Ordering::Relaxed));
+        (self.grant.sent + next_renewal, self.sequence)
+    }
+
+    pub(super) fn set_next_renewal(&self, at: Instant) {
+        let next_renewal = nanos(at - self.grant.sent);
+        self.next_renewal.store(next_renewal, Ordering::Relaxed);
+    }
+
+    /// Marks the lease as lost to another execution, and reports it. A renewal and the completion may both find it; only the
+    /// first one reports it.
+    pub(crate) fn mark_lost(&self) {
+        self.mark_not_held();
+        if !self.loss_reported.swap(true, Ordering::AcqRel) {
+            telemetry::lease_lost(self.id());
+        }
+    }
+
+    /// Marks the lease as lost without a report. A commit of the handler may have ended it, which is no fault.
+    pub(crate) fn mark_not_held(&self) {
+        self.lost.store(true, Ordering::Release);
+        self.changed.notify_waiters();
+    }
+}
+
+/// Owner of a lease, which is renewed as long as the guard lives.
+///
+/// Dropping the guard stops the renewals and nothing else. The lease ends by its outcome or its expiry.
+pub(crate) struct LeaseGuard(Arc<LeaseState>);
+
+impl LeaseGuard {
+    pub(super) fn new(state: Arc<LeaseState>) -> Self {
+        Self(state)
+    }
+
+    pub(crate) fn handle(&self) -> Lease {
+        Lease(Arc::clone(&self.0))
+    }
+
+    /// Closes the handler's commits and returns their outcome. No commit can begin afterwards.
+    pub(crate) fn close(&self) -> CommitOutcome {
+        self.0.commits.close()
+    }
+}
+
+impl Deref for LeaseGuard {
+    type Target = LeaseState;
+
+    fn deref(&self) -> &LeaseState {
+        &self.0
+    }
+}
+
+impl Drop for LeaseGuard {
+    fn drop(&mut self) {
+        self.set_finished();
+    }
+}
+
+fn nanos(duration: Duration) -> u64 {
+    u64::try_from(duration.as_nanos()).unwrap_or(u64::MAX)
+}

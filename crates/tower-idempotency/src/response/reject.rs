@@ -1,0 +1,103 @@
+//! Responses that the layer sends without executing the request, and the errors that they render.
+
+use bytes::Bytes;
+use http::{HeaderMap, Response, StatusCode};
+
+use crate::{
+    body::Body,
+    error::{Error, ErrorKind},
+    limits::AdmissionError,
+    response::rules::Rules,
+    telemetry,
+};
+
+/// Complete response with its trailers: a replay or a rejection.
+pub(crate) type CompleteResponse = Response<(Bytes, Option<HeaderMap>)>;
+
+/// Converts the response into one with the body type of the layer.
+pub(crate) fn into_response<R: http_body::Body>(res: CompleteResponse) -> Response<Body<R>> {
+    res.map(|(data, trailers)| Body::buffered(data, trailers))
+}
+
+/// Renders the response for `error` and counts the rejection.
+pub(crate) fn reject(rules: &Rules, error: &Error) -> CompleteResponse {
+    telemetry::refused(error.kind());
+    without_trailers(rules.render_error(error))
+}
+
+pub(crate) fn without_trailers(res: Response<Bytes>) -> CompleteResponse {
+    res.map(|body| (body, None))
+}
+
+/// Creates the error of a request that the limits of the layer do not admit.
+pub(crate) fn admission_error(rules: &Rules, error: &AdmissionError) -> Error {
+    match error {
+        AdmissionError::Draining => Error::new(ErrorKind::Draining, "the service is shutting down"),
+        AdmissionError::TooManyRequests => {
+            Error::new(ErrorKind::Overloaded, "too many requests are in flight")
+        }
+        AdmissionError::TooManyBytes => {
+            Error::new(ErrorKind::Overloaded, "too many bytes are buffered")
+        }
+    }
+    .with_retry_after(rules.retry_after)
+}
+
+/// Creates the error of a request that reuses the key of another request.
+pub(crate) fn key_reused(status: StatusCode) -> Error {
+    let detail = "the key was used with another request; use a new key for a new request";
+    Error::new(ErrorKind::KeyReused, detail).with_status(status)
+}
+
+/// Creates the error of a duplicate that arrives while the first request is executed.
+pub(crate) fn in_progress(rules: &Rules, status: StatusCode) -> Error {
+    let detail = "the first request with this key is still being executed";
+    Error::new(ErrorKind::InProgress, detail)
+        .with_status(status)
+        .with_retry_after(rules.retry_after)
+}
+
+/// Creates the error of a request whose earlier execution ended without an outcome.
+pub(crate) fn outcome_unknown() -> Error {
+    let detail = "an execution of this request ended without an outcome; it may or may not have had its effect";
+    Error::new(ErrorKind::OutcomeUnknown, detail)
+}
+
+/// Creates the error of a request that was executed now, and whose outcome may become known later.
+///
+/// Another execution holds the lease, or the store failed.
+pub(crate) fn outcome_pending(rules: &Rules) -> Error {
+    let detail = "it is not yet known if this request had its effect; retry with the same key";
+    Error::new(ErrorKind::OutcomeUnknown, detail).with_retry_after(rules.retry_after)
+}
+
+/// Creates the error of a request whose earlier execution ended with `NeedsAttention`.
+pub(crate) fn needs_attention(code: &str) -> Error {
+    // The sentence includes the code for custom error responses that send only the detail.
+    let detail = format!(
+        "an execution of this request failed and needs attention ({code}); it may or may not have had its effect"
+    );
+    Error::new(ErrorKind::OutcomeUnknown, detail).with_reason(code)
+}
+
+/// Creates the error of a request that got no lease because the store failed.
+pub(crate) fn store_unavailable(
+    rules: &Rules,
+    source: impl Into<Box<dyn std::error::Error + Send + Sync>>,
+) -> Error {
+    // The state of an earlier attempt is unknown. The text must not suggest that it had no effect.
+    let detail =
+        "the store failed, so nothing was executed now; an earlier attempt may have been executed";
+    Error::new(ErrorKind::StoreUnavailable, detail)
+        .with_retry_after(rules.retry_after)
+        .with_source(source)
+}
+
+/// Creates the error of a request whose record cannot be decoded.
+pub(crate) fn unreadable_record(
+    source: impl Into<Box<dyn std::error::Error + Send + Sync>>,
+) -> Error {
+    // The text does not propose a new key, because that would execute the request again.
+    let detail = "this request was executed before, but its record cannot be read";
+    Error::new(ErrorKind::StoreUnavailable, detail).with_source(source)
+}

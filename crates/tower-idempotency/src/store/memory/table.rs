@@ -1,0 +1,401 @@
+//! The rules of the contract over all shards, at a time that the caller passes.
+//!
+//! No call locks two shards at once. A call that needs capacity from another shard reserves it first, then queries its
+//! own shard again.
+
+use std::{
+    hash::BuildHasher,
+    num::NonZeroU64,
+    sync::{Arc, PoisonError},
+    time::Duration,
+};
+
+use bytes::Bytes;
+use tokio::sync::Semaphore;
+
+use super::{
+    budget::{Budget, Cost, MemoryFull, Reservation},
+    shard::{Entry, Shard, Shared, State, nanos},
+    sync::{HashBuilder, Mutex, MutexGuard},
+};
+use crate::store::{Acquired, Claim, KeyId, LeaseRef, OrphanPolicy, StoreError, Ttl};
+
+/// The number of records evicted under one lock.
+const EVICTIONS_PER_LOCK: usize = 8;
+
+pub(super) struct Table {
+    shared: Shared,
+    shards: Box<[Mutex<Shard>]>,
+}
+
+impl Table {
+    /// # Panics
+    ///
+    /// If `shards` is not a power of two.
+    pub(super) fn new(shards: usize, max_entries: usize, max_bytes: usize) -> Self {
+        assert!(shards.is_power_of_two());
+        Self {
+            shared: Shared {
+                hasher: HashBuilder::default(),
+                budget: Budget::new(max_entries, max_bytes),
+            },
+            shards: (0..shards).map(|_| Mutex::new(Shard::new())).collect(),
+        }
+    }
+
+    pub(super) const fn budget(&self) -> &Budget {
+        &self.shared.budget
+    }
+
+    pub(super) fn acquire(&self, claim: &Claim, now: u64) -> Result<Acquired, MemoryFull> {
+        let shared = &self.shared;
+        let hash = shared.hasher.hash_one(claim.id);
+        let mut evicted = None;
+        loop {
+            let mut shard = self.shard(hash);
+            shard.remove_expired(shared, now);
+            if let Some(slot) = shard.find(shared, hash, &claim.id, now) {
+                return Ok(acquire_present(&mut shard, slot, claim, now));
+            }
+            let Some(reservation) = self.reserve(&mut shard, evicted.take(), Cost::ENTRY, now)?
+            else {
+                drop(shard);
+                evicted = Some(self.evict_and_reserve(hash, Cost::ENTRY, now));
+                continue;
+            };
+            let generation = NonZeroU64::MIN;
+            shard.insert(shared, hash, Entry::leased(claim, generation, now));
+            reservation.commit();
+            return Ok(granted(generation));
+        }
+    }
+
+    /// Renews the lease. Returns `false` if the token does not hold the entry.
+    pub(super) fn renew(&self, lease: &LeaseRef, ttl: Ttl, now: u64) -> bool {
+        let hash = self.shared.hasher.hash_one(lease.id);
+        let mut shard = self.shard(hash);
+        let Some(slot) = shard.find(&self.shared, hash, &lease.id, now) else {
+            return false;
+        };
+        let entry = shard.entry(slot);
+        let State::Leased {
+            lease_expires,
+            orphan_expires,
+            ..
+        } = entry.state
+        else {
+            return false;
+        };
+        if entry.holder() != Some(lease.token) {
+            return false;
+        }
+        let orphan_retention = orphan_expires - lease_expires;
+        let lease_expires = now.saturating_add(nanos(ttl));
+        shard.update(slot, |entry| {
+            entry.state = State::Leased {
+                lease_expires,
+                orphan_expires: lease_expires.saturating_add(orphan_retention),
+                released: false,
+            };
+        });
+        true
+    }
+
+    /// Stores the record. `record` must own its buffer, because it is dropped under a lock.
+    pub(super) fn complete(
+        &self,
+        lease: &LeaseRef,
+        record: Bytes,
+        retention: Ttl,
+        now: u64,
+    ) -> Result<(), StoreError> {
+        let shared = &self.shared;
+        let hash = shared.hasher.hash_one(lease.id);
+        let expires = now.saturating_add(nanos(retention));
+        let mut evicted = None;
+        loop {
+            let mut shard = self.shard(hash);
+            shard.remove_expired(shared, now);
+            let found = shard.find(shared, hash, &lease.id, now);
+            if let Some(slot) = found {
+                let entry = shard.entry(slot);
+                let held_by_another = entry.holder().is_some_and(|holder| holder != lease.token);
+                match entry.state {
+                    _ if held_by_another => return Err(StoreError::LeaseLost),
+                    State::Completed { .. } => return Ok(()),
+                    State::Leased { .. } => {}
+                }
+            }
+            let limit = shared.budget.largest_record();
+            if record.len() > limit {
+                return Err(StoreError::RecordTooLarge { limit });
+            }
+            let cost = match found {
+                Some(_) => Cost::record(record.len()),
+                None => Cost::entry_with(record.len()),
+            };
+            let reservation = self.reserve(&mut shard, evicted.take(), cost, now);
+            let Some(reservation) = reservation.map_err(StoreError::backend)? else {
+                drop(shard);
+                evicted = Some(self.evict_and_reserve(hash, cost, now));
+                continue;
+            };
+            reservation.commit();
+            let waiters = match found {
+                None => {
+                    shard.insert(shared, hash, Entry::completed(lease, record, expires));
+                    None
+                }
+                Some(slot) => {
+                    shard.update(slot, |entry| {
+                        *entry = Entry::completed(lease, record, expires);
+                    });
+                    shard.take_waiters(slot)
+                }
+            };
+            drop(shard);
+            wake(waiters);
+            return Ok(());
+        }
+    }
+
+    pub(super) fn release(&self, lease: &LeaseRef, now: u64) {
+        let hash = self.shared.hasher.hash_one(lease.id);
+        let mut shard = self.shard(hash);
+        shard.remove_expired(&self.shared, now);
+        let Some(slot) = shard.find(&self.shared, hash, &lease.id, now) else {
+            return;
+        };
+        let entry = shard.entry(slot);
+        let State::Leased {
+            lease_expires,
+            orphan_expires,
+            ..
+        } = entry.state
+        else {
+            return;
+        };
+        if entry.holder() != Some(lease.token) {
+            return;
+        }
+        let takeover = entry.generation > NonZeroU64::MIN;
+        let waiters = shard.take_waiters(slot);
+        if takeover {
+            let orphan_retention = orphan_expires - lease_expires;
+            shard.update(slot, |entry| {
+                entry.state = State::Leased {
+                    lease_expires: now,
+                    orphan_expires: now.saturating_add(orphan_retention),
+                    released: true,
+                };
+            });
+        } else {
+            shard.remove(&self.shared, slot);
+        }
+        drop(shard);
+        wake(waiters);
+    }
+
+    /// Registers a waiter in the same step as the query of the entry. Returns `None` unless the entry is in progress.
+    pub(super) fn watch(&self, id: &KeyId, now: u64) -> Option<Watch<'_>> {
+        let hash = self.shared.hasher.hash_one(id);
+        let mut shard = self.shard(hash);
+        let slot = shard.find(&self.shared, hash, id, now)?;
+        match shard.entry(slot).state {
+            State::Leased { lease_expires, .. } if lease_expires > now => Some(Watch {
+                table: self,
+                hash,
+                slot,
+                event: shard.add_waiter(slot),
+                lease_expires,
+            }),
+            State::Leased { .. } | State::Completed { .. } => None,
+        }
+    }
+
+    /// Returns the reservation made by an earlier eviction, or reserves capacity, evicting a few records of this shard
+    /// if needed. Returns `None` if other shards must evict records.
+    ///
+    /// # Errors
+    ///
+    /// If the other shards could not free enough, and there is still no capacity.
+    fn reserve<'a>(
+        &'a self,
+        shard: &mut Shard,
+        evicted: Option<Result<Reservation<'a>, MemoryFull>>,
+        cost: Cost,
+        now: u64,
+    ) -> Result<Option<Reservation<'a>>, MemoryFull> {
+        let eviction_error = match evicted {
+            Some(Ok(reservation)) if reservation.has_cost(cost) => return Ok(Some(reservation)),
+            Some(Ok(_)) | None => None,
+            Some(Err(full)) => Some(full),
+        };
+        match (self.reserve_in_shard(shard, cost, now), eviction_error) {
+            (None, Some(full)) => Err(full),
+            (reservation, _) => Ok(reservation),
+        }
+    }
+
+    fn reserve_in_shard(&self, shard: &mut Shard, cost: Cost, now: u64) -> Option<Reservation<'_>> {
+        let budget = &self.shared.budget;
+        if let Some(reservation) = budget.reserve(cost) {
+            return Some(reservation);
+        }
+        if !budget.can_hold(cost) {
+            return None;
+        }
+        for _ in 0..EVICTIONS_PER_LOCK {
+            if !shard.evict(&self.shared, now) {
+                return None;
+            }
+            if let Some(reservation) = budget.reserve(cost) {
+                return Some(reservation);
+            }
+        }
+        None
+    }
+
+    /// Reserves capacity by evicting records from one shard after the other, starting with the shard of `hash`.
+    fn evict_and_reserve(
+        &self,
+        hash: u64,
+        cost: Cost,
+        now: u64,
+    ) -> Result<Reservation<'_>, MemoryFull> {
+        let budget = &self.shared.budget;
+        for distance in 0..self.shards.len() {
+            // Checked at each step, so that a limit lowered meanwhile ends the loop.
+            while budget.can_hold(cost) {
+                let mut shard = self.shard_at(self.index(hash) + distance);
+                if let Some(reservation) = self.reserve_in_shard(&mut shard, cost, now) {
+                    return Ok(reservation);
+                }
+                if shard.eviction_candidate(now).is_none() {
+                    break;
+                }
+            }
+        }
+        budget.reserve(cost).ok_or_else(|| budget.full_error())
+    }
+
+    fn shard(&self, hash: u64) -> MutexGuard<'_, Shard> {
+        self.shard_at(self.index(hash))
+    }
+
+    fn shard_at(&self, index: usize) -> MutexGuard<'_, Shard> {
+        // A panic under the lock would be a bug of this crate, and the state would still be consistent. A store that
+        // rejects every later call would be worse.
+        self.shards[index & (self.shards.len() - 1)]
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Returns the shard of a hash. Uses bits that the index within a shard does not use.
+    const fn index(&self, hash: u64) -> usize {
+        (hash >> 40) as usize & (self.shards.len() - 1)
+    }
+}
+
+/// Registration of a waiter. Dropping it removes the waiter.
+pub(super) struct Watch<'a> {
+    table: &'a Table,
+    hash: u64,
+    slot: u32,
+    event: Arc<Semaphore>,
+    lease_expires: u64,
+}
+
+impl Watch<'_> {
+    /// Waits until the entry is completed or released.
+    pub(super) async fn changed(&self) {
+        // The semaphore has no permits, so the wait ends only when it is closed.
+        let _closed = self.event.acquire().await;
+    }
+
+    #[cfg(all(test, shuttle))]
+    pub(super) fn is_changed(&self) -> bool {
+        self.event.is_closed()
+    }
+
+    /// Returns the time at which the lease expires unless it is renewed.
+    pub(super) const fn lease_expires(&self) -> u64 {
+        self.lease_expires
+    }
+}
+
+impl Drop for Watch<'_> {
+    fn drop(&mut self) {
+        self.table
+            .shard(self.hash)
+            .remove_waiter(self.slot, &self.event);
+    }
+}
+
+fn acquire_present(shard: &mut Shard, slot: u32, claim: &Claim, now: u64) -> Acquired {
+    let entry = shard.entry(slot);
+    let fingerprint = entry.fingerprint;
+    let lease_expires = match &entry.state {
+        State::Completed { record, .. } => {
+            return Acquired::Completed {
+                fingerprint,
+                record: record.clone(),
+            };
+        }
+        State::Leased { lease_expires, .. } => *lease_expires,
+    };
+    if entry.holder() == Some(claim.token) {
+        let generation = entry.generation;
+        shard.update(slot, |entry| entry.state = State::leased(claim, now));
+        return granted(generation);
+    }
+    if lease_expires > now {
+        return Acquired::InProgress {
+            fingerprint,
+            expires_in: Duration::from_nanos(lease_expires - now),
+        };
+    }
+    match claim.orphans {
+        OrphanPolicy::TakeOver if fingerprint == claim.fingerprint => {
+            let generation = entry.generation.saturating_add(1);
+            shard.update(slot, |entry| *entry = Entry::leased(claim, generation, now));
+            granted(generation)
+        }
+        OrphanPolicy::TakeOver | OrphanPolicy::Refuse => Acquired::Orphaned {
+            fingerprint,
+            since: Duration::from_nanos(now - lease_expires),
+        },
+    }
+}
+
+const fn granted(generation: NonZeroU64) -> Acquired {
+    Acquired::Granted {
+        generation: generation.get(),
+        takeover: generation.get() > 1,
+    }
+}
+
+fn wake(waiters: Option<Arc<Semaphore>>) {
+    if let Some(event) = waiters {
+        event.close();
+    }
+}
+
+#[cfg(test)]
+impl Table {
+    pub(super) fn waiter_groups(&self) -> usize {
+        let count = |at| self.shard_at(at).waiter_groups();
+        (0..self.shards.len()).map(count).sum()
+    }
+
+    #[cfg(shuttle)]
+    pub(super) fn shard_of(&self, id: &KeyId) -> usize {
+        self.index(self.shared.hasher.hash_one(id))
+    }
+
+    pub(super) fn sweep(&self, now: u64) {
+        for at in 0..self.shards.len() {
+            self.shard_at(at).sweep(&self.shared, now);
+        }
+    }
+}

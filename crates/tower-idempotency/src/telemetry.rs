@@ -49,7 +49,7 @@ pub(crate) fn replayed(id: &KeyId, recorded_at: Option<SystemTime>) {
 
 pub(crate) fn tombstone(id: &KeyId, status: StatusCode, reason: TombstoneReason) {
     tracing::debug!(%id, status = status.as_u16(), ?reason, "replay impossible: earlier response was not recorded");
-    count!("idempotency_tombstone_total");
+    count!("idempotency_tombstone_replays_total");
 }
 
 pub(crate) fn unresolved(id: &KeyId, status: Option<StatusCode>, code: &str) {

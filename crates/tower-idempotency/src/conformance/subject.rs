@@ -243,7 +243,7 @@ impl<S: Store> Subject<S> {
             match self.store.acquire(claim).await {
                 Ok(acquired) => return acquired,
                 Err(StoreError::Backend(source)) => {
-                    failures.wait_before_retry("acquire", &*source).await
+                    failures.wait_before_retry("acquire", &*source).await;
                 }
                 Err(error) => {
                     panic!("expected acquire to fail with a backend error only, found {error}")

@@ -30,7 +30,16 @@ use super::{ATTENTION, PREFIX, Record, RecordError, VERSION, error::Problem, pay
 ///
 /// const REFUND_FAILED: NeedsAttention = NeedsAttention::new("refund-failed");
 ///
-/// The seat is given away, and the provider neither refunds nor states a reason.
+/// # #[tokio::main(flavor = "current_thread")]
+/// # async fn main() -> Result<(), Box<dyn std::error::Error>> {
+/// let cancel = async || {
+///     // The seat is given away, and the provider refuses the refund.
+///     let attention = REFUND_FAILED.with_reason("refund re_7: provider answered 500 five times");
+///     (StatusCode::BAD_GATEWAY, Extension(attention), "we will be in touch").into_response()
+/// };
+/// let app: Router = Router::new()
+///     .route("/cancel", post(cancel))
+///     .route_layer(IdempotencyLayer::new(MemoryStore::new()));
 ///
 /// let ask = || Request::post("/cancel").header("idempotency-key", "c-1").body(Body::empty());
 /// let first = app.clone().oneshot(ask()?).await?;

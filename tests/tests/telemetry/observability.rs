@@ -778,7 +778,7 @@ fn tombstone_is_counted_by_reason() {
         &[
             ("granted_total", 1.0),
             ("tombstones_total{reason=too_large}", 1.0),
-            ("tombstone_total", 1.0),
+            ("tombstone_replays_total", 1.0),
             ("refused_total{code=response-not-retained}", 1.0),
         ],
     );

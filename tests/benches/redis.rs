@@ -1,10 +1,10 @@
 //! Requests on `RedisStore` against a bare loop of the same scripts, in one run and on a server of its own.
 //!
-//! A fresh request is the scripts for an acquire and a completion, of the same arguments and a record of the same bytes;
-//! a replay is the script for an acquire. The bare loop sends them over the same kinds of connections as the store does,
-//! and does nothing else. Both run in turn, and the figure is the median over the rounds: of one request after another,
-//! which measures what the layer adds to the way to the server and back, and of 64 at a time, where clients and server
-//! share two processors and it measures how much of them the layer takes.
+//! A fresh request consists of the scripts for an acquire and a completion, with the same arguments and a record of the same
+//! bytes; a replay is the script for an acquire. The bare loop sends them over the same kinds of connections as the store,
+//! and does nothing else. Both run in turn, and the figure is the median over the rounds. One request after another measures
+//! the latency that the layer adds to the round trip. With 64 at a time, clients and server share two processors, which
+//! measures the layer's share of them.
 //!
 //! ```sh
 //! cargo bench -p tests --bench redis            # both

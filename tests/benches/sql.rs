@@ -1,9 +1,10 @@
 //! Requests on the SQL stores against a bare loop of the same statements, in one run and on servers of their own.
 //!
-//! A fresh request is the statements of an acquire and a completion, a replay that of an acquire. The bare loop sends what
-//! the store was seen to send, with another id each time, over as many connections, and does nothing else. In SQLite,
-//! which nobody can listen to, it runs the statements as they stand in the store's source. Both run in turn, and the figure
-//! is the median over the rounds: of one request after another, and of 64 at a time, as in the bench `redis`.
+//! A fresh request consists of the statements of an acquire and a completion, a replay of those of an acquire. The bare loop
+//! sends the statements that the store was seen to send, with another id each time. It uses as many connections as the store,
+//! and does nothing else. In SQLite, which has no server to observe, it runs the statements from the store's source. Both run
+//! in turn, and the figure is the median over the rounds. Requests run one after another, and 64 at a time, like in the bench
+//! `redis`.
 //!
 //! ```sh
 //! cargo bench -p tests --bench sql             # all
@@ -107,7 +108,7 @@ impl<B: Bare> Both<B> {
 }
 
 impl<B: Bare> Both<B> {
-    /// Every request of both sides has to have left a record, beside those that are replayed.
+    /// Checks that every request of both sides left a record, in addition to the records that are replayed.
     fn are(&self, stored: i64) {
         let asked = self.next.load(Relaxed) + self.bare.asked();
         assert_eq!(stored.unsigned_abs(), asked + B::REPLAYED, "records");
@@ -135,11 +136,11 @@ trait Bare: Send + Sync + 'static {
 
     fn request(&self, replay: bool) -> impl Future<Output = ()> + Send;
 
-    /// How often, with keys that were fresh.
+    /// Returns the number of requests with fresh keys.
     fn asked(&self) -> u64;
 }
 
-// ---- Servers: what was seen on the wire ----
+// ---- Servers: statements seen on the wire ----
 
 /// The two statements of a fresh request, as the store has sent them, and the id that they are about.
 struct Seen {
@@ -148,7 +149,7 @@ struct Seen {
     id: String,
 }
 
-/// As many connections as a store has.
+/// The same number of connections as a store has.
 struct Connections<C> {
     idle: Mutex<Vec<C>>,
     permits: Semaphore,
@@ -267,7 +268,7 @@ async fn on_mariadb(server: &MariaDbServer) -> Both<Loop<MySqlConnection>> {
     )
 }
 
-/// As the store connects: looking at each statement for a log takes time of its own.
+/// Connects like the store does: inspecting each statement for a log takes extra time.
 async fn connect<C: Connection>(url: &str) -> Vec<C> {
     let options: C::Options = url.parse().expect("an URL");
     let options = options.disable_statement_logging();
@@ -279,7 +280,7 @@ async fn connect<C: Connection>(url: &str) -> Vec<C> {
     connections
 }
 
-/// Listens to what clients say to a server.
+/// Records the bytes that clients send to a server.
 struct Ear {
     address: SocketAddr,
     heard: Arc<Mutex<Vec<u8>>>,
@@ -306,7 +307,7 @@ impl Ear {
         Self { address, heard }
     }
 
-    /// A message that begins so and has this in it. It ends where its length, before it, says.
+    /// Returns a message that begins with `begins` and contains `has`. Its end follows from the length that precedes it.
     fn statement(&self, begins: &str, has: &[u8]) -> String {
         let heard = self.heard.lock().unwrap_or_else(PoisonError::into_inner);
         let find = |bytes: &[u8], what: &[u8]| bytes.windows(what.len()).position(|it| it == what);
@@ -318,7 +319,7 @@ impl Ear {
             let length = match before {
                 // PostgreSQL: a Q and the length, with itself and the zero at the end.
                 [b'Q', length @ ..] => u32::from_be_bytes(length) as usize - 5,
-                // MySQL: the length of what follows, a sequence number, and the command.
+                // MySQL: the length of the rest, a sequence number, and the command.
                 [a, b, c, _, 3] => u32::from_le_bytes([a, b, c, 0]) as usize - 1,
                 _ => {
                     at += 1;
@@ -348,7 +349,7 @@ fn copy(mut from: TcpStream, mut to: TcpStream, said: impl Fn(&[u8]) + Send + 's
     });
 }
 
-// ---- SQLite: what stands in the source ----
+// ---- SQLite: statements in the source ----
 
 struct File {
     readers: Connections<SqliteConnection>,
@@ -377,7 +378,7 @@ impl File {
                 .bind(86_400_000)
                 .bind(&self.record),
         };
-        // To its end, as the store does: one that is asked for one row says nothing of the commit.
+        // Reads to the end, like the store: a query for a single row does not report a failed commit.
         let rows = query.fetch_all(&mut connection).await;
         assert_eq!(rows.expect("an answer").len(), usize::from(is_row));
         at.give(connection);

@@ -1,4 +1,4 @@
-//! A process that serves HTTP and is killed now and then, and how to ask it.
+//! A process that serves HTTP and is killed at times, and a client for it.
 
 use std::{
     fs,
@@ -21,9 +21,9 @@ use crate::{
     servers::{Guard, directory, on_a_free_port, until_ready},
 };
 
-/// A server on a port, whichever process that is; gone when this is dropped, and when the test process is.
+/// A server on a port, across restarts of its process. It ends when this is dropped, and when the test process ends.
 ///
-/// Its program takes `--listen ADDR`, and says `listening on http://ADDR` once it is ready.
+/// Its program takes `--listen ADDR`, and prints `listening on http://ADDR` once it is ready.
 #[derive(Debug)]
 pub struct Actor {
     address: SocketAddr,
@@ -35,7 +35,7 @@ pub struct Actor {
 #[derive(Debug)]
 struct Running {
     guard: Guard,
-    /// How many processes there were in the guard's directory, which share a log.
+    /// Number of processes started in the guard's directory; they share a log.
     starts: usize,
 }
 
@@ -44,7 +44,7 @@ impl Actor {
     ///
     /// # Panics
     ///
-    /// When it does not start.
+    /// If it does not start.
     #[must_use]
     pub fn start(program: impl AsRef<Path>, args: &[&str]) -> Self {
         let program = program.as_ref().to_owned();
@@ -75,7 +75,7 @@ impl Actor {
     ///
     /// # Panics
     ///
-    /// When that does not start.
+    /// If that does not start.
     pub fn kill(&self) {
         let mut running = self.running();
         let command = command(&self.program, self.address.port(), &self.args);
@@ -89,7 +89,7 @@ impl Actor {
     ///
     /// # Panics
     ///
-    /// When there is no process.
+    /// If there is no process.
     pub fn pause(&self, length: Duration) {
         let running = self.running();
         running.guard.signal("STOP");
@@ -97,7 +97,7 @@ impl Actor {
         running.guard.signal("CONT");
     }
 
-    /// What all its processes have said.
+    /// Returns the output of all its processes.
     #[must_use]
     pub fn log(&self) -> String {
         self.running().guard.log()
@@ -115,10 +115,10 @@ impl Actor {
 ///
 /// # Panics
 ///
-/// When it is no request, or there is neither a response nor a failure within two minutes.
+/// If it is no request, or there is neither a response nor a failure within two minutes.
 pub async fn ask(req: request::Builder, body: impl Into<Bytes>) -> Option<Answer> {
     let req = req.body(Full::new(body.into())).expect("a request");
-    // A client that repeats requests by itself would hide what is tried.
+    // A client that repeats requests by itself would hide the number of tries.
     let client = Client::builder(TokioExecutor::new())
         .pool_max_idle_per_host(0)
         .retry_canceled_requests(false)

@@ -13,27 +13,27 @@ use std::{
 use bytes::Bytes;
 use http_body::{Body, Frame};
 
-/// What a [`Pieces`] does next.
+/// The next step of a [`Pieces`].
 #[derive(Debug)]
 pub enum Piece {
     /// Yields data.
     Data(Bytes),
     /// Is pending once.
     Wait,
-    /// Is pending for ever.
+    /// Stays pending.
     Stall,
     /// Fails.
     Break,
 }
 
-/// A body that asks a closure for its next piece, and counts the bytes that were taken from it.
+/// A body that gets its pieces from a closure, and counts the bytes taken from it.
 #[derive(Debug)]
 pub struct Pieces<F> {
     next: F,
     taken: Taken,
 }
 
-/// How many bytes were taken from a body, and whether it was dropped.
+/// Counts the bytes taken from a body, and records if the body was dropped.
 #[derive(Clone, Debug, Default)]
 pub struct Taken(Arc<AtomicU64>);
 
@@ -46,7 +46,7 @@ impl Taken {
 }
 
 impl<F: FnMut() -> Option<Piece> + Unpin> Pieces<F> {
-    /// A body of what `next` returns, until `None`.
+    /// Creates a body of the pieces that `next` returns, until `None`.
     pub fn new(next: F) -> Self {
         Self {
             next,

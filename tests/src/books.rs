@@ -1,4 +1,4 @@
-//! A database that holds leases and records, and beside them the handlers' own rows: which effects there were.
+//! A database that holds leases and records, and also the handlers' own rows, which show their effects.
 
 use std::time::Duration;
 
@@ -34,7 +34,7 @@ pub struct Books<S: Ledgered> {
 /// An effect, as a row.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Entered {
-    /// Of which request.
+    /// The key of the request.
     pub key: String,
     /// By which process.
     pub pid: i64,
@@ -42,13 +42,13 @@ pub struct Entered {
     pub n: i64,
 }
 
-/// What the tests ask of a database, in words that all understand.
+/// The operations that the tests need from a database, independent of its dialect.
 pub trait Ledgered: SqlStore {
     /// A store in a table of this name.
     ///
     /// # Errors
     ///
-    /// When it cannot be made.
+    /// If it cannot be made.
     fn open(url: &str, table: &str) -> Self;
 
     /// Begins a transaction and completes an entry in it, by its id in hexadecimal.
@@ -69,7 +69,7 @@ pub trait Ledgered: SqlStore {
         sql: String,
     ) -> impl Future<Output = sqlx::Result<u64>> + Send;
 
-    /// The rows of a statement that asks for a text and two numbers.
+    /// Returns the rows of a statement that selects a text and two numbers.
     fn rows(pool: &Pool<Self::Database>, sql: String) -> impl Future<Output = Vec<Entered>> + Send;
 }
 
@@ -142,7 +142,7 @@ impl<S: Ledgered> Books<S> {
     ///
     /// # Panics
     ///
-    /// When the database does not answer.
+    /// If the database does not answer.
     pub async fn open(url: &str, pool: Pool<S::Database>, table: &str) -> Self {
         let store = S::open(url, table);
         store.make().await;
@@ -163,7 +163,7 @@ impl<S: Ledgered> Books<S> {
     ///
     /// # Errors
     ///
-    /// As [`FencedTransaction::begin`].
+    /// Like [`FencedTransaction::begin`].
     pub async fn begin(&self, lease: &Lease) -> Result<FencedTransaction<S>, TransactionError> {
         FencedTransaction::begin(&self.store, lease, &self.pool).await
     }
@@ -187,7 +187,7 @@ impl<S: Ledgered> Books<S> {
         S::rows(&self.pool, format!("select effect, pid, n from {effects}")).await
     }
 
-    /// How many effects there are.
+    /// Returns the number of effects.
     pub async fn count(&self) -> usize {
         self.effects().await.len()
     }
@@ -196,7 +196,7 @@ impl<S: Ledgered> Books<S> {
     ///
     /// # Panics
     ///
-    /// When it fails.
+    /// If it fails.
     pub async fn admin(&self, sql: &str) -> u64 {
         let sql = sql.replace("{table}", &self.table);
         S::run_alone(&self.pool, sql).await.expect("it works")
@@ -207,7 +207,7 @@ impl<S: Ledgered> Books<S> {
 ///
 /// # Panics
 ///
-/// When it does not answer.
+/// If it does not answer.
 pub async fn on_postgres(table: &str) -> Books<PostgresStore> {
     let url = postgres::shared().url();
     Books::open(&url, PgPool::connect(&url).await.expect(RUNS), table).await
@@ -217,7 +217,7 @@ pub async fn on_postgres(table: &str) -> Books<PostgresStore> {
 ///
 /// # Panics
 ///
-/// When it does not answer.
+/// If it does not answer.
 pub async fn on_mariadb(table: &str) -> Books<MySqlStore> {
     let url = mariadb::shared().url();
     Books::open(&url, MySqlPool::connect(&url).await.expect(RUNS), table).await
@@ -227,7 +227,7 @@ pub async fn on_mariadb(table: &str) -> Books<MySqlStore> {
 ///
 /// # Panics
 ///
-/// When it cannot be written.
+/// If it cannot be written.
 pub async fn in_a_file(scratch: &Scratch, table: &str) -> Books<SqliteStore> {
     let path = scratch.file("books.db").display().to_string();
     Books::open(&path, sqlite_pool(&path), table).await
@@ -242,8 +242,8 @@ pub fn sqlite_pool(path: &str) -> SqlitePool {
     SqlitePoolOptions::new().connect_lazy_with(options)
 }
 
-/// Of handlers that do not wait for ever for a database that is silent. A pool of sqlx asks a connection that comes back
-/// whether it is alive, and keeps its place until it answers: here it is closed when it has not for as long as this.
+/// Limits the time that handlers wait for an unresponsive database. A pool of sqlx pings each returned connection and holds
+/// its permit until the database replies. Here the connection is closed if there is no reply within `patience`.
 #[must_use]
 pub fn patient<DB: Database>(options: PoolOptions<DB>, patience: Duration) -> PoolOptions<DB> {
     options
@@ -257,8 +257,8 @@ pub fn patient<DB: Database>(options: PoolOptions<DB>, patience: Duration) -> Po
         })
 }
 
-/// How long handlers wait for what is to hang, one trial after the other: all that comes before it needs time, too. A trial
-/// in which that took longer says nothing.
+/// Timeouts of handlers for a call that is meant to hang, one for each trial. The calls before it need time, too: if they
+/// exceed the timeout, the trial is inconclusive.
 pub const PATIENCE: [Duration; 3] = [
     Duration::from_millis(500),
     Duration::from_secs(2),

@@ -1,4 +1,4 @@
-//! Long runs of a fleet on a real server while one thing goes wrong again and again, round after round.
+//! Long runs of a fleet on a real server while one fault is injected repeatedly, round after round.
 //!
 //! ```text
 //! Campaign -> round: a Site (server, way to it), a Fleet under load, a Fault -> History, judged -> Tally
@@ -29,30 +29,30 @@ mod tally;
 
 use self::site::Site;
 
-/// What is to be run, and for how long.
+/// The order for a campaign: store, fault, promise, seed and length.
 #[derive(Clone, Debug)]
 #[expect(clippy::exhaustive_structs, reason = "an order, given whole")]
 pub struct Campaign {
-    /// On which store.
+    /// The store.
     pub kind: Kind,
-    /// What goes wrong.
+    /// The fault to inject.
     pub fault: Fault,
-    /// What becomes of the keys of those who die.
+    /// The expected handling of keys whose lease holder died.
     pub mode: Mode,
-    /// Of the first round; the next one has the next.
+    /// The seed of the first round; each further round uses the next number.
     pub seed: u64,
-    /// No round begins after that long.
+    /// No round begins after this time.
     pub limit: Duration,
-    /// No round begins after it has gone wrong that often.
+    /// No round begins after this number of faults.
     pub strikes: usize,
 }
 
 impl Campaign {
-    /// Why this cannot be run, if it cannot.
+    /// Returns `Ok` if this campaign can be run.
     ///
     /// # Errors
     ///
-    /// Says what is possible instead.
+    /// Returns the reason why the campaign cannot be run, and the possible choices.
     pub fn check(&self) -> Result<(), String> {
         let (kind, fault, mode) = (self.kind, self.fault, self.mode);
         if !fault.befalls(kind) {
@@ -74,12 +74,12 @@ impl Campaign {
         Ok(())
     }
 
-    /// Runs rounds, each on a new server and with new keys, until there were enough or one went wrong; says how each one
-    /// went.
+    /// Runs rounds, each on a new server and with new keys. Stops after enough rounds, or after the first violation. Calls
+    /// `told` after each round.
     ///
     /// # Panics
     ///
-    /// When a server does not start, or a key has no answer for two minutes.
+    /// Panics if a server does not start, or if a key has no response for two minutes.
     pub async fn run(&self, mut told: impl FnMut(&Round)) -> Tally {
         let mut tally = Tally::new(self);
         let began = Instant::now();
@@ -118,7 +118,7 @@ impl Campaign {
         }
     }
 
-    /// Puts the load on the fleet while this campaign's fault comes over it, or over the site.
+    /// Puts the load on the fleet while this campaign's fault is injected into the fleet or the site.
     async fn befall(&self, fleet: Fleet, site: &Arc<Mutex<Site>>, load: Load) -> History {
         let fault = self.fault;
         if fault.strikes_members() {
@@ -139,9 +139,9 @@ impl Campaign {
     fn load(&self, seed: u64) -> Load {
         let kind = self.kind;
         let pause = kind.lease() * 3 / 2;
-        // As long as it takes for blows to find somebody at work.
+        // The handler takes long enough that a strike usually finds a member at work.
         let handler = match (self.fault, self.mode) {
-            // One writes at a time.
+            // Only one process writes at a time.
             (_, Mode::Transaction) if kind == Kind::Sqlite => 4,
             (Fault::Pause, _) | (_, Mode::Transaction) => 150,
             _ => 40,
@@ -176,23 +176,23 @@ impl Campaign {
     }
 }
 
-/// A round that is over.
+/// A finished round.
 #[derive(Debug)]
 #[non_exhaustive]
 pub struct Round {
-    /// From which it follows, as far as not from the time that things take.
+    /// The seed of the round. All random choices follow from the seed, except those that depend on timing.
     pub seed: u64,
-    /// How often it went wrong.
+    /// The number of faults that were injected.
     pub strikes: usize,
-    /// What may not have happened, told key by key.
+    /// The violations of the promise, described key by key.
     pub violations: Vec<String>,
-    /// What happened.
+    /// Sums over the requests and effects of the round.
     pub sums: Sums,
-    /// How many requests there were.
+    /// The number of requests.
     pub requests: usize,
 }
 
-/// Built beside this program, and as it is.
+/// Returns a command for the playground that was built beside this program, without changes.
 fn playground(args: &[&str]) -> Command {
     let mut command = beside("playground");
     command.args(args).env("RUST_BACKTRACE", "0");

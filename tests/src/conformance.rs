@@ -1,7 +1,7 @@
 //! The conformance suite many cases at a time.
 //!
-//! Most of a case is sleeping, and the harness runs no more of them at once than there are processors: for a store that
-//! is tested in several settings that is minutes. Here a test is a set of cases, which says what failed by name.
+//! Most of a case is sleeping, and the harness runs no more cases at once than there are processors. For a store that is
+//! tested in several settings, that takes minutes. Here a test is a set of cases, and its failure names the failed cases.
 
 use std::{
     any::Any,
@@ -15,11 +15,11 @@ use tower_idempotency::{
     store::Store,
 };
 
-/// Runs every case on what `subject` makes for it, through `plan`, on 16 threads.
+/// Runs every case on the stores that `subject` makes, through `plan`, on 16 threads.
 ///
 /// # Panics
 ///
-/// When a case does: names all that did, with the beginning of what each said.
+/// If a case panics: lists all cases that did, with the beginning of their messages.
 pub fn every_case_at_once<S: Store>(
     subject: impl AsyncFn() -> Subject<S> + Sync,
     plan: impl Fn(Duration) -> Option<Plan> + Sync,
@@ -27,12 +27,12 @@ pub fn every_case_at_once<S: Store>(
     every_case(AT_ONCE, &|case| case.run(false, &subject, &plan));
 }
 
-/// As [`every_case_at_once`], so many cases at a time, and waits for its turn: for a server that has enough to do with one
-/// set of cases.
+/// Like [`every_case_at_once`], but runs at most this many cases at a time, and waits for its turn. This is for a server that
+/// one set of cases already keeps busy.
 ///
 /// # Panics
 ///
-/// When a case does: names all that did, with the beginning of what each said.
+/// If a case panics: lists all cases that did, with the beginning of their messages.
 pub fn every_case_in_turn<S: Store>(
     at_once: usize,
     subject: impl AsyncFn() -> Subject<S> + Sync,
@@ -72,15 +72,15 @@ fn every_case(at_once: usize, run: &(dyn Fn(Case) + Sync)) {
     assert!(failed.is_empty(), "failed: {failed:#?}");
 }
 
-/// The beginning of what a panic said. Where much is printed, only the end of it may be kept: what failed has to be there.
+/// Returns the beginning of a panic's message. A long message may be cut at its beginning, which would hide the failed case.
 fn said(panic: &(dyn Any + Send)) -> String {
     let said = panic.downcast_ref::<String>().map(String::as_str);
     let said = said.or_else(|| panic.downcast_ref::<&str>().copied());
     said.unwrap_or("no words").chars().take(300).collect()
 }
 
-/// The right to run a case: several sets at once would wait for the processors, and ask a server for more connections
-/// than it has.
+/// The permit to run a case: several sets at once would wait for the processors, and open more connections than a server
+/// allows.
 struct Turn;
 
 static LEFT: Mutex<usize> = Mutex::new(AT_ONCE_IN_ALL);

@@ -1,5 +1,5 @@
-//! What stands between the DynamoDB store and a stand-in: it counts calls, asks what they consume, and goes wrong as it is
-//! told, in the words of the service.
+//! An endpoint between the DynamoDB store and a stand-in. It counts calls, requests the capacity that they consume, and
+//! injects failures with the error messages of the service.
 
 use std::{
     net::{Ipv4Addr, SocketAddr},
@@ -31,7 +31,7 @@ impl ManualClock {
     ///
     /// # Panics
     ///
-    /// When the machine's clock shows a time before 1970.
+    /// If the machine's clock shows a time before 1970.
     #[must_use]
     pub fn new() -> Self {
         let now = SystemTime::now().duration_since(UNIX_EPOCH);
@@ -60,7 +60,7 @@ fn millis(duration: Duration) -> u64 {
     u64::try_from(duration.as_millis()).unwrap_or(u64::MAX)
 }
 
-/// What the endpoint does with calls.
+/// The fault that the endpoint injects into calls.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
 pub enum Meddling {
     /// Forwards.
@@ -70,9 +70,9 @@ pub enum Meddling {
     Throttle(usize),
     /// Forwards, and answers that something broke, so many times.
     LoseReplies(usize),
-    /// Leaves the item out of what a refused write says.
+    /// Removes the item from the error of a refused write.
     LeaveOutItems,
-    /// Knows no table whose description is asked for, so many times.
+    /// Replies to so many `DescribeTable` calls that the table does not exist.
     HideTables(usize),
     /// Says of tables that they are being updated; and so many times that they are in use, where their TTL is to be.
     UpdateTables(usize),
@@ -80,21 +80,21 @@ pub enum Meddling {
     MakeIndexes(usize),
 }
 
-/// One call and what came of it.
+/// A call and its result.
 #[derive(Clone, Debug)]
 pub struct Call {
     /// Such as `UpdateItem`.
     pub operation: String,
-    /// What the client asked.
+    /// The client's request.
     pub asked: Value,
-    /// What the client was told.
+    /// The status that the client received.
     pub status: StatusCode,
-    /// What the server answered, or the endpoint in its place.
+    /// The reply of the server, or the endpoint's own reply in its place.
     pub answer: Value,
 }
 
 impl Call {
-    /// The units that the call consumed, as the server says: of the table, and of its index.
+    /// Returns the units that the call consumed according to the server: of the table, and of its index.
     #[must_use]
     pub fn consumed(&self) -> (f64, f64) {
         let consumed = &self.answer["ConsumedCapacity"];
@@ -105,9 +105,9 @@ impl Call {
     }
 }
 
-/// A running endpoint, on a free port of this machine; gone when it is dropped.
+/// A running endpoint, on a free port of this machine. It stops when it is dropped.
 ///
-/// It runs on a thread of its own, whatever runtime the test has.
+/// It runs on a separate thread, independent of the test's runtime.
 #[derive(Debug)]
 pub struct Endpoint {
     address: SocketAddr,
@@ -134,7 +134,7 @@ impl Endpoint {
     ///
     /// # Panics
     ///
-    /// When there is no free port.
+    /// If there is no free port.
     #[must_use]
     pub fn start(server: SocketAddr) -> Self {
         let shared = Arc::default();
@@ -169,18 +169,18 @@ impl Endpoint {
         }
     }
 
-    /// Where it listens.
+    /// Returns the address it listens on.
     #[must_use]
     pub fn address(&self) -> SocketAddr {
         self.address
     }
 
-    /// From now on.
+    /// Sets the fault for all later calls.
     pub fn set(&self, meddling: Meddling) {
         lock(&self.shared).meddling = meddling;
     }
 
-    /// The calls since this was last asked.
+    /// Returns the calls since the last call of this method.
     #[expect(
         clippy::must_use_candidate,
         reason = "who asks may want to forget them"
@@ -280,7 +280,7 @@ async fn forward(State(forwarding): State<Forwarding>, req: Request<Body>) -> Re
 }
 
 impl Forwarding {
-    /// What the server says. Writes are asked to say what they consume.
+    /// Forwards the call and returns the server's reply. For writes it also requests the consumed capacity.
     async fn ask(&self, headers: HeaderMap, mut call: Value) -> (StatusCode, Value) {
         if call.get("Key").is_some() || call.get("Item").is_some() {
             call["ReturnConsumedCapacity"] = json!("INDEXES");
@@ -301,7 +301,7 @@ fn without_length(mut headers: HeaderMap) -> HeaderMap {
     headers
 }
 
-/// What is to be done with this call.
+/// Returns the fault for this call, and updates the remaining count.
 fn turn(shared: &Mutex<Shared>, operation: &str) -> Meddling {
     let mut shared = lock(shared);
     let now = shared.meddling;

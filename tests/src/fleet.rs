@@ -1,4 +1,5 @@
-//! Several playgrounds on one store, under load, while they are killed or paused at any moment; and what became of it.
+//! Several playgrounds on one store, under load, while a striker kills or pauses them at any moment; and the resulting
+//! history.
 //!
 //! ```text
 //! clients -> members (processes that strikes befall) -> store
@@ -38,46 +39,47 @@ mod rounds;
 mod stampede;
 mod strikes;
 
-/// Playgrounds that share a store and a file of effects; all are gone when this is dropped, and when the test process is.
+/// Playgrounds that share a store and a file of effects. All processes are stopped when this is dropped, and when the test
+/// process ends.
 #[derive(Debug)]
 pub struct Fleet {
     members: Vec<Member>,
     effects: PathBuf,
 }
 
-/// What runs a program with these arguments.
+/// A function that returns a command for a program with these arguments.
 pub type Program = fn(&[&str]) -> Command;
 
-/// A playground on one port, whichever process that is.
+/// A playground on one port, with its current process.
 #[derive(Debug)]
 struct Member {
     address: SocketAddr,
     program: Program,
     args: Vec<String>,
     running: Mutex<Guard>,
-    /// Which of its processes runs, from 1.
+    /// The number of the running process, from 1.
     process: AtomicU64,
-    /// Which of them has given an answer.
+    /// The number of the last process that responded to a client.
     at_work: AtomicU64,
 }
 
 impl Fleet {
-    /// Starts `size` playgrounds with these arguments, and a file for their effects. Their store has to be one that they
-    /// can share, unless it is one playground.
+    /// Starts `size` playgrounds with these arguments, and a file for their effects. More than one playground needs a store
+    /// that they can share.
     ///
     /// # Panics
     ///
-    /// When they do not start.
+    /// Panics if the playgrounds do not start.
     #[must_use]
     pub fn start(size: usize, args: &[&str]) -> Self {
         Self::of_playgrounds(playground::command, size, args)
     }
 
-    /// As [`start`](Self::start), of playgrounds that were built elsewhere.
+    /// Like [`start`](Self::start), but with playgrounds that were built elsewhere.
     ///
     /// # Panics
     ///
-    /// When they do not start.
+    /// Panics if the playgrounds do not start.
     #[must_use]
     pub fn of_playgrounds(program: Program, size: usize, args: &[&str]) -> Self {
         let first = directory("fleet");
@@ -87,12 +89,12 @@ impl Fleet {
         Self::build(size, first, effects, program, &args)
     }
 
-    /// As [`start`](Self::start), of another program, which takes `--listen` as playgrounds do, says what they say when it is
-    /// ready, and does not write down its effects in a file.
+    /// Like [`start`](Self::start), but with another program. The program takes `--listen` and reports that it is ready
+    /// like a playground does. It does not write its effects to a file.
     ///
     /// # Panics
     ///
-    /// When they do not start.
+    /// Panics if the processes do not start.
     #[must_use]
     pub fn of(program: Program, size: usize, args: &[&str]) -> Self {
         let first = directory("fleet");
@@ -100,7 +102,7 @@ impl Fleet {
         Self::build(size, first, effects, program, args)
     }
 
-    /// The first directory goes with the first member.
+    /// The first directory is dropped with the first member.
     fn build(
         size: usize,
         first: PathBuf,
@@ -119,25 +121,25 @@ impl Fleet {
         }
     }
 
-    /// Where its members listen.
+    /// Returns the addresses on which the members listen.
     #[must_use]
     pub fn addresses(&self) -> Vec<SocketAddr> {
         self.members.iter().map(|member| member.address).collect()
     }
 
-    /// The effects so far, in the order in which they happened.
+    /// Returns the effects so far, in the order in which they happened.
     ///
     /// # Panics
     ///
-    /// When the file is not what playgrounds write.
+    /// Panics if playgrounds did not write the file.
     #[must_use]
     pub fn effects(&self) -> Vec<Effect> {
-        // Not there before the first of them.
+        // The file does not exist before the first effect.
         let text = fs::read_to_string(&self.effects).unwrap_or_default();
         text.lines().map(Effect::parse).collect()
     }
 
-    /// What is known of it, once nobody asks any more.
+    /// Returns the history of the fleet, once no client sends requests any more.
     fn history(
         &self,
         attempts: Vec<Attempt>,
@@ -195,7 +197,8 @@ impl Member {
         self.process.fetch_add(1, Ordering::SeqCst);
         let down = Instant::now();
         let again = command(self.program, &self.args);
-        // On a busy machine one gives up on the store as it starts; whoever runs services starts another.
+        // On a busy machine a process may give up on the store at startup; the operator of a service then starts another
+        // process.
         let is_back = (0..STARTS).any(|_| {
             let said = ready(&running);
             running.replace(&again, "KILL");
@@ -205,12 +208,13 @@ impl Member {
         (pid, ordered, down, None)
     }
 
-    /// Whether the process that runs has answered somebody: whoever is struck before that is not at work yet.
+    /// Returns `true` if the running process has responded to a client. A process that is struck before that is not at work
+    /// yet.
     fn is_at_work(&self) -> bool {
         self.at_work.load(Ordering::SeqCst) == self.process.load(Ordering::SeqCst)
     }
 
-    /// Stops the process for that long.
+    /// Stops the process for this duration.
     fn pause(&self, length: Duration) -> (u32, Instant, Instant, Option<Instant>) {
         let running = self.running();
         let ordered = Instant::now();
@@ -236,7 +240,7 @@ fn is_ready(guard: &Guard, starts: usize) -> bool {
     ready(guard) == starts
 }
 
-/// How many processes there said that they are ready.
+/// Returns the number of processes in this log that reported that they are ready.
 fn ready(guard: &Guard) -> usize {
     guard.log().matches("listening on http://").count()
 }

@@ -9,18 +9,18 @@ use std::{
 
 use tokio::{sync::Semaphore, task::unconstrained};
 
-/// Holds whoever passes it until the test lets them through, and tells the test that they are there.
+/// Blocks each caller that passes it until the test lets the caller through, and notifies the test of each arrival.
 #[derive(Clone, Debug)]
 pub struct Gate(Arc<(Semaphore, Semaphore)>);
 
 impl Gate {
-    /// Lets nobody through yet.
+    /// Creates a gate that is shut.
     #[must_use]
     pub fn shut() -> Self {
         Self(Arc::new((Semaphore::new(0), Semaphore::new(0))))
     }
 
-    /// Holds nobody.
+    /// Creates a gate that is open.
     #[must_use]
     pub fn open() -> Self {
         let gate = Self::shut();
@@ -28,10 +28,11 @@ impl Gate {
         gate
     }
 
-    /// Says that somebody is here, and waits to be let through: before whoever comes later.
+    /// Announces the caller's arrival, and waits to be let through. Callers are let through in the order of their arrival.
     pub async fn pass(&self) {
         let (arrivals, tickets) = &*self.0;
-        // In line before it is said, or who comes when they hear of it is let through first.
+        // Queues before it announces its arrival. Otherwise a caller that reacts to the announcement would be let through
+        // first.
         let mut ticket = pin!(unconstrained(tickets.acquire()));
         let mut said = false;
         let ticket = poll_fn(|cx| {
@@ -48,7 +49,7 @@ impl Gate {
         }
     }
 
-    /// Waits for the next arrival that nobody has waited for.
+    /// Waits for the next arrival that was not yet waited for.
     ///
     /// # Panics
     ///
@@ -58,7 +59,7 @@ impl Gate {
         arrival.expect("arrivals do not close").forget();
     }
 
-    /// How many arrivals nobody has waited for.
+    /// Returns the number of arrivals that were not yet waited for.
     #[must_use]
     pub fn arrivals(&self) -> usize {
         self.0.0.available_permits()
@@ -69,7 +70,7 @@ impl Gate {
         self.0.1.add_permits(n);
     }
 
-    /// Lets everybody through from now on.
+    /// Lets all callers through from now on.
     pub fn open_for_good(&self) {
         self.0.1.close();
     }
@@ -79,7 +80,7 @@ impl Gate {
 ///
 /// # Panics
 ///
-/// When it takes longer.
+/// If it takes longer.
 pub async fn bounded<T>(future: impl Future<Output = T>) -> T {
     let limits = [Duration::from_secs(30), Duration::from_secs(90)];
     let began = std::time::Instant::now();
@@ -100,7 +101,7 @@ pub async fn bounded<T>(future: impl Future<Output = T>) -> T {
 ///
 /// # Panics
 ///
-/// When it takes longer.
+/// If it takes longer.
 pub async fn within<T>(limit: Duration, future: impl Future<Output = T>) -> T {
     // Boxed: the bodies of tests are large.
     match tokio::time::timeout(limit, Box::pin(future)).await {
@@ -113,7 +114,7 @@ pub async fn within<T>(limit: Duration, future: impl Future<Output = T>) -> T {
 ///
 /// # Panics
 ///
-/// When it does not within ten seconds of a paused clock, or a minute of a real one.
+/// If it does not within ten seconds of a paused clock, or a minute of a real one.
 pub async fn eventually(what: &str, condition: impl Fn() -> bool) {
     const PAUSED: Duration = Duration::from_secs(10);
     const REAL: Duration = Duration::from_secs(60);
@@ -158,7 +159,7 @@ mod tests {
 
     use super::*;
 
-    /// Passes a gate with the only ticket, if it can, as soon as it hears of an arrival there.
+    /// Passes a gate with the only ticket, if it can, upon the notification of an arrival there.
     struct Pusher(Gate, AtomicBool);
 
     impl Wake for Pusher {

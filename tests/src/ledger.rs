@@ -21,30 +21,30 @@ use crate::{
     probe::{Op, Probe},
 };
 
-/// What becomes of the next transaction as it is committed.
+/// The fate of the next transaction when it is committed.
 #[derive(Clone, Debug, Default)]
 pub enum Fate {
-    /// It is committed.
+    /// The transaction is committed.
     #[default]
     Committed,
-    /// It never reaches the database, and fails.
+    /// The commit never reaches the database, and fails.
     CallLost,
-    /// It is committed, and fails: the reply is lost.
+    /// The transaction is committed, but the commit fails: the reply is lost.
     ReplyLost,
-    /// It never reaches the database, and never ends.
+    /// The commit never reaches the database, and never returns.
     Hang,
-    /// It is committed, and never ends.
+    /// The transaction is committed, but the commit never returns.
     HangAfter,
-    /// It never ends, and reaches the database once the gate lets it.
+    /// The commit never returns, and reaches the database once the gate lets it.
     UnderWay(Gate),
-    /// It fails as the connection is cut, but the database has it and commits it once the gate lets it.
+    /// The commit fails because the connection is cut, but the database executes it once the gate lets it.
     Late(Gate),
 }
 
 /// The database, and a store in it. Clones are one database.
 #[derive(Clone, Default)]
 pub struct Ledger {
-    /// Where the leases and records are.
+    /// The store of the leases and records.
     pub store: Probe,
     rows: Arc<Lock<Vec<String>>>,
     fate: Arc<Mutex<Fate>>,
@@ -81,7 +81,7 @@ impl Ledger {
         }
     }
 
-    /// What becomes of the next transaction.
+    /// Sets the fate of the next transaction.
     pub fn next(&self, fate: Fate) {
         *self.fate.lock().unwrap_or_else(PoisonError::into_inner) = fate;
     }
@@ -101,20 +101,20 @@ impl Ledger {
     }
 }
 
-/// What a handler has written and not committed. Dropped, it never was.
+/// The rows that a handler has written and not yet committed. Dropping it discards them.
 #[derive(Debug)]
 pub struct Transaction {
     ledger: Ledger,
     rows: Vec<String>,
 }
 
-/// What is answered when a response cannot be committed.
+/// The error if a response cannot be committed.
 #[derive(Debug)]
 #[expect(clippy::exhaustive_enums, reason = "for tests")]
 pub enum Failed {
     /// The layer records no such response.
     NotRecordable(Box<Response<Body<axum::body::Body>>>),
-    /// It was not committed, or nobody knows.
+    /// The response was not committed, or the outcome is unknown.
     Store(StoreError),
 }
 
@@ -128,7 +128,7 @@ impl Transaction {
     ///
     /// # Errors
     ///
-    /// When nothing is committed, or nobody knows.
+    /// If nothing is committed, or the outcome is unknown.
     pub async fn commit(
         self,
         lease: &Lease,
@@ -144,23 +144,23 @@ impl Transaction {
         self.commit_prepared(prepared).await.map_err(Failed::Store)
     }
 
-    /// Commits the rows and what was prepared.
+    /// Commits the rows and the prepared record.
     ///
     /// # Errors
     ///
-    /// When nothing is committed, or nobody knows.
+    /// If nothing is committed, or the outcome is unknown.
     pub async fn commit_prepared<T>(self, prepared: Prepared<T>) -> Result<T, StoreError> {
         let (lease, record) = (prepared.lease_ref(), prepared.record().clone());
         let retention = prepared.retention();
         prepared.commit(self.write(lease, record, retention)).await
     }
 
-    /// What a commit does at the database.
+    /// Executes a commit at the database.
     ///
     /// # Errors
     ///
-    /// [`StoreError::LeaseLost`] when the token does not hold the lease; a failure of the database as
-    /// [`next`](Ledger::next) says.
+    /// [`StoreError::LeaseLost`] if the token does not hold the lease; a failure of the database if [`next`](Ledger::next)
+    /// has set one.
     pub async fn write(
         self,
         lease: LeaseRef,
@@ -272,7 +272,7 @@ impl Store for Ledger {
 }
 
 impl Ledger {
-    /// How many calls of a method the layer made.
+    /// Returns the number of calls that the layer made to a method.
     #[must_use]
     pub fn count(&self, op: Op) -> u64 {
         self.store.count(op)

@@ -1,4 +1,4 @@
-//! What the integration tests share: a counted handler, requests and answers, bodies and stores that misbehave.
+//! Shared helpers of the integration tests: a counted handler, requests and responses, misbehaving bodies and stores.
 
 use std::{
     future::Future,
@@ -46,7 +46,7 @@ pub mod wire;
 
 pub mod playground;
 
-/// `few`, or `full` when the environment has `FULL`: what takes minutes is not for every run.
+/// Returns `few`, or `full` if the environment has `FULL`: cases that take minutes do not run by default.
 #[must_use]
 pub fn few_or(few: usize, full: usize) -> usize {
     if std::env::var_os("FULL").is_some() {
@@ -56,18 +56,18 @@ pub fn few_or(few: usize, full: usize) -> usize {
     }
 }
 
-/// Counts effects: what a handler did, not what anybody was told.
+/// Counts effects: executions of a handler, independent of the responses that clients received.
 #[derive(Clone, Debug, Default)]
 pub struct Effects(Arc<AtomicU64>);
 
 impl Effects {
-    /// Has one effect and says which it is, from 1.
+    /// Counts an effect and returns its number, starting at 1.
     #[expect(clippy::must_use_candidate, reason = "the effect is the point")]
     pub fn happen(&self) -> u64 {
         self.0.fetch_add(1, Ordering::SeqCst) + 1
     }
 
-    /// How many there were.
+    /// Returns the number of effects.
     #[must_use]
     pub fn count(&self) -> u64 {
         self.0.load(Ordering::SeqCst)
@@ -109,7 +109,7 @@ impl Answer {
         problem["retryable"] == true
     }
 
-    /// Whether it is marked as a replay.
+    /// Returns `true` if the response is marked as a replay.
     #[must_use]
     pub fn is_replay(&self) -> bool {
         self.headers
@@ -126,8 +126,8 @@ impl Answer {
     }
 }
 
-/// Answers every method on every path with `handler`, behind `layer`; and counts how often it ran. The handler is told
-/// which run it is, from 1.
+/// Serves every method on every path with `handler`, behind `layer`, and counts the executions. The handler receives the
+/// number of its execution, starting at 1.
 pub fn app<H, F, R>(layer: IdempotencyLayer, handler: H) -> (Router, Effects)
 where
     H: Fn(u64, Request<Body>) -> F + Clone + Send + Sync + 'static,
@@ -143,12 +143,12 @@ where
     (Router::new().fallback(handler).layer(layer), effects)
 }
 
-/// As [`app`], with a handler that creates: 201, `Location: /orders/n` and `{"execution":n}`.
+/// Like [`app`], with a handler that creates: 201, `Location: /orders/n` and `{"execution":n}`.
 pub fn creating(layer: IdempotencyLayer) -> (Router, Effects) {
     app(layer, async |n, _req| created(n))
 }
 
-/// What the handler of [`creating`] answers.
+/// Returns the response body of the handler of [`creating`].
 #[must_use]
 pub fn created(n: u64) -> Response {
     let headers = [
@@ -187,7 +187,7 @@ pub fn post(path: &str, key: &str, body: impl Into<Body>) -> Request<Body> {
 ///
 /// # Panics
 ///
-/// When the service fails or the body breaks off.
+/// If the service fails or the body breaks off.
 pub async fn send<S>(app: &S, req: Request<Body>) -> Answer
 where
     S: Service<Request<Body>, Response = Response, Error = std::convert::Infallible> + Clone,
@@ -200,7 +200,7 @@ where
 ///
 /// # Panics
 ///
-/// When the body breaks off.
+/// If the body breaks off.
 pub async fn read(res: Response) -> Answer {
     let (head, body) = res.into_parts();
     let body = body.collect().await.expect("a whole body").to_bytes();

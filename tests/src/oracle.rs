@@ -1,5 +1,5 @@
-//! Whether what happened may happen, as far as it can be seen from outside: by clients, by whoever counts effects, and by
-//! whoever makes things go wrong.
+//! Judges if an observed history is allowed. The observers are outside: clients, the counter of effects, and the fault
+//! injectors.
 //!
 //! ```text
 //! a fleet under load, in tests and campaigns ─┐
@@ -7,9 +7,9 @@
 //! a run of the simulation, when it is over ───┘
 //! ```
 //!
-//! It sees no lease, no token and nothing of the store, so it can judge real servers, and knows moments only as spans. For
-//! what it cannot see, such as who holds a lease, what is stored, and what a handler is told of a takeover, the simulation
-//! has an [oracle inside](crate::simulation) besides.
+//! The oracle sees no lease, no token and nothing of the store. It can therefore judge real servers, and it knows moments
+//! only as spans. Some facts are invisible to the oracle: the lease holder, the stored record, and the takeover that is
+//! reported to a handler. The simulation judges these with an additional [oracle inside](crate::simulation).
 
 pub use self::{
     history::{Attempt, Effect, History, Occasion, Outcome, Strike},

@@ -1,8 +1,8 @@
 //! The playground as a process of its own, and clients for it.
 //!
-//! The binary is found by building it: cargo says where it put the executable, wherever the target directory is. Tests
-//! that run together build it once, and when it is up to date that takes no time. It has every feature, of the whole workspace,
-//! for then it shares nearly all that it depends on with the tests.
+//! The binary is found by building it: cargo prints the path of the executable for any target directory. Tests that run
+//! together build it once. If it is up to date, that takes no time. It is built with all features of the workspace, so that
+//! it shares nearly all dependencies with the tests.
 
 use std::{
     env,
@@ -38,17 +38,17 @@ impl Playground {
     ///
     /// # Panics
     ///
-    /// When it cannot be built, or does not say that it is listening.
+    /// If it cannot be built, or does not print that it is listening.
     #[must_use]
     pub fn start(args: &[&str]) -> Self {
         Self::started_by(&mut command(args))
     }
 
-    /// As [`start`](Self::start), by another command line; its process must become the playground.
+    /// Like [`start`](Self::start), with another command line; its process must become the playground.
     ///
     /// # Panics
     ///
-    /// When it cannot be started, or does not say that it is listening.
+    /// If it cannot be started, or does not print that it is listening.
     #[must_use]
     pub fn started_by(command: &mut Command) -> Self {
         let mut child = command
@@ -86,11 +86,11 @@ impl Playground {
         format!("{}{path}", self.url)
     }
 
-    /// Where it listens.
+    /// Returns the address it listens on.
     ///
     /// # Panics
     ///
-    /// When what it said is not an address.
+    /// If its output is not an address.
     #[must_use]
     pub fn address(&self) -> SocketAddr {
         let address = self.url.strip_prefix("http://").map(str::parse);
@@ -107,18 +107,18 @@ impl Playground {
     ///
     /// # Panics
     ///
-    /// When there is no `kill`.
+    /// If there is no `kill`.
     pub fn terminate(&self) {
         let pid = self.pid().to_string();
         let sent = run("kill", ["-TERM", &pid]);
         assert!(sent.is_ok(), "{sent:?}");
     }
 
-    /// Waits for its end: how it ended, and what else it said on stdout and on stderr.
+    /// Waits for its end, and returns its exit status and its further output on stdout and stderr.
     ///
     /// # Panics
     ///
-    /// When it does not end within three minutes.
+    /// If it does not end within three minutes.
     #[must_use]
     pub fn wait(mut self) -> (ExitStatus, String, String) {
         let deadline = Instant::now() + Duration::from_secs(180);
@@ -147,7 +147,7 @@ impl Playground {
     ///
     /// # Panics
     ///
-    /// When no whole answer comes.
+    /// If no whole answer comes.
     pub async fn post(&self, path: &str, key: &str, body: &[u8]) -> Answer {
         self.send(self.keyed(path, key), body).await
     }
@@ -156,35 +156,35 @@ impl Playground {
     ///
     /// # Panics
     ///
-    /// When no whole answer comes.
+    /// If no whole answer comes.
     pub async fn send(&self, req: request::Builder, body: &[u8]) -> Answer {
         self.try_send(req, body).await.expect("a whole answer")
     }
 
-    /// As [`send`](Self::send), over HTTP/2 without negotiation.
+    /// Like [`send`](Self::send), over HTTP/2 without negotiation.
     ///
     /// # Panics
     ///
-    /// When no whole answer comes.
+    /// If no complete response arrives.
     pub async fn send_h2(&self, req: request::Builder, body: &[u8]) -> Answer {
         let sent = send(true, req, body).await;
         sent.expect("a whole answer")
     }
 
-    /// As [`send`](Self::send), where it may fail.
+    /// Like [`send`](Self::send), but returns failures.
     ///
     /// # Errors
     ///
-    /// When no whole answer comes.
+    /// If no complete response arrives.
     pub async fn try_send(&self, req: request::Builder, body: &[u8]) -> Result<Answer, SendError> {
         send(false, req, body).await
     }
 
-    /// How many executions there were.
+    /// Returns the number of executions.
     ///
     /// # Panics
     ///
-    /// When it does not say.
+    /// If it does not report the number.
     pub async fn executions(&self) -> u64 {
         let req = Request::get(self.url("/executions"));
         let answer = self.send(req, b"").await;
@@ -196,7 +196,7 @@ impl Playground {
     ///
     /// # Panics
     ///
-    /// When there are fewer after a minute.
+    /// If there are fewer after a minute.
     pub async fn has_begun(&self, executions: u64) {
         let deadline = Instant::now() + Duration::from_secs(60);
         while self.executions().await < executions {
@@ -209,7 +209,7 @@ impl Playground {
     }
 }
 
-/// Why no whole answer came.
+/// The reason that no complete response arrived.
 pub type SendError = Box<dyn Error + Send + Sync>;
 
 impl Drop for Playground {
@@ -228,11 +228,11 @@ impl fmt::Debug for Playground {
     }
 }
 
-/// The playground with these arguments, on a free port of this machine unless they say otherwise.
+/// Returns the command of the playground with these arguments, on a free port of this machine unless they set another.
 ///
 /// # Panics
 ///
-/// When it cannot be built.
+/// If it cannot be built.
 #[must_use]
 pub fn command(args: &[&str]) -> Command {
     static BINARY: OnceLock<PathBuf> = OnceLock::new();
@@ -269,8 +269,8 @@ async fn send(http2: bool, req: request::Builder, body: &[u8]) -> Result<Answer,
 pub fn cargo() -> Command {
     let cargo = env::var_os("CARGO").unwrap_or_else(|| "cargo".into());
     let mut command = Command::new(cargo);
-    // What cargo tells a test of its package is not for the one below: crates whose build looks at it, as that of ring
-    // does, would be built anew each time.
+    // Cargo sets variables for the package of a test, which must not reach the build below. Otherwise crates whose build
+    // scripts read them, such as ring, would be rebuilt each time.
     for (name, _) in env::vars_os() {
         let of_package = ["CARGO_PKG_", "CARGO_MANIFEST_"];
         if name
@@ -305,11 +305,11 @@ fn build() -> PathBuf {
     executable.expect("cargo says where the executable is")
 }
 
-/// What a tool wrote to stdout.
+/// Returns the stdout of a tool.
 ///
 /// # Errors
 ///
-/// When it is missing, which is said by its name, or when it failed: what it wrote to stderr.
+/// If the tool is not installed (the error names it), or if it failed (the error contains its stderr).
 pub fn run<A: AsRef<OsStr>>(
     tool: &str,
     args: impl IntoIterator<Item = A>,

@@ -1,4 +1,4 @@
-//! A store that counts what it is asked, and fails as it is told.
+//! A store that counts its calls and injects faults.
 
 use std::{
     fmt,
@@ -29,30 +29,30 @@ pub enum Op {
     WaitForChange,
 }
 
-/// What becomes of a call.
+/// The result of a call.
 #[derive(Clone, Debug)]
 pub enum Act {
-    /// It goes through.
+    /// The call is forwarded.
     Forward,
-    /// It goes through, and yields to the caller before and after.
+    /// The call is forwarded, and yields to the caller before and after.
     Yield,
-    /// It fails, and nothing happened.
+    /// The call fails without an effect.
     FailBefore,
-    /// It fails, though it went through: the reply is lost. A `wait_for_change` resolves at once.
+    /// The call is forwarded, but fails: the reply is lost. A `wait_for_change` resolves at once.
     FailAfter,
-    /// It never ends, and nothing happened.
+    /// The call never returns, and has no effect.
     Hang,
-    /// It never ends, though it went through.
+    /// The call is forwarded, but never returns.
     HangAfter,
-    /// It goes through when the gate lets it.
+    /// The call is forwarded when the gate lets it.
     Gated(Gate),
-    /// It goes through, and the gate lets the reply out.
+    /// The call is forwarded, and the gate holds the reply.
     ReplyGated(Gate),
-    /// It takes this long and then goes through.
+    /// The call is forwarded after this delay.
     Slow(Duration),
-    /// It panics, as a store with a mistake in it may.
+    /// The call panics, like a store with a bug.
     Panic,
-    /// The lease is lost, or so it says.
+    /// The call fails because the lease is lost, or allegedly lost.
     Lost,
     /// The record is larger than this, which is the most.
     TooLarge(usize),
@@ -66,7 +66,7 @@ pub struct Probe {
     inner: MemoryStore,
     counts: Arc<[AtomicU64; 5]>,
     script: Arc<Mutex<Box<Script>>>,
-    // Of each method: what becomes of its calls whatever the script says, and of how many of them.
+    // For each method, the result that overrides the script, and the number of calls it applies to.
     faults: Arc<Mutex<[Option<(Act, u64)>; 5]>>,
     tokens: Arc<Mutex<Vec<Token>>>,
     garble: Arc<Mutex<Option<Garble>>>,
@@ -125,13 +125,13 @@ impl Probe {
         *lock(&self.garble) = Some(garble);
     }
 
-    /// How many calls of a method there were.
+    /// Returns the number of calls of a method.
     #[must_use]
     pub fn count(&self, op: Op) -> u64 {
         self.counts[op as usize].load(Ordering::SeqCst)
     }
 
-    /// How often it was called in all, but for `wait_for_change`.
+    /// Returns the number of calls of all methods except `wait_for_change`.
     #[must_use]
     pub fn all_calls(&self) -> u64 {
         let ops = [Op::Acquire, Op::Renew, Op::Complete, Op::Release];

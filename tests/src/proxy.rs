@@ -1,6 +1,6 @@
-//! A TCP proxy that goes wrong as it is told: what lies between a store and its server.
+//! A TCP proxy between a store and its server that injects faults.
 //!
-//! It never does what TCP could not do: once a direction of a connection has lost bytes, nothing more comes through it.
+//! It does nothing that TCP could not do: if a direction of a connection has lost bytes, no later bytes get through.
 
 use std::{
     net::SocketAddr,
@@ -25,7 +25,7 @@ pub use self::fault::Fault;
 mod connection;
 mod fault;
 
-/// What the proxy does with all connections, those there are and those that come.
+/// The mode of the proxy for all connections, existing and new.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Mode {
     /// Forwards.
@@ -33,32 +33,32 @@ pub enum Mode {
     /// Closes connections, with a reset, and new ones as soon as it has accepted them. What had been forwarded to the
     /// server still reaches it.
     Cut,
-    /// Forwards nothing; accepts, and keeps what arrives, which comes through when this ends.
+    /// Accepts connections and forwards nothing. Buffers the bytes, and forwards them when this mode ends.
     Hold,
-    /// Forwards requests and loses what the server answers.
+    /// Forwards requests and discards the server's replies.
     LoseReplies(Then),
-    /// Forwards everything that much later, even what comes from a client that has left meanwhile.
+    /// Forwards all bytes with this delay, including those of a client that has disconnected meanwhile.
     Delay {
-        /// What clients say.
+        /// The delay of bytes from clients.
         up: Duration,
-        /// What the server says.
+        /// The delay of bytes from the server.
         down: Duration,
     },
 }
 
-/// What becomes of a connection that has lost something.
+/// The fate of a connection that has lost bytes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Then {
-    /// It is reset. If it is a reply that is lost: once that has come from the server, which has done by then what it
-    /// was asked.
+    /// The connection is reset. If a reply is lost, the reset follows the server's reply, so the server has executed the
+    /// request.
     Cut,
-    /// It stays open and silent for as long as the client likes.
+    /// The connection stays open and silent until the client closes it.
     Hang,
 }
 
-/// A running proxy, on a free port of this machine; its connections are gone when it is dropped.
+/// A running proxy, on a free port of this machine. Its connections are closed when it is dropped.
 ///
-/// It runs on a thread of its own, whatever runtime the test has, in real time.
+/// It runs on a separate thread in real time, independent of the test's runtime.
 #[derive(Debug)]
 pub struct Proxy {
     address: SocketAddr,
@@ -67,7 +67,7 @@ pub struct Proxy {
     thread: Option<JoinHandle<()>>,
 }
 
-/// What a proxy has forwarded.
+/// Counters of the forwarded bytes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Counts {
     /// Connections that were accepted, even if they were cut at once.
@@ -91,11 +91,11 @@ struct State {
 }
 
 impl Proxy {
-    /// Forwards to `upstream`, whether or not anybody is there yet: connections are cut while nobody is.
+    /// Forwards to `upstream`, which may start later: connections are cut while no server listens there.
     ///
     /// # Panics
     ///
-    /// When there is no free port.
+    /// If there is no free port.
     #[must_use]
     pub fn start(upstream: SocketAddr) -> Self {
         let state = Arc::new(State {
@@ -133,7 +133,7 @@ impl Proxy {
         }
     }
 
-    /// Where it listens.
+    /// Returns the address it listens on.
     #[must_use]
     pub fn address(&self) -> SocketAddr {
         self.address
@@ -144,18 +144,18 @@ impl Proxy {
         self.state.mode.send_replace(mode);
     }
 
-    /// Does this once, to the connection that comes to that point first, in place of what was to be done once before.
-    /// Other connections pass, and so does the next.
+    /// Injects this fault once, in the connection that reaches its point first. It replaces an earlier fault that has not
+    /// happened yet. Other connections are not affected, nor is the next one.
     ///
     /// # Panics
     ///
-    /// When there is nothing to wait for.
+    /// If there is nothing to wait for.
     pub fn once(&self, fault: Fault, then: Then) {
         assert!(fault.is_possible(), "{fault:?} is at no point");
         *self.state.fault() = Some((fault, then));
     }
 
-    /// How often something was done [`once`](Self::once).
+    /// Returns how often a fault of [`once`](Self::once) was injected.
     #[must_use]
     pub fn hits(&self) -> u64 {
         self.state.hits.load(Ordering::SeqCst)
@@ -172,7 +172,7 @@ impl Proxy {
         *self.state.upstream() = upstream;
     }
 
-    /// What was forwarded so far.
+    /// Returns the counters of the bytes forwarded so far.
     #[must_use]
     pub fn counts(&self) -> Counts {
         Counts {

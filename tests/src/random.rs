@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-/// Where they come from; begins with a seed.
+/// The generator, which starts with a seed.
 #[derive(Clone, Debug)]
 #[expect(clippy::exhaustive_structs, reason = "a seed and nothing else")]
 pub struct Random(pub u64);
@@ -21,7 +21,7 @@ impl Random {
     ///
     /// # Panics
     ///
-    /// When `limit` is 0.
+    /// If `limit` is 0.
     pub fn below(&mut self, limit: usize) -> usize {
         usize::try_from(self.draw() % limit as u64).expect("below a usize")
     }

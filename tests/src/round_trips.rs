@@ -1,4 +1,4 @@
-//! Counts the round trips between a client and its server, whatever they say to each other.
+//! Counts the round trips between a client and its server, independent of their protocol.
 
 use std::{
     io::{Read, Write},
@@ -23,7 +23,7 @@ impl RoundTrips {
     ///
     /// # Panics
     ///
-    /// When there is no free port.
+    /// If there is no free port.
     #[must_use]
     pub fn before(server: SocketAddr) -> Self {
         let listener = TcpListener::bind("127.0.0.1:0").expect("a free port");
@@ -41,13 +41,13 @@ impl RoundTrips {
         Self { address, count }
     }
 
-    /// Where it listens.
+    /// Returns the address it listens on.
     #[must_use]
     pub fn address(&self) -> SocketAddr {
         self.address
     }
 
-    /// How many there were since it was last asked.
+    /// Returns the number of round trips since the last call.
     #[must_use]
     pub fn taken(&self) -> u64 {
         self.count.swap(0, SeqCst)
@@ -55,7 +55,7 @@ impl RoundTrips {
 }
 
 fn forward(client: &TcpStream, server: &TcpStream, count: &Arc<AtomicU64>) {
-    // The client has listened: the next it says is a question.
+    // The client has read the replies: its next bytes are a request.
     let listened = Arc::new(AtomicBool::new(true));
     let [asks, hears] = [Arc::clone(&listened), listened];
     let count = Arc::clone(count);
@@ -67,7 +67,7 @@ fn forward(client: &TcpStream, server: &TcpStream, count: &Arc<AtomicU64>) {
     copy(server, client, move || hears.store(true, SeqCst));
 }
 
-/// `seen` is called before what came is passed on.
+/// Copies bytes, and calls `seen` before it forwards them.
 fn copy(from: &TcpStream, to: &TcpStream, seen: impl Fn() + Send + 'static) {
     let mut from = from.try_clone().expect("a socket");
     let mut to = to.try_clone().expect("a socket");

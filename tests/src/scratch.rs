@@ -7,7 +7,7 @@ use std::{
 
 use crate::servers::directory;
 
-/// A throwaway directory without a server; gone when this is dropped.
+/// A throwaway directory without a server. It is deleted when this is dropped.
 #[derive(Debug)]
 pub struct Scratch(PathBuf);
 
@@ -16,19 +16,19 @@ impl Scratch {
     ///
     /// # Panics
     ///
-    /// When none can be made.
+    /// If none can be made.
     #[must_use]
     pub fn new() -> Self {
         Self(directory("scratch"))
     }
 
-    /// Where it is.
+    /// Returns the path of the directory.
     #[must_use]
     pub fn path(&self) -> &Path {
         &self.0
     }
 
-    /// A file in it, whether or not it is there.
+    /// Returns the path of a file in it, which need not exist.
     #[must_use]
     pub fn file(&self, name: impl AsRef<Path>) -> PathBuf {
         self.0.join(name)

@@ -1,4 +1,4 @@
-//! A body that does as it is told.
+//! A body that follows a script.
 
 use std::{
     collections::VecDeque,
@@ -17,7 +17,7 @@ use http::HeaderMap;
 use http_body::{Body, Frame, SizeHint};
 use tokio::time::{Sleep, sleep};
 
-/// What a [`Scripted`] body does next.
+/// The next step of a [`Scripted`] body.
 #[derive(Clone, Debug)]
 pub enum Step {
     /// Yields a chunk.
@@ -63,7 +63,7 @@ impl Scripted {
         }
     }
 
-    /// How many frames were taken, to be asked later.
+    /// Returns a counter of the frames taken, which can be read later.
     #[must_use]
     pub fn taken(&self) -> Arc<AtomicU64> {
         Arc::clone(&self.taken)
@@ -106,7 +106,7 @@ impl Body for Scripted {
     }
 }
 
-/// How a [`Scripted`] body fails.
+/// The failure of a [`Scripted`] body.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct Broken;

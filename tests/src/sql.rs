@@ -30,7 +30,7 @@ use crate::{
 ///
 /// # Panics
 ///
-/// When the server does not answer.
+/// If the server does not answer.
 pub async fn postgres(server: &PostgresServer, table: &str) -> PostgresStore {
     let store = PostgresStore::from_url(&server.url()).expect("an URL");
     let store = store.with_table(table).expect("an identifier");
@@ -42,7 +42,7 @@ pub async fn postgres(server: &PostgresServer, table: &str) -> PostgresStore {
 ///
 /// # Panics
 ///
-/// When the server does not answer.
+/// If the server does not answer.
 pub async fn mariadb(server: &MariaDbServer, table: &str) -> MySqlStore {
     let store = MySqlStore::from_url(&server.url()).expect("an URL");
     let store = store.with_table(table).expect("an identifier");
@@ -54,18 +54,18 @@ pub async fn mariadb(server: &MariaDbServer, table: &str) -> MySqlStore {
 ///
 /// # Panics
 ///
-/// When the file cannot be written.
+/// If the file cannot be written.
 pub async fn sqlite(scratch: &Scratch) -> SqliteStore {
     let store = SqliteStore::new(scratch.file("keys.db"));
     store.migrate().await.expect("a file that can be written");
     store
 }
 
-/// A claim on a key that nobody ever used.
+/// A claim on an unused key.
 ///
 /// # Panics
 ///
-/// When there is no randomness.
+/// If there is no randomness.
 #[must_use]
 pub fn claim() -> Claim {
     let random = Token::random().expect(RANDOM);
@@ -79,7 +79,7 @@ pub fn claim() -> Claim {
 ///
 /// # Panics
 ///
-/// When there is no randomness.
+/// If there is no randomness.
 #[must_use]
 pub fn duplicate(claim: &Claim) -> Claim {
     let mut duplicate = claim.clone();
@@ -102,7 +102,7 @@ pub fn layer(store: impl Store) -> IdempotencyLayer {
 ///
 /// # Errors
 ///
-/// When the call returns another error, or the database still gives it up after a minute.
+/// If the call returns another error, or the database still gives it up after a minute.
 pub async fn retried<T, F>(call: impl Fn() -> F) -> Result<T, StoreError>
 where
     F: Future<Output = Result<T, StoreError>>,
@@ -125,7 +125,7 @@ where
 ///
 /// # Panics
 ///
-/// When a trial panics without a stall, or all trials of three minutes were disturbed.
+/// If a trial panics without a stall, or all trials of three minutes were disturbed.
 pub async fn until_undisturbed(probe: impl AsyncFn(), trial: impl AsyncFn()) {
     let began = Instant::now();
     loop {

@@ -1,4 +1,4 @@
-//! A handler whose effect has a beginning and an end, behind the layer, with gates around it.
+//! A handler behind the layer, with gates before, during and after its effect.
 
 use std::{sync::Arc, time::Duration};
 
@@ -20,7 +20,7 @@ use crate::{
     wire::{H1, Server, post_bytes},
 };
 
-/// Where a handler is.
+/// The state of a handler.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[expect(missing_docs, reason = "they say it")]
 pub enum Phase {
@@ -36,12 +36,12 @@ pub const PHASES: [Phase; 3] = [
     Phase::AfterTheEffect,
 ];
 
-/// A server whose handler is held in one phase, and the books about it.
+/// A server whose handler is held in one phase, and the counts of its effects.
 #[derive(Debug)]
 pub struct Stage {
     /// The layer.
     pub layer: IdempotencyLayer,
-    /// What it serves, for requests without a socket.
+    /// The service under test, for requests without a socket.
     pub app: Router,
     /// The server of it.
     pub server: Server,
@@ -65,12 +65,12 @@ impl Stage {
         .await
     }
 
-    /// With the default layer, holding nobody.
+    /// Starts with the default layer and an open gate.
     pub async fn open() -> Self {
         Self::with(IdempotencyLayer::new(MemoryStore::new())).await
     }
 
-    /// With this layer, holding nobody.
+    /// Starts with this layer and an open gate.
     pub async fn with(layer: IdempotencyLayer) -> Self {
         Self::set(layer, &[], |app| app).await
     }
@@ -142,7 +142,7 @@ impl Stage {
         let left = Arc::new(Semaphore::new(0));
         let app = Router::new()
             .route("/orders", post(orders.clone()))
-            // As above, but it reads the body first.
+            // Like the route above, but it reads the body first.
             .route(
                 "/read",
                 post({
@@ -178,7 +178,7 @@ impl Stage {
             )
             // Its work is in a task of its own.
             .route("/spawned", post(spawned))
-            // As the first, but the first effect under it ends in a panic.
+            // Like the first route, but its first effect ends in a panic.
             .route("/panics-once", post(panics_once))
             .route_layer(layer.clone());
         let app = outside(app).layer(from_fn_with_state(Arc::clone(&left), see_who_leaves));
@@ -202,7 +202,7 @@ impl Stage {
     ///
     /// # Panics
     ///
-    /// When none is within a minute.
+    /// If none is within a minute.
     pub async fn left(&self) {
         let left = tokio::time::timeout(Duration::from_secs(60), self.left.acquire()).await;
         left.expect("the server has not noticed that the client left")
@@ -221,16 +221,16 @@ impl Stage {
     ///
     /// # Panics
     ///
-    /// When it never is.
+    /// If it never is.
     pub async fn settle(&self) {
         eventually("nothing is in flight", || self.layer.in_flight() == 0).await;
     }
 
-    /// Lets the handlers go on, and checks that there was one effect and that retries are told of it.
+    /// Lets the handlers go on, and checks that there was one effect and that retries return its response.
     ///
     /// # Panics
     ///
-    /// When it was not as promised.
+    /// If the results are not as promised.
     pub async fn assert_executed_once(&self, path: &str, key: &str, body: &str) {
         self.go_on();
         self.settle().await;
@@ -252,7 +252,7 @@ impl Stage {
     ///
     /// # Panics
     ///
-    /// When it was not as promised.
+    /// If it was not as promised.
     pub async fn assert_untouched(&self, path: &str, key: &str, body: &str) {
         self.go_on();
         self.settle().await;

@@ -28,7 +28,7 @@ impl Server {
     ///
     /// # Panics
     ///
-    /// When there is no free port.
+    /// If there is no free port.
     pub async fn start(app: Router) -> Self {
         let listener = TcpListener::bind("127.0.0.1:0").await;
         let listener = listener.expect("a free port");
@@ -50,17 +50,17 @@ impl Server {
         }
     }
 
-    /// Where it listens.
+    /// Returns the address it listens on.
     #[must_use]
     pub fn addr(&self) -> SocketAddr {
         self.addr
     }
 
-    /// Accepts no more connections and waits for those there are.
+    /// Stops accepting connections, and waits for the open ones.
     ///
     /// # Panics
     ///
-    /// When the server panicked.
+    /// If the server panicked.
     pub async fn shut_down(&self) {
         self.stop.send_replace(true);
         let mut stopped = self.stopped.clone();
@@ -69,7 +69,7 @@ impl Server {
     }
 }
 
-/// How a client leaves.
+/// The way in which a client disconnects.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Leave {
     /// Closes the connection: FIN.
@@ -90,7 +90,7 @@ impl H1 {
     ///
     /// # Panics
     ///
-    /// When nobody listens.
+    /// If no server listens there.
     pub async fn connect(addr: SocketAddr) -> Self {
         let stream = TcpStream::connect(addr).await.expect("a server");
         stream.set_nodelay(true).expect("a TCP socket");
@@ -104,7 +104,7 @@ impl H1 {
     ///
     /// # Panics
     ///
-    /// When the server has closed the connection.
+    /// If the server has closed the connection.
     pub async fn send(&mut self, bytes: impl AsRef<[u8]>) {
         let sent = self.stream.write_all(bytes.as_ref()).await;
         sent.expect("an open connection");
@@ -114,7 +114,7 @@ impl H1 {
     ///
     /// # Panics
     ///
-    /// When the connection is gone.
+    /// If the connection is gone.
     pub async fn half_close(&mut self) {
         let closed = self.stream.shutdown().await;
         closed.expect("an open connection");
@@ -124,7 +124,7 @@ impl H1 {
     ///
     /// # Panics
     ///
-    /// When the socket takes no options.
+    /// If the socket takes no options.
     pub fn leave(self, how: Leave) {
         if how == Leave::Reset {
             self.stream.set_zero_linger().expect("a TCP socket");
@@ -135,7 +135,7 @@ impl H1 {
     ///
     /// # Panics
     ///
-    /// When it is not HTTP, or breaks off.
+    /// If it is not HTTP, or breaks off.
     pub async fn answer(&mut self) -> Option<Answer> {
         let head = loop {
             if let Some(end) = self.unread.windows(4).position(|four| four == b"\r\n\r\n") {
@@ -229,7 +229,7 @@ pub fn post_bytes(path: &str, key: &str, body: &str) -> Vec<u8> {
 ///
 /// # Panics
 ///
-/// When there is no answer.
+/// If there is no answer.
 pub async fn post_h1(addr: SocketAddr, path: &str, key: &str, body: &str) -> Answer {
     let mut client = H1::connect(addr).await;
     client.send(post_bytes(path, key, body)).await;
@@ -255,7 +255,7 @@ impl H2 {
     ///
     /// # Panics
     ///
-    /// When nobody listens.
+    /// If no server listens there.
     pub async fn connect(addr: SocketAddr) -> Self {
         let stream = TcpStream::connect(addr).await.expect("a server");
         stream.set_nodelay(true).expect("a TCP socket");
@@ -270,16 +270,16 @@ impl H2 {
     ///
     /// # Panics
     ///
-    /// When the connection is gone.
+    /// If the connection is gone.
     pub async fn start(&self, path: &str, key: &str) -> Stream {
         self.start_announcing(path, key, None).await
     }
 
-    /// As [`start`](Self::start), and says how long the body will be.
+    /// Like [`start`](Self::start), and announces the length of the body.
     ///
     /// # Panics
     ///
-    /// When the connection is gone.
+    /// If the connection is closed.
     pub async fn start_announcing(&self, path: &str, key: &str, length: Option<u64>) -> Stream {
         let mut req = Request::post(format!("http://test{path}")).header("idempotency-key", key);
         if let Some(length) = length {
@@ -296,7 +296,7 @@ impl H2 {
     ///
     /// # Panics
     ///
-    /// When the connection is gone.
+    /// If the connection is gone.
     pub async fn post(&self, path: &str, key: &str, body: &str) -> Stream {
         let mut stream = self.start(path, key).await;
         stream.send(body.to_owned(), true);
@@ -315,7 +315,7 @@ impl Stream {
     ///
     /// # Panics
     ///
-    /// When the stream is closed.
+    /// If the stream is closed.
     pub fn send(&mut self, data: impl Into<Bytes>, last: bool) {
         let sent = self.body.send_data(data.into(), last);
         sent.expect("an open stream");
@@ -331,11 +331,11 @@ impl Stream {
         self.body.send_reset(reason);
     }
 
-    /// The answer, or what the stream or the connection failed with.
+    /// Returns the response, or the error of the stream or the connection.
     ///
     /// # Errors
     ///
-    /// When it was reset, or broke off.
+    /// If it was reset, or broke off.
     pub async fn answer(self) -> Result<Answer, h2::Error> {
         let (mut head, mut body) = self.response.await?.into_parts();
         let mut data = BytesMut::new();
@@ -353,7 +353,7 @@ impl Stream {
     }
 }
 
-/// What `future` comes to within a moment, or `None`: for what should not happen.
+/// Returns the output of `future`, or `None` if it is still pending after a moment: for events that should not happen.
 pub async fn soon<T>(future: impl Future<Output = T>) -> Option<T> {
     tokio::time::timeout(Duration::from_millis(100), future)
         .await

@@ -1,4 +1,5 @@
-//! What operators are alarmed about, and what they are not. A test binary of its own: the recorder is the process's.
+//! Events and metrics that alarm operators, and those that must not. This is a test binary of its own because the
+//! metrics recorder is global to the process.
 
 use std::time::Duration;
 

@@ -1,4 +1,4 @@
-//! What the memory store takes from the allocator, counted by one.
+//! Memory that the memory store allocates, measured by a counting allocator.
 //!
 //! `peak_alloc` counts: it is a few lines around the system allocator and two counters, where `dhat` takes a backtrace
 //! for each of millions of allocations. (The workspace forbids `unsafe`, which an allocator of our own would need.)

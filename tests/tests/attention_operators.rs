@@ -1,4 +1,4 @@
-//! How operators find and resolve what needs attention, in the words of the documentation.
+//! Operators find and resolve entries that need attention with the statements of the documentation.
 
 use std::sync::{
     Arc, Mutex,
@@ -25,7 +25,7 @@ use tower_idempotency_sqlx::sqlx::{
 
 const TABLE: &str = "attention_operators";
 
-/// A service that gives up while it is told to, and counts what it executes.
+/// A service that gives up while `gives_up` is set, and counts its executions.
 struct Service {
     app: Router,
     layer: IdempotencyLayer,
@@ -101,7 +101,7 @@ fn statement(words: &str) -> String {
     documented(docs, "sql", words).replace("tower_idempotency", TABLE)
 }
 
-/// What an operator sees.
+/// A row that the operator's query returns.
 #[derive(Debug)]
 struct Seen {
     id: String,
@@ -121,7 +121,7 @@ fn key_id(hex: &str) -> KeyId {
     KeyId::from_bytes(id)
 }
 
-/// One entry after another, resolved in each way; `find` and `run` have an operator's connection.
+/// Resolves one entry after another, each in a different way; `find` and `run` use an operator's connection.
 async fn operators_resolve<S: Store + Clone>(
     store: S,
     database: &str,

@@ -449,7 +449,7 @@ async fn concurrent_duplicate_follows_flag() {
         ),
     ] {
         let playground = Playground::start(flags);
-        // Where nobody waits for its end, it goes on until the playground is killed.
+        // If no client waits for its end, it continues until the playground is killed.
         let slow = if replayed {
             "/slow/1500"
         } else {
@@ -487,7 +487,7 @@ async fn lease_is_renewed_during_execution() {
 
 #[test]
 fn unreachable_store_exits_with_2() {
-    // Nobody listens on port 1.
+    // No server listens on port 1.
     for (store, sentence) in [
         ("redis://:hush@127.0.0.1:1", "cannot reach the server"),
         (
@@ -536,7 +536,7 @@ fn dynamodb_uses_environment_credentials() {
         of_the_environment,
         ("AKIAOFTHETEST".into(), "eu-west-3".into())
     );
-    // An endpoint of plain HTTP is no AWS, and nobody has to be anybody there.
+    // An endpoint of plain HTTP is no AWS service, and does not require an identity.
     assert_eq!(
         signature(&[region]),
         ("playground".into(), "eu-west-3".into())
@@ -544,7 +544,7 @@ fn dynamodb_uses_environment_credentials() {
     assert_eq!(signature(&[]), ("playground".into(), "us-east-1".into()));
 }
 
-/// Who signs the first call, and for which region.
+/// Returns the signer of the first call, and its region.
 fn signature(environment: &[(&str, &str)]) -> (String, String) {
     let listener = TcpListener::bind("127.0.0.1:0").expect("a free port");
     let address = listener.local_addr().expect("a bound socket");
@@ -553,7 +553,7 @@ fn signature(environment: &[(&str, &str)]) -> (String, String) {
     for (name, _) in env::vars().filter(|(name, _)| name.starts_with("AWS_")) {
         command.env_remove(name);
     }
-    // Nothing of whoever runs the test.
+    // No settings of the user who runs the test.
     command.env("AWS_CONFIG_FILE", "/nowhere");
     command.env("AWS_SHARED_CREDENTIALS_FILE", "/nowhere");
     command.envs(environment.iter().copied());
@@ -708,7 +708,7 @@ fn same(one: &Answer, other: &Answer) {
     assert!(one.body == other.body, "the bodies differ");
 }
 
-/// Sends a request as it is written.
+/// Sends a request without changes.
 fn raw(playground: &Playground, req: &str) -> TcpStream {
     let mut stream = TcpStream::connect(playground.address()).expect("a connection");
     stream
@@ -718,7 +718,7 @@ fn raw(playground: &Playground, req: &str) -> TcpStream {
     stream
 }
 
-/// The answer as it is written, up to the end of the connection.
+/// Returns the raw response, up to the end of the connection.
 fn raw_answer(playground: &Playground, req: &str) -> Vec<u8> {
     let mut answer = Vec::new();
     raw(playground, req)

@@ -1,4 +1,4 @@
-//! The layer as it is, in simulated processes on a simulated store, from many seeds: see `tests::simulation`.
+//! The real layer, in simulated processes on a simulated store, from many seeds: see `tests::simulation`.
 
 #![expect(clippy::unwrap_used, reason = "tests, their helpers included")]
 
@@ -136,8 +136,8 @@ fn every_seeded_bug_is_found_within_10_000_seeds() {
     assert!(missed.is_empty(), "not found: {missed:?}");
 }
 
-/// Clients, effects and strikes do not show these, however many seeds are run: who is refused by its own lease waits until
-/// that is over, and what a handler is told of takeovers is between it and the layer.
+/// Clients, effects and injected faults do not show these bugs, however many seeds are run. A request that its own
+/// lease rejects waits until that lease expires. The takeover flag passes only between the layer and the handler.
 const NOT_SEEN_FROM_OUTSIDE: [Bug; 2] = [Bug::OwnTokenIsRefused, Bug::TakeoversAreHidden];
 
 #[test]
@@ -176,7 +176,7 @@ fn seed_determines_run() {
 }
 
 // F-044
-/// Most of what can happen does, and not only in seeds that nobody runs.
+/// Most possible events happen, and not only in seeds that are never run.
 #[test]
 fn thousand_seeds_cover_every_event() {
     let told: String = (0..1_000).map(|seed| run(seed, None).to_string()).collect();

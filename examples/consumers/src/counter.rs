@@ -19,11 +19,12 @@ pub struct Counter {
 }
 
 impl Counter {
-    /// The number under `name`. `layer` says how long leases last, and for how long an update id with another amount is
+    /// Returns the number under `name`. `layer` sets how long leases last, and how long an update id with another amount is
     /// refused.
     ///
-    /// Whoever died on the way is taken over from, which is safe because the addition has a token of its own: the database
-    /// knows it again, for ever. So an update is added once however late it comes again, even when the layer has forgotten it.
+    /// If a writer dies during an update, another writer takes the update over. This is safe because the addition has a token
+    /// of its own, and the database stores the token permanently. So an update is added once even if a retry arrives after
+    /// its record has expired.
     #[must_use]
     pub fn new(layer: IdempotencyLayer, tally: Tally, name: impl Into<String>) -> Self {
         Self {
@@ -37,13 +38,13 @@ impl Counter {
         }
     }
 
-    /// What else there is to do for an update once it is added. Default: nothing.
+    /// Sets the time for further work after an update is added. Default: none.
     #[must_use]
     pub fn with_work(self, work: Duration) -> Self {
         Self { work, ..self }
     }
 
-    /// What not to copy: adds without a token. An update whose process dies after the addition is added twice.
+    /// Adds without a token. Do not copy this: an update is added twice if its process dies after the addition.
     #[must_use]
     pub fn careless(self) -> Self {
         Self {
@@ -56,8 +57,8 @@ impl Counter {
     ///
     /// # Errors
     ///
-    /// When to ask again is of no use: an update of this id had another amount, waits for an operator, or the database
-    /// refuses what it is asked for.
+    /// Returns an error if a retry is of no use: an update of this id had another amount, the update waits for an operator,
+    /// or the database refuses the request.
     pub async fn add(&self, update: &str, amount: u32) -> Result<Applied, Failure> {
         let Self { tally, name, .. } = self.clone();
         let (work, is_careless) = (self.work, self.is_careless);
@@ -112,13 +113,13 @@ impl Counter {
     }
 }
 
-/// When an update was applied.
+/// The time of an update's addition, relative to the call.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Applied {
     /// By this call.
     Now,
     /// By another.
     Before,
-    /// Not yet, or nobody knows: another writer is at it, or the database is not well. Ask again with the same id.
+    /// Not yet, or unknown: another writer applies the update, or the database does not work. Call again with the same id.
     Later,
 }

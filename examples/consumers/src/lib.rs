@@ -1,8 +1,8 @@
 //! Idempotency without HTTP: a queue's consumer and a counter of many writers, with their leases and records in DynamoDB.
 //!
-//! The two differ in what their effect can bear. An addition to the [`Counter`] carries a token by which the database knows
-//! it again, so whatever was left half done is done again. A parcel of [`Shipments`] cannot be called back, so whatever was
-//! left half done is refused, and what nobody can be sure of goes to the dead letters.
+//! The two differ in their effect. An addition to the [`Counter`] carries a token by which the database recognises a retry,
+//! so an incomplete update is executed again. A parcel of [`Shipments`] cannot be called back, so an incomplete delivery is
+//! refused. If it is unknown whether a parcel was sent, the message goes to the dead letters.
 
 mod counter;
 mod queue;
@@ -18,5 +18,5 @@ pub use self::{
     unadded::Unadded,
 };
 
-/// What went wrong on the way to the database.
+/// An error on the way to the database.
 pub type Failure = Box<dyn std::error::Error + Send + Sync>;

@@ -1,4 +1,4 @@
-//! Both, on a table: what ran, and what came of it.
+//! Runs the counter or the shipments on a table, and prints the results.
 
 use std::{io, pin::pin, sync::Arc, time::Duration};
 
@@ -21,7 +21,7 @@ use tracing_subscriber::{EnvFilter, filter::LevelFilter};
 /// A queue's consumers and a counter's writers, with their leases and records in DynamoDB.
 #[derive(Debug, Parser)]
 struct Args {
-    /// Where a stand-in for `DynamoDB` is. Without one it is AWS, with the region and the credentials of the environment.
+    /// The URL of a stand-in for `DynamoDB`. Default: AWS, with the region and the credentials of the environment.
     #[arg(long, value_name = "URL", global = true)]
     endpoint: Option<String>,
 
@@ -30,15 +30,15 @@ struct Args {
     #[arg(long, value_name = "NAME", default_value = "consumers", global = true)]
     table: String,
 
-    /// How long a lease lasts unless it is renewed.
+    /// The duration of a lease, unless it is renewed.
     #[arg(long, value_name = "DURATION", value_parser = humantime::parse_duration, default_value = "15s", global = true)]
     lease: Duration,
 
-    /// How far the clocks of processes may be apart.
+    /// The largest difference between the clocks of processes.
     #[arg(long, value_name = "DURATION", value_parser = humantime::parse_duration, default_value = "2s", global = true)]
     skew: Duration,
 
-    /// When to give up, as when the database is gone.
+    /// The time after which the process gives up, for example if the database does not respond.
     #[arg(long, value_name = "DURATION", value_parser = humantime::parse_duration, default_value = "5m", global = true)]
     patience: Duration,
 
@@ -59,15 +59,15 @@ enum Command {
         #[arg(long, value_name = "COUNT", default_value_t = 4)]
         consumers: u32,
 
-        /// How long it takes to pack a parcel, before it is sent.
+        /// The time to pack a parcel, before it is sent.
         #[arg(long, value_name = "DURATION", value_parser = humantime::parse_duration, default_value = "20ms")]
         packing: Duration,
 
-        /// What else there is to do for a parcel once it is sent.
+        /// The time for further work after a parcel is sent.
         #[arg(long, value_name = "DURATION", value_parser = humantime::parse_duration, default_value = "0s")]
         work: Duration,
 
-        /// Do what not to copy.
+        /// Run the careless variant: do not copy it.
         #[arg(long)]
         careless: bool,
     },
@@ -79,15 +79,15 @@ enum Command {
         #[arg(long, value_name = "AMOUNT", default_value_t = 10)]
         by: u32,
 
-        /// How many apply each update.
+        /// The number of writers that apply each update.
         #[arg(long, value_name = "COUNT", default_value_t = 3)]
         writers: u32,
 
-        /// What else there is to do for an update once it is added.
+        /// The time for further work after an update is added.
         #[arg(long, value_name = "DURATION", value_parser = humantime::parse_duration, default_value = "0s")]
         work: Duration,
 
-        /// Do what not to copy.
+        /// Run the careless variant: do not copy it.
         #[arg(long)]
         careless: bool,
     },
@@ -110,7 +110,7 @@ async fn main() -> Result<(), Failure> {
 
     let mut sdk = aws_config::defaults(BehaviorVersion::latest()).http_client(https_client());
     if let Some(endpoint) = &args.endpoint {
-        // A stand-in on this machine, which asks nobody who he is.
+        // A stand-in on this machine, which does not check credentials.
         let nobody = Credentials::new("nobody", "nobody", None, None, "consumers");
         sdk = sdk.endpoint_url(endpoint).credentials_provider(nobody);
         sdk = sdk.region(Region::from_static("us-east-1"));
@@ -121,7 +121,7 @@ async fn main() -> Result<(), Failure> {
     store.create_table().await?;
     let tally = Tally::new(&client, format!("{}-tally", args.table));
     tally.create_table().await?;
-    // Before anything is begun: a signal that nobody listens for ends the process at once.
+    // Before any work begins: a signal without a listener ends the process at once.
     let asked_to_stop = stop_signal()?;
     let layer = IdempotencyLayer::new(store).with_lease_ttl(args.lease.try_into()?);
 
@@ -132,7 +132,7 @@ async fn main() -> Result<(), Failure> {
         () = asked_to_stop => true,
         () = sleep(args.patience) => false,
     };
-    // What has begun ends: who died at a message has left it to somebody who can look.
+    // Executions that have begun run to completion: if a consumer dies at a message, an operator has to inspect it.
     stop.send_replace(true);
     let done = timeout(GRACE, all).await;
     let ended = layer.drain(GRACE).await;
@@ -143,7 +143,7 @@ async fn main() -> Result<(), Failure> {
     }
 }
 
-/// Until all is done, or no more is to be begun.
+/// Runs the command until all work is done, or until `stop` is set.
 async fn run(
     command: Command,
     layer: IdempotencyLayer,
@@ -286,8 +286,8 @@ fn stop_signal() -> io::Result<impl Future<Output = ()>> {
     })
 }
 
-/// Shorter than it sometimes takes to handle a message: that is delivered again meanwhile.
+/// Shorter than some messages take: the queue delivers such a message again meanwhile.
 const VISIBILITY: Duration = Duration::from_millis(100);
 const LATER: Duration = Duration::from_millis(50);
-/// How long the consumers may take to end, and then the layer.
+/// The time for the consumers to finish, and then for the layer.
 const GRACE: Duration = Duration::from_secs(30);

@@ -1,4 +1,4 @@
-//! Stands in for a queue that delivers at least once, and does on purpose what others do now and then.
+//! Stands in for a queue that delivers at least once, and does on purpose what real queues do occasionally.
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -76,7 +76,7 @@ impl Queue {
         state.messages.insert(number, message);
     }
 
-    /// A message that nobody is busy with, or was for longer than the visibility timeout.
+    /// Returns a message that no consumer handles, or whose visibility timeout has passed.
     pub fn receive(&self) -> Option<Delivery> {
         let mut state = self.state();
         let now = Instant::now();
@@ -106,7 +106,7 @@ impl Queue {
         })
     }
 
-    /// The message was handled.
+    /// Deletes a message that was handled.
     pub fn delete(&self, delivery: &Delivery) {
         let mut state = self.state();
         state.deletions += 1;
@@ -115,24 +115,24 @@ impl Queue {
         }
     }
 
-    /// The message is not delivered again, and kept for somebody who looks, with what is wrong.
+    /// Moves the message to the dead letters with the reason. It is not delivered again, and an operator can inspect it.
     pub fn bury(&self, delivery: Delivery, why: String) {
         let mut state = self.state();
         state.messages.remove(&delivery.number);
         state.dead.push((why, delivery.body));
     }
 
-    /// Whether all messages were deleted or buried.
+    /// Returns `true` if all messages were deleted or moved to the dead letters.
     pub fn is_empty(&self) -> bool {
         self.state().messages.is_empty()
     }
 
-    /// How often a message was delivered so far.
+    /// Returns the number of deliveries so far.
     pub fn deliveries(&self) -> u64 {
         self.state().deliveries
     }
 
-    /// What was buried, each with what is wrong before it.
+    /// Returns the dead letters, each as reason and message.
     pub fn dead_letters(&self) -> Vec<(String, String)> {
         self.state().dead.clone()
     }

@@ -10,8 +10,8 @@ use crate::{Failure, Tally, Unadded};
 
 /// A queue's consumer, which sends a parcel for each message.
 ///
-/// The content of a message is its key, as in a FIFO queue with content-based deduplication, and as there it is known for
-/// five minutes. That a consumer died at it is known for longer than a queue keeps messages.
+/// The content of a message is its key, and its record expires after five minutes, as in a FIFO queue with content-based
+/// deduplication. If a consumer dies at a message, the orphan is stored for longer than a queue stores messages.
 #[derive(Clone, Debug)]
 pub struct Shipments {
     layer: IdempotencyLayer,
@@ -20,20 +20,19 @@ pub struct Shipments {
     work: Duration,
 }
 
-/// What becomes of a delivery.
+/// The consumer's decision about a delivery.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Verdict {
     /// The parcel is sent: delete the message.
     Delete,
-    /// It is being sent, or was not: let the queue deliver the message again.
+    /// The parcel is being sent, or was not sent: let the queue deliver the message again.
     Leave,
-    /// Nobody knows whether it was sent, and whoever sends it again may send it twice: keep the message for somebody who
-    /// can look.
+    /// The outcome is unknown, and a retry may send the parcel twice: store the message for an operator to inspect.
     DeadLetter(String),
 }
 
 impl Shipments {
-    /// Counts the parcels that were sent under the content of their messages. `layer` says how long leases last.
+    /// Counts the parcels that were sent under the content of their messages. `layer` sets how long leases last.
     #[must_use]
     pub fn new(layer: IdempotencyLayer, parcels: Tally) -> Self {
         Self {
@@ -41,7 +40,7 @@ impl Shipments {
                 .with_namespace("shipments")
                 .with_retention(WINDOW)
                 .with_orphan_policy(OrphanPolicy::Refuse)
-                // By themselves they are remembered as long as records, and whatever the queue delivers later is sent again.
+                // By default an orphan expires with the retention of records, and a later delivery is then sent again.
                 .with_orphan_retention(KEPT),
             parcels,
             packing: Duration::ZERO,
@@ -49,19 +48,19 @@ impl Shipments {
         }
     }
 
-    /// How long it takes to pack a parcel, before it is sent. Default: no time.
+    /// Sets the time to pack a parcel, before it is sent. Default: none.
     #[must_use]
     pub fn with_packing(self, packing: Duration) -> Self {
         Self { packing, ..self }
     }
 
-    /// What else there is to do for a parcel once it is sent. Default: nothing.
+    /// Sets the time for further work after a parcel is sent. Default: none.
     #[must_use]
     pub fn with_work(self, work: Duration) -> Self {
         Self { work, ..self }
     }
 
-    /// What not to copy: takes over from consumers that died. A parcel that was sent before that is sent twice.
+    /// Takes over from consumers that died. Do not copy this: a parcel is sent twice if its consumer died after sending it.
     #[must_use]
     pub fn careless(self) -> Self {
         Self {
@@ -96,10 +95,10 @@ impl Shipments {
                 Verdict::Delete
             }
             Ok(Outcome::NeedsAttention { code }) => Verdict::DeadLetter(code),
-            // A consumer died while it was at it.
+            // A consumer died during the execution.
             Ok(Outcome::Orphaned { .. }) => Verdict::DeadLetter("orphaned".to_owned()),
             Ok(Outcome::InProgress { .. }) => Verdict::Leave,
-            // If it needs attention, the next delivery is told so.
+            // If it needs attention, the next delivery returns `NeedsAttention`.
             Ok(Outcome::Failed(error) | Outcome::Unknown(error)) => {
                 tracing::warn!(%error, "a parcel was not sent, or nobody knows");
                 Verdict::Leave
@@ -113,8 +112,8 @@ impl Shipments {
     }
 }
 
-/// As long as FIFO queues know a message again.
+/// The deduplication window of FIFO queues.
 const WINDOW: Ttl = Ttl::from_secs(5 * 60);
-/// As long as a queue keeps messages at most.
+/// The longest time for which a queue stores messages.
 const KEPT: Ttl = Ttl::from_secs(14 * 24 * 60 * 60);
 const PERHAPS_SENT: NeedsAttention = NeedsAttention::new("perhaps-sent");

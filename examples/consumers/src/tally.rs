@@ -1,4 +1,4 @@
-//! Effects that count: to add is not idempotent, and two additions are told from one.
+//! Effects that count: an addition is not idempotent, and the sum shows whether it happened once or twice.
 
 use std::time::Duration;
 
@@ -18,18 +18,18 @@ use tower_idempotency_dynamodb::aws_sdk_dynamodb::{
 
 use crate::{Failure, Unadded};
 
-/// Numbers in a table of their own, each under a name, and a marker for each token that was added under.
+/// Numbers in a table of their own, each under a name, and a marker for each token of an addition.
 #[derive(Clone, Debug)]
 pub struct Tally {
-    /// Sends again what was not answered.
+    /// Retries a request without a reply.
     client: Client,
-    /// Sends nothing a second time of its own accord.
+    /// Sends each request once.
     unrepeated: Client,
     table: String,
 }
 
 impl Tally {
-    /// In this table.
+    /// Returns a tally in the table of this name.
     #[must_use]
     pub fn new(client: &Client, table: impl Into<String>) -> Self {
         let unrepeated = Config::to_builder(client.config()).retry_config(RetryConfig::disabled());
@@ -41,10 +41,10 @@ impl Tally {
         tally.with_timeout(TIMEOUT)
     }
 
-    /// How long a call may take, with all that the SDK sends again. Default: 10 s.
+    /// Sets the timeout of a call, which includes the retries of the SDK. Default: 10 s.
     ///
-    /// Without one a server that accepts and says nothing would keep an update in progress for ever: its lease is renewed
-    /// for as long as its work runs.
+    /// Without a timeout, a server that accepts connections and never replies would keep an update in progress indefinitely:
+    /// its lease is renewed while the work runs.
     #[must_use]
     pub fn with_timeout(self, timeout: Duration) -> Self {
         let timeouts = TimeoutConfig::builder().operation_timeout(timeout).build();
@@ -59,11 +59,11 @@ impl Tally {
         }
     }
 
-    /// Makes the table unless it is there, and waits until it can be used.
+    /// Creates the table if it is missing, and waits until it is active.
     ///
     /// # Errors
     ///
-    /// When the database cannot be reached, or refuses.
+    /// Returns an error if the database cannot be reached, or refuses.
     pub async fn create_table(&self) -> Result<(), Failure> {
         let name = AttributeDefinition::builder()
             .attribute_name(NAME)
@@ -90,17 +90,17 @@ impl Tally {
         Ok(())
     }
 
-    /// Adds to a number, and says whether it was added now: under one token it is added once, however often it is asked
-    /// for, and however much later.
+    /// Adds to a number, and returns `true` if this call added it. Under one token a number is added once, however often and
+    /// however late the call is repeated.
     ///
-    /// The addition and a marker of the token are one transaction, which fails where the marker is. The token of a call
-    /// that DynamoDB itself offers is known for ten minutes only, and the SDK gives each call another.
+    /// The addition and a marker of the token are one transaction, which fails if the marker exists. DynamoDB itself offers a
+    /// token for each call, but stores it for ten minutes only, and the SDK gives each call another token.
     ///
     /// # Errors
     ///
-    /// As [`Unadded`] says, of the last time it was sent. Whoever asks again under the token adds nothing twice.
+    /// Returns the [`Unadded`] of the last attempt. A retry under the same token adds nothing twice.
     pub async fn add(&self, name: &str, amount: u32, token: &str) -> Result<bool, Unadded> {
-        // Markers live beside the numbers, under names that no number has.
+        // Markers are stored beside the numbers, under names that no number has.
         let marker = Put::builder()
             .table_name(&self.table)
             .item(NAME, AttributeValue::S(format!("added/{token}")))
@@ -129,12 +129,12 @@ impl Tally {
         }
     }
 
-    /// Adds to a number, and cannot tell whether that was done before. It is sent once: what a client of the SDK sends
-    /// again after an answer was lost is added again.
+    /// Adds to a number without a check for an earlier addition. The request is sent once, because a retry by the SDK after a
+    /// lost reply would add again.
     ///
     /// # Errors
     ///
-    /// As [`Unadded`] says.
+    /// Returns [`Unadded`] if the addition failed or its outcome is unknown.
     pub async fn add_unchecked(&self, name: &str, amount: u32) -> Result<(), Unadded> {
         let adding = self
             .unrepeated
@@ -148,11 +148,11 @@ impl Tally {
         Ok(())
     }
 
-    /// The number now; 0 if there is none.
+    /// Returns the current number, or 0 if there is none.
     ///
     /// # Errors
     ///
-    /// When the database cannot be reached, or refuses.
+    /// Returns an error if the database cannot be reached, or refuses.
     pub async fn amount(&self, name: &str) -> Result<u64, Failure> {
         let getting = self
             .client
@@ -170,7 +170,7 @@ impl Tally {
     }
 }
 
-/// What is wrong with the one of a transaction's writes that is the reason why none happened.
+/// Returns the error code of the write that cancelled the transaction.
 fn cancelled_for<R>(error: &SdkError<Refused, R>) -> Option<&str> {
     let Refused::TransactionCanceledException(cancelled) = error.as_service_error()? else {
         return None;

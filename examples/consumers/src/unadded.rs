@@ -5,20 +5,20 @@ use tower_idempotency_dynamodb::aws_sdk_dynamodb::error::{ProvideErrorMetadata, 
 
 use crate::Failure;
 
-/// Why an addition failed, and what is known of it then.
+/// The reason why an addition failed, and whether it may have happened.
 #[derive(Debug)]
 pub enum Unadded {
-    /// Nothing was added, and another time may do better.
+    /// Nothing was added, and a retry may succeed.
     Not(Failure),
-    /// Nothing was added, and nothing will be before somebody mends what is wrong: there is no such table, or no permission.
+    /// Nothing was added, and nothing will be until an operator fixes the cause: there is no such table, or no permission.
     Never(Failure),
-    /// It may have reached the server, and perhaps it was added.
+    /// The request may have reached the server, and the number may have been added.
     Perhaps(Failure),
 }
 
 impl Unadded {
-    /// By the code that the service gave, or `reason` where that says more. What was not sent, and what was refused by name,
-    /// was not added; of everything else nobody knows, errors that this does not know included.
+    /// Classifies an error by the service's code, or by `reason` if that is more specific. An unsent request and one refused
+    /// with a known code added nothing. The outcome of every other error is unknown, including codes missing from this list.
     pub(crate) fn judge<E, R>(error: &SdkError<E, R>, reason: Option<&str>) -> Self
     where
         E: ProvideErrorMetadata + Error + 'static,
@@ -53,7 +53,7 @@ impl Unadded {
     }
 }
 
-/// Whether there was no connection yet by which anything could have been sent.
+/// Returns `true` if the connection was not yet established, so nothing was sent.
 fn is_connecting(error: &(dyn Error + 'static)) -> bool {
     let mut next = Some(error);
     while let Some(error) = next {
@@ -65,7 +65,7 @@ fn is_connecting(error: &(dyn Error + 'static)) -> bool {
     false
 }
 
-/// What an error and its sources say. The SDK's own words for the first are few.
+/// Returns the messages of an error and its sources. The SDK's message of the first is too short.
 fn story(error: &dyn Error) -> String {
     let mut story = error.to_string();
     let mut source = error.source();

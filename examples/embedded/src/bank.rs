@@ -20,7 +20,7 @@ use tower_idempotency_sqlx::{
 
 use crate::{Failure, StopPoint};
 
-/// What the handlers need: accounts, deposits, leases and records, all in one file.
+/// The state of the handlers: accounts, deposits, leases and records, all in one file.
 #[derive(Clone, Debug)]
 pub struct Bank {
     /// Leases and records.
@@ -31,7 +31,7 @@ pub struct Bank {
     pub stop_at: Option<StopPoint>,
 }
 
-/// The service. `layer` is one on the bank's store, and refuses requests without a key.
+/// Returns the service. `layer` uses the bank's store, and refuses requests without a key.
 pub fn app(bank: Bank, layer: IdempotencyLayer) -> Router {
     Router::new()
         .route("/deposits", post(deposit))
@@ -41,23 +41,23 @@ pub fn app(bank: Bank, layer: IdempotencyLayer) -> Router {
 }
 
 impl Bank {
-    /// The bank in this file, which is made if it is missing.
+    /// Opens the bank in this file, which is created if it is missing.
     ///
     /// # Errors
     ///
-    /// When the file cannot be opened or written.
+    /// Returns an error if the file cannot be opened or written.
     ///
     /// # Cancellation
     ///
-    /// Dropped, some of the tables are made or none.
+    /// If the future is dropped, any number of the tables may have been created.
     pub async fn open(path: &Path) -> Result<Self, Failure> {
         let options = SqliteConnectOptions::new()
             .filename(path)
             .create_if_missing(true)
             .journal_mode(SqliteJournalMode::Wal)
-            // A deposit that was answered survives a power failure as well.
+            // A deposit survives a power failure once its response was sent.
             .synchronous(SqliteSynchronous::Full);
-        // SQLite has one writer at a time. Here they stand in line for it; there they would look from time to time.
+        // SQLite has one writer at a time. Writers queue in this pool; in SQLite they would poll for the lock.
         let pool = SqlitePoolOptions::new().max_connections(1);
         let pool = pool.connect_with(options).await?;
         sqlx::raw_sql(TABLES).execute(&pool).await?;
@@ -83,7 +83,7 @@ async fn deposit(
     lease: Lease,
     Json(deposit): Json<Deposit>,
 ) -> Result<Response, Failure> {
-    // From here to the commit nobody else writes: wait for nothing in between.
+    // From here to the commit no other connection can write: do not wait for anything in between.
     let mut tx = bank.store.begin(&lease, &bank.pool).await?;
     let id: i64 =
         sqlx::query_scalar("insert into deposits (account, cents) values (?, ?) returning id")
@@ -102,7 +102,7 @@ async fn deposit(
     let body = Json(json!({ "deposit": id, "balance": balance }));
     let res = (StatusCode::CREATED, body).into_response();
     StopPoint::BeforeCommit.reach(bank.stop_at).await;
-    // The deposit, the new balance and this answer: all of them or none.
+    // The deposit, the new balance and this response are committed together or not at all.
     match tx.commit(res).await {
         Ok(res) => {
             StopPoint::AfterCommit.reach(bank.stop_at).await;

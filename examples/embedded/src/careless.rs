@@ -1,5 +1,5 @@
-//! What not to copy: a deposit in a transaction of its own, and its record in another one. The test finds what comes of a
-//! crash between the two.
+//! A careless variant; do not copy it: the deposit is in one transaction, and its record in another one. The test shows
+//! the result of a crash between the two.
 
 use axum::{
     Json, Router,
@@ -14,7 +14,7 @@ use tower_idempotency_sqlx::sqlx;
 
 use crate::{Bank, Failure, StopPoint, bank::Deposit};
 
-/// The service without the lease: only behind the layer.
+/// Returns the service without the lease: it has only the layer.
 pub fn careless(bank: Bank, layer: IdempotencyLayer) -> Router {
     Router::new()
         .route("/deposits", post(deposit))
@@ -44,7 +44,7 @@ async fn deposit(
     StopPoint::BeforeCommit.reach(bank.stop_at).await;
     tx.commit().await?;
     StopPoint::AfterCommit.reach(bank.stop_at).await;
-    // Killed here, before the layer has the answer, the deposit is made again.
+    // If the process is killed here, before the layer has the response, the retry makes the deposit again.
     let body = Json(json!({ "deposit": id, "balance": balance }));
     Ok((StatusCode::CREATED, body).into_response())
 }

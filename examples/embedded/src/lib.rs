@@ -1,5 +1,5 @@
-//! A bank in one process and one file: what a deposit writes and what it answers are committed together, so that a client
-//! may send it again and again, and the process may be killed at any instruction.
+//! A bank in one process and one file. A deposit and its response are committed together, so that a client may retry it any
+//! number of times, and the process may be killed at any instruction.
 
 mod bank;
 mod careless;

@@ -10,23 +10,23 @@ use tracing_subscriber::{EnvFilter, filter::LevelFilter};
 /// A bank in one file.
 #[derive(Debug, Parser)]
 struct Args {
-    /// Where to listen; port 0 picks a free port.
+    /// The address to listen on; port 0 picks a free port.
     #[arg(long, value_name = "ADDR", default_value = "127.0.0.1:3000")]
     listen: String,
 
-    /// The file, which is made if it is missing.
+    /// The file, which is created if it is missing.
     #[arg(long, value_name = "FILE", default_value = "bank.db")]
     file: PathBuf,
 
-    /// How long a lease lasts unless it is renewed: for so long a retry is refused after a crash.
+    /// The duration of a lease, unless it is renewed. A retry after a crash is refused until the lease expires.
     #[arg(long, value_name = "DURATION", value_parser = humantime::parse_duration, default_value = "15s")]
     lease: Duration,
 
-    /// Stop every deposit at this point for ever and print `stopped`, for a test that kills the process there.
+    /// Stop every deposit at this point permanently and print `stopped`, for a test that kills the process there.
     #[arg(long, value_name = "POINT")]
     stop_at: Option<StopPoint>,
 
-    /// Serve what not to copy.
+    /// Serve the careless variant: do not copy it.
     #[arg(long)]
     careless: bool,
 }
@@ -52,8 +52,8 @@ async fn main() -> Result<(), Failure> {
     };
 
     serve(&args.listen, app).await?;
-    // The server knows nothing of executions whose clients have left. What does not end in time is an orphan, once its
-    // lease is over.
+    // The server does not wait for executions whose clients have disconnected. An execution that does not finish in time is
+    // an orphan once its lease has expired.
     layer.drain(GRACE).await;
     Ok(())
 }

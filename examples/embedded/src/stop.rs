@@ -2,7 +2,7 @@ use std::future::pending;
 
 use clap::ValueEnum;
 
-/// A point in the handler at which the process can be made to stop, so that a test can kill it exactly there.
+/// A point in the handler at which a test can make the process stop, in order to kill it exactly there.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 #[expect(clippy::exhaustive_enums, reason = "of an example")]
 pub enum StopPoint {

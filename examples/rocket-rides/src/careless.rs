@@ -1,5 +1,5 @@
-//! What not to copy: the same request as it is written by whoever does not think of a crash. The simulator finds what
-//! comes of it.
+//! A careless variant; do not copy it: the same request, written without regard to crashes. The simulator shows the
+//! result.
 
 use axum::{
     Json, Router,
@@ -14,7 +14,7 @@ use tower_idempotency_sqlx::sqlx;
 
 use crate::{Failure, Rides, Verdict};
 
-/// The service without lease, checkpoints or derived keys: only behind the layer.
+/// Returns the service without lease, checkpoints or derived keys: it has only the layer.
 pub fn careless(rides: Rides, layer: IdempotencyLayer) -> Router {
     Router::new()
         .route("/rides", post(ride))
@@ -32,13 +32,13 @@ async fn ride(State(rides): State<Rides>, Json(wanted): Json<Value>) -> Result<R
     .bind(text("card"))
     .fetch_one(&rides.pool)
     .await?;
-    // Nothing undoes this if what follows fails, and nobody knows of it when it is tried again.
+    // If a later step fails, nothing rolls this back, and the retry does not know of it.
     sqlx::query("insert into receipts (ride, recipient, fare) values ($1, $2, 2000)")
         .bind(ride)
         .bind(text("rider"))
         .execute(&rides.pool)
         .await?;
-    // Another key each time: the provider cannot know that it is asked again.
+    // Another key each time: the provider cannot recognise a retry.
     let key = Token::random()?;
     let key = format!("{:032x}", u128::from_be_bytes(*key.as_bytes()));
     match rides.payments.charge(&key, &text("card"), 2000).await? {
@@ -49,7 +49,7 @@ async fn ride(State(rides): State<Rides>, Json(wanted): Json<Value>) -> Result<R
         }
         Verdict::Charged { charge } => {
             set_state(&rides, ride, "booked").await?;
-            // Killed here, before the layer has the answer, all of it happens again.
+            // If the process is killed here, before the layer has the response, the retry repeats all of this.
             let body = Json(json!({ "ride": ride, "fare": 2000, "charge": charge }));
             Ok((StatusCode::CREATED, body).into_response())
         }

@@ -1,4 +1,4 @@
-//! The handlers' connections, which wait for a silent database no longer than a request may take.
+//! The handlers' connections. They wait for an unresponsive database no longer than a request may take.
 
 use std::{future::Future, time::Duration};
 
@@ -7,18 +7,18 @@ use tower_idempotency_sqlx::sqlx::{self, Connection as _, PgPool, postgres::PgPo
 
 use crate::Failure;
 
-/// A pool for the database at this URL. Nobody waits longer than `patience` for a place in it.
+/// Connects a pool to the database at this URL. A handler waits at most `patience` for a connection.
 ///
-/// A pool of sqlx asks a connection that comes back whether it is alive, and the connection keeps its place until it answers.
-/// So that is bounded as well: otherwise the pool is empty after as many connections as it has have hung.
+/// When a connection returns, the sqlx pool checks whether it is alive, and the connection counts as used until it replies.
+/// This check has a timeout as well. Otherwise the pool would be empty after all its connections have hung once.
 ///
 /// # Errors
 ///
-/// When the database cannot be reached.
+/// Returns an error if the database cannot be reached.
 ///
 /// # Cancellation
 ///
-/// Dropped, nothing has happened.
+/// If the future is dropped, there are no effects.
 pub async fn connect(url: &str, patience: Duration) -> Result<PgPool, Failure> {
     let options = PgPoolOptions::new()
         .acquire_timeout(patience)
@@ -32,15 +32,15 @@ pub async fn connect(url: &str, patience: Duration) -> Result<PgPool, Failure> {
     Ok(options.connect(url).await?)
 }
 
-/// What comes of the work within `limit`: 503 if nothing has. What was being committed is looked up by the layer before it
-/// answers.
+/// Returns the result of the work, or 503 if it is not done within `limit`. If a commit was under way, the layer queries
+/// the store before it responds.
 ///
-/// A driver waits for its server for ever, and the key of a handler that waits for ever is in progress for ever.
+/// A driver waits for its server indefinitely, and a key stays in progress while its handler waits.
 pub(crate) fn within<T>(
     limit: Duration,
     work: impl Future<Output = Result<T, Failure>>,
 ) -> impl Future<Output = Result<T, Failure>> {
-    // Boxed: the work of a ride is large.
+    // Boxed, because the future of a ride is large.
     let work = Box::pin(work);
     async move { timeout(limit, work).await? }
 }

@@ -9,18 +9,18 @@ use serde_json::json;
 use tower_idempotency::{NeedsAttention, Retention};
 use tower_idempotency_sqlx::{SqlError, TransactionError, TransactionErrorKind, sqlx};
 
-/// Why a request has no outcome yet: answered 503, which is not recorded, so that a retry or the completer goes on from
-/// the last checkpoint.
+/// The reason why a request has no outcome yet. The response is a 503, which is not recorded, so that a retry or the
+/// completer continues after the last checkpoint.
 ///
-/// Where a transaction failed and nobody knows whether it was committed, the layer finds out before it answers.
-/// Where it had ended before it was to be committed, something of it may be there already, which a retry would do again:
-/// somebody has to look.
+/// If a transaction failed and it is unknown whether it was committed, the layer queries the store before it responds.
+/// If the transaction had ended before the commit, a part of its effect may exist, and a retry would repeat it. An operator
+/// has to inspect it.
 #[derive(Debug)]
 pub struct Failure(Box<dyn Error + Send + Sync>);
 
 impl<E: Into<Box<dyn Error + Send + Sync>>> From<E> for Failure {
     fn from(error: E) -> Self {
-        // What a database says may quote what it was given, and logs are no place for that.
+        // A database error may quote the values of a statement, and these must not appear in logs.
         match error.into().downcast::<sqlx::Error>() {
             Ok(error) => Self(Box::new(SqlError::from(*error))),
             Err(error) => Self(error),
@@ -34,10 +34,10 @@ impl Failure {
         tracing::warn!(error, "{what}");
     }
 
-    /// What a handler wrote may be there without its record.
+    /// Returns `true` if the writes of a handler may exist without their record.
     pub(crate) fn is_not_fenced(&self) -> bool {
         let error: &(dyn Error + 'static) = &*self.0;
-        // What `commit` says has it as its source.
+        // An error of `commit` has the transaction error as its source.
         let mut causes = iter::successors(Some(error), |&error| error.source());
         let transaction = causes.find_map(|it| it.downcast_ref::<TransactionError>());
         transaction.is_some_and(|it| it.kind() == TransactionErrorKind::Ended)
@@ -75,7 +75,7 @@ mod tests {
     #[test]
     fn what_ended_early_is_left_to_somebody_and_nothing_else_is() {
         let ended = || TransactionError::from(TransactionErrorKind::Ended);
-        // As `?` makes them of what `begin` says and of what `commit` does.
+        // The errors that `?` makes of a failed `begin` and a failed `commit`.
         let committing = CommitError::<()>::from(ended());
         for failure in [Failure::from(ended()), Failure::from(committing)] {
             let res = failure.into_response();

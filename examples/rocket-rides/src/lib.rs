@@ -1,7 +1,7 @@
-//! Books rides on rockets: a request that writes to a database, charges a card at somebody else's, and sends a receipt,
-//! and that may be retried, abandoned or killed at any instruction without a second charge.
+//! Books rides on rockets: a request writes to a database, charges a card at a payment provider and sends a receipt. It may
+//! be retried, abandoned or killed at any instruction without a second charge.
 //!
-//! Begin with `rides.rs`; the README says how to run it.
+//! Begin with `rides.rs`; the README explains how to run it.
 
 mod careless;
 mod database;

@@ -14,11 +14,11 @@ use tracing_subscriber::{EnvFilter, filter::LevelFilter};
 /// Books rides on rockets.
 #[derive(Debug, Parser)]
 struct Args {
-    /// Where to listen; port 0 picks a free port.
+    /// The address to listen on; port 0 picks a free port.
     #[arg(long, value_name = "ADDR", default_value = "127.0.0.1:3000")]
     listen: String,
 
-    /// A PostgreSQL database, as in postgres://USER@HOST/NAME; its tables are made.
+    /// A PostgreSQL database, such as postgres://USER@HOST/NAME; its tables are created.
     #[arg(long, value_name = "URL")]
     database: String,
 
@@ -26,11 +26,11 @@ struct Args {
     #[arg(long, value_name = "URL", default_value = "http://127.0.0.1:4000")]
     provider: String,
 
-    /// How long the provider is waited for.
+    /// The timeout of a call to the provider.
     #[arg(long, value_name = "DURATION", value_parser = humantime::parse_duration, default_value = "5s")]
     patience: Duration,
 
-    /// How long a request may take, whatever hangs.
+    /// The timeout of a request, including all its calls.
     #[arg(long, value_name = "DURATION", value_parser = humantime::parse_duration, default_value = "30s")]
     limit: Duration,
 
@@ -38,15 +38,15 @@ struct Args {
     #[arg(long, value_name = "FILE")]
     mailbox: PathBuf,
 
-    /// How long a lease lasts unless it is renewed.
+    /// The duration of a lease, unless it is renewed.
     #[arg(long, value_name = "DURATION", value_parser = humantime::parse_duration, default_value = "15s")]
     lease: Duration,
 
-    /// For how long a request has to be abandoned before the completer finishes it, and how often that looks.
+    /// The time after which the completer finishes an abandoned request, and the interval of its sweeps.
     #[arg(long, value_name = "DURATION", value_parser = humantime::parse_duration, default_value = "30s")]
     abandoned: Duration,
 
-    /// Serve what not to copy.
+    /// Serve the careless variant: do not copy it.
     #[arg(long)]
     careless: bool,
 }
@@ -85,8 +85,8 @@ async fn main() -> Result<(), Failure> {
             .spawn(args.abandoned);
         serve(&args.listen, app(rides, layer.clone())).await?;
     }
-    // The server knows nothing of executions whose clients have left. What does not end in time is an orphan, once its
-    // lease is over.
+    // The server does not wait for executions whose clients have disconnected. An execution that does not finish in time is
+    // an orphan once its lease has expired.
     layer.drain(GRACE).await;
     Ok(())
 }

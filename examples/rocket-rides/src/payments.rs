@@ -20,25 +20,25 @@ pub struct Payments {
     patience: Duration,
 }
 
-/// What the provider did.
+/// The provider's verdict.
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[expect(clippy::exhaustive_enums, reason = "whoever asks has to know them all")]
 pub enum Verdict {
-    /// It charged the card.
+    /// The provider charged the card.
     Charged {
-        /// Its name for that.
+        /// The provider's name for the charge.
         charge: String,
     },
-    /// It will not charge the card.
+    /// The provider will not charge the card.
     Declined,
 }
 
-/// The provider did not say what it did: it may have charged the card. Ask again, with the same key.
+/// The outcome is unknown: the provider may have charged the card. Call it again with the same key.
 #[derive(Debug)]
 pub struct Unavailable(Option<Box<dyn Error + Send + Sync>>);
 
 impl Payments {
-    /// The provider at this URL, which is waited for that long.
+    /// Returns a client of the provider at this URL, whose calls have `patience` as their timeout.
     #[must_use]
     pub fn new(url: &str, patience: Duration) -> Self {
         Self {
@@ -48,15 +48,15 @@ impl Payments {
         }
     }
 
-    /// Charges a card, once for each `key` however often it is asked. `fare` is in cents.
+    /// Charges a card once for each `key`, however often this is called. `fare` is in cents.
     ///
     /// # Errors
     ///
-    /// When no whole answer comes in time, or one that is no verdict.
+    /// Returns an error if no complete response arrives in time, or if the response is no verdict.
     ///
     /// # Cancellation
     ///
-    /// Dropped, it may have charged the card, as with an error.
+    /// If the future is dropped, the provider may have charged the card, as after an error.
     pub async fn charge(&self, key: &str, card: &str, fare: i64) -> Result<Verdict, Unavailable> {
         let asked = timeout(self.patience, self.ask(key, card, fare)).await;
         let (status, body) = asked

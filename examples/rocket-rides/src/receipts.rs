@@ -1,4 +1,4 @@
-//! Receipts, which were staged with the rides they are for: delivered at least once, for a mail that was sent cannot be
+//! Receipts, which are stored in the transaction of their ride. They are delivered at least once, because a mail cannot be
 //! rolled back.
 
 use std::{
@@ -12,12 +12,12 @@ use tower_idempotency_sqlx::sqlx::{self, PgPool};
 
 use crate::Failure;
 
-/// Where receipts go: a file with a line `RECEIPT RIDE RECIPIENT FARE` for each delivery.
+/// The destination of receipts: a file with a line `RECEIPT RIDE RECIPIENT FARE` for each delivery.
 #[derive(Clone, Debug)]
 pub struct Mailbox(PathBuf);
 
 impl Mailbox {
-    /// The file at `path`, which is made with the first delivery.
+    /// Returns the mailbox at `path`, which is created with the first delivery.
     #[must_use]
     pub fn new(path: &Path) -> Self {
         Self(path.to_owned())
@@ -27,17 +27,17 @@ impl Mailbox {
         let line = format!("{receipt} {ride} {recipient} {fare}\n");
         let mut file = OpenOptions::new();
         let mut file = file.append(true).create(true).open(&self.0).await?;
-        // In one write: the lines of several processes never mix.
+        // A single write: lines of several processes never mix.
         file.write_all(line.as_bytes()).await?;
         file.flush().await
     }
 }
 
-/// Delivers what there is to deliver and looks again after `every`, for ever. May run on every replica.
+/// Delivers all receipts that are due, and repeats this after `every`. Never returns, and may run on every replica.
 ///
 /// # Cancellation
 ///
-/// Dropped, the receipt that is on its way is delivered again.
+/// If the future is dropped, a receipt that is being delivered will be delivered again.
 pub async fn deliver(pool: PgPool, mailbox: Mailbox, every: Duration) {
     loop {
         match deliver_one(&pool, &mailbox).await {
@@ -51,18 +51,18 @@ pub async fn deliver(pool: PgPool, mailbox: Mailbox, every: Duration) {
     }
 }
 
-/// Delivers a receipt, or says that there is none that nobody else is at.
+/// Delivers a receipt. Returns `false` if there is none that no other worker is delivering.
 ///
 /// # Errors
 ///
-/// When the database fails or the mailbox does: it is still to be delivered, and may have been.
+/// Returns an error if the database or the mailbox fails: the receipt stays due, and may have been delivered.
 ///
 /// # Cancellation
 ///
-/// As with an error.
+/// If the future is dropped, the receipt stays due, and may have been delivered.
 pub async fn deliver_one(pool: &PgPool, mailbox: &Mailbox) -> Result<bool, Failure> {
     let mut tx = pool.begin().await?;
-    // Whoever has it, has it until the transaction ends, by commit or with the process: others pass it over.
+    // The worker holds the row until its transaction or its process ends, and other workers skip it.
     let receipt: Option<(i64, i64, String, i64)> = sqlx::query_as(
         "select id, ride, recipient, fare from receipts where delivered is null
          order by id limit 1 for update skip locked",
@@ -73,7 +73,7 @@ pub async fn deliver_one(pool: &PgPool, mailbox: &Mailbox) -> Result<bool, Failu
         return Ok(false);
     };
     mailbox.put(receipt, ride, &recipient, fare).await?;
-    // Killed here, it is delivered again.
+    // If the process is killed here, the receipt is delivered again.
     sqlx::query("update receipts set delivered = now() where id = $1")
         .bind(receipt)
         .execute(&mut *tx)

@@ -1,4 +1,4 @@
-//! A request in three phases. Each ends in a transaction under the lease, which leaves a checkpoint or the answer:
+//! A request in three phases. Each phase ends in a transaction under the lease, which stores a checkpoint or the response:
 //!
 //! ```text
 //! create     the ride                                    -> checkpoint "created"
@@ -6,7 +6,7 @@
 //! book       the ride is booked, the receipt is to send  -> the answer
 //! ```
 //!
-//! Killed anywhere, a request goes on after the last of them: when its client retries, or when the completer finds it.
+//! If it is killed at any point, a request continues after the last checkpoint: on its client's retry, or by the completer.
 
 use std::time::Duration;
 
@@ -27,20 +27,20 @@ use tower_idempotency_sqlx::{
 
 use crate::{Failure, Payments, Verdict, database::within};
 
-/// What the handlers need. The store's table is in the database of the pool.
+/// The state of the handlers. The store's table is in the database of the pool.
 #[derive(Clone, Debug)]
 pub struct Rides {
     /// Leases, checkpoints and records.
     pub store: PostgresStore,
     /// Rides and receipts.
     pub pool: PgPool,
-    /// Who charges cards.
+    /// The client of the payment provider.
     pub payments: Payments,
-    /// How long a request may take, whatever hangs.
+    /// The timeout of a request, including all its calls.
     pub limit: Duration,
 }
 
-/// The service. `layer` is one on the store, and refuses requests without a key.
+/// Returns the service. `layer` uses the store, and refuses requests without a key.
 pub fn app(rides: Rides, layer: IdempotencyLayer) -> Router {
     Router::new()
         .route("/rides", post(ride))
@@ -49,14 +49,14 @@ pub fn app(rides: Rides, layer: IdempotencyLayer) -> Router {
         .with_state(rides)
 }
 
-/// Finishes what was abandoned by its client and by the process that was at it.
+/// Returns a completer, which finishes a request if its client and its process have abandoned it.
 pub fn completer(rides: &Rides, layer: &IdempotencyLayer) -> Completer<PostgresStore> {
     let at = rides.clone();
     Completer::new(&rides.store, layer, move |orphan: Orphan| {
         let rides = at.clone();
         async move {
             match rides.finish_orphan(&orphan).await {
-                // As an orphan it would be tried again.
+                // If the request became an orphan, the completer would execute it again.
                 Err(failure) if failure.is_not_fenced() => Ok(failure.into_response()),
                 finished => finished,
             }
@@ -64,22 +64,22 @@ pub fn completer(rides: &Rides, layer: &IdempotencyLayer) -> Completer<PostgresS
     })
 }
 
-/// Makes the tables unless they are there.
+/// Creates the tables if they are missing.
 ///
 /// # Errors
 ///
-/// When the database cannot be reached or refuses.
+/// Returns an error if the database cannot be reached or refuses.
 ///
 /// # Cancellation
 ///
-/// Dropped, it has happened whole or not at all.
+/// If the future is dropped, either all of the tables are created or none.
 pub async fn migrate(pool: &PgPool) -> Result<(), Failure> {
     let migration = include_str!("../migrations/0001_rides.sql");
     sqlx::raw_sql(migration).execute(pool).await?;
     Ok(())
 }
 
-/// What a client asks for.
+/// A client's request.
 #[derive(Debug, Deserialize)]
 struct Wanted {
     rider: String,
@@ -87,7 +87,7 @@ struct Wanted {
     card: String,
 }
 
-/// How far a request has come.
+/// The progress of a request.
 enum Reached {
     Created { ride: i64 },
     Charged { ride: i64 },
@@ -121,8 +121,8 @@ impl Rides {
                 let reached = Reached::read(checkpoint)?;
                 within(self.limit, self.finish(orphan.lease(), reached)).await
             }
-            // Nothing was committed, and what was wanted only the client knows. It stays an orphan, for the client to
-            // come back to: this is not recorded, though some presets record a 503.
+            // Nothing was committed, and only the client knows its request. The key stays an orphan until the client
+            // retries: this response is not recorded, though some presets record a 503.
             _ => Ok((
                 StatusCode::SERVICE_UNAVAILABLE,
                 Extension(Retention::NoStore),
@@ -160,9 +160,9 @@ impl Rides {
         Ok(Reached::Created { ride })
     }
 
-    /// No connection is held while the provider takes its time, and no execution of this request charges under another
-    /// key than the first one did: what the provider has done already, it does not do again. `None` when it may have
-    /// forgotten the key, under which somebody may have charged: an orphan is remembered anew with each execution.
+    /// Holds no connection during the call to the provider. Every execution of this request charges under the same key, so the
+    /// provider charges once. Returns `None` if the provider may no longer store the key, under which an earlier execution may
+    /// have charged: each execution of an orphan extends the orphan's retention.
     async fn charge(&self, lease: &Lease, ride: i64) -> Result<Option<Verdict>, Failure> {
         let (card, fare, is_recent): (String, i64, bool) = sqlx::query_as(
             "select card, fare, created > now() - make_interval(secs => $2) from rides where id = $1",
@@ -178,8 +178,8 @@ impl Rides {
         Ok(Some(self.payments.charge(&key, &card, fare).await?))
     }
 
-    /// Without this phase a takeover would ask the provider again, which is right for as long as the provider remembers
-    /// the key.
+    /// Stores the charge. Without this phase a takeover would call the provider again, which is safe only while the provider
+    /// stores the key.
     async fn charged(&self, lease: &Lease, ride: i64, charge: &str) -> Result<(), Failure> {
         let mut tx = self.store.begin(lease, &self.pool).await?;
         sqlx::query("update rides set state = 'charged', charge = $2 where id = $1")
@@ -210,7 +210,7 @@ impl Rides {
         commit(tx, (StatusCode::CREATED, location, body)).await
     }
 
-    /// An outcome as good as another: recorded, so that no retry charges the card after all.
+    /// Commits the refusal, which is an outcome too: it is recorded, so that no retry charges the card.
     async fn decline(&self, lease: &Lease, ride: i64) -> Result<Response, Failure> {
         let mut tx = self.store.begin(lease, &self.pool).await?;
         sqlx::query("update rides set state = 'declined' where id = $1")
@@ -222,7 +222,7 @@ impl Rides {
     }
 }
 
-/// What was written and the answer, together or not at all.
+/// Commits the writes and the response together or not at all.
 async fn commit(
     tx: FencedTransaction<PostgresStore>,
     answer: impl IntoResponse,
@@ -236,7 +236,7 @@ async fn commit(
     }
 }
 
-/// Recorded, so that nobody charges the card after all before somebody has looked.
+/// Returns a response that is recorded, so that no execution charges the card before an operator has inspected it.
 fn too_late() -> Response {
     let body = Json(json!({ "error": "somebody has to look at it" }));
     (
@@ -253,7 +253,7 @@ impl Reached {
         match checkpoint.name() {
             CREATED => Ok(Self::Created { ride }),
             CHARGED => Ok(Self::Charged { ride }),
-            // Of a release that knows more of them.
+            // A checkpoint of a release that has more of them.
             _ => Err("expected a checkpoint of this release, found another".into()),
         }
     }
@@ -274,8 +274,8 @@ async fn look(State(rides): State<Rides>, Path(id): Path<i64>) -> Result<Respons
 
 const CREATED: &str = "created";
 const CHARGED: &str = "charged";
-/// An hour less than the provider remembers a key, which it hears of after the ride was created.
+/// The provider stores a key for one hour longer, because it receives the key after the ride was created.
 const REMEMBERED: Duration = Duration::from_secs(23 * 60 * 60);
 const CHARGE_UNKNOWN: NeedsAttention = NeedsAttention::new("charge-unknown");
-/// In cents, wherever you go.
+/// The fare in cents, for every destination.
 const FARE: i64 = 20_00;

@@ -3,21 +3,21 @@ use std::{io, pin::pin, sync::Arc, time::Duration};
 use axum::Router;
 use tokio::{net::TcpListener, sync::Notify, time::timeout};
 
-/// How long what has begun may take to end, once the process has been asked to stop.
+/// The time for requests to finish after the process has been asked to stop.
 pub const GRACE: Duration = Duration::from_secs(30);
 
-/// Serves until the process is asked to stop, and says on stdout where: port 0 picks a free one. Requests that have begun
-/// are then answered, for at most [`GRACE`].
+/// Serves until the process is asked to stop, and prints the address on stdout: port 0 picks a free one. After the request
+/// to stop, requests that have begun have at most [`GRACE`] to finish.
 ///
 /// # Errors
 ///
-/// When the address is taken, or none, or signals cannot be listened for.
+/// Returns an error if the address is in use or invalid, or if the process cannot listen for signals.
 ///
 /// # Cancellation
 ///
-/// Dropped, it takes no more connections.
+/// If the future is dropped, the server accepts no more connections.
 pub async fn serve(listen: &str, app: Router) -> io::Result<()> {
-    // Before anybody is told that we are ready: a signal that nobody listens for ends the process at once.
+    // Before the address is printed: a signal without a listener ends the process at once.
     let asked_to_stop = stop_signal()?;
     let listener = TcpListener::bind(listen).await?;
     println!("listening on http://{}", listener.local_addr()?);
@@ -33,12 +33,12 @@ pub async fn serve(listen: &str, app: Router) -> io::Result<()> {
         () = asked_to_stop => {}
     }
     stop.notify_one();
-    // A connection that never ends is not waited for any longer.
+    // The process does not wait longer for a connection that never ends.
     let _ = timeout(GRACE, server).await;
     Ok(())
 }
 
-/// Listens for SIGTERM and ctrl-c from now on; the future ends with the first of them.
+/// Listens for SIGTERM and ctrl-c from now on; the future ends with the first signal.
 #[cfg(unix)]
 fn stop_signal() -> io::Result<impl Future<Output = ()>> {
     use tokio::signal::unix::{SignalKind, signal};

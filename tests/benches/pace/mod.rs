@@ -16,18 +16,18 @@ use tower_idempotency::{IdempotencyLayer, store::Store};
 
 /// Two ways to the same effect in one store.
 pub(crate) trait Sides: Send + Sync + 'static {
-    /// One request, fresh or a replay.
+    /// Sends a single request, fresh or a replay.
     fn layer(&self, replay: bool) -> impl Future<Output = ()> + Send;
 
     /// The calls to the store that it takes, and nothing else.
     fn bare(&self, replay: bool) -> impl Future<Output = ()> + Send;
 }
 
-/// How many requests are on their way at once, and on which processors.
+/// Number of requests in flight at the same time, and the processors that run them.
 #[derive(Clone, Copy)]
 pub(crate) enum Pace {
-    /// One. The client keeps one processor and the server another: left alone the system puts them where it likes, and
-    /// whether they share one makes more of a difference than all that is measured here.
+    /// A single request. The client is pinned to one processor and the server to another. Otherwise the operating system
+    /// decides, and sharing a processor changes the figures more than anything measured here.
     One,
     /// 64, of two workers. They and the server share two processors.
     Many,
@@ -65,7 +65,7 @@ impl Pace {
         started
     }
 
-    /// For the client, once the server is there.
+    /// Returns the runtime of the client, once the server is started.
     pub(crate) fn runtime(self) -> Runtime {
         tokio::runtime::Builder::new_multi_thread()
             .worker_threads(match self {
@@ -77,7 +77,7 @@ impl Pace {
             .expect("a runtime")
     }
 
-    /// Prints what both sides took, fresh and replayed, of those that were asked for.
+    /// Prints the times of both sides, for fresh requests and replays, if they were selected.
     pub(crate) fn compare<S: Sides>(self, store: &str, runtime: &Runtime, sides: &Arc<S>) {
         let tasks = match self {
             Self::One => 1,
@@ -129,7 +129,7 @@ impl Pace {
 const REPLAYS: &str = "replays";
 const KINDS: [&str; 2] = ["fresh keys", REPLAYS];
 
-/// Whether a store is one of what was asked for, if anything was.
+/// Returns `true` if the store was selected on the command line, or if no selection was made.
 #[allow(dead_code, reason = "where there are several")]
 pub(crate) fn is_any_wanted(store: &str) -> bool {
     KINDS.iter().any(|kind| is_wanted(store, kind))
@@ -144,7 +144,7 @@ fn is_wanted(store: &str, kind: &str) -> bool {
     asked.peek().is_none() || asked.any(|asked| name.contains(&asked))
 }
 
-/// `cargo test --all-targets` runs benches too, to see that they work; it does not say `--bench`.
+/// Returns `true` if `--bench` is set: `cargo test --all-targets` runs benches without it, to check that they work.
 fn is_in_earnest() -> bool {
     std::env::args().any(|arg| arg == "--bench")
 }
@@ -186,7 +186,7 @@ fn median(mut rounds: Vec<f64>) -> f64 {
     rounds[rounds.len() / 2]
 }
 
-/// The layer over a handler that answers what it got: what handlers do is no part of the comparison.
+/// Returns the layer over a handler that returns its request body: the work of handlers is not part of the comparison.
 pub(crate) fn app<S: Store>(store: S) -> Router {
     Router::new()
         .route("/orders", post(async |body: Bytes| body))

@@ -140,5 +140,5 @@ fn failed(error: &dyn std::error::Error) -> Response {
 }
 
 const CONNECTIONS: u32 = 8;
-/// How long a handler waits for its database, besides what it is told to take.
+/// Time that a handler waits for its database, in addition to the delay it was asked for.
 const PATIENCE: Duration = Duration::from_secs(1);

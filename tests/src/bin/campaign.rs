@@ -74,7 +74,7 @@ fn read(mut words: impl Iterator<Item = String>) -> Result<Campaign, String> {
     Ok(campaign)
 }
 
-/// As in `90s`, `10m`, `2h`.
+/// Parses a duration such as `90s`, `10m` or `2h`.
 fn duration(text: &str) -> Result<Duration, String> {
     let wrong = || expected("a duration such as 90s, 10m or 2h", &[], text);
     let unit = text.chars().last().ok_or_else(wrong)?;
@@ -95,5 +95,5 @@ fn expected(what: &str, of: &[&str], found: &str) -> String {
     }
 }
 
-/// How many violations of a round are told in full.
+/// Number of violations of a round that are printed in full.
 const SHOWN: usize = 5;

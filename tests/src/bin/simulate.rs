@@ -1,4 +1,4 @@
-//! Runs a range of seeds of the simulation on every core, or one seed and tells what happened in it.
+//! Runs a range of seeds of the simulation on every core, or runs one seed and prints its events.
 //!
 //! ```text
 //! simulate --from 0 --count 1000000 [--for SECONDS] [--threads 2] [--bug CompletionIsUnfenced]

@@ -60,7 +60,7 @@ async fn run_with<S: Ledgered>(
         key: row.key,
     });
     history.effects = effects.collect();
-    // Who finds that the transaction cannot be begun or committed says so, and its client asks again.
+    // A member that cannot begin or commit the transaction responds with an error, and its client retries.
     history.problems = &["503"];
     history
 }

@@ -1,22 +1,22 @@
-//! What can go wrong.
+//! The faults that a campaign can inject.
 
 use super::Kind;
 
-/// One thing that goes wrong, again and again.
+/// A fault that is injected repeatedly.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[expect(clippy::exhaustive_enums, reason = "the faults that there are")]
 pub enum Fault {
-    /// A member is killed with SIGKILL, and another one started in its place.
+    /// A member is killed with SIGKILL, and another process is started in its place.
     Kill,
     /// A member is stopped for longer than its leases last.
     Pause,
     /// All connections to the store are cut.
     Cut,
-    /// What goes to the store and comes from it is late.
+    /// Requests to the store and replies from the store are delayed.
     Delay,
-    /// Nothing goes to the store or comes from it, and nothing is lost.
+    /// No bytes reach the store or the fleet, and none are lost.
     Silence,
-    /// What the store answers is lost.
+    /// Replies of the store are lost.
     Replies,
     /// The server is killed and started again, with its data.
     Restart,
@@ -26,13 +26,13 @@ pub enum Fault {
     Empty,
     /// The server is killed, and its replica takes its place.
     Failover,
-    /// The server evicts everything.
+    /// The server evicts all entries.
     Evict,
-    /// The server forgets its scripts.
+    /// The server loses its scripts.
     Scripts,
-    /// The server has no memory for anything new.
+    /// The server has no memory for new entries.
     Full,
-    /// A master of the cluster is killed; its replica takes over, and it comes back as the replica.
+    /// A master of the cluster is killed; its replica takes over, and the master returns as a replica.
     Node,
     /// Slots of the cluster move to another master.
     Slots,
@@ -41,7 +41,7 @@ pub enum Fault {
 }
 
 impl Fault {
-    /// All of them.
+    /// All faults.
     pub const ALL: [Self; 16] = [
         Self::Kill,
         Self::Pause,
@@ -61,7 +61,7 @@ impl Fault {
         Self::Disk,
     ];
 
-    /// As it is named on the command line.
+    /// Returns the name of the fault on the command line.
     #[must_use]
     pub fn name(self) -> &'static str {
         match self {
@@ -84,7 +84,7 @@ impl Fault {
         }
     }
 
-    /// Whether it can befall this store.
+    /// Returns `true` if the fault can be injected into this store.
     #[must_use]
     pub fn befalls(self, kind: Kind) -> bool {
         use Kind::{DynamoDb, MariaDb, Postgres, Redis, RedisCluster, Sqlite};
@@ -94,7 +94,7 @@ impl Fault {
                 matches!(kind, Postgres | MariaDb | Redis | DynamoDb)
             }
             Self::Restart => matches!(kind, Postgres | MariaDb | Redis),
-            // PostgreSQL is several processes, and stopping one of them stops little.
+            // PostgreSQL consists of several processes; stopping one of them has little effect.
             Self::Freeze => matches!(kind, MariaDb | Redis | RedisCluster | DynamoDb),
             Self::Empty | Self::Failover | Self::Evict | Self::Scripts | Self::Full => {
                 kind == Redis
@@ -104,7 +104,7 @@ impl Fault {
         }
     }
 
-    /// Whether it strikes the processes of the fleet, and not the store.
+    /// Returns `true` if the fault strikes the processes of the fleet instead of the store.
     #[must_use]
     pub fn strikes_members(self) -> bool {
         matches!(self, Self::Kill | Self::Pause)

@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-/// Which store.
+/// A store.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[expect(clippy::exhaustive_enums, reason = "the stores that there are")]
 pub enum Kind {
@@ -12,7 +12,7 @@ pub enum Kind {
     MariaDb,
     /// `SqliteStore` on a file.
     Sqlite,
-    /// `RedisStore` on a Redis that appends to a file what it did, unless it is to lose that.
+    /// `RedisStore` on a Redis with an append-only file, unless the fault is data loss.
     Redis,
     /// `RedisStore` on three masters with a replica each.
     RedisCluster,
@@ -21,7 +21,7 @@ pub enum Kind {
 }
 
 impl Kind {
-    /// All of them.
+    /// All stores.
     pub const ALL: [Self; 6] = [
         Self::Postgres,
         Self::MariaDb,
@@ -31,7 +31,7 @@ impl Kind {
         Self::DynamoDb,
     ];
 
-    /// As it is named on the command line.
+    /// Returns the name of the store on the command line.
     #[must_use]
     pub fn name(self) -> &'static str {
         match self {
@@ -44,13 +44,13 @@ impl Kind {
         }
     }
 
-    /// Whether effect and record can be in one transaction.
+    /// Returns `true` if effect and record can be in one transaction.
     #[must_use]
     pub fn has_transactions(self) -> bool {
         matches!(self, Self::Postgres | Self::MariaDb | Self::Sqlite)
     }
 
-    /// How many processes share it.
+    /// Returns the number of processes that share the store.
     pub(super) fn members(self) -> usize {
         match self {
             Self::Postgres => 8,
@@ -59,7 +59,8 @@ impl Kind {
         }
     }
 
-    /// How many keys are asked for at a time: most of them wait for the lease of somebody who was struck.
+    /// Returns the number of keys that are requested at a time. Most of them wait for the lease of a member that was
+    /// struck.
     pub(super) fn at_a_time(self) -> usize {
         match self {
             Self::Redis | Self::RedisCluster | Self::MariaDb => 48,
@@ -68,7 +69,7 @@ impl Kind {
         }
     }
 
-    /// The lease: longer where a call takes longer.
+    /// Returns the lease duration: longer if a call takes longer.
     pub(super) fn lease(self) -> Duration {
         Duration::from_millis(match self {
             Self::Postgres | Self::MariaDb | Self::Redis | Self::Sqlite => 700,
@@ -77,11 +78,12 @@ impl Kind {
         })
     }
 
-    /// How long a member is left alone after it has started: until it has connected, and has something to lose.
+    /// Returns the delay between the start of a member and the next strike. By then the member has connected and has work
+    /// to lose.
     pub(super) fn respite(self) -> Duration {
         Duration::from_millis(match self {
             Self::Redis | Self::Sqlite => 250,
-            // A process for each connection takes its time.
+            // A server with a process for each connection needs more time.
             Self::Postgres => 900,
             Self::MariaDb => 400,
             Self::RedisCluster => 300,

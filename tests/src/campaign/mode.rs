@@ -1,24 +1,24 @@
-//! What is promised about the keys of those who die.
+//! The promises about keys whose lease holder died.
 
 use crate::oracle::History;
 
-/// What becomes of a key whose lease ended without an outcome.
+/// The handling of a key whose lease expired without an outcome.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[expect(clippy::exhaustive_enums, reason = "the promises that there are")]
 pub enum Mode {
-    /// It is refused: at most one effect.
+    /// The key is refused: at most one effect.
     Refuse,
-    /// It is taken over: one effect, and at most one more for each member that was struck at it.
+    /// The key is taken over: one effect, and at most one more for each strike at the member that executed the request.
     TakeOver,
-    /// It is taken over, and effect and record are one transaction: exactly one effect.
+    /// The key is taken over, and effect and record are one transaction: exactly one effect.
     Transaction,
 }
 
 impl Mode {
-    /// All of them.
+    /// All modes.
     pub const ALL: [Self; 3] = [Self::Refuse, Self::TakeOver, Self::Transaction];
 
-    /// As it is named on the command line.
+    /// Returns the name of the mode on the command line.
     #[must_use]
     pub fn name(self) -> &'static str {
         match self {
@@ -28,7 +28,7 @@ impl Mode {
         }
     }
 
-    /// As playgrounds name it.
+    /// Returns the name of the orphan policy on the command line of a playground.
     pub(super) fn orphans(self) -> &'static str {
         match self {
             Self::Refuse => "refuse",
@@ -36,7 +36,7 @@ impl Mode {
         }
     }
 
-    /// Where members execute something that takes so many milliseconds.
+    /// Returns the path of a handler that takes this many milliseconds.
     pub(super) fn path(self, handler: u64) -> String {
         match self {
             Self::Refuse | Self::TakeOver => format!("/slow/{handler}"),
@@ -44,7 +44,7 @@ impl Mode {
         }
     }
 
-    /// What of this may not have happened.
+    /// Returns the events of the history that violate the promise.
     pub(super) fn violations(self, history: &History) -> Vec<String> {
         let mut violations = Vec::new();
         let mut found = |what: &str, keys: Vec<String>| {

@@ -1,4 +1,4 @@
-//! Where a fleet's store is: a server, and the way to it.
+//! The site of a fleet's store: a server, and the network path between the fleet and the server.
 
 use std::{
     env, fs,
@@ -25,7 +25,8 @@ use crate::{
 #[derive(Debug)]
 pub(super) struct Site {
     server: Server,
-    /// What answers late, so that a member is often struck between what the store did and its hearing of it.
+    /// The proxy that delays replies. A member is therefore often struck after the store acted and before the reply
+    /// arrived.
     way: Option<Proxy>,
 }
 
@@ -49,7 +50,7 @@ struct Redis {
 #[derive(Debug)]
 struct File {
     path: PathBuf,
-    /// What takes the rest of its disk, while that is full.
+    /// The file that takes the free space of the disk while the disk is full.
     filler: PathBuf,
     _scratch: Scratch,
 }
@@ -69,7 +70,7 @@ impl Site {
             Server::MariaDb(server) => Some(server.address()),
             Server::Redis(redis) => Some(redis.primary.address()),
             Server::DynamoDb(server) => Some(server.address()),
-            // Members of a cluster say themselves where to go.
+            // Members of a cluster name the addresses of the other members themselves.
             Server::Sqlite(_) | Server::Cluster(_) => None,
         };
         let way = address.map(Proxy::start);
@@ -79,7 +80,7 @@ impl Site {
         Self { server, way }
     }
 
-    /// For playgrounds.
+    /// Returns the URL of the store for playgrounds.
     pub(super) fn url(&self) -> String {
         match &self.server {
             Server::Postgres(_) | Server::MariaDb(_) => self.bank_url(),
@@ -104,7 +105,7 @@ impl Site {
         }
     }
 
-    /// For banks.
+    /// Returns the URL of the store for banks.
     pub(super) fn bank_url(&self) -> String {
         match &self.server {
             Server::Postgres(_) => format!("postgres://app@{}/postgres", self.through()),
@@ -116,7 +117,7 @@ impl Site {
         }
     }
 
-    /// For us: nothing goes wrong on this way.
+    /// Returns the URL of the store for the campaign itself. No fault is injected on this path.
     pub(super) fn own_url(&self) -> String {
         match &self.server {
             Server::Postgres(server) => server.url(),
@@ -136,7 +137,7 @@ impl Site {
         self.way.as_ref().expect("the fault befalls the store")
     }
 
-    /// Lets something go wrong once, and go on; says when the store forgot something.
+    /// Injects a fault once and ends it. Returns the occasion if the store lost data.
     pub(super) fn suffer(&mut self, fault: Fault, random: &mut Random) -> Option<Occasion> {
         let from = Instant::now();
         let forgets = match fault {
@@ -248,7 +249,7 @@ impl Site {
         }
     }
 
-    /// What had not reached the replica is forgotten.
+    /// Fails over to the replica. Writes that had not reached the replica are lost.
     fn fail_over(&mut self) -> bool {
         let Server::Redis(redis) = &mut self.server else {
             unreachable!("the fault befalls Redis");
@@ -271,7 +272,7 @@ impl Site {
         }
     }
 
-    /// What had not reached its replica is forgotten.
+    /// Kills a master until its replica takes over. Writes that had not reached the replica are lost.
     fn lose_a_node(&mut self, random: &mut Random) -> bool {
         let cluster = self.cluster();
         let slot = u16::try_from(random.below(16_384)).expect("a slot");
@@ -283,7 +284,7 @@ impl Site {
         true
     }
 
-    /// For long enough that its replica takes over.
+    /// Pauses a master for long enough that its replica takes over.
     fn freeze_a_node(&mut self, random: &mut Random) -> bool {
         let cluster = self.cluster();
         let slot = u16::try_from(random.below(16_384)).expect("a slot");
@@ -322,7 +323,7 @@ impl Site {
 }
 
 impl File {
-    /// On the disk that is to be filled, if that is what is to go wrong.
+    /// The directory is on the disk to be filled, if the fault is a full disk.
     fn new(fault: Fault) -> Self {
         let scratch = Scratch::new();
         if fault != Fault::Disk {
@@ -357,10 +358,10 @@ fn redis(fault: Fault) -> Server {
     Server::Redis(Box::new(Redis { primary, replica }))
 }
 
-/// As the way is when nothing goes wrong.
+/// The mode of the proxy while no fault is injected.
 const LATE: Mode = Mode::Delay {
     up: Duration::ZERO,
     down: Duration::from_millis(4),
 };
-/// Where a small disk is mounted that may be filled.
+/// The environment variable with the mount point of a small disk that the campaign may fill.
 const DISK: &str = "CAMPAIGN_DISK";

@@ -1,11 +1,11 @@
-//! What a campaign came to.
+//! The results of a campaign.
 
 use std::{fmt, time::Duration};
 
 use super::{Campaign, Round};
 use crate::oracle::Sums;
 
-/// The sums of all rounds; shown, it is a row of a table in Markdown, as [`HEAD`](Self::HEAD) begins it.
+/// The sums of all rounds, displayed as a row of a Markdown table with the header [`HEAD`](Self::HEAD).
 #[derive(Clone, Debug)]
 pub struct Tally {
     campaign: Campaign,
@@ -43,13 +43,13 @@ impl Tally {
         self.took = took;
     }
 
-    /// How often it went wrong.
+    /// Returns the number of faults that were injected.
     #[must_use]
     pub fn strikes(&self) -> usize {
         self.strikes
     }
 
-    /// Whether nothing happened that may not.
+    /// Returns `true` if no violation was found.
     #[must_use]
     pub fn is_clean(&self) -> bool {
         self.violations == 0

@@ -1,4 +1,4 @@
-//! A client that asks for a key until it has an answer.
+//! A client that requests a key until it has a response.
 
 use std::{
     io,
@@ -21,13 +21,13 @@ pub(super) struct Client {
     fleet: Arc<Fleet>,
     path: String,
     poll: Duration,
-    /// To each member, unless it failed.
+    /// The connection to each member, or `None` if the connection failed.
     connections: Vec<Option<Connection>>,
     random: Random,
 }
 
 impl Client {
-    /// The `n`th, which is as random as the others and in its own way.
+    /// Returns the `n`th client, with random choices of its own.
     pub(super) fn new(fleet: &Arc<Fleet>, path: &str, poll: Duration, seed: u64, n: usize) -> Self {
         Self {
             fleet: Arc::clone(fleet),
@@ -38,12 +38,12 @@ impl Client {
         }
     }
 
-    /// Asks one member or another until one gives the answer, or says that it will never be known. Hangs up on each after
-    /// `patience`.
+    /// Sends the request to one member after another until a member returns the response, or reports that the outcome stays
+    /// unknown. Hangs up on each after `patience`.
     ///
     /// # Panics
     ///
-    /// When no answer comes.
+    /// Panics if no response arrives.
     pub(super) async fn insist(&mut self, key: &str, patience: Duration) -> Vec<Attempt> {
         let began = Instant::now();
         let mut attempts = Vec::new();
@@ -61,7 +61,7 @@ impl Client {
                     silent = Some(member);
                     Duration::ZERO
                 }
-                // Another one may be up.
+                // Another member may be up.
                 Outcome::Failed => Duration::from_millis(5),
             };
             attempts.push(attempt);
@@ -73,7 +73,7 @@ impl Client {
         }
     }
 
-    /// Any member, or any other one if there are others.
+    /// Returns any member, or a different member if there are several.
     fn member_but(&mut self, silent: Option<usize>) -> usize {
         let members = self.fleet.members.len();
         match silent {
@@ -99,14 +99,14 @@ impl Client {
         }
     }
 
-    /// On a connection that is taken away meanwhile: after an error, or when we hang up, it is closed.
+    /// Takes the connection meanwhile: after an error, or if the client hangs up, it is closed.
     async fn post(&mut self, member: usize, key: &str) -> io::Result<Answer> {
         let asked = &self.fleet.members[member];
         let mut connection = match self.connections[member].take() {
             Some(connection) => connection,
             None => Connection::open(asked.address).await?,
         };
-        // The one that is there now or one that is gone by then.
+        // The process that runs now, or one that has ended by then.
         let process = asked.process.load(Ordering::SeqCst);
         let answer = connection.post(&self.path, key, "tea").await?;
         asked.at_work.fetch_max(process, Ordering::SeqCst);
@@ -115,12 +115,13 @@ impl Client {
     }
 }
 
-/// How long a client waits in all, and the most patient one for one member: on any machine, however busy.
+/// The longest time that a client waits in total, and that the most patient client waits for one member. It suffices on any
+/// machine, however busy.
 pub(super) const LONGEST: Duration = Duration::from_secs(120);
 
 fn outcome(mut answer: Answer) -> Outcome {
     if answer.status.is_success() {
-        // The two that may differ from one answer to another.
+        // The two headers that may differ between responses.
         answer.headers.remove(header::DATE);
         answer.headers.remove("idempotent-replayed");
         return Outcome::Answered(answer);

@@ -1,6 +1,6 @@
 //! An HTTP/1 connection that fails as soon as its server does.
 //!
-//! A pool that connects anew behind our backs would blur which process was asked, and when.
+//! A pool that reconnects on its own would hide which process received a request, and when.
 
 use std::{io, net::SocketAddr};
 
@@ -29,7 +29,7 @@ impl Connection {
         })
     }
 
-    /// Posts, and reads an answer that says how long it is. After an error the connection is of no use.
+    /// Posts, and reads a response with a content length. After an error the connection cannot be used.
     pub(super) async fn post(&mut self, path: &str, key: &str, body: &str) -> io::Result<Answer> {
         self.stream.write_all(&post_bytes(path, key, body)).await?;
         let head = loop {

@@ -1,4 +1,4 @@
-//! Clients that retry each key until it has an answer, while the fleet is struck.
+//! Clients that retry each key until it has a response, while the fleet is struck.
 
 use std::{
     panic::{AssertUnwindSafe, catch_unwind, resume_unwind},
@@ -18,48 +18,49 @@ use super::{
 };
 use crate::oracle::{Attempt, History, Occasion, Strike};
 
-/// A load, and what befalls the fleet meanwhile.
+/// A load, and the strikes at the fleet meanwhile.
 #[derive(Clone, Debug)]
 pub struct Load {
-    /// Where the requests go, as in `/slow/40`: an execution has its effect at once and its answer after 40 ms.
+    /// The path of the requests, such as `/slow/40`: an execution has its effect at once and its response after 40 ms.
     pub path: String,
-    /// How many keys are asked for at a time. Each by two clients at once: one hangs up after half a lease and tries
-    /// another member, the other one stays as long as its member is there.
+    /// The number of keys that are requested at a time, each by two clients at once. The first client hangs up after half a
+    /// lease and tries another member. The second client stays as long as its member runs.
     pub at_a_time: usize,
-    /// How many keys are asked for at least.
+    /// The least number of keys to request.
     pub keys: usize,
-    /// How long a client waits before it tries again.
+    /// The delay before a client retries.
     pub poll: Duration,
     /// The lease of the members.
     pub lease: Duration,
-    /// How many blows fall; the load goes on until they have.
+    /// The number of blows; the load goes on until the last blow has fallen.
     pub blows: usize,
-    /// Which.
+    /// The kind of the blows.
     pub blow: Blow,
-    /// How many members are down at a time, at most.
+    /// The largest number of members that are down at a time.
     pub at_once: usize,
-    /// How long a member is left alone between two, half as long or half as long again.
+    /// The typical delay between two blows at a member; the actual delay varies from half of this value to one and a half
+    /// times.
     pub respite: Duration,
-    /// What all that is random follows from, as far as it is not the time that things take.
+    /// The seed of all random choices. The history also depends on timing.
     pub seed: u64,
 }
 
-/// What befalls a member.
+/// A blow that strikes a member.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Blow {
     /// `kill -9`, and another process in its place.
     Kill,
-    /// SIGSTOP, and SIGCONT after that long.
+    /// SIGSTOP, and SIGCONT after this duration.
     Pause(Duration),
 }
 
 impl Fleet {
-    /// Puts a load on the fleet until all blows have fallen and each key has its answer, then asks for each key once
-    /// more, and tells what happened.
+    /// Puts a load on the fleet until all blows have fallen and each key has its response. Then requests each key once
+    /// more, and returns the history.
     ///
     /// # Panics
     ///
-    /// When a key has no answer for two minutes, or a member does not come back.
+    /// Panics if a key has no response for two minutes, or if a member does not return.
     pub async fn run(self, load: Load) -> History {
         self.run_under(load, |fleet, load| {
             let strikes = strikes::all(fleet, load);
@@ -68,12 +69,12 @@ impl Fleet {
         .await
     }
 
-    /// As [`run`](Self::run) while `trouble` is made elsewhere, such as at the store: no blows fall, and the load goes on
-    /// until that is over. It says when the store forgot something.
+    /// Like [`run`](Self::run), but `trouble` injects faults elsewhere, such as into the store. No blows fall, and the load
+    /// goes on until `trouble` returns. `trouble` returns the occasions on which the store lost data.
     ///
     /// # Panics
     ///
-    /// When a key has no answer for two minutes, or `trouble` panics.
+    /// Panics if a key has no response for two minutes, or if `trouble` panics.
     pub async fn run_beside(
         self,
         load: Load,

@@ -1,18 +1,18 @@
-//! Rounds of a campaign that strikes at random, until it has seen what it is for.
+//! Rounds of a campaign that strikes at random, until each required case was seen.
 
 use std::fmt::Display;
 
-/// A case that has to have been seen, and how often it is in what a round came to.
+/// A case that must be seen, and a function that counts it in the result of a round.
 pub type Case<T> = (&'static str, fn(&T) -> usize);
 
-/// Plays rounds until each case was seen, and prints what each round came to. A round gets its number, from 0.
+/// Plays rounds until each case was seen, and prints the result of each round. A round gets its number, from 0.
 ///
-/// Strikes at random moments hit a certain case or not, and on a machine that stalls they hit it seldom. The round has to
-/// judge what may not happen. This judges only that the campaign was able to find it.
+/// Random strikes hit a certain case only by chance, and seldom on a machine that stalls. The round itself must detect
+/// violations. This function judges only that the campaign was able to find them.
 ///
 /// # Panics
 ///
-/// When a case was not seen in 20 rounds.
+/// Panics if a case was not seen in 20 rounds.
 pub async fn until_seen<T: Display>(cases: &[Case<T>], mut round: impl AsyncFnMut(u64) -> T) {
     let mut missing = cases.to_vec();
     for n in 0..MOST_ROUNDS {

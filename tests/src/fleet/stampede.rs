@@ -10,29 +10,29 @@ use super::{
 };
 use crate::oracle::History;
 
-/// Clients that all ask for one key at the same moment, each until it has the answer, and then for the next.
+/// Clients that all request one key at the same moment, each until it has the response, and then the next key.
 #[derive(Clone, Debug)]
 pub struct Stampede {
-    /// Where the requests go.
+    /// The path of the requests.
     pub path: String,
-    /// How many clients.
+    /// The number of clients.
     pub clients: usize,
-    /// How many keys.
+    /// The number of keys.
     pub keys: usize,
-    /// How long a client waits before it tries again.
+    /// The delay before a client retries.
     pub poll: Duration,
     /// The lease of the members.
     pub lease: Duration,
-    /// Which members are asked follows from it.
+    /// The seed for the choice of members.
     pub seed: u64,
 }
 
 impl Fleet {
-    /// Lets the clients loose on the fleet, each in a task of its own, and tells what happened.
+    /// Starts the clients, each in a task of its own, and returns the history.
     ///
     /// # Panics
     ///
-    /// When a key has no answer for two minutes.
+    /// Panics if a key has no response for two minutes.
     pub async fn stampede(self, stampede: &Stampede) -> History {
         let fleet = Arc::new(self);
         let start = Arc::new(Barrier::new(stampede.clients));

@@ -1,4 +1,4 @@
-//! Who strikes: a thread for each member.
+//! The strikers: a thread for each member.
 
 use std::{
     sync::atomic::{AtomicUsize, Ordering},
@@ -38,9 +38,9 @@ struct Striker<'a> {
     n: usize,
     load: &'a Load,
     random: Random,
-    /// How many blows are left, for all strikers.
+    /// The number of blows that are left, for all strikers.
     left: &'a AtomicUsize,
-    /// How many members are down.
+    /// The number of members that are down.
     down: &'a AtomicUsize,
 }
 
@@ -73,7 +73,7 @@ impl Striker<'_> {
         }
     }
 
-    /// Until it has something to be struck at, for a while: where nobody asks, it will have nothing.
+    /// Waits until the member has work to lose, for a limited time. A member that receives no requests has no such work.
     fn wait_for_work(&self) {
         let began = Instant::now();
         while !self.member.is_at_work() && began.elapsed() < IDLE {
@@ -81,7 +81,7 @@ impl Striker<'_> {
         }
     }
 
-    /// Until enough of the others are up.
+    /// Waits until enough of the other members are up.
     fn wait_for_others(&self) {
         let more = |down: usize| (down < self.load.at_once).then_some(down + 1);
         while self
@@ -94,5 +94,5 @@ impl Striker<'_> {
     }
 }
 
-/// How long a member is spared that answers nobody.
+/// The longest delay of a strike at a member that serves no client.
 const IDLE: Duration = Duration::from_secs(2);

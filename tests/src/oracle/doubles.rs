@@ -1,19 +1,23 @@
-//! Whether effects under one key may be that many: one, and one more for each occasion, each on its own side of them.
+//! Judges the number of effects under one key. One effect is allowed, and one more for each occasion. Each occasion must
+//! separate two effects.
 
 use std::{mem, time::Instant};
 
 use super::{Attempt, Effect, History, Occasion, Outcome, judge::Story};
 
 impl History {
-    /// Each key with effects that [occasions](Occasion) do not tell apart: there is no way to put each between two of them,
-    /// before the first or after the last, and no two into one place.
+    /// Returns each key with effects that [occasions](Occasion) do not separate. The occasions divide time into places:
+    /// before the first, between two of them, and after the last. The effects are separated if each effect can have a place
+    /// of its own.
     ///
-    /// What lies there is the *grant*, and not the effect: a process may be slow between the two, so that its effect comes
-    /// after that of another one, which was granted later. Of a grant is known that it was
+    /// A place contains the *grant*, and not the effect. A process may be slow between grant and effect. Its effect may
+    /// then follow the effect of another process with a later grant. The time of a grant is limited by these facts:
     ///
-    /// - while its process was asked for the key, or since then if that client left or heard nothing;
-    /// - not after anybody was told what it said, nor after anybody was told what an execution said whose effect came later;
-    /// - not after its process was killed.
+    /// - The grant is made while a client's request to its process is in flight, or later if that client left or received
+    ///   no response.
+    /// - The grant is made before any client receives the response of that execution, or of an execution with a later
+    ///   effect.
+    /// - The grant is made before its process is killed.
     #[must_use]
     pub fn doubles(&self) -> Vec<String> {
         let stories = self.stories();
@@ -32,7 +36,7 @@ impl History {
         each_has_a_place(&places, occasions.len() + 1)
     }
 
-    /// Whether two effects are of different requests, and no occasion but takeovers tells them apart.
+    /// Returns `true` if two effects are of different requests, and no occasion except takeovers separates them.
     pub(super) fn is_of_two_requests(&self, key: &str, story: &Story<'_>) -> bool {
         let effects = &story.effects;
         if effects.iter().all(|it| it.request == effects[0].request) {
@@ -53,12 +57,12 @@ impl History {
         places.collect()
     }
 
-    /// Until when each of the effects was granted, if that is known.
+    /// Returns the latest possible moment of the grant of each effect, if that moment is known.
     fn last_moments(&self, story: &Story<'_>) -> Vec<Option<Instant>> {
         let mut later = None;
         let effects = story.effects.iter().enumerate().rev();
         let last = effects.map(|(at, effect)| {
-            // Another process may have an execution of the same number: then it is the first of them that is known of.
+            // Another process may have an execution of the same number. Only the first of them is then known.
             let is_first = !story.effects[..at].iter().any(|it| it.n == effect.n);
             let told = story.attempts.iter();
             let told = told.filter(|it| is_first && it.execution() == Some(effect.n));
@@ -73,7 +77,7 @@ impl History {
         last
     }
 
-    /// After how many of the occasions it may have been granted: each number that is possible.
+    /// Returns each possible number of occasions before the grant.
     fn places(
         &self,
         story: &Story<'_>,
@@ -102,7 +106,7 @@ impl History {
 }
 
 impl Attempt {
-    /// When nothing was done any more for it, if that is known.
+    /// Returns the time at which all work for the attempt had stopped, if that time is known.
     fn came_back(&self) -> Option<Instant> {
         match self.outcome {
             Outcome::Answered(_) | Outcome::Refused | Outcome::NotYet(_) => Some(self.ended),
@@ -115,7 +119,7 @@ fn soonest(moments: [Option<Instant>; 2]) -> Option<Instant> {
     moments.into_iter().flatten().min()
 }
 
-/// Whether each can have one of the places that are possible for it, and no other the same.
+/// Returns `true` if each effect can have one of its possible places, and no two effects have the same place.
 fn each_has_a_place(possible: &[Vec<usize>], places: usize) -> bool {
     let mut taken = vec![None; places];
     (0..possible.len()).all(|effect| {
@@ -124,7 +128,7 @@ fn each_has_a_place(possible: &[Vec<usize>], places: usize) -> bool {
     })
 }
 
-/// Takes a place, if need be that of another one that finds another place.
+/// Takes a place, if necessary that of another effect that finds another place.
 fn finds_a_place(
     effect: usize,
     possible: &[Vec<usize>],

@@ -1,4 +1,4 @@
-//! What happened, as it is known from outside.
+//! The history of a fleet, as far as observers outside can know it.
 
 use std::{
     collections::BTreeMap,
@@ -7,101 +7,101 @@ use std::{
 
 use crate::Answer;
 
-/// An execution of a handler, as its process wrote it down.
+/// An execution of a handler, as its process recorded it.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Effect {
-    /// Of which process.
+    /// The id of the process.
     pub pid: u32,
-    /// Which of its executions.
+    /// The number of the execution in its process.
     pub n: u64,
-    /// Of which request: its method and path.
+    /// The request: its method and path.
     pub request: String,
-    /// Under which key.
+    /// The key of the request.
     pub key: String,
 }
 
-/// One request of a client.
+/// A request of a client.
 #[derive(Clone, Debug)]
 pub struct Attempt {
-    /// Its key.
+    /// The key of the request.
     pub key: String,
-    /// Its method and path.
+    /// The method and path of the request.
     pub request: String,
-    /// Which member was asked, from 0.
+    /// The member that received the request, from 0.
     pub member: usize,
-    /// When it was sent.
+    /// The time at which the request was sent.
     pub began: Instant,
-    /// When the client knew its outcome.
+    /// The time at which the client knew the outcome.
     pub ended: Instant,
-    /// What came of it.
+    /// The outcome of the request.
     pub outcome: Outcome,
 }
 
-/// What came of a request.
+/// The outcome of a request.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Outcome {
-    /// The answer, without what may differ from one telling of it to another.
+    /// The response, without the parts that may differ between replays.
     Answered(Answer),
-    /// 409 outcome-unknown, or another problem that stays however often one asks.
+    /// 409 outcome-unknown, or another problem that persists over retries.
     Refused,
-    /// To be tried again: another problem, of this code.
+    /// Another problem, with this code, after which the client retries.
     NotYet(String),
     /// The client hung up.
     HungUp,
-    /// No whole answer came.
+    /// No complete response arrived.
     Failed,
 }
 
 /// A blow that fell.
 #[derive(Clone, Copy, Debug)]
 pub struct Strike {
-    /// Which member it struck, from 0.
+    /// The member that was struck, from 0.
     pub member: usize,
-    /// Which process that was.
+    /// The id of the process that was struck.
     pub pid: u32,
-    /// Before this it was up.
+    /// The time until which it was up.
     pub ordered: Instant,
-    /// From this on it was down.
+    /// The time at which the member was down.
     pub down: Instant,
-    /// Until this, if it was only stopped.
+    /// The time at which the member was resumed, if it was only stopped.
     pub resumed: Option<Instant>,
 }
 
-/// A key that has had its effect may have it once more, and another answer, from some moment between: the store forgot
-/// it, it was free again, or it was taken over.
+/// An occasion on which a key may have one more effect, and another response. The store lost the key, the key was free
+/// again, or it was taken over. The moment lies between two times.
 #[derive(Clone, Debug)]
 pub struct Occasion {
-    /// Which key; all of them, if it is not said.
+    /// The key, or `None` for all keys.
     pub key: Option<String>,
-    /// Before this it may not.
+    /// The time before which the effect may not happen.
     pub from: Instant,
-    /// From this on it may, if it may at all.
+    /// The time from which the effect may happen, if it is allowed at all.
     pub until: Instant,
-    /// It was taken over: one more effect of the same request, and no other answer.
+    /// The key was taken over: one more effect of the same request, and no other response.
     pub takeover: bool,
 }
 
-/// All of it; but for effects in any order.
+/// The observed events of a run. Except for effects, they are in any order.
 #[derive(Clone, Debug)]
 pub struct History {
-    /// What the members did, in the order in which it happened. Where that is not known, there may be no occasions.
+    /// The effects of the members, in the order in which they happened. If the order is unknown, there may be no occasions.
     pub effects: Vec<Effect>,
-    /// What clients asked for and were told.
+    /// The requests of clients, and their outcomes.
     pub attempts: Vec<Attempt>,
-    /// What befell the members.
+    /// The strikes at the members.
     pub strikes: Vec<Strike>,
-    /// When something may happen once more.
+    /// The occasions on which an effect may happen once more.
     pub occasions: Vec<Occasion>,
-    /// Which member each process was, by its id.
+    /// The member of each process, by process id.
     pub processes: BTreeMap<u32, usize>,
     /// The lease of the members.
     pub lease: Duration,
-    /// How long before a client asked it may have been that what it is told was so: who waits is told what another one of
-    /// the same process hears, whose call may have been on its way already.
+    /// The longest time by which a response may be older than its request. A waiter receives a reply that another request
+    /// of the same process obtained. The call for that reply may already have been in flight.
     pub hearsay: Duration,
-    /// For how long they keep records, if nothing can store one late.
+    /// The retention of records by the members, if no member can store a record late.
     pub retention: Option<Duration>,
-    /// For which problems clients may be told to try again, besides in-progress and store-unavailable: their codes.
+    /// The codes of the problems after which clients may retry, besides in-progress and store-unavailable.
     pub problems: &'static [&'static str],
 }
 
@@ -110,7 +110,7 @@ impl Effect {
     ///
     /// # Panics
     ///
-    /// When it did not.
+    /// Panics if a playground did not write the line.
     #[must_use]
     pub fn parse(line: &str) -> Self {
         let words: Vec<_> = line.split(' ').collect();
@@ -127,7 +127,7 @@ impl Effect {
 }
 
 impl Attempt {
-    /// The answer, if it was one.
+    /// Returns the response, if there is one.
     #[must_use]
     pub fn answer(&self) -> Option<&Answer> {
         match &self.outcome {
@@ -136,12 +136,12 @@ impl Attempt {
         }
     }
 
-    /// Of which execution the answer says that it is.
+    /// Returns the number of the execution that is named in the response.
     pub(super) fn execution(&self) -> Option<u64> {
         self.answer()?.header("x-execution")?.parse().ok()
     }
 
-    /// Whether a client need not ask again.
+    /// Returns `true` if the client need not retry.
     #[must_use]
     pub fn is_definite(&self) -> bool {
         match self.outcome {
@@ -150,12 +150,13 @@ impl Attempt {
         }
     }
 
-    /// Whether it was under way when its member was struck, or still stopped.
+    /// Returns `true` if the attempt was in flight when its member was struck, or while the member was still stopped.
     pub(super) fn meets(&self, strike: &Strike) -> bool {
         self.member == strike.member && self.began <= strike.over() && self.ended >= strike.ordered
     }
 
-    /// Whether it was under way all the time that its process was stopped, and that was at least a lease.
+    /// Returns `true` if the attempt was in flight for the whole time that its process was stopped, and that time was at
+    /// least a lease.
     pub(super) fn outlasts(&self, strike: &Strike, lease: Duration) -> bool {
         self.meets(strike)
             && strike
@@ -165,13 +166,13 @@ impl Attempt {
 }
 
 impl Strike {
-    /// From this on, the process is dead or goes on.
+    /// Returns the time from which the process is dead or continues.
     pub(super) fn over(&self) -> Instant {
         self.resumed.unwrap_or(self.down)
     }
 
-    /// Whether whatever the process was doing may have been taken over: it is gone, or a lease that was renewed each
-    /// third of its length ran out.
+    /// Returns `true` if the leases of the process may have been taken over. The process was killed, or a lease that it
+    /// renewed each third of the lease duration expired.
     pub(super) fn loses_leases(&self, lease: Duration) -> bool {
         self.resumed
             .is_none_or(|resumed| resumed - self.ordered >= lease * 2 / 3)

@@ -1,4 +1,4 @@
-//! Whether what happened may happen.
+//! Judges if a history is allowed.
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -10,7 +10,7 @@ use http::StatusCode;
 use super::{Attempt, Effect, History, Occasion, Outcome, Strike};
 use crate::Answer;
 
-/// What happened under one key.
+/// The effects and attempts under one key.
 #[derive(Debug, Default)]
 pub(super) struct Story<'a> {
     pub(super) effects: Vec<&'a Effect>,
@@ -18,9 +18,9 @@ pub(super) struct Story<'a> {
 }
 
 impl History {
-    /// Each key with more effects than its strikes explain. One is always allowed. Another one needs a process that was
-    /// killed, or stopped until its lease was over, while it was at it and before anybody had an answer; or one that was
-    /// so slow that its lease was over.
+    /// Returns each key with more effects than its strikes explain. One effect is always allowed. A strike explains another
+    /// effect if the process executed the request and no client had a response yet. The process was then killed, or was
+    /// stopped until its lease expired. A process so slow that its lease expired also explains another effect.
     #[must_use]
     pub fn unexplained(&self) -> Vec<String> {
         let stories = self.stories();
@@ -29,12 +29,12 @@ impl History {
             let struck: usize = pids.iter().map(|pid| self.explains(story, *pid)).sum();
             let answered = story.answers().map(|(when, _)| when).min();
             let slow = story.attempts.iter().filter(|attempt| {
-                // Whoever hung up knows nothing of what it took.
+                // A client that hung up does not know the duration of the execution.
                 let ended = match attempt.outcome {
                     Outcome::HungUp => answered.unwrap_or(attempt.ended).max(attempt.ended),
                     _ => attempt.ended,
                 };
-                // A strike explains what comes after it.
+                // A strike explains later delays.
                 let strikes = self.strikes_of(attempt).map(|strike| strike.ordered);
                 let ended = strikes.fold(ended, Instant::min);
                 ended.saturating_duration_since(attempt.began) >= self.lease
@@ -49,11 +49,12 @@ impl History {
         unexplained.map(|(key, story)| story.told(key)).collect()
     }
 
-    /// Each key with answers that differ, or effects of two requests, and no [occasion](Occasion) between them but takeovers;
-    /// with the answer of an execution that never was, or was another request's; or with an outcome that is none.
+    /// Returns each key with a contradiction. Responses differ, or effects are of two requests, with no
+    /// [occasion](Occasion) between them except takeovers. A response is of an execution that does not exist, or of another
+    /// request's execution. Or an outcome is not a valid one.
     ///
-    /// A client is answered, refused, told to try again for one of the problems that there may be, or told nothing. Who is
-    /// told 503 is not told of an effect.
+    /// The valid outcomes of a request are: a response, a refusal, a problem after which the client may retry, or no
+    /// response. A 503 response reports no effect.
     #[must_use]
     pub fn contradictions(&self) -> Vec<String> {
         self.contradictions_among(|_| true)
@@ -80,10 +81,11 @@ impl History {
         contradictions.map(|(key, story)| story.told(key)).collect()
     }
 
-    /// Each key whose answer somebody had, and somebody who asked the same afterwards was refused for good, with no
-    /// [occasion](Occasion) between them but takeovers.
+    /// Returns each key with a response that was refused for good afterwards. The refusal is of the same request, and no
+    /// [occasion](Occasion) except takeovers lies between the two.
     ///
-    /// An answer that could not be stored goes out once, so this is for those who know which were.
+    /// A response that could not be stored is sent once. This check is therefore for callers that know which responses were
+    /// stored.
     #[must_use]
     pub fn retracted(&self) -> Vec<String> {
         let stories = self.stories();
@@ -104,8 +106,8 @@ impl History {
         retracted.map(|(key, story)| story.told(key)).collect()
     }
 
-    /// Each key whose answer was told to somebody who asked when its record had to be over: a retention after somebody else
-    /// was told.
+    /// Returns each key with a response to a request that was sent after the record must have expired. The record expires
+    /// one retention after the response to another client.
     #[must_use]
     pub fn stale(&self) -> Vec<String> {
         let Some(retention) = self.retention else {
@@ -122,7 +124,7 @@ impl History {
         stale.map(|(key, story)| story.told(key)).collect()
     }
 
-    /// Each key that was answered and has no effect.
+    /// Returns each key that has a response and no effect.
     #[must_use]
     pub fn uncaused(&self) -> Vec<String> {
         let stories = self.stories();
@@ -133,7 +135,7 @@ impl History {
         uncaused.map(|(key, story)| story.told(key)).collect()
     }
 
-    /// Each key that was without an answer for longer than `limit` since it was first asked for or last struck.
+    /// Returns each key that was without a response for longer than `limit`, since its first request or the last strike.
     #[must_use]
     pub fn stuck(&self, limit: Duration) -> Vec<String> {
         let stories = self.stories();
@@ -141,8 +143,8 @@ impl History {
         stuck.map(|(key, story)| story.told(key)).collect()
     }
 
-    /// Returns how many keys were taken over in time: the process that had an effect was struck while a client waited there,
-    /// and another execution was answered within `limit` since the last strike.
+    /// Returns the number of keys that were taken over in time. The process that had an effect was struck while a client waited
+    /// there. Another execution had a response within `limit` since the last strike.
     #[must_use]
     pub fn taken_over_within(&self, limit: Duration) -> usize {
         let stories = self.stories();
@@ -152,7 +154,7 @@ impl History {
         in_time.count()
     }
 
-    /// Whether a process that had an effect of it was struck while a client waited there.
+    /// Returns `true` if a process that had an effect of the key was struck while a client waited there.
     fn is_struck(&self, story: &Story<'_>) -> bool {
         let mut attempts = story.attempts.iter();
         attempts.any(|attempt| {
@@ -161,7 +163,7 @@ impl History {
         })
     }
 
-    /// Each key that was asked for, and nobody was told anything definite of.
+    /// Returns each key that was requested and for which no client received a definite outcome.
     #[must_use]
     pub fn unanswered(&self) -> Vec<String> {
         let stories = self.stories();
@@ -236,7 +238,8 @@ impl History {
         self.strikes.iter().filter(|strike| attempt.meets(strike))
     }
 
-    /// How many executions of this key by one process may have been taken over: no more than it was struck meanwhile.
+    /// Returns the number of executions of this key by one process that may have been taken over. It is at most the number
+    /// of strikes at the process in that time.
     fn explains(&self, story: &Story<'_>, pid: u32) -> usize {
         let asked = story.attempts.iter().map(|attempt| attempt.began).min();
         let answered = story.answers().map(|(when, _)| when).min();
@@ -250,10 +253,12 @@ impl History {
         strikes.count().min(executions.count())
     }
 
-    /// Counts from when the key was asked for first, or from the last strike at whoever had its lease.
+    /// Returns the wait for the first definite outcome. The wait begins with the first request for the key, or with the
+    /// last strike at the lease holder.
     ///
-    /// That is known of a process that had an effect. Of another one that was struck while a client waited there it may
-    /// be so: but not before the lease of the last one that is known can be over, two thirds of it at least being left.
+    /// A process that had an effect is known to have held the lease. A struck process with a waiting client may also have
+    /// held the lease. It can have acquired the lease only after the last known lease expired. At least two thirds of that
+    /// last lease are assumed to be left.
     pub(super) fn wait(&self, story: &Story<'_>) -> Duration {
         let definite = story
             .attempts
@@ -283,13 +288,13 @@ impl History {
 }
 
 impl<'a> Story<'a> {
-    /// Each answer, and when it was given.
+    /// Returns each response, and its time.
     pub(super) fn answers(&self) -> impl Iterator<Item = (Instant, &'a Answer)> {
         let attempts = self.attempts.iter();
         attempts.filter_map(|&attempt| Some((attempt.ended, attempt.answer()?)))
     }
 
-    /// Whether the answer is of no execution of this request.
+    /// Returns `true` if the response is not of an execution of this request.
     fn has_made_up(&self, attempt: &Attempt) -> bool {
         let n = attempt.execution();
         let has_said = |it: &&Effect| Some(it.n) == n && it.request == attempt.request;
@@ -298,7 +303,7 @@ impl<'a> Story<'a> {
             && !self.effects.iter().any(has_said)
     }
 
-    /// All that is known of it, for people.
+    /// Returns a readable description of all known events.
     pub(super) fn told(&self, key: &str) -> String {
         let began = self.attempts.iter().map(|attempt| attempt.began).min();
         let mut lines = vec![format!("{key}:")];
@@ -329,7 +334,7 @@ impl<'a> Story<'a> {
 }
 
 pub(super) const UNAVAILABLE: &str = "store-unavailable";
-/// Whoever fails so soon found nobody there.
+/// The longest duration of an attempt that failed because no process listened.
 const QUICK: Duration = Duration::from_millis(3);
 
 #[cfg(test)]

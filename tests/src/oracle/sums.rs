@@ -1,4 +1,4 @@
-//! How much happened.
+//! Sums over a history.
 
 use std::{fmt, time::Duration};
 
@@ -10,34 +10,34 @@ use super::{
 /// The sums of a [`History`].
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Sums {
-    /// Keys that were asked for.
+    /// The number of keys that were requested.
     pub keys: usize,
-    /// Blows that fell.
+    /// The number of blows that fell.
     pub strikes: usize,
-    /// Keys with an effect whose process was struck while a client waited there.
+    /// The number of keys with an effect whose process was struck while a client waited there.
     pub struck: usize,
-    /// Keys with more than one effect.
+    /// The number of keys with more than one effect.
     pub doubles: usize,
-    /// Keys with an effect and no answer but 409 outcome-unknown.
+    /// The number of keys with an effect and no response except 409 outcome-unknown.
     pub refused_with_effect: usize,
-    /// The same without an effect: the lease had been taken, and no more.
+    /// The same without an effect: only the lease had been acquired.
     pub refused_without_effect: usize,
-    /// Keys whose answer is of a process that was killed before it could give it.
+    /// The number of keys whose response is of a process that was killed before it could respond.
     pub lost_replies: usize,
-    /// Requests that were answered by a process that had been stopped for a lease or longer meanwhile.
+    /// The number of responses of a process that had been stopped for a lease or longer during the request.
     pub late: usize,
-    /// The same where that process had an effect of its own, and gave the answer of another process.
+    /// The same if that process had an effect of its own, and returned the response of another process.
     pub late_and_outrun: usize,
-    /// Requests that took a lease or longer though nothing befell their process.
+    /// The number of requests that took a lease or longer although their process was not struck.
     pub slow: usize,
-    /// Requests that were told that the store does not answer, as on a machine that has too much to do.
+    /// The number of requests with the response that the store is unavailable, as on an overloaded machine.
     pub unavailable: usize,
-    /// The longest that a key was without an answer, since it was first asked for or last struck.
+    /// The longest time that a key was without a response, since its first request or the last strike.
     pub longest_wait: Duration,
 }
 
 impl Sums {
-    /// Adds those of another history.
+    /// Adds the sums of another history.
     pub(crate) fn add(&mut self, other: &Self) {
         self.keys += other.keys;
         self.strikes += other.strikes;
@@ -55,7 +55,7 @@ impl Sums {
 }
 
 impl History {
-    /// The sums.
+    /// Returns the sums.
     #[must_use]
     pub fn sums(&self) -> Sums {
         let mut sums = Sums {

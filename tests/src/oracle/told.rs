@@ -1,4 +1,4 @@
-//! Histories that are told, for tests of what is to be said of them.
+//! Constructed histories, for tests of the judgments.
 
 use std::{
     collections::BTreeMap,
@@ -13,7 +13,7 @@ use crate::Answer;
 pub(super) const LEASE: Duration = Duration::from_millis(100);
 const REQUEST: &str = "POST /slow/40";
 
-/// Two members: process 10 at first and then process 11 is the first of them, process 20 the second.
+/// Two members: the first is process 10 and later process 11, the second is process 20.
 pub(super) struct Told(pub(super) Instant, pub(super) History);
 
 impl Told {
@@ -59,7 +59,7 @@ impl Told {
         self
     }
 
-    /// That effect and those who were answered with it were of another request.
+    /// Marks that effect, and the attempts with its response, as those of another request.
     pub(super) fn of_another_request(mut self, n: u64) -> Self {
         let effects = self.1.effects.iter_mut().filter(|it| it.n == n);
         effects.for_each(|it| it.request = OTHER.to_owned());
@@ -77,7 +77,7 @@ impl Told {
         self.may_again(at, at, Some("k"), true)
     }
 
-    /// Of that key, or of each.
+    /// Adds an occasion for the given key, or for each key.
     pub(super) fn may_again(
         mut self,
         from: u64,

@@ -1,4 +1,4 @@
-//! One connection through the proxy.
+//! A connection through the proxy.
 
 use std::{
     cell::Cell,
@@ -40,7 +40,7 @@ pub(super) async fn forward(mut client: TcpStream, state: Arc<State>) {
         )
     };
     let done = tokio::select! {
-        // Or what is there already would get through.
+        // Otherwise bytes that have already arrived would get through.
         biased;
         _ = mode.wait_for(|mode| *mode == Mode::Cut) => false,
         done = forwarding => done.is_ok(),
@@ -50,7 +50,8 @@ pub(super) async fn forward(mut client: TcpStream, state: Arc<State>) {
     }
     let _ = client.set_zero_linger();
     drop(client);
-    // A reset here could overtake the last request. So the server is told that nothing more comes, and heard to its end.
+    // A reset here could overtake the last request. So the proxy shuts down its sending side, and reads the server's replies
+    // to their end.
     if let Some(mut server) = server {
         let _ = server.shutdown().await;
         let mut nowhere = tokio::io::sink();
@@ -59,14 +60,14 @@ pub(super) async fn forward(mut client: TcpStream, state: Arc<State>) {
     }
 }
 
-/// What a connection has lost, and so never gets again.
+/// The directions in which a connection has lost bytes. Nothing is forwarded in them any more.
 #[derive(Debug, Default)]
 struct Lost {
     /// Nothing more goes up.
     requests: Cell<bool>,
     /// Nothing more goes down.
     replies: Cell<bool>,
-    /// It is cut when the server says something.
+    /// The connection is cut when the server replies.
     cut_at_reply: Cell<bool>,
 }
 
@@ -81,7 +82,7 @@ struct Direction<'a> {
     side: Side,
     state: &'a State,
     lost: &'a Lost,
-    /// What was said last, as [`Fault::happens`] needs it.
+    /// The last bytes seen, as [`Fault::happens`] needs them.
     before: Vec<u8>,
 }
 
@@ -95,8 +96,8 @@ impl<'a> Direction<'a> {
         }
     }
 
-    /// Forwards what `from` says until it has said everything. Reads ahead, so that a delay puts off and does not slow
-    /// down.
+    /// Forwards the bytes of `from` to their end. Reads ahead, so that a delay postpones bytes without reducing the
+    /// throughput.
     async fn pump(
         mut self,
         mut from: tcp::ReadHalf<'_>,
@@ -110,7 +111,7 @@ impl<'a> Direction<'a> {
                 let mut piece = BytesMut::with_capacity(64 * 1024);
                 let read = match (from.read_buf(&mut piece).await, side) {
                     (Ok(read), _) => read,
-                    // However a client leaves, what it has said is on its way.
+                    // The bytes of a client are forwarded even if its connection was reset.
                     (Err(_), Side::Up) => 0,
                     (Err(error), Side::Down) => return Err(error),
                 };
@@ -131,12 +132,12 @@ impl<'a> Direction<'a> {
             while let Some((at, piece)) = due.recv().await {
                 sleep_until(at).await;
                 let now = mode.wait_for(|mode| *mode != Mode::Hold).await;
-                // Those who wait are woken one after the other, and whoever cuts may be the later one.
+                // Waiters are woken one after the other, so the one that cuts the connection may be the later one.
                 if now.is_ok_and(|now| *now == Mode::Cut) {
                     return Err(cut());
                 }
                 if piece.is_empty() {
-                    // Fails where the other side is gone already.
+                    // Fails if the other side has already disconnected.
                     let _ = to.shutdown().await;
                     return Ok(());
                 }
@@ -221,7 +222,7 @@ impl<'a> Direction<'a> {
     }
 }
 
-/// Before it is written: whoever sees what comes of it finds it counted.
+/// Counts bytes before they are written, so that an observer of their effect finds them counted.
 fn count(counter: &AtomicU64, piece: &[u8]) {
     counter.fetch_add(piece.len() as u64, Ordering::SeqCst);
 }

@@ -1,4 +1,4 @@
-//! What goes wrong once, at a point that a client's bytes define.
+//! Faults that happen once, at a point that a client's bytes define.
 
 /// Something that goes wrong once.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -6,16 +6,16 @@ pub enum Fault {
     /// That many bytes from clients, of all connections together, still reach the server. Then nothing more does on the
     /// connection of the last of them, and nothing comes back.
     AfterBytes(u64),
-    /// The request that holds these bytes, for the `nth` time counted from 1, does not reach the server: nor does what
-    /// came in one piece with it.
+    /// The request that contains these bytes for the `nth` time, counted from 1, does not reach the server. Nor do other
+    /// bytes that arrived in the same piece.
     Request {
         /// Bytes as the client sends them.
         needle: Vec<u8>,
         /// Which occurrence.
         nth: u32,
     },
-    /// The request that holds these bytes, for the `nth` time counted from 1, reaches the server, and its reply is lost:
-    /// so are replies to others that are under way on the connection.
+    /// The request that contains these bytes for the `nth` time, counted from 1, reaches the server, and its reply is lost.
+    /// Replies to other requests in flight on the connection are lost, too.
     ReplyTo {
         /// Bytes as the client sends them.
         needle: Vec<u8>,
@@ -48,8 +48,8 @@ impl Fault {
         }
     }
 
-    /// Whether it happens in this piece from a client; what is left to wait for otherwise. `before` is what the
-    /// connection said last, for bytes that come in two pieces.
+    /// Returns `true` if the fault happens in this piece from a client, and otherwise updates the remaining wait. `before`
+    /// holds the last bytes of the connection, for a pattern that arrives in two pieces.
     pub(super) fn happens(&mut self, before: &mut Vec<u8>, piece: &[u8]) -> bool {
         match self {
             Self::AfterBytes(left) if *left > piece.len() as u64 => {
@@ -58,7 +58,7 @@ impl Fault {
             }
             Self::AfterBytes(_) => true,
             Self::Request { needle, nth } | Self::ReplyTo { needle, nth } => {
-                // Less than one needle, or what was seen before would be seen again.
+                // Shorter than the pattern; otherwise an earlier match would be counted again.
                 let kept = before.len().min(needle.len() - 1);
                 before.drain(..before.len() - kept);
                 before.extend_from_slice(piece);

@@ -1,4 +1,4 @@
-//! What stands in for DynamoDB: moto and dynoxide, neither of which has been compared with the service by us.
+//! Stand-ins for DynamoDB: moto and dynoxide. This project has compared neither of them with the service.
 
 use std::{
     net::{Ipv4Addr, SocketAddr},
@@ -38,7 +38,7 @@ pub enum StandIn {
 ///
 /// # Panics
 ///
-/// As [`DynamoDbServer::start`].
+/// Like [`DynamoDbServer::start`].
 #[must_use]
 pub fn shared(stand_in: StandIn) -> &'static DynamoDbServer {
     static MOTO: OnceLock<DynamoDbServer> = OnceLock::new();
@@ -64,7 +64,7 @@ impl DynamoDbServer {
     ///
     /// # Panics
     ///
-    /// When it cannot be installed, or does not start.
+    /// If it cannot be installed, or does not start.
     #[must_use]
     pub fn start(stand_in: StandIn) -> Self {
         let program = installed(stand_in);
@@ -82,13 +82,13 @@ impl DynamoDbServer {
             tables: AtomicU32::new(0),
         };
         if stand_in == StandIn::Moto {
-            // It imports what it needs with the first call of each kind, for seconds, while everybody else waits.
+            // It loads modules with the first call of each kind, which takes seconds and blocks all other calls.
             thread::scope(|scope| scope.spawn(|| server.warm_up()).join()).expect("it runs");
         }
         server
     }
 
-    /// Makes each kind of call once, on a runtime of its own: whoever starts a server may have one already.
+    /// Makes each kind of call once, on a separate runtime: the caller may already be inside a runtime.
     fn warm_up(&self) {
         let runtime = tokio::runtime::Builder::new_current_thread()
             .enable_all()
@@ -112,7 +112,7 @@ impl DynamoDbServer {
         });
     }
 
-    /// Where it listens.
+    /// Returns the address it listens on.
     #[must_use]
     pub fn address(&self) -> SocketAddr {
         (Ipv4Addr::LOCALHOST, self.port).into()
@@ -128,14 +128,14 @@ impl DynamoDbServer {
     ///
     /// # Panics
     ///
-    /// When the table cannot be made.
+    /// If the table cannot be made.
     pub async fn store(&self, options: DynamoDbOptions) -> DynamoDbStore {
         let store = options.store(&client(self.address()), self.new_table());
         store.create_table().await.expect("the server runs");
         store
     }
 
-    /// What it has said.
+    /// Returns its output.
     #[must_use]
     pub fn log(&self) -> String {
         self.guard.log()
@@ -145,16 +145,16 @@ impl DynamoDbServer {
     ///
     /// # Panics
     ///
-    /// When it is gone.
+    /// If it is gone.
     pub fn pause(&self) {
         self.guard.signal("STOP");
     }
 
-    /// SIGCONT: it answers what has arrived meanwhile.
+    /// Sends SIGCONT: the server replies to the requests that arrived meanwhile.
     ///
     /// # Panics
     ///
-    /// When it is gone.
+    /// If it is gone.
     pub fn resume(&self) {
         self.guard.signal("CONT");
     }
@@ -169,7 +169,7 @@ pub fn client(address: SocketAddr) -> Client {
         .build();
     let config = Config::builder()
         .behavior_version(BehaviorVersion::latest())
-        // Without TLS, whose certificates take longer to read than a test takes.
+        // Without TLS: loading its certificates takes longer than a test.
         .http_client(Builder::new().build_http())
         .timeout_config(patient)
         .endpoint_url(format!("http://{address}"))
@@ -178,7 +178,7 @@ pub fn client(address: SocketAddr) -> Client {
     Client::from_conf(config.build())
 }
 
-/// Where its executable is.
+/// Returns the path of its executable.
 fn installed(stand_in: StandIn) -> PathBuf {
     let script = Path::new(env!("CARGO_MANIFEST_DIR")).join("../scripts/dynamodb-server");
     let name = match stand_in {

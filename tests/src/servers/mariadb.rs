@@ -1,4 +1,4 @@
-//! MariaDB servers, which stand for MySQL too: what is sent to them is understood by both.
+//! MariaDB servers, which also stand in for MySQL: the stores send only statements that both support.
 
 use std::{
     fs,
@@ -15,13 +15,13 @@ use crate::playground::run;
 ///
 /// # Panics
 ///
-/// As [`MariaDbServer::start`].
+/// Like [`MariaDbServer::start`].
 pub fn shared() -> &'static MariaDbServer {
     static SHARED: OnceLock<MariaDbServer> = OnceLock::new();
     SHARED.get_or_init(|| MariaDbServer::start(&[]))
 }
 
-/// A running MariaDB, with a user `app` who may do everything and a database of that name; killed when it is dropped.
+/// A running MariaDB, with a user `app` that has all rights and a database of that name. It is killed when it is dropped.
 #[derive(Debug)]
 pub struct MariaDbServer {
     guard: Guard,
@@ -35,7 +35,7 @@ impl MariaDbServer {
     ///
     /// # Panics
     ///
-    /// When MariaDB is not installed, or does not start.
+    /// If MariaDB is not installed, or does not start.
     #[must_use]
     pub fn start(settings: &[&str]) -> Self {
         let settings: Vec<_> = settings.iter().map(|it| (*it).to_owned()).collect();
@@ -55,19 +55,19 @@ impl MariaDbServer {
         }
     }
 
-    /// Where it listens, as an URL of its database.
+    /// Returns the URL of its database.
     #[must_use]
     pub fn url(&self) -> String {
         format!("mysql://app:app@{}/app", self.address())
     }
 
-    /// Where it listens.
+    /// Returns the address it listens on.
     #[must_use]
     pub fn address(&self) -> SocketAddr {
         (Ipv4Addr::LOCALHOST, self.port).into()
     }
 
-    /// What it has logged.
+    /// Returns its log.
     #[must_use]
     pub fn log(&self) -> String {
         self.guard.log()
@@ -77,25 +77,25 @@ impl MariaDbServer {
     ///
     /// # Panics
     ///
-    /// When it was killed.
+    /// If it was killed.
     pub fn pause(&self) {
         self.guard.signal("STOP");
     }
 
-    /// SIGCONT: it answers what has arrived meanwhile, whether or not anybody still waits.
+    /// Sends SIGCONT: the server replies to the requests that arrived meanwhile, even if the client has stopped waiting.
     ///
     /// # Panics
     ///
-    /// When it was killed.
+    /// If it was killed.
     pub fn resume(&self) {
         self.guard.signal("CONT");
     }
 
-    /// SIGKILL: it is gone when this returns, until [`restart`](Self::restart).
+    /// Sends SIGKILL: the server has ended when this returns, until [`restart`](Self::restart).
     ///
     /// # Panics
     ///
-    /// When there is nobody to do it.
+    /// If the guard's shell has ended.
     pub fn kill(&mut self) {
         self.guard.kill();
     }
@@ -104,11 +104,11 @@ impl MariaDbServer {
     ///
     /// # Panics
     ///
-    /// When it does not start.
+    /// If it does not start.
     pub fn restart(&mut self) {
         self.guard.kill();
         let directory = self.guard.directory().to_owned();
-        // What it said so far would tell that it is ready before it is.
+        // The old log would indicate that the server is ready before it is.
         let _ = fs::remove_file(directory.join("log"));
         let command = command(&directory, self.port, &self.settings);
         self.guard.replace(&command, "KILL");
@@ -133,7 +133,7 @@ fn initialize(directory: &Path) {
     install.arg("--auth-root-authentication-method=normal");
     install.arg(format!("--datadir={}", data.display()));
     let program = install.get_program().to_str().expect("a path in UTF-8");
-    // Its server has been seen to end with a segmentation fault here, before it serves anybody.
+    // The server is known to end with a segmentation fault here, before it serves any client.
     let mut installed = run(program, install.get_args());
     for _ in 0..2 {
         if installed.is_ok() {
@@ -158,7 +158,7 @@ fn command(directory: &Path, port: u16, settings: &[String]) -> Command {
         format!("port={port}"),
         "bind-address=127.0.0.1".to_owned(),
         "skip-name-resolve".to_owned(),
-        // Proxies look at what passes.
+        // Proxies inspect the bytes.
         "skip-ssl".to_owned(),
         "max-connections=500".to_owned(),
         "innodb-buffer-pool-size=64M".to_owned(),

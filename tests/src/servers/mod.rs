@@ -25,12 +25,12 @@ pub mod pgbouncer;
 pub mod postgres;
 pub mod redis;
 
-/// A process in a throwaway directory. Both are gone when this is dropped, and when the test process is: even if it is
+/// A process in a throwaway directory. Both are removed when this is dropped, and when the test process ends, even if it is
 /// killed.
 ///
-/// A shell stands between, for somebody has to outlive the test process. It reads from a pipe whose other end only the
-/// test process has, so whatever becomes of that, the shell sees the pipe's end. It is also the parent of the process:
-/// until it is told to look, nobody else gets its process id.
+/// A shell runs between them, because a process has to outlive the test process. It reads from a pipe whose other end only
+/// the test process has, so it sees the end of the pipe however the test process ends. It is also the parent of the process.
+/// Until the shell is notified to wait for it, the process id cannot be reused.
 #[derive(Debug)]
 pub struct Guard {
     shell: Child,
@@ -42,13 +42,14 @@ pub struct Guard {
 }
 
 impl Guard {
-    /// Runs `command` in `directory`, which goes with it; see [`directory`]. What it says goes to the file `log` there.
+    /// Runs `command` in `directory`, which is deleted with it; see [`directory`]. Its output goes to the file `log` there.
     ///
-    /// `signal` is what ends it, without its `SIG`: `KILL`, or what makes a server of several processes end all of them.
+    /// `signal` is the signal that ends it, without its `SIG`: `KILL`, or the one that makes a server of several processes
+    /// end all of them.
     ///
     /// # Panics
     ///
-    /// When there is no shell, or the directory is not there.
+    /// If there is no shell, or the directory is not there.
     #[must_use]
     pub fn start(directory: &Path, command: &Command, signal: &str) -> Self {
         let mut shell = Command::new("sh");
@@ -102,20 +103,20 @@ impl Guard {
         self.pid
     }
 
-    /// Where it runs.
+    /// Returns the directory it runs in.
     #[must_use]
     pub fn directory(&self) -> &Path {
         &self.directory
     }
 
-    /// What it has said, on stdout and on stderr.
+    /// Returns its output, on stdout and on stderr.
     #[must_use]
     pub fn log(&self) -> String {
         let log = fs::read(self.directory.join("log")).unwrap_or_default();
         String::from_utf8_lossy(&log).into_owned()
     }
 
-    /// Whether it has ended, by itself or otherwise.
+    /// Returns `true` if it has ended, by itself or otherwise.
     #[must_use]
     pub fn has_ended(&self) -> bool {
         self.ended.load(Ordering::SeqCst)
@@ -125,7 +126,7 @@ impl Guard {
     ///
     /// # Panics
     ///
-    /// When it was [killed](Self::kill) before.
+    /// If it was [killed](Self::kill) before.
     pub fn signal(&self, signal: &str) {
         let sent = run("kill", [&format!("-{signal}"), &self.pid.to_string()]);
         assert!(sent.is_ok(), "{sent:?}");
@@ -139,7 +140,7 @@ impl Guard {
     ///
     /// # Panics
     ///
-    /// When the shell is gone.
+    /// If the shell is gone.
     pub fn kill(&mut self) {
         let orders = self.orders.as_mut().expect("taken only when dropped");
         orders.write_all(b"kill\n").expect("the shell is there");
@@ -156,7 +157,7 @@ impl Guard {
     ///
     /// # Panics
     ///
-    /// When the shell is gone.
+    /// If the shell is gone.
     pub fn replace(&mut self, command: &Command, signal: &str) {
         self.kill();
         let mut former = std::mem::replace(self, Self::start(&self.directory, command, signal));
@@ -169,7 +170,7 @@ impl Guard {
         let stat = format!("/proc/{}/stat", self.pid);
         let deadline = Instant::now() + Duration::from_secs(60);
         while let Ok(text) = fs::read_to_string(&stat) {
-            // The name before the state is in parentheses and may hold anything.
+            // The process name before the state is in parentheses and may contain any character.
             let state = text.rsplit_once(") ").map_or("", |(_, rest)| rest);
             if state.starts_with(['T', 'Z', 'X']) {
                 return;
@@ -191,7 +192,7 @@ impl Drop for Guard {
 ///
 /// # Panics
 ///
-/// When none can be made.
+/// If none can be made.
 #[must_use]
 pub fn directory(name: &str) -> PathBuf {
     static NEXT: AtomicU32 = AtomicU32::new(0);
@@ -203,11 +204,11 @@ pub fn directory(name: &str) -> PathBuf {
     directory
 }
 
-/// Where a tool is: in the PATH, or in one of the other directories.
+/// Finds a tool in the PATH, or in one of the other directories.
 ///
 /// # Panics
 ///
-/// When it is nowhere: says so, and which package has it.
+/// If the tool is not found: the message names the tool and its package.
 #[must_use]
 pub fn tool(name: &str, package: &str, others: &[PathBuf]) -> PathBuf {
     let path = env::var_os("PATH").unwrap_or_default();
@@ -217,14 +218,14 @@ pub fn tool(name: &str, package: &str, others: &[PathBuf]) -> PathBuf {
         .unwrap_or_else(|| panic!("{name} is needed and is not here: install {package}"))
 }
 
-/// Starts a server on a free port: on another one if it ends before it is ready, as it does when somebody else took the
-/// port meanwhile.
+/// Starts a server on a free port. Tries another port if the server ends before it is ready, for example because another
+/// process has taken the port meanwhile.
 ///
-/// `ready` is asked again and again, and has to make sure that it is this server that answers and not that somebody.
+/// `ready` is called repeatedly. It must check that the reply comes from this server and not from that other process.
 ///
 /// # Panics
 ///
-/// When it is not ready within three minutes, or ends on each of several ports: with what it said.
+/// If it is not ready within three minutes, or ends on each of several ports: the message contains its output.
 pub fn on_a_free_port(
     mut start: impl FnMut(u16) -> Guard,
     ready: impl Fn(u16, &Guard) -> bool,
@@ -245,7 +246,7 @@ pub fn on_a_free_port(
 ///
 /// # Panics
 ///
-/// When it is not ready within three minutes: with what it said.
+/// If it is not ready within three minutes: the message contains its output.
 pub fn until_ready(guard: &Guard, ready: impl Fn() -> bool) -> bool {
     let deadline = Instant::now() + READY_WITHIN;
     while !ready() {
@@ -262,13 +263,13 @@ pub fn until_ready(guard: &Guard, ready: impl Fn() -> bool) -> bool {
     true
 }
 
-/// A port that nobody listens on, below those that systems give to clients: while a server that is to come back is
-/// away, no connection takes its port. Nor does another test: it is given once, by all processes together, until the one
-/// that asked ends.
+/// Returns a port with no listener, below the range that systems assign to clients. While a restarting server is down, no
+/// connection takes its port. Nor does another test: all processes together assign a port once, until the process that
+/// requested it ends.
 ///
 /// # Panics
 ///
-/// When there is none.
+/// If there is none.
 #[must_use]
 pub fn free_port() -> u16 {
     use std::hash::{BuildHasher, RandomState};
@@ -308,11 +309,11 @@ pub fn as_user(user: &str, program: &Path) -> Command {
     command
 }
 
-/// Gives a directory and what is in it to this user if we are root.
+/// Changes the owner of a directory and its contents to this user, if the test runs as root.
 ///
 /// # Panics
 ///
-/// When there is no such user.
+/// If there is no such user.
 pub fn give(directory: &Path, user: &str) {
     if is_root() {
         let owner = format!("{user}:");
@@ -331,11 +332,12 @@ fn is_root() -> bool {
 /// More than all servers of a test together.
 const MOST_GIVEN: usize = 200;
 
-/// How long a server may take to be ready. One that ends instead is noticed at once, so this is for a disk or a processor with
-/// too much to do.
+/// Time that a server may take to be ready. A server that ends instead is noticed at once, so this limit is for an overloaded
+/// disk or processor.
 pub(crate) const READY_WITHIN: Duration = Duration::from_secs(180);
 
-/// Copies the log to the directory in `SERVER_LOGS`, if it is set. `"$@"` is the command. Its fd 3 is the pipe that tells of its end, and nobody else keeps that open.
+/// Copies the log to the directory in `SERVER_LOGS`, if it is set. `"$@"` is the command. Its fd 3 is the pipe whose end of
+/// file reports that the command has ended; no other process keeps that open.
 const SHELL: &str = r#"
 directory=$1 signal=$2
 shift 2

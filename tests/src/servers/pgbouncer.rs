@@ -21,7 +21,7 @@ impl PgBouncer {
     ///
     /// # Panics
     ///
-    /// When it is not installed, or does not start.
+    /// If it is not installed, or does not start.
     #[must_use]
     pub fn start(server: &PostgresServer, connections: u32) -> Self {
         let directory = directory("pgbouncer");
@@ -40,19 +40,19 @@ impl PgBouncer {
         Self { guard, port }
     }
 
-    /// Where it listens, as an URL of the server's database.
+    /// Returns the URL of the server's database, through the pooler.
     #[must_use]
     pub fn url(&self) -> String {
         format!("postgres://app@{}/postgres", self.address())
     }
 
-    /// Where it listens.
+    /// Returns the address it listens on.
     #[must_use]
     pub fn address(&self) -> SocketAddr {
         (Ipv4Addr::LOCALHOST, self.port).into()
     }
 
-    /// What it has logged.
+    /// Returns its log.
     #[must_use]
     pub fn log(&self) -> String {
         self.guard.log()

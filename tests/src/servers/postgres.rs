@@ -17,7 +17,7 @@ use crate::playground::run;
 ///
 /// # Panics
 ///
-/// As [`PostgresServer::start`].
+/// Like [`PostgresServer::start`].
 pub fn shared() -> &'static PostgresServer {
     static SHARED: OnceLock<PostgresServer> = OnceLock::new();
     SHARED.get_or_init(|| PostgresServer::start(&[]))
@@ -37,7 +37,7 @@ impl PostgresServer {
     ///
     /// # Panics
     ///
-    /// When PostgreSQL is not installed, or does not start.
+    /// If PostgreSQL is not installed, or does not start.
     #[must_use]
     pub fn start(settings: &[&str]) -> Self {
         let settings: Vec<_> = settings.iter().map(|it| (*it).to_owned()).collect();
@@ -57,29 +57,29 @@ impl PostgresServer {
         }
     }
 
-    /// Where it listens, as an URL of its database.
+    /// Returns the URL of its database.
     #[must_use]
     pub fn url(&self) -> String {
         format!("postgres://app@{}/postgres", self.address())
     }
 
-    /// Where it listens.
+    /// Returns the address it listens on.
     #[must_use]
     pub fn address(&self) -> SocketAddr {
         (Ipv4Addr::LOCALHOST, self.port).into()
     }
 
-    /// What it has logged.
+    /// Returns its log.
     #[must_use]
     pub fn log(&self) -> String {
         self.guard.log()
     }
 
-    /// SIGSTOP for the process that takes connections: whoever has one already is still served.
+    /// Sends SIGSTOP to the process that accepts connections: clients that are already connected are still served.
     ///
     /// # Panics
     ///
-    /// When it was killed.
+    /// If it was killed.
     pub fn pause(&self) {
         self.guard.signal("STOP");
     }
@@ -88,20 +88,20 @@ impl PostgresServer {
     ///
     /// # Panics
     ///
-    /// When it was killed.
+    /// If it was killed.
     pub fn resume(&self) {
         self.guard.signal("CONT");
     }
 
-    /// SIGKILL: it is gone when this returns, until [`restart`](Self::restart).
+    /// Sends SIGKILL: the server has ended when this returns, until [`restart`](Self::restart).
     ///
     /// # Panics
     ///
-    /// When there is nobody to do it.
+    /// If the guard's shell has ended.
     pub fn kill(&mut self) {
         let backends = self.backends();
         self.guard.kill();
-        // They notice sooner or later that they are alone; until then they serve who is connected.
+        // The backends notice eventually that the postmaster has ended; until then they serve their clients.
         for backend in &backends {
             let _ = run("kill", ["-KILL", backend.as_str()]);
         }
@@ -124,11 +124,11 @@ impl PostgresServer {
     ///
     /// # Panics
     ///
-    /// When it does not start.
+    /// If it does not start.
     pub fn restart(&mut self) {
         self.kill();
         let directory = self.guard.directory().to_owned();
-        // What it said so far would tell that it is ready before it is.
+        // The old log would indicate that the server is ready before it is.
         let _ = fs::remove_file(directory.join("log"));
         let command = command(&directory, self.port, &self.settings);
         self.guard.replace(&command, "QUIT");
@@ -137,7 +137,7 @@ impl PostgresServer {
     }
 }
 
-/// Nobody may have come to collect one that has ended.
+/// Returns `true` if the process runs. A process that has ended may still have an entry if its parent has not waited for it.
 fn is_running(pid: &str) -> bool {
     let stat = fs::read_to_string(format!("/proc/{pid}/stat")).unwrap_or_default();
     let state = stat.rsplit_once(") ").map_or("", |(_, rest)| rest);
@@ -185,7 +185,7 @@ fn is_ready(guard: &Guard) -> bool {
         .contains("database system is ready to accept connections")
 }
 
-/// Where Debian keeps the servers, newest first, if it is not in the PATH.
+/// Returns the path where Debian installs the server, newest version first, if it is not in the PATH.
 fn find(name: &str) -> PathBuf {
     let versions = fs::read_dir("/usr/lib/postgresql").into_iter().flatten();
     let mut others: Vec<_> = versions

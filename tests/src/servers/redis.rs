@@ -33,11 +33,11 @@ mod sentinel;
 
 /// The server that the tests of one binary share. It is empty at first, and ends with the process.
 ///
-/// Keys are random, so nobody meets anybody else's; who stops it, empties it or counts its calls starts another.
+/// Keys are random, so tests do not share entries. A test that stops it, empties it or counts its calls starts another.
 ///
 /// # Panics
 ///
-/// As [`RedisServer::start`].
+/// Like [`RedisServer::start`].
 pub fn shared() -> &'static RedisServer {
     static SHARED: OnceLock<RedisServer> = OnceLock::new();
     SHARED.get_or_init(|| RedisServer::start(&[]))
@@ -58,19 +58,19 @@ impl RedisServer {
     ///
     /// # Panics
     ///
-    /// When Redis is not installed, or does not start.
+    /// If Redis is not installed, or does not start.
     #[must_use]
     pub fn start(args: &[&str]) -> Self {
         let args: Vec<_> = args.iter().map(|arg| (*arg).to_owned()).collect();
         Self::launch(|_| args.clone())
     }
 
-    /// As [`start`](Self::start), with TLS on another port beside: see [`tls_url`](Self::tls_url) and
+    /// Like [`start`](Self::start), with TLS on a second port: see [`tls_url`](Self::tls_url) and
     /// [`certificates`](Self::certificates).
     ///
     /// # Panics
     ///
-    /// As [`start`](Self::start), and when there is no `openssl`.
+    /// Like [`start`](Self::start), and if there is no `openssl`.
     #[must_use]
     pub fn start_with_tls() -> Self {
         Self::launch_with_tls(Certificates::make, Vec::new)
@@ -80,7 +80,7 @@ impl RedisServer {
     ///
     /// # Panics
     ///
-    /// As [`start`](Self::start), and when the replica does not get the data.
+    /// Like [`start`](Self::start), and if the replica does not get the data.
     #[must_use]
     pub fn replica_of(primary: &RedisServer) -> Self {
         let port = primary.port.to_string();
@@ -98,16 +98,16 @@ impl RedisServer {
         replica
     }
 
-    /// Makes a replica a primary of its own, as a failover does: what has not reached it is lost.
+    /// Makes a replica a primary, like a failover: writes that have not reached the replica are lost.
     ///
     /// # Panics
     ///
-    /// As [`command`](Self::command).
+    /// Like [`command`](Self::command).
     pub fn promote(&self) {
         self.command(&["REPLICAOF", "NO", "ONE"]);
     }
 
-    /// Of several tries each has its directory to itself, for its guard takes that with it.
+    /// Launches a server. Each try has its own directory, because its guard deletes the directory.
     fn launch(mut args: impl FnMut(&Path) -> Vec<String>) -> Self {
         let tried = RefCell::new(Vec::new());
         let (port, guard) = on_a_free_port(
@@ -151,7 +151,7 @@ impl RedisServer {
         server
     }
 
-    /// Where it listens, as an URL of its first database; with the password of `--requirepass`.
+    /// Returns the URL of its first database, including the password of `--requirepass`.
     #[must_use]
     pub fn url(&self) -> String {
         let address = self.address();
@@ -161,17 +161,17 @@ impl RedisServer {
         }
     }
 
-    /// Where it listens.
+    /// Returns the address it listens on.
     #[must_use]
     pub fn address(&self) -> SocketAddr {
         (Ipv4Addr::LOCALHOST, self.port).into()
     }
 
-    /// Where it listens for TLS, by name: the certificate is good for `localhost` and for `127.0.0.1`.
+    /// Returns the TLS address, by name: the certificate is valid for `localhost` and for `127.0.0.1`.
     ///
     /// # Panics
     ///
-    /// When it was not started with TLS.
+    /// If it was not started with TLS.
     #[must_use]
     pub fn tls_url(&self) -> String {
         let (port, _) = self.tls.as_ref().expect("a server with TLS");
@@ -182,7 +182,7 @@ impl RedisServer {
     ///
     /// # Panics
     ///
-    /// When it was not started with TLS.
+    /// If it was not started with TLS.
     #[must_use]
     pub fn certificates(&self) -> &Certificates {
         let (_, certificates) = self.tls.as_ref().expect("a server with TLS");
@@ -195,7 +195,7 @@ impl RedisServer {
         self.guard.pid()
     }
 
-    /// What it has logged.
+    /// Returns its log.
     #[must_use]
     pub fn log(&self) -> String {
         self.guard.log()
@@ -205,25 +205,25 @@ impl RedisServer {
     ///
     /// # Panics
     ///
-    /// When it was killed.
+    /// If it was killed.
     pub fn pause(&self) {
         self.guard.signal("STOP");
     }
 
-    /// SIGCONT: it answers what has arrived meanwhile, whether or not anybody still waits.
+    /// Sends SIGCONT: the server replies to the requests that arrived meanwhile, even if the client has stopped waiting.
     ///
     /// # Panics
     ///
-    /// When it was killed.
+    /// If it was killed.
     pub fn resume(&self) {
         self.guard.signal("CONT");
     }
 
-    /// SIGKILL: it is gone when this returns, until [`restart`](Self::restart).
+    /// Sends SIGKILL: the server has ended when this returns, until [`restart`](Self::restart).
     ///
     /// # Panics
     ///
-    /// When there is nobody to do it.
+    /// If the guard's shell has ended.
     pub fn kill(&mut self) {
         self.guard.kill();
     }
@@ -232,7 +232,7 @@ impl RedisServer {
     ///
     /// # Panics
     ///
-    /// When it does not start.
+    /// If it does not start.
     pub fn restart(&mut self) {
         self.guard.replace(&command(self.port, &self.args), "KILL");
         let ready = || answers(self.port, password(&self.args), &self.guard);
@@ -244,28 +244,28 @@ impl RedisServer {
     ///
     /// # Panics
     ///
-    /// When it cannot be connected to: see [`until_connected`].
+    /// If it cannot be connected to: see [`until_connected`].
     pub async fn store(&self) -> RedisStore {
         let (options, url) = (RedisOptions::new().with_timeout(UNHURRIED), self.url());
         until_connected(|| options.clone().connect(&url)).await
     }
 
-    /// What it answers to a command: numbers as text, nothing as "", lists a line for each element.
+    /// Returns the reply to a command: numbers as text, nil as "", lists with a line for each element.
     ///
     /// # Panics
     ///
-    /// When it answers with an error, or not within 10 seconds.
+    /// If the reply is an error, or does not arrive within 10 seconds.
     pub fn command<A: AsRef<[u8]>>(&self, args: &[A]) -> String {
         let answer = self.try_command(args).expect("an answer from Redis");
         answer.unwrap_or_else(|error| panic!("Redis refuses {}: {error}", shown(args)))
     }
 
-    /// As [`command`](Self::command), on a connection of its own, where it may fail: on the way, or by an answer that is
-    /// an error.
+    /// Like [`command`](Self::command), on a connection of its own, but returns failures: of the connection, or an error
+    /// reply.
     ///
     /// # Errors
     ///
-    /// When it cannot be reached, or is silent for 10 seconds.
+    /// If it cannot be reached, or is silent for 10 seconds.
     pub fn try_command<A: AsRef<[u8]>>(&self, args: &[A]) -> io::Result<Result<String, String>> {
         let answer = ask(self.address(), password(&self.args), args)?;
         Ok(answer.map(|reply| reply.text()))
@@ -275,18 +275,18 @@ impl RedisServer {
     ///
     /// # Panics
     ///
-    /// As [`command`](Self::command).
+    /// Like [`command`](Self::command).
     pub fn list<A: AsRef<[u8]>>(&self, args: &[A]) -> Vec<Vec<u8>> {
         let answer = ask(self.address(), password(&self.args), args);
         let answer = answer.expect("an answer from Redis");
         answer.expect("a command that is right").elements()
     }
 
-    /// Listens to what clients ask from now on.
+    /// Starts recording the commands of clients.
     ///
     /// # Panics
     ///
-    /// When the server does not answer.
+    /// If the server does not reply.
     #[must_use]
     pub fn monitor(&self) -> Monitor<'_> {
         let connection = Connection::open(self.address(), password(&self.args));
@@ -294,12 +294,12 @@ impl RedisServer {
         monitor.expect("an answer from Redis")
     }
 
-    /// How often it was asked each command since it started, or since `CONFIG RESETSTAT`. Names are in lower case;
-    /// those of subcommands as in `config|get`. What scripts call counts as well.
+    /// Returns how often each command was called since the start, or since `CONFIG RESETSTAT`. Names are in lower case; those
+    /// of subcommands are like `config|get`. Calls from scripts count as well.
     ///
     /// # Panics
     ///
-    /// As [`command`](Self::command).
+    /// Like [`command`](Self::command).
     #[must_use]
     pub fn commandstats(&self) -> BTreeMap<String, u64> {
         let info = self.command(&["INFO", "commandstats"]);
@@ -311,7 +311,7 @@ impl RedisServer {
         info.lines().filter_map(calls).collect()
     }
 
-    /// Whether it is a replica that has the data of its primary.
+    /// Returns `true` if it is a replica that has the data of its primary.
     fn is_linked(&self) -> bool {
         let info = fields(&self.command(&["INFO", "replication"]));
         info.get("master_link_status").is_some_and(|it| it == "up")
@@ -322,7 +322,7 @@ impl RedisServer {
 ///
 /// # Panics
 ///
-/// When it cannot be connected to for half a minute: with why.
+/// If the store does not connect within two minutes, with the last error.
 pub async fn until_connected<F>(connect: impl Fn() -> F) -> RedisStore
 where
     F: Future<Output = Result<RedisStore, ConnectError>>,
@@ -331,13 +331,13 @@ where
     loop {
         match connect().await {
             Ok(store) => return store,
-            Err(error) => assert!(began.elapsed() < Duration::from_secs(30), "{error:?}"),
+            Err(error) => assert!(began.elapsed() < Duration::from_secs(120), "{error:?}"),
         }
         tokio::time::sleep(Duration::from_millis(50)).await;
     }
 }
 
-/// What a call of a store may take whose timeout is not the subject.
+/// Timeout of a store's calls in tests that do not test timeouts.
 pub const UNHURRIED: Duration = Duration::from_secs(10);
 
 fn command(port: u16, args: &[String]) -> Command {
@@ -345,7 +345,7 @@ fn command(port: u16, args: &[String]) -> Command {
     command
         .args(["--bind", "127.0.0.1", "--port", &port.to_string()])
         .args(["--save", "", "--appendonly", "no"])
-        // A replica gets its data at once, not after five seconds in which others might join it.
+        // A replica gets its data at once, without the delay of five seconds in which other replicas might join.
         .args(["--repl-diskless-sync-delay", "0"])
         .args(args);
     command
@@ -356,13 +356,13 @@ fn password(args: &[String]) -> Option<&str> {
     args.get(at + 1).map(String::as_str)
 }
 
-/// Whether it is this process that answers on the port.
+/// Returns `true` if this process is the one that replies on the port.
 fn answers(port: u16, password: Option<&str>, guard: &Guard) -> bool {
     let address = (Ipv4Addr::LOCALHOST, port).into();
     let pid = format!("process_id:{}", guard.pid());
     let info = ask(address, password, &["INFO", "server"]);
     matches!(info, Ok(Ok(info)) if info.text().lines().any(|line| line == pid))
-        // While it loads what was persisted it answers that only.
+        // While the server loads its persisted data, it replies only to that.
         && matches!(ask(address, password, &["PING"]), Ok(Ok(_)))
 }
 

@@ -1,7 +1,7 @@
-//! What the store must answer: the books that the oracle keeps of every call that reached it.
+//! The expected replies of the store: the books that the oracle keeps of every call that reached the store.
 //!
-//! They know nothing of how the store works. They follow from the calls alone who holds which lease until when, which
-//! record lives and which orphan is remembered, and an answer that does not fit is a violation.
+//! The books know nothing of how the store works. They derive the state from the calls alone: lease holders, expiries of
+//! leases, stored records and retained orphans. A reply that does not fit is a violation.
 
 use std::time::Duration;
 
@@ -10,19 +10,19 @@ use tower_idempotency::store::{Acquired, Claim, Fingerprint, LeaseRef, OrphanPol
 
 use super::Millis;
 
-/// The books of one key.
+/// The books of a key.
 #[derive(Debug, Default)]
 pub(super) struct Books {
     state: State,
-    /// How often the key was free: each time another story begins.
+    /// The number of times the key was free; each time another story begins.
     pub(super) story: u64,
-    /// How often a lease was taken over.
+    /// The number of times a lease was taken over.
     pub(super) takeovers: u64,
     /// Every lease that was ever granted.
     pub(super) leases: Vec<Granted>,
 }
 
-/// A lease that was granted, and in which story.
+/// A lease that was granted, and the story in which it was granted.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Granted {
     pub(super) token: Token,
@@ -46,7 +46,7 @@ enum State {
 
 #[derive(Clone, Debug)]
 struct Lease {
-    /// Nobody, once a takeover was released.
+    /// The token of the lease holder, or `None` after a takeover was released.
     token: Option<Token>,
     fingerprint: Fingerprint,
     generation: u64,
@@ -54,11 +54,11 @@ struct Lease {
     keep: Millis,
 }
 
-/// What is wrong with an answer.
+/// The violation in a reply, if there is one.
 pub(super) type Verdict = Result<(), &'static str>;
 
 impl Books {
-    /// Forgets what is over.
+    /// Deletes an expired state.
     fn turn(&mut self, now: Millis) {
         let over = match &self.state {
             State::Free => false,
@@ -79,12 +79,12 @@ impl Books {
         self.leases.iter_mut().rev().find(|it| it.token == token)
     }
 
-    /// When the last lease that anybody may have is over.
+    /// Returns the expiry of the last lease that any process may hold.
     pub(super) fn last_end(&self) -> Millis {
         self.leases.iter().map(|it| it.ends).max().unwrap_or(0)
     }
 
-    /// Whose lease there is, its end past or not.
+    /// Returns the token of the lease, even if the lease has expired.
     pub(super) fn holder(&self) -> Option<Token> {
         match &self.state {
             State::Leased(lease) => lease.token,
@@ -231,7 +231,7 @@ impl Books {
         }
     }
 
-    /// `fenced` is how a transaction commits: only where the lease is.
+    /// `fenced` means the rule for commits of transactions: the token must hold the lease.
     pub(super) fn completed(
         &mut self,
         lease: &LeaseRef,

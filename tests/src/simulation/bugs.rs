@@ -1,68 +1,68 @@
-//! Bugs that a simulation can be seeded with, to see that it finds them.
+//! Bugs that can be seeded into a simulation, to show that it finds them.
 
-/// A rule that is broken, by the store, by what stands around the layer, or by its settings.
+/// A broken rule of the store, of the code around the layer, or of the layer's settings.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Bug {
-    /// A completion is stored whoever holds the lease.
+    /// A completion is stored even if another process holds the lease.
     CompletionIsUnfenced,
     /// A completion replaces another one's record.
     CompletionOverwrites,
-    /// A completion under a lost lease is said to be stored, so the layer answers its own answer.
+    /// A completion under a lost lease is acknowledged, so the layer sends its own response.
     LostLeasesAreNotTold,
-    /// Who asks again, because the reply was lost, is told that somebody has the lease.
+    /// A retry after a lost reply is refused because another process seems to hold the lease.
     OwnTokenIsRefused,
-    /// The entry is read as the call is sent and written as it arrives.
+    /// The entry is read when the call is sent, and written when it arrives.
     ReadThenWritten,
-    /// Anybody's release frees the key.
+    /// A release by any process frees the key.
     AnybodyReleases,
-    /// A late release takes the record away.
+    /// A late release deletes the record.
     ReleaseDropsRecords,
-    /// A takeover that is released is forgotten, and the next execution not told.
+    /// A takeover that is released is deleted, and the next execution is not notified of the takeover.
     ReleasedTakeoversAreFree,
-    /// A lease whose time is over still counts.
+    /// An expired lease still counts.
     LeasesNeverEnd,
     /// A lease is taken over in its second half.
     LeasesEndEarly,
     /// A record is replayed after its retention.
     RetentionIsNotJudged,
-    /// A lease that is over leaves no orphan.
+    /// An expired lease leaves no orphan.
     OrphansAreForgotten,
-    /// Anybody's renewal keeps the lease, and is told so.
+    /// A renewal by any process extends the lease and is acknowledged.
     AnybodyRenews,
-    /// Renewals are said to have come through, and do nothing.
+    /// Renewals are acknowledged and have no effect.
     RenewalsDoNothing,
     /// Another request takes an orphan over.
     TakeoverOfAnotherRequest,
-    /// An orphan is taken over though the layer says refuse.
+    /// An orphan is taken over although the layer refuses takeovers.
     RefusalIsIgnored,
     /// A takeover is granted as if it were the first lease.
     TakeoversAreHidden,
-    /// Whoever is told that a key is in progress removes the entry.
+    /// A process that receives the reply that a key is in progress removes the entry.
     WaitersRemove,
-    /// A transaction commits without looking at the lease.
+    /// A transaction commits without a check of the lease.
     CommitIsUnfenced,
-    /// A transaction's effect stays though its record is refused.
+    /// A transaction's effect persists although its record is refused.
     CommitIsTorn,
-    /// The layer is told that its record is stored before it is.
+    /// The completion is acknowledged to the layer before the record is stored.
     CompletionIsAssumed,
-    /// When a client leaves, its lease is released.
+    /// The lease is released if the client leaves.
     LeavingReleases,
-    /// When a client leaves, its handler is cut off.
+    /// The handler is cut off if the client leaves.
     LeavingCutsOff,
-    /// Something around the layer answers what the handler said, whatever the layer says.
+    /// Code around the layer returns the handler's response, regardless of the layer's response.
     HandlersAnswerGoesOut,
-    /// The layer executes without a lease when the store fails.
+    /// The layer executes without a lease if the store fails.
     ExecutesUnprotected,
-    /// The layer takes every request under a key for the same.
+    /// The layer treats all requests under a key as equal.
     FingerprintsAreAlike,
-    /// The layer records what it should not, such as a status that passes.
+    /// The layer records responses that it should not record, such as a transient status.
     EverythingIsRecorded,
-    /// Whoever is to be answered what is stored is told that nobody knows what came of it.
+    /// A client that should receive the stored response receives an unknown outcome instead.
     ReplaysAreRefused,
 }
 
 impl Bug {
-    /// All of them.
+    /// All bugs.
     pub const ALL: [Self; 28] = [
         Self::CompletionIsUnfenced,
         Self::CompletionOverwrites,

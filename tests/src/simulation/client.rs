@@ -1,4 +1,4 @@
-//! Clients: they send a request, wait for its answer or leave, and send it again.
+//! Clients: they send a request, wait for its response or leave, and retry.
 
 use std::{
     future::{Future, poll_fn},
@@ -29,7 +29,7 @@ use super::{
     plan::Plan,
 };
 
-/// When a client leaves.
+/// The time at which a client leaves.
 #[derive(Clone, Copy, Debug)]
 pub(super) enum Leave {
     Never,
@@ -50,7 +50,7 @@ impl Leave {
     }
 }
 
-/// The request, and whether its body comes at once and whole.
+/// Returns the request, and `true` if its body arrives at once and complete.
 pub(super) fn request(
     dice: &mut Dice,
     plan: &Plan,
@@ -87,7 +87,7 @@ pub(super) fn request(
     (req.expect("a valid request"), clean)
 }
 
-/// One attempt, in the process that serves it.
+/// Makes an attempt, in the process that serves the attempt.
 pub(super) async fn attempt(
     link: Link,
     service: Idempotency<Handler>,
@@ -139,7 +139,7 @@ pub(super) async fn see_through(
             }
         }
     };
-    // The exchange is dropped by now, as a server does when a connection is gone.
+    // The exchange is dropped by now, as in a server that lost the connection.
     let Some(outcome) = outcome else {
         return left(&link, number).await;
     };
@@ -180,7 +180,7 @@ async fn left(link: &Link, number: usize) {
     }
 }
 
-/// The outcome, unless the client has left after so many polls.
+/// Returns the outcome, unless the client has left after this number of polls.
 async fn caught(exchange: impl Future<Output = Outcome>, mut polls: u64) -> Option<Outcome> {
     let mut exchange = pin!(exchange);
     poll_fn(|cx| {

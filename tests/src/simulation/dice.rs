@@ -1,12 +1,12 @@
-//! Where every decision of a simulation comes from: one generator (SplitMix64), seeded once.
+//! The source of every decision of a simulation: one generator (SplitMix64), seeded once.
 
-/// Numbers that are random and the same each time.
+/// A generator of random numbers that are the same in each run of a seed.
 #[derive(Clone, Debug)]
 pub(super) struct Dice(u64);
 
 impl Dice {
     pub(super) fn new(seed: u64) -> Self {
-        // Seeds that follow each other must not draw alike.
+        // Consecutive seeds must not draw similar numbers.
         let mut dice = Self(seed ^ 0x5eed_1de0_707e_9c1e);
         dice.next();
         dice
@@ -20,12 +20,12 @@ impl Dice {
         z ^ (z >> 31)
     }
 
-    /// Below `end`, which is not 0.
+    /// Returns a number below `end`, which is not 0.
     pub(super) fn below(&mut self, end: u64) -> u64 {
         self.next() % end
     }
 
-    /// From `low` to `high`, both of them included.
+    /// Returns a number from `low` to `high`, both of them included.
     pub(super) fn between(&mut self, low: u64, high: u64) -> u64 {
         low + self.below(high - low + 1)
     }

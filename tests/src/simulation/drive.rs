@@ -1,4 +1,4 @@
-//! The driver: it moves the time from one thing that is due to the next, in the world and in every process.
+//! The driver: it advances the time from one due event to the next, in the world and in every process.
 
 use std::time::Duration;
 
@@ -29,13 +29,13 @@ pub(super) struct Driver {
     plan: Plan,
     hosts: Vec<Host>,
     phase: Phase,
-    /// When the phase has to be over.
+    /// The deadline of the phase.
     until: Millis,
-    /// How far processes look ahead: the further, the longer nothing has happened.
+    /// The interval by which processes look ahead. It grows while nothing happens.
     stride: Millis,
 }
 
-/// A place for one process after the other.
+/// A host that runs one process after another.
 struct Host {
     process: Option<Process>,
     served: Option<Served>,
@@ -53,11 +53,11 @@ struct Served {
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Phase {
-    /// Clients send, and things go wrong.
+    /// Clients send requests, and faults are injected.
     Rush,
-    /// Nothing goes wrong any more; what is under way ends.
+    /// No fault is injected any more; exchanges in flight end.
     Rest,
-    /// Every request is asked for until it is known what became of it.
+    /// Clients send every request until its outcome is known.
     Ask,
     /// Every process drains.
     Drain,
@@ -112,13 +112,15 @@ impl Driver {
         self.world
     }
 
-    /// When something is due next, in the world or in a process. Every clock is there then, or there later.
+    /// Advances every clock to the next due instant, in the world or in a process, and returns that instant. A clock may
+    /// arrive there later.
     fn next_instant(&mut self) -> Millis {
         let (now, due) = {
             let world = self.world.look();
             (world.now, world.next_due())
         };
-        // One that is ahead does not hear what another one makes happen meanwhile, so none looks far while things happen.
+        // A process that is ahead misses events of other processes. No process therefore looks far ahead while events
+        // happen.
         let far = (now + self.stride).min(self.until + 1);
         self.stride = (self.stride * 2).min(self.plan.lease.max(STRIDE));
         let mut next = due.map_or(far, |due| due.min(far));
@@ -126,7 +128,7 @@ impl Driver {
             let Some(process) = host.process.as_mut().filter(|_| !host.paused) else {
                 continue;
             };
-            // One that is ahead already is bound by what was due when it looked.
+            // A process that is already ahead is limited by the events that were due when it looked.
             let clock = if process.clock() <= now {
                 process.look_ahead(next)
             } else {
@@ -137,7 +139,7 @@ impl Driver {
         next
     }
 
-    /// All that is due at this instant, in any order, and what comes of it.
+    /// Handles all events that are due at this instant, in any order, and their consequences.
     fn live_through(&mut self, now: Millis) {
         loop {
             let due = self.world.look().pop_due();
@@ -185,7 +187,7 @@ impl Driver {
                     world.after(back, Due::Reply(reply, heard));
                 }
             }
-            // Whoever asked may be gone.
+            // The receiver may already be dropped.
             Due::Reply(reply, heard) => drop(reply.send(heard)),
             Due::Push(news) => drop(news.send(())),
             Due::Send(client) => self.send(client),
@@ -251,7 +253,7 @@ impl Driver {
             let mut world = self.world.look();
             world.dead[number] = true;
             world.tell(What::Dies(number));
-            // The last ones are not replaced.
+            // The last processes are not replaced.
             if self.phase != Phase::Drain {
                 let pause = [0, 3, self.plan.lease / 2, self.plan.lease * 2];
                 let pause = world.dice.pick(&pause);
@@ -330,7 +332,7 @@ impl Driver {
             .filter(|at| self.hosts[*at].process.is_some())
             .collect();
         if alive.is_empty() {
-            // It finds nobody there.
+            // The client finds no live process.
             let pause = self.plan.lease / 4;
             return world.after(pause, Due::Send(client));
         }
@@ -417,7 +419,7 @@ impl Driver {
 
     // ---- From the rush to the end ----
 
-    /// Goes to the next phase when this one is over; false when all is.
+    /// Advances to the next phase if this phase is over. Returns `false` if all phases are over.
     fn go_on(&mut self) -> bool {
         let mut world = self.world.look();
         let (now, lease) = (world.now, self.plan.lease);
@@ -444,7 +446,7 @@ impl Driver {
                 let clocks = self.hosts.iter().filter_map(|host| host.process.as_ref());
                 let ahead = clocks.map(Process::clock).max().unwrap_or(0);
                 ask_for_all(&mut world, ahead.saturating_sub(now));
-                // Whoever holds a lease without anybody knowing loses it by then.
+                // A lease whose holder is unknown to all processes expires by then.
                 let last = world.books.values().map(|books| books.last_end()).max();
                 let free = last
                     .unwrap_or(0)
@@ -452,7 +454,7 @@ impl Driver {
                     .max(now)
                     .max(ahead);
                 self.phase = Phase::Ask;
-                // A poll, and what the calls and a takeover take.
+                // A poll, and the duration of the calls and of a takeover.
                 self.until = free + lease / 4 + 50;
             }
             Phase::Ask => {
@@ -466,7 +468,7 @@ impl Driver {
                 oracle::judge_rest(&mut world);
                 drop(world);
                 self.phase = Phase::Drain;
-                // One that had nothing to do may be ahead.
+                // A process without work may be ahead.
                 let clocks = self.hosts.iter().filter_map(|host| host.process.as_ref());
                 let ahead = clocks.map(Process::clock).max().unwrap_or(0);
                 self.until = now.max(ahead) + lease / 4 + 50;
@@ -524,7 +526,7 @@ fn layer(plan: &Plan, link: &Link) -> IdempotencyLayer {
     }
 }
 
-/// Draws who sends what, and when it strikes.
+/// Draws the requests of the clients, and the times of the strikes.
 fn plan_ahead(world: &mut State, plan: Plan) {
     for client in 0..plan.clients {
         let dice = &mut world.dice;
@@ -566,7 +568,7 @@ fn plan_ahead(world: &mut State, plan: Plan) {
     });
 }
 
-/// Somebody asks for every request that was ever sent, until he knows.
+/// Adds a client for every request that was ever sent. The client retries until it has a definite outcome.
 fn ask_for_all(world: &mut State, pause: Millis) {
     let mut requests: Vec<Request> = world.attempts.iter().map(|it| it.request).collect();
     requests.sort_unstable();
@@ -584,7 +586,7 @@ fn ask_for_all(world: &mut State, pause: Millis) {
     }
 }
 
-/// How far processes look ahead when something has just happened.
+/// The interval by which processes look ahead after an event.
 const STRIDE: Millis = 4;
 
 /// More than any seed takes.

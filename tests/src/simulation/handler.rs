@@ -30,7 +30,7 @@ use super::{
 #[derive(Clone)]
 pub(super) struct Handler(pub(super) Link);
 
-/// The service failed instead of answering.
+/// The service failed without a response.
 #[derive(Debug)]
 pub(super) struct Failed;
 
@@ -55,21 +55,21 @@ impl Service<Request<Body<Paced>>> for Handler {
     }
 }
 
-/// The work of an operator who finishes what was abandoned: what the handler does, without a request.
+/// The work of an operator who finishes an orphan: the work of the handler, without a request.
 pub(super) async fn finish(link: Link, attempt: usize, lease: Lease) -> Answer {
     Run::begin(link, attempt, Some(lease))
         .until_it_ends(None)
         .await
 }
 
-/// How an execution goes.
+/// The script of an execution.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Script {
     yields: u64,
     before: Millis,
     pub(super) after: Millis,
     pub(super) ending: Ending,
-    /// The body comes in two pieces with this pause between them.
+    /// The body arrives in two pieces with this pause between them.
     split: Option<Millis>,
     announced: bool,
 }
@@ -147,7 +147,7 @@ impl Script {
     }
 }
 
-/// One execution under way.
+/// An execution in progress.
 pub(super) struct Run {
     pub(super) link: Link,
     pub(super) number: usize,
@@ -210,7 +210,7 @@ impl Run {
         self.ends(ended).unwrap_or(Err(Failed))
     }
 
-    /// Unless it was cut off.
+    /// Ends the execution, unless it was cut off.
     pub(super) fn ends<T, E>(&mut self, ended: Option<Result<T, E>>) -> Option<Result<T, E>> {
         if let Some(answer) = &ended {
             self.is_over(match answer {
@@ -233,7 +233,7 @@ impl Run {
         if let Some(body) = body
             && read(body).await.is_err()
         {
-            // Half a request has no effect.
+            // An incomplete request has no effect.
             return Ok(self.respond(StatusCode::BAD_REQUEST, false));
         }
         self.come_to_the_effect().await;
@@ -266,7 +266,7 @@ impl Run {
 
     pub(super) fn panic(&mut self) -> ! {
         self.is_over(Progress::Failed);
-        // Without the message that a panic prints.
+        // Panics without printing a message.
         resume_unwind(Box::new("as drawn"))
     }
 
@@ -278,7 +278,7 @@ impl Run {
         super::oracle::judge_effect(&mut world, execution, held);
     }
 
-    /// Effect and record in one transaction, tried again once where nobody knows what became of it.
+    /// Commits effect and record in one transaction, and retries once if the outcome of the commit is unknown.
     async fn commit(&mut self) -> Answer {
         let Some(lease) = self.lease.clone() else {
             return Err(Failed);
@@ -305,7 +305,7 @@ impl Run {
         Ok(self.respond(StatusCode::SERVICE_UNAVAILABLE, false))
     }
 
-    /// What an answer says.
+    /// Returns the text of a response.
     pub(super) fn text(&self, too_much: bool) -> String {
         let history::Request { key, variant } = self.request;
         let mut text = format!("execution {} of key {key} variant {variant}", self.number);
@@ -315,7 +315,7 @@ impl Run {
         text
     }
 
-    /// The response, which is in the books from here on.
+    /// Returns the response, which is entered in the books from here on.
     fn respond(&self, status: StatusCode, too_much: bool) -> Response<Page> {
         let script = self.script;
         let text = Bytes::from(self.text(too_much));
@@ -361,7 +361,7 @@ impl Run {
     }
 }
 
-/// Prepared, a response has a body of the layer's; what it is made of is the handler's.
+/// A prepared response has a body of the layer's; its content is the handler's.
 fn prepared_page(body: Body<Page>) -> Page {
     Page::Prepared(Box::pin(body))
 }
@@ -380,7 +380,7 @@ impl Drop for Run {
     }
 }
 
-/// Where a client that leaves cuts its handler off, it does.
+/// Returns the output of the work, or `None` if the client left and its handler is cut off.
 pub(super) async fn unless_cut_off<T>(
     link: &Link,
     execution: usize,

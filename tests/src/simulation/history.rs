@@ -1,4 +1,4 @@
-//! What happened, in order, with tokens and ids by numbers, so that two runs of a seed can be compared.
+//! The events of a run, in order. Tokens and ids are replaced by numbers, so that two runs of a seed can be compared.
 
 use std::fmt;
 
@@ -7,14 +7,14 @@ use http::StatusCode;
 
 use super::Millis;
 
-/// One thing that happened.
+/// An event.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Event {
     pub(super) at: Millis,
     pub(super) what: What,
 }
 
-/// What can happen. Processes, attempts, executions, tokens and entries are numbers from 0.
+/// The possible events. Processes, attempts, executions, tokens and entries are numbers from 0.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) enum What {
     Begins(usize),
@@ -24,9 +24,9 @@ pub(super) enum What {
     Drains(usize),
     Drained(usize, bool),
     ClockSteps(Millis),
-    /// From here on nothing goes wrong any more.
+    /// No fault is injected from here on.
     Heals,
-    /// Nothing is under way any more.
+    /// No exchange is in flight any more.
     Rests,
     Sends {
         attempt: usize,
@@ -54,9 +54,9 @@ pub(super) enum What {
         token: usize,
         found: Found,
     },
-    /// A record, an orphan or a first lease is over: the key of this entry is free again.
+    /// A record, an orphan or a first lease expired: the key of this entry is free again.
     IsFree(usize),
-    /// Somebody else has the lease now, whose time was over.
+    /// Another process is the new lease holder; the earlier lease had expired.
     IsTakenOver(usize),
     Hears {
         process: usize,
@@ -66,7 +66,7 @@ pub(super) enum What {
     },
 }
 
-/// A key, and which of the requests under it.
+/// A key, and the variant of the request under it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(super) struct Request {
     pub(super) key: u64,
@@ -82,11 +82,11 @@ pub(super) struct Held {
     pub(super) takeover: bool,
 }
 
-/// How an attempt ended, for its client.
+/// The outcome of an attempt, for its client.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) enum Outcome {
     Answered(Reply),
-    /// By the layer, for this reason.
+    /// Refused by the layer, for this reason.
     Refused(&'static str, StatusCode),
     Panicked,
     Failed,
@@ -95,21 +95,21 @@ pub(super) enum Outcome {
     Died,
     /// The client had left.
     Left,
-    /// There was nothing for an operator to finish.
+    /// The operator found no orphan to finish.
     NoOrphan,
 }
 
-/// An answer that came from a handler, now or earlier.
+/// A response of a handler, from this attempt or an earlier one.
 #[derive(Clone, PartialEq, Eq)]
 pub(super) struct Reply {
     pub(super) status: StatusCode,
-    /// Which execution it says it is of.
+    /// The number of the execution that is named in the response.
     pub(super) execution: Option<usize>,
     pub(super) replayed: bool,
     pub(super) body: Bytes,
 }
 
-/// What the store answered as a call arrived.
+/// The reply of the store at the arrival of a call.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Found {
     Granted(u64, bool),
@@ -120,7 +120,7 @@ pub(super) enum Found {
     Lost,
 }
 
-/// What the layer heard of it.
+/// The reply as the layer received it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Heard {
     Answer,

@@ -1,4 +1,4 @@
-//! Where the entries are: the simulation's own shelf, or the crate's store in memory.
+//! The holder of the entries: the simulation's own shelf, or the crate's in-memory store.
 
 use std::{
     future::Future,
@@ -31,7 +31,8 @@ pub(super) struct Memory {
     store: MemoryStore,
     clock: Runtime,
     now: Millis,
-    /// It says nothing of an entry that does not change it, so this is kept beside it.
+    /// The ids of the entries in progress. The store does not report an entry that a call leaves unchanged, so the ids are
+    /// stored beside it.
     in_progress: Vec<KeyId>,
 }
 
@@ -57,7 +58,7 @@ impl Holder {
         }))
     }
 
-    /// What is there now, for a store that reads first and writes later.
+    /// Returns the current entry, for a store that reads first and writes later.
     pub(super) fn read(&self, id: KeyId, now: Millis) -> Option<Entry> {
         match self {
             Self::Shelf(shelf) => shelf.seen(id, now),
@@ -120,7 +121,7 @@ impl Memory {
         let _entered = self.clock.enter();
         if self.now < now {
             let mut advancing = pin!(advance(Duration::from_millis(now - self.now)));
-            // It advances as it is polled first, and then yields.
+            // The first poll advances the clock, and then yields.
             let _ = advancing
                 .as_mut()
                 .poll(&mut Context::from_waker(Waker::noop()));
@@ -154,7 +155,7 @@ impl Memory {
     }
 }
 
-/// The store in memory does its work as it is polled first.
+/// Returns the output of a call to the in-memory store, which does its work at the first poll.
 fn at_once<T>(call: impl Future<Output = T>) -> T {
     match pin!(call).poll(&mut Context::from_waker(Waker::noop())) {
         Poll::Ready(done) => done,

@@ -15,12 +15,12 @@ use super::{
     world::{Keep, Said},
 };
 
-/// What work returns: which execution it was, and what that said.
+/// The return value of the work: the number of the execution, and its text.
 type Value = (usize, String);
 
 type Ended = Result<Value, WorkError<()>>;
 
-/// One attempt, in the process that makes it.
+/// Makes an attempt, in its process.
 pub(super) async fn attempt(
     link: Link,
     layer: IdempotencyLayer,
@@ -41,7 +41,7 @@ pub(super) async fn attempt(
     see_through(link, running, number, leave).await;
 }
 
-/// As HTTP would tell it.
+/// Returns the outcome in its HTTP form.
 fn told(outcome: run_once::Outcome<Value, ()>) -> Outcome {
     let answered = |(execution, text): Value, replayed| {
         Outcome::Answered(Reply {
@@ -103,7 +103,7 @@ impl Run {
         }
     }
 
-    /// Effect and record in one transaction, tried again once where nobody knows what became of it.
+    /// Commits effect and record in one transaction, and retries once if the outcome of the commit is unknown.
     async fn commit_value(&mut self) -> Ended {
         let Some(lease) = self.lease.clone() else {
             return Err(WorkError::Release(()));

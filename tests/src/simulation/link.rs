@@ -1,4 +1,4 @@
-//! The way from a process to the store: calls and replies that are slow, late or lost.
+//! The path from a process to the store: calls and replies that are slow, late or lost.
 
 use std::{future::pending, time::Duration};
 
@@ -23,25 +23,25 @@ pub(super) struct Link {
     pub(super) process: usize,
 }
 
-/// What becomes of a call.
+/// The fate of a call.
 enum Fate {
-    /// It is answered as it is made.
+    /// The call receives its reply immediately.
     AtOnce,
-    /// It takes so long to get there, and its reply so long to come back.
+    /// The call arrives after the first delay, and its reply returns after the second delay.
     Travels(Millis, Millis),
-    /// It takes so long to get there, and an error comes back.
+    /// The call arrives after the first delay, and an error returns after the second delay.
     FailsAfter(Millis, Millis),
-    /// It does not get there, and an error comes back.
+    /// The call does not arrive, and an error returns.
     FailsBefore(Millis),
-    /// It does not get there, and nothing comes back.
+    /// The call does not arrive, and no reply returns.
     Lost,
-    /// It gets there, and nothing comes back.
+    /// The call arrives, and no reply returns.
     ReplyLost(Millis),
 }
 
 impl Fate {
-    /// A commit gets there soon or never. Other calls wait for a transaction that the store works on, which is part of the
-    /// contract, so one that is slow there looks as if the others were.
+    /// A commit arrives soon or never. By the contract, other calls wait for a transaction in progress. A slow transaction
+    /// in the store therefore looks like slowness of the other calls.
     fn of_a_commit(self) -> Self {
         match self {
             Self::Travels(there, back) => Self::Travels(there.min(2), back),
@@ -52,7 +52,7 @@ impl Fate {
     }
 }
 
-/// What was heard of a call.
+/// The reply to a call, as its caller receives it.
 enum Hears {
     At(oneshot::Receiver<Option<Done>>),
     Now(Option<Done>),
@@ -82,14 +82,14 @@ impl State {
             4 => Fate::Travels(soon, late),
             5 => Fate::Travels(late, soon),
             6 => Fate::FailsAfter(late, soon),
-            // Nobody waits for it any more when it gets there.
+            // No caller waits for the call any more when it arrives.
             _ => Fate::ReplyLost(dice.below(lease * 2)),
         }
     }
 }
 
 impl Link {
-    /// One call, with whatever becomes of it. An error says nothing of what happened.
+    /// Sends a call and applies its fate. An error does not show if the call had an effect.
     async fn call(&self, op: Op) -> Result<Done, StoreError> {
         let (name, token) = (op.name(), op.token());
         let heard = match self.send(op) {
@@ -131,7 +131,7 @@ impl Link {
         heard.ok_or_else(|| StoreError::backend("the store failed"))
     }
 
-    /// Sends it on its way.
+    /// Sends the call.
     fn send(&self, op: Op) -> Hears {
         let mut world = self.world.look();
         if let Op::Complete(lease, ..) | Op::Commit(lease, ..) = &op
@@ -175,7 +175,7 @@ impl Link {
         hears
     }
 
-    /// Writes effect and record together, as a transaction of the handler's commits.
+    /// Writes effect and record together, like the commit of a handler's transaction.
     pub(super) async fn commit(
         &self,
         lease: LeaseRef,
@@ -190,7 +190,7 @@ impl Link {
             world.plan.store_timeout * 3 / 2
         };
         let op = Op::Commit(lease, record, retention, execution);
-        // As a driver's own timeout: nobody knows what became of the commit.
+        // Like the timeout of a driver: the outcome of the commit is unknown.
         match timeout(Duration::from_millis(patience), self.unit(op)).await {
             Ok(committed) => committed,
             Err(elapsed) => Err(StoreError::backend(elapsed)),
@@ -242,7 +242,7 @@ impl Store for Link {
 
     async fn wait_for_change(&self, id: &KeyId, within: Duration) {
         let news = self.world.look().watch(*id);
-        // News that are lost are never heard of.
+        // Lost news never arrive.
         let _ = timeout(within, async {
             if news.await.is_err() {
                 pending::<()>().await;

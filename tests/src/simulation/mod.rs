@@ -1,17 +1,17 @@
-//! A deterministic simulation of the layer as it is: several processes, one store, and everything that goes wrong between
-//! them, all of it drawn from a seed.
+//! A deterministic simulation of the layer without changes: several processes, one store, and all faults between them,
+//! drawn from a seed.
 //!
 //! Each process is a runtime of its own with a paused clock (`process`), in which the layer runs unchanged behind its
-//! `tower::Service`. The driver (`drive`) moves all clocks from one thing that is due to the next. Calls to the store,
-//! replies, the ends of pauses and the moves of clients are due at drawn times (`world`, `link`, `client`); a process
-//! is killed by dropping its runtime, and paused by not running it. What happened is judged as it happens: the store's
-//! answers by `books` that follow from the calls alone, the rest by the `oracle`. At the end it is told as the history of a
-//! fleet would be, and judged again by the oracle of those (`outside`).
+//! `tower::Service`. The driver (`drive`) moves all clocks from one due event to the next. The due times are drawn for
+//! calls to the store, replies, the ends of pauses and the moves of clients (`world`, `link`, `client`). A process is
+//! killed by dropping its runtime, and paused by not running the runtime. Events are judged at once: the store's replies by
+//! `books` that follow from the calls alone, the rest by the `oracle`. At the end, the run is converted to the history of a
+//! fleet, and judged again by the oracle of fleets (`outside`).
 //!
-//! In one seed of six there is no HTTP: what runs is work of `run_once` (`job`), by the same rules.
+//! In one seed of six there is no HTTP: the processes run work of `run_once` (`job`), by the same rules.
 //!
-//! One seed is one run: the clock is the simulation's, tasks run in the order they were woken, and whatever is random is
-//! drawn from the seed, but for tokens, whose values decide nothing.
+//! One seed is one run: the clock is the simulation's, and tasks run in the order in which they were woken. All random
+//! values are drawn from the seed, except tokens, whose values decide nothing.
 
 mod books;
 mod bugs;
@@ -48,32 +48,32 @@ use self::{dice::Dice, drive::Driver};
 /// Milliseconds since the simulation began.
 pub type Millis = u64;
 
-/// What a seed came to.
+/// The result of a seed.
 #[derive(Debug)]
 pub struct Report {
     /// The seed.
     pub seed: u64,
-    /// What was drawn before it ran.
+    /// The plan that was drawn before the run.
     pub plan: Plan,
-    /// What happened, in order.
+    /// The events, in order.
     pub history: Vec<Event>,
-    /// The first thing that was not as promised.
+    /// The first violation.
     pub violation: Option<String>,
-    /// How often handlers ran.
+    /// The number of executions of handlers.
     pub executions: usize,
-    /// How many requests were sent.
+    /// The number of requests that were sent.
     pub attempts: usize,
-    /// How many leases were taken over.
+    /// The number of leases that were taken over.
     pub takeovers: usize,
 }
 
-/// From where a run is watched.
+/// The viewpoint from which a run is watched.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[expect(clippy::exhaustive_enums, reason = "there are two")]
 pub enum Watch {
-    /// By the oracle that sees everything as it happens, and ends the run at the first violation, and by the other one.
+    /// Watched by both oracles. The inside oracle sees each event at once, and ends the run at the first violation.
     FromInsideToo,
-    /// Only by the oracle that judges afterwards what clients, effects and strikes tell.
+    /// Watched only by the outside oracle, which judges clients, effects and strikes afterwards.
     FromOutside,
 }
 
@@ -83,13 +83,13 @@ pub fn run(seed: u64, bug: Option<Bug>) -> Report {
     run_watched(seed, bug, Watch::FromInsideToo)
 }
 
-/// As [`run`], watched from there.
+/// Like [`run`], but watched from the given viewpoint.
 #[must_use]
 pub fn run_watched(seed: u64, bug: Option<Bug>, watch: Watch) -> Report {
     seed_jitter(Some(seed));
     let mut dice = Dice::new(seed);
     let mut plan = Plan::draw(&mut dice);
-    // Not drawn: the other seeds stay the runs that they were.
+    // This value is not drawn, so that the runs of the other seeds stay the same.
     if seed % 6 == 5 {
         plan = plan.of_jobs();
     }

@@ -1,8 +1,8 @@
-//! Whether what happened may happen, as far as only the inside shows it, and it is not the store's: that is in the books.
+//! Judges the facts that only the inside shows, except those of the store; the books judge the store.
 //!
-//! It sees leases, their tokens and processes, so it judges each thing as it happens: who executes, whether a lease is kept
-//! and by whom a key is freed, whether an answer is what is stored. What clients and effects tell is judged by the
-//! [oracle](crate::oracle) of fleets on real servers, of the whole run: see [`outside`](super::outside).
+//! The oracle sees leases, their tokens and processes, so it judges each event at once. It judges executions, renewals, the
+//! process that frees a key, and the equality of responses and stored records. The whole run, with its clients and effects,
+//! is judged by the [oracle](crate::oracle) of fleets on real servers: see [`outside`](super::outside).
 
 use std::collections::BTreeMap;
 
@@ -35,8 +35,8 @@ pub(super) fn judge_execution(world: &mut State, number: usize, held: Option<Hel
     }
 }
 
-/// A lease is about to be taken over: not from an execution that runs, in a process that is well, and whose store answers in
-/// good time.
+/// Judges a takeover that is about to happen. It is a violation if the execution still runs, its process is undisturbed,
+/// and its store replies in time.
 pub(super) fn judge_takeover(world: &mut State, id: KeyId, by: Token) {
     let plan = &world.plan;
     let well = plan.faults == 0 && plan.store_timeout <= plan.lease / 3 && world.ahead == 0;
@@ -54,7 +54,7 @@ pub(super) fn judge_takeover(world: &mut State, id: KeyId, by: Token) {
     }
 }
 
-/// An effect happens, and its handler has looked whether the lease was `held`.
+/// Judges an effect. Its handler has checked if the lease was `held`.
 pub(super) fn judge_effect(world: &mut State, number: usize, held: bool) {
     let (now, stepped) = (world.store_now(), world.ahead > 0);
     let Some(lease) = world.executions[number].lease else {
@@ -75,7 +75,7 @@ pub(super) fn judge_cut(world: &mut State, number: usize, process: usize) {
     }
 }
 
-/// A release has reached the store. Says whether it may free the key.
+/// Judges a release that has reached the store. Returns `true` if it may free the key.
 pub(super) fn judge_release(world: &mut State, lease: &LeaseRef) -> bool {
     let under = world.executions.iter().position(|it| it.is_under(lease));
     let Some(number) = under else {
@@ -141,7 +141,7 @@ fn judge_answer(world: &State, attempt: usize, reply: &Reply) -> Result<(), Stri
         return Err(format!("a replay of execution {number} is not marked"));
     }
     if said.keep == Keep::No {
-        // Unless the store's clock has taken the record away before its time.
+        // A stored record is a violation here, unless the store's clock has expired it early.
         if own && execution.is_stored(world) && world.ahead == 0 {
             return Err(format!(
                 "execution {number} is answered with something else than it has stored"
@@ -164,7 +164,7 @@ fn judge_answer(world: &State, attempt: usize, reply: &Reply) -> Result<(), Stri
     Ok(())
 }
 
-/// What the layer could not store, though it tried and heard nothing, it says once.
+/// Returns `true` if the layer tried to store the response and received no reply. The layer sends such a response once.
 pub(super) fn is_unheard(world: &State, attempt: usize, reply: &Reply) -> bool {
     let own = world.attempts[attempt].execution;
     let execution = own.filter(|_| own == reply.execution && !reply.replayed);
@@ -220,7 +220,8 @@ fn judge_refusal(
     }
 }
 
-/// Whether its process found an orphan since it was sent; or, where those who wait are told what others hear, shortly before.
+/// Returns `true` if the process found an orphan after the attempt was sent. If waiters share replies, an orphan shortly
+/// before that also counts.
 fn has_met_an_orphan(world: &State, attempt: usize) -> bool {
     let process = world.attempts[attempt].process;
     let hearsay = match world.plan.in_flight {
@@ -258,8 +259,9 @@ pub(super) fn judge_rest(world: &mut State) {
     judge_commits(world);
 }
 
-/// In transactions a key has its effect once, from when it was free until it was free again: the books know in which of
-/// these lives it was committed. Other effects are not told by the store, and are judged from outside.
+/// Judges the commits of transactions. A key has its effect once in each of its lives, which reach from free to free again.
+/// The books know in which life the effect was committed. The store does not report other effects; they are judged from
+/// outside.
 fn judge_commits(world: &mut State) {
     let mut commits = BTreeMap::<_, u64>::new();
     for execution in &world.executions {

@@ -1,7 +1,7 @@
-//! What of a run can be seen from outside, as it is told of fleets on real servers, and judged by the same oracle.
+//! The outside view of a run, as a history of a fleet on real servers, judged by the same oracle.
 //!
-//! Clients, effects and strikes tell what they do there. A fleet cannot know when a key may have one more effect, but by
-//! what was done to its store; here the books know it to the millisecond, of each key.
+//! Clients, effects and strikes are described as they are in a fleet. A fleet knows that a key may have one more effect
+//! only from the faults of its store. Here the books know the time of each such occasion to the millisecond.
 
 use std::{
     collections::{BTreeMap, HashMap},
@@ -22,7 +22,7 @@ use crate::{
     oracle::{Attempt, Effect, History, Occasion, Outcome, Strike},
 };
 
-/// The first thing that is not as promised.
+/// The first violation.
 pub(super) fn violation(world: &State) -> Option<String> {
     let history = tell(world);
     let found = [
@@ -39,7 +39,7 @@ pub(super) fn violation(world: &State) -> Option<String> {
     })
 }
 
-/// Tells what happened, each process as a member of its own.
+/// Returns the history of the run, with each process as a member of its own.
 fn tell(world: &State) -> History {
     let began = Instant::now();
     let instant = |at: Millis| began + Duration::from_millis(at);
@@ -96,7 +96,7 @@ fn tell(world: &State) -> History {
     history
 }
 
-/// As long as anybody waits for a reply of the store.
+/// Returns the longest time that a process waits for a reply of the store.
 fn hearsay(plan: &Plan) -> Duration {
     match plan.in_flight {
         ConcurrentRequests::Wait(_) => Duration::from_millis(plan.store_timeout),
@@ -104,13 +104,15 @@ fn hearsay(plan: &Plan) -> Duration {
     }
 }
 
-/// Where calls come late, or the clock of the store is not ours, a record may be stored again when it was over.
+/// Returns the retention, or `None` if a record may be stored again after its expiry. That can happen if calls are late, or
+/// if the store's clock differs from the simulation's.
 fn retention(plan: &Plan) -> Option<Duration> {
     let may_be_late = plan.faults > 0 || plan.strikes.pauses > 0 || plan.strikes.steps > 0;
     (!may_be_late).then(|| Duration::from_millis(plan.retention))
 }
 
-/// When each entry was free again or, where a takeover may have an effect of its own, was taken over.
+/// Returns an occasion for each time an entry became free. If a takeover may have an effect of its own, takeovers are
+/// included.
 fn occasions(world: &State, instant: impl Fn(Millis) -> Instant) -> Vec<Occasion> {
     let executed = |event: &history::Event| match event.what {
         What::Executes {
@@ -120,7 +122,7 @@ fn occasions(world: &State, instant: impl Fn(Millis) -> Instant) -> Vec<Occasion
         } => Some((held.id, world.executions[execution].request)),
         _ => None,
     };
-    // What was never executed had no effect.
+    // A request that was never executed had no effect.
     let keys: HashMap<_, _> = world.history.iter().filter_map(executed).collect();
     let occasions = world.history.iter().filter_map(|event| {
         let (id, takeover) = match event.what {
@@ -149,7 +151,7 @@ fn strike(process: usize, down: Instant, resumed: Option<Instant>) -> Strike {
     }
 }
 
-/// As a client of a fleet tells it.
+/// Returns the outcome as a client of a fleet reports it.
 fn told(world: &State, attempt: usize, outcome: &history::Outcome) -> Outcome {
     match outcome {
         history::Outcome::Answered(reply) => match is_kept(world, attempt, reply) {
@@ -169,8 +171,8 @@ fn told(world: &State, attempt: usize, outcome: &history::Outcome) -> Outcome {
     }
 }
 
-/// Whether everybody is to be told the same: its handler said so, and it was heard that it is stored; or it was stored
-/// though it need not have been.
+/// Returns `true` if all clients must receive the same response. The handler returned the response and its storage was
+/// acknowledged. Or the response was stored although that was optional.
 fn is_kept(world: &State, attempt: usize, reply: &Reply) -> bool {
     let number = reply.execution;
     let execution = number.and_then(|number| world.executions.get(number));
@@ -211,7 +213,7 @@ fn pid(process: usize) -> u32 {
     u32::try_from(process).expect("a few")
 }
 
-/// For what clients may be told to try again, here.
+/// The problems after which clients of the simulation may retry.
 const PROBLEMS: &[&str] = &[
     "unkept",
     "no-orphan",

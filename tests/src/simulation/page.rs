@@ -1,4 +1,4 @@
-//! Bodies, of requests and of responses, that come in pieces and take their time.
+//! Bodies of requests and of responses that arrive in pieces, with delays.
 
 use std::{
     collections::VecDeque,
@@ -15,7 +15,7 @@ use tokio::time::{Sleep, sleep};
 
 use super::Millis;
 
-/// What a body does next.
+/// The next step of a body.
 pub(super) enum Piece {
     Data(Bytes),
     Wait(Millis),
@@ -50,7 +50,7 @@ impl Paced {
         }
     }
 
-    /// Tells how long it is.
+    /// Announces the exact length of the body.
     pub(super) fn announced(mut self) -> Self {
         let length = |piece: &Piece| match piece {
             Piece::Data(data) => data.len() as u64,
@@ -97,7 +97,7 @@ impl Body for Paced {
     }
 }
 
-/// What a handler answers with: a body of its own, or one that was prepared for a commit.
+/// The response body of a handler: a body of its own, or one that was prepared for a commit.
 pub(super) enum Page {
     Plain(Paced),
     Prepared(Pin<Box<tower_idempotency::Body<Page>>>),

@@ -1,4 +1,4 @@
-//! What is drawn for a seed before it runs: the settings of the layer, the habits of the world and when it strikes.
+//! The plan that is drawn for a seed before it runs: the settings of the layer, the habits of the world and the strikes.
 
 use std::time::Duration;
 
@@ -26,27 +26,27 @@ pub struct Plan {
     pub(super) crowded: bool,
     /// Handlers commit effect and record together.
     pub(super) transactional: bool,
-    /// What runs is work of `run_once`.
+    /// The processes run work of `run_once`.
     pub(super) jobs: bool,
     /// The store is the crate's own [`MemoryStore`](tower_idempotency::MemoryStore).
     pub(super) memory: bool,
     pub(super) processes: usize,
     pub(super) clients: usize,
     pub(super) keys: u64,
-    /// Of a hundred store calls, how many meet a fault.
+    /// The percentage of store calls that meet a fault.
     pub(super) faults: u64,
-    /// Of a hundred news for waiters, how many are lost.
+    /// The percentage of news for waiters that are lost.
     pub(super) deaf: u64,
-    /// Of a hundred requests, how many are left by their client.
+    /// The percentage of requests that are left by their client.
     pub(super) leaving: u64,
-    /// Of a hundred executions, how many do not end well.
+    /// The percentage of executions that do not end well.
     pub(super) failing: u64,
     pub(super) strikes: Strikes,
-    /// When the clients begin.
+    /// The time at which the clients begin.
     pub(super) rush: Millis,
 }
 
-/// How often each befalls a process, or the store.
+/// The frequency of each strike at a process or at the store.
 #[derive(Clone, Copy, Debug, Default)]
 pub(super) struct Strikes {
     pub(super) kills: u64,
@@ -131,7 +131,7 @@ impl Plan {
         }
     }
 
-    /// Whether a handler's response of this status is one that the layer records.
+    /// Returns `true` if the layer records a handler's response of this status.
     pub(super) fn records(&self, status: StatusCode) -> bool {
         match status {
             StatusCode::CREATED | StatusCode::NOT_FOUND => true,
@@ -143,17 +143,17 @@ impl Plan {
         }
     }
 
-    /// Whether a key that comes back with another request is a key of its own.
+    /// Returns `true` if a key that returns with another request is a separate key.
     pub(super) fn separates(&self) -> bool {
         self.preset == Preset::Idempo
     }
 
-    /// Whether replays are marked.
+    /// Returns `true` if replays are marked.
     pub(super) fn marks(&self) -> bool {
         matches!(self.preset, Preset::Recommended | Preset::Stripe)
     }
 
-    /// Longer than all that is slow in this seed: whoever is left to himself has ended by then.
+    /// Returns a duration longer than any delay of this seed. An execution that is not disturbed has finished by then.
     pub(super) fn patience(&self) -> Millis {
         let wait = match self.in_flight {
             ConcurrentRequests::Wait(max) => {

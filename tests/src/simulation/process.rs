@@ -1,8 +1,8 @@
-//! One simulated process: a runtime of its own, whose clock stands still unless the driver lets it go on.
+//! A simulated process: a runtime of its own, whose clock stands still unless the driver advances it.
 //!
-//! The layer runs in it as it does anywhere else: it spawns tasks, sleeps and looks at the clock. A process that is not
-//! driven is paused, as by SIGSTOP: when it goes on, its clock has gone on without it. One that is dropped is dead, with
-//! all its tasks, at once.
+//! The layer runs in the process without changes: it spawns tasks, sleeps and reads the clock. A process that is not driven
+//! is paused, as by SIGSTOP: when it continues, the real time has advanced. A process that is dropped is dead at once, with
+//! all its tasks.
 
 use std::{
     future::{Future, poll_fn},
@@ -25,29 +25,29 @@ use super::Millis;
 pub(super) struct Process {
     runtime: Runtime,
     turn: Arc<Turn>,
-    /// Its own clock when it began, and the world's.
+    /// The time of its own clock at the start, and that of the world.
     begun: Instant,
     born: Millis,
-    /// How far its clock has come, as the world's time.
+    /// The time of its clock, as the world's time.
     clock: Millis,
 }
 
-/// What the driver wants of the runtime, seen by the runtime as it runs out of work.
+/// The driver's directive for the runtime, which the runtime reads when it runs out of work.
 #[derive(Default)]
 struct Turn {
     phase: AtomicU8,
     driver: Mutex<Option<Waker>>,
 }
 
-/// Runs what can run, and nothing more.
+/// Runs all tasks that are ready, and nothing more.
 const SETTLING: u8 = 0;
 const SETTLED: u8 = 1;
-/// Lets the clock go on to the next timer.
+/// Lets the clock advance to the next timer.
 const PEEKING: u8 = 2;
 const PEEKED: u8 = 3;
 
 impl Turn {
-    /// `from` is over: the driver has the next word.
+    /// Ends the phase `from`, and wakes the driver.
     fn over(&self, from: u8, to: u8) {
         if self.phase.load(Relaxed) == from {
             self.phase.store(to, Relaxed);
@@ -71,7 +71,7 @@ impl Turn {
 impl Process {
     pub(super) fn begin(now: Millis) -> Self {
         let turn = Arc::<Turn>::default();
-        // The turn knows the runtime's own waker: a runtime that held the turn would never go.
+        // The turn stores the runtime's own waker: a runtime that owned the turn would never be dropped.
         let [parking, unparked] = [Arc::downgrade(&turn), Arc::downgrade(&turn)];
         let over = |turn: &Weak<Turn>, from, to| {
             if let Some(turn) = turn.upgrade() {
@@ -81,9 +81,9 @@ impl Process {
         let runtime = Builder::new_current_thread()
             .enable_time()
             .start_paused(true)
-            // Whoever wakes the driver here keeps the runtime from going on to the next timer.
+            // Waking the driver here keeps the runtime from advancing to the next timer.
             .on_thread_park(move || over(&parking, SETTLING, SETTLED))
-            // The timer has fired, and what it woke has not run yet.
+            // The timer has fired, and the tasks that it woke have not run yet.
             .on_thread_unpark(move || over(&unparked, PEEKING, PEEKED))
             .build()
             .expect("a simulation can have a runtime");
@@ -112,8 +112,8 @@ impl Process {
         drop(self.runtime.spawn(task));
     }
 
-    /// Runs all that can run at `now`. One that was paused until now finds that its clock has gone on, and all its timers
-    /// due at once.
+    /// Runs all tasks that can run at `now`. In a process that was paused until now, the clock has advanced, and all its
+    /// timers are due at once.
     pub(super) fn settle(&mut self, now: Millis) {
         if self.runtime.metrics().num_alive_tasks() == 0 {
             return;
@@ -122,13 +122,13 @@ impl Process {
             {
                 let _entered = self.runtime.enter();
                 let mut advancing = pin!(advance(Duration::from_millis(now - self.clock)));
-                // It advances as it is polled first, and then yields.
+                // The first poll advances the clock, and then yields.
                 let _ = advancing
                     .as_mut()
                     .poll(&mut Context::from_waker(Waker::noop()));
             }
             self.clock = now;
-            // The first time the timers fire, the second time what they woke runs.
+            // The first time the timers fire; the second time the tasks that they woke run.
             self.run_out_of_work();
         }
         self.run_out_of_work();
@@ -146,10 +146,10 @@ impl Process {
         }));
     }
 
-    /// Lets the clock go on to the next timer, but no further than `limit`. What the timer wakes has not run yet: the
-    /// process is to be settled when the world has come that far.
+    /// Lets the clock advance to the next timer, but no further than `limit`. The tasks that the timer wakes have not run
+    /// yet. The process must be settled when the world has reached that time.
     pub(super) fn look_ahead(&mut self, limit: Millis) -> Millis {
-        // Without tasks there are no timers, and nobody who looks at the clock.
+        // Without tasks there are no timers, and no task reads the clock.
         if self.clock >= limit || self.runtime.metrics().num_alive_tasks() == 0 {
             return limit;
         }

@@ -1,7 +1,7 @@
 //! The store of a simulation: entries and the contract, without a clock of its own.
 //!
-//! Every method is one step at an instant that it is told. `tests/tests/simulation.rs` holds it against the conformance
-//! suite.
+//! Every method is one step at an instant that the caller passes. `tests/tests/simulation.rs` runs the conformance suite
+//! against the store.
 
 use std::{collections::HashMap, time::Duration};
 
@@ -19,10 +19,10 @@ pub struct Shelf {
     bug: Option<Bug>,
 }
 
-/// What is known of a key.
+/// The state of a key.
 #[derive(Clone, Debug)]
 pub(super) struct Entry {
-    /// Whoever holds it, or completed it; nobody, once a takeover was released.
+    /// The token that holds or completed the entry, or `None` after a takeover was released.
     token: Option<Token>,
     fingerprint: Fingerprint,
     generation: u64,
@@ -63,7 +63,7 @@ impl Entry {
 }
 
 impl Shelf {
-    /// Breaks the contract in one way, or in none.
+    /// Returns a shelf that breaks the contract in one way, or in none.
     #[must_use]
     pub fn with(bug: Option<Bug>) -> Self {
         Self {
@@ -76,7 +76,7 @@ impl Shelf {
         self.bug == Some(bug)
     }
 
-    /// The entry, unless it is over.
+    /// Returns the entry, unless it has expired.
     pub(super) fn seen(&self, id: KeyId, now: Millis) -> Option<Entry> {
         let entry = self.entries.get(&id)?;
         let over = match entry.state {
@@ -99,13 +99,14 @@ impl Shelf {
         }
     }
 
-    /// As [`Store::acquire`](tower_idempotency::Store::acquire).
+    /// Like [`Store::acquire`](tower_idempotency::Store::acquire).
     pub fn acquire(&mut self, claim: &Claim, now: Millis) -> Acquired {
         let seen = self.seen(claim.id, now);
         self.acquire_from(seen.as_ref(), claim, now)
     }
 
-    /// Decides by what was seen, which is what the entry is now unless somebody read it first and writes later.
+    /// Acquires the entry according to `seen`. This is the current entry, unless another call read it first and writes
+    /// later.
     pub(super) fn acquire_from(
         &mut self,
         seen: Option<&Entry>,
@@ -131,7 +132,7 @@ impl Shelf {
         }
     }
 
-    /// The generation at which a claim on this entry is granted, or why it is not.
+    /// Returns the generation at which a claim on this entry is granted, or the reason for a refusal.
     fn judge(&self, entry: &Entry, claim: &Claim, now: Millis) -> Result<u64, Acquired> {
         let fingerprint = entry.fingerprint;
         let ends = match &entry.state {
@@ -144,7 +145,7 @@ impl Shelf {
             }
             State::Leased { ends, .. } => *ends,
         };
-        // The own token first: the reply that granted it may have been lost.
+        // The claim's own token is checked first: the reply that granted it may have been lost.
         if entry.token == Some(claim.token) && !self.has(Bug::OwnTokenIsRefused) {
             return Ok(entry.generation);
         }
@@ -169,11 +170,11 @@ impl Shelf {
         })
     }
 
-    /// As [`Store::renew`](tower_idempotency::Store::renew).
+    /// Like [`Store::renew`](tower_idempotency::Store::renew).
     ///
     /// # Errors
     ///
-    /// [`StoreError::LeaseLost`] when the token does not hold the entry.
+    /// Returns [`StoreError::LeaseLost`] if the token does not hold the entry.
     pub fn renew(&mut self, lease: &LeaseRef, ttl: Ttl, now: Millis) -> Result<(), StoreError> {
         let anybody = self.has(Bug::AnybodyRenews);
         let mut seen = self.seen(lease.id, now);
@@ -189,11 +190,11 @@ impl Shelf {
         }
     }
 
-    /// As [`Store::complete`](tower_idempotency::Store::complete).
+    /// Like [`Store::complete`](tower_idempotency::Store::complete).
     ///
     /// # Errors
     ///
-    /// [`StoreError::LeaseLost`] when another token holds or completed the entry.
+    /// Returns [`StoreError::LeaseLost`] if another token holds or completed the entry.
     pub fn complete(
         &mut self,
         lease: &LeaseRef,
@@ -220,11 +221,12 @@ impl Shelf {
         Ok(())
     }
 
-    /// What a transaction of the handler's writes as it commits: only where the lease is, its end past or not.
+    /// Stores the record of a handler's transaction at its commit, if the token holds the entry. The lease may have
+    /// expired.
     ///
     /// # Errors
     ///
-    /// [`StoreError::LeaseLost`] when the token does not hold the entry.
+    /// Returns [`StoreError::LeaseLost`] if the token does not hold the entry.
     pub fn commit(
         &mut self,
         lease: &LeaseRef,
@@ -242,7 +244,7 @@ impl Shelf {
         Ok(())
     }
 
-    /// As [`Store::release`](tower_idempotency::Store::release).
+    /// Like [`Store::release`](tower_idempotency::Store::release).
     pub fn release(&mut self, lease: &LeaseRef, now: Millis) {
         let Some(mut entry) = self.seen(lease.id, now) else {
             return;
@@ -256,7 +258,7 @@ impl Shelf {
         if entry.token != Some(lease.token) && !self.has(Bug::AnybodyReleases) {
             return;
         }
-        // What a takeover took over may have had its effect: it stays an orphan.
+        // The execution that was taken over may have had its effect, so the entry stays an orphan.
         if entry.generation > 1 && !self.has(Bug::ReleasedTakeoversAreFree) {
             *ends = now;
             entry.token = None;
@@ -266,7 +268,7 @@ impl Shelf {
         }
     }
 
-    /// Whether somebody may hold it.
+    /// Returns `true` if a process may hold the entry.
     #[must_use]
     pub fn is_in_progress(&self, id: KeyId, now: Millis) -> bool {
         let seen = self.seen(id, now);

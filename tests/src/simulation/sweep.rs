@@ -13,26 +13,26 @@ use super::{Bug, Report, run};
 /// Seeds to run, up to the first violation.
 #[derive(Clone, Debug)]
 pub struct Sweep {
-    /// Which.
+    /// The range of the seeds.
     pub seeds: Range<u64>,
-    /// On how many threads.
+    /// The number of threads.
     pub threads: usize,
-    /// With which bug.
+    /// The bug that is seeded, if any.
     pub bug: Option<Bug>,
-    /// For how long at most; without end if it is not said.
+    /// The longest duration of the sweep, or `None` for no limit.
     pub limit: Option<Duration>,
 }
 
-/// What came of it.
+/// The result of a sweep.
 #[derive(Debug)]
 pub struct Swept {
     /// The first of the seeds.
     pub from: u64,
-    /// How many ran.
+    /// The number of seeds that ran.
     pub ran: u64,
-    /// What they came to together.
+    /// The sums over all seeds.
     pub sums: Sums,
-    /// The lowest seed that was found not to be as promised; several threads may have found others.
+    /// The lowest seed with a violation; several threads may have found others.
     pub found: Option<Report>,
     took: Duration,
     threads: usize,
@@ -42,22 +42,22 @@ pub struct Swept {
 /// Sums over seeds.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Sums {
-    /// Requests that were sent.
+    /// The number of requests that were sent.
     pub attempts: u64,
-    /// Handlers that ran.
+    /// The number of executions of handlers.
     pub executions: u64,
-    /// Leases that were taken over.
+    /// The number of leases that were taken over.
     pub takeovers: u64,
-    /// Things that happened.
+    /// The number of events.
     pub events: u64,
 }
 
 impl Sweep {
-    /// Runs them.
+    /// Runs the seeds.
     ///
     /// # Panics
     ///
-    /// When the simulation itself does.
+    /// Panics if the simulation panics.
     #[must_use]
     pub fn run(self) -> Swept {
         let began = Instant::now();

@@ -1,4 +1,4 @@
-//! What all processes share: the time, the store and what is on its way, the dice, and what has happened.
+//! The state that all processes share: the time, the store, calls in flight, the dice, and the history.
 
 use std::{
     collections::{BTreeMap, HashMap},
@@ -21,22 +21,22 @@ use super::{
     shelf::Entry,
 };
 
-/// Shared by the driver and everything that runs in a process.
+/// The world, shared by the driver and all tasks of the processes.
 #[derive(Clone)]
 pub(super) struct World(Arc<Mutex<State>>);
 
 pub(super) struct State {
     pub(super) now: Millis,
-    /// How far the store's clock is ahead.
+    /// The lead of the store's clock.
     pub(super) ahead: Millis,
     pub(super) plan: Plan,
     pub(super) bug: Option<Bug>,
     pub(super) dice: Dice,
-    /// Nothing goes wrong any more.
+    /// `true` if no fault is injected any more.
     pub(super) healed: bool,
     queue: BTreeMap<(Millis, u64), Due>,
     queued: u64,
-    /// Calls that have not reached the store yet.
+    /// The number of calls that have not reached the store yet.
     pub(super) under_way: usize,
     pub(super) holder: Holder,
     pub(super) books: HashMap<KeyId, Books>,
@@ -47,20 +47,20 @@ pub(super) struct State {
     pub(super) executions: Vec<Execution>,
     pub(super) clients: Vec<Client>,
     pub(super) takeovers: usize,
-    /// Attempts that have not ended.
+    /// The number of attempts that have not ended.
     pub(super) open: usize,
-    /// Which processes were ever paused.
+    /// `true` for each process that was ever paused.
     pub(super) paused: Vec<bool>,
-    /// Which processes have died.
+    /// `true` for each process that has died.
     pub(super) dead: Vec<bool>,
     pub(super) history: Vec<Event>,
-    /// Whether anybody looks from inside.
+    /// `true` if the run is watched from inside.
     pub(super) watched: bool,
-    /// The first thing that was seen from inside not to be as promised.
+    /// The first violation that was seen from inside.
     pub(super) violation: Option<String>,
 }
 
-/// What is to happen at its time.
+/// An event that is due at its time.
 pub(super) enum Due {
     Arrival(Box<Call>),
     Reply(oneshot::Sender<Option<Done>>, Option<Done>),
@@ -68,7 +68,7 @@ pub(super) enum Due {
     Send(usize),
     Kill(usize),
     Pause(usize, Millis),
-    /// The process of this number, if it still is.
+    /// The process of this number continues, if it still exists.
     GoOn(usize),
     Drain(usize),
     /// An operator looks for an orphan.
@@ -79,14 +79,14 @@ pub(super) enum Due {
     Step(Millis),
 }
 
-/// A call on its way to the store, and what becomes of its reply.
+/// A call on its way to the store, and the receiver of its reply.
 pub(super) struct Call {
     pub(super) process: usize,
     pub(super) op: Op,
     pub(super) reply: Option<(oneshot::Sender<Option<Done>>, Millis)>,
-    /// It arrives, and an error comes back.
+    /// The call arrives, and an error returns.
     pub(super) fails: bool,
-    /// What was read as it was sent, where the store has that bug.
+    /// The entry that was read when the call was sent, if the store has that bug.
     pub(super) read: Option<Option<Entry>>,
 }
 
@@ -106,48 +106,48 @@ pub(super) enum Done {
     Lost,
 }
 
-/// One request of a client, and what became of it.
+/// A request of a client, and its outcome.
 pub(super) struct Attempt {
-    /// Nobody, where an operator finishes what was abandoned.
+    /// The client, or `None` if an operator finishes an orphan.
     pub(super) client: Option<usize>,
     pub(super) process: usize,
     pub(super) request: Request,
     pub(super) execution: Option<usize>,
-    /// Its body comes at once and whole.
+    /// `true` if its body arrives at once and complete.
     pub(super) clean: bool,
     pub(super) left: bool,
     pub(super) outcome: Option<Outcome>,
-    /// It ended with an answer of its own of which the layer had not heard whether it is stored.
+    /// The attempt ended with its own response, and the layer did not know if that response was stored.
     pub(super) unheard: bool,
 }
 
-/// One run of the handler.
+/// An execution of the handler.
 pub(super) struct Execution {
     pub(super) attempt: usize,
     pub(super) process: usize,
     pub(super) request: Request,
     pub(super) lease: Option<LeaseRef>,
-    /// In which stories of its key it has committed its effect.
+    /// The stories of its key in which it has committed its effect.
     pub(super) commits: Vec<u64>,
-    /// When the record of the first commit that it sent is over, if that came through.
+    /// The expiry of the record of the first commit that was sent, if that commit succeeded.
     pub(super) over: Option<Millis>,
-    /// What it had to say; the last of these is what it said.
+    /// The responses that the execution produced; the last of them is its response.
     pub(super) answers: Vec<Said>,
     pub(super) state: Progress,
-    /// A completion under its lease was sent, and whether anything definite was heard of one.
+    /// `completing` is `true` if a completion under the lease was sent; `heard` if a completion had a definite reply.
     pub(super) completing: bool,
     pub(super) heard: bool,
-    /// It was heard that the lease is lost, before that.
+    /// `true` if the layer learned before that completion that the lease is lost.
     pub(super) lost: bool,
 }
 
-/// How far an execution has come.
+/// The progress of an execution.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Progress {
     Runs,
-    /// With the last of its answers.
+    /// The execution ended with the last of its responses.
     Answered,
-    /// Without one.
+    /// The execution ended without a response.
     Failed,
 }
 
@@ -159,20 +159,20 @@ pub(super) struct Said {
     pub(super) keep: Keep,
 }
 
-/// Whether the layer is to keep it.
+/// The expectation that the layer records the response.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Keep {
     Yes,
     No,
-    /// It is too large, or perhaps too slow: there is a tombstone, or none.
+    /// The response is too large, or perhaps too slow: a tombstone may be stored.
     Perhaps,
 }
 
-/// Somebody who sends a request again and again.
+/// A client that sends a request repeatedly.
 pub(super) struct Client {
     pub(super) request: Request,
     pub(super) left: u64,
-    /// It asks until it knows, once nothing goes wrong any more.
+    /// `true` if the client retries until it has a definite outcome, once no fault is injected any more.
     pub(super) asks: bool,
     pub(super) waiting: bool,
 }
@@ -232,7 +232,7 @@ impl State {
 
     pub(super) fn after(&mut self, pause: Millis, due: Due) {
         self.queued += 1;
-        // What is due at one instant happens in any order.
+        // Events that are due at one instant happen in any order.
         let order = self.dice.next() << 32 | self.queued;
         if let Due::Arrival(_) = due {
             self.under_way += 1;
@@ -249,7 +249,7 @@ impl State {
         (entry.key().0 <= self.now).then(|| entry.remove())
     }
 
-    /// Whether anything is to come besides replies and news.
+    /// Returns `true` if an event is due besides replies and news.
     pub(super) fn is_eventful(&self) -> bool {
         let mut due = self.queue.values();
         due.any(|due| !matches!(due, Due::Arrival(_) | Due::Reply(..) | Due::Push(_)))
@@ -269,12 +269,12 @@ impl State {
 
     // ---- The store ----
 
-    /// The time by the store's clock.
+    /// Returns the time by the store's clock.
     pub(super) fn store_now(&self) -> Millis {
         self.now + self.ahead
     }
 
-    /// A call has reached the store.
+    /// Handles the arrival of a call at the store.
     pub(super) fn arrive(&mut self, process: usize, op: &Op, read: Option<Option<Entry>>) -> Done {
         let now = self.store_now();
         let (id, token) = (op.id(), op.token());
@@ -302,7 +302,7 @@ impl State {
             && (matches!(done, Done::Ok) || self.has(Bug::CommitIsTorn))
         {
             self.executions[*execution].commits.push(story);
-            // Unless the store's clock has taken the record away before its time.
+            // A second commit is a violation, unless the store's clock has expired the record early.
             if self.executions[*execution].commits.len() > 1 && self.ahead == 0 {
                 self.violated(format!("execution {execution} has its effect twice"));
             }
@@ -327,7 +327,7 @@ impl State {
         done
     }
 
-    /// News for whoever waits for this entry, unless they are lost.
+    /// Sends news to the waiters for this entry, unless the news are lost.
     fn wake(&mut self, id: KeyId) {
         let mut at = 0;
         while at < self.watchers.len() {
@@ -353,7 +353,7 @@ impl State {
         watcher
     }
 
-    /// The execution under this lease.
+    /// Returns the execution under this lease.
     pub(super) fn execution_under(&mut self, lease: &LeaseRef) -> Option<&mut Execution> {
         let mut executions = self.executions.iter_mut().rev();
         executions.find(|it| it.lease.is_some_and(|it| it.token == lease.token))
@@ -429,7 +429,7 @@ fn found(done: &Done) -> Found {
     }
 }
 
-/// What became of an attempt, and what its client does next.
+/// Outcomes of attempts, and the next step of their clients.
 impl State {
     pub(super) fn ended(&mut self, attempt: usize, outcome: Outcome) {
         if self.attempts[attempt].outcome.is_some() {
@@ -456,7 +456,7 @@ impl State {
         if state.asks {
             if !definite {
                 state.waiting = true;
-                // The poll of whoever asks until he knows.
+                // The poll interval of a client that retries until it has a definite outcome.
                 self.after(lease / 4, Due::Send(client));
             }
             return;
@@ -472,7 +472,7 @@ impl State {
     }
 }
 
-/// Whether there is nothing more to be learned by asking again.
+/// Returns `true` if a retry cannot provide more information.
 pub(super) fn is_definite(outcome: &Outcome) -> bool {
     match outcome {
         Outcome::Answered(Reply { .. }) | Outcome::Panicked | Outcome::Failed => true,

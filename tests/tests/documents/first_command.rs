@@ -1,14 +1,15 @@
-//! The first command of the README, as somebody types it who has just cloned the repository.
+//! The first command of the README, as typed by a user who has just cloned the repository.
 
 use std::{fs, path::Path, process::Command};
 
 use http::StatusCode;
 use tests::playground::{Playground, cargo};
 
-/// What the README has one type first, with these arguments besides.
+/// Returns the first command of the README with these additional arguments.
 ///
-/// It goes to a target directory of its own: the other tests build the playground with more features, and each would take
-/// the executable away from the other. What it is built from is shared with them.
+/// The command builds into a target directory of its own. The other tests build the playground with more features, and
+/// each build would replace the executable of the other. The build directory for intermediate artifacts is shared with
+/// them.
 fn first_command(args: &[&str]) -> Command {
     let readme = concat!(env!("CARGO_MANIFEST_DIR"), "/../README.md");
     let readme = fs::read_to_string(readme).expect("a README");

@@ -29,7 +29,7 @@ async fn exact() -> Subject<DynamoDbStore> {
     with_skew(Duration::ZERO).await
 }
 
-/// An allowance for skew delays what is over, and changes nothing else.
+/// Returns a subject with an allowance for skew, which delays expiry and changes nothing else.
 async fn allowing_for_skew() -> Subject<DynamoDbStore> {
     with_skew(UNIT / 2).await
 }

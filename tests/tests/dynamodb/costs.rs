@@ -1,4 +1,4 @@
-//! What a request costs DynamoDB: calls, and units of capacity as the stand-in counts them.
+//! Costs of a request on DynamoDB: calls, and units of capacity as the stand-in counts them.
 
 use std::{
     collections::HashMap,
@@ -151,7 +151,7 @@ async fn unrecorded_request_makes_two_calls() {
     assert_eq!(scanned.expect("the server runs").count(), 0);
 }
 
-/// It stays in the index, in another partition of it; and the service has no reason to collect it.
+/// The item stays in the index, in another partition; and the service has no reason to collect it.
 #[tokio::test]
 async fn attention_makes_two_calls_and_moves_in_index() {
     let (endpoint, direct, table, store) = counted(DynamoDbOptions::new()).await;

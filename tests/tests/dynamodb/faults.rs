@@ -1,4 +1,4 @@
-//! What becomes of requests when DynamoDB throttles, fails, is silent, or answers less than it should.
+//! Requests while DynamoDB throttles, fails, is silent, or replies with less than it should.
 
 use std::{
     future::{Future, poll_fn},
@@ -35,8 +35,8 @@ use tower_idempotency_dynamodb::{
     },
 };
 
-/// Calls fail as the endpoint is told, and not because a machine has too much to do; what is silent is tested with the
-/// timeouts that are the default.
+/// Calls fail because of the endpoint's faults, and not because the machine is overloaded. Silent calls are tested with the
+/// default timeouts.
 const PATIENCE: Duration = Duration::from_secs(20);
 
 struct Stage {
@@ -304,7 +304,7 @@ async fn item_of_later_version_is_preserved() {
 }
 
 // F-183
-// What the service says right after it has made a table, and of one that somebody deletes.
+// The replies of the service right after it has made a table, and while another client deletes one.
 #[tokio::test]
 async fn table_created_despite_delayed_visibility() {
     let stage = stage().await;
@@ -330,7 +330,7 @@ async fn updating_table_is_usable() {
         "{:?}",
         began.elapsed()
     );
-    // Its collection waits for what is being done.
+    // Setting the TTL is retried while the table is in use.
     let collected = endpoint.operations().into_iter();
     assert_eq!(collected.filter(|it| it == "UpdateTimeToLive").count(), 3);
 }
@@ -353,7 +353,7 @@ async fn listing_waits_for_index_creation() {
     }
 }
 
-/// How often credentials were loaded. The test holds each load until it lets one through.
+/// Counts the loads of credentials. The test holds each load until it lets one through.
 #[derive(Clone, Debug)]
 struct Loads {
     gate: Gate,
@@ -428,7 +428,7 @@ async fn expired_credentials_are_reloaded() {
     let store = with_credentials(cache, HALF_A_SECOND, &loads, valid).await;
     let claim = claim(1);
     store.acquire(&claim).await.expect_err("not loaded yet");
-    // Nobody waits for them until they are loaded, and over.
+    // The store does not wait for the credentials; they are loaded later and have expired by then.
     loads.gate.open_for_good();
     let ended = async {
         while loads.ended.load(SeqCst) < 1 {
@@ -507,7 +507,7 @@ fn claim(n: u8) -> Claim {
 const HALF_A_SECOND: Duration = Duration::from_millis(500);
 const HOUR: Duration = Duration::from_secs(3_600);
 
-/// Nothing of what is kept is in what an error says, however it is printed.
+/// No error message contains stored data, in any of its formats.
 #[tokio::test]
 async fn errors_say_nothing_of_keys_and_records() {
     let stage = stage().await;

@@ -15,7 +15,7 @@ use tests::{
 };
 use tokio::sync::Mutex;
 
-/// Fleets beside each other wait for processors longer than for leases.
+/// Fleets that run in parallel wait for processors longer than for leases, so they run in turn.
 static TURN: Mutex<()> = Mutex::const_new(());
 
 const MEMBERS: usize = 3;
@@ -23,7 +23,7 @@ const LEASE: Duration = Duration::from_millis(1500);
 const POLL: Duration = Duration::from_millis(100);
 const HANDLER: Duration = Duration::from_millis(40);
 
-/// A table whose answers come late: a process is often struck between what the table did and its hearing of it.
+/// A table whose replies are delayed, so that processes are often struck between an effect on the table and its reply.
 struct Late {
     _server: DynamoDbServer,
     proxy: Proxy,

@@ -1,4 +1,4 @@
-//! What operators see of what is in progress and of what needs attention, page by page, and what they do about it.
+//! The operator's view of entries in progress and entries that need attention, page by page, and their resolution.
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -112,7 +112,7 @@ async fn what_is_in_progress_is_listed_page_by_page(stand_in: StandIn) {
         assert_eq!(lease, Duration::from_secs(600));
         assert_eq!(entry.overdue, None);
     }
-    // A query for each page, or to learn that a shard has no more.
+    // A query for each page, or to find that a shard has no more entries.
     let calls = endpoint.operations();
     assert!(calls.iter().all(|call| call == "Query"), "{calls:?}");
     assert!(calls.len() <= pages.len() + 8, "{}", calls.len());
@@ -163,13 +163,13 @@ async fn index_partitions_are_spread_on_moto() {
 
 const REFUND_FAILED: NeedsAttention = NeedsAttention::new("refund-failed");
 
-/// A service that gives up while it is told to, and counts what it executes.
+/// A service that gives up while `gives_up` is set, and counts its executions.
 struct Service {
     app: Router,
     layer: IdempotencyLayer,
     effects: Effects,
     gives_up: Arc<AtomicBool>,
-    /// Of each execution.
+    /// The takeover flag of each execution.
     takeovers: Arc<Mutex<Vec<bool>>>,
 }
 
@@ -247,7 +247,7 @@ async fn what_needs_attention_is_listed_until_it_is_resolved(stand_in: StandIn) 
         );
         assert_eq!(entry.overdue, None, "its lease would not be over yet");
     }
-    // Neither list has what belongs to the other.
+    // Neither list contains entries of the other.
     let leased = all(&store, 10).await.concat();
     assert_eq!(leased.len(), 1);
     assert_eq!(leased[0].reason, None);
@@ -285,7 +285,7 @@ async fn the_only(store: &DynamoDbStore) -> Entry {
     entry
 }
 
-/// The first execution may have had its effect: the next one is told, and nobody else gets the key.
+/// The first execution may have had its effect: the next one is flagged as a takeover, and no other request gets the key.
 async fn what_may_be_tried_again_is_a_takeover(stand_in: StandIn) {
     let (_endpoint, _, store) = listed(stand_in).await;
     let service = Service::new(IdempotencyLayer::new(store.clone()));
@@ -303,7 +303,7 @@ async fn what_may_be_tried_again_is_a_takeover(stand_in: StandIn) {
 
     let other = send(&service.app, post("/cancel", "k", "another request")).await;
     assert_eq!(other.code(), "key-reused");
-    // It gives up again: of a later generation, and what was decided about the first is not about this one.
+    // The service gives up again, in a later generation: the decision about the first generation does not apply to it.
     assert_eq!(service.ask("k").await.status, StatusCode::BAD_GATEWAY);
     let second = the_only(&store).await;
     assert_eq!((second.id, second.generation), (first.id, 2));
@@ -377,7 +377,7 @@ async fn settled_entry_is_replayed_on_moto() {
 }
 
 // S-243
-/// For consumers: what a message's work left behind is settled with the value that it would have had.
+/// Consumers: an entry of `run_once` that needs attention is resolved with the value that the work would have returned.
 #[tokio::test]
 async fn work_attention_is_settled_with_value() {
     let (_endpoint, _, store) = listed(StandIn::Dynoxide).await;
@@ -396,7 +396,7 @@ async fn work_attention_is_settled_with_value() {
     assert_eq!(again.expect("an outcome"), Outcome::Replayed(7));
 }
 
-/// Whoever lost the item, and stores its outcome all the same, has no more to show than that.
+/// A holder that lost the item, and stores its outcome afterwards, reports nothing beyond that item.
 #[tokio::test]
 async fn attention_is_resolved_after_entry_loss() {
     let (_endpoint, table, store) = listed(StandIn::Dynoxide).await;
@@ -484,7 +484,7 @@ async fn orphan_is_listed_as_overdue_until_expiry() {
     assert!((3600..=3700).contains(&since), "first leased {since} s ago");
 }
 
-/// It may be what is looked for, so it is not passed over in silence; and it hides nothing else.
+/// The entry may be the one searched for, so the listing reports it; and it hides no other entry.
 async fn an_entry_that_cannot_be_read_is_told_of_after_all_others(stand_in: StandIn) {
     use tower_idempotency_dynamodb::aws_sdk_dynamodb::{primitives::Blob, types::AttributeValue};
 
@@ -492,7 +492,7 @@ async fn an_entry_that_cannot_be_read_is_told_of_after_all_others(stand_in: Stan
     for n in 0..20 {
         hold(&store, &claim(n)).await;
     }
-    // As a later version may write them: in each partition the oldest one.
+    // Entries that a later version may write: the oldest one in each partition.
     for shard in 0..8 {
         let put = client(shared(stand_in).address()).put_item();
         put.table_name(&table)

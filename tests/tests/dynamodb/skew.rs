@@ -27,7 +27,7 @@ const SKEW: Duration = Duration::from_secs(1);
 /// No store knows how fast this passes: their clock is the test's.
 const LEASE: Duration = Duration::from_secs(6);
 
-/// How far the test advances the clock at a time.
+/// Step by which the test advances the clock.
 const STEP: Duration = Duration::from_millis(20);
 
 /// No call is given up here because a machine has too much to do.
@@ -73,7 +73,7 @@ fn claim() -> Claim {
     claim.expect("tests run where there is randomness")
 }
 
-/// How long after it was granted a lease that nobody renews is taken over by somebody else.
+/// Returns the time from the grant of a lease that is never renewed until another process takes it over.
 async fn taken_over_after(holder: Off, other: Off) -> Duration {
     let (address, table, time) = table().await;
     let on = |off| store(address, &table, &time, off);
@@ -118,7 +118,7 @@ async fn skew_within_allowance_prevents_early_takeover() {
     }
 }
 
-/// What the allowance is for: without it, or with clocks further apart, the same goes wrong.
+/// Purpose of the allowance: without it, or if clocks differ by more, the same takeover happens too early.
 #[tokio::test]
 async fn skew_beyond_allowance_takes_over_held_lease() {
     let after = taken_over_after(TRUE, Off::Ahead(SKEW + LEASE)).await;
@@ -156,8 +156,8 @@ impl Process {
     }
 }
 
-/// The test renews the lease of the holder and advances the time that both processes know by most of a lease, in turns.
-/// Each time the other process asks.
+/// The test renews the lease of the holder and advances the time that both processes know by most of a lease, in turns. The
+/// other process sends a request each time.
 async fn is_executed_once(holder: Off, other: Off) {
     let (address, table, time) = table().await;
     let effects = Effects::default();
@@ -220,7 +220,7 @@ async fn skew_beyond_allowance_executes_twice() {
 }
 
 // F-173
-/// A record is remembered for its whole retention, whichever process asks.
+/// A record is stored for its whole retention, for the requests of every process.
 #[tokio::test]
 async fn skew_within_allowance_keeps_records() {
     let (address, table, time) = table().await;
@@ -289,7 +289,7 @@ async fn late_garbage_collection_is_harmless() {
         takeover: false,
     };
     assert_eq!(taken, first);
-    // Nobody holds it of old.
+    // The former lease is no longer held.
     let late = then
         .renew(&left_behind.lease_ref(1), Ttl::from_secs(15))
         .await;

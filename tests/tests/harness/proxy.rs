@@ -1,4 +1,4 @@
-//! The proxy that goes wrong as it is told, between a client and a Redis.
+//! The fault-injecting proxy between a client and a Redis.
 
 use std::{
     io::{self, ErrorKind, Read, Write},
@@ -273,7 +273,7 @@ fn connect(proxy: &Proxy) -> TcpStream {
     stream
 }
 
-/// What Redis answers to a line.
+/// Sends a line to Redis and returns its reply.
 fn ask(client: &mut TcpStream, line: &str) -> String {
     client.set_read_timeout(Some(PATIENCE)).expect("a socket");
     client
@@ -284,7 +284,8 @@ fn ask(client: &mut TcpStream, line: &str) -> String {
     String::from_utf8(answer[..read].to_vec()).expect("text")
 }
 
-/// What comes within so long: what must come is waited for with [`PATIENCE`], and what must not for a [`MOMENT`].
+/// Returns the bytes received within this time. Tests wait for expected bytes with [`PATIENCE`], and for unexpected
+/// bytes with a [`MOMENT`].
 fn said(client: &mut TcpStream, within: Duration) -> Heard {
     client.set_read_timeout(Some(within)).expect("a socket");
     let mut bytes = [0; 100];

@@ -50,7 +50,7 @@ fn server_ends_with_killed_test_process() {
     eventually("its directory is gone", || !directory.exists());
 }
 
-/// However long nobody listens there: a server may be away for a moment.
+/// A port is not given twice, even if no server listens on it for a while: a server may be down for a moment.
 #[test]
 fn free_port_is_given_once() {
     let port = free_port();
@@ -182,7 +182,7 @@ fn redis_with_tls_is_trusted_by_its_authority_alone() {
             .stderr(Stdio::null())
             .spawn()
             .unwrap();
-        // Who does not trust the server may be gone before it is told anything.
+        // A client that does not trust the server may close the connection before the server receives anything.
         let _ = client.stdin.take().unwrap().write_all(b"PING\r\nQUIT\r\n");
         let output = client.wait_with_output().unwrap();
         String::from_utf8(output.stdout).unwrap()
@@ -274,7 +274,7 @@ fn cluster_replica_replaces_dead_master() {
 
 // ---- Helpers ----
 
-/// To a cluster of these nodes, none is gone that stands still for two seconds.
+/// Keeps the nodes of a cluster from declaring a node failed that is paused for two seconds.
 const UNHURRIED: [&str; 2] = ["--cluster-node-timeout", "6000"];
 
 fn is_running(pid: u32) -> bool {

@@ -483,7 +483,6 @@ async fn bodies_that_must_not_move_are_read_and_answered() {
 struct Boom(u64);
 
 // S-097
-// behaviours 72
 #[tokio::test(start_paused = true)]
 async fn service_error_propagates_and_releases_key() {
     let store = MemoryStore::new();
@@ -698,7 +697,7 @@ async fn auth_outside_layer_blocks_replay_after_revocation() {
         let first = send(&app, order()).await;
         *revoked.lock().expect("no panic") = true;
         let meanwhile = send(&app, order()).await;
-        // The other way round nobody asks who it is.
+        // With the layer outside, no authentication takes place.
         let expected = if inside { 403 } else { 201 };
         assert_eq!((meanwhile.status.as_u16(), effects.count()), (expected, 1));
         *revoked.lock().expect("no panic") = false;

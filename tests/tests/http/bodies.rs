@@ -1,4 +1,4 @@
-//! Large, slow and broken bodies: behaviours 160 to 166.
+//! Large, slow and broken bodies.
 
 use std::{
     sync::{
@@ -73,7 +73,6 @@ async fn leaves_a_tombstone(app: &Router, effects: &Effects, expected: &[u8], wh
 }
 
 // F-075, F-089, S-280
-// behaviours 160
 #[tokio::test(start_paused = true)]
 async fn response_over_limit_leaves_tombstone() {
     let limited = || layer().with_response_limit(1000);
@@ -100,7 +99,6 @@ async fn response_over_limit_leaves_tombstone() {
 }
 
 // F-089, S-282
-// behaviours 160
 #[tokio::test(start_paused = true)]
 async fn larger_response_can_release_key() {
     let release = layer()
@@ -202,7 +200,6 @@ async fn too_many_trailers_leave_tombstone() {
 }
 
 // S-288
-// behaviours 161
 #[tokio::test(start_paused = true)]
 async fn unknown_length_response_is_recorded() {
     let wait = || Step::Wait(Duration::from_secs(3));
@@ -224,7 +221,7 @@ async fn unknown_length_response_is_recorded() {
 }
 
 // F-079, S-290
-// A body that told its length may take its time, but not stall: it would hold its lease and its place for ever.
+// A body with a known length may be slow, but must not stall: it would hold its lease and its permit indefinitely.
 #[tokio::test(start_paused = true)]
 async fn known_length_response_may_be_slow() {
     let slow = |pause: u64| {
@@ -254,7 +251,6 @@ async fn known_length_response_may_be_slow() {
 }
 
 // S-289
-// behaviours 161, 162
 #[tokio::test(start_paused = true)]
 async fn long_response_counts_as_streamed() {
     let (app, effects) = answering(layer(), || {
@@ -285,7 +281,6 @@ async fn long_response_counts_as_streamed() {
 }
 
 // S-291
-// behaviours 162
 #[tokio::test(start_paused = true)]
 async fn events_reach_client_immediately() {
     for media_type in ["text/event-stream", "Text/Event-Stream; charset=utf-8"] {
@@ -315,7 +310,7 @@ async fn events_reach_client_immediately() {
 }
 
 // S-293
-// behaviours 163, failure mode 89
+// failure mode 89
 #[tokio::test(start_paused = true)]
 async fn aborted_response_releases_key() {
     let (app, effects) = answering(layer(), || scripted(["half".into(), Step::Fail]));
@@ -432,7 +427,8 @@ async fn buffered_stream_counts_until_read() {
 }
 
 // F-078, S-287
-/// Who reads nothing leaves others their uploads and their answers: there is an end to what is held for clients.
+/// A client that reads nothing leaves other clients the budget for their uploads and responses: buffered bytes are
+/// limited.
 #[tokio::test(start_paused = true)]
 async fn unread_responses_leave_budget_for_others() {
     let tight = layer().with_max_in_flight(100, 1000);
@@ -484,7 +480,7 @@ async fn chunked_known_length_response_counts() {
     }
 }
 
-/// What did not fit was never counted, and is not from its first piece on either.
+/// A response that exceeded the budget was never counted, and is not counted while it is sent from its first chunk on.
 #[tokio::test(start_paused = true)]
 async fn oversized_response_uses_no_budget_while_sent() {
     let tight = layer().with_max_in_flight(100, 1000);
@@ -540,7 +536,7 @@ async fn body_with_exact_size_hint_is_complete() {
     assert_eq!(effects.count(), 1);
 }
 
-/// What the handler held in one piece it holds without us as well.
+/// A response that the handler holds in one piece uses the same memory without the layer, and is not counted.
 #[tokio::test(start_paused = true)]
 async fn buffered_response_is_uncounted_once_recorded() {
     let tight = layer().with_max_in_flight(100, 20);
@@ -592,7 +588,6 @@ async fn requests_in_flight_are_bounded() {
 }
 
 // S-073
-// behaviours 166
 #[tokio::test(start_paused = true)]
 async fn chunked_upload_over_limit_skips_handler() {
     let (app, effects) = creating(layer().with_request_limit(1000));

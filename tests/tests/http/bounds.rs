@@ -1,4 +1,4 @@
-//! What is bounded: bodies, bytes in all, requests in flight, and the time any of them may take.
+//! Limits: size of a body, bytes in total, requests in flight, and the time that each of them may take.
 
 use std::{
     io,
@@ -113,7 +113,7 @@ impl World {
 // ---- Request bodies ----
 
 // F-013
-// fm 75, behaviours 166
+// fm 75
 #[tokio::test(start_paused = true)]
 async fn upload_of_10_gb_is_refused_at_limit() {
     bounded(async {
@@ -138,7 +138,7 @@ async fn upload_of_10_gb_is_refused_at_limit() {
     .await;
 }
 
-// behaviours 55, 56; fm 75
+// fm 75
 #[tokio::test(start_paused = true)]
 async fn body_limit_is_exact_for_every_framing() {
     bounded(async {
@@ -225,7 +225,7 @@ async fn read_some(res: Response, length: usize) -> Vec<u8> {
 }
 
 // F-076
-// fm 88, 97; behaviours 161
+// fm 88, 97
 #[tokio::test(start_paused = true)]
 async fn endless_response_streams_after_limit() {
     bounded(async {
@@ -259,7 +259,7 @@ async fn endless_response_streams_after_limit() {
 }
 
 // F-075
-// behaviours 160, fm 97
+// fm 97
 #[tokio::test(start_paused = true)]
 async fn announced_oversized_response_is_not_buffered() {
     bounded(async {
@@ -322,7 +322,7 @@ async fn event_stream_is_never_buffered() {
 }
 
 // F-080
-// fm 89, behaviours 163
+// fm 89
 #[tokio::test(start_paused = true)]
 async fn aborted_response_is_forwarded_and_not_recorded() {
     bounded(async {
@@ -348,7 +348,7 @@ async fn aborted_response_is_forwarded_and_not_recorded() {
 const BYTES: usize = 13_333;
 
 // S-080
-/// Or whoever uploads slowly would have other clients' effects go unrecorded.
+/// Without this limit, clients with slow uploads would prevent the recording of other clients' responses.
 // fm 75, 97
 #[tokio::test(start_paused = true)]
 async fn however_much_is_uploaded_there_is_room_for_answers() {
@@ -374,7 +374,7 @@ async fn however_much_is_uploaded_there_is_room_for_answers() {
 }
 
 // F-078, S-287
-/// What clients are slow with, uploads and reading together, leaves room for an answer that comes in one piece.
+/// Slow clients, whether they upload or read, leave budget for a response that comes in one piece.
 // fm 75, 97
 #[tokio::test(start_paused = true)]
 async fn slow_clients_leave_budget_for_whole_responses() {

@@ -213,7 +213,8 @@ async fn everything_else_may_change_while_clients_retry() {
     }
 }
 
-/// What changes, a request, and the layers of the processes that get it first and again.
+/// A change: its name, a request, and the layers of the process that receives it first and of the process that receives
+/// the retry.
 struct Change(&'static str, fn() -> Request<Body>, Make, Make);
 
 type Make = fn(Shelf) -> IdempotencyLayer;

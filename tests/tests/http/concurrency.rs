@@ -1,4 +1,4 @@
-//! Requests that meet while the first is being executed: behaviours 95, 96 and 104 to 107.
+//! Requests that meet while the first is being executed.
 
 use std::sync::{Arc, atomic::Ordering};
 
@@ -63,7 +63,6 @@ fn layer() -> IdempotencyLayer {
 }
 
 // S-124
-// behaviours 95
 #[tokio::test(start_paused = true)]
 async fn concurrent_duplicate_gets_retry_after() {
     for (layer, status) in [
@@ -107,7 +106,6 @@ async fn refused_duplicate_releases_nothing() {
 }
 
 // S-126
-// behaviours 96
 #[tokio::test(start_paused = true)]
 async fn other_request_in_flight_is_key_reuse() {
     let gated = gated(layer());
@@ -158,7 +156,7 @@ async fn other_caller_runs_concurrently() {
 }
 
 // S-129
-// behaviours 104: the body is part of the fingerprint, so that a mismatch is judged first
+// The body is part of the fingerprint, so a mismatch is detected before the duplicate is rejected.
 #[tokio::test(start_paused = true)]
 async fn duplicate_body_is_read_before_decision() {
     let gated = gated(layer().with_request_limit(8));
@@ -175,7 +173,6 @@ async fn duplicate_body_is_read_before_decision() {
 }
 
 // S-130
-// behaviours 105
 #[tokio::test(start_paused = true)]
 async fn duplicate_during_completion_gets_record() {
     let store = Probe::default();
@@ -196,7 +193,7 @@ async fn duplicate_during_completion_gets_record() {
     assert_eq!(gated.effects.count(), 1);
 }
 
-/// The body `order`, once it is told.
+/// Returns the body `order`, which is sent once the channel receives a message.
 fn async_body(told: tokio::sync::oneshot::Receiver<()>) -> Body {
     struct Late(Option<tokio::sync::oneshot::Receiver<()>>);
     impl http_body::Body for Late {
@@ -221,7 +218,7 @@ fn async_body(told: tokio::sync::oneshot::Receiver<()>) -> Body {
 }
 
 // S-131
-// behaviours 106: with one atomic acquire there is nothing between asking and reading
+// With one atomic acquire there is no gap between the query and the read.
 #[tokio::test(start_paused = true)]
 async fn key_freed_under_duplicate_is_leased_again() {
     let gate = Arc::new(Semaphore::new(0));
@@ -257,7 +254,6 @@ async fn key_freed_under_duplicate_is_leased_again() {
 }
 
 // S-132
-// behaviours 107
 #[tokio::test(start_paused = true)]
 async fn different_keys_run_side_by_side() {
     let gated = gated(layer());

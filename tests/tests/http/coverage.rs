@@ -1,4 +1,4 @@
-//! Which requests are covered: behaviours 20 to 30.
+//! Which requests are covered.
 
 use axum::{Router, body::Body, routing::any};
 use http::{Method, Request, StatusCode};
@@ -14,7 +14,7 @@ fn request(method: &str, path: &str, body: &'static str) -> Request<Body> {
         .expect("a valid request")
 }
 
-/// How many of two equal requests were executed, and whether the store was asked at all.
+/// Returns how many of two equal requests were executed, and `true` if the store was called at all.
 async fn executed(
     make: impl Fn(IdempotencyLayer) -> IdempotencyLayer,
     method: &str,
@@ -34,7 +34,6 @@ const BYPASSED: (u64, bool) = (2, false);
 const PROTECTED: (u64, bool) = (1, true);
 
 // F-064, S-023
-// behaviours 20, 25
 #[tokio::test(start_paused = true)]
 async fn safe_methods_bypass_store() {
     for method in ["GET", "HEAD", "OPTIONS", "TRACE", "QUERY"] {
@@ -43,7 +42,6 @@ async fn safe_methods_bypass_store() {
 }
 
 // S-024
-// behaviours 21, 22, 24
 #[tokio::test(start_paused = true)]
 async fn every_method_that_is_not_safe_is_executed_once() {
     for method in ["POST", "PATCH", "PUT", "DELETE", "PURGE", "post"] {
@@ -52,7 +50,6 @@ async fn every_method_that_is_not_safe_is_executed_once() {
 }
 
 // S-025
-// behaviours 23
 #[tokio::test(start_paused = true)]
 async fn protected_methods_are_configurable() {
     for (method, expected) in [("POST", BYPASSED), ("PUT", PROTECTED), ("DELETE", BYPASSED)] {
@@ -81,7 +78,6 @@ async fn head_and_connect_always_pass() {
 }
 
 // S-029
-// behaviours 26, 174
 #[tokio::test(start_paused = true)]
 async fn skipped_request_bypasses_store() {
     assert_eq!(
@@ -101,7 +97,6 @@ async fn skipped_request_bypasses_store() {
 }
 
 // S-030
-// behaviours 27
 #[tokio::test(start_paused = true)]
 async fn uncovered_route_runs_each_time() {
     let (opted_in, other) = (Effects::default(), Effects::default());
@@ -126,7 +121,6 @@ async fn uncovered_route_runs_each_time() {
 }
 
 // S-031
-// behaviours 28
 #[tokio::test(start_paused = true)]
 async fn exempted_route_needs_no_key() {
     let layer = IdempotencyLayer::new(MemoryStore::new())
@@ -146,7 +140,6 @@ async fn exempted_route_needs_no_key() {
 }
 
 // S-032
-// behaviours 29
 #[tokio::test(start_paused = true)]
 async fn each_route_obeys_its_own_decisions_on_one_store() {
     let effects = Effects::default();
@@ -186,7 +179,6 @@ async fn each_route_obeys_its_own_decisions_on_one_store() {
 }
 
 // S-033
-// behaviours 176
 #[tokio::test(start_paused = true)]
 async fn two_layers_on_two_stores_do_not_meet() {
     let (one, other) = (MemoryStore::new(), MemoryStore::new());
@@ -201,7 +193,6 @@ async fn two_layers_on_two_stores_do_not_meet() {
 }
 
 // S-035
-// behaviours 30
 #[tokio::test(start_paused = true)]
 async fn empty_body_is_covered() {
     let (app, effects) = creating(IdempotencyLayer::new(MemoryStore::new()));

@@ -20,7 +20,7 @@ use tokio::{
 };
 use tower_idempotency::{ConcurrentRequests, IdempotencyLayer, StoreFailure};
 
-/// Handlers that are held at a gate and answer as they are told, one after the other; then 201.
+/// Handlers that wait at a gate and return the queued responses in order, then 201.
 #[derive(Clone)]
 struct Held {
     layer: IdempotencyLayer,
@@ -96,7 +96,7 @@ async fn joined(answer: JoinHandle<Answer>) -> Answer {
 }
 
 // F-052, S-135
-// behaviours 95, fm 31: the refused must not free the key of the first
+// fm 31: the rejected request must not release the key of the first
 #[tokio::test(start_paused = true)]
 async fn duplicates_are_refused_during_execution() {
     for (in_flight, status) in [
@@ -129,7 +129,7 @@ async fn duplicates_are_refused_during_execution() {
 }
 
 // F-065
-// behaviours 96, fm 81
+// fm 81
 #[tokio::test(start_paused = true)]
 async fn other_request_during_execution_is_key_reuse() {
     for in_flight in [
@@ -154,7 +154,7 @@ async fn other_request_during_execution_is_key_reuse() {
 }
 
 // F-056, S-136
-// behaviours 97, 100; fm 116, 117
+// fm 116, 117
 #[tokio::test(start_paused = true)]
 async fn waiters_share_one_store_query() {
     bounded(async {
@@ -238,7 +238,6 @@ async fn waiters_back_off_on_constant_notifications() {
 }
 
 // F-058, S-137
-// behaviours 101
 #[tokio::test(start_paused = true)]
 async fn one_waiter_executes_after_release() {
     bounded(async {
@@ -289,7 +288,6 @@ async fn one_waiter_executes_after_release() {
 }
 
 // F-059, S-138
-// behaviours 102
 #[tokio::test(start_paused = true)]
 async fn timed_out_waiter_is_refused() {
     bounded(async {
@@ -321,7 +319,7 @@ async fn timed_out_waiter_is_refused() {
 }
 
 // F-056, S-139
-// fm 116, behaviours 103
+// fm 116
 #[tokio::test(start_paused = true)]
 async fn waiters_are_bounded_per_key_and_in_total() {
     bounded(async {
@@ -362,7 +360,7 @@ async fn waiters_are_bounded_per_key_and_in_total() {
             assert_eq!(joined(answer).await.status, StatusCode::CREATED);
         }
         assert_eq!((held.effects.count(), held.layer.in_flight()), (3, 0));
-        // And those who were answered have given theirs back.
+        // The waiters that received a response have released their permits, too.
         held.store.set(|_, _| Act::Forward);
         assert!(joined(held.send("k")).await.is_replay());
     })
@@ -388,7 +386,6 @@ async fn unlimited_wait_is_accepted() {
 }
 
 // S-140
-// behaviours 151
 #[tokio::test(start_paused = true)]
 async fn waiter_with_store_failure_passes_its_turn() {
     bounded(async {
@@ -412,7 +409,6 @@ async fn waiter_with_store_failure_passes_its_turn() {
 }
 
 // F-091, S-266
-// behaviours 153
 #[tokio::test(start_paused = true)]
 async fn waiter_with_store_failure_never_executes() {
     bounded(async {

@@ -1,4 +1,4 @@
-//! What refusals look like: behaviours 167 to 172.
+//! The format of error responses.
 
 use std::{
     sync::{Arc, Mutex},
@@ -172,7 +172,6 @@ fn members(answer: &Answer) -> Vec<String> {
 }
 
 // S-296
-// behaviours 167, 170
 #[tokio::test(start_paused = true)]
 async fn every_refusal_has_stable_code() {
     for (kind, status, code, retryable, retry_after) in KINDS {
@@ -244,7 +243,6 @@ async fn no_refusal_is_recorded() {
 }
 
 // S-299
-// behaviours 169
 #[tokio::test(start_paused = true)]
 async fn refusals_can_be_rendered_by_service() {
     for (kind, status, _, _, retry_after) in KINDS {
@@ -306,7 +304,6 @@ async fn retry_after_is_whole_seconds_rounded_up() {
 }
 
 // S-302
-// behaviours 172
 #[test]
 fn invalid_settings_are_refused_by_setters() {
     let layer = || IdempotencyLayer::new(MemoryStore::new());

@@ -1,4 +1,4 @@
-//! What makes two requests the same, and whose they are: behaviours 31 to 58.
+//! Equality of requests, and the principals that they belong to.
 
 use std::sync::{Arc, Mutex, atomic::Ordering};
 
@@ -28,7 +28,7 @@ fn with(name: &'static str, value: &'static str) -> Request<Body> {
     req
 }
 
-/// What becomes of a second request under the key of the first.
+/// The outcome of a second request under the key of the first.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Second {
     Replayed,
@@ -63,7 +63,7 @@ async fn second(layer: IdempotencyLayer, one: Request<Body>, two: Request<Body>)
     judge(&first, &second, effects.count())
 }
 
-/// As [`second`], where the two requests go through two layers.
+/// Like [`second`], but the two requests go through two layers.
 async fn across(layers: [IdempotencyLayer; 2], requests: [Request<Body>; 2]) -> Second {
     let [one, two] = layers;
     let effects = Effects::default();
@@ -82,7 +82,6 @@ async fn across(layers: [IdempotencyLayer; 2], requests: [Request<Body>; 2]) -> 
 // ---- The body ----
 
 // F-065, F-069, S-038
-// behaviours 31
 #[tokio::test(start_paused = true)]
 async fn other_body_is_key_reuse() {
     let (app, effects) = creating(layer());
@@ -105,7 +104,6 @@ async fn other_body_is_key_reuse() {
 }
 
 // S-045
-// behaviours 32
 #[tokio::test(start_paused = true)]
 async fn same_body_with_other_key_executes() {
     let found = second(
@@ -118,7 +116,6 @@ async fn same_body_with_other_key_executes() {
 }
 
 // F-067, S-046
-// behaviours 33, 34
 #[tokio::test(start_paused = true)]
 async fn canonical_json_ignores_member_order() {
     let canonical = || layer().with_fingerprint(FingerprintBy::canonical_json());
@@ -150,7 +147,6 @@ async fn canonical_json_ignores_member_order() {
 }
 
 // F-068, S-047
-// behaviours 35
 #[tokio::test(start_paused = true)]
 async fn numbers_keep_their_spelling() {
     for by in [FingerprintBy::raw_body(), FingerprintBy::canonical_json()] {
@@ -170,7 +166,6 @@ fn over_json(keep: fn(&mut Value)) -> IdempotencyLayer {
 }
 
 // F-067, S-048
-// behaviours 36, 37
 #[tokio::test(start_paused = true)]
 async fn custom_fingerprint_can_omit_fields() {
     let without_times = || {
@@ -193,7 +188,6 @@ async fn custom_fingerprint_can_omit_fields() {
 }
 
 // S-049
-// behaviours 38, 39
 #[tokio::test(start_paused = true)]
 async fn custom_fingerprint_can_use_subset() {
     let amount = || over_json(|value| *value = value["amount"].take());
@@ -209,7 +203,6 @@ async fn custom_fingerprint_can_use_subset() {
 }
 
 // S-050
-// behaviours 57
 #[tokio::test(start_paused = true)]
 async fn equal_custom_fingerprints_are_same_request() {
     let anything = layer().with_fingerprint(FingerprintBy::custom(|_, _| b"same".to_vec()));
@@ -242,7 +235,7 @@ async fn head_fingerprint_streams_unlimited_body() {
 // ---- The head ----
 
 // F-065, F-066, S-039
-// behaviours 40, 42, 43: another request under the key is a client's mistake, so it is refused
+// Another request under the same key is a client error, and is rejected.
 #[tokio::test(start_paused = true)]
 async fn other_path_or_query_is_key_reuse() {
     for (one, two) in [
@@ -266,7 +259,6 @@ async fn other_path_or_query_is_key_reuse() {
 }
 
 // F-065, S-040
-// behaviours 41
 #[tokio::test(start_paused = true)]
 async fn other_method_is_key_reuse() {
     let put = || {
@@ -307,7 +299,6 @@ async fn media_type_counts_without_parameters() {
 }
 
 // F-072, S-043
-// behaviours 50
 #[tokio::test(start_paused = true)]
 async fn fingerprint_parts_are_unambiguous() {
     // Also where the text holds what stands between the parts.
@@ -336,7 +327,6 @@ async fn fingerprint_parts_are_unambiguous() {
 // ---- Who is asking ----
 
 // F-071, F-073, S-053
-// behaviours 44
 #[tokio::test(start_paused = true)]
 async fn other_authorization_never_gets_record() {
     let asks = |token| with("authorization", token);
@@ -364,7 +354,6 @@ async fn other_authorization_never_gets_record() {
 }
 
 // S-054
-// behaviours 45
 #[tokio::test(start_paused = true)]
 async fn session_cookie_can_be_principal() {
     let by_cookie =
@@ -399,7 +388,6 @@ fn by_account(account: u64) -> Request<Body> {
 }
 
 // F-073, F-074, S-055
-// behaviours 46
 #[tokio::test(start_paused = true)]
 async fn authenticated_principal_survives_token_refresh() {
     let principal = Principal::extension(|account: &Account| account.0.to_be_bytes());
@@ -417,7 +405,6 @@ async fn authenticated_principal_survives_token_refresh() {
 }
 
 // F-024, S-060
-// behaviours 47
 #[tokio::test(start_paused = true)]
 async fn refusing_principal_sends_its_own_response() {
     let store = MemoryStore::new();
@@ -435,7 +422,6 @@ async fn refusing_principal_sends_its_own_response() {
 }
 
 // F-024, S-061
-// behaviours 47
 #[tokio::test(start_paused = true)]
 async fn missing_principal_extension_is_500() {
     let by_account = || Principal::extension(|account: &Account| account.0.to_be_bytes());
@@ -537,7 +523,6 @@ async fn two_sources_together_tell_callers_apart_by_both() {
 }
 
 // F-074, S-058
-// behaviours 46
 #[tokio::test(start_paused = true)]
 async fn equal_bytes_of_two_sources_are_two_principals() {
     #[derive(Clone)]
@@ -584,7 +569,6 @@ async fn unscoped_callers_share_their_keys() {
 }
 
 // F-072, S-062
-// behaviours 49
 #[tokio::test(start_paused = true)]
 async fn namespaces_and_keys_do_not_run_into_each_other() {
     let one = layer();
@@ -607,7 +591,6 @@ async fn namespaces_and_keys_do_not_run_into_each_other() {
 }
 
 // F-185, S-063
-// behaviours 51
 #[tokio::test(start_paused = true)]
 async fn other_secret_is_other_entry() {
     let one = layer();
@@ -652,7 +635,6 @@ fn receiving(layer: IdempotencyLayer) -> (Router, Effects, Received) {
 }
 
 // F-070, S-069
-// behaviours 52, 53
 #[tokio::test(start_paused = true)]
 async fn handler_receives_all_frames_and_trailers() {
     let mut trailers = HeaderMap::new();
@@ -670,7 +652,6 @@ async fn handler_receives_all_frames_and_trailers() {
 }
 
 // F-070, S-070
-// behaviours 54
 #[tokio::test(start_paused = true)]
 async fn binary_body_reaches_handler_unchanged() {
     let bytes: Vec<u8> = (0..=255).chain([0xc3, 0x28, 0xff]).collect();
@@ -696,7 +677,6 @@ async fn binary_body_reaches_handler_unchanged() {
 }
 
 // S-052
-// behaviours 179
 #[tokio::test(start_paused = true)]
 async fn handler_changes_do_not_affect_fingerprint() {
     let (app, effects) = app(layer(), async |n, mut req: Request<Body>| {
@@ -711,7 +691,6 @@ async fn handler_changes_do_not_affect_fingerprint() {
 }
 
 // S-071
-// behaviours 55
 #[tokio::test(start_paused = true)]
 async fn body_over_limit_is_refused_unread() {
     let store = MemoryStore::new();
@@ -738,7 +717,6 @@ async fn body_over_limit_is_refused_unread() {
 }
 
 // F-013, S-072
-// behaviours 56, 166
 #[tokio::test(start_paused = true)]
 async fn limit_ignores_length_header_while_reading() {
     for length in [None, Some("-1"), Some("many"), Some("2"), Some("")] {

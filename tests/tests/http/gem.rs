@@ -1,4 +1,4 @@
-//! What the Ruby gem idempo promises its users, on the preset of its name.
+//! Promises of the Ruby gem idempo to its users, tested on the preset of the same name.
 
 use std::{sync::Arc, time::Duration};
 

@@ -1,4 +1,4 @@
-//! How the key is found and read: behaviours 1 to 19.
+//! Location and syntax of the key.
 
 use http::{HeaderName, HeaderValue, Request, StatusCode};
 use tests::{Answer, Effects, app, created, creating, post, send};
@@ -39,7 +39,7 @@ fn assert_refused(answer: &Answer, code: &str, what: &str) {
     assert!(!answer.is_replay(), "{what}");
 }
 
-/// Whether two requests with these keys are one.
+/// Returns `true` if two requests with these keys are treated as one.
 async fn are_one(app: &(Router, Effects), first: Request<Body>, second: Request<Body>) -> bool {
     let (app, effects) = app;
     let before = effects.count();
@@ -54,7 +54,6 @@ async fn are_one(app: &(Router, Effects), first: Request<Body>, second: Request<
 }
 
 // F-060, S-002
-// behaviours 1
 #[tokio::test(start_paused = true)]
 async fn missing_required_key_is_refused() {
     let (app, effects) = creating(layer().with_missing_key(MissingKey::Reject));
@@ -79,7 +78,6 @@ async fn missing_key_error_names_header() {
 }
 
 // S-001
-// behaviours 2
 #[tokio::test(start_paused = true)]
 async fn optional_key_passes_without_store() {
     let store = MemoryStore::new();
@@ -95,7 +93,6 @@ async fn optional_key_passes_without_store() {
 }
 
 // F-061, S-004
-// behaviours 3, 4
 #[tokio::test(start_paused = true)]
 async fn empty_key_is_malformed_if_optional() {
     for missing in [
@@ -113,7 +110,6 @@ async fn empty_key_is_malformed_if_optional() {
 }
 
 // F-063, S-013
-// behaviours 5
 #[tokio::test(start_paused = true)]
 async fn quoted_and_unquoted_key_are_equal() {
     for (first, second) in [
@@ -136,7 +132,6 @@ async fn quoted_and_unquoted_key_are_equal() {
 }
 
 // F-061, S-006
-// behaviours 6
 #[tokio::test(start_paused = true)]
 async fn key_over_255_bytes_is_too_long() {
     let (app, effects) = creating(layer());
@@ -154,7 +149,6 @@ async fn key_over_255_bytes_is_too_long() {
 }
 
 // S-007
-// behaviours 7
 #[tokio::test(start_paused = true)]
 async fn key_length_counts_bytes() {
     let from_head = layer().with_key_from(|head| {
@@ -171,7 +165,6 @@ async fn key_length_counts_bytes() {
 }
 
 // S-008
-// behaviours 8
 #[tokio::test(start_paused = true)]
 async fn key_below_minimum_is_refused() {
     let (app, effects) = creating(layer().with_key_length(21..=255));
@@ -184,7 +177,6 @@ async fn key_below_minimum_is_refused() {
 }
 
 // F-061, S-005
-// behaviours 9, 10
 #[tokio::test(start_paused = true)]
 async fn invalid_key_is_refused() {
     let (app, effects) = creating(layer());
@@ -234,7 +226,6 @@ async fn keys_with_punctuation_are_distinct() {
 }
 
 // S-010
-// behaviours 11
 #[tokio::test(start_paused = true)]
 async fn key_check_restricts_characters() {
     let (app, effects) = creating(layer().with_key_check(|key| {
@@ -252,7 +243,6 @@ async fn key_check_restricts_characters() {
 }
 
 // S-011
-// behaviours 12
 #[tokio::test(start_paused = true)]
 async fn key_check_can_require_uuid() {
     let is_uuid = |key: &str| {
@@ -276,7 +266,6 @@ async fn key_check_can_require_uuid() {
 }
 
 // S-016
-// behaviours 13
 #[tokio::test(start_paused = true)]
 async fn custom_header_replaces_default() {
     let name = HeaderName::from_static("x-request-key");
@@ -297,7 +286,6 @@ async fn custom_header_replaces_default() {
 }
 
 // S-017
-// behaviours 14
 #[tokio::test(start_paused = true)]
 async fn alias_header_carries_same_key() {
     let alias = HeaderName::from_static("x-idempotency-key");
@@ -326,7 +314,6 @@ async fn header_takes_precedence_over_alias() {
 }
 
 // S-012
-// behaviours 15
 #[tokio::test(start_paused = true)]
 async fn rejected_key_uses_service_renderer() {
     let layer = layer()
@@ -344,7 +331,6 @@ async fn rejected_key_uses_service_renderer() {
 }
 
 // F-061, S-009
-// behaviours 16
 #[tokio::test(start_paused = true)]
 async fn several_key_lines_are_refused_even_when_they_agree() {
     let alias = HeaderName::from_static("x-idempotency-key");
@@ -366,7 +352,7 @@ async fn several_key_lines_are_refused_even_when_they_agree() {
 }
 
 // S-019
-// behaviours 17, as far as the head goes: the body is not read for a key
+// The key is taken from the head only: the body is not read for a key.
 #[tokio::test(start_paused = true)]
 async fn key_from_head_names_entity() {
     let by_order = || {
@@ -399,7 +385,6 @@ async fn key_from_head_names_entity() {
 }
 
 // S-020
-// behaviours 18
 #[tokio::test(start_paused = true)]
 async fn head_without_key_follows_setting() {
     let from_head = layer().with_key_from(|_| None);
@@ -437,7 +422,6 @@ async fn service_key_is_limited_without_syntax() {
 }
 
 // S-015
-// behaviours 19
 #[tokio::test(start_paused = true)]
 async fn header_name_ignores_case() {
     let app = creating(layer());

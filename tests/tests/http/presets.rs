@@ -16,12 +16,12 @@ use tower_idempotency::{
     MissingKey, Preset, Principal, Ttl, Unrecordable,
 };
 
-/// What a layer does, as far as the table says.
+/// The observable behavior of a layer, as far as the table describes it.
 #[derive(Clone, Debug, PartialEq)]
 struct Row {
     /// The names under which a key is found.
     headers: Vec<&'static str>,
-    /// What each of [`SPELLINGS`] is: the key, or nothing where it is refused.
+    /// The key in each of [`SPELLINGS`], or `None` if the spelling is rejected.
     syntax: Vec<Option<&'static str>>,
     /// The longest key of those of [`LENGTHS`].
     longest: usize,
@@ -29,15 +29,15 @@ struct Row {
     methods: Vec<&'static str>,
     /// The status, and how often two such requests run.
     missing_key: (u16, u64),
-    /// Whether another `Authorization` is another caller.
+    /// `true` if another `Authorization` counts as another caller.
     by_authorization: bool,
     /// 201 for a separate request.
     other_request: u16,
     /// Status and `Retry-After`.
     concurrent: (u16, Option<String>),
-    /// Of [`STATUSES`].
+    /// The recorded statuses among [`STATUSES`].
     recorded: Vec<u16>,
-    /// What a retry gets, and how often the handler ran.
+    /// The status of a retry, and the number of handler executions.
     too_large: (u16, u64),
     streamed: (u16, u64),
     response_limit: usize,

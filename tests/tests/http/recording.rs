@@ -1,4 +1,4 @@
-//! The first execution and what is kept of it: behaviours 59 to 74.
+//! The first execution, and the record of its response.
 
 use std::{
     convert::Infallible,
@@ -30,7 +30,7 @@ fn order() -> Request<Body> {
     post("/orders", "k", "order")
 }
 
-/// How often a handler that answers this runs when the same request comes twice.
+/// Returns the number of executions if the same request arrives twice at a handler with this response.
 async fn executions<R: IntoResponse + 'static>(
     layer: IdempotencyLayer,
     answer: impl Fn(u64) -> R + Clone + Send + Sync + 'static,
@@ -60,7 +60,6 @@ async fn recorded(layer: impl Fn() -> IdempotencyLayer, statuses: &[u16]) -> Vec
 }
 
 // S-083
-// behaviours 59
 #[tokio::test(start_paused = true)]
 async fn first_response_is_unchanged() {
     let (app, effects) = app(layer(), async |_, _| {
@@ -92,7 +91,6 @@ async fn first_response_is_unchanged() {
 }
 
 // S-084
-// behaviours 60
 #[tokio::test(start_paused = true)]
 async fn execution_makes_two_store_calls_and_replay_one() {
     let store = Probe::default();
@@ -116,7 +114,6 @@ async fn execution_makes_two_store_calls_and_replay_one() {
 }
 
 // F-082, S-085
-// behaviours 61, 62, 63, 65, 66
 #[tokio::test(start_paused = true)]
 async fn definite_statuses_are_recorded_by_default() {
     let all: Vec<u16> = (200..600).collect();
@@ -133,7 +130,6 @@ async fn informational_status_is_never_recorded() {
 }
 
 // S-087
-// behaviours 64, 67
 #[tokio::test(start_paused = true)]
 async fn recorded_statuses_are_configurable() {
     let successes = || layer().with_recorded_statuses(|status| status.is_success());
@@ -146,7 +142,6 @@ async fn recorded_statuses_are_configurable() {
 }
 
 // S-088
-// behaviours 64
 #[tokio::test(start_paused = true)]
 async fn unrecorded_status_releases_key_for_any_request() {
     let store = MemoryStore::new();
@@ -166,7 +161,6 @@ fn with_header(name: &'static str, value: &'static str) -> impl Fn(u64) -> Respo
 }
 
 // F-088, S-089
-// behaviours 68
 #[tokio::test(start_paused = true)]
 async fn handler_can_opt_out_of_recording() {
     for (name, value) in [
@@ -188,7 +182,6 @@ async fn handler_can_opt_out_of_recording() {
 }
 
 // F-088, S-092
-// behaviours 68, 69
 #[tokio::test(start_paused = true)]
 async fn control_headers_never_reach_client() {
     let both = [
@@ -218,7 +211,6 @@ async fn control_headers_never_reach_client() {
 }
 
 // F-088, S-090
-// behaviours 69
 #[tokio::test(start_paused = true)]
 async fn handler_can_set_retention() {
     let typed = |n: u64| {
@@ -279,7 +271,6 @@ async fn record_expires_after_retention() {
 }
 
 // F-017, S-094
-// behaviours 70
 #[tokio::test(start_paused = true)]
 async fn panic_propagates_and_releases_key() {
     let store = MemoryStore::new();
@@ -371,7 +362,6 @@ async fn extensions_pass_through_in_both_directions() {
 }
 
 // S-098
-// behaviours 71
 #[tokio::test(start_paused = true)]
 async fn aborted_response_reaches_client_aborted() {
     let store = MemoryStore::new();
@@ -397,7 +387,6 @@ async fn aborted_response_reaches_client_aborted() {
 }
 
 // F-008, S-099
-// behaviours 74
 #[tokio::test(start_paused = true)]
 async fn record_is_stored_before_first_byte() {
     let store = Probe::default();

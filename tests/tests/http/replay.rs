@@ -1,4 +1,4 @@
-//! What a retry is answered: behaviours 77 to 93.
+//! Responses to retries.
 
 use std::{convert::Infallible, time::Duration};
 
@@ -51,7 +51,6 @@ fn lines(answer: &Answer) -> Vec<(String, Vec<u8>)> {
 }
 
 // F-024, S-101
-// behaviours 77, 78, 79
 #[tokio::test(start_paused = true)]
 async fn five_retries_get_equal_responses() {
     let (app, effects) = creating(layer());
@@ -69,7 +68,6 @@ async fn five_retries_get_equal_responses() {
 }
 
 // S-102
-// behaviours 79
 #[tokio::test(start_paused = true)]
 async fn replay_marker_is_configurable() {
     let marker = (
@@ -105,7 +103,6 @@ async fn replay_marker_of_handler_is_removed() {
 }
 
 // F-085, S-104
-// behaviours 81
 #[tokio::test(start_paused = true)]
 async fn replay_keeps_status_location_and_etag() {
     let (first, replay) = twice(layer(), || {
@@ -119,7 +116,6 @@ async fn replay_keeps_status_location_and_etag() {
 }
 
 // F-084, S-105
-// behaviours 82
 #[tokio::test(start_paused = true)]
 async fn repeated_headers_keep_order() {
     let (first, replay) = twice(layer(), || {
@@ -163,7 +159,8 @@ async fn header_values_are_kept_byte_for_byte() {
 }
 
 // S-107
-/// Whoever traces answers shows no more of a replay than of the first, and HTTP/2 never keeps it in its tables.
+/// A trace shows no more of a replay than of the first response, and HTTP/2 never indexes a sensitive header in its
+/// tables.
 #[tokio::test(start_paused = true)]
 async fn replay_keeps_sensitive_mark() {
     let secret = || {
@@ -209,7 +206,6 @@ async fn replay_keeps_sensitive_mark() {
 }
 
 // F-084, S-109
-// behaviours 83, 84
 #[tokio::test(start_paused = true)]
 async fn per_exchange_headers_are_not_replayed() {
     const ONCE: [&str; 24] = [
@@ -277,7 +273,6 @@ fn bare(
 }
 
 // F-081, S-110
-// behaviours 83
 #[tokio::test(start_paused = true)]
 async fn replay_has_correct_content_length() {
     let (service, effects) = bare(|| Response::new(Body::new(Scripted::new(["two ", "chunks"]))));
@@ -292,7 +287,6 @@ async fn replay_has_correct_content_length() {
 }
 
 // S-111
-// behaviours 85
 #[tokio::test(start_paused = true)]
 async fn allow_list_limits_replayed_headers() {
     let allowed = layer().with_replayed_headers(|name| name == "content-type" || name == "etag");
@@ -336,7 +330,6 @@ async fn cookies_can_be_allowed_and_framing_never() {
 }
 
 // F-083, S-113
-// behaviours 86
 #[tokio::test(start_paused = true)]
 async fn empty_response_is_replayed_empty() {
     for status in [204, 304, 200, 205] {
@@ -379,7 +372,6 @@ async fn not_modified_with_length_is_complete() {
 }
 
 // F-087, S-115
-// behaviours 87, 164
 #[tokio::test(start_paused = true)]
 async fn binary_chunked_response_is_replayed_exactly() {
     let (first, replay) = twice(layer(), || {
@@ -459,7 +451,6 @@ async fn compressed_and_plain_records_replay_alike() {
 }
 
 // F-027, S-118
-// behaviours 165
 #[tokio::test(start_paused = true)]
 async fn encoded_response_keeps_encoding() {
     let (first, replay) = twice(layer(), || {
@@ -471,7 +462,7 @@ async fn encoded_response_keeps_encoding() {
 }
 
 // F-026, S-120
-// behaviours 165, failure mode 94
+// failure mode 94
 #[tokio::test(start_paused = true)]
 async fn compression_outside_layer_encodes_per_client() {
     let effects = Effects::default();
@@ -574,7 +565,6 @@ async fn cors_outside_layer_serves_each_origin() {
 }
 
 // F-108, F-110, S-122
-// behaviours 91, 93
 #[tokio::test(start_paused = true)]
 async fn unreadable_record_gets_503_without_execution() {
     let garbles: [(&str, fn(Bytes) -> Bytes); 5] = [
@@ -599,7 +589,7 @@ async fn unreadable_record_gets_503_without_execution() {
             assert_eq!(answer.status, StatusCode::SERVICE_UNAVAILABLE, "{what}");
             assert_eq!(answer.code(), "store-unavailable", "{what}");
             assert!(!answer.is_replay(), "{what}");
-            // Whoever reads it must not do it again under another key.
+            // A client that reads this must not repeat the operation under another key.
             assert!(answer.text().contains("was executed before"), "{what}");
         }
         assert_eq!(effects.count(), 1, "{what}");

@@ -48,7 +48,7 @@ async fn dropped_after<F: Future>(polls: usize, future: F) -> Option<F::Output> 
     .await
 }
 
-/// What the handler does once it has had its effect.
+/// The action of the handler after its effect.
 #[derive(Clone, Copy)]
 enum Ending {
     Answers(StatusCode),
@@ -150,8 +150,8 @@ async fn at_every_poll<Fut: Future<Output = ()>>(
     panic!("it never ended");
 }
 
-/// One effect at most, whenever the request is dropped; and the retries, and the request if it had an answer, are told
-/// the same.
+/// Asserts at most one effect, whenever the request is dropped. The retries receive the same response as the request,
+/// if the request received one.
 async fn executes_once_at_every_poll(store: impl Fn() -> Probe) {
     let world = || {
         let layer = IdempotencyLayer::new(store());
@@ -213,7 +213,7 @@ async fn drop_at_any_poll_survives_lost_complete_reply() {
     bounded(executes_once_at_every_poll(store)).await;
 }
 
-// fm 121, behaviours 73
+// fm 121
 #[tokio::test(start_paused = true)]
 async fn drop_at_any_poll_survives_background_completion() {
     let store = || {
@@ -258,7 +258,7 @@ async fn drop_at_any_poll_releases_after_unreadable_record() {
     bounded(at_every_poll(world, check)).await;
 }
 
-// behaviours 66, fm 98
+// fm 98
 #[tokio::test(start_paused = true)]
 async fn drop_at_any_poll_releases_key_if_not_recorded() {
     for releases_failing in [0, 1, 4] {
@@ -331,7 +331,6 @@ async fn drop_at_any_poll_releases_key_after_panic() {
 }
 
 // F-059, S-141
-// behaviours 103
 #[tokio::test(start_paused = true)]
 async fn dropped_waiter_affects_no_other_request() {
     for owner_fails in [false, true] {
@@ -567,9 +566,10 @@ async fn lease_is_renewed_after_caller_drops() {
     .await;
 }
 
-/// What somebody says who is called in a span and goes on when their caller has left.
+/// Returns the log of a call that runs in a span and continues after its caller has left.
 fn said_after_the_caller_left(level: Level, calls: Calls) -> String {
-    // While there is one subscriber, whoever comes first to an event on a thread that has none has it left out for all.
+    // If there is only one subscriber, the first thread without one that reaches an event disables that event for all
+    // threads.
     static ANOTHER: LazyLock<Dispatch> = LazyLock::new(|| Dispatch::new(NoSubscriber::new()));
     LazyLock::force(&ANOTHER);
     let log = Arc::<std::sync::Mutex<Vec<u8>>>::default();
@@ -636,7 +636,7 @@ impl std::io::Write for Shared {
 }
 
 // F-004
-// fm 12: whoever looks for what became of a request finds it under the request, whatever is logged of the layer itself.
+// fm 12: an operator finds the outcome of a request under the request's span, at any log level of the layer.
 #[test]
 fn detached_handler_runs_in_span_of_caller() {
     for level in [Level::INFO, Level::DEBUG] {

@@ -60,13 +60,13 @@ async fn leaves(path: &'static str, leave: Leave) {
     }
 }
 
-// fm 1, fm 3, behaviours 76
+// fm 1, fm 3
 async fn a_client_that_closes_costs_one_effect_and_its_retry_is_told() {
     leaves("/orders", Leave::Close).await;
     leaves("/read", Leave::Close).await;
 }
 
-// fm 1, behaviours 76
+// fm 1
 async fn a_client_that_resets_costs_one_effect_and_its_retry_is_told() {
     leaves("/orders", Leave::Reset).await;
     leaves("/read", Leave::Reset).await;
@@ -92,7 +92,7 @@ async fn a_client_that_leaves_work_in_a_task_behind_costs_one_effect_and_its_ret
     leaves("/spawned", Leave::Reset).await;
 }
 
-// fm 18, behaviours 74
+// fm 18
 async fn a_client_that_leaves_with_its_answer_unread_costs_one_effect() {
     for leave in [Leave::Close, Leave::Reset] {
         let stage = Stage::open().await;
@@ -147,7 +147,7 @@ async fn a_timeout_outside_the_layer_costs_one_effect_and_the_retry_is_told() {
     }
 }
 
-// fm 7, behaviours 70
+// fm 7
 async fn a_handler_that_panics_frees_the_key_and_closes_its_connection_only() {
     let stage = Stage::open().await;
     let addr = stage.server.addr();
@@ -234,7 +234,7 @@ async fn a_client_that_waits_for_100_continue_gets_it() {
         .await;
 }
 
-// fm 77, behaviours 55
+// fm 77
 async fn a_client_that_announces_too_much_is_refused_before_it_sends_any() {
     let layer = IdempotencyLayer::new(MemoryStore::new()).with_request_limit(10);
     let stage = Stage::with(layer).await;
@@ -258,7 +258,7 @@ async fn a_client_that_never_sends_the_body_it_was_asked_for_has_no_effect() {
     }
 }
 
-// The layer does not read this body, so what the handler makes of half of it must not be what the retry is told.
+// The layer does not read this body, so a retry must not receive the handler's response to an incomplete body.
 async fn a_body_that_breaks_off_in_the_handlers_hands_is_not_recorded() {
     for leave in [Leave::Close, Leave::Reset] {
         let layer = IdempotencyLayer::new(MemoryStore::new());
@@ -278,7 +278,7 @@ async fn unread(phase: Phase) -> Stage {
     Stage::set(layer, &[phase], |app| app).await
 }
 
-// fm 3: a body that nobody reads keeps hyper from seeing that this client left
+// fm 3: an unread body prevents hyper from detecting that this client has disconnected
 async fn a_body_that_breaks_off_and_that_nobody_reads_costs_one_effect_and_its_retry_is_told() {
     for path in ["/orders", "/holds", "/spawned"] {
         for partial in [PARTIAL, PARTIAL_CHUNKED] {

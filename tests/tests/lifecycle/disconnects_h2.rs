@@ -38,7 +38,7 @@ on_both_runtimes! {
     a_body_that_breaks_off_and_that_nobody_reads_costs_one_effect_and_its_retry_is_told,
 }
 
-// fm 1, behaviours 76
+// fm 1
 async fn a_reset_stream_costs_one_effect_and_its_retry_is_told() {
     // The work of the last is in a task of its own.
     for path in ["/orders", "/read", "/spawned"] {
@@ -54,7 +54,7 @@ async fn a_reset_stream_costs_one_effect_and_its_retry_is_told() {
     }
 }
 
-// fm 1, behaviours 76
+// fm 1
 async fn a_lost_connection_costs_one_effect_for_each_stream_and_their_retries_are_told() {
     const STREAMS: usize = 5;
     for phase in PHASES {
@@ -87,7 +87,7 @@ async fn a_lost_connection_costs_one_effect_for_each_stream_and_their_retries_ar
     }
 }
 
-// fm 18, behaviours 74
+// fm 18
 async fn a_stream_reset_with_its_answer_unread_costs_one_effect() {
     let stage = Stage::open().await;
     let client = H2::connect(stage.server.addr()).await;
@@ -129,7 +129,7 @@ async fn a_timeout_outside_the_layer_costs_one_effect_and_the_retry_is_told() {
     }
 }
 
-// fm 7, behaviours 70
+// fm 7
 async fn a_handler_that_panics_frees_the_key_and_resets_its_stream_only() {
     let stage = Stage::open().await;
     let client = H2::connect(stage.server.addr()).await;
@@ -186,7 +186,8 @@ async fn a_body_that_is_cut_off_without_an_error_has_no_effect_and_leaves_the_ke
     }
 }
 
-// The layer does not read this body, and to the handler it looks whole: its refusal must not be what the retry is told.
+// The layer does not read this body, and the handler takes it for complete: a retry must not receive the handler's
+// rejection.
 async fn half_a_body_in_the_handlers_hands_is_known_for_one_by_its_length() {
     let layer = IdempotencyLayer::new(MemoryStore::new());
     let stage = Stage::with(layer.with_fingerprint(FingerprintBy::head_only())).await;

@@ -1,4 +1,4 @@
-//! Leases: renewed, lost, taken over, and what becomes of them when the store fails.
+//! Leases: renewal, loss, takeover, and their state when the store fails.
 
 use std::{
     future::Future,
@@ -26,7 +26,7 @@ use tower_idempotency::{
     store::{Acquired, Claim, KeyId, LeaseRef, Store, StoreError},
 };
 
-/// One process: a layer of its own in front of a store that may be shared, and a handler held at a gate.
+/// A process: a layer of its own in front of a store that may be shared, and a handler held at a gate.
 #[derive(Clone)]
 struct Node {
     layer: IdempotencyLayer,
@@ -130,7 +130,7 @@ const LEASE: Duration = Duration::from_secs(15);
 // ---- Renewals ----
 
 // F-039
-// fm 20, behaviours 111
+// fm 20
 #[tokio::test(start_paused = true)]
 async fn handler_longer_than_lease_holds_it() {
     within(LONG, async {
@@ -314,7 +314,7 @@ async fn unrenewed_lease_is_not_held_until_renewal() {
             lost_after >= LEASE && lost_after < LEASE + Duration::from_millis(10),
             "{lost_after:?}"
         );
-        // Nobody took it meanwhile: it is this one's again.
+        // No other process acquired the lease meanwhile, so this node holds it again.
         node.recover();
         sleep(Duration::from_secs(3)).await;
         assert!(lease.is_held());
@@ -350,7 +350,6 @@ async fn lost_renewal_notifies_handler_immediately() {
 }
 
 // F-042
-// behaviours 112
 #[tokio::test(start_paused = true)]
 async fn renewal_during_finish_is_last() {
     bounded(async {
@@ -511,7 +510,7 @@ fn renewal_moves_when_its_runtime_ends() {
 
 // ---- Takeovers ----
 
-/// A node whose handler runs on without its lease, which nobody renewed, and another that has taken it over.
+/// Returns a node whose handler continues without its unrenewed lease, and another node that has taken the lease over.
 async fn taken_over() -> (
     Node,
     JoinHandle<Answer>,
@@ -524,7 +523,6 @@ async fn taken_over() -> (
     let (first, lease) = node.running().await;
     node.fail(&[Op::Renew], Act::Hang);
     let other = node.another();
-    // behaviours 109
     sleep(LEASE - Duration::from_millis(10)).await;
     assert_eq!(other.answer().await.code(), "in-progress");
     sleep(Duration::from_millis(20)).await;
@@ -537,7 +535,7 @@ async fn taken_over() -> (
 }
 
 // F-035
-// fm 16, 19, 29; behaviours 108, 110, 113
+// fm 16, 19, 29
 #[tokio::test(start_paused = true)]
 async fn lost_lease_returns_stored_response() {
     within(LONG, async {
@@ -595,7 +593,7 @@ async fn lost_lease_is_not_retaken_as_orphan() {
 }
 
 // F-037
-// fm 30, behaviours 115
+// fm 30
 #[tokio::test(start_paused = true)]
 async fn failed_handler_after_lost_lease_releases_nothing() {
     within(LONG, async {
@@ -642,7 +640,7 @@ async fn lost_lease_stores_record_if_rival_left_none() {
 // S-157
 #[tokio::test(start_paused = true)]
 async fn record_after_lost_lease_stored_when_store_recovers() {
-    // As it is stored, or already as the layer asks what the other has left.
+    // The store fails when the record is stored, or earlier, when the layer queries the state that the other node left.
     for fails in [Op::Complete, Op::Acquire] {
         within(LONG, async {
             let (node, first, _, other, second, _) = taken_over().await;
@@ -673,7 +671,7 @@ async fn record_after_lost_lease_stored_when_store_recovers() {
 }
 
 // S-158
-/// As before, but that the store fails us before it can say that the lease was lost.
+/// Like the test before, but the store fails before it can report that the lease was lost.
 #[tokio::test(start_paused = true)]
 async fn record_is_stored_after_unreported_lease_loss() {
     within(LONG, async {
@@ -700,7 +698,7 @@ async fn record_is_stored_after_unreported_lease_loss() {
 }
 
 // S-151
-// The first one's effect may have happened, whatever became of the second.
+// The effect of the first execution may have happened, whatever the outcome of the second execution.
 #[tokio::test(start_paused = true)]
 async fn takeover_without_outcome_is_taken_over_again() {
     within(LONG, async {
@@ -779,7 +777,7 @@ async fn lost_lease_stores_own_record_after_rival_releases() {
     .await;
 }
 
-// behaviours 127, fm 19
+// fm 19
 #[tokio::test(start_paused = true)]
 async fn late_response_is_stored_without_takeover() {
     for policy in [OrphanPolicy::TakeOver, OrphanPolicy::Refuse] {
@@ -801,7 +799,7 @@ async fn late_response_is_stored_without_takeover() {
 }
 
 // F-031
-// fm 17, behaviours 124
+// fm 17
 #[tokio::test(start_paused = true)]
 async fn refused_orphan_executes_only_after_expiry() {
     within(LONG * 10, async {
@@ -814,7 +812,7 @@ async fn refused_orphan_executes_only_after_expiry() {
         });
         let (first, _) = node.running().await;
         node.fail(&[Op::Renew], Act::FailBefore);
-        // One waits for it, and is told when the lease is over.
+        // A waiter is notified when the lease expires.
         let started = Instant::now();
         let waiter = node.answer().await;
         assert_eq!(
@@ -838,7 +836,6 @@ async fn refused_orphan_executes_only_after_expiry() {
     .await;
 }
 
-// behaviours 101, 108
 #[tokio::test(start_paused = true)]
 async fn waiter_takes_over_after_lease_expiry() {
     within(LONG, async {
@@ -860,7 +857,6 @@ async fn waiter_takes_over_after_lease_expiry() {
     .await;
 }
 
-// behaviours 135
 #[tokio::test(start_paused = true)]
 async fn derived_key_is_stable_across_takeover() {
     within(LONG, async {
@@ -899,7 +895,7 @@ async fn derived_key_is_stable_across_takeover() {
 // ---- A store that fails ----
 
 // F-090
-// fm 120; behaviours 151, 152
+// fm 120
 #[tokio::test(start_paused = true)]
 async fn nothing_is_executed_when_no_lease_can_be_taken() {
     for (act, at_most) in [
@@ -1006,7 +1002,7 @@ async fn late_grant_is_acquired_again() {
     }
 }
 
-// fm 37, behaviours 73
+// fm 37
 #[tokio::test(start_paused = true)]
 async fn retried_completion_finds_own_record() {
     for act in [Act::FailBefore, Act::FailAfter, Act::Hang, Act::HangAfter] {
@@ -1029,7 +1025,7 @@ async fn retried_completion_finds_own_record() {
 }
 
 // F-099
-// fm 121; behaviours 73, 154
+// fm 121
 #[tokio::test(start_paused = true)]
 async fn response_precedes_record_during_store_failure() {
     for (act, at_most) in [
@@ -1097,7 +1093,6 @@ async fn unstorable_record_does_not_hold_key_forever() {
     }
 }
 
-// behaviours 155
 #[tokio::test(start_paused = true)]
 async fn failed_release_is_retried_in_background() {
     for act in [Act::FailBefore, Act::Hang] {
@@ -1121,7 +1116,6 @@ async fn failed_release_is_retried_in_background() {
 }
 
 // F-101
-// behaviours 110
 #[tokio::test(start_paused = true)]
 async fn unreleasable_key_is_free_after_lease_expiry() {
     within(LONG, async {
@@ -1140,7 +1134,8 @@ async fn unreleasable_key_is_free_after_lease_expiry() {
 }
 
 // F-099, S-269
-/// The store was gone for longer than the lease lasted, and is back when nobody waits any more: its entry is as we left it.
+/// The store fails for longer than the lease lasts. It recovers when no client waits any more, and its entry is
+/// unchanged.
 #[tokio::test(start_paused = true)]
 async fn record_unstored_at_lease_end_is_stored_later() {
     for policy in [OrphanPolicy::TakeOver, OrphanPolicy::Refuse] {
@@ -1189,7 +1184,7 @@ async fn key_unreleased_at_lease_end_is_released_later() {
 }
 
 // F-105
-// fm 63; behaviours 146
+// fm 63
 #[tokio::test(start_paused = true)]
 async fn record_too_large_for_store_follows_setting() {
     within(LONG, async {
@@ -1226,7 +1221,7 @@ async fn record_too_large_for_store_follows_setting() {
 }
 
 // F-105, S-270
-/// The store is back when nobody waits any more, and refuses the record for its size only then.
+/// The store recovers when no client waits any more, and rejects the record for its size only then.
 #[tokio::test(start_paused = true)]
 async fn late_record_too_large_follows_setting() {
     within(LONG, async {
@@ -1257,7 +1252,6 @@ async fn late_record_too_large_follows_setting() {
     .await;
 }
 
-// behaviours 153
 #[tokio::test(start_paused = true)]
 async fn unprotected_execution_only_during_outage() {
     for act in [Act::FailBefore, Act::FailAfter] {

@@ -1,4 +1,4 @@
-//! Executions that end with "failed, needs a human": no retry executes, and each is told the code.
+//! Executions that end with "failed, needs a human": no retry executes, and each retry receives the code.
 
 use std::{convert::Infallible, time::Duration};
 
@@ -45,7 +45,7 @@ fn order() -> Request<Body> {
     post("/cancel", "k", "{}")
 }
 
-/// What the handler answers: a status that is never recorded.
+/// Returns the handler's response, with a status that is never recorded.
 fn gave_up(n: u64) -> Response {
     let text = format!("execution {n}: we will be in touch");
     (StatusCode::BAD_GATEWAY, Extension(attention()), text).into_response()
@@ -73,7 +73,8 @@ fn assert_gave_up(first: &Answer, n: u64) {
 
 // ---- Every store ----
 
-/// The first client is answered by the handler; then nobody executes, on this process or another, until the end of time.
+/// The first client receives the handler's response. After that no process executes the request, however late a retry
+/// comes.
 async fn refuses_retries_until_resolved(store: impl Store + Clone) {
     let layer = |store| IdempotencyLayer::new(store).with_store_timeout(UNHURRIED);
     let (one, effects) = giving_up(layer(store.clone()));
@@ -300,7 +301,7 @@ async fn waiter_is_refused_with_attention_code() {
 }
 
 // S-224
-/// As any refusal: in the shape of the preset, or of the service's own renderer.
+/// The refusal has the format of the preset or of the service's own renderer, like every refusal.
 #[tokio::test(start_paused = true)]
 async fn attention_refusal_has_preset_format() {
     let quoted = || post("/cancel", "\"k\"", "{}");
@@ -432,7 +433,7 @@ async fn late_attention_reason_too_large_is_dropped() {
 }
 
 // S-230
-/// One key, one answer: whoever took over and answered first has given it.
+/// A key has one response: the response of the process that took over and finished first.
 #[tokio::test(start_paused = true)]
 async fn attention_after_lost_lease_keeps_stored_record() {
     let store = Probe::default();
@@ -476,10 +477,10 @@ fn bank(ledger: &Ledger, late: fn(u64) -> Response) -> (Router, Effects) {
 }
 
 // S-232
-/// One key, one answer, and the one that was committed with its effect is it.
+/// A key has one response: the response that was committed with its effect.
 #[tokio::test(start_paused = true)]
 async fn committed_response_overrides_later_attention() {
-    // Heard of or not.
+    // Whether the commit was acknowledged or not.
     for fate in [Fate::Committed, Fate::ReplyLost, Fate::HangAfter] {
         let ledger = Ledger::default();
         ledger.next(fate);
@@ -504,7 +505,7 @@ async fn attention_after_failed_commit_is_recorded() {
     }
 }
 
-/// Half of an effect, and that somebody has to look at it, in one transaction.
+/// Commits half of an effect, and the marker that it needs attention, in one transaction.
 fn committing(ledger: &Ledger) -> (Router, Effects) {
     let books = ledger.clone();
     app(IdempotencyLayer::new(ledger.clone()), move |n, req| {

@@ -1,4 +1,4 @@
-//! When the store fails: behaviours 151 to 158.
+//! Failures of the store.
 
 use std::{
     sync::{
@@ -49,7 +49,6 @@ fn assert_unavailable(answer: &Answer) {
 }
 
 // F-090, S-256
-// behaviours 151, 152
 #[tokio::test(start_paused = true)]
 async fn failed_acquire_executes_nothing() {
     let store = Probe::default();
@@ -111,7 +110,7 @@ async fn possible_lease_is_released_after_outage() {
     assert_eq!(effects.count(), 1);
 }
 
-/// A store that is busy with an acquire for longer than anybody waits: it fails, and happens later.
+/// A store whose acquire takes longer than any client waits: the call fails, and takes effect later.
 #[derive(Clone, Default)]
 struct Stalled {
     inner: MemoryStore,
@@ -121,7 +120,7 @@ struct Stalled {
 }
 
 impl Stalled {
-    /// What was asked meanwhile happens.
+    /// Executes the acquires received meanwhile.
     async fn go_on(&self) {
         self.goes_on.store(true, SeqCst);
         let asked = std::mem::take(&mut *self.asked.lock().expect("no panic"));
@@ -201,7 +200,8 @@ async fn lease_granted_after_release_is_released_again() {
     }
 }
 
-/// A store in which the entry that is asked for first hangs for ever, as one on a row that somebody has locked.
+/// A store in which the first requested entry hangs indefinitely, like an entry whose row another transaction has
+/// locked.
 #[derive(Clone, Default)]
 struct OneHangs {
     inner: MemoryStore,
@@ -293,7 +293,6 @@ async fn background_releases_are_bounded() {
 }
 
 // F-092, S-262
-// behaviours 158
 #[tokio::test(start_paused = true)]
 async fn hanging_store_costs_bounded_time() {
     let store = Probe::default();
@@ -316,7 +315,6 @@ async fn hanging_store_costs_bounded_time() {
 }
 
 // F-091, S-263
-// behaviours 153
 #[tokio::test(start_paused = true)]
 async fn unprotected_execution_is_configurable() {
     for fault in [Act::FailBefore, Act::Hang] {
@@ -488,7 +486,7 @@ impl Store for Rash {
 }
 
 // F-094, S-276
-/// What it says is a hint, and none at all is one, too.
+/// The return of `wait_for_change` is only a hint, and so is its panic.
 #[tokio::test(start_paused = true)]
 async fn waiter_survives_panic_in_wait_for_change() {
     for happened in [false, true] {
@@ -528,7 +526,6 @@ async fn waiter_survives_panic_in_wait_for_change() {
 }
 
 // F-099, S-267
-// behaviours 73, 154
 #[tokio::test(start_paused = true)]
 async fn response_is_sent_if_record_is_unstored() {
     let store = Probe::default();
@@ -624,7 +621,6 @@ async fn hanging_complete_delays_response_bounded() {
 }
 
 // F-101, S-273
-// behaviours 155
 #[tokio::test(start_paused = true)]
 async fn failed_release_keeps_handler_response() {
     let store = Probe::default();
@@ -644,7 +640,6 @@ async fn failed_release_keeps_handler_response() {
 }
 
 // S-277
-// behaviours 156
 #[tokio::test(start_paused = true)]
 async fn definite_store_reply_is_not_retried() {
     let store = Probe::default();
@@ -671,7 +666,6 @@ async fn definite_store_reply_is_not_retried() {
 }
 
 // F-113, S-278
-// behaviours 159
 #[tokio::test(start_paused = true)]
 async fn full_store_refuses_new_leases() {
     let store = MemoryStore::new().with_max_entries(1);

@@ -1,4 +1,5 @@
-//! Many clients at once: one execution for each key, one answer for everybody, and nobody gets another's.
+//! Many clients at once: one execution per key, the same response for all its clients, and no client receives another
+//! key's.
 
 use std::{
     collections::{HashMap, HashSet},
@@ -60,7 +61,8 @@ impl Shop {
     }
 }
 
-/// One of them is the first, and all who got an answer got that one; says how many did.
+/// Asserts that one answer is the first and that all answered clients received the same one. Returns the number of
+/// answered clients.
 fn assert_one_answer(answers: &[Answer]) -> usize {
     let (answered, refused): (Vec<_>, Vec<_>) = answers
         .iter()
@@ -94,7 +96,7 @@ const CLIENTS: usize = 64;
 const KEYS: usize = 1_000;
 
 // F-050, S-133
-// behaviours 98, 105; fm 53
+// fm 53
 #[tokio::test(flavor = "multi_thread", worker_threads = 4)]
 async fn one_of_64_clients_per_key_executes() {
     within(ENOUGH, async {
@@ -108,7 +110,6 @@ async fn one_of_64_clients_per_key_executes() {
 }
 
 // S-134
-// behaviours 97, 100
 #[tokio::test(flavor = "multi_thread", worker_threads = 4)]
 async fn all_64_waiting_clients_get_one_response() {
     within(ENOUGH, async {
@@ -122,7 +123,6 @@ async fn all_64_waiting_clients_get_one_response() {
     .await;
 }
 
-// behaviours 98
 #[tokio::test(flavor = "multi_thread", worker_threads = 4)]
 async fn one_of_16_http1_connections_executes() {
     bounded(async {
@@ -153,7 +153,6 @@ async fn one_of_16_http1_connections_executes() {
 }
 
 // F-050
-// behaviours 97, 98
 #[tokio::test(flavor = "multi_thread", worker_threads = 4)]
 async fn one_of_32_http2_streams_executes() {
     bounded(async {
@@ -182,7 +181,6 @@ async fn one_of_32_http2_streams_executes() {
 }
 
 // S-132
-// behaviours 107
 #[tokio::test(start_paused = true)]
 async fn different_keys_run_side_by_side() {
     bounded(async {
@@ -204,7 +202,7 @@ async fn different_keys_run_side_by_side() {
 }
 
 // F-071, F-072, S-064
-// fm 102, 103; behaviours 44, 49
+// fm 102, 103
 #[tokio::test(flavor = "multi_thread", worker_threads = 4)]
 async fn no_answer_crosses_from_one_principal_to_another() {
     within(ENOUGH, async {
@@ -278,5 +276,5 @@ fn check(
 }
 
 const PAIRS: usize = 100_000;
-/// For what takes some seconds of two processors that have nothing else to do.
+/// A timeout for operations that take some seconds on two processors without other load.
 const ENOUGH: Duration = Duration::from_secs(180);

@@ -118,7 +118,6 @@ fn invoice(number: u64) -> Invoice {
 }
 
 // S-346
-// behaviours 178
 #[tokio::test(start_paused = true)]
 async fn any_value_is_replayed() {
     is_replayed((), ()).await;
@@ -326,7 +325,7 @@ async fn lost_lease_returns_own_value() {
 }
 
 // S-355
-/// Whoever took over left nothing: then ours is the only value, and is stored.
+/// If the process that took over left no value, this process has the only value, and it is stored.
 #[tokio::test(start_paused = true)]
 async fn lost_lease_stores_value_if_rival_left_none() {
     let store = Probe::default();
@@ -359,7 +358,7 @@ async fn lost_lease_stores_value_if_rival_left_none() {
         };
         tokio::spawn(async move { other.run_once("message-42", "invoice 7", work).await })
     };
-    // They have it when we ask to complete, and have left it when we are told.
+    // The other process holds the lease when this one calls complete, and has released it when the reply arrives.
     reply.arrival().await;
     theirs.open_for_good();
     let left = taking_over.await.expect("no panic").expect("an outcome");
@@ -376,7 +375,7 @@ async fn lost_lease_stores_value_if_rival_left_none() {
 }
 
 // S-356
-/// Nobody can say what is stored, but that it is not ours.
+/// The stored value cannot be determined, but it is not the value of this execution.
 #[tokio::test(start_paused = true)]
 async fn lost_lease_returns_value_during_outage() {
     let store = Probe::default();
@@ -395,7 +394,7 @@ async fn lost_lease_returns_value_during_outage() {
 }
 
 // S-356
-/// What was committed may be stored, and is another value.
+/// The committed value may be stored, and differs from the returned value.
 #[tokio::test(start_paused = true)]
 async fn value_beside_unacknowledged_commit_is_unknown() {
     let ledger = Ledger::default();
@@ -888,7 +887,7 @@ async fn unacknowledged_commit_returns_stored_value() {
 }
 
 // S-368
-/// To say that it failed and left its key free would be to say that nothing was paid.
+/// A reported failure that left the key free would mean that nothing was paid.
 #[tokio::test(start_paused = true)]
 async fn unverifiable_work_commit_is_outcome_unknown() {
     type End = fn(&'static str) -> WorkError<&'static str>;

@@ -37,7 +37,7 @@ fn on(store: &MemoryStore) -> IdempotencyLayer {
     IdempotencyLayer::new(store.clone())
 }
 
-/// What another process on the same store answers.
+/// Returns the response of another process on the same store.
 async fn next_process(store: &MemoryStore, key: &str) -> (Answer, u64) {
     let stage = Stage::with(on(store)).await;
     let answer = send(&stage.app, tests::post("/orders", key, "{}")).await;

@@ -32,7 +32,7 @@ struct Orphan {
     executions: Effects,
     id: KeyId,
     fingerprint: Fingerprint,
-    /// What the first execution derived for somebody else.
+    /// The key that the first execution derived for another service.
     derived: String,
 }
 
@@ -113,7 +113,7 @@ async fn executed(taken: Taken) -> Answer {
 #[tokio::test(start_paused = true)]
 async fn orphan_is_executed_without_its_client() {
     within(LONG, async {
-        // The policy is for clients; whoever calls it has decided.
+        // The policy applies to clients; a caller of `take_over` has decided.
         for policy in [OrphanPolicy::TakeOver, OrphanPolicy::Refuse] {
             for committing in [true, false] {
                 let orphan = Orphan::new(policy).await;
@@ -189,7 +189,7 @@ async fn take_over_without_orphan_runs_nothing() {
             let taken: Taken = layer.take_over(claim, work).await.expect("an answer");
             assert!(matches!(taken, TakeOverOutcome::NoOrphan), "{taken:?}");
         };
-        // Of another request, and of a key that nobody knows: which nobody holds afterwards.
+        // The claim of another request, and of an unknown key: afterwards no lease is held for the unknown key.
         let other = Fingerprint::from_bytes([9; 32]);
         let unknown = KeyId::from_bytes([9; 32]);
         refused(
@@ -238,7 +238,7 @@ async fn take_over_without_orphan_runs_nothing() {
 }
 
 // S-250
-/// As whoever calls it again after a timeout does: a claim says what is asked for, not who asks.
+/// A caller repeats the call after a timeout: a claim identifies the requested key, not the caller.
 #[tokio::test(start_paused = true)]
 async fn reused_claim_does_not_execute_concurrently() {
     within(LONG, async {
@@ -272,7 +272,7 @@ async fn reused_claim_does_not_execute_concurrently() {
 }
 
 // S-250
-/// What the first call could not give back must not be taken from the second.
+/// A failed release of the first call must not release the lease of the second.
 #[tokio::test(start_paused = true)]
 async fn failed_call_does_not_release_reused_claim() {
     within(LONG, async {

@@ -91,7 +91,7 @@ fn first_of(answer: &Answer) {
     assert_eq!(answer.text(), "{\"execution\":1}");
 }
 
-/// Checks that nobody knows the outcome, and whether a retry may be told more.
+/// Asserts that the outcome is unknown, and that the answer is retryable if `later` is set.
 fn assert_unknown(answer: &Answer, later: bool) {
     assert_eq!(answer.code(), "outcome-unknown", "{answer:?}");
     assert_eq!(answer.is_retryable(), later, "{answer:?}");
@@ -103,7 +103,6 @@ const LONG: Duration = Duration::from_secs(600);
 // ---- Committed ----
 
 // S-168
-// behaviours 129
 #[tokio::test(start_paused = true)]
 async fn committed_response_is_sent_without_completion() {
     let ledger = Ledger::default();
@@ -456,7 +455,6 @@ async fn committed_record_has_usual_retention() {
 }
 
 // S-179
-// behaviours 128
 #[tokio::test(start_paused = true)]
 async fn unrecorded_response_cannot_be_committed() {
     let broken = || Body::new(Scripted::new([Step::from("half"), Step::Fail]));
@@ -609,8 +607,8 @@ async fn prepared_response_counts_as_buffered() {
 }
 
 // S-286
-/// As what the layer records itself: the answer is the record's by then, and the handler would still have made it only as it
-/// is taken.
+/// A committed response is counted like a response that the layer records itself. The response shares the bytes of the
+/// record. Without a record, the handler would produce its chunks only when the client reads them.
 #[tokio::test(start_paused = true)]
 async fn committed_stream_counts_until_read() {
     let ledger = Ledger::default();
@@ -639,7 +637,6 @@ async fn committed_stream_counts_until_read() {
 // ---- Not committed ----
 
 // S-183
-// behaviours 128
 #[tokio::test(start_paused = true)]
 async fn rollback_leaves_no_effect_and_no_record() {
     let ledger = Ledger::default();
@@ -746,7 +743,7 @@ impl Overtaken {
     }
 }
 
-/// What the handler answers, and whether its commit arrives to be refused.
+/// The status that the handler returns, and the fate of its commit, which is rejected if it arrives.
 const ENDS: [(StatusCode, Fate); 4] = [
     (StatusCode::INTERNAL_SERVER_ERROR, Fate::Committed),
     (StatusCode::INTERNAL_SERVER_ERROR, Fate::CallLost),
@@ -765,7 +762,6 @@ impl Text for Response {
 }
 
 // F-036, S-186
-// behaviours 113
 #[tokio::test(start_paused = true)]
 async fn commit_after_lost_lease_has_no_effect() {
     within(LONG, async {
@@ -982,7 +978,7 @@ async fn commit_resolved_after_retention_is_not_retried() {
 }
 
 // S-308
-/// The store does not say what became of the commit, and the next renewal finds no lease.
+/// The store does not report the outcome of the commit, and the next renewal finds no lease.
 #[tokio::test(start_paused = true)]
 async fn own_unacknowledged_commit_is_no_lease_loss() {
     let recorder = DebuggingRecorder::new();
@@ -1029,7 +1025,8 @@ async fn retried_successful_commit_reports_no_loss() {
     assert!(!lost, "{counted:?}");
 }
 
-/// Cut off, it is on its way no more: what a renewal finds then is told at once, and not when the lease would be over.
+/// A commit that was cut off is no longer under way. The loss that a renewal finds then is reported at once, not at
+/// lease expiry.
 #[tokio::test(start_paused = true)]
 async fn cut_off_commit_leaves_renewals_effective() {
     let ledger = Ledger::default();
@@ -1047,7 +1044,7 @@ async fn cut_off_commit_leaves_renewals_effective() {
 }
 
 // S-310
-/// A commit that began may have ended it, and here it has not: somebody else has it.
+/// A commit that began may have ended the lease. Here it has not: another process holds the lease.
 #[tokio::test(start_paused = true)]
 async fn lease_loss_after_failed_commit_is_reported_once() {
     let recorder = DebuggingRecorder::new();
@@ -1111,7 +1108,7 @@ async fn late_commit_fails_after_reconciliation() {
 }
 
 // S-204
-/// What the look for a commit takes, where the record is over meanwhile, it gives back.
+/// If the record has expired meanwhile, reconciliation releases the lease that its query acquired.
 #[tokio::test(start_paused = true)]
 async fn reconciliation_after_expiry_leaves_no_lease() {
     within(LONG, async {
@@ -1135,8 +1132,8 @@ async fn reconciliation_after_expiry_leaves_no_lease() {
 }
 
 // S-205
-/// Where the record of a commit would be over, that the layer's own could be stored does not say that there was none: what
-/// the handler says of it since, that nothing was charged, may be untrue, and is neither told nor kept.
+/// The layer's own record can be stored, but this does not prove that there was no commit: its record may have expired.
+/// The handler's response, that nothing was charged, may be untrue. It is neither sent nor recorded.
 #[tokio::test(start_paused = true)]
 async fn response_discarded_if_committed_record_expired() {
     within(LONG, async {
@@ -1189,7 +1186,7 @@ async fn failed_commit_is_resolved_and_retry_executes() {
 }
 
 // S-195
-/// Whoever has the key after our release has not taken it from us.
+/// A process that acquires the key after this process has released it has not taken it over.
 #[tokio::test(start_paused = true)]
 async fn failed_commit_is_resolved_while_rival_holds_key() {
     let recorder = DebuggingRecorder::new();
@@ -1278,8 +1275,8 @@ async fn commit_with_unreleasable_lease_is_outcome_unknown() {
 }
 
 // S-202
-/// A commit in a task that outlives the handler asks the store what became of it, and may ask when the layer has ended the
-/// lease: what it takes then is nobody's.
+/// A commit in a task that outlives the handler queries the store for its outcome, possibly after the layer has
+/// released the lease. A lease that this query acquires has no owner.
 #[tokio::test(start_paused = true)]
 async fn lease_acquired_by_commit_check_is_released() {
     for panics in [false, true] {
@@ -1331,7 +1328,7 @@ async fn lease_acquired_by_commit_check_is_released() {
 }
 
 // S-203
-/// It may fail when nobody gives back any more what it takes: then it takes nothing.
+/// A commit may fail when no task releases a newly acquired lease any more: then the commit acquires none.
 #[tokio::test(start_paused = true)]
 async fn late_failed_commit_acquires_nothing() {
     within(LONG, async {
@@ -1371,7 +1368,7 @@ async fn late_failed_commit_acquires_nothing() {
 }
 
 // S-206
-/// The look for a commit may leave a lease of its own, of which nobody hears: it must not keep the key.
+/// The query for a commit may acquire a lease without an acknowledgement: that lease must not block the key.
 #[tokio::test(start_paused = true)]
 async fn lease_possibly_taken_by_query_is_released() {
     within(LONG, async {

@@ -7,14 +7,14 @@ use tower_idempotency::store::{
 
 use crate::store::{Call, Orphans, Who};
 
-/// Who asks only to see what there is: another request, which takes nothing over.
+/// A caller that only reads the state: it sends another request, and takes nothing over.
 pub(crate) const ONLOOKER: Who = Who {
     token: 200,
     fingerprint: 200,
 };
 pub(crate) const LOOK: Call = Call::Acquire(Orphans::Refuse);
 
-/// How long things last, by a clock.
+/// Durations in real time.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Lasts {
     pub(crate) lease: Ttl,
@@ -22,7 +22,7 @@ pub(crate) struct Lasts {
     pub(crate) retention: Ttl,
 }
 
-/// What a store can be seen to say.
+/// An observable reply of a store.
 #[derive(Debug, PartialEq)]
 pub(crate) enum Spoken {
     Acquired(Acquired),
@@ -43,7 +43,7 @@ pub(crate) async fn ask<S: Store>(
     claim.token = Token::from_bytes([who.token; 16]);
     claim.lease = lasts.lease;
     claim.orphan_retention = lasts.keep;
-    // The generation is for the store to know, not for it to be told.
+    // The generation is the store's own knowledge, and is not passed in.
     let lease = claim.lease_ref(1);
     let done = match call {
         Call::Acquire(orphans) => {
@@ -68,7 +68,7 @@ pub(crate) async fn ask<S: Store>(
     }
 }
 
-/// What is stored of whom.
+/// Returns the record of this caller.
 pub(crate) fn record(by: u8) -> Bytes {
     Bytes::from(vec![by])
 }

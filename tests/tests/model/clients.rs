@@ -1,82 +1,84 @@
-//! What one request does, as far as the store can tell: the order of `exchange.rs`, `settle.rs` and `transaction.rs`.
+//! The protocol of one request, as far as the store can observe it: the order of `exchange.rs`, `settle.rs` and
+//! `transaction.rs`.
 //!
-//! Nothing counts tries or time: whoever may try again or give up does either, so that what holds here holds whatever
-//! the timeouts are.
+//! Nothing counts retries or time. A client that may retry or give up does either, so the results hold for all
+//! timeouts.
 
 use crate::store::{Answer, Call, Orphans, Who};
 
-/// One request, from its key to its answer.
+/// A request, from its key to its answer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub(crate) struct Client {
     pub(crate) fingerprint: u8,
     pub(crate) phase: Phase,
-    /// It was granted its lease in the present life of the key: see `History`.
+    /// `true` if the request was granted its lease in the present life of the key: see `History`.
     pub(crate) current: bool,
-    /// A call of it that nobody waits for any more, and that has not come to the store yet.
+    /// A call that the client no longer waits for, and that has not arrived at the store yet.
     pub(crate) late: Option<Call>,
 }
 
-/// Where a request is.
+/// The progress of a request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub(crate) enum Phase {
-    /// It has not come yet.
+    /// The request has not arrived yet.
     Coming,
-    /// It has asked for the lease, and heard nothing.
+    /// The request has called acquire, without a reply so far.
     Asking,
-    /// The key is in progress: it waits, and looks again when it likes.
+    /// The key is in progress: the request waits, and may query again at any time.
     Waiting,
-    /// It has the lease, and no effect so far.
+    /// The request has the lease, and no effect so far.
     Running,
-    /// It has had its effect, and ends with an answer to keep or without one.
+    /// The request has had its effect, and ends with or without an answer to record.
     Ran,
-    /// It has sent its record, and heard nothing.
+    /// The request has sent its record, without a reply so far.
     Completing,
-    /// It was answered although the store kept failing, and its record is still being sent.
+    /// The request was answered although the store kept failing, and its record is still being sent.
     Late,
-    /// Its record came too late: it asks what is stored.
+    /// The record came too late: the request queries the stored state.
     Lost,
-    /// Nobody else has an answer: it sends its own once more.
+    /// No other process has an answer: the request sends its own record once more.
     Salvaging,
-    /// It has committed, and heard nothing, or that the lease was lost: it asks what is stored.
+    /// The request has committed without a reply, or with the reply that the lease was lost: it queries the stored
+    /// state.
     InDoubt,
-    /// It leaves nothing to keep, or gave up asking.
+    /// The request leaves nothing to record, or stopped querying.
     Releasing,
-    /// Of a mutant: it has read that it may take over, and not written yet.
+    /// The state of a mutant: the request has read that it may take over, and has not written yet.
     Reclaiming,
-    /// It is answered, or its process is dead.
+    /// The request is answered, or its process is dead.
     Over,
 }
 
-/// What it does without the store.
+/// A move of a client that does not involve the store.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Move {
     /// The handler has its effect.
     Effect,
     /// The handler ends with nothing to keep.
     NothingToKeep,
-    /// It stops trying, or waiting.
+    /// The client stops retrying or waiting.
     GiveUp,
 }
 
-/// What became of a call.
+/// The fate of a call.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Fate {
     Heard,
-    /// It never came to the store.
+    /// The call never arrived at the store.
     CallLost,
-    /// It had its effect, and the answer was lost.
+    /// The call had its effect, and the reply was lost.
     ReplyLost,
-    /// It is on its way still, and its caller has given up on it.
+    /// The call is still on its way, and its caller has given up on it.
     Late,
 }
 
-/// What a client makes of the store's answer.
+/// The client's conclusion from the store's reply.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Told {
     Nothing,
     /// The answer of this client is the client's answer.
     Answer(u8),
-    /// It runs from here on.
+    /// The client executes from here on.
     Run {
         takeover: bool,
     },
@@ -103,7 +105,7 @@ impl Client {
             (Phase::Running, _) => &[Call::Renew],
             (Phase::Ran | Phase::Completing, _) => &[Call::Complete, Call::Renew],
             (Phase::Late | Phase::Salvaging, _) => &[Call::Complete],
-            // Whoever looks must not take over from whoever took over from it.
+            // A query must not take over from another process that has taken over from this client.
             (Phase::Lost, _) => &[REFUSE],
             (Phase::InDoubt, _) => &[REFUSE, Call::Renew],
             (Phase::Releasing, _) => &[Call::Release, Call::Renew],
@@ -111,7 +113,7 @@ impl Client {
         }
     }
 
-    /// What else it may do now.
+    /// Returns the other moves that the client may make now.
     pub(crate) fn moves(&self, transactional: bool) -> &'static [Move] {
         match self.phase {
             Phase::Running if transactional => &[Move::NothingToKeep],
@@ -140,7 +142,7 @@ impl Client {
         };
     }
 
-    /// It made this call, and heard nothing.
+    /// Handles a call without a reply.
     pub(crate) fn hears_nothing(&mut self, call: Call) {
         self.phase = match (call, self.phase) {
             (Call::Acquire(_), Phase::Coming | Phase::Waiting) => Phase::Asking,
@@ -150,11 +152,11 @@ impl Client {
         };
     }
 
-    /// It made this call as `who`, and this is the answer.
+    /// Handles the reply to a call made as `who`.
     pub(crate) fn hears(&mut self, who: Who, call: Call, answer: Answer) -> Told {
         let (phase, told) = match (call, self.phase, answer) {
             (Call::Renew, phase, _) => (phase, Told::Nothing),
-            // What is on record is the answer, whoever asks; another request learns nothing of it.
+            // The record is the answer for every caller with the same request; another request learns nothing of it.
             (
                 Call::Acquire(_),
                 _,

@@ -1,4 +1,4 @@
-//! What was said and done under the key, as far as the properties need to know.
+//! The replies and actions under the key, as far as the properties need them.
 
 use crate::{
     store::{Entry, State},
@@ -9,18 +9,18 @@ use crate::{
 /// first execution released. That is a life of the key.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 pub(crate) struct History {
-    /// Executions that were told that they are takeovers.
+    /// The number of executions that were marked as takeovers.
     pub(crate) takeovers: u8,
     /// Effects of executions that began in this life. What began in an earlier one counted there.
     pub(crate) effects: u8,
     /// Whose answer clients were given, from the store or because the store took it.
     pub(crate) told: Option<u8>,
-    /// What the first execution was of.
+    /// The request of the first execution.
     pub(crate) request: Option<u8>,
     pub(crate) overwritten: bool,
     pub(crate) disagreed: bool,
     pub(crate) locked_out: bool,
-    /// A client was told what another request is answered.
+    /// `true` if a client received the answer to another request.
     pub(crate) leaked: bool,
     /// Another request was executed as well.
     pub(crate) mixed: bool,

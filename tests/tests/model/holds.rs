@@ -1,4 +1,4 @@
-//! The protocol as it is: every property in every state, and what a store that loses its data takes with it.
+//! The protocol without mutations: every property in every state, and the consequences of a store that loses its data.
 
 use std::time::Instant;
 
@@ -129,8 +129,8 @@ fn three_transactional_requests_with_late_calls() {
 }
 
 // F-107
-/// No rule of ours helps against a store that forgets what it has acknowledged: effects double in every mode, and clients
-/// may be told different answers. What is stored is still not overwritten, and nobody is locked out.
+/// The protocol cannot protect against a store that loses acknowledged data: effects double in every mode, and clients
+/// may receive different answers. Records are still not overwritten, and no client is locked out.
 #[test]
 fn store_data_loss_doubles_effects_in_every_mode() {
     let lossy = System {

@@ -1,4 +1,4 @@
-//! What can be taken away.
+//! Rules that a mutant omits.
 
 /// The rule that is missing.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -1,4 +1,4 @@
-//! What must hold in every state, and what must be seen in some for that to mean anything.
+//! Properties that must hold in every state, and states that must be reachable for the properties to be meaningful.
 
 use stateright::Property;
 
@@ -64,9 +64,9 @@ pub(crate) fn named(name: &'static str) -> Property<System> {
     Property::always(name, must_hold)
 }
 
-/// When nobody does anything for a lease, the next request is executed or answered; under refusal it may be told of the
-/// orphan, and is executed once that is forgotten. When nobody does anything until the record is forgotten, it is
-/// executed too.
+/// Returns `true` if the key becomes free in time. After a lease without any activity, the next request is executed or
+/// answered. Under refusal it may receive the orphan error, and is executed once the orphan has expired. After
+/// inactivity until the record has expired, it is executed too.
 fn is_free_in_time(system: &System, state: &State) -> bool {
     let times = system.rules.times;
     let next = Who {

@@ -1,4 +1,4 @@
-//! What can be asked of an entry, and how to come to each of its states.
+//! The possible calls on an entry, and the calls that lead to each of its states.
 
 use crate::store::{Call, Entry, Orphans, Rules, State, Who};
 

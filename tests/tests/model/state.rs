@@ -1,4 +1,4 @@
-//! Where the store and its clients are, at one moment.
+//! The state of the store and its clients at one moment.
 
 use crate::{
     clients::Client,
@@ -49,9 +49,9 @@ impl State {
         self.history.tell(u8::try_from(of).expect("a few clients"));
     }
 
-    /// One state for all that are alike: the clients in order, so that one stands for up to 24, and of a generation no more
-    /// than whether it is the first, which is all that any rule asks. Requests that nobody answers may take over from
-    /// each other for ever.
+    /// Returns one representative of all equivalent states. The clients are sorted, so that one state stands for up to
+    /// 24. A generation is reduced to the first or a later one, because the rules distinguish no more. Unanswered
+    /// requests may take over from each other indefinitely.
     pub(crate) fn in_order(mut self) -> Self {
         let is = |number: Option<u8>, at: usize| number.map(usize::from) == Some(at);
         let token = self.entry.and_then(|held| held.token);

@@ -1,38 +1,38 @@
-//! One entry of a store as the contract has it, as a pure function: what the model checks, and what the real store's
-//! answers are compared with.
+//! The entry of a store according to the contract, as a pure function. The model checks this function, and the replies
+//! of the real stores are compared with it.
 //!
-//! Time is what is left of it, in ticks: of a lease, of the time that an orphan is remembered, of a retention. So an
-//! entry does not know how late it is, and time may go on for ever without a new state.
+//! Times are remaining times in ticks: of a lease, of an orphan, of a retention. An entry does not know how late it is,
+//! so time may pass indefinitely without a new state.
 
 use crate::mutant::Mutant;
 
-/// Who asks: its token, and what its request says.
+/// The caller: its token, and the fingerprint of its request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(crate) struct Who {
     pub(crate) token: u8,
     pub(crate) fingerprint: u8,
 }
 
-/// What is asked of the store.
+/// A call to the store.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub(crate) enum Call {
     Acquire(Orphans),
     Renew,
     /// The record says who made it, and nothing else.
     Complete,
-    /// What a transaction of the handler does: see `tower_idempotency::transaction`.
+    /// The transaction of the handler: see `tower_idempotency::transaction`.
     Commit,
     Release,
 }
 
-/// What becomes of a lease that is over.
+/// The policy for an expired lease.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub(crate) enum Orphans {
     TakeOver,
     Refuse,
 }
 
-/// What the store says.
+/// The reply of the store.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Answer {
     Granted { generation: u8, takeover: bool },
@@ -43,7 +43,7 @@ pub(crate) enum Answer {
     LeaseLost,
 }
 
-/// What is stored under the one key there is; absent is `None`.
+/// The entry stored under the only key; an absent entry is `None`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub(crate) struct Entry {
     /// `None` once a takeover was released.
@@ -58,7 +58,7 @@ pub(crate) enum State {
     Leased {
         generation: u8,
         left: u8,
-        /// Of the time that the orphan is remembered.
+        /// The remaining retention of the orphan.
         keep: u8,
     },
     Completed {
@@ -67,7 +67,7 @@ pub(crate) enum State {
     },
 }
 
-/// How long things last, in ticks.
+/// Durations in ticks.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Times {
     pub(crate) lease: u8,
@@ -83,7 +83,7 @@ pub(crate) struct Rules {
 }
 
 impl Rules {
-    /// One call, which is one step.
+    /// Applies one call, which is one step.
     pub(crate) fn apply(&self, entry: &mut Option<Entry>, who: Who, call: Call) -> Answer {
         match call {
             Call::Acquire(orphans) => self.acquire(entry, who, orphans),
@@ -94,7 +94,7 @@ impl Rules {
         }
     }
 
-    /// One tick passes.
+    /// Advances the time by one tick.
     pub(crate) fn tick(&self, entry: &mut Option<Entry>) {
         let Some(held) = entry else { return };
         let over = match &mut held.state {
@@ -116,7 +116,7 @@ impl Rules {
         }
     }
 
-    /// What the sweeper of that mutant does, in its own time.
+    /// Runs the sweeper of that mutant, at a time of its own choice.
     pub(crate) fn sweep(entry: &mut Option<Entry>) {
         if let Some(Entry {
             state: State::Leased { left: 0, .. } | State::Completed { left: 0, .. },

@@ -11,11 +11,11 @@ use crate::{
     store::{Answer, Call, Entry, Orphans, Rules, State as EntryState, Who},
 };
 
-/// What is checked.
+/// The system under check.
 #[derive(Clone, Debug)]
 pub(crate) struct System {
     pub(crate) clients: usize,
-    /// How many of them are another request under the same key.
+    /// The number of clients that send another request under the same key.
     pub(crate) others: usize,
     pub(crate) orphans: Orphans,
     /// Effect and record are one transaction.
@@ -33,12 +33,12 @@ pub(crate) struct System {
 pub(crate) enum Action {
     Tick,
     Call(usize, Call, Fate),
-    /// A call comes to the store that nobody waits for any more.
+    /// A call arrives at the store after its client has stopped waiting.
     Arrive(usize),
     Move(usize, Move),
     Crash(usize),
     LoseData,
-    /// Of mutants.
+    /// An action of a mutant.
     Sweep,
     Overwrite(usize),
 }
@@ -79,7 +79,7 @@ impl System {
                 // A transaction is over for the store when it is over for its client: see `transaction`.
                 let late = may_be_late && *call != Call::Commit;
                 let fates: &[Fate] = match (call, late) {
-                    // Nobody minds whether it is heard of.
+                    // A lost reply to a renewal makes no difference.
                     (Call::Renew, false) => &[Fate::Heard],
                     (Call::Renew, true) => &[Fate::Heard, Fate::Late],
                     (_, false) => &[Fate::Heard, Fate::CallLost, Fate::ReplyLost],
@@ -102,7 +102,7 @@ impl System {
         }
     }
 
-    /// One step, and what the store was asked and said in it.
+    /// Executes one step, and returns the new state with the call to the store and its reply.
     pub(crate) fn step(&self, state: &State, action: Action) -> (State, Option<Exchange>) {
         let mut next = *state;
         let exchange = match action {
@@ -188,7 +188,7 @@ impl System {
         (next, exchange)
     }
 
-    /// The store is asked, whoever hears of it.
+    /// Calls the store, even if no client receives the reply.
     fn ask(&self, next: &mut State, at: usize, call: Call) -> Option<Exchange> {
         let who = next.who(at);
         let before = next.entry;

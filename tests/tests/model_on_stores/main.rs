@@ -54,9 +54,10 @@ const RULES: Rules = Rules {
     mutant: None,
 };
 
-/// What is due in a round is over before the round begins, and what is not is over after it has ended, if every round is over
-/// within a quarter of its tick: leases and records end half a tick early, and orphans, whose time begins with the end of
-/// the lease or with a release, a quarter.
+/// Returns durations that fit the rounds. An entry due in a round expires before the round begins, and any other entry
+/// expires after the round has ended. This holds if every round ends within a quarter of its tick. Leases and records
+/// expire half a tick early. Orphans expire a quarter of a tick early, because their time begins at lease expiry or at
+/// a release.
 fn lasts(tick: Duration) -> Lasts {
     let ttl = |ticks: u8, early: Duration| Ttl::try_from(tick * ticks.into() - early).unwrap();
     Lasts {
@@ -66,7 +67,7 @@ fn lasts(tick: Duration) -> Lasts {
     }
 }
 
-/// One key, and what is still to be done with it.
+/// A key, and the steps that remain for it.
 struct Key {
     number: u64,
     rules: Rules,
@@ -91,7 +92,7 @@ impl Key {
         Ok(())
     }
 
-    /// Whether there is a round after this one.
+    /// Returns `true` if there is a round after this one.
     fn tick(&mut self) -> bool {
         if let Some(Step::Tick) = self.way.get(self.done) {
             self.rules.tick(&mut self.entry);
@@ -122,7 +123,7 @@ impl Key {
     }
 }
 
-/// But for the time, which is nobody's to say exactly.
+/// Compares everything but the time, which cannot be predicted exactly.
 fn is_alike(answer: &Answer, found: &Spoken) -> bool {
     let Spoken::Acquired(found) = found else {
         return matches!(
@@ -167,7 +168,7 @@ fn is_alike(answer: &Answer, found: &Spoken) -> bool {
     }
 }
 
-/// What went wrong.
+/// The reason for a failure.
 enum Failed {
     /// A round ended too late to say anything.
     Slow(Duration),
@@ -203,7 +204,7 @@ async fn every_transition<S: Store>(
     for way in ways(&rules, 3) {
         for step in all_steps() {
             let mut way = way.clone();
-            // Whether there is nothing in the end only whoever takes it can tell.
+            // Only an acquire can find out that no entry is left at the end.
             way.extend([step, Step::Call(ONLOOKER, LOOK)]);
             keys.push(Key {
                 number: first.wrapping_add(keys.len() as u64),
@@ -260,7 +261,7 @@ async fn every_transition<S: Store>(
     Ok(sequences)
 }
 
-/// As [`every_transition`], with ticks as long as they have to be.
+/// Runs like [`every_transition`], with ticks as long as necessary.
 async fn alike<S: Store>(store: S, mutant: Option<Mutant>) -> Result<(), String> {
     let store = Arc::new(store);
     let mut tick = Duration::from_secs(4);

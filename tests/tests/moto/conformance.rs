@@ -1,4 +1,4 @@
-//! The DynamoDB store passes the suite on moto: as it is, and with each kind of lost call and reply in turn.
+//! The DynamoDB store passes the suite on moto: without faults, and with each kind of lost call and reply in turn.
 //!
 //! Moto makes one call at a time, and each takes milliseconds: the plans of the suite one by one are for dynoxide.
 
@@ -22,7 +22,7 @@ async fn subject() -> Subject<DynamoDbStore> {
     Subject::new(store).with_clock(clock).with_push(false)
 }
 
-/// Each waits for all the others.
+/// Number of cases that run at once. Each call waits for all the others.
 const AT_ONCE: usize = 8;
 
 // F-178

@@ -8,7 +8,7 @@ use tower_idempotency_redis::RedisOptions;
 /// The tests of this binary share it: keys are random.
 fn cluster() -> &'static RedisCluster {
     static SHARED: OnceLock<RedisCluster> = OnceLock::new();
-    // No node is given up on a machine that stands still: nobody is there to take its place.
+    // No node is marked as failed on a machine that stalls: there is no replica to take its place.
     SHARED.get_or_init(|| RedisCluster::start_with(&["--cluster-node-timeout", "20000"]))
 }
 

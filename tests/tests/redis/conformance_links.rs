@@ -72,7 +72,7 @@ fn sentinel() {
 #[test]
 fn through_pools_of_one_and_of_eight() {
     for size in [1, 8] {
-        // Nothing is heard through a pool.
+        // No notifications arrive through a pool.
         assert_conforms(false, async || {
             let pool = pool_to(size, &shared().url());
             until_connected(|| options().connect_pool(pool.clone())).await

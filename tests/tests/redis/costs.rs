@@ -1,4 +1,4 @@
-//! What a request costs Redis: round trips and bytes, counted by the server itself.
+//! Costs of a request on Redis: round trips and bytes, counted by the server itself.
 
 use std::{
     collections::BTreeMap,
@@ -25,8 +25,8 @@ async fn layer(server: &RedisServer) -> IdempotencyLayer {
         .with_lease_ttl(Ttl::from_secs(600))
 }
 
-/// What clients asked the server while `work` ran: what scripts call is not a round trip, and the same called by a client
-/// would be.
+/// Returns the calls that clients made to the server while `work` ran. Calls made by scripts are not round trips and are left
+/// out; the same calls made by a client are counted.
 async fn asked(server: &RedisServer, work: impl Future<Output = ()>) -> BTreeMap<String, u64> {
     let monitor = server.monitor();
     work.await;
@@ -116,14 +116,14 @@ async fn no_script_is_sent_twice() {
     assert_eq!(asked.await.get("eval"), None);
 }
 
-/// How often one script was called.
+/// Returns how often one script was called.
 fn called(asked: &[Asked], script: &str) -> usize {
     let sha = Script::new(script).get_hash().to_owned();
     asked.iter().filter(|it| it.first == sha).count()
 }
 
-/// Of all that was asked, what is more than a new connection saying who it is, or a listening one where it listens; and
-/// than what the test itself asks, how much was called.
+/// Returns the number of the store's calls. Leaves out the identification of a new connection, the subscriptions of a
+/// listener, and the calls of the test itself.
 fn calls_of_the_store(asked: &[Asked]) -> usize {
     let calls = asked.iter().filter(|it| it.first != "commandstats");
     calls
@@ -179,7 +179,7 @@ async fn waiter_makes_two_calls_with_backoff() {
         let held = held.clone();
         async move { held.pass().await }
     });
-    // Another process, for those of one share what one of them finds.
+    // The waiter is in another process, because waiters in the same process share replies.
     let (waiting, _) = creating(layer(&server).await.with_concurrent_requests(wait));
     let first = tokio::spawn(async move { send(&app, post("/orders", "k", "tea")).await });
     gate.arrival().await;
@@ -213,7 +213,7 @@ async fn waiter_makes_two_calls_with_backoff() {
 
 // ---- Bytes ----
 
-/// What the server says its only entry takes, all told.
+/// Returns the memory that the server reports for its only entry, in total.
 fn only_entry(server: &RedisServer) -> usize {
     let keys = server.list(&["KEYS", "*"]);
     let [key] = keys.as_slice() else {
@@ -285,7 +285,7 @@ async fn smallest_record_takes_few_hundred_bytes() {
     assert!(record <= 660, "{record}");
 }
 
-/// Nothing is kept for ever, whatever becomes of the process.
+/// Every entry expires, even if the process ends.
 #[tokio::test]
 async fn every_entry_has_time_to_live() {
     let server = RedisServer::start(&[]);

@@ -13,7 +13,7 @@ use tower_idempotency::Lease;
 ///
 /// # Panics
 ///
-/// When it does not within [`HANG`].
+/// If it does not within [`HANG`].
 pub(crate) async fn eventually(what: &str, condition: impl Fn() -> bool) {
     let began = Instant::now();
     while !condition() {
@@ -26,7 +26,7 @@ pub(crate) async fn eventually(what: &str, condition: impl Fn() -> bool) {
 ///
 /// # Panics
 ///
-/// When a lease is lost, or when one is not renewed within [`HANG`].
+/// If a lease is lost, or if one is not renewed within [`HANG`].
 pub(crate) async fn until_renewed(server: &RedisServer, leases: &[Lease]) {
     let before = expiries(server);
     assert!(!before.is_empty(), "expected a lease on the server");

@@ -1,4 +1,4 @@
-//! Several processes on one Redis, killed and paused at any moment: what is executed how often, and what clients are told.
+//! Several processes on one Redis, killed and paused at any moment: the number of executions, and the responses of clients.
 //!
 //! Strikes fall at random moments, in rounds, until each case was seen that a test names.
 //!
@@ -19,7 +19,7 @@ const LEASE: Duration = Duration::from_millis(700);
 const POLL: Duration = Duration::from_millis(100);
 const HANDLER: Duration = Duration::from_millis(40);
 
-/// Redis, which answers late: a process is often struck between what the store did and its hearing of it.
+/// Redis with delayed replies, so that processes are often struck between an effect on the store and its reply.
 struct Late {
     _redis: RedisServer,
     proxy: Proxy,

@@ -1,4 +1,4 @@
-//! Pools whose connections time out no sooner than the store.
+//! Pools whose connection timeouts are at least the store's timeout.
 
 use deadpool_redis::{Manager, Pool, Runtime};
 use tests::servers::redis::UNHURRIED;

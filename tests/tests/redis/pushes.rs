@@ -1,4 +1,4 @@
-//! Judging whether a push woke a waiter, by the calls that the server saw and not by the time that a machine takes.
+//! Judges if a push woke a waiter by the calls that the server saw, and not by elapsed time.
 
 use std::time::{Duration, Instant};
 
@@ -7,13 +7,13 @@ use tower_idempotency_redis::redis::Script;
 
 /// Repeats a trial until pushes have woken the waiters of three trials.
 ///
-/// A trial makes an entry that is in progress, has one waiter for it, and returns what [`Looks`] were made. A waiter that was
-/// not woken looks again no sooner than its delay ends, however slow the machine is. So one that looks sooner was woken;
-/// one that does not may have met a machine that stalled, and its trial proves nothing.
+/// A trial makes an entry that is in progress, has one waiter for it, and returns the [`Looks`] that were made. A waiter that
+/// was not woken queries again no sooner than its delay ends, even on a slow machine. So a waiter that queries sooner was
+/// woken. If it does not, the machine may have stalled, and the trial proves nothing.
 ///
 /// # Panics
 ///
-/// When no three waiters were woken within two minutes, and within ten trials.
+/// If no three waiters were woken within two minutes, and within ten trials.
 pub(crate) async fn until_pushes_have_woken(trial: impl AsyncFn(usize) -> Vec<Asked>) {
     let began = Instant::now();
     let mut woken = 0;

@@ -118,7 +118,7 @@ async fn completion_in_other_process_wakes_waiter() {
     assert_eq!(second.executions().await, 0);
 }
 
-/// The listener comes back by itself, and hears again.
+/// The listener reconnects by itself, and receives notifications again.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn subscription_recovers_after_connection_loss() {
     within(HANG * 2, async {
@@ -145,7 +145,7 @@ async fn subscription_recovers_after_connection_loss() {
     .await;
 }
 
-/// A waiter whose turn comes after a release elsewhere takes over.
+/// A waiter whose turn comes after a release in another process takes over.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn remote_release_lets_waiter_execute() {
     within(HANG * 2, async {
@@ -177,7 +177,7 @@ async fn remote_release_lets_waiter_execute() {
     .await;
 }
 
-/// Nobody listens for ever to what nobody waits for.
+/// A subscription ends once no client waits for its channel.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn channels_are_left_once_nobody_waits() {
     within(HANG * 2, async {

@@ -83,7 +83,7 @@ async fn two_replicas_finish_each_orphan_once<S: Ledgered>(books: Books<S>) {
     let (one, other) = tokio::join!(one.sweep(), other.sweep());
     let (one, other) = (one.expect("a sweep"), other.expect("a sweep"));
     assert_eq!(one.failed + other.failed, 0, "{one:?} {other:?}");
-    // Of those that both found, one was told that the other had it.
+    // Of the entries that both completers found, one received the reply that the other had it.
     assert_eq!(one.executed + other.executed, 24, "{one:?} {other:?}");
 
     let mut effects: Vec<_> = books.effects().await.into_iter().map(|it| it.key).collect();
@@ -115,7 +115,7 @@ async fn orphan<S: Ledgered>(books: &Books<S>, operation: &str) -> Claim {
     claim
 }
 
-/// A completer of this work, which is told what is asked.
+/// Returns a completer of this work, which receives the orphan.
 fn working<S, W, F>(books: &Books<S>, older_than: Duration, work: W) -> Completer<S>
 where
     S: Ledgered,
@@ -177,7 +177,8 @@ async fn pauses_may_be_long<S: Ledgered>(books: Books<S>) {
     assert_eq!(completer.sweep().await.expect("a sweep").executed, 1);
 }
 
-/// It is left an orphan, and tried again later and later. Time passes as the test moves the end of the lease back.
+/// The entry is left as an orphan, and retried later and later. The test simulates the passing of time: it moves the
+/// lease expiry back.
 async fn what_fails_is_tried_again_after_a_pause<S: Ledgered>(books: Books<S>) {
     const PAUSE: Duration = Duration::from_secs(3_600);
     /// More than the test takes.
@@ -252,7 +253,7 @@ async fn what_was_asked_is_told_as_it_was_asked<S: Ledgered>(books: Books<S>) {
     assert!(stored.iter().all(|it| *it == stored[0]), "{stored:?}");
 }
 
-/// What failed meanwhile is due again at once, and is left to the next one.
+/// An entry that failed meanwhile is due again at once, and is left to the next sweep.
 async fn a_sweep_ends_where_everything_fails<S: Ledgered>(books: Books<S>) {
     for _ in 0..150 {
         orphan(&books, "POST /rides").await;
@@ -324,7 +325,7 @@ async fn one_in_the_background_goes_on_until_it_is_dropped<S: Ledgered>(books: B
     assert_eq!(done.count(), 2);
 }
 
-/// What was taken over goes on, and draining waits for it; nothing more is taken over then.
+/// An entry that was taken over continues, and draining waits for it; nothing more is taken over then.
 async fn a_sweep_that_is_dropped_takes_no_more_over<S: Ledgered>(books: Books<S>) {
     for _ in 0..3 {
         orphan(&books, "POST /rides").await;

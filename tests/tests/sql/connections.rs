@@ -73,7 +73,7 @@ async fn ask_mariadb(server: &MariaDbServer) {
     }
 }
 
-/// Has the store make so many connections, all of which are idle then: nobody is answered before they are there.
+/// Makes the store open this many connections, which are all idle afterwards: no call is answered before they are open.
 async fn warm<S: Store + Clone>(store: &S, way: &Proxy, connections: u64) {
     let before = way.counts().connections;
     way.set(Mode::Hold);
@@ -236,7 +236,7 @@ async fn a_flood_in_sqlite() {
     a_flood_costs_no_lease(flooded, other).await;
 }
 
-// ---- Connections that lead to where nobody can write any more ----
+// ---- Connections to a server that no longer accepts writes ----
 
 /// The server becomes a replica; then new connections lead to the one that was promoted.
 async fn a_failover_is_followed<S: Store + Clone>(
@@ -318,7 +318,7 @@ async fn read_only_server_is_left_in_mariadb() {
 
 // ---- Connections that have fallen silent ----
 
-/// What was connected by the old proxy gets no answer any more; by `way` new connections get through. The layer has its
+/// Calls on connections of the old proxy get no reply any more; by `way`, new connections succeed. The layer has its
 /// default timeouts, which are a part of this.
 async fn silent_connections_are_left_together<S: Store + Clone>(
     open: impl Fn(&Proxy) -> S,
@@ -378,7 +378,7 @@ async fn stalled_connections_are_closed_in_mariadb() {
 }
 
 // F-166
-/// One of them is for keeping leases: the turn of the call that was cut off is the only one.
+/// Renewals have one of the two connections reserved, so the call that was cut off had the only turn.
 #[tokio::test(flavor = "multi_thread")]
 async fn two_stalled_connections_are_closed_in_postgres() {
     left_together_in_postgres(2, 1).await;
@@ -390,7 +390,7 @@ async fn two_stalled_connections_are_closed_in_mariadb() {
     left_together_in_mariadb(2, 1).await;
 }
 
-/// It has not answered for a second, and is known to be gone then: who asks next is not held up for that.
+/// The server has not replied for a second, and counts as down then: the next call is not delayed for that.
 async fn a_server_that_goes_is_no_stall<S: Store + Clone>(open: impl Fn() -> S, way: &Proxy) {
     for _ in 0..20 {
         // Without an idle connection of the trial before.
@@ -431,7 +431,7 @@ async fn server_exit_is_not_stall_in_mariadb() {
 }
 
 // F-166
-/// Whoever loses interest soon has learned nothing about the other connections.
+/// A call that is dropped early provides no information about the other connections.
 #[tokio::test(flavor = "multi_thread")]
 async fn dropped_call_closes_only_own_connection() {
     let server = postgres::shared();
@@ -653,9 +653,9 @@ async fn few_backends_are_left_behind(server: &PostgresServer, trial: u64) {
     assert!(effects.count() >= 1);
 }
 
-// ---- A server that does not let anybody in ----
+// ---- A server that completes no handshake ----
 
-/// It takes connections, and says nothing: there is no connection yet whose statement could be cut off.
+/// The server accepts connections, and sends nothing: there is no connection yet whose statement could be cut off.
 async fn handshakes_that_hang_are_few<S: Store>(store: S, way: &Proxy) {
     way.set(Mode::Hold);
     let (app, effects) = creating(IdempotencyLayer::new(store));
@@ -666,8 +666,8 @@ async fn handshakes_that_hang_are_few<S: Store>(store: S, way: &Proxy) {
         asking.spawn(async move { send(&app, req).await.status });
         sleep(Duration::from_millis(750)).await;
     }
-    // One each time the turn is free: after what is left of the layer's timeout to whoever came last, which is all but 750 ms
-    // of it at least, and after it has lingered.
+    // The store tries one connection each time the turn is free. A turn takes the remaining layer timeout of the last
+    // caller, all but at most 750 ms of it, and then its linger time.
     let turns = began.elapsed().as_millis() / 2_750 + 1;
     let tried = way.counts().connections;
     way.set(Mode::Pass);

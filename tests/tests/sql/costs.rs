@@ -1,4 +1,4 @@
-//! What a request costs a database, counted on the wire.
+//! Costs of a request for a database, counted on the wire.
 
 use std::{sync::Arc, time::Duration};
 
@@ -131,7 +131,7 @@ async fn is_back<S: Ledgered>(books: &Books<S>) {
     .await;
 }
 
-/// What the store asks, and what the handler's connection does.
+/// Counts the calls of the store, and the statements on the handler's connection.
 async fn costs_of_a_transaction<S: Ledgered>(
     books: Books<S>,
     trips: [RoundTrips; 2],
@@ -163,7 +163,7 @@ async fn costs_of_a_transaction<S: Ledgered>(
     assert_eq!(effects.count(), 2);
 }
 
-/// One connection, which either keeps a statement of the handler's, as by default, or none.
+/// Uses one connection, which caches a statement of the handler's, as by default, or none.
 async fn a_transaction_on_postgres_costs(keeps: bool, table: &str, expected: (u64, &str)) {
     let trips = || RoundTrips::before(postgres::shared().address());
     let trips = [trips(), trips()];

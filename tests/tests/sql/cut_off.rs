@@ -102,7 +102,8 @@ async fn by_mariadb(table: &str) -> Way<MySqlStore> {
     of_one(direct, pool, proxy).await
 }
 
-/// It is connected, and lent without being asked whether it is alive: what is cut off first is the statement.
+/// Returns a way that is connected, and whose pool lends connections without a liveness check: the statement is cut off
+/// first.
 async fn of_one<S: Ledgered>(
     direct: Books<S>,
     pool: tower_idempotency_sqlx::sqlx::Pool<S::Database>,
@@ -133,9 +134,9 @@ async fn is_idle<S: Ledgered>(books: &Books<S>) {
     .await;
 }
 
-// ---- Begun for nobody ----
+// ---- Transactions without a caller ----
 
-/// What others then write on the connection is there at once, and the next transaction can begin.
+/// Later writes of other code on the connection are visible at once, and the next transaction can begin.
 async fn a_begin_that_is_cut_off_leaves_no_transaction<S: Ledgered>(way: Way<S>) {
     let at = way.clone();
     let (app, _) = bank(&way.books, move |lease, n| {
@@ -158,7 +159,7 @@ async fn a_begin_that_is_cut_off_leaves_no_transaction<S: Ledgered>(way: Way<S>)
     assert_eq!(way.direct.count().await, 2);
 }
 
-/// As long as somebody closes the connection, as with a commit.
+/// The connection returns to the pool if another party closes it, as with a commit.
 async fn a_begin_that_hangs_gives_its_place_in_the_pool_back<S: Ledgered>(way: Way<S>) {
     let connect = way.books.pool.connect_options();
     for patience in books::PATIENCE {
@@ -219,7 +220,7 @@ enum End {
 }
 
 impl End {
-    /// What it says of a transaction that is no more.
+    /// Returns the error for a transaction that has ended.
     async fn refused<S: Ledgered>(self, tx: FencedTransaction<S>, n: u64) -> TransactionError {
         match self {
             Self::Commit => {
@@ -231,7 +232,8 @@ impl End {
     }
 }
 
-/// Nothing is stored of the first execution, which was told why, and the next one is as any other.
+/// Asserts that nothing is stored of the first execution, whose handler received the reason, and that the next one is
+/// normal.
 async fn assert_refused<S: Ledgered>(books: &Books<S>, app: &Router, effects: usize, what: &str) {
     let refused = within(Duration::from_secs(60), send(app, order())).await;
     assert_eq!(refused.text(), "Ended", "{what}: {refused:?}");
@@ -310,7 +312,8 @@ async fn cut_off_savepoint_prevents_commit_on_sqlite() {
     a_savepoint_that_is_cut_off(books::in_a_file(&scratch, "keys").await, None).await;
 }
 
-/// What a handler committed itself is there, and it is told that it was not fenced.
+/// Statements that the handler committed itself are stored, and the handler receives the error that they were not
+/// fenced.
 async fn a_transaction_that_the_handler_ends<S: Ledgered>(books: Books<S>, statements: &[&str]) {
     for end in [End::Commit, End::Checkpoint] {
         let (at, ends) = (books.clone(), statements.join("|"));
@@ -396,7 +399,7 @@ async fn sqlite_rollback_leaves_connection_usable() {
 }
 
 // F-151
-/// What refuses is the commit itself.
+/// The commit itself is rejected.
 #[tokio::test(flavor = "multi_thread")]
 async fn refused_sqlite_commit_leaves_connection_usable() {
     let scratch = Scratch::new();
@@ -437,7 +440,8 @@ async fn refused_sqlite_commit_leaves_connection_usable() {
 }
 
 // F-150
-/// sqlx takes back what was cut off before it does what it is asked next, and what it is told of the one it says of the other.
+/// sqlx rolls back the cut-off statement before it executes the next one. It reports the outcome of the rollback as the
+/// outcome of the next statement.
 #[tokio::test(flavor = "multi_thread")]
 async fn cut_off_savepoint_release_keeps_transaction() {
     let way = by_mariadb("savepoint_end").await;
@@ -512,7 +516,7 @@ async fn deadlock(url: String) {
     let mut other = MySqlConnection::connect(&url).await.expect("it runs");
     for sql in [
         "begin",
-        // The server gives up whoever has done less.
+        // The server aborts the transaction that has done less.
         "insert into ballast with recursive rows_of (n) as \
          (select 1 union all select n + 1 from rows_of where n < 1000) select n from rows_of",
         "update accounts set n = n + 10 where id = 2",
@@ -535,7 +539,7 @@ async fn is_waited_for(watch: &mut MySqlConnection) {
         == 0
     {
         assert!(began.elapsed() < Duration::from_secs(60), "nobody waits");
-        // What it says is computed anew only after 100 ms without a question.
+        // The server refreshes this table only after 100 ms without a query.
         sleep(Duration::from_millis(150)).await;
     }
 }
@@ -569,5 +573,5 @@ by_a_way! {
     a_begin_that_hangs_gives_its_place_in_the_pool_back
 }
 
-/// What is held by a proxy is cut off after this time, however long that takes.
+/// The time after which a call that a proxy holds is cut off, however long the proxy holds it.
 const CUT: Duration = Duration::from_millis(300);

@@ -1,4 +1,5 @@
-//! The database gives a statement of a store up for somebody else's, and the store makes it again: failure mode 54.
+//! The database aborts a statement of a store in favor of another transaction, and the store retries it: failure mode
+//! 54.
 //!
 //! A store's statements keep one row each, which is no deadlock. A trigger on its table, as for an audit, makes it two.
 
@@ -38,7 +39,8 @@ async fn is_completed<S: Store>(store: &S, claim: &Claim) {
     assert_eq!(record, "answer");
 }
 
-/// A trial in which somebody came too late says nothing, and is made again: but not each of them is one.
+/// Repeats a trial in which one party came too late, because such a trial proves nothing. At least one trial must be in
+/// time.
 async fn tried(trial: impl AsyncFn() -> Trial) {
     for _ in 0..10 {
         if trial().await == Trial::Seen {
@@ -63,7 +65,7 @@ fn given_up(completed: &Result<(), StoreError>) -> bool {
 // F-158
 #[tokio::test]
 async fn completion_retries_after_deadlock_in_postgres() {
-    // Whoever looks first is given up: the store, which does so at once.
+    // The party that checks first is aborted: here the store, which checks at once.
     tried(async || is_made_again_in_postgres("10ms", "deadlock detected").await).await;
 }
 
@@ -79,8 +81,8 @@ async fn is_made_again_in_postgres(deadlock_timeout: &str, reported: &str) -> Tr
     let server = PostgresServer::start(&[&format!("deadlock_timeout={deadlock_timeout}")]);
     let store = sql::postgres(&server, "entries").await;
     let mut other = PgConnection::connect(&server.url()).await.unwrap();
-    // The first completion waits until somebody waits for it, and only then wants what the other one has: a store waits for
-    // a row no longer than half a second, which is not to be the end of this.
+    // The first completion waits until another statement waits for it, and only then requests the other's row. A store
+    // waits for a row for half a second at most, and that timeout must not end this.
     let setup = "set deadlock_timeout = '5min';
         create table audit (n int);
         insert into audit values (0);
@@ -229,7 +231,7 @@ async fn is_made_again_in_mariadb() -> Trial {
         "create table ballast (n int not null)",
         "create trigger noted after update on entries for each row update audit set n = n + 1",
         "begin",
-        // The server gives up whoever has done less.
+        // The server aborts the transaction that has done less.
         "insert into ballast with recursive rows_of (n) as \
          (select 1 union all select n + 1 from rows_of where n < 1000) select n from rows_of",
         "update audit set n = n + 10",
@@ -252,7 +254,7 @@ async fn is_made_again_in_mariadb() -> Trial {
             began.elapsed() < Duration::from_secs(60),
             "it waits for nobody"
         );
-        // What it says is computed anew only after 100 ms without a question.
+        // The server refreshes this table only after 100 ms without a query.
         sleep(Duration::from_millis(150)).await;
     }
     other
@@ -280,8 +282,8 @@ async fn is_made_again_in_mariadb() -> Trial {
 }
 
 // F-159
-/// It waits once, for a second or two, and not for as long as the layer waits for an answer: then it says why, and its
-/// connections remain.
+/// The completion waits once, for a second or two, and not for as long as the layer waits for a reply. Then it returns
+/// the reason, and its connections remain.
 #[tokio::test]
 async fn completion_waits_for_row_once_in_mariadb() {
     sql::mariadb(mariadb::shared(), "held_long").await;

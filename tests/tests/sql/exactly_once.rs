@@ -104,16 +104,17 @@ fn is_exactly_once(history: &History, blows: usize) {
     );
 }
 
-/// What others do while a process is stopped in its transaction.
+/// The behavior of other processes while a process is stopped in its transaction.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Meanwhile {
     TheyTakeOver,
-    /// Whoever is stopped there has the file to itself: there is nothing to take over before it goes on and commits.
+    /// A process that is stopped there has the file locked: no other process can take over before it continues and
+    /// commits.
     TheyWait,
 }
 
-/// What handlers take when their process is killed and when it is stopped, in milliseconds, and how many keys are asked
-/// for at a time then.
+/// The duration of handlers in milliseconds if their process is killed or stopped, and the number of keys requested at
+/// a time.
 #[derive(Clone, Copy)]
 struct How {
     killed: (u64, usize),
@@ -126,7 +127,7 @@ const ON_A_SERVER: How = How {
     stopped: (200, 24),
     meanwhile: Meanwhile::TheyTakeOver,
 };
-/// One writes at a time: a transaction is short there.
+/// SQLite has one writer at a time: transactions are short there.
 const IN_A_FILE: How = How {
     killed: (4, 8),
     stopped: (4, 8),
@@ -201,7 +202,8 @@ async fn each_key_has_one_effect<S: Ledgered>(books: Books<S>, url: &str, how: H
     .await;
 }
 
-/// How many keys were taken over from a process that was struck between taking the lease and committing.
+/// Returns the number of keys that were taken over from a process that was struck between taking the lease and
+/// committing.
 async fn taken_over<S: Ledgered>(books: &Books<S>) -> usize {
     let sql = "select 'taken over', generation, generation from {table} where generation > 1";
     let sql = sql.replace("{table}", &books.table);

@@ -1,4 +1,4 @@
-//! The tables of the SQL stores: made at each start, by every replica at once, in the way of nobody.
+//! The tables of the SQL stores: created at each start, by every replica at once, without blocking other statements.
 
 use std::time::Duration;
 
@@ -17,7 +17,7 @@ use tower_idempotency_sqlx::{
     },
 };
 
-/// Whether it can be used, and whether what is in it stays when it is made again.
+/// Asserts that the table can be used, and that its contents remain when it is created again.
 async fn holds_a_lease<S: Store>(store: &S, again: impl AsyncFn() -> Result<(), SqlError>) {
     let claim = claim();
     let granted = store.acquire(&claim).await.expect("the database works");
@@ -76,7 +76,8 @@ async fn processes_on_one_sqlite_file_migrate_at_once() {
     }
 }
 
-/// Of the application, and not in WAL mode yet. SQLite refuses at once to change that while somebody writes.
+/// The database belongs to the application, and is not in WAL mode yet. SQLite rejects that change at once during a
+/// write.
 #[tokio::test]
 async fn migration_waits_for_sqlite_writer() {
     let scratch = Scratch::new();

@@ -13,7 +13,7 @@ use tokio::{task::JoinSet, time::sleep};
 use tower_idempotency::store::{Acquired, Claim, Store, StoreError, Ttl};
 use tower_idempotency_sqlx::{MySqlStore, PostgresStore, Purger, SqlError, SqliteStore};
 
-/// What all three can do besides.
+/// Operations that all three stores have in addition.
 trait Purged: Store + Clone {
     fn purge(&self, batch: u32) -> impl Future<Output = Result<u64, SqlError>> + Send;
     fn purger(&self, every: Duration) -> Purger;
@@ -143,7 +143,7 @@ fn super_short() -> Claim {
     claim(Ttl::MIN, Ttl::MIN)
 }
 
-/// 57: with nobody who purges.
+/// 57: without a purger.
 async fn what_is_over_is_absent_without_being_purged<S: Purged>(store: S) {
     let claims = [claim(SHORT, SHORT), claim(LONG, LONG)];
     for claim in &claims {
@@ -179,7 +179,7 @@ async fn purging_says_how_many_it_deleted<S: Purged>(store: S) {
     assert!(store.renew(&living.lease_ref(1), LONG).await.is_ok());
 }
 
-/// Until it is dropped. More than one batch at a time, and on several replicas at once.
+/// A purger runs until it is dropped. It purges more than one batch at a time, on several replicas at once.
 async fn a_purger_purges_until_it_is_dropped<S: Purged>(store: S) {
     let purgers = [(); 3].map(|()| store.purger(Duration::from_millis(20)));
     let deadline = Instant::now() + LONGEST;

@@ -1,7 +1,7 @@
 //! Calls of a store that no layer bounds, on a connection that never says anything again: they end all the same, and the one
 //! connection of the store has its place back.
 //!
-//! On a paused clock, which goes on by itself while everybody waits.
+//! The clock is paused, and advances by itself while all tasks wait.
 
 use std::{pin::Pin, sync::Arc, time::Duration};
 
@@ -25,7 +25,7 @@ use tower_idempotency_sqlx::{
     TransactionErrorKind as Kind,
 };
 
-/// What the store asks goes through a proxy, on one connection.
+/// Queries of the store go through a proxy, on one connection.
 struct Way<S: Ledgered> {
     books: Books<S>,
     proxy: Proxy,

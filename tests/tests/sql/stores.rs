@@ -1,5 +1,5 @@
-//! What the SQL stores do where the suite does not look: outages, records that are too large, rows that somebody holds,
-//! and what their errors say.
+//! Behavior of the SQL stores that the suite does not cover: outages, records that are too large, locked rows, and the
+//! texts of their errors.
 
 use std::{
     cell::RefCell,
@@ -136,7 +136,8 @@ async fn failed_sqlite_commit_grants_nothing() {
 
 // ---- Records that are too large ----
 
-/// The first answer is whole; its retry is told that it was not retained, and is not executed again.
+/// The first response is complete. Its retry receives the error that the response was not retained, and is not executed
+/// again.
 async fn a_larger_record_is_a_tombstone<S: Store>(store: S) {
     let (app, effects) = app(sql::layer(store), async |_, _| tests::noise(2 << 20));
     let first = send(&app, post("/orders", "large", "tea")).await;
@@ -233,12 +234,12 @@ async fn isolation_default_causes_no_failures() {
     }
 }
 
-// ---- Rows that somebody holds ----
+// ---- Locked rows ----
 
-/// 58: a handler's own transaction may hold the row for as long as the handler runs. Its duplicates are told at once that
-/// the key is in progress, or what is stored, and wait for nobody.
+/// 58: a handler's own transaction may hold the row for as long as the handler runs. Its duplicates receive the record
+/// or the error that the key is in progress at once, and do not wait.
 async fn is_told_at_once<S: Store>(store: &S, claim: &Claim) {
-    // Whoever waits for the row is refused after a while.
+    // A statement that waits for the row is rejected after a while.
     let acquired = store
         .acquire(&duplicate(claim))
         .await
@@ -303,7 +304,7 @@ async fn duplicates_do_not_wait_for_row_in_mariadb() {
 }
 
 // F-160
-/// It waits for a transaction that leaves a checkpoint, and finds it then: the entry is an orphan at once.
+/// The release waits for a transaction that leaves a checkpoint, and finds it then: the entry is an orphan at once.
 #[tokio::test]
 async fn release_after_checkpoint_leaves_orphan() {
     let store = sql::postgres(postgres::shared(), "release_waits").await;
@@ -344,7 +345,7 @@ async fn release_after_checkpoint_leaves_orphan() {
 
 // ---- Connections ----
 
-/// 51, 118: neither a handler nor whoever waits for it has a connection meanwhile, so one is enough for all of them.
+/// 51, 118: neither a handler nor a waiter has a connection meanwhile, so one is enough for all of them.
 async fn one_connection_is_enough<S: Store>(store: S) {
     const HELD: u64 = 40;
     const FRESH: u64 = 10;

@@ -148,7 +148,7 @@ async fn first_of_a_lost_reply<S: Ledgered>(
     panic!("nothing comes to its commit");
 }
 
-/// Its reply is lost, and the layer looks: the client is told what was committed.
+/// The reply is lost, and the layer queries the store: the client receives the committed response.
 async fn a_lost_reply_to_the_commit_is_looked_up<S: Ledgered>(books: Books<S>, proxy: Arc<Proxy>) {
     for then in [Then::Cut, Then::Hang] {
         let pool = |_| books.pool.clone();
@@ -160,7 +160,7 @@ async fn a_lost_reply_to_the_commit_is_looked_up<S: Ledgered>(books: Books<S>, p
     }
 }
 
-/// As long as somebody closes it: the pool by itself waits for ever.
+/// The connection returns to the pool if another party closes it: the pool by itself waits indefinitely.
 async fn a_connection_that_hangs_gives_its_place_in_the_pool_back<S: Ledgered>(
     books: Books<S>,
     proxy: Arc<Proxy>,
@@ -180,7 +180,7 @@ async fn a_connection_that_hangs_gives_its_place_in_the_pool_back<S: Ledgered>(
     assert!(executions.count() >= 2);
 }
 
-/// It never arrives: nothing is committed, and the retry executes.
+/// The commit never arrives: nothing is committed, and the retry executes.
 async fn a_commit_that_is_lost_commits_nothing<S: Ledgered>(books: Books<S>, proxy: Arc<Proxy>) {
     // The other is the record.
     for (needle, kind) in [("COMMIT", "Unknown"), ("{\"execution\":", "Database")] {
@@ -219,7 +219,7 @@ async fn a_lost_reply_to_a_checkpoint_is_looked_up<S: Ledgered>(
             proxy.once(Fault::request("COMMIT"), Then::Cut);
             let error = phase(2).await.expect_err("it is not");
             assert_eq!(error.kind(), Kind::Database);
-            // The same as is there already: nobody can say whether it came.
+            // The checkpoint is the same as the stored one: the store cannot determine whether the commit arrived.
             proxy.once(Fault::request("COMMIT"), Then::Cut);
             let error = phase(1).await.expect_err("nobody knows");
             assert_eq!(error.kind(), Kind::Unknown);
@@ -493,7 +493,7 @@ async fn another_file_of_sqlite() {
 
 // ---- Who asks meanwhile ----
 
-/// Holds the entry as a fence does, uncommitted, until told.
+/// Holds the entry as a fence does, uncommitted, until `commit` is called.
 async fn completed_by_hand<S: Ledgered>(books: &Books<S>, claim: &Claim) -> Held<S> {
     let mut held = Held(books.pool.acquire().await.expect("a connection"));
     let id = claim.id.as_bytes().iter();
@@ -518,8 +518,8 @@ fn own(claim: &Claim) -> Claim {
     own
 }
 
-/// Whoever asks under the lease's own token, as the layer does after a reply that was lost, or wants to take over, waits
-/// for a transaction that has written the entry; and never learns that the lease is held or is free.
+/// An acquire under the lease's own token, as after a lost reply, waits for a transaction that has written the entry.
+/// So does an acquire that wants to take over. Neither returns that the lease is held or is free.
 async fn who_asks_waits_for_the_transaction<S: Ledgered>(books: Books<S>) {
     let began = Instant::now();
     while began.elapsed() < Duration::from_secs(120) {
@@ -546,7 +546,7 @@ async fn who_asks_waits_for_the_transaction<S: Ledgered>(books: Books<S>) {
         for answer in answers.iter().flatten() {
             assert!(matches!(answer, Acquired::Completed { .. }), "{answer:?}");
         }
-        // Who waits for too long is told nothing, and then nor are we.
+        // A caller that waits for too long gets no reply, and then the trial proves nothing.
         if early.is_err() && answers.iter().all(Result::is_ok) {
             return;
         }
@@ -554,7 +554,8 @@ async fn who_asks_waits_for_the_transaction<S: Ledgered>(books: Books<S>) {
     panic!("each time somebody waited for too long");
 }
 
-/// As it is in life: many at once, at any moment. Whoever asks after the entry was written is told that it is completed.
+/// Many callers at once, at any moment, as in production. Each acquire after the write of the entry returns that it is
+/// completed.
 async fn whoever_asks_after_the_fence_sees_the_record<S: Ledgered>(books: Books<S>) {
     let mut racing = JoinSet::new();
     for n in 0..32 {
@@ -583,7 +584,7 @@ async fn whoever_asks_after_the_fence_sees_the_record<S: Ledgered>(books: Books<
     racing.join_all().await;
 }
 
-/// It waits for a second at most, and then says that it does not know; the layer asks again.
+/// The acquire waits for a second at most, and then returns an unknown outcome; the layer retries.
 async fn who_asks_for_too_long_is_told_nothing<S: Ledgered>(books: Books<S>) {
     let mine = claim();
     books.store.acquire(&mine).await.expect("an answer");

@@ -98,7 +98,7 @@ fn order() -> Request<Body> {
     post("/orders", "k", "tea")
 }
 
-/// What `first` was answered is stored, with one effect.
+/// Asserts that the response to `first` is stored, with one effect.
 async fn assert_charged_once<S: Ledgered>(books: &Books<S>, app: &Router, first: &tests::Answer) {
     assert_eq!(first.status, StatusCode::CREATED, "{first:?}");
     for _ in 0..2 {
@@ -279,7 +279,7 @@ async fn a_lease_that_is_lost_begins_nothing<S: Ledgered>(books: Books<S>) {
     assert_eq!(books.count().await, 0);
 }
 
-/// Another replica had the lease and the outcome meanwhile: it is told that one's answer, and has had no effect.
+/// Another replica acquired the lease and finished meanwhile: this one receives that response, and has had no effect.
 async fn who_was_taken_over_commits_nothing<S: Ledgered>(books: Books<S>) {
     let (other, _) = bank(&books, charge);
     let (app, _) = bank(&books, move |books, lease, _| {
@@ -308,7 +308,7 @@ async fn takeover_during_transaction_on_postgres() {
 }
 
 // F-036
-/// In SQLite nobody takes over before the transaction ends.
+/// In SQLite no process takes over before the transaction ends.
 #[tokio::test(flavor = "multi_thread")]
 async fn takeover_during_transaction_on_mariadb() {
     who_was_taken_over_commits_nothing(books::on_mariadb("taken_over").await).await;
@@ -410,7 +410,7 @@ async fn a_lost_lease_writes_no_checkpoint<S: Ledgered>(books: Books<S>) {
 #[derive(Clone, Default)]
 struct Log(Arc<(Mutex<Vec<u8>>, AtomicUsize)>);
 
-/// Keeps the log for as long as it is not dropped.
+/// Captures the log until the reader is dropped.
 struct Reader(Log);
 
 impl Log {
@@ -451,7 +451,7 @@ impl io::Write for Log {
     }
 }
 
-/// By all threads: what one of them asks first, whether anybody listens, is remembered for all.
+/// Captures the log of all threads. The first thread's check for a subscriber is cached for all threads.
 fn everything_logged() -> Log {
     static LOG: OnceLock<Log> = OnceLock::new();
     let log = LOG.get_or_init(|| {

@@ -1,4 +1,4 @@
-//! Waiters on PostgreSQL: who is told what, and what connections that takes.
+//! Waiters on PostgreSQL: the notifications that each waiter receives, and the connections that they require.
 
 use std::time::{Duration, Instant};
 
@@ -14,7 +14,7 @@ use tower_idempotency_sqlx::{
     sqlx::{self, AssertSqlSafe, Connection, Executor, PgConnection, postgres::PgListener},
 };
 
-/// For so long a waiter waits that is not notified.
+/// The timeout of a waiter that is not notified.
 const LONG: Duration = Duration::from_secs(600);
 /// A waiter that is notified returns in this time, on any machine.
 const SOON: Duration = Duration::from_secs(90);
@@ -35,7 +35,7 @@ async fn is_awaited(admin: &mut PgConnection, table: &str) {
     .await;
 }
 
-/// Nobody is told what nobody waits for: on the server, notifications stand in line.
+/// The store sends no notification that no waiter waits for: on the server, notifications are queued.
 #[tokio::test(flavor = "multi_thread")]
 async fn postgres_notifies_only_awaited_keys() {
     let url = postgres::shared().url();
@@ -102,7 +102,8 @@ async fn waiter_wakes_after_listener_loss() {
 }
 
 // F-057
-/// As after it was idle for longer than something on the way likes. On one thread, whose clock can be put forward.
+/// The listener stalls as after an idle timeout in the network. The test runs on one thread, whose clock can be
+/// advanced.
 #[tokio::test]
 async fn waiter_wakes_after_listener_stall() {
     let server = postgres::shared();
@@ -111,7 +112,7 @@ async fn waiter_wakes_after_listener_stall() {
     let url = format!("postgres://app@{}/postgres", way.address());
     let store = sql::postgres(server, "silent_ear").await;
     let store = store.with_listener(url.parse().unwrap());
-    // Nobody has this one: it ends once the channel is listened to.
+    // No process holds this key: the call returns once the channel is listened to.
     let nobodys = sql::claim().id;
     store
         .wait_for_change(&nobodys, Duration::from_secs(60))
@@ -151,8 +152,8 @@ async fn waiter_wakes_after_listener_stall() {
     within(SOON, waiter).await.unwrap();
 }
 
-/// Whoever looks again after less than a statement may take asks for no notification: it would be cut off each time, and
-/// its connection closed.
+/// A waiter that queries again within the time of one statement requests no notification: each request would be cut
+/// off, and its connection closed.
 #[tokio::test(flavor = "multi_thread")]
 async fn early_waiter_queries_open_no_connections() {
     sql::postgres(postgres::shared(), "early").await;
@@ -162,7 +163,7 @@ async fn early_waiter_queries_open_no_connections() {
     let store = store.with_table("early").unwrap();
     let claim = claim();
     store.acquire(&claim).await.unwrap();
-    // Nobody has this one: it ends once the channel is listened to.
+    // No process holds this key: the call returns once the channel is listened to.
     let nobodys = sql::claim().id;
     store
         .wait_for_change(&nobodys, Duration::from_secs(60))

@@ -1,4 +1,4 @@
-//! What operators see, and what nobody may: behaviours 173 and 175, failure modes 122 and 123.
+//! Events and metrics that operators see, and data that must never appear in them: failure modes 122 and 123.
 
 use std::{
     collections::BTreeMap,
@@ -371,7 +371,7 @@ async fn too_late() -> u64 {
     effects.count()
 }
 
-/// What comes after a commit that was cut off.
+/// The event after a commit that was cut off.
 #[derive(Clone, Copy)]
 enum Cut {
     TimedOut,
@@ -380,7 +380,7 @@ enum Cut {
     Panicked,
 }
 
-/// Commits that somebody has to look, and is cut off before it hears that this is stored.
+/// Commits that the entry needs attention, and is cut off before the acknowledgement that this is stored.
 async fn cut_off(cut: Cut) -> u64 {
     let ledger = Ledger::default();
     ledger.next(Fate::HangAfter);
@@ -441,8 +441,8 @@ async fn committed_then_failed() -> u64 {
     effects.count()
 }
 
-/// Says that somebody has to look after a commit that it has not heard of. The first looks for that fail, and so do as many
-/// completions.
+/// Reports that the entry needs attention after an unacknowledged commit. The first queries for that commit fail, and
+/// so do `completions` completions.
 async fn in_doubt(fate: Fate, completions: u64) -> u64 {
     let ledger = Ledger::default();
     ledger.next(fate);
@@ -466,7 +466,8 @@ async fn in_doubt(fate: Fate, completions: u64) -> u64 {
     effects.count()
 }
 
-/// Whoever has lost its lease is told nothing of its answer, and the store never takes it.
+/// The client of a request that lost its lease does not receive the handler's response, and the store never accepts its
+/// record.
 async fn neither_recorded_nor_told() -> u64 {
     let store = Probe::default();
     let (app, effects) = app(on(&store), move |_, _| {
@@ -544,7 +545,7 @@ async fn refused() -> u64 {
 
 // ---- Metrics ----
 
-/// What was counted: a counter or gauge by its value, a histogram by the number of its samples.
+/// The counted values: a counter or gauge by its value, a histogram by the number of its samples.
 type Counted = BTreeMap<String, f64>;
 
 /// Runs a flow under a recorder of its own and a paused clock.
@@ -605,7 +606,6 @@ fn assert_counts(name: &str, expected: &[(&str, f64)]) {
 }
 
 // S-305
-// behaviours 175
 #[test]
 fn execution_and_replay_are_counted_once() {
     assert_counts("executed", &[("granted_total", 1.0)]);
@@ -616,7 +616,6 @@ fn execution_and_replay_are_counted_once() {
 }
 
 // S-306
-// behaviours 175
 #[test]
 fn duplicate_and_key_reuse_are_counted_once() {
     assert_counts(
@@ -718,7 +717,6 @@ fn blocked_runtime_shows_late_renewal() {
 }
 
 // F-186, S-312
-// behaviours 154
 #[test]
 fn unstored_record_is_counted_once() {
     for (name, _) in FLOWS {
@@ -734,7 +732,6 @@ fn unstored_record_is_counted_once() {
 }
 
 // F-188, S-314
-// behaviours 175
 #[test]
 fn each_failed_store_call_is_counted_by_its_operation() {
     for (name, operation, least) in [
@@ -814,7 +811,7 @@ fn attention_is_counted_by_code() {
 }
 
 // S-317
-/// Whether or not anybody has heard of the commit, and whatever comes after it.
+/// The count is independent of the acknowledgement of the commit, and of events after it.
 #[test]
 fn committed_attention_is_counted_once() {
     for name in [
@@ -831,7 +828,7 @@ fn committed_attention_is_counted_once() {
             ],
         );
     }
-    // Of this one nobody has asked: its retries are counted as unresolved.
+    // No query has found the outcome of this commit: its retries are counted as unresolved.
     assert_counts("commit cut off by a panic", &[("granted_total", 1.0)]);
     assert_counts("committed, then an error", &[("granted_total", 1.0)]);
 }
@@ -1039,7 +1036,7 @@ fn run_once_is_counted_as_requests_are() {
     }
 }
 
-/// What work has committed itself is a run, not the replay of one.
+/// A value that work has committed itself counts as a run, not as a replay of one.
 #[test]
 fn committed_value_is_not_counted_as_replay() {
     let found = counted(|| {
@@ -1100,7 +1097,8 @@ impl io::Write for Log {
 
 /// Everything that a flow logs, from the lowest level up.
 fn logged(flow: fn() -> Flow) -> String {
-    // While there is one subscriber, whoever comes first to an event on a thread that has none has it left out for all.
+    // If there is only one subscriber, the first thread without one that reaches an event disables that event for all
+    // threads.
     static ANOTHER: LazyLock<Dispatch> = LazyLock::new(|| Dispatch::new(NoSubscriber::new()));
     LazyLock::force(&ANOTHER);
     let log = Log::default();
@@ -1134,7 +1132,6 @@ fn events_are_captured_from_first_callsite_use() {
 }
 
 // F-184, S-326
-// behaviours 173
 #[test]
 fn events_show_no_secrets() {
     for (name, flow) in FLOWS {
@@ -1160,7 +1157,6 @@ impl serde::Serialize for Talkative {
     }
 }
 
-// behaviours 173
 #[test]
 fn run_once_events_show_no_key_or_value() {
     let log = logged(|| {

@@ -1,4 +1,4 @@
-//! Many writers of one number, who retry, race, lose answers and are killed: the sum is exact.
+//! Many writers of one number, which retry, race, lose replies and are killed: the sum is exact.
 
 use std::{
     io::Read,
@@ -28,7 +28,7 @@ use tower_idempotency_dynamodb::{
     aws_sdk_dynamodb::{Client, types::AttributeValue},
 };
 
-/// Each of them has a layer, a store and a client of its own, as if it were a process: they meet at the table only.
+/// Each writer has a layer, a store and a client of its own, like a process: the writers share the table only.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_counter_of_50_writers_who_all_retry_ends_at_the_exact_sum() {
     let place = Place::new().await;
@@ -58,7 +58,7 @@ async fn a_counter_of_50_writers_who_all_retry_ends_at_the_exact_sum() {
     assert_eq!(place.sum().await, 500);
 }
 
-/// Two calls, each of which has another token of the SDK: the table alone can know the second again.
+/// The SDK gives each of the two calls another token: only the table can recognise the second addition.
 #[tokio::test]
 async fn what_is_added_under_one_token_by_two_calls_is_added_once() {
     let place = Place::new().await;
@@ -81,7 +81,7 @@ async fn an_update_that_comes_again_when_it_is_forgotten_is_not_added_again() {
     assert_eq!(place.sum().await, 10);
 }
 
-/// Why an addition takes a token, or a client without retries.
+/// Shows that an addition needs a token, or a client without retries.
 #[tokio::test]
 async fn what_has_no_token_is_added_twice_by_the_sdk() {
     let place = Place::new().await;
@@ -128,7 +128,7 @@ async fn what_will_never_succeed_is_an_error_and_not_for_later() {
     assert!(error.to_string().contains("refund-failed"), "{error}");
 }
 
-/// Its lease is renewed for as long as it is at it: without a limit that is for ever.
+/// The lease is renewed while the addition runs: without a timeout it would run indefinitely.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_silent_server_ends_an_addition_within_its_time() {
     let place = Place::new().await;
@@ -151,7 +151,7 @@ async fn a_silent_server_ends_an_addition_within_its_time() {
 
 #[tokio::test]
 async fn what_never_reached_a_server_is_certain_not_to_be_added() {
-    // Nobody listens there any more.
+    // The port no longer has a listener.
     let listener = std::net::TcpListener::bind("127.0.0.1:0").expect("a free port");
     let address = listener.local_addr().expect("a bound socket");
     drop(listener);
@@ -179,12 +179,12 @@ async fn careless_writers_add_updates_twice_when_killed() {
     let place = Place::new().await;
     let added = place.kill_writers_after_adding(&["--careless"]).await;
     crate::killed::run_to_end(&place.writers(&["--work", "0s", "--careless"])).await;
-    // Each addition that was made when the writers were killed is made once more.
+    // Each addition from before the kill is executed once more.
     let sum = place.sum().await;
     assert!(sum >= 500 + added, "{added} when killed, {sum} in the end");
 }
 
-/// The kills may hit any moment, so this judges the sum alone.
+/// The kills may hit any moment, so this test checks the sum alone.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn writers_that_are_killed_at_any_moment_add_every_update_once() {
     let place = Place::new().await;
@@ -300,12 +300,12 @@ impl Place {
         format!("{}-tally", self.table)
     }
 
-    /// A machine that is busy is no fault.
+    /// Uses a long timeout, because a busy machine is not a fault.
     fn tally(&self, client: &Client) -> Tally {
         Tally::new(client, self.tally_table()).with_timeout(PATIENCE)
     }
 
-    /// So much later.
+    /// Returns a layer whose clock is ahead by `later`.
     fn layer(&self, later: Duration) -> IdempotencyLayer {
         self.layer_by(&self.client, later)
     }

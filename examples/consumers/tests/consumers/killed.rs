@@ -11,7 +11,7 @@ use std::{
 use tests::random::Random;
 use tokio::{sync::Mutex, task::spawn_blocking, time::sleep};
 
-/// Processes with short leases run one after another: beside each other they could keep each other from renewing.
+/// Processes with short leases run one after another: in parallel they could delay each other's renewals.
 static ONE_AT_A_TIME: Mutex<()> = Mutex::const_new(());
 
 /// Starts the program, waits until `is_reached` returns `true`, and kills the process.

@@ -23,7 +23,7 @@ use tower_idempotency_dynamodb::{DynamoDbOptions, DynamoDbStore, aws_sdk_dynamod
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_standard_queue_has_one_parcel_sent_for_each_message() {
     let drained = drain(Queue::standard(VISIBILITY), PACKING, 1).await;
-    // Every fifth deletion is forgotten, at least.
+    // The queue forgets at least every fifth deletion.
     assert!(drained.deliveries > MESSAGES, "{}", drained.deliveries);
 }
 
@@ -42,7 +42,7 @@ async fn a_fifo_queue_has_one_parcel_sent_for_each_message() {
 
 struct Drained {
     deliveries: u64,
-    /// The messages in the order in which they were handled, again and again where they were delivered again.
+    /// The messages in the order in which they were handled, including repeated deliveries.
     handled: Vec<u64>,
 }
 
@@ -79,7 +79,7 @@ async fn drain(queue: Queue, packing: Duration, at_least: usize) -> Drained {
                             sleep(Duration::from_millis(5)).await;
                         }
                         let n = (0..MESSAGES).find(|n| order(*n) == delivery.body);
-                        // Before the next of its group can be delivered.
+                        // Before the next message of its group can be delivered.
                         let mut handled = handled.lock().expect("no panic");
                         handled.push(n.expect("one of ours"));
                         queue.delete(&delivery);
@@ -135,7 +135,7 @@ async fn consumers_killed_before_sending_leave_dead_letters() {
     assert!(unsent >= leases, "{unsent} of {leases} that were killed");
 }
 
-/// The kills may hit any moment, so this judges what came of them and not which moments they hit.
+/// The kills may hit any moment, so this test checks the result and not the moments.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn consumers_that_are_killed_at_any_moment_send_no_parcel_twice() {
     let consumers = Consumers::new();
@@ -265,7 +265,7 @@ async fn equal_messages_are_one_within_five_minutes_and_two_after() {
     };
     assert_eq!(sent_at(0.0).await, 1);
     assert_eq!(sent_at(4.9).await, 1);
-    // The clocks of consumers may differ: nothing is forgotten before the allowance for that has passed too.
+    // The clocks of consumers may differ: a record expires only after the allowance for that has passed too.
     assert_eq!(sent_at(5.1).await, 2);
     assert_eq!(sent_at(5.2).await, 2);
 }
@@ -276,7 +276,7 @@ async fn a_parcel_that_was_perhaps_sent_is_a_dead_letter_and_not_sent_again() {
     let proxy = Proxy::start(shared(StandIn::Dynoxide).address());
     let parcels = Tally::new(&client(proxy.address()), &*place.tally);
     let shipments = Shipments::new(place.layer(Duration::ZERO), parcels);
-    // The parcel is sent, and nobody is told.
+    // The parcel is sent, and the reply to the consumer is lost.
     proxy.set(Mode::LoseReplies(Then::Cut));
     assert_eq!(shipments.receive(&order(7)).await, Verdict::Leave);
     proxy.set(Mode::Pass);
@@ -291,7 +291,7 @@ async fn a_parcel_that_was_perhaps_sent_is_a_dead_letter_and_not_sent_again() {
 #[tokio::test]
 async fn what_somebody_died_at_is_refused_for_as_long_as_a_queue_keeps_it() {
     let place = Place::new().await;
-    // A process that is gone: its lease is not renewed, and no outcome comes.
+    // A dead process: its lease is not renewed, and its execution never finishes.
     let dead = tokio::runtime::Builder::new_multi_thread()
         .worker_threads(1)
         .enable_all()
@@ -349,7 +349,7 @@ impl Place {
         place
     }
 
-    /// So much later. A machine that is busy is no fault.
+    /// Returns a store whose clock is ahead by `later`. Its timeouts are long, because a busy machine is not a fault.
     fn store(&self, later: Duration) -> DynamoDbStore {
         DynamoDbOptions::new()
             .with_clock(move || SystemTime::now() + later)

@@ -74,7 +74,7 @@ impl Place {
         let mut sent = Vec::new();
         for n in 0..MESSAGES {
             let order = format!(r#"{{"order":{n},"items":["tea"]}}"#);
-            // Until the process has made the table there are none.
+            // The table is missing until the process has created it.
             sent.push(self.parcels.amount(&order).await.unwrap_or(0));
         }
         sent
@@ -95,7 +95,7 @@ impl Place {
         timeout(PATIENCE, begun).await.expect("a parcel")
     }
 
-    /// What was not received is still to be done, and nothing else.
+    /// Checks that only messages that were not received are left, and no dead letters.
     async fn nothing_has_to_be_looked_at(&self) {
         let sent = self.sent().await;
         assert!(sent.contains(&0), "it went on receiving: {sent:?}");

@@ -1,4 +1,4 @@
-//! What is in the file.
+//! The contents of the file.
 
 use std::{collections::BTreeMap, path::Path};
 
@@ -6,11 +6,11 @@ use embedded::Bank;
 use tower_idempotency_sqlx::sqlx;
 
 pub(crate) struct Books {
-    /// Of each account: how many deposits.
+    /// The number of deposits of each account.
     pub(crate) deposits: BTreeMap<String, i64>,
-    /// Of each account: cents.
+    /// The balance of each account, in cents.
     pub(crate) balances: BTreeMap<String, i64>,
-    /// Of each account: cents, as its deposits say.
+    /// The sum of the deposits of each account, in cents.
     pub(crate) sums: BTreeMap<String, i64>,
 }
 

@@ -1,4 +1,4 @@
-//! One deposit at a time.
+//! Single deposits.
 
 use std::path::Path;
 
@@ -20,7 +20,7 @@ async fn a_deposit_is_made_once_and_its_answer_replayed() {
     let first = deposit(&file, "k").await;
     assert_eq!(first.status, StatusCode::CREATED, "{first:?}");
     assert_eq!(first.text(), r#"{"balance":500,"deposit":1}"#);
-    // To a bank that was closed and opened again.
+    // This bank was closed and opened again.
     let retry = deposit(&file, "k").await;
     assert!(retry.is_replay(), "{retry:?}");
     assert_eq!(retry.body, first.body);

@@ -1,6 +1,6 @@
-//! A bank that is killed again and again, and clients that do not let go.
+//! A bank that is killed again and again, and clients that retry until they have a response.
 //!
-//! `KILLS` says how often, 30 unless set, or 300 with `FULL=1`; `SEED` says when:
+//! `KILLS` sets the number of kills (30 unless set, or 300 with `FULL=1`), and `SEED` their times:
 //! `KILLS=300 SEED=7 cargo test -p embedded --test bank kills`.
 
 use std::{
@@ -29,7 +29,7 @@ use tokio::{
 use crate::books::Books;
 
 // F-032
-/// The kills may hit any moment, so this judges what came of them and not which moments they hit.
+/// The kills may hit any moment, so this test checks the result and not the moments.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn every_deposit_is_made_once_however_often_the_bank_is_killed() {
     let played = play().await;
@@ -119,7 +119,7 @@ async fn has_stopped(bank: &Actor) {
 struct Played {
     kills: usize,
     keys: usize,
-    /// How often a client asked once more before it was told.
+    /// The number of retries before a client got its response.
     retries: usize,
     deposits: usize,
     /// Keys with more than one deposit.
@@ -127,8 +127,8 @@ struct Played {
     took: Duration,
 }
 
-/// Clients deposit under one key after the other while the bank is killed; then each asks under all its keys once more,
-/// and has to be told the same.
+/// Clients deposit under one key after the other while the bank is killed. Then each client retries all its keys once, and
+/// has to get the same responses.
 async fn play() -> Played {
     let (kills, seed) = (number("KILLS", few_or(30, 300)), number("SEED", 1));
     let began = Instant::now();
@@ -194,7 +194,7 @@ struct Client {
 }
 
 impl Client {
-    /// Asks until it is told. Each key has an account of its own.
+    /// Retries until the bank responds. Each key has an account of its own.
     async fn deposit(&mut self, key: usize) -> Answer {
         let deadline = Instant::now() + HANG_GUARD;
         loop {
@@ -208,7 +208,7 @@ impl Client {
                     let again = [StatusCode::CONFLICT, StatusCode::SERVICE_UNAVAILABLE];
                     assert!(again.contains(&answer.status), "key {key}: {answer:?}");
                 }
-                // Nobody there, or nothing said.
+                // The bank does not run, or has not responded.
                 None => {}
             }
             assert!(Instant::now() < deadline, "key {key} is never told");

@@ -8,18 +8,18 @@ use rocket_rides::{
     serve,
 };
 
-/// A payment provider to try things on: it charges once for each idempotency key, and can be told to misbehave.
+/// A payment provider for tests: it charges once for each idempotency key, and can be set to misbehave.
 #[derive(Debug, Parser)]
 struct Args {
-    /// Where to listen; port 0 picks a free port.
+    /// The address to listen on; port 0 picks a free port.
     #[arg(long, value_name = "ADDR", default_value = "127.0.0.1:4000")]
     listen: String,
 
-    /// The file that it remembers charges in.
+    /// The file in which charges are stored.
     #[arg(long, value_name = "FILE")]
     ledger: PathBuf,
 
-    /// What it takes before it charges, and as long again before it answers.
+    /// The delay before a charge, and again before the response.
     #[arg(long, value_name = "DURATION", value_parser = humantime::parse_duration, default_value = "50ms")]
     latency: Duration,
 }

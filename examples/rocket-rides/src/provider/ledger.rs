@@ -7,7 +7,7 @@ use std::{
 
 use serde::{Deserialize, Serialize};
 
-/// What the provider was asked for, by key: a file with a line of JSON for each, which survives the provider.
+/// The requests to the provider, by key: a file with a line of JSON for each, which survives the provider's process.
 #[derive(Debug)]
 pub struct Ledger(Mutex<Inner>);
 
@@ -15,38 +15,38 @@ pub struct Ledger(Mutex<Inner>);
 struct Inner {
     file: File,
     charges: Vec<Charge>,
-    /// The keys of so many of them are not known any more.
+    /// The number of charges, from the first on, whose keys the provider no longer stores.
     forgotten: usize,
 }
 
-/// What became of a key.
+/// The outcome of a key.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[expect(clippy::exhaustive_structs, reason = "of an example")]
 pub struct Charge {
-    /// The provider's name for it.
+    /// The provider's name for the charge.
     pub name: String,
-    /// Under which it was asked for.
+    /// The idempotency key of the request.
     pub key: String,
-    /// Which card.
+    /// The card.
     pub card: String,
-    /// In cents.
+    /// The amount in cents.
     pub amount: i64,
-    /// Whether the card was declined, and nothing was charged.
+    /// `true` if the card was declined, and nothing was charged.
     pub declined: bool,
 }
 
 impl Ledger {
-    /// Opens the file at `path`, or makes it.
+    /// Opens the file at `path`, or creates it.
     ///
     /// # Errors
     ///
-    /// When it cannot be opened, or is no ledger.
+    /// Returns an error if the file cannot be opened, or is no ledger.
     pub fn open(path: &Path) -> io::Result<Self> {
         let mut options = OpenOptions::new();
         let mut file = options.read(true).append(true).create(true).open(path)?;
         let mut text = String::new();
         file.read_to_string(&mut text)?;
-        // A line without its end was never answered for.
+        // An incomplete line has had no response.
         let whole = text.rfind('\n').map_or(0, |end| end + 1);
         file.set_len(whole as u64)?;
         let charges = text[..whole].lines().map(serde_json::from_str);
@@ -58,12 +58,12 @@ impl Ledger {
         })))
     }
 
-    /// Charges `card`, unless this key has been used: then says again what became of it. `None` where it was used for
-    /// something else. Cards whose name begins with `declined` are.
+    /// Charges `card`, unless this key has been used: then returns the earlier outcome. Returns `None` if the key was used for
+    /// another request. A card is declined if its name begins with `declined`.
     ///
     /// # Errors
     ///
-    /// When the file cannot be written: nothing is charged.
+    /// Returns an error if the file cannot be written: nothing is charged.
     pub fn charge(&self, key: &str, card: &str, amount: i64) -> io::Result<Option<Charge>> {
         let mut inner = self.inner();
         if let Some(charge) = inner.charges[inner.forgotten..]
@@ -86,13 +86,13 @@ impl Ledger {
         Ok(Some(charge))
     }
 
-    /// Knows no key any more, until it is opened again.
+    /// Ignores all stored keys, until the ledger is opened again.
     pub fn forget(&self) {
         let mut inner = self.inner();
         inner.forgotten = inner.charges.len();
     }
 
-    /// All that it was asked for, in that order.
+    /// Returns all charges in the order of their requests.
     #[must_use]
     pub fn charges(&self) -> Vec<Charge> {
         self.inner().charges.clone()
@@ -124,7 +124,7 @@ mod tests {
                 .declined
         );
 
-        // Killed in the middle of a line.
+        // The process was killed in the middle of a line.
         let mut text = fs::read_to_string(&path).unwrap();
         text.push_str("{\"name\":");
         fs::write(&path, text).unwrap();

@@ -1,4 +1,4 @@
-//! A payment provider to try things on: it charges once for each idempotency key, and can be told to misbehave.
+//! A payment provider for tests: it charges once for each idempotency key, and can be set to misbehave.
 
 use std::{
     future::pending,
@@ -22,21 +22,21 @@ pub use self::ledger::{Charge, Ledger};
 
 mod ledger;
 
-/// How the provider treats whoever asks it to charge.
+/// The behaviour of the provider towards its clients.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 #[expect(clippy::exhaustive_enums, reason = "of an example")]
 pub enum Mood {
-    /// As it should.
+    /// Correct behaviour.
     #[default]
     Well,
-    /// Answers 500, and does nothing.
+    /// Responds with 500, and does nothing.
     Failing,
-    /// Never answers, and does nothing.
+    /// Never responds, and does nothing.
     Hanging,
-    /// Charges, and answers 500.
+    /// Charges, and responds with 500.
     ChargingThenFailing,
-    /// Charges, and never answers.
+    /// Charges, and never responds.
     ChargingThenHanging,
 }
 
@@ -47,11 +47,11 @@ struct Provider {
     latency: Duration,
 }
 
-/// The provider. It takes `latency` before it charges, and as long again before it answers.
+/// Returns the provider. It waits for `latency` before it charges, and as long again before it responds.
 ///
-/// `POST /charges` of `{"card":..,"amount":..}` under an `Idempotency-Key` answers 201 or 402, `GET /charges` lists all
-/// that was asked for, `PUT /mood/{mood}` has it misbehave, and `DELETE /keys` has it forget which keys it knows, as others
-/// do after a while.
+/// `POST /charges` of `{"card":..,"amount":..}` under an `Idempotency-Key` returns 201 or 402. `GET /charges` lists all
+/// charges, `PUT /mood/{mood}` sets its behaviour, and `DELETE /keys` deletes its stored keys, as real providers do after a
+/// while.
 pub fn app(ledger: Ledger, latency: Duration) -> Router {
     Router::new()
         .route("/charges", post(charge))

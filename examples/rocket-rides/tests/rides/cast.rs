@@ -26,7 +26,7 @@ pub(crate) struct Cast {
 }
 
 impl Cast {
-    /// Starts them. `args` are for the services, among them [`BRISK`] or [`PATIENT`].
+    /// Starts the processes. `args` are for the services, among them [`BRISK`] or [`PATIENT`].
     pub(crate) async fn start(database: &str, args: &[&str]) -> Self {
         let scratch = Scratch::new();
         let mailbox = scratch.file("mailbox");
@@ -52,7 +52,7 @@ impl Cast {
         }
     }
 
-    /// The provider is well from now on.
+    /// Makes the provider behave correctly from now on.
     pub(crate) async fn calm(&self) {
         let deadline = Instant::now() + HANG_GUARD;
         while !set_mood(&self.provider, Mood::Well).await {
@@ -60,7 +60,7 @@ impl Cast {
         }
     }
 
-    /// Waits for the completer and for the worker.
+    /// Waits until the completer and the worker have finished all requests with a checkpoint, and all receipts.
     pub(crate) async fn until_nothing_is_left_to_do(&self) {
         let left = "select (select count(*) from tower_idempotency where completed is null and checkpoint is not null),
                     (select count(*) from receipts where delivered is null)";
@@ -80,27 +80,27 @@ impl Cast {
         }
     }
 
-    /// What a query counts in the database.
+    /// Returns the count that a query selects.
     pub(crate) async fn count(&self, sql: &'static str) -> i64 {
         let count = sqlx::query_scalar(sql).fetch_one(&self.pool).await;
         count.expect("the server runs")
     }
 
-    /// What the provider was asked for.
+    /// Returns the charges that the provider was asked for.
     pub(crate) async fn charges(&self) -> Vec<Charge> {
         let req = Request::get(self.provider.url("/charges"));
         let answer = ask(req, "").await.expect("the provider runs");
         serde_json::from_slice(&answer.body).expect("charges")
     }
 
-    /// What the services said.
+    /// Returns the logs of the services.
     pub(crate) fn said(&self) -> String {
         let logs = self.services.iter().map(|service| service.log());
         logs.collect::<Vec<_>>().join("\n")
     }
 }
 
-/// Whether it was told.
+/// Returns `true` if the provider has accepted the mood.
 pub(crate) async fn set_mood(provider: &Actor, mood: Mood) -> bool {
     let mood = serde_json::to_value(mood).expect("a name");
     let path = format!("/mood/{}", mood.as_str().expect("a name"));
@@ -108,7 +108,7 @@ pub(crate) async fn set_mood(provider: &Actor, mood: Mood) -> bool {
     told.is_some_and(|answer| answer.status == StatusCode::OK)
 }
 
-/// A request for a ride, and the answer if there is one.
+/// Requests a ride, and returns the response if there is one.
 pub(crate) async fn book(service: &Actor, key: &str, rider: &str, card: &str) -> Option<Answer> {
     let req = Request::post(service.url("/rides"))
         .header("idempotency-key", key)
@@ -117,8 +117,8 @@ pub(crate) async fn book(service: &Actor, key: &str, rider: &str, card: &str) ->
     ask(req, body).await
 }
 
-/// Leases that expire during a strike, and a provider that is not waited for.
+/// Leases that expire during a strike, and a short timeout for the provider.
 pub(crate) const BRISK: [&str; 4] = ["--lease", "1s", "--patience", "300ms"];
-/// Leases that a process keeps when it stalls for seconds, and a provider that is waited for as long.
+/// Leases that a process keeps when it stalls for seconds, and an equally long timeout for the provider.
 pub(crate) const PATIENT: [&str; 4] = ["--lease", "5s", "--patience", "20s"];
 pub(crate) const HANG_GUARD: Duration = Duration::from_secs(120);

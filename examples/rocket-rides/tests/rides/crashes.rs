@@ -1,4 +1,4 @@
-//! A service that is killed at a moment of one's choice.
+//! A service that is killed at a chosen moment.
 
 use std::time::{Duration, Instant};
 
@@ -50,7 +50,7 @@ async fn killed_before_its_first_checkpoint_a_request_waits_for_its_client() {
     cast.services[0].kill();
     blocker.rollback().await.expect("rolled back");
 
-    // The completers look at it, and leave it to its client.
+    // The completers query the request, and leave it to its client.
     let looked =
         "select count(*) from tower_idempotency where generation > 1 and completed is null";
     until(async || cast.count(looked).await == 1).await;
@@ -61,7 +61,7 @@ async fn killed_before_its_first_checkpoint_a_request_waits_for_its_client() {
     assert_eq!(cast.count("select count(*) from rides").await, 1);
 }
 
-/// Shows that the tests of crashes can fail: nothing of the first execution is known to the second one.
+/// Shows that the tests of crashes can fail: the second execution does not know of the first one.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn careless_ride_is_doubled_if_killed_after_charge() {
     let args = [&PATIENT[..], &["--careless"]].concat();
@@ -86,7 +86,7 @@ async fn careless_ride_is_doubled_if_killed_after_charge() {
     }
 }
 
-/// The client comes back, until it is told.
+/// Retries until the service responds.
 async fn told(cast: &Cast) -> Answer {
     let deadline = Instant::now() + HANG_GUARD;
     loop {

@@ -1,4 +1,4 @@
-//! One ride at a time.
+//! Single rides.
 
 use std::time::{Duration, Instant};
 
@@ -70,7 +70,7 @@ async fn a_provider_that_does_not_say_what_it_did_charges_once() {
     }
 }
 
-/// More of them than the pool has connections: what hung has to make room.
+/// Sends more rides than the pool has connections: a connection that hung has to be replaced.
 #[tokio::test]
 async fn a_database_that_falls_silent_holds_no_ride_for_ever() {
     let way = Proxy::start(postgres::shared().address());
@@ -79,14 +79,14 @@ async fn a_database_that_falls_silent_holds_no_ride_for_ever() {
         let (key, card) = (format!("k{n}"), format!("card-{n}"));
         way.once(Fault::reply_to("insert into rides"), Then::Hang);
         let deadline = Instant::now() + HANG_GUARD;
-        // On a machine that is busy, a ride may reach its limit before it gets that far.
+        // On a busy machine, a ride may reach its timeout before it reaches the proxy.
         while way.hits() < n {
             assert!(Instant::now() < deadline, "no connection is free");
             let answer = within(HANG_GUARD, stage.ride(&key, &card)).await;
             assert_eq!(answer.status, StatusCode::SERVICE_UNAVAILABLE, "{answer:?}");
         }
     }
-    // It went no further than that.
+    // The rides were not stored.
     assert!(stage.rides().await.is_empty());
     for n in 1..=11 {
         let (key, card) = (format!("k{n}"), format!("card-{n}"));
@@ -110,7 +110,7 @@ async fn the_completer_finishes_what_the_client_gave_up() {
     stage.ride("l", "declined-1").await;
     assert_eq!(stage.rides().await, ["created", "created"]);
 
-    // Nothing is lost where it cannot finish them either.
+    // Nothing is lost if the completer cannot finish them either.
     let swept = stage.completer.sweep().await.expect("a sweep");
     assert_eq!((swept.found, swept.failed), (2, 2), "{swept:?}");
     stage.set_mood(Mood::Well).await;
@@ -122,7 +122,7 @@ async fn the_completer_finishes_what_the_client_gave_up() {
     assert_eq!(rides, ["booked", "declined"]);
     assert_eq!(stage.charges().await.len(), 2);
     assert_eq!(stage.receipts().await, 1);
-    // Whoever comes back late is told.
+    // A client that retries late gets the recorded response.
     let late = stage.ride("k", "card-1").await;
     assert!(late.is_replay(), "{late:?}");
     assert_eq!(late.status, StatusCode::CREATED);
@@ -133,12 +133,12 @@ async fn the_completer_finishes_what_the_client_gave_up() {
     assert_eq!(swept.found, 0, "{swept:?}");
 }
 
-/// Only the client knows what it wanted, and it comes back.
+/// Only the client knows its request, and it retries.
 #[tokio::test]
 async fn what_the_completer_leaves_to_the_client_is_not_recorded_under_any_preset() {
     for (name, preset) in [("left_ietf", Preset::Ietf), ("left_stripe", Preset::Stripe)] {
         let stage = Stage::recording(name, preset).await;
-        // Killed before its first checkpoint.
+        // A request that was killed before its first checkpoint.
         let begun = "insert into tower_idempotency (id, token, fingerprint, generation, lease_ends, keep, forgotten_at, \
              created, owner, operation) \
              select sha256('id'), substr(sha256('token'), 1, 16), sha256('fingerprint'), 1, now - 1000, 3600000, \
@@ -172,14 +172,14 @@ async fn a_database_of_a_release_that_did_not_write_down_when_is_migrated() {
 }
 
 // F-153
-/// However long it was unreachable: by now it may have forgotten the key under which it charged, and would charge again.
+/// The provider was unreachable for so long that it may have deleted the key of the charge, and would charge again.
 #[tokio::test]
 async fn a_provider_that_may_have_forgotten_a_charge_is_not_asked_again() {
     let stage = Stage::new("forgotten").await;
     stage.set_mood(Mood::ChargingThenFailing).await;
     stage.ride("k", "card-1").await;
     stage.ride("l", "card-2").await;
-    // The completer tries in vain, and each time they are remembered for longer.
+    // The completer fails, and each attempt extends the retention of the orphans.
     stage.age_rides("22 hours").await;
     let swept = stage.completer.sweep().await.expect("a sweep");
     assert_eq!((swept.found, swept.failed), (2, 2), "{swept:?}");

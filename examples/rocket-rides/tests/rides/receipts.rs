@@ -18,7 +18,7 @@ async fn a_receipt_is_delivered_by_one_worker_at_a_time_until_it_is_delivered() 
     let mailbox = Mailbox::new(&stage.file("mailbox"));
     let delivered = || fs::read_to_string(stage.file("mailbox")).unwrap_or_default();
 
-    // Somebody is at the first of them.
+    // Another worker holds the first receipt.
     let mut other = stage.pool.begin().await.expect("a transaction");
     let first = "select id from receipts order by id limit 1 for update";
     let first: i64 = sqlx::query_scalar(first)
@@ -29,7 +29,7 @@ async fn a_receipt_is_delivered_by_one_worker_at_a_time_until_it_is_delivered() 
     assert!(!deliver_one(&stage.pool, &mailbox).await.expect("nothing"));
     assert_eq!(delivered().lines().count(), 1);
 
-    // And dies.
+    // The other worker dies.
     other.rollback().await.expect("rolled back");
     assert!(deliver_one(&stage.pool, &mailbox).await.expect("delivered"));
     assert!(!deliver_one(&stage.pool, &mailbox).await.expect("nothing"));
@@ -47,7 +47,7 @@ async fn a_receipt_that_cannot_be_delivered_stays() {
     let full = Mailbox::new(&stage.file("full"));
     assert!(deliver_one(&stage.pool, &full).await.is_err());
     let mailbox = Mailbox::new(&stage.file("mailbox"));
-    // The transaction that failed may not have ended yet.
+    // The failed transaction may not have ended yet.
     let deadline = Instant::now() + Duration::from_secs(60);
     while !deliver_one(&stage.pool, &mailbox).await.expect("delivered") {
         assert!(Instant::now() < deadline, "the receipt is gone");

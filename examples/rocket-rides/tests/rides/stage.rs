@@ -1,4 +1,4 @@
-//! A database of one's own, and the service and the provider in this process.
+//! A database for each test, and the service and the provider in this process.
 
 use std::{path::PathBuf, time::Duration};
 
@@ -28,7 +28,7 @@ pub(crate) struct Stage {
     pub(crate) pool: PgPool,
     pub(crate) completer: Completer<PostgresStore>,
     app: Router,
-    /// The same service, which hardly waits for the provider.
+    /// The same service, with a very short timeout for the provider.
     hasty: Router,
     provider: Router,
     _server: Server,
@@ -40,12 +40,12 @@ impl Stage {
         Self::with(name, Preset::Recommended, None).await
     }
 
-    /// With other answers recorded.
+    /// Starts a stage with another preset of recorded statuses.
     pub(crate) async fn recording(name: &str, preset: Preset) -> Self {
         Self::with(name, preset, None).await
     }
 
-    /// With the handlers' connections on a way of their own, and a limit that fits.
+    /// Starts a stage whose handlers connect through a proxy, with a matching timeout.
     pub(crate) async fn behind(name: &str, way: (&Proxy, Duration)) -> Self {
         Self::with(name, Preset::Recommended, Some(way)).await
     }
@@ -92,12 +92,12 @@ impl Stage {
         }
     }
 
-    /// Asks for a ride that is paid with this card.
+    /// Requests a ride that is paid with this card.
     pub(crate) async fn ride(&self, key: &str, card: &str) -> Answer {
         Self::ask(&self.app, key, card).await
     }
 
-    /// Asks for a ride while the provider is unwell, and does not wait for it.
+    /// Requests a ride with a short timeout for the provider, which does not respond.
     pub(crate) async fn ride_without_provider(&self, key: &str, card: &str) -> Answer {
         Self::ask(&self.hasty, key, card).await
     }
@@ -119,33 +119,33 @@ impl Stage {
         assert!(answer.status.is_success(), "{answer:?}");
     }
 
-    /// What the provider was asked for.
+    /// Returns the charges that the provider was asked for.
     pub(crate) async fn charges(&self) -> Vec<Charge> {
         let req = Request::get("/charges").body(Body::empty());
         let answer = send(&self.provider, req.expect("a request")).await;
         serde_json::from_slice(&answer.body).expect("charges")
     }
 
-    /// As if it had been a while ago.
+    /// Makes all rides older.
     pub(crate) async fn age_rides(&self, by: &str) {
         let age = sqlx::query("update rides set created = created - $1::text::interval");
         age.bind(by).execute(&self.pool).await.expect("aged");
     }
 
-    /// The provider charges whatever it is asked from now on, as if it had never heard of the key.
+    /// Makes the provider ignore its stored keys: from now on it charges for every request.
     pub(crate) async fn forget_keys(&self) {
         let req = Request::delete("/keys").body(Body::empty());
         let answer = send(&self.provider, req.expect("a request")).await;
         assert!(answer.status.is_success(), "{answer:?}");
     }
 
-    /// The states of all rides.
+    /// Returns the states of all rides.
     pub(crate) async fn rides(&self) -> Vec<String> {
         let states = sqlx::query_scalar("select state from rides order by id");
         states.fetch_all(&self.pool).await.expect("rides")
     }
 
-    /// How many receipts there are.
+    /// Returns the number of receipts.
     pub(crate) async fn receipts(&self) -> i64 {
         let count = sqlx::query_scalar("select count(*) from receipts");
         count.fetch_one(&self.pool).await.expect("a count")
@@ -156,7 +156,7 @@ impl Stage {
     }
 }
 
-/// For a provider that gives no verdict, however long it is waited for.
+/// The timeout for a provider that gives no verdict.
 const HASTE: Duration = Duration::from_millis(300);
-/// More than any ride takes.
+/// Longer than any ride takes.
 const LIMIT: Duration = Duration::from_secs(60);

@@ -1,4 +1,4 @@
-//! Histories that are told, and which of their effects are too many.
+//! Tests with constructed histories, and the effects in them that are too many.
 
 use super::*;
 use crate::oracle::told::{Told, answer, in_progress};
@@ -13,11 +13,11 @@ fn what_the_store_has_forgotten_may_happen_once_more() {
     let again = |from, until| Told(once.0, once.1.clone()).forgot(from, until).1;
     for (from, until, doubles, contradictions) in [
         (20, 25, 0, 0),
-        // Before it was asked for.
+        // Before the first request for the key.
         (5, 8, 1, 1),
-        // While the second one was under way, which may have been told what was there before.
+        // During the second effect, whose client may have received the earlier state.
         (42, 43, 0, 0),
-        // After both.
+        // After both effects.
         (50, 55, 1, 1),
     ] {
         let history = again(from, until);
@@ -33,7 +33,7 @@ fn what_the_store_has_forgotten_may_happen_once_more() {
     assert_eq!(thrice.doubles().len(), 1);
 }
 
-/// Each of these has no more effects than one, and one for each time that the store forgot.
+/// Each of these has at most one effect, and one for each time that the store lost data.
 #[test]
 fn what_is_forgotten_explains_one_effect_on_either_side_of_it() {
     let first = || Told::new().effect(10, 1).asked(0, 10, 15, answer(1));
@@ -46,14 +46,14 @@ fn what_is_forgotten_explains_one_effect_on_either_side_of_it() {
     // Once between each.
     let history = third(second(first(), 60), 90).forgot(30, 31).forgot(80, 81);
     assert_eq!(history.1.doubles().len(), 0);
-    // Whoever had the first effect is asked again after all of it.
+    // The process of the first effect receives another request at the end.
     let history = second(first(), 60).forgot(70, 71);
     assert_eq!(history.asked(0, 80, 85, answer(7)).1.doubles().len(), 1);
 }
 
 #[test]
 fn a_process_that_is_asked_after_the_loss_had_its_effect_after_it() {
-    // Process 20 is asked at 60 first: both came after what was forgotten.
+    // Process 20 receives its first request at 60: both effects came after the loss.
     let both = || {
         Told::new()
             .asked(1, 5, 6, Outcome::Failed)
@@ -62,7 +62,7 @@ fn a_process_that_is_asked_after_the_loss_had_its_effect_after_it() {
             .effect(20, 7)
     };
     let history = both().asked(1, 60, 65, answer(7)).forgot(20, 21);
-    // It was asked before, and may have been at it since.
+    // The process received the request before, and may have been working on it since.
     assert_eq!(history.1.doubles().len(), 0);
     let mut history = history;
     history.1.attempts.remove(0);
@@ -76,18 +76,18 @@ fn a_client_that_left_bounds_nothing_but_the_effects_that_came_later_do() {
         let told = Told::new().effect(10, 1).asked(0, 0, 5, Outcome::HungUp);
         told.asked(1, 8, 12, in_progress())
     };
-    // It may have been at it until then.
+    // The process may have been working on it until then.
     let history = left().effect(20, 7).asked(1, 40, 45, answer(7));
     assert_eq!(history.forgot(30, 31).1.doubles().len(), 0);
-    // The second one came after it and was told before that.
+    // The second effect came after the first, and its response was sent before the loss.
     let history = left().effect(20, 7).asked(1, 20, 25, answer(7));
     assert_eq!(history.forgot(30, 31).1.doubles().len(), 1);
-    // The second one was at it before the first, and came later.
+    // The second effect was granted before the first, and came later.
     let history = left().effect(20, 7).asked(1, 40, 45, answer(7));
     assert_eq!(history.forgot(6, 7).1.doubles().len(), 0);
 }
 
-/// Numbers of executions are those of a process: another one has the same.
+/// Numbers of executions are those of a process: another process has the same numbers.
 #[test]
 fn an_answer_of_two_possible_executions_is_of_the_earlier_one_or_later() {
     let history = Told::new()
@@ -97,7 +97,7 @@ fn an_answer_of_two_possible_executions_is_of_the_earlier_one_or_later() {
         .asked(1, 40, 45, answer(1))
         .forgot(30, 31);
     assert_eq!(history.1.doubles().len(), 0);
-    // The later one may have been granted after it was told of the earlier one.
+    // The later effect may have been granted after the response of the earlier effect was sent.
     let history = Told::new()
         .effect(10, 1)
         .asked(0, 0, 5, answer(1))

@@ -1,4 +1,4 @@
-//! Histories that are told, and what is to be said of them.
+//! Tests with constructed histories, and the expected judgments.
 
 use super::*;
 use crate::oracle::told::{Told, answer, in_progress};
@@ -171,7 +171,7 @@ fn taken_over_within_counts_takeovers_in_time() {
     assert_eq!(calm.taken_over_within(waited), 0);
 }
 
-/// The time in which a process is stopped is none in which it waits for the store.
+/// The time in which a process is stopped does not count as a wait for the store.
 #[test]
 fn answer_that_took_a_lease_is_not_compared() {
     for (ended, resumed, contradictions) in [(99, None, 1), (100, None, 0), (180, Some(150), 1)] {
@@ -206,7 +206,7 @@ fn slowness_before_a_strike_explains_an_execution() {
 
 #[test]
 fn a_wait_begins_anew_only_when_the_one_who_may_have_had_the_lease_is_struck() {
-    // The lease of the first is over at 77 at the earliest.
+    // The lease of the first execution expires at 77 at the earliest.
     for (at, waited) in [(30, 190), (100, 100)] {
         let history = killed_at_work()
             .asked(1, 29, 101, Outcome::Failed)

@@ -19,38 +19,38 @@ use crate::{
 #[derive(Debug)]
 pub struct RedisCluster {
     nodes: Vec<RedisServer>,
-    /// What they share.
+    /// Files shared by the nodes.
     files: Option<Scratch>,
 }
 
 impl RedisCluster {
-    /// Starts three masters and waits until each serves. Slots of a master that is gone are served by nobody, and the
-    /// others notice after a second and refuse all commands.
+    /// Starts three masters and waits until each serves. The slots of a stopped master are not served. The other masters
+    /// notice after a second and refuse all commands.
     ///
     /// # Panics
     ///
-    /// When Redis is not installed, or they do not find each other.
+    /// If Redis is not installed, or the nodes do not find each other.
     #[must_use]
     pub fn start() -> Self {
         Self::start_with(&[])
     }
 
-    /// As [`start`](Self::start); `args` are configuration of each node, as of [`RedisServer::start`].
+    /// Like [`start`](Self::start); `args` configure each node, like in [`RedisServer::start`].
     ///
     /// # Panics
     ///
-    /// As [`start`](Self::start).
+    /// Like [`start`](Self::start).
     #[must_use]
     pub fn start_with(args: &[&str]) -> Self {
         Self::of(MASTERS, || RedisServer::launch(|_| node_args(args)))
     }
 
-    /// As [`start`](Self::start), and each node serves TLS beside, with the certificates of all. They speak it among
-    /// themselves, too, so that they know each other's ports for it.
+    /// Like [`start`](Self::start), and each node also serves TLS, with the certificates of all. The nodes use TLS among
+    /// themselves, too, so that they know each other's TLS ports.
     ///
     /// # Panics
     ///
-    /// As [`start`](Self::start), and when there is no `openssl`.
+    /// Like [`start`](Self::start), and if there is no `openssl`.
     #[must_use]
     pub fn start_with_tls() -> Self {
         let files = Scratch::new();
@@ -63,22 +63,21 @@ impl RedisCluster {
         cluster
     }
 
-    /// As [`start`](Self::start), with a replica of each master: it takes over from one that is silent for a second.
+    /// Like [`start`](Self::start), with a replica of each master: it takes over if its master is silent for a second.
     ///
     /// # Panics
     ///
-    /// As [`start`](Self::start).
+    /// Like [`start`](Self::start).
     #[must_use]
     pub fn start_with_replicas() -> Self {
         Self::start_with_replicas_and(&[])
     }
 
-    /// As [`start_with_replicas`](Self::start_with_replicas); `args` are configuration of each node, as of
-    /// [`RedisServer::start`].
+    /// Like [`start_with_replicas`](Self::start_with_replicas); `args` configure each node, like in [`RedisServer::start`].
     ///
     /// # Panics
     ///
-    /// As [`start`](Self::start).
+    /// Like [`start`](Self::start).
     #[must_use]
     pub fn start_with_replicas_and(args: &[&str]) -> Self {
         Self::of(2 * MASTERS, || RedisServer::launch(|_| node_args(args)))
@@ -109,7 +108,7 @@ impl RedisCluster {
         });
         for (replica, master) in cluster.nodes[MASTERS..].iter().zip(&cluster.nodes) {
             let master = id(master);
-            // It may have heard of the node and not yet that it is a master with slots.
+            // The replica may know the node, but not yet that it is a master with slots.
             cluster.wait("a master can have a replica", || {
                 let replicated = replica.try_command(&["CLUSTER", "REPLICATE", &master]);
                 matches!(replicated, Ok(Ok(_)))
@@ -137,7 +136,7 @@ impl RedisCluster {
     ///
     /// # Panics
     ///
-    /// When there is none of that number.
+    /// If there is none of that number.
     #[must_use]
     pub fn node(&self, n: usize) -> &RedisServer {
         &self.nodes[n]
@@ -148,7 +147,7 @@ impl RedisCluster {
     ///
     /// # Panics
     ///
-    /// When there is none of that number.
+    /// If there is none of that number.
     pub fn node_mut(&mut self, n: usize) -> &mut RedisServer {
         &mut self.nodes[n]
     }
@@ -157,7 +156,7 @@ impl RedisCluster {
     ///
     /// # Panics
     ///
-    /// When no node answers.
+    /// If no node answers.
     #[must_use]
     pub fn slot(&self, key: impl AsRef<[u8]>) -> u16 {
         let command = [b"CLUSTER".as_slice(), b"KEYSLOT", key.as_ref()];
@@ -169,7 +168,7 @@ impl RedisCluster {
     ///
     /// # Panics
     ///
-    /// When no node answers.
+    /// If no node answers.
     #[must_use]
     pub fn master_of(&self, slot: u16) -> Option<usize> {
         let nodes = self.ask_any(&["CLUSTER", "NODES"]);
@@ -193,11 +192,11 @@ impl RedisCluster {
             .position(|node| node.port.to_string() == port)
     }
 
-    /// Moves slots to another master, with their keys, unless they are there: whoever asks the former one is told `MOVED`.
+    /// Moves slots to another master, with their keys, unless they are there: the former owner then replies `MOVED`.
     ///
     /// # Panics
     ///
-    /// When a node refuses, as one does that is no master.
+    /// If a node refuses, for example because it is not a master.
     pub fn move_slots(&self, slots: RangeInclusive<u16>, to: usize) {
         // A node that is to move keys to itself waits for itself.
         for slot in slots.filter(|slot| self.master_of(*slot) != Some(to)) {
@@ -211,7 +210,7 @@ impl RedisCluster {
     ///
     /// # Panics
     ///
-    /// As [`move_slots`](Self::move_slots).
+    /// Like [`move_slots`](Self::move_slots).
     pub fn begin_move(&self, slot: u16, to: usize) {
         let from = self.master_of(slot).expect("a slot that is served");
         if from == to {
@@ -227,7 +226,7 @@ impl RedisCluster {
     ///
     /// # Panics
     ///
-    /// As [`move_slots`](Self::move_slots).
+    /// Like [`move_slots`](Self::move_slots).
     pub fn move_keys(&self, slot: u16, to: usize) {
         let from = self.master_of(slot).expect("a slot that is served");
         let (source, target) = (&self.nodes[from], &self.nodes[to]);
@@ -248,25 +247,25 @@ impl RedisCluster {
     ///
     /// # Panics
     ///
-    /// As [`move_slots`](Self::move_slots).
+    /// Like [`move_slots`](Self::move_slots).
     pub fn end_move(&self, slot: u16, to: usize) {
         let from = self.master_of(slot).expect("a slot that is served");
         let (slot, owner) = (slot.to_string(), id(&self.nodes[to]));
-        // The new owner first: were it last, nobody would have the slot for a moment.
+        // The new owner comes first: if it were last, the slot would have no owner for a moment.
         for node in [to, from] {
             self.nodes[node].command(&["CLUSTER", "SETSLOT", &slot, "NODE", &owner]);
         }
         for node in (0..MASTERS).filter(|node| ![to, from].contains(node)) {
-            // Others are told for speed; they would hear of it anyway, and replicas are not to be asked.
+            // The other masters are notified for speed; they would find out anyway. Replicas must not be asked.
             let _ = self.nodes[node].try_command(&["CLUSTER", "SETSLOT", &slot, "NODE", &owner]);
         }
     }
 
-    /// Waits until `slot` is served by another node than `former`, and says by which.
+    /// Waits until a node other than `former` serves `slot`, and returns that node.
     ///
     /// # Panics
     ///
-    /// When it is not within 30 seconds.
+    /// If it is not within 30 seconds.
     #[must_use]
     pub fn failed_over(&self, slot: u16, former: usize) -> usize {
         let other = || self.master_of(slot).filter(|master| *master != former);
@@ -278,7 +277,7 @@ impl RedisCluster {
     ///
     /// # Panics
     ///
-    /// When they do not within 30 seconds.
+    /// If they do not within 30 seconds.
     pub fn is_whole_again(&self) {
         let replicas = self.nodes.len() - MASTERS;
         self.wait("the cluster is whole again", || {

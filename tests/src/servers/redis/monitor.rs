@@ -1,4 +1,4 @@
-//! Listening to all that a server is asked.
+//! Records all commands that a server receives.
 
 use std::{
     io::{self, BufRead},
@@ -7,23 +7,23 @@ use std::{
 
 use super::{RedisServer, resp::Connection};
 
-/// All that clients ask a server, from its start until [`asked`](Self::asked).
+/// All commands of clients to a server, from its start until [`asked`](Self::asked).
 #[derive(Debug)]
 pub struct Monitor<'a> {
     server: &'a RedisServer,
     connection: Connection,
 }
 
-/// A command: its name in lower case, and the first of what follows it, if anything does.
+/// A command: its name in lower case, and its first argument, if there is one.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Asked {
     /// The time of the server, since its epoch.
     pub at: Duration,
     /// The address of the client.
     pub client: String,
-    /// As in `evalsha`.
+    /// The command, for example `evalsha`.
     pub name: String,
-    /// As the server shows it.
+    /// The first argument, in the server's notation.
     pub first: String,
     /// The whole command as the server shows it.
     pub command: String,
@@ -36,11 +36,12 @@ impl<'a> Monitor<'a> {
         Ok(Self { server, connection })
     }
 
-    /// What clients asked, in the order in which the server did it. What their scripts call is not among it.
+    /// Returns the commands of clients, in the order in which the server executed them. Commands called by scripts are not
+    /// included.
     ///
     /// # Panics
     ///
-    /// When the server does not show it.
+    /// If the server does not list them.
     #[must_use]
     pub fn asked(self) -> Vec<Asked> {
         self.server.command(&["ECHO", THE_END]);

@@ -24,7 +24,7 @@ impl Connection {
         Ok(connection)
     }
 
-    /// What else the server says.
+    /// Returns the reader of the server's further replies.
     pub(super) fn into_inner(self) -> BufReader<TcpStream> {
         self.0
     }
@@ -50,7 +50,7 @@ pub(super) enum Reply {
 }
 
 impl Reply {
-    /// Of a list the elements, a line each.
+    /// Returns the text of the reply; a list has a line for each element.
     pub(super) fn text(&self) -> String {
         match self {
             Self::Bytes(bytes) => String::from_utf8_lossy(bytes).into_owned(),

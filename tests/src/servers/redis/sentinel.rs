@@ -19,7 +19,7 @@ pub struct Sentinel {
 }
 
 impl Sentinel {
-    /// What it calls the primary that it watches.
+    /// The name of the primary that it watches.
     pub const NAME: &str = "main";
 
     /// Starts one that watches `primary` and has one of its replicas take over once it is silent for five seconds.
@@ -27,7 +27,7 @@ impl Sentinel {
     ///
     /// # Panics
     ///
-    /// When Redis is not installed, or it does not find the servers.
+    /// If Redis is not installed, or it does not find the servers.
     #[must_use]
     pub fn start(primary: &RedisServer, replicas: usize) -> Self {
         let (name, watched) = (Self::NAME, primary.port);
@@ -59,17 +59,17 @@ impl Sentinel {
         sentinel
     }
 
-    /// Where it listens.
+    /// Returns the address it listens on.
     #[must_use]
     pub fn address(&self) -> SocketAddr {
         (Ipv4Addr::LOCALHOST, self.port).into()
     }
 
-    /// Which server it takes for the primary.
+    /// Returns the server that the sentinel considers the primary.
     ///
     /// # Panics
     ///
-    /// When it does not say.
+    /// If the sentinel does not report one.
     #[must_use]
     pub fn primary(&self) -> SocketAddr {
         let answer = self.command(&["SENTINEL", "GET-MASTER-ADDR-BY-NAME", Self::NAME]);
@@ -77,11 +77,11 @@ impl Sentinel {
         address.expect("an address and a port")
     }
 
-    /// Waits until another server than `former` is the primary and takes writes, and says which.
+    /// Waits until a server other than `former` is the primary and accepts writes, and returns it.
     ///
     /// # Panics
     ///
-    /// When there is none within 30 seconds.
+    /// If there is none within 30 seconds.
     #[must_use]
     pub fn failed_over(&self, former: SocketAddr) -> SocketAddr {
         self.wait("a replica takes over", || {

@@ -1,5 +1,5 @@
-//! What is no fault of a store fails no case: a machine with too much to do, a server that fails in passing, and a call that
-//! happens after it was dropped.
+//! Delays that are no fault of a store fail no case: an overloaded machine, a temporary server failure, and a call that
+//! takes effect after it was dropped.
 
 use std::{
     io,
@@ -19,7 +19,7 @@ use super::mutant::{Flaw, Mutant};
 
 const PAUSED: Threads = Threads::One { start_paused: true };
 
-/// More than 60 of the units that the suite has unless it is told otherwise: longer than anything lasts in the cases below.
+/// A delay of more than 60 of the suite's default time units, longer than any duration in the cases below.
 const HELD_UP: Fault = Fault::Slow(Duration::from_secs(4));
 
 fn case(name: &str) -> Case {
@@ -155,7 +155,7 @@ struct Late {
     dropped: Mutex<Vec<Claim>>,
 }
 
-/// What is under way, and is dropped unless it is disarmed.
+/// A call under way, which counts as dropped unless it is disarmed.
 struct UnderWay<'a>(&'a Late, Option<Claim>);
 
 impl Drop for UnderWay<'_> {

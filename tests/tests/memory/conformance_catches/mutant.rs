@@ -11,7 +11,7 @@ use tower_idempotency::store::{
     Acquired, Claim, Fingerprint, KeyId, LeaseRef, OrphanPolicy, Store, StoreError, Token, Ttl,
 };
 
-/// What the store does wrong.
+/// The fault of the store.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Flaw {
     Nothing,
@@ -392,7 +392,7 @@ impl Mutant {
         true
     }
 
-    /// Whether it left an orphan.
+    /// Returns `true` if the release left an orphan.
     fn give_back(
         &self,
         found: &mut Option<Entry>,

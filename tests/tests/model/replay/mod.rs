@@ -25,10 +25,10 @@ const NEARLY: Duration = Duration::from_millis(999);
 /// The store and the model said different things.
 type Differs = String;
 
-/// How often the two gave which answer alike.
+/// The number of equal replies of model and store, by kind of reply.
 type Seen = HashMap<&'static str, usize>;
 
-/// One key in the model and in the store.
+/// A key in the model and in the store.
 struct Replay<'a> {
     rules: Rules,
     entry: Option<Entry>,

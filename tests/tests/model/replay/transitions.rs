@@ -24,8 +24,8 @@ impl Replay<'_> {
     }
 }
 
-/// Goes every way and then takes every two steps: the second sees what the first has left behind. Whether there is nothing
-/// in the end only whoever takes it can tell. Says how many of what answers were the same.
+/// Takes every way and then every two steps: the second step sees the state that the first has left. Only an acquire
+/// can find out that no entry is left at the end. Returns the number of equal replies by kind.
 async fn every_transition(mutant: Option<Mutant>) -> Result<Seen, Differs> {
     let rules = Rules {
         times: Times {

@@ -1,4 +1,4 @@
-//! Servers that cannot be a store are told from those that can when the store connects: failure mode 43.
+//! Servers that cannot be a store are rejected when the store connects: failure mode 43.
 
 use std::{error::Error, net::TcpListener, path::Path, time::Duration};
 
@@ -44,7 +44,7 @@ async fn refused_by(url: &str) -> Vec<ConnectError> {
         .collect()
 }
 
-/// What an error says, with all that caused it.
+/// Returns the error's message, with all its causes.
 fn said(error: &ConnectError) -> String {
     let mut said = format!("{error} {error:?}");
     let mut source = error.source();
@@ -124,7 +124,7 @@ async fn unresponsive_server_is_unreachable() {
     let silent = TcpListener::bind("127.0.0.1:0").unwrap();
     let url = format!("redis://:{SECRET}@{}/0", silent.local_addr().unwrap());
     assert_all(ConnectErrorKind::Unreachable, &refused_by(&url).await);
-    // And a server that does not take what is said to it.
+    // A server that accepts connections but does not read commands is unreachable, too.
     let server = RedisServer::start(&[]);
     server.pause();
     assert_all(

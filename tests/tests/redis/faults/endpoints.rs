@@ -1,4 +1,4 @@
-//! How the nodes of a cluster name each other where they send clients on: failure mode 40.
+//! Forms of the addresses in the redirections of a cluster's nodes: failure mode 40.
 
 #![expect(clippy::unwrap_used, reason = "a test that cannot go on says where")]
 
@@ -21,7 +21,7 @@ async fn connect(cluster: &RedisCluster, prefix: &str) -> RedisStore {
 }
 
 // F-125
-// A node that does not know under which name it is reached says "where you asked, on this port".
+// A node that does not know its own name redirects to "the same host, on this port".
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn redirection_without_host_stays_on_host() {
     let cluster = nameless();
@@ -63,7 +63,8 @@ async fn redirection_to_ipv6_address_is_followed() {
     assert_is_sent_on(&cluster, "{colons}", &node, &other).await;
 }
 
-/// Not a test of its own: what the next one starts, since who is trusted is asked of the environment.
+/// Not a test by itself: the next test starts it as a process, because the trusted certificates are read from the
+/// environment.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn cluster_tls_client_process() {
     let Ok(urls) = env::var("CLUSTER_WITH_TLS") else {
@@ -97,8 +98,8 @@ async fn importing_node_is_reached_over_tls() {
     assert_eq!(cluster.node(to).command(&["DBSIZE"]), "1");
 }
 
-/// A key that is to move is asked for at its new node, and one that has moved is found there, both at once and without
-/// looking for the nodes again. `other` has an old table of slots.
+/// A key that is to move is requested from its new node, and a moved key is found there. Both take effect at once, without
+/// reading the slots again. `other` has an old table of slots.
 async fn assert_is_sent_on(cluster: &RedisCluster, tag: &str, node: &Node, other: &Node) {
     let slot = cluster.slot(tag);
     let to = (cluster.master_of(slot).unwrap() + 1) % 3;
@@ -123,7 +124,7 @@ async fn assert_is_sent_on(cluster: &RedisCluster, tag: &str, node: &Node, other
     assert_eq!(node.books.total(), 3);
 }
 
-/// A cluster whose nodes do not know under which name they are reached.
+/// Starts a cluster whose nodes do not know their own names.
 fn nameless() -> RedisCluster {
     let unknown = ["--cluster-preferred-endpoint-type", "unknown-endpoint"];
     RedisCluster::start_with(&[NODES, unknown].concat())
@@ -132,7 +133,7 @@ fn nameless() -> RedisCluster {
 /// A stall of seconds is no failure.
 const NODES: [&str; 2] = ["--cluster-node-timeout", "15000"];
 
-/// How many were made to the nodes so far, this one's included.
+/// Returns the number of connections made to the nodes so far, including its own.
 fn connections(cluster: &RedisCluster) -> u64 {
     let made = |n| {
         let stats = cluster.node(n).command(&["INFO", "stats"]);

@@ -32,7 +32,7 @@ impl io::Write for Log {
 // fm 41
 #[tokio::test]
 async fn evicting_server_is_warned_about_or_refused() {
-    // The process has one log: what the tests beside this one cause is in it, and known by another limit.
+    // The process has one log: it also contains the events of parallel tests, which have another limit.
     const LIMIT: &str = "123456789";
     let log = Log::default();
     let writer = log.clone();
@@ -87,7 +87,7 @@ async fn evicted_lease_runs_twice_with_one_record() {
         assert_eq!(answer.text(), "effect 2 of k", "{policy}");
         first.gate.open_for_good();
         assert_eq!(late.await.unwrap().body, answer.body);
-        // Nobody took this one meanwhile.
+        // No other process took this one meanwhile.
         let stored = alone.await.unwrap();
         for node in [&first, &second] {
             node.assert_replays("/held", "k", &answer).await;

@@ -9,7 +9,7 @@ use crate::{
     faults::node::{Books, Node, connect_unhurried, patient},
 };
 
-/// How often the server was asked by hash and by code since the last time.
+/// Returns how often scripts were called by hash and by code since the last call.
 fn calls(server: &RedisServer) -> (u64, u64) {
     let stats = server.commandstats();
     server.command(&["CONFIG", "RESETSTAT"]);

@@ -82,7 +82,7 @@ async fn full_server_refuses_new_keys() {
 }
 
 // F-129
-// fm 42, 37: the record is stored, and the repetition of what stored it needs no memory.
+// fm 42, 37: the record is stored, and repeating the completion needs no memory.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn lost_completion_is_retried_on_full_server() {
     let server = RedisServer::start(&["--maxmemory-policy", "noeviction"]);
@@ -104,13 +104,13 @@ async fn lost_completion_is_retried_on_full_server() {
     assert_eq!(out_of_memory(&server), refused, "no call was refused");
     node.assert_replays("/held", "running", &answer).await;
     assert_eq!(node.books.of("running"), 1);
-    // As long as before, and no longer.
+    // The time to live is unchanged.
     let keys = server.command(&["KEYS", "idempotency:*"]);
     let lives: u64 = server.command(&["TTL", &keys]).parse().unwrap();
     assert!((86_000..=86_400).contains(&lives), "{lives} s");
 }
 
-/// How often the server had no memory for a command.
+/// Returns how often the server had no memory for a command.
 fn out_of_memory(server: &RedisServer) -> u64 {
     let errors = server.command(&["INFO", "errorstats"]);
     let mut lines = errors.lines();

@@ -21,7 +21,7 @@ use crate::{
     pushes::{until_delays_are_long, until_pushes_have_woken},
 };
 
-/// One request, its replay, a waiter, and the same through another process that is connected plainly.
+/// Checks a request, its replay, a waiter, and the same through another process that is connected plainly.
 async fn assert_serves(store: RedisStore, server: &RedisServer, pushes: bool) {
     let books = Books::default();
     let node = Node::with(store, &books, |layer| {

@@ -1,6 +1,6 @@
-//! What Redis does in real life, on real servers and through the real layer: failure modes 34 to 48.
+//! Failures of Redis in production, on real servers and through the real layer: failure modes 34 to 48.
 //!
-//! Each outcome is the documented one, and none is an execution without a lease or a second answer for a key. Effects are
+//! Each outcome is the documented one. None is an execution without a lease or a second response for a key. Effects are
 //! counted by key.
 
 mod cluster;

@@ -1,4 +1,4 @@
-//! What lies between goes wrong: failure modes 36, 37, 45 and 46.
+//! Faults of the network between the store and its server: failure modes 36, 37, 45 and 46.
 
 use std::time::Duration;
 
@@ -18,7 +18,7 @@ use crate::{
     },
 };
 
-/// What only the call for the lease says, what only the completion does, and only the release.
+/// Bytes that occur only in the acquire, only in the completion, and only in the release.
 const ACQUIRE: &str = "POST /orders";
 const COMPLETE: &str = "effect 1 of";
 
@@ -131,7 +131,7 @@ async fn lost_renewal_is_retried_before_expiry() {
 }
 
 // F-118
-// fm 36, 37: what does not wait for replicas has no time for it.
+// fm 36, 37: calls that do not wait for replicas allow no time for it.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn lost_renewal_is_retried_despite_replica_waits() {
     let renew = sha(include_str!(
@@ -204,7 +204,7 @@ async fn unresponsive_connection_is_replaced() {
         node.gate.open_for_good();
         assert_eq!(running.await.unwrap().status, StatusCode::CREATED);
         if silence == Mode::Hold {
-            // It still holds what it has; only connections that come now are served.
+            // The held bytes stay held; only new connections are served.
             assert!(way.counts().connections > connections, "dialled again");
         }
         way.set(Mode::Pass);
@@ -218,7 +218,7 @@ async fn unresponsive_connection_is_replaced() {
     }
 }
 
-// fm 45: whoever has less patience than the store never sees a call of its own time out.
+// fm 45: a caller with a shorter timeout than the store never sees its own call time out.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn unresponsive_connection_replaced_if_callers_leave() {
     let server = RedisServer::start(&[]);

@@ -1,4 +1,4 @@
-//! One process of those that share a server: a store and a layer of its own.
+//! A process of those that share a server: it has a store and a layer of its own.
 
 use std::{
     collections::BTreeMap,
@@ -32,18 +32,18 @@ struct Effects {
 }
 
 impl Books {
-    /// How many effects a key had.
+    /// Returns the number of effects of a key.
     pub(crate) fn of(&self, key: &str) -> u64 {
         self.effects().get(key).copied().unwrap_or_default().all
     }
 
-    /// How many of them were of handlers that were told that they take over.
+    /// Returns the number of effects of a key whose handlers were flagged as a takeover.
     pub(crate) fn of_takeovers(&self, key: &str) -> u64 {
         let effects = self.effects().get(key).copied();
         effects.unwrap_or_default().of_takeovers
     }
 
-    /// How many there were in all.
+    /// Returns the number of all effects.
     pub(crate) fn total(&self) -> u64 {
         self.effects().values().map(|effects| effects.all).sum()
     }
@@ -82,7 +82,7 @@ impl Node {
         Self::with(store, &Books::default(), |layer| layer)
     }
 
-    /// With books that others keep too.
+    /// Creates a node that shares `books` with other nodes.
     pub(crate) fn with(
         store: RedisStore,
         books: &Books,
@@ -129,7 +129,7 @@ impl Node {
         tokio::spawn(async move { node.post(&path, &key).await })
     }
 
-    /// Sends a request whose handler has had its effect and is held now, and its lease.
+    /// Sends a request whose handler has had its effect and is held afterwards. Returns the request and its lease.
     pub(crate) async fn running(&self, key: &str) -> (JoinHandle<Answer>, Lease) {
         self.running_on("/held", key).await
     }
@@ -246,7 +246,7 @@ pub(crate) fn unhurried() -> RedisOptions {
     RedisOptions::new().with_timeout(UNHURRIED)
 }
 
-/// As patient as [`unhurried`] stores need it.
+/// Sets a store timeout on the layer that is long enough for [`unhurried`] stores.
 pub(crate) fn patient(layer: IdempotencyLayer) -> IdempotencyLayer {
     layer.with_store_timeout(UNHURRIED * 2)
 }
@@ -256,14 +256,14 @@ pub(crate) async fn connect(url: &str) -> RedisStore {
     until_connected(|| options().connect(url)).await
 }
 
-/// As [`connect`], with the options of [`unhurried`].
+/// Like [`connect`], with the options of [`unhurried`].
 pub(crate) async fn connect_unhurried(url: &str) -> RedisStore {
     until_connected(|| unhurried().connect(url)).await
 }
 
-/// Of a store; the layer gives it twice that for a call, and twice that again for all tries.
+/// The timeout of a store; the layer allows twice that for a call, and twice that again for all tries.
 pub(crate) const STORE_TIMEOUT: Duration = Duration::from_secs(3);
 /// The time after which a refusal has taken too long: five times the 12 s (4 x [`STORE_TIMEOUT`]) that all tries have.
 pub(crate) const BOUND: Duration = Duration::from_secs(60);
-/// Of the stores of [`unhurried`].
+/// The timeout of the stores of [`unhurried`].
 pub(crate) const UNHURRIED: Duration = Duration::from_secs(5);

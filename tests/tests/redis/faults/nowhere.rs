@@ -1,4 +1,4 @@
-//! A node of a cluster that sends clients on to where nobody is: failure mode 40.
+//! A cluster node that redirects clients to an address without a listener: failure mode 40.
 
 #![expect(clippy::unwrap_used, reason = "a test that cannot go on says where")]
 
@@ -54,7 +54,7 @@ async fn endless_redirections_end_at_deadline() {
     }
     strange.says(&nowhere);
     let began = Instant::now();
-    // Until each of them was said.
+    // Waits until the node has replied each of them.
     while strange.said() < nowhere.len() {
         assert!(began.elapsed() < HANG, "{} were said", strange.said());
         let mut refused = JoinSet::new();
@@ -71,8 +71,8 @@ async fn endless_redirections_end_at_deadline() {
     node.until_served("/orders", "k").await;
 }
 
-/// A server, and a cluster of one node, that answers scripts with errors, one after the other and again from the first, or as if it had
-/// done what it was asked for.
+/// A server, and a cluster of one node, that replies to scripts with errors. It repeats the list of errors from its start, or
+/// replies as if it had executed the script.
 pub(crate) struct Strange {
     pub(crate) address: SocketAddr,
     errors: Arc<Mutex<Errors>>,
@@ -105,20 +105,20 @@ impl Strange {
         format!("redis://{}", self.address)
     }
 
-    /// What it says from now on.
+    /// Sets the errors that the node replies from now on.
     pub(crate) fn says(&self, errors: &[String]) {
         let mut it = self.errors.lock().unwrap();
         it.errors = errors.to_vec();
         it.said = 0;
     }
 
-    /// Returns how many errors it said since it was given them.
+    /// Returns how many errors the node has replied since they were set.
     fn said(&self) -> usize {
         self.errors.lock().unwrap().said
     }
 }
 
-/// Until the client is gone.
+/// Serves a client until it disconnects.
 fn serve(client: TcpStream, port: u16, errors: &Mutex<Errors>) -> Option<()> {
     let mut answers = client.try_clone().ok()?;
     let mut commands = BufReader::new(client);

@@ -57,7 +57,7 @@ async fn unresponsive_server_loses_no_effect() {
     sleep_until(paused + Duration::from_secs(10)).await;
     server.resume();
 
-    // What was completed meanwhile is stored, and what was asked for is not held.
+    // A record completed meanwhile is stored, and a lease requested meanwhile is not held.
     let replay = node.until_served("/held", "running").await;
     assert!(replay.is_replay());
     assert_eq!(replay.body, answer.body);

@@ -42,7 +42,7 @@ async fn exhausted_pool_does_not_block_renewals() {
     let leases = node.leases();
     assert_eq!((leases.len(), books.total()), (100, 100));
 
-    // Somebody else has the only connection, and acquires queue for it.
+    // The test holds the only connection, and acquires queue for it.
     let taken = pool.get().await.unwrap();
     // Nor when the connection that is kept for them has to be made again.
     server.command(&["CLIENT", "KILL", "TYPE", "normal"]);

@@ -1,4 +1,4 @@
-//! A primary and its replica, without anybody who watches them: failure modes 35 and 43.
+//! A primary and its replica, without a supervisor: failure modes 35 and 43.
 
 use std::{
     sync::{
@@ -30,7 +30,7 @@ async fn connect_waiting(server: &RedisServer) -> RedisStore {
     connect_waiting_to(&server.url()).await
 }
 
-/// How long a call waits for replicas: longer than a stall of two seconds.
+/// Time that a call waits for replicas: longer than a stall of two seconds.
 const WAIT: Duration = Duration::from_secs(3);
 
 async fn connect_waiting_to(url: &str) -> RedisStore {
@@ -148,7 +148,8 @@ async fn failing_replica_waits_do_not_block_others() {
 }
 
 // F-118
-// fm 35: between taking a lease and waiting for it, another primary may have taken over, which gave it to somebody else.
+// fm 35: after the lease is taken and before the wait for replicas, another primary may take over and grant it to another
+// process.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn replica_wait_rechecks_lease_owner() {
     let former = RedisServer::start(&[]);
@@ -159,7 +160,7 @@ async fn replica_wait_rechecks_lease_owner() {
     let way = Proxy::start(former.address());
     let store = connect_waiting_to(&format!("redis://{}/0", way.address())).await;
     let node = Node::with(store, &there.books, |layer| layer);
-    // What takes leases is connected to the former one; what waits for replicas has nothing to wait for yet.
+    // The connection for leases still leads to the former primary; the one for replicas has no replicas to wait for yet.
     node.assert_replays("/orders", "before", &before).await;
     way.lead_to(next.address());
 
@@ -196,7 +197,7 @@ async fn replicated_record_survives_primary_loss() {
 }
 
 // F-117
-// fm 35: what is documented to be lost, and that nothing worse happens.
+// fm 35: only the documented losses occur.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn unreplicated_record_reexecutes_on_replica() {
     let mut primary = RedisServer::start(&[]);
@@ -204,7 +205,7 @@ async fn unreplicated_record_reexecutes_on_replica() {
     let node = Node::new(connect(&primary.url()).await);
     let before = node.post("/orders", "before").await;
     caught_up(&primary, &replica).await;
-    // It falls behind. Whoever is merely slow still reads what is on its way.
+    // It falls behind. A replica that is merely slow would still read the bytes in transit.
     replica.promote();
     let lost = node.post("/orders", "lost").await;
     assert_eq!(lost.status, StatusCode::CREATED);
@@ -220,7 +221,8 @@ async fn unreplicated_record_reexecutes_on_replica() {
     let again = next.post("/held", "running").await;
     assert_eq!(again.text(), "effect 2 of running");
     next.assert_replays("/held", "running", &again).await;
-    // The former process reaches nobody: its client is told what it did, which it cannot know better.
+    // The former process cannot reach a server. Its client receives the response of its own execution, as it cannot know
+    // better.
     node.gate.open_for_good();
     assert_eq!(running.await.unwrap().status, StatusCode::CREATED);
     assert_eq!(node.books.of("before"), 1);
@@ -267,7 +269,7 @@ async fn demoted_primary_executes_nothing() {
 }
 
 // F-130
-// fm 43: Redis 5 and 6 say what happened in a script with a code of its own, READONLY behind it.
+// fm 43: Redis 5 and 6 report an error in a script with a code of its own, followed by READONLY.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn demoted_primary_of_old_version_is_left() {
     let strange = Strange::start();

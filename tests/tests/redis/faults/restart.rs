@@ -49,12 +49,12 @@ async fn key_retaken_after_data_loss_runs_twice() {
     let (early, _) = second.running("k").await;
     let (earlier, _) = second.running("l").await;
 
-    // Whoever took the key since completes first.
+    // The process that took the key since completes first.
     second.gate.let_through(2);
     let answer = early.await.unwrap();
     assert_eq!(answer.text(), "effect 2 of k");
     earlier.await.unwrap();
-    // The other one is answered what is stored, not what it did itself.
+    // The other request receives the stored record, and not the response of its own execution.
     first.gate.let_through(2);
     assert_eq!(late.await.unwrap().body, answer.body);
     assert_eq!(later.await.unwrap().text(), "effect 2 of l");
@@ -73,7 +73,7 @@ async fn lost_data_returns_only_stored_response() {
     let (former, _) = first.running("k").await;
     server.restart();
     let (present, _) = second.running("k").await;
-    // It completes while another holds the key, whose answer will be the one.
+    // It completes while another process holds the key, whose response will be the stored one.
     first.gate.open_for_good();
     let unknown = former.await.unwrap();
     assert_eq!(unknown.status, StatusCode::CONFLICT);

@@ -1,4 +1,4 @@
-//! A user of the server who may do little: failure modes 43 and 46.
+//! A user of the server with few rights: failure modes 43 and 46.
 
 #![expect(clippy::unwrap_used, reason = "a test that cannot go on says where")]
 
@@ -15,7 +15,7 @@ use crate::{
     faults::node::{Books, Node, connect_unhurried, patient},
 };
 
-/// As `docs/redis.md` has it, but for channels.
+/// The rights listed in `docs/redis.md`, except those for channels.
 const COMMANDS: &str = "+@scripting +info +hmget +hset +hdel +del +pexpire +pexpireat +pttl +time +publish +subscribe \
                         +unsubscribe";
 
@@ -28,7 +28,7 @@ async fn connect_as(server: &RedisServer, rights: &str) -> RedisStore {
     connect_unhurried(&url).await
 }
 
-/// How often the server was asked to run a script since the last time, and how often it could not.
+/// Returns how often the server was asked to run a script since the last call, and how often it could not.
 fn scripts(server: &RedisServer) -> (u64, u64) {
     let stats = server.command(&["INFO", "commandstats"]);
     server.command(&["CONFIG", "RESETSTAT"]);
@@ -141,7 +141,7 @@ async fn documented_rights_suffice() {
     let log = server.command(&["ACL", "LOG"]);
     let log: Vec<_> = log.lines().collect();
     let refused = log.windows(2).filter(|it| it[0] == "object");
-    // The client library says who it is, and does not mind.
+    // The client library identifies itself, and ignores the refusal.
     let refused: Vec<_> = refused
         .map(|it| it[1])
         .filter(|it| *it != "client|setinfo")
@@ -155,7 +155,7 @@ async fn user_recovers_after_refused_login() {
     let server = RedisServer::start(&[]);
     let books = Books::default();
     let mut nodes = Vec::new();
-    // Either hears at once that its connection is gone, or with its next call.
+    // A connection detects its loss at once, or with its next call.
     for (user, database) in [("hears", "0?protocol=resp3"), ("asks", "7")] {
         let mut user_with_rights = vec!["ACL", "SETUSER", user, "on", ">open-sesame", "~*", "&*"];
         user_with_rights.extend(COMMANDS.split_whitespace().chain(["+select"]));
@@ -165,14 +165,14 @@ async fn user_recovers_after_refused_login() {
         assert_eq!(node.post("/orders", user).await.status, StatusCode::CREATED);
         nodes.push(node);
     }
-    // Of these, one is refused as it says who it is, and the other as it chooses its database.
+    // One of the two is refused when it identifies itself, and the other when it selects its database.
     server.command(&["ACL", "SETUSER", "hears", "off"]);
     server.command(&["ACL", "SETUSER", "asks", "-select"]);
     for user in ["hears", "asks"] {
         server.command(&["CLIENT", "KILL", "USER", user]);
     }
     nodes[1].assert_unavailable("/orders", "refused").await;
-    // Longer than anything is tried without being asked for.
+    // Longer than any background retry.
     sleep(Duration::from_secs(9)).await;
     server.command(&["ACL", "SETUSER", "hears", "on"]);
     server.command(&["ACL", "SETUSER", "asks", "+select"]);
@@ -193,7 +193,7 @@ fn denied(server: &RedisServer) -> u64 {
     digits.map_or(0, |digits| digits.trim().parse().unwrap())
 }
 
-/// How many were made so far, this one's included.
+/// Returns the number of connections made so far, including its own.
 fn connections(server: &RedisServer) -> u64 {
     let stats = server.command(&["INFO", "stats"]);
     let mut lines = stats.lines();

@@ -1,7 +1,8 @@
 //! Two versions of the scripts on one server at the same time: failure modes 47 and 48.
 //!
-//! The other version is frozen in `tests/golden/redis-v1`: a change of the scripts that does not go with what was deployed
-//! before fails here. Those files are not edited; scripts that are to work beside later ones get a folder of their own.
+//! The other version is frozen in `tests/golden/redis-v1`: a change of the scripts that is incompatible with deployed
+//! versions fails here. Those files are not edited. Scripts that must work together with later ones get a folder of their
+//! own.
 
 use std::time::Duration;
 
@@ -21,7 +22,7 @@ use crate::{
     faults::node::{UNHURRIED, connect_unhurried},
 };
 
-/// Another deployment, of the frozen scripts: under other hashes, even if ours still are the same.
+/// Another deployment, of the frozen scripts: under other hashes, even if the current ones are the same.
 struct Other(MultiplexedConnection);
 
 const ACQUIRE: &str = include_str!("../../../golden/redis-v1/acquire.lua");
@@ -51,7 +52,7 @@ impl Other {
             .expect("an answer")
     }
 
-    /// What it is answered, as this version understands it.
+    /// Returns the reply to an acquire, as this version understands it.
     async fn acquire(&self, claim: &Claim) -> Acquired {
         let (token, fingerprint) = (claim.token, claim.fingerprint);
         let [lease, keep] =
@@ -135,7 +136,7 @@ impl<'a> Version<'a> {
         }
     }
 
-    /// What it is answered: 1 is a grant of a free key, 2 in progress, 4 this record; a takeover has 10 times its
+    /// Returns the reply to an acquire: 1 is a grant of a free key, 2 in progress, 4 this record. A takeover has 10 times its
     /// generation.
     async fn acquire(&self, claim: &Claim) -> u64 {
         let acquired = match self {
@@ -239,7 +240,7 @@ async fn two_script_versions_share_entries() {
         assert!(!by(4).renew(&rival).await);
         assert!(!other.is_in_progress(&claim).await);
     }
-    // As long as one of them runs, its scripts may be flushed by the other.
+    // While one of them runs, the other may flush its scripts.
     server.command(&["SCRIPT", "FLUSH"]);
     let claim = Claim::new(
         KeyId::from_bytes([99; 32]),
@@ -251,7 +252,7 @@ async fn two_script_versions_share_entries() {
 }
 
 // F-139
-// fm 48: the same with what is left of a lease that ran out, and of a takeover that was released.
+// fm 48: the same with the remains of an expired lease, and of a takeover that was released.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn two_script_versions_take_over() {
     let server = RedisServer::start(&[]);

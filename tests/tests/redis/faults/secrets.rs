@@ -1,4 +1,4 @@
-//! What is on the server, for whoever can read it: failure modes 47 and 109.
+//! Data on the server that its readers can see: failure modes 47 and 109.
 
 use axum::{Router, body::Body, http::header, routing::post};
 use bytes::Bytes;

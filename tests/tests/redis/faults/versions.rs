@@ -60,13 +60,13 @@ async fn entry_of_later_version_is_preserved() {
     let (request, _) = node.running("k").await;
     let key = entry(&server);
     let contents = |key: &str| server.list(&["HGETALL", key]);
-    // As it may be while a later version holds it, or has completed it, in its own way.
+    // A state that a later version may write while it holds the key or after it has completed it.
     server.command(&["HSET", &key, "s", "X"]);
     let found = contents(&key);
     node.assert_unavailable("/held", "k").await;
     let reused = tests::send(&node.app, tests::post("/held", "k", "another")).await;
     assert_eq!(reused.status, StatusCode::SERVICE_UNAVAILABLE);
-    // Whoever ran when that happened overwrites nothing either.
+    // The handler that was running at that time overwrites nothing either.
     node.gate.open_for_good();
     assert_eq!(request.await.unwrap().status, StatusCode::CREATED);
     assert_eq!(contents(&key), found);
@@ -91,7 +91,7 @@ async fn entry_of_later_version_is_preserved() {
     assert_eq!(contents(&key), found);
 }
 
-// ---- Entries as the first version wrote them. These are readable for ever: add to them, and change none. ----
+// ---- Entries as the first version wrote them. These stay readable in all later versions: add to them, and change none. ----
 
 const FINGERPRINT: [u8; 32] = *b"\0fingerprint\xff\r\n\xc3\x28 of 32 bytes...";
 const TOKEN: [u8; 16] = *b"\xfftoken\0\r\n..16...";
@@ -240,7 +240,7 @@ async fn orphan_of_v1_is_readable() {
         assert!(matches!(late, Err(StoreError::LeaseLost)));
         server.command(&["DEL", &key_of(&claim)]);
         write();
-        // Its holder, or whoever has the answer to one without, completes it.
+        // Its holder, or a process that has the response without a lease, completes it.
         let record = Bytes::from_static(RECORD);
         store
             .complete(&lease, record, Ttl::from_secs(60))

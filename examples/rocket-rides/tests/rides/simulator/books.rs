@@ -1,4 +1,4 @@
-//! What everybody's books say, and whether it is what it should be.
+//! The final state of all processes, and the check of its consistency.
 
 use std::{collections::BTreeMap, fmt, fs};
 
@@ -9,13 +9,13 @@ use super::riders::Rider;
 use crate::cast::Cast;
 
 pub(super) struct Books {
-    /// Of each rider: rides, by their states.
+    /// The rides of each rider, with their states.
     rides: BTreeMap<String, Vec<Ride>>,
-    /// Of each card: how often it was charged, however often it was declined.
+    /// The number of charges of each card, without the declined ones.
     charges: BTreeMap<String, usize>,
-    /// Of each ride: receipts.
+    /// The number of receipts of each ride.
     receipts: BTreeMap<i64, usize>,
-    /// Of each ride: deliveries.
+    /// The number of deliveries of each ride.
     deliveries: BTreeMap<i64, usize>,
 }
 
@@ -24,20 +24,20 @@ struct Ride {
     state: String,
 }
 
-/// What is wrong.
+/// A violation of the expected state.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Wrong {
-    /// Not one ride for a rider.
+    /// A rider does not have exactly one ride.
     Rides,
-    /// A ride that came to no end.
+    /// A ride is not finished.
     Stuck,
-    /// Not one charge for a ride, or one of a card that was declined.
+    /// A ride does not have exactly one charge, or a declined card was charged.
     Charges,
-    /// Not one receipt for a ride that was charged.
+    /// A charged ride does not have exactly one receipt.
     Receipts,
-    /// A receipt that never arrived.
+    /// A receipt was never delivered.
     Deliveries,
-    /// An answer that is not what happened, or not the one before.
+    /// A response contradicts the outcome or an earlier response.
     Answers,
 }
 
@@ -53,7 +53,7 @@ impl Books {
         let receipts = rows.fetch_all(&cast.pool).await.expect("receipts");
         let charges = cast.charges().await;
         let charged = charges.into_iter().filter(|charge| !charge.declined);
-        // Not there before the first of them.
+        // The file is missing before the first delivery.
         let mailbox = fs::read_to_string(&cast.mailbox).unwrap_or_default();
         Self {
             rides,
@@ -66,7 +66,7 @@ impl Books {
         }
     }
 
-    /// How many of the riders who gave up have a ride all the same.
+    /// Returns the number of riders that gave up and have a ride nevertheless.
     pub(super) fn finished_for(&self, riders: &[Rider]) -> usize {
         let gave_up = riders.iter().filter(|rider| rider.gave_up);
         gave_up

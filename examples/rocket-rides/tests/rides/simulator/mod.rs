@@ -1,4 +1,4 @@
-//! Riders who book rides while everybody is killed, paused or in a bad mood; and what the books say afterwards.
+//! Riders book rides while processes are killed or paused and the provider misbehaves; then the final state is checked.
 //!
 //! ```text
 //! riders -> services (two processes) -> provider (a process)
@@ -6,7 +6,7 @@
 //!           PostgreSQL, mailbox
 //! ```
 //!
-//! `RIDES` says how many rides, 40 unless set, or 200 with `FULL=1`; `SEED` says what happens:
+//! `RIDES` sets the number of rides (40 unless set, or 200 with `FULL=1`), and `SEED` the course of events:
 //! `RIDES=200 SEED=7 cargo test -p rocket-rides --test rides simulator`.
 
 use std::{env, fmt, sync::Arc, time::Instant};
@@ -35,7 +35,7 @@ async fn every_ride_is_charged_once_whoever_dies() {
     let (mut riders, strikes) = play(&cast, rides, seed).await;
     let played = began.elapsed();
 
-    // Nobody is there to retry now: what was begun is for the completer.
+    // No client retries now: the completer has to finish the requests that have begun.
     cast.calm().await;
     cast.until_nothing_is_left_to_do().await;
     let takeovers = cast.count(TAKEOVERS).await;
@@ -44,7 +44,7 @@ async fn every_ride_is_charged_once_whoever_dies() {
     let stuck = books.judge(&riders);
     let is_stuck = stuck.iter().any(|(wrong, _)| *wrong == Wrong::Stuck);
     assert!(!is_stuck, "{}\n{}", Listed(&stuck), cast.said());
-    // Whoever was told something is told it again; whoever gave up may come back.
+    // A rider that has a response gets the same one again. A rider that gave up may come back.
     riders::ask_again(&cast, &mut riders).await;
     cast.until_nothing_is_left_to_do().await;
 
@@ -62,7 +62,7 @@ async fn every_ride_is_charged_once_whoever_dies() {
     assert!(strikes.fell(), "nothing was tried: {strikes}");
 }
 
-/// All riders, and all that happens to them.
+/// Runs all riders and all strikes.
 async fn play(cast: &Cast, rides: usize, seed: u64) -> (Vec<Rider>, Strikes) {
     let striking = Arc::new(strikes::begin(cast, seed));
     let riders = riders::ride(cast, rides, seed, &striking).await;

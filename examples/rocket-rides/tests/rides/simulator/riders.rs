@@ -15,20 +15,20 @@ use tokio::{task::JoinSet, time::sleep};
 use super::strikes::Striking;
 use crate::cast::{Cast, HANG_GUARD, book};
 
-/// Somebody who wants one ride.
+/// A client that wants one ride.
 pub(super) struct Rider {
     pub(super) n: usize,
     /// The answers that were outcomes.
     pub(super) told: Vec<Answer>,
-    /// How often it asked.
+    /// The number of requests.
     pub(super) requests: usize,
-    /// Whether it stopped asking before it knew.
+    /// `true` if the rider stopped before it had an outcome.
     pub(super) gave_up: bool,
     random: Random,
 }
 
-/// Lets riders ride, some at a time, until each was told or gave up. There are `rides` of them, and more until the strikes
-/// [have fallen](Striking::have_fallen), for two minutes at most.
+/// Runs riders, a few at a time, until each has an outcome or gave up. There are `rides` of them. More riders run until
+/// the strikes [have fallen](Striking::have_fallen), for two minutes at most.
 pub(super) async fn ride(
     cast: &Cast,
     rides: usize,
@@ -46,7 +46,7 @@ pub(super) async fn ride(
             let mut riders = Vec::new();
             while let Some(n) = Some(next.fetch_add(1, SeqCst)).filter(|n| goes_on(*n)) {
                 let mut rider = Rider::new(n, seed);
-                // A quarter of them asks once.
+                // A quarter of the riders sends one request only.
                 let patience = match rider.random.below(4) {
                     0 => Duration::ZERO,
                     _ => Duration::from_secs(300),
@@ -62,7 +62,7 @@ pub(super) async fn ride(
     riders
 }
 
-/// Everybody once more, until they are told.
+/// Retries once for every rider, until the rider gets a response.
 pub(super) async fn ask_again(cast: &Cast, riders: &mut [Rider]) {
     for rider in riders {
         rider.ride(&cast.services, HANG_GUARD).await;
@@ -84,7 +84,7 @@ impl Rider {
         format!("rider-{}", self.n)
     }
 
-    /// One in eight has one that is declined.
+    /// Returns the rider's card. One card in eight is declined.
     pub(super) fn card(&self) -> String {
         match self.n % 8 {
             7 => format!("declined-{}", self.n),
@@ -109,7 +109,7 @@ impl Rider {
                 Some(answer) if !may_be_asked_again(&answer) => {
                     panic!("{} is told {answer:?}", self.name())
                 }
-                // Nobody there, nothing said, or told to ask again.
+                // The service does not run, has not responded, or has asked for a retry.
                 Some(_) | None => {}
             }
             if Instant::now() >= deadline {

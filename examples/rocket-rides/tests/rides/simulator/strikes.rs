@@ -1,4 +1,4 @@
-//! What befalls the processes.
+//! The faults of the processes.
 
 use std::{
     fmt,
@@ -19,7 +19,7 @@ use tokio::{
 
 use crate::cast::{Cast, set_mood};
 
-/// How many there were.
+/// The number of strikes of each kind.
 #[derive(Clone, Copy, Debug, Default)]
 pub(super) struct Strikes {
     kills: usize,
@@ -29,13 +29,13 @@ pub(super) struct Strikes {
 }
 
 impl Strikes {
-    /// Whether there were some.
+    /// Returns `true` if there was at least one kill and one bad mood.
     pub(super) fn fell(&self) -> bool {
         self.kills > 0 && self.moods > 0
     }
 }
 
-/// Strikes that fall until they are ended.
+/// A task that strikes the processes until it is ended.
 pub(super) struct Striking {
     over: Arc<AtomicBool>,
     /// Kills of services and bad moods so far.
@@ -67,7 +67,7 @@ impl Striking {
         self.seen.iter().all(|count| count.load(SeqCst) > 0)
     }
 
-    /// All processes run again afterwards.
+    /// Ends the strikes. All processes run again afterwards.
     pub(super) async fn end(self) -> Strikes {
         self.over.store(true, SeqCst);
         let strikes = self.blows.await.expect("everybody comes back");
@@ -94,7 +94,7 @@ fn blows(
                 counted.fetch_add(1, SeqCst);
             }
             7 => {
-                // Past its leases: it goes on where somebody has taken over.
+                // Longer than its leases: the service resumes after another process has taken over.
                 service.pause(Duration::from_millis(1300));
                 strikes.pauses += 1;
             }
@@ -107,7 +107,7 @@ fn blows(
     strikes
 }
 
-/// How many there were.
+/// Changes the provider's mood again and again. Returns the number of bad moods.
 async fn moods(
     provider: &Actor,
     mut random: Random,
@@ -123,7 +123,7 @@ async fn moods(
             7 => Mood::ChargingThenFailing,
             _ => Mood::ChargingThenHanging,
         };
-        // It may be away.
+        // The provider may not be running.
         if set_mood(provider, mood).await && mood != Mood::Well {
             moods += 1;
             counted.fetch_add(1, SeqCst);

@@ -11,7 +11,7 @@ use crate::store::Store;
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[expect(clippy::exhaustive_enums, reason = "the suite is not API-stable")]
 pub enum Threads {
-    /// One thread, optionally with a paused clock.
+    /// A single thread, optionally with a paused clock.
     One {
         /// `true` if the clock starts paused.
         start_paused: bool,
@@ -41,7 +41,7 @@ pub fn run(threads: Threads, case: impl Future<Output = ()>) {
     result.expect("a case must end within the time limit");
 }
 
-/// One case of the suite.
+/// A case of the suite.
 #[derive(Clone, Copy)]
 pub struct Case {
     name: &'static str,

@@ -271,7 +271,7 @@ async fn equal_messages_are_one_within_five_minutes_and_two_after() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_parcel_that_was_perhaps_sent_is_a_dead_letter_and_not_sent_again() {
+async fn possibly_sent_parcel_becomes_dead_letter() {
     let place = Place::new().await;
     let proxy = Proxy::start(shared(StandIn::Dynoxide).address());
     let parcels = Tally::new(&client(proxy.address()), &*place.tally);
@@ -289,7 +289,7 @@ async fn a_parcel_that_was_perhaps_sent_is_a_dead_letter_and_not_sent_again() {
 }
 
 #[tokio::test]
-async fn what_somebody_died_at_is_refused_for_as_long_as_a_queue_keeps_it() {
+async fn orphaned_message_is_refused_for_queue_retention() {
     let place = Place::new().await;
     // A dead process: its lease is not renewed, and its execution never finishes.
     let dead = tokio::runtime::Builder::new_multi_thread()
@@ -316,7 +316,7 @@ async fn what_somebody_died_at_is_refused_for_as_long_as_a_queue_keeps_it() {
 }
 
 #[tokio::test]
-async fn a_parcel_that_was_certainly_not_sent_is_sent_when_the_message_comes_again() {
+async fn unsent_parcel_is_sent_on_redelivery() {
     let place = Place::new().await;
     let endpoint = Endpoint::start(shared(StandIn::Dynoxide).address());
     let parcels = Tally::new(&client(endpoint.address()), &*place.tally);

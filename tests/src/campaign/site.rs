@@ -62,7 +62,9 @@ impl Site {
             Kind::MariaDb => Server::MariaDb(MariaDbServer::start(&[])),
             Kind::Sqlite => Server::Sqlite(File::new(fault)),
             Kind::Redis => redis(fault),
-            Kind::RedisCluster => Server::Cluster(RedisCluster::start_with_replicas()),
+            Kind::RedisCluster => {
+                Server::Cluster(RedisCluster::start_with_replicas_and(&FAILS_OVER))
+            }
             Kind::DynamoDb => Server::DynamoDb(DynamoDbServer::start(StandIn::Dynoxide)),
         };
         let address = match &server {
@@ -365,3 +367,5 @@ const LATE: Mode = Mode::Delay {
 };
 /// The environment variable with the mount point of a small disk that the campaign may fill.
 const DISK: &str = "CAMPAIGN_DISK";
+/// A node that is silent for a second has failed: the campaign has many failovers.
+const FAILS_OVER: [&str; 2] = ["--cluster-node-timeout", "1000"];

@@ -22,7 +22,7 @@ impl Certificates {
     ///
     /// # Panics
     ///
-    /// If there is no `openssl`, or it fails.
+    /// Panics if there is no `openssl`, or it fails.
     #[must_use]
     pub fn make(directory: &Path) -> Self {
         let _ = tool("openssl", "openssl", &[]);

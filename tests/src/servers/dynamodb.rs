@@ -25,12 +25,12 @@ use tower_idempotency_dynamodb::{
 use super::{Guard, READY_WITHIN, directory, on_a_free_port};
 use crate::playground::run;
 
-/// Which stand-in.
+/// The kind of stand-in.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum StandIn {
-    /// In Python; milliseconds a call, one call at a time.
+    /// The server moto in Python: a call takes milliseconds, and only one runs at a time.
     Moto,
-    /// In Rust, on SQLite.
+    /// The server dynoxide in Rust, on SQLite.
     Dynoxide,
 }
 
@@ -64,7 +64,7 @@ impl DynamoDbServer {
     ///
     /// # Panics
     ///
-    /// If it cannot be installed, or does not start.
+    /// Panics if it cannot be installed, or does not start.
     #[must_use]
     pub fn start(stand_in: StandIn) -> Self {
         let program = installed(stand_in);
@@ -118,17 +118,17 @@ impl DynamoDbServer {
         (Ipv4Addr::LOCALHOST, self.port).into()
     }
 
-    /// A name that no table has had.
+    /// Returns an unused table name.
     #[must_use]
     pub fn new_table(&self) -> String {
         format!("table-{}", self.tables.fetch_add(1, Ordering::SeqCst))
     }
 
-    /// A store in a new table.
+    /// Creates a store in a new table.
     ///
     /// # Panics
     ///
-    /// If the table cannot be made.
+    /// Panics if the table cannot be made.
     pub async fn store(&self, options: DynamoDbOptions) -> DynamoDbStore {
         let store = options.store(&client(self.address()), self.new_table());
         store.create_table().await.expect("the server runs");
@@ -141,11 +141,11 @@ impl DynamoDbServer {
         self.guard.log()
     }
 
-    /// SIGSTOP: its connections stay open, and nothing is answered.
+    /// Sends SIGSTOP: the connections stay open, and the server does not reply.
     ///
     /// # Panics
     ///
-    /// If it is gone.
+    /// Panics if it is gone.
     pub fn pause(&self) {
         self.guard.signal("STOP");
     }
@@ -154,13 +154,13 @@ impl DynamoDbServer {
     ///
     /// # Panics
     ///
-    /// If it is gone.
+    /// Panics if it is gone.
     pub fn resume(&self) {
         self.guard.signal("CONT");
     }
 }
 
-/// A client of whatever listens there, with credentials that mean nothing.
+/// Creates a client for this address, with placeholder credentials.
 #[must_use]
 pub fn client(address: SocketAddr) -> Client {
     // Of many that connect at once to a machine with too much to do, some wait for longer than the 3 s of the SDK.
@@ -169,7 +169,7 @@ pub fn client(address: SocketAddr) -> Client {
         .build();
     let config = Config::builder()
         .behavior_version(BehaviorVersion::latest())
-        // Without TLS: loading its certificates takes longer than a test.
+        // The client has no TLS, because loading certificates takes longer than a test.
         .http_client(Builder::new().build_http())
         .timeout_config(patient)
         .endpoint_url(format!("http://{address}"))

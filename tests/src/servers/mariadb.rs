@@ -35,7 +35,7 @@ impl MariaDbServer {
     ///
     /// # Panics
     ///
-    /// If MariaDB is not installed, or does not start.
+    /// Panics if MariaDB is not installed, or does not start.
     #[must_use]
     pub fn start(settings: &[&str]) -> Self {
         let settings: Vec<_> = settings.iter().map(|it| (*it).to_owned()).collect();
@@ -73,11 +73,11 @@ impl MariaDbServer {
         self.guard.log()
     }
 
-    /// SIGSTOP: its connections stay open, and nothing is answered.
+    /// Sends SIGSTOP: the connections stay open, and the server does not reply.
     ///
     /// # Panics
     ///
-    /// If it was killed.
+    /// Panics if it was killed.
     pub fn pause(&self) {
         self.guard.signal("STOP");
     }
@@ -86,7 +86,7 @@ impl MariaDbServer {
     ///
     /// # Panics
     ///
-    /// If it was killed.
+    /// Panics if it was killed.
     pub fn resume(&self) {
         self.guard.signal("CONT");
     }
@@ -95,7 +95,7 @@ impl MariaDbServer {
     ///
     /// # Panics
     ///
-    /// If the guard's shell has ended.
+    /// Panics if the guard's shell has ended.
     pub fn kill(&mut self) {
         self.guard.kill();
     }
@@ -104,7 +104,7 @@ impl MariaDbServer {
     ///
     /// # Panics
     ///
-    /// If it does not start.
+    /// Panics if it does not start.
     pub fn restart(&mut self) {
         self.guard.kill();
         let directory = self.guard.directory().to_owned();

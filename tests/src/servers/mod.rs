@@ -49,7 +49,7 @@ impl Guard {
     ///
     /// # Panics
     ///
-    /// If there is no shell, or the directory is not there.
+    /// Panics if there is no shell, or the directory is not there.
     #[must_use]
     pub fn start(directory: &Path, command: &Command, signal: &str) -> Self {
         let mut shell = Command::new("sh");
@@ -97,7 +97,7 @@ impl Guard {
         }
     }
 
-    /// The id of the process itself, not of the shell.
+    /// Returns the id of the process itself, not of the shell.
     #[must_use]
     pub fn pid(&self) -> u32 {
         self.pid
@@ -126,7 +126,7 @@ impl Guard {
     ///
     /// # Panics
     ///
-    /// If it was [killed](Self::kill) before.
+    /// Panics if it was [killed](Self::kill) before.
     pub fn signal(&self, signal: &str) {
         let sent = run("kill", [&format!("-{signal}"), &self.pid.to_string()]);
         assert!(sent.is_ok(), "{sent:?}");
@@ -140,7 +140,7 @@ impl Guard {
     ///
     /// # Panics
     ///
-    /// If the shell is gone.
+    /// Panics if the shell is gone.
     pub fn kill(&mut self) {
         let orders = self.orders.as_mut().expect("taken only when dropped");
         orders.write_all(b"kill\n").expect("the shell is there");
@@ -157,7 +157,7 @@ impl Guard {
     ///
     /// # Panics
     ///
-    /// If the shell is gone.
+    /// Panics if the shell is gone.
     pub fn replace(&mut self, command: &Command, signal: &str) {
         self.kill();
         let mut former = std::mem::replace(self, Self::start(&self.directory, command, signal));
@@ -192,7 +192,7 @@ impl Drop for Guard {
 ///
 /// # Panics
 ///
-/// If none can be made.
+/// Panics if none can be made.
 #[must_use]
 pub fn directory(name: &str) -> PathBuf {
     static NEXT: AtomicU32 = AtomicU32::new(0);
@@ -208,7 +208,7 @@ pub fn directory(name: &str) -> PathBuf {
 ///
 /// # Panics
 ///
-/// If the tool is not found: the message names the tool and its package.
+/// Panics if the tool is not found: the message names the tool and its package.
 #[must_use]
 pub fn tool(name: &str, package: &str, others: &[PathBuf]) -> PathBuf {
     let path = env::var_os("PATH").unwrap_or_default();
@@ -225,7 +225,7 @@ pub fn tool(name: &str, package: &str, others: &[PathBuf]) -> PathBuf {
 ///
 /// # Panics
 ///
-/// If it is not ready within three minutes, or ends on each of several ports: the message contains its output.
+/// Panics if it is not ready within three minutes, or ends on each of several ports: the message contains its output.
 pub fn on_a_free_port(
     mut start: impl FnMut(u16) -> Guard,
     ready: impl Fn(u16, &Guard) -> bool,
@@ -246,7 +246,7 @@ pub fn on_a_free_port(
 ///
 /// # Panics
 ///
-/// If it is not ready within three minutes: the message contains its output.
+/// Panics if it is not ready within three minutes: the message contains its output.
 pub fn until_ready(guard: &Guard, ready: impl Fn() -> bool) -> bool {
     let deadline = Instant::now() + READY_WITHIN;
     while !ready() {
@@ -269,11 +269,11 @@ pub fn until_ready(guard: &Guard, ready: impl Fn() -> bool) -> bool {
 ///
 /// # Panics
 ///
-/// If there is none.
+/// Panics if there is none.
 #[must_use]
 pub fn free_port() -> u16 {
     use std::hash::{BuildHasher, RandomState};
-    // Who has the number for UDP, which no server here uses, has been given it for TCP.
+    // The test process reserves the port number for UDP, which no server here uses, and gives the number to a TCP server.
     static GIVEN: Mutex<VecDeque<UdpSocket>> = Mutex::new(VecDeque::new());
     let random = RandomState::new();
     let free = |port: &u16| {
@@ -284,7 +284,7 @@ pub fn free_port() -> u16 {
         if free {
             let mut all = GIVEN.lock().unwrap_or_else(PoisonError::into_inner);
             all.push_back(given);
-            // A process may start servers for hours, and has so many files.
+            // A process may start servers for hours, but can have only a limited number of open files.
             if all.len() > MOST_GIVEN {
                 all.pop_front();
             }
@@ -313,7 +313,7 @@ pub fn as_user(user: &str, program: &Path) -> Command {
 ///
 /// # Panics
 ///
-/// If there is no such user.
+/// Panics if there is no such user.
 pub fn give(directory: &Path, user: &str) {
     if is_root() {
         let owner = format!("{user}:");
@@ -329,7 +329,7 @@ fn is_root() -> bool {
     run("id", ["-u"]).is_ok_and(|id| id == b"0\n")
 }
 
-/// More than all servers of a test together.
+/// A number greater than that of all servers of a test together.
 const MOST_GIVEN: usize = 200;
 
 /// Time that a server may take to be ready. A server that ends instead is noticed at once, so this limit is for an overloaded

@@ -21,7 +21,7 @@ impl PgBouncer {
     ///
     /// # Panics
     ///
-    /// If it is not installed, or does not start.
+    /// Panics if it is not installed, or does not start.
     #[must_use]
     pub fn start(server: &PostgresServer, connections: u32) -> Self {
         let directory = directory("pgbouncer");

@@ -37,7 +37,7 @@ impl PostgresServer {
     ///
     /// # Panics
     ///
-    /// If PostgreSQL is not installed, or does not start.
+    /// Panics if PostgreSQL is not installed, or does not start.
     #[must_use]
     pub fn start(settings: &[&str]) -> Self {
         let settings: Vec<_> = settings.iter().map(|it| (*it).to_owned()).collect();
@@ -79,16 +79,16 @@ impl PostgresServer {
     ///
     /// # Panics
     ///
-    /// If it was killed.
+    /// Panics if it was killed.
     pub fn pause(&self) {
         self.guard.signal("STOP");
     }
 
-    /// SIGCONT.
+    /// Sends SIGCONT.
     ///
     /// # Panics
     ///
-    /// If it was killed.
+    /// Panics if it was killed.
     pub fn resume(&self) {
         self.guard.signal("CONT");
     }
@@ -97,7 +97,7 @@ impl PostgresServer {
     ///
     /// # Panics
     ///
-    /// If the guard's shell has ended.
+    /// Panics if the guard's shell has ended.
     pub fn kill(&mut self) {
         let backends = self.backends();
         self.guard.kill();
@@ -112,7 +112,7 @@ impl PostgresServer {
         }
     }
 
-    /// The processes of this server besides the first one.
+    /// Returns the processes of this server except the first one.
     fn backends(&self) -> Vec<String> {
         let pid = self.guard.pid();
         let children = fs::read_to_string(format!("/proc/{pid}/task/{pid}/children"));
@@ -124,7 +124,7 @@ impl PostgresServer {
     ///
     /// # Panics
     ///
-    /// If it does not start.
+    /// Panics if it does not start.
     pub fn restart(&mut self) {
         self.kill();
         let directory = self.guard.directory().to_owned();

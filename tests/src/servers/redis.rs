@@ -58,7 +58,7 @@ impl RedisServer {
     ///
     /// # Panics
     ///
-    /// If Redis is not installed, or does not start.
+    /// Panics if Redis is not installed, or does not start.
     #[must_use]
     pub fn start(args: &[&str]) -> Self {
         let args: Vec<_> = args.iter().map(|arg| (*arg).to_owned()).collect();
@@ -171,25 +171,25 @@ impl RedisServer {
     ///
     /// # Panics
     ///
-    /// If it was not started with TLS.
+    /// Panics if it was not started with TLS.
     #[must_use]
     pub fn tls_url(&self) -> String {
         let (port, _) = self.tls.as_ref().expect("a server with TLS");
         format!("rediss://localhost:{port}/0")
     }
 
-    /// The certificates of a server with TLS.
+    /// Returns the certificates of a server with TLS.
     ///
     /// # Panics
     ///
-    /// If it was not started with TLS.
+    /// Panics if it was not started with TLS.
     #[must_use]
     pub fn certificates(&self) -> &Certificates {
         let (_, certificates) = self.tls.as_ref().expect("a server with TLS");
         certificates
     }
 
-    /// Its process id.
+    /// Returns the process id.
     #[must_use]
     pub fn pid(&self) -> u32 {
         self.guard.pid()
@@ -201,11 +201,11 @@ impl RedisServer {
         self.guard.log()
     }
 
-    /// SIGSTOP: its connections stay open, and nothing is answered.
+    /// Sends SIGSTOP: the connections stay open, and the server does not reply.
     ///
     /// # Panics
     ///
-    /// If it was killed.
+    /// Panics if it was killed.
     pub fn pause(&self) {
         self.guard.signal("STOP");
     }
@@ -214,7 +214,7 @@ impl RedisServer {
     ///
     /// # Panics
     ///
-    /// If it was killed.
+    /// Panics if it was killed.
     pub fn resume(&self) {
         self.guard.signal("CONT");
     }
@@ -223,7 +223,7 @@ impl RedisServer {
     ///
     /// # Panics
     ///
-    /// If the guard's shell has ended.
+    /// Panics if the guard's shell has ended.
     pub fn kill(&mut self) {
         self.guard.kill();
     }
@@ -232,7 +232,7 @@ impl RedisServer {
     ///
     /// # Panics
     ///
-    /// If it does not start.
+    /// Panics if it does not start.
     pub fn restart(&mut self) {
         self.guard.replace(&command(self.port, &self.args), "KILL");
         let ready = || answers(self.port, password(&self.args), &self.guard);
@@ -244,7 +244,7 @@ impl RedisServer {
     ///
     /// # Panics
     ///
-    /// If it cannot be connected to: see [`until_connected`].
+    /// Panics if it cannot be connected to: see [`until_connected`].
     pub async fn store(&self) -> RedisStore {
         let (options, url) = (RedisOptions::new().with_timeout(UNHURRIED), self.url());
         until_connected(|| options.clone().connect(&url)).await
@@ -254,7 +254,7 @@ impl RedisServer {
     ///
     /// # Panics
     ///
-    /// If the reply is an error, or does not arrive within 10 seconds.
+    /// Panics if the reply is an error, or does not arrive within 10 seconds.
     pub fn command<A: AsRef<[u8]>>(&self, args: &[A]) -> String {
         let answer = self.try_command(args).expect("an answer from Redis");
         answer.unwrap_or_else(|error| panic!("Redis refuses {}: {error}", shown(args)))
@@ -265,7 +265,7 @@ impl RedisServer {
     ///
     /// # Errors
     ///
-    /// If it cannot be reached, or is silent for 10 seconds.
+    /// Returns an error if it cannot be reached, or is silent for 10 seconds.
     pub fn try_command<A: AsRef<[u8]>>(&self, args: &[A]) -> io::Result<Result<String, String>> {
         let answer = ask(self.address(), password(&self.args), args)?;
         Ok(answer.map(|reply| reply.text()))
@@ -286,7 +286,7 @@ impl RedisServer {
     ///
     /// # Panics
     ///
-    /// If the server does not reply.
+    /// Panics if the server does not reply.
     #[must_use]
     pub fn monitor(&self) -> Monitor<'_> {
         let connection = Connection::open(self.address(), password(&self.args));
@@ -322,7 +322,7 @@ impl RedisServer {
 ///
 /// # Panics
 ///
-/// If the store does not connect within two minutes, with the last error.
+/// Panics if the store does not connect within two minutes, with the last error.
 pub async fn until_connected<F>(connect: impl Fn() -> F) -> RedisStore
 where
     F: Future<Output = Result<RedisStore, ConnectError>>,
@@ -382,7 +382,7 @@ fn owned(pairs: &[[&str; 2]]) -> Vec<String> {
         .collect()
 }
 
-/// The lines `name:value` of an answer.
+/// Parses the lines `name:value` of a reply.
 fn fields(text: &str) -> BTreeMap<String, String> {
     let fields = text.lines().filter_map(|line| line.split_once(':'));
     fields

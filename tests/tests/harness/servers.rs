@@ -213,7 +213,7 @@ fn sentinel_promotes_replica_of_dead_primary() {
 
 #[test]
 fn cluster_serves_and_moves_slots() {
-    let cluster = RedisCluster::start_with(&UNHURRIED);
+    let cluster = RedisCluster::start();
     let key = b"\xff{a}\0\r\n".as_slice();
     let slot = cluster.slot(key);
     let from = cluster.master_of(slot).unwrap();
@@ -257,7 +257,7 @@ fn cluster_refuses_without_master() {
 
 #[test]
 fn cluster_replica_replaces_dead_master() {
-    let mut cluster = RedisCluster::start_with_replicas_and(&UNHURRIED);
+    let mut cluster = RedisCluster::start_with_replicas();
     let slot = cluster.slot("k");
     let master = cluster.master_of(slot).unwrap();
     cluster.node(master).command(&["SET", "k", "v"]);
@@ -273,9 +273,6 @@ fn cluster_replica_replaces_dead_master() {
 }
 
 // ---- Helpers ----
-
-/// Keeps the nodes of a cluster from declaring a node failed that is paused for two seconds.
-const UNHURRIED: [&str; 2] = ["--cluster-node-timeout", "6000"];
 
 fn is_running(pid: u32) -> bool {
     // A process that has ended and whose parent has not looked yet is a zombie.

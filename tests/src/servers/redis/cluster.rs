@@ -25,11 +25,11 @@ pub struct RedisCluster {
 
 impl RedisCluster {
     /// Starts three masters and waits until each serves. The slots of a stopped master are not served. The other masters
-    /// notice after a second and refuse all commands.
+    /// notice after six seconds and refuse all commands. A stall of two seconds has no effect.
     ///
     /// # Panics
     ///
-    /// If Redis is not installed, or the nodes do not find each other.
+    /// Panics if Redis is not installed, or the nodes do not find each other.
     #[must_use]
     pub fn start() -> Self {
         Self::start_with(&[])
@@ -63,7 +63,7 @@ impl RedisCluster {
         cluster
     }
 
-    /// Like [`start`](Self::start), with a replica of each master: it takes over if its master is silent for a second.
+    /// Like [`start`](Self::start), with a replica of each master: it takes over if its master is silent for six seconds.
     ///
     /// # Panics
     ///
@@ -136,7 +136,7 @@ impl RedisCluster {
     ///
     /// # Panics
     ///
-    /// If there is none of that number.
+    /// Panics if there is none of that number.
     #[must_use]
     pub fn node(&self, n: usize) -> &RedisServer {
         &self.nodes[n]
@@ -147,7 +147,7 @@ impl RedisCluster {
     ///
     /// # Panics
     ///
-    /// If there is none of that number.
+    /// Panics if there is none of that number.
     pub fn node_mut(&mut self, n: usize) -> &mut RedisServer {
         &mut self.nodes[n]
     }
@@ -156,7 +156,7 @@ impl RedisCluster {
     ///
     /// # Panics
     ///
-    /// If no node answers.
+    /// Panics if no node answers.
     #[must_use]
     pub fn slot(&self, key: impl AsRef<[u8]>) -> u16 {
         let command = [b"CLUSTER".as_slice(), b"KEYSLOT", key.as_ref()];
@@ -168,7 +168,7 @@ impl RedisCluster {
     ///
     /// # Panics
     ///
-    /// If no node answers.
+    /// Panics if no node answers.
     #[must_use]
     pub fn master_of(&self, slot: u16) -> Option<usize> {
         let nodes = self.ask_any(&["CLUSTER", "NODES"]);
@@ -196,7 +196,7 @@ impl RedisCluster {
     ///
     /// # Panics
     ///
-    /// If a node refuses, for example because it is not a master.
+    /// Panics if a node refuses, for example because it is not a master.
     pub fn move_slots(&self, slots: RangeInclusive<u16>, to: usize) {
         // A node that is to move keys to itself waits for itself.
         for slot in slots.filter(|slot| self.master_of(*slot) != Some(to)) {
@@ -265,7 +265,7 @@ impl RedisCluster {
     ///
     /// # Panics
     ///
-    /// If it is not within 30 seconds.
+    /// Panics if it is not within 30 seconds.
     #[must_use]
     pub fn failed_over(&self, slot: u16, former: usize) -> usize {
         let other = || self.master_of(slot).filter(|master| *master != former);
@@ -277,7 +277,7 @@ impl RedisCluster {
     ///
     /// # Panics
     ///
-    /// If they do not within 30 seconds.
+    /// Panics if they do not within 30 seconds.
     pub fn is_whole_again(&self) {
         let replicas = self.nodes.len() - MASTERS;
         self.wait("the cluster is whole again", || {
@@ -323,7 +323,7 @@ fn node_args(more: &[&str]) -> Vec<String> {
     let mut args = owned(&[
         ["--cluster-enabled", "yes"],
         ["--cluster-port", &bus],
-        ["--cluster-node-timeout", "1000"],
+        ["--cluster-node-timeout", "6000"],
         // However long the link was down: there is no other copy here.
         ["--cluster-replica-validity-factor", "0"],
     ]);

@@ -27,7 +27,7 @@ impl Sentinel {
     ///
     /// # Panics
     ///
-    /// If Redis is not installed, or it does not find the servers.
+    /// Panics if Redis is not installed, or it does not find the servers.
     #[must_use]
     pub fn start(primary: &RedisServer, replicas: usize) -> Self {
         let (name, watched) = (Self::NAME, primary.port);
@@ -69,7 +69,7 @@ impl Sentinel {
     ///
     /// # Panics
     ///
-    /// If the sentinel does not report one.
+    /// Panics if the sentinel does not report one.
     #[must_use]
     pub fn primary(&self) -> SocketAddr {
         let answer = self.command(&["SENTINEL", "GET-MASTER-ADDR-BY-NAME", Self::NAME]);
@@ -81,7 +81,7 @@ impl Sentinel {
     ///
     /// # Panics
     ///
-    /// If there is none within 30 seconds.
+    /// Panics if there is none within 30 seconds.
     #[must_use]
     pub fn failed_over(&self, former: SocketAddr) -> SocketAddr {
         self.wait("a replica takes over", || {

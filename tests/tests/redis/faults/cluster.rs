@@ -43,7 +43,7 @@ pub(crate) async fn connect(cluster: &RedisCluster, prefix: &str) -> RedisStore 
 // fm 39: each entry is one key, wherever it is.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn keys_of_all_slots_are_served() {
-    let cluster = RedisCluster::start_with(&UNHURRIED_NODES);
+    let cluster = RedisCluster::start();
     let node = Node::new(connect(&cluster, "all:").await);
     let other = Node::with(connect(&cluster, "all:").await, &node.books, |layer| layer);
     let mut requests = JoinSet::new();
@@ -68,7 +68,7 @@ async fn keys_of_all_slots_are_served() {
 // fm 40: MOVED and ASK.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn slot_migration_loses_no_effect_or_record() {
-    let cluster = RedisCluster::start_with(&UNHURRIED_NODES);
+    let cluster = RedisCluster::start();
     // All entries are in one slot, which goes round.
     let slot = cluster.slot("{moving}");
     let moving = unhurried().with_prefix("{moving}:");
@@ -102,7 +102,7 @@ async fn slot_migration_loses_no_effect_or_record() {
                 let answer = other.until_served("/orders", &key).await;
                 let again = node.until_served("/orders", &key).await;
                 assert_eq!(again.body, answer.body);
-                // A machine that stood still for a lease has orphans, which are executed again and told so.
+                // A machine that stalls for a lease leaves orphans. They are executed again as takeovers.
                 let (effects, took) = (node.books.of(&key), began.elapsed());
                 let takeovers = node.books.of_takeovers(&key);
                 assert!(
@@ -154,7 +154,7 @@ const LEASE: Duration = Duration::from_secs(20);
 // record is lost there, and free here.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn lease_in_migrating_slot_becomes_record() {
-    let cluster = RedisCluster::start_with(&UNHURRIED_NODES);
+    let cluster = RedisCluster::start();
     let (slot, prefix) = (cluster.slot("{leaving}"), "{leaving}:");
     let node = Node::new(connect(&cluster, prefix).await);
     let other = Node::with(connect(&cluster, prefix).await, &node.books, |layer| layer);
@@ -186,7 +186,7 @@ async fn lease_in_migrating_slot_becomes_record() {
 // that another request, whose entry is with the former owner still, it would be executed twice.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn asking_and_command_are_sent_together() {
-    let cluster = RedisCluster::start_with(&UNHURRIED_NODES);
+    let cluster = RedisCluster::start();
     let slot = cluster.slot("{importing}");
     let node = Node::new(connect(&cluster, "{importing}:").await);
     let to = (cluster.master_of(slot).unwrap() + 1) % 3;
@@ -229,10 +229,10 @@ async fn asking_and_command_are_sent_together() {
 // fm 40, 35
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn dead_node_keys_are_refused_until_failover() {
-    let mut cluster = RedisCluster::start_with_replicas_and(&FAILS_OVER);
+    let mut cluster = RedisCluster::start_with_replicas();
     let_fail_over(&cluster, "no");
     for n in 0..6 {
-        // Slots without a node concern nobody else.
+        // Slots without a node do not affect the other slots.
         let command = ["CONFIG", "SET", "cluster-require-full-coverage", "no"];
         cluster.node(n).command(&command);
     }
@@ -290,11 +290,11 @@ async fn dead_node_keys_are_refused_until_failover() {
 }
 
 // F-123
-// fm 40, 35: what is documented to be lost. That a slot moves is known to its master, and not to those who take over from it,
-// but for those of Valkey 8 and later.
+// fm 40, 35: a documented loss. Only the master of a slot knows that the slot moves. A replica that replaces the master does
+// not know it, except in Valkey 8 and later.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn migrated_key_reexecutes_after_master_loss() {
-    let mut cluster = RedisCluster::start_with_replicas_and(&FAILS_OVER);
+    let mut cluster = RedisCluster::start_with_replicas();
     let (tag, to) = (tag_on(&cluster, 0), 1);
     let slot = cluster.slot(format!("{{{tag}}}"));
     let node = Node::new(connect(&cluster, &format!("{{{tag}}}:")).await);
@@ -304,7 +304,7 @@ async fn migrated_key_reexecutes_after_master_loss() {
     node.assert_replays("/orders", "moved", &moved).await;
     caught_up(cluster.node(0), cluster.node(3)).await;
     cluster.node_mut(0).kill();
-    // The node that imports the slot does not believe in its new master, so nobody is asked whether there is one.
+    // The importing node does not accept the new master of the slot, so no node is queried for the moved record.
     let again = node.until_served("/orders", "moved").await;
     let server = cluster.node(to).command(&["INFO", "server"]);
     if server.contains("server_name:valkey") && again.is_replay() {
@@ -316,10 +316,10 @@ async fn migrated_key_reexecutes_after_master_loss() {
 }
 
 // F-127
-// fm 38, 40: its connections stay open, and nobody says that another one has its slots.
+// fm 38, 40: the connections stay open, and no node reports that another node has the slots.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn hanging_node_keys_are_served_after_failover() {
-    let cluster = RedisCluster::start_with_replicas_and(&FAILS_OVER);
+    let cluster = RedisCluster::start_with_replicas();
     let_fail_over(&cluster, "no");
     for n in 0..6 {
         let command = ["CONFIG", "SET", "cluster-require-full-coverage", "no"];
@@ -360,12 +360,6 @@ async fn keys_of_other_nodes_are_served_while_one_hangs() {
 async fn other_nodes_serve_while_one_hangs() {
     assert_others_are_served(RedisCluster::start_with_replicas_and(&NEVER_FAILS_OVER)).await;
 }
-
-/// A stall of seconds is no failure.
-const UNHURRIED_NODES: [&str; 2] = ["--cluster-node-timeout", "15000"];
-
-/// A node that is unresponsive for six seconds has failed, and a stall of two is no failure.
-const FAILS_OVER: [&str; 2] = ["--cluster-node-timeout", "6000"];
 
 /// Lets replicas take over from masters that have failed, or not.
 fn let_fail_over(cluster: &RedisCluster, yes_or_no: &str) {
@@ -495,7 +489,7 @@ fn slot_of(cluster: &RedisCluster, claim: &Claim) -> u16 {
 }
 
 // F-127
-// fm 40: who is gone without a word refuses nobody who connects.
+// fm 40: unresponsive nodes do not prevent a connection to the others.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn process_connects_despite_unresponsive_nodes() {
     let cluster = RedisCluster::start_with(&NEVER_FAILS_OVER);
@@ -535,7 +529,7 @@ async fn process_connects_despite_unresponsive_nodes() {
 // fm 40: CLUSTERDOWN.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn cluster_outage_executes_nothing() {
-    let mut cluster = RedisCluster::start_with(&FAILS_OVER);
+    let mut cluster = RedisCluster::start();
     let tag = tag_on(&cluster, 1);
     let node = Node::new(connect(&cluster, &format!("{{{tag}}}:")).await);
     let before = node.post("/orders", "before").await;

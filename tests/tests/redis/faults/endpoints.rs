@@ -9,7 +9,7 @@ use tests::servers::redis::{RedisCluster, RedisServer, UNHURRIED};
 use tokio::task;
 use tower_idempotency_redis::{RedisOptions, RedisStore};
 
-use crate::faults::node::{Node, options, until_connected};
+use crate::faults::node::{Books, Node, options, patient, unhurried, until_connected};
 
 /// Connects with a timeout of which a stall of two seconds is less than a quarter, which a node has for taking a connection: a
 /// node that was passed over would be connected to later, and counted.
@@ -57,7 +57,7 @@ async fn ambiguous_redirection_is_refused_until_moved() {
 async fn redirection_to_ipv6_address_is_followed() {
     let both = ["--bind", "127.0.0.1", "::1"];
     let announced = ["--cluster-announce-ip", "::1"];
-    let cluster = RedisCluster::start_with(&[both.as_slice(), &announced, &NODES].concat());
+    let cluster = RedisCluster::start_with(&[both.as_slice(), &announced].concat());
     let node = Node::new(connect(&cluster, "{colons}:").await);
     let other = Node::with(connect(&cluster, "{colons}:").await, &node.books, |it| it);
     assert_is_sent_on(&cluster, "{colons}", &node, &other).await;
@@ -71,8 +71,9 @@ async fn cluster_tls_client_process() {
         return;
     };
     let urls: Vec<_> = urls.split(' ').collect();
-    let prefixed = options().with_prefix("{tls}:");
-    let node = Node::new(until_connected(|| prefixed.clone().connect_cluster(&urls)).await);
+    let prefixed = unhurried().with_prefix("{tls}:");
+    let store = until_connected(|| prefixed.clone().connect_cluster(&urls)).await;
+    let node = Node::with(store, &Books::default(), patient);
     let answer = node.post("/orders", "asked").await;
     assert_eq!(answer.status, StatusCode::CREATED, "{answer:?}");
     node.assert_replays("/orders", "asked", &answer).await;
@@ -127,11 +128,8 @@ async fn assert_is_sent_on(cluster: &RedisCluster, tag: &str, node: &Node, other
 /// Starts a cluster whose nodes do not know their own names.
 fn nameless() -> RedisCluster {
     let unknown = ["--cluster-preferred-endpoint-type", "unknown-endpoint"];
-    RedisCluster::start_with(&[NODES, unknown].concat())
+    RedisCluster::start_with(&unknown)
 }
-
-/// A stall of seconds is no failure.
-const NODES: [&str; 2] = ["--cluster-node-timeout", "15000"];
 
 /// Returns the number of connections made to the nodes so far, including its own.
 fn connections(cluster: &RedisCluster) -> u64 {

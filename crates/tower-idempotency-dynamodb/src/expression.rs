@@ -141,7 +141,7 @@ mod tests {
 
     // F-178
     #[test]
-    fn attribute_names_cover_exactly_the_placeholders() {
+    fn attribute_names_match_placeholders() {
         const TAKEN: &str = "if_not_exists(#granted.#mine, :one)";
         let token = Token::from_bytes([0xa5; 16]);
         let names = attribute_names(&token, &[IS_HOLDER, RELEASE_AS_ORPHAN, TAKEN]);

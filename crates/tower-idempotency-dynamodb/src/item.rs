@@ -30,8 +30,10 @@ pub(crate) enum EntryState {
     },
     /// Completed, also if the record needs attention.
     Completed {
-        token: [u8; 16],
+        /// `None` if an operator stored the record and no lease was held.
+        token: Option<[u8; 16]>,
         fingerprint: Fingerprint,
+        expires: u64,
         record: Bytes,
     },
 }
@@ -39,23 +41,22 @@ pub(crate) enum EntryState {
 impl EntryState {
     /// Reads the state of an item at this moment.
     pub(crate) fn read(mut item: Item, moment: Moment) -> Result<Self, DynamoDbError> {
-        if number(&item, "expires")? <= moment.passed {
+        let expires = number(&item, "expires")?;
+        if expires <= moment.passed {
             return Ok(Self::Expired);
         }
         let fingerprint = Fingerprint::from_bytes(bytes(&mut item, "fingerprint")?);
         match text(&item, "status")? {
             IN_PROGRESS => Ok(Self::Leased {
-                token: match item.contains_key("token") {
-                    true => Some(bytes(&mut item, "token")?),
-                    false => None,
-                },
+                token: take_token(&mut item)?,
                 fingerprint,
                 generation: number(&item, "generation")?,
                 lease_ends: number(&item, "lease_ends")?,
             }),
             COMPLETED | NEEDS_ATTENTION => Ok(Self::Completed {
-                token: bytes(&mut item, "token")?,
+                token: take_token(&mut item)?,
                 fingerprint,
+                expires,
                 record: take_blob(&mut item, "record")?.into(),
             }),
             _ => Err(DynamoDbError::unusable("an item of this version")),
@@ -98,6 +99,13 @@ pub(crate) fn text<'a>(item: &'a Item, name: &str) -> Result<&'a str, DynamoDbEr
 pub(crate) fn bytes<const N: usize>(item: &mut Item, name: &str) -> Result<[u8; N], DynamoDbError> {
     let bytes = take_blob(item, name)?.try_into();
     bytes.map_err(|_| DynamoDbError::unusable(&format!("{N} bytes in {name}")))
+}
+
+fn take_token(item: &mut Item) -> Result<Option<[u8; 16]>, DynamoDbError> {
+    match item.contains_key("token") {
+        true => bytes(item, "token").map(Some),
+        false => Ok(None),
+    }
 }
 
 /// Removes the bytes from the item, so that a record is not copied.

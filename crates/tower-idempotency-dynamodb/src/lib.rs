@@ -30,7 +30,8 @@
 //! to days late; the store treats an expired item as absent at once. In a global table the last writer wins, so two regions
 //! may hold the same lease: use each key in one region only.
 //!
-//! `docs/dynamodb.md` in the repository documents the table, the cost of requests, and each fault with its outcome and test.
+//! `docs/stores/dynamodb.md` in the repository documents the table, the cost of requests, and each fault with its outcome
+//! and test.
 //!
 //! # Crate features
 //!

@@ -138,13 +138,16 @@ impl Store for DynamoDbStore {
                     }
                 }
                 EntryState::Completed {
+                    token,
                     fingerprint,
+                    expires,
                     record,
-                    ..
                 } => {
                     return Ok(Acquired::Completed {
                         fingerprint,
                         record,
+                        expires_in: moment.until(expires),
+                        token: token.map(Token::from_bytes),
                     });
                 }
                 // This token holds the lease: another attempt of the SDK was applied after the condition failed.
@@ -229,7 +232,7 @@ impl Store for DynamoDbStore {
             let Some(item) = item else { continue };
             match EntryState::read(item, moment)? {
                 // This token completed the entry: a reply was lost, or another attempt of the SDK was applied.
-                EntryState::Completed { token, .. } if token == *lease.token.as_bytes() => {
+                EntryState::Completed { token, .. } if token == Some(*lease.token.as_bytes()) => {
                     return Ok(());
                 }
                 EntryState::Completed { .. } => return Err(StoreError::LeaseLost),

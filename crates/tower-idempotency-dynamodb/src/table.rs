@@ -25,9 +25,9 @@ use crate::{
 impl DynamoDbStore {
     /// Creates the table if it does not exist, waits until it is usable, and enables the deletion of expired items.
     ///
-    /// A new table has on-demand billing and the index. This method is for development and tests: `docs/dynamodb.md` in the
-    /// repository has equivalents for CloudFormation and Terraform. It checks an existing table, and changes nothing but the
-    /// TTL setting.
+    /// A new table has on-demand billing and the index. This method is for development and tests:
+    /// `docs/stores/dynamodb.md` in the repository has equivalents for CloudFormation and Terraform. It checks an existing
+    /// table, and changes nothing but the TTL setting.
     ///
     /// # Errors
     ///

@@ -17,7 +17,7 @@ use crate::{
     notifications::Notifications,
     options::RedisOptions,
     scripts::Scripts,
-    server_check::check_server,
+    server_check::{EvictionWatch, check_server},
     store::{Inner, RedisStore},
 };
 
@@ -280,7 +280,7 @@ impl RedisOptions {
     ) -> Result<RedisStore, ConnectError> {
         let scripts = Scripts::new();
         let deadline = Instant::now() + connect_timeout;
-        check_server(&lease_link, deadline, &scripts, self.eviction).await?;
+        let is_evicting = check_server(&lease_link, deadline, &scripts, self.eviction).await?;
         Ok(RedisStore::from_inner(Inner {
             can_publish: acquire_link.can_publish(),
             acquire_link,
@@ -288,6 +288,7 @@ impl RedisOptions {
             replica_link,
             scripts,
             notifications,
+            eviction_watch: EvictionWatch::new(self.eviction_check, is_evicting),
             options: self,
         }))
     }

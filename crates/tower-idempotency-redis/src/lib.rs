@@ -27,7 +27,7 @@
 //! [`RedisOptions::with_wait`] narrows the window.
 //!
 //! No call overwrites an existing record before it expires. Every client that gets a response gets the stored one.
-//! `docs/redis.md` in the repository lists each fault with its outcome and its test.
+//! `docs/stores/redis.md` in the repository lists each fault with its outcome and its test.
 //!
 //! # Crate features
 //!

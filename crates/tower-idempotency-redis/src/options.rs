@@ -28,6 +28,7 @@ pub struct RedisOptions {
     pub(crate) timeout: Duration,
     pub(crate) record_limit: usize,
     pub(crate) eviction: Eviction,
+    pub(crate) eviction_check: Duration,
     pub(crate) replica_wait: Option<ReplicaWait>,
 }
 
@@ -38,10 +39,11 @@ pub struct RedisOptions {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
 #[non_exhaustive]
 pub enum Eviction {
-    /// Connects, and logs a warning.
+    /// Connects, and logs a warning. Logs an error if the policy changes later.
     #[default]
     Warn,
-    /// Does not connect.
+    /// Does not connect. If the policy changes later, acquires fail until it is `noeviction` again: the layer responds
+    /// with 503. Leases in use are renewed and completed.
     Refuse,
 }
 
@@ -60,6 +62,7 @@ impl RedisOptions {
             timeout: Duration::from_secs(1),
             record_limit: 16 * 1024 * 1024,
             eviction: Eviction::Warn,
+            eviction_check: Duration::from_secs(120),
             replica_wait: None,
         }
     }
@@ -98,6 +101,16 @@ impl RedisOptions {
     /// Sets the reaction to a server that may evict entries. Default: [`Eviction::Warn`].
     pub fn with_eviction(mut self, eviction: Eviction) -> Self {
         self.eviction = eviction;
+        self
+    }
+
+    /// Sets the minimum time between two checks of the server's eviction policy. Default: 2 minutes.
+    ///
+    /// The store checks the policy in the background, and only while it is used. Each check reads the whole `INFO` of each
+    /// node, so a value of milliseconds loads the server. If the value is long, an operator who makes the server evict
+    /// entries learns late that requests may be executed twice.
+    pub fn with_eviction_check(mut self, interval: Duration) -> Self {
+        self.eviction_check = interval;
         self
     }
 

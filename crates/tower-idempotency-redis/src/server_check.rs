@@ -1,4 +1,9 @@
-//! Requirements on a server, checked once when the store connects.
+//! Requirements on a server, checked when the store connects. The eviction policy is checked again later.
+
+use std::{
+    sync::atomic::{AtomicBool, AtomicU64, Ordering::Relaxed},
+    time::Duration,
+};
 
 use redis::{ErrorKind, RedisError, RetryMethod, Value};
 use tokio::time::Instant;
@@ -10,13 +15,14 @@ use crate::{
     scripts::Scripts,
 };
 
-/// Checks the version, role and eviction policy of each node, and loads the scripts.
+/// Checks the version, role and eviction policy of each node, and loads the scripts. Returns `true` if a node evicts
+/// entries.
 pub(crate) async fn check_server(
     link: &Link,
     deadline: Instant,
     scripts: &Scripts,
     eviction: Eviction,
-) -> Result<(), ConnectError> {
+) -> Result<bool, ConnectError> {
     let info = link
         .send(deadline, &redis::cmd("INFO"))
         .await
@@ -26,16 +32,101 @@ pub(crate) async fn check_server(
     if nodes.is_empty() {
         return Err(unusable("expected a description of the server"));
     }
+    let mut is_evicting = false;
     for node in nodes {
         check_version_and_role(node)?;
-        check_eviction_policy(node, eviction)?;
+        is_evicting |= check_eviction_policy(node, eviction)?;
     }
     for script in scripts.all() {
         link.send(deadline, &script.load_command())
             .await
             .map_err(script_load_error)?;
     }
-    Ok(())
+    Ok(is_evicting)
+}
+
+/// Periodic check of the eviction policy, which an operator may change while the store is in use.
+pub(crate) struct EvictionWatch {
+    /// Milliseconds since `started` at which the next check is due.
+    next_check: AtomicU64,
+    started: Instant,
+    is_evicting: AtomicBool,
+}
+
+impl EvictionWatch {
+    /// Returns a watch whose first check is due after `interval`.
+    pub(crate) fn new(interval: Duration, is_evicting: bool) -> Self {
+        Self {
+            next_check: AtomicU64::new(millis(interval)),
+            started: Instant::now(),
+            is_evicting: AtomicBool::new(is_evicting),
+        }
+    }
+
+    /// Returns `true` if a check is due, to one caller only.
+    pub(crate) fn take_due(&self, interval: Duration) -> bool {
+        let now = millis(self.started.elapsed());
+        let due = self.next_check.load(Relaxed);
+        let next = now.saturating_add(millis(interval));
+        now >= due
+            && self
+                .next_check
+                .compare_exchange(due, next, Relaxed, Relaxed)
+                .is_ok()
+    }
+
+    /// Returns `true` if the last check found a policy that evicts entries.
+    pub(crate) fn is_evicting(&self) -> bool {
+        self.is_evicting.load(Relaxed)
+    }
+
+    /// Reads the policy and reports a change. Keeps the last result if the server does not reply.
+    pub(crate) async fn check(&self, link: &Link, deadline: Instant) {
+        let Ok(info) = link.send(deadline, &redis::cmd("INFO")).await else {
+            return;
+        };
+        let mut nodes = Vec::new();
+        collect_texts(&info, &mut nodes);
+        if nodes.is_empty() {
+            return;
+        }
+        let evicting = nodes
+            .into_iter()
+            .find(|node| policy_of(node) != NO_EVICTION);
+        #[cfg(feature = "metrics")]
+        metrics::gauge!("idempotency_redis_evicting").set(f64::from(u8::from(evicting.is_some())));
+        let before = self.is_evicting.swap(evicting.is_some(), Relaxed);
+        match evicting {
+            Some(node) if !before => {
+                let policy = policy_of(node);
+                let maxmemory = field(node, "maxmemory").unwrap_or("unknown");
+                tracing::error!(
+                    policy,
+                    maxmemory,
+                    "server has begun to evict live leases when memory is full, requests may then execute twice: \
+                     set maxmemory-policy to noeviction"
+                );
+            }
+            None if before => tracing::debug!("server no longer evicts live leases"),
+            Some(_) | None => {}
+        }
+    }
+}
+
+/// Returns the error of an acquire on a server that evicts entries.
+pub(crate) fn evicting_error() -> ConnectError {
+    ConnectError::new(
+        ConnectErrorKind::EvictionPolicy,
+        "expected maxmemory-policy noeviction, found another one since the store connected",
+    )
+}
+
+fn millis(duration: Duration) -> u64 {
+    u64::try_from(duration.as_millis()).unwrap_or(u64::MAX)
+}
+
+fn policy_of(info: &str) -> &str {
+    field(info, "maxmemory_policy").unwrap_or("unknown")
 }
 
 fn check_version_and_role(info: &str) -> Result<(), ConnectError> {
@@ -55,14 +146,14 @@ fn check_version_and_role(info: &str) -> Result<(), ConnectError> {
     }
 }
 
-/// Checks that the server does not evict entries before they expire.
+/// Checks that the server does not evict entries before they expire. Returns `true` if it does and the options allow that.
 ///
 /// Every entry has a time to live, so the `volatile-*` policies evict leases too. A server that does not report its policy
 /// counts as one that evicts.
-fn check_eviction_policy(info: &str, eviction: Eviction) -> Result<(), ConnectError> {
-    let policy = field(info, "maxmemory_policy").unwrap_or("unknown");
-    if policy == "noeviction" {
-        return Ok(());
+fn check_eviction_policy(info: &str, eviction: Eviction) -> Result<bool, ConnectError> {
+    let policy = policy_of(info);
+    if policy == NO_EVICTION {
+        return Ok(false);
     }
     let maxmemory = field(info, "maxmemory").unwrap_or("unknown");
     match eviction {
@@ -77,7 +168,7 @@ fn check_eviction_policy(info: &str, eviction: Eviction) -> Result<(), ConnectEr
                 "server may evict live leases when memory is full, requests may then execute twice: \
                  set maxmemory-policy to noeviction"
             );
-            Ok(())
+            Ok(true)
         }
     }
 }
@@ -124,6 +215,7 @@ fn script_load_error(source: RedisError) -> ConnectError {
     }
 }
 
+const NO_EVICTION: &str = "noeviction";
 /// The first major version in which a script may read the clock before it writes.
 const MIN_VERSION: u32 = 5;
 

@@ -6,14 +6,15 @@ use bytes::Bytes;
 use redis::{ErrorKind, RedisError, ServerErrorKind, ToRedisArgs, Value};
 use tokio::time::Instant;
 use tower_idempotency::store::{
-    Acquired, Claim, Fingerprint, KeyId, LeaseRef, OrphanPolicy, Store, StoreError, Ttl,
+    Acquired, Claim, Fingerprint, KeyId, LeaseRef, OrphanPolicy, Store, StoreError, Token, Ttl,
 };
 
 use crate::{
     connection::Link,
     notifications::Notifications,
-    options::{RedisOptions, ReplicaWait},
+    options::{Eviction, RedisOptions, ReplicaWait},
     scripts::{Script, ScriptForm, Scripts},
+    server_check::{EvictionWatch, evicting_error},
 };
 
 /// A store of leases and records in Redis or Valkey, for any number of processes.
@@ -41,6 +42,7 @@ pub(crate) struct Inner {
     pub(crate) notifications: Option<Notifications>,
     /// `true` if completions and releases are published.
     pub(crate) can_publish: bool,
+    pub(crate) eviction_watch: EvictionWatch,
     pub(crate) options: RedisOptions,
 }
 
@@ -49,6 +51,30 @@ impl RedisStore {
         Self {
             inner: Arc::new(inner),
         }
+    }
+
+    /// Checks the server's eviction policy in the background if that is due.
+    ///
+    /// # Errors
+    ///
+    /// If the last check found that the server evicts entries, and the options refuse that.
+    fn watch_eviction_policy(&self) -> Result<(), StoreError> {
+        let Inner {
+            eviction_watch: watch,
+            options,
+            ..
+        } = &*self.inner;
+        if watch.take_due(options.eviction_check) {
+            let inner = Arc::clone(&self.inner);
+            tokio::spawn(async move {
+                let watch = &inner.eviction_watch;
+                watch.check(&inner.acquire_link, inner.deadline()).await;
+            });
+        }
+        if watch.is_evicting() && options.eviction == Eviction::Refuse {
+            return Err(StoreError::backend(evicting_error()));
+        }
+        Ok(())
     }
 }
 
@@ -64,6 +90,7 @@ impl Store for RedisStore {
     const COMPRESS_ABOVE: usize = 1024;
 
     async fn acquire(&self, claim: &Claim) -> Result<Acquired, StoreError> {
+        self.watch_eviction_policy()?;
         let inner = &*self.inner;
         let (script, key) = (&inner.scripts.acquire, inner.key(&claim.id));
         let arguments = (
@@ -300,9 +327,18 @@ fn parse_acquire_reply(reply: Value) -> Result<Acquired, StoreError> {
             })
         }
         (Some(Value::Int(COMPLETED)), Some(fingerprint), Some(Value::BulkString(record))) => {
+            let (Some(Value::Int(left)), Some(token)) = (parts.next(), parts.next()) else {
+                return Err(unexpected_reply("the expiry and the token of a record"));
+            };
             Ok(Acquired::Completed {
                 fingerprint: parse_fingerprint(fingerprint)?,
                 record: record.into(),
+                // The server rounds down. -1: a client has removed the expiry.
+                expires_in: match left {
+                    -1 => Ttl::MAX.as_duration(),
+                    left => millis(left.max(1)),
+                },
+                token: parse_token(token)?,
             })
         }
         (Some(Value::Int(NEWER_VERSION)), None, None) => Err(newer_version()),
@@ -328,6 +364,18 @@ fn parse_fingerprint(value: Value) -> Result<Fingerprint, StoreError> {
         .try_into()
         .map_err(|_| unexpected_reply("a fingerprint of 32 bytes"))?;
     Ok(Fingerprint::from_bytes(bytes))
+}
+
+fn parse_token(value: Value) -> Result<Option<Token>, StoreError> {
+    let expected = "a token of 16 bytes, or none";
+    match value {
+        Value::Nil => Ok(None),
+        Value::BulkString(bytes) => match bytes.try_into() {
+            Ok(bytes) => Ok(Some(Token::from_bytes(bytes))),
+            Err(_) => Err(unexpected_reply(expected)),
+        },
+        _ => Err(unexpected_reply(expected)),
+    }
 }
 
 fn millis(value: i64) -> Duration {

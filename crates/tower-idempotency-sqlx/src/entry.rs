@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use tower_idempotency::store::{Acquired, Claim, Fingerprint, OrphanPolicy};
+use tower_idempotency::store::{Acquired, Claim, Fingerprint, OrphanPolicy, Token};
 
 use crate::SqlError;
 
@@ -18,6 +18,9 @@ pub(crate) struct AcquireRow {
     /// Milliseconds until the lease expires. Negative after the expiry.
     pub(crate) lease_left: i64,
     pub(crate) record: Option<Vec<u8>>,
+    /// Milliseconds until the row counts as absent.
+    pub(crate) left: i64,
+    pub(crate) token: Option<Vec<u8>>,
 }
 
 impl AcquireRow {
@@ -40,9 +43,13 @@ impl AcquireRow {
         let fingerprint = Fingerprint::from_bytes(fingerprint);
         if self.is_completed {
             let record = self.record.ok_or(SqlError::unreadable("no record"))?.into();
+            let token = self.token.map(TryFrom::try_from).transpose();
+            let token = token.map_err(|_: Vec<u8>| SqlError::unreadable("no token"))?;
             return Ok(Some(Acquired::Completed {
                 fingerprint,
                 record,
+                expires_in: Duration::from_millis(self.left.unsigned_abs()),
+                token: token.map(Token::from_bytes),
             }));
         }
         let distance = Duration::from_millis(self.lease_left.unsigned_abs());
@@ -82,7 +89,7 @@ impl CompleteRow {
     pub(crate) fn outcome(&self) -> CompleteOutcome {
         if self.is_completed && self.has_own_token {
             CompleteOutcome::Stored
-        } else if self.is_expired || self.has_no_token || self.has_own_token {
+        } else if self.is_expired || self.has_own_token || self.has_no_token && !self.is_completed {
             CompleteOutcome::Retry
         } else {
             CompleteOutcome::LeaseLost

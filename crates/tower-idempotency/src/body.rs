@@ -17,8 +17,6 @@ use http::HeaderMap;
 use http_body::{Frame, SizeHint};
 use pin_project_lite::pin_project;
 
-use crate::limits::UnsentBytes;
-
 pin_project! {
     /// A request or response body that passed through the layer.
     ///
@@ -42,70 +40,13 @@ pin_project! {
         Original { #[pin] body: B },
         // The original body. Sets `aborted` if it fails, or if it ends while `remaining` bytes are missing.
         Monitored { #[pin] body: B, remaining: u64, aborted: Arc<AtomicBool> },
-        Buffered { data: Data, trailers: Option<Box<HeaderMap>> },
+        // `max_chunk` is the size of the largest frame in bytes.
+        Buffered { data: Bytes, max_chunk: usize, trailers: Option<Box<HeaderMap>> },
         // Buffering stopped early: the buffered data, then the rest as it arrives.
-        Prefixed { prefix: Data, rest: Pin<Box<B>> },
+        Prefixed { prefix: Bytes, rest: Pin<Box<B>> },
         // Buffering failed: the buffered data, then the error. `remaining` counts the announced bytes that were not sent. The
         // server learns from it that the body is incomplete.
-        Failed { prefix: Data, error: Option<B::Error>, remaining: Option<u64>, flushed: bool },
-    }
-}
-
-/// Buffered bytes, and the part of the byte budget that they use until the client takes them.
-pub(crate) struct Data {
-    bytes: Bytes,
-    unsent: Option<UnsentBytes>,
-}
-
-/// Extension of a response whose data count against the byte budget until the client takes them.
-///
-/// If the layer replaces the data of such a response, the new data must count too.
-#[derive(Clone)]
-pub(crate) struct CountedData;
-
-impl Data {
-    /// Creates data that count against the byte budget until the client takes them.
-    pub(crate) fn with_unsent(bytes: Bytes, unsent: UnsentBytes) -> Self {
-        let unsent = Some(unsent);
-        Self { bytes, unsent }
-    }
-
-    pub(crate) fn bytes(&self) -> &Bytes {
-        &self.bytes
-    }
-
-    /// Takes all bytes, or at most [`MAX_CHUNK`] if they count against the budget. A server that polls again has space for
-    /// the next chunk, so the client took the bytes.
-    ///
-    /// Copies a chunk: a slice would keep the complete buffer in memory while the connection holds it.
-    fn take(&mut self) -> Bytes {
-        let Some(unsent) = &mut self.unsent else {
-            return std::mem::take(&mut self.bytes);
-        };
-        let chunk = Bytes::copy_from_slice(&self.bytes[..self.bytes.len().min(MAX_CHUNK)]);
-        self.bytes.advance(chunk.len());
-        if self.bytes.is_empty() {
-            self.bytes = Bytes::new();
-        }
-        unsent.shrink(self.bytes.len());
-        chunk
-    }
-
-    fn is_empty(&self) -> bool {
-        self.bytes.is_empty()
-    }
-
-    fn len(&self) -> u64 {
-        self.bytes.len() as u64
-    }
-}
-
-impl From<Bytes> for Data {
-    fn from(bytes: Bytes) -> Self {
-        Self {
-            bytes,
-            unsent: None,
-        }
+        Failed { prefix: Bytes, error: Option<B::Error>, remaining: Option<u64>, flushed: bool },
     }
 }
 
@@ -127,29 +68,35 @@ impl<B: http_body::Body> Body<B> {
         }
     }
 
-    pub(crate) fn buffered(data: impl Into<Data>, trailers: Option<HeaderMap>) -> Self {
+    /// Creates the body of a request: one frame, which extractors take without a copy.
+    pub(crate) fn whole(data: Bytes, trailers: Option<HeaderMap>) -> Self {
+        Self::in_chunks(data, usize::MAX, trailers)
+    }
+
+    /// Creates the body of a response, in chunks: a server that copies what it sends copies one chunk at a time.
+    pub(crate) fn chunked(data: Bytes, trailers: Option<HeaderMap>) -> Self {
+        Self::in_chunks(data, MAX_CHUNK, trailers)
+    }
+
+    fn in_chunks(data: Bytes, max_chunk: usize, trailers: Option<HeaderMap>) -> Self {
         Self {
             inner: Inner::Buffered {
-                data: data.into(),
+                data,
+                max_chunk,
                 trailers: trailers.map(Box::new),
             },
         }
     }
 
-    /// Returns `true` if the data count against the byte budget until the client takes them.
-    pub(crate) fn is_counted(&self) -> bool {
-        matches!(&self.inner, Inner::Buffered { data, .. } if data.unsent.is_some())
-    }
-
     /// Creates a body of `prefix` and then `rest`.
-    pub(crate) fn with_prefix(prefix: Data, rest: Pin<Box<B>>) -> Self {
+    pub(crate) fn with_prefix(prefix: Bytes, rest: Pin<Box<B>>) -> Self {
         Self {
             inner: Inner::Prefixed { prefix, rest },
         }
     }
 
     /// Creates a body of `prefix` and then `error`. `announced` is the exact length that the body stated, if any.
-    pub(crate) fn failed(prefix: Data, error: Option<B::Error>, announced: Option<u64>) -> Self {
+    pub(crate) fn failed(prefix: Bytes, error: Option<B::Error>, announced: Option<u64>) -> Self {
         Self {
             inner: Inner::Failed {
                 prefix,
@@ -192,18 +139,22 @@ impl<B: http_body::Body> http_body::Body for Body<B> {
                 }
                 frame
             }
-            InnerProj::Buffered { data, trailers } => Poll::Ready(if data.is_empty() {
+            InnerProj::Buffered {
+                data,
+                max_chunk,
+                trailers,
+            } => Poll::Ready(if data.is_empty() {
                 trailers
                     .take()
                     .map(|trailers| Ok(Frame::trailers(*trailers)))
             } else {
-                Some(Ok(Frame::data(data.take())))
+                Some(Ok(Frame::data(take_chunk(data, *max_chunk))))
             }),
             InnerProj::Prefixed { prefix, rest } => {
                 if prefix.is_empty() {
                     poll_bytes(rest.as_mut(), cx)
                 } else {
-                    Poll::Ready(Some(Ok(Frame::data(prefix.take()))))
+                    Poll::Ready(Some(Ok(Frame::data(take_chunk(prefix, MAX_CHUNK)))))
                 }
             }
             InnerProj::Failed {
@@ -213,7 +164,7 @@ impl<B: http_body::Body> http_body::Body for Body<B> {
                 flushed,
             } => {
                 if !prefix.is_empty() {
-                    let data = prefix.take();
+                    let data = take_chunk(prefix, MAX_CHUNK);
                     *remaining =
                         remaining.map(|remaining| remaining.saturating_sub(data.len() as u64));
                     return Poll::Ready(Some(Ok(Frame::data(data))));
@@ -232,7 +183,7 @@ impl<B: http_body::Body> http_body::Body for Body<B> {
     fn is_end_stream(&self) -> bool {
         match &self.inner {
             Inner::Original { body } | Inner::Monitored { body, .. } => body.is_end_stream(),
-            Inner::Buffered { data, trailers } => data.is_empty() && trailers.is_none(),
+            Inner::Buffered { data, trailers, .. } => data.is_empty() && trailers.is_none(),
             Inner::Prefixed { prefix, rest } => prefix.is_empty() && rest.is_end_stream(),
             // The server must poll to learn that bytes are missing.
             Inner::Failed {
@@ -250,14 +201,16 @@ impl<B: http_body::Body> http_body::Body for Body<B> {
             Inner::Buffered {
                 data,
                 trailers: None,
-            } => SizeHint::with_exact(data.len()),
+                ..
+            } => SizeHint::with_exact(data.len() as u64),
             // HTTP/1 servers announce an exact length, and a message with a length cannot have trailers.
             Inner::Buffered {
                 data,
                 trailers: Some(_),
-            } => at_least(data.len()),
+                ..
+            } => at_least(data.len() as u64),
             Inner::Prefixed { prefix, rest } => {
-                let (prefix, rest) = (prefix.len(), rest.size_hint());
+                let (prefix, rest) = (prefix.len() as u64, rest.size_hint());
                 let mut hint = at_least(rest.lower().saturating_add(prefix));
                 if let Some(upper) = rest.upper().and_then(|upper| upper.checked_add(prefix)) {
                     hint.set_upper(upper);
@@ -267,8 +220,10 @@ impl<B: http_body::Body> http_body::Body for Body<B> {
             Inner::Failed {
                 prefix, remaining, ..
             } => match remaining {
-                Some(remaining) if *remaining >= prefix.len() => SizeHint::with_exact(*remaining),
-                Some(_) | None => at_least(prefix.len()),
+                Some(remaining) if *remaining >= prefix.len() as u64 => {
+                    SizeHint::with_exact(*remaining)
+                }
+                Some(_) | None => at_least(prefix.len() as u64),
             },
         }
     }
@@ -304,5 +259,13 @@ fn at_least(lower: u64) -> SizeHint {
     hint
 }
 
-/// Size of the chunks of counted data: large enough for throughput, small enough for a connection to hold.
+/// Takes all bytes, or the first `max` of them.
+fn take_chunk(data: &mut Bytes, max: usize) -> Bytes {
+    if data.len() <= max {
+        return std::mem::take(data);
+    }
+    data.split_to(max)
+}
+
+/// Size of a chunk in bytes: large enough for throughput, small enough for every connection to hold a few.
 const MAX_CHUNK: usize = 64 * 1024;

@@ -7,7 +7,7 @@ use sha2::{Digest, Sha256};
 
 use crate::{
     error::ConfigError,
-    store::{Fingerprint, KeyId},
+    store::{Fingerprint, KeyId, ScopeDigest},
 };
 
 /// Version of IDs and fingerprints. Increase it with every change that gives a request another ID or fingerprint.
@@ -38,6 +38,17 @@ impl fmt::Debug for Secret {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str("Secret(..)")
     }
+}
+
+/// Scope of the service itself: executions without an HTTP request.
+pub(crate) const SERVICE_SCOPE: ScopeDigest = ScopeDigest::from_bytes([0; 16]);
+
+/// Scope of the keys of one caller.
+pub(crate) struct Scope {
+    /// Digest to which a key is added.
+    pub(crate) hash: FieldDigest,
+    /// Digest by which the store and the limits of the layer account for the caller.
+    pub(crate) digest: ScopeDigest,
 }
 
 /// Digest over length-prefixed fields. Two different lists of fields never hash the same bytes.
@@ -72,6 +83,14 @@ impl FieldDigest {
             }
         }
         self
+    }
+
+    /// Returns the digest of a scope. It differs from the ID of any key in the scope.
+    pub(crate) fn scope_digest(&self) -> ScopeDigest {
+        let mut scope = self.clone();
+        scope.field(b"scope");
+        let digest = scope.finish();
+        ScopeDigest::from_bytes(std::array::from_fn(|at| digest[at]))
     }
 
     /// Returns the digest of all fields.

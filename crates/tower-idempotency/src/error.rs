@@ -132,6 +132,10 @@ pub enum ErrorKind {
     BodyUnreadable,
     /// The layer found no principal and requires one.
     PrincipalMissing,
+    /// The cookie that identifies the caller occurs twice.
+    PrincipalAmbiguous,
+    /// The handler returned a success, but neither committed nor rolled back a transaction. Nothing is recorded.
+    UnfinishedTransaction,
     /// The key was used with another request.
     KeyReused,
     /// The first request with this key is still being executed.
@@ -145,6 +149,8 @@ pub enum ErrorKind {
     StoreUnavailable,
     /// Too many requests are in flight or too many bytes are buffered.
     Overloaded,
+    /// This caller uses up its share of a limit. Other callers are served.
+    CallerLimit,
     /// The service is shutting down.
     Draining,
 }
@@ -221,6 +227,18 @@ impl ErrorKind {
                 false,
                 "Principal missing",
             ),
+            Self::PrincipalAmbiguous => (
+                "principal-ambiguous",
+                S::BAD_REQUEST,
+                false,
+                "Principal ambiguous",
+            ),
+            Self::UnfinishedTransaction => (
+                "unfinished-transaction",
+                S::INTERNAL_SERVER_ERROR,
+                false,
+                "Transaction unfinished",
+            ),
             Self::KeyReused => (
                 "key-reused",
                 S::UNPROCESSABLE_ENTITY,
@@ -242,6 +260,12 @@ impl ErrorKind {
                 "Idempotency store unavailable",
             ),
             Self::Overloaded => ("overloaded", S::SERVICE_UNAVAILABLE, true, "Overloaded"),
+            Self::CallerLimit => (
+                "caller-limit",
+                S::TOO_MANY_REQUESTS,
+                true,
+                "Limit of this caller reached",
+            ),
             Self::Draining => ("draining", S::SERVICE_UNAVAILABLE, true, "Shutting down"),
         }
     }

@@ -6,17 +6,22 @@ use bytes::Bytes;
 use http::{HeaderName, HeaderValue, Method, Response, StatusCode, request};
 use tower_layer::Layer;
 
+#[cfg(feature = "rate")]
+use crate::rate::FreshKeyRate;
+#[cfg(feature = "rate")]
+use std::num::NonZeroU32;
+
 use crate::{
     config::Config,
     config::preset::Preset,
     digest::Secret,
     error::{ConfigError, Error},
-    execution::rules::{ConcurrentRequests, StoreFailure},
+    execution::rules::{ConcurrentRequests, ExecutionFailure, StoreFailure},
     execution::shared::{Context, Shared},
     request::fingerprint::FingerprintBy,
     request::key::{IDEMPOTENCY_KEY, KeySyntax},
     request::principal::Principal,
-    request::rules::{KeyFrom, KeyReuse, MissingKey},
+    request::rules::{KeyFrom, KeyReuse, KeyScope, MissingKey},
     response::problem,
     response::rules::{ErrorResponse, Unrecordable},
     service::Idempotency,
@@ -128,7 +133,14 @@ impl IdempotencyLayer {
 impl IdempotencyLayer {
     /// Sets the methods that the layer covers. Default: all but GET, HEAD, OPTIONS, TRACE and QUERY.
     ///
-    /// HEAD and CONNECT, gRPC requests and upgrades always pass through.
+    /// HEAD always passes through. CONNECT, gRPC and upgrades to another protocol pass through only if keys are optional: with
+    /// [`MissingKey::PassThrough`] and a key from a header. gRPC is HTTP/2 with the media type `application/grpc` or
+    /// `application/grpc+..`, but not `+json`. An upgrade is HTTP/1.1 with `Connection: upgrade`.
+    ///
+    /// If keys are required, put gRPC services and tunnels on routes without the layer, or exclude them with
+    /// [`with_skip`](Self::with_skip). The layer reads a request body to its end, which such a stream does not have.
+    ///
+    /// The layer counts requests with a key that pass through in `idempotency_passed_through_total`.
     ///
     /// If a method is missing, requests with it execute on every retry. An empty list disables all protection.
     pub fn with_methods(self, methods: impl IntoIterator<Item = Method>) -> Self {
@@ -171,7 +183,7 @@ impl IdempotencyLayer {
         self.set(|config| {
             let alias = match &config.request.key_from {
                 KeyFrom::Header { alias, .. } => alias.clone(),
-                KeyFrom::Head(_) => None,
+                KeyFrom::Service { .. } => None,
             };
             config.request.key_from = KeyFrom::Header { name, alias };
         })
@@ -188,7 +200,7 @@ impl IdempotencyLayer {
         self.set(|config| {
             let name = match &config.request.key_from {
                 KeyFrom::Header { name, .. } => name.clone(),
-                KeyFrom::Head(_) => IDEMPOTENCY_KEY,
+                KeyFrom::Service { .. } => IDEMPOTENCY_KEY,
             };
             config.request.key_from = KeyFrom::Header {
                 name,
@@ -199,18 +211,34 @@ impl IdempotencyLayer {
 
     /// Sets a function that returns the key of a request, instead of the header and its alias. Default: none.
     ///
-    /// Examples are the key of an entity, such as `payment-1234-refund`, or the event ID of a webhook. `None` counts as a
-    /// missing key. The length limits apply to the key, the key syntax does not. Below `Router::nest`, use the path from
+    /// Examples are the key of an entity, such as `payment-1234-refund`, or the event ID of a webhook. `scope` says if a key
+    /// names the same operation for all callers, as these do, or another one for each caller. `None` counts as a missing
+    /// key. The length limits apply to the key, the key syntax does not. Below `Router::nest`, use the path from
     /// [`original_path_and_query`](crate::original_path_and_query).
     ///
-    /// If two operations get the same key, the second one gets the replay of the first one, or 422.
+    /// The layer does not record a 4xx response, whatever the [recorded statuses](Self::with_recorded_statuses) are: the
+    /// client cannot choose another key for its corrected request. Respond with
+    /// [`NeedsAttention`](crate::NeedsAttention) if such a request must not be repeated.
     ///
-    /// If you change the function, requests that get another key no longer find their records and execute again.
+    /// If two operations get the same key, the second one gets the replay of the first one, or 422. A key of the service
+    /// never equals a key that a client sent.
+    ///
+    /// If you change the function or the scope, requests that get another key no longer find their records and execute
+    /// again.
+    ///
+    /// ```
+    /// use tower_idempotency::{IdempotencyLayer, KeyScope, MemoryStore};
+    ///
+    /// let layer = IdempotencyLayer::new(MemoryStore::new())
+    ///     .with_key_from(KeyScope::AllCallers, |head| Some(format!("{} {}", head.method, head.uri.path())));
+    /// ```
     pub fn with_key_from(
         self,
+        scope: KeyScope,
         key: impl Fn(&request::Parts) -> Option<String> + Send + Sync + 'static,
     ) -> Self {
-        self.set(|config| config.request.key_from = KeyFrom::Head(Arc::new(key)))
+        let key = Arc::new(key);
+        self.set(|config| config.request.key_from = KeyFrom::Service { scope, key })
     }
 
     /// Sets the syntax of the key header. Default: [`KeySyntax::Lenient`].
@@ -275,14 +303,55 @@ impl IdempotencyLayer {
         Ok(self.set(|config| config.request.secret = Some(secret)))
     }
 
-    /// Sets the principal, which separates the keys of different callers. Default: [`Principal::authorization`].
+    /// Sets the principal, which separates the keys of different callers. Default: [`Principal::credentials`].
     ///
     /// If several callers share a principal, they may get each other's responses. If the principal changes between
-    /// retries, as a refreshed token does, the retry executes again.
+    /// retries, as a refreshed token does, the retry executes again. The layer warns about both if it notices them: about
+    /// callers without credentials once, and about a key and content just seen under another principal once a minute.
     ///
     /// If you change it, no record is found any more: retries execute again.
     pub fn with_principal(self, principal: Principal) -> Self {
         self.set(|config| config.request.principal = principal)
+    }
+
+    /// Sets if the host of the request is a part of the scope of its key. Default: `false`.
+    ///
+    /// Set it if one process serves several hosts with separate data, such as one host for each tenant. The same key and
+    /// request on two hosts are then two requests. Without it, a caller whose credentials are valid on both hosts gets the
+    /// response of one host for a request to the other one, unless the fingerprints differ. Anonymous callers of both hosts
+    /// share their keys.
+    ///
+    /// The host is that of the request's URI, or else of the `Host` header, in lower case and without the port. A proxy must
+    /// pass it on: nginx sends its own name for the upstream unless it has `proxy_set_header Host $host`. The layer does not
+    /// read `X-Forwarded-Host`, since clients can set it. If your proxy sets it, use [`Principal::header`] with it.
+    ///
+    /// Do not set it if clients retry through another host name of the same service: those retries execute again.
+    ///
+    /// If you change it, no record is found any more: retries execute again.
+    ///
+    /// ```
+    /// use axum::{Router, body::Body, http::Request, routing::post};
+    /// use tower::ServiceExt;
+    /// use tower_idempotency::{IdempotencyLayer, MemoryStore};
+    ///
+    /// # #[tokio::main(flavor = "current_thread")]
+    /// # async fn main() -> Result<(), Box<dyn std::error::Error>> {
+    /// let layer = IdempotencyLayer::new(MemoryStore::new()).with_host_in_scope(true);
+    /// let app: Router = Router::new().route("/orders", post(async || "created")).route_layer(layer);
+    ///
+    /// let to = |host| Request::post("/orders").header("idempotency-key", "7").header("host", host).body(Body::empty());
+    /// let is_replay = async |host| {
+    ///     let res = app.clone().oneshot(to(host)?).await?;
+    ///     Ok::<_, Box<dyn std::error::Error>>(res.headers().contains_key("idempotent-replayed"))
+    /// };
+    /// assert!(!is_replay("a.example").await?);
+    /// assert!(is_replay("A.Example:443").await?);
+    /// assert!(!is_replay("b.example").await?);
+    /// # Ok(())
+    /// # }
+    /// ```
+    pub fn with_host_in_scope(self, host_in_scope: bool) -> Self {
+        self.set(|config| config.request.host_in_scope = host_in_scope)
     }
 
     /// Sets the parts of a request that form its fingerprint. Default: [`FingerprintBy::raw_body`].
@@ -293,7 +362,7 @@ impl IdempotencyLayer {
     /// After a change, retries of requests that were recorded, running or orphaned under the old fingerprint get 422 until
     /// those entries expire. A client that then switches to a new key executes the request twice.
     pub fn with_fingerprint(self, by: FingerprintBy) -> Self {
-        self.set(|config| config.request.fingerprint = by.0)
+        self.set(|config| config.request.fingerprint = by)
     }
 
     /// Sets the treatment of a request that reuses the key of another request. Default: [`KeyReuse::Refuse`] with 422.
@@ -359,12 +428,28 @@ impl IdempotencyLayer {
     ///
     /// - [`OrphanPolicy::TakeOver`] is at-least-once: a retry executes again, and the effect may happen twice.
     /// - [`OrphanPolicy::Refuse`] is at-most-once: retries get 409 until the orphan expires, and an operator must find out
-    ///   what happened.
+    ///   what happened. A failed execution leaves an orphan too, unless [`with_failure`](Self::with_failure) changes that.
     ///
     /// The policy of the process that receives the retry applies. Orphans execute again as long as one process on the store
     /// uses [`OrphanPolicy::TakeOver`].
     pub fn with_orphan_policy(self, policy: OrphanPolicy) -> Self {
         self.set(|config| config.execution.orphan_policy = policy)
+    }
+
+    /// Sets the state in which a failed execution leaves its key: after a panic of the handler, an error of the inner service,
+    /// or a response body that fails. Default: [`ExecutionFailure::Release`], and [`ExecutionFailure::Orphan`] with
+    /// [`OrphanPolicy::Refuse`].
+    ///
+    /// For [`run_once`](Self::run_once) the setting applies to panics only. [`WorkError`](crate::run_once::WorkError) decides
+    /// about errors.
+    ///
+    /// With [`ExecutionFailure::Release`], a handler that fails after its effect has the effect once for each retry. That
+    /// includes [`OrphanPolicy::Refuse`]. With the other values, a handler that fails before its effect blocks its key: as
+    /// an orphan under [`OrphanPolicy::Refuse`], or until an operator resolves it.
+    ///
+    /// A response with a status that is not recorded, such as a 500, is no failure: the key is released.
+    pub fn with_failure(self, failure: ExecutionFailure) -> Self {
+        self.set(|config| config.execution.failure = Some(failure))
     }
 
     /// Sets how long the layer keeps an orphan. Default: the [retention](Self::with_retention) (24 h).
@@ -380,11 +465,32 @@ impl IdempotencyLayer {
 
 /// Recording: which responses are recorded, and for how long.
 impl IdempotencyLayer {
-    /// Sets the predicate that returns `true` for the statuses that the layer records. Default: 2xx, 3xx, and 4xx but 401,
-    /// 403, 407, 408, 421, 423, 424, 425 and 429.
+    /// Sets the predicate that returns `true` for the statuses that the layer records. Default: 2xx, 3xx and 4xx, except the
+    /// statuses below.
     ///
-    /// After any other status, the layer releases the key and a retry executes again. If you record the status of a
-    /// temporary failure, retries get that failure for the complete retention.
+    /// | status | reason why it is not recorded by default |
+    /// |---|---|
+    /// | 401, 407 | put right by `Authorization`, `Proxy-Authorization` or another credential |
+    /// | 403 | put right by another permission of the caller |
+    /// | 406 | put right by `Accept` and the other headers of content negotiation |
+    /// | 408, 425, 429 | temporary: the request can succeed later without a change |
+    /// | 411, 413, 431 | put right by `Content-Length`, smaller headers, or a higher limit of the service |
+    /// | 412, 428 | put right by `If-Match` or `If-Unmodified-Since` |
+    /// | 415 | put right by `Content-Encoding`, or by parameters of `Content-Type` |
+    /// | 416, 417, 426 | put right by `Range` or `Content-Range`, `Expect`, `Upgrade` |
+    /// | 421 | put right by a connection to another server |
+    /// | 423, 424 | put right by the header `If`, or by the end of another operation |
+    /// | 5xx | the handler failed |
+    ///
+    /// The fingerprint covers none of these headers: the corrected request is the same request, under the same key. It must
+    /// not get the old rejection.
+    ///
+    /// The layer never records 1xx, 307 and 308, whatever the predicate returns. 307 and 308 ask the client to repeat the
+    /// request at another URL, under the same key. 301 and 302 are recorded: they are common responses to a form. A client
+    /// that follows one of them with PUT, PATCH or DELETE gets 422 `key-reused` if its method stays the same.
+    ///
+    /// After a status that is not recorded, the layer releases the key and a retry executes again. If you record the status
+    /// of a temporary failure, retries get that failure for the complete retention.
     pub fn with_recorded_statuses(
         self,
         is_recorded: impl Fn(StatusCode) -> bool + Send + Sync + 'static,
@@ -395,7 +501,7 @@ impl IdempotencyLayer {
     /// Sets the treatment of responses that are too large or streamed. Default: [`Unrecordable::Tombstone`].
     ///
     /// A response also counts as too large if it exceeds the rest of the
-    /// [byte budget](Self::with_max_in_flight). Streamed responses do so while clients leave other ones unread.
+    /// [byte limit](Self::with_max_buffered). Responses do so while clients of the same caller leave other ones unread.
     ///
     /// With [`Unrecordable::Release`], every retry repeats the effects of such a request.
     pub fn with_unrecordable(self, unrecordable: Unrecordable) -> Self {
@@ -588,29 +694,60 @@ impl IdempotencyLayer {
         self.set(|config| config.response.collect_timeout = timeout)
     }
 
-    /// Sets how many requests may be in flight, and how many bytes of bodies they may buffer. Default: 10,000 requests and
-    /// 256 MiB.
+    /// Sets how many requests may arrive, and how many may be executed, at the same time. Default: 10,000 each.
     ///
-    /// The limits apply to this layer and all its clones. Requests above a limit get 503 `overloaded`; a response that does
-    /// not fit counts as too large. Waiting requests count as in flight. Releases of leases after a store failure count
-    /// separately, up to the same number.
+    /// A request arrives while its body is read, while it acquires its lease and while it waits for another one. Replays and
+    /// rejected duplicates only arrive. An execution counts until it ends, also after its client has disconnected. If
+    /// more than half of the executions are those of disconnected clients of one caller, this caller gets no new ones.
     ///
-    /// | bytes | share of the budget | counted |
-    /// |---|---|---|
-    /// | request bodies | at most 3/4 | while the request is in flight |
-    /// | responses of known length in one chunk | all | while the request is in flight |
-    /// | other responses | at most 1/2, never the last 1/8 | until the client has received them |
+    /// The limits apply to this layer and all its clones, and every caller has a share in each limit:
+    /// - A caller that holds at most an eighth can use all of it.
+    /// - A caller that holds more leaves the last quarter to the others. It gets 429 `caller-limit`.
+    /// - If the limit is used up, all callers get 503 `overloaded`.
     ///
-    /// So clients that read slowly, or not at all, leave at least 1/4 of the bytes for request bodies. They affect no responses
-    /// but other ones of their kind.
+    /// The [principal](Self::with_principal) identifies a caller. All requests without a principal count as one caller, and
+    /// so do all executions by [`run_once`](Self::run_once). Place the layer inside the
+    /// authentication: a client that can choose its principal can take any number of shares.
     ///
-    /// If the limits are too low, the layer rejects requests that the service could serve. That includes every request body
-    /// above 3/4 of the bytes; with 0 requests, it rejects all. If the bytes exceed the available memory, the system may kill
-    /// the process.
-    pub fn with_max_in_flight(self, requests: usize, bytes: usize) -> Self {
+    /// Releases of leases after a store failure count separately, up to the same number.
+    ///
+    /// If the limit is too low, the layer rejects requests that the service could serve; with 0, it rejects all. If it is too
+    /// high, requests use up memory during a burst.
+    pub fn with_max_in_flight(self, requests: usize) -> Self {
+        self.set(|config| config.limits.max_in_flight = requests)
+    }
+
+    /// Sets how many fresh keys each caller may send per second, and how many at once after a pause. Default: no limit.
+    ///
+    /// A key is fresh if its request is executed and is no takeover. Replays and other duplicates are not limited, and
+    /// neither are [`run_once`](Self::run_once) and [`take_over`](Self::take_over). A request beyond the rate gets 429
+    /// `caller-limit` with `Retry-After`; nothing is executed or recorded. The rate applies to this process.
+    ///
+    /// If the rate is too low, bursts of honest callers are slowed down.
+    #[cfg(feature = "rate")]
+    pub fn with_fresh_key_rate(self, per_second: NonZeroU32, burst: NonZeroU32) -> Self {
+        let rate = Arc::new(FreshKeyRate::new(per_second, burst));
+        self.set(|config| config.limits.fresh_keys = Some(rate))
+    }
+
+    /// Sets how many bytes of request bodies and of response bodies the layer may hold. Default: 128 MiB each.
+    ///
+    /// - A request body counts until the handler has dropped it. A request that exceeds the limit gets 503 `overloaded`.
+    /// - A response body counts until the client has read it, also if it is a replay. A first response that exceeds the limit
+    ///   counts as too large ([`with_unrecordable`](Self::with_unrecordable)). A replay that exceeds it is not sent, and the
+    ///   client gets 503 `overloaded`. Replays of one record share their bytes.
+    ///
+    /// Bodies of at most 8 KiB count only until they are complete. The limits apply to this layer and all its clones. Callers
+    /// have shares in them like in [`with_max_in_flight`](Self::with_max_in_flight), so that slow clients of one caller affect
+    /// no other caller.
+    ///
+    /// If a limit is too low, the layer rejects requests, or does not record responses, that the service could serve. That
+    /// includes every body above 3/4 of the limit. If the limits exceed the available memory, the system may kill the
+    /// process.
+    pub fn with_max_buffered(self, request_bytes: usize, response_bytes: usize) -> Self {
         self.set(|config| {
-            config.limits.max_in_flight = requests;
-            config.limits.max_buffered = bytes;
+            config.limits.max_request_bytes = request_bytes;
+            config.limits.max_response_bytes = response_bytes;
         })
     }
 }

@@ -82,7 +82,7 @@
 //! Place the layer inside CORS, tracing, compression and authentication, and outside body limits and timeouts.
 //!
 //! A timeout that aborts a handler releases its key, so a retry executes again. A handler that makes payments should have a
-//! shorter timeout of its own and respond with [`NeedsAttention`]: see `docs/deploying.md` for the code.
+//! shorter timeout of its own and respond with [`NeedsAttention`]: see `docs/guide/placement.md` for the code.
 //!
 //! With the layers of `tower-http`, from the innermost to the outermost, which is the order in which a `Router` takes them:
 //!
@@ -117,8 +117,8 @@
 //!
 //! | feature | default | without it |
 //! |---|---|---|
-//! | `axum` | yes | no extractors, and no original path of requests below `Router::nest`: nested routes with equal inner paths look like one route |
-//! | `metrics` | no | no counters, gauges and histograms through the `metrics` facade, as listed in `docs/operations.md` |
+//! | `axum` | yes | no extractors, and no original path of requests below `Router::nest`: nested routes with equal inner paths look like one route; operators see paths in place of routes |
+//! | `metrics` | no | no counters, gauges and histograms through the `metrics` facade, as listed in `docs/operations/metrics-and-alarms.md` |
 //! | `conformance` | no | no conformance suite for implementors of a [`Store`] |
 //!
 //! # Scope of this crate
@@ -148,6 +148,8 @@ mod operator;
 mod panics;
 #[cfg(test)]
 mod random;
+#[cfg(feature = "rate")]
+mod rate;
 mod record;
 mod request;
 mod response;
@@ -164,16 +166,16 @@ pub use self::{
     body::Body,
     config::preset::Preset,
     error::{ConfigError, Error, ErrorKind},
-    execution::rules::{ConcurrentRequests, StoreFailure},
+    execution::rules::{ConcurrentRequests, ExecutionFailure, StoreFailure},
     future::ResponseFuture,
     layer::IdempotencyLayer,
     lease::Lease,
     record::{NeedsAttention, RecordError, replayed_by_default},
     request::{
-        fingerprint::{FingerprintBy, original_path_and_query},
+        fingerprint::{ACTING_HEADERS, FingerprintBy, original_path_and_query},
         key::{IDEMPOTENCY_KEY, IdempotencyKey, KeySyntax},
         principal::Principal,
-        rules::{KeyReuse, MissingKey},
+        rules::{KeyReuse, KeyScope, MissingKey},
     },
     response::{directives::Retention, replay::IDEMPOTENT_REPLAYED, rules::Unrecordable},
     service::Idempotency,

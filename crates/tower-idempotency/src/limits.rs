@@ -1,28 +1,72 @@
-//! Limits on requests in flight and on buffered bytes, shared by all clones of a layer.
+//! Limits on requests in flight and on the bytes that they hold, and the share of each caller in them.
+//!
+//! All clones of a layer share its limits. A caller that holds little of a resource can use all of it. A caller that holds
+//! more leaves the last quarter to the others. One caller can therefore not use up a resource at the cost of the others, and
+//! a caller that is alone can use most of it.
 
-use std::sync::{
-    Arc,
-    atomic::{AtomicBool, AtomicUsize, Ordering},
+use std::{
+    collections::{HashMap, hash_map::Entry},
+    sync::{
+        Arc, Mutex, MutexGuard, PoisonError, Weak,
+        atomic::{AtomicBool, AtomicUsize, Ordering},
+    },
 };
 
+use bytes::Bytes;
 use tokio::sync::Notify;
 
-use crate::telemetry;
+#[cfg(feature = "rate")]
+use crate::{digest::SERVICE_SCOPE, rate::FreshKeyRate};
+use crate::{store::ScopeDigest, telemetry};
+#[cfg(feature = "rate")]
+use std::time::Duration;
 
 /// Limits of one layer.
-#[derive(Clone, Debug)]
+#[derive(Clone)]
 pub(crate) struct Rules {
     pub(crate) max_in_flight: usize,
-    pub(crate) max_buffered: usize,
+    pub(crate) max_request_bytes: usize,
+    pub(crate) max_response_bytes: usize,
+    #[cfg(feature = "rate")]
+    pub(crate) fresh_keys: Option<Arc<FreshKeyRate>>,
 }
 
-/// Counters of the requests in flight and of the bytes that they buffer.
+impl Rules {
+    /// Counts a fresh key of this caller.
+    pub(crate) fn check_fresh_key(&self, caller: &Caller) -> Result<(), AdmissionError> {
+        #[cfg(feature = "rate")]
+        if let Some(rate) = &self.fresh_keys
+            && caller.scope != SERVICE_SCOPE
+        {
+            return rate
+                .check(caller.scope)
+                .map_err(AdmissionError::FreshKeyRate);
+        }
+        let _ = caller;
+        Ok(())
+    }
+}
+
+/// A resource that requests use up. Each has a limit of its own.
+#[derive(Clone, Copy)]
+enum Resource {
+    /// Requests that are not executed, or not yet: their body is read, they acquire a lease, or they wait for another one.
+    Arriving,
+    /// Executions, including those in the background.
+    Executing,
+    /// Requests that wait for the response of another one. They are arriving, too.
+    Waiting,
+    RequestBytes,
+    ResponseBytes,
+}
+
+const RESOURCES: usize = 5;
+
+/// Counters of what all requests of a layer hold.
 #[derive(Default)]
 pub(crate) struct Limits {
-    in_flight: AtomicUsize,
-    buffered: AtomicUsize,
-    /// The part of `buffered` that waits for clients to read it.
-    unsent: AtomicUsize,
+    used: [AtomicUsize; RESOURCES],
+    callers: [Mutex<HashMap<ScopeDigest, Weak<Caller>>>; SHARDS],
     background_releases: AtomicUsize,
     /// The part of `background_releases` whose first call has not been answered yet.
     unanswered_releases: AtomicUsize,
@@ -30,9 +74,20 @@ pub(crate) struct Limits {
     idle: Notify,
 }
 
+/// Counters of what the requests of one caller hold. Exists as long as there are such requests.
+pub(crate) struct Caller {
+    limits: Arc<Limits>,
+    scope: ScopeDigest,
+    held: [AtomicUsize; RESOURCES],
+    /// Requests whose client has left.
+    detached: AtomicUsize,
+}
+
 /// Permit of one request in flight. It is held until the execution ends, also if that continues in a background task.
 pub(crate) struct InFlightPermit {
-    pub(crate) buffer: Buffer,
+    caller: Arc<Caller>,
+    /// [`Resource::Arriving`], or [`Resource::Executing`] from the execution on.
+    stage: Resource,
 }
 
 /// Permit of a background task that releases a lease after its request was rejected.
@@ -43,50 +98,58 @@ pub(crate) struct BackgroundReleasePermit {
     is_answered: bool,
 }
 
-/// Bytes that one request has buffered. Dropping it returns them to the budget.
+/// Counts a request among the detached ones of its caller until it is dropped.
+pub(crate) struct DetachedRequest(Arc<Caller>);
+
+/// A place among the waiting requests.
+pub(crate) struct WaitingPlace(Arc<Caller>);
+
+/// Bytes of a body that count against a limit. Dropping it returns them.
 pub(crate) struct Buffer {
-    limits: Arc<Limits>,
+    caller: Arc<Caller>,
+    resource: Resource,
     bytes: usize,
+    max: usize,
 }
 
-/// Bytes of a streamed response that stay buffered until the client reads them.
-///
-/// They are counted twice, as buffered and as unsent, because a slow client decides how long they stay. Dropping it
-/// returns them to both budgets.
-pub(crate) struct UnsentBytes {
-    buffer: Buffer,
-}
-
-/// Reason why a request gets no permit or no more buffer.
+/// Reason why a request gets no permit or no more bytes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum AdmissionError {
     Draining,
+    /// All callers together use up the limit.
     TooManyRequests,
+    /// All callers together use up the limit.
     TooManyBytes,
+    /// The caller holds more than its share of a limit that is almost used up.
+    CallerLimit,
+    /// The caller sends fresh keys faster than its rate, and can send the next one after this time.
+    #[cfg(feature = "rate")]
+    FreshKeyRate(Duration),
 }
 
 impl Limits {
-    /// Returns one of at most `max` permits.
-    pub(crate) fn admit(self: &Arc<Self>, max: usize) -> Result<InFlightPermit, AdmissionError> {
-        let admitted = add_within(&self.in_flight, 1, max);
-        let permit = admitted.then(|| {
-            telemetry::in_flight(1.0);
-            InFlightPermit {
-                buffer: self.buffer(),
-            }
-        });
-        // The request is counted before the flag is read: either it sees the drain, or the drain waits for it.
-        if self.draining.load(Ordering::SeqCst) {
-            return Err(AdmissionError::Draining);
+    /// Returns the counters of the caller that has this scope.
+    pub(crate) fn caller(self: &Arc<Self>, scope: ScopeDigest) -> Arc<Caller> {
+        let mut callers = self.callers(scope);
+        let entry = callers.entry(scope).or_default();
+        if let Some(caller) = entry.upgrade() {
+            return caller;
         }
-        permit.ok_or(AdmissionError::TooManyRequests)
+        let caller = Arc::new(Caller {
+            limits: Arc::clone(self),
+            scope,
+            held: Default::default(),
+            detached: AtomicUsize::new(0),
+        });
+        *entry = Arc::downgrade(&caller);
+        caller
     }
 
-    /// Returns an empty buffer.
-    pub(crate) fn buffer(self: &Arc<Self>) -> Buffer {
-        Buffer {
-            limits: Arc::clone(self),
-            bytes: 0,
-        }
+    fn callers(&self, scope: ScopeDigest) -> MutexGuard<'_, HashMap<ScopeDigest, Weak<Caller>>> {
+        let shard = usize::from(scope.as_bytes()[0]) % SHARDS;
+        self.callers[shard]
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner)
     }
 
     /// Rejects all requests from now on.
@@ -96,9 +159,10 @@ impl Limits {
 
     /// Returns the number of requests and background releases that a drain waits for.
     pub(crate) fn in_flight(&self) -> usize {
-        // The order matters: a permit is counted as a background release before it is no longer counted as in flight.
-        let in_flight = self.in_flight.load(Ordering::SeqCst);
-        in_flight + self.unanswered_releases.load(Ordering::SeqCst)
+        // The order matters: a request that goes on to its execution, or to a background release, is counted there first.
+        self.used(Resource::Arriving).load(Ordering::SeqCst)
+            + self.used(Resource::Executing).load(Ordering::SeqCst)
+            + self.unanswered_releases.load(Ordering::SeqCst)
     }
 
     /// Waits until nothing is in flight.
@@ -113,16 +177,138 @@ impl Limits {
             idle.await;
         }
     }
+
+    fn used(&self, resource: Resource) -> &AtomicUsize {
+        &self.used[resource as usize]
+    }
+
+    /// Wakes a drain if nothing is in flight. Called after every request that ends.
+    fn notify_if_idle(&self) {
+        if self.draining.load(Ordering::SeqCst) && self.in_flight() == 0 {
+            self.idle.notify_waiters();
+        }
+    }
+}
+
+impl Caller {
+    /// Returns a permit for one request, of at most `max` in the layer.
+    pub(crate) fn admit(self: &Arc<Self>, max: usize) -> Result<InFlightPermit, AdmissionError> {
+        let permit = self.take(Resource::Arriving, 1, max).map(|()| {
+            telemetry::in_flight(1.0);
+            InFlightPermit {
+                caller: Arc::clone(self),
+                stage: Resource::Arriving,
+            }
+        });
+        // The request is counted before the flag is read: either it sees the drain, or the drain waits for it.
+        if self.limits.draining.load(Ordering::SeqCst) {
+            return Err(AdmissionError::Draining);
+        }
+        permit
+    }
+
+    /// Returns an empty buffer for request bodies, which hold at most `max` bytes in the layer.
+    pub(crate) fn request_bytes(self: &Arc<Self>, max: usize) -> Buffer {
+        self.buffer(Resource::RequestBytes, max)
+    }
+
+    /// Returns an empty buffer for response bodies, which hold at most `max` bytes in the layer.
+    pub(crate) fn response_bytes(self: &Arc<Self>, max: usize) -> Buffer {
+        self.buffer(Resource::ResponseBytes, max)
+    }
+
+    fn buffer(self: &Arc<Self>, resource: Resource, max: usize) -> Buffer {
+        Buffer {
+            caller: Arc::clone(self),
+            resource,
+            bytes: 0,
+            max,
+        }
+    }
+
+    /// Returns a place among the waiting requests, of at most `max` in the layer.
+    pub(crate) fn wait(self: &Arc<Self>, max: usize) -> Option<WaitingPlace> {
+        let taken = self.take(Resource::Waiting, 1, max);
+        taken.ok().map(|()| WaitingPlace(Arc::clone(self)))
+    }
+
+    /// Counts a request whose client has left.
+    pub(crate) fn detach(self: &Arc<Self>) -> DetachedRequest {
+        self.detached.fetch_add(1, Ordering::SeqCst);
+        DetachedRequest(Arc::clone(self))
+    }
+
+    /// Takes `n` of the resource if its limit and the share of this caller allow it.
+    ///
+    /// A caller that then holds at most an eighth can use all of the resource. Any other caller leaves the last quarter to
+    /// them. Both are rounded so that the first one of a resource can always be taken.
+    fn take(&self, resource: Resource, n: usize, max: usize) -> Result<(), AdmissionError> {
+        let held = &self.held[resource as usize];
+        let small = held.fetch_add(n, Ordering::SeqCst).saturating_add(n) <= (max / 8).max(1);
+        let open = if small { max } else { max - max / 4 };
+        if add_within(self.limits.used(resource), n, open) {
+            return Ok(());
+        }
+        held.fetch_sub(n, Ordering::SeqCst);
+        Err(match resource {
+            _ if !small && n <= open => AdmissionError::CallerLimit,
+            Resource::RequestBytes | Resource::ResponseBytes => AdmissionError::TooManyBytes,
+            Resource::Arriving | Resource::Executing | Resource::Waiting => {
+                AdmissionError::TooManyRequests
+            }
+        })
+    }
+
+    /// Takes `n` of the resource without a check of the limit.
+    fn take_unchecked(&self, resource: Resource, n: usize) {
+        self.held[resource as usize].fetch_add(n, Ordering::SeqCst);
+        self.limits.used(resource).fetch_add(n, Ordering::SeqCst);
+    }
+
+    fn give_back(&self, resource: Resource, n: usize) {
+        self.limits.used(resource).fetch_sub(n, Ordering::SeqCst);
+        self.held[resource as usize].fetch_sub(n, Ordering::SeqCst);
+    }
+}
+
+impl Drop for Caller {
+    fn drop(&mut self) {
+        let mut callers = self.limits.callers(self.scope);
+        // Another request of this caller may have created new counters since the last one ended.
+        if let Entry::Occupied(caller) = callers.entry(self.scope)
+            && caller.get().strong_count() == 0
+        {
+            caller.remove();
+        }
+    }
 }
 
 impl InFlightPermit {
+    pub(crate) fn caller(&self) -> &Arc<Caller> {
+        &self.caller
+    }
+
+    /// Counts the request as an execution, of at most `max` in the layer.
+    ///
+    /// Half of the executions may be those of clients of one caller that have left. Beyond that, the caller gets no new one.
+    pub(crate) fn begin_execution(&mut self, max: usize) -> Result<(), AdmissionError> {
+        let caller = &self.caller;
+        if caller.detached.load(Ordering::SeqCst) > max - max / 2 {
+            return Err(AdmissionError::CallerLimit);
+        }
+        caller.take(Resource::Executing, 1, max)?;
+        caller.give_back(self.stage, 1);
+        self.stage = Resource::Executing;
+        Ok(())
+    }
+
     /// Returns a second permit for other background work of the same request, whatever the limit.
     pub(crate) fn additional(&self) -> Self {
-        let limits = &self.buffer.limits;
-        limits.in_flight.fetch_add(1, Ordering::SeqCst);
+        self.caller.take_unchecked(self.stage, 1);
         telemetry::in_flight(1.0);
         Self {
-            buffer: limits.buffer(),
+            caller: Arc::clone(&self.caller),
+            stage: self.stage,
         }
     }
 
@@ -131,7 +317,7 @@ impl InFlightPermit {
         self,
         max: usize,
     ) -> Result<BackgroundReleasePermit, Self> {
-        let limits = &self.buffer.limits;
+        let limits = &self.caller.limits;
         if !add_within(&limits.background_releases, 1, max) {
             return Err(self);
         }
@@ -143,17 +329,21 @@ impl InFlightPermit {
     }
 }
 
+impl Drop for InFlightPermit {
+    fn drop(&mut self) {
+        telemetry::in_flight(-1.0);
+        self.caller.give_back(self.stage, 1);
+        self.caller.limits.notify_if_idle();
+    }
+}
+
 impl BackgroundReleasePermit {
     /// Marks the first release as answered. A drain no longer waits for the task.
     pub(crate) fn set_answered(&mut self) {
-        if !std::mem::replace(&mut self.is_answered, true)
-            && self
-                .limits
-                .unanswered_releases
-                .fetch_sub(1, Ordering::SeqCst)
-                == 1
-        {
-            self.limits.idle.notify_waiters();
+        if !std::mem::replace(&mut self.is_answered, true) {
+            let limits = &self.limits;
+            limits.unanswered_releases.fetch_sub(1, Ordering::SeqCst);
+            limits.notify_if_idle();
         }
     }
 }
@@ -167,40 +357,49 @@ impl Drop for BackgroundReleasePermit {
     }
 }
 
-impl Buffer {
-    /// Reserves `bytes` more if all buffers together then hold at most `max`. Returns `false` otherwise.
-    pub(crate) fn reserve(&mut self, bytes: usize, max: usize) -> bool {
-        let reserved = add_within(&self.limits.buffered, bytes, max);
-        if reserved {
-            self.bytes += bytes;
-        }
-        reserved
+impl Drop for DetachedRequest {
+    fn drop(&mut self) {
+        self.0.detached.fetch_sub(1, Ordering::SeqCst);
     }
+}
 
-    /// Returns empty unsent bytes of the same layer.
-    pub(crate) fn unsent(&self) -> UnsentBytes {
-        UnsentBytes {
-            buffer: self.limits.buffer(),
-        }
+impl Drop for WaitingPlace {
+    fn drop(&mut self) {
+        self.0.give_back(Resource::Waiting, 1);
+    }
+}
+
+impl Buffer {
+    /// Reserves `bytes` more if the limit and the share of the caller allow it.
+    pub(crate) fn reserve(&mut self, bytes: usize) -> Result<(), AdmissionError> {
+        self.caller.take(self.resource, bytes, self.max)?;
+        self.bytes += bytes;
+        Ok(())
     }
 
     /// Sets the buffer to `bytes`. Adds missing bytes without a check of the limit.
     pub(crate) fn resize_unchecked(&mut self, bytes: usize) {
-        let missing = bytes.saturating_sub(self.bytes);
-        if missing > 0 {
-            self.bytes += missing;
-            self.limits.buffered.fetch_add(missing, Ordering::Relaxed);
+        if bytes > self.bytes {
+            self.caller
+                .take_unchecked(self.resource, bytes - self.bytes);
+        } else if bytes < self.bytes {
+            self.caller.give_back(self.resource, self.bytes - bytes);
         }
-        self.shrink(bytes);
+        self.bytes = bytes;
     }
 
-    /// Returns all but `bytes` to the budget.
-    pub(crate) fn shrink(&mut self, bytes: usize) {
-        let excess = self.bytes.saturating_sub(bytes);
-        if excess > 0 {
-            self.bytes -= excess;
-            self.limits.buffered.fetch_sub(excess, Ordering::Relaxed);
+    /// Returns `data`. What was reserved for them counts until the last of their slices is dropped.
+    ///
+    /// A server holds a slice until the client has read it. At most [`UNCOUNTED`] bytes no longer count: a connection holds
+    /// as many in any case.
+    pub(crate) fn hold(self, data: Bytes) -> Bytes {
+        if data.len() <= UNCOUNTED || self.bytes == 0 {
+            return data;
         }
+        Bytes::from_owner(HeldData {
+            data,
+            _buffer: self,
+        })
     }
 }
 
@@ -210,56 +409,15 @@ impl Drop for Buffer {
     }
 }
 
-impl UnsentBytes {
-    /// Reserves `bytes` more. Returns `false` if they exceed the limit for unsent bytes.
-    ///
-    /// Unsent bytes may use half of `max`, so that slow clients leave room for uploads. They never use the last eighth,
-    /// which is left for responses in one piece: without it, those could not be recorded.
-    pub(crate) fn reserve(&mut self, bytes: usize, max: usize) -> bool {
-        let unsent = &self.buffer.limits.unsent;
-        if !add_within(unsent, bytes, max / 2) {
-            return false;
-        }
-        let reserved = self.buffer.reserve(bytes, max - max / 8);
-        if !reserved {
-            self.buffer.limits.unsent.fetch_sub(bytes, Ordering::SeqCst);
-        }
-        reserved
-    }
-
-    /// Reserves `bytes` without a check of the limit, in place of unsent bytes that passed the check.
-    pub(crate) fn reserve_unchecked(mut self, bytes: usize) -> Self {
-        self.buffer.limits.unsent.fetch_add(bytes, Ordering::SeqCst);
-        self.buffer.resize_unchecked(bytes);
-        self
-    }
-
-    /// Returns all but `bytes` to the budgets.
-    pub(crate) fn shrink(&mut self, bytes: usize) {
-        let excess = self.buffer.bytes.saturating_sub(bytes);
-        self.buffer.shrink(bytes);
-        if excess > 0 {
-            self.buffer
-                .limits
-                .unsent
-                .fetch_sub(excess, Ordering::SeqCst);
-        }
-    }
+/// Bytes, and the buffer in which they count.
+struct HeldData {
+    data: Bytes,
+    _buffer: Buffer,
 }
 
-impl Drop for UnsentBytes {
-    fn drop(&mut self) {
-        self.shrink(0);
-    }
-}
-
-impl Drop for InFlightPermit {
-    fn drop(&mut self) {
-        let limits = &self.buffer.limits;
-        telemetry::in_flight(-1.0);
-        if limits.in_flight.fetch_sub(1, Ordering::SeqCst) == 1 {
-            limits.idle.notify_waiters();
-        }
+impl AsRef<[u8]> for HeldData {
+    fn as_ref(&self) -> &[u8] {
+        &self.data
     }
 }
 
@@ -271,3 +429,8 @@ fn add_within(counter: &AtomicUsize, n: usize, max: usize) -> bool {
         })
         .is_ok()
 }
+
+/// Length in bytes of the largest body that no longer counts once the layer has handed it to the server.
+pub(crate) const UNCOUNTED: usize = 8 * 1024;
+
+const SHARDS: usize = 16;

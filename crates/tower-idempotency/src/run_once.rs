@@ -6,7 +6,7 @@ use bytes::Bytes;
 use serde::{Serialize, de::DeserializeOwned};
 
 use crate::{
-    digest::FieldDigest,
+    digest::{FieldDigest, SERVICE_SCOPE},
     error::Error,
     execution::{
         Finished, HandlerOutcome, PendingRecord,
@@ -15,12 +15,15 @@ use crate::{
         shared::Context,
     },
     layer::IdempotencyLayer,
-    lease::{Lease, commits::CommitOutcome},
+    lease::Lease,
     record::{Codec, NeedsAttention, Record},
     request::{self, LeaseTerms},
     response::{
         self, disposition,
-        reject::{admission_error, store_unavailable, unreadable_record},
+        reject::{
+            admission_error, outcome_pending, store_unavailable, unfinished_transaction,
+            unreadable_record,
+        },
     },
     store::{Claim, Fingerprint, KeyId, StoreError, Token, Ttl},
     telemetry,
@@ -119,9 +122,13 @@ impl IdempotencyLayer {
     ///
     /// The work did not run now. The exception is work that committed a record that is not a `T`: that record cannot be read.
     ///
+    /// - [`UnfinishedTransaction`](crate::ErrorKind::UnfinishedTransaction) if the work returned a value, but neither committed
+    ///   nor rolled back a transaction that it began under its lease. The work ran, its key was released, and a later call
+    ///   runs it again.
+    ///
     /// # Panics
     ///
-    /// If `work` panics, after its key was released. Also if the future is polled outside a Tokio runtime.
+    /// If `work` panics, after [`with_failure`](Self::with_failure) was applied to its key. Also if the future is polled outside a Tokio runtime.
     ///
     /// # Cancellation
     ///
@@ -188,15 +195,21 @@ impl IdempotencyLayer {
             shared: Arc::clone(&self.shared),
         };
         let config = &*context.config;
-        let permit = context.shared.limits.admit(config.limits.max_in_flight);
-        let permit = permit.map_err(|error| admission_error(&config.response, &error))?;
+        let caller = context.shared.limits.caller(SERVICE_SCOPE);
+        let permit = caller.admit(config.limits.max_in_flight);
+        let permit = permit.map_err(|error| admission_error(&config.response, error))?;
         let terms = config.lease_terms(context.shared.owner);
         let (key, fingerprint) = (key.as_ref(), fingerprint.as_ref());
         let claim = build_claim(&config.request, terms, key, fingerprint)
             .map_err(|error| store_unavailable(&config.response, error))?;
-        let detach = Arc::<Detach>::default();
+        let detach = Detach::new(caller);
         detach.arm();
-        let attempt = Attempt { claim, permit };
+        let attempt = Attempt {
+            claim,
+            key: None,
+            is_nested: false,
+            permit,
+        };
         Detachable::new(execute(context, attempt, work), detach).await
     }
 }
@@ -213,17 +226,18 @@ fn build_claim(
             .field(name)
             .field(rules.namespace.as_bytes())
             .field(bytes);
-        hash.finish()
+        hash
     };
     Ok(Claim {
-        id: KeyId::from_bytes(digest(b"id", key)),
-        fingerprint: Fingerprint::from_bytes(digest(b"fingerprint", fingerprint)),
+        id: KeyId::from_bytes(digest(b"id", key).finish()),
+        fingerprint: Fingerprint::from_bytes(digest(b"fingerprint", fingerprint).finish()),
         token: Token::random()?,
         lease: terms.ttl,
         orphans: terms.orphan_policy,
         orphan_retention: terms.orphan_retention,
         owner: terms.owner,
         operation: Box::from("run_once"),
+        scope: Some(SERVICE_SCOPE),
     })
 }
 
@@ -232,6 +246,8 @@ enum WorkResult<T, E> {
     Value(T),
     NeedsAttention(NeedsAttention, E),
     Failed(E),
+    /// The work returned a value, but neither committed nor rolled back a transaction.
+    Unfinished,
 }
 
 /// Acquires the lease, runs the work and finishes the lease.
@@ -250,7 +266,10 @@ where
     let outcome = attempt.acquire(&context, None).await;
     outcome.log(&id);
     let execution = match outcome {
-        AcquireOutcome::Granted(grant) => grant.begin(&context, None).await,
+        AcquireOutcome::Granted(grant) => {
+            let begun = grant.begin(&context, None, None).await;
+            begun.map_err(|error| admission_error(rules, error))?
+        }
         AcquireOutcome::Mismatch => return Ok(Outcome::Mismatch),
         AcquireOutcome::InProgress { expires_in } => return Ok(Outcome::InProgress { expires_in }),
         AcquireOutcome::Orphaned { since } => return Ok(Outcome::Orphaned { since }),
@@ -268,7 +287,9 @@ where
                 let _timer = HandlerTimer(telemetry::start());
                 work(handle).await
             };
-            if let CommitOutcome::Committed(record) = lease.close() {
+            // An error may contradict the commit that the work reported.
+            let closed = lease.close();
+            if let Some(record) = execution.committed(closed, result.is_ok()).await {
                 return HandlerOutcome::Committed(WorkResult::from(result), record);
             }
             let pending = |record, retention| PendingRecord {
@@ -277,6 +298,10 @@ where
                 retention,
             };
             match result {
+                Ok(_) if lease.has_open_transaction() => {
+                    telemetry::transaction_unfinished(&id);
+                    HandlerOutcome::Release(WorkResult::Unfinished, "unfinished_transaction")
+                }
                 Ok(value) => {
                     let record = disposition::encode_value(rules, &id, &value);
                     let pending = pending(record, rules.retention);
@@ -295,12 +320,13 @@ where
         })
         .await;
     match finished {
-        Finished::Own => Ok(match result {
-            WorkResult::Value(value) => Outcome::Executed(value),
+        Finished::Own => match result {
+            WorkResult::Value(value) => Ok(Outcome::Executed(value)),
             WorkResult::NeedsAttention(_, error) | WorkResult::Failed(error) => {
-                Outcome::Failed(error)
+                Ok(Outcome::Failed(error))
             }
-        }),
+            WorkResult::Unfinished => Err(unfinished_transaction()),
+        },
         Finished::Committed {
             record,
             before_return,
@@ -310,10 +336,12 @@ where
             }
             committed(rules, &id, &record, result)
         }
-        Finished::Stored(record) if matches!(result, WorkResult::Failed(_)) => {
+        Finished::Stored(record)
+            if matches!(result, WorkResult::Failed(_) | WorkResult::Unfinished) =>
+        {
             replayed(rules, &id, &record)
         }
-        Finished::Stored(_) | Finished::Unknown { .. } => Ok(unconfirmed(result)),
+        Finished::Stored(_) | Finished::Unknown { .. } => unconfirmed(rules, result),
     }
 }
 
@@ -339,10 +367,16 @@ impl<T, E> From<Result<T, WorkError<E>>> for WorkResult<T, E> {
 }
 
 /// Returns the outcome of a run whose answer is unknown or differs from its result.
-fn unconfirmed<T, E>(result: WorkResult<T, E>) -> Outcome<T, E> {
+fn unconfirmed<T, E>(
+    rules: &response::rules::Rules,
+    result: WorkResult<T, E>,
+) -> Result<Outcome<T, E>, Error> {
     match result {
-        WorkResult::Value(value) => Outcome::LeaseLost(value),
-        WorkResult::NeedsAttention(_, error) | WorkResult::Failed(error) => Outcome::Unknown(error),
+        WorkResult::Value(value) => Ok(Outcome::LeaseLost(value)),
+        WorkResult::NeedsAttention(_, error) | WorkResult::Failed(error) => {
+            Ok(Outcome::Unknown(error))
+        }
+        WorkResult::Unfinished => Err(outcome_pending(rules)),
     }
 }
 
@@ -379,7 +413,7 @@ fn replayed<T: DeserializeOwned, E>(
     }
     let outcome = recorded_outcome(record)?;
     if let Outcome::Replayed(_) = &outcome {
-        telemetry::replayed(id, None);
+        telemetry::replayed(id, None, None);
     }
     Ok(outcome)
 }
@@ -393,7 +427,7 @@ fn decode(rules: &response::rules::Rules, id: &KeyId, record: &Bytes) -> Result<
 
 fn recorded_outcome<T: DeserializeOwned, E>(record: Record) -> Result<Outcome<T, E>, Error> {
     Ok(match record {
-        // The parser's own message may quote the value, so it is dropped.
+        // The parser's message may quote the value. It is replaced by a fixed text.
         Record::Value(value) => Outcome::Replayed(
             rmp_serde::from_slice(&value)
                 .map_err(|_| unreadable_record("expected a value of another type"))?,

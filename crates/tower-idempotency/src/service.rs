@@ -59,7 +59,7 @@ where
 
     fn call(&mut self, req: Request<B>) -> Self::Future {
         let nested = is_nested(req.extensions());
-        if nested || is_keyless(&self.context, req.headers()) {
+        if is_keyless(&self.context, req.headers()) {
             let inner = self.inner.call(req.map(Body::original));
             return ResponseFuture::pass_through(inner, !nested);
         }
@@ -67,22 +67,21 @@ where
         match admit(&self.context, &head) {
             Admission::PassThrough => {
                 let req = Request::from_parts(head, Body::original(body));
-                ResponseFuture::pass_through(self.inner.call(req), true)
+                ResponseFuture::pass_through(self.inner.call(req), !nested)
             }
             Admission::Rejected(response) => ResponseFuture::rejected(into_response(*response)),
-            Admission::Execute(key, permit) => {
+            Admission::Execute(arrival) => {
                 // The service that is ready must be the one that is called. The clone becomes ready next time.
                 // https://docs.rs/tower/latest/tower/trait.Service.html#be-careful-when-cloning-inner-services
                 let clone = self.inner.clone();
                 let inner = std::mem::replace(&mut self.inner, clone);
-                let detach = Arc::<Detach>::default();
+                let detach = Detach::new(arrival.caller());
                 let execution = execute_request(
                     Arc::clone(&self.context),
                     inner,
                     head,
                     body,
-                    key,
-                    permit,
+                    arrival,
                     Arc::clone(&detach),
                 );
                 // If this span is disabled, `Detach` keeps the span around it.

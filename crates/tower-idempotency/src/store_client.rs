@@ -28,6 +28,15 @@ pub(crate) enum CallError {
     TimedOut,
 }
 
+/// Reply to [`StoreClient::acquire`].
+pub(crate) struct AcquireReply {
+    pub(crate) acquired: Acquired,
+    /// Instant at which the successful attempt was sent. A granted lease lasts from then on.
+    pub(crate) sent: Instant,
+    /// `true` if an earlier attempt got no reply. It may still reach the store, and acquire a key that is free by then.
+    pub(crate) may_acquire_late: bool,
+}
+
 /// Outcome of [`StoreClient::complete`].
 #[derive(Debug)]
 pub(crate) enum CompleteOutcome {
@@ -55,14 +64,13 @@ impl StoreClient {
     }
 
     /// Acquires a lease. All attempts use the same token, so that a retry after a lost reply finds its own lease.
-    ///
-    /// Also returns the instant at which the successful attempt was sent. A granted lease lasts from then on.
     pub(crate) async fn acquire(
         &self,
         claim: &Claim,
         timeout: Duration,
-    ) -> Result<(Acquired, Instant), CallError> {
+    ) -> Result<AcquireReply, CallError> {
         let mut budget = RetryBudget::new(timeout);
+        let mut may_acquire_late = false;
         loop {
             let sent = Instant::now();
             let started = telemetry::start();
@@ -77,10 +85,17 @@ impl StoreClient {
                 {
                     CallError::TimedOut
                 }
-                Some(Ok(acquired)) => return Ok((acquired, sent)),
+                Some(Ok(acquired)) => {
+                    return Ok(AcquireReply {
+                        acquired,
+                        sent,
+                        may_acquire_late,
+                    });
+                }
                 Some(Err(error)) => CallError::Store(error),
                 None => CallError::TimedOut,
             };
+            may_acquire_late = true;
             telemetry::store_error("acquire", &claim.id, error.store_error());
             if !budget.backoff().await {
                 return Err(error);

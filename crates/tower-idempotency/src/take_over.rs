@@ -6,6 +6,7 @@ use http::Response;
 
 use crate::{
     body::Body,
+    digest::SERVICE_SCOPE,
     error::Error,
     execution::{
         acquire::{AcquireOutcome, Attempt},
@@ -42,7 +43,8 @@ impl IdempotencyLayer {
     /// takes over the entry whatever the layer's orphan policy is.
     ///
     /// The response of `work` is treated like that of a handler. It is recorded unless its status or a control header
-    /// prevents that. If it is not recorded, or `work` fails, the entry is an orphan again. `work` may also commit in a
+    /// prevents that. If it is not recorded, or `work` fails, the entry is an orphan again, unless
+    /// [`with_failure`](Self::with_failure) changes that. `work` may also commit in a
     /// transaction of its own: see [`transaction`](crate::transaction). Response headers and limits are those of this
     /// layer, so use the layer that serves the route.
     ///
@@ -79,8 +81,12 @@ impl IdempotencyLayer {
         };
         let config = &*context.config;
         let rules = &config.response;
-        let permit = context.shared.limits.admit(config.limits.max_in_flight);
-        let permit = permit.map_err(|error| admission_error(rules, &error))?;
+        let caller = context
+            .shared
+            .limits
+            .caller(claim.scope.unwrap_or(SERVICE_SCOPE));
+        let permit = caller.admit(config.limits.max_in_flight);
+        let permit = permit.map_err(|error| admission_error(rules, error))?;
         let terms = config.lease_terms(context.shared.owner);
         let claim = Claim {
             // A second call with the same claim must not count as a retry of the first one.
@@ -91,10 +97,15 @@ impl IdempotencyLayer {
             owner: terms.owner,
             ..claim
         };
-        let detach = Arc::<Detach>::default();
+        let detach = Detach::new(caller);
         detach.arm();
         let run = async move {
-            let attempt = Attempt { claim, permit };
+            let attempt = Attempt {
+                claim,
+                key: None,
+                is_nested: false,
+                permit,
+            };
             let grant = match attempt.acquire(&context, None).await {
                 AcquireOutcome::Granted(grant) if grant.takeover => grant,
                 // There was no orphan, and the release leaves no entry behind.
@@ -112,7 +123,9 @@ impl IdempotencyLayer {
                     return Err(store_unavailable(rules, error.into_source()));
                 }
             };
-            let execution = grant.begin(&context, None).await;
+            let begun = grant.begin(&context, None, None).await;
+            let execution =
+                begun.map_err(|error| admission_error(&context.config.response, error))?;
             let handle = execution.lease.handle();
             let call = pin!(async move { work(handle).await });
             Ok(match run_handler(execution, call).await {

@@ -3,13 +3,20 @@
 //! No label and no field carries a key, a principal or a fingerprint. Events name an entry by eight hexadecimal digits of its
 //! id; labels never do.
 
-use std::time::SystemTime;
+use std::{
+    sync::{
+        Mutex, PoisonError,
+        atomic::{AtomicBool, Ordering},
+    },
+    time::{Duration, SystemTime},
+};
 
 use http::StatusCode;
+use tokio::time::Instant;
 
 use crate::{
     error::ErrorKind,
-    record::{NeedsAttention, TombstoneReason},
+    record::{NeedsAttention, TombstoneReason, Traceparent},
     store::{KeyId, StoreError},
 };
 
@@ -29,6 +36,60 @@ macro_rules! observe {
     };
 }
 
+/// Warnings that a layer repeats seldom, however often their cause occurs.
+#[derive(Default)]
+pub(crate) struct Warnings {
+    anonymous: AtomicBool,
+    principal_changed: OncePerMinute,
+    principal_missing: OncePerMinute,
+}
+
+/// Limits a warning to one per minute.
+#[derive(Default)]
+struct OncePerMinute(Mutex<Option<Instant>>);
+
+impl OncePerMinute {
+    /// Returns `true` if the warning was not due in the last minute.
+    fn is_due(&self) -> bool {
+        let now = Instant::now();
+        let mut last = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        let is_due = last.is_none_or(|last| now - last >= Duration::from_secs(60));
+        if is_due {
+            *last = Some(now);
+        }
+        is_due
+    }
+}
+
+impl Warnings {
+    /// Reports a request with a key and without credentials.
+    pub(crate) fn anonymous(&self) {
+        if !self.anonymous.swap(true, Ordering::Relaxed) {
+            tracing::warn!(
+                "request without credentials: all such callers share their keys, set a principal"
+            );
+        }
+        count!("idempotency_anonymous_total");
+    }
+
+    /// Reports a request whose key and content this process saw under another principal.
+    pub(crate) fn principal_changed(&self, id: &KeyId) {
+        if self.principal_changed.is_due() {
+            tracing::warn!(%id, "same key and content seen under another principal: a retry with a refreshed token executes again");
+        }
+        count!("idempotency_principal_changed_total");
+    }
+
+    /// Reports a request without the principal that the settings require.
+    pub(crate) fn principal_missing(&self) {
+        if self.principal_missing.is_due() {
+            tracing::error!(
+                "principal missing: the layer is outside the authentication, requests get 500"
+            );
+        }
+    }
+}
+
 pub(crate) fn granted(id: &KeyId, generation: u64, takeover: bool) {
     count!("idempotency_granted_total");
     if takeover {
@@ -39,11 +100,17 @@ pub(crate) fn granted(id: &KeyId, generation: u64, takeover: bool) {
     }
 }
 
-pub(crate) fn replayed(id: &KeyId, recorded_at: Option<SystemTime>) {
+/// Reports a replay. `traceparent` is that of the first execution.
+pub(crate) fn replayed(
+    id: &KeyId,
+    recorded_at: Option<SystemTime>,
+    traceparent: Option<&Traceparent>,
+) {
     let age = recorded_at
         .and_then(|at| at.elapsed().ok())
         .map(tracing::field::debug);
-    tracing::debug!(%id, age, "replayed");
+    let execution = traceparent.map(Traceparent::as_str);
+    tracing::debug!(%id, age, execution, "replayed");
     count!("idempotency_replayed_total");
 }
 
@@ -56,6 +123,12 @@ pub(crate) fn unresolved(id: &KeyId, status: Option<StatusCode>, code: &str) {
     let status = status.map(|status| status.as_u16());
     tracing::debug!(%id, status, code, "retry refused: earlier execution needs attention");
     count!("idempotency_unresolved_total", "reason" => code.to_owned());
+}
+
+/// Reports a request with a key that the layer does not cover.
+pub(crate) fn passed_through(reason: &'static str) {
+    tracing::debug!(reason, "request with a key passed through");
+    count!("idempotency_passed_through_total", "reason" => reason);
 }
 
 /// Reports a [`NeedsAttention`] that has no effect. This event is its only trace.
@@ -149,6 +222,7 @@ pub(crate) fn tombstone_stored(id: &KeyId, reason: TombstoneReason) {
     count!("idempotency_tombstones_total", "reason" => match reason {
         TombstoneReason::TooLarge => "too_large",
         TombstoneReason::Streamed => "streamed",
+        TombstoneReason::Panicked => "panicked",
     });
 }
 
@@ -160,6 +234,18 @@ pub(crate) fn released(id: &KeyId, reason: &'static str) {
 pub(crate) fn key_held(id: &KeyId) {
     tracing::warn!(%id, "key held until its lease expires");
     count!("idempotency_held_total");
+}
+
+/// Reports a success that is not recorded, since a transaction of the handler was neither committed nor rolled back.
+pub(crate) fn transaction_unfinished(id: &KeyId) {
+    tracing::error!(%id, "transaction neither committed nor rolled back, its effect is lost, success is not recorded");
+    count!("idempotency_unfinished_transactions_total");
+}
+
+/// Reports a failed execution that leaves its key as an orphan.
+pub(crate) fn orphan_left(id: &KeyId, reason: &'static str) {
+    tracing::warn!(%id, reason, "execution failed, its key is an orphan");
+    count!("idempotency_failed_total", "reason" => reason);
 }
 
 pub(crate) fn refused(kind: ErrorKind) {

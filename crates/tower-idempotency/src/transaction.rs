@@ -76,10 +76,9 @@ use http::{Response, StatusCode};
 use serde::Serialize;
 
 use crate::{
-    body::{Body, CountedData},
+    body::Body,
     execution::reconcile::{EntryStatus, query_entry},
-    lease::{Lease, state::LeaseState},
-    limits::Buffer,
+    lease::{Lease, commits::CommittedResponse, state::LeaseState},
     record::TombstoneReason,
     response::{
         directives::Retention,
@@ -115,11 +114,16 @@ impl Lease {
         res: Response<B>,
     ) -> Result<Prepared<Response<Body<B>>>, NotRecordable<Response<Body<B>>>> {
         let state = &*self.0;
-        let (rules, limits) = (&state.config().response, &state.config().limits);
-        let mut buffer = state.grant.limits.buffer();
+        let rules = &state.config().response;
         let incomplete = state.request_body_incomplete();
-        let (mut res, disposition) =
-            decide_disposition(rules, limits, &mut buffer, state.id(), res, incomplete).await;
+        let (mut res, disposition) = decide_disposition(
+            rules,
+            state.response_bytes(),
+            state.origin(),
+            res,
+            incomplete,
+        )
+        .await;
         if let Disposition::Release(
             NotRecordedReason::NoStore
             | NotRecordedReason::Unrecordable
@@ -130,11 +134,20 @@ impl Lease {
             // no longer has the announced length.
             res.extensions_mut().insert(Retention::NoStore);
         }
-        if res.body().is_counted() {
-            res.extensions_mut().insert(CountedData);
-        }
+        res.extensions_mut().insert(CommittedResponse);
         let status = res.status();
-        Prepared::new(self, disposition, status, res, buffer)
+        Prepared::new(self, disposition, status, res)
+    }
+
+    /// Registers a transaction that the handler has begun. Call [`OpenTransaction::end`] after its commit or its rollback.
+    ///
+    /// The layer does not record a success (1xx to 3xx, or a value of [`run_once`](crate::IdempotencyLayer::run_once)) while a
+    /// transaction is open when the handler returns. It logs an error, responds with 500 `unfinished-transaction`, and releases
+    /// the key. Any commit that succeeds under the lease is the outcome all the same.
+    #[must_use = "the transaction counts as open until it is ended"]
+    pub fn open_transaction(&self) -> OpenTransaction {
+        self.0.begin_transaction();
+        OpenTransaction(self.clone())
     }
 
     /// Turns a value into the record that [`run_once`](crate::IdempotencyLayer::run_once) would store for it.
@@ -152,8 +165,20 @@ impl Lease {
             retention: rules.retention,
             status: StatusCode::OK,
             answer: of,
-            buffer: self.0.grant.limits.buffer(),
         }
+    }
+}
+
+/// A transaction that the handler has begun: see [`Lease::open_transaction`].
+///
+/// If it is dropped, it counts as neither committed nor rolled back.
+#[derive(Debug)]
+pub struct OpenTransaction(Lease);
+
+impl OpenTransaction {
+    /// Registers that the transaction was committed or rolled back, or that the handler knows of the failure to do so.
+    pub fn end(self) {
+        self.0.0.end_transaction();
     }
 }
 
@@ -165,7 +190,6 @@ pub struct Prepared<T> {
     retention: Ttl,
     status: StatusCode,
     answer: T,
-    buffer: Buffer,
 }
 
 impl<T> Prepared<T> {
@@ -174,7 +198,6 @@ impl<T> Prepared<T> {
         disposition: Disposition,
         status: StatusCode,
         answer: T,
-        buffer: Buffer,
     ) -> Result<Self, NotRecordable<T>> {
         match disposition {
             Disposition::Record { record, retention } => Ok(Self {
@@ -183,7 +206,6 @@ impl<T> Prepared<T> {
                 retention,
                 status,
                 answer,
-                buffer,
             }),
             Disposition::Release(reason) => Err(NotRecordable { reason, answer }),
         }
@@ -219,21 +241,65 @@ impl<T> Prepared<T> {
         let state = &*self.lease.0;
         let (rules, reason) = (&state.config().response, TombstoneReason::TooLarge);
         let retention = self.retention;
-        let disposition = match strip_reason(state.id(), Some(self.status), &self.record) {
+        let disposition = match strip_reason(state.origin(), Some(self.status), &self.record) {
             Some(record) => Disposition::Record { record, retention },
-            None => tombstone_or_release(rules, state.id(), self.status, reason, retention),
+            None => tombstone_or_release(rules, state.origin(), self.status, reason, retention),
         };
-        Self::new(
-            &self.lease,
-            disposition,
-            self.status,
-            self.answer,
-            self.buffer,
-        )
+        Self::new(&self.lease, disposition, self.status, self.answer)
+    }
+
+    /// Begins a commit by a transaction that ends elsewhere, such as at the end of a closure.
+    ///
+    /// Call it before the record is written, and [`BegunCommit::acknowledge`] after the transaction was committed. If the
+    /// transaction fails, drop the value: the layer then queries the store before it responds. The whole transaction may be
+    /// retried, from [`prepare`](Lease::prepare) on, while the lease is held.
+    ///
+    /// ```no_run
+    /// # use axum::{http::Response, response::IntoResponse};
+    /// # use tower_idempotency::{Lease, store::{LeaseRef, StoreError}};
+    /// # struct Database;
+    /// # impl Database {
+    /// #     async fn transaction<T>(&self, f: impl AsyncFnOnce(&Self) -> Result<T, StoreError>) -> Result<T, StoreError> { f(self).await }
+    /// #     async fn write_record(&self, _: LeaseRef, _: &[u8]) -> Result<(), StoreError> { Ok(()) }
+    /// # }
+    /// # async fn handler(database: Database, lease: Lease) -> Result<axum::response::Response, StoreError> {
+    /// let begun = database
+    ///     .transaction(async |tx| {
+    ///         // insert into payments ..
+    ///         let prepared = lease.prepare("paid".into_response()).await.expect("a 200 is recorded");
+    ///         let (lease_ref, record) = (prepared.lease_ref(), prepared.record().clone());
+    ///         let begun = prepared.begin_commit()?;
+    ///         tx.write_record(lease_ref, &record).await?;
+    ///         Ok(begun)
+    ///     })
+    ///     .await?;
+    /// // The database has committed.
+    /// Ok(begun.acknowledge().into_response())
+    /// # }
+    /// ```
+    ///
+    /// # Errors
+    ///
+    /// [`StoreError::LeaseLost`] if the lease is lost, has its outcome or ended with the handler's response. Roll back.
+    pub fn begin_commit(self) -> Result<BegunCommit<T>, StoreError> {
+        let state = &*self.lease.0;
+        let retention = self.retention.as_duration();
+        if state.is_lost() || !state.commits.begin(retention) {
+            return Err(StoreError::LeaseLost);
+        }
+        Ok(BegunCommit {
+            _finishing: FinishingGuard::new(&self.lease),
+            lease: self.lease,
+            record: self.record,
+            answer: self.answer,
+        })
     }
 
     /// Runs `commit`, which writes the record and ends the transaction, and returns the response or value. From here on the
     /// layer stores nothing itself.
+    ///
+    /// `commit` must end the transaction. If the transaction ends elsewhere, such as at the end of a closure, use
+    /// [`begin_commit`](Self::begin_commit): the database can refuse a commit whose statements all succeeded.
     ///
     /// `commit` returns one of:
     ///
@@ -262,11 +328,10 @@ impl<T> Prepared<T> {
         let state = &*self.lease.0;
         let retention = self.retention.as_duration();
         let is_retry = state.commits.has_begun();
-        if state.is_lost() || !state.commits.begin(&self.record, retention) {
+        if state.is_lost() || !state.commits.begin(retention) {
             return Err(StoreError::LeaseLost);
         }
-        // A renewal after the commit finds no lease. That must not be reported as a loss.
-        let _finishing = FinishingGuard::new(state);
+        let _finishing = FinishingGuard::new(&self.lease);
         let mut committed = commit.await;
         if let Err(StoreError::Backend(error)) = committed {
             let resolving = resolve_unacknowledged_commit(state, &self.record);
@@ -294,19 +359,49 @@ impl<T> Prepared<T> {
     }
 }
 
-/// Marks the lease as finishing during a commit.
-struct FinishingGuard<'a>(&'a LeaseState);
+/// A commit that is on its way, by a transaction that ends after the record was written: see [`Prepared::begin_commit`].
+#[must_use = "the layer queries the store for a commit that is not acknowledged"]
+pub struct BegunCommit<T> {
+    lease: Lease,
+    record: Bytes,
+    answer: T,
+    _finishing: FinishingGuard,
+}
 
-impl<'a> FinishingGuard<'a> {
-    fn new(lease: &'a LeaseState) -> Self {
-        lease.set_finishing(true);
-        Self(lease)
+impl<T> BegunCommit<T> {
+    /// Registers that the database has acknowledged the commit, and returns the response or value.
+    #[must_use = "this is the response of the handler"]
+    pub fn acknowledge(self) -> T {
+        let state = &*self.lease.0;
+        state.commits.succeed(self.record);
+        state.set_finished();
+        self.answer
     }
 }
 
-impl Drop for FinishingGuard<'_> {
+/// Shows neither the record nor the response.
+impl<T> fmt::Debug for BegunCommit<T> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("BegunCommit")
+            .field("lease", &self.lease)
+            .finish_non_exhaustive()
+    }
+}
+
+/// Marks the lease as finishing during a commit. A renewal after the commit finds no lease, which must not be reported as a
+/// loss.
+struct FinishingGuard(Lease);
+
+impl FinishingGuard {
+    fn new(lease: &Lease) -> Self {
+        lease.0.set_finishing(true);
+        Self(lease.clone())
+    }
+}
+
+impl Drop for FinishingGuard {
     fn drop(&mut self) {
-        self.0.set_finishing(false);
+        self.0.0.set_finishing(false);
     }
 }
 
@@ -321,10 +416,12 @@ async fn resolve_unacknowledged_commit(
         return None;
     }
     match query_entry(lease, lease.claim()).await {
-        EntryStatus::Completed(stored) if stored == record => Some(Ok(())),
-        EntryStatus::Completed(_) | EntryStatus::Orphaned | EntryStatus::HeldElsewhere => {
-            Some(Err(StoreError::LeaseLost))
-        }
+        // The record is compared too: an earlier commit of this handler has the same token.
+        EntryStatus::CompletedHere(stored) if stored == record => Some(Ok(())),
+        EntryStatus::CompletedHere(_)
+        | EntryStatus::Completed(_)
+        | EntryStatus::Orphaned
+        | EntryStatus::HeldElsewhere => Some(Err(StoreError::LeaseLost)),
         // The record was stored and has expired, or it was never stored. A retry could repeat the effect.
         EntryStatus::Acquired(_) if lease.commits.record_may_have_expired() => {
             Some(Err(StoreError::LeaseLost))

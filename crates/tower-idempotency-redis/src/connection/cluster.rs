@@ -4,7 +4,7 @@
 //! connection that all calls share, waits for the reply, and then sends the command. The node would apply `ASKING` to
 //! whichever command arrives in between. If another node has the entry of that command, the request executes twice.
 //! This module therefore follows redirections itself and sends `ASKING` together with its command: see
-//! `docs/decisions/0033`.
+//! `docs/internals/decisions/0033`.
 
 use std::{
     collections::HashMap,

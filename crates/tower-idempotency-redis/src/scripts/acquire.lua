@@ -1,11 +1,11 @@
--- Takes a lease, or says why not.
--- ARGV: token, fingerprint, lease in ms, keep in ms, 1 if an orphan may be taken over, owner, operation.
--- Answers {1, generation}, {2, fingerprint, ms left}, {3, fingerprint, ms since}, {4, fingerprint, record}, or {0} for
--- an entry that a newer version wrote.
+-- Acquires a lease, or returns the state that prevents it.
+-- ARGV: token, fingerprint, lease in ms, orphan retention in ms, 1 if an orphan may be taken over, owner, operation.
+-- Returns {1, generation}, {2, fingerprint, ms left}, {3, fingerprint, ms since}, {4, fingerprint, record, ms left
+-- (-1 if it never expires), token or nil}, or {0} for an entry that a newer version wrote.
 local entry = redis.call('HMGET', KEYS[1], 's', 't', 'f', 'g', 'l', 'b')
 local state, token, fingerprint, generation = entry[1], entry[2], entry[3], entry[4]
 if state == 'D' then
-  return {4, fingerprint, entry[6]}
+  return {4, fingerprint, entry[6], redis.call('PTTL', KEYS[1]), token}
 end
 if state and state ~= 'L' then
   return {0}

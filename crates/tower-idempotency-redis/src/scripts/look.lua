@@ -1,4 +1,4 @@
--- Whether the entry is in progress: 1 or 0. Writes nothing.
+-- Returns 1 if the entry is in progress, else 0. Writes nothing.
 local entry = redis.call('HMGET', KEYS[1], 's', 'l')
 if entry[1] ~= 'L' then
   return 0

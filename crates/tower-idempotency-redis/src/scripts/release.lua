@@ -1,5 +1,5 @@
--- Ends the lease or the orphan of the token that holds it. ARGV: token, 1 to publish. Answers 1 if it did, 0 if the token
--- does not hold the entry.
+-- Ends the lease or the orphan that the token holds. ARGV: token, 1 to publish. Returns 1, or 0 if the token does not hold
+-- the entry.
 local entry = redis.call('HMGET', KEYS[1], 's', 't', 'g', 'k')
 if entry[1] ~= 'L' or entry[2] ~= ARGV[1] then
   return 0
@@ -7,7 +7,7 @@ end
 if entry[3] == '1' then
   redis.call('DEL', KEYS[1])
 else
-  -- What was taken over may have had its effect: an orphan again, since now, and held by nobody.
+  -- The execution that was taken over may have had its effect. The entry is an orphan again, from now on, without a holder.
   local time = redis.call('TIME')
   local now = time[1] * 1000 + math.floor(time[2] / 1000)
   redis.call('HDEL', KEYS[1], 't')
@@ -15,7 +15,7 @@ else
   redis.call('PEXPIREAT', KEYS[1], string.format('%.0f', now + entry[4]))
 end
 if ARGV[2] == '1' then
-  -- A hint: who may not give it has done the rest all the same.
+  -- Only a hint: a user without rights on the channel has done the rest.
   redis.pcall('PUBLISH', KEYS[1], '')
 end
 return 1

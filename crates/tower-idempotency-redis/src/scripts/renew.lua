@@ -1,5 +1,5 @@
--- Moves the end of the lease. ARGV: token, lease in ms. Answers 1, 0 when the token does not hold the entry, or -1 for an
--- entry that a newer version wrote.
+-- Extends the lease. ARGV: token, lease in ms. Returns 1, or 0 if the token does not hold the entry, or -1 if a newer version
+-- wrote the entry.
 local entry = redis.call('HMGET', KEYS[1], 's', 't', 'k')
 if entry[1] and entry[1] ~= 'L' and entry[1] ~= 'D' then
   return -1
@@ -9,7 +9,7 @@ if entry[1] ~= 'L' or entry[2] ~= ARGV[1] then
 end
 local time = redis.call('TIME')
 local ends = time[1] * 1000 + math.floor(time[2] / 1000) + ARGV[2]
--- First the write that needs no memory: when memory is full, a script that has written goes on, and others do not begin.
+-- The write that needs no memory comes first. When memory is full, a script that has written continues; others do not begin.
 redis.call('PEXPIREAT', KEYS[1], string.format('%.0f', ends + entry[3]))
 redis.call('HSET', KEYS[1], 'l', string.format('%.0f', ends))
 return 1

@@ -4,8 +4,8 @@
 //! session's default. Calls read the row back to see their effect, because the count of changed rows depends on
 //! connection settings.
 //!
-//! Values are part of the text, as digits and letters only; see `docs/decisions/0018`. In a handler's transaction they
-//! are bound instead, because sqlx logs the text on the handler's connection.
+//! Values are part of the text, as digits and letters only; see `docs/internals/decisions/0018`. In a handler's transaction
+//! they are bound instead, because sqlx logs the text on the handler's connection.
 
 use std::sync::Arc;
 
@@ -111,7 +111,7 @@ update {table} set
   operation = {operation}
 where @free and id = {id} and {can_acquire};
 select completed is not null, coalesce(token = {token}, false), forgotten_at <= {NOW}, fingerprint, generation,
-  lease_ends - {NOW}, record
+  lease_ends - {NOW}, record, forgotten_at - {NOW}, token
 from {table} where id = {id};"
         ))
     }

@@ -404,6 +404,7 @@ fn is_failover_error(code: &str) -> bool {
 fn read_acquire_row(row: &PgRow) -> Result<AcquireRow, SqlError> {
     let bytes = |text| hex::decode(text).ok_or(SqlError::unreadable("no bytes"));
     let record: Option<&str> = row.try_get(6)?;
+    let token: Option<&str> = row.try_get(8)?;
     Ok(AcquireRow {
         is_completed: row.try_get(0)?,
         has_own_token: row.try_get(1)?,
@@ -412,6 +413,8 @@ fn read_acquire_row(row: &PgRow) -> Result<AcquireRow, SqlError> {
         generation: row.try_get(4)?,
         lease_left: row.try_get(5)?,
         record: record.map(bytes).transpose()?,
+        left: row.try_get(7)?,
+        token: token.map(bytes).transpose()?,
     })
 }
 

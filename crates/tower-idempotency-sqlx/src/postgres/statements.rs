@@ -4,7 +4,7 @@
 //! transaction. The first statement sets the isolation level of that transaction only, regardless of the connection's
 //! default.
 //!
-//! Values are part of the text, as digits only; see `docs/decisions/0018`. In a handler's transaction they are bound
+//! Values are part of the text, as digits only; see `docs/internals/decisions/0018`. In a handler's transaction they are bound
 //! instead, because sqlx logs the text on the handler's connection.
 
 use std::sync::Arc;
@@ -131,7 +131,8 @@ on conflict (id) do update set
   checkpoint_data = case when e.forgotten_at > excluded.created then e.checkpoint_data end
 where {can_acquire_locked};
 select e.completed is not null, coalesce(e.token = {token}, false), e.forgotten_at <= now,
-  encode(e.fingerprint, 'hex'), e.generation, e.lease_ends - now, encode(e.record, 'hex')
+  encode(e.fingerprint, 'hex'), e.generation, e.lease_ends - now, encode(e.record, 'hex'), e.forgotten_at - now,
+  encode(e.token, 'hex')
 from {table} e, (select {NOW} as now) clock where e.id = {id};"
         )
     }

@@ -354,6 +354,8 @@ fn read_acquire_row(row: &SqliteRow) -> Result<AcquireRow, sqlx::Error> {
         generation: row.try_get(4)?,
         lease_left: row.try_get(5)?,
         record: row.try_get(6)?,
+        left: row.try_get(7)?,
+        token: row.try_get(8)?,
     })
 }
 

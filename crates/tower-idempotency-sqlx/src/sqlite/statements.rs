@@ -60,7 +60,7 @@ impl Statements {
         Self {
             read_entry: statement(format!(
                 "select completed is not null, token is ?2, forgotten_at <= {NOW}, fingerprint, generation,
-  lease_ends - {NOW}, record
+  lease_ends - {NOW}, record, forgotten_at - {NOW}, token
 from {table} where id = ?1"
             )),
             acquire: statement(format!(

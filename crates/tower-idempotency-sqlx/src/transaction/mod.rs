@@ -14,7 +14,7 @@ use tokio::{sync::oneshot, time::sleep};
 use tower_idempotency::{
     Body, Lease,
     store::{LeaseRef, StoreError},
-    transaction::{NotRecordable, Prepared},
+    transaction::{NotRecordable, OpenTransaction, Prepared},
 };
 
 use crate::{
@@ -38,9 +38,9 @@ pub use self::{
 /// its connection: execute statements of sqlx on `&mut *tx`. End it with [`commit`](Self::commit),
 /// [`checkpoint`](Self::checkpoint) or [`rollback`](Self::rollback). Its drop rolls it back.
 ///
-/// The layer does not know the transaction before its commit. If the handler returns a response without committing,
-/// that response is recorded although nothing was written. So return the response that [`commit`](Self::commit)
-/// returns. After a rollback, return a response that is not recorded, such as a 5xx.
+/// Return the response that [`commit`](Self::commit) returns. If the handler returns a success and has neither committed
+/// nor rolled back, the layer logs an error, responds with 500 `unfinished-transaction` and releases the key. So call
+/// [`rollback`](Self::rollback) before a success that needs no writes. A 4xx after a dropped transaction is recorded.
 ///
 /// The fence is a conditional write, the last one of the transaction. If the entry is not leased under this lease's
 /// token, nothing is committed. So two executions of one request commit once, however they overlap.
@@ -53,6 +53,7 @@ pub struct FencedTransaction<S: SqlStore> {
     transaction: Transaction<'static, S::Database>,
     store: S,
     lease: Lease,
+    open: Option<OpenTransaction>,
 }
 
 impl<S: SqlStore> FencedTransaction<S> {
@@ -78,6 +79,7 @@ impl<S: SqlStore> FencedTransaction<S> {
                 transaction,
                 store: store.clone(),
                 lease: lease.clone(),
+                open: Some(lease.open_transaction()),
             }),
             Ok(LeaseStatus::Lost) => Err(TransactionErrorKind::LeaseLost.into()),
             Ok(LeaseStatus::Absent) => Err(TransactionErrorKind::NoEntry.into()),
@@ -109,13 +111,16 @@ impl<S: SqlStore> FencedTransaction<S> {
     /// If the future is dropped, the transaction commits all its writes or none. The layer queries the store for the
     /// outcome before it responds.
     pub async fn commit<B: http_body::Body>(
-        self,
+        mut self,
         res: Response<B>,
     ) -> Result<Response<Body<B>>, CommitError<Response<Body<B>>>> {
-        match self.lease.prepare(res).await {
+        let open = self.open.take();
+        let committed = match self.lease.prepare(res).await {
             Ok(prepared) => self.commit_prepared(prepared).await,
             Err(error) => self.roll_back_unrecorded(error).await,
-        }
+        };
+        end(open);
+        committed
     }
 
     /// Commits the value of a [`run_once`](tower_idempotency::IdempotencyLayer::run_once), like
@@ -128,9 +133,12 @@ impl<S: SqlStore> FencedTransaction<S> {
     /// # Cancellation
     ///
     /// If the future is dropped, the transaction commits all its writes or none, as in [`commit`](Self::commit).
-    pub async fn commit_value<T: Serialize>(self, value: T) -> Result<T, CommitError<T>> {
+    pub async fn commit_value<T: Serialize>(mut self, value: T) -> Result<T, CommitError<T>> {
+        let open = self.open.take();
         let prepared = self.lease.prepare_value(value);
-        self.commit_prepared(prepared).await
+        let committed = self.commit_prepared(prepared).await;
+        end(open);
+        committed
     }
 
     /// Writes a checkpoint and commits it with the transaction's other writes. This ends a phase of the request, and
@@ -150,12 +158,17 @@ impl<S: SqlStore> FencedTransaction<S> {
     ///
     /// If the future is dropped, the phase and its checkpoint are both committed, or neither is.
     pub async fn checkpoint(
-        self,
+        mut self,
         name: &str,
         data: &impl Serialize,
     ) -> Result<(), TransactionError> {
-        let checkpoint = Checkpoint::new(name, data)?;
-        self.commit_checkpoint(checkpoint).await
+        let open = self.open.take();
+        let committed = match Checkpoint::new(name, data) {
+            Ok(checkpoint) => self.commit_checkpoint(checkpoint).await,
+            Err(error) => Err(error),
+        };
+        end(open);
+        committed
     }
 
     /// Rolls the transaction back.
@@ -169,6 +182,7 @@ impl<S: SqlStore> FencedTransaction<S> {
     /// If the future is dropped, the transaction is rolled back.
     pub async fn rollback(self) -> Result<(), TransactionError> {
         let result = self.transaction.rollback().await;
+        end(self.open);
         result.map_err(TransactionError::database)
     }
 
@@ -230,6 +244,7 @@ impl<S: SqlStore> FencedTransaction<S> {
             mut transaction,
             store,
             lease,
+            ..
         } = self;
         let limit = with_timeout(store.record_limit()).await;
         if checkpoint.json().len() > limit.map_err(TransactionError::database)? {
@@ -323,6 +338,13 @@ async fn begin<S: SqlStore>(
             // The runtime shuts down.
             Err(_) => Err(sqlx::Error::WorkerCrashed),
         },
+    }
+}
+
+/// Registers the end of the transaction with the layer.
+fn end(open: Option<OpenTransaction>) {
+    if let Some(open) = open {
+        open.end();
     }
 }
 

@@ -35,11 +35,6 @@ impl Chunks {
         self.first.len() + self.joined.len()
     }
 
-    /// Returns `true` if more than one chunk with data has arrived.
-    pub(crate) fn has_several(&self) -> bool {
-        !self.joined.is_empty()
-    }
-
     pub(crate) fn push(&mut self, data: Bytes) {
         if self.len() == 0 {
             self.first = data;

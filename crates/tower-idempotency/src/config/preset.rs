@@ -11,14 +11,14 @@ use crate::{
     limits,
     record::replayed_by_default,
     request,
-    request::fingerprint::FingerprintMethod,
+    request::fingerprint::FingerprintBy,
     request::key::{IDEMPOTENCY_KEY, KeyRules, KeySyntax},
     request::principal::Principal,
     request::rules::{KeyFrom, KeyReuse, MissingKey},
     response,
     response::problem,
     response::replay::IDEMPOTENT_REPLAYED,
-    response::rules::{ErrorResponse, Unrecordable},
+    response::rules::{ErrorResponse, Unrecordable, is_rejection_of_form},
     store::{OrphanPolicy, Ttl},
 };
 
@@ -30,13 +30,17 @@ use crate::{
 /// | [key syntax](KeySyntax) | `Lenient` | `Strict` | `Verbatim` | `Unquoted` |
 /// | key length in bytes | 1 to 255 | 1 to 1,024 | 1 to 255 | 1 or more |
 /// | methods | all but GET, HEAD, OPTIONS, TRACE, QUERY | POST, PATCH | POST | all but GET, HEAD, OPTIONS |
+/// | [principal](Principal) | all credentials | same | same | `Authorization` alone |
 /// | key of another request | 422 | 422 | 400 | a separate request |
 /// | duplicate during the execution | 409, `Retry-After: 1` | same | same | 429, `Retry-After: 2` |
-/// | recorded statuses | 2xx, 3xx, 4xx but 401, 403, 407, 408, 421, 423, 424, 425, 429 | 2xx to 5xx but 408, 421, 425, 429, 503 | all but 401, 403, 429 | 2xx, 3xx, 4xx but 425, 429 |
+/// | recorded statuses | 2xx to 4xx but 403, 408, 424, 425, 429 and \[1\] | 2xx to 5xx but 408, 425, 429, 503 and \[1\] | all but 403, 429 and \[1\] | 2xx to 4xx but 425, 429 |
 /// | too large or streamed | tombstone | tombstone | tombstone | release |
 /// | retention | 24 h | 24 h | 24 h | 30 s |
 /// | replay marker | `Idempotent-Replayed: true` | none | as `Recommended` | none |
 /// | errors | problem+json | problem+json | `{"error":{..}}` | `{"ok":false,"error":{..}}` |
+///
+/// \[1\]: 401, 406, 407, 411, 412, 413, 415, 416, 417, 421, 423, 426, 428 and 431, which reject the form of a request. No
+/// preset records 307 and 308. The [setter](crate::IdempotencyLayer::with_recorded_statuses) gives the reasons.
 ///
 /// All other settings are the same. The setters of [`IdempotencyLayer`](crate::IdempotencyLayer) document the defaults, which
 /// are those of `Recommended`.
@@ -99,8 +103,9 @@ fn recommended() -> Config {
             missing_key: MissingKey::PassThrough,
             namespace: Arc::from(""),
             secret: None,
-            principal: Principal::authorization(),
-            fingerprint: FingerprintMethod::RawBody,
+            host_in_scope: false,
+            principal: Principal::credentials(),
+            fingerprint: FingerprintBy::raw_body(),
             key_reuse: KeyReuse::Refuse(StatusCode::UNPROCESSABLE_ENTITY),
             body_limit: 2 * 1024 * 1024,
             body_timeout: Duration::from_secs(30),
@@ -110,9 +115,9 @@ fn recommended() -> Config {
             body_limit: 4 * 1024 * 1024,
             collect_timeout: Duration::from_secs(10),
             recorded_statuses: Arc::new(|status| {
-                (200..400).contains(&status.as_u16())
-                    || status.is_client_error()
-                        && ![401, 403, 407, 408, 421, 423, 424, 425, 429].contains(&status.as_u16())
+                (200..500).contains(&status.as_u16())
+                    && ![403, 408, 424, 425, 429].contains(&status.as_u16())
+                    && !is_rejection_of_form(status)
             }),
             unrecordable: Unrecordable::Tombstone,
             retention: Ttl::from_secs(24 * 60 * 60),
@@ -131,13 +136,17 @@ fn recommended() -> Config {
             waiters: 1024,
             lease_ttl: Ttl::from_secs(15),
             orphan_policy: OrphanPolicy::TakeOver,
+            failure: None,
             orphan_retention: None,
             store_timeout: Duration::from_secs(2),
             store_failure: StoreFailure::Refuse,
         },
         limits: limits::Rules {
             max_in_flight: 10_000,
-            max_buffered: 256 * 1024 * 1024,
+            max_request_bytes: 128 * 1024 * 1024,
+            max_response_bytes: 128 * 1024 * 1024,
+            #[cfg(feature = "rate")]
+            fresh_keys: None,
         },
     }
 }
@@ -157,7 +166,8 @@ fn ietf() -> Config {
         response: response::rules::Rules {
             recorded_statuses: Arc::new(|status| {
                 (200..600).contains(&status.as_u16())
-                    && ![408, 421, 425, 429, 503].contains(&status.as_u16())
+                    && ![408, 425, 429, 503].contains(&status.as_u16())
+                    && !is_rejection_of_form(status)
             }),
             replay_marker: None,
             ..base.response
@@ -180,7 +190,9 @@ fn stripe() -> Config {
             ..base.request
         },
         response: response::rules::Rules {
-            recorded_statuses: Arc::new(|status| ![401, 403, 429].contains(&status.as_u16())),
+            recorded_statuses: Arc::new(|status| {
+                ![403, 429].contains(&status.as_u16()) && !is_rejection_of_form(status)
+            }),
             error_response: ErrorResponse::Custom(Arc::new(problem::stripe)),
             ..base.response
         },
@@ -204,6 +216,7 @@ fn idempo() -> Config {
                 min: 1,
                 max: usize::MAX,
             },
+            principal: Principal::authorization(),
             key_reuse: KeyReuse::Separate,
             ..base.request
         },

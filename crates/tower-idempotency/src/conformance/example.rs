@@ -83,11 +83,12 @@ impl Store for MapStore {
             };
             let fingerprint = entry.fingerprint;
             let lease_expires = match &entry.state {
-                State::Completed { record, .. } => {
-                    let record = record.clone();
+                State::Completed { record, expires } => {
                     return Acquired::Completed {
                         fingerprint,
-                        record,
+                        record: record.clone(),
+                        expires_in: *expires - now,
+                        token: entry.token,
                     };
                 }
                 State::Leased { lease_expires, .. } => *lease_expires,

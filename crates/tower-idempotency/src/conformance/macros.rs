@@ -108,6 +108,7 @@ macro_rules! __conformance_cases {
                 record_is_absent_after_retention
                 record_with_longest_retention_is_stored
                 record_outlives_its_lease
+                record_reports_its_expiry_and_token
                 rejected_claim_cannot_end_holders_lease
                 rejected_claim_gets_holder_fingerprint_and_expiry
                 refuse_policy_prevents_takeover

@@ -14,7 +14,7 @@
 //! # Custom stores
 //!
 //! The smallest store that passes is a map under a lock in one process, without limits and without removal of expired
-//! entries. `docs/writing-a-store.md` applies the same rules to a server.
+//! entries. `docs/stores/writing-a-store.md` applies the same rules to a server.
 //!
 //! ```
 #![doc = include_str!("example.rs")]

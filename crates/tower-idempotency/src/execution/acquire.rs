@@ -19,15 +19,21 @@ use crate::{
         waiters::wait,
     },
     lease::state::Grant,
-    limits::InFlightPermit,
-    store::{Acquired, Claim, KeyId},
-    store_client::CallError,
+    limits::{AdmissionError, InFlightPermit},
+    record::Traceparent,
+    request::key::RequestKey,
+    store::{Acquired, Claim, Fingerprint, KeyId, OrphanPolicy},
+    store_client::{AcquireReply, CallError},
     telemetry,
 };
 
 /// A claim, with the permit of the request that makes it.
 pub(crate) struct Attempt {
     pub(crate) claim: Claim,
+    /// Key of the request. `None` outside HTTP.
+    pub(crate) key: Option<RequestKey>,
+    /// `true` if an outer layer holds a lease for the request.
+    pub(crate) is_nested: bool,
     pub(crate) permit: InFlightPermit,
 }
 
@@ -71,7 +77,7 @@ impl Attempt {
         reason = "an `async fn` stores every argument twice"
     )]
     pub(crate) fn acquire(
-        self,
+        mut self,
         context: &Context,
         waiting: Option<&Detach>,
     ) -> impl Future<Output = AcquireOutcome> {
@@ -79,7 +85,7 @@ impl Attempt {
             let rules = &context.config.execution;
             let claim = &self.claim;
             let reply = context.shared.store.acquire(claim, rules.store_timeout);
-            let (mut acquired, mut sent) = match reply.await {
+            let mut reply = match reply.await {
                 Ok(reply) => reply,
                 Err(error) => {
                     return AcquireOutcome::Failed(FailedAttempt {
@@ -89,13 +95,14 @@ impl Attempt {
                     });
                 }
             };
-            if let (Some(detach), Acquired::InProgress { fingerprint, .. }) = (waiting, &acquired)
+            if let (Some(detach), Acquired::InProgress { fingerprint, .. }) =
+                (waiting, &reply.acquired)
                 && let ConcurrentRequests::Wait(limit) = rules.concurrent_requests
-                && *fingerprint == claim.fingerprint
+                && self.is_same_request(fingerprint)
             {
-                let waited = wait(context, claim, detach, limit, acquired, sent);
+                let waited = wait(context, &self, detach, limit, reply);
                 match Box::pin(waited).await {
-                    Ok(reply) => (acquired, sent) = reply,
+                    Ok(waited) => reply = waited,
                     // The first request was in progress, so this one must not be executed beside it, whatever the setting.
                     Err(error) => {
                         return AcquireOutcome::Failed(FailedAttempt {
@@ -106,24 +113,64 @@ impl Attempt {
                     }
                 }
             }
-            // The fingerprint is compared first: the state of another request under this key is of no concern to the client.
-            if let Acquired::InProgress { fingerprint, .. }
-            | Acquired::Orphaned { fingerprint, .. }
-            | Acquired::Completed { fingerprint, .. } = &acquired
-                && *fingerprint != self.claim.fingerprint
+            if let Acquired::Orphaned { fingerprint, .. } = &reply.acquired
+                && self.is_derived()
+                && self.claim.orphans == OrphanPolicy::TakeOver
             {
-                return AcquireOutcome::Mismatch;
+                // The claim takes over the life of the entry. In the meantime another one may have done so.
+                self.claim.fingerprint = *fingerprint;
+                let again = &context.shared.store;
+                match again.acquire(&self.claim, rules.store_timeout).await {
+                    Ok(taken_over) => {
+                        let may_acquire_late =
+                            reply.may_acquire_late || taken_over.may_acquire_late;
+                        reply = AcquireReply {
+                            may_acquire_late,
+                            ..taken_over
+                        };
+                    }
+                    Err(error) => {
+                        return AcquireOutcome::Failed(FailedAttempt {
+                            attempt: self,
+                            error,
+                            policy: rules.store_failure,
+                        });
+                    }
+                }
             }
-            match acquired {
-                Acquired::Granted {
-                    generation,
-                    takeover,
-                } => AcquireOutcome::Granted(GrantedAttempt {
+            let AcquireReply {
+                acquired,
+                sent,
+                may_acquire_late,
+            } = reply;
+            if let Acquired::Granted {
+                generation,
+                takeover,
+            } = acquired
+            {
+                return AcquireOutcome::Granted(GrantedAttempt {
                     attempt: self,
                     generation,
                     takeover,
                     sent,
-                }),
+                });
+            }
+            // The fingerprint is compared first: the state of another request under this key is of no concern to the client.
+            let is_mismatch = match &acquired {
+                Acquired::InProgress { fingerprint, .. }
+                | Acquired::Orphaned { fingerprint, .. }
+                | Acquired::Completed { fingerprint, .. } => !self.is_same_request(fingerprint),
+                Acquired::Granted { .. } => false,
+            };
+            if may_acquire_late && !matches!(acquired, Acquired::Completed { .. }) {
+                // Otherwise a late attempt of this request could block the key after the other execution has released it.
+                self.release_in_background(context);
+            }
+            if is_mismatch {
+                return AcquireOutcome::Mismatch;
+            }
+            match acquired {
+                Acquired::Granted { .. } => unreachable!("returned above"),
                 Acquired::InProgress { expires_in, .. } => {
                     AcquireOutcome::InProgress { expires_in }
                 }
@@ -131,6 +178,17 @@ impl Attempt {
                 Acquired::Completed { record, .. } => AcquireOutcome::Completed(record),
             }
         }
+    }
+}
+
+impl Attempt {
+    fn is_derived(&self) -> bool {
+        self.key == Some(RequestKey::Derived)
+    }
+
+    /// Returns `true` if an entry with this fingerprint belongs to the same request. A derived key has only one request.
+    pub(super) fn is_same_request(&self, fingerprint: &Fingerprint) -> bool {
+        *fingerprint == self.claim.fingerprint || self.is_derived()
     }
 }
 
@@ -149,13 +207,33 @@ impl AcquireOutcome {
 impl GrantedAttempt {
     /// Begins the execution: from now on the lease is renewed. `body_aborted` is set when a request body that the handler
     /// reads itself fails or ends early.
-    pub(crate) fn begin(
-        self,
+    ///
+    /// Releases the lease if the limits admit no more executions.
+    pub(crate) async fn begin(
+        mut self,
         context: &Context,
         body_aborted: Option<Arc<AtomicBool>>,
-    ) -> impl Future<Output = Execution> + use<> {
+        traceparent: Option<Traceparent>,
+    ) -> Result<Execution, AdmissionError> {
+        let limits = &context.config.limits;
+        let permit = &mut self.attempt.permit;
+        let mut admitted = permit.begin_execution(limits.max_in_flight);
+        // A takeover executes a key that was counted before.
+        if admitted.is_ok() && !self.takeover {
+            admitted = limits.check_fresh_key(permit.caller());
+        }
+        if let Err(error) = admitted {
+            Box::pin(self.release_unused(context)).await;
+            return Err(error);
+        }
         let Self {
-            attempt: Attempt { claim, permit },
+            attempt:
+                Attempt {
+                    claim,
+                    key,
+                    is_nested,
+                    permit,
+                },
             generation,
             takeover,
             sent,
@@ -165,22 +243,23 @@ impl GrantedAttempt {
         let registering = renewer.register(Grant {
             config: Arc::clone(&context.config),
             renewer: Arc::clone(renewer),
-            limits: Arc::clone(&context.shared.limits),
+            caller: Arc::clone(permit.caller()),
             claim,
+            key,
+            is_nested,
             generation,
             takeover,
             body_aborted,
+            traceparent,
             sent,
         });
-        async move {
-            let lease = registering.await;
-            Execution { lease, permit }
-        }
+        let lease = registering.await;
+        Ok(Execution { lease, permit })
     }
 
     /// Releases the lease without an execution.
     pub(crate) async fn release_unused(self, context: &Context) {
-        let Attempt { claim, permit } = self.attempt;
+        let Attempt { claim, permit, .. } = self.attempt;
         let (store, lease) = (&context.shared.store, claim.lease_ref(self.generation));
         let timeout = context.config.execution.store_timeout;
         if !store.release(&lease, timeout).await {

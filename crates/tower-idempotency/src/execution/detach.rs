@@ -13,11 +13,11 @@ use std::{
 use tokio::runtime::Handle;
 use tracing::{Instrument, Span};
 
-use crate::telemetry;
+use crate::{limits::Caller, telemetry};
 
 /// Switch inside a [`Detachable`] future that decides if the future continues when its caller drops it.
-#[derive(Default)]
 pub(crate) struct Detach {
+    caller: Arc<Caller>,
     armed: AtomicBool,
     detached: AtomicBool,
     /// Runtime and span in which the future is polled, and in which it continues.
@@ -25,6 +25,16 @@ pub(crate) struct Detach {
 }
 
 impl Detach {
+    /// Creates a switch, not armed, for a request of `caller`.
+    pub(crate) fn new(caller: Arc<Caller>) -> Arc<Self> {
+        Arc::new(Self {
+            caller,
+            armed: AtomicBool::new(false),
+            detached: AtomicBool::new(false),
+            origin: OnceLock::new(),
+        })
+    }
+
     /// Arms the switch: from now on a dropped future continues in a background task.
     pub(crate) fn arm(&self) {
         self.origin
@@ -93,7 +103,9 @@ impl<T> Drop for Detachable<T> {
         };
         telemetry::detached();
         self.detach.detached.store(true, Ordering::Release);
+        let counted = self.detach.caller.detach();
         let rest = async move {
+            let _counted = counted;
             let _ = future.await;
         };
         runtime.spawn(rest.instrument(span.clone()));

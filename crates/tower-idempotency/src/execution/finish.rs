@@ -9,8 +9,9 @@ use crate::{
     clock::jittered,
     config::Config,
     execution::{
-        Execution, Finished, PendingRecord,
+        Execution, Failure, Finished, PendingRecord,
         reconcile::{EntryStatus, query_entry, query_entry_with_new_token},
+        rules::ExecutionFailure,
     },
     lease::{
         commits::CommitOutcome,
@@ -22,8 +23,8 @@ use crate::{
         Disposition, encode_oversized_value, strip_reason, tombstone_or_release,
     },
     retry::Backoff,
-    store::{Claim, LeaseRef},
-    store_client::{CompleteOutcome, StoreClient},
+    store::{Claim, LeaseRef, Ttl},
+    store_client::{CompleteOutcome, RenewOutcome, StoreClient},
     telemetry,
 };
 
@@ -82,12 +83,17 @@ impl Execution {
     /// Releases the key without storing a record, unless the handler committed one itself.
     pub(super) async fn release_without_record(self, reason: &'static str) -> Finished {
         match self.lease.close() {
+            CommitOutcome::NotAttempted if self.lease.must_keep_life() => {
+                self.leave_orphan(reason).await
+            }
             CommitOutcome::NotAttempted => {
                 self.release(reason).await;
                 Finished::Own
             }
-            CommitOutcome::Committed(record) => committed(&self.lease, record),
-            CommitOutcome::Unacknowledged => Box::pin(self.release_and_reconcile(reason)).await,
+            // A commit that the handler reported may be one that the database refused: see `committed`.
+            CommitOutcome::Committed(_) | CommitOutcome::Unacknowledged => {
+                Box::pin(self.release_and_reconcile(reason)).await
+            }
         }
     }
 
@@ -120,14 +126,17 @@ impl Execution {
         } else {
             EntryStatus::Unknown
         };
-        if released && !matches!(status, EntryStatus::Completed(_)) {
+        let is_completed = matches!(
+            status,
+            EntryStatus::CompletedHere(_) | EntryStatus::Completed(_)
+        );
+        if released && !is_completed {
             // The handler's commit may still query the store, and acquire the key that is free by now.
             spawn_release_unacknowledged(lease.config(), store, lease.claim(), permit);
         }
         match status {
-            EntryStatus::Completed(record) if lease.commits.was_attempted(&record) => {
-                committed(&lease, record)
-            }
+            // The layer has stored nothing under this lease, so the handler has.
+            EntryStatus::CompletedHere(record) => committed(&lease, record),
             EntryStatus::Completed(record) => {
                 lease.mark_lost();
                 Finished::Stored(record)
@@ -156,30 +165,115 @@ impl Execution {
         }
     }
 
+    /// Returns the record that the handler committed. If `is_confirmed` is `false`, returns it only if the store has it.
+    ///
+    /// A handler can report a commit too early, for example inside a closure after which the database refuses to commit. It
+    /// then returns another output than the committed one, or panics.
+    pub(crate) async fn committed(
+        &self,
+        closed: CommitOutcome,
+        is_confirmed: bool,
+    ) -> Option<Bytes> {
+        match closed {
+            CommitOutcome::Committed(record) if is_confirmed => Some(record),
+            CommitOutcome::Committed(_) => Box::pin(self.confirm_commit()).await,
+            CommitOutcome::NotAttempted | CommitOutcome::Unacknowledged => None,
+        }
+    }
+
+    async fn confirm_commit(&self) -> Option<Bytes> {
+        let permit = self.permit.additional();
+        match query_entry_with_new_token(&self.lease, permit).await {
+            EntryStatus::CompletedHere(record) => Some(record),
+            EntryStatus::Completed(_)
+            | EntryStatus::Acquired(_)
+            | EntryStatus::Orphaned
+            | EntryStatus::HeldElsewhere
+            | EntryStatus::Unknown => None,
+        }
+    }
+
+    /// Ends the lease of a failed execution as the settings say.
+    pub(super) async fn fail(self, failure: Failure) -> Finished {
+        match self.lease.config().execution.failure() {
+            // After a panic there is no response, so the outcome of an unacknowledged commit is of no interest.
+            ExecutionFailure::Release
+                if matches!(failure, Failure::Panic) && !self.lease.must_keep_life() =>
+            {
+                self.release(failure.name()).await;
+                Finished::Own
+            }
+            // The store makes an orphan of a released takeover.
+            ExecutionFailure::Orphan if self.lease.grant.takeover => {
+                self.release_without_record(failure.name()).await
+            }
+            ExecutionFailure::Release => self.release_without_record(failure.name()).await,
+            ExecutionFailure::Orphan => Box::pin(self.leave_orphan(failure.name())).await,
+            ExecutionFailure::NeedsAttention => {
+                let record = failure.into_record(self.lease.id());
+                Box::pin(self.finish(record)).await
+            }
+        }
+    }
+
+    /// Leaves the key as an orphan at once. If the store fails, the lease expires by itself.
+    async fn leave_orphan(self, reason: &'static str) -> Finished {
+        // No later renewal may extend the lease again.
+        self.lease.set_finished();
+        let (store, timeout) = (self.lease.store(), self.lease.store_timeout());
+        match store.renew(&self.lease.reference, Ttl::MIN, timeout).await {
+            RenewOutcome::Renewed => telemetry::orphan_left(self.lease.id(), reason),
+            RenewOutcome::LeaseLost if !self.lease.has_unacknowledged_commit() => {
+                self.lease.mark_lost();
+            }
+            RenewOutcome::LeaseLost => {}
+            RenewOutcome::Failed => telemetry::key_held(self.lease.id()),
+        }
+        match self.reconcile_commit().await {
+            Reconciled::Finished(finished) => finished,
+            Reconciled::NotCommitted => Finished::Own,
+        }
+    }
+
     /// Leaves the lease to expire. Queries the store first if the handler's commit may be stored.
     pub(super) async fn hold(self) -> Finished {
-        let Self { lease, permit } = self;
-        let status = if lease.has_unacknowledged_commit() {
-            Some(Box::pin(query_entry_with_new_token(&lease, permit)).await)
-        } else {
-            None
-        };
-        match status {
-            Some(EntryStatus::Completed(record)) if lease.commits.was_attempted(&record) => {
-                committed(&lease, record)
+        let lease = self.lease.handle();
+        match self.reconcile_commit().await {
+            Reconciled::Finished(finished @ Finished::Unknown { .. }) => {
+                telemetry::key_held(lease.0.id());
+                finished
             }
-            Some(EntryStatus::Completed(record)) => Finished::Stored(record),
-            Some(EntryStatus::Unknown) => {
-                telemetry::key_held(lease.id());
-                unknown_outcome(&lease)
-            }
-            Some(EntryStatus::Acquired(_) | EntryStatus::Orphaned | EntryStatus::HeldElsewhere)
-            | None => {
-                telemetry::key_held(lease.id());
+            Reconciled::Finished(finished) => finished,
+            Reconciled::NotCommitted => {
+                telemetry::key_held(lease.0.id());
                 Finished::Own
             }
         }
     }
+
+    /// Queries the store for the handler's commit, if there was one, and changes nothing.
+    async fn reconcile_commit(self) -> Reconciled {
+        let Self { lease, permit } = self;
+        if !lease.has_unacknowledged_commit() {
+            return Reconciled::NotCommitted;
+        }
+        match Box::pin(query_entry_with_new_token(&lease, permit)).await {
+            EntryStatus::CompletedHere(record) => Reconciled::Finished(committed(&lease, record)),
+            EntryStatus::Completed(record) => Reconciled::Finished(Finished::Stored(record)),
+            EntryStatus::Unknown => Reconciled::Finished(unknown_outcome(&lease)),
+            EntryStatus::Acquired(_) | EntryStatus::Orphaned | EntryStatus::HeldElsewhere => {
+                Reconciled::NotCommitted
+            }
+        }
+    }
+}
+
+/// Result of a query for the handler's commit.
+enum Reconciled {
+    /// The store has a record, or cannot report one.
+    Finished(Finished),
+    /// The handler has committed nothing.
+    NotCommitted,
 }
 
 impl PendingRecord {
@@ -206,11 +300,11 @@ impl PendingRecord {
         };
         let bytes = record.len();
         tracing::warn!(bytes, limit, "record exceeds the limit of the store");
-        *record = match (strip_reason(id, status, record), status) {
+        *record = match (strip_reason(lease.origin(), status, record), status) {
             (Some(without_reason), _) => without_reason,
             (None, Some(status)) => {
                 let reason = TombstoneReason::TooLarge;
-                match tombstone_or_release(rules, id, status, reason, retention) {
+                match tombstone_or_release(rules, lease.origin(), status, reason, retention) {
                     Disposition::Record { record, .. } => record,
                     Disposition::Release(reason) => return Err(reason.name()),
                 }
@@ -239,7 +333,7 @@ async fn verify_stored_record(
     // The store accepted this record, so the handler's was not stored, unless it had expired.
     let may_contradict = may_contradict_expired_commit(lease, record);
     match query_entry_with_new_token(lease, permit).await {
-        EntryStatus::Completed(stored) if stored == *record => {
+        EntryStatus::CompletedHere(stored) if stored == *record => {
             telemetry::recorded(lease.id(), record);
             if may_contradict {
                 unknown_outcome(lease)
@@ -247,13 +341,14 @@ async fn verify_stored_record(
                 Finished::Own
             }
         }
+        // The same token completed the entry with another record, so the handler's commit was stored first.
+        EntryStatus::CompletedHere(stored) => {
+            telemetry::attention_not_stored(lease.id(), record);
+            committed(lease, stored)
+        }
         EntryStatus::Completed(stored) => {
             telemetry::attention_not_stored(lease.id(), record);
-            if lease.commits.was_attempted(&stored) {
-                committed(lease, stored)
-            } else {
-                Finished::Stored(stored)
-            }
+            Finished::Stored(stored)
         }
         EntryStatus::Acquired(_) | EntryStatus::Orphaned | EntryStatus::HeldElsewhere => {
             telemetry::attention_not_stored(lease.id(), record);
@@ -286,7 +381,9 @@ async fn reconcile_after_lost_lease(
     if lease.has_unacknowledged_commit() {
         // Does not complete: under this token, a commit that is still on its way would find its lease again.
         return match query_entry_with_new_token(lease, permit).await {
-            EntryStatus::Completed(stored) => Finished::Stored(stored),
+            EntryStatus::CompletedHere(stored) | EntryStatus::Completed(stored) => {
+                Finished::Stored(stored)
+            }
             EntryStatus::Acquired(_)
             | EntryStatus::Orphaned
             | EntryStatus::HeldElsewhere
@@ -295,7 +392,9 @@ async fn reconcile_after_lost_lease(
     }
     let claim = lease.claim();
     let generation = match query_entry(lease, claim).await {
-        EntryStatus::Completed(stored) => return Finished::Stored(stored),
+        EntryStatus::CompletedHere(stored) | EntryStatus::Completed(stored) => {
+            return Finished::Stored(stored);
+        }
         EntryStatus::Acquired(generation) => generation,
         // If another execution holds the lease after all, the store refuses the completion.
         EntryStatus::Orphaned => 1,
@@ -344,12 +443,14 @@ fn spawn_complete(
     lease: &LeaseGuard,
     reference: LeaseRef,
     mut pending: PendingRecord,
-    mut permit: InFlightPermit,
+    permit: InFlightPermit,
     responded: bool,
 ) {
     let (lease, deadline) = (lease.handle(), lease.background_deadline());
-    permit.buffer.resize_unchecked(pending.record.len());
+    let mut held = lease.0.response_bytes();
+    held.resize_unchecked(pending.record.len());
     tokio::spawn(async move {
+        let _held = held;
         let lease = &*lease.0;
         let mut backoff = Backoff::new();
         while backoff.wait_until(deadline).await {
@@ -383,8 +484,7 @@ fn spawn_complete(
 }
 
 /// Keeps trying to release the key in a background task, for one lease duration.
-fn spawn_release(lease: &LeaseState, mut permit: InFlightPermit) {
-    permit.buffer.resize_unchecked(0);
+fn spawn_release(lease: &LeaseState, permit: InFlightPermit) {
     let (store, reference) = (lease.store().clone(), lease.reference);
     let (deadline, timeout) = (lease.background_deadline(), lease.store_timeout());
     tokio::spawn(async move {
@@ -402,14 +502,12 @@ pub(super) fn spawn_release_unacknowledged(
     config: &Config,
     store: &StoreClient,
     claim: &Claim,
-    mut permit: InFlightPermit,
+    permit: InFlightPermit,
 ) {
     // The generation may be higher after a takeover. The store ignores it and uses its own.
     let lease = claim.lease_ref(1);
     let deadline = Instant::now() + claim.lease.as_duration();
     let timeout = config.execution.store_timeout;
-    // The request has ended, so its buffered bytes are free.
-    permit.buffer.resize_unchecked(0);
     let permit = permit.into_background_release(config.limits.max_in_flight);
     let store = store.clone();
     tokio::spawn(async move {

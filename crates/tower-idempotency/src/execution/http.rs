@@ -11,40 +11,41 @@ use std::{
 };
 
 use bytes::Bytes;
-use http::{Extensions, HeaderMap, Request, Response, header, request};
+use http::{Extensions, HeaderMap, Request, Response, StatusCode, header, request};
 use tower_service::Service;
 
 use crate::{
-    body::{Body, CountedData, Data},
+    body::Body,
+    digest::Scope,
     error::Error,
     execution::{
-        Execution, Finished, HandlerOutcome, PendingRecord,
+        Execution, Failure, Finished, HandlerOutcome, PendingRecord,
         acquire::{AcquireOutcome, Attempt},
         detach::Detach,
         rules::StoreFailure,
         shared::Context,
     },
-    lease::{Lease, commits::CommitOutcome, state::LeaseState},
-    limits::InFlightPermit,
+    lease::{Lease, commits::CommittedResponse, state::LeaseState},
+    limits::{Caller, InFlightPermit},
     panics::catch_panic,
-    record::{NeedsAttention, Record, StoredResponse, not_kept},
+    record::{NeedsAttention, Record, StoredResponse, Traceparent, not_kept},
     request::{
-        build_claim, can_have_key, find_key,
-        fingerprint::FingerprintMethod,
-        is_covered,
-        key::IdempotencyKey,
-        principal::PrincipalError,
+        build_claim, find_key, find_scope, has_key_header,
+        key::{IdempotencyKey, RequestKey},
+        pass_reason,
+        principal::{Identity, PrincipalError},
         read_body::{BodyError, expected_length, read_body},
-        rules::MissingKey,
+        rules::{KeyFrom, MissingKey},
     },
     response::{
-        directives::strip_control_headers,
-        disposition::{Disposition, decide_disposition},
+        directives::{Directives, Retention, strip_control_headers},
+        disposition::{Disposition, NotRecordedReason, decide_disposition},
         reject::{
             CompleteResponse, admission_error, in_progress, into_response, key_reused,
-            outcome_pending, outcome_unknown, reject, store_unavailable, without_trailers,
+            outcome_pending, outcome_unknown, reject, store_unavailable, unfinished_transaction,
+            without_trailers,
         },
-        replay::{has_body, replay, respond_without_marker},
+        replay::{has_body, hold_executed, replay, respond_without_marker},
     },
     telemetry,
 };
@@ -55,39 +56,78 @@ pub(crate) enum Admission {
     PassThrough,
     /// The layer responds.
     Rejected(Box<CompleteResponse>),
-    /// The request is executed under a lease. The key is `None` if it is derived from the content.
-    Execute(Option<IdempotencyKey>, InFlightPermit),
+    /// The request is executed under a lease.
+    Execute(Arrival),
 }
 
-/// Returns `true` if an outer layer already holds a lease for the request. The inner service then responds, and the outer
-/// layer reads and removes the control headers.
+/// A request that is about to be executed, unless it turns out to be a duplicate.
+pub(crate) struct Arrival {
+    key: RequestKey,
+    scope: Scope,
+    permit: InFlightPermit,
+}
+
+impl Arrival {
+    pub(crate) fn caller(&self) -> Arc<Caller> {
+        Arc::clone(self.permit.caller())
+    }
+}
+
+/// Returns `true` if an outer layer holds a lease for the request. The outer layer then reads and removes the control headers
+/// of a request that passes through this one.
 pub(crate) fn is_nested(extensions: &Extensions) -> bool {
     extensions.get::<Lease>().is_some()
+}
+
+/// Returns `true` if an outer layer already holds a lease for the same key. A key of this layer's own is protected here.
+fn has_outer_lease(extensions: &Extensions, key: &RequestKey) -> bool {
+    let outer = extensions.get::<Lease>();
+    outer.is_some_and(|outer| outer.0.grant.key.as_ref() == Some(key))
 }
 
 /// Returns `true` if the request carries no key and needs none. This is the only check for most requests.
 pub(crate) fn is_keyless(context: &Context, headers: &HeaderMap) -> bool {
     let rules = &context.config.request;
-    rules.missing_key == MissingKey::PassThrough && !can_have_key(rules, headers)
+    rules.missing_key == MissingKey::PassThrough
+        && matches!(rules.key_from, KeyFrom::Header { .. })
+        && !has_key_header(rules, headers)
 }
 
 /// Decides about a request from its head, without waiting.
 pub(crate) fn admit(context: &Context, head: &request::Parts) -> Admission {
     let config = &*context.config;
-    if !is_covered(&config.request, head) {
+    if let Some(reason) = pass_reason(&config.request, head) {
+        if has_key_header(&config.request, &head.headers) {
+            telemetry::passed_through(reason.name());
+        }
         return Admission::PassThrough;
     }
     let rejected = |error: &Error| Admission::Rejected(Box::new(reject(&config.response, error)));
     let key = match find_key(&config.request, head) {
-        Ok(key) => key,
+        Ok(Some(key)) if !has_outer_lease(&head.extensions, &key) => key,
+        Ok(_) => return Admission::PassThrough,
         Err(error) => return rejected(&error),
     };
-    if key.is_none() && config.request.missing_key == MissingKey::PassThrough {
-        return Admission::PassThrough;
-    }
-    match context.shared.limits.admit(config.limits.max_in_flight) {
-        Ok(permit) => Admission::Execute(key, permit),
-        Err(error) => rejected(&admission_error(&config.response, &error)),
+    let scope = match find_scope(&config.request, head, &key) {
+        Ok((scope, identity)) => {
+            if identity == Identity::Anonymous {
+                context.shared.warnings.anonymous();
+            }
+            scope
+        }
+        Err(PrincipalError::Missing(error)) => {
+            context.shared.warnings.principal_missing();
+            return rejected(&error);
+        }
+        Err(PrincipalError::Ambiguous(error)) => return rejected(&error),
+        Err(PrincipalError::Rejected(res)) => {
+            return Admission::Rejected(Box::new(without_trailers(*res)));
+        }
+    };
+    let caller = context.shared.limits.caller(scope.digest);
+    match caller.admit(config.limits.max_in_flight) {
+        Ok(permit) => Admission::Execute(Arrival { key, scope, permit }),
+        Err(error) => rejected(&admission_error(&config.response, error)),
     }
 }
 
@@ -97,8 +137,7 @@ pub(crate) fn execute_request<S, B, R>(
     mut inner: S,
     head: request::Parts,
     body: B,
-    key: Option<IdempotencyKey>,
-    permit: InFlightPermit,
+    arrival: Arrival,
     detach: Arc<Detach>,
 ) -> impl Future<Output = Result<Response<Body<R>>, S::Error>>
 where
@@ -106,7 +145,7 @@ where
     B: http_body::Body,
     R: http_body::Body,
 {
-    let acquiring = acquire_lease(context, head, body, key, permit, detach);
+    let acquiring = acquire_lease(context, head, body, arrival, detach);
     async move {
         match acquiring.await {
             Ok((req, Admitted::Protected(execution))) => {
@@ -128,69 +167,77 @@ enum Admitted {
 }
 
 /// Reads the body and acquires the lease. The error is the response of a request that is not executed.
-///
-/// A function that returns its future, here and below, since an `async fn` stores every argument twice.
+#[expect(
+    clippy::manual_async_fn,
+    reason = "an `async fn` stores every argument twice"
+)]
 fn acquire_lease<B: http_body::Body>(
     context: Arc<Context>,
     mut head: request::Parts,
     body: B,
-    key: Option<IdempotencyKey>,
-    mut permit: InFlightPermit,
+    arrival: Arrival,
     detach: Arc<Detach>,
 ) -> impl Future<Output = Result<(Request<Body<B>>, Admitted), Box<CompleteResponse>>> {
-    let scope = {
-        let rules = &context.config.request;
-        let (secret, namespace) = (rules.secret.as_ref(), &rules.namespace);
-        rules.principal.scope_digest(secret, namespace, &head)
-    };
     async move {
+        let Arrival { key, scope, permit } = arrival;
         let config = &*context.config;
         let rejected = |error: &Error| Box::new(reject(&config.response, error));
+        let over_limit = |error| rejected(&admission_error(&config.response, error));
 
-        let scope = scope.map_err(|error| match error {
-            PrincipalError::Missing(error) => rejected(&error),
-            PrincipalError::Rejected(res) => Box::new(without_trailers(*res)),
-        })?;
         let mut body_aborted = None;
-        let (content, body) = match config.request.fingerprint {
-            FingerprintMethod::HeadOnly => {
-                let aborted = body_aborted.insert(Arc::default());
-                let expected = expected_length(&head.headers, &body);
-                let body = Body::monitored(body, expected, Arc::clone(aborted));
-                (Bytes::new(), body)
-            }
-            FingerprintMethod::RawBody
-            | FingerprintMethod::CanonicalJson
-            | FingerprintMethod::Custom(_) => {
-                let (rules, limits) = (&config.request, &config.limits);
-                let read = read_body(rules, limits, &mut permit.buffer, &head, body).await;
-                let (data, trailers) = read.map_err(|error| match error {
-                    BodyError::Rejected(error) => rejected(&error),
-                    BodyError::OverBudget(error) => {
-                        rejected(&admission_error(&config.response, &error))
-                    }
-                })?;
-                (data.clone(), Body::buffered(data, trailers))
-            }
+        let (content, body) = if config.request.fingerprint.is_head_only() {
+            let aborted = body_aborted.insert(Arc::default());
+            let expected = expected_length(&head.headers, &body);
+            let body = Body::monitored(body, expected, Arc::clone(aborted));
+            (Bytes::new(), body)
+        } else {
+            let max = config.limits.max_request_bytes;
+            let mut buffer = permit.caller().request_bytes(max);
+            let read = read_body(&config.request, &mut buffer, &head, body).await;
+            let (data, trailers) = read.map_err(|error| match error {
+                BodyError::Rejected(error) => rejected(&error),
+                BodyError::OverLimit(error) => over_limit(error),
+            })?;
+            let data = buffer.hold(data);
+            (data.clone(), Body::whole(data, trailers))
         };
         let terms = config.lease_terms(context.shared.owner);
-        let claim = build_claim(&config.request, terms, scope, &head, &content, key.as_ref())
+        let claim = build_claim(&config.request, terms, scope, &head, &content, &key)
             .map_err(|error| rejected(&store_unavailable(&config.response, error)))?;
         drop(content);
-        if let Some(key) = key {
-            head.extensions.insert(key);
+        let shared = &context.shared;
+        match &key {
+            RequestKey::Sent(key) | RequestKey::Named(key, _) => {
+                head.extensions.insert(key.clone());
+            }
+            RequestKey::Derived => {
+                head.extensions.remove::<IdempotencyKey>();
+            }
+        }
+        if let RequestKey::Sent(key) = &key
+            && shared.recent_requests.has_other_principal(key, &claim)
+        {
+            shared.warnings.principal_changed(&claim.id);
         }
         // From here on the request may have an effect. A dropped future continues in a background task.
         detach.arm();
 
         let id = claim.id;
-        let outcome = Attempt { claim, permit }
-            .acquire(&context, Some(&detach))
-            .await;
+        let caller = Arc::clone(permit.caller());
+        let outcome = Attempt {
+            claim,
+            key: Some(key),
+            is_nested: is_nested(&head.extensions),
+            permit,
+        }
+        .acquire(&context, Some(&detach))
+        .await;
         outcome.log(&id);
         let admitted = match outcome {
             AcquireOutcome::Granted(grant) => {
-                let execution = grant.begin(&context, body_aborted).await;
+                let traceparent = Traceparent::from_headers(&head.headers);
+                let execution = grant.begin(&context, body_aborted, traceparent).await;
+                let execution = execution.map_err(over_limit)?;
                 head.extensions.insert(execution.lease.handle());
                 Admitted::Protected(execution)
             }
@@ -203,7 +250,10 @@ fn acquire_lease<B: http_body::Body>(
             }
             AcquireOutcome::Orphaned { .. } => return Err(rejected(&outcome_unknown())),
             AcquireOutcome::Completed(record) => {
-                return Err(Box::new(replay(&config.response, &id, &record)));
+                let buffer = caller.response_bytes(config.limits.max_response_bytes);
+                let unread = &context.shared.unread_replays;
+                let replayed = unread.replay(&config.response, buffer, &id, &record);
+                return Err(Box::new(replayed));
             }
             AcquireOutcome::Failed(failed) => match failed.policy {
                 StoreFailure::Refuse => {
@@ -212,7 +262,13 @@ fn acquire_lease<B: http_body::Body>(
                     return Err(rejected(&error));
                 }
                 StoreFailure::DangerouslyExecuteUnprotected => {
-                    Admitted::Unprotected(Arc::clone(&context), failed.into_attempt())
+                    let mut attempt = failed.into_attempt();
+                    let admitted = attempt.permit.begin_execution(config.limits.max_in_flight);
+                    if let Err(error) = admitted {
+                        attempt.release_in_background(&context);
+                        return Err(over_limit(error));
+                    }
+                    Admitted::Unprotected(Arc::clone(&context), attempt)
                 }
             },
         };
@@ -234,21 +290,51 @@ pub(crate) fn run_handler<R: http_body::Body, E>(
         let (result, finished) = execution
             .run(async |execution| {
                 let started = telemetry::start();
-                let res = match call.await {
+                let mut res = match call.await {
                     Ok(res) => res,
-                    Err(error) => return HandlerOutcome::Release(Err(error), "error"),
+                    Err(error) => {
+                        let closed = execution.lease.close();
+                        return match execution.committed(closed, false).await {
+                            Some(record) => HandlerOutcome::Committed(Err(error), record),
+                            None => HandlerOutcome::Failed(Err(error), Failure::Error),
+                        };
+                    }
                 };
                 telemetry::handler_time(started);
-                let Execution { lease, permit } = execution;
-                if let CommitOutcome::Committed(record) = lease.close() {
+                let is_committed = res.extensions_mut().remove::<CommittedResponse>().is_some();
+                let closed = execution.lease.close();
+                if let Some(record) = execution.committed(closed, is_committed).await {
                     return HandlerOutcome::Committed(Ok(res.map(Body::original)), record);
                 }
-                let (rules, limits) = (&lease.config().response, &lease.config().limits);
+                let lease = &execution.lease;
+                // An outer layer follows the same instructions of the handler.
+                let directives = lease.grant.is_nested.then(|| Directives::of(&res));
+                if matches!(lease.grant.key, Some(RequestKey::Named(..)))
+                    && res.status().is_client_error()
+                {
+                    // Clients cannot choose another key for the corrected request.
+                    res.extensions_mut().insert(Retention::NoStore);
+                }
+                let (rules, buffer) = (&lease.config().response, lease.response_bytes());
                 let incomplete = lease.request_body_incomplete();
-                let buffer = &mut permit.buffer;
-                let (res, disposition) =
-                    decide_disposition(rules, limits, buffer, lease.id(), res, incomplete).await;
+                let (mut res, disposition) =
+                    decide_disposition(rules, buffer, lease.origin(), res, incomplete).await;
+                if let Some(directives) = directives {
+                    directives.restore(&mut res);
+                }
                 match disposition {
+                    Disposition::Record { record, .. }
+                        if reports_failed_commit(lease, res.status(), &record) =>
+                    {
+                        HandlerOutcome::Release(Ok(res), "commit_failed")
+                    }
+                    Disposition::Record { record, .. }
+                        if reports_lost_effect(lease, res.status(), &record) =>
+                    {
+                        telemetry::transaction_unfinished(lease.id());
+                        let res = into_response(reject(rules, &unfinished_transaction()));
+                        HandlerOutcome::Release(Ok(res), "unfinished_transaction")
+                    }
                     Disposition::Record { record, retention } => {
                         let pending = PendingRecord {
                             status: Some(res.status()),
@@ -257,12 +343,32 @@ pub(crate) fn run_handler<R: http_body::Body, E>(
                         };
                         HandlerOutcome::Record(Ok(res), pending)
                     }
+                    Disposition::Release(NotRecordedReason::BrokenBody) => {
+                        let failure = Failure::BrokenBody(res.status());
+                        HandlerOutcome::Failed(Ok(res), failure)
+                    }
                     Disposition::Release(reason) => HandlerOutcome::Release(Ok(res), reason.name()),
                 }
             })
             .await;
         into_http_response(&lease.0, result, finished)
     }
+}
+
+/// Returns `true` if the response is a 4xx after a commit that failed. The failure may be temporary, so the response is no
+/// outcome.
+fn reports_failed_commit(lease: &LeaseState, status: StatusCode, record: &[u8]) -> bool {
+    lease.has_unacknowledged_commit()
+        && status.is_client_error()
+        && NeedsAttention::in_record(record).is_none()
+}
+
+/// Returns `true` if the response is a success although a transaction was neither committed nor rolled back.
+fn reports_lost_effect(lease: &LeaseState, status: StatusCode, record: &[u8]) -> bool {
+    lease.has_open_transaction()
+        && !status.is_client_error()
+        && !status.is_server_error()
+        && NeedsAttention::in_record(record).is_none()
 }
 
 /// Runs the handler without a lease, as the settings say.
@@ -308,8 +414,10 @@ fn into_http_response<R: http_body::Body, E>(
             },
             Ok(res),
         ) => return Ok(committed_response(lease, &record, res)),
-        (Finished::Committed { record, .. }, _) => respond_without_marker(rules, id, &record),
-        (Finished::Stored(record), _) => replay(rules, id, &record),
+        (Finished::Committed { record, .. }, _) => {
+            respond_without_marker(rules, lease.response_bytes(), id, &record)
+        }
+        (Finished::Stored(record), _) => replay(rules, lease.response_bytes(), id, &record),
         (Finished::Unknown { retryable: true }, _) => reject(rules, &outcome_pending(rules)),
         (Finished::Unknown { retryable: false }, _) => reject(rules, &outcome_unknown()),
     }))
@@ -331,7 +439,12 @@ fn committed_response<R: http_body::Body>(
         Ok(Record::Response(stored)) => merge_unrecorded_headers(lease, stored, res),
         // The record has no body. The handler returned the response that belongs to it.
         Ok(Record::Tombstone { .. } | Record::Attention { .. }) => res,
-        Ok(Record::Value(_)) | Err(_) => into_response(respond_without_marker(rules, id, record)),
+        Ok(Record::Value(_)) | Err(_) => into_response(respond_without_marker(
+            rules,
+            lease.response_bytes(),
+            id,
+            record,
+        )),
     }
 }
 
@@ -347,7 +460,7 @@ fn merge_unrecorded_headers<R: http_body::Body>(
         body,
         trailers,
         ..
-    } = stored;
+    } = hold_executed(stored, lease.response_bytes());
     let (mut head, _) = res.into_parts();
     let mut unrecorded = HeaderMap::new();
     let replayed = &*lease.config().response.replayed_headers;
@@ -363,12 +476,5 @@ fn merge_unrecorded_headers<R: http_body::Body>(
     headers.extend(unrecorded);
     head.status = status;
     head.headers = headers;
-    let data = if head.extensions.remove::<CountedData>().is_some() {
-        let unsent = lease.grant.limits.buffer().unsent();
-        let unsent = unsent.reserve_unchecked(body.len());
-        Data::with_unsent(body, unsent)
-    } else {
-        body.into()
-    };
-    Response::from_parts(head, Body::buffered(data, trailers))
+    Response::from_parts(head, Body::chunked(body, trailers))
 }

@@ -23,10 +23,12 @@ use ::http::StatusCode;
 use bytes::Bytes;
 
 use crate::{
-    lease::{commits::CommitOutcome, state::LeaseGuard},
+    lease::state::LeaseGuard,
     limits::InFlightPermit,
     panics::catch_panic,
-    store::Ttl,
+    record::{Codec, NeedsAttention},
+    response::disposition::NotRecordedReason,
+    store::{KeyId, Ttl},
     telemetry,
 };
 
@@ -44,8 +46,49 @@ pub(crate) enum HandlerOutcome<T> {
     Record(T, PendingRecord),
     /// The layer releases the key for this reason.
     Release(T, &'static str),
+    /// The execution failed. The settings decide about the key.
+    Failed(T, Failure),
     /// The lease is left to expire.
     Hold(T),
+}
+
+/// Reason why an execution failed.
+#[derive(Clone, Copy)]
+pub(crate) enum Failure {
+    /// The handler panicked.
+    Panic,
+    /// The inner service returned an error.
+    Error,
+    /// The body of the response failed, or its length differs from the announced one.
+    BrokenBody(StatusCode),
+}
+
+impl Failure {
+    /// Returns the name of the reason in events and counters.
+    pub(crate) const fn name(self) -> &'static str {
+        match self {
+            Self::Panic => "panic",
+            Self::Error => "error",
+            Self::BrokenBody(_) => NotRecordedReason::BrokenBody.name(),
+        }
+    }
+
+    /// Returns the record of a failure that an operator must resolve.
+    fn into_record(self, id: &KeyId) -> PendingRecord {
+        const PANICKED: NeedsAttention = NeedsAttention::new("handler-panicked");
+        const FAILED: NeedsAttention = NeedsAttention::new("handler-failed");
+        const BODY_FAILED: NeedsAttention = NeedsAttention::new("body-failed");
+        let (status, attention) = match self {
+            Self::Panic => (None, PANICKED),
+            Self::Error => (None, FAILED),
+            Self::BrokenBody(status) => (Some(status), BODY_FAILED),
+        };
+        PendingRecord {
+            status,
+            record: Codec::encode_attention(id, status, &attention),
+            retention: Ttl::MAX,
+        }
+    }
 }
 
 /// A record that is about to be stored.
@@ -78,7 +121,7 @@ impl Execution {
     ///
     /// # Panics
     ///
-    /// If `work` panics, after the key was released.
+    /// If `work` panics, after the key was treated as the settings say.
     pub(crate) async fn run<T>(
         mut self,
         work: impl AsyncFnOnce(&mut Self) -> HandlerOutcome<T>,
@@ -98,14 +141,15 @@ impl Execution {
             Ok(HandlerOutcome::Release(output, reason)) => {
                 (output, self.release_without_record(reason).await)
             }
+            Ok(HandlerOutcome::Failed(output, failure)) => (output, self.fail(failure).await),
             Ok(HandlerOutcome::Hold(output)) => (output, self.hold().await),
             Err(panic) => {
                 // A record that the handler committed before it panicked stays. A release does not affect a commit that may
                 // have succeeded.
-                if let CommitOutcome::Committed(record) = self.lease.close() {
-                    telemetry::recorded(self.lease.id(), &record);
-                } else {
-                    self.release("panic").await;
+                let closed = self.lease.close();
+                match self.committed(closed, false).await {
+                    Some(record) => telemetry::recorded(self.lease.id(), &record),
+                    None => drop(self.fail(Failure::Panic).await),
                 }
                 // The caller does not poll this future again: see `Detachable`.
                 resume_unwind(panic)

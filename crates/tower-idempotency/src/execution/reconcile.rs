@@ -11,7 +11,9 @@ use crate::{
 
 /// State of the entry, as the store reports it.
 pub(crate) enum EntryStatus {
-    /// Completed, by this execution or by another one.
+    /// Completed with this record under the token of this execution: by the layer, or by a commit of the handler.
+    CompletedHere(Bytes),
+    /// Completed with this record by another execution.
     Completed(Bytes),
     /// The entry was absent. The query acquired a lease at this generation.
     Acquired(u64),
@@ -28,25 +30,36 @@ pub(crate) enum EntryStatus {
 /// The store contract has no read: `acquire` is the only call that reports the state. The query uses
 /// [`OrphanPolicy::Refuse`], so that it never takes over a newer execution.
 pub(crate) async fn query_entry(lease: &LeaseState, claim: &Claim) -> EntryStatus {
+    query(lease, claim).await.0
+}
+
+/// Returns the status, and `true` if a late attempt of the query may acquire the entry.
+async fn query(lease: &LeaseState, claim: &Claim) -> (EntryStatus, bool) {
     let claim = Claim {
         orphans: OrphanPolicy::Refuse,
         ..claim.clone()
     };
-    match lease.store().acquire(&claim, lease.store_timeout()).await {
-        Ok((
-            Acquired::Completed {
-                fingerprint,
-                record,
-            },
-            _,
-        )) if fingerprint == claim.fingerprint => EntryStatus::Completed(record),
-        Ok((Acquired::Granted { generation, .. }, _)) => EntryStatus::Acquired(generation),
-        Ok((Acquired::Orphaned { .. }, _)) => EntryStatus::Orphaned,
-        Ok((Acquired::InProgress { .. } | Acquired::Completed { .. }, _)) => {
-            EntryStatus::HeldElsewhere
+    let Ok(reply) = lease.store().acquire(&claim, lease.store_timeout()).await else {
+        return (EntryStatus::Unknown, true);
+    };
+    let status = match reply.acquired {
+        Acquired::Completed {
+            fingerprint,
+            record,
+            token,
+            ..
+        } if fingerprint == claim.fingerprint => {
+            if token == Some(lease.reference.token) {
+                EntryStatus::CompletedHere(record)
+            } else {
+                EntryStatus::Completed(record)
+            }
         }
-        Err(_) => EntryStatus::Unknown,
-    }
+        Acquired::Granted { generation, .. } => EntryStatus::Acquired(generation),
+        Acquired::Orphaned { .. } => EntryStatus::Orphaned,
+        Acquired::InProgress { .. } | Acquired::Completed { .. } => EntryStatus::HeldElsewhere,
+    };
+    (status, reply.may_acquire_late)
 }
 
 /// Queries the entry of a finished lease under a new token, and releases what the query may have acquired.
@@ -64,17 +77,20 @@ pub(crate) async fn query_entry_with_new_token(
         ..lease.claim().clone()
     };
     let (store, timeout) = (lease.store(), lease.store_timeout());
-    let status = query_entry(lease, &claim).await;
+    let (status, may_acquire_late) = query(lease, &claim).await;
     let may_hold_lease = match status {
         EntryStatus::Acquired(generation) => {
             !store.release(&claim.lease_ref(generation), timeout).await
         }
         EntryStatus::Unknown => true,
-        EntryStatus::Completed(_) | EntryStatus::Orphaned | EntryStatus::HeldElsewhere => false,
+        EntryStatus::Orphaned | EntryStatus::HeldElsewhere => may_acquire_late,
+        EntryStatus::CompletedHere(_) | EntryStatus::Completed(_) => false,
     };
     if may_hold_lease {
         spawn_release_unacknowledged(lease.config(), store, &claim, permit);
-        return EntryStatus::Unknown;
     }
-    status
+    match status {
+        EntryStatus::Acquired(_) if may_hold_lease => EntryStatus::Unknown,
+        status => status,
+    }
 }

@@ -45,6 +45,24 @@ pub enum StoreFailure {
     DangerouslyExecuteUnprotected,
 }
 
+/// State in which a failed execution leaves its key.
+///
+/// An execution fails if the handler panics, if the inner service returns an error, or if the body of the response fails
+/// before it is recorded. The effect of the execution may or may not have happened.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub enum ExecutionFailure {
+    /// The key is free, and a retry executes again. After a takeover the key is an orphan again.
+    Release,
+    /// The key is an orphan, like after a crash. The [orphan policy](crate::OrphanPolicy) decides about retries.
+    ///
+    /// The lease expires after 1 ms, or by itself if the store fails.
+    Orphan,
+    /// Retries get 409 `outcome-unknown` until an operator resolves the failure, like after a response with
+    /// [`NeedsAttention`](crate::NeedsAttention). The code is `handler-panicked`, `handler-failed` or `body-failed`.
+    NeedsAttention,
+}
+
 /// Settings of executions.
 #[derive(Clone, Debug)]
 pub(crate) struct Rules {
@@ -53,7 +71,20 @@ pub(crate) struct Rules {
     pub(crate) waiters: usize,
     pub(crate) lease_ttl: Ttl,
     pub(crate) orphan_policy: OrphanPolicy,
+    /// `None` if it follows from the orphan policy.
+    pub(crate) failure: Option<ExecutionFailure>,
     pub(crate) orphan_retention: Option<Ttl>,
     pub(crate) store_timeout: Duration,
     pub(crate) store_failure: StoreFailure,
+}
+
+impl Rules {
+    /// Returns the state in which a failed execution leaves its key.
+    pub(crate) fn failure(&self) -> ExecutionFailure {
+        self.failure.unwrap_or(match self.orphan_policy {
+            OrphanPolicy::TakeOver => ExecutionFailure::Release,
+            // At most once: the effect of the failed execution may have happened.
+            OrphanPolicy::Refuse => ExecutionFailure::Orphan,
+        })
+    }
 }

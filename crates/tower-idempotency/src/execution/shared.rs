@@ -4,7 +4,8 @@ use std::sync::{Arc, OnceLock};
 
 use crate::{
     config::Config, execution::waiters::Waiters, lease::renewer::Renewer, limits::Limits,
-    store::erased::ErasedStore, store_client::StoreClient,
+    request::recent::RecentRequests, response::replay::UnreadReplays, store::erased::ErasedStore,
+    store_client::StoreClient, telemetry::Warnings,
 };
 
 /// State that all clones of a layer share.
@@ -13,6 +14,9 @@ pub(crate) struct Shared {
     pub(crate) renewer: Arc<Renewer>,
     pub(crate) limits: Arc<Limits>,
     pub(crate) waiters: Waiters,
+    pub(crate) recent_requests: RecentRequests,
+    pub(crate) warnings: Warnings,
+    pub(crate) unread_replays: Arc<UnreadReplays>,
     /// Host name and process id, for operators.
     pub(crate) owner: &'static str,
 }
@@ -31,6 +35,9 @@ impl Shared {
             store,
             limits: Arc::default(),
             waiters: Waiters::default(),
+            recent_requests: RecentRequests::default(),
+            warnings: Warnings::default(),
+            unread_replays: Arc::default(),
             owner: owner(),
         })
     }

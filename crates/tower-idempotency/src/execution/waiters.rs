@@ -11,39 +11,40 @@ use std::{
     time::Duration,
 };
 
-use bytes::Bytes;
 use tokio::{
     sync::{Notify, OwnedMutexGuard},
     time::{Instant, sleep, timeout, timeout_at},
 };
 
 use crate::{
-    execution::{detach::Detach, shared::Context},
+    execution::{acquire::Attempt, detach::Detach, shared::Context},
     panics::catch_panic,
     retry::from_now,
-    store::{Acquired, Claim, Fingerprint, KeyId},
-    store_client::CallError,
+    store::{Acquired, KeyId},
+    store_client::{AcquireReply, CallError},
     telemetry,
 };
 
 /// Waits for at most `limit`, until the first request has a record or this one acquires the lease. Returns the last reply of
-/// the store, with the instant at which the call was sent.
+/// the store.
 pub(crate) async fn wait(
     context: &Context,
-    claim: &Claim,
+    attempt: &Attempt,
     detach: &Detach,
     limit: Duration,
-    mut acquired: Acquired,
-    mut sent: Instant,
-) -> Result<(Acquired, Instant), CallError> {
+    mut reply: AcquireReply,
+) -> Result<AcquireReply, CallError> {
     let (rules, shared) = (&context.config.execution, &context.shared);
+    let (claim, caller) = (&attempt.claim, attempt.permit.caller());
     let deadline = from_now(limit);
     if detach.is_detached() {
-        return Ok((acquired, sent));
+        return Ok(reply);
     }
-    let (per_key, total) = (rules.waiters_per_key, rules.waiters);
-    let Some(waiter) = shared.waiters.join(claim.id, per_key, total) else {
-        return Ok((acquired, sent));
+    let Some(_place) = caller.wait(rules.waiters) else {
+        return Ok(reply);
+    };
+    let Some(waiter) = shared.waiters.join(claim.id, rules.waiters_per_key) else {
+        return Ok(reply);
     };
     telemetry::waiting(&claim.id);
     // A waiter has had no effect. If its client disconnects, it is cancelled and its permit is free.
@@ -52,29 +53,21 @@ pub(crate) async fn wait(
     detach.arm();
     let turn = match wakeup {
         Ok(Wakeup::Turn(turn)) => turn,
-        Ok(Wakeup::Record(FoundRecord {
-            fingerprint,
-            record,
-        })) => {
-            return Ok((
-                Acquired::Completed {
-                    fingerprint,
-                    record,
-                },
-                sent,
-            ));
+        Ok(Wakeup::Record(completed)) => {
+            reply.acquired = completed;
+            return Ok(reply);
         }
-        Err(_elapsed) => return Ok((acquired, sent)),
+        Err(_elapsed) => return Ok(reply),
     };
     let mut poll_interval = MIN_INTERVAL;
     let mut notification_backoff = Duration::ZERO;
     while let Acquired::InProgress {
         fingerprint,
         expires_in,
-    } = &acquired
+    } = &reply.acquired
     {
         let expired = Instant::now() >= deadline;
-        if *fingerprint != claim.fingerprint || expired || detach.is_detached() {
+        if !attempt.is_same_request(fingerprint) || expired || detach.is_detached() {
             break;
         }
         detach.disarm();
@@ -99,22 +92,16 @@ pub(crate) async fn wait(
         };
         // The call may acquire the lease. A future that is dropped meanwhile continues in the background.
         detach.arm();
-        let reply = shared.store.acquire(claim, rules.store_timeout).await;
-        (acquired, sent) = reply?;
+        let earlier = reply.may_acquire_late;
+        reply = shared.store.acquire(claim, rules.store_timeout).await?;
+        reply.may_acquire_late |= earlier;
         poll_interval = (poll_interval * 8 / 5).min(MAX_INTERVAL);
     }
-    if let Acquired::Completed {
-        fingerprint,
-        record,
-    } = &acquired
-    {
-        waiter.deliver(FoundRecord {
-            fingerprint: *fingerprint,
-            record: record.clone(),
-        });
+    if let Acquired::Completed { .. } = reply.acquired {
+        waiter.deliver(reply.acquired.clone());
     }
     drop(turn);
-    Ok((acquired, sent))
+    Ok(reply)
 }
 
 /// Waiters of all keys.
@@ -123,27 +110,17 @@ pub(crate) struct Waiters {
     state: Arc<Mutex<State>>,
 }
 
-#[derive(Default)]
-struct State {
-    groups: HashMap<KeyId, Arc<Group>>,
-    total: usize,
-}
+type State = HashMap<KeyId, Arc<Group>>;
 
 /// Waiters of one key. The waiter that holds the turn queries the store. The others wait for the record that it finds.
 struct Group {
     // Changed only under the lock of `State`.
     waiters: AtomicUsize,
     turn: Arc<tokio::sync::Mutex<()>>,
-    record: OnceLock<FoundRecord>,
+    /// The reply [`Acquired::Completed`].
+    completed: OnceLock<Acquired>,
     // Wakes waiters in the order in which they joined.
     delivered: Notify,
-}
-
-/// Record that ends the wait.
-#[derive(Clone)]
-struct FoundRecord {
-    fingerprint: Fingerprint,
-    record: Bytes,
 }
 
 /// A waiter. Dropping it frees its slot.
@@ -158,26 +135,24 @@ enum Wakeup {
     /// The waiter now queries the store.
     Turn(OwnedMutexGuard<()>),
     /// Another waiter found the record.
-    Record(FoundRecord),
+    Record(Acquired),
 }
 
 impl Waiters {
-    /// Adds a waiter for `id`. Returns `None` if `per_key` waiters of this key or `total` waiters are waiting.
-    fn join(&self, id: KeyId, per_key: usize, total: usize) -> Option<Waiter> {
+    /// Adds a waiter for `id`. Returns `None` if `per_key` waiters of this key are waiting.
+    fn join(&self, id: KeyId, per_key: usize) -> Option<Waiter> {
         let mut state = lock(&self.state);
         let waiters = state
-            .groups
             .get(&id)
             .map_or(0, |group| group.waiters.load(Relaxed));
-        if state.total >= total || waiters >= per_key {
+        if waiters >= per_key {
             return None;
         }
-        state.total += 1;
-        let group = state.groups.entry(id).or_insert_with(|| {
+        let group = state.entry(id).or_insert_with(|| {
             Arc::new(Group {
                 waiters: 0.into(),
                 turn: Arc::default(),
-                record: OnceLock::new(),
+                completed: OnceLock::new(),
                 delivered: Notify::new(),
             })
         });
@@ -197,14 +172,14 @@ impl Waiter {
         let mut delivered = pin!(self.group.delivered.notified());
         // Enabled before the check, so that no delivery between the two is missed.
         delivered.as_mut().enable();
-        if let Some(record) = self.group.record.get() {
-            return Wakeup::Record(record.clone());
+        if let Some(completed) = self.group.completed.get() {
+            return Wakeup::Record(completed.clone());
         }
         let turn = Arc::clone(&self.group.turn);
         tokio::select! {
             biased;
-            () = delivered => match self.group.record.get() {
-                Some(record) => Wakeup::Record(record.clone()),
+            () = delivered => match self.group.completed.get() {
+                Some(completed) => Wakeup::Record(completed.clone()),
                 None => unreachable!("the record is set before the notification"),
             },
             turn = turn.lock_owned() => Wakeup::Turn(turn),
@@ -212,19 +187,18 @@ impl Waiter {
     }
 
     /// Delivers the record to all current waiters of the key. Later ones query the store themselves.
-    fn deliver(&self, record: FoundRecord) {
+    fn deliver(&self, completed: Acquired) {
         let mut state = lock(&self.state);
         // The group is removed first, so that no waiter joins a group that has its record.
         if state
-            .groups
             .get(&self.id)
             .is_some_and(|group| Arc::ptr_eq(group, &self.group))
         {
-            state.groups.remove(&self.id);
+            state.remove(&self.id);
         }
         drop(state);
         // Only the waiter that holds the turn delivers. The next holder of the turn finds this record.
-        let _ = self.group.record.set(record);
+        let _ = self.group.completed.set(completed);
         self.group.delivered.notify_waiters();
     }
 }
@@ -232,14 +206,12 @@ impl Waiter {
 impl Drop for Waiter {
     fn drop(&mut self) {
         let mut state = lock(&self.state);
-        state.total -= 1;
         if self.group.waiters.fetch_sub(1, Relaxed) == 1
             && state
-                .groups
                 .get(&self.id)
                 .is_some_and(|group| Arc::ptr_eq(group, &self.group))
         {
-            state.groups.remove(&self.id);
+            state.remove(&self.id);
         }
     }
 }

@@ -1,7 +1,6 @@
 //! Commits that the handler attempts under its lease.
 
 use std::{
-    hash::{DefaultHasher, Hasher},
     sync::{
         Mutex, MutexGuard, OnceLock, PoisonError,
         atomic::{AtomicU8, Ordering},
@@ -21,16 +20,14 @@ use crate::retry::from_now;
 pub(crate) struct CommitAttempts {
     state: AtomicU8,
     record: OnceLock<Bytes>,
-    attempted: Mutex<Attempted>,
+    /// Earliest expiry of an attempted record, provided that it was stored.
+    first_expiry: Mutex<Option<Instant>>,
 }
 
-#[derive(Default)]
-struct Attempted {
-    /// Earliest expiry of an attempted record, provided that it was stored.
-    first_expiry: Option<Instant>,
-    /// Digests of the attempted records.
-    digests: Vec<u64>,
-}
+/// Extension of a response that [`Prepared::commit`](crate::transaction::Prepared::commit) returned. If the handler returns
+/// another response, its commit may have been reported too early.
+#[derive(Clone, Copy)]
+pub(crate) struct CommittedResponse;
 
 /// Outcome of the handler's own commits, as far as this process knows.
 pub(crate) enum CommitOutcome {
@@ -38,16 +35,16 @@ pub(crate) enum CommitOutcome {
     NotAttempted,
     /// The handler attempted a commit, and no success was acknowledged.
     Unacknowledged,
-    /// A commit of this record succeeded.
+    /// A commit of this record succeeded, as the handler reported.
     Committed(Bytes),
 }
 
 impl CommitAttempts {
     /// Registers a commit that is about to be sent. Returns `false` if the commit must not be sent: the lease is finished or
     /// finishing, or the record of an earlier attempt may have expired.
-    pub(crate) fn begin(&self, record: &[u8], retention: Duration) -> bool {
-        let mut attempted = self.attempted();
-        if attempted.record_may_have_expired() {
+    pub(crate) fn begin(&self, retention: Duration) -> bool {
+        let mut first_expiry = self.first_expiry();
+        if first_expiry.is_some_and(has_passed) {
             return false;
         }
         let begin = |state| (state & (SUCCEEDED | CLOSED) == 0).then_some(state | BEGUN);
@@ -57,15 +54,13 @@ impl CommitAttempts {
             .is_ok();
         if begun {
             let expiry = from_now(retention);
-            let first_expiry = attempted.first_expiry;
-            attempted.first_expiry = Some(first_expiry.map_or(expiry, |first| first.min(expiry)));
-            attempted.digests.push(digest(record));
+            *first_expiry = Some(first_expiry.map_or(expiry, |first| first.min(expiry)));
         }
         begun
     }
 
-    fn attempted(&self) -> MutexGuard<'_, Attempted> {
-        self.attempted
+    fn first_expiry(&self) -> MutexGuard<'_, Option<Instant>> {
+        self.first_expiry
             .lock()
             .unwrap_or_else(PoisonError::into_inner)
     }
@@ -89,12 +84,7 @@ impl CommitAttempts {
 
     /// Returns `true` if the record of an attempt may have expired. A missing record then proves nothing.
     pub(crate) fn record_may_have_expired(&self) -> bool {
-        self.attempted().record_may_have_expired()
-    }
-
-    /// Returns `true` if the handler attempted to commit this record.
-    pub(crate) fn was_attempted(&self, record: &[u8]) -> bool {
-        self.attempted().digests.contains(&digest(record))
+        self.first_expiry().is_some_and(has_passed)
     }
 
     /// Closes the set and returns its outcome. No commit can begin afterwards.
@@ -108,18 +98,8 @@ impl CommitAttempts {
     }
 }
 
-impl Attempted {
-    fn record_may_have_expired(&self) -> bool {
-        self.first_expiry
-            .is_some_and(|expiry| Instant::now() >= expiry)
-    }
-}
-
-/// Returns a digest that tells the record from records of other executions. The record itself may be megabytes long.
-fn digest(record: &[u8]) -> u64 {
-    let mut hasher = DefaultHasher::new();
-    hasher.write(record);
-    hasher.finish()
+fn has_passed(at: Instant) -> bool {
+    Instant::now() >= at
 }
 
 const BEGUN: u8 = 1;
@@ -133,29 +113,26 @@ mod tests {
     const DAY: Duration = Duration::from_secs(24 * 60 * 60);
 
     #[test]
-    fn first_committed_record_is_the_outcome() {
+    fn first_committed_record_becomes_outcome() {
         let commits = CommitAttempts::default();
-        assert!(commits.begin(b"first", DAY));
-        assert!(commits.begin(b"second", DAY), "a transaction is retried");
-        assert!(commits.was_attempted(b"first") && commits.was_attempted(b"second"));
-        assert!(!commits.was_attempted(b"other"));
+        assert!(commits.begin(DAY));
+        assert!(commits.begin(DAY), "a transaction is retried");
         commits.succeed(Bytes::from_static(b"first"));
         commits.succeed(Bytes::from_static(b"second"));
-        assert!(!commits.begin(b"third", DAY), "the lease has its outcome");
-        assert!(!commits.was_attempted(b"third"));
+        assert!(!commits.begin(DAY), "the lease has its outcome");
         assert!(matches!(commits.close(), CommitOutcome::Committed(record) if record == "first"));
     }
 
     #[test]
     fn begin_fails_after_close() {
         let begun = CommitAttempts::default();
-        assert!(begun.begin(b"first", DAY));
+        assert!(begun.begin(DAY));
         assert!(matches!(begun.close(), CommitOutcome::Unacknowledged));
-        assert!(!begun.begin(b"second", DAY));
+        assert!(!begun.begin(DAY));
 
         let idle = CommitAttempts::default();
         assert!(matches!(idle.close(), CommitOutcome::NotAttempted));
-        assert!(!idle.begin(b"first", DAY));
+        assert!(!idle.begin(DAY));
         assert!(
             matches!(idle.close(), CommitOutcome::NotAttempted),
             "closed twice"

@@ -73,8 +73,14 @@ impl Lease {
     /// Pass it to a provider that supports idempotency keys. A takeover then does not charge twice. The key changes with the
     /// layer's namespace and secret, and with the principal. A deployment that changes one of them loses the records and the
     /// derived keys alike. The key depends only on the entry's id and fingerprint in the store.
+    ///
+    /// With [`MissingKey::Derive`](crate::MissingKey::Derive), the key is also different for an equal request after the
+    /// record has expired: an equal order is then charged again. A retry after an error response still gets the same key.
+    /// For that the layer does not release the entry of such an execution, but leaves it as an orphan. A retry takes it over,
+    /// unless the orphan policy refuses.
     #[must_use]
     pub fn derive(&self, name: &str) -> String {
+        self.0.set_derived();
         downstream_key(&self.0.reference.id, &self.0.reference.fingerprint, name)
     }
 

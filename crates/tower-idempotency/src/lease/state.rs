@@ -4,7 +4,7 @@ use std::{
     ops::Deref,
     sync::{
         Arc,
-        atomic::{AtomicBool, AtomicU64, Ordering},
+        atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering},
     },
     time::Duration,
 };
@@ -18,7 +18,9 @@ use crate::{
         commits::{CommitAttempts, CommitOutcome},
         renewer::Renewer,
     },
-    limits::Limits,
+    limits::{Buffer, Caller},
+    record::{Origin, Traceparent},
+    request::key::RequestKey,
     store::{Claim, KeyId, LeaseRef},
     store_client::StoreClient,
     telemetry,
@@ -28,12 +30,18 @@ use crate::{
 pub(crate) struct Grant {
     pub(crate) config: Arc<Config>,
     pub(crate) renewer: Arc<Renewer>,
-    pub(crate) limits: Arc<Limits>,
+    pub(crate) caller: Arc<Caller>,
     pub(crate) claim: Claim,
+    /// Key of the request. `None` outside HTTP.
+    pub(crate) key: Option<RequestKey>,
+    /// `true` if an outer layer holds a lease for the request.
+    pub(crate) is_nested: bool,
     pub(crate) generation: u64,
     pub(crate) takeover: bool,
     /// Set when a request body that the handler reads itself fails or ends early.
     pub(crate) body_aborted: Option<Arc<AtomicBool>>,
+    /// The `traceparent` of the request, for the record.
+    pub(crate) traceparent: Option<Traceparent>,
     /// Instant at which the successful `acquire` was sent.
     pub(crate) sent: Instant,
 }
@@ -43,6 +51,8 @@ pub(crate) struct LeaseState {
     pub(crate) grant: Grant,
     pub(crate) reference: LeaseRef,
     pub(crate) commits: CommitAttempts,
+    /// Number of transactions that the handler has begun and neither committed nor rolled back.
+    open_transactions: AtomicUsize,
     /// Wakes when `lost` or `finished` changes.
     pub(super) changed: Notify,
     // Times are nanoseconds since the grant was sent. The deadline counts from before the acquiring or renewing
@@ -55,6 +65,8 @@ pub(crate) struct LeaseState {
     loss_reported: AtomicBool,
     // The outcome is on its way to the store. A renewal may find the lease gone before the outcome is acknowledged.
     finishing: AtomicBool,
+    // The handler derived a key that the next life of the entry would not repeat.
+    derived: AtomicBool,
     // Set under the lock of the renewer's queue, so that no renewal begins afterwards.
     finished: AtomicBool,
 }
@@ -64,6 +76,7 @@ impl LeaseState {
         Self {
             reference: grant.claim.lease_ref(grant.generation),
             commits: CommitAttempts::default(),
+            open_transactions: AtomicUsize::new(0),
             changed: Notify::new(),
             deadline: AtomicU64::new(nanos(grant.claim.lease.as_duration())),
             next_renewal: AtomicU64::new(nanos(first_renewal)),
@@ -71,6 +84,7 @@ impl LeaseState {
             lost: AtomicBool::new(false),
             loss_reported: AtomicBool::new(false),
             finishing: AtomicBool::new(false),
+            derived: AtomicBool::new(false),
             finished: AtomicBool::new(false),
             grant,
         }
@@ -78,6 +92,14 @@ impl LeaseState {
 
     pub(crate) fn id(&self) -> &KeyId {
         &self.reference.id
+    }
+
+    /// Returns the origin of the record that this execution produces.
+    pub(crate) fn origin(&self) -> Origin<'_> {
+        Origin {
+            id: self.id(),
+            traceparent: self.grant.traceparent.as_ref(),
+        }
     }
 
     pub(crate) fn config(&self) -> &Config {
@@ -90,6 +112,12 @@ impl LeaseState {
 
     pub(crate) fn store(&self) -> &StoreClient {
         self.grant.renewer.store()
+    }
+
+    /// Returns an empty buffer for response bodies of this caller.
+    pub(crate) fn response_bytes(&self) -> Buffer {
+        let max = self.config().limits.max_response_bytes;
+        self.grant.caller.response_bytes(max)
     }
 
     /// Returns the timeout of a single store call.
@@ -106,6 +134,35 @@ impl LeaseState {
     /// Returns `true` if the handler attempted a commit that may have succeeded without an acknowledgement.
     pub(crate) fn has_unacknowledged_commit(&self) -> bool {
         self.commits.has_begun()
+    }
+
+    /// Records that the handler derived a key for a call to another service.
+    pub(super) fn set_derived(&self) {
+        self.derived.store(true, Ordering::Relaxed);
+    }
+
+    /// Returns `true` if a release would lose the keys that the handler derived.
+    ///
+    /// The key of the request is derived too, so the keys change with the life of the entry. A retry after an error response
+    /// must repeat them.
+    pub(crate) fn must_keep_life(&self) -> bool {
+        // The release of a takeover leaves an orphan, which keeps the life.
+        self.grant.key == Some(RequestKey::Derived)
+            && !self.grant.takeover
+            && self.derived.load(Ordering::Relaxed)
+    }
+
+    pub(crate) fn begin_transaction(&self) {
+        self.open_transactions.fetch_add(1, Ordering::AcqRel);
+    }
+
+    pub(crate) fn end_transaction(&self) {
+        self.open_transactions.fetch_sub(1, Ordering::AcqRel);
+    }
+
+    /// Returns `true` if the handler has begun a transaction that it neither committed nor rolled back.
+    pub(crate) fn has_open_transaction(&self) -> bool {
+        self.open_transactions.load(Ordering::Acquire) != 0
     }
 
     /// Sets whether an outcome is on its way to the store. The reply to the outcome then reports a lost lease, not a renewal.

@@ -12,8 +12,8 @@ use super::{ATTENTION, PREFIX, Record, RecordError, VERSION, error::Problem, pay
 /// [`WorkError::NeedsAttention`](crate::run_once::WorkError::NeedsAttention). The caller gets the handler's response.
 /// The layer does not record that response, whatever its status, but this failure. Each retry gets 409
 /// `outcome-unknown` with the code, and nothing is executed until an operator resolves the failure. The record is
-/// stored for [`Ttl::MAX`](crate::Ttl::MAX), whatever the retention setting. The page of each store in the
-/// repository's `docs` explains how to find and resolve such entries.
+/// stored for [`Ttl::MAX`](crate::Ttl::MAX), whatever the retention setting. In the repository,
+/// `docs/operations/needs-attention.md` explains how to find and resolve such entries.
 ///
 /// The *code* is for programs, and clients see it. It is a constant word that the service defines. The *reason* is for
 /// operators, who find it in the record. It is shown nowhere else.

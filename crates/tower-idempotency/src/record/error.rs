@@ -12,6 +12,7 @@ pub(super) enum Problem {
     Short { found: usize },
     Version { found: u8 },
     Flags { found: u8 },
+    Sealed,
     Checksum { written: u32, computed: u32 },
     InflatedLimit { declared: usize, limit: usize },
     InflatedLength { declared: usize, found: usize },
@@ -46,8 +47,11 @@ impl fmt::Display for RecordError {
             }
             Problem::Version { found } => write!(f, "expected version 1, found {found}"),
             Problem::Flags { found } => {
-                write!(f, "expected the flags 0, 1 or 2, found {found}")
+                write!(f, "expected the flags 0, 1, 2 or 4, found {found}")
             }
+            Problem::Sealed => f.write_str(
+                "expected a record in clear, found a sealed one, which a later version wrote",
+            ),
             Problem::Checksum { written, computed } => write!(
                 f,
                 "expected the checksum {written:08x} under this key, found {computed:08x}"

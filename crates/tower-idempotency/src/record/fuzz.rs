@@ -53,6 +53,9 @@ fn originals(random: &mut Random) -> Vec<Bytes> {
 /// plus 64 KiB. Also panics if the operators' view differs from the decoded record.
 fn decodes(record: &Bytes) -> bool {
     let mut readable = false;
+    if record.get(1) == Some(&SEALED) {
+        assert!(PLAIN.decode(&ID, record).is_err());
+    }
     if let Ok(Record::Attention { attention, .. }) = PLAIN.decode(&ID, record) {
         assert_eq!(NeedsAttention::in_record(record), Some(attention));
     }
@@ -112,7 +115,7 @@ fn forged_records_decode_or_are_rejected() {
         }
         let flags = match original[1] {
             ATTENTION => ATTENTION,
-            _ => *random.pick(&[0, 0, 0, 0, 0, 0, DEFLATED, ATTENTION]),
+            _ => *random.pick(&[0, 0, 0, 0, 0, 0, DEFLATED, ATTENTION, SEALED]),
         };
         readable += usize::from(decodes(&sealed(flags, &rest)));
     }

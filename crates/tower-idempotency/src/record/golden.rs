@@ -20,9 +20,12 @@ fn response(status: u16, lines: &[(&str, &[u8])], body: &[u8]) -> StoredResponse
         headers: headers(lines),
         body: Bytes::copy_from_slice(body),
         trailers: None,
+        traceparent: None,
         recorded_at: UNIX_EPOCH + Duration::from_millis(1_767_225_600_123),
     }
 }
+
+const TRACEPARENT: &[u8] = b"00-4bf92f3577b34da6a3ce929d0e0e4736-00f067aa0ba902b7-01";
 
 fn tombstone(reason: TombstoneReason) -> Record {
     Record::Tombstone {
@@ -80,6 +83,10 @@ fn golden() -> Vec<(&'static str, Codec, Record)> {
         let value = lines.and_then(|lines| lines.get_mut(name));
         value.expect("a line").set_sensitive(true);
     }
+    let traced = StoredResponse {
+        traceparent: Traceparent::parse(TRACEPARENT),
+        ..response(200, &[], b"traced")
+    };
     let large = response(200, &[("content-type", b"application/json")], &json(70_000));
     vec![
         ("response", PLAIN, Record::Response(created.clone())),
@@ -104,6 +111,7 @@ fn golden() -> Vec<(&'static str, Codec, Record)> {
             PLAIN,
             Record::Response(response(204, &[], b"")),
         ),
+        ("response-traceparent", PLAIN, Record::Response(traced)),
         (
             "tombstone-too-large",
             PLAIN,
@@ -142,7 +150,10 @@ fn golden() -> Vec<(&'static str, Codec, Record)> {
 fn encode(codec: Codec, record: &Record) -> Bytes {
     match record {
         Record::Response(response) => codec.encode_response_at(
-            &ID,
+            Origin {
+                id: &ID,
+                traceparent: response.traceparent.as_ref(),
+            },
             response.status,
             &response.headers,
             &|_| true,

@@ -58,25 +58,114 @@ fn is_recorded(
 /// All headers are replayed except
 ///
 /// - fields of one connection or one message: `Connection`, `Keep-Alive`, `Proxy-Connection`, `TE`, `Trailer`,
-///   `Transfer-Encoding`, `Upgrade`, `Content-Length` (computed again), the `Proxy-*` authentication fields, and the
-///   two control headers of the layer;
-/// - fields that apply to the first response only: `Date`, `Age`, `Via`, `Server-Timing`, `traceparent`, `tracestate`,
-///   `X-Request-Id`, and the rate limit headers `RateLimit`, `RateLimit-*`, `X-RateLimit-*` and `X-Rate-Limit-*`;
-/// - `Set-Cookie`: a replayed cookie could restore a session that has ended since.
+///   `Transfer-Encoding`, `Upgrade`, `Content-Length` (computed again), and the two control headers of the layer;
+/// - fields about the first exchange: `Date`, `Age`, `Via`, `Server-Timing`, `Cache-Status`, `Proxy-Status`, and the rate
+///   limit headers `RateLimit`, `RateLimit-*`, `X-RateLimit-*` and `X-Rate-Limit-*`;
+/// - fields of the authentication of one exchange: `Authentication-Info`, the `Proxy-*` authentication fields,
+///   `DPoP-Nonce` (RFC 9449) and `Replay-Nonce` (RFC 8555), whose values can be used once;
+/// - trace and correlation IDs: `traceparent`, `tracestate`, `traceresponse`, `baggage`, `X-Request-Id`, `Request-Id`,
+///   `X-Correlation-Id`, `Correlation-Id`, `X-Trace-Id`, `X-Span-Id`, and those of AWS, Azure, Cloudflare, Datadog, Elastic,
+///   Envoy, Fly, Google Cloud, GitHub, Instana, Jaeger, LightStep, Netlify, New Relic, Sentry, Vercel and Zipkin;
+/// - `Access-Control-*`: the permission of one origin. Place the layer inside CORS;
+/// - `Set-Cookie` and `Set-Cookie2`: a replayed cookie could restore a session that has ended since;
+/// - `Clear-Site-Data`: a replay would delete data that the client has stored since.
 ///
-/// No setting can replay the fields that `Connection` names, or those of the first group except the authentication
-/// fields.
+/// No setting can replay the fields that `Connection` names, or those of the first group.
 #[must_use]
 pub fn replayed_by_default(name: &HeaderName) -> bool {
-    let once = match name.as_str() {
-        "date" | "age" | "via" | "server-timing" | "traceparent" | "tracestate"
-        | "x-request-id" | "set-cookie" | "ratelimit" => true,
-        "proxy-authenticate" | "proxy-authentication-info" | "proxy-authorization" => true,
-        other => ["ratelimit-", "x-ratelimit-", "x-rate-limit-"]
-            .iter()
-            .any(|prefix| other.starts_with(prefix)),
-    };
-    !once && !is_never_recorded(name)
+    !is_single_exchange(name.as_str()) && !is_trace_id(name.as_str()) && !is_never_recorded(name)
+}
+
+/// Returns `true` for fields that describe or authenticate one exchange, or change the state of the client.
+fn is_single_exchange(name: &str) -> bool {
+    const PREFIXES: [&str; 4] = [
+        "access-control-",
+        "ratelimit-",
+        "x-ratelimit-",
+        "x-rate-limit-",
+    ];
+    matches!(
+        name,
+        "date"
+            | "age"
+            | "via"
+            | "server-timing"
+            | "cache-status"
+            | "proxy-status"
+            | "ratelimit"
+            | "authentication-info"
+            | "proxy-authenticate"
+            | "proxy-authentication-info"
+            | "proxy-authorization"
+            | "dpop-nonce"
+            | "replay-nonce"
+            | "set-cookie"
+            | "set-cookie2"
+            | "clear-site-data"
+    ) || PREFIXES.iter().any(|prefix| name.starts_with(prefix))
+}
+
+/// Returns `true` for fields that name one request in the traces and logs of a service or of its vendor.
+fn is_trace_id(name: &str) -> bool {
+    const PREFIXES: [&str; 7] = [
+        "ot-tracer-",
+        "uberctx-",
+        "x-b3-",
+        "x-datadog-",
+        "x-instana-",
+        "x-newrelic-",
+        "x-ot-",
+    ];
+    matches!(
+        name,
+        // W3C Trace Context and Baggage.
+        "traceparent" | "tracestate" | "traceresponse" | "baggage"
+            // Common names without a vendor.
+            | "request-id"
+            | "x-request-id"
+            | "requestid"
+            | "x-requestid"
+            | "correlation-id"
+            | "x-correlation-id"
+            | "x-correlationid"
+            | "trace-id"
+            | "x-trace-id"
+            | "x-span-id"
+            // Zipkin, Jaeger, Sentry, Honeycomb, New Relic, Elastic.
+            | "b3"
+            | "uber-trace-id"
+            | "sentry-trace"
+            | "x-honeycomb-trace"
+            | "newrelic"
+            | "elastic-apm-traceparent"
+            // AWS.
+            | "apigw-requestid"
+            | "x-amz-apigw-id"
+            | "x-amz-cf-id"
+            | "x-amz-id-2"
+            | "x-amz-request-id"
+            | "x-amzn-requestid"
+            | "x-amzn-trace-id"
+            // Azure.
+            | "request-context"
+            | "x-azure-ref"
+            | "x-ms-activity-id"
+            | "x-ms-client-request-id"
+            | "x-ms-correlation-request-id"
+            | "x-ms-request-id"
+            | "x-ms-routing-request-id"
+            // Google Cloud.
+            | "function-execution-id"
+            | "x-appengine-request-log-id"
+            | "x-cloud-trace-context"
+            // Proxies and platforms.
+            | "cf-ray"
+            | "fly-request-id"
+            | "x-envoy-upstream-service-time"
+            | "x-github-request-id"
+            | "x-nf-request-id"
+            | "x-vercel-id"
+    ) || PREFIXES.iter().any(|prefix| name.starts_with(prefix))
 }
 
 /// Returns `true` for fields that no record stores: those of the connection, of the message framing, and the control

@@ -5,11 +5,15 @@
 //! | bytes | |
 //! |---|---|
 //! | 0 | version: 1 |
-//! | 1 | flags: 1 when the payload is deflated, 2 when the execution needs attention, else 0 |
+//! | 1 | flags: 1 when the payload is deflated, 2 when the execution needs attention, 4 when the record is sealed, else 0 |
 //! | 2..6 | CRC-32 of the key id, bytes 0 and 1, and bytes 6 to the end; little endian |
 //! | 6.. | flags 0: the payload |
 //! | | flags 1: its inflated length (four bytes, little endian), and it as a raw deflate stream |
 //! | | flags 2: the length of a code (one byte), the code in ASCII, and the payload |
+//! | | flags 4, reserved: a key number (four bytes, little endian), a salt (16 bytes), and what flags 0 or 1 have, encrypted |
+//!
+//! Sealed records are not written so far, and rejected as such. The payload of flags 2 is sealed if it begins with the
+//! byte 0xC1, which MessagePack never uses.
 //!
 //! The code has a fixed position, so that a database statement can find it. The checksum covers the key id, so a
 //! record found under another key is rejected like a damaged one.
@@ -29,11 +33,13 @@ mod attention;
 mod deflate;
 mod error;
 mod headers;
+mod origin;
 mod payload;
 
 pub use self::{attention::NeedsAttention, error::RecordError, headers::replayed_by_default};
 pub(crate) use self::{
     headers::{PERSIST_FOR, POLICY, not_kept},
+    origin::{Origin, Traceparent},
     payload::MAX_LINES,
 };
 
@@ -45,6 +51,8 @@ pub(crate) struct StoredResponse {
     pub(crate) body: Bytes,
     pub(crate) trailers: Option<HeaderMap>,
     pub(crate) recorded_at: SystemTime,
+    /// The `traceparent` of the request that was executed. No replay carries it.
+    pub(crate) traceparent: Option<Traceparent>,
 }
 
 /// The reason for a tombstone in place of a response.
@@ -52,9 +60,15 @@ pub(crate) struct StoredResponse {
 pub(crate) enum TombstoneReason {
     TooLarge,
     Streamed,
+    /// A setting of the service panicked while the response was recorded.
+    Panicked,
 }
 
 /// Record of an execution.
+#[expect(
+    clippy::large_enum_variant,
+    reason = "a record is decoded for one replay, and most are responses"
+)]
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) enum Record {
     Response(StoredResponse),
@@ -89,9 +103,9 @@ impl Codec {
     /// Calls `replayed` once per header line, but never for fields of the connection or the message framing. A
     /// response with more than 128 header lines or 4 GiB becomes a tombstone, like any other response that is too
     /// large.
-    pub(crate) fn encode_response(
+    pub(crate) fn encode_response<'a>(
         &self,
-        id: &KeyId,
+        origin: impl Into<Origin<'a>>,
         status: StatusCode,
         headers: &HeaderMap,
         replayed: &dyn Fn(&HeaderName) -> bool,
@@ -99,7 +113,7 @@ impl Codec {
         trailers: Option<&HeaderMap>,
     ) -> Bytes {
         self.encode_response_at(
-            id,
+            origin.into(),
             status,
             headers,
             replayed,
@@ -115,7 +129,7 @@ impl Codec {
     )]
     fn encode_response_at(
         &self,
-        id: &KeyId,
+        origin: Origin<'_>,
         status: StatusCode,
         headers: &HeaderMap,
         replayed: &dyn Fn(&HeaderName) -> bool,
@@ -137,59 +151,62 @@ impl Codec {
             trailers: trailers.map(Lines),
             sensitive: (!sensitive.is_empty()).then_some(payload::Bin(&sensitive)),
             body: Some(payload::body(status, body)),
-            ..Payload::with_kind(Kind::Response)
+            ..Payload::new(Kind::Response, origin)
         };
         if payload.fits() {
-            self.seal(id, &payload)
+            self.finish(origin.id, &payload)
         } else {
-            self.encode_tombstone(id, status, TombstoneReason::TooLarge)
+            self.encode_tombstone(origin, status, TombstoneReason::TooLarge)
         }
     }
 
     /// Encodes the record of a response that was not recorded.
-    pub(crate) fn encode_tombstone(
+    pub(crate) fn encode_tombstone<'a>(
         &self,
-        id: &KeyId,
+        origin: impl Into<Origin<'a>>,
         status: StatusCode,
         reason: TombstoneReason,
     ) -> Bytes {
+        let origin = origin.into();
         let payload = Payload {
             status: Some(status.as_u16()),
             reason: Some(reason.name()),
-            ..Payload::with_kind(Kind::Tombstone)
+            ..Payload::new(Kind::Tombstone, origin)
         };
-        self.seal(id, &payload)
+        self.finish(origin.id, &payload)
     }
 
     /// Encodes the record of a result of `run_once`.
-    pub(crate) fn encode_value(&self, id: &KeyId, value: &[u8]) -> Bytes {
+    pub(crate) fn encode_value<'a>(&self, origin: impl Into<Origin<'a>>, value: &[u8]) -> Bytes {
+        let origin = origin.into();
         let payload = Payload {
             value: Some(payload::Bin(value)),
-            ..Payload::with_kind(Kind::Value)
+            ..Payload::new(Kind::Value, origin)
         };
         if payload.fits() {
-            self.seal(id, &payload)
+            self.finish(origin.id, &payload)
         } else {
-            self.encode_tombstone(id, StatusCode::OK, TombstoneReason::TooLarge)
+            self.encode_tombstone(origin, StatusCode::OK, TombstoneReason::TooLarge)
         }
     }
 
     /// Encodes the record of an execution that needs attention. It is never deflated, so that operators can read it.
-    pub(crate) fn encode_attention(
-        id: &KeyId,
+    pub(crate) fn encode_attention<'a>(
+        origin: impl Into<Origin<'a>>,
         status: Option<StatusCode>,
         attention: &NeedsAttention,
     ) -> Bytes {
+        let origin = origin.into();
         let payload = Payload {
             status: status.map(|status| status.as_u16()),
             reason: Some(attention.reason()),
-            ..Payload::with_kind(Kind::Attention)
+            ..Payload::new(Kind::Attention, origin)
         };
         let mut record = Vec::with_capacity(PREFIX + 1 + attention.code().len() + payload.size());
         record.extend_from_slice(&[VERSION, ATTENTION, 0, 0, 0, 0]);
         attention.write_code(&mut record);
         payload.write(&mut record);
-        with_checksum(id, record)
+        with_checksum(origin.id, record)
     }
 
     /// Decodes a record from any writer.
@@ -205,7 +222,7 @@ impl Codec {
         if version != VERSION {
             return Err(Problem::Version { found: version }.into());
         }
-        if !matches!(flags, 0 | DEFLATED | ATTENTION) {
+        if !matches!(flags, 0 | DEFLATED | ATTENTION | SEALED) {
             return Err(Problem::Flags { found: flags }.into());
         }
         let written = u32::from_le_bytes(checksum);
@@ -216,11 +233,12 @@ impl Codec {
         match flags {
             DEFLATED => payload::decode(&deflate::inflate(rest, self.max_inflated)?.into()),
             ATTENTION => attention::decode(&bytes.slice(PREFIX..)),
+            SEALED => Err(Problem::Sealed.into()),
             _ => payload::decode(&bytes.slice(PREFIX..)),
         }
     }
 
-    fn seal(&self, id: &KeyId, payload: &Payload<'_>) -> Bytes {
+    fn finish(&self, id: &KeyId, payload: &Payload<'_>) -> Bytes {
         let mut plain = Vec::with_capacity(PREFIX + payload.size());
         plain.extend_from_slice(&[VERSION, 0, 0, 0, 0, 0]);
         payload.write(&mut plain);
@@ -262,6 +280,8 @@ fn checksum(id: &KeyId, flags: u8, rest: &[u8]) -> u32 {
 const VERSION: u8 = 1;
 const DEFLATED: u8 = 1;
 const ATTENTION: u8 = 2;
+/// Reserved for encrypted records.
+const SEALED: u8 = 4;
 /// Version, flags and checksum.
 const PREFIX: usize = 6;
 

@@ -18,7 +18,7 @@ use serde::{
 };
 
 use super::{
-    Record, StoredResponse, TombstoneReason,
+    Origin, Record, StoredResponse, TombstoneReason, Traceparent,
     error::{Problem, RecordError},
     headers,
 };
@@ -44,6 +44,9 @@ pub(super) struct Payload<'a> {
     pub(super) body: Option<Bin<'a>>,
     #[serde(skip_serializing_if = "Option::is_none", borrow)]
     pub(super) value: Option<Bin<'a>>,
+    /// The trace of the execution: 55 characters.
+    #[serde(skip_serializing_if = "Option::is_none", borrow)]
+    pub(super) traceparent: Option<&'a str>,
 }
 
 /// Header lines: a list of (name, bytes).
@@ -61,8 +64,9 @@ pub(super) enum Kind {
 }
 
 impl<'a> Payload<'a> {
-    pub(super) fn with_kind(kind: Kind) -> Self {
+    pub(super) fn new(kind: Kind, origin: Origin<'a>) -> Self {
         Self {
+            traceparent: origin.traceparent.map(Traceparent::as_str),
             kind: match kind {
                 Kind::Response => "response",
                 Kind::Tombstone => "tombstone",
@@ -93,7 +97,9 @@ impl<'a> Payload<'a> {
         };
         let reason = self.reason.map_or(0, str::len);
         let bins = bin(&self.body) + bin(&self.value) + bin(&self.sensitive);
-        FIXED + reason + lines(&self.headers) + lines(&self.trailers) + bins
+        // With its name, and the length of both.
+        let trace = self.traceparent.map_or(0, |trace| 14 + trace.len());
+        FIXED + trace + reason + lines(&self.headers) + lines(&self.trailers) + bins
     }
 
     pub(super) fn write(&self, out: &mut Vec<u8>) {
@@ -160,6 +166,9 @@ pub(super) fn decode(payload: &Bytes) -> Result<Record, RecordError> {
 }
 
 fn parse_fields(payload: &[u8]) -> Result<Payload<'_>, RecordError> {
+    if payload.first() == Some(&SEALED_PAYLOAD) {
+        return Err(Problem::Sealed.into());
+    }
     // The derived reader would also accept the fields as a bare list, by position.
     if !matches!(payload.first(), Some(0x80..=0x8f | 0xde | 0xdf)) {
         return Err(Problem::Payload {
@@ -211,6 +220,10 @@ fn response(payload: &Bytes, fields: Payload<'_>) -> Result<StoredResponse, Reco
             None => None,
         },
         recorded_at,
+        // A trace that cannot be read takes nothing from the response.
+        traceparent: fields
+            .traceparent
+            .and_then(|trace| Traceparent::parse(trace.as_bytes())),
     })
 }
 
@@ -271,6 +284,7 @@ impl TombstoneReason {
         match self {
             Self::TooLarge => "too_large",
             Self::Streamed => "streamed",
+            Self::Panicked => "panicked",
         }
     }
 
@@ -278,6 +292,7 @@ impl TombstoneReason {
         match name {
             "too_large" => Ok(Self::TooLarge),
             "streamed" => Ok(Self::Streamed),
+            "panicked" => Ok(Self::Panicked),
             _ => Err(Problem::Reason.into()),
         }
     }
@@ -352,6 +367,9 @@ pub(crate) const MAX_LINES: usize = 128;
 const MAX_DEPTH: usize = 16;
 
 const ATTENTION: &str = "attention";
+
+/// First byte of a sealed payload of flags 2. MessagePack never uses it.
+const SEALED_PAYLOAD: u8 = 0xc1;
 
 /// Upper bound of the size of a payload without its lines and its bytes.
 const FIXED: usize = 96;

@@ -169,7 +169,7 @@ fn response_roundtrips() {
 #[test]
 fn small_record_has_known_bytes() {
     let record = PLAIN.encode_response_at(
-        &ID,
+        Origin::from(&ID),
         StatusCode::OK,
         &headers(&[("etag", b"\"1\""), ("x-b", b"\xff")]),
         &replay_all,
@@ -274,13 +274,33 @@ fn unknown_versions_and_flags_are_refused() {
         "expected version 1, found 2"
     );
     record[0] = 1;
-    for flags in 3..=u8::MAX {
+    for flags in (3..=u8::MAX).filter(|flags| *flags != SEALED) {
         record[1] = flags;
         repair(&mut record);
-        let expected = format!("expected the flags 0, 1 or 2, found {flags}");
+        let expected = format!("expected the flags 0, 1, 2 or 4, found {flags}");
         assert_eq!(error_text(&record.clone().into()), expected);
         assert_eq!(NeedsAttention::in_record(&record), None);
     }
+}
+
+// S-964
+#[test]
+fn sealed_records_are_refused_as_sealed() {
+    let expected = "expected a record in clear, found a sealed one, which a later version wrote";
+    let plain = encode(PLAIN, 200, &HeaderMap::new(), b"");
+    for rest in [&[][..], &[7; 36], &plain[PREFIX..]] {
+        let record = sealed(SEALED, rest);
+        assert_eq!(error_text(&record), expected);
+        assert_eq!(NeedsAttention::in_record(&record), None);
+    }
+    // Damage and an unknown key are two findings.
+    let mut damaged = sealed(SEALED, &[7; 36]).to_vec();
+    damaged[20] ^= 1;
+    assert!(error_text(&damaged.into()).starts_with("expected the checksum"));
+    // The code stays readable, for operators' queries.
+    let record = sealed(ATTENTION, b"\x0drefund-failed\xc1\x03\x00\x00\x00");
+    assert_eq!(error_text(&record), expected);
+    assert_eq!(NeedsAttention::in_record(&record), Some(REFUND_FAILED));
 }
 
 const REFUND_FAILED: NeedsAttention = NeedsAttention::new("refund-failed");
@@ -401,7 +421,7 @@ fn payload_size_is_tight_upper_bound() {
             trailers: Some(Lines(vec![("content-type", value); 20])),
             sensitive: Some(payload::Bin(&value[..value.len().min(256)])),
             body: Some(payload::Bin(value)),
-            ..Payload::with_kind(Kind::Response)
+            ..Payload::new(Kind::Response, Origin::from(&ID))
         };
         let mut out = Vec::new();
         payload.write(&mut out);
@@ -411,7 +431,7 @@ fn payload_size_is_tight_upper_bound() {
     let payload = Payload {
         status: Some(999),
         reason: Some(TombstoneReason::TooLarge.name()),
-        ..Payload::with_kind(Kind::Tombstone)
+        ..Payload::new(Kind::Tombstone, Origin::from(&ID))
     };
     let mut out = Vec::new();
     payload.write(&mut out);
@@ -471,6 +491,27 @@ fn default_excludes_only_single_exchange_headers() {
         "proxy-authenticate",
         "proxy-authorization",
         "proxy-authentication-info",
+        "authentication-info",
+        "dpop-nonce",
+        "replay-nonce",
+        "set-cookie2",
+        "clear-site-data",
+        "access-control-allow-origin",
+        "access-control-expose-headers",
+        "cache-status",
+        "proxy-status",
+        "traceresponse",
+        "baggage",
+        "request-id",
+        "x-correlation-id",
+        "x-amzn-requestid",
+        "x-b3-traceid",
+        "x-datadog-trace-id",
+        "x-cloud-trace-context",
+        "x-ms-request-id",
+        "uber-trace-id",
+        "uberctx-user",
+        "cf-ray",
         "connection",
         "content-length",
         "transfer-encoding",
@@ -488,9 +529,10 @@ fn default_excludes_only_single_exchange_headers() {
         "vary",
         "retry-after",
         "www-authenticate",
-        "access-control-allow-origin",
+        "x-transaction-id",
         "x-dates",
         "x-rate",
+        "x-b3",
     ];
     for (names, expected) in [(&denied[..], false), (&kept[..], true)] {
         for name in names {

@@ -1,13 +1,14 @@
 //! Fingerprints of requests, and the IDs of their entries in the store.
 
-use std::{fmt, sync::Arc};
+use std::{borrow::Cow, fmt, sync::Arc};
 
-use http::{header, request};
+use http::{HeaderName, HeaderValue, Uri, header, request, uri::Authority};
 
 use crate::{
     digest::{FieldDigest, Secret, VERSION},
     request::canonical_json,
-    request::key::IdempotencyKey,
+    request::credentials::add_header,
+    request::key::RequestKey,
     store::{Fingerprint, KeyId},
 };
 
@@ -15,11 +16,29 @@ use crate::{
 ///
 /// Two requests with one key and equal fingerprints are the same request: the second one gets the response of the first.
 /// Two requests with one key and different fingerprints are a mistake of the client, and the second one gets 422.
+///
+/// # Headers
+///
+/// Every fingerprint except a [`custom`](Self::custom) one contains the [`ACTING_HEADERS`], which name the account or tenant
+/// on whose behalf a shared token acts. [`and_header`](Self::and_header) adds a header, and
+/// [`with_headers`](Self::with_headers) replaces the list. A header that a request does not have adds nothing.
+///
+/// ```
+/// use http::HeaderName;
+/// use tower_idempotency::FingerprintBy;
+///
+/// let by = FingerprintBy::raw_body().and_header(HeaderName::from_static("x-branch"));
+/// ```
 #[derive(Clone)]
-pub struct FingerprintBy(pub(crate) FingerprintMethod);
+pub struct FingerprintBy {
+    method: FingerprintMethod,
+    headers: Cow<'static, [HeaderName]>,
+    /// The [`filter_bit`] of each header.
+    filter: u64,
+}
 
 #[derive(Clone)]
-pub(crate) enum FingerprintMethod {
+enum FingerprintMethod {
     RawBody,
     HeadOnly,
     CanonicalJson,
@@ -28,19 +47,62 @@ pub(crate) enum FingerprintMethod {
 
 type CustomFn = dyn Fn(&request::Parts, &[u8]) -> Vec<u8> + Send + Sync;
 
+/// Request headers that name the account, tenant or user on whose behalf a shared token acts. Part of every fingerprint
+/// unless [`FingerprintBy::with_headers`] replaces them.
+///
+/// These are headers of public APIs, such as those of Stripe, OpenAI, Xero, PayPal, Box, Dropbox, SendGrid, Google, Grafana,
+/// GitLab and Kubernetes, and their usual generic forms.
+pub const ACTING_HEADERS: [HeaderName; 32] = [
+    HeaderName::from_static("as-user"),
+    HeaderName::from_static("callerobjectid"),
+    HeaderName::from_static("dropbox-api-select-admin"),
+    HeaderName::from_static("dropbox-api-select-user"),
+    HeaderName::from_static("impersonate-user"),
+    HeaderName::from_static("login-customer-id"),
+    HeaderName::from_static("mscrmcallerid"),
+    HeaderName::from_static("on-behalf-of"),
+    HeaderName::from_static("openai-organization"),
+    HeaderName::from_static("openai-project"),
+    HeaderName::from_static("paypal-auth-assertion"),
+    HeaderName::from_static("stripe-account"),
+    HeaderName::from_static("stripe-context"),
+    HeaderName::from_static("sudo"),
+    HeaderName::from_static("tenant-id"),
+    HeaderName::from_static("x-account-id"),
+    HeaderName::from_static("x-customer-id"),
+    HeaderName::from_static("x-goog-user-project"),
+    HeaderName::from_static("x-grafana-org-id"),
+    HeaderName::from_static("x-impersonate-user"),
+    HeaderName::from_static("x-merchant-id"),
+    HeaderName::from_static("x-on-behalf-of"),
+    HeaderName::from_static("x-org-id"),
+    HeaderName::from_static("x-organization"),
+    HeaderName::from_static("x-organization-id"),
+    HeaderName::from_static("x-project-id"),
+    HeaderName::from_static("x-scope-orgid"),
+    HeaderName::from_static("x-tenant"),
+    HeaderName::from_static("x-tenant-id"),
+    HeaderName::from_static("x-workspace-id"),
+    HeaderName::from_static("xero-tenant-id"),
+    HeaderName::from_static("zuora-entity-ids"),
+];
+
+static DEFAULT_HEADERS: [HeaderName; 32] = ACTING_HEADERS;
+
 impl FingerprintBy {
-    /// Uses the method, the path and query as received, the media type, and the bytes of the body. The default.
+    /// Uses the method, the path and query, the media type, and the bytes of the body. The default.
     ///
-    /// The host is not included. If one service has several hosts with separate data, make the host a part of the principal.
-    /// Otherwise anonymous callers of two hosts may get each other's responses.
-    /// [`Principal::from_fn`](crate::Principal::from_fn) shows how to read the host, and
-    /// [`Principal::and`](crate::Principal::and) adds it.
+    /// The path is the one that the client sent. If the service rewrote it before the layer, both paths are used.
+    ///
+    /// The host is not included. If one service has several hosts with separate data, set
+    /// [`with_host_in_scope`](crate::IdempotencyLayer::with_host_in_scope). Otherwise a request to one host may get the
+    /// response of another one.
     #[must_use]
-    pub const fn raw_body() -> Self {
-        Self(FingerprintMethod::RawBody)
+    pub fn raw_body() -> Self {
+        Self::with_method(FingerprintMethod::RawBody)
     }
 
-    /// Uses the method, the path and query as received, and the media type, but not the body. For uploads.
+    /// Like [`raw_body`](Self::raw_body), but without the body. For uploads.
     ///
     /// The body streams to the handler without a limit and without a timeout. Two bodies with the same key count as the same
     /// request. A client that sends slowly holds its lease during that time.
@@ -49,8 +111,8 @@ impl FingerprintBy {
     /// its announced length. Without an announced length, one case is not detected: hyper reports an HTTP/2 stream that was
     /// reset with `NO_ERROR` as complete.
     #[must_use]
-    pub const fn head_only() -> Self {
-        Self(FingerprintMethod::HeadOnly)
+    pub fn head_only() -> Self {
+        Self::with_method(FingerprintMethod::HeadOnly)
     }
 
     /// Like [`raw_body`](Self::raw_body), but ignores differences in white space, in the order of members and in the escapes
@@ -61,32 +123,62 @@ impl FingerprintBy {
     /// - it names a member twice;
     /// - it is nested deeper than 64 levels or longer than 1 MiB.
     #[must_use]
-    pub const fn canonical_json() -> Self {
-        Self(FingerprintMethod::CanonicalJson)
+    pub fn canonical_json() -> Self {
+        Self::with_method(FingerprintMethod::CanonicalJson)
     }
 
     /// Uses only the bytes that `f` returns for the request head and the body.
     ///
-    /// Requests for which it returns the same bytes are the same request, even if their methods and paths differ. The bytes
-    /// are hashed, so they may contain secrets. Below `Router::nest`, use the path from [`original_path_and_query`].
+    /// Requests for which it returns the same bytes are the same request, even if their methods, paths or [`ACTING_HEADERS`]
+    /// differ. The bytes are hashed, so they may contain secrets. Below `Router::nest`, use the path from
+    /// [`original_path_and_query`].
     #[must_use]
     pub fn custom(f: impl Fn(&request::Parts, &[u8]) -> Vec<u8> + Send + Sync + 'static) -> Self {
-        Self(FingerprintMethod::Custom(Arc::new(f)))
+        Self::with_method(FingerprintMethod::Custom(Arc::new(f))).with_headers([])
     }
-}
 
-impl fmt::Debug for FingerprintBy {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(match &self.0 {
-            FingerprintMethod::RawBody => "raw_body",
-            FingerprintMethod::HeadOnly => "head_only",
-            FingerprintMethod::CanonicalJson => "canonical_json",
-            FingerprintMethod::Custom(_) => "custom",
-        })
+    /// Adds a header, with all its values. May be called several times.
+    ///
+    /// If a retry has another value, it gets 422: do not add a header that changes between retries, such as a date, a
+    /// signature or a trace ID.
+    #[must_use]
+    pub fn and_header(mut self, name: HeaderName) -> Self {
+        if !self.headers.contains(&name) {
+            self.filter |= filter_bit(&name);
+            self.headers.to_mut().push(name);
+        }
+        self
     }
-}
 
-impl FingerprintMethod {
+    /// Replaces the list of headers. Default: [`ACTING_HEADERS`], and none for [`custom`](Self::custom).
+    ///
+    /// If the list lacks a header by which a token acts for several accounts, one account may get the response of another.
+    #[must_use]
+    pub fn with_headers(self, names: impl IntoIterator<Item = HeaderName>) -> Self {
+        Self::with_method_and_headers(self.method, names.into_iter().collect())
+    }
+
+    fn with_method(method: FingerprintMethod) -> Self {
+        Self::with_method_and_headers(method, Cow::Borrowed(&DEFAULT_HEADERS))
+    }
+
+    fn with_method_and_headers(
+        method: FingerprintMethod,
+        headers: Cow<'static, [HeaderName]>,
+    ) -> Self {
+        let filter = headers.iter().map(filter_bit).fold(0, |all, bit| all | bit);
+        Self {
+            method,
+            headers,
+            filter,
+        }
+    }
+
+    /// Returns `true` if the body is not a part of the fingerprint.
+    pub(crate) const fn is_head_only(&self) -> bool {
+        matches!(self.method, FingerprintMethod::HeadOnly)
+    }
+
     pub(crate) fn fingerprint(
         &self,
         secret: Option<&Secret>,
@@ -95,22 +187,29 @@ impl FingerprintMethod {
     ) -> Fingerprint {
         let mut hash = FieldDigest::new(secret);
         hash.field(b"fingerprint").field(VERSION);
-        if let Self::Custom(f) = self {
+        if let FingerprintMethod::Custom(f) = &self.method {
             hash.field(b"custom").field(&f(head, body));
+            self.add_headers(head, &mut hash);
             return Fingerprint::from_bytes(hash.finish());
         }
+        let (original, path) = (original_path_and_query(head), path_and_query(&head.uri));
         let media_type = media_type(head);
         hash.field(head.method.as_str().as_bytes())
-            .field(original_path_and_query(head).as_bytes())
+            .field(original.as_bytes())
             .field(
                 media_type
                     .as_ref()
                     .map_or(&b""[..], |media_type| media_type.as_bytes()),
             );
-        match self {
-            Self::RawBody => hash.field(b"raw").field(body),
-            Self::HeadOnly => hash.field(b"head"),
-            Self::CanonicalJson => {
+        // The handler sees this path: it may name the tenant that the original path does not name.
+        if path != original {
+            hash.field(b"rewritten").field(path.as_bytes());
+        }
+        self.add_headers(head, &mut hash);
+        match self.method {
+            FingerprintMethod::RawBody => hash.field(b"raw").field(body),
+            FingerprintMethod::HeadOnly => hash.field(b"head"),
+            FingerprintMethod::CanonicalJson => {
                 let is_json = media_type.is_some_and(|media_type| {
                     media_type.ends_with("/json") || media_type.ends_with("+json")
                 });
@@ -122,10 +221,39 @@ impl FingerprintMethod {
                     None => hash.field(b"raw").field(body),
                 }
             }
-            Self::Custom(_) => unreachable!("returned above"),
+            FingerprintMethod::Custom(_) => unreachable!("returned above"),
         };
         Fingerprint::from_bytes(hash.finish())
     }
+
+    /// Adds the headers of the list that the request has.
+    fn add_headers(&self, head: &request::Parts, hash: &mut FieldDigest) {
+        // Most requests have none. The filter is far cheaper than one lookup for each header of the list.
+        let is_listed = |name| self.filter & filter_bit(name) != 0 && self.headers.contains(name);
+        if head.headers.keys().any(is_listed) {
+            for name in &*self.headers {
+                add_header(&head.headers, name, hash);
+            }
+        }
+    }
+}
+
+impl fmt::Debug for FingerprintBy {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match &self.method {
+            FingerprintMethod::RawBody => "raw_body",
+            FingerprintMethod::HeadOnly => "head_only",
+            FingerprintMethod::CanonicalJson => "canonical_json",
+            FingerprintMethod::Custom(_) => "custom",
+        })
+    }
+}
+
+/// Returns one of 64 bits for the name. Names with different bits are different.
+fn filter_bit(name: &HeaderName) -> u64 {
+    let name = name.as_str().as_bytes();
+    let first = name.first().copied().unwrap_or_default();
+    1 << ((usize::from(first) * 7 + name.len()) % 64)
 }
 
 /// Creates the digest with which every ID begins. The principal and then the key are added to it.
@@ -138,27 +266,22 @@ pub(crate) fn new_scope(secret: Option<&Secret>, namespace: &str) -> FieldDigest
     scope
 }
 
-/// Returns the ID of the entry for `key` in its scope.
-pub(crate) fn key_id(mut scope: FieldDigest, key: &KeyPart<'_>) -> KeyId {
+/// Returns the ID of the entry for `key` in its scope. If `separate`, another request with the same key is separate.
+pub(crate) fn key_id(
+    mut scope: FieldDigest,
+    key: &RequestKey,
+    fingerprint: &Fingerprint,
+    separate: bool,
+) -> KeyId {
     match key {
-        KeyPart::Sent(key) => scope.field(b"sent").field(key.as_str().as_bytes()),
-        KeyPart::Separate(key, fingerprint) => scope
-            .field(b"separate")
-            .field(key.as_str().as_bytes())
-            .field(fingerprint.as_bytes()),
-        KeyPart::Derived(fingerprint) => scope.field(b"derived").field(fingerprint.as_bytes()),
+        RequestKey::Sent(key) => scope.field(b"sent").field(key.as_str().as_bytes()),
+        RequestKey::Named(key, _) => scope.field(b"named").field(key.as_str().as_bytes()),
+        RequestKey::Derived => scope.field(b"derived"),
     };
+    if separate || *key == RequestKey::Derived {
+        scope.field(fingerprint.as_bytes());
+    }
     KeyId::from_bytes(scope.finish())
-}
-
-/// Part of the ID in addition to the scope.
-pub(crate) enum KeyPart<'a> {
-    /// The key alone. Another request with the same key is a mismatch.
-    Sent(&'a IdempotencyKey),
-    /// The key and the fingerprint. Another request with the same key is separate.
-    Separate(&'a IdempotencyKey, Fingerprint),
-    /// The fingerprint, without a key. Equal requests are the same request.
-    Derived(Fingerprint),
 }
 
 /// Returns the path and the query as the client sent them. For closures that get the head of a request.
@@ -187,6 +310,11 @@ pub(crate) enum KeyPart<'a> {
 /// ```
 #[must_use]
 pub fn original_path_and_query(head: &request::Parts) -> &str {
+    path_and_query(original_uri(head))
+}
+
+/// Returns the URI that the client sent.
+fn original_uri(head: &request::Parts) -> &Uri {
     #[cfg(feature = "axum")]
     let uri = head
         .extensions
@@ -194,11 +322,30 @@ pub fn original_path_and_query(head: &request::Parts) -> &str {
         .map_or(&head.uri, |uri| &uri.0);
     #[cfg(not(feature = "axum"))]
     let uri = &head.uri;
+    uri
+}
+
+fn path_and_query(uri: &Uri) -> &str {
     uri.path_and_query().map_or("/", |path| path.as_str())
 }
 
+/// Returns the requested host in lower case, without the port. Empty if the request names none.
+///
+/// HTTP/2 has it in the URI, and HTTP/1 in a header. A URI with a host goes before the header, as RFC 9112 requires.
+pub(super) fn host(head: &request::Parts) -> Vec<u8> {
+    if let Some(host) = original_uri(head).host() {
+        return host.to_ascii_lowercase().into_bytes();
+    }
+    let header = head.headers.get(header::HOST).map(HeaderValue::as_bytes);
+    let header = header.unwrap_or_default();
+    match Authority::try_from(header) {
+        Ok(authority) => authority.host().to_ascii_lowercase().into_bytes(),
+        Err(_) => header.to_ascii_lowercase(),
+    }
+}
+
 /// Returns the type and subtype in lower case, without parameters.
-fn media_type(head: &request::Parts) -> Option<std::borrow::Cow<'_, str>> {
+pub(super) fn media_type(head: &request::Parts) -> Option<Cow<'_, str>> {
     let value = head.headers.get(header::CONTENT_TYPE)?.to_str().ok()?;
     let essence = value.split(';').next().unwrap_or(value).trim();
     Some(if essence.bytes().any(|byte| byte.is_ascii_uppercase()) {

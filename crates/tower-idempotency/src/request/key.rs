@@ -5,6 +5,8 @@ use std::{borrow::Cow, fmt, sync::Arc};
 use http::HeaderName;
 use sfv::{BareItemFromInput, Parser};
 
+use crate::request::rules::KeyScope;
+
 /// `Idempotency-Key`, the header that carries the key unless [`with_header`](crate::IdempotencyLayer::with_header) sets
 /// another one.
 ///
@@ -36,6 +38,17 @@ impl fmt::Debug for IdempotencyKey {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str("IdempotencyKey(..)")
     }
+}
+
+/// Key of a request, by its source. Keys of two sources are never the same.
+#[derive(Clone, PartialEq, Eq)]
+pub(crate) enum RequestKey {
+    /// The client sent the key.
+    Sent(IdempotencyKey),
+    /// The service made the key.
+    Named(IdempotencyKey, KeyScope),
+    /// The fingerprint is the key.
+    Derived,
 }
 
 /// Syntax of the key header.

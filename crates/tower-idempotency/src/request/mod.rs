@@ -1,25 +1,29 @@
 //! Requests: decides which are covered, parses the key, identifies the principal, and builds the claim for the store.
 
 pub(crate) mod canonical_json;
+mod credentials;
 pub(crate) mod fingerprint;
 pub(crate) mod key;
 pub(crate) mod principal;
 pub(crate) mod read_body;
+pub(crate) mod recent;
 pub(crate) mod rules;
 
 use std::borrow::Cow;
 
-use http::{HeaderMap, Method, Version, header, request};
+use http::{HeaderMap, HeaderName, Method, Version, header, request};
 
 use crate::{
-    digest::FieldDigest,
+    digest::{FieldDigest, Scope, VERSION},
     error::{Error, ErrorKind},
     request::{
-        fingerprint::{KeyPart, key_id, original_path_and_query},
-        key::{IdempotencyKey, KeyError},
-        rules::{KeyFrom, KeyReuse, MissingKey, Rules},
+        credentials::add_first_credential,
+        fingerprint::{host, key_id, media_type, new_scope, original_path_and_query},
+        key::{KeyError, RequestKey},
+        principal::{Identity, PrincipalError},
+        rules::{KeyFrom, KeyReuse, KeyScope, MissingKey, Rules},
     },
-    store::{Claim, OrphanPolicy, StoreError, Token, Ttl},
+    store::{Claim, Fingerprint, OrphanPolicy, StoreError, Token, Ttl},
 };
 
 /// Terms of the lease that a claim requests.
@@ -32,8 +36,8 @@ pub(crate) struct LeaseTerms {
     pub(crate) owner: &'static str,
 }
 
-/// Returns `true` if the request may have a key. [`find_key`] decides if the key is valid.
-pub(crate) fn can_have_key(rules: &Rules, headers: &HeaderMap) -> bool {
+/// Returns `true` if the request has a key header. [`find_key`] decides if the key is valid.
+pub(crate) fn has_key_header(rules: &Rules, headers: &HeaderMap) -> bool {
     match &rules.key_from {
         KeyFrom::Header { name, alias } => {
             headers.contains_key(name)
@@ -41,56 +45,100 @@ pub(crate) fn can_have_key(rules: &Rules, headers: &HeaderMap) -> bool {
                     .as_ref()
                     .is_some_and(|alias| headers.contains_key(alias))
         }
-        KeyFrom::Head(_) => true,
+        KeyFrom::Service { .. } => false,
     }
 }
 
-/// Returns `true` if the layer covers the request. The key is not considered.
-pub(crate) fn is_covered(rules: &Rules, head: &request::Parts) -> bool {
-    // Independent of the settings: the response to HEAD has no body to record, and a tunnel cannot be replayed.
-    head.method != Method::HEAD
-        && head.method != Method::CONNECT
-        && (rules.methods)(&head.method)
-        && !is_upgrade(head)
-        && !is_grpc(&head.headers)
-        && !rules.skip.as_ref().is_some_and(|skip| skip(head))
+/// Reason why the layer does not cover a request.
+#[derive(Clone, Copy)]
+pub(crate) enum PassReason {
+    Method,
+    Skip,
+    Connect,
+    Upgrade,
+    Grpc,
+}
+
+impl PassReason {
+    /// Returns the name of the reason in counters.
+    pub(crate) const fn name(self) -> &'static str {
+        match self {
+            Self::Method => "method",
+            Self::Skip => "skip",
+            Self::Connect => "connect",
+            Self::Upgrade => "upgrade",
+            Self::Grpc => "grpc",
+        }
+    }
+}
+
+/// Returns the reason why the layer does not cover the request, or `None` if it does. The key is not considered.
+pub(crate) fn pass_reason(rules: &Rules, head: &request::Parts) -> Option<PassReason> {
+    // Independent of the settings: the response to HEAD has no body to record.
+    if head.method == Method::HEAD || !(rules.methods)(&head.method) {
+        return Some(PassReason::Method);
+    }
+    if rules.skip.as_ref().is_some_and(|skip| skip(head)) {
+        return Some(PassReason::Skip);
+    }
+    // The service demands or makes the key. The client does not decide if its request is protected.
+    let is_key_optional = rules.missing_key == MissingKey::PassThrough
+        && matches!(rules.key_from, KeyFrom::Header { .. });
+    if !is_key_optional {
+        return None;
+    }
+    if head.method == Method::CONNECT {
+        return Some(PassReason::Connect);
+    }
+    if is_upgrade(head) {
+        return Some(PassReason::Upgrade);
+    }
+    is_grpc(head).then_some(PassReason::Grpc)
 }
 
 /// Returns `true` if the request asks to upgrade the connection to another protocol.
 ///
 /// Ignores the following:
+/// - `Upgrade` without `Connection: upgrade`, as RFC 9110 requires.
 /// - `h2c` and `h2`: servers ignore them, and clients send `h2c` with ordinary requests.
 /// - Empty names.
 /// - Versions of HTTP without the `Upgrade` header.
 fn is_upgrade(head: &request::Parts) -> bool {
     const IGNORED: [&[u8]; 3] = [b"h2c", b"h2", b""];
-    let is_other_protocol = |protocol: &[u8]| {
-        let protocol = protocol.trim_ascii();
-        !IGNORED
-            .iter()
-            .any(|name| protocol.eq_ignore_ascii_case(name))
-    };
     head.version == Version::HTTP_11
-        && head.headers.get_all(header::UPGRADE).iter().any(|value| {
-            value
-                .as_bytes()
-                .split(|byte| *byte == b',')
-                .any(is_other_protocol)
+        && list_items(&head.headers, &header::UPGRADE).any(|protocol| {
+            !IGNORED
+                .iter()
+                .any(|name| protocol.eq_ignore_ascii_case(name))
+        })
+        && list_items(&head.headers, &header::CONNECTION)
+            .any(|option| option.eq_ignore_ascii_case(b"upgrade"))
+}
+
+/// Returns the items of a header that is a list.
+fn list_items<'a>(headers: &'a HeaderMap, name: &HeaderName) -> impl Iterator<Item = &'a [u8]> {
+    headers
+        .get_all(name)
+        .iter()
+        .flat_map(|value| value.as_bytes().split(|byte| *byte == b','))
+        .map(<[u8]>::trim_ascii)
+}
+
+/// Returns `true` for gRPC, which is HTTP/2 with the media type `application/grpc` or `application/grpc+..`.
+///
+/// `application/grpc+json` does not count: extractors of JSON accept every media type that ends with `+json`.
+fn is_grpc(head: &request::Parts) -> bool {
+    head.version == Version::HTTP_2
+        && media_type(head).is_some_and(|media_type| {
+            media_type
+                .strip_prefix("application/grpc")
+                .is_some_and(|rest| rest.is_empty() || rest.starts_with('+'))
+                && !media_type.ends_with("+json")
         })
 }
 
-fn is_grpc(headers: &HeaderMap) -> bool {
-    headers
-        .get(header::CONTENT_TYPE)
-        .and_then(|value| value.as_bytes().get(..16))
-        .is_some_and(|start| start.eq_ignore_ascii_case(b"application/grpc"))
-}
-
 /// Returns the key, or `None` if the request has no key and needs none.
-pub(crate) fn find_key(
-    rules: &Rules,
-    head: &request::Parts,
-) -> Result<Option<IdempotencyKey>, Error> {
+pub(crate) fn find_key(rules: &Rules, head: &request::Parts) -> Result<Option<RequestKey>, Error> {
     let key = match &rules.key_from {
         KeyFrom::Header { name, alias } => {
             let mut lines = head.headers.get_all(name).iter();
@@ -110,7 +158,7 @@ pub(crate) fn find_key(
             line.map(|line| rules.key_rules.parse(line.as_bytes()))
                 .transpose()
         }
-        KeyFrom::Head(key) => key(head)
+        KeyFrom::Service { key, .. } => key(head)
             .map(|key| rules.key_rules.validate(key))
             .transpose(),
     };
@@ -137,9 +185,15 @@ pub(crate) fn find_key(
                 "the key does not have the form that this service expects",
             ))
         }
-        Some(key) => Ok(Some(key)),
-        None if rules.missing_key == MissingKey::Reject => Err(missing_key(rules)),
-        None => Ok(None),
+        Some(key) => Ok(Some(match rules.key_from {
+            KeyFrom::Header { .. } => RequestKey::Sent(key),
+            KeyFrom::Service { scope, .. } => RequestKey::Named(key, scope),
+        })),
+        None => match rules.missing_key {
+            MissingKey::Reject => Err(missing_key(rules)),
+            MissingKey::Derive => Ok(Some(RequestKey::Derived)),
+            MissingKey::PassThrough => Ok(None),
+        },
     }
 }
 
@@ -148,45 +202,91 @@ fn missing_key(rules: &Rules) -> Error {
         KeyFrom::Header { name, .. } => {
             format!("expected an idempotency key in the header {name}, found none").into()
         }
-        KeyFrom::Head(_) => Cow::Borrowed("expected an idempotency key, found none"),
+        KeyFrom::Service { .. } => Cow::Borrowed("expected an idempotency key, found none"),
     };
     Error::new(ErrorKind::MissingKey, detail)
+}
+
+/// Returns the scope of the request's key.
+pub(crate) fn find_scope(
+    rules: &Rules,
+    head: &request::Parts,
+    key: &RequestKey,
+) -> Result<(Scope, Identity), PrincipalError> {
+    let mut hash = new_scope(rules.secret.as_ref(), &rules.namespace);
+    let all_callers =
+        matches!(key, RequestKey::Named(_, KeyScope::AllCallers)).then(|| hash.clone());
+    // May reject the request, even if the key is that of all callers.
+    let mut identity = rules.principal.add_to_scope(head, &mut hash)?;
+    // The stores and the limits account for the caller, whatever the key. A client that adds an invented credential or host
+    // must not get another share.
+    let digest = if identity == Identity::Combined {
+        let mut account = new_scope(rules.secret.as_ref(), &rules.namespace);
+        add_first_credential(&head.headers, &mut account);
+        account.scope_digest()
+    } else {
+        hash.scope_digest()
+    };
+    if let Some(mut all_callers) = all_callers {
+        all_callers.field(b"all callers");
+        hash = all_callers;
+        identity = Identity::Principal;
+    }
+    if rules.host_in_scope {
+        hash.field(b"host").field(&host(head));
+    }
+    Ok((Scope { hash, digest }, identity))
 }
 
 /// Builds the claim that requests a lease for this request. Draws a new token for it.
 pub(crate) fn build_claim(
     rules: &Rules,
     terms: LeaseTerms,
-    scope: FieldDigest,
+    scope: Scope,
     head: &request::Parts,
     content: &[u8],
-    key: Option<&IdempotencyKey>,
+    key: &RequestKey,
 ) -> Result<Claim, StoreError> {
     let fingerprint = rules
         .fingerprint
         .fingerprint(rules.secret.as_ref(), head, content);
-    let part = match (key, rules.key_reuse) {
-        (Some(key), KeyReuse::Refuse(_)) => KeyPart::Sent(key),
-        (Some(key), KeyReuse::Separate) => KeyPart::Separate(key, fingerprint),
-        (None, KeyReuse::Refuse(_) | KeyReuse::Separate) => KeyPart::Derived(fingerprint),
+    let separate = rules.key_reuse == KeyReuse::Separate;
+    let id = key_id(scope.hash, key, &fingerprint, separate);
+    let token = Token::random()?;
+    let fingerprint = match key {
+        RequestKey::Sent(_) | RequestKey::Named(..) => fingerprint,
+        RequestKey::Derived => new_life(&token),
     };
     Ok(Claim {
-        id: key_id(scope, &part),
+        id,
         fingerprint,
-        token: Token::random()?,
+        token,
         lease: terms.ttl,
         orphans: terms.orphan_policy,
         orphan_retention: terms.orphan_retention,
         owner: terms.owner,
         operation: operation(head),
+        scope: Some(scope.digest),
     })
 }
 
-/// Returns the method and the path, at most 128 bytes. Omits the query, which may contain secrets.
+/// Returns the fingerprint of a new entry with a derived key.
+///
+/// The ID of such an entry contains the fingerprint of its request, so no other request meets the entry. The stored
+/// fingerprint names the life of the entry instead, from its first lease to its end: it stays in a takeover, and a later
+/// entry for an equal request has another one. [`Lease::derive`](crate::Lease::derive) uses it.
+fn new_life(token: &Token) -> Fingerprint {
+    let mut hash = FieldDigest::new(None);
+    hash.field(b"life").field(VERSION).field(token.as_bytes());
+    Fingerprint::from_bytes(hash.finish())
+}
+
+/// Returns the method and the route, at most 128 bytes. If axum matched no route, returns the path in its place.
+///
+/// Omits what may contain secrets or personal data: the query, and the values of parameters in the path.
 fn operation(head: &request::Parts) -> Box<str> {
     const MAX: usize = 128;
-    let path = original_path_and_query(head);
-    let path = path.split('?').next().unwrap_or(path);
+    let path = route(head);
     let method = head.method.as_str();
     let mut operation = String::with_capacity(method.len() + 1 + path.len());
     operation.push_str(method);
@@ -197,4 +297,13 @@ fn operation(head: &request::Parts) -> Box<str> {
         operation.truncate(boundary.unwrap_or(0));
     }
     operation.into()
+}
+
+fn route(head: &request::Parts) -> &str {
+    #[cfg(feature = "axum")]
+    if let Some(route) = head.extensions.get::<axum::extract::MatchedPath>() {
+        return route.as_str();
+    }
+    let path = original_path_and_query(head);
+    path.split('?').next().unwrap_or(path)
 }

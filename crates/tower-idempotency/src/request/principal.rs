@@ -6,9 +6,9 @@ use bytes::Bytes;
 use http::{HeaderName, Response, header, request};
 
 use crate::{
-    digest::{FieldDigest, Secret},
+    digest::FieldDigest,
     error::{Error, ErrorKind},
-    request::fingerprint::new_scope,
+    request::credentials::{add_credentials, add_header, cookies},
 };
 
 /// Sources of the principal, which identifies the caller of a request.
@@ -20,8 +20,8 @@ use crate::{
 /// values to identify a caller, such as a tenant and a user, combine them into one source ([`and`](Principal::and)).
 ///
 /// Requests without any of the headers or cookies share the anonymous scope. There, a caller that knows or guesses another
-/// caller's key and request gets that caller's response. A service that authenticates by cookie must therefore not use the
-/// default, [`authorization`](Principal::authorization).
+/// caller's key and request gets that caller's response. The layer counts these requests in `idempotency_anonymous_total`
+/// and warns about them once.
 ///
 /// If an [`extension`](Principal::extension) is missing, the layer is outside the authentication that sets it, and all
 /// callers would share one scope. Unless another source finds a principal, such a request gets 500 `principal-missing`, and
@@ -42,6 +42,7 @@ pub struct Principal(Vec<Source>);
 #[derive(Clone)]
 enum Source {
     Unscoped,
+    Credentials,
     Header(HeaderName),
     Cookie(Arc<str>),
     Extension(Arc<ExtensionFn>),
@@ -54,29 +55,63 @@ type CustomFn =
     dyn Fn(&request::Parts) -> Result<Option<Vec<u8>>, Box<Response<Bytes>>> + Send + Sync;
 
 /// Result of the sources for one request.
-enum Identity {
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Identity {
     /// A source found a principal.
     Principal,
+    /// [`Principal::credentials`] found several headers. They separate keys, but only the first counts in the limits.
+    Combined,
     /// No source found a principal, and none is required.
     Anonymous,
     /// No source found a principal, and one is required.
     Missing,
 }
 
+impl Identity {
+    /// Returns `true` if a source found a principal.
+    fn is_found(self) -> bool {
+        matches!(self, Self::Principal | Self::Combined)
+    }
+}
+
 /// Reason why a request has no principal.
 pub(crate) enum PrincipalError {
     /// A required source found none.
     Missing(Box<Error>),
+    /// A cookie occurs twice.
+    Ambiguous(Box<Error>),
     /// The closure of the application rejected the request with this response.
     Rejected(Box<Response<Bytes>>),
 }
 
 impl Principal {
-    /// Uses the `Authorization` header. The default.
+    /// Uses all credentials of the request: `Authorization` and the usual headers of API keys, or else the cookies. The
+    /// default.
     ///
-    /// Callers with different credentials never share a key. But a refreshed token is a new principal: a retry with it is a
-    /// first-time request and executes again. If tokens are refreshed, use a stable value, such as an
-    /// [`extension`](Principal::extension) that the authentication sets.
+    /// Callers that show different credentials never share a key. Only a request without any of them is anonymous.
+    ///
+    /// - **Headers**: `Authorization`, and every header whose name ends with `api-key`, `apikey`, `api-token`, `access-key`,
+    ///   `access-token`, `auth-token`, `client-cert`, `session-token` or `subscription-key`. In addition `Private-Token`,
+    ///   `X-Auth-Key`, `X-Client-Secret`, `X-Figma-Token`, `X-Functions-Key`, `X-RapidAPI-Key` and `X-Vault-Token`. If a
+    ///   request has several of them, all count.
+    /// - **Cookies**: all but those that well-known products use for analytics, consent, load balancing, bot detection and
+    ///   anti-forgery tokens. Their order does not count. They are ignored if the request has one of the headers.
+    ///
+    /// A credential that changes makes the caller a new principal: a retry with a refreshed token, a rotated session or
+    /// another cookie that changed is a first-time request and executes again. The layer counts such retries in
+    /// `idempotency_principal_changed_total`, if this process saw the same key and content under another principal, and
+    /// warns about them. Use a stable value instead, such as an [`extension`](Principal::extension) that the authentication
+    /// sets, or the [`cookie`](Principal::cookie) of the session.
+    #[must_use]
+    pub fn credentials() -> Self {
+        Self(vec![Source::Credentials])
+    }
+
+    /// Uses the `Authorization` header alone, as the Ruby gem idempo does. The default of
+    /// [`Preset::Idempo`](crate::Preset::Idempo).
+    ///
+    /// All callers without this header share the anonymous scope, even if they show different cookies or API keys. A
+    /// refreshed token is a new principal: see [`credentials`](Principal::credentials).
     #[must_use]
     pub fn authorization() -> Self {
         Self::header(header::AUTHORIZATION)
@@ -91,7 +126,10 @@ impl Principal {
         Self(vec![Source::Header(name)])
     }
 
-    /// Uses the first cookie with this name.
+    /// Uses the cookie with this name.
+    ///
+    /// A request in which the cookie occurs twice gets 400 `principal-ambiguous`, and nothing is executed. The service might
+    /// read the other one: a page on a sibling domain can add a cookie of the same name.
     #[must_use]
     pub fn cookie(name: impl Into<Arc<str>>) -> Self {
         Self(vec![Source::Cookie(name.into())])
@@ -131,42 +169,7 @@ impl Principal {
     ///     }
     /// });
     /// // Clients choose the tenant header freely, so it needs the credentials as well.
-    /// let principal = tenant.and(Principal::authorization());
-    /// ```
-    ///
-    /// The requested host is a header in HTTP/1. In HTTP/2, hyper makes it a part of the URI. Its letter case and port vary
-    /// between clients:
-    ///
-    /// ```
-    /// use axum::{Router, body::Body, http::Request, routing::post};
-    /// use http::{header::HOST, request::Parts, uri::Authority};
-    /// use tower::ServiceExt;
-    /// use tower_idempotency::{IdempotencyLayer, MemoryStore, Principal};
-    ///
-    /// # #[tokio::main(flavor = "current_thread")]
-    /// # async fn main() -> Result<(), Box<dyn std::error::Error>> {
-    /// let host = |head: &Parts| {
-    ///     let header = || head.headers.get(HOST)?.to_str().ok()?.parse::<Authority>().ok();
-    ///     let authority = head.uri.authority().cloned().or_else(header);
-    ///     Ok(authority.map(|authority| authority.host().to_ascii_lowercase().into_bytes()))
-    /// };
-    /// let layer = IdempotencyLayer::new(MemoryStore::new()).with_principal(Principal::from_fn(host));
-    /// let app: Router = Router::new().route("/orders", post(async || "created")).route_layer(layer);
-    ///
-    /// let is_replay = async |uri: &str, host: Option<&str>| {
-    ///     let mut req = Request::post(uri).header("idempotency-key", "8e03978e");
-    ///     if let Some(host) = host {
-    ///         req = req.header(HOST, host);
-    ///     }
-    ///     let res = app.clone().oneshot(req.body(Body::empty()).expect("a request")).await?;
-    ///     Ok::<_, std::convert::Infallible>(res.headers().contains_key("idempotent-replayed"))
-    /// };
-    /// assert!(!is_replay("/orders", Some("a.example")).await?);
-    /// assert!(is_replay("https://a.example/orders", None).await?);
-    /// assert!(is_replay("/orders", Some("A.Example:443")).await?);
-    /// assert!(!is_replay("https://b.example/orders", None).await?);
-    /// # Ok(())
-    /// # }
+    /// let principal = tenant.and(Principal::credentials());
     /// ```
     #[must_use]
     pub fn from_fn(
@@ -219,16 +222,15 @@ impl Principal {
         Self(vec![Source::Both(Arc::new((self, other)))])
     }
 
-    /// Returns the digest of the scope of this request's key, to which the key is then added.
-    pub(crate) fn scope_digest(
+    /// Adds the principal of this request to the digest of its scope, to which the key is then added.
+    pub(crate) fn add_to_scope(
         &self,
-        secret: Option<&Secret>,
-        namespace: &str,
         head: &request::Parts,
-    ) -> Result<FieldDigest, PrincipalError> {
-        let mut scope = new_scope(secret, namespace);
-        match self.add_to(head, &mut scope)? {
-            Identity::Principal => {}
+        scope: &mut FieldDigest,
+    ) -> Result<Identity, PrincipalError> {
+        let identity = self.add_to(head, scope)?;
+        match identity {
+            Identity::Principal | Identity::Combined => {}
             Identity::Anonymous => {
                 scope.field(b"anonymous");
             }
@@ -239,7 +241,7 @@ impl Principal {
                 ))));
             }
         }
-        Ok(scope)
+        Ok(identity)
     }
 
     /// Adds the principal of this request to `hash`, with the name of its source: a cookie never equals a header. Sources
@@ -257,20 +259,19 @@ impl Principal {
                     hash.field(b"unscoped");
                     return Ok(Identity::Principal);
                 }
+                Source::Credentials => {
+                    let found = add_credentials(&head.headers, hash);
+                    if found.is_found() {
+                        return Ok(found);
+                    }
+                }
                 Source::Header(name) => {
-                    let values = head.headers.get_all(name);
-                    let count = values.iter().count();
-                    if count > 0 {
-                        hash.field(b"header").field(name.as_str().as_bytes());
-                        hash.field(&(count as u64).to_le_bytes());
-                        for value in values {
-                            hash.field(value.as_bytes());
-                        }
+                    if add_header(&head.headers, name, hash) {
                         return Ok(Identity::Principal);
                     }
                 }
                 Source::Cookie(name) => {
-                    if let Some(value) = cookie(head, name) {
+                    if let Some(value) = cookie(head, name)? {
                         hash.field(b"cookie").field(name.as_bytes()).field(value);
                         return Ok(Identity::Principal);
                     }
@@ -291,8 +292,8 @@ impl Principal {
                 Source::Both(pair) => {
                     let mut pair_hash = hash.clone();
                     pair_hash.field(b"both").field(&position);
-                    if let Identity::Principal = pair.0.add_to(head, &mut pair_hash)?
-                        && let Identity::Principal = pair.1.add_to(head, &mut pair_hash)?
+                    if pair.0.add_to(head, &mut pair_hash)?.is_found()
+                        && pair.1.add_to(head, &mut pair_hash)?.is_found()
                     {
                         *hash = pair_hash;
                         return Ok(Identity::Principal);
@@ -311,6 +312,7 @@ impl fmt::Debug for Principal {
             .entries(self.0.iter().map(|source| -> &dyn fmt::Debug {
                 match source {
                     Source::Unscoped => &"unscoped",
+                    Source::Credentials => &"credentials",
                     Source::Header(name) => name,
                     Source::Cookie(name) => name,
                     Source::Extension(_) => &"extension",
@@ -322,11 +324,17 @@ impl fmt::Debug for Principal {
     }
 }
 
-fn cookie<'a>(head: &'a request::Parts, name: &str) -> Option<&'a [u8]> {
-    head.headers
-        .get_all(header::COOKIE)
-        .iter()
-        .flat_map(|line| line.as_bytes().split(|byte| *byte == b';'))
-        .map(<[u8]>::trim_ascii)
-        .find_map(|pair| pair.strip_prefix(name.as_bytes())?.strip_prefix(b"="))
+/// Returns the value of the cookie.
+fn cookie<'a>(head: &'a request::Parts, name: &str) -> Result<Option<&'a [u8]>, PrincipalError> {
+    let mut values = cookies(&head.headers)
+        .filter(|(cookie, _)| *cookie == name.as_bytes())
+        .map(|(_, value)| value);
+    let value = values.next();
+    if values.next().is_some() {
+        return Err(PrincipalError::Ambiguous(Box::new(Error::new(
+            ErrorKind::PrincipalAmbiguous,
+            "expected the cookie that identifies the caller once, found it twice",
+        ))));
+    }
+    Ok(value)
 }

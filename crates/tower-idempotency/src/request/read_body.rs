@@ -9,7 +9,7 @@ use tokio::task::yield_now;
 use crate::{
     body::chunks::{Chunks, FrameContent, content_length},
     error::{Error, ErrorKind},
-    limits::{self, AdmissionError, Buffer},
+    limits::{AdmissionError, Buffer},
     request::rules::Rules,
     retry::{from_now, with_deadline_second_poll},
 };
@@ -18,8 +18,8 @@ use crate::{
 pub(crate) enum BodyError {
     /// The body is too large, too slow or incomplete.
     Rejected(Error),
-    /// The byte budget of the layer is used up.
-    OverBudget(AdmissionError),
+    /// The bytes of request bodies are at their limit.
+    OverLimit(AdmissionError),
 }
 
 impl From<Error> for BodyError {
@@ -31,7 +31,6 @@ impl From<Error> for BodyError {
 /// Reads the request body and its trailers. If this fails, the request has had no effect.
 pub(crate) async fn read_body<B: http_body::Body>(
     rules: &Rules,
-    limits: &limits::Rules,
     buffer: &mut Buffer,
     head: &request::Parts,
     body: B,
@@ -49,13 +48,9 @@ pub(crate) async fn read_body<B: http_body::Body>(
             match FrameContent::from_frame(frame.map_err(|_| body_incomplete())?) {
                 FrameContent::Data(data) => {
                     if data.len() > limit - chunks.len() {
-                        return Err(body_too_large(limit).into());
+                        return Err(BodyError::Rejected(body_too_large(limit)));
                     }
-                    // A quarter of the budget is reserved for responses: slow uploads must not use up all of it.
-                    let max_uploads = limits.max_buffered - limits.max_buffered / 4;
-                    if !buffer.reserve(data.len(), max_uploads) {
-                        return Err(BodyError::OverBudget(AdmissionError::TooManyBytes));
-                    }
+                    buffer.reserve(data.len()).map_err(BodyError::OverLimit)?;
                     chunks.push(data);
                 }
                 FrameContent::Trailers(trailers) => return Ok(Some(trailers)),

@@ -4,7 +4,7 @@ use std::{sync::Arc, time::Duration};
 
 use http::{HeaderName, Method, StatusCode, request};
 
-use super::{fingerprint::FingerprintMethod, key::KeyRules, principal::Principal};
+use super::{fingerprint::FingerprintBy, key::KeyRules, principal::Principal};
 use crate::{digest::Secret, error::ErrorKind};
 
 /// Treatment of a request without a key.
@@ -47,6 +47,23 @@ impl KeyReuse {
     }
 }
 
+/// Callers for which a key of the service names the same operation. See
+/// [`with_key_from`](crate::IdempotencyLayer::with_key_from).
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub enum KeyScope {
+    /// The key belongs to the [principal](crate::Principal): the same key of two callers is two operations.
+    ///
+    /// Two operators who refund one payment each execute the refund.
+    EachCaller,
+    /// The key belongs to all callers: the operation is executed once, for the first caller that requests it.
+    ///
+    /// The [principal](crate::Principal) is still determined, and may reject the request, but it does not separate callers.
+    /// Every caller whose request has the same fingerprint gets the response. So place the layer inside the authorization,
+    /// and respond with nothing that another authorized caller may not see.
+    AllCallers,
+}
+
 /// Source of the key.
 #[derive(Clone)]
 pub(crate) enum KeyFrom {
@@ -54,7 +71,10 @@ pub(crate) enum KeyFrom {
         name: HeaderName,
         alias: Option<HeaderName>,
     },
-    Head(Arc<KeyFromHead>),
+    Service {
+        scope: KeyScope,
+        key: Arc<KeyFromHead>,
+    },
 }
 
 type KeyFromHead = dyn Fn(&request::Parts) -> Option<String> + Send + Sync;
@@ -71,8 +91,9 @@ pub(crate) struct Rules {
     pub(crate) missing_key: MissingKey,
     pub(crate) namespace: Arc<str>,
     pub(crate) secret: Option<Secret>,
+    pub(crate) host_in_scope: bool,
     pub(crate) principal: Principal,
-    pub(crate) fingerprint: FingerprintMethod,
+    pub(crate) fingerprint: FingerprintBy,
     pub(crate) key_reuse: KeyReuse,
     pub(crate) body_limit: usize,
     pub(crate) body_timeout: Duration,

@@ -2,14 +2,15 @@
 
 use std::future::poll_fn;
 
+use bytes::Bytes;
 use http::{HeaderMap, StatusCode, header, response};
 
 use crate::{
     body::{
-        Body, Data,
+        Body,
         chunks::{Chunks, FrameContent, content_length},
     },
-    limits::{self, Buffer, UnsentBytes},
+    limits::Buffer,
     record::{MAX_LINES, TombstoneReason},
     response::rules::Rules,
     retry::{from_now, with_deadline_second_poll},
@@ -17,7 +18,7 @@ use crate::{
 
 /// Result of buffering a response body.
 pub(crate) enum Buffered<B: http_body::Body> {
-    Complete(Data, Option<HeaderMap>),
+    Complete(Bytes, Option<HeaderMap>),
     /// The body cannot be recorded: it is too large, or it counts as streamed. The client gets the buffered data and then
     /// the rest as it arrives.
     Unrecordable(Body<B>, TombstoneReason),
@@ -27,10 +28,11 @@ pub(crate) enum Buffered<B: http_body::Body> {
 }
 
 /// Buffers the response body until it is complete, fails or exceeds a limit.
+///
+/// The bytes count in `buffer` until the client has read them.
 pub(crate) async fn buffer_body<B: http_body::Body>(
     rules: &Rules,
-    limits: &limits::Rules,
-    buffer: &mut Buffer,
+    mut buffer: Buffer,
     head: &response::Parts,
     body: B,
 ) -> Buffered<B> {
@@ -49,17 +51,6 @@ pub(crate) async fn buffer_body<B: http_body::Body>(
     if is_event_stream(&head.headers) {
         return Buffered::Unrecordable(Body::original(body), TombstoneReason::Streamed);
     }
-    // Without the layer, a handler produces or forwards the chunks of a stream only as the client takes them. Here the
-    // layer holds them, so they count until the client has taken them. A body of known length that consists of one chunk
-    // is in memory anyway.
-    let mut unsent = buffer.unsent();
-    let join = |chunks: Chunks, unsent: UnsentBytes| {
-        if exact.is_none() || chunks.has_several() {
-            Data::with_unsent(chunks.into_bytes(), unsent)
-        } else {
-            chunks.into_bytes().into()
-        }
-    };
     let mut deadline = None;
     let mut body = Box::pin(body);
     let mut chunks = Chunks::default();
@@ -73,45 +64,39 @@ pub(crate) async fn buffer_body<B: http_body::Body>(
         let deadline = || *deadline.get_or_insert_with(|| from_now(rules.collect_timeout));
         let frame = poll_fn(|cx| body.as_mut().poll_frame(cx));
         let Some(frame) = with_deadline_second_poll(deadline, frame).await else {
-            let body = Body::with_prefix(join(chunks, unsent), body);
+            let body = Body::with_prefix(buffer.hold(chunks.into_bytes()), body);
             return Buffered::Unrecordable(body, TombstoneReason::Streamed);
         };
         let frame = match frame {
             Some(Ok(frame)) => frame,
             Some(Err(error)) => {
-                let data = join(chunks, unsent);
+                let data = buffer.hold(chunks.into_bytes());
                 return Buffered::Failed(Body::failed(data, Some(error), exact));
             }
             None => break,
         };
         match FrameContent::from_frame(frame) {
             FrameContent::Data(data) => {
-                let max = limits.max_buffered;
-                let fits = data.len() <= limit - chunks.len()
-                    && if exact == Some(data.len() as u64) {
-                        buffer.reserve(data.len(), max)
-                    } else {
-                        unsent.reserve(data.len(), max)
-                    };
+                let fits = data.len() <= limit - chunks.len() && buffer.reserve(data.len()).is_ok();
                 chunks.push(data);
                 if !fits {
-                    let body = Body::with_prefix(join(chunks, unsent), body);
+                    let body = Body::with_prefix(buffer.hold(chunks.into_bytes()), body);
                     return Buffered::Unrecordable(body, TombstoneReason::TooLarge);
                 }
             }
             FrameContent::Trailers(lines) => trailers = Some(lines),
         }
     }
-    let data = join(chunks, unsent);
+    let data = buffer.hold(chunks.into_bytes());
     // An incomplete body must not be recorded as a complete one.
-    if announced.is_some_and(|announced| announced != data.bytes().len() as u64) {
+    if announced.is_some_and(|announced| announced != data.len() as u64) {
         return Buffered::Failed(Body::failed(data, None, exact));
     }
     if trailers
         .as_ref()
         .is_some_and(|lines| lines.len() > MAX_LINES)
     {
-        return Buffered::Unrecordable(Body::buffered(data, trailers), TombstoneReason::TooLarge);
+        return Buffered::Unrecordable(Body::chunked(data, trailers), TombstoneReason::TooLarge);
     }
     Buffered::Complete(data, trailers)
 }

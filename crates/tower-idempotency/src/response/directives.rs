@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use http::{HeaderMap, response};
+use http::{HeaderMap, HeaderValue, Response, response};
 
 use crate::{
     record::{NeedsAttention, PERSIST_FOR, POLICY},
@@ -72,6 +72,40 @@ pub(crate) fn take_directive(head: &mut response::Parts, default: Ttl, max: Ttl)
             }
             Err(_) => max,
         }),
+    }
+}
+
+/// Copy of the control headers and extensions of a response.
+pub(crate) struct Directives {
+    headers: [Option<HeaderValue>; 2],
+    retention: Option<Retention>,
+    attention: Option<NeedsAttention>,
+}
+
+impl Directives {
+    /// Copies the control headers and extensions of the response.
+    pub(crate) fn of<B>(res: &Response<B>) -> Self {
+        let (headers, extensions) = (res.headers(), res.extensions());
+        Self {
+            headers: [POLICY, PERSIST_FOR].map(|name| headers.get(name).cloned()),
+            retention: extensions.get().copied(),
+            attention: extensions.get().cloned(),
+        }
+    }
+
+    /// Adds the headers and extensions to the response again.
+    pub(crate) fn restore<B>(self, res: &mut Response<B>) {
+        for (name, value) in [POLICY, PERSIST_FOR].into_iter().zip(self.headers) {
+            if let Some(value) = value {
+                res.headers_mut().insert(name, value);
+            }
+        }
+        if let Some(retention) = self.retention {
+            res.extensions_mut().insert(retention);
+        }
+        if let Some(attention) = self.attention {
+            res.extensions_mut().insert(attention);
+        }
     }
 }
 

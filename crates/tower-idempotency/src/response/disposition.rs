@@ -11,8 +11,9 @@ use serde::Serialize;
 
 use crate::{
     body::Body,
-    limits::{self, Buffer},
-    record::{Codec, NeedsAttention, TombstoneReason},
+    limits::Buffer,
+    panics::catch_setting_panic,
+    record::{Codec, NeedsAttention, Origin, TombstoneReason},
     response::{
         buffer::{Buffered, buffer_body},
         directives::{Directive, take_directive},
@@ -64,9 +65,8 @@ impl NotRecordedReason {
 /// `request_incomplete` is `true` if the handler read a request body that was aborted.
 pub(crate) fn decide_disposition<R: http_body::Body>(
     rules: &Rules,
-    limits: &limits::Rules,
-    buffer: &mut Buffer,
-    id: &KeyId,
+    buffer: Buffer,
+    origin: Origin<'_>,
     res: Response<R>,
     request_incomplete: bool,
 ) -> impl Future<Output = (Response<Body<R>>, Disposition)> {
@@ -74,18 +74,22 @@ pub(crate) fn decide_disposition<R: http_body::Body>(
     let directive = take_directive(&mut head, rules.retention, rules.max_retention);
     async move {
         let retention = match directive {
-            // An informational response (1xx) precedes the final one and is never recorded.
-            Directive::Record(retention)
-                if !head.status.is_informational() && (rules.recorded_statuses)(head.status) =>
-            {
-                retention
-            }
-            Directive::Record(_) => {
-                return (
-                    Response::from_parts(head, Body::original(body)),
-                    Disposition::Release(NotRecordedReason::Status),
-                );
-            }
+            Directive::Record(retention) => match rules.is_recorded(head.status) {
+                Some(true) => retention,
+                Some(false) => {
+                    return (
+                        Response::from_parts(head, Body::original(body)),
+                        Disposition::Release(NotRecordedReason::Status),
+                    );
+                }
+                None => {
+                    let record = tombstone(rules, origin, head.status, TombstoneReason::Panicked);
+                    return (
+                        Response::from_parts(head, Body::original(body)),
+                        Disposition::Record { record, retention },
+                    );
+                }
+            },
             Directive::NoStore => {
                 return (
                     Response::from_parts(head, Body::original(body)),
@@ -94,7 +98,7 @@ pub(crate) fn decide_disposition<R: http_body::Body>(
             }
             // Recorded with any status and any request: the work must not be repeated.
             Directive::NeedsAttention(attention) => {
-                let record = Codec::encode_attention(id, Some(head.status), &attention);
+                let record = Codec::encode_attention(origin, Some(head.status), &attention);
                 let disposition = Disposition::Record {
                     record,
                     retention: Ttl::MAX,
@@ -112,21 +116,28 @@ pub(crate) fn decide_disposition<R: http_body::Body>(
                 Disposition::Release(NotRecordedReason::BrokenRequest),
             );
         }
-        match buffer_body(rules, limits, buffer, &head, body).await {
+        match buffer_body(rules, buffer, &head, body).await {
             Buffered::Complete(data, trailers) => {
-                let record = rules.codec().encode_response(
-                    id,
-                    head.status,
-                    &head.headers,
-                    &*rules.replayed_headers,
-                    data.bytes(),
-                    trailers.as_ref(),
-                );
-                let res = Response::from_parts(head, Body::buffered(data, trailers));
+                let encode = || {
+                    rules.codec().encode_response(
+                        origin,
+                        head.status,
+                        &head.headers,
+                        &*rules.replayed_headers,
+                        &data,
+                        trailers.as_ref(),
+                    )
+                };
+                let record =
+                    catch_setting_panic("with_replayed_headers", encode).unwrap_or_else(|| {
+                        tombstone(rules, origin, head.status, TombstoneReason::Panicked)
+                    });
+                let res = Response::from_parts(head, Body::chunked(data, trailers));
                 (res, Disposition::Record { record, retention })
             }
             Buffered::Unrecordable(body, reason) => {
-                let disposition = tombstone_or_release(rules, id, head.status, reason, retention);
+                let disposition =
+                    tombstone_or_release(rules, origin, head.status, reason, retention);
                 (Response::from_parts(head, body), disposition)
             }
             Buffered::Failed(body) => (
@@ -140,26 +151,40 @@ pub(crate) fn decide_disposition<R: http_body::Body>(
 /// Returns the disposition of a response that cannot be recorded.
 pub(crate) fn tombstone_or_release(
     rules: &Rules,
-    id: &KeyId,
+    origin: Origin<'_>,
     status: StatusCode,
     reason: TombstoneReason,
     retention: Ttl,
 ) -> Disposition {
     match rules.unrecordable {
         Unrecordable::Tombstone => {
-            telemetry::tombstone_stored(id, reason);
-            let record = rules.codec().encode_tombstone(id, status, reason);
+            let record = tombstone(rules, origin, status, reason);
             Disposition::Record { record, retention }
         }
         Unrecordable::Release => Disposition::Release(NotRecordedReason::Unrecordable),
     }
 }
 
+/// Encodes a tombstone and counts it.
+fn tombstone(
+    rules: &Rules,
+    origin: Origin<'_>,
+    status: StatusCode,
+    reason: TombstoneReason,
+) -> Bytes {
+    telemetry::tombstone_stored(origin.id, reason);
+    rules.codec().encode_tombstone(origin, status, reason)
+}
+
 /// Returns the [`NeedsAttention`] record without its reason, for a store that rejects the complete record as too large.
 /// Returns `None` for any other record.
-pub(crate) fn strip_reason(id: &KeyId, status: Option<StatusCode>, record: &[u8]) -> Option<Bytes> {
+pub(crate) fn strip_reason(
+    origin: Origin<'_>,
+    status: Option<StatusCode>,
+    record: &[u8],
+) -> Option<Bytes> {
     let attention = NeedsAttention::in_record(record)?.with_reason("");
-    Some(Codec::encode_attention(id, status, &attention))
+    Some(Codec::encode_attention(origin, status, &attention))
 }
 
 /// Encodes the record of a value of `run_once`, or a tombstone if the value cannot be recorded.
@@ -178,7 +203,5 @@ pub(crate) fn encode_value(rules: &Rules, id: &KeyId, value: &impl Serialize) ->
 
 /// Encodes the tombstone of a value that cannot be recorded.
 pub(crate) fn encode_oversized_value(rules: &Rules, id: &KeyId) -> Bytes {
-    let reason = TombstoneReason::TooLarge;
-    telemetry::tombstone_stored(id, reason);
-    rules.codec().encode_tombstone(id, StatusCode::OK, reason)
+    tombstone(rules, id.into(), StatusCode::OK, TombstoneReason::TooLarge)
 }

@@ -11,6 +11,9 @@ use crate::error::{Error, ErrorKind};
 pub(crate) const DESCRIBED_BY: &str =
     "https://datatracker.ietf.org/doc/draft-ietf-httpapi-idempotency-key-header/";
 
+/// Value of the `Link` header with the default target.
+pub(crate) const DEFAULT_LINK: &str = "<https://datatracker.ietf.org/doc/draft-ietf-httpapi-idempotency-key-header/>; rel=\"describedby\"";
+
 /// Renders `application/problem+json` (RFC 9457) with the members `type`, `title`, `status`, `detail`, `code` and
 /// `retryable`, and `reason` if the error has one.
 pub(crate) fn problem_json(error: &Error, described_by: &HeaderValue) -> Response<Bytes> {
@@ -37,10 +40,13 @@ pub(crate) fn stripe(error: &Error) -> Response<Bytes> {
         ErrorKind::StoreUnavailable
         | ErrorKind::Overloaded
         | ErrorKind::Draining
-        | ErrorKind::PrincipalMissing => "api_error",
-        ErrorKind::BodyTooLarge | ErrorKind::BodyTimeout | ErrorKind::BodyUnreadable => {
-            "invalid_request_error"
-        }
+        | ErrorKind::PrincipalMissing
+        | ErrorKind::UnfinishedTransaction => "api_error",
+        ErrorKind::BodyTooLarge
+        | ErrorKind::BodyTimeout
+        | ErrorKind::BodyUnreadable
+        | ErrorKind::PrincipalAmbiguous => "invalid_request_error",
+        ErrorKind::CallerLimit => "rate_limit_error",
         ErrorKind::MissingKey
         | ErrorKind::MalformedKey
         | ErrorKind::KeyTooLong

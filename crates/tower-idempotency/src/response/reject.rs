@@ -16,7 +16,7 @@ pub(crate) type CompleteResponse = Response<(Bytes, Option<HeaderMap>)>;
 
 /// Converts the response into one with the body type of the layer.
 pub(crate) fn into_response<R: http_body::Body>(res: CompleteResponse) -> Response<Body<R>> {
-    res.map(|(data, trailers)| Body::buffered(data, trailers))
+    res.map(|(data, trailers)| Body::chunked(data, trailers))
 }
 
 /// Renders the response for `error` and counts the rejection.
@@ -30,7 +30,7 @@ pub(crate) fn without_trailers(res: Response<Bytes>) -> CompleteResponse {
 }
 
 /// Creates the error of a request that the limits of the layer do not admit.
-pub(crate) fn admission_error(rules: &Rules, error: &AdmissionError) -> Error {
+pub(crate) fn admission_error(rules: &Rules, error: AdmissionError) -> Error {
     match error {
         AdmissionError::Draining => Error::new(ErrorKind::Draining, "the service is shutting down"),
         AdmissionError::TooManyRequests => {
@@ -39,6 +39,16 @@ pub(crate) fn admission_error(rules: &Rules, error: &AdmissionError) -> Error {
         AdmissionError::TooManyBytes => {
             Error::new(ErrorKind::Overloaded, "too many bytes are buffered")
         }
+        #[cfg(feature = "rate")]
+        AdmissionError::FreshKeyRate(wait) => {
+            let detail = "this caller sends new keys faster than its rate allows";
+            let error = Error::new(ErrorKind::CallerLimit, detail);
+            return error.with_retry_after(wait.max(rules.retry_after));
+        }
+        AdmissionError::CallerLimit => Error::new(
+            ErrorKind::CallerLimit,
+            "this caller has too many requests in flight, or too many bytes of bodies in them",
+        ),
     }
     .with_retry_after(rules.retry_after)
 }
@@ -91,6 +101,12 @@ pub(crate) fn store_unavailable(
     Error::new(ErrorKind::StoreUnavailable, detail)
         .with_retry_after(rules.retry_after)
         .with_source(source)
+}
+
+/// Creates the error of an execution that reported a success without the end of its transaction.
+pub(crate) fn unfinished_transaction() -> Error {
+    let detail = "the service neither committed nor rolled back a transaction; it had no effect";
+    Error::new(ErrorKind::UnfinishedTransaction, detail)
 }
 
 /// Creates the error of a request whose record cannot be decoded.

@@ -1,13 +1,19 @@
 //! Creates responses from records.
 
+use std::{
+    collections::HashMap,
+    sync::{Arc, Mutex, MutexGuard, PoisonError, Weak},
+};
+
 use bytes::Bytes;
 use http::{HeaderMap, HeaderName, HeaderValue, Response, StatusCode, header};
 
 use crate::{
     error::{Error, ErrorKind},
+    limits::{AdmissionError, Buffer, UNCOUNTED},
     record::{Record, StoredResponse, TombstoneReason},
     response::{
-        reject::{CompleteResponse, needs_attention, reject, unreadable_record},
+        reject::{CompleteResponse, admission_error, needs_attention, reject, unreadable_record},
         rules::Rules,
     },
     store::KeyId,
@@ -20,44 +26,152 @@ use crate::{
 /// List it in `Access-Control-Expose-Headers`, so that browsers show it to scripts.
 pub const IDEMPOTENT_REPLAYED: HeaderName = HeaderName::from_static("idempotent-replayed");
 
-/// Returns the recorded response as a replay, or the rejection that says why there is none. A record never leads to an
-/// execution.
-pub(crate) fn replay(rules: &Rules, id: &KeyId, record: &Bytes) -> CompleteResponse {
-    respond(rules, id, record, true)
+/// Replays whose clients have not read them yet. Replays of one record share its body.
+#[derive(Default)]
+pub(crate) struct UnreadReplays(Mutex<HashMap<KeyId, Weak<UnreadReplay>>>);
+
+/// The response of a record, and the buffer in which its body counts.
+struct UnreadReplay {
+    id: KeyId,
+    record: Bytes,
+    stored: StoredResponse,
+    all: Arc<UnreadReplays>,
+    _buffer: Buffer,
+}
+
+/// The body of an unread replay.
+struct UnreadBody(Arc<UnreadReplay>);
+
+impl UnreadReplays {
+    /// Returns the recorded response as a replay, or the rejection that says why there is none. A record never leads to an
+    /// execution.
+    pub(crate) fn replay(
+        self: &Arc<Self>,
+        rules: &Rules,
+        buffer: Buffer,
+        id: &KeyId,
+        record: &Bytes,
+    ) -> CompleteResponse {
+        if let Some(unread) = self.find(id, record) {
+            return replayed_response(rules, id, unread.share());
+        }
+        let hold = |mut stored: StoredResponse, mut buffer: Buffer| {
+            buffer.reserve(stored.body.len())?;
+            if stored.body.len() > UNCOUNTED {
+                let unread = Arc::new(UnreadReplay {
+                    id: *id,
+                    record: record.clone(),
+                    stored,
+                    all: Arc::clone(self),
+                    _buffer: buffer,
+                });
+                self.lock().insert(*id, Arc::downgrade(&unread));
+                stored = unread.share();
+            }
+            Ok(stored)
+        };
+        respond(rules, id, record, true, |stored| hold(stored, buffer))
+    }
+
+    /// Returns an unread replay of this record.
+    fn find(&self, id: &KeyId, record: &Bytes) -> Option<Arc<UnreadReplay>> {
+        let unread = self.lock().get(id)?.upgrade()?;
+        (unread.record == record).then_some(unread)
+    }
+
+    fn lock(&self) -> MutexGuard<'_, HashMap<KeyId, Weak<UnreadReplay>>> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl UnreadReplay {
+    /// Returns the response with a body that shares the bytes of this one.
+    fn share(self: Arc<Self>) -> StoredResponse {
+        let stored = self.stored.clone();
+        StoredResponse {
+            body: Bytes::from_owner(UnreadBody(self)),
+            ..stored
+        }
+    }
+}
+
+impl AsRef<[u8]> for UnreadBody {
+    fn as_ref(&self) -> &[u8] {
+        &self.0.stored.body
+    }
+}
+
+impl Drop for UnreadReplay {
+    fn drop(&mut self) {
+        let mut unread = self.all.lock();
+        // Another record of this key may be replayed by now.
+        if unread
+            .get(&self.id)
+            .is_some_and(|unread| unread.strong_count() == 0)
+        {
+            unread.remove(&self.id);
+        }
+    }
+}
+
+/// Returns the recorded response as a replay, to the client of an execution that did not produce it.
+pub(crate) fn replay(
+    rules: &Rules,
+    buffer: Buffer,
+    id: &KeyId,
+    record: &Bytes,
+) -> CompleteResponse {
+    respond(rules, id, record, true, |stored| {
+        Ok(hold_executed(stored, buffer))
+    })
 }
 
 /// Returns the recorded response to the request that produced the record. It is neither counted nor marked as a replay.
 pub(crate) fn respond_without_marker(
     rules: &Rules,
+    buffer: Buffer,
     id: &KeyId,
     record: &Bytes,
 ) -> CompleteResponse {
-    respond(rules, id, record, false)
+    respond(rules, id, record, false, |stored| {
+        Ok(hold_executed(stored, buffer))
+    })
 }
 
-fn respond(rules: &Rules, id: &KeyId, record: &Bytes, is_replay: bool) -> CompleteResponse {
+/// Counts the body until the client has read it.
+///
+/// A body over the limit is sent all the same, uncounted: this request was executed, and its client would take a rejection
+/// for the opposite.
+pub(crate) fn hold_executed(mut stored: StoredResponse, mut buffer: Buffer) -> StoredResponse {
+    let _ = buffer.reserve(stored.body.len());
+    stored.body = buffer.hold(stored.body);
+    stored
+}
+
+fn respond(
+    rules: &Rules,
+    id: &KeyId,
+    record: &Bytes,
+    is_replay: bool,
+    hold: impl FnOnce(StoredResponse) -> Result<StoredResponse, AdmissionError>,
+) -> CompleteResponse {
     match rules.codec().decode(id, record) {
-        Ok(Record::Response(stored)) => {
-            if !is_replay {
-                return stored_response(stored);
-            }
-            telemetry::replayed(id, Some(stored.recorded_at));
-            let mut res = stored_response(stored);
-            if let Some((name, value)) = rules.replay_marker.clone() {
-                res.headers_mut().insert(name, value);
-            }
-            res
-        }
+        Ok(Record::Response(stored)) => match hold(stored) {
+            Ok(stored) if is_replay => replayed_response(rules, id, stored),
+            Ok(stored) => stored_response(stored),
+            Err(error) => reject(rules, &admission_error(rules, error)),
+        },
         Ok(Record::Tombstone { status, reason }) => {
             if is_replay {
                 telemetry::tombstone(id, status, reason);
             }
             let reason = match reason {
-                TombstoneReason::TooLarge => "too large",
-                TombstoneReason::Streamed => "streamed",
+                TombstoneReason::TooLarge => "was too large and was not recorded",
+                TombstoneReason::Streamed => "was streamed and was not recorded",
+                TombstoneReason::Panicked => "could not be recorded",
             };
             let detail = format!(
-                "the first request was executed with status {}, but its response was {reason} and was not recorded",
+                "the first request was executed with status {}, but its response {reason}",
                 status.as_u16(),
             );
             reject(rules, &Error::new(ErrorKind::ResponseNotRetained, detail))
@@ -77,6 +191,16 @@ fn respond(rules: &Rules, id: &KeyId, record: &Bytes, is_replay: bool) -> Comple
             reject(rules, &unreadable_record(error))
         }
     }
+}
+
+/// Returns the response, marked and counted as a replay.
+fn replayed_response(rules: &Rules, id: &KeyId, stored: StoredResponse) -> CompleteResponse {
+    telemetry::replayed(id, Some(stored.recorded_at), stored.traceparent.as_ref());
+    let mut res = stored_response(stored);
+    if let Some((name, value)) = rules.replay_marker.clone() {
+        res.headers_mut().insert(name, value);
+    }
+    res
 }
 
 fn stored_response(stored: StoredResponse) -> CompleteResponse {

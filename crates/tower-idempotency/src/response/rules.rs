@@ -6,14 +6,14 @@ use bytes::Bytes;
 use http::{HeaderName, HeaderValue, Response, StatusCode};
 
 use super::problem;
-use crate::{error::Error, record::Codec, store::Ttl};
+use crate::{error::Error, panics::catch_setting_panic, record::Codec, store::Ttl};
 
 /// Treatment of a response that cannot be recorded.
 ///
 /// The client gets the response in any case; the setting decides about retries. A response cannot be recorded if it is:
 /// - streamed;
 /// - larger than the [response limit](crate::IdempotencyLayer::with_response_limit);
-/// - larger than the rest of the [byte budget](crate::IdempotencyLayer::with_max_in_flight);
+/// - larger than the rest of the [byte limit](crate::IdempotencyLayer::with_max_buffered);
 /// - too large for the store.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
@@ -60,15 +60,53 @@ impl Rules {
         }
     }
 
-    /// Renders the response for `error`.
+    /// Returns `true` if the layer records responses with this status, and `None` if the setting panics.
+    pub(crate) fn is_recorded(&self, status: StatusCode) -> Option<bool> {
+        if !is_outcome(status) {
+            return Some(false);
+        }
+        let is_recorded = || (self.recorded_statuses)(status);
+        catch_setting_panic("with_recorded_statuses", is_recorded)
+    }
+
+    /// Renders the response for `error`: problem+json if the setting panics.
     pub(crate) fn render_error(&self, error: &Error) -> Response<Bytes> {
         match &self.error_response {
             ErrorResponse::ProblemJson { described_by } => {
                 problem::problem_json(error, described_by)
             }
-            ErrorResponse::Custom(render) => render(error),
+            ErrorResponse::Custom(render) => {
+                catch_setting_panic("with_error_response", || render(error)).unwrap_or_else(|| {
+                    let described_by = HeaderValue::from_static(problem::DEFAULT_LINK);
+                    problem::problem_json(error, &described_by)
+                })
+            }
         }
     }
+}
+
+/// Returns `true` if a response with this status can be the outcome of a request, whatever the settings are.
+///
+/// An informational response (1xx) precedes the final one. 307 and 308 ask the client to repeat the request at another URL.
+/// There it has the same key. A recorded redirect would be its response again, or the reason for a rejection.
+fn is_outcome(status: StatusCode) -> bool {
+    !status.is_informational()
+        && ![
+            StatusCode::TEMPORARY_REDIRECT,
+            StatusCode::PERMANENT_REDIRECT,
+        ]
+        .contains(&status)
+}
+
+/// Returns `true` if the status rejects the form of a request and not its content.
+///
+/// The client corrects such a request by a header that the fingerprint does not cover, or the operator raises a limit. The
+/// corrected request is then the same request, and must not get the old rejection.
+pub(crate) fn is_rejection_of_form(status: StatusCode) -> bool {
+    matches!(
+        status.as_u16(),
+        401 | 406 | 407 | 411 | 412 | 413 | 415 | 416 | 417 | 421 | 423 | 426 | 428 | 431
+    )
 }
 
 const MIB: usize = 1024 * 1024;

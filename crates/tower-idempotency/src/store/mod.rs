@@ -27,7 +27,8 @@ pub use self::memory::{MemoryFull, MemoryStore};
 /// 3. The first reply of `acquire` may have been lost. `acquire` with the token that already holds the entry is
 ///    therefore granted again, with the same generation and takeover flag, and extends the lease. `complete` with the
 ///    token that completed the entry is `Ok` and changes nothing.
-/// 4. No call overwrites a completed entry before its retention has passed. `complete` with a replaced token is
+/// 4. No call overwrites a completed entry before its retention has passed. [`Acquired::Completed`] reports the
+///    remaining retention, and the token that completed the entry. `complete` with a replaced token is
 ///    [`StoreError::LeaseLost`]. On an entry without a holder, `complete` stores the record. The entry may be absent
 ///    because the store lost its data and no other request acquired the key; a restart then costs no second execution.
 ///    The entry may also be an orphan that its takeover released; the record is then its first outcome. A late
@@ -53,7 +54,7 @@ pub use self::memory::{MemoryFull, MemoryStore};
 ///
 /// # Implementing
 ///
-/// Write plain `async fn`s; the trait checks that their futures are `Send`. `docs/writing-a-store.md` explains an
+/// Write plain `async fn`s; the trait checks that their futures are `Send`. `docs/stores/writing-a-store.md` explains an
 /// implementation step by step.
 pub trait Store: Send + Sync + 'static {
     /// The record size in bytes above which compression saves time, unless [a setting of the
@@ -168,13 +169,18 @@ pub struct Claim {
     pub orphan_retention: Ttl,
     /// The host and process of the request, for operators.
     pub owner: &'static str,
-    /// The operation, for operators: method and path without the query, at most 128 bytes.
+    /// The operation, for operators: method and route, at most 128 bytes. Without a route, the path without the query.
     pub operation: Box<str>,
+    /// The digest of the scope of the key, or `None` if the caller has none.
+    ///
+    /// A store may use it to account for its memory by principal, as [`MemoryStore`] does. No decision about the entry
+    /// depends on it.
+    pub scope: Option<ScopeDigest>,
 }
 
 impl Claim {
     /// Creates a claim under a new random token. Defaults: lease 15 s, takeover allowed, orphan retention 24 h, no
-    /// owner and no operation.
+    /// owner, no operation and no scope.
     ///
     /// # Errors
     ///
@@ -189,6 +195,7 @@ impl Claim {
             orphan_retention: Ttl::from_secs(24 * 60 * 60),
             owner: "",
             operation: Box::from(""),
+            scope: None,
         })
     }
 
@@ -252,6 +259,12 @@ pub enum Acquired {
         fingerprint: Fingerprint,
         /// The bytes given to [`Store::complete`].
         record: Bytes,
+        /// The time until the record expires, by the backend's clock: more than zero, in whole milliseconds or finer.
+        ///
+        /// A store without a clock of its own adds the skew that it allows. [`Ttl::MAX`] if the entry does not expire.
+        expires_in: Duration,
+        /// The token that completed the entry. `None` if an operator stored the record and no lease was held.
+        token: Option<Token>,
     },
 }
 
@@ -282,10 +295,14 @@ impl fmt::Debug for Acquired {
             Self::Completed {
                 fingerprint,
                 record,
+                expires_in,
+                token,
             } => f
                 .debug_struct("Completed")
                 .field("fingerprint", fingerprint)
                 .field("bytes", &record.len())
+                .field("expires_in", expires_in)
+                .field("token", token)
                 .finish(),
         }
     }
@@ -361,6 +378,12 @@ pub struct Fingerprint([u8; 32]);
 #[derive(Clone, Copy, PartialEq, Eq, Hash)]
 pub struct Token([u8; 16]);
 
+/// Digest of the scope of a key, which is the namespace and the principal: 16 bytes.
+///
+/// All keys of one principal under one layer have the same digest. It cannot be linked to a [`KeyId`] without the key.
+#[derive(Clone, Copy, PartialEq, Eq, Hash)]
+pub struct ScopeDigest([u8; 16]);
+
 impl KeyId {
     /// Creates an id from its bytes.
     #[must_use]
@@ -385,6 +408,20 @@ impl Fingerprint {
     /// Returns the bytes, as a store stores them.
     #[must_use]
     pub const fn as_bytes(&self) -> &[u8; 32] {
+        &self.0
+    }
+}
+
+impl ScopeDigest {
+    /// Creates a digest from its bytes.
+    #[must_use]
+    pub const fn from_bytes(bytes: [u8; 16]) -> Self {
+        Self(bytes)
+    }
+
+    /// Returns the bytes.
+    #[must_use]
+    pub const fn as_bytes(&self) -> &[u8; 16] {
         &self.0
     }
 }
@@ -436,6 +473,13 @@ impl fmt::Debug for Fingerprint {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let [a, b, c, d, ..] = self.0;
         write!(f, "Fingerprint({a:02x}{b:02x}{c:02x}{d:02x})")
+    }
+}
+
+impl fmt::Debug for ScopeDigest {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let [a, b, c, d, ..] = self.0;
+        write!(f, "ScopeDigest({a:02x}{b:02x}{c:02x}{d:02x})")
     }
 }
 

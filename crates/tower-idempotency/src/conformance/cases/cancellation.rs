@@ -2,6 +2,7 @@ use std::{future::poll_fn, pin::pin, task::Poll};
 
 use bytes::Bytes;
 
+use super::records::assert_completed;
 use crate::{
     conformance::{
         Subject,
@@ -48,11 +49,7 @@ pub async fn dropped_call_leaves_store_usable<S: Store>(subject: &Subject<S>) {
         .await;
         assert_eq!(subject.complete(&lease, &record, LONG).await, Outcome::Done);
         drop_after(polls, subject.store().acquire(&claim)).await;
-        let expected = Acquired::Completed {
-            fingerprint: next.fingerprint,
-            record,
-        };
-        assert_eq!(subject.acquire(&claim).await, expected);
+        assert_completed(&next, &record, subject.acquire(&claim).await);
     }
 }
 

@@ -1,6 +1,9 @@
 use std::time::Duration;
 
-use super::{leases::assert_in_progress, records::assert_restarts_at_generation_1};
+use super::{
+    leases::assert_in_progress,
+    records::{assert_completed, assert_restarts_at_generation_1},
+};
 use crate::{
     conformance::{
         Subject,
@@ -343,18 +346,16 @@ pub async fn holder_completes_orphan_before_takeover<S: Store>(subject: &Subject
     let (claim, lease) = subject.orphan().await;
     let completed = subject.complete(&lease, &"late".into(), LONG).await;
     assert_eq!(completed, Outcome::Done);
-    let expected = Acquired::Completed {
-        fingerprint: claim.fingerprint,
-        record: "late".into(),
-    };
-    assert_eq!(subject.acquire(&subject.duplicate(&claim)).await, expected);
+    let found = subject.acquire(&subject.duplicate(&claim)).await;
+    assert_completed(&claim, &"late".into(), found);
 }
 
 // F-037, S-160
 /// 2, 4: a holder whose lease was taken over can no longer renew or complete; the new holder can.
 pub async fn replaced_token_cannot_renew_or_complete<S: Store>(subject: &Subject<S>) {
     let (claim, stale) = subject.orphan().await;
-    let holder = subject.hold(&subject.duplicate(&claim)).await;
+    let second = subject.duplicate(&claim);
+    let holder = subject.hold(&second).await;
     assert_eq!(subject.renew(&stale, LONG).await, Outcome::Lost);
     let stolen = subject.complete(&stale, &"stale".into(), LONG).await;
     assert_eq!(stolen, Outcome::Lost);
@@ -364,11 +365,8 @@ pub async fn replaced_token_cannot_renew_or_complete<S: Store>(subject: &Subject
     assert_eq!(completed, Outcome::Done);
     let stolen = subject.complete(&stale, &"stale".into(), LONG).await;
     assert_eq!(stolen, Outcome::Lost);
-    let expected = Acquired::Completed {
-        fingerprint: claim.fingerprint,
-        record: "good".into(),
-    };
-    assert_eq!(subject.acquire(&subject.duplicate(&claim)).await, expected);
+    let found = subject.acquire(&subject.duplicate(&claim)).await;
+    assert_completed(&second, &"good".into(), found);
 }
 
 /// 4: the holder can release an expired lease.

@@ -1,3 +1,7 @@
+use std::time::Duration;
+
+use bytes::Bytes;
+
 use super::leases::assert_in_progress;
 use crate::{
     conformance::{
@@ -6,8 +10,6 @@ use crate::{
     },
     store::{Acquired, Claim, OrphanPolicy, Store, Ttl},
 };
-use bytes::Bytes;
-
 const FIRST: Acquired = Acquired::Granted {
     generation: 1,
     takeover: false,
@@ -67,13 +69,55 @@ pub async fn record_carries_fingerprint_of_its_request<S: Store>(subject: &Subje
         orphans: OrphanPolicy::Refuse,
         ..subject.duplicate(&claim)
     };
-    let expected = Acquired::Completed {
-        fingerprint: claim.fingerprint,
-        record,
-    };
     let other = subject.other_request(&claim);
-    for claimant in [claim, refusing, other] {
-        assert_eq!(subject.acquire(&claimant).await, expected);
+    for claimant in [&claim, &refusing, &other] {
+        assert_completed(&claim, &record, subject.acquire(claimant).await);
+    }
+}
+
+// S-960
+/// 4: every claim on a completed key gets the remaining retention and the token that completed the entry. That may be
+/// the token of a takeover, or one that held no lease.
+pub async fn record_reports_its_expiry_and_token<S: Store>(subject: &Subject<S>) {
+    let record = Bytes::from("answer");
+    loop {
+        let retention = subject.units(40);
+        let (first, _) = subject.orphan().await;
+        let takeover = subject.duplicate(&first);
+        let absent = subject.claim();
+        let leases = [subject.hold(&takeover).await, absent.lease_ref(1)];
+        let completing = subject.elapsed();
+        for lease in &leases {
+            let completed = subject.complete(lease, &record, retention).await;
+            assert_eq!(completed, Outcome::Done);
+        }
+        let completed = subject.elapsed();
+        subject.sleep(10).await;
+        let slept = subject.elapsed() - completed;
+        let mut replies = Vec::new();
+        for claim in [&takeover, &absent] {
+            replies.push((claim, subject.acquire(&subject.duplicate(claim)).await));
+        }
+        let elapsed = subject.elapsed() - completing;
+        if subject.is_late(completing, 30) {
+            subject.retry_slower();
+            continue;
+        }
+        for (claim, found) in replies {
+            let expires_in = assert_completed(claim, &record, found);
+            // The clock of a backend may run in milliseconds, or in steps of its own.
+            let tolerance = subject.units(2).as_duration();
+            let retention = retention.as_duration();
+            assert!(
+                expires_in + elapsed + tolerance >= retention,
+                "{expires_in:?}"
+            );
+            assert!(
+                expires_in + slept <= retention + tolerance,
+                "{expires_in:?}"
+            );
+        }
+        return;
     }
 }
 
@@ -218,7 +262,9 @@ pub async fn record_with_longest_retention_is_stored<S: Store>(subject: &Subject
     let completed = subject.complete(&lease, &record, Ttl::MAX).await;
     assert_eq!(completed, Outcome::Done);
     for _ in 0..2 {
-        assert_record(subject, &claim, &record).await;
+        let found = subject.acquire(&subject.duplicate(&claim)).await;
+        let expires_in = assert_completed(&claim, &record, found);
+        assert!(expires_in > Ttl::MAX.as_duration() / 2, "{expires_in:?}");
         subject.sleep(1).await;
     }
 }
@@ -272,14 +318,20 @@ async fn assert_record<S: Store>(subject: &Subject<S>, claim: &Claim, expected: 
     assert_completed(claim, expected, found);
 }
 
-fn assert_completed(claim: &Claim, expected: &Bytes, found: Acquired) {
+/// Asserts that `claim` completed the entry with this record. Returns the time until its expiry.
+pub(super) fn assert_completed(claim: &Claim, expected: &Bytes, found: Acquired) -> Duration {
     match found {
         Acquired::Completed {
             fingerprint,
             record,
+            expires_in,
+            token,
         } => {
             assert_eq!(fingerprint, claim.fingerprint);
             assert!(record == *expected, "the record came back changed");
+            assert!(expires_in > Duration::ZERO);
+            assert!(token == Some(claim.token), "another token: {token:?}");
+            expires_in
         }
         other => panic!("expected a record, found {other:?}"),
     }

@@ -41,8 +41,8 @@ pub(super) struct Budget {
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Cost {
-    entries: usize,
-    bytes: usize,
+    pub(super) entries: usize,
+    pub(super) bytes: usize,
 }
 
 impl Cost {
@@ -91,6 +91,11 @@ impl Budget {
 
     pub(super) fn bytes(&self) -> usize {
         self.bytes.load(Relaxed)
+    }
+
+    /// Returns the maximum numbers of entries and of bytes.
+    pub(super) fn limits(&self) -> (usize, usize) {
+        (self.max_entries.load(Relaxed), self.max_bytes.load(Relaxed))
     }
 
     /// Returns the size of the largest record that fits in an otherwise empty store.

@@ -10,11 +10,13 @@ use self::table::Table;
 use super::{Acquired, Claim, KeyId, LeaseRef, Store, StoreError, Ttl};
 
 mod budget;
+mod evictions;
 mod order;
 mod shard;
 mod slab;
 mod sync;
 mod table;
+mod usage;
 
 #[cfg(test)]
 #[cfg(not(shuttle))]
@@ -36,9 +38,11 @@ mod tests;
 ///
 /// # Bounds
 ///
-/// The store holds a bounded number of entries and of bytes. When it is full, it evicts completed records, the soonest
-/// to expire first: from the shard of the new entry first, then from other shards. It never evicts a lease or an
-/// orphan. A store full of them returns [`StoreError::Backend`] with [`MemoryFull`] as its source. The store checks
+/// The store holds a bounded number of entries and of bytes. When it is full, it evicts completed records of the
+/// principal that holds most, the soonest to expire first. Principals are compared in 1,024 groups, by the
+/// [scope](Claim::scope) of their claims. If no group holds more than 1/64 of the store, the records of the new entry's
+/// shard that expire first are evicted. The store never evicts a lease or an orphan. An eviction before the expiry is
+/// counted in `idempotency_memory_evicted_total` and logged at most once a minute. A store full of them returns [`StoreError::Backend`] with [`MemoryFull`] as its source. The store checks
 /// expiry at every access. Later writes remove a few other expired entries each; no background task runs.
 ///
 /// The store does not store `owner` and `operation` of a [`Claim`].
@@ -66,8 +70,11 @@ mod tests;
 /// store.complete(&claim.lease_ref(generation), "answer".into(), Ttl::from_secs(3600)).await?;
 ///
 /// let duplicate = Claim::new(id, fingerprint)?;
-/// let expected = Acquired::Completed { fingerprint, record: "answer".into() };
-/// assert_eq!(store.acquire(&duplicate).await?, expected);
+/// let Acquired::Completed { record, expires_in, token, .. } = store.acquire(&duplicate).await? else {
+///     panic!("the entry is completed");
+/// };
+/// assert_eq!(record, "answer");
+/// assert!(expires_in > Duration::from_secs(3590) && token == Some(claim.token));
 /// # Ok(())
 /// # }
 /// ```

@@ -123,10 +123,12 @@ impl Model {
             Some(entry) => {
                 let fingerprint = fingerprint(entry.fingerprint);
                 match &entry.state {
-                    State::Completed { record, .. } => {
+                    State::Completed { record, expires } => {
                         return Acquired::Completed {
                             fingerprint,
                             record: record.clone(),
+                            expires_in: Duration::from_millis(expires - now),
+                            token: entry.token.map(token),
                         };
                     }
                     State::Leased { .. } if entry.token == Some(caller.token) => {

@@ -79,6 +79,18 @@ impl Order {
         }
     }
 
+    /// Returns the slots in the order of their deadlines.
+    pub(super) fn iter(&self) -> impl Iterator<Item = (u64, u32)> {
+        let queued = self.queue.iter().filter(|queued| !queued.removed);
+        let mut queued = queued.map(QueuedSlot::key).peekable();
+        let mut unordered = self.out_of_order.iter().copied().peekable();
+        std::iter::from_fn(move || match (queued.peek(), unordered.peek()) {
+            (Some(first), Some(other)) if other < first => unordered.next(),
+            (None, _) => unordered.next(),
+            (Some(_), _) => queued.next(),
+        })
+    }
+
     /// Drops removed slots at both ends, and all of them once they are the majority. Frees unused capacity. The
     /// amortized cost does not exceed that of the removals.
     fn compact(&mut self) {
@@ -129,6 +141,9 @@ mod tests {
                     }
                 }
                 assert_eq!(order.first(), tree.first().copied());
+                if slot % 1000 == 0 {
+                    assert!(order.iter().eq(tree.iter().copied()));
+                }
                 assert_eq!(
                     order.queue.len() - order.removed + order.out_of_order.len(),
                     tree.len()

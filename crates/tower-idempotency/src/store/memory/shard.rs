@@ -3,7 +3,12 @@
 //! Every method runs under the shard's lock, so no method calls foreign code. Records own their buffers. The caller
 //! wakes waiters after it has released the lock.
 
-use std::{collections::BTreeMap, hash::BuildHasher, num::NonZeroU64, sync::Arc};
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    hash::BuildHasher,
+    num::NonZeroU64,
+    sync::Arc,
+};
 
 use bytes::Bytes;
 use hashbrown::HashTable;
@@ -11,19 +16,33 @@ use tokio::sync::Semaphore;
 
 use super::{
     budget::{Budget, Cost},
+    evictions::Evictions,
     order::Order,
     slab::Slab,
     sync::HashBuilder,
+    usage::{Group, Usage},
 };
-use crate::store::{Claim, Fingerprint, KeyId, LeaseRef, Token};
+use crate::store::{Claim, Fingerprint, KeyId, LeaseRef, ScopeDigest, Token};
 
 /// The number of expired entries of each kind that a write removes: more than a write can add.
 const EXPIRED_PER_WRITE: usize = 2;
+
+/// The number of records that expire next among which a record of a group is searched without an index.
+const SEARCHED: usize = 8;
 
 /// State that all shards share.
 pub(super) struct Shared {
     pub(super) hasher: HashBuilder,
     pub(super) budget: Budget,
+    pub(super) usage: Usage,
+    pub(super) evictions: Evictions,
+}
+
+impl Shared {
+    /// Returns the group of the principal.
+    pub(super) fn group(&self, scope: Option<&ScopeDigest>) -> Group {
+        Group::of(self.hasher.hash_one(scope))
+    }
 }
 
 /// Aligned, so that two shards never share a cache line.
@@ -33,6 +52,9 @@ pub(super) struct Shard {
     entries: Slab<Entry>,
     /// Completed entries by the expiry of their records.
     records: Order,
+    /// Completed entries of each group of principals by the expiry of their records. Exists only while a group that
+    /// holds much of the store has few of the records that expire next: to keep it costs more than all other orders.
+    records_by_group: Option<BTreeSet<(Group, u64, u32)>>,
     /// Leases and orphans by the expiry of the orphan.
     leases: Order,
     /// Waiters by slot. Empty if no entry has a waiter.
@@ -54,7 +76,17 @@ pub(super) struct Entry {
     pub(super) fingerprint: Fingerprint,
     token: Token,
     pub(super) generation: NonZeroU64,
+    pub(super) group: Group,
     pub(super) state: State,
+}
+
+/// Position of an entry in the orders of its shard.
+#[derive(PartialEq, Eq)]
+struct Position {
+    group: Group,
+    deadline: u64,
+    /// The length of the record. `None` for leases and orphans.
+    record: Option<usize>,
 }
 
 pub(super) enum State {
@@ -71,8 +103,9 @@ pub(super) enum State {
 }
 
 impl Entry {
-    pub(super) fn leased(claim: &Claim, generation: NonZeroU64, now: u64) -> Self {
+    pub(super) fn leased(claim: &Claim, group: Group, generation: NonZeroU64, now: u64) -> Self {
         Self {
+            group,
             id: claim.id,
             fingerprint: claim.fingerprint,
             token: claim.token,
@@ -81,8 +114,9 @@ impl Entry {
         }
     }
 
-    pub(super) fn completed(lease: &LeaseRef, record: Bytes, expires: u64) -> Self {
+    pub(super) fn completed(lease: &LeaseRef, group: Group, record: Bytes, expires: u64) -> Self {
         Self {
+            group,
             id: lease.id,
             fingerprint: lease.fingerprint,
             token: lease.token,
@@ -96,6 +130,17 @@ impl Entry {
         match self.state {
             State::Leased { released: true, .. } => None,
             State::Leased { .. } | State::Completed { .. } => Some(self.token),
+        }
+    }
+
+    fn position(&self) -> Position {
+        Position {
+            group: self.group,
+            deadline: self.state.deadline(),
+            record: match &self.state {
+                State::Leased { .. } => None,
+                State::Completed { record, .. } => Some(record.len()),
+            },
         }
     }
 
@@ -131,6 +176,7 @@ impl Shard {
             index: HashTable::new(),
             entries: Slab::new(),
             records: Order::new(),
+            records_by_group: None,
             leases: Order::new(),
             waiters: BTreeMap::new(),
             earliest_deadline: u64::MAX,
@@ -155,34 +201,62 @@ impl Shard {
 
     /// Adds an entry whose id is not present and whose cost is reserved.
     pub(super) fn insert(&mut self, shared: &Shared, hash: u64, entry: Entry) {
-        let deadline = entry.state.deadline();
-        let completed = matches!(entry.state, State::Completed { .. });
+        let position = entry.position();
         let slot = self.entries.insert(entry);
         let entries = &self.entries;
         self.index.insert_unique(hash, slot, |slot| {
             let entry = entries.get(*slot).expect(SLOT_IN_USE);
             shared.hasher.hash_one(entry.id)
         });
-        self.order_mut(completed).insert(deadline, slot);
-        self.earliest_deadline = self.earliest_deadline.min(deadline);
+        self.add_to_orders(shared, slot, &position);
     }
 
     /// Changes an entry and updates its position in the deadline order.
-    pub(super) fn update(&mut self, slot: u32, change: impl FnOnce(&mut Entry)) {
+    pub(super) fn update(&mut self, shared: &Shared, slot: u32, change: impl FnOnce(&mut Entry)) {
         let entry = self.entries.get_mut(slot).expect(SLOT_IN_USE);
-        let before = (
-            matches!(entry.state, State::Completed { .. }),
-            entry.state.deadline(),
-        );
+        let before = entry.position();
         change(entry);
-        let after = (
-            matches!(entry.state, State::Completed { .. }),
-            entry.state.deadline(),
-        );
+        let after = entry.position();
         if before != after {
-            self.order_mut(before.0).remove(before.1, slot);
-            self.order_mut(after.0).insert(after.1, slot);
-            self.earliest_deadline = self.earliest_deadline.min(after.1);
+            self.remove_from_orders(shared, slot, &before);
+            self.add_to_orders(shared, slot, &after);
+        }
+    }
+
+    fn add_to_orders(&mut self, shared: &Shared, slot: u32, position: &Position) {
+        let Position {
+            group, deadline, ..
+        } = *position;
+        match position.record {
+            None => {
+                self.leases.insert(deadline, slot);
+            }
+            Some(len) => {
+                self.records.insert(deadline, slot);
+                if let Some(records) = &mut self.records_by_group {
+                    records.insert((group, deadline, slot));
+                }
+                shared.usage.add(group, Cost::entry_with(len));
+            }
+        }
+        self.earliest_deadline = self.earliest_deadline.min(deadline);
+    }
+
+    fn remove_from_orders(&mut self, shared: &Shared, slot: u32, position: &Position) {
+        let Position {
+            group, deadline, ..
+        } = *position;
+        match position.record {
+            None => {
+                self.leases.remove(deadline, slot);
+            }
+            Some(len) => {
+                self.records.remove(deadline, slot);
+                if let Some(records) = &mut self.records_by_group {
+                    records.remove(&(group, deadline, slot));
+                }
+                shared.usage.remove(group, Cost::entry_with(len));
+            }
         }
     }
 
@@ -194,9 +268,7 @@ impl Shard {
             .find_entry(hash, |other| *other == slot)
             .expect("every slot in use is in the index")
             .remove();
-        let completed = matches!(entry.state, State::Completed { .. });
-        let deadline = entry.state.deadline();
-        self.order_mut(completed).remove(deadline, slot);
+        self.remove_from_orders(shared, slot, &entry.position());
         self.waiters.remove(&slot);
         shared.budget.release(entry.cost());
         self.shrink_index(shared);
@@ -207,31 +279,66 @@ impl Shard {
         if now < self.earliest_deadline {
             return;
         }
-        for completed in [true, false] {
+        for first in [Self::first_record, Self::first_orphan] {
             for _ in 0..EXPIRED_PER_WRITE {
-                match self.order_mut(completed).first() {
+                match first(self) {
                     Some((deadline, slot)) if deadline <= now => self.remove(shared, slot),
                     _ => break,
                 }
             }
         }
-        let first = |order: &Order| order.first().map_or(u64::MAX, |at| at.0);
-        self.earliest_deadline = first(&self.records).min(first(&self.leases));
+        let deadline = |first: Option<(u64, u32)>| first.map_or(u64::MAX, |at| at.0);
+        self.earliest_deadline = deadline(self.first_record()).min(deadline(self.first_orphan()));
     }
 
-    /// Returns the next entry to evict: an expired orphan, else the record that expires first. Never returns a lease.
-    pub(super) fn eviction_candidate(&self, now: u64) -> Option<u32> {
-        let expired_orphan = self.leases.first().filter(|(at, _)| *at <= now);
-        let (_, slot) = expired_orphan.or_else(|| self.records.first())?;
-        Some(slot)
+    fn first_record(&self) -> Option<(u64, u32)> {
+        self.records.first()
     }
 
-    pub(super) fn evict(&mut self, shared: &Shared, now: u64) -> bool {
-        let eviction_candidate = self.eviction_candidate(now);
-        if let Some(slot) = eviction_candidate {
+    fn first_orphan(&self) -> Option<(u64, u32)> {
+        self.leases.first()
+    }
+
+    /// Removes an expired entry, else evicts the record of this group that expires first. Without a group, evicts the
+    /// record of the shard that expires first. Returns `false` if there is none. Never evicts a lease.
+    pub(super) fn evict(&mut self, shared: &Shared, group: Option<Group>, now: u64) -> bool {
+        let firsts = [self.first_orphan(), self.first_record()];
+        let expired = firsts.into_iter().flatten().find(|(at, _)| *at <= now);
+        if let Some((_, slot)) = expired {
             self.remove(shared, slot);
+            return true;
         }
-        eviction_candidate.is_some()
+        let slot = match group {
+            None => {
+                self.records_by_group = None;
+                self.first_record().map(|(_, slot)| slot)
+            }
+            Some(group) => self.first_record_of(group),
+        };
+        let Some(slot) = slot else {
+            return false;
+        };
+        shared.usage.note_eviction(self.entry(slot).cost());
+        shared.evictions.add();
+        self.remove(shared, slot);
+        true
+    }
+
+    /// Returns the record of this group that expires first.
+    fn first_record_of(&mut self, group: Group) -> Option<u32> {
+        if self.records_by_group.is_none() {
+            // A group that holds much by its number of records is found at once.
+            let mut next = self.records.iter().take(SEARCHED).map(|(_, slot)| slot);
+            if let Some(slot) = next.find(|slot| self.entry(*slot).group == group) {
+                return Some(slot);
+            }
+            let records = self.records.iter();
+            let by_group = records.map(|(at, slot)| (self.entry(slot).group, at, slot));
+            self.records_by_group = Some(by_group.collect());
+        }
+        let records = self.records_by_group.as_ref()?;
+        let (first, _, slot) = records.range((group, 0, 0)..).next()?;
+        (*first == group).then_some(*slot)
     }
 
     /// Registers a waiter for the entry.
@@ -263,14 +370,6 @@ impl Shard {
             return None;
         }
         self.waiters.remove(&slot).map(|group| group.event)
-    }
-
-    const fn order_mut(&mut self, completed: bool) -> &mut Order {
-        if completed {
-            &mut self.records
-        } else {
-            &mut self.leases
-        }
     }
 
     /// Shrinks the index once less than an eighth of it is in use, with capacity to grow again. Without this, the

@@ -16,7 +16,7 @@ pub(super) struct Slab<T> {
 struct Page<T> {
     /// The slots; `None` unless the page has a value or is the spare page.
     slots: Option<Box<[Option<T>]>>,
-    /// One bit for each free slot.
+    /// A bit for each slot, set if the slot is free.
     free: u32,
 }
 

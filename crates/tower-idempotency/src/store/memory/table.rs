@@ -15,8 +15,10 @@ use tokio::sync::Semaphore;
 
 use super::{
     budget::{Budget, Cost, MemoryFull, Reservation},
+    evictions::Evictions,
     shard::{Entry, Shard, Shared, State, nanos},
     sync::{HashBuilder, Mutex, MutexGuard},
+    usage::Usage,
 };
 use crate::store::{Acquired, Claim, KeyId, LeaseRef, OrphanPolicy, StoreError, Ttl};
 
@@ -38,6 +40,8 @@ impl Table {
             shared: Shared {
                 hasher: HashBuilder::default(),
                 budget: Budget::new(max_entries, max_bytes),
+                usage: Usage::new(),
+                evictions: Evictions::default(),
             },
             shards: (0..shards).map(|_| Mutex::new(Shard::new())).collect(),
         }
@@ -48,6 +52,12 @@ impl Table {
     }
 
     pub(super) fn acquire(&self, claim: &Claim, now: u64) -> Result<Acquired, MemoryFull> {
+        let acquired = self.acquire_unreported(claim, now);
+        self.shared.evictions.report(self.budget(), now);
+        acquired
+    }
+
+    fn acquire_unreported(&self, claim: &Claim, now: u64) -> Result<Acquired, MemoryFull> {
         let shared = &self.shared;
         let hash = shared.hasher.hash_one(claim.id);
         let mut evicted = None;
@@ -55,7 +65,7 @@ impl Table {
             let mut shard = self.shard(hash);
             shard.remove_expired(shared, now);
             if let Some(slot) = shard.find(shared, hash, &claim.id, now) {
-                return Ok(acquire_present(&mut shard, slot, claim, now));
+                return Ok(acquire_present(shared, &mut shard, slot, claim, now));
             }
             let Some(reservation) = self.reserve(&mut shard, evicted.take(), Cost::ENTRY, now)?
             else {
@@ -64,7 +74,8 @@ impl Table {
                 continue;
             };
             let generation = NonZeroU64::MIN;
-            shard.insert(shared, hash, Entry::leased(claim, generation, now));
+            let group = shared.group(claim.scope.as_ref());
+            shard.insert(shared, hash, Entry::leased(claim, group, generation, now));
             reservation.commit();
             return Ok(granted(generation));
         }
@@ -91,7 +102,7 @@ impl Table {
         }
         let orphan_retention = orphan_expires - lease_expires;
         let lease_expires = now.saturating_add(nanos(ttl));
-        shard.update(slot, |entry| {
+        shard.update(&self.shared, slot, |entry| {
             entry.state = State::Leased {
                 lease_expires,
                 orphan_expires: lease_expires.saturating_add(orphan_retention),
@@ -103,6 +114,18 @@ impl Table {
 
     /// Stores the record. `record` must own its buffer, because it is dropped under a lock.
     pub(super) fn complete(
+        &self,
+        lease: &LeaseRef,
+        record: Bytes,
+        retention: Ttl,
+        now: u64,
+    ) -> Result<(), StoreError> {
+        let completed = self.complete_unreported(lease, record, retention, now);
+        self.shared.evictions.report(self.budget(), now);
+        completed
+    }
+
+    fn complete_unreported(
         &self,
         lease: &LeaseRef,
         record: Bytes,
@@ -143,12 +166,14 @@ impl Table {
             reservation.commit();
             let waiters = match found {
                 None => {
-                    shard.insert(shared, hash, Entry::completed(lease, record, expires));
+                    let group = shared.group(None);
+                    let entry = Entry::completed(lease, group, record, expires);
+                    shard.insert(shared, hash, entry);
                     None
                 }
                 Some(slot) => {
-                    shard.update(slot, |entry| {
-                        *entry = Entry::completed(lease, record, expires);
+                    shard.update(shared, slot, |entry| {
+                        *entry = Entry::completed(lease, entry.group, record, expires);
                     });
                     shard.take_waiters(slot)
                 }
@@ -182,7 +207,7 @@ impl Table {
         let waiters = shard.take_waiters(slot);
         if takeover {
             let orphan_retention = orphan_expires - lease_expires;
-            shard.update(slot, |entry| {
+            shard.update(&self.shared, slot, |entry| {
                 entry.state = State::Leased {
                     lease_expires: now,
                     orphan_expires: now.saturating_add(orphan_retention),
@@ -246,7 +271,8 @@ impl Table {
             return None;
         }
         for _ in 0..EVICTIONS_PER_LOCK {
-            if !shard.evict(&self.shared, now) {
+            let group = self.shared.usage.largest(budget);
+            if !shard.evict(&self.shared, group, now) {
                 return None;
             }
             if let Some(reservation) = budget.reserve(cost) {
@@ -264,19 +290,31 @@ impl Table {
         now: u64,
     ) -> Result<Reservation<'_>, MemoryFull> {
         let budget = &self.shared.budget;
-        for distance in 0..self.shards.len() {
-            // Checked at each step, so that a limit lowered meanwhile ends the loop.
-            while budget.can_hold(cost) {
-                let mut shard = self.shard_at(self.index(hash) + distance);
-                if let Some(reservation) = self.reserve_in_shard(&mut shard, cost, now) {
-                    return Ok(reservation);
-                }
-                if shard.eviction_candidate(now).is_none() {
-                    break;
+        let mut is_fair = true;
+        loop {
+            let mut evicted = false;
+            for distance in 0..self.shards.len() {
+                // Checked at each step, so that a limit lowered meanwhile ends the loop.
+                while budget.can_hold(cost) {
+                    let mut shard = self.shard_at(self.index(hash) + distance);
+                    if let Some(reservation) = budget.reserve(cost) {
+                        return Ok(reservation);
+                    }
+                    // The group may change with each eviction. Its records may be in shards that were visited before.
+                    let largest = self.shared.usage.largest(budget);
+                    let group = largest.filter(|_| is_fair);
+                    if !shard.evict(&self.shared, group, now) {
+                        break;
+                    }
+                    evicted = true;
                 }
             }
+            if !evicted && !is_fair {
+                return budget.reserve(cost).ok_or_else(|| budget.full_error());
+            }
+            // Other calls may have evicted or moved the records of the group meanwhile.
+            is_fair = evicted;
         }
-        budget.reserve(cost).ok_or_else(|| budget.full_error())
     }
 
     fn shard(&self, hash: u64) -> MutexGuard<'_, Shard> {
@@ -332,21 +370,31 @@ impl Drop for Watch<'_> {
     }
 }
 
-fn acquire_present(shard: &mut Shard, slot: u32, claim: &Claim, now: u64) -> Acquired {
+fn acquire_present(
+    shared: &Shared,
+    shard: &mut Shard,
+    slot: u32,
+    claim: &Claim,
+    now: u64,
+) -> Acquired {
     let entry = shard.entry(slot);
     let fingerprint = entry.fingerprint;
     let lease_expires = match &entry.state {
-        State::Completed { record, .. } => {
+        State::Completed { record, expires } => {
             return Acquired::Completed {
                 fingerprint,
                 record: record.clone(),
+                expires_in: Duration::from_nanos(expires - now),
+                token: entry.holder(),
             };
         }
         State::Leased { lease_expires, .. } => *lease_expires,
     };
     if entry.holder() == Some(claim.token) {
         let generation = entry.generation;
-        shard.update(slot, |entry| entry.state = State::leased(claim, now));
+        shard.update(shared, slot, |entry| {
+            entry.state = State::leased(claim, now);
+        });
         return granted(generation);
     }
     if lease_expires > now {
@@ -357,8 +405,10 @@ fn acquire_present(shard: &mut Shard, slot: u32, claim: &Claim, now: u64) -> Acq
     }
     match claim.orphans {
         OrphanPolicy::TakeOver if fingerprint == claim.fingerprint => {
-            let generation = entry.generation.saturating_add(1);
-            shard.update(slot, |entry| *entry = Entry::leased(claim, generation, now));
+            let (generation, group) = (entry.generation.saturating_add(1), entry.group);
+            shard.update(shared, slot, |entry| {
+                *entry = Entry::leased(claim, group, generation, now);
+            });
             granted(generation)
         }
         OrphanPolicy::TakeOver | OrphanPolicy::Refuse => Acquired::Orphaned {

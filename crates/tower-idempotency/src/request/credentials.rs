@@ -1,0 +1,211 @@
+//! Credentials of a request: the headers and cookies by which callers authenticate.
+
+use http::{HeaderMap, HeaderName, header};
+
+use crate::{digest::FieldDigest, request::principal::Identity};
+
+/// Adds all credential headers to `hash`, or the cookies if there is none. Returns what it found.
+pub(super) fn add_credentials(headers: &HeaderMap, hash: &mut FieldDigest) -> Identity {
+    match add_credential_headers(headers, hash) {
+        Identity::Anonymous if add_cookies(headers, hash) => Identity::Principal,
+        identity => identity,
+    }
+}
+
+/// Adds the first credential header to `hash`: `Authorization` if the request has it, else the first one by name.
+pub(super) fn add_first_credential(headers: &HeaderMap, hash: &mut FieldDigest) {
+    if !add_header(headers, &header::AUTHORIZATION, hash)
+        && let Some(first) = credential_headers(headers).min_by_key(|name| name.as_str())
+    {
+        add_header(headers, first, hash);
+    }
+}
+
+fn credential_headers(headers: &HeaderMap) -> impl Iterator<Item = &HeaderName> {
+    headers
+        .keys()
+        .filter(|name| is_credential_header(name.as_str()))
+}
+
+/// Adds all values of a header, in order. Returns `false` if the request does not have the header.
+pub(super) fn add_header(headers: &HeaderMap, name: &HeaderName, hash: &mut FieldDigest) -> bool {
+    let values = headers.get_all(name);
+    let count = values.iter().count();
+    if count == 0 {
+        return false;
+    }
+    hash.field(b"header").field(name.as_str().as_bytes());
+    hash.field(&(count as u64).to_le_bytes());
+    for value in values {
+        hash.field(value.as_bytes());
+    }
+    true
+}
+
+/// Adds the credential headers in the order of their names: clients and proxies may send them in another order.
+fn add_credential_headers(headers: &HeaderMap, hash: &mut FieldDigest) -> Identity {
+    let mut found = credential_headers(headers);
+    let Some(first) = found.next() else {
+        return Identity::Anonymous;
+    };
+    if found.next().is_none() {
+        add_header(headers, first, hash);
+        return Identity::Principal;
+    }
+    let mut names: Vec<_> = credential_headers(headers).collect();
+    names.sort_unstable_by_key(|name| name.as_str());
+    for name in names {
+        add_header(headers, name, hash);
+    }
+    Identity::Combined
+}
+
+/// Returns `true` if a header of this name, in lower case, authenticates callers and is the same in every retry.
+///
+/// Anti-forgery tokens, whose names end with `csrf-token` or `xsrf-token`, change and are left out. This function runs for
+/// every header of a request: the short endings sort out most names.
+fn is_credential_header(name: &str) -> bool {
+    const KEYS: [&str; 3] = ["x-auth-key", "x-functions-key", "x-rapidapi-key"];
+    const KEY_SUFFIXES: [&str; 4] = ["api-key", "apikey", "access-key", "subscription-key"];
+    const TOKENS: [&str; 3] = ["private-token", "x-figma-token", "x-vault-token"];
+    const TOKEN_SUFFIXES: [&str; 4] = ["api-token", "access-token", "auth-token", "session-token"];
+    let is_one_of = |names: &[&str], suffixes: &[&str]| {
+        names.contains(&name) || suffixes.iter().any(|suffix| name.ends_with(suffix))
+    };
+    name == "authorization"
+        || name.ends_with("key") && is_one_of(&KEYS, &KEY_SUFFIXES)
+        || name.ends_with("token") && is_one_of(&TOKENS, &TOKEN_SUFFIXES)
+        || name.ends_with("client-cert")
+        || name == "x-client-secret"
+}
+
+/// Adds the cookies that may identify the caller, in the order of their names and values.
+fn add_cookies(headers: &HeaderMap, hash: &mut FieldDigest) -> bool {
+    let mut cookies: Vec<_> = cookies(headers)
+        .filter(|(name, _)| !is_unrelated_cookie(name))
+        .collect();
+    if cookies.is_empty() {
+        return false;
+    }
+    cookies.sort_unstable();
+    hash.field(b"cookies");
+    hash.field(&(cookies.len() as u64).to_le_bytes());
+    for (name, value) in cookies {
+        hash.field(name).field(value);
+    }
+    true
+}
+
+/// Returns the names and values of all cookies. HTTP/2 clients may send each one in a line of its own.
+pub(super) fn cookies(headers: &HeaderMap) -> impl Iterator<Item = (&[u8], &[u8])> {
+    headers
+        .get_all(header::COOKIE)
+        .iter()
+        .flat_map(|line| line.as_bytes().split(|byte| *byte == b';'))
+        .map(<[u8]>::trim_ascii)
+        .filter(|pair| !pair.is_empty())
+        .map(|pair| match pair.iter().position(|byte| *byte == b'=') {
+            Some(at) => (pair[..at].trim_ascii(), pair[at + 1..].trim_ascii()),
+            None => (&b""[..], pair),
+        })
+}
+
+/// Returns `true` for cookies that never authenticate a caller and that change between two requests of one caller.
+///
+/// A cookie that is missing here makes a retry another caller if it changes. A cookie of the service that is listed here
+/// would join callers, so the list has only names that well-known products reserve.
+fn is_unrelated_cookie(name: &[u8]) -> bool {
+    const NAMES: [&str; 57] = [
+        // Anti-forgery tokens: a second credential beside the session.
+        "XSRF-TOKEN",
+        "_csrf",
+        "csrf",
+        "csrf-token",
+        "csrf_token",
+        "csrftoken",
+        // Load balancers and bot detection.
+        "ARRAffinity",
+        "ARRAffinitySameSite",
+        "AWSALB",
+        "AWSALBCORS",
+        "AWSALBTG",
+        "AWSALBTGCORS",
+        "AWSELB",
+        "AWSELBCORS",
+        "GCLB",
+        "__cf_bm",
+        "__cflb",
+        "__cfruid",
+        "_px2",
+        "_px3",
+        "_pxhd",
+        "_pxvid",
+        "_abck",
+        "_cfuvid",
+        "ak_bmsc",
+        "bm_mi",
+        "bm_sv",
+        "bm_sz",
+        "cf_clearance",
+        "datadome",
+        // Consent.
+        "CookieConsent",
+        "OptanonAlertBoxClosed",
+        "OptanonConsent",
+        "cookieyes-consent",
+        "euconsent-v2",
+        // Analytics.
+        "__hssc",
+        "__hssrc",
+        "__hstc",
+        "_clck",
+        "_clsk",
+        "_dd_s",
+        "_fbc",
+        "_fbp",
+        "_ga",
+        "_gid",
+        "_pin_unauth",
+        "_scid",
+        "_tt_enable_cookie",
+        "_ttp",
+        "_uetsid",
+        "_uetvid",
+        "ajs_anonymous_id",
+        "ajs_user_id",
+        "hubspotutk",
+        "optimizelyEndUserId",
+        "optimizelySession",
+        "utag_main",
+    ];
+    const PREFIXES: [&str; 20] = [
+        ".AspNetCore.Antiforgery.",
+        "AMCVS_",
+        "AMCV_",
+        "AWSALBAPP-",
+        "BIGipServer",
+        "__Host-csrf",
+        "__RequestVerificationToken",
+        "__utm",
+        "_dc_gtm_",
+        "_ga_",
+        "_gac_",
+        "_gat",
+        "_gcl_",
+        "_hj",
+        "_hp2_",
+        "_pk_",
+        "_vis_opt_",
+        "_vwo",
+        "incap_ses_",
+        "visid_incap_",
+    ];
+    const SUFFIXES: [&str; 2] = ["_mixpanel", "_posthog"];
+    NAMES.iter().any(|known| known.as_bytes() == name)
+        || PREFIXES
+            .iter()
+            .any(|prefix| name.starts_with(prefix.as_bytes()))
+        || SUFFIXES
+            .iter()
+            .any(|suffix| name.ends_with(suffix.as_bytes()))
+}

@@ -1,0 +1,162 @@
+//! The records of each group of principals: who holds most, and must give way first.
+//!
+//! The principals are divided into a fixed number of groups by a keyed hash of their scope. A table of exact counts would
+//! grow with the number of principals, and need a lock of its own.
+
+use std::sync::atomic::Ordering::Relaxed;
+
+use super::{
+    budget::{Budget, Cost},
+    sync::AtomicUsize,
+};
+
+/// The number of groups. Two principals share one with a probability of 1 to 1,024.
+#[cfg(not(all(test, shuttle)))]
+const GROUPS: usize = 1024;
+#[cfg(all(test, shuttle))]
+const GROUPS: usize = 8;
+
+/// Fairness begins with this part of the store. Where every group holds less, none is worth the search for its records.
+const LARGE: f32 = 1.0 / 64.0;
+
+/// The groups are compared again after evictions of this part of the store at the latest.
+const COMPARED_EVERY: usize = 256;
+
+/// A group of principals.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub(super) struct Group(u16);
+
+/// Counters of the completed entries of each group. They are changed under the lock of the entry's shard, and read
+/// without one, so a comparison may be slightly out of date.
+pub(super) struct Usage {
+    groups: Box<[Counters]>,
+    /// The group that held most at the last comparison.
+    largest: AtomicUsize,
+    /// The share at which the groups are compared again, as the bits of an `f32`.
+    floor: AtomicUsize,
+    /// Evictions since the last comparison.
+    evicted: Counters,
+}
+
+#[derive(Default)]
+struct Counters {
+    entries: AtomicUsize,
+    bytes: AtomicUsize,
+}
+
+impl Group {
+    /// Returns the group of a hash.
+    pub(super) const fn of(hash: u64) -> Self {
+        Self((hash % GROUPS as u64) as u16)
+    }
+}
+
+impl Usage {
+    pub(super) fn new() -> Self {
+        Self {
+            groups: (0..GROUPS).map(|_| Counters::default()).collect(),
+            largest: AtomicUsize::new(0),
+            // Above every share: the first call compares.
+            floor: AtomicUsize::new(f32::INFINITY.to_bits() as usize),
+            evicted: Counters::default(),
+        }
+    }
+
+    pub(super) fn add(&self, group: Group, cost: Cost) {
+        self.groups[usize::from(group.0)].add(cost);
+    }
+
+    pub(super) fn remove(&self, group: Group, cost: Cost) {
+        let counters = &self.groups[usize::from(group.0)];
+        counters.entries.fetch_sub(cost.entries, Relaxed);
+        counters.bytes.fetch_sub(cost.bytes, Relaxed);
+    }
+
+    /// Notes that an unexpired record was evicted.
+    pub(super) fn note_eviction(&self, cost: Cost) {
+        self.evicted.add(cost);
+    }
+
+    /// Returns the group that holds most, in entries or in bytes, whichever is the larger share of the store. `None` if
+    /// no group holds more than 1/64 of the store.
+    ///
+    /// Compares the groups only if the last result may be out of date: after some evictions, or once the group holds an
+    /// eighth less and may not hold most any more.
+    pub(super) fn largest(&self, budget: &Budget) -> Option<Group> {
+        let shares = Shares::new(budget);
+        let largest = self.largest.load(Relaxed);
+        let share = shares.of(&self.groups[largest]);
+        let few_evictions = shares.of(&self.evicted) * (COMPARED_EVERY as f32) < 1.0;
+        if few_evictions && share >= floor_of(self.floor.load(Relaxed)) {
+            return (share > LARGE).then(|| group(largest));
+        }
+        let (mut first, mut second) = ((0.0, 0), 0.0);
+        for (group, counters) in self.groups.iter().enumerate() {
+            let share = shares.of(counters);
+            if share > first.0 {
+                second = first.0;
+                first = (share, group);
+            } else if share > second {
+                second = share;
+            }
+        }
+        let (share, largest) = first;
+        let floor = if share > LARGE {
+            f32::min(second, share * 7.0 / 8.0).max(LARGE)
+        } else {
+            0.0
+        };
+        self.largest.store(largest, Relaxed);
+        self.floor.store(floor.to_bits() as usize, Relaxed);
+        self.evicted.entries.store(0, Relaxed);
+        self.evicted.bytes.store(0, Relaxed);
+        (share > LARGE).then(|| group(largest))
+    }
+}
+
+impl Counters {
+    fn add(&self, cost: Cost) {
+        self.entries.fetch_add(cost.entries, Relaxed);
+        self.bytes.fetch_add(cost.bytes, Relaxed);
+    }
+}
+
+/// Factors that turn counts into shares of the store.
+struct Shares {
+    entry: f32,
+    byte: f32,
+}
+
+impl Shares {
+    fn new(budget: &Budget) -> Self {
+        let (entries, bytes) = budget.limits();
+        Self {
+            entry: 1.0 / float(entries.max(1)),
+            byte: 1.0 / float(bytes.max(1)),
+        }
+    }
+
+    fn of(&self, counters: &Counters) -> f32 {
+        let entries = float(counters.entries.load(Relaxed)) * self.entry;
+        let bytes = float(counters.bytes.load(Relaxed)) * self.byte;
+        entries.max(bytes)
+    }
+}
+
+#[expect(
+    clippy::cast_precision_loss,
+    reason = "24 bits suffice for a comparison"
+)]
+const fn float(count: usize) -> f32 {
+    count as f32
+}
+
+#[expect(clippy::cast_possible_truncation, reason = "the bits of an f32")]
+const fn floor_of(bits: usize) -> f32 {
+    f32::from_bits(bits as u32)
+}
+
+#[expect(clippy::cast_possible_truncation, reason = "there are fewer groups")]
+const fn group(index: usize) -> Group {
+    Group(index as u16)
+}

@@ -97,7 +97,7 @@ impl Counter {
                     Unadded::Never(error) | Unadded::Not(error) | Unadded::Perhaps(error),
                 ),
             ) => {
-                tracing::warn!(%error, "an update was not applied, or nobody knows");
+                tracing::warn!(%error, "update not applied, or its outcome is unknown");
                 Ok(Applied::Later)
             }
             Ok(Outcome::Mismatch) => Err("an update of this id had another amount".into()),

@@ -111,8 +111,8 @@ async fn main() -> Result<(), Failure> {
     let mut sdk = aws_config::defaults(BehaviorVersion::latest()).http_client(https_client());
     if let Some(endpoint) = &args.endpoint {
         // A stand-in on this machine, which does not check credentials.
-        let nobody = Credentials::new("nobody", "nobody", None, None, "consumers");
-        sdk = sdk.endpoint_url(endpoint).credentials_provider(nobody);
+        let placeholder = Credentials::new("none", "none", None, None, "consumers");
+        sdk = sdk.endpoint_url(endpoint).credentials_provider(placeholder);
         sdk = sdk.region(Region::from_static("us-east-1"));
     }
     let client = Client::new(&sdk.load().await);

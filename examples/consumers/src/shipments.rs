@@ -100,7 +100,7 @@ impl Shipments {
             Ok(Outcome::InProgress { .. }) => Verdict::Leave,
             // If it needs attention, the next delivery returns `NeedsAttention`.
             Ok(Outcome::Failed(error) | Outcome::Unknown(error)) => {
-                tracing::warn!(%error, "a parcel was not sent, or nobody knows");
+                tracing::warn!(%error, "parcel not sent, or its outcome is unknown");
                 Verdict::Leave
             }
             Err(error) => {

@@ -85,7 +85,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn only_what_is_refused_by_name_is_certain() {
+    fn only_known_error_codes_are_certain() {
         let judged = |code: &str| {
             let error = UpdateItemError::generic(ErrorMetadata::builder().code(code).build());
             match Unadded::judge(&SdkError::service_error(error, ()), None) {
@@ -104,7 +104,7 @@ mod tests {
     }
 
     #[test]
-    fn what_was_not_answered_is_uncertain_and_what_was_not_sent_is_not() {
+    fn timeout_is_uncertain_and_unsent_request_is_not() {
         type Failed = SdkError<UpdateItemError, ()>;
         let unanswered = Unadded::judge(&Failed::timeout_error("too late"), None);
         assert!(matches!(unanswered, Unadded::Perhaps(_)), "{unanswered:?}");

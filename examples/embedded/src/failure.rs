@@ -35,7 +35,7 @@ impl IntoResponse for Failure {
         let mut causes = iter::successors(Some(error), |&error| error.source());
         let transaction = causes.find_map(|it| it.downcast_ref::<TransactionError>());
         if transaction.is_some_and(|it| it.kind() == TransactionErrorKind::Ended) {
-            let body = Json(json!({ "error": "somebody has to look at it" }));
+            let body = Json(json!({ "error": "an operator has to inspect it" }));
             return (
                 StatusCode::INTERNAL_SERVER_ERROR,
                 Extension(NOT_FENCED),
@@ -60,7 +60,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_ended_early_is_left_to_somebody_and_nothing_else_is() {
+    fn only_early_end_needs_attention() {
         let ended = || TransactionError::from(TransactionErrorKind::Ended);
         // The errors that `?` makes of a failed `begin` and a failed `commit`.
         let committing = CommitError::<()>::from(ended());

@@ -14,49 +14,49 @@ use crate::sql;
 
 /// A server that shows every behaviour of tower-idempotency.
 ///
-/// What is not given is as the preset says.
+/// The preset determines every setting without an option here.
 #[derive(Debug, Parser)]
 #[command(version)]
 pub(crate) struct Args {
-    /// Where to listen; port 0 picks a free port.
+    /// The address to listen on; port 0 selects a free port.
     #[arg(long, value_name = "ADDR", default_value = "127.0.0.1:3000")]
     pub(crate) listen: String,
 
-    /// Where leases and records live: memory, redis://HOST:PORT/DB, redis+cluster://HOST:PORT,.., postgres://.., mysql://.., sqlite:PATH,
-    /// rediss://HOST:PORT/DB (with the feature tls) or dynamodb://TABLE?endpoint=URL (with the feature dynamodb).
+    /// The store of leases and records: memory, redis://HOST:PORT/DB, redis+cluster://HOST:PORT,.., postgres://.., mysql://..,
+    /// sqlite:PATH, rediss://HOST:PORT/DB (needs the feature tls) or dynamodb://TABLE?endpoint=URL (needs the feature dynamodb).
     #[arg(long, default_value = "memory")]
     store: String,
 
-    /// The set of decisions to start from.
+    /// The preset whose settings the other options change.
     #[arg(long, value_enum, default_value_t = PresetName::Recommended)]
     preset: PresetName,
 
-    /// How long a record lives, as in 24h.
+    /// The retention of records, as in 24h.
     #[arg(long, value_name = "DURATION", value_parser = ttl)]
     retention: Option<Ttl>,
 
-    /// How long a lease lasts unless it is renewed, as in 15s.
+    /// The duration of a lease that is not renewed, as in 15s.
     #[arg(long, value_name = "DURATION", value_parser = ttl)]
     lease: Option<Ttl>,
 
-    /// What becomes of a key whose execution ended without an outcome.
+    /// The policy for a key whose execution ended without an outcome.
     #[arg(long, value_enum)]
     orphans: Option<Orphans>,
 
-    /// What a duplicate is answered while the first request is being executed.
+    /// The response to a duplicate that arrives while the first request is executed.
     #[arg(long, value_enum)]
     in_flight: Option<Duplicates>,
 
-    /// How long `--in-flight wait` waits.
+    /// The longest wait of `--in-flight wait`.
     #[arg(long, value_name = "DURATION", value_parser = humantime::parse_duration)]
     #[arg(requires = "in_flight", default_value = "10s")]
     wait: Duration,
 
-    /// Refuse requests without a key.
+    /// Reject requests without a key.
     #[arg(long)]
     require_key: bool,
 
-    /// Whose key it is: authorization, or header:NAME.
+    /// The owner of a key, from a request header: authorization, or header:NAME.
     #[arg(long, value_parser = principal)]
     principal: Option<Principal>,
 
@@ -95,16 +95,16 @@ enum Duplicates {
 }
 
 impl Args {
-    /// What becomes of another request under a key that was used.
+    /// Returns the response to another request under a used key, for the printed lines.
     pub(crate) fn another_request(&self) -> &'static str {
         match self.preset {
             PresetName::Recommended | PresetName::Ietf => "422",
             PresetName::Stripe => "400",
-            PresetName::Idempo => "201, as with this preset it is a request of its own",
+            PresetName::Idempo => "201, because this preset treats it as a new request",
         }
     }
 
-    /// The layer on the chosen store, or a sentence that says why there is none.
+    /// Creates the layer on the selected store. The error is a sentence for the user.
     pub(crate) async fn layer(&self) -> Result<IdempotencyLayer, String> {
         let preset = match self.preset {
             PresetName::Recommended => Preset::Recommended,
@@ -112,7 +112,7 @@ impl Args {
             PresetName::Stripe => Preset::Stripe,
             PresetName::Idempo => Preset::Idempo,
         };
-        // Of a store only the scheme is shown: the rest may hold a password.
+        // Only the scheme of a store is shown, because the rest may contain a password.
         let layer = match self.store.split(':').next().unwrap_or_default() {
             "memory" => IdempotencyLayer::with_preset(MemoryStore::new(), preset),
             "redis" => IdempotencyLayer::with_preset(redis(&self.store).await?, preset),
@@ -152,10 +152,10 @@ impl Args {
                 ));
             }
         };
-        Ok(self.decide(layer))
+        Ok(self.apply_options(layer))
     }
 
-    fn decide(&self, mut layer: IdempotencyLayer) -> IdempotencyLayer {
+    fn apply_options(&self, mut layer: IdempotencyLayer) -> IdempotencyLayer {
         if let Some(retention) = self.retention {
             layer = layer.with_retention(retention);
         }
@@ -192,29 +192,29 @@ impl Args {
 }
 
 async fn redis(url: &str) -> Result<RedisStore, String> {
-    RedisStore::connect(url).await.map_err(whole_story)
+    RedisStore::connect(url).await.map_err(error_chain)
 }
 
-/// `redis+cluster://HOST:PORT,HOST:PORT`: some of the nodes.
+/// Connects to a cluster. The URL is `redis+cluster://HOST:PORT,HOST:PORT` and names some of the nodes.
 async fn redis_cluster(url: &str) -> Result<RedisStore, String> {
     let nodes = url.trim_start_matches("redis+cluster://").split(',');
     let nodes = nodes.map(|node| format!("redis://{node}"));
     let store = RedisOptions::new().connect_cluster(nodes).await;
-    store.map_err(whole_story)
+    store.map_err(error_chain)
 }
 
-/// What an error says, and what its sources say.
-pub(crate) fn whole_story(error: impl Error) -> String {
-    let mut story = error.to_string();
+/// Returns the messages of an error and its sources.
+pub(crate) fn error_chain(error: impl Error) -> String {
+    let mut chain = error.to_string();
     let mut source = error.source();
     while let Some(error) = source {
-        let chapter = error.to_string();
-        if !story.contains(&chapter) {
-            story = format!("{story}: {chapter}");
+        let message = error.to_string();
+        if !chain.contains(&message) {
+            chain = format!("{chain}: {message}");
         }
         source = error.source();
     }
-    story
+    chain
 }
 
 fn ttl(text: &str) -> Result<Ttl, String> {
@@ -243,16 +243,16 @@ mod tests {
 
     #[cfg(feature = "tls")]
     #[tokio::test]
-    async fn a_server_with_tls_that_cannot_be_reached_is_told_without_its_password() {
+    async fn unreachable_tls_server_error_hides_password() {
         let refusal = refusal("rediss://:hush@127.0.0.1:1/0").await;
         assert!(refusal.starts_with("cannot reach the server"), "{refusal}");
         assert!(!refusal.contains("hush"), "{refusal}");
     }
 
-    /// By whatever name it goes: the store is what refuses, for nobody is there.
+    /// No server listens, so the error of each name has to come from its store.
     #[tokio::test]
     async fn databases_have_two_names() {
-        for (store, said) in [
+        for (store, subject) in [
             (
                 "postgresql://app:hush@127.0.0.1:1/app",
                 "the postgres store",
@@ -260,21 +260,21 @@ mod tests {
             ("mariadb://app:hush@127.0.0.1:1/app", "the mysql store"),
         ] {
             let refusal = refusal(store).await;
-            let expected = format!("cannot use {said}: ");
+            let expected = format!("cannot use {subject}: ");
             assert!(refusal.starts_with(&expected), "{refusal}");
             assert!(!refusal.contains("hush"), "{refusal}");
         }
     }
 
     #[tokio::test]
-    async fn an_unknown_store_is_told_what_was_expected() {
+    async fn unknown_store_error_lists_stores() {
         let refusal = refusal("mongodb://localhost").await;
         assert!(refusal.starts_with("expected a store of memory, redis,"));
         assert!(refusal.ends_with("found mongodb"));
     }
 
     #[tokio::test]
-    async fn a_server_that_cannot_be_reached_is_told_without_its_password() {
+    async fn unreachable_server_error_hides_password() {
         for store in [
             "redis://:hush@127.0.0.1:1/0",
             "redis+cluster://:hush@127.0.0.1:1",
@@ -286,7 +286,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn a_database_that_cannot_be_used_is_told_without_its_password() {
+    async fn unusable_database_error_hides_password() {
         for store in [
             "postgres://app:hush@127.0.0.1:1/app",
             "postgres://app:hush@:hush",
@@ -303,7 +303,7 @@ mod tests {
     }
 
     #[test]
-    fn nonsense_is_refused_by_every_flag_that_has_a_form() {
+    fn flags_reject_malformed_values() {
         for flag in [
             ["--retention", "0s"],
             ["--retention", "a day"],

@@ -1,4 +1,4 @@
-//! `dynamodb://TABLE?endpoint=URL&skew=DURATION`. Makes the table when it is missing.
+//! The store `dynamodb://TABLE?endpoint=URL&skew=DURATION`. Creates the table if it is missing.
 
 use std::env;
 
@@ -14,8 +14,8 @@ pub(crate) async fn store(url: &str) -> Result<DynamoDbStore, String> {
     let store = address
         .options
         .store(&Client::new(&sdk(address.endpoint).await), address.table);
-    let made = store.create_table().await;
-    made.map_err(|error| format!("cannot use the dynamodb store: {error}"))?;
+    let created = store.create_table().await;
+    created.map_err(|error| format!("cannot use the dynamodb store: {error}"))?;
     Ok(store)
 }
 
@@ -52,15 +52,16 @@ impl<'a> Address<'a> {
     }
 }
 
-/// Region and credentials from the usual places. What is behind an endpoint of plain HTTP is no AWS: it gets some that mean
-/// nothing, unless the environment has others.
+/// Loads region and credentials from the default sources. An endpoint of plain HTTP is not AWS. For such an endpoint,
+/// placeholders replace credentials and region that are missing from the environment.
 async fn sdk(endpoint: Option<&str>) -> SdkConfig {
     let mut loader = aws_config::defaults(BehaviorVersion::latest()).http_client(https_client());
     if let Some(endpoint) = endpoint {
         loader = loader.endpoint_url(endpoint);
         if endpoint.starts_with("http://") && env::var_os("AWS_ACCESS_KEY_ID").is_none() {
-            let nobody = Credentials::new("playground", "playground", None, None, "playground");
-            loader = loader.credentials_provider(nobody);
+            let placeholder =
+                Credentials::new("playground", "playground", None, None, "playground");
+            loader = loader.credentials_provider(placeholder);
             if env::var_os("AWS_REGION").is_none() {
                 loader = loader.region(Region::from_static("us-east-1"));
             }
@@ -76,7 +77,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn an_address_has_a_table_and_perhaps_an_endpoint_and_a_skew() {
+    fn address_has_table_and_optional_settings() {
         let address = Address::parse("dynamodb://keys").ok().unwrap();
         assert_eq!((address.table, address.endpoint), ("keys", None));
         let url = "dynamodb://keys?endpoint=http://127.0.0.1:8000&skew=50ms";
@@ -87,8 +88,8 @@ mod tests {
     }
 
     #[test]
-    fn what_an_address_lacks_or_has_too_much_is_said() {
-        for (url, said) in [
+    fn invalid_address_is_rejected_with_reason() {
+        for (url, reason) in [
             ("dynamodb://", "expected a table"),
             (
                 "dynamodb://?endpoint=http://127.0.0.1:8000",
@@ -101,7 +102,7 @@ mod tests {
             ("dynamodb://keys?skew=soon", "expected number"),
         ] {
             let error = Address::parse(url).err().unwrap();
-            assert!(error.starts_with(said), "{error}");
+            assert!(error.starts_with(reason), "{error}");
             assert!(!error.contains("hush"), "{error}");
         }
     }

@@ -1,4 +1,4 @@
-//! What the handlers did, whatever anybody was told.
+//! The executions of the handlers, counted independently of the responses.
 
 use std::{
     collections::BTreeMap,
@@ -20,7 +20,7 @@ pub(crate) struct Effects {
     file: Option<File>,
 }
 
-/// How many executions there were, and of which paths.
+/// The number of executions, in total and by path.
 #[derive(Clone, Debug, Default, Serialize)]
 pub(crate) struct Executions {
     total: u64,
@@ -37,7 +37,7 @@ impl Effects {
         })
     }
 
-    /// An execution begins: its number, from 1.
+    /// Counts an execution that begins. Returns its number, from 1.
     pub(crate) fn begin(
         &self,
         method: &Method,
@@ -56,8 +56,8 @@ impl Effects {
         if let Some(mut file) = self.file.as_ref() {
             let key = key.map_or("-", IdempotencyKey::as_str);
             let line = format!("{} {n} {method} {path} {key}\n", process::id());
-            // In one write to a file opened for appending: the lines of several processes never mix, and what is
-            // written survives the process however it ends.
+            // A single write to a file opened for appending keeps the lines of several processes separate. A written line
+            // survives a kill of the process.
             file.write_all(line.as_bytes())?;
         }
         Ok(n)

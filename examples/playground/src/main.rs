@@ -1,4 +1,4 @@
-//! A server that shows every behaviour of `tower-idempotency`: run it, and try the lines it prints.
+//! A server that shows every behaviour of `tower-idempotency`: run it, and try the commands it prints.
 
 use std::{
     io::{self, Write},
@@ -47,24 +47,24 @@ async fn main() -> ExitCode {
     }
 }
 
-/// Serves until it is asked to stop, and says whether everything that had begun has ended.
+/// Serves until a stop signal arrives. Returns `true` if all connections and executions have finished.
 async fn serve(args: &Args, layer: IdempotencyLayer) -> io::Result<bool> {
     let effects = match &args.effects {
         Some(path) => Effects::in_file(path)
-            .map_err(|error| because(&format!("cannot open {}", path.display()), &error))?,
+            .map_err(|error| with_context(&format!("cannot open {}", path.display()), &error))?,
         None => Effects::default(),
     };
-    // Before anybody is told that we are ready: a signal that nobody listens for ends the process at once.
+    // Registers before the ready line is printed: a signal without a handler ends the process immediately.
     let asked_to_stop = stop_signal()?;
     let app = routes::app(layer.clone(), Arc::new(effects));
     let listener = TcpListener::bind(&args.listen)
         .await
-        .map_err(|error| because(&format!("cannot listen on {}", args.listen), &error))?;
+        .map_err(|error| with_context(&format!("cannot listen on {}", args.listen), &error))?;
     let url = format!("http://{}", listener.local_addr()?);
 
     let stop = Arc::new(Notify::new());
     let stopped = Arc::clone(&stop);
-    // Chunks leave as they come, and do not wait for the client to confirm the last one.
+    // Sends each chunk immediately, without waiting for the acknowledgement of the previous one.
     let listener = listener.tap_io(|stream| {
         let _ = stream.set_nodelay(true);
     });
@@ -73,20 +73,23 @@ async fn serve(args: &Args, layer: IdempotencyLayer) -> io::Result<bool> {
         .into_future();
     let server = tokio::spawn(server);
     writeln!(io::stdout(), "listening on {url}")?;
-    let lines = lines_to_try(&url, start(), args.another_request());
+    let lines = commands_to_try(&url, start(), args.another_request());
     eprint!("{lines}");
 
     asked_to_stop.await;
     stop.notify_one();
-    eprintln!("stopping; what has begun may take {:?} to end", GRACE * 2);
+    eprintln!(
+        "stopping; running requests have up to {:?} to finish",
+        GRACE * 2
+    );
     let closed = timeout(GRACE, server).await.is_ok();
-    // The server knows nothing of executions whose clients have left.
+    // The server does not wait for executions whose clients have disconnected.
     let ended = layer.drain(GRACE).await;
-    eprintln!("{}", stopped_how(closed, ended, layer.in_flight()));
+    eprintln!("{}", stop_message(closed, ended, layer.in_flight()));
     Ok(closed && ended)
 }
 
-/// Listens for SIGTERM and ctrl-c from now on; the future ends with the first of them.
+/// Listens for SIGTERM and ctrl-c from now on. The future completes at the first of them.
 #[cfg(unix)]
 fn stop_signal() -> io::Result<impl Future<Output = ()>> {
     use tokio::signal::unix::{SignalKind, signal};
@@ -108,38 +111,38 @@ fn stop_signal() -> io::Result<impl Future<Output = ()>> {
     })
 }
 
-fn because(what: &str, error: &io::Error) -> io::Error {
-    io::Error::new(error.kind(), format!("{what}: {error}"))
+fn with_context(context: &str, error: &io::Error) -> io::Error {
+    io::Error::new(error.kind(), format!("{context}: {error}"))
 }
 
-fn stopped_how(closed: bool, ended: bool, left: usize) -> String {
+fn stop_message(closed: bool, ended: bool, left: usize) -> String {
     match (closed, ended) {
-        (true, true) => "stopped; everything that had begun has ended".to_owned(),
-        (false, true) => "stopped, though connections are still open".to_owned(),
-        (true, false) => format!("stopped; executions still under way: {left}"),
-        (false, false) => format!(
-            "stopped, though connections are still open; executions still under way: {left}"
-        ),
+        (true, true) => "stopped; all connections and executions have finished".to_owned(),
+        (false, true) => "stopped; connections are still open".to_owned(),
+        (true, false) => format!("stopped; unfinished executions: {left}"),
+        (false, false) => {
+            format!("stopped; connections are still open; unfinished executions: {left}")
+        }
     }
 }
 
-/// Not that of another start: a store may know its keys.
+/// Returns a number that differs between starts, because the store may have the keys of an earlier start.
 fn start() -> u128 {
     let now = SystemTime::now().duration_since(UNIX_EPOCH);
     now.map_or(0, |now| now.as_millis() & 0xff_ffff)
 }
 
-/// The keys are quoted, which every preset takes.
-fn lines_to_try(url: &str, start: u128, another_request: &str) -> String {
+/// Returns the commands to print. Their keys are quoted, which every preset accepts.
+fn commands_to_try(url: &str, start: u128, another_request: &str) -> String {
     format!(
         "\
 try:
   curl -i -d tea    -H 'Idempotency-Key: \"order-{start:x}\"' {url}/orders   # is executed
-  curl -i -d tea    -H 'Idempotency-Key: \"order-{start:x}\"' {url}/orders   # again: the same answer, replayed
+  curl -i -d tea    -H 'Idempotency-Key: \"order-{start:x}\"' {url}/orders   # a retry: the same response, replayed
   curl -i -d coffee -H 'Idempotency-Key: \"order-{start:x}\"' {url}/orders   # another request under the key: {another_request}
-  curl -i -m 1 -d x -H 'Idempotency-Key: \"slow-{start:x}\"' {url}/slow/3000 # give up; then send it again, now and later
-  curl -i -d x      -H 'Idempotency-Key: \"half-{start:x}\"' {url}/attention # half done: again, and it is refused with a code
-  curl -s {url}/executions                                              # what was executed
+  curl -i -m 1 -d x -H 'Idempotency-Key: \"slow-{start:x}\"' {url}/slow/3000 # times out; retry it at once, and later
+  curl -i -d x      -H 'Idempotency-Key: \"half-{start:x}\"' {url}/attention # half done; a retry is refused with a code
+  curl -s {url}/executions                                              # the executions
 "
     )
 }
@@ -154,18 +157,18 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_is_said_to_be_left_is_what_is_left() {
-        let said = |closed, ended| stopped_how(closed, ended, 3);
-        assert!(said(true, true).contains("everything"));
+    fn stop_message_names_unfinished_work() {
+        let message = |closed, ended| stop_message(closed, ended, 3);
+        assert!(message(true, true).contains("have finished"));
         for (closed, ended) in [(true, false), (false, true), (false, false)] {
-            let said = said(closed, ended);
-            assert_eq!(said.contains("connections"), !closed, "{said}");
-            assert_eq!(said.contains("under way: 3"), !ended, "{said}");
+            let message = message(closed, ended);
+            assert_eq!(message.contains("connections"), !closed, "{message}");
+            assert_eq!(message.contains("executions: 3"), !ended, "{message}");
         }
     }
 
     #[tokio::test]
-    async fn the_orders_to_try_do_what_is_said_under_each_preset() {
+    async fn printed_orders_return_printed_status() {
         for (preset, third) in [
             ("recommended", "422"),
             ("ietf", "422"),
@@ -175,7 +178,7 @@ mod tests {
             let args = Args::parse_from(["playground", "--preset", preset]);
             let layer = args.layer().await.expect("a store in memory");
             let app = routes::app(layer, Arc::default());
-            let lines = lines_to_try("", 0xc0_ffee, args.another_request());
+            let lines = commands_to_try("", 0xc0_ffee, args.another_request());
             let orders: Vec<_> = lines.lines().filter(|it| it.contains("/orders")).collect();
             assert!(orders[2].contains(third), "{preset}: {}", orders[2]);
             for (line, status) in orders.into_iter().zip(["201", "201", third]) {
@@ -188,7 +191,7 @@ mod tests {
                         body.split(' ').next().expect("a word").to_owned(),
                     ))
                     .expect("a request");
-                let res = app.clone().oneshot(req).await.expect("an answer");
+                let res = app.clone().oneshot(req).await.expect("a response");
                 assert_eq!(res.status().as_str(), status, "{preset}: {line}");
             }
         }

@@ -1,4 +1,4 @@
-//! The routes: ordinary handlers that know nothing of keys, behind the layer.
+//! The routes behind the layer. Their handlers do not read keys.
 
 use std::{
     hash::{BuildHasher, RandomState},
@@ -23,7 +23,7 @@ use tower_idempotency::{IdempotencyKey, IdempotencyLayer, NeedsAttention};
 
 use crate::effects::{Effects, Executions};
 
-/// The whole playground: what `layer` protects, and two routes that only look.
+/// Builds the app: the routes that `layer` protects, and two routes outside it that have no effect.
 pub(crate) fn app(layer: IdempotencyLayer, effects: Arc<Effects>) -> Router {
     let protected = Router::new()
         .route("/orders", any(orders))
@@ -52,7 +52,7 @@ pub(crate) fn app(layer: IdempotencyLayer, effects: Arc<Effects>) -> Router {
 #[derive(Clone, Copy, Debug)]
 struct Execution(u64);
 
-/// Stands inside the layer: what gets here is executed, and everything else was answered from a record or refused.
+/// Counts executions. This middleware is inside the layer, so replays and refused requests do not reach it.
 async fn count(
     State(effects): State<Arc<Effects>>,
     key: Option<IdempotencyKey>,
@@ -99,7 +99,7 @@ async fn status(Path(code): Path<u16>, Extension(Execution(n)): Extension<Execut
     match StatusCode::from_u16(code) {
         Ok(status) if status.is_informational() => (
             StatusCode::BAD_REQUEST,
-            "a status of 1xx announces an answer and is none\n",
+            "a status of 1xx is not a final response\n",
         )
             .into_response(),
         Ok(
@@ -125,7 +125,7 @@ async fn persist(
 
 async fn attention(Extension(Execution(n)): Extension<Execution>) -> impl IntoResponse {
     const HALF_DONE: NeedsAttention = NeedsAttention::new("half-done");
-    let attention = HALF_DONE.with_reason(format!("as execution {n} was asked"));
+    let attention = HALF_DONE.with_reason(format!("execution {n} of /attention"));
     (StatusCode::BAD_GATEWAY, Extension(attention), numbered(n))
 }
 
@@ -134,7 +134,7 @@ async fn bytes(Path(n): Path<usize>) -> Response {
         let error = format!("expected at most {MOST_BYTES} bytes, found {n}\n");
         return (StatusCode::BAD_REQUEST, error).into_response();
     }
-    // Keyed anew each time, its hashes are as good as random.
+    // Each `RandomState` has new keys, so its hashes are practically random.
     let random = RandomState::new();
     let words = (0..n.div_ceil(8)).flat_map(|i| random.hash_one(i).to_le_bytes());
     words.take(n).collect::<Vec<_>>().into_response()
@@ -194,7 +194,7 @@ async fn panic() {
 async fn truncated(Extension(Execution(n)): Extension<Execution>) -> Body {
     let start = stream::once(async move { Ok(format!("the start of execution {n}\n").into()) });
     let failure = stream::once(async {
-        // What came before must have left, or the client sees no answer at all.
+        // The first chunk must be sent before the failure, or the client receives no response at all.
         sleep(Duration::from_millis(50)).await;
         Err::<Bytes, _>(io::Error::other("as asked"))
     });
@@ -209,7 +209,7 @@ fn numbered(n: u64) -> Json<Value> {
     Json(json!({ "execution": n }))
 }
 
-/// A body of unknown length: `piece(1)` to `piece(count)`, a pause of `ms` before each.
+/// Creates a body of unknown length: `piece(1)` to `piece(count)`, with a delay of `ms` before each.
 fn one_per(ms: u64, count: u64, piece: impl Fn(u64) -> String + Send + 'static) -> Body {
     Body::from_stream(stream::iter(1..=count).then(move |i| {
         let piece = piece(i);
@@ -253,7 +253,7 @@ mod tests {
     }
 
     #[tokio::test(start_paused = true)]
-    async fn every_route_answers_any_method_and_counts_its_executions() {
+    async fn routes_accept_any_method_and_count_executions() {
         let app = playground();
         for (path, status, body) in [
             ("/orders", 201, r#"{"execution":N,"received":3}"#),
@@ -290,14 +290,17 @@ mod tests {
         let total = r#"{"total":45,"#;
         for _ in 0..2 {
             let executions = send(&app, Method::GET, "/executions", None).await;
-            assert!(text(executions).await.starts_with(total), "looking counts");
+            assert!(
+                text(executions).await.starts_with(total),
+                "the query was counted"
+            );
         }
     }
 
     #[tokio::test(start_paused = true)]
-    async fn a_retry_executes_again_only_where_the_first_answer_is_not_kept() {
+    async fn retry_executes_only_unrecorded_responses() {
         let app = playground();
-        for (path, kept) in [
+        for (path, recorded) in [
             ("/orders", true),
             ("/slow/20", true),
             ("/status/404", true),
@@ -313,10 +316,10 @@ mod tests {
             let first = send(&app, Method::POST, path, Some(path)).await;
             let retry = send(&app, Method::POST, path, Some(path)).await;
             let same = first.headers()["x-execution"] == retry.headers()["x-execution"];
-            assert_eq!(same, kept, "{path}");
+            assert_eq!(same, recorded, "{path}");
             assert_eq!(
                 retry.headers().contains_key("idempotent-replayed"),
-                kept,
+                recorded,
                 "{path}"
             );
             assert!(
@@ -329,7 +332,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn what_needs_attention_is_answered_once_and_then_refused_with_its_code() {
+    async fn needs_attention_is_refused_on_retry() {
         let app = playground();
         let first = send(&app, Method::POST, "/attention", Some("a")).await;
         assert_eq!(first.status(), StatusCode::BAD_GATEWAY);
@@ -354,7 +357,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn bytes_are_as_many_as_asked_for_and_never_the_same() {
+    async fn bytes_have_requested_length_and_differ() {
         let app = playground();
         let mut seen = Vec::new();
         for _ in 0..2 {
@@ -370,7 +373,7 @@ mod tests {
     }
 
     #[tokio::test(start_paused = true)]
-    async fn a_truncated_body_fails_after_its_first_chunk() {
+    async fn truncated_body_fails_after_first_chunk() {
         let res = send(&playground(), Method::GET, "/truncated", None).await;
         let mut body = res.into_body().into_data_stream();
         assert_eq!(
@@ -381,7 +384,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn a_panic_reaches_the_caller_and_frees_the_key() {
+    async fn panic_reaches_caller_and_releases_key() {
         let app = playground();
         for _ in 0..2 {
             let app = app.clone();

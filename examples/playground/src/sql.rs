@@ -1,8 +1,8 @@
-//! The stores that are databases. Each makes its table when the playground starts.
+//! The stores in SQL databases. Each creates its table when the playground starts.
 
 use tower_idempotency_sqlx::{MySqlStore, PostgresStore, SqlError, SqliteStore};
 
-use crate::args::whole_story;
+use crate::args::error_chain;
 
 pub(crate) async fn postgres(url: &str) -> Result<PostgresStore, String> {
     let store = PostgresStore::from_url(url).map_err(|error| sentence("postgres", error))?;
@@ -18,7 +18,7 @@ pub(crate) async fn mysql(url: &str) -> Result<MySqlStore, String> {
     Ok(store)
 }
 
-/// `store` is `sqlite:` and a path.
+/// Opens the store at a path. `store` is `sqlite:` and the path.
 pub(crate) async fn sqlite(store: &str) -> Result<SqliteStore, String> {
     let path = store.strip_prefix("sqlite:").unwrap_or_default();
     if path.is_empty() {
@@ -30,7 +30,7 @@ pub(crate) async fn sqlite(store: &str) -> Result<SqliteStore, String> {
     Ok(store)
 }
 
-/// What went wrong, without the password that the URL may hold.
+/// Returns the message of an error, without the password that the URL may contain.
 fn sentence(scheme: &str, error: SqlError) -> String {
-    format!("cannot use the {scheme} store: {}", whole_story(error))
+    format!("cannot use the {scheme} store: {}", error_chain(error))
 }

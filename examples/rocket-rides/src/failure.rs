@@ -48,7 +48,7 @@ impl IntoResponse for Failure {
     fn into_response(self) -> Response {
         self.log("a request has no outcome yet");
         if self.is_not_fenced() {
-            let body = Json(json!({ "error": "somebody has to look at it" }));
+            let body = Json(json!({ "error": "an operator has to inspect it" }));
             return (
                 StatusCode::INTERNAL_SERVER_ERROR,
                 Extension(NOT_FENCED),
@@ -73,7 +73,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_ended_early_is_left_to_somebody_and_nothing_else_is() {
+    fn only_early_end_needs_attention() {
         let ended = || TransactionError::from(TransactionErrorKind::Ended);
         // The errors that `?` makes of a failed `begin` and a failed `commit`.
         let committing = CommitError::<()>::from(ended());

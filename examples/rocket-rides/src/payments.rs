@@ -22,7 +22,7 @@ pub struct Payments {
 
 /// The provider's verdict.
 #[derive(Clone, Debug, PartialEq, Eq)]
-#[expect(clippy::exhaustive_enums, reason = "whoever asks has to know them all")]
+#[expect(clippy::exhaustive_enums, reason = "callers must handle every variant")]
 pub enum Verdict {
     /// The provider charged the card.
     Charged {

@@ -238,7 +238,7 @@ async fn commit(
 
 /// Returns a response that is recorded, so that no execution charges the card before an operator has inspected it.
 fn too_late() -> Response {
-    let body = Json(json!({ "error": "somebody has to look at it" }));
+    let body = Json(json!({ "error": "an operator has to inspect it" }));
     (
         StatusCode::INTERNAL_SERVER_ERROR,
         Extension(CHARGE_UNKNOWN),

@@ -30,7 +30,7 @@ use tower_idempotency_dynamodb::{
 
 /// Each writer has a layer, a store and a client of its own, like a process: the writers share the table only.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_counter_of_50_writers_who_all_retry_ends_at_the_exact_sum() {
+async fn sum_is_exact_after_50_retrying_writers() {
     let place = Place::new().await;
     let start = Arc::new(Barrier::new(50 * 3));
     let mut writers = JoinSet::new();
@@ -60,7 +60,7 @@ async fn a_counter_of_50_writers_who_all_retry_ends_at_the_exact_sum() {
 
 /// The SDK gives each of the two calls another token: only the table can recognise the second addition.
 #[tokio::test]
-async fn what_is_added_under_one_token_by_two_calls_is_added_once() {
+async fn two_calls_with_same_token_add_once() {
     let place = Place::new().await;
     let tally = place.tally(&place.client);
     assert!(tally.add("visits", 10, "one").await.expect("it runs"));
@@ -71,7 +71,7 @@ async fn what_is_added_under_one_token_by_two_calls_is_added_once() {
 }
 
 #[tokio::test]
-async fn an_update_that_comes_again_when_it_is_forgotten_is_not_added_again() {
+async fn update_is_not_added_again_after_record_expiry() {
     let place = Place::new().await;
     let today = place.counter(&place.client, Duration::ZERO);
     assert_eq!(until_applied(&today, "update 1").await, Applied::Now);
@@ -83,7 +83,7 @@ async fn an_update_that_comes_again_when_it_is_forgotten_is_not_added_again() {
 
 /// Shows that an addition needs a token, or a client without retries.
 #[tokio::test]
-async fn what_has_no_token_is_added_twice_by_the_sdk() {
+async fn sdk_adds_twice_without_token() {
     let place = Place::new().await;
     let proxy = Proxy::start(shared(StandIn::Dynoxide).address());
     let sdk = client(proxy.address());
@@ -94,13 +94,13 @@ async fn what_has_no_token_is_added_twice_by_the_sdk() {
         .key("name", AttributeValue::S("visits".into()))
         .update_expression("ADD amount :ten")
         .expression_attribute_values(":ten", AttributeValue::N("10".into()));
-    adding.send().await.expect("an answer");
-    assert_eq!(proxy.hits(), 1, "no answer was lost");
+    adding.send().await.expect("a reply");
+    assert_eq!(proxy.hits(), 1, "no reply was lost");
     assert_eq!(place.sum().await, 20);
 }
 
 #[tokio::test]
-async fn an_update_that_comes_again_with_another_amount_is_refused() {
+async fn repeated_update_with_other_amount_is_refused() {
     let place = Place::new().await;
     let counter = place.counter(&place.client, Duration::ZERO);
     until_applied(&counter, "update 1").await;
@@ -109,7 +109,7 @@ async fn an_update_that_comes_again_with_another_amount_is_refused() {
 }
 
 #[tokio::test]
-async fn what_will_never_succeed_is_an_error_and_not_for_later() {
+async fn permanent_failure_is_error() {
     let place = Place::new().await;
     let nowhere = Tally::new(&place.client, "no-such-table");
     let counter = Counter::new(place.layer(Duration::ZERO), nowhere, "visits");
@@ -130,7 +130,7 @@ async fn what_will_never_succeed_is_an_error_and_not_for_later() {
 
 /// The lease is renewed while the addition runs: without a timeout it would run indefinitely.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_silent_server_ends_an_addition_within_its_time() {
+async fn addition_ends_in_time_if_server_is_unresponsive() {
     let place = Place::new().await;
     let proxy = Proxy::start(shared(StandIn::Dynoxide).address());
     proxy.set(Mode::Hold);
@@ -150,13 +150,13 @@ async fn a_silent_server_ends_an_addition_within_its_time() {
 }
 
 #[tokio::test]
-async fn what_never_reached_a_server_is_certain_not_to_be_added() {
+async fn unsent_or_rejected_addition_is_certain() {
     // The port no longer has a listener.
     let listener = std::net::TcpListener::bind("127.0.0.1:0").expect("a free port");
     let address = listener.local_addr().expect("a bound socket");
     drop(listener);
-    let nobody = Tally::new(&client(address), "visits");
-    let unadded = nobody.add_unchecked("visits", 10).await;
+    let unreachable = Tally::new(&client(address), "visits");
+    let unadded = unreachable.add_unchecked("visits", 10).await;
     assert!(matches!(unadded, Err(Unadded::Not(_))), "{unadded:?}");
 
     let place = Place::new().await;
@@ -186,7 +186,7 @@ async fn careless_writers_add_updates_twice_when_killed() {
 
 /// The kills may hit any moment, so this test checks the sum alone.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn writers_that_are_killed_at_any_moment_add_every_update_once() {
+async fn randomly_killed_writers_add_each_update_once() {
     let place = Place::new().await;
     let (kills, _) =
         crate::killed::kill_at_random(&place.writers(&["--work", "60ms"]), few_or(6, 12)).await;
@@ -196,7 +196,7 @@ async fn writers_that_are_killed_at_any_moment_add_every_update_once() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn writers_whose_database_is_gone_end_with_an_error() {
+async fn writers_fail_without_database() {
     let place = Place::new().await;
     let proxy = Proxy::start(shared(StandIn::Dynoxide).address());
     let endpoint = format!("http://{}", proxy.address());
@@ -223,11 +223,11 @@ async fn writers_whose_database_is_gone_end_with_an_error() {
     }
     proxy.set(Mode::Cut);
     let ended = loop {
-        if let Some(ended) = process.try_wait().expect("a process of ours") {
+        if let Some(ended) = process.try_wait().expect("a child process") {
             break ended;
         }
         if began.elapsed() > Duration::from_secs(240) {
-            process.kill().expect("a process of ours");
+            process.kill().expect("a child process");
             panic!("it goes on");
         }
         sleep(Duration::from_millis(20)).await;

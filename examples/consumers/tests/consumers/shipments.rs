@@ -21,14 +21,14 @@ use tower_idempotency::{IdempotencyLayer, Ttl};
 use tower_idempotency_dynamodb::{DynamoDbOptions, DynamoDbStore, aws_sdk_dynamodb::Client};
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_standard_queue_has_one_parcel_sent_for_each_message() {
+async fn standard_queue_sends_one_parcel_per_message() {
     let drained = drain(Queue::standard(VISIBILITY), PACKING, 1).await;
     // The queue forgets at least every fifth deletion.
     assert!(drained.deliveries > MESSAGES, "{}", drained.deliveries);
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_fifo_queue_has_one_parcel_sent_for_each_message() {
+async fn fifo_queue_sends_one_parcel_per_message() {
     // Packing takes several times as long as the queue waits. There are more consumers than groups, so one of them is free
     // for a message that is delivered again.
     let drained = drain(Queue::fifo(PACKING / 2), PACKING * 3, 2).await;
@@ -79,9 +79,9 @@ async fn drain(queue: Queue, packing: Duration, at_least: usize) -> Drained {
                             sleep(Duration::from_millis(5)).await;
                         }
                         let n = (0..MESSAGES).find(|n| order(*n) == delivery.body);
-                        // Before the next message of its group can be delivered.
+                        // This is recorded before the next message of the group can be delivered.
                         let mut handled = handled.lock().expect("no panic");
-                        handled.push(n.expect("one of ours"));
+                        handled.push(n.expect("a message of this test"));
                         queue.delete(&delivery);
                     }
                     Verdict::Leave => {}
@@ -103,7 +103,7 @@ async fn drain(queue: Queue, packing: Duration, at_least: usize) -> Drained {
 
 /// The consumers are killed with parcels sent and not recorded: a retry must not send those again.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn consumers_killed_after_sending_send_no_parcel_twice() {
+async fn consumers_killed_after_sending_send_once() {
     let consumers = Consumers::new();
     // After a parcel, its consumer waits for an hour before the layer records it.
     let stopped = consumers.args(&["--packing", "0s", "--work", "1h"]);
@@ -137,7 +137,7 @@ async fn consumers_killed_before_sending_leave_dead_letters() {
 
 /// The kills may hit any moment, so this test checks the result and not the moments.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn consumers_that_are_killed_at_any_moment_send_no_parcel_twice() {
+async fn randomly_killed_consumers_send_no_parcel_twice() {
     let consumers = Consumers::new();
     let args = consumers.args(&["--packing", "5ms", "--work", "100ms"]);
     let (kills, output) = crate::killed::kill_at_random(&args, few_or(4, 8)).await;
@@ -148,7 +148,7 @@ async fn consumers_that_are_killed_at_any_moment_send_no_parcel_twice() {
 
 /// Shows that the tests above can fail.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn consumers_that_take_over_from_the_killed_are_found_out() {
+async fn careless_consumers_send_parcels_twice_when_killed() {
     let consumers = Consumers::new();
     let stopped = consumers.args(&["--packing", "0s", "--work", "1h", "--careless"]);
     crate::killed::kill_at(&stopped, async || consumers.any_is_sent().await).await;
@@ -256,7 +256,7 @@ impl Ended {
 }
 
 #[tokio::test]
-async fn equal_messages_are_one_within_five_minutes_and_two_after() {
+async fn equal_messages_are_merged_for_five_minutes() {
     let place = Place::new().await;
     let sent_at = async |minutes: f64| {
         let shipments = place.shipments(Duration::from_secs_f64(minutes * 60.0));

@@ -17,7 +17,7 @@ use tokio::{
 
 // F-049
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn asked_to_stop_at_work_consumers_end_what_they_have_received() {
+async fn stopped_consumers_finish_received_messages() {
     for signal in ["-TERM", "-INT"] {
         let place = Place::new();
         let mut process = place.start(LEASE, &[], WORK);
@@ -25,12 +25,12 @@ async fn asked_to_stop_at_work_consumers_end_what_they_have_received() {
         run("kill", [signal, &process.id().to_string()]).expect("kill");
         let (status, said) = end(process).await;
         assert!(status.success(), "{signal}: {status}, {said}");
-        place.nothing_has_to_be_looked_at().await;
+        place.nothing_needs_attention().await;
     }
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn out_of_patience_consumers_end_what_they_have_received() {
+async fn impatient_consumers_finish_received_messages() {
     let place = Place::new();
     let mut process = place.start(LEASE, &["--patience", "1s"], WORK);
     // A process that was stopped from outside as it started may run out of patience before it has received anything.
@@ -39,7 +39,7 @@ async fn out_of_patience_consumers_end_what_they_have_received() {
     }
     let (status, said) = end(process).await;
     assert_eq!(status.code(), Some(1), "{status}, {said}");
-    place.nothing_has_to_be_looked_at().await;
+    place.nothing_needs_attention().await;
 }
 
 /// The tables of one process after another.
@@ -96,7 +96,7 @@ impl Place {
     }
 
     /// Checks that only messages that were not received are left, and no dead letters.
-    async fn nothing_has_to_be_looked_at(&self) {
+    async fn nothing_needs_attention(&self) {
         let sent = self.sent().await;
         assert!(sent.contains(&0), "it went on receiving: {sent:?}");
         let (status, said) = end(self.start("15s", &[], "0s")).await;
@@ -113,7 +113,7 @@ async fn end(process: Child) -> (ExitStatus, String) {
         run("kill", ["-KILL", &id.to_string()]).ok();
         panic!("it does not end");
     };
-    let output = ended.expect("it comes back").expect("a process of ours");
+    let output = ended.expect("it comes back").expect("a child process");
     let said = String::from_utf8(output.stdout).expect("text");
     (output.status, said)
 }

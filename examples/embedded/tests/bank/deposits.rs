@@ -14,7 +14,7 @@ use tower_idempotency::{IdempotencyLayer, MissingKey};
 use crate::books::Books;
 
 #[tokio::test]
-async fn a_deposit_is_made_once_and_its_answer_replayed() {
+async fn deposit_is_made_once_and_replayed() {
     let scratch = Scratch::new();
     let file = scratch.file("bank.db");
     let first = deposit(&file, "k").await;
@@ -32,7 +32,7 @@ async fn a_deposit_is_made_once_and_its_answer_replayed() {
 }
 
 #[tokio::test]
-async fn a_deposit_without_a_key_is_refused() {
+async fn deposit_without_key_is_refused() {
     let scratch = Scratch::new();
     let app = bank(&scratch.file("bank.db")).await;
     let answer = send(&app, request(None)).await;

@@ -31,7 +31,7 @@ use crate::books::Books;
 // F-032
 /// The kills may hit any moment, so this test checks the result and not the moments.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn every_deposit_is_made_once_however_often_the_bank_is_killed() {
+async fn killed_bank_makes_each_deposit_once() {
     let played = play().await;
     println!("{played:?}");
     assert_eq!(played.deposits, played.keys, "{played:?}");
@@ -39,7 +39,7 @@ async fn every_deposit_is_made_once_however_often_the_bank_is_killed() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn deposit_is_made_by_the_retry_if_killed_before_commit() {
+async fn deposit_is_made_on_retry_if_killed_before_commit() {
     let retried = retry_after_kill(&["--stop-at", "before-commit"], &[]).await;
     assert_eq!(retried.deposits_when_killed, 0);
     assert_eq!(retried.deposits, 1);
@@ -56,7 +56,7 @@ async fn deposit_is_replayed_if_killed_after_commit() {
 
 /// Shows that the tests above can fail.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn careless_deposit_is_made_twice_if_killed_after_commit() {
+async fn careless_deposit_repeats_if_killed_after_commit() {
     let careless = ["--careless", "--stop-at", "after-commit"];
     let retried = retry_after_kill(&careless, &["--careless"]).await;
     assert_eq!(retried.deposits_when_killed, 1);
@@ -77,8 +77,11 @@ async fn retry_after_kill(stopping: &[&str], then: &[&str]) -> Retried {
     let file = scratch.file("bank.db");
     let start = |args: &[&str]| {
         let path = file.display().to_string();
-        let ours = ["--file", &path, "--lease", "500ms"];
-        let bank = Actor::start(env!("CARGO_BIN_EXE_embedded"), &[&ours[..], args].concat());
+        let common = ["--file", &path, "--lease", "500ms"];
+        let bank = Actor::start(
+            env!("CARGO_BIN_EXE_embedded"),
+            &[&common[..], args].concat(),
+        );
         Client {
             bank: Arc::new(bank),
             random: Random(1),
@@ -135,8 +138,8 @@ async fn play() -> Played {
     let scratch = Scratch::new();
     let file = scratch.file("bank.db");
     let path = file.display().to_string();
-    let ours = ["--file", &path, "--lease", "500ms"];
-    let bank = Arc::new(Actor::start(env!("CARGO_BIN_EXE_embedded"), &ours));
+    let args = ["--file", &path, "--lease", "500ms"];
+    let bank = Arc::new(Actor::start(env!("CARGO_BIN_EXE_embedded"), &args));
 
     let over = Arc::<AtomicBool>::default();
     let killing = {
@@ -159,12 +162,12 @@ async fn play() -> Played {
             retries: 0,
         };
         clients.spawn(async move {
-            let mut told = Vec::new();
+            let mut answers = Vec::new();
             while !over.load(SeqCst) {
                 let key = next.fetch_add(1, SeqCst);
-                told.push((key, client.deposit(key).await));
+                answers.push((key, client.deposit(key).await));
             }
-            for (key, before) in &told {
+            for (key, before) in &answers {
                 let again = client.deposit(*key).await;
                 assert!(again.is_replay(), "key {key}: {again:?}");
                 assert_eq!(again.body, before.body, "key {key}");
@@ -211,7 +214,7 @@ impl Client {
                 // The bank does not run, or has not responded.
                 None => {}
             }
-            assert!(Instant::now() < deadline, "key {key} is never told");
+            assert!(Instant::now() < deadline, "key {key} has no response");
             self.retries += 1;
             sleep(self.random.around(Duration::from_millis(50))).await;
         }

@@ -110,7 +110,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_key_is_charged_once_by_whoever_opens_the_ledger() {
+    fn key_is_charged_once_across_reopened_ledgers() {
         let path = env::temp_dir().join(format!("rocket-rides-ledger-{}", process::id()));
         let ledger = Ledger::open(&path).unwrap();
         let first = ledger.charge("k", "card-1", 5).unwrap().unwrap();

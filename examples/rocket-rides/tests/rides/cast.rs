@@ -38,9 +38,9 @@ impl Cast {
         let url = provider.url("");
         let services = (0..2).map(|_| {
             let mailbox = mailbox.display().to_string();
-            let ours = ["--database", database, "--provider", &url];
+            let common = ["--database", database, "--provider", &url];
             let more = ["--abandoned", "100ms", "--mailbox", &mailbox];
-            let args = [&ours[..], &more, args].concat();
+            let args = [&common[..], &more, args].concat();
             Arc::new(Actor::start(env!("CARGO_BIN_EXE_rocket-rides"), &args))
         });
         Self {
@@ -104,8 +104,8 @@ impl Cast {
 pub(crate) async fn set_mood(provider: &Actor, mood: Mood) -> bool {
     let mood = serde_json::to_value(mood).expect("a name");
     let path = format!("/mood/{}", mood.as_str().expect("a name"));
-    let told = ask(Request::put(provider.url(&path)), "").await;
-    told.is_some_and(|answer| answer.status == StatusCode::OK)
+    let answer = ask(Request::put(provider.url(&path)), "").await;
+    answer.is_some_and(|answer| answer.status == StatusCode::OK)
 }
 
 /// Requests a ride, and returns the response if there is one.

@@ -14,7 +14,7 @@ use crate::{
 };
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn killed_after_the_provider_has_charged_a_ride_is_finished_without_its_client() {
+async fn ride_killed_after_charge_finishes_without_client() {
     let cast = Cast::start(&database("killed_charged").await, &PATIENT).await;
     assert!(set_mood(&cast.provider, Mood::ChargingThenHanging).await);
     let asking = book(&cast.services[0], "k", "ann", "card-1");
@@ -28,7 +28,7 @@ async fn killed_after_the_provider_has_charged_a_ride_is_finished_without_its_cl
     let booked = "select count(*) from rides where state = 'booked'";
     until(async || cast.count(booked).await == 1).await;
     cast.until_nothing_is_left_to_do().await;
-    let answer = told(&cast).await;
+    let answer = retry_until_created(&cast).await;
     assert!(answer.is_replay(), "{answer:?}");
     assert_eq!(cast.charges().await.len(), 1);
     assert_eq!(cast.count("select count(*) from rides").await, 1);
@@ -36,11 +36,11 @@ async fn killed_after_the_provider_has_charged_a_ride_is_finished_without_its_cl
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn killed_before_its_first_checkpoint_a_request_waits_for_its_client() {
+async fn request_killed_before_checkpoint_waits_for_client() {
     let cast = Cast::start(&database("killed_begun").await, &PATIENT).await;
     let mut blocker = cast.pool.begin().await.expect("a transaction");
     let block = sqlx::query("lock table rides in share row exclusive mode");
-    block.execute(&mut *blocker).await.expect("nobody is there");
+    block.execute(&mut *blocker).await.expect("no other lock");
     let waiting = "select count(*) from pg_stat_activity \
          where wait_event_type = 'Lock' and datname = current_database()";
     tokio::select! {
@@ -55,7 +55,7 @@ async fn killed_before_its_first_checkpoint_a_request_waits_for_its_client() {
         "select count(*) from tower_idempotency where generation > 1 and completed is null";
     until(async || cast.count(looked).await == 1).await;
     assert_eq!(cast.count("select count(*) from rides").await, 0);
-    let answer = told(&cast).await;
+    let answer = retry_until_created(&cast).await;
     assert!(!answer.is_replay(), "{answer:?}");
     assert_eq!(cast.charges().await.len(), 1);
     assert_eq!(cast.count("select count(*) from rides").await, 1);
@@ -75,7 +75,7 @@ async fn careless_ride_is_doubled_if_killed_after_charge() {
     cast.services[0].kill();
     assert!(set_mood(&cast.provider, Mood::Well).await);
 
-    told(&cast).await;
+    retry_until_created(&cast).await;
     let charges = cast.charges().await.len();
     assert!(charges >= 2, "{charges} charges");
     for table in ["rides", "receipts"] {
@@ -87,7 +87,7 @@ async fn careless_ride_is_doubled_if_killed_after_charge() {
 }
 
 /// Retries until the service responds.
-async fn told(cast: &Cast) -> Answer {
+async fn retry_until_created(cast: &Cast) -> Answer {
     let deadline = Instant::now() + HANG_GUARD;
     loop {
         match book(&cast.services[1], "k", "ann", "card-1").await {
@@ -101,7 +101,10 @@ async fn told(cast: &Cast) -> Answer {
 async fn until(mut holds: impl AsyncFnMut() -> bool) {
     let deadline = Instant::now() + HANG_GUARD;
     while !holds().await {
-        assert!(Instant::now() < deadline, "it does not come to that");
+        assert!(
+            Instant::now() < deadline,
+            "the condition does not hold in time"
+        );
         sleep(Duration::from_millis(20)).await;
     }
 }

@@ -15,7 +15,7 @@ use tower_idempotency_sqlx::sqlx;
 use crate::{cast::HANG_GUARD, stage::Stage};
 
 #[tokio::test]
-async fn a_ride_is_charged_and_booked_once_and_its_answer_replayed() {
+async fn ride_is_charged_once_and_replayed() {
     let stage = Stage::new("booked").await;
     let first = stage.ride("k", "card-1").await;
     assert_eq!(first.status, StatusCode::CREATED, "{first:?}");
@@ -30,7 +30,7 @@ async fn a_ride_is_charged_and_booked_once_and_its_answer_replayed() {
 }
 
 #[tokio::test]
-async fn a_declined_card_is_an_outcome() {
+async fn declined_card_is_recorded() {
     let stage = Stage::new("declined").await;
     let first = stage.ride("k", "declined-1").await;
     assert_eq!(first.status, StatusCode::PAYMENT_REQUIRED, "{first:?}");
@@ -44,7 +44,7 @@ async fn a_declined_card_is_an_outcome() {
 }
 
 #[tokio::test]
-async fn a_provider_that_does_not_say_what_it_did_charges_once() {
+async fn unresponsive_provider_charges_once() {
     let stage = Stage::new("moods").await;
     let moods = [
         Mood::Failing,
@@ -72,7 +72,7 @@ async fn a_provider_that_does_not_say_what_it_did_charges_once() {
 
 /// Sends more rides than the pool has connections: a connection that hung has to be replaced.
 #[tokio::test]
-async fn a_database_that_falls_silent_holds_no_ride_for_ever() {
+async fn rides_recover_after_unresponsive_database() {
     let way = Proxy::start(postgres::shared().address());
     let stage = Stage::behind("silent", (&way, Duration::from_secs(1))).await;
     for n in 1..=11 {
@@ -103,7 +103,7 @@ async fn a_database_that_falls_silent_holds_no_ride_for_ever() {
 }
 
 #[tokio::test]
-async fn the_completer_finishes_what_the_client_gave_up() {
+async fn completer_finishes_abandoned_rides() {
     let stage = Stage::new("abandoned").await;
     stage.set_mood(Mood::ChargingThenFailing).await;
     stage.ride("k", "card-1").await;
@@ -135,7 +135,7 @@ async fn the_completer_finishes_what_the_client_gave_up() {
 
 /// Only the client knows its request, and it retries.
 #[tokio::test]
-async fn what_the_completer_leaves_to_the_client_is_not_recorded_under_any_preset() {
+async fn completer_records_nothing_without_checkpoint() {
     for (name, preset) in [("left_ietf", Preset::Ietf), ("left_stripe", Preset::Stripe)] {
         let stage = Stage::recording(name, preset).await;
         // A request that was killed before its first checkpoint.
@@ -158,7 +158,7 @@ async fn what_the_completer_leaves_to_the_client_is_not_recorded_under_any_prese
 }
 
 #[tokio::test]
-async fn a_database_of_a_release_that_did_not_write_down_when_is_migrated() {
+async fn database_without_creation_times_is_migrated() {
     let stage = Stage::new("undated").await;
     stage.ride("k", "card-1").await;
     let before = sqlx::query("alter table rides drop column created");
@@ -174,7 +174,7 @@ async fn a_database_of_a_release_that_did_not_write_down_when_is_migrated() {
 // F-153
 /// The provider was unreachable for so long that it may have deleted the key of the charge, and would charge again.
 #[tokio::test]
-async fn a_provider_that_may_have_forgotten_a_charge_is_not_asked_again() {
+async fn provider_is_not_called_after_charge_key_expiry() {
     let stage = Stage::new("forgotten").await;
     stage.set_mood(Mood::ChargingThenFailing).await;
     stage.ride("k", "card-1").await;

@@ -11,7 +11,7 @@ use tower_idempotency_sqlx::sqlx;
 use crate::stage::Stage;
 
 #[tokio::test]
-async fn a_receipt_is_delivered_by_one_worker_at_a_time_until_it_is_delivered() {
+async fn receipts_are_delivered_by_one_worker_each() {
     let stage = Stage::new("receipts").await;
     stage.ride("k", "card-1").await;
     stage.ride("l", "card-2").await;
@@ -40,7 +40,7 @@ async fn a_receipt_is_delivered_by_one_worker_at_a_time_until_it_is_delivered() 
 }
 
 #[tokio::test]
-async fn a_receipt_that_cannot_be_delivered_stays() {
+async fn undeliverable_receipt_stays_queued() {
     let stage = Stage::new("undelivered").await;
     stage.ride("k", "card-1").await;
     fs::create_dir(stage.file("full")).expect("a directory");

@@ -102,10 +102,13 @@ impl Books {
             expect(Wrong::Deliveries, "receipts delivered", receipts, delivered);
 
             let status = [StatusCode::PAYMENT_REQUIRED, StatusCode::CREATED][booked];
-            for (answer, n) in rider.told.iter().zip(0..) {
-                let is_first = answer.body == rider.told[0].body;
+            for (answer, n) in rider.answers.iter().zip(0..) {
+                let is_first = answer.body == rider.answers[0].body;
                 if answer.status != status || !is_first || n > 0 && !answer.is_replay() {
-                    wrong.push((Wrong::Answers, format!("{name} is told {:?}", rider.told)));
+                    wrong.push((
+                        Wrong::Answers,
+                        format!("{name} received {:?}", rider.answers),
+                    ));
                 }
             }
         }

@@ -28,7 +28,7 @@ mod riders;
 mod strikes;
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn every_ride_is_charged_once_whoever_dies() {
+async fn each_ride_is_charged_once_despite_kills() {
     let (rides, seed) = (number("RIDES", few_or(40, 200)), number("SEED", 1));
     let began = Instant::now();
     let cast = Cast::start(&database("careful").await, &BRISK).await;

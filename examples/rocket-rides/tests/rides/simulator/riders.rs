@@ -19,7 +19,7 @@ use crate::cast::{Cast, HANG_GUARD, book};
 pub(super) struct Rider {
     pub(super) n: usize,
     /// The answers that were outcomes.
-    pub(super) told: Vec<Answer>,
+    pub(super) answers: Vec<Answer>,
     /// The number of requests.
     pub(super) requests: usize,
     /// `true` if the rider stopped before it had an outcome.
@@ -73,7 +73,7 @@ impl Rider {
     fn new(n: usize, seed: u64) -> Self {
         Self {
             n,
-            told: Vec::new(),
+            answers: Vec::new(),
             requests: 0,
             gave_up: false,
             random: Random(seed ^ (n as u64) << 32),
@@ -103,17 +103,17 @@ impl Rider {
             let service = &services[self.random.below(services.len())];
             match self.ask(service).await {
                 Some(answer) if is_outcome(&answer) => {
-                    self.told.push(answer);
+                    self.answers.push(answer);
                     return;
                 }
                 Some(answer) if !may_be_asked_again(&answer) => {
-                    panic!("{} is told {answer:?}", self.name())
+                    panic!("{} received {answer:?}", self.name())
                 }
                 // The service does not run, has not responded, or has asked for a retry.
                 Some(_) | None => {}
             }
             if Instant::now() >= deadline {
-                assert!(patience.is_zero(), "{} is never told", self.name());
+                assert!(patience.is_zero(), "{} has no response", self.name());
                 self.gave_up = true;
                 return;
             }

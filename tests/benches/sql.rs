@@ -454,7 +454,7 @@ const SOURCE: &str = include_str!("../../crates/tower-idempotency-sqlx/src/sqlit
 const NOW: &str = "cast(unixepoch('subsec') * 1000 as integer)";
 const LOOK: &str =
     "select completed is not null, token is ?2, forgotten_at <= {NOW}, fingerprint, generation,
-  lease_ends - {NOW}, record
+  lease_ends - {NOW}, record, forgotten_at - {NOW}, token
 from {table} where id = ?1";
 const ACQUIRE: &str = "insert into {table} as e
   (id, token, fingerprint, generation, lease_ends, keep, forgotten_at, created, owner, operation)

@@ -44,7 +44,7 @@ impl Actor {
     ///
     /// # Panics
     ///
-    /// If it does not start.
+    /// Panics if it does not start.
     #[must_use]
     pub fn start(program: impl AsRef<Path>, args: &[&str]) -> Self {
         let program = program.as_ref().to_owned();
@@ -65,17 +65,17 @@ impl Actor {
         }
     }
 
-    /// The URL of a path.
+    /// Returns the URL of a path.
     #[must_use]
     pub fn url(&self, path: &str) -> String {
         format!("http://{}{path}", self.address)
     }
 
-    /// Kills the process with SIGKILL, and starts another one in its place.
+    /// Kills the process with SIGKILL, and starts another one on the same port.
     ///
     /// # Panics
     ///
-    /// If that does not start.
+    /// Panics if that does not start.
     pub fn kill(&self) {
         let mut running = self.running();
         let command = command(&self.program, self.address.port(), &self.args);
@@ -85,11 +85,11 @@ impl Actor {
         assert!(is_back, "it does not come back:\n{}", running.guard.log());
     }
 
-    /// Stops the process for that long.
+    /// Pauses the process for this duration.
     ///
     /// # Panics
     ///
-    /// If there is no process.
+    /// Panics if there is no process.
     pub fn pause(&self, length: Duration) {
         let running = self.running();
         running.guard.signal("STOP");
@@ -115,7 +115,7 @@ impl Actor {
 ///
 /// # Panics
 ///
-/// If it is no request, or there is neither a response nor a failure within two minutes.
+/// Panics if it is no request, or there is neither a response nor a failure within two minutes.
 pub async fn ask(req: request::Builder, body: impl Into<Bytes>) -> Option<Answer> {
     let req = req.body(Full::new(body.into())).expect("a request");
     // A client that repeats requests by itself would hide the number of tries.

@@ -1,4 +1,4 @@
-//! Bodies that come in pieces.
+//! Bodies that consist of pieces.
 
 use std::{
     io,
@@ -38,7 +38,7 @@ pub struct Pieces<F> {
 pub struct Taken(Arc<AtomicU64>);
 
 impl Taken {
-    /// The bytes so far.
+    /// Returns the number of bytes so far.
     #[must_use]
     pub fn bytes(&self) -> u64 {
         self.0.load(Ordering::SeqCst)
@@ -54,7 +54,7 @@ impl<F: FnMut() -> Option<Piece> + Unpin> Pieces<F> {
         }
     }
 
-    /// A count that goes on when the body has been given away.
+    /// Returns a counter that stays valid after the body has moved.
     pub fn taken(&self) -> Taken {
         self.taken.clone()
     }
@@ -84,7 +84,7 @@ impl<F: FnMut() -> Option<Piece> + Unpin> Body for Pieces<F> {
     }
 }
 
-/// A body of these pieces.
+/// Creates a body of these pieces.
 pub fn pieces(
     pieces: impl IntoIterator<Item = Piece, IntoIter: Send + Unpin + 'static>,
 ) -> axum::body::Body {

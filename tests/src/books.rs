@@ -36,25 +36,25 @@ pub struct Books<S: Ledgered> {
 pub struct Entered {
     /// The key of the request.
     pub key: String,
-    /// By which process.
+    /// The id of the process.
     pub pid: i64,
-    /// Which of its executions.
+    /// The number of the execution in its process.
     pub n: i64,
 }
 
 /// The operations that the tests need from a database, independent of its dialect.
 pub trait Ledgered: SqlStore {
-    /// A store in a table of this name.
+    /// Creates a store in a table of this name.
     ///
     /// # Errors
     ///
-    /// If it cannot be made.
+    /// Returns an error if it cannot be made.
     fn open(url: &str, table: &str) -> Self;
 
     /// Begins a transaction and completes an entry in it, by its id in hexadecimal.
     fn fence_by_hand(table: &str, id: &str) -> String;
 
-    /// Makes its table.
+    /// Creates the table of the store.
     fn make(&self) -> impl Future<Output = ()> + Send;
 
     /// Runs a statement.
@@ -142,7 +142,7 @@ impl<S: Ledgered> Books<S> {
     ///
     /// # Panics
     ///
-    /// If the database does not answer.
+    /// Panics if the database does not answer.
     pub async fn open(url: &str, pool: Pool<S::Database>, table: &str) -> Self {
         let store = S::open(url, table);
         store.make().await;
@@ -168,20 +168,20 @@ impl<S: Ledgered> Books<S> {
         FencedTransaction::begin(&self.store, lease, &self.pool).await
     }
 
-    /// The table of effects.
+    /// Returns the name of the table of effects.
     #[must_use]
     pub fn effects_table(&self) -> String {
         format!("{}_effects", self.table)
     }
 
-    /// The statement that is the effect of an execution. The key is the tests' own.
+    /// Returns the statement that inserts an effect. The key comes from a test.
     #[must_use]
     pub fn effect(&self, key: &str, pid: u32, n: u64) -> String {
         let effects = self.effects_table();
         format!("insert into {effects} (effect, pid, n) values ('{key}', {pid}, {n})")
     }
 
-    /// All effects.
+    /// Returns all effects.
     pub async fn effects(&self) -> Vec<Entered> {
         let effects = self.effects_table();
         S::rows(&self.pool, format!("select effect, pid, n from {effects}")).await
@@ -196,44 +196,44 @@ impl<S: Ledgered> Books<S> {
     ///
     /// # Panics
     ///
-    /// If it fails.
+    /// Panics if it fails.
     pub async fn admin(&self, sql: &str) -> u64 {
         let sql = sql.replace("{table}", &self.table);
         S::run_alone(&self.pool, sql).await.expect("it works")
     }
 }
 
-/// On the server that the tests of a binary share.
+/// Creates books on the server that the tests of a binary share.
 ///
 /// # Panics
 ///
-/// If it does not answer.
+/// Panics if it does not answer.
 pub async fn on_postgres(table: &str) -> Books<PostgresStore> {
     let url = postgres::shared().url();
     Books::open(&url, PgPool::connect(&url).await.expect(RUNS), table).await
 }
 
-/// On the server that the tests of a binary share.
+/// Creates books on the server that the tests of a binary share.
 ///
 /// # Panics
 ///
-/// If it does not answer.
+/// Panics if it does not answer.
 pub async fn on_mariadb(table: &str) -> Books<MySqlStore> {
     let url = mariadb::shared().url();
     Books::open(&url, MySqlPool::connect(&url).await.expect(RUNS), table).await
 }
 
-/// In a file there.
+/// Creates books in a file in this directory.
 ///
 /// # Panics
 ///
-/// If it cannot be written.
+/// Panics if it cannot be written.
 pub async fn in_a_file(scratch: &Scratch, table: &str) -> Books<SqliteStore> {
     let path = scratch.file("books.db").display().to_string();
     Books::open(&path, sqlite_pool(&path), table).await
 }
 
-/// A pool as handlers have one.
+/// Creates a pool for handlers.
 #[must_use]
 pub fn sqlite_pool(path: &str) -> SqlitePool {
     let options = SqliteConnectOptions::new()

@@ -19,7 +19,7 @@ use tower_idempotency::{
 ///
 /// # Panics
 ///
-/// If a case panics: lists all cases that did, with the beginning of their messages.
+/// Panics if a case panics: lists all cases that did, with the beginning of their messages.
 pub fn every_case_at_once<S: Store>(
     subject: impl AsyncFn() -> Subject<S> + Sync,
     plan: impl Fn(Duration) -> Option<Plan> + Sync,
@@ -32,7 +32,7 @@ pub fn every_case_at_once<S: Store>(
 ///
 /// # Panics
 ///
-/// If a case panics: lists all cases that did, with the beginning of their messages.
+/// Panics if a case panics: lists all cases that did, with the beginning of their messages.
 pub fn every_case_in_turn<S: Store>(
     at_once: usize,
     subject: impl AsyncFn() -> Subject<S> + Sync,

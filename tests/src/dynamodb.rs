@@ -27,24 +27,24 @@ use tokio::{net::TcpListener, sync::oneshot};
 pub struct ManualClock(Arc<AtomicU64>);
 
 impl ManualClock {
-    /// Returns a clock that shows the present.
+    /// Returns a clock that starts at the present time.
     ///
     /// # Panics
     ///
-    /// If the machine's clock shows a time before 1970.
+    /// Panics if the machine's clock shows a time before 1970.
     #[must_use]
     pub fn new() -> Self {
         let now = SystemTime::now().duration_since(UNIX_EPOCH);
         Self(Arc::new(AtomicU64::new(millis(now.expect("after 1970")))))
     }
 
-    /// Returns the time that it shows.
+    /// Returns the time of the clock.
     #[must_use]
     pub fn now(&self) -> SystemTime {
         UNIX_EPOCH + Duration::from_millis(self.0.load(SeqCst))
     }
 
-    /// Puts it forward.
+    /// Advances the clock.
     pub fn advance(&self, by: Duration) {
         self.0.fetch_add(millis(by), SeqCst);
     }
@@ -63,27 +63,27 @@ fn millis(duration: Duration) -> u64 {
 /// The fault that the endpoint injects into calls.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
 pub enum Meddling {
-    /// Forwards.
+    /// Forwards each call.
     #[default]
     None,
-    /// Answers that the table is throttled, so many times, and forwards then.
+    /// Replies to this number of calls that the table is throttled.
     Throttle(usize),
-    /// Forwards, and answers that something broke, so many times.
+    /// Forwards this number of calls, and replies with an internal error.
     LoseReplies(usize),
     /// Removes the item from the error of a refused write.
     LeaveOutItems,
-    /// Replies to so many `DescribeTable` calls that the table does not exist.
+    /// Replies to this number of `DescribeTable` calls that the table does not exist.
     HideTables(usize),
-    /// Says of tables that they are being updated; and so many times that they are in use, where their TTL is to be.
+    /// Reports tables as being updated, and rejects this number of `UpdateTimeToLive` calls because the table is in use.
     UpdateTables(usize),
-    /// Says of tables that they are being updated: so many times because their index is being made.
+    /// Reports tables as being updated, and their indexes as being created in this number of `DescribeTable` replies.
     MakeIndexes(usize),
 }
 
 /// A call and its result.
 #[derive(Clone, Debug)]
 pub struct Call {
-    /// Such as `UpdateItem`.
+    /// The operation, such as `UpdateItem`.
     pub operation: String,
     /// The client's request.
     pub asked: Value,
@@ -134,7 +134,7 @@ impl Endpoint {
     ///
     /// # Panics
     ///
-    /// If there is no free port.
+    /// Panics if there is no free port.
     #[must_use]
     pub fn start(server: SocketAddr) -> Self {
         let shared = Arc::default();

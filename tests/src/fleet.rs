@@ -157,7 +157,7 @@ impl Fleet {
             strikes,
             occasions,
             lease,
-            hearsay: Duration::ZERO,
+            max_reply_age: Duration::ZERO,
             retention: None,
             problems: &[],
         }

@@ -43,7 +43,7 @@ impl Gate {
             }
             ticket
         });
-        // Once it is open for good there are no tickets.
+        // A gate that is open for good needs no tickets.
         if let Ok(ticket) = ticket.await {
             ticket.forget();
         }
@@ -65,7 +65,7 @@ impl Gate {
         self.0.0.available_permits()
     }
 
-    /// Lets `n` through, here or yet to come.
+    /// Lets the next `n` callers through, including future ones.
     pub fn let_through(&self, n: usize) {
         self.0.1.add_permits(n);
     }
@@ -80,7 +80,7 @@ impl Gate {
 ///
 /// # Panics
 ///
-/// If it takes longer.
+/// Panics if it takes longer.
 pub async fn bounded<T>(future: impl Future<Output = T>) -> T {
     let limits = [Duration::from_secs(30), Duration::from_secs(90)];
     let began = std::time::Instant::now();
@@ -97,11 +97,11 @@ pub async fn bounded<T>(future: impl Future<Output = T>) -> T {
     panic!("it took longer than two minutes");
 }
 
-/// The future's output, by tokio's clock within `limit`.
+/// Returns the output of the future, which must finish within `limit` of tokio's clock.
 ///
 /// # Panics
 ///
-/// If it takes longer.
+/// Panics if it takes longer.
 pub async fn within<T>(limit: Duration, future: impl Future<Output = T>) -> T {
     // Boxed: the bodies of tests are large.
     match tokio::time::timeout(limit, Box::pin(future)).await {
@@ -114,13 +114,13 @@ pub async fn within<T>(limit: Duration, future: impl Future<Output = T>) -> T {
 ///
 /// # Panics
 ///
-/// If it does not within ten seconds of a paused clock, or a minute of a real one.
+/// Panics if it does not within ten seconds of a paused clock, or a minute of a real one.
 pub async fn eventually(what: &str, condition: impl Fn() -> bool) {
     const PAUSED: Duration = Duration::from_secs(10);
     const REAL: Duration = Duration::from_secs(60);
     let (began, real) = (tokio::time::Instant::now(), std::time::Instant::now());
     while !condition() {
-        // Time passes faster than it does only where the clock is paused.
+        // Only a paused clock is faster than real time.
         let limit = if real.elapsed() < PAUSED {
             PAUSED
         } else {
@@ -131,7 +131,7 @@ pub async fn eventually(what: &str, condition: impl Fn() -> bool) {
     }
 }
 
-/// Makes a test of each function, once for each kind of runtime.
+/// Generates a test of each function for each kind of runtime.
 #[macro_export]
 macro_rules! on_both_runtimes {
     ($($test:ident),* $(,)?) => {
@@ -171,7 +171,7 @@ mod tests {
     }
 
     #[test]
-    fn who_was_there_first_is_let_through_first() {
+    fn first_arrival_passes_first() {
         let gate = Gate::shut();
         let pusher = Arc::new(Pusher(gate.clone(), AtomicBool::new(false)));
         let waker = Waker::from(Arc::clone(&pusher));

@@ -1,4 +1,4 @@
-//! A toy of a database: leases, records and the handlers' own rows behind one lock, so that a transaction can write both.
+//! A minimal database: one lock guards leases, records and the handlers' own rows, so that a transaction can write both.
 
 use std::{
     fmt,
@@ -53,7 +53,7 @@ pub struct Ledger {
 }
 
 impl Ledger {
-    /// On leases and records that are there already.
+    /// Creates a database on a store that may have leases and records.
     #[must_use]
     pub fn on(store: MemoryStore) -> Self {
         Self {
@@ -72,7 +72,7 @@ impl Ledger {
         }
     }
 
-    /// Keeps records of at most so many bytes.
+    /// Limits records to this number of bytes.
     #[must_use]
     pub fn with_limit(self, bytes: usize) -> Self {
         Self {
@@ -86,12 +86,12 @@ impl Ledger {
         *self.fate.lock().unwrap_or_else(PoisonError::into_inner) = fate;
     }
 
-    /// The rows that were committed.
+    /// Returns the committed rows.
     pub async fn rows(&self) -> Vec<String> {
         self.rows.lock().await.clone()
     }
 
-    /// A transaction that has written nothing so far.
+    /// Begins a transaction.
     #[must_use]
     pub fn begin(&self) -> Transaction {
         Transaction {
@@ -128,7 +128,7 @@ impl Transaction {
     ///
     /// # Errors
     ///
-    /// If nothing is committed, or the outcome is unknown.
+    /// Returns an error if nothing is committed, or the outcome is unknown.
     pub async fn commit(
         self,
         lease: &Lease,
@@ -148,7 +148,7 @@ impl Transaction {
     ///
     /// # Errors
     ///
-    /// If nothing is committed, or the outcome is unknown.
+    /// Returns an error if nothing is committed, or the outcome is unknown.
     pub async fn commit_prepared<T>(self, prepared: Prepared<T>) -> Result<T, StoreError> {
         let (lease, record) = (prepared.lease_ref(), prepared.record().clone());
         let retention = prepared.retention();

@@ -74,7 +74,7 @@ impl Effects {
     }
 }
 
-/// An answer, read to its end.
+/// A response, read to its end.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Answer {
     /// The status.
@@ -86,13 +86,13 @@ pub struct Answer {
 }
 
 impl Answer {
-    /// The body as text.
+    /// Returns the body as text.
     #[must_use]
     pub fn text(&self) -> &str {
         std::str::from_utf8(&self.body).expect("a body of text")
     }
 
-    /// The member `code` of a problem body.
+    /// Returns the member `code` of a problem body.
     #[must_use]
     pub fn code(&self) -> String {
         let problem: serde_json::Value = serde_json::from_slice(&self.body).expect("a JSON body");
@@ -102,7 +102,7 @@ impl Answer {
             .to_owned()
     }
 
-    /// The member `retryable` of a problem body.
+    /// Returns the member `retryable` of a problem body.
     #[must_use]
     pub fn is_retryable(&self) -> bool {
         let problem: serde_json::Value = serde_json::from_slice(&self.body).expect("a JSON body");
@@ -117,7 +117,7 @@ impl Answer {
             .is_some_and(|marker| marker == "true")
     }
 
-    /// A header's value as text.
+    /// Returns the value of a header as text.
     #[must_use]
     pub fn header(&self, name: &str) -> Option<&str> {
         self.headers
@@ -159,7 +159,7 @@ pub fn created(n: u64) -> Response {
     (StatusCode::CREATED, headers, body).into_response()
 }
 
-/// So many bytes that do not compress, the same each time.
+/// Returns this number of bytes that do not compress. Each call returns the same bytes.
 #[must_use]
 pub fn noise(bytes: usize) -> Vec<u8> {
     let mut state = 1_u64;
@@ -174,7 +174,7 @@ pub fn noise(bytes: usize) -> Vec<u8> {
     noise
 }
 
-/// A POST under a key.
+/// Creates a POST under a key.
 #[must_use]
 pub fn post(path: &str, key: &str, body: impl Into<Body>) -> Request<Body> {
     let req = Request::post(path)
@@ -187,7 +187,7 @@ pub fn post(path: &str, key: &str, body: impl Into<Body>) -> Request<Body> {
 ///
 /// # Panics
 ///
-/// If the service fails or the body breaks off.
+/// Panics if the service fails or the body breaks off.
 pub async fn send<S>(app: &S, req: Request<Body>) -> Answer
 where
     S: Service<Request<Body>, Response = Response, Error = std::convert::Infallible> + Clone,
@@ -196,11 +196,11 @@ where
     read(res).await
 }
 
-/// Reads an answer to its end.
+/// Reads a response to its end.
 ///
 /// # Panics
 ///
-/// If the body breaks off.
+/// Panics if the body breaks off.
 pub async fn read(res: Response) -> Answer {
     let (head, body) = res.into_parts();
     let body = body.collect().await.expect("a whole body").to_bytes();
@@ -217,5 +217,9 @@ pub async fn read(res: Response) -> Answer {
 pub struct Readme;
 
 #[cfg(doctest)]
-#[doc = include_str!("../../docs/deploying.md")]
+#[doc = include_str!("../../docs/guide/placement.md")]
 pub struct Deploying;
+
+#[cfg(doctest)]
+#[doc = include_str!("../../docs/guide/testing.md")]
+pub struct TestingHandlers;

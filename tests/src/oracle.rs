@@ -16,9 +16,9 @@ pub use self::{
     sums::Sums,
 };
 
+#[cfg(test)]
+mod builder;
 mod doubles;
 mod history;
 mod judge;
 mod sums;
-#[cfg(test)]
-mod told;

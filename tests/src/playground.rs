@@ -38,7 +38,7 @@ impl Playground {
     ///
     /// # Panics
     ///
-    /// If it cannot be built, or does not print that it is listening.
+    /// Panics if it cannot be built, or does not print that it is listening.
     #[must_use]
     pub fn start(args: &[&str]) -> Self {
         Self::started_by(&mut command(args))
@@ -48,7 +48,7 @@ impl Playground {
     ///
     /// # Panics
     ///
-    /// If it cannot be started, or does not print that it is listening.
+    /// Panics if it cannot be started, or does not print that it is listening.
     #[must_use]
     pub fn started_by(command: &mut Command) -> Self {
         let mut child = command
@@ -80,7 +80,7 @@ impl Playground {
         }
     }
 
-    /// The URL of a path.
+    /// Returns the URL of a path.
     #[must_use]
     pub fn url(&self, path: &str) -> String {
         format!("{}{path}", self.url)
@@ -90,24 +90,24 @@ impl Playground {
     ///
     /// # Panics
     ///
-    /// If its output is not an address.
+    /// Panics if its output is not an address.
     #[must_use]
     pub fn address(&self) -> SocketAddr {
         let address = self.url.strip_prefix("http://").map(str::parse);
         address.expect("http").expect("an address and a port")
     }
 
-    /// Its process id.
+    /// Returns the process id.
     #[must_use]
     pub fn pid(&self) -> u32 {
         self.child.id()
     }
 
-    /// Asks it to stop.
+    /// Sends a stop signal.
     ///
     /// # Panics
     ///
-    /// If there is no `kill`.
+    /// Panics if there is no `kill`.
     pub fn terminate(&self) {
         let pid = self.pid().to_string();
         let sent = run("kill", ["-TERM", &pid]);
@@ -118,7 +118,7 @@ impl Playground {
     ///
     /// # Panics
     ///
-    /// If it does not end within three minutes.
+    /// Panics if it does not end within three minutes.
     #[must_use]
     pub fn wait(mut self) -> (ExitStatus, String, String) {
         let deadline = Instant::now() + Duration::from_secs(180);
@@ -137,7 +137,7 @@ impl Playground {
         (status, rest, stderr.join().expect("stderr is read"))
     }
 
-    /// A POST to a path under a key, to be completed.
+    /// Creates a builder of a POST to a path under a key.
     #[must_use]
     pub fn keyed(&self, path: &str, key: &str) -> request::Builder {
         Request::post(self.url(path)).header("idempotency-key", key)
@@ -147,7 +147,7 @@ impl Playground {
     ///
     /// # Panics
     ///
-    /// If no whole answer comes.
+    /// Panics if no whole answer comes.
     pub async fn post(&self, path: &str, key: &str, body: &[u8]) -> Answer {
         self.send(self.keyed(path, key), body).await
     }
@@ -156,7 +156,7 @@ impl Playground {
     ///
     /// # Panics
     ///
-    /// If no whole answer comes.
+    /// Panics if no whole answer comes.
     pub async fn send(&self, req: request::Builder, body: &[u8]) -> Answer {
         self.try_send(req, body).await.expect("a whole answer")
     }
@@ -165,7 +165,7 @@ impl Playground {
     ///
     /// # Panics
     ///
-    /// If no complete response arrives.
+    /// Panics if no complete response arrives.
     pub async fn send_h2(&self, req: request::Builder, body: &[u8]) -> Answer {
         let sent = send(true, req, body).await;
         sent.expect("a whole answer")
@@ -175,7 +175,7 @@ impl Playground {
     ///
     /// # Errors
     ///
-    /// If no complete response arrives.
+    /// Returns an error if no complete response arrives.
     pub async fn try_send(&self, req: request::Builder, body: &[u8]) -> Result<Answer, SendError> {
         send(false, req, body).await
     }
@@ -184,7 +184,7 @@ impl Playground {
     ///
     /// # Panics
     ///
-    /// If it does not report the number.
+    /// Panics if it does not report the number.
     pub async fn executions(&self) -> u64 {
         let req = Request::get(self.url("/executions"));
         let answer = self.send(req, b"").await;
@@ -196,7 +196,7 @@ impl Playground {
     ///
     /// # Panics
     ///
-    /// If there are fewer after a minute.
+    /// Panics if there are fewer after a minute.
     pub async fn has_begun(&self, executions: u64) {
         let deadline = Instant::now() + Duration::from_secs(60);
         while self.executions().await < executions {
@@ -232,7 +232,7 @@ impl fmt::Debug for Playground {
 ///
 /// # Panics
 ///
-/// If it cannot be built.
+/// Panics if it cannot be built.
 #[must_use]
 pub fn command(args: &[&str]) -> Command {
     static BINARY: OnceLock<PathBuf> = OnceLock::new();
@@ -240,7 +240,7 @@ pub fn command(args: &[&str]) -> Command {
     if !args.contains(&"--listen") {
         command.args(["--listen", "127.0.0.1:0"]);
     }
-    // Panics that are part of the show should not fill the pipe.
+    // Expected panics must not fill the pipe.
     command
         .args(args)
         .env("RUST_BACKTRACE", "0")
@@ -250,7 +250,7 @@ pub fn command(args: &[&str]) -> Command {
 
 async fn send(http2: bool, req: request::Builder, body: &[u8]) -> Result<Answer, SendError> {
     let req = req.body(Full::new(Bytes::copy_from_slice(body)))?;
-    // A client that repeats requests by itself would be counted for it.
+    // A client that retries by itself would change the counts.
     let client = Client::builder(TokioExecutor::new())
         .pool_max_idle_per_host(0)
         .retry_canceled_requests(false)
@@ -264,7 +264,7 @@ async fn send(http2: bool, req: request::Builder, body: &[u8]) -> Result<Answer,
     })
 }
 
-/// Cargo, in a folder of this package.
+/// Returns a cargo command in a directory of this package.
 #[must_use]
 pub fn cargo() -> Command {
     let cargo = env::var_os("CARGO").unwrap_or_else(|| "cargo".into());
@@ -309,7 +309,7 @@ fn build() -> PathBuf {
 ///
 /// # Errors
 ///
-/// If the tool is not installed (the error names it), or if it failed (the error contains its stderr).
+/// Returns an error if the tool is not installed (the error names it), or if it failed (the error contains its stderr).
 pub fn run<A: AsRef<OsStr>>(
     tool: &str,
     args: impl IntoIterator<Item = A>,

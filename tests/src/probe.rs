@@ -68,20 +68,20 @@ pub struct Probe {
     script: Arc<Mutex<Box<Script>>>,
     // For each method, the result that overrides the script, and the number of calls it applies to.
     faults: Arc<Mutex<[Option<(Act, u64)>; 5]>>,
-    tokens: Arc<Mutex<Vec<Token>>>,
+    claims: Arc<Mutex<Vec<Claim>>>,
     garble: Arc<Mutex<Option<Garble>>>,
 }
 
 type Garble = fn(Bytes) -> Bytes;
 
 impl Probe {
-    /// A store of its own; `script` is given the method and which call of it this is, from 1.
+    /// Creates a probe on a new store. `script` receives the method and the number of the call, starting at 1 for each method.
     #[must_use]
     pub fn new(script: impl FnMut(Op, u64) -> Act + Send + 'static) -> Self {
         Self::on(MemoryStore::new(), script)
     }
 
-    /// In front of `inner`.
+    /// Creates a probe in front of `inner`.
     #[must_use]
     pub fn on(inner: MemoryStore, script: impl FnMut(Op, u64) -> Act + Send + 'static) -> Self {
         Self {
@@ -89,12 +89,12 @@ impl Probe {
             counts: Arc::default(),
             script: Arc::new(Mutex::new(Box::new(script))),
             faults: Arc::default(),
-            tokens: Arc::default(),
+            claims: Arc::default(),
             garble: Arc::default(),
         }
     }
 
-    /// In front of `inner`, letting everything through.
+    /// Creates a probe that forwards all calls to `inner`.
     #[must_use]
     pub fn over(inner: MemoryStore) -> Self {
         Self::on(inner, |_, _| Act::Forward)
@@ -105,22 +105,22 @@ impl Probe {
         *lock(&self.script) = Box::new(script);
     }
 
-    /// Does this to every call of a method until [`recover`](Self::recover).
+    /// Applies `act` to every call of a method until [`recover`](Self::recover).
     pub fn fail(&self, op: Op, act: Act) {
         self.fail_next(u64::MAX, op, act);
     }
 
-    /// Does this to the next calls of a method.
+    /// Applies `act` to the next calls of a method.
     pub fn fail_next(&self, calls: u64, op: Op, act: Act) {
         lock(&self.faults)[op as usize] = Some((act, calls));
     }
 
-    /// Nothing fails any more but by the script.
+    /// Removes all overrides, so that only the script injects faults.
     pub fn recover(&self) {
         *lock(&self.faults) = Default::default();
     }
 
-    /// Gives out records as `garble` leaves them.
+    /// Modifies each returned record with `garble`.
     pub fn garble(&self, garble: fn(Bytes) -> Bytes) {
         *lock(&self.garble) = Some(garble);
     }
@@ -138,13 +138,29 @@ impl Probe {
         ops.map(|op| self.count(op)).iter().sum()
     }
 
-    /// The tokens of all acquires, in order.
+    /// Returns the operations of all acquires, in order.
     #[must_use]
-    pub fn tokens(&self) -> Vec<Token> {
-        lock(&self.tokens).clone()
+    pub fn operations(&self) -> Vec<String> {
+        let claims = lock(&self.claims);
+        claims
+            .iter()
+            .map(|claim| claim.operation.to_string())
+            .collect()
     }
 
-    /// The store behind it.
+    /// Returns the tokens of all acquires, in order.
+    #[must_use]
+    pub fn tokens(&self) -> Vec<Token> {
+        lock(&self.claims).iter().map(|claim| claim.token).collect()
+    }
+
+    /// Returns the claims of all acquires, in order.
+    #[must_use]
+    pub fn claims(&self) -> Vec<Claim> {
+        lock(&self.claims).clone()
+    }
+
+    /// Returns the inner store.
     pub fn inner(&self) -> MemoryStore {
         self.inner.clone()
     }
@@ -205,7 +221,7 @@ impl Probe {
 
 impl Store for Probe {
     async fn acquire(&self, claim: &Claim) -> Result<Acquired, StoreError> {
-        lock(&self.tokens).push(claim.token);
+        lock(&self.claims).push(claim.clone());
         let mut acquired = self.run(Op::Acquire, self.inner.acquire(claim)).await?;
         if let (Acquired::Completed { record, .. }, Some(garble)) =
             (&mut acquired, *lock(&self.garble))

@@ -28,7 +28,7 @@ mod fault;
 /// The mode of the proxy for all connections, existing and new.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Mode {
-    /// Forwards.
+    /// Forwards all bytes.
     Pass,
     /// Closes connections, with a reset, and new ones as soon as it has accepted them. What had been forwarded to the
     /// server still reaches it.
@@ -95,7 +95,7 @@ impl Proxy {
     ///
     /// # Panics
     ///
-    /// If there is no free port.
+    /// Panics if there is no free port.
     #[must_use]
     pub fn start(upstream: SocketAddr) -> Self {
         let state = Arc::new(State {
@@ -139,7 +139,7 @@ impl Proxy {
         self.address
     }
 
-    /// Does this from now on.
+    /// Sets the mode from now on.
     pub fn set(&self, mode: Mode) {
         self.state.mode.send_replace(mode);
     }
@@ -149,7 +149,7 @@ impl Proxy {
     ///
     /// # Panics
     ///
-    /// If there is nothing to wait for.
+    /// Panics if there is nothing to wait for.
     pub fn once(&self, fault: Fault, then: Then) {
         assert!(fault.is_possible(), "{fault:?} is at no point");
         *self.state.fault() = Some((fault, then));

@@ -1,4 +1,4 @@
-//! Numbers that are random and the same each time (SplitMix64).
+//! Reproducible random numbers (SplitMix64).
 
 use std::time::Duration;
 
@@ -8,7 +8,7 @@ use std::time::Duration;
 pub struct Random(pub u64);
 
 impl Random {
-    /// The next one.
+    /// Returns the next number.
     pub fn draw(&mut self) -> u64 {
         self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
         let mut z = self.0;
@@ -17,16 +17,16 @@ impl Random {
         z ^ (z >> 31)
     }
 
-    /// Below `limit`.
+    /// Returns a number below `limit`.
     ///
     /// # Panics
     ///
-    /// If `limit` is 0.
+    /// Panics if `limit` is 0.
     pub fn below(&mut self, limit: usize) -> usize {
         usize::try_from(self.draw() % limit as u64).expect("below a usize")
     }
 
-    /// Between half of `length` and one and a half.
+    /// Returns a duration between 0.5 and 1.5 times `length`.
     pub fn around(&mut self, length: Duration) -> Duration {
         length / 2 + length.mul_f64((self.draw() % 1000) as f64 / 1000.0)
     }

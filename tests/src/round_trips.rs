@@ -19,11 +19,11 @@ pub struct RoundTrips {
 }
 
 impl RoundTrips {
-    /// Stands before `server`.
+    /// Starts in front of `server`.
     ///
     /// # Panics
     ///
-    /// If there is no free port.
+    /// Panics if there is no free port.
     #[must_use]
     pub fn before(server: SocketAddr) -> Self {
         let listener = TcpListener::bind("127.0.0.1:0").expect("a free port");
@@ -32,7 +32,7 @@ impl RoundTrips {
         let counted = Arc::clone(&count);
         thread::spawn(move || {
             for client in listener.incoming().map_while(Result::ok) {
-                // Its client sees the connection end if the server is not there.
+                // If the server is down, the client's connection is closed.
                 if let Ok(server) = TcpStream::connect(server) {
                     forward(&client, &server, &counted);
                 }

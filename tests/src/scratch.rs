@@ -12,11 +12,11 @@ use crate::servers::directory;
 pub struct Scratch(PathBuf);
 
 impl Scratch {
-    /// A new one.
+    /// Creates a directory.
     ///
     /// # Panics
     ///
-    /// If none can be made.
+    /// Panics if none can be made.
     #[must_use]
     pub fn new() -> Self {
         Self(directory("scratch"))

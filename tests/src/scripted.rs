@@ -46,7 +46,7 @@ pub struct Scripted {
 }
 
 impl Scripted {
-    /// A body of these steps.
+    /// Creates a body of these steps.
     pub fn new<S: Into<Step>>(steps: impl IntoIterator<Item = S>) -> Self {
         Self {
             steps: steps.into_iter().map(Into::into).collect(),

@@ -26,11 +26,11 @@ use crate::{
     servers::{mariadb::MariaDbServer, postgres::PostgresServer},
 };
 
-/// A store in a table of this name, which is made.
+/// Creates a store and its table with this name.
 ///
 /// # Panics
 ///
-/// If the server does not answer.
+/// Panics if the server does not answer.
 pub async fn postgres(server: &PostgresServer, table: &str) -> PostgresStore {
     let store = PostgresStore::from_url(&server.url()).expect("an URL");
     let store = store.with_table(table).expect("an identifier");
@@ -38,11 +38,11 @@ pub async fn postgres(server: &PostgresServer, table: &str) -> PostgresStore {
     store
 }
 
-/// A store in a table of this name, which is made.
+/// Creates a store and its table with this name.
 ///
 /// # Panics
 ///
-/// If the server does not answer.
+/// Panics if the server does not answer.
 pub async fn mariadb(server: &MariaDbServer, table: &str) -> MySqlStore {
     let store = MySqlStore::from_url(&server.url()).expect("an URL");
     let store = store.with_table(table).expect("an identifier");
@@ -50,22 +50,22 @@ pub async fn mariadb(server: &MariaDbServer, table: &str) -> MySqlStore {
     store
 }
 
-/// A store in a file there.
+/// Creates a store in a file in this directory.
 ///
 /// # Panics
 ///
-/// If the file cannot be written.
+/// Panics if the file cannot be written.
 pub async fn sqlite(scratch: &Scratch) -> SqliteStore {
     let store = SqliteStore::new(scratch.file("keys.db"));
     store.migrate().await.expect("a file that can be written");
     store
 }
 
-/// A claim on an unused key.
+/// Creates a claim on an unused key.
 ///
 /// # Panics
 ///
-/// If there is no randomness.
+/// Panics if there is no randomness.
 #[must_use]
 pub fn claim() -> Claim {
     let random = Token::random().expect(RANDOM);
@@ -75,11 +75,11 @@ pub fn claim() -> Claim {
     claim.expect(RANDOM)
 }
 
-/// The same request again, under its own token.
+/// Creates a claim of the same request with a new token.
 ///
 /// # Panics
 ///
-/// If there is no randomness.
+/// Panics if there is no randomness.
 #[must_use]
 pub fn duplicate(claim: &Claim) -> Claim {
     let mut duplicate = claim.clone();
@@ -102,7 +102,7 @@ pub fn layer(store: impl Store) -> IdempotencyLayer {
 ///
 /// # Errors
 ///
-/// If the call returns another error, or the database still gives it up after a minute.
+/// Returns an error if the call returns another error, or the database still gives it up after a minute.
 pub async fn retried<T, F>(call: impl Fn() -> F) -> Result<T, StoreError>
 where
     F: Future<Output = Result<T, StoreError>>,
@@ -125,7 +125,7 @@ where
 ///
 /// # Panics
 ///
-/// If a trial panics without a stall, or all trials of three minutes were disturbed.
+/// Panics if a trial panics without a stall, or all trials of three minutes were disturbed.
 pub async fn until_undisturbed(probe: impl AsyncFn(), trial: impl AsyncFn()) {
     let began = Instant::now();
     loop {

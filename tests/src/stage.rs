@@ -29,7 +29,7 @@ pub enum Phase {
     AfterTheEffect,
 }
 
-/// All of them, in order.
+/// All phases, in order.
 pub const PHASES: [Phase; 3] = [
     Phase::BeforeTheEffect,
     Phase::DuringTheEffect,
@@ -43,11 +43,11 @@ pub struct Stage {
     pub layer: IdempotencyLayer,
     /// The service under test, for requests without a socket.
     pub app: Router,
-    /// The server of it.
+    /// The server of the service.
     pub server: Server,
-    /// Effects that began.
+    /// The number of effects that began.
     pub begun: Effects,
-    /// Effects that were finished.
+    /// The number of effects that finished.
     pub finished: Effects,
     gates: Gates,
     left: Arc<Semaphore>,
@@ -57,7 +57,7 @@ pub struct Stage {
 struct Gates([Gate; 3]);
 
 impl Stage {
-    /// With the default layer, holding the handler in `phase`.
+    /// Starts with the default layer, and holds the handler in `phase`.
     pub async fn held(phase: Phase) -> Self {
         Self::set(IdempotencyLayer::new(MemoryStore::new()), &[phase], |app| {
             app
@@ -150,7 +150,7 @@ impl Stage {
                     async move |_: Bytes| orders().await
                 }),
             )
-            // It reads the body first, too, and refuses one that is not whole.
+            // This handler reads the body first, and refuses an incomplete one.
             .route(
                 "/checks",
                 post({
@@ -164,7 +164,7 @@ impl Stage {
                     }
                 }),
             )
-            // It holds the body until its end, and does not read it.
+            // This handler holds the body until the handler ends, and does not read it.
             .route(
                 "/holds",
                 post({
@@ -176,7 +176,7 @@ impl Stage {
                     }
                 }),
             )
-            // Its work is in a task of its own.
+            // This handler works in a separate task.
             .route("/spawned", post(spawned))
             // Like the first route, but its first effect ends in a panic.
             .route("/panics-once", post(panics_once))
@@ -193,7 +193,7 @@ impl Stage {
         }
     }
 
-    /// Waits until the handler is there.
+    /// Waits until the handler reaches the phase.
     pub async fn arrival(&self, phase: Phase) {
         self.gates.0[phase as usize].arrival().await;
     }
@@ -202,7 +202,7 @@ impl Stage {
     ///
     /// # Panics
     ///
-    /// If none is within a minute.
+    /// Panics if none is within a minute.
     pub async fn left(&self) {
         let left = tokio::time::timeout(Duration::from_secs(60), self.left.acquire()).await;
         left.expect("the server has not noticed that the client left")
@@ -210,7 +210,7 @@ impl Stage {
             .forget();
     }
 
-    /// Lets the handlers go on.
+    /// Lets the handlers continue.
     pub fn go_on(&self) {
         for gate in &self.gates.0 {
             gate.open_for_good();
@@ -221,16 +221,16 @@ impl Stage {
     ///
     /// # Panics
     ///
-    /// If it never is.
+    /// Panics if it never is.
     pub async fn settle(&self) {
         eventually("nothing is in flight", || self.layer.in_flight() == 0).await;
     }
 
-    /// Lets the handlers go on, and checks that there was one effect and that retries return its response.
+    /// Lets the handlers continue, and checks that there was one effect and that retries return its response.
     ///
     /// # Panics
     ///
-    /// If the results are not as promised.
+    /// Panics if the results are not as promised.
     pub async fn assert_executed_once(&self, path: &str, key: &str, body: &str) {
         self.go_on();
         self.settle().await;
@@ -248,11 +248,11 @@ impl Stage {
         assert_eq!((self.begun.count(), self.finished.count()), (1, 1));
     }
 
-    /// Checks that nothing happened, and that the key is free.
+    /// Checks that there was no effect, and that the key is free.
     ///
     /// # Panics
     ///
-    /// If it was not as promised.
+    /// Panics if it was not as promised.
     pub async fn assert_untouched(&self, path: &str, key: &str, body: &str) {
         self.go_on();
         self.settle().await;

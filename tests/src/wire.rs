@@ -28,7 +28,7 @@ impl Server {
     ///
     /// # Panics
     ///
-    /// If there is no free port.
+    /// Panics if there is no free port.
     pub async fn start(app: Router) -> Self {
         let listener = TcpListener::bind("127.0.0.1:0").await;
         let listener = listener.expect("a free port");
@@ -50,7 +50,7 @@ impl Server {
         }
     }
 
-    /// Returns the address it listens on.
+    /// Returns the address of the server.
     #[must_use]
     pub fn addr(&self) -> SocketAddr {
         self.addr
@@ -60,7 +60,7 @@ impl Server {
     ///
     /// # Panics
     ///
-    /// If the server panicked.
+    /// Panics if the server panicked.
     pub async fn shut_down(&self) {
         self.stop.send_replace(true);
         let mut stopped = self.stopped.clone();
@@ -74,7 +74,7 @@ impl Server {
 pub enum Leave {
     /// Closes the connection: FIN.
     Close,
-    /// Tears it down: RST.
+    /// Resets the connection: RST.
     Reset,
 }
 
@@ -90,7 +90,7 @@ impl H1 {
     ///
     /// # Panics
     ///
-    /// If no server listens there.
+    /// Panics if no server listens there.
     pub async fn connect(addr: SocketAddr) -> Self {
         let stream = TcpStream::connect(addr).await.expect("a server");
         stream.set_nodelay(true).expect("a TCP socket");
@@ -104,38 +104,38 @@ impl H1 {
     ///
     /// # Panics
     ///
-    /// If the server has closed the connection.
+    /// Panics if the server has closed the connection.
     pub async fn send(&mut self, bytes: impl AsRef<[u8]>) {
         let sent = self.stream.write_all(bytes.as_ref()).await;
         sent.expect("an open connection");
     }
 
-    /// Says that nothing more comes, and goes on reading.
+    /// Closes the sending side, and continues to read.
     ///
     /// # Panics
     ///
-    /// If the connection is gone.
+    /// Panics if the connection is gone.
     pub async fn half_close(&mut self) {
         let closed = self.stream.shutdown().await;
         closed.expect("an open connection");
     }
 
-    /// Leaves.
+    /// Disconnects.
     ///
     /// # Panics
     ///
-    /// If the socket takes no options.
+    /// Panics if the socket takes no options.
     pub fn leave(self, how: Leave) {
         if how == Leave::Reset {
             self.stream.set_zero_linger().expect("a TCP socket");
         }
     }
 
-    /// The next answer, or `None` when the connection ends first. Informational answers are answers.
+    /// Returns the next response, or `None` if the connection ends first. Informational responses are returned too.
     ///
     /// # Panics
     ///
-    /// If it is not HTTP, or breaks off.
+    /// Panics if it is not HTTP, or breaks off.
     pub async fn answer(&mut self) -> Option<Answer> {
         let head = loop {
             if let Some(end) = self.unread.windows(4).position(|four| four == b"\r\n\r\n") {
@@ -209,13 +209,13 @@ impl H1 {
         self.unread.split_to(length).freeze()
     }
 
-    /// False at the end, however the connection ended.
+    /// Returns `false` at the end of the connection, also after an error.
     async fn read_more(&mut self) -> bool {
         matches!(self.stream.read_buf(&mut self.unread).await, Ok(1..))
     }
 }
 
-/// A POST under a key, as bytes.
+/// Returns a POST under a key, as bytes.
 #[must_use]
 pub fn post_bytes(path: &str, key: &str, body: &str) -> Vec<u8> {
     let length = body.len();
@@ -229,7 +229,7 @@ pub fn post_bytes(path: &str, key: &str, body: &str) -> Vec<u8> {
 ///
 /// # Panics
 ///
-/// If there is no answer.
+/// Panics if there is no answer.
 pub async fn post_h1(addr: SocketAddr, path: &str, key: &str, body: &str) -> Answer {
     let mut client = H1::connect(addr).await;
     client.send(post_bytes(path, key, body)).await;
@@ -255,7 +255,7 @@ impl H2 {
     ///
     /// # Panics
     ///
-    /// If no server listens there.
+    /// Panics if no server listens there.
     pub async fn connect(addr: SocketAddr) -> Self {
         let stream = TcpStream::connect(addr).await.expect("a server");
         stream.set_nodelay(true).expect("a TCP socket");
@@ -270,7 +270,7 @@ impl H2 {
     ///
     /// # Panics
     ///
-    /// If the connection is gone.
+    /// Panics if the connection is gone.
     pub async fn start(&self, path: &str, key: &str) -> Stream {
         self.start_announcing(path, key, None).await
     }
@@ -279,9 +279,27 @@ impl H2 {
     ///
     /// # Panics
     ///
-    /// If the connection is closed.
+    /// Panics if the connection is closed.
     pub async fn start_announcing(&self, path: &str, key: &str, length: Option<u64>) -> Stream {
+        self.start_by(None, path, key, length).await
+    }
+
+    /// Like [`start_announcing`](Self::start_announcing), with the credential of a caller.
+    ///
+    /// # Panics
+    ///
+    /// Panics if the connection is closed.
+    pub async fn start_by(
+        &self,
+        caller: Option<&str>,
+        path: &str,
+        key: &str,
+        length: Option<u64>,
+    ) -> Stream {
         let mut req = Request::post(format!("http://test{path}")).header("idempotency-key", key);
+        if let Some(caller) = caller {
+            req = req.header(http::header::AUTHORIZATION, caller);
+        }
         if let Some(length) = length {
             req = req.header(http::header::CONTENT_LENGTH, length);
         }
@@ -292,11 +310,22 @@ impl H2 {
         Stream { response, body }
     }
 
+    /// Sends a whole POST with the credential of a caller.
+    ///
+    /// # Panics
+    ///
+    /// Panics if the connection is closed.
+    pub async fn post_by(&self, caller: Option<&str>, path: &str, key: &str, body: &str) -> Stream {
+        let mut stream = self.start_by(caller, path, key, None).await;
+        stream.send(body.to_owned(), true);
+        stream
+    }
+
     /// Sends a whole POST.
     ///
     /// # Panics
     ///
-    /// If the connection is gone.
+    /// Panics if the connection is gone.
     pub async fn post(&self, path: &str, key: &str, body: &str) -> Stream {
         let mut stream = self.start(path, key).await;
         stream.send(body.to_owned(), true);
@@ -315,18 +344,18 @@ impl Stream {
     ///
     /// # Panics
     ///
-    /// If the stream is closed.
+    /// Panics if the stream is closed.
     pub fn send(&mut self, data: impl Into<Bytes>, last: bool) {
         let sent = self.body.send_data(data.into(), last);
         sent.expect("an open stream");
     }
 
-    /// RST_STREAM.
+    /// Sends RST_STREAM.
     pub fn reset(self) {
         self.reset_for(Reason::CANCEL);
     }
 
-    /// RST_STREAM, for this reason.
+    /// Sends RST_STREAM with this reason.
     pub fn reset_for(mut self, reason: Reason) {
         self.body.send_reset(reason);
     }
@@ -335,7 +364,7 @@ impl Stream {
     ///
     /// # Errors
     ///
-    /// If it was reset, or broke off.
+    /// Returns an error if it was reset, or broke off.
     pub async fn answer(self) -> Result<Answer, h2::Error> {
         let (mut head, mut body) = self.response.await?.into_parts();
         let mut data = BytesMut::new();

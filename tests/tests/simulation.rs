@@ -81,7 +81,7 @@ fn optional_number(name: &str) -> Option<u64> {
 /// Runs `SIMULATION_SEEDS` from `SIMULATION_FROM` on: 2,000 from 0, or 100,000 with `FULL=1`. Ends earlier only if
 /// `SIMULATION_SECONDS` is set and over.
 #[test]
-fn no_seed_breaks_a_promise() {
+fn no_seed_finds_violation() {
     let from = number("SIMULATION_FROM", 0);
     let sweep = Sweep {
         seeds: from..from + number("SIMULATION_SEEDS", few_or(2_000, 100_000) as u64),

@@ -94,7 +94,7 @@ async fn charge<S: Ledgered>(
     lease: Lease,
 ) -> Response {
     let pid = process::id();
-    // Of all processes.
+    // The number is unique among all processes.
     let n = u64::from(pid) << 24 | bank.executions.fetch_add(1, SeqCst);
     let effect = bank.books.effect(key.as_str(), pid, n);
     let pause = Duration::from_millis(ms);

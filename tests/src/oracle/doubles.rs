@@ -23,11 +23,11 @@ impl History {
         let stories = self.stories();
         let doubles = stories
             .iter()
-            .filter(|(key, story)| !self.is_told_apart(key, story));
-        doubles.map(|(key, story)| story.told(key)).collect()
+            .filter(|(key, story)| !self.is_separable(key, story));
+        doubles.map(|(key, story)| story.describe(key)).collect()
     }
 
-    fn is_told_apart(&self, key: &str, story: &Story<'_>) -> bool {
+    fn is_separable(&self, key: &str, story: &Story<'_>) -> bool {
         if story.effects.len() < 2 {
             return true;
         }
@@ -64,13 +64,13 @@ impl History {
         let last = effects.map(|(at, effect)| {
             // Another process may have an execution of the same number. Only the first of them is then known.
             let is_first = !story.effects[..at].iter().any(|it| it.n == effect.n);
-            let told = story.attempts.iter();
-            let told = told.filter(|it| is_first && it.execution() == Some(effect.n));
-            later = soonest([told.map(|it| it.ended).min(), later]);
+            let attempts = story.attempts.iter();
+            let attempts = attempts.filter(|it| is_first && it.execution() == Some(effect.n));
+            later = earliest([attempts.map(|it| it.ended).min(), later]);
 
             let strikes = self.strikes.iter();
             let mut killed = strikes.filter(|it| it.pid == effect.pid && it.resumed.is_none());
-            soonest([killed.next().map(|it| it.down), later])
+            earliest([killed.next().map(|it| it.down), later])
         });
         let mut last: Vec<_> = last.collect();
         last.reverse();
@@ -86,11 +86,11 @@ impl History {
         occasions: &[&Occasion],
     ) -> Vec<usize> {
         let member = self.processes.get(&effect.pid);
-        let asked = story.attempts.iter();
-        let asked = asked.filter(|it| member.is_none_or(|member| it.member == *member));
+        let attempts = story.attempts.iter();
+        let attempts = attempts.filter(|it| member.is_none_or(|member| it.member == *member));
         let mut places = vec![false; occasions.len() + 1];
-        for attempt in asked {
-            let until = soonest([attempt.came_back(), last]);
+        for attempt in attempts {
+            let until = earliest([attempt.stopped_at(), last]);
             if until.is_some_and(|until| until < attempt.began) {
                 continue;
             }
@@ -107,7 +107,7 @@ impl History {
 
 impl Attempt {
     /// Returns the time at which all work for the attempt had stopped, if that time is known.
-    fn came_back(&self) -> Option<Instant> {
+    fn stopped_at(&self) -> Option<Instant> {
         match self.outcome {
             Outcome::Answered(_) | Outcome::Refused | Outcome::NotYet(_) => Some(self.ended),
             Outcome::HungUp | Outcome::Failed => None,
@@ -115,7 +115,7 @@ impl Attempt {
     }
 }
 
-fn soonest(moments: [Option<Instant>; 2]) -> Option<Instant> {
+fn earliest(moments: [Option<Instant>; 2]) -> Option<Instant> {
     moments.into_iter().flatten().min()
 }
 

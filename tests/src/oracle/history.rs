@@ -98,7 +98,7 @@ pub struct History {
     pub lease: Duration,
     /// The longest time by which a response may be older than its request. A waiter receives a reply that another request
     /// of the same process obtained. The call for that reply may already have been in flight.
-    pub hearsay: Duration,
+    pub max_reply_age: Duration,
     /// The retention of records by the members, if no member can store a record late.
     pub retention: Option<Duration>,
     /// The codes of the problems after which clients may retry, besides in-progress and store-unavailable.

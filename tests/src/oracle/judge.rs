@@ -26,7 +26,10 @@ impl History {
         let stories = self.stories();
         let unexplained = stories.iter().filter(|(_, story)| {
             let pids: BTreeSet<_> = story.effects.iter().map(|effect| effect.pid).collect();
-            let struck: usize = pids.iter().map(|pid| self.explains(story, *pid)).sum();
+            let struck: usize = pids
+                .iter()
+                .map(|pid| self.count_explained(story, *pid))
+                .sum();
             let answered = story.answers().map(|(when, _)| when).min();
             let slow = story.attempts.iter().filter(|attempt| {
                 // A client that hung up does not know the duration of the execution.
@@ -46,7 +49,9 @@ impl History {
             let slow = slow.filter(had_an_effect);
             story.effects.len() > 1 + struck + slow.count()
         });
-        unexplained.map(|(key, story)| story.told(key)).collect()
+        unexplained
+            .map(|(key, story)| story.describe(key))
+            .collect()
     }
 
     /// Returns each key with a contradiction. Responses differ, or effects are of two requests, with no
@@ -76,9 +81,11 @@ impl History {
             let mut attempts = story.attempts.iter();
             self.differs_between_occasions(key, story, &is_compared)
                 || self.is_of_two_requests(key, story)
-                || attempts.any(|attempt| story.has_made_up(attempt) || self.is_strange(attempt))
+                || attempts.any(|attempt| story.is_uncaused(attempt) || self.is_strange(attempt))
         });
-        contradictions.map(|(key, story)| story.told(key)).collect()
+        contradictions
+            .map(|(key, story)| story.describe(key))
+            .collect()
     }
 
     /// Returns each key with a response that was refused for good afterwards. The refusal is of the same request, and no
@@ -95,15 +102,18 @@ impl History {
             refused.any(|late| {
                 late.outcome == Outcome::Refused
                     && answered().any(|one| {
-                        let from = one.began.checked_sub(self.hearsay).unwrap_or(one.began);
+                        let from = one
+                            .began
+                            .checked_sub(self.max_reply_age)
+                            .unwrap_or(one.began);
                         let mut occasions = self.occasions_of(key).filter(|it| !it.takeover);
                         one.request == late.request
-                            && one.ended + self.hearsay < late.began
+                            && one.ended + self.max_reply_age < late.began
                             && !occasions.any(|it| from <= it.until && it.from <= late.ended)
                     })
             })
         });
-        retracted.map(|(key, story)| story.told(key)).collect()
+        retracted.map(|(key, story)| story.describe(key)).collect()
     }
 
     /// Returns each key with a response to a request that was sent after the record must have expired. The record expires
@@ -117,11 +127,11 @@ impl History {
         let stale = stories.iter().filter(|(_, story)| {
             let answered = || story.attempts.iter().filter(|it| it.answer().is_some());
             answered().any(|one| {
-                let over = one.ended + retention + self.hearsay;
+                let over = one.ended + retention + self.max_reply_age;
                 answered().any(|late| late.began > over && late.outcome == one.outcome)
             })
         });
-        stale.map(|(key, story)| story.told(key)).collect()
+        stale.map(|(key, story)| story.describe(key)).collect()
     }
 
     /// Returns each key that has a response and no effect.
@@ -130,9 +140,9 @@ impl History {
         let stories = self.stories();
         let uncaused = stories.iter().filter(|(_, story)| {
             let mut attempts = story.attempts.iter();
-            story.effects.is_empty() && attempts.any(|attempt| story.has_made_up(attempt))
+            story.effects.is_empty() && attempts.any(|attempt| story.is_uncaused(attempt))
         });
-        uncaused.map(|(key, story)| story.told(key)).collect()
+        uncaused.map(|(key, story)| story.describe(key)).collect()
     }
 
     /// Returns each key that was without a response for longer than `limit`, since its first request or the last strike.
@@ -140,11 +150,11 @@ impl History {
     pub fn stuck(&self, limit: Duration) -> Vec<String> {
         let stories = self.stories();
         let stuck = stories.iter().filter(|(_, story)| self.wait(story) > limit);
-        stuck.map(|(key, story)| story.told(key)).collect()
+        stuck.map(|(key, story)| story.describe(key)).collect()
     }
 
-    /// Returns the number of keys that were taken over in time. The process that had an effect was struck while a client waited
-    /// there. Another execution had a response within `limit` since the last strike.
+    /// Returns the number of keys that were taken over in time. The process that had an effect was struck while a client
+    /// waited there. Another execution had a response within `limit` since the last strike.
     #[must_use]
     pub fn taken_over_within(&self, limit: Duration) -> usize {
         let stories = self.stories();
@@ -171,7 +181,7 @@ impl History {
             let mut attempts = story.attempts.iter();
             !attempts.any(|attempt| attempt.is_definite())
         });
-        unanswered.map(|(key, story)| story.told(key)).collect()
+        unanswered.map(|(key, story)| story.describe(key)).collect()
     }
 
     pub(super) fn stories(&self) -> BTreeMap<&str, Story<'_>> {
@@ -210,7 +220,7 @@ impl History {
         answered().any(|one| {
             answered().any(|other| {
                 let (from, until) = (one.began.min(other.began), one.ended.max(other.ended));
-                let from = from.checked_sub(self.hearsay).unwrap_or(from);
+                let from = from.checked_sub(self.max_reply_age).unwrap_or(from);
                 let mut occasions = self.occasions_of(key).filter(|it| !it.takeover);
                 one.outcome != other.outcome
                     && !occasions.any(|it| from <= it.until && it.from <= until)
@@ -240,7 +250,7 @@ impl History {
 
     /// Returns the number of executions of this key by one process that may have been taken over. It is at most the number
     /// of strikes at the process in that time.
-    fn explains(&self, story: &Story<'_>, pid: u32) -> usize {
+    fn count_explained(&self, story: &Story<'_>, pid: u32) -> usize {
         let asked = story.attempts.iter().map(|attempt| attempt.began).min();
         let answered = story.answers().map(|(when, _)| when).min();
         let strikes = self.strikes.iter().filter(|strike| {
@@ -295,16 +305,16 @@ impl<'a> Story<'a> {
     }
 
     /// Returns `true` if the response is not of an execution of this request.
-    fn has_made_up(&self, attempt: &Attempt) -> bool {
+    fn is_uncaused(&self, attempt: &Attempt) -> bool {
         let n = attempt.execution();
-        let has_said = |it: &&Effect| Some(it.n) == n && it.request == attempt.request;
+        let is_cause = |it: &&Effect| Some(it.n) == n && it.request == attempt.request;
         let answer = attempt.answer();
         answer.is_some_and(|answer| answer.status != StatusCode::SERVICE_UNAVAILABLE)
-            && !self.effects.iter().any(has_said)
+            && !self.effects.iter().any(is_cause)
     }
 
     /// Returns a readable description of all known events.
-    pub(super) fn told(&self, key: &str) -> String {
+    pub(super) fn describe(&self, key: &str) -> String {
         let began = self.attempts.iter().map(|attempt| attempt.began).min();
         let mut lines = vec![format!("{key}:")];
         for effect in &self.effects {

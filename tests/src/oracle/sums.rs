@@ -108,7 +108,7 @@ impl fmt::Display for Sums {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(
             f,
-            "{} keys, {} strikes, {} keys struck: {} executed twice, {} refused with an effect and {} without, {} told \
+            "{} keys, {} strikes, {} keys struck: {} executed twice, {} refused with an effect and {} without, {} answered \
              by another process; {} late answers, {} of them another's; {} slow; {} without a store; longest wait {:?}",
             self.keys,
             self.strikes,

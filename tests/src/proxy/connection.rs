@@ -63,9 +63,9 @@ pub(super) async fn forward(mut client: TcpStream, state: Arc<State>) {
 /// The directions in which a connection has lost bytes. Nothing is forwarded in them any more.
 #[derive(Debug, Default)]
 struct Lost {
-    /// Nothing more goes up.
+    /// No more bytes go to the server.
     requests: Cell<bool>,
-    /// Nothing more goes down.
+    /// No more bytes go to the client.
     replies: Cell<bool>,
     /// The connection is cut when the server replies.
     cut_at_reply: Cell<bool>,
@@ -121,7 +121,7 @@ impl<'a> Direction<'a> {
                     _ => Duration::ZERO,
                 };
                 let piece = (Instant::now() + delay, piece.freeze());
-                // The end is an empty piece, and as late as any other.
+                // An empty piece marks the end. It is delayed like any other piece.
                 if queue.send(piece).await.is_err() || read == 0 {
                     return Ok(());
                 }
@@ -187,7 +187,7 @@ impl<'a> Direction<'a> {
         }
     }
 
-    /// The fault that happens in this piece. It is over with that.
+    /// Takes the fault if it happens in this piece.
     fn fault(&mut self, piece: &[u8]) -> Option<(Fault, Then)> {
         let mut armed = self.state.fault();
         let (fault, _) = armed.as_mut()?;

@@ -1,6 +1,6 @@
 //! Faults that happen once, at a point that a client's bytes define.
 
-/// Something that goes wrong once.
+/// A fault that happens once.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Fault {
     /// That many bytes from clients, of all connections together, still reach the server. Then nothing more does on the
@@ -9,17 +9,17 @@ pub enum Fault {
     /// The request that contains these bytes for the `nth` time, counted from 1, does not reach the server. Nor do other
     /// bytes that arrived in the same piece.
     Request {
-        /// Bytes as the client sends them.
+        /// The bytes to match, as the client sends them.
         needle: Vec<u8>,
-        /// Which occurrence.
+        /// The number of the occurrence.
         nth: u32,
     },
     /// The request that contains these bytes for the `nth` time, counted from 1, reaches the server, and its reply is lost.
     /// Replies to other requests in flight on the connection are lost, too.
     ReplyTo {
-        /// Bytes as the client sends them.
+        /// The bytes to match, as the client sends them.
         needle: Vec<u8>,
-        /// Which occurrence.
+        /// The number of the occurrence.
         nth: u32,
     },
 }
@@ -77,7 +77,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_request_is_recognized_in_pieces_and_counted_once() {
+    fn split_request_is_counted_once() {
         let pieces: [&[u8]; 5] = [b"GET GE", b"T", b" G", b"E", b"T."];
         for (nth, expected) in [(1, 0), (2, 1), (3, 4)] {
             let needle = b"GET".to_vec();
@@ -91,7 +91,7 @@ mod tests {
     }
 
     #[test]
-    fn bytes_are_counted_to_the_last() {
+    fn byte_fault_happens_at_exact_count() {
         let mut fault = Fault::AfterBytes(5);
         let mut before = Vec::new();
         assert!(!fault.happens(&mut before, b"abcd"));

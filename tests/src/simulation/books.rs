@@ -141,14 +141,20 @@ impl Books {
             Acquired::Completed {
                 fingerprint,
                 record,
+                expires_in,
+                token,
             } => match &self.state {
                 State::Stored {
                     fingerprint: stored_for,
                     record: stored,
-                    ..
+                    expires,
+                    token: stored_by,
                 } => {
                     if stored != record || stored_for != fingerprint {
                         return Err("another record than the one that was stored");
+                    }
+                    if *token != Some(*stored_by) || now + millis(*expires_in) != *expires {
+                        return Err("a record of another token, or another expiry");
                     }
                     Ok(())
                 }

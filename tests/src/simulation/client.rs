@@ -79,6 +79,7 @@ pub(super) fn request(
     let req = Request::post(format!("/{variant}"))
         .header("idempotency-key", format!("\"key-{key}\""))
         .header("x-attempt", attempt)
+        .header("authorization", plan.caller(key))
         .body(if dice.percent(50) {
             body.announced()
         } else {
@@ -99,7 +100,7 @@ pub(super) async fn attempt(
     see_through(link, exchange, number, leave).await;
 }
 
-/// An orphan executed again, by an operator who may leave as well.
+/// Executes an orphan again for an operator, who may leave as well.
 pub(super) async fn take_over(
     link: Link,
     layer: IdempotencyLayer,
@@ -139,7 +140,7 @@ pub(super) async fn see_through(
             }
         }
     };
-    // The exchange is dropped by now, as in a server that lost the connection.
+    // The exchange is already dropped, as in a server that lost the connection.
     let Some(outcome) = outcome else {
         return left(&link, number).await;
     };

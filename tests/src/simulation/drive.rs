@@ -511,7 +511,9 @@ fn layer(plan: &Plan, link: &Link) -> IdempotencyLayer {
         layer = layer.with_fingerprint(FingerprintBy::head_only());
     }
     if plan.crowded {
-        layer = layer.with_max_in_flight(2, 1 << 20).with_max_waiters(1, 1);
+        layer = layer
+            .with_max_in_flight(if plan.clients > 3 { 2 } else { 1 })
+            .with_max_waiters(1, 1);
     }
     match bug {
         Some(Bug::ExecutesUnprotected) => {
@@ -589,5 +591,5 @@ fn ask_for_all(world: &mut State, pause: Millis) {
 /// The interval by which processes look ahead after an event.
 const STRIDE: Millis = 4;
 
-/// More than any seed takes.
+/// The largest number of steps of a run. No correct run needs as many.
 const STEPS: u64 = 100_000;

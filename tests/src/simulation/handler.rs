@@ -290,7 +290,7 @@ impl Run {
             );
             let prepared = match lease.prepare(res).await {
                 Ok(prepared) => prepared,
-                // Rolled back.
+                // The transaction was rolled back.
                 Err(unrecorded) => return Ok(unrecorded.into_answer().map(prepared_page)),
             };
             let (reference, record) = (prepared.lease_ref(), prepared.record().clone());
@@ -371,7 +371,7 @@ impl Drop for Run {
         if !self.over {
             let (execution, process) = (self.number, self.link.process);
             let mut world = self.link.world.look();
-            // With its process, as tasks end in no order.
+            // If the process died, its tasks end in any order.
             if !world.dead[process] {
                 world.tell(What::CutOff(execution));
             }

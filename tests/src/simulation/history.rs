@@ -86,12 +86,12 @@ pub(super) struct Held {
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) enum Outcome {
     Answered(Reply),
-    /// Refused by the layer, for this reason.
+    /// The layer refused the request, for this reason.
     Refused(&'static str, StatusCode),
     Panicked,
     Failed,
     BrokeOff,
-    /// Its process died.
+    /// The process of the attempt died.
     Died,
     /// The client had left.
     Left,

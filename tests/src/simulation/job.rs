@@ -94,7 +94,7 @@ impl Run {
         match script.ending {
             Ending::PanicsAfter => self.panic(),
             Ending::Fails | Ending::AnswersNotToKeep => Err(WorkError::Release(())),
-            // Whatever has happened: the lease runs out.
+            // The work may have had an effect: the lease expires.
             Ending::BreaksOff => Err(WorkError::Hold(())),
             Ending::Answers(status) if !self.link.world.look().plan.records(status) => {
                 Err(WorkError::Release(()))
@@ -119,14 +119,14 @@ impl Run {
                 Err(_) => {}
             }
         }
-        // Some make something else of what they do not know.
+        // Works differ in their reaction to an unknown commit.
         match self.number % 2 {
             0 => Ok(self.value(UNSURE)),
             _ => Err(WorkError::Release(())),
         }
     }
 
-    /// The value, which is in the books from here on.
+    /// Returns the value, and enters it in the books.
     fn value(&self, more: &str) -> Value {
         let too_much = self.script.ending == Ending::AnswersTooMuch;
         let text = self.text(too_much) + more;
@@ -141,7 +141,7 @@ impl Run {
     }
 }
 
-/// Values have none; this is what a handler would have answered.
+/// Returns the status that a handler would send. A value has no status.
 fn status(text: &str) -> StatusCode {
     match text.ends_with(UNSURE) {
         true => StatusCode::SERVICE_UNAVAILABLE,

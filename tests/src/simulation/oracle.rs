@@ -18,7 +18,7 @@ use super::{
     world::{Execution, Keep, Progress, State},
 };
 
-/// An execution begins.
+/// Judges the beginning of an execution.
 pub(super) fn judge_execution(world: &mut State, number: usize, held: Option<Held>) {
     let Some(lease) = world.executions[number].lease else {
         return world.violated(format!("execution {number} without a lease"));
@@ -68,7 +68,7 @@ pub(super) fn judge_effect(world: &mut State, number: usize, held: bool) {
     }
 }
 
-/// An execution is dropped before its end.
+/// Judges an execution that is dropped before its end.
 pub(super) fn judge_cut(world: &mut State, number: usize, process: usize) {
     if !world.dead[process] {
         world.violated(format!("execution {number} was cut off"));
@@ -84,7 +84,7 @@ pub(super) fn judge_release(world: &mut State, lease: &LeaseRef) -> bool {
     let execution = &world.executions[number];
     let said = execution.answers.last().map(|said| said.keep);
     let runs = execution.state == Progress::Runs && !world.dead[execution.process];
-    // What it said after a commit of which the record may be over is worth nothing.
+    // A response does not count if the record of an earlier commit may have expired.
     let over = execution.over.is_some_and(|over| world.now >= over);
     let keeps = execution.state == Progress::Answered && said == Some(Keep::Yes) && !over;
     if runs {
@@ -98,7 +98,7 @@ pub(super) fn judge_release(world: &mut State, lease: &LeaseRef) -> bool {
     !runs && !keeps
 }
 
-/// An attempt has ended for its client.
+/// Judges an attempt that has ended for its client.
 pub(super) fn judge_end(world: &mut State, attempt: usize, outcome: &Outcome) {
     let violation = match outcome {
         Outcome::Answered(reply) => judge_answer(world, attempt, reply),
@@ -182,7 +182,7 @@ fn judge_refusal(
     let known = &world.attempts[attempt];
     let may = match reason {
         "outcome-unknown" => {
-            // After an execution too: it may have lost its lease.
+            // An attempt that executed may be refused too, because it may have lost its lease.
             return match known.execution.is_some() || has_met_an_orphan(world, attempt) {
                 true => Ok(()),
                 false => {
@@ -204,7 +204,7 @@ fn judge_refusal(
             };
             !world.plan.separates() && world.attempts.iter().any(another)
         }
-        "overloaded" => world.plan.crowded,
+        "overloaded" | "caller-limit" => world.plan.crowded,
         "draining" => true,
         "body-timeout" | "body-unreadable" => !known.clean,
         _ => false,
@@ -224,7 +224,7 @@ fn judge_refusal(
 /// before that also counts.
 fn has_met_an_orphan(world: &State, attempt: usize) -> bool {
     let process = world.attempts[attempt].process;
-    let hearsay = match world.plan.in_flight {
+    let max_reply_age = match world.plan.in_flight {
         ConcurrentRequests::Wait(_) => world.plan.store_timeout,
         _ => 0,
     };
@@ -239,14 +239,14 @@ fn has_met_an_orphan(world: &State, attempt: usize) -> bool {
             What::Sends { attempt: sent, .. } if *sent == attempt => since = Some(event.at),
             _ => {}
         }
-        if since.is_some_and(|since| event.at + hearsay < since) {
+        if since.is_some_and(|since| event.at + max_reply_age < since) {
             return false;
         }
     }
     false
 }
 
-/// Nothing goes wrong any more, and nothing is under way.
+/// Judges the end of the run: no fault is injected any more, and no exchange is in flight.
 pub(super) fn judge_rest(world: &mut State) {
     if let Some(attempt) = world.attempts.iter().position(|it| it.outcome.is_none()) {
         return world.violated(format!("attempt {attempt} has never ended"));

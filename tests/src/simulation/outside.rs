@@ -51,7 +51,7 @@ fn tell(world: &State) -> History {
         occasions: Vec::new(),
         processes: (0..world.dead.len()).map(|it| (pid(it), it)).collect(),
         lease: Duration::from_millis(world.plan.lease),
-        hearsay: hearsay(&world.plan),
+        max_reply_age: max_reply_age(&world.plan),
         retention: retention(&world.plan),
         problems: PROBLEMS,
     };
@@ -66,13 +66,13 @@ fn tell(world: &State) -> History {
                 request: path(*request),
                 member: *process,
                 began: at,
-                // Unless it ends.
+                // This is the end of the run, and a later event replaces it.
                 ended: end,
                 outcome: Outcome::HungUp,
             }),
             What::Ends(attempt, outcome) => {
                 history.attempts[*attempt].ended = at;
-                history.attempts[*attempt].outcome = told(world, *attempt, outcome);
+                history.attempts[*attempt].outcome = client_outcome(world, *attempt, outcome);
             }
             What::Effect { execution, .. } => {
                 let known = &world.executions[*execution];
@@ -97,7 +97,7 @@ fn tell(world: &State) -> History {
 }
 
 /// Returns the longest time that a process waits for a reply of the store.
-fn hearsay(plan: &Plan) -> Duration {
+fn max_reply_age(plan: &Plan) -> Duration {
     match plan.in_flight {
         ConcurrentRequests::Wait(_) => Duration::from_millis(plan.store_timeout),
         _ => Duration::ZERO,
@@ -152,7 +152,7 @@ fn strike(process: usize, down: Instant, resumed: Option<Instant>) -> Strike {
 }
 
 /// Returns the outcome as a client of a fleet reports it.
-fn told(world: &State, attempt: usize, outcome: &history::Outcome) -> Outcome {
+fn client_outcome(world: &State, attempt: usize, outcome: &history::Outcome) -> Outcome {
     match outcome {
         history::Outcome::Answered(reply) => match is_kept(world, attempt, reply) {
             true => Outcome::Answered(answer(reply)),
@@ -218,6 +218,7 @@ const PROBLEMS: &[&str] = &[
     "unkept",
     "no-orphan",
     "overloaded",
+    "caller-limit",
     "draining",
     "body-timeout",
     "body-unreadable",

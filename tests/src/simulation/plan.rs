@@ -22,7 +22,7 @@ pub struct Plan {
     pub(super) body_timeout: Millis,
     /// The layer fingerprints the head only, and the handler reads the body itself.
     pub(super) head_only: bool,
-    /// Few requests may be in flight at once, and few may wait.
+    /// Few requests may be in flight at once, and few may wait. Callers have shares in these limits.
     pub(super) crowded: bool,
     /// Handlers commit effect and record together.
     pub(super) transactional: bool,
@@ -115,7 +115,7 @@ impl Plan {
         }
     }
 
-    /// The same, of `run_once`: what is decided for HTTP alone is as if it had been decided like that.
+    /// Returns this plan for work of `run_once`. Settings for HTTP alone get fixed values.
     pub(super) fn of_jobs(self) -> Self {
         Self {
             jobs: true,
@@ -140,6 +140,15 @@ impl Plan {
             }
             StatusCode::SERVICE_UNAVAILABLE => self.preset == Preset::Stripe,
             _ => false,
+        }
+    }
+
+    /// Returns the caller that sends a key: one for all keys, or one for each.
+    pub(super) fn caller(&self, key: u64) -> u64 {
+        if self.clients.is_multiple_of(2) {
+            key
+        } else {
+            0
         }
     }
 

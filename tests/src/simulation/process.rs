@@ -182,7 +182,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_process_runs_when_its_timers_are_due_and_finds_a_pause_behind_it() {
+    fn process_runs_due_timers_and_observes_pauses() {
         let mut process = Process::begin(100);
         let seen = Arc::new(Mutex::new(Vec::new()));
         let (sees, begun) = (Arc::clone(&seen), process.begun);

@@ -136,11 +136,12 @@ impl Shelf {
     fn judge(&self, entry: &Entry, claim: &Claim, now: Millis) -> Result<u64, Acquired> {
         let fingerprint = entry.fingerprint;
         let ends = match &entry.state {
-            State::Completed { record, .. } => {
-                let record = record.clone();
+            State::Completed { record, expires } => {
                 return Err(Acquired::Completed {
                     fingerprint,
-                    record,
+                    record: record.clone(),
+                    expires_in: Duration::from_millis(expires.saturating_sub(now)),
+                    token: entry.token,
                 });
             }
             State::Leased { ends, .. } => *ends,

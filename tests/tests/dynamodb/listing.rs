@@ -77,7 +77,7 @@ async fn pages(mut listing: Listing) -> Vec<Vec<Entry>> {
     pages
 }
 
-async fn what_is_in_progress_is_listed_page_by_page(stand_in: StandIn) {
+async fn running_entries_are_listed_by_page(stand_in: StandIn) {
     let (endpoint, _, store) = listed(stand_in).await;
     let before = SystemTime::now();
     let mut leases = BTreeMap::new();
@@ -120,16 +120,16 @@ async fn what_is_in_progress_is_listed_page_by_page(stand_in: StandIn) {
 
 #[tokio::test]
 async fn in_progress_is_listed_by_page_on_dynoxide() {
-    what_is_in_progress_is_listed_page_by_page(StandIn::Dynoxide).await;
+    running_entries_are_listed_by_page(StandIn::Dynoxide).await;
 }
 
 #[tokio::test]
 async fn in_progress_is_listed_by_page_on_moto() {
-    what_is_in_progress_is_listed_page_by_page(StandIn::Moto).await;
+    running_entries_are_listed_by_page(StandIn::Moto).await;
 }
 
 /// So that no partition of it takes every write.
-async fn what_is_in_progress_is_spread_over_partitions_of_the_index(stand_in: StandIn) {
+async fn running_entries_spread_over_index_partitions(stand_in: StandIn) {
     let (_endpoint, table, store) = listed(stand_in).await;
     for n in 0..40 {
         hold(&store, &claim(n)).await;
@@ -151,12 +151,12 @@ async fn what_is_in_progress_is_spread_over_partitions_of_the_index(stand_in: St
 
 #[tokio::test]
 async fn index_partitions_are_spread_on_dynoxide() {
-    what_is_in_progress_is_spread_over_partitions_of_the_index(StandIn::Dynoxide).await;
+    running_entries_spread_over_index_partitions(StandIn::Dynoxide).await;
 }
 
 #[tokio::test]
 async fn index_partitions_are_spread_on_moto() {
-    what_is_in_progress_is_spread_over_partitions_of_the_index(StandIn::Moto).await;
+    running_entries_spread_over_index_partitions(StandIn::Moto).await;
 }
 
 // ---- What needs attention ----
@@ -220,7 +220,7 @@ impl Service {
     }
 }
 
-async fn what_needs_attention_is_listed_until_it_is_resolved(stand_in: StandIn) {
+async fn attention_is_listed_until_resolved(stand_in: StandIn) {
     let (endpoint, _, store) = listed(stand_in).await;
     let layer = IdempotencyLayer::new(store.clone()).with_lease_ttl(Ttl::from_secs(600));
     let service = Service::new(layer);
@@ -272,12 +272,12 @@ async fn resolved(store: &DynamoDbStore, entry: &Entry, resolution: Resolution) 
 // S-239
 #[tokio::test]
 async fn attention_is_listed_until_resolved_on_dynoxide() {
-    what_needs_attention_is_listed_until_it_is_resolved(StandIn::Dynoxide).await;
+    attention_is_listed_until_resolved(StandIn::Dynoxide).await;
 }
 
 #[tokio::test]
 async fn attention_is_listed_until_resolved_on_moto() {
-    what_needs_attention_is_listed_until_it_is_resolved(StandIn::Moto).await;
+    attention_is_listed_until_resolved(StandIn::Moto).await;
 }
 
 async fn the_only(store: &DynamoDbStore) -> Entry {
@@ -286,7 +286,7 @@ async fn the_only(store: &DynamoDbStore) -> Entry {
 }
 
 /// The first execution may have had its effect: the next one is flagged as a takeover, and no other request gets the key.
-async fn what_may_be_tried_again_is_a_takeover(stand_in: StandIn) {
+async fn retry_resolution_is_takeover(stand_in: StandIn) {
     let (_endpoint, _, store) = listed(stand_in).await;
     let service = Service::new(IdempotencyLayer::new(store.clone()));
     service.ask("k").await;
@@ -320,12 +320,12 @@ async fn what_may_be_tried_again_is_a_takeover(stand_in: StandIn) {
 // S-240
 #[tokio::test]
 async fn retry_resolution_is_takeover_on_dynoxide() {
-    what_may_be_tried_again_is_a_takeover(StandIn::Dynoxide).await;
+    retry_resolution_is_takeover(StandIn::Dynoxide).await;
 }
 
 #[tokio::test]
 async fn retry_resolution_is_takeover_on_moto() {
-    what_may_be_tried_again_is_a_takeover(StandIn::Moto).await;
+    retry_resolution_is_takeover(StandIn::Moto).await;
 }
 
 // S-241
@@ -342,7 +342,7 @@ async fn retry_resolution_under_refuse_is_manual() {
     assert_eq!(service.effects.count(), 1);
 }
 
-async fn what_is_settled_is_answered_from_then_on(stand_in: StandIn) {
+async fn settled_attention_is_replayed(stand_in: StandIn) {
     let (_endpoint, _, store) = listed(stand_in).await;
     let service = Service::new(IdempotencyLayer::new(store.clone()));
     service.ask("k").await;
@@ -368,12 +368,12 @@ async fn what_is_settled_is_answered_from_then_on(stand_in: StandIn) {
 // S-242
 #[tokio::test]
 async fn settled_entry_is_replayed_on_dynoxide() {
-    what_is_settled_is_answered_from_then_on(StandIn::Dynoxide).await;
+    settled_attention_is_replayed(StandIn::Dynoxide).await;
 }
 
 #[tokio::test]
 async fn settled_entry_is_replayed_on_moto() {
-    what_is_settled_is_answered_from_then_on(StandIn::Moto).await;
+    settled_attention_is_replayed(StandIn::Moto).await;
 }
 
 // S-243
@@ -485,7 +485,7 @@ async fn orphan_is_listed_as_overdue_until_expiry() {
 }
 
 /// The entry may be the one searched for, so the listing reports it; and it hides no other entry.
-async fn an_entry_that_cannot_be_read_is_told_of_after_all_others(stand_in: StandIn) {
+async fn unreadable_entry_is_reported_last(stand_in: StandIn) {
     use tower_idempotency_dynamodb::aws_sdk_dynamodb::{primitives::Blob, types::AttributeValue};
 
     let (_endpoint, table, store) = listed(stand_in).await;
@@ -528,12 +528,12 @@ async fn an_entry_that_cannot_be_read_is_told_of_after_all_others(stand_in: Stan
 
 #[tokio::test]
 async fn unreadable_entry_is_reported_last_on_dynoxide() {
-    an_entry_that_cannot_be_read_is_told_of_after_all_others(StandIn::Dynoxide).await;
+    unreadable_entry_is_reported_last(StandIn::Dynoxide).await;
 }
 
 #[tokio::test]
 async fn unreadable_entry_is_reported_last_on_moto() {
-    an_entry_that_cannot_be_read_is_told_of_after_all_others(StandIn::Moto).await;
+    unreadable_entry_is_reported_last(StandIn::Moto).await;
 }
 
 /// Nothing would ever be collected, or something else would.

@@ -7,8 +7,8 @@ use http::{HeaderName, Method, Request, StatusCode};
 use tests::{Answer, app, created, post, send};
 use tokio::time::sleep;
 use tower_idempotency::{
-    ConcurrentRequests, FingerprintBy, IdempotencyLayer, KeyReuse, KeySyntax, MemoryStore,
-    MissingKey, OrphanPolicy, Preset, Principal, StoreFailure, Ttl, Unrecordable,
+    ConcurrentRequests, FingerprintBy, IdempotencyLayer, KeyReuse, KeyScope, KeySyntax,
+    MemoryStore, MissingKey, OrphanPolicy, Preset, Principal, StoreFailure, Ttl, Unrecordable,
     conformance::{Fault, FaultInjector, Operation},
 };
 
@@ -38,7 +38,9 @@ async fn changed_id_discards_records() {
             plain,
         ),
         Change("key", order, plain, |it| {
-            plain(it).with_key_from(|head| Some(head.uri.path().to_owned()))
+            plain(it).with_key_from(KeyScope::EachCaller, |head| {
+                Some(head.uri.path().to_owned())
+            })
         }),
         Change("key syntax", quoted, plain, |it| {
             plain(it).with_key_syntax(KeySyntax::Verbatim)
@@ -165,7 +167,9 @@ async fn everything_else_may_change_while_clients_retry() {
             plain(it).with_collect_timeout(SECOND)
         }),
         Change("bounds", order, plain, |it| {
-            plain(it).with_max_in_flight(9, 9000)
+            plain(it)
+                .with_max_in_flight(9)
+                .with_max_buffered(9000, 9000)
         }),
         Change("recorded", order, plain, |it| {
             plain(it).with_recorded_statuses(|_| false)

@@ -106,7 +106,20 @@ async fn refusal(
             store.fail(Op::Acquire, Act::FailBefore);
             sent(answering(layer), order()).await
         }
-        ErrorKind::Overloaded => sent(answering(layer.with_max_in_flight(0, 1000)), order()).await,
+        ErrorKind::Overloaded => sent(answering(layer.with_max_in_flight(0)), order()).await,
+        ErrorKind::CallerLimit => {
+            let app = answering(layer.with_max_in_flight(4));
+            for n in 0..3 {
+                let app = app.0.clone();
+                let mut req = order();
+                req.headers_mut().insert("idempotency-key", n.into());
+                let body = Scripted::new([Step::Wait(Duration::from_secs(20))]);
+                *req.body_mut() = Body::new(body);
+                tokio::spawn(async move { send(&app, req).await });
+            }
+            tokio::time::sleep(Duration::from_millis(1)).await;
+            sent(app, order()).await
+        }
         ErrorKind::Draining => {
             assert!(layer.drain(Duration::ZERO).await);
             sent(answering(layer), order()).await
@@ -116,7 +129,7 @@ async fn refusal(
 }
 
 /// Kind, status, code, whether to retry, whether it says when.
-const KINDS: [(ErrorKind, u16, &str, bool, bool); 14] = [
+const KINDS: [(ErrorKind, u16, &str, bool, bool); 15] = [
     (ErrorKind::MissingKey, 400, "missing-key", false, false),
     (ErrorKind::MalformedKey, 400, "malformed-key", false, false),
     (ErrorKind::KeyTooLong, 400, "key-too-long", false, false),
@@ -160,6 +173,7 @@ const KINDS: [(ErrorKind, u16, &str, bool, bool); 14] = [
         true,
     ),
     (ErrorKind::Overloaded, 503, "overloaded", true, true),
+    (ErrorKind::CallerLimit, 429, "caller-limit", true, true),
     (ErrorKind::Draining, 503, "draining", true, true),
 ];
 
@@ -329,7 +343,7 @@ fn invalid_settings_are_refused_by_setters() {
 #[tokio::test(start_paused = true)]
 async fn settings_that_leave_nothing_are_obeyed() {
     let layer = || IdempotencyLayer::new(MemoryStore::new());
-    let (full, effects) = creating(layer().with_max_in_flight(0, 1000));
+    let (full, effects) = creating(layer().with_max_in_flight(0));
     assert_eq!(send(&full, order()).await.code(), "overloaded");
     assert_eq!(effects.count(), 0);
 

@@ -46,8 +46,12 @@ async fn durations_without_end_neither_panic_nor_overflow() {
 async fn limits_of_zero_refuse_and_execute_nothing() {
     let effects = Effects::default();
     let store = MemoryStore::new();
-    let none_in_flight = IdempotencyLayer::new(store.clone()).with_max_in_flight(0, 1 << 20);
-    let nothing_buffered = IdempotencyLayer::new(store.clone()).with_max_in_flight(10, 0);
+    let none_in_flight = IdempotencyLayer::new(store.clone())
+        .with_max_in_flight(0)
+        .with_max_buffered(1 << 20, 1 << 20);
+    let nothing_buffered = IdempotencyLayer::new(store.clone())
+        .with_max_in_flight(10)
+        .with_max_buffered(0, 0);
     for layer in [none_in_flight, nothing_buffered] {
         let answer = send(&app(&effects, layer), tests::post("/", "k", "body")).await;
         assert_eq!(answer.status, StatusCode::SERVICE_UNAVAILABLE);

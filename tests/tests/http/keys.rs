@@ -1,8 +1,12 @@
 //! Location and syntax of the key.
 
 use http::{HeaderName, HeaderValue, Request, StatusCode};
-use tests::{Answer, Effects, app, created, creating, post, send};
-use tower_idempotency::{IdempotencyLayer, KeySyntax, MemoryStore, MissingKey, Ttl};
+use tests::{
+    Answer, Effects, app, created, creating, post,
+    probe::{Act, Probe},
+    send,
+};
+use tower_idempotency::{IdempotencyLayer, KeyScope, KeySyntax, MemoryStore, MissingKey, Ttl};
 
 use axum::{Router, body::Body};
 
@@ -151,7 +155,7 @@ async fn key_over_255_bytes_is_too_long() {
 // S-007
 #[tokio::test(start_paused = true)]
 async fn key_length_counts_bytes() {
-    let from_head = layer().with_key_from(|head| {
+    let from_head = layer().with_key_from(KeyScope::EachCaller, |head| {
         let repeat = head.headers.get("x-repeat")?.to_str().ok()?;
         Some("é".repeat(repeat.parse().ok()?))
     });
@@ -356,7 +360,7 @@ async fn several_key_lines_are_refused_even_when_they_agree() {
 #[tokio::test(start_paused = true)]
 async fn key_from_head_names_entity() {
     let by_order = || {
-        layer().with_key_from(|head| {
+        layer().with_key_from(KeyScope::EachCaller, |head| {
             let id = head
                 .uri
                 .path()
@@ -387,7 +391,7 @@ async fn key_from_head_names_entity() {
 // S-020
 #[tokio::test(start_paused = true)]
 async fn head_without_key_follows_setting() {
-    let from_head = layer().with_key_from(|_| None);
+    let from_head = layer().with_key_from(KeyScope::EachCaller, |_| None);
     let (app, effects) = creating(from_head.clone());
     for _ in 0..2 {
         assert_eq!(
@@ -405,7 +409,7 @@ async fn head_without_key_follows_setting() {
 // S-021
 #[tokio::test(start_paused = true)]
 async fn service_key_is_limited_without_syntax() {
-    let (app, effects) = creating(layer().with_key_from(|head| {
+    let (app, effects) = creating(layer().with_key_from(KeyScope::EachCaller, |head| {
         head.headers
             .get("x-event")
             .map(|value| String::from_utf8_lossy(value.as_bytes()).into_owned())
@@ -494,4 +498,51 @@ async fn handler_sees_decoded_key() {
     let answer = send(&app, post("/orders", r#""a\"b\\c""#, "order")).await;
     assert_eq!(answer.status, StatusCode::CREATED);
     assert_eq!(effects.count(), 1);
+}
+
+// S-961
+#[tokio::test(start_paused = true)]
+async fn claim_carries_digest_of_scope() {
+    let store = Probe::new(|_, _| Act::Forward);
+    let layer = IdempotencyLayer::new(store.clone());
+    let (app, _) = creating(layer.clone());
+    let (other_namespace, _) = creating(layer.clone().with_namespace("other"));
+    let from = |caller: &'static str, key: &'static str| {
+        let mut req = keyed(key);
+        let caller = HeaderValue::from_static(caller);
+        req.headers_mut().insert("authorization", caller);
+        req
+    };
+    for (app, req) in [
+        (&app, from("Bearer a", "1")),
+        (&app, from("Bearer a", "2")),
+        (&app, from("Bearer b", "1")),
+        (&app, keyed("1")),
+        (&app, keyed("2")),
+        (&other_namespace, from("Bearer a", "1")),
+    ] {
+        assert_eq!(send(app, req).await.status, StatusCode::CREATED);
+    }
+    let jobs = ["job-1", "job-2"].map(|key| {
+        layer.run_once(key, "", async |_| {
+            Ok::<_, tower_idempotency::run_once::WorkError<()>>(())
+        })
+    });
+    for job in jobs {
+        let _executed = job.await.expect("in memory");
+    }
+    let claims = store.claims();
+    let scopes: Vec<_> = claims.iter().map(|claim| claim.scope).collect();
+    let [a1, a2, b, anonymous, anonymous_2, elsewhere, job_1, job_2] = scopes[..] else {
+        panic!("{scopes:?}");
+    };
+    assert_eq!((a1, anonymous, job_1), (a2, anonymous_2, job_2));
+    let distinct = [a1, b, anonymous, elsewhere, job_1];
+    for (n, scope) in distinct.iter().enumerate() {
+        assert!(scope.is_some() && !distinct[..n].contains(scope));
+    }
+    for claim in &claims {
+        let scope = claim.scope.expect("all have one");
+        assert!(!claim.id.as_bytes().starts_with(scope.as_bytes()));
+    }
 }

@@ -11,7 +11,7 @@ use axum::{
     body::Body,
     response::{IntoResponse, Response},
 };
-use http::{Request, StatusCode};
+use http::{HeaderValue, Request, StatusCode};
 use http_body_util::BodyExt;
 use tests::{
     Effects, Scripted, Step, app, created, creating, post,
@@ -20,7 +20,10 @@ use tests::{
 };
 use tokio::time::advance;
 use tower::ServiceExt;
-use tower_idempotency::{IdempotencyLayer, MemoryStore, Retention, Ttl};
+use tower_idempotency::{
+    IdempotencyLayer, MemoryStore, Preset, Retention, Ttl,
+    store::{Acquired, Store},
+};
 
 fn layer() -> IdempotencyLayer {
     IdempotencyLayer::new(MemoryStore::new())
@@ -117,7 +120,10 @@ async fn execution_makes_two_store_calls_and_replay_one() {
 #[tokio::test(start_paused = true)]
 async fn definite_statuses_are_recorded_by_default() {
     let all: Vec<u16> = (200..600).collect();
-    let passing = [401, 403, 407, 408, 421, 423, 424, 425, 429];
+    let passing = [
+        307, 308, 401, 403, 406, 407, 408, 411, 412, 413, 415, 416, 417, 421, 423, 424, 425, 426,
+        428, 429, 431,
+    ];
     let definite: Vec<u16> = (200..500).filter(|code| !passing.contains(code)).collect();
     assert_eq!(recorded(layer, &all).await, definite);
 }
@@ -127,6 +133,59 @@ async fn definite_statuses_are_recorded_by_default() {
 async fn informational_status_is_never_recorded() {
     let any = || layer().with_recorded_statuses(|_| true);
     assert_eq!(recorded(any, &[100, 101, 102, 103, 199]).await, [0_u16; 0]);
+}
+
+// S-930, F-920
+#[tokio::test(start_paused = true)]
+async fn redirect_of_request_is_never_recorded() {
+    let any = || layer().with_recorded_statuses(|_| true);
+    assert_eq!(recorded(any, &[307, 308]).await, [0_u16; 0]);
+}
+
+// S-932, F-921
+#[tokio::test(start_paused = true)]
+async fn corrected_header_is_executed_under_same_key() {
+    for preset in [Preset::Recommended, Preset::Ietf, Preset::Stripe] {
+        for (code, name) in [
+            (401, "x-signature"),
+            (406, "accept"),
+            (407, "proxy-authorization"),
+            (411, "content-length"),
+            (412, "if-match"),
+            (413, "x-plan"),
+            (415, "content-encoding"),
+            (416, "content-range"),
+            (417, "expect"),
+            (421, "host"),
+            (423, "if"),
+            (426, "x-protocol"),
+            (428, "if-match"),
+            (431, "referer"),
+        ] {
+            let layer = IdempotencyLayer::with_preset(MemoryStore::new(), preset);
+            let (app, effects) = app(layer, move |n, req: Request<Body>| {
+                let res = match req.headers().get(name) {
+                    Some(value) if value == "5" => created(n),
+                    _ => StatusCode::from_u16(code)
+                        .expect("a status")
+                        .into_response(),
+                };
+                async move { res }
+            });
+            let order = || post("/orders", "\"k\"", "order");
+            let corrected = || {
+                let mut req = order();
+                req.headers_mut()
+                    .insert(name, HeaderValue::from_static("5"));
+                req
+            };
+            assert_eq!(send(&app, order()).await.status.as_u16(), code);
+            let answer = send(&app, corrected()).await;
+            assert_eq!(answer.status, StatusCode::CREATED, "{preset:?} {code}");
+            assert_eq!(send(&app, corrected()).await.body, answer.body);
+            assert_eq!(effects.count(), 2, "{preset:?} {code}");
+        }
+    }
 }
 
 // S-087
@@ -441,4 +500,82 @@ async fn every_execution_has_own_entry() {
         assert_eq!(again.body, first.body);
     }
     assert_eq!((store.len(), count.count()), (3, 3));
+}
+
+// ---- Closures of the service that panic after the effect ----
+
+// S-945, F-927
+#[tokio::test(start_paused = true)]
+async fn panicking_setting_leaves_tombstone() {
+    let settings: [fn(IdempotencyLayer) -> IdempotencyLayer; 2] = [
+        |layer| layer.with_recorded_statuses(|status| panic!("no rule for {status}")),
+        |layer| layer.with_replayed_headers(|name| panic!("no rule for {name}")),
+    ];
+    for preset in [Preset::Recommended, Preset::Idempo] {
+        for setting in settings {
+            let layer = IdempotencyLayer::with_preset(MemoryStore::new(), preset);
+            let (app, effects) = creating(setting(layer));
+            let first = send(&app, order()).await;
+            assert_eq!(
+                (first.status, first.text()),
+                (StatusCode::CREATED, "{\"execution\":1}")
+            );
+            for _ in 0..2 {
+                assert_eq!(send(&app, order()).await.status, StatusCode::CONFLICT);
+            }
+            assert_eq!(effects.count(), 1, "{preset:?}");
+        }
+    }
+}
+
+// S-946, F-927
+#[tokio::test(start_paused = true)]
+async fn panicking_error_response_is_problem_json() {
+    let layer = layer().with_error_response(|error| panic!("no page for {error}"));
+    let (app, effects) = app(layer, async |_n, _req| {
+        Body::new(Scripted::new(["streamed"])).into_response()
+    });
+    assert_eq!(send(&app, order()).await.text(), "streamed");
+    let reused = send(&app, post("/orders", "k", "another order")).await;
+    assert_eq!(reused.code(), "key-reused");
+    let event = Request::post("/orders")
+        .header("idempotency-key", "\"")
+        .body(Body::empty());
+    let malformed = send(&app, event.expect("a request")).await;
+    assert_eq!(malformed.code(), "malformed-key");
+    assert_eq!(effects.count(), 1);
+}
+
+// S-965
+#[tokio::test(start_paused = true)]
+async fn record_has_traceparent_and_replay_has_not() {
+    const FIRST: &str = "00-4bf92f3577b34da6a3ce929d0e0e4736-00f067aa0ba902b7-01";
+    const RETRY: &str = "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01";
+    for (sent, stored) in [(FIRST, true), ("00-hostile", false)] {
+        let store = Probe::new(|_, _| Act::Forward);
+        let (app, effects) = creating(IdempotencyLayer::new(store.clone()));
+        let with = |traceparent: &str| {
+            let mut req = order();
+
+            let value = traceparent.parse().expect("a header value");
+            req.headers_mut().insert("traceparent", value);
+            req
+        };
+        send(&app, with(sent)).await;
+        let replay = send(&app, with(RETRY)).await;
+        assert!(replay.is_replay() && effects.count() == 1);
+        assert_eq!(replay.header("traceparent"), None);
+        let claims = store.claims();
+        let Ok(Acquired::Completed { record, .. }) = store.inner().acquire(&claims[0]).await else {
+            panic!("it is completed");
+        };
+        let has = |text: &str| {
+            record
+                .windows(text.len())
+                .any(|part| part == text.as_bytes())
+        };
+        assert_eq!(has(FIRST), stored);
+        assert_eq!(has("traceparent"), stored);
+        assert!(!has(RETRY) && !has("hostile"));
+    }
 }

@@ -15,37 +15,37 @@ use tower_idempotency::{FingerprintBy, IdempotencyLayer, MemoryStore};
 
 on_both_runtimes! {
     // F-001, S-142
-    a_client_that_closes_costs_one_effect_and_its_retry_is_told,
+    closed_connection_executes_once,
     // F-001
-    a_client_that_resets_costs_one_effect_and_its_retry_is_told,
+    reset_connection_executes_once,
     // F-001
-    a_client_that_half_closes_costs_one_effect_and_its_retry_is_told,
+    half_closed_connection_executes_once,
     // F-006
-    a_client_that_leaves_work_in_a_task_behind_costs_one_effect_and_its_retry_is_told,
+    spawned_work_executes_once_after_disconnect,
     // F-008
-    a_client_that_leaves_with_its_answer_unread_costs_one_effect,
+    disconnect_with_unread_response_executes_once,
     // F-007
-    bytes_behind_the_request_change_nothing,
+    trailing_bytes_change_nothing,
     // F-018, S-146
-    a_timeout_outside_the_layer_costs_one_effect_and_the_retry_is_told,
+    outer_timeout_executes_once,
     // F-017
-    a_handler_that_panics_frees_the_key_and_closes_its_connection_only,
+    panic_releases_key_and_closes_own_connection,
     // F-010
-    a_body_that_breaks_off_has_no_effect_and_leaves_the_key_alone,
+    aborted_body_has_no_effect,
     // F-012
-    a_body_that_stalls_is_refused_and_leaves_the_key_alone,
+    stalled_body_is_refused,
     // F-014
-    a_client_that_waits_for_100_continue_gets_it,
+    waiting_client_gets_100_continue,
     // F-014
-    a_client_that_announces_too_much_is_refused_before_it_sends_any,
+    oversized_length_is_refused_before_body,
     // F-014
-    a_client_that_never_sends_the_body_it_was_asked_for_has_no_effect,
+    unsent_body_has_no_effect,
     // F-080
-    a_body_that_breaks_off_in_the_handlers_hands_is_not_recorded,
+    body_aborted_in_handler_is_not_recorded,
     // F-007
-    a_body_that_breaks_off_and_that_nobody_reads_costs_one_effect_and_its_retry_is_told,
+    unread_aborted_body_executes_once,
     // F-015
-    a_body_that_nobody_reads_is_not_asked_for_and_costs_one_effect,
+    unread_body_is_not_requested,
 }
 
 async fn leaves(path: &'static str, leave: Leave) {
@@ -61,19 +61,19 @@ async fn leaves(path: &'static str, leave: Leave) {
 }
 
 // fm 1, fm 3
-async fn a_client_that_closes_costs_one_effect_and_its_retry_is_told() {
+async fn closed_connection_executes_once() {
     leaves("/orders", Leave::Close).await;
     leaves("/read", Leave::Close).await;
 }
 
 // fm 1
-async fn a_client_that_resets_costs_one_effect_and_its_retry_is_told() {
+async fn reset_connection_executes_once() {
     leaves("/orders", Leave::Reset).await;
     leaves("/read", Leave::Reset).await;
 }
 
 // fm 4
-async fn a_client_that_half_closes_costs_one_effect_and_its_retry_is_told() {
+async fn half_closed_connection_executes_once() {
     for phase in PHASES {
         let stage = Stage::held(phase).await;
         let mut client = H1::connect(stage.server.addr()).await;
@@ -87,13 +87,13 @@ async fn a_client_that_half_closes_costs_one_effect_and_its_retry_is_told() {
 }
 
 // fm 1: the work is in a task that the handler spawned
-async fn a_client_that_leaves_work_in_a_task_behind_costs_one_effect_and_its_retry_is_told() {
+async fn spawned_work_executes_once_after_disconnect() {
     leaves("/spawned", Leave::Close).await;
     leaves("/spawned", Leave::Reset).await;
 }
 
 // fm 18
-async fn a_client_that_leaves_with_its_answer_unread_costs_one_effect() {
+async fn disconnect_with_unread_response_executes_once() {
     for leave in [Leave::Close, Leave::Reset] {
         let stage = Stage::open().await;
         let mut client = H1::connect(stage.server.addr()).await;
@@ -105,7 +105,7 @@ async fn a_client_that_leaves_with_its_answer_unread_costs_one_effect() {
 }
 
 // fm 3: the server does not see that this client left
-async fn bytes_behind_the_request_change_nothing() {
+async fn trailing_bytes_change_nothing() {
     for phase in PHASES {
         for leave in [Leave::Close, Leave::Reset] {
             let stage = Stage::held(phase).await;
@@ -134,7 +134,7 @@ async fn bytes_behind_the_request_change_nothing() {
 }
 
 // fm 5
-async fn a_timeout_outside_the_layer_costs_one_effect_and_the_retry_is_told() {
+async fn outer_timeout_executes_once() {
     for phase in PHASES {
         let (stage, deadline) = Stage::with_deadline(phase).await;
         let mut client = H1::connect(stage.server.addr()).await;
@@ -148,7 +148,7 @@ async fn a_timeout_outside_the_layer_costs_one_effect_and_the_retry_is_told() {
 }
 
 // fm 7
-async fn a_handler_that_panics_frees_the_key_and_closes_its_connection_only() {
+async fn panic_releases_key_and_closes_own_connection() {
     let stage = Stage::open().await;
     let addr = stage.server.addr();
     let mut other = H1::connect(addr).await;
@@ -179,7 +179,7 @@ const PARTIAL_CHUNKED: &str = "POST /orders HTTP/1.1\r\nhost: test\r\nidempotenc
      transfer-encoding: chunked\r\n\r\n5\r\n01234\r\n";
 
 // fm 76
-async fn a_body_that_breaks_off_has_no_effect_and_leaves_the_key_alone() {
+async fn aborted_body_has_no_effect() {
     for partial in [PARTIAL, PARTIAL_CHUNKED] {
         for leave in [Some(Leave::Close), Some(Leave::Reset), None] {
             let stage = Stage::open().await;
@@ -198,7 +198,7 @@ async fn a_body_that_breaks_off_has_no_effect_and_leaves_the_key_alone() {
 }
 
 // fm 74, behaviours K
-async fn a_body_that_stalls_is_refused_and_leaves_the_key_alone() {
+async fn stalled_body_is_refused() {
     let layer = IdempotencyLayer::new(MemoryStore::new());
     let stage = Stage::with(layer.with_body_timeout(Duration::from_millis(50))).await;
     for partial in [PARTIAL, PARTIAL_CHUNKED] {
@@ -219,7 +219,7 @@ fn expecting(length: usize) -> String {
 }
 
 // fm 77
-async fn a_client_that_waits_for_100_continue_gets_it() {
+async fn waiting_client_gets_100_continue() {
     let stage = Stage::open().await;
     let mut client = H1::connect(stage.server.addr()).await;
     client.send(expecting(10)).await;
@@ -235,7 +235,7 @@ async fn a_client_that_waits_for_100_continue_gets_it() {
 }
 
 // fm 77
-async fn a_client_that_announces_too_much_is_refused_before_it_sends_any() {
+async fn oversized_length_is_refused_before_body() {
     let layer = IdempotencyLayer::new(MemoryStore::new()).with_request_limit(10);
     let stage = Stage::with(layer).await;
     let mut client = H1::connect(stage.server.addr()).await;
@@ -247,7 +247,7 @@ async fn a_client_that_announces_too_much_is_refused_before_it_sends_any() {
 }
 
 // fm 3, fm 77
-async fn a_client_that_never_sends_the_body_it_was_asked_for_has_no_effect() {
+async fn unsent_body_has_no_effect() {
     for leave in [Leave::Close, Leave::Reset] {
         let stage = Stage::open().await;
         let mut client = H1::connect(stage.server.addr()).await;
@@ -259,7 +259,7 @@ async fn a_client_that_never_sends_the_body_it_was_asked_for_has_no_effect() {
 }
 
 // The layer does not read this body, so a retry must not receive the handler's response to an incomplete body.
-async fn a_body_that_breaks_off_in_the_handlers_hands_is_not_recorded() {
+async fn body_aborted_in_handler_is_not_recorded() {
     for leave in [Leave::Close, Leave::Reset] {
         let layer = IdempotencyLayer::new(MemoryStore::new());
         let stage = Stage::with(layer.with_fingerprint(FingerprintBy::head_only())).await;
@@ -279,7 +279,7 @@ async fn unread(phase: Phase) -> Stage {
 }
 
 // fm 3: an unread body prevents hyper from detecting that this client has disconnected
-async fn a_body_that_breaks_off_and_that_nobody_reads_costs_one_effect_and_its_retry_is_told() {
+async fn unread_aborted_body_executes_once() {
     for path in ["/orders", "/holds", "/spawned"] {
         for partial in [PARTIAL, PARTIAL_CHUNKED] {
             for phase in PHASES {
@@ -298,7 +298,7 @@ async fn a_body_that_breaks_off_and_that_nobody_reads_costs_one_effect_and_its_r
 }
 
 // fm 3, fm 77
-async fn a_body_that_nobody_reads_is_not_asked_for_and_costs_one_effect() {
+async fn unread_body_is_not_requested() {
     for path in ["/orders", "/holds"] {
         for phase in PHASES {
             for leave in [None, Some(Leave::Close), Some(Leave::Reset)] {

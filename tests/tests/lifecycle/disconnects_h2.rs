@@ -16,30 +16,30 @@ use tower_idempotency::{FingerprintBy, IdempotencyLayer, MemoryStore};
 
 on_both_runtimes! {
     // F-002, F-006
-    a_reset_stream_costs_one_effect_and_its_retry_is_told,
+    reset_stream_executes_once,
     // F-002
-    a_lost_connection_costs_one_effect_for_each_stream_and_their_retries_are_told,
+    lost_connection_executes_each_stream_once,
     // F-008
-    a_stream_reset_with_its_answer_unread_costs_one_effect,
-    a_retry_on_the_same_connection_is_told_what_the_reset_stream_was_not,
+    stream_reset_with_unread_response_executes_once,
+    retry_on_same_connection_gets_reset_response,
     // F-018, S-146
-    a_timeout_outside_the_layer_costs_one_effect_and_the_retry_is_told,
+    outer_timeout_executes_once,
     // F-017
-    a_handler_that_panics_frees_the_key_and_resets_its_stream_only,
+    panic_releases_key_and_resets_own_stream,
     // F-010
-    a_body_that_breaks_off_has_no_effect_and_leaves_the_key_alone,
+    aborted_body_has_no_effect,
     // F-011, S-076
-    a_body_that_is_cut_off_without_an_error_has_no_effect_and_leaves_the_key_alone,
+    body_cut_off_without_error_has_no_effect,
     // F-011
-    half_a_body_in_the_handlers_hands_is_known_for_one_by_its_length,
+    incomplete_body_in_handler_is_known_by_length,
     // F-012
-    a_body_that_stalls_is_refused_and_leaves_the_key_alone,
+    stalled_body_is_refused,
     // F-007
-    a_body_that_breaks_off_and_that_nobody_reads_costs_one_effect_and_its_retry_is_told,
+    unread_aborted_body_executes_once,
 }
 
 // fm 1
-async fn a_reset_stream_costs_one_effect_and_its_retry_is_told() {
+async fn reset_stream_executes_once() {
     // The work of the last is in a task of its own.
     for path in ["/orders", "/read", "/spawned"] {
         for phase in PHASES {
@@ -55,7 +55,7 @@ async fn a_reset_stream_costs_one_effect_and_its_retry_is_told() {
 }
 
 // fm 1
-async fn a_lost_connection_costs_one_effect_for_each_stream_and_their_retries_are_told() {
+async fn lost_connection_executes_each_stream_once() {
     const STREAMS: usize = 5;
     for phase in PHASES {
         let stage = Stage::held(phase).await;
@@ -88,7 +88,7 @@ async fn a_lost_connection_costs_one_effect_for_each_stream_and_their_retries_ar
 }
 
 // fm 18
-async fn a_stream_reset_with_its_answer_unread_costs_one_effect() {
+async fn stream_reset_with_unread_response_executes_once() {
     let stage = Stage::open().await;
     let client = H2::connect(stage.server.addr()).await;
     let stream = client.post("/orders", "k", "{}").await;
@@ -97,7 +97,7 @@ async fn a_stream_reset_with_its_answer_unread_costs_one_effect() {
     stage.assert_executed_once("/orders", "k", "{}").await;
 }
 
-async fn a_retry_on_the_same_connection_is_told_what_the_reset_stream_was_not() {
+async fn retry_on_same_connection_gets_reset_response() {
     for phase in PHASES {
         let stage = Stage::held(phase).await;
         let client = H2::connect(stage.server.addr()).await;
@@ -116,7 +116,7 @@ async fn a_retry_on_the_same_connection_is_told_what_the_reset_stream_was_not() 
 }
 
 // fm 5
-async fn a_timeout_outside_the_layer_costs_one_effect_and_the_retry_is_told() {
+async fn outer_timeout_executes_once() {
     for phase in PHASES {
         let (stage, deadline) = Stage::with_deadline(phase).await;
         let client = H2::connect(stage.server.addr()).await;
@@ -130,7 +130,7 @@ async fn a_timeout_outside_the_layer_costs_one_effect_and_the_retry_is_told() {
 }
 
 // fm 7
-async fn a_handler_that_panics_frees_the_key_and_resets_its_stream_only() {
+async fn panic_releases_key_and_resets_own_stream() {
     let stage = Stage::open().await;
     let client = H2::connect(stage.server.addr()).await;
     let panicked = client.post("/panics-once", "k", "{}").await.answer().await;
@@ -152,7 +152,7 @@ async fn a_handler_that_panics_frees_the_key_and_resets_its_stream_only() {
 }
 
 // fm 76
-async fn a_body_that_breaks_off_has_no_effect_and_leaves_the_key_alone() {
+async fn aborted_body_has_no_effect() {
     for lost in [false, true] {
         let stage = Stage::open().await;
         let client = H2::connect(stage.server.addr()).await;
@@ -171,7 +171,7 @@ async fn a_body_that_breaks_off_has_no_effect_and_leaves_the_key_alone() {
 
 // fm 76: hyper takes a stream that is reset with NO_ERROR for one that ended, so that half a body looks whole. A proxy in
 // between does this to the server behind it when its own client leaves.
-async fn a_body_that_is_cut_off_without_an_error_has_no_effect_and_leaves_the_key_alone() {
+async fn body_cut_off_without_error_has_no_effect() {
     for length in [None, Some(10)] {
         for sent in ["", "01234"] {
             let stage = Stage::open().await;
@@ -188,7 +188,7 @@ async fn a_body_that_is_cut_off_without_an_error_has_no_effect_and_leaves_the_ke
 
 // The layer does not read this body, and the handler takes it for complete: a retry must not receive the handler's
 // rejection.
-async fn half_a_body_in_the_handlers_hands_is_known_for_one_by_its_length() {
+async fn incomplete_body_in_handler_is_known_by_length() {
     let layer = IdempotencyLayer::new(MemoryStore::new());
     let stage = Stage::with(layer.with_fingerprint(FingerprintBy::head_only())).await;
     let client = H2::connect(stage.server.addr()).await;
@@ -201,7 +201,7 @@ async fn half_a_body_in_the_handlers_hands_is_known_for_one_by_its_length() {
 }
 
 // fm 74
-async fn a_body_that_stalls_is_refused_and_leaves_the_key_alone() {
+async fn stalled_body_is_refused() {
     let layer = IdempotencyLayer::new(MemoryStore::new());
     let stage = Stage::with(layer.with_body_timeout(Duration::from_millis(50))).await;
     let client = H2::connect(stage.server.addr()).await;
@@ -214,7 +214,7 @@ async fn a_body_that_stalls_is_refused_and_leaves_the_key_alone() {
 }
 
 // fm 3
-async fn a_body_that_breaks_off_and_that_nobody_reads_costs_one_effect_and_its_retry_is_told() {
+async fn unread_aborted_body_executes_once() {
     for path in ["/orders", "/holds", "/spawned"] {
         for phase in PHASES {
             for lost in [false, true] {

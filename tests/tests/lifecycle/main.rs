@@ -6,6 +6,7 @@ mod cancellation;
 mod disconnects_h1;
 mod disconnects_h2;
 mod endless_handlers;
+mod failures;
 mod fleet;
 mod leases;
 mod needs_attention;

@@ -17,7 +17,7 @@ use http::{Request, StatusCode};
 use serde_json::Value;
 use tests::{
     Answer, Scripted, Step, app, created, creating,
-    gate::bounded,
+    gate::{Gate, bounded, eventually},
     post,
     probe::{Act, Op, Probe},
     send,
@@ -200,6 +200,89 @@ async fn lease_granted_after_release_is_released_again() {
     }
 }
 
+/// A store in which the second acquire fails, and takes effect later.
+#[derive(Clone, Default)]
+struct Overtaken {
+    inner: MemoryStore,
+    acquires: Arc<AtomicU64>,
+    late: Arc<Mutex<Option<Claim>>>,
+}
+
+impl Store for Overtaken {
+    async fn acquire(&self, claim: &Claim) -> Result<Acquired, StoreError> {
+        if self.acquires.fetch_add(1, SeqCst) == 1 {
+            *self.late.lock().expect("no panic") = Some(claim.clone());
+            return std::future::pending().await;
+        }
+        self.inner.acquire(claim).await
+    }
+
+    async fn renew(&self, lease: &LeaseRef, ttl: Ttl) -> Result<(), StoreError> {
+        self.inner.renew(lease, ttl).await
+    }
+
+    async fn complete(
+        &self,
+        lease: &LeaseRef,
+        record: Bytes,
+        retention: Ttl,
+    ) -> Result<(), StoreError> {
+        self.inner.complete(lease, record, retention).await
+    }
+
+    async fn release(&self, lease: &LeaseRef) -> Result<(), StoreError> {
+        self.inner.release(lease).await
+    }
+
+    async fn wait_for_change(&self, id: &KeyId, within: Duration) {
+        self.inner.wait_for_change(id, within).await;
+    }
+}
+
+// S-947, F-928
+#[tokio::test(start_paused = true)]
+async fn late_acquire_of_refused_duplicate_is_released() {
+    for waits in [false, true] {
+        let (store, gate) = (Overtaken::default(), Gate::shut());
+        let mut layer =
+            IdempotencyLayer::new(store.clone()).with_orphan_policy(OrphanPolicy::Refuse);
+        if waits {
+            layer = layer.with_concurrent_requests(ConcurrentRequests::Wait(MOMENT));
+        }
+        let open = gate.clone();
+        let (app, effects) = app(layer.clone(), move |n, _req| {
+            let gate = open.clone();
+            async move {
+                if n > 1 {
+                    return created(n);
+                }
+                gate.pass().await;
+                StatusCode::BAD_GATEWAY.into_response()
+            }
+        });
+        let first = tokio::spawn({
+            let app = app.clone();
+            async move { send(&app, order()).await }
+        });
+        gate.arrival().await;
+        assert_eq!(send(&app, order()).await.code(), "in-progress");
+        gate.open_for_good();
+        let first = first.await.expect("no panic");
+        assert_eq!(first.status, StatusCode::BAD_GATEWAY);
+        // The first request has released the key. Now the acquire of the duplicate arrives.
+        let late = store.late.lock().expect("no panic").take();
+        let acquired = store.inner.acquire(&late.expect("it was sent")).await;
+        assert!(matches!(acquired, Ok(Acquired::Granted { .. })));
+        sleep(Duration::from_secs(5)).await;
+        assert!(store.inner.is_empty(), "it was released");
+        assert_eq!(send(&app, order()).await.status, StatusCode::CREATED);
+        assert_eq!(effects.count(), 2);
+        eventually("nothing is in flight", || layer.in_flight() == 0).await;
+    }
+}
+
+const MOMENT: Duration = Duration::from_millis(100);
+
 /// A store in which the first requested entry hangs indefinitely, like an entry whose row another transaction has
 /// locked.
 #[derive(Clone, Default)]
@@ -250,7 +333,8 @@ impl Store for OneHangs {
 // F-093, S-081
 #[tokio::test(start_paused = true)]
 async fn background_release_takes_no_permit() {
-    let layer = IdempotencyLayer::new(OneHangs::default()).with_max_in_flight(10, 1 << 20);
+    // One caller can have 11 of these in flight.
+    let layer = IdempotencyLayer::new(OneHangs::default()).with_max_in_flight(14);
     let (app, effects) = creating(layer.clone());
     let mut hanging = JoinSet::new();
     for _ in 0..10 {
@@ -273,7 +357,7 @@ async fn background_release_takes_no_permit() {
 #[tokio::test(start_paused = true)]
 async fn background_releases_are_bounded() {
     let store = Probe::default();
-    let layer = IdempotencyLayer::new(store.clone()).with_max_in_flight(10, 1 << 20);
+    let layer = IdempotencyLayer::new(store.clone()).with_max_in_flight(10);
     let (app, _) = creating(layer.clone());
     send(&app, order()).await;
     store.fail(Op::Acquire, Act::FailAfter);
@@ -364,10 +448,12 @@ async fn background_release_buffers_no_bytes() {
     let store = Probe::default();
     store.fail(Op::Acquire, Act::FailAfter);
     store.fail(Op::Release, Act::FailBefore);
-    let layer = IdempotencyLayer::new(store.clone()).with_max_in_flight(100, 10_000);
+    let layer = IdempotencyLayer::new(store.clone())
+        .with_max_in_flight(100)
+        .with_max_buffered(100_000, 100_000);
     let (app, _) = creating(layer.clone());
     for n in 1..=20 {
-        let req = post("/orders", &n.to_string(), vec![b'x'; 5_000]);
+        let req = post("/orders", &n.to_string(), vec![b'x'; 50_000]);
         assert_unavailable(&send(&app, req).await);
         assert!(layer.in_flight() > 0, "it is being given back");
     }
@@ -538,7 +624,7 @@ async fn response_is_sent_if_record_is_unstored() {
     assert_eq!(send(&app, order()).await.code(), "in-progress");
     sleep(Duration::from_secs(5)).await;
     assert_eq!(send(&app, order()).await.code(), "in-progress");
-    assert_eq!(store.count(Op::Release), 0, "nobody frees it");
+    assert_eq!(store.count(Op::Release), 0, "the key stays held");
     assert_eq!(effects.count(), 1);
 
     store.recover();
@@ -550,27 +636,34 @@ async fn response_is_sent_if_record_is_unstored() {
     assert_eq!(layer.in_flight(), 0);
 }
 
-/// Its answer has left, and with it what counted for that.
+/// The client has read its response, and the layer still holds the record.
 #[tokio::test(start_paused = true)]
 async fn unstored_record_counts_as_buffered() {
     let store = Probe::default();
     store.fail(Op::Complete, Act::FailBefore);
     let layer = IdempotencyLayer::new(store.clone())
-        .with_max_in_flight(100, 10_000)
+        .with_max_buffered(100_000, 100_000)
         .with_compression_above(usize::MAX);
-    let (app, _) = app(layer, async |_, _| {
+    let (app, effects) = app(layer, async |_, _| {
         Response::new(Body::new(Scripted::new([Step::Data(
-            vec![7; 5_000].into(),
+            vec![7; 50_000].into(),
         )])))
     });
     let first = send(&app, order()).await;
-    assert_eq!(first.body.len(), 5_000);
-    let large = || post("/orders", "large", vec![b'x'; 5_000]);
-    assert_eq!(send(&app, large()).await.code(), "overloaded");
-
+    assert_eq!(first.body.len(), 50_000);
+    drop(first);
     store.recover();
+    let post = |key| post("/orders", key, "order");
+    assert_eq!(send(&app, post("large")).await.body.len(), 50_000);
+    assert_eq!(
+        send(&app, post("large")).await.code(),
+        "response-not-retained"
+    );
+
     sleep(Duration::from_secs(2)).await;
-    assert_eq!(send(&app, large()).await.status, StatusCode::OK);
+    assert_eq!(send(&app, post("later")).await.body.len(), 50_000);
+    assert!(send(&app, post("later")).await.is_replay());
+    assert_eq!(effects.count(), 3);
 }
 
 // F-100, S-268

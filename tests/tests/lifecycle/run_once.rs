@@ -707,7 +707,7 @@ async fn unstored_value_is_stored_later() {
 #[tokio::test(start_paused = true)]
 async fn full_or_draining_layer_runs_nothing() {
     let effects = Effects::default();
-    let full = layer().with_max_in_flight(0, 1000);
+    let full = layer().with_max_in_flight(0);
     let error = run(&full, &effects, 1).await.expect_err("full");
     assert_eq!(error.kind(), ErrorKind::Overloaded);
     let draining = layer();

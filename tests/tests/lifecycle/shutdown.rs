@@ -22,11 +22,11 @@ use tower_idempotency::{IdempotencyLayer, MemoryStore, Ttl};
 
 on_both_runtimes! {
     // F-046
-    graceful_shutdown_waits_for_clients_and_drain_for_those_who_left,
+    shutdown_and_drain_wait_for_all_work,
     // F-046
-    drain_waits_for_a_handler_whose_client_left_and_its_record_is_kept,
+    drain_waits_for_handler_of_disconnected_client,
     // F-048
-    drain_gives_up_when_its_time_is_over_and_the_lease_stays,
+    drain_timeout_leaves_lease,
     // F-046
     keyed_requests_are_refused_while_draining,
 }
@@ -45,7 +45,7 @@ async fn next_process(store: &MemoryStore, key: &str) -> (Answer, u64) {
 }
 
 // fm 10
-async fn graceful_shutdown_waits_for_clients_and_drain_for_those_who_left() {
+async fn shutdown_and_drain_wait_for_all_work() {
     for phase in PHASES {
         let store = MemoryStore::new();
         let stage = Stage::set(on(&store), &[phase], |app| app).await;
@@ -78,7 +78,7 @@ async fn graceful_shutdown_waits_for_clients_and_drain_for_those_who_left() {
 }
 
 // fm 10: the server does not know of this handler
-async fn drain_waits_for_a_handler_whose_client_left_and_its_record_is_kept() {
+async fn drain_waits_for_handler_of_disconnected_client() {
     for phase in PHASES {
         for leave in [Leave::Close, Leave::Reset] {
             let store = MemoryStore::new();
@@ -101,7 +101,7 @@ async fn drain_waits_for_a_handler_whose_client_left_and_its_record_is_kept() {
 }
 
 // fm 11
-async fn drain_gives_up_when_its_time_is_over_and_the_lease_stays() {
+async fn drain_timeout_leaves_lease() {
     let store = MemoryStore::new();
     let stage = Stage::set(on(&store), &[Phase::DuringTheEffect], |app| app).await;
     let mut client = H1::connect(stage.server.addr()).await;

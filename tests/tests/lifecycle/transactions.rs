@@ -25,7 +25,9 @@ use tests::{
 use tokio::time::{advance, sleep};
 use tower::{Layer, ServiceExt};
 use tower_idempotency::{
-    FingerprintBy, IdempotencyLayer, Lease, OrphanPolicy, Retention, Ttl, Unrecordable,
+    ErrorKind, ExecutionFailure, FingerprintBy, IdempotencyLayer, Lease, MemoryStore,
+    NeedsAttention, OrphanPolicy, Retention, Ttl, Unrecordable,
+    run_once::WorkError,
     store::{Acquired, Claim, Store, StoreError},
     transaction::NotRecordedReason,
 };
@@ -587,20 +589,22 @@ async fn oversized_commit_leaves_tombstone() {
 #[tokio::test(start_paused = true)]
 async fn prepared_response_counts_as_buffered() {
     let ledger = Ledger::default();
-    let layer = IdempotencyLayer::new(ledger.clone()).with_max_in_flight(10, 1000);
+    let layer = IdempotencyLayer::new(ledger.clone())
+        .with_max_buffered(100_000, 100_000)
+        .with_compression_above(usize::MAX);
     let (app, _) = behind(layer, &ledger, async |_, lease: Lease, _| {
         let prepare = async || {
             lease
-                .prepare(Response::new(Body::from("x".repeat(600))))
+                .prepare(Response::new(Body::from("x".repeat(60_000))))
                 .await
         };
         let first = prepare().await.expect("a record");
-        assert!(first.record().len() > 600);
+        assert!(first.record().len() > 60_000);
         let second = prepare().await.expect("a tombstone");
-        assert!(second.record().len() < 100, "both fit");
+        assert!(second.record().len() < 100, "both do not fit");
         drop((first, second));
         let third = prepare().await.expect("a record");
-        assert!(third.record().len() > 600, "it was given back");
+        assert!(third.record().len() > 60_000, "the bytes are free again");
         StatusCode::BAD_GATEWAY.into_response()
     });
     send(&app, order()).await;
@@ -612,9 +616,11 @@ async fn prepared_response_counts_as_buffered() {
 #[tokio::test(start_paused = true)]
 async fn committed_stream_counts_until_read() {
     let ledger = Ledger::default();
-    let layer = IdempotencyLayer::new(ledger.clone()).with_max_in_flight(10, 1000);
+    let layer = IdempotencyLayer::new(ledger.clone())
+        .with_max_buffered(100_000, 100_000)
+        .with_compression_above(usize::MAX);
     let (app, _) = behind(layer, &ledger, async |ledger, lease, n| {
-        let stream = Scripted::new([Step::Data(vec![b'x'; 400].into())]);
+        let stream = Scripted::new([Step::Data(vec![b'x'; 40_000].into())]);
         commit(&ledger, &lease, n, Response::new(Body::new(stream))).await
     });
     let sent = |key| {
@@ -622,15 +628,15 @@ async fn committed_stream_counts_until_read() {
         async { sent.await.expect("infallible") }
     };
     let unread = sent("unread").await;
-    assert_eq!(tests::read(sent("k").await).await.body.len(), 400);
+    assert_eq!(tests::read(sent("k").await).await.body.len(), 40_000);
     assert_eq!(
         tests::read(sent("k").await).await.code(),
         "response-not-retained"
     );
-    assert_eq!(tests::read(unread).await.body.len(), 400);
+    assert_eq!(tests::read(unread).await.body.len(), 40_000);
     for replayed in [false, true] {
         let answer = tests::read(sent("later").await).await;
-        assert_eq!((answer.body.len(), answer.is_replay()), (400, replayed));
+        assert_eq!((answer.body.len(), answer.is_replay()), (40_000, replayed));
     }
 }
 
@@ -1153,7 +1159,7 @@ async fn response_discarded_if_committed_record_expired() {
                     let charging = Duration::from_millis(charging);
                     let unheard = tokio::time::timeout(charging, commit).await;
                     assert!(unheard.is_err());
-                    (StatusCode::CONFLICT, "not charged").into_response()
+                    (StatusCode::ACCEPTED, "not charged").into_response()
                 });
             let first = send(&app, order()).await;
             // Before its record would be over, the commit may be found yet.
@@ -1282,8 +1288,9 @@ async fn lease_acquired_by_commit_check_is_released() {
     for panics in [false, true] {
         within(LONG, async {
             let (store, asking) = (Probe::default(), Gate::shut());
-            let layer =
-                IdempotencyLayer::new(store.clone()).with_orphan_policy(OrphanPolicy::Refuse);
+            let layer = IdempotencyLayer::new(store.clone())
+                .with_orphan_policy(OrphanPolicy::Refuse)
+                .with_failure(ExecutionFailure::Release);
             let (probe, gate) = (store.clone(), asking.clone());
             let (app, executions) = app(layer.clone(), move |n, req| {
                 let lease = req.extensions().get::<Lease>().expect("a lease").clone();
@@ -1487,13 +1494,9 @@ async fn timeout_during_commit_returns_its_outcome() {
                 }
                 assert_eq!((first.status, first.text()), (status, "timed out"));
                 assert!(ledger.rows().await.is_empty());
-                let retry = send(&app, order()).await;
-                if status == StatusCode::CONFLICT {
-                    assert_eq!((retry.text(), retry.is_replay()), ("timed out", true));
-                } else {
-                    first_of(&retry);
-                    assert_charged_once(&ledger, &app).await;
-                }
+                // A response after a failed commit is no outcome, whatever its status is.
+                first_of(&send(&app, order()).await);
+                assert_charged_once(&ledger, &app).await;
             }
         }
     })
@@ -1604,4 +1607,194 @@ async fn one_of_many_commits_takes_effect() {
         }
     })
     .await;
+}
+
+// ---- Commits that failed, and transactions without an end ----
+
+// S-940, F-924
+#[tokio::test(start_paused = true)]
+async fn client_error_after_failed_commit_is_not_recorded() {
+    for status in [StatusCode::CONFLICT, StatusCode::UNPROCESSABLE_ENTITY] {
+        let ledger = Ledger::default();
+        ledger.next(Fate::CallLost);
+        let (app, effects) = bank(&ledger, async move |ledger, lease, n| {
+            let res = charge(ledger, lease, n).await;
+            match res.status() {
+                StatusCode::CREATED => res,
+                _ => (status, "not charged").into_response(),
+            }
+        });
+        let first = send(&app, order()).await;
+        assert_eq!((first.status, first.text()), (status, "not charged"));
+        assert!(ledger.rows().await.is_empty());
+        assert_eq!(send(&app, order()).await.status, StatusCode::CREATED);
+        assert!(send(&app, order()).await.is_replay());
+        assert_eq!(ledger.rows().await, ["charge 2"]);
+        assert_eq!(effects.count(), 2);
+    }
+}
+
+/// The way in which a handler reports that the database refused the transaction of a closure.
+#[derive(Clone, Copy, Debug)]
+enum Refused {
+    Answer(StatusCode),
+    Panic,
+}
+
+/// A closure whose statements all succeed, and after which the database refuses to commit. The handler reports the commit
+/// inside the closure.
+async fn refused(lease: &Lease, n: u64, is_begun: bool) {
+    let prepared = lease.prepare(created(n)).await.expect("recorded");
+    if is_begun {
+        let begun = prepared.begin_commit().expect("the lease is held");
+        drop(begun);
+    } else {
+        let written = prepared.commit(async { Ok(()) }).await;
+        drop(written.expect("the statement succeeded"));
+    }
+}
+
+// S-941, F-925
+#[tokio::test(start_paused = true)]
+async fn refused_commit_of_closure_is_not_reported() {
+    for is_begun in [false, true] {
+        for refusal in [
+            Refused::Answer(StatusCode::INTERNAL_SERVER_ERROR),
+            Refused::Answer(StatusCode::CONFLICT),
+            Refused::Panic,
+        ] {
+            let ledger = Ledger::default();
+            let (app, effects) = bank(&ledger, async move |ledger, lease, n| {
+                if n > 1 {
+                    return charge(ledger, lease, n).await;
+                }
+                refused(&lease, n, is_begun).await;
+                match refusal {
+                    Refused::Answer(status) => (status, "refused").into_response(),
+                    Refused::Panic => panic!("refused"),
+                }
+            });
+            let first = {
+                let app = app.clone();
+                tokio::spawn(async move { send(&app, order()).await }).await
+            };
+            match (first, refusal) {
+                (Ok(first), Refused::Answer(status)) => {
+                    assert_eq!((first.status, first.text()), (status, "refused"));
+                }
+                (Err(error), Refused::Panic) => assert!(error.is_panic()),
+                (first, _) => panic!("{refusal:?}: {first:?}"),
+            }
+            assert_eq!(
+                send(&app, order()).await.status,
+                StatusCode::CREATED,
+                "{refusal:?}"
+            );
+            assert!(send(&app, order()).await.is_replay());
+            assert_eq!(ledger.rows().await, ["charge 2"]);
+            assert_eq!(effects.count(), 2);
+        }
+    }
+}
+
+// S-941
+#[tokio::test(start_paused = true)]
+async fn commit_of_closure_is_acknowledged_after_closure() {
+    let ledger = Ledger::default();
+    let (app, effects) = bank(&ledger, async |ledger, lease, n| {
+        // The first attempt of the transaction fails, and the driver runs the closure again.
+        refused(&lease, n, true).await;
+        let prepared = lease.prepare(created(n)).await.expect("recorded");
+        let (lease_ref, record) = (prepared.lease_ref(), prepared.record().clone());
+        let retention = prepared.retention();
+        let begun = prepared.begin_commit().expect("the lease is held");
+        let mut tx = ledger.begin();
+        tx.insert(format!("charge {n}"));
+        let written = tx.write(lease_ref, record, retention).await;
+        written.expect("committed");
+        begun.acknowledge().into_response()
+    });
+    first_of(&send(&app, order()).await);
+    assert_charged_once(&ledger, &app).await;
+    assert_eq!(effects.count(), 1);
+    assert_eq!(ledger.count(Op::Complete) + ledger.count(Op::Release), 0);
+}
+
+fn unfinished(status: StatusCode, attention: bool) -> (Router, Effects, MemoryStore) {
+    let store = MemoryStore::new();
+    let layer = IdempotencyLayer::new(store.clone());
+    let (app, effects) = app(layer, move |n, req: Request<Body>| {
+        let lease = req.extensions().get::<Lease>().expect("a lease").clone();
+        async move {
+            let open = lease.open_transaction();
+            if n > 1 {
+                open.end();
+                return created(n);
+            }
+            drop(open);
+            let mut res = (status, "done").into_response();
+            if attention {
+                res.extensions_mut().insert(NeedsAttention::new("unclear"));
+            }
+            res
+        }
+    });
+    (app, effects, store)
+}
+
+// S-942, F-926
+#[tokio::test(start_paused = true)]
+async fn success_with_open_transaction_is_500() {
+    for status in [StatusCode::OK, StatusCode::CREATED, StatusCode::SEE_OTHER] {
+        let (app, effects, store) = unfinished(status, false);
+        let first = send(&app, order()).await;
+        assert_eq!(first.status, StatusCode::INTERNAL_SERVER_ERROR);
+        assert_eq!(first.code(), "unfinished-transaction");
+        assert!(store.is_empty(), "the key is free");
+        assert_eq!(send(&app, order()).await.status, StatusCode::CREATED);
+        assert!(send(&app, order()).await.is_replay());
+        assert_eq!(effects.count(), 2);
+    }
+}
+
+// S-943
+#[tokio::test(start_paused = true)]
+async fn refusal_with_open_transaction_is_recorded() {
+    for (status, attention, expected) in [
+        (StatusCode::CONFLICT, false, StatusCode::CONFLICT),
+        (StatusCode::CREATED, true, StatusCode::CONFLICT),
+    ] {
+        let (app, effects, _) = unfinished(status, attention);
+        assert_eq!(send(&app, order()).await.status, status);
+        assert_eq!(send(&app, order()).await.status, expected);
+        assert_eq!(effects.count(), 1);
+    }
+}
+
+// S-944
+#[tokio::test(start_paused = true)]
+async fn value_with_open_transaction_is_error() {
+    let store = MemoryStore::new();
+    let once = IdempotencyLayer::new(store.clone());
+    let work = async |lease: Lease| -> Result<String, WorkError<&str>> {
+        drop(lease.open_transaction());
+        Ok("done".to_owned())
+    };
+    let error = once.run_once("k", "order", work).await;
+    let error = error.expect_err("an unfinished transaction");
+    assert_eq!(error.kind(), ErrorKind::UnfinishedTransaction);
+    assert!(store.is_empty(), "the key is free");
+}
+
+// S-945, F-927
+#[tokio::test(start_paused = true)]
+async fn panicking_setting_commits_tombstone() {
+    let ledger = Ledger::default();
+    let layer = IdempotencyLayer::new(ledger.clone())
+        .with_replayed_headers(|name| panic!("no rule for {name}"));
+    let (app, effects) = behind(layer, &ledger, charge);
+    first_of(&send(&app, order()).await);
+    assert_eq!(send(&app, order()).await.code(), "response-not-retained");
+    assert_eq!(ledger.rows().await, ["charge 1"]);
+    assert_eq!(effects.count(), 1);
 }

@@ -40,7 +40,7 @@ pub(crate) async fn ask<S: Store>(
 ) -> Result<Spoken, StoreError> {
     let fingerprint = Fingerprint::from_bytes([who.fingerprint; 32]);
     let mut claim = Claim::new(id, fingerprint)?;
-    claim.token = Token::from_bytes([who.token; 16]);
+    claim.token = token(who.token);
     claim.lease = lasts.lease;
     claim.orphan_retention = lasts.keep;
     // The generation is the store's own knowledge, and is not passed in.
@@ -71,6 +71,11 @@ pub(crate) async fn ask<S: Store>(
 /// Returns the record of this caller.
 pub(crate) fn record(by: u8) -> Bytes {
     Bytes::from(vec![by])
+}
+
+/// Returns the token of this caller.
+pub(crate) fn token(by: u8) -> Token {
+    Token::from_bytes([by; 16])
 }
 
 /// A key of its own for each number.

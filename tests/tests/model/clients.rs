@@ -163,6 +163,7 @@ impl Client {
                 Answer::Completed {
                     fingerprint,
                     record,
+                    ..
                 },
             ) if fingerprint == who.fingerprint => (Phase::Over, Told::Answer(record)),
             (Call::Acquire(_), Phase::Lost, Answer::Granted { .. } | Answer::Orphaned { .. }) => {

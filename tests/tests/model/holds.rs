@@ -33,7 +33,7 @@ pub(crate) fn system(clients: usize) -> System {
 }
 
 /// Looks at every state that can be reached: all that must hold does, and there are `states` of them, so that the figure in
-/// `docs/reliability.md` is the one that was checked.
+/// `docs/internals/verification.md` is the one that was checked.
 fn holds(mut system: System, states: usize) {
     let (orphans, transactional) = (system.orphans, system.transactional);
     system.properties = properties::to_be_seen(orphans, transactional);

@@ -35,10 +35,23 @@ pub(crate) enum Orphans {
 /// The reply of the store.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Answer {
-    Granted { generation: u8, takeover: bool },
-    InProgress { fingerprint: u8, left: u8 },
-    Orphaned { fingerprint: u8, since: u8 },
-    Completed { fingerprint: u8, record: u8 },
+    Granted {
+        generation: u8,
+        takeover: bool,
+    },
+    InProgress {
+        fingerprint: u8,
+        left: u8,
+    },
+    Orphaned {
+        fingerprint: u8,
+        since: u8,
+    },
+    Completed {
+        fingerprint: u8,
+        record: u8,
+        left: u8,
+    },
     Done,
     LeaseLost,
 }
@@ -138,10 +151,11 @@ impl Rules {
         };
         let fingerprint = held.fingerprint;
         let (generation, left, keep) = match held.state {
-            State::Completed { record, .. } => {
+            State::Completed { record, left } => {
                 return Answer::Completed {
                     fingerprint,
                     record,
+                    left,
                 };
             }
             State::Leased {

@@ -1,5 +1,5 @@
-//! Every call in every state that the store's part of the model has (see `docs/reliability.md`), on real servers: each store
-//! makes the same transitions, by its own clock.
+//! Every call in every state that the store's part of the model has (see `docs/internals/verification.md`), on real servers:
+//! each store makes the same transitions, by its own clock.
 //!
 //! All keys go from one tick to the next together. What they do between two ticks is over long before any deadline is near,
 //! or the ticks are made longer and it is all done again.
@@ -39,7 +39,7 @@ use tower_idempotency::store::{Acquired, Store, Token, Ttl};
 use tower_idempotency_dynamodb::DynamoDbOptions;
 
 use self::{
-    asked::{LOOK, Lasts, ONLOOKER, Spoken, ask, id, record},
+    asked::{LOOK, Lasts, ONLOOKER, Spoken, ask, id, record, token},
     mutant::Mutant,
     sequences::{Step, all_steps, ways},
     store::{Answer, Entry, Rules, Times, Who},
@@ -158,12 +158,19 @@ fn is_alike(answer: &Answer, found: &Spoken) -> bool {
             Answer::Completed {
                 fingerprint,
                 record: by,
+                ..
             },
             Acquired::Completed {
                 fingerprint: of,
                 record: found,
+                token: stored_by,
+                ..
             },
-        ) => of.as_bytes() == &[*fingerprint; 32] && record(*by) == found,
+        ) => {
+            of.as_bytes() == &[*fingerprint; 32]
+                && record(*by) == found
+                && *stored_by == Some(token(*by))
+        }
         _ => false,
     }
 }

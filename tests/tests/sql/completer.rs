@@ -143,7 +143,7 @@ async fn every_page_is_looked_at<S: Ledgered>(books: Books<S>) {
     assert_eq!(done.count(), 230);
 }
 
-async fn what_is_no_business_of_a_completer_is_left_alone<S: Ledgered>(books: Books<S>) {
+async fn completer_leaves_other_entries_alone<S: Ledgered>(books: Books<S>) {
     // In progress, completed, of run_once, and of late.
     let mut running = claim();
     running.lease = Ttl::from_secs(600);
@@ -179,7 +179,7 @@ async fn pauses_may_be_long<S: Ledgered>(books: Books<S>) {
 
 /// The entry is left as an orphan, and retried later and later. The test simulates the passing of time: it moves the
 /// lease expiry back.
-async fn what_fails_is_tried_again_after_a_pause<S: Ledgered>(books: Books<S>) {
+async fn failed_execution_is_retried_after_delay<S: Ledgered>(books: Books<S>) {
     const PAUSE: Duration = Duration::from_secs(3_600);
     /// More than the test takes.
     const MINUTES: Duration = Duration::from_secs(10 * 60);
@@ -226,7 +226,7 @@ async fn what_fails_is_tried_again_after_a_pause<S: Ledgered>(books: Books<S>) {
 }
 
 /// However often it is taken over, and whatever its client asked for.
-async fn what_was_asked_is_told_as_it_was_asked<S: Ledgered>(books: Books<S>) {
+async fn operation_is_reported_unchanged<S: Ledgered>(books: Books<S>) {
     let path = "/\\a\\134b/ä/€/\u{1}\u{7f}";
     let asked = format!("POST {path}");
     orphan(&books, &asked).await;
@@ -254,7 +254,7 @@ async fn what_was_asked_is_told_as_it_was_asked<S: Ledgered>(books: Books<S>) {
 }
 
 /// An entry that failed meanwhile is due again at once, and is left to the next sweep.
-async fn a_sweep_ends_where_everything_fails<S: Ledgered>(books: Books<S>) {
+async fn sweep_ends_if_everything_fails<S: Ledgered>(books: Books<S>) {
     for _ in 0..150 {
         orphan(&books, "POST /rides").await;
     }
@@ -267,7 +267,7 @@ async fn a_sweep_ends_where_everything_fails<S: Ledgered>(books: Books<S>) {
 }
 
 /// Neither by another replica, which had found it as well.
-async fn what_fails_is_not_tried_by_each_replica<S: Ledgered>(books: Books<S>) {
+async fn failed_execution_is_not_retried_by_each_replica<S: Ledgered>(books: Books<S>) {
     for _ in 0..12 {
         orphan(&books, "POST /rides").await;
     }
@@ -302,7 +302,7 @@ async fn what_fails_is_not_tried_by_each_replica<S: Ledgered>(books: Books<S>) {
     assert_eq!(books.admin(twice).await, 0, "{one:?} {other:?}");
 }
 
-async fn one_in_the_background_goes_on_until_it_is_dropped<S: Ledgered>(books: Books<S>) {
+async fn background_completer_runs_until_dropped<S: Ledgered>(books: Books<S>) {
     let done = Effects::default();
     let counted = done.clone();
     let completer = working(&books, OLDER, move |_| {
@@ -326,7 +326,7 @@ async fn one_in_the_background_goes_on_until_it_is_dropped<S: Ledgered>(books: B
 }
 
 /// An entry that was taken over continues, and draining waits for it; nothing more is taken over then.
-async fn a_sweep_that_is_dropped_takes_no_more_over<S: Ledgered>(books: Books<S>) {
+async fn dropped_sweep_takes_over_nothing_more<S: Ledgered>(books: Books<S>) {
     for _ in 0..3 {
         orphan(&books, "POST /rides").await;
     }
@@ -396,15 +396,15 @@ each! {
     // F-033, S-211
     two_replicas_finish_each_orphan_once
     every_page_is_looked_at
-    what_is_no_business_of_a_completer_is_left_alone
+    completer_leaves_other_entries_alone
     pauses_may_be_long
-    what_fails_is_tried_again_after_a_pause
-    what_fails_is_not_tried_by_each_replica
-    what_was_asked_is_told_as_it_was_asked
+    failed_execution_is_retried_after_delay
+    failed_execution_is_not_retried_by_each_replica
+    operation_is_reported_unchanged
     // F-152
-    a_sweep_ends_where_everything_fails
-    one_in_the_background_goes_on_until_it_is_dropped
-    a_sweep_that_is_dropped_takes_no_more_over
+    sweep_ends_if_everything_fails
+    background_completer_runs_until_dropped
+    dropped_sweep_takes_over_nothing_more
 }
 
 /// A name of a table is shorter than the name of a test may be.

@@ -137,7 +137,7 @@ async fn is_idle<S: Ledgered>(books: &Books<S>) {
 // ---- Transactions without a caller ----
 
 /// Later writes of other code on the connection are visible at once, and the next transaction can begin.
-async fn a_begin_that_is_cut_off_leaves_no_transaction<S: Ledgered>(way: Way<S>) {
+async fn cut_off_begin_leaves_no_transaction<S: Ledgered>(way: Way<S>) {
     let at = way.clone();
     let (app, _) = bank(&way.books, move |lease, n| {
         let way = at.clone();
@@ -160,7 +160,7 @@ async fn a_begin_that_is_cut_off_leaves_no_transaction<S: Ledgered>(way: Way<S>)
 }
 
 /// The connection returns to the pool if another party closes it, as with a commit.
-async fn a_begin_that_hangs_gives_its_place_in_the_pool_back<S: Ledgered>(way: Way<S>) {
+async fn hanging_begin_returns_pool_permit<S: Ledgered>(way: Way<S>) {
     let connect = way.books.pool.connect_options();
     for patience in books::PATIENCE {
         let pool = books::patient(PoolOptions::new(), patience).max_connections(1);
@@ -550,7 +550,7 @@ macro_rules! by_a_way {
             $(
                 #[tokio::test(flavor = "multi_thread")]
                 async fn $case() {
-                    super::$case(super::by_postgres(&stringify!($case)[..30]).await).await;
+                    super::$case(super::by_postgres(&stringify!($case).chars().take(30).collect::<String>()).await).await;
                 }
             )*
         }
@@ -559,7 +559,7 @@ macro_rules! by_a_way {
             $(
                 #[tokio::test(flavor = "multi_thread")]
                 async fn $case() {
-                    super::$case(super::by_mariadb(&stringify!($case)[..30]).await).await;
+                    super::$case(super::by_mariadb(&stringify!($case).chars().take(30).collect::<String>()).await).await;
                 }
             )*
         }
@@ -568,9 +568,9 @@ macro_rules! by_a_way {
 
 by_a_way! {
     // F-148
-    a_begin_that_is_cut_off_leaves_no_transaction
+    cut_off_begin_leaves_no_transaction
     // F-148
-    a_begin_that_hangs_gives_its_place_in_the_pool_back
+    hanging_begin_returns_pool_permit
 }
 
 /// The time after which a call that a proxy holds is cut off, however long the proxy holds it.

@@ -144,7 +144,7 @@ fn super_short() -> Claim {
 }
 
 /// 57: without a purger.
-async fn what_is_over_is_absent_without_being_purged<S: Purged>(store: S) {
+async fn expired_entry_is_absent_before_purge<S: Purged>(store: S) {
     let claims = [claim(SHORT, SHORT), claim(LONG, LONG)];
     for claim in &claims {
         is_granted(&store, claim).await;
@@ -180,7 +180,7 @@ async fn purging_says_how_many_it_deleted<S: Purged>(store: S) {
 }
 
 /// A purger runs until it is dropped. It purges more than one batch at a time, on several replicas at once.
-async fn a_purger_purges_until_it_is_dropped<S: Purged>(store: S) {
+async fn background_purger_runs_until_dropped<S: Purged>(store: S) {
     let purgers = [(); 3].map(|()| store.purger(Duration::from_millis(20)));
     let deadline = Instant::now() + LONGEST;
     loop {
@@ -243,9 +243,9 @@ each! {
     // F-161
     purging_deletes_nothing_that_is_not_over
     // F-103
-    what_is_over_is_absent_without_being_purged
+    expired_entry_is_absent_before_purge
     purging_says_how_many_it_deleted
-    a_purger_purges_until_it_is_dropped
+    background_purger_runs_until_dropped
 }
 
 /// No test waits for longer than this.

@@ -83,7 +83,7 @@ async fn without_an_answer<T: Send + 'static>(
     answer.expect("no panic")
 }
 
-async fn a_look_for_a_checkpoint_ends<S: Ledgered>(way: Way<S>) {
+async fn checkpoint_query_ends<S: Ledgered>(way: Way<S>) {
     let layer = sql::layer(way.books.store.clone()).with_lease_ttl(Ttl::from_secs(3_600));
     let (store, proxy) = (way.books.store.clone(), Arc::new(way.proxy));
     let (app, effects) = app(layer, move |_, req: Request<Body>| {
@@ -109,7 +109,7 @@ async fn a_look_for_a_checkpoint_ends<S: Ledgered>(way: Way<S>) {
     assert_eq!((res.status, effects.count()), (StatusCode::CREATED, 1));
 }
 
-async fn a_look_for_orphans_ends<S: Ledgered>(way: Way<S>) {
+async fn orphan_query_ends<S: Ledgered>(way: Way<S>) {
     let mut orphan = claim();
     orphan.lease = Ttl::MIN;
     orphan.operation = "POST /rides".into();
@@ -128,7 +128,7 @@ async fn a_look_for_orphans_ends<S: Ledgered>(way: Way<S>) {
     assert_eq!(swept.expect("a sweep").executed, 1);
 }
 
-async fn a_purger_goes_on_after_a_call_without_an_answer<S: Ledgered>(way: Way<S>) {
+async fn background_purger_continues_after_lost_reply<S: Ledgered>(way: Way<S>) {
     let mut over = claim();
     (over.lease, over.orphan_retention) = (Ttl::MIN, Ttl::MIN);
     way.books.store.acquire(&over).await.expect("it runs");
@@ -150,7 +150,7 @@ async fn a_purger_goes_on_after_a_call_without_an_answer<S: Ledgered>(way: Way<S
     drop(purger);
 }
 
-async fn a_batch_that_is_purged_by_hand_ends<S: Ledgered>(way: Way<S>) {
+async fn manual_purge_batch_ends<S: Ledgered>(way: Way<S>) {
     let store = way.books.store.clone();
     let purging = (way.purge)(store.clone());
     let purged = without_an_answer(&way.proxy, "forgotten_at limit", purging).await;
@@ -183,12 +183,12 @@ macro_rules! by_a_way {
 
 by_a_way! {
     // F-155
-    a_look_for_a_checkpoint_ends
+    checkpoint_query_ends
     // F-155
-    a_look_for_orphans_ends
+    orphan_query_ends
     // F-155
-    a_purger_goes_on_after_a_call_without_an_answer
-    a_batch_that_is_purged_by_hand_ends
+    background_purger_continues_after_lost_reply
+    manual_purge_batch_ends
 }
 
 /// A name of a table is shorter than the name of a test may be.

@@ -303,6 +303,50 @@ async fn duplicates_do_not_wait_for_row_in_mariadb() {
     assert!(matches!(taken, Acquired::Granted { generation: 2, .. }));
 }
 
+/// An operator answers for an orphan that no token holds: a record without a token.
+async fn replays_record_without_token<S: Store>(store: &S, answer: impl AsyncFnOnce()) {
+    let claim = claim();
+    let acquired = store.acquire(&claim).await.expect("a claim");
+    assert!(matches!(acquired, Acquired::Granted { .. }));
+    answer().await;
+    let lease = claim.lease_ref(1);
+    let late = retried(|| store.complete(&lease, "late".into(), Ttl::from_secs(60))).await;
+    assert!(matches!(late, Err(StoreError::LeaseLost)), "{late:?}");
+    let found = retried(|| store.acquire(&claim)).await.expect("a reply");
+    let Acquired::Completed { record, token, .. } = found else {
+        panic!("expected a record, found {found:?}");
+    };
+    assert_eq!((&*record, token), (&b"by hand"[..], None));
+}
+
+const BY_HAND: &str = "update by_hand set completed = 1, token = null, record = 'by hand'";
+
+// S-962
+#[tokio::test]
+async fn record_without_token_is_replayed_from_postgres() {
+    let store = sql::postgres(postgres::shared(), "by_hand").await;
+    let mut operator = PgConnection::connect(&postgres::shared().url())
+        .await
+        .unwrap();
+    let answer = async || {
+        operator.execute(BY_HAND).await.unwrap();
+    };
+    replays_record_without_token(&store, answer).await;
+}
+
+// S-962
+#[tokio::test]
+async fn record_without_token_is_replayed_from_mariadb() {
+    let store = sql::mariadb(mariadb::shared(), "by_hand").await;
+    let mut operator = MySqlConnection::connect(&mariadb::shared().url())
+        .await
+        .unwrap();
+    let answer = async || {
+        operator.execute(BY_HAND).await.unwrap();
+    };
+    replays_record_without_token(&store, answer).await;
+}
+
 // F-160
 /// The release waits for a transaction that leaves a checkpoint, and finds it then: the entry is an orphan at once.
 #[tokio::test]

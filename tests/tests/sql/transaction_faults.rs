@@ -149,7 +149,7 @@ async fn first_of_a_lost_reply<S: Ledgered>(
 }
 
 /// The reply is lost, and the layer queries the store: the client receives the committed response.
-async fn a_lost_reply_to_the_commit_is_looked_up<S: Ledgered>(books: Books<S>, proxy: Arc<Proxy>) {
+async fn lost_commit_reply_is_looked_up<S: Ledgered>(books: Books<S>, proxy: Arc<Proxy>) {
     for then in [Then::Cut, Then::Hang] {
         let pool = |_| books.pool.clone();
         let (app, executions, first) = first_of_a_lost_reply(&books, &proxy, then, pool).await;
@@ -161,10 +161,7 @@ async fn a_lost_reply_to_the_commit_is_looked_up<S: Ledgered>(books: Books<S>, p
 }
 
 /// The connection returns to the pool if another party closes it: the pool by itself waits indefinitely.
-async fn a_connection_that_hangs_gives_its_place_in_the_pool_back<S: Ledgered>(
-    books: Books<S>,
-    proxy: Arc<Proxy>,
-) {
+async fn hanging_connection_returns_pool_permit<S: Ledgered>(books: Books<S>, proxy: Arc<Proxy>) {
     let connect = books.pool.connect_options();
     let pool = |patience| {
         let pool = books::patient(PoolOptions::new(), patience).max_connections(1);
@@ -181,7 +178,7 @@ async fn a_connection_that_hangs_gives_its_place_in_the_pool_back<S: Ledgered>(
 }
 
 /// The commit never arrives: nothing is committed, and the retry executes.
-async fn a_commit_that_is_lost_commits_nothing<S: Ledgered>(books: Books<S>, proxy: Arc<Proxy>) {
+async fn lost_commit_commits_nothing<S: Ledgered>(books: Books<S>, proxy: Arc<Proxy>) {
     // The other is the record.
     for (needle, kind) in [("COMMIT", "Unknown"), ("{\"execution\":", "Database")] {
         books.admin("delete from {table}").await;
@@ -198,10 +195,7 @@ async fn a_commit_that_is_lost_commits_nothing<S: Ledgered>(books: Books<S>, pro
     }
 }
 
-async fn a_lost_reply_to_a_checkpoint_is_looked_up<S: Ledgered>(
-    books: Books<S>,
-    proxy: Arc<Proxy>,
-) {
+async fn lost_checkpoint_reply_is_looked_up<S: Ledgered>(books: Books<S>, proxy: Arc<Proxy>) {
     let (bank, at) = (books.clone(), Arc::clone(&proxy));
     let layer = sql::layer(books.store.clone());
     let (app, _) = app(layer, move |_, req: Request<Body>| {
@@ -243,8 +237,8 @@ macro_rules! behind_a_proxy {
                 #[tokio::test(flavor = "multi_thread")]
                 async fn $case() {
                     let proxy = super::Proxy::start(super::postgres::shared().address());
-                    let table = &stringify!($case)[..36];
-                    super::$case(super::postgres_behind(&proxy, table).await, super::Arc::new(proxy)).await;
+                    let table: String = stringify!($case).chars().take(36).collect();
+                    super::$case(super::postgres_behind(&proxy, &table).await, super::Arc::new(proxy)).await;
                 }
             )*
         }
@@ -254,8 +248,8 @@ macro_rules! behind_a_proxy {
                 #[tokio::test(flavor = "multi_thread")]
                 async fn $case() {
                     let proxy = super::Proxy::start(super::mariadb::shared().address());
-                    let table = &stringify!($case)[..36];
-                    super::$case(super::mariadb_behind(&proxy, table).await, super::Arc::new(proxy)).await;
+                    let table: String = stringify!($case).chars().take(36).collect();
+                    super::$case(super::mariadb_behind(&proxy, &table).await, super::Arc::new(proxy)).await;
                 }
             )*
         }
@@ -264,18 +258,18 @@ macro_rules! behind_a_proxy {
 
 behind_a_proxy! {
     // F-156
-    a_connection_that_hangs_gives_its_place_in_the_pool_back
+    hanging_connection_returns_pool_permit
     // F-146, F-156
-    a_lost_reply_to_the_commit_is_looked_up
+    lost_commit_reply_is_looked_up
     // F-146
-    a_commit_that_is_lost_commits_nothing
-    a_lost_reply_to_a_checkpoint_is_looked_up
+    lost_commit_commits_nothing
+    lost_checkpoint_reply_is_looked_up
 }
 
 // ---- Isolation ----
 
 /// Whatever the pool defaults to: the lease is renewed while the transaction lasts, and it is committed.
-async fn renewals_do_not_break_the_fence<S: Ledgered>(books: Books<S>, direct: Books<S>) {
+async fn renewals_keep_fence<S: Ledgered>(books: Books<S>, direct: Books<S>) {
     let layer = sql::layer(books.store.clone()).with_lease_ttl(Ttl::from_millis(600));
     let bank = books.clone();
     let (app, executions) = app(layer, move |n, req: Request<Body>| {
@@ -324,7 +318,7 @@ async fn every_isolation_level_on_postgres() {
         ]);
         let pool = PgPoolOptions::new().connect_lazy_with(options.disable_statement_logging());
         let direct = books.clone();
-        renewals_do_not_break_the_fence(Books { pool, ..books }, direct).await;
+        renewals_keep_fence(Books { pool, ..books }, direct).await;
     }
 }
 
@@ -347,7 +341,7 @@ async fn every_isolation_level_on_mariadb() {
             .connect_lazy(&mariadb::shared().url());
         let pool = pool.expect("an URL");
         let direct = books.clone();
-        renewals_do_not_break_the_fence(Books { pool, ..books }, direct).await;
+        renewals_keep_fence(Books { pool, ..books }, direct).await;
     }
 }
 
@@ -362,7 +356,7 @@ async fn pool_behind_pgbouncer() {
     let options = options.statement_cache_capacity(0);
     let pool = PgPoolOptions::new().connect_lazy_with(options);
     let direct = books.clone();
-    renewals_do_not_break_the_fence(Books { pool, ..books }, direct).await;
+    renewals_keep_fence(Books { pool, ..books }, direct).await;
 }
 
 /// Nothing was written, and it says so.
@@ -444,7 +438,7 @@ async fn uncertified_commit_writes_nothing_in_mysql() {
 
 // ---- Other databases ----
 
-async fn a_pool_that_leads_elsewhere_begins_nothing<S: Ledgered>(books: Books<S>, other: Books<S>) {
+async fn pool_of_other_database_begins_nothing<S: Ledgered>(books: Books<S>, other: Books<S>) {
     let elsewhere = Books {
         pool: other.pool.clone(),
         ..books.clone()
@@ -468,7 +462,7 @@ async fn another_database_of_postgres() {
     let url = postgres::shared().url().replace("/postgres", "/other");
     let pool = PgPool::connect_lazy(&url).expect("an URL");
     let other = Books::open(&url, pool, "elsewhere").await;
-    a_pool_that_leads_elsewhere_begins_nothing(books, other).await;
+    pool_of_other_database_begins_nothing(books, other).await;
 }
 
 // F-172
@@ -479,7 +473,7 @@ async fn another_database_of_mariadb() {
     let url = format!("mysql://app:app@{}/other", mariadb::shared().address());
     let pool = MySqlPool::connect_lazy(&url).expect("an URL");
     let other = Books::open(&url, pool, "elsewhere").await;
-    a_pool_that_leads_elsewhere_begins_nothing(books, other).await;
+    pool_of_other_database_begins_nothing(books, other).await;
 }
 
 // F-172
@@ -488,7 +482,7 @@ async fn another_file_of_sqlite() {
     let (here, there) = (Scratch::new(), Scratch::new());
     let books = books::in_a_file(&here, "keys").await;
     let other = books::in_a_file(&there, "keys").await;
-    a_pool_that_leads_elsewhere_begins_nothing(books, other).await;
+    pool_of_other_database_begins_nothing(books, other).await;
 }
 
 // ---- Who asks meanwhile ----
@@ -520,7 +514,7 @@ fn own(claim: &Claim) -> Claim {
 
 /// An acquire under the lease's own token, as after a lost reply, waits for a transaction that has written the entry.
 /// So does an acquire that wants to take over. Neither returns that the lease is held or is free.
-async fn who_asks_waits_for_the_transaction<S: Ledgered>(books: Books<S>) {
+async fn acquire_waits_for_transaction<S: Ledgered>(books: Books<S>) {
     let began = Instant::now();
     while began.elapsed() < Duration::from_secs(120) {
         let mut mine = claim();
@@ -556,7 +550,7 @@ async fn who_asks_waits_for_the_transaction<S: Ledgered>(books: Books<S>) {
 
 /// Many callers at once, at any moment, as in production. Each acquire after the write of the entry returns that it is
 /// completed.
-async fn whoever_asks_after_the_fence_sees_the_record<S: Ledgered>(books: Books<S>) {
+async fn acquire_after_fence_sees_record<S: Ledgered>(books: Books<S>) {
     let mut racing = JoinSet::new();
     for n in 0..32 {
         let books = books.clone();
@@ -585,7 +579,7 @@ async fn whoever_asks_after_the_fence_sees_the_record<S: Ledgered>(books: Books<
 }
 
 /// The acquire waits for a second at most, and then returns an unknown outcome; the layer retries.
-async fn who_asks_for_too_long_is_told_nothing<S: Ledgered>(books: Books<S>) {
+async fn long_acquire_ends_with_unknown_outcome<S: Ledgered>(books: Books<S>) {
     let mine = claim();
     books.store.acquire(&mine).await.expect("an answer");
     let held = completed_by_hand(&books, &mine).await;
@@ -630,14 +624,14 @@ macro_rules! asked {
 }
 
 asked! {
-    who_asks_waits_for_the_transaction
-    whoever_asks_after_the_fence_sees_the_record
-    who_asks_for_too_long_is_told_nothing
+    acquire_waits_for_transaction
+    acquire_after_fence_sees_record
+    long_acquire_ends_with_unknown_outcome
 }
 
 // F-171
 #[tokio::test(flavor = "multi_thread")]
 async fn sqlite_acquire_waits_for_transaction() {
     let scratch = Scratch::new();
-    who_asks_waits_for_the_transaction(books::in_a_file(&scratch, "keys").await).await;
+    acquire_waits_for_transaction(books::in_a_file(&scratch, "keys").await).await;
 }

@@ -31,7 +31,8 @@ use tower_idempotency::{
 };
 use tower_idempotency_sqlx::{
     Checkpoint, FencedTransaction, MySqlStore, PostgresStore, SqliteStore, TransactionError,
-    TransactionErrorKind as Kind, sqlx::postgres::PgListener,
+    TransactionErrorKind as Kind,
+    sqlx::{AssertSqlSafe, PgConnection, Postgres, postgres::PgListener, query},
 };
 
 /// A service on the books: the handler is given them, its lease and which execution it is.
@@ -123,7 +124,7 @@ async fn effect_and_record_are_committed_together<S: Ledgered>(books: Books<S>) 
 }
 
 /// Longer than its lease, which is renewed meanwhile by other connections.
-async fn a_transaction_outlasts_its_lease<S: Ledgered>(books: Books<S>) {
+async fn transaction_outlasts_lease<S: Ledgered>(books: Books<S>) {
     let layer = sql::layer(books.store.clone()).with_lease_ttl(Ttl::from_millis(150));
     let (app, executions) = behind(layer, &books, async |books, lease, n| {
         let tx = match charged(&books, &lease, n).await {
@@ -138,7 +139,7 @@ async fn a_transaction_outlasts_its_lease<S: Ledgered>(books: Books<S>) {
     assert_eq!(executions.count(), 1);
 }
 
-async fn a_value_is_committed_with_its_effect<S: Ledgered>(books: Books<S>) {
+async fn value_is_committed_with_effect<S: Ledgered>(books: Books<S>) {
     let layer = sql::layer(books.store.clone());
     for run in 0..2 {
         let books = books.clone();
@@ -177,7 +178,124 @@ async fn postgres_commit_notifies_waiter() {
 
 // ---- Rolled back ----
 
-async fn what_is_not_committed_has_no_effect<S: Ledgered>(books: Books<S>) {
+async fn forgotten_commit_is_no_success<S: Ledgered>(books: Books<S>) {
+    let (app, executions) = bank(&books, async |books, lease, n| {
+        let tx = charged(&books, &lease, n).await.expect("a transaction");
+        match n {
+            1 => {
+                drop(tx);
+                created(n)
+            }
+            // The first transaction of this execution is dropped, and the second one is committed.
+            _ => {
+                drop(tx);
+                charge(books, lease, n).await
+            }
+        }
+    });
+    let forgotten = send(&app, order()).await;
+    assert_eq!(forgotten.status, StatusCode::INTERNAL_SERVER_ERROR);
+    assert_eq!(forgotten.code(), "unfinished-transaction");
+    assert_eq!(books.count().await, 0);
+    let first = send(&app, order()).await;
+    assert_charged_once(&books, &app, &first).await;
+    assert_eq!(executions.count(), 2);
+}
+
+async fn rolled_back_success_is_recorded<S: Ledgered>(books: Books<S>) {
+    let (app, executions) = bank(&books, async |books, lease, n| {
+        let tx = charged(&books, &lease, n).await.expect("a transaction");
+        tx.rollback().await.expect("a rollback");
+        created(n)
+    });
+    assert_eq!(send(&app, order()).await.status, StatusCode::CREATED);
+    assert!(send(&app, order()).await.is_replay());
+    assert_eq!((books.count().await, executions.count()), (0, 1));
+}
+
+/// Inserts a number, twice in the first execution, which a deferred constraint refuses at the commit.
+async fn number<S: Ledgered<Database = Postgres>>(books: &Books<S>, tx: &mut PgConnection, n: u64) {
+    for _ in n..=2 {
+        let insert = format!("insert into {}_numbers values (7)", books.table);
+        let inserted = query(AssertSqlSafe(insert)).execute(&mut *tx).await;
+        inserted.expect("the constraint is deferred");
+    }
+}
+
+/// Returns the number of rows behind the deferred constraint.
+async fn numbers<S: Ledgered<Database = Postgres>>(books: &Books<S>) -> usize {
+    let select = format!("select n from {}_numbers", books.table);
+    let rows = query(AssertSqlSafe(select)).fetch_all(&books.pool).await;
+    rows.expect("a table").len()
+}
+
+// S-941, F-925
+#[tokio::test(flavor = "multi_thread")]
+async fn refused_deferred_constraint_is_not_reported() {
+    for (is_fenced, is_early) in [(true, false), (false, true), (false, false)] {
+        let books = books::on_postgres(&format!("deferred_{is_fenced}_{is_early}")).await;
+        let create = format!(
+            "create table {}_numbers (n int unique deferrable initially deferred)",
+            books.table
+        );
+        let created_table = query(AssertSqlSafe(create)).execute(&books.pool).await;
+        created_table.expect("a table");
+        let (app, executions) = bank(&books, move |books, lease, n| async move {
+            let refused = || (StatusCode::CONFLICT, "refused").into_response();
+            if is_fenced {
+                let mut tx = books.begin(&lease).await.expect("a transaction");
+                number(&books, &mut tx, n).await;
+                return match tx.commit(created(n)).await {
+                    Ok(res) => res.into_response(),
+                    Err(_) => refused(),
+                };
+            }
+            let begin = "begin isolation level read committed";
+            let mut tx = books.pool.begin_with(begin).await.expect("a transaction");
+            number(&books, &mut tx, n).await;
+            let prepared = lease.prepare(created(n)).await.expect("recorded");
+            let (at, record) = (prepared.lease_ref(), prepared.record().to_vec());
+            let retention = i64::try_from(prepared.retention().as_millis()).expect("it fits");
+            let write = query(AssertSqlSafe(documented("PostgreSQL", &books.table)))
+                .bind(at.id.as_bytes().to_vec())
+                .bind(at.token.as_bytes().to_vec())
+                .bind(record)
+                .bind(retention)
+                .execute(&mut *tx);
+            if is_early {
+                // The handler reports the commit as soon as the statement has succeeded.
+                let write = async {
+                    let written = write.await.map_err(StoreError::backend)?;
+                    assert_eq!(written.rows_affected(), 1);
+                    Ok(())
+                };
+                let res = prepared.commit(write).await.expect("written");
+                return match tx.commit().await {
+                    Ok(()) => res.into_response(),
+                    Err(_) => refused(),
+                };
+            }
+            let begun = prepared.begin_commit().expect("the lease is held");
+            assert_eq!(write.await.expect("written").rows_affected(), 1);
+            match tx.commit().await {
+                Ok(()) => begun.acknowledge().into_response(),
+                Err(_) => refused(),
+            }
+        });
+        let first = send(&app, order()).await;
+        assert_eq!(first.status, StatusCode::CONFLICT, "{}", first.text());
+        assert_eq!((first.text(), numbers(&books).await), ("refused", 0));
+        let second = send(&app, order()).await;
+        assert_eq!(
+            (second.status, numbers(&books).await),
+            (StatusCode::CREATED, 1)
+        );
+        assert!(send(&app, order()).await.is_replay());
+        assert_eq!(executions.count(), 2);
+    }
+}
+
+async fn uncommitted_work_has_no_effect<S: Ledgered>(books: Books<S>) {
     let (app, executions) = bank(&books, async |books, lease, n| {
         let tx = charged(&books, &lease, n).await.expect("a transaction");
         match n {
@@ -202,7 +320,7 @@ async fn what_is_not_committed_has_no_effect<S: Ledgered>(books: Books<S>) {
     assert_eq!(executions.count(), 4);
 }
 
-async fn what_is_not_recorded_is_rolled_back_and_given_back<S: Ledgered>(books: Books<S>) {
+async fn unrecorded_work_is_rolled_back_and_released<S: Ledgered>(books: Books<S>) {
     let (app, executions) = bank(&books, async |books, lease, n| {
         let tx = charged(&books, &lease, n).await.expect("a transaction");
         let res = match n {
@@ -234,7 +352,7 @@ async fn what_is_not_recorded_is_rolled_back_and_given_back<S: Ledgered>(books: 
 // ---- Lost ----
 
 /// Whatever has become of the entry: without it nothing is committed, and none is made.
-async fn nothing_is_committed_without_the_lease<S: Ledgered>(books: Books<S>) {
+async fn commit_requires_lease<S: Ledgered>(books: Books<S>) {
     let thefts = [
         "update {table} set token = null",
         "update {table} set completed = 1, record = fingerprint",
@@ -257,7 +375,7 @@ async fn nothing_is_committed_without_the_lease<S: Ledgered>(books: Books<S>) {
     }
 }
 
-async fn a_lease_that_is_lost_begins_nothing<S: Ledgered>(books: Books<S>) {
+async fn lost_lease_begins_nothing<S: Ledgered>(books: Books<S>) {
     for (theft, kind) in [
         ("update {table} set token = null", Kind::LeaseLost),
         (
@@ -280,7 +398,7 @@ async fn a_lease_that_is_lost_begins_nothing<S: Ledgered>(books: Books<S>) {
 }
 
 /// Another replica acquired the lease and finished meanwhile: this one receives that response, and has had no effect.
-async fn who_was_taken_over_commits_nothing<S: Ledgered>(books: Books<S>) {
+async fn superseded_handler_commits_nothing<S: Ledgered>(books: Books<S>) {
     let (other, _) = bank(&books, charge);
     let (app, _) = bank(&books, move |books, lease, _| {
         let other = other.clone();
@@ -304,19 +422,19 @@ async fn who_was_taken_over_commits_nothing<S: Ledgered>(books: Books<S>) {
 // F-036
 #[tokio::test(flavor = "multi_thread")]
 async fn takeover_during_transaction_on_postgres() {
-    who_was_taken_over_commits_nothing(books::on_postgres("taken_over").await).await;
+    superseded_handler_commits_nothing(books::on_postgres("taken_over").await).await;
 }
 
 // F-036
 /// In SQLite no process takes over before the transaction ends.
 #[tokio::test(flavor = "multi_thread")]
 async fn takeover_during_transaction_on_mariadb() {
-    who_was_taken_over_commits_nothing(books::on_mariadb("taken_over").await).await;
+    superseded_handler_commits_nothing(books::on_mariadb("taken_over").await).await;
 }
 
 // ---- Too large ----
 
-async fn a_record_that_is_too_large_is_a_tombstone<S: Ledgered>(books: Books<S>) {
+async fn oversized_record_becomes_tombstone<S: Ledgered>(books: Books<S>) {
     let (app, executions) = bank(&books, async |books, lease, n| {
         let tx = charged(&books, &lease, n).await.expect("a transaction");
         committed(tx, tests::noise(2 << 20).into_response()).await
@@ -361,7 +479,7 @@ async fn in_phases<S: Ledgered>(
     committed(tx, created(ride)).await
 }
 
-async fn a_retry_goes_on_from_the_checkpoint<S: Ledgered>(books: Books<S>) {
+async fn retry_continues_from_checkpoint<S: Ledgered>(books: Books<S>) {
     let (app, executions) = bank(&books, async |books, lease, n| {
         assert_eq!(lease.generation(), n, "each knows of the one before");
         in_phases(&books, &lease, n, n == 3).await
@@ -381,7 +499,7 @@ async fn a_retry_goes_on_from_the_checkpoint<S: Ledgered>(books: Books<S>) {
     assert_eq!(books.admin(left).await, 0, "a record empties it");
 }
 
-async fn a_lost_lease_writes_no_checkpoint<S: Ledgered>(books: Books<S>) {
+async fn lost_lease_writes_no_checkpoint<S: Ledgered>(books: Books<S>) {
     let (app, _) = bank(&books, async |books, lease, n| {
         let mut tx = charged(&books, &lease, n).await.expect("a transaction");
         let theft = "update {table} set token = null".replace("{table}", &books.table);
@@ -469,7 +587,7 @@ fn everything_logged() -> Log {
 }
 
 /// On the connections of handlers sqlx logs each statement, whatever the store has it do on its own.
-async fn what_sqlx_logs_of_a_transaction_shows_nothing_of_it<S: Ledgered>(books: Books<S>) {
+async fn sqlx_logs_show_no_transaction_content<S: Ledgered>(books: Books<S>) {
     let log = everything_logged().read();
     let (app, executions) = bank(&books, async |books, lease, n| {
         let tx = charged(&books, &lease, n).await.expect("a transaction");
@@ -523,21 +641,21 @@ const HUSH: &str = "zythop";
 #[tokio::test]
 async fn sqlx_log_shows_no_data_on_postgres() {
     let books = books::on_postgres("logged_transactions").await;
-    what_sqlx_logs_of_a_transaction_shows_nothing_of_it(books).await;
+    sqlx_logs_show_no_transaction_content(books).await;
 }
 
 // F-184
 #[tokio::test]
 async fn sqlx_log_shows_no_data_on_mariadb() {
     let books = books::on_mariadb("logged_transactions").await;
-    what_sqlx_logs_of_a_transaction_shows_nothing_of_it(books).await;
+    sqlx_logs_show_no_transaction_content(books).await;
 }
 
 // ---- Without the guard ----
 
 /// The statement for other libraries, as the documentation has it.
 fn documented(database: &str, table: &str) -> String {
-    let docs = include_str!("../../../docs/sql.md");
+    let docs = include_str!("../../../docs/stores/sql.md");
     let rest = docs.split_once(&format!("```sql\n-- {database}"));
     let (_, rest) = rest.expect("a statement for each database");
     let (statement, _) = rest.split_once("```").expect("its end");
@@ -631,17 +749,19 @@ macro_rules! each {
 
 each! {
     effect_and_record_are_committed_together
-    a_transaction_outlasts_its_lease
-    a_value_is_committed_with_its_effect
-    what_is_not_committed_has_no_effect
-    what_is_not_recorded_is_rolled_back_and_given_back
-    nothing_is_committed_without_the_lease
-    a_lease_that_is_lost_begins_nothing
-    a_record_that_is_too_large_is_a_tombstone
+    transaction_outlasts_lease
+    value_is_committed_with_effect
+    uncommitted_work_has_no_effect
+    forgotten_commit_is_no_success
+    rolled_back_success_is_recorded
+    unrecorded_work_is_rolled_back_and_released
+    commit_requires_lease
+    lost_lease_begins_nothing
+    oversized_record_becomes_tombstone
     // S-209
-    a_retry_goes_on_from_the_checkpoint
+    retry_continues_from_checkpoint
     // S-210
-    a_lost_lease_writes_no_checkpoint
+    lost_lease_writes_no_checkpoint
 }
 
 without_the_guard! {

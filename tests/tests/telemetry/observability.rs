@@ -25,7 +25,7 @@ use tests::{
 use tokio::time::sleep;
 use tower_idempotency::{
     ConcurrentRequests, IdempotencyLayer, Lease, MissingKey, NeedsAttention, OrphanPolicy,
-    StoreFailure, Ttl, Unrecordable,
+    Principal, StoreFailure, Ttl, Unrecordable,
     run_once::WorkError,
     store::{Acquired, Fingerprint},
 };
@@ -55,7 +55,7 @@ fn keyed(key: &str, body: &'static str) -> Request<Body> {
 type StartFlow = fn() -> Flow;
 
 /// Every path a request can take, on a layer of its own; each says how many effects it had.
-const FLOWS: [(&str, StartFlow); 42] = [
+const FLOWS: [(&str, StartFlow); 47] = [
     ("executed", || Box::pin(executed())),
     ("replayed", || Box::pin(replayed())),
     ("mismatch", || Box::pin(mismatch())),
@@ -136,6 +136,19 @@ const FLOWS: [(&str, StartFlow); 42] = [
     ("bad record", || Box::pin(bad_record())),
     ("caller left", || Box::pin(caller_left())),
     ("refused", || Box::pin(refused())),
+    ("anonymous", || Box::pin(anonymous())),
+    ("refreshed token", || Box::pin(refreshed_token())),
+    ("principal missing", || {
+        let principal = Principal::extension(|account: &u64| account.to_be_bytes());
+        Box::pin(without_principal(principal, "principal-missing"))
+    }),
+    ("principal ambiguous", || {
+        Box::pin(without_principal(
+            Principal::cookie("sid"),
+            "principal-ambiguous",
+        ))
+    }),
+    ("passed through", || Box::pin(passed_through())),
 ];
 
 type Flow = std::pin::Pin<Box<dyn Future<Output = u64>>>;
@@ -166,6 +179,40 @@ async fn mismatch() -> u64 {
     send(&app, order()).await;
     let other = send(&app, keyed(KEY, "raw-body-other")).await;
     assert_eq!(other.code(), "key-reused");
+    effects.count()
+}
+
+async fn anonymous() -> u64 {
+    let (app, effects) = answering(on(&Probe::default()));
+    let mut req = order();
+    req.headers_mut().remove("authorization");
+    req.headers_mut().remove("cookie");
+    send(&app, req).await;
+    effects.count()
+}
+
+async fn refreshed_token() -> u64 {
+    let (app, effects) = answering(on(&Probe::default()));
+    send(&app, order()).await;
+    let mut retry = order();
+    let token = http::HeaderValue::from_static("Bearer raw-token-refreshed");
+    retry.headers_mut().insert("authorization", token);
+    assert!(!send(&app, retry).await.is_replay());
+    effects.count()
+}
+
+async fn without_principal(principal: Principal, code: &str) -> u64 {
+    let (app, effects) = answering(on(&Probe::default()).with_principal(principal));
+    let mut req = order();
+    let twice = http::HeaderValue::from_static("sid=raw-cookie; sid=raw-cookie-2");
+    req.headers_mut().insert("cookie", twice);
+    assert_eq!(send(&app, req).await.code(), code);
+    effects.count()
+}
+
+async fn passed_through() -> u64 {
+    let (app, effects) = answering(on(&Probe::default()).with_skip(|_| true));
+    send(&app, order()).await;
     effects.count()
 }
 
@@ -1234,6 +1281,8 @@ fn usual_paths_log_no_errors() {
                 | "panic"
                 | "caller left"
                 | "refused"
+                | "principal ambiguous"
+                | "passed through"
         );
         assert_eq!(loud, expected, "{name}:\n{log}");
     }
@@ -1243,8 +1292,13 @@ fn usual_paths_log_no_errors() {
 fn every_flow_has_documented_effects() {
     for (name, flow) in FLOWS {
         let expected = match name {
-            "acquire failing" | "acquire hanging" | "refused" => 0,
+            "acquire failing"
+            | "acquire hanging"
+            | "refused"
+            | "principal missing"
+            | "principal ambiguous" => 0,
             "takeover"
+            | "refreshed token"
             | "lease lost at the end"
             | "lease lost meanwhile"
             | "needs attention, lease lost"
@@ -1294,6 +1348,8 @@ async fn debug_output_shows_no_secret() {
     let completed = Acquired::Completed {
         fingerprint: Fingerprint::from_bytes([7; 32]),
         record: ANSWER.into(),
+        expires_in: Duration::from_secs(1),
+        token: None,
     };
     outputs.push(format!("{completed:?}"));
     let resolution = tower_idempotency_dynamodb::Resolution::Complete {

@@ -1,16 +1,20 @@
 //! Tests with constructed histories, and the effects in them that are too many.
 
 use super::*;
-use crate::oracle::told::{Told, answer, in_progress};
+use crate::oracle::builder::{HistoryBuilder, answer, in_progress};
 
 #[test]
-fn what_the_store_has_forgotten_may_happen_once_more() {
-    let once = Told::new()
+fn data_loss_allows_one_more_effect() {
+    let once = HistoryBuilder::new()
         .effect(10, 1)
-        .asked(0, 10, 15, answer(1))
+        .attempt(0, 10, 15, answer(1))
         .effect(20, 7)
-        .asked(1, 40, 45, answer(7));
-    let again = |from, until| Told(once.0, once.1.clone()).forgot(from, until).1;
+        .attempt(1, 40, 45, answer(7));
+    let again = |from, until| {
+        HistoryBuilder(once.0, once.1.clone())
+            .data_loss(from, until)
+            .1
+    };
     for (from, until, doubles, contradictions) in [
         (20, 25, 0, 0),
         // Before the first request for the key.
@@ -29,107 +33,119 @@ fn what_the_store_has_forgotten_may_happen_once_more() {
         );
     }
     let twice = again(20, 25);
-    let thrice = Told(once.0, twice).effect(10, 2).1;
+    let thrice = HistoryBuilder(once.0, twice).effect(10, 2).1;
     assert_eq!(thrice.doubles().len(), 1);
 }
 
 /// Each of these has at most one effect, and one for each time that the store lost data.
 #[test]
-fn what_is_forgotten_explains_one_effect_on_either_side_of_it() {
-    let first = || Told::new().effect(10, 1).asked(0, 10, 15, answer(1));
-    let second = |told: Told, at| told.effect(20, 7).asked(1, at, at + 5, answer(7));
-    let third = |told: Told, at| told.effect(10, 2).asked(0, at, at + 5, answer(2));
+fn data_loss_separates_effects_before_and_after() {
+    let first = || {
+        HistoryBuilder::new()
+            .effect(10, 1)
+            .attempt(0, 10, 15, answer(1))
+    };
+    let second =
+        |history: HistoryBuilder, at| history.effect(20, 7).attempt(1, at, at + 5, answer(7));
+    let third =
+        |history: HistoryBuilder, at| history.effect(10, 2).attempt(0, at, at + 5, answer(2));
 
     // Twice between the first two, never between the others.
-    let history = third(second(first(), 60), 90).forgot(30, 31).forgot(40, 41);
+    let history = third(second(first(), 60), 90)
+        .data_loss(30, 31)
+        .data_loss(40, 41);
     assert_eq!(history.1.doubles().len(), 1);
     // Once between each.
-    let history = third(second(first(), 60), 90).forgot(30, 31).forgot(80, 81);
+    let history = third(second(first(), 60), 90)
+        .data_loss(30, 31)
+        .data_loss(80, 81);
     assert_eq!(history.1.doubles().len(), 0);
     // The process of the first effect receives another request at the end.
-    let history = second(first(), 60).forgot(70, 71);
-    assert_eq!(history.asked(0, 80, 85, answer(7)).1.doubles().len(), 1);
+    let history = second(first(), 60).data_loss(70, 71);
+    assert_eq!(history.attempt(0, 80, 85, answer(7)).1.doubles().len(), 1);
 }
 
 #[test]
-fn a_process_that_is_asked_after_the_loss_had_its_effect_after_it() {
+fn first_request_after_loss_bounds_effect() {
     // Process 20 receives its first request at 60: both effects came after the loss.
     let both = || {
-        Told::new()
-            .asked(1, 5, 6, Outcome::Failed)
+        HistoryBuilder::new()
+            .attempt(1, 5, 6, Outcome::Failed)
             .effect(10, 1)
-            .asked(0, 50, 55, answer(1))
+            .attempt(0, 50, 55, answer(1))
             .effect(20, 7)
     };
-    let history = both().asked(1, 60, 65, answer(7)).forgot(20, 21);
+    let history = both().attempt(1, 60, 65, answer(7)).data_loss(20, 21);
     // The process received the request before, and may have been working on it since.
     assert_eq!(history.1.doubles().len(), 0);
     let mut history = history;
     history.1.attempts.remove(0);
-    history = history.asked(2, 5, 6, Outcome::Failed);
+    history = history.attempt(2, 5, 6, Outcome::Failed);
     assert_eq!(history.1.doubles().len(), 1);
 }
 
 #[test]
-fn a_client_that_left_bounds_nothing_but_the_effects_that_came_later_do() {
+fn later_effect_bounds_grant_of_abandoned_request() {
     let left = || {
-        let told = Told::new().effect(10, 1).asked(0, 0, 5, Outcome::HungUp);
-        told.asked(1, 8, 12, in_progress())
+        let history = HistoryBuilder::new()
+            .effect(10, 1)
+            .attempt(0, 0, 5, Outcome::HungUp);
+        history.attempt(1, 8, 12, in_progress())
     };
     // The process may have been working on it until then.
-    let history = left().effect(20, 7).asked(1, 40, 45, answer(7));
-    assert_eq!(history.forgot(30, 31).1.doubles().len(), 0);
+    let history = left().effect(20, 7).attempt(1, 40, 45, answer(7));
+    assert_eq!(history.data_loss(30, 31).1.doubles().len(), 0);
     // The second effect came after the first, and its response was sent before the loss.
-    let history = left().effect(20, 7).asked(1, 20, 25, answer(7));
-    assert_eq!(history.forgot(30, 31).1.doubles().len(), 1);
+    let history = left().effect(20, 7).attempt(1, 20, 25, answer(7));
+    assert_eq!(history.data_loss(30, 31).1.doubles().len(), 1);
     // The second effect was granted before the first, and came later.
-    let history = left().effect(20, 7).asked(1, 40, 45, answer(7));
-    assert_eq!(history.forgot(6, 7).1.doubles().len(), 0);
+    let history = left().effect(20, 7).attempt(1, 40, 45, answer(7));
+    assert_eq!(history.data_loss(6, 7).1.doubles().len(), 0);
 }
 
 /// Numbers of executions are those of a process: another process has the same numbers.
 #[test]
-fn an_answer_of_two_possible_executions_is_of_the_earlier_one_or_later() {
-    let history = Told::new()
+fn ambiguous_response_bounds_only_first_execution() {
+    let history = HistoryBuilder::new()
         .effect(10, 1)
-        .asked(0, 10, 15, Outcome::HungUp)
+        .attempt(0, 10, 15, Outcome::HungUp)
         .effect(20, 1)
-        .asked(1, 40, 45, answer(1))
-        .forgot(30, 31);
+        .attempt(1, 40, 45, answer(1))
+        .data_loss(30, 31);
     assert_eq!(history.1.doubles().len(), 0);
     // The later effect may have been granted after the response of the earlier effect was sent.
-    let history = Told::new()
+    let history = HistoryBuilder::new()
         .effect(10, 1)
-        .asked(0, 0, 5, answer(1))
+        .attempt(0, 0, 5, answer(1))
         .effect(20, 1)
-        .asked(1, 0, 8, Outcome::HungUp)
-        .forgot(30, 31);
+        .attempt(1, 0, 8, Outcome::HungUp)
+        .data_loss(30, 31);
     assert_eq!(history.1.doubles().len(), 0);
 }
 
 #[test]
-fn the_occasion_of_one_key_is_none_of_another() {
+fn occasion_applies_to_its_key_only() {
     for (key, doubles) in [(Some("k"), 0), (Some("another"), 1), (None, 0)] {
-        let history = Told::new()
+        let history = HistoryBuilder::new()
             .effect(10, 1)
-            .asked(0, 0, 5, answer(1))
+            .attempt(0, 0, 5, answer(1))
             .effect(20, 7)
-            .asked(1, 10, 30, answer(7))
-            .may_again(20, 20, key, false);
+            .attempt(1, 10, 30, answer(7))
+            .occasion(20, 20, key, false);
         assert_eq!(history.1.doubles().len(), doubles, "{key:?}");
     }
 }
 
 #[test]
-fn whoever_was_killed_was_granted_nothing_afterwards() {
+fn killed_process_gets_no_later_grant() {
     for (killed, doubles) in [(10, 1), (22, 0)] {
-        let history = Told::new()
+        let history = HistoryBuilder::new()
             .effect(20, 7)
-            .asked(1, 0, 8, answer(7))
+            .attempt(1, 0, 8, answer(7))
             .effect(10, 1)
-            .asked(0, 0, 30, Outcome::Failed)
-            .struck(0, 10, killed, None)
-            .taken_over(20);
+            .attempt(0, 0, 30, Outcome::Failed)
+            .strike(0, 10, killed, None)
+            .takeover(20);
         assert_eq!(history.1.doubles().len(), doubles, "{killed}");
     }
 }

@@ -1,21 +1,21 @@
 //! Tests with constructed histories, and the expected judgments.
 
 use super::*;
-use crate::oracle::told::{Told, answer, in_progress};
+use crate::oracle::builder::{HistoryBuilder, answer, in_progress};
 
-fn killed_at_work() -> Told {
-    Told::new()
+fn killed_at_work() -> HistoryBuilder {
+    HistoryBuilder::new()
         .effect(10, 1)
-        .asked(0, 0, 11, Outcome::Failed)
-        .struck(0, 10, 10, None)
-        .asked(1, 50, 51, in_progress())
+        .attempt(0, 0, 11, Outcome::Failed)
+        .strike(0, 10, 10, None)
+        .attempt(1, 50, 51, in_progress())
 }
 
 #[test]
-fn a_second_execution_is_explained_by_the_end_of_the_first() {
+fn kill_explains_second_execution() {
     let history = killed_at_work()
         .effect(20, 7)
-        .asked(1, 115, 120, answer(7))
+        .attempt(1, 115, 120, answer(7))
         .1;
     assert_eq!(history.doubles().len(), 1);
     assert_eq!(history.unexplained().len(), 0);
@@ -28,24 +28,30 @@ fn a_second_execution_is_explained_by_the_end_of_the_first() {
 }
 
 #[test]
-fn a_third_execution_needs_another_explanation() {
+fn kill_does_not_explain_third_execution() {
     let history = killed_at_work().effect(20, 7).effect(11, 1);
     assert_eq!(
-        history.asked(1, 115, 120, answer(7)).1.unexplained().len(),
+        history
+            .attempt(1, 115, 120, answer(7))
+            .1
+            .unexplained()
+            .len(),
         1
     );
 }
 
 #[test]
-fn a_process_that_is_paused_twice_may_be_taken_over_twice() {
+fn two_pauses_explain_two_takeovers() {
     for (strikes, executions, unexplained) in [(2, 2, 0), (1, 2, 1), (2, 1, 0), (3, 1, 1)] {
-        let mut history = Told::new();
+        let mut history = HistoryBuilder::new();
         for n in 0..strikes {
             let at = 10 + 300 * n;
-            history =
-                history
-                    .asked(0, at - 5, at + 250, in_progress())
-                    .struck(0, 10, at, Some(at + 250));
+            history = history.attempt(0, at - 5, at + 250, in_progress()).strike(
+                0,
+                10,
+                at,
+                Some(at + 250),
+            );
         }
         for n in 0..executions {
             history = history.effect(10, n + 1);
@@ -54,58 +60,58 @@ fn a_process_that_is_paused_twice_may_be_taken_over_twice() {
         for n in 0..=u64::from(unexplained == 1 && executions == 1) {
             history = history.effect(20, 7 + n);
         }
-        let history = history.asked(1, 1000, 1010, answer(7)).1;
+        let history = history.attempt(1, 1000, 1010, answer(7)).1;
         let found = history.unexplained().len();
         assert_eq!(found, unexplained, "{strikes} strikes, {executions}");
     }
 }
 
 #[test]
-fn a_second_execution_without_a_strike_is_unexplained() {
-    let history = Told::new().effect(10, 1).effect(20, 7);
+fn second_execution_without_strike_is_unexplained() {
+    let history = HistoryBuilder::new().effect(10, 1).effect(20, 7);
     let history = history
-        .asked(0, 0, 5, answer(1))
-        .asked(1, 6, 9, answer(7))
+        .attempt(0, 0, 5, answer(1))
+        .attempt(1, 6, 9, answer(7))
         .1;
     assert_eq!(history.unexplained().len(), 1);
     assert_eq!(history.contradictions().len(), 1);
 }
 
 #[test]
-fn who_was_hung_up_on_may_have_been_slower_than_its_lease() {
+fn slowness_after_hangup_explains_execution() {
     for (member, answered, unexplained) in [(0, 99, 1), (0, 100, 0), (2, 100, 1)] {
-        let history = Told::new()
+        let history = HistoryBuilder::new()
             .effect(10, 1)
-            .asked(member, 0, 20, Outcome::HungUp)
+            .attempt(member, 0, 20, Outcome::HungUp)
             .effect(20, 7)
-            .asked(1, 30, answered, answer(7));
+            .attempt(1, 30, answered, answer(7));
         let found = history.1.unexplained().len();
         assert_eq!(found, unexplained, "{member}, {answered}");
     }
 }
 
 #[test]
-fn a_strike_after_the_answer_or_before_the_request_explains_nothing() {
+fn strike_outside_request_explains_nothing() {
     for (at, unexplained) in [(2, 1), (10, 0), (120, 1)] {
-        let history = Told::new()
-            .struck(0, 10, at, None)
+        let history = HistoryBuilder::new()
+            .strike(0, 10, at, None)
             .effect(10, 1)
-            .asked(0, 5, 11, Outcome::Failed)
+            .attempt(0, 5, 11, Outcome::Failed)
             .effect(20, 7)
-            .asked(1, 20, 100, answer(7));
+            .attempt(1, 20, 100, answer(7));
         assert_eq!(history.1.unexplained().len(), unexplained, "{at}");
     }
 }
 
 #[test]
-fn a_pause_explains_only_if_the_lease_may_have_run_out() {
+fn pause_explains_only_expired_lease() {
     for (resumed, unexplained) in [(40, 1), (300, 0)] {
-        let history = Told::new()
+        let history = HistoryBuilder::new()
             .effect(10, 1)
-            .asked(0, 0, resumed + 5, answer(7))
-            .struck(0, 10, 10, Some(resumed))
+            .attempt(0, 0, resumed + 5, answer(7))
+            .strike(0, 10, 10, Some(resumed))
             .effect(20, 7)
-            .asked(1, 20, 30, answer(7));
+            .attempt(1, 20, 30, answer(7));
         assert_eq!(history.1.unexplained().len(), unexplained, "{resumed}");
         let late = usize::from(unexplained == 0);
         let sums = history.1.sums();
@@ -114,7 +120,7 @@ fn a_pause_explains_only_if_the_lease_may_have_run_out() {
 }
 
 #[test]
-fn whoever_is_told_of_no_execution_or_of_an_error_is_contradicted() {
+fn uncaused_response_or_error_is_contradiction() {
     for (outcome, contradictions) in [
         (answer(1), 0),
         (answer(2), 1),
@@ -123,15 +129,17 @@ fn whoever_is_told_of_no_execution_or_of_an_error_is_contradicted() {
         (Outcome::NotYet("store-unavailable".to_owned()), 0),
         (Outcome::NotYet("500".to_owned()), 1),
     ] {
-        let history = Told::new().effect(10, 1).asked(0, 0, 5, outcome.clone());
+        let history = HistoryBuilder::new()
+            .effect(10, 1)
+            .attempt(0, 0, 5, outcome.clone());
         let found = history.1.contradictions().len();
         assert_eq!(found, contradictions, "{outcome:?}");
     }
 }
 
 #[test]
-fn who_is_refused_is_counted_by_what_had_happened() {
-    let with = killed_at_work().asked(1, 115, 120, Outcome::Refused).1;
+fn refusals_are_counted_by_effect() {
+    let with = killed_at_work().attempt(1, 115, 120, Outcome::Refused).1;
     let mut without = with.clone();
     without.effects.clear();
     let counted = |history: &History| {
@@ -142,46 +150,46 @@ fn who_is_refused_is_counted_by_what_had_happened() {
 }
 
 #[test]
-fn an_answer_that_its_process_could_not_give_is_told_by_another() {
-    let history = killed_at_work().asked(1, 60, 62, answer(1)).1;
+fn response_of_killed_process_counts_as_lost_reply() {
+    let history = killed_at_work().attempt(1, 60, 62, answer(1)).1;
     assert_eq!(history.sums().lost_replies, 1);
     assert_eq!(history.doubles().len(), 0);
 }
 
 #[test]
-fn who_never_had_an_answer_is_stuck() {
-    let history = Told::new().asked(0, 0, 5, in_progress()).1;
+fn key_without_response_is_stuck() {
+    let history = HistoryBuilder::new().attempt(0, 0, 5, in_progress()).1;
     assert_eq!(history.stuck(Duration::from_secs(3600)).len(), 1);
 }
 
 #[test]
 fn taken_over_within_counts_takeovers_in_time() {
-    let told = killed_at_work()
+    let history = killed_at_work()
         .effect(20, 7)
-        .asked(1, 115, 120, answer(7))
+        .attempt(1, 115, 120, answer(7))
         .1;
     let waited = Duration::from_millis(109);
-    assert_eq!(told.taken_over_within(waited), 1);
-    assert_eq!(told.taken_over_within(waited / 2), 0);
+    assert_eq!(history.taken_over_within(waited), 1);
+    assert_eq!(history.taken_over_within(waited / 2), 0);
     // Without a second execution, and without a strike.
-    let replayed = killed_at_work().asked(1, 60, 62, answer(1)).1;
+    let replayed = killed_at_work().attempt(1, 60, 62, answer(1)).1;
     assert_eq!(replayed.taken_over_within(waited), 0);
-    let mut calm = told;
+    let mut calm = history;
     calm.strikes.clear();
     assert_eq!(calm.taken_over_within(waited), 0);
 }
 
 /// The time in which a process is stopped does not count as a wait for the store.
 #[test]
-fn answer_that_took_a_lease_is_not_compared() {
+fn response_slower_than_lease_is_not_compared() {
     for (ended, resumed, contradictions) in [(99, None, 1), (100, None, 0), (180, Some(150), 1)] {
-        let mut history = Told::new()
+        let mut history = HistoryBuilder::new()
             .effect(10, 1)
-            .asked(0, 0, ended, answer(1))
+            .attempt(0, 0, ended, answer(1))
             .effect(20, 7)
-            .asked(1, 200, 210, answer(7));
+            .attempt(1, 200, 210, answer(7));
         if let Some(resumed) = resumed {
-            history = history.struck(0, 10, 10, Some(resumed));
+            history = history.strike(0, 10, 10, Some(resumed));
         }
         let history = history.1;
         let found = history.contradictions_of_prompt_answers().len();
@@ -192,49 +200,56 @@ fn answer_that_took_a_lease_is_not_compared() {
 
 /// A process that stalled has lost its lease before it is killed.
 #[test]
-fn slowness_before_a_strike_explains_an_execution() {
+fn slowness_before_strike_explains_execution() {
     for (killed, unexplained) in [(99, 1), (150, 0)] {
-        let history = Told::new()
+        let history = HistoryBuilder::new()
             .effect(10, 1)
-            .asked(0, 0, 160, Outcome::Failed)
+            .attempt(0, 0, 160, Outcome::Failed)
             .effect(20, 7)
-            .asked(1, 20, 90, answer(7))
-            .struck(0, 10, killed, None);
+            .attempt(1, 20, 90, answer(7))
+            .strike(0, 10, killed, None);
         assert_eq!(history.1.unexplained().len(), unexplained, "{killed}");
     }
 }
 
 #[test]
-fn a_wait_begins_anew_only_when_the_one_who_may_have_had_the_lease_is_struck() {
+fn wait_restarts_only_if_lease_holder_is_struck() {
     // The lease of the first execution expires at 77 at the earliest.
     for (at, waited) in [(30, 190), (100, 100)] {
         let history = killed_at_work()
-            .asked(1, 29, 101, Outcome::Failed)
-            .struck(1, 20, at, None)
-            .asked(0, 195, 200, Outcome::Refused);
+            .attempt(1, 29, 101, Outcome::Failed)
+            .strike(1, 20, at, None)
+            .attempt(0, 195, 200, Outcome::Refused);
         let longest = history.1.sums().longest_wait;
         assert_eq!(longest, Duration::from_millis(waited - 1), "{at}");
     }
 }
 
 #[test]
-fn an_answer_needs_an_effect() {
-    let history = Told::new().asked(0, 0, 5, answer(1)).1;
+fn response_without_effect_is_uncaused() {
+    let history = HistoryBuilder::new().attempt(0, 0, 5, answer(1)).1;
     assert_eq!(history.uncaused().len(), 1);
-    let refused = Told::new().asked(0, 0, 5, Outcome::Refused).1;
+    let refused = HistoryBuilder::new().attempt(0, 0, 5, Outcome::Refused).1;
     assert_eq!(refused.uncaused().len(), 0);
-    let charged = Told::new().asked(0, 0, 5, answer(1)).effect(10, 1).1;
+    let charged = HistoryBuilder::new()
+        .attempt(0, 0, 5, answer(1))
+        .effect(10, 1)
+        .1;
     assert_eq!(charged.uncaused().len(), 0);
 }
 
 #[test]
-fn a_takeover_allows_one_more_effect_and_no_other_answer() {
-    let told = || Told::new().effect(10, 1).asked(0, 0, 5, answer(1));
+fn takeover_allows_second_effect_but_same_response() {
+    let answered = || {
+        HistoryBuilder::new()
+            .effect(10, 1)
+            .attempt(0, 0, 5, answer(1))
+    };
     for (other, contradictions) in [(7, 1), (1, 0)] {
-        let history = told()
-            .taken_over(20)
+        let history = answered()
+            .takeover(20)
             .effect(20, 7)
-            .asked(1, 10, 30, answer(other));
+            .attempt(1, 10, 30, answer(other));
         assert_eq!(history.1.doubles().len(), 0);
         assert_eq!(history.1.contradictions().len(), contradictions, "{other}");
     }
@@ -242,54 +257,67 @@ fn a_takeover_allows_one_more_effect_and_no_other_answer() {
 
 #[test]
 fn one_key_executes_one_request_until_it_is_free() {
-    let told = |is_free: bool| {
-        let told = Told::new().effect(10, 1).asked(0, 0, 5, Outcome::HungUp);
-        let told = told.effect(20, 7).asked(1, 10, 30, answer(7));
-        told.may_again(20, 20, Some("k"), !is_free)
+    let history = |is_free: bool| {
+        let history = HistoryBuilder::new()
+            .effect(10, 1)
+            .attempt(0, 0, 5, Outcome::HungUp);
+        let history = history.effect(20, 7).attempt(1, 10, 30, answer(7));
+        history.occasion(20, 20, Some("k"), !is_free)
     };
-    assert_eq!(told(false).1.contradictions().len(), 0);
+    assert_eq!(history(false).1.contradictions().len(), 0);
     assert_eq!(
-        told(false).of_another_request(7).1.contradictions().len(),
+        history(false)
+            .mark_other_request(7)
+            .1
+            .contradictions()
+            .len(),
         1
     );
-    assert_eq!(told(true).of_another_request(7).1.contradictions().len(), 0);
+    assert_eq!(
+        history(true).mark_other_request(7).1.contradictions().len(),
+        0
+    );
 }
 
 #[test]
-fn who_is_answered_with_another_requests_effect_is_contradicted() {
-    let history = Told::new().effect(10, 1).asked(0, 0, 5, answer(1));
-    let mut history = history.of_another_request(1);
+fn effect_of_other_request_is_contradiction() {
+    let history = HistoryBuilder::new()
+        .effect(10, 1)
+        .attempt(0, 0, 5, answer(1));
+    let mut history = history.mark_other_request(1);
     assert_eq!(history.1.contradictions().len(), 0);
-    history = history.asked(0, 6, 8, answer(1));
+    history = history.attempt(0, 6, 8, answer(1));
     assert_eq!(history.1.contradictions().len(), 1);
 }
 
 #[test]
-fn who_is_told_503_is_told_of_no_effect() {
+fn response_503_reports_no_effect() {
     for (status, contradictions) in [(503, 0), (500, 1)] {
-        let Outcome::Answered(mut told) = answer(1) else {
+        let Outcome::Answered(mut response) = answer(1) else {
             unreachable!("it is an answer");
         };
-        told.status = http::StatusCode::from_u16(status).unwrap();
-        let history = Told::new().asked(0, 0, 5, Outcome::Answered(told));
+        response.status = http::StatusCode::from_u16(status).unwrap();
+        let history = HistoryBuilder::new().attempt(0, 0, 5, Outcome::Answered(response));
         assert_eq!(history.1.contradictions().len(), contradictions);
         assert_eq!(history.1.uncaused().len(), contradictions);
     }
 }
 
 #[test]
-fn a_problem_that_is_expected_is_not_strange() {
-    let mut history = Told::new().asked(0, 0, 5, Outcome::NotYet("503".to_owned()));
+fn expected_problem_is_no_contradiction() {
+    let mut history = HistoryBuilder::new().attempt(0, 0, 5, Outcome::NotYet("503".to_owned()));
     assert_eq!(history.1.contradictions().len(), 1);
     history.1.problems = &["503"];
     assert_eq!(history.1.contradictions().len(), 0);
 }
 
 #[test]
-fn what_is_over_is_not_answered_any_more() {
+fn response_after_record_expiry_is_stale() {
     for (again, stale) in [(60, 0), (105, 0), (106, 1)] {
-        let history = Told::new().effect(10, 1).asked(0, 0, 5, answer(1));
-        let mut history = history.asked(1, again, again + 5, answer(1)).1;
+        let history = HistoryBuilder::new()
+            .effect(10, 1)
+            .attempt(0, 0, 5, answer(1));
+        let mut history = history.attempt(1, again, again + 5, answer(1)).1;
         assert_eq!(history.stale().len(), 0);
         history.retention = Some(Duration::from_millis(100));
         assert_eq!(history.stale().len(), stale, "{again}");
@@ -297,48 +325,56 @@ fn what_is_over_is_not_answered_any_more() {
 }
 
 #[test]
-fn who_is_told_nothing_definite_is_unanswered() {
+fn key_without_definite_outcome_is_unanswered() {
     for (outcome, unanswered) in [
         (answer(1), 0),
         (Outcome::Refused, 0),
         (in_progress(), 1),
         (Outcome::HungUp, 1),
     ] {
-        let history = Told::new().asked(0, 0, 5, outcome).1;
+        let history = HistoryBuilder::new().attempt(0, 0, 5, outcome).1;
         assert_eq!(history.unanswered().len(), unanswered);
     }
 }
 
 #[test]
-fn who_waits_may_be_told_what_was_so_before() {
-    for (hearsay, contradictions) in [(14, 1), (15, 0)] {
-        let mut history = Told::new()
+fn waiter_may_get_older_reply() {
+    for (max_reply_age, contradictions) in [(14, 1), (15, 0)] {
+        let mut history = HistoryBuilder::new()
             .effect(10, 1)
-            .forgot(20, 20)
+            .data_loss(20, 20)
             .effect(20, 7)
-            .asked(0, 35, 45, answer(1))
-            .asked(1, 35, 50, answer(7))
+            .attempt(0, 35, 45, answer(1))
+            .attempt(1, 35, 50, answer(7))
             .1;
-        history.hearsay = Duration::from_millis(hearsay);
-        assert_eq!(history.contradictions().len(), contradictions, "{hearsay}");
+        history.max_reply_age = Duration::from_millis(max_reply_age);
+        assert_eq!(
+            history.contradictions().len(),
+            contradictions,
+            "{max_reply_age}"
+        );
     }
 }
 
 #[test]
-fn what_was_answered_is_not_refused_afterwards() {
-    let told = || Told::new().effect(10, 1).asked(0, 0, 5, answer(1));
-    for (asked, retracted) in [(5, 0), (6, 1)] {
-        let refused = told().asked(1, asked, 10, Outcome::Refused);
-        assert_eq!(refused.1.retracted().len(), retracted, "{asked}");
+fn refusal_after_response_is_retraction() {
+    let answered = || {
+        HistoryBuilder::new()
+            .effect(10, 1)
+            .attempt(0, 0, 5, answer(1))
+    };
+    for (began, retracted) in [(5, 0), (6, 1)] {
+        let refused = answered().attempt(1, began, 10, Outcome::Refused);
+        assert_eq!(refused.1.retracted().len(), retracted, "{began}");
     }
-    let refused = || told().asked(1, 10, 20, Outcome::Refused);
-    assert_eq!(refused().forgot(15, 15).1.retracted().len(), 0);
-    assert_eq!(refused().taken_over(15).1.retracted().len(), 1);
-    let another = refused().of_another_request(1);
+    let refused = || answered().attempt(1, 10, 20, Outcome::Refused);
+    assert_eq!(refused().data_loss(15, 15).1.retracted().len(), 0);
+    assert_eq!(refused().takeover(15).1.retracted().len(), 1);
+    let another = refused().mark_other_request(1);
     assert_eq!(another.1.retracted().len(), 0);
     let mut waits = refused().1;
-    waits.hearsay = Duration::from_millis(5);
+    waits.max_reply_age = Duration::from_millis(5);
     assert_eq!(waits.retracted().len(), 0);
-    waits.hearsay = Duration::from_millis(4);
+    waits.max_reply_age = Duration::from_millis(4);
     assert_eq!(waits.retracted().len(), 1);
 }

@@ -59,6 +59,9 @@ caught! {
     OldTokenIsNotCounted by replaced_token_acquires_like_any_other;
     AskersFingerprintInProgress by rejected_claim_gets_holder_fingerprint_and_expiry;
     AskersFingerprintCompleted by record_carries_fingerprint_of_its_request;
+    AskersTokenCompleted by record_reports_its_expiry_and_token;
+    NoTokenCompleted by record_reports_its_expiry_and_token;
+    RetentionIsNotCounted by record_reports_its_expiry_and_token;
     NoTimeLeft by rejected_claim_gets_holder_fingerprint_and_expiry;
     NoTakeover by expired_lease_is_taken_over_by_same_request;
     TakeoverOfAnotherRequest by other_request_cannot_take_over_orphan;

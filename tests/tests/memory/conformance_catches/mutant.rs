@@ -29,6 +29,9 @@ pub(crate) enum Flaw {
     OldTokenIsNotCounted,
     AskersFingerprintInProgress,
     AskersFingerprintCompleted,
+    AskersTokenCompleted,
+    NoTokenCompleted,
+    RetentionIsNotCounted,
     NoTimeLeft,
     NoTakeover,
     TakeoverOfAnotherRequest,
@@ -234,6 +237,15 @@ impl Mutant {
                 return Acquired::Completed {
                     fingerprint,
                     record,
+                    expires_in: match self.flaw {
+                        Flaw::RetentionIsNotCounted => *expires - entry.granted,
+                        _ => expires.saturating_duration_since(now),
+                    },
+                    token: match self.flaw {
+                        Flaw::AskersTokenCompleted => Some(claim.token),
+                        Flaw::NoTokenCompleted => None,
+                        _ => entry.token,
+                    },
                 };
             }
             State::Leased {

@@ -13,7 +13,7 @@ use tower_idempotency::{
 };
 
 use crate::{
-    asked::{LOOK, Lasts, ONLOOKER, Spoken, ask, record},
+    asked::{LOOK, Lasts, ONLOOKER, Spoken, ask, record, token},
     store::{Answer, Call, Entry, Rules, Times, Who},
 };
 
@@ -122,9 +122,12 @@ fn spoken(answer: Answer, into: Duration) -> Spoken {
         Answer::Completed {
             fingerprint: of,
             record: by,
+            left,
         } => Acquired::Completed {
             fingerprint: fingerprint(of),
             record: record(by),
+            expires_in: (TICK * left.into()).saturating_sub(into),
+            token: Some(token(by)),
         },
     };
     Spoken::Acquired(acquired)

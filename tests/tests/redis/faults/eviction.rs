@@ -3,10 +3,12 @@
 use std::{
     io,
     sync::{Arc, Mutex},
+    time::Duration,
 };
 
 use http::StatusCode;
 use tests::servers::redis::RedisServer;
+use tower_idempotency::store::{Claim, Fingerprint, KeyId, Store, Ttl};
 use tower_idempotency_redis::{ConnectErrorKind, Eviction, RedisStore};
 
 use crate::{
@@ -95,4 +97,48 @@ async fn evicted_lease_runs_twice_with_one_record() {
         }
         assert_eq!((first.books.of("k"), first.books.of("l")), (2, 1));
     }
+}
+
+// F-941
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn policy_changed_later_is_refused_until_changed_back() {
+    let server = RedisServer::start(&[]);
+    let watching = || unhurried().with_eviction_check(Duration::from_millis(20));
+    let refusing = watching().with_eviction(Eviction::Refuse);
+    let refusing = refusing.connect(&server.url()).await.expect("noeviction");
+    let warning = watching().connect(&server.url()).await.expect("connected");
+    let claim = |n: u8| {
+        let id = KeyId::from_bytes([n; 32]);
+        Claim::new(id, Fingerprint::from_bytes([7; 32])).expect("randomness")
+    };
+    let held = claim(1);
+    refusing.acquire(&held).await.expect("the policy is safe");
+    for (policy, is_refused) in [("volatile-lru", true), ("noeviction", false)] {
+        server.command(&["CONFIG", "SET", "maxmemory-policy", policy]);
+        let mut changed = false;
+        for _ in 0..500 {
+            // Each acquire may start a check, none waits for it.
+            changed = refusing.acquire(&claim(2)).await.is_err() == is_refused;
+            if changed {
+                break;
+            }
+            tokio::time::sleep(Duration::from_millis(20)).await;
+        }
+        assert!(changed, "{policy}");
+        warning.acquire(&claim(3)).await.expect("only a report");
+        let renewed = refusing.renew(&held.lease_ref(1), Ttl::from_secs(60)).await;
+        renewed.expect("what has begun goes on");
+    }
+    server.command(&["CONFIG", "SET", "maxmemory-policy", "allkeys-lru"]);
+    let mut error = None;
+    while error.is_none() {
+        error = refusing.acquire(&claim(2)).await.err();
+        tokio::time::sleep(Duration::from_millis(20)).await;
+    }
+    let source = std::error::Error::source(error.as_ref().expect("refused"));
+    let source = source.expect("a source").to_string();
+    assert!(source.contains("noeviction"), "{source}");
+    let lease = held.lease_ref(1);
+    let completed = refusing.complete(&lease, "done".into(), Ttl::from_secs(60));
+    completed.await.expect("what has begun goes on");
 }

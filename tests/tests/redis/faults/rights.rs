@@ -15,7 +15,7 @@ use crate::{
     faults::node::{Books, Node, connect_unhurried, patient},
 };
 
-/// The rights listed in `docs/redis.md`, except those for channels.
+/// The rights listed in `docs/stores/redis.md`, except those for channels.
 const COMMANDS: &str = "+@scripting +info +hmget +hset +hdel +del +pexpire +pexpireat +pttl +time +publish +subscribe \
                         +unsubscribe";
 

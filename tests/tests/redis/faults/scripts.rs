@@ -85,6 +85,8 @@ impl Other {
             [Value::Int(4), owner, Value::BulkString(record)] => Acquired::Completed {
                 fingerprint: owned_by(owner),
                 record: Bytes::copy_from_slice(record),
+                expires_in: Duration::ZERO,
+                token: None,
             },
             parts => panic!("{parts:?}"),
         }
@@ -151,6 +153,7 @@ impl<'a> Version<'a> {
             Acquired::Completed {
                 fingerprint,
                 record,
+                ..
             } => {
                 assert_eq!(record, RECORD);
                 (4, fingerprint)

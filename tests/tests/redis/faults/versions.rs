@@ -294,10 +294,55 @@ async fn record_of_v1_is_readable() {
     assert!(left > 300_000, "{left} ms");
 }
 
-async fn assert_completed(store: &RedisStore, claim: &Claim) {
-    let completed = Acquired::Completed {
-        fingerprint: Fingerprint::from_bytes(FINGERPRINT),
-        record: Bytes::from_static(RECORD),
+// S-962
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn record_without_token_is_replayed() {
+    let server = RedisServer::start(&[]);
+    let store = connect_unhurried(&server.url()).await;
+    let claim = claim(4);
+    let key = key_of(&claim);
+    let write: [&[u8]; 10] = [
+        b"HSET",
+        key.as_bytes(),
+        b"s",
+        b"D",
+        b"f",
+        &FINGERPRINT,
+        b"g",
+        b"2",
+        b"b",
+        RECORD,
+    ];
+    server.command(&write);
+    let stolen = store
+        .complete(
+            &held(&claim, 2),
+            Bytes::from_static(b"another"),
+            Ttl::from_secs(60),
+        )
+        .await;
+    assert!(matches!(stolen, Err(StoreError::LeaseLost)));
+    assert_completed(&store, &claim).await;
+    // Without an expiry it is stored forever.
+    let Ok(Acquired::Completed {
+        expires_in, token, ..
+    }) = store.acquire(&claim).await
+    else {
+        panic!("it is completed");
     };
-    assert_eq!(store.acquire(claim).await.expect("an answer"), completed);
+    assert_eq!((expires_in, token), (Ttl::MAX.as_duration(), None));
+}
+
+async fn assert_completed(store: &RedisStore, claim: &Claim) {
+    let found = store.acquire(claim).await.expect("an answer");
+    let Acquired::Completed {
+        fingerprint,
+        record,
+        ..
+    } = found
+    else {
+        panic!("expected a record, found {found:?}");
+    };
+    assert_eq!(fingerprint, Fingerprint::from_bytes(FINGERPRINT));
+    assert_eq!(record, RECORD);
 }

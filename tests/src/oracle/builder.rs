@@ -1,4 +1,4 @@
-//! Constructed histories, for tests of the judgments.
+//! A builder of histories, for tests of the judgments.
 
 use std::{
     collections::BTreeMap,
@@ -13,10 +13,11 @@ use crate::Answer;
 pub(super) const LEASE: Duration = Duration::from_millis(100);
 const REQUEST: &str = "POST /slow/40";
 
-/// Two members: the first is process 10 and later process 11, the second is process 20.
-pub(super) struct Told(pub(super) Instant, pub(super) History);
+/// The start and the history so far. There are two members: the first is process 10 and later process 11, the second is
+/// process 20. Times are milliseconds since the start.
+pub(super) struct HistoryBuilder(pub(super) Instant, pub(super) History);
 
-impl Told {
+impl HistoryBuilder {
     pub(super) fn new() -> Self {
         let history = History {
             effects: Vec::new(),
@@ -25,7 +26,7 @@ impl Told {
             occasions: Vec::new(),
             processes: BTreeMap::from([(10, 0), (11, 0), (20, 1)]),
             lease: LEASE,
-            hearsay: Duration::ZERO,
+            max_reply_age: Duration::ZERO,
             retention: None,
             problems: &[],
         };
@@ -46,7 +47,7 @@ impl Told {
         self
     }
 
-    pub(super) fn asked(mut self, member: usize, from: u64, to: u64, outcome: Outcome) -> Self {
+    pub(super) fn attempt(mut self, member: usize, from: u64, to: u64, outcome: Outcome) -> Self {
         let attempt = Attempt {
             key: "k".to_owned(),
             request: REQUEST.to_owned(),
@@ -59,8 +60,8 @@ impl Told {
         self
     }
 
-    /// Marks that effect, and the attempts with its response, as those of another request.
-    pub(super) fn of_another_request(mut self, n: u64) -> Self {
+    /// Assigns the effect of execution `n`, and the attempts with its response, to another request.
+    pub(super) fn mark_other_request(mut self, n: u64) -> Self {
         let effects = self.1.effects.iter_mut().filter(|it| it.n == n);
         effects.for_each(|it| it.request = OTHER.to_owned());
         let attempts = self.1.attempts.iter_mut();
@@ -69,16 +70,16 @@ impl Told {
         self
     }
 
-    pub(super) fn forgot(self, from: u64, until: u64) -> Self {
-        self.may_again(from, until, None, false)
+    pub(super) fn data_loss(self, from: u64, until: u64) -> Self {
+        self.occasion(from, until, None, false)
     }
 
-    pub(super) fn taken_over(self, at: u64) -> Self {
-        self.may_again(at, at, Some("k"), true)
+    pub(super) fn takeover(self, at: u64) -> Self {
+        self.occasion(at, at, Some("k"), true)
     }
 
     /// Adds an occasion for the given key, or for each key.
-    pub(super) fn may_again(
+    pub(super) fn occasion(
         mut self,
         from: u64,
         until: u64,
@@ -95,7 +96,7 @@ impl Told {
         self
     }
 
-    pub(super) fn struck(mut self, member: usize, pid: u32, at: u64, resumed: Option<u64>) -> Self {
+    pub(super) fn strike(mut self, member: usize, pid: u32, at: u64, resumed: Option<u64>) -> Self {
         let strike = Strike {
             member,
             pid,

@@ -1,0 +1,255 @@
+//! Clients that use up what they can, over real sockets, beside an honest caller that must not notice them.
+//!
+//! Each attack is bounded, and is made once by a caller with a credential and once without. The times of the honest caller
+//! are printed, not judged: a test does not depend on the speed of the machine.
+
+use std::{net::SocketAddr, sync::Arc, time::Duration};
+
+use axum::{Router, extract::Request, http::StatusCode};
+use tests::{
+    Answer, Effects, app,
+    gate::{Gate, eventually},
+    wire::{H1, H2, Server, Stream},
+};
+use tokio::{
+    io::AsyncWriteExt,
+    net::TcpStream,
+    sync::watch,
+    time::{Instant, timeout},
+};
+use tower_idempotency::{ConcurrentRequests, IdempotencyLayer, MemoryStore};
+
+/// Upper bound for a test, so that one that hangs ends.
+const HANGS: Duration = Duration::from_secs(300);
+
+const ATTACKERS: [Option<&str>; 2] = [Some("Bearer mallory"), None];
+
+/// A served layer. Handlers of `/slow` wait at the gate, the others respond at once.
+struct World {
+    layer: IdempotencyLayer,
+    slow: Effects,
+    gate: Gate,
+    addr: SocketAddr,
+    _server: Arc<Server>,
+}
+
+impl World {
+    async fn start(layer: IdempotencyLayer) -> Self {
+        let (gate, slow) = (Gate::shut(), Effects::default());
+        let (passed, counted) = (gate.clone(), slow.clone());
+        let (app, _): (Router, _) = app(layer.clone(), move |_, req: Request| {
+            let (gate, slow) = (passed.clone(), counted.clone());
+            async move {
+                if req.uri().path() == "/slow" {
+                    slow.happen();
+                    gate.pass().await;
+                }
+                StatusCode::CREATED
+            }
+        });
+        let server = Server::start(app).await;
+        Self {
+            layer,
+            slow,
+            gate,
+            addr: server.addr(),
+            _server: Arc::new(server),
+        }
+    }
+
+    /// Runs `attack` while an honest caller sends fresh requests and retries, all of which must succeed.
+    async fn attacked<T>(&self, name: &str, attack: impl Future<Output = T>) -> T {
+        let (stop, stopped) = watch::channel(false);
+        let honest = tokio::spawn(honest_caller(self.addr, stopped));
+        let result = attack.await;
+        stop.send_replace(true);
+        let mut times = honest.await.expect("no panic");
+        times.sort();
+        println!(
+            "{name}: {} requests of the honest caller, median {:?}, slowest {:?}",
+            times.len(),
+            times[times.len() / 2],
+            times[times.len() - 1],
+        );
+        result
+    }
+
+    async fn finish(&self) {
+        self.gate.open_for_good();
+        eventually("all executions end", || self.layer.in_flight() == 0).await;
+    }
+}
+
+/// Sends fresh requests and a retry of each until it is stopped, at least 20 pairs. Returns the time of each request.
+async fn honest_caller(addr: SocketAddr, stopped: watch::Receiver<bool>) -> Vec<Duration> {
+    let mut times = Vec::new();
+    let mut n = 0;
+    while n < 20 || !*stopped.borrow() {
+        for replay in [false, true] {
+            let started = Instant::now();
+            let answer = post(addr, "/fast", &format!("honest-{n}"), Some("Bearer bob")).await;
+            times.push(started.elapsed());
+            assert_eq!(answer.status, StatusCode::CREATED, "{}", answer.text());
+            assert_eq!(answer.is_replay(), replay);
+        }
+        n += 1;
+        tokio::time::sleep(Duration::from_millis(5)).await;
+    }
+    times
+}
+
+fn head(path: &str, key: &str, caller: Option<&str>, length: usize) -> String {
+    let caller = caller.map_or_else(String::new, |caller| format!("authorization: {caller}\r\n"));
+    format!(
+        "POST {path} HTTP/1.1\r\nhost: test\r\nidempotency-key: {key}\r\n{caller}content-length: {length}\r\n\r\n"
+    )
+}
+
+async fn post(addr: SocketAddr, path: &str, key: &str, caller: Option<&str>) -> Answer {
+    let mut client = H1::connect(addr).await;
+    client.send(head(path, key, caller, 0)).await;
+    client.answer().await.expect("an answer")
+}
+
+fn layer() -> IdempotencyLayer {
+    IdempotencyLayer::new(MemoryStore::new())
+}
+
+// F-950
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn reset_requests_leave_places_to_others() {
+    for attacker in ATTACKERS {
+        let world = World::start(layer()).await;
+        let attack = async {
+            for connection in 0..120 {
+                let client = H2::connect(world.addr).await;
+                let before = world.slow.count();
+                let mut streams = Vec::new();
+                for n in 0..100 {
+                    let key = format!("{connection}-{n}");
+                    streams.push(client.post_by(attacker, "/slow", &key, "").await);
+                }
+                // The server sees the requests before it sees that they are reset, unless it refuses them.
+                let seen = async {
+                    while world.slow.count() < before + 100 {
+                        tokio::time::sleep(Duration::from_millis(1)).await;
+                    }
+                };
+                let _ = timeout(Duration::from_millis(50), seen).await;
+                streams.into_iter().for_each(Stream::reset);
+                client.lose().await;
+            }
+        };
+        let attacked = world.attacked("12,000 reset requests", attack);
+        timeout(HANGS, attacked).await.expect("an end");
+        let executed = world.slow.count();
+        assert!(executed > 0 && executed <= 7_500, "{executed} executions");
+        world.finish().await;
+    }
+}
+
+// F-951
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn bodies_that_never_come_leave_places_to_others() {
+    for attacker in ATTACKERS {
+        let world = World::start(layer()).await;
+        let attack = async {
+            let mut held = Vec::new();
+            for connection in 0..102 {
+                let client = H2::connect(world.addr).await;
+                for n in 0..100 {
+                    let key = format!("{connection}-{n}");
+                    let length = Some(10);
+                    held.push(client.start_by(attacker, "/slow", &key, length).await);
+                }
+                held.push(client.start_by(attacker, "/slow", "last", Some(10)).await);
+                world.assert_arriving();
+            }
+            // The honest caller sends some requests while all places of the attacker are taken.
+            tokio::time::sleep(Duration::from_millis(200)).await;
+            held
+        };
+        let attacked = world.attacked("10,200 bodies that never come", attack);
+        let held = timeout(HANGS, attacked).await.expect("an end");
+        assert!(world.layer.in_flight() >= 7_000, "the attack is in place");
+        assert_eq!(world.slow.count(), 0);
+        drop(held);
+        world.finish().await;
+    }
+}
+
+impl World {
+    fn assert_arriving(&self) {
+        // Three quarters of 10,000, and the requests of the honest caller.
+        assert!(self.layer.in_flight() <= 7_502);
+    }
+}
+
+// F-952
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn uploads_without_last_byte_leave_bytes_to_others() {
+    const LENGTH: usize = 2 * 1024 * 1024;
+    for attacker in ATTACKERS {
+        let world = World::start(layer()).await;
+        let data = vec![b'x'; LENGTH - 1];
+        let attack = async {
+            let mut held = Vec::new();
+            for n in 0..140 {
+                let mut stream = TcpStream::connect(world.addr).await.expect("a server");
+                let head = head("/slow", &n.to_string(), attacker, LENGTH);
+                stream.write_all(head.as_bytes()).await.expect("a server");
+                // The server may refuse the request and close the connection before it has read all.
+                let _ = timeout(Duration::from_secs(5), stream.write_all(&data)).await;
+                held.push(stream);
+            }
+            let upload = head("/fast", "upload", Some("Bearer bob"), LENGTH);
+            let mut client = H1::connect(world.addr).await;
+            client.send(upload).await;
+            client.send(&data).await;
+            client.send("x").await;
+            let answer = client.answer().await.expect("an answer");
+            assert_eq!(answer.status, StatusCode::CREATED, "{}", answer.text());
+            held
+        };
+        let attacked = world.attacked("140 uploads without their last byte", attack);
+        let held = timeout(HANGS, attacked).await.expect("an end");
+        assert_eq!(world.slow.count(), 0);
+        drop(held);
+        world.finish().await;
+    }
+}
+
+// F-953
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn waits_leave_places_to_others() {
+    for attacker in ATTACKERS {
+        let wait = ConcurrentRequests::Wait(Duration::from_secs(120));
+        let world = World::start(layer().with_concurrent_requests(wait)).await;
+        let attack = async {
+            let mut held = Vec::new();
+            for key in 0..32 {
+                let client = H2::connect(world.addr).await;
+                for _ in 0..=64 {
+                    let key = key.to_string();
+                    held.push(client.post_by(attacker, "/slow", &key, "").await);
+                }
+                eventually("it executes", || world.slow.count() == key + 1).await;
+            }
+            let addr = world.addr;
+            let first = || post(addr, "/slow", "honest", Some("Bearer bob"));
+            let executed = tokio::spawn(first());
+            eventually("it executes", || world.slow.count() == 33).await;
+            let waiting = tokio::spawn(first());
+            tokio::time::sleep(Duration::from_millis(200)).await;
+            assert!(!waiting.is_finished(), "the duplicate waits");
+            world.gate.open_for_good();
+            assert!(!executed.await.expect("no panic").is_replay());
+            assert!(waiting.await.expect("no panic").is_replay());
+            drop(held);
+        };
+        let attacked = world.attacked("2,048 waiting requests", attack);
+        timeout(HANGS, attacked).await.expect("an end");
+        assert_eq!(world.slow.count(), 33);
+        world.finish().await;
+    }
+}

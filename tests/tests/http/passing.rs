@@ -1,0 +1,248 @@
+//! Requests that pass through because of headers that the client sends.
+
+use std::fmt::Write as _;
+
+use axum::{Json, Router, body::Body, extract::Request as AxumRequest, routing::post};
+use bytes::Bytes;
+use h2::client;
+use http::{HeaderValue, Method, Request, StatusCode, Version};
+use metrics_util::debugging::{DebugValue, DebuggingRecorder};
+use serde_json::Value;
+use tests::{
+    Effects, created, creating,
+    wire::{H1, Server},
+};
+use tokio::net::TcpStream;
+use tower_idempotency::{IdempotencyLayer, KeyScope, MemoryStore, MissingKey};
+
+type Headers = [(&'static str, &'static str)];
+
+const GRPC: &Headers = &[("content-type", "application/grpc")];
+const GRPC_PROTO: &Headers = &[("content-type", "Application/gRPC+proto; x=y")];
+const GRPC_JSON: &Headers = &[("content-type", "application/grpc+json")];
+const UPGRADE: &Headers = &[
+    ("connection", "keep-alive, Upgrade"),
+    ("upgrade", "websocket"),
+];
+const UPGRADE_ALONE: &Headers = &[("upgrade", "websocket")];
+const FORMS: [&Headers; 5] = [GRPC, GRPC_PROTO, GRPC_JSON, UPGRADE, UPGRADE_ALONE];
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Mode {
+    Optional,
+    Reject,
+    Derive,
+    KeyFrom,
+}
+use Mode::{Derive, KeyFrom, Optional, Reject};
+
+fn layer(mode: Mode) -> IdempotencyLayer {
+    let layer = IdempotencyLayer::new(MemoryStore::new());
+    match mode {
+        Optional => layer,
+        Reject => layer.with_missing_key(MissingKey::Reject),
+        Derive => layer.with_missing_key(MissingKey::Derive),
+        KeyFrom => layer.with_key_from(KeyScope::EachCaller, |head| {
+            Some(head.uri.path().to_owned())
+        }),
+    }
+}
+
+/// A service that takes the body as JSON only if it is JSON, so that every form reaches the effect.
+fn served(mode: Mode) -> (Router, Effects) {
+    let effects = Effects::default();
+    let counted = effects.clone();
+    let handler = async move |req: AxumRequest| {
+        drop(req);
+        created(counted.happen())
+    };
+    let app = Router::new()
+        .route("/orders", post(handler))
+        .route_layer(layer(mode));
+    (app, effects)
+}
+
+async fn h1(server: &Server, headers: &Headers, key: Option<&str>) -> StatusCode {
+    let mut client = H1::connect(server.addr()).await;
+    let mut head = "POST /orders HTTP/1.1\r\nhost: test\r\ncontent-length: 2\r\n".to_owned();
+    for (name, value) in headers {
+        write!(head, "{name}: {value}\r\n").expect("a string");
+    }
+    if let Some(key) = key {
+        write!(head, "idempotency-key: {key}\r\n").expect("a string");
+    }
+    client.send(format!("{head}\r\n{{}}")).await;
+    client.answer().await.expect("an answer").status
+}
+
+async fn h2(server: &Server, headers: &Headers, key: Option<&str>) -> StatusCode {
+    let stream = TcpStream::connect(server.addr()).await.expect("a server");
+    let (client, connection) = client::handshake(stream).await.expect("HTTP/2");
+    tokio::spawn(connection);
+    let mut req = Request::post("http://test/orders");
+    for (name, value) in headers {
+        req = req.header(*name, *value);
+    }
+    if let Some(key) = key {
+        req = req.header("idempotency-key", key);
+    }
+    let mut client = client.ready().await.expect("a connection");
+    let req = req.body(()).expect("a request");
+    let (response, mut body) = client.send_request(req, false).expect("a stream");
+    body.send_data(Bytes::from_static(b"{}"), true)
+        .expect("a stream");
+    response.await.expect("an answer").status()
+}
+
+/// Returns the executions of two equal requests with a key, over real sockets.
+async fn executions(mode: Mode, version: Version, headers: &Headers) -> u64 {
+    let (app, effects) = served(mode);
+    let server = Server::start(app).await;
+    for _ in 0..2 {
+        let status = if version == Version::HTTP_2 {
+            h2(&server, headers, Some("k")).await
+        } else {
+            h1(&server, headers, Some("k")).await
+        };
+        assert_eq!(status, StatusCode::CREATED, "{mode:?} {headers:?}");
+    }
+    effects.count()
+}
+
+// S-908
+#[tokio::test]
+async fn only_real_upgrade_and_real_grpc_pass() {
+    for headers in FORMS {
+        let is_upgrade = headers == UPGRADE;
+        let passed = if is_upgrade { 2 } else { 1 };
+        assert_eq!(
+            executions(Optional, Version::HTTP_11, headers).await,
+            passed,
+            "{headers:?}"
+        );
+    }
+    for headers in [GRPC, GRPC_PROTO, GRPC_JSON] {
+        let passed = if headers == GRPC_JSON { 1 } else { 2 };
+        assert_eq!(
+            executions(Optional, Version::HTTP_2, headers).await,
+            passed,
+            "{headers:?}"
+        );
+    }
+}
+
+// F-900, S-909
+#[tokio::test]
+async fn required_key_lets_nothing_pass() {
+    for mode in [Reject, Derive, KeyFrom] {
+        for headers in FORMS {
+            let found = executions(mode, Version::HTTP_11, headers).await;
+            assert_eq!(found, 1, "{mode:?} {headers:?}");
+        }
+        for headers in [GRPC, GRPC_PROTO, GRPC_JSON] {
+            let found = executions(mode, Version::HTTP_2, headers).await;
+            assert_eq!(found, 1, "{mode:?} {headers:?} over HTTP/2");
+        }
+    }
+    let (app, effects) = served(Reject);
+    let server = Server::start(app).await;
+    for headers in FORMS {
+        assert_eq!(h1(&server, headers, None).await, StatusCode::BAD_REQUEST);
+    }
+    for headers in [GRPC, GRPC_PROTO, GRPC_JSON] {
+        assert_eq!(h2(&server, headers, None).await, StatusCode::BAD_REQUEST);
+    }
+    assert_eq!(effects.count(), 0);
+}
+
+// S-910
+#[tokio::test(start_paused = true)]
+async fn json_media_types_never_pass() {
+    for media_type in [
+        "application/json",
+        "application/grpc+json",
+        "APPLICATION/GRPC+JSON",
+        "application/grpc+proto+json; charset=utf-8",
+        "application/grpc-web+json",
+        "application/grpcx+json",
+        "application/grpc ; +json",
+    ] {
+        let effects = Effects::default();
+        let counted = effects.clone();
+        let handler = async move |Json(_): Json<Value>| created(counted.happen());
+        let app = Router::new()
+            .route("/orders", post(handler))
+            .route_layer(layer(Optional));
+        for _ in 0..2 {
+            let mut req = tests::post("/orders", "k", "{}");
+            *req.version_mut() = Version::HTTP_2;
+            req.headers_mut()
+                .insert("content-type", HeaderValue::from_static(media_type));
+            tests::send(&app, req).await;
+        }
+        assert!(effects.count() <= 1, "{media_type}");
+    }
+}
+
+// S-911
+#[test]
+fn passed_requests_with_key_are_counted() {
+    let request = |method: Method, version: Version, headers: &Headers| {
+        let mut req = tests::post("/orders", "k", "order");
+        *req.method_mut() = method;
+        *req.version_mut() = version;
+        for (name, value) in headers {
+            let value = HeaderValue::from_static(value);
+            req.headers_mut().insert(*name, value);
+        }
+        req
+    };
+    let recorder = DebuggingRecorder::new();
+    let snapshotter = recorder.snapshotter();
+    let runtime = tokio::runtime::Builder::new_current_thread()
+        .enable_all()
+        .start_paused(true)
+        .build()
+        .expect("a runtime");
+    let run = async {
+        let (app, _) = creating(layer(Optional).with_skip(|head| head.uri.path() == "/skipped"));
+        let pass = async |req: Request<Body>| drop(tests::send(&app, req).await);
+        pass(request(Method::POST, Version::HTTP_11, UPGRADE)).await;
+        pass(request(Method::POST, Version::HTTP_2, GRPC)).await;
+        pass(request(Method::CONNECT, Version::HTTP_11, &[])).await;
+        pass(request(Method::GET, Version::HTTP_11, &[])).await;
+        pass(request(Method::HEAD, Version::HTTP_11, &[])).await;
+        pass(tests::post("/skipped", "k", "order")).await;
+        let mut keyless = request(Method::GET, Version::HTTP_11, &[]);
+        keyless.headers_mut().remove("idempotency-key");
+        pass(keyless).await;
+        pass(tests::post("/orders", "k", "order")).await;
+    };
+    metrics::with_local_recorder(&recorder, || runtime.block_on(run));
+    let mut counted: Vec<_> = snapshotter
+        .snapshot()
+        .into_vec()
+        .into_iter()
+        .filter(|(key, ..)| key.key().name() == "idempotency_passed_through_total")
+        .map(|(key, _, _, value)| {
+            let reason = key
+                .key()
+                .labels()
+                .next()
+                .expect("a label")
+                .value()
+                .to_owned();
+            (reason, value)
+        })
+        .collect();
+    counted.sort_by(|one, two| one.0.cmp(&two.0));
+    let expected = [
+        ("connect", 1),
+        ("grpc", 1),
+        ("method", 2),
+        ("skip", 1),
+        ("upgrade", 1),
+    ];
+    let expected = expected.map(|(reason, count)| (reason.to_owned(), DebugValue::Counter(count)));
+    assert_eq!(counted, expected);
+}

@@ -1,0 +1,284 @@
+//! Default principal: which callers share a key, and which do not.
+
+use std::sync::{Arc, LazyLock, Mutex};
+
+use axum::body::Body;
+use http::{HeaderName, HeaderValue, Request, StatusCode};
+use metrics_util::debugging::{DebugValue, DebuggingRecorder};
+use tests::{creating, post, send};
+use tower_idempotency::{IdempotencyLayer, MemoryStore, Preset, Principal};
+use tracing::{Dispatch, subscriber::NoSubscriber};
+
+fn layer() -> IdempotencyLayer {
+    IdempotencyLayer::new(MemoryStore::new())
+}
+
+/// A request with these headers, of which a name may occur several times.
+fn with(headers: &[(&'static str, &'static str)]) -> Request<Body> {
+    let mut req = post("/orders", "k", "order");
+    for (name, value) in headers {
+        let value = HeaderValue::from_static(value);
+        req.headers_mut()
+            .append(HeaderName::from_static(name), value);
+    }
+    req
+}
+
+type Headers = [(&'static str, &'static str)];
+
+/// Returns the number of executions of two requests that differ only in these headers.
+async fn executions(layer: IdempotencyLayer, one: &Headers, two: &Headers) -> u64 {
+    let (app, effects) = creating(layer);
+    assert_eq!(send(&app, with(one)).await.status, StatusCode::CREATED);
+    assert_eq!(send(&app, with(two)).await.status, StatusCode::CREATED);
+    effects.count()
+}
+
+// F-901, S-900
+#[tokio::test(start_paused = true)]
+async fn other_credentials_are_other_callers() {
+    const PAIRS: [(&Headers, &Headers); 16] = [
+        (&[("authorization", "a")], &[("authorization", "b")]),
+        (&[("authorization", "a")], &[]),
+        (&[("x-api-key", "a")], &[("x-api-key", "b")]),
+        (&[("x-api-key", "a")], &[("api-key", "a")]),
+        (&[("apikey", "a")], &[("apikey", "b")]),
+        (&[("x-auth-token", "a")], &[("x-auth-token", "b")]),
+        (&[("x-access-token", "a")], &[("x-access-token", "b")]),
+        (&[("private-token", "a")], &[("private-token", "b")]),
+        (
+            &[("ocp-apim-subscription-key", "a")],
+            &[("ocp-apim-subscription-key", "b")],
+        ),
+        (&[("x-acme-api-key", "a")], &[("x-acme-api-key", "b")]),
+        // One gateway credential for all, and a key for each caller.
+        (
+            &[("authorization", "gateway"), ("x-api-key", "a")],
+            &[("authorization", "gateway"), ("x-api-key", "b")],
+        ),
+        (&[("cookie", "sid=a")], &[("cookie", "sid=b")]),
+        (&[("cookie", "sid=a")], &[("cookie", "id=a")]),
+        (
+            &[("cookie", "theme=dark; sid=a")],
+            &[("cookie", "theme=dark; sid=b")],
+        ),
+        // A second cookie of the same name: only the server decides which one counts.
+        (&[("cookie", "sid=a")], &[("cookie", "sid=a; sid=b")]),
+        (&[("cookie", "sid=a")], &[("x-api-key", "a")]),
+    ];
+    for (one, two) in PAIRS {
+        assert_eq!(executions(layer(), one, two).await, 2, "{one:?} {two:?}");
+        assert_eq!(executions(layer(), one, one).await, 1, "{one:?}");
+        assert_eq!(executions(layer(), two, two).await, 1, "{two:?}");
+    }
+}
+
+// S-901
+#[tokio::test(start_paused = true)]
+async fn retry_keeps_principal_if_other_cookies_change() {
+    const PAIRS: [(&Headers, &Headers); 8] = [
+        (
+            &[("cookie", "sid=a; _ga_X1=GS1.1.1")],
+            &[("cookie", "_ga_X1=GS1.1.2; sid=a")],
+        ),
+        (
+            &[("cookie", "sid=a; AWSALB=1; AWSALBCORS=1")],
+            &[("cookie", "AWSALB=2; sid=a")],
+        ),
+        (
+            &[("cookie", "sid=a; XSRF-TOKEN=1")],
+            &[("cookie", "sid=a; XSRF-TOKEN=2")],
+        ),
+        (
+            &[("cookie", "sid=a; OptanonConsent=1")],
+            &[("cookie", "sid=a")],
+        ),
+        (
+            &[("cookie", "sid=a; lang=en")],
+            &[("cookie", "lang=en"), ("cookie", "sid=a")],
+        ),
+        (&[("cookie", "_ga=1")], &[]),
+        (
+            &[("authorization", "a"), ("cookie", "sid=1")],
+            &[("authorization", "a"), ("cookie", "sid=2")],
+        ),
+        (&[("x-csrf-token", "a")], &[("x-csrf-token", "b")]),
+    ];
+    for (one, two) in PAIRS {
+        assert_eq!(executions(layer(), one, two).await, 1, "{one:?} {two:?}");
+    }
+}
+
+// S-902
+#[tokio::test(start_paused = true)]
+async fn idempo_preset_reads_only_authorization() {
+    let idempo = || IdempotencyLayer::with_preset(MemoryStore::new(), Preset::Idempo);
+    let (app, effects) = creating(idempo());
+    for cookie in ["sid=a", "sid=b"] {
+        send(&app, with(&[("cookie", cookie)])).await;
+    }
+    assert_eq!(effects.count(), 1);
+    for token in ["a", "b"] {
+        send(&app, with(&[("authorization", token)])).await;
+    }
+    assert_eq!(effects.count(), 3);
+}
+
+// F-902, S-903
+#[tokio::test(start_paused = true)]
+async fn repeated_cookie_is_no_principal() {
+    let (app, effects) = creating(layer().with_principal(Principal::cookie("sid")));
+    for cookies in [
+        &[("cookie", "sid=a; sid=b")][..],
+        &[("cookie", "sid=a"), ("cookie", "sid=b")],
+        &[("cookie", "sid=a; sid=a")],
+        &[("cookie", "sid=a; sid =b")],
+    ] {
+        let refused = send(&app, with(cookies)).await;
+        assert_eq!(refused.status, StatusCode::BAD_REQUEST, "{cookies:?}");
+        assert_eq!(refused.code(), "principal-ambiguous");
+        assert!(!refused.is_retryable());
+    }
+    assert_eq!(effects.count(), 0);
+    let other = send(&app, with(&[("cookie", "sid=a; sid2=b")])).await;
+    assert_eq!(other.status, StatusCode::CREATED);
+}
+
+// ---- What operators see ----
+
+/// Returns the counters and the log of `run`.
+fn observed(run: impl Future<Output = ()>) -> (Vec<(String, u64)>, String) {
+    // While there is only one subscriber, other tests' threads could turn its events off for the whole process.
+    static ANOTHER: LazyLock<Dispatch> = LazyLock::new(|| Dispatch::new(NoSubscriber::new()));
+    LazyLock::force(&ANOTHER);
+    let log = Log::default();
+    let writer = log.clone();
+    let subscriber = tracing_subscriber::fmt()
+        .with_ansi(false)
+        .with_writer(move || writer.clone())
+        .finish();
+    let recorder = DebuggingRecorder::new();
+    let snapshotter = recorder.snapshotter();
+    let runtime = tokio::runtime::Builder::new_current_thread()
+        .enable_all()
+        .start_paused(true)
+        .build()
+        .expect("a runtime");
+    tracing::subscriber::with_default(subscriber, || {
+        metrics::with_local_recorder(&recorder, || runtime.block_on(run));
+    });
+    let counters = snapshotter.snapshot().into_vec().into_iter();
+    let counters = counters
+        .filter_map(|(key, _, _, value)| match value {
+            DebugValue::Counter(value) => Some((key.key().name().to_owned(), value)),
+            DebugValue::Gauge(_) | DebugValue::Histogram(_) => None,
+        })
+        .collect();
+    let log = String::from_utf8(log.0.lock().expect("a lock").clone()).expect("text");
+    (counters, log)
+}
+
+#[derive(Clone, Default)]
+struct Log(Arc<Mutex<Vec<u8>>>);
+
+impl std::io::Write for Log {
+    fn write(&mut self, bytes: &[u8]) -> std::io::Result<usize> {
+        self.0.lock().expect("a lock").extend_from_slice(bytes);
+        Ok(bytes.len())
+    }
+
+    fn flush(&mut self) -> std::io::Result<()> {
+        Ok(())
+    }
+}
+
+fn count(counters: &[(String, u64)], name: &str) -> u64 {
+    let of_name = counters.iter().filter(|(counter, _)| counter == name);
+    of_name.map(|(_, value)| value).sum()
+}
+
+// S-904
+#[test]
+fn anonymous_callers_are_counted_and_warned_once() {
+    let (counters, log) = observed(async {
+        let layer = layer();
+        let (app, _) = creating(layer.clone());
+        let (clone, _) = creating(layer.with_principal(Principal::authorization()));
+        for app in [&app, &app, &clone] {
+            send(app, with(&[])).await;
+        }
+        send(&app, with(&[("x-api-key", "a")])).await;
+        send(
+            &creating(
+                IdempotencyLayer::new(MemoryStore::new()).with_principal(Principal::unscoped()),
+            )
+            .0,
+            with(&[]),
+        )
+        .await;
+    });
+    assert_eq!(count(&counters, "idempotency_anonymous_total"), 3);
+    assert_eq!(
+        log.matches("request without credentials").count(),
+        1,
+        "{log}"
+    );
+}
+
+// S-905
+#[test]
+fn refreshed_token_is_counted_and_warned_about() {
+    let (counters, log) = observed(async {
+        let (app, effects) = creating(layer());
+        for token in ["old-secret", "new-secret"] {
+            send(&app, with(&[("authorization", token)])).await;
+        }
+        assert_eq!(effects.count(), 2);
+        // A retry under the same token, another key and another body are no change.
+        send(&app, with(&[("authorization", "new-secret")])).await;
+        let mut other = post("/orders", "k", "other order");
+        other
+            .headers_mut()
+            .insert("authorization", HeaderValue::from_static("third-secret"));
+        send(&app, other).await;
+        // Within a minute, a further change is only counted.
+        send(&app, with(&[("authorization", "fourth-secret")])).await;
+        tokio::time::advance(std::time::Duration::from_secs(61)).await;
+        send(&app, with(&[("authorization", "old-secret")])).await;
+    });
+    assert_eq!(count(&counters, "idempotency_principal_changed_total"), 3);
+    assert_eq!(log.matches("under another principal").count(), 2, "{log}");
+    assert!(!log.contains("secret"), "{log}");
+}
+
+// S-906
+#[test]
+fn key_of_service_is_no_changed_principal() {
+    let (counters, _) = observed(async {
+        let layer = layer().with_missing_key(tower_idempotency::MissingKey::Derive);
+        let (app, effects) = creating(layer);
+        for token in ["a", "b"] {
+            let mut req = with(&[("authorization", token)]);
+            req.headers_mut().remove("idempotency-key");
+            send(&app, req).await;
+        }
+        assert_eq!(effects.count(), 2);
+    });
+    assert_eq!(count(&counters, "idempotency_principal_changed_total"), 0);
+}
+
+// S-907
+#[test]
+fn missing_extension_logs_error() {
+    let (counters, log) = observed(async {
+        let principal = Principal::extension(|account: &u64| account.to_be_bytes());
+        let (app, effects) = creating(layer().with_principal(principal));
+        for _ in 0..2 {
+            let refused = send(&app, with(&[])).await;
+            assert_eq!(refused.status, StatusCode::INTERNAL_SERVER_ERROR);
+        }
+        assert_eq!(effects.count(), 0);
+    });
+    assert_eq!(count(&counters, "idempotency_refused_total"), 2);
+    assert_eq!(log.matches("ERROR").count(), 1, "once a minute: {log}");
+}

@@ -1,0 +1,440 @@
+//! Shares of callers in the limits of a layer: one caller cannot use up a limit at the cost of the others.
+
+use std::{num::NonZeroU32, time::Duration};
+
+use axum::{Router, body::Body, response::Response};
+use http::{HeaderValue, Request, StatusCode};
+use http_body_util::BodyExt;
+use tests::{
+    Answer, Effects, Scripted, Step, app, creating,
+    gate::{Gate, bounded},
+    noise, post,
+    probe::Probe,
+    send,
+};
+use tokio::{task::JoinHandle, time::sleep};
+use tower::ServiceExt;
+use tower_idempotency::{ConcurrentRequests, IdempotencyLayer, MemoryStore};
+
+/// A POST of a caller with a credential of its own.
+fn by(caller: &str, key: &str, body: impl Into<Body>) -> Request<Body> {
+    let mut req = post("/orders", key, body);
+    let credential = HeaderValue::from_str(&format!("Bearer {caller}")).expect("a header");
+    req.headers_mut().insert("authorization", credential);
+    req
+}
+
+fn assert_caller_limit(answer: &Answer) {
+    assert_eq!(answer.status, StatusCode::TOO_MANY_REQUESTS);
+    assert_eq!(answer.code(), "caller-limit");
+    assert_eq!(answer.header("retry-after"), Some("1"));
+    assert!(answer.is_retryable());
+    assert!(!answer.is_replay());
+}
+
+/// A service whose handlers wait at a gate.
+struct World {
+    layer: IdempotencyLayer,
+    store: Probe,
+    app: Router,
+    effects: Effects,
+    gate: Gate,
+}
+
+impl World {
+    fn new(configure: impl FnOnce(IdempotencyLayer) -> IdempotencyLayer) -> Self {
+        let store = Probe::over(MemoryStore::new());
+        let layer = configure(IdempotencyLayer::new(store.clone()));
+        let gate = Gate::shut();
+        let passed = gate.clone();
+        let (app, effects) = app(layer.clone(), move |_, req: Request<Body>| {
+            let gate = passed.clone();
+            async move {
+                if req.uri().path() != "/fast" {
+                    gate.pass().await;
+                }
+                StatusCode::CREATED
+            }
+        });
+        Self {
+            layer,
+            store,
+            app,
+            effects,
+            gate,
+        }
+    }
+
+    /// Sends a request in a task, and lets it run as far as it can.
+    async fn start(&self, req: Request<Body>) -> JoinHandle<Answer> {
+        let app = self.app.clone();
+        let sent = tokio::spawn(async move { send(&app, req).await });
+        sleep(Duration::from_millis(1)).await;
+        sent
+    }
+
+    /// Starts this number of executions of one caller.
+    async fn execute(&self, caller: &str, number: usize) -> Vec<JoinHandle<Answer>> {
+        let mut running = Vec::new();
+        for n in 0..number {
+            let started = self.start(by(caller, &format!("{caller}-{n}"), "")).await;
+            assert!(!started.is_finished(), "{caller} {n}");
+            running.push(started);
+        }
+        running
+    }
+
+    async fn finish(&self, running: impl IntoIterator<Item = JoinHandle<Answer>>) {
+        self.gate.open_for_good();
+        for running in running {
+            let answer = running.await.expect("no panic");
+            assert_eq!(answer.status, StatusCode::CREATED);
+        }
+        assert_eq!(self.layer.in_flight(), 0);
+    }
+}
+
+// S-970
+#[tokio::test(start_paused = true)]
+async fn executions_of_one_caller_leave_places_to_others() {
+    bounded(async {
+        let world = World::new(|layer| layer.with_max_in_flight(16));
+        let mut running = world.execute("alice", 12).await;
+        for n in 12..20 {
+            let refused = send(&world.app, by("alice", &format!("alice-{n}"), "")).await;
+            assert_caller_limit(&refused);
+        }
+        running.extend(world.execute("bob", 2).await);
+        assert_caller_limit(&send(&world.app, by("bob", "third", "")).await);
+        running.extend(world.execute("carol", 2).await);
+        let refused = send(&world.app, by("dave", "k", "")).await;
+        assert_eq!(refused.status, StatusCode::SERVICE_UNAVAILABLE);
+        assert_eq!(refused.code(), "overloaded");
+        assert_eq!(world.effects.count(), 16);
+        world.finish(running).await;
+    })
+    .await;
+}
+
+// S-971
+#[tokio::test(start_paused = true)]
+async fn requests_without_principal_count_as_one_caller() {
+    bounded(async {
+        let world = World::new(|layer| layer.with_max_in_flight(16));
+        let mut running = Vec::new();
+        for n in 0..12 {
+            running.push(world.start(post("/orders", &n.to_string(), "")).await);
+        }
+        assert_caller_limit(&send(&world.app, post("/orders", "12", "")).await);
+        running.extend(world.execute("alice", 2).await);
+        assert_eq!(world.effects.count(), 14);
+        world.finish(running).await;
+    })
+    .await;
+}
+
+// S-972
+#[tokio::test(start_paused = true)]
+async fn duplicates_need_no_place_among_executions() {
+    bounded(async {
+        let world = World::new(|layer| layer.with_max_in_flight(8));
+        let recorded = |body: &'static str| {
+            let mut req = by("alice", "recorded", body);
+            *req.uri_mut() = "/fast".parse().expect("a path");
+            req
+        };
+        assert_eq!(
+            send(&world.app, recorded("a")).await.status,
+            StatusCode::CREATED
+        );
+        let mut running = world.execute("alice", 6).await;
+        running.extend(world.execute("bob", 1).await);
+        running.extend(world.execute("carol", 1).await);
+        assert_caller_limit(&send(&world.app, by("alice", "fresh", "")).await);
+
+        assert!(send(&world.app, recorded("a")).await.is_replay());
+        assert_eq!(send(&world.app, recorded("b")).await.code(), "key-reused");
+        let duplicate = send(&world.app, by("alice", "alice-0", "")).await;
+        assert_eq!(duplicate.code(), "in-progress");
+        assert_eq!(world.effects.count(), 9);
+        world.finish(running).await;
+    })
+    .await;
+}
+
+// S-973
+#[tokio::test(start_paused = true)]
+async fn refusal_for_share_executes_and_records_nothing() {
+    bounded(async {
+        let world = World::new(|layer| layer.with_max_in_flight(16));
+        let running = world.execute("alice", 12).await;
+        let entries = world.store.inner().len();
+        for _ in 0..3 {
+            assert_caller_limit(&send(&world.app, by("alice", "later", "")).await);
+        }
+        assert_eq!(world.store.inner().len(), entries);
+        assert_eq!(world.effects.count(), 12);
+        world.finish(running).await;
+        for replay in [false, true] {
+            let answer = send(&world.app, by("alice", "later", "")).await;
+            assert_eq!(answer.status, StatusCode::CREATED);
+            assert_eq!(answer.is_replay(), replay);
+        }
+        assert_eq!(world.effects.count(), 13);
+    })
+    .await;
+}
+
+// S-974
+/// Bodies that never arrive take no place among the executions.
+#[tokio::test(start_paused = true)]
+async fn unread_bodies_have_limit_of_their_own() {
+    bounded(async {
+        let world = World::new(|layer| layer.with_max_in_flight(16));
+        let mut stalled = Vec::new();
+        for n in 0..20 {
+            let body = Body::new(Scripted::new([Step::Wait(Duration::from_secs(20))]));
+            stalled.push(world.start(by("mallory", &n.to_string(), body)).await);
+        }
+        assert_eq!(world.layer.in_flight(), 12);
+        let refused = stalled.iter().filter(|stalled| stalled.is_finished());
+        assert_eq!(refused.count(), 8);
+        let mut running = world.execute("alice", 12).await;
+        running.extend(world.execute("bob", 2).await);
+        assert_eq!(world.effects.count(), 14);
+        for stalled in stalled {
+            stalled.abort();
+        }
+        sleep(Duration::from_millis(1)).await;
+        world.finish(running).await;
+    })
+    .await;
+}
+
+// S-975
+#[tokio::test(start_paused = true)]
+async fn waits_of_one_caller_leave_places_to_others() {
+    bounded(async {
+        let wait = ConcurrentRequests::Wait(Duration::from_secs(20));
+        let world = World::new(|layer| {
+            layer
+                .with_concurrent_requests(wait)
+                .with_max_waiters(100, 8)
+        });
+        let mut running = world.execute("alice", 1).await;
+        let mut refused = 0;
+        for _ in 0..8 {
+            let duplicate = world.start(by("alice", "alice-0", "")).await;
+            if duplicate.is_finished() {
+                assert_eq!(duplicate.await.expect("no panic").code(), "in-progress");
+                refused += 1;
+            } else {
+                running.push(duplicate);
+            }
+        }
+        assert_eq!(refused, 2);
+        running.extend(world.execute("bob", 1).await);
+        let waiting = world.start(by("bob", "bob-0", "")).await;
+        assert!(!waiting.is_finished());
+        running.push(waiting);
+        world.finish(running).await;
+        assert_eq!(world.effects.count(), 2);
+    })
+    .await;
+}
+
+// S-976
+#[tokio::test(start_paused = true)]
+async fn refused_bytes_do_not_count() {
+    bounded(async {
+        let world = World::new(|layer| layer.with_max_buffered(100_000, 100_000));
+        world.gate.open_for_good();
+        let stalled = |length: usize| {
+            let data = Step::Data(vec![b'x'; length].into());
+            Body::new(Scripted::new([data, Step::Wait(Duration::from_secs(20))]))
+        };
+        let small = world.start(by("alice", "small", stalled(10))).await;
+        let large = world.start(by("alice", "large", stalled(70_000))).await;
+        for n in 0..20 {
+            let refused = send(&world.app, by("alice", &n.to_string(), vec![b'x'; 20_000])).await;
+            assert_caller_limit(&refused);
+        }
+        large.abort();
+        sleep(Duration::from_millis(1)).await;
+        let of_bob = world.start(by("bob", "large", stalled(74_000))).await;
+        // Alice holds little again, and can therefore use the last quarter.
+        let answer = send(&world.app, by("alice", "again", vec![b'x'; 12_000])).await;
+        assert_eq!(answer.status, StatusCode::CREATED);
+        assert!(!small.is_finished() && !of_bob.is_finished());
+    })
+    .await;
+}
+
+// ---- Replays ----
+
+/// Length of a response that counts until its client has read it.
+const LONG: usize = 20_000;
+
+/// A service whose responses are as long as [`LONG`], and differ from execution to execution.
+fn long_responses(layer: IdempotencyLayer) -> (Router, Effects) {
+    app(layer, async |n, _| {
+        let headers = [("x-idempo-persist-for-seconds", "10")];
+        let mut body = noise(LONG);
+        body[..8].copy_from_slice(&n.to_le_bytes());
+        (headers, body)
+    })
+}
+
+/// Sends a request, and does not read the body of its response.
+async fn unread(app: &Router, req: Request<Body>) -> Response {
+    app.clone().oneshot(req).await.expect("infallible")
+}
+
+// F-954, S-977
+#[tokio::test(start_paused = true)]
+async fn unread_replays_count_against_limit() {
+    bounded(async {
+        let layer = IdempotencyLayer::new(MemoryStore::new()).with_max_buffered(100_000, 100_000);
+        let (app, effects) = long_responses(layer);
+        for n in 0..5 {
+            let answer = send(&app, by("alice", &n.to_string(), "")).await;
+            assert_eq!(answer.body.len(), LONG);
+        }
+        assert_eq!(send(&app, by("bob", "k", "")).await.body.len(), LONG);
+        let mut held = Vec::new();
+        for n in 0..5 {
+            let res = unread(&app, by("alice", &n.to_string(), "")).await;
+            if n < 3 {
+                assert_eq!(res.status(), StatusCode::OK, "{n}");
+            } else {
+                assert_eq!(res.status(), StatusCode::TOO_MANY_REQUESTS, "{n}");
+            }
+            held.push(res);
+        }
+        assert_caller_limit(&send(&app, by("alice", "4", "")).await);
+        // The response of Bob is longer than an eighth of the limit.
+        assert_caller_limit(&send(&app, by("bob", "k", "")).await);
+        drop(held);
+        for n in 0..5 {
+            assert!(
+                send(&app, by("alice", &n.to_string(), ""))
+                    .await
+                    .is_replay()
+            );
+        }
+        assert!(send(&app, by("bob", "k", "")).await.is_replay());
+        assert_eq!(effects.count(), 6);
+    })
+    .await;
+}
+
+// S-978
+#[tokio::test(start_paused = true)]
+async fn unread_replays_of_one_record_share_bytes() {
+    for compress_above in [0, usize::MAX] {
+        bounded(async {
+            let layer = IdempotencyLayer::new(MemoryStore::new())
+                .with_max_buffered(100_000, 100_000)
+                .with_compression_above(compress_above);
+            let (app, effects) = app(layer, async |_, _| "x".repeat(LONG));
+            let first = send(&app, by("alice", "k", "")).await;
+            let mut held = Vec::new();
+            for _ in 0..100 {
+                let res = unread(&app, by("alice", "k", "")).await;
+                assert_eq!(res.status(), StatusCode::OK);
+                held.push(res);
+            }
+            let mut addresses = Vec::new();
+            for res in held {
+                let body = res.into_body().collect().await.expect("a body").to_bytes();
+                assert_eq!(body, first.body);
+                addresses.push(body.as_ptr());
+            }
+            addresses.dedup();
+            assert_eq!(addresses.len(), 1, "all bodies are the same bytes");
+            assert_eq!(effects.count(), 1);
+        })
+        .await;
+    }
+}
+
+// S-979
+#[tokio::test(start_paused = true)]
+async fn unread_replay_is_not_shared_with_next_record() {
+    bounded(async {
+        let (app, effects) = long_responses(IdempotencyLayer::new(MemoryStore::new()));
+        let first = send(&app, by("alice", "k", "")).await;
+        let held = unread(&app, by("alice", "k", "")).await;
+        sleep(Duration::from_secs(11)).await;
+        let second = send(&app, by("alice", "k", "")).await;
+        assert_ne!(first.body, second.body);
+        let replay = send(&app, by("alice", "k", "")).await;
+        assert!(replay.is_replay());
+        assert_eq!(replay.body, second.body);
+        assert_eq!(tests::read(held).await.body, first.body);
+        assert_eq!(effects.count(), 2);
+    })
+    .await;
+}
+
+/// A client that adds an invented credential has other keys, but no other share.
+#[tokio::test(start_paused = true)]
+async fn invented_credential_gets_no_other_share() {
+    bounded(async {
+        let world = World::new(|layer| layer.with_max_in_flight(16).with_host_in_scope(true));
+        let invented = |n: usize| {
+            let mut req = by("mallory", "k", "");
+            req.headers_mut().insert("x-api-key", n.into());
+            req.headers_mut().insert("host", n.into());
+            req
+        };
+        let mut running = Vec::new();
+        for n in 0..12 {
+            running.push(world.start(invented(n)).await);
+        }
+        assert_eq!(
+            world.effects.count(),
+            12,
+            "each credential has keys of its own"
+        );
+        assert_caller_limit(&send(&world.app, invented(12)).await);
+        running.extend(world.execute("bob", 2).await);
+        world.finish(running).await;
+    })
+    .await;
+}
+
+// S-981
+#[tokio::test(start_paused = true)]
+async fn fresh_keys_of_each_caller_have_rate() {
+    bounded(async {
+        let (per_second, burst) = (NonZeroU32::new(1), NonZeroU32::new(2));
+        let (app, effects) = creating(
+            IdempotencyLayer::new(MemoryStore::new())
+                .with_fresh_key_rate(per_second.expect("not 0"), burst.expect("not 0")),
+        );
+        for key in ["1", "2"] {
+            assert_eq!(
+                send(&app, by("alice", key, "")).await.status,
+                StatusCode::CREATED
+            );
+        }
+        assert_caller_limit(&send(&app, by("alice", "3", "")).await);
+        assert!(send(&app, by("alice", "1", "")).await.is_replay());
+        assert_eq!(
+            send(&app, by("bob", "3", "")).await.status,
+            StatusCode::CREATED
+        );
+        assert_eq!(effects.count(), 3);
+        sleep(Duration::from_secs(1)).await;
+        for replay in [false, true] {
+            let answer = send(&app, by("alice", "3", "")).await;
+            assert_eq!(
+                (answer.status, answer.is_replay()),
+                (StatusCode::CREATED, replay)
+            );
+        }
+        assert_eq!(effects.count(), 4);
+    })
+    .await;
+}

@@ -1,0 +1,263 @@
+//! Keys of failed executions: a handler that panics, an inner service that fails, a response body that breaks off.
+
+use std::{fmt, io, time::Duration};
+
+use axum::{
+    body::Body,
+    response::{IntoResponse, Response},
+};
+use http::{Request, StatusCode};
+use http_body_util::BodyExt;
+use tests::{
+    Answer, Effects, Scripted, Step, post,
+    probe::{Act, Op, Probe},
+};
+use tokio::time::advance;
+use tower::{BoxError, Layer, ServiceExt, service_fn};
+use tower_idempotency::{
+    ExecutionFailure, IdempotencyLayer, Lease, MemoryStore, OrphanPolicy,
+    run_once::{Outcome, WorkError},
+};
+
+/// A failure of an execution, after its effect.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Failure {
+    Panic,
+    Error,
+    BrokenBody,
+}
+
+const FAILURES: [Failure; 3] = [Failure::Panic, Failure::Error, Failure::BrokenBody];
+
+/// The client's view of a response.
+#[derive(Debug)]
+enum Seen {
+    Answer(Answer),
+    Failed(Failure),
+}
+
+impl Seen {
+    fn answer(self) -> Answer {
+        match self {
+            Self::Answer(answer) => answer,
+            Self::Failed(failure) => panic!("expected a response, found {failure:?}"),
+        }
+    }
+
+    fn assert_failed(&self, expected: Failure) {
+        assert!(
+            matches!(self, Self::Failed(failure) if *failure == expected),
+            "{self:?}"
+        );
+    }
+}
+
+impl fmt::Display for Failure {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        fmt::Debug::fmt(self, f)
+    }
+}
+
+/// A service whose executions all fail after their effect. The effect is counted, and takeovers are counted apart.
+#[derive(Clone)]
+struct Failing {
+    layer: IdempotencyLayer,
+    failure: Failure,
+    effects: Effects,
+    takeovers: Effects,
+}
+
+impl Failing {
+    fn new(layer: IdempotencyLayer, failure: Failure) -> Self {
+        Self {
+            layer,
+            failure,
+            effects: Effects::default(),
+            takeovers: Effects::default(),
+        }
+    }
+
+    async fn order(&self) -> Seen {
+        let Self {
+            layer,
+            failure,
+            effects,
+            takeovers,
+        } = self.clone();
+        let service = service_fn(move |req: Request<tower_idempotency::Body<Body>>| {
+            let (effects, takeovers) = (effects.clone(), takeovers.clone());
+            async move {
+                effects.happen();
+                if req
+                    .extensions()
+                    .get::<Lease>()
+                    .is_some_and(Lease::is_takeover)
+                {
+                    takeovers.happen();
+                }
+                match failure {
+                    Failure::Panic => panic!("after the effect"),
+                    Failure::Error => Err(BoxError::from("after the effect")),
+                    Failure::BrokenBody => {
+                        let broken = Scripted::new([Step::from("ha"), Step::Fail]);
+                        Ok::<Response, _>(Body::new(broken).into_response())
+                    }
+                }
+            }
+        });
+        let service = layer.layer(service);
+        let request = tokio::spawn(service.oneshot(post("/orders", "k", "order")));
+        let res = match request.await {
+            Ok(Ok(res)) => res,
+            Ok(Err(_)) => return Seen::Failed(Failure::Error),
+            Err(_) => return Seen::Failed(Failure::Panic),
+        };
+        let (head, body) = res.into_parts();
+        match body.collect().await {
+            Ok(body) => Seen::Answer(Answer {
+                status: head.status,
+                headers: head.headers,
+                body: body.to_bytes(),
+            }),
+            Err(_) => Seen::Failed(Failure::BrokenBody),
+        }
+    }
+}
+
+fn layer(policy: OrphanPolicy) -> IdempotencyLayer {
+    IdempotencyLayer::new(MemoryStore::new()).with_orphan_policy(policy)
+}
+
+/// Longer than the time in which a lease that is given up expires, and far shorter than a lease.
+const MOMENT: Duration = Duration::from_millis(10);
+
+// S-935, F-923
+#[tokio::test(start_paused = true)]
+async fn failed_execution_under_refuse_leaves_orphan() {
+    for failure in FAILURES {
+        let service = Failing::new(layer(OrphanPolicy::Refuse), failure);
+        service.order().await.assert_failed(failure);
+        for _ in 0..2 {
+            advance(MOMENT).await;
+            let retry = service.order().await.answer();
+            assert_eq!(retry.status, StatusCode::CONFLICT, "{failure}");
+            assert_eq!(retry.code(), "outcome-unknown", "{failure}");
+        }
+        assert_eq!(service.effects.count(), 1, "{failure}");
+    }
+}
+
+// S-936
+#[tokio::test(start_paused = true)]
+async fn failed_execution_under_takeover_releases_key() {
+    for failure in FAILURES {
+        let service = Failing::new(layer(OrphanPolicy::TakeOver), failure);
+        for _ in 0..3 {
+            service.order().await.assert_failed(failure);
+        }
+        assert_eq!(service.effects.count(), 3, "{failure}");
+        assert_eq!(service.takeovers.count(), 0, "{failure}");
+    }
+}
+
+// S-937
+#[tokio::test(start_paused = true)]
+async fn explicit_failure_setting_overrides_orphan_policy() {
+    for failure in FAILURES {
+        let refusing = layer(OrphanPolicy::Refuse);
+        let released = [
+            refusing.clone().with_failure(ExecutionFailure::Release),
+            // The order of the setters does not matter.
+            IdempotencyLayer::new(MemoryStore::new())
+                .with_failure(ExecutionFailure::Release)
+                .with_orphan_policy(OrphanPolicy::Refuse),
+        ];
+        for layer in released {
+            let service = Failing::new(layer, failure);
+            for _ in 0..3 {
+                service.order().await.assert_failed(failure);
+            }
+            assert_eq!(service.effects.count(), 3, "{failure}");
+        }
+        let taken_over = layer(OrphanPolicy::TakeOver).with_failure(ExecutionFailure::Orphan);
+        let service = Failing::new(taken_over, failure);
+        for _ in 0..3 {
+            service.order().await.assert_failed(failure);
+            advance(MOMENT).await;
+        }
+        assert_eq!(service.effects.count(), 3, "{failure}");
+        assert_eq!(service.takeovers.count(), 2, "{failure}");
+    }
+}
+
+// S-938
+#[tokio::test(start_paused = true)]
+async fn failed_execution_can_need_attention() {
+    for policy in [OrphanPolicy::TakeOver, OrphanPolicy::Refuse] {
+        for (failure, code) in [
+            (Failure::Panic, "handler-panicked"),
+            (Failure::Error, "handler-failed"),
+            (Failure::BrokenBody, "body-failed"),
+        ] {
+            let layer = layer(policy).with_failure(ExecutionFailure::NeedsAttention);
+            let service = Failing::new(layer, failure);
+            service.order().await.assert_failed(failure);
+            advance(Duration::from_secs(60)).await;
+            let retry = service.order().await.answer();
+            assert_eq!(retry.status, StatusCode::CONFLICT, "{failure}");
+            assert_eq!(retry.code(), "outcome-unknown", "{failure}");
+            assert!(retry.text().contains(code), "{failure}: {}", retry.text());
+            assert_eq!(service.effects.count(), 1, "{failure}");
+        }
+    }
+}
+
+// S-939
+#[tokio::test(start_paused = true)]
+async fn orphan_is_left_although_store_fails() {
+    for failure in FAILURES {
+        let store = Probe::default();
+        store.fail(Op::Renew, Act::FailBefore);
+        let layer = IdempotencyLayer::new(store.clone()).with_orphan_policy(OrphanPolicy::Refuse);
+        let service = Failing::new(layer, failure);
+        service.order().await.assert_failed(failure);
+        let codes = [(Duration::ZERO, "in-progress"), (LEASE, "outcome-unknown")];
+        for (delay, code) in codes {
+            advance(delay).await;
+            assert_eq!(service.order().await.answer().code(), code, "{failure}");
+        }
+        assert_eq!(service.effects.count(), 1, "{failure}");
+        assert_eq!(store.count(Op::Release), 0, "{failure}");
+    }
+}
+
+const LEASE: Duration = Duration::from_secs(15);
+
+// S-935, F-923
+#[tokio::test(start_paused = true)]
+async fn panicking_work_under_refuse_leaves_orphan() {
+    let once = layer(OrphanPolicy::Refuse);
+    let effects = Effects::default();
+    for n in 0..3 {
+        let (once, effects) = (once.clone(), effects.clone());
+        let run = tokio::spawn(async move {
+            let work = async move |_lease| -> Result<(), WorkError<io::Error>> {
+                effects.happen();
+                panic!("after the effect")
+            };
+            once.run_once("k", "order", work).await
+        });
+        match run.await {
+            Err(error) => assert!(n == 0 && error.is_panic()),
+            Ok(outcome) => {
+                let outcome = outcome.expect("a store that works");
+                assert!(
+                    n > 0 && matches!(outcome, Outcome::Orphaned { .. }),
+                    "{outcome:?}"
+                );
+            }
+        }
+        advance(MOMENT).await;
+    }
+    assert_eq!(effects.count(), 1);
+}

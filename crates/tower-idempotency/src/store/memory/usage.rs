@@ -19,6 +19,10 @@ const GROUPS: usize = 8;
 /// Fairness begins with this part of the store. Where every group holds less, none is worth the search for its records.
 const LARGE: f32 = 1.0 / 64.0;
 
+/// Fairness ends when the largest group holds less than this part. The distance keeps the shards from sorting their records
+/// by group again and again for a caller that stays near the limit.
+const NO_LONGER_LARGE: f32 = LARGE * 3.0 / 4.0;
+
 /// The groups are compared again after evictions of this part of the store at the latest.
 const COMPARED_EVERY: usize = 256;
 
@@ -77,8 +81,8 @@ impl Usage {
         self.evicted.add(cost);
     }
 
-    /// Returns the group that holds most, in entries or in bytes, whichever is the larger share of the store. `None` if
-    /// no group holds more than 1/64 of the store.
+    /// Returns the group that holds most, in entries or in bytes, whichever is the larger share of the store. `None` until
+    /// a group holds more than 1/64 of the store, and again once none holds 3/4 of that.
     ///
     /// Compares the groups only if the last result may be out of date: after some evictions, or once the group holds an
     /// eighth less and may not hold most any more.
@@ -87,9 +91,12 @@ impl Usage {
         let largest = self.largest.load(Relaxed);
         let share = shares.of(&self.groups[largest]);
         let few_evictions = shares.of(&self.evicted) * (COMPARED_EVERY as f32) < 1.0;
-        if few_evictions && share >= floor_of(self.floor.load(Relaxed)) {
-            return (share > LARGE).then(|| group(largest));
+        let floor = floor_of(self.floor.load(Relaxed));
+        let was_large = floor > 0.0 && floor.is_finite();
+        if few_evictions && share >= floor && (was_large || share <= LARGE) {
+            return was_large.then(|| group(largest));
         }
+        let large = if was_large { NO_LONGER_LARGE } else { LARGE };
         let (mut first, mut second) = ((0.0, 0), 0.0);
         for (group, counters) in self.groups.iter().enumerate() {
             let share = shares.of(counters);
@@ -101,8 +108,8 @@ impl Usage {
             }
         }
         let (share, largest) = first;
-        let floor = if share > LARGE {
-            f32::min(second, share * 7.0 / 8.0).max(LARGE)
+        let floor = if share > large {
+            f32::min(second, share * 7.0 / 8.0).max(NO_LONGER_LARGE)
         } else {
             0.0
         };
@@ -110,7 +117,7 @@ impl Usage {
         self.floor.store(floor.to_bits() as usize, Relaxed);
         self.evicted.entries.store(0, Relaxed);
         self.evicted.bytes.store(0, Relaxed);
-        (share > LARGE).then(|| group(largest))
+        (share > large).then(|| group(largest))
     }
 }
 
@@ -159,4 +166,38 @@ const fn floor_of(bits: usize) -> f32 {
 #[expect(clippy::cast_possible_truncation, reason = "there are fewer groups")]
 const fn group(index: usize) -> Group {
     Group(index as u16)
+}
+
+#[cfg(test)]
+#[cfg(not(shuttle))]
+mod tests {
+    use super::*;
+
+    /// A shard sorts its records by group when fairness begins.
+    #[test]
+    fn fairness_does_not_flicker_near_limit() {
+        const ENTRIES: usize = 64_000;
+        let (budget, usage) = (Budget::new(ENTRIES, usize::MAX), Usage::new());
+        let entry = Cost::entry_with(0);
+        let hostile = Group(7);
+        let hold = |count: usize| {
+            let held = usage.groups[7].entries.load(Relaxed);
+            (held..count).for_each(|_| usage.add(hostile, entry));
+            (count..held).for_each(|_| usage.remove(hostile, entry));
+            // More than it takes for a comparison.
+            (0..=ENTRIES / COMPARED_EVERY).for_each(|_| usage.note_eviction(entry));
+            usage.largest(&budget)
+        };
+        assert_eq!(hold(990), None);
+        for _ in 0..100 {
+            assert_eq!(hold(1001), Some(hostile));
+            assert_eq!(hold(1000), Some(hostile));
+            assert_eq!(hold(800), Some(hostile));
+        }
+        for _ in 0..100 {
+            assert_eq!(hold(740), None);
+            assert_eq!(hold(990), None);
+        }
+        assert_eq!(hold(1001), Some(hostile));
+    }
 }

@@ -281,6 +281,55 @@ async fn late_acquire_of_refused_duplicate_is_released() {
     }
 }
 
+// S-947, F-946
+/// The client of a waiter disconnects while a call of the waiter may still acquire the lease. The waiter releases it.
+#[tokio::test(start_paused = true)]
+async fn late_acquire_of_dropped_waiter_is_released() {
+    let (store, gate) = (Overtaken::default(), Gate::shut());
+    let wait = ConcurrentRequests::Wait(MOMENT * 10);
+    let layer = IdempotencyLayer::new(store.clone())
+        .with_orphan_policy(OrphanPolicy::Refuse)
+        .with_concurrent_requests(wait);
+    let open = gate.clone();
+    let (app, effects) = app(layer.clone(), move |n, _req| {
+        let gate = open.clone();
+        async move {
+            if n > 1 {
+                return created(n);
+            }
+            gate.pass().await;
+            StatusCode::BAD_GATEWAY.into_response()
+        }
+    });
+    let spawn = || {
+        let app = app.clone();
+        tokio::spawn(async move { send(&app, order()).await })
+    };
+    let first = spawn();
+    gate.arrival().await;
+    let waiter = spawn();
+    eventually("the second call was sent again", || {
+        store.acquires.load(SeqCst) > 2
+    })
+    .await;
+    sleep(MOMENT / 10).await;
+    waiter.abort();
+    assert!(waiter.await.is_err(), "the client has left");
+    gate.open_for_good();
+    assert_eq!(
+        first.await.expect("no panic").status,
+        StatusCode::BAD_GATEWAY
+    );
+    let late = store.late.lock().expect("no panic").take();
+    let acquired = store.inner.acquire(&late.expect("it was sent")).await;
+    assert!(matches!(acquired, Ok(Acquired::Granted { .. })));
+    sleep(Duration::from_secs(5)).await;
+    assert!(store.inner.is_empty(), "it was released");
+    assert_eq!(send(&app, order()).await.status, StatusCode::CREATED);
+    assert_eq!(effects.count(), 2);
+    eventually("nothing is in flight", || layer.in_flight() == 0).await;
+}
+
 const MOMENT: Duration = Duration::from_millis(100);
 
 /// A store in which the first requested entry hangs indefinitely, like an entry whose row another transaction has

@@ -47,8 +47,7 @@ pub(crate) async fn wait(
         return Ok(reply);
     };
     telemetry::waiting(&claim.id);
-    // A waiter has had no effect. If its client disconnects, it is cancelled and its permit is free.
-    detach.disarm();
+    disarm_unless_late(detach, &reply);
     let wakeup = timeout_at(deadline, waiter.turn_or_record()).await;
     detach.arm();
     let turn = match wakeup {
@@ -70,7 +69,7 @@ pub(crate) async fn wait(
         if !attempt.is_same_request(fingerprint) || expired || detach.is_detached() {
             break;
         }
-        detach.disarm();
+        disarm_unless_late(detach, &reply);
         // After a notification without a result, the next one is awaited with a delay. A store that notifies without end is
         // then not flooded with queries.
         if !notification_backoff.is_zero() {
@@ -92,6 +91,9 @@ pub(crate) async fn wait(
         };
         // The call may acquire the lease. A future that is dropped meanwhile continues in the background.
         detach.arm();
+        if detach.is_detached() {
+            break;
+        }
         let earlier = reply.may_acquire_late;
         reply = shared.store.acquire(claim, rules.store_timeout).await?;
         reply.may_acquire_late |= earlier;
@@ -102,6 +104,15 @@ pub(crate) async fn wait(
     }
     drop(turn);
     Ok(reply)
+}
+
+/// Lets a client that disconnects cancel its waiter, which has had no effect, and free its permit.
+///
+/// A waiter whose call may still acquire the lease continues instead, to release it.
+fn disarm_unless_late(detach: &Detach, reply: &AcquireReply) {
+    if !reply.may_acquire_late {
+        detach.disarm();
+    }
 }
 
 /// Waiters of all keys.

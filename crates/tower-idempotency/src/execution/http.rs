@@ -23,6 +23,7 @@ use crate::{
         acquire::{AcquireOutcome, Attempt},
         detach::Detach,
         rules::StoreFailure,
+        sequence::{Next, Sequence},
         shared::Context,
     },
     lease::{Lease, commits::CommittedResponse, state::LeaseState},
@@ -131,10 +132,10 @@ pub(crate) fn admit(context: &Context, head: &request::Parts) -> Admission {
     }
 }
 
-/// Executes a request, from its body to its response: first [`acquire_lease`], then [`run_handler`].
+/// Executes a request, from its body to its response: first [`acquire_lease`], then [`run_admitted`].
 pub(crate) fn execute_request<S, B, R>(
     context: Arc<Context>,
-    mut inner: S,
+    inner: S,
     head: request::Parts,
     body: B,
     arrival: Arrival,
@@ -145,17 +146,33 @@ where
     B: http_body::Body,
     R: http_body::Body,
 {
-    let acquiring = acquire_lease(context, head, body, arrival, detach);
-    async move {
-        match acquiring.await {
-            Ok((req, Admitted::Protected(execution))) => {
-                let call = pin!(async move { inner.call(req).await });
-                run_handler(execution, call).await
-            }
-            Ok((req, Admitted::Unprotected(context, attempt))) => {
-                Box::pin(run_unprotected(context, inner, req, attempt)).await
-            }
-            Err(response) => Ok(into_response(*response)),
+    Sequence::new(
+        acquire_lease(context, head, body, arrival, detach),
+        move |acquired| match acquired {
+            Ok((req, admitted)) => Next::Future(run_admitted(inner, req, admitted)),
+            Err(response) => Next::Output(Ok(into_response(*response))),
+        },
+    )
+}
+
+/// Runs the handler of a request that acquired its lease, or that needs none.
+async fn run_admitted<S, B, R>(
+    mut inner: S,
+    req: Request<Body<B>>,
+    admitted: Admitted,
+) -> Result<Response<Body<R>>, S::Error>
+where
+    S: Service<Request<Body<B>>, Response = Response<R>>,
+    B: http_body::Body,
+    R: http_body::Body,
+{
+    match admitted {
+        Admitted::Protected(execution) => {
+            let call = pin!(async move { inner.call(req).await });
+            run_handler(execution, call).await
+        }
+        Admitted::Unprotected(context, attempt) => {
+            Box::pin(run_unprotected(context, inner, req, attempt)).await
         }
     }
 }
@@ -454,6 +471,9 @@ fn merge_unrecorded_headers<R: http_body::Body>(
     stored: StoredResponse,
     res: Response<Body<R>>,
 ) -> Response<Body<R>> {
+    // The body of `res` may count already. The stored body, which has the same bytes, counts in its place.
+    let (mut head, handler_body) = res.into_parts();
+    drop(handler_body);
     let StoredResponse {
         status,
         mut headers,
@@ -461,7 +481,6 @@ fn merge_unrecorded_headers<R: http_body::Body>(
         trailers,
         ..
     } = hold_executed(stored, lease.response_bytes());
-    let (mut head, _) = res.into_parts();
     let mut unrecorded = HeaderMap::new();
     let replayed = &*lease.config().response.replayed_headers;
     for (name, value) in not_kept(&head.headers, replayed) {

@@ -14,6 +14,7 @@ pub(crate) mod finish;
 pub(crate) mod http;
 pub(crate) mod reconcile;
 pub(crate) mod rules;
+mod sequence;
 pub(crate) mod shared;
 pub(crate) mod waiters;
 

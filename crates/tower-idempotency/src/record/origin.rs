@@ -2,7 +2,7 @@
 
 use std::fmt;
 
-use http::HeaderMap;
+use http::{HeaderMap, HeaderName};
 
 use crate::store::KeyId;
 
@@ -27,7 +27,7 @@ pub(crate) struct Traceparent([u8; LENGTH]);
 impl Traceparent {
     /// Returns the `traceparent` of a request if there is exactly one and it is well-formed.
     pub(crate) fn from_headers(headers: &HeaderMap) -> Option<Self> {
-        let mut lines = headers.get_all(NAME).iter();
+        let mut lines = headers.get_all(&NAME).iter();
         let line = lines.next()?;
         if lines.next().is_some() {
             return None;
@@ -64,7 +64,7 @@ impl fmt::Debug for Traceparent {
     }
 }
 
-const NAME: &str = "traceparent";
+static NAME: HeaderName = HeaderName::from_static("traceparent");
 /// Version, trace id, parent id and flags, with a hyphen between each two.
 const LENGTH: usize = 2 + 1 + 32 + 1 + 16 + 1 + 2;
 
@@ -101,9 +101,9 @@ mod tests {
         }
         let mut headers = HeaderMap::new();
         assert_eq!(Traceparent::from_headers(&headers), None);
-        headers.append(NAME, HeaderValue::from_static(VALID));
+        headers.append(&NAME, HeaderValue::from_static(VALID));
         assert!(Traceparent::from_headers(&headers).is_some());
-        headers.append(NAME, HeaderValue::from_static(VALID));
+        headers.append(&NAME, HeaderValue::from_static(VALID));
         assert_eq!(Traceparent::from_headers(&headers), None, "two lines");
     }
 }

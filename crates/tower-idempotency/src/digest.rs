@@ -69,20 +69,34 @@ impl FieldDigest {
         ))
     }
 
-    /// Adds one field.
+    /// Adds one field: its length as a [`VarInt`], and its bytes.
     pub(crate) fn field(&mut self, bytes: &[u8]) -> &mut Self {
-        let len = (bytes.len() as u64).to_le_bytes();
-        match &mut self.0 {
-            Hasher::Plain(hash) => {
-                hash.update(len);
-                hash.update(bytes);
-            }
-            Hasher::Keyed(hash) => {
-                hash.update(&len);
-                hash.update(bytes);
-            }
+        const SHORT: usize = 63;
+        if bytes.len() <= SHORT {
+            // In one step: each costs as much as hashing some twenty bytes.
+            let mut short = [0; 1 + SHORT];
+            #[expect(clippy::cast_possible_truncation, reason = "at most 63")]
+            let len = bytes.len() as u8;
+            short[0] = len;
+            short[1..=bytes.len()].copy_from_slice(bytes);
+            self.update(&short[..=bytes.len()]);
+        } else {
+            self.update(VarInt::new(bytes.len()).as_bytes());
+            self.update(bytes);
         }
         self
+    }
+
+    /// Adds a number as one field.
+    pub(crate) fn number(&mut self, number: usize) -> &mut Self {
+        self.field(VarInt::new(number).as_bytes())
+    }
+
+    fn update(&mut self, bytes: &[u8]) {
+        match &mut self.0 {
+            Hasher::Plain(hash) => hash.update(bytes),
+            Hasher::Keyed(hash) => hash.update(bytes),
+        }
     }
 
     /// Returns the digest of a scope. It differs from the ID of any key in the scope.
@@ -99,6 +113,35 @@ impl FieldDigest {
             Hasher::Plain(hash) => hash.finalize().into(),
             Hasher::Keyed(hash) => hash.finalize().into_bytes().into(),
         }
+    }
+}
+
+/// A number in as few bytes as possible: seven bits in each, the lowest first, and the eighth bit set in all but the last.
+///
+/// Most fields are short. With lengths of eight bytes, SHA-256 would take twice as long for them.
+struct VarInt {
+    bytes: [u8; 10],
+    len: usize,
+}
+
+impl VarInt {
+    fn new(number: usize) -> Self {
+        let mut rest = number as u64;
+        let mut bytes = [0; 10];
+        let mut len = 0;
+        loop {
+            let low = (rest & 0x7f) as u8;
+            rest >>= 7;
+            bytes[len] = if rest == 0 { low } else { low | 0x80 };
+            len += 1;
+            if rest == 0 {
+                return Self { bytes, len };
+            }
+        }
+    }
+
+    fn as_bytes(&self) -> &[u8] {
+        &self.bytes[..self.len]
     }
 }
 

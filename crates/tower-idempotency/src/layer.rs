@@ -737,7 +737,7 @@ impl IdempotencyLayer {
     ///   counts as too large ([`with_unrecordable`](Self::with_unrecordable)). A replay that exceeds it is not sent, and the
     ///   client gets 503 `overloaded`. Replays of one record share their bytes.
     ///
-    /// Bodies of at most 8 KiB count only until they are complete. The limits apply to this layer and all its clones. Callers
+    /// Bodies of at most 8 KiB do not count. If the limit is below 8 MiB, the bound is 1/1024 of it. The limits apply to this layer and all its clones. Callers
     /// have shares in them like in [`with_max_in_flight`](Self::with_max_in_flight), so that slow clients of one caller affect
     /// no other caller.
     ///

@@ -4,15 +4,13 @@
 //! more leaves the last quarter to the others. One caller can therefore not use up a resource at the cost of the others, and
 //! a caller that is alone can use most of it.
 
-use std::{
-    collections::{HashMap, hash_map::Entry},
-    sync::{
-        Arc, Mutex, MutexGuard, PoisonError, Weak,
-        atomic::{AtomicBool, AtomicUsize, Ordering},
-    },
+use std::sync::{
+    Arc, Mutex, PoisonError,
+    atomic::{AtomicBool, AtomicUsize, Ordering},
 };
 
 use bytes::Bytes;
+use hashbrown::HashMap;
 use tokio::sync::Notify;
 
 #[cfg(feature = "rate")]
@@ -62,11 +60,26 @@ enum Resource {
 
 const RESOURCES: usize = 5;
 
-/// Counters of what all requests of a layer hold.
+/// Counters of what the requests of a layer hold, in all and for each caller.
 #[derive(Default)]
 pub(crate) struct Limits {
+    totals: Arc<Totals>,
+    callers: [Mutex<Callers>; SHARDS],
+}
+
+/// The callers of one shard. Those without requests are removed from time to time, not with their last request: most
+/// callers come back.
+#[derive(Default)]
+struct Callers {
+    by_scope: HashMap<ScopeDigest, Arc<Caller>>,
+    /// The number of callers at which those without requests are removed.
+    full_at: usize,
+}
+
+/// Counters of what all requests of a layer hold.
+#[derive(Default)]
+struct Totals {
     used: [AtomicUsize; RESOURCES],
-    callers: [Mutex<HashMap<ScopeDigest, Weak<Caller>>>; SHARDS],
     background_releases: AtomicUsize,
     /// The part of `background_releases` whose first call has not been answered yet.
     unanswered_releases: AtomicUsize,
@@ -74,9 +87,10 @@ pub(crate) struct Limits {
     idle: Notify,
 }
 
-/// Counters of what the requests of one caller hold. Exists as long as there are such requests.
+/// Counters of what the requests of one caller hold.
 pub(crate) struct Caller {
-    limits: Arc<Limits>,
+    totals: Arc<Totals>,
+    #[cfg(feature = "rate")]
     scope: ScopeDigest,
     held: [AtomicUsize; RESOURCES],
     /// Requests whose client has left.
@@ -94,7 +108,7 @@ pub(crate) struct InFlightPermit {
 ///
 /// These tasks are counted separately from the requests in flight. Otherwise a store that hangs would use up all permits.
 pub(crate) struct BackgroundReleasePermit {
-    limits: Arc<Limits>,
+    totals: Arc<Totals>,
     is_answered: bool,
 }
 
@@ -105,10 +119,15 @@ pub(crate) struct DetachedRequest(Arc<Caller>);
 pub(crate) struct WaitingPlace(Arc<Caller>);
 
 /// Bytes of a body that count against a limit. Dropping it returns them.
+///
+/// A small body does not count: at most [`UNCOUNTED`] bytes, and at most 1/1024 of the limit. The limit of requests in flight
+/// bounds their number. Callers that use up the bytes therefore do not keep others from small requests.
 pub(crate) struct Buffer {
     caller: Arc<Caller>,
     resource: Resource,
-    bytes: usize,
+    len: usize,
+    /// The part of `len` that counts: all or nothing.
+    counted: usize,
     max: usize,
 }
 
@@ -129,46 +148,42 @@ pub(crate) enum AdmissionError {
 
 impl Limits {
     /// Returns the counters of the caller that has this scope.
-    pub(crate) fn caller(self: &Arc<Self>, scope: ScopeDigest) -> Arc<Caller> {
-        let mut callers = self.callers(scope);
-        let entry = callers.entry(scope).or_default();
-        if let Some(caller) = entry.upgrade() {
-            return caller;
+    pub(crate) fn caller(&self, scope: ScopeDigest) -> Arc<Caller> {
+        let shard = usize::from(scope.as_bytes()[0]) % SHARDS;
+        let mut callers = self.callers[shard]
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner);
+        if let Some(caller) = callers.by_scope.get(&scope) {
+            return Arc::clone(caller);
+        }
+        if callers.by_scope.len() >= callers.full_at {
+            callers.remove_idle();
         }
         let caller = Arc::new(Caller {
-            limits: Arc::clone(self),
+            totals: Arc::clone(&self.totals),
+            #[cfg(feature = "rate")]
             scope,
             held: Default::default(),
             detached: AtomicUsize::new(0),
         });
-        *entry = Arc::downgrade(&caller);
+        callers.by_scope.insert(scope, Arc::clone(&caller));
         caller
-    }
-
-    fn callers(&self, scope: ScopeDigest) -> MutexGuard<'_, HashMap<ScopeDigest, Weak<Caller>>> {
-        let shard = usize::from(scope.as_bytes()[0]) % SHARDS;
-        self.callers[shard]
-            .lock()
-            .unwrap_or_else(PoisonError::into_inner)
     }
 
     /// Rejects all requests from now on.
     pub(crate) fn drain(&self) {
-        self.draining.store(true, Ordering::SeqCst);
+        self.totals.draining.store(true, Ordering::SeqCst);
     }
 
     /// Returns the number of requests and background releases that a drain waits for.
     pub(crate) fn in_flight(&self) -> usize {
-        // The order matters: a request that goes on to its execution, or to a background release, is counted there first.
-        self.used(Resource::Arriving).load(Ordering::SeqCst)
-            + self.used(Resource::Executing).load(Ordering::SeqCst)
-            + self.unanswered_releases.load(Ordering::SeqCst)
+        self.totals.in_flight()
     }
 
     /// Waits until nothing is in flight.
     pub(crate) async fn idle(&self) {
         loop {
-            let idle = self.idle.notified();
+            let idle = self.totals.idle.notified();
             let mut idle = std::pin::pin!(idle);
             idle.as_mut().enable();
             if self.in_flight() == 0 {
@@ -176,6 +191,25 @@ impl Limits {
             }
             idle.await;
         }
+    }
+}
+
+impl Callers {
+    /// Removes the callers without requests. The next removal is due when the number of callers has doubled.
+    fn remove_idle(&mut self) {
+        // Only this map hands out the counters of a caller, so those that it alone holds are in no use.
+        self.by_scope
+            .retain(|_, caller| Arc::strong_count(caller) > 1);
+        self.full_at = (self.by_scope.len() * 2).max(FULL_AT_LEAST);
+    }
+}
+
+impl Totals {
+    fn in_flight(&self) -> usize {
+        // The order matters: a request that goes on to its execution, or to a background release, is counted there first.
+        self.used(Resource::Arriving).load(Ordering::SeqCst)
+            + self.used(Resource::Executing).load(Ordering::SeqCst)
+            + self.unanswered_releases.load(Ordering::SeqCst)
     }
 
     fn used(&self, resource: Resource) -> &AtomicUsize {
@@ -201,7 +235,7 @@ impl Caller {
             }
         });
         // The request is counted before the flag is read: either it sees the drain, or the drain waits for it.
-        if self.limits.draining.load(Ordering::SeqCst) {
+        if self.totals.draining.load(Ordering::SeqCst) {
             return Err(AdmissionError::Draining);
         }
         permit
@@ -221,7 +255,8 @@ impl Caller {
         Buffer {
             caller: Arc::clone(self),
             resource,
-            bytes: 0,
+            len: 0,
+            counted: 0,
             max,
         }
     }
@@ -246,7 +281,7 @@ impl Caller {
         let held = &self.held[resource as usize];
         let small = held.fetch_add(n, Ordering::SeqCst).saturating_add(n) <= (max / 8).max(1);
         let open = if small { max } else { max - max / 4 };
-        if add_within(self.limits.used(resource), n, open) {
+        if add_within(self.totals.used(resource), n, open) {
             return Ok(());
         }
         held.fetch_sub(n, Ordering::SeqCst);
@@ -262,24 +297,12 @@ impl Caller {
     /// Takes `n` of the resource without a check of the limit.
     fn take_unchecked(&self, resource: Resource, n: usize) {
         self.held[resource as usize].fetch_add(n, Ordering::SeqCst);
-        self.limits.used(resource).fetch_add(n, Ordering::SeqCst);
+        self.totals.used(resource).fetch_add(n, Ordering::SeqCst);
     }
 
     fn give_back(&self, resource: Resource, n: usize) {
-        self.limits.used(resource).fetch_sub(n, Ordering::SeqCst);
+        self.totals.used(resource).fetch_sub(n, Ordering::SeqCst);
         self.held[resource as usize].fetch_sub(n, Ordering::SeqCst);
-    }
-}
-
-impl Drop for Caller {
-    fn drop(&mut self) {
-        let mut callers = self.limits.callers(self.scope);
-        // Another request of this caller may have created new counters since the last one ended.
-        if let Entry::Occupied(caller) = callers.entry(self.scope)
-            && caller.get().strong_count() == 0
-        {
-            caller.remove();
-        }
     }
 }
 
@@ -317,13 +340,13 @@ impl InFlightPermit {
         self,
         max: usize,
     ) -> Result<BackgroundReleasePermit, Self> {
-        let limits = &self.caller.limits;
-        if !add_within(&limits.background_releases, 1, max) {
+        let totals = &self.caller.totals;
+        if !add_within(&totals.background_releases, 1, max) {
             return Err(self);
         }
-        limits.unanswered_releases.fetch_add(1, Ordering::SeqCst);
+        totals.unanswered_releases.fetch_add(1, Ordering::SeqCst);
         Ok(BackgroundReleasePermit {
-            limits: Arc::clone(limits),
+            totals: Arc::clone(totals),
             is_answered: false,
         })
     }
@@ -333,7 +356,7 @@ impl Drop for InFlightPermit {
     fn drop(&mut self) {
         telemetry::in_flight(-1.0);
         self.caller.give_back(self.stage, 1);
-        self.caller.limits.notify_if_idle();
+        self.caller.totals.notify_if_idle();
     }
 }
 
@@ -341,9 +364,9 @@ impl BackgroundReleasePermit {
     /// Marks the first release as answered. A drain no longer waits for the task.
     pub(crate) fn set_answered(&mut self) {
         if !std::mem::replace(&mut self.is_answered, true) {
-            let limits = &self.limits;
-            limits.unanswered_releases.fetch_sub(1, Ordering::SeqCst);
-            limits.notify_if_idle();
+            let totals = &self.totals;
+            totals.unanswered_releases.fetch_sub(1, Ordering::SeqCst);
+            totals.notify_if_idle();
         }
     }
 }
@@ -351,7 +374,7 @@ impl BackgroundReleasePermit {
 impl Drop for BackgroundReleasePermit {
     fn drop(&mut self) {
         self.set_answered();
-        self.limits
+        self.totals
             .background_releases
             .fetch_sub(1, Ordering::SeqCst);
     }
@@ -372,20 +395,25 @@ impl Drop for WaitingPlace {
 impl Buffer {
     /// Reserves `bytes` more if the limit and the share of the caller allow it.
     pub(crate) fn reserve(&mut self, bytes: usize) -> Result<(), AdmissionError> {
-        self.caller.take(self.resource, bytes, self.max)?;
-        self.bytes += bytes;
+        let len = self.len + bytes;
+        if len > UNCOUNTED.min(self.max / 1024) {
+            self.caller
+                .take(self.resource, len - self.counted, self.max)?;
+            self.counted = len;
+        }
+        self.len = len;
         Ok(())
     }
 
-    /// Sets the buffer to `bytes`. Adds missing bytes without a check of the limit.
+    /// Sets the buffer to `bytes`, which all count, without a check of the limit.
     pub(crate) fn resize_unchecked(&mut self, bytes: usize) {
-        if bytes > self.bytes {
+        if bytes > self.counted {
             self.caller
-                .take_unchecked(self.resource, bytes - self.bytes);
-        } else if bytes < self.bytes {
-            self.caller.give_back(self.resource, self.bytes - bytes);
+                .take_unchecked(self.resource, bytes - self.counted);
+        } else if bytes < self.counted {
+            self.caller.give_back(self.resource, self.counted - bytes);
         }
-        self.bytes = bytes;
+        (self.len, self.counted) = (bytes, bytes);
     }
 
     /// Returns `data`. What was reserved for them counts until the last of their slices is dropped.
@@ -393,7 +421,7 @@ impl Buffer {
     /// A server holds a slice until the client has read it. At most [`UNCOUNTED`] bytes no longer count: a connection holds
     /// as many in any case.
     pub(crate) fn hold(self, data: Bytes) -> Bytes {
-        if data.len() <= UNCOUNTED || self.bytes == 0 {
+        if data.len() <= UNCOUNTED || self.counted == 0 {
             return data;
         }
         Bytes::from_owner(HeldData {
@@ -430,7 +458,38 @@ fn add_within(counter: &AtomicUsize, n: usize, max: usize) -> bool {
         .is_ok()
 }
 
-/// Length in bytes of the largest body that no longer counts once the layer has handed it to the server.
+/// Length in bytes of the largest body that does not count, or no longer once the layer has handed it to the server.
 pub(crate) const UNCOUNTED: usize = 8 * 1024;
 
+/// A shard with fewer callers keeps those without requests.
+const FULL_AT_LEAST: usize = 64;
+
 const SHARDS: usize = 16;
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn scope(n: u32) -> ScopeDigest {
+        let mut bytes = [0; 16];
+        bytes[1..5].copy_from_slice(&n.to_le_bytes());
+        ScopeDigest::from_bytes(bytes)
+    }
+
+    #[test]
+    fn idle_callers_are_removed() {
+        let limits = Limits::default();
+        let known = || limits.callers[0].lock().unwrap().by_scope.len();
+        let permits: Vec<_> = (0..200)
+            .map(|n| limits.caller(scope(n)).admit(1000).unwrap())
+            .collect();
+        for n in 200..100_000 {
+            drop(limits.caller(scope(n)).admit(1000).unwrap());
+            assert!(known() <= 2 * (200 + FULL_AT_LEAST));
+        }
+        let first = limits.caller(scope(0));
+        assert!(Arc::ptr_eq(&first, permits[0].caller()), "it is in use");
+        drop(permits);
+        assert_eq!(limits.in_flight(), 0);
+    }
+}

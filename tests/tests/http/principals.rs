@@ -144,6 +144,27 @@ async fn repeated_cookie_is_no_principal() {
     assert_eq!(other.status, StatusCode::CREATED);
 }
 
+// F-944, S-982
+/// The service might read the other line, and each invented line would be another caller.
+#[tokio::test(start_paused = true)]
+async fn repeated_credential_is_no_principal() {
+    for header in ["authorization", "x-api-key"] {
+        let (app, effects) = creating(layer());
+        for lines in [
+            &[(header, "a"), (header, "b")][..],
+            &[(header, "a"), (header, "a")],
+            &[("x-auth-token", "c"), (header, "a"), (header, "b")],
+        ] {
+            let refused = send(&app, with(lines)).await;
+            assert_eq!(refused.status, StatusCode::BAD_REQUEST, "{lines:?}");
+            assert_eq!(refused.code(), "principal-ambiguous");
+        }
+        assert_eq!(effects.count(), 0);
+        let one = send(&app, with(&[(header, "a")])).await;
+        assert_eq!(one.status, StatusCode::CREATED);
+    }
+}
+
 // ---- What operators see ----
 
 /// Returns the counters and the log of `run`.

@@ -14,7 +14,7 @@ use tests::{
 };
 use tokio::{task::JoinHandle, time::sleep};
 use tower::ServiceExt;
-use tower_idempotency::{ConcurrentRequests, IdempotencyLayer, MemoryStore};
+use tower_idempotency::{ConcurrentRequests, IdempotencyLayer, MemoryStore, Principal};
 
 /// A POST of a caller with a credential of its own.
 fn by(caller: &str, key: &str, body: impl Into<Body>) -> Request<Body> {
@@ -381,25 +381,69 @@ async fn unread_replay_is_not_shared_with_next_record() {
 #[tokio::test(start_paused = true)]
 async fn invented_credential_gets_no_other_share() {
     bounded(async {
-        let world = World::new(|layer| layer.with_max_in_flight(16).with_host_in_scope(true));
-        let invented = |n: usize| {
-            let mut req = by("mallory", "k", "");
-            req.headers_mut().insert("x-api-key", n.into());
-            req.headers_mut().insert("host", n.into());
-            req
-        };
-        let mut running = Vec::new();
-        for n in 0..12 {
-            running.push(world.start(invented(n)).await);
+        let path = || Principal::from_fn(|head| Ok(Some(head.uri.path().as_bytes().to_vec())));
+        for principal in [
+            Principal::credentials(),
+            path().and(Principal::credentials()),
+        ] {
+            let world = World::new(|layer| {
+                layer
+                    .with_max_in_flight(16)
+                    .with_host_in_scope(true)
+                    .with_principal(principal)
+            });
+            let invented = |n: usize| {
+                let mut req = by("mallory", "k", "");
+                req.headers_mut().insert("x-api-key", n.into());
+                req.headers_mut().insert("host", n.into());
+                req
+            };
+            let mut running = Vec::new();
+            for n in 0..12 {
+                running.push(world.start(invented(n)).await);
+            }
+            assert_eq!(
+                world.effects.count(),
+                12,
+                "each credential has keys of its own"
+            );
+            assert_caller_limit(&send(&world.app, invented(12)).await);
+            running.extend(world.execute("bob", 2).await);
+            world.finish(running).await;
         }
-        assert_eq!(
-            world.effects.count(),
-            12,
-            "each credential has keys of its own"
-        );
-        assert_caller_limit(&send(&world.app, invented(12)).await);
-        running.extend(world.execute("bob", 2).await);
-        world.finish(running).await;
+    })
+    .await;
+}
+
+// F-945, S-980
+/// A caller that leaves large responses unread uses up the bytes. Its small requests are executed and recorded all the same.
+#[tokio::test(start_paused = true)]
+async fn small_bodies_pass_while_bytes_are_used_up() {
+    const MAX: usize = 1 << 20;
+    bounded(async {
+        let layer = IdempotencyLayer::new(MemoryStore::new())
+            .with_max_buffered(MAX, MAX)
+            .with_compression_above(usize::MAX);
+        let (app, effects) = app(layer, async |_, req: Request<Body>| {
+            let body = req.into_body().collect().await.expect("a body");
+            (StatusCode::CREATED, body.to_bytes().to_vec())
+        });
+        let large = |n: usize| by("alice", &n.to_string(), vec![b'x'; MAX / 8]);
+        let mut unread = Vec::new();
+        for n in 0..6 {
+            let Ok(res) = app.clone().oneshot(large(n)).await;
+            assert_eq!(res.status(), StatusCode::CREATED);
+            unread.push(res);
+        }
+        let too_much = send(&app, large(6)).await;
+        assert_eq!(too_much.status, StatusCode::CREATED);
+        assert_eq!(send(&app, large(6)).await.code(), "response-not-retained");
+        let small = || by("alice", "small", vec![b'y'; 1000]);
+        for is_replay in [false, true, true] {
+            let answer = send(&app, small()).await;
+            assert_eq!((answer.body.len(), answer.is_replay()), (1000, is_replay));
+        }
+        assert_eq!(effects.count(), 8);
     })
     .await;
 }

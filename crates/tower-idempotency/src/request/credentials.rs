@@ -2,23 +2,29 @@
 
 use http::{HeaderMap, HeaderName, header};
 
-use crate::{digest::FieldDigest, request::principal::Identity};
+use crate::{
+    digest::FieldDigest,
+    request::principal::{Identity, PrincipalError},
+};
 
 /// Adds all credential headers to `hash`, or the cookies if there is none. Returns what it found.
-pub(super) fn add_credentials(headers: &HeaderMap, hash: &mut FieldDigest) -> Identity {
-    match add_credential_headers(headers, hash) {
+pub(super) fn add_credentials(
+    headers: &HeaderMap,
+    hash: &mut FieldDigest,
+) -> Result<Identity, PrincipalError> {
+    Ok(match add_credential_headers(headers, hash)? {
         Identity::Anonymous if add_cookies(headers, hash) => Identity::Principal,
         identity => identity,
-    }
+    })
 }
 
-/// Adds the first credential header to `hash`: `Authorization` if the request has it, else the first one by name.
-pub(super) fn add_first_credential(headers: &HeaderMap, hash: &mut FieldDigest) {
-    if !add_header(headers, &header::AUTHORIZATION, hash)
-        && let Some(first) = credential_headers(headers).min_by_key(|name| name.as_str())
-    {
-        add_header(headers, first, hash);
-    }
+/// Adds the first credential header to `hash`: `Authorization` if the request has it, else the first one by name. Returns
+/// `false` if there is none.
+pub(super) fn add_first_credential(headers: &HeaderMap, hash: &mut FieldDigest) -> bool {
+    add_header(headers, &header::AUTHORIZATION, hash) > 0
+        || credential_headers(headers)
+            .min_by_key(|name| name.as_str())
+            .is_some_and(|first| add_header(headers, first, hash) > 0)
 }
 
 fn credential_headers(headers: &HeaderMap) -> impl Iterator<Item = &HeaderName> {
@@ -27,37 +33,46 @@ fn credential_headers(headers: &HeaderMap) -> impl Iterator<Item = &HeaderName> 
         .filter(|name| is_credential_header(name.as_str()))
 }
 
-/// Adds all values of a header, in order. Returns `false` if the request does not have the header.
-pub(super) fn add_header(headers: &HeaderMap, name: &HeaderName, hash: &mut FieldDigest) -> bool {
+/// Adds all values of a header, in order. Returns their number. Adds nothing if there is none.
+pub(super) fn add_header(headers: &HeaderMap, name: &HeaderName, hash: &mut FieldDigest) -> usize {
     let values = headers.get_all(name);
     let count = values.iter().count();
     if count == 0 {
-        return false;
+        return 0;
     }
     hash.field(b"header").field(name.as_str().as_bytes());
-    hash.field(&(count as u64).to_le_bytes());
+    hash.number(count);
     for value in values {
         hash.field(value.as_bytes());
     }
-    true
+    count
 }
 
 /// Adds the credential headers in the order of their names: clients and proxies may send them in another order.
-fn add_credential_headers(headers: &HeaderMap, hash: &mut FieldDigest) -> Identity {
+///
+/// Fails if a header has two lines: a client that adds an invented line to its own must not become another caller.
+fn add_credential_headers(
+    headers: &HeaderMap,
+    hash: &mut FieldDigest,
+) -> Result<Identity, PrincipalError> {
+    let mut add = |name| match add_header(headers, name, hash) {
+        0 | 1 => Ok(()),
+        _ => Err(PrincipalError::ambiguous(
+            "expected each header that identifies the caller once, found one twice",
+        )),
+    };
     let mut found = credential_headers(headers);
     let Some(first) = found.next() else {
-        return Identity::Anonymous;
+        return Ok(Identity::Anonymous);
     };
     if found.next().is_none() {
-        add_header(headers, first, hash);
-        return Identity::Principal;
+        add(first)?;
+        return Ok(Identity::Principal);
     }
     let mut names: Vec<_> = credential_headers(headers).collect();
     names.sort_unstable_by_key(|name| name.as_str());
-    for name in names {
-        add_header(headers, name, hash);
-    }
-    Identity::Combined
+    names.into_iter().try_for_each(add)?;
+    Ok(Identity::Combined)
 }
 
 /// Returns `true` if a header of this name, in lower case, authenticates callers and is the same in every retry.
@@ -89,7 +104,7 @@ fn add_cookies(headers: &HeaderMap, hash: &mut FieldDigest) -> bool {
     }
     cookies.sort_unstable();
     hash.field(b"cookies");
-    hash.field(&(cookies.len() as u64).to_le_bytes());
+    hash.number(cookies.len());
     for (name, value) in cookies {
         hash.field(name).field(value);
     }

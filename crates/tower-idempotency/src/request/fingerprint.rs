@@ -33,8 +33,7 @@ use crate::{
 pub struct FingerprintBy {
     method: FingerprintMethod,
     headers: Cow<'static, [HeaderName]>,
-    /// The [`filter_bit`] of each header.
-    filter: u64,
+    filter: NameFilter,
 }
 
 #[derive(Clone)]
@@ -144,7 +143,7 @@ impl FingerprintBy {
     #[must_use]
     pub fn and_header(mut self, name: HeaderName) -> Self {
         if !self.headers.contains(&name) {
-            self.filter |= filter_bit(&name);
+            self.filter.add(&name);
             self.headers.to_mut().push(name);
         }
         self
@@ -166,7 +165,8 @@ impl FingerprintBy {
         method: FingerprintMethod,
         headers: Cow<'static, [HeaderName]>,
     ) -> Self {
-        let filter = headers.iter().map(filter_bit).fold(0, |all, bit| all | bit);
+        let mut filter = NameFilter::default();
+        headers.iter().for_each(|name| filter.add(name));
         Self {
             method,
             headers,
@@ -229,7 +229,7 @@ impl FingerprintBy {
     /// Adds the headers of the list that the request has.
     fn add_headers(&self, head: &request::Parts, hash: &mut FieldDigest) {
         // Most requests have none. The filter is far cheaper than one lookup for each header of the list.
-        let is_listed = |name| self.filter & filter_bit(name) != 0 && self.headers.contains(name);
+        let is_listed = |name| self.filter.may_contain(name) && self.headers.contains(name);
         if head.headers.keys().any(is_listed) {
             for name in &*self.headers {
                 add_header(&head.headers, name, hash);
@@ -249,11 +249,29 @@ impl fmt::Debug for FingerprintBy {
     }
 }
 
-/// Returns one of 64 bits for the name. Names with different bits are different.
-fn filter_bit(name: &HeaderName) -> u64 {
-    let name = name.as_str().as_bytes();
-    let first = name.first().copied().unwrap_or_default();
-    1 << ((usize::from(first) * 7 + name.len()) % 64)
+/// A set of header names that never misses one of its names, and takes few others for one.
+#[derive(Clone, Default)]
+struct NameFilter([u64; 4]);
+
+impl NameFilter {
+    fn add(&mut self, name: &HeaderName) {
+        let (word, bit) = Self::place(name);
+        self.0[word] |= bit;
+    }
+
+    fn may_contain(&self, name: &HeaderName) -> bool {
+        let (word, bit) = Self::place(name);
+        self.0[word] & bit != 0
+    }
+
+    /// Returns the word and the bit of a name: a hash of its length and of three of its bytes.
+    fn place(name: &HeaderName) -> (usize, u64) {
+        let name = name.as_str().as_bytes();
+        let at = |index: usize| usize::from(name.get(index).copied().unwrap_or_default());
+        let (middle, last) = (at(name.len() / 2), at(name.len() - 1));
+        let hash = at(0) * 7 + middle * 29 + last * 89 + name.len() * 13;
+        (hash / 64 % 4, 1 << (hash % 64))
+    }
 }
 
 /// Creates the digest with which every ID begins. The principal and then the key are added to it.

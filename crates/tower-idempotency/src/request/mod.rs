@@ -17,7 +17,6 @@ use crate::{
     digest::{FieldDigest, Scope, VERSION},
     error::{Error, ErrorKind},
     request::{
-        credentials::add_first_credential,
         fingerprint::{host, key_id, media_type, new_scope, original_path_and_query},
         key::{KeyError, RequestKey},
         principal::{Identity, PrincipalError},
@@ -219,10 +218,10 @@ pub(crate) fn find_scope(
     // May reject the request, even if the key is that of all callers.
     let mut identity = rules.principal.add_to_scope(head, &mut hash)?;
     // The stores and the limits account for the caller, whatever the key. A client that adds an invented credential or host
-    // must not get another share.
+    // to its own must not get another share.
     let digest = if identity == Identity::Combined {
         let mut account = new_scope(rules.secret.as_ref(), &rules.namespace);
-        add_first_credential(&head.headers, &mut account);
+        rules.principal.add_account(head, &mut account)?;
         account.scope_digest()
     } else {
         hash.scope_digest()

@@ -8,7 +8,7 @@ use http::{HeaderName, Response, header, request};
 use crate::{
     digest::FieldDigest,
     error::{Error, ErrorKind},
-    request::credentials::{add_credentials, add_header, cookies},
+    request::credentials::{add_credentials, add_first_credential, add_header, cookies},
 };
 
 /// Sources of the principal, which identifies the caller of a request.
@@ -74,28 +74,51 @@ impl Identity {
     }
 }
 
+/// Use of a principal.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Purpose {
+    /// Separates the keys of callers. All credentials count.
+    Keys,
+    /// Separates the shares of callers that have several credentials. Only the first one counts.
+    Shares,
+}
+
 /// Reason why a request has no principal.
 pub(crate) enum PrincipalError {
     /// A required source found none.
     Missing(Box<Error>),
-    /// A cookie occurs twice.
+    /// A cookie or a credential header occurs twice.
     Ambiguous(Box<Error>),
     /// The closure of the application rejected the request with this response.
     Rejected(Box<Response<Bytes>>),
+}
+
+impl PrincipalError {
+    pub(super) fn ambiguous(detail: &'static str) -> Self {
+        Self::Ambiguous(Box::new(Error::new(ErrorKind::PrincipalAmbiguous, detail)))
+    }
 }
 
 impl Principal {
     /// Uses all credentials of the request: `Authorization` and the usual headers of API keys, or else the cookies. The
     /// default.
     ///
-    /// Callers that show different credentials never share a key. Only a request without any of them is anonymous.
+    /// Callers that show different credentials never share a key, with one exception: if a request has one of the headers,
+    /// its cookies do not count. Only a request without any of them is anonymous.
     ///
     /// - **Headers**: `Authorization`, and every header whose name ends with `api-key`, `apikey`, `api-token`, `access-key`,
     ///   `access-token`, `auth-token`, `client-cert`, `session-token` or `subscription-key`. In addition `Private-Token`,
     ///   `X-Auth-Key`, `X-Client-Secret`, `X-Figma-Token`, `X-Functions-Key`, `X-RapidAPI-Key` and `X-Vault-Token`. If a
-    ///   request has several of them, all count.
+    ///   request has several of them, all count. A request with two lines of one of them gets 400 `principal-ambiguous`,
+    ///   because the service might read the other line.
     /// - **Cookies**: all but those that well-known products use for analytics, consent, load balancing, bot detection and
-    ///   anti-forgery tokens. Their order does not count. They are ignored if the request has one of the headers.
+    ///   anti-forgery tokens. Their order does not count. They are ignored if the request has one of the headers: in an application of browsers behind
+    ///   a header that all users share, such as the password of a gateway or the key of a subscription, use the
+    ///   [`cookie`](Principal::cookie) of the session.
+    ///
+    /// Shares of the limits are counted by the first header, `Authorization` before the others, or by all the cookies. The
+    /// layer cannot see which of them the service verifies. If clients can invent one beside their own, or if all callers
+    /// have the same `Authorization`, name the source that identifies them.
     ///
     /// A credential that changes makes the caller a new principal: a retry with a refreshed token, a rotated session or
     /// another cookie that changed is a first-time request and executes again. The layer counts such retries in
@@ -228,7 +251,7 @@ impl Principal {
         head: &request::Parts,
         scope: &mut FieldDigest,
     ) -> Result<Identity, PrincipalError> {
-        let identity = self.add_to(head, scope)?;
+        let identity = self.add_to(head, Purpose::Keys, scope)?;
         match identity {
             Identity::Principal | Identity::Combined => {}
             Identity::Anonymous => {
@@ -244,29 +267,44 @@ impl Principal {
         Ok(identity)
     }
 
+    /// Adds the principal by which the stores and the limits account for a caller with [several](Identity::Combined)
+    /// credentials.
+    pub(crate) fn add_account(
+        &self,
+        head: &request::Parts,
+        account: &mut FieldDigest,
+    ) -> Result<(), PrincipalError> {
+        self.add_to(head, Purpose::Shares, account).map(drop)
+    }
+
     /// Adds the principal of this request to `hash`, with the name of its source: a cookie never equals a header. Sources
     /// without a name are distinguished by their position.
     fn add_to(
         &self,
         head: &request::Parts,
+        purpose: Purpose,
         hash: &mut FieldDigest,
     ) -> Result<Identity, PrincipalError> {
         let mut identity = Identity::Anonymous;
         for (position, source) in self.0.iter().enumerate() {
-            let position = (position as u64).to_le_bytes();
             match source {
                 Source::Unscoped => {
                     hash.field(b"unscoped");
                     return Ok(Identity::Principal);
                 }
                 Source::Credentials => {
-                    let found = add_credentials(&head.headers, hash);
+                    let is_for_shares = purpose == Purpose::Shares;
+                    let found = if is_for_shares && add_first_credential(&head.headers, hash) {
+                        Identity::Combined
+                    } else {
+                        add_credentials(&head.headers, hash)?
+                    };
                     if found.is_found() {
                         return Ok(found);
                     }
                 }
                 Source::Header(name) => {
-                    if add_header(&head.headers, name, hash) {
+                    if add_header(&head.headers, name, hash) > 0 {
                         return Ok(Identity::Principal);
                     }
                 }
@@ -278,25 +316,32 @@ impl Principal {
                 }
                 Source::Extension(principal) => match principal(head) {
                     Some(value) => {
-                        hash.field(b"extension").field(&position).field(&value);
+                        hash.field(b"extension").number(position).field(&value);
                         return Ok(Identity::Principal);
                     }
                     None => identity = Identity::Missing,
                 },
                 Source::Custom(principal) => {
                     if let Some(value) = principal(head).map_err(PrincipalError::Rejected)? {
-                        hash.field(b"custom").field(&position).field(&value);
+                        hash.field(b"custom").number(position).field(&value);
                         return Ok(Identity::Principal);
                     }
                 }
                 Source::Both(pair) => {
                     let mut pair_hash = hash.clone();
-                    pair_hash.field(b"both").field(&position);
-                    if pair.0.add_to(head, &mut pair_hash)?.is_found()
-                        && pair.1.add_to(head, &mut pair_hash)?.is_found()
-                    {
-                        *hash = pair_hash;
-                        return Ok(Identity::Principal);
+                    pair_hash.field(b"both").number(position);
+                    let first = pair.0.add_to(head, purpose, &mut pair_hash)?;
+                    if first.is_found() {
+                        let second = pair.1.add_to(head, purpose, &mut pair_hash)?;
+                        if second.is_found() {
+                            *hash = pair_hash;
+                            let is_combined = [first, second].contains(&Identity::Combined);
+                            return Ok(if is_combined {
+                                Identity::Combined
+                            } else {
+                                Identity::Principal
+                            });
+                        }
                     }
                     identity = Identity::Missing;
                 }
@@ -331,10 +376,9 @@ fn cookie<'a>(head: &'a request::Parts, name: &str) -> Result<Option<&'a [u8]>, 
         .map(|(_, value)| value);
     let value = values.next();
     if values.next().is_some() {
-        return Err(PrincipalError::Ambiguous(Box::new(Error::new(
-            ErrorKind::PrincipalAmbiguous,
+        return Err(PrincipalError::ambiguous(
             "expected the cookie that identifies the caller once, found it twice",
-        ))));
+        ));
     }
     Ok(value)
 }

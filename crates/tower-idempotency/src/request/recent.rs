@@ -1,9 +1,11 @@
 //! Requests that this process saw recently, to notice a retry under another principal.
 
 use std::{
-    hash::{BuildHasher, RandomState},
+    hash::BuildHasher,
     sync::atomic::{AtomicU64, Ordering::Relaxed},
 };
+
+use hashbrown::DefaultHashBuilder;
 
 use crate::{
     request::key::IdempotencyKey,
@@ -20,7 +22,7 @@ const SLOTS: usize = 4096;
 /// client that fills the table makes the layer miss changes, and nothing else. Two requests that meet in a slot are mistaken
 /// for each other once in 2^32 times.
 pub(crate) struct RecentRequests {
-    hasher: RandomState,
+    hasher: DefaultHashBuilder,
     /// Hides the IDs in the slots.
     mask: u64,
     slots: Box<[AtomicU64]>,
@@ -28,7 +30,7 @@ pub(crate) struct RecentRequests {
 
 impl Default for RecentRequests {
     fn default() -> Self {
-        let hasher = RandomState::new();
+        let hasher = DefaultHashBuilder::default();
         Self {
             mask: hasher.hash_one("mask"),
             hasher,

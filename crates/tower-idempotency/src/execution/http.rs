@@ -223,14 +223,10 @@ fn acquire_lease<B: http_body::Body>(
             .map_err(|error| rejected(&store_unavailable(&config.response, error)))?;
         drop(content);
         let shared = &context.shared;
-        match &key {
-            RequestKey::Sent(key) | RequestKey::Named(key, _) => {
-                head.extensions.insert(key.clone());
-            }
-            RequestKey::Derived => {
-                head.extensions.remove::<IdempotencyKey>();
-            }
-        }
+        let handler_key = match &key {
+            RequestKey::Sent(key) | RequestKey::Named(key, _) => Some(key.clone()),
+            RequestKey::Derived => None,
+        };
         if let RequestKey::Sent(key) = &key
             && shared.recent_requests.has_other_principal(key, &claim)
         {
@@ -289,6 +285,10 @@ fn acquire_lease<B: http_body::Body>(
                 }
             },
         };
+        match handler_key {
+            Some(key) => drop(head.extensions.insert(key)),
+            None => drop(head.extensions.remove::<IdempotencyKey>()),
+        }
         Ok((Request::from_parts(head, body), admitted))
     }
 }

@@ -227,13 +227,16 @@ fn response(payload: &Bytes, fields: Payload<'_>) -> Result<StoredResponse, Reco
     })
 }
 
+/// Number of lines that a replay adds: its marker, and the length of its body.
+const REPLAY_LINES: usize = 2;
+
 fn header_map(
     payload: &Bytes,
     Lines(lines): &Lines<'_>,
     sensitive: &[bool],
 ) -> Result<HeaderMap, RecordError> {
     let too_many = |_| Problem::HeaderLines { limit: MAX_LINES };
-    let mut map = HeaderMap::try_with_capacity(lines.len()).map_err(too_many)?;
+    let mut map = HeaderMap::try_with_capacity(lines.len() + REPLAY_LINES).map_err(too_many)?;
     for ((name, value), sensitive) in lines.iter().zip(sensitive) {
         let name = HeaderName::from_lowercase(name.as_bytes()).map_err(|_| Problem::HeaderName)?;
         // A record must not frame a message, whichever program wrote it.

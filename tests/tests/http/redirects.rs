@@ -6,10 +6,7 @@ use axum::{
     response::{IntoResponse, Response},
     routing::{get, post},
 };
-use bytes::Bytes;
-use http::{Request, StatusCode, Uri, header};
-use http_body_util::{BodyExt, Full};
-use hyper_util::{client::legacy::Client, rt::TokioExecutor};
+use http::{Request, StatusCode, header};
 use tests::{Effects, created, wire::Server};
 use tokio::process::Command;
 use tower_idempotency::{IdempotencyLayer, MemoryStore, Preset};
@@ -21,23 +18,20 @@ const PRESETS: [Preset; 4] = [
     Preset::Idempo,
 ];
 
-/// Limit of most clients, such as reqwest.
-const MAX_REDIRECTS: usize = 10;
-
 #[derive(Clone, Copy, Debug)]
 enum Follower {
     Curl,
-    Hyper,
+    Reqwest,
 }
 
-const FOLLOWERS: [Follower; 2] = [Follower::Curl, Follower::Hyper];
+const FOLLOWERS: [Follower; 2] = [Follower::Curl, Follower::Reqwest];
 
 impl Follower {
     /// Posts an order, follows the redirects, and returns the status of the last response.
     async fn order(self, url: &str) -> StatusCode {
         match self {
             Self::Curl => curl(url).await,
-            Self::Hyper => follow(url).await,
+            Self::Reqwest => reqwest(url).await,
         }
     }
 }
@@ -45,12 +39,7 @@ impl Follower {
 async fn curl(url: &str) -> StatusCode {
     let mut curl = Command::new("curl");
     curl.args(["--silent", "--show-error", "--noproxy", "*", "--location"]);
-    curl.args([
-        "--max-redirs",
-        &MAX_REDIRECTS.to_string(),
-        "--max-time",
-        "20",
-    ]);
+    curl.args(["--max-redirs", "10", "--max-time", "20"]);
     curl.args(["--header", "idempotency-key: \"k\"", "--data", "order"]);
     curl.args(["--output", "/dev/null", "--write-out", "%{http_code}", url]);
     let output = curl.output().await.expect("curl is installed");
@@ -58,39 +47,11 @@ async fn curl(url: &str) -> StatusCode {
     status.parse().expect("a status")
 }
 
-/// Follows redirects by the rules of fetch and reqwest: 301, 302 and 303 become a GET; 307 and 308 repeat the request.
-async fn follow(url: &str) -> StatusCode {
-    let client = Client::builder(TokioExecutor::new()).build_http::<Full<Bytes>>();
-    let mut uri: Uri = url.parse().expect("a URL");
-    let mut repeated = true;
-    for _ in 0..=MAX_REDIRECTS {
-        let req = if repeated {
-            let req = Request::post(&uri).header("idempotency-key", "\"k\"");
-            req.header(header::CONTENT_TYPE, "text/plain")
-                .body(Full::from("order"))
-        } else {
-            Request::get(&uri).body(Full::default())
-        };
-        let res = client.request(req.expect("a request")).await;
-        let (head, body) = res.expect("a response").into_parts();
-        body.collect().await.expect("a complete body");
-        let Some(location) = head.headers.get(header::LOCATION) else {
-            return head.status;
-        };
-        match head.status.as_u16() {
-            301..=303 => repeated = false,
-            307 | 308 => {}
-            _ => return head.status,
-        }
-        let location = location.to_str().expect("text");
-        uri = match location.strip_prefix('/') {
-            Some(_) => format!("http://{}{location}", uri.authority().expect("a host")),
-            None => location.to_owned(),
-        }
-        .parse()
-        .expect("a URL");
-    }
-    StatusCode::LOOP_DETECTED
+async fn reqwest(url: &str) -> StatusCode {
+    let client = reqwest::Client::builder().no_proxy().build();
+    let order = client.expect("a client").post(url).body("order");
+    let sent = order.header("idempotency-key", "\"k\"").send().await;
+    sent.expect("a response").status()
 }
 
 fn layer(preset: Preset) -> IdempotencyLayer {

@@ -84,7 +84,8 @@ impl Orphan {
         &self.lease
     }
 
-    /// Returns the method and the path of the request, such as `POST /rides`, without the query and cut at 128 bytes.
+    /// Returns the method and the route of the request, such as `POST /rides/{id}`, cut at 128 bytes. Without a route, the
+    /// path without the query.
     #[must_use]
     pub fn operation(&self) -> &str {
         &self.operation
@@ -286,7 +287,10 @@ impl SweepStats {
             Some(Ok(Ok(OrphanOutcome::Failed))) => self.failed += 1,
             Some(Ok(Err(error))) => {
                 self.failed += 1;
-                return !matches!(error.kind(), ErrorKind::Draining | ErrorKind::Overloaded);
+                return !matches!(
+                    error.kind(),
+                    ErrorKind::Draining | ErrorKind::Overloaded | ErrorKind::CallerLimit
+                );
             }
             Some(Err(_panic)) => {
                 tracing::error!("orphan recovery panicked");

@@ -38,6 +38,7 @@
 //! | `cluster` | `RedisOptions::connect_cluster` |
 //! | `sentinel` | `RedisOptions::connect_sentinel` |
 //! | `deadpool` | `RedisOptions::connect_pool`, for a connection pool of the application |
+//! | `metrics` | a gauge of the eviction policy through the `metrics` facade |
 //! | `tls` | `rediss://`, through rustls with the system's certificates |
 //!
 //! Other connections, such as a Unix socket or custom certificates, need a client of the [`redis`] crate: see

@@ -119,11 +119,12 @@
 //! |---|---|---|
 //! | `axum` | yes | no extractors, and no original path of requests below `Router::nest`: nested routes with equal inner paths look like one route; operators see paths in place of routes |
 //! | `metrics` | no | no counters, gauges and histograms through the `metrics` facade, as listed in `docs/operations/metrics-and-alarms.md` |
+//! | `rate` | no | no [`with_fresh_key_rate`](IdempotencyLayer::with_fresh_key_rate): callers within their share send fresh keys at any rate |
 //! | `conformance` | no | no conformance suite for implementors of a [`Store`] |
 //!
 //! # Scope of this crate
 //!
-//! The crate does not retry requests; the client does. It does not order requests, limit their rate or authenticate callers.
+//! The crate does not retry requests; the client does. It does not order requests or authenticate callers.
 //! It does not interpret requests: two different keys are two requests, even if their content is equal.
 
 #![cfg_attr(docsrs, feature(doc_cfg))]

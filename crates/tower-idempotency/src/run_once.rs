@@ -119,6 +119,8 @@ impl IdempotencyLayer {
     ///
     /// - [`StoreUnavailable`](crate::ErrorKind::StoreUnavailable) if no lease could be acquired or the record cannot be read.
     /// - [`Overloaded`](crate::ErrorKind::Overloaded) and [`Draining`](crate::ErrorKind::Draining), as for requests.
+    /// - [`CallerLimit`](crate::ErrorKind::CallerLimit) if calls outside HTTP, which are one caller, use up their share of a
+    ///   limit.
     ///
     /// The work did not run now. The exception is work that committed a record that is not a `T`: that record cannot be read.
     ///
@@ -128,7 +130,8 @@ impl IdempotencyLayer {
     ///
     /// # Panics
     ///
-    /// If `work` panics, after [`with_failure`](Self::with_failure) was applied to its key. Also if the future is polled outside a Tokio runtime.
+    /// If `work` panics, after [`with_failure`](Self::with_failure) was applied to its key. Also if the future is polled
+    /// outside a Tokio runtime.
     ///
     /// # Cancellation
     ///
@@ -284,7 +287,7 @@ where
             let lease = &execution.lease;
             let handle = lease.handle();
             let result = {
-                let _timer = HandlerTimer(telemetry::start());
+                let _timer = telemetry::HandlerTimer::start();
                 work(handle).await
             };
             // An error may contradict the commit that the work reported.
@@ -342,15 +345,6 @@ where
             replayed(rules, &id, &record)
         }
         Finished::Stored(_) | Finished::Unknown { .. } => unconfirmed(rules, result),
-    }
-}
-
-/// Measures the time of the work, also if it panics.
-struct HandlerTimer(telemetry::Started);
-
-impl Drop for HandlerTimer {
-    fn drop(&mut self) {
-        telemetry::handler_time(self.0);
     }
 }
 

@@ -52,6 +52,8 @@ impl IdempotencyLayer {
     ///
     /// - [`StoreUnavailable`](crate::ErrorKind::StoreUnavailable) if no lease could be acquired.
     /// - [`Overloaded`](crate::ErrorKind::Overloaded) and [`Draining`](crate::ErrorKind::Draining), as for requests.
+    /// - [`CallerLimit`](crate::ErrorKind::CallerLimit) if calls outside HTTP, which are one caller, use up their share of a
+    ///   limit.
     ///
     /// The work did not run now.
     ///

@@ -265,8 +265,19 @@ pub(crate) fn in_flight(change: f64) {
     let _ = change;
 }
 
-pub(crate) fn handler_time(started: Started) {
-    observe!("idempotency_handler_seconds", started.elapsed());
+/// Measures the time of a handler until it is dropped, also if the handler panics.
+pub(crate) struct HandlerTimer(Started);
+
+impl HandlerTimer {
+    pub(crate) fn start() -> Self {
+        Self(start())
+    }
+}
+
+impl Drop for HandlerTimer {
+    fn drop(&mut self) {
+        observe!("idempotency_handler_seconds", self.0.elapsed());
+    }
 }
 
 pub(crate) fn store_time(operation: &'static str, started: Started) {

@@ -19,7 +19,7 @@ pub struct Entry {
     pub id: KeyId,
     /// Host and process that acquired the lease last.
     pub owner: String,
-    /// Operation being executed: method and path, or `run_once`.
+    /// Operation being executed: method and route, or `run_once`.
     pub operation: String,
     /// Generation of the lease: 1, plus one for each takeover.
     pub generation: u64,

@@ -136,9 +136,9 @@ impl Store for MapStore {
     ) -> Result<(), StoreError> {
         self.step(lease.id, |found, now| {
             match found {
-                Some(Entry {
-                    token: Some(token), ..
-                }) if *token != lease.token => return Err(StoreError::LeaseLost),
+                Some(Entry { token, .. }) if *token != Some(lease.token) => {
+                    return Err(StoreError::LeaseLost);
+                }
                 Some(Entry {
                     state: State::Completed { .. },
                     ..

@@ -23,7 +23,7 @@ use crate::{
         Disposition, encode_oversized_value, strip_reason, tombstone_or_release,
     },
     retry::Backoff,
-    store::{Claim, LeaseRef, Ttl},
+    store::{Claim, KeyId, LeaseRef, Ttl},
     store_client::{CompleteOutcome, RenewOutcome, StoreClient},
     telemetry,
 };
@@ -84,7 +84,9 @@ impl Execution {
     pub(super) async fn release_without_record(self, reason: &'static str) -> Finished {
         match self.lease.close() {
             CommitOutcome::NotAttempted if self.lease.must_keep_life() => {
-                self.leave_orphan(reason).await
+                // A retry takes the key at once, as after a release.
+                self.leave_orphan(|id| telemetry::released(id, reason))
+                    .await
             }
             CommitOutcome::NotAttempted => {
                 self.release(reason).await;
@@ -208,7 +210,10 @@ impl Execution {
                 self.release_without_record(failure.name()).await
             }
             ExecutionFailure::Release => self.release_without_record(failure.name()).await,
-            ExecutionFailure::Orphan => Box::pin(self.leave_orphan(failure.name())).await,
+            ExecutionFailure::Orphan => {
+                let report = |id: &KeyId| telemetry::orphan_left(id, failure.name());
+                Box::pin(self.leave_orphan(report)).await
+            }
             ExecutionFailure::NeedsAttention => {
                 let record = failure.into_record(self.lease.id());
                 Box::pin(self.finish(record)).await
@@ -216,13 +221,13 @@ impl Execution {
         }
     }
 
-    /// Leaves the key as an orphan at once. If the store fails, the lease expires by itself.
-    async fn leave_orphan(self, reason: &'static str) -> Finished {
+    /// Leaves the key as an orphan at once, and reports it. If the store fails, the lease expires by itself.
+    async fn leave_orphan(self, report: impl FnOnce(&KeyId)) -> Finished {
         // No later renewal may extend the lease again.
         self.lease.set_finished();
         let (store, timeout) = (self.lease.store(), self.lease.store_timeout());
         match store.renew(&self.lease.reference, Ttl::MIN, timeout).await {
-            RenewOutcome::Renewed => telemetry::orphan_left(self.lease.id(), reason),
+            RenewOutcome::Renewed => report(self.lease.id()),
             RenewOutcome::LeaseLost if !self.lease.has_unacknowledged_commit() => {
                 self.lease.mark_lost();
             }

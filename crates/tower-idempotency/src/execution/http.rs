@@ -306,8 +306,11 @@ pub(crate) fn run_handler<R: http_body::Body, E>(
         let lease = execution.lease.handle();
         let (result, finished) = execution
             .run(async |execution| {
-                let started = telemetry::start();
-                let mut res = match call.await {
+                let result = {
+                    let _timer = telemetry::HandlerTimer::start();
+                    call.await
+                };
+                let mut res = match result {
                     Ok(res) => res,
                     Err(error) => {
                         let closed = execution.lease.close();
@@ -317,7 +320,6 @@ pub(crate) fn run_handler<R: http_body::Body, E>(
                         };
                     }
                 };
-                telemetry::handler_time(started);
                 let is_committed = res.extensions_mut().remove::<CommittedResponse>().is_some();
                 let closed = execution.lease.close();
                 if let Some(record) = execution.committed(closed, is_committed).await {

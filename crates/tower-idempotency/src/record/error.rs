@@ -82,7 +82,7 @@ impl fmt::Display for RecordError {
                 f.write_str("expected a code of 1 to 64 of a-z, 0-9 and -, found something else")
             }
             Problem::Reason => {
-                f.write_str("expected one of the reasons too_large and streamed, found another")
+                f.write_str("expected one of the reasons too_large, streamed and panicked, found another")
             }
             Problem::Status { found } => {
                 write!(f, "expected a status from 100 to 999, found {found}")

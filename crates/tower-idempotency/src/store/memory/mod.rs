@@ -42,8 +42,9 @@ mod tests;
 /// principal that holds most, the soonest to expire first. Principals are compared in 1,024 groups, by the
 /// [scope](Claim::scope) of their claims. If no group holds more than 1/64 of the store, the records of the new entry's
 /// shard that expire first are evicted. The store never evicts a lease or an orphan. An eviction before the expiry is
-/// counted in `idempotency_memory_evicted_total` and logged at most once a minute. A store full of them returns [`StoreError::Backend`] with [`MemoryFull`] as its source. The store checks
-/// expiry at every access. Later writes remove a few other expired entries each; no background task runs.
+/// counted in `idempotency_memory_evicted_total` and logged at most once a minute. A store full of leases and orphans returns
+/// [`StoreError::Backend`] with [`MemoryFull`] as its source. The store checks expiry at every access. Later writes remove a
+/// few other expired entries each; no background task runs.
 ///
 /// The store does not store `owner` and `operation` of a [`Claim`].
 ///

@@ -129,7 +129,7 @@ const FLOWS: [(&str, StartFlow); 47] = [
     ("needs attention beside a commit, later", || {
         Box::pin(in_doubt(Fate::HangAfter, 3))
     }),
-    ("never recorded, nor told", || {
+    ("never recorded, and no reply", || {
         Box::pin(neither_recorded_nor_told())
     }),
     ("panic", || Box::pin(panicking())),
@@ -907,7 +907,7 @@ fn unstored_attention_is_not_counted_later() {
 // S-313
 #[test]
 fn undelivered_response_is_not_counted() {
-    let found = counted(flow("never recorded, nor told"));
+    let found = counted(flow("never recorded, and no reply"));
     assert!(
         found["idempotency_store_error_total{operation=complete}"] > 3.0,
         "it was tried"
@@ -1046,6 +1046,11 @@ fn times_and_sizes_are_observed() {
     assert_eq!(found["idempotency_store_seconds{operation=release}"], 1.0);
     assert_eq!(found["idempotency_handler_seconds"], 1.0);
     assert!(!found.contains_key("idempotency_record_bytes"));
+    // A handler that fails takes time as well.
+    for name in ["panic", "committed, then an error"] {
+        let found = counted(flow(name));
+        assert_eq!(found["idempotency_handler_seconds"], 1.0, "{name}");
+    }
 }
 
 #[test]

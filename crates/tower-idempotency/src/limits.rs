@@ -226,16 +226,18 @@ impl Totals {
 
 impl Caller {
     /// Returns a permit for one request, of at most `max` in the layer.
-    pub(crate) fn admit(self: &Arc<Self>, max: usize) -> Result<InFlightPermit, AdmissionError> {
-        let permit = self.take(Resource::Arriving, 1, max).map(|()| {
+    pub(crate) fn admit(self: Arc<Self>, max: usize) -> Result<InFlightPermit, AdmissionError> {
+        let taken = self.take(Resource::Arriving, 1, max);
+        // The request is counted before the flag is read: either it sees the drain, or the drain waits for it.
+        let is_draining = self.totals.draining.load(Ordering::SeqCst);
+        let permit = taken.map(|()| {
             telemetry::in_flight(1.0);
             InFlightPermit {
-                caller: Arc::clone(self),
+                caller: self,
                 stage: Resource::Arriving,
             }
         });
-        // The request is counted before the flag is read: either it sees the drain, or the drain waits for it.
-        if self.totals.draining.load(Ordering::SeqCst) {
+        if is_draining {
             return Err(AdmissionError::Draining);
         }
         permit

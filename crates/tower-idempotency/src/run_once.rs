@@ -205,7 +205,7 @@ impl IdempotencyLayer {
         let (key, fingerprint) = (key.as_ref(), fingerprint.as_ref());
         let claim = build_claim(&config.request, terms, key, fingerprint)
             .map_err(|error| store_unavailable(&config.response, error))?;
-        let detach = Detach::new(caller);
+        let detach = Detach::new(Arc::clone(permit.caller()));
         detach.arm();
         let attempt = Attempt {
             claim,

@@ -99,7 +99,7 @@ impl IdempotencyLayer {
             owner: terms.owner,
             ..claim
         };
-        let detach = Detach::new(caller);
+        let detach = Detach::new(Arc::clone(permit.caller()));
         detach.arm();
         let run = async move {
             let attempt = Attempt {

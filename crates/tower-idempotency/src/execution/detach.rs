@@ -35,6 +35,11 @@ impl Detach {
         })
     }
 
+    /// Returns the caller of the request.
+    pub(crate) fn caller(&self) -> &Arc<Caller> {
+        &self.caller
+    }
+
     /// Arms the switch: from now on a dropped future continues in a background task.
     pub(crate) fn arm(&self) {
         self.origin

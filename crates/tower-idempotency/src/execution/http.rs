@@ -236,7 +236,6 @@ fn acquire_lease<B: http_body::Body>(
         detach.arm();
 
         let id = claim.id;
-        let caller = Arc::clone(permit.caller());
         let outcome = Attempt {
             claim,
             key: Some(key),
@@ -263,7 +262,8 @@ fn acquire_lease<B: http_body::Body>(
             }
             AcquireOutcome::Orphaned { .. } => return Err(rejected(&outcome_unknown())),
             AcquireOutcome::Completed(record) => {
-                let buffer = caller.response_bytes(config.limits.max_response_bytes);
+                let max = config.limits.max_response_bytes;
+                let buffer = detach.caller().response_bytes(max);
                 let unread = &context.shared.unread_replays;
                 let replayed = unread.replay(&config.response, buffer, &id, &record);
                 return Err(Box::new(replayed));

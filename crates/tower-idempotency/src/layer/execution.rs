@@ -1,0 +1,113 @@
+//! Setters about executions: duplicates, leases, orphans and the store.
+
+use std::time::Duration;
+
+use crate::{
+    execution::rules::{ConcurrentRequests, ExecutionFailure, StoreFailure},
+    layer::IdempotencyLayer,
+    store::{OrphanPolicy, Ttl},
+};
+
+/// Concurrency: duplicates that arrive while the first request is executed.
+impl IdempotencyLayer {
+    /// Sets the response to a duplicate that arrives while the first request is executed. Default:
+    /// [`ConcurrentRequests::Conflict`].
+    ///
+    /// A long [`ConcurrentRequests::Wait`] holds connections and memory as long as a slow handler runs. Limit them with
+    /// [`with_max_waiters`](Self::with_max_waiters).
+    pub fn with_concurrent_requests(self, concurrent_requests: ConcurrentRequests) -> Self {
+        self.set(|config| config.execution.concurrent_requests = concurrent_requests)
+    }
+
+    /// Sets how many requests may wait with [`ConcurrentRequests::Wait`], for one key and in total. Default: 64 and 1,024
+    /// requests.
+    ///
+    /// Further duplicates get 409 at once. If the numbers are too high, waiting requests use up memory: each one holds its
+    /// connection and its body.
+    pub fn with_max_waiters(self, per_key: usize, total: usize) -> Self {
+        self.set(|config| {
+            config.execution.waiters_per_key = per_key;
+            config.execution.waiters = total;
+        })
+    }
+}
+
+/// Lease and orphans.
+impl IdempotencyLayer {
+    /// Sets the duration of a lease. Default: 15 s.
+    ///
+    /// The layer renews a lease every third of its duration (5 s) as long as the handler runs, even if it never finishes.
+    ///
+    /// If the lease is too short, a paused process or a slow store loses it, and the request executes twice. If it is too
+    /// long, a key stays blocked that long after a crash. Use less than 1 s only in tests.
+    pub fn with_lease_ttl(self, ttl: Ttl) -> Self {
+        self.set(|config| config.execution.lease_ttl = ttl)
+    }
+
+    /// Sets the treatment of orphans: keys whose execution ended without an outcome, for example in a crash. Default:
+    /// [`OrphanPolicy::TakeOver`].
+    ///
+    /// - [`OrphanPolicy::TakeOver`] is at-least-once: a retry executes again, and the effect may happen twice.
+    /// - [`OrphanPolicy::Refuse`] is at-most-once: retries get 409 until the orphan expires, and an operator must find out
+    ///   what happened. A failed execution leaves an orphan too, unless [`with_failure`](Self::with_failure) changes that.
+    ///
+    /// The policy of the process that receives the retry applies. Orphans execute again as long as one process on the store
+    /// uses [`OrphanPolicy::TakeOver`].
+    pub fn with_orphan_policy(self, policy: OrphanPolicy) -> Self {
+        self.set(|config| config.execution.orphan_policy = policy)
+    }
+
+    /// Sets the state in which a failed execution leaves its key: after a panic of the handler, an error of the inner service,
+    /// or a response body that fails. Default: [`ExecutionFailure::Release`], and [`ExecutionFailure::Orphan`] with
+    /// [`OrphanPolicy::Refuse`].
+    ///
+    /// For [`run_once`](Self::run_once) the setting applies to panics only. [`WorkError`](crate::run_once::WorkError) decides
+    /// about errors.
+    ///
+    /// With [`ExecutionFailure::Release`], a handler that fails after its effect has the effect once for each retry. That
+    /// includes [`OrphanPolicy::Refuse`]. With the other values, a handler that fails before its effect blocks its key: as
+    /// an orphan under [`OrphanPolicy::Refuse`], or until an operator resolves it.
+    ///
+    /// A response with a status that is not recorded, such as a 500, is no failure: the key is released.
+    pub fn with_failure(self, failure: ExecutionFailure) -> Self {
+        self.set(|config| config.execution.failure = Some(failure))
+    }
+
+    /// Sets how long the layer keeps an orphan. Default: the [retention](Self::with_retention) (24 h).
+    ///
+    /// Each attempt to execute the orphan restarts the period. An orphan that is retried more often than this never expires.
+    ///
+    /// If the value is shorter than the time in which clients retry, a late retry executes again, without a takeover. This
+    /// applies to [`OrphanPolicy::Refuse`] too.
+    pub fn with_orphan_retention(self, retention: Ttl) -> Self {
+        self.set(|config| config.execution.orphan_retention = Some(retention))
+    }
+}
+
+/// Store: timeouts and outages.
+impl IdempotencyLayer {
+    /// Sets the timeout of one store call. Default: 2 s.
+    ///
+    /// The layer tries to acquire, complete or release at most three times, in at most 4 s (2 x timeout). A renewal takes at
+    /// most a third of the lease.
+    ///
+    /// | the response is delayed by at most | if |
+    /// |---|---|
+    /// | 4 s (2 x timeout) | the layer stores the record or releases the key |
+    /// | 12 s (6 x timeout) | the lease is lost, or a commit of the handler is unacknowledged |
+    /// | 4 s more | the store rejects the record as too large |
+    ///
+    /// If the timeout is too short, a slow store counts as an outage. If it is too long, requests pile up during an outage.
+    pub fn with_store_timeout(self, timeout: Duration) -> Self {
+        self.set(|config| config.execution.store_timeout = timeout)
+    }
+
+    /// Sets the treatment of requests that get no lease because the store fails. Default: [`StoreFailure::Refuse`].
+    ///
+    /// With the default, an outage of the store is an outage of the covered routes. With
+    /// [`StoreFailure::DangerouslyExecuteUnprotected`], retries during an outage execute again. The setting does not apply to
+    /// [`run_once`](Self::run_once), which always returns an error.
+    pub fn with_store_failure(self, failure: StoreFailure) -> Self {
+        self.set(|config| config.execution.store_failure = failure)
+    }
+}

@@ -1,0 +1,273 @@
+//! Setters about requests: which are covered, their key, and which are the same.
+
+use std::{ops::RangeInclusive, sync::Arc};
+
+use http::{HeaderName, Method, request};
+
+use crate::{
+    digest::Secret,
+    error::ConfigError,
+    layer::IdempotencyLayer,
+    request::fingerprint::FingerprintBy,
+    request::key::{IDEMPOTENCY_KEY, KeySyntax},
+    request::principal::Principal,
+    request::rules::{KeyFrom, KeyReuse, KeyScope, MissingKey},
+};
+
+/// Requests that the layer covers.
+impl IdempotencyLayer {
+    /// Sets the methods that the layer covers. Default: all but GET, HEAD, OPTIONS, TRACE and QUERY.
+    ///
+    /// HEAD always passes through. CONNECT, gRPC and upgrades to another protocol pass through only if keys are optional: with
+    /// [`MissingKey::PassThrough`] and a key from a header. gRPC is HTTP/2 with the media type `application/grpc` or
+    /// `application/grpc+..`, but not `+json`. An upgrade is HTTP/1.1 with `Connection: upgrade`.
+    ///
+    /// If keys are required, put gRPC services and tunnels on routes without the layer, or exclude them with
+    /// [`with_skip`](Self::with_skip). The layer reads a request body to its end, which such a stream does not have.
+    ///
+    /// The layer counts requests with a key that pass through in `idempotency_passed_through_total`.
+    ///
+    /// If a method is missing, requests with it execute on every retry. An empty list disables all protection.
+    pub fn with_methods(self, methods: impl IntoIterator<Item = Method>) -> Self {
+        let methods: Vec<_> = methods.into_iter().collect();
+        self.with_methods_where(move |method| methods.contains(method))
+    }
+
+    /// Sets the predicate that returns `true` for the methods that the layer covers. Default: see
+    /// [`with_methods`](Self::with_methods).
+    ///
+    /// If it returns `false` for an unsafe method, requests with that method execute on every retry.
+    pub fn with_methods_where(
+        self,
+        is_covered: impl Fn(&Method) -> bool + Send + Sync + 'static,
+    ) -> Self {
+        self.set(|config| config.request.methods = Arc::new(is_covered))
+    }
+
+    /// Sets a predicate that returns `true` for requests that pass through, with or without a key. Default: none.
+    ///
+    /// Use it to disable the layer at run time, or for routes that need no protection. Below `Router::nest`, use the path
+    /// from [`original_path_and_query`](crate::original_path_and_query).
+    ///
+    /// If the predicate returns `true` for too many requests, their retries execute again, without any warning.
+    pub fn with_skip(self, skip: impl Fn(&request::Parts) -> bool + Send + Sync + 'static) -> Self {
+        self.set(|config| config.request.skip = Some(Arc::new(skip)))
+    }
+}
+
+/// Key: its source, its form, and requests without one.
+impl IdempotencyLayer {
+    /// Sets the header that carries the key. Default: [`IDEMPOTENCY_KEY`].
+    ///
+    /// A request with several lines of this header gets 400. Replaces a source that
+    /// [`with_key_from`](Self::with_key_from) has set.
+    ///
+    /// Requests without this header count as requests without a key. If clients already send another header, set that one
+    /// as the [alias](Self::with_header_alias).
+    pub fn with_header(self, name: HeaderName) -> Self {
+        self.set(|config| {
+            let alias = match &config.request.key_from {
+                KeyFrom::Header { alias, .. } => alias.clone(),
+                KeyFrom::Service { .. } => None,
+            };
+            config.request.key_from = KeyFrom::Header { name, alias };
+        })
+    }
+
+    /// Sets a second header, which is read if the first one is absent. Default: none.
+    ///
+    /// The same value in either header is the same key. Replaces a source that [`with_key_from`](Self::with_key_from) has
+    /// set; the first header is then [`IDEMPOTENCY_KEY`].
+    ///
+    /// Do not use a header that a proxy generates for each attempt, such as a request ID. Every retry would have a new key
+    /// and execute again.
+    pub fn with_header_alias(self, alias: HeaderName) -> Self {
+        self.set(|config| {
+            let name = match &config.request.key_from {
+                KeyFrom::Header { name, .. } => name.clone(),
+                KeyFrom::Service { .. } => IDEMPOTENCY_KEY,
+            };
+            config.request.key_from = KeyFrom::Header {
+                name,
+                alias: Some(alias),
+            };
+        })
+    }
+
+    /// Sets a function that returns the key of a request, instead of the header and its alias. Default: none.
+    ///
+    /// Examples are the key of an entity, such as `payment-1234-refund`, or the event ID of a webhook. `scope` says if a key
+    /// names the same operation for all callers, as these do, or another one for each caller. `None` counts as a missing
+    /// key. The length limits apply to the key, the key syntax does not. Below `Router::nest`, use the path from
+    /// [`original_path_and_query`](crate::original_path_and_query).
+    ///
+    /// The layer does not record a 4xx response, whatever the [recorded statuses](Self::with_recorded_statuses) are: the
+    /// client cannot choose another key for its corrected request. Respond with
+    /// [`NeedsAttention`](crate::NeedsAttention) if such a request must not be repeated.
+    ///
+    /// If two operations get the same key, the second one gets the replay of the first one, or 422. A key of the service
+    /// never equals a key that a client sent.
+    ///
+    /// If you change the function or the scope, requests that get another key no longer find their records and execute
+    /// again.
+    ///
+    /// ```
+    /// use tower_idempotency::{IdempotencyLayer, KeyScope, MemoryStore};
+    ///
+    /// let layer = IdempotencyLayer::new(MemoryStore::new())
+    ///     .with_key_from(KeyScope::AllCallers, |head| Some(format!("{} {}", head.method, head.uri.path())));
+    /// ```
+    pub fn with_key_from(
+        self,
+        scope: KeyScope,
+        key: impl Fn(&request::Parts) -> Option<String> + Send + Sync + 'static,
+    ) -> Self {
+        let key = Arc::new(key);
+        self.set(|config| config.request.key_from = KeyFrom::Service { scope, key })
+    }
+
+    /// Sets the syntax of the key header. Default: [`KeySyntax::Lenient`].
+    ///
+    /// If you change it, the values that clients send become other keys: their retries no longer find the records and
+    /// execute again.
+    pub fn with_key_syntax(self, syntax: KeySyntax) -> Self {
+        self.set(|config| config.request.key_rules.syntax = syntax)
+    }
+
+    /// Sets the allowed length of the decoded key in bytes. Default: `1..=255`.
+    ///
+    /// An empty key gets 400, even if the range contains 0.
+    ///
+    /// If the range is too narrow, valid keys get 400. If it is empty, all keys do.
+    pub fn with_key_length(self, length: RangeInclusive<usize>) -> Self {
+        self.set(|config| {
+            config.request.key_rules.min = *length.start();
+            config.request.key_rules.max = *length.end();
+        })
+    }
+
+    /// Sets a predicate that keys must satisfy in addition to the syntax, such as being a UUID. Default: none.
+    ///
+    /// Other keys get 400 `malformed-key`. If the predicate is too strict, valid keys get it too.
+    pub fn with_key_check(self, check: impl Fn(&str) -> bool + Send + Sync + 'static) -> Self {
+        self.set(|config| config.request.key_check = Some(Arc::new(check)))
+    }
+
+    /// Sets the treatment of requests without a key. Default: [`MissingKey::PassThrough`].
+    ///
+    /// With the default, requests of clients that send no key execute on every retry.
+    pub fn with_missing_key(self, missing: MissingKey) -> Self {
+        self.set(|config| config.request.missing_key = missing)
+    }
+}
+
+/// Fingerprint and principal: which requests are the same request.
+impl IdempotencyLayer {
+    /// Sets the namespace of the keys, for services that share a store. Default: empty.
+    ///
+    /// If two services have the same namespace, a request to one of them may get a record of the other one. That requires
+    /// the same principal and key.
+    ///
+    /// If you change it, no record is found any more: retries execute again.
+    pub fn with_namespace(self, namespace: impl Into<Arc<str>>) -> Self {
+        let namespace = namespace.into();
+        self.set(|config| config.request.namespace = namespace)
+    }
+
+    /// Sets a secret that keys all digests in the store (HMAC-SHA-256). Default: none, which means plain SHA-256.
+    ///
+    /// Without the secret, a reader of the store can test guesses of keys, principals and bodies.
+    ///
+    /// If you change it, no record is found any more: retries execute again.
+    ///
+    /// # Errors
+    ///
+    /// Returns an error if the secret is shorter than 16 bytes.
+    pub fn with_secret(self, secret: impl AsRef<[u8]>) -> Result<Self, ConfigError> {
+        let secret = Secret::new(secret.as_ref())?;
+        Ok(self.set(|config| config.request.secret = Some(secret)))
+    }
+
+    /// Sets the principal, which separates the keys of different callers. Default: [`Principal::credentials`].
+    ///
+    /// If several callers share a principal, they may get each other's responses. If the principal changes between
+    /// retries, as a refreshed token does, the retry executes again. The layer warns about both if it notices them: about
+    /// callers without credentials once, and about a key and content just seen under another principal once a minute.
+    ///
+    /// If you change it, no record is found any more: retries execute again.
+    pub fn with_principal(self, principal: Principal) -> Self {
+        self.set(|config| config.request.principal = principal)
+    }
+
+    /// Sets if the host of the request is a part of the scope of its key. Default: `false`.
+    ///
+    /// Set it if one process serves several hosts with separate data, such as one host for each tenant. The same key and
+    /// request on two hosts are then two requests. Without it, a caller whose credentials are valid on both hosts gets the
+    /// response of one host for a request to the other one, unless the fingerprints differ. Anonymous callers of both hosts
+    /// share their keys.
+    ///
+    /// The host is that of the request's URI, or else of the `Host` header, in lower case and without the port. A proxy must
+    /// pass it on: nginx sends its own name for the upstream unless it has `proxy_set_header Host $host`. The layer does not
+    /// read `X-Forwarded-Host`, since clients can set it. If your proxy sets it, use [`Principal::header`] with it.
+    ///
+    /// Do not set it if clients retry through another host name of the same service: those retries execute again.
+    ///
+    /// If you change it, no record is found any more: retries execute again.
+    ///
+    /// ```
+    /// use axum::{Router, body::Body, http::Request, routing::post};
+    /// use tower::ServiceExt;
+    /// use tower_idempotency::{IdempotencyLayer, MemoryStore};
+    ///
+    /// # #[tokio::main(flavor = "current_thread")]
+    /// # async fn main() -> Result<(), Box<dyn std::error::Error>> {
+    /// let layer = IdempotencyLayer::new(MemoryStore::new()).with_host_in_scope(true);
+    /// let app: Router = Router::new().route("/orders", post(async || "created")).route_layer(layer);
+    ///
+    /// let to = |host| Request::post("/orders").header("idempotency-key", "7").header("host", host).body(Body::empty());
+    /// let is_replay = async |host| {
+    ///     let res = app.clone().oneshot(to(host)?).await?;
+    ///     Ok::<_, Box<dyn std::error::Error>>(res.headers().contains_key("idempotent-replayed"))
+    /// };
+    /// assert!(!is_replay("a.example").await?);
+    /// assert!(is_replay("A.Example:443").await?);
+    /// assert!(!is_replay("b.example").await?);
+    /// # Ok(())
+    /// # }
+    /// ```
+    pub fn with_host_in_scope(self, host_in_scope: bool) -> Self {
+        self.set(|config| config.request.host_in_scope = host_in_scope)
+    }
+
+    /// Sets the parts of a request that form its fingerprint. Default: [`FingerprintBy::raw_body`].
+    ///
+    /// If it covers too little, a client that reuses a key by mistake gets the wrong response. If it covers too much, a valid
+    /// retry gets 422.
+    ///
+    /// After a change, retries of requests that were recorded, running or orphaned under the old fingerprint get 422 until
+    /// those entries expire. A client that then switches to a new key executes the request twice.
+    pub fn with_fingerprint(self, by: FingerprintBy) -> Self {
+        self.set(|config| config.request.fingerprint = by)
+    }
+
+    /// Sets the treatment of a request that reuses the key of another request. Default: [`KeyReuse::Refuse`] with 422.
+    ///
+    /// With [`KeyReuse::Separate`], a retry that differs in one byte executes again.
+    ///
+    /// If you change from or to [`KeyReuse::Separate`], no record is found any more: retries execute again.
+    ///
+    /// # Errors
+    ///
+    /// Returns an error if the status of [`KeyReuse::Refuse`] is not a 4xx. A client would take another status for the
+    /// response of the handler, or would retry.
+    pub fn with_key_reuse(self, key_reuse: KeyReuse) -> Result<Self, ConfigError> {
+        match key_reuse {
+            KeyReuse::Refuse(status) if !status.is_client_error() => {
+                Err(ConfigError::new("a status of 4xx", status.as_str().into()))
+            }
+            KeyReuse::Refuse(_) | KeyReuse::Separate => {
+                Ok(self.set(|config| config.request.key_reuse = key_reuse))
+            }
+        }
+    }
+}

@@ -54,6 +54,7 @@ mod item;
 mod options;
 mod store;
 mod table;
+mod writes;
 
 pub use aws_sdk_dynamodb;
 

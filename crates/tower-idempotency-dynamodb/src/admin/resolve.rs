@@ -11,7 +11,8 @@ use crate::{
     error::DynamoDbError,
     expression,
     item::{COMPLETED, IN_PROGRESS, NEEDS_ATTENTION, binary, index_partition, n, s},
-    store::{DynamoDbStore, RETURN_NOTHING, WriteOutcome},
+    store::DynamoDbStore,
+    writes::{RETURN_NOTHING, WriteOutcome},
 };
 
 /// A decision about an entry that needs attention.

@@ -12,8 +12,8 @@ use tokio::time::Instant;
 use crate::{
     execution::{
         Execution,
+        background::spawn_release_unacknowledged,
         detach::Detach,
-        finish::spawn_release_unacknowledged,
         rules::{ConcurrentRequests, StoreFailure},
         shared::Context,
         waiters::wait,

@@ -1,15 +1,13 @@
 //! Finishes an execution: stores the record or releases the key, then returns the answer that is valid.
 
-use std::{future::Future, time::Duration};
+use std::future::Future;
 
 use bytes::Bytes;
-use tokio::time::{Instant, sleep_until};
 
 use crate::{
-    clock::jittered,
-    config::Config,
     execution::{
         Execution, Failure, Finished, PendingRecord,
+        background::{spawn_release, spawn_release_unacknowledged},
         reconcile::{EntryStatus, query_entry, query_entry_with_new_token},
         rules::ExecutionFailure,
     },
@@ -23,14 +21,10 @@ use crate::{
         Disposition, encode_oversized_value, strip_reason, tombstone_or_release,
     },
     retry::Backoff,
-    store::{Claim, KeyId, LeaseRef, Ttl},
-    store_client::{CompleteOutcome, RenewOutcome, StoreClient},
+    store::{KeyId, LeaseRef, Ttl},
+    store_client::{CompleteOutcome, RenewOutcome},
     telemetry,
 };
-
-/// Delay before an answered release is repeated, in case that it was sent before the acquire that it revokes took effect.
-/// The delay doubles each time: four repetitions in a lease of 15 s.
-const FIRST_REPEAT_DELAY: Duration = Duration::from_secs(1);
 
 impl Execution {
     /// Stores the record and ends the lease.
@@ -484,52 +478,6 @@ fn spawn_complete(
         telemetry::attention_not_stored(lease.id(), &pending.record);
         if responded {
             telemetry::unrecorded(lease.id());
-        }
-    });
-}
-
-/// Keeps trying to release the key in a background task, for one lease duration.
-fn spawn_release(lease: &LeaseState, permit: InFlightPermit) {
-    let (store, reference) = (lease.store().clone(), lease.reference);
-    let (deadline, timeout) = (lease.background_deadline(), lease.store_timeout());
-    tokio::spawn(async move {
-        let _permit = permit;
-        store.release_until(&reference, deadline, timeout).await;
-    });
-}
-
-/// Like [`spawn_release`], for an acquire whose outcome is unknown. The store may grant the lease after the caller has timed
-/// out, even after a first release. Repeats the release with growing delays until the lease would have expired.
-///
-/// [`drain`](crate::IdempotencyLayer::drain) waits for the first release only. At most `max_in_flight` such tasks run at once.
-/// Beyond that, the release is sent once, and the task keeps the permit of the request.
-pub(super) fn spawn_release_unacknowledged(
-    config: &Config,
-    store: &StoreClient,
-    claim: &Claim,
-    permit: InFlightPermit,
-) {
-    // The generation may be higher after a takeover. The store ignores it and uses its own.
-    let lease = claim.lease_ref(1);
-    let deadline = Instant::now() + claim.lease.as_duration();
-    let timeout = config.execution.store_timeout;
-    let permit = permit.into_background_release(config.limits.max_in_flight);
-    let store = store.clone();
-    tokio::spawn(async move {
-        let mut permit = match permit {
-            Ok(permit) => permit,
-            Err(_in_flight) => {
-                store.release(&lease, timeout).await;
-                return;
-            }
-        };
-        store.release_until(&lease, deadline, timeout).await;
-        permit.set_answered();
-        let mut delay = FIRST_REPEAT_DELAY;
-        while Instant::now() < deadline {
-            sleep_until(deadline.min(Instant::now() + jittered(delay))).await;
-            delay *= 2;
-            store.release(&lease, timeout).await;
         }
     });
 }

@@ -11,7 +11,7 @@ use std::{
 };
 
 use bytes::Bytes;
-use http::{Extensions, HeaderMap, Request, Response, StatusCode, header, request};
+use http::{Extensions, HeaderMap, Request, Response, StatusCode, request};
 use tower_service::Service;
 
 use crate::{
@@ -19,9 +19,10 @@ use crate::{
     digest::Scope,
     error::Error,
     execution::{
-        Execution, Failure, Finished, HandlerOutcome, PendingRecord,
+        Execution, Failure, HandlerOutcome, PendingRecord,
         acquire::{AcquireOutcome, Attempt},
         detach::Detach,
+        respond::into_http_response,
         rules::StoreFailure,
         sequence::{Next, Sequence},
         shared::Context,
@@ -29,7 +30,7 @@ use crate::{
     lease::{Lease, commits::CommittedResponse, state::LeaseState},
     limits::{Caller, InFlightPermit},
     panics::catch_panic,
-    record::{NeedsAttention, Record, StoredResponse, Traceparent, not_kept},
+    record::{NeedsAttention, Traceparent},
     request::{
         build_claim, find_key, find_scope, has_key_header,
         key::{IdempotencyKey, RequestKey},
@@ -43,10 +44,8 @@ use crate::{
         disposition::{Disposition, NotRecordedReason, decide_disposition},
         reject::{
             CompleteResponse, admission_error, in_progress, into_response, key_reused,
-            outcome_pending, outcome_unknown, reject, store_unavailable, unfinished_transaction,
-            without_trailers,
+            outcome_unknown, reject, store_unavailable, unfinished_transaction, without_trailers,
         },
-        replay::{has_body, hold_executed, replay, respond_without_marker},
     },
     telemetry,
 };
@@ -415,87 +414,4 @@ where
         }
         res.map(Body::original)
     })
-}
-
-/// Returns the response that is valid for the key: that of the handler, or another one.
-fn into_http_response<R: http_body::Body, E>(
-    lease: &LeaseState,
-    result: Result<Response<Body<R>>, E>,
-    finished: Finished,
-) -> Result<Response<Body<R>>, E> {
-    let (rules, id) = (&lease.config().response, lease.id());
-    Ok(into_response(match (finished, result) {
-        (Finished::Own, result) => return result,
-        (
-            Finished::Committed {
-                record,
-                before_return: true,
-            },
-            Ok(res),
-        ) => return Ok(committed_response(lease, &record, res)),
-        (Finished::Committed { record, .. }, _) => {
-            respond_without_marker(rules, lease.response_bytes(), id, &record)
-        }
-        (Finished::Stored(record), _) => replay(rules, lease.response_bytes(), id, &record),
-        (Finished::Unknown { retryable: true }, _) => reject(rules, &outcome_pending(rules)),
-        (Finished::Unknown { retryable: false }, _) => reject(rules, &outcome_unknown()),
-    }))
-}
-
-/// Returns the response of a handler that committed `record`, whatever the handler returned afterwards: a key has one answer.
-/// Headers that are never recorded, such as session cookies, come from `res`.
-fn committed_response<R: http_body::Body>(
-    lease: &LeaseState,
-    record: &Bytes,
-    mut res: Response<Body<R>>,
-) -> Response<Body<R>> {
-    let (rules, id) = (&lease.config().response, lease.id());
-    strip_control_headers(res.headers_mut());
-    if let Some(late) = res.extensions_mut().remove::<NeedsAttention>() {
-        telemetry::attention_ignored(id, late.code(), "a response was committed");
-    }
-    match rules.codec().decode(id, record) {
-        Ok(Record::Response(stored)) => merge_unrecorded_headers(lease, stored, res),
-        // The record has no body. The handler returned the response that belongs to it.
-        Ok(Record::Tombstone { .. } | Record::Attention { .. }) => res,
-        Ok(Record::Value(_)) | Err(_) => into_response(respond_without_marker(
-            rules,
-            lease.response_bytes(),
-            id,
-            record,
-        )),
-    }
-}
-
-/// Returns the stored response with those headers of `res` that are never recorded.
-fn merge_unrecorded_headers<R: http_body::Body>(
-    lease: &LeaseState,
-    stored: StoredResponse,
-    res: Response<Body<R>>,
-) -> Response<Body<R>> {
-    // The body of `res` may count already. The stored body, which has the same bytes, counts in its place.
-    let (mut head, handler_body) = res.into_parts();
-    drop(handler_body);
-    let StoredResponse {
-        status,
-        mut headers,
-        body,
-        trailers,
-        ..
-    } = hold_executed(stored, lease.response_bytes());
-    let mut unrecorded = HeaderMap::new();
-    let replayed = &*lease.config().response.replayed_headers;
-    for (name, value) in not_kept(&head.headers, replayed) {
-        unrecorded.append(name, value.clone());
-    }
-    unrecorded.remove(header::TRANSFER_ENCODING);
-    // The length must be that of the stored body, not that of the body of `res`.
-    if unrecorded.remove(header::CONTENT_LENGTH).is_some() && trailers.is_none() && has_body(status)
-    {
-        unrecorded.insert(header::CONTENT_LENGTH, body.len().into());
-    }
-    headers.extend(unrecorded);
-    head.status = status;
-    head.headers = headers;
-    Response::from_parts(head, Body::chunked(body, trailers))
 }

@@ -9,10 +9,12 @@
 //! request waits for another one, it is disarmed again.
 
 pub(crate) mod acquire;
+mod background;
 pub(crate) mod detach;
 pub(crate) mod finish;
 pub(crate) mod http;
 pub(crate) mod reconcile;
+mod respond;
 pub(crate) mod rules;
 mod sequence;
 pub(crate) mod shared;

@@ -3,7 +3,7 @@
 use bytes::Bytes;
 
 use crate::{
-    execution::finish::spawn_release_unacknowledged,
+    execution::background::spawn_release_unacknowledged,
     lease::state::LeaseState,
     limits::InFlightPermit,
     store::{Acquired, Claim, OrphanPolicy, Token},

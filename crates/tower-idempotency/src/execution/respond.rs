@@ -1,0 +1,100 @@
+//! The response that is valid for the key, after the execution has ended.
+
+use bytes::Bytes;
+use http::{HeaderMap, Response, header};
+
+use crate::{
+    body::Body,
+    execution::Finished,
+    lease::state::LeaseState,
+    record::{NeedsAttention, Record, StoredResponse, not_kept},
+    response::{
+        directives::strip_control_headers,
+        reject::{into_response, outcome_pending, outcome_unknown, reject},
+        replay::{has_body, hold_executed, replay, respond_without_marker},
+    },
+    telemetry,
+};
+
+/// Returns the response that is valid for the key: that of the handler, or another one.
+pub(super) fn into_http_response<R: http_body::Body, E>(
+    lease: &LeaseState,
+    result: Result<Response<Body<R>>, E>,
+    finished: Finished,
+) -> Result<Response<Body<R>>, E> {
+    let (rules, id) = (&lease.config().response, lease.id());
+    Ok(into_response(match (finished, result) {
+        (Finished::Own, result) => return result,
+        (
+            Finished::Committed {
+                record,
+                before_return: true,
+            },
+            Ok(res),
+        ) => return Ok(committed_response(lease, &record, res)),
+        (Finished::Committed { record, .. }, _) => {
+            respond_without_marker(rules, lease.response_bytes(), id, &record)
+        }
+        (Finished::Stored(record), _) => replay(rules, lease.response_bytes(), id, &record),
+        (Finished::Unknown { retryable: true }, _) => reject(rules, &outcome_pending(rules)),
+        (Finished::Unknown { retryable: false }, _) => reject(rules, &outcome_unknown()),
+    }))
+}
+
+/// Returns the response of a handler that committed `record`, whatever the handler returned afterwards: a key has one answer.
+/// Headers that are never recorded, such as session cookies, come from `res`.
+fn committed_response<R: http_body::Body>(
+    lease: &LeaseState,
+    record: &Bytes,
+    mut res: Response<Body<R>>,
+) -> Response<Body<R>> {
+    let (rules, id) = (&lease.config().response, lease.id());
+    strip_control_headers(res.headers_mut());
+    if let Some(late) = res.extensions_mut().remove::<NeedsAttention>() {
+        telemetry::attention_ignored(id, late.code(), "a response was committed");
+    }
+    match rules.codec().decode(id, record) {
+        Ok(Record::Response(stored)) => merge_unrecorded_headers(lease, stored, res),
+        // The record has no body. The handler returned the response that belongs to it.
+        Ok(Record::Tombstone { .. } | Record::Attention { .. }) => res,
+        Ok(Record::Value(_)) | Err(_) => into_response(respond_without_marker(
+            rules,
+            lease.response_bytes(),
+            id,
+            record,
+        )),
+    }
+}
+
+/// Returns the stored response with those headers of `res` that are never recorded.
+fn merge_unrecorded_headers<R: http_body::Body>(
+    lease: &LeaseState,
+    stored: StoredResponse,
+    res: Response<Body<R>>,
+) -> Response<Body<R>> {
+    // The body of `res` may count already. The stored body, which has the same bytes, counts in its place.
+    let (mut head, handler_body) = res.into_parts();
+    drop(handler_body);
+    let StoredResponse {
+        status,
+        mut headers,
+        body,
+        trailers,
+        ..
+    } = hold_executed(stored, lease.response_bytes());
+    let mut unrecorded = HeaderMap::new();
+    let replayed = &*lease.config().response.replayed_headers;
+    for (name, value) in not_kept(&head.headers, replayed) {
+        unrecorded.append(name, value.clone());
+    }
+    unrecorded.remove(header::TRANSFER_ENCODING);
+    // The length must be that of the stored body, not that of the body of `res`.
+    if unrecorded.remove(header::CONTENT_LENGTH).is_some() && trailers.is_none() && has_body(status)
+    {
+        unrecorded.insert(header::CONTENT_LENGTH, body.len().into());
+    }
+    headers.extend(unrecorded);
+    head.status = status;
+    head.headers = headers;
+    Response::from_parts(head, Body::chunked(body, trailers))
+}

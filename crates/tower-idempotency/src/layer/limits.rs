@@ -14,7 +14,7 @@ impl IdempotencyLayer {
     /// Sets the size in bytes of the largest request body. Default: 2 MiB, like axum.
     ///
     /// Applies to requests with a key. Larger bodies get 413. The layer does not read a body whose announced length exceeds
-    /// the limit, and reads no other body beyond it. Does not apply with [`FingerprintBy::head_only`].
+    /// the limit, and reads no other body beyond it. Does not apply with [`FingerprintBy::head_only`](crate::FingerprintBy::head_only).
     ///
     /// If you raise the limit, also raise axum's `DefaultBodyLimit`, which limits extractors independently. If the limit is
     /// too high, requests in flight use up memory: each may hold that many bytes.
@@ -24,7 +24,7 @@ impl IdempotencyLayer {
 
     /// Sets how long the layer waits for the complete request body. Default: 30 s.
     ///
-    /// After that, the request gets 408. Does not apply with [`FingerprintBy::head_only`].
+    /// After that, the request gets 408. Does not apply with [`FingerprintBy::head_only`](crate::FingerprintBy::head_only).
     ///
     /// If it is too short, clients with slow connections always get 408. If it is too long, they hold permits for
     /// [requests in flight](Self::with_max_in_flight).

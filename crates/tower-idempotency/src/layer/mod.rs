@@ -124,7 +124,7 @@ impl IdempotencyLayer {
     ///
     /// New requests with a key get 503 `draining`. The requests in flight include those of disconnected clients and
     /// [`run_once`](Self::run_once). Requests that pass through, such as those without a key under
-    /// [`MissingKey::PassThrough`], are neither rejected nor waited for.
+    /// [`MissingKey::PassThrough`](crate::MissingKey::PassThrough), are neither rejected nor waited for.
     ///
     /// All clones of the layer drain together, permanently. Another layer on the same store must be drained separately.
     ///

@@ -73,7 +73,7 @@ impl IdempotencyLayer {
         self.set(|config| config.response.max_retention = retention)
     }
 
-    /// Sets the size in bytes above which records are compressed. Default: [`Store::COMPRESS_ABOVE`] of the store.
+    /// Sets the size in bytes above which records are compressed. Default: [`Store::COMPRESS_ABOVE`](crate::Store::COMPRESS_ABOVE) of the store.
     ///
     /// | store | bytes | reason |
     /// |---|---|---|

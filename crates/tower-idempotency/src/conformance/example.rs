@@ -136,13 +136,15 @@ impl Store for MapStore {
     ) -> Result<(), StoreError> {
         self.step(lease.id, |found, now| {
             match found {
-                Some(Entry { token, .. }) if *token != Some(lease.token) => {
-                    return Err(StoreError::LeaseLost);
-                }
                 Some(Entry {
+                    token: Some(token), ..
+                }) if *token != lease.token => return Err(StoreError::LeaseLost),
+                Some(Entry {
+                    token,
                     state: State::Completed { .. },
                     ..
-                }) => return Ok(()),
+                }) => return token.map(drop).ok_or(StoreError::LeaseLost),
+                // An orphan without a holder takes the record, and so does an absent entry.
                 Some(Entry {
                     state: State::Leased { .. },
                     ..

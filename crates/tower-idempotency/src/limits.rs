@@ -197,7 +197,7 @@ impl Limits {
 impl Callers {
     /// Removes the callers without requests. The next removal is due when the number of callers has doubled.
     fn remove_idle(&mut self) {
-        // Only this map hands out the counters of a caller, so those that it alone holds are in no use.
+        // Permits, buffers and leases hold the `Arc`. A count of 1 means that the caller has none.
         self.by_scope
             .retain(|_, caller| Arc::strong_count(caller) > 1);
         self.full_at = (self.by_scope.len() * 2).max(FULL_AT_LEAST);
@@ -278,7 +278,7 @@ impl Caller {
     /// Takes `n` of the resource if its limit and the share of this caller allow it.
     ///
     /// A caller that then holds at most an eighth can use all of the resource. Any other caller leaves the last quarter to
-    /// them. Both are rounded so that the first one of a resource can always be taken.
+    /// such callers. Both bounds are rounded so that a limit of 1 still admits one request.
     fn take(&self, resource: Resource, n: usize, max: usize) -> Result<(), AdmissionError> {
         let held = &self.held[resource as usize];
         let small = held.fetch_add(n, Ordering::SeqCst).saturating_add(n) <= (max / 8).max(1);
@@ -363,7 +363,7 @@ impl Drop for InFlightPermit {
 }
 
 impl BackgroundReleasePermit {
-    /// Marks the first release as answered. A drain no longer waits for the task.
+    /// Marks the first release as acknowledged or given up. A drain no longer waits for the task.
     pub(crate) fn set_answered(&mut self) {
         if !std::mem::replace(&mut self.is_answered, true) {
             let totals = &self.totals;

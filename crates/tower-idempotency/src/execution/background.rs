@@ -1,4 +1,4 @@
-//! Tasks that repeat a release that the store did not answer, until the lease has ended.
+//! Background tasks that release leases. They retry failed releases, and repeat those that an acquire may overtake.
 
 use std::time::Duration;
 

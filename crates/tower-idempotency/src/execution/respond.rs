@@ -41,7 +41,7 @@ pub(super) fn into_http_response<R: http_body::Body, E>(
     }))
 }
 
-/// Returns the response of a handler that committed `record`, whatever the handler returned afterwards: a key has one answer.
+/// Returns the response of a handler that committed `record`, whatever the handler returned afterwards: a key has one response.
 /// Headers that are never recorded, such as session cookies, come from `res`.
 fn committed_response<R: http_body::Body>(
     lease: &LeaseState,
@@ -72,7 +72,7 @@ fn merge_unrecorded_headers<R: http_body::Body>(
     stored: StoredResponse,
     res: Response<Body<R>>,
 ) -> Response<Body<R>> {
-    // The body of `res` may count already. The stored body, which has the same bytes, counts in its place.
+    // The body of `res` may count already. The client gets the stored body, so this one is dropped first.
     let (mut head, handler_body) = res.into_parts();
     drop(handler_body);
     let StoredResponse {

@@ -70,7 +70,7 @@ pub(crate) async fn wait(
             break;
         }
         disarm_unless_late(detach, &reply);
-        // After a notification without a result, the next one is awaited with a delay. A store that notifies without end is
+        // After a notification without a result, the waiter delays its next query. A store that notifies without end is
         // then not flooded with queries.
         if !notification_backoff.is_zero() {
             timeout_at(deadline, sleep(notification_backoff)).await.ok();
@@ -134,7 +134,7 @@ struct Group {
     delivered: Notify,
 }
 
-/// A waiter. Dropping it frees its slot.
+/// A waiter. Dropping it removes it from its group.
 struct Waiter {
     state: Arc<Mutex<State>>,
     id: KeyId,

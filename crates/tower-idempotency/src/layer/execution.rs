@@ -64,8 +64,8 @@ impl IdempotencyLayer {
     /// For [`run_once`](Self::run_once) the setting applies to panics only. [`WorkError`](crate::run_once::WorkError) decides
     /// about errors.
     ///
-    /// With [`ExecutionFailure::Release`], a handler that fails after its effect has the effect once for each retry. That
-    /// includes [`OrphanPolicy::Refuse`]. With the other values, a handler that fails before its effect blocks its key: as
+    /// With [`ExecutionFailure::Release`], a handler that fails after its effect repeats the effect in each retry, even
+    /// under [`OrphanPolicy::Refuse`]. With the other values, a handler that fails before its effect blocks its key: as
     /// an orphan under [`OrphanPolicy::Refuse`], or until an operator resolves it.
     ///
     /// A response with a status that is not recorded, such as a 500, is no failure: the key is released.

@@ -84,7 +84,7 @@ impl IdempotencyLayer {
     /// neither are [`run_once`](Self::run_once) and [`take_over`](Self::take_over). A request beyond the rate gets 429
     /// `caller-limit` with `Retry-After`; nothing is executed or recorded. The rate applies to this process.
     ///
-    /// If the rate is too low, bursts of honest callers are slowed down.
+    /// If the rate is too low, honest callers get 429 during bursts.
     #[cfg(feature = "rate")]
     pub fn with_fresh_key_rate(self, per_second: NonZeroU32, burst: NonZeroU32) -> Self {
         let rate = Arc::new(FreshKeyRate::new(per_second, burst));
@@ -102,8 +102,8 @@ impl IdempotencyLayer {
     /// have shares in them like in [`with_max_in_flight`](Self::with_max_in_flight), so that slow clients of one caller affect
     /// no other caller.
     ///
-    /// If a limit is too low, the layer rejects requests, or does not record responses, that the service could serve. That
-    /// includes every body above 3/4 of the limit. If the limits exceed the available memory, the system may kill the
+    /// If a limit is too low, the layer rejects requests or does not record responses, although memory is free. A
+    /// body above 3/4 of the limit never fits. If the limits exceed the available memory, the system may kill the
     /// process.
     pub fn with_max_buffered(self, request_bytes: usize, response_bytes: usize) -> Self {
         self.set(|config| {

@@ -96,7 +96,7 @@ impl IdempotencyLayer {
 
     /// Sets a function that returns the key of a request, instead of the header and its alias. Default: none.
     ///
-    /// Examples are the key of an entity, such as `payment-1234-refund`, or the event ID of a webhook. `scope` says if a key
+    /// Examples are the key of an entity, such as `payment-1234-refund`, or the event ID of a webhook. `scope` states whether a key
     /// names the same operation for all callers, as these do, or another one for each caller. `None` counts as a missing
     /// key. The length limits apply to the key, the key syntax does not. Below `Router::nest`, use the path from
     /// [`original_path_and_query`](crate::original_path_and_query).
@@ -191,15 +191,15 @@ impl IdempotencyLayer {
     /// Sets the principal, which separates the keys of different callers. Default: [`Principal::credentials`].
     ///
     /// If several callers share a principal, they may get each other's responses. If the principal changes between
-    /// retries, as a refreshed token does, the retry executes again. The layer warns about both if it notices them: about
-    /// callers without credentials once, and about a key and content just seen under another principal once a minute.
+    /// retries, as a refreshed token does, the retry executes again. The layer warns once
+    /// about callers without credentials, and at most once a minute about a recent request under another principal.
     ///
     /// If you change it, no record is found any more: retries execute again.
     pub fn with_principal(self, principal: Principal) -> Self {
         self.set(|config| config.request.principal = principal)
     }
 
-    /// Sets if the host of the request is a part of the scope of its key. Default: `false`.
+    /// Sets whether the host of the request is part of the scope of its key. Default: `false`.
     ///
     /// Set it if one process serves several hosts with separate data, such as one host for each tenant. The same key and
     /// request on two hosts are then two requests. Without it, a caller whose credentials are valid on both hosts gets the

@@ -129,8 +129,8 @@ impl IdempotencyLayer {
 impl IdempotencyLayer {
     /// Sets the function that renders errors. Default: `application/problem+json` (RFC 9457).
     ///
-    /// The layer sends the status and the headers that the function returns without a change. If they are those of a success,
-    /// clients take a request that was not executed for a completed one.
+    /// The layer sends the status and the headers that the function returns without a change. If the status is a success,
+    /// clients mistake a rejected request for a completed one.
     pub fn with_error_response(
         self,
         render: impl Fn(&Error) -> Response<Bytes> + Send + Sync + 'static,
@@ -146,7 +146,7 @@ impl IdempotencyLayer {
     ///
     /// # Errors
     ///
-    /// Returns an error if a header cannot contain the URL.
+    /// Returns an error if the URL contains an angle bracket, or a character other than visible ASCII.
     pub fn with_described_by(self, url: &str) -> Result<Self, ConfigError> {
         let described_by = problem::described_by(url).ok_or_else(|| {
             ConfigError::new(

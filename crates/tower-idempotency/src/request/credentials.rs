@@ -127,8 +127,8 @@ pub(super) fn cookies(headers: &HeaderMap) -> impl Iterator<Item = (&[u8], &[u8]
 
 /// Returns `true` for cookies that never authenticate a caller and that change between two requests of one caller.
 ///
-/// A cookie that is missing here makes a retry another caller if it changes. A cookie of the service that is listed here
-/// would join callers, so the list has only names that well-known products reserve.
+/// A retry in which an unlisted cookie has changed counts as another caller. Callers would share a scope if their session
+/// cookie were listed. The list therefore has only names of well-known products and of anti-forgery tokens.
 fn is_unrelated_cookie(name: &[u8]) -> bool {
     const NAMES: [&str; 57] = [
         // Anti-forgery tokens: a second credential beside the session.

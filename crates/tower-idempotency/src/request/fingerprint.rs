@@ -249,7 +249,7 @@ impl fmt::Debug for FingerprintBy {
     }
 }
 
-/// A set of header names that never misses one of its names, and takes few others for one.
+/// A Bloom filter of header names: no false negatives, few false positives.
 #[derive(Clone, Default)]
 struct NameFilter([u64; 4]);
 

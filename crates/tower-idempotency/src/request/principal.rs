@@ -104,7 +104,7 @@ impl Principal {
     /// default.
     ///
     /// Callers that show different credentials never share a key, with one exception: if a request has one of the headers,
-    /// its cookies do not count. Only a request without any of them is anonymous.
+    /// its cookies do not count. Only a request without credentials is anonymous.
     ///
     /// - **Headers**: `Authorization`, and every header whose name ends with `api-key`, `apikey`, `api-token`, `access-key`,
     ///   `access-token`, `auth-token`, `client-cert`, `session-token` or `subscription-key`. In addition `Private-Token`,
@@ -112,16 +112,16 @@ impl Principal {
     ///   request has several of them, all count. A request with two lines of one of them gets 400 `principal-ambiguous`,
     ///   because the service might read the other line.
     /// - **Cookies**: all but those that well-known products use for analytics, consent, load balancing, bot detection and
-    ///   anti-forgery tokens. Their order does not count. They are ignored if the request has one of the headers: in an application of browsers behind
-    ///   a header that all users share, such as the password of a gateway or the key of a subscription, use the
-    ///   [`cookie`](Principal::cookie) of the session.
+    ///   anti-forgery tokens. Their order does not count. They are ignored if the request has one of the headers.
+    ///   If all users send the same header, such as the password of a gateway, use the session
+    ///   [`cookie`](Principal::cookie).
     ///
     /// Shares of the limits are counted by the first header, `Authorization` before the others, or by all the cookies. The
     /// layer cannot see which of them the service verifies. If clients can invent one beside their own, or if all callers
     /// have the same `Authorization`, name the source that identifies them.
     ///
-    /// A credential that changes makes the caller a new principal: a retry with a refreshed token, a rotated session or
-    /// another cookie that changed is a first-time request and executes again. The layer counts such retries in
+    /// A credential that changes makes the caller a new principal: a retry with a refreshed token, or with a
+    /// changed cookie, executes again. The layer counts such retries in
     /// `idempotency_principal_changed_total`, if this process saw the same key and content under another principal, and
     /// warns about them. Use a stable value instead, such as an [`extension`](Principal::extension) that the authentication
     /// sets, or the [`cookie`](Principal::cookie) of the session.

@@ -16,9 +16,10 @@ pub struct Fingerprint([u8; 32]);
 #[derive(Clone, Copy, PartialEq, Eq, Hash)]
 pub struct Token([u8; 16]);
 
-/// Digest of the scope of a key, which is the namespace and the principal: 16 bytes.
+/// Digest of the namespace and the caller: 16 bytes. Stores and limits account for the caller by it.
 ///
-/// All keys of one principal under one layer have the same digest. It cannot be linked to a [`KeyId`] without the key.
+/// If a principal combines several credentials, only the first one counts. The host does not count. The digest cannot be
+/// linked to a [`KeyId`] without the key.
 #[derive(Clone, Copy, PartialEq, Eq, Hash)]
 pub struct ScopeDigest([u8; 16]);
 

@@ -1,4 +1,4 @@
-//! The records of each group of principals: who holds most, and must give way first.
+//! Counts the records of each group of principals. Records of the largest group are evicted first.
 //!
 //! The principals are divided into a fixed number of groups by a keyed hash of their scope. A table of exact counts would
 //! grow with the number of principals, and need a lock of its own.
@@ -23,7 +23,7 @@ const LARGE: f32 = 1.0 / 64.0;
 /// by group again and again for a caller that stays near the limit.
 const NO_LONGER_LARGE: f32 = LARGE * 3.0 / 4.0;
 
-/// The groups are compared again after evictions of this part of the store at the latest.
+/// The groups are compared again once 1/256 of the store was evicted.
 const COMPARED_EVERY: usize = 256;
 
 /// A group of principals.
@@ -84,8 +84,8 @@ impl Usage {
     /// Returns the group that holds most, in entries or in bytes, whichever is the larger share of the store. `None` until
     /// a group holds more than 1/64 of the store, and again once none holds 3/4 of that.
     ///
-    /// Compares the groups only if the last result may be out of date: after some evictions, or once the group holds an
-    /// eighth less and may not hold most any more.
+    /// Compares the groups only after evictions of 1/256 of the store, or if the largest share has crossed its bound
+    /// (`floor`, or 1/64).
     pub(super) fn largest(&self, budget: &Budget) -> Option<Group> {
         let shares = Shares::new(budget);
         let largest = self.largest.load(Relaxed);

@@ -82,7 +82,7 @@ pub(crate) const COMPLETE: &str = "SET #status = :completed, #token = :token, #f
 pub(crate) const COMPLETE_NEEDS_ATTENTION: &str = "SET #status = :needs_attention, #token = :token, #fingerprint = :fingerprint, \
     #generation = if_not_exists(#grants, :generation), #created = if_not_exists(#since, :now), #completed = :now, \
     #since = :now, #lease_ends = if_not_exists(#lease_ends, :now), \
-    #owner = if_not_exists(#owner, :nobody), #operation = if_not_exists(#operation, :nobody), \
+    #owner = if_not_exists(#owner, :unknown), #operation = if_not_exists(#operation, :unknown), \
     #reason = :reason, #expires = :expires, #ttl = :ttl, #record = :record";
 
 /// Removes the attributes of the lease. Follows [`COMPLETE_NEEDS_ATTENTION`].

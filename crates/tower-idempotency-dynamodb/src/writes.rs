@@ -160,7 +160,7 @@ impl Inner {
                 update.push_str(expression::COMPLETE_NEEDS_ATTENTION);
                 values.push((":needs_attention", s(NEEDS_ATTENTION)));
                 values.push((":reason", s(attention.code())));
-                values.push((":nobody", s("")));
+                values.push((":unknown", s("")));
                 if let Some(listed) = self.index_partition(NEEDS_ATTENTION, &lease.id) {
                     update.push_str(expression::SET_LISTED);
                     values.push((":listed", s(listed)));

@@ -1,6 +1,7 @@
 //! Failures of the store.
 
 use std::{
+    ops::Range,
     sync::{
         Arc, Mutex, OnceLock,
         atomic::{AtomicBool, AtomicU64, Ordering::SeqCst},
@@ -9,6 +10,7 @@ use std::{
 };
 
 use axum::{
+    Router,
     body::Body,
     response::{IntoResponse, Response},
 };
@@ -16,7 +18,7 @@ use bytes::Bytes;
 use http::{Request, StatusCode};
 use serde_json::Value;
 use tests::{
-    Answer, Scripted, Step, app, created, creating,
+    Answer, Effects, Scripted, Step, app, created, creating,
     gate::{Gate, bounded, eventually},
     post,
     probe::{Act, Op, Probe},
@@ -24,7 +26,7 @@ use tests::{
 };
 use tokio::{
     runtime::Handle,
-    task::JoinSet,
+    task::{JoinHandle, JoinSet},
     time::{Instant, advance, sleep},
 };
 use tower_idempotency::{
@@ -102,7 +104,7 @@ async fn possible_lease_is_released_after_outage() {
     store.fail(Op::Acquire, Act::FailAfter);
     let (app, effects) = creating(IdempotencyLayer::new(store.clone()));
     assert_unavailable(&send(&app, order()).await);
-    assert_eq!(store.inner().len(), 1, "the lease that nobody knows of");
+    assert_eq!(store.inner().len(), 1, "the lease whose reply was lost");
     store.recover();
     sleep(Duration::from_secs(1)).await;
     assert!(store.inner().is_empty());
@@ -110,23 +112,38 @@ async fn possible_lease_is_released_after_outage() {
     assert_eq!(effects.count(), 1);
 }
 
-/// A store whose acquire takes longer than any client waits: the call fails, and takes effect later.
-#[derive(Clone, Default)]
+/// A store in which some acquires take longer than any client waits: they hang, and take effect later.
+#[derive(Clone)]
 struct Stalled {
     inner: MemoryStore,
+    /// The acquires that hang, counted from 0.
+    hanging: Range<u64>,
+    acquires: Arc<AtomicU64>,
     asked: Arc<Mutex<Vec<Claim>>>,
     goes_on: Arc<AtomicBool>,
     releases: Arc<AtomicU64>,
 }
 
 impl Stalled {
-    /// Executes the acquires received meanwhile.
+    fn new(hanging: Range<u64>) -> Self {
+        Self {
+            inner: MemoryStore::new(),
+            hanging,
+            acquires: Arc::default(),
+            asked: Arc::default(),
+            goes_on: Arc::default(),
+            releases: Arc::default(),
+        }
+    }
+
+    /// Executes the acquires received meanwhile, all of one claim, and checks that the lease is granted.
     async fn go_on(&self) {
         self.goes_on.store(true, SeqCst);
         let asked = std::mem::take(&mut *self.asked.lock().expect("no panic"));
+        assert!(!asked.is_empty());
         for claim in asked {
             let acquired = self.inner.acquire(&claim).await;
-            acquired.expect("there is room");
+            assert!(matches!(acquired, Ok(Acquired::Granted { .. })));
         }
     }
 
@@ -142,7 +159,8 @@ impl Stalled {
 
 impl Store for Stalled {
     async fn acquire(&self, claim: &Claim) -> Result<Acquired, StoreError> {
-        if self.goes_on.load(SeqCst) {
+        let number = self.acquires.fetch_add(1, SeqCst);
+        if self.goes_on.load(SeqCst) || !self.hanging.contains(&number) {
             return self.inner.acquire(claim).await;
         }
         self.asked.lock().expect("no panic").push(claim.clone());
@@ -177,7 +195,7 @@ impl Store for Stalled {
 #[tokio::test(start_paused = true)]
 async fn lease_granted_after_release_is_released_again() {
     for releases in 1..=4 {
-        let store = Stalled::default();
+        let store = Stalled::new(0..u64::MAX);
         let layer = IdempotencyLayer::new(store.clone()).with_orphan_policy(OrphanPolicy::Refuse);
         let (app, effects) = creating(layer.clone());
         assert_unavailable(&send(&app, order()).await);
@@ -200,99 +218,11 @@ async fn lease_granted_after_release_is_released_again() {
     }
 }
 
-/// A store in which the second acquire fails, and takes effect later.
-#[derive(Clone, Default)]
-struct Overtaken {
-    inner: MemoryStore,
-    acquires: Arc<AtomicU64>,
-    late: Arc<Mutex<Option<Claim>>>,
-}
-
-impl Store for Overtaken {
-    async fn acquire(&self, claim: &Claim) -> Result<Acquired, StoreError> {
-        if self.acquires.fetch_add(1, SeqCst) == 1 {
-            *self.late.lock().expect("no panic") = Some(claim.clone());
-            return std::future::pending().await;
-        }
-        self.inner.acquire(claim).await
-    }
-
-    async fn renew(&self, lease: &LeaseRef, ttl: Ttl) -> Result<(), StoreError> {
-        self.inner.renew(lease, ttl).await
-    }
-
-    async fn complete(
-        &self,
-        lease: &LeaseRef,
-        record: Bytes,
-        retention: Ttl,
-    ) -> Result<(), StoreError> {
-        self.inner.complete(lease, record, retention).await
-    }
-
-    async fn release(&self, lease: &LeaseRef) -> Result<(), StoreError> {
-        self.inner.release(lease).await
-    }
-
-    async fn wait_for_change(&self, id: &KeyId, within: Duration) {
-        self.inner.wait_for_change(id, within).await;
-    }
-}
-
-// S-947, F-928
-#[tokio::test(start_paused = true)]
-async fn late_acquire_of_refused_duplicate_is_released() {
-    for waits in [false, true] {
-        let (store, gate) = (Overtaken::default(), Gate::shut());
-        let mut layer =
-            IdempotencyLayer::new(store.clone()).with_orphan_policy(OrphanPolicy::Refuse);
-        if waits {
-            layer = layer.with_concurrent_requests(ConcurrentRequests::Wait(MOMENT));
-        }
-        let open = gate.clone();
-        let (app, effects) = app(layer.clone(), move |n, _req| {
-            let gate = open.clone();
-            async move {
-                if n > 1 {
-                    return created(n);
-                }
-                gate.pass().await;
-                StatusCode::BAD_GATEWAY.into_response()
-            }
-        });
-        let first = tokio::spawn({
-            let app = app.clone();
-            async move { send(&app, order()).await }
-        });
-        gate.arrival().await;
-        assert_eq!(send(&app, order()).await.code(), "in-progress");
-        gate.open_for_good();
-        let first = first.await.expect("no panic");
-        assert_eq!(first.status, StatusCode::BAD_GATEWAY);
-        // The first request has released the key. Now the acquire of the duplicate arrives.
-        let late = store.late.lock().expect("no panic").take();
-        let acquired = store.inner.acquire(&late.expect("it was sent")).await;
-        assert!(matches!(acquired, Ok(Acquired::Granted { .. })));
-        sleep(Duration::from_secs(5)).await;
-        assert!(store.inner.is_empty(), "it was released");
-        assert_eq!(send(&app, order()).await.status, StatusCode::CREATED);
-        assert_eq!(effects.count(), 2);
-        eventually("nothing is in flight", || layer.in_flight() == 0).await;
-    }
-}
-
-// S-947, F-946
-/// The client of a waiter disconnects while a call of the waiter may still acquire the lease. The waiter releases it.
-#[tokio::test(start_paused = true)]
-async fn late_acquire_of_dropped_waiter_is_released() {
-    let (store, gate) = (Overtaken::default(), Gate::shut());
-    let wait = ConcurrentRequests::Wait(MOMENT * 10);
-    let layer = IdempotencyLayer::new(store.clone())
-        .with_orphan_policy(OrphanPolicy::Refuse)
-        .with_concurrent_requests(wait);
-    let open = gate.clone();
-    let (app, effects) = app(layer.clone(), move |n, _req| {
-        let gate = open.clone();
+/// A service whose first execution waits at the gate and releases its key.
+fn releasing_first(layer: IdempotencyLayer, gate: &Gate) -> (Router, Effects) {
+    let gate = gate.clone();
+    app(layer, move |n, _req| {
+        let gate = gate.clone();
         async move {
             if n > 1 {
                 return created(n);
@@ -300,34 +230,70 @@ async fn late_acquire_of_dropped_waiter_is_released() {
             gate.pass().await;
             StatusCode::BAD_GATEWAY.into_response()
         }
-    });
-    let spawn = || {
-        let app = app.clone();
-        tokio::spawn(async move { send(&app, order()).await })
-    };
-    let first = spawn();
-    gate.arrival().await;
-    let waiter = spawn();
-    eventually("the second call was sent again", || {
-        store.acquires.load(SeqCst) > 2
     })
-    .await;
+}
+
+fn spawn_order(app: &Router) -> JoinHandle<Answer> {
+    let app = app.clone();
+    tokio::spawn(async move { send(&app, order()).await })
+}
+
+/// Lets the late acquire of the duplicate take effect, and checks that the lease is released and a retry is executed.
+async fn assert_late_lease_is_released(
+    store: &Stalled,
+    layer: &IdempotencyLayer,
+    (app, effects): &(Router, Effects),
+) {
+    store.go_on().await;
+    sleep(Duration::from_secs(5)).await;
+    assert!(store.inner.is_empty(), "it was released");
+    assert_eq!(send(app, order()).await.status, StatusCode::CREATED);
+    assert_eq!(effects.count(), 2);
+    eventually("nothing is in flight", || layer.in_flight() == 0).await;
+}
+
+// S-947, F-928
+#[tokio::test(start_paused = true)]
+async fn late_acquire_of_refused_duplicate_is_released() {
+    for waits in [false, true] {
+        let (store, gate) = (Stalled::new(1..2), Gate::shut());
+        let mut layer =
+            IdempotencyLayer::new(store.clone()).with_orphan_policy(OrphanPolicy::Refuse);
+        if waits {
+            layer = layer.with_concurrent_requests(ConcurrentRequests::Wait(MOMENT));
+        }
+        let service = releasing_first(layer.clone(), &gate);
+        let first = spawn_order(&service.0);
+        gate.arrival().await;
+        assert_eq!(send(&service.0, order()).await.code(), "in-progress");
+        gate.open_for_good();
+        let first = first.await.expect("no panic");
+        assert_eq!(first.status, StatusCode::BAD_GATEWAY);
+        assert_late_lease_is_released(&store, &layer, &service).await;
+    }
+}
+
+// S-947, F-946
+/// The client of a waiter disconnects while a call of the waiter may still acquire the lease. The waiter releases it.
+#[tokio::test(start_paused = true)]
+async fn late_acquire_of_dropped_waiter_is_released() {
+    let (store, gate) = (Stalled::new(1..2), Gate::shut());
+    let layer = IdempotencyLayer::new(store.clone())
+        .with_orphan_policy(OrphanPolicy::Refuse)
+        .with_concurrent_requests(ConcurrentRequests::Wait(MOMENT * 10));
+    let service = releasing_first(layer.clone(), &gate);
+    let first = spawn_order(&service.0);
+    gate.arrival().await;
+    let waiter = spawn_order(&service.0);
+    let repeated = || store.acquires.load(SeqCst) > 2;
+    eventually("the call of the waiter was repeated", repeated).await;
     sleep(MOMENT / 10).await;
     waiter.abort();
     assert!(waiter.await.is_err(), "the client has left");
     gate.open_for_good();
-    assert_eq!(
-        first.await.expect("no panic").status,
-        StatusCode::BAD_GATEWAY
-    );
-    let late = store.late.lock().expect("no panic").take();
-    let acquired = store.inner.acquire(&late.expect("it was sent")).await;
-    assert!(matches!(acquired, Ok(Acquired::Granted { .. })));
-    sleep(Duration::from_secs(5)).await;
-    assert!(store.inner.is_empty(), "it was released");
-    assert_eq!(send(&app, order()).await.status, StatusCode::CREATED);
-    assert_eq!(effects.count(), 2);
-    eventually("nothing is in flight", || layer.in_flight() == 0).await;
+    let first = first.await.expect("no panic");
+    assert_eq!(first.status, StatusCode::BAD_GATEWAY);
+    assert_late_lease_is_released(&store, &layer, &service).await;
 }
 
 const MOMENT: Duration = Duration::from_millis(100);
@@ -382,8 +348,8 @@ impl Store for OneHangs {
 // F-093, S-081
 #[tokio::test(start_paused = true)]
 async fn background_release_takes_no_permit() {
-    // One caller can have 11 of these in flight.
-    let layer = IdempotencyLayer::new(OneHangs::default()).with_max_in_flight(14);
+    // One caller can have 10 of 13 requests in flight.
+    let layer = IdempotencyLayer::new(OneHangs::default()).with_max_in_flight(13);
     let (app, effects) = creating(layer.clone());
     let mut hanging = JoinSet::new();
     for _ in 0..10 {

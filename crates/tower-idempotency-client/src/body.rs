@@ -1,0 +1,165 @@
+//! The body of a response.
+
+use std::{
+    collections::VecDeque,
+    fmt,
+    future::poll_fn,
+    pin::Pin,
+    task::{Context, Poll, ready},
+};
+
+use bytes::{Buf, Bytes, BytesMut};
+use http_body::{Body, Frame, SizeHint};
+use pin_project_lite::pin_project;
+use tokio::time::{Instant, timeout_at};
+
+use crate::operation::Operation;
+
+pin_project! {
+    /// Body of a response of [`Retry`](crate::Retry): that of the inner service.
+    ///
+    /// If the body fails, the outcome of the operation becomes [`Outcome::ResponseLost`](crate::Outcome::ResponseLost). The
+    /// same request under the same key then gets the response again.
+    pub struct ResponseBody<B>
+    where
+        B: Body,
+    {
+        #[pin]
+        inner: Inner<B>,
+        // Frames that were read in search of a code.
+        read: VecDeque<Result<Frame<B::Data>, B::Error>>,
+        operation: Option<Operation>,
+    }
+}
+
+pin_project! {
+    #[project = InnerProjection]
+    enum Inner<B> {
+        // As the inner service returned it.
+        Plain { #[pin] body: B },
+        // Moved to the heap, because it was polled before it is returned to the caller.
+        Polled { body: Pin<Box<B>>, has_ended: bool },
+    }
+}
+
+impl<B: Body> ResponseBody<B> {
+    pub(crate) fn new(body: B) -> Self {
+        Self {
+            inner: Inner::Plain { body },
+            read: VecDeque::new(),
+            operation: None,
+        }
+    }
+
+    /// Sets the operation whose response this is.
+    pub(crate) fn with_operation(self, operation: Operation) -> Self {
+        Self {
+            operation: Some(operation),
+            ..self
+        }
+    }
+
+    /// Reads the body until its end, its first `max` bytes or the deadline. Returns the body, which still contains all frames,
+    /// and its bytes, or `None` if it is longer, late or broken.
+    pub(crate) async fn peek(self, max: usize, deadline: Instant) -> (Self, Option<Bytes>) {
+        let mut body = match self.inner {
+            Inner::Plain { body } => Box::pin(body),
+            Inner::Polled { body, .. } => body,
+        };
+        let mut read = self.read;
+        let mut bytes = BytesMut::new();
+        let complete = loop {
+            let frame = poll_fn(|cx| body.as_mut().poll_frame(cx));
+            match timeout_at(deadline, frame).await {
+                Err(_) => break false,
+                Ok(None) => break true,
+                Ok(Some(frame)) => {
+                    let fits = match &frame {
+                        Ok(frame) => frame.data_ref().is_none_or(|data| {
+                            // A copy, because the chunks of the data are consumed by reading.
+                            let fits = data.remaining() <= max - bytes.len();
+                            fits && copy_chunk(data, &mut bytes)
+                        }),
+                        Err(_) => false,
+                    };
+                    read.push_back(frame);
+                    if !fits {
+                        break false;
+                    }
+                }
+            }
+        };
+        let peeked = Self {
+            inner: Inner::Polled {
+                body,
+                has_ended: complete,
+            },
+            read,
+            operation: self.operation,
+        };
+        (peeked, complete.then(|| bytes.freeze()))
+    }
+}
+
+/// Appends the data if it is contiguous, as each frame of an HTTP client is.
+fn copy_chunk(data: &impl Buf, bytes: &mut BytesMut) -> bool {
+    let chunk = data.chunk();
+    bytes.extend_from_slice(chunk);
+    chunk.len() == data.remaining()
+}
+
+impl<B: Body> Body for ResponseBody<B> {
+    type Data = B::Data;
+    type Error = B::Error;
+
+    fn poll_frame(
+        self: Pin<&mut Self>,
+        cx: &mut Context<'_>,
+    ) -> Poll<Option<Result<Frame<B::Data>, B::Error>>> {
+        let this = self.project();
+        let frame = match this.read.pop_front() {
+            Some(frame) => Some(frame),
+            None => ready!(match this.inner.project() {
+                InnerProjection::Plain { body } => body.poll_frame(cx),
+                InnerProjection::Polled {
+                    has_ended: true, ..
+                } => Poll::Ready(None),
+                InnerProjection::Polled { body, .. } => body.as_mut().poll_frame(cx),
+            }),
+        };
+        if let (Some(Err(_)), Some(operation)) = (&frame, this.operation) {
+            operation.set_response_lost();
+        }
+        Poll::Ready(frame)
+    }
+
+    fn is_end_stream(&self) -> bool {
+        self.read.is_empty() && self.inner().is_end_stream()
+    }
+
+    fn size_hint(&self) -> SizeHint {
+        let mut hint = self.inner().size_hint();
+        let data = self.read.iter().flatten().filter_map(Frame::data_ref);
+        let read: u64 = data.map(|data| data.remaining() as u64).sum();
+        if let Some(upper) = hint.upper() {
+            hint.set_upper(upper.saturating_add(read));
+        }
+        hint.set_lower(hint.lower().saturating_add(read));
+        hint
+    }
+}
+
+impl<B: Body> ResponseBody<B> {
+    fn inner(&self) -> &B {
+        match &self.inner {
+            Inner::Plain { body } => body,
+            Inner::Polled { body, .. } => body,
+        }
+    }
+}
+
+impl<B: Body> fmt::Debug for ResponseBody<B> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("ResponseBody").finish_non_exhaustive()
+    }
+}

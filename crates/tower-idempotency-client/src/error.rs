@@ -1,0 +1,131 @@
+//! The error of a call, and the classification of inner errors.
+
+use std::{error::Error as StdError, fmt, io};
+
+use crate::operation::{Operation, Outcome};
+
+/// Error of any inner service.
+pub(crate) type BoxError = Box<dyn StdError + Send + Sync>;
+
+/// Error of a call without a response: the last attempt failed, or no attempt was allowed.
+///
+/// [`outcome`](Self::outcome) says if the client may forget the key. Neither the error nor its text contains the key.
+#[derive(Debug)]
+pub struct Error {
+    reason: Reason,
+    operation: Option<Operation>,
+    outcome: Outcome,
+    source: Option<BoxError>,
+}
+
+/// Reason why a call has no response.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Reason {
+    /// The last attempt failed.
+    Failed,
+    /// The inner service is not ready, and nothing was sent.
+    NotReady,
+    /// The deadline of the call passed.
+    Deadline,
+    /// The server may have deleted the record of an earlier attempt.
+    Expired,
+}
+
+impl Error {
+    pub(crate) fn new(
+        reason: Reason,
+        operation: Option<Operation>,
+        outcome: Outcome,
+        source: Option<BoxError>,
+    ) -> Self {
+        // An error of an inner `RetryLayer`, which has sent the request once on behalf of this one.
+        let source = match source.map(|source| source.downcast::<Self>()) {
+            Some(Ok(inner)) => inner.source,
+            Some(Err(source)) => Some(source),
+            None => None,
+        };
+        Self {
+            reason,
+            operation,
+            outcome,
+            source,
+        }
+    }
+
+    /// Returns the outcome of the operation at the time of the error.
+    #[must_use]
+    pub fn outcome(&self) -> Outcome {
+        self.outcome
+    }
+
+    /// Returns the operation, or `None` for a request without a key.
+    ///
+    /// To send the request again under the same key, put a clone of it into the extensions.
+    #[must_use]
+    pub fn operation(&self) -> Option<&Operation> {
+        self.operation.as_ref()
+    }
+
+    /// Returns `true` if the lifetime of the key ended before a response arrived.
+    ///
+    /// The server may have deleted its record, so no further attempt is safe. The client reports the operation to a person.
+    #[must_use]
+    pub fn is_expired(&self) -> bool {
+        self.reason == Reason::Expired
+    }
+}
+
+impl fmt::Display for Error {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self.reason {
+            Reason::Failed => "no response to the last attempt",
+            Reason::NotReady => "inner service not ready",
+            Reason::Deadline => "deadline of the call passed without a response",
+            Reason::Expired => "lifetime of the key ended without a response",
+        })?;
+        f.write_str(match self.outcome {
+            Outcome::NotExecuted => ", the operation was not executed",
+            Outcome::Definite => ", the operation has a response",
+            Outcome::ResponseLost => ", the operation has a response, which was lost",
+            Outcome::Unknown => ", the operation may have been executed",
+        })
+    }
+}
+
+impl StdError for Error {
+    fn source(&self) -> Option<&(dyn StdError + 'static)> {
+        self.source.as_deref().map(|source| source as _)
+    }
+}
+
+/// Returns `true` if the error proves that no byte of the request was sent.
+///
+/// Only connecting to an address is refused. An error of an open connection has another kind.
+pub(crate) fn is_not_sent(error: &(dyn StdError + 'static)) -> bool {
+    let mut next = Some(error);
+    while let Some(error) = next {
+        if let Some(error) = error.downcast_ref::<Error>() {
+            if error.reason == Reason::NotReady {
+                return true;
+            }
+        } else if let Some(error) = error.downcast_ref::<io::Error>()
+            && error.kind() == io::ErrorKind::ConnectionRefused
+        {
+            return true;
+        }
+        #[cfg(feature = "hyper-util")]
+        if let Some(error) = error.downcast_ref::<hyper_util::client::legacy::Error>()
+            && error.is_connect()
+        {
+            return true;
+        }
+        #[cfg(feature = "reqwest")]
+        if let Some(error) = error.downcast_ref::<reqwest::Error>()
+            && error.is_connect()
+        {
+            return true;
+        }
+        next = error.source();
+    }
+    false
+}

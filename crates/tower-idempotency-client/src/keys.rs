@@ -1,0 +1,255 @@
+//! The layer that sets the key header.
+
+use std::{
+    fmt, mem,
+    sync::Arc,
+    task::{Context, Poll},
+};
+
+use http::{Extensions, HeaderMap, HeaderName, Method, Request};
+use tokio::time::Instant;
+use tower_layer::Layer;
+use tower_service::Service;
+
+use crate::{key::Key, operation::Operation, protocol::Protocol, service::IsAttempt};
+
+/// Sets the key header of requests that need one.
+///
+/// [`RetryLayer`](crate::RetryLayer) includes this layer. Use it alone if another component retries, and give that component
+/// requests that have an [`Operation`] in their extensions. Otherwise each attempt is an operation of its own.
+///
+/// - A key that the caller has set stays.
+/// - Otherwise the key is that of the [`Operation`] in the extensions. Without one, the layer creates an operation and puts it
+///   there.
+/// - Requests with a safe method get no key: GET, HEAD, OPTIONS, TRACE and QUERY.
+///
+/// The layer does not see responses. Without `RetryLayer` the outcome of an operation that was sent stays
+/// [`Outcome::Unknown`](crate::Outcome::Unknown).
+///
+/// ```
+/// use http::{Request, Response};
+/// use tower::{ServiceBuilder, ServiceExt, service_fn};
+/// use tower_idempotency_client::IdempotencyKeyLayer;
+///
+/// # #[tokio::main(flavor = "current_thread")]
+/// # async fn main() -> Result<(), std::convert::Infallible> {
+/// let client = ServiceBuilder::new()
+///     .layer(IdempotencyKeyLayer::new())
+///     .service(service_fn(async |req: Request<()>| {
+///         assert_eq!(req.headers()["idempotency-key"].len(), 36);
+///         Ok::<_, std::convert::Infallible>(Response::new(()))
+///     }));
+/// client.oneshot(Request::post("/orders").body(()).unwrap()).await?;
+/// # Ok(())
+/// # }
+/// ```
+#[derive(Clone)]
+#[must_use]
+pub struct IdempotencyKeyLayer {
+    header: HeaderName,
+    protocol: Protocol,
+    methods: Arc<dyn Fn(&Method) -> bool + Send + Sync>,
+    operations: Arc<dyn Fn() -> Operation + Send + Sync>,
+}
+
+impl IdempotencyKeyLayer {
+    /// Creates the layer for the header `Idempotency-Key`, [`Protocol::TowerIdempotency`], and random UUIDs of version 4.
+    pub fn new() -> Self {
+        Self {
+            header: HeaderName::from_static("idempotency-key"),
+            protocol: Protocol::default(),
+            methods: Arc::new(|method| !is_safe(method)),
+            operations: Arc::new(Operation::new),
+        }
+    }
+
+    /// Sets the name of the header. Default: `Idempotency-Key`.
+    ///
+    /// A server that expects another name ignores the key, and retries execute again.
+    pub fn with_header(self, header: HeaderName) -> Self {
+        Self { header, ..self }
+    }
+
+    /// Sets the protocol of the server. Default: [`Protocol::TowerIdempotency`].
+    ///
+    /// With the wrong protocol the server may reject the key for its quotes, and a 409 may be retried in vain or reported as
+    /// the response.
+    pub fn with_protocol(self, protocol: Protocol) -> Self {
+        Self { protocol, ..self }
+    }
+
+    /// Sets the methods whose requests get a key. Default: all but GET, HEAD, OPTIONS, TRACE and QUERY.
+    ///
+    /// A request without a key is not sent again after an attempt that may have been executed, unless its method is safe. A
+    /// request whose extensions contain an [`Operation`] gets a key with every method that is not safe.
+    pub fn with_methods(self, methods: impl Fn(&Method) -> bool + Send + Sync + 'static) -> Self {
+        Self {
+            methods: Arc::new(methods),
+            ..self
+        }
+    }
+
+    /// Sets the function that creates the operation of a request without one. Default: [`Operation::new`].
+    ///
+    /// A function that returns the same key for two operations makes the second one a replay of the first.
+    pub fn with_operations(
+        self,
+        operations: impl Fn() -> Operation + Send + Sync + 'static,
+    ) -> Self {
+        Self {
+            operations: Arc::new(operations),
+            ..self
+        }
+    }
+
+    #[cfg(feature = "reqwest")]
+    pub(crate) fn header(&self) -> &HeaderName {
+        &self.header
+    }
+
+    pub(crate) fn protocol(&self) -> Protocol {
+        self.protocol
+    }
+
+    /// Sets the key of a request.
+    pub(crate) fn set_key(
+        &self,
+        method: &Method,
+        headers: &mut HeaderMap,
+        extensions: &mut Extensions,
+    ) -> Keyed {
+        let by_caller = extensions.get::<Operation>().cloned();
+        let is_new = by_caller.is_none();
+        let mut lines = headers.get_all(&self.header).iter();
+        let operation = if let Some(first) = lines.next() {
+            // A server rejects several lines, or reads one of them.
+            let key = lines.next().is_none().then(|| Key::parse(first).ok());
+            match (key.flatten(), by_caller) {
+                (Some(_), Some(operation)) => operation,
+                (Some(key), None) => Operation::from_key(key),
+                (None, by_caller) => return Keyed::without_key(by_caller),
+            }
+        } else {
+            let is_covered = match by_caller {
+                Some(_) => !is_safe(method),
+                None => (self.methods)(method),
+            };
+            if !is_covered {
+                return Keyed::without_key(None);
+            }
+            let operation = by_caller.unwrap_or_else(|| (self.operations)());
+            let value = operation.header(self.protocol);
+            let is_set =
+                value.is_some_and(|value| headers.try_insert(self.header.clone(), value).is_ok());
+            if !is_set {
+                return Keyed::without_key(Some(operation));
+            }
+            operation
+        };
+        if is_new {
+            extensions.insert(operation.clone());
+        }
+        Keyed {
+            operation: Some(operation),
+            has_key: true,
+        }
+    }
+
+    /// Sets the key of a request of `http`, as [`set_key`](Self::set_key) does.
+    pub(crate) fn set_key_of<B>(&self, req: &mut Request<B>) -> Keyed {
+        // The parts of a request cannot be borrowed one by one.
+        let mut headers = mem::take(req.headers_mut());
+        let mut extensions = mem::take(req.extensions_mut());
+        let keyed = self.set_key(req.method(), &mut headers, &mut extensions);
+        *req.headers_mut() = headers;
+        *req.extensions_mut() = extensions;
+        keyed
+    }
+}
+
+/// Operation of a request, after its key was set.
+pub(crate) struct Keyed {
+    /// Operation whose attempts are counted. A safe request without a key has none.
+    pub(crate) operation: Option<Operation>,
+    /// The request has a key that the server can read.
+    pub(crate) has_key: bool,
+}
+
+impl Keyed {
+    fn without_key(operation: Option<Operation>) -> Self {
+        Self {
+            operation,
+            has_key: false,
+        }
+    }
+}
+
+/// Extension of a request whose attempt [`IdempotencyKeyLayer`] has counted.
+#[derive(Clone, Copy)]
+pub(crate) struct IsCounted;
+
+impl Default for IdempotencyKeyLayer {
+    fn default() -> Self {
+        Self::new()
+    }
+}
+
+impl fmt::Debug for IdempotencyKeyLayer {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("IdempotencyKeyLayer")
+            .field("header", &self.header)
+            .field("protocol", &self.protocol)
+            .finish_non_exhaustive()
+    }
+}
+
+impl<S> Layer<S> for IdempotencyKeyLayer {
+    type Service = SetIdempotencyKey<S>;
+
+    fn layer(&self, inner: S) -> Self::Service {
+        SetIdempotencyKey {
+            inner,
+            keys: self.clone(),
+        }
+    }
+}
+
+/// Service of [`IdempotencyKeyLayer`].
+#[derive(Clone, Debug)]
+pub struct SetIdempotencyKey<S> {
+    inner: S,
+    keys: IdempotencyKeyLayer,
+}
+
+impl<S, B> Service<Request<B>> for SetIdempotencyKey<S>
+where
+    S: Service<Request<B>>,
+{
+    type Response = S::Response;
+    type Error = S::Error;
+    type Future = S::Future;
+
+    fn poll_ready(&mut self, cx: &mut Context<'_>) -> Poll<Result<(), Self::Error>> {
+        self.inner.poll_ready(cx)
+    }
+
+    fn call(&mut self, mut req: Request<B>) -> Self::Future {
+        let operation = self.keys.set_key_of(&mut req).operation;
+        // `RetryLayer` counts its attempts itself.
+        if let Some(operation) = operation
+            && req.extensions().get::<IsAttempt>().is_none()
+        {
+            operation.begin_attempt(Instant::now());
+            req.extensions_mut().insert(IsCounted);
+        }
+        self.inner.call(req)
+    }
+}
+
+/// Returns `true` if the method is safe (RFC 9110, section 9.2.1).
+pub(crate) fn is_safe(method: &Method) -> bool {
+    matches!(
+        *method,
+        Method::GET | Method::HEAD | Method::OPTIONS | Method::TRACE
+    ) || method.as_str() == "QUERY"
+}

@@ -1,0 +1,40 @@
+#![doc = include_str!("../README.md")]
+#![cfg_attr(docsrs, feature(doc_cfg))]
+
+mod backoff;
+mod body;
+mod budget;
+mod copy;
+mod error;
+mod key;
+mod keys;
+mod layer;
+#[cfg(feature = "reqwest")]
+mod middleware;
+mod operation;
+mod problem;
+mod protocol;
+mod retry_after;
+mod series;
+mod service;
+mod sticky;
+mod telemetry;
+mod verdict;
+
+pub use self::{
+    body::ResponseBody,
+    budget::Budget,
+    error::Error,
+    keys::{IdempotencyKeyLayer, SetIdempotencyKey},
+    layer::RetryLayer,
+    operation::{InvalidKey, Operation, Outcome},
+    protocol::Protocol,
+    service::{ResponseFuture, Retry},
+    sticky::Sticky,
+    verdict::{Attempt, Cause, Verdict},
+};
+
+/// The examples of the guide, which run as doc tests.
+#[cfg(doctest)]
+#[doc = include_str!("../../../docs/guide/retries.md")]
+pub struct Guide;

@@ -1,0 +1,281 @@
+//! The adapter for reqwest, through `reqwest-middleware`.
+
+use std::sync::Arc;
+
+use http::{Extensions, HeaderMap, HeaderName, Method, StatusCode, header};
+use reqwest::{Body, Request, Response, ResponseBuilderExt, Url, redirect::Policy};
+use reqwest_middleware::{ClientBuilder, Middleware, Next};
+use tokio::time::timeout_at;
+
+use crate::{
+    error::{BoxError, Error, Reason, is_not_sent},
+    keys::is_safe,
+    layer::{RetryLayer, Settings},
+    operation::Operation,
+    series::{Series, Transport, drive},
+    service::IsAttempt,
+};
+
+impl RetryLayer {
+    /// Returns the builder of a reqwest client that retries with the settings of this layer.
+    ///
+    /// The layer is the outermost middleware, so the order in which others are added does not matter: each of them sees every
+    /// attempt. The caller puts an [`Operation`] into the extensions of a request with `RequestBuilder::with_extension`. The
+    /// error of a call is an [`Error`] in [`reqwest_middleware::Error::Middleware`].
+    ///
+    /// # Redirects
+    ///
+    /// The layer replaces the redirect policy of `builder` and follows up to 10 redirects itself, as reqwest does by default.
+    /// When the origin changes, it removes the key, the credentials and `Host`. An unsafe request that a redirect sent to
+    /// another origin has no key there, and is not sent again after an attempt that may have been executed.
+    ///
+    /// # Errors
+    ///
+    /// If reqwest cannot build the client.
+    ///
+    /// # Examples
+    ///
+    /// ```
+    /// use tower_idempotency_client::{Operation, RetryLayer};
+    ///
+    /// # async fn f() -> Result<(), Box<dyn std::error::Error>> {
+    /// let client = RetryLayer::new().into_reqwest(reqwest::Client::builder())?.build();
+    ///
+    /// let operation = Operation::new();
+    /// let response = client
+    ///     .post("https://api.example.com/orders")
+    ///     .body("one espresso")
+    ///     .with_extension(operation.clone())
+    ///     .send()
+    ///     .await?;
+    /// # Ok(())
+    /// # }
+    /// ```
+    pub fn into_reqwest(self, builder: reqwest::ClientBuilder) -> reqwest::Result<ClientBuilder> {
+        let client = builder.redirect(Policy::none()).build()?;
+        let settings = Arc::new(self.settings);
+        Ok(ClientBuilder::new(client).with(RetryMiddleware { settings }))
+    }
+}
+
+/// Middleware of [`RetryLayer::into_reqwest`]. It is private, because it is safe only with a client that follows no redirects.
+struct RetryMiddleware {
+    settings: Arc<Settings>,
+}
+
+#[async_trait::async_trait]
+impl Middleware for RetryMiddleware {
+    async fn handle(
+        &self,
+        mut req: Request,
+        extensions: &mut Extensions,
+        next: Next<'_>,
+    ) -> reqwest_middleware::Result<Response> {
+        if extensions.get::<IsAttempt>().is_some() {
+            return next.run(req, extensions).await;
+        }
+        let is_by_caller = extensions.get::<Operation>().is_some();
+        let method = req.method().clone();
+        let keys = &self.settings.keys;
+        let keyed = keys.set_key(&method, req.headers_mut(), extensions);
+        let series = Series::new(self.settings.clone(), keyed, is_safe(&method));
+        extensions.insert(IsAttempt);
+        let chain = Chain {
+            next,
+            extensions: &mut *extensions,
+            key_header: self.settings.keys.header(),
+            copy: req.try_clone(),
+            redirects: 0,
+            has_lost_key: false,
+        };
+        let result = send_all(series, chain, req).await;
+        // The caller may use the extensions for another request.
+        extensions.remove::<IsAttempt>();
+        if !is_by_caller {
+            extensions.remove::<Operation>();
+        }
+        result.map_err(reqwest_middleware::Error::middleware)
+    }
+}
+
+async fn send_all(
+    mut series: Series,
+    mut chain: Chain<'_>,
+    req: Request,
+) -> Result<Response, Error> {
+    if let Err(reason) = series.begin() {
+        return Err(series.fail(reason, None));
+    }
+    let Ok(result) = timeout_at(series.deadline(), chain.follow(req)).await else {
+        return Err(series.fail(Reason::Deadline, None));
+    };
+    let res = Box::pin(drive(series, chain, result)).await?;
+    Ok(res.map(Body::wrap).into())
+}
+
+/// Sends attempts through the middleware inside, and follows redirects.
+struct Chain<'a> {
+    next: Next<'a>,
+    extensions: &'a mut Extensions,
+    key_header: &'a HeaderName,
+    copy: Option<Request>,
+    /// Redirects that the current attempt has followed.
+    redirects: usize,
+    /// The current attempt sent an unsafe request without its key to another origin.
+    has_lost_key: bool,
+}
+
+impl Transport for Chain<'_> {
+    type Body = Body;
+
+    async fn ready(&mut self) -> Result<(), BoxError> {
+        Ok(())
+    }
+
+    async fn send(&mut self) -> Result<http::Response<Body>, BoxError> {
+        match self.copy.as_ref().and_then(Request::try_clone) {
+            Some(req) => self.follow(req).await,
+            None => Err("the request body cannot be copied a second time".into()),
+        }
+    }
+
+    fn can_send(&self) -> bool {
+        self.copy.is_some()
+    }
+
+    fn is_not_sent(&self, error: &BoxError) -> bool {
+        self.redirects == 0 && is_not_sent(error.as_ref())
+    }
+
+    fn has_lost_key(&self) -> bool {
+        self.has_lost_key
+    }
+}
+
+impl Chain<'_> {
+    async fn follow(&mut self, mut req: Request) -> Result<http::Response<Body>, BoxError> {
+        self.redirects = 0;
+        self.has_lost_key = false;
+        loop {
+            let followup = Followup::of(&req);
+            let res = self.next.clone().run(req, &mut *self.extensions).await;
+            let res = res.map_err(|error| match error {
+                reqwest_middleware::Error::Reqwest(error) => BoxError::from(error),
+                reqwest_middleware::Error::Middleware(error) => BoxError::from(error),
+            })?;
+            let next = followup.request(res.status(), res.headers(), self.key_header);
+            let Some((next, changes_origin)) = next.filter(|_| self.redirects < MAX_REDIRECTS)
+            else {
+                return into_http(res);
+            };
+            self.redirects += 1;
+            if changes_origin && !is_safe(next.method()) {
+                tracing::warn!("redirect to another origin: the request continues without its key");
+                self.has_lost_key = true;
+            }
+            req = next;
+        }
+    }
+}
+
+/// Copy of a request, from which the request after a redirect is made.
+struct Followup {
+    req: Request,
+    has_body: bool,
+}
+
+impl Followup {
+    fn of(req: &Request) -> Self {
+        if let Some(req) = req.try_clone() {
+            return Self {
+                req,
+                has_body: true,
+            };
+        }
+        let mut head = Request::new(req.method().clone(), req.url().clone());
+        *head.headers_mut() = req.headers().clone();
+        *head.timeout_mut() = req.timeout().copied();
+        Self {
+            req: head,
+            has_body: false,
+        }
+    }
+
+    /// Returns the request after a redirect, and `true` if its origin is another one. `None` if the response is no redirect, or
+    /// the body cannot be sent again.
+    fn request(
+        mut self,
+        status: StatusCode,
+        headers: &HeaderMap,
+        key_header: &HeaderName,
+    ) -> Option<(Request, bool)> {
+        let becomes_get = match status.as_u16() {
+            301 | 302 => self.req.method() == Method::POST,
+            303 => self.req.method() != Method::HEAD,
+            307 | 308 => false,
+            _ => return None,
+        };
+        if !becomes_get && !self.has_body {
+            return None;
+        }
+        let location = str::from_utf8(headers.get(header::LOCATION)?.as_bytes()).ok()?;
+        let mut url = self.req.url().join(location).ok()?;
+        if !matches!(url.scheme(), "http" | "https") {
+            return None;
+        }
+        if url.fragment().is_none() {
+            url.set_fragment(self.req.url().fragment());
+        }
+        let changes_origin = url.origin() != self.req.url().origin();
+        let headers = self.req.headers_mut();
+        if becomes_get {
+            for name in PAYLOAD_HEADERS {
+                headers.remove(name);
+            }
+        }
+        if becomes_get || changes_origin {
+            headers.remove(key_header);
+        }
+        if changes_origin {
+            for name in ORIGIN_HEADERS {
+                headers.remove(name);
+            }
+            headers.remove("cookie2");
+        }
+        if becomes_get {
+            *self.req.method_mut() = Method::GET;
+            *self.req.body_mut() = None;
+        }
+        *self.req.url_mut() = url;
+        Some((self.req, changes_origin))
+    }
+}
+
+/// Converts a response, and keeps its URL.
+fn into_http(res: Response) -> Result<http::Response<Body>, BoxError> {
+    let url: Url = res.url().clone();
+    let with_url = http::Response::builder().url(url).body(())?;
+    let mut res = http::Response::<Body>::from(res);
+    res.extensions_mut()
+        .extend(with_url.into_parts().0.extensions);
+    Ok(res)
+}
+
+/// Redirects that one attempt follows at most, as many as reqwest does by default.
+const MAX_REDIRECTS: usize = 10;
+
+const PAYLOAD_HEADERS: [HeaderName; 4] = [
+    header::CONTENT_TYPE,
+    header::CONTENT_LENGTH,
+    header::CONTENT_ENCODING,
+    header::TRANSFER_ENCODING,
+];
+
+/// Headers for one origin alone.
+const ORIGIN_HEADERS: [HeaderName; 5] = [
+    header::AUTHORIZATION,
+    header::COOKIE,
+    header::HOST,
+    header::PROXY_AUTHORIZATION,
+    header::WWW_AUTHENTICATE,
+];

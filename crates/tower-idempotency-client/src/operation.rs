@@ -1,0 +1,392 @@
+//! Operations of a client: one key each, however often the request is sent.
+
+use std::{
+    fmt,
+    sync::{
+        Arc, OnceLock,
+        atomic::{AtomicU8, AtomicU32, Ordering},
+    },
+    time::{Duration, SystemTime},
+};
+
+use http::HeaderValue;
+use sha2::{Digest, Sha256};
+use tokio::time::Instant;
+
+use crate::{key::Key, protocol::Protocol};
+
+/// Operation of the client: one key, and the state of all attempts under it.
+///
+/// The client creates one operation for each effect that it wants, stores the [key](Self::key) with the data of the operation,
+/// and puts a clone into the extensions of the request. Clones share their state. After the call, [`outcome`](Self::outcome)
+/// says if the client may forget the key.
+///
+/// ```
+/// use http::Request;
+/// use tower_idempotency_client::{Operation, Outcome};
+///
+/// let operation = Operation::new();
+/// // Store `operation.key()` with the order, then send the request.
+/// let request = Request::post("https://api.example.com/orders").extension(operation.clone()).body(())?;
+///
+/// assert_eq!(operation.key().len(), 36);
+/// assert_eq!(operation.attempts(), 0);
+/// assert_eq!(operation.outcome(), Outcome::NotExecuted);
+/// # Ok::<(), http::Error>(())
+/// ```
+///
+/// A caller that knows a key may be able to request the recorded response. To keep it out of logs, the type has no `Display`,
+/// and its `Debug` output does not contain the key.
+#[derive(Clone)]
+pub struct Operation(Arc<Inner>);
+
+struct Inner {
+    key: Key,
+    first_sent: OnceLock<FirstSent>,
+    attempts: AtomicU32,
+    /// Number of attempts that may have been executed.
+    open_attempts: AtomicU32,
+    /// Response of the operation: [`NO_RESPONSE`], [`RESPONSE`] or [`RESPONSE_LOST`].
+    response: AtomicU8,
+    provider: OnceLock<u64>,
+}
+
+/// State of an [`Operation`], as far as its client knows.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[non_exhaustive]
+pub enum Outcome {
+    /// No attempt was executed: none was sent, or the server rejected each one before it executed it.
+    NotExecuted,
+    /// The server sent the response of the operation: a success, or a failure that a retry does not change.
+    Definite,
+    /// The server sent the response of the operation, but its body did not arrive. The same request under the same key gets it.
+    ResponseLost,
+    /// An attempt may have been executed, and its response is unknown.
+    Unknown,
+}
+
+impl Outcome {
+    /// Returns `true` if the client may forget the key.
+    ///
+    /// Otherwise the client keeps the key, and sends the same request under it again or reports it to the operator. A new key
+    /// would execute the operation a second time.
+    #[must_use]
+    pub const fn may_forget_key(self) -> bool {
+        matches!(self, Self::NotExecuted | Self::Definite)
+    }
+}
+
+/// Time of the first attempt, on both clocks.
+///
+/// The monotonic clock stands still while the machine is suspended, and the wall clock can be set back.
+struct FirstSent {
+    wall: SystemTime,
+    monotonic: Instant,
+    /// Age of the operation at the time `monotonic`.
+    age: Duration,
+}
+
+/// Reason why a text is not a key.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct InvalidKey(pub(crate) &'static str);
+
+impl Operation {
+    /// Creates an operation whose key is a random UUID (version 4), as the IETF draft recommends
+    /// (draft-ietf-httpapi-idempotency-key-header-07, section 2.2).
+    ///
+    /// # Panics
+    ///
+    /// If the operating system provides no randomness.
+    #[must_use]
+    pub fn new() -> Self {
+        Self::from_key(Key::uuid(random_bytes(), 4))
+    }
+
+    /// Creates an operation whose key is a UUID of version 7, which begins with the time.
+    ///
+    /// Use it for protocols that require this version, such as the REST catalog of Apache Iceberg. The key shows the server
+    /// when the operation began, and only 74 of its bits are random.
+    ///
+    /// # Panics
+    ///
+    /// If the operating system provides no randomness.
+    #[must_use]
+    pub fn new_v7() -> Self {
+        let mut bytes = random_bytes();
+        let millis = SystemTime::now()
+            .duration_since(SystemTime::UNIX_EPOCH)
+            .map_or(0, |elapsed| elapsed.as_millis());
+        bytes[..6].copy_from_slice(&millis.to_be_bytes()[10..]);
+        Self::from_key(Key::uuid(bytes, 7))
+    }
+
+    /// Creates an operation with a key of the caller, for example from its database, from a form or from a message.
+    ///
+    /// # Errors
+    ///
+    /// If the key is empty, longer than 255 bytes, begins or ends with a space, or contains anything but printable ASCII.
+    pub fn with_key(key: impl AsRef<str>) -> Result<Self, InvalidKey> {
+        Key::new(key.as_ref().as_bytes()).map(Self::from_key)
+    }
+
+    /// Creates an operation whose key is derived from the parts of its name, for example the ID of a message and the name of
+    /// the effect. The key is a UUID of version 8 from the SHA-256 digest of all parts and their lengths.
+    ///
+    /// Pass what *names* the operation, and never its content: two equal orders are two orders. The parts must not change
+    /// between attempts. If others can guess them, they can guess the key.
+    ///
+    /// ```
+    /// use tower_idempotency_client::Operation;
+    ///
+    /// let charge = Operation::derived(&[b"message-17", b"charge"]);
+    /// assert_eq!(charge.key(), Operation::derived(&[b"message-17", b"charge"]).key());
+    /// assert_ne!(charge.key(), Operation::derived(&[b"message-17", b"refund"]).key());
+    /// ```
+    #[must_use]
+    pub fn derived(name: &[&[u8]]) -> Self {
+        let mut digest = Sha256::new();
+        for part in name {
+            digest.update((part.len() as u64).to_be_bytes());
+            digest.update(part);
+        }
+        let mut bytes = [0; 16];
+        bytes.copy_from_slice(&digest.finalize()[..16]);
+        Self::from_key(Key::uuid(bytes, 8))
+    }
+
+    /// Restores the time of the first attempt, of an operation that another process may have sent.
+    ///
+    /// The operation then counts as sent: its outcome is [`Outcome::Unknown`] until a response proves otherwise. A time more
+    /// than a minute in the future counts as expired, because one of the clocks is wrong. Has no effect on an operation that
+    /// was already sent.
+    #[must_use]
+    pub fn with_first_sent(self, at: SystemTime) -> Self {
+        let age = match SystemTime::now().duration_since(at) {
+            Ok(age) => age,
+            Err(error) if error.duration() <= CLOCK_SKEW => Duration::ZERO,
+            Err(_) => Duration::MAX,
+        };
+        let restored = FirstSent {
+            wall: at,
+            monotonic: Instant::now(),
+            age,
+        };
+        if self.0.first_sent.set(restored).is_ok() {
+            self.0.open_attempts.fetch_add(1, Ordering::Relaxed);
+        }
+        self
+    }
+
+    /// Restores the [provider](Self::provider) that got the first attempt. Has no effect if the operation has one.
+    #[must_use]
+    pub fn with_provider(self, provider: u64) -> Self {
+        self.0.provider.get_or_init(|| provider);
+        self
+    }
+
+    /// Returns the key, without the quotes of the header.
+    #[must_use]
+    pub fn key(&self) -> &str {
+        self.0.key.as_str()
+    }
+
+    /// Returns the number of attempts of this process that began.
+    #[must_use]
+    pub fn attempts(&self) -> u32 {
+        self.0.attempts.load(Ordering::Relaxed)
+    }
+
+    /// Returns the time at which the first attempt began, or `None` if there was none.
+    #[must_use]
+    pub fn first_sent(&self) -> Option<SystemTime> {
+        self.0.first_sent.get().map(|first| first.wall)
+    }
+
+    /// Returns the provider that [`Sticky`](crate::Sticky) chose for the first attempt, or `None` if it chose none.
+    #[must_use]
+    pub fn provider(&self) -> Option<u64> {
+        self.0.provider.get().copied()
+    }
+
+    /// Returns the outcome that is known so far. A call that is cancelled leaves [`Outcome::Unknown`].
+    #[must_use]
+    pub fn outcome(&self) -> Outcome {
+        match self.0.response.load(Ordering::Relaxed) {
+            RESPONSE => Outcome::Definite,
+            RESPONSE_LOST => Outcome::ResponseLost,
+            _ if self.0.open_attempts.load(Ordering::Relaxed) == 0 => Outcome::NotExecuted,
+            _ => Outcome::Unknown,
+        }
+    }
+
+    /// Creates the state of a request that has no key. It is never handed out.
+    pub(crate) fn without_key() -> Self {
+        Self::from_key(Key::none())
+    }
+
+    pub(crate) fn from_key(key: Key) -> Self {
+        Self(Arc::new(Inner {
+            key,
+            first_sent: OnceLock::new(),
+            attempts: AtomicU32::new(0),
+            open_attempts: AtomicU32::new(0),
+            response: AtomicU8::new(NO_RESPONSE),
+            provider: OnceLock::new(),
+        }))
+    }
+
+    /// Returns the value of the key header.
+    pub(crate) fn header(&self, protocol: Protocol) -> Option<HeaderValue> {
+        let quoted = match protocol {
+            Protocol::TowerIdempotency => self.0.key.needs_quotes(),
+            Protocol::Ietf => true,
+            Protocol::Stripe | Protocol::Acp => false,
+        };
+        self.0.key.header(quoted)
+    }
+
+    /// Returns `true` if the server may have deleted the record of the operation.
+    pub(crate) fn is_older_than(&self, lifetime: Duration) -> bool {
+        self.0.first_sent.get().is_some_and(|first| {
+            let by_wall_clock = first.wall.elapsed().unwrap_or_default();
+            let by_monotonic_clock = first.age.saturating_add(first.monotonic.elapsed());
+            by_wall_clock.max(by_monotonic_clock) >= lifetime
+        })
+    }
+
+    /// Counts an attempt that is about to be sent. It may have been executed until [`close_attempt`](Self::close_attempt).
+    pub(crate) fn begin_attempt(&self, now: Instant) {
+        self.0.first_sent.get_or_init(|| FirstSent {
+            wall: SystemTime::now(),
+            monotonic: now,
+            age: Duration::ZERO,
+        });
+        self.0.attempts.fetch_add(1, Ordering::Relaxed);
+        self.0.open_attempts.fetch_add(1, Ordering::Relaxed);
+    }
+
+    /// Takes the last attempt back, which was counted and not sent.
+    pub(crate) fn discard_attempt(&self) {
+        self.0.attempts.fetch_sub(1, Ordering::Relaxed);
+        self.close_attempt();
+    }
+
+    /// Notes that an attempt was not executed.
+    pub(crate) fn close_attempt(&self) {
+        self.0.open_attempts.fetch_sub(1, Ordering::Relaxed);
+    }
+
+    /// Notes that the response of the operation has arrived.
+    pub(crate) fn set_response(&self) {
+        self.0.response.store(RESPONSE, Ordering::Relaxed);
+    }
+
+    /// Notes that the body of the response did not arrive.
+    pub(crate) fn set_response_lost(&self) {
+        self.0.response.store(RESPONSE_LOST, Ordering::Relaxed);
+    }
+
+    /// Returns the provider of the first attempt, or that of `choose`.
+    pub(crate) fn provider_or(&self, choose: impl FnOnce() -> u64) -> u64 {
+        *self.0.provider.get_or_init(choose)
+    }
+}
+
+impl Default for Operation {
+    fn default() -> Self {
+        Self::new()
+    }
+}
+
+impl fmt::Debug for Operation {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Operation")
+            .field("attempts", &self.attempts())
+            .field("outcome", &self.outcome())
+            .finish_non_exhaustive()
+    }
+}
+
+impl fmt::Display for InvalidKey {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(self.0)
+    }
+}
+
+impl std::error::Error for InvalidKey {}
+
+fn random_bytes() -> [u8; 16] {
+    let mut bytes = [0; 16];
+    getrandom::fill(&mut bytes).expect("the operating system provides randomness");
+    bytes
+}
+
+/// Difference between the clocks of two machines that is not an error.
+const CLOCK_SKEW: Duration = Duration::from_secs(60);
+
+const NO_RESPONSE: u8 = 0;
+const RESPONSE: u8 = 1;
+const RESPONSE_LOST: u8 = 2;
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn random_keys_are_distinct_uuids() {
+        let [one, other] = [Operation::new(), Operation::new()];
+        assert_ne!(one.key(), other.key());
+        for (operation, version) in [(one, b'4'), (other, b'4'), (Operation::new_v7(), b'7')] {
+            let key = operation.key().as_bytes();
+            assert_eq!(key.len(), 36);
+            assert_eq!(key[14], version);
+            assert!(b"89ab".contains(&key[19]), "variant of {}", operation.key());
+        }
+    }
+
+    #[test]
+    fn time_ordered_keys_begin_with_milliseconds() {
+        let before = millis();
+        let key = Operation::new_v7().key().replace('-', "");
+        let stamp = u128::from_str_radix(&key[..12], 16).unwrap();
+        assert!((before..=millis()).contains(&stamp), "{stamp}");
+    }
+
+    fn millis() -> u128 {
+        SystemTime::now()
+            .duration_since(SystemTime::UNIX_EPOCH)
+            .unwrap()
+            .as_millis()
+    }
+
+    #[test]
+    fn derived_key_depends_on_each_part_and_its_length() {
+        let key = |name: &[&[u8]]| Operation::derived(name).key().to_owned();
+        assert_eq!(key(&[b"ab", b"c"]), key(&[b"ab", b"c"]));
+        let all = [
+            key(&[b"ab", b"c"]),
+            key(&[b"a", b"bc"]),
+            key(&[b"abc"]),
+            key(&[b"abc", b""]),
+            key(&[]),
+        ];
+        for (at, one) in all.iter().enumerate() {
+            assert!(!all[..at].contains(one), "{at}");
+        }
+    }
+
+    #[test]
+    fn debug_output_hides_key() {
+        let text = format!("{:?}", Operation::with_key("secret-17").unwrap());
+        assert!(!text.contains("secret"), "{text}");
+    }
+
+    #[test]
+    fn restored_operation_counts_as_sent() {
+        let at = SystemTime::now() - Duration::from_secs(60);
+        let operation = Operation::new().with_first_sent(at).with_provider(7);
+        assert_eq!(operation.first_sent(), Some(at));
+        assert_eq!(operation.outcome(), Outcome::Unknown);
+        assert_eq!(operation.provider(), Some(7));
+    }
+}

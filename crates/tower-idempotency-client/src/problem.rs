@@ -1,0 +1,171 @@
+//! Codes in the bodies of error responses.
+
+use http::{HeaderMap, StatusCode, header};
+use serde_json::Value;
+
+/// Longest body that is searched for a code.
+pub(crate) const MAX_BYTES: usize = 64 * 1024;
+
+/// Members of an error body that decide on a retry.
+#[derive(Debug, Default, PartialEq, Eq)]
+pub(crate) struct Problem {
+    pub(crate) code: Option<String>,
+    /// Member `error.type` of Stripe's API.
+    pub(crate) error_type: Option<String>,
+    /// Member `retryable` of a problem of `tower-idempotency`.
+    pub(crate) retryable: Option<bool>,
+}
+
+/// Form of a body that may contain a code.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Form {
+    /// `application/problem+json` (RFC 9457).
+    Problem,
+    /// Any other JSON.
+    Json,
+}
+
+impl Form {
+    /// Returns the form of a body, or `None` if it contains no code that counts.
+    pub(crate) fn of(status: StatusCode, headers: &HeaderMap) -> Option<Self> {
+        if !status.is_client_error() && !status.is_server_error() {
+            return None;
+        }
+        let media_type = headers.get(header::CONTENT_TYPE)?.to_str().ok()?;
+        let essence = media_type.split(';').next().unwrap_or_default().trim();
+        if essence.eq_ignore_ascii_case("application/problem+json") {
+            Some(Self::Problem)
+        } else if essence.eq_ignore_ascii_case("application/json") {
+            Some(Self::Json)
+        } else {
+            None
+        }
+    }
+}
+
+impl Problem {
+    /// Returns the members of a body, or `None` if it is not a JSON object.
+    ///
+    /// Outside problem details, a code counts as a member of `error`, or if it begins with `idempotency_`. Any other `code` is
+    /// one of the application, whose meaning is unknown.
+    pub(crate) fn parse(form: Form, body: &[u8]) -> Option<Self> {
+        let body: Value = serde_json::from_slice(body).ok()?;
+        let body = body.as_object()?;
+        let text = |value: Option<&Value>| value?.as_str().map(str::to_owned);
+        if form == Form::Problem {
+            let is_from_layer = body
+                .get("type")
+                .and_then(Value::as_str)
+                .is_some_and(|uri| uri.starts_with("urn:tower-idempotency:problem:"));
+            return Some(Self {
+                code: text(body.get("code")),
+                error_type: None,
+                retryable: body
+                    .get("retryable")
+                    .and_then(Value::as_bool)
+                    .filter(|_| is_from_layer),
+            });
+        }
+        if let Some(error) = body.get("error").and_then(Value::as_object) {
+            return Some(Self {
+                code: text(error.get("code")),
+                error_type: text(error.get("type")),
+                retryable: None,
+            });
+        }
+        Some(Self {
+            code: text(body.get("code")).filter(|code| code.starts_with("idempotency_")),
+            ..Self::default()
+        })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use http::HeaderValue;
+
+    use super::*;
+
+    fn code(form: Form, body: &str) -> Option<String> {
+        Problem::parse(form, body.as_bytes())?.code
+    }
+
+    #[test]
+    fn code_is_found_in_each_form() {
+        let problem = r#"{"type":"about:blank","code":"in-progress","retryable":true}"#;
+        assert_eq!(code(Form::Problem, problem).as_deref(), Some("in-progress"));
+        let stripe = r#"{"error":{"type":"idempotency_error","code":"idempotency_key_in_use"}}"#;
+        assert_eq!(
+            code(Form::Json, stripe).as_deref(),
+            Some("idempotency_key_in_use")
+        );
+        let acp = r#"{"type":"invalid_request","code":"idempotency_in_flight"}"#;
+        assert_eq!(
+            code(Form::Json, acp).as_deref(),
+            Some("idempotency_in_flight")
+        );
+    }
+
+    #[test]
+    fn codes_of_application_do_not_count() {
+        assert_eq!(code(Form::Json, r#"{"code":"in-progress"}"#), None);
+        assert_eq!(code(Form::Problem, r#"{"code":7}"#), None);
+        for body in [
+            "",
+            "[]",
+            "null",
+            "\"in-progress\"",
+            "{\"code\":\"in-progress\"",
+        ] {
+            assert_eq!(
+                Problem::parse(Form::Problem, body.as_bytes()),
+                None,
+                "{body}"
+            );
+        }
+    }
+
+    #[test]
+    fn deep_nesting_is_no_problem() {
+        assert_eq!(
+            Problem::parse(Form::Json, "[".repeat(MAX_BYTES).as_bytes()),
+            None
+        );
+    }
+
+    #[test]
+    fn retryable_counts_in_problems_of_layer() {
+        let parse = |uri| {
+            let body = format!(r#"{{"type":"{uri}","code":"new","retryable":true}}"#);
+            Problem::parse(Form::Problem, body.as_bytes())
+                .unwrap()
+                .retryable
+        };
+        assert_eq!(parse("urn:tower-idempotency:problem:new"), Some(true));
+        assert_eq!(parse("https://example.com/new"), None);
+    }
+
+    #[test]
+    fn only_errors_in_json_have_form() {
+        let form = |status, media_type| {
+            let media_type = HeaderValue::from_static(media_type);
+            Form::of(
+                status,
+                &HeaderMap::from_iter([(header::CONTENT_TYPE, media_type)]),
+            )
+        };
+        assert_eq!(
+            form(
+                StatusCode::CONFLICT,
+                "application/problem+json; charset=utf-8"
+            ),
+            Some(Form::Problem)
+        );
+        assert_eq!(
+            form(StatusCode::CONFLICT, "Application/JSON"),
+            Some(Form::Json)
+        );
+        assert_eq!(form(StatusCode::CONFLICT, "text/html"), None);
+        assert_eq!(form(StatusCode::OK, "application/json"), None);
+    }
+}

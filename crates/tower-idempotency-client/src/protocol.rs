@@ -1,0 +1,20 @@
+//! Protocols of servers.
+
+/// Protocol that the server follows.
+///
+/// It decides on the form of the key header and on the meaning of responses without a known code. Known codes of all protocols
+/// are understood with each of them.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
+#[non_exhaustive]
+pub enum Protocol {
+    /// `tower-idempotency` with its preset `Recommended`: a plain key, and problem details (RFC 9457) with a code.
+    #[default]
+    TowerIdempotency,
+    /// The draft draft-ietf-httpapi-idempotency-key-header-07: a quoted key (RFC 9651), and 409 while the first request is
+    /// executed.
+    Ietf,
+    /// Stripe's API: a plain key, `{"error":{..}}`, and 409 while the first request is executed.
+    Stripe,
+    /// The Agentic Commerce Protocol: a plain key, and codes that begin with `idempotency_`.
+    Acp,
+}

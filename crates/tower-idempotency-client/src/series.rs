@@ -1,0 +1,281 @@
+//! The attempts of one call: limits, delays and the outcome.
+
+use std::{future::Future, sync::Arc, time::Duration};
+
+use http::{HeaderMap, Response, StatusCode};
+use http_body::Body;
+use tokio::time::{Instant, sleep, timeout_at};
+
+use crate::{
+    body::ResponseBody,
+    budget::cost,
+    error::{BoxError, Error, Reason},
+    keys::Keyed,
+    layer::Settings,
+    operation::{Operation, Outcome},
+    problem::{Form, MAX_BYTES, Problem},
+    telemetry,
+    verdict::{Attempt, Cause, Fate, Head, Judgement, Verdict, depends_on_code},
+};
+
+/// Sends the attempts of one call.
+pub(crate) trait Transport: Send {
+    type Body: Body;
+
+    /// Waits until the inner service accepts a request.
+    fn ready(&mut self) -> impl Future<Output = Result<(), BoxError>> + Send;
+
+    /// Sends the request again.
+    fn send(&mut self) -> impl Future<Output = Result<Response<Self::Body>, BoxError>> + Send;
+
+    /// Returns `true` if the request can be sent again.
+    fn can_send(&self) -> bool;
+
+    /// Returns `true` if no byte of the last attempt was sent.
+    fn is_not_sent(&self, error: &BoxError) -> bool;
+
+    /// Returns `true` if the last attempt was executed, if at all, without the key of the call.
+    fn has_lost_key(&self) -> bool {
+        false
+    }
+}
+
+/// Attempts of one call.
+pub(crate) struct Series {
+    settings: Arc<Settings>,
+    operation: Operation,
+    has_key: bool,
+    is_safe: bool,
+    /// The last attempt went to another origin without its key.
+    has_lost_key: bool,
+    began: Instant,
+    deadline: Instant,
+    /// Attempts that count against the maximum.
+    counted: u32,
+    resends: u32,
+    /// Tokens that the last retry took.
+    cost: u32,
+}
+
+impl Series {
+    /// Begins a call.
+    pub(crate) fn new(settings: Arc<Settings>, keyed: Keyed, is_safe: bool) -> Self {
+        telemetry::began();
+        let now = Instant::now();
+        Self {
+            began: now,
+            deadline: now.checked_add(settings.deadline).unwrap_or(now + FAR),
+            settings,
+            has_key: keyed.has_key,
+            operation: keyed.operation.unwrap_or_else(Operation::without_key),
+            is_safe,
+            has_lost_key: false,
+            counted: 0,
+            resends: 0,
+            cost: 0,
+        }
+    }
+
+    /// Takes over an attempt that was counted before the call began.
+    pub(crate) fn adopt_attempt(&self) {
+        self.operation.discard_attempt();
+    }
+
+    pub(crate) fn deadline(&self) -> Instant {
+        self.deadline
+    }
+
+    /// Begins the first attempt, if the limits allow it. Nothing may be awaited between this call and the attempt.
+    pub(crate) fn begin(&mut self) -> Result<(), Reason> {
+        self.begin_attempt(self.began)
+    }
+
+    /// Begins a further attempt, as [`begin`](Self::begin) does.
+    fn begin_again(&mut self) -> Result<(), Reason> {
+        let now = Instant::now();
+        if now >= self.deadline {
+            return Err(Reason::Deadline);
+        }
+        self.begin_attempt(now)
+    }
+
+    fn begin_attempt(&mut self, now: Instant) -> Result<(), Reason> {
+        if self.expires_within(Duration::ZERO) {
+            telemetry::expired();
+            return Err(Reason::Expired);
+        }
+        self.operation.begin_attempt(now);
+        Ok(())
+    }
+
+    /// Returns the judgement of a response if it needs no body and is not retried.
+    pub(crate) fn judge_head(&self, status: StatusCode, headers: &HeaderMap) -> Option<Judgement> {
+        if self.settings.verdict.is_some() || depends_on_code(status, headers) {
+            return None;
+        }
+        let head = Head {
+            status,
+            headers,
+            problem: None,
+        };
+        let judgement = Judgement::of_response(head, self.settings.keys.protocol());
+        (!matches!(judgement.verdict, Verdict::Retry { .. })).then_some(judgement)
+    }
+
+    /// Notes the judgement of an attempt. Returns the delay before the next one, or `None` if the call ends.
+    pub(crate) fn conclude(&mut self, judgement: Judgement, can_send: bool) -> Option<Duration> {
+        match judgement.fate {
+            Fate::Definite => self.operation.set_response(),
+            Fate::Rejected => self.operation.close_attempt(),
+            Fate::Open => {}
+        }
+        let (after, cause) = match judgement.verdict {
+            Verdict::Retry { after, cause } => (after, cause),
+            Verdict::Definite => {
+                self.settings.budget.give_back(self.cost.max(1));
+                return None;
+            }
+            Verdict::Unknown => return None,
+        };
+        let is_allowed =
+            !self.has_lost_key && (self.has_key || self.is_safe) || cause == Cause::NotSent;
+        if cause != Cause::InProgress {
+            self.counted += 1;
+        }
+        if !is_allowed || !can_send || self.counted >= self.settings.max_attempts {
+            return None;
+        }
+        let delay = self.settings.delay(self.resends, cause, after);
+        let time_left = self.deadline.saturating_duration_since(Instant::now());
+        if delay >= time_left || self.expires_within(delay) {
+            return None;
+        }
+        let cost = cost(cause);
+        if !self.settings.budget.take(cost) {
+            telemetry::budget_spent(cause);
+            return None;
+        }
+        self.cost = cost;
+        self.resends += 1;
+        telemetry::retrying(self.resends, cause, delay);
+        Some(delay)
+    }
+
+    /// Returns `true` if the server may have deleted the record of an earlier attempt after this delay.
+    fn expires_within(&self, delay: Duration) -> bool {
+        let lifetime = self.settings.lifetime.saturating_sub(delay);
+        self.has_key
+            && self.operation.outcome() != Outcome::NotExecuted
+            && self.operation.is_older_than(lifetime)
+    }
+
+    /// Finishes the call with a response.
+    pub(crate) fn respond<B: Body>(
+        self,
+        res: Response<ResponseBody<B>>,
+    ) -> Response<ResponseBody<B>> {
+        let outcome = self.operation.outcome();
+        telemetry::finished(outcome);
+        if !self.has_key {
+            return res;
+        }
+        if outcome == Outcome::Definite {
+            return res.map(|body| body.with_operation(self.operation));
+        }
+        let mut res = res;
+        res.extensions_mut().insert(self.operation);
+        res
+    }
+
+    /// Finishes the call with an error.
+    pub(crate) fn fail(self, reason: Reason, source: Option<BoxError>) -> Error {
+        let outcome = self.operation.outcome();
+        telemetry::finished(outcome);
+        let operation = self.has_key.then_some(self.operation);
+        Error::new(reason, operation, outcome, source)
+    }
+
+    /// Judges a response or an error by the function of the caller, else by the rules of the layer.
+    fn judge(&self, result: Result<Head<'_>, &BoxError>, is_sent: bool) -> Judgement {
+        let result = result.map_err(AsRef::as_ref);
+        let by_caller = self
+            .settings
+            .verdict
+            .as_ref()
+            .and_then(|verdict| verdict(&Attempt { result }));
+        match (by_caller, result) {
+            (Some(verdict), _) => Judgement::of(verdict),
+            (None, Ok(head)) => Judgement::of_response(head, self.settings.keys.protocol()),
+            (None, Err(_)) => Judgement::of_error(is_sent),
+        }
+    }
+}
+
+/// Judges the result of an attempt, and sends the request again until the call ends.
+pub(crate) async fn drive<T: Transport>(
+    mut series: Series,
+    mut transport: T,
+    mut result: Result<Response<T::Body>, BoxError>,
+) -> Result<Response<ResponseBody<T::Body>>, Error> {
+    loop {
+        series.has_lost_key = transport.has_lost_key();
+        let (judgement, result_read) = match result {
+            Ok(res) => {
+                let (head, body) = res.into_parts();
+                let (body, problem) = read_problem(&series, head.status, &head.headers, body).await;
+                let judged = Head {
+                    status: head.status,
+                    headers: &head.headers,
+                    problem: problem.as_ref(),
+                };
+                let judgement = series.judge(Ok(judged), true);
+                (judgement, Ok(Response::from_parts(head, body)))
+            }
+            Err(error) => {
+                let is_sent = !transport.is_not_sent(&error);
+                (series.judge(Err(&error), is_sent), Err(error))
+            }
+        };
+        let Some(delay) = series.conclude(judgement, transport.can_send()) else {
+            return match result_read {
+                Ok(res) => Ok(series.respond(res)),
+                Err(error) => Err(series.fail(Reason::Failed, Some(error))),
+            };
+        };
+        // The response is dropped before the delay, so that its connection is free.
+        let last_error = result_read.err();
+        sleep(delay).await;
+        match timeout_at(series.deadline, transport.ready()).await {
+            Ok(Ok(())) => {}
+            Ok(Err(error)) => return Err(series.fail(Reason::NotReady, Some(error))),
+            Err(_) => return Err(series.fail(Reason::Deadline, last_error)),
+        }
+        if let Err(reason) = series.begin_again() {
+            return Err(series.fail(reason, last_error));
+        }
+        result = match timeout_at(series.deadline, transport.send()).await {
+            Ok(result) => result,
+            Err(_) => return Err(series.fail(Reason::Deadline, last_error)),
+        };
+    }
+}
+
+/// Reads the body of an error response if it may contain a code. A body that is late is passed on without one.
+async fn read_problem<B: Body>(
+    series: &Series,
+    status: StatusCode,
+    headers: &HeaderMap,
+    body: B,
+) -> (ResponseBody<B>, Option<Problem>) {
+    let body = ResponseBody::new(body);
+    let is_read = depends_on_code(status, headers) || series.settings.verdict.is_some();
+    let Some(form) = Form::of(status, headers).filter(|_| is_read) else {
+        return (body, None);
+    };
+    let (body, bytes) = body.peek(MAX_BYTES, series.deadline).await;
+    let problem = bytes.and_then(|bytes| Problem::parse(form, &bytes));
+    (body, problem)
+}
+
+/// Deadline of a call whose deadline is too far for the clock.
+const FAR: Duration = Duration::from_secs(30 * 365 * 24 * 60 * 60);

@@ -1,0 +1,287 @@
+//! The decision about an attempt: done, retry or unknown.
+
+use std::{error::Error as StdError, time::Duration};
+
+use http::{HeaderMap, StatusCode};
+
+use crate::{problem::Problem, protocol::Protocol, retry_after::retry_after};
+
+/// Decision about an attempt.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub enum Verdict {
+    /// The response is that of the operation. A retry would not change it.
+    Definite,
+    /// The same request may be sent again, under the same key.
+    Retry {
+        /// Shortest delay, which the server requests. `None` if it requests none.
+        after: Option<Duration>,
+        /// Cause, which decides on the length of the delay and on the cost of the retry.
+        cause: Cause,
+    },
+    /// The attempt may have been executed, and a retry cannot find out.
+    Unknown,
+}
+
+/// Cause of a retry.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[non_exhaustive]
+pub enum Cause {
+    /// The client could not connect. No byte of the request was sent.
+    NotSent,
+    /// The request was sent, and failed or got no response.
+    Transient,
+    /// The server limits requests, and did not execute this one.
+    Throttled,
+    /// The server executes the first request with this key.
+    InProgress,
+}
+
+impl Cause {
+    /// Returns the name, which is a label of a metric.
+    pub(crate) const fn name(self) -> &'static str {
+        match self {
+            Self::NotSent => "not_sent",
+            Self::Transient => "transient",
+            Self::Throttled => "throttled",
+            Self::InProgress => "in_progress",
+        }
+    }
+}
+
+/// Result of an attempt, for a function of [`RetryLayer::with_verdict`](crate::RetryLayer::with_verdict).
+#[derive(Clone, Copy, Debug)]
+pub struct Attempt<'a> {
+    pub(crate) result: Result<Head<'a>, &'a (dyn StdError + Send + Sync + 'static)>,
+}
+
+/// Head of a response, and the code of its body.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Head<'a> {
+    pub(crate) status: StatusCode,
+    pub(crate) headers: &'a HeaderMap,
+    pub(crate) problem: Option<&'a Problem>,
+}
+
+impl<'a> Attempt<'a> {
+    /// Returns status and headers of the response, or `None` if there is none.
+    #[must_use]
+    pub fn response(&self) -> Option<(StatusCode, &'a HeaderMap)> {
+        let head = self.result.as_ref().ok()?;
+        Some((head.status, head.headers))
+    }
+
+    /// Returns the code in the body of an error response: the member `code` of problem details (RFC 9457), the member
+    /// `error.code` of other JSON, or a member `code` that begins with `idempotency_`.
+    #[must_use]
+    pub fn code(&self) -> Option<&'a str> {
+        self.result.as_ref().ok()?.problem?.code.as_deref()
+    }
+
+    /// Returns the error of the inner service, or `None` if there is a response.
+    #[must_use]
+    pub fn error(&self) -> Option<&'a (dyn StdError + Send + Sync + 'static)> {
+        self.result.err()
+    }
+}
+
+/// Verdict on an attempt, and the fate of this attempt.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Judgement {
+    pub(crate) verdict: Verdict,
+    pub(crate) fate: Fate,
+}
+
+/// Fate of one attempt, independent of earlier attempts.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Fate {
+    /// The server executed the request, or replayed its response.
+    Definite,
+    /// The server rejected the request before it executed it. An earlier attempt may have been executed.
+    Rejected,
+    /// The request may have been executed.
+    Open,
+}
+
+impl Judgement {
+    pub(crate) const DEFINITE: Self = Self {
+        verdict: Verdict::Definite,
+        fate: Fate::Definite,
+    };
+    const REJECTED: Self = Self {
+        verdict: Verdict::Definite,
+        fate: Fate::Rejected,
+    };
+    const UNKNOWN: Self = Self {
+        verdict: Verdict::Unknown,
+        fate: Fate::Open,
+    };
+
+    /// Returns the judgement of a verdict that a function of the caller has made.
+    pub(crate) const fn of(verdict: Verdict) -> Self {
+        match verdict {
+            Verdict::Definite => Self::DEFINITE,
+            Verdict::Retry { after, cause } => Self::retry(after, cause),
+            Verdict::Unknown => Self::UNKNOWN,
+        }
+    }
+
+    /// Returns the judgement of an attempt without a response.
+    pub(crate) const fn of_error(is_sent: bool) -> Self {
+        Self::retry(
+            None,
+            if is_sent {
+                Cause::Transient
+            } else {
+                Cause::NotSent
+            },
+        )
+    }
+
+    /// Returns the judgement of a response: by its code, else by the protocol, else by its status.
+    ///
+    /// A server that says if the request should be sent again has the last word.
+    pub(crate) fn of_response(head: Head<'_>, protocol: Protocol) -> Self {
+        let after = retry_after(head.headers);
+        let judged = by_replay_marker(head)
+            .or_else(|| by_code(head, after))
+            .or_else(|| by_protocol(head, protocol, after))
+            .unwrap_or_else(|| by_status(head.status, after));
+        let is_retry = matches!(judged.verdict, Verdict::Retry { .. });
+        match should_retry(head) {
+            Some(false) if is_retry => Self {
+                verdict: Verdict::Unknown,
+                ..judged
+            },
+            Some(true) if !is_retry => Self::retry(after, Cause::Transient),
+            Some(_) | None => judged,
+        }
+    }
+
+    const fn retry(after: Option<Duration>, cause: Cause) -> Self {
+        Self {
+            verdict: Verdict::Retry { after, cause },
+            fate: match cause {
+                Cause::NotSent | Cause::Throttled => Fate::Rejected,
+                Cause::Transient | Cause::InProgress => Fate::Open,
+            },
+        }
+    }
+}
+
+/// Returns `true` if a code in the body can change the judgement of a response.
+pub(crate) fn depends_on_code(status: StatusCode, headers: &HeaderMap) -> bool {
+    (status.is_server_error() || matches!(status.as_u16(), 400 | 408 | 409 | 413 | 422 | 429))
+        && !headers.contains_key(REPLAYED)
+}
+
+/// Judges a replay. Only a recorded response is marked, so a retry would get the same one.
+///
+/// A recorded 5xx is the response of the key, but does not say if the operation was executed.
+fn by_replay_marker(head: Head<'_>) -> Option<Judgement> {
+    let marker = head.headers.get(REPLAYED)?;
+    (marker == "true").then_some(if head.status.is_server_error() {
+        Judgement::UNKNOWN
+    } else {
+        Judgement::DEFINITE
+    })
+}
+
+fn by_code(head: Head<'_>, after: Option<Duration>) -> Option<Judgement> {
+    let problem = head.problem?;
+    let known = problem.code.as_deref().and_then(|code| {
+        Some(match code {
+            "in-progress" | "idempotency_in_flight" | "idempotency_key_in_use" => {
+                Judgement::retry(after, Cause::InProgress)
+            }
+            // Without a delay, the execution ended without an outcome, and an operator has to resolve it.
+            "outcome-unknown" => match after {
+                Some(_) => Judgement::retry(after, Cause::Transient),
+                None => Judgement::UNKNOWN,
+            },
+            "response-not-retained"
+            | "key-reused"
+            | "idempotency_conflict"
+            | "unfinished-transaction" => Judgement::DEFINITE,
+            // Without a delay, the request was executed and its record cannot be read.
+            "store-unavailable" => match after {
+                Some(_) => Judgement::retry(after, Cause::Throttled),
+                None => Judgement::UNKNOWN,
+            },
+            "overloaded" | "draining" | "caller-limit" | "lock_timeout" => {
+                Judgement::retry(after, Cause::Throttled)
+            }
+            "body-timeout" | "body-unreadable" => Judgement {
+                fate: Fate::Rejected,
+                ..Judgement::retry(after, Cause::Transient)
+            },
+            "missing-key"
+            | "malformed-key"
+            | "key-too-long"
+            | "body-too-large"
+            | "principal-ambiguous"
+            | "principal-missing"
+            | "idempotency_key_required" => Judgement::REJECTED,
+            _ => return None,
+        })
+    });
+    known.or_else(
+        || match (problem.error_type.as_deref(), problem.retryable) {
+            (Some("idempotency_error"), _) if head.status == StatusCode::BAD_REQUEST => {
+                Some(Judgement::DEFINITE)
+            }
+            // A code of a later version of the layer.
+            (_, Some(true)) => Some(Judgement::retry(after, Cause::Transient)),
+            (_, Some(false)) => Some(Judgement::UNKNOWN),
+            _ => None,
+        },
+    )
+}
+
+/// Judges a 409. Other services use the status for conflicts of their own, which no retry resolves.
+fn by_protocol(head: Head<'_>, protocol: Protocol, after: Option<Duration>) -> Option<Judgement> {
+    let means_in_progress = match protocol {
+        Protocol::Ietf | Protocol::Stripe => true,
+        Protocol::TowerIdempotency | Protocol::Acp => false,
+    };
+    (means_in_progress && head.status == StatusCode::CONFLICT)
+        .then_some(Judgement::retry(after, Cause::InProgress))
+}
+
+fn by_status(status: StatusCode, after: Option<Duration>) -> Judgement {
+    match status.as_u16() {
+        429 => Judgement::retry(after, Cause::Throttled),
+        // The server waits for the end of the TLS handshake (RFC 8470) before it executes anything.
+        425 => Judgement {
+            fate: Fate::Rejected,
+            ..Judgement::retry(after, Cause::Transient)
+        },
+        408 | 500.. => Judgement::retry(after, Cause::Transient),
+        // A layer or a proxy in front of the one for idempotency sends these, and they are not recorded.
+        401 | 403 | 406 | 407 | 411..=413 | 415..=417 | 421 | 423 | 424 | 426 | 428 | 431 => {
+            Judgement::REJECTED
+        }
+        _ => Judgement::DEFINITE,
+    }
+}
+
+/// Returns the word of the server, if there is one.
+fn should_retry(head: Head<'_>) -> Option<bool> {
+    if !head.status.is_client_error() && !head.status.is_server_error() {
+        return None;
+    }
+    let value = SHOULD_RETRY
+        .into_iter()
+        .find_map(|name| head.headers.get(name))?;
+    match value.as_bytes() {
+        b"true" => Some(true),
+        b"false" => Some(false),
+        _ => None,
+    }
+}
+
+/// Header that marks a replay, in this project, in Stripe's API and in the Agentic Commerce Protocol.
+const REPLAYED: &str = "idempotent-replayed";
+
+/// Headers in which a server says if the request should be sent again.
+const SHOULD_RETRY: [&str; 3] = ["stripe-should-retry", "x-should-retry", "should-retry"];

@@ -1,0 +1,206 @@
+//! Bodies of requests and responses.
+
+use std::{
+    convert::Infallible,
+    io,
+    pin::Pin,
+    task::{Context, Poll},
+    time::Duration,
+};
+
+use bytes::Bytes;
+use http::{Request, Response, StatusCode};
+use http_body::{Body, Frame};
+use http_body_util::{BodyExt, Full, channel::Channel};
+use tokio::time::Instant;
+use tower::{Layer, ServiceExt, service_fn};
+use tower_idempotency_client::{Operation, Outcome, RetryLayer};
+
+use crate::harness::{Reply, Server, post, reply, send, status, text};
+
+type Frames = Vec<Result<Frame<Bytes>, io::Error>>;
+
+/// Stream of frames. It cannot be sent twice.
+struct Stream(std::vec::IntoIter<Result<Frame<Bytes>, io::Error>>);
+
+impl Stream {
+    fn new(frames: Frames) -> Self {
+        Self(frames.into_iter())
+    }
+}
+
+impl Body for Stream {
+    type Data = Bytes;
+    type Error = io::Error;
+
+    fn poll_frame(
+        mut self: Pin<&mut Self>,
+        _: &mut Context<'_>,
+    ) -> Poll<Option<Result<Frame<Bytes>, io::Error>>> {
+        Poll::Ready(self.0.next())
+    }
+}
+
+fn data(text: &'static str) -> Result<Frame<Bytes>, io::Error> {
+    Ok(Frame::data(Bytes::from_static(text.as_bytes())))
+}
+
+#[tokio::test(start_paused = true)]
+async fn stream_is_sent_once_and_its_failure_is_unknown() {
+    for failure in [Reply::Broken, status(500)] {
+        let server = Server::new([failure, status(200)]);
+        let operation = Operation::new();
+        let req = Request::post("/orders")
+            .extension(operation.clone())
+            .body(Stream::new(vec![data("one "), data("espresso")]))
+            .unwrap();
+        let _ = RetryLayer::new().layer(server.clone()).oneshot(req).await;
+        let log = server.take_log();
+        assert_eq!(log.len(), 1);
+        assert_eq!(log[0].body, "one espresso");
+        assert_eq!(operation.outcome(), Outcome::Unknown);
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn function_of_caller_copies_body() {
+    let server = Server::new([Reply::Broken, status(200)]);
+    let layer = RetryLayer::new().with_body_clone(|body: &Stream| {
+        let _ = body;
+        Some(Stream::new(vec![data("again")]))
+    });
+    let req = Request::post("/orders")
+        .body(Stream::new(vec![data("first")]))
+        .unwrap();
+    layer.layer(server.clone()).oneshot(req).await.unwrap();
+    let bodies: Vec<_> = server
+        .take_log()
+        .into_iter()
+        .map(|sent| sent.body)
+        .collect();
+    assert_eq!(bodies, ["first", "again"]);
+}
+
+/// Sends one operation to a server whose responses have these bodies.
+async fn respond(
+    layer: RetryLayer,
+    status: u16,
+    media_type: &'static str,
+    frames: impl Fn() -> Frames + Clone + Send + 'static,
+) -> (
+    Operation,
+    Response<tower_idempotency_client::ResponseBody<Stream>>,
+) {
+    let server = service_fn(move |_: Request<Full<Bytes>>| {
+        let mut res = Response::new(Stream::new(frames()));
+        *res.status_mut() = StatusCode::from_u16(status).unwrap();
+        res.headers_mut()
+            .insert("content-type", media_type.parse().unwrap());
+        std::future::ready(Ok::<_, Infallible>(res))
+    });
+    let operation = Operation::new();
+    let mut req = post("one espresso");
+    req.extensions_mut().insert(operation.clone());
+    let res = layer.layer(server).oneshot(req).await.unwrap();
+    (operation, res)
+}
+
+fn broken() -> Result<Frame<Bytes>, io::Error> {
+    Err(io::ErrorKind::UnexpectedEof.into())
+}
+
+/// The effect has happened, and the same request under the same key gets the response.
+#[tokio::test(start_paused = true)]
+async fn broken_body_of_response_is_response_lost() {
+    let frames = || vec![data("{\"id\""), broken()];
+    let (operation, res) = respond(RetryLayer::new(), 201, "application/json", frames).await;
+    assert_eq!(operation.outcome(), Outcome::Definite);
+    assert!(res.into_body().collect().await.is_err());
+    assert_eq!(operation.outcome(), Outcome::ResponseLost);
+    assert!(!operation.outcome().may_forget_key());
+
+    let server = Server::new([reply(201, &[("idempotent-replayed", "true")], "{\"id\":7}")]);
+    let mut req = post("one espresso");
+    req.extensions_mut().insert(operation.clone());
+    let res = RetryLayer::new().layer(server).oneshot(req).await.unwrap();
+    assert_eq!(text(res).await, "{\"id\":7}");
+    assert_eq!(operation.outcome(), Outcome::Definite);
+}
+
+/// A failure leaves the outcome unknown, also if its body breaks.
+#[tokio::test(start_paused = true)]
+async fn broken_body_of_failure_stays_unknown() {
+    let frames = || vec![data("{\"code\""), broken()];
+    let (operation, res) = respond(RetryLayer::new(), 500, "application/json", frames).await;
+    assert_eq!(operation.attempts(), 3);
+    assert_eq!(operation.outcome(), Outcome::Unknown);
+    let mut body = res.into_body();
+    assert_eq!(
+        body.frame().await.unwrap().unwrap().into_data().unwrap(),
+        "{\"code\""
+    );
+    assert!(body.frame().await.unwrap().is_err());
+    assert_eq!(operation.outcome(), Outcome::Unknown);
+}
+
+#[tokio::test(start_paused = true)]
+async fn searched_body_reaches_caller_whole() {
+    let trailers = || {
+        let mut trailers = http::HeaderMap::new();
+        trailers.insert("x-sum", "7".parse().unwrap());
+        Ok(Frame::trailers(trailers))
+    };
+    let problem = "application/problem+json";
+    let frames = move || vec![data("{\"code\":"), data("\"key-reused\"}"), trailers()];
+    let (operation, res) = respond(RetryLayer::new(), 422, problem, frames).await;
+    assert_eq!(operation.outcome(), Outcome::Definite);
+    let body = res.into_body().collect().await.unwrap();
+    assert_eq!(body.trailers().unwrap()["x-sum"], "7");
+    assert_eq!(body.to_bytes(), "{\"code\":\"key-reused\"}");
+
+    // A code behind the first 64 KiB is not found.
+    let large: &'static str = format!("{{\"x\":\"{}\"", "x".repeat(70_000)).leak();
+    let frames = move || vec![data(large), data(",\"code\":\"in-progress\"}")];
+    let (operation, res) = respond(RetryLayer::new(), 409, problem, frames).await;
+    assert_eq!(operation.attempts(), 1);
+    assert_eq!(text(res).await.len(), large.len() + 22);
+}
+
+/// An error body that never ends does not delay the call beyond its deadline.
+#[tokio::test(start_paused = true)]
+async fn late_error_body_is_not_awaited() {
+    let server = service_fn(|_: Request<Full<Bytes>>| {
+        let (mut sender, body) = Channel::<Bytes, Infallible>::new(4);
+        sender.try_send(Frame::data(Bytes::from("{"))).unwrap();
+        tokio::spawn(async move {
+            tokio::time::sleep(Duration::from_secs(100)).await;
+            let _ = sender.send_data(Bytes::from("}")).await;
+        });
+        let mut res = Response::new(body);
+        *res.status_mut() = StatusCode::CONFLICT;
+        res.headers_mut()
+            .insert("content-type", "application/json".parse().unwrap());
+        std::future::ready(Ok::<_, Infallible>(res))
+    });
+    let before = Instant::now();
+    let res = RetryLayer::new()
+        .layer(server)
+        .oneshot(post("one espresso"))
+        .await
+        .unwrap();
+    assert_eq!(before.elapsed(), Duration::from_secs(30));
+    assert_eq!(text(res).await, "{}");
+}
+
+#[tokio::test(start_paused = true)]
+async fn last_response_has_its_body() {
+    let body = r#"{"type":"urn:tower-idempotency:problem:overloaded","code":"overloaded"}"#;
+    let headers = [("content-type", "application/problem+json")];
+    let call = send(
+        &RetryLayer::new(),
+        &Server::new([reply(503, &headers, body)]),
+    )
+    .await;
+    assert_eq!(call.operation.attempts(), 3);
+    assert_eq!(text(call.result.unwrap()).await, body);
+}

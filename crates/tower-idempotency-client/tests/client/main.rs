@@ -1,0 +1,19 @@
+//! Tests of the layers through their public interface, on the paused clock and over sockets.
+
+#![expect(clippy::unwrap_used, reason = "tests, their helpers included")]
+
+mod api;
+mod bodies;
+mod costs;
+mod delays;
+mod harness;
+mod keys;
+mod lifetime;
+mod limits;
+#[cfg(feature = "reqwest")]
+mod reqwest_client;
+mod sockets;
+mod sticky;
+mod storm;
+mod telemetry;
+mod verdicts;

@@ -1,0 +1,355 @@
+//! The adapter for reqwest, over sockets: redirects, retries and other middleware.
+
+use std::{
+    net::SocketAddr,
+    sync::{
+        Arc, Mutex,
+        atomic::{AtomicU32, Ordering},
+    },
+};
+
+use axum::{Router, extract::Request, response::Response, routing::any};
+use bytes::Bytes;
+use http::{Extensions, HeaderMap, Method, StatusCode, header};
+use http_body_util::{BodyExt, Full, channel::Channel};
+use reqwest_middleware::{ClientBuilder, ClientWithMiddleware, Middleware, Next};
+use tower_idempotency_client::{Error, Operation, Outcome, RetryLayer};
+
+use crate::sockets::{relay_to, serve};
+
+/// Request as a server saw it.
+#[derive(Clone, Debug)]
+struct Seen {
+    method: Method,
+    path: String,
+    headers: HeaderMap,
+    body: Bytes,
+}
+
+impl Seen {
+    fn key(&self) -> Option<&str> {
+        Some(self.headers.get("idempotency-key")?.to_str().unwrap())
+    }
+}
+
+#[derive(Clone, Default)]
+struct Log(Arc<Mutex<Vec<Seen>>>);
+
+impl Log {
+    fn take(&self) -> Vec<Seen> {
+        std::mem::take(&mut self.0.lock().unwrap())
+    }
+}
+
+fn status(status: u16) -> Response {
+    let mut res = Response::default();
+    *res.status_mut() = StatusCode::from_u16(status).unwrap();
+    res
+}
+
+fn redirect(code: u16, location: &str) -> Response {
+    let mut res = status(code);
+    res.headers_mut()
+        .insert(header::LOCATION, location.parse().unwrap());
+    res
+}
+
+/// Serves a function of the requests so far. Returns the address and the log.
+async fn server(
+    respond: impl Fn(&[Seen]) -> Response + Clone + Send + Sync + 'static,
+) -> (SocketAddr, Log) {
+    let log = Log::default();
+    let handler = {
+        let log = log.clone();
+        async move |req: Request| {
+            let (head, body) = req.into_parts();
+            let seen = Seen {
+                method: head.method,
+                path: head.uri.path().to_owned(),
+                headers: head.headers,
+                body: body.collect().await.unwrap().to_bytes(),
+            };
+            let mut log = log.0.lock().unwrap();
+            log.push(seen);
+            respond(&log)
+        }
+    };
+    (serve(Router::new().fallback(any(handler))).await, log)
+}
+
+fn builder() -> ClientBuilder {
+    // A policy of the caller is replaced.
+    let builder = reqwest::Client::builder().redirect(reqwest::redirect::Policy::limited(5));
+    RetryLayer::new().into_reqwest(builder).unwrap()
+}
+
+fn client() -> ClientWithMiddleware {
+    builder().build()
+}
+
+fn error(error: &reqwest_middleware::Error) -> &Error {
+    match error {
+        reqwest_middleware::Error::Middleware(error) => error.downcast_ref().unwrap(),
+        reqwest_middleware::Error::Reqwest(error) => panic!("{error}"),
+    }
+}
+
+#[tokio::test]
+async fn key_is_dropped_when_origin_changes() {
+    for code in [307, 308] {
+        let (other, other_log) = server(|_| status(201)).await;
+        let to = format!("http://{other}/moved");
+        let (origin, log) = server(move |_| redirect(code, &to)).await;
+        let operation = Operation::new();
+        let res = client()
+            .post(format!("http://{origin}/orders"))
+            .header("authorization", "Bearer secret")
+            .header("host", "api.example.com")
+            .header("x-trace", "7")
+            .body("one espresso")
+            .with_extension(operation.clone())
+            .send()
+            .await
+            .unwrap();
+        assert_eq!(res.status(), 201);
+        assert_eq!(res.url().as_str(), format!("http://{other}/moved"));
+        let seen = &log.take()[0];
+        assert_eq!(seen.key(), Some(operation.key()));
+        assert_eq!(seen.headers["authorization"], "Bearer secret");
+        let moved = &other_log.take()[0];
+        assert_eq!(moved.key(), None);
+        assert!(!moved.headers.contains_key("authorization"));
+        assert_eq!(moved.headers["host"], other.to_string());
+        assert_eq!(moved.headers["x-trace"], "7");
+        assert_eq!(
+            (moved.method.as_str(), moved.body.as_ref()),
+            ("POST", &b"one espresso"[..])
+        );
+        assert_eq!(operation.outcome(), Outcome::Definite);
+    }
+}
+
+#[tokio::test]
+async fn key_stays_when_path_changes() {
+    let (origin, log) = server(|seen| match seen.len() {
+        1 => redirect(307, "/moved"),
+        2 => status(503),
+        3 => redirect(308, "moved"),
+        _ => status(201),
+    })
+    .await;
+    let res = client()
+        .post(format!("http://{origin}/orders"))
+        .body("one espresso")
+        .send()
+        .await
+        .unwrap();
+    assert_eq!(res.status(), 201);
+    let log = log.take();
+    let paths: Vec<_> = log.iter().map(|seen| seen.path.as_str()).collect();
+    assert_eq!(paths, ["/orders", "/moved", "/orders", "/moved"]);
+    assert!(log[0].key().is_some() && log.iter().all(|seen| seen.key() == log[0].key()));
+}
+
+/// The other origin executes the request without its key, and gets it once.
+#[tokio::test]
+async fn failure_at_other_origin_is_not_retried() {
+    let (other, other_log) = server(|_| status(201)).await;
+    let broken = relay_to(other, 0).await;
+    let to = format!("http://{broken}/moved");
+    let (origin, log) = server(move |_| redirect(307, &to)).await;
+    let operation = Operation::new();
+    let res = client()
+        .post(format!("http://{origin}/orders"))
+        .body("one espresso")
+        .with_extension(operation.clone())
+        .send()
+        .await;
+    assert_eq!(error(&res.unwrap_err()).outcome(), Outcome::Unknown);
+    assert_eq!(operation.outcome(), Outcome::Unknown);
+    assert_eq!((log.take().len(), other_log.take().len()), (1, 1));
+}
+
+/// A 303 leads to the result. Its request is safe, so all of it is sent again, and the first origin has the key.
+#[tokio::test]
+async fn failure_after_see_other_is_retried() {
+    let (other, other_log) = server(|_| status(200)).await;
+    let broken = relay_to(other, 0).await;
+    let to = format!("http://{broken}/orders/7");
+    let (origin, log) = server(move |_| redirect(303, &to)).await;
+    let res = client()
+        .post(format!("http://{origin}/orders"))
+        .body("one espresso")
+        .send()
+        .await
+        .unwrap();
+    assert_eq!(res.status(), 200);
+    let log = log.take();
+    assert_eq!(log.len(), 2);
+    assert!(log[0].key().is_some() && log[0].key() == log[1].key());
+    for seen in other_log.take() {
+        assert_eq!(
+            (seen.method.as_str(), seen.key(), seen.body.len()),
+            ("GET", None, 0)
+        );
+    }
+}
+
+#[tokio::test]
+async fn redirects_end_after_ten() {
+    let (origin, log) = server(|_| redirect(302, "/again")).await;
+    let res = client()
+        .get(format!("http://{origin}/"))
+        .send()
+        .await
+        .unwrap();
+    assert_eq!(res.status(), 302);
+    assert_eq!(log.take().len(), 11);
+    for location in ["ftp://127.0.0.1/", "http://["] {
+        let (origin, log) = server(move |_| redirect(307, location)).await;
+        let res = client()
+            .post(format!("http://{origin}/"))
+            .send()
+            .await
+            .unwrap();
+        assert_eq!(
+            (res.status().as_u16(), log.take().len()),
+            (307, 1),
+            "{location}"
+        );
+    }
+}
+
+#[tokio::test]
+async fn refused_connection_is_not_executed() {
+    // A port that is bound, so that no other test gets it, and that refuses connections.
+    let socket = tokio::net::TcpSocket::new_v4().unwrap();
+    socket.bind("127.0.0.1:0".parse().unwrap()).unwrap();
+    let closed = socket.local_addr().unwrap();
+    let operation = Operation::new();
+    let res = client()
+        .post(format!("http://{closed}/"))
+        .with_extension(operation.clone())
+        .send()
+        .await;
+    assert_eq!(error(&res.unwrap_err()).outcome(), Outcome::NotExecuted);
+    assert_eq!(operation.attempts(), 3);
+
+    // After a redirect the first origin may have executed the request.
+    let to = format!("http://{closed}/");
+    let (origin, _) = server(move |_| redirect(303, &to)).await;
+    let res = client().post(format!("http://{origin}/")).send().await;
+    assert_eq!(error(&res.unwrap_err()).outcome(), Outcome::Unknown);
+}
+
+#[tokio::test]
+async fn stream_is_sent_once() {
+    let (origin, log) = server(|_| status(503)).await;
+    let (mut sender, body) = Channel::<Bytes>::new(1);
+    sender.send_data(Bytes::from("one espresso")).await.unwrap();
+    drop(sender);
+    let operation = Operation::new();
+    let res = client()
+        .post(format!("http://{origin}/orders"))
+        .body(reqwest::Body::wrap(body))
+        .with_extension(operation.clone())
+        .send()
+        .await
+        .unwrap();
+    assert_eq!(res.status(), 503);
+    assert!(res.extensions().get::<Operation>().is_some());
+    let log = log.take();
+    assert_eq!((log.len(), log[0].body.as_ref()), (1, &b"one espresso"[..]));
+    assert_eq!(operation.outcome(), Outcome::Unknown);
+}
+
+/// Middleware that numbers its requests in a header.
+#[derive(Clone, Default)]
+struct Counter(Arc<AtomicU32>);
+
+#[async_trait::async_trait]
+impl Middleware for Counter {
+    async fn handle(
+        &self,
+        mut req: reqwest::Request,
+        extensions: &mut Extensions,
+        next: Next<'_>,
+    ) -> reqwest_middleware::Result<reqwest::Response> {
+        assert!(extensions.get::<Operation>().is_some());
+        let number = self.0.fetch_add(1, Ordering::Relaxed);
+        req.headers_mut().insert("x-number", number.into());
+        next.run(req, extensions).await
+    }
+}
+
+#[tokio::test]
+async fn other_middleware_sees_each_attempt() {
+    let (origin, log) = server(|seen| status(if seen.len() < 3 { 500 } else { 201 })).await;
+    let counter = Counter::default();
+    let client = builder().with(counter.clone()).build();
+    let res = client
+        .post(format!("http://{origin}/orders"))
+        .send()
+        .await
+        .unwrap();
+    assert_eq!(res.status(), 201);
+    let numbers: Vec<_> = log
+        .take()
+        .iter()
+        .map(|seen| seen.headers["x-number"].clone())
+        .collect();
+    assert_eq!(numbers, ["0", "1", "2"]);
+}
+
+/// The extensions belong to the caller, who may use them for the next request.
+#[tokio::test]
+async fn reused_extensions_get_new_key() {
+    let (origin, log) = server(|seen| status(if seen.len() == 2 { 500 } else { 201 })).await;
+    let client = client();
+    let mut extensions = Extensions::new();
+    for _ in 0..2 {
+        let url = format!("http://{origin}/orders").parse().unwrap();
+        let req = reqwest::Request::new(Method::POST, url);
+        client
+            .execute_with_extensions(req, &mut extensions)
+            .await
+            .unwrap();
+    }
+    let log = log.take();
+    assert_eq!(log.len(), 3);
+    assert_ne!(log[0].key(), log[1].key());
+    assert_eq!(log[1].key(), log[2].key());
+}
+
+/// With tower, `FollowRedirect` outside of the layer drops the operation when the origin changes.
+#[tokio::test(start_paused = true)]
+async fn follow_redirect_outside_drops_operation() {
+    use crate::harness::{Server, post, reply, status};
+    use tower::{ServiceBuilder, ServiceExt};
+    use tower_http::follow_redirect::{
+        FollowRedirectLayer,
+        policy::{PolicyExt, Standard, clone_body_fn},
+    };
+
+    let server = Server::new([
+        reply(307, &[("location", "/moved")], ""),
+        reply(307, &[("location", "http://other.example.com/")], ""),
+        status(201),
+    ]);
+    let policy = Standard::default()
+        .and::<_, Full<Bytes>, Error>(clone_body_fn(|body: &Full<Bytes>| Some(body.clone())));
+    let client = ServiceBuilder::new()
+        .layer(FollowRedirectLayer::with_policy(policy))
+        .layer(RetryLayer::new())
+        .service(server.clone());
+    let operation = Operation::new();
+    let mut req = post("one espresso");
+    req.extensions_mut().insert(operation.clone());
+    let req: http::Request<Full<Bytes>> = req;
+    assert_eq!(client.oneshot(req).await.unwrap().status(), 201);
+    let log = server.take_log();
+    assert_eq!(log[0].key(), Some(operation.key()));
+    assert_eq!(log[1].key(), Some(operation.key()));
+    assert_ne!(log[2].key(), Some(operation.key()));
+    assert_eq!(log[2].uri, "http://other.example.com/");
+}

@@ -1,0 +1,122 @@
+//! Events, spans and counters.
+
+use metrics_util::{
+    CompositeKey,
+    debugging::{DebugValue, DebuggingRecorder},
+};
+use tower_idempotency_client::{Budget, RetryLayer};
+use tracing::Instrument;
+
+use crate::harness::{
+    Reply, Server, field, record_events, send, status, take_events, take_recorded,
+};
+
+#[tokio::test(start_paused = true)]
+async fn events_and_span_have_resend_count() {
+    record_events();
+    let span = tracing::info_span!("call", http.request.resend_count = tracing::field::Empty);
+    let server = Server::new([status(500), Reply::Broken, status(201)]);
+    let call = send(&RetryLayer::new(), &server).instrument(span).await;
+    let recorded: Vec<_> = take_recorded()
+        .into_iter()
+        .map(|(_, value)| value)
+        .collect();
+    assert_eq!(recorded, ["1", "2"]);
+    let events = take_events();
+    assert_eq!(field(&events, "http.request.resend_count"), ["1", "2"]);
+    assert_eq!(field(&events, "cause"), ["transient", "transient"]);
+    let text = format!("{events:?}");
+    assert!(
+        !text.contains(call.operation.key()) && !text.contains("espresso"),
+        "{text}"
+    );
+}
+
+#[tokio::test(start_paused = true)]
+async fn first_attempt_makes_no_event() {
+    record_events();
+    send(&RetryLayer::new(), &Server::new([status(201)])).await;
+    assert!(take_events().is_empty());
+}
+
+/// Returns the counters of the client that are not 0 as text, sorted.
+fn counters(recorder: &DebuggingRecorder) -> Vec<String> {
+    let mut lines = registered_counters(recorder);
+    lines.retain(|line| !line.ends_with(" 0"));
+    lines
+}
+
+/// Returns all registered counters of the client as text, sorted.
+fn registered_counters(recorder: &DebuggingRecorder) -> Vec<String> {
+    let line = |(key, _, _, value): (CompositeKey, _, _, DebugValue)| {
+        let labels: Vec<_> = key
+            .key()
+            .labels()
+            .map(|label| format!("{}={}", label.key(), label.value()))
+            .collect();
+        let DebugValue::Counter(count) = value else {
+            panic!("{key:?} is no counter")
+        };
+        format!("{} {} {count}", key.key().name(), labels.join(","))
+    };
+    let mut lines: Vec<_> = recorder
+        .snapshotter()
+        .snapshot()
+        .into_vec()
+        .into_iter()
+        .map(line)
+        .collect();
+    lines.sort();
+    lines
+}
+
+#[test]
+fn counters_count_requests_retries_and_outcomes() {
+    let recorder = DebuggingRecorder::new();
+    let runtime = tokio::runtime::Builder::new_current_thread()
+        .enable_time()
+        .start_paused(true)
+        .build()
+        .unwrap();
+    metrics::with_local_recorder(&recorder, || {
+        runtime.block_on(async {
+            let layer = RetryLayer::new().with_budget(Budget::new(35));
+            let script = [status(201), status(500), status(429), status(201)];
+            let server = Server::new(script.into_iter().chain([Reply::Refused]));
+            for _ in 0..3 {
+                send(&layer, &server).await;
+            }
+        });
+    });
+    insta::assert_snapshot!(counters(&recorder).join("\n"), @r"
+    idempotency_client_budget_spent_total cause=not_sent 1
+    idempotency_client_outcomes_total outcome=definite 2
+    idempotency_client_outcomes_total outcome=not_executed 1
+    idempotency_client_requests_total  3
+    idempotency_client_retries_total cause=not_sent 1
+    idempotency_client_retries_total cause=throttled 1
+    idempotency_client_retries_total cause=transient 1
+    ");
+}
+
+#[test]
+fn new_layer_registers_counters() {
+    let recorder = DebuggingRecorder::new();
+    let layer = metrics::with_local_recorder(&recorder, RetryLayer::new);
+    insta::assert_snapshot!(registered_counters(&recorder).join("\n"), @r"
+    idempotency_client_budget_spent_total cause=in_progress 0
+    idempotency_client_budget_spent_total cause=not_sent 0
+    idempotency_client_budget_spent_total cause=throttled 0
+    idempotency_client_budget_spent_total cause=transient 0
+    idempotency_client_outcomes_total outcome=definite 0
+    idempotency_client_outcomes_total outcome=not_executed 0
+    idempotency_client_outcomes_total outcome=response_lost 0
+    idempotency_client_outcomes_total outcome=unknown 0
+    idempotency_client_requests_total  0
+    idempotency_client_retries_total cause=in_progress 0
+    idempotency_client_retries_total cause=not_sent 0
+    idempotency_client_retries_total cause=throttled 0
+    idempotency_client_retries_total cause=transient 0
+    ");
+    drop(layer);
+}

@@ -1,0 +1,365 @@
+//! The table of verdicts in `docs/guide/retries.md`, row by row, for the dialects of four servers.
+
+use std::time::Duration;
+
+use tower_idempotency_client::{
+    Attempt, Budget, Cause, IdempotencyKeyLayer, Outcome, Protocol, RetryLayer, Verdict,
+};
+
+use crate::harness::{Reply, Server, field, record_events, reply, send, status, take_events};
+
+/// Verdict on a first attempt, as its caller sees it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Seen {
+    /// The request is sent again, for this cause. If it was the last attempt, the outcome is this.
+    Retry(&'static str, Outcome),
+    /// The request is not sent again.
+    Stop(Outcome),
+}
+
+use Outcome::{Definite, NotExecuted, Unknown};
+use Seen::{Retry, Stop};
+
+fn layer(protocol: Protocol) -> RetryLayer {
+    RetryLayer::new().with_keys(IdempotencyKeyLayer::new().with_protocol(protocol))
+}
+
+async fn seen(protocol: Protocol, first: &Reply) -> Seen {
+    record_events();
+    let server = Server::new([first.clone(), status(201)]);
+    let call = send(&layer(protocol), &server).await;
+    let attempts = server.take_log();
+    let causes = field(&take_events(), "cause");
+    // The deadline is over after the first attempt.
+    let alone = Server::new([first.clone()]);
+    let last = send(&layer(protocol).with_deadline(Duration::ZERO), &alone).await;
+    assert_eq!(alone.take_log().len(), 1, "{first:?}");
+    match attempts.len() {
+        1 => {
+            assert_eq!(call.outcome(), last.outcome(), "{first:?}");
+            Stop(call.outcome())
+        }
+        2 => {
+            assert_eq!(attempts[0].key(), attempts[1].key());
+            assert_eq!(attempts[0].headers, attempts[1].headers);
+            assert_eq!(attempts[0].body, attempts[1].body);
+            assert_eq!(attempts[0].uri, attempts[1].uri);
+            assert_eq!((call.status(), call.outcome()), (Some(201), Definite));
+            Retry(causes[0].clone().leak(), last.outcome())
+        }
+        more => panic!("{more} attempts after {first:?}"),
+    }
+}
+
+async fn check(protocol: Protocol, rows: Vec<(Reply, Seen)>) {
+    for (first, expected) in rows {
+        assert_eq!(
+            seen(protocol, &first).await,
+            expected,
+            "{protocol:?}: {first:?}"
+        );
+    }
+}
+
+/// Returns a refusal of `tower-idempotency`.
+fn problem(status: u16, code: &str, is_retryable: bool) -> Reply {
+    let after: &[_] = if is_retryable {
+        &[("retry-after", "1")]
+    } else {
+        &[]
+    };
+    let headers = [&[("content-type", "application/problem+json")], after].concat();
+    let body = format!(
+        r#"{{"type":"urn:tower-idempotency:problem:{code}","code":"{code}","retryable":{is_retryable}}}"#
+    );
+    reply(status, &headers, &body)
+}
+
+fn json(status: u16, headers: &[(&'static str, &str)], body: &str) -> Reply {
+    let headers = [&[("content-type", "application/json")], headers].concat();
+    reply(status, &headers, body)
+}
+
+/// Rows that are the same for every server.
+fn by_status() -> Vec<(Reply, Seen)> {
+    let mut rows = vec![
+        (Reply::Refused, Retry("not_sent", NotExecuted)),
+        (Reply::Broken, Retry("transient", Unknown)),
+        (status(408), Retry("transient", Unknown)),
+        (status(425), Retry("transient", NotExecuted)),
+        (status(429), Retry("throttled", NotExecuted)),
+        (
+            reply(500, &[("idempotent-replayed", "true")], ""),
+            Stop(Unknown),
+        ),
+        (
+            reply(409, &[("idempotent-replayed", "true")], ""),
+            Stop(Definite),
+        ),
+        (
+            reply(500, &[("stripe-should-retry", "false")], ""),
+            Stop(Unknown),
+        ),
+        (
+            reply(429, &[("x-should-retry", "false")], ""),
+            Stop(NotExecuted),
+        ),
+        (
+            reply(402, &[("x-should-retry", "true")], ""),
+            Retry("transient", Unknown),
+        ),
+        (
+            reply(404, &[("should-retry", "perhaps")], ""),
+            Stop(Definite),
+        ),
+        (
+            reply(200, &[("x-should-retry", "true")], ""),
+            Stop(Definite),
+        ),
+    ];
+    let definite = [
+        200, 201, 204, 301, 302, 303, 304, 307, 308, 400, 402, 404, 405, 410, 422,
+    ];
+    let rejected = [
+        401, 403, 406, 407, 411, 412, 413, 415, 416, 417, 421, 423, 424, 426, 428, 431,
+    ];
+    let failed = [500, 501, 502, 503, 504, 507, 520];
+    rows.extend(definite.map(|code| (status(code), Stop(Definite))));
+    rows.extend(rejected.map(|code| (status(code), Stop(NotExecuted))));
+    rows.extend(failed.map(|code| (status(code), Retry("transient", Unknown))));
+    rows
+}
+
+#[tokio::test(start_paused = true)]
+async fn responses_of_tower_idempotency() {
+    let mut rows = by_status();
+    rows.extend([
+        (
+            problem(409, "in-progress", true),
+            Retry("in_progress", Unknown),
+        ),
+        (
+            problem(429, "in-progress", true),
+            Retry("in_progress", Unknown),
+        ),
+        (
+            problem(409, "outcome-unknown", true),
+            Retry("transient", Unknown),
+        ),
+        (problem(409, "outcome-unknown", false), Stop(Unknown)),
+        (problem(409, "response-not-retained", false), Stop(Definite)),
+        (problem(422, "key-reused", false), Stop(Definite)),
+        (
+            problem(429, "caller-limit", true),
+            Retry("throttled", NotExecuted),
+        ),
+        (
+            problem(503, "store-unavailable", true),
+            Retry("throttled", NotExecuted),
+        ),
+        (problem(503, "store-unavailable", false), Stop(Unknown)),
+        (
+            problem(503, "overloaded", true),
+            Retry("throttled", NotExecuted),
+        ),
+        (
+            problem(503, "draining", true),
+            Retry("throttled", NotExecuted),
+        ),
+        (
+            problem(408, "body-timeout", true),
+            Retry("transient", NotExecuted),
+        ),
+        (
+            problem(400, "body-unreadable", true),
+            Retry("transient", NotExecuted),
+        ),
+        (problem(413, "body-too-large", false), Stop(NotExecuted)),
+        (problem(400, "missing-key", false), Stop(NotExecuted)),
+        (problem(400, "malformed-key", false), Stop(NotExecuted)),
+        (problem(400, "key-too-long", false), Stop(NotExecuted)),
+        (
+            problem(400, "principal-ambiguous", false),
+            Stop(NotExecuted),
+        ),
+        (problem(500, "principal-missing", false), Stop(NotExecuted)),
+        (
+            problem(500, "unfinished-transaction", false),
+            Stop(Definite),
+        ),
+        // Codes of a later version.
+        (problem(409, "later", true), Retry("transient", Unknown)),
+        (problem(503, "later", false), Stop(Unknown)),
+        // Conflicts of the application.
+        (status(409), Stop(Definite)),
+        (json(409, &[], r#"{"code":"in-progress"}"#), Stop(Definite)),
+        (json(409, &[], "no JSON"), Stop(Definite)),
+    ]);
+    check(Protocol::TowerIdempotency, rows).await;
+}
+
+/// Draft draft-ietf-httpapi-idempotency-key-header-07, section 2.7.
+#[tokio::test(start_paused = true)]
+async fn responses_of_ietf_draft() {
+    let mut rows = by_status();
+    rows.extend([
+        (status(409), Retry("in_progress", Unknown)),
+        (
+            reply(409, &[("retry-after", "2")], ""),
+            Retry("in_progress", Unknown),
+        ),
+        (status(400), Stop(Definite)),
+        (status(422), Stop(Definite)),
+        (problem(409, "response-not-retained", false), Stop(Definite)),
+    ]);
+    check(Protocol::Ietf, rows).await;
+}
+
+#[tokio::test(start_paused = true)]
+async fn responses_of_stripe() {
+    let error = |status, error_type: &str, code: &str, headers: &[(&'static str, &str)]| {
+        let body =
+            format!(r#"{{"error":{{"type":"{error_type}","code":"{code}","message":"m"}}}}"#);
+        json(status, headers, &body)
+    };
+    let should = [("stripe-should-retry", "true")];
+    let mut rows = by_status();
+    rows.extend([
+        (
+            error(409, "idempotency_error", "idempotency_key_in_use", &[]),
+            Retry("in_progress", Unknown),
+        ),
+        (status(409), Retry("in_progress", Unknown)),
+        (error(400, "idempotency_error", "", &[]), Stop(Definite)),
+        (
+            error(429, "invalid_request_error", "lock_timeout", &[]),
+            Retry("throttled", NotExecuted),
+        ),
+        (
+            error(429, "rate_limit_error", "rate_limit", &[]),
+            Retry("throttled", NotExecuted),
+        ),
+        (
+            error(402, "card_error", "card_declined", &[]),
+            Stop(Definite),
+        ),
+        (
+            error(500, "api_error", "", &[]),
+            Retry("transient", Unknown),
+        ),
+        (
+            error(500, "api_error", "", &[("stripe-should-retry", "false")]),
+            Stop(Unknown),
+        ),
+        (
+            error(400, "api_error", "", &should),
+            Retry("transient", Unknown),
+        ),
+        // The preset `Stripe` of tower-idempotency.
+        (
+            error(
+                409,
+                "idempotency_error",
+                "in-progress",
+                &[("retry-after", "1")],
+            ),
+            Retry("in_progress", Unknown),
+        ),
+        (
+            error(409, "idempotency_error", "outcome-unknown", &[]),
+            Stop(Unknown),
+        ),
+        (
+            error(400, "idempotency_error", "key-reused", &[]),
+            Stop(Definite),
+        ),
+    ]);
+    check(Protocol::Stripe, rows).await;
+}
+
+/// Agentic Commerce Protocol, section 6 of its RFC on the agentic checkout.
+#[tokio::test(start_paused = true)]
+async fn responses_of_acp() {
+    let error = |status, code: &str, headers: &[(&'static str, &str)]| {
+        let body = format!(r#"{{"type":"invalid_request","code":"{code}","message":"m"}}"#);
+        json(status, headers, &body)
+    };
+    let mut rows = by_status();
+    rows.extend([
+        (
+            error(409, "idempotency_in_flight", &[("retry-after", "1")]),
+            Retry("in_progress", Unknown),
+        ),
+        (error(422, "idempotency_conflict", &[]), Stop(Definite)),
+        (
+            error(400, "idempotency_key_required", &[]),
+            Stop(NotExecuted),
+        ),
+        (error(409, "out_of_stock", &[]), Stop(Definite)),
+        (status(409), Stop(Definite)),
+        (
+            json(503, &[], r#"{"type":"service_unavailable","code":"x"}"#),
+            Retry("transient", Unknown),
+        ),
+    ]);
+    check(Protocol::Acp, rows).await;
+}
+
+/// A 401 says nothing about the first attempt, which may have been executed under the old token.
+#[tokio::test(start_paused = true)]
+async fn rejection_after_open_attempt_is_unknown() {
+    for rejection in [status(401), status(403), problem(400, "missing-key", false)] {
+        let server = Server::new([Reply::Broken, rejection.clone()]);
+        let call = send(&RetryLayer::new(), &server).await;
+        assert_eq!(server.take_log().len(), 2, "{rejection:?}");
+        assert_eq!(call.outcome(), Unknown, "{rejection:?}");
+        let res = call.result.unwrap();
+        assert!(
+            res.extensions()
+                .get::<tower_idempotency_client::Operation>()
+                .is_some()
+        );
+    }
+    let server = Server::new([Reply::Broken, status(404)]);
+    assert_eq!(send(&RetryLayer::new(), &server).await.outcome(), Definite);
+}
+
+#[tokio::test(start_paused = true)]
+async fn attempts_in_progress_do_not_count() {
+    let in_progress = problem(409, "in-progress", true);
+    let mut script = vec![status(500)];
+    script.extend(vec![in_progress.clone(); 10]);
+    script.extend([status(500), status(200)]);
+    let server = Server::new(script);
+    let layer = RetryLayer::new()
+        .with_budget(Budget::new(28))
+        .with_backoff(Duration::ZERO, Duration::ZERO);
+    assert_eq!(send(&layer, &server).await.status(), Some(200));
+    assert_eq!(server.take_log().len(), 13);
+    // They end with the deadline of 30 s, after a delay of a second each.
+    let server = Server::new([in_progress]);
+    let call = send(&layer, &server).await;
+    assert_eq!((call.status(), call.outcome()), (Some(409), Unknown));
+    assert_eq!(server.take_log().len(), 30);
+}
+
+#[tokio::test(start_paused = true)]
+async fn function_of_caller_decides_first() {
+    let layer = RetryLayer::new().with_verdict(|attempt: &Attempt<'_>| {
+        let (status, _) = attempt.response()?;
+        match (status.as_u16(), attempt.code()) {
+            (200, _) => Some(Verdict::Retry {
+                after: None,
+                cause: Cause::Transient,
+            }),
+            (404, Some("idempotency_gone")) => Some(Verdict::Unknown),
+            _ => None,
+        }
+    });
+    let server = Server::new([status(200), status(500), status(201)]);
+    assert_eq!(send(&layer, &server).await.status(), Some(201));
+    let server = Server::new([json(404, &[], r#"{"code":"idempotency_gone"}"#)]);
+    assert_eq!(send(&layer, &server).await.outcome(), Unknown);
+    let server = Server::new([Reply::Refused, status(404)]);
+    assert_eq!(send(&layer, &server).await.outcome(), Definite);
+}

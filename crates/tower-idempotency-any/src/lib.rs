@@ -1,0 +1,57 @@
+//! Opens any store of [`tower_idempotency`] from a URL, for programs whose users choose the store.
+//!
+//! ```
+//! use tower_idempotency::Preset;
+//! use tower_idempotency_any::{AnyStore, OpenError};
+//!
+//! # #[tokio::main(flavor = "current_thread")]
+//! # async fn main() -> Result<(), OpenError> {
+//! let store = AnyStore::open("memory").await?;
+//! let layer = store.layer(Preset::Recommended);
+//!
+//! let error = AnyStore::open("mongodb://app:password@host").await.unwrap_err();
+//! assert!(error.to_string().ends_with("found mongodb"));
+//! # drop(layer);
+//! # Ok(())
+//! # }
+//! ```
+//!
+//! A library that needs one store should depend on the crate of that store, which has more settings.
+//!
+//! # URLs
+//!
+//! | URL | store | feature |
+//! |---|---|---|
+//! | `memory` | [`MemoryStore`](tower_idempotency::MemoryStore): one process, nothing survives a restart | |
+//! | `redis://:PASSWORD@HOST:PORT/DB` | `RedisStore`: Redis or Valkey | `redis` |
+//! | `redis+cluster://HOST:PORT,HOST:PORT` | `RedisStore` on a cluster; the URL names some of its nodes | `redis` |
+//! | `rediss://..`, `rediss+cluster://..` | the same over TLS | `redis`, `tls` |
+//! | `postgres://USER:PASSWORD@HOST/DATABASE` | `PostgresStore` | `postgres` |
+//! | `mysql://USER:PASSWORD@HOST/DATABASE` | `MySqlStore`: MySQL or MariaDB | `mysql` |
+//! | `sqlite:PATH` | `SqliteStore` in this file | `sqlite` |
+//! | `dynamodb://TABLE?endpoint=URL&skew=DURATION` | `DynamoDbStore`; both parameters are optional | `dynamodb` |
+//!
+//! `postgresql` and `mariadb` are other names of `postgres` and `mysql`. Credentials and region of DynamoDB come from the
+//! default sources of the AWS SDK. For an endpoint of plain HTTP, which is not AWS, missing ones are replaced by placeholders.
+//!
+//! # Secrets
+//!
+//! A URL may contain a password. Neither [`OpenError`] nor the `Debug` output of [`AnyStore`] contains any part of the URL but
+//! its scheme.
+//!
+//! # Crate features
+//!
+//! Each store has a feature, and no feature is enabled by default. `tls` adds TLS to Redis, PostgreSQL and MySQL.
+
+#![cfg_attr(docsrs, feature(doc_cfg))]
+
+#[cfg(feature = "dynamodb")]
+mod dynamodb;
+mod error;
+mod open;
+mod store;
+
+pub use self::{
+    error::{OpenError, OpenErrorKind},
+    store::{AnyStore, Purger},
+};

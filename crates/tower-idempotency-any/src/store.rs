@@ -1,0 +1,212 @@
+//! The store behind a URL.
+
+use std::{fmt, time::Duration};
+
+use bytes::Bytes;
+use tower_idempotency::{
+    IdempotencyLayer, MemoryStore, Preset,
+    store::{Acquired, Claim, KeyId, LeaseRef, Store, StoreError, Ttl},
+};
+#[cfg(feature = "dynamodb")]
+use tower_idempotency_dynamodb::DynamoDbStore;
+#[cfg(feature = "redis")]
+use tower_idempotency_redis::RedisStore;
+#[cfg(feature = "mysql")]
+use tower_idempotency_sqlx::MySqlStore;
+#[cfg(feature = "postgres")]
+use tower_idempotency_sqlx::PostgresStore;
+#[cfg(feature = "sqlite")]
+use tower_idempotency_sqlx::SqliteStore;
+
+/// A store of any type. Clones share it.
+///
+/// [`AnyStore::open`] opens the store of a URL. A store that a program has opened itself is converted with `From`.
+#[derive(Clone)]
+pub struct AnyStore(Backend);
+
+#[derive(Clone)]
+enum Backend {
+    Memory(MemoryStore),
+    #[cfg(feature = "redis")]
+    Redis(RedisStore),
+    #[cfg(feature = "postgres")]
+    Postgres(PostgresStore),
+    #[cfg(feature = "mysql")]
+    MySql(MySqlStore),
+    #[cfg(feature = "sqlite")]
+    Sqlite(SqliteStore),
+    #[cfg(feature = "dynamodb")]
+    DynamoDb(DynamoDbStore),
+}
+
+/// Evaluates an expression with the store, whatever its type.
+macro_rules! with_store {
+    ($any:expr, $store:ident => $result:expr) => {
+        match &$any.0 {
+            Backend::Memory($store) => $result,
+            #[cfg(feature = "redis")]
+            Backend::Redis($store) => $result,
+            #[cfg(feature = "postgres")]
+            Backend::Postgres($store) => $result,
+            #[cfg(feature = "mysql")]
+            Backend::MySql($store) => $result,
+            #[cfg(feature = "sqlite")]
+            Backend::Sqlite($store) => $result,
+            #[cfg(feature = "dynamodb")]
+            Backend::DynamoDb($store) => $result,
+        }
+    };
+}
+
+impl AnyStore {
+    /// Returns the name of the store: `memory`, `redis`, `postgres`, `mysql`, `sqlite` or `dynamodb`.
+    #[must_use]
+    pub fn name(&self) -> &'static str {
+        match &self.0 {
+            Backend::Memory(_) => "memory",
+            #[cfg(feature = "redis")]
+            Backend::Redis(_) => "redis",
+            #[cfg(feature = "postgres")]
+            Backend::Postgres(_) => "postgres",
+            #[cfg(feature = "mysql")]
+            Backend::MySql(_) => "mysql",
+            #[cfg(feature = "sqlite")]
+            Backend::Sqlite(_) => "sqlite",
+            #[cfg(feature = "dynamodb")]
+            Backend::DynamoDb(_) => "dynamodb",
+        }
+    }
+
+    /// Creates a layer on this store, which compresses records as suits the store.
+    ///
+    /// Each call creates a layer with limits and waiters of its own. Clone one layer for routes that share them.
+    pub fn layer(&self, preset: Preset) -> IdempotencyLayer {
+        IdempotencyLayer::with_preset(self.clone(), preset)
+            .with_compression_above(self.compress_above())
+    }
+
+    /// Returns the size in bytes above which records are compressed: [`Store::COMPRESS_ABOVE`] of the store behind the URL.
+    ///
+    /// `AnyStore` itself has one value of this constant for all stores. [`AnyStore::layer`] corrects it.
+    #[must_use]
+    pub fn compress_above(&self) -> usize {
+        fn of<S: Store>(_: &S) -> usize {
+            S::COMPRESS_ABOVE
+        }
+        with_store!(self, store => of(store))
+    }
+
+    /// Starts a background task that deletes expired entries of a SQL store once per `period`. Does nothing for the other
+    /// stores, which delete them without it.
+    ///
+    /// Expired entries count as absent before they are deleted, so this only saves space.
+    ///
+    /// # Panics
+    ///
+    /// If the store is a SQL store and the caller is not in a Tokio runtime.
+    #[cfg_attr(
+        not(any(feature = "mysql", feature = "postgres", feature = "sqlite")),
+        expect(unused_variables, reason = "only SQL stores purge")
+    )]
+    pub fn spawn_purger(&self, period: Duration) -> Purger {
+        match &self.0 {
+            #[cfg(feature = "postgres")]
+            Backend::Postgres(store) => Purger(Some(store.spawn_purger(period))),
+            #[cfg(feature = "mysql")]
+            Backend::MySql(store) => Purger(Some(store.spawn_purger(period))),
+            #[cfg(feature = "sqlite")]
+            Backend::Sqlite(store) => Purger(Some(store.spawn_purger(period))),
+            Backend::Memory(_) => Purger::default(),
+            #[cfg(feature = "redis")]
+            Backend::Redis(_) => Purger::default(),
+            #[cfg(feature = "dynamodb")]
+            Backend::DynamoDb(_) => Purger::default(),
+        }
+    }
+}
+
+impl Store for AnyStore {
+    const COMPRESS_ABOVE: usize = 1024;
+
+    async fn acquire(&self, claim: &Claim) -> Result<Acquired, StoreError> {
+        with_store!(self, store => store.acquire(claim).await)
+    }
+
+    async fn renew(&self, lease: &LeaseRef, ttl: Ttl) -> Result<(), StoreError> {
+        with_store!(self, store => store.renew(lease, ttl).await)
+    }
+
+    async fn complete(
+        &self,
+        lease: &LeaseRef,
+        record: Bytes,
+        retention: Ttl,
+    ) -> Result<(), StoreError> {
+        with_store!(self, store => store.complete(lease, record, retention).await)
+    }
+
+    async fn release(&self, lease: &LeaseRef) -> Result<(), StoreError> {
+        with_store!(self, store => store.release(lease).await)
+    }
+
+    async fn wait_for_change(&self, id: &KeyId, timeout: Duration) {
+        with_store!(self, store => store.wait_for_change(id, timeout).await);
+    }
+}
+
+/// Shows the name of the store alone.
+impl fmt::Debug for AnyStore {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_tuple("AnyStore").field(&self.name()).finish()
+    }
+}
+
+impl From<MemoryStore> for AnyStore {
+    fn from(store: MemoryStore) -> Self {
+        Self(Backend::Memory(store))
+    }
+}
+
+#[cfg(feature = "redis")]
+impl From<RedisStore> for AnyStore {
+    fn from(store: RedisStore) -> Self {
+        Self(Backend::Redis(store))
+    }
+}
+
+#[cfg(feature = "postgres")]
+impl From<PostgresStore> for AnyStore {
+    fn from(store: PostgresStore) -> Self {
+        Self(Backend::Postgres(store))
+    }
+}
+
+#[cfg(feature = "mysql")]
+impl From<MySqlStore> for AnyStore {
+    fn from(store: MySqlStore) -> Self {
+        Self(Backend::MySql(store))
+    }
+}
+
+#[cfg(feature = "sqlite")]
+impl From<SqliteStore> for AnyStore {
+    fn from(store: SqliteStore) -> Self {
+        Self(Backend::Sqlite(store))
+    }
+}
+
+#[cfg(feature = "dynamodb")]
+impl From<DynamoDbStore> for AnyStore {
+    fn from(store: DynamoDbStore) -> Self {
+        Self(Backend::DynamoDb(store))
+    }
+}
+
+/// A background task that deletes expired entries. Its drop stops the task.
+#[derive(Debug, Default)]
+#[must_use = "a purger stops when it is dropped"]
+pub struct Purger(
+    #[cfg(any(feature = "mysql", feature = "postgres", feature = "sqlite"))]
+    #[expect(dead_code, reason = "its drop stops the task")]
+    Option<tower_idempotency_sqlx::Purger>,
+);

@@ -1,0 +1,37 @@
+//! Stores that were opened from a URL pass the conformance suite.
+
+use std::{path::PathBuf, process::Command, sync::OnceLock};
+
+use tests::{
+    conformance_at_once,
+    servers::{Guard, directory},
+};
+use tower_idempotency::conformance::Subject;
+use tower_idempotency_any::AnyStore;
+
+tower_idempotency::conformance_tests! {
+    mod memory,
+    start_paused = true,
+    store = || async { AnyStore::open("memory").await.expect("memory") },
+}
+
+#[cfg(feature = "sqlite")]
+conformance_at_once! { mod sqlite, subject = sqlite_file }
+
+#[cfg(feature = "sqlite")]
+async fn sqlite_file() -> Subject<AnyStore> {
+    let url = format!("sqlite:{}", file().display());
+    let opened = AnyStore::open(&url).await;
+    Subject::new(opened.expect("a file that can be written")).with_push(false)
+}
+
+/// Returns the path of the file that all cases share. The guard deletes it when the process ends.
+#[cfg(feature = "sqlite")]
+fn file() -> PathBuf {
+    static GUARD: OnceLock<Guard> = OnceLock::new();
+    let guard = GUARD.get_or_init(|| {
+        let mut nothing = Command::new("sleep");
+        Guard::start(&directory("sqlite"), nothing.arg("infinity"), "KILL")
+    });
+    guard.directory().join("keys.db")
+}

@@ -1,0 +1,4 @@
+//! Stores that were opened from a URL.
+
+mod conformance;
+mod open;

@@ -1,0 +1,127 @@
+//! URLs of stores, and the errors of those that cannot be opened.
+
+use tower_idempotency_any::{AnyStore, OpenError, OpenErrorKind};
+
+async fn refusal(url: &str) -> OpenError {
+    AnyStore::open(url).await.expect_err("no such store")
+}
+
+#[tokio::test]
+async fn memory_opens_and_names_itself() {
+    let store = AnyStore::open("memory").await.expect("memory");
+    assert_eq!(format!("{store:?}"), r#"AnyStore("memory")"#);
+    assert_eq!(store.compress_above(), 8 * 1024);
+}
+
+#[tokio::test]
+async fn unknown_store_error_lists_stores() {
+    for (url, found) in [
+        ("mongodb://app:hush@localhost", "mongodb"),
+        ("hush", "a text without a scheme"),
+        ("hush:", "another text"),
+        ("hush hush://localhost", "another text"),
+        ("", "a text without a scheme"),
+    ] {
+        let error = refusal(url).await;
+        assert_eq!(error.kind(), OpenErrorKind::Url);
+        let message = error.to_string();
+        assert!(message.starts_with("expected a store of memory, redis,"));
+        assert!(message.ends_with(&format!("found {found}")), "{message}");
+    }
+    let error = refusal("memory:").await.to_string();
+    assert_eq!(error, "expected memory without a colon");
+}
+
+#[cfg(not(feature = "redis"))]
+#[tokio::test]
+async fn missing_store_error_names_feature() {
+    let error = refusal("redis://:hush@127.0.0.1:1/0").await;
+    assert_eq!(error.kind(), OpenErrorKind::NotBuilt);
+    let expected = "the store redis is not built into this program: it needs the feature redis";
+    assert_eq!(error.to_string(), expected);
+}
+
+/// No server listens on port 1, so the error of each URL comes from its store.
+#[cfg(all(
+    feature = "mysql",
+    feature = "postgres",
+    feature = "redis",
+    feature = "sqlite",
+    feature = "tls"
+))]
+#[tokio::test]
+async fn unusable_store_error_hides_password() {
+    for (url, store) in [
+        ("redis://:hush@127.0.0.1:1/0", "redis"),
+        ("rediss://:hush@127.0.0.1:1/0", "redis"),
+        (
+            "redis+cluster://:hush@127.0.0.1:1,:hush@127.0.0.1:2",
+            "redis",
+        ),
+        ("rediss+cluster://:hush@127.0.0.1:1", "redis"),
+        ("postgres://app:hush@127.0.0.1:1/app", "postgres"),
+        ("postgresql://app:hush@127.0.0.1:1/app", "postgres"),
+        ("mysql://app:hush@127.0.0.1:1/app", "mysql"),
+        ("mariadb://app:hush@127.0.0.1:1/app", "mysql"),
+        ("sqlite:/no/such/directory/hush", "sqlite"),
+    ] {
+        let error = refusal(url).await;
+        let message = error.to_string();
+        assert_eq!(error.kind(), OpenErrorKind::Unusable, "{message}");
+        let expected = format!("cannot use the {store} store: ");
+        assert!(message.starts_with(&expected), "{message}");
+        assert!(!message.contains("hush"), "{message}");
+        assert!(!message.contains('\n'), "{message}");
+        assert!(!format!("{error:?}").contains("hush"));
+    }
+}
+
+/// A driver quotes the part of a URL that it cannot read, and that part may be a password with an unescaped character.
+#[cfg(all(
+    feature = "mysql",
+    feature = "postgres",
+    feature = "redis",
+    feature = "sqlite",
+    feature = "tls"
+))]
+#[tokio::test]
+async fn invalid_url_error_shows_no_part_of_url() {
+    for (url, form) in [
+        ("redis://:hush@[::hush/0", "an address of the form redis://"),
+        (
+            "redis://:hush@127.0.0.1:1/hush",
+            "an address of the form redis://",
+        ),
+        (
+            "redis+cluster://:hush@[::hush",
+            "an address of the form redis+cluster://",
+        ),
+        ("postgres://app:hush@:hush", "a URL of the form postgres://"),
+        (
+            "postgres://app:hush@host:hush/app",
+            "a URL of the form postgres://",
+        ),
+        (
+            "postgres://host/app?sslmode=hush",
+            "a URL of the form postgres://",
+        ),
+        ("mysql://app:hush@:hush", "a URL of the form mysql://"),
+        (
+            "mysql://host/app?ssl-mode=hush",
+            "a URL of the form mysql://",
+        ),
+    ] {
+        let error = refusal(url).await;
+        let message = error.to_string();
+        assert!(!message.contains("hush"), "{message}");
+        assert_eq!(error.kind(), OpenErrorKind::Url, "{message}");
+        assert!(
+            message.starts_with(&format!("expected {form}")),
+            "{message}"
+        );
+    }
+    let error = refusal("sqlite:").await;
+    assert!(error.to_string().starts_with("expected a path"));
+    let error = refusal("redis+cluster:hush").await;
+    assert!(error.to_string().starts_with("expected nodes"));
+}

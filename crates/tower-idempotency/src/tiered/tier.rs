@@ -1,0 +1,278 @@
+//! Completed records in memory, within bytes and age.
+//!
+//! The records are in queues, one for each group of principals, in the order in which they were kept. When the tier is full,
+//! the oldest record of the group that holds most is removed. A hit changes nothing: it needs a read lock only.
+
+use std::{
+    collections::VecDeque,
+    hash::BuildHasher,
+    sync::{
+        Arc, PoisonError, RwLock,
+        atomic::{AtomicU64, AtomicUsize, Ordering::Relaxed},
+    },
+    time::Duration,
+};
+
+use bytes::Bytes;
+use hashbrown::{DefaultHashBuilder, HashTable};
+use tokio::time::Instant;
+
+use crate::{
+    store::{Acquired, Fingerprint, KeyId, ScopeDigest, Token},
+    telemetry,
+};
+
+/// Memory of a kept record beside its bytes. Includes its share of index and queue, the header of its bytes and the allocator
+/// overhead. Measured, then rounded up.
+pub(super) const OVERHEAD: usize = 320;
+
+/// The number of groups of principals. Two principals share one with a probability of 1 to 256.
+const GROUPS: usize = 256;
+
+/// A record above this part of the tier is not kept, because it would push out the records of many callers.
+const LARGEST: usize = 8;
+
+/// The number of expired records that an insertion removes from each of two groups: its own, and each other one in turn.
+const REMOVED_EACH: usize = 4;
+
+/// The records that one process keeps.
+pub(super) struct Tier {
+    records: RwLock<Records>,
+    hasher: DefaultHashBuilder,
+    /// In nanoseconds.
+    max_age: AtomicU64,
+    max_bytes: AtomicUsize,
+}
+
+/// A record, as the store reported it or accepted it.
+pub(super) struct Kept {
+    pub(super) id: KeyId,
+    pub(super) fingerprint: Fingerprint,
+    pub(super) token: Option<Token>,
+    pub(super) record: Bytes,
+    /// Instant at which the call to the store was sent. Age and life count from here, so neither ends later than at the store.
+    pub(super) sent: Instant,
+    /// Instant at which the record expires at the store, at the earliest.
+    pub(super) expires: Instant,
+}
+
+struct Records {
+    by_id: HashTable<Arc<Kept>>,
+    groups: Box<[Group]>,
+    bytes: usize,
+    /// The group that the next insertion cleans beside its own.
+    next_cleaned: usize,
+}
+
+/// The records of some principals.
+#[derive(Default)]
+struct Group {
+    /// The oldest record first.
+    queue: VecDeque<Arc<Kept>>,
+    bytes: usize,
+    /// Time at which the oldest record was sent.
+    oldest: Option<Instant>,
+}
+
+impl Tier {
+    pub(super) fn new(max_age: Duration, max_bytes: usize) -> Self {
+        let groups = (0..GROUPS).map(|_| Group::default());
+        Self {
+            records: RwLock::new(Records {
+                by_id: HashTable::new(),
+                groups: groups.collect(),
+                bytes: 0,
+                next_cleaned: 0,
+            }),
+            hasher: DefaultHashBuilder::default(),
+            max_age: AtomicU64::new(nanos(max_age)),
+            max_bytes: AtomicUsize::new(max_bytes),
+        }
+    }
+
+    pub(super) fn set_max_age(&self, max: Duration) {
+        self.max_age.store(nanos(max), Relaxed);
+    }
+
+    pub(super) fn set_max_bytes(&self, max: usize) {
+        self.max_bytes.store(max, Relaxed);
+    }
+
+    pub(super) fn len(&self) -> usize {
+        let records = self.records.read().unwrap_or_else(PoisonError::into_inner);
+        records.by_id.len()
+    }
+
+    pub(super) fn bytes(&self) -> usize {
+        let records = self.records.read().unwrap_or_else(PoisonError::into_inner);
+        records.bytes
+    }
+
+    /// Returns the record, unless its age or its life has passed.
+    pub(super) fn find(&self, id: &KeyId, now: Instant) -> Option<Acquired> {
+        let hash = self.hasher.hash_one(id);
+        let records = self.records.read().unwrap_or_else(PoisonError::into_inner);
+        let kept = records.by_id.find(hash, |kept| kept.id == *id)?;
+        kept.is_valid(now, self.max_age())
+            .then(|| Acquired::Completed {
+                fingerprint: kept.fingerprint,
+                record: kept.record.clone(),
+                expires_in: kept.expires - now,
+                token: kept.token,
+            })
+    }
+
+    /// Returns `true` unless the maximum age is zero.
+    pub(super) fn is_on(&self) -> bool {
+        !self.max_age().is_zero()
+    }
+
+    /// Returns `true` if the tier keeps records of this length.
+    pub(super) fn fits(&self, len: usize) -> bool {
+        weight(len) <= self.max_bytes.load(Relaxed) / LARGEST
+    }
+
+    /// Keeps a record if it is still valid and [fits](Self::fits). A valid record of the same entry is the same, and stays.
+    pub(super) fn keep(&self, kept: Kept, scope: Option<&ScopeDigest>) {
+        let now = Instant::now();
+        let hash = self.hasher.hash_one(kept.id);
+        let group = self.group(scope);
+        let max_bytes = self.max_bytes.load(Relaxed);
+        let max_age = self.max_age();
+        if !kept.is_valid(now, max_age) || kept.weight() > max_bytes / LARGEST {
+            return;
+        }
+        let kept = Arc::new(kept);
+        // Records are freed without the lock.
+        let mut removed = Vec::new();
+        let mut dropped = 0;
+        {
+            let mut records = self.records.write().unwrap_or_else(PoisonError::into_inner);
+            let records = &mut *records;
+            let found = records.by_id.find_entry(hash, |old| old.id == kept.id);
+            if let Ok(old) = found {
+                if old.get().is_valid(now, max_age) {
+                    return;
+                }
+                // Its queue still holds it, and counts it.
+                old.remove();
+            }
+            let cleaned = records.next_cleaned;
+            records.next_cleaned = (cleaned + 1) % GROUPS;
+            for group in [group, cleaned] {
+                for _ in 0..REMOVED_EACH {
+                    if !records.groups[group].has_expired(now, max_age) {
+                        break;
+                    }
+                    removed.extend(records.pop(group, &self.hasher));
+                }
+            }
+            while records.bytes + kept.weight() > max_bytes {
+                let group = records.group_to_shrink(now, max_age);
+                let Some(popped) = records.pop(group, &self.hasher) else {
+                    break;
+                };
+                dropped += u64::from(popped.is_valid(now, max_age));
+                removed.push(popped);
+            }
+            records.push(group, hash, kept, &self.hasher);
+        }
+        drop(removed);
+        if dropped > 0 {
+            telemetry::tier_dropped("full", dropped);
+        }
+    }
+
+    /// Serves the record no longer. Its queue holds it until its age has passed.
+    pub(super) fn remove(&self, id: &KeyId) {
+        let hash = self.hasher.hash_one(id);
+        let mut records = self.records.write().unwrap_or_else(PoisonError::into_inner);
+        if let Ok(found) = records.by_id.find_entry(hash, |kept| kept.id == *id) {
+            found.remove();
+        }
+    }
+
+    fn max_age(&self) -> Duration {
+        Duration::from_nanos(self.max_age.load(Relaxed))
+    }
+
+    fn group(&self, scope: Option<&ScopeDigest>) -> usize {
+        let hash = self.hasher.hash_one(scope);
+        usize::try_from(hash % GROUPS as u64).unwrap_or(0)
+    }
+}
+
+impl Kept {
+    /// Returns `true` if neither the age nor the life of the record has passed.
+    fn is_valid(&self, now: Instant, max_age: Duration) -> bool {
+        now < self.expires && now.saturating_duration_since(self.sent) < max_age
+    }
+
+    fn weight(&self) -> usize {
+        weight(self.record.len())
+    }
+}
+
+impl Records {
+    /// Returns the group whose oldest record is to be removed: one whose record has passed its age, else the one that holds
+    /// most.
+    fn group_to_shrink(&self, now: Instant, max_age: Duration) -> usize {
+        let groups = || 0..self.groups.len();
+        groups()
+            .find(|&group| self.groups[group].has_expired(now, max_age))
+            .or_else(|| groups().max_by_key(|&group| self.groups[group].bytes))
+            .unwrap_or(0)
+    }
+
+    fn push(&mut self, group: usize, hash: u64, kept: Arc<Kept>, hasher: &DefaultHashBuilder) {
+        let weight = kept.weight();
+        let group = &mut self.groups[group];
+        group.oldest.get_or_insert(kept.sent);
+        group.bytes += weight;
+        self.bytes += weight;
+        group.queue.push_back(Arc::clone(&kept));
+        self.by_id
+            .insert_unique(hash, kept, |kept| hasher.hash_one(kept.id));
+    }
+
+    /// Removes the oldest record of a group.
+    fn pop(&mut self, group: usize, hasher: &DefaultHashBuilder) -> Option<Arc<Kept>> {
+        let group = &mut self.groups[group];
+        let kept = group.queue.pop_front()?;
+        group.oldest = group.queue.front().map(|next| next.sent);
+        group.bytes -= kept.weight();
+        self.bytes -= kept.weight();
+        if group.queue.capacity() > 64 && group.queue.len() < group.queue.capacity() / 4 {
+            group.queue.shrink_to(group.queue.len() * 2);
+        }
+        // A later record of the same entry may have replaced it.
+        let hash = hasher.hash_one(kept.id);
+        let found = self
+            .by_id
+            .find_entry(hash, |found| Arc::ptr_eq(found, &kept));
+        if let Ok(found) = found {
+            found.remove();
+        }
+        if self.by_id.capacity() > 256 && self.by_id.len() < self.by_id.capacity() / 8 {
+            let len = self.by_id.len() * 2;
+            self.by_id.shrink_to(len, |kept| hasher.hash_one(kept.id));
+        }
+        Some(kept)
+    }
+}
+
+impl Group {
+    /// Returns `true` if the oldest record has passed its age.
+    fn has_expired(&self, now: Instant, max_age: Duration) -> bool {
+        self.oldest
+            .is_some_and(|sent| now.saturating_duration_since(sent) >= max_age)
+    }
+}
+
+const fn weight(len: usize) -> usize {
+    len.saturating_add(OVERHEAD)
+}
+
+fn nanos(duration: Duration) -> u64 {
+    u64::try_from(duration.as_nanos()).unwrap_or(u64::MAX)
+}

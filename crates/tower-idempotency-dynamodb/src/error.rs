@@ -56,6 +56,11 @@ impl DynamoDbError {
         Self::new(DynamoDbErrorKind::Contended, message)
     }
 
+    /// Returns `true` if the service refused a value in the call.
+    pub(crate) fn is_refused_value(&self) -> bool {
+        self.message.contains("ValidationException")
+    }
+
     /// Creates the error of a call that reads or writes items.
     pub(crate) fn from_item_call<E, R>(error: &SdkError<E, R>) -> Self
     where

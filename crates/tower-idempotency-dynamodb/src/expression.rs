@@ -18,10 +18,16 @@ pub(crate) const CAN_ACQUIRE: &str = "attribute_not_exists(#id) \
     OR (#status = :in_progress AND #expires > :over \
         AND (#token = :token OR (#fingerprint = :fingerprint AND #lease_ends <= :over)))";
 
-/// Like [`CAN_ACQUIRE`], but for a policy that refuses orphans.
+/// Like [`CAN_ACQUIRE`], but without orphans.
 pub(crate) const CAN_ACQUIRE_EXCEPT_ORPHANS: &str = "attribute_not_exists(#id) \
     OR (#status <> :in_progress AND #expires <= :over) \
     OR (#status = :in_progress AND #expires > :over AND #token = :token)";
+
+/// Like [`CAN_ACQUIRE_EXCEPT_ORPHANS`], but includes orphans of the same request whose retry an operator has allowed.
+pub(crate) const CAN_ACQUIRE_ALLOWED_RETRIES: &str = "attribute_not_exists(#id) \
+    OR (#status <> :in_progress AND #expires <= :over) \
+    OR (#status = :in_progress AND #expires > :over AND (#token = :token \
+        OR (begins_with(#token, :retry) AND #fingerprint = :fingerprint AND #lease_ends <= :over)))";
 
 /// Acquires the lease.
 ///
@@ -85,22 +91,27 @@ pub(crate) const COMPLETE_NEEDS_ATTENTION: &str = "SET #status = :needs_attentio
     #owner = if_not_exists(#owner, :unknown), #operation = if_not_exists(#operation, :unknown), \
     #reason = :reason, #expires = :expires, #ttl = :ttl, #record = :record";
 
-/// Removes the attributes of the lease. Follows [`COMPLETE_NEEDS_ATTENTION`].
+/// Removes the attributes of the lease. Follows [`COMPLETE_NEEDS_ATTENTION`] and [`RESOLVE_AS_NEEDS_ATTENTION`].
 pub(crate) const REMOVE_LEASE: &str = " REMOVE #grants, #granted";
 
-/// The entry needs attention and has not changed since it was listed.
-pub(crate) const IS_UNRESOLVED: &str =
-    "#status = :needs_attention AND #generation = :generation AND #since = :since";
-
-/// Turns an entry that needs attention into an orphan without a holder, as of now, with the same generation.
-pub(crate) const RESOLVE_AS_ORPHAN: &str = "SET #status = :in_progress, #lease_ends = :over, \
+/// Turns an entry into an orphan under a token that no execution has, as of now, with the same generation.
+///
+/// Removes `granted` below, so that the next acquire counts as another grant.
+pub(crate) const RESOLVE_AS_ORPHAN: &str = "SET #status = :in_progress, #token = :mine, #lease_ends = :passed, \
     #expires = :now + if_not_exists(#keep, :keep), #ttl = :ttl + if_not_exists(#keep_seconds, :keep_seconds), \
-    #grants = #generation, #since = #created, #listed = :listed \
-    REMOVE #token, #record, #completed, #reason";
+    #grants = #generation, #since = #created";
 
-/// Replaces a record that needs attention by another record.
-pub(crate) const RESOLVE_AS_COMPLETED: &str = "SET #status = :completed, #completed = :now, #expires = :expires, #ttl = :ttl, \
-    #record = :record REMOVE #listed, #since, #reason, #keep, #keep_seconds";
+/// Removes the record and the last grant. Follows [`RESOLVE_AS_ORPHAN`].
+pub(crate) const REMOVE_OUTCOME: &str = " REMOVE #record, #completed, #reason, #granted";
+
+/// Stores the record of an operator.
+pub(crate) const RESOLVE_AS_COMPLETED: &str = "SET #status = :completed, #token = :mine, #completed = :now, \
+    #expires = :expires, #ttl = :ttl, #record = :record \
+    REMOVE #listed, #since, #reason, #keep, #keep_seconds, #grants, #granted";
+
+/// Stores a record that needs attention, and keeps the attributes that an operator needs for the next decision.
+pub(crate) const RESOLVE_AS_NEEDS_ATTENTION: &str = "SET #status = :needs_attention, #token = :mine, #completed = :now, \
+    #since = :now, #reason = :reason, #expires = :expires, #ttl = :ttl, #record = :record";
 
 /// Returns the attribute names for the placeholders in the expressions. The service rejects names that no expression uses.
 pub(crate) fn attribute_names(token: &Token, expressions: &[&str]) -> HashMap<String, String> {

@@ -16,8 +16,8 @@
 //! A new request costs two calls, a replay or a rejected request one. An entry is one item. Each store method makes a
 //! conditional write to that item; if the condition fails, the service returns the conflicting item. No call scans the table.
 //!
-//! A sparse index lists entries that are in progress, orphaned or in need of an operator's attention:
-//! [`DynamoDbStore::in_progress`] and [`DynamoDbStore::needs_attention`] read it.
+//! A sparse index lists entries that are in progress, orphaned or in need of an operator's attention, for
+//! [`inspect`](tower_idempotency::inspect).
 //!
 //! # Guarantees and limits
 //!
@@ -43,13 +43,13 @@
 
 #![cfg_attr(docsrs, feature(doc_cfg))]
 
-mod admin;
 mod clock;
 mod error;
 mod expression;
 #[cfg(feature = "tls")]
 mod https;
 mod identity_cache;
+mod inspect;
 mod item;
 mod options;
 mod store;
@@ -61,7 +61,6 @@ pub use aws_sdk_dynamodb;
 #[cfg(feature = "tls")]
 pub use self::https::https_client;
 pub use self::{
-    admin::{Entry, Listing, Resolution},
     error::{DynamoDbError, DynamoDbErrorKind},
     options::DynamoDbOptions,
     store::DynamoDbStore,

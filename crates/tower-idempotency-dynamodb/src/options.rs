@@ -77,11 +77,9 @@ impl DynamoDbOptions {
     /// A partition accepts 1,000 writes per second, and a new request makes two. Eight partitions support about 4,000 new
     /// requests per second.
     ///
-    /// With 0 there is no index: a new request costs two write units less, and [`in_progress`] and [`needs_attention`]
-    /// return no entries. A process that lists entries needs at least as many shards as the processes that write them.
-    ///
-    /// [`in_progress`]: crate::DynamoDbStore::in_progress
-    /// [`needs_attention`]: crate::DynamoDbStore::needs_attention
+    /// With 0 there is no index: a new request costs two write units less, and operators can
+    /// [list](tower_idempotency::inspect::Inspect::list) no entries. A process that lists entries needs at least as many
+    /// shards as the processes that write them.
     pub fn with_index_shards(mut self, shards: u16) -> Self {
         self.shards = shards;
         self

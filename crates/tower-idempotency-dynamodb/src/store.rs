@@ -147,12 +147,20 @@ impl Store for DynamoDbStore {
                     });
                 }
                 EntryState::Leased {
+                    token,
                     fingerprint,
                     lease_ends,
                     ..
                 } => {
+                    let may_take_over = match claim.orphans {
+                        OrphanPolicy::TakeOver => true,
+                        OrphanPolicy::Refuse => {
+                            token.is_some_and(|token| Token::from_bytes(token).allows_retry())
+                        }
+                        OrphanPolicy::Never => false,
+                    };
                     // The entry changed after the condition failed. It is an orphan now that this claim may take over.
-                    if claim.orphans == OrphanPolicy::TakeOver && fingerprint == claim.fingerprint {
+                    if may_take_over && fingerprint == claim.fingerprint {
                         continue;
                     }
                     return Ok(Acquired::Orphaned {

@@ -226,13 +226,14 @@ fn incomplete_description() -> DynamoDbError {
 }
 
 /// Attributes that the index includes in addition to the keys.
-const PROJECTED_ATTRIBUTES: [&str; 6] = [
+const PROJECTED_ATTRIBUTES: [&str; 7] = [
     "expires",
     "generation",
     "lease_ends",
     "operation",
     "owner",
     "reason",
+    "token",
 ];
 
 /// Attribute with the time from which the service may delete an item.

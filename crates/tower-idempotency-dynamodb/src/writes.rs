@@ -40,7 +40,8 @@ impl Inner {
     ) -> Result<WriteOutcome, DynamoDbError> {
         let condition = match claim.orphans {
             OrphanPolicy::TakeOver => expression::CAN_ACQUIRE,
-            OrphanPolicy::Refuse => expression::CAN_ACQUIRE_EXCEPT_ORPHANS,
+            OrphanPolicy::Refuse => expression::CAN_ACQUIRE_ALLOWED_RETRIES,
+            OrphanPolicy::Never => expression::CAN_ACQUIRE_EXCEPT_ORPHANS,
         };
         let times = LeaseTimes::new(claim, moment);
         let mut update = String::from(expression::ACQUIRE);
@@ -61,6 +62,9 @@ impl Inner {
             (":zero", n(0)),
             (":granted", expression::granted_value(&claim.token)),
         ];
+        if claim.orphans == OrphanPolicy::Refuse {
+            values.push((":retry", binary(Token::RETRY_ALLOWED)));
+        }
         if let Some(listed) = self.index_partition(IN_PROGRESS, &claim.id) {
             update.push_str(expression::SET_LISTED);
             values.push((":listed", s(listed)));
@@ -336,4 +340,4 @@ fn value_map(
 
 // Attributes that an applied write returns.
 pub(crate) const RETURN_NOTHING: ReturnValue = ReturnValue::None;
-const RETURN_ALL_NEW: ReturnValue = ReturnValue::AllNew;
+pub(crate) const RETURN_ALL_NEW: ReturnValue = ReturnValue::AllNew;

@@ -11,6 +11,11 @@
 //! A store that passes follows the rules on the server under test, as far as a few seconds of races can show. The
 //! suite does not test a server that loses acknowledged writes, or fails over to a replica that lacks them.
 //!
+//! # Operators
+//!
+//! A store that implements [`Inspect`](crate::inspect::Inspect) also passes [`inspect_cases`].
+//! [`inspect_conformance_tests!`](crate::inspect_conformance_tests) defines a test for each of them.
+//!
 //! # Custom stores
 //!
 //! The smallest store that passes is a map under a lock in one process, without limits and without removal of expired
@@ -31,6 +36,8 @@ mod any_store;
 pub mod cases;
 mod clock;
 mod faults;
+pub mod inspect_cases;
+mod inspect_macros;
 mod macros;
 mod runner;
 mod subject;
@@ -38,8 +45,10 @@ mod subject;
 pub use self::{
     any_store::AnyStore,
     clock::ManualClock,
-    faults::{Fault, FaultInjector, InjectedFault, Operation, Plan},
+    faults::{Fault, FaultInjector, Hold, InjectedFault, Operation, Plan},
     runner::{Case, Threads, every_case, run},
     subject::Subject,
 };
+/// Hook of the simulation.
+#[doc(hidden)]
 pub use crate::clock::seeded::seed_jitter;

@@ -4,7 +4,7 @@ use std::{fmt, pin::Pin, time::Duration};
 
 use tokio::{runtime::Builder, time::timeout};
 
-use super::{AnyStore, Plan, Subject, cases};
+use super::{AnyStore, Plan, Subject, cases, inspect_cases};
 use crate::store::Store;
 
 /// The runtime of a case.
@@ -56,6 +56,13 @@ impl Case {
         ALL
     }
 
+    /// Returns every case of [`Inspect`](crate::inspect::Inspect). Their subjects need
+    /// [`with_inspector`](Subject::with_inspector).
+    #[must_use]
+    pub const fn inspect() -> &'static [Self] {
+        INSPECT
+    }
+
     /// Returns the case of this name.
     ///
     /// # Panics
@@ -63,11 +70,11 @@ impl Case {
     /// If there is no such case.
     #[must_use]
     pub fn named(name: &str) -> Self {
-        let case = ALL.iter().find(|case| case.name == name);
+        let case = ALL.iter().chain(INSPECT).find(|case| case.name == name);
         *case.unwrap_or_else(|| panic!("no case {name}"))
     }
 
-    /// Returns the name, which is that of the function in [`cases`].
+    /// Returns the name, which is that of the function in [`cases`] or [`inspect_cases`].
     #[must_use]
     pub const fn name(self) -> &'static str {
         self.name
@@ -117,23 +124,24 @@ impl fmt::Debug for Case {
 }
 
 macro_rules! case_list {
-    ({} paced [$($paced:ident)*] threaded [$($threaded:ident)*]) => {
-        const ALL: &[Case] = &[
+    ({ $list:ident, $cases:ident } paced [$($paced:ident)*] threaded [$($threaded:ident)*]) => {
+        const $list: &[Case] = &[
             $( Case {
                 name: stringify!($paced),
                 is_threaded: false,
-                body: |subject| Box::pin(async move { cases::$paced(&subject).await }),
+                body: |subject| Box::pin(async move { $cases::$paced(&subject).await }),
             }, )*
             $( Case {
                 name: stringify!($threaded),
                 is_threaded: true,
-                body: |subject| Box::pin(async move { cases::$threaded(&subject).await }),
+                body: |subject| Box::pin(async move { $cases::$threaded(&subject).await }),
             }, )*
         ];
     };
 }
 
-crate::__conformance_cases! { [case_list] }
+crate::__conformance_cases! { [case_list] ALL, cases }
+crate::__inspect_cases! { [case_list] INSPECT, inspect_cases }
 
 /// Runs every case on one store, one after the other, up to the first that panics.
 ///

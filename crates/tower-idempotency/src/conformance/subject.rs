@@ -13,6 +13,7 @@ use bytes::Bytes;
 use tokio::time::Instant;
 
 use super::{AnyStore, FaultInjector, InjectedFault, ManualClock, Plan};
+use crate::inspect::{Inspect, Inspector};
 use crate::store::{Acquired, Claim, Fingerprint, KeyId, LeaseRef, Store, StoreError, Token, Ttl};
 
 /// The maximum number of attempts of a call before the case fails.
@@ -41,6 +42,7 @@ pub struct Subject<S> {
     push: bool,
     clock: Option<ManualClock>,
     start: Instant,
+    inspector: Option<Inspector>,
 }
 
 /// Result of a renew or a complete.
@@ -57,6 +59,7 @@ impl<S> Clone for Subject<S> {
             store: Arc::clone(&self.store),
             scale: Arc::clone(&self.scale),
             clock: self.clock.clone(),
+            inspector: self.inspector.clone(),
             ..*self
         }
     }
@@ -72,6 +75,7 @@ impl<S: Store> Subject<S> {
             push: true,
             clock: None,
             start: Instant::now(),
+            inspector: None,
         }
     }
 
@@ -103,6 +107,16 @@ impl<S: Store> Subject<S> {
         }
     }
 
+    /// Adds access for operators, which the [cases about it](super::inspect_cases) need.
+    #[must_use]
+    pub fn with_inspector(self) -> Self
+    where
+        S: Inspect,
+    {
+        let inspector = Some(Inspector::new(Arc::clone(&self.store)));
+        Self { inspector, ..self }
+    }
+
     /// Returns the same store behind a fault injector that follows `plan`.
     #[must_use]
     pub fn through(self, plan: Plan) -> Subject<FaultInjector<Arc<S>>> {
@@ -113,6 +127,7 @@ impl<S: Store> Subject<S> {
             push: self.push,
             clock: self.clock,
             start: self.start,
+            inspector: self.inspector,
         }
     }
 
@@ -126,6 +141,7 @@ impl<S: Store> Subject<S> {
             push: self.push,
             clock: self.clock,
             start: self.start,
+            inspector: self.inspector,
         }
     }
 
@@ -139,6 +155,10 @@ impl<S: Store> Subject<S> {
     #[must_use]
     pub fn pause(&self) -> Duration {
         self.unit / 5
+    }
+
+    pub(super) fn inspector(&self) -> &Inspector {
+        self.inspector.as_ref().expect("with_inspector was called")
     }
 
     pub(super) const fn has_push(&self) -> bool {
@@ -337,6 +357,7 @@ fn outcome(result: Result<(), StoreError>) -> Result<Outcome, Box<Source>> {
         Ok(()) => Ok(Outcome::Done),
         Err(StoreError::LeaseLost) => Ok(Outcome::Lost),
         Err(StoreError::RecordTooLarge { limit }) => Ok(Outcome::TooLarge { limit }),
+        Err(error @ StoreError::CallerLimit) => Err(error.into()),
         Err(StoreError::Backend(source)) => Err(source),
     }
 }

@@ -75,7 +75,7 @@ async fn release_then_acquire<S: Store>(
 }
 
 /// Polls the future up to this many times and drops it.
-async fn drop_after<T>(polls: usize, future: impl Future<Output = T>) {
+pub(in crate::conformance) async fn drop_after<T>(polls: usize, future: impl Future<Output = T>) {
     let mut future = pin!(future);
     let mut polled = 0;
     poll_fn(|cx| {

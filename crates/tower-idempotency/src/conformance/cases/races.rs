@@ -197,7 +197,7 @@ async fn orphans<S: Store>(subject: &Subject<S>) -> Vec<Claim> {
 }
 
 /// Runs two calls concurrently. The call that starts first alternates with `n`.
-async fn race<A, B>(
+pub(in crate::conformance) async fn race<A, B>(
     n: usize,
     one: impl Future<Output = A> + Send + 'static,
     other: impl Future<Output = B> + Send + 'static,

@@ -76,7 +76,7 @@ const WAITERS: usize = 8;
 const TIMEOUT_UNITS: u32 = 2000;
 const SLACK_UNITS: u32 = 400;
 
-fn spawn_waiters<S: Store>(
+pub(in crate::conformance) fn spawn_waiters<S: Store>(
     subject: &Subject<S>,
     claim: &Claim,
 ) -> Vec<tokio::task::JoinHandle<Duration>> {
@@ -89,7 +89,7 @@ fn spawn_waiters<S: Store>(
     (0..WAITERS).map(|_| spawn_one()).collect()
 }
 
-async fn assert_woken<S: Store>(
+pub(in crate::conformance) async fn assert_woken<S: Store>(
     subject: &Subject<S>,
     waiters: Vec<tokio::task::JoinHandle<Duration>>,
 ) {

@@ -65,6 +65,13 @@ impl Cost {
             bytes: ENTRY_BYTES.saturating_add(len),
         }
     }
+
+    pub(super) const fn and(self, other: Self) -> Self {
+        Self {
+            entries: self.entries + other.entries,
+            bytes: self.bytes.saturating_add(other.bytes),
+        }
+    }
 }
 
 impl Budget {

@@ -6,11 +6,14 @@ use bytes::Bytes;
 use tokio::time::{Instant, timeout_at};
 
 pub use self::budget::MemoryFull;
+pub(crate) use self::inspect::{Change, Kind, Position, Snapshot};
 use self::table::Table;
 use super::{Acquired, Claim, KeyId, LeaseRef, Store, StoreError, Ttl};
 
 mod budget;
+mod details;
 mod evictions;
+mod inspect;
 mod order;
 mod shard;
 mod slab;
@@ -43,10 +46,11 @@ mod tests;
 /// [scope](Claim::scope) of their claims. If no group holds more than 1/64 of the store, the records of the new entry's
 /// shard that expire first are evicted. The store never evicts a lease or an orphan. An eviction before the expiry is
 /// counted in `idempotency_memory_evicted_total` and logged at most once a minute. A store full of leases and orphans returns
-/// [`StoreError::Backend`] with [`MemoryFull`] as its source. The store checks expiry at every access. Later writes remove a
+/// [`StoreError::Backend`] with [`MemoryFull`] as its source. A group whose leases and orphans fill more than an eighth of the
+/// store gets no part of the last quarter: its claims return [`StoreError::CallerLimit`]. The store checks expiry at every access. Later writes remove a
 /// few other expired entries each; no background task runs.
 ///
-/// The store does not store `owner` and `operation` of a [`Claim`].
+/// The store does not store `owner` and `operation` of a [`Claim`], unless [`with_details`](Self::with_details) is set.
 ///
 /// # Cancellation
 ///
@@ -135,6 +139,21 @@ impl MemoryStore {
         self.table.budget().bytes()
     }
 
+    /// Acquires a lease, or returns the state that prevents it.
+    pub(crate) fn acquire_now(&self, claim: &Claim) -> Result<Acquired, StoreError> {
+        self.table.acquire(claim, self.now())
+    }
+
+    /// Stores the record and ends the lease. Takes the record out of `record` if it is stored.
+    pub(crate) fn complete_now(
+        &self,
+        lease: &LeaseRef,
+        record: &mut Bytes,
+        retention: Ttl,
+    ) -> Result<(), StoreError> {
+        self.table.complete(lease, record, retention, self.now())
+    }
+
     fn now(&self) -> u64 {
         let elapsed = self.epoch.elapsed().as_nanos();
         u64::try_from(elapsed).unwrap_or(u64::MAX)
@@ -154,8 +173,7 @@ impl Default for MemoryStore {
 
 impl Store for MemoryStore {
     async fn acquire(&self, claim: &Claim) -> Result<Acquired, StoreError> {
-        let acquired = self.table.acquire(claim, self.now());
-        acquired.map_err(StoreError::backend)
+        self.acquire_now(claim)
     }
 
     async fn renew(&self, lease: &LeaseRef, ttl: Ttl) -> Result<(), StoreError> {
@@ -169,10 +187,10 @@ impl Store for MemoryStore {
     async fn complete(
         &self,
         lease: &LeaseRef,
-        record: Bytes,
+        mut record: Bytes,
         retention: Ttl,
     ) -> Result<(), StoreError> {
-        self.table.complete(lease, record, retention, self.now())
+        self.complete_now(lease, &mut record, retention)
     }
 
     async fn release(&self, lease: &LeaseRef) -> Result<(), StoreError> {

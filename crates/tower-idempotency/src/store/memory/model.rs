@@ -347,10 +347,10 @@ impl StateMachineTest for Subject {
                 retention,
             } => {
                 let retention = Ttl::from_millis(retention);
-                match table.complete(&lease_ref(caller), record(caller, len), retention, now) {
+                match table.complete(&lease_ref(caller), &mut record(caller, len), retention, now) {
                     Ok(()) => Reply::Done,
                     Err(StoreError::LeaseLost) => Reply::Lost,
-                    Err(StoreError::RecordTooLarge { .. } | StoreError::Backend(_)) => Reply::Full,
+                    Err(_) => Reply::Full,
                 }
             }
             Step::Release { caller } => {
@@ -392,6 +392,8 @@ fn lease_ref(caller: Caller) -> LeaseRef {
         fingerprint: fingerprint(caller.fingerprint),
         token: token(caller.token),
         generation: caller.generation,
+        scope: None,
+        is_first_completion: false,
     }
 }
 

@@ -81,14 +81,17 @@ impl Order {
 
     /// Returns the slots in the order of their deadlines.
     pub(super) fn iter(&self) -> impl Iterator<Item = (u64, u32)> {
-        let queued = self.queue.iter().filter(|queued| !queued.removed);
-        let mut queued = queued.map(QueuedSlot::key).peekable();
-        let mut unordered = self.out_of_order.iter().copied().peekable();
-        std::iter::from_fn(move || match (queued.peek(), unordered.peek()) {
-            (Some(first), Some(other)) if other < first => unordered.next(),
-            (None, _) => unordered.next(),
-            (Some(_), _) => queued.next(),
-        })
+        self.iter_from((0, 0))
+    }
+
+    /// Returns the slots from this deadline and slot on, in the order of their deadlines.
+    pub(super) fn iter_from(&self, first: (u64, u32)) -> impl Iterator<Item = (u64, u32)> {
+        let start = self.queue.partition_point(|queued| queued.key() < first);
+        let queued = self.queue.range(start..).filter(|queued| !queued.removed);
+        merge(
+            queued.map(QueuedSlot::key),
+            self.out_of_order.range(first..).copied(),
+        )
     }
 
     /// Drops removed slots at both ends, and all of them once they are the majority. Frees unused capacity. The
@@ -110,6 +113,19 @@ impl Order {
             self.queue.shrink_to(self.queue.len() * 2);
         }
     }
+}
+
+/// Returns the items of two ascending iterators, in ascending order.
+fn merge(
+    queued: impl Iterator<Item = (u64, u32)>,
+    unordered: impl Iterator<Item = (u64, u32)>,
+) -> impl Iterator<Item = (u64, u32)> {
+    let (mut queued, mut unordered) = (queued.peekable(), unordered.peekable());
+    std::iter::from_fn(move || match (queued.peek(), unordered.peek()) {
+        (Some(first), Some(other)) if other < first => unordered.next(),
+        (None, _) => unordered.next(),
+        (Some(_), _) => queued.next(),
+    })
 }
 
 #[cfg(test)]
@@ -143,6 +159,9 @@ mod tests {
                 assert_eq!(order.first(), tree.first().copied());
                 if slot % 1000 == 0 {
                     assert!(order.iter().eq(tree.iter().copied()));
+                    let first = (now + 1, slot / 2);
+                    let rest = tree.range(first..).copied();
+                    assert!(order.iter_from(first).eq(rest));
                 }
                 assert_eq!(
                     order.queue.len() - order.removed + order.out_of_order.len(),

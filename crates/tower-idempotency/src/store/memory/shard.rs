@@ -16,10 +16,11 @@ use tokio::sync::Semaphore;
 
 use super::{
     budget::{Budget, Cost},
+    details::Details,
     evictions::Evictions,
     order::Order,
     slab::Slab,
-    sync::HashBuilder,
+    sync::{AtomicUsize, HashBuilder},
     usage::{Group, Usage},
 };
 use crate::store::{Claim, Fingerprint, KeyId, LeaseRef, ScopeDigest, Token};
@@ -36,6 +37,8 @@ pub(super) struct Shared {
     pub(super) budget: Budget,
     pub(super) usage: Usage,
     pub(super) evictions: Evictions,
+    /// 1 if owner and operation of each entry are stored.
+    pub(super) has_details: AtomicUsize,
 }
 
 impl Shared {
@@ -57,6 +60,8 @@ pub(super) struct Shard {
     records_by_group: Option<BTreeSet<(Group, u64, u32)>>,
     /// Leases and orphans by the expiry of the orphan.
     leases: Order,
+    /// Owner and operation by slot. Empty unless the store has details.
+    details: BTreeMap<u32, Details>,
     /// Waiters by slot. Empty if no entry has a waiter.
     waiters: BTreeMap<u32, WaiterGroup>,
     /// A lower bound of all deadlines.
@@ -77,7 +82,25 @@ pub(super) struct Entry {
     token: Token,
     pub(super) generation: NonZeroU64,
     pub(super) group: Group,
+    /// Time of the first lease on the key, or of the completion.
+    pub(super) since: Millis,
     pub(super) state: State,
+}
+
+/// A time in whole milliseconds, in six bytes: an entry has them to spare, so it costs no memory.
+#[derive(Clone, Copy)]
+pub(super) struct Millis([u8; 6]);
+
+impl Millis {
+    pub(super) const fn from_nanos(nanos: u64) -> Self {
+        let [a, b, c, d, e, f, ..] = (nanos / 1_000_000).to_le_bytes();
+        Self([a, b, c, d, e, f])
+    }
+
+    pub(super) const fn as_nanos(self) -> u64 {
+        let Self([a, b, c, d, e, f]) = self;
+        u64::from_le_bytes([a, b, c, d, e, f, 0, 0]).saturating_mul(1_000_000)
+    }
 }
 
 /// Position of an entry in the orders of its shard.
@@ -110,19 +133,32 @@ impl Entry {
             fingerprint: claim.fingerprint,
             token: claim.token,
             generation,
+            since: Millis::from_nanos(now),
             state: State::leased(claim, now),
         }
     }
 
-    pub(super) fn completed(lease: &LeaseRef, group: Group, record: Bytes, expires: u64) -> Self {
+    pub(super) fn completed(
+        lease: &LeaseRef,
+        group: Group,
+        record: Bytes,
+        expires: u64,
+        now: u64,
+    ) -> Self {
         Self {
             group,
+            since: Millis::from_nanos(now),
             id: lease.id,
             fingerprint: lease.fingerprint,
             token: lease.token,
             generation: NonZeroU64::new(lease.generation).unwrap_or(NonZeroU64::MIN),
             state: State::Completed { record, expires },
         }
+    }
+
+    /// Replaces the token, so that no execution holds the entry.
+    pub(super) fn set_token(&mut self, token: Token) {
+        self.token = token;
     }
 
     /// Returns the token that holds or completed the entry.
@@ -144,7 +180,7 @@ impl Entry {
         }
     }
 
-    fn cost(&self) -> Cost {
+    pub(super) fn cost(&self) -> Cost {
         match &self.state {
             State::Leased { .. } => Cost::ENTRY,
             State::Completed { record, .. } => Cost::entry_with(record.len()),
@@ -162,7 +198,7 @@ impl State {
         }
     }
 
-    fn deadline(&self) -> u64 {
+    pub(super) fn deadline(&self) -> u64 {
         match *self {
             Self::Leased { orphan_expires, .. } => orphan_expires,
             Self::Completed { expires, .. } => expires,
@@ -178,6 +214,7 @@ impl Shard {
             records: Order::new(),
             records_by_group: None,
             leases: Order::new(),
+            details: BTreeMap::new(),
             waiters: BTreeMap::new(),
             earliest_deadline: u64::MAX,
         }
@@ -200,7 +237,7 @@ impl Shard {
     }
 
     /// Adds an entry whose id is not present and whose cost is reserved.
-    pub(super) fn insert(&mut self, shared: &Shared, hash: u64, entry: Entry) {
+    pub(super) fn insert(&mut self, shared: &Shared, hash: u64, entry: Entry) -> u32 {
         let position = entry.position();
         let slot = self.entries.insert(entry);
         let entries = &self.entries;
@@ -209,6 +246,7 @@ impl Shard {
             shared.hasher.hash_one(entry.id)
         });
         self.add_to_orders(shared, slot, &position);
+        slot
     }
 
     /// Changes an entry and updates its position in the deadline order.
@@ -230,6 +268,7 @@ impl Shard {
         match position.record {
             None => {
                 self.leases.insert(deadline, slot);
+                shared.usage.add_lease(group);
             }
             Some(len) => {
                 self.records.insert(deadline, slot);
@@ -249,6 +288,7 @@ impl Shard {
         match position.record {
             None => {
                 self.leases.remove(deadline, slot);
+                shared.usage.remove_lease(group);
             }
             Some(len) => {
                 self.records.remove(deadline, slot);
@@ -271,7 +311,36 @@ impl Shard {
         self.remove_from_orders(shared, slot, &entry.position());
         self.waiters.remove(&slot);
         shared.budget.release(entry.cost());
+        if !self.details.is_empty()
+            && let Some(details) = self.details.remove(&slot)
+        {
+            shared.budget.release(details.cost());
+        }
         self.shrink_index(shared);
+    }
+
+    /// Adds owner and operation of an entry, whose cost is reserved.
+    pub(super) fn add_details(&mut self, slot: u32, details: Details) {
+        self.details.insert(slot, details);
+    }
+
+    /// Returns owner and operation of an entry, if they are stored.
+    pub(super) fn details(&self, slot: u32) -> Option<&Details> {
+        self.details.get(&slot)
+    }
+
+    /// Sets the owner of an entry that another process took over.
+    pub(super) fn set_owner(&mut self, slot: u32, owner: &'static str) {
+        if !self.details.is_empty()
+            && let Some(details) = self.details.get_mut(&slot)
+        {
+            details.owner = owner;
+        }
+    }
+
+    /// Returns the order of the records, or of the leases and orphans.
+    pub(super) const fn order(&self, records: bool) -> &Order {
+        if records { &self.records } else { &self.leases }
     }
 
     /// Removes some expired entries.
@@ -291,11 +360,11 @@ impl Shard {
         self.earliest_deadline = deadline(self.first_record()).min(deadline(self.first_orphan()));
     }
 
-    fn first_record(&self) -> Option<(u64, u32)> {
+    pub(super) fn first_record(&self) -> Option<(u64, u32)> {
         self.records.first()
     }
 
-    fn first_orphan(&self) -> Option<(u64, u32)> {
+    pub(super) fn first_orphan(&self) -> Option<(u64, u32)> {
         self.leases.first()
     }
 

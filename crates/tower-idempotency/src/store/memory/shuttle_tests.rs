@@ -68,7 +68,7 @@ fn concurrent_complete_release_and_takeover_agree() {
             let table = Arc::clone(&table);
             thread::spawn(move || {
                 let record = Bytes::from_static(b"answer");
-                table.complete(&lease, record, LONG, 2 * SECOND)
+                table.complete(&lease, &mut record.clone(), LONG, 2 * SECOND)
             })
         };
         let releasing = {
@@ -147,7 +147,7 @@ fn eviction_spares_leases_and_limits_hold() {
                         }
                         let lease = claim.lease_ref(1);
                         let record = Bytes::from(vec![worker; 40]);
-                        match table.complete(&lease, record, LONG, 0) {
+                        match table.complete(&lease, &mut record.clone(), LONG, 0) {
                             Ok(()) => {}
                             Err(StoreError::Backend(_)) => leases.push(lease),
                             Err(error) => panic!("{error}"),
@@ -184,7 +184,7 @@ fn unused_reservation_is_returned() {
         let key = (1..).find(falls_into(0)).expect("some key falls there");
         for other in (1..).filter(falls_into(1)).take(2) {
             let lease = claim(other, 0).lease_ref(1);
-            table.complete(&lease, Bytes::new(), LONG, 0).unwrap();
+            table.complete(&lease, &mut Bytes::new(), LONG, 0).unwrap();
         }
         let claimants: Vec<_> = (1..4)
             .map(|token| {
@@ -218,7 +218,7 @@ fn lowered_limit_ends_eviction() {
         let key = (1..).find(falls_into(0)).expect("some key falls there");
         for other in (1..).filter(falls_into(1)).take(2) {
             let lease = claim(other, 0).lease_ref(1);
-            table.complete(&lease, Bytes::new(), LONG, 0).unwrap();
+            table.complete(&lease, &mut Bytes::new(), LONG, 0).unwrap();
         }
         let lowering = {
             let table = Arc::clone(&table);
@@ -252,7 +252,7 @@ fn no_change_is_missed_between_query_and_wait() {
             })
             .collect();
         let lease = holder.lease_ref(1);
-        table.complete(&lease, Bytes::new(), LONG, 0).unwrap();
+        table.complete(&lease, &mut Bytes::new(), LONG, 0).unwrap();
         for waiter in waiters {
             waiter.join().unwrap();
         }

@@ -6,7 +6,7 @@
 use std::{
     hash::BuildHasher,
     num::NonZeroU64,
-    sync::{Arc, PoisonError},
+    sync::{Arc, PoisonError, atomic::Ordering::Relaxed},
     time::Duration,
 };
 
@@ -15,9 +15,10 @@ use tokio::sync::Semaphore;
 
 use super::{
     budget::{Budget, Cost, MemoryFull, Reservation},
+    details::Details,
     evictions::Evictions,
     shard::{Entry, Shard, Shared, State, nanos},
-    sync::{HashBuilder, Mutex, MutexGuard},
+    sync::{AtomicUsize, HashBuilder, Mutex, MutexGuard},
     usage::Usage,
 };
 use crate::store::{Acquired, Claim, KeyId, LeaseRef, OrphanPolicy, StoreError, Ttl};
@@ -26,8 +27,8 @@ use crate::store::{Acquired, Claim, KeyId, LeaseRef, OrphanPolicy, StoreError, T
 const EVICTIONS_PER_LOCK: usize = 8;
 
 pub(super) struct Table {
-    shared: Shared,
-    shards: Box<[Mutex<Shard>]>,
+    pub(super) shared: Shared,
+    pub(super) shards: Box<[Mutex<Shard>]>,
 }
 
 impl Table {
@@ -42,6 +43,7 @@ impl Table {
                 budget: Budget::new(max_entries, max_bytes),
                 usage: Usage::new(),
                 evictions: Evictions::default(),
+                has_details: AtomicUsize::new(0),
             },
             shards: (0..shards).map(|_| Mutex::new(Shard::new())).collect(),
         }
@@ -51,15 +53,21 @@ impl Table {
         &self.shared.budget
     }
 
-    pub(super) fn acquire(&self, claim: &Claim, now: u64) -> Result<Acquired, MemoryFull> {
+    pub(super) fn acquire(&self, claim: &Claim, now: u64) -> Result<Acquired, StoreError> {
         let acquired = self.acquire_unreported(claim, now);
         self.shared.evictions.report(self.budget(), now);
         acquired
     }
 
-    fn acquire_unreported(&self, claim: &Claim, now: u64) -> Result<Acquired, MemoryFull> {
+    fn acquire_unreported(&self, claim: &Claim, now: u64) -> Result<Acquired, StoreError> {
         let shared = &self.shared;
         let hash = shared.hasher.hash_one(claim.id);
+        let has_details = shared.has_details.load(Relaxed) == 1;
+        let cost = if has_details {
+            Cost::ENTRY.and(Details::cost_of(&claim.operation))
+        } else {
+            Cost::ENTRY
+        };
         let mut evicted = None;
         loop {
             let mut shard = self.shard(hash);
@@ -67,15 +75,21 @@ impl Table {
             if let Some(slot) = shard.find(shared, hash, &claim.id, now) {
                 return Ok(acquire_present(shared, &mut shard, slot, claim, now));
             }
-            let Some(reservation) = self.reserve(&mut shard, evicted.take(), Cost::ENTRY, now)?
-            else {
+            let group = shared.group(claim.scope.as_ref());
+            if !shared.usage.may_lease(group, &shared.budget) {
+                return Err(StoreError::CallerLimit);
+            }
+            let reservation = self.reserve(&mut shard, evicted.take(), cost, now);
+            let Some(reservation) = reservation.map_err(StoreError::backend)? else {
                 drop(shard);
-                evicted = Some(self.evict_and_reserve(hash, Cost::ENTRY, now));
+                evicted = Some(self.evict_and_reserve(hash, cost, now));
                 continue;
             };
             let generation = NonZeroU64::MIN;
-            let group = shared.group(claim.scope.as_ref());
-            shard.insert(shared, hash, Entry::leased(claim, group, generation, now));
+            let slot = shard.insert(shared, hash, Entry::leased(claim, group, generation, now));
+            if has_details {
+                shard.add_details(slot, Details::of(claim));
+            }
             reservation.commit();
             return Ok(granted(generation));
         }
@@ -112,11 +126,12 @@ impl Table {
         true
     }
 
-    /// Stores the record. `record` must own its buffer, because it is dropped under a lock.
+    /// Stores the record, and takes it out of `record` if it is stored. It must own its buffer, because it is dropped under
+    /// a lock.
     pub(super) fn complete(
         &self,
         lease: &LeaseRef,
-        record: Bytes,
+        record: &mut Bytes,
         retention: Ttl,
         now: u64,
     ) -> Result<(), StoreError> {
@@ -128,7 +143,7 @@ impl Table {
     fn complete_unreported(
         &self,
         lease: &LeaseRef,
-        record: Bytes,
+        record: &mut Bytes,
         retention: Ttl,
         now: u64,
     ) -> Result<(), StoreError> {
@@ -164,16 +179,17 @@ impl Table {
                 continue;
             };
             reservation.commit();
+            let record = std::mem::take(record);
             let waiters = match found {
                 None => {
                     let group = shared.group(None);
-                    let entry = Entry::completed(lease, group, record, expires);
+                    let entry = Entry::completed(lease, group, record, expires, now);
                     shard.insert(shared, hash, entry);
                     None
                 }
                 Some(slot) => {
                     shard.update(shared, slot, |entry| {
-                        *entry = Entry::completed(lease, entry.group, record, expires);
+                        *entry = Entry::completed(lease, entry.group, record, expires, now);
                     });
                     shard.take_waiters(slot)
                 }
@@ -244,7 +260,7 @@ impl Table {
     /// # Errors
     ///
     /// If the other shards could not free enough, and there is still no capacity.
-    fn reserve<'a>(
+    pub(super) fn reserve<'a>(
         &'a self,
         shard: &mut Shard,
         evicted: Option<Result<Reservation<'a>, MemoryFull>>,
@@ -283,7 +299,7 @@ impl Table {
     }
 
     /// Reserves capacity by evicting records from one shard after the other, starting with the shard of `hash`.
-    fn evict_and_reserve(
+    pub(super) fn evict_and_reserve(
         &self,
         hash: u64,
         cost: Cost,
@@ -317,11 +333,11 @@ impl Table {
         }
     }
 
-    fn shard(&self, hash: u64) -> MutexGuard<'_, Shard> {
+    pub(super) fn shard(&self, hash: u64) -> MutexGuard<'_, Shard> {
         self.shard_at(self.index(hash))
     }
 
-    fn shard_at(&self, index: usize) -> MutexGuard<'_, Shard> {
+    pub(super) fn shard_at(&self, index: usize) -> MutexGuard<'_, Shard> {
         // A panic under the lock would be a bug of this crate, and the state would still be consistent. A store that
         // rejects every later call would be worse.
         self.shards[index & (self.shards.len() - 1)]
@@ -403,18 +419,24 @@ fn acquire_present(
             expires_in: Duration::from_nanos(lease_expires - now),
         };
     }
-    match claim.orphans {
-        OrphanPolicy::TakeOver if fingerprint == claim.fingerprint => {
-            let (generation, group) = (entry.generation.saturating_add(1), entry.group);
-            shard.update(shared, slot, |entry| {
-                *entry = Entry::leased(claim, group, generation, now);
-            });
-            granted(generation)
-        }
-        OrphanPolicy::TakeOver | OrphanPolicy::Refuse => Acquired::Orphaned {
-            fingerprint,
-            since: Duration::from_nanos(now - lease_expires),
-        },
+    let may_take_over = match claim.orphans {
+        OrphanPolicy::TakeOver => true,
+        OrphanPolicy::Refuse => entry.holder().is_some_and(|token| token.allows_retry()),
+        OrphanPolicy::Never => false,
+    };
+    if may_take_over && fingerprint == claim.fingerprint {
+        let (generation, group) = (entry.generation.saturating_add(1), entry.group);
+        let since = entry.since;
+        shard.update(shared, slot, |entry| {
+            *entry = Entry::leased(claim, group, generation, now);
+            entry.since = since;
+        });
+        shard.set_owner(slot, claim.owner);
+        return granted(generation);
+    }
+    Acquired::Orphaned {
+        fingerprint,
+        since: Duration::from_nanos(now - lease_expires),
     }
 }
 
@@ -425,7 +447,7 @@ const fn granted(generation: NonZeroU64) -> Acquired {
     }
 }
 
-fn wake(waiters: Option<Arc<Semaphore>>) {
+pub(super) fn wake(waiters: Option<Arc<Semaphore>>) {
     if let Some(event) = waiters {
         event.close();
     }

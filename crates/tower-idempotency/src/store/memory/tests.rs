@@ -1,7 +1,7 @@
 use std::{future::Future, pin::pin, task::Poll};
 
 use super::{budget::ENTRY_BYTES, *};
-use crate::store::{Fingerprint, Token};
+use crate::store::{Fingerprint, ScopeDigest, Token};
 
 const HOUR: Ttl = Ttl::from_secs(3600);
 const FINGERPRINT: Fingerprint = Fingerprint::from_bytes([7; 32]);
@@ -12,8 +12,14 @@ const fn id(n: u64) -> KeyId {
     KeyId::from_bytes(bytes)
 }
 
+/// A claim of a caller of its own.
 fn claim(n: u64) -> Claim {
-    Claim::new(id(n), FINGERPRINT).unwrap()
+    let mut scope = [0; 16];
+    scope[..8].copy_from_slice(&n.to_le_bytes());
+    Claim {
+        scope: Some(ScopeDigest::from_bytes(scope)),
+        ..Claim::new(id(n), FINGERPRINT).unwrap()
+    }
 }
 
 async fn hold(store: &MemoryStore, n: u64) -> LeaseRef {
@@ -75,14 +81,14 @@ mod bounds {
     // F-112
     #[tokio::test(start_paused = true)]
     async fn orphans_are_never_evicted() {
-        let store = MemoryStore::new().with_max_entries(10);
-        for n in 0..10 {
+        let store = MemoryStore::new().with_max_entries(100);
+        for n in 0..100 {
             hold(&store, n).await;
         }
         tokio::time::sleep(Duration::from_secs(60)).await;
-        assert_full(store.acquire(&claim(10)).await.unwrap_err());
+        assert_full(store.acquire(&claim(100)).await.unwrap_err());
         tokio::time::sleep(Duration::from_secs(24 * 3600)).await;
-        for n in 10..20 {
+        for n in 100..200 {
             hold(&store, n).await;
         }
     }
@@ -90,13 +96,17 @@ mod bounds {
     #[tokio::test]
     async fn records_expiring_soonest_are_evicted_first() {
         let table = Table::new(1, 10, usize::MAX);
-        let mut claims: Vec<Claim> = (0..11).map(claim).collect();
+        let of_one_caller = |n| Claim {
+            scope: None,
+            ..claim(n)
+        };
+        let mut claims: Vec<Claim> = (0..11).map(of_one_caller).collect();
         let last = claims.pop().unwrap();
         for (n, claim) in claims.iter().enumerate() {
             let retention = Ttl::from_secs(1000 - n as u64);
             table.acquire(claim, 0).unwrap();
             table
-                .complete(&claim.lease_ref(1), Bytes::new(), retention, 0)
+                .complete(&claim.lease_ref(1), &mut Bytes::new(), retention, 0)
                 .unwrap();
         }
         table.acquire(&last, 0).unwrap();
@@ -113,15 +123,15 @@ mod bounds {
 
     #[tokio::test]
     async fn records_of_other_shards_are_evicted() {
-        let store = MemoryStore::new().with_max_entries(50);
-        for n in 0..50 {
+        let store = MemoryStore::new().with_max_entries(100);
+        for n in 0..100 {
             record(&store, n, 10, HOUR).await;
         }
         let mut leases = Vec::new();
-        for n in 100..150 {
+        for n in 100..200 {
             leases.push(hold(&store, n).await);
         }
-        assert_eq!((store.len(), store.bytes()), (50, 50 * ENTRY_BYTES));
+        assert_eq!((store.len(), store.bytes()), (100, 100 * ENTRY_BYTES));
         assert_full(store.acquire(&claim(200)).await.unwrap_err());
     }
 
@@ -158,9 +168,9 @@ mod bounds {
 
     #[tokio::test]
     async fn complete_without_capacity_leaves_lease() {
-        let store = MemoryStore::new().with_max_bytes(10 * ENTRY_BYTES);
+        let store = MemoryStore::new().with_max_bytes(100 * ENTRY_BYTES);
         let mut leases = Vec::new();
-        for n in 0..10 {
+        for n in 0..100 {
             leases.push(hold(&store, n).await);
         }
         let refused = store.complete(&leases[0], "x".into(), HOUR).await;
@@ -381,7 +391,7 @@ fn fm_57_expiry_is_exact_to_nanosecond() {
         ..completed
     };
     table
-        .complete(&completed, Bytes::new(), Ttl::from_secs(1), 0)
+        .complete(&completed, &mut Bytes::new(), Ttl::from_secs(1), 0)
         .unwrap();
     let acquire_at = |now| table.acquire(&claim(2), now).unwrap();
     assert!(matches!(acquire_at(SECOND - 1), Acquired::Completed { .. }));
@@ -404,140 +414,4 @@ fn store_and_futures_are_send() {
     assert!(store.is_empty());
 }
 
-mod fairness {
-    use super::*;
-    use crate::store::ScopeDigest;
-
-    fn claim_of(principal: u8, n: u64) -> Claim {
-        Claim {
-            scope: Some(ScopeDigest::from_bytes([principal; 16])),
-            ..claim(u64::from(principal) << 24 | n)
-        }
-    }
-
-    async fn record_of(store: &MemoryStore, principal: u8, n: u64, len: usize) {
-        let claim = claim_of(principal, n);
-        store.acquire(&claim).await.unwrap();
-        let record = Bytes::from(vec![principal; len]);
-        store
-            .complete(&claim.lease_ref(1), record, HOUR)
-            .await
-            .unwrap();
-    }
-
-    async fn records_of(store: &MemoryStore, principal: u8, records: u64) -> u64 {
-        let mut found = 0;
-        for n in 0..records {
-            let id = claim_of(principal, n).id;
-            let probe = Claim::new(id, FINGERPRINT).unwrap();
-            if let Acquired::Completed { .. } = store.acquire(&probe).await.unwrap() {
-                found += 1;
-            } else {
-                store.release(&probe.lease_ref(1)).await.unwrap();
-            }
-        }
-        found
-    }
-
-    // S-966, F-940
-    /// A large record at a time, few records of one caller, or small records without end: no other caller loses one.
-    #[tokio::test(start_paused = true)]
-    async fn one_caller_evicts_only_its_own_records() {
-        const MAX: usize = 4 << 20;
-        for len in [0, 1000, 64 << 10, 1 << 20] {
-            let store = MemoryStore::new().with_max_bytes(MAX);
-            for n in 0..20 {
-                record_of(&store, 1, n, 1000).await;
-                record_of(&store, 2, n, 1000).await;
-            }
-            // The records of the other caller are younger, and so are those of the hostile one.
-            let before = store.bytes();
-            assert!(before < MAX / 64 * 2);
-            let total = 3 * MAX / (ENTRY_BYTES + len);
-            for n in 0..total as u64 {
-                record_of(&store, 9, n, len).await;
-            }
-            assert!(store.bytes() <= MAX);
-            assert!(store.bytes() > MAX / 4 * 3 - len, "alone it may use all");
-            assert_eq!(records_of(&store, 1, 20).await, 20, "{len}");
-            assert_eq!(records_of(&store, 2, 20).await, 20, "{len}");
-        }
-    }
-
-    // S-966
-    /// The number of entries is shared like the bytes: small records do not evict a few large ones.
-    #[tokio::test(start_paused = true)]
-    async fn small_records_do_not_evict_large_ones() {
-        let store = MemoryStore::new().with_max_entries(1000);
-        for n in 0..100 {
-            record_of(&store, 1, n, 100_000).await;
-        }
-        for n in 0..5000 {
-            record_of(&store, 2, n, 0).await;
-        }
-        assert_eq!(store.len(), 1000);
-        assert_eq!(records_of(&store, 1, 100).await, 100);
-    }
-
-    // S-966
-    #[tokio::test(start_paused = true)]
-    async fn two_large_callers_get_equal_shares() {
-        let store = MemoryStore::new().with_max_bytes(4 << 20);
-        for n in 0..400 {
-            record_of(&store, 1, n, 10_000).await;
-        }
-        for n in 0..1000 {
-            record_of(&store, 2, n, 10_000).await;
-        }
-        let [first, second] = [
-            records_of(&store, 1, 400).await,
-            records_of(&store, 2, 1000).await,
-        ];
-        assert!(first.abs_diff(second) < first / 4, "{first} and {second}");
-    }
-
-    // S-966
-    /// A record that needs attention expires last, and is evicted last among those of its caller in its shard. Each shard
-    /// has some 50 records here.
-    #[tokio::test(start_paused = true)]
-    async fn record_with_longest_retention_is_evicted_last() {
-        let store = MemoryStore::new().with_max_bytes(1 << 20);
-        let claim = claim_of(1, 0);
-        store.acquire(&claim).await.unwrap();
-        let lease = claim.lease_ref(1);
-        store
-            .complete(&lease, "attention".into(), Ttl::MAX)
-            .await
-            .unwrap();
-        for n in 1..10_000 {
-            record_of(&store, 1, n, 100).await;
-        }
-        assert_eq!(records_of(&store, 1, 1).await, 1);
-    }
-
-    #[tokio::test(start_paused = true)]
-    async fn take_over_keeps_group_of_first_claim() {
-        let store = MemoryStore::new().with_max_bytes(1 << 20);
-        record_of(&store, 1, 0, 450_000).await;
-        // A completer takes the orphan over, and knows no scope.
-        let orphan = claim_of(9, 0);
-        store.acquire(&orphan).await.unwrap();
-        tokio::time::sleep(Duration::from_secs(60)).await;
-        let again = Claim {
-            scope: None,
-            token: Token::from_bytes([3; 16]),
-            ..orphan.clone()
-        };
-        let taken = store.acquire(&again).await.unwrap();
-        assert!(matches!(taken, Acquired::Granted { takeover: true, .. }));
-        let record = Bytes::from(vec![0; 400_000]);
-        store
-            .complete(&again.lease_ref(2), record, HOUR)
-            .await
-            .unwrap();
-        for n in 1..4 {
-            record_of(&store, 9, n, 100_000).await;
-        }
-        assert_eq!(records_of(&store, 1, 1).await, 1);
-    }
-}
+mod fairness;

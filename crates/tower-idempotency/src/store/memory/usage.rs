@@ -1,4 +1,5 @@
-//! Counts the records of each group of principals. Records of the largest group are evicted first.
+//! Counts the entries of each group of principals. Records of the largest group are evicted first. Leases and orphans are
+//! never evicted, so each group has a share of the store for them.
 //!
 //! The principals are divided into a fixed number of groups by a keyed hash of their scope. A table of exact counts would
 //! grow with the number of principals, and need a lock of its own.
@@ -6,7 +7,7 @@
 use std::sync::atomic::Ordering::Relaxed;
 
 use super::{
-    budget::{Budget, Cost},
+    budget::{Budget, Cost, ENTRY_BYTES},
     sync::AtomicUsize,
 };
 
@@ -30,8 +31,8 @@ const COMPARED_EVERY: usize = 256;
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(super) struct Group(u16);
 
-/// Counters of the completed entries of each group. They are changed under the lock of the entry's shard, and read
-/// without one, so a comparison may be slightly out of date.
+/// Counters of the entries of each group. They are changed under the lock of the entry's shard, and read without one, so a
+/// comparison may be slightly out of date.
 pub(super) struct Usage {
     groups: Box<[Counters]>,
     /// The group that held most at the last comparison.
@@ -44,8 +45,11 @@ pub(super) struct Usage {
 
 #[derive(Default)]
 struct Counters {
+    /// Completed entries.
     entries: AtomicUsize,
+    /// Bytes of the completed entries.
     bytes: AtomicUsize,
+    leases_and_orphans: AtomicUsize,
 }
 
 impl Group {
@@ -74,6 +78,28 @@ impl Usage {
         let counters = &self.groups[usize::from(group.0)];
         counters.entries.fetch_sub(cost.entries, Relaxed);
         counters.bytes.fetch_sub(cost.bytes, Relaxed);
+    }
+
+    pub(super) fn add_lease(&self, group: Group) {
+        let counters = &self.groups[usize::from(group.0)];
+        counters.leases_and_orphans.fetch_add(1, Relaxed);
+    }
+
+    pub(super) fn remove_lease(&self, group: Group) {
+        let counters = &self.groups[usize::from(group.0)];
+        counters.leases_and_orphans.fetch_sub(1, Relaxed);
+    }
+
+    /// Returns `true` if the group may have one more lease.
+    ///
+    /// A group whose leases and orphans then fill at most an eighth of the store can fill all of it. Any other group leaves
+    /// the last quarter to such groups, because leases and orphans are never evicted.
+    pub(super) fn may_lease(&self, group: Group, budget: &Budget) -> bool {
+        let (entries, bytes) = budget.limits();
+        let max = entries.min(bytes / ENTRY_BYTES);
+        let leases = |counters: &Counters| counters.leases_and_orphans.load(Relaxed);
+        let is_small = leases(&self.groups[usize::from(group.0)]) < (max / 8).max(1);
+        is_small || self.groups.iter().map(leases).sum::<usize>() < max - max / 4
     }
 
     /// Notes that an unexpired record was evicted.

@@ -1,24 +1,32 @@
 //! Fault injector around a store.
 
+mod hold;
+#[cfg(test)]
+mod tests;
+
 use std::{
     collections::{HashMap, VecDeque},
     fmt, future,
     sync::{
-        Mutex, MutexGuard, PoisonError,
-        atomic::{AtomicUsize, Ordering::Relaxed},
+        Arc, Mutex, MutexGuard, PoisonError,
+        atomic::{AtomicU64, Ordering::Relaxed},
     },
     time::Duration,
 };
 
 use bytes::Bytes;
+use tokio::task::yield_now;
 
+pub use self::hold::Hold;
 use crate::store::{Acquired, Claim, KeyId, LeaseRef, Store, StoreError, Token, Ttl};
 
-/// Store wrapper that injects faults into calls.
+/// Store wrapper that injects faults into calls, and counts them.
 ///
 /// The first of these that applies decides each call: the faults queued for its operation by
-/// [`enqueue`](Self::enqueue), one call each; [`fail_all`](Self::fail_all), until
-/// [`clear_faults`](Self::clear_faults); the [`Plan`]. Any other call goes through.
+/// [`enqueue`](Self::enqueue), one call each; [`fail_each`](Self::fail_each) and [`fail_all`](Self::fail_all), until
+/// [`clear_faults`](Self::clear_faults); the [script](Self::set_script); the [`Plan`]. Any other call goes through.
+///
+/// Clones share the store, the faults and the counts.
 ///
 /// # Examples
 ///
@@ -42,11 +50,17 @@ use crate::store::{Acquired, Claim, KeyId, LeaseRef, Store, StoreError, Token, T
 /// assert_eq!(store.calls(Operation::Acquire), 2);
 /// # }
 /// ```
-#[derive(Debug)]
 pub struct FaultInjector<S> {
+    shared: Arc<Shared<S>>,
+}
+
+struct Shared<S> {
     inner: S,
-    calls: [AtomicUsize; Operation::ALL.len()],
-    script: Mutex<Script>,
+    calls: [AtomicU64; Operation::ALL.len()],
+    claims: Mutex<Vec<Claim>>,
+    faults: Mutex<Faults>,
+    // Apart from the others, so that a script may change them.
+    script: Mutex<Option<Box<Script>>>,
 }
 
 /// The methods of [`Store`].
@@ -76,11 +90,13 @@ impl Operation {
 }
 
 /// Effect on a call. `wait_for_change` cannot fail: it returns at once in place of a failure.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug)]
 #[expect(clippy::exhaustive_enums, reason = "the suite is not API-stable")]
 pub enum Fault {
     /// No fault: the call goes through.
     None,
+    /// The call goes through, and yields to the caller's task before and after it.
+    Yield,
     /// The call fails before it reaches the store.
     CallLost,
     /// The call takes effect, then fails.
@@ -91,6 +107,16 @@ pub enum Fault {
     Hang,
     /// The call takes effect and never returns.
     HangAfter,
+    /// The call reaches the store when the hold ends.
+    HoldCall(Hold),
+    /// The call takes effect, and returns when the hold ends.
+    HoldReply(Hold),
+    /// The call fails with [`StoreError::LeaseLost`] before it reaches the store.
+    LeaseLost,
+    /// The call fails with [`StoreError::RecordTooLarge`] and this limit before it reaches the store.
+    RecordTooLarge(usize),
+    /// The call panics before it reaches the store, like a store with a bug.
+    Panic,
 }
 
 /// Faults for all calls, such that each retried call eventually goes through.
@@ -117,82 +143,128 @@ pub struct InjectedFault {
     operation: Operation,
 }
 
-#[derive(Debug, Default)]
-struct Script {
+type Script = dyn FnMut(Operation, u64) -> Fault + Send;
+
+#[derive(Default)]
+struct Faults {
     queued: HashMap<Operation, VecDeque<Fault>>,
     persistent: HashMap<Operation, Fault>,
     plan: Plan,
     /// The number of calls of each operation under each token, counted for the plan.
     planned: HashMap<(Operation, Token), usize>,
+    rewrite: Option<fn(Bytes) -> Bytes>,
 }
 
 impl<S> FaultInjector<S> {
     /// Creates a fault injector that passes every call through.
     pub fn new(inner: S) -> Self {
         Self {
-            inner,
-            calls: Default::default(),
-            script: Mutex::default(),
+            shared: Arc::new(Shared {
+                inner,
+                calls: Default::default(),
+                claims: Mutex::default(),
+                faults: Mutex::default(),
+                script: Mutex::default(),
+            }),
         }
     }
 
     /// Sets the plan for every call. Default: [`Plan::None`].
     #[must_use]
     pub fn with_plan(self, plan: Plan) -> Self {
-        self.script().plan = plan;
+        self.faults().plan = plan;
         self
     }
 
+    /// Sets the script, like [`set_script`](Self::set_script).
+    #[must_use]
+    pub fn with_script(self, script: impl FnMut(Operation, u64) -> Fault + Send + 'static) -> Self {
+        self.set_script(script);
+        self
+    }
+
+    /// Sets a function that decides each call from its operation and its number, starting at 1 for each operation.
+    /// Default: none.
+    pub fn set_script(&self, script: impl FnMut(Operation, u64) -> Fault + Send + 'static) {
+        *lock(&self.shared.script) = Some(Box::new(script));
+    }
+
     /// Returns the inner store, whose calls do not fail and are not counted.
-    pub const fn inner(&self) -> &S {
-        &self.inner
+    #[must_use]
+    pub fn inner(&self) -> &S {
+        &self.shared.inner
     }
 
     /// Queues faults for the next calls of an operation, one fault for each call, after those already queued.
     pub fn enqueue(&self, operation: Operation, faults: impl IntoIterator<Item = Fault>) {
-        let mut script = self.script();
-        script.queued.entry(operation).or_default().extend(faults);
+        let queued = &mut self.faults().queued;
+        queued.entry(operation).or_default().extend(faults);
     }
 
     /// Applies a fault to every later call of every operation, until [`clear_faults`](Self::clear_faults).
-    pub fn fail_all(&self, fault: Fault) {
+    pub fn fail_all(&self, fault: &Fault) {
         for operation in Operation::ALL {
-            self.fail_each(operation, fault);
+            self.fail_each(operation, fault.clone());
         }
     }
 
     /// Applies a fault to every later call of one operation, until [`clear_faults`](Self::clear_faults).
     pub fn fail_each(&self, operation: Operation, fault: Fault) {
-        self.script().persistent.insert(operation, fault);
+        self.faults().persistent.insert(operation, fault);
     }
 
-    /// Removes all queued and persistent faults. A call that hangs keeps hanging.
+    /// Removes all queued and persistent faults, but neither the script nor the plan. A call that hangs keeps hanging.
     pub fn clear_faults(&self) {
-        let mut script = self.script();
-        script.persistent.clear();
-        script.queued.clear();
+        let mut faults = self.faults();
+        faults.persistent.clear();
+        faults.queued.clear();
+    }
+
+    /// Replaces each record that an acquire returns by the result of `rewrite`, like a store with damaged data.
+    pub fn rewrite_records(&self, rewrite: fn(Bytes) -> Bytes) {
+        self.faults().rewrite = Some(rewrite);
     }
 
     /// Returns the number of calls of the operation, whatever their results.
-    pub fn calls(&self, operation: Operation) -> usize {
-        self.calls[operation as usize].load(Relaxed)
+    #[must_use]
+    pub fn calls(&self, operation: Operation) -> u64 {
+        self.shared.calls[operation as usize].load(Relaxed)
     }
 
-    fn script(&self) -> MutexGuard<'_, Script> {
-        self.script.lock().unwrap_or_else(PoisonError::into_inner)
+    /// Returns the number of calls of all operations but `wait_for_change`, whatever their results.
+    #[must_use]
+    pub fn all_calls(&self) -> u64 {
+        let all = Operation::ALL.into_iter();
+        let counted = all.filter(|operation| *operation != Operation::WaitForChange);
+        counted.map(|operation| self.calls(operation)).sum()
+    }
+
+    /// Returns the claims of all acquires, in order.
+    #[must_use]
+    pub fn claims(&self) -> Vec<Claim> {
+        lock(&self.shared.claims).clone()
+    }
+
+    fn faults(&self) -> MutexGuard<'_, Faults> {
+        lock(&self.shared.faults)
     }
 
     fn next_fault(&self, operation: Operation, token: Token) -> Fault {
-        self.calls[operation as usize].fetch_add(1, Relaxed);
-        let mut script = self.script();
-        let queued = script.queued.get_mut(&operation);
-        if let Some(fault) = queued.and_then(VecDeque::pop_front) {
-            return fault;
+        let nth = self.shared.calls[operation as usize].fetch_add(1, Relaxed) + 1;
+        {
+            let mut faults = self.faults();
+            let queued = faults.queued.get_mut(&operation);
+            if let Some(fault) = queued.and_then(VecDeque::pop_front) {
+                return fault;
+            }
+            if let Some(fault) = faults.persistent.get(&operation) {
+                return fault.clone();
+            }
         }
-        match script.persistent.get(&operation) {
-            Some(fault) => *fault,
-            None => script.next_planned(operation, token),
+        if let Some(script) = &mut *lock(&self.shared.script) {
+            return script(operation, nth);
         }
+        self.faults().next_planned(operation, token)
     }
 
     async fn apply<T>(
@@ -204,6 +276,12 @@ impl<S> FaultInjector<S> {
         let failed = || Err(StoreError::backend(InjectedFault { operation }));
         match self.next_fault(operation, token) {
             Fault::None => call.await,
+            Fault::Yield => {
+                yield_now().await;
+                let reply = call.await;
+                yield_now().await;
+                reply
+            }
             Fault::CallLost => failed(),
             Fault::ReplyLost => {
                 let _reply = call.await;
@@ -220,6 +298,18 @@ impl<S> FaultInjector<S> {
                 let _reply = call.await;
                 future::pending().await
             }
+            Fault::HoldCall(hold) => {
+                hold.wait().await;
+                call.await
+            }
+            Fault::HoldReply(hold) => {
+                let reply = call.await;
+                hold.wait().await;
+                reply
+            }
+            Fault::LeaseLost => Err(StoreError::LeaseLost),
+            Fault::RecordTooLarge(limit) => Err(StoreError::RecordTooLarge { limit }),
+            Fault::Panic => panic!("a panic was injected into {operation:?}"),
         }
     }
 }
@@ -229,12 +319,18 @@ impl<S: Store> Store for FaultInjector<S> {
     const COMPRESS_ABOVE: usize = S::COMPRESS_ABOVE;
 
     async fn acquire(&self, claim: &Claim) -> Result<Acquired, StoreError> {
-        let call = self.inner.acquire(claim);
-        self.apply(Operation::Acquire, claim.token, call).await
+        lock(&self.shared.claims).push(claim.clone());
+        let call = self.inner().acquire(claim);
+        let mut acquired = self.apply(Operation::Acquire, claim.token, call).await?;
+        let rewrite = self.faults().rewrite;
+        if let (Acquired::Completed { record, .. }, Some(rewrite)) = (&mut acquired, rewrite) {
+            *record = rewrite(std::mem::take(record));
+        }
+        Ok(acquired)
     }
 
     async fn renew(&self, lease: &LeaseRef, ttl: Ttl) -> Result<(), StoreError> {
-        let call = self.inner.renew(lease, ttl);
+        let call = self.inner().renew(lease, ttl);
         self.apply(Operation::Renew, lease.token, call).await
     }
 
@@ -244,18 +340,18 @@ impl<S: Store> Store for FaultInjector<S> {
         record: Bytes,
         retention: Ttl,
     ) -> Result<(), StoreError> {
-        let call = self.inner.complete(lease, record, retention);
+        let call = self.inner().complete(lease, record, retention);
         self.apply(Operation::Complete, lease.token, call).await
     }
 
     async fn release(&self, lease: &LeaseRef) -> Result<(), StoreError> {
-        let call = self.inner.release(lease);
+        let call = self.inner().release(lease);
         self.apply(Operation::Release, lease.token, call).await
     }
 
     async fn wait_for_change(&self, id: &KeyId, timeout: Duration) {
         let call = async {
-            self.inner.wait_for_change(id, timeout).await;
+            self.inner().wait_for_change(id, timeout).await;
             Ok(())
         };
         // A waiter has no token, so all waiters count as one.
@@ -264,7 +360,29 @@ impl<S: Store> Store for FaultInjector<S> {
     }
 }
 
-impl Script {
+impl<S: Default> Default for FaultInjector<S> {
+    fn default() -> Self {
+        Self::new(S::default())
+    }
+}
+
+impl<S> Clone for FaultInjector<S> {
+    fn clone(&self) -> Self {
+        Self {
+            shared: Arc::clone(&self.shared),
+        }
+    }
+}
+
+impl<S> fmt::Debug for FaultInjector<S> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("FaultInjector")
+            .field("calls", &self.shared.calls)
+            .finish_non_exhaustive()
+    }
+}
+
+impl Faults {
     fn next_planned(&mut self, operation: Operation, token: Token) -> Fault {
         match self.plan {
             Plan::None => Fault::None,
@@ -301,132 +419,6 @@ impl fmt::Display for InjectedFault {
 
 impl std::error::Error for InjectedFault {}
 
-#[cfg(test)]
-mod tests {
-    use tokio::time::{Instant, timeout};
-
-    use super::*;
-    use crate::store::{Fingerprint, MemoryStore};
-
-    const SECOND: Duration = Duration::from_secs(1);
-    const ID: KeyId = KeyId::from_bytes([1; 32]);
-
-    fn claim() -> Claim {
-        Claim::new(ID, Fingerprint::from_bytes([2; 32])).unwrap()
-    }
-
-    async fn is_held(store: &FaultInjector<MemoryStore>) -> bool {
-        let claim = claim();
-        let acquired = store.inner().acquire(&claim).await.unwrap();
-        if let Acquired::Granted { generation, .. } = acquired {
-            let lease = claim.lease_ref(generation);
-            store.inner().release(&lease).await.unwrap();
-            return false;
-        }
-        true
-    }
-
-    fn assert_injected<T: fmt::Debug>(result: Result<T, StoreError>, operation: Operation) {
-        match result.unwrap_err() {
-            StoreError::Backend(source) => {
-                let fault = source.downcast_ref::<InjectedFault>();
-                assert_eq!(fault, Some(&InjectedFault { operation }));
-            }
-            other => panic!("expected an injected fault, found {other}"),
-        }
-    }
-
-    #[tokio::test]
-    async fn lost_call_has_no_effect_but_lost_reply_has() {
-        let store = FaultInjector::new(MemoryStore::new());
-        store.enqueue(Operation::Acquire, [Fault::CallLost]);
-        assert_injected(store.acquire(&claim()).await, Operation::Acquire);
-        assert!(!is_held(&store).await);
-
-        store.enqueue(Operation::Acquire, [Fault::ReplyLost]);
-        assert_injected(store.acquire(&claim()).await, Operation::Acquire);
-        assert!(is_held(&store).await);
-    }
-
-    #[tokio::test(start_paused = true)]
-    async fn hanging_call_never_returns() {
-        let store = FaultInjector::new(MemoryStore::new());
-        let faults = [Fault::Hang, Fault::HangAfter];
-        store.enqueue(Operation::Acquire, faults);
-        for held in [false, true] {
-            let hanging = timeout(SECOND, store.acquire(&claim())).await;
-            assert!(hanging.is_err());
-            assert_eq!(is_held(&store).await, held);
-        }
-        assert_eq!(store.calls(Operation::Acquire), 2);
-    }
-
-    #[tokio::test]
-    async fn queued_faults_precede_fail_all_in_order() {
-        let store = FaultInjector::new(MemoryStore::new());
-        store.fail_all(Fault::CallLost);
-        store.enqueue(Operation::Release, [Fault::None, Fault::ReplyLost]);
-        let lease = claim().lease_ref(1);
-        store.release(&lease).await.unwrap();
-        assert_injected(store.release(&lease).await, Operation::Release);
-        assert_injected(store.release(&lease).await, Operation::Release);
-        assert_injected(store.renew(&lease, Ttl::MIN).await, Operation::Renew);
-        let completed = store.complete(&lease, Bytes::new(), Ttl::MAX).await;
-        assert_injected(completed, Operation::Complete);
-
-        store.clear_faults();
-        store.fail_each(Operation::Renew, Fault::CallLost);
-        store.release(&lease).await.unwrap();
-        assert_injected(store.renew(&lease, Ttl::MIN).await, Operation::Renew);
-
-        store.enqueue(Operation::Release, [Fault::CallLost]);
-        store.clear_faults();
-        store.release(&lease).await.unwrap();
-        assert!(matches!(
-            store.renew(&lease, Ttl::MIN).await,
-            Err(StoreError::LeaseLost)
-        ));
-        assert_eq!(store.calls(Operation::Release), 5);
-        assert_eq!(store.calls(Operation::WaitForChange), 0);
-    }
-
-    #[tokio::test(start_paused = true)]
-    async fn slow_call_is_delayed_before_and_after() {
-        let store = FaultInjector::new(MemoryStore::new()).with_plan(Plan::Slow(SECOND));
-        let start = Instant::now();
-        store.acquire(&claim()).await.unwrap();
-        assert_eq!(start.elapsed(), 2 * SECOND);
-    }
-
-    #[tokio::test(start_paused = true)]
-    async fn lost_wait_returns_at_once() {
-        let store = FaultInjector::new(MemoryStore::new());
-        store.acquire(&claim()).await.unwrap();
-        store.fail_all(Fault::CallLost);
-        let start = Instant::now();
-        store.wait_for_change(&ID, SECOND).await;
-        assert_eq!(start.elapsed(), Duration::ZERO);
-        store.clear_faults();
-        store.wait_for_change(&ID, SECOND).await;
-        assert_eq!(start.elapsed(), SECOND);
-    }
-
-    #[tokio::test]
-    async fn plan_lets_every_call_through_eventually() {
-        let plans = [
-            (Plan::CallsLost, 2),
-            (Plan::RepliesLost, 2),
-            (Plan::Alternating(Duration::ZERO), 3),
-        ];
-        for (plan, attempts) in plans {
-            let store = FaultInjector::new(MemoryStore::new()).with_plan(plan);
-            let claims = [claim(), claim()];
-            for attempt in 1..=attempts {
-                for claim in &claims {
-                    let through = store.acquire(claim).await.is_ok();
-                    assert_eq!(through, attempt == attempts, "{plan:?}, {attempt}");
-                }
-            }
-        }
-    }
+fn lock<T: ?Sized>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }

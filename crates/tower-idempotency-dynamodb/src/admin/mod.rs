@@ -1,9 +1,0 @@
-//! Operations for operators.
-
-mod list;
-mod resolve;
-
-pub use self::{
-    list::{Entry, Listing},
-    resolve::Resolution,
-};

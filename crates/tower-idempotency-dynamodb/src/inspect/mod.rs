@@ -1,0 +1,94 @@
+//! Operations for operators: [`Inspect`] for the store.
+//!
+//! A listing reads the index, page by page. A resolution reads the item, and writes it under the condition that nothing has
+//! changed since.
+
+mod entry;
+mod list;
+mod resolve;
+
+use tower_idempotency::{
+    inspect::{
+        Abilities, EntryDetails, Inspect, InspectError, Page, Query, Resolution, ResolveOutcome,
+        Seen, State, Summary,
+    },
+    store::KeyId,
+};
+
+use crate::{
+    error::DynamoDbError,
+    item::{COMPLETED, IN_PROGRESS, NEEDS_ATTENTION},
+    store::DynamoDbStore,
+};
+
+/// Lists entries in progress, orphans and entries that need attention, unless the table has [no
+/// index](crate::DynamoDbOptions::with_index_shards). The index lags slightly behind the table. Completed entries are not
+/// listed. A page takes one `Query` for each partition of the index, or a few, and never a `Scan`.
+///
+/// A lease counts as expired when it has expired on every clock within the allowed skew.
+///
+/// The service deletes expired items itself, so [`purge`](Inspect::purge) deletes none.
+impl Inspect for DynamoDbStore {
+    fn abilities(&self) -> Abilities {
+        let abilities = Abilities::all()
+            .without_purge()
+            .without_list(State::Completed);
+        if self.inner.options.shards > 0 {
+            return abilities;
+        }
+        abilities
+            .without_list(State::InProgress)
+            .without_list(State::Orphaned)
+            .without_list(State::NeedsAttention)
+    }
+
+    async fn list(&self, query: &Query) -> Result<Page, InspectError> {
+        self.abilities().check(query)?;
+        self.inner.list(query).await
+    }
+
+    async fn get(&self, id: &KeyId) -> Result<Option<EntryDetails>, InspectError> {
+        let inner = &*self.inner;
+        let moment = inner.options.clock.read();
+        let item = inner.conflicting_item(None, id).await?;
+        Ok(item.and_then(|item| entry::details(*id, item, moment)))
+    }
+
+    async fn summary(&self, limit: u32) -> Result<Summary, InspectError> {
+        let mut summary = Summary::default();
+        for state in [State::InProgress, State::Orphaned, State::NeedsAttention] {
+            if self.abilities().can_list(state) {
+                summary.set(state, self.inner.count(state, limit).await?);
+            }
+        }
+        Ok(summary)
+    }
+
+    async fn resolve(
+        &self,
+        seen: &Seen,
+        resolution: &Resolution,
+    ) -> Result<ResolveOutcome, InspectError> {
+        resolution.check(seen)?;
+        self.inner.resolve(seen, resolution).await
+    }
+
+    async fn purge(&self, _batch: u32) -> Result<u64, InspectError> {
+        Ok(0)
+    }
+}
+
+impl From<DynamoDbError> for InspectError {
+    fn from(error: DynamoDbError) -> Self {
+        Self::backend(error)
+    }
+}
+
+/// Returns the `status` of entries in this state.
+const fn status_of(state: State) -> &'static str {
+    match state {
+        State::InProgress | State::Orphaned => IN_PROGRESS,
+        State::NeedsAttention => NEEDS_ATTENTION,
+        _ => COMPLETED,
+    }
+}

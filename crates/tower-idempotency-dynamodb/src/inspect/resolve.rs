@@ -1,0 +1,190 @@
+//! Decisions of operators: one read, and one write under the condition that nothing has changed since.
+
+use aws_sdk_dynamodb::types::AttributeValue;
+use tower_idempotency::{
+    NeedsAttention,
+    inspect::{
+        DEFAULT_ORPHAN_RETENTION, Entry, InspectError, InspectErrorKind, Resolution,
+        ResolveOutcome, Seen, State,
+    },
+    store::{KeyId, Token},
+};
+
+use super::entry::{VERSIONED, of_item};
+use crate::{
+    clock::{Moment, ceil_seconds},
+    expression,
+    item::{COMPLETED, IN_PROGRESS, Item, NEEDS_ATTENTION, binary, index_partition, n, s},
+    store::Inner,
+    writes::{RETURN_ALL_NEW, WriteOutcome},
+};
+
+type Values = Vec<(&'static str, AttributeValue)>;
+
+impl Inner {
+    pub(super) async fn resolve(
+        &self,
+        seen: &Seen,
+        resolution: &Resolution,
+    ) -> Result<ResolveOutcome, InspectError> {
+        let (id, moment) = (seen.id(), self.options.clock.read());
+        let changed = |entry: Option<Entry>| Ok(ResolveOutcome::Changed(entry.map(Box::new)));
+        let Some(item) = self.conflicting_item(None, id).await? else {
+            return changed(None);
+        };
+        match of_item(*id, &item, moment) {
+            Some(entry) if entry.seen() == seen => {}
+            entry => return changed(entry),
+        }
+        let (condition, mut values) = unchanged(&item, seen.state(), moment);
+        // A repeated attempt of the SDK recognizes the write of an earlier one by this token.
+        let token = match resolution {
+            Resolution::Retry => Token::retry_allowed()?,
+            _ => Token::random()?,
+        };
+        let is_deletion = matches!(resolution, Resolution::Free | Resolution::DeleteRecord);
+        let written = if is_deletion {
+            self.delete(id, &token, &condition, values).await?
+        } else {
+            let update = self.update_of(id, &item, resolution, &token, moment, &mut values)?;
+            let all_new = RETURN_ALL_NEW;
+            self.update(id, &token, &condition, &update, all_new, values)
+                .await?
+        };
+        let present = |item: &Item| of_item(*id, item, moment).map(Box::new);
+        Ok(match written {
+            WriteOutcome::Applied(_) if is_deletion => ResolveOutcome::Applied(None),
+            WriteOutcome::Applied(item) => ResolveOutcome::Applied(present(&item)),
+            WriteOutcome::ConditionFailed(item) => match self.conflicting_item(item, id).await? {
+                Some(item) if item.get("token") == Some(&binary(*token.as_bytes())) => {
+                    ResolveOutcome::Applied(present(&item))
+                }
+                item => ResolveOutcome::Changed(item.and_then(|item| present(&item))),
+            },
+        })
+    }
+
+    /// Returns the update of a resolution that leaves the item, and adds its values.
+    fn update_of(
+        &self,
+        id: &KeyId,
+        item: &Item,
+        resolution: &Resolution,
+        token: &Token,
+        moment: Moment,
+        values: &mut Values,
+    ) -> Result<String, InspectError> {
+        values.extend([
+            (":mine", binary(*token.as_bytes())),
+            (":now", n(moment.now)),
+        ]);
+        let Some((record, retention)) = resolution.record(id) else {
+            let keep = DEFAULT_ORPHAN_RETENTION.as_millis();
+            values.extend([
+                (":in_progress", s(IN_PROGRESS)),
+                (":passed", n(moment.passed)),
+                (":ttl", n(ceil_seconds(moment.now))),
+                (":keep", n(keep)),
+                (":keep_seconds", n(ceil_seconds(keep))),
+            ]);
+            let listed = self.relisted(IN_PROGRESS, id, item, values);
+            return Ok([
+                expression::RESOLVE_AS_ORPHAN,
+                listed,
+                expression::REMOVE_OUTCOME,
+            ]
+            .concat());
+        };
+        let limit = self.options.record_limit;
+        if record.len() > limit {
+            return Err(InspectError::new(InspectErrorKind::RecordTooLarge {
+                limit,
+            }));
+        }
+        let expires = moment.now.saturating_add(retention.as_millis());
+        let attention = NeedsAttention::in_record(&record);
+        values.extend([
+            (":expires", n(expires)),
+            (":ttl", n(ceil_seconds(expires))),
+            (":record", binary(record)),
+        ]);
+        Ok(match attention {
+            Some(attention) => {
+                values.extend([
+                    (":needs_attention", s(NEEDS_ATTENTION)),
+                    (":reason", s(attention.code())),
+                ]);
+                let listed = self.relisted(NEEDS_ATTENTION, id, item, values);
+                let update = expression::RESOLVE_AS_NEEDS_ATTENTION;
+                [update, listed, expression::REMOVE_LEASE].concat()
+            }
+            None => {
+                values.push((":completed", s(COMPLETED)));
+                expression::RESOLVE_AS_COMPLETED.to_owned()
+            }
+        })
+    }
+
+    /// Returns the expression that lists the item in this status, and adds its value: in the partition of the same number as
+    /// before. Returns an empty expression if there is no index.
+    fn relisted(&self, status: &str, id: &KeyId, item: &Item, values: &mut Values) -> &'static str {
+        let shard = match item.get("listed") {
+            Some(AttributeValue::S(listed)) => {
+                listed.split_once('#').and_then(|it| it.1.parse().ok())
+            }
+            _ => None,
+        };
+        let listed = match shard {
+            Some(shard) => Some(index_partition(status, shard)),
+            None => self.index_partition(status, id),
+        };
+        let Some(listed) = listed else { return "" };
+        values.push((":listed", s(listed)));
+        expression::SET_LISTED
+    }
+}
+
+/// Returns the condition that the item has not changed since it was read, and its values.
+///
+/// Renewals may change the expiry of a lease. All other attributes from which the version is computed must be the same.
+fn unchanged(item: &Item, state: State, moment: Moment) -> (String, Values) {
+    let mut condition = String::new();
+    let mut values = Values::new();
+    let mut add = |name: &'static str, placeholder: &'static str| {
+        if !condition.is_empty() {
+            condition.push_str(" AND ");
+        }
+        match item.get(name) {
+            Some(value) => {
+                condition.push_str(&format!("#{name} = {placeholder}"));
+                values.push((placeholder, value.clone()));
+            }
+            None => condition.push_str(&format!("attribute_not_exists(#{name})")),
+        }
+    };
+    if state == State::Unreadable {
+        const PLACEHOLDERS: [&str; 9] = [":a", ":b", ":c", ":d", ":e", ":f", ":g", ":h", ":i"];
+        for (name, placeholder) in VERSIONED.into_iter().zip(PLACEHOLDERS) {
+            add(name, placeholder);
+        }
+        add("status", ":was_status");
+        condition.push_str(" AND attribute_exists(#id)");
+        return (condition, values);
+    }
+    add("status", ":was_status");
+    add("generation", ":was_generation");
+    add("token", ":was_token");
+    match state {
+        State::InProgress => condition.push_str(" AND #lease_ends > :over"),
+        State::Orphaned => {
+            add("lease_ends", ":was_lease_ends");
+            condition.push_str(" AND #expires > :over");
+        }
+        _ => {
+            add("completed", ":was_completed");
+            condition.push_str(" AND #expires > :over");
+        }
+    }
+    values.push((":over", n(moment.passed)));
+    (condition, values)
+}

@@ -1,0 +1,315 @@
+use std::{
+    fmt,
+    str::FromStr,
+    time::{Duration, SystemTime, UNIX_EPOCH},
+};
+
+use bytes::Bytes;
+
+use super::{PageToken, ParseTokenError, Seen};
+use crate::{
+    record::RecordKind,
+    store::{Fingerprint, KeyId},
+};
+
+/// State of an entry for operators.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+#[non_exhaustive]
+pub enum State {
+    /// A lease is held: the handler runs, or its process died a moment ago.
+    InProgress,
+    /// The lease expired without an outcome. The effect may or may not have happened.
+    Orphaned,
+    /// The execution ended with [`NeedsAttention`](crate::NeedsAttention).
+    NeedsAttention,
+    /// The entry has any other record.
+    Completed,
+    /// This version cannot read the entry or its record: a later version wrote it, or it is damaged.
+    Unreadable,
+}
+
+impl State {
+    /// All states.
+    pub const ALL: [Self; 5] = [
+        Self::InProgress,
+        Self::Orphaned,
+        Self::NeedsAttention,
+        Self::Completed,
+        Self::Unreadable,
+    ];
+
+    /// Returns the name of the state: `in-progress`, `orphaned`, `needs-attention`, `completed` or `unreadable`.
+    #[must_use]
+    pub const fn name(self) -> &'static str {
+        match self {
+            Self::InProgress => "in-progress",
+            Self::Orphaned => "orphaned",
+            Self::NeedsAttention => "needs-attention",
+            Self::Completed => "completed",
+            Self::Unreadable => "unreadable",
+        }
+    }
+
+    /// Returns the state of an entry with this record: completed, needs attention or unreadable. For implementors.
+    ///
+    /// Reads no more than [`RECORD_PREFIX`](Self::RECORD_PREFIX) bytes, so the beginning of a record is enough. It detects
+    /// records of later versions, but no damage beyond the beginning.
+    ///
+    /// ```
+    /// use tower_idempotency::{NeedsAttention, inspect::{Resolution, State}, store::KeyId};
+    ///
+    /// let attention = Resolution::NeedsAttention(NeedsAttention::new("refund-failed"));
+    /// let (record, _) = attention.record(&KeyId::from_bytes([7; 32])).expect("it stores a record");
+    /// assert_eq!(State::of_record(&record), State::NeedsAttention);
+    /// assert_eq!(State::of_record(b"of another format"), State::Unreadable);
+    /// ```
+    #[must_use]
+    pub fn of_record(record: &[u8]) -> Self {
+        match RecordKind::of(record) {
+            Some(RecordKind::Outcome) => Self::Completed,
+            Some(RecordKind::NeedsAttention) => Self::NeedsAttention,
+            None => Self::Unreadable,
+        }
+    }
+
+    /// Number of bytes at the beginning of a record that contain its kind, and the code of one that needs attention.
+    pub const RECORD_PREFIX: usize = 72;
+
+    pub(super) const fn bit(self) -> u8 {
+        1 << self.code()
+    }
+
+    /// Returns the number of the state in the text form of a token. It never changes.
+    pub(super) const fn code(self) -> u8 {
+        match self {
+            Self::InProgress => 0,
+            Self::Orphaned => 1,
+            Self::NeedsAttention => 2,
+            Self::Completed => 3,
+            Self::Unreadable => 4,
+        }
+    }
+
+    pub(super) fn from_code(code: u8) -> Option<Self> {
+        Self::ALL.into_iter().find(|state| state.code() == code)
+    }
+}
+
+impl fmt::Display for State {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.pad(self.name())
+    }
+}
+
+impl FromStr for State {
+    type Err = ParseTokenError;
+
+    fn from_str(name: &str) -> Result<Self, ParseTokenError> {
+        let state = Self::ALL.into_iter().find(|state| state.name() == name);
+        state.ok_or(ParseTokenError::new(
+            "in-progress, orphaned, needs-attention, completed or unreadable",
+        ))
+    }
+}
+
+/// An entry, as an operator sees it. Contains no key, no principal and no record.
+#[derive(Clone, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct Entry {
+    seen: Seen,
+    /// Host and process that acquired the lease last. Empty if the store does not store it.
+    pub owner: Box<str>,
+    /// Operation: method and route, or `run_once`. Empty if the store does not store it.
+    pub operation: Box<str>,
+    /// Beginning of the state: the first lease on the key if the entry is in progress, the expiry of the lease of an orphan,
+    /// the completion of an entry with a record.
+    pub since: SystemTime,
+    /// Time from `since` until now, by the clock of the store.
+    pub age: Duration,
+    /// Expiry of the lease, unless it is renewed. `None` for an entry with a record.
+    pub lease_expires: Option<SystemTime>,
+    /// Expiry of the entry: the store then deletes the orphan or the record. `None` if the entry is unreadable.
+    pub expires: Option<SystemTime>,
+    /// Code of the [`NeedsAttention`](crate::NeedsAttention) with which the execution ended.
+    pub attention_code: Option<Box<str>>,
+    /// `true` if an operator has allowed a retry of this orphan, which no request has used yet.
+    pub retry_allowed: bool,
+    /// Size of the record in bytes. `None` without a record, or if the listing cannot tell.
+    pub record_bytes: Option<u64>,
+    /// Reason why the entry is unreadable. Never quotes its contents.
+    pub problem: Option<Box<str>>,
+}
+
+impl Entry {
+    /// Creates an entry. For implementors, who then set the public fields.
+    #[must_use]
+    pub fn new(seen: Seen) -> Self {
+        Self {
+            seen,
+            owner: Box::from(""),
+            operation: Box::from(""),
+            since: UNIX_EPOCH,
+            age: Duration::ZERO,
+            lease_expires: None,
+            expires: None,
+            attention_code: None,
+            retry_allowed: false,
+            record_bytes: None,
+            problem: None,
+        }
+    }
+
+    /// Creates an entry of which the store can read nothing. For implementors. [`Seen::version_of_parts`] computes a version.
+    #[must_use]
+    pub fn unreadable(id: KeyId, version: u64, problem: impl Into<Box<str>>) -> Self {
+        Self {
+            problem: Some(problem.into()),
+            ..Self::new(Seen::new(id, State::Unreadable, 0, version))
+        }
+    }
+
+    /// Returns the ID of the entry.
+    #[must_use]
+    pub const fn id(&self) -> &KeyId {
+        self.seen.id()
+    }
+
+    /// Returns the state at the time of the call that returned the entry.
+    #[must_use]
+    pub const fn state(&self) -> State {
+        self.seen.state()
+    }
+
+    /// Returns the generation: 1, and one more for each takeover. 0 if the entry is unreadable.
+    #[must_use]
+    pub const fn generation(&self) -> u64 {
+        self.seen.generation()
+    }
+
+    /// Returns the identification of this state of the entry, for [`Inspect::resolve`](super::Inspect::resolve).
+    #[must_use]
+    pub const fn seen(&self) -> &Seen {
+        &self.seen
+    }
+}
+
+/// An entry with its record. Its `Debug` output shows no bytes of the record.
+#[derive(Clone, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct EntryDetails {
+    /// The entry.
+    pub entry: Entry,
+    /// Fingerprint of the request. `None` if the entry is unreadable.
+    pub fingerprint: Option<Fingerprint>,
+    /// Stored bytes of the record. If the entry is unreadable, all bytes of its value, if the store can read them.
+    pub record: Option<Bytes>,
+    /// `true` if a transaction has stored a checkpoint with which the next execution continues.
+    pub has_checkpoint: bool,
+}
+
+impl EntryDetails {
+    /// Creates the details of an entry without fingerprint, record and checkpoint. For implementors, who then set these
+    /// fields.
+    #[must_use]
+    pub fn new(entry: Entry) -> Self {
+        Self {
+            entry,
+            fingerprint: None,
+            record: None,
+            has_checkpoint: false,
+        }
+    }
+}
+
+impl fmt::Debug for EntryDetails {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("EntryDetails")
+            .field("entry", &self.entry)
+            .field("fingerprint", &self.fingerprint)
+            .field("record_bytes", &self.record.as_ref().map(Bytes::len))
+            .field("has_checkpoint", &self.has_checkpoint)
+            .finish()
+    }
+}
+
+/// A page of a listing.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct Page {
+    /// The entries, at most [`Query::limit`](super::Query::limit). May be empty although a next page follows.
+    pub entries: Vec<Entry>,
+    /// Token of the next page, or `None` after the last one.
+    pub next: Option<PageToken>,
+}
+
+impl Page {
+    /// Creates a page. For implementors.
+    #[must_use]
+    pub fn new(entries: Vec<Entry>, next: Option<PageToken>) -> Self {
+        Self { entries, next }
+    }
+
+    /// Returns the number of entries that cannot be read.
+    #[must_use]
+    pub fn unreadable(&self) -> usize {
+        let states = self.entries.iter().map(Entry::state);
+        states.filter(|state| *state == State::Unreadable).count()
+    }
+}
+
+/// Number of entries in a state.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct Count {
+    /// The number, or a lower bound.
+    pub value: u64,
+    /// `true` if there are exactly `value` entries, `false` if there may be more.
+    pub is_exact: bool,
+}
+
+impl Count {
+    /// Creates a count. For implementors.
+    #[must_use]
+    pub const fn new(value: u64, is_exact: bool) -> Self {
+        Self { value, is_exact }
+    }
+}
+
+/// Number of entries in each state that a store lists.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct Summary {
+    /// Entries in progress.
+    pub in_progress: Option<Count>,
+    /// Orphans.
+    pub orphaned: Option<Count>,
+    /// Entries that need attention.
+    pub needs_attention: Option<Count>,
+    /// Entries with any other record.
+    pub completed: Option<Count>,
+}
+
+impl Summary {
+    /// Returns the count of this state, or `None` if the store does not list it.
+    #[must_use]
+    pub const fn count(&self, state: State) -> Option<Count> {
+        match state {
+            State::InProgress => self.in_progress,
+            State::Orphaned => self.orphaned,
+            State::NeedsAttention => self.needs_attention,
+            State::Completed => self.completed,
+            State::Unreadable => None,
+        }
+    }
+
+    /// Sets the count of this state. For implementors.
+    pub const fn set(&mut self, state: State, count: Count) {
+        match state {
+            State::InProgress => self.in_progress = Some(count),
+            State::Orphaned => self.orphaned = Some(count),
+            State::NeedsAttention => self.needs_attention = Some(count),
+            State::Completed => self.completed = Some(count),
+            State::Unreadable => {}
+        }
+    }
+}

@@ -1,0 +1,270 @@
+//! Operations for operators on the store for a single process.
+//!
+//! The store keeps leases and records in separate orders, so a listing of unresolved entries reads no other records. Records
+//! that need attention are stored for [`Ttl::MAX`], so they are the last in their order.
+
+use std::time::{Duration, SystemTime};
+
+use bytes::Bytes;
+
+use super::{
+    Abilities, Count, DEFAULT_ORPHAN_RETENTION, Entry, EntryDetails, Inspect, InspectError, Page,
+    PageToken, Query, Resolution, ResolveOutcome, Seen, State, Summary,
+};
+use crate::{
+    record::NeedsAttention,
+    store::{
+        KeyId, MemoryStore, StoreError, Token, Ttl,
+        memory::{Change, Kind, Position, Snapshot},
+    },
+};
+
+impl Inspect for MemoryStore {
+    fn abilities(&self) -> Abilities {
+        if self.has_details() {
+            Abilities::all()
+        } else {
+            Abilities::all().without_details()
+        }
+    }
+
+    async fn list(&self, query: &Query) -> Result<Page, InspectError> {
+        self.abilities().check(query)?;
+        let moment = Moment::of(self);
+        // A position means nothing in another store, or in another process.
+        let store = format!("memory {:x}", self.instance());
+        let mut position = match query.page() {
+            Some(page) => parse_position(page.position(&store, query)?)
+                .ok_or_else(|| InspectError::new(super::InspectErrorKind::InvalidPage))?,
+            None => FIRST,
+        };
+        let mut entries = Vec::new();
+        let mut examined = 0;
+        loop {
+            let (snapshots, next) = self.walk(query.state(), position, &moment);
+            for snapshot in snapshots {
+                let entry = moment.entry(&snapshot);
+                examined += 1;
+                let is_full = entries.len() == usize::from(query.limit());
+                if is_full || examined > MAX_EXAMINED {
+                    let next = format_position(snapshot.position);
+                    let next = PageToken::new(&store, query, &next);
+                    return Ok(Page::new(entries, Some(next)));
+                }
+                if query.matches(&entry) {
+                    entries.push(entry);
+                }
+            }
+            match next {
+                Some(next) => position = next,
+                None => return Ok(Page::new(entries, None)),
+            }
+        }
+    }
+
+    async fn get(&self, id: &KeyId) -> Result<Option<EntryDetails>, InspectError> {
+        let moment = Moment::of(self);
+        let snapshot = self.snapshot(id, moment.now);
+        Ok(snapshot.map(|snapshot| {
+            let mut details = EntryDetails::new(moment.entry(&snapshot));
+            details.fingerprint = Some(snapshot.fingerprint);
+            details.record = snapshot.record;
+            details
+        }))
+    }
+
+    async fn summary(&self, limit: u32) -> Result<Summary, InspectError> {
+        let mut summary = Summary::default();
+        for state in State::ALL {
+            if state != State::Unreadable {
+                summary.set(state, self.count(state, limit));
+            }
+        }
+        Ok(summary)
+    }
+
+    async fn resolve(
+        &self,
+        seen: &Seen,
+        resolution: &Resolution,
+    ) -> Result<ResolveOutcome, InspectError> {
+        resolution.check(seen)?;
+        let change = change(seen.id(), resolution)?;
+        let moment = Moment::of(self);
+        let is_as_seen = |snapshot: &Snapshot| moment.seen(snapshot) == *seen;
+        let applied = self.change(seen.id(), is_as_seen, &change, moment.now)?;
+        let snapshot = self.snapshot(seen.id(), moment.now);
+        let entry = snapshot.map(|snapshot| Box::new(moment.entry(&snapshot)));
+        Ok(if applied {
+            ResolveOutcome::Applied(entry)
+        } else {
+            ResolveOutcome::Changed(entry)
+        })
+    }
+
+    async fn purge(&self, batch: u32) -> Result<u64, InspectError> {
+        let max = usize::try_from(batch).unwrap_or(usize::MAX);
+        Ok(self.delete_expired(max, self.nanos()) as u64)
+    }
+}
+
+impl MemoryStore {
+    /// Returns entries that may have this state, from the position on, and the position after them.
+    fn walk(
+        &self,
+        state: State,
+        from: Position,
+        moment: &Moment,
+    ) -> (Vec<Snapshot>, Option<Position>) {
+        let (kind, first_deadline) = match state {
+            State::InProgress | State::Orphaned => (Kind::Leases, 0),
+            State::NeedsAttention => (Kind::Records, moment.now.saturating_add(ATTENTION_EXPIRES)),
+            State::Completed | State::Unreadable => (Kind::Records, 0),
+        };
+        let from = if from.deadline < first_deadline {
+            Position {
+                deadline: first_deadline,
+                slot: 0,
+                ..from
+            }
+        } else {
+            from
+        };
+        self.snapshots(kind, from, moment.now)
+    }
+
+    fn count(&self, state: State, limit: u32) -> Count {
+        let moment = Moment::of(self);
+        let (mut value, mut examined, mut position) = (0, 0, FIRST);
+        loop {
+            let (snapshots, next) = self.walk(state, position, &moment);
+            for snapshot in snapshots {
+                examined += 1;
+                if moment.state(&snapshot) == state {
+                    if value == u64::from(limit) {
+                        return Count::new(value, false);
+                    }
+                    value += 1;
+                }
+            }
+            match next {
+                // Of two states in one order, an entry has one. The rest is the remainder of a batch.
+                Some(next) if examined <= u64::from(limit) * 4 + 1024 => position = next,
+                Some(_) => return Count::new(value, false),
+                None => return Count::new(value, true),
+            }
+        }
+    }
+}
+
+/// A moment on the clock of the store and on the wall clock.
+struct Moment {
+    now: u64,
+    wall: SystemTime,
+}
+
+impl Moment {
+    fn of(store: &MemoryStore) -> Self {
+        Self {
+            now: store.nanos(),
+            wall: SystemTime::now(),
+        }
+    }
+
+    fn time(&self, at: u64) -> SystemTime {
+        MemoryStore::system_time(at, self.now, self.wall)
+    }
+
+    fn state(&self, snapshot: &Snapshot) -> State {
+        match (&snapshot.record, snapshot.lease_expires) {
+            (Some(record), _) => State::of_record(record),
+            (None, Some(expires)) if expires > self.now => State::InProgress,
+            (None, _) => State::Orphaned,
+        }
+    }
+
+    fn seen(&self, snapshot: &Snapshot) -> Seen {
+        let state = self.state(snapshot);
+        let lease_expires = snapshot.lease_expires.filter(|_| state == State::Orphaned);
+        let version = Seen::version_of(snapshot.token.as_ref(), lease_expires);
+        Seen::new(snapshot.id, state, snapshot.generation, version)
+    }
+
+    fn entry(&self, snapshot: &Snapshot) -> Entry {
+        let mut entry = Entry::new(self.seen(snapshot));
+        let since = match snapshot.lease_expires {
+            Some(expires) if entry.state() == State::Orphaned => expires,
+            _ => snapshot.since,
+        };
+        entry.owner = snapshot.owner.into();
+        entry.operation = snapshot.operation.clone();
+        entry.since = self.time(since);
+        entry.age = Duration::from_nanos(self.now.saturating_sub(since));
+        entry.lease_expires = snapshot.lease_expires.map(|expires| self.time(expires));
+        entry.expires = Some(self.time(snapshot.expires));
+        entry.retry_allowed = entry.state() == State::Orphaned
+            && snapshot.token.is_some_and(|token| token.allows_retry());
+        if let Some(record) = &snapshot.record {
+            let attention = NeedsAttention::in_record(record);
+            entry.attention_code = attention.map(|attention| attention.code().into());
+            entry.record_bytes = Some(record.len() as u64);
+        }
+        if entry.state() == State::Unreadable {
+            entry.problem = Some("the record is of another version, or damaged".into());
+        }
+        entry
+    }
+}
+
+/// Returns the change that a resolution makes.
+fn change(id: &KeyId, resolution: &Resolution) -> Result<Change, StoreError> {
+    let orphan = |token| Change::Orphan {
+        token,
+        retention: DEFAULT_ORPHAN_RETENTION,
+    };
+    Ok(match (resolution.record(id), resolution) {
+        (Some((record, retention)), _) => Change::Complete {
+            token: Token::random()?,
+            // The store drops its record under a lock. The bytes of an operator might run foreign code then.
+            record: Bytes::from(record.to_vec().into_boxed_slice()),
+            retention,
+        },
+        (None, Resolution::Retry) => orphan(Token::retry_allowed()?),
+        (None, Resolution::BreakLease) => orphan(Token::random()?),
+        (None, Resolution::Free | Resolution::DeleteRecord) => Change::Delete,
+        (None, Resolution::Complete { .. } | Resolution::NeedsAttention(_)) => {
+            unreachable!("both store a record")
+        }
+    })
+}
+
+fn format_position(position: Position) -> [u8; 13] {
+    let mut bytes = [0; 13];
+    bytes[0] = position.shard;
+    bytes[1..9].copy_from_slice(&position.deadline.to_be_bytes());
+    bytes[9..].copy_from_slice(&position.slot.to_be_bytes());
+    bytes
+}
+
+fn parse_position(bytes: &[u8]) -> Option<Position> {
+    let (shard, rest) = bytes.split_first()?;
+    let (deadline, rest) = rest.split_first_chunk()?;
+    Some(Position {
+        shard: *shard,
+        deadline: u64::from_be_bytes(*deadline),
+        slot: u32::from_be_bytes(rest.try_into().ok()?),
+    })
+}
+
+const FIRST: Position = Position {
+    shard: 0,
+    deadline: 0,
+    slot: 0,
+};
+
+/// The maximum number of entries that are examined for a page.
+const MAX_EXAMINED: usize = 16 * 1024;
+
+/// Records that need attention expire after this time, in nanoseconds: one year less than [`Ttl::MAX`], as no process of such
+/// an age has one.
+const ATTENTION_EXPIRES: u64 = (Ttl::MAX.as_millis() - 365 * 24 * 60 * 60 * 1000) * 1_000_000;

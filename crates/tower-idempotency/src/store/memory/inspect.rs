@@ -1,0 +1,324 @@
+//! Access for operators: entries in the order of their deadlines, and changes under a condition.
+//!
+//! [`Inspect`](crate::inspect::Inspect) interprets the entries: this module knows no records and no states of operators.
+
+use std::{
+    hash::BuildHasher,
+    sync::atomic::Ordering::Relaxed,
+    time::{Duration, SystemTime},
+};
+
+use bytes::Bytes;
+
+use super::{
+    MemoryStore,
+    budget::Cost,
+    shard::{Millis, Shard, State, nanos},
+    table::{Table, wake},
+};
+use crate::store::{Fingerprint, KeyId, StoreError, Token, Ttl};
+
+/// The maximum number of entries read under one lock.
+const ENTRIES_PER_LOCK: usize = 1024;
+
+/// An entry at the time of a call. Times are nanoseconds since the store was created.
+pub(crate) struct Snapshot {
+    pub(crate) id: KeyId,
+    pub(crate) fingerprint: Fingerprint,
+    pub(crate) token: Option<Token>,
+    pub(crate) generation: u64,
+    pub(crate) since: u64,
+    /// Expiry of the lease. `None` for an entry with a record.
+    pub(crate) lease_expires: Option<u64>,
+    pub(crate) expires: u64,
+    pub(crate) record: Option<Bytes>,
+    pub(crate) owner: &'static str,
+    pub(crate) operation: Box<str>,
+    pub(crate) position: Position,
+}
+
+/// Position of an entry in the order of a shard.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub(crate) struct Position {
+    pub(crate) shard: u8,
+    pub(crate) deadline: u64,
+    pub(crate) slot: u32,
+}
+
+/// Kind of entries, each with an order of its own.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Kind {
+    /// Leases and orphans, by the expiry of the orphan.
+    Leases,
+    /// Entries with a record, by the expiry of the record.
+    Records,
+}
+
+/// Change of an entry by an operator.
+#[derive(Clone)]
+pub(crate) enum Change {
+    Delete,
+    /// Leaves an orphan under this token. The retention is used for an entry that has stored none.
+    Orphan {
+        token: Token,
+        retention: Ttl,
+    },
+    /// Completes the entry. The record owns its buffer, because it is dropped under a lock.
+    Complete {
+        token: Token,
+        record: Bytes,
+        retention: Ttl,
+    },
+}
+
+impl MemoryStore {
+    /// Stores owner and operation of each key, for [operators](crate::inspect). Default: neither is stored.
+    ///
+    /// Each entry then takes 96 bytes more, and those of its operation. They count in the byte limit. Applies to all clones, and
+    /// to keys that are used from now on.
+    pub fn with_details(self) -> Self {
+        self.table.set_details();
+        self
+    }
+
+    pub(crate) fn has_details(&self) -> bool {
+        self.table.has_details()
+    }
+
+    pub(crate) fn snapshot(&self, id: &KeyId, now: u64) -> Option<Snapshot> {
+        self.table.snapshot(id, now)
+    }
+
+    /// Returns entries of this kind at or after `first` that have not expired, from one shard, in order. The second value is the
+    /// position to continue from, or `None` if that was the last shard.
+    pub(crate) fn snapshots(
+        &self,
+        kind: Kind,
+        first: Position,
+        now: u64,
+    ) -> (Vec<Snapshot>, Option<Position>) {
+        self.table.snapshots(kind, first, now)
+    }
+
+    /// Changes the entry if it exists and meets the condition. Returns `false` otherwise.
+    pub(crate) fn change(
+        &self,
+        id: &KeyId,
+        condition: impl Fn(&Snapshot) -> bool,
+        change: &Change,
+        now: u64,
+    ) -> Result<bool, StoreError> {
+        let changed = self.table.change(id, &condition, change, now);
+        self.table.shared.evictions.report(self.table.budget(), now);
+        changed
+    }
+
+    /// Deletes at most `max` expired entries.
+    pub(crate) fn delete_expired(&self, max: usize, now: u64) -> usize {
+        self.table.delete_expired(max, now)
+    }
+
+    /// Returns a number that differs from that of any other store.
+    pub(crate) fn instance(&self) -> u64 {
+        self.table.shared.hasher.hash_one("instance")
+    }
+
+    /// Returns the time of the store, in nanoseconds since it was created.
+    pub(crate) fn nanos(&self) -> u64 {
+        self.now()
+    }
+
+    /// Converts a time of the store. `now` and `wall` are the same moment.
+    pub(crate) fn system_time(at: u64, now: u64, wall: SystemTime) -> SystemTime {
+        let moved = if at >= now {
+            wall.checked_add(Duration::from_nanos(at - now))
+        } else {
+            wall.checked_sub(Duration::from_nanos(now - at))
+        };
+        moved.unwrap_or(wall)
+    }
+}
+
+impl Table {
+    fn set_details(&self) {
+        self.shared.has_details.store(1, Relaxed);
+    }
+
+    fn has_details(&self) -> bool {
+        self.shared.has_details.load(Relaxed) == 1
+    }
+
+    fn snapshot(&self, id: &KeyId, now: u64) -> Option<Snapshot> {
+        let hash = self.shared.hasher.hash_one(id);
+        let mut shard = self.shard(hash);
+        let slot = shard.find(&self.shared, hash, id, now)?;
+        Some(snapshot(&shard, 0, slot))
+    }
+
+    fn snapshots(
+        &self,
+        kind: Kind,
+        first: Position,
+        now: u64,
+    ) -> (Vec<Snapshot>, Option<Position>) {
+        let index = usize::from(first.shard);
+        if index >= self.shards.len() {
+            return (Vec::new(), None);
+        }
+        let shard = self.shard_at(index);
+        let order = shard.order(kind == Kind::Records);
+        // Entries that have expired are at the beginning.
+        let start = (first.deadline, first.slot).max((now.saturating_add(1), 0));
+        let mut slots = order.iter_from(start);
+        let slots_now = slots.by_ref().take(ENTRIES_PER_LOCK);
+        let found: Vec<_> = slots_now
+            .map(|(_, slot)| snapshot(&shard, first.shard, slot))
+            .collect();
+        let next = match slots.next() {
+            Some((deadline, slot)) => Some(Position {
+                shard: first.shard,
+                deadline,
+                slot,
+            }),
+            None => (index + 1 < self.shards.len()).then(|| Position {
+                shard: first.shard + 1,
+                deadline: 0,
+                slot: 0,
+            }),
+        };
+        (found, next)
+    }
+
+    fn change(
+        &self,
+        id: &KeyId,
+        condition: &dyn Fn(&Snapshot) -> bool,
+        change: &Change,
+        now: u64,
+    ) -> Result<bool, StoreError> {
+        let shared = &self.shared;
+        let hash = shared.hasher.hash_one(id);
+        let mut evicted = None;
+        loop {
+            let mut shard = self.shard(hash);
+            let Some(slot) = shard.find(shared, hash, id, now) else {
+                return Ok(false);
+            };
+            if !condition(&snapshot(&shard, 0, slot)) {
+                return Ok(false);
+            }
+            let before = record_len(&shard, slot);
+            match change {
+                Change::Delete => {
+                    let waiters = shard.take_waiters(slot);
+                    shard.remove(shared, slot);
+                    drop(shard);
+                    wake(waiters);
+                    return Ok(true);
+                }
+                Change::Orphan { token, retention } => {
+                    shard.update(shared, slot, |entry| {
+                        let retention = match entry.state {
+                            State::Leased {
+                                lease_expires,
+                                orphan_expires,
+                                ..
+                            } => orphan_expires - lease_expires,
+                            State::Completed { .. } => nanos(*retention),
+                        };
+                        entry.set_token(*token);
+                        entry.state = State::Leased {
+                            lease_expires: now,
+                            orphan_expires: now.saturating_add(retention),
+                            released: false,
+                        };
+                    });
+                }
+                Change::Complete {
+                    token,
+                    record,
+                    retention,
+                } => {
+                    let limit = shared.budget.largest_record();
+                    if record.len() > limit {
+                        return Err(StoreError::RecordTooLarge { limit });
+                    }
+                    let cost = Cost::record(record.len());
+                    let reservation = self.reserve(&mut shard, evicted.take(), cost, now);
+                    let Some(reservation) = reservation.map_err(StoreError::backend)? else {
+                        drop(shard);
+                        evicted = Some(self.evict_and_reserve(hash, cost, now));
+                        continue;
+                    };
+                    // The reservation may have evicted this very record.
+                    if shard.find(shared, hash, id, now) != Some(slot) {
+                        return Ok(false);
+                    }
+                    let record = record.clone();
+                    shard.update(shared, slot, |entry| {
+                        entry.set_token(*token);
+                        entry.since = Millis::from_nanos(now);
+                        entry.state = State::Completed {
+                            record,
+                            expires: now.saturating_add(nanos(*retention)),
+                        };
+                    });
+                    reservation.commit();
+                }
+            }
+            shared.budget.release(Cost::record(before));
+            let waiters = shard.take_waiters(slot);
+            drop(shard);
+            wake(waiters);
+            return Ok(true);
+        }
+    }
+
+    fn delete_expired(&self, max: usize, now: u64) -> usize {
+        let mut deleted = 0;
+        for index in 0..self.shards.len() {
+            let mut shard = self.shard_at(index);
+            while deleted < max {
+                let firsts = [shard.first_orphan(), shard.first_record()];
+                let expired = firsts.into_iter().flatten().find(|(at, _)| *at <= now);
+                let Some((_, slot)) = expired else { break };
+                shard.remove(&self.shared, slot);
+                deleted += 1;
+            }
+        }
+        deleted
+    }
+}
+
+fn snapshot(shard: &Shard, index: u8, slot: u32) -> Snapshot {
+    let entry = shard.entry(slot);
+    let (lease_expires, record) = match &entry.state {
+        State::Leased { lease_expires, .. } => (Some(*lease_expires), None),
+        State::Completed { record, .. } => (None, Some(record.clone())),
+    };
+    let details = shard.details(slot);
+    Snapshot {
+        id: entry.id,
+        fingerprint: entry.fingerprint,
+        token: entry.holder(),
+        generation: entry.generation.get(),
+        since: entry.since.as_nanos(),
+        lease_expires,
+        expires: entry.state.deadline(),
+        record,
+        owner: details.map_or("", |details| details.owner),
+        operation: details.map_or_else(Box::default, |details| details.operation.clone()),
+        position: Position {
+            shard: index,
+            deadline: entry.state.deadline(),
+            slot,
+        },
+    }
+}
+
+fn record_len(shard: &Shard, slot: u32) -> usize {
+    match &shard.entry(slot).state {
+        State::Leased { .. } => 0,
+        State::Completed { record, .. } => record.len(),
+    }
+}

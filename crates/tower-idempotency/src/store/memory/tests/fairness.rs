@@ -1,0 +1,182 @@
+//! Shares of principals in a full store.
+
+use super::*;
+
+fn claim_of(principal: u8, n: u64) -> Claim {
+    Claim {
+        scope: Some(ScopeDigest::from_bytes([principal; 16])),
+        ..claim(u64::from(principal) << 24 | n)
+    }
+}
+
+async fn record_of(store: &MemoryStore, principal: u8, n: u64, len: usize) {
+    let claim = claim_of(principal, n);
+    store.acquire(&claim).await.unwrap();
+    let record = Bytes::from(vec![principal; len]);
+    store
+        .complete(&claim.lease_ref(1), record, HOUR)
+        .await
+        .unwrap();
+}
+
+async fn records_of(store: &MemoryStore, principal: u8, records: u64) -> u64 {
+    let mut found = 0;
+    for n in 0..records {
+        let id = claim_of(principal, n).id;
+        let probe = Claim::new(id, FINGERPRINT).unwrap();
+        if let Acquired::Completed { .. } = store.acquire(&probe).await.unwrap() {
+            found += 1;
+        } else {
+            store.release(&probe.lease_ref(1)).await.unwrap();
+        }
+    }
+    found
+}
+
+// S-966, F-940
+/// A large record at a time, few records of one caller, or small records without end: no other caller loses one.
+#[tokio::test(start_paused = true)]
+async fn one_caller_evicts_only_its_own_records() {
+    const MAX: usize = 4 << 20;
+    for len in [0, 1000, 64 << 10, 1 << 20] {
+        let store = MemoryStore::new().with_max_bytes(MAX);
+        for n in 0..20 {
+            record_of(&store, 1, n, 1000).await;
+            record_of(&store, 2, n, 1000).await;
+        }
+        // The records of the other caller are younger, and so are those of the hostile one.
+        let before = store.bytes();
+        assert!(before < MAX / 64 * 2);
+        let total = 3 * MAX / (ENTRY_BYTES + len);
+        for n in 0..total as u64 {
+            record_of(&store, 9, n, len).await;
+        }
+        assert!(store.bytes() <= MAX);
+        assert!(store.bytes() > MAX / 4 * 3 - len, "alone it may use all");
+        assert_eq!(records_of(&store, 1, 20).await, 20, "{len}");
+        assert_eq!(records_of(&store, 2, 20).await, 20, "{len}");
+    }
+}
+
+// S-966
+/// The number of entries is shared like the bytes: small records do not evict a few large ones.
+#[tokio::test(start_paused = true)]
+async fn small_records_do_not_evict_large_ones() {
+    let store = MemoryStore::new().with_max_entries(1000);
+    for n in 0..100 {
+        record_of(&store, 1, n, 100_000).await;
+    }
+    for n in 0..5000 {
+        record_of(&store, 2, n, 0).await;
+    }
+    assert_eq!(store.len(), 1000);
+    assert_eq!(records_of(&store, 1, 100).await, 100);
+}
+
+// S-966
+#[tokio::test(start_paused = true)]
+async fn two_large_callers_get_equal_shares() {
+    let store = MemoryStore::new().with_max_bytes(4 << 20);
+    for n in 0..400 {
+        record_of(&store, 1, n, 10_000).await;
+    }
+    for n in 0..1000 {
+        record_of(&store, 2, n, 10_000).await;
+    }
+    let [first, second] = [
+        records_of(&store, 1, 400).await,
+        records_of(&store, 2, 1000).await,
+    ];
+    assert!(first.abs_diff(second) < first / 4, "{first} and {second}");
+}
+
+// S-966
+/// A record that needs attention expires last, and is evicted last among those of its caller in its shard. Each shard
+/// has some 50 records here.
+#[tokio::test(start_paused = true)]
+async fn record_with_longest_retention_is_evicted_last() {
+    let store = MemoryStore::new().with_max_bytes(1 << 20);
+    let claim = claim_of(1, 0);
+    store.acquire(&claim).await.unwrap();
+    let lease = claim.lease_ref(1);
+    store
+        .complete(&lease, "attention".into(), Ttl::MAX)
+        .await
+        .unwrap();
+    for n in 1..10_000 {
+        record_of(&store, 1, n, 100).await;
+    }
+    assert_eq!(records_of(&store, 1, 1).await, 1);
+}
+
+#[tokio::test(start_paused = true)]
+async fn take_over_keeps_group_of_first_claim() {
+    let store = MemoryStore::new().with_max_bytes(1 << 20);
+    record_of(&store, 1, 0, 450_000).await;
+    // A completer takes the orphan over, and knows no scope.
+    let orphan = claim_of(9, 0);
+    store.acquire(&orphan).await.unwrap();
+    tokio::time::sleep(Duration::from_secs(60)).await;
+    let again = Claim {
+        scope: None,
+        token: Token::from_bytes([3; 16]),
+        ..orphan.clone()
+    };
+    let taken = store.acquire(&again).await.unwrap();
+    assert!(matches!(taken, Acquired::Granted { takeover: true, .. }));
+    let record = Bytes::from(vec![0; 400_000]);
+    store
+        .complete(&again.lease_ref(2), record, HOUR)
+        .await
+        .unwrap();
+    for n in 1..4 {
+        record_of(&store, 9, n, 100_000).await;
+    }
+    assert_eq!(records_of(&store, 1, 1).await, 1);
+}
+
+/// Claims fresh keys until the store refuses one. Returns the claims with a lease.
+async fn lease_until_refused(store: &MemoryStore, principal: u8) -> (Vec<Claim>, StoreError) {
+    let mut leases = Vec::new();
+    loop {
+        let claim = claim_of(principal, leases.len() as u64);
+        match store.acquire(&claim).await {
+            Ok(Acquired::Granted { .. }) => leases.push(claim),
+            Ok(other) => panic!("{other:?}"),
+            Err(error) => return (leases, error),
+        }
+    }
+}
+
+// S-983, F-947
+#[tokio::test(start_paused = true)]
+async fn orphans_of_one_caller_leave_room_to_others() {
+    let store = MemoryStore::new().with_max_entries(80);
+    let (leases, error) = lease_until_refused(&store, 9).await;
+    assert!(matches!(error, StoreError::CallerLimit), "{error}");
+    assert_eq!(leases.len(), 60, "three quarters");
+    // The leases become orphans.
+    tokio::time::sleep(Duration::from_secs(60)).await;
+    let again = store.acquire(&leases[0]).await.unwrap();
+    assert!(matches!(again, Acquired::Granted { .. }), "its own lease");
+    for principal in [1, 2] {
+        let (leases, _) = lease_until_refused(&store, principal).await;
+        assert_eq!(leases.len(), 10, "an eighth");
+    }
+    assert_full(store.acquire(&claim_of(3, 0)).await.unwrap_err());
+    // A record makes room, because it can be evicted.
+    let lease = leases[0].lease_ref(1);
+    store.complete(&lease, Bytes::new(), HOUR).await.unwrap();
+    let granted = store.acquire(&claim_of(3, 0)).await.unwrap();
+    assert!(matches!(granted, Acquired::Granted { .. }));
+}
+
+/// The limit of bytes is one of leases, too.
+#[tokio::test(start_paused = true)]
+async fn leases_of_one_caller_leave_bytes_to_others() {
+    let store = MemoryStore::new().with_max_bytes(80 * ENTRY_BYTES);
+    for (principal, leases) in [(9, 60), (1, 10), (2, 10)] {
+        let (granted, _) = lease_until_refused(&store, principal).await;
+        assert_eq!(granted.len(), leases);
+    }
+}

@@ -56,6 +56,8 @@ pub(crate) struct EvictionWatch {
 impl EvictionWatch {
     /// Returns a watch whose first check is due after `interval`.
     pub(crate) fn new(interval: Duration, is_evicting: bool) -> Self {
+        #[cfg(feature = "metrics")]
+        set_evicting(is_evicting);
         Self {
             next_check: AtomicU64::new(millis(interval)),
             started: Instant::now(),
@@ -94,7 +96,7 @@ impl EvictionWatch {
             .into_iter()
             .find(|node| policy_of(node) != NO_EVICTION);
         #[cfg(feature = "metrics")]
-        metrics::gauge!("idempotency_redis_evicting").set(f64::from(u8::from(evicting.is_some())));
+        set_evicting(evicting.is_some());
         let before = self.is_evicting.swap(evicting.is_some(), Relaxed);
         match evicting {
             Some(node) if !before => {
@@ -111,6 +113,17 @@ impl EvictionWatch {
             Some(_) | None => {}
         }
     }
+}
+
+/// Describes and sets the gauge. The recorder may have been installed since the last check.
+#[cfg(feature = "metrics")]
+fn set_evicting(is_evicting: bool) {
+    metrics::describe_gauge!(
+        "idempotency_redis_evicting",
+        metrics::Unit::Count,
+        "1 if the last check of a Redis server found a policy that evicts entries, else 0."
+    );
+    metrics::gauge!("idempotency_redis_evicting").set(f64::from(u8::from(is_evicting)));
 }
 
 /// Returns the error of an acquire on a server that evicts entries.

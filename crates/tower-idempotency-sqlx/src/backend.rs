@@ -8,53 +8,48 @@ use crate::{
     completer::{OrphanQuery, OrphanRow},
 };
 
-/// A connection to the store's database. It may belong to a handler.
-pub(crate) type ConnectionOf<S> = <<S as SqlStore>::Database as Database>::Connection;
-
 /// A store of this crate, for code that is generic over its stores.
 ///
-/// Only this crate implements the trait. Its methods are internal.
-pub trait SqlStore: Store + Clone {
+/// Other crates cannot implement it.
+pub trait SqlStore: Store + Clone + Backend<<Self as SqlStore>::Database> {
     /// The database type of sqlx.
     type Database: Database;
+}
 
+/// Operations of a store on a database `D`, on the connections of handlers and on its own.
+pub trait Backend<D: Database>: Sized {
     /// Statements that begin a handler's transaction.
     ///
     /// The isolation level is one at which a renewal of the lease on another connection cannot make the final write
     /// fail. Either these statements or [`lease_status`](Self::lease_status) mark the transaction. The mark proves
     /// later that the final write runs in the same transaction.
-    #[doc(hidden)]
     const BEGIN: &'static str;
 
     /// Returns the size of the largest record in bytes.
-    #[doc(hidden)]
     fn record_limit(&self) -> impl Future<Output = Result<usize, SqlError>> + Send;
 
     /// Reads the status of the lease on the handler's connection, in a transaction that has just begun.
-    #[doc(hidden)]
     fn lease_status(
         &self,
-        connection: &mut ConnectionOf<Self>,
+        connection: &mut D::Connection,
         lease: &LeaseRef,
     ) -> impl Future<Output = Result<LeaseStatus, SqlError>> + Send;
 
     /// Writes the record if the token holds the entry, even with an expired lease. Returns `false` if it does not.
     ///
     /// Fails with `SqlError::transaction_ended` if the transaction has already ended.
-    #[doc(hidden)]
     fn write_record(
         &self,
-        connection: &mut ConnectionOf<Self>,
+        connection: &mut D::Connection,
         lease: &LeaseRef,
         record: &[u8],
         retention: Ttl,
     ) -> impl Future<Output = Result<bool, SqlError>> + Send;
 
     /// Writes the checkpoint if the token holds the entry. Fails like [`write_record`](Self::write_record).
-    #[doc(hidden)]
     fn write_checkpoint(
         &self,
-        connection: &mut ConnectionOf<Self>,
+        connection: &mut D::Connection,
         lease: &LeaseRef,
         checkpoint: &Checkpoint,
     ) -> impl Future<Output = Result<CheckpointWrite, SqlError>> + Send;
@@ -62,7 +57,6 @@ pub trait SqlStore: Store + Clone {
     /// Reads the checkpoint on the store's own connections. Returns [`None`] if the token does not hold the entry.
     ///
     /// If `after_writers` is set, the read first waits for the end of a transaction that has written the entry.
-    #[doc(hidden)]
     fn read_checkpoint(
         &self,
         lease: &LeaseRef,
@@ -70,14 +64,12 @@ pub trait SqlStore: Store + Clone {
     ) -> impl Future<Output = Result<Option<Option<Checkpoint>>, SqlError>> + Send;
 
     /// Returns a page of the orphans that are due, oldest first.
-    #[doc(hidden)]
     fn orphans(
         &self,
         query: &OrphanQuery,
     ) -> impl Future<Output = Result<Vec<OrphanRow>, SqlError>> + Send;
 
     /// Returns `true` if the orphan is unchanged since it was read, and still due.
-    #[doc(hidden)]
     fn is_due(
         &self,
         orphan: &OrphanRow,
@@ -85,16 +77,13 @@ pub trait SqlStore: Store + Clone {
     ) -> impl Future<Output = Result<bool, SqlError>> + Send;
 
     /// Returns `true` if the error code of a statement on one table means that the table is missing.
-    #[doc(hidden)]
     fn is_missing_table(code: &str) -> bool;
 
     /// Returns `true` if the error code of a commit means that nothing was committed.
-    #[doc(hidden)]
     fn is_commit_rejected(code: &str) -> bool;
 }
 
 /// Status of a lease.
-#[doc(hidden)]
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum LeaseStatus {
     Held,
@@ -104,7 +93,6 @@ pub enum LeaseStatus {
 }
 
 /// Result of a checkpoint write.
-#[doc(hidden)]
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum CheckpointWrite {
     Changed,

@@ -329,7 +329,6 @@ impl fmt::Debug for CompleterTask {
 }
 
 /// Query for a page of due orphans.
-#[doc(hidden)]
 #[derive(Clone, Debug)]
 pub struct OrphanQuery {
     /// Minimum time since the expiry of the lease. Doubles with each takeover, up to a limit.
@@ -343,7 +342,6 @@ pub struct OrphanQuery {
 }
 
 /// An orphan, as the store has read it.
-#[doc(hidden)]
 #[derive(Clone, Debug)]
 pub struct OrphanRow {
     pub id: KeyId,

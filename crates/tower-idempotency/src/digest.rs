@@ -43,12 +43,30 @@ impl fmt::Debug for Secret {
 /// Scope of the service itself: executions without an HTTP request.
 pub(crate) const SERVICE_SCOPE: ScopeDigest = ScopeDigest::from_bytes([0; 16]);
 
-/// Scope of the keys of one caller.
-pub(crate) struct Scope {
-    /// Digest to which a key is added.
-    pub(crate) hash: FieldDigest,
+/// Key of a request in the scope of its caller.
+pub(crate) struct ScopedKey {
+    pub(crate) id: EntryId,
     /// Digest by which the store and the limits of the layer account for the caller.
-    pub(crate) digest: ScopeDigest,
+    pub(crate) scope: ScopeDigest,
+}
+
+/// ID of the entry of a request.
+pub(crate) enum EntryId {
+    Known(KeyId),
+    /// The fingerprint of the request is added to this digest.
+    OfFingerprint(Box<FieldDigest>),
+}
+
+impl EntryId {
+    pub(crate) fn of(self, fingerprint: &Fingerprint) -> KeyId {
+        match self {
+            Self::Known(id) => id,
+            Self::OfFingerprint(mut hash) => {
+                hash.field(fingerprint.as_bytes());
+                KeyId::from_bytes(hash.finish())
+            }
+        }
+    }
 }
 
 /// Digest over length-prefixed fields. Two different lists of fields never hash the same bytes.

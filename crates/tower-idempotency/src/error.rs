@@ -4,6 +4,8 @@ use std::{borrow::Cow, fmt, time::Duration};
 
 use http::StatusCode;
 
+use crate::store::KeyId;
+
 /// Error of a rejected request, or of a failed [`run_once`](crate::IdempotencyLayer::run_once).
 ///
 /// The type is opaque, so that it can carry more information later. Use [`kind`](Error::kind), [`status`](Error::status),
@@ -17,6 +19,7 @@ pub struct Error {
     detail: Cow<'static, str>,
     retry_after: Option<Duration>,
     reason: Option<Box<str>>,
+    entry: Option<Box<KeyId>>,
     source: Option<Box<dyn std::error::Error + Send + Sync>>,
 }
 
@@ -28,6 +31,7 @@ impl Error {
             detail: detail.into(),
             retry_after: None,
             reason: None,
+            entry: None,
             source: None,
         }
     }
@@ -46,6 +50,13 @@ impl Error {
     pub(crate) fn with_reason(self, code: &str) -> Self {
         Self {
             reason: Some(code.into()),
+            ..self
+        }
+    }
+
+    pub(crate) fn with_entry(self, id: &KeyId) -> Self {
+        Self {
+            entry: Some(Box::new(*id)),
             ..self
         }
     }
@@ -84,6 +95,15 @@ impl Error {
     #[must_use]
     pub fn reason(&self) -> Option<&str> {
         self.reason.as_deref()
+    }
+
+    /// Returns the ID of the entry of the request, or `None` if the layer rejected the request before it knew the entry.
+    ///
+    /// The problem body has its first eight digits as the member `entry`, as events do. With them an operator finds the entry
+    /// of a client's report: see [`Query::with_id_prefix`](crate::inspect::Query::with_id_prefix).
+    #[must_use]
+    pub fn entry(&self) -> Option<&KeyId> {
+        self.entry.as_deref()
     }
 
     /// Returns `true` if the same request with the same key can succeed later.

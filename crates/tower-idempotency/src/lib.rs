@@ -52,7 +52,8 @@
 //!   - By default, a retry takes the orphan over and executes again (at-least-once). [`Lease::is_takeover`] notifies the
 //!     handler.
 //!   - With [`OrphanPolicy::Refuse`], retries get 409 (at-most-once) until the orphan
-//!     [expires](IdempotencyLayer::with_orphan_retention). A retry after that executes again.
+//!     [expires](IdempotencyLayer::with_orphan_retention) or an operator [resolves](inspect) it. A retry after the expiry
+//!     executes again.
 //!   - Exactly-once needs the effect and the record in one database transaction. A layer alone cannot do that. A store can,
 //!     if the handler uses the same database: see [`transaction`].
 //! - **Pauses.** A process that is paused for longer than its lease may execute concurrently with the process that took over.
@@ -111,7 +112,10 @@
 //! | `MySqlStore` | `tower-idempotency-sqlx` | the same; MySQL and MariaDB |
 //! | `SqliteStore` | `tower-idempotency-sqlx` | the same, for the processes of one machine |
 //! | `DynamoDbStore` | `tower-idempotency-dynamodb` | many processes and functions |
+//! | `Tiered` (feature `tiered`) | this one | in front of any other store: replays without a round trip |
 //! | your own | implements [`Store`], a trait of five methods | any database with conditional writes |
+//!
+//! Operators find and settle keys that are stuck with [`inspect`].
 //!
 //! # Crate features
 //!
@@ -120,6 +124,7 @@
 //! | `axum` | yes | no extractors, and no original path of requests below `Router::nest`: nested routes with equal inner paths look like one route; operators see paths in place of routes |
 //! | `metrics` | no | no counters, gauges and histograms through the `metrics` facade, as listed in `docs/operations/metrics-and-alarms.md` |
 //! | `rate` | no | no [`with_fresh_key_rate`](IdempotencyLayer::with_fresh_key_rate): callers within their share send fresh keys at any rate |
+//! | `tiered` | no | no [`Tiered`]: each replay on a server costs a round trip |
 //! | `conformance` | no | no conformance suite for implementors of a [`Store`] |
 //!
 //! # Scope of this crate
@@ -142,9 +147,12 @@ pub mod extract;
 mod future;
 #[cfg(test)]
 mod fuzz;
+pub mod inspect;
 mod layer;
 mod lease;
 mod limits;
+#[cfg(feature = "metrics")]
+pub mod metrics;
 mod operator;
 mod panics;
 #[cfg(test)]
@@ -161,8 +169,12 @@ pub mod store;
 mod store_client;
 mod take_over;
 mod telemetry;
+#[cfg(feature = "tiered")]
+mod tiered;
 pub mod transaction;
 
+#[cfg(feature = "tiered")]
+pub use self::tiered::Tiered;
 pub use self::{
     body::Body,
     config::preset::Preset,

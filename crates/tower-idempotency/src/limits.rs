@@ -115,8 +115,8 @@ pub(crate) struct BackgroundReleasePermit {
 /// Counts a request among the detached ones of its caller until it is dropped.
 pub(crate) struct DetachedRequest(Arc<Caller>);
 
-/// A place among the waiting requests.
-pub(crate) struct WaitingPlace(Arc<Caller>);
+/// Permit of a waiting request.
+pub(crate) struct WaiterPermit(Arc<Caller>);
 
 /// Bytes of a body that count against a limit. Dropping it returns them.
 ///
@@ -136,11 +136,13 @@ pub(crate) struct Buffer {
 pub(crate) enum AdmissionError {
     Draining,
     /// All callers together use up the limit.
-    TooManyRequests,
+    RequestLimit,
     /// All callers together use up the limit.
-    TooManyBytes,
+    ByteLimit,
     /// The caller holds more than its share of a limit that is almost used up.
     CallerLimit,
+    /// The leases and orphans of the caller use up its share of the store.
+    CallerStoreLimit,
     /// The caller sends fresh keys faster than its rate, and can send the next one after this time.
     #[cfg(feature = "rate")]
     FreshKeyRate(Duration),
@@ -181,7 +183,7 @@ impl Limits {
     }
 
     /// Waits until nothing is in flight.
-    pub(crate) async fn idle(&self) {
+    pub(crate) async fn wait_until_idle(&self) {
         loop {
             let idle = self.totals.idle.notified();
             let mut idle = std::pin::pin!(idle);
@@ -263,10 +265,10 @@ impl Caller {
         }
     }
 
-    /// Returns a place among the waiting requests, of at most `max` in the layer.
-    pub(crate) fn wait(self: &Arc<Self>, max: usize) -> Option<WaitingPlace> {
+    /// Returns a permit for one waiting request, of at most `max` in the layer.
+    pub(crate) fn admit_waiter(self: &Arc<Self>, max: usize) -> Option<WaiterPermit> {
         let taken = self.take(Resource::Waiting, 1, max);
-        taken.ok().map(|()| WaitingPlace(Arc::clone(self)))
+        taken.ok().map(|()| WaiterPermit(Arc::clone(self)))
     }
 
     /// Counts a request whose client has left.
@@ -289,9 +291,9 @@ impl Caller {
         held.fetch_sub(n, Ordering::SeqCst);
         Err(match resource {
             _ if !small && n <= open => AdmissionError::CallerLimit,
-            Resource::RequestBytes | Resource::ResponseBytes => AdmissionError::TooManyBytes,
+            Resource::RequestBytes | Resource::ResponseBytes => AdmissionError::ByteLimit,
             Resource::Arriving | Resource::Executing | Resource::Waiting => {
-                AdmissionError::TooManyRequests
+                AdmissionError::RequestLimit
             }
         })
     }
@@ -388,7 +390,7 @@ impl Drop for DetachedRequest {
     }
 }
 
-impl Drop for WaitingPlace {
+impl Drop for WaiterPermit {
     fn drop(&mut self) {
         self.0.give_back(Resource::Waiting, 1);
     }

@@ -1,12 +1,121 @@
-//! Records that operators store to resolve an entry.
+//! Functions for operators: IDs of entries, and the records that resolve them.
 
 use bytes::Bytes;
-use http::Response;
+use http::{Response, request};
 use serde::Serialize;
 
-use crate::{layer::IdempotencyLayer, response::disposition, store::KeyId};
+use crate::{
+    error::{Error, ErrorKind},
+    layer::IdempotencyLayer,
+    request::{
+        find_key, fingerprint,
+        key::RequestKey,
+        key_error, pass_reason,
+        principal::PrincipalError,
+        rules::{KeyFrom, KeyReuse, KeyScope},
+        scope_key,
+    },
+    response::disposition,
+    store::{Fingerprint, KeyId},
+};
 
+/// Functions for operators, with the settings of the layer.
 impl IdempotencyLayer {
+    /// Returns the ID of the entry of a request, or `None` if the layer does not cover the request or needs no key for it.
+    ///
+    /// The request needs what identifies its caller: the credentials, and the extensions that the authentication sets.
+    /// The body counts only with [`MissingKey::Derive`](crate::MissingKey::Derive) and
+    /// [`KeyReuse::Separate`](crate::KeyReuse::Separate).
+    ///
+    /// ```
+    /// use http::Request;
+    /// use tower_idempotency::{IdempotencyLayer, MemoryStore, Principal};
+    ///
+    /// let layer = IdempotencyLayer::new(MemoryStore::new()).with_namespace("payments");
+    /// let (head, ()) = Request::post("/pay")
+    ///     .header("idempotency-key", "8e03978e-40d5")
+    ///     .header("authorization", "Bearer of-alice")
+    ///     .body(())?
+    ///     .into_parts();
+    /// let id = layer.key_id(&head, b"")?.expect("the request has a key");
+    ///
+    /// let layer = layer.with_principal(Principal::authorization());
+    /// assert_eq!(layer.key_ids("8e03978e-40d5", &[b"Bearer of-alice"])?, [id]);
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
+    ///
+    /// # Errors
+    ///
+    /// The error with which the layer rejects the request: its key is malformed or missing, or its principal is missing or
+    /// ambiguous. Also [`PrincipalMissing`](ErrorKind::PrincipalMissing) if the application's
+    /// [`Principal::from_fn`](crate::Principal::from_fn) rejects the request.
+    pub fn key_id(&self, head: &request::Parts, body: &[u8]) -> Result<Option<KeyId>, Error> {
+        let rules = &self.config.request;
+        if pass_reason(rules, head).is_some() {
+            return Ok(None);
+        }
+        let Some(key) = find_key(rules, head)? else {
+            return Ok(None);
+        };
+        let (scoped, _) = scope_key(rules, head, &key).map_err(|error| match error {
+            PrincipalError::Missing(error) | PrincipalError::Ambiguous(error) => *error,
+            PrincipalError::Rejected(_) => Error::new(
+                ErrorKind::PrincipalMissing,
+                "the closure of the application rejected the request",
+            ),
+        })?;
+        let by = &rules.fingerprint;
+        let fingerprint = by.fingerprint(rules.secret.as_ref(), head, body);
+        Ok(Some(scoped.id.of(&fingerprint)))
+    }
+
+    /// Returns the IDs that the entry of a key can have, from the key and the values that identify its caller.
+    ///
+    /// `principal` contains what the [principal](crate::Principal) of the layer reads: the value of a header or a cookie,
+    /// or the bytes that a closure returns. It is empty for an anonymous caller. If two sources are
+    /// [combined](crate::Principal::and), it contains the values of both. If the layer has several sources, each one gives
+    /// an ID, in their order. For [`Principal::credentials`](crate::Principal::credentials), the value is that of
+    /// `Authorization`; use [`key_id`](Self::key_id) for other credentials.
+    ///
+    /// The list is empty if the ID also depends on the host ([`with_host_in_scope`](Self::with_host_in_scope)) or on the
+    /// body ([`KeyReuse::Separate`](crate::KeyReuse::Separate)), or if no source takes that number of values.
+    ///
+    /// # Errors
+    ///
+    /// [`MalformedKey`](ErrorKind::MalformedKey) or [`KeyTooLong`](ErrorKind::KeyTooLong) if no request can have this key.
+    pub fn key_ids(&self, key: &str, principal: &[&[u8]]) -> Result<Vec<KeyId>, Error> {
+        let rules = &self.config.request;
+        let key = rules
+            .key_rules
+            .validate(key.to_owned())
+            .map_err(key_error)?;
+        if rules.host_in_scope || rules.key_reuse == KeyReuse::Separate {
+            return Ok(Vec::new());
+        }
+        let mut scope = fingerprint::new_scope(rules.secret.as_ref(), &rules.namespace);
+        let (key, scopes) = match rules.key_from {
+            KeyFrom::Header { .. } => {
+                let scopes = rules.principal.scopes_of(principal, &scope);
+                (RequestKey::Sent(key), scopes)
+            }
+            KeyFrom::Service { scope: of, .. } => {
+                let scopes = match of {
+                    KeyScope::EachCaller => rules.principal.scopes_of(principal, &scope),
+                    KeyScope::AllCallers => {
+                        scope.field(b"all callers");
+                        vec![scope]
+                    }
+                };
+                (RequestKey::Named(key, of), scopes)
+            }
+        };
+        let unused = Fingerprint::from_bytes([0; 32]);
+        let ids = scopes.into_iter();
+        Ok(ids
+            .map(|scope| fingerprint::entry_id(scope, &key, false).of(&unused))
+            .collect())
+    }
+
     /// Encodes `response` as the record of the entry `id`.
     ///
     /// An operator uses it to resolve an entry that [needs attention](crate::NeedsAttention), and thereby decides the response

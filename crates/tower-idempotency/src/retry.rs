@@ -3,7 +3,7 @@
 use std::{
     future::{Future, poll_fn},
     pin::{Pin, pin},
-    task::Poll,
+    task::{Context, Poll},
     time::Duration,
 };
 
@@ -82,41 +82,52 @@ impl Backoff {
 
 /// Returns the output of the future, or `None` if `deadline` passes first. A future that is ready at once needs neither a
 /// clock reading nor a timer.
-pub(crate) async fn with_deadline<F: Future + Unpin>(
-    deadline: impl FnMut() -> Instant,
-    future: F,
-) -> Option<F::Output> {
-    poll_with_deadline(deadline, future, false).await
-}
-
-/// Like [`with_deadline`], but polls the future a second time before it creates a timer.
-///
-/// Servers hand over a request body that has already arrived only after they were polled for it once.
-pub(crate) async fn with_deadline_second_poll<F: Future + Unpin>(
-    deadline: impl FnMut() -> Instant,
-    future: F,
-) -> Option<F::Output> {
-    poll_with_deadline(deadline, future, true).await
-}
-
-async fn poll_with_deadline<F: Future + Unpin>(
+async fn with_deadline<F: Future>(
     mut deadline: impl FnMut() -> Instant,
-    mut future: F,
-    mut poll_again: bool,
+    mut future: Pin<&mut F>,
 ) -> Option<F::Output> {
-    let mut timer: Option<Pin<Box<Sleep>>> = None;
-    poll_fn(|cx| {
-        if let Poll::Ready(output) = Pin::new(&mut future).poll(cx) {
-            return Poll::Ready(Some(output));
-        }
-        if std::mem::take(&mut poll_again) {
+    let mut timer = LazyTimer::default();
+    poll_fn(|cx| match future.as_mut().poll(cx) {
+        Poll::Ready(output) => Poll::Ready(Some(output)),
+        Poll::Pending => timer.poll(cx, &mut deadline).map(|()| None),
+    })
+    .await
+}
+
+/// Timer that is created when a future first waits.
+#[derive(Default)]
+pub(crate) struct LazyTimer {
+    sleep: Option<Pin<Box<Sleep>>>,
+    polled_again: bool,
+}
+
+impl LazyTimer {
+    /// Returns `Ready` once the deadline has passed. For a future that is pending.
+    pub(crate) fn poll(
+        &mut self,
+        cx: &mut Context<'_>,
+        deadline: impl FnOnce() -> Instant,
+    ) -> Poll<()> {
+        let sleep = self
+            .sleep
+            .get_or_insert_with(|| Box::pin(sleep_until(deadline())));
+        sleep.as_mut().poll(cx)
+    }
+
+    /// Like [`poll`](Self::poll), but has the future polled a second time before it creates a timer.
+    ///
+    /// Servers hand over a request body that has already arrived only after they were polled for it once.
+    pub(crate) fn poll_after_second(
+        &mut self,
+        cx: &mut Context<'_>,
+        deadline: impl FnOnce() -> Instant,
+    ) -> Poll<()> {
+        if !std::mem::replace(&mut self.polled_again, true) {
             cx.waker().wake_by_ref();
             return Poll::Pending;
         }
-        let timer = timer.get_or_insert_with(|| Box::pin(sleep_until(deadline())));
-        timer.as_mut().poll(cx).map(|()| None)
-    })
-    .await
+        self.poll(cx, deadline)
+    }
 }
 
 /// Returns the instant `duration` from now. A longer duration than [`Ttl::MAX`], such as `Duration::MAX`, counts as

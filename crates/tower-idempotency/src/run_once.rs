@@ -11,7 +11,7 @@ use crate::{
     execution::{
         Finished, HandlerOutcome, PendingRecord,
         acquire::{AcquireOutcome, Attempt},
-        detach::{Detach, Detachable},
+        detach::Detachable,
         shared::Context,
     },
     layer::IdempotencyLayer,
@@ -197,6 +197,7 @@ impl IdempotencyLayer {
             config: Arc::clone(&self.config),
             shared: Arc::clone(&self.shared),
         };
+        context.shared.registration.at_request();
         let config = &*context.config;
         let caller = context.shared.limits.caller(SERVICE_SCOPE);
         let permit = caller.admit(config.limits.max_in_flight);
@@ -205,15 +206,20 @@ impl IdempotencyLayer {
         let (key, fingerprint) = (key.as_ref(), fingerprint.as_ref());
         let claim = build_claim(&config.request, terms, key, fingerprint)
             .map_err(|error| store_unavailable(&config.response, error))?;
-        let detach = Detach::new(Arc::clone(permit.caller()));
-        detach.arm();
+        let caller = Arc::clone(permit.caller());
         let attempt = Attempt {
             claim,
             key: None,
             is_nested: false,
             permit,
         };
-        Detachable::new(execute(context, attempt, work), detach).await
+        Detachable::armed(execute(context, attempt, work), caller).await
+    }
+
+    /// Returns the ID of the entry of [`run_once`](Self::run_once) with this key.
+    #[must_use]
+    pub fn run_once_key_id(&self, key: impl AsRef<[u8]>) -> KeyId {
+        key_id(&self.config.request, key.as_ref())
     }
 }
 
@@ -223,17 +229,9 @@ fn build_claim(
     key: &[u8],
     fingerprint: &[u8],
 ) -> Result<Claim, StoreError> {
-    let digest = |name: &[u8], bytes: &[u8]| {
-        let mut hash = FieldDigest::new(rules.secret.as_ref());
-        hash.field(b"run_once")
-            .field(name)
-            .field(rules.namespace.as_bytes())
-            .field(bytes);
-        hash
-    };
     Ok(Claim {
-        id: KeyId::from_bytes(digest(b"id", key).finish()),
-        fingerprint: Fingerprint::from_bytes(digest(b"fingerprint", fingerprint).finish()),
+        id: key_id(rules, key),
+        fingerprint: Fingerprint::from_bytes(digest(rules, b"fingerprint", fingerprint)),
         token: Token::random()?,
         lease: terms.ttl,
         orphans: terms.orphan_policy,
@@ -242,6 +240,20 @@ fn build_claim(
         operation: Box::from("run_once"),
         scope: Some(SERVICE_SCOPE),
     })
+}
+
+/// Returns the ID of the entry of `key`.
+pub(crate) fn key_id(rules: &request::rules::Rules, key: &[u8]) -> KeyId {
+    KeyId::from_bytes(digest(rules, b"id", key))
+}
+
+fn digest(rules: &request::rules::Rules, name: &[u8], bytes: &[u8]) -> [u8; 32] {
+    let mut hash = FieldDigest::new(rules.secret.as_ref());
+    hash.field(b"run_once")
+        .field(name)
+        .field(rules.namespace.as_bytes())
+        .field(bytes);
+    hash.finish()
 }
 
 /// Result of work that did not panic.
@@ -271,15 +283,16 @@ where
     let execution = match outcome {
         AcquireOutcome::Granted(grant) => {
             let begun = grant.begin(&context, None, None).await;
-            begun.map_err(|error| admission_error(rules, error))?
+            begun.map_err(|error| admission_error(rules, error).with_entry(&id))?
         }
         AcquireOutcome::Mismatch => return Ok(Outcome::Mismatch),
         AcquireOutcome::InProgress { expires_in } => return Ok(Outcome::InProgress { expires_in }),
         AcquireOutcome::Orphaned { since } => return Ok(Outcome::Orphaned { since }),
         AcquireOutcome::Completed(record) => return replayed(rules, &id, &record),
+        AcquireOutcome::OverLimit(error) => return Err(admission_error(rules, error)),
         AcquireOutcome::Failed(failed) => {
             let error = failed.release_in_background(&context);
-            return Err(store_unavailable(rules, error.into_source()));
+            return Err(store_unavailable(rules, error.into_source()).with_entry(&id));
         }
     };
     let (result, finished) = execution
@@ -328,7 +341,7 @@ where
             WorkResult::NeedsAttention(_, error) | WorkResult::Failed(error) => {
                 Ok(Outcome::Failed(error))
             }
-            WorkResult::Unfinished => Err(unfinished_transaction()),
+            WorkResult::Unfinished => Err(unfinished_transaction().with_entry(&id)),
         },
         Finished::Committed {
             record,
@@ -344,7 +357,7 @@ where
         {
             replayed(rules, &id, &record)
         }
-        Finished::Stored(_) | Finished::Unknown { .. } => unconfirmed(rules, result),
+        Finished::Stored(_) | Finished::Unknown { .. } => unconfirmed(rules, &id, result),
     }
 }
 
@@ -363,6 +376,7 @@ impl<T, E> From<Result<T, WorkError<E>>> for WorkResult<T, E> {
 /// Returns the outcome of a run whose answer is unknown or differs from its result.
 fn unconfirmed<T, E>(
     rules: &response::rules::Rules,
+    id: &KeyId,
     result: WorkResult<T, E>,
 ) -> Result<Outcome<T, E>, Error> {
     match result {
@@ -370,7 +384,7 @@ fn unconfirmed<T, E>(
         WorkResult::NeedsAttention(_, error) | WorkResult::Failed(error) => {
             Ok(Outcome::Unknown(error))
         }
-        WorkResult::Unfinished => Err(outcome_pending(rules)),
+        WorkResult::Unfinished => Err(outcome_pending(rules).with_entry(id)),
     }
 }
 
@@ -382,7 +396,7 @@ fn committed<T: DeserializeOwned, E>(
     record: &Bytes,
     result: WorkResult<T, E>,
 ) -> Result<Outcome<T, E>, Error> {
-    let outcome = recorded_outcome(decode(rules, id, record)?)?;
+    let outcome = recorded_outcome(id, decode(rules, id, record)?)?;
     Ok(match (outcome, result) {
         (Outcome::Replayed(value), _) | (Outcome::NotRecorded, WorkResult::Value(value)) => {
             Outcome::Executed(value)
@@ -405,7 +419,7 @@ fn replayed<T: DeserializeOwned, E>(
         }
         Record::Value(_) | Record::Response(_) => {}
     }
-    let outcome = recorded_outcome(record)?;
+    let outcome = recorded_outcome(id, record)?;
     if let Outcome::Replayed(_) = &outcome {
         telemetry::replayed(id, None, None);
     }
@@ -415,24 +429,28 @@ fn replayed<T: DeserializeOwned, E>(
 fn decode(rules: &response::rules::Rules, id: &KeyId, record: &Bytes) -> Result<Record, Error> {
     rules.codec().decode(id, record).map_err(|error| {
         telemetry::bad_record(id, &error);
-        unreadable_record(error)
+        unreadable_record(error).with_entry(id)
     })
 }
 
-fn recorded_outcome<T: DeserializeOwned, E>(record: Record) -> Result<Outcome<T, E>, Error> {
+fn recorded_outcome<T: DeserializeOwned, E>(
+    id: &KeyId,
+    record: Record,
+) -> Result<Outcome<T, E>, Error> {
     Ok(match record {
         // The parser's message may quote the value. It is replaced by a fixed text.
-        Record::Value(value) => Outcome::Replayed(
-            rmp_serde::from_slice(&value)
-                .map_err(|_| unreadable_record("expected a value of another type"))?,
-        ),
+        Record::Value(value) => {
+            Outcome::Replayed(rmp_serde::from_slice(&value).map_err(|_| {
+                unreadable_record("expected a value of another type").with_entry(id)
+            })?)
+        }
         Record::Tombstone { .. } => Outcome::NotRecorded,
         Record::Attention { attention, .. } => Outcome::NeedsAttention {
             code: attention.code().to_owned(),
         },
         Record::Response(_) => {
             let source = "expected the record of a value, found that of a response";
-            return Err(unreadable_record(source));
+            return Err(unreadable_record(source).with_entry(id));
         }
     })
 }

@@ -8,13 +8,12 @@ use std::{
 
 use http::{Request, Response};
 use tower_service::Service;
-use tracing::Instrument;
 
 use crate::{
     body::Body,
     execution::{
-        detach::{Detach, Detachable},
-        http::{Admission, admit, execute_request, is_keyless, is_nested},
+        admission::{Admission, admit, is_keyless, is_nested},
+        http::execute_request,
         shared::Context,
     },
     future::ResponseFuture,
@@ -75,18 +74,13 @@ where
                 // https://docs.rs/tower/latest/tower/trait.Service.html#be-careful-when-cloning-inner-services
                 let clone = self.inner.clone();
                 let inner = std::mem::replace(&mut self.inner, clone);
-                let detach = Detach::new(arrival.caller());
-                let execution = execute_request(
-                    Arc::clone(&self.context),
+                ResponseFuture::execution(execute_request(
+                    &self.context,
                     inner,
                     head,
                     body,
                     arrival,
-                    Arc::clone(&detach),
-                );
-                // If this span is disabled, `Detach` keeps the span around it.
-                let execution = execution.instrument(tracing::debug_span!("idempotency"));
-                ResponseFuture::execution(Detachable::new(execution, detach))
+                ))
             }
         }
     }

@@ -1,6 +1,13 @@
 //! Store calls with timeouts, retries and counters. Every call to the store goes through here.
 
-use std::{future::Future, pin::pin, sync::Arc, time::Duration};
+use std::{
+    any::Any,
+    future::Future,
+    panic::{AssertUnwindSafe, catch_unwind},
+    pin::pin,
+    sync::Arc,
+    time::Duration,
+};
 
 use bytes::Bytes;
 use tokio::time::{Instant, timeout};
@@ -8,8 +15,11 @@ use tokio::time::{Instant, timeout};
 use crate::{
     panics::catch_panic,
     retry::{Backoff, RetryBudget},
-    store::{Acquired, Claim, KeyId, LeaseRef, StoreError, Ttl, erased::ErasedStore},
-    telemetry,
+    store::{
+        Acquired, Claim, KeyId, LeaseRef, MemoryStore, Store, StoreError, Token, Ttl,
+        erased::ErasedStore,
+    },
+    telemetry::{self, StoreErrors},
 };
 
 /// Client of the store. Cheap to clone.
@@ -17,7 +27,18 @@ use crate::{
 /// Calls are retried at most twice under one deadline of 2 x `timeout`, where `timeout` limits a single attempt. A store
 /// that panics has failed like any other.
 #[derive(Clone)]
-pub(crate) struct StoreClient(Arc<dyn ErasedStore>);
+pub(crate) struct StoreClient {
+    target: Target,
+    errors: Arc<StoreErrors>,
+}
+
+/// The store behind a client.
+#[derive(Clone)]
+enum Target {
+    /// The store in the memory of this process. Its calls return at once and allocate no future.
+    Memory(MemoryStore),
+    Other(Arc<dyn ErasedStore>),
+}
 
 /// Failure of a store call after all its attempts.
 #[derive(Debug)]
@@ -26,6 +47,11 @@ pub(crate) enum CallError {
     Store(StoreError),
     /// The store did not reply in time, so the outcome is unknown.
     TimedOut,
+    /// The caller uses up its share of the store. The last attempt stored nothing.
+    CallerLimit {
+        /// `true` if an earlier attempt got no reply. It may still reach the store.
+        may_acquire_late: bool,
+    },
 }
 
 /// Reply to [`StoreClient::acquire`].
@@ -59,8 +85,40 @@ pub(crate) enum RenewOutcome {
 }
 
 impl StoreClient {
-    pub(crate) fn new(store: Arc<dyn ErasedStore>) -> Self {
-        Self(store)
+    pub(crate) fn new<S: Store>(store: S) -> Self {
+        let target = match (&store as &dyn Any).downcast_ref::<MemoryStore>() {
+            Some(memory) => Target::Memory(memory.clone()),
+            None => Target::Other(Arc::new(store)),
+        };
+        Self {
+            target,
+            errors: Arc::default(),
+        }
+    }
+
+    /// Draws the token of a new claim.
+    pub(crate) fn new_token(&self) -> Result<Token, StoreError> {
+        match &self.target {
+            Target::Memory(_) => Token::of_process(),
+            Target::Other(_) => Token::random(),
+        }
+    }
+
+    /// Acquires a lease from a store that replies at once. Returns `None` if the store must be awaited, or if it failed.
+    pub(crate) fn acquire_now(&self, claim: &Claim) -> Option<AcquireReply> {
+        let Target::Memory(store) = &self.target else {
+            return None;
+        };
+        let (sent, started) = (Instant::now(), telemetry::start());
+        // Unwind safe: the store repairs nothing after a panic, and neither does a call that is awaited.
+        let reply = catch_unwind(AssertUnwindSafe(|| store.acquire_now(claim)));
+        let acquired = reply.ok()?.ok()?;
+        telemetry::store_time("acquire", started);
+        Some(AcquireReply {
+            acquired,
+            sent,
+            may_acquire_late: false,
+        })
     }
 
     /// Acquires a lease. All attempts use the same token, so that a retry after a lost reply finds its own lease.
@@ -74,7 +132,7 @@ impl StoreClient {
         loop {
             let sent = Instant::now();
             let started = telemetry::start();
-            let call = catch_store_panic(async { self.0.acquire(claim).await });
+            let call = catch_store_panic(self.call_acquire(claim));
             let reply = budget.attempt(call).await;
             telemetry::store_time("acquire", started);
             let error = match reply {
@@ -92,11 +150,15 @@ impl StoreClient {
                         may_acquire_late,
                     });
                 }
+                Some(Err(StoreError::CallerLimit)) => {
+                    return Err(CallError::CallerLimit { may_acquire_late });
+                }
                 Some(Err(error)) => CallError::Store(error),
                 None => CallError::TimedOut,
             };
             may_acquire_late = true;
-            telemetry::store_error("acquire", &claim.id, error.store_error());
+            self.errors
+                .report("acquire", &claim.id, error.store_error());
             if !budget.backoff().await {
                 return Err(error);
             }
@@ -106,37 +168,63 @@ impl StoreClient {
     /// Renews a lease with a single attempt of at most `limit`. The renewer retries.
     pub(crate) async fn renew(&self, lease: &LeaseRef, ttl: Ttl, limit: Duration) -> RenewOutcome {
         let started = telemetry::start();
-        let call = catch_store_panic(async { self.0.renew(lease, ttl).await });
+        let call = catch_store_panic(self.call_renew(lease, ttl));
         let reply = timeout(limit, call).await;
         telemetry::store_time("renew", started);
         match reply {
             Ok(Ok(())) => RenewOutcome::Renewed,
             Ok(Err(StoreError::LeaseLost)) => RenewOutcome::LeaseLost,
             Ok(Err(error)) => {
-                telemetry::store_error("renew", &lease.id, Some(&error));
+                self.errors.report("renew", &lease.id, Some(&error));
                 RenewOutcome::Failed
             }
             Err(_elapsed) => {
-                telemetry::store_error("renew", &lease.id, None);
+                self.errors.report("renew", &lease.id, None);
                 RenewOutcome::Failed
             }
         }
     }
 
-    /// Stores the record and ends the lease.
+    /// Stores the record and ends the lease, in a store that replies at once. Takes the record out of `record` and returns
+    /// `true` if it is stored. If the store must be awaited, or if it failed or refused, nothing has changed.
+    pub(crate) fn complete_now(
+        &self,
+        lease: &LeaseRef,
+        record: &mut Bytes,
+        retention: Ttl,
+    ) -> bool {
+        let Target::Memory(store) = &self.target else {
+            return false;
+        };
+        let started = telemetry::start();
+        let stored = catch_unwind(AssertUnwindSafe(|| {
+            store.complete_now(lease, record, retention)
+        }));
+        let is_stored = matches!(stored, Ok(Ok(())));
+        if is_stored {
+            telemetry::store_time("complete", started);
+        }
+        is_stored
+    }
+
+    /// Stores the record and ends the lease. `is_first` is `true` if neither the layer nor the handler has tried to complete
+    /// the entry under this lease before.
     pub(crate) async fn complete(
         &self,
         lease: &LeaseRef,
+        is_first: bool,
         record: &Bytes,
         retention: Ttl,
         timeout: Duration,
     ) -> CompleteOutcome {
         let mut budget = RetryBudget::new(timeout);
+        let mut lease = LeaseRef {
+            is_first_completion: is_first,
+            ..*lease
+        };
         loop {
             let started = telemetry::start();
-            let call = catch_store_panic(async {
-                self.0.complete(lease, record.clone(), retention).await
-            });
+            let call = catch_store_panic(self.call_complete(&lease, record.clone(), retention));
             let reply = budget.attempt(call).await;
             telemetry::store_time("complete", started);
             let error = match reply {
@@ -148,10 +236,13 @@ impl StoreClient {
                 Some(Err(error)) => CallError::Store(error),
                 None => CallError::TimedOut,
             };
-            telemetry::store_error("complete", &lease.id, error.store_error());
+            self.errors
+                .report("complete", &lease.id, error.store_error());
             if !budget.backoff().await {
                 return CompleteOutcome::Failed;
             }
+            // The attempt may have taken effect.
+            lease.is_first_completion = false;
         }
     }
 
@@ -161,7 +252,7 @@ impl StoreClient {
         let mut budget = RetryBudget::new(timeout);
         loop {
             let started = telemetry::start();
-            let call = catch_store_panic(async { self.0.release(lease).await });
+            let call = catch_store_panic(self.call_release(lease));
             let reply = budget.attempt(call).await;
             telemetry::store_time("release", started);
             let error = match reply {
@@ -169,7 +260,8 @@ impl StoreClient {
                 Some(Err(error)) => CallError::Store(error),
                 None => CallError::TimedOut,
             };
-            telemetry::store_error("release", &lease.id, error.store_error());
+            self.errors
+                .report("release", &lease.id, error.store_error());
             if !budget.backoff().await {
                 return false;
             }
@@ -195,7 +287,46 @@ impl StoreClient {
     ///
     /// The store is not trusted: the caller limits the time and catches a panic.
     pub(crate) async fn wait_for_change(&self, id: &KeyId, limit: Duration) {
-        self.0.wait_for_change(id, limit).await;
+        match &self.target {
+            Target::Memory(store) => Store::wait_for_change(store, id, limit).await,
+            Target::Other(store) => store.wait_for_change(id, limit).await,
+        }
+    }
+}
+
+/// Single calls.
+impl StoreClient {
+    async fn call_acquire(&self, claim: &Claim) -> Result<Acquired, StoreError> {
+        match &self.target {
+            Target::Memory(store) => Store::acquire(store, claim).await,
+            Target::Other(store) => store.acquire(claim).await,
+        }
+    }
+
+    async fn call_renew(&self, lease: &LeaseRef, ttl: Ttl) -> Result<(), StoreError> {
+        match &self.target {
+            Target::Memory(store) => Store::renew(store, lease, ttl).await,
+            Target::Other(store) => store.renew(lease, ttl).await,
+        }
+    }
+
+    async fn call_complete(
+        &self,
+        lease: &LeaseRef,
+        record: Bytes,
+        retention: Ttl,
+    ) -> Result<(), StoreError> {
+        match &self.target {
+            Target::Memory(store) => Store::complete(store, lease, record, retention).await,
+            Target::Other(store) => store.complete(lease, record, retention).await,
+        }
+    }
+
+    async fn call_release(&self, lease: &LeaseRef) -> Result<(), StoreError> {
+        match &self.target {
+            Target::Memory(store) => Store::release(store, lease).await,
+            Target::Other(store) => store.release(lease).await,
+        }
     }
 }
 
@@ -204,7 +335,7 @@ impl CallError {
     pub(crate) fn store_error(&self) -> Option<&StoreError> {
         match self {
             Self::Store(error) => Some(error),
-            Self::TimedOut => None,
+            Self::TimedOut | Self::CallerLimit { .. } => None,
         }
     }
 
@@ -213,6 +344,7 @@ impl CallError {
         match self {
             Self::Store(error) => error.into(),
             Self::TimedOut => "the store did not answer in time".into(),
+            Self::CallerLimit { .. } => StoreError::CallerLimit.into(),
         }
     }
 }

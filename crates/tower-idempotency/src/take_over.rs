@@ -1,6 +1,6 @@
 //! Executes an orphan again without its client.
 
-use std::{future::Future, pin::pin, sync::Arc};
+use std::{future::Future, sync::Arc};
 
 use http::Response;
 
@@ -10,8 +10,8 @@ use crate::{
     error::Error,
     execution::{
         acquire::{AcquireOutcome, Attempt},
-        detach::{Detach, Detachable},
-        http::run_handler,
+        detach::Detachable,
+        handler::run_handler,
         shared::Context,
     },
     layer::IdempotencyLayer,
@@ -81,6 +81,7 @@ impl IdempotencyLayer {
             config: Arc::clone(&self.config),
             shared: Arc::clone(&self.shared),
         };
+        context.shared.registration.at_request();
         let config = &*context.config;
         let rules = &config.response;
         let caller = context
@@ -99,8 +100,8 @@ impl IdempotencyLayer {
             owner: terms.owner,
             ..claim
         };
-        let detach = Detach::new(Arc::clone(permit.caller()));
-        detach.arm();
+        let id = claim.id;
+        let caller = Arc::clone(permit.caller());
         let run = async move {
             let attempt = Attempt {
                 claim,
@@ -119,22 +120,26 @@ impl IdempotencyLayer {
                 | AcquireOutcome::InProgress { .. }
                 | AcquireOutcome::Orphaned { .. }
                 | AcquireOutcome::Completed(_) => return Ok(TakeOverOutcome::NoOrphan),
+                AcquireOutcome::OverLimit(error) => {
+                    return Err(admission_error(&context.config.response, error));
+                }
                 AcquireOutcome::Failed(failed) => {
                     let error = failed.release_in_background(&context);
                     let rules = &context.config.response;
-                    return Err(store_unavailable(rules, error.into_source()));
+                    return Err(store_unavailable(rules, error.into_source()).with_entry(&id));
                 }
             };
             let begun = grant.begin(&context, None, None).await;
-            let execution =
-                begun.map_err(|error| admission_error(&context.config.response, error))?;
+            let execution = begun.map_err(|error| {
+                admission_error(&context.config.response, error).with_entry(&id)
+            })?;
             let handle = execution.lease.handle();
-            let call = pin!(async move { work(handle).await });
-            Ok(match run_handler(execution, call).await {
+            let call = async move { work(handle).await };
+            Ok(match run_handler(execution, Ok(call)).await {
                 Ok(res) => TakeOverOutcome::Executed(res),
                 Err(error) => TakeOverOutcome::Failed(error),
             })
         };
-        Detachable::new(run, detach).await
+        Detachable::armed(run, caller).await
     }
 }

@@ -1,9 +1,12 @@
 //! Events and counters for operators: one event for every path of a request, and one counter with the feature `metrics`.
 //!
 //! No label and no field carries a key, a principal or a fingerprint. Events name an entry by eight hexadecimal digits of its
-//! id; labels never do.
+//! id; labels never do. [`metrics`](crate::metrics) describes and registers what is counted here.
 
+#[cfg(feature = "metrics")]
+use std::sync::OnceLock;
 use std::{
+    fmt::Display,
     sync::{
         Mutex, PoisonError,
         atomic::{AtomicBool, Ordering},
@@ -21,9 +24,24 @@ use crate::{
 };
 
 macro_rules! count {
-    ($name:literal $(, $label:literal => $value:expr)*) => {
+    ($name:literal) => {
         #[cfg(feature = "metrics")]
-        metrics::counter!($name $(, $label => $value)*).increment(1);
+        {
+            debug_assert!(crate::metrics::is_registered($name, None), $name);
+            metrics::counter!($name).increment(1);
+        }
+    };
+    ($name:literal, $label:literal => $value:expr) => {
+        #[cfg(feature = "metrics")]
+        {
+            let value = $value;
+            debug_assert!(
+                crate::metrics::is_registered($name, Some(($label, &*value))),
+                "{} {value}",
+                $name
+            );
+            metrics::counter!($name, $label => value).increment(1);
+        }
     };
 }
 
@@ -36,28 +54,85 @@ macro_rules! observe {
     };
 }
 
-/// Warnings that a layer repeats seldom, however often their cause occurs.
-#[derive(Default)]
-pub(crate) struct Warnings {
-    anonymous: AtomicBool,
-    principal_changed: OncePerMinute,
-    principal_missing: OncePerMinute,
+/// Registers the metrics when a layer is created, and again at its first request: the recorder may be installed in between.
+pub(crate) struct Registration {
+    #[cfg(feature = "metrics")]
+    at_request: OnceLock<()>,
 }
 
-/// Limits a warning to one per minute.
-#[derive(Default)]
-struct OncePerMinute(Mutex<Option<Instant>>);
-
-impl OncePerMinute {
-    /// Returns `true` if the warning was not due in the last minute.
-    fn is_due(&self) -> bool {
-        let now = Instant::now();
-        let mut last = self.0.lock().unwrap_or_else(PoisonError::into_inner);
-        let is_due = last.is_none_or(|last| now - last >= Duration::from_secs(60));
-        if is_due {
-            *last = Some(now);
+impl Registration {
+    pub(crate) fn new() -> Self {
+        #[cfg(feature = "metrics")]
+        crate::metrics::register();
+        Self {
+            #[cfg(feature = "metrics")]
+            at_request: OnceLock::new(),
         }
-        is_due
+    }
+
+    /// Registers the metrics at the first call. Any other call is one atomic load.
+    pub(crate) fn at_request(&self) {
+        #[cfg(feature = "metrics")]
+        self.at_request.get_or_init(crate::metrics::register);
+    }
+}
+
+/// Warnings that a layer repeats seldom, however often their cause occurs.
+pub(crate) struct Warnings {
+    anonymous: AtomicBool,
+    principal_changed: WarningLimit,
+    principal_missing: WarningLimit,
+    unprotected: WarningLimit,
+}
+
+/// Limits a warning to one per interval, and counts its occurrences.
+pub(crate) struct WarningLimit {
+    interval: Duration,
+    state: Mutex<WarningState>,
+}
+
+struct WarningState {
+    last: Option<Instant>,
+    /// Occurrences since the last warning.
+    count: u64,
+}
+
+impl WarningLimit {
+    pub(crate) const fn new(interval: Duration) -> Self {
+        let state = WarningState {
+            last: None,
+            count: 0,
+        };
+        Self {
+            interval,
+            state: Mutex::new(state),
+        }
+    }
+
+    /// Counts an occurrence. If a warning is due, returns the number of occurrences since the last one.
+    fn count(&self) -> Option<u64> {
+        let now = Instant::now();
+        let mut state = self.state.lock().unwrap_or_else(PoisonError::into_inner);
+        state.count += 1;
+        if state.last.is_some_and(|last| now - last < self.interval) {
+            return None;
+        }
+        state.last = Some(now);
+        Some(std::mem::take(&mut state.count))
+    }
+}
+
+const SECOND: Duration = Duration::from_secs(1);
+const MINUTE: Duration = Duration::from_secs(60);
+
+impl Default for Warnings {
+    fn default() -> Self {
+        Self {
+            anonymous: AtomicBool::new(false),
+            principal_changed: WarningLimit::new(MINUTE),
+            principal_missing: WarningLimit::new(MINUTE),
+            unprotected: WarningLimit::new(SECOND),
+        }
     }
 }
 
@@ -74,19 +149,31 @@ impl Warnings {
 
     /// Reports a request whose key and content this process saw under another principal.
     pub(crate) fn principal_changed(&self, id: &KeyId) {
-        if self.principal_changed.is_due() {
-            tracing::warn!(%id, "same key and content seen under another principal: a retry with a refreshed token executes again");
+        if let Some(count) = self.principal_changed.count() {
+            tracing::warn!(%id, count, "same key and content seen under another principal: a retry with a refreshed token executes again");
         }
         count!("idempotency_principal_changed_total");
     }
 
     /// Reports a request without the principal that the settings require.
     pub(crate) fn principal_missing(&self) {
-        if self.principal_missing.is_due() {
+        if let Some(count) = self.principal_missing.count() {
             tracing::error!(
+                count,
                 "principal missing: the layer is outside the authentication, requests get 500"
             );
         }
+    }
+
+    /// Reports an execution without a lease.
+    pub(crate) fn unprotected(&self, id: &KeyId) {
+        match self.unprotected.count() {
+            Some(count) => {
+                tracing::error!(%id, count, "executing without a lease: store failed and StoreFailure allows it");
+            }
+            None => tracing::debug!(%id, "executing without a lease"),
+        }
+        count!("idempotency_unprotected_total");
     }
 }
 
@@ -112,6 +199,23 @@ pub(crate) fn replayed(
     let execution = traceparent.map(Traceparent::as_str);
     tracing::debug!(%id, age, execution, "replayed");
     count!("idempotency_replayed_total");
+}
+
+/// Counts an acquire that found a record: in the `tier` of the process, or in the `store`.
+#[cfg(feature = "tiered")]
+pub(crate) fn tier_replay(source: &'static str) {
+    #[cfg(not(feature = "metrics"))]
+    let _ = source;
+    count!("idempotency_tier_replays_total", "source" => source);
+}
+
+/// Counts records that a tier does not keep, or removes before their age has passed.
+#[cfg(feature = "tiered")]
+pub(crate) fn tier_dropped(reason: &'static str, records: u64) {
+    #[cfg(feature = "metrics")]
+    metrics::counter!("idempotency_tier_dropped_total", "reason" => reason).increment(records);
+    #[cfg(not(feature = "metrics"))]
+    let _ = (reason, records);
 }
 
 pub(crate) fn tombstone(id: &KeyId, status: StatusCode, reason: TombstoneReason) {
@@ -173,21 +277,29 @@ pub(crate) fn renew_late(id: &KeyId) {
     count!("idempotency_renew_late_total");
 }
 
-/// Reports a failed store call. `error` is `None` if the call timed out.
-pub(crate) fn store_error(operation: &'static str, id: &KeyId, error: Option<&StoreError>) {
-    match error {
-        Some(error) => {
-            let source = std::error::Error::source(error).map(tracing::field::display);
-            tracing::warn!(%id, operation, %error, source, "store call failed");
-        }
-        None => tracing::warn!(%id, operation, "store call timed out"),
+/// Failed calls of one store: a warning at most once a second, with their number.
+pub(crate) struct StoreErrors(WarningLimit);
+
+impl Default for StoreErrors {
+    fn default() -> Self {
+        Self(WarningLimit::new(SECOND))
     }
-    count!("idempotency_store_error_total", "operation" => operation);
 }
 
-pub(crate) fn unprotected(id: &KeyId) {
-    tracing::error!(%id, "executing without a lease: store failed and StoreFailure allows it");
-    count!("idempotency_unprotected_total");
+impl StoreErrors {
+    /// Reports a failed store call. `error` is `None` if the call timed out.
+    pub(crate) fn report(&self, operation: &'static str, id: &KeyId, error: Option<&StoreError>) {
+        let source = error.and_then(std::error::Error::source);
+        let source = source.map(tracing::field::display);
+        let error: &dyn Display = error.map_or(&"no reply in time", |error| error);
+        match self.0.count() {
+            Some(count) => {
+                tracing::warn!(%id, operation, %error, source, count, "store call failed");
+            }
+            None => tracing::debug!(%id, operation, %error, source, "store call failed"),
+        }
+        count!("idempotency_store_error_total", "operation" => operation);
+    }
 }
 
 pub(crate) fn bad_record(id: &KeyId, error: &crate::record::RecordError) {
@@ -195,20 +307,47 @@ pub(crate) fn bad_record(id: &KeyId, error: &crate::record::RecordError) {
     count!("idempotency_bad_record_total");
 }
 
+/// Reports a record that was stored.
 pub(crate) fn recorded(id: &KeyId, record: &[u8]) {
-    let bytes = record.len();
-    tracing::debug!(%id, bytes, "record stored");
-    if let Some(attention) = NeedsAttention::in_record(record) {
-        let code = attention.code();
-        tracing::error!(%id, code, "execution needs attention, retries are refused until an operator resolves it");
-        count!("idempotency_needs_attention_total", "reason" => code.to_owned());
+    Recorded::new(record).report(id);
+}
+
+/// The parts of a record that are reported. Made before the store takes the record.
+pub(crate) struct Recorded {
+    bytes: usize,
+    attention: Option<NeedsAttention>,
+}
+
+impl Recorded {
+    pub(crate) fn new(record: &[u8]) -> Self {
+        Self {
+            bytes: record.len(),
+            attention: NeedsAttention::in_record(record),
+        }
     }
-    #[expect(
-        clippy::cast_precision_loss,
-        reason = "a record is far smaller than 2^52 bytes"
-    )]
-    let size = bytes as f64;
-    observe!("idempotency_record_bytes", size);
+
+    /// Reports that the record was stored.
+    pub(crate) fn report(&self, id: &KeyId) {
+        let bytes = self.bytes;
+        tracing::debug!(%id, bytes, "record stored");
+        if let Some(attention) = &self.attention {
+            let code = attention.code();
+            tracing::error!(%id, code, "execution needs attention, retries are refused until an operator resolves it");
+            count!("idempotency_needs_attention_total", "reason" => code.to_owned());
+        }
+        #[expect(
+            clippy::cast_precision_loss,
+            reason = "a record is far smaller than 2^52 bytes"
+        )]
+        let size = bytes as f64;
+        observe!("idempotency_record_bytes", size);
+    }
+}
+
+/// Reports an execution that takes longer than the settings allow.
+pub(crate) fn overdue(id: &KeyId, age: Duration) {
+    tracing::warn!(%id, ?age, "execution overdue");
+    count!("idempotency_overdue_total");
 }
 
 /// Reports a response that was sent but not recorded. Its effect has happened, and no retry gets the response.

@@ -3,14 +3,15 @@
 //! Between an effect and its record, a process can die or be paused past its lease. If one transaction writes both, and the
 //! lease fences that transaction, there is no such moment: the request is executed exactly once.
 //!
-//! This module is for authors of stores. Authors of handlers use the API that the store builds on it.
+//! This module is for authors of stores and of drivers. Authors of handlers use the API that the store builds on it. The
+//! trait [`LeaseExt`] has what only a store needs of a lease.
 //!
 //! # Contract
 //!
-//! 1. [`Lease::prepare`] turns a response into the record that the layer would store. If the layer would store none, it
+//! 1. [`LeaseExt::prepare`] turns a response into the record that the layer would store. If the layer would store none, it
 //!    returns the reason: roll back, and return the response all the same.
 //! 2. In the handler's transaction, write the record to the entry of the lease with one conditional write. The condition is
-//!    that the entry is leased with [`lease_ref().token`](LeaseRef), expired or not. The write completes the entry like
+//!    that the entry is leased with [`lease_ref().token`](LeaseExt::lease_ref), expired or not. The write completes the entry like
 //!    [`Store::complete`](crate::Store::complete): token, retention, notification of waiters. If there is no such entry, the
 //!    lease is lost: roll back. Unlike `complete`, the write does *not* store the record if the entry is absent or orphaned.
 //!    Nothing is then committed under a lease that was released.
@@ -39,7 +40,7 @@
 //! # use std::{collections::HashMap, sync::{Arc, Mutex}};
 //! # use axum::{Router, body::Body, http::{Request, StatusCode}, response::{IntoResponse, Response}, routing::post};
 //! # use tower::ServiceExt;
-//! use tower_idempotency::{IdempotencyLayer, Lease, MemoryStore, Store, store::StoreError};
+//! use tower_idempotency::{IdempotencyLayer, Lease, MemoryStore, Store, store::StoreError, transaction::LeaseExt};
 //!
 //! # #[tokio::main(flavor = "current_thread")]
 //! # async fn main() -> Result<(), Box<dyn std::error::Error>> {
@@ -72,104 +73,22 @@
 use std::{error, fmt, future::Future};
 
 use bytes::Bytes;
-use http::{Response, StatusCode};
-use serde::Serialize;
+use http::StatusCode;
 
 use crate::{
-    body::Body,
     execution::reconcile::{EntryStatus, query_entry},
-    lease::{Lease, commits::CommittedResponse, state::LeaseState},
+    lease::{Lease, state::LeaseState},
     record::TombstoneReason,
-    response::{
-        directives::Retention,
-        disposition::{
-            Disposition, decide_disposition, encode_value, strip_reason, tombstone_or_release,
-        },
-    },
+    response::disposition::{Disposition, strip_reason, tombstone_or_release},
     store::{LeaseRef, StoreError, Ttl},
 };
 
+mod lease_ext;
+
+pub use self::lease_ext::LeaseExt;
 pub use crate::response::disposition::NotRecordedReason;
 
-impl Lease {
-    /// Turns a response into the record that the layer would store for it, with the same statuses, headers, limits and
-    /// retention.
-    ///
-    /// Reads and removes control headers, [`Retention`](crate::Retention) and [`NeedsAttention`](crate::NeedsAttention). A
-    /// response that is too large or streamed becomes a tombstone, and its body continues where the layer stopped reading.
-    ///
-    /// For HTTP handlers only. Under a lease of [`run_once`](crate::IdempotencyLayer::run_once) the record of a response cannot
-    /// be read, and calls with its key return an error until it expires.
-    ///
-    /// # Errors
-    ///
-    /// [`NotRecordable`], with the response, if the layer would store nothing. Roll the transaction back, since a retry would
-    /// repeat it.
-    ///
-    /// # Cancellation
-    ///
-    /// Dropping the future drops the response and has no other effect.
-    pub async fn prepare<B: http_body::Body>(
-        &self,
-        res: Response<B>,
-    ) -> Result<Prepared<Response<Body<B>>>, NotRecordable<Response<Body<B>>>> {
-        let state = &*self.0;
-        let rules = &state.config().response;
-        let incomplete = state.request_body_incomplete();
-        let (mut res, disposition) = decide_disposition(
-            rules,
-            state.response_bytes(),
-            state.origin(),
-            res,
-            incomplete,
-        )
-        .await;
-        if let Disposition::Release(
-            NotRecordedReason::NoStore
-            | NotRecordedReason::Unrecordable
-            | NotRecordedReason::BrokenBody,
-        ) = disposition
-        {
-            // The layer cannot detect these reasons again: the header was removed, the body is partly read, or the rest of it
-            // no longer has the announced length.
-            res.extensions_mut().insert(Retention::NoStore);
-        }
-        res.extensions_mut().insert(CommittedResponse);
-        let status = res.status();
-        Prepared::new(self, disposition, status, res)
-    }
-
-    /// Registers a transaction that the handler has begun. Call [`OpenTransaction::end`] after its commit or its rollback.
-    ///
-    /// The layer does not record a success (1xx to 3xx, or a value of [`run_once`](crate::IdempotencyLayer::run_once)) while a
-    /// transaction is open when the handler returns. It logs an error, responds with 500 `unfinished-transaction`, and releases
-    /// the key. Any commit that succeeds under the lease is the outcome all the same.
-    #[must_use = "the transaction counts as open until it is ended"]
-    pub fn open_transaction(&self) -> OpenTransaction {
-        self.0.begin_transaction();
-        OpenTransaction(self.clone())
-    }
-
-    /// Turns a value into the record that [`run_once`](crate::IdempotencyLayer::run_once) would store for it.
-    ///
-    /// A value that is too large or cannot be serialized becomes a tombstone. `Some` of a nil value, such as `Some(())`, is
-    /// replayed as `None`.
-    ///
-    /// For work of `run_once` only. Under the lease of a request the record of a value cannot be read, and requests with its
-    /// key get 503 until it expires.
-    pub fn prepare_value<T: Serialize>(&self, of: T) -> Prepared<T> {
-        let rules = &self.0.config().response;
-        Prepared {
-            lease: self.clone(),
-            record: encode_value(rules, self.0.id(), &of),
-            retention: rules.retention,
-            status: StatusCode::OK,
-            answer: of,
-        }
-    }
-}
-
-/// A transaction that the handler has begun: see [`Lease::open_transaction`].
+/// A transaction that the handler has begun: see [`LeaseExt::open_transaction`].
 ///
 /// If it is dropped, it counts as neither committed nor rolled back.
 #[derive(Debug)]
@@ -252,11 +171,11 @@ impl<T> Prepared<T> {
     ///
     /// Call it before the record is written, and [`BegunCommit::acknowledge`] after the transaction was committed. If the
     /// transaction fails, drop the value: the layer then queries the store before it responds. The whole transaction may be
-    /// retried, from [`prepare`](Lease::prepare) on, while the lease is held.
+    /// retried, from [`prepare`](LeaseExt::prepare) on, while the lease is held.
     ///
     /// ```no_run
     /// # use axum::{http::Response, response::IntoResponse};
-    /// # use tower_idempotency::{Lease, store::{LeaseRef, StoreError}};
+    /// # use tower_idempotency::{Lease, store::{LeaseRef, StoreError}, transaction::LeaseExt};
     /// # struct Database;
     /// # impl Database {
     /// #     async fn transaction<T>(&self, f: impl AsyncFnOnce(&Self) -> Result<T, StoreError>) -> Result<T, StoreError> { f(self).await }
@@ -307,7 +226,7 @@ impl<T> Prepared<T> {
     /// - [`StoreError::LeaseLost`] if the lease was lost and neither is stored,
     /// - [`StoreError::Backend`] if the outcome is unknown. The layer then queries the store.
     ///
-    /// After an error the whole transaction may be retried, from [`prepare`](Lease::prepare) on, while the lease is held.
+    /// After an error the whole transaction may be retried, from [`prepare`](LeaseExt::prepare) on, while the lease is held.
     ///
     /// # Errors
     ///

@@ -12,7 +12,7 @@ use tower_idempotency::{
 use super::{MySqlStore, is_deadlock};
 use crate::{
     Checkpoint, FencedTransaction, SqlError, TransactionError,
-    backend::{CheckpointWrite, LeaseStatus, SqlStore, millis},
+    backend::{Backend, CheckpointWrite, LeaseStatus, SqlStore, millis},
     completer::{OrphanQuery, OrphanRow},
     connection::Priority,
 };
@@ -64,7 +64,9 @@ impl MySqlStore {
 
 impl SqlStore for MySqlStore {
     type Database = MySql;
+}
 
+impl Backend<MySql> for MySqlStore {
     const BEGIN: &'static str = "set transaction isolation level read committed; start transaction read write; savepoint tower_idempotency";
 
     async fn record_limit(&self) -> Result<usize, SqlError> {

@@ -13,7 +13,7 @@ use tower_idempotency::{
 use super::PostgresStore;
 use crate::{
     Checkpoint, FencedTransaction, SqlError, TransactionError,
-    backend::{CheckpointWrite, LeaseStatus, SqlStore, millis},
+    backend::{Backend, CheckpointWrite, LeaseStatus, SqlStore, millis},
     completer::{OrphanQuery, OrphanRow},
     connection::Priority,
     hex,
@@ -65,7 +65,9 @@ impl PostgresStore {
 
 impl SqlStore for PostgresStore {
     type Database = Postgres;
+}
 
+impl Backend<Postgres> for PostgresStore {
     const BEGIN: &'static str = "begin transaction isolation level read committed, read write";
 
     async fn record_limit(&self) -> Result<usize, SqlError> {

@@ -9,7 +9,7 @@ use tower_idempotency::{
 use super::{SqliteStore, fetch_row};
 use crate::{
     Checkpoint, FencedTransaction, SqlError, TransactionError,
-    backend::{CheckpointWrite, LeaseStatus, SqlStore, millis},
+    backend::{Backend, CheckpointWrite, LeaseStatus, SqlStore, millis},
     completer::{OrphanQuery, OrphanRow},
     connection::Priority,
 };
@@ -59,7 +59,9 @@ impl SqliteStore {
 
 impl SqlStore for SqliteStore {
     type Database = Sqlite;
+}
 
+impl Backend<Sqlite> for SqliteStore {
     // Immediate: a transaction that reads before it writes would fail if a renewal wrote in between.
     const BEGIN: &'static str = "begin immediate; savepoint tower_idempotency";
 

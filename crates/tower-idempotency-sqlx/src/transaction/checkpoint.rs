@@ -1,7 +1,7 @@
 use std::fmt;
 
 use serde::{Serialize, de::DeserializeOwned};
-use tower_idempotency::Lease;
+use tower_idempotency::{Lease, transaction::LeaseExt as _};
 
 use crate::{SqlError, SqlStore, TransactionError, TransactionErrorKind, timeout::with_timeout};
 

@@ -14,12 +14,12 @@ use tokio::{sync::oneshot, time::sleep};
 use tower_idempotency::{
     Body, Lease,
     store::{LeaseRef, StoreError},
-    transaction::{NotRecordable, OpenTransaction, Prepared},
+    transaction::{LeaseExt as _, NotRecordable, OpenTransaction, Prepared},
 };
 
 use crate::{
     SqlError,
-    backend::{CheckpointWrite, ConnectionOf, LeaseStatus, SqlStore},
+    backend::{CheckpointWrite, LeaseStatus, SqlStore},
     timeout::with_timeout,
 };
 
@@ -356,7 +356,7 @@ async fn roll_back<DB: Database>(transaction: Transaction<'static, DB>) {
 }
 
 impl<S: SqlStore> Deref for FencedTransaction<S> {
-    type Target = ConnectionOf<S>;
+    type Target = <S::Database as Database>::Connection;
 
     fn deref(&self) -> &Self::Target {
         &self.transaction

@@ -138,6 +138,7 @@ fn recommended() -> Config {
             orphan_policy: OrphanPolicy::TakeOver,
             failure: None,
             orphan_retention: None,
+            overdue_after: None,
             store_timeout: Duration::from_secs(2),
             store_failure: StoreFailure::Refuse,
         },

@@ -7,13 +7,13 @@ use std::{
 };
 
 use bytes::Bytes;
-use tokio::time::Instant;
+use tokio::{task::yield_now, time::Instant};
 
 use crate::{
     execution::{
         Execution,
         background::spawn_release_unacknowledged,
-        detach::Detach,
+        detach::DetachSwitch,
         rules::{ConcurrentRequests, StoreFailure},
         shared::Context,
         waiters::wait,
@@ -49,6 +49,8 @@ pub(crate) enum AcquireOutcome {
     Orphaned { since: Duration },
     /// The request was executed before, with this record.
     Completed(Bytes),
+    /// The caller uses up its share of the store.
+    OverLimit(AdmissionError),
     /// The store failed or timed out.
     Failed(FailedAttempt),
 }
@@ -71,6 +73,17 @@ pub(crate) struct FailedAttempt {
 }
 
 impl Attempt {
+    /// Acquires the lease without waiting. Returns the attempt if it has to wait: for the store or for another request.
+    pub(crate) fn acquire_now(self, context: &Context) -> Result<AcquireOutcome, Box<Self>> {
+        let reply = context.shared.store.acquire_now(&self.claim);
+        match reply {
+            Some(reply) if !self.is_waiting(context, &reply) && !self.continues_life(&reply) => {
+                Ok(self.into_outcome(context, reply))
+            }
+            Some(_) | None => Err(Box::new(self)),
+        }
+    }
+
     /// Acquires the lease. If `waiting` is given and the settings say so, waits for a request in progress first.
     #[expect(
         clippy::manual_async_fn,
@@ -79,7 +92,7 @@ impl Attempt {
     pub(crate) fn acquire(
         mut self,
         context: &Context,
-        waiting: Option<&Detach>,
+        waiting: Option<&DetachSwitch>,
     ) -> impl Future<Output = AcquireOutcome> {
         async move {
             let rules = &context.config.execution;
@@ -87,37 +100,24 @@ impl Attempt {
             let reply = context.shared.store.acquire(claim, rules.store_timeout);
             let mut reply = match reply.await {
                 Ok(reply) => reply,
-                Err(error) => {
-                    return AcquireOutcome::Failed(FailedAttempt {
-                        attempt: self,
-                        error,
-                        policy: rules.store_failure,
-                    });
-                }
+                Err(error) => return self.failed(context, error, rules.store_failure),
             };
-            if let (Some(detach), Acquired::InProgress { fingerprint, .. }) =
-                (waiting, &reply.acquired)
+            if let Some(detach) = waiting
                 && let ConcurrentRequests::Wait(limit) = rules.concurrent_requests
-                && self.is_same_request(fingerprint)
+                && self.is_waiting(context, &reply)
             {
                 let waited = wait(context, &self, detach, limit, reply);
                 match Box::pin(waited).await {
                     Ok(waited) => reply = waited,
                     // The first request was in progress, so this one must not be executed beside it, whatever the setting.
-                    Err(error) => {
-                        return AcquireOutcome::Failed(FailedAttempt {
-                            attempt: self,
-                            error,
-                            policy: StoreFailure::Refuse,
-                        });
-                    }
+                    Err(error) => return self.failed(context, error, StoreFailure::Refuse),
                 }
             }
             if let Acquired::Orphaned { fingerprint, .. } = &reply.acquired
-                && self.is_derived()
-                && self.claim.orphans == OrphanPolicy::TakeOver
+                && self.continues_life(&reply)
             {
-                // The claim takes over the life of the entry. In the meantime another one may have done so.
+                // The claim takes over the life of the entry, if the policy or an operator allows it. In the meantime another one
+                // may have done so.
                 self.claim.fingerprint = *fingerprint;
                 let again = &context.shared.store;
                 match again.acquire(&self.claim, rules.store_timeout).await {
@@ -129,59 +129,87 @@ impl Attempt {
                             ..taken_over
                         };
                     }
-                    Err(error) => {
-                        return AcquireOutcome::Failed(FailedAttempt {
-                            attempt: self,
-                            error,
-                            policy: rules.store_failure,
-                        });
-                    }
+                    Err(error) => return self.failed(context, error, rules.store_failure),
                 }
             }
-            let AcquireReply {
-                acquired,
-                sent,
-                may_acquire_late,
-            } = reply;
-            if let Acquired::Granted {
+            self.into_outcome(context, reply)
+        }
+    }
+
+    /// Returns `true` if the request waits for another one, which is in progress.
+    fn is_waiting(&self, context: &Context, reply: &AcquireReply) -> bool {
+        let rules = &context.config.execution;
+        matches!(&reply.acquired, Acquired::InProgress { fingerprint, .. }
+            if matches!(rules.concurrent_requests, ConcurrentRequests::Wait(_))
+                && self.is_same_request(fingerprint))
+    }
+
+    /// Returns `true` if the request takes over an orphan with a derived key, and so the life of its entry.
+    fn continues_life(&self, reply: &AcquireReply) -> bool {
+        matches!(reply.acquired, Acquired::Orphaned { .. })
+            && self.is_derived()
+            && self.claim.orphans != OrphanPolicy::Never
+    }
+
+    /// Returns the outcome of the last reply of the store.
+    fn into_outcome(self, context: &Context, reply: AcquireReply) -> AcquireOutcome {
+        let AcquireReply {
+            acquired,
+            sent,
+            may_acquire_late,
+        } = reply;
+        if let Acquired::Granted {
+            generation,
+            takeover,
+        } = acquired
+        {
+            return AcquireOutcome::Granted(GrantedAttempt {
+                attempt: self,
                 generation,
                 takeover,
-            } = acquired
-            {
-                return AcquireOutcome::Granted(GrantedAttempt {
-                    attempt: self,
-                    generation,
-                    takeover,
-                    sent,
-                });
-            }
-            // The fingerprint is compared first: the state of another request under this key is of no concern to the client.
-            let is_mismatch = match &acquired {
-                Acquired::InProgress { fingerprint, .. }
-                | Acquired::Orphaned { fingerprint, .. }
-                | Acquired::Completed { fingerprint, .. } => !self.is_same_request(fingerprint),
-                Acquired::Granted { .. } => false,
-            };
-            if may_acquire_late && !matches!(acquired, Acquired::Completed { .. }) {
-                // Otherwise a late attempt of this request could block the key after the other execution has released it.
-                self.release_in_background(context);
-            }
-            if is_mismatch {
-                return AcquireOutcome::Mismatch;
-            }
-            match acquired {
-                Acquired::Granted { .. } => unreachable!("returned above"),
-                Acquired::InProgress { expires_in, .. } => {
-                    AcquireOutcome::InProgress { expires_in }
-                }
-                Acquired::Orphaned { since, .. } => AcquireOutcome::Orphaned { since },
-                Acquired::Completed { record, .. } => AcquireOutcome::Completed(record),
-            }
+                sent,
+            });
+        }
+        // The fingerprint is compared first: the state of another request under this key is of no concern to the client.
+        let is_mismatch = match &acquired {
+            Acquired::InProgress { fingerprint, .. }
+            | Acquired::Orphaned { fingerprint, .. }
+            | Acquired::Completed { fingerprint, .. } => !self.is_same_request(fingerprint),
+            Acquired::Granted { .. } => false,
+        };
+        if may_acquire_late && !matches!(acquired, Acquired::Completed { .. }) {
+            // Otherwise a late attempt of this request could block the key after the other execution has released it.
+            self.release_in_background(context);
+        }
+        if is_mismatch {
+            return AcquireOutcome::Mismatch;
+        }
+        match acquired {
+            Acquired::Granted { .. } => unreachable!("returned above"),
+            Acquired::InProgress { expires_in, .. } => AcquireOutcome::InProgress { expires_in },
+            Acquired::Orphaned { since, .. } => AcquireOutcome::Orphaned { since },
+            Acquired::Completed { record, .. } => AcquireOutcome::Completed(record),
         }
     }
 }
 
 impl Attempt {
+    /// Returns the outcome of an acquire that the store did not answer, or rejected for the share of the caller.
+    #[cold]
+    fn failed(self, context: &Context, error: CallError, policy: StoreFailure) -> AcquireOutcome {
+        if let CallError::CallerLimit { may_acquire_late } = error {
+            if may_acquire_late {
+                self.release_in_background(context);
+            }
+            return AcquireOutcome::OverLimit(AdmissionError::CallerStoreLimit);
+        }
+        AcquireOutcome::Failed(FailedAttempt {
+            attempt: self,
+            error,
+            policy,
+        })
+    }
+
     fn is_derived(&self) -> bool {
         self.key == Some(RequestKey::Derived)
     }
@@ -199,22 +227,50 @@ impl AcquireOutcome {
             Self::Mismatch => telemetry::mismatch(id),
             Self::InProgress { .. } => telemetry::in_progress(id),
             Self::Orphaned { .. } => telemetry::orphaned(id),
-            Self::Granted(_) | Self::Completed(_) | Self::Failed(_) => {}
+            Self::Granted(_) | Self::Completed(_) | Self::OverLimit(_) | Self::Failed(_) => {}
         }
     }
 }
 
 impl GrantedAttempt {
+    pub(super) fn id(&self) -> &KeyId {
+        &self.attempt.claim.id
+    }
+
     /// Begins the execution: from now on the lease is renewed. `body_aborted` is set when a request body that the handler
     /// reads itself fails or ends early.
     ///
     /// Releases the lease if the limits admit no more executions.
     pub(crate) async fn begin(
-        mut self,
+        self,
         context: &Context,
         body_aborted: Option<Arc<AtomicBool>>,
         traceparent: Option<Traceparent>,
     ) -> Result<Execution, AdmissionError> {
+        match self.begin_now(context, body_aborted, traceparent) {
+            Ok((execution, renewer_woken)) => {
+                if renewer_woken {
+                    // Lets the renewer run on this worker thread now. Later, the handler may block the thread.
+                    yield_now().await;
+                }
+                Ok(execution)
+            }
+            Err(refused) => {
+                let (unused, error) = *refused;
+                Box::pin(unused.release_unused(context)).await;
+                Err(error)
+            }
+        }
+    }
+
+    /// Begins the execution without waiting. Also returns `true` if the renewer was started or woken. If the limits admit no
+    /// more executions, returns the lease, which the caller releases.
+    pub(crate) fn begin_now(
+        mut self,
+        context: &Context,
+        body_aborted: Option<Arc<AtomicBool>>,
+        traceparent: Option<Traceparent>,
+    ) -> Result<(Execution, bool), Box<(Self, AdmissionError)>> {
         let limits = &context.config.limits;
         let permit = &mut self.attempt.permit;
         let mut admitted = permit.begin_execution(limits.max_in_flight);
@@ -223,8 +279,7 @@ impl GrantedAttempt {
             admitted = limits.check_fresh_key(permit.caller());
         }
         if let Err(error) = admitted {
-            Box::pin(self.release_unused(context)).await;
-            return Err(error);
+            return Err(Box::new((self, error)));
         }
         let Self {
             attempt:
@@ -240,7 +295,7 @@ impl GrantedAttempt {
         } = self;
         telemetry::granted(&claim.id, generation, takeover);
         let renewer = &context.shared.renewer;
-        let registering = renewer.register(Grant {
+        let (lease, renewer_woken) = renewer.register(Grant {
             config: Arc::clone(&context.config),
             renewer: Arc::clone(renewer),
             caller: Arc::clone(permit.caller()),
@@ -253,8 +308,7 @@ impl GrantedAttempt {
             traceparent,
             sent,
         });
-        let lease = registering.await;
-        Ok(Execution { lease, permit })
+        Ok((Execution { lease, permit }, renewer_woken))
     }
 
     /// Releases the lease without an execution.

@@ -31,7 +31,10 @@ impl Execution {
     pub(super) fn finish(self, mut pending: PendingRecord) -> impl Future<Output = Finished> {
         self.lease.set_finishing(true);
         async move {
-            let completed = pending.complete(&self.lease, &self.lease.reference).await;
+            let is_first = !self.lease.has_unacknowledged_commit();
+            let completed = pending
+                .complete(&self.lease, &self.lease.reference, is_first)
+                .await;
             let completed = match completed {
                 Ok(completed) => completed,
                 Err(reason) => return Box::pin(self.release_without_record(reason)).await,
@@ -177,7 +180,7 @@ impl Execution {
         }
     }
 
-    async fn confirm_commit(&self) -> Option<Bytes> {
+    pub(super) async fn confirm_commit(&self) -> Option<Bytes> {
         let permit = self.permit.additional();
         match query_entry_with_new_token(&self.lease, permit).await {
             EntryStatus::CompletedHere(record) => Some(record),
@@ -277,11 +280,12 @@ enum Reconciled {
 
 impl PendingRecord {
     /// Stores the record, or a smaller one if the store rejects its size. Returns the reason if the layer records nothing in
-    /// its place.
+    /// its place. `is_first` is `true` if nothing has tried to complete the entry under this lease before.
     async fn complete(
         &mut self,
         lease: &LeaseState,
         reference: &LeaseRef,
+        is_first: bool,
     ) -> Result<CompleteOutcome, &'static str> {
         let Self {
             status,
@@ -293,7 +297,9 @@ impl PendingRecord {
         }
         let (rules, store, id) = (&lease.config().response, lease.store(), lease.id());
         let timeout = lease.store_timeout();
-        let completed = store.complete(reference, record, retention, timeout).await;
+        let completed = store
+            .complete(reference, is_first, record, retention, timeout)
+            .await;
         let CompleteOutcome::TooLarge { limit } = completed else {
             return Ok(completed);
         };
@@ -310,7 +316,8 @@ impl PendingRecord {
             }
             (None, None) => encode_oversized_value(rules, id),
         };
-        Ok(store.complete(reference, record, retention, timeout).await)
+        let completed = store.complete(reference, false, record, retention, timeout);
+        Ok(completed.await)
     }
 }
 
@@ -410,7 +417,7 @@ async fn reconcile_after_lost_lease(
     let timeout = lease.store_timeout();
     match lease
         .store()
-        .complete(&reference, record, retention, timeout)
+        .complete(&reference, false, record, retention, timeout)
         .await
     {
         CompleteOutcome::Stored => Finished::Own,
@@ -453,7 +460,7 @@ fn spawn_complete(
         let lease = &*lease.0;
         let mut backoff = Backoff::new();
         while backoff.wait_until(deadline).await {
-            match pending.complete(lease, &reference).await {
+            match pending.complete(lease, &reference, false).await {
                 Ok(CompleteOutcome::Failed) => {}
                 Ok(CompleteOutcome::Stored) if lease.has_unacknowledged_commit() => {
                     // The client has its response. The query is for the counters and alarms of operators.

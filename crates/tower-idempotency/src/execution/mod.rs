@@ -9,14 +9,15 @@
 //! request waits for another one, it is disarmed again.
 
 pub(crate) mod acquire;
+pub(crate) mod admission;
 mod background;
 pub(crate) mod detach;
 pub(crate) mod finish;
+pub(crate) mod handler;
 pub(crate) mod http;
 pub(crate) mod reconcile;
 mod respond;
 pub(crate) mod rules;
-mod sequence;
 pub(crate) mod shared;
 pub(crate) mod waiters;
 
@@ -28,7 +29,7 @@ use bytes::Bytes;
 use crate::{
     lease::state::LeaseGuard,
     limits::InFlightPermit,
-    panics::catch_panic,
+    panics::{Panic, catch_panic},
     record::{Codec, NeedsAttention},
     response::disposition::NotRecordedReason,
     store::{KeyId, Ttl},
@@ -130,6 +131,15 @@ impl Execution {
         work: impl AsyncFnOnce(&mut Self) -> HandlerOutcome<T>,
     ) -> (T, Finished) {
         let ran = catch_panic(pin!(work(&mut self))).await;
+        self.conclude(ran).await
+    }
+
+    /// Finishes the lease as `ran` says. Returns the output with the result.
+    ///
+    /// # Panics
+    ///
+    /// With the panic in `ran`, after the key was treated as the settings say.
+    pub(crate) async fn conclude<T>(self, ran: Result<HandlerOutcome<T>, Panic>) -> (T, Finished) {
         match ran {
             Ok(HandlerOutcome::Committed(output, record)) => {
                 telemetry::recorded(self.lease.id(), &record);
@@ -158,5 +168,24 @@ impl Execution {
                 resume_unwind(panic)
             }
         }
+    }
+
+    /// Stores the record and ends the lease, in a store that replies at once. Returns `false` if [`finish`](Self::finish) has
+    /// to do it.
+    pub(super) fn complete_now(&self, pending: &mut PendingRecord) -> bool {
+        let (lease, retention) = (&self.lease, pending.retention);
+        lease.set_finishing(true);
+        if lease.has_unacknowledged_commit() {
+            return false;
+        }
+        let recorded = telemetry::Recorded::new(&pending.record);
+        let record = &mut pending.record;
+        let is_stored = lease
+            .store()
+            .complete_now(&lease.reference, record, retention);
+        if is_stored {
+            recorded.report(lease.id());
+        }
+        is_stored
     }
 }

@@ -28,7 +28,7 @@ pub(crate) enum EntryStatus {
 /// Queries the entry by acquiring it with `claim`.
 ///
 /// The store contract has no read: `acquire` is the only call that reports the state. The query uses
-/// [`OrphanPolicy::Refuse`], so that it never takes over a newer execution.
+/// [`OrphanPolicy::Never`], so that it never takes over a newer execution, nor uses a retry that an operator has allowed.
 pub(crate) async fn query_entry(lease: &LeaseState, claim: &Claim) -> EntryStatus {
     query(lease, claim).await.0
 }
@@ -36,7 +36,7 @@ pub(crate) async fn query_entry(lease: &LeaseState, claim: &Claim) -> EntryStatu
 /// Returns the status, and `true` if a late attempt of the query may acquire the entry.
 async fn query(lease: &LeaseState, claim: &Claim) -> (EntryStatus, bool) {
     let claim = Claim {
-        orphans: OrphanPolicy::Refuse,
+        orphans: OrphanPolicy::Never,
         ..claim.clone()
     };
     let Ok(reply) = lease.store().acquire(&claim, lease.store_timeout()).await else {

@@ -36,8 +36,12 @@ pub(super) fn into_http_response<R: http_body::Body, E>(
             respond_without_marker(rules, lease.response_bytes(), id, &record)
         }
         (Finished::Stored(record), _) => replay(rules, lease.response_bytes(), id, &record),
-        (Finished::Unknown { retryable: true }, _) => reject(rules, &outcome_pending(rules)),
-        (Finished::Unknown { retryable: false }, _) => reject(rules, &outcome_unknown()),
+        (Finished::Unknown { retryable: true }, _) => {
+            reject(rules, &outcome_pending(rules).with_entry(id))
+        }
+        (Finished::Unknown { retryable: false }, _) => {
+            reject(rules, &outcome_unknown().with_entry(id))
+        }
     }))
 }
 

@@ -74,17 +74,25 @@ pub(crate) struct Rules {
     /// `None` if it follows from the orphan policy.
     pub(crate) failure: Option<ExecutionFailure>,
     pub(crate) orphan_retention: Option<Ttl>,
+    /// `None` if it follows from the lease.
+    pub(crate) overdue_after: Option<Duration>,
     pub(crate) store_timeout: Duration,
     pub(crate) store_failure: StoreFailure,
 }
 
 impl Rules {
+    /// Returns the time after which an execution is reported as overdue.
+    pub(crate) fn overdue_after(&self) -> Duration {
+        let lease = self.lease_ttl.as_duration();
+        self.overdue_after.unwrap_or(lease.saturating_mul(10))
+    }
+
     /// Returns the state in which a failed execution leaves its key.
     pub(crate) fn failure(&self) -> ExecutionFailure {
         self.failure.unwrap_or(match self.orphan_policy {
             OrphanPolicy::TakeOver => ExecutionFailure::Release,
             // At most once: the effect of the failed execution may have happened.
-            OrphanPolicy::Refuse => ExecutionFailure::Orphan,
+            OrphanPolicy::Refuse | OrphanPolicy::Never => ExecutionFailure::Orphan,
         })
     }
 }

@@ -3,9 +3,15 @@
 use std::sync::{Arc, OnceLock};
 
 use crate::{
-    config::Config, execution::waiters::Waiters, lease::renewer::Renewer, limits::Limits,
-    request::recent::RecentRequests, response::replay::UnreadReplays, store::erased::ErasedStore,
-    store_client::StoreClient, telemetry::Warnings,
+    config::Config,
+    execution::waiters::Waiters,
+    lease::renewer::Renewer,
+    limits::Limits,
+    request::recent::RecentRequests,
+    response::replay::UnreadReplays,
+    store::Store,
+    store_client::StoreClient,
+    telemetry::{Registration, Warnings},
 };
 
 /// State that all clones of a layer share.
@@ -15,6 +21,7 @@ pub(crate) struct Shared {
     pub(crate) limits: Arc<Limits>,
     pub(crate) waiters: Waiters,
     pub(crate) recent_requests: RecentRequests,
+    pub(crate) registration: Registration,
     pub(crate) warnings: Warnings,
     pub(crate) unread_replays: Arc<UnreadReplays>,
     /// Host name and process id, for operators.
@@ -28,7 +35,7 @@ pub(crate) struct Context {
 }
 
 impl Shared {
-    pub(crate) fn new(store: Arc<dyn ErasedStore>) -> Arc<Self> {
+    pub(crate) fn new(store: impl Store) -> Arc<Self> {
         let store = StoreClient::new(store);
         Arc::new(Self {
             renewer: Renewer::new(store.clone()),
@@ -36,6 +43,7 @@ impl Shared {
             limits: Arc::default(),
             waiters: Waiters::default(),
             recent_requests: RecentRequests::default(),
+            registration: Registration::new(),
             warnings: Warnings::default(),
             unread_replays: Arc::default(),
             owner: owner(),

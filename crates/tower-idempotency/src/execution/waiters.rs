@@ -17,7 +17,7 @@ use tokio::{
 };
 
 use crate::{
-    execution::{acquire::Attempt, detach::Detach, shared::Context},
+    execution::{acquire::Attempt, detach::DetachSwitch, shared::Context},
     panics::catch_panic,
     retry::from_now,
     store::{Acquired, KeyId},
@@ -30,7 +30,7 @@ use crate::{
 pub(crate) async fn wait(
     context: &Context,
     attempt: &Attempt,
-    detach: &Detach,
+    detach: &DetachSwitch,
     limit: Duration,
     mut reply: AcquireReply,
 ) -> Result<AcquireReply, CallError> {
@@ -40,7 +40,7 @@ pub(crate) async fn wait(
     if detach.is_detached() {
         return Ok(reply);
     }
-    let Some(_place) = caller.wait(rules.waiters) else {
+    let Some(_permit) = caller.admit_waiter(rules.waiters) else {
         return Ok(reply);
     };
     let Some(waiter) = shared.waiters.join(claim.id, rules.waiters_per_key) else {
@@ -65,8 +65,8 @@ pub(crate) async fn wait(
         expires_in,
     } = &reply.acquired
     {
-        let expired = Instant::now() >= deadline;
-        if !attempt.is_same_request(fingerprint) || expired || detach.is_detached() {
+        let timed_out = Instant::now() >= deadline;
+        if !attempt.is_same_request(fingerprint) || timed_out || detach.is_detached() {
             break;
         }
         disarm_unless_late(detach, &reply);
@@ -77,14 +77,14 @@ pub(crate) async fn wait(
         }
         // The notification is a hint. The store is queried without one too, and no later than the lease may expire.
         let listening = Instant::now();
-        let limit = poll_interval
+        let poll_timeout = poll_interval
             .min(deadline.saturating_duration_since(listening))
             .min(*expires_in)
             .max(Duration::from_millis(1));
         // A panic of the store counts as a notification: it must not end a wait on which other waiters depend.
-        let changed = pin!(shared.store.wait_for_change(&claim.id, limit));
-        timeout(limit, catch_panic(changed)).await.ok();
-        notification_backoff = if listening.elapsed() < limit {
+        let changed = pin!(shared.store.wait_for_change(&claim.id, poll_timeout));
+        timeout(poll_timeout, catch_panic(changed)).await.ok();
+        notification_backoff = if listening.elapsed() < poll_timeout {
             (notification_backoff * 2).clamp(MIN_INTERVAL, MAX_INTERVAL)
         } else {
             Duration::ZERO
@@ -109,7 +109,7 @@ pub(crate) async fn wait(
 /// Lets a client that disconnects cancel its waiter, which has had no effect, and free its permit.
 ///
 /// A waiter whose call may still acquire the lease continues instead, to release it.
-fn disarm_unless_late(detach: &Detach, reply: &AcquireReply) {
+fn disarm_unless_late(detach: &DetachSwitch, reply: &AcquireReply) {
     if !reply.may_acquire_late {
         detach.disarm();
     }
@@ -201,28 +201,29 @@ impl Waiter {
     fn deliver(&self, completed: Acquired) {
         let mut state = lock(&self.state);
         // The group is removed first, so that no waiter joins a group that has its record.
+        self.remove_group(&mut state);
+        drop(state);
+        // Only the waiter that holds the turn delivers. The next holder of the turn finds this record.
+        let _ = self.group.completed.set(completed);
+        self.group.delivered.notify_waiters();
+    }
+
+    /// Removes the group of this waiter, if it is the current one of its key.
+    fn remove_group(&self, state: &mut State) {
         if state
             .get(&self.id)
             .is_some_and(|group| Arc::ptr_eq(group, &self.group))
         {
             state.remove(&self.id);
         }
-        drop(state);
-        // Only the waiter that holds the turn delivers. The next holder of the turn finds this record.
-        let _ = self.group.completed.set(completed);
-        self.group.delivered.notify_waiters();
     }
 }
 
 impl Drop for Waiter {
     fn drop(&mut self) {
         let mut state = lock(&self.state);
-        if self.group.waiters.fetch_sub(1, Relaxed) == 1
-            && state
-                .get(&self.id)
-                .is_some_and(|group| Arc::ptr_eq(group, &self.group))
-        {
-            state.remove(&self.id);
+        if self.group.waiters.fetch_sub(1, Relaxed) == 1 {
+            self.remove_group(&mut state);
         }
     }
 }

@@ -44,12 +44,27 @@ impl IdempotencyLayer {
         self.set(|config| config.execution.lease_ttl = ttl)
     }
 
+    /// Sets the time after which an execution that has not finished counts as overdue. Default: 10 x [lease](Self::with_lease_ttl)
+    /// (150 s).
+    ///
+    /// An overdue execution continues. The layer logs a warning and counts `idempotency_overdue_total`, once for each execution,
+    /// when it renews the lease next.
+    ///
+    /// If the value is too short, slow handlers cause alarms. If it is too long, an operator learns late of a handler that
+    /// hangs, and whose key stays blocked.
+    pub fn with_overdue_after(self, overdue_after: Duration) -> Self {
+        self.set(|config| config.execution.overdue_after = Some(overdue_after))
+    }
+
     /// Sets the treatment of orphans: keys whose execution ended without an outcome, for example in a crash. Default:
     /// [`OrphanPolicy::TakeOver`].
     ///
     /// - [`OrphanPolicy::TakeOver`] is at-least-once: a retry executes again, and the effect may happen twice.
-    /// - [`OrphanPolicy::Refuse`] is at-most-once: retries get 409 until the orphan expires, and an operator must find out
-    ///   what happened. A failed execution leaves an orphan too, unless [`with_failure`](Self::with_failure) changes that.
+    /// - [`OrphanPolicy::Refuse`] is at-most-once: retries get 409 until the orphan expires. An operator must find out what
+    ///   happened, and [resolves](crate::inspect) the entry. A failed execution leaves an orphan too, unless
+    ///   [`with_failure`](Self::with_failure) changes that.
+    /// - [`OrphanPolicy::Never`] is the same, but a [retry](crate::inspect::Resolution::Retry) that an operator allows has no
+    ///   effect.
     ///
     /// The policy of the process that receives the retry applies. Orphans execute again as long as one process on the store
     /// uses [`OrphanPolicy::TakeOver`].

@@ -108,7 +108,7 @@ impl IdempotencyLayer {
         config.response.compress_above = S::COMPRESS_ABOVE;
         Self {
             config: Arc::new(config),
-            shared: Shared::new(Arc::new(store)),
+            shared: Shared::new(store),
         }
     }
 
@@ -166,7 +166,7 @@ impl IdempotencyLayer {
     /// If the future is dropped, the layer continues to reject requests.
     pub async fn drain(&self, timeout: Duration) -> bool {
         self.shared.limits.drain();
-        tokio::time::timeout(timeout, self.shared.limits.idle())
+        tokio::time::timeout(timeout, self.shared.limits.wait_until_idle())
             .await
             .is_ok()
     }

@@ -20,16 +20,16 @@ impl IdempotencyLayer {
     ///
     /// | status | reason why it is not recorded by default |
     /// |---|---|
-    /// | 401, 407 | put right by `Authorization`, `Proxy-Authorization` or another credential |
-    /// | 403 | put right by another permission of the caller |
-    /// | 406 | put right by `Accept` and the other headers of content negotiation |
+    /// | 401, 407 | corrected by `Authorization`, `Proxy-Authorization` or another credential |
+    /// | 403 | corrected by another permission of the caller |
+    /// | 406 | corrected by `Accept` and the other headers of content negotiation |
     /// | 408, 425, 429 | temporary: the request can succeed later without a change |
-    /// | 411, 413, 431 | put right by `Content-Length`, smaller headers, or a higher limit of the service |
-    /// | 412, 428 | put right by `If-Match` or `If-Unmodified-Since` |
-    /// | 415 | put right by `Content-Encoding`, or by parameters of `Content-Type` |
-    /// | 416, 417, 426 | put right by `Range` or `Content-Range`, `Expect`, `Upgrade` |
-    /// | 421 | put right by a connection to another server |
-    /// | 423, 424 | put right by the header `If`, or by the end of another operation |
+    /// | 411, 413, 431 | corrected by `Content-Length`, smaller headers, or a higher limit of the service |
+    /// | 412, 428 | corrected by `If-Match` or `If-Unmodified-Since` |
+    /// | 415 | corrected by `Content-Encoding`, or by parameters of `Content-Type` |
+    /// | 416, 417, 426 | corrected by `Range` or `Content-Range`, `Expect`, `Upgrade` |
+    /// | 421 | corrected by a connection to another server |
+    /// | 423, 424 | corrected by the header `If`, or by the end of another operation |
     /// | 5xx | the handler failed |
     ///
     /// The fingerprint covers none of these headers: the corrected request is the same request, under the same key. It must

@@ -8,7 +8,7 @@ use std::{fmt, sync::Arc};
 
 use tokio::time::sleep_until;
 
-use crate::{digest::downstream_key, lease::state::LeaseState, store::LeaseRef};
+use crate::{digest::downstream_key, lease::state::LeaseState};
 
 /// The right to execute a request, as its handler sees it: a request extension, and an extractor with the feature `axum`.
 ///
@@ -82,12 +82,6 @@ impl Lease {
     pub fn derive(&self, name: &str) -> String {
         self.0.set_derived();
         downstream_key(&self.0.reference.id, &self.0.reference.fingerprint, name)
-    }
-
-    /// Returns the lease as the store knows it, for work that is fenced at the store itself.
-    #[must_use]
-    pub fn lease_ref(&self) -> LeaseRef {
-        self.0.reference
     }
 }
 

@@ -2,14 +2,13 @@
 
 use std::{
     collections::BTreeMap,
-    future::Future,
     sync::{Arc, Mutex, MutexGuard, PoisonError, Weak},
     time::Duration,
 };
 
 use tokio::{
     sync::Notify,
-    task::{JoinHandle, yield_now},
+    task::JoinHandle,
     time::{Instant, sleep_until},
 };
 
@@ -70,23 +69,9 @@ impl Renewer {
         self.queue.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Registers a lease when it is called. Returns the guard once the task knows of the lease.
-    pub(crate) fn register(
-        self: &Arc<Self>,
-        grant: Grant,
-    ) -> impl Future<Output = LeaseGuard> + use<> {
-        let (guard, woken) = self.insert(grant);
-        async move {
-            if woken {
-                // Lets the task run on this worker thread now. Later, the handler may block the thread.
-                yield_now().await;
-            }
-            guard
-        }
-    }
-
-    /// Inserts a lease. Also returns `true` if the task was started or woken.
-    fn insert(self: &Arc<Self>, grant: Grant) -> (LeaseGuard, bool) {
+    /// Registers a lease. Also returns `true` if the task was started or woken. The caller then yields, so that the task can
+    /// run on this worker thread before the handler does.
+    pub(crate) fn register(self: &Arc<Self>, grant: Grant) -> (LeaseGuard, bool) {
         let third = grant.claim.lease.as_duration() / 3;
         let mut queue = self.queue();
         queue.sequence += 1;
@@ -147,6 +132,7 @@ impl Renewer {
         if sent > lease.queue_key().0 + ttl / 3 {
             telemetry::renew_late(lease.id());
         }
+        lease.report_overdue(sent);
         // At most a third of the lease, so that a call that hangs leaves time for another one.
         let limit = lease.store_timeout().min(ttl / 3);
         let renewed = self

@@ -63,6 +63,7 @@ pub(crate) struct LeaseState {
     sequence: u64,
     lost: AtomicBool,
     loss_reported: AtomicBool,
+    overdue_reported: AtomicBool,
     // The outcome is on its way to the store. A renewal may find the lease gone before the outcome is acknowledged.
     finishing: AtomicBool,
     // The handler derived a key that the next life of the entry would not repeat.
@@ -83,6 +84,7 @@ impl LeaseState {
             sequence,
             lost: AtomicBool::new(false),
             loss_reported: AtomicBool::new(false),
+            overdue_reported: AtomicBool::new(false),
             finishing: AtomicBool::new(false),
             derived: AtomicBool::new(false),
             finished: AtomicBool::new(false),
@@ -232,6 +234,16 @@ impl LeaseState {
         self.mark_not_held();
         if !self.loss_reported.swap(true, Ordering::AcqRel) {
             telemetry::lease_lost(self.id());
+        }
+    }
+
+    /// Reports the execution if it is overdue at `now`, once.
+    pub(super) fn report_overdue(&self, now: Instant) {
+        let age = now - self.grant.sent;
+        if age >= self.config().execution.overdue_after()
+            && !self.overdue_reported.swap(true, Ordering::AcqRel)
+        {
+            telemetry::overdue(self.id(), age);
         }
     }
 

@@ -167,11 +167,16 @@ fn encode(codec: Codec, record: &Record) -> Bytes {
     }
 }
 
+fn folder() -> PathBuf {
+    PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("tests/golden/v1")
+}
+
+fn path(name: &str) -> PathBuf {
+    folder().join(name).with_extension("bin")
+}
+
 fn file(name: &str) -> Bytes {
-    let path = PathBuf::from(env!("CARGO_MANIFEST_DIR"))
-        .join("tests/golden/v1")
-        .join(name)
-        .with_extension("bin");
+    let path = path(name);
     fs::read(&path)
         .unwrap_or_else(|error| panic!("{}: {error}", path.display()))
         .into()
@@ -182,19 +187,22 @@ pub(super) fn files() -> Vec<Bytes> {
     golden().iter().map(|(name, ..)| file(name)).collect()
 }
 
+/// With `WRITE_GOLDEN`, files that are missing are written first.
 #[test]
-fn missing_golden_files_are_written_on_request() {
-    if std::env::var_os("WRITE_GOLDEN").is_none() {
-        return;
-    }
-    let folder = PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("tests/golden/v1");
-    fs::create_dir_all(&folder).expect("the folder of golden files");
-    for (name, codec, record) in golden() {
-        let path = folder.join(name).with_extension("bin");
-        if !path.exists() {
-            fs::write(path, encode(codec, &record)).expect("a golden file");
+fn every_golden_file_has_its_record() {
+    let records = golden();
+    for (name, codec, record) in &records {
+        let path = path(name);
+        if std::env::var_os("WRITE_GOLDEN").is_some() && !path.exists() {
+            fs::write(path, encode(*codec, record)).expect("a golden file");
         }
     }
+    let mut expected: Vec<PathBuf> = records.iter().map(|(name, ..)| path(name)).collect();
+    let folder = fs::read_dir(folder()).expect("the folder of golden files");
+    let mut found: Vec<PathBuf> = folder.map(|file| file.expect("a file").path()).collect();
+    expected.sort();
+    found.sort();
+    assert_eq!(found, expected);
 }
 
 // F-110

@@ -86,6 +86,27 @@ pub(crate) enum Record {
     },
 }
 
+/// Kind of a record, as its first bytes show it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum RecordKind {
+    /// A response, a tombstone or a value, possibly sealed.
+    Outcome,
+    NeedsAttention,
+}
+
+impl RecordKind {
+    /// Reads the kind. Returns `None` for a record that this version cannot read.
+    pub(crate) fn of(record: &[u8]) -> Option<Self> {
+        match *record.first_chunk::<PREFIX>()? {
+            [VERSION, 0 | DEFLATED | SEALED, ..] => Some(Self::Outcome),
+            [VERSION, ATTENTION, ..] => {
+                NeedsAttention::in_record(record).map(|_| Self::NeedsAttention)
+            }
+            _ => None,
+        }
+    }
+}
+
 /// Encoder and decoder of records.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Codec {
@@ -238,6 +259,15 @@ impl Codec {
         }
     }
 
+    /// Returns the length to which [`decode`](Self::decode) inflates the record. `None` if it does not inflate it.
+    pub(crate) fn inflated_len(&self, bytes: &[u8]) -> Option<usize> {
+        let (&[version, flags, ..], rest) = bytes.split_first_chunk::<PREFIX>()?;
+        let (declared, _) = rest.split_first_chunk::<4>()?;
+        let declared = usize::try_from(u32::from_le_bytes(*declared)).ok()?;
+        let inflates = version == VERSION && flags == DEFLATED && declared <= self.max_inflated;
+        inflates.then_some(declared)
+    }
+
     fn finish(&self, id: &KeyId, payload: &Payload<'_>) -> Bytes {
         let mut plain = Vec::with_capacity(PREFIX + payload.size());
         plain.extend_from_slice(&[VERSION, 0, 0, 0, 0, 0]);
@@ -267,6 +297,19 @@ fn with_checksum(id: &KeyId, mut record: Vec<u8>) -> Bytes {
     record[2..PREFIX].copy_from_slice(&checksum.to_le_bytes());
     // A store retains and counts this buffer, so it must have no spare capacity.
     Bytes::from(record.into_boxed_slice())
+}
+
+/// Returns `true` if the record has a known version, is undamaged, and neither sealed nor one that needs attention. Does not
+/// inflate or decode it.
+#[cfg(feature = "tiered")]
+pub(crate) fn is_replayable(id: &KeyId, record: &[u8]) -> bool {
+    record
+        .split_first_chunk::<PREFIX>()
+        .is_some_and(|(&[version, flags, written @ ..], rest)| {
+            version == VERSION
+                && matches!(flags, 0 | DEFLATED)
+                && u32::from_le_bytes(written) == checksum(id, flags, rest)
+        })
 }
 
 fn checksum(id: &KeyId, flags: u8, rest: &[u8]) -> u32 {

@@ -48,6 +48,12 @@ pub(super) fn add_header(headers: &HeaderMap, name: &HeaderName, hash: &mut Fiel
     count
 }
 
+/// Adds the only value of a header, as [`add_header`] does.
+pub(super) fn add_header_value(name: &HeaderName, value: &[u8], hash: &mut FieldDigest) {
+    hash.field(b"header").field(name.as_str().as_bytes());
+    hash.number(1).field(value);
+}
+
 /// Adds the credential headers in the order of their names: clients and proxies may send them in another order.
 ///
 /// Fails if a header has two lines: a client that adds an invented line to its own must not become another caller.

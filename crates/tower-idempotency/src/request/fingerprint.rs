@@ -5,7 +5,7 @@ use std::{borrow::Cow, fmt, sync::Arc};
 use http::{HeaderName, HeaderValue, Uri, header, request, uri::Authority};
 
 use crate::{
-    digest::{FieldDigest, Secret, VERSION},
+    digest::{EntryId, FieldDigest, Secret, VERSION},
     request::canonical_json,
     request::credentials::add_header,
     request::key::RequestKey,
@@ -285,21 +285,17 @@ pub(crate) fn new_scope(secret: Option<&Secret>, namespace: &str) -> FieldDigest
 }
 
 /// Returns the ID of the entry for `key` in its scope. If `separate`, another request with the same key is separate.
-pub(crate) fn key_id(
-    mut scope: FieldDigest,
-    key: &RequestKey,
-    fingerprint: &Fingerprint,
-    separate: bool,
-) -> KeyId {
+pub(crate) fn entry_id(mut scope: FieldDigest, key: &RequestKey, separate: bool) -> EntryId {
     match key {
         RequestKey::Sent(key) => scope.field(b"sent").field(key.as_str().as_bytes()),
         RequestKey::Named(key, _) => scope.field(b"named").field(key.as_str().as_bytes()),
         RequestKey::Derived => scope.field(b"derived"),
     };
     if separate || *key == RequestKey::Derived {
-        scope.field(fingerprint.as_bytes());
+        EntryId::OfFingerprint(Box::new(scope))
+    } else {
+        EntryId::Known(KeyId::from_bytes(scope.finish()))
     }
-    KeyId::from_bytes(scope.finish())
 }
 
 /// Returns the path and the query as the client sent them. For closures that get the head of a request.

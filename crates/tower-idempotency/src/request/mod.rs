@@ -14,10 +14,10 @@ use std::borrow::Cow;
 use http::{HeaderMap, HeaderName, Method, Version, header, request};
 
 use crate::{
-    digest::{FieldDigest, Scope, VERSION},
+    digest::{FieldDigest, ScopedKey, VERSION},
     error::{Error, ErrorKind},
     request::{
-        fingerprint::{host, key_id, media_type, new_scope, original_path_and_query},
+        fingerprint::{entry_id, host, media_type, new_scope, original_path_and_query},
         key::{KeyError, RequestKey},
         principal::{Identity, PrincipalError},
         rules::{KeyFrom, KeyReuse, KeyScope, MissingKey, Rules},
@@ -161,17 +161,7 @@ pub(crate) fn find_key(rules: &Rules, head: &request::Parts) -> Result<Option<Re
             .map(|key| rules.key_rules.validate(key))
             .transpose(),
     };
-    let key = key.map_err(|error| match error {
-        KeyError::Malformed(detail) => Error::new(ErrorKind::MalformedKey, detail),
-        KeyError::TooLong { length, max } => Error::new(
-            ErrorKind::KeyTooLong,
-            format!("expected a key of at most {max} bytes, found {length}"),
-        ),
-        KeyError::TooShort { length, min } => Error::new(
-            ErrorKind::MalformedKey,
-            format!("expected a key of at least {min} bytes, found {length}"),
-        ),
-    })?;
+    let key = key.map_err(key_error)?;
     match key {
         Some(key)
             if rules
@@ -196,6 +186,21 @@ pub(crate) fn find_key(rules: &Rules, head: &request::Parts) -> Result<Option<Re
     }
 }
 
+/// Creates the error of a request whose key is invalid.
+pub(crate) fn key_error(error: KeyError) -> Error {
+    match error {
+        KeyError::Malformed(detail) => Error::new(ErrorKind::MalformedKey, detail),
+        KeyError::TooLong { length, max } => Error::new(
+            ErrorKind::KeyTooLong,
+            format!("expected a key of at most {max} bytes, found {length}"),
+        ),
+        KeyError::TooShort { length, min } => Error::new(
+            ErrorKind::MalformedKey,
+            format!("expected a key of at least {min} bytes, found {length}"),
+        ),
+    }
+}
+
 fn missing_key(rules: &Rules) -> Error {
     let detail = match &rules.key_from {
         KeyFrom::Header { name, .. } => {
@@ -206,12 +211,12 @@ fn missing_key(rules: &Rules) -> Error {
     Error::new(ErrorKind::MissingKey, detail)
 }
 
-/// Returns the scope of the request's key.
-pub(crate) fn find_scope(
+/// Returns the key in the scope of its caller.
+pub(crate) fn scope_key(
     rules: &Rules,
     head: &request::Parts,
     key: &RequestKey,
-) -> Result<(Scope, Identity), PrincipalError> {
+) -> Result<(ScopedKey, Identity), PrincipalError> {
     let mut hash = new_scope(rules.secret.as_ref(), &rules.namespace);
     let all_callers =
         matches!(key, RequestKey::Named(_, KeyScope::AllCallers)).then(|| hash.clone());
@@ -219,7 +224,7 @@ pub(crate) fn find_scope(
     let mut identity = rules.principal.add_to_scope(head, &mut hash)?;
     // The stores and the limits account for the caller, whatever the key. A client that adds an invented credential or host
     // to its own must not get another share.
-    let digest = if identity == Identity::Combined {
+    let scope = if identity == Identity::Combined {
         let mut account = new_scope(rules.secret.as_ref(), &rules.namespace);
         rules.principal.add_account(head, &mut account)?;
         account.scope_digest()
@@ -234,27 +239,31 @@ pub(crate) fn find_scope(
     if rules.host_in_scope {
         hash.field(b"host").field(&host(head));
     }
-    Ok((Scope { hash, digest }, identity))
+    let id = entry_id(hash, key, rules.key_reuse == KeyReuse::Separate);
+    Ok((ScopedKey { id, scope }, identity))
 }
 
-/// Builds the claim that requests a lease for this request. Draws a new token for it.
+/// Builds the claim that requests a lease for this request. `new_token` draws the token.
 pub(crate) fn build_claim(
     rules: &Rules,
     terms: LeaseTerms,
-    scope: Scope,
+    scoped: ScopedKey,
     head: &request::Parts,
     content: &[u8],
     key: &RequestKey,
+    new_token: impl FnOnce() -> Result<Token, StoreError>,
 ) -> Result<Claim, StoreError> {
     let fingerprint = rules
         .fingerprint
         .fingerprint(rules.secret.as_ref(), head, content);
-    let separate = rules.key_reuse == KeyReuse::Separate;
-    let id = key_id(scope.hash, key, &fingerprint, separate);
-    let token = Token::random()?;
-    let fingerprint = match key {
-        RequestKey::Sent(_) | RequestKey::Named(..) => fingerprint,
-        RequestKey::Derived => new_life(&token),
+    let id = scoped.id.of(&fingerprint);
+    let (token, fingerprint) = match key {
+        RequestKey::Sent(_) | RequestKey::Named(..) => (new_token()?, fingerprint),
+        RequestKey::Derived => {
+            // The name of the life must differ from those of other processes, whatever the store.
+            let token = Token::random()?;
+            (token, new_life(&token))
+        }
     };
     Ok(Claim {
         id,
@@ -265,7 +274,7 @@ pub(crate) fn build_claim(
         orphan_retention: terms.orphan_retention,
         owner: terms.owner,
         operation: operation(head),
-        scope: Some(scope.digest),
+        scope: Some(scoped.scope),
     })
 }
 

@@ -8,7 +8,9 @@ use http::{HeaderName, Response, header, request};
 use crate::{
     digest::FieldDigest,
     error::{Error, ErrorKind},
-    request::credentials::{add_credentials, add_first_credential, add_header, cookies},
+    request::credentials::{
+        add_credentials, add_first_credential, add_header, add_header_value, cookies,
+    },
 };
 
 /// Sources of the principal, which identifies the caller of a request.
@@ -348,6 +350,64 @@ impl Principal {
             }
         }
         Ok(identity)
+    }
+}
+
+impl Principal {
+    /// Returns the scopes that requests with these values can have: one for each source that takes this number of values, in
+    /// order, or that of anonymous callers. `scope` is the digest to which the principal is added.
+    pub(crate) fn scopes_of(&self, values: &[&[u8]], scope: &FieldDigest) -> Vec<FieldDigest> {
+        let mut scopes = self.principals_of(values, scope);
+        let is_required =
+            |source: &Source| matches!(source, Source::Extension(_) | Source::Both(_));
+        if values.is_empty() && !self.0.iter().any(is_required) {
+            let mut anonymous = scope.clone();
+            anonymous.field(b"anonymous");
+            scopes.push(anonymous);
+        }
+        scopes
+    }
+
+    /// Like [`scopes_of`](Self::scopes_of), but without the scope of anonymous callers.
+    fn principals_of(&self, values: &[&[u8]], scope: &FieldDigest) -> Vec<FieldDigest> {
+        let mut scopes = Vec::new();
+        for (position, source) in self.0.iter().enumerate() {
+            let mut hash = scope.clone();
+            match (source, values) {
+                (Source::Unscoped, _) => {
+                    hash.field(b"unscoped");
+                }
+                (Source::Credentials, [value]) => {
+                    add_header_value(&header::AUTHORIZATION, value, &mut hash);
+                }
+                (Source::Header(name), [value]) => add_header_value(name, value, &mut hash),
+                (Source::Cookie(name), [value]) => {
+                    hash.field(b"cookie").field(name.as_bytes()).field(value);
+                }
+                (Source::Extension(_), [value]) => {
+                    hash.field(b"extension").number(position).field(value);
+                }
+                (Source::Custom(_), [value]) => {
+                    hash.field(b"custom").number(position).field(value);
+                }
+                (Source::Both(pair), values) => {
+                    hash.field(b"both").number(position);
+                    for at in 0..=values.len() {
+                        let (first, second) = values.split_at(at);
+                        let firsts = pair.0.principals_of(first, &hash);
+                        scopes.extend(
+                            firsts
+                                .iter()
+                                .flat_map(|it| pair.1.principals_of(second, it)),
+                        );
+                    }
+                    continue;
+                }
+                _ => continue,
+            }
+            scopes.push(hash);
+        }
+        scopes
     }
 }
 

@@ -1,9 +1,14 @@
 //! Reads the request body within limits.
 
-use std::{future::poll_fn, pin::pin};
+use std::{
+    future::Future,
+    pin::Pin,
+    task::{Context, Poll, ready},
+};
 
 use bytes::Bytes;
 use http::{HeaderMap, Version, request};
+use pin_project_lite::pin_project;
 use tokio::task::yield_now;
 
 use crate::{
@@ -11,7 +16,7 @@ use crate::{
     error::{Error, ErrorKind},
     limits::{AdmissionError, Buffer},
     request::rules::Rules,
-    retry::{from_now, with_deadline_second_poll},
+    retry::{LazyTimer, from_now},
 };
 
 /// Reason why the layer did not read a request body.
@@ -28,50 +33,103 @@ impl From<Error> for BodyError {
     }
 }
 
-/// Reads the request body and its trailers. If this fails, the request has had no effect.
-pub(crate) async fn read_body<B: http_body::Body>(
-    rules: &Rules,
-    buffer: &mut Buffer,
-    head: &request::Parts,
-    body: B,
-) -> Result<(Bytes, Option<HeaderMap>), BodyError> {
-    let limit = rules.body_limit;
-    // Rejected before the first byte is read. A client that sent `Expect: 100-continue` then never sends the body.
-    if announced_length(&head.headers, &body) > limit as u64 {
-        return Err(body_too_large(limit).into());
+pin_project! {
+    /// A request body that is read, with its trailers. If that fails, the request has had no effect.
+    pub(crate) struct ReadBody<B> {
+        #[pin]
+        body: B,
+        announced: u64,
+        expected: u64,
+        buffer: Option<Buffer>,
+        chunks: Chunks,
+        // `Some` once the body is read.
+        trailers: Option<Option<Box<HeaderMap>>>,
+        timer: LazyTimer,
+        yielding: Option<Pin<Box<dyn Future<Output = ()> + Send>>>,
     }
-    let expected = expected_length(&head.headers, &body);
-    let mut body = pin!(body);
-    let mut chunks = Chunks::default();
-    let read = async {
-        while let Some(frame) = poll_fn(|cx| body.as_mut().poll_frame(cx)).await {
-            match FrameContent::from_frame(frame.map_err(|_| body_incomplete())?) {
-                FrameContent::Data(data) => {
-                    if data.len() > limit - chunks.len() {
-                        return Err(BodyError::Rejected(body_too_large(limit)));
-                    }
-                    buffer.reserve(data.len()).map_err(BodyError::OverLimit)?;
-                    chunks.push(data);
+}
+
+impl<B: http_body::Body> ReadBody<B> {
+    /// Creates the reader of a body whose bytes count in `buffer`.
+    pub(crate) fn new(head: &request::Parts, body: B, buffer: Buffer) -> Self {
+        Self {
+            announced: announced_length(&head.headers, &body),
+            expected: expected_length(&head.headers, &body),
+            body,
+            buffer: Some(buffer),
+            chunks: Chunks::default(),
+            trailers: None,
+            timer: LazyTimer::default(),
+            yielding: None,
+        }
+    }
+
+    /// Reads the body. Returns its bytes, which count until the last of their slices is dropped, and its trailers.
+    pub(crate) fn poll(
+        mut self: Pin<&mut Self>,
+        cx: &mut Context<'_>,
+        rules: &Rules,
+        version: Version,
+    ) -> Poll<Result<(Bytes, Option<HeaderMap>), BodyError>> {
+        // Rejected before the first byte is read. A client that sent `Expect: 100-continue` then never sends the body.
+        if self.announced > rules.body_limit as u64 {
+            return Poll::Ready(Err(body_too_large(rules.body_limit).into()));
+        }
+        if self.trailers.is_none() {
+            match self.as_mut().poll_frames(cx, rules) {
+                Poll::Ready(trailers) => {
+                    *self.as_mut().project().trailers = Some(trailers?.map(Box::new));
                 }
-                FrameContent::Trailers(trailers) => return Ok(Some(trailers)),
+                Poll::Pending => {
+                    let deadline = || from_now(rules.body_timeout);
+                    let timer = self.as_mut().project().timer;
+                    ready!(timer.poll_after_second(cx, deadline));
+                    return Poll::Ready(Err(body_too_slow(rules).into()));
+                }
             }
         }
-        Ok(None)
-    };
-    let deadline = || from_now(rules.body_timeout);
-    let Some(trailers) = with_deadline_second_poll(deadline, pin!(read)).await else {
-        return Err(body_too_slow(rules).into());
-    };
-    let trailers = trailers?;
-    // hyper reports an HTTP/2 stream that a proxy reset with NO_ERROR as the end of the body.
-    if (chunks.len() as u64) < expected {
-        return Err(body_incomplete().into());
+        let this = self.project();
+        // hyper reports an HTTP/2 stream that a proxy reset with NO_ERROR as the end of the body.
+        if (this.chunks.len() as u64) < *this.expected {
+            return Poll::Ready(Err(body_incomplete().into()));
+        }
+        // Without a length, only the server can detect such a reset. It does so, and drops this future, if the future yields.
+        if *this.expected == 0 && version == Version::HTTP_2 && !this.body.is_end_stream() {
+            let yielding = this.yielding.get_or_insert_with(|| Box::pin(yield_now()));
+            ready!(yielding.as_mut().poll(cx));
+        }
+        let data = std::mem::take(this.chunks).into_bytes();
+        let data = match this.buffer.take() {
+            Some(buffer) => buffer.hold(data),
+            None => data,
+        };
+        let trailers = this.trailers.take().flatten();
+        Poll::Ready(Ok((data, trailers.map(|trailers| *trailers))))
     }
-    // Without a length, only the server can detect such a reset. It does so, and drops this future, if the future yields.
-    if expected == 0 && head.version == Version::HTTP_2 && !body.is_end_stream() {
-        yield_now().await;
+
+    /// Reads frames until the body ends. Returns its trailers.
+    fn poll_frames(
+        self: Pin<&mut Self>,
+        cx: &mut Context<'_>,
+        rules: &Rules,
+    ) -> Poll<Result<Option<HeaderMap>, BodyError>> {
+        let mut this = self.project();
+        while let Some(frame) = ready!(this.body.as_mut().poll_frame(cx)) {
+            match FrameContent::from_frame(frame.map_err(|_| body_incomplete())?) {
+                FrameContent::Data(data) => {
+                    if data.len() > rules.body_limit - this.chunks.len() {
+                        return Poll::Ready(Err(body_too_large(rules.body_limit).into()));
+                    }
+                    if let Some(buffer) = this.buffer {
+                        buffer.reserve(data.len()).map_err(BodyError::OverLimit)?;
+                    }
+                    this.chunks.push(data);
+                }
+                FrameContent::Trailers(trailers) => return Poll::Ready(Ok(Some(trailers))),
+            }
+        }
+        Poll::Ready(Ok(None))
     }
-    Ok((chunks.into_bytes(), trailers))
 }
 
 /// Returns the length that a request body must have to be complete, or a lower bound of it.

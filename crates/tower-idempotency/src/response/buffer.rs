@@ -1,9 +1,14 @@
 //! Buffers the response body within limits.
 
-use std::future::poll_fn;
+use std::{
+    pin::Pin,
+    task::{Context, Poll, ready},
+    time::Duration,
+};
 
 use bytes::Bytes;
-use http::{HeaderMap, StatusCode, header, response};
+use http::{HeaderMap, Response, StatusCode, header};
+use tokio::time::Instant;
 
 use crate::{
     body::{
@@ -13,7 +18,7 @@ use crate::{
     limits::Buffer,
     record::{MAX_LINES, TombstoneReason},
     response::rules::Rules,
-    retry::{from_now, with_deadline_second_poll},
+    retry::{LazyTimer, from_now},
 };
 
 /// Result of buffering a response body.
@@ -27,78 +32,146 @@ pub(crate) enum Buffered<B: http_body::Body> {
     Failed(Body<B>),
 }
 
-/// Buffers the response body until it is complete, fails or exceeds a limit.
+/// A response body that is buffered until it is complete, fails or exceeds a limit.
 ///
-/// The bytes count in `buffer` until the client has read them.
-pub(crate) async fn buffer_body<B: http_body::Body>(
-    rules: &Rules,
-    mut buffer: Buffer,
-    head: &response::Parts,
-    body: B,
-) -> Buffered<B> {
-    let limit = rules.body_limit;
-    let exact = body.size_hint().exact();
-    // The `Content-Length` of a 304 is that of a body that is not sent.
-    let announced = (head.status != StatusCode::NOT_MODIFIED)
-        .then(|| content_length(&head.headers))
-        .flatten()
-        .or(exact);
-    if announced.unwrap_or(0).max(body.size_hint().lower()) > limit as u64
-        || head.headers.len() > MAX_LINES
-    {
-        return Buffered::Unrecordable(Body::original(body), TombstoneReason::TooLarge);
-    }
-    if is_event_stream(&head.headers) {
-        return Buffered::Unrecordable(Body::original(body), TombstoneReason::Streamed);
-    }
-    let mut deadline = None;
-    let mut body = Box::pin(body);
-    let mut chunks = Chunks::default();
-    let mut trailers = None;
-    while trailers.is_none() {
-        // A body of unknown length may never end: the timeout covers all of it. With a known length, the timeout restarts
-        // with each frame and covers only a stall.
-        if announced.is_some() {
-            deadline = None;
+/// The bytes count in the buffer until the client has read them.
+pub(crate) struct BufferedBody<B> {
+    body: Option<Pin<Box<B>>>,
+    buffer: Option<Buffer>,
+    limit: usize,
+    timeout: Duration,
+    announced: Option<u64>,
+    exact: Option<u64>,
+    chunks: Chunks,
+    deadline: Option<Instant>,
+    timer: LazyTimer,
+}
+
+impl<B: http_body::Body> BufferedBody<B> {
+    /// Creates a body that is buffered within limits. Returns it unread if its head shows that it cannot be recorded.
+    pub(crate) fn new(
+        rules: &Rules,
+        buffer: Buffer,
+        head: &Response<()>,
+        body: B,
+    ) -> Result<Self, Box<Buffered<B>>> {
+        let exact = body.size_hint().exact();
+        // The `Content-Length` of a 304 is that of a body that is not sent.
+        let announced = (head.status() != StatusCode::NOT_MODIFIED)
+            .then(|| content_length(head.headers()))
+            .flatten()
+            .or(exact);
+        let unrecordable =
+            |body, reason| Box::new(Buffered::Unrecordable(Body::original(body), reason));
+        if announced.unwrap_or(0).max(body.size_hint().lower()) > rules.body_limit as u64
+            || head.headers().len() > MAX_LINES
+        {
+            return Err(unrecordable(body, TombstoneReason::TooLarge));
         }
-        let deadline = || *deadline.get_or_insert_with(|| from_now(rules.collect_timeout));
-        let frame = poll_fn(|cx| body.as_mut().poll_frame(cx));
-        let Some(frame) = with_deadline_second_poll(deadline, frame).await else {
-            let body = Body::with_prefix(buffer.hold(chunks.into_bytes()), body);
-            return Buffered::Unrecordable(body, TombstoneReason::Streamed);
+        if is_event_stream(head.headers()) {
+            return Err(unrecordable(body, TombstoneReason::Streamed));
+        }
+        Ok(Self {
+            body: Some(Box::pin(body)),
+            buffer: Some(buffer),
+            limit: rules.body_limit,
+            timeout: rules.collect_timeout,
+            announced,
+            exact,
+            chunks: Chunks::default(),
+            deadline: None,
+            timer: LazyTimer::default(),
+        })
+    }
+
+    /// Buffers the body. Not to be called again after it returned `Ready`.
+    pub(crate) fn poll(&mut self, cx: &mut Context<'_>) -> Poll<Buffered<B>> {
+        let Some(mut body) = self.body.take() else {
+            return Poll::Pending;
         };
-        let frame = match frame {
-            Some(Ok(frame)) => frame,
-            Some(Err(error)) => {
-                let data = buffer.hold(chunks.into_bytes());
-                return Buffered::Failed(Body::failed(data, Some(error), exact));
+        let polled = self.poll_body(cx, &mut body);
+        match polled {
+            Poll::Ready(Step::Done(buffered)) => Poll::Ready(buffered),
+            Poll::Ready(Step::Stop(reason)) => {
+                let body = Body::with_prefix(self.hold(), body);
+                Poll::Ready(Buffered::Unrecordable(body, reason))
             }
-            None => break,
-        };
-        match FrameContent::from_frame(frame) {
-            FrameContent::Data(data) => {
-                let fits = data.len() <= limit - chunks.len() && buffer.reserve(data.len()).is_ok();
-                chunks.push(data);
-                if !fits {
-                    let body = Body::with_prefix(buffer.hold(chunks.into_bytes()), body);
-                    return Buffered::Unrecordable(body, TombstoneReason::TooLarge);
+            Poll::Pending => {
+                self.body = Some(body);
+                Poll::Pending
+            }
+        }
+    }
+
+    fn poll_body(&mut self, cx: &mut Context<'_>, body: &mut Pin<Box<B>>) -> Poll<Step<B>> {
+        let mut trailers = None;
+        while trailers.is_none() {
+            let Poll::Ready(frame) = body.as_mut().poll_frame(cx) else {
+                let (timeout, deadline) = (self.timeout, &mut self.deadline);
+                let deadline = || *deadline.get_or_insert_with(|| from_now(timeout));
+                ready!(self.timer.poll_after_second(cx, deadline));
+                return Poll::Ready(Step::Stop(TombstoneReason::Streamed));
+            };
+            self.timer = LazyTimer::default();
+            // A body of unknown length may never end: the timeout covers all of it. With a known length, the timeout restarts
+            // with each frame and covers only a stall.
+            if self.announced.is_some() {
+                self.deadline = None;
+            }
+            match frame {
+                Some(Ok(frame)) => match FrameContent::from_frame(frame) {
+                    FrameContent::Data(data) => {
+                        let fits = data.len() <= self.limit - self.chunks.len()
+                            && self.reserve(data.len());
+                        self.chunks.push(data);
+                        if !fits {
+                            return Poll::Ready(Step::Stop(TombstoneReason::TooLarge));
+                        }
+                    }
+                    FrameContent::Trailers(lines) => trailers = Some(lines),
+                },
+                Some(Err(error)) => {
+                    let body = Body::failed(self.hold(), Some(error), self.exact);
+                    return Poll::Ready(Step::Done(Buffered::Failed(body)));
                 }
+                None => break,
             }
-            FrameContent::Trailers(lines) => trailers = Some(lines),
+        }
+        let data = self.hold();
+        // An incomplete body must not be recorded as a complete one.
+        let is_complete = self
+            .announced
+            .is_none_or(|announced| announced == data.len() as u64);
+        let is_too_long = |lines: &HeaderMap| lines.len() > MAX_LINES;
+        Poll::Ready(Step::Done(if !is_complete {
+            Buffered::Failed(Body::failed(data, None, self.exact))
+        } else if trailers.as_ref().is_some_and(is_too_long) {
+            Buffered::Unrecordable(Body::chunked(data, trailers), TombstoneReason::TooLarge)
+        } else {
+            Buffered::Complete(data, trailers)
+        }))
+    }
+
+    fn reserve(&mut self, bytes: usize) -> bool {
+        let buffer = self.buffer.as_mut();
+        buffer.is_none_or(|buffer| buffer.reserve(bytes).is_ok())
+    }
+
+    /// Returns the data so far, which count until the client has read them.
+    fn hold(&mut self) -> Bytes {
+        let data = std::mem::take(&mut self.chunks).into_bytes();
+        match self.buffer.take() {
+            Some(buffer) => buffer.hold(data),
+            None => data,
         }
     }
-    let data = buffer.hold(chunks.into_bytes());
-    // An incomplete body must not be recorded as a complete one.
-    if announced.is_some_and(|announced| announced != data.len() as u64) {
-        return Buffered::Failed(Body::failed(data, None, exact));
-    }
-    if trailers
-        .as_ref()
-        .is_some_and(|lines| lines.len() > MAX_LINES)
-    {
-        return Buffered::Unrecordable(Body::chunked(data, trailers), TombstoneReason::TooLarge);
-    }
-    Buffered::Complete(data, trailers)
+}
+
+/// Result of reading a response body.
+enum Step<B: http_body::Body> {
+    Done(Buffered<B>),
+    /// The client gets the data so far, then the rest as it arrives.
+    Stop(TombstoneReason),
 }
 
 fn is_event_stream(headers: &HeaderMap) -> bool {

@@ -1,12 +1,13 @@
 //! Decides if the layer records the response of the handler.
 
 use std::{
-    future::Future,
+    future::poll_fn,
     panic::{AssertUnwindSafe, catch_unwind},
+    task::{Context, Poll, ready},
 };
 
 use bytes::Bytes;
-use http::{Response, StatusCode};
+use http::{Response, StatusCode, response};
 use serde::Serialize;
 
 use crate::{
@@ -15,7 +16,7 @@ use crate::{
     panics::catch_setting_panic,
     record::{Codec, NeedsAttention, Origin, TombstoneReason},
     response::{
-        buffer::{Buffered, buffer_body},
+        buffer::{Buffered, BufferedBody},
         directives::{Directive, take_directive},
         rules::{Rules, Unrecordable},
     },
@@ -60,90 +61,139 @@ impl NotRecordedReason {
     }
 }
 
+/// A response that is recorded once its body is buffered.
+pub(crate) struct Recording<R> {
+    head: Response<()>,
+    body: BufferedBody<R>,
+    retention: Ttl,
+}
+
+/// A response, and the action that finishes its lease.
+pub(crate) type Decided<R> = (Response<Body<R>>, Disposition);
+
+impl<R: http_body::Body> Recording<R> {
+    /// Decides if the response is recorded. Returns the disposition if it does not depend on the body.
+    ///
+    /// `request_incomplete` is `true` if the handler read a request body that was aborted.
+    pub(crate) fn new(
+        rules: &Rules,
+        buffer: Buffer,
+        origin: Origin<'_>,
+        res: Response<R>,
+        request_incomplete: bool,
+    ) -> Result<Self, Box<Decided<R>>> {
+        let (mut head, body) = res.into_parts();
+        let retention = match decide_by_head(rules, origin, &mut head, request_incomplete) {
+            Ok(retention) => retention,
+            Err(disposition) => {
+                let res = Response::from_parts(head, Body::original(body));
+                return Err(Box::new((res, disposition)));
+            }
+        };
+        let head = Response::from_parts(head, ());
+        match BufferedBody::new(rules, buffer, &head, body) {
+            Ok(body) => Ok(Self {
+                head,
+                body,
+                retention,
+            }),
+            Err(buffered) => Err(Box::new(record(rules, origin, head, *buffered, retention))),
+        }
+    }
+
+    /// Buffers the body within limits and encodes the record. Not to be called again after it returned `Ready`.
+    pub(crate) fn poll(
+        &mut self,
+        cx: &mut Context<'_>,
+        rules: &Rules,
+        origin: Origin<'_>,
+    ) -> Poll<Decided<R>> {
+        let buffered = ready!(self.body.poll(cx));
+        let head = std::mem::take(&mut self.head);
+        Poll::Ready(record(rules, origin, head, buffered, self.retention))
+    }
+}
+
 /// Decides if the response is recorded. Buffers its body within limits if so.
-///
-/// `request_incomplete` is `true` if the handler read a request body that was aborted.
-pub(crate) fn decide_disposition<R: http_body::Body>(
+pub(crate) async fn decide_disposition<R: http_body::Body>(
     rules: &Rules,
     buffer: Buffer,
     origin: Origin<'_>,
     res: Response<R>,
     request_incomplete: bool,
-) -> impl Future<Output = (Response<Body<R>>, Disposition)> {
-    let (mut head, body) = res.into_parts();
-    let directive = take_directive(&mut head, rules.retention, rules.max_retention);
-    async move {
-        let retention = match directive {
-            Directive::Record(retention) => match rules.is_recorded(head.status) {
-                Some(true) => retention,
-                Some(false) => {
-                    return (
-                        Response::from_parts(head, Body::original(body)),
-                        Disposition::Release(NotRecordedReason::Status),
-                    );
-                }
-                None => {
-                    let record = tombstone(rules, origin, head.status, TombstoneReason::Panicked);
-                    return (
-                        Response::from_parts(head, Body::original(body)),
-                        Disposition::Record { record, retention },
-                    );
-                }
-            },
-            Directive::NoStore => {
-                return (
-                    Response::from_parts(head, Body::original(body)),
-                    Disposition::Release(NotRecordedReason::NoStore),
-                );
+) -> Decided<R> {
+    match Recording::new(rules, buffer, origin, res, request_incomplete) {
+        Ok(mut recording) => poll_fn(|cx| recording.poll(cx, rules, origin)).await,
+        Err(decided) => *decided,
+    }
+}
+
+/// Decides without the body: returns the retention of the record, or the disposition of a response whose body does not
+/// matter.
+fn decide_by_head(
+    rules: &Rules,
+    origin: Origin<'_>,
+    head: &mut response::Parts,
+    request_incomplete: bool,
+) -> Result<Ttl, Disposition> {
+    let retention = match take_directive(head, rules.retention, rules.max_retention) {
+        Directive::Record(retention) => match rules.is_recorded(head.status) {
+            Some(true) => retention,
+            Some(false) => return Err(Disposition::Release(NotRecordedReason::Status)),
+            None => {
+                let record = tombstone(rules, origin, head.status, TombstoneReason::Panicked);
+                return Err(Disposition::Record { record, retention });
             }
-            // Recorded with any status and any request: the work must not be repeated.
-            Directive::NeedsAttention(attention) => {
-                let record = Codec::encode_attention(origin, Some(head.status), &attention);
-                let disposition = Disposition::Record {
-                    record,
-                    retention: Ttl::MAX,
-                };
-                return (
-                    Response::from_parts(head, Body::original(body)),
-                    disposition,
-                );
-            }
-        };
-        // The handler rejected an incomplete request. A retry with the complete request must not get this response.
-        if request_incomplete && (head.status.is_client_error() || head.status.is_server_error()) {
-            return (
-                Response::from_parts(head, Body::original(body)),
-                Disposition::Release(NotRecordedReason::BrokenRequest),
-            );
+        },
+        Directive::NoStore => return Err(Disposition::Release(NotRecordedReason::NoStore)),
+        // Recorded with any status and any request: the work must not be repeated.
+        Directive::NeedsAttention(attention) => {
+            return Err(Disposition::Record {
+                record: Codec::encode_attention(origin, Some(head.status), &attention),
+                retention: Ttl::MAX,
+            });
         }
-        match buffer_body(rules, buffer, &head, body).await {
-            Buffered::Complete(data, trailers) => {
-                let encode = || {
-                    rules.codec().encode_response(
-                        origin,
-                        head.status,
-                        &head.headers,
-                        &*rules.replayed_headers,
-                        &data,
-                        trailers.as_ref(),
-                    )
-                };
-                let record =
-                    catch_setting_panic("with_replayed_headers", encode).unwrap_or_else(|| {
-                        tombstone(rules, origin, head.status, TombstoneReason::Panicked)
-                    });
-                let res = Response::from_parts(head, Body::chunked(data, trailers));
-                (res, Disposition::Record { record, retention })
-            }
-            Buffered::Unrecordable(body, reason) => {
-                let disposition =
-                    tombstone_or_release(rules, origin, head.status, reason, retention);
-                (Response::from_parts(head, body), disposition)
-            }
-            Buffered::Failed(body) => (
-                Response::from_parts(head, body),
-                Disposition::Release(NotRecordedReason::BrokenBody),
-            ),
+    };
+    // The handler rejected an incomplete request. A retry with the complete request must not get this response.
+    if request_incomplete && (head.status.is_client_error() || head.status.is_server_error()) {
+        return Err(Disposition::Release(NotRecordedReason::BrokenRequest));
+    }
+    Ok(retention)
+}
+
+/// Returns the response whose body was buffered, and encodes its record.
+fn record<R: http_body::Body>(
+    rules: &Rules,
+    origin: Origin<'_>,
+    head: Response<()>,
+    buffered: Buffered<R>,
+    retention: Ttl,
+) -> Decided<R> {
+    let status = head.status();
+    match buffered {
+        Buffered::Complete(data, trailers) => {
+            let encode = || {
+                rules.codec().encode_response(
+                    origin,
+                    status,
+                    head.headers(),
+                    &*rules.replayed_headers,
+                    &data,
+                    trailers.as_ref(),
+                )
+            };
+            let record = catch_setting_panic("with_replayed_headers", encode)
+                .unwrap_or_else(|| tombstone(rules, origin, status, TombstoneReason::Panicked));
+            let res = head.map(|()| Body::chunked(data, trailers));
+            (res, Disposition::Record { record, retention })
+        }
+        Buffered::Unrecordable(body, reason) => {
+            let disposition = tombstone_or_release(rules, origin, status, reason, retention);
+            (head.map(|()| body), disposition)
+        }
+        Buffered::Failed(body) => {
+            let disposition = Disposition::Release(NotRecordedReason::BrokenBody);
+            (head.map(|()| body), disposition)
         }
     }
 }

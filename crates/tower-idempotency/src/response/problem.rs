@@ -2,7 +2,7 @@
 
 use bytes::Bytes;
 use http::{HeaderValue, Response, header};
-use serde_json::json;
+use serde_json::{Value, json};
 
 use crate::error::{Error, ErrorKind};
 
@@ -15,7 +15,7 @@ pub(crate) const DESCRIBED_BY: &str =
 pub(crate) const DEFAULT_LINK: &str = "<https://datatracker.ietf.org/doc/draft-ietf-httpapi-idempotency-key-header/>; rel=\"describedby\"";
 
 /// Renders `application/problem+json` (RFC 9457) with the members `type`, `title`, `status`, `detail`, `code` and
-/// `retryable`, and `reason` if the error has one.
+/// `retryable`, and `entry` and `reason` if the error has them.
 pub(crate) fn problem_json(error: &Error, described_by: &HeaderValue) -> Response<Bytes> {
     let kind = error.kind();
     let mut body = json!({
@@ -26,9 +26,7 @@ pub(crate) fn problem_json(error: &Error, described_by: &HeaderValue) -> Respons
         "code": kind.code(),
         "retryable": error.is_retryable(),
     });
-    if let Some(reason) = error.reason() {
-        body["reason"] = reason.into();
-    }
+    add_details(error, &mut body);
     let mut res = response(error, "application/problem+json", body.to_string());
     res.headers_mut().insert(header::LINK, described_by.clone());
     res
@@ -56,9 +54,7 @@ pub(crate) fn stripe(error: &Error) -> Response<Bytes> {
         | ErrorKind::ResponseNotRetained => "idempotency_error",
     };
     let mut body = json!({ "error": { "type": error_type, "code": error.kind().code(), "message": error.detail() } });
-    if let Some(reason) = error.reason() {
-        body["error"]["reason"] = reason.into();
-    }
+    add_details(error, &mut body["error"]);
     response(error, "application/json", body.to_string())
 }
 
@@ -66,6 +62,16 @@ pub(crate) fn stripe(error: &Error) -> Response<Bytes> {
 pub(crate) fn idempo(error: &Error) -> Response<Bytes> {
     let body = json!({ "ok": false, "error": { "message": error.detail() } });
     response(error, "application/json", body.to_string())
+}
+
+/// Adds the first digits of the entry, and the code of what needs attention.
+fn add_details(error: &Error, body: &mut Value) {
+    if let Some(id) = error.entry() {
+        body["entry"] = id.to_string().into();
+    }
+    if let Some(reason) = error.reason() {
+        body["reason"] = reason.into();
+    }
 }
 
 /// Returns the value `<url>; rel="describedby"` of a `Link` header, or `None` if a header cannot contain the URL.
@@ -98,6 +104,7 @@ mod tests {
     use std::time::Duration;
 
     use super::*;
+    use crate::store::KeyId;
 
     fn text(res: &Response<Bytes>) -> String {
         String::from_utf8(res.body().to_vec()).unwrap()
@@ -136,6 +143,16 @@ mod tests {
         insta::assert_snapshot!(text(&problem_json(&error, &described_by(DESCRIBED_BY).unwrap())), @r#"{"code":"outcome-unknown","detail":"needs attention (refund-failed)","reason":"refund-failed","retryable":false,"status":409,"title":"Outcome unknown","type":"urn:tower-idempotency:problem:outcome-unknown"}"#);
         insta::assert_snapshot!(text(&stripe(&error)), @r#"{"error":{"code":"outcome-unknown","message":"needs attention (refund-failed)","reason":"refund-failed","type":"idempotency_error"}}"#);
         insta::assert_snapshot!(text(&idempo(&error)), @r#"{"error":{"message":"needs attention (refund-failed)"},"ok":false}"#);
+    }
+
+    #[test]
+    fn bodies_contain_first_digits_of_entry() {
+        let id = KeyId::from_bytes([0x6f; 32]);
+        let error = Error::new(ErrorKind::InProgress, "still running").with_entry(&id);
+        let described_by = described_by(DESCRIBED_BY).unwrap();
+        insta::assert_snapshot!(text(&problem_json(&error, &described_by)), @r#"{"code":"in-progress","detail":"still running","entry":"6f6f6f6f","retryable":true,"status":409,"title":"Request in progress","type":"urn:tower-idempotency:problem:in-progress"}"#);
+        insta::assert_snapshot!(text(&stripe(&error)), @r#"{"error":{"code":"in-progress","entry":"6f6f6f6f","message":"still running","type":"idempotency_error"}}"#);
+        insta::assert_snapshot!(text(&idempo(&error)), @r#"{"error":{"message":"still running"},"ok":false}"#);
     }
 
     #[test]

@@ -33,10 +33,10 @@ pub(crate) fn without_trailers(res: Response<Bytes>) -> CompleteResponse {
 pub(crate) fn admission_error(rules: &Rules, error: AdmissionError) -> Error {
     match error {
         AdmissionError::Draining => Error::new(ErrorKind::Draining, "the service is shutting down"),
-        AdmissionError::TooManyRequests => {
+        AdmissionError::RequestLimit => {
             Error::new(ErrorKind::Overloaded, "too many requests are in flight")
         }
-        AdmissionError::TooManyBytes => {
+        AdmissionError::ByteLimit => {
             Error::new(ErrorKind::Overloaded, "too many bytes are buffered")
         }
         #[cfg(feature = "rate")]
@@ -48,6 +48,10 @@ pub(crate) fn admission_error(rules: &Rules, error: AdmissionError) -> Error {
         AdmissionError::CallerLimit => Error::new(
             ErrorKind::CallerLimit,
             "this caller has too many requests in flight, or too many bytes of bodies in them",
+        ),
+        AdmissionError::CallerStoreLimit => Error::new(
+            ErrorKind::CallerLimit,
+            "this caller has too many keys in the store whose outcome is unknown",
         ),
     }
     .with_retry_after(rules.retry_after)

@@ -48,15 +48,20 @@ impl UnreadReplays {
     pub(crate) fn replay(
         self: &Arc<Self>,
         rules: &Rules,
-        buffer: Buffer,
+        mut buffer: Buffer,
         id: &KeyId,
         record: &Bytes,
     ) -> CompleteResponse {
         if let Some(unread) = self.find(id, record) {
             return replayed_response(rules, id, unread.share());
         }
+        // A small record may inflate to a large one, so the memory counts before it is used.
+        let inflated = rules.codec().inflated_len(record).unwrap_or(0);
+        if let Err(error) = buffer.reserve(inflated) {
+            return reject(rules, &admission_error(rules, error));
+        }
         let hold = |mut stored: StoredResponse, mut buffer: Buffer| {
-            buffer.reserve(stored.body.len())?;
+            buffer.reserve(stored.body.len().saturating_sub(inflated))?;
             if stored.body.len() > UNCOUNTED {
                 let unread = Arc::new(UnreadReplay {
                     id: *id,
@@ -159,7 +164,7 @@ fn respond(
         Ok(Record::Response(stored)) => match hold(stored) {
             Ok(stored) if is_replay => replayed_response(rules, id, stored),
             Ok(stored) => stored_response(stored),
-            Err(error) => reject(rules, &admission_error(rules, error)),
+            Err(error) => reject(rules, &admission_error(rules, error).with_entry(id)),
         },
         Ok(Record::Tombstone { status, reason }) => {
             if is_replay {
@@ -174,21 +179,23 @@ fn respond(
                 "the first request was executed with status {}, but its response {reason}",
                 status.as_u16(),
             );
-            reject(rules, &Error::new(ErrorKind::ResponseNotRetained, detail))
+            let error = Error::new(ErrorKind::ResponseNotRetained, detail);
+            reject(rules, &error.with_entry(id))
         }
         Ok(Record::Attention { status, attention }) => {
             if is_replay {
                 telemetry::unresolved(id, status, attention.code());
             }
-            reject(rules, &needs_attention(attention.code()))
+            reject(rules, &needs_attention(attention.code()).with_entry(id))
         }
         Ok(Record::Value(_)) => reject(
             rules,
-            &unreadable_record("expected the record of a response, found that of a value"),
+            &unreadable_record("expected the record of a response, found that of a value")
+                .with_entry(id),
         ),
         Err(error) => {
             telemetry::bad_record(id, &error);
-            reject(rules, &unreadable_record(error))
+            reject(rules, &unreadable_record(error).with_entry(id))
         }
     }
 }

@@ -9,11 +9,11 @@ use bytes::Bytes;
 
 pub(crate) mod erased;
 mod ids;
-mod memory;
+pub(crate) mod memory;
 mod ttl;
 
 pub use self::{
-    ids::{Fingerprint, KeyId, ScopeDigest, Token},
+    ids::{Fingerprint, KeyId, KeyIdError, ScopeDigest, Token},
     memory::{MemoryFull, MemoryStore},
     ttl::{Ttl, TtlError},
 };
@@ -42,7 +42,9 @@ pub use self::{
 /// 5. The store checks expiry at every access by the backend's clock, and never relies on a sweeper alone. At the very
 ///    instant of expiry an entry is expired.
 /// 6. The store compares fingerprints for one purpose only: a takeover needs [`OrphanPolicy::TakeOver`] *and* the same
-///    fingerprint. Any other claim on an orphaned key gets [`Acquired::Orphaned`].
+///    fingerprint. Any other claim on an orphaned key gets [`Acquired::Orphaned`]. There is one exception: under
+///    [`OrphanPolicy::Refuse`], the same request takes over an orphan whose token [allows a retry](Token::allows_retry). Only
+///    [`Inspect::resolve`](crate::inspect::Inspect::resolve) stores such a token; a store without it needs no such rule.
 /// 7. A takeover raises the generation. Only a record or expiry ends an entry that was taken over: a release at
 ///    generation 1 frees the key, and a release at a later generation makes the entry an orphan again. An orphan is
 ///    absent after its orphan retention, which starts at the expiry of its lease. A record is absent after its
@@ -50,6 +52,8 @@ pub use self::{
 /// 8. The store holds no connection between calls.
 /// 9. If a store cannot store a record of some size, it returns [`StoreError::RecordTooLarge`] and leaves the entry in
 ///    progress. The layer then stores a tombstone.
+/// 10. A store may limit what the leases and orphans of one [scope](Claim::scope) use up. An `acquire` beyond the limit is
+///     [`StoreError::CallerLimit`], and stores nothing. The store never refuses the token that holds the entry.
 ///
 /// The layer, as the caller, gives every attempt a random token of its own and sets a timeout on every call. It treats
 /// a timeout of `acquire` or `complete` as an unknown outcome and retries with the same token.
@@ -72,7 +76,8 @@ pub trait Store: Send + Sync + 'static {
     ///
     /// # Errors
     ///
-    /// [`StoreError::Backend`] if the backend failed. The lease may be held nevertheless.
+    /// [`StoreError::CallerLimit`] if the leases and orphans of the claim's scope use up its share of the store. No lease is
+    /// held. [`StoreError::Backend`] if the backend failed. The lease may be held nevertheless.
     fn acquire(&self, claim: &Claim) -> impl Future<Output = Result<Acquired, StoreError>> + Send;
 
     /// Sets the expiry of the lease to `ttl` from now.
@@ -213,6 +218,8 @@ impl Claim {
             fingerprint: self.fingerprint,
             token: self.token,
             generation,
+            scope: self.scope,
+            is_first_completion: false,
         }
     }
 }
@@ -229,6 +236,15 @@ pub struct LeaseRef {
     pub token: Token,
     /// The generation of the lease. A complete of an entry without a holder stores it.
     pub generation: u64,
+    /// The digest of the scope of the key, as in the claim. No decision about the entry depends on it.
+    pub scope: Option<ScopeDigest>,
+    /// `true` if no earlier call and no commit of the handler can have completed the entry under this token. Default:
+    /// `false`.
+    ///
+    /// If it is `true` and [`Store::complete`] returns `Ok`, the entry has the record of this call, and its retention counts
+    /// from this call. Otherwise the entry may have another record of the same token. The layer sets it in the first attempt
+    /// to complete an entry. A backend ignores it. A store that repeats the calls of another one must clear it.
+    pub is_first_completion: bool,
 }
 
 /// Reply of the store to a [`Claim`]. Its `Debug` output shows no bytes of a record.
@@ -324,8 +340,11 @@ pub enum OrphanPolicy {
     /// The same request may take the lease over and execute again: at-least-once.
     #[default]
     TakeOver,
-    /// No request may take it over: at-most-once, until the orphan expires.
+    /// No request may take it over: at-most-once, until the orphan expires or an operator
+    /// [allows a retry](crate::inspect::Resolution::Retry).
     Refuse,
+    /// No request may take it over, not even if an operator allows a retry. The layer uses it to query an entry.
+    Never,
 }
 
 /// The error of a store call.
@@ -339,6 +358,9 @@ pub enum StoreError {
         /// The size of the largest accepted record, in bytes.
         limit: usize,
     },
+    /// The leases and orphans of the claim's scope use up its share of the store. Nothing was stored. The layer rejects the
+    /// request with 429 `caller-limit`, and does not call the store again for it.
+    CallerLimit,
     /// The backend failed or was unreachable. The call may have taken effect nevertheless.
     Backend(Box<dyn std::error::Error + Send + Sync>),
 }
@@ -358,6 +380,7 @@ impl fmt::Display for StoreError {
             Self::RecordTooLarge { limit } => {
                 write!(f, "the store accepts records of at most {limit} bytes")
             }
+            Self::CallerLimit => f.write_str("the caller uses up its share of the store"),
             Self::Backend(_) => f.write_str("the store failed"),
         }
     }
@@ -366,7 +389,7 @@ impl fmt::Display for StoreError {
 impl std::error::Error for StoreError {
     fn source(&self) -> Option<&(dyn std::error::Error + 'static)> {
         match self {
-            Self::LeaseLost | Self::RecordTooLarge { .. } => None,
+            Self::LeaseLost | Self::RecordTooLarge { .. } | Self::CallerLimit => None,
             Self::Backend(source) => Some(&**source),
         }
     }

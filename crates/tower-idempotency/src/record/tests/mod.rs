@@ -170,6 +170,13 @@ fn response_roundtrips() {
     }
 }
 
+/// Returns a record of version 1 with these flags.
+fn known_bytes(flags: u8, payload: &[&[u8]]) -> Vec<u8> {
+    let payload = payload.concat();
+    let checksum = checksum(&ID, flags, &payload).to_le_bytes();
+    [&[1, flags], &checksum[..], &payload].concat()
+}
+
 #[test]
 fn small_record_has_known_bytes() {
     let record = PLAIN.encode_response_at(
@@ -181,15 +188,15 @@ fn small_record_has_known_bytes() {
         None,
         UNIX_EPOCH + Duration::from_millis(1_700_000_000_000),
     );
-    let mut expected = vec![1, 0];
-    expected.extend(checksum(&ID, 0, &record[PREFIX..]).to_le_bytes());
-    expected.extend(b"\x85");
-    expected.extend(b"\xa4kind\xa8response");
-    expected.extend(b"\xa6status\xcc\xc8");
-    expected.extend(b"\xabrecorded_at\xcf\x00\x00\x01\x8b\xcf\xe5\x68\x00");
-    expected.extend(b"\xa7headers\x92\x92\xa4etag\xc4\x03\"1\"\x92\xa3x-b\xc4\x01\xff");
-    expected.extend(b"\xa4body\xc4\x05hello");
-    assert_eq!(record, expected);
+    let payload: [&[u8]; 6] = [
+        b"\x85",
+        b"\xa4kind\xa8response",
+        b"\xa6status\xcc\xc8",
+        b"\xabrecorded_at\xcf\x00\x00\x01\x8b\xcf\xe5\x68\x00",
+        b"\xa7headers\x92\x92\xa4etag\xc4\x03\"1\"\x92\xa3x-b\xc4\x01\xff",
+        b"\xa4body\xc4\x05hello",
+    ];
+    assert_eq!(record, known_bytes(0, &payload));
 }
 
 #[test]
@@ -313,13 +320,13 @@ const REFUND_FAILED: NeedsAttention = NeedsAttention::new("refund-failed");
 fn attention_record_has_known_bytes() {
     let attention = REFUND_FAILED.with_reason("provider said no");
     let record = Codec::encode_attention(&ID, Some(StatusCode::BAD_GATEWAY), &attention);
-    let mut expected = vec![1, 2];
-    expected.extend(checksum(&ID, 2, &record[PREFIX..]).to_le_bytes());
-    expected.extend(b"\x0drefund-failed\x83");
-    expected.extend(b"\xa4kind\xa9attention");
-    expected.extend(b"\xa6status\xcd\x01\xf6");
-    expected.extend(b"\xa6reason\xb0provider said no");
-    assert_eq!(record, expected);
+    let payload: [&[u8]; 4] = [
+        b"\x0drefund-failed\x83",
+        b"\xa4kind\xa9attention",
+        b"\xa6status\xcd\x01\xf6",
+        b"\xa6reason\xb0provider said no",
+    ];
+    assert_eq!(record, known_bytes(2, &payload));
     assert_eq!(NeedsAttention::in_record(&record), Some(attention));
     // Any other record is not an attention record, whatever bytes it contains.
     for other in [

@@ -1,0 +1,300 @@
+//! Decides if the layer handles an HTTP request, and if it is executed: first from the head, then from the reply of the store.
+
+use std::sync::{Arc, atomic::AtomicBool};
+
+use http::{Extensions, HeaderMap, request};
+use tokio::task::yield_now;
+
+use crate::{
+    digest::ScopedKey,
+    error::Error,
+    execution::{
+        Execution,
+        acquire::{AcquireOutcome, Attempt, FailedAttempt, GrantedAttempt},
+        detach::DetachSwitch,
+        rules::StoreFailure,
+        shared::Context,
+    },
+    lease::Lease,
+    limits::{AdmissionError, Caller, InFlightPermit},
+    record::Traceparent,
+    request::{
+        build_claim, find_key, has_key_header,
+        key::RequestKey,
+        pass_reason,
+        principal::{Identity, PrincipalError},
+        rules::{KeyFrom, MissingKey},
+        scope_key,
+    },
+    response::reject::{
+        CompleteResponse, admission_error, in_progress, key_reused, outcome_unknown, reject,
+        store_unavailable, without_trailers,
+    },
+    store::KeyId,
+    telemetry,
+};
+
+/// Decision about a request, made from its head.
+pub(crate) enum Admission {
+    /// The inner service responds.
+    PassThrough,
+    /// The layer responds.
+    Rejected(Box<CompleteResponse>),
+    /// The request is executed under a lease.
+    Execute(Arrival),
+}
+
+/// A request that is about to be executed, unless it turns out to be a duplicate.
+pub(crate) struct Arrival {
+    pub(super) key: RequestKey,
+    pub(super) scoped: ScopedKey,
+    pub(super) permit: InFlightPermit,
+}
+
+/// Returns `true` if an outer layer holds a lease for the request. The outer layer then reads and removes the control headers
+/// of a request that passes through this one.
+pub(crate) fn is_nested(extensions: &Extensions) -> bool {
+    extensions.get::<Lease>().is_some()
+}
+
+/// Returns `true` if an outer layer already holds a lease for the same key. A key of this layer's own is protected here.
+fn has_outer_lease(extensions: &Extensions, key: &RequestKey) -> bool {
+    let outer = extensions.get::<Lease>();
+    outer.is_some_and(|outer| outer.0.grant.key.as_ref() == Some(key))
+}
+
+/// Returns `true` if the request carries no key and needs none. This is the only check for most requests.
+pub(crate) fn is_keyless(context: &Context, headers: &HeaderMap) -> bool {
+    let rules = &context.config.request;
+    rules.missing_key == MissingKey::PassThrough
+        && matches!(rules.key_from, KeyFrom::Header { .. })
+        && !has_key_header(rules, headers)
+}
+
+/// Decides about a request from its head, without waiting.
+pub(crate) fn admit(context: &Context, head: &request::Parts) -> Admission {
+    context.shared.registration.at_request();
+    let config = &*context.config;
+    if let Some(reason) = pass_reason(&config.request, head) {
+        if has_key_header(&config.request, &head.headers) {
+            telemetry::passed_through(reason.name());
+        }
+        return Admission::PassThrough;
+    }
+    let rejected = |error: &Error| Admission::Rejected(Box::new(reject(&config.response, error)));
+    let key = match find_key(&config.request, head) {
+        Ok(Some(key)) if !has_outer_lease(&head.extensions, &key) => key,
+        Ok(_) => return Admission::PassThrough,
+        Err(error) => return rejected(&error),
+    };
+    let scoped = match scope_key(&config.request, head, &key) {
+        Ok((scoped, identity)) => {
+            if identity == Identity::Anonymous {
+                context.shared.warnings.anonymous();
+            }
+            scoped
+        }
+        Err(PrincipalError::Missing(error)) => {
+            context.shared.warnings.principal_missing();
+            return rejected(&error);
+        }
+        Err(PrincipalError::Ambiguous(error)) => return rejected(&error),
+        Err(PrincipalError::Rejected(res)) => {
+            return Admission::Rejected(Box::new(without_trailers(*res)));
+        }
+    };
+    let caller = context.shared.limits.caller(scoped.scope);
+    match caller.admit(config.limits.max_in_flight) {
+        Ok(permit) => Admission::Execute(Arrival {
+            key,
+            scoped,
+            permit,
+        }),
+        Err(error) => rejected(&admission_error(&config.response, error)),
+    }
+}
+
+/// A request that is executed under its lease, or without one if the settings say so.
+pub(super) enum Admitted {
+    Protected(Execution),
+    Unprotected(Attempt),
+}
+
+/// Result of a request for the lease without waiting.
+#[expect(
+    clippy::large_enum_variant,
+    reason = "most requests that are not executed are replays, which a box would slow down"
+)]
+pub(super) enum Progress {
+    Execute(Execution),
+    Continue(Unadmitted),
+    Respond(CompleteResponse),
+}
+
+/// Work that is left before a request is admitted.
+pub(super) enum Unadmitted {
+    /// The lease is acquired.
+    Acquire(Box<Attempt>),
+    /// The renewer was started or woken.
+    Yield(Execution),
+    /// The limits admit no more executions. The lease is released.
+    Release(Box<(GrantedAttempt, AdmissionError)>),
+}
+
+/// Outcome of the acquire: the lease, the failure of the store, or the response of a request that is not executed.
+enum Acquired {
+    Granted(GrantedAttempt),
+    Failed(FailedAttempt),
+    Respond(CompleteResponse),
+}
+
+/// Requests the lease without waiting.
+pub(super) fn acquire_now(
+    context: &Context,
+    caller: &Arc<Caller>,
+    arrival: Arrival,
+    head: &request::Parts,
+    content: &[u8],
+    body_aborted: &Option<Arc<AtomicBool>>,
+) -> Progress {
+    let Arrival {
+        key,
+        scoped,
+        permit,
+    } = arrival;
+    let (config, shared) = (&*context.config, &context.shared);
+    let terms = config.lease_terms(shared.owner);
+    let new_token = || shared.store.new_token();
+    let claim = build_claim(
+        &config.request,
+        terms,
+        scoped,
+        head,
+        content,
+        &key,
+        new_token,
+    );
+    let claim = match claim {
+        Ok(claim) => claim,
+        Err(error) => {
+            let error = store_unavailable(&config.response, error);
+            return Progress::Respond(reject(&config.response, &error));
+        }
+    };
+    if let RequestKey::Sent(key) = &key
+        && shared.recent_requests.has_other_principal(key, &claim)
+    {
+        shared.warnings.principal_changed(&claim.id);
+    }
+    let id = claim.id;
+    let attempt = Attempt {
+        claim,
+        key: Some(key),
+        is_nested: is_nested(&head.extensions),
+        permit,
+    };
+    // From here on the request may have an effect.
+    let outcome = match attempt.acquire_now(context) {
+        Ok(outcome) => outcome,
+        Err(attempt) => return Progress::Continue(Unadmitted::Acquire(attempt)),
+    };
+    match decide(context, caller, &id, outcome) {
+        Acquired::Granted(grant) => {
+            let traceparent = Traceparent::from_headers(&head.headers);
+            match grant.begin_now(context, body_aborted.clone(), traceparent) {
+                Ok((execution, false)) => Progress::Execute(execution),
+                Ok((execution, true)) => Progress::Continue(Unadmitted::Yield(execution)),
+                Err(refused) => Progress::Continue(Unadmitted::Release(refused)),
+            }
+        }
+        Acquired::Failed(failed) => {
+            let attempt = Box::new(failed.into_attempt());
+            Progress::Continue(Unadmitted::Acquire(attempt))
+        }
+        Acquired::Respond(res) => Progress::Respond(res),
+    }
+}
+
+/// Does the work that is left until the request is admitted. The error is the response of a request that is not executed.
+pub(super) async fn acquire(
+    context: Arc<Context>,
+    caller: Arc<Caller>,
+    switch: Arc<DetachSwitch>,
+    unadmitted: Unadmitted,
+    body_aborted: Option<Arc<AtomicBool>>,
+    traceparent: Option<Traceparent>,
+) -> Result<Admitted, Box<CompleteResponse>> {
+    let config = &*context.config;
+    let rules = &config.response;
+    let over_limit =
+        |id: &KeyId, error| Box::new(reject(rules, &admission_error(rules, error).with_entry(id)));
+    let attempt = match unadmitted {
+        Unadmitted::Acquire(attempt) => attempt,
+        Unadmitted::Yield(execution) => {
+            // Lets the renewer run on this worker thread now. Later, the handler may block the thread.
+            yield_now().await;
+            return Ok(Admitted::Protected(execution));
+        }
+        Unadmitted::Release(refused) => {
+            let (unused, error) = *refused;
+            let id = *unused.id();
+            Box::pin(unused.release_unused(&context)).await;
+            return Err(over_limit(&id, error));
+        }
+    };
+    let id = attempt.claim.id;
+    let outcome = attempt.acquire(&context, Some(&switch)).await;
+    match decide(&context, &caller, &id, outcome) {
+        Acquired::Respond(res) => Err(Box::new(res)),
+        Acquired::Granted(grant) => {
+            let execution = grant.begin(&context, body_aborted, traceparent).await;
+            execution
+                .map(Admitted::Protected)
+                .map_err(|error| over_limit(&id, error))
+        }
+        Acquired::Failed(failed) => match failed.policy {
+            StoreFailure::Refuse => {
+                let error = failed.release_in_background(&context);
+                let error = store_unavailable(rules, error.into_source());
+                Err(Box::new(reject(rules, &error.with_entry(&id))))
+            }
+            StoreFailure::DangerouslyExecuteUnprotected => {
+                let mut attempt = failed.into_attempt();
+                let admitted = attempt.permit.begin_execution(config.limits.max_in_flight);
+                if let Err(error) = admitted {
+                    attempt.release_in_background(&context);
+                    return Err(over_limit(&id, error));
+                }
+                Ok(Admitted::Unprotected(attempt))
+            }
+        },
+    }
+}
+
+/// Decides what follows from the outcome of the acquire. A request that is not executed gets a replay or a rejection.
+fn decide(
+    context: &Context,
+    caller: &Arc<Caller>,
+    id: &KeyId,
+    outcome: AcquireOutcome,
+) -> Acquired {
+    let config = &*context.config;
+    let rules = &config.response;
+    outcome.log(id);
+    let error = match outcome {
+        AcquireOutcome::Granted(grant) => return Acquired::Granted(grant),
+        AcquireOutcome::Failed(failed) => return Acquired::Failed(failed),
+        AcquireOutcome::Completed(record) => {
+            let buffer = caller.response_bytes(config.limits.max_response_bytes);
+            let unread = &context.shared.unread_replays;
+            return Acquired::Respond(unread.replay(rules, buffer, id, &record));
+        }
+        AcquireOutcome::Mismatch => key_reused(config.request.key_reuse.status()),
+        AcquireOutcome::InProgress { .. } => {
+            in_progress(rules, config.execution.concurrent_requests.status())
+        }
+        AcquireOutcome::Orphaned { .. } => outcome_unknown(),
+        AcquireOutcome::OverLimit(error) => admission_error(rules, error),
+    };
+    Acquired::Respond(reject(rules, &error.with_entry(id)))
+}

@@ -1,0 +1,369 @@
+//! Runs the handler of an HTTP request, and finishes its execution with the response.
+
+use std::{
+    future::{Future, poll_fn},
+    panic::{AssertUnwindSafe, catch_unwind, resume_unwind},
+    pin::{Pin, pin},
+    sync::Arc,
+    task::{Context as TaskContext, Poll, ready},
+};
+
+use http::{Request, Response, StatusCode};
+use pin_project_lite::pin_project;
+use tower_service::Service;
+
+use crate::{
+    body::Body,
+    execution::{
+        Execution, Failure, HandlerOutcome, PendingRecord, acquire::Attempt,
+        respond::into_http_response, shared::Context,
+    },
+    lease::{
+        commits::{CommitOutcome, CommittedResponse},
+        state::LeaseState,
+    },
+    panics::{Panic, catch_panic},
+    record::NeedsAttention,
+    request::key::RequestKey,
+    response::{
+        directives::{Directives, Retention, strip_control_headers},
+        disposition::{Decided, Disposition, NotRecordedReason, Recording},
+        reject::{into_response, reject, unfinished_transaction},
+    },
+    telemetry,
+};
+
+/// Returns the future of a handler, or the panic of its service, which panicked before it returned a future.
+pub(crate) fn call_handler<S, B>(inner: &mut S, req: Request<B>) -> Result<S::Future, Panic>
+where
+    S: Service<Request<B>>,
+{
+    // Unwind safe: the service is not called again.
+    catch_unwind(AssertUnwindSafe(|| inner.call(req)))
+}
+
+/// Runs the handler under the lease. The future returns the response once the outcome is stored.
+///
+/// # Panics
+///
+/// If the handler panics or has panicked, after the key was treated as the settings say.
+pub(crate) fn run_handler<F, R, E>(
+    execution: Execution,
+    call: Result<F, Panic>,
+) -> HandlerRun<F, R, E>
+where
+    F: Future<Output = Result<Response<R>, E>>,
+    R: http_body::Body + Send + 'static,
+    R::Data: Send,
+    R::Error: Send,
+    E: Send + 'static,
+{
+    let (execution, stage) = match call {
+        Ok(call) => {
+            let timer = Some(telemetry::HandlerTimer::start());
+            let call = Some(call);
+            (Some(execution), RunStage::Calling { call, timer })
+        }
+        Err(panic) => {
+            let finishing = Box::pin(finish(execution, Err(panic)));
+            (None, RunStage::Finishing { finishing })
+        }
+    };
+    HandlerRun { execution, stage }
+}
+
+pin_project! {
+    /// The future of a handler under its lease, and of the response that finishes the lease.
+    ///
+    /// Written by hand: an `async` block would store the response several times. What few requests need is boxed.
+    pub(crate) struct HandlerRun<F, R, E>
+    where
+        R: http_body::Body,
+    {
+        execution: Option<Execution>,
+        #[pin]
+        stage: RunStage<F, R, E>,
+    }
+}
+
+pin_project! {
+    #[project = RunStageProj]
+    enum RunStage<F, R, E>
+    where
+        R: http_body::Body,
+    {
+        // `None` after completion: the destructor of the handler's future is called before the lease ends.
+        Calling { #[pin] call: Option<F>, timer: Option<telemetry::HandlerTimer> },
+        // The body of the response is buffered.
+        Recording { recording: Recording<R>, directives: Option<Box<Directives>> },
+        Finishing { finishing: Finishing<R, E> },
+    }
+}
+
+/// Outcome of a handler, with its response or its error.
+type HttpOutcome<R, E> = HandlerOutcome<Result<Response<Body<R>>, E>>;
+type Finishing<R, E> = Pin<Box<dyn Future<Output = Result<Response<Body<R>>, E>> + Send>>;
+
+impl<F, R, E> Future for HandlerRun<F, R, E>
+where
+    F: Future<Output = Result<Response<R>, E>>,
+    R: http_body::Body + Send + 'static,
+    R::Data: Send,
+    R::Error: Send,
+    E: Send + 'static,
+{
+    type Output = Result<Response<Body<R>>, E>;
+
+    fn poll(self: Pin<&mut Self>, cx: &mut TaskContext<'_>) -> Poll<Self::Output> {
+        let this = self.project();
+        let (execution, mut stage) = (this.execution, this.stage);
+        loop {
+            if let RunStageProj::Finishing { finishing } = stage.as_mut().project() {
+                return finishing.as_mut().poll(cx);
+            }
+            let running = execution.as_ref().expect(POLLED_AGAIN);
+            // Unwind safe: the stage is not polled again, and it shares only atomics with its caller.
+            let step = catch_unwind(AssertUnwindSafe(|| poll_stage(stage.as_mut(), running, cx)));
+            let ran = match step {
+                Ok(Poll::Pending) => return Poll::Pending,
+                Ok(Poll::Ready(Step::Record(recording, directives))) => {
+                    stage.set(RunStage::Recording {
+                        recording,
+                        directives,
+                    });
+                    continue;
+                }
+                Ok(Poll::Ready(Step::Confirm(result))) => {
+                    let execution = execution.take().expect(POLLED_AGAIN);
+                    let finishing = Box::pin(finish_unconfirmed(execution, result));
+                    stage.set(RunStage::Finishing { finishing });
+                    continue;
+                }
+                Ok(Poll::Ready(Step::Finish(HandlerOutcome::Record(result, mut pending)))) => {
+                    if running.complete_now(&mut pending) {
+                        *execution = None;
+                        return Poll::Ready(result);
+                    }
+                    Ok(HandlerOutcome::Record(result, pending))
+                }
+                Ok(Poll::Ready(Step::Finish(outcome))) => Ok(outcome),
+                Err(panic) => {
+                    if let RunStageProj::Calling { mut call, .. } = stage.as_mut().project() {
+                        // A second panic changes nothing.
+                        let _ = catch_unwind(AssertUnwindSafe(|| call.set(None)));
+                    }
+                    Err(panic)
+                }
+            };
+            let execution = execution.take().expect(POLLED_AGAIN);
+            let finishing = Box::pin(finish(execution, ran));
+            stage.set(RunStage::Finishing { finishing });
+        }
+    }
+}
+
+/// Next step of an execution.
+enum Step<R: http_body::Body, E> {
+    /// The body of the response is buffered.
+    Record(Recording<R>, Option<Box<Directives>>),
+    /// The handler reported a commit, but returned something else.
+    Confirm(Result<Response<R>, E>),
+    Finish(HttpOutcome<R, E>),
+}
+
+/// Polls the handler, or the body of its response.
+fn poll_stage<F, R, E>(
+    mut stage: Pin<&mut RunStage<F, R, E>>,
+    execution: &Execution,
+    cx: &mut TaskContext<'_>,
+) -> Poll<Step<R, E>>
+where
+    F: Future<Output = Result<Response<R>, E>>,
+    R: http_body::Body,
+{
+    let lease = &execution.lease;
+    match stage.as_mut().project() {
+        RunStageProj::Calling { mut call, timer } => {
+            let Some(running) = call.as_mut().as_pin_mut() else {
+                return Poll::Pending;
+            };
+            let mut result = ready!(running.poll(cx));
+            call.set(None);
+            drop(timer.take());
+            let is_committed = match &mut result {
+                Ok(res) => res.extensions_mut().remove::<CommittedResponse>().is_some(),
+                Err(_) => false,
+            };
+            Poll::Ready(match (lease.close(), result) {
+                (CommitOutcome::Committed(record), Ok(res)) if is_committed => {
+                    let res = Ok(res.map(Body::original));
+                    Step::Finish(HandlerOutcome::Committed(res, record))
+                }
+                (CommitOutcome::Committed(_), result) => Step::Confirm(result),
+                (CommitOutcome::NotAttempted | CommitOutcome::Unacknowledged, result) => {
+                    match begin_recording(lease, result) {
+                        Ok((recording, directives)) => Step::Record(recording, directives),
+                        Err(outcome) => Step::Finish(*outcome),
+                    }
+                }
+            })
+        }
+        RunStageProj::Recording {
+            recording,
+            directives,
+        } => {
+            let rules = &lease.config().response;
+            let decided = ready!(recording.poll(cx, rules, lease.origin()));
+            let outcome = outcome_of(lease, directives.take(), decided);
+            Poll::Ready(Step::Finish(outcome))
+        }
+        RunStageProj::Finishing { .. } => Poll::Pending,
+    }
+}
+
+/// Begins to record the response. Returns the outcome if it does not depend on the body.
+fn begin_recording<R: http_body::Body, E>(
+    lease: &LeaseState,
+    result: Result<Response<R>, E>,
+) -> Result<(Recording<R>, Option<Box<Directives>>), Box<HttpOutcome<R, E>>> {
+    let mut res = match result {
+        Ok(res) => res,
+        Err(error) => {
+            let failed = HandlerOutcome::Failed(Err(error), Failure::Error);
+            return Err(Box::new(failed));
+        }
+    };
+    // An outer layer follows the same instructions of the handler.
+    let is_nested = lease.grant.is_nested;
+    let directives = is_nested.then(|| Box::new(Directives::of(&res)));
+    if matches!(lease.grant.key, Some(RequestKey::Named(..))) && res.status().is_client_error() {
+        // Clients cannot choose another key for the corrected request.
+        res.extensions_mut().insert(Retention::NoStore);
+    }
+    let (rules, buffer) = (&lease.config().response, lease.response_bytes());
+    let incomplete = lease.request_body_incomplete();
+    match Recording::new(rules, buffer, lease.origin(), res, incomplete) {
+        Ok(recording) => Ok((recording, directives)),
+        Err(decided) => Err(Box::new(outcome_of(lease, directives, *decided))),
+    }
+}
+
+/// Returns the outcome of a handler whose response is decided.
+fn outcome_of<R: http_body::Body, E>(
+    lease: &LeaseState,
+    directives: Option<Box<Directives>>,
+    (mut res, disposition): Decided<R>,
+) -> HttpOutcome<R, E> {
+    if let Some(directives) = directives {
+        directives.restore(&mut res);
+    }
+    match disposition {
+        Disposition::Record { record, .. }
+            if reports_failed_commit(lease, res.status(), &record) =>
+        {
+            HandlerOutcome::Release(Ok(res), "commit_failed")
+        }
+        Disposition::Record { record, .. } if reports_lost_effect(lease, res.status(), &record) => {
+            telemetry::transaction_unfinished(lease.id());
+            let rules = &lease.config().response;
+            let error = unfinished_transaction().with_entry(lease.id());
+            let res = into_response(reject(rules, &error));
+            HandlerOutcome::Release(Ok(res), "unfinished_transaction")
+        }
+        Disposition::Record { record, retention } => {
+            let pending = PendingRecord {
+                status: Some(res.status()),
+                record,
+                retention,
+            };
+            HandlerOutcome::Record(Ok(res), pending)
+        }
+        Disposition::Release(NotRecordedReason::BrokenBody) => {
+            let failure = Failure::BrokenBody(res.status());
+            HandlerOutcome::Failed(Ok(res), failure)
+        }
+        Disposition::Release(reason) => HandlerOutcome::Release(Ok(res), reason.name()),
+    }
+}
+
+/// Finishes an execution whose handler reported a commit, but returned another response or an error.
+async fn finish_unconfirmed<R: http_body::Body, E>(
+    execution: Execution,
+    result: Result<Response<R>, E>,
+) -> Result<Response<Body<R>>, E> {
+    let ran = catch_panic(pin!(decide_unconfirmed(&execution, result))).await;
+    finish(execution, ran).await
+}
+
+async fn decide_unconfirmed<R: http_body::Body, E>(
+    execution: &Execution,
+    result: Result<Response<R>, E>,
+) -> HttpOutcome<R, E> {
+    let lease = &execution.lease;
+    if let Some(record) = execution.confirm_commit().await {
+        return HandlerOutcome::Committed(result.map(|res| res.map(Body::original)), record);
+    }
+    match begin_recording(lease, result) {
+        Ok((mut recording, directives)) => {
+            let (rules, origin) = (&lease.config().response, lease.origin());
+            let decided = poll_fn(|cx| recording.poll(cx, rules, origin)).await;
+            outcome_of(lease, directives, decided)
+        }
+        Err(outcome) => *outcome,
+    }
+}
+
+/// Finishes the lease. Returns the response that is valid for the key.
+async fn finish<R: http_body::Body, E>(
+    execution: Execution,
+    ran: Result<HttpOutcome<R, E>, Panic>,
+) -> Result<Response<Body<R>>, E> {
+    let lease = execution.lease.handle();
+    let (result, finished) = execution.conclude(ran).await;
+    into_http_response(&lease.0, result, finished)
+}
+
+/// Returns `true` if the response is a 4xx after a commit that failed. The failure may be temporary, so the response is no
+/// outcome.
+fn reports_failed_commit(lease: &LeaseState, status: StatusCode, record: &[u8]) -> bool {
+    lease.has_unacknowledged_commit()
+        && status.is_client_error()
+        && NeedsAttention::in_record(record).is_none()
+}
+
+/// Returns `true` if the response is a success although a transaction was neither committed nor rolled back.
+fn reports_lost_effect(lease: &LeaseState, status: StatusCode, record: &[u8]) -> bool {
+    lease.has_open_transaction()
+        && !status.is_client_error()
+        && !status.is_server_error()
+        && NeedsAttention::in_record(record).is_none()
+}
+
+/// Runs the handler without a lease, as the settings say.
+pub(super) async fn run_unprotected<S, B, R>(
+    context: Arc<Context>,
+    mut inner: S,
+    req: Request<Body<B>>,
+    attempt: Attempt,
+) -> Result<Response<Body<R>>, S::Error>
+where
+    S: Service<Request<Body<B>>, Response = Response<R>>,
+    B: http_body::Body,
+    R: http_body::Body,
+{
+    let id = attempt.claim.id;
+    context.shared.warnings.unprotected(&id);
+    let ran = catch_panic(pin!(async move { inner.call(req).await })).await;
+    // The store failed, but may have granted the lease all the same. Nothing is recorded under it.
+    attempt.release_in_background(&context);
+    let res = ran.unwrap_or_else(|panic| resume_unwind(panic));
+    res.map(|mut res| {
+        strip_control_headers(res.headers_mut());
+        if let Some(attention) = res.extensions_mut().remove::<NeedsAttention>() {
+            telemetry::attention_ignored(&id, attention.code(), "no lease");
+        }
+        res.map(Body::original)
+    })
+}
+
+const POLLED_AGAIN: &str = "a future is not polled after it is ready";

@@ -1,0 +1,121 @@
+//! Lease methods for authors of stores.
+
+use http::{Response, StatusCode};
+use serde::Serialize;
+
+use super::{NotRecordable, OpenTransaction, Prepared};
+use crate::{
+    body::Body,
+    lease::{Lease, commits::CommittedResponse},
+    response::{
+        directives::Retention,
+        disposition::{Disposition, NotRecordedReason, decide_disposition, encode_value},
+    },
+    store::LeaseRef,
+};
+
+/// Methods of [`Lease`] for stores and drivers that commit a record in the transaction of a handler.
+///
+/// Handlers do not need them. No other type implements the trait.
+pub trait LeaseExt: sealed::Sealed {
+    /// Returns the lease as the store knows it, for work that is fenced at the store itself.
+    #[must_use]
+    fn lease_ref(&self) -> LeaseRef;
+
+    /// Turns a response into the record that the layer would store for it, with the same statuses, headers, limits and
+    /// retention.
+    ///
+    /// Reads and removes control headers, [`Retention`](crate::Retention) and [`NeedsAttention`](crate::NeedsAttention). A
+    /// response that is too large or streamed becomes a tombstone, and its body continues where the layer stopped reading.
+    ///
+    /// For HTTP handlers only. Under a lease of [`run_once`](crate::IdempotencyLayer::run_once) the record of a response cannot
+    /// be read, and calls with its key return an error until it expires.
+    ///
+    /// # Errors
+    ///
+    /// [`NotRecordable`], with the response, if the layer would store nothing. Roll the transaction back, since a retry would
+    /// repeat it.
+    ///
+    /// # Cancellation
+    ///
+    /// Dropping the future drops the response and has no other effect.
+    fn prepare<B: http_body::Body>(
+        &self,
+        res: Response<B>,
+    ) -> impl Future<Output = Result<Prepared<Response<Body<B>>>, NotRecordable<Response<Body<B>>>>>;
+
+    /// Turns a value into the record that [`run_once`](crate::IdempotencyLayer::run_once) would store for it.
+    ///
+    /// A value that is too large or cannot be serialized becomes a tombstone. `Some` of a nil value, such as `Some(())`, is
+    /// replayed as `None`.
+    ///
+    /// For work of `run_once` only. Under the lease of a request the record of a value cannot be read, and requests with its
+    /// key get 503 until it expires.
+    fn prepare_value<T: Serialize>(&self, of: T) -> Prepared<T>;
+
+    /// Registers a transaction that the handler has begun. Call [`OpenTransaction::end`] after its commit or its rollback.
+    ///
+    /// The layer does not record a success (1xx to 3xx, or a value of [`run_once`](crate::IdempotencyLayer::run_once)) while a
+    /// transaction is open when the handler returns. It logs an error, responds with 500 `unfinished-transaction`, and releases
+    /// the key. Any commit that succeeds under the lease is the outcome all the same.
+    #[must_use = "the transaction counts as open until it is ended"]
+    fn open_transaction(&self) -> OpenTransaction;
+}
+
+impl LeaseExt for Lease {
+    fn lease_ref(&self) -> LeaseRef {
+        self.0.reference
+    }
+
+    async fn prepare<B: http_body::Body>(
+        &self,
+        res: Response<B>,
+    ) -> Result<Prepared<Response<Body<B>>>, NotRecordable<Response<Body<B>>>> {
+        let state = &*self.0;
+        let rules = &state.config().response;
+        let incomplete = state.request_body_incomplete();
+        let (mut res, disposition) = decide_disposition(
+            rules,
+            state.response_bytes(),
+            state.origin(),
+            res,
+            incomplete,
+        )
+        .await;
+        if let Disposition::Release(
+            NotRecordedReason::NoStore
+            | NotRecordedReason::Unrecordable
+            | NotRecordedReason::BrokenBody,
+        ) = disposition
+        {
+            // The layer cannot detect these reasons again: the header was removed, the body is partly read, or the rest of it
+            // no longer has the announced length.
+            res.extensions_mut().insert(Retention::NoStore);
+        }
+        res.extensions_mut().insert(CommittedResponse);
+        let status = res.status();
+        Prepared::new(self, disposition, status, res)
+    }
+
+    fn prepare_value<T: Serialize>(&self, of: T) -> Prepared<T> {
+        let rules = &self.0.config().response;
+        Prepared {
+            lease: self.clone(),
+            record: encode_value(rules, self.0.id(), &of),
+            retention: rules.retention,
+            status: StatusCode::OK,
+            answer: of,
+        }
+    }
+
+    fn open_transaction(&self) -> OpenTransaction {
+        self.0.begin_transaction();
+        OpenTransaction(self.clone())
+    }
+}
+
+mod sealed {
+    pub trait Sealed {}
+
+    impl Sealed for crate::lease::Lease {}
+}

@@ -1,0 +1,99 @@
+//! A fleet on a real server while one thing goes wrong again and again: see `scripts/campaign`.
+
+use std::{env, process::ExitCode, time::Duration};
+
+use verification::campaign::{Campaign, Fault, Kind, Mode, Tally};
+
+#[tokio::main]
+async fn main() -> ExitCode {
+    let campaign = match read(env::args().skip(1)) {
+        Ok(campaign) => campaign,
+        Err(wrong) => {
+            eprintln!("{wrong}");
+            return ExitCode::from(2);
+        }
+    };
+    let tally = campaign
+        .run(|round| {
+            println!(
+                "seed {}, {} times: {}",
+                round.seed, round.strikes, round.sums
+            );
+            for violation in round.violations.iter().take(SHOWN) {
+                println!("VIOLATION, key that {violation}");
+            }
+        })
+        .await;
+    println!("\n{}\n{tally}", Tally::HEAD);
+    if tally.is_clean() {
+        ExitCode::SUCCESS
+    } else {
+        ExitCode::FAILURE
+    }
+}
+
+fn read(mut words: impl Iterator<Item = String>) -> Result<Campaign, String> {
+    let store = words.next().unwrap_or_default();
+    let kind = Kind::ALL.into_iter().find(|kind| kind.name() == store);
+    let kind = kind.ok_or_else(|| expected("a store", &Kind::ALL.map(Kind::name), &store))?;
+    let name = words.next().unwrap_or_default();
+    let fault = Fault::ALL.into_iter().find(|fault| fault.name() == name);
+    let fault = fault.ok_or_else(|| expected("a fault", &Fault::ALL.map(Fault::name), &name))?;
+    let mut campaign = Campaign {
+        kind,
+        fault,
+        mode: Mode::Refuse,
+        seed: 0,
+        limit: Duration::from_secs(60),
+        strikes: usize::MAX,
+    };
+    while let Some(option) = words.next() {
+        let value = words
+            .next()
+            .ok_or_else(|| format!("{option} needs a value"))?;
+        let number = || {
+            let number = value.parse::<u64>();
+            number.map_err(|_| expected("a number", &[], &value))
+        };
+        match option.as_str() {
+            "--mode" => {
+                let mode = Mode::ALL.into_iter().find(|mode| mode.name() == value);
+                campaign.mode =
+                    mode.ok_or_else(|| expected("a mode", &Mode::ALL.map(Mode::name), &value))?;
+            }
+            "--seed" => campaign.seed = number()?,
+            "--for" => campaign.limit = duration(&value)?,
+            "--strikes" => campaign.strikes = usize::try_from(number()?).unwrap_or(usize::MAX),
+            _ => {
+                let options = ["--mode", "--seed", "--for", "--strikes"];
+                return Err(expected("an option", &options, &option));
+            }
+        }
+    }
+    campaign.check()?;
+    Ok(campaign)
+}
+
+/// Parses a duration such as `90s`, `10m` or `2h`.
+fn duration(text: &str) -> Result<Duration, String> {
+    let wrong = || expected("a duration such as 90s, 10m or 2h", &[], text);
+    let unit = text.chars().last().ok_or_else(wrong)?;
+    let seconds = match unit {
+        's' => 1,
+        'm' => 60,
+        'h' => 3600,
+        _ => return Err(wrong()),
+    };
+    let number = text[..text.len() - 1].parse::<u64>().map_err(|_| wrong())?;
+    Ok(Duration::from_secs(number.saturating_mul(seconds)))
+}
+
+fn expected(what: &str, of: &[&str], found: &str) -> String {
+    match of {
+        [] => format!("expected {what}, found {found:?}"),
+        of => format!("expected {what} of {}, found {found:?}", of.join(", ")),
+    }
+}
+
+/// Number of violations of a round that are printed in full.
+const SHOWN: usize = 5;

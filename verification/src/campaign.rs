@@ -1,0 +1,210 @@
+//! Long runs of a fleet on a real server while one fault is injected repeatedly, round after round.
+//!
+//! ```text
+//! Campaign -> round: a Site (server, way to it), a Fleet under load, a Fault -> History, judged -> Tally
+//! ```
+
+use std::{
+    env,
+    process::Command,
+    sync::{Arc, Mutex, MutexGuard, PoisonError},
+    thread,
+    time::{Duration, Instant},
+};
+
+use tests::random::Random;
+
+use crate::{
+    fleet::{Blow, Fleet, Load},
+    oracle::{History, Sums},
+};
+
+pub use self::{fault::Fault, kind::Kind, mode::Mode, tally::Tally};
+
+mod bank;
+mod fault;
+mod kind;
+mod mode;
+mod site;
+mod tally;
+
+use self::site::Site;
+
+/// The order for a campaign: store, fault, promise, seed and length.
+#[derive(Clone, Debug)]
+#[expect(clippy::exhaustive_structs, reason = "an order, given whole")]
+pub struct Campaign {
+    /// The store.
+    pub kind: Kind,
+    /// The fault to inject.
+    pub fault: Fault,
+    /// The expected handling of keys whose lease holder died.
+    pub mode: Mode,
+    /// The seed of the first round; each further round uses the next number.
+    pub seed: u64,
+    /// No round begins after this time.
+    pub limit: Duration,
+    /// No round begins after this number of faults.
+    pub strikes: usize,
+}
+
+impl Campaign {
+    /// Returns `Ok` if this campaign can be run.
+    ///
+    /// # Errors
+    ///
+    /// Returns the reason why the campaign cannot be run, and the possible choices.
+    pub fn check(&self) -> Result<(), String> {
+        let (kind, fault, mode) = (self.kind, self.fault, self.mode);
+        if !fault.befalls(kind) {
+            let possible = Fault::ALL.iter().filter(|fault| fault.befalls(kind));
+            let possible: Vec<_> = possible.map(|fault| fault.name()).collect();
+            let possible = possible.join(", ");
+            return Err(format!(
+                "{} does not befall {}: choose one of {possible}",
+                fault.name(),
+                kind.name()
+            ));
+        }
+        if mode == Mode::Transaction && !kind.has_transactions() {
+            return Err(format!("{} has no transactions", kind.name()));
+        }
+        if mode == Mode::TakeOver && !fault.strikes_members() {
+            return Err("who takes orphans over is judged by kills and pauses only".to_owned());
+        }
+        Ok(())
+    }
+
+    /// Runs rounds, each on a new server and with new keys. Stops after enough rounds, or after the first violation. Calls
+    /// `report` after each round.
+    ///
+    /// # Panics
+    ///
+    /// Panics if a server does not start, or if a key has no response for two minutes.
+    pub async fn run(&self, mut report: impl FnMut(&Round)) -> Tally {
+        let mut tally = Tally::new(self);
+        let began = Instant::now();
+        for seed in self.seed.. {
+            let round = self.round(seed).await;
+            report(&round);
+            tally.add(&round, began.elapsed());
+            let over = tally.strikes() >= self.strikes || began.elapsed() >= self.limit;
+            if over || !round.violations.is_empty() {
+                break;
+            }
+        }
+        tally
+    }
+
+    async fn round(&self, seed: u64) -> Round {
+        let site = Arc::new(Mutex::new(Site::start(self.kind, self.fault)));
+        let load = self.load(seed);
+        let strikes = load.blows;
+        let history = match self.mode {
+            Mode::Transaction => bank::run(self, &site, load).await,
+            Mode::Refuse | Mode::TakeOver => {
+                let lease = format!("{}ms", load.lease.as_millis());
+                let (store, orphans) = (at(&site).url(), self.mode.orphans());
+                let args = ["--store", &store, "--orphans", orphans, "--lease", &lease];
+                let fleet = Fleet::of_playgrounds(playground, self.kind.members(), &args);
+                self.befall(fleet, &site, load).await
+            }
+        };
+        Round {
+            seed,
+            strikes,
+            violations: self.mode.violations(&history),
+            sums: history.sums(),
+            requests: history.attempts.len(),
+        }
+    }
+
+    /// Puts the load on the fleet while this campaign's fault is injected into the fleet or the site.
+    async fn befall(&self, fleet: Fleet, site: &Arc<Mutex<Site>>, load: Load) -> History {
+        let fault = self.fault;
+        if fault.strikes_members() {
+            return fleet.run(load).await;
+        }
+        let (mut random, blows, respite) = (Random(load.seed), load.blows, load.respite);
+        let site = Arc::clone(site);
+        let trouble = move || {
+            let losses = (0..blows).filter_map(|_| {
+                thread::sleep(random.around(respite));
+                at(&site).suffer(fault, &mut random)
+            });
+            losses.collect()
+        };
+        fleet.run_beside(load, trouble).await
+    }
+
+    fn load(&self, seed: u64) -> Load {
+        let kind = self.kind;
+        let pause = kind.lease() * 3 / 2;
+        // The handler takes long enough that a strike usually finds a member at work.
+        let handler = match (self.fault, self.mode) {
+            // Only one process writes at a time.
+            (_, Mode::Transaction) if kind == Kind::Sqlite => 4,
+            (Fault::Pause, _) | (_, Mode::Transaction) => 150,
+            _ => 40,
+        };
+        let (blows, respite, at_once) = match self.fault {
+            Fault::Kill => (200, kind.respite(), 2),
+            Fault::Pause => (40, Duration::from_millis(250), 2),
+            Fault::Scripts | Fault::Full | Fault::Evict => (25, Duration::from_millis(250), 1),
+            Fault::Empty | Fault::Delay | Fault::Cut | Fault::Replies => {
+                (20, Duration::from_millis(400), 1)
+            }
+            Fault::Silence | Fault::Freeze | Fault::Restart | Fault::Disk => {
+                (12, Duration::from_millis(700), 1)
+            }
+            Fault::Failover | Fault::Node | Fault::Slots => (10, Duration::from_millis(800), 1),
+        };
+        Load {
+            path: self.mode.path(handler),
+            at_a_time: kind.at_a_time(),
+            keys: 0,
+            poll: Duration::from_millis(100),
+            lease: kind.lease(),
+            blows,
+            blow: match self.fault {
+                Fault::Pause => Blow::Pause(pause),
+                _ => Blow::Kill,
+            },
+            at_once,
+            respite,
+            seed,
+        }
+    }
+}
+
+/// A finished round.
+#[derive(Debug)]
+#[non_exhaustive]
+pub struct Round {
+    /// The seed of the round. All random choices follow from the seed, except those that depend on timing.
+    pub seed: u64,
+    /// The number of faults that were injected.
+    pub strikes: usize,
+    /// The violations of the promise, described key by key.
+    pub violations: Vec<String>,
+    /// Sums over the requests and effects of the round.
+    pub sums: Sums,
+    /// The number of requests.
+    pub requests: usize,
+}
+
+/// Returns a command for the playground that was built beside this program, without changes.
+fn playground(args: &[&str]) -> Command {
+    let mut command = beside("playground");
+    command.args(args).env("RUST_BACKTRACE", "0");
+    command
+}
+
+fn beside(name: &str) -> Command {
+    let own = env::current_exe().expect("this program has a path");
+    Command::new(own.with_file_name(name))
+}
+
+fn at(site: &Mutex<Site>) -> MutexGuard<'_, Site> {
+    site.lock().unwrap_or_else(PoisonError::into_inner)
+}

@@ -1,0 +1,75 @@
+//! The fleet of banks, whose handlers write effect and record in one transaction.
+
+use std::{
+    process::Command,
+    sync::{Arc, Mutex},
+};
+
+use tower_idempotency_sqlx::{
+    MySqlStore, PostgresStore, SqliteStore,
+    sqlx::{MySqlPool, PgPool},
+};
+
+use super::{Campaign, Kind, Site, at, beside};
+use tests::books::{Books, Ledgered, sqlite_pool};
+
+use crate::{
+    fleet::{Fleet, Load},
+    oracle::{Effect, History},
+};
+
+pub(super) async fn run(campaign: &Campaign, site: &Arc<Mutex<Site>>, load: Load) -> History {
+    let url = at(site).own_url();
+    match campaign.kind {
+        Kind::Postgres => {
+            let pool = PgPool::connect_lazy(&url).expect("an URL");
+            let books: Books<PostgresStore> = Books::open(&url, pool, TABLE).await;
+            run_with(campaign, site, load, books).await
+        }
+        Kind::MariaDb => {
+            let pool = MySqlPool::connect_lazy(&url).expect("an URL");
+            let books: Books<MySqlStore> = Books::open(&url, pool, TABLE).await;
+            run_with(campaign, site, load, books).await
+        }
+        Kind::Sqlite => {
+            let books: Books<SqliteStore> = Books::open(&url, sqlite_pool(&url), TABLE).await;
+            run_with(campaign, site, load, books).await
+        }
+        Kind::Redis | Kind::RedisCluster | Kind::DynamoDb => {
+            unreachable!("the campaign was checked")
+        }
+    }
+}
+
+async fn run_with<S: Ledgered>(
+    campaign: &Campaign,
+    site: &Arc<Mutex<Site>>,
+    load: Load,
+    books: Books<S>,
+) -> History {
+    let url = at(site).bank_url();
+    let lease = load.lease.as_millis().to_string();
+    let args = ["--store", &url, "--table", TABLE, "--lease", &lease];
+    let args = [&args[..], &["--commit", "together"]].concat();
+    let fleet = Fleet::of(bank, campaign.kind.members(), &args);
+    let request = format!("POST {}", load.path);
+    let mut history = campaign.befall(fleet, site, load).await;
+    let effects = books.effects().await.into_iter().map(|row| Effect {
+        pid: u32::try_from(row.pid).expect("a process id"),
+        n: u64::try_from(row.n).expect("a number"),
+        request: request.clone(),
+        key: row.key,
+    });
+    history.effects = effects.collect();
+    // A member that cannot begin or commit the transaction responds with an error, and its client retries.
+    history.problems = &["503"];
+    history
+}
+
+fn bank(args: &[&str]) -> Command {
+    let mut command = beside("bank");
+    command.args(args);
+    command
+}
+
+const TABLE: &str = "bank";

@@ -1,0 +1,372 @@
+//! The site of a fleet's store: a server, and the network path between the fleet and the server.
+
+use std::{
+    env, fs,
+    io::{ErrorKind, Write},
+    path::PathBuf,
+    thread,
+    time::{Duration, Instant},
+};
+
+use super::{Fault, Kind};
+use tests::{
+    proxy::{Mode, Proxy, Then},
+    random::Random,
+    scratch::Scratch,
+    servers::{
+        dynamodb::{DynamoDbServer, StandIn},
+        mariadb::MariaDbServer,
+        postgres::PostgresServer,
+        redis::{RedisCluster, RedisServer},
+    },
+};
+
+use crate::oracle::Occasion;
+
+#[derive(Debug)]
+pub(super) struct Site {
+    server: Server,
+    /// The proxy that delays replies. A member is therefore often struck after the store acted and before the reply
+    /// arrived.
+    way: Option<Proxy>,
+}
+
+#[derive(Debug)]
+enum Server {
+    Postgres(PostgresServer),
+    MariaDb(MariaDbServer),
+    Sqlite(File),
+    Redis(Box<Redis>),
+    Cluster(RedisCluster),
+    DynamoDb(DynamoDbServer),
+}
+
+#[derive(Debug)]
+struct Redis {
+    primary: RedisServer,
+    replica: Option<RedisServer>,
+}
+
+/// A database without a server.
+#[derive(Debug)]
+struct File {
+    path: PathBuf,
+    /// The file that takes the free space of the disk while the disk is full.
+    filler: PathBuf,
+    _scratch: Scratch,
+}
+
+impl Site {
+    pub(super) fn start(kind: Kind, fault: Fault) -> Self {
+        let server = match kind {
+            Kind::Postgres => Server::Postgres(PostgresServer::start(&["max_connections=300"])),
+            Kind::MariaDb => Server::MariaDb(MariaDbServer::start(&[])),
+            Kind::Sqlite => Server::Sqlite(File::new(fault)),
+            Kind::Redis => redis(fault),
+            Kind::RedisCluster => {
+                Server::Cluster(RedisCluster::start_with_replicas_and(&FAILS_OVER))
+            }
+            Kind::DynamoDb => Server::DynamoDb(DynamoDbServer::start(StandIn::Dynoxide)),
+        };
+        let address = match &server {
+            Server::Postgres(server) => Some(server.address()),
+            Server::MariaDb(server) => Some(server.address()),
+            Server::Redis(redis) => Some(redis.primary.address()),
+            Server::DynamoDb(server) => Some(server.address()),
+            // Members of a cluster name the addresses of the other members themselves.
+            Server::Sqlite(_) | Server::Cluster(_) => None,
+        };
+        let way = address.map(Proxy::start);
+        if let Some(way) = &way {
+            way.set(LATE);
+        }
+        Self { server, way }
+    }
+
+    /// Returns the URL of the store for playgrounds.
+    pub(super) fn url(&self) -> String {
+        match &self.server {
+            Server::Postgres(_) | Server::MariaDb(_) => self.bank_url(),
+            Server::Sqlite(file) => format!("sqlite:{}", file.path.display()),
+            Server::Redis(_) => format!("redis://{}/0", self.through()),
+            Server::Cluster(cluster) => {
+                let urls = cluster.urls();
+                let nodes = urls.iter().map(|url| {
+                    let url = url.trim_start_matches("redis://");
+                    url.trim_end_matches("/0")
+                });
+                let nodes: Vec<_> = nodes.collect();
+                format!("redis+cluster://{}", nodes.join(","))
+            }
+            // The processes of one machine have one clock.
+            Server::DynamoDb(_) => {
+                format!(
+                    "dynamodb://keys?endpoint=http://{}&skew=0ms",
+                    self.through()
+                )
+            }
+        }
+    }
+
+    /// Returns the URL of the store for banks.
+    pub(super) fn bank_url(&self) -> String {
+        match &self.server {
+            Server::Postgres(_) => format!("postgres://app@{}/postgres", self.through()),
+            Server::MariaDb(_) => format!("mysql://app:app@{}/app", self.through()),
+            Server::Sqlite(file) => file.path.display().to_string(),
+            Server::Redis(_) | Server::Cluster(_) | Server::DynamoDb(_) => {
+                unreachable!("they have no transactions")
+            }
+        }
+    }
+
+    /// Returns the URL of the store for the campaign itself. No fault is injected on this path.
+    pub(super) fn own_url(&self) -> String {
+        match &self.server {
+            Server::Postgres(server) => server.url(),
+            Server::MariaDb(server) => server.url(),
+            Server::Sqlite(_) => self.bank_url(),
+            Server::Redis(_) | Server::Cluster(_) | Server::DynamoDb(_) => {
+                unreachable!("they have no transactions")
+            }
+        }
+    }
+
+    fn through(&self) -> std::net::SocketAddr {
+        self.way().address()
+    }
+
+    fn way(&self) -> &Proxy {
+        self.way.as_ref().expect("the fault befalls the store")
+    }
+
+    /// Injects a fault once and ends it. Returns the occasion if the store lost data.
+    pub(super) fn suffer(&mut self, fault: Fault, random: &mut Random) -> Option<Occasion> {
+        let from = Instant::now();
+        let forgets = match fault {
+            Fault::Cut => self.astray(Mode::Cut, random.around(Duration::from_millis(60))),
+            Fault::Delay => {
+                let mut late = || Duration::from_millis(random.below(120) as u64);
+                let (up, down) = (late(), late());
+                self.astray(Mode::Delay { up, down }, Duration::from_millis(500))
+            }
+            Fault::Silence => self.astray(Mode::Hold, random.around(Duration::from_millis(900))),
+            Fault::Replies => {
+                let then = [Then::Cut, Then::Hang][random.below(2)];
+                let length = random.around(Duration::from_millis(200));
+                self.astray(Mode::LoseReplies(then), length)
+            }
+            Fault::Restart => self.restart(random.around(Duration::from_millis(200))),
+            Fault::Freeze if matches!(self.server, Server::Cluster(_)) => {
+                self.freeze_a_node(random)
+            }
+            Fault::Freeze => self.freeze(random.around(Duration::from_millis(1800))),
+            Fault::Empty => {
+                self.restart(random.around(Duration::from_millis(50)));
+                true
+            }
+            Fault::Failover => self.fail_over(),
+            Fault::Evict => {
+                let redis = self.redis();
+                redis.command(&["CONFIG", "SET", "maxmemory", "1"]);
+                // Everything that may go has to.
+                let _ = redis.try_command(&["SET", "more", "y"]);
+                redis.command(&["CONFIG", "SET", "maxmemory", "0"]);
+                true
+            }
+            Fault::Scripts => {
+                self.redis().command(&["SCRIPT", "FLUSH"]);
+                false
+            }
+            Fault::Full => {
+                let redis = self.redis();
+                redis.command(&["CONFIG", "SET", "maxmemory", "1"]);
+                thread::sleep(random.around(Duration::from_millis(300)));
+                redis.command(&["CONFIG", "SET", "maxmemory", "0"]);
+                false
+            }
+            Fault::Node => self.lose_a_node(random),
+            Fault::Slots => self.move_slots(random),
+            Fault::Disk => self.fill_the_disk(random.around(Duration::from_millis(500))),
+            Fault::Kill | Fault::Pause => unreachable!("they befall the fleet"),
+        };
+        let until = Instant::now();
+        forgets.then_some(Occasion {
+            key: None,
+            from,
+            until,
+            takeover: false,
+        })
+    }
+
+    fn astray(&self, mode: Mode, length: Duration) -> bool {
+        self.way().set(mode);
+        thread::sleep(length);
+        self.way().set(LATE);
+        false
+    }
+
+    fn restart(&mut self, away: Duration) -> bool {
+        match &mut self.server {
+            Server::Postgres(server) => {
+                server.kill();
+                thread::sleep(away);
+                server.restart();
+            }
+            Server::MariaDb(server) => {
+                server.kill();
+                thread::sleep(away);
+                server.restart();
+            }
+            Server::Redis(redis) => {
+                redis.primary.kill();
+                thread::sleep(away);
+                redis.primary.restart();
+            }
+            Server::Sqlite(_) | Server::Cluster(_) | Server::DynamoDb(_) => unreachable!(),
+        }
+        false
+    }
+
+    fn freeze(&self, length: Duration) -> bool {
+        match &self.server {
+            Server::MariaDb(server) => server.pause(),
+            Server::Redis(redis) => redis.primary.pause(),
+            Server::DynamoDb(server) => server.pause(),
+            Server::Postgres(_) | Server::Sqlite(_) | Server::Cluster(_) => unreachable!(),
+        }
+        thread::sleep(length);
+        match &self.server {
+            Server::MariaDb(server) => server.resume(),
+            Server::Redis(redis) => redis.primary.resume(),
+            Server::DynamoDb(server) => server.resume(),
+            Server::Postgres(_) | Server::Sqlite(_) | Server::Cluster(_) => unreachable!(),
+        }
+        false
+    }
+
+    fn redis(&self) -> &RedisServer {
+        match &self.server {
+            Server::Redis(redis) => &redis.primary,
+            _ => unreachable!("the fault befalls Redis"),
+        }
+    }
+
+    /// Fails over to the replica. Writes that had not reached the replica are lost.
+    fn fail_over(&mut self) -> bool {
+        let Server::Redis(redis) = &mut self.server else {
+            unreachable!("the fault befalls Redis");
+        };
+        let Redis { primary, replica } = &mut **redis;
+        let next = replica.take().expect("a replica");
+        primary.kill();
+        next.promote();
+        let way = self.way.as_ref().expect("Redis has one");
+        way.lead_to(next.address());
+        *replica = Some(RedisServer::replica_of(&next));
+        *primary = next;
+        true
+    }
+
+    fn cluster(&mut self) -> &mut RedisCluster {
+        match &mut self.server {
+            Server::Cluster(cluster) => cluster,
+            _ => unreachable!("the fault befalls clusters"),
+        }
+    }
+
+    /// Kills a master until its replica takes over. Writes that had not reached the replica are lost.
+    fn lose_a_node(&mut self, random: &mut Random) -> bool {
+        let cluster = self.cluster();
+        let slot = u16::try_from(random.below(16_384)).expect("a slot");
+        let master = cluster.master_of(slot).expect("all slots are served");
+        cluster.node_mut(master).kill();
+        let _ = cluster.failed_over(slot, master);
+        cluster.node_mut(master).restart();
+        cluster.is_whole_again();
+        true
+    }
+
+    /// Pauses a master for long enough that its replica takes over.
+    fn freeze_a_node(&mut self, random: &mut Random) -> bool {
+        let cluster = self.cluster();
+        let slot = u16::try_from(random.below(16_384)).expect("a slot");
+        let master = cluster.master_of(slot).expect("all slots are served");
+        cluster.node(master).pause();
+        thread::sleep(Duration::from_secs(6));
+        cluster.node(master).resume();
+        cluster.is_whole_again();
+        true
+    }
+
+    fn move_slots(&mut self, random: &mut Random) -> bool {
+        let cluster = self.cluster();
+        let first = u16::try_from(random.below(16_384 - 64)).expect("a slot");
+        let from = cluster.master_of(first).expect("all slots are served");
+        cluster.move_slots(first..=first + 63, (from + 1 + random.below(2)) % 3);
+        false
+    }
+
+    fn fill_the_disk(&self, length: Duration) -> bool {
+        let Server::Sqlite(file) = &self.server else {
+            unreachable!("the fault befalls SQLite");
+        };
+        let mut filler = fs::File::create(&file.filler).expect("room for an empty file");
+        loop {
+            match filler.write(&[0; 4096]) {
+                Ok(_) => {}
+                Err(error) if error.kind() == ErrorKind::StorageFull => break,
+                Err(error) => panic!("the disk does not fill: {error}"),
+            }
+        }
+        thread::sleep(length);
+        fs::remove_file(&file.filler).expect("it is there");
+        false
+    }
+}
+
+impl File {
+    /// The directory is on the disk to be filled, if the fault is a full disk.
+    fn new(fault: Fault) -> Self {
+        let scratch = Scratch::new();
+        if fault != Fault::Disk {
+            return Self {
+                path: scratch.file("keys.db"),
+                filler: scratch.file("filler"),
+                _scratch: scratch,
+            };
+        }
+        let disk = env::var_os(DISK).map(PathBuf::from);
+        let disk = disk.unwrap_or_else(|| panic!("{DISK} names no small disk of its own"));
+        for file in fs::read_dir(&disk).expect("a disk").flatten() {
+            fs::remove_file(file.path()).expect("a file of the last round");
+        }
+        Self {
+            path: disk.join("keys.db"),
+            filler: disk.join("filler"),
+            _scratch: scratch,
+        }
+    }
+}
+
+fn redis(fault: Fault) -> Server {
+    let kept = ["--appendonly", "yes", "--appendfsync", "always"];
+    let args: &[&str] = match fault {
+        Fault::Empty | Fault::Failover => &[],
+        Fault::Evict => &["--maxmemory-policy", "allkeys-lru"],
+        _ => &kept,
+    };
+    let primary = RedisServer::start(args);
+    let replica = (fault == Fault::Failover).then(|| RedisServer::replica_of(&primary));
+    Server::Redis(Box::new(Redis { primary, replica }))
+}
+
+/// The mode of the proxy while no fault is injected.
+const LATE: Mode = Mode::Delay {
+    up: Duration::ZERO,
+    down: Duration::from_millis(4),
+};
+/// The environment variable with the mount point of a small disk that the campaign may fill.
+const DISK: &str = "CAMPAIGN_DISK";
+/// A node that is silent for a second has failed: the campaign has many failovers.
+const FAILS_OVER: [&str; 2] = ["--cluster-node-timeout", "1000"];

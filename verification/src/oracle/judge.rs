@@ -1,0 +1,351 @@
+//! Judges if a history is allowed.
+
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    time::{Duration, Instant},
+};
+
+use http::StatusCode;
+
+use super::{Attempt, Effect, History, Occasion, Outcome, Strike};
+use ::tests::Answer;
+
+/// The effects and attempts under one key.
+#[derive(Debug, Default)]
+pub(super) struct Story<'a> {
+    pub(super) effects: Vec<&'a Effect>,
+    pub(super) attempts: Vec<&'a Attempt>,
+}
+
+impl History {
+    /// Returns each key with more effects than its strikes explain. One effect is always allowed. A strike explains another
+    /// effect if the process executed the request and no client had a response yet. The process was then killed, or was
+    /// stopped until its lease expired. A process so slow that its lease expired also explains another effect.
+    #[must_use]
+    pub fn unexplained(&self) -> Vec<String> {
+        let stories = self.stories();
+        let unexplained = stories.iter().filter(|(_, story)| {
+            let pids: BTreeSet<_> = story.effects.iter().map(|effect| effect.pid).collect();
+            let struck: usize = pids
+                .iter()
+                .map(|pid| self.count_explained(story, *pid))
+                .sum();
+            let answered = story.answers().map(|(when, _)| when).min();
+            let slow = story.attempts.iter().filter(|attempt| {
+                // A client that hung up does not know the duration of the execution.
+                let ended = match attempt.outcome {
+                    Outcome::HungUp => answered.unwrap_or(attempt.ended).max(attempt.ended),
+                    _ => attempt.ended,
+                };
+                // A strike explains later delays.
+                let strikes = self.strikes_of(attempt).map(|strike| strike.ordered);
+                let ended = strikes.fold(ended, Instant::min);
+                ended.saturating_duration_since(attempt.began) >= self.lease
+            });
+            let had_an_effect = |attempt: &&&Attempt| {
+                let mut members = story.effects.iter().map(|it| self.processes.get(&it.pid));
+                members.any(|member| member.is_none_or(|member| *member == attempt.member))
+            };
+            let slow = slow.filter(had_an_effect);
+            story.effects.len() > 1 + struck + slow.count()
+        });
+        unexplained
+            .map(|(key, story)| story.describe(key))
+            .collect()
+    }
+
+    /// Returns each key with a contradiction. Responses differ, or effects are of two requests, with no
+    /// [occasion](Occasion) between them except takeovers. A response is of an execution that does not exist, or of another
+    /// request's execution. Or an outcome is not a valid one.
+    ///
+    /// The valid outcomes of a request are: a response, a refusal, a problem after which the client may retry, or no
+    /// response. A 503 response reports no effect.
+    #[must_use]
+    pub fn contradictions(&self) -> Vec<String> {
+        self.contradictions_among(|_| true)
+    }
+
+    /// Returns the [contradictions](Self::contradictions), but compares only the answers of prompt requests. A request is
+    /// prompt if it took less than a lease, without the time in which its process was struck.
+    ///
+    /// If the store stalls, the layer gives an answer that it could not record. If the lease expires meanwhile and orphans are
+    /// taken over, another execution gives another answer.
+    #[must_use]
+    pub fn contradictions_of_prompt_answers(&self) -> Vec<String> {
+        self.contradictions_among(|attempt| self.is_prompt(attempt))
+    }
+
+    fn contradictions_among(&self, is_compared: impl Fn(&Attempt) -> bool) -> Vec<String> {
+        let stories = self.stories();
+        let contradictions = stories.iter().filter(|(key, story)| {
+            let mut attempts = story.attempts.iter();
+            self.differs_between_occasions(key, story, &is_compared)
+                || self.is_of_two_requests(key, story)
+                || attempts.any(|attempt| story.is_uncaused(attempt) || self.is_strange(attempt))
+        });
+        contradictions
+            .map(|(key, story)| story.describe(key))
+            .collect()
+    }
+
+    /// Returns each key with a response that was refused for good afterwards. The refusal is of the same request, and no
+    /// [occasion](Occasion) except takeovers lies between the two.
+    ///
+    /// A response that could not be stored is sent once. This check is therefore for callers that know which responses were
+    /// stored.
+    #[must_use]
+    pub fn retracted(&self) -> Vec<String> {
+        let stories = self.stories();
+        let retracted = stories.iter().filter(|(key, story)| {
+            let answered = || story.attempts.iter().filter(|it| it.answer().is_some());
+            let mut refused = story.attempts.iter();
+            refused.any(|late| {
+                late.outcome == Outcome::Refused
+                    && answered().any(|one| {
+                        let from = one
+                            .began
+                            .checked_sub(self.max_reply_age)
+                            .unwrap_or(one.began);
+                        let mut occasions = self.occasions_of(key).filter(|it| !it.takeover);
+                        one.request == late.request
+                            && one.ended + self.max_reply_age < late.began
+                            && !occasions.any(|it| from <= it.until && it.from <= late.ended)
+                    })
+            })
+        });
+        retracted.map(|(key, story)| story.describe(key)).collect()
+    }
+
+    /// Returns each key with a response to a request that was sent after the record must have expired. The record expires
+    /// one retention after the response to another client.
+    #[must_use]
+    pub fn stale(&self) -> Vec<String> {
+        let Some(retention) = self.retention else {
+            return Vec::new();
+        };
+        let stories = self.stories();
+        let stale = stories.iter().filter(|(_, story)| {
+            let answered = || story.attempts.iter().filter(|it| it.answer().is_some());
+            answered().any(|one| {
+                let over = one.ended + retention + self.max_reply_age;
+                answered().any(|late| late.began > over && late.outcome == one.outcome)
+            })
+        });
+        stale.map(|(key, story)| story.describe(key)).collect()
+    }
+
+    /// Returns each key that has a response and no effect.
+    #[must_use]
+    pub fn uncaused(&self) -> Vec<String> {
+        let stories = self.stories();
+        let uncaused = stories.iter().filter(|(_, story)| {
+            let mut attempts = story.attempts.iter();
+            story.effects.is_empty() && attempts.any(|attempt| story.is_uncaused(attempt))
+        });
+        uncaused.map(|(key, story)| story.describe(key)).collect()
+    }
+
+    /// Returns each key that was without a response for longer than `limit`, since its first request or the last strike.
+    #[must_use]
+    pub fn stuck(&self, limit: Duration) -> Vec<String> {
+        let stories = self.stories();
+        let stuck = stories.iter().filter(|(_, story)| self.wait(story) > limit);
+        stuck.map(|(key, story)| story.describe(key)).collect()
+    }
+
+    /// Returns the number of keys that were taken over in time. The process that had an effect was struck while a client
+    /// waited there. Another execution had a response within `limit` since the last strike.
+    #[must_use]
+    pub fn taken_over_within(&self, limit: Duration) -> usize {
+        let stories = self.stories();
+        let in_time = stories.values().filter(|story| {
+            story.effects.len() > 1 && self.is_struck(story) && self.wait(story) <= limit
+        });
+        in_time.count()
+    }
+
+    /// Returns `true` if a process that had an effect of the key was struck while a client waited there.
+    fn is_struck(&self, story: &Story<'_>) -> bool {
+        let mut attempts = story.attempts.iter();
+        attempts.any(|attempt| {
+            self.strikes_of(attempt)
+                .any(|strike| story.effects.iter().any(|it| it.pid == strike.pid))
+        })
+    }
+
+    /// Returns each key that was requested and for which no client received a definite outcome.
+    #[must_use]
+    pub fn unanswered(&self) -> Vec<String> {
+        let stories = self.stories();
+        let unanswered = stories.iter().filter(|(_, story)| {
+            let mut attempts = story.attempts.iter();
+            !attempts.any(|attempt| attempt.is_definite())
+        });
+        unanswered.map(|(key, story)| story.describe(key)).collect()
+    }
+
+    pub(super) fn stories(&self) -> BTreeMap<&str, Story<'_>> {
+        let mut stories: BTreeMap<&str, Story<'_>> = BTreeMap::new();
+        for effect in &self.effects {
+            let story = stories.entry(&effect.key).or_default();
+            story.effects.push(effect);
+        }
+        for attempt in &self.attempts {
+            let story = stories.entry(&attempt.key).or_default();
+            story.attempts.push(attempt);
+        }
+        stories
+    }
+
+    fn is_prompt(&self, attempt: &Attempt) -> bool {
+        let struck = self.strikes_of(attempt).map(|strike| {
+            let (from, until) = (
+                strike.ordered.max(attempt.began),
+                strike.over().min(attempt.ended),
+            );
+            until.saturating_duration_since(from)
+        });
+        let struck: Duration = struck.sum();
+        attempt.ended - attempt.began < self.lease + struck
+    }
+
+    fn differs_between_occasions(
+        &self,
+        key: &str,
+        story: &Story<'_>,
+        is_compared: impl Fn(&Attempt) -> bool,
+    ) -> bool {
+        let attempts = || story.attempts.iter().filter(|it| is_compared(it));
+        let answered = || attempts().filter(|it| it.answer().is_some());
+        answered().any(|one| {
+            answered().any(|other| {
+                let (from, until) = (one.began.min(other.began), one.ended.max(other.ended));
+                let from = from.checked_sub(self.max_reply_age).unwrap_or(from);
+                let mut occasions = self.occasions_of(key).filter(|it| !it.takeover);
+                one.outcome != other.outcome
+                    && !occasions.any(|it| from <= it.until && it.from <= until)
+            })
+        })
+    }
+
+    fn is_strange(&self, attempt: &Attempt) -> bool {
+        let Outcome::NotYet(code) = &attempt.outcome else {
+            return false;
+        };
+        let mut known = ["in-progress", UNAVAILABLE].iter().chain(self.problems);
+        !known.any(|known| known == code)
+    }
+
+    pub(super) fn occasions_of(&self, key: &str) -> impl Iterator<Item = &Occasion> {
+        let all_or_this = move |it: &&Occasion| it.key.as_deref().is_none_or(|its| its == key);
+        self.occasions.iter().filter(all_or_this)
+    }
+
+    pub(super) fn strikes_of<'a>(
+        &'a self,
+        attempt: &'a Attempt,
+    ) -> impl Iterator<Item = &'a Strike> {
+        self.strikes.iter().filter(|strike| attempt.meets(strike))
+    }
+
+    /// Returns the number of executions of this key by one process that may have been taken over. It is at most the number
+    /// of strikes at the process in that time.
+    fn count_explained(&self, story: &Story<'_>, pid: u32) -> usize {
+        let asked = story.attempts.iter().map(|attempt| attempt.began).min();
+        let answered = story.answers().map(|(when, _)| when).min();
+        let strikes = self.strikes.iter().filter(|strike| {
+            strike.pid == pid
+                && strike.loses_leases(self.lease)
+                && asked.is_some_and(|asked| asked <= strike.over())
+                && answered.is_none_or(|answered| strike.ordered <= answered)
+        });
+        let executions = story.effects.iter().filter(|effect| effect.pid == pid);
+        strikes.count().min(executions.count())
+    }
+
+    /// Returns the wait for the first definite outcome. The wait begins with the first request for the key, or with the
+    /// last strike at the lease holder.
+    ///
+    /// A process that had an effect is known to have held the lease. A struck process with a waiting client may also have
+    /// held the lease. It can have acquired the lease only after the last known lease expired. At least two thirds of that
+    /// last lease are assumed to be left.
+    pub(super) fn wait(&self, story: &Story<'_>) -> Duration {
+        let definite = story
+            .attempts
+            .iter()
+            .filter(|attempt| attempt.is_definite());
+        let asked = story.attempts.iter().map(|attempt| attempt.began).min();
+        let (Some(answered), Some(asked)) = (definite.map(|it| it.ended).min(), asked) else {
+            return Duration::MAX;
+        };
+        let met = story
+            .attempts
+            .iter()
+            .flat_map(|attempt| self.strikes_of(attempt));
+        let mut met: Vec<_> = met.filter(|strike| strike.down <= answered).collect();
+        met.sort_by_key(|strike| strike.down);
+        let (mut since, mut free) = (asked, asked);
+        for strike in met {
+            if story.effects.iter().any(|effect| effect.pid == strike.pid) {
+                since = strike.down;
+                free = since + self.lease * 2 / 3;
+            } else if strike.down >= free {
+                since = strike.down;
+            }
+        }
+        answered - since.min(answered)
+    }
+}
+
+impl<'a> Story<'a> {
+    /// Returns each response, and its time.
+    pub(super) fn answers(&self) -> impl Iterator<Item = (Instant, &'a Answer)> {
+        let attempts = self.attempts.iter();
+        attempts.filter_map(|&attempt| Some((attempt.ended, attempt.answer()?)))
+    }
+
+    /// Returns `true` if the response is not of an execution of this request.
+    fn is_uncaused(&self, attempt: &Attempt) -> bool {
+        let n = attempt.execution();
+        let is_cause = |it: &&Effect| Some(it.n) == n && it.request == attempt.request;
+        let answer = attempt.answer();
+        answer.is_some_and(|answer| answer.status != StatusCode::SERVICE_UNAVAILABLE)
+            && !self.effects.iter().any(is_cause)
+    }
+
+    /// Returns a readable description of all known events.
+    pub(super) fn describe(&self, key: &str) -> String {
+        let began = self.attempts.iter().map(|attempt| attempt.began).min();
+        let mut lines = vec![format!("{key}:")];
+        for effect in &self.effects {
+            lines.push(format!("  process {} had effect {}", effect.pid, effect.n));
+        }
+        let mut attempts = self.attempts.clone();
+        attempts.sort_by_key(|attempt| attempt.began);
+        for attempt in attempts {
+            if attempt.outcome == Outcome::Failed && attempt.ended - attempt.began < QUICK {
+                continue;
+            }
+            let at = began.map_or(Duration::ZERO, |began| attempt.began - began);
+            let outcome = match &attempt.outcome {
+                Outcome::Answered(answer) => {
+                    format!("{} {:?}", answer.status, answer.text())
+                }
+                other => format!("{other:?}"),
+            };
+            let took = attempt.ended - attempt.began;
+            let member = attempt.member;
+            lines.push(format!(
+                "  at {at:?} member {member} was asked, after {took:?}: {outcome}"
+            ));
+        }
+        lines.join("\n")
+    }
+}
+
+pub(super) const UNAVAILABLE: &str = "store-unavailable";
+/// The longest duration of an attempt that failed because no process listened.
+const QUICK: Duration = Duration::from_millis(3);
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,154 @@
+//! Work of `run_once` in the place of requests: the same script, and a value instead of a response.
+
+use http::StatusCode;
+use tower_idempotency::{
+    IdempotencyLayer, Lease,
+    run_once::{self, WorkError},
+    store::StoreError,
+    transaction::LeaseExt,
+};
+
+use super::{
+    client::{Leave, see_through},
+    handler::{Ending, Run, pause, unless_cut_off},
+    history::{Outcome, Reply, Request},
+    link::Link,
+    world::{Keep, Said},
+};
+
+/// The return value of the work: the number of the execution, and its text.
+type Value = (usize, String);
+
+type Ended = Result<Value, WorkError<()>>;
+
+/// Makes an attempt, in its process.
+pub(super) async fn attempt(
+    link: Link,
+    layer: IdempotencyLayer,
+    request: Request,
+    number: usize,
+    leave: Leave,
+) {
+    let works = link.clone();
+    let running = async move {
+        let work = move |lease| run(works, number, lease);
+        let (key, variant) = (request.key, request.variant);
+        let ran = layer.run_once(format!("key {key}"), format!("variant {variant}"), work);
+        match ran.await {
+            Ok(outcome) => to_outcome(outcome),
+            Err(error) => Outcome::Refused(error.kind().code(), error.status()),
+        }
+    };
+    see_through(link, running, number, leave).await;
+}
+
+/// Returns the outcome in its HTTP form.
+fn to_outcome(outcome: run_once::Outcome<Value, ()>) -> Outcome {
+    let answered = |(execution, text): Value, replayed| {
+        Outcome::Answered(Reply {
+            status: status(&text),
+            execution: Some(execution),
+            replayed,
+            body: text.into(),
+        })
+    };
+    match outcome {
+        run_once::Outcome::Executed(value) => answered(value, false),
+        run_once::Outcome::Replayed(value) => answered(value, true),
+        run_once::Outcome::NotRecorded => {
+            Outcome::Refused("response-not-retained", StatusCode::CONFLICT)
+        }
+        run_once::Outcome::InProgress { .. } => {
+            Outcome::Refused("in-progress", StatusCode::CONFLICT)
+        }
+        run_once::Outcome::Mismatch => {
+            Outcome::Refused("key-reused", StatusCode::UNPROCESSABLE_ENTITY)
+        }
+        run_once::Outcome::Failed(()) => Outcome::Failed,
+        run_once::Outcome::NeedsAttention { .. }
+        | run_once::Outcome::Orphaned { .. }
+        | run_once::Outcome::LeaseLost(_)
+        | run_once::Outcome::Unknown(()) => {
+            Outcome::Refused("outcome-unknown", StatusCode::CONFLICT)
+        }
+        other => panic!("unexpected outcome: {other:?}"),
+    }
+}
+
+async fn run(link: Link, attempt: usize, lease: Lease) -> Ended {
+    let mut run = Run::begin(link.clone(), attempt, Some(lease));
+    let ended = unless_cut_off(&link, run.number, run.job()).await;
+    run.ends(ended).unwrap_or(Err(WorkError::Release(())))
+}
+
+impl Run {
+    async fn job(&mut self) -> Ended {
+        let script = self.script;
+        self.come_to_the_effect().await;
+        let transactional = self.link.world.look().plan.transactional;
+        let value = if transactional {
+            self.commit_value().await
+        } else {
+            self.have_the_effect();
+            Ok(self.value(""))
+        };
+        pause(script.after).await;
+        match script.ending {
+            Ending::PanicsAfter => self.panic(),
+            Ending::Fails | Ending::AnswersNotToKeep => Err(WorkError::Release(())),
+            // The work may have had an effect: the lease expires.
+            Ending::BreaksOff => Err(WorkError::Hold(())),
+            Ending::Answers(status) if !self.link.world.look().plan.records(status) => {
+                Err(WorkError::Release(()))
+            }
+            Ending::Answers(_) | Ending::AnswersTooMuch | Ending::PanicsBefore => value,
+        }
+    }
+
+    /// Commits effect and record in one transaction, and retries once if the outcome of the commit is unknown.
+    async fn commit_value(&mut self) -> Ended {
+        let Some(lease) = self.lease.clone() else {
+            return Err(WorkError::Release(()));
+        };
+        for _ in 0..2 {
+            let prepared = lease.prepare_value(self.value(""));
+            let (reference, record) = (prepared.lease_ref(), prepared.record().clone());
+            let retention = prepared.retention();
+            let commit = self.link.commit(reference, record, retention, self.number);
+            match prepared.commit(commit).await {
+                Ok(value) => return Ok(value),
+                Err(StoreError::LeaseLost) => break,
+                Err(_) => {}
+            }
+        }
+        // Works differ in their reaction to an unknown commit.
+        match self.number % 2 {
+            0 => Ok(self.value(UNSURE)),
+            _ => Err(WorkError::Release(())),
+        }
+    }
+
+    /// Returns the value, and enters it in the books.
+    fn value(&self, more: &str) -> Value {
+        let too_much = self.script.ending == Ending::AnswersTooMuch;
+        let text = self.text(too_much) + more;
+        let said = Said {
+            status: status(&text),
+            body: text.clone().into(),
+            keep: if too_much { Keep::Perhaps } else { Keep::Yes },
+        };
+        let mut world = self.link.world.look();
+        world.executions[self.number].answers.push(said);
+        (self.number, text)
+    }
+}
+
+/// Returns the status that a handler would send. A value has no status.
+fn status(text: &str) -> StatusCode {
+    match text.ends_with(UNSURE) {
+        true => StatusCode::SERVICE_UNAVAILABLE,
+        false => StatusCode::CREATED,
+    }
+}
+
+const UNSURE: &str = ", or not";

@@ -1,0 +1,327 @@
+//! Judges the facts that only the inside shows, except those of the store; the books judge the store.
+//!
+//! The oracle sees leases, their tokens and processes, so it judges each event at once. It judges executions, renewals, the
+//! process that frees a key, and the equality of responses and stored records. The whole run, with its clients and effects,
+//! is judged by the [oracle](crate::oracle) of fleets on real servers: see [`outside`](super::outside).
+
+use std::collections::BTreeMap;
+
+use http::StatusCode;
+use tower_idempotency::{
+    ConcurrentRequests, ExecutionFailure,
+    store::{KeyId, LeaseRef, Token},
+};
+
+use super::{
+    books::Books,
+    history::{Found, Held, Outcome, Reply, What},
+    world::{Execution, Keep, Progress, State},
+};
+
+/// Judges the beginning of an execution.
+pub(super) fn judge_execution(world: &mut State, number: usize, held: Option<Held>) {
+    let Some(lease) = world.executions[number].lease else {
+        return world.violated(format!("execution {number} without a lease"));
+    };
+    let books = world.books.get(&lease.id);
+    if !books.is_some_and(|books| books.leases.iter().any(|it| it.token == lease.token)) {
+        return world.violated(format!(
+            "execution {number} under a lease that was never granted: {held:?}"
+        ));
+    }
+    let before = &world.executions[..number];
+    if let Some(other) = before.iter().position(|it| it.is_under(&lease)) {
+        world.violated(format!("executions {other} and {number} under one lease"));
+    }
+}
+
+/// Judges a takeover that is about to happen. It is a violation if the execution still runs, its process is undisturbed,
+/// and its store replies in time.
+pub(super) fn judge_takeover(world: &mut State, id: KeyId, by: Token) {
+    let plan = &world.plan;
+    let well = plan.faults == 0 && plan.store_timeout <= plan.lease / 3 && world.ahead == 0;
+    let holder = world.books.get(&id).and_then(Books::holder);
+    let (true, Some(holder)) = (well, holder.filter(|holder| *holder != by)) else {
+        return;
+    };
+    let runs = world.executions.iter().position(|it| {
+        let holds = it.lease.is_some_and(|it| it.id == id && it.token == holder);
+        let unwell = world.dead[it.process] || world.paused[it.process];
+        holds && !unwell && it.state == Progress::Runs
+    });
+    if let Some(number) = runs {
+        world.violated(format!("the lease of execution {number} was not kept"));
+    }
+}
+
+/// Judges an effect. Its handler has checked if the lease was `held`.
+pub(super) fn judge_effect(world: &mut State, number: usize, held: bool) {
+    let (now, stepped) = (world.store_now(), world.ahead > 0);
+    let Some(lease) = world.executions[number].lease else {
+        return;
+    };
+    let books = world.books.get(&lease.id);
+    if held && !stepped && !books.is_some_and(|books| books.holds(lease.token, now)) {
+        world.violated(format!(
+            "execution {number} sees its lease as held after its end"
+        ));
+    }
+}
+
+/// Judges an execution that is dropped before its end.
+pub(super) fn judge_cut(world: &mut State, number: usize, process: usize) {
+    if !world.dead[process] {
+        world.violated(format!("execution {number} was cut off"));
+    }
+}
+
+/// Judges a release that has reached the store, where its token held the entry if `is_held`. Returns `true` if it may free
+/// the key.
+pub(super) fn judge_release(world: &mut State, lease: &LeaseRef, is_held: bool) -> bool {
+    let under = world.executions.iter().position(|it| it.is_under(lease));
+    let Some(number) = under else {
+        return true;
+    };
+    let execution = &world.executions[number];
+    let said = execution.answers.last().map(|said| said.keep);
+    let runs = execution.state == Progress::Runs && !world.dead[execution.process];
+    // A response does not count if the record of an earlier commit may have expired.
+    let over = execution.over.is_some_and(|over| world.now >= over);
+    let keeps = execution.state == Progress::Answered && said == Some(Keep::Yes) && !over;
+    // Work of `run_once` that returns an error says itself that its key is free. A released takeover is an orphan again.
+    let leaves_key = world.plan.jobs || world.plan.failure() == ExecutionFailure::Release;
+    let failed = execution.state == Progress::Failed && lease.generation == 1 && !leaves_key;
+    let failed = failed && is_held;
+    if failed {
+        world.violated(format!(
+            "the key is freed though execution {number} failed and the settings keep its key"
+        ));
+    }
+    if runs {
+        world.violated(format!("the key is freed while execution {number} runs"));
+    }
+    if keeps {
+        world.violated(format!(
+            "the key is released although the response of execution {number} is to be recorded"
+        ));
+    }
+    !runs && !keeps && !failed
+}
+
+/// Judges an attempt that has ended for its client.
+pub(super) fn judge_end(world: &mut State, attempt: usize, outcome: &Outcome) {
+    let violation = match outcome {
+        Outcome::Answered(reply) => judge_answer(world, attempt, reply),
+        Outcome::Refused(reason, status) => judge_refusal(world, attempt, reason, *status),
+        Outcome::Panicked
+        | Outcome::Failed
+        | Outcome::BrokeOff
+        | Outcome::Died
+        | Outcome::Left
+        | Outcome::NoOrphan => Ok(()),
+    };
+    if let Err(violation) = violation {
+        world.violated(format!("attempt {attempt}: {violation}"));
+    }
+}
+
+fn judge_answer(world: &State, attempt: usize, reply: &Reply) -> Result<(), String> {
+    let known = &world.attempts[attempt];
+    let Some(number) = reply.execution else {
+        return Err(format!("a response without an execution: {reply:?}"));
+    };
+    let Some(execution) = world.executions.get(number) else {
+        return Err(format!("the response of an unknown execution: {reply:?}"));
+    };
+    if execution.request != known.request {
+        return Err(format!(
+            "{:?} gets the response to {:?}",
+            known.request, execution.request
+        ));
+    }
+    let mut said = execution.answers.iter().rev();
+    let said = said.find(|said| said.status == reply.status && said.body == reply.body);
+    let Some(said) = said else {
+        return Err(format!("execution {number} never returned {reply:?}"));
+    };
+    let own = known.execution == Some(number);
+    if !own && world.plan.marks() && !reply.replayed {
+        return Err(format!("a replay of execution {number} is not marked"));
+    }
+    if said.keep == Keep::No {
+        // A stored record is a violation here, unless the store's clock has expired it early.
+        if own && execution.is_stored(world) && world.ahead == 0 {
+            return Err(format!(
+                "execution {number} returns another response than it has stored"
+            ));
+        }
+        if own && !reply.replayed {
+            return Ok(());
+        }
+        return Err(format!(
+            "a response of execution {number} is replayed that is not to be recorded"
+        ));
+    }
+    let perhaps = own && !reply.replayed && said.keep == Keep::Perhaps;
+    let may_be_alone = perhaps || is_unheard(world, attempt, reply);
+    if !may_be_alone && !execution.is_stored(world) {
+        return Err(format!(
+            "the response of execution {number} differs from the stored one"
+        ));
+    }
+    Ok(())
+}
+
+/// Returns `true` if the layer tried to store the response and received no reply. The layer sends such a response once.
+pub(super) fn is_unheard(world: &State, attempt: usize, reply: &Reply) -> bool {
+    let own = world.attempts[attempt].execution;
+    let execution = own.filter(|_| own == reply.execution && !reply.replayed);
+    let execution = execution.and_then(|number| world.executions.get(number));
+    let unheard = |it: &Execution| it.completing && !it.heard && !it.lost;
+    execution.is_some_and(unheard) && !world.plan.transactional
+}
+
+fn judge_refusal(
+    world: &State,
+    attempt: usize,
+    reason: &str,
+    status: StatusCode,
+) -> Result<(), String> {
+    let known = &world.attempts[attempt];
+    let may = match reason {
+        "outcome-unknown" => {
+            // An attempt that executed may be refused too, because it may have lost its lease.
+            let expected = known.execution.is_some()
+                || has_met_an_orphan(world, attempt)
+                || needs_attention(world, attempt);
+            return match expected {
+                true => Ok(()),
+                false => {
+                    Err("the outcome is called unknown without an orphan or a failure".to_owned())
+                }
+            };
+        }
+        "response-not-retained" => {
+            let mut others = world.executions.iter();
+            return match others.any(|it| it.request == known.request && it.is_unrecordable()) {
+                true => Ok(()),
+                false => {
+                    Err("the reply says that a response is not retained, but all were".to_owned())
+                }
+            };
+        }
+        "in-progress" | "store-unavailable" => true,
+        "key-reused" => {
+            let another = |it: &super::world::Attempt| {
+                it.request.key == known.request.key && it.request.variant != known.request.variant
+            };
+            !world.plan.separates() && world.attempts.iter().any(another)
+        }
+        "overloaded" | "caller-limit" => world.plan.crowded,
+        "draining" => true,
+        "body-timeout" | "body-unreadable" => !known.clean,
+        _ => false,
+    };
+    if !may {
+        return Err(format!("refused for no reason: {reason}, {status}"));
+    }
+    match known.execution {
+        Some(number) => Err(format!(
+            "{reason} is returned to the attempt of execution {number}"
+        )),
+        None => Ok(()),
+    }
+}
+
+/// Returns `true` if a failed execution of the same request left a record that needs attention.
+fn needs_attention(world: &State, attempt: usize) -> bool {
+    let request = world.attempts[attempt].request;
+    let mut executions = world.executions.iter();
+    world.plan.failure() == ExecutionFailure::NeedsAttention
+        && executions.any(|it| it.request == request && it.has_failed() && it.is_stored(world))
+}
+
+/// Returns `true` if the process found an orphan after the attempt was sent. If waiters share replies, an orphan shortly
+/// before that also counts.
+fn has_met_an_orphan(world: &State, attempt: usize) -> bool {
+    let process = world.attempts[attempt].process;
+    let max_reply_age = match world.plan.in_flight {
+        ConcurrentRequests::Wait(_) => world.plan.store_timeout,
+        _ => 0,
+    };
+    let mut since = None;
+    for event in world.history.iter().rev() {
+        match &event.what {
+            What::Arrives {
+                process: by,
+                found: Found::Orphaned(_),
+                ..
+            } if *by == process => return true,
+            What::Sends { attempt: sent, .. } if *sent == attempt => since = Some(event.at),
+            _ => {}
+        }
+        if since.is_some_and(|since| event.at + max_reply_age < since) {
+            return false;
+        }
+    }
+    false
+}
+
+/// Judges the end of the run: no fault is injected any more, and no exchange is in flight.
+pub(super) fn judge_rest(world: &mut State) {
+    if let Some(attempt) = world.attempts.iter().position(|it| it.outcome.is_none()) {
+        return world.violated(format!("attempt {attempt} has never ended"));
+    }
+    let mut runs = world.executions.iter();
+    let running = runs.position(|it| it.state == Progress::Runs && !world.dead[it.process]);
+    if let Some(number) = running {
+        return world.violated(format!("execution {number} has never ended"));
+    }
+    judge_commits(world);
+}
+
+/// Judges the commits of transactions. A key has its effect once in each of its lives, which reach from free to free again.
+/// The books know in which life the effect was committed. The store does not report other effects; they are judged from
+/// outside.
+fn judge_commits(world: &mut State) {
+    let mut commits = BTreeMap::<_, u64>::new();
+    for execution in &world.executions {
+        let Some(lease) = execution.lease else {
+            continue;
+        };
+        for story in &execution.commits {
+            *commits.entry((lease.id, *story)).or_default() += 1;
+        }
+    }
+    let twice = commits.into_iter().find(|(_, commits)| *commits > 1);
+    if let Some(((id, _), commits)) = twice {
+        let id = world.name_id(id);
+        world.violated(format!(
+            "{commits} effects of entry {id}, of which 1 may be"
+        ));
+    }
+}
+
+impl Execution {
+    fn is_under(&self, lease: &LeaseRef) -> bool {
+        self.lease
+            .is_some_and(|it| it.id == lease.id && it.token == lease.token)
+    }
+
+    /// Returns `true` if the handler failed, or the body of its last response.
+    fn has_failed(&self) -> bool {
+        let last = self.answers.last();
+        self.state == Progress::Failed || last.is_some_and(|said| said.keep == Keep::No)
+    }
+
+    fn is_unrecordable(&self) -> bool {
+        self.answers.iter().any(|said| said.keep == Keep::Perhaps)
+    }
+
+    fn is_stored(&self, world: &State) -> bool {
+        self.lease.is_some_and(|lease| {
+            let leases = &world.books[&lease.id].leases;
+            leases.iter().any(|it| it.token == lease.token && it.stored)
+        })
+    }
+}

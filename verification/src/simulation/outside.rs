@@ -1,0 +1,224 @@
+//! The outside view of a run, as a history of a fleet on real servers, judged by the same oracle.
+//!
+//! Clients, effects and strikes are described as they are in a fleet. A fleet knows that a key may have one more effect
+//! only from the faults of its store. Here the books know the time of each such occasion to the millisecond.
+
+use std::{
+    collections::{BTreeMap, HashMap},
+    time::{Duration, Instant},
+};
+
+use http::{HeaderMap, HeaderName};
+use tower_idempotency::ConcurrentRequests;
+
+use super::{
+    Millis,
+    history::{self, Reply, Request, What},
+    plan::Plan,
+    world::{Keep, State},
+};
+use tests::Answer;
+
+use crate::oracle::{Attempt, Effect, History, Occasion, Outcome, Strike};
+
+/// The first violation.
+pub(super) fn violation(world: &State) -> Option<String> {
+    let history = history_of(world);
+    let found = [
+        ("contradicts itself", history.contradictions()),
+        ("is executed too often", history.doubles()),
+        ("is answered what is over", history.stale()),
+        ("is answered, and then refused", history.retracted()),
+        ("is never answered", history.unanswered()),
+    ];
+    let mut found = found.into_iter();
+    found.find_map(|(what, keys)| {
+        let key = keys.into_iter().next()?;
+        Some(format!("seen from outside, a key {what}: {key}"))
+    })
+}
+
+/// Returns the history of the run, with each process as a member of its own.
+fn history_of(world: &State) -> History {
+    let began = Instant::now();
+    let instant = |at: Millis| began + Duration::from_millis(at);
+    let end = instant(world.now);
+    let mut history = History {
+        effects: Vec::new(),
+        attempts: Vec::with_capacity(world.attempts.len()),
+        strikes: Vec::new(),
+        occasions: Vec::new(),
+        processes: (0..world.dead.len()).map(|it| (pid(it), it)).collect(),
+        lease: Duration::from_millis(world.plan.lease),
+        max_reply_age: max_reply_age(&world.plan),
+        retention: retention(&world.plan),
+        problems: PROBLEMS,
+    };
+    let mut paused = BTreeMap::new();
+    for event in &world.history {
+        let at = instant(event.at);
+        match &event.what {
+            What::Sends {
+                process, request, ..
+            } => history.attempts.push(Attempt {
+                key: key(&world.plan, *request),
+                request: path(*request),
+                member: *process,
+                began: at,
+                // This is the end of the run, and a later event replaces it.
+                ended: end,
+                outcome: Outcome::HungUp,
+            }),
+            What::Ends(attempt, outcome) => {
+                history.attempts[*attempt].ended = at;
+                history.attempts[*attempt].outcome = client_outcome(world, *attempt, outcome);
+            }
+            What::Effect { execution, .. } => {
+                let known = &world.executions[*execution];
+                history.effects.push(Effect {
+                    pid: pid(known.process),
+                    n: *execution as u64,
+                    request: path(known.request),
+                    key: key(&world.plan, known.request),
+                });
+            }
+            What::Pauses(process) => drop(paused.insert(*process, at)),
+            What::GoesOn(process) => {
+                let down = paused.remove(process).unwrap_or(at);
+                history.strikes.push(strike(*process, down, Some(at)));
+            }
+            What::Dies(process) => history.strikes.push(strike(*process, at, None)),
+            _ => {}
+        }
+    }
+    history.occasions = occasions(world, instant);
+    history
+}
+
+/// Returns the longest time that a process waits for a reply of the store.
+fn max_reply_age(plan: &Plan) -> Duration {
+    match plan.in_flight {
+        ConcurrentRequests::Wait(_) => Duration::from_millis(plan.store_timeout),
+        _ => Duration::ZERO,
+    }
+}
+
+/// Returns the retention, or `None` if a record may be stored again after its expiry. That can happen if calls are late, or
+/// if the store's clock differs from the simulation's.
+fn retention(plan: &Plan) -> Option<Duration> {
+    let may_be_late = plan.faults > 0 || plan.strikes.pauses > 0 || plan.strikes.steps > 0;
+    (!may_be_late).then(|| Duration::from_millis(plan.retention))
+}
+
+/// Returns an occasion for each time an entry became free. If a takeover may have an effect of its own, takeovers are
+/// included.
+fn occasions(world: &State, instant: impl Fn(Millis) -> Instant) -> Vec<Occasion> {
+    let executed = |event: &history::Event| match event.what {
+        What::Executes {
+            execution,
+            lease: Some(held),
+            ..
+        } => Some((held.id, world.executions[execution].request)),
+        _ => None,
+    };
+    // A request that was never executed had no effect.
+    let keys: HashMap<_, _> = world.history.iter().filter_map(executed).collect();
+    let occasions = world.history.iter().filter_map(|event| {
+        let (id, takeover) = match event.what {
+            What::IsFree(id) => (id, false),
+            What::IsTakenOver(id) if !world.plan.transactional => (id, true),
+            _ => return None,
+        };
+        let at = instant(event.at);
+        Some(Occasion {
+            key: Some(key(&world.plan, *keys.get(&id)?)),
+            from: at,
+            until: at,
+            takeover,
+        })
+    });
+    occasions.collect()
+}
+
+fn strike(process: usize, down: Instant, resumed: Option<Instant>) -> Strike {
+    Strike {
+        member: process,
+        pid: pid(process),
+        ordered: down,
+        down,
+        resumed,
+    }
+}
+
+/// Returns the outcome as a client of a fleet reports it.
+fn client_outcome(world: &State, attempt: usize, outcome: &history::Outcome) -> Outcome {
+    match outcome {
+        history::Outcome::Answered(reply) => match is_kept(world, attempt, reply) {
+            true => Outcome::Answered(answer(reply)),
+            false => Outcome::NotYet("unkept".to_owned()),
+        },
+        history::Outcome::Refused(reason, _) => match *reason {
+            "outcome-unknown" | "response-not-retained" | "key-reused" => Outcome::Refused,
+            reason => Outcome::NotYet(reason.to_owned()),
+        },
+        history::Outcome::NoOrphan => Outcome::NotYet("no-orphan".to_owned()),
+        history::Outcome::Left => Outcome::HungUp,
+        history::Outcome::Panicked
+        | history::Outcome::Failed
+        | history::Outcome::BrokeOff
+        | history::Outcome::Died => Outcome::Failed,
+    }
+}
+
+/// Returns `true` if all clients must receive the same response. The handler returned the response and its storage was
+/// acknowledged. Or the response was stored although that was optional.
+fn is_kept(world: &State, attempt: usize, reply: &Reply) -> bool {
+    let number = reply.execution;
+    let execution = number.and_then(|number| world.executions.get(number));
+    let mut said = execution.iter().flat_map(|it| it.answers.iter().rev());
+    let said = said.find(|it| it.status == reply.status && it.body == reply.body);
+    let known = &world.attempts[attempt];
+    said.is_none_or(|said| match said.keep {
+        Keep::Yes => !known.unheard,
+        Keep::No => false,
+        Keep::Perhaps => known.execution != number,
+    })
+}
+
+fn answer(reply: &Reply) -> Answer {
+    let mut headers = HeaderMap::new();
+    if let Some(execution) = reply.execution {
+        headers.insert(HeaderName::from_static("x-execution"), execution.into());
+    }
+    Answer {
+        status: reply.status,
+        headers,
+        body: reply.body.clone(),
+    }
+}
+
+fn key(plan: &Plan, request: Request) -> String {
+    match plan.separates() {
+        true => format!("{}, {}", request.key, request.variant),
+        false => request.key.to_string(),
+    }
+}
+
+fn path(request: Request) -> String {
+    format!("POST /{}", request.variant)
+}
+
+fn pid(process: usize) -> u32 {
+    u32::try_from(process).expect("a few")
+}
+
+/// The problems after which clients of the simulation may retry.
+const PROBLEMS: &[&str] = &[
+    "unkept",
+    "no-orphan",
+    "overloaded",
+    "caller-limit",
+    "draining",
+    "body-timeout",
+    "body-unreadable",
+];

@@ -1,0 +1,198 @@
+//! The plan that is drawn for a seed before it runs: the settings of the layer, the habits of the world and the strikes.
+
+use std::time::Duration;
+
+use http::StatusCode;
+use tower_idempotency::{
+    ConcurrentRequests, ExecutionFailure, OrphanPolicy, Preset, Ttl, Unrecordable,
+};
+
+use super::{Millis, dice::Dice};
+
+/// The settings of a seed.
+#[derive(Clone, Copy, Debug)]
+pub struct Plan {
+    pub(super) preset: Preset,
+    pub(super) lease: Millis,
+    pub(super) store_timeout: Millis,
+    pub(super) retention: Millis,
+    pub(super) orphans: OrphanPolicy,
+    pub(super) orphan_retention: Option<Millis>,
+    /// `None` if it follows from the orphan policy.
+    pub(super) failure: Option<ExecutionFailure>,
+    pub(super) in_flight: ConcurrentRequests,
+    pub(super) unrecordable: Unrecordable,
+    pub(super) collect_timeout: Millis,
+    pub(super) body_timeout: Millis,
+    /// The layer fingerprints the head only, and the handler reads the body itself.
+    pub(super) head_only: bool,
+    /// Few requests may be in flight at once, and few may wait. Callers have shares in these limits.
+    pub(super) crowded: bool,
+    /// Handlers commit effect and record together.
+    pub(super) transactional: bool,
+    /// The processes run work of `run_once`.
+    pub(super) jobs: bool,
+    /// The store is the crate's own [`MemoryStore`](tower_idempotency::MemoryStore).
+    pub(super) memory: bool,
+    pub(super) processes: usize,
+    pub(super) clients: usize,
+    pub(super) keys: u64,
+    /// The percentage of store calls that meet a fault.
+    pub(super) faults: u64,
+    /// The percentage of news for waiters that are lost.
+    pub(super) deaf: u64,
+    /// The percentage of requests that are left by their client.
+    pub(super) leaving: u64,
+    /// The percentage of executions that do not end well.
+    pub(super) failing: u64,
+    pub(super) strikes: Strikes,
+    /// The time at which the clients begin.
+    pub(super) rush: Millis,
+}
+
+/// The frequency of each strike at a process or at the store.
+#[derive(Clone, Copy, Debug, Default)]
+pub(super) struct Strikes {
+    pub(super) kills: u64,
+    pub(super) pauses: u64,
+    pub(super) drains: u64,
+    /// An operator finishes an orphan.
+    pub(super) takeovers: u64,
+    /// The clock of the store steps forward.
+    pub(super) steps: u64,
+}
+
+impl Plan {
+    pub(super) fn draw(dice: &mut Dice) -> Self {
+        let lease = dice.pick(&[60, 150, 300, 900, 3_000]);
+        let calm = dice.percent(10);
+        let transactional = dice.percent(25);
+        Self {
+            preset: dice.pick(&[
+                Preset::Recommended,
+                Preset::Recommended,
+                Preset::Ietf,
+                Preset::Stripe,
+                Preset::Idempo,
+            ]),
+            lease,
+            store_timeout: dice.pick(&[lease / 10, lease / 3, lease, lease * 2]),
+            retention: dice.pick(&[lease / 2, lease, lease * 3, lease * 10, 1_000_000]),
+            orphans: dice.pick(&[OrphanPolicy::TakeOver, OrphanPolicy::Refuse]),
+            orphan_retention: dice.pick(&[None, None, Some(lease / 2), Some(lease * 5)]),
+            failure: dice.pick(&[
+                None,
+                None,
+                Some(ExecutionFailure::Release),
+                Some(ExecutionFailure::Orphan),
+                Some(ExecutionFailure::NeedsAttention),
+            ]),
+            in_flight: match dice.below(4) {
+                0 => ConcurrentRequests::Conflict,
+                1 => ConcurrentRequests::TooManyRequests,
+                _ => ConcurrentRequests::Wait(Duration::from_millis(dice.pick(&[
+                    lease / 3,
+                    lease * 2,
+                    lease * 5,
+                ]))),
+            },
+            unrecordable: dice.pick(&[Unrecordable::Tombstone, Unrecordable::Release]),
+            collect_timeout: dice.pick(&[lease / 5, lease * 2]),
+            body_timeout: dice.pick(&[lease / 5, lease * 2]),
+            head_only: dice.percent(15),
+            crowded: dice.percent(8),
+            transactional,
+            jobs: false,
+            memory: !transactional && dice.percent(30),
+            processes: dice.pick(&[1, 2, 2, 3]),
+            clients: dice.pick(&[1, 2, 3, 4, 6]),
+            keys: dice.pick(&[1, 1, 2]),
+            faults: if calm { 0 } else { dice.pick(&[0, 5, 15, 40]) },
+            deaf: dice.pick(&[0, 0, 30, 100]),
+            leaving: if calm { 0 } else { dice.pick(&[0, 15, 40]) },
+            failing: dice.pick(&[0, 10, 35]),
+            strikes: if calm {
+                Strikes::default()
+            } else {
+                Strikes {
+                    kills: dice.pick(&[0, 0, 1, 2]),
+                    pauses: dice.pick(&[0, 0, 1, 2]),
+                    drains: dice.pick(&[0, 0, 0, 1]),
+                    takeovers: dice.pick(&[0, 0, 0, 2]),
+                    steps: dice.pick(&[0, 0, 0, 0, 1]),
+                }
+            },
+            rush: dice.pick(&[3, lease / 3, lease, lease * 3]),
+        }
+    }
+
+    /// Returns this plan for work of `run_once`. Settings for HTTP alone get fixed values.
+    pub(super) fn of_jobs(self) -> Self {
+        Self {
+            jobs: true,
+            preset: Preset::Recommended,
+            in_flight: ConcurrentRequests::Conflict,
+            unrecordable: Unrecordable::Tombstone,
+            head_only: false,
+            strikes: Strikes {
+                takeovers: 0,
+                ..self.strikes
+            },
+            ..self
+        }
+    }
+
+    /// Returns `true` if the layer records a handler's response of this status.
+    pub(super) fn records(&self, status: StatusCode) -> bool {
+        match status {
+            StatusCode::CREATED | StatusCode::NOT_FOUND => true,
+            StatusCode::INTERNAL_SERVER_ERROR => {
+                matches!(self.preset, Preset::Ietf | Preset::Stripe)
+            }
+            StatusCode::SERVICE_UNAVAILABLE => self.preset == Preset::Stripe,
+            _ => false,
+        }
+    }
+
+    /// Returns the state in which a failed execution leaves its key.
+    pub(super) fn failure(&self) -> ExecutionFailure {
+        self.failure.unwrap_or(match self.orphans {
+            OrphanPolicy::Refuse => ExecutionFailure::Orphan,
+            _ => ExecutionFailure::Release,
+        })
+    }
+
+    /// Returns the caller that sends a key: one for all keys, or one for each.
+    pub(super) fn caller(&self, key: u64) -> u64 {
+        if self.clients.is_multiple_of(2) {
+            key
+        } else {
+            0
+        }
+    }
+
+    /// Returns `true` if a key that returns with another request is a separate key.
+    pub(super) fn separates(&self) -> bool {
+        self.preset == Preset::Idempo
+    }
+
+    /// Returns `true` if replays are marked.
+    pub(super) fn marks(&self) -> bool {
+        matches!(self.preset, Preset::Recommended | Preset::Stripe)
+    }
+
+    /// Returns a duration longer than any delay of this seed. An execution that is not disturbed has finished by then.
+    pub(super) fn patience(&self) -> Millis {
+        let wait = match self.in_flight {
+            ConcurrentRequests::Wait(max) => {
+                Millis::try_from(max.as_millis()).expect("a short wait")
+            }
+            _ => 0,
+        };
+        40 * self.lease + 20 * self.store_timeout + wait + self.body_timeout + self.collect_timeout
+    }
+}
+
+pub(super) fn ttl(millis: Millis) -> Ttl {
+    Ttl::from_millis(millis.max(1))
+}

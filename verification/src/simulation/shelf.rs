@@ -1,0 +1,281 @@
+//! The store of a simulation: entries and the contract, without a clock of its own.
+//!
+//! Every method is one step at an instant that the caller passes. `verification/tests/simulation.rs` runs the conformance suite
+//! against the store.
+
+use std::{collections::HashMap, time::Duration};
+
+use bytes::Bytes;
+use tower_idempotency::store::{
+    Acquired, Claim, Fingerprint, KeyId, LeaseRef, OrphanPolicy, StoreError, Token, Ttl,
+};
+
+use super::{Millis, bugs::Bug};
+
+/// Entries, and at most one way to break the contract.
+#[derive(Debug, Default)]
+pub struct Shelf {
+    entries: HashMap<KeyId, Entry>,
+    bug: Option<Bug>,
+}
+
+/// The state of a key.
+#[derive(Clone, Debug)]
+pub(super) struct Entry {
+    /// The token that holds or completed the entry, or `None` after a takeover was released.
+    token: Option<Token>,
+    fingerprint: Fingerprint,
+    generation: u64,
+    state: State,
+}
+
+#[derive(Clone, Debug)]
+enum State {
+    Leased { ends: Millis, keep: Millis },
+    Completed { record: Bytes, expires: Millis },
+}
+
+impl Entry {
+    fn leased(claim: &Claim, generation: u64, now: Millis) -> Self {
+        Self {
+            token: Some(claim.token),
+            fingerprint: claim.fingerprint,
+            generation,
+            state: State::Leased {
+                ends: now + claim.lease.as_millis(),
+                keep: claim.orphan_retention.as_millis(),
+            },
+        }
+    }
+
+    fn completed(lease: &LeaseRef, record: Bytes, expires: Millis) -> Self {
+        Self {
+            token: Some(lease.token),
+            fingerprint: lease.fingerprint,
+            generation: lease.generation,
+            state: State::Completed { record, expires },
+        }
+    }
+
+    fn is_leased_by(&self, token: Token) -> bool {
+        self.token == Some(token) && matches!(self.state, State::Leased { .. })
+    }
+}
+
+impl Shelf {
+    /// Returns a shelf that breaks the contract in one way, or in none.
+    #[must_use]
+    pub fn with(bug: Option<Bug>) -> Self {
+        Self {
+            entries: HashMap::new(),
+            bug,
+        }
+    }
+
+    fn has(&self, bug: Bug) -> bool {
+        self.bug == Some(bug)
+    }
+
+    /// Returns the entry, unless it has expired.
+    pub(super) fn seen(&self, id: KeyId, now: Millis) -> Option<Entry> {
+        let entry = self.entries.get(&id)?;
+        let over = match entry.state {
+            State::Leased { ends, keep } => {
+                now >= ends
+                    && (now - ends >= keep || self.has(Bug::OrphansAreForgotten))
+                    && !self.has(Bug::LeasesNeverEnd)
+            }
+            State::Completed { expires, .. } => {
+                now >= expires && !self.has(Bug::RetentionIsNotJudged)
+            }
+        };
+        (!over).then(|| entry.clone())
+    }
+
+    fn put(&mut self, id: KeyId, entry: Option<Entry>) {
+        match entry {
+            Some(entry) => drop(self.entries.insert(id, entry)),
+            None => drop(self.entries.remove(&id)),
+        }
+    }
+
+    /// Like [`Store::acquire`](tower_idempotency::Store::acquire).
+    pub fn acquire(&mut self, claim: &Claim, now: Millis) -> Acquired {
+        let seen = self.seen(claim.id, now);
+        self.acquire_from(seen.as_ref(), claim, now)
+    }
+
+    /// Acquires the entry according to `seen`. This is the current entry, unless another call read it first and writes
+    /// later.
+    pub(super) fn acquire_from(
+        &mut self,
+        seen: Option<&Entry>,
+        claim: &Claim,
+        now: Millis,
+    ) -> Acquired {
+        let generation = match seen {
+            None => 1,
+            Some(entry) => match self.judge(entry, claim, now) {
+                Ok(generation) => generation,
+                Err(refused) => {
+                    if self.has(Bug::WaitersRemove) {
+                        self.put(claim.id, None);
+                    }
+                    return refused;
+                }
+            },
+        };
+        self.put(claim.id, Some(Entry::leased(claim, generation, now)));
+        Acquired::Granted {
+            generation,
+            takeover: generation > 1 && !self.has(Bug::TakeoversAreHidden),
+        }
+    }
+
+    /// Returns the generation at which a claim on this entry is granted, or the reason for a refusal.
+    fn judge(&self, entry: &Entry, claim: &Claim, now: Millis) -> Result<u64, Acquired> {
+        let fingerprint = entry.fingerprint;
+        let ends = match &entry.state {
+            State::Completed { record, expires } => {
+                return Err(Acquired::Completed {
+                    fingerprint,
+                    record: record.clone(),
+                    expires_in: Duration::from_millis(expires.saturating_sub(now)),
+                    token: entry.token,
+                });
+            }
+            State::Leased { ends, .. } => *ends,
+        };
+        // The claim's own token is checked first: the reply that granted it may have been lost.
+        if entry.token == Some(claim.token) && !self.has(Bug::OwnTokenIsRefused) {
+            return Ok(entry.generation);
+        }
+        if now < ends || self.has(Bug::LeasesNeverEnd) {
+            let left = ends.saturating_sub(now).max(1);
+            if self.has(Bug::LeasesEndEarly) && left * 2 < claim.lease.as_millis() {
+                return Ok(entry.generation + 1);
+            }
+            return Err(Acquired::InProgress {
+                fingerprint,
+                expires_in: Duration::from_millis(left),
+            });
+        }
+        let may = claim.orphans == OrphanPolicy::TakeOver || self.has(Bug::RefusalIsIgnored);
+        let same = fingerprint == claim.fingerprint || self.has(Bug::TakeoverOfAnotherRequest);
+        if may && same {
+            return Ok(entry.generation + 1);
+        }
+        Err(Acquired::Orphaned {
+            fingerprint,
+            since: Duration::from_millis(now - ends),
+        })
+    }
+
+    /// Like [`Store::renew`](tower_idempotency::Store::renew).
+    ///
+    /// # Errors
+    ///
+    /// Returns [`StoreError::LeaseLost`] if the token does not hold the entry.
+    pub fn renew(&mut self, lease: &LeaseRef, ttl: Ttl, now: Millis) -> Result<(), StoreError> {
+        let unchecked = self.has(Bug::RenewalWithoutToken);
+        let mut seen = self.seen(lease.id, now);
+        match &mut seen {
+            Some(entry) if entry.is_leased_by(lease.token) || unchecked => {
+                if let State::Leased { ends, .. } = &mut entry.state {
+                    *ends = now + ttl.as_millis();
+                }
+                self.put(lease.id, seen);
+                Ok(())
+            }
+            Some(_) | None => Err(StoreError::LeaseLost),
+        }
+    }
+
+    /// Like [`Store::complete`](tower_idempotency::Store::complete).
+    ///
+    /// # Errors
+    ///
+    /// Returns [`StoreError::LeaseLost`] if another token holds or completed the entry.
+    pub fn complete(
+        &mut self,
+        lease: &LeaseRef,
+        record: Bytes,
+        retention: Ttl,
+        now: Millis,
+    ) -> Result<(), StoreError> {
+        if let Some(entry) = self.seen(lease.id, now) {
+            let own = entry.token.is_none_or(|token| token == lease.token);
+            match entry.state {
+                State::Leased { .. } if own || self.has(Bug::CompletionIsUnfenced) => {}
+                State::Completed { .. } if own => return Ok(()),
+                State::Completed { .. } if self.has(Bug::CompletionOverwrites) => {}
+                State::Leased { .. } | State::Completed { .. } => {
+                    return match self.bug {
+                        Some(Bug::LostLeasesAreHidden) => Ok(()),
+                        _ => Err(StoreError::LeaseLost),
+                    };
+                }
+            }
+        }
+        let completed = Entry::completed(lease, record, now + retention.as_millis());
+        self.put(lease.id, Some(completed));
+        Ok(())
+    }
+
+    /// Stores the record of a handler's transaction at its commit, if the token holds the entry. The lease may have
+    /// expired.
+    ///
+    /// # Errors
+    ///
+    /// Returns [`StoreError::LeaseLost`] if the token does not hold the entry.
+    pub fn commit(
+        &mut self,
+        lease: &LeaseRef,
+        record: Bytes,
+        retention: Ttl,
+        now: Millis,
+    ) -> Result<(), StoreError> {
+        let seen = self.seen(lease.id, now);
+        let held = seen.is_some_and(|entry| entry.is_leased_by(lease.token));
+        if !held && !self.has(Bug::CommitIsUnfenced) {
+            return Err(StoreError::LeaseLost);
+        }
+        let completed = Entry::completed(lease, record, now + retention.as_millis());
+        self.put(lease.id, Some(completed));
+        Ok(())
+    }
+
+    /// Like [`Store::release`](tower_idempotency::Store::release).
+    pub fn release(&mut self, lease: &LeaseRef, now: Millis) {
+        let Some(mut entry) = self.seen(lease.id, now) else {
+            return;
+        };
+        let State::Leased { ends, .. } = &mut entry.state else {
+            if self.has(Bug::ReleaseDropsRecords) {
+                self.put(lease.id, None);
+            }
+            return;
+        };
+        if entry.token != Some(lease.token) && !self.has(Bug::ReleaseWithoutToken) {
+            return;
+        }
+        // The execution that was taken over may have had its effect, so the entry stays an orphan.
+        if entry.generation > 1 && !self.has(Bug::ReleasedTakeoversAreFree) {
+            *ends = now;
+            entry.token = None;
+            self.put(lease.id, Some(entry));
+        } else {
+            self.put(lease.id, None);
+        }
+    }
+
+    /// Returns `true` if a process may hold the entry.
+    #[must_use]
+    pub fn is_in_progress(&self, id: KeyId, now: Millis) -> bool {
+        let seen = self.seen(id, now);
+        seen.is_some_and(|entry| match entry.state {
+            State::Leased { ends, .. } => now < ends,
+            State::Completed { .. } => false,
+        })
+    }
+}

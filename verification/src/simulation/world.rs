@@ -1,0 +1,487 @@
+//! The state that all processes share: the time, the store, calls in flight, the dice, and the history.
+
+use std::{
+    collections::{BTreeMap, HashMap},
+    sync::{Arc, Mutex, MutexGuard, PoisonError},
+};
+
+use bytes::Bytes;
+use http::StatusCode;
+use tokio::sync::oneshot;
+use tower_idempotency::store::{Acquired, Claim, KeyId, LeaseRef, Token, Ttl};
+
+use super::{
+    Millis,
+    books::{Books, Verdict},
+    bugs::Bug,
+    dice::Dice,
+    history::{Event, Found, Outcome, Reply, Request, What},
+    holder::Holder,
+    plan::Plan,
+    shelf::Entry,
+};
+
+/// The world, shared by the driver and all tasks of the processes.
+#[derive(Clone)]
+pub(super) struct World(Arc<Mutex<State>>);
+
+pub(super) struct State {
+    pub(super) now: Millis,
+    /// The lead of the store's clock.
+    pub(super) ahead: Millis,
+    pub(super) plan: Plan,
+    pub(super) bug: Option<Bug>,
+    pub(super) dice: Dice,
+    /// `true` if no fault is injected any more.
+    pub(super) healed: bool,
+    queue: BTreeMap<(Millis, u64), Due>,
+    queued: u64,
+    /// The number of calls that have not reached the store yet.
+    pub(super) under_way: usize,
+    pub(super) holder: Holder,
+    pub(super) books: HashMap<KeyId, Books>,
+    watchers: Vec<(KeyId, oneshot::Sender<()>)>,
+    tokens: HashMap<Token, usize>,
+    ids: HashMap<KeyId, usize>,
+    pub(super) attempts: Vec<Attempt>,
+    pub(super) executions: Vec<Execution>,
+    pub(super) clients: Vec<Client>,
+    pub(super) takeovers: usize,
+    /// The number of attempts that have not ended.
+    pub(super) open: usize,
+    /// `true` for each process that was ever paused.
+    pub(super) paused: Vec<bool>,
+    /// `true` for each process that has died.
+    pub(super) dead: Vec<bool>,
+    pub(super) history: Vec<Event>,
+    /// `true` if the run is watched from inside.
+    pub(super) watched: bool,
+    /// The first violation that was seen from inside.
+    pub(super) violation: Option<String>,
+}
+
+/// An event that is due at its time.
+pub(super) enum Due {
+    Arrival(Box<Call>),
+    Reply(oneshot::Sender<Option<Done>>, Option<Done>),
+    Push(oneshot::Sender<()>),
+    Send(usize),
+    Kill(usize),
+    Pause(usize, Millis),
+    /// The process of this number continues, if it still exists.
+    GoOn(usize),
+    Drain(usize),
+    /// An operator looks for an orphan.
+    TakeOver(usize),
+    /// The process of this number has drained.
+    Leave(usize),
+    Begin(usize),
+    Step(Millis),
+}
+
+/// A call on its way to the store, and the receiver of its reply.
+pub(super) struct Call {
+    pub(super) process: usize,
+    pub(super) op: Op,
+    pub(super) reply: Option<(oneshot::Sender<Option<Done>>, Millis)>,
+    /// The call arrives, and an error returns.
+    pub(super) fails: bool,
+    /// The entry that was read when the call was sent, if the store has that bug.
+    pub(super) read: Option<Option<Entry>>,
+}
+
+#[derive(Clone)]
+pub(super) enum Op {
+    Acquire(Claim),
+    Renew(LeaseRef, Ttl),
+    Complete(LeaseRef, Bytes, Ttl),
+    Release(LeaseRef),
+    /// A transaction of the handler's: effect and record together.
+    Commit(LeaseRef, Bytes, Ttl, usize),
+}
+
+pub(super) enum Done {
+    Acquired(Acquired),
+    Ok,
+    Lost,
+}
+
+/// A request of a client, and its outcome.
+pub(super) struct Attempt {
+    /// The client, or `None` if an operator finishes an orphan.
+    pub(super) client: Option<usize>,
+    pub(super) process: usize,
+    pub(super) request: Request,
+    pub(super) execution: Option<usize>,
+    /// `true` if its body arrives at once and complete.
+    pub(super) clean: bool,
+    pub(super) left: bool,
+    pub(super) outcome: Option<Outcome>,
+    /// The attempt ended with its own response, and the layer did not know if that response was stored.
+    pub(super) unheard: bool,
+}
+
+/// An execution of the handler.
+pub(super) struct Execution {
+    pub(super) attempt: usize,
+    pub(super) process: usize,
+    pub(super) request: Request,
+    pub(super) lease: Option<LeaseRef>,
+    /// The stories of its key in which it has committed its effect.
+    pub(super) commits: Vec<u64>,
+    /// The expiry of the record of the first commit that was sent, if that commit succeeded.
+    pub(super) over: Option<Millis>,
+    /// The responses that the execution produced; the last of them is its response.
+    pub(super) answers: Vec<Said>,
+    pub(super) state: Progress,
+    /// `completing` is `true` if a completion under the lease was sent; `heard` if a completion had a definite reply.
+    pub(super) completing: bool,
+    pub(super) heard: bool,
+    /// `true` if the layer learned before that completion that the lease is lost.
+    pub(super) lost: bool,
+}
+
+/// The progress of an execution.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Progress {
+    Runs,
+    /// The execution ended with the last of its responses.
+    Answered,
+    /// The execution ended without a response.
+    Failed,
+}
+
+/// An answer of a handler.
+#[derive(Clone, Debug)]
+pub(super) struct Said {
+    pub(super) status: StatusCode,
+    pub(super) body: Bytes,
+    pub(super) keep: Keep,
+}
+
+/// The expectation that the layer records the response.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Keep {
+    Yes,
+    No,
+    /// The response is too large, or perhaps too slow: a tombstone may be stored.
+    Perhaps,
+}
+
+/// A client that sends a request repeatedly.
+pub(super) struct Client {
+    pub(super) request: Request,
+    pub(super) left: u64,
+    /// `true` if the client retries until it has a definite outcome, once no fault is injected any more.
+    pub(super) asks: bool,
+    pub(super) waiting: bool,
+}
+
+impl World {
+    pub(super) fn new(plan: Plan, bug: Option<Bug>, dice: Dice) -> Self {
+        Self(Arc::new(Mutex::new(State {
+            now: 0,
+            ahead: 0,
+            plan,
+            bug,
+            dice,
+            healed: false,
+            queue: BTreeMap::new(),
+            queued: 0,
+            under_way: 0,
+            holder: Holder::new(&plan, bug),
+            books: HashMap::new(),
+            watchers: Vec::new(),
+            tokens: HashMap::new(),
+            ids: HashMap::new(),
+            attempts: Vec::new(),
+            executions: Vec::new(),
+            clients: Vec::new(),
+            takeovers: 0,
+            open: 0,
+            paused: Vec::new(),
+            dead: Vec::new(),
+            history: Vec::new(),
+            watched: true,
+            violation: None,
+        })))
+    }
+
+    pub(super) fn look(&self) -> MutexGuard<'_, State> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl State {
+    pub(super) fn has(&self, bug: Bug) -> bool {
+        self.bug == Some(bug)
+    }
+
+    pub(super) fn record_event(&mut self, what: What) {
+        let at = self.now;
+        self.history.push(Event { at, what });
+    }
+
+    pub(super) fn violated(&mut self, what: impl Into<String>) {
+        if self.watched && self.violation.is_none() {
+            self.violation = Some(format!("at {} ms: {}", self.now, what.into()));
+        }
+    }
+
+    // ---- What is to happen ----
+
+    pub(super) fn after(&mut self, pause: Millis, due: Due) {
+        self.queued += 1;
+        // Events that are due at one instant happen in any order.
+        let order = self.dice.next() << 32 | self.queued;
+        if let Due::Arrival(_) = due {
+            self.under_way += 1;
+        }
+        self.queue.insert((self.now + pause, order), due);
+    }
+
+    pub(super) fn next_due(&self) -> Option<Millis> {
+        self.queue.first_key_value().map(|((at, _), _)| *at)
+    }
+
+    pub(super) fn pop_due(&mut self) -> Option<Due> {
+        let entry = self.queue.first_entry()?;
+        (entry.key().0 <= self.now).then(|| entry.remove())
+    }
+
+    /// Returns `true` if an event is due besides replies and news.
+    pub(super) fn is_eventful(&self) -> bool {
+        let mut due = self.queue.values();
+        due.any(|due| !matches!(due, Due::Arrival(_) | Due::Reply(..) | Due::Push(_)))
+    }
+
+    // ---- Names ----
+
+    pub(super) fn name(&mut self, token: Token) -> usize {
+        let next = self.tokens.len();
+        *self.tokens.entry(token).or_insert(next)
+    }
+
+    pub(super) fn name_id(&mut self, id: KeyId) -> usize {
+        let next = self.ids.len();
+        *self.ids.entry(id).or_insert(next)
+    }
+
+    // ---- The store ----
+
+    /// Returns the time by the store's clock.
+    pub(super) fn store_now(&self) -> Millis {
+        self.now + self.ahead
+    }
+
+    /// Handles the arrival of a call at the store.
+    pub(super) fn arrive(&mut self, process: usize, op: &Op, read: Option<Option<Entry>>) -> Done {
+        let now = self.store_now();
+        let (id, token) = (op.id(), op.token());
+        let done = self.holder.step(op, read, now, self.bug);
+        if let Done::Acquired(Acquired::Granted { takeover: true, .. }) = done {
+            self.takeovers += 1;
+            super::oracle::judge_takeover(self, id, op.token());
+        }
+        let books = self.books.entry(id).or_default();
+        let before = (books.story, books.takeovers);
+        let is_held = books.holder() == Some(token);
+        let verdict = enter(books, op, &done, now);
+        let (story, takeovers) = (books.story, books.takeovers);
+        let id_name = self.name_id(id);
+        let may = match op {
+            Op::Release(lease) => super::oracle::judge_release(self, lease, is_held),
+            _ => true,
+        };
+        if story > before.0 && may {
+            self.record_event(What::IsFree(id_name));
+        }
+        if takeovers > before.1 {
+            self.record_event(What::IsTakenOver(id_name));
+        }
+        if let Op::Commit(.., execution) = op
+            && (matches!(done, Done::Ok) || self.has(Bug::CommitIsTorn))
+        {
+            self.executions[*execution].commits.push(story);
+            // A second commit is a violation, unless the store's clock has expired the record early.
+            if self.executions[*execution].commits.len() > 1 && self.ahead == 0 {
+                self.violated(format!("execution {execution} has its effect twice"));
+            }
+            let (execution, held) = (*execution, true);
+            self.record_event(What::Effect { execution, held });
+        }
+        let token = self.name(token);
+        self.record_event(What::Arrives {
+            process,
+            call: op.name(),
+            id: id_name,
+            token,
+            found: found(&done),
+        });
+        if let Err(violation) = verdict {
+            let call = op.name();
+            self.violated(format!("{violation} ({call} under token {token})"));
+        }
+        if !self.holder.is_in_progress(id, now) {
+            self.wake(id);
+        }
+        done
+    }
+
+    /// Sends news to the waiters for this entry, unless the news are lost.
+    fn wake(&mut self, id: KeyId) {
+        let mut at = 0;
+        while at < self.watchers.len() {
+            if self.watchers[at].0 != id {
+                at += 1;
+                continue;
+            }
+            let (_, watcher) = self.watchers.swap_remove(at);
+            if self.healed || !self.dice.percent(self.plan.deaf) {
+                let pause = self.dice.below(3);
+                self.after(pause, Due::Push(watcher));
+            }
+        }
+    }
+
+    pub(super) fn watch(&mut self, id: KeyId) -> oneshot::Receiver<()> {
+        let (news, watcher) = oneshot::channel();
+        self.watchers.push((id, news));
+        let now = self.store_now();
+        if !self.holder.is_in_progress(id, now) {
+            self.wake(id);
+        }
+        watcher
+    }
+
+    /// Returns the execution under this lease.
+    pub(super) fn execution_under(&mut self, lease: &LeaseRef) -> Option<&mut Execution> {
+        let mut executions = self.executions.iter_mut().rev();
+        executions.find(|it| it.lease.is_some_and(|it| it.token == lease.token))
+    }
+}
+
+impl Op {
+    pub(super) fn name(&self) -> &'static str {
+        match self {
+            Self::Acquire(_) => "acquire",
+            Self::Renew(..) => "renew",
+            Self::Complete(..) => "complete",
+            Self::Release(_) => "release",
+            Self::Commit(..) => "commit",
+        }
+    }
+
+    fn id(&self) -> KeyId {
+        match self {
+            Self::Acquire(claim) => claim.id,
+            Self::Renew(lease, _)
+            | Self::Complete(lease, ..)
+            | Self::Release(lease)
+            | Self::Commit(lease, ..) => lease.id,
+        }
+    }
+
+    pub(super) fn token(&self) -> Token {
+        match self {
+            Self::Acquire(claim) => claim.token,
+            Self::Renew(lease, _)
+            | Self::Complete(lease, ..)
+            | Self::Release(lease)
+            | Self::Commit(lease, ..) => lease.token,
+        }
+    }
+}
+
+fn enter(books: &mut Books, op: &Op, done: &Done, now: Millis) -> Verdict {
+    let ok = matches!(done, Done::Ok);
+    match (op, done) {
+        (Op::Acquire(claim), Done::Acquired(acquired)) => books.acquired(claim, now, acquired),
+        (Op::Acquire(_), Done::Ok | Done::Lost) => Err("no answer to an acquire"),
+        (Op::Renew(lease, ttl), _) => books.renewed(lease, ttl.as_millis(), now, ok),
+        (Op::Complete(lease, record, retention), _) => {
+            books.completed(lease, record, retention.as_millis(), now, false, ok)
+        }
+        (Op::Commit(lease, record, retention, _), _) => {
+            books.completed(lease, record, retention.as_millis(), now, true, ok)
+        }
+        (Op::Release(lease), _) => {
+            books.released(lease, now);
+            Ok(())
+        }
+    }
+}
+
+fn found(done: &Done) -> Found {
+    match done {
+        Done::Acquired(Acquired::Granted {
+            generation,
+            takeover,
+        }) => Found::Granted(*generation, *takeover),
+        Done::Acquired(Acquired::InProgress { expires_in, .. }) => {
+            Found::InProgress(Millis::try_from(expires_in.as_millis()).unwrap_or(Millis::MAX))
+        }
+        Done::Acquired(Acquired::Orphaned { since, .. }) => {
+            Found::Orphaned(Millis::try_from(since.as_millis()).unwrap_or(Millis::MAX))
+        }
+        Done::Acquired(Acquired::Completed { .. }) => Found::Completed,
+        Done::Ok => Found::Done,
+        Done::Lost => Found::Lost,
+    }
+}
+
+/// Outcomes of attempts, and the next step of their clients.
+impl State {
+    pub(super) fn ended(&mut self, attempt: usize, outcome: Outcome) {
+        if self.attempts[attempt].outcome.is_some() {
+            return;
+        }
+        self.open -= 1;
+        if let Outcome::Answered(reply) = &outcome {
+            self.attempts[attempt].unheard = super::oracle::is_unheard(self, attempt, reply);
+        }
+        self.record_event(What::Ends(attempt, outcome.clone()));
+        super::oracle::judge_end(self, attempt, &outcome);
+        if let Some(client) = self.attempts[attempt].client {
+            self.go_on(client, &outcome);
+        }
+        self.attempts[attempt].outcome = Some(outcome);
+    }
+
+    fn go_on(&mut self, client: usize, outcome: &Outcome) {
+        let lease = self.plan.lease;
+        let definite = is_definite(outcome);
+        let plan_pause = [0, 1, lease / 10, lease / 2, lease + 1];
+        let state = &mut self.clients[client];
+        state.waiting = false;
+        if state.asks {
+            if !definite {
+                state.waiting = true;
+                // The poll interval of a client that retries until it has a definite outcome.
+                self.after(lease / 4, Due::Send(client));
+            }
+            return;
+        }
+        let again = !definite || self.dice.percent(40);
+        let state = &mut self.clients[client];
+        if state.left > 0 && again && !self.healed {
+            state.left -= 1;
+            state.waiting = true;
+            let pause = self.dice.pick(&plan_pause);
+            self.after(pause, Due::Send(client));
+        }
+    }
+}
+
+/// Returns `true` if a retry cannot provide more information.
+pub(super) fn is_definite(outcome: &Outcome) -> bool {
+    match outcome {
+        Outcome::Answered(Reply { .. }) | Outcome::Panicked | Outcome::Failed => true,
+        Outcome::BrokeOff => true,
+        Outcome::Refused(reason, _) => matches!(
+            *reason,
+            "key-reused" | "outcome-unknown" | "response-not-retained"
+        ),
+        Outcome::Died | Outcome::Left | Outcome::NoOrphan => false,
+    }
+}

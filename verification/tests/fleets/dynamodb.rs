@@ -1,0 +1,166 @@
+//! Several processes on one DynamoDB table, killed and paused at any moment, and 64 clients at a time.
+//!
+//! Strikes fall at random moments, in rounds, until each case was seen that a test names.
+//!
+//! Fewer kills, pauses and keys by default; `FULL=1` makes them 100, 24 and 1,000.
+
+use std::time::Duration;
+
+use tests::{
+    few_or,
+    proxy::{Mode, Proxy},
+    servers::dynamodb::{DynamoDbServer, StandIn},
+};
+use tokio::sync::Mutex;
+use verification::{
+    fleet::{Blow, Case, Fleet, Load, Stampede, until_seen},
+    oracle::{History, Sums},
+};
+
+/// Fleets that run in parallel wait for processors longer than for leases, so they run in turn.
+static TURN: Mutex<()> = Mutex::const_new(());
+
+const MEMBERS: usize = 3;
+const LEASE: Duration = Duration::from_millis(1500);
+const POLL: Duration = Duration::from_millis(100);
+const HANDLER: Duration = Duration::from_millis(40);
+
+/// A table whose replies are delayed, so that processes are often struck between an effect on the table and its reply.
+struct Late {
+    _server: DynamoDbServer,
+    proxy: Proxy,
+}
+
+impl Late {
+    fn start() -> Self {
+        let server = DynamoDbServer::start(StandIn::Dynoxide);
+        let proxy = Proxy::start(server.address());
+        proxy.set(Mode::Delay {
+            up: Duration::ZERO,
+            down: Duration::from_millis(8),
+        });
+        Self {
+            _server: server,
+            proxy,
+        }
+    }
+
+    async fn run(self, orphans: &str, load: Load) -> History {
+        let endpoint = format!("http://{}", self.proxy.address());
+        // The processes of one machine have one clock.
+        let store = format!("dynamodb://keys?endpoint={endpoint}&skew=0ms");
+        let lease = format!("{}ms", load.lease.as_millis());
+        let args = ["--store", &store, "--orphans", orphans, "--lease", &lease];
+        let history = Fleet::start(MEMBERS, &args).run(load).await;
+        println!("{orphans}: {}", history.sums());
+        history
+    }
+}
+
+fn kills(seed: u64) -> Load {
+    Load {
+        path: format!("/slow/{}", HANDLER.as_millis()),
+        at_a_time: 6,
+        keys: 0,
+        poll: POLL,
+        lease: LEASE,
+        blows: few_or(12, 100),
+        blow: Blow::Kill,
+        at_once: 2,
+        respite: Duration::from_millis(500),
+        seed,
+    }
+}
+
+// F-031
+#[tokio::test(flavor = "multi_thread")]
+async fn refused_orphans_execute_once_on_dynamodb() {
+    let _turn = TURN.lock().await;
+    let refused: Case<Sums> = ("refused with effect", |sums| sums.refused_with_effect);
+    until_seen(&[refused], async |round| {
+        let history = Late::start().run("refuse", kills(1 + round * 100)).await;
+        none("doubles", &history.doubles());
+        none("contradictions", &history.contradictions());
+        history.sums()
+    })
+    .await;
+}
+
+// F-030
+#[tokio::test(flavor = "multi_thread")]
+async fn takeovers_repeat_only_killed_work_on_dynamodb() {
+    let _turn = TURN.lock().await;
+    let doubles: Case<Sums> = ("executed twice", |sums| sums.doubles);
+    until_seen(&[doubles], async |round| {
+        let load = kills(2 + round * 100);
+        let history = Late::start().run("reexecute", load).await;
+        let sums = history.sums();
+        none("unexplained", &history.unexplained());
+        none(
+            "contradictions",
+            &history.contradictions_of_prompt_answers(),
+        );
+        let refused = (sums.refused_with_effect, sums.refused_without_effect);
+        assert_eq!(refused, (0, 0), "{sums}");
+        sums
+    })
+    .await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn paused_process_returns_record_of_dynamodb() {
+    let _turn = TURN.lock().await;
+    let handler = Duration::from_millis(200);
+    let lease = Duration::from_millis(800);
+    let outrun: Case<Sums> = ("answered by another", |sums| sums.late_and_outrun);
+    until_seen(&[outrun], async |round| {
+        let pauses = Load {
+            lease,
+            path: format!("/slow/{}", handler.as_millis()),
+            at_a_time: 18,
+            blows: few_or(6, 24),
+            blow: Blow::Pause(lease * 3 / 2),
+            at_once: 1,
+            ..kills(3 + round * 100)
+        };
+        let history = Late::start().run("reexecute", pauses).await;
+        none("unexplained", &history.unexplained());
+        none(
+            "contradictions",
+            &history.contradictions_of_prompt_answers(),
+        );
+        history.sums()
+    })
+    .await;
+}
+
+// F-051
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn keys_of_64_clients_execute_once() {
+    let _turn = TURN.lock().await;
+    let keys = few_or(60, 1000);
+    let server = DynamoDbServer::start(StandIn::Dynoxide);
+    let store = format!("dynamodb://keys?endpoint=http://{}", server.address());
+    let args = ["--store", &store, "--in-flight", "wait", "--lease", "60s"];
+    let stampede = Stampede {
+        path: "/orders".to_owned(),
+        clients: 64,
+        keys,
+        poll: POLL,
+        lease: Duration::from_secs(60),
+        seed: 6,
+    };
+    let history = Fleet::start(MEMBERS, &args).stampede(&stampede).await;
+    println!("{}", history.sums());
+    none("doubles", &history.doubles());
+    none("contradictions", &history.contradictions());
+    assert_eq!(history.effects.len(), keys);
+    let answers = history.attempts.iter().filter_map(|it| it.answer());
+    assert_eq!(answers.count(), 64 * keys);
+}
+
+fn none(what: &str, keys: &[String]) {
+    let first: Vec<_> = keys.iter().take(3).map(String::as_str).collect();
+    let n = keys.len();
+    assert!(n == 0, "{what}: {n} keys, such as\n{}", first.join("\n"));
+}

@@ -1,0 +1,252 @@
+//! Several processes on one database, killed and paused at any moment, whose handlers commit effect and record in one
+//! transaction: each key has one effect. And the same with two transactions, which shows what that prevents.
+//!
+//! A blow that hits nothing proves nothing: executions must have been cut short by it and taken over. Where it falls is
+//! random, so each load is repeated until enough of them were.
+//!
+//! A few kills each by default, so that it is quick; `FULL=1` makes them 300, and 30 pauses.
+
+use std::{fmt, process::Command, time::Duration};
+
+use tests::{
+    books::{Books, Ledgered, sqlite_pool},
+    few_or,
+    proxy::{Mode, Proxy},
+    scratch::Scratch,
+    servers::{mariadb::MariaDbServer, postgres::PostgresServer},
+};
+use tower_idempotency_sqlx::{
+    MySqlStore, PostgresStore, SqliteStore,
+    sqlx::{MySqlPool, PgPool},
+};
+use verification::{
+    fleet::{Blow, Case, Fleet, Load, until_seen},
+    oracle::{Effect, History, Sums},
+};
+
+const MEMBERS: usize = 4;
+const LEASE: Duration = Duration::from_millis(700);
+
+fn bank(args: &[&str]) -> Command {
+    let mut command = Command::new(env!("CARGO_BIN_EXE_bank"));
+    command.args(args);
+    command
+}
+
+fn kills((handler, at_a_time): (u64, usize), seed: u64) -> Load {
+    Load {
+        path: format!("/charge/{handler}"),
+        at_a_time,
+        keys: 0,
+        poll: Duration::from_millis(100),
+        lease: LEASE,
+        blows: few_or(12, 300),
+        blow: Blow::Kill,
+        at_once: 1,
+        // It has to connect before it is worth killing.
+        respite: Duration::from_millis(450),
+        seed,
+    }
+}
+
+fn pauses(load: (u64, usize), seed: u64) -> Load {
+    let lease = Duration::from_millis(500);
+    Load {
+        lease,
+        blows: few_or(6, 30),
+        blow: Blow::Pause(lease * 3 / 2),
+        at_once: 1,
+        respite: Duration::from_millis(300),
+        ..kills(load, seed)
+    }
+}
+
+/// A database that answers late: a process is often struck between what it did and the process's hearing of it.
+fn late(proxy: &Proxy) {
+    proxy.set(Mode::Delay {
+        up: Duration::ZERO,
+        down: Duration::from_millis(4),
+    });
+}
+
+async fn run<S: Ledgered>(books: &Books<S>, url: &str, commit: &str, load: Load) -> History {
+    books.admin("delete from {table}").await;
+    books.admin("delete from {table}_effects").await;
+    let lease = load.lease.as_millis().to_string();
+    let (table, blow) = (books.table.as_str(), load.blow);
+    let request = format!("POST {}", load.path);
+    let args = [
+        "--store", url, "--table", table, "--lease", &lease, "--commit", commit,
+    ];
+    let mut history = Fleet::of(bank, MEMBERS, &args).run(load).await;
+    let effects = books.effects().await.into_iter().map(|row| Effect {
+        pid: u32::try_from(row.pid).expect("a process id"),
+        n: u64::try_from(row.n).expect("a number"),
+        request: request.clone(),
+        key: row.key,
+    });
+    history.effects = effects.collect();
+    // Who finds its lease lost before it has written anything says so, and its client asks again.
+    history.problems = &["503"];
+    println!("{commit}, {blow:?}");
+    history
+}
+
+/// No key with two effects, none without one, and one answer each.
+fn is_exactly_once(history: &History, blows: usize) {
+    let sums = history.sums();
+    assert_eq!(sums.strikes, blows, "{sums}");
+    none("doubles", &history.doubles());
+    none("contradictions", &history.contradictions());
+    assert_eq!(history.effects.len(), sums.keys, "{sums}");
+    assert_eq!(
+        (sums.refused_with_effect, sums.refused_without_effect),
+        (0, 0),
+        "{sums}"
+    );
+}
+
+/// The behavior of other processes while a process is stopped in its transaction.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Meanwhile {
+    TheyTakeOver,
+    /// A process that is stopped there has the file locked: no other process can take over before it continues and
+    /// commits.
+    TheyWait,
+}
+
+/// The duration of handlers in milliseconds if their process is killed or stopped, and the number of keys requested at
+/// a time.
+#[derive(Clone, Copy)]
+struct How {
+    killed: (u64, usize),
+    stopped: (u64, usize),
+    meanwhile: Meanwhile,
+}
+
+const ON_A_SERVER: How = How {
+    killed: (40, 16),
+    stopped: (200, 24),
+    meanwhile: Meanwhile::TheyTakeOver,
+};
+/// SQLite has one writer at a time: transactions are short there.
+const IN_A_FILE: How = How {
+    killed: (4, 8),
+    stopped: (4, 8),
+    meanwhile: Meanwhile::TheyWait,
+};
+
+/// The sums of a round, and how many keys were taken over.
+struct Round {
+    sums: Sums,
+    taken_over: usize,
+}
+
+impl fmt::Display for Round {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{} taken over; {}", self.taken_over, self.sums)
+    }
+}
+
+const TAKEN_OVER: Case<Round> = ("taken over", |round| round.taken_over);
+const LATE: Case<Round> = ("late", |round| round.sums.late);
+/// Shows that the test can fail.
+const DOUBLE: Case<Round> = ("two effects", |round| round.sums.doubles);
+const OUTRUN: Case<Round> = ("answered by another", |round| round.sums.late_and_outrun);
+
+async fn each_key_has_one_effect<S: Ledgered>(books: Books<S>, url: &str, how: How) {
+    let exactly_once = async |load: Load| {
+        let history = run(&books, url, "together", load.clone()).await;
+        is_exactly_once(&history, load.blows);
+        Round {
+            sums: history.sums(),
+            taken_over: taken_over(&books).await,
+        }
+    };
+    let apart = async |load: Load| {
+        let history = run(&books, url, "apart", load).await;
+        Round {
+            sums: history.sums(),
+            taken_over: taken_over(&books).await,
+        }
+    };
+
+    until_seen(&[TAKEN_OVER], async |round| {
+        exactly_once(kills(how.killed, 1 + round * 100)).await
+    })
+    .await;
+
+    let cases = match how.meanwhile {
+        Meanwhile::TheyTakeOver => &[LATE, TAKEN_OVER][..],
+        Meanwhile::TheyWait => &[LATE],
+    };
+    until_seen(cases, async |round| {
+        exactly_once(pauses(how.stopped, 2 + round * 100)).await
+    })
+    .await;
+    if how.meanwhile == Meanwhile::TheyTakeOver {
+        until_seen(&[DOUBLE, OUTRUN], async |round| {
+            apart(pauses(how.stopped, 4 + round * 100)).await
+        })
+        .await;
+    }
+
+    let (_, at_a_time) = how.killed;
+    until_seen(&[DOUBLE], async |round| {
+        let load = kills((40, at_a_time), 3 + round * 100);
+        let history = run(&books, url, "apart", load).await;
+        none("unexplained", &history.unexplained());
+        Round {
+            sums: history.sums(),
+            taken_over: taken_over(&books).await,
+        }
+    })
+    .await;
+}
+
+/// Returns the number of keys that were taken over from a process that was struck between taking the lease and
+/// committing.
+async fn taken_over<S: Ledgered>(books: &Books<S>) -> usize {
+    let sql = "select 'taken over', generation, generation from {table} where generation > 1";
+    let sql = sql.replace("{table}", &books.table);
+    S::rows(&books.pool, sql).await.len()
+}
+
+// F-032, F-036
+#[tokio::test(flavor = "multi_thread")]
+async fn on_postgres() {
+    let server = PostgresServer::start(&["max_connections=300"]);
+    let proxy = Proxy::start(server.address());
+    late(&proxy);
+    let pool = PgPool::connect_lazy(&server.url()).expect("an URL");
+    let books: Books<PostgresStore> = Books::open(&server.url(), pool, "bank").await;
+    let url = format!("postgres://app@{}/postgres", proxy.address());
+    each_key_has_one_effect(books, &url, ON_A_SERVER).await;
+}
+
+// F-032
+#[tokio::test(flavor = "multi_thread")]
+async fn on_mariadb() {
+    let server = MariaDbServer::start(&[]);
+    let proxy = Proxy::start(server.address());
+    late(&proxy);
+    let pool = MySqlPool::connect_lazy(&server.url()).expect("an URL");
+    let books: Books<MySqlStore> = Books::open(&server.url(), pool, "bank").await;
+    let url = format!("mysql://app:app@{}/app", proxy.address());
+    each_key_has_one_effect(books, &url, ON_A_SERVER).await;
+}
+
+// F-032
+#[tokio::test(flavor = "multi_thread")]
+async fn on_sqlite_file() {
+    let scratch = Scratch::new();
+    let path = scratch.file("bank.db").display().to_string();
+    let books: Books<SqliteStore> = Books::open(&path, sqlite_pool(&path), "bank").await;
+    each_key_has_one_effect(books, &path, IN_A_FILE).await;
+}
+
+fn none(what: &str, keys: &[String]) {
+    let first: Vec<_> = keys.iter().take(3).map(String::as_str).collect();
+    let n = keys.len();
+    assert!(n == 0, "{what}: {n} keys, such as\n{}", first.join("\n"));
+}

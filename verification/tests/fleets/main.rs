@@ -1,0 +1,7 @@
+//! Fleets: several processes on one store, killed and paused at any moment.
+
+mod dynamodb;
+mod exactly_once;
+mod memory;
+mod redis;
+mod sql;

@@ -1,0 +1,105 @@
+//! The fleet and its judge, on a store that a fleet of one can have: memory, which goes with its process.
+
+use std::{fmt, time::Duration};
+
+use verification::{
+    fleet::{Blow, Case, Fleet, Load, until_seen},
+    oracle::{History, Sums},
+};
+
+const LEASE: Duration = Duration::from_millis(400);
+
+fn load() -> Load {
+    Load {
+        path: "/slow/20".to_owned(),
+        at_a_time: 4,
+        keys: 40,
+        poll: Duration::from_millis(20),
+        lease: LEASE,
+        blows: 0,
+        blow: Blow::Kill,
+        at_once: 1,
+        respite: Duration::from_millis(100),
+        seed: 1,
+    }
+}
+
+async fn run(load: Load, round: u64) -> History {
+    let seed = load.seed + round;
+    let fleet = Fleet::start(1, &["--lease", "400ms"]);
+    fleet.run(Load { seed, ..load }).await
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn undisturbed_fleet_executes_each_key_once() {
+    // A machine that stands still for a moment is no blow: here no lease ends.
+    let fleet = Fleet::start(1, &["--lease", "15s"]);
+    let lease = Duration::from_secs(15);
+    let history = fleet.run(Load { lease, ..load() }).await;
+    let sums = history.sums();
+    println!("{sums}");
+    assert!(sums.keys >= load().keys, "{sums}");
+    assert_eq!((sums.strikes, sums.struck), (0, 0));
+    assert_eq!(history.effects.len(), sums.keys);
+    // Three clients for each key.
+    let answered = history.attempts.iter().filter(|it| it.answer().is_some());
+    assert_eq!(answered.count(), 3 * sums.keys);
+    assert_eq!(history.doubles().join("\n"), "");
+    assert_eq!(history.unexplained().join("\n"), "");
+    assert_eq!(history.contradictions().join("\n"), "");
+    assert_eq!(history.unanswered().join("\n"), "");
+}
+
+// F-114
+#[tokio::test(flavor = "multi_thread")]
+async fn fleet_detects_store_lost_with_process() {
+    // Records are lost, answers differ, and a request that was answered runs again.
+    let cases: [Case<Found>; 3] = [
+        ("doubles", |found| found.doubles),
+        ("contradictions", |found| found.contradictions),
+        ("unexplained", |found| found.unexplained),
+    ];
+    until_seen(&cases, async |round| {
+        let history = run(Load { blows: 5, ..load() }, round).await;
+        assert_eq!(history.strikes.len(), 5);
+        Found {
+            doubles: history.doubles().len(),
+            contradictions: history.contradictions().len(),
+            unexplained: history.unexplained().len(),
+            sums: history.sums(),
+        }
+    })
+    .await;
+}
+
+/// The violations that the oracle found.
+struct Found {
+    doubles: usize,
+    contradictions: usize,
+    unexplained: usize,
+    sums: Sums,
+}
+
+impl fmt::Display for Found {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        self.sums.fmt(f)
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn paused_process_returns_its_stored_record() {
+    let load = Load {
+        blows: 3,
+        blow: Blow::Pause(2 * LEASE),
+        ..load()
+    };
+    let late: Case<Sums> = ("late", |sums| sums.late);
+    until_seen(&[late], async |round| {
+        let history = run(load.clone(), round).await;
+        let sums = history.sums();
+        assert_eq!((sums.strikes, sums.late_and_outrun), (3, 0), "{sums}");
+        assert_eq!(history.contradictions().join("\n"), "");
+        sums
+    })
+    .await;
+}

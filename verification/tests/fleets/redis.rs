@@ -1,0 +1,227 @@
+//! Several processes on one Redis, killed and paused at any moment: the number of executions, and the responses of clients.
+//!
+//! Strikes fall at random moments, in rounds, until each case was seen that a test names.
+//!
+//! Fewer kills, pauses and keys by default; `FULL=1` makes them 300, 20 and 1,000.
+
+use std::{fmt, time::Duration};
+
+use tests::{
+    few_or,
+    proxy::{Mode, Proxy},
+    servers::redis::RedisServer,
+};
+use verification::{
+    fleet::{Blow, Case, Fleet, Load, Stampede, until_seen},
+    oracle::{History, Sums},
+};
+
+const MEMBERS: usize = 4;
+const LEASE: Duration = Duration::from_millis(700);
+const POLL: Duration = Duration::from_millis(100);
+const HANDLER: Duration = Duration::from_millis(40);
+
+/// Redis with delayed replies, so that processes are often struck between an effect on the store and its reply.
+struct Late {
+    _redis: RedisServer,
+    proxy: Proxy,
+}
+
+impl Late {
+    fn start() -> Self {
+        let redis = RedisServer::start(&[]);
+        let proxy = Proxy::start(redis.address());
+        proxy.set(Mode::Delay {
+            up: Duration::ZERO,
+            down: Duration::from_millis(8),
+        });
+        Self {
+            _redis: redis,
+            proxy,
+        }
+    }
+
+    async fn run(self, orphans: &str, load: Load) -> History {
+        let store = format!("redis://{}/0", self.proxy.address());
+        let lease = format!("{}ms", load.lease.as_millis());
+        let args = ["--store", &store, "--orphans", orphans, "--lease", &lease];
+        let history = Fleet::start(MEMBERS, &args).run(load).await;
+        println!("{orphans}: {}", history.sums());
+        history
+    }
+}
+
+fn kills(seed: u64) -> Load {
+    Load {
+        path: format!("/slow/{}", HANDLER.as_millis()),
+        at_a_time: 16,
+        keys: 0,
+        poll: POLL,
+        lease: LEASE,
+        blows: few_or(40, 300),
+        blow: Blow::Kill,
+        at_once: 2,
+        respite: Duration::from_millis(70),
+        seed,
+    }
+}
+
+// F-031
+#[tokio::test(flavor = "multi_thread")]
+async fn refused_orphans_execute_once_despite_kills() {
+    let cases: [Case<Sums>; 3] = [
+        ("refused with effect", |sums| sums.refused_with_effect),
+        ("refused without effect", |sums| sums.refused_without_effect),
+        ("lost reply", |sums| sums.lost_replies),
+    ];
+    until_seen(&cases, async |round| {
+        let history = Late::start().run("refuse", kills(1 + round * 100)).await;
+        none("doubles", &history.doubles());
+        none("contradictions", &history.contradictions());
+        history.sums()
+    })
+    .await;
+}
+
+// F-030, F-034
+#[tokio::test(flavor = "multi_thread")]
+async fn takeovers_repeat_only_killed_work() {
+    let cases: [Case<Sums>; 2] = [
+        ("executed twice", |sums| sums.doubles),
+        ("lost reply", |sums| sums.lost_replies),
+    ];
+    until_seen(&cases, async |round| {
+        let load = kills(2 + round * 100);
+        let history = Late::start().run("reexecute", load).await;
+        let sums = history.sums();
+        none("unexplained", &history.unexplained());
+        none(
+            "contradictions",
+            &history.contradictions_of_prompt_answers(),
+        );
+        let refused = (sums.refused_with_effect, sums.refused_without_effect);
+        assert_eq!(refused, (0, 0), "{sums}");
+        sums
+    })
+    .await;
+}
+
+// F-029
+/// Kills are rare here. If they are frequent, it is hardly ever certain since when no process has had the lease.
+///
+/// The machine may make any key late, so this looks for keys that were free in time. If keys were free only after two
+/// leases, there would be none.
+#[tokio::test(flavor = "multi_thread")]
+async fn killed_work_is_free_after_one_lease() {
+    let lease = Duration::from_secs(2);
+    let in_time: Case<InTime> = ("taken over in time", |it| it.taken_over_in_time);
+    until_seen(&[in_time], async |round| {
+        let rare = Load {
+            lease,
+            blows: few_or(6, 40),
+            respite: Duration::from_millis(1500),
+            ..kills(7 + round * 100)
+        };
+        let history = Late::start().run("reexecute", rare).await;
+        none("unexplained", &history.unexplained());
+        none(
+            "contradictions",
+            &history.contradictions_of_prompt_answers(),
+        );
+        InTime {
+            sums: history.sums(),
+            // A renewal at a third of the lease would make two leases last longer than this.
+            taken_over_in_time: history.taken_over_within(lease * 3 / 2),
+        }
+    })
+    .await;
+}
+
+struct InTime {
+    sums: Sums,
+    taken_over_in_time: usize,
+}
+
+impl fmt::Display for InTime {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Self {
+            sums,
+            taken_over_in_time,
+        } = self;
+        write!(f, "{taken_over_in_time} taken over in time; {sums}")
+    }
+}
+
+// F-035
+#[tokio::test(flavor = "multi_thread")]
+async fn paused_process_returns_stored_record() {
+    let handler = Duration::from_millis(200);
+    let lease = Duration::from_millis(500);
+    let pauses = Load {
+        lease,
+        path: format!("/slow/{}", handler.as_millis()),
+        at_a_time: 24,
+        blows: few_or(6, 20),
+        blow: Blow::Pause(lease * 3 / 2),
+        at_once: 1,
+        respite: Duration::from_millis(300),
+        ..kills(3)
+    };
+    let run = async |orphans, seed| {
+        let load = Load {
+            seed,
+            ..pauses.clone()
+        };
+        let history = Late::start().run(orphans, load).await;
+        assert_eq!(history.sums().strikes, pauses.blows);
+        none("unexplained", &history.unexplained());
+        none(
+            "contradictions",
+            &history.contradictions_of_prompt_answers(),
+        );
+        history
+    };
+    // A late answer is the stored one, of the process that took over.
+    let outrun: [Case<Sums>; 1] = [("answered by another", |sums| sums.late_and_outrun)];
+    let reexecuting = until_seen(&outrun, async |round| {
+        run("reexecute", 3 + round * 100).await.sums()
+    });
+    let late: [Case<Sums>; 1] = [("late", |sums| sums.late)];
+    let refusing = until_seen(&late, async |round| {
+        let history = run("refuse", 5 + round * 100).await;
+        none("doubles", &history.doubles());
+        none("contradictions", &history.contradictions());
+        history.sums()
+    });
+    tokio::join!(reexecuting, refusing);
+}
+
+// F-051
+#[tokio::test(flavor = "multi_thread")]
+async fn keys_of_64_clients_execute_once() {
+    for (in_flight, keys) in [("wait", few_or(100, 700)), ("conflict", few_or(50, 300))] {
+        let redis = RedisServer::start(&[]);
+        let args = ["--store", &redis.url(), "--in-flight", in_flight];
+        let stampede = Stampede {
+            path: "/orders".to_owned(),
+            clients: 64,
+            keys,
+            poll: Duration::from_millis(10),
+            lease: Duration::from_secs(15),
+            seed: 6,
+        };
+        let history = Fleet::start(MEMBERS, &args).stampede(&stampede).await;
+        println!("{in_flight}: {}", history.sums());
+        none("doubles", &history.doubles());
+        none("contradictions", &history.contradictions());
+        assert_eq!(history.effects.len(), keys);
+        let answers = history.attempts.iter().filter_map(|it| it.answer());
+        assert_eq!(answers.count(), 64 * keys);
+    }
+}
+
+fn none(what: &str, keys: &[String]) {
+    let first: Vec<_> = keys.iter().take(3).map(String::as_str).collect();
+    let n = keys.len();
+    assert!(n == 0, "{what}: {n} keys, such as\n{}", first.join("\n"));
+}

@@ -1,0 +1,87 @@
+//! The model's questions as a store is asked them.
+
+use bytes::Bytes;
+use tower_idempotency::store::{
+    Acquired, Claim, Fingerprint, KeyId, OrphanPolicy, Store, StoreError, Token, Ttl,
+};
+
+use crate::store::{Call, Orphans, Who};
+
+/// A caller that only reads the state: it sends another request, and takes nothing over.
+pub(crate) const ONLOOKER: Who = Who {
+    token: 200,
+    fingerprint: 200,
+};
+pub(crate) const LOOK: Call = Call::Acquire(Orphans::Refuse);
+
+/// Durations in real time.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Lasts {
+    pub(crate) lease: Ttl,
+    pub(crate) keep: Ttl,
+    pub(crate) retention: Ttl,
+}
+
+/// An observable reply of a store.
+#[derive(Debug, PartialEq)]
+pub(crate) enum Spoken {
+    Acquired(Acquired),
+    Done,
+    LeaseLost,
+}
+
+/// Asks a store what the model's was asked.
+pub(crate) async fn ask<S: Store>(
+    store: &S,
+    lasts: Lasts,
+    id: KeyId,
+    who: Who,
+    call: Call,
+) -> Result<Spoken, StoreError> {
+    let fingerprint = Fingerprint::from_bytes([who.fingerprint; 32]);
+    let mut claim = Claim::new(id, fingerprint)?;
+    claim.token = token(who.token);
+    claim.lease = lasts.lease;
+    claim.orphan_retention = lasts.keep;
+    // The generation is the store's own knowledge, and is not passed in.
+    let lease = claim.lease_ref(1);
+    let done = match call {
+        Call::Acquire(orphans) => {
+            claim.orphans = match orphans {
+                Orphans::TakeOver => OrphanPolicy::TakeOver,
+                Orphans::Refuse => OrphanPolicy::Refuse,
+                Orphans::Never => OrphanPolicy::Never,
+            };
+            return store.acquire(&claim).await.map(Spoken::Acquired);
+        }
+        Call::Renew => store.renew(&lease, claim.lease).await,
+        Call::Complete => {
+            let record = record(who.token);
+            store.complete(&lease, record, lasts.retention).await
+        }
+        Call::Release => store.release(&lease).await,
+        Call::Commit => panic!("a commit is no call of a store: it is the handler's"),
+    };
+    match done {
+        Ok(()) => Ok(Spoken::Done),
+        Err(StoreError::LeaseLost) => Ok(Spoken::LeaseLost),
+        Err(error) => Err(error),
+    }
+}
+
+/// Returns the record of this caller.
+pub(crate) fn record(by: u8) -> Bytes {
+    Bytes::from(vec![by])
+}
+
+/// Returns the token of this caller.
+pub(crate) fn token(by: u8) -> Token {
+    Token::from_bytes([by; 16])
+}
+
+/// A key of its own for each number.
+pub(crate) fn id(number: u64) -> KeyId {
+    let mut bytes = [0; 32];
+    bytes[..8].copy_from_slice(&number.to_be_bytes());
+    KeyId::from_bytes(bytes)
+}

@@ -1,0 +1,203 @@
+//! The protocol of one request, as far as the store can observe it: the order of `exchange.rs`, `settle.rs` and
+//! `transaction.rs`.
+//!
+//! Nothing counts retries or time. A client that may retry or give up does either, so the results hold for all
+//! timeouts.
+
+use crate::store::{Answer, Call, Orphans, Who};
+
+/// A request, from its key to its answer.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub(crate) struct Client {
+    pub(crate) fingerprint: u8,
+    /// The process that handles the request. All are in one unless the processes have tiers.
+    pub(crate) process: u8,
+    pub(crate) phase: Phase,
+    /// `true` if the request was granted its lease in the present life of the key: see `History`.
+    pub(crate) current: bool,
+    /// A call that the client no longer waits for, and that has not arrived at the store yet.
+    pub(crate) late: Option<Call>,
+    /// `true` if an operator has broken the lease of the request.
+    pub(crate) broken: bool,
+}
+
+/// The progress of a request.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub(crate) enum Phase {
+    /// The request has not arrived yet.
+    Coming,
+    /// The request has called acquire, without a reply so far.
+    Asking,
+    /// The key is in progress: the request waits, and may query again at any time.
+    Waiting,
+    /// The request has the lease, and no effect so far.
+    Running,
+    /// The request has had its effect, and ends with or without an answer to record.
+    Ran,
+    /// The request has sent its record, without a reply so far.
+    Completing,
+    /// The request was answered although the store kept failing, and its record is still being sent.
+    Late,
+    /// The record came too late: the request queries the stored state.
+    Lost,
+    /// No other process has an answer: the request sends its own record once more.
+    Salvaging,
+    /// The request has committed without a reply, or with the reply that the lease was lost: it queries the stored
+    /// state.
+    InDoubt,
+    /// The request leaves nothing to record, or stopped querying.
+    Releasing,
+    /// The state of a mutant: the request has read that it may take over, and has not written yet.
+    Reclaiming,
+    /// The request is answered, or its process is dead.
+    Over,
+}
+
+/// A move of a client that does not involve the store.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Move {
+    /// The handler has its effect.
+    Effect,
+    /// The handler ends with nothing to keep.
+    NothingToKeep,
+    /// The client stops retrying or waiting.
+    GiveUp,
+}
+
+/// The fate of a call.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Fate {
+    Heard,
+    /// The call never arrived at the store.
+    CallLost,
+    /// The call had its effect, and the reply was lost.
+    ReplyLost,
+    /// The call is still on its way, and its caller has given up on it.
+    Late,
+}
+
+/// The client's conclusion from the store's reply.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Reply {
+    Nothing,
+    /// The answer of this client is the client's answer.
+    Answer(u8),
+    /// The client executes from here on.
+    Run {
+        takeover: bool,
+    },
+}
+
+impl Client {
+    pub(crate) fn new(fingerprint: u8) -> Self {
+        Self {
+            fingerprint,
+            process: 0,
+            phase: Phase::Coming,
+            current: false,
+            late: None,
+            broken: false,
+        }
+    }
+
+    /// The calls that it may make now.
+    pub(crate) fn calls(&self, orphans: Orphans, transactional: bool) -> &'static [Call] {
+        const TAKE_OVER: Call = Call::Acquire(Orphans::TakeOver);
+        const REFUSE: Call = Call::Acquire(Orphans::Refuse);
+        const QUERY: Call = Call::Acquire(Orphans::Never);
+        match (self.phase, orphans) {
+            (Phase::Coming | Phase::Asking | Phase::Waiting, Orphans::TakeOver) => &[TAKE_OVER],
+            (Phase::Coming | Phase::Asking | Phase::Waiting, _) => &[REFUSE],
+            (Phase::Running, _) if transactional => &[Call::Commit, Call::Renew],
+            (Phase::Running, _) => &[Call::Renew],
+            (Phase::Ran | Phase::Completing, _) => &[Call::Complete, Call::Renew],
+            (Phase::Late | Phase::Salvaging, _) => &[Call::Complete],
+            // A query must not take over from another process that has taken over from this client.
+            (Phase::Lost, _) => &[QUERY],
+            (Phase::InDoubt, _) => &[QUERY, Call::Renew],
+            (Phase::Releasing, _) => &[Call::Release, Call::Renew],
+            (Phase::Reclaiming | Phase::Over, _) => &[],
+        }
+    }
+
+    /// Returns the other moves that the client may make now.
+    pub(crate) fn moves(&self, transactional: bool) -> &'static [Move] {
+        match self.phase {
+            Phase::Running if transactional => &[Move::NothingToKeep],
+            Phase::Running => &[Move::Effect, Move::NothingToKeep],
+            Phase::Ran => &[Move::NothingToKeep],
+            Phase::Asking
+            | Phase::Waiting
+            | Phase::Completing
+            | Phase::Late
+            | Phase::Lost
+            | Phase::Salvaging
+            | Phase::InDoubt
+            | Phase::Releasing => &[Move::GiveUp],
+            Phase::Coming | Phase::Reclaiming | Phase::Over => &[],
+        }
+    }
+
+    pub(crate) fn take(&mut self, step: Move) {
+        self.phase = match (step, self.phase) {
+            (Move::Effect, _) => Phase::Ran,
+            (Move::NothingToKeep, _) => Phase::Releasing,
+            // The store may hold a lease for it all the same.
+            (Move::GiveUp, Phase::Asking) => Phase::Releasing,
+            (Move::GiveUp, Phase::Completing) => Phase::Late,
+            (Move::GiveUp, _) => Phase::Over,
+        };
+    }
+
+    /// Handles a call without a reply.
+    pub(crate) fn hears_nothing(&mut self, call: Call) {
+        self.phase = match (call, self.phase) {
+            (Call::Acquire(_), Phase::Coming | Phase::Waiting) => Phase::Asking,
+            (Call::Complete, Phase::Ran) => Phase::Completing,
+            (Call::Commit, _) => Phase::InDoubt,
+            (_, phase) => phase,
+        };
+    }
+
+    /// Handles the reply to a call made as `who`.
+    pub(crate) fn hears(&mut self, who: Who, call: Call, answer: Answer) -> Reply {
+        let (phase, reply) = match (call, self.phase, answer) {
+            (Call::Renew, phase, _) => (phase, Reply::Nothing),
+            // The record is the answer for every caller with the same request; another request learns nothing of it.
+            (
+                Call::Acquire(_),
+                _,
+                Answer::Completed {
+                    fingerprint,
+                    record,
+                    ..
+                },
+            ) if fingerprint == who.fingerprint => (Phase::Over, Reply::Answer(record)),
+            (Call::Acquire(_), Phase::Lost, Answer::Granted { .. } | Answer::Orphaned { .. }) => {
+                (Phase::Salvaging, Reply::Nothing)
+            }
+            (Call::Acquire(_), Phase::Lost | Phase::InDoubt, Answer::InProgress { .. }) => {
+                (Phase::Over, Reply::Nothing)
+            }
+            (Call::Acquire(_), _, Answer::Granted { takeover, .. }) => {
+                (Phase::Running, Reply::Run { takeover })
+            }
+            (Call::Acquire(_), _, Answer::InProgress { fingerprint, .. })
+                if fingerprint == who.fingerprint =>
+            {
+                (Phase::Waiting, Reply::Nothing)
+            }
+            (Call::Acquire(_), _, _) => (Phase::Over, Reply::Nothing),
+            (Call::Complete, Phase::Late, _) => (Phase::Over, Reply::Nothing),
+            (Call::Complete | Call::Commit, _, Answer::Done) => {
+                (Phase::Over, Reply::Answer(who.token))
+            }
+            (Call::Complete, Phase::Salvaging, _) => (Phase::Over, Reply::Nothing),
+            (Call::Complete, _, _) => (Phase::Lost, Reply::Nothing),
+            (Call::Commit, _, _) => (Phase::InDoubt, Reply::Nothing),
+            (Call::Release, _, _) => (Phase::Over, Reply::Nothing),
+        };
+        self.phase = phase;
+        reply
+    }
+}

@@ -1,0 +1,63 @@
+//! The replies and actions under the key, as far as the properties need them.
+
+use crate::{
+    store::{Entry, State},
+    system::Action,
+};
+
+/// Since the key was last as if it had never been used: its record or its orphan forgotten in time, or the lease of a
+/// first execution released. That is a life of the key.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
+pub(crate) struct History {
+    /// The number of executions that were marked as takeovers.
+    pub(crate) takeovers: u8,
+    /// Effects of executions that began in this life. What began in an earlier one counted there.
+    pub(crate) effects: u8,
+    /// Whose answer clients were given, from the store or because the store took it.
+    pub(crate) answered: Option<u8>,
+    /// The request of the first execution.
+    pub(crate) request: Option<u8>,
+    pub(crate) overwritten: bool,
+    pub(crate) disagreed: bool,
+    pub(crate) locked_out: bool,
+    /// `true` if a client received the answer to another request.
+    pub(crate) leaked: bool,
+    /// Another request was executed as well.
+    pub(crate) mixed: bool,
+}
+
+impl History {
+    pub(crate) fn end_of_life(&mut self) {
+        self.takeovers = 0;
+        self.effects = 0;
+        self.answered = None;
+        self.request = None;
+    }
+
+    pub(crate) fn executes(&mut self, fingerprint: u8) {
+        let first = *self.request.get_or_insert(fingerprint);
+        self.mixed |= first != fingerprint;
+    }
+
+    pub(crate) fn answer(&mut self, of: u8) {
+        self.disagreed |= self.answered.is_some_and(|answered| answered != of);
+        self.answered = Some(of);
+    }
+
+    /// A record goes when its time is up, or when the store loses its data, and never otherwise.
+    pub(crate) fn look(&mut self, before: Option<Entry>, after: Option<Entry>, action: Action) {
+        if let Action::Tick | Action::Sweep | Action::LoseData | Action::Keep(_) = action {
+            return;
+        }
+        if let Some(record) = record(before) {
+            self.overwritten |= self::record(after) != Some(record);
+        }
+    }
+}
+
+fn record(entry: Option<Entry>) -> Option<u8> {
+    match entry?.state {
+        State::Completed { record, .. } => Some(record),
+        State::Leased { .. } => None,
+    }
+}

@@ -1,0 +1,48 @@
+//! Rules that a mutant omits.
+
+/// The rule that is missing.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Mutant {
+    // Of the store: these can be seen in its answers.
+    // F-095
+    NoOwnToken,
+    UnfencedComplete,
+    ReleaseByAnyone,
+    ReleaseFreesTakeovers,
+    LeaseAsLongAsTheRetention,
+    // F-103
+    ExpiryBySweeperOnly,
+    TakeoverIsHidden,
+    TakeoverOfAnotherRequest,
+    RefuseIsIgnored,
+    QueryTakesOver,
+    /// Neither does it mind whether the entry is still leased.
+    UnfencedCommit,
+    // Of those who ask it.
+    // F-038
+    OwnAnswerAfterALostLease,
+    // F-053
+    ReadThenOverwrite,
+    // F-003
+    DropReleases,
+    // F-059
+    WaiterRemoves,
+    // F-034
+    AnsweredBeforeItIsStored,
+    AnotherRequestIsAnswered,
+    // Of the tiers in front of the store.
+    // F-981
+    RefusedCompletionIsKept,
+    // F-982
+    RepeatedCompletionIsKept,
+    // F-985
+    AgeAloneCounts,
+    LifeCountsFromReply,
+    // Of an operator.
+    /// A broken lease has no holder, and keeps no other token from completing it.
+    BreakRemovesToken,
+    /// A decision applies to an entry that is in progress.
+    FreeOfLiveLease,
+    /// The takeover of an allowed retry does not use it up.
+    RetryStaysAllowed,
+}

@@ -1,0 +1,120 @@
+//! The protocol less one of its rules: each mutant breaks the property that the rule is there for.
+
+use stateright::{Checker, HasDiscoveries, Model};
+
+use crate::{
+    holds::{system, tiered},
+    mutant::Mutant,
+    properties::{AGREE, EFFECTS, FREE, ONCE, OTHER, OWN, SAME, STORED, TIER},
+    store::Orphans,
+    system::System,
+};
+
+/// In how few steps a property of a system can be broken, if it can.
+pub(crate) fn breaks(system: &System, property: &'static str) -> Option<usize> {
+    let mut system = system.clone();
+    system.properties = vec![property];
+    let checked = system.checker().finish_when(HasDiscoveries::Any);
+    let path = checked.spawn_bfs().join().discovery(property)?;
+    println!("broken: {property}\n{path}");
+    Some(path.into_actions().len())
+}
+
+fn taking_over() -> System {
+    system(3)
+}
+
+fn with_a_long_retention() -> System {
+    let mut system = system(3);
+    system.rules.times.retention = 2 * system.rules.times.lease;
+    system
+}
+
+fn refusing() -> System {
+    System {
+        orphans: Orphans::Refuse,
+        ..system(3)
+    }
+}
+
+fn in_transactions() -> System {
+    System {
+        transactional: true,
+        ..system(3)
+    }
+}
+
+fn with_another_request() -> System {
+    System {
+        others: 1,
+        ..system(3)
+    }
+}
+
+/// A system that holds without mutants: see `three_requests_in_processes_with_slow_tiers`.
+fn with_tiers() -> System {
+    tiered(3, 3, true)
+}
+
+/// A test for each mutant: which properties it breaks, and after how many steps at the earliest.
+macro_rules! caught {
+    ($($mutant:ident $system:ident breaks $($property:ident after $steps:literal)and+;)*) => { $(
+        #[test]
+        #[allow(non_snake_case, reason = "named for the mutant")]
+        fn $mutant() {
+            let mut system = $system();
+            system.rules.mutant = Some(Mutant::$mutant);
+            $(assert_eq!(breaks(&system, $property), Some($steps), "{}", $property);)+
+        }
+    )* };
+}
+
+caught! {
+    // F-095
+    NoOwnToken taking_over breaks OWN after 2;
+    UnfencedComplete taking_over breaks STORED after 7 and AGREE after 7;
+    ReleaseByAnyone taking_over breaks EFFECTS after 7;
+    ReleaseFreesTakeovers taking_over breaks EFFECTS after 8;
+    LeaseAsLongAsTheRetention with_a_long_retention breaks FREE after 1;
+    // F-103
+    ExpiryBySweeperOnly taking_over breaks FREE after 1;
+    TakeoverIsHidden taking_over breaks EFFECTS after 5;
+    TakeoverOfAnotherRequest with_another_request breaks SAME after 3;
+    RefuseIsIgnored refusing breaks ONCE after 5;
+    UnfencedCommit in_transactions breaks ONCE after 5 and STORED after 5;
+    // F-038
+    OwnAnswerAfterALostLease taking_over breaks AGREE after 7;
+    // F-053
+    ReadThenOverwrite taking_over breaks STORED after 6 and AGREE after 8;
+    // F-003
+    DropReleases taking_over breaks EFFECTS after 5;
+    // F-059
+    WaiterRemoves taking_over breaks EFFECTS after 6 and STORED after 5 and AGREE after 8;
+    // F-034
+    AnsweredBeforeItIsStored taking_over breaks AGREE after 5;
+    AnotherRequestIsAnswered with_another_request breaks OTHER after 4;
+    // F-981
+    RefusedCompletionIsKept with_tiers breaks TIER after 6 and AGREE after 9;
+    // F-982
+    RepeatedCompletionIsKept with_tiers breaks TIER after 7 and AGREE after 11;
+    // F-985
+    AgeAloneCounts with_tiers breaks TIER after 6 and AGREE after 10;
+    // F-985
+    LifeCountsFromReply with_tiers breaks TIER after 6 and AGREE after 10;
+}
+
+/// The systems that the mutants are looked for in are sound without them.
+#[test]
+fn unmutated_model_holds() {
+    for (system, properties) in [
+        (taking_over(), &[STORED, AGREE, EFFECTS, OWN, FREE][..]),
+        (with_a_long_retention(), &[FREE]),
+        (refusing(), &[ONCE]),
+        (in_transactions(), &[ONCE, STORED]),
+        (with_another_request(), &[OTHER, SAME]),
+    ] {
+        for property in properties {
+            assert_eq!(breaks(&system, property), None, "{property}");
+        }
+    }
+}

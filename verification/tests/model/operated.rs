@@ -1,0 +1,321 @@
+//! The system with an operator who may resolve the entry at any time: all properties still hold, but where the decision of the
+//! operator says otherwise.
+
+use stateright::{Checker, HasDiscoveries, Model, Property};
+
+use crate::{
+    holds::system,
+    mutant::Mutant,
+    state::State,
+    store::{Answer, Call, Entry, OPERATOR, Orphans, RETRY_ALLOWED, State as EntryState},
+    system::{Action, System},
+};
+
+/// A decision of the operator, who has seen the entry in its present state.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Decision {
+    BreakLease,
+    Free,
+    Retry,
+    Complete,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Step {
+    System(Action),
+    Operator(Decision),
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+struct OperatedState {
+    inner: State,
+    /// The number of decisions that the operator may still make.
+    decisions: u8,
+    /// The number of retries that the operator has allowed in this life of the key.
+    allowed: u8,
+    /// A lease that was broken has completed the entry.
+    broken_completed: bool,
+    /// The operator freed the key while its lease was held.
+    freed_while_held: bool,
+}
+
+#[derive(Clone, Debug)]
+struct Operated {
+    system: System,
+    decisions: u8,
+    properties: Vec<&'static str>,
+}
+
+/// Unless the entry has no holder: it is free, or a takeover was released without an outcome.
+const BROKEN: &str = "a broken lease never completes";
+const AGREE: &str = "answers for a key agree";
+const STORED: &str = "a stored answer is never overwritten while it lives";
+const EFFECTS: &str = "effects are at most one and one for each takeover";
+const ALLOWED: &str = "an operator allowed each takeover";
+const HELD: &str = "a held key is not freed";
+const SAME: &str = "one key executes one request";
+const OWN: &str = "no client is locked out by its own lease";
+
+impl Operated {
+    fn new(system: System, properties: &[&'static str]) -> Self {
+        Self {
+            system,
+            decisions: 2,
+            properties: properties.to_vec(),
+        }
+    }
+
+    fn decide(&self, state: &OperatedState, decision: Decision) -> Option<OperatedState> {
+        let mut next = *state;
+        next.decisions = state.decisions.checked_sub(1)?;
+        let rules = &self.system.rules;
+        let entry = next.inner.entry.as_mut()?;
+        let EntryState::Leased { left, keep, .. } = &mut entry.state else {
+            return None;
+        };
+        let is_held = *left > 0;
+        match decision {
+            Decision::BreakLease if is_held => {
+                let holder = entry.token.map(usize::from);
+                (*left, *keep) = (0, rules.times.keep);
+                entry.token = (!rules.has(Mutant::BreakRemovesToken)).then_some(OPERATOR);
+                if let Some(client) = holder.and_then(|at| next.inner.clients.get_mut(at)) {
+                    client.broken = true;
+                }
+            }
+            Decision::Free if !is_held || rules.has(Mutant::FreeOfLiveLease) => {
+                next.freed_while_held |= is_held;
+                next.inner.entry = None;
+                next.inner.end_of_life();
+                next.ends();
+            }
+            Decision::Retry if !is_held => {
+                (entry.token, *keep) = (Some(RETRY_ALLOWED), rules.times.keep);
+                next.allowed += 1;
+            }
+            Decision::Complete if !is_held => {
+                *entry = Entry {
+                    token: Some(OPERATOR),
+                    state: EntryState::Completed {
+                        record: OPERATOR,
+                        left: rules.times.retention,
+                    },
+                    ..*entry
+                };
+            }
+            _ => return None,
+        }
+        Some(next)
+    }
+}
+
+impl OperatedState {
+    /// The key is as if it had never been used: a lease that was broken before is like any other.
+    fn ends(&mut self) {
+        self.allowed = 0;
+        self.accept_every_outcome();
+    }
+
+    fn accept_every_outcome(&mut self) {
+        for client in &mut self.inner.clients {
+            client.broken = false;
+        }
+    }
+}
+
+impl Model for Operated {
+    type State = OperatedState;
+    type Action = Step;
+
+    fn init_states(&self) -> Vec<OperatedState> {
+        vec![OperatedState {
+            inner: self.system.first(),
+            decisions: self.decisions,
+            allowed: 0,
+            broken_completed: false,
+            freed_while_held: false,
+        }]
+    }
+
+    fn actions(&self, state: &OperatedState, actions: &mut Vec<Step>) {
+        let mut steps = Vec::new();
+        self.system.steps(&state.inner, &mut steps);
+        actions.extend(steps.into_iter().map(Step::System));
+        let decisions = [
+            Decision::BreakLease,
+            Decision::Free,
+            Decision::Retry,
+            Decision::Complete,
+        ];
+        if state.decisions > 0 {
+            actions.extend(decisions.map(Step::Operator));
+        }
+    }
+
+    fn next_state(&self, state: &OperatedState, step: Step) -> Option<OperatedState> {
+        let mut next = match step {
+            Step::Operator(decision) => self.decide(state, decision)?,
+            Step::System(action) => {
+                let (mut inner, exchange) = self.system.step(&state.inner, action);
+                let mut next = *state;
+                if let Some((who, call, answer)) = exchange {
+                    let at = usize::from(who.token);
+                    match (call, answer) {
+                        (Call::Complete | Call::Commit, Answer::Done) => {
+                            next.broken_completed |= inner.clients[at].broken;
+                        }
+                        // The token has another lease, by a call that came late. A query gives it none.
+                        (Call::Acquire(orphans), Answer::Granted { .. })
+                            if orphans != Orphans::Never =>
+                        {
+                            inner.clients[at].broken = false;
+                        }
+                        _ => {}
+                    }
+                    if self.system.rules.has(Mutant::RetryStaysAllowed)
+                        && call == Call::Release
+                        && let Some(held) = &mut inner.entry
+                        && held.token.is_none()
+                    {
+                        held.token = Some(RETRY_ALLOWED);
+                    }
+                }
+                next.inner = inner;
+                match next.inner.entry {
+                    None => next.ends(),
+                    // A takeover was released: the entry takes the first outcome, of any execution.
+                    Some(Entry { token: None, .. }) => next.accept_every_outcome(),
+                    Some(_) => {}
+                }
+                next
+            }
+        };
+        next.inner = next.inner.in_order();
+        (next != *state).then_some(next)
+    }
+
+    fn properties(&self) -> Vec<Property<Self>> {
+        let always = |name: &&'static str| {
+            let holds: fn(&Self, &OperatedState) -> bool = match *name {
+                BROKEN => |_, state| !state.broken_completed,
+                AGREE => |_, state| !state.inner.history.disagreed,
+                STORED => |_, state| !state.inner.history.overwritten,
+                EFFECTS => {
+                    |_, state| state.inner.history.effects <= 1 + state.inner.history.takeovers
+                }
+                ALLOWED => |_, state| state.inner.history.takeovers <= state.allowed,
+                HELD => |_, state| !state.freed_while_held,
+                SAME => |_, state| !state.inner.history.mixed,
+                OWN => |_, state| !state.inner.history.locked_out,
+                seen => return Property::sometimes(seen, to_see(seen)),
+            };
+            Property::always(name, holds)
+        };
+        self.properties.iter().map(always).collect()
+    }
+}
+
+const A_LEASE_IS_BROKEN: &str = "a lease is broken";
+const AN_ALLOWED_RETRY_RUNS: &str = "an allowed retry runs";
+const AN_OPERATOR_ANSWERS: &str = "an operator answers";
+
+fn to_see(name: &str) -> fn(&Operated, &OperatedState) -> bool {
+    match name {
+        A_LEASE_IS_BROKEN => |_, state| state.inner.clients.iter().any(|client| client.broken),
+        AN_ALLOWED_RETRY_RUNS => |_, state| state.inner.history.takeovers > 0 && state.allowed > 0,
+        AN_OPERATOR_ANSWERS => |_, state| state.inner.history.answered == Some(OPERATOR),
+        _ => panic!("no property is named {name}"),
+    }
+}
+
+/// Looks at every state that can be reached, of which there are `states`.
+fn holds(system: System, states: usize) {
+    let to_be_seen = [
+        A_LEASE_IS_BROKEN,
+        AN_ALLOWED_RETRY_RUNS,
+        AN_OPERATOR_ANSWERS,
+    ];
+    let seen = Operated::new(system.clone(), &to_be_seen).checker();
+    let seen = seen.finish_when(HasDiscoveries::All).spawn_bfs().join();
+    seen.assert_properties();
+
+    let mut must_hold = vec![BROKEN, AGREE, STORED, EFFECTS, HELD, SAME, OWN];
+    if system.orphans == Orphans::Refuse {
+        must_hold.push(ALLOWED);
+    }
+    let checked = Operated::new(system, &must_hold)
+        .checker()
+        .spawn_bfs()
+        .join();
+    println!(
+        "{} states, {} deep",
+        checked.unique_state_count(),
+        checked.max_depth()
+    );
+    checked.assert_properties();
+    assert_eq!(checked.unique_state_count(), states);
+}
+
+fn refusing() -> System {
+    System {
+        orphans: Orphans::Refuse,
+        ..system(3)
+    }
+}
+
+#[test]
+fn operator_and_three_requests_that_take_over() {
+    holds(system(3), 193_619);
+}
+
+#[test]
+fn operator_and_three_requests_that_refuse() {
+    holds(refusing(), 52_132);
+}
+
+#[test]
+fn operator_and_transactional_requests() {
+    let transactional = true;
+    holds(
+        System {
+            transactional,
+            ..system(3)
+        },
+        33_909,
+    );
+}
+
+#[test]
+fn operator_and_late_calls() {
+    let late_calls = true;
+    holds(
+        System {
+            late_calls,
+            ..system(2)
+        },
+        151_920,
+    );
+}
+
+/// In how few steps a property can be broken without a rule, if it can.
+fn breaks(mut system: System, mutant: Mutant, property: &'static str) -> Option<usize> {
+    system.rules.mutant = Some(mutant);
+    let checked = Operated::new(system, &[property]).checker();
+    let checked = checked.finish_when(HasDiscoveries::Any).spawn_bfs().join();
+    let path = checked.discovery(property)?;
+    println!("broken: {property}\n{path}");
+    Some(path.into_actions().len())
+}
+
+#[test]
+fn each_rule_of_operator_is_needed() {
+    for (system, mutant, property, steps) in [
+        (system(3), Mutant::BreakRemovesToken, BROKEN, 4),
+        (refusing(), Mutant::QueryTakesOver, BROKEN, 6),
+        (system(3), Mutant::FreeOfLiveLease, HELD, 2),
+        (refusing(), Mutant::RetryStaysAllowed, ALLOWED, 7),
+    ] {
+        let found = breaks(system, mutant, property);
+        assert_eq!(found, Some(steps), "{mutant:?}: {property}");
+    }
+}

@@ -1,0 +1,152 @@
+//! Properties that must hold in every state, and states that must be reachable for the properties to be meaningful.
+
+use stateright::Property;
+
+use crate::{
+    clients::{Client, Phase},
+    state::State,
+    store::{Answer, Call, Orphans, State as EntryState, Who},
+    system::System,
+    tiers::Kept,
+};
+
+pub(crate) const STORED: &str = "a stored answer is never overwritten while it lives";
+pub(crate) const AGREE: &str = "answers for a key agree";
+pub(crate) const EFFECTS: &str = "effects are at most one and one for each takeover";
+pub(crate) const ONCE: &str = "there is at most one effect";
+pub(crate) const OWN: &str = "no client is refused its own lease";
+pub(crate) const FREE: &str = "every key is in time free or answered";
+pub(crate) const OTHER: &str = "no client gets the response to another request";
+pub(crate) const SAME: &str = "one key executes one request";
+pub(crate) const TIER: &str = "a tier has the stored record, and no longer than the store";
+
+/// All that must hold of a system. `ONCE` is what refusing orphans, or transactions, are for.
+pub(crate) fn that_hold(orphans: Orphans, transactional: bool) -> Vec<&'static str> {
+    let mut names = vec![STORED, AGREE, EFFECTS, OWN, FREE, OTHER, SAME];
+    if orphans == Orphans::Refuse || transactional {
+        names.push(ONCE);
+    }
+    names
+}
+
+/// All that must be seen of a system of more than two clients: a check without it would be about nothing.
+pub(crate) fn to_be_seen(orphans: Orphans, transactional: bool) -> Vec<&'static str> {
+    let mut names = vec!["all get one record", "one waits", "a lease is over"];
+    if orphans == Orphans::TakeOver {
+        names.extend([
+            "two execute at once after a pause",
+            "an orphan has no holder",
+            "a third execution runs",
+        ]);
+    }
+    if transactional {
+        names.push("a commit is in doubt");
+    } else {
+        names.extend([
+            "an answer is not stored",
+            "a lease is lost",
+            "an answer is salvaged",
+        ]);
+    }
+    names
+}
+
+pub(crate) fn named(name: &'static str) -> Property<System> {
+    let must_hold: fn(&System, &State) -> bool = match name {
+        STORED => |_, state| !state.history.overwritten,
+        AGREE => |_, state| !state.history.disagreed,
+        EFFECTS => |_, state| state.history.effects <= 1 + state.history.takeovers,
+        ONCE => |_, state| state.history.effects <= 1,
+        OWN => |_, state| !state.history.locked_out,
+        FREE => is_free_in_time,
+        OTHER => |_, state| !state.history.leaked,
+        SAME => |_, state| !state.history.mixed,
+        TIER => |_, state| state.tiers.iter().all(|tier| is_stored(state, tier.kept)),
+        _ => return Property::sometimes(name, to_see(name)),
+    };
+    Property::always(name, must_hold)
+}
+
+/// Returns `true` if the store has the record that a tier keeps.
+fn is_stored(state: &State, kept: Option<Kept>) -> bool {
+    let Some(kept) = kept else { return true };
+    state.entry.is_some_and(|held| {
+        let EntryState::Completed { record, .. } = held.state else {
+            return false;
+        };
+        (held.fingerprint, record) == (kept.fingerprint, kept.record)
+    })
+}
+
+/// Returns `true` if the key becomes free in time. After a lease without any activity, the next request is executed or
+/// answered. Under refusal it may receive the orphan error, and is executed once the orphan has expired. After
+/// inactivity until the record has expired, it is executed too.
+fn is_free_in_time(system: &System, state: &State) -> bool {
+    let times = system.rules.times;
+    let next = Who {
+        token: u8::MAX,
+        fingerprint: state.entry.map_or(0, |held| held.fingerprint),
+    };
+    let mut entry = state.entry;
+    let mut ask_after = |ticks| {
+        for _ in 0..ticks {
+            system.rules.tick(&mut entry);
+        }
+        let mut asked = entry;
+        let ask = Call::Acquire(system.orphans);
+        system.rules.apply(&mut asked, next, ask)
+    };
+    match ask_after(times.lease) {
+        Answer::Granted { .. } => true,
+        Answer::Completed { .. } => {
+            matches!(ask_after(times.retention), Answer::Granted { .. })
+        }
+        Answer::Orphaned { .. } => {
+            system.orphans == Orphans::Refuse
+                && matches!(ask_after(times.keep), Answer::Granted { .. })
+        }
+        Answer::InProgress { .. } | Answer::Done | Answer::LeaseLost => false,
+    }
+}
+
+fn to_see(name: &str) -> fn(&System, &State) -> bool {
+    match name {
+        "all get one record" => |_, state| {
+            let mut clients = state.clients.iter();
+            state.history.answered.is_some() && clients.all(|client| client.phase == Phase::Over)
+        },
+        "one waits" => |_, state| is_in(state, Phase::Waiting),
+        "a lease is over" => |_, state| {
+            let held = state.entry.map(|held| held.state);
+            matches!(held, Some(EntryState::Leased { left: 0, .. }))
+        },
+        "two execute at once after a pause" => |_, state| {
+            let executes = |client: &&_| is_one_of(client, &[Phase::Running, Phase::Ran]);
+            state.clients.iter().filter(executes).count() > 1
+        },
+        "an orphan has no holder" => {
+            |_, state| state.entry.is_some_and(|held| held.token.is_none())
+        }
+        "a third execution runs" => |_, state| state.history.takeovers > 1,
+        "a commit is in doubt" => |_, state| is_in(state, Phase::InDoubt),
+        "an answer is not stored" => |_, state| is_in(state, Phase::Late),
+        "a lease is lost" => |_, state| is_in(state, Phase::Lost),
+        "an answer is salvaged" => |_, state| is_in(state, Phase::Salvaging),
+        "each tier has the record" => |_, state| state.tiers.iter().all(|tier| tier.kept.is_some()),
+        "a tier no longer has the record" => |_, state| {
+            let has_record = state.tiers.iter().any(|tier| tier.kept.is_some());
+            let stored = state.entry.map(|held| held.state);
+            !has_record && matches!(stored, Some(EntryState::Completed { left: 1, .. }))
+        },
+        _ => panic!("no property is named {name}"),
+    }
+}
+
+fn is_in(state: &State, phase: Phase) -> bool {
+    let mut clients = state.clients.iter();
+    clients.any(|client| is_one_of(client, &[phase]))
+}
+
+fn is_one_of(client: &Client, phases: &[Phase]) -> bool {
+    phases.contains(&client.phase)
+}

@@ -1,0 +1,149 @@
+//! The model and the real store answer alike: what the one is asked, the other is asked too, on a clock that stands still but
+//! for its ticks.
+
+mod tiers;
+mod transitions;
+mod walks;
+
+use std::{collections::HashMap, time::Duration};
+
+use tokio::time::advance;
+use tower_idempotency::{
+    conformance::FaultInjector,
+    store::{Acquired, Fingerprint, KeyId, MemoryStore, Ttl},
+};
+
+use crate::{
+    asked::{LOOK, Lasts, ONLOOKER, Spoken, ask, record, token},
+    store::{Answer, Call, Entry, Rules, Times, Who},
+};
+
+const TICK: Duration = Duration::from_secs(1);
+
+/// Just before a tick is over.
+const NEARLY: Duration = Duration::from_millis(999);
+
+/// The store and the model said different things.
+type Differs = String;
+
+/// The number of equal replies of model and store, by kind of reply.
+type Seen = HashMap<&'static str, usize>;
+
+/// A key in the model and in the store.
+struct Replay<'a> {
+    rules: Rules,
+    entry: Option<Entry>,
+    store: &'a FaultInjector<MemoryStore>,
+    id: KeyId,
+    seen: &'a mut Seen,
+}
+
+impl Replay<'_> {
+    /// A deadline is not met a moment too early.
+    async fn tick(&mut self) -> Result<(), Differs> {
+        advance(NEARLY).await;
+        self.look(NEARLY).await?;
+        advance(TICK - NEARLY).await;
+        self.rules.tick(&mut self.entry);
+        self.look(Duration::ZERO).await
+    }
+
+    /// Compares what is there, so far into a tick, without changing it: to ask is to take what is absent.
+    async fn look(&mut self, into: Duration) -> Result<(), Differs> {
+        if self.entry.is_none() {
+            return Ok(());
+        }
+        let answer = self.rules.apply(&mut self.entry.clone(), ONLOOKER, LOOK);
+        self.compare(ONLOOKER, LOOK, answer, into).await
+    }
+
+    /// Looks for the last time, and so may take what is absent.
+    async fn take(&mut self) -> Result<(), Differs> {
+        let answer = self.rules.apply(&mut self.entry, ONLOOKER, LOOK);
+        self.compare(ONLOOKER, LOOK, answer, Duration::ZERO).await
+    }
+
+    async fn compare(
+        &mut self,
+        who: Who,
+        call: Call,
+        answer: Answer,
+        into: Duration,
+    ) -> Result<(), Differs> {
+        let found = ask(self.store, lasts(self.rules.times), self.id, who, call).await;
+        let found = found.map_err(|error| format!("{call:?} of {who:?} failed: {error}"))?;
+        let expected = spoken(answer, into);
+        if found != expected {
+            return Err(format!(
+                "{call:?} of {who:?} answers {found:?}, in the model {expected:?}"
+            ));
+        }
+        *self.seen.entry(name(answer)).or_default() += 1;
+        Ok(())
+    }
+}
+
+/// The times of the model on the clock of the test.
+fn lasts(times: Times) -> Lasts {
+    let ticks = |ticks: u8| Ttl::try_from(TICK * ticks.into()).unwrap();
+    Lasts {
+        lease: ticks(times.lease),
+        keep: ticks(times.keep),
+        retention: ticks(times.retention),
+    }
+}
+
+/// The model's answer as the store gives it, so far into a tick.
+fn spoken(answer: Answer, into: Duration) -> Spoken {
+    let fingerprint = |byte| Fingerprint::from_bytes([byte; 32]);
+    let acquired = match answer {
+        Answer::LeaseLost => return Spoken::LeaseLost,
+        Answer::Done => return Spoken::Done,
+        Answer::Granted {
+            generation,
+            takeover,
+        } => Acquired::Granted {
+            generation: generation.into(),
+            takeover,
+        },
+        Answer::InProgress {
+            fingerprint: of,
+            left,
+        } => Acquired::InProgress {
+            fingerprint: fingerprint(of),
+            expires_in: (TICK * left.into()).saturating_sub(into),
+        },
+        Answer::Orphaned {
+            fingerprint: of,
+            since,
+        } => Acquired::Orphaned {
+            fingerprint: fingerprint(of),
+            since: TICK * since.into() + into,
+        },
+        Answer::Completed {
+            fingerprint: of,
+            record: by,
+            left,
+        } => Acquired::Completed {
+            fingerprint: fingerprint(of),
+            record: record(by),
+            expires_in: (TICK * left.into()).saturating_sub(into),
+            token: Some(token(by)),
+        },
+    };
+    Spoken::Acquired(acquired)
+}
+
+fn name(answer: Answer) -> &'static str {
+    match answer {
+        Answer::Granted {
+            takeover: false, ..
+        } => "granted",
+        Answer::Granted { takeover: true, .. } => "granted as a takeover",
+        Answer::InProgress { .. } => "in progress",
+        Answer::Orphaned { .. } => "orphaned",
+        Answer::Completed { .. } => "completed",
+        Answer::Done => "done",
+        Answer::LeaseLost => "lease lost",
+    }
+}

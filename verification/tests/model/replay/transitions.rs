@@ -1,0 +1,91 @@
+//! Every call in every state that the store's part of the model has, and every call after that.
+
+use std::time::Duration;
+
+use tower_idempotency::{conformance::FaultInjector, store::MemoryStore};
+
+use super::{Differs, Replay, Seen};
+use crate::{
+    asked::id,
+    mutant::Mutant,
+    sequences::{Step, all_steps, ways},
+    store::{Rules, Times},
+};
+
+impl Replay<'_> {
+    async fn step(&mut self, step: Step) -> Result<(), Differs> {
+        match step {
+            Step::Tick => self.tick().await,
+            Step::Call(who, call) => {
+                let answer = self.rules.apply(&mut self.entry, who, call);
+                self.compare(who, call, answer, Duration::ZERO).await
+            }
+        }
+    }
+}
+
+/// Takes every way and then every two steps: the second step sees the state that the first has left. Only an acquire
+/// can find out that no entry is left at the end. Returns the number of equal replies by kind.
+async fn every_transition(mutant: Option<Mutant>) -> Result<Seen, Differs> {
+    let rules = Rules {
+        times: Times {
+            lease: 2,
+            keep: 2,
+            retention: 3,
+        },
+        mutant,
+    };
+    let store = FaultInjector::new(MemoryStore::new());
+    let mut seen = Seen::new();
+    let (ways, steps) = (ways(&rules, 4), all_steps());
+    let mut number = 0;
+    for way in &ways {
+        for first in &steps {
+            for second in &steps {
+                number += 1;
+                let mut replay = Replay {
+                    rules,
+                    entry: None,
+                    store: &store,
+                    id: id(number),
+                    seen: &mut seen,
+                };
+                let differs = |differs| format!("{differs}: {way:?} {first:?} {second:?}");
+                for step in way.iter().chain([first, second]) {
+                    replay.step(*step).await.map_err(differs)?;
+                }
+                replay.take().await.map_err(differs)?;
+            }
+        }
+    }
+    println!("{} states, {number} sequences, {seen:?}", ways.len());
+    Ok(seen)
+}
+
+// F-115
+#[tokio::test(start_paused = true)]
+async fn memory_store_makes_every_transition() {
+    let seen = every_transition(None).await.unwrap();
+    assert_eq!(seen.len(), 7, "{seen:?}");
+}
+
+macro_rules! noticed {
+    ($($mutant:ident)+) => { $(
+        #[allow(non_snake_case, reason = "named for the mutant")]
+        #[tokio::test(start_paused = true)]
+        async fn $mutant() {
+            let differs = every_transition(Some(Mutant::$mutant)).await.unwrap_err();
+            println!("{differs}");
+        }
+    )+ };
+}
+
+/// A rule that the model lacks and the store has.
+mod without {
+    use super::{Mutant, every_transition};
+
+    noticed! {
+        NoOwnToken UnfencedComplete ReleaseByAnyone ReleaseFreesTakeovers LeaseAsLongAsTheRetention ExpiryBySweeperOnly
+        TakeoverIsHidden TakeoverOfAnotherRequest RefuseIsIgnored
+    }
+}

@@ -1,0 +1,106 @@
+//! The state of the store and its clients at one moment.
+
+use crate::{
+    clients::Client,
+    history::History,
+    store::{Entry, State as EntryState, Who},
+    tiers::{Kept, PROCESSES, Tier},
+};
+
+/// At most so many requests.
+pub(crate) const CLIENTS: usize = 4;
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub(crate) struct State {
+    pub(crate) entry: Option<Entry>,
+    pub(crate) clients: [Client; CLIENTS],
+    pub(crate) tiers: [Tier; PROCESSES],
+    pub(crate) history: History,
+}
+
+impl State {
+    pub(crate) fn who(&self, at: usize) -> Who {
+        Who {
+            token: u8::try_from(at).expect("a few clients"),
+            fingerprint: self.clients[at].fingerprint,
+        }
+    }
+
+    pub(crate) fn tier(&mut self, at: usize) -> &mut Tier {
+        &mut self.tiers[usize::from(self.clients[at].process)]
+    }
+
+    /// The key is as if it had never been used: what was said and done under it counts no more.
+    pub(crate) fn end_of_life(&mut self) {
+        self.history.end_of_life();
+        for client in &mut self.clients {
+            client.current = false;
+        }
+    }
+
+    /// Client `at` executes.
+    pub(crate) fn runs(&mut self, at: usize, takeover: bool) {
+        self.history.executes(self.clients[at].fingerprint);
+        if !self.clients[at].current {
+            self.clients[at].current = true;
+            self.history.takeovers += u8::from(takeover);
+        }
+    }
+
+    /// Client `at` is answered with what `of` produced.
+    pub(crate) fn answered(&mut self, at: usize, of: usize) {
+        // An operator answers the request of the entry.
+        if of < CLIENTS && self.clients[at].fingerprint != self.clients[of].fingerprint {
+            self.history.leaked = true;
+        }
+        self.history
+            .answer(u8::try_from(of).expect("a few clients"));
+    }
+
+    /// Returns one representative of all equivalent states. The clients are sorted, so that one state stands for up to
+    /// 24. A generation is reduced to the first or a later one, because the rules distinguish no more. Unanswered
+    /// requests may take over from each other indefinitely.
+    pub(crate) fn in_order(mut self) -> Self {
+        let is = |number: Option<u8>, at: usize| number.map(usize::from) == Some(at);
+        let token = self.entry.and_then(|held| held.token);
+        let record = match self.entry.map(|held| held.state) {
+            Some(EntryState::Completed { record, .. }) => Some(record),
+            Some(EntryState::Leased { .. }) | None => None,
+        };
+        let answered = self.history.answered;
+        let tiers = self.tiers;
+        let is_in_tier = |kept: Option<Kept>, at: usize| is(kept.map(|kept| kept.record), at);
+        let mut order: [usize; CLIENTS] = std::array::from_fn(|at| at);
+        // Those that are equal in all this are alike.
+        order.sort_unstable_by_key(|&at| {
+            (
+                self.clients[at],
+                is(token, at),
+                is(record, at),
+                is(answered, at),
+                tiers.map(|tier| [tier.kept, tier.pending].map(|kept| is_in_tier(kept, at))),
+            )
+        });
+        let moved = |number: u8| {
+            let to = order.iter().position(|&at| at == usize::from(number));
+            to.map_or(number, |to| u8::try_from(to).expect("a few clients"))
+        };
+        self.clients = order.map(|at| self.clients[at]);
+        self.history.answered = answered.map(moved);
+        for tier in &mut self.tiers {
+            for kept in [&mut tier.kept, &mut tier.pending].into_iter().flatten() {
+                kept.record = moved(kept.record);
+            }
+        }
+        // One too many is as wrong as many, and a store that loses its data allows any number.
+        self.history.effects = self.history.effects.min(self.history.takeovers + 2);
+        if let Some(held) = &mut self.entry {
+            held.token = token.map(moved);
+            match &mut held.state {
+                EntryState::Leased { generation, .. } => *generation = (*generation).min(2),
+                EntryState::Completed { record, .. } => *record = moved(*record),
+            }
+        }
+        self
+    }
+}

@@ -1,0 +1,300 @@
+//! The entry of a store according to the contract, as a pure function. The model checks this function, and the replies
+//! of the real stores are compared with it.
+//!
+//! Times are remaining times in ticks: of a lease, of an orphan, of a retention. An entry does not know how late it is,
+//! so time may pass indefinitely without a new state.
+
+use crate::mutant::Mutant;
+
+/// The caller: its token, and the fingerprint of its request.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub(crate) struct Who {
+    pub(crate) token: u8,
+    pub(crate) fingerprint: u8,
+}
+
+/// A call to the store.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub(crate) enum Call {
+    Acquire(Orphans),
+    Renew,
+    /// The record says who made it, and nothing else.
+    Complete,
+    /// The transaction of the handler: see `tower_idempotency::transaction`.
+    Commit,
+    Release,
+}
+
+/// The policy for an expired lease.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub(crate) enum Orphans {
+    TakeOver,
+    /// Unless an operator has allowed a retry.
+    Refuse,
+    /// A query, which takes nothing over.
+    Never,
+}
+
+/// The token of an entry that an operator has resolved. No client has it.
+pub(crate) const OPERATOR: u8 = 100;
+/// The token of an orphan whose retry an operator has allowed.
+pub(crate) const RETRY_ALLOWED: u8 = 101;
+
+/// The reply of the store.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Answer {
+    Granted {
+        generation: u8,
+        takeover: bool,
+    },
+    InProgress {
+        fingerprint: u8,
+        left: u8,
+    },
+    Orphaned {
+        fingerprint: u8,
+        since: u8,
+    },
+    Completed {
+        fingerprint: u8,
+        record: u8,
+        left: u8,
+    },
+    Done,
+    LeaseLost,
+}
+
+/// The entry stored under the only key; an absent entry is `None`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub(crate) struct Entry {
+    /// `None` once a takeover was released.
+    pub(crate) token: Option<u8>,
+    pub(crate) fingerprint: u8,
+    pub(crate) state: State,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub(crate) enum State {
+    /// An orphan once nothing is left of the lease.
+    Leased {
+        generation: u8,
+        left: u8,
+        /// The remaining retention of the orphan.
+        keep: u8,
+    },
+    Completed {
+        record: u8,
+        left: u8,
+    },
+}
+
+/// Durations in ticks.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Times {
+    pub(crate) lease: u8,
+    pub(crate) keep: u8,
+    pub(crate) retention: u8,
+}
+
+/// The rules of the store, less one of them if a mutant says so.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Rules {
+    pub(crate) times: Times,
+    pub(crate) mutant: Option<Mutant>,
+}
+
+impl Rules {
+    /// Applies one call, which is one step.
+    pub(crate) fn apply(&self, entry: &mut Option<Entry>, who: Who, call: Call) -> Answer {
+        match call {
+            Call::Acquire(orphans) => self.acquire(entry, who, orphans),
+            Call::Renew => self.renew(entry, who),
+            Call::Complete => self.complete(entry, who),
+            Call::Commit => self.commit(entry, who),
+            Call::Release => self.release(entry, who),
+        }
+    }
+
+    /// Advances the time by one tick.
+    pub(crate) fn tick(&self, entry: &mut Option<Entry>) {
+        let Some(held) = entry else { return };
+        let over = match &mut held.state {
+            State::Leased { left: 0, keep, .. } => {
+                *keep = keep.saturating_sub(1);
+                *keep == 0
+            }
+            State::Leased { left, .. } => {
+                *left -= 1;
+                false
+            }
+            State::Completed { left, .. } => {
+                *left = left.saturating_sub(1);
+                *left == 0
+            }
+        };
+        if over && !self.has(Mutant::ExpiryBySweeperOnly) {
+            *entry = None;
+        }
+    }
+
+    /// Runs the sweeper of that mutant, at a time of its own choice.
+    pub(crate) fn sweep(entry: &mut Option<Entry>) {
+        if let Some(Entry {
+            state: State::Leased { left: 0, .. } | State::Completed { left: 0, .. },
+            ..
+        }) = entry
+        {
+            *entry = None;
+        }
+    }
+
+    pub(crate) fn has(&self, mutant: Mutant) -> bool {
+        self.mutant == Some(mutant)
+    }
+
+    fn acquire(&self, entry: &mut Option<Entry>, who: Who, orphans: Orphans) -> Answer {
+        let Some(held) = entry else {
+            *entry = Some(self.leased(who, 1));
+            return self.granted(1);
+        };
+        let fingerprint = held.fingerprint;
+        let (generation, left, keep) = match held.state {
+            State::Completed { record, left } => {
+                return Answer::Completed {
+                    fingerprint,
+                    record,
+                    left,
+                };
+            }
+            State::Leased {
+                generation,
+                left,
+                keep,
+            } => (generation, left, keep),
+        };
+        if held.token == Some(who.token) && !self.has(Mutant::NoOwnToken) {
+            held.state = self.leased(who, generation).state;
+            return self.granted(generation);
+        }
+        if left > 0 || self.has(Mutant::ExpiryBySweeperOnly) {
+            return Answer::InProgress { fingerprint, left };
+        }
+        let same = fingerprint == who.fingerprint || self.has(Mutant::TakeoverOfAnotherRequest);
+        let may = match orphans {
+            Orphans::TakeOver => true,
+            Orphans::Refuse => {
+                held.token == Some(RETRY_ALLOWED) || self.has(Mutant::RefuseIsIgnored)
+            }
+            Orphans::Never => self.has(Mutant::QueryTakesOver),
+        };
+        if !(same && may) {
+            let since = self.times.keep - keep;
+            return Answer::Orphaned { fingerprint, since };
+        }
+        *held = self.leased(who, generation + 1);
+        self.granted(generation + 1)
+    }
+
+    fn renew(&self, entry: &mut Option<Entry>, who: Who) -> Answer {
+        match entry {
+            Some(Entry {
+                token,
+                state: State::Leased { left, keep, .. },
+                ..
+            }) if *token == Some(who.token) => {
+                *left = self.lease();
+                *keep = self.times.keep;
+                Answer::Done
+            }
+            Some(_) | None => Answer::LeaseLost,
+        }
+    }
+
+    fn complete(&self, entry: &mut Option<Entry>, who: Who) -> Answer {
+        if let Some(held) = entry
+            && let Some(token) = held.token
+        {
+            if token != who.token {
+                if !self.has(Mutant::UnfencedComplete) {
+                    return Answer::LeaseLost;
+                }
+            } else if let State::Completed { .. } = held.state {
+                return Answer::Done;
+            }
+        }
+        *entry = Some(self.completed(who));
+        Answer::Done
+    }
+
+    fn commit(&self, entry: &mut Option<Entry>, who: Who) -> Answer {
+        match entry {
+            Some(Entry {
+                token,
+                state: State::Leased { .. },
+                ..
+            }) if *token == Some(who.token) => {}
+            Some(_) if self.has(Mutant::UnfencedCommit) => {}
+            Some(_) | None => return Answer::LeaseLost,
+        }
+        *entry = Some(self.completed(who));
+        Answer::Done
+    }
+
+    fn release(&self, entry: &mut Option<Entry>, who: Who) -> Answer {
+        if let Some(held) = entry
+            && let State::Leased {
+                generation,
+                left,
+                keep,
+            } = &mut held.state
+            && (held.token == Some(who.token) || self.has(Mutant::ReleaseByAnyone))
+        {
+            if *generation == 1 || self.has(Mutant::ReleaseFreesTakeovers) {
+                *entry = None;
+            } else {
+                held.token = None;
+                *left = 0;
+                *keep = self.times.keep;
+            }
+        }
+        Answer::Done
+    }
+
+    fn granted(&self, generation: u8) -> Answer {
+        Answer::Granted {
+            generation,
+            takeover: generation > 1 && !self.has(Mutant::TakeoverIsHidden),
+        }
+    }
+
+    pub(crate) fn leased(&self, who: Who, generation: u8) -> Entry {
+        Entry {
+            token: Some(who.token),
+            fingerprint: who.fingerprint,
+            state: State::Leased {
+                generation,
+                left: self.lease(),
+                keep: self.times.keep,
+            },
+        }
+    }
+
+    fn completed(&self, who: Who) -> Entry {
+        Entry {
+            token: Some(who.token),
+            fingerprint: who.fingerprint,
+            state: State::Completed {
+                record: who.token,
+                left: self.times.retention,
+            },
+        }
+    }
+
+    fn lease(&self) -> u8 {
+        if self.has(Mutant::LeaseAsLongAsTheRetention) {
+            self.times.retention
+        } else {
+            self.times.lease
+        }
+    }
+}

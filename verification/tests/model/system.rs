@@ -1,0 +1,324 @@
+//! Some requests under one key, the store, and everything that can happen to them.
+
+use stateright::{Model, Property};
+
+use crate::{
+    clients::{Client, Fate, Move, Phase, Reply},
+    history::History,
+    mutant::Mutant,
+    properties,
+    state::{CLIENTS, State},
+    store::{Answer, Call, Entry, Orphans, Rules, State as EntryState, Who},
+    tiers::{PROCESSES, Tier, TierRules},
+};
+
+/// The system under check.
+#[derive(Clone, Debug)]
+pub(crate) struct System {
+    pub(crate) clients: usize,
+    /// The number of clients that send another request under the same key.
+    pub(crate) others: usize,
+    pub(crate) orphans: Orphans,
+    /// Effect and record are one transaction.
+    pub(crate) transactional: bool,
+    /// A call may come to the store long after its caller gave up on it, one at a time.
+    pub(crate) late_calls: bool,
+    /// The store may lose its data.
+    pub(crate) data_loss: bool,
+    /// The requests are divided between two processes, each of which has a tier in front of the store.
+    pub(crate) tiers: Option<TierRules>,
+    pub(crate) rules: Rules,
+    /// The names of the properties that are looked at: each on its own finds its shortest trace.
+    pub(crate) properties: Vec<&'static str>,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Action {
+    Tick,
+    Call(usize, Call, Fate),
+    /// A call arrives at the store after its client has stopped waiting.
+    Arrive(usize),
+    Move(usize, Move),
+    Crash(usize),
+    LoseData,
+    /// The tier of a process keeps a record that the store has accepted or reported.
+    Keep(usize),
+    /// An action of a mutant.
+    Sweep,
+    Overwrite(usize),
+}
+
+/// A call as it came to the store, and the store's answer to it.
+pub(crate) type Exchange = (Who, Call, Answer);
+
+impl System {
+    pub(crate) fn first(&self) -> State {
+        let mut clients = [Client::new(0); CLIENTS];
+        for (at, client) in clients.iter_mut().enumerate() {
+            client.fingerprint = u8::from(at < self.others);
+            client.process = u8::from(self.tiers.is_some() && at % 2 == 1);
+            if at >= self.clients {
+                client.phase = Phase::Over;
+            }
+        }
+        State {
+            entry: None,
+            clients,
+            tiers: <[Tier; PROCESSES]>::default(),
+            history: History::default(),
+        }
+    }
+
+    pub(crate) fn steps(&self, state: &State, actions: &mut Vec<Action>) {
+        if state.entry.is_none() && state.tiers != <[Tier; PROCESSES]>::default() {
+            actions.push(Action::Tick);
+        }
+        let pending = (0..state.tiers.len()).filter(|&at| state.tiers[at].pending.is_some());
+        actions.extend(pending.map(Action::Keep));
+        if state.entry.is_some() {
+            actions.push(Action::Tick);
+            if self.data_loss {
+                actions.push(Action::LoseData);
+            }
+            if self.rules.has(Mutant::ExpiryBySweeperOnly) {
+                actions.push(Action::Sweep);
+            }
+        }
+        let nothing_late = || state.clients.iter().all(|client| client.late.is_none());
+        let may_be_late = self.late_calls && nothing_late();
+        for (at, client) in state.clients.iter().enumerate() {
+            for call in client.calls(self.orphans, self.transactional) {
+                // A transaction is over for the store when it is over for its client: see `transaction`.
+                let late = may_be_late && *call != Call::Commit;
+                let in_tier = state.tiers[usize::from(client.process)].kept.is_some();
+                let fates: &[Fate] = match (call, late) {
+                    // A call that does not leave the process.
+                    (Call::Acquire(_), _) if in_tier => &[Fate::Heard],
+                    // A lost reply to a renewal makes no difference.
+                    (Call::Renew, false) => &[Fate::Heard],
+                    (Call::Renew, true) => &[Fate::Heard, Fate::Late],
+                    (_, false) => &[Fate::Heard, Fate::CallLost, Fate::ReplyLost],
+                    (_, true) => &[Fate::Heard, Fate::CallLost, Fate::ReplyLost, Fate::Late],
+                };
+                let call = |fate: &Fate| Action::Call(at, *call, *fate);
+                actions.extend(fates.iter().map(call));
+            }
+            let moves = client.moves(self.transactional);
+            actions.extend(moves.iter().map(|step| Action::Move(at, *step)));
+            if client.phase == Phase::Reclaiming {
+                actions.push(Action::Overwrite(at));
+            }
+            if !matches!(client.phase, Phase::Coming | Phase::Over) {
+                actions.push(Action::Crash(at));
+            }
+            if client.late.is_some() {
+                actions.push(Action::Arrive(at));
+            }
+        }
+    }
+
+    /// Executes one step, and returns the new state with the call to the store and its reply.
+    pub(crate) fn step(&self, state: &State, action: Action) -> (State, Option<Exchange>) {
+        let mut next = *state;
+        let exchange = match action {
+            Action::Keep(process) => {
+                next.tiers[process].keep();
+                None
+            }
+            Action::Tick => {
+                next.tiers.iter_mut().for_each(|tier| tier.tick(self));
+                self.rules.tick(&mut next.entry);
+                if next.entry.is_none() {
+                    next.end_of_life();
+                }
+                None
+            }
+            Action::LoseData => {
+                next.entry = None;
+                None
+            }
+            Action::Sweep => {
+                Rules::sweep(&mut next.entry);
+                if next.entry.is_none() {
+                    next.end_of_life();
+                }
+                None
+            }
+            Action::Call(at, call, Fate::CallLost) => {
+                next.clients[at].hears_nothing(call);
+                None
+            }
+            Action::Call(at, call, Fate::Late) => {
+                next.clients[at].hears_nothing(call);
+                next.clients[at].late = Some(call);
+                None
+            }
+            Action::Call(at, call, Fate::ReplyLost) => {
+                let exchange = self.ask(&mut next, at, call);
+                next.clients[at].hears_nothing(call);
+                exchange
+            }
+            Action::Call(at, call, Fate::Heard) => {
+                let from_tier = match call {
+                    Call::Acquire(_) => next.tier(at).answer(),
+                    _ => None,
+                };
+                let exchange = match from_tier {
+                    Some(answer) => Some((next.who(at), call, answer)),
+                    None => self.ask(&mut next, at, call),
+                };
+                if let Some((who, call, answer)) = exchange {
+                    if let Some(rules) = self.tiers
+                        && from_tier.is_none()
+                    {
+                        // Before this reply, nothing else was sent under the token.
+                        let is_first = state.clients[at].phase == Phase::Ran;
+                        let kept = self.kept(rules, (who, call, answer), is_first);
+                        let tier = next.tier(at);
+                        tier.pending = kept.or(tier.pending);
+                        if !rules.is_delayed {
+                            tier.keep();
+                        }
+                    }
+                    self.hear(state, &mut next, at, (who, call, answer));
+                }
+                exchange
+            }
+            Action::Arrive(at) => {
+                let call = next.clients[at].late.take();
+                call.and_then(|call| self.ask(&mut next, at, call))
+            }
+            Action::Move(at, step) => {
+                let client = &mut next.clients[at];
+                if self.rules.has(Mutant::WaiterRemoves)
+                    && (client.phase, step) == (Phase::Waiting, Move::GiveUp)
+                {
+                    next.entry = None;
+                }
+                client.take(step);
+                if step == Move::Effect {
+                    next.history.effects += u8::from(client.current);
+                    if self.rules.has(Mutant::AnsweredBeforeItIsStored) {
+                        next.answered(at, at);
+                    }
+                }
+                None
+            }
+            Action::Crash(at) => {
+                next.clients[at].phase = Phase::Over;
+                if self.rules.has(Mutant::DropReleases) {
+                    let who = next.who(at);
+                    self.rules.apply(&mut next.entry, who, Call::Release);
+                }
+                None
+            }
+            Action::Overwrite(at) => {
+                let generation = match state.entry.map(|held| held.state) {
+                    Some(EntryState::Leased { generation, .. }) => generation + 1,
+                    Some(EntryState::Completed { .. }) | None => 2,
+                };
+                next.entry = Some(self.rules.leased(next.who(at), generation));
+                next.runs(at, true);
+                next.clients[at].phase = Phase::Running;
+                None
+            }
+        };
+        next.history.look(state.entry, next.entry, action);
+        (next, exchange)
+    }
+
+    /// Calls the store, even if no client receives the reply.
+    fn ask(&self, next: &mut State, at: usize, call: Call) -> Option<Exchange> {
+        let who = next.who(at);
+        let before = next.entry;
+        if self.rules.has(Mutant::ReadThenOverwrite)
+            && call == Call::Acquire(Orphans::TakeOver)
+            && let Some(Entry {
+                token,
+                state: EntryState::Leased { left: 0, .. },
+                ..
+            }) = before
+            && token != Some(who.token)
+        {
+            next.clients[at].phase = Phase::Reclaiming;
+            return None;
+        }
+        let answer = self.rules.apply(&mut next.entry, who, call);
+        match (call, answer) {
+            (Call::Commit, Answer::Done) => next.history.effects += 1,
+            // A definite outcome that is not kept: the next request is the first again.
+            (Call::Release, _) if next.entry.is_none() && is_first_of(before, who) => {
+                next.end_of_life();
+            }
+            _ => {}
+        }
+        Some((who, call, answer))
+    }
+
+    fn hear(&self, state: &State, next: &mut State, at: usize, exchange: Exchange) {
+        let (who, call, answer) = exchange;
+        let own = state
+            .entry
+            .is_some_and(|held| held.token == Some(who.token));
+        if own && matches!(answer, Answer::InProgress { .. } | Answer::Orphaned { .. }) {
+            next.history.locked_out = true;
+        }
+        let client = &mut next.clients[at];
+        let reply = match (call, answer) {
+            (Call::Complete, Answer::LeaseLost)
+                if self.rules.has(Mutant::OwnAnswerAfterALostLease)
+                    && client.phase != Phase::Late =>
+            {
+                client.phase = Phase::Over;
+                Reply::Answer(who.token)
+            }
+            (Call::Acquire(_), Answer::Completed { record, .. })
+                if self.rules.has(Mutant::AnotherRequestIsAnswered) =>
+            {
+                client.phase = Phase::Over;
+                Reply::Answer(record)
+            }
+            _ => client.hears(who, call, answer),
+        };
+        match reply {
+            Reply::Nothing => {}
+            Reply::Answer(record) => next.answered(at, usize::from(record)),
+            Reply::Run { takeover } => next.runs(at, takeover),
+        }
+    }
+}
+
+fn is_first_of(entry: Option<Entry>, who: Who) -> bool {
+    matches!(
+        entry,
+        Some(Entry {
+            token: Some(token),
+            state: EntryState::Leased { generation: 1, .. },
+            ..
+        }) if token == who.token
+    )
+}
+
+impl Model for System {
+    type State = State;
+    type Action = Action;
+
+    fn init_states(&self) -> Vec<State> {
+        vec![self.first()]
+    }
+
+    fn actions(&self, state: &State, actions: &mut Vec<Action>) {
+        self.steps(state, actions);
+    }
+
+    fn next_state(&self, state: &State, action: Action) -> Option<State> {
+        let (next, _) = self.step(state, action);
+        let next = next.in_order();
+        (next != *state).then_some(next)
+    }
+
+    fn properties(&self) -> Vec<Property<Self>> {
+        let names = self.properties.iter();
+        names.map(|name| properties::named(name)).collect()
+    }
+}

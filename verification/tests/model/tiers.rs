@@ -1,0 +1,111 @@
+//! The completed records that a process keeps in front of the store.
+
+use crate::{
+    mutant::Mutant,
+    store::{Answer, Call, Times, Who},
+    system::System,
+};
+
+/// The number of processes. Each has a tier of its own.
+pub(crate) const PROCESSES: usize = 2;
+
+/// Settings of the tiers.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct TierRules {
+    /// The maximum age, in ticks.
+    pub(crate) age: u8,
+    /// `true` if time may pass between the step of the store and the moment at which the tier keeps the record.
+    pub(crate) is_delayed: bool,
+}
+
+/// The tier of a process.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
+pub(crate) struct Tier {
+    pub(crate) kept: Option<Kept>,
+    /// A record that the store has accepted or reported, and that the tier does not have yet. One at a time.
+    pub(crate) pending: Option<Kept>,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub(crate) struct Kept {
+    pub(crate) fingerprint: u8,
+    pub(crate) record: u8,
+    /// The time until the record expires at the store.
+    pub(crate) life: u8,
+    /// The remaining age.
+    age: u8,
+}
+
+impl Tier {
+    /// Returns the reply to an acquire, if the tier has a record.
+    pub(crate) fn answer(&self) -> Option<Answer> {
+        self.kept.map(|kept| Answer::Completed {
+            fingerprint: kept.fingerprint,
+            record: kept.record,
+            left: kept.life,
+        })
+    }
+
+    /// Keeps the pending record, unless the tier has one.
+    pub(crate) fn keep(&mut self) {
+        let pending = self.pending.take();
+        self.kept = self.kept.or(pending);
+    }
+
+    /// Advances the time by one tick.
+    pub(crate) fn tick(&mut self, system: &System) {
+        self.kept = self.kept.and_then(Kept::after_tick);
+        if !system.rules.has(Mutant::LifeCountsFromReply) {
+            self.pending = self.pending.and_then(Kept::after_tick);
+        }
+    }
+}
+
+impl Kept {
+    fn after_tick(mut self) -> Option<Self> {
+        self.life -= 1;
+        self.age -= 1;
+        (self.life > 0 && self.age > 0).then_some(self)
+    }
+}
+
+impl System {
+    /// Returns the record that a tier keeps after this reply. `is_first` is `true` for the first completion of a client.
+    pub(crate) fn kept(
+        &self,
+        rules: TierRules,
+        (who, call, answer): (Who, Call, Answer),
+        is_first: bool,
+    ) -> Option<Kept> {
+        let Times { retention, .. } = self.rules.times;
+        let is_first = is_first || self.rules.has(Mutant::RepeatedCompletionIsKept);
+        let (fingerprint, record, life) = match (call, answer) {
+            (
+                Call::Acquire(_),
+                Answer::Completed {
+                    fingerprint,
+                    record,
+                    left,
+                },
+            ) => (fingerprint, record, left),
+            (Call::Complete, Answer::Done) if is_first => (who.fingerprint, who.token, retention),
+            (Call::Complete, Answer::LeaseLost)
+                if self.rules.has(Mutant::RefusedCompletionIsKept) =>
+            {
+                (who.fingerprint, who.token, retention)
+            }
+            _ => return None,
+        };
+        let life = if self.rules.has(Mutant::AgeAloneCounts) {
+            u8::MAX
+        } else {
+            life
+        };
+        Some(Kept {
+            fingerprint,
+            record,
+            life,
+            age: rules.age,
+        })
+    }
+}

@@ -1,0 +1,360 @@
+//! Every call in every state that the store's part of the model has (see `docs/internals/verification.md`), on real servers:
+//! each store makes the same transitions, by its own clock.
+//!
+//! All keys go from one tick to the next together. What they do between two ticks is over long before any deadline is near,
+//! or the ticks are made longer and it is all done again.
+
+#![expect(clippy::unwrap_used, reason = "tests, their helpers included")]
+
+#[path = "../model/asked.rs"]
+mod asked;
+#[allow(dead_code, reason = "the model has them all")]
+#[path = "../model/mutant.rs"]
+mod mutant;
+#[path = "../model/sequences.rs"]
+mod sequences;
+#[allow(dead_code, reason = "the model has mutants and transactions, too")]
+#[path = "../model/store.rs"]
+mod store;
+
+use std::{
+    sync::{Arc, Mutex},
+    time::{Duration, SystemTime},
+};
+
+use tests::{
+    scratch::Scratch,
+    servers::{
+        dynamodb::{self, StandIn},
+        mariadb::MariaDbServer,
+        postgres, redis,
+    },
+    sql,
+};
+use tokio::{
+    task::JoinSet,
+    time::{Instant, sleep_until},
+};
+use tower_idempotency::store::{Acquired, Store, Token, Ttl};
+use tower_idempotency_dynamodb::DynamoDbOptions;
+
+use self::{
+    asked::{LOOK, Lasts, ONLOOKER, Spoken, ask, id, record, token},
+    mutant::Mutant,
+    sequences::{Step, all_steps, ways},
+    store::{Answer, Entry, Rules, Times, Who},
+};
+
+const RULES: Rules = Rules {
+    times: Times {
+        lease: 1,
+        keep: 2,
+        retention: 2,
+    },
+    mutant: None,
+};
+
+/// Returns durations that fit the rounds. An entry due in a round expires before the round begins, and any other entry
+/// expires after the round has ended. This holds if every round ends within a quarter of its tick. Leases and records
+/// expire half a tick early. Orphans expire a quarter of a tick early, because their time begins at lease expiry or at
+/// a release.
+fn lasts(tick: Duration) -> Lasts {
+    let ttl = |ticks: u8, early: Duration| Ttl::try_from(tick * ticks.into() - early).unwrap();
+    Lasts {
+        lease: ttl(RULES.times.lease, tick / 2),
+        keep: ttl(RULES.times.keep, tick / 4),
+        retention: ttl(RULES.times.retention, tick / 2),
+    }
+}
+
+/// A key, and the steps that remain for it.
+struct Key {
+    number: u64,
+    rules: Rules,
+    entry: Option<Entry>,
+    way: Vec<Step>,
+    done: usize,
+}
+
+impl Key {
+    /// Does all up to the next tick; says what was different.
+    async fn round<S: Store>(&mut self, store: &S, lasts: Lasts) -> Result<(), Failed> {
+        while let Some(Step::Call(who, call)) = self.way.get(self.done) {
+            let answer = self.rules.apply(&mut self.entry, *who, *call);
+            self.compare(store, lasts, *who, *call, answer).await?;
+            self.done += 1;
+        }
+        // What is there shows what was done; to look at nothing would be to take it.
+        if self.entry.is_some() {
+            let answer = self.rules.apply(&mut self.entry.clone(), ONLOOKER, LOOK);
+            self.compare(store, lasts, ONLOOKER, LOOK, answer).await?;
+        }
+        Ok(())
+    }
+
+    /// Returns `true` if there is a round after this one.
+    fn tick(&mut self) -> bool {
+        if let Some(Step::Tick) = self.way.get(self.done) {
+            self.rules.tick(&mut self.entry);
+            self.done += 1;
+            return true;
+        }
+        false
+    }
+
+    async fn compare<S: Store>(
+        &self,
+        store: &S,
+        lasts: Lasts,
+        who: Who,
+        call: store::Call,
+        answer: Answer,
+    ) -> Result<(), Failed> {
+        let found = ask(store, lasts, id(self.number), who, call).await;
+        let failed = |error| Failed::Call(format!("{call:?} of {who:?} failed: {error}"));
+        let found = found.map_err(failed)?;
+        if is_alike(&answer, &found) {
+            return Ok(());
+        }
+        let Self { way, done, .. } = self;
+        Err(Failed::Differs(format!(
+            "{call:?} of {who:?} answers {found:?}, in the model {answer:?}: {done} of {way:?}"
+        )))
+    }
+}
+
+/// Compares everything but the time, which cannot be predicted exactly.
+fn is_alike(answer: &Answer, found: &Spoken) -> bool {
+    let Spoken::Acquired(found) = found else {
+        return matches!(
+            (answer, found),
+            (Answer::Done, Spoken::Done) | (Answer::LeaseLost, Spoken::LeaseLost)
+        );
+    };
+    match (answer, found) {
+        (
+            Answer::Granted {
+                generation,
+                takeover,
+            },
+            Acquired::Granted {
+                generation: found,
+                takeover: reported,
+            },
+        ) => u64::from(*generation) == *found && takeover == reported,
+        (
+            Answer::InProgress { fingerprint, .. },
+            Acquired::InProgress {
+                fingerprint: of, ..
+            },
+        )
+        | (
+            Answer::Orphaned { fingerprint, .. },
+            Acquired::Orphaned {
+                fingerprint: of, ..
+            },
+        ) => of.as_bytes() == &[*fingerprint; 32],
+        (
+            Answer::Completed {
+                fingerprint,
+                record: by,
+                ..
+            },
+            Acquired::Completed {
+                fingerprint: of,
+                record: found,
+                token: stored_by,
+                ..
+            },
+        ) => {
+            of.as_bytes() == &[*fingerprint; 32]
+                && record(*by) == found
+                && *stored_by == Some(token(*by))
+        }
+        _ => false,
+    }
+}
+
+/// The reason for a failure.
+enum Failed {
+    /// A round ended too late to say anything.
+    Slow(Duration),
+    /// A call returned an error, as after a stall that is longer than the timeout of the store.
+    Call(String),
+    Differs(String),
+}
+
+/// The clock of a store that takes its time from its process: it stands still within a round, however long that takes.
+#[derive(Clone)]
+struct StillClock(Arc<Mutex<SystemTime>>);
+
+impl StillClock {
+    fn read(&self) -> SystemTime {
+        *self.0.lock().unwrap()
+    }
+
+    fn advance(&self, time: Duration) {
+        *self.0.lock().unwrap() += time;
+    }
+}
+
+/// Goes every way to every state and takes every step there.
+async fn every_transition<S: Store>(
+    store: &Arc<S>,
+    mutant: Option<Mutant>,
+    tick: Duration,
+    clock: Option<&StillClock>,
+) -> Result<usize, Failed> {
+    let rules = Rules { mutant, ..RULES };
+    let first = u64::from_be_bytes(Token::random().unwrap().as_bytes()[..8].try_into().unwrap());
+    let mut keys = Vec::new();
+    for way in ways(&rules, 3) {
+        for step in all_steps() {
+            let mut way = way.clone();
+            // Only an acquire can find out that no entry is left at the end.
+            way.extend([step, Step::Call(ONLOOKER, LOOK)]);
+            keys.push(Key {
+                number: first.wrapping_add(keys.len() as u64),
+                rules,
+                entry: None,
+                way,
+                done: 0,
+            });
+        }
+    }
+    let sequences = keys.len();
+    let lasts = lasts(tick);
+    let mut due = Instant::now();
+    while !keys.is_empty() {
+        let mut at_work = JoinSet::new();
+        let share = keys.len().div_ceil(AT_ONCE);
+        while !keys.is_empty() {
+            let mut some = keys.split_off(keys.len().saturating_sub(share));
+            let store = Arc::clone(store);
+            at_work.spawn(async move {
+                for key in &mut some {
+                    key.round(&*store, lasts).await?;
+                }
+                Ok(some)
+            });
+        }
+        let mut differs = None;
+        while let Some(done) = at_work.join_next().await {
+            match done.unwrap() {
+                Ok(some) => keys.extend(some),
+                // What differs says more than a call that failed.
+                Err(failed) if !matches!(differs, Some(Failed::Differs(_))) => {
+                    differs = Some(failed);
+                }
+                Err(_) => {}
+            }
+        }
+        let took = due.elapsed();
+        if clock.is_none() && took > tick / 4 {
+            return Err(Failed::Slow(took));
+        }
+        if let Some(failed) = differs {
+            return Err(failed);
+        }
+        keys.retain_mut(Key::tick);
+        match clock {
+            Some(clock) => clock.advance(tick),
+            None => {
+                due += tick;
+                sleep_until(due).await;
+            }
+        }
+    }
+    Ok(sequences)
+}
+
+/// Runs like [`every_transition`], with ticks as long as necessary.
+async fn alike<S: Store>(store: S, mutant: Option<Mutant>) -> Result<(), String> {
+    let store = Arc::new(store);
+    let mut tick = Duration::from_secs(4);
+    let mut failed_calls = 0;
+    loop {
+        match every_transition(&store, mutant, tick, None).await {
+            Ok(sequences) => {
+                println!("{sequences} sequences, ticks of {tick:?}");
+                return Ok(());
+            }
+            Err(Failed::Differs(message)) => return Err(message),
+            Err(Failed::Call(message)) if failed_calls < 5 => {
+                println!("{message}");
+                failed_calls += 1;
+            }
+            Err(Failed::Call(message)) => panic!("{message}"),
+            Err(Failed::Slow(took)) if tick < Duration::from_secs(128) => {
+                println!("a round ended after {took:?} of {tick:?}");
+                tick *= 2;
+            }
+            Err(Failed::Slow(took)) => panic!("a round ended after {took:?}: nothing can be said"),
+        }
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn redis_makes_every_transition() {
+    let store = redis::shared().store().await;
+    alike(store, None).await.unwrap();
+}
+
+// F-144
+#[tokio::test(flavor = "multi_thread")]
+async fn postgres_makes_every_transition() {
+    let store = sql::postgres(postgres::shared(), "transitions").await;
+    alike(store, None).await.unwrap();
+}
+
+// F-144, F-145
+#[tokio::test(flavor = "multi_thread")]
+async fn mariadb_makes_every_transition() {
+    let server = MariaDbServer::start(&[]);
+    let store = sql::mariadb(&server, "transitions").await;
+    alike(store, None).await.unwrap();
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn sqlite_makes_every_transition() {
+    let scratch = Scratch::new();
+    let store = sql::sqlite(&scratch).await;
+    alike(store, None).await.unwrap();
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn dynamodb_makes_every_transition() {
+    let clock = StillClock(Arc::new(Mutex::new(SystemTime::now())));
+    let options = DynamoDbOptions::new()
+        .with_clock_skew(Duration::ZERO)
+        .with_clock({
+            let clock = clock.clone();
+            move || clock.read()
+        })
+        .with_timeout(Duration::from_secs(30));
+    let store = dynamodb::shared(StandIn::Dynoxide).store(options).await;
+    let tick = Duration::from_secs(4);
+    match every_transition(&Arc::new(store), None, tick, Some(&clock)).await {
+        Ok(sequences) => println!("{sequences} sequences"),
+        Err(Failed::Differs(message) | Failed::Call(message)) => panic!("{message}"),
+        Err(Failed::Slow(_)) => unreachable!("no round takes time"),
+    }
+}
+
+/// A model that lacks a rule is not what the store does.
+#[tokio::test(flavor = "multi_thread")]
+async fn extra_store_rule_is_noticed() {
+    let scratch = Scratch::new();
+    for mutant in [
+        Mutant::NoOwnToken,
+        Mutant::UnfencedComplete,
+        Mutant::ReleaseByAnyone,
+        Mutant::RefuseIsIgnored,
+    ] {
+        let store = sql::sqlite(&scratch).await;
+        let differs = alike(store, Some(mutant)).await.unwrap_err();
+        println!("{mutant:?}: {differs}");
+    }
+}
+
+const AT_ONCE: usize = 16;

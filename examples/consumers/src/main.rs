@@ -4,7 +4,7 @@ use std::{io, pin::pin, sync::Arc, time::Duration};
 
 use aws_config::{BehaviorVersion, Region};
 use clap::{Parser, Subcommand, ValueEnum};
-use consumers::{Applied, Counter, Failure, Queue, Shipments, Tally, Verdict};
+use consumers::{Applied, Counter, Failure, Queue, Shipments, Tally, Verdict, stop_signal};
 use tokio::{
     sync::watch,
     task::JoinSet,
@@ -138,7 +138,9 @@ async fn main() -> Result<(), Failure> {
     let ended = layer.drain(GRACE).await;
     match (ended, in_time) {
         (true, true) => done.unwrap_or(Ok(())),
-        (true, false) => Err("not all was done in time: what was in the way is said above".into()),
+        (true, false) => {
+            Err("not all messages were processed in time; see the messages above".into())
+        }
         (false, _) => Err("what had begun has not ended in time".into()),
     }
 }
@@ -262,28 +264,6 @@ async fn count(
         }
     }
     writing.join_all().await.into_iter().collect()
-}
-
-/// Listens for SIGTERM and ctrl-c from now on; the future ends with the first of them.
-#[cfg(unix)]
-fn stop_signal() -> io::Result<impl Future<Output = ()>> {
-    use tokio::signal::unix::{SignalKind, signal};
-    let mut terminate = signal(SignalKind::terminate())?;
-    let mut interrupt = signal(SignalKind::interrupt())?;
-    Ok(async move {
-        tokio::select! {
-            _ = terminate.recv() => {}
-            _ = interrupt.recv() => {}
-        }
-    })
-}
-
-#[cfg(not(unix))]
-fn stop_signal() -> io::Result<impl Future<Output = ()>> {
-    let mut interrupt = tokio::signal::windows::ctrl_c()?;
-    Ok(async move {
-        interrupt.recv().await;
-    })
 }
 
 /// Shorter than some messages take: the queue delivers such a message again meanwhile.

@@ -9,6 +9,7 @@ use std::{
 
 use axum::serve::ListenerExt;
 use clap::Parser;
+use metrics_exporter_prometheus::PrometheusHandle;
 use tokio::{net::TcpListener, sync::Notify, time::timeout};
 use tower_idempotency::IdempotencyLayer;
 use tracing_subscriber::{EnvFilter, filter::LevelFilter};
@@ -16,11 +17,9 @@ use tracing_subscriber::{EnvFilter, filter::LevelFilter};
 use self::{args::Args, effects::Effects};
 
 mod args;
-#[cfg(feature = "dynamodb")]
-mod dynamodb;
 mod effects;
+mod metrics;
 mod routes;
-mod sql;
 
 #[tokio::main]
 async fn main() -> ExitCode {
@@ -30,6 +29,13 @@ async fn main() -> ExitCode {
         .with_writer(io::stderr)
         .init();
     let args = Args::parse();
+    let recorder = match metrics::install() {
+        Ok(recorder) => recorder,
+        Err(error) => {
+            eprintln!("error: {error}");
+            return ExitCode::FAILURE;
+        }
+    };
     let layer = match args.layer().await {
         Ok(layer) => layer,
         Err(sentence) => {
@@ -37,7 +43,7 @@ async fn main() -> ExitCode {
             return ExitCode::from(2);
         }
     };
-    match serve(&args, layer).await {
+    match serve(&args, layer, recorder).await {
         Ok(true) => ExitCode::SUCCESS,
         Ok(false) => ExitCode::FAILURE,
         Err(error) => {
@@ -48,7 +54,11 @@ async fn main() -> ExitCode {
 }
 
 /// Serves until a stop signal arrives. Returns `true` if all connections and executions have finished.
-async fn serve(args: &Args, layer: IdempotencyLayer) -> io::Result<bool> {
+async fn serve(
+    args: &Args,
+    layer: IdempotencyLayer,
+    recorder: PrometheusHandle,
+) -> io::Result<bool> {
     let effects = match &args.effects {
         Some(path) => Effects::in_file(path)
             .map_err(|error| with_context(&format!("cannot open {}", path.display()), &error))?,
@@ -56,7 +66,7 @@ async fn serve(args: &Args, layer: IdempotencyLayer) -> io::Result<bool> {
     };
     // Registers before the ready line is printed: a signal without a handler ends the process immediately.
     let asked_to_stop = stop_signal()?;
-    let app = routes::app(layer.clone(), Arc::new(effects));
+    let app = routes::app(layer.clone(), Arc::new(effects)).merge(metrics::routes(recorder));
     let listener = TcpListener::bind(&args.listen)
         .await
         .map_err(|error| with_context(&format!("cannot listen on {}", args.listen), &error))?;
@@ -143,6 +153,7 @@ try:
   curl -i -m 1 -d x -H 'Idempotency-Key: \"slow-{start:x}\"' {url}/slow/3000 # times out; retry it at once, and later
   curl -i -d x      -H 'Idempotency-Key: \"half-{start:x}\"' {url}/attention # half done; a retry is refused with a code
   curl -s {url}/executions                                              # the executions
+  curl -s {url}/metrics                                                 # the metrics of the layer
 "
     )
 }

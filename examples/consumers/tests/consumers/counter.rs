@@ -235,7 +235,10 @@ async fn writers_fail_without_database() {
     assert!(!ended.success());
     let said = said.join().expect("no panic").expect("text");
     assert!(said.contains("WARN"), "{said}");
-    assert!(said.contains("not all was done in time"), "{said}");
+    assert!(
+        said.contains("not all messages were processed in time"),
+        "{said}"
+    );
 }
 
 async fn until_applied(counter: &Counter, update: &str) -> Applied {

@@ -53,11 +53,11 @@ impl Stage {
     async fn with(name: &str, preset: Preset, way: Option<(&Proxy, Duration)>) -> Self {
         let url = database(name).await;
         let pool = PgPool::connect(&url).await.expect("the server runs");
-        let (theirs, limit) = match way {
+        let (target, limit) = match way {
             Some((way, limit)) => (format!("postgres://app@{}/{name}", way.address()), limit),
             None => (url.clone(), LIMIT),
         };
-        let theirs = connect(&theirs, limit).await.expect("the server runs");
+        let target = connect(&target, limit).await.expect("the server runs");
         migrate(&pool).await.expect("migrated");
         let store = PostgresStore::from_url(&url).expect("a URL");
         store.migrate().await.expect("migrated");
@@ -72,7 +72,7 @@ impl Stage {
         let layer = layer.with_missing_key(MissingKey::Reject);
         let rides = Rides {
             store,
-            pool: theirs,
+            pool: target,
             payments: Payments::new(&url, LIMIT),
             limit,
         };

@@ -70,7 +70,7 @@ impl Striking {
     /// Ends the strikes. All processes run again afterwards.
     pub(super) async fn end(self) -> Strikes {
         self.over.store(true, SeqCst);
-        let strikes = self.blows.await.expect("everybody comes back");
+        let strikes = self.blows.await.expect("every process is back");
         let moods = self.moods.await.expect("moods do not panic");
         Strikes { moods, ..strikes }
     }

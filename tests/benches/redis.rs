@@ -6,23 +6,30 @@
 //! the latency that the layer adds to the round trip. With 64 at a time, clients and server share two processors, which
 //! measures the layer's share of them.
 //!
+//! Replays through a tier in front of the store are compared with the same requests on a memory store.
+//!
 //! ```sh
-//! cargo bench -p tests --bench redis            # both
-//! cargo bench -p tests --bench redis -- replays # one of them
+//! cargo bench -p tests --bench redis            # all
+//! cargo bench -p tests --bench redis -- replays # some of them
+//! cargo bench -p tests --bench redis -- tiered  # the tier alone
 //! ```
 
-use std::sync::{
-    Arc,
-    atomic::{AtomicU64, Ordering::Relaxed},
+use std::{
+    sync::{
+        Arc,
+        atomic::{AtomicU64, Ordering::Relaxed},
+    },
+    time::Duration,
 };
 
 use axum::Router;
 use bytes::Bytes;
 use redis::{Script, Value, aio::MultiplexedConnection};
 use tests::servers::redis::RedisServer;
+use tower_idempotency::{MemoryStore, Tiered};
 use tower_idempotency_redis::{RedisStore, redis};
 
-use self::pace::{Pace, Sides, app, ask, order};
+use self::pace::{Pace, REPLAYS, Sides, app, ask, order};
 
 mod pace;
 
@@ -32,7 +39,46 @@ fn main() {
         let runtime = pace.runtime();
         let sides = runtime.block_on(Scripts::new(&server));
         pace.compare("redis", &runtime, &Arc::new(sides));
+        let tiered = runtime.block_on(TieredReplays::new(&server));
+        pace.compare("tiered redis", &runtime, &Arc::new(tiered));
     });
+}
+
+/// Replays through the layer: through a tier in front of Redis, and on a memory store.
+struct TieredReplays {
+    tiered: Router,
+    memory: Router,
+    order: Bytes,
+}
+
+impl TieredReplays {
+    async fn new(server: &RedisServer) -> Self {
+        let store = RedisStore::connect(&server.url()).await;
+        // No replay of a run of any length makes a call.
+        let tiered = Tiered::new(store.expect("the server runs")).with_max_age(Duration::MAX);
+        let sides = Self {
+            tiered: app(tiered),
+            memory: app(MemoryStore::new()),
+            order: order(),
+        };
+        for app in [&sides.tiered, &sides.memory] {
+            ask(app, &sides.order, "tiered", false).await;
+        }
+        sides
+    }
+}
+
+impl Sides for TieredReplays {
+    const BARE: &'static str = "memory store";
+    const KINDS: &'static [&'static str] = &[REPLAYS];
+
+    async fn layer(&self, replay: bool) {
+        ask(&self.tiered, &self.order, "tiered", replay).await;
+    }
+
+    async fn bare(&self, replay: bool) {
+        ask(&self.memory, &self.order, "tiered", replay).await;
+    }
 }
 
 struct Scripts {

@@ -24,7 +24,20 @@ pub fn every_case_at_once<S: Store>(
     subject: impl AsyncFn() -> Subject<S> + Sync,
     plan: impl Fn(Duration) -> Option<Plan> + Sync,
 ) {
-    every_case(AT_ONCE, &|case| case.run(false, &subject, &plan));
+    every_case(Case::all(), AT_ONCE, &|case| {
+        case.run(false, &subject, &plan);
+    });
+}
+
+/// Runs every case about operators on the stores that `subject` makes, on 16 threads. The subjects have an inspector.
+///
+/// # Panics
+///
+/// Panics if a case panics: lists all cases that did, with the beginning of their messages.
+pub fn every_inspect_case_at_once<S: Store>(subject: impl AsyncFn() -> Subject<S> + Sync) {
+    every_case(Case::inspect(), AT_ONCE, &|case| {
+        case.run(false, &subject, |_| None);
+    });
 }
 
 /// Like [`every_case_at_once`], but runs at most this many cases at a time, and waits for its turn. This is for a server that
@@ -40,12 +53,14 @@ pub fn every_case_in_turn<S: Store>(
 ) {
     static TURN: Mutex<()> = Mutex::new(());
     let _turn = TURN.lock().unwrap_or_else(PoisonError::into_inner);
-    every_case(at_once, &|case| case.run(false, &subject, &plan));
+    every_case(Case::all(), at_once, &|case| {
+        case.run(false, &subject, &plan);
+    });
 }
 
-fn every_case(at_once: usize, run: &(dyn Fn(Case) + Sync)) {
+fn every_case(cases: &[Case], at_once: usize, run: &(dyn Fn(Case) + Sync)) {
     let failed = Mutex::new(Vec::new());
-    let cases = Mutex::new(Case::all().to_vec());
+    let cases = Mutex::new(cases.to_vec());
     let next = || cases.lock().unwrap_or_else(PoisonError::into_inner).pop();
     thread::scope(|scope| {
         let work = || {

@@ -70,6 +70,8 @@ pub enum Meddling {
     Throttle(usize),
     /// Forwards this number of calls, and replies with an internal error.
     LoseReplies(usize),
+    /// Like `LoseReplies`, but forwards reads with their replies.
+    LoseWriteReplies(usize),
     /// Removes the item from the error of a refused write.
     LeaveOutItems,
     /// Replies to this number of `DescribeTable` calls that the table does not exist.
@@ -227,6 +229,13 @@ async fn forward(State(forwarding): State<Forwarding>, req: Request<Body>) -> Re
                 error("InternalServerError"),
             )
         }
+        Meddling::LoseWriteReplies(_) if operation != "GetItem" && operation != "Query" => {
+            ask().await;
+            (
+                StatusCode::INTERNAL_SERVER_ERROR,
+                error("InternalServerError"),
+            )
+        }
         Meddling::LeaveOutItems => {
             let (status, mut answer) = ask().await;
             if status == StatusCode::BAD_REQUEST
@@ -261,7 +270,8 @@ async fn forward(State(forwarding): State<Forwarding>, req: Request<Body>) -> Re
             }
             (status, answer)
         }
-        Meddling::HideTables(_)
+        Meddling::LoseWriteReplies(_)
+        | Meddling::HideTables(_)
         | Meddling::UpdateTables(_)
         | Meddling::MakeIndexes(_)
         | Meddling::None => ask().await,
@@ -309,6 +319,11 @@ fn turn(shared: &Mutex<Shared>, operation: &str) -> Meddling {
         Meddling::Throttle(0 | 1) | Meddling::LoseReplies(0 | 1) => Meddling::None,
         Meddling::Throttle(left) => Meddling::Throttle(left - 1),
         Meddling::LoseReplies(left) => Meddling::LoseReplies(left - 1),
+        same @ Meddling::LoseWriteReplies(_) if operation == "GetItem" || operation == "Query" => {
+            same
+        }
+        Meddling::LoseWriteReplies(0 | 1) => Meddling::None,
+        Meddling::LoseWriteReplies(left) => Meddling::LoseWriteReplies(left - 1),
         Meddling::HideTables(left) if operation == "DescribeTable" => {
             Meddling::HideTables(left.saturating_sub(1))
         }

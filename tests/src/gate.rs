@@ -8,6 +8,7 @@ use std::{
 };
 
 use tokio::{sync::Semaphore, task::unconstrained};
+use tower_idempotency::conformance::Hold;
 
 /// Blocks each caller that passes it until the test lets the caller through, and notifies the test of each arrival.
 #[derive(Clone, Debug)]
@@ -73,6 +74,16 @@ impl Gate {
     /// Lets all callers through from now on.
     pub fn open_for_good(&self) {
         self.0.1.close();
+    }
+}
+
+/// Holds store calls at the gate.
+impl From<Gate> for Hold {
+    fn from(gate: Gate) -> Self {
+        Self::new(move || {
+            let gate = gate.clone();
+            async move { gate.pass().await }
+        })
     }
 }
 
@@ -181,7 +192,7 @@ mod tests {
         let mut first = pin!(gate.pass());
         let mut poll = || first.as_mut().poll(&mut Context::from_waker(Waker::noop()));
         let _ = poll();
-        assert!(!pusher.1.load(Ordering::SeqCst), "whoever came later");
+        assert!(!pusher.1.load(Ordering::SeqCst), "the later one");
         assert_eq!(poll(), Poll::Ready(()));
     }
 }

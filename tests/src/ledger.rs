@@ -12,14 +12,12 @@ use bytes::Bytes;
 use tokio::sync::{Mutex as Lock, OwnedMutexGuard};
 use tower_idempotency::{
     Body, Lease, MemoryStore,
+    conformance::{FaultInjector, Operation},
     store::{Acquired, Claim, KeyId, LeaseRef, Store, StoreError, Ttl},
-    transaction::Prepared,
+    transaction::{LeaseExt, Prepared},
 };
 
-use crate::{
-    gate::Gate,
-    probe::{Op, Probe},
-};
+use crate::gate::Gate;
 
 /// The fate of the next transaction when it is committed.
 #[derive(Clone, Debug, Default)]
@@ -45,7 +43,7 @@ pub enum Fate {
 #[derive(Clone, Default)]
 pub struct Ledger {
     /// The store of the leases and records.
-    pub store: Probe,
+    pub store: FaultInjector<MemoryStore>,
     rows: Arc<Lock<Vec<String>>>,
     fate: Arc<Mutex<Fate>>,
     /// The largest record.
@@ -57,7 +55,7 @@ impl Ledger {
     #[must_use]
     pub fn on(store: MemoryStore) -> Self {
         Self {
-            store: Probe::over(store),
+            store: FaultInjector::new(store),
             ..Self::default()
         }
     }
@@ -66,7 +64,7 @@ impl Ledger {
     #[must_use]
     pub fn another(&self) -> Self {
         Self {
-            store: Probe::over(self.store.inner()),
+            store: FaultInjector::new(self.store.inner().clone()),
             fate: Arc::default(),
             ..self.clone()
         }
@@ -183,7 +181,7 @@ impl Transaction {
             let late = async move {
                 gate.pass().await;
                 let rows = Arc::clone(&ledger.rows).lock_owned().await;
-                let store = ledger.store.inner();
+                let store = ledger.store.inner().clone();
                 let _ = apply(store, rows, self.rows, lease, record, retention).await;
             };
             tokio::spawn(late);
@@ -191,7 +189,7 @@ impl Transaction {
         }
         let rows = Arc::clone(&self.ledger.rows).lock_owned().await;
         let apply = apply(
-            self.ledger.store.inner(),
+            self.ledger.store.inner().clone(),
             rows,
             self.rows,
             lease,
@@ -274,8 +272,8 @@ impl Store for Ledger {
 impl Ledger {
     /// Returns the number of calls that the layer made to a method.
     #[must_use]
-    pub fn count(&self, op: Op) -> u64 {
-        self.store.count(op)
+    pub fn calls(&self, operation: Operation) -> u64 {
+        self.store.calls(operation)
     }
 }
 

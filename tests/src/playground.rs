@@ -123,7 +123,7 @@ impl Playground {
     pub fn wait(mut self) -> (ExitStatus, String, String) {
         let deadline = Instant::now() + Duration::from_secs(180);
         let status = loop {
-            if let Some(status) = self.child.try_wait().expect("a child of ours") {
+            if let Some(status) = self.child.try_wait().expect("a child of this process") {
                 break status;
             }
             assert!(Instant::now() < deadline, "the playground goes on");

@@ -33,13 +33,13 @@ impl Server {
         let listener = TcpListener::bind("127.0.0.1:0").await;
         let listener = listener.expect("a free port");
         let addr = listener.local_addr().expect("a bound socket");
-        let (stop, mut told) = watch::channel(false);
+        let (stop, mut stopping) = watch::channel(false);
         let (done, stopped) = watch::channel(false);
         tokio::spawn(async move {
-            let told = async move {
-                let _ = told.wait_for(|told| *told).await;
+            let stopping = async move {
+                let _ = stopping.wait_for(|stopping| *stopping).await;
             };
-            let served = axum::serve(listener, app).with_graceful_shutdown(told);
+            let served = axum::serve(listener, app).with_graceful_shutdown(stopping);
             served.await.expect("axum's server does not fail");
             done.send_replace(true);
         });

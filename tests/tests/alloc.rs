@@ -1,4 +1,4 @@
-//! Memory that the memory store and unread replays allocate, measured by a counting allocator.
+//! Memory that the memory store, a tier and unread replays allocate, measured by a counting allocator.
 //!
 //! `peak_alloc` counts: it is a few lines around the system allocator and two counters, where `dhat` takes a backtrace
 //! for each of millions of allocations. (The workspace forbids `unsafe`, which an allocator of our own would need.)
@@ -10,18 +10,21 @@ use std::{
     pin::pin,
     sync::{Mutex, MutexGuard, PoisonError},
     task::{Context, Poll, Waker},
+    time::Duration,
 };
 
 use bytes::Bytes;
 use peak_alloc::PeakAlloc;
 use tests::{
-    app, noise,
+    app,
+    layered::record_of,
+    noise,
     wire::{H1, Server},
 };
 use tokio::{io::AsyncWriteExt, net::TcpStream};
 use tower_idempotency::{
-    IdempotencyLayer,
-    store::{Acquired, Claim, Fingerprint, KeyId, LeaseRef, MemoryStore, Store, Ttl},
+    IdempotencyLayer, Tiered,
+    store::{Acquired, Claim, Fingerprint, KeyId, LeaseRef, MemoryStore, Store, StoreError, Ttl},
 };
 
 #[global_allocator]
@@ -165,6 +168,41 @@ fn record_overhead_is_at_most_250_bytes() {
     assert!(counted >= worst.0, "counted as {counted}, took {}", worst.0);
 }
 
+/// Owner and operation are counted with what the map takes for them.
+#[test]
+fn details_are_counted() {
+    const LEN: usize = 100;
+    const STEP: usize = 1000;
+    const OPERATION: &str = "POST /accounts/{account}/payments";
+    let _alone = alone();
+    let before = ALLOCATOR.current_usage();
+    let store = MemoryStore::new().with_details();
+    let mut worst = (0, 0);
+    peak();
+    for step in 0..200 {
+        for n in step * STEP..(step + 1) * STEP {
+            let mut claim = claim(n);
+            claim.lease = DAY;
+            claim.operation = OPERATION.into();
+            now(store.acquire(&claim)).unwrap();
+            let record = Bytes::from(vec![1; LEN]);
+            now(store.complete(&claim.lease_ref(1), record, DAY)).unwrap();
+            replay(&store, n);
+        }
+        let count = (step + 1) * STEP;
+        let each = (peak() - before - count * LEN) / count;
+        if count >= 20_000 {
+            worst = worst.max((each, count));
+        }
+    }
+    let counted = store.bytes() / store.len() - LEN;
+    println!(
+        "details: counted as {counted}, took {} at {} records",
+        worst.0, worst.1
+    );
+    assert!(counted >= worst.0, "counted as {counted}, took {}", worst.0);
+}
+
 #[test]
 fn released_and_expired_memory_is_freed() {
     let _alone = alone();
@@ -179,6 +217,139 @@ fn released_and_expired_memory_is_freed() {
     let left = ALLOCATOR.current_usage() - before;
     println!("after 100,000 leases: {left} bytes left");
     assert!(left < 1_500_000, "{left} bytes left");
+}
+
+// ---- The tier in front of a store ----
+
+/// A store that has no entry and stores nothing, or that has a record for each entry.
+struct Backend {
+    /// The buffer of each reply, of which the record is a part.
+    reply: Option<usize>,
+}
+
+impl Store for Backend {
+    async fn acquire(&self, claim: &Claim) -> Result<Acquired, StoreError> {
+        let Some(bytes) = self.reply else {
+            return Ok(Acquired::Granted {
+                generation: 1,
+                takeover: false,
+            });
+        };
+        let buffer =
+            Bytes::from([record_of(&claim.id, &[1; 100]).to_vec(), vec![0; bytes]].concat());
+        Ok(Acquired::Completed {
+            fingerprint: claim.fingerprint,
+            record: buffer.slice(..106),
+            expires_in: DAY.as_duration(),
+            token: Some(claim.token),
+        })
+    }
+
+    async fn renew(&self, _lease: &LeaseRef, _ttl: Ttl) -> Result<(), StoreError> {
+        Ok(())
+    }
+
+    async fn complete(&self, _: &LeaseRef, _record: Bytes, _: Ttl) -> Result<(), StoreError> {
+        Ok(())
+    }
+
+    async fn release(&self, _lease: &LeaseRef) -> Result<(), StoreError> {
+        Ok(())
+    }
+
+    async fn wait_for_change(&self, _id: &KeyId, _timeout: Duration) {}
+}
+
+fn complete(tiered: &Tiered<Backend>, n: usize, len: usize) {
+    let claim = claim(n);
+    let mut lease = claim.lease_ref(1);
+    lease.is_first_completion = true;
+    let record = record_of(&claim.id, &vec![1; len]);
+    now(tiered.complete(&lease, record, DAY)).unwrap();
+}
+
+fn is_kept(tiered: &Tiered<Backend>, n: usize) -> bool {
+    let acquired = now(tiered.acquire(&claim(n))).unwrap();
+    matches!(acquired, Acquired::Completed { .. })
+}
+
+// F-987
+/// Replays of each record, and sizes that change, so that the memory of many small records must be freed for large ones.
+#[test]
+fn tier_stays_within_bound() {
+    const TIER_CAP: usize = 10_000_000;
+    let _alone = alone();
+    let before = ALLOCATOR.current_usage();
+    let tiered = Tiered::new(Backend { reply: None }).with_max_bytes(TIER_CAP);
+    peak();
+    for (phase, len) in [0, 100_000, 10, 1_000_000].into_iter().enumerate() {
+        let count = 100_000_000 / (len + 2000);
+        for n in 0..count {
+            let n = phase * 10_000_000 + n;
+            complete(&tiered, n, len);
+            assert!(is_kept(&tiered, n));
+        }
+        let most = peak() - before;
+        println!(
+            "records of {len} bytes: at most {most} bytes allocated, {} records, {} counted",
+            tiered.len(),
+            tiered.bytes()
+        );
+        assert!(tiered.bytes() <= TIER_CAP);
+        assert!(tiered.bytes() > TIER_CAP / 10 * 8, "the cap is made use of");
+        // The record that is to be kept counts beside the cap, in three buffers of this test.
+        assert!(most <= TIER_CAP + 3 * len, "took {most} bytes at most");
+    }
+}
+
+// F-987
+#[test]
+fn tier_counts_memory_of_record() {
+    const LEN: usize = 100;
+    const STEP: usize = 500;
+    let _alone = alone();
+    let before = ALLOCATOR.current_usage();
+    let tiered = Tiered::new(Backend { reply: None });
+    let (mut worst, mut least) = (0, usize::MAX);
+    peak();
+    for step in 0..100 {
+        for n in step * STEP..(step + 1) * STEP {
+            complete(&tiered, n, LEN);
+            assert!(is_kept(&tiered, n));
+        }
+        let count = (step + 1) * STEP;
+        let each = (peak() - before).div_ceil(count);
+        // A few thousand records share what every group holds ready.
+        if count >= 20_000 {
+            worst = worst.max(each);
+            least = least.min(each);
+        }
+    }
+    let counted = tiered.bytes() / tiered.len();
+    println!("a record of {LEN} bytes takes {least} to {worst} bytes, and counts as {counted}");
+    assert!(worst <= counted, "{worst} bytes");
+}
+
+// F-987
+/// The records of a store that replies with parts of larger buffers.
+#[test]
+fn tier_holds_no_buffer_of_reply() {
+    const COUNT: usize = 1000;
+    let _alone = alone();
+    let before = ALLOCATOR.current_usage();
+    let tiered = Tiered::new(Backend {
+        reply: Some(64_000),
+    });
+    for n in 0..COUNT {
+        assert!(is_kept(&tiered, n));
+    }
+    let held = ALLOCATOR.current_usage() - before;
+    println!(
+        "{COUNT} records take {held} bytes, and count as {}",
+        tiered.bytes()
+    );
+    assert_eq!(tiered.len(), COUNT);
+    assert!(held < 2 * tiered.bytes(), "{held}");
 }
 
 /// Clients that read no response. All of them ask for replays of `records` records of 4 MB, of one caller.

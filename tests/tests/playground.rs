@@ -1,18 +1,21 @@
 //! The playground as its users meet it: a real process, real sockets, and clients in other languages.
 
 use std::{
+    collections::BTreeSet,
     env, fs,
     io::{ErrorKind, Read, Write},
     net::{TcpListener, TcpStream},
     path::PathBuf,
-    process, thread,
+    process::{self, Command, Stdio},
+    thread,
     time::{Duration, Instant},
 };
 
 use http::{HeaderMap, Method, Request, StatusCode};
 use tests::{
-    Answer,
+    Answer, metrics_page,
     playground::{Playground, command, run},
+    servers::{redis::RedisServer, tool},
 };
 use tokio::{task::JoinSet, time::sleep};
 
@@ -257,6 +260,33 @@ async fn panic_closes_connection_and_releases_key() {
 }
 
 #[tokio::test]
+async fn failed_execution_follows_flag() {
+    for (flags, retries_execute) in [
+        (&["--failure", "release", "--orphans", "refuse"][..], true),
+        (&["--orphans", "refuse"], false),
+        (&["--failure", "orphan", "--orphans", "refuse"], false),
+        (&["--failure", "needs-attention"], false),
+    ] {
+        let playground = Playground::start(flags);
+        let request = || playground.keyed("/panic", "k");
+        let panicked = playground.try_send(request(), b"").await;
+        assert!(panicked.is_err(), "{flags:?}");
+        let refused = loop {
+            let retry = playground.try_send(request(), b"").await;
+            let refused = retry.ok().map(|answer| (answer.status, answer.code()));
+            // The lease of an orphan ends after a millisecond.
+            if !matches!(&refused, Some((_, code)) if code == "in-progress") {
+                break refused;
+            }
+        };
+        let unknown = (StatusCode::CONFLICT, "outcome-unknown".to_owned());
+        assert_eq!(refused, (!retries_execute).then_some(unknown), "{flags:?}");
+        let executions = if retries_execute { 2 } else { 1 };
+        assert_eq!(playground.executions().await, executions, "{flags:?}");
+    }
+}
+
+#[tokio::test]
 async fn aborted_body_releases_key() {
     let playground = Playground::start(&[]);
     for n in 1..=2 {
@@ -266,7 +296,7 @@ async fn aborted_body_releases_key() {
         assert!(broken.is_err(), "{broken:?}");
         assert_eq!(playground.executions().await, n);
     }
-    // With a key as without one, what there was of the answer reaches the client before it breaks off.
+    // With a key as without one, the start of the response reaches the client.
     let unprotected = "GET /truncated HTTP/1.1\r\nhost: x\r\n\r\n";
     let protected =
         "POST /truncated HTTP/1.1\r\nhost: x\r\nidempotency-key: k\r\ncontent-length: 0\r\n\r\n";
@@ -485,6 +515,64 @@ async fn lease_is_renewed_during_execution() {
     assert_eq!(playground.executions().await, 1);
 }
 
+// ---- Metrics ----
+
+/// Passes a scrape to `promtool check metrics`, which prints what it finds.
+fn check_scrape(page: &str) {
+    let tool = tool("promtool", "prometheus", &[]);
+    let mut promtool = Command::new(tool)
+        .args(["check", "metrics"])
+        .stdin(Stdio::piped())
+        .stdout(Stdio::piped())
+        .stderr(Stdio::piped())
+        .spawn()
+        .expect("promtool starts");
+    let mut stdin = promtool.stdin.take().expect("a piped stdin");
+    stdin.write_all(page.as_bytes()).expect("it reads");
+    drop(stdin);
+    let output = promtool.wait_with_output().expect("it ends");
+    let found = String::from_utf8_lossy(&output.stderr).into_owned()
+        + &String::from_utf8_lossy(&output.stdout);
+    assert!(output.status.success() && found.is_empty(), "{found}");
+}
+
+// F-871, S-871
+#[tokio::test]
+async fn scrape_after_start_lists_every_metric() {
+    let redis = RedisServer::start(&[]);
+    let playground = Playground::start(&["--store", &redis.url()]);
+    let scrape = async || {
+        let request = Request::get(playground.url("/metrics"));
+        let page = playground.send(request, b"").await;
+        assert_eq!(page.headers["content-type"], "text/plain; version=0.0.4");
+        page.text().to_owned()
+    };
+    let page = scrape().await;
+    check_scrape(&page);
+    let listed = metrics_page::parse(&page);
+    let mut documented = metrics_page::documented();
+    documented.retain(|name, _| !name.starts_with("idempotency_client_"));
+    assert!(listed.keys().eq(documented.keys()), "{page}");
+    for (name, metric) in documented {
+        let found = &listed[&name];
+        assert_eq!(found.kind, metric.kind, "{name}");
+        let values = found.samples.iter().map(|it| it.label(&metric.label));
+        assert_eq!(values.collect::<BTreeSet<_>>(), metric.values, "{name}");
+    }
+    let samples = page.lines().filter(|it| it.starts_with("idempotency_"));
+    for sample in samples {
+        assert!(sample.ends_with(" 0"), "{sample}");
+    }
+
+    playground.post("/orders", "k", b"tea").await;
+    let page = scrape().await;
+    check_scrape(&page);
+    let is_line = |line: &str| page.lines().any(|it| it == line);
+    assert!(is_line("idempotency_granted_total 1"), "{page}");
+    let fast = r#"idempotency_handler_seconds_bucket{le="60"} 1"#;
+    assert!(is_line(fast), "{page}");
+}
+
 #[test]
 fn unreachable_store_exits_with_2() {
     // No server listens on port 1.
@@ -537,11 +625,8 @@ fn dynamodb_uses_environment_credentials() {
         ("AKIAOFTHETEST".into(), "eu-west-3".into())
     );
     // An endpoint of plain HTTP is no AWS service, and does not require an identity.
-    assert_eq!(
-        signature(&[region]),
-        ("playground".into(), "eu-west-3".into())
-    );
-    assert_eq!(signature(&[]), ("playground".into(), "us-east-1".into()));
+    assert_eq!(signature(&[region]), ("local".into(), "eu-west-3".into()));
+    assert_eq!(signature(&[]), ("local".into(), "us-east-1".into()));
 }
 
 /// Returns the signer of the first call, and its region.
@@ -563,8 +648,8 @@ fn signature(environment: &[(&str, &str)]) -> (String, String) {
         .spawn()
         .expect("the playground starts");
     let head = first_head(&listener);
-    playground.kill().expect("a process of ours");
-    playground.wait().expect("a process of ours");
+    playground.kill().expect("a child of this process");
+    playground.wait().expect("a child of this process");
     let (_, scope) = head.split_once("Credential=").expect("a signature");
     let scope: Vec<_> = scope.split(['/', ',']).collect();
     assert_eq!(scope[3..5], ["dynamodb", "aws4_request"]);
@@ -581,7 +666,7 @@ fn first_head(listener: &TcpListener) -> String {
             Ok((client, _)) => break client,
             Err(error) => assert_eq!(error.kind(), ErrorKind::WouldBlock),
         }
-        assert!(began.elapsed() < Duration::from_secs(60), "nobody calls");
+        assert!(began.elapsed() < Duration::from_secs(60), "no client calls");
         thread::sleep(Duration::from_millis(10));
     };
     client.set_nonblocking(false).expect("a socket");
@@ -690,7 +775,7 @@ async fn stop_signal_finishes_detached_requests() {
 
 // ---- Helpers ----
 
-/// The same answer, but for what is said of the exchange and not of the answer.
+/// Asserts that both responses are equal, except for the headers of one exchange.
 #[track_caller]
 fn same(one: &Answer, other: &Answer) {
     let lasting = |headers: &HeaderMap| {

@@ -16,6 +16,11 @@ use tower_idempotency::{IdempotencyLayer, store::Store};
 
 /// Two ways to the same effect in one store.
 pub(crate) trait Sides: Send + Sync + 'static {
+    /// The name of the bare side.
+    const BARE: &'static str = "bare loop";
+    /// The kinds of requests that are compared.
+    const KINDS: &'static [&'static str] = &KINDS;
+
     /// Sends a single request, fresh or a replay.
     fn layer(&self, replay: bool) -> impl Future<Output = ()> + Send;
 
@@ -52,7 +57,7 @@ impl Pace {
         let stay = |places: &[usize]| {
             let mut set = CpuSet::new();
             places.iter().for_each(|place| set.set(*place));
-            sched_setaffinity(None, &set).expect("processors of ours");
+            sched_setaffinity(None, &set).expect("processors of this process");
         };
         let (client, server) = match self {
             Self::One => (&here[..1], &here[1..2]),
@@ -88,7 +93,7 @@ impl Pace {
             (true, Self::One) => (160, 32),
             (true, Self::Many) => (40, 32),
         };
-        for kind in KINDS {
+        for &kind in S::KINDS {
             if !is_wanted(store, kind) {
                 continue;
             }
@@ -119,14 +124,15 @@ impl Pace {
             }
             let (bare, layer) = (median(loops), median(layers));
             println!(
-                "{store}, {kind}, {tasks} at a time: bare loop {bare:.1} us, layer {layer:.1} us, {:.1} % of the rate",
+                "{store}, {kind}, {tasks} at a time: {} {bare:.1} us, layer {layer:.1} us, {:.1} % of the rate",
+                S::BARE,
                 bare / layer * 100.0
             );
         }
     }
 }
 
-const REPLAYS: &str = "replays";
+pub(crate) const REPLAYS: &str = "replays";
 const KINDS: [&str; 2] = ["fresh keys", REPLAYS];
 
 /// Returns `true` if the store was selected on the command line, or if no selection was made.

@@ -46,12 +46,12 @@ async fn first_readme_command_executes_key_once() {
 
 #[test]
 fn missing_store_feature_is_named() {
-    for (store, flags) in [
+    for (store, feature) in [
         (
             "dynamodb://hush?endpoint=http://localhost:8000",
-            "--features dynamodb",
+            "the feature dynamodb",
         ),
-        ("rediss://:hush@localhost/0", "--features tls"),
+        ("rediss://:hush@localhost/0", "the feature tls"),
     ] {
         let mut command = first_command(&["--store", store, "--listen", "127.0.0.1:0"]);
         let output = command.output().expect("cargo starts");
@@ -59,7 +59,7 @@ fn missing_store_feature_is_named() {
         assert_eq!(output.status.code(), Some(2), "{said}");
         let error = said.lines().last().unwrap_or_default();
         assert!(error.starts_with("error: "), "{said}");
-        assert!(error.ends_with(flags), "{said}");
+        assert!(error.ends_with(feature), "{said}");
         assert!(!error.contains("hush"), "{said}");
     }
 }

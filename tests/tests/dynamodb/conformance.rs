@@ -3,10 +3,10 @@
 use std::time::Duration;
 
 use tests::{
-    conformance::every_case_at_once as every_case,
+    conformance::{every_case_at_once as every_case, every_inspect_case_at_once},
     servers::dynamodb::{StandIn, shared},
 };
-use tower_idempotency::conformance::{ManualClock, Plan, Subject};
+use tower_idempotency::conformance::{Case, ManualClock, Plan, Subject};
 use tower_idempotency_dynamodb::{DynamoDbOptions, DynamoDbStore};
 
 const UNIT: Duration = Duration::from_millis(50);
@@ -67,4 +67,27 @@ fn dynoxide_allowing_for_skew_direct() {
 #[test]
 fn dynoxide_allowing_for_skew_alternating() {
     every_case(allowing_for_skew, |pause| Some(Plan::Alternating(pause)));
+}
+
+#[test]
+fn dynoxide_operators() {
+    every_inspect_case_at_once(async || exact().await.with_inspector());
+}
+
+#[test]
+fn dynoxide_allowing_for_skew_operators() {
+    every_inspect_case_at_once(async || allowing_for_skew().await.with_inspector());
+}
+
+/// The cases that show first that a resolution is one conditional write under a new token.
+#[test]
+fn dynoxide_resolutions_are_fenced() {
+    for case in [
+        "one_of_32_resolutions_is_applied",
+        "broken_lease_cannot_complete",
+        "reacquired_key_is_not_resolved",
+    ] {
+        let subject = async || exact().await.with_inspector();
+        Case::named(case).run(false, subject, |_| None);
+    }
 }

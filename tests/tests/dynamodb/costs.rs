@@ -20,10 +20,11 @@ use tests::{
 use tokio::time::{Instant, sleep};
 use tower_idempotency::{
     IdempotencyLayer, NeedsAttention,
+    inspect::{Inspect, Query, Resolution, State},
     store::{Acquired, Claim, Fingerprint, KeyId, Store, Token, Ttl},
 };
 use tower_idempotency_dynamodb::{
-    DynamoDbOptions, DynamoDbStore, Resolution,
+    DynamoDbOptions, DynamoDbStore,
     aws_sdk_dynamodb::{Client, types::AttributeValue},
 };
 
@@ -182,13 +183,14 @@ async fn attention_makes_two_calls_and_moves_in_index() {
     const DAY: u64 = 24 * 60 * 60;
     assert!(left(&item) > 99 * 365 * DAY, "{}", left(&item));
 
-    let page = store.needs_attention(1).next().await;
-    let [entry] = <[_; 1]>::try_from(page.expect("it runs").expect("a page")).expect("an entry");
+    let page = store.list(&Query::new(State::NeedsAttention)).await;
+    let [entry] = <[_; 1]>::try_from(page.expect("it runs").entries).expect("an entry");
     endpoint.calls();
-    let resolved = store.resolve(&entry, Resolution::Retry).await;
-    assert!(resolved.expect("the server runs"));
-    let resolving = endpoint.calls();
-    assert_eq!(names(&resolving), ["UpdateItem"]);
+    let resolved = store.resolve(entry.seen(), &Resolution::Retry).await;
+    assert!(resolved.expect("the server runs").is_applied());
+    let mut resolving = endpoint.calls();
+    assert_eq!(names(&resolving), ["GetItem", "UpdateItem"]);
+    resolving.remove(0);
     println!("resolved: {:?} units", units(&resolving));
     // Of the table, the item that it was, of more than 1 KB; of the index, one partition is left for another again.
     assert_eq!(units(&resolving), (bytes.div_ceil(1024) as f64, 2.0));
@@ -198,13 +200,13 @@ async fn attention_makes_two_calls_and_moves_in_index() {
         "{}",
         left(&item)
     );
-    for gone in ["token", "record", "completed", "reason"] {
+    for gone in ["record", "completed", "reason", "granted"] {
         assert!(!item.contains_key(gone), "{gone}");
     }
 }
 
 #[tokio::test]
-async fn resolving_attention_is_one_call() {
+async fn resolution_is_one_read_and_one_write() {
     let (endpoint, _, _, store) = counted(DynamoDbOptions::new()).await;
     let layer = layer_on(store.clone());
     let (app, _) = app(layer.clone(), async |_, _| {
@@ -214,22 +216,22 @@ async fn resolving_attention_is_one_call() {
         send(&app, post("/orders", call, "tea")).await;
         // Without a long reason.
         assert_eq!(units(&endpoint.calls()), (2.0, 3.0));
-        let page = store.needs_attention(1).next().await;
-        let [entry] =
-            <[_; 1]>::try_from(page.expect("it runs").expect("a page")).expect("an entry");
+        let page = store.list(&Query::new(State::NeedsAttention)).await;
+        let [entry] = <[_; 1]>::try_from(page.expect("it runs").entries).expect("an entry");
         let resolution = match call {
             "DeleteItem" => Resolution::Free,
             _ => Resolution::Complete {
                 record: layer
-                    .encode_response_record(&entry.id, &http::Response::new("refunded".into())),
+                    .encode_response_record(entry.id(), &http::Response::new("refunded".into())),
                 retention: Ttl::from_secs(60),
             },
         };
         endpoint.calls();
-        let resolved = store.resolve(&entry, resolution).await;
-        assert!(resolved.expect("the server runs"));
-        let calls = endpoint.calls();
-        assert_eq!(names(&calls), [call]);
+        let resolved = store.resolve(entry.seen(), &resolution).await;
+        assert!(resolved.expect("the server runs").is_applied());
+        let mut calls = endpoint.calls();
+        assert_eq!(names(&calls), ["GetItem", call]);
+        calls.remove(0);
         println!("{call}: {:?} units", units(&calls));
         assert_eq!(units(&calls), (1.0, 1.0));
     }

@@ -394,10 +394,10 @@ async fn with_credentials(
         }
     });
     let server = shared(StandIn::Dynoxide);
-    let (theirs, table) = (client(server.address()), server.new_table());
-    let made = DynamoDbStore::new(&theirs, &table).create_table().await;
+    let (direct, table) = (client(server.address()), server.new_table());
+    let made = DynamoDbStore::new(&direct, &table).create_table().await;
     made.expect("the server runs");
-    let config = theirs.config().to_builder();
+    let config = direct.config().to_builder();
     let config = config.credentials_provider(source).identity_cache(cache);
     let options = DynamoDbOptions::new().with_timeout(limit);
     options.store(&Client::from_conf(config.build()), table)

@@ -14,18 +14,17 @@ use bytes::Bytes;
 use http::StatusCode;
 use tests::{
     Answer, Effects, app, created,
-    dynamodb::Endpoint,
+    dynamodb::{Endpoint, Meddling},
     post, send,
     servers::dynamodb::{StandIn, client, shared},
 };
 use tower_idempotency::{
     IdempotencyLayer, Lease, NeedsAttention, OrphanPolicy,
+    inspect::{Entry, Inspect, Query, Resolution, State},
     run_once::{Outcome, WorkError},
     store::{Acquired, Claim, Fingerprint, KeyId, LeaseRef, Store, Ttl},
 };
-use tower_idempotency_dynamodb::{
-    DynamoDbErrorKind, DynamoDbOptions, DynamoDbStore, Entry, Listing, Resolution,
-};
+use tower_idempotency_dynamodb::{DynamoDbErrorKind, DynamoDbOptions, DynamoDbStore};
 
 /// No call is given up here because a machine has too much to do.
 const PATIENCE: Duration = Duration::from_secs(20);
@@ -61,20 +60,22 @@ async fn hold(store: &DynamoDbStore, claim: &Claim) -> LeaseRef {
     }
 }
 
-async fn all(store: &DynamoDbStore, page: u16) -> Vec<Vec<Entry>> {
-    pages(store.in_progress(page)).await
-}
-
 async fn unresolved(store: &DynamoDbStore) -> Vec<Entry> {
-    pages(store.needs_attention(10)).await.concat()
+    pages(store, State::NeedsAttention, 10).await.concat()
 }
 
-async fn pages(mut listing: Listing) -> Vec<Vec<Entry>> {
+async fn pages(store: &DynamoDbStore, state: State, limit: u16) -> Vec<Vec<Entry>> {
+    let mut query = Query::new(state).with_limit(limit);
     let mut pages = Vec::new();
-    while let Some(page) = listing.next().await.expect("the server runs") {
-        pages.push(page);
+    loop {
+        let page = store.list(&query).await.expect("the server runs");
+        assert!(page.entries.len() <= usize::from(limit));
+        pages.push(page.entries);
+        match page.next {
+            Some(next) => query = query.with_page(Some(next)),
+            None => return pages,
+        }
     }
-    pages
 }
 
 async fn running_entries_are_listed_by_page(stand_in: StandIn) {
@@ -97,20 +98,20 @@ async fn running_entries_are_listed_by_page(stand_in: StandIn) {
     }
     endpoint.calls();
 
-    let pages = all(&store, 3).await;
-    assert!(pages.iter().all(|page| (1..=3).contains(&page.len())));
+    let pages = pages(&store, State::InProgress, 3).await;
     let entries: Vec<_> = pages.concat();
     let operations: BTreeSet<_> = entries.iter().map(|it| it.operation.clone()).collect();
-    let expected: BTreeSet<_> = (20..40).map(|n| format!("POST /orders/{n}")).collect();
+    let expected = (20..40).map(|n| format!("POST /orders/{n}").into());
+    let expected: BTreeSet<Box<str>> = expected.collect();
     assert_eq!((entries.len(), operations), (20, expected));
     for entry in &entries {
-        assert_eq!((&*entry.owner, entry.generation), ("host-1:4711", 1));
+        assert_eq!((&*entry.owner, entry.generation()), ("host-1:4711", 1));
         assert!(
             entry.since + Duration::from_millis(1) >= before && entry.since <= SystemTime::now()
         );
-        let lease = entry.lease_ends.duration_since(entry.since).expect("after");
+        let lease = entry.lease_expires.expect("leased");
+        let lease = lease.duration_since(entry.since).expect("after");
         assert_eq!(lease, Duration::from_secs(600));
-        assert_eq!(entry.overdue, None);
     }
     // A query for each page, or to find that a shard has no more entries.
     let calls = endpoint.operations();
@@ -178,10 +179,10 @@ impl Service {
         let layer = layer.with_store_timeout(PATIENCE);
         let gives_up = Arc::new(AtomicBool::new(true));
         let takeovers = Arc::<Mutex<Vec<bool>>>::default();
-        let (flag, told) = (Arc::clone(&gives_up), Arc::clone(&takeovers));
+        let (flag, flags) = (Arc::clone(&gives_up), Arc::clone(&takeovers));
         let (app, effects) = app(layer.clone(), move |n, req| {
             let lease = req.extensions().get::<Lease>().expect("a lease").clone();
-            told.lock().expect("no panic").push(lease.is_takeover());
+            flags.lock().expect("no panic").push(lease.is_takeover());
             let gives_up = flag.load(Ordering::SeqCst);
             async move {
                 if gives_up {
@@ -232,25 +233,23 @@ async fn attention_is_listed_until_resolved(stand_in: StandIn) {
     hold(&store, &claim(1)).await;
     endpoint.calls();
 
-    let found = pages(store.needs_attention(2)).await;
+    let found = pages(&store, State::NeedsAttention, 2).await;
     let calls = endpoint.operations();
     assert!(calls.iter().all(|call| call == "Query"), "{calls:?}");
-    assert!(found.iter().all(|page| (1..=2).contains(&page.len())));
     let found = found.concat();
     assert_eq!(found.len(), 12);
     for entry in &found {
-        assert_eq!(entry.reason.as_deref(), Some("refund-failed"));
-        assert_eq!((&*entry.operation, entry.generation), ("POST /cancel", 1));
+        assert_eq!(entry.attention_code.as_deref(), Some("refund-failed"));
+        assert_eq!((&*entry.operation, entry.generation()), ("POST /cancel", 1));
         assert!(entry.owner.contains(&std::process::id().to_string()));
         assert!(
             entry.since + Duration::from_millis(1) >= before && entry.since <= SystemTime::now()
         );
-        assert_eq!(entry.overdue, None, "its lease would not be over yet");
     }
     // Neither list contains entries of the other.
-    let leased = all(&store, 10).await.concat();
+    let leased = pages(&store, State::InProgress, 10).await.concat();
     assert_eq!(leased.len(), 1);
-    assert_eq!(leased[0].reason, None);
+    assert_eq!(leased[0].attention_code, None);
 
     service.recover();
     service.is_refused("k0").await;
@@ -265,8 +264,8 @@ async fn attention_is_listed_until_resolved(stand_in: StandIn) {
 }
 
 async fn resolved(store: &DynamoDbStore, entry: &Entry, resolution: Resolution) -> bool {
-    let resolved = store.resolve(entry, resolution).await;
-    resolved.expect("the server runs")
+    let resolved = store.resolve(entry.seen(), &resolution).await;
+    resolved.expect("the server runs").is_applied()
 }
 
 // S-239
@@ -281,7 +280,12 @@ async fn attention_is_listed_until_resolved_on_moto() {
 }
 
 async fn the_only(store: &DynamoDbStore) -> Entry {
-    let [entry] = <[Entry; 1]>::try_from(unresolved(store).await).expect("one entry");
+    only(store, State::NeedsAttention).await
+}
+
+async fn only(store: &DynamoDbStore, state: State) -> Entry {
+    let found = pages(store, state, 10).await.concat();
+    let [entry] = <[Entry; 1]>::try_from(found).expect("one entry");
     entry
 }
 
@@ -297,16 +301,16 @@ async fn retry_resolution_is_takeover(stand_in: StandIn) {
         "resolved"
     );
     assert_eq!(unresolved(&store).await, []);
-    let [orphan] = <[Entry; 1]>::try_from(all(&store, 10).await.concat()).expect("an orphan");
-    assert_eq!((orphan.id, orphan.generation), (first.id, 1));
-    assert!(orphan.overdue.is_some() && orphan.since <= first.since);
+    let orphan = only(&store, State::Orphaned).await;
+    assert_eq!((orphan.id(), orphan.generation()), (first.id(), 1));
+    assert!(orphan.retry_allowed);
 
     let other = send(&service.app, post("/cancel", "k", "another request")).await;
     assert_eq!(other.code(), "key-reused");
     // The service gives up again, in a later generation: the decision about the first generation does not apply to it.
     assert_eq!(service.ask("k").await.status, StatusCode::BAD_GATEWAY);
     let second = the_only(&store).await;
-    assert_eq!((second.id, second.generation), (first.id, 2));
+    assert_eq!((second.id(), second.generation()), (first.id(), 2));
     assert!(!resolved(&store, &first, Resolution::Free).await);
     assert!(resolved(&store, &second, Resolution::Retry).await);
     service.recover();
@@ -314,7 +318,9 @@ async fn retry_resolution_is_takeover(stand_in: StandIn) {
     assert!(service.ask("k").await.is_replay());
     assert_eq!(service.takeovers(), [false, true, true]);
     assert_eq!(unresolved(&store).await, []);
-    assert_eq!(all(&store, 10).await.concat(), []);
+    for state in [State::InProgress, State::Orphaned] {
+        assert_eq!(pages(&store, state, 10).await.concat(), []);
+    }
 }
 
 // S-240
@@ -330,16 +336,20 @@ async fn retry_resolution_is_takeover_on_moto() {
 
 // S-241
 #[tokio::test]
-async fn retry_resolution_under_refuse_is_manual() {
+async fn allowed_retry_executes_once_under_refuse() {
     let (_endpoint, _, store) = listed(StandIn::Dynoxide).await;
     let layer = IdempotencyLayer::new(store.clone()).with_orphan_policy(OrphanPolicy::Refuse);
     let service = Service::new(layer);
     service.ask("k").await;
     assert!(resolved(&store, &the_only(&store).await, Resolution::Retry).await);
-    let refused = service.ask("k").await;
-    assert_eq!(refused.code(), "outcome-unknown");
-    assert!(!refused.text().contains("refund-failed"));
-    assert_eq!(service.effects.count(), 1);
+    assert_eq!(service.ask("k").await.status, StatusCode::BAD_GATEWAY);
+    assert_eq!(service.effects.count(), 2);
+    // It ended with another failure, which waits for another decision.
+    service.is_refused("k").await;
+    assert!(resolved(&store, &the_only(&store).await, Resolution::Retry).await);
+    service.recover();
+    assert_eq!(service.ask("k").await.status, StatusCode::CREATED);
+    assert_eq!(service.takeovers(), [false, true, true]);
 }
 
 async fn settled_attention_is_replayed(stand_in: StandIn) {
@@ -350,7 +360,7 @@ async fn settled_attention_is_replayed(stand_in: StandIn) {
     let mut answer = http::Response::new(Bytes::from_static(b"refunded by hand"));
     *answer.status_mut() = StatusCode::ACCEPTED;
     let settled = Resolution::Complete {
-        record: service.layer.encode_response_record(&entry.id, &answer),
+        record: service.layer.encode_response_record(entry.id(), &answer),
         retention: Ttl::from_secs(60),
     };
     assert!(resolved(&store, &entry, settled.clone()).await);
@@ -386,9 +396,10 @@ async fn work_attention_is_settled_with_value() {
     let first = layer.run_once("message-42", "refund 7", work).await;
     assert_eq!(first.expect("an outcome"), Outcome::Failed("why"));
     let entry = the_only(&store).await;
-    assert_eq!(entry.operation, "run_once");
+    assert_eq!(&*entry.operation, "run_once");
+    assert_eq!(layer.run_once_key_id("message-42"), *entry.id());
     let settled = Resolution::Complete {
-        record: layer.encode_value_record(&entry.id, &7),
+        record: layer.encode_value_record(entry.id(), &7),
         retention: Ttl::from_secs(60),
     };
     assert!(resolved(&store, &entry, settled).await);
@@ -403,7 +414,7 @@ async fn attention_is_resolved_after_entry_loss() {
     let service = Service::new(IdempotencyLayer::new(store.clone()));
     service.ask("k").await;
     let entry = the_only(&store).await;
-    let claim = Claim::new(entry.id, Fingerprint::from_bytes([1; 32])).expect("randomness");
+    let claim = Claim::new(*entry.id(), Fingerprint::from_bytes([1; 32])).expect("randomness");
     let Acquired::Completed { record, .. } = store.acquire(&claim).await.expect("it runs") else {
         panic!("expected a record");
     };
@@ -414,7 +425,7 @@ async fn attention_is_resolved_after_entry_loss() {
     completed.await.expect("absent");
     let entry = the_only(&store).await;
     assert_eq!(
-        (&*entry.owner, &*entry.operation, entry.generation),
+        (&*entry.owner, &*entry.operation, entry.generation()),
         ("", "", 3)
     );
     assert!(resolved(&store, &entry, Resolution::Retry).await);
@@ -430,15 +441,15 @@ async fn attention_is_resolved_after_entry_loss() {
         "{taken:?}"
     );
 
-    // Until it is resolved it is overdue ever longer, and is not over.
+    // Until it is resolved it is ever older, and does not expire.
     store.release(&claim.lease_ref(4)).await.expect("it runs");
     let years =
         options().with_clock(|| SystemTime::now() + Duration::from_secs(50 * 365 * 24 * 60 * 60));
     let later = years.store(&client(shared(StandIn::Dynoxide).address()), table.as_str());
     service.ask("other").await;
     let entry = the_only(&later).await;
-    let overdue = entry.overdue.expect("overdue").as_secs();
-    assert!(overdue > 49 * 365 * 24 * 60 * 60, "{overdue}");
+    let age = entry.age.as_secs();
+    assert!(age > 49 * 365 * 24 * 60 * 60, "{age}");
     let service = Service::new(IdempotencyLayer::new(later));
     service.is_refused("other").await;
     assert_eq!(service.effects.count(), 0);
@@ -459,7 +470,7 @@ async fn attention_is_refused_without_listing() {
 // ---- Orphans ----
 
 #[tokio::test]
-async fn orphan_is_listed_as_overdue_until_expiry() {
+async fn orphan_is_listed_until_expiry() {
     let (_endpoint, table, store) = listed(StandIn::Dynoxide).await;
     let ago = |seconds| {
         let then = move || SystemTime::now() - Duration::from_secs(seconds);
@@ -476,16 +487,15 @@ async fn orphan_is_listed_as_overdue_until_expiry() {
     // Remembered for 24 hours.
     hold(&ago(25 * 3600), &claim(2)).await;
 
-    let [entry] = <[Entry; 1]>::try_from(all(&store, 10).await.concat()).expect("one entry");
-    assert_eq!((entry.id, entry.generation), (first.id, 2));
-    let overdue = entry.overdue.expect("overdue").as_secs();
-    assert!((1780..=1900).contains(&overdue), "{overdue}");
-    let since = entry.since.elapsed().expect("in the past").as_secs();
-    assert!((3600..=3700).contains(&since), "first leased {since} s ago");
+    let entry = only(&store, State::Orphaned).await;
+    assert_eq!((*entry.id(), entry.generation()), (first.id, 2));
+    let age = entry.age.as_secs();
+    assert!((1780..=1900).contains(&age), "{age}");
+    assert_eq!(Some(entry.since), entry.lease_expires);
 }
 
 /// The entry may be the one searched for, so the listing reports it; and it hides no other entry.
-async fn unreadable_entry_is_reported_last(stand_in: StandIn) {
+async fn unreadable_entry_is_listed_and_deleted(stand_in: StandIn) {
     use tower_idempotency_dynamodb::aws_sdk_dynamodb::{primitives::Blob, types::AttributeValue};
 
     let (_endpoint, table, store) = listed(stand_in).await;
@@ -503,37 +513,67 @@ async fn unreadable_entry_is_reported_last(stand_in: StandIn) {
             .await
             .expect("the server runs");
     }
-    for page in [1, 3, 100] {
-        let mut listing = store.in_progress(page);
-        let mut entries = Vec::new();
-        let error = loop {
-            match listing.next().await {
-                Ok(Some(page)) => {
-                    assert!(!page.is_empty());
-                    entries.extend(page);
-                }
-                Ok(None) => panic!("nobody is told of what cannot be read"),
-                Err(error) => break error,
-            }
-        };
-        assert_eq!(entries.len(), 20, "pages of {page}");
-        assert_eq!(error.kind(), DynamoDbErrorKind::Unusable);
-        let said = error.to_string();
-        assert!(said.contains("8 entries"), "{said}");
-        assert!(said.contains("expected a number in expires"), "{said}");
-        // Once.
-        assert_eq!(listing.next().await.expect("it is over"), None);
+    for limit in [1, 3, 100] {
+        let mut entries = pages(&store, State::InProgress, limit).await.concat();
+        let unreadable = entries.extract_if(.., |it| it.state() == State::Unreadable);
+        let unreadable: Vec<_> = unreadable.collect();
+        assert_eq!((unreadable.len(), entries.len()), (8, 20), "{limit}");
+        for entry in &unreadable {
+            let problem = entry.problem.as_deref().expect("a reason");
+            assert!(
+                problem.contains("expected a number in expires"),
+                "{problem}"
+            );
+        }
+    }
+    let orphans = pages(&store, State::Orphaned, 100).await.concat();
+    assert_eq!(orphans.len(), 8, "in each listing that meets them");
+    for entry in orphans {
+        let details = store.get(entry.id()).await.expect("the server runs");
+        let details = details.expect("it exists");
+        assert_eq!(details.entry.seen(), entry.seen());
+        let mut claim = claim(0);
+        claim.id = *entry.id();
+        store.acquire(&claim).await.expect_err("of a later version");
+        assert!(!resolved(&store, &changed(&entry), Resolution::DeleteRecord).await);
+        assert!(resolved(&store, &entry, Resolution::DeleteRecord).await);
+        assert!(!resolved(&store, &entry, Resolution::DeleteRecord).await);
+        hold(&store, &claim).await;
     }
 }
 
-#[tokio::test]
-async fn unreadable_entry_is_reported_last_on_dynoxide() {
-    unreadable_entry_is_reported_last(StandIn::Dynoxide).await;
+/// Returns the entry as it was seen before its contents changed.
+fn changed(entry: &Entry) -> Entry {
+    Entry::unreadable(
+        *entry.id(),
+        entry.seen().version() ^ 1,
+        "of a later version",
+    )
 }
 
 #[tokio::test]
-async fn unreadable_entry_is_reported_last_on_moto() {
-    unreadable_entry_is_reported_last(StandIn::Moto).await;
+async fn unreadable_entry_is_listed_and_deleted_on_dynoxide() {
+    unreadable_entry_is_listed_and_deleted(StandIn::Dynoxide).await;
+}
+
+#[tokio::test]
+async fn unreadable_entry_is_listed_and_deleted_on_moto() {
+    unreadable_entry_is_listed_and_deleted(StandIn::Moto).await;
+}
+
+/// A reply that is lost after the write: the attempt that follows recognizes its own write.
+#[tokio::test]
+async fn resolution_with_lost_reply_is_applied() {
+    let (endpoint, _, store) = listed(StandIn::Dynoxide).await;
+    let service = Service::new(IdempotencyLayer::new(store.clone()));
+    service.ask("k").await;
+    let entry = the_only(&store).await;
+    endpoint.calls();
+    endpoint.set(Meddling::LoseWriteReplies(1));
+    assert!(resolved(&store, &entry, Resolution::Retry).await);
+    let calls = endpoint.operations();
+    assert_eq!(calls, ["GetItem", "UpdateItem", "UpdateItem"]);
+    assert!(only(&store, State::Orphaned).await.retry_allowed);
 }
 
 /// Nothing would ever be collected, or something else would.

@@ -3,6 +3,5 @@
 mod conformance;
 mod costs;
 mod faults;
-mod fleet;
 mod listing;
 mod skew;

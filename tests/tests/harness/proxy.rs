@@ -59,8 +59,8 @@ fn connection_end_passes_both_ways() {
     let mut client = connect(&proxy);
     server.kill();
     assert_eq!(said(&mut client, PATIENCE), Heard::End);
-    let nobody = said(&mut connect(&proxy), PATIENCE);
-    assert_eq!(nobody, Heard::End, "nobody is there");
+    let unanswered = said(&mut connect(&proxy), PATIENCE);
+    assert_eq!(unanswered, Heard::End, "no server listens");
     server.restart();
     assert_eq!(ask(&mut connect(&proxy), "PING"), "+PONG\r\n");
 }

@@ -17,12 +17,10 @@ use tests::servers::{
 
 // ---- The guard ----
 
-/// Not a test of its own: what the next one kills.
+/// The process that the next test kills.
 #[test]
+#[ignore = "server_ends_with_killed_test_process starts it"]
 fn server_holder_process() {
-    if env::var_os("HOLD_A_SERVER").is_none() {
-        return;
-    }
     let server = RedisServer::start(&[]);
     println!("holding {}", server.pid());
     thread::sleep(Duration::from_secs(60));
@@ -31,8 +29,8 @@ fn server_holder_process() {
 #[test]
 fn server_ends_with_killed_test_process() {
     let mut holder = Command::new(env::current_exe().unwrap())
-        .args(["--exact", "servers::server_holder_process", "--nocapture"])
-        .env("HOLD_A_SERVER", "yes")
+        .args(["--exact", "servers::server_holder_process"])
+        .args(["--ignored", "--nocapture"])
         .stdout(Stdio::piped())
         .spawn()
         .unwrap();
@@ -169,7 +167,7 @@ fn replica_has_data_and_can_be_promoted() {
 #[test]
 fn redis_with_tls_is_trusted_by_its_authority_alone() {
     let server = RedisServer::start_with_tls();
-    let stranger = RedisServer::start_with_tls();
+    let other = RedisServer::start_with_tls();
     let ask = |ca: &Path| {
         let address = server.tls_url().replace("rediss://", "").replace("/0", "");
         let mut client = Command::new("openssl")
@@ -188,7 +186,7 @@ fn redis_with_tls_is_trusted_by_its_authority_alone() {
         String::from_utf8(output.stdout).unwrap()
     };
     assert_eq!(ask(server.certificates().ca()), "+PONG\r\n+OK\r\n");
-    assert_eq!(ask(stranger.certificates().ca()), "");
+    assert_eq!(ask(other.certificates().ca()), "");
     assert_eq!(server.command(&["PING"]), "PONG", "the other port is open");
 }
 

@@ -22,11 +22,12 @@ use http::{HeaderMap, HeaderValue, Request, Response, StatusCode, Version};
 use http_body::Frame;
 use http_body_util::{BodyExt, Empty, Full};
 use hyper_util::{rt::TokioIo, service::TowerToHyperService};
-use tests::{Effects, Scripted, app, created, creating, post, probe::Probe, send};
+use tests::{Effects, Scripted, app, created, creating, post, send};
 use tower::{Layer, Service, ServiceBuilder, ServiceExt, retry::Policy, service_fn};
 use tower_idempotency::{
     ConfigError, Error, Idempotency, IdempotencyKey, IdempotencyLayer, Lease, MemoryStore,
-    MissingKey, Preset, Principal, ResponseFuture, Ttl, extract::NoIdempotencyKey,
+    MissingKey, Preset, Principal, ResponseFuture, Ttl, conformance::FaultInjector,
+    extract::NoIdempotencyKey,
 };
 
 fn layer() -> IdempotencyLayer {
@@ -212,7 +213,10 @@ async fn nested_routers_differ_by_original_path() {
 // F-023, S-036
 #[tokio::test(start_paused = true)]
 async fn nested_layer_passes_through() {
-    let (outer, inner) = (Probe::default(), Probe::default());
+    let (outer, inner) = (
+        FaultInjector::new(MemoryStore::new()),
+        FaultInjector::new(MemoryStore::new()),
+    );
     let effects = Effects::default();
     let counted = effects.clone();
     let app = Router::new()
@@ -244,7 +248,7 @@ async fn nested_layer_passes_through() {
 // S-037
 #[tokio::test(start_paused = true)]
 async fn inner_layer_handles_requests_outer_passes() {
-    let inner = Probe::default();
+    let inner = FaultInjector::new(MemoryStore::new());
     let effects = Effects::default();
     let counted = effects.clone();
     let app = Router::new()
@@ -295,7 +299,7 @@ async fn grpc_upgrades_and_tunnels_pass_through() {
         ),
     ];
     for (method, headers) in requests {
-        let store = Probe::default();
+        let store = FaultInjector::new(MemoryStore::new());
         let layer = IdempotencyLayer::new(store.clone())
             .with_methods_where(|method| method != http::Method::GET);
         let (app, effects) = creating(layer);

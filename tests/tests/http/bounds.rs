@@ -3,29 +3,26 @@
 use std::{
     io,
     pin::Pin,
-    sync::{Arc, Mutex},
     task::{Context, Poll},
     time::Duration,
 };
 
-use axum::{Router, body::Body, response::Response, routing::post};
+use axum::{body::Body, response::Response};
 use bytes::Bytes;
 use http::{HeaderValue, Request, StatusCode, header};
 use http_body::Frame;
 use http_body_util::BodyExt;
 use tests::{
-    Answer, Effects, Scripted, Step,
+    Scripted, Step,
     bodies::{Piece, Pieces, Taken, pieces},
-    gate::{Gate, bounded, eventually, within},
-    probe::{Act, Op, Probe},
+    gate::{bounded, eventually, within},
     send,
 };
-use tokio::{
-    task::JoinHandle,
-    time::{Instant, Interval, interval},
-};
+use tokio::time::{Instant, Interval, interval};
 use tower::ServiceExt;
-use tower_idempotency::{IdempotencyLayer, MemoryStore, Unrecordable};
+use tower_idempotency::{IdempotencyLayer, MemoryStore, Unrecordable, conformance::Operation};
+
+use crate::world::World;
 
 const CHUNK: usize = 64 * 1024;
 
@@ -40,72 +37,14 @@ fn endless() -> (Body, Taken) {
     (Body::new(body), taken)
 }
 
-/// Answers what it is given, and has an effect each time.
-#[derive(Clone)]
-struct World {
-    layer: IdempotencyLayer,
-    store: Probe,
-    app: Router,
-    effects: Effects,
-    gate: Gate,
-    response: Arc<Mutex<Option<Response>>>,
-}
-
 impl World {
-    fn new(configure: impl FnOnce(IdempotencyLayer) -> IdempotencyLayer) -> Self {
-        let store = Probe::new(|_, _| Act::Forward);
-        let layer = configure(IdempotencyLayer::new(store.clone()));
-        let mut world = Self {
-            app: Router::new(),
-            layer,
-            store,
-            effects: Effects::default(),
-            gate: Gate::open(),
-            response: Arc::default(),
-        };
-        world.route();
-        world
-    }
-
-    /// Its handlers wait at a gate.
-    fn held(configure: impl FnOnce(IdempotencyLayer) -> IdempotencyLayer) -> Self {
-        let mut world = Self::new(configure);
-        world.gate = Gate::shut();
-        world.route();
-        world
-    }
-
-    fn route(&mut self) {
-        let (effects, gate) = (self.effects.clone(), self.gate.clone());
-        let response = Arc::clone(&self.response);
-        let handler = async move |body: Bytes| {
-            effects.happen();
-            gate.pass().await;
-            let response = response.lock().expect("no poison").take();
-            response.unwrap_or_else(|| Response::new(Body::from(body.len().to_string())))
-        };
-        self.app = Router::new()
-            .route("/", post(handler))
-            .layer(axum::extract::DefaultBodyLimit::disable())
-            .route_layer(self.layer.clone());
-    }
-
-    fn answers(&self, response: Response) {
-        *self.response.lock().expect("no poison") = Some(response);
-    }
-
-    async fn post(&self, key: &str, body: impl Into<Body>) -> Answer {
-        send(&self.app, tests::post("/", key, body)).await
-    }
-
-    fn spawn(&self, key: &str, body: impl Into<Body>) -> JoinHandle<Answer> {
-        let (app, req) = (self.app.clone(), tests::post("/", key, body));
-        tokio::spawn(async move { send(&app, req).await })
-    }
-
     fn assert_untouched(&self) {
         assert_eq!(self.effects.count(), 0, "effects");
-        assert_eq!(self.store.count(Op::Acquire), 0, "the store was asked");
+        assert_eq!(
+            self.store.calls(Operation::Acquire),
+            0,
+            "the store was asked"
+        );
         assert_eq!(self.layer.in_flight(), 0);
     }
 }
@@ -419,7 +358,7 @@ async fn request_bytes_are_bounded_and_freed() {
         let body = |length: usize| vec![b'x'; length];
         let first = world.spawn("first", body(80_000));
         world.gate.arrival().await;
-        let asked = world.store.count(Op::Acquire);
+        let asked = world.store.calls(Operation::Acquire);
         for n in 0..100 {
             // In pieces, so that some of it is buffered before it is too much.
             let halves = [15_000, 5_101].map(|length| Piece::Data(body(length).into()));
@@ -428,7 +367,7 @@ async fn request_bytes_are_bounded_and_freed() {
             assert_eq!(refused.code(), "caller-limit");
             assert_eq!(refused.header("retry-after"), Some("1"));
         }
-        assert_eq!(world.store.count(Op::Acquire), asked);
+        assert_eq!(world.store.calls(Operation::Acquire), asked);
         assert_eq!(world.effects.count(), 1);
         let second = world.spawn("second", body(20_000));
         world.gate.arrival().await;

@@ -5,13 +5,12 @@ use std::sync::{Arc, atomic::Ordering};
 use axum::{Router, body::Body};
 use http::{HeaderValue, Request, StatusCode};
 use serde_json::Value;
-use tests::{
-    Answer, Effects, Scripted, app, created, post,
-    probe::{Op, Probe},
-    send,
-};
+use tests::{Answer, Effects, Scripted, app, created, post, send};
 use tokio::{sync::Semaphore, task::JoinHandle};
-use tower_idempotency::{ConcurrentRequests, IdempotencyLayer, KeyReuse, MemoryStore};
+use tower_idempotency::{
+    ConcurrentRequests, IdempotencyLayer, KeyReuse, MemoryStore,
+    conformance::{FaultInjector, Operation},
+};
 
 /// A router whose handler waits until it is let go.
 struct Gated {
@@ -175,7 +174,7 @@ async fn duplicate_body_is_read_before_decision() {
 // S-130
 #[tokio::test(start_paused = true)]
 async fn duplicate_during_completion_gets_record() {
-    let store = Probe::default();
+    let store = FaultInjector::new(MemoryStore::new());
     let gated = gated(IdempotencyLayer::new(store.clone()));
     let first = gated.start(order()).await;
     // The duplicate's body arrives only once the first has its answer: it was there before, and asks after.
@@ -185,16 +184,16 @@ async fn duplicate_during_completion_gets_record() {
     let duplicate = tokio::spawn(async move { send(&app, post("/orders", "k", late)).await });
     tokio::task::yield_now().await;
     let first = gated.finish(first).await;
-    sender.send(()).expect("somebody waits");
+    sender.send(()).expect("the receiver waits");
     let duplicate = duplicate.await.expect("no panic");
     assert!(duplicate.is_replay());
     assert_eq!(duplicate.body, first.body);
-    assert_eq!(store.count(Op::Acquire), 2);
+    assert_eq!(store.calls(Operation::Acquire), 2);
     assert_eq!(gated.effects.count(), 1);
 }
 
 /// Returns the body `order`, which is sent once the channel receives a message.
-fn async_body(told: tokio::sync::oneshot::Receiver<()>) -> Body {
+fn async_body(signal: tokio::sync::oneshot::Receiver<()>) -> Body {
     struct Late(Option<tokio::sync::oneshot::Receiver<()>>);
     impl http_body::Body for Late {
         type Data = bytes::Bytes;
@@ -204,17 +203,17 @@ fn async_body(told: tokio::sync::oneshot::Receiver<()>) -> Body {
             mut self: std::pin::Pin<&mut Self>,
             cx: &mut std::task::Context<'_>,
         ) -> std::task::Poll<Option<Result<http_body::Frame<bytes::Bytes>, Self::Error>>> {
-            let Some(told) = &mut self.0 else {
+            let Some(signal) = &mut self.0 else {
                 return std::task::Poll::Ready(None);
             };
-            let told = std::pin::Pin::new(told);
-            std::task::ready!(std::future::Future::poll(told, cx)).expect("it is told");
+            let signal = std::pin::Pin::new(signal);
+            std::task::ready!(std::future::Future::poll(signal, cx)).expect("a signal");
             self.0 = None;
             let order = bytes::Bytes::from_static(b"order");
             std::task::Poll::Ready(Some(Ok(http_body::Frame::data(order))))
         }
     }
-    Body::new(Late(Some(told)))
+    Body::new(Late(Some(signal)))
 }
 
 // S-131

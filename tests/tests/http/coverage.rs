@@ -2,8 +2,10 @@
 
 use axum::{Router, body::Body, routing::any};
 use http::{Method, Request, StatusCode};
-use tests::{Effects, created, creating, post, probe::Probe, send};
-use tower_idempotency::{IdempotencyLayer, KeyReuse, MemoryStore, MissingKey, Ttl};
+use tests::{Effects, created, creating, post, send};
+use tower_idempotency::{
+    IdempotencyLayer, KeyReuse, MemoryStore, MissingKey, Ttl, conformance::FaultInjector,
+};
 
 fn request(method: &str, path: &str, body: &'static str) -> Request<Body> {
     Request::builder()
@@ -19,7 +21,7 @@ async fn executed(
     make: impl Fn(IdempotencyLayer) -> IdempotencyLayer,
     method: &str,
 ) -> (u64, bool) {
-    let store = Probe::default();
+    let store = FaultInjector::new(MemoryStore::new());
     let (app, effects) = creating(make(IdempotencyLayer::new(store.clone())));
     let first = send(&app, request(method, "/orders", "order")).await;
     let second = send(&app, request(method, "/orders", "order")).await;
@@ -104,7 +106,7 @@ async fn uncovered_route_runs_each_time() {
         let effects = effects.clone();
         any(async move || created(effects.happen()))
     };
-    let store = Probe::default();
+    let store = FaultInjector::new(MemoryStore::new());
     let app = Router::new()
         .route("/opted-in", counted(&opted_in))
         .route_layer(IdempotencyLayer::new(store.clone()))

@@ -10,7 +10,6 @@ use http::StatusCode;
 use tests::{
     Answer, Effects,
     gate::{Gate, bounded, eventually, within},
-    probe::{Act, Op, Probe},
     send,
     wire::soon,
 };
@@ -18,13 +17,16 @@ use tokio::{
     task::{JoinHandle, JoinSet},
     time::{Instant, sleep},
 };
-use tower_idempotency::{ConcurrentRequests, IdempotencyLayer, StoreFailure};
+use tower_idempotency::{
+    ConcurrentRequests, IdempotencyLayer, MemoryStore, StoreFailure,
+    conformance::{Fault, FaultInjector, Operation},
+};
 
 /// Handlers that wait at a gate and return the queued responses in order, then 201.
 #[derive(Clone)]
 struct Held {
     layer: IdempotencyLayer,
-    store: Probe,
+    store: FaultInjector<MemoryStore>,
     app: Router,
     gate: Gate,
     effects: Effects,
@@ -39,7 +41,7 @@ impl Held {
         configure: impl FnOnce(IdempotencyLayer) -> IdempotencyLayer,
         statuses: [StatusCode; N],
     ) -> Self {
-        let store = Probe::new(|_, _| Act::Forward);
+        let store = FaultInjector::new(MemoryStore::new()).with_script(|_, _| Fault::None);
         let layer = configure(IdempotencyLayer::new(store.clone()));
         let (gate, effects) = (Gate::shut(), Effects::default());
         let statuses = Arc::new(Mutex::new(statuses.into_iter()));
@@ -82,9 +84,9 @@ impl Held {
 
     /// Sends a duplicate, and returns when the store has been asked.
     async fn duplicate(&self) -> JoinHandle<Answer> {
-        let asked = self.store.count(Op::Acquire);
+        let asked = self.store.calls(Operation::Acquire);
         let duplicate = self.send("k");
-        eventually("it asks", || self.store.count(Op::Acquire) > asked).await;
+        eventually("it asks", || self.store.calls(Operation::Acquire) > asked).await;
         duplicate
     }
 }
@@ -122,7 +124,7 @@ async fn duplicates_are_refused_during_execution() {
             let retry = joined(held.send("k")).await;
             assert!(retry.is_replay());
             assert_eq!((retry.body, held.effects.count()), (first.body, 1));
-            assert_eq!(held.store.count(Op::Release), 0);
+            assert_eq!(held.store.calls(Operation::Release), 0);
         })
         .await;
     }
@@ -164,9 +166,9 @@ async fn waiters_share_one_store_query() {
         for _ in 0..64 {
             waiters.spawn(joined(held.send("k")));
         }
-        eventually("all ask", || held.store.count(Op::Acquire) == 65).await;
+        eventually("all ask", || held.store.calls(Operation::Acquire) == 65).await;
         tokio::time::sleep(Duration::from_secs(10)).await;
-        let polls = held.store.count(Op::Acquire) - 65;
+        let polls = held.store.calls(Operation::Acquire) - 65;
         assert!(polls <= 20, "{polls} looks at the store in 10 s");
 
         let opened = Instant::now();
@@ -178,7 +180,7 @@ async fn waiters_share_one_store_query() {
             assert_eq!(waiter.body, first.body);
         }
         assert_eq!(opened.elapsed(), Duration::ZERO, "it is pushed");
-        let asked = held.store.count(Op::Acquire) - 65 - polls;
+        let asked = held.store.calls(Operation::Acquire) - 65 - polls;
         assert!(asked <= 2, "{asked} waiters asked the store themselves");
         assert_eq!((held.effects.count(), held.layer.in_flight()), (1, 0));
     })
@@ -192,9 +194,9 @@ async fn waiters_poll_without_notifications() {
     for after in [Duration::from_millis(20), Duration::from_secs(60)] {
         within(LONG, async {
             let held = Held::waiting();
-            held.store.set(|op, _| match op {
-                Op::WaitForChange => Act::Hang,
-                _ => Act::Forward,
+            held.store.set_script(|op, _| match op {
+                Operation::WaitForChange => Fault::Hang,
+                _ => Fault::None,
             });
             let first = held.first().await;
             let waiter = held.duplicate().await;
@@ -220,15 +222,15 @@ async fn waiters_back_off_on_constant_notifications() {
             layer.with_concurrent_requests(ConcurrentRequests::Wait(Duration::from_secs(1)))
         });
         // It resolves at once, every time. The limit is for a waiter that hammers: it would let no time pass.
-        held.store.set(|op, nth| match (op, nth) {
-            (Op::WaitForChange, _) => Act::FailBefore,
-            (Op::Acquire, 200..) => Act::Hang,
-            _ => Act::Forward,
+        held.store.set_script(|op, nth| match (op, nth) {
+            (Operation::WaitForChange, _) => Fault::CallLost,
+            (Operation::Acquire, 200..) => Fault::Hang,
+            _ => Fault::None,
         });
         let first = held.first().await;
         let waiter = joined(held.send("k")).await;
         assert_eq!(waiter.code(), "in-progress", "its time is up");
-        let asked = held.store.count(Op::Acquire);
+        let asked = held.store.calls(Operation::Acquire);
         assert!(asked <= 40, "the store was asked {asked} times in a second");
         held.gate.open_for_good();
         assert_eq!(joined(first).await.status, StatusCode::CREATED);
@@ -251,7 +253,7 @@ async fn one_waiter_executes_after_release() {
         for _ in 0..8 {
             waiters.spawn(joined(held.send("k")));
         }
-        eventually("all ask", || held.store.count(Op::Acquire) >= 9).await;
+        eventually("all ask", || held.store.calls(Operation::Acquire) >= 9).await;
 
         held.gate.let_through(1);
         assert_eq!(joined(first).await.status, failed);
@@ -313,7 +315,7 @@ async fn timed_out_waiter_is_refused() {
         let retry = joined(held.send("k")).await;
         assert!(retry.is_replay());
         assert_eq!((retry.body, held.effects.count()), (first.body, 1));
-        assert_eq!(held.store.count(Op::Release), 0);
+        assert_eq!(held.store.calls(Operation::Release), 0);
     })
     .await;
 }
@@ -361,7 +363,7 @@ async fn waiters_are_bounded_per_key_and_in_total() {
         }
         assert_eq!((held.effects.count(), held.layer.in_flight()), (3, 0));
         // The waiters that received a response have released their permits, too.
-        held.store.set(|_, _| Act::Forward);
+        held.store.set_script(|_, _| Fault::None);
         assert!(joined(held.send("k")).await.is_replay());
     })
     .await;
@@ -393,13 +395,13 @@ async fn waiter_with_store_failure_passes_its_turn() {
         let first = held.first().await;
         let failing = held.duplicate().await;
         let waiting = held.duplicate().await;
-        held.store.set(|op, _| match op {
-            Op::Acquire => Act::FailBefore,
-            _ => Act::Forward,
+        held.store.set_script(|op, _| match op {
+            Operation::Acquire => Fault::CallLost,
+            _ => Fault::None,
         });
         let failed = joined(failing).await;
         assert_eq!(failed.status, StatusCode::SERVICE_UNAVAILABLE);
-        held.store.set(|_, _| Act::Forward);
+        held.store.set_script(|_, _| Fault::None);
         held.gate.open_for_good();
         let first = joined(first).await;
         assert_eq!(joined(waiting).await.body, first.body);
@@ -419,9 +421,9 @@ async fn waiter_with_store_failure_never_executes() {
         });
         let first = held.first().await;
         let waiting = held.duplicate().await;
-        held.store.set(|op, _| match op {
-            Op::Acquire => Act::FailBefore,
-            _ => Act::Forward,
+        held.store.set_script(|op, _| match op {
+            Operation::Acquire => Fault::CallLost,
+            _ => Fault::None,
         });
         sleep(Duration::from_secs(5)).await;
         assert_eq!(held.effects.count(), 1, "the first still runs");

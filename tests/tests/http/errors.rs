@@ -9,13 +9,10 @@ use axum::{Router, body::Body, response::IntoResponse};
 use bytes::Bytes;
 use http::{HeaderValue, Request, StatusCode};
 use serde_json::Value;
-use tests::{
-    Answer, Effects, Scripted, Step, app, created, creating, post,
-    probe::{Act, Op, Probe},
-    send,
-};
+use tests::{Answer, Effects, Scripted, Step, app, created, creating, post, send};
 use tower_idempotency::{
     ErrorKind, IdempotencyLayer, KeyReuse, MemoryStore, MissingKey, OrphanPolicy, Principal, Ttl,
+    conformance::{Fault, FaultInjector, Operation},
 };
 
 const KEY: &str = "secret-key-8e03978e";
@@ -38,7 +35,7 @@ async fn refusal(
     kind: ErrorKind,
     with: impl Fn(IdempotencyLayer) -> IdempotencyLayer,
 ) -> (Answer, u64) {
-    let store = Probe::default();
+    let store = FaultInjector::new(MemoryStore::new());
     let layer = with(IdempotencyLayer::new(store.clone()));
     let answering = |layer| app(layer, async |_, _| ANSWER.into_response());
     let sent = async |(app, effects): (Router, Effects), req| {
@@ -85,13 +82,13 @@ async fn refusal(
             sent(app, other).await
         }
         ErrorKind::InProgress => {
-            store.fail(Op::Complete, Act::FailBefore);
+            store.fail_each(Operation::Complete, Fault::CallLost);
             let app = answering(layer);
             send(&app.0, order()).await;
             sent(app, order()).await
         }
         ErrorKind::OutcomeUnknown => {
-            store.fail(Op::Complete, Act::FailBefore);
+            store.fail_each(Operation::Complete, Fault::CallLost);
             let app = answering(layer.with_orphan_policy(OrphanPolicy::Refuse));
             send(&app.0, order()).await;
             tokio::time::sleep(Duration::from_secs(60)).await;
@@ -103,7 +100,7 @@ async fn refusal(
             sent(app, order()).await
         }
         ErrorKind::StoreUnavailable => {
-            store.fail(Op::Acquire, Act::FailBefore);
+            store.fail_each(Operation::Acquire, Fault::CallLost);
             sent(answering(layer), order()).await
         }
         ErrorKind::Overloaded => sent(answering(layer.with_max_in_flight(0)), order()).await,
@@ -211,7 +208,22 @@ async fn every_refusal_has_stable_code() {
                 .as_str()
                 .is_some_and(|detail| !detail.is_empty())
         );
-        let all = ["code", "detail", "retryable", "status", "title", "type"];
+        let mut all = vec!["code", "detail", "retryable", "status", "title", "type"];
+        // The layer knows the entry of a request whose key, principal and body it has.
+        let knows_entry = matches!(
+            kind,
+            ErrorKind::KeyReused
+                | ErrorKind::InProgress
+                | ErrorKind::OutcomeUnknown
+                | ErrorKind::ResponseNotRetained
+                | ErrorKind::StoreUnavailable
+                | ErrorKind::UnfinishedTransaction
+        );
+        if knows_entry {
+            all.insert(2, "entry");
+            let digits = problem["entry"].as_str().expect("digits");
+            assert!(digits.len() == 8 && digits.bytes().all(|it| it.is_ascii_hexdigit()));
+        }
         assert_eq!(members(&answer), all, "{code}");
         assert_eq!(
             answer.header("retry-after").is_some(),
@@ -393,7 +405,7 @@ async fn draining_layer_refuses_and_waits() {
     assert_eq!(
         send(&app, unkeyed).await.status,
         StatusCode::CREATED,
-        "not ours"
+        "of the service"
     );
     assert!(layer.drain(Duration::from_secs(10)).await);
     assert_eq!(running.await.expect("no panic").status, StatusCode::CREATED);

@@ -9,9 +9,9 @@ use axum::{
 };
 use http::{HeaderValue, Method, Request, StatusCode};
 use serde_json::{Value, json};
-use tests::{Effects, app, post, probe::Probe, send};
+use tests::{Effects, app, post, send};
 use tokio::{sync::Semaphore, time::advance};
-use tower_idempotency::{IdempotencyLayer, MemoryStore, Preset};
+use tower_idempotency::{IdempotencyLayer, MemoryStore, Preset, conformance::FaultInjector};
 
 fn layer() -> IdempotencyLayer {
     IdempotencyLayer::with_preset(MemoryStore::new(), Preset::Idempo)
@@ -48,7 +48,7 @@ async fn executions(app: &Router, requests: impl IntoIterator<Item = Request<Bod
 
 #[tokio::test(start_paused = true)]
 async fn request_without_key_passes_through() {
-    let store = Probe::default();
+    let store = FaultInjector::new(MemoryStore::new());
     let layer = IdempotencyLayer::with_preset(store.clone(), Preset::Idempo);
     let (app, effects) = app(layer, async |n, _| format!("execution {n}"));
     let keyless = || Request::post("/").body(Body::empty()).expect("a request");

@@ -1,12 +1,11 @@
 //! Location and syntax of the key.
 
 use http::{HeaderName, HeaderValue, Request, StatusCode};
-use tests::{
-    Answer, Effects, app, created, creating, post,
-    probe::{Act, Probe},
-    send,
+use tests::{Answer, Effects, app, created, creating, post, send};
+use tower_idempotency::{
+    IdempotencyLayer, KeyScope, KeySyntax, MemoryStore, MissingKey, Ttl,
+    conformance::{Fault, FaultInjector},
 };
-use tower_idempotency::{IdempotencyLayer, KeyScope, KeySyntax, MemoryStore, MissingKey, Ttl};
 
 use axum::{Router, body::Body};
 
@@ -503,7 +502,7 @@ async fn handler_sees_decoded_key() {
 // S-961
 #[tokio::test(start_paused = true)]
 async fn claim_carries_digest_of_scope() {
-    let store = Probe::new(|_, _| Act::Forward);
+    let store = FaultInjector::new(MemoryStore::new()).with_script(|_, _| Fault::None);
     let layer = IdempotencyLayer::new(store.clone());
     let (app, _) = creating(layer.clone());
     let (other_namespace, _) = creating(layer.clone().with_namespace("other"));

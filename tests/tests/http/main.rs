@@ -2,6 +2,7 @@
 //!
 //! A test without a socket runs on a paused clock: however slow the machine is, no timeout passes by chance.
 
+mod auto_traits;
 mod axum_and_hyper;
 mod bodies;
 mod bounds;
@@ -24,3 +25,4 @@ mod replay;
 mod scope;
 mod service_keys;
 mod shares;
+mod world;

@@ -604,11 +604,12 @@ async fn every_preset_limits_responses_to_4_mib() {
 
 #[tokio::test(start_paused = true)]
 async fn default_layer_is_recommended_preset() {
-    let (plain, recommended) = (
-        IdempotencyLayer::new(MemoryStore::new()),
-        IdempotencyLayer::with_preset(MemoryStore::new(), Preset::Recommended),
-    );
-    assert_eq!(format!("{plain:?}"), format!("{recommended:?}"));
+    let layers = Layers {
+        preset: Preset::Idempo,
+        change: |_| IdempotencyLayer::new(MemoryStore::new()),
+    };
+    let (expected, found) = (table(Preset::Recommended), layers.look().await);
+    assert!(found == expected, "{}", differences(&expected, &found));
     assert_eq!(Preset::default(), Preset::Recommended);
 }
 

@@ -1,13 +1,13 @@
 //! Default principal: which callers share a key, and which do not.
 
-use std::sync::{Arc, LazyLock, Mutex};
-
 use axum::body::Body;
 use http::{HeaderName, HeaderValue, Request, StatusCode};
-use metrics_util::debugging::{DebugValue, DebuggingRecorder};
-use tests::{creating, post, send};
+use tests::{
+    creating,
+    observed::{counted, observed, total},
+    post, send,
+};
 use tower_idempotency::{IdempotencyLayer, MemoryStore, Preset, Principal};
-use tracing::{Dispatch, subscriber::NoSubscriber};
 
 fn layer() -> IdempotencyLayer {
     IdempotencyLayer::new(MemoryStore::new())
@@ -167,61 +167,10 @@ async fn repeated_credential_is_no_principal() {
 
 // ---- What operators see ----
 
-/// Returns the counters and the log of `run`.
-fn observed(run: impl Future<Output = ()>) -> (Vec<(String, u64)>, String) {
-    // While there is only one subscriber, other tests' threads could turn its events off for the whole process.
-    static ANOTHER: LazyLock<Dispatch> = LazyLock::new(|| Dispatch::new(NoSubscriber::new()));
-    LazyLock::force(&ANOTHER);
-    let log = Log::default();
-    let writer = log.clone();
-    let subscriber = tracing_subscriber::fmt()
-        .with_ansi(false)
-        .with_writer(move || writer.clone())
-        .finish();
-    let recorder = DebuggingRecorder::new();
-    let snapshotter = recorder.snapshotter();
-    let runtime = tokio::runtime::Builder::new_current_thread()
-        .enable_all()
-        .start_paused(true)
-        .build()
-        .expect("a runtime");
-    tracing::subscriber::with_default(subscriber, || {
-        metrics::with_local_recorder(&recorder, || runtime.block_on(run));
-    });
-    let counters = snapshotter.snapshot().into_vec().into_iter();
-    let counters = counters
-        .filter_map(|(key, _, _, value)| match value {
-            DebugValue::Counter(value) => Some((key.key().name().to_owned(), value)),
-            DebugValue::Gauge(_) | DebugValue::Histogram(_) => None,
-        })
-        .collect();
-    let log = String::from_utf8(log.0.lock().expect("a lock").clone()).expect("text");
-    (counters, log)
-}
-
-#[derive(Clone, Default)]
-struct Log(Arc<Mutex<Vec<u8>>>);
-
-impl std::io::Write for Log {
-    fn write(&mut self, bytes: &[u8]) -> std::io::Result<usize> {
-        self.0.lock().expect("a lock").extend_from_slice(bytes);
-        Ok(bytes.len())
-    }
-
-    fn flush(&mut self) -> std::io::Result<()> {
-        Ok(())
-    }
-}
-
-fn count(counters: &[(String, u64)], name: &str) -> u64 {
-    let of_name = counters.iter().filter(|(counter, _)| counter == name);
-    of_name.map(|(_, value)| value).sum()
-}
-
 // S-904
 #[test]
 fn anonymous_callers_are_counted_and_warned_once() {
-    let (counters, log) = observed(async {
+    let (counters, log) = observed("info", async {
         let layer = layer();
         let (app, _) = creating(layer.clone());
         let (clone, _) = creating(layer.with_principal(Principal::authorization()));
@@ -238,7 +187,7 @@ fn anonymous_callers_are_counted_and_warned_once() {
         )
         .await;
     });
-    assert_eq!(count(&counters, "idempotency_anonymous_total"), 3);
+    assert_eq!(total(&counters, "idempotency_anonymous_total"), 3.0);
     assert_eq!(
         log.matches("request without credentials").count(),
         1,
@@ -249,7 +198,7 @@ fn anonymous_callers_are_counted_and_warned_once() {
 // S-905
 #[test]
 fn refreshed_token_is_counted_and_warned_about() {
-    let (counters, log) = observed(async {
+    let (counters, log) = observed("info", async {
         let (app, effects) = creating(layer());
         for token in ["old-secret", "new-secret"] {
             send(&app, with(&[("authorization", token)])).await;
@@ -267,7 +216,7 @@ fn refreshed_token_is_counted_and_warned_about() {
         tokio::time::advance(std::time::Duration::from_secs(61)).await;
         send(&app, with(&[("authorization", "old-secret")])).await;
     });
-    assert_eq!(count(&counters, "idempotency_principal_changed_total"), 3);
+    assert_eq!(total(&counters, "idempotency_principal_changed_total"), 3.0);
     assert_eq!(log.matches("under another principal").count(), 2, "{log}");
     assert!(!log.contains("secret"), "{log}");
 }
@@ -275,7 +224,7 @@ fn refreshed_token_is_counted_and_warned_about() {
 // S-906
 #[test]
 fn key_of_service_is_no_changed_principal() {
-    let (counters, _) = observed(async {
+    let counters = counted(async {
         let layer = layer().with_missing_key(tower_idempotency::MissingKey::Derive);
         let (app, effects) = creating(layer);
         for token in ["a", "b"] {
@@ -285,13 +234,13 @@ fn key_of_service_is_no_changed_principal() {
         }
         assert_eq!(effects.count(), 2);
     });
-    assert_eq!(count(&counters, "idempotency_principal_changed_total"), 0);
+    assert_eq!(total(&counters, "idempotency_principal_changed_total"), 0.0);
 }
 
 // S-907
 #[test]
 fn missing_extension_logs_error() {
-    let (counters, log) = observed(async {
+    let (counters, log) = observed("info", async {
         let principal = Principal::extension(|account: &u64| account.to_be_bytes());
         let (app, effects) = creating(layer().with_principal(principal));
         for _ in 0..2 {
@@ -300,6 +249,6 @@ fn missing_extension_logs_error() {
         }
         assert_eq!(effects.count(), 0);
     });
-    assert_eq!(count(&counters, "idempotency_refused_total"), 2);
+    assert_eq!(total(&counters, "idempotency_refused_total"), 2.0);
     assert_eq!(log.matches("ERROR").count(), 1, "once a minute: {log}");
 }

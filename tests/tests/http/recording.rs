@@ -13,15 +13,12 @@ use axum::{
 };
 use http::{HeaderValue, Request, StatusCode};
 use http_body_util::BodyExt;
-use tests::{
-    Effects, Scripted, Step, app, created, creating, post,
-    probe::{Act, Op, Probe},
-    read, send,
-};
+use tests::{Effects, Scripted, Step, app, created, creating, post, read, send};
 use tokio::time::advance;
 use tower::ServiceExt;
 use tower_idempotency::{
     IdempotencyLayer, MemoryStore, Preset, Retention, Ttl,
+    conformance::{Fault, FaultInjector, Operation},
     store::{Acquired, Store},
 };
 
@@ -96,16 +93,16 @@ async fn first_response_is_unchanged() {
 // S-084
 #[tokio::test(start_paused = true)]
 async fn execution_makes_two_store_calls_and_replay_one() {
-    let store = Probe::default();
-    let memory = store.inner();
+    let store = FaultInjector::new(MemoryStore::new());
+    let memory = store.inner().clone();
     let (app, effects) = app(IdempotencyLayer::new(store.clone()), move |n, _req| {
         assert_eq!(memory.len(), 1, "leased while the handler runs");
         async move { created(n) }
     });
     let calls = || {
         (
-            store.count(Op::Acquire),
-            store.count(Op::Complete),
+            store.calls(Operation::Acquire),
+            store.calls(Operation::Complete),
             store.all_calls(),
         )
     };
@@ -448,10 +445,10 @@ async fn aborted_response_reaches_client_aborted() {
 // F-008, S-099
 #[tokio::test(start_paused = true)]
 async fn record_is_stored_before_first_byte() {
-    let store = Probe::default();
+    let store = FaultInjector::new(MemoryStore::new());
     let (app, effects) = creating(IdempotencyLayer::new(store.clone()));
     let res = app.clone().oneshot(order()).await.expect("infallible");
-    assert_eq!(store.count(Op::Complete), 1);
+    assert_eq!(store.calls(Operation::Complete), 1);
     drop(res);
     let retry = send(&app, order()).await;
     assert!(retry.is_replay());
@@ -462,11 +459,11 @@ async fn record_is_stored_before_first_byte() {
 // S-100
 #[tokio::test(start_paused = true)]
 async fn no_byte_is_sent_before_record() {
-    let store = Probe::default();
-    store.fail_next(1, Op::Complete, Act::Hang);
+    let store = FaultInjector::new(MemoryStore::new());
+    store.enqueue(Operation::Complete, [Fault::Hang]);
     let (app, effects) = creating(IdempotencyLayer::new(store.clone()));
     let answer = tokio::spawn(app.clone().oneshot(order()));
-    while store.count(Op::Complete) == 0 {
+    while store.calls(Operation::Complete) == 0 {
         tokio::task::yield_now().await;
     }
     for _ in 0..10 {
@@ -552,7 +549,7 @@ async fn record_has_traceparent_and_replay_has_not() {
     const FIRST: &str = "00-4bf92f3577b34da6a3ce929d0e0e4736-00f067aa0ba902b7-01";
     const RETRY: &str = "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01";
     for (sent, stored) in [(FIRST, true), ("00-hostile", false)] {
-        let store = Probe::new(|_, _| Act::Forward);
+        let store = FaultInjector::new(MemoryStore::new()).with_script(|_, _| Fault::None);
         let (app, effects) = creating(IdempotencyLayer::new(store.clone()));
         let with = |traceparent: &str| {
             let mut req = order();

@@ -15,7 +15,7 @@ use http::{
 };
 use http_body::Body as _;
 use http_body_util::BodyExt;
-use tests::{Answer, Effects, Scripted, Step, app, creating, post, probe::Probe, send};
+use tests::{Answer, Effects, Scripted, Step, app, creating, post, send};
 use tower::{Layer, ServiceExt, service_fn, util::BoxCloneSyncService};
 use tower_http::{
     compression::CompressionLayer,
@@ -24,7 +24,8 @@ use tower_http::{
     trace::TraceLayer,
 };
 use tower_idempotency::{
-    IDEMPOTENCY_KEY, IDEMPOTENT_REPLAYED, IdempotencyLayer, MemoryStore, replayed_by_default,
+    IDEMPOTENCY_KEY, IDEMPOTENT_REPLAYED, IdempotencyLayer, MemoryStore,
+    conformance::FaultInjector, replayed_by_default,
 };
 
 fn layer() -> IdempotencyLayer {
@@ -622,10 +623,10 @@ async fn unreadable_record_gets_503_without_execution() {
         }),
     ];
     for (what, garble) in garbles {
-        let store = Probe::default();
+        let store = FaultInjector::new(MemoryStore::new());
         let (app, effects) = creating(IdempotencyLayer::new(store.clone()));
         assert_eq!(send(&app, order()).await.status, StatusCode::CREATED);
-        store.garble(garble);
+        store.rewrite_records(garble);
         for _ in 0..2 {
             let answer = send(&app, order()).await;
             assert_eq!(answer.status, StatusCode::SERVICE_UNAVAILABLE, "{what}");
@@ -666,10 +667,10 @@ async fn replay_keeps_header_order() {
         (headers, "answer").into_response()
     })
     .await;
-    let ours = |answer: &Answer| {
+    let replayed_headers = |answer: &Answer| {
         let mut lines = lines(answer);
         lines.retain(|(name, _)| name.starts_with("x-"));
         lines
     };
-    assert_eq!(ours(&replay), ours(&first));
+    assert_eq!(replayed_headers(&replay), replayed_headers(&first));
 }

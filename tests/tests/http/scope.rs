@@ -7,9 +7,11 @@ use axum::{
     routing::{any, post as on_post},
 };
 use http::{HeaderName, HeaderValue, Request, StatusCode};
-use tests::{Effects, app, created, creating, post, probe::Probe, send};
+use tests::{Effects, app, created, creating, post, send};
 use tower::ServiceExt;
-use tower_idempotency::{ACTING_HEADERS, FingerprintBy, IdempotencyLayer, MemoryStore};
+use tower_idempotency::{
+    ACTING_HEADERS, FingerprintBy, IdempotencyLayer, MemoryStore, conformance::FaultInjector,
+};
 
 fn layer() -> IdempotencyLayer {
     IdempotencyLayer::new(MemoryStore::new())
@@ -175,7 +177,7 @@ async fn host_is_in_scope_if_set() {
 // S-916
 #[tokio::test(start_paused = true)]
 async fn operation_is_matched_route() {
-    let store = Probe::default();
+    let store = FaultInjector::new(MemoryStore::new());
     let effects = Effects::default();
     let counted = effects.clone();
     let handler = async move || created(counted.happen());
@@ -189,12 +191,15 @@ async fn operation_is_matched_route() {
     )
     .await;
     assert_eq!(effects.count(), 1);
-    let operation = store.operations().pop().expect("a claim");
-    assert_eq!(operation, "POST /users/{id}/reset/{secret}");
+    let operation = store.claims().pop().expect("a claim").operation;
+    assert_eq!(&*operation, "POST /users/{id}/reset/{secret}");
     // Without a route, the path.
     let (fallback, _) = app_of(IdempotencyLayer::new(store.clone()));
     send(&fallback, post("/orders?code=raw-query", "k2", "order")).await;
-    assert_eq!(store.operations().pop().expect("a claim"), "POST /orders");
+    assert_eq!(
+        &*store.claims().pop().expect("a claim").operation,
+        "POST /orders"
+    );
 }
 
 fn app_of(layer: IdempotencyLayer) -> (Router, Effects) {

@@ -7,11 +7,11 @@ use std::{
 
 use axum::{Extension, Router, body::Body, response::IntoResponse};
 use http::{HeaderValue, Request, StatusCode};
-use tests::{Effects, app, created, creating, post, probe::Probe, send};
+use tests::{Effects, app, created, creating, post, send};
 use tokio::time::advance;
 use tower_idempotency::{
     IdempotencyKey, IdempotencyLayer, KeyScope, Lease, MemoryStore, MissingKey, NeedsAttention,
-    OrphanPolicy, Principal, Retention, Ttl,
+    OrphanPolicy, Principal, Retention, Ttl, conformance::FaultInjector,
 };
 
 const WINDOW: Ttl = Ttl::from_secs(300);
@@ -244,7 +244,7 @@ async fn inner_layer_with_own_keys_stays_on() {
             .get("x-event")
             .map(|_| head.headers.len().to_string())
     });
-    let store = Probe::default();
+    let store = FaultInjector::new(MemoryStore::new());
     let derive = IdempotencyLayer::new(store.clone()).with_missing_key(MissingKey::Derive);
     let (app, effects) = inside(derive, outer);
     for _ in 0..2 {
@@ -259,7 +259,7 @@ async fn inner_layer_with_own_keys_stays_on() {
 // S-921
 #[tokio::test(start_paused = true)]
 async fn inner_layer_with_same_key_passes() {
-    let store = Probe::default();
+    let store = FaultInjector::new(MemoryStore::new());
     let plain = || IdempotencyLayer::new(store.clone());
     let named = || plain().with_key_from(KeyScope::EachCaller, |_| Some("k".to_owned()));
     let derive = || plain().with_missing_key(MissingKey::Derive);

@@ -3,18 +3,18 @@
 use std::{num::NonZeroU32, time::Duration};
 
 use axum::{Router, body::Body, response::Response};
+use bytes::Bytes;
 use http::{HeaderValue, Request, StatusCode};
 use http_body_util::BodyExt;
-use tests::{
-    Answer, Effects, Scripted, Step, app, creating,
-    gate::{Gate, bounded},
-    noise, post,
-    probe::Probe,
-    send,
-};
+use tests::{Answer, Effects, Scripted, Step, app, creating, gate::bounded, noise, post, send};
 use tokio::{task::JoinHandle, time::sleep};
 use tower::ServiceExt;
-use tower_idempotency::{ConcurrentRequests, IdempotencyLayer, MemoryStore, Principal};
+use tower_idempotency::{
+    ConcurrentRequests, IdempotencyLayer, MemoryStore, OrphanPolicy, Principal, StoreFailure, Ttl,
+    store::{Acquired, Claim, KeyId, LeaseRef, Store, StoreError},
+};
+
+use crate::world::World;
 
 /// A POST of a caller with a credential of its own.
 fn by(caller: &str, key: &str, body: impl Into<Body>) -> Request<Body> {
@@ -32,39 +32,7 @@ fn assert_caller_limit(answer: &Answer) {
     assert!(!answer.is_replay());
 }
 
-/// A service whose handlers wait at a gate.
-struct World {
-    layer: IdempotencyLayer,
-    store: Probe,
-    app: Router,
-    effects: Effects,
-    gate: Gate,
-}
-
 impl World {
-    fn new(configure: impl FnOnce(IdempotencyLayer) -> IdempotencyLayer) -> Self {
-        let store = Probe::over(MemoryStore::new());
-        let layer = configure(IdempotencyLayer::new(store.clone()));
-        let gate = Gate::shut();
-        let passed = gate.clone();
-        let (app, effects) = app(layer.clone(), move |_, req: Request<Body>| {
-            let gate = passed.clone();
-            async move {
-                if req.uri().path() != "/fast" {
-                    gate.pass().await;
-                }
-                StatusCode::CREATED
-            }
-        });
-        Self {
-            layer,
-            store,
-            app,
-            effects,
-            gate,
-        }
-    }
-
     /// Sends a request in a task, and lets it run as far as it can.
     async fn start(&self, req: Request<Body>) -> JoinHandle<Answer> {
         let app = self.app.clone();
@@ -88,7 +56,7 @@ impl World {
         self.gate.open_for_good();
         for running in running {
             let answer = running.await.expect("no panic");
-            assert_eq!(answer.status, StatusCode::CREATED);
+            assert_eq!(answer.status, StatusCode::OK);
         }
         assert_eq!(self.layer.in_flight(), 0);
     }
@@ -98,7 +66,7 @@ impl World {
 #[tokio::test(start_paused = true)]
 async fn executions_of_one_caller_leave_places_to_others() {
     bounded(async {
-        let world = World::new(|layer| layer.with_max_in_flight(16));
+        let world = World::held(|layer| layer.with_max_in_flight(16));
         let mut running = world.execute("alice", 12).await;
         for n in 12..20 {
             let refused = send(&world.app, by("alice", &format!("alice-{n}"), "")).await;
@@ -120,7 +88,7 @@ async fn executions_of_one_caller_leave_places_to_others() {
 #[tokio::test(start_paused = true)]
 async fn requests_without_principal_count_as_one_caller() {
     bounded(async {
-        let world = World::new(|layer| layer.with_max_in_flight(16));
+        let world = World::held(|layer| layer.with_max_in_flight(16));
         let mut running = Vec::new();
         for n in 0..12 {
             running.push(world.start(post("/orders", &n.to_string(), "")).await);
@@ -137,16 +105,13 @@ async fn requests_without_principal_count_as_one_caller() {
 #[tokio::test(start_paused = true)]
 async fn duplicates_need_no_place_among_executions() {
     bounded(async {
-        let world = World::new(|layer| layer.with_max_in_flight(8));
+        let world = World::held(|layer| layer.with_max_in_flight(8));
         let recorded = |body: &'static str| {
             let mut req = by("alice", "recorded", body);
             *req.uri_mut() = "/fast".parse().expect("a path");
             req
         };
-        assert_eq!(
-            send(&world.app, recorded("a")).await.status,
-            StatusCode::CREATED
-        );
+        assert_eq!(send(&world.app, recorded("a")).await.status, StatusCode::OK);
         let mut running = world.execute("alice", 6).await;
         running.extend(world.execute("bob", 1).await);
         running.extend(world.execute("carol", 1).await);
@@ -166,7 +131,7 @@ async fn duplicates_need_no_place_among_executions() {
 #[tokio::test(start_paused = true)]
 async fn refusal_for_share_executes_and_records_nothing() {
     bounded(async {
-        let world = World::new(|layer| layer.with_max_in_flight(16));
+        let world = World::held(|layer| layer.with_max_in_flight(16));
         let running = world.execute("alice", 12).await;
         let entries = world.store.inner().len();
         for _ in 0..3 {
@@ -177,7 +142,7 @@ async fn refusal_for_share_executes_and_records_nothing() {
         world.finish(running).await;
         for replay in [false, true] {
             let answer = send(&world.app, by("alice", "later", "")).await;
-            assert_eq!(answer.status, StatusCode::CREATED);
+            assert_eq!(answer.status, StatusCode::OK);
             assert_eq!(answer.is_replay(), replay);
         }
         assert_eq!(world.effects.count(), 13);
@@ -190,7 +155,7 @@ async fn refusal_for_share_executes_and_records_nothing() {
 #[tokio::test(start_paused = true)]
 async fn unread_bodies_have_limit_of_their_own() {
     bounded(async {
-        let world = World::new(|layer| layer.with_max_in_flight(16));
+        let world = World::held(|layer| layer.with_max_in_flight(16));
         let mut stalled = Vec::new();
         for n in 0..20 {
             let body = Body::new(Scripted::new([Step::Wait(Duration::from_secs(20))]));
@@ -216,7 +181,7 @@ async fn unread_bodies_have_limit_of_their_own() {
 async fn waits_of_one_caller_leave_places_to_others() {
     bounded(async {
         let wait = ConcurrentRequests::Wait(Duration::from_secs(20));
-        let world = World::new(|layer| {
+        let world = World::held(|layer| {
             layer
                 .with_concurrent_requests(wait)
                 .with_max_waiters(100, 8)
@@ -247,7 +212,7 @@ async fn waits_of_one_caller_leave_places_to_others() {
 #[tokio::test(start_paused = true)]
 async fn refused_bytes_do_not_count() {
     bounded(async {
-        let world = World::new(|layer| layer.with_max_buffered(100_000, 100_000));
+        let world = World::held(|layer| layer.with_max_buffered(100_000, 100_000));
         world.gate.open_for_good();
         let stalled = |length: usize| {
             let data = Step::Data(vec![b'x'; length].into());
@@ -264,7 +229,7 @@ async fn refused_bytes_do_not_count() {
         let of_bob = world.start(by("bob", "large", stalled(74_000))).await;
         // Alice holds little again, and can therefore use the last quarter.
         let answer = send(&world.app, by("alice", "again", vec![b'x'; 12_000])).await;
-        assert_eq!(answer.status, StatusCode::CREATED);
+        assert_eq!(answer.status, StatusCode::OK);
         assert!(!small.is_finished() && !of_bob.is_finished());
     })
     .await;
@@ -386,7 +351,7 @@ async fn invented_credential_gets_no_other_share() {
             Principal::credentials(),
             path().and(Principal::credentials()),
         ] {
-            let world = World::new(|layer| {
+            let world = World::held(|layer| {
                 layer
                     .with_max_in_flight(16)
                     .with_host_in_scope(true)
@@ -479,6 +444,103 @@ async fn fresh_keys_of_each_caller_have_rate() {
             );
         }
         assert_eq!(effects.count(), 4);
+    })
+    .await;
+}
+
+// S-983, F-947
+/// A client that can make the handler panic leaves an orphan with each request.
+#[tokio::test(start_paused = true)]
+async fn orphans_of_one_caller_leave_room_to_others() {
+    bounded(async {
+        let store = MemoryStore::new().with_max_entries(40);
+        let (app, effects) = app(
+            IdempotencyLayer::new(store)
+                .with_orphan_policy(OrphanPolicy::Refuse)
+                .with_store_failure(StoreFailure::DangerouslyExecuteUnprotected),
+            |_, req: Request<Body>| async move {
+                assert!(req.uri().path() != "/panics", "after the effect");
+                StatusCode::CREATED
+            },
+        );
+        let panics = |key: usize| {
+            let mut req = by("alice", &format!("panics-{key}"), "");
+            *req.uri_mut() = "/panics".parse().expect("a path");
+            let app = app.clone();
+            tokio::spawn(async move { send(&app, req).await })
+        };
+        for key in 0..30 {
+            assert!(panics(key).await.is_err(), "the handler panicked");
+        }
+        for key in 30..100 {
+            assert_caller_limit(&panics(key).await.expect("no handler ran"));
+        }
+        assert_eq!(effects.count(), 30);
+        for key in 0..1000 {
+            let answer = send(&app, by("bob", &key.to_string(), "")).await;
+            assert_eq!(answer.status, StatusCode::CREATED, "{key}");
+        }
+        assert!(send(&app, by("bob", "999", "")).await.is_replay());
+        assert_eq!(effects.count(), 1030);
+    })
+    .await;
+}
+
+/// A store whose records are damaged at their end.
+struct Damaged(MemoryStore);
+
+impl Store for Damaged {
+    async fn acquire(&self, claim: &Claim) -> Result<Acquired, StoreError> {
+        let mut acquired = self.0.acquire(claim).await?;
+        if let Acquired::Completed { record, .. } = &mut acquired {
+            let mut bytes = record.to_vec();
+            *bytes.last_mut().expect("a record") ^= 1;
+            *record = bytes.into();
+        }
+        Ok(acquired)
+    }
+
+    async fn renew(&self, lease: &LeaseRef, ttl: Ttl) -> Result<(), StoreError> {
+        self.0.renew(lease, ttl).await
+    }
+
+    async fn complete(&self, lease: &LeaseRef, record: Bytes, ttl: Ttl) -> Result<(), StoreError> {
+        self.0.complete(lease, record, ttl).await
+    }
+
+    async fn release(&self, lease: &LeaseRef) -> Result<(), StoreError> {
+        self.0.release(lease).await
+    }
+
+    async fn wait_for_change(&self, id: &KeyId, timeout: Duration) {
+        self.0.wait_for_change(id, timeout).await;
+    }
+}
+
+// S-984
+/// A record that is inflated first would be found to be damaged.
+#[tokio::test(start_paused = true)]
+async fn replay_over_limit_is_not_inflated() {
+    bounded(async {
+        let store = MemoryStore::new();
+        let body = vec![0; 1 << 20];
+        let (app_of_store, _) = app(IdempotencyLayer::new(store.clone()), {
+            move |_, _: Request<Body>| {
+                let body = body.clone();
+                async move { body }
+            }
+        });
+        let first = send(&app_of_store, by("alice", "large", "")).await;
+        assert_eq!(first.body.len(), 1 << 20);
+        assert!(store.bytes() < 100_000, "the record is compressed");
+        for (limit, code) in [(2 << 20, "store-unavailable"), (1 << 20, "overloaded")] {
+            let layer = IdempotencyLayer::new(Damaged(store.clone()));
+            let layer = layer.with_max_buffered(1 << 20, limit);
+            let (app, effects) = creating(layer);
+            let answer = send(&app, by("alice", "large", "")).await;
+            assert_eq!(answer.code(), code);
+            assert_eq!(effects.count(), 0);
+        }
     })
     .await;
 }

@@ -20,13 +20,14 @@ use tests::{
     Effects,
     bodies::{Piece, pieces},
     gate::{Gate, bounded, eventually},
-    probe::{Act, Op, Probe, yield_once},
     read, send,
 };
 use tokio::runtime::{Builder, Runtime};
 use tower::ServiceExt;
 use tower_idempotency::{
-    ConcurrentRequests, IdempotencyLayer, Lease, MemoryStore, run_once::WorkError,
+    ConcurrentRequests, IdempotencyLayer, Lease, MemoryStore,
+    conformance::{Fault, FaultInjector, Operation},
+    run_once::WorkError,
 };
 use tracing::{Dispatch, Instrument, Level, subscriber::NoSubscriber};
 
@@ -72,11 +73,11 @@ impl World {
         let handler = async move |body: axum::body::Bytes| {
             assert_eq!(body, "one two");
             let (begun, finished) = books;
-            yield_once().await;
+            tokio::task::yield_now().await;
             let n = begun.happen();
-            yield_once().await;
+            tokio::task::yield_now().await;
             finished.happen();
-            yield_once().await;
+            tokio::task::yield_now().await;
             let mut body = format!("execution {n}");
             let status = match ending {
                 Ending::Answers(status) => status,
@@ -152,7 +153,7 @@ async fn at_every_poll<Fut: Future<Output = ()>>(
 
 /// Asserts at most one effect, whenever the request is dropped. The retries receive the same response as the request,
 /// if the request received one.
-async fn executes_once_at_every_poll(store: impl Fn() -> Probe) {
+async fn executes_once_at_every_poll(store: impl Fn() -> FaultInjector<MemoryStore>) {
     let world = || {
         let layer = IdempotencyLayer::new(store());
         World::new(layer, Ending::Answers(StatusCode::CREATED))
@@ -182,7 +183,7 @@ async fn executes_once_at_every_poll(store: impl Fn() -> Probe) {
 #[tokio::test(start_paused = true)]
 async fn drop_at_any_poll_leaves_one_effect_and_response() {
     bounded(executes_once_at_every_poll(|| {
-        Probe::new(|_, _| Act::Yield)
+        FaultInjector::new(MemoryStore::new()).with_script(|_, _| Fault::Yield)
     }))
     .await;
 }
@@ -192,9 +193,9 @@ async fn drop_at_any_poll_leaves_one_effect_and_response() {
 #[tokio::test(start_paused = true)]
 async fn drop_at_any_poll_survives_lost_acquire_reply() {
     let store = || {
-        Probe::new(|op, nth| match (op, nth) {
-            (Op::Acquire, 1) => Act::FailAfter,
-            _ => Act::Yield,
+        FaultInjector::new(MemoryStore::new()).with_script(|op, nth| match (op, nth) {
+            (Operation::Acquire, 1) => Fault::ReplyLost,
+            _ => Fault::Yield,
         })
     };
     bounded(executes_once_at_every_poll(store)).await;
@@ -205,9 +206,9 @@ async fn drop_at_any_poll_survives_lost_acquire_reply() {
 #[tokio::test(start_paused = true)]
 async fn drop_at_any_poll_survives_lost_complete_reply() {
     let store = || {
-        Probe::new(|op, nth| match (op, nth) {
-            (Op::Complete, 1) => Act::FailAfter,
-            _ => Act::Yield,
+        FaultInjector::new(MemoryStore::new()).with_script(|op, nth| match (op, nth) {
+            (Operation::Complete, 1) => Fault::ReplyLost,
+            _ => Fault::Yield,
         })
     };
     bounded(executes_once_at_every_poll(store)).await;
@@ -217,9 +218,9 @@ async fn drop_at_any_poll_survives_lost_complete_reply() {
 #[tokio::test(start_paused = true)]
 async fn drop_at_any_poll_survives_background_completion() {
     let store = || {
-        Probe::new(|op, nth| match (op, nth) {
-            (Op::Complete, 1..=5) => Act::FailBefore,
-            _ => Act::Yield,
+        FaultInjector::new(MemoryStore::new()).with_script(|op, nth| match (op, nth) {
+            (Operation::Complete, 1..=5) => Fault::CallLost,
+            _ => Fault::Yield,
         })
     };
     bounded(executes_once_at_every_poll(store)).await;
@@ -230,10 +231,10 @@ async fn drop_at_any_poll_survives_background_completion() {
 #[tokio::test(start_paused = true)]
 async fn drop_at_any_poll_releases_after_unreadable_record() {
     let world = || {
-        let store = Probe::new(|op, nth| match (op, nth) {
-            (Op::Acquire, 1..=3) | (Op::Release, 1) => Act::FailAfter,
-            (Op::Release, 2..=4) => Act::FailBefore,
-            _ => Act::Yield,
+        let store = FaultInjector::new(MemoryStore::new()).with_script(|op, nth| match (op, nth) {
+            (Operation::Acquire, 1..=3) | (Operation::Release, 1) => Fault::ReplyLost,
+            (Operation::Release, 2..=4) => Fault::CallLost,
+            _ => Fault::Yield,
         });
         World::new(
             IdempotencyLayer::new(store),
@@ -263,10 +264,11 @@ async fn drop_at_any_poll_releases_after_unreadable_record() {
 async fn drop_at_any_poll_releases_key_if_not_recorded() {
     for releases_failing in [0, 1, 4] {
         let world = || {
-            let store = Probe::new(move |op, nth| match op {
-                Op::Release if nth <= releases_failing => Act::FailBefore,
-                _ => Act::Yield,
-            });
+            let store =
+                FaultInjector::new(MemoryStore::new()).with_script(move |op, nth| match op {
+                    Operation::Release if nth <= releases_failing => Fault::CallLost,
+                    _ => Fault::Yield,
+                });
             let ending = Ending::Answers(StatusCode::INTERNAL_SERVER_ERROR);
             World::new(IdempotencyLayer::new(store), ending)
         };
@@ -286,7 +288,9 @@ async fn drop_at_any_poll_releases_key_if_not_recorded() {
 #[tokio::test(start_paused = true)]
 async fn drop_at_any_poll_leaves_tombstone_if_too_large() {
     let world = || {
-        let layer = IdempotencyLayer::new(Probe::new(|_, _| Act::Yield));
+        let layer = IdempotencyLayer::new(
+            FaultInjector::new(MemoryStore::new()).with_script(|_, _| Fault::Yield),
+        );
         World::new(layer.with_response_limit(100), Ending::AnswersTooMuch)
     };
     let check = async |world: World, answer: Option<tests::Answer>| {
@@ -313,7 +317,9 @@ async fn drop_at_any_poll_leaves_tombstone_if_too_large() {
 #[tokio::test(start_paused = true)]
 async fn drop_at_any_poll_releases_key_after_panic() {
     for polls in 0..100 {
-        let layer = IdempotencyLayer::new(Probe::new(|_, _| Act::Yield));
+        let layer = IdempotencyLayer::new(
+            FaultInjector::new(MemoryStore::new()).with_script(|_, _| Fault::Yield),
+        );
         let world = World::new(layer, Ending::Panics);
         let dropped = tokio::spawn(dropped_after(polls, world.call())).await;
         world.settle().await;
@@ -339,9 +345,11 @@ async fn dropped_waiter_affects_no_other_request() {
             let gate = Gate::shut();
             let (effects, books, held) = (Effects::default(), Effects::default(), gate.clone());
             let counted = effects.clone();
-            let layer = IdempotencyLayer::new(Probe::new(|_, _| Act::Yield))
-                .with_concurrent_requests(ConcurrentRequests::Wait(Duration::from_secs(10)))
-                .with_max_waiters(1, 1);
+            let layer = IdempotencyLayer::new(
+                FaultInjector::new(MemoryStore::new()).with_script(|_, _| Fault::Yield),
+            )
+            .with_concurrent_requests(ConcurrentRequests::Wait(Duration::from_secs(10)))
+            .with_max_waiters(1, 1);
             let app = Router::new()
                 .route(
                     "/",
@@ -353,7 +361,7 @@ async fn dropped_waiter_affects_no_other_request() {
                         if call == 1 && owner_fails {
                             return (StatusCode::BAD_GATEWAY, String::new());
                         }
-                        yield_once().await;
+                        tokio::task::yield_now().await;
                         (StatusCode::OK, format!("effect {}", counted.happen()))
                     }),
                 )
@@ -411,7 +419,7 @@ async fn dropped_waiter_affects_no_other_request() {
 async fn drop_during_request_body_executes_nothing() {
     bounded(async {
         for after in 0..3 {
-            let store = Probe::new(|_, _| Act::Yield);
+            let store = FaultInjector::new(MemoryStore::new()).with_script(|_, _| Fault::Yield);
             let world = World::new(
                 IdempotencyLayer::new(store.clone()),
                 Ending::Answers(StatusCode::CREATED),
@@ -422,7 +430,7 @@ async fn drop_during_request_body_executes_nothing() {
             let dropped = dropped_after(1, world.app.clone().oneshot(req)).await;
             assert!(dropped.is_none());
             assert_eq!(world.layer.in_flight(), 0, "it is gone at once");
-            assert_eq!(store.count(Op::Acquire), 0);
+            assert_eq!(store.calls(Operation::Acquire), 0);
             assert_eq!(world.retry().await.text(), "execution 1");
         }
     })

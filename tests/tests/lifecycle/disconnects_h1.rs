@@ -309,7 +309,7 @@ async fn unread_body_is_not_requested() {
                 if let Some(leave) = leave {
                     client.leave(leave);
                 } else {
-                    assert_eq!(soon(client.answer()).await, None, "nobody asks for it");
+                    assert_eq!(soon(client.answer()).await, None, "no client asks for it");
                     stage.go_on();
                     let answer = client.answer().await.unwrap();
                     assert_eq!(answer.status, StatusCode::CREATED, "and not 100");

@@ -26,7 +26,7 @@ async fn endless_handler_holds_its_key() {
         sleep(Duration::from_secs(3600)).await;
         let retry = send(&app, post("/orders", "k", "tea"));
         let retry = timeout(Duration::from_secs(1), retry).await;
-        let retry = retry.expect("it is told at once, and not executed as well");
+        let retry = retry.expect("it is refused at once and not executed");
         assert_eq!(retry.code(), "in-progress");
     }
     assert_eq!((effects.count(), layer.in_flight()), (1, 1));

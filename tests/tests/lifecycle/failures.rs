@@ -8,14 +8,12 @@ use axum::{
 };
 use http::{Request, StatusCode};
 use http_body_util::BodyExt;
-use tests::{
-    Answer, Effects, Scripted, Step, post,
-    probe::{Act, Op, Probe},
-};
+use tests::{Answer, Effects, Scripted, Step, post};
 use tokio::time::advance;
 use tower::{BoxError, Layer, ServiceExt, service_fn};
 use tower_idempotency::{
     ExecutionFailure, IdempotencyLayer, Lease, MemoryStore, OrphanPolicy,
+    conformance::{Fault, FaultInjector, Operation},
     run_once::{Outcome, WorkError},
 };
 
@@ -216,8 +214,8 @@ async fn failed_execution_can_need_attention() {
 #[tokio::test(start_paused = true)]
 async fn orphan_is_left_although_store_fails() {
     for failure in FAILURES {
-        let store = Probe::default();
-        store.fail(Op::Renew, Act::FailBefore);
+        let store = FaultInjector::new(MemoryStore::new());
+        store.fail_each(Operation::Renew, Fault::CallLost);
         let layer = IdempotencyLayer::new(store.clone()).with_orphan_policy(OrphanPolicy::Refuse);
         let service = Failing::new(layer, failure);
         service.order().await.assert_failed(failure);
@@ -227,7 +225,7 @@ async fn orphan_is_left_although_store_fails() {
             assert_eq!(service.order().await.answer().code(), code, "{failure}");
         }
         assert_eq!(service.effects.count(), 1, "{failure}");
-        assert_eq!(store.count(Op::Release), 0, "{failure}");
+        assert_eq!(store.calls(Operation::Release), 0, "{failure}");
     }
 }
 

@@ -12,7 +12,6 @@ use http::{Request, StatusCode};
 use tests::{
     Answer, Effects,
     gate::{Gate, bounded, eventually, within},
-    probe::{Act, Op, Probe},
     send,
 };
 use tokio::{
@@ -23,6 +22,7 @@ use tokio::{
 use tower_idempotency::{
     ConcurrentRequests, IdempotencyLayer, Lease, MemoryStore, OrphanPolicy, StoreFailure, Ttl,
     Unrecordable,
+    conformance::{Fault, FaultInjector, Hold, Operation},
     store::{Acquired, Claim, KeyId, LeaseRef, Store, StoreError},
 };
 
@@ -30,7 +30,7 @@ use tower_idempotency::{
 #[derive(Clone)]
 struct Node {
     layer: IdempotencyLayer,
-    store: Probe,
+    store: FaultInjector<MemoryStore>,
     app: Router,
     gate: Gate,
     effects: Effects,
@@ -48,7 +48,7 @@ impl Node {
         effects: &Effects,
         configure: impl FnOnce(IdempotencyLayer) -> IdempotencyLayer,
     ) -> Self {
-        let store = Probe::on(store.clone(), |_, _| Act::Forward);
+        let store = FaultInjector::new(store.clone());
         let layer = configure(IdempotencyLayer::new(store.clone()));
         let status = Arc::new(Mutex::new(StatusCode::CREATED));
         let mut node = Self {
@@ -76,7 +76,7 @@ impl Node {
 
     /// A second process on the same store.
     fn another(&self) -> Self {
-        Self::on(&self.store.inner(), &self.effects, |layer| layer)
+        Self::on(self.store.inner(), &self.effects, |layer| layer)
     }
 
     fn send(&self) -> JoinHandle<Answer> {
@@ -101,18 +101,18 @@ impl Node {
     }
 
     /// Makes every call of these methods do that.
-    fn fail(&self, ops: &'static [Op], act: Act) {
-        self.store.set(move |op, _| {
-            if ops.contains(&op) {
-                act.clone()
+    fn fail(&self, operations: &'static [Operation], fault: Fault) {
+        self.store.set_script(move |operation, _| {
+            if operations.contains(&operation) {
+                fault.clone()
             } else {
-                Act::Forward
+                Fault::None
             }
         });
     }
 
     fn recover(&self) {
-        self.store.set(|_, _| Act::Forward);
+        self.store.set_script(|_, _| Fault::None);
     }
 }
 
@@ -145,7 +145,7 @@ async fn handler_longer_than_lease_holds_it() {
         }
         // Not at the very moment of a renewal.
         sleep(Duration::from_millis(500)).await;
-        let renewals = node.store.count(Op::Renew);
+        let renewals = node.store.calls(Operation::Renew);
         assert_eq!(renewals, 12, "renewals in 60 s");
         node.gate.open_for_good();
         assert_eq!(joined(first).await.text(), "execution 1");
@@ -153,7 +153,11 @@ async fn handler_longer_than_lease_holds_it() {
         lease.lost().await;
         assert!(other.answer().await.is_replay());
         sleep(LONG / 2).await;
-        assert_eq!(node.store.count(Op::Renew), renewals, "behaviours 112");
+        assert_eq!(
+            node.store.calls(Operation::Renew),
+            renewals,
+            "behaviours 112"
+        );
         assert_eq!(node.effects.count(), 1);
     })
     .await;
@@ -168,7 +172,7 @@ async fn short_request_makes_no_renewal() {
         node.gate.open_for_good();
         assert_eq!(joined(first).await.status, StatusCode::CREATED);
         sleep(LEASE).await;
-        assert_eq!(node.store.count(Op::Renew), 0);
+        assert_eq!(node.store.calls(Operation::Renew), 0);
     })
     .await;
 }
@@ -177,14 +181,19 @@ async fn short_request_makes_no_renewal() {
 // fm 21
 #[tokio::test(start_paused = true)]
 async fn renewal_failures_within_lease_are_harmless() {
-    for act in [Act::FailBefore, Act::FailAfter, Act::Hang, Act::HangAfter] {
+    for act in [
+        Fault::CallLost,
+        Fault::ReplyLost,
+        Fault::Hang,
+        Fault::HangAfter,
+    ] {
         within(LONG, async {
             let node = Node::new();
             let other = node.another();
             let (first, lease) = node.running().await;
-            node.fail(&[Op::Renew], act);
+            node.fail(&[Operation::Renew], act);
             sleep(Duration::from_secs(12)).await;
-            assert!(node.store.count(Op::Renew) >= 3, "it tries again");
+            assert!(node.store.calls(Operation::Renew) >= 3, "it tries again");
             node.recover();
             for _ in 0..60 {
                 sleep(Duration::from_secs(1)).await;
@@ -209,9 +218,9 @@ async fn hanging_renewal_leaves_time_for_second() {
         let configure = |layer: IdempotencyLayer| layer.with_lease_ttl(Ttl::from_secs(3));
         let node = Node::on(&MemoryStore::new(), &Effects::default(), configure);
         let (first, lease) = node.running().await;
-        node.store.set(|op, nth| match (op, nth) {
-            (Op::Renew, 1) => Act::Hang,
-            _ => Act::Forward,
+        node.store.set_script(|op, nth| match (op, nth) {
+            (Operation::Renew, 1) => Fault::Hang,
+            _ => Fault::None,
         });
         assert!(timeout(LEASE, lease.lost()).await.is_err());
         assert_eq!(node.another().answer().await.code(), "in-progress");
@@ -228,9 +237,9 @@ async fn panicking_renewal_counts_as_failed() {
     within(LONG, async {
         let node = Node::new();
         let (first, lease) = node.running().await;
-        node.store.set(|op, nth| match (op, nth) {
-            (Op::Renew, 1) => Act::Panic,
-            _ => Act::Forward,
+        node.store.set_script(|op, nth| match (op, nth) {
+            (Operation::Renew, 1) => Fault::Panic,
+            _ => Fault::None,
         });
         assert!(timeout(LEASE * 2, lease.lost()).await.is_err());
         assert_eq!(node.another().answer().await.code(), "in-progress");
@@ -302,10 +311,12 @@ async fn unrenewed_lease_is_not_held_until_renewal() {
         let node = Node::new();
         let started = Instant::now();
         let (first, lease) = node.running().await;
-        node.store.set(|op, nth| match (op, nth) {
-            (Op::Renew, 1) => Act::Slow(Duration::from_millis(1_500)),
-            (Op::Renew, _) => Act::FailBefore,
-            _ => Act::Forward,
+        node.store.set_script(|op, nth| match (op, nth) {
+            (Operation::Renew, 1) => {
+                Fault::HoldCall(Hold::new(|| sleep(Duration::from_millis(1_500))))
+            }
+            (Operation::Renew, _) => Fault::CallLost,
+            _ => Fault::None,
         });
         lease.lost().await;
         assert!(!lease.is_held());
@@ -333,7 +344,7 @@ async fn lost_renewal_notifies_handler_immediately() {
         let node = Node::new();
         let started = Instant::now();
         let (first, lease) = node.running().await;
-        node.fail(&[Op::Renew], Act::Lost);
+        node.fail(&[Operation::Renew], Fault::LeaseLost);
         lease.lost().await;
         assert!(!lease.is_held());
         let lost_after = started.elapsed();
@@ -342,7 +353,11 @@ async fn lost_renewal_notifies_handler_immediately() {
             "{lost_after:?}"
         );
         sleep(LEASE).await;
-        assert_eq!(node.store.count(Op::Renew), 1, "there is nothing to renew");
+        assert_eq!(
+            node.store.calls(Operation::Renew),
+            1,
+            "there is nothing to renew"
+        );
         node.gate.open_for_good();
         assert_eq!(joined(first).await.text(), "execution 1");
     })
@@ -356,16 +371,16 @@ async fn renewal_during_finish_is_last() {
         let (node, reply) = (Node::new(), Gate::shut());
         let (first, lease) = node.running().await;
         let gate = reply.clone();
-        node.store.set(move |op, _| match op {
-            Op::Renew => Act::ReplyGated(gate.clone()),
-            _ => Act::Forward,
+        node.store.set_script(move |op, _| match op {
+            Operation::Renew => Fault::HoldReply(gate.clone().into()),
+            _ => Fault::None,
         });
         reply.arrival().await;
         node.gate.open_for_good();
         assert_eq!(joined(first).await.text(), "execution 1");
         reply.open_for_good();
         sleep(LEASE).await;
-        assert_eq!(node.store.count(Op::Renew), 1);
+        assert_eq!(node.store.calls(Operation::Renew), 1);
         assert!(!lease.is_held());
         assert!(node.answer().await.is_replay());
     })
@@ -377,15 +392,16 @@ async fn renewal_during_finish_is_last() {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn blocking_handler_does_not_starve_renewal() {
     bounded(async {
-        let store = Probe::new(|_, _| Act::Forward);
+        let store = FaultInjector::new(MemoryStore::new()).with_script(|_, _| Fault::None);
         let effects = Effects::default();
         let counted = effects.clone();
-        let (go_on, told) = std::sync::mpsc::channel::<()>();
-        let told = Arc::new(Mutex::new(told));
+        let (go_on, signal) = std::sync::mpsc::channel::<()>();
+        let signal = Arc::new(Mutex::new(signal));
         let blocks = async move || {
             counted.happen();
-            let told = told.lock().expect("no poison");
-            told.recv_timeout(Duration::from_secs(120))
+            let signal = signal.lock().expect("no poison");
+            signal
+                .recv_timeout(Duration::from_secs(120))
                 .expect("the test goes on");
         };
         // Between two renewals, which are 2 s apart, a machine that stands still for 2 s loses no lease.
@@ -394,13 +410,16 @@ async fn blocking_handler_does_not_starve_renewal() {
         // The first lease of a layer, and one that comes when there has been none for a while.
         for round in 1..=2 {
             let request = || tests::post("/", &format!("k{round}"), "{}");
-            let renewals = store.count(Op::Renew);
+            let renewals = store.calls(Operation::Renew);
             let (app, first) = (app.clone(), request());
             let first = {
                 let app = app.clone();
                 tokio::spawn(async move { send(&app, first).await })
             };
-            eventually("it is renewed", || store.count(Op::Renew) >= renewals + 2).await;
+            eventually("it is renewed", || {
+                store.calls(Operation::Renew) >= renewals + 2
+            })
+            .await;
             assert_eq!(send(&app, request()).await.code(), "in-progress");
             go_on.send(()).expect("it waits");
             assert_eq!(joined(first).await.status, StatusCode::OK);
@@ -417,7 +436,8 @@ async fn one_task_renews_all_leases_of_layer() {
     within(LONG, async {
         let tasks = || Handle::current().metrics().num_alive_tasks();
         let before = tasks();
-        let store = Arc::new(Probe::new(|_, _| Act::Forward));
+        let store =
+            Arc::new(FaultInjector::new(MemoryStore::new()).with_script(|_, _| Fault::None));
         let layer = IdempotencyLayer::new(Arc::clone(&store));
         let slow = async || sleep(Duration::from_secs(60)).await;
         let app = Router::new()
@@ -430,7 +450,7 @@ async fn one_task_renews_all_leases_of_layer() {
         }
         sleep(Duration::from_secs(31)).await;
         assert_eq!(tasks() - before, 1_000 + 1);
-        let renewals = store.count(Op::Renew);
+        let renewals = store.calls(Operation::Renew);
         assert!(
             (5_000..=6_000).contains(&renewals),
             "{renewals} renewals of 1,000 leases"
@@ -443,31 +463,31 @@ async fn one_task_renews_all_leases_of_layer() {
         drop((app, layer));
         eventually("the renewer ends", || tasks() == before).await;
         assert!(dropped.elapsed() < Duration::from_millis(100));
-        assert_eq!(Arc::strong_count(&store), 1, "nobody holds the store");
+        assert_eq!(Arc::strong_count(&store), 1, "no task holds the store");
     })
     .await;
 }
 
 #[test]
 fn renewal_continues_in_second_runtime() {
-    let store = Probe::new(|_, _| Act::Forward);
+    let store = FaultInjector::new(MemoryStore::new()).with_script(|_, _| Fault::None);
     let layer = IdempotencyLayer::new(store.clone()).with_lease_ttl(Ttl::from_millis(300));
     let counted = store.clone();
     let renewed_four_times = async move || {
-        let before = counted.count(Op::Renew);
-        while counted.count(Op::Renew) < before + 4 {
+        let before = counted.calls(Operation::Renew);
+        while counted.calls(Operation::Renew) < before + 4 {
             sleep(Duration::from_millis(5)).await;
         }
     };
     let handler = post(renewed_four_times);
     let app = Router::new().route("/", handler).route_layer(layer);
     for round in 1..=2 {
-        let renewals = store.count(Op::Renew);
+        let renewals = store.calls(Operation::Renew);
         let runtime = Runtime::new().expect("a runtime");
         let key = round.to_string();
         let answer = runtime.block_on(bounded(send(&app, tests::post("/", &key, ""))));
         assert_eq!(answer.status, StatusCode::OK);
-        assert!(store.count(Op::Renew) >= renewals + 4);
+        assert!(store.calls(Operation::Renew) >= renewals + 4);
     }
 }
 
@@ -486,10 +506,10 @@ fn renewal_moves_when_its_runtime_ends() {
     };
     node.gate.let_through(1);
     ends.block_on(bounded(quick("first")));
-    node.fail(&[Op::Renew], Act::Hang);
+    node.fail(&[Operation::Renew], Fault::Hang);
     let slow = stays.spawn(quick("slow"));
     stays.block_on(eventually("it is being renewed", || {
-        node.store.count(Op::Renew) > 0
+        node.store.calls(Operation::Renew) > 0
     }));
     drop(ends);
     node.recover();
@@ -521,7 +541,7 @@ async fn taken_over() -> (
 ) {
     let node = Node::new();
     let (first, lease) = node.running().await;
-    node.fail(&[Op::Renew], Act::Hang);
+    node.fail(&[Operation::Renew], Fault::Hang);
     let other = node.another();
     sleep(LEASE - Duration::from_millis(10)).await;
     assert_eq!(other.answer().await.code(), "in-progress");
@@ -580,7 +600,7 @@ async fn lost_lease_is_unknown_while_rival_runs() {
 async fn lost_lease_is_not_retaken_as_orphan() {
     within(LONG, async {
         let (node, first, _, other, second, _) = taken_over().await;
-        other.fail(&[Op::Renew], Act::Hang);
+        other.fail(&[Operation::Renew], Fault::Hang);
         sleep(LEASE * 2).await;
         node.gate.open_for_good();
         assert_eq!(joined(first).await.code(), "outcome-unknown");
@@ -641,18 +661,18 @@ async fn lost_lease_stores_record_if_rival_left_none() {
 #[tokio::test(start_paused = true)]
 async fn record_after_lost_lease_stored_when_store_recovers() {
     // The store fails when the record is stored, or earlier, when the layer queries the state that the other node left.
-    for fails in [Op::Complete, Op::Acquire] {
+    for fails in [Operation::Complete, Operation::Acquire] {
         within(LONG, async {
             let (node, first, _, other, second, _) = taken_over().await;
             other.answers_with(StatusCode::INTERNAL_SERVER_ERROR);
             let left = other.gate.clone();
             let gate = Gate::shut();
             let held = gate.clone();
-            node.store.set(move |op, nth| match (op, nth) {
+            node.store.set_script(move |op, nth| match (op, nth) {
                 // It finds the lease lost, and its reply comes when the other has left nothing.
-                (Op::Complete, 1) => Act::ReplyGated(held.clone()),
-                (op, 2..=4) if op == fails => Act::FailBefore,
-                _ => Act::Forward,
+                (Operation::Complete, 1) => Fault::HoldReply(held.clone().into()),
+                (op, 2..=4) if op == fails => Fault::CallLost,
+                _ => Fault::None,
             });
             node.gate.open_for_good();
             gate.arrival().await;
@@ -682,9 +702,9 @@ async fn record_is_stored_after_unreported_lease_loss() {
             joined(second).await.status,
             StatusCode::INTERNAL_SERVER_ERROR
         );
-        node.store.set(|op, nth| match (op, nth) {
-            (Op::Complete, 1..=3) => Act::FailBefore,
-            _ => Act::Forward,
+        node.store.set_script(|op, nth| match (op, nth) {
+            (Operation::Complete, 1..=3) => Fault::CallLost,
+            _ => Fault::None,
         });
         node.gate.open_for_good();
         let first = joined(first).await;
@@ -724,15 +744,15 @@ async fn takeover_without_outcome_is_taken_over_again() {
 // S-153
 #[tokio::test(start_paused = true)]
 async fn takeover_that_never_ran_is_taken_over_again() {
-    for act in [Act::FailAfter, Act::HangAfter] {
+    for act in [Fault::ReplyLost, Fault::HangAfter] {
         within(LONG, async {
             let node = Node::new();
             let (first, _) = node.running().await;
-            node.fail(&[Op::Renew], Act::Hang);
+            node.fail(&[Operation::Renew], Fault::Hang);
             sleep(LEASE * 2).await;
             let other = node.another();
             other.gate.open_for_good();
-            other.fail(&[Op::Acquire], act);
+            other.fail(&[Operation::Acquire], act);
             assert_eq!(other.answer().await.code(), "store-unavailable");
             other.recover();
             sleep(Duration::from_secs(1)).await;
@@ -746,16 +766,16 @@ async fn takeover_that_never_ran_is_taken_over_again() {
     }
 }
 
-// The one that left nothing goes between our completion and our asking for what is stored.
+// The other execution leaves no record, between the completion of this one and its query.
 #[tokio::test(start_paused = true)]
 async fn lost_lease_stores_own_record_after_rival_releases() {
     within(LONG, async {
         let (node, first, _, other, second, _) = taken_over().await;
         let asking = Gate::shut();
         let gate = asking.clone();
-        node.store.set(move |op, _| match op {
-            Op::Acquire => Act::Gated(gate.clone()),
-            _ => Act::Forward,
+        node.store.set_script(move |op, _| match op {
+            Operation::Acquire => Fault::HoldCall(gate.clone().into()),
+            _ => Fault::None,
         });
         node.gate.open_for_good();
         asking.arrival().await;
@@ -786,7 +806,7 @@ async fn late_response_is_stored_without_takeover() {
                 layer.with_orphan_policy(policy)
             });
             let (first, _) = node.running().await;
-            node.fail(&[Op::Renew], Act::FailBefore);
+            node.fail(&[Operation::Renew], Fault::CallLost);
             sleep(LEASE * 3).await;
             node.gate.open_for_good();
             let first = joined(first).await;
@@ -811,7 +831,7 @@ async fn refused_orphan_executes_only_after_expiry() {
                 .with_concurrent_requests(ConcurrentRequests::Wait(LONG))
         });
         let (first, _) = node.running().await;
-        node.fail(&[Op::Renew], Act::FailBefore);
+        node.fail(&[Operation::Renew], Fault::CallLost);
         // A waiter is notified when the lease expires.
         let started = Instant::now();
         let waiter = node.answer().await;
@@ -841,8 +861,8 @@ async fn waiter_takes_over_after_lease_expiry() {
     within(LONG, async {
         let node = Node::new();
         let (first, _) = node.running().await;
-        node.fail(&[Op::Renew], Act::FailBefore);
-        let other = Node::on(&node.store.inner(), &node.effects, |layer| {
+        node.fail(&[Operation::Renew], Fault::CallLost);
+        let other = Node::on(node.store.inner(), &node.effects, |layer| {
             layer.with_concurrent_requests(ConcurrentRequests::Wait(LONG))
         });
         let started = Instant::now();
@@ -899,15 +919,15 @@ async fn derived_key_is_stable_across_takeover() {
 #[tokio::test(start_paused = true)]
 async fn nothing_is_executed_when_no_lease_can_be_taken() {
     for (act, at_most) in [
-        (Act::FailBefore, Duration::from_millis(60)),
-        (Act::FailAfter, Duration::from_millis(60)),
-        (Act::Hang, Duration::from_millis(4_010)),
-        (Act::HangAfter, Duration::from_millis(4_010)),
+        (Fault::CallLost, Duration::from_millis(60)),
+        (Fault::ReplyLost, Duration::from_millis(60)),
+        (Fault::Hang, Duration::from_millis(4_010)),
+        (Fault::HangAfter, Duration::from_millis(4_010)),
     ] {
         within(LONG, async {
             let node = Node::new();
             node.gate.open_for_good();
-            node.fail(&[Op::Acquire], act);
+            node.fail(&[Operation::Acquire], act);
             let started = Instant::now();
             let refused = node.answer().await;
             assert!(
@@ -918,7 +938,7 @@ async fn nothing_is_executed_when_no_lease_can_be_taken() {
             assert_eq!(refused.status, StatusCode::SERVICE_UNAVAILABLE);
             assert_eq!(refused.code(), "store-unavailable");
             assert_eq!(refused.header("retry-after"), Some("1"));
-            assert!(node.store.count(Op::Acquire) <= 3);
+            assert!(node.store.calls(Operation::Acquire) <= 3);
             assert_eq!(node.effects.count(), 0);
             node.recover();
             // What the store may have granted is given back, long before it would expire.
@@ -939,20 +959,20 @@ async fn nothing_is_executed_when_no_lease_can_be_taken() {
 // fm 32, 36
 #[tokio::test(start_paused = true)]
 async fn retried_acquire_finds_own_lease() {
-    for act in [Act::FailAfter, Act::HangAfter] {
+    for act in [Fault::ReplyLost, Fault::HangAfter] {
         within(LONG, async {
             let node = Node::new();
             node.gate.open_for_good();
-            node.store.set(move |op, nth| match (op, nth) {
-                (Op::Acquire, 1) => act.clone(),
-                _ => Act::Forward,
+            node.store.set_script(move |op, nth| match (op, nth) {
+                (Operation::Acquire, 1) => act.clone(),
+                _ => Fault::None,
             });
             let first = node.answer().await;
             assert_eq!(
                 (first.status, first.is_replay()),
                 (StatusCode::CREATED, false)
             );
-            assert_eq!(node.store.count(Op::Acquire), 2);
+            assert_eq!(node.store.calls(Operation::Acquire), 2);
             let lease = node.leases.lock().expect("no poison")[0].clone();
             assert_eq!((lease.generation(), lease.is_takeover()), (1, false));
             assert!(node.answer().await.is_replay());
@@ -977,9 +997,9 @@ async fn late_grant_is_acquired_again() {
             let late = Node::on(&store, &effects, slow);
             let reply = Gate::shut();
             let held_back = reply.clone();
-            late.store.set(move |op, nth| match (op, nth) {
-                (Op::Acquire, 1) => Act::ReplyGated(held_back.clone()),
-                _ => Act::Forward,
+            late.store.set_script(move |op, nth| match (op, nth) {
+                (Operation::Acquire, 1) => Fault::HoldReply(held_back.clone().into()),
+                _ => Fault::None,
             });
             late.gate.open_for_good();
             let answer = late.send();
@@ -996,7 +1016,7 @@ async fn late_grant_is_acquired_again() {
                 ("execution 1", taken_over)
             );
             assert_eq!(effects.count(), 1);
-            assert_eq!(late.store.count(Op::Acquire), 2);
+            assert_eq!(late.store.calls(Operation::Acquire), 2);
         })
         .await;
     }
@@ -1005,17 +1025,22 @@ async fn late_grant_is_acquired_again() {
 // fm 37
 #[tokio::test(start_paused = true)]
 async fn retried_completion_finds_own_record() {
-    for act in [Act::FailBefore, Act::FailAfter, Act::Hang, Act::HangAfter] {
+    for act in [
+        Fault::CallLost,
+        Fault::ReplyLost,
+        Fault::Hang,
+        Fault::HangAfter,
+    ] {
         within(LONG, async {
             let node = Node::new();
             node.gate.open_for_good();
-            node.store.set(move |op, nth| match (op, nth) {
-                (Op::Complete, 1) => act.clone(),
-                _ => Act::Forward,
+            node.store.set_script(move |op, nth| match (op, nth) {
+                (Operation::Complete, 1) => act.clone(),
+                _ => Fault::None,
             });
             let first = node.answer().await;
             assert_eq!((first.text(), first.is_replay()), ("execution 1", false));
-            assert_eq!(node.store.count(Op::Complete), 2);
+            assert_eq!(node.store.calls(Operation::Complete), 2);
             let retry = node.another().answer().await;
             assert_eq!((retry.text(), retry.is_replay()), ("execution 1", true));
             assert_eq!(node.effects.count(), 1);
@@ -1029,14 +1054,14 @@ async fn retried_completion_finds_own_record() {
 #[tokio::test(start_paused = true)]
 async fn response_precedes_record_during_store_failure() {
     for (act, at_most) in [
-        (Act::FailBefore, Duration::from_millis(60)),
-        (Act::Hang, Duration::from_millis(4_010)),
+        (Fault::CallLost, Duration::from_millis(60)),
+        (Fault::Hang, Duration::from_millis(4_010)),
     ] {
         within(LONG, async {
             let node = Node::new();
             let other = node.another();
             node.gate.open_for_good();
-            node.fail(&[Op::Complete, Op::Renew], act);
+            node.fail(&[Operation::Complete, Operation::Renew], act);
             let started = Instant::now();
             let first = node.answer().await;
             assert!(started.elapsed() <= at_most, "{:?}", started.elapsed());
@@ -1060,17 +1085,20 @@ async fn response_precedes_record_during_store_failure() {
 // fm 42: the store keeps the lease alive and refuses the record, as a full Redis does
 #[tokio::test(start_paused = true)]
 async fn unstorable_record_does_not_hold_key_forever() {
-    for ops in [&[Op::Complete][..], &[Op::Complete, Op::Renew]] {
+    for ops in [
+        &[Operation::Complete][..],
+        &[Operation::Complete, Operation::Renew],
+    ] {
         within(LONG, async {
             let node = Node::new();
             node.gate.open_for_good();
             let other = node.another();
             other.gate.open_for_good();
-            node.store.set(move |op, _| {
+            node.store.set_script(move |op, _| {
                 if ops.contains(&op) {
-                    Act::FailBefore
+                    Fault::CallLost
                 } else {
-                    Act::Forward
+                    Fault::None
                 }
             });
             assert_eq!(node.answer().await.status, StatusCode::CREATED);
@@ -1078,16 +1106,16 @@ async fn unstorable_record_does_not_hold_key_forever() {
             assert_eq!(other.answer().await.code(), "in-progress");
             sleep(LEASE * 2).await;
             assert_eq!(node.layer.in_flight(), 0, "its place is free");
-            let renewals = node.store.count(Op::Renew);
+            let renewals = node.store.calls(Operation::Renew);
             let again = other.answer().await;
             assert_eq!(
                 (again.status, again.is_replay()),
                 (StatusCode::CREATED, false)
             );
             let lease = other.leases.lock().expect("no poison")[0].clone();
-            assert!(lease.is_takeover(), "and it is told so");
+            assert!(lease.is_takeover(), "the flag says so");
             sleep(LEASE * 2).await;
-            assert_eq!(node.store.count(Op::Renew), renewals);
+            assert_eq!(node.store.calls(Operation::Renew), renewals);
         })
         .await;
     }
@@ -1095,12 +1123,12 @@ async fn unstorable_record_does_not_hold_key_forever() {
 
 #[tokio::test(start_paused = true)]
 async fn failed_release_is_retried_in_background() {
-    for act in [Act::FailBefore, Act::Hang] {
+    for act in [Fault::CallLost, Fault::Hang] {
         within(LONG, async {
             let node = Node::new();
             node.gate.open_for_good();
             node.answers_with(StatusCode::BAD_GATEWAY);
-            node.fail(&[Op::Release], act);
+            node.fail(&[Operation::Release], act);
             let started = Instant::now();
             assert_eq!(node.answer().await.status, StatusCode::BAD_GATEWAY);
             assert!(started.elapsed() <= Duration::from_millis(4_010));
@@ -1122,13 +1150,13 @@ async fn unreleasable_key_is_free_after_lease_expiry() {
         let node = Node::new();
         node.gate.open_for_good();
         node.answers_with(StatusCode::BAD_GATEWAY);
-        node.fail(&[Op::Release], Act::FailBefore);
+        node.fail(&[Operation::Release], Fault::CallLost);
         assert_eq!(node.answer().await.status, StatusCode::BAD_GATEWAY);
         sleep(LEASE + Duration::from_secs(2)).await;
         assert_eq!(node.layer.in_flight(), 0);
         node.answers_with(StatusCode::CREATED);
         assert_eq!(node.answer().await.text(), "execution 2");
-        assert_eq!(node.store.count(Op::Renew), 0);
+        assert_eq!(node.store.calls(Operation::Renew), 0);
     })
     .await;
 }
@@ -1144,7 +1172,7 @@ async fn record_unstored_at_lease_end_is_stored_later() {
                 layer.with_orphan_policy(policy)
             });
             let (first, _) = node.running().await;
-            node.fail(&[Op::Renew, Op::Complete], Act::FailBefore);
+            node.fail(&[Operation::Renew, Operation::Complete], Fault::CallLost);
             sleep(LEASE * 2).await;
             node.gate.open_for_good();
             assert_eq!(joined(first).await.text(), "execution 1");
@@ -1169,7 +1197,7 @@ async fn key_unreleased_at_lease_end_is_released_later() {
         });
         node.answers_with(StatusCode::BAD_GATEWAY);
         let (first, _) = node.running().await;
-        node.fail(&[Op::Renew, Op::Release], Act::FailBefore);
+        node.fail(&[Operation::Renew, Operation::Release], Fault::CallLost);
         sleep(LEASE * 2).await;
         node.gate.open_for_good();
         assert_eq!(joined(first).await.status, StatusCode::BAD_GATEWAY);
@@ -1193,9 +1221,9 @@ async fn record_too_large_for_store_follows_setting() {
                 layer.with_unrecordable(unrecordable)
             });
             node.gate.open_for_good();
-            node.store.set(|op, nth| match (op, nth) {
-                (Op::Complete, 1) => Act::TooLarge(10),
-                _ => Act::Forward,
+            node.store.set_script(|op, nth| match (op, nth) {
+                (Operation::Complete, 1) => Fault::RecordTooLarge(10),
+                _ => Fault::None,
             });
             assert_eq!(node.answer().await.text(), "execution 1");
             let retry = node.answer().await;
@@ -1211,7 +1239,7 @@ async fn record_too_large_for_store_follows_setting() {
         // Not even the tombstone fits: the key is in progress, and nothing is executed again, while the lease lasts.
         let node = Node::new();
         node.gate.open_for_good();
-        node.fail(&[Op::Complete], Act::TooLarge(1));
+        node.fail(&[Operation::Complete], Fault::RecordTooLarge(1));
         assert_eq!(node.answer().await.text(), "execution 1");
         assert_eq!(node.another().answer().await.code(), "in-progress");
         sleep(LEASE * 3).await;
@@ -1230,10 +1258,10 @@ async fn late_record_too_large_follows_setting() {
                 layer.with_unrecordable(unrecordable)
             });
             node.gate.open_for_good();
-            node.store.set(|op, nth| match (op, nth) {
-                (Op::Complete, 1..=3) => Act::FailBefore,
-                (Op::Complete, 4) => Act::TooLarge(200),
-                _ => Act::Forward,
+            node.store.set_script(|op, nth| match (op, nth) {
+                (Operation::Complete, 1..=3) => Fault::CallLost,
+                (Operation::Complete, 4) => Fault::RecordTooLarge(200),
+                _ => Fault::None,
             });
             assert_eq!(node.answer().await.text(), "execution 1");
             sleep(Duration::from_secs(3)).await;
@@ -1254,19 +1282,19 @@ async fn late_record_too_large_follows_setting() {
 
 #[tokio::test(start_paused = true)]
 async fn unprotected_execution_only_during_outage() {
-    for act in [Act::FailBefore, Act::FailAfter] {
+    for act in [Fault::CallLost, Fault::ReplyLost] {
         within(LONG, async {
             let node = Node::on(&MemoryStore::new(), &Effects::default(), |layer| {
                 layer.with_store_failure(StoreFailure::DangerouslyExecuteUnprotected)
             });
             node.gate.open_for_good();
-            node.fail(&[Op::Acquire], act);
+            node.fail(&[Operation::Acquire], act);
             for n in 1..=3 {
                 let answer = node.answer().await;
                 assert_eq!(answer.text(), format!("execution {n}"));
                 assert!(!answer.is_replay());
             }
-            assert_eq!(node.store.count(Op::Complete), 0);
+            assert_eq!(node.store.calls(Operation::Complete), 0);
             assert!(node.leases.lock().expect("no poison").is_empty());
             node.recover();
             sleep(Duration::from_secs(1)).await;

@@ -2,17 +2,19 @@
 //!
 //! A test without a socket or a server runs on a paused clock: however slow the machine is, no timeout passes by chance.
 
+mod attention_operators;
 mod cancellation;
 mod disconnects_h1;
 mod disconnects_h2;
 mod endless_handlers;
 mod failures;
-mod fleet;
 mod leases;
 mod needs_attention;
+mod operators;
 mod outage;
 mod races;
 mod run_once;
 mod shutdown;
 mod take_over;
+mod tiered;
 mod transactions;

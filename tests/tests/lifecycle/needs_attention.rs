@@ -14,7 +14,6 @@ use tests::{
     ledger::{Fate, Ledger},
     playground::Playground,
     post,
-    probe::{Act, Op, Probe},
     scratch::Scratch,
     send,
     servers::{
@@ -27,8 +26,10 @@ use tokio::time::{advance, sleep, timeout};
 use tower_idempotency::{
     ConcurrentRequests, FingerprintBy, IdempotencyLayer, Lease, MemoryStore, NeedsAttention,
     Preset, Retention, Store, TakeOverOutcome, Ttl, Unrecordable,
+    conformance::{Fault, FaultInjector, Operation},
     run_once::{Outcome, WorkError},
     store::{Acquired, Claim, Fingerprint, KeyId},
+    transaction::LeaseExt,
 };
 use tower_idempotency_dynamodb::DynamoDbOptions;
 
@@ -232,7 +233,7 @@ async fn attention_overrides_any_response() {
             first.extensions().get::<NeedsAttention>().is_none(),
             "{name}"
         );
-        // What is not kept is not collected either: it reaches the client as it comes.
+        // A response that is not recorded is not buffered: it reaches the client as it arrives.
         drop(first);
         assert_unresolved(&send(&app, order()).await);
         assert_eq!(effects.count(), 1, "{name}");
@@ -260,8 +261,8 @@ async fn attention_is_recorded_after_aborted_request() {
 #[tokio::test(start_paused = true)]
 async fn attention_is_stored_before_first_byte() {
     let gate = Gate::shut();
-    let store = Probe::default();
-    store.fail_next(1, Op::Complete, Act::Gated(gate.clone()));
+    let store = FaultInjector::new(MemoryStore::new());
+    store.enqueue(Operation::Complete, [Fault::HoldCall(gate.clone().into())]);
     let (app, effects) = giving_up(IdempotencyLayer::new(store));
     let first = tokio::spawn({
         let app = app.clone();
@@ -346,8 +347,8 @@ async fn attention_refusal_has_preset_format() {
 // S-225
 #[tokio::test(start_paused = true)]
 async fn attention_survives_lost_complete_reply() {
-    let store = Probe::default();
-    store.fail_next(1, Op::Complete, Act::FailAfter);
+    let store = FaultInjector::new(MemoryStore::new());
+    store.enqueue(Operation::Complete, [Fault::ReplyLost]);
     let (app, effects) = giving_up(IdempotencyLayer::new(store));
     assert_gave_up(&send(&app, order()).await, 1);
     assert_unresolved(&send(&app, order()).await);
@@ -357,12 +358,12 @@ async fn attention_survives_lost_complete_reply() {
 // S-226
 #[tokio::test(start_paused = true)]
 async fn unstored_attention_holds_key_until_stored() {
-    let store = Probe::default();
-    store.fail(Op::Complete, Act::FailBefore);
+    let store = FaultInjector::new(MemoryStore::new());
+    store.fail_each(Operation::Complete, Fault::CallLost);
     let (app, effects) = giving_up(IdempotencyLayer::new(store.clone()));
     assert_gave_up(&send(&app, order()).await, 1);
     assert_eq!(send(&app, order()).await.code(), "in-progress");
-    store.recover();
+    store.clear_faults();
     sleep(Duration::from_secs(5)).await;
     assert_unresolved(&send(&app, order()).await);
     assert_eq!(effects.count(), 1);
@@ -372,34 +373,34 @@ async fn unstored_attention_holds_key_until_stored() {
 /// Nor does an outage that outlasts the lease.
 #[tokio::test(start_paused = true)]
 async fn attention_unstored_at_lease_end_is_stored_later() {
-    let store = Probe::default();
+    let store = FaultInjector::new(MemoryStore::new());
     let (app, effects) = app(IdempotencyLayer::new(store.clone()), async |n, _| {
         sleep(Duration::from_secs(30)).await;
         gave_up(n)
     });
-    store.fail(Op::Renew, Act::FailBefore);
-    store.fail(Op::Complete, Act::FailBefore);
+    store.fail_each(Operation::Renew, Fault::CallLost);
+    store.fail_each(Operation::Complete, Fault::CallLost);
     assert_gave_up(&send(&app, order()).await, 1);
     sleep(Duration::from_secs(1)).await;
-    store.recover();
+    store.clear_faults();
     sleep(Duration::from_secs(2)).await;
     assert_unresolved(&send(&app, order()).await);
     assert_eq!(effects.count(), 1);
 }
 
 // S-227
-/// A store for which even a reason is too much keeps the code: the key is not freed, whatever the setting for answers.
+/// If a store rejects even the reason as too large, the layer stores the code alone. The key is never released.
 #[tokio::test(start_paused = true)]
 async fn attention_reason_too_large_is_dropped() {
     for unrecordable in [Unrecordable::Tombstone, Unrecordable::Release] {
-        let store = Probe::default();
-        store.fail_next(1, Op::Complete, Act::TooLarge(200));
+        let store = FaultInjector::new(MemoryStore::new());
+        store.enqueue(Operation::Complete, [Fault::RecordTooLarge(200)]);
         let layer = IdempotencyLayer::new(store.clone()).with_unrecordable(unrecordable);
         let (app, effects) = giving_up(layer.clone());
         assert_gave_up(&send(&app, order()).await, 1);
         assert_unresolved(&send(&app, order()).await);
 
-        store.fail_next(1, Op::Complete, Act::TooLarge(200));
+        store.enqueue(Operation::Complete, [Fault::RecordTooLarge(200)]);
         let first = run(&layer, &effects).await.expect("an outcome");
         assert_eq!(first, Outcome::Failed("the provider is down"));
         let again = run(&layer, &effects).await.expect("an outcome");
@@ -417,11 +418,11 @@ async fn attention_reason_too_large_is_dropped() {
 #[tokio::test(start_paused = true)]
 async fn late_attention_reason_too_large_is_dropped() {
     for unrecordable in [Unrecordable::Tombstone, Unrecordable::Release] {
-        let store = Probe::default();
-        store.set(|op, nth| match (op, nth) {
-            (Op::Complete, 1..=3) => Act::FailBefore,
-            (Op::Complete, 4) => Act::TooLarge(200),
-            _ => Act::Forward,
+        let store = FaultInjector::new(MemoryStore::new());
+        store.set_script(|op, nth| match (op, nth) {
+            (Operation::Complete, 1..=3) => Fault::CallLost,
+            (Operation::Complete, 4) => Fault::RecordTooLarge(200),
+            _ => Fault::None,
         });
         let layer = IdempotencyLayer::new(store.clone()).with_unrecordable(unrecordable);
         let (app, effects) = giving_up(layer);
@@ -436,8 +437,8 @@ async fn late_attention_reason_too_large_is_dropped() {
 /// A key has one response: the response of the process that took over and finished first.
 #[tokio::test(start_paused = true)]
 async fn attention_after_lost_lease_keeps_stored_record() {
-    let store = Probe::default();
-    store.fail(Op::Renew, Act::Hang);
+    let store = FaultInjector::new(MemoryStore::new());
+    store.fail_each(Operation::Renew, Fault::Hang);
     let (thief, _) = app(
         IdempotencyLayer::new(store.clone()),
         async |_, _| "refunded",
@@ -528,7 +529,11 @@ async fn attention_can_be_committed_with_effect() {
     let ledger = Ledger::default();
     let (app, effects) = committing(&ledger);
     assert_gave_up(&send(&app, order()).await, 1);
-    assert_eq!(ledger.count(Op::Complete), 0, "committed by the handler");
+    assert_eq!(
+        ledger.calls(Operation::Complete),
+        0,
+        "committed by the handler"
+    );
     assert_unresolved(&send(&app, order()).await);
     assert_eq!(ledger.rows().await, ["seat 1 given away"]);
     assert_eq!(effects.count(), 1);
@@ -610,15 +615,15 @@ async fn work_that_needs_attention_is_not_run_again() {
 // S-237
 #[tokio::test(start_paused = true)]
 async fn work_attention_holds_key_until_stored() {
-    let store = Probe::default();
-    store.fail(Op::Complete, Act::FailBefore);
+    let store = FaultInjector::new(MemoryStore::new());
+    store.fail_each(Operation::Complete, Fault::CallLost);
     let layer = IdempotencyLayer::new(store.clone());
     let effects = Effects::default();
     let first = run(&layer, &effects).await.expect("an outcome");
     assert_eq!(first, Outcome::Failed("the provider is down"));
     let meanwhile = run(&layer, &effects).await.expect("an outcome");
     assert!(matches!(meanwhile, Outcome::InProgress { .. }));
-    store.recover();
+    store.clear_faults();
     sleep(Duration::from_secs(5)).await;
     assert_eq!(
         run(&layer, &effects).await.expect("an outcome"),

@@ -15,14 +15,12 @@ use axum::{
     response::{IntoResponse, Response},
 };
 use bytes::Bytes;
-use http::{Request, StatusCode};
+use http::{HeaderValue, Request, StatusCode};
 use serde_json::Value;
 use tests::{
     Answer, Effects, Scripted, Step, app, created, creating,
     gate::{Gate, bounded, eventually},
-    post,
-    probe::{Act, Op, Probe},
-    send,
+    post, send,
 };
 use tokio::{
     runtime::Handle,
@@ -31,7 +29,9 @@ use tokio::{
 };
 use tower_idempotency::{
     ConcurrentRequests, IdempotencyLayer, MemoryStore, OrphanPolicy, StoreFailure, Ttl,
+    conformance::{Fault, FaultInjector, Operation},
     store::{Acquired, Claim, KeyId, LeaseRef, Store, StoreError},
+    transaction::LeaseExt,
 };
 
 fn order() -> Request<Body> {
@@ -53,33 +53,31 @@ fn assert_unavailable(answer: &Answer) {
 // F-090, S-256
 #[tokio::test(start_paused = true)]
 async fn failed_acquire_executes_nothing() {
-    let store = Probe::default();
-    store.fail(Op::Acquire, Act::FailBefore);
+    let store = FaultInjector::new(MemoryStore::new());
+    store.fail_each(Operation::Acquire, Fault::CallLost);
     let (app, effects) = creating(IdempotencyLayer::new(store.clone()));
     assert_unavailable(&send(&app, order()).await);
     assert_eq!(effects.count(), 0);
-    assert_eq!(store.count(Op::Acquire), 3, "three tries");
-    let tokens = store.tokens();
-    assert!(tokens.iter().all(|token| *token == tokens[0]), "one token");
+    assert_eq!(store.calls(Operation::Acquire), 3, "three tries");
+    let claims = store.claims();
+    let token = claims[0].token;
+    assert!(claims.iter().all(|claim| claim.token == token), "one token");
 
-    store.recover();
+    store.clear_faults();
     assert_eq!(send(&app, order()).await.status, StatusCode::CREATED);
     assert_eq!(effects.count(), 1);
-    assert_ne!(
-        store.tokens().last(),
-        tokens.first(),
-        "and another for another request"
-    );
+    let last = store.claims().pop().expect("a claim");
+    assert_ne!(last.token, token, "and another for another request");
 }
 
 // S-257
 #[tokio::test(start_paused = true)]
 async fn acquire_is_tried_three_times() {
-    let store = Probe::default();
-    store.fail_next(2, Op::Acquire, Act::FailBefore);
+    let store = FaultInjector::new(MemoryStore::new());
+    store.enqueue(Operation::Acquire, vec![Fault::CallLost; 2]);
     let (app, effects) = creating(IdempotencyLayer::new(store.clone()));
     assert_eq!(send(&app, order()).await.status, StatusCode::CREATED);
-    assert_eq!(store.count(Op::Acquire), 3);
+    assert_eq!(store.calls(Operation::Acquire), 3);
     assert!(send(&app, order()).await.is_replay());
     assert_eq!(effects.count(), 1);
 }
@@ -88,11 +86,11 @@ async fn acquire_is_tried_three_times() {
 // failure mode 36
 #[tokio::test(start_paused = true)]
 async fn acquire_after_lost_reply_finds_own_lease() {
-    let store = Probe::default();
-    store.fail_next(1, Op::Acquire, Act::FailAfter);
+    let store = FaultInjector::new(MemoryStore::new());
+    store.enqueue(Operation::Acquire, [Fault::ReplyLost]);
     let (app, effects) = creating(IdempotencyLayer::new(store.clone()));
     assert_eq!(send(&app, order()).await.status, StatusCode::CREATED);
-    assert_eq!(store.count(Op::Acquire), 2);
+    assert_eq!(store.calls(Operation::Acquire), 2);
     assert!(send(&app, order()).await.is_replay());
     assert_eq!(effects.count(), 1);
 }
@@ -100,12 +98,12 @@ async fn acquire_after_lost_reply_finds_own_lease() {
 // F-096, S-260
 #[tokio::test(start_paused = true)]
 async fn possible_lease_is_released_after_outage() {
-    let store = Probe::default();
-    store.fail(Op::Acquire, Act::FailAfter);
+    let store = FaultInjector::new(MemoryStore::new());
+    store.fail_each(Operation::Acquire, Fault::ReplyLost);
     let (app, effects) = creating(IdempotencyLayer::new(store.clone()));
     assert_unavailable(&send(&app, order()).await);
     assert_eq!(store.inner().len(), 1, "the lease whose reply was lost");
-    store.recover();
+    store.clear_faults();
     sleep(Duration::from_secs(1)).await;
     assert!(store.inner().is_empty());
     assert_eq!(send(&app, order()).await.status, StatusCode::CREATED);
@@ -362,7 +360,7 @@ async fn background_release_takes_no_permit() {
     let other = send(&app, post("/orders", "another", "order")).await;
     assert_eq!(other.status, StatusCode::CREATED);
     assert_eq!(effects.count(), 1);
-    assert_eq!(layer.in_flight(), 10, "drain waits for what is given back");
+    assert_eq!(layer.in_flight(), 10, "drain waits for releases");
     sleep(Duration::from_secs(30)).await;
     assert_eq!(layer.in_flight(), 0);
 }
@@ -371,11 +369,11 @@ async fn background_release_takes_no_permit() {
 /// Each refused request leaves a task that gives back what it may have taken, and there is a bound on them.
 #[tokio::test(start_paused = true)]
 async fn background_releases_are_bounded() {
-    let store = Probe::default();
+    let store = FaultInjector::new(MemoryStore::new());
     let layer = IdempotencyLayer::new(store.clone()).with_max_in_flight(10);
     let (app, _) = creating(layer.clone());
     send(&app, order()).await;
-    store.fail(Op::Acquire, Act::FailAfter);
+    store.fail_each(Operation::Acquire, Fault::ReplyLost);
     let tasks = || Handle::current().metrics().num_alive_tasks();
     let before = tasks();
     for n in 1..=100 {
@@ -394,8 +392,8 @@ async fn background_releases_are_bounded() {
 // F-092, S-262
 #[tokio::test(start_paused = true)]
 async fn hanging_store_costs_bounded_time() {
-    let store = Probe::default();
-    store.fail(Op::Acquire, Act::Hang);
+    let store = FaultInjector::new(MemoryStore::new());
+    store.fail_each(Operation::Acquire, Fault::Hang);
     let layer = IdempotencyLayer::new(store.clone());
     for (layer, bound) in [
         (layer.clone(), Duration::from_secs(4)),
@@ -416,9 +414,9 @@ async fn hanging_store_costs_bounded_time() {
 // F-091, S-263
 #[tokio::test(start_paused = true)]
 async fn unprotected_execution_is_configurable() {
-    for fault in [Act::FailBefore, Act::Hang] {
-        let store = Probe::default();
-        store.fail(Op::Acquire, fault);
+    for fault in [Fault::CallLost, Fault::Hang] {
+        let store = FaultInjector::new(MemoryStore::new());
+        store.fail_each(Operation::Acquire, fault);
         let layer = IdempotencyLayer::new(store.clone())
             .with_store_failure(StoreFailure::DangerouslyExecuteUnprotected);
         let (app, effects) = app(layer, async |n, req: Request<Body>| {
@@ -440,8 +438,8 @@ async fn unprotected_execution_is_configurable() {
 // S-264
 #[tokio::test(start_paused = true)]
 async fn unprotected_panic_leaves_no_lease() {
-    let store = Probe::default();
-    store.fail_next(3, Op::Acquire, Act::FailAfter);
+    let store = FaultInjector::new(MemoryStore::new());
+    store.enqueue(Operation::Acquire, vec![Fault::ReplyLost; 3]);
     let layer = IdempotencyLayer::new(store.clone())
         .with_store_failure(StoreFailure::DangerouslyExecuteUnprotected);
     let (app, effects) = app(layer.clone(), async |n, _: Request<Body>| {
@@ -460,9 +458,9 @@ async fn unprotected_panic_leaves_no_lease() {
 // fm 75
 #[tokio::test(start_paused = true)]
 async fn background_release_buffers_no_bytes() {
-    let store = Probe::default();
-    store.fail(Op::Acquire, Act::FailAfter);
-    store.fail(Op::Release, Act::FailBefore);
+    let store = FaultInjector::new(MemoryStore::new());
+    store.fail_each(Operation::Acquire, Fault::ReplyLost);
+    store.fail_each(Operation::Release, Fault::CallLost);
     let layer = IdempotencyLayer::new(store.clone())
         .with_max_in_flight(100)
         .with_max_buffered(100_000, 100_000);
@@ -477,7 +475,7 @@ async fn background_release_buffers_no_bytes() {
 // F-091, S-265
 #[tokio::test(start_paused = true)]
 async fn unprotected_execution_is_for_outages_only() {
-    let store = Probe::default();
+    let store = FaultInjector::new(MemoryStore::new());
     let layer = IdempotencyLayer::new(store.clone())
         .with_store_failure(StoreFailure::DangerouslyExecuteUnprotected);
     let (app, effects) = creating(layer);
@@ -494,10 +492,10 @@ async fn unprotected_execution_is_for_outages_only() {
 /// A mistake in a store must not cost more than its failure would: neither an effect twice nor a key.
 #[tokio::test(start_paused = true)]
 async fn store_panic_counts_as_failure() {
-    for panics in [Op::Acquire, Op::Complete, Op::Release] {
+    for panics in [Operation::Acquire, Operation::Complete, Operation::Release] {
         for times in [1, 3] {
             for happened in [false, true] {
-                let store = Probe::default();
+                let store = FaultInjector::new(MemoryStore::new());
                 let layer = IdempotencyLayer::new(Rash {
                     inner: store.clone(),
                     op: panics,
@@ -506,7 +504,7 @@ async fn store_panic_counts_as_failure() {
                 })
                 .with_orphan_policy(OrphanPolicy::Refuse);
                 let (app, effects) = app(layer.clone(), move |n, _| async move {
-                    if n == 1 && panics == Op::Release {
+                    if n == 1 && panics == Operation::Release {
                         return StatusCode::BAD_GATEWAY.into_response();
                     }
                     created(n)
@@ -514,15 +512,15 @@ async fn store_panic_counts_as_failure() {
                 let first = send(&app, order()).await;
                 let what = format!("{panics:?} {times} {happened}");
                 match (panics, times) {
-                    (Op::Acquire, 3) => assert_unavailable(&first),
-                    (Op::Release, _) => assert_eq!(first.status, StatusCode::BAD_GATEWAY),
+                    (Operation::Acquire, 3) => assert_unavailable(&first),
+                    (Operation::Release, _) => assert_eq!(first.status, StatusCode::BAD_GATEWAY),
                     _ => assert_eq!(first.status, StatusCode::CREATED, "{what}"),
                 }
                 sleep(Duration::from_secs(20)).await;
                 send(&app, order()).await;
                 let retry = send(&app, order()).await;
                 assert!(retry.is_replay(), "{what}: {retry:?}");
-                let expected = if panics == Op::Release { 2 } else { 1 };
+                let expected = if panics == Operation::Release { 2 } else { 1 };
                 assert_eq!(effects.count(), expected, "{what}");
                 assert_eq!(layer.in_flight(), 0, "{what}");
             }
@@ -532,8 +530,8 @@ async fn store_panic_counts_as_failure() {
 
 /// Panics in some calls of a method, as they are made or after they happened.
 struct Rash {
-    inner: Probe,
-    op: Op,
+    inner: FaultInjector<MemoryStore>,
+    op: Operation,
     left: Arc<AtomicU64>,
     happened: bool,
 }
@@ -541,7 +539,7 @@ struct Rash {
 impl Rash {
     fn run<T>(
         &self,
-        op: Op,
+        op: Operation,
         call: impl Future<Output = T> + Send,
     ) -> impl Future<Output = T> + Send {
         let less = |left: u64| left.checked_sub(1);
@@ -557,7 +555,7 @@ impl Rash {
 
 impl Store for Rash {
     fn acquire(&self, claim: &Claim) -> impl Future<Output = Result<Acquired, StoreError>> + Send {
-        self.run(Op::Acquire, self.inner.acquire(claim))
+        self.run(Operation::Acquire, self.inner.acquire(claim))
     }
 
     fn renew(
@@ -565,7 +563,7 @@ impl Store for Rash {
         lease: &LeaseRef,
         ttl: Ttl,
     ) -> impl Future<Output = Result<(), StoreError>> + Send {
-        self.run(Op::Renew, self.inner.renew(lease, ttl))
+        self.run(Operation::Renew, self.inner.renew(lease, ttl))
     }
 
     fn complete(
@@ -574,15 +572,21 @@ impl Store for Rash {
         record: Bytes,
         retention: Ttl,
     ) -> impl Future<Output = Result<(), StoreError>> + Send {
-        self.run(Op::Complete, self.inner.complete(lease, record, retention))
+        self.run(
+            Operation::Complete,
+            self.inner.complete(lease, record, retention),
+        )
     }
 
     fn release(&self, lease: &LeaseRef) -> impl Future<Output = Result<(), StoreError>> + Send {
-        self.run(Op::Release, self.inner.release(lease))
+        self.run(Operation::Release, self.inner.release(lease))
     }
 
     fn wait_for_change(&self, id: &KeyId, within: Duration) -> impl Future<Output = ()> + Send {
-        self.run(Op::WaitForChange, self.inner.wait_for_change(id, within))
+        self.run(
+            Operation::WaitForChange,
+            self.inner.wait_for_change(id, within),
+        )
     }
 }
 
@@ -591,10 +595,10 @@ impl Store for Rash {
 #[tokio::test(start_paused = true)]
 async fn waiter_survives_panic_in_wait_for_change() {
     for happened in [false, true] {
-        let inner = Probe::default();
+        let inner = FaultInjector::new(MemoryStore::new());
         let layer = IdempotencyLayer::new(Rash {
             inner: inner.clone(),
-            op: Op::WaitForChange,
+            op: Operation::WaitForChange,
             left: Arc::new(u64::MAX.into()),
             happened,
         })
@@ -618,9 +622,9 @@ async fn waiter_survives_panic_in_wait_for_change() {
         }
         // Not asked again at once, each time.
         assert!(
-            inner.count(Op::Acquire) < 50,
+            inner.calls(Operation::Acquire) < 50,
             "{}",
-            inner.count(Op::Acquire)
+            inner.calls(Operation::Acquire)
         );
         assert_eq!((effects.count(), layer.in_flight()), (1, 0));
     }
@@ -629,20 +633,20 @@ async fn waiter_survives_panic_in_wait_for_change() {
 // F-099, S-267
 #[tokio::test(start_paused = true)]
 async fn response_is_sent_if_record_is_unstored() {
-    let store = Probe::default();
-    store.fail(Op::Complete, Act::FailBefore);
+    let store = FaultInjector::new(MemoryStore::new());
+    store.fail_each(Operation::Complete, Fault::CallLost);
     let layer = IdempotencyLayer::new(store.clone());
     let (app, effects) = creating(layer.clone());
     let first = send(&app, order()).await;
     assert_eq!(first.status, StatusCode::CREATED);
-    assert!(store.count(Op::Complete) >= 3, "it was tried");
+    assert!(store.calls(Operation::Complete) >= 3, "it was tried");
     assert_eq!(send(&app, order()).await.code(), "in-progress");
     sleep(Duration::from_secs(5)).await;
     assert_eq!(send(&app, order()).await.code(), "in-progress");
-    assert_eq!(store.count(Op::Release), 0, "the key stays held");
+    assert_eq!(store.calls(Operation::Release), 0, "the key stays held");
     assert_eq!(effects.count(), 1);
 
-    store.recover();
+    store.clear_faults();
     sleep(Duration::from_secs(2)).await;
     let replay = send(&app, order()).await;
     assert!(replay.is_replay(), "it was tried again in the background");
@@ -654,8 +658,8 @@ async fn response_is_sent_if_record_is_unstored() {
 /// The client has read its response, and the layer still holds the record.
 #[tokio::test(start_paused = true)]
 async fn unstored_record_counts_as_buffered() {
-    let store = Probe::default();
-    store.fail(Op::Complete, Act::FailBefore);
+    let store = FaultInjector::new(MemoryStore::new());
+    store.fail_each(Operation::Complete, Fault::CallLost);
     let layer = IdempotencyLayer::new(store.clone())
         .with_max_buffered(100_000, 100_000)
         .with_compression_above(usize::MAX);
@@ -667,7 +671,7 @@ async fn unstored_record_counts_as_buffered() {
     let first = send(&app, order()).await;
     assert_eq!(first.body.len(), 50_000);
     drop(first);
-    store.recover();
+    store.clear_faults();
     let post = |key| post("/orders", key, "order");
     assert_eq!(send(&app, post("large")).await.body.len(), 50_000);
     assert_eq!(
@@ -684,14 +688,14 @@ async fn unstored_record_counts_as_buffered() {
 // F-100, S-268
 #[tokio::test(start_paused = true)]
 async fn unstored_outcome_becomes_orphan() {
-    let store = Probe::default();
-    store.fail(Op::Complete, Act::FailBefore);
+    let store = FaultInjector::new(MemoryStore::new());
+    store.fail_each(Operation::Complete, Fault::CallLost);
     let layer = IdempotencyLayer::new(store.clone()).with_lease_ttl(Ttl::from_secs(15));
     let (app, effects) = creating(layer.clone());
     send(&app, order()).await;
     sleep(Duration::from_secs(40)).await;
     assert_eq!(layer.in_flight(), 0, "it is not tried for ever");
-    store.recover();
+    store.clear_faults();
     assert_eq!(send(&app, order()).await.status, StatusCode::CREATED);
     assert_eq!(effects.count(), 2, "re-executed: at least once");
 }
@@ -700,12 +704,12 @@ async fn unstored_outcome_becomes_orphan() {
 // failure mode 37
 #[tokio::test(start_paused = true)]
 async fn complete_survives_lost_reply() {
-    let store = Probe::default();
-    store.fail_next(1, Op::Complete, Act::FailAfter);
+    let store = FaultInjector::new(MemoryStore::new());
+    store.enqueue(Operation::Complete, [Fault::ReplyLost]);
     let (app, effects) = creating(IdempotencyLayer::new(store.clone()));
     let first = send(&app, order()).await;
     assert_eq!(first.status, StatusCode::CREATED);
-    assert_eq!(store.count(Op::Complete), 2);
+    assert_eq!(store.calls(Operation::Complete), 2);
     let replay = send(&app, order()).await;
     assert!(replay.is_replay());
     assert_eq!(replay.body, first.body);
@@ -715,8 +719,8 @@ async fn complete_survives_lost_reply() {
 // F-092, S-272
 #[tokio::test(start_paused = true)]
 async fn hanging_complete_delays_response_bounded() {
-    let store = Probe::default();
-    store.fail(Op::Complete, Act::Hang);
+    let store = FaultInjector::new(MemoryStore::new());
+    store.fail_each(Operation::Complete, Fault::Hang);
     let (app, effects) = creating(IdempotencyLayer::new(store.clone()));
     let started = Instant::now();
     assert_eq!(send(&app, order()).await.status, StatusCode::CREATED);
@@ -731,8 +735,8 @@ async fn hanging_complete_delays_response_bounded() {
 // F-101, S-273
 #[tokio::test(start_paused = true)]
 async fn failed_release_keeps_handler_response() {
-    let store = Probe::default();
-    store.fail(Op::Release, Act::FailBefore);
+    let store = FaultInjector::new(MemoryStore::new());
+    store.fail_each(Operation::Release, Fault::CallLost);
     let (app, effects) = app(IdempotencyLayer::new(store.clone()), async |n, _| match n {
         1 => (StatusCode::BAD_GATEWAY, "upstream failed").into_response(),
         _ => created(n),
@@ -741,7 +745,7 @@ async fn failed_release_keeps_handler_response() {
     assert_eq!(failed.status, StatusCode::BAD_GATEWAY);
     assert_eq!(failed.text(), "upstream failed");
     assert_eq!(send(&app, order()).await.code(), "in-progress");
-    store.recover();
+    store.clear_faults();
     sleep(Duration::from_secs(2)).await;
     assert_eq!(send(&app, order()).await.status, StatusCode::CREATED);
     assert_eq!(effects.count(), 2);
@@ -750,7 +754,7 @@ async fn failed_release_keeps_handler_response() {
 // S-277
 #[tokio::test(start_paused = true)]
 async fn definite_store_reply_is_not_retried() {
-    let store = Probe::default();
+    let store = FaultInjector::new(MemoryStore::new());
     let inner_store = store.clone();
     let (inner, _) = creating(IdempotencyLayer::new(inner_store));
     let (app, effects) = app(IdempotencyLayer::new(store.clone()), move |n, _req| {
@@ -763,13 +767,13 @@ async fn definite_store_reply_is_not_retried() {
         }
     });
     assert_eq!(send(&app, order()).await.status, StatusCode::CREATED);
-    assert_eq!(store.count(Op::Acquire), 2);
+    assert_eq!(store.calls(Operation::Acquire), 2);
     assert!(send(&app, order()).await.is_replay());
     assert_eq!(
         send(&app, post("/orders", "k", "x")).await.code(),
         "key-reused"
     );
-    assert_eq!(store.count(Op::Acquire), 4);
+    assert_eq!(store.calls(Operation::Acquire), 4);
     assert_eq!(effects.count(), 1);
 }
 
@@ -782,8 +786,18 @@ async fn full_store_refuses_new_leases() {
     let (app, effects) = app(IdempotencyLayer::new(store.clone()), move |n, _req| {
         let refusing = refusing.clone();
         async move {
-            let other = send(&refusing, post("/orders", "k2", "order")).await;
-            assert_unavailable(&other);
+            let mut refusals = Vec::new();
+            for caller in ["one", "two", "three", "four"] {
+                let mut req = post("/orders", "k2", "order");
+                let credential = HeaderValue::from_static(caller);
+                req.headers_mut().insert("authorization", credential);
+                refusals.push(send(&refusing, req).await);
+            }
+            // A caller that shares its group with the lease holder gets 429: one of 1,024.
+            let refused = |answer: &Answer| answer.is_retryable() && answer.status.as_u16() >= 429;
+            assert!(refusals.iter().all(refused), "{refusals:?}");
+            let mut others = refusals.iter().filter(|answer| answer.status == 503);
+            assert_unavailable(others.next().expect("three of four, at least"));
             created(n)
         }
     });
@@ -797,7 +811,7 @@ async fn full_store_refuses_new_leases() {
 #[tokio::test(start_paused = true)]
 async fn record_is_stored_after_store_data_loss() {
     // What a store that lost its data looks like: the handler's own lease is released under it.
-    let store = Probe::default();
+    let store = FaultInjector::new(MemoryStore::new());
     let forgetful = store.clone();
     let (app, effects) = app(
         IdempotencyLayer::new(store),
@@ -823,8 +837,8 @@ async fn record_is_stored_after_store_data_loss() {
 // failure modes 28, 29
 #[tokio::test(start_paused = true)]
 async fn stored_response_wins_after_lost_lease() {
-    let store = Probe::default();
-    store.fail(Op::Renew, Act::Hang);
+    let store = FaultInjector::new(MemoryStore::new());
+    store.fail_each(Operation::Renew, Fault::Hang);
     let (thief, stolen) = creating(IdempotencyLayer::new(store.clone()));
     let (app, effects) = app(IdempotencyLayer::new(store.clone()), move |_n, _req| {
         let thief = thief.clone();
@@ -847,13 +861,13 @@ async fn stored_response_wins_after_lost_lease() {
 // S-159
 #[tokio::test(start_paused = true)]
 async fn lost_lease_without_record_is_outcome_unknown() {
-    let store = Probe::default();
-    store.fail(Op::Complete, Act::Lost);
+    let store = FaultInjector::new(MemoryStore::new());
+    store.fail_each(Operation::Complete, Fault::LeaseLost);
     let (app, effects) = creating(IdempotencyLayer::new(store.clone()));
     let answer = send(&app, order()).await;
     assert_eq!(answer.status, StatusCode::CONFLICT);
     assert_eq!(answer.code(), "outcome-unknown");
-    assert!(answer.is_retryable(), "whoever has it may answer yet");
+    assert!(answer.is_retryable(), "the lease holder may still respond");
     assert_eq!(answer.header("retry-after"), Some("1"));
     assert_eq!(effects.count(), 1);
 }

@@ -230,7 +230,7 @@ async fn no_answer_crosses_from_one_principal_to_another() {
         let app = Router::new().route("/", post(echo)).route_layer(layer);
         let mut racing = JoinSet::new();
         let mut pairs_seen = HashSet::new();
-        let mut told: HashMap<_, Bytes> = HashMap::new();
+        let mut responses: HashMap<_, Bytes> = HashMap::new();
         for _ in 0..PAIRS {
             let (principal, key) = (draw(0), draw(1));
             pairs_seen.insert((principal.clone(), key.clone()));
@@ -246,12 +246,12 @@ async fn no_answer_crosses_from_one_principal_to_another() {
             });
             while racing.len() >= 64 {
                 if let Some(done) = racing.join_next().await {
-                    check(done.expect("no panic"), &mut told);
+                    check(done.expect("no panic"), &mut responses);
                 }
             }
         }
         for done in racing.join_all().await {
-            check(done, &mut told);
+            check(done, &mut responses);
         }
         assert_eq!(effects.count(), pairs_seen.len() as u64);
     })
@@ -260,7 +260,7 @@ async fn no_answer_crosses_from_one_principal_to_another() {
 
 fn check(
     (principal, key, answer): (String, String, Answer),
-    told: &mut HashMap<(String, String), Bytes>,
+    responses: &mut HashMap<(String, String), Bytes>,
 ) {
     assert_eq!(answer.status, StatusCode::OK);
     let expected = if principal.is_empty() {
@@ -269,7 +269,7 @@ fn check(
         format!("Some({principal:?}) {key:?}")
     };
     assert_eq!(answer.text(), expected);
-    let first = told
+    let first = responses
         .entry((principal, key))
         .or_insert_with(|| answer.body.clone());
     assert_eq!(*first, answer.body);

@@ -16,15 +16,15 @@ use tests::{
     Effects, creating,
     gate::Gate,
     ledger::{Fate, Ledger},
-    post,
-    probe::{Act, Op, Probe},
-    send,
+    post, send,
 };
 use tokio::time::{Instant, advance, sleep};
 use tower_idempotency::{
     Error, ErrorKind, IdempotencyLayer, Lease, MemoryStore, OrphanPolicy, Ttl,
+    conformance::{Fault, FaultInjector, Operation},
     run_once::{Outcome, WorkError},
     store::StoreError,
+    transaction::LeaseExt,
 };
 
 fn layer() -> IdempotencyLayer {
@@ -294,8 +294,8 @@ async fn refused_orphan_is_not_run() {
 // S-354
 #[tokio::test(start_paused = true)]
 async fn lost_lease_returns_own_value() {
-    let store = Probe::default();
-    store.fail(Op::Renew, Act::Hang);
+    let store = FaultInjector::new(MemoryStore::new());
+    store.fail_each(Operation::Renew, Fault::Hang);
     let (one, other) = (
         IdempotencyLayer::new(store.clone()),
         IdempotencyLayer::new(store.clone()),
@@ -307,20 +307,20 @@ async fn lost_lease_returns_own_value() {
             let _ = effects.happen();
             advance(Duration::from_secs(16)).await;
             assert!(!lease.is_held());
-            let taken_over = run(&other, &effects, "theirs".to_owned()).await;
-            let theirs = Outcome::Executed("theirs".to_owned());
-            assert_eq!(taken_over.expect("executed"), theirs);
-            Ok::<_, WorkError<Infallible>>("ours".to_owned())
+            let taken_over = run(&other, &effects, "other".to_owned()).await;
+            let other = Outcome::Executed("other".to_owned());
+            assert_eq!(taken_over.expect("executed"), other);
+            Ok::<_, WorkError<Infallible>>("own".to_owned())
         }
     };
     let outcome = one.run_once("message-42", "invoice 7", work).await;
     assert_eq!(
         outcome.expect("an outcome"),
-        Outcome::LeaseLost("ours".to_owned())
+        Outcome::LeaseLost("own".to_owned())
     );
     let again = run(&one, &effects, String::new()).await;
-    let theirs = Outcome::Replayed("theirs".to_owned());
-    assert_eq!(again.expect("replayed"), theirs);
+    let other = Outcome::Replayed("other".to_owned());
+    assert_eq!(again.expect("replayed"), other);
     assert_eq!(effects.count(), 2);
 }
 
@@ -328,48 +328,48 @@ async fn lost_lease_returns_own_value() {
 /// If the process that took over left no value, this process has the only value, and it is stored.
 #[tokio::test(start_paused = true)]
 async fn lost_lease_stores_value_if_rival_left_none() {
-    let store = Probe::default();
-    store.fail(Op::Renew, Act::Hang);
+    let store = FaultInjector::new(MemoryStore::new());
+    store.fail_each(Operation::Renew, Fault::Hang);
     let layers = [store.clone(), store.clone()].map(IdempotencyLayer::new);
     let [one, other] = layers.clone();
     let effects = Effects::default();
-    let (theirs, reply) = (Gate::shut(), Gate::shut());
+    let (work_of_other, reply) = (Gate::shut(), Gate::shut());
     let held_back = reply.clone();
-    store.set(move |op, nth| match (op, nth) {
-        (Op::Complete, 1) => Act::ReplyGated(held_back.clone()),
-        _ => Act::Forward,
+    store.set_script(move |op, nth| match (op, nth) {
+        (Operation::Complete, 1) => Fault::HoldReply(held_back.clone().into()),
+        _ => Fault::None,
     });
     let work = {
-        let (effects, theirs) = (effects.clone(), theirs.clone());
+        let (effects, gate) = (effects.clone(), work_of_other.clone());
         async move |_lease| {
             let _ = effects.happen();
             advance(Duration::from_secs(16)).await;
-            theirs.arrival().await;
-            Ok::<_, WorkError<Infallible>>("ours".to_owned())
+            gate.arrival().await;
+            Ok::<_, WorkError<Infallible>>("own".to_owned())
         }
     };
     let running = tokio::spawn(async move { one.run_once("message-42", "invoice 7", work).await });
     sleep(Duration::from_secs(17)).await;
     let taking_over = {
-        let theirs = theirs.clone();
+        let gate = work_of_other.clone();
         let work = async move |_lease| {
-            theirs.pass().await;
+            gate.pass().await;
             Err::<String, _>(WorkError::Release(()))
         };
         tokio::spawn(async move { other.run_once("message-42", "invoice 7", work).await })
     };
     // The other process holds the lease when this one calls complete, and has released it when the reply arrives.
     reply.arrival().await;
-    theirs.open_for_good();
+    work_of_other.open_for_good();
     let left = taking_over.await.expect("no panic").expect("an outcome");
     assert_eq!(left, Outcome::Failed(()));
     reply.open_for_good();
     let outcome = running.await.expect("no panic");
-    let ours = "ours".to_owned();
-    assert_eq!(outcome.expect("stored"), Outcome::Executed(ours.clone()));
+    let own = "own".to_owned();
+    assert_eq!(outcome.expect("stored"), Outcome::Executed(own.clone()));
     for layer in layers {
         let again = run(&layer, &effects, String::new()).await;
-        assert_eq!(again.expect("replayed"), Outcome::Replayed(ours.clone()));
+        assert_eq!(again.expect("replayed"), Outcome::Replayed(own.clone()));
     }
     assert_eq!(effects.count(), 1);
 }
@@ -378,18 +378,18 @@ async fn lost_lease_stores_value_if_rival_left_none() {
 /// The stored value cannot be determined, but it is not the value of this execution.
 #[tokio::test(start_paused = true)]
 async fn lost_lease_returns_value_during_outage() {
-    let store = Probe::default();
-    store.fail(Op::Renew, Act::Lost);
-    store.fail(Op::Complete, Act::FailBefore);
+    let store = FaultInjector::new(MemoryStore::new());
+    store.fail_each(Operation::Renew, Fault::LeaseLost);
+    store.fail_each(Operation::Complete, Fault::CallLost);
     let layer = IdempotencyLayer::new(store.clone());
     let work = async |lease: Lease| {
         lease.lost().await;
-        Ok::<_, WorkError<Infallible>>("ours".to_owned())
+        Ok::<_, WorkError<Infallible>>("own".to_owned())
     };
     let outcome = layer.run_once("message-42", "invoice 7", work).await;
     assert_eq!(
         outcome.expect("an outcome"),
-        Outcome::LeaseLost("ours".to_owned())
+        Outcome::LeaseLost("own".to_owned())
     );
 }
 
@@ -399,7 +399,7 @@ async fn lost_lease_returns_value_during_outage() {
 async fn value_beside_unacknowledged_commit_is_unknown() {
     let ledger = Ledger::default();
     ledger.next(Fate::HangAfter);
-    ledger.store.fail(Op::Complete, Act::FailBefore);
+    ledger.store.fail_each(Operation::Complete, Fault::CallLost);
     let layer = IdempotencyLayer::new(ledger.clone());
     let books = ledger.clone();
     let work = async move |lease: Lease| {
@@ -519,7 +519,7 @@ async fn dropped_work_is_replayed() {
 
 #[tokio::test(start_paused = true)]
 async fn unpolled_future_runs_nothing() {
-    let store = Probe::default();
+    let store = FaultInjector::new(MemoryStore::new());
     let layer = IdempotencyLayer::new(store.clone());
     let effects = Effects::default();
     drop(run(&layer, &effects, 1));
@@ -667,9 +667,9 @@ async fn added_field_with_default_is_readable() {
 // S-361
 #[tokio::test(start_paused = true)]
 async fn work_needs_lease() {
-    for fault in [Act::FailBefore, Act::Hang] {
-        let store = Probe::default();
-        store.fail(Op::Acquire, fault);
+    for fault in [Fault::CallLost, Fault::Hang] {
+        let store = FaultInjector::new(MemoryStore::new());
+        store.fail_each(Operation::Acquire, fault);
         let layer = IdempotencyLayer::new(store.clone());
         let effects = Effects::default();
         let started = Instant::now();
@@ -678,7 +678,7 @@ async fn work_needs_lease() {
         assert!(std::error::Error::source(&error).is_some());
         assert!(started.elapsed() <= Duration::from_secs(4));
         assert_eq!(effects.count(), 0);
-        store.recover();
+        store.clear_faults();
         sleep(Duration::from_secs(2)).await;
         let later = run(&layer, &effects, 1).await.expect("executed");
         assert_eq!(later, Outcome::Executed(1));
@@ -688,15 +688,15 @@ async fn work_needs_lease() {
 
 #[tokio::test(start_paused = true)]
 async fn unstored_value_is_stored_later() {
-    let store = Probe::default();
-    store.fail(Op::Complete, Act::FailBefore);
+    let store = FaultInjector::new(MemoryStore::new());
+    store.fail_each(Operation::Complete, Fault::CallLost);
     let layer = IdempotencyLayer::new(store.clone());
     let effects = Effects::default();
     let first = run(&layer, &effects, 1).await.expect("executed");
     assert_eq!(first, Outcome::Executed(1));
     let meanwhile = run(&layer, &effects, 2).await.expect("an outcome");
     assert!(matches!(meanwhile, Outcome::InProgress { .. }));
-    store.recover();
+    store.clear_faults();
     sleep(Duration::from_secs(2)).await;
     let later = run(&layer, &effects, 2).await.expect("replayed");
     assert_eq!(later, Outcome::Replayed(1));
@@ -740,7 +740,7 @@ async fn derived_key_is_stable_across_runs() {
         let (sender, receiver) = tokio::sync::oneshot::channel();
         let work = async move |lease: Lease| {
             let keys = (lease.derive("charge"), lease.derive("email"));
-            sender.send(keys).expect("somebody waits");
+            sender.send(keys).expect("the receiver waits");
             Err::<(), _>(WorkError::Release("again"))
         };
         let failed = layer.run_once("message-42", "invoice 7", work).await;
@@ -782,7 +782,10 @@ async fn assert_paid_once(ledger: &Ledger) {
     let again = pay(ledger, committed).await.expect("a record");
     assert_eq!(again, Outcome::Replayed("paid".to_owned()));
     assert_eq!(ledger.rows().await, ["payment"]);
-    assert_eq!(ledger.count(Op::Complete) + ledger.count(Op::Release), 0);
+    assert_eq!(
+        ledger.calls(Operation::Complete) + ledger.calls(Operation::Release),
+        0
+    );
 }
 
 // S-363
@@ -795,7 +798,7 @@ async fn committed_value_needs_no_completion() {
         assert_eq!(pay(&ledger, committed).await.expect("executed"), paid());
         assert_paid_once(&ledger).await;
     }
-    // Whatever it says afterwards.
+    // The later result has no effect.
     let ends: [fn(Result<String, StoreError>) -> Result<String, WorkError<&'static str>>; 3] = [
         |_| Ok("something else".to_owned()),
         |_| Err(WorkError::Release("something else")),
@@ -906,7 +909,9 @@ async fn unverifiable_work_commit_is_outcome_unknown() {
                 .commit_prepared(lease.prepare_value("paid".to_owned()));
             let unheard = tokio::time::timeout(Duration::from_secs(1), commit).await;
             assert!(unheard.is_err());
-            books.store.fail_next(3, Op::Acquire, Act::FailBefore);
+            books
+                .store
+                .enqueue(Operation::Acquire, vec![Fault::CallLost; 3]);
             Err::<String, _>(end("timed out"))
         };
         let outcome = layer.run_once("message-42", "invoice 7", work).await;
@@ -923,7 +928,9 @@ async fn oversized_value_with_lost_commit_is_returned() {
     let layer = IdempotencyLayer::new(ledger.clone()).with_response_limit(10);
     let books = ledger.clone();
     let work = async move |lease: Lease| {
-        books.store.fail_next(3, Op::Acquire, Act::FailBefore);
+        books
+            .store
+            .enqueue(Operation::Acquire, vec![Fault::CallLost; 3]);
         let prepared = lease.prepare_value("x".repeat(100));
         let unheard = books.begin().commit_prepared(prepared).await;
         assert!(unheard.is_err());

@@ -10,15 +10,16 @@ use http::{Request, StatusCode};
 use tests::{
     Answer,
     gate::{bounded, eventually},
-    on_both_runtimes,
-    probe::{Act, Op, Probe},
-    send,
+    on_both_runtimes, send,
     stage::{PHASES, Phase, Stage},
     wire::{H1, H2, Leave, post_bytes, soon},
 };
 use tokio::runtime;
 use tower::{Layer, Service, service_fn};
-use tower_idempotency::{IdempotencyLayer, MemoryStore, Ttl};
+use tower_idempotency::{
+    IdempotencyLayer, MemoryStore, Ttl,
+    conformance::{Fault, FaultInjector, Operation},
+};
 
 on_both_runtimes! {
     // F-046
@@ -116,7 +117,7 @@ async fn drain_timeout_leaves_lease() {
 
 // fm 10
 async fn keyed_requests_are_refused_while_draining() {
-    let store = Probe::new(|_, _| Act::Forward);
+    let store = FaultInjector::new(MemoryStore::new()).with_script(|_, _| Fault::None);
     let stage = Stage::with(IdempotencyLayer::new(store.clone())).await;
     let request = || tests::post("/orders", "k", "{}");
     assert_eq!(
@@ -124,7 +125,7 @@ async fn keyed_requests_are_refused_while_draining() {
         StatusCode::CREATED
     );
     assert!(stage.layer.drain(LONG).await);
-    let asked = store.count(Op::Acquire);
+    let asked = store.calls(Operation::Acquire);
     // A first request and a retry alike: the client is to go where the service goes on.
     for key in ["k", "other"] {
         let refused = send(&stage.app, tests::post("/orders", key, "{}")).await;
@@ -132,7 +133,7 @@ async fn keyed_requests_are_refused_while_draining() {
         assert_eq!(refused.code(), "draining");
         assert_eq!(refused.header("retry-after"), Some("1"));
     }
-    assert_eq!(store.count(Op::Acquire), asked);
+    assert_eq!(store.calls(Operation::Acquire), asked);
     assert_eq!(stage.begun.count(), 1);
     // What the layer does not apply to is none of its business.
     let unkeyed = Request::post("/orders").body(axum::body::Body::empty());
@@ -145,17 +146,17 @@ async fn keyed_requests_are_refused_while_draining() {
 #[tokio::test(start_paused = true)]
 async fn drain_waits_for_background_completion() {
     bounded(async {
-        let store = Probe::new(|op, _| match op {
-            Op::Complete => Act::FailBefore,
-            _ => Act::Forward,
+        let store = FaultInjector::new(MemoryStore::new()).with_script(|op, _| match op {
+            Operation::Complete => Fault::CallLost,
+            _ => Fault::None,
         });
         let stage = Stage::with(IdempotencyLayer::new(store.clone())).await;
         let answer = send(&stage.app, tests::post("/orders", "k", "{}")).await;
         assert_eq!(answer.status, StatusCode::CREATED);
         assert!(!stage.layer.drain(Duration::from_secs(3)).await);
-        store.set(|_, _| Act::Forward);
+        store.set_script(|_, _| Fault::None);
         assert!(stage.layer.drain(LONG).await);
-        let (retry, effects) = next_process(&store.inner(), "k").await;
+        let (retry, effects) = next_process(store.inner(), "k").await;
         assert!(retry.is_replay());
         assert_eq!((retry.body, effects), (answer.body, 0));
     })
@@ -167,9 +168,9 @@ async fn drain_waits_for_background_completion() {
 #[tokio::test(start_paused = true)]
 async fn drain_waits_for_background_release() {
     bounded(async {
-        let store = Probe::new(|op, _| match op {
-            Op::Release => Act::FailBefore,
-            _ => Act::Forward,
+        let store = FaultInjector::new(MemoryStore::new()).with_script(|op, _| match op {
+            Operation::Release => Fault::CallLost,
+            _ => Fault::None,
         });
         let layer = IdempotencyLayer::new(store.clone()).with_lease_ttl(Ttl::from_secs(60));
         let mut failing = layer.layer(service_fn(async |_| {
@@ -178,9 +179,9 @@ async fn drain_waits_for_background_release() {
         let failed = failing.call(tests::post("/orders", "k", "{}")).await;
         assert_eq!(failed.err(), Some("it failed"), "behaviours 155");
         assert!(!layer.drain(Duration::from_secs(3)).await);
-        store.set(|_, _| Act::Forward);
+        store.set_script(|_, _| Fault::None);
         assert!(layer.drain(LONG).await);
-        let (retry, effects) = next_process(&store.inner(), "k").await;
+        let (retry, effects) = next_process(store.inner(), "k").await;
         assert_eq!((retry.status, effects), (StatusCode::CREATED, 1));
     })
     .await;

@@ -12,14 +12,14 @@ use tests::{
     Answer, Effects, app, created,
     gate::{Gate, eventually, within},
     ledger::{Fate, Ledger},
-    post,
-    probe::{Act, Op},
-    send,
+    post, send,
 };
 use tokio::time::sleep;
 use tower_idempotency::{
     ErrorKind, IdempotencyLayer, Lease, OrphanPolicy, TakeOverOutcome, Ttl,
+    conformance::{Fault, Operation},
     store::{Claim, Fingerprint, KeyId, Store},
+    transaction::LeaseExt,
 };
 
 const LONG: Duration = Duration::from_secs(600);
@@ -43,16 +43,16 @@ impl Orphan {
             .with_orphan_policy(policy)
             .with_secret("sixteen bytes at the least")
             .expect("long enough");
-        let (told, lease) = tokio::sync::oneshot::channel();
-        let told = std::sync::Mutex::new(Some(told));
-        let told = std::sync::Arc::new(told);
+        let (sender, lease) = tokio::sync::oneshot::channel();
+        let sender = std::sync::Mutex::new(Some(sender));
+        let sender = std::sync::Arc::new(sender);
         let books = ledger.clone();
         let (app, executions) = app(layer.clone(), move |n, req| {
             let lease = req.extensions().get::<Lease>().expect("a lease").clone();
-            let (told, ledger) = (told.lock().expect("no poison").take(), books.clone());
+            let (sender, ledger) = (sender.lock().expect("no poison").take(), books.clone());
             async move {
-                if let Some(told) = told {
-                    told.send(lease.clone()).expect("somebody waits");
+                if let Some(sender) = sender {
+                    sender.send(lease.clone()).expect("the receiver waits");
                     // The process dies, as far as the database can tell: what it asks never arrives.
                     std::future::pending::<()>().await;
                 }
@@ -63,7 +63,7 @@ impl Orphan {
         let dying = app.clone();
         let died = tokio::spawn(async move { send(&dying, order()).await });
         let lease: Lease = lease.await.expect("it runs");
-        ledger.store.fail(Op::Renew, Act::Hang);
+        ledger.store.fail_each(Operation::Renew, Fault::Hang);
         sleep(Duration::from_secs(16)).await;
         assert!(!died.is_finished());
         let (derived, lease) = (lease.derive("charge"), lease.lease_ref());
@@ -118,7 +118,7 @@ async fn orphan_is_executed_without_its_client() {
             for committing in [true, false] {
                 let orphan = Orphan::new(policy).await;
                 let (ledger, derived) = (orphan.ledger.clone(), orphan.derived.clone());
-                ledger.store.recover();
+                ledger.store.clear_faults();
                 let taken: Taken = orphan
                     .layer
                     .take_over(orphan.claim(), async move |lease: Lease| {
@@ -243,7 +243,7 @@ async fn take_over_without_orphan_runs_nothing() {
 async fn reused_claim_does_not_execute_concurrently() {
     within(LONG, async {
         let orphan = Orphan::new(OrphanPolicy::Refuse).await;
-        orphan.ledger.store.recover();
+        orphan.ledger.store.clear_faults();
         let (claim, gate, runs) = (orphan.claim(), Gate::shut(), Effects::default());
         let take_over = || {
             let (layer, claim, ledger) =
@@ -278,13 +278,13 @@ async fn failed_call_does_not_release_reused_claim() {
     within(LONG, async {
         let orphan = Orphan::new(OrphanPolicy::Refuse).await;
         let (claim, store) = (orphan.claim(), &orphan.ledger.store);
-        store.recover();
-        store.fail(Op::Acquire, Act::FailBefore);
+        store.clear_faults();
+        store.fail_each(Operation::Acquire, Fault::CallLost);
         let work = async |_| Ok::<Response, Infallible>(created(1));
         let failed = orphan.layer.take_over(claim.clone(), work).await;
         let failed = failed.expect_err("the store fails");
         assert_eq!(failed.kind(), ErrorKind::StoreUnavailable);
-        store.recover();
+        store.clear_faults();
         let ledger = orphan.ledger.clone();
         let work = async move |lease: Lease| {
             sleep(Duration::from_secs(30)).await;
@@ -304,7 +304,7 @@ async fn failed_takeover_leaves_orphan() {
     within(LONG, async {
         let orphan = Orphan::new(OrphanPolicy::Refuse).await;
         let (layer, claim) = (&orphan.layer, || orphan.claim());
-        orphan.ledger.store.recover();
+        orphan.ledger.store.clear_faults();
 
         let failed: TakeOverOutcome<Response<tower_idempotency::Body<Body>>, &str> = layer
             .take_over(claim(), async |_| Err::<Response, _>("no connection"))
@@ -352,7 +352,7 @@ async fn takeover_resolves_unacknowledged_commit() {
     within(LONG, async {
         for (fate, rows) in [(Fate::ReplyLost, 1), (Fate::CallLost, 0)] {
             let orphan = Orphan::new(OrphanPolicy::TakeOver).await;
-            orphan.ledger.store.recover();
+            orphan.ledger.store.clear_faults();
             orphan.ledger.next(fate);
             let ledger = orphan.ledger.clone();
             let taken: Taken = orphan
@@ -382,7 +382,7 @@ async fn takeover_resolves_unacknowledged_commit() {
 async fn dropped_takeover_continues_and_delays_drain() {
     within(LONG, async {
         let orphan = Orphan::new(OrphanPolicy::TakeOver).await;
-        orphan.ledger.store.recover();
+        orphan.ledger.store.clear_faults();
         let ledger = orphan.ledger.another();
         let layer = IdempotencyLayer::new(ledger.clone());
         let work = {
@@ -415,19 +415,19 @@ async fn dropped_takeover_continues_and_delays_drain() {
 async fn take_over_needs_lease() {
     within(LONG, async {
         let orphan = Orphan::new(OrphanPolicy::TakeOver).await;
-        orphan.ledger.store.recover();
+        orphan.ledger.store.clear_faults();
         let ledger = orphan.ledger.another();
         let layer = IdempotencyLayer::new(ledger.clone()).with_lease_ttl(Ttl::from_secs(60));
-        ledger.store.fail(Op::Acquire, Act::FailAfter);
+        ledger.store.fail_each(Operation::Acquire, Fault::ReplyLost);
         let work = async |_| -> Result<Response, Infallible> { panic!("it must not run") };
         let error = layer
             .take_over(orphan.claim(), work)
             .await
             .expect_err("no lease");
         assert_eq!(error.kind(), ErrorKind::StoreUnavailable);
-        ledger.store.recover();
+        ledger.store.clear_faults();
         // The lease that the store holds all the same is given back, and the orphan is there for the next.
-        eventually("it is released", || ledger.count(Op::Release) > 0).await;
+        eventually("it is released", || ledger.calls(Operation::Release) > 0).await;
         let work = async |lease: Lease| {
             assert_eq!(lease.generation(), 3);
             Ok(created(3))

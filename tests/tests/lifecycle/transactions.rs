@@ -13,23 +13,23 @@ use axum::{
     response::{IntoResponse, Response},
 };
 use http::{HeaderName, HeaderValue, Request, StatusCode, header};
-use metrics_util::debugging::{DebugValue, DebuggingRecorder};
+use metrics_util::debugging::DebuggingRecorder;
 use tests::{
     Answer, Effects, Scripted, Step, app, created,
     gate::{Gate, bounded, eventually, within},
     ledger::{Failed, Fate, Ledger},
-    post,
-    probe::{Act, Op, Probe, yield_once},
-    send,
+    observed::{read, total},
+    post, send,
 };
 use tokio::time::{advance, sleep};
 use tower::{Layer, ServiceExt};
 use tower_idempotency::{
     ErrorKind, ExecutionFailure, FingerprintBy, IdempotencyLayer, Lease, MemoryStore,
     NeedsAttention, OrphanPolicy, Retention, Ttl, Unrecordable,
+    conformance::{Fault, FaultInjector, Hold, Operation},
     run_once::WorkError,
     store::{Acquired, Claim, Store, StoreError},
-    transaction::NotRecordedReason,
+    transaction::{LeaseExt, NotRecordedReason},
 };
 
 /// A service on the ledger: the handler is given it, its lease and which execution it is.
@@ -77,6 +77,10 @@ fn order() -> Request<Body> {
     post("/orders", "k", "{}")
 }
 
+fn leases_lost(recorder: &DebuggingRecorder) -> f64 {
+    total(&read(recorder), "idempotency_lease_lost_total")
+}
+
 /// Checks that the handler's effect happened once, that it is answered with its record, and that no retry changes that.
 async fn assert_charged_once(ledger: &Ledger, app: &Router) {
     for _ in 0..2 {
@@ -113,7 +117,7 @@ async fn committed_response_is_sent_without_completion() {
     first_of(&first);
     assert!(!first.is_replay());
     assert_eq!(ledger.store.all_calls(), 1, "an acquire");
-    assert_eq!(ledger.count(Op::Acquire), 1);
+    assert_eq!(ledger.calls(Operation::Acquire), 1);
     assert_charged_once(&ledger, &app).await;
     assert_eq!(executions.count(), 1);
     assert_eq!(ledger.store.all_calls(), 3, "an acquire for each replay");
@@ -282,7 +286,10 @@ async fn other_response_after_commit_is_discarded() {
         let first = send(&app, order()).await;
         first_of(&first);
         assert_charged_once(&ledger, &app).await;
-        assert_eq!(ledger.count(Op::Complete) + ledger.count(Op::Release), 0);
+        assert_eq!(
+            ledger.calls(Operation::Complete) + ledger.calls(Operation::Release),
+            0
+        );
     }
 }
 
@@ -307,7 +314,7 @@ async fn service_error_after_commit_is_discarded() {
         assert_eq!(answer.is_replay(), replayed);
     }
     assert_eq!(ledger.rows().await, ["charge 1"]);
-    assert_eq!(ledger.count(Op::Release), 0);
+    assert_eq!(ledger.calls(Operation::Release), 0);
 }
 
 // S-173
@@ -322,7 +329,10 @@ async fn panic_after_commit_keeps_record() {
     let task = tokio::spawn(async move { send(&panicking, order()).await });
     assert!(task.await.expect_err("a panic").is_panic());
     assert_charged_once(&ledger, &app).await;
-    assert_eq!((executions.count(), ledger.count(Op::Release)), (1, 0));
+    assert_eq!(
+        (executions.count(), ledger.calls(Operation::Release)),
+        (1, 0)
+    );
 }
 
 /// The future's output, unless it is still pending when it has been polled that often: then it is dropped.
@@ -352,12 +362,12 @@ async fn disconnect_around_commit_leaves_one_effect() {
             for polls in 0..100 {
                 let ledger = Ledger::default();
                 ledger.next(fate.clone());
-                ledger.store.set(|_, _| Act::Yield);
+                ledger.store.set_script(|_, _| Fault::Yield);
                 let layer = IdempotencyLayer::new(ledger.clone());
                 let (app, executions) = behind(layer.clone(), &ledger, async |ledger, lease, n| {
-                    yield_once().await;
+                    tokio::task::yield_now().await;
                     let res = charge(ledger, lease, n).await;
-                    yield_once().await;
+                    tokio::task::yield_now().await;
                     res
                 });
                 let request = app.clone().oneshot(order());
@@ -401,20 +411,24 @@ async fn committed_lease_is_not_renewed() {
     let (app, _) = bank(&ledger, async |ledger, lease, n| {
         sleep(Duration::from_secs(60)).await;
         assert!(lease.is_held(), "it was renewed");
-        let renewals = ledger.count(Op::Renew);
+        let renewals = ledger.calls(Operation::Renew);
         assert!(renewals > 10, "{renewals}");
         let res = charge(ledger.clone(), lease.clone(), n).await;
         assert!(!lease.is_held());
         lease.lost().await;
         sleep(Duration::from_secs(60)).await;
-        assert_eq!(ledger.count(Op::Renew), renewals, "renewed after its end");
+        assert_eq!(
+            ledger.calls(Operation::Renew),
+            renewals,
+            "renewed after its end"
+        );
         res
     });
     first_of(&send(&app, order()).await);
     assert_charged_once(&ledger, &app).await;
 }
 
-// ---- What is recorded ----
+// ---- Records ----
 
 // S-178
 #[tokio::test(start_paused = true)]
@@ -511,7 +525,7 @@ async fn unrecorded_response_cannot_be_committed() {
             assert_eq!(executions.count(), n, "{reason:?}");
         }
         assert!(ledger.rows().await.is_empty(), "{reason:?}");
-        assert_eq!(ledger.count(Op::Release), 2);
+        assert_eq!(ledger.calls(Operation::Release), 2);
     }
 }
 
@@ -581,7 +595,7 @@ async fn oversized_commit_leaves_tombstone() {
         }
         assert_eq!(executions.count(), 1);
         assert_eq!(ledger.rows().await, ["charge 1"]);
-        assert_eq!(ledger.count(Op::Complete), 0);
+        assert_eq!(ledger.calls(Operation::Complete), 0);
     }
 }
 
@@ -685,7 +699,10 @@ async fn layer_records_handler_without_commit() {
         );
         assert_eq!(answer.is_replay(), replayed);
     }
-    assert_eq!((executions.count(), ledger.count(Op::Complete)), (1, 1));
+    assert_eq!(
+        (executions.count(), ledger.calls(Operation::Complete)),
+        (1, 1)
+    );
     assert!(ledger.rows().await.is_empty());
 }
 
@@ -702,7 +719,10 @@ async fn failed_transaction_can_be_retried() {
     });
     first_of(&send(&app, order()).await);
     assert_charged_once(&ledger, &app).await;
-    assert_eq!((executions.count(), ledger.count(Op::Complete)), (1, 0));
+    assert_eq!(
+        (executions.count(), ledger.calls(Operation::Complete)),
+        (1, 0)
+    );
 }
 
 /// A node whose lease was lost while its handler ran, to one that executes the same request.
@@ -721,7 +741,7 @@ impl Overtaken {
         let (first, second) = (Gate::shut(), Gate::shut());
         let paused = ledger.clone();
         // It cannot renew: it is as good as paused.
-        ledger.store.fail(Op::Renew, Act::Hang);
+        ledger.store.fail_each(Operation::Renew, Fault::Hang);
         let gate = first.clone();
         let (app, _) = bank(&paused, async move |ledger, lease: Lease, n| {
             gate.pass().await;
@@ -840,8 +860,8 @@ async fn renewal_during_commit_reports_no_loss() {
         let commit = charge(ledger.clone(), lease.clone(), n);
         let hung = tokio::time::timeout(Duration::from_secs(6), commit).await;
         assert!(hung.is_err());
-        assert_eq!(ledger.count(Op::Renew), 1);
-        assert!(lease.is_held(), "nobody else has it");
+        assert_eq!(ledger.calls(Operation::Renew), 1);
+        assert!(lease.is_held(), "no other process has it");
         StatusCode::GATEWAY_TIMEOUT.into_response()
     });
     first_of(&send(&app, order()).await);
@@ -863,7 +883,7 @@ async fn commit_after_response_is_refused() {
                 charge(ledger, lease, n).await.text().await
             });
             let task = task.lock().expect("no poison").take().expect("one run");
-            task.send(spawned).expect("somebody waits");
+            task.send(spawned).expect("the receiver waits");
             (status, "not committed").into_response()
         });
         let answer = send(&app, order()).await;
@@ -893,7 +913,7 @@ async fn commit_during_buffering_is_refused() {
         assert_eq!((answer.text(), answer.is_replay()), ("slowly", replayed));
     }
     assert!(ledger.rows().await.is_empty());
-    assert_eq!(ledger.count(Op::Acquire), 2, "there was no doubt");
+    assert_eq!(ledger.calls(Operation::Acquire), 2, "there was no doubt");
 }
 
 // S-192
@@ -922,7 +942,11 @@ async fn commit_of_other_lease_is_ignored() {
         assert_eq!(other.is_replay(), replayed);
     }
     assert_eq!(executions.count(), 2);
-    assert_eq!(ledger.count(Op::Complete), 1, "the layer stored the second");
+    assert_eq!(
+        ledger.calls(Operation::Complete),
+        1,
+        "the layer stored the second"
+    );
     assert_charged_once(&ledger, &app).await;
 }
 
@@ -935,7 +959,7 @@ async fn lost_commit_reply_is_resolved() {
     ledger.next(Fate::ReplyLost);
     let (app, executions) = bank(&ledger, async |ledger, lease, n| {
         let res = charge(ledger, lease, n).await;
-        assert_eq!(res.status(), StatusCode::CREATED, "the handler is told too");
+        assert_eq!(res.status(), StatusCode::CREATED, "the handler sees it too");
         res
     });
     let first = send(&app, order()).await;
@@ -943,7 +967,10 @@ async fn lost_commit_reply_is_resolved() {
     assert!(!first.is_replay());
     assert_charged_once(&ledger, &app).await;
     assert_eq!(executions.count(), 1);
-    assert_eq!(ledger.count(Op::Complete) + ledger.count(Op::Release), 0);
+    assert_eq!(
+        ledger.calls(Operation::Complete) + ledger.calls(Operation::Release),
+        0
+    );
 }
 
 // S-208
@@ -992,21 +1019,19 @@ async fn own_unacknowledged_commit_is_no_lease_loss() {
     let ledger = Ledger::default();
     ledger.next(Fate::ReplyLost);
     let (app, _) = bank(&ledger, async |ledger: Ledger, lease: Lease, n| {
-        ledger.store.fail_next(3, Op::Acquire, Act::FailBefore);
+        ledger
+            .store
+            .enqueue(Operation::Acquire, vec![Fault::CallLost; 3]);
         let unknown = charge(ledger.clone(), lease.clone(), n).await;
         bounded(lease.lost()).await;
-        assert_eq!(ledger.count(Op::Renew), 1, "it was told by the renewal");
+        assert_eq!(ledger.calls(Operation::Renew), 1, "the renewal reported it");
         unknown
     });
     let first = send(&app, order()).await;
     first_of(&first);
     assert!(!first.is_replay());
     assert_charged_once(&ledger, &app).await;
-    let counted = recorder.snapshotter().snapshot().into_vec();
-    let lost = counted
-        .iter()
-        .any(|(key, ..)| key.key().name() == "idempotency_lease_lost_total");
-    assert!(!lost, "{counted:?}");
+    assert_eq!(leases_lost(&recorder), 0.0);
 }
 
 // S-309
@@ -1018,17 +1043,15 @@ async fn retried_successful_commit_reports_no_loss() {
     let ledger = Ledger::default();
     ledger.next(Fate::ReplyLost);
     let (app, _) = bank(&ledger, async |ledger: Ledger, lease: Lease, n| {
-        ledger.store.fail_next(3, Op::Acquire, Act::FailBefore);
+        ledger
+            .store
+            .enqueue(Operation::Acquire, vec![Fault::CallLost; 3]);
         charge(ledger.clone(), lease.clone(), n).await;
         charge(ledger, lease, n).await
     });
     first_of(&send(&app, order()).await);
     assert_charged_once(&ledger, &app).await;
-    let counted = recorder.snapshotter().snapshot().into_vec();
-    let lost = counted
-        .iter()
-        .any(|(key, ..)| key.key().name() == "idempotency_lease_lost_total");
-    assert!(!lost, "{counted:?}");
+    assert_eq!(leases_lost(&recorder), 0.0);
 }
 
 /// A commit that was cut off is no longer under way. The loss that a renewal finds then is reported at once, not at
@@ -1041,8 +1064,8 @@ async fn cut_off_commit_leaves_renewals_effective() {
         let commit = charge(ledger.clone(), lease.clone(), n);
         let cut = tokio::time::timeout(Duration::from_secs(1), commit).await;
         assert!(cut.is_err());
-        let told = tokio::time::timeout(Duration::from_secs(9), lease.lost()).await;
-        assert!(told.is_ok(), "a renewal comes after five seconds");
+        let notified = tokio::time::timeout(Duration::from_secs(9), lease.lost()).await;
+        assert!(notified.is_ok(), "a renewal comes after five seconds");
         StatusCode::GATEWAY_TIMEOUT.into_response()
     });
     first_of(&send(&app, order()).await);
@@ -1068,12 +1091,7 @@ async fn lease_loss_after_failed_commit_is_reported_once() {
         failed
     });
     send(&app, order()).await;
-    let counted = recorder.snapshotter().snapshot().into_vec();
-    let mut lost = counted
-        .iter()
-        .filter(|(key, ..)| key.key().name() == "idempotency_lease_lost_total");
-    let (.., value) = lost.next().expect("it is reported");
-    assert_eq!(*value, DebugValue::Counter(1));
+    assert_eq!(leases_lost(&recorder), 1.0);
 }
 
 // S-201
@@ -1085,9 +1103,9 @@ async fn late_commit_fails_after_reconciliation() {
         let (way, looked) = (Gate::shut(), Gate::shut());
         ledger.next(Fate::UnderWay(way.clone()));
         let held = looked.clone();
-        ledger.store.set(move |op, n| match (op, n) {
-            (Op::Acquire, 2) => Act::ReplyGated(held.clone()),
-            _ => Act::Forward,
+        ledger.store.set_script(move |op, n| match (op, n) {
+            (Operation::Acquire, 2) => Fault::HoldReply(held.clone().into()),
+            _ => Fault::None,
         });
         let (app, _) = bank(&ledger, async |ledger, lease, n| {
             let commit = charge(ledger, lease, n);
@@ -1120,9 +1138,11 @@ async fn reconciliation_after_expiry_leaves_no_lease() {
     within(LONG, async {
         let ledger = Ledger::default();
         ledger.next(Fate::HangAfter);
-        ledger.store.set(|op, n| match (op, n) {
-            (Op::Acquire, 2) => Act::Slow(Duration::from_millis(1_500)),
-            _ => Act::Forward,
+        ledger.store.set_script(|op, n| match (op, n) {
+            (Operation::Acquire, 2) => {
+                Fault::HoldCall(Hold::new(|| sleep(Duration::from_millis(1_500))))
+            }
+            _ => Fault::None,
         });
         let layer = IdempotencyLayer::new(ledger.clone()).with_retention(Ttl::from_secs(1));
         let (app, _) = behind(layer, &ledger, async |ledger, lease, n| {
@@ -1147,10 +1167,12 @@ async fn response_discarded_if_committed_record_expired() {
         for (charging, completing, fails) in [(2_000, 0, 0), (500, 1_000, 0), (500, 0, 20)] {
             let ledger = Ledger::default();
             ledger.next(Fate::HangAfter);
-            ledger.store.set(move |op, nth| match (op, nth) {
-                (Op::Complete, nth) if nth <= fails => Act::FailBefore,
-                (Op::Complete, _) => Act::Slow(Duration::from_millis(completing)),
-                _ => Act::Forward,
+            ledger.store.set_script(move |op, nth| match (op, nth) {
+                (Operation::Complete, nth) if nth <= fails => Fault::CallLost,
+                (Operation::Complete, _) => {
+                    Fault::HoldCall(Hold::new(move || sleep(Duration::from_millis(completing))))
+                }
+                _ => Fault::None,
             });
             let layer = IdempotencyLayer::new(ledger.clone()).with_retention(Ttl::from_secs(1));
             let (app, executions) =
@@ -1203,18 +1225,20 @@ async fn failed_commit_is_resolved_while_rival_holds_key() {
             let held = looked.clone();
             let (app, _) = bank(&ledger, async move |ledger: Ledger, lease, n| {
                 // The handler asks, and then the layer, under another token.
-                let looks = ledger.count(Op::Acquire) + 2;
+                let looks = ledger.calls(Operation::Acquire) + 2;
                 let held = held.clone();
-                ledger.store.set(move |op, nth| match (op, nth) {
-                    (Op::Acquire, nth) if nth == looks => Act::Gated(held.clone()),
-                    _ => Act::Forward,
+                ledger.store.set_script(move |op, nth| match (op, nth) {
+                    (Operation::Acquire, nth) if nth == looks => {
+                        Fault::HoldCall(held.clone().into())
+                    }
+                    _ => Fault::None,
                 });
                 ledger.next(Fate::CallLost);
                 charge(ledger, lease, n).await
             });
             if generation == 2 {
                 let stuck = ledger.another();
-                stuck.store.fail(Op::Renew, Act::Hang);
+                stuck.store.fail_each(Operation::Renew, Fault::Hang);
                 let (stuck, _) = bank(&stuck, async |_, _, _| std::future::pending().await);
                 tokio::spawn(async move { send(&stuck, order()).await });
                 sleep(Duration::from_secs(16)).await;
@@ -1240,11 +1264,7 @@ async fn failed_commit_is_resolved_while_rival_holds_key() {
         }
     })
     .await;
-    let counted = recorder.snapshotter().snapshot().into_vec();
-    let lost = counted
-        .iter()
-        .any(|(key, ..)| key.key().name() == "idempotency_lease_lost_total");
-    assert!(!lost, "no lease was lost");
+    assert_eq!(leases_lost(&recorder), 0.0);
 }
 
 // S-207
@@ -1260,14 +1280,16 @@ async fn commit_with_unreleasable_lease_is_outcome_unknown() {
                     return charge(ledger, lease, n).await;
                 }
                 // Then it cannot be looked up by the handler either.
-                ledger.store.fail_next(3, Op::Acquire, Act::FailBefore);
-                ledger.store.fail(Op::Release, Act::FailBefore);
+                ledger
+                    .store
+                    .enqueue(Operation::Acquire, vec![Fault::CallLost; 3]);
+                ledger.store.fail_each(Operation::Release, Fault::CallLost);
                 charge(ledger, lease, n).await;
                 (StatusCode::BAD_GATEWAY, "whatever").into_response()
             });
             let first = send(&app, order()).await;
             assert_unknown(&first, true);
-            ledger.store.recover();
+            ledger.store.clear_faults();
             sleep(Duration::from_secs(16)).await;
             send(&app, order()).await;
             let retry = send(&app, order()).await;
@@ -1287,19 +1309,19 @@ async fn commit_with_unreleasable_lease_is_outcome_unknown() {
 async fn lease_acquired_by_commit_check_is_released() {
     for panics in [false, true] {
         within(LONG, async {
-            let (store, asking) = (Probe::default(), Gate::shut());
+            let (store, asking) = (FaultInjector::new(MemoryStore::new()), Gate::shut());
             let layer = IdempotencyLayer::new(store.clone())
                 .with_orphan_policy(OrphanPolicy::Refuse)
                 .with_failure(ExecutionFailure::Release);
-            let (probe, gate) = (store.clone(), asking.clone());
+            let (injector, gate) = (store.clone(), asking.clone());
             let (app, executions) = app(layer.clone(), move |n, req| {
                 let lease = req.extensions().get::<Lease>().expect("a lease").clone();
-                let (probe, gate) = (probe.clone(), gate.clone());
+                let (injector, gate) = (injector.clone(), gate.clone());
                 async move {
                     if n > 1 {
                         return created(n);
                     }
-                    probe.fail_next(1, Op::Acquire, Act::Gated(gate.clone()));
+                    injector.enqueue(Operation::Acquire, [Fault::HoldCall(gate.clone().into())]);
                     tokio::spawn(async move {
                         let prepared = lease.prepare(created(n)).await.expect("it is recorded");
                         let cut = async { Err(StoreError::backend("the connection was cut")) };
@@ -1327,7 +1349,10 @@ async fn lease_acquired_by_commit_check_is_released() {
             assert!(send(&app, order()).await.is_replay());
             assert_eq!(executions.count(), 2);
             sleep(Duration::from_secs(20)).await;
-            assert!(store.count(Op::Release) <= 8, "and that for a lease only");
+            assert!(
+                store.calls(Operation::Release) <= 8,
+                "and that for a lease only"
+            );
             assert_eq!(layer.in_flight(), 0);
         })
         .await;
@@ -1339,7 +1364,7 @@ async fn lease_acquired_by_commit_check_is_released() {
 #[tokio::test(start_paused = true)]
 async fn late_failed_commit_acquires_nothing() {
     within(LONG, async {
-        let (store, failing) = (Probe::default(), Gate::shut());
+        let (store, failing) = (FaultInjector::new(MemoryStore::new()), Gate::shut());
         let layer = IdempotencyLayer::new(store.clone()).with_orphan_policy(OrphanPolicy::Refuse);
         let gate = failing.clone();
         let (app, executions) = app(layer, move |n, req| {
@@ -1367,7 +1392,7 @@ async fn late_failed_commit_acquires_nothing() {
         sleep(Duration::from_secs(40)).await;
         failing.open_for_good();
         sleep(Duration::from_secs(5)).await;
-        assert!(store.inner().is_empty(), "nobody has it");
+        assert!(store.inner().is_empty(), "no process has it");
         assert_eq!(send(&app, order()).await.text(), "{\"execution\":2}");
         assert_eq!(executions.count(), 2);
     })
@@ -1380,9 +1405,9 @@ async fn late_failed_commit_acquires_nothing() {
 async fn lease_possibly_taken_by_query_is_released() {
     within(LONG, async {
         for lost in [
-            (Op::Acquire, Act::FailAfter),
-            (Op::Acquire, Act::HangAfter),
-            (Op::Release, Act::FailBefore),
+            (Operation::Acquire, Fault::ReplyLost),
+            (Operation::Acquire, Fault::HangAfter),
+            (Operation::Release, Fault::CallLost),
         ] {
             let ledger = Ledger::default();
             ledger.next(Fate::CallLost);
@@ -1394,14 +1419,14 @@ async fn lease_possibly_taken_by_query_is_released() {
                         if n > 1 {
                             return charge(ledger, lease, n).await;
                         }
-                        let before = ledger.store.count(Op::Release);
-                        ledger.store.set(move |called, nth| {
+                        let before = ledger.store.calls(Operation::Release);
+                        ledger.store.set_script(move |called, nth| {
                             // The release that ends the lease is answered.
-                            let looked = called == Op::Acquire || nth > before + 1;
+                            let looked = called == Operation::Acquire || nth > before + 1;
                             if called == op && looked {
                                 act.clone()
                             } else {
-                                Act::Forward
+                                Fault::None
                             }
                         });
                         charge(ledger, lease, n).await;
@@ -1411,7 +1436,7 @@ async fn lease_possibly_taken_by_query_is_released() {
             });
             let first = send(&app, order()).await;
             assert_unknown(&first, true);
-            ledger.store.set(|_, _| Act::Forward);
+            ledger.store.set_script(|_, _| Fault::None);
             sleep(Duration::from_secs(5)).await;
             let retry = send(&app, order()).await;
             assert_eq!(retry.text(), "{\"execution\":2}", "{lost:?}");
@@ -1437,13 +1462,13 @@ async fn unverifiable_commit_is_outcome_unknown() {
                     if n > 1 {
                         return charge(ledger, lease, n).await;
                     }
-                    ledger.store.fail(Op::Acquire, Act::FailBefore);
-                    ledger.store.fail(Op::Complete, Act::FailBefore);
+                    ledger.store.fail_each(Operation::Acquire, Fault::CallLost);
+                    ledger.store.fail_each(Operation::Complete, Fault::CallLost);
                     charge(ledger, lease, n).await;
                     (status, "whatever").into_response()
                 });
                 assert_unknown(&send(&app, order()).await, true);
-                ledger.store.recover();
+                ledger.store.clear_faults();
                 if status == StatusCode::OK && executed == 2 {
                     // The layer goes on trying to store what the handler answered instead.
                     sleep(Duration::from_secs(5)).await;
@@ -1717,7 +1742,10 @@ async fn commit_of_closure_is_acknowledged_after_closure() {
     first_of(&send(&app, order()).await);
     assert_charged_once(&ledger, &app).await;
     assert_eq!(effects.count(), 1);
-    assert_eq!(ledger.count(Op::Complete) + ledger.count(Op::Release), 0);
+    assert_eq!(
+        ledger.calls(Operation::Complete) + ledger.calls(Operation::Release),
+        0
+    );
 }
 
 fn unfinished(status: StatusCode, attention: bool) -> (Router, Effects, MemoryStore) {

@@ -7,3 +7,15 @@ tower_idempotency::conformance_tests! {
     start_paused = true,
     store = || async { MemoryStore::new() },
 }
+
+tower_idempotency::inspect_conformance_tests! {
+    mod inspect,
+    start_paused = true,
+    store = || async { MemoryStore::new().with_details() },
+}
+
+tower_idempotency::inspect_conformance_tests! {
+    mod inspect_without_details,
+    start_paused = true,
+    store = || async { MemoryStore::new() },
+}

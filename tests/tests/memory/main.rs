@@ -2,3 +2,4 @@
 
 mod conformance;
 mod conformance_catches;
+mod tiered;

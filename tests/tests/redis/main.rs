@@ -6,7 +6,7 @@ mod conformance_links;
 mod costs;
 mod events;
 mod faults;
-mod fleet;
 mod pools;
 mod pushes;
+mod tiered;
 mod waiting;

@@ -179,7 +179,7 @@ async fn remote_release_lets_waiter_execute() {
 
 /// A subscription ends once no client waits for its channel.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn channels_are_left_once_nobody_waits() {
+async fn channels_are_left_after_last_waiter() {
     within(HANG * 2, async {
         let server = RedisServer::start(&[]);
         let gate = Gate::shut();

@@ -184,8 +184,8 @@ async fn failed_execution_is_retried_after_delay<S: Ledgered>(books: Books<S>) {
     /// More than the test takes.
     const MINUTES: Duration = Duration::from_secs(10 * 60);
     let before = orphan(&books, "POST /rides").await;
-    let told = Arc::new(Mutex::new(Vec::new()));
-    let generations = Arc::clone(&told);
+    let seen = Arc::new(Mutex::new(Vec::new()));
+    let generations = Arc::clone(&seen);
     let completer = working(&books, PAUSE, move |orphan: Orphan| {
         let generation = orphan.lease().generation();
         generations
@@ -217,8 +217,8 @@ async fn failed_execution_is_retried_after_delay<S: Ledgered>(books: Books<S>) {
         assert_eq!(swept.found, 1, "after {due:?}");
         assert_eq!(swept.failed, u64::from(due < PAUSE * 4));
     }
-    let told = told.lock().unwrap_or_else(PoisonError::into_inner).clone();
-    assert_eq!(told, [2, 3, 4]);
+    let seen = seen.lock().unwrap_or_else(PoisonError::into_inner).clone();
+    assert_eq!(seen, [2, 3, 4]);
     let mut again = before;
     again.token = Token::random().expect("randomness");
     let acquired = books.store.acquire(&again).await.expect("an answer");
@@ -230,12 +230,12 @@ async fn operation_is_reported_unchanged<S: Ledgered>(books: Books<S>) {
     let path = "/\\a\\134b/ä/€/\u{1}\u{7f}";
     let asked = format!("POST {path}");
     orphan(&books, &asked).await;
-    let told = Arc::new(Mutex::new(Vec::new()));
-    let (operations, expected) = (Arc::clone(&told), vec![asked; 3]);
+    let seen = Arc::new(Mutex::new(Vec::new()));
+    let (operations, expected) = (Arc::clone(&seen), vec![asked; 3]);
     let completer = working(&books, Duration::ZERO, move |orphan: Orphan| {
         let operation = orphan.operation().to_owned();
-        let mut told = operations.lock().unwrap_or_else(PoisonError::into_inner);
-        told.push(operation);
+        let mut seen = operations.lock().unwrap_or_else(PoisonError::into_inner);
+        seen.push(operation);
         async { Err("no provider") }
     });
     let mut stored = Vec::new();
@@ -248,8 +248,8 @@ async fn operation_is_reported_unchanged<S: Ledgered>(books: Books<S>) {
         );
         stored.push(S::rows(&books.pool, length).await[0].pid);
     }
-    let told = told.lock().unwrap_or_else(PoisonError::into_inner).clone();
-    assert_eq!(told, expected);
+    let seen = seen.lock().unwrap_or_else(PoisonError::into_inner).clone();
+    assert_eq!(seen, expected);
     assert!(stored.iter().all(|it| *it == stored[0]), "{stored:?}");
 }
 

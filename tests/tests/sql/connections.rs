@@ -411,7 +411,7 @@ async fn a_server_that_goes_is_no_stall<S: Store + Clone>(open: impl Fn() -> S, 
             return;
         }
     }
-    panic!("whoever comes next is held up");
+    panic!("the next call is delayed");
 }
 
 #[tokio::test(flavor = "multi_thread")]

@@ -193,7 +193,7 @@ async fn postgres_transaction_costs_four_round_trips() {
 #[tokio::test]
 async fn postgres_without_statement_cache_costs_six() {
     let all = "begin, lease, lease, effect, record, record, commit";
-    a_transaction_on_postgres_costs(false, "tx_costs_anew", (7, all)).await;
+    a_transaction_on_postgres_costs(false, "tx_costs_again", (7, all)).await;
 }
 
 #[tokio::test]

@@ -490,7 +490,7 @@ async fn swallowed_deadlock_prevents_commit_on_mariadb() {
             if n > 1 {
                 return committed(tx, n).await;
             }
-            update(&mut tx, 1).await.expect("nobody holds it");
+            update(&mut tx, 1).await.expect("no transaction holds it");
             let circle = tokio::spawn(deadlock(url.clone()));
             let mut watch = MySqlConnection::connect(&url).await.expect("it runs");
             within(Duration::from_secs(60), is_waited_for(&mut watch)).await;
@@ -538,7 +538,10 @@ async fn is_waited_for(watch: &mut MySqlConnection) {
         .expect("it runs")
         == 0
     {
-        assert!(began.elapsed() < Duration::from_secs(60), "nobody waits");
+        assert!(
+            began.elapsed() < Duration::from_secs(60),
+            "no transaction waits"
+        );
         // The server refreshes this table only after 100 ms without a query.
         sleep(Duration::from_millis(150)).await;
     }

@@ -116,7 +116,10 @@ async fn is_made_again_in_postgres(deadlock_timeout: &str, reported: &str) -> Tr
         .unwrap()
         == 0
     {
-        assert!(began.elapsed() < Duration::from_secs(60), "nobody waits");
+        assert!(
+            began.elapsed() < Duration::from_secs(60),
+            "no transaction waits"
+        );
     }
     let circle = "select from entries for update; commit";
     other.execute(raw_sql(circle)).await.unwrap();
@@ -252,7 +255,7 @@ async fn is_made_again_in_mariadb() -> Trial {
     {
         assert!(
             began.elapsed() < Duration::from_secs(60),
-            "it waits for nobody"
+            "it waits for no transaction"
         );
         // The server refreshes this table only after 100 ms without a query.
         sleep(Duration::from_millis(150)).await;

@@ -8,8 +8,6 @@ mod connections;
 mod costs;
 mod cut_off;
 mod deadlocks;
-mod exactly_once;
-mod fleet;
 mod migrations;
 mod purging;
 mod silence;

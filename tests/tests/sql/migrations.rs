@@ -145,7 +145,7 @@ async fn migration_does_not_wait_for_transaction() {
     let store = sql::postgres(postgres::shared(), "held").await;
     store.acquire(&claim()).await.unwrap();
     let mut other = PgConnection::connect(&url).await.unwrap();
-    let update = "begin; update held set owner = 'somebody'";
+    let update = "begin; update held set owner = 'another'";
     other.execute(update).await.unwrap();
     timeout(SOON, store.migrate()).await.expect(WAITS).unwrap();
 
@@ -155,14 +155,14 @@ async fn migration_does_not_wait_for_transaction() {
     let mut other = MySqlConnection::connect(&url).await.unwrap();
     other.execute("begin").await.unwrap();
     other
-        .execute("update held set owner = 'somebody'")
+        .execute("update held set owner = 'another'")
         .await
         .unwrap();
     timeout(SOON, store.migrate()).await.expect(WAITS).unwrap();
 }
 
 const SOON: Duration = Duration::from_secs(60);
-const WAITS: &str = "the migration waits for somebody's transaction";
+const WAITS: &str = "the migration waits for another transaction";
 
 /// A table as it was made before there was an index for orphans.
 #[tokio::test]

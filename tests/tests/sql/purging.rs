@@ -192,7 +192,7 @@ async fn background_purger_runs_until_dropped<S: Purged>(store: S) {
         if store.purge(100).await.expect(WORKS) == 0 {
             break;
         }
-        assert!(Instant::now() < deadline, "nobody purges");
+        assert!(Instant::now() < deadline, "no process purges");
     }
     drop(purgers);
     for _ in 0..5 {
@@ -204,7 +204,7 @@ async fn background_purger_runs_until_dropped<S: Purged>(store: S) {
             return;
         }
     }
-    panic!("somebody still purges");
+    panic!("a process still purges");
 }
 
 macro_rules! each {

@@ -238,7 +238,7 @@ async fn isolation_default_causes_no_failures() {
 
 /// 58: a handler's own transaction may hold the row for as long as the handler runs. Its duplicates receive the record
 /// or the error that the key is in progress at once, and do not wait.
-async fn is_told_at_once<S: Store>(store: &S, claim: &Claim) {
+async fn is_notified_at_once<S: Store>(store: &S, claim: &Claim) {
     // A statement that waits for the row is rejected after a while.
     let acquired = store
         .acquire(&duplicate(claim))
@@ -272,7 +272,7 @@ async fn duplicates_do_not_wait_for_row_in_postgres() {
     store.acquire(&short).await.unwrap();
     let lock = "begin; select * from rows_held for update";
     handler.execute(lock).await.unwrap();
-    is_told_at_once(&store, &held).await;
+    is_notified_at_once(&store, &held).await;
     tokio::time::sleep(Duration::from_millis(60)).await;
     is_not_taken_over(&store, &short, "55P03").await;
     handler.execute("commit").await.unwrap();
@@ -295,7 +295,7 @@ async fn duplicates_do_not_wait_for_row_in_mariadb() {
     handler.execute("begin").await.unwrap();
     let lock = "select * from rows_held for update";
     handler.execute(lock).await.unwrap();
-    is_told_at_once(&store, &held).await;
+    is_notified_at_once(&store, &held).await;
     tokio::time::sleep(Duration::from_millis(60)).await;
     is_not_taken_over(&store, &short, "1205").await;
     handler.execute("commit").await.unwrap();
@@ -304,11 +304,16 @@ async fn duplicates_do_not_wait_for_row_in_mariadb() {
 }
 
 /// An operator answers for an orphan that no token holds: a record without a token.
-async fn replays_record_without_token<S: Store>(store: &S, answer: impl AsyncFnOnce()) {
+async fn replays_record_without_token<C: Connection>(store: &impl Store, url: &str)
+where
+    for<'c> &'c mut C: Executor<'c, Database = C::Database>,
+{
     let claim = claim();
     let acquired = store.acquire(&claim).await.expect("a claim");
     assert!(matches!(acquired, Acquired::Granted { .. }));
-    answer().await;
+    let mut operator = C::connect(url).await.expect("the test server runs");
+    let answered = "update by_hand set completed = 1, token = null, record = 'by hand'";
+    operator.execute(answered).await.expect("a statement");
     let lease = claim.lease_ref(1);
     let late = retried(|| store.complete(&lease, "late".into(), Ttl::from_secs(60))).await;
     assert!(matches!(late, Err(StoreError::LeaseLost)), "{late:?}");
@@ -319,32 +324,20 @@ async fn replays_record_without_token<S: Store>(store: &S, answer: impl AsyncFnO
     assert_eq!((&*record, token), (&b"by hand"[..], None));
 }
 
-const BY_HAND: &str = "update by_hand set completed = 1, token = null, record = 'by hand'";
-
 // S-962
 #[tokio::test]
 async fn record_without_token_is_replayed_from_postgres() {
-    let store = sql::postgres(postgres::shared(), "by_hand").await;
-    let mut operator = PgConnection::connect(&postgres::shared().url())
-        .await
-        .unwrap();
-    let answer = async || {
-        operator.execute(BY_HAND).await.unwrap();
-    };
-    replays_record_without_token(&store, answer).await;
+    let server = postgres::shared();
+    let store = sql::postgres(server, "by_hand").await;
+    replays_record_without_token::<PgConnection>(&store, &server.url()).await;
 }
 
 // S-962
 #[tokio::test]
 async fn record_without_token_is_replayed_from_mariadb() {
-    let store = sql::mariadb(mariadb::shared(), "by_hand").await;
-    let mut operator = MySqlConnection::connect(&mariadb::shared().url())
-        .await
-        .unwrap();
-    let answer = async || {
-        operator.execute(BY_HAND).await.unwrap();
-    };
-    replays_record_without_token(&store, answer).await;
+    let server = mariadb::shared();
+    let store = sql::mariadb(server, "by_hand").await;
+    replays_record_without_token::<MySqlConnection>(&store, &server.url()).await;
 }
 
 // F-160
@@ -447,9 +440,9 @@ async fn one_mariadb_connection_serves_many() {
     one_connection_is_enough(store.with_connections(1)).await;
 }
 
-// ---- What is said ----
+// ---- Messages ----
 
-/// A server may quote what it was given; what is passed on does not.
+/// A server may quote its input. The error of the store does not contain it.
 #[tokio::test]
 async fn error_shows_no_stored_data() {
     let url = postgres::shared().url();

@@ -215,7 +215,7 @@ async fn lost_checkpoint_reply_is_looked_up<S: Ledgered>(books: Books<S>, proxy:
             assert_eq!(error.kind(), Kind::Database);
             // The checkpoint is the same as the stored one: the store cannot determine whether the commit arrived.
             proxy.once(Fault::request("COMMIT"), Then::Cut);
-            let error = phase(1).await.expect_err("nobody knows");
+            let error = phase(1).await.expect_err("the outcome is unknown");
             assert_eq!(error.kind(), Kind::Unknown);
             let at = Checkpoint::last(&books.store, &lease).await;
             let at = at.expect("held").expect("a checkpoint");
@@ -401,8 +401,8 @@ async fn refusing_the_first_commit(error: &'static [u8]) -> SocketAddr {
                             question.clear();
                         }
                         Ok(1..) = from_server.read_buf(&mut answer) => {
-                            let told = if refuses { error } else { &*answer };
-                            to_client.write_all(told).await.ok();
+                            let reply = if refuses { error } else { &*answer };
+                            to_client.write_all(reply).await.ok();
                             answer.clear();
                         }
                         else => break,
@@ -545,7 +545,7 @@ async fn acquire_waits_for_transaction<S: Ledgered>(books: Books<S>) {
             return;
         }
     }
-    panic!("each time somebody waited for too long");
+    panic!("each time a transaction waited for too long");
 }
 
 /// Many callers at once, at any moment, as in production. Each acquire after the write of the entry returns that it is

@@ -27,7 +27,9 @@ use tests::{
 use tokio::time::sleep;
 use tower::ServiceExt as _;
 use tower_idempotency::{
-    IdempotencyLayer, Lease, Ttl, store::StoreError, transaction::NotRecordedReason,
+    IdempotencyLayer, Lease, Ttl,
+    store::StoreError,
+    transaction::{LeaseExt, NotRecordedReason},
 };
 use tower_idempotency_sqlx::{
     Checkpoint, FencedTransaction, MySqlStore, PostgresStore, SqliteStore, TransactionError,
@@ -160,20 +162,23 @@ async fn value_is_committed_with_effect<S: Ledgered>(books: Books<S>) {
 /// In the same transaction: with the record, and not before it.
 #[tokio::test(flavor = "multi_thread")]
 async fn postgres_commit_notifies_waiter() {
-    let books = books::on_postgres("told_by_commit").await;
+    let books = books::on_postgres("notified_by_commit").await;
     let mut listener = PgListener::connect_with(&books.pool)
         .await
         .expect("a connection");
-    listener.listen("told_by_commit").await.expect("a channel");
+    listener
+        .listen("notified_by_commit")
+        .await
+        .expect("a channel");
     let (app, _) = bank(&books, async |books, lease, n| {
         let tx = charged(&books, &lease, n).await.expect("a transaction");
         books.admin("update {table} set awaited = true").await;
         committed(tx, created(n)).await
     });
     assert_eq!(send(&app, order()).await.status, StatusCode::CREATED);
-    let told = within(Duration::from_secs(60), listener.recv()).await;
-    let told = told.expect("a connection");
-    assert_eq!(told.payload().len(), 64, "an id");
+    let notification = within(Duration::from_secs(60), listener.recv()).await;
+    let notification = notification.expect("a connection");
+    assert_eq!(notification.payload().len(), 64, "an id");
 }
 
 // ---- Rolled back ----
@@ -351,7 +356,7 @@ async fn unrecorded_work_is_rolled_back_and_released<S: Ledgered>(books: Books<S
 
 // ---- Lost ----
 
-/// Whatever has become of the entry: without it nothing is committed, and none is made.
+/// Without the entry, the transaction commits nothing and creates no entry.
 async fn commit_requires_lease<S: Ledgered>(books: Books<S>) {
     let thefts = [
         "update {table} set token = null",
@@ -405,8 +410,8 @@ async fn superseded_handler_commits_nothing<S: Ledgered>(books: Books<S>) {
         async move {
             let tx = charged(&books, &lease, 100).await.expect("a transaction");
             books.admin("update {table} set lease_ends = 0").await;
-            let theirs = send(&other, order()).await;
-            assert_eq!(theirs.status, StatusCode::CREATED, "{theirs:?}");
+            let response = send(&other, order()).await;
+            assert_eq!(response.status, StatusCode::CREATED, "{response:?}");
             let error = tx.commit(created(100)).await.expect_err("no lease");
             let error = error.into_answer().expect_err("no lease");
             assert_eq!(error.kind(), Kind::LeaseLost);
@@ -586,7 +591,7 @@ fn everything_logged() -> Log {
     log.clone()
 }
 
-/// On the connections of handlers sqlx logs each statement, whatever the store has it do on its own.
+/// On the connections of handlers sqlx logs each statement, also those that the store adds.
 async fn sqlx_logs_show_no_transaction_content<S: Ledgered>(books: Books<S>) {
     let log = everything_logged().read();
     let (app, executions) = bank(&books, async |books, lease, n| {

@@ -39,11 +39,11 @@ async fn is_awaited(admin: &mut PgConnection, table: &str) {
 #[tokio::test(flavor = "multi_thread")]
 async fn postgres_notifies_only_awaited_keys() {
     let url = postgres::shared().url();
-    let store = || async { sql::postgres(postgres::shared(), "told").await };
+    let store = || async { sql::postgres(postgres::shared(), "notified").await };
     // As if they were of two processes.
     let (holding, waiting) = (store().await, store().await);
     let mut ear = PgListener::connect(&url).await.unwrap();
-    ear.listen("told").await.unwrap();
+    ear.listen("notified").await.unwrap();
     let (alone, awaited) = (claim(), claim());
     for claim in [&alone, &awaited] {
         holding.acquire(claim).await.unwrap();
@@ -53,7 +53,7 @@ async fn postgres_notifies_only_awaited_keys() {
         waiting.wait_for_change(&id, LONG).await;
     });
     let mut admin = PgConnection::connect(&url).await.unwrap();
-    is_awaited(&mut admin, "told").await;
+    is_awaited(&mut admin, "notified").await;
     for claim in [&alone, &awaited] {
         let lease = claim.lease_ref(1);
         holding
@@ -62,10 +62,10 @@ async fn postgres_notifies_only_awaited_keys() {
             .unwrap();
     }
     within(SOON, waiter).await.unwrap();
-    let told = within(SOON, ear.recv()).await.unwrap();
+    let notification = within(SOON, ear.recv()).await.unwrap();
     assert!(
-        told.payload().starts_with(&awaited.id.to_string()),
-        "{told:?}"
+        notification.payload().starts_with(&awaited.id.to_string()),
+        "{notification:?}"
     );
     let more = tokio::time::timeout(Duration::from_millis(200), ear.recv()).await;
     assert!(more.is_err(), "{more:?}");
@@ -90,7 +90,7 @@ async fn waiter_wakes_after_listener_loss() {
     while killed == 0 {
         let kill = AssertSqlSafe(kill.as_str());
         killed = admin.fetch_all(sqlx::raw_sql(kill)).await.unwrap().len();
-        assert!(Instant::now() < deadline, "nobody listens");
+        assert!(Instant::now() < deadline, "no connection listens");
         tokio::time::sleep(Duration::from_millis(5)).await;
     }
     let lease = claim.lease_ref(1);
@@ -199,7 +199,7 @@ async fn dropped_store_closes_connections() {
     let others = "select 1 from pg_stat_activity where backend_type = 'client backend' and pid <> pg_backend_pid()";
     let deadline = Instant::now() + SOON;
     while admin.fetch_all(others).await.unwrap().len() != 2 {
-        assert!(Instant::now() < deadline, "nobody listens");
+        assert!(Instant::now() < deadline, "no connection listens");
         tokio::time::sleep(Duration::from_millis(5)).await;
     }
     waiting.abort();

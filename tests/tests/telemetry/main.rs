@@ -1,3 +1,7 @@
 //! Metrics, events and spans.
 
+mod alarms;
 mod observability;
+mod outages;
+mod registration;
+mod tier;

@@ -1,10 +1,8 @@
 //! Events and metrics that operators see, and data that must never appear in them: failure modes 122 and 123.
 
 use std::{
-    collections::BTreeMap,
     convert::Infallible,
-    io,
-    sync::{Arc, LazyLock, Mutex},
+    sync::{Arc, Mutex},
     time::Duration,
 };
 
@@ -14,23 +12,23 @@ use axum::{
     response::{IntoResponse, Response},
 };
 use http::{Request, StatusCode};
-use metrics_util::debugging::{DebugValue, DebuggingRecorder};
+use metrics_util::debugging::DebuggingRecorder;
 use tests::{
     Effects, Scripted, Step, app,
     gate::{Gate, eventually},
     ledger::{Fate, Ledger},
-    probe::{Act, Op, Probe},
+    observed::{self, Metrics, paused, read},
     send,
 };
 use tokio::time::sleep;
 use tower_idempotency::{
-    ConcurrentRequests, IdempotencyLayer, Lease, MissingKey, NeedsAttention, OrphanPolicy,
-    Principal, StoreFailure, Ttl, Unrecordable,
+    ConcurrentRequests, IdempotencyLayer, Lease, MemoryStore, MissingKey, NeedsAttention,
+    OrphanPolicy, Principal, StoreFailure, Ttl, Unrecordable,
+    conformance::{Fault, FaultInjector, Operation},
     run_once::WorkError,
     store::{Acquired, Fingerprint},
+    transaction::LeaseExt,
 };
-use tracing::{Dispatch, subscriber::NoSubscriber};
-use tracing_subscriber::{EnvFilter, util::SubscriberInitExt};
 
 const KEY: &str = "raw-key-8e03978e";
 const TOKEN: &str = "Bearer raw-token-40d5";
@@ -52,10 +50,10 @@ fn keyed(key: &str, body: &'static str) -> Request<Body> {
         .expect("a valid request")
 }
 
-type StartFlow = fn() -> Flow;
+pub(crate) type StartFlow = fn() -> Flow;
 
 /// Every path a request can take, on a layer of its own; each says how many effects it had.
-const FLOWS: [(&str, StartFlow); 47] = [
+pub(crate) const FLOWS: [(&str, StartFlow); 47] = [
     ("executed", || Box::pin(executed())),
     ("replayed", || Box::pin(replayed())),
     ("mismatch", || Box::pin(mismatch())),
@@ -68,24 +66,26 @@ const FLOWS: [(&str, StartFlow); 47] = [
     ("renewed", || Box::pin(renewed())),
     ("renewed late", || Box::pin(renewed_late())),
     ("acquire failing", || {
-        Box::pin(failing(Op::Acquire, Act::FailBefore))
+        Box::pin(failing(Operation::Acquire, Fault::CallLost))
     }),
     ("acquire hanging", || {
-        Box::pin(failing(Op::Acquire, Act::Hang))
+        Box::pin(failing(Operation::Acquire, Fault::Hang))
     }),
     ("complete failing", || {
-        Box::pin(failing(Op::Complete, Act::FailBefore))
+        Box::pin(failing(Operation::Complete, Fault::CallLost))
     }),
     ("complete hanging", || {
-        Box::pin(failing(Op::Complete, Act::Hang))
+        Box::pin(failing(Operation::Complete, Fault::Hang))
     }),
     ("never recorded", || Box::pin(never_recorded())),
-    ("renew hanging", || Box::pin(failing(Op::Renew, Act::Hang))),
+    ("renew hanging", || {
+        Box::pin(failing(Operation::Renew, Fault::Hang))
+    }),
     ("renew failing", || {
-        Box::pin(failing(Op::Renew, Act::FailBefore))
+        Box::pin(failing(Operation::Renew, Fault::CallLost))
     }),
     ("release failing", || {
-        Box::pin(failing(Op::Release, Act::FailBefore))
+        Box::pin(failing(Operation::Release, Fault::CallLost))
     }),
     ("unprotected", || Box::pin(unprotected())),
     ("too large", || Box::pin(too_large(Unrecordable::Tombstone))),
@@ -130,7 +130,7 @@ const FLOWS: [(&str, StartFlow); 47] = [
         Box::pin(in_doubt(Fate::HangAfter, 3))
     }),
     ("never recorded, and no reply", || {
-        Box::pin(neither_recorded_nor_told())
+        Box::pin(neither_recorded_nor_reported())
     }),
     ("panic", || Box::pin(panicking())),
     ("bad record", || Box::pin(bad_record())),
@@ -151,31 +151,31 @@ const FLOWS: [(&str, StartFlow); 47] = [
     ("passed through", || Box::pin(passed_through())),
 ];
 
-type Flow = std::pin::Pin<Box<dyn Future<Output = u64>>>;
+pub(crate) type Flow = std::pin::Pin<Box<dyn Future<Output = u64>>>;
 
 fn answering(layer: IdempotencyLayer) -> (Router, Effects) {
     app(layer, async |_, _| ANSWER.into_response())
 }
 
-fn on(store: &Probe) -> IdempotencyLayer {
+fn on(store: &FaultInjector<MemoryStore>) -> IdempotencyLayer {
     IdempotencyLayer::new(store.clone())
 }
 
 async fn executed() -> u64 {
-    let (app, effects) = answering(on(&Probe::default()));
+    let (app, effects) = answering(on(&FaultInjector::new(MemoryStore::new())));
     assert_eq!(send(&app, order()).await.text(), ANSWER);
     effects.count()
 }
 
 async fn replayed() -> u64 {
-    let (app, effects) = answering(on(&Probe::default()));
+    let (app, effects) = answering(on(&FaultInjector::new(MemoryStore::new())));
     send(&app, order()).await;
     assert!(send(&app, order()).await.is_replay());
     effects.count()
 }
 
 async fn mismatch() -> u64 {
-    let (app, effects) = answering(on(&Probe::default()));
+    let (app, effects) = answering(on(&FaultInjector::new(MemoryStore::new())));
     send(&app, order()).await;
     let other = send(&app, keyed(KEY, "raw-body-other")).await;
     assert_eq!(other.code(), "key-reused");
@@ -183,7 +183,7 @@ async fn mismatch() -> u64 {
 }
 
 async fn anonymous() -> u64 {
-    let (app, effects) = answering(on(&Probe::default()));
+    let (app, effects) = answering(on(&FaultInjector::new(MemoryStore::new())));
     let mut req = order();
     req.headers_mut().remove("authorization");
     req.headers_mut().remove("cookie");
@@ -192,7 +192,7 @@ async fn anonymous() -> u64 {
 }
 
 async fn refreshed_token() -> u64 {
-    let (app, effects) = answering(on(&Probe::default()));
+    let (app, effects) = answering(on(&FaultInjector::new(MemoryStore::new())));
     send(&app, order()).await;
     let mut retry = order();
     let token = http::HeaderValue::from_static("Bearer raw-token-refreshed");
@@ -202,7 +202,8 @@ async fn refreshed_token() -> u64 {
 }
 
 async fn without_principal(principal: Principal, code: &str) -> u64 {
-    let (app, effects) = answering(on(&Probe::default()).with_principal(principal));
+    let (app, effects) =
+        answering(on(&FaultInjector::new(MemoryStore::new())).with_principal(principal));
     let mut req = order();
     let twice = http::HeaderValue::from_static("sid=raw-cookie; sid=raw-cookie-2");
     req.headers_mut().insert("cookie", twice);
@@ -211,7 +212,7 @@ async fn without_principal(principal: Principal, code: &str) -> u64 {
 }
 
 async fn passed_through() -> u64 {
-    let (app, effects) = answering(on(&Probe::default()).with_skip(|_| true));
+    let (app, effects) = answering(on(&FaultInjector::new(MemoryStore::new())).with_skip(|_| true));
     send(&app, order()).await;
     effects.count()
 }
@@ -225,7 +226,7 @@ fn slow(layer: IdempotencyLayer) -> (Router, Effects) {
 }
 
 async fn in_progress() -> u64 {
-    let (app, effects) = slow(on(&Probe::default()));
+    let (app, effects) = slow(on(&FaultInjector::new(MemoryStore::new())));
     let duplicate = async {
         sleep(Duration::from_millis(500)).await;
         send(&app, order()).await
@@ -238,7 +239,8 @@ async fn in_progress() -> u64 {
 
 async fn waited() -> u64 {
     let wait = ConcurrentRequests::Wait(Duration::from_secs(10));
-    let (app, effects) = slow(on(&Probe::default()).with_concurrent_requests(wait));
+    let (app, effects) =
+        slow(on(&FaultInjector::new(MemoryStore::new())).with_concurrent_requests(wait));
     let duplicate = async {
         sleep(Duration::from_millis(500)).await;
         send(&app, order()).await
@@ -249,10 +251,10 @@ async fn waited() -> u64 {
 }
 
 async fn orphan(policy: OrphanPolicy) -> u64 {
-    let store = Probe::default();
+    let store = FaultInjector::new(MemoryStore::new());
     let layer = on(&store).with_orphan_policy(policy);
     // A process that died: its layer is gone in the middle of its work.
-    store.fail(Op::Renew, Act::Hang);
+    store.fail_each(Operation::Renew, Fault::Hang);
     let (dying, died) = app(layer.clone(), async |_, _| {
         std::future::pending::<()>().await;
         ANSWER.into_response()
@@ -263,7 +265,9 @@ async fn orphan(policy: OrphanPolicy) -> u64 {
     sleep(Duration::from_secs(20)).await;
     let answer = send(&app, order()).await;
     match policy {
-        OrphanPolicy::Refuse => assert_eq!(answer.code(), "outcome-unknown"),
+        OrphanPolicy::Refuse | OrphanPolicy::Never => {
+            assert_eq!(answer.code(), "outcome-unknown");
+        }
         OrphanPolicy::TakeOver => assert_eq!(answer.text(), ANSWER),
     }
     drop(dying);
@@ -276,8 +280,8 @@ async fn stolen(noticed: bool) -> u64 {
 }
 
 async fn stolen_from(noticed: bool, late: fn() -> Response) -> u64 {
-    let store = Probe::default();
-    store.fail(Op::Renew, Act::Hang);
+    let store = FaultInjector::new(MemoryStore::new());
+    store.fail_each(Operation::Renew, Fault::Hang);
     let (thief, stolen) = answering(on(&store));
     let (app, effects) = app(on(&store), move |_, req: Request<Body>| {
         let (store, thief) = (store.clone(), thief.clone());
@@ -286,7 +290,7 @@ async fn stolen_from(noticed: bool, late: fn() -> Response) -> u64 {
             sleep(Duration::from_secs(16)).await;
             assert_eq!(send(&thief, order()).await.text(), ANSWER);
             if noticed {
-                store.recover();
+                store.clear_faults();
                 sleep(Duration::from_secs(5)).await;
             }
             assert!(!lease.is_held());
@@ -298,7 +302,7 @@ async fn stolen_from(noticed: bool, late: fn() -> Response) -> u64 {
 }
 
 async fn renewed() -> u64 {
-    let (app, effects) = app(on(&Probe::default()), async |_, _| {
+    let (app, effects) = app(on(&FaultInjector::new(MemoryStore::new())), async |_, _| {
         sleep(Duration::from_secs(12)).await;
         ANSWER.into_response()
     });
@@ -308,7 +312,7 @@ async fn renewed() -> u64 {
 
 /// Its thread did nothing else for two thirds of the lease after the renewal was due.
 async fn renewed_late() -> u64 {
-    let (app, effects) = app(on(&Probe::default()), async |_, _| {
+    let (app, effects) = app(on(&FaultInjector::new(MemoryStore::new())), async |_, _| {
         tokio::time::advance(Duration::from_secs(11)).await;
         sleep(Duration::from_secs(1)).await;
         ANSWER.into_response()
@@ -317,26 +321,26 @@ async fn renewed_late() -> u64 {
     effects.count()
 }
 
-async fn failing(operation: Op, fault: Act) -> u64 {
-    let store = Probe::default();
-    store.fail(operation, fault);
+async fn failing(operation: Operation, fault: Fault) -> u64 {
+    let store = FaultInjector::new(MemoryStore::new());
+    store.fail_each(operation, fault);
     let (app, effects) = app(on(&store), move |_, _| async move {
         match operation {
-            Op::Renew => sleep(Duration::from_secs(6)).await,
-            Op::Release => return StatusCode::BAD_GATEWAY.into_response(),
-            Op::Acquire | Op::Complete | Op::WaitForChange => {}
+            Operation::Renew => sleep(Duration::from_secs(6)).await,
+            Operation::Release => return StatusCode::BAD_GATEWAY.into_response(),
+            Operation::Acquire | Operation::Complete | Operation::WaitForChange => {}
         }
         ANSWER.into_response()
     });
     send(&app, order()).await;
-    store.recover();
+    store.clear_faults();
     sleep(Duration::from_secs(20)).await;
     effects.count()
 }
 
 async fn never_recorded() -> u64 {
-    let store = Probe::default();
-    store.fail(Op::Complete, Act::FailBefore);
+    let store = FaultInjector::new(MemoryStore::new());
+    store.fail_each(Operation::Complete, Fault::CallLost);
     let (app, effects) = answering(on(&store));
     assert_eq!(send(&app, order()).await.text(), ANSWER);
     sleep(Duration::from_secs(20)).await;
@@ -344,8 +348,8 @@ async fn never_recorded() -> u64 {
 }
 
 async fn unprotected() -> u64 {
-    let store = Probe::default();
-    store.fail(Op::Acquire, Act::FailBefore);
+    let store = FaultInjector::new(MemoryStore::new());
+    store.fail_each(Operation::Acquire, Fault::CallLost);
     let open = on(&store).with_store_failure(StoreFailure::DangerouslyExecuteUnprotected);
     let (app, effects) = answering(open);
     assert_eq!(send(&app, order()).await.text(), ANSWER);
@@ -353,7 +357,7 @@ async fn unprotected() -> u64 {
 }
 
 async fn too_large(unrecordable: Unrecordable) -> u64 {
-    let layer = on(&Probe::default())
+    let layer = on(&FaultInjector::new(MemoryStore::new()))
         .with_response_limit(5)
         .with_unrecordable(unrecordable);
     let (app, effects) = answering(layer);
@@ -371,7 +375,7 @@ async fn streamed() -> u64 {
 }
 
 async fn ending(answer: fn() -> Response) -> u64 {
-    let (app, effects) = app(on(&Probe::default()), move |_, _| {
+    let (app, effects) = app(on(&FaultInjector::new(MemoryStore::new())), move |_, _| {
         std::future::ready(answer())
     });
     send(&app, order()).await;
@@ -379,7 +383,7 @@ async fn ending(answer: fn() -> Response) -> u64 {
 }
 
 async fn broken_body() -> u64 {
-    let (app, effects) = app(on(&Probe::default()), async |_, _| {
+    let (app, effects) = app(on(&FaultInjector::new(MemoryStore::new())), async |_, _| {
         Response::new(Body::new(Scripted::new([Step::from(ANSWER), Step::Fail])))
     });
     let res = tower::ServiceExt::oneshot(app, order()).await;
@@ -390,7 +394,7 @@ async fn broken_body() -> u64 {
 const GAVE_UP: NeedsAttention = NeedsAttention::new("gave-up");
 
 async fn needs_attention() -> u64 {
-    let (app, effects) = app(on(&Probe::default()), async |_, _| {
+    let (app, effects) = app(on(&FaultInjector::new(MemoryStore::new())), async |_, _| {
         let attention = GAVE_UP.with_reason(ANSWER);
         (StatusCode::BAD_GATEWAY, Extension(attention)).into_response()
     });
@@ -490,7 +494,7 @@ async fn committed_then_failed() -> u64 {
 
 /// Reports that the entry needs attention after an unacknowledged commit. The first queries for that commit fail, and
 /// so do `completions` completions.
-async fn in_doubt(fate: Fate, completions: u64) -> u64 {
+async fn in_doubt(fate: Fate, completions: usize) -> u64 {
     let ledger = Ledger::default();
     ledger.next(fate);
     let store = ledger.store.clone();
@@ -502,9 +506,9 @@ async fn in_doubt(fate: Fate, completions: u64) -> u64 {
             let cut_off = tokio::time::timeout(Duration::from_secs(1), commit).await;
             assert!(cut_off.is_err());
             if completions == 0 {
-                store.fail_next(3, Op::Acquire, Act::FailBefore);
+                store.enqueue(Operation::Acquire, vec![Fault::CallLost; 3]);
             }
-            store.fail_next(completions, Op::Complete, Act::FailBefore);
+            store.enqueue(Operation::Complete, vec![Fault::CallLost; completions]);
             gave_up()
         }
     });
@@ -515,14 +519,14 @@ async fn in_doubt(fate: Fate, completions: u64) -> u64 {
 
 /// The client of a request that lost its lease does not receive the handler's response, and the store never accepts its
 /// record.
-async fn neither_recorded_nor_told() -> u64 {
-    let store = Probe::default();
+async fn neither_recorded_nor_reported() -> u64 {
+    let store = FaultInjector::new(MemoryStore::new());
     let (app, effects) = app(on(&store), move |_, _| {
         let store = store.clone();
         async move {
-            store.fail(Op::Renew, Act::Lost);
+            store.fail_each(Operation::Renew, Fault::LeaseLost);
             sleep(Duration::from_secs(6)).await;
-            store.fail(Op::Complete, Act::FailBefore);
+            store.fail_each(Operation::Complete, Fault::CallLost);
             ANSWER.into_response()
         }
     });
@@ -532,8 +536,8 @@ async fn neither_recorded_nor_told() -> u64 {
 }
 
 async fn unprotected_attention() -> u64 {
-    let store = Probe::default();
-    store.fail(Op::Acquire, Act::FailBefore);
+    let store = FaultInjector::new(MemoryStore::new());
+    store.fail_each(Operation::Acquire, Fault::CallLost);
     let open = on(&store).with_store_failure(StoreFailure::DangerouslyExecuteUnprotected);
     let (app, effects) = app(open, async |_, _| {
         Extension(GAVE_UP.with_reason(ANSWER)).into_response()
@@ -543,7 +547,7 @@ async fn unprotected_attention() -> u64 {
 }
 
 async fn panicking() -> u64 {
-    let (app, effects) = app(on(&Probe::default()), async |n, _| {
+    let (app, effects) = app(on(&FaultInjector::new(MemoryStore::new())), async |n, _| {
         assert!(n == 0, "it panics");
         ANSWER.into_response()
     });
@@ -553,16 +557,16 @@ async fn panicking() -> u64 {
 }
 
 async fn bad_record() -> u64 {
-    let store = Probe::default();
+    let store = FaultInjector::new(MemoryStore::new());
     let (app, effects) = answering(on(&store));
     send(&app, order()).await;
-    store.garble(|record| record.slice(1..));
+    store.rewrite_records(|record| record.slice(1..));
     assert_eq!(send(&app, order()).await.code(), "store-unavailable");
     effects.count()
 }
 
 async fn caller_left() -> u64 {
-    let layer = on(&Probe::default());
+    let layer = on(&FaultInjector::new(MemoryStore::new()));
     let (app, effects) = slow(layer.clone());
     let left = tokio::time::timeout(Duration::from_millis(100), send(&app, order())).await;
     assert!(left.is_err());
@@ -573,7 +577,7 @@ async fn caller_left() -> u64 {
 }
 
 async fn refused() -> u64 {
-    let layer = on(&Probe::default());
+    let layer = on(&FaultInjector::new(MemoryStore::new()));
     let (app, effects) = answering(layer.clone().with_missing_key(MissingKey::Reject));
     let malformed = format!("{KEY}, {KEY}");
     assert_eq!(
@@ -592,45 +596,9 @@ async fn refused() -> u64 {
 
 // ---- Metrics ----
 
-/// The counted values: a counter or gauge by its value, a histogram by the number of its samples.
-type Counted = BTreeMap<String, f64>;
-
 /// Runs a flow under a recorder of its own and a paused clock.
-fn counted(flow: fn() -> Flow) -> Counted {
-    let recorder = DebuggingRecorder::new();
-    metrics::with_local_recorder(&recorder, || {
-        paused().block_on(async { flow().await });
-    });
-    read(&recorder)
-}
-
-fn read(recorder: &DebuggingRecorder) -> Counted {
-    let mut counted = Counted::new();
-    for (key, _, _, value) in recorder.snapshotter().snapshot().into_vec() {
-        let (name, labels) = (key.key().name(), key.key().labels());
-        let labels: Vec<_> = labels
-            .map(|label| format!("{}={}", label.key(), label.value()))
-            .collect();
-        let name = match labels.is_empty() {
-            true => name.to_owned(),
-            false => format!("{name}{{{}}}", labels.join(",")),
-        };
-        let value = match value {
-            DebugValue::Counter(count) => count as f64,
-            DebugValue::Gauge(value) => value.into_inner(),
-            DebugValue::Histogram(samples) => samples.len() as f64,
-        };
-        counted.insert(name, value);
-    }
-    counted
-}
-
-fn paused() -> tokio::runtime::Runtime {
-    tokio::runtime::Builder::new_current_thread()
-        .enable_all()
-        .start_paused(true)
-        .build()
-        .expect("a runtime")
+pub(crate) fn counted(flow: fn() -> Flow) -> Metrics {
+    observed::counted(async { _ = flow().await })
 }
 
 fn flow(name: &str) -> fn() -> Flow {
@@ -645,7 +613,7 @@ fn flow(name: &str) -> fn() -> Flow {
 fn assert_counts(name: &str, expected: &[(&str, f64)]) {
     let mut found = counted(flow(name));
     found.retain(|name, _| name.contains("_total"));
-    let expected: Counted = expected
+    let expected: Metrics = expected
         .iter()
         .map(|(name, count)| (format!("idempotency_{name}"), *count))
         .collect();
@@ -740,15 +708,15 @@ fn late_renewal_is_counted() {
 #[test]
 fn blocked_runtime_shows_late_renewal() {
     let recorder = DebuggingRecorder::new();
-    let store = Probe::default();
+    let store = FaultInjector::new(MemoryStore::new());
     let layer = on(&store).with_lease_ttl(Ttl::from_millis(300));
     let (app, effects) = app(layer, move |_, _| {
         let store = store.clone();
         async move {
-            let before = store.count(Op::Renew);
+            let before = store.calls(Operation::Renew);
             std::thread::sleep(Duration::from_millis(250));
             // Due for 150 ms at the least, which is half of the lease.
-            eventually("it is renewed", || store.count(Op::Renew) > before).await;
+            eventually("it is renewed", || store.calls(Operation::Renew) > before).await;
             ANSWER.into_response()
         }
     });
@@ -926,16 +894,24 @@ fn attention_without_lease_is_logged_only() {
         ],
     );
     let log = logged(flow("needs attention unprotected"));
-    let told = |line: &str| line.contains("WARN") && line.contains("code=\"gave-up\"");
-    assert_eq!(log.lines().filter(|line| told(line)).count(), 1, "{log}");
+    let is_warning = |line: &str| line.contains("WARN") && line.contains("code=\"gave-up\"");
+    assert_eq!(
+        log.lines().filter(|line| is_warning(line)).count(),
+        1,
+        "{log}"
+    );
 }
 
 // S-231
 #[test]
 fn discarded_attention_is_logged() {
     let log = logged(flow("needs attention, lease lost"));
-    let told = |line: &str| line.contains("WARN") && line.contains("code=\"gave-up\"");
-    assert_eq!(log.lines().filter(|line| told(line)).count(), 1, "{log}");
+    let is_warning = |line: &str| line.contains("WARN") && line.contains("code=\"gave-up\"");
+    assert_eq!(
+        log.lines().filter(|line| is_warning(line)).count(),
+        1,
+        "{log}"
+    );
 }
 
 // S-320
@@ -1001,7 +977,7 @@ fn in_flight_gauge_counts_disconnected_clients() {
         sum
     };
     let gate = Gate::shut();
-    let (app, effects) = app(on(&Probe::default()), {
+    let (app, effects) = app(on(&FaultInjector::new(MemoryStore::new())), {
         let gate = gate.clone();
         move |_, _| {
             let gate = gate.clone();
@@ -1057,7 +1033,7 @@ fn times_and_sizes_are_observed() {
 fn run_once_is_counted_as_requests_are() {
     let found = counted(|| {
         Box::pin(async {
-            let layer = on(&Probe::default());
+            let layer = on(&FaultInjector::new(MemoryStore::new()));
             let work = async |_lease: Lease| Ok::<_, WorkError<Infallible>>(1);
             for _ in 0..2 {
                 let _ = layer.run_once(KEY, BODY, work).await.expect("an outcome");
@@ -1133,39 +1109,9 @@ fn labels_carry_no_request_data() {
 
 // ---- Events ----
 
-#[derive(Clone, Default)]
-struct Log(Arc<Mutex<Vec<u8>>>);
-
-impl io::Write for Log {
-    fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
-        self.0.lock().expect("no panic").extend_from_slice(bytes);
-        Ok(bytes.len())
-    }
-
-    fn flush(&mut self) -> io::Result<()> {
-        Ok(())
-    }
-}
-
 /// Everything that a flow logs, from the lowest level up.
-fn logged(flow: fn() -> Flow) -> String {
-    // If there is only one subscriber, the first thread without one that reaches an event disables that event for all
-    // threads.
-    static ANOTHER: LazyLock<Dispatch> = LazyLock::new(|| Dispatch::new(NoSubscriber::new()));
-    LazyLock::force(&ANOTHER);
-    let log = Log::default();
-    let writer = log.clone();
-    let subscriber = tracing_subscriber::fmt()
-        .with_env_filter(EnvFilter::new("trace"))
-        .with_span_events(tracing_subscriber::fmt::format::FmtSpan::FULL)
-        .with_writer(move || writer.clone())
-        .with_ansi(false)
-        .finish();
-    let guard = subscriber.set_default();
-    paused().block_on(async { flow().await });
-    drop(guard);
-    let bytes = log.0.lock().expect("no panic").clone();
-    String::from_utf8(bytes).expect("text")
+pub(crate) fn logged(flow: fn() -> Flow) -> String {
+    observed::observed("trace", async { _ = flow().await }).1
 }
 
 #[test]
@@ -1213,7 +1159,7 @@ impl serde::Serialize for Talkative {
 fn run_once_events_show_no_key_or_value() {
     let log = logged(|| {
         Box::pin(async {
-            let layer = on(&Probe::default());
+            let layer = on(&FaultInjector::new(MemoryStore::new()));
             let text = async |_lease: Lease| Ok::<_, WorkError<Infallible>>(ANSWER.to_owned());
             let number = async |_lease: Lease| Ok::<_, WorkError<Infallible>>(7_u64);
             let talkative = async |_lease: Lease| Ok::<_, WorkError<Infallible>>(Talkative);
@@ -1320,7 +1266,7 @@ fn every_flow_has_documented_effects() {
 // F-184, S-329
 #[tokio::test(start_paused = true)]
 async fn debug_output_shows_no_secret() {
-    let layer = on(&Probe::default())
+    let layer = on(&FaultInjector::new(MemoryStore::new()))
         .with_secret("raw-secret-0123456789")
         .expect("long enough");
     let shown = Arc::new(Mutex::new(String::new()));
@@ -1357,7 +1303,7 @@ async fn debug_output_shows_no_secret() {
         token: None,
     };
     outputs.push(format!("{completed:?}"));
-    let resolution = tower_idempotency_dynamodb::Resolution::Complete {
+    let resolution = tower_idempotency::inspect::Resolution::Complete {
         record: ANSWER.into(),
         retention: Ttl::from_secs(1),
     };

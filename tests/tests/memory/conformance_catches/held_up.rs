@@ -41,7 +41,7 @@ macro_rules! held_up {
         #[test]
         fn $case() {
             let (store, subject) = flawless();
-            let through = [Fault::None; $before];
+            let through = vec![Fault::None; $before];
             store.enqueue(Operation::$operation, through.into_iter().chain([HELD_UP]));
             run(PAUSED, case(stringify!($case)).check(subject));
             assert_eq!(store.calls(Operation::$operation), $calls, "a trial, and another");
@@ -138,7 +138,7 @@ fn transient_server_failure_is_retried() {
 fn faults_that_are_made_up_take_no_time() {
     run(PAUSED, async {
         let store = Arc::new(FaultInjector::new(Mutant::new(Flaw::Nothing)));
-        store.enqueue(Operation::Acquire, [Fault::CallLost; 7]);
+        store.enqueue(Operation::Acquire, vec![Fault::CallLost; 7]);
         let began = Instant::now();
         case("release_frees_key")
             .check(Subject::new(Arc::clone(&store)))

@@ -114,7 +114,7 @@ async fn wrong_password_is_not_retried() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn nobody_is_unreachable() {
+async fn unused_port_is_unreachable() {
     let url = format!("redis://:{SECRET}@127.0.0.1:{}/0", free_port());
     assert_all(ConnectErrorKind::Unreachable, &refused_by(&url).await);
 }

@@ -48,7 +48,7 @@ async fn full_server_refuses_new_keys() {
     assert_eq!(
         way.counts().connections,
         connections,
-        "it answers, so no connection is made anew"
+        "it answers, so no new connection is made"
     );
     node.assert_replays("/orders", "before", &before).await;
     assert_eq!(

@@ -70,8 +70,8 @@ async fn tls_server_needs_trusted_certificate() {
     let store = until_connected(|| options().connect_client(client.clone())).await;
     assert_serves(store, &server, true).await;
 
-    let stranger = RedisServer::start_with_tls();
-    let client = Client::build_with_tls(server.tls_url(), trusting(&stranger)).unwrap();
+    let other = RedisServer::start_with_tls();
+    let client = Client::build_with_tls(server.tls_url(), trusting(&other)).unwrap();
     let refused = options().connect_client(client).await.unwrap_err();
     assert_eq!(refused.kind(), ConnectErrorKind::Unreachable);
     // The authorities of the system do not know it either.

@@ -302,7 +302,7 @@ async fn other_script_version_notifies_waiters() {
     assert!(!waiter.is_finished());
     assert!(other.complete(&claim).await);
     let heard = tokio::time::timeout(HANG, waiter).await;
-    heard.expect("it is told").unwrap();
+    heard.expect("a notification").unwrap();
 
     // And as the other one's listener does.
     let mut connection = Client::open(server.url())
@@ -318,7 +318,7 @@ async fn other_script_version_notifies_waiters() {
     assert_eq!(
         listening
             .get_message()
-            .expect("it is told")
+            .expect("a notification")
             .get_channel_name(),
         key
     );

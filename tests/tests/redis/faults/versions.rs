@@ -227,7 +227,7 @@ async fn orphan_of_v1_is_readable() {
         }
         let lease = held(&claim, 2);
         let renewed = store.renew(&lease, Ttl::from_secs(60)).await;
-        assert_eq!(renewed.is_ok(), has_token, "held by nobody: {renewed:?}");
+        assert_eq!(renewed.is_ok(), has_token, "no token holds it: {renewed:?}");
         write();
         let taken = Acquired::Granted {
             generation: 3,

@@ -39,10 +39,10 @@ impl Service {
         let layer = sql::layer(store);
         let gives_up = Arc::new(AtomicBool::new(true));
         let takeovers = Arc::<Mutex<Vec<bool>>>::default();
-        let (flag, told) = (Arc::clone(&gives_up), Arc::clone(&takeovers));
+        let (flag, flags) = (Arc::clone(&gives_up), Arc::clone(&takeovers));
         let (app, effects) = app(layer.clone(), move |n, req| {
             let lease = req.extensions().get::<Lease>().expect("a lease").clone();
-            told.lock().expect("no panic").push(lease.is_takeover());
+            flags.lock().expect("no panic").push(lease.is_takeover());
             let gives_up = flag.load(Ordering::SeqCst);
             async move {
                 if gives_up {
@@ -97,7 +97,7 @@ fn documented(document: &str, language: &str, words: &str) -> String {
 }
 
 fn statement(words: &str) -> String {
-    let docs = include_str!("../../docs/operations/needs-attention.md");
+    let docs = include_str!("../../../docs/operations/needs-attention.md");
     documented(docs, "sql", words).replace("tower_idempotency", TABLE)
 }
 
@@ -136,7 +136,7 @@ async fn operators_resolve<S: Store + Clone>(
         assert_eq!(service.ask(key).await.status, StatusCode::BAD_GATEWAY);
         service.is_refused(key).await;
     }
-    // An answer, and what is in progress, are not listed.
+    // Entries in progress and entries with a response are not listed.
     service.gives_up.store(false, Ordering::SeqCst);
     service.is_executed("fine", 4, false).await;
 
@@ -296,7 +296,7 @@ async fn operators_resolve_attention_in_redis() {
     let leased = store.acquire(&leased.expect("randomness")).await;
     assert!(matches!(leased, Ok(Acquired::Granted { .. })));
 
-    let docs = include_str!("../../docs/operations/needs-attention.md");
+    let docs = include_str!("../../../docs/operations/needs-attention.md");
     let [find, retry] = ["Find", "Retry"].map(|words| documented(docs, "lua", words));
     let eval = |code: &str, key: &str| server.command(&["EVAL", code, "1", key]);
     let keys = server.command(&["KEYS", "idempotency:*"]);

@@ -1,29 +1,23 @@
-//! Events and metrics that alarm operators, and those that must not. This is a test binary of its own because the
-//! metrics recorder is global to the process.
+//! Events and metrics that alarm operators, and those that must not.
 
 use std::time::Duration;
 
 use axum::{Router, routing::post};
 use http::StatusCode;
-use metrics_util::debugging::{DebugValue, DebuggingRecorder, Snapshotter};
+use metrics_util::debugging::DebuggingRecorder;
 use tests::{
     gate::{Gate, bounded},
-    probe::{Act, Op, Probe},
+    observed::{read, total},
     send,
 };
 use tokio::time::sleep;
-use tower_idempotency::IdempotencyLayer;
+use tower_idempotency::{
+    IdempotencyLayer, MemoryStore,
+    conformance::{Fault, FaultInjector, Operation},
+};
 
-fn leases_lost(recorded: &Snapshotter) -> u64 {
-    let metrics = recorded.snapshot().into_vec();
-    let lost = metrics.into_iter().filter_map(|(key, _, _, value)| {
-        let lost = key.key().name() == "idempotency_lease_lost_total";
-        match value {
-            DebugValue::Counter(count) if lost => Some(count),
-            DebugValue::Counter(_) | DebugValue::Gauge(_) | DebugValue::Histogram(_) => None,
-        }
-    });
-    lost.sum()
+fn leases_lost(recorder: &DebuggingRecorder) -> f64 {
+    total(&read(recorder), "idempotency_lease_lost_total")
 }
 
 // F-186
@@ -31,20 +25,19 @@ fn leases_lost(recorded: &Snapshotter) -> u64 {
 #[tokio::test(start_paused = true)]
 async fn finish_before_renewal_reports_no_loss() {
     let recorder = DebuggingRecorder::new();
-    let recorded = recorder.snapshotter();
-    recorder.install().expect("the only recorder");
+    let _recorded = metrics::set_default_local_recorder(&recorder);
     bounded(async {
         for (op, status) in [
-            (Op::Complete, StatusCode::CREATED),
-            (Op::Release, StatusCode::BAD_GATEWAY),
+            (Operation::Complete, StatusCode::CREATED),
+            (Operation::Release, StatusCode::BAD_GATEWAY),
         ] {
             let reply = Gate::shut();
             let gate = reply.clone();
-            let store = Probe::new(move |called, _| {
+            let store = FaultInjector::new(MemoryStore::new()).with_script(move |called, _| {
                 if called == op {
-                    Act::ReplyGated(gate.clone())
+                    Fault::HoldReply(gate.clone().into())
                 } else {
-                    Act::Forward
+                    Fault::None
                 }
             });
             let handler = async move || {
@@ -58,22 +51,22 @@ async fn finish_before_renewal_reports_no_loss() {
             reply.arrival().await;
             // The lease has ended at the store, and before we hear of it a renewal falls due.
             sleep(Duration::from_secs(1)).await;
-            assert_eq!(store.count(Op::Renew), 1);
+            assert_eq!(store.calls(Operation::Renew), 1);
             reply.open_for_good();
             assert_eq!(request.await.expect("no panic").status, status);
         }
-        assert_eq!(leases_lost(&recorded), 0);
+        assert_eq!(leases_lost(&recorder), 0.0);
 
-        let store = Probe::new(|op, _| match op {
-            Op::Renew => Act::Lost,
-            _ => Act::Forward,
+        let store = FaultInjector::new(MemoryStore::new()).with_script(|op, _| match op {
+            Operation::Renew => Fault::LeaseLost,
+            _ => Fault::None,
         });
         let handler = async || sleep(Duration::from_secs(6)).await;
         let app = Router::new()
             .route("/", post(handler))
             .route_layer(IdempotencyLayer::new(store));
         send(&app, tests::post("/", "k", "")).await;
-        assert_eq!(leases_lost(&recorded), 1);
+        assert_eq!(leases_lost(&recorder), 1.0);
     })
     .await;
 }

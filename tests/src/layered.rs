@@ -1,0 +1,154 @@
+//! Calls to a store as the layer makes them, for tests that call a store without a layer.
+
+use std::{
+    collections::HashSet,
+    sync::{
+        Mutex, PoisonError,
+        atomic::{AtomicUsize, Ordering::Relaxed},
+    },
+    time::Duration,
+};
+
+use bytes::Bytes;
+use tower_idempotency::store::{Acquired, Claim, KeyId, LeaseRef, Store, StoreError, Token, Ttl};
+
+/// A store that calls another one as the layer does: each record has a prefix with a checksum, and the first completion under
+/// a token is marked as such.
+///
+/// [`Tiered`](tower_idempotency::Tiered) keeps such records. Those of the conformance suite are arbitrary bytes.
+#[derive(Debug)]
+pub struct Layered<S> {
+    inner: S,
+    completed: Mutex<HashSet<Token>>,
+}
+
+impl<S> Layered<S> {
+    /// Wraps `inner`.
+    pub fn new(inner: S) -> Self {
+        Self {
+            inner,
+            completed: Mutex::default(),
+        }
+    }
+
+    /// Returns the inner store.
+    pub const fn inner(&self) -> &S {
+        &self.inner
+    }
+
+    /// Notes a completion under this token that the inner store does not get. Returns `true` if it is the first one.
+    pub fn note_completion(&self, token: Token) -> bool {
+        let completed = self.completed.lock();
+        completed
+            .unwrap_or_else(PoisonError::into_inner)
+            .insert(token)
+    }
+}
+
+/// Returns `payload` as an undamaged record of the entry.
+#[must_use]
+pub fn record_of(id: &KeyId, payload: &[u8]) -> Bytes {
+    let mut record = vec![VERSION, 0, 0, 0, 0, 0];
+    record.extend_from_slice(payload);
+    let mut hasher = crc32fast::Hasher::new();
+    hasher.update(id.as_bytes());
+    hasher.update(&record[..2]);
+    hasher.update(payload);
+    record[2..PREFIX].copy_from_slice(&hasher.finalize().to_le_bytes());
+    record.into_boxed_slice().into()
+}
+
+impl<S: Store> Store for Layered<S> {
+    const COMPRESS_ABOVE: usize = S::COMPRESS_ABOVE;
+
+    async fn acquire(&self, claim: &Claim) -> Result<Acquired, StoreError> {
+        let mut acquired = self.inner.acquire(claim).await?;
+        if let Acquired::Completed { record, .. } = &mut acquired {
+            *record = record.slice(PREFIX..);
+        }
+        Ok(acquired)
+    }
+
+    async fn renew(&self, lease: &LeaseRef, ttl: Ttl) -> Result<(), StoreError> {
+        self.inner.renew(lease, ttl).await
+    }
+
+    async fn complete(
+        &self,
+        lease: &LeaseRef,
+        record: Bytes,
+        retention: Ttl,
+    ) -> Result<(), StoreError> {
+        let mut lease = *lease;
+        lease.is_first_completion = self.note_completion(lease.token);
+        let record = record_of(&lease.id, &record);
+        match self.inner.complete(&lease, record, retention).await {
+            Err(StoreError::RecordTooLarge { limit }) => Err(StoreError::RecordTooLarge {
+                limit: limit - PREFIX,
+            }),
+            completed => completed,
+        }
+    }
+
+    async fn release(&self, lease: &LeaseRef) -> Result<(), StoreError> {
+        self.inner.release(lease).await
+    }
+
+    async fn wait_for_change(&self, id: &KeyId, timeout: Duration) {
+        self.inner.wait_for_change(id, timeout).await;
+    }
+}
+
+/// Several processes on one store, each of which gets every nth call.
+#[derive(Debug)]
+pub struct Processes<S> {
+    stores: Vec<S>,
+    calls: AtomicUsize,
+}
+
+impl<S> Processes<S> {
+    /// Creates the processes from the store of each.
+    pub fn new(stores: impl IntoIterator<Item = S>) -> Self {
+        Self {
+            stores: stores.into_iter().collect(),
+            calls: AtomicUsize::new(0),
+        }
+    }
+
+    fn next(&self) -> &S {
+        &self.stores[self.calls.fetch_add(1, Relaxed) % self.stores.len()]
+    }
+}
+
+impl<S: Store> Store for Processes<S> {
+    const COMPRESS_ABOVE: usize = S::COMPRESS_ABOVE;
+
+    async fn acquire(&self, claim: &Claim) -> Result<Acquired, StoreError> {
+        self.next().acquire(claim).await
+    }
+
+    async fn renew(&self, lease: &LeaseRef, ttl: Ttl) -> Result<(), StoreError> {
+        self.next().renew(lease, ttl).await
+    }
+
+    async fn complete(
+        &self,
+        lease: &LeaseRef,
+        record: Bytes,
+        retention: Ttl,
+    ) -> Result<(), StoreError> {
+        self.next().complete(lease, record, retention).await
+    }
+
+    async fn release(&self, lease: &LeaseRef) -> Result<(), StoreError> {
+        self.next().release(lease).await
+    }
+
+    async fn wait_for_change(&self, id: &KeyId, timeout: Duration) {
+        self.next().wait_for_change(id, timeout).await;
+    }
+}
+
+const VERSION: u8 = 1;
+/// Version, flags and checksum.
+const PREFIX: usize = 6;

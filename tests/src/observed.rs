@@ -1,0 +1,114 @@
+//! Metrics and events of a test, captured apart from those of other tests.
+
+use std::{
+    collections::BTreeMap,
+    future::Future,
+    io,
+    sync::{Arc, LazyLock, Mutex, MutexGuard, PoisonError},
+};
+
+use metrics_util::debugging::{DebugValue, DebuggingRecorder};
+use tracing::{Dispatch, subscriber::NoSubscriber};
+use tracing_subscriber::{EnvFilter, fmt::format::FmtSpan, util::SubscriberInitExt};
+
+/// Values of metrics, under `name` or `name{label=value}`: of a counter or a gauge its value, of a histogram the number of its
+/// samples. Counters and histograms of which nothing was counted are left out: a layer registers all of them.
+pub type Metrics = BTreeMap<String, f64>;
+
+/// Runs a future on a paused clock. Returns the metrics that it changed, and everything that it logged from this level on.
+///
+/// # Panics
+///
+/// Panics if the log is no text.
+pub fn observed(level: &str, run: impl Future<Output = ()>) -> (Metrics, String) {
+    // If there is only one subscriber, the first thread without one that reaches an event disables that event for all
+    // threads.
+    static ANOTHER: LazyLock<Dispatch> = LazyLock::new(|| Dispatch::new(NoSubscriber::new()));
+    LazyLock::force(&ANOTHER);
+    let (recorder, log) = (DebuggingRecorder::new(), Log::default());
+    let writer = log.clone();
+    let subscriber = tracing_subscriber::fmt()
+        .with_env_filter(EnvFilter::new(level))
+        .with_span_events(FmtSpan::FULL)
+        .with_writer(move || writer.clone())
+        .with_ansi(false)
+        .finish();
+    let guard = subscriber.set_default();
+    metrics::with_local_recorder(&recorder, || paused().block_on(run));
+    drop(guard);
+    let bytes = log.lock().clone();
+    (read(&recorder), String::from_utf8(bytes).expect("text"))
+}
+
+/// Runs a future on a paused clock, and returns the metrics that it changed.
+pub fn counted(run: impl Future<Output = ()>) -> Metrics {
+    observed("off", run).0
+}
+
+/// Returns the values of a recorder, which it then counts from 0 again.
+#[must_use]
+pub fn read(recorder: &DebuggingRecorder) -> Metrics {
+    let mut counted = Metrics::new();
+    for (key, _, _, value) in recorder.snapshotter().snapshot().into_vec() {
+        let (name, labels) = (key.key().name(), key.key().labels());
+        let labels: Vec<_> = labels
+            .map(|label| format!("{}={}", label.key(), label.value()))
+            .collect();
+        let name = match labels.is_empty() {
+            true => name.to_owned(),
+            false => format!("{name}{{{}}}", labels.join(",")),
+        };
+        let value = match value {
+            DebugValue::Counter(0) => continue,
+            DebugValue::Histogram(samples) if samples.is_empty() => continue,
+            DebugValue::Counter(count) => count as f64,
+            DebugValue::Gauge(value) => value.into_inner(),
+            DebugValue::Histogram(samples) => samples.len() as f64,
+        };
+        counted.insert(name, value);
+    }
+    counted
+}
+
+/// Returns the sum of a counter over all its labels.
+#[must_use]
+pub fn total(metrics: &Metrics, name: &str) -> f64 {
+    let of_name = metrics
+        .iter()
+        .filter(|(metric, _)| metric.split('{').next() == Some(name));
+    of_name.map(|(_, value)| value).sum()
+}
+
+/// Creates a runtime of one thread with a paused clock.
+///
+/// # Panics
+///
+/// Panics if the operating system refuses.
+#[must_use]
+pub fn paused() -> tokio::runtime::Runtime {
+    tokio::runtime::Builder::new_current_thread()
+        .enable_all()
+        .start_paused(true)
+        .build()
+        .expect("a runtime")
+}
+
+#[derive(Clone, Default)]
+struct Log(Arc<Mutex<Vec<u8>>>);
+
+impl Log {
+    fn lock(&self) -> MutexGuard<'_, Vec<u8>> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl io::Write for Log {
+    fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
+        self.lock().extend_from_slice(bytes);
+        Ok(bytes.len())
+    }
+
+    fn flush(&mut self) -> io::Result<()> {
+        Ok(())
+    }
+}

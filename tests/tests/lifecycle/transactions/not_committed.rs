@@ -1,0 +1,319 @@
+//! Rollbacks, lost leases, and commits that are refused.
+
+use std::time::Duration;
+
+use axum::{
+    Router,
+    body::Body,
+    response::{IntoResponse, Response},
+};
+use http::StatusCode;
+use tests::{
+    Answer, Scripted, Step, created,
+    gate::{Gate, within},
+    ledger::{Fate, Ledger},
+    post, send,
+};
+use tokio::time::sleep;
+use tower_idempotency::{
+    Lease,
+    conformance::{Fault, Operation},
+    store::Store,
+    transaction::LeaseExt,
+};
+
+use super::{LONG, assert_charged_once, assert_unknown, bank, charge, commit, first_of, order};
+
+// S-183
+#[tokio::test(start_paused = true)]
+async fn rollback_leaves_no_effect_and_no_record() {
+    let ledger = Ledger::default();
+    let (app, executions) = bank(&ledger, async |ledger: Ledger, lease, n| {
+        if n == 1 {
+            let mut tx = ledger.begin();
+            tx.insert("charge 1");
+            drop(tx);
+            return StatusCode::SERVICE_UNAVAILABLE.into_response();
+        }
+        charge(ledger, lease, n).await
+    });
+    assert_eq!(
+        send(&app, order()).await.status,
+        StatusCode::SERVICE_UNAVAILABLE
+    );
+    assert!(ledger.rows().await.is_empty());
+    let retry = send(&app, order()).await;
+    assert_eq!(retry.text(), "{\"execution\":2}");
+    assert_eq!(ledger.rows().await, ["charge 2"]);
+    assert_eq!(executions.count(), 2);
+}
+
+// S-184
+#[tokio::test(start_paused = true)]
+async fn layer_records_handler_without_commit() {
+    let ledger = Ledger::default();
+    let (app, executions) = bank(&ledger, async |ledger: Ledger, lease: Lease, n| {
+        let mut tx = ledger.begin();
+        tx.insert("charge 1");
+        let prepared = lease.prepare(created(n)).await.expect("recorded");
+        drop((tx, prepared));
+        (StatusCode::PAYMENT_REQUIRED, "no money").into_response()
+    });
+    for replayed in [false, true] {
+        let answer = send(&app, order()).await;
+        assert_eq!(
+            (answer.status, answer.text()),
+            (StatusCode::PAYMENT_REQUIRED, "no money")
+        );
+        assert_eq!(answer.is_replay(), replayed);
+    }
+    assert_eq!(
+        (executions.count(), ledger.calls(Operation::Complete)),
+        (1, 1)
+    );
+    assert!(ledger.rows().await.is_empty());
+}
+
+// S-185
+#[tokio::test(start_paused = true)]
+async fn failed_transaction_can_be_retried() {
+    let ledger = Ledger::default();
+    ledger.next(Fate::CallLost);
+    let (app, executions) = bank(&ledger, async |ledger, lease: Lease, n| {
+        let failed = charge(ledger.clone(), lease.clone(), n).await;
+        assert_eq!(failed.status(), StatusCode::INTERNAL_SERVER_ERROR);
+        assert!(lease.is_held());
+        charge(ledger, lease, n).await
+    });
+    first_of(&send(&app, order()).await);
+    assert_charged_once(&ledger, &app).await;
+    assert_eq!(
+        (executions.count(), ledger.calls(Operation::Complete)),
+        (1, 0)
+    );
+}
+
+/// A node whose lease was lost while its handler ran, to one that executes the same request.
+struct Overtaken {
+    ledger: Ledger,
+    request: tokio::task::JoinHandle<Answer>,
+    first: Gate,
+    second: Gate,
+    other: Router,
+}
+
+impl Overtaken {
+    async fn new(answers: StatusCode, fate: Fate) -> Self {
+        let ledger = Ledger::default();
+        ledger.next(fate);
+        let (first, second) = (Gate::shut(), Gate::shut());
+        let paused = ledger.clone();
+        // It cannot renew: it is as good as paused.
+        ledger.store.fail_each(Operation::Renew, Fault::Hang);
+        let gate = first.clone();
+        let (app, _) = bank(&paused, async move |ledger, lease: Lease, n| {
+            gate.pass().await;
+            let committed = charge(ledger, lease.clone(), n).await;
+            assert_eq!(committed.text().await, "the lease is no longer held");
+            assert!(!lease.is_held());
+            (answers, "not committed").into_response()
+        });
+        let another = ledger.another();
+        let gate = second.clone();
+        let (other, _) = bank(&another, async move |ledger, lease, _| {
+            gate.pass().await;
+            commit(&ledger, &lease, 2, "of the other".into_response()).await
+        });
+        let request = tokio::spawn(async move { send(&app, order()).await });
+        first.arrival().await;
+        sleep(Duration::from_secs(16)).await;
+        Self {
+            ledger,
+            request,
+            first,
+            second,
+            other,
+        }
+    }
+}
+
+/// The status that the handler returns, and the fate of its commit, which is rejected if it arrives.
+const ENDS: [(StatusCode, Fate); 4] = [
+    (StatusCode::INTERNAL_SERVER_ERROR, Fate::Committed),
+    (StatusCode::INTERNAL_SERVER_ERROR, Fate::CallLost),
+    (StatusCode::CONFLICT, Fate::Committed),
+    (StatusCode::CONFLICT, Fate::CallLost),
+];
+
+trait Text {
+    async fn text(self) -> String;
+}
+
+impl Text for Response {
+    async fn text(self) -> String {
+        tests::read(self).await.text().to_owned()
+    }
+}
+
+// F-036, S-186
+#[tokio::test(start_paused = true)]
+async fn commit_after_lost_lease_has_no_effect() {
+    within(LONG, async {
+        for (answers, fate) in ENDS {
+            let overtaken = Overtaken::new(answers, fate).await;
+            overtaken.second.open_for_good();
+            let other = send(&overtaken.other, order()).await;
+            assert_eq!(other.text(), "of the other");
+            overtaken.first.open_for_good();
+            let answer = overtaken.request.await.expect("no panic");
+            assert_eq!(answer.text(), "of the other", "{answers}");
+            assert!(answer.is_replay());
+            assert_eq!(overtaken.ledger.rows().await, ["charge 2"]);
+        }
+    })
+    .await;
+}
+
+// S-187
+#[tokio::test(start_paused = true)]
+async fn commit_after_lost_lease_is_unknown_if_rival_runs() {
+    within(LONG, async {
+        for (answers, fate) in ENDS {
+            let overtaken = Overtaken::new(answers, fate).await;
+            let app = overtaken.other.clone();
+            let other = tokio::spawn(async move { send(&app, order()).await });
+            overtaken.second.arrival().await;
+            overtaken.first.open_for_good();
+            let answer = overtaken.request.await.expect("no panic");
+            assert_eq!(answer.status, StatusCode::CONFLICT, "{answers}");
+            assert_unknown(&answer, true);
+            assert!(overtaken.ledger.rows().await.is_empty());
+            overtaken.second.open_for_good();
+            assert_eq!(other.await.expect("no panic").text(), "of the other");
+            assert_eq!(overtaken.ledger.rows().await, ["charge 2"]);
+        }
+    })
+    .await;
+}
+
+// S-188
+#[tokio::test(start_paused = true)]
+async fn ended_lease_commits_nothing() {
+    let ledger = Ledger::default();
+    let (app, executions) = bank(&ledger, async |ledger: Ledger, lease: Lease, n| {
+        if n == 1 {
+            let by_hand = ledger.store.inner();
+            by_hand.release(&lease.lease_ref()).await.expect("released");
+        }
+        assert!(lease.is_held(), "as far as it knows");
+        let res = charge(ledger, lease.clone(), n).await;
+        assert!(!lease.is_held());
+        res
+    });
+    let first = send(&app, order()).await;
+    assert_eq!(first.text(), "the lease is no longer held");
+    assert!(ledger.rows().await.is_empty());
+    let retry = send(&app, order()).await;
+    assert_eq!(retry.text(), "{\"execution\":2}");
+    assert_eq!(ledger.rows().await, ["charge 2"]);
+    assert_eq!(executions.count(), 2);
+}
+
+// S-189
+#[tokio::test(start_paused = true)]
+async fn renewal_during_commit_reports_no_loss() {
+    let ledger = Ledger::default();
+    ledger.next(Fate::HangAfter);
+    let (app, _) = bank(&ledger, async |ledger: Ledger, lease: Lease, n| {
+        let commit = charge(ledger.clone(), lease.clone(), n);
+        let hung = tokio::time::timeout(Duration::from_secs(6), commit).await;
+        assert!(hung.is_err());
+        assert_eq!(ledger.calls(Operation::Renew), 1);
+        assert!(lease.is_held(), "no other process has it");
+        StatusCode::GATEWAY_TIMEOUT.into_response()
+    });
+    first_of(&send(&app, order()).await);
+    assert_charged_once(&ledger, &app).await;
+}
+
+// S-190
+#[tokio::test(start_paused = true)]
+async fn commit_after_response_is_refused() {
+    for status in [StatusCode::OK, StatusCode::BAD_GATEWAY] {
+        let ledger = Ledger::default();
+        let gate = Gate::shut();
+        let (task, late) = tokio::sync::oneshot::channel();
+        let task = std::sync::Arc::new(std::sync::Mutex::new(Some(task)));
+        let held = gate.clone();
+        let (app, _) = bank(&ledger, async move |ledger, lease, n| {
+            let spawned = tokio::spawn(async move {
+                held.pass().await;
+                charge(ledger, lease, n).await.text().await
+            });
+            let task = task.lock().expect("no poison").take().expect("one run");
+            task.send(spawned).expect("the receiver waits");
+            (status, "not committed").into_response()
+        });
+        let answer = send(&app, order()).await;
+        assert_eq!((answer.status, answer.text()), (status, "not committed"));
+        gate.open_for_good();
+        let late = late.await.expect("spawned").await.expect("no panic");
+        assert_eq!(late, "the lease is no longer held");
+        assert!(ledger.rows().await.is_empty());
+    }
+}
+
+// S-191
+#[tokio::test(start_paused = true)]
+async fn commit_during_buffering_is_refused() {
+    let ledger = Ledger::default();
+    let (app, _) = bank(&ledger, async |ledger, lease, n| {
+        tokio::spawn(async move {
+            sleep(Duration::from_secs(1)).await;
+            let late = charge(ledger, lease, n).await;
+            assert_eq!(late.text().await, "the lease is no longer held");
+        });
+        let slowly = Step::Wait(Duration::from_secs(2));
+        Response::new(Body::new(Scripted::new([slowly, Step::from("slowly")])))
+    });
+    for replayed in [false, true] {
+        let answer = send(&app, order()).await;
+        assert_eq!((answer.text(), answer.is_replay()), ("slowly", replayed));
+    }
+    assert!(ledger.rows().await.is_empty());
+    assert_eq!(ledger.calls(Operation::Acquire), 2, "there was no doubt");
+}
+
+// S-192
+#[tokio::test(start_paused = true)]
+async fn commit_of_other_lease_is_ignored() {
+    let ledger = Ledger::default();
+    let kept = std::sync::Arc::new(std::sync::Mutex::new(
+        None::<(http::response::Parts, Lease)>,
+    ));
+    let (app, executions) = bank(&ledger, async move |ledger, lease, n| {
+        if n == 1 {
+            let (head, _) = charge(ledger, lease.clone(), n).await.into_parts();
+            *kept.lock().expect("no poison") = Some((head.clone(), lease));
+            return Response::from_parts(head, Body::empty());
+        }
+        let (head, old) = kept.lock().expect("no poison").clone().expect("kept");
+        // With its head, extensions and all; and under the lease of the request before.
+        let again = commit(&ledger, &old, n, created(n)).await;
+        assert_eq!(again.text().await, "the lease is no longer held");
+        Response::from_parts(head, Body::from("of another"))
+    });
+    first_of(&send(&app, order()).await);
+    for replayed in [false, true] {
+        let other = send(&app, post("/orders", "another", "{}")).await;
+        assert_eq!(other.text(), "of another");
+        assert_eq!(other.is_replay(), replayed);
+    }
+    assert_eq!(executions.count(), 2);
+    assert_eq!(
+        ledger.calls(Operation::Complete),
+        1,
+        "the layer stored the second"
+    );
+    assert_charged_once(&ledger, &app).await;
+}

@@ -1,0 +1,206 @@
+//! Failed commits, and transactions that the handler never ends.
+
+use axum::{Router, body::Body, response::IntoResponse};
+use http::{Request, StatusCode};
+use tests::{
+    Effects, app, created,
+    ledger::{Fate, Ledger},
+    send,
+};
+use tower_idempotency::{
+    ErrorKind, IdempotencyLayer, Lease, MemoryStore, NeedsAttention, conformance::Operation,
+    run_once::WorkError, transaction::LeaseExt,
+};
+
+use super::{assert_charged_once, bank, behind, charge, first_of, order};
+
+// S-940, F-924
+#[tokio::test(start_paused = true)]
+async fn client_error_after_failed_commit_is_not_recorded() {
+    for status in [StatusCode::CONFLICT, StatusCode::UNPROCESSABLE_ENTITY] {
+        let ledger = Ledger::default();
+        ledger.next(Fate::CallLost);
+        let (app, effects) = bank(&ledger, async move |ledger, lease, n| {
+            let res = charge(ledger, lease, n).await;
+            match res.status() {
+                StatusCode::CREATED => res,
+                _ => (status, "not charged").into_response(),
+            }
+        });
+        let first = send(&app, order()).await;
+        assert_eq!((first.status, first.text()), (status, "not charged"));
+        assert!(ledger.rows().await.is_empty());
+        assert_eq!(send(&app, order()).await.status, StatusCode::CREATED);
+        assert!(send(&app, order()).await.is_replay());
+        assert_eq!(ledger.rows().await, ["charge 2"]);
+        assert_eq!(effects.count(), 2);
+    }
+}
+
+/// The way in which a handler reports that the database refused the transaction of a closure.
+#[derive(Clone, Copy, Debug)]
+enum Refused {
+    Answer(StatusCode),
+    Panic,
+}
+
+/// A closure whose statements all succeed, and after which the database refuses to commit. The handler reports the commit
+/// inside the closure.
+async fn refused(lease: &Lease, n: u64, is_begun: bool) {
+    let prepared = lease.prepare(created(n)).await.expect("recorded");
+    if is_begun {
+        let begun = prepared.begin_commit().expect("the lease is held");
+        drop(begun);
+    } else {
+        let written = prepared.commit(async { Ok(()) }).await;
+        drop(written.expect("the statement succeeded"));
+    }
+}
+
+// S-941, F-925
+#[tokio::test(start_paused = true)]
+async fn refused_commit_of_closure_is_not_reported() {
+    for is_begun in [false, true] {
+        for refusal in [
+            Refused::Answer(StatusCode::INTERNAL_SERVER_ERROR),
+            Refused::Answer(StatusCode::CONFLICT),
+            Refused::Panic,
+        ] {
+            let ledger = Ledger::default();
+            let (app, effects) = bank(&ledger, async move |ledger, lease, n| {
+                if n > 1 {
+                    return charge(ledger, lease, n).await;
+                }
+                refused(&lease, n, is_begun).await;
+                match refusal {
+                    Refused::Answer(status) => (status, "refused").into_response(),
+                    Refused::Panic => panic!("refused"),
+                }
+            });
+            let first = {
+                let app = app.clone();
+                tokio::spawn(async move { send(&app, order()).await }).await
+            };
+            match (first, refusal) {
+                (Ok(first), Refused::Answer(status)) => {
+                    assert_eq!((first.status, first.text()), (status, "refused"));
+                }
+                (Err(error), Refused::Panic) => assert!(error.is_panic()),
+                (first, _) => panic!("{refusal:?}: {first:?}"),
+            }
+            assert_eq!(
+                send(&app, order()).await.status,
+                StatusCode::CREATED,
+                "{refusal:?}"
+            );
+            assert!(send(&app, order()).await.is_replay());
+            assert_eq!(ledger.rows().await, ["charge 2"]);
+            assert_eq!(effects.count(), 2);
+        }
+    }
+}
+
+// S-941
+#[tokio::test(start_paused = true)]
+async fn commit_of_closure_is_acknowledged_after_closure() {
+    let ledger = Ledger::default();
+    let (app, effects) = bank(&ledger, async |ledger, lease, n| {
+        // The first attempt of the transaction fails, and the driver runs the closure again.
+        refused(&lease, n, true).await;
+        let prepared = lease.prepare(created(n)).await.expect("recorded");
+        let (lease_ref, record) = (prepared.lease_ref(), prepared.record().clone());
+        let retention = prepared.retention();
+        let begun = prepared.begin_commit().expect("the lease is held");
+        let mut tx = ledger.begin();
+        tx.insert(format!("charge {n}"));
+        let written = tx.write(lease_ref, record, retention).await;
+        written.expect("committed");
+        begun.acknowledge().into_response()
+    });
+    first_of(&send(&app, order()).await);
+    assert_charged_once(&ledger, &app).await;
+    assert_eq!(effects.count(), 1);
+    assert_eq!(
+        ledger.calls(Operation::Complete) + ledger.calls(Operation::Release),
+        0
+    );
+}
+
+fn unfinished(status: StatusCode, attention: bool) -> (Router, Effects, MemoryStore) {
+    let store = MemoryStore::new();
+    let layer = IdempotencyLayer::new(store.clone());
+    let (app, effects) = app(layer, move |n, req: Request<Body>| {
+        let lease = req.extensions().get::<Lease>().expect("a lease").clone();
+        async move {
+            let open = lease.open_transaction();
+            if n > 1 {
+                open.end();
+                return created(n);
+            }
+            drop(open);
+            let mut res = (status, "done").into_response();
+            if attention {
+                res.extensions_mut().insert(NeedsAttention::new("unclear"));
+            }
+            res
+        }
+    });
+    (app, effects, store)
+}
+
+// S-942, F-926
+#[tokio::test(start_paused = true)]
+async fn success_with_open_transaction_is_500() {
+    for status in [StatusCode::OK, StatusCode::CREATED, StatusCode::SEE_OTHER] {
+        let (app, effects, store) = unfinished(status, false);
+        let first = send(&app, order()).await;
+        assert_eq!(first.status, StatusCode::INTERNAL_SERVER_ERROR);
+        assert_eq!(first.code(), "unfinished-transaction");
+        assert!(store.is_empty(), "the key is free");
+        assert_eq!(send(&app, order()).await.status, StatusCode::CREATED);
+        assert!(send(&app, order()).await.is_replay());
+        assert_eq!(effects.count(), 2);
+    }
+}
+
+// S-943
+#[tokio::test(start_paused = true)]
+async fn refusal_with_open_transaction_is_recorded() {
+    for (status, attention, expected) in [
+        (StatusCode::CONFLICT, false, StatusCode::CONFLICT),
+        (StatusCode::CREATED, true, StatusCode::CONFLICT),
+    ] {
+        let (app, effects, _) = unfinished(status, attention);
+        assert_eq!(send(&app, order()).await.status, status);
+        assert_eq!(send(&app, order()).await.status, expected);
+        assert_eq!(effects.count(), 1);
+    }
+}
+
+// S-944
+#[tokio::test(start_paused = true)]
+async fn value_with_open_transaction_is_error() {
+    let store = MemoryStore::new();
+    let once = IdempotencyLayer::new(store.clone());
+    let work = async |lease: Lease| -> Result<String, WorkError<&str>> {
+        drop(lease.open_transaction());
+        Ok("done".to_owned())
+    };
+    let error = once.run_once("k", "order", work).await;
+    let error = error.expect_err("an unfinished transaction");
+    assert_eq!(error.kind(), ErrorKind::UnfinishedTransaction);
+    assert!(store.is_empty(), "the key is free");
+}
+
+// S-945, F-927
+#[tokio::test(start_paused = true)]
+async fn panicking_setting_commits_tombstone() {
+    let ledger = Ledger::default();
+    let layer = IdempotencyLayer::new(ledger.clone())
+        .with_replayed_headers(|name| panic!("no rule for {name}"));
+    let (app, effects) = behind(layer, &ledger, charge);
+    first_of(&send(&app, order()).await);
+    assert_eq!(send(&app, order()).await.code(), "response-not-retained");
+    assert_eq!(ledger.rows().await, ["charge 1"]);
+    assert_eq!(effects.count(), 1);
+}

@@ -1,4 +1,4 @@
-//! The real layer, in simulated processes on a simulated store, from many seeds: see `tests::simulation`.
+//! The real layer, in simulated processes on a simulated store, from many seeds: see `verification::simulation`.
 
 #![expect(clippy::unwrap_used, reason = "tests, their helpers included")]
 
@@ -8,35 +8,35 @@ use bytes::Bytes;
 use tests::few_or;
 use tokio::time::{Instant, sleep};
 use tower_idempotency::store::{Acquired, Claim, KeyId, LeaseRef, Store, StoreError, Ttl};
-use verification::simulation::{Bug, Millis, Shelf, Sweep, Watch, run, run_watched};
+use verification::simulation::{Bug, Millis, SimulatedStore, Sweep, Watch, run, run_watched};
 
 /// The store of the simulation on tokio's clock, for the suite that every store passes.
-struct OnAClock {
-    shelf: Mutex<Shelf>,
+struct TimedStore {
+    store: Mutex<SimulatedStore>,
     began: Instant,
 }
 
-impl OnAClock {
+impl TimedStore {
     fn new() -> Self {
         Self {
-            shelf: Mutex::default(),
+            store: Mutex::default(),
             began: Instant::now(),
         }
     }
 
-    fn step<T>(&self, step: impl FnOnce(&mut Shelf, Millis) -> T) -> T {
+    fn step<T>(&self, step: impl FnOnce(&mut SimulatedStore, Millis) -> T) -> T {
         let now = self.began.elapsed().as_millis();
-        step(&mut self.shelf.lock().unwrap(), now.try_into().unwrap())
+        step(&mut self.store.lock().unwrap(), now.try_into().unwrap())
     }
 }
 
-impl Store for OnAClock {
+impl Store for TimedStore {
     async fn acquire(&self, claim: &Claim) -> Result<Acquired, StoreError> {
-        Ok(self.step(|shelf, now| shelf.acquire(claim, now)))
+        Ok(self.step(|store, now| store.acquire(claim, now)))
     }
 
     async fn renew(&self, lease: &LeaseRef, ttl: Ttl) -> Result<(), StoreError> {
-        self.step(|shelf, now| shelf.renew(lease, ttl, now))
+        self.step(|store, now| store.renew(lease, ttl, now))
     }
 
     async fn complete(
@@ -45,11 +45,11 @@ impl Store for OnAClock {
         record: Bytes,
         retention: Ttl,
     ) -> Result<(), StoreError> {
-        self.step(|shelf, now| shelf.complete(lease, record, retention, now))
+        self.step(|store, now| store.complete(lease, record, retention, now))
     }
 
     async fn release(&self, lease: &LeaseRef) -> Result<(), StoreError> {
-        self.step(|shelf, now| shelf.release(lease, now));
+        self.step(|store, now| store.release(lease, now));
         Ok(())
     }
 
@@ -62,7 +62,7 @@ tower_idempotency::conformance_tests! {
     mod the_simulated_store,
     start_paused = true,
     push = false,
-    store = || async { OnAClock::new() },
+    store = || async { TimedStore::new() },
 }
 
 /// Returns a number from the environment.
@@ -179,15 +179,15 @@ fn seed_determines_run() {
 fn thousand_seeds_cover_every_event() {
     let histories: String = (0..1_000).map(|seed| run(seed, None).to_string()).collect();
     for what in [
-        "Dies",
-        "Pauses",
-        "GoesOn",
-        "Drained",
-        "ClockSteps",
-        "Leaves",
+        "ProcessKilled",
+        "ProcessPaused",
+        "ProcessResumed",
+        "DrainEnded",
+        "ClockStepped",
+        "ClientLeft",
         "Panicked",
         "Failed",
-        "BrokeOff",
+        "BodyBroken",
         "in-progress",
         "key-reused",
         "outcome-unknown",
@@ -202,8 +202,8 @@ fn thousand_seeds_cover_every_event() {
         "\"release\"",
         "Orphaned",
         "Granted(3, true)",
-        "found: Lost",
-        "heard: Error",
+        "reply: Lost",
+        "received: Error",
         "held: false",
         "memory: true",
         "jobs: true",

@@ -21,12 +21,12 @@ use tower_idempotency::{
 use super::{
     Millis,
     bugs::Bug,
-    dice::Dice,
     handler::{self, Failed, Handler},
-    history::{self, Outcome, Reply, What},
+    history::{self, EventKind, Outcome, Reply},
     link::Link,
-    page::{Paced, Page, Piece},
+    paced_body::{PacedBody, Piece, ResponseBody},
     plan::Plan,
+    random::Random,
 };
 
 /// The time at which a client leaves.
@@ -38,49 +38,53 @@ pub(super) enum Leave {
 }
 
 impl Leave {
-    pub(super) fn draw(dice: &mut Dice, plan: &Plan) -> Self {
-        if !dice.percent(plan.leaving) {
+    pub(super) fn draw(random: &mut Random, plan: &Plan) -> Self {
+        if !random.percent(plan.leaving) {
             return Self::Never;
         }
-        match dice.below(3) {
-            0 => Self::After(dice.below(plan.lease / 3)),
-            1 => Self::After(dice.below(plan.lease * 2)),
-            _ => Self::AfterPolls(dice.between(1, 10)),
+        match random.below(3) {
+            0 => Self::After(random.below(plan.lease / 3)),
+            1 => Self::After(random.below(plan.lease * 2)),
+            _ => Self::AfterPolls(random.between(1, 10)),
         }
     }
 }
 
 /// Returns the request, and `true` if its body arrives at once and complete.
 pub(super) fn request(
-    dice: &mut Dice,
+    random: &mut Random,
     plan: &Plan,
     plain: bool,
     attempt: usize,
     request: history::Request,
-) -> (Request<Paced>, bool) {
+) -> (Request<PacedBody>, bool) {
     let history::Request { key, variant } = request;
     let text = Bytes::from(format!("variant {variant}"));
     let (first, second) = (text.slice(..4), text.slice(4..));
-    let kind = if plain { 0 } else { dice.below(24) };
-    let slow = plan.body_timeout + dice.below(3);
+    let kind = if plain { 0 } else { random.below(24) };
+    let slow = plan.body_timeout + random.below(3);
     let pieces = match kind {
         0..16 => vec![Piece::Data(text)],
         16..20 => vec![
             Piece::Data(first),
-            Piece::Wait(dice.below(3)),
+            Piece::Wait(random.below(3)),
             Piece::Data(second),
         ],
-        20 | 21 => vec![Piece::Data(first), Piece::Wait(dice.below(3)), Piece::Break],
+        20 | 21 => vec![
+            Piece::Data(first),
+            Piece::Wait(random.below(3)),
+            Piece::Break,
+        ],
         22 => vec![Piece::Data(first), Piece::Wait(slow), Piece::Data(second)],
         _ => vec![Piece::Wait(0), Piece::Data(text), Piece::Wait(0)],
     };
     let clean = kind < 16 || kind == 23;
-    let body = Paced::new(pieces);
+    let body = PacedBody::new(pieces);
     let req = Request::post(format!("/{variant}"))
         .header("idempotency-key", format!("\"key-{key}\""))
         .header("x-attempt", attempt)
         .header("authorization", plan.caller(key))
-        .body(if dice.percent(50) {
+        .body(if random.percent(50) {
             body.announced()
         } else {
             body
@@ -92,12 +96,12 @@ pub(super) fn request(
 pub(super) async fn attempt(
     link: Link,
     service: Idempotency<Handler>,
-    req: Request<Paced>,
+    req: Request<PacedBody>,
     number: usize,
     leave: Leave,
 ) {
     let exchange = exchange(service, req);
-    see_through(link, exchange, number, leave).await;
+    run_attempt(link, exchange, number, leave).await;
 }
 
 /// Executes an orphan again for an operator, who may leave as well.
@@ -118,10 +122,10 @@ pub(super) async fn take_over(
             Err(error) => Outcome::Refused(error.kind().code(), error.status()),
         }
     };
-    see_through(link, exchange, number, leave).await;
+    run_attempt(link, exchange, number, leave).await;
 }
 
-pub(super) async fn see_through(
+pub(super) async fn run_attempt(
     link: Link,
     exchange: impl Future<Output = Outcome>,
     number: usize,
@@ -129,12 +133,12 @@ pub(super) async fn see_through(
 ) {
     let outcome = {
         match leave {
-            Leave::Never => caught(exchange, u64::MAX).await,
-            Leave::AfterPolls(polls) => caught(exchange, polls).await,
+            Leave::Never => poll_with_limit(exchange, u64::MAX).await,
+            Leave::AfterPolls(polls) => poll_with_limit(exchange, polls).await,
             Leave::After(pause) => {
                 tokio::select! {
                     biased;
-                    outcome = caught(exchange, u64::MAX) => outcome,
+                    outcome = poll_with_limit(exchange, u64::MAX) => outcome,
                     () = sleep(Duration::from_millis(pause)) => None,
                 }
             }
@@ -144,18 +148,18 @@ pub(super) async fn see_through(
     let Some(outcome) = outcome else {
         return left(&link, number).await;
     };
-    let mut world = link.world.look();
+    let mut world = link.world.lock();
     let outcome = match outcome {
         Outcome::Answered(_) | Outcome::Refused(..)
             if world.has(Bug::HandlerResponseIsSent)
                 && let Some(execution) = world.attempts[number].execution
-                && let Some(said) = world.executions[execution].answers.last() =>
+                && let Some(produced) = world.executions[execution].answers.last() =>
         {
             Outcome::Answered(Reply {
-                status: said.status,
+                status: produced.status,
                 execution: Some(execution),
                 replayed: false,
-                body: said.body.clone(),
+                body: produced.body.clone(),
             })
         }
         Outcome::Answered(Reply { replayed: true, .. }) if world.has(Bug::ReplaysAreRefused) => {
@@ -168,9 +172,9 @@ pub(super) async fn see_through(
 
 async fn left(link: &Link, number: usize) {
     let lease = {
-        let mut world = link.world.look();
+        let mut world = link.world.lock();
         world.attempts[number].left = true;
-        world.record_event(What::Leaves(number));
+        world.record_event(EventKind::ClientLeft(number));
         world.ended(number, Outcome::Left);
         let execution = world.attempts[number].execution;
         let lease = execution.and_then(|execution| world.executions[execution].lease);
@@ -182,7 +186,10 @@ async fn left(link: &Link, number: usize) {
 }
 
 /// Returns the outcome, unless the client has left after this number of polls.
-async fn caught(exchange: impl Future<Output = Outcome>, mut polls: u64) -> Option<Outcome> {
+async fn poll_with_limit(
+    exchange: impl Future<Output = Outcome>,
+    mut polls: u64,
+) -> Option<Outcome> {
     let mut exchange = pin!(exchange);
     poll_fn(|cx| {
         if polls == 0 {
@@ -199,14 +206,14 @@ async fn caught(exchange: impl Future<Output = Outcome>, mut polls: u64) -> Opti
     .await
 }
 
-async fn exchange(mut service: Idempotency<Handler>, req: Request<Paced>) -> Outcome {
+async fn exchange(mut service: Idempotency<Handler>, req: Request<PacedBody>) -> Outcome {
     match service.call(req).await {
         Ok(res) => read(res).await,
         Err(Failed) => Outcome::Failed,
     }
 }
 
-async fn read(res: Response<Body<Page>>) -> Outcome {
+async fn read(res: Response<Body<ResponseBody>>) -> Outcome {
     let (head, body) = res.into_parts();
     let mut body: Pin<Box<_>> = Box::pin(body);
     let mut data = BytesMut::new();
@@ -214,7 +221,7 @@ async fn read(res: Response<Body<Page>>) -> Outcome {
         match frame.map(http_body::Frame::into_data) {
             Ok(Ok(more)) => data.extend_from_slice(&more),
             Ok(Err(_trailers)) => {}
-            Err(_) => return Outcome::BrokeOff,
+            Err(_) => return Outcome::BodyBroken,
         }
     }
     if let Some(kind) = head.extensions.get::<tower_idempotency::ErrorKind>() {

@@ -18,12 +18,12 @@ use tower_idempotency::{Body, Lease, store::StoreError, transaction::LeaseExt};
 use super::{
     Millis,
     bugs::Bug,
-    dice::Dice,
-    history::{self, Held, What},
+    history::{self, EventKind, HeldLease},
     link::Link,
-    page::{Paced, Page, Piece},
+    paced_body::{PacedBody, Piece, ResponseBody},
     plan::Plan,
-    world::{Execution, Keep, Progress, Said},
+    random::Random,
+    world::{Execution, ProducedResponse, Progress, Recording},
 };
 
 /// The handler of one process.
@@ -34,10 +34,10 @@ pub(super) struct Handler(pub(super) Link);
 #[derive(Debug)]
 pub(super) struct Failed;
 
-pub(super) type Answer = Result<Response<Page>, Failed>;
+pub(super) type Answer = Result<Response<ResponseBody>, Failed>;
 
-impl Service<Request<Body<Paced>>> for Handler {
-    type Response = Response<Page>;
+impl Service<Request<Body<PacedBody>>> for Handler {
+    type Response = Response<ResponseBody>;
     type Error = Failed;
     type Future = Pin<Box<dyn Future<Output = Answer> + Send>>;
 
@@ -45,20 +45,20 @@ impl Service<Request<Body<Paced>>> for Handler {
         Poll::Ready(Ok(()))
     }
 
-    fn call(&mut self, req: Request<Body<Paced>>) -> Self::Future {
+    fn call(&mut self, req: Request<Body<PacedBody>>) -> Self::Future {
         let link = self.0.clone();
         Box::pin(async move {
             let lease = req.extensions().get::<Lease>().cloned();
-            let run = Run::begin(link, attempt_of(&req), lease);
-            run.until_it_ends(Some(req.into_body())).await
+            let run = Run::start(link, attempt_of(&req), lease);
+            run.run_to_end(Some(req.into_body())).await
         })
     }
 }
 
 /// The work of an operator who finishes an orphan: the work of the handler, without a request.
 pub(super) async fn finish(link: Link, attempt: usize, lease: Lease) -> Answer {
-    Run::begin(link, attempt, Some(lease))
-        .until_it_ends(None)
+    Run::start(link, attempt, Some(lease))
+        .run_to_end(None)
         .await
 }
 
@@ -76,72 +76,72 @@ pub(super) struct Script {
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Ending {
-    Answers(StatusCode),
-    AnswersNotToKeep,
-    AnswersTooMuch,
-    BreaksOff,
+    Responds(StatusCode),
+    RespondsNoStore,
+    RespondsTooLarge,
+    BreaksBody,
     Fails,
     PanicsBefore,
     PanicsAfter,
 }
 
 impl Script {
-    fn draw(dice: &mut Dice, plan: &Plan, healed: bool) -> Self {
+    fn draw(random: &mut Random, plan: &Plan, faults_ended: bool) -> Self {
         let lease = plan.lease;
-        let pause = |dice: &mut Dice| match dice.below(8) {
+        let pause = |random: &mut Random| match random.below(8) {
             0..3 => 0,
-            3..5 => dice.below(4),
-            5 => dice.below(lease / 3),
-            6 => dice.between(lease / 3, lease),
-            _ => dice.between(lease, lease * 2 + lease / 2),
+            3..5 => random.below(4),
+            5 => random.below(lease / 3),
+            6 => random.between(lease / 3, lease),
+            _ => random.between(lease, lease * 2 + lease / 2),
         };
-        let kept = dice.pick(&[
+        let kept = random.pick(&[
             StatusCode::CREATED,
             StatusCode::CREATED,
             StatusCode::NOT_FOUND,
         ]);
-        if healed {
+        if faults_ended {
             return Self {
                 yields: 0,
                 before: 0,
                 after: 0,
-                ending: Ending::Answers(kept),
+                ending: Ending::Responds(kept),
                 split: None,
                 announced: true,
             };
         }
-        let ending = if dice.percent(plan.failing) {
-            match dice.below(8) {
-                0 => Ending::Answers(StatusCode::TOO_MANY_REQUESTS),
-                1 => Ending::Answers(StatusCode::INTERNAL_SERVER_ERROR),
-                2 => Ending::AnswersNotToKeep,
-                3 => Ending::AnswersTooMuch,
-                4 => Ending::BreaksOff,
+        let ending = if random.percent(plan.failing) {
+            match random.below(8) {
+                0 => Ending::Responds(StatusCode::TOO_MANY_REQUESTS),
+                1 => Ending::Responds(StatusCode::INTERNAL_SERVER_ERROR),
+                2 => Ending::RespondsNoStore,
+                3 => Ending::RespondsTooLarge,
+                4 => Ending::BreaksBody,
                 5 => Ending::Fails,
                 6 => Ending::PanicsBefore,
                 _ => Ending::PanicsAfter,
             }
         } else {
-            Ending::Answers(kept)
+            Ending::Responds(kept)
         };
-        let slow = plan.failing > 0 && dice.percent(5);
+        let slow = plan.failing > 0 && random.percent(5);
         Self {
-            yields: dice.below(3),
-            before: pause(dice),
-            after: pause(dice),
+            yields: random.below(3),
+            before: pause(random),
+            after: pause(random),
             ending,
-            split: match dice.below(6) {
-                0 => Some(dice.below(3)),
-                1 if slow => Some(plan.collect_timeout + dice.below(3)),
+            split: match random.below(6) {
+                0 => Some(random.below(3)),
+                1 if slow => Some(plan.collect_timeout + random.below(3)),
                 _ => None,
             },
-            announced: dice.percent(60),
+            announced: random.percent(60),
         }
     }
 
     fn status(&self) -> StatusCode {
         match self.ending {
-            Ending::Answers(status) => status,
+            Ending::Responds(status) => status,
             _ => StatusCode::CREATED,
         }
     }
@@ -158,10 +158,10 @@ pub(super) struct Run {
 }
 
 impl Run {
-    pub(super) fn begin(link: Link, attempt: usize, lease: Option<Lease>) -> Self {
-        let mut world = link.world.look();
-        let (plan, healed) = (world.plan, world.healed);
-        let script = Script::draw(&mut world.dice, &plan, healed);
+    pub(super) fn start(link: Link, attempt: usize, lease: Option<Lease>) -> Self {
+        let mut world = link.world.lock();
+        let (plan, faults_ended) = (world.plan, world.faults_ended);
+        let script = Script::draw(&mut world.random, &plan, faults_ended);
         let number = world.executions.len();
         let request = world.attempts[attempt].request;
         world.executions.push(Execution {
@@ -174,20 +174,20 @@ impl Run {
             answers: Vec::new(),
             state: Progress::Runs,
             completing: false,
-            heard: false,
+            received: false,
             lost: false,
         });
         world.attempts[attempt].execution = Some(number);
         let held = lease.as_ref().map(|lease| {
             let reference = lease.lease_ref();
-            Held {
+            HeldLease {
                 id: world.name_id(reference.id),
                 token: world.name(reference.token),
                 generation: lease.generation(),
                 takeover: lease.is_takeover(),
             }
         });
-        world.record_event(What::Executes {
+        world.record_event(EventKind::ExecutionStarted {
             execution: number,
             attempt,
             lease: held,
@@ -204,9 +204,9 @@ impl Run {
         }
     }
 
-    async fn until_it_ends(mut self, body: Option<Body<Paced>>) -> Answer {
+    async fn run_to_end(mut self, body: Option<Body<PacedBody>>) -> Answer {
         let link = self.link.clone();
-        let ended = unless_cut_off(&link, self.number, self.work(body)).await;
+        let ended = run_unless_dropped(&link, self.number, self.work(body)).await;
         self.ends(ended).unwrap_or(Err(Failed))
     }
 
@@ -223,12 +223,12 @@ impl Run {
 
     fn is_over(&mut self, state: Progress) {
         self.over = true;
-        let mut world = self.link.world.look();
+        let mut world = self.link.world.lock();
         world.executions[self.number].state = state;
-        world.record_event(What::Executed(self.number));
+        world.record_event(EventKind::ExecutionEnded(self.number));
     }
 
-    async fn work(&mut self, body: Option<Body<Paced>>) -> Answer {
+    async fn work(&mut self, body: Option<Body<PacedBody>>) -> Answer {
         let script = self.script;
         if let Some(body) = body
             && read(body).await.is_err()
@@ -236,13 +236,13 @@ impl Run {
             // An incomplete request has no effect.
             return Ok(self.respond(StatusCode::BAD_REQUEST, false));
         }
-        self.come_to_the_effect().await;
-        let transactional = self.link.world.look().plan.transactional;
+        self.reach_effect().await;
+        let transactional = self.link.world.lock().plan.transactional;
         let answer = if transactional {
             self.commit().await
         } else {
-            self.have_the_effect();
-            Ok(self.respond(script.status(), script.ending == Ending::AnswersTooMuch))
+            self.apply_effect();
+            Ok(self.respond(script.status(), script.ending == Ending::RespondsTooLarge))
         };
         pause(script.after).await;
         if script.ending == Ending::PanicsAfter {
@@ -254,7 +254,7 @@ impl Run {
         answer
     }
 
-    pub(super) async fn come_to_the_effect(&mut self) {
+    pub(super) async fn reach_effect(&mut self) {
         for _ in 0..self.script.yields {
             yield_now().await;
         }
@@ -270,11 +270,11 @@ impl Run {
         resume_unwind(Box::new("as drawn"))
     }
 
-    pub(super) fn have_the_effect(&self) {
+    pub(super) fn apply_effect(&self) {
         let held = self.lease.as_ref().is_some_and(Lease::is_held);
         let execution = self.number;
-        let mut world = self.link.world.look();
-        world.record_event(What::Effect { execution, held });
+        let mut world = self.link.world.lock();
+        world.record_event(EventKind::Effect { execution, held });
         super::oracle::judge_effect(&mut world, execution, held);
     }
 
@@ -286,7 +286,7 @@ impl Run {
         for _ in 0..2 {
             let res = self.respond(
                 self.script.status(),
-                self.script.ending == Ending::AnswersTooMuch,
+                self.script.ending == Ending::RespondsTooLarge,
             );
             let prepared = match lease.prepare(res).await {
                 Ok(prepared) => prepared,
@@ -315,24 +315,26 @@ impl Run {
         text
     }
 
-    /// Returns the response, which is entered in the books from here on.
-    fn respond(&self, status: StatusCode, too_much: bool) -> Response<Page> {
+    /// Returns the response, and adds it to those that the execution has produced.
+    fn respond(&self, status: StatusCode, too_much: bool) -> Response<ResponseBody> {
         let script = self.script;
         let text = Bytes::from(self.text(too_much));
-        let mut world = self.link.world.look();
-        let recorded = world.plan.records(status) && script.ending != Ending::AnswersNotToKeep;
+        let mut world = self.link.world.lock();
+        let recorded = world.plan.records(status) && script.ending != Ending::RespondsNoStore;
         let streams = script.split >= Some(world.plan.collect_timeout);
         let keep = match script.ending {
-            _ if !recorded => Keep::No,
-            _ if too_much || streams => Keep::Perhaps,
-            Ending::BreaksOff => Keep::No,
-            _ => Keep::Yes,
+            _ if !recorded => Recording::Forbidden,
+            _ if too_much || streams => Recording::Allowed,
+            Ending::BreaksBody => Recording::Forbidden,
+            _ => Recording::Expected,
         };
-        world.executions[self.number].answers.push(Said {
-            status,
-            body: text.clone(),
-            keep,
-        });
+        world.executions[self.number]
+            .answers
+            .push(ProducedResponse {
+                status,
+                body: text.clone(),
+                keep,
+            });
         drop(world);
         let mut pieces = Vec::new();
         let half = text.len() / 2;
@@ -344,50 +346,51 @@ impl Run {
             }
             None => pieces.push(Piece::Data(text)),
         }
-        if script.ending == Ending::BreaksOff {
+        if script.ending == Ending::BreaksBody {
             pieces.push(Piece::Break);
         }
-        let mut body = Paced::new(pieces);
+        let mut body = PacedBody::new(pieces);
         if script.announced {
             body = body.announced();
         }
         let mut res = Response::builder()
             .status(status)
             .header("x-execution", self.number);
-        if script.ending == Ending::AnswersNotToKeep {
+        if script.ending == Ending::RespondsNoStore {
             res = res.header("x-idempo-policy", "no-store");
         }
-        res.body(Page::Plain(body)).expect("a valid response")
+        res.body(ResponseBody::Plain(body))
+            .expect("a valid response")
     }
 }
 
 /// A prepared response has a body of the layer's; its content is the handler's.
-fn prepared_page(body: Body<Page>) -> Page {
-    Page::Prepared(Box::pin(body))
+fn prepared_page(body: Body<ResponseBody>) -> ResponseBody {
+    ResponseBody::Prepared(Box::pin(body))
 }
 
 impl Drop for Run {
     fn drop(&mut self) {
         if !self.over {
             let (execution, process) = (self.number, self.link.process);
-            let mut world = self.link.world.look();
+            let mut world = self.link.world.lock();
             // If the process died, its tasks end in any order.
             if !world.dead[process] {
-                world.record_event(What::CutOff(execution));
+                world.record_event(EventKind::ExecutionDropped(execution));
             }
-            super::oracle::judge_cut(&mut world, execution, process);
+            super::oracle::judge_drop(&mut world, execution, process);
         }
     }
 }
 
 /// Returns the output of the work, or `None` if the client left and its handler is cut off.
-pub(super) async fn unless_cut_off<T>(
+pub(super) async fn run_unless_dropped<T>(
     link: &Link,
     execution: usize,
     work: impl Future<Output = T>,
 ) -> Option<T> {
     let (attempt, cuts) = {
-        let world = link.world.look();
+        let world = link.world.lock();
         (
             world.executions[execution].attempt,
             world.has(Bug::LeavingCutsOff),
@@ -395,7 +398,7 @@ pub(super) async fn unless_cut_off<T>(
     };
     let mut work = pin!(work);
     poll_fn(|cx| {
-        if cuts && link.world.look().attempts[attempt].left {
+        if cuts && link.world.lock().attempts[attempt].left {
             return Poll::Ready(None);
         }
         work.as_mut().poll(cx).map(Some)
@@ -403,12 +406,12 @@ pub(super) async fn unless_cut_off<T>(
     .await
 }
 
-fn attempt_of(req: &Request<Body<Paced>>) -> usize {
+fn attempt_of(req: &Request<Body<PacedBody>>) -> usize {
     let attempt = req.headers()["x-attempt"].to_str().expect("a number");
     attempt.parse().expect("a number")
 }
 
-async fn read(body: Body<Paced>) -> Result<(), super::page::BrokeOff> {
+async fn read(body: Body<PacedBody>) -> Result<(), super::paced_body::BrokenBody> {
     let mut body = pin!(body);
     while let Some(frame) = poll_fn(|cx| body.as_mut().poll_frame(cx)).await {
         frame?;

@@ -11,58 +11,58 @@ use super::Millis;
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Event {
     pub(super) at: Millis,
-    pub(super) what: What,
+    pub(super) kind: EventKind,
 }
 
 /// The possible events. Processes, attempts, executions, tokens and entries are numbers from 0.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(super) enum What {
-    Begins(usize),
-    Dies(usize),
-    Pauses(usize),
-    GoesOn(usize),
-    Drains(usize),
-    Drained(usize, bool),
-    ClockSteps(Millis),
+pub(super) enum EventKind {
+    ProcessStarted(usize),
+    ProcessKilled(usize),
+    ProcessPaused(usize),
+    ProcessResumed(usize),
+    DrainStarted(usize),
+    DrainEnded(usize, bool),
+    ClockStepped(Millis),
     /// No fault is injected from here on.
-    Heals,
+    FaultsEnded,
     /// No exchange is in flight any more.
-    Rests,
-    Sends {
+    ExchangesEnded,
+    RequestSent {
         attempt: usize,
         client: Option<usize>,
         process: usize,
         request: Request,
     },
-    Leaves(usize),
-    Ends(usize, Outcome),
-    Executes {
+    ClientLeft(usize),
+    AttemptEnded(usize, Outcome),
+    ExecutionStarted {
         execution: usize,
         attempt: usize,
-        lease: Option<Held>,
+        lease: Option<HeldLease>,
     },
     Effect {
         execution: usize,
         held: bool,
     },
-    Executed(usize),
-    CutOff(usize),
-    Arrives {
+    ExecutionEnded(usize),
+    ExecutionDropped(usize),
+    CallArrived {
         process: usize,
         call: &'static str,
         id: usize,
         token: usize,
-        found: Found,
+        reply: StoreReply,
     },
     /// A record, an orphan or a first lease expired: the key of this entry is free again.
-    IsFree(usize),
+    KeyFreed(usize),
     /// Another process is the new lease holder; the earlier lease had expired.
-    IsTakenOver(usize),
-    Hears {
+    LeaseTakenOver(usize),
+    ReplyReceived {
         process: usize,
         call: &'static str,
         token: usize,
-        heard: Heard,
+        received: ReceivedReply,
     },
 }
 
@@ -75,7 +75,7 @@ pub(super) struct Request {
 
 /// The lease that a handler was given.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) struct Held {
+pub(super) struct HeldLease {
     pub(super) id: usize,
     pub(super) token: usize,
     pub(super) generation: u64,
@@ -90,7 +90,7 @@ pub(super) enum Outcome {
     Refused(&'static str, StatusCode),
     Panicked,
     Failed,
-    BrokeOff,
+    BodyBroken,
     /// The process of the attempt died.
     Died,
     /// The client had left.
@@ -111,7 +111,7 @@ pub(super) struct Reply {
 
 /// The reply of the store at the arrival of a call.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Found {
+pub(super) enum StoreReply {
     Granted(u64, bool),
     InProgress(Millis),
     Orphaned(Millis),
@@ -122,7 +122,7 @@ pub(super) enum Found {
 
 /// The reply as the layer received it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Heard {
+pub(super) enum ReceivedReply {
     Answer,
     Error,
 }
@@ -136,6 +136,6 @@ impl fmt::Debug for Reply {
 
 impl fmt::Display for Event {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "{:>7} ms  {:?}", self.at, self.what)
+        write!(f, "{:>7} ms  {:?}", self.at, self.kind)
     }
 }

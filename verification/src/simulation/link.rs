@@ -12,7 +12,7 @@ use tower_idempotency::store::{Acquired, Claim, KeyId, LeaseRef, Store, StoreErr
 use super::{
     Millis,
     bugs::Bug,
-    history::{Heard, What},
+    history::{EventKind, ReceivedReply},
     world::{Call, Done, Due, Op, State, World},
 };
 
@@ -26,9 +26,9 @@ pub(super) struct Link {
 /// The fate of a call.
 enum Fate {
     /// The call receives its reply immediately.
-    AtOnce,
+    Immediate,
     /// The call arrives after the first delay, and its reply returns after the second delay.
-    Travels(Millis, Millis),
+    Delayed(Millis, Millis),
     /// The call arrives after the first delay, and an error returns after the second delay.
     FailsAfter(Millis, Millis),
     /// The call does not arrive, and an error returns.
@@ -42,19 +42,19 @@ enum Fate {
 impl Fate {
     /// A commit arrives soon or never. By the contract, other calls wait for a transaction in progress. A slow transaction
     /// in the store therefore looks like slowness of the other calls.
-    fn of_a_commit(self) -> Self {
+    fn for_commit(self) -> Self {
         match self {
-            Self::Travels(there, back) => Self::Travels(there.min(2), back),
+            Self::Delayed(there, back) => Self::Delayed(there.min(2), back),
             Self::FailsAfter(there, back) => Self::FailsAfter(there.min(2), back),
             Self::ReplyLost(there) => Self::ReplyLost(there.min(2)),
-            Self::AtOnce | Self::FailsBefore(_) | Self::Lost => self,
+            Self::Immediate | Self::FailsBefore(_) | Self::Lost => self,
         }
     }
 }
 
 /// The reply to a call, as its caller receives it.
-enum Hears {
-    At(oneshot::Receiver<Option<Done>>),
+enum PendingReply {
+    Later(oneshot::Receiver<Option<Done>>),
     Now(Option<Done>),
     ErrorIn(Millis),
     Nothing,
@@ -63,27 +63,27 @@ enum Hears {
 impl State {
     fn fate(&mut self) -> Fate {
         let (timeout, lease) = (self.plan.store_timeout, self.plan.lease);
-        let dice = &mut self.dice;
-        if self.healed || !dice.percent(self.plan.faults) {
-            return match dice.below(10) {
-                0..5 => Fate::AtOnce,
-                5..9 => Fate::Travels(dice.below(3), dice.below(3)),
-                _ if self.healed => Fate::Travels(1, 1),
-                _ => Fate::Travels(dice.below(timeout / 3 + 2), dice.below(timeout / 3 + 2)),
+        let random = &mut self.random;
+        if self.faults_ended || !random.percent(self.plan.faults) {
+            return match random.below(10) {
+                0..5 => Fate::Immediate,
+                5..9 => Fate::Delayed(random.below(3), random.below(3)),
+                _ if self.faults_ended => Fate::Delayed(1, 1),
+                _ => Fate::Delayed(random.below(timeout / 3 + 2), random.below(timeout / 3 + 2)),
             };
         }
-        let soon = dice.below(3);
-        let late = dice.pick(&[timeout - 1, timeout, timeout + 1, timeout * 3 / 2]);
-        match dice.below(8) {
+        let soon = random.below(3);
+        let late = random.pick(&[timeout - 1, timeout, timeout + 1, timeout * 3 / 2]);
+        match random.below(8) {
             0 => Fate::FailsBefore(soon),
-            1 => Fate::FailsAfter(soon, dice.below(3)),
+            1 => Fate::FailsAfter(soon, random.below(3)),
             2 => Fate::Lost,
             3 => Fate::ReplyLost(soon),
-            4 => Fate::Travels(soon, late),
-            5 => Fate::Travels(late, soon),
+            4 => Fate::Delayed(soon, late),
+            5 => Fate::Delayed(late, soon),
             6 => Fate::FailsAfter(late, soon),
             // No caller waits for the call any more when it arrives.
-            _ => Fate::ReplyLost(dice.below(lease * 2)),
+            _ => Fate::ReplyLost(random.below(lease * 2)),
         }
     }
 }
@@ -92,48 +92,48 @@ impl Link {
     /// Sends a call and applies its fate. An error does not show if the call had an effect.
     async fn call(&self, op: Op) -> Result<Done, StoreError> {
         let (name, token) = (op.name(), op.token());
-        let heard = match self.send(op) {
-            Hears::At(reply) => match reply.await {
-                Ok(heard) => heard,
+        let received = match self.send(op) {
+            PendingReply::Later(reply) => match reply.await {
+                Ok(received) => received,
                 Err(_lost) => pending().await,
             },
-            Hears::Now(heard) => heard,
-            Hears::ErrorIn(pause) => {
+            PendingReply::Now(received) => received,
+            PendingReply::ErrorIn(pause) => {
                 if pause > 0 {
                     sleep(Duration::from_millis(pause)).await;
                 }
                 None
             }
-            Hears::Nothing => pending().await,
+            PendingReply::Nothing => pending().await,
         };
-        let mut world = self.world.look();
+        let mut world = self.world.lock();
         let token_name = world.name(token);
-        world.record_event(What::Hears {
+        world.record_event(EventKind::ReplyReceived {
             process: self.process,
             call: name,
             token: token_name,
-            heard: match heard {
-                Some(_) => Heard::Answer,
-                None => Heard::Error,
+            received: match received {
+                Some(_) => ReceivedReply::Answer,
+                None => ReceivedReply::Error,
             },
         });
         let execution = world.executions.iter_mut().rev();
         let mut execution = execution.filter(|it| it.lease.is_some_and(|it| it.token == token));
         if let Some(execution) = execution.next()
-            && let Some(done) = &heard
+            && let Some(done) = &received
         {
             match name {
-                "complete" | "commit" => execution.heard = true,
+                "complete" | "commit" => execution.received = true,
                 "renew" if !execution.completing => execution.lost |= matches!(done, Done::Lost),
                 _ => {}
             }
         }
-        heard.ok_or_else(|| StoreError::backend("the store failed"))
+        received.ok_or_else(|| StoreError::backend("the store failed"))
     }
 
     /// Sends the call.
-    fn send(&self, op: Op) -> Hears {
-        let mut world = self.world.look();
+    fn send(&self, op: Op) -> PendingReply {
+        let mut world = self.world.lock();
         if let Op::Complete(lease, ..) | Op::Commit(lease, ..) = &op
             && let Some(execution) = world.execution_under(lease)
         {
@@ -141,27 +141,37 @@ impl Link {
         }
         let read = match &op {
             Op::Acquire(claim) if world.has(Bug::ReadThenWritten) => {
-                Some(world.holder.read(claim.id, world.store_now()))
+                Some(world.backend.read(claim.id, world.store_now()))
             }
             _ => None,
         };
         let mut fate = world.fate();
         if let Op::Commit(..) = op {
-            fate = fate.of_a_commit();
+            fate = fate.for_commit();
         }
         let process = self.process;
-        let (there, reply, fails, hears) = match fate {
-            Fate::AtOnce => return Hears::Now(Some(world.arrive(process, &op, read))),
-            Fate::FailsBefore(pause) => return Hears::ErrorIn(pause),
-            Fate::Lost => return Hears::Nothing,
-            Fate::ReplyLost(there) => (there, None, false, Hears::Nothing),
-            Fate::Travels(there, back) => {
-                let (reply, heard) = oneshot::channel();
-                (there, Some((reply, back)), false, Hears::At(heard))
+        let (there, reply, fails, pending) = match fate {
+            Fate::Immediate => return PendingReply::Now(Some(world.arrive(process, &op, read))),
+            Fate::FailsBefore(pause) => return PendingReply::ErrorIn(pause),
+            Fate::Lost => return PendingReply::Nothing,
+            Fate::ReplyLost(there) => (there, None, false, PendingReply::Nothing),
+            Fate::Delayed(there, back) => {
+                let (reply, received) = oneshot::channel();
+                (
+                    there,
+                    Some((reply, back)),
+                    false,
+                    PendingReply::Later(received),
+                )
             }
             Fate::FailsAfter(there, back) => {
-                let (reply, heard) = oneshot::channel();
-                (there, Some((reply, back)), true, Hears::At(heard))
+                let (reply, received) = oneshot::channel();
+                (
+                    there,
+                    Some((reply, back)),
+                    true,
+                    PendingReply::Later(received),
+                )
             }
         };
         let call = Call {
@@ -171,8 +181,8 @@ impl Link {
             fails,
             read,
         };
-        world.after(there, Due::Arrival(Box::new(call)));
-        hears
+        world.after(there, Due::Arrive(Box::new(call)));
+        pending
     }
 
     /// Writes effect and record together, like the commit of a handler's transaction.
@@ -183,21 +193,26 @@ impl Link {
         retention: Ttl,
         execution: usize,
     ) -> Result<(), StoreError> {
-        let patience = {
-            let mut world = self.world.look();
+        let max_delay = {
+            let mut world = self.world.lock();
             let over = world.now + retention.as_millis();
             world.executions[execution].over.get_or_insert(over);
             world.plan.store_timeout * 3 / 2
         };
         let op = Op::Commit(lease, record, retention, execution);
         // Like the timeout of a driver: the outcome of the commit is unknown.
-        match timeout(Duration::from_millis(patience), self.unit(op)).await {
+        match timeout(
+            Duration::from_millis(max_delay),
+            self.call_without_value(op),
+        )
+        .await
+        {
             Ok(committed) => committed,
             Err(elapsed) => Err(StoreError::backend(elapsed)),
         }
     }
 
-    async fn unit(&self, op: Op) -> Result<(), StoreError> {
+    async fn call_without_value(&self, op: Op) -> Result<(), StoreError> {
         match self.call(op).await? {
             Done::Ok => Ok(()),
             Done::Lost | Done::Acquired(_) => Err(StoreError::LeaseLost),
@@ -216,7 +231,7 @@ impl Store for Link {
     }
 
     async fn renew(&self, lease: &LeaseRef, ttl: Ttl) -> Result<(), StoreError> {
-        self.unit(Op::Renew(*lease, ttl)).await
+        self.call_without_value(Op::Renew(*lease, ttl)).await
     }
 
     async fn complete(
@@ -226,22 +241,22 @@ impl Store for Link {
         retention: Ttl,
     ) -> Result<(), StoreError> {
         let op = Op::Complete(*lease, record, retention);
-        if self.world.look().has(Bug::CompletionIsAssumed) {
+        if self.world.lock().has(Bug::CompletionIsAssumed) {
             drop(self.send(op));
-            if let Some(execution) = self.world.look().execution_under(lease) {
-                execution.heard = true;
+            if let Some(execution) = self.world.lock().execution_under(lease) {
+                execution.received = true;
             }
             return Ok(());
         }
-        self.unit(op).await
+        self.call_without_value(op).await
     }
 
     async fn release(&self, lease: &LeaseRef) -> Result<(), StoreError> {
-        self.unit(Op::Release(*lease)).await
+        self.call_without_value(Op::Release(*lease)).await
     }
 
     async fn wait_for_change(&self, id: &KeyId, within: Duration) {
-        let news = self.world.look().watch(*id);
+        let news = self.world.lock().watch(*id);
         // Lost news never arrive.
         let _ = timeout(within, async {
             if news.await.is_err() {

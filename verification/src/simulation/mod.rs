@@ -2,33 +2,34 @@
 //! drawn from a seed.
 //!
 //! Each process is a runtime of its own with a paused clock (`process`), in which the layer runs unchanged behind its
-//! `tower::Service`. The driver (`drive`) moves all clocks from one due event to the next. The due times are drawn for
+//! `tower::Service`. The driver (`driver`) moves all clocks from one due event to the next. The due times are drawn for
 //! calls to the store, replies, the ends of pauses and the moves of clients (`world`, `link`, `client`). A process is
 //! killed by dropping its runtime, and paused by not running the runtime. Events are judged at once: the store's replies by
-//! `books` that follow from the calls alone, the rest by the `oracle`. At the end, the run is converted to the history of a
-//! fleet, and judged again by the oracle of fleets (`outside`).
+//! the `expected_entry` that follows from the calls alone, the rest by the `oracle`. At the end, the run is converted to the history of a
+//! fleet, and judged again by the oracle of fleets (`outside_view`).
 //!
-//! In one seed of six there is no HTTP: the processes run work of `run_once` (`job`), by the same rules.
+//! In one seed of six there is no HTTP: the processes run work of `run_once` (`run_once`), by the same rules.
 //!
 //! One seed is one run: the clock is the simulation's, and tasks run in the order in which they were woken. All random
 //! values are drawn from the seed, except tokens, whose values decide nothing.
 
-mod books;
+mod backend;
 mod bugs;
 mod client;
-mod dice;
-mod drive;
+mod driver;
+mod expected_entry;
 mod handler;
 mod history;
-mod holder;
-mod job;
 mod link;
 mod oracle;
-mod outside;
-mod page;
+mod outside_view;
+mod paced_body;
 mod plan;
 mod process;
-mod shelf;
+mod random;
+mod run_once;
+mod setup;
+mod store;
 mod sweep;
 mod world;
 
@@ -40,10 +41,10 @@ pub use self::{
     bugs::Bug,
     history::Event,
     plan::Plan,
-    shelf::Shelf,
-    sweep::{Sums, Sweep, Swept},
+    store::SimulatedStore,
+    sweep::{Sums, Sweep, SweepResult},
 };
-use self::{dice::Dice, drive::Driver};
+use self::{driver::Driver, random::Random};
 
 /// Milliseconds since the simulation began.
 pub type Millis = u64;
@@ -87,20 +88,20 @@ pub fn run(seed: u64, bug: Option<Bug>) -> Report {
 #[must_use]
 pub fn run_watched(seed: u64, bug: Option<Bug>, watch: Watch) -> Report {
     seed_jitter(Some(seed));
-    let mut dice = Dice::new(seed);
-    let mut plan = Plan::draw(&mut dice);
+    let mut random = Random::new(seed);
+    let mut plan = Plan::draw(&mut random);
     // This value is not drawn, so that the runs of the other seeds stay the same.
     if seed % 6 == 5 {
         plan = plan.of_jobs();
     }
-    let world = Driver::new(plan, bug, dice, watch).run();
+    let world = Driver::new(plan, bug, random, watch).run();
     seed_jitter(None);
-    let mut state = world.look();
+    let mut state = world.lock();
     let violation = state.violation.take();
     Report {
         seed,
         plan,
-        violation: violation.or_else(|| outside::violation(&state)),
+        violation: violation.or_else(|| outside_view::violation(&state)),
         history: std::mem::take(&mut state.history),
         executions: state.executions.len(),
         attempts: state.attempts.len(),

@@ -1,8 +1,8 @@
-//! Judges the facts that only the inside shows, except those of the store; the books judge the store.
+//! Judges the facts that only the inside shows, except those of the store; the expected entries judge the store.
 //!
 //! The oracle sees leases, their tokens and processes, so it judges each event at once. It judges executions, renewals, the
 //! process that frees a key, and the equality of responses and stored records. The whole run, with its clients and effects,
-//! is judged by the [oracle](crate::oracle) of fleets on real servers: see [`outside`](super::outside).
+//! is judged by the [oracle](crate::oracle) of fleets on real servers: see [`outside_view`](super::outside_view).
 
 use std::collections::BTreeMap;
 
@@ -13,18 +13,18 @@ use tower_idempotency::{
 };
 
 use super::{
-    books::Books,
-    history::{Found, Held, Outcome, Reply, What},
-    world::{Execution, Keep, Progress, State},
+    expected_entry::ExpectedEntry,
+    history::{EventKind, HeldLease, Outcome, Reply, StoreReply},
+    world::{Execution, Progress, Recording, State},
 };
 
 /// Judges the beginning of an execution.
-pub(super) fn judge_execution(world: &mut State, number: usize, held: Option<Held>) {
+pub(super) fn judge_execution(world: &mut State, number: usize, held: Option<HeldLease>) {
     let Some(lease) = world.executions[number].lease else {
         return world.violated(format!("execution {number} without a lease"));
     };
-    let books = world.books.get(&lease.id);
-    if !books.is_some_and(|books| books.leases.iter().any(|it| it.token == lease.token)) {
+    let expected = world.expected.get(&lease.id);
+    if !expected.is_some_and(|expected| expected.leases.iter().any(|it| it.token == lease.token)) {
         return world.violated(format!(
             "execution {number} under a lease that was never granted: {held:?}"
         ));
@@ -40,7 +40,7 @@ pub(super) fn judge_execution(world: &mut State, number: usize, held: Option<Hel
 pub(super) fn judge_takeover(world: &mut State, id: KeyId, by: Token) {
     let plan = &world.plan;
     let well = plan.faults == 0 && plan.store_timeout <= plan.lease / 3 && world.ahead == 0;
-    let holder = world.books.get(&id).and_then(Books::holder);
+    let holder = world.expected.get(&id).and_then(ExpectedEntry::holder);
     let (true, Some(holder)) = (well, holder.filter(|holder| *holder != by)) else {
         return;
     };
@@ -60,8 +60,8 @@ pub(super) fn judge_effect(world: &mut State, number: usize, held: bool) {
     let Some(lease) = world.executions[number].lease else {
         return;
     };
-    let books = world.books.get(&lease.id);
-    if held && !stepped && !books.is_some_and(|books| books.holds(lease.token, now)) {
+    let expected = world.expected.get(&lease.id);
+    if held && !stepped && !expected.is_some_and(|expected| expected.holds(lease.token, now)) {
         world.violated(format!(
             "execution {number} sees its lease as held after its end"
         ));
@@ -69,7 +69,7 @@ pub(super) fn judge_effect(world: &mut State, number: usize, held: bool) {
 }
 
 /// Judges an execution that is dropped before its end.
-pub(super) fn judge_cut(world: &mut State, number: usize, process: usize) {
+pub(super) fn judge_drop(world: &mut State, number: usize, process: usize) {
     if !world.dead[process] {
         world.violated(format!("execution {number} was cut off"));
     }
@@ -83,11 +83,12 @@ pub(super) fn judge_release(world: &mut State, lease: &LeaseRef, is_held: bool) 
         return true;
     };
     let execution = &world.executions[number];
-    let said = execution.answers.last().map(|said| said.keep);
+    let produced = execution.answers.last().map(|produced| produced.keep);
     let runs = execution.state == Progress::Runs && !world.dead[execution.process];
     // A response does not count if the record of an earlier commit may have expired.
     let over = execution.over.is_some_and(|over| world.now >= over);
-    let keeps = execution.state == Progress::Answered && said == Some(Keep::Yes) && !over;
+    let keeps =
+        execution.state == Progress::Answered && produced == Some(Recording::Expected) && !over;
     // Work of `run_once` that returns an error says itself that its key is free. A released takeover is an orphan again.
     let leaves_key = world.plan.jobs || world.plan.failure() == ExecutionFailure::Release;
     let failed = execution.state == Progress::Failed && lease.generation == 1 && !leaves_key;
@@ -115,7 +116,7 @@ pub(super) fn judge_end(world: &mut State, attempt: usize, outcome: &Outcome) {
         Outcome::Refused(reason, status) => judge_refusal(world, attempt, reason, *status),
         Outcome::Panicked
         | Outcome::Failed
-        | Outcome::BrokeOff
+        | Outcome::BodyBroken
         | Outcome::Died
         | Outcome::Left
         | Outcome::NoOrphan => Ok(()),
@@ -139,16 +140,17 @@ fn judge_answer(world: &State, attempt: usize, reply: &Reply) -> Result<(), Stri
             known.request, execution.request
         ));
     }
-    let mut said = execution.answers.iter().rev();
-    let said = said.find(|said| said.status == reply.status && said.body == reply.body);
-    let Some(said) = said else {
+    let mut produced = execution.answers.iter().rev();
+    let produced =
+        produced.find(|produced| produced.status == reply.status && produced.body == reply.body);
+    let Some(produced) = produced else {
         return Err(format!("execution {number} never returned {reply:?}"));
     };
     let own = known.execution == Some(number);
-    if !own && world.plan.marks() && !reply.replayed {
+    if !own && world.plan.marks_replays() && !reply.replayed {
         return Err(format!("a replay of execution {number} is not marked"));
     }
-    if said.keep == Keep::No {
+    if produced.keep == Recording::Forbidden {
         // A stored record is a violation here, unless the store's clock has expired it early.
         if own && execution.is_stored(world) && world.ahead == 0 {
             return Err(format!(
@@ -162,8 +164,8 @@ fn judge_answer(world: &State, attempt: usize, reply: &Reply) -> Result<(), Stri
             "a response of execution {number} is replayed that is not to be recorded"
         ));
     }
-    let perhaps = own && !reply.replayed && said.keep == Keep::Perhaps;
-    let may_be_alone = perhaps || is_unheard(world, attempt, reply);
+    let perhaps = own && !reply.replayed && produced.keep == Recording::Allowed;
+    let may_be_alone = perhaps || lacks_reply(world, attempt, reply);
     if !may_be_alone && !execution.is_stored(world) {
         return Err(format!(
             "the response of execution {number} differs from the stored one"
@@ -173,12 +175,12 @@ fn judge_answer(world: &State, attempt: usize, reply: &Reply) -> Result<(), Stri
 }
 
 /// Returns `true` if the layer tried to store the response and received no reply. The layer sends such a response once.
-pub(super) fn is_unheard(world: &State, attempt: usize, reply: &Reply) -> bool {
+pub(super) fn lacks_reply(world: &State, attempt: usize, reply: &Reply) -> bool {
     let own = world.attempts[attempt].execution;
     let execution = own.filter(|_| own == reply.execution && !reply.replayed);
     let execution = execution.and_then(|number| world.executions.get(number));
-    let unheard = |it: &Execution| it.completing && !it.heard && !it.lost;
-    execution.is_some_and(unheard) && !world.plan.transactional
+    let reply_missing = |it: &Execution| it.completing && !it.received && !it.lost;
+    execution.is_some_and(reply_missing) && !world.plan.transactional
 }
 
 fn judge_refusal(
@@ -192,7 +194,7 @@ fn judge_refusal(
         "outcome-unknown" => {
             // An attempt that executed may be refused too, because it may have lost its lease.
             let expected = known.execution.is_some()
-                || has_met_an_orphan(world, attempt)
+                || has_seen_orphan(world, attempt)
                 || needs_attention(world, attempt);
             return match expected {
                 true => Ok(()),
@@ -215,7 +217,7 @@ fn judge_refusal(
             let another = |it: &super::world::Attempt| {
                 it.request.key == known.request.key && it.request.variant != known.request.variant
             };
-            !world.plan.separates() && world.attempts.iter().any(another)
+            !world.plan.separates_requests() && world.attempts.iter().any(another)
         }
         "overloaded" | "caller-limit" => world.plan.crowded,
         "draining" => true,
@@ -243,7 +245,7 @@ fn needs_attention(world: &State, attempt: usize) -> bool {
 
 /// Returns `true` if the process found an orphan after the attempt was sent. If waiters share replies, an orphan shortly
 /// before that also counts.
-fn has_met_an_orphan(world: &State, attempt: usize) -> bool {
+fn has_seen_orphan(world: &State, attempt: usize) -> bool {
     let process = world.attempts[attempt].process;
     let max_reply_age = match world.plan.in_flight {
         ConcurrentRequests::Wait(_) => world.plan.store_timeout,
@@ -251,13 +253,15 @@ fn has_met_an_orphan(world: &State, attempt: usize) -> bool {
     };
     let mut since = None;
     for event in world.history.iter().rev() {
-        match &event.what {
-            What::Arrives {
+        match &event.kind {
+            EventKind::CallArrived {
                 process: by,
-                found: Found::Orphaned(_),
+                reply: StoreReply::Orphaned(_),
                 ..
             } if *by == process => return true,
-            What::Sends { attempt: sent, .. } if *sent == attempt => since = Some(event.at),
+            EventKind::RequestSent { attempt: sent, .. } if *sent == attempt => {
+                since = Some(event.at);
+            }
             _ => {}
         }
         if since.is_some_and(|since| event.at + max_reply_age < since) {
@@ -268,7 +272,7 @@ fn has_met_an_orphan(world: &State, attempt: usize) -> bool {
 }
 
 /// Judges the end of the run: no fault is injected any more, and no exchange is in flight.
-pub(super) fn judge_rest(world: &mut State) {
+pub(super) fn judge_final_state(world: &mut State) {
     if let Some(attempt) = world.attempts.iter().position(|it| it.outcome.is_none()) {
         return world.violated(format!("attempt {attempt} has never ended"));
     }
@@ -281,7 +285,7 @@ pub(super) fn judge_rest(world: &mut State) {
 }
 
 /// Judges the commits of transactions. A key has its effect once in each of its lives, which reach from free to free again.
-/// The books know in which life the effect was committed. The store does not report other effects; they are judged from
+/// The expected entry knows in which life the effect was committed. The store does not report other effects; they are judged from
 /// outside.
 fn judge_commits(world: &mut State) {
     let mut commits = BTreeMap::<_, u64>::new();
@@ -289,8 +293,8 @@ fn judge_commits(world: &mut State) {
         let Some(lease) = execution.lease else {
             continue;
         };
-        for story in &execution.commits {
-            *commits.entry((lease.id, *story)).or_default() += 1;
+        for life in &execution.commits {
+            *commits.entry((lease.id, *life)).or_default() += 1;
         }
     }
     let twice = commits.into_iter().find(|(_, commits)| *commits > 1);
@@ -311,16 +315,19 @@ impl Execution {
     /// Returns `true` if the handler failed, or the body of its last response.
     fn has_failed(&self) -> bool {
         let last = self.answers.last();
-        self.state == Progress::Failed || last.is_some_and(|said| said.keep == Keep::No)
+        self.state == Progress::Failed
+            || last.is_some_and(|produced| produced.keep == Recording::Forbidden)
     }
 
     fn is_unrecordable(&self) -> bool {
-        self.answers.iter().any(|said| said.keep == Keep::Perhaps)
+        self.answers
+            .iter()
+            .any(|produced| produced.keep == Recording::Allowed)
     }
 
     fn is_stored(&self, world: &State) -> bool {
         self.lease.is_some_and(|lease| {
-            let leases = &world.books[&lease.id].leases;
+            let leases = &world.expected[&lease.id].leases;
             leases.iter().any(|it| it.token == lease.token && it.stored)
         })
     }

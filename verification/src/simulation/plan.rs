@@ -7,7 +7,7 @@ use tower_idempotency::{
     ConcurrentRequests, ExecutionFailure, OrphanPolicy, Preset, Ttl, Unrecordable,
 };
 
-use super::{Millis, dice::Dice};
+use super::{Millis, random::Random};
 
 /// The settings of a seed.
 #[derive(Clone, Copy, Debug)]
@@ -40,7 +40,7 @@ pub struct Plan {
     /// The percentage of store calls that meet a fault.
     pub(super) faults: u64,
     /// The percentage of news for waiters that are lost.
-    pub(super) deaf: u64,
+    pub(super) lost_notifications: u64,
     /// The percentage of requests that are left by their client.
     pub(super) leaving: u64,
     /// The percentage of executions that do not end well.
@@ -63,12 +63,12 @@ pub(super) struct Strikes {
 }
 
 impl Plan {
-    pub(super) fn draw(dice: &mut Dice) -> Self {
-        let lease = dice.pick(&[60, 150, 300, 900, 3_000]);
-        let calm = dice.percent(10);
-        let transactional = dice.percent(25);
+    pub(super) fn draw(random: &mut Random) -> Self {
+        let lease = random.pick(&[60, 150, 300, 900, 3_000]);
+        let calm = random.percent(10);
+        let transactional = random.percent(25);
         Self {
-            preset: dice.pick(&[
+            preset: random.pick(&[
                 Preset::Recommended,
                 Preset::Recommended,
                 Preset::Ietf,
@@ -76,53 +76,57 @@ impl Plan {
                 Preset::Idempo,
             ]),
             lease,
-            store_timeout: dice.pick(&[lease / 10, lease / 3, lease, lease * 2]),
-            retention: dice.pick(&[lease / 2, lease, lease * 3, lease * 10, 1_000_000]),
-            orphans: dice.pick(&[OrphanPolicy::TakeOver, OrphanPolicy::Refuse]),
-            orphan_retention: dice.pick(&[None, None, Some(lease / 2), Some(lease * 5)]),
-            failure: dice.pick(&[
+            store_timeout: random.pick(&[lease / 10, lease / 3, lease, lease * 2]),
+            retention: random.pick(&[lease / 2, lease, lease * 3, lease * 10, 1_000_000]),
+            orphans: random.pick(&[OrphanPolicy::TakeOver, OrphanPolicy::Refuse]),
+            orphan_retention: random.pick(&[None, None, Some(lease / 2), Some(lease * 5)]),
+            failure: random.pick(&[
                 None,
                 None,
                 Some(ExecutionFailure::Release),
                 Some(ExecutionFailure::Orphan),
                 Some(ExecutionFailure::NeedsAttention),
             ]),
-            in_flight: match dice.below(4) {
+            in_flight: match random.below(4) {
                 0 => ConcurrentRequests::Conflict,
                 1 => ConcurrentRequests::TooManyRequests,
-                _ => ConcurrentRequests::Wait(Duration::from_millis(dice.pick(&[
+                _ => ConcurrentRequests::Wait(Duration::from_millis(random.pick(&[
                     lease / 3,
                     lease * 2,
                     lease * 5,
                 ]))),
             },
-            unrecordable: dice.pick(&[Unrecordable::Tombstone, Unrecordable::Release]),
-            collect_timeout: dice.pick(&[lease / 5, lease * 2]),
-            body_timeout: dice.pick(&[lease / 5, lease * 2]),
-            head_only: dice.percent(15),
-            crowded: dice.percent(8),
+            unrecordable: random.pick(&[Unrecordable::Tombstone, Unrecordable::Release]),
+            collect_timeout: random.pick(&[lease / 5, lease * 2]),
+            body_timeout: random.pick(&[lease / 5, lease * 2]),
+            head_only: random.percent(15),
+            crowded: random.percent(8),
             transactional,
             jobs: false,
-            memory: !transactional && dice.percent(30),
-            processes: dice.pick(&[1, 2, 2, 3]),
-            clients: dice.pick(&[1, 2, 3, 4, 6]),
-            keys: dice.pick(&[1, 1, 2]),
-            faults: if calm { 0 } else { dice.pick(&[0, 5, 15, 40]) },
-            deaf: dice.pick(&[0, 0, 30, 100]),
-            leaving: if calm { 0 } else { dice.pick(&[0, 15, 40]) },
-            failing: dice.pick(&[0, 10, 35]),
+            memory: !transactional && random.percent(30),
+            processes: random.pick(&[1, 2, 2, 3]),
+            clients: random.pick(&[1, 2, 3, 4, 6]),
+            keys: random.pick(&[1, 1, 2]),
+            faults: if calm {
+                0
+            } else {
+                random.pick(&[0, 5, 15, 40])
+            },
+            lost_notifications: random.pick(&[0, 0, 30, 100]),
+            leaving: if calm { 0 } else { random.pick(&[0, 15, 40]) },
+            failing: random.pick(&[0, 10, 35]),
             strikes: if calm {
                 Strikes::default()
             } else {
                 Strikes {
-                    kills: dice.pick(&[0, 0, 1, 2]),
-                    pauses: dice.pick(&[0, 0, 1, 2]),
-                    drains: dice.pick(&[0, 0, 0, 1]),
-                    takeovers: dice.pick(&[0, 0, 0, 2]),
-                    steps: dice.pick(&[0, 0, 0, 0, 1]),
+                    kills: random.pick(&[0, 0, 1, 2]),
+                    pauses: random.pick(&[0, 0, 1, 2]),
+                    drains: random.pick(&[0, 0, 0, 1]),
+                    takeovers: random.pick(&[0, 0, 0, 2]),
+                    steps: random.pick(&[0, 0, 0, 0, 1]),
                 }
             },
-            rush: dice.pick(&[3, lease / 3, lease, lease * 3]),
+            rush: random.pick(&[3, lease / 3, lease, lease * 3]),
         }
     }
 
@@ -172,17 +176,17 @@ impl Plan {
     }
 
     /// Returns `true` if a key that returns with another request is a separate key.
-    pub(super) fn separates(&self) -> bool {
+    pub(super) fn separates_requests(&self) -> bool {
         self.preset == Preset::Idempo
     }
 
     /// Returns `true` if replays are marked.
-    pub(super) fn marks(&self) -> bool {
+    pub(super) fn marks_replays(&self) -> bool {
         matches!(self.preset, Preset::Recommended | Preset::Stripe)
     }
 
     /// Returns a duration longer than any delay of this seed. An execution that is not disturbed has finished by then.
-    pub(super) fn patience(&self) -> Millis {
+    pub(super) fn max_delay(&self) -> Millis {
         let wait = match self.in_flight {
             ConcurrentRequests::Wait(max) => {
                 Millis::try_from(max.as_millis()).expect("a short wait")

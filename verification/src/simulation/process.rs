@@ -24,7 +24,7 @@ use super::Millis;
 
 pub(super) struct Process {
     runtime: Runtime,
-    turn: Arc<Turn>,
+    directive: Arc<Directive>,
     /// The time of its own clock at the start, and that of the world.
     begun: Instant,
     born: Millis,
@@ -34,7 +34,7 @@ pub(super) struct Process {
 
 /// The driver's directive for the runtime, which the runtime reads when it runs out of work.
 #[derive(Default)]
-struct Turn {
+struct Directive {
     phase: AtomicU8,
     driver: Mutex<Option<Waker>>,
 }
@@ -46,7 +46,7 @@ const SETTLED: u8 = 1;
 const PEEKING: u8 = 2;
 const PEEKED: u8 = 3;
 
-impl Turn {
+impl Directive {
     /// Ends the phase `from`, and wakes the driver.
     fn over(&self, from: u8, to: u8) {
         if self.phase.load(Relaxed) == from {
@@ -58,7 +58,7 @@ impl Turn {
         }
     }
 
-    fn begin(&self, phase: u8, cx: &Context<'_>) {
+    fn start(&self, phase: u8, cx: &Context<'_>) {
         self.phase.store(phase, Relaxed);
         let mut driver = self.driver.lock().unwrap_or_else(PoisonError::into_inner);
         match &*driver {
@@ -69,13 +69,13 @@ impl Turn {
 }
 
 impl Process {
-    pub(super) fn begin(now: Millis) -> Self {
-        let turn = Arc::<Turn>::default();
-        // The turn stores the runtime's own waker: a runtime that owned the turn would never be dropped.
-        let [parking, unparked] = [Arc::downgrade(&turn), Arc::downgrade(&turn)];
-        let over = |turn: &Weak<Turn>, from, to| {
-            if let Some(turn) = turn.upgrade() {
-                turn.over(from, to);
+    pub(super) fn start(now: Millis) -> Self {
+        let directive = Arc::<Directive>::default();
+        // The directive stores the runtime's own waker: a runtime that owned the directive would never be dropped.
+        let [parking, unparked] = [Arc::downgrade(&directive), Arc::downgrade(&directive)];
+        let over = |directive: &Weak<Directive>, from, to| {
+            if let Some(directive) = directive.upgrade() {
+                directive.over(from, to);
             }
         };
         let runtime = Builder::new_current_thread()
@@ -93,7 +93,7 @@ impl Process {
         };
         Self {
             runtime,
-            turn,
+            directive,
             begun,
             born: now,
             clock: now,
@@ -129,19 +129,19 @@ impl Process {
             }
             self.clock = now;
             // The first time the timers fire; the second time the tasks that they woke run.
-            self.run_out_of_work();
+            self.run_ready_tasks();
         }
-        self.run_out_of_work();
+        self.run_ready_tasks();
     }
 
-    fn run_out_of_work(&self) {
-        let turn = &*self.turn;
-        turn.phase.store(SETTLING, Relaxed);
+    fn run_ready_tasks(&self) {
+        let directive = &*self.directive;
+        directive.phase.store(SETTLING, Relaxed);
         self.runtime.block_on(poll_fn(|cx| {
-            if turn.phase.load(Relaxed) == SETTLED {
+            if directive.phase.load(Relaxed) == SETTLED {
                 return Poll::Ready(());
             }
-            turn.begin(SETTLING, cx);
+            directive.start(SETTLING, cx);
             Poll::Pending
         }));
     }
@@ -153,16 +153,16 @@ impl Process {
         if self.clock >= limit || self.runtime.metrics().num_alive_tasks() == 0 {
             return limit;
         }
-        let turn = &*self.turn;
+        let directive = &*self.directive;
         let at = self.begun + Duration::from_millis(limit - self.born);
-        turn.phase.store(SETTLING, Relaxed);
+        directive.phase.store(SETTLING, Relaxed);
         let now = self.runtime.block_on(async {
             let mut limit = pin!(sleep_until(at));
             poll_fn(|cx| {
-                if turn.phase.load(Relaxed) == PEEKED || limit.as_mut().poll(cx).is_ready() {
+                if directive.phase.load(Relaxed) == PEEKED || limit.as_mut().poll(cx).is_ready() {
                     return Poll::Ready(Instant::now());
                 }
-                turn.begin(PEEKING, cx);
+                directive.start(PEEKING, cx);
                 Poll::Pending
             })
             .await
@@ -183,7 +183,7 @@ mod tests {
 
     #[test]
     fn process_runs_due_timers_and_observes_pauses() {
-        let mut process = Process::begin(100);
+        let mut process = Process::start(100);
         let seen = Arc::new(Mutex::new(Vec::new()));
         let (sees, begun) = (Arc::clone(&seen), process.begun);
         process.spawn(async move {

@@ -25,7 +25,7 @@ pub struct Sweep {
 
 /// The result of a sweep.
 #[derive(Debug)]
-pub struct Swept {
+pub struct SweepResult {
     /// The first of the seeds.
     pub from: u64,
     /// The number of seeds that ran.
@@ -59,7 +59,7 @@ impl Sweep {
     ///
     /// Panics if the simulation panics.
     #[must_use]
-    pub fn run(self) -> Swept {
+    pub fn run(self) -> SweepResult {
         let began = Instant::now();
         let (next, over) = (AtomicU64::new(self.seeds.start), AtomicBool::new(false));
         let work = || {
@@ -87,7 +87,7 @@ impl Sweep {
                 .map(|part| part.expect("a simulation does not panic"))
                 .collect()
         });
-        let mut swept = Swept {
+        let mut swept = SweepResult {
             from: self.seeds.start,
             ran: 0,
             sums: Sums::default(),
@@ -126,7 +126,7 @@ impl Sums {
     }
 }
 
-impl fmt::Display for Swept {
+impl fmt::Display for SweepResult {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let Self { from, ran, .. } = self;
         let Sums {

@@ -1,4 +1,4 @@
-//! The state that all processes share: the time, the store, calls in flight, the dice, and the history.
+//! The state that all processes share: the time, the store, calls in flight, the random numbers, and the history.
 
 use std::{
     collections::{BTreeMap, HashMap},
@@ -12,13 +12,13 @@ use tower_idempotency::store::{Acquired, Claim, KeyId, LeaseRef, Token, Ttl};
 
 use super::{
     Millis,
-    books::{Books, Verdict},
+    backend::Backend,
     bugs::Bug,
-    dice::Dice,
-    history::{Event, Found, Outcome, Reply, Request, What},
-    holder::Holder,
+    expected_entry::{ExpectedEntry, Verdict},
+    history::{Event, EventKind, Outcome, Reply, Request, StoreReply},
     plan::Plan,
-    shelf::Entry,
+    random::Random,
+    store::Entry,
 };
 
 /// The world, shared by the driver and all tasks of the processes.
@@ -31,15 +31,15 @@ pub(super) struct State {
     pub(super) ahead: Millis,
     pub(super) plan: Plan,
     pub(super) bug: Option<Bug>,
-    pub(super) dice: Dice,
+    pub(super) random: Random,
     /// `true` if no fault is injected any more.
-    pub(super) healed: bool,
+    pub(super) faults_ended: bool,
     queue: BTreeMap<(Millis, u64), Due>,
     queued: u64,
     /// The number of calls that have not reached the store yet.
-    pub(super) under_way: usize,
-    pub(super) holder: Holder,
-    pub(super) books: HashMap<KeyId, Books>,
+    pub(super) calls_in_flight: usize,
+    pub(super) backend: Backend,
+    pub(super) expected: HashMap<KeyId, ExpectedEntry>,
     watchers: Vec<(KeyId, oneshot::Sender<()>)>,
     tokens: HashMap<Token, usize>,
     ids: HashMap<KeyId, usize>,
@@ -55,28 +55,28 @@ pub(super) struct State {
     pub(super) dead: Vec<bool>,
     pub(super) history: Vec<Event>,
     /// `true` if the run is watched from inside.
-    pub(super) watched: bool,
+    pub(super) is_watched_inside: bool,
     /// The first violation that was seen from inside.
     pub(super) violation: Option<String>,
 }
 
 /// An event that is due at its time.
 pub(super) enum Due {
-    Arrival(Box<Call>),
+    Arrive(Box<Call>),
     Reply(oneshot::Sender<Option<Done>>, Option<Done>),
-    Push(oneshot::Sender<()>),
+    Notify(oneshot::Sender<()>),
     Send(usize),
     Kill(usize),
     Pause(usize, Millis),
     /// The process of this number continues, if it still exists.
-    GoOn(usize),
+    Resume(usize),
     Drain(usize),
     /// An operator looks for an orphan.
     TakeOver(usize),
     /// The process of this number has drained.
     Leave(usize),
-    Begin(usize),
-    Step(Millis),
+    Start(usize),
+    StepClock(Millis),
 }
 
 /// A call on its way to the store, and the receiver of its reply.
@@ -118,7 +118,7 @@ pub(super) struct Attempt {
     pub(super) left: bool,
     pub(super) outcome: Option<Outcome>,
     /// The attempt ended with its own response, and the layer did not know if that response was stored.
-    pub(super) unheard: bool,
+    pub(super) reply_missing: bool,
 }
 
 /// An execution of the handler.
@@ -127,16 +127,16 @@ pub(super) struct Execution {
     pub(super) process: usize,
     pub(super) request: Request,
     pub(super) lease: Option<LeaseRef>,
-    /// The stories of its key in which it has committed its effect.
+    /// The lives of its key in which it has committed its effect.
     pub(super) commits: Vec<u64>,
     /// The expiry of the record of the first commit that was sent, if that commit succeeded.
     pub(super) over: Option<Millis>,
     /// The responses that the execution produced; the last of them is its response.
-    pub(super) answers: Vec<Said>,
+    pub(super) answers: Vec<ProducedResponse>,
     pub(super) state: Progress,
-    /// `completing` is `true` if a completion under the lease was sent; `heard` if a completion had a definite reply.
+    /// `completing` is `true` if a completion under the lease was sent, `received` if a completion had a definite reply.
     pub(super) completing: bool,
-    pub(super) heard: bool,
+    pub(super) received: bool,
     /// `true` if the layer learned before that completion that the lease is lost.
     pub(super) lost: bool,
 }
@@ -153,19 +153,19 @@ pub(super) enum Progress {
 
 /// An answer of a handler.
 #[derive(Clone, Debug)]
-pub(super) struct Said {
+pub(super) struct ProducedResponse {
     pub(super) status: StatusCode,
     pub(super) body: Bytes,
-    pub(super) keep: Keep,
+    pub(super) keep: Recording,
 }
 
 /// The expectation that the layer records the response.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Keep {
-    Yes,
-    No,
+pub(super) enum Recording {
+    Expected,
+    Forbidden,
     /// The response is too large, or perhaps too slow: a tombstone may be stored.
-    Perhaps,
+    Allowed,
 }
 
 /// A client that sends a request repeatedly.
@@ -178,19 +178,19 @@ pub(super) struct Client {
 }
 
 impl World {
-    pub(super) fn new(plan: Plan, bug: Option<Bug>, dice: Dice) -> Self {
+    pub(super) fn new(plan: Plan, bug: Option<Bug>, random: Random) -> Self {
         Self(Arc::new(Mutex::new(State {
             now: 0,
             ahead: 0,
             plan,
             bug,
-            dice,
-            healed: false,
+            random,
+            faults_ended: false,
             queue: BTreeMap::new(),
             queued: 0,
-            under_way: 0,
-            holder: Holder::new(&plan, bug),
-            books: HashMap::new(),
+            calls_in_flight: 0,
+            backend: Backend::new(&plan, bug),
+            expected: HashMap::new(),
             watchers: Vec::new(),
             tokens: HashMap::new(),
             ids: HashMap::new(),
@@ -202,12 +202,12 @@ impl World {
             paused: Vec::new(),
             dead: Vec::new(),
             history: Vec::new(),
-            watched: true,
+            is_watched_inside: true,
             violation: None,
         })))
     }
 
-    pub(super) fn look(&self) -> MutexGuard<'_, State> {
+    pub(super) fn lock(&self) -> MutexGuard<'_, State> {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
@@ -217,25 +217,25 @@ impl State {
         self.bug == Some(bug)
     }
 
-    pub(super) fn record_event(&mut self, what: What) {
+    pub(super) fn record_event(&mut self, kind: EventKind) {
         let at = self.now;
-        self.history.push(Event { at, what });
+        self.history.push(Event { at, kind });
     }
 
     pub(super) fn violated(&mut self, what: impl Into<String>) {
-        if self.watched && self.violation.is_none() {
+        if self.is_watched_inside && self.violation.is_none() {
             self.violation = Some(format!("at {} ms: {}", self.now, what.into()));
         }
     }
 
-    // ---- What is to happen ----
+    // ---- EventKind is to happen ----
 
     pub(super) fn after(&mut self, pause: Millis, due: Due) {
         self.queued += 1;
         // Events that are due at one instant happen in any order.
-        let order = self.dice.next() << 32 | self.queued;
-        if let Due::Arrival(_) = due {
-            self.under_way += 1;
+        let order = self.random.next() << 32 | self.queued;
+        if let Due::Arrive(_) = due {
+            self.calls_in_flight += 1;
         }
         self.queue.insert((self.now + pause, order), due);
     }
@@ -252,7 +252,7 @@ impl State {
     /// Returns `true` if an event is due besides replies and news.
     pub(super) fn is_eventful(&self) -> bool {
         let mut due = self.queue.values();
-        due.any(|due| !matches!(due, Due::Arrival(_) | Due::Reply(..) | Due::Push(_)))
+        due.any(|due| !matches!(due, Due::Arrive(_) | Due::Reply(..) | Due::Notify(_)))
     }
 
     // ---- Names ----
@@ -278,51 +278,51 @@ impl State {
     pub(super) fn arrive(&mut self, process: usize, op: &Op, read: Option<Option<Entry>>) -> Done {
         let now = self.store_now();
         let (id, token) = (op.id(), op.token());
-        let done = self.holder.step(op, read, now, self.bug);
+        let done = self.backend.step(op, read, now, self.bug);
         if let Done::Acquired(Acquired::Granted { takeover: true, .. }) = done {
             self.takeovers += 1;
             super::oracle::judge_takeover(self, id, op.token());
         }
-        let books = self.books.entry(id).or_default();
-        let before = (books.story, books.takeovers);
-        let is_held = books.holder() == Some(token);
-        let verdict = enter(books, op, &done, now);
-        let (story, takeovers) = (books.story, books.takeovers);
+        let expected = self.expected.entry(id).or_default();
+        let before = (expected.life, expected.takeovers);
+        let is_held = expected.holder() == Some(token);
+        let verdict = check_reply(expected, op, &done, now);
+        let (life, takeovers) = (expected.life, expected.takeovers);
         let id_name = self.name_id(id);
         let may = match op {
             Op::Release(lease) => super::oracle::judge_release(self, lease, is_held),
             _ => true,
         };
-        if story > before.0 && may {
-            self.record_event(What::IsFree(id_name));
+        if life > before.0 && may {
+            self.record_event(EventKind::KeyFreed(id_name));
         }
         if takeovers > before.1 {
-            self.record_event(What::IsTakenOver(id_name));
+            self.record_event(EventKind::LeaseTakenOver(id_name));
         }
         if let Op::Commit(.., execution) = op
             && (matches!(done, Done::Ok) || self.has(Bug::CommitIsTorn))
         {
-            self.executions[*execution].commits.push(story);
+            self.executions[*execution].commits.push(life);
             // A second commit is a violation, unless the store's clock has expired the record early.
             if self.executions[*execution].commits.len() > 1 && self.ahead == 0 {
                 self.violated(format!("execution {execution} has its effect twice"));
             }
             let (execution, held) = (*execution, true);
-            self.record_event(What::Effect { execution, held });
+            self.record_event(EventKind::Effect { execution, held });
         }
         let token = self.name(token);
-        self.record_event(What::Arrives {
+        self.record_event(EventKind::CallArrived {
             process,
             call: op.name(),
             id: id_name,
             token,
-            found: found(&done),
+            reply: reply_of(&done),
         });
         if let Err(violation) = verdict {
             let call = op.name();
             self.violated(format!("{violation} ({call} under token {token})"));
         }
-        if !self.holder.is_in_progress(id, now) {
+        if !self.backend.is_in_progress(id, now) {
             self.wake(id);
         }
         done
@@ -337,9 +337,9 @@ impl State {
                 continue;
             }
             let (_, watcher) = self.watchers.swap_remove(at);
-            if self.healed || !self.dice.percent(self.plan.deaf) {
-                let pause = self.dice.below(3);
-                self.after(pause, Due::Push(watcher));
+            if self.faults_ended || !self.random.percent(self.plan.lost_notifications) {
+                let pause = self.random.below(3);
+                self.after(pause, Due::Notify(watcher));
             }
         }
     }
@@ -348,7 +348,7 @@ impl State {
         let (news, watcher) = oneshot::channel();
         self.watchers.push((id, news));
         let now = self.store_now();
-        if !self.holder.is_in_progress(id, now) {
+        if !self.backend.is_in_progress(id, now) {
             self.wake(id);
         }
         watcher
@@ -393,40 +393,40 @@ impl Op {
     }
 }
 
-fn enter(books: &mut Books, op: &Op, done: &Done, now: Millis) -> Verdict {
+fn check_reply(expected: &mut ExpectedEntry, op: &Op, done: &Done, now: Millis) -> Verdict {
     let ok = matches!(done, Done::Ok);
     match (op, done) {
-        (Op::Acquire(claim), Done::Acquired(acquired)) => books.acquired(claim, now, acquired),
+        (Op::Acquire(claim), Done::Acquired(acquired)) => expected.acquired(claim, now, acquired),
         (Op::Acquire(_), Done::Ok | Done::Lost) => Err("no answer to an acquire"),
-        (Op::Renew(lease, ttl), _) => books.renewed(lease, ttl.as_millis(), now, ok),
+        (Op::Renew(lease, ttl), _) => expected.renewed(lease, ttl.as_millis(), now, ok),
         (Op::Complete(lease, record, retention), _) => {
-            books.completed(lease, record, retention.as_millis(), now, false, ok)
+            expected.completed(lease, record, retention.as_millis(), now, false, ok)
         }
         (Op::Commit(lease, record, retention, _), _) => {
-            books.completed(lease, record, retention.as_millis(), now, true, ok)
+            expected.completed(lease, record, retention.as_millis(), now, true, ok)
         }
         (Op::Release(lease), _) => {
-            books.released(lease, now);
+            expected.released(lease, now);
             Ok(())
         }
     }
 }
 
-fn found(done: &Done) -> Found {
+fn reply_of(done: &Done) -> StoreReply {
     match done {
         Done::Acquired(Acquired::Granted {
             generation,
             takeover,
-        }) => Found::Granted(*generation, *takeover),
+        }) => StoreReply::Granted(*generation, *takeover),
         Done::Acquired(Acquired::InProgress { expires_in, .. }) => {
-            Found::InProgress(Millis::try_from(expires_in.as_millis()).unwrap_or(Millis::MAX))
+            StoreReply::InProgress(Millis::try_from(expires_in.as_millis()).unwrap_or(Millis::MAX))
         }
         Done::Acquired(Acquired::Orphaned { since, .. }) => {
-            Found::Orphaned(Millis::try_from(since.as_millis()).unwrap_or(Millis::MAX))
+            StoreReply::Orphaned(Millis::try_from(since.as_millis()).unwrap_or(Millis::MAX))
         }
-        Done::Acquired(Acquired::Completed { .. }) => Found::Completed,
-        Done::Ok => Found::Done,
-        Done::Lost => Found::Lost,
+        Done::Acquired(Acquired::Completed { .. }) => StoreReply::Completed,
+        Done::Ok => StoreReply::Done,
+        Done::Lost => StoreReply::Lost,
     }
 }
 
@@ -438,17 +438,17 @@ impl State {
         }
         self.open -= 1;
         if let Outcome::Answered(reply) = &outcome {
-            self.attempts[attempt].unheard = super::oracle::is_unheard(self, attempt, reply);
+            self.attempts[attempt].reply_missing = super::oracle::lacks_reply(self, attempt, reply);
         }
-        self.record_event(What::Ends(attempt, outcome.clone()));
+        self.record_event(EventKind::AttemptEnded(attempt, outcome.clone()));
         super::oracle::judge_end(self, attempt, &outcome);
         if let Some(client) = self.attempts[attempt].client {
-            self.go_on(client, &outcome);
+            self.advance_phase(client, &outcome);
         }
         self.attempts[attempt].outcome = Some(outcome);
     }
 
-    fn go_on(&mut self, client: usize, outcome: &Outcome) {
+    fn advance_phase(&mut self, client: usize, outcome: &Outcome) {
         let lease = self.plan.lease;
         let definite = is_definite(outcome);
         let plan_pause = [0, 1, lease / 10, lease / 2, lease + 1];
@@ -462,12 +462,12 @@ impl State {
             }
             return;
         }
-        let again = !definite || self.dice.percent(40);
+        let again = !definite || self.random.percent(40);
         let state = &mut self.clients[client];
-        if state.left > 0 && again && !self.healed {
+        if state.left > 0 && again && !self.faults_ended {
             state.left -= 1;
             state.waiting = true;
-            let pause = self.dice.pick(&plan_pause);
+            let pause = self.random.pick(&plan_pause);
             self.after(pause, Due::Send(client));
         }
     }
@@ -477,7 +477,7 @@ impl State {
 pub(super) fn is_definite(outcome: &Outcome) -> bool {
     match outcome {
         Outcome::Answered(Reply { .. }) | Outcome::Panicked | Outcome::Failed => true,
-        Outcome::BrokeOff => true,
+        Outcome::BodyBroken => true,
         Outcome::Refused(reason, _) => matches!(
             *reason,
             "key-reused" | "outcome-unknown" | "response-not-retained"

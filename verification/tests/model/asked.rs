@@ -5,10 +5,10 @@ use tower_idempotency::store::{
     Acquired, Claim, Fingerprint, KeyId, OrphanPolicy, Store, StoreError, Token, Ttl,
 };
 
-use crate::store::{Call, Orphans, Who};
+use crate::store::{Call, Caller, Orphans};
 
 /// A caller that only reads the state: it sends another request, and takes nothing over.
-pub(crate) const ONLOOKER: Who = Who {
+pub(crate) const ONLOOKER: Caller = Caller {
     token: 200,
     fingerprint: 200,
 };
@@ -35,12 +35,12 @@ pub(crate) async fn ask<S: Store>(
     store: &S,
     lasts: Lasts,
     id: KeyId,
-    who: Who,
+    caller: Caller,
     call: Call,
 ) -> Result<Spoken, StoreError> {
-    let fingerprint = Fingerprint::from_bytes([who.fingerprint; 32]);
+    let fingerprint = Fingerprint::from_bytes([caller.fingerprint; 32]);
     let mut claim = Claim::new(id, fingerprint)?;
-    claim.token = token(who.token);
+    claim.token = token(caller.token);
     claim.lease = lasts.lease;
     claim.orphan_retention = lasts.keep;
     // The generation is the store's own knowledge, and is not passed in.
@@ -56,7 +56,7 @@ pub(crate) async fn ask<S: Store>(
         }
         Call::Renew => store.renew(&lease, claim.lease).await,
         Call::Complete => {
-            let record = record(who.token);
+            let record = record(caller.token);
             store.complete(&lease, record, lasts.retention).await
         }
         Call::Release => store.release(&lease).await,

@@ -4,7 +4,7 @@
 //! Nothing counts retries or time. A client that may retry or give up does either, so the results hold for all
 //! timeouts.
 
-use crate::store::{Answer, Call, Orphans, Who};
+use crate::store::{Answer, Call, Caller, Orphans};
 
 /// A request, from its key to its answer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
@@ -67,7 +67,7 @@ pub(crate) enum Move {
 /// The fate of a call.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Fate {
-    Heard,
+    Delivered,
     /// The call never arrived at the store.
     CallLost,
     /// The call had its effect, and the reply was lost.
@@ -150,7 +150,7 @@ impl Client {
     }
 
     /// Handles a call without a reply.
-    pub(crate) fn hears_nothing(&mut self, call: Call) {
+    pub(crate) fn miss_reply(&mut self, call: Call) {
         self.phase = match (call, self.phase) {
             (Call::Acquire(_), Phase::Coming | Phase::Waiting) => Phase::Asking,
             (Call::Complete, Phase::Ran) => Phase::Completing,
@@ -160,7 +160,7 @@ impl Client {
     }
 
     /// Handles the reply to a call made as `who`.
-    pub(crate) fn hears(&mut self, who: Who, call: Call, answer: Answer) -> Reply {
+    pub(crate) fn receive(&mut self, caller: Caller, call: Call, answer: Answer) -> Reply {
         let (phase, reply) = match (call, self.phase, answer) {
             (Call::Renew, phase, _) => (phase, Reply::Nothing),
             // The record is the answer for every caller with the same request; another request learns nothing of it.
@@ -172,7 +172,7 @@ impl Client {
                     record,
                     ..
                 },
-            ) if fingerprint == who.fingerprint => (Phase::Over, Reply::Answer(record)),
+            ) if fingerprint == caller.fingerprint => (Phase::Over, Reply::Answer(record)),
             (Call::Acquire(_), Phase::Lost, Answer::Granted { .. } | Answer::Orphaned { .. }) => {
                 (Phase::Salvaging, Reply::Nothing)
             }
@@ -183,14 +183,14 @@ impl Client {
                 (Phase::Running, Reply::Run { takeover })
             }
             (Call::Acquire(_), _, Answer::InProgress { fingerprint, .. })
-                if fingerprint == who.fingerprint =>
+                if fingerprint == caller.fingerprint =>
             {
                 (Phase::Waiting, Reply::Nothing)
             }
             (Call::Acquire(_), _, _) => (Phase::Over, Reply::Nothing),
             (Call::Complete, Phase::Late, _) => (Phase::Over, Reply::Nothing),
             (Call::Complete | Call::Commit, _, Answer::Done) => {
-                (Phase::Over, Reply::Answer(who.token))
+                (Phase::Over, Reply::Answer(caller.token))
             }
             (Call::Complete, Phase::Salvaging, _) => (Phase::Over, Reply::Nothing),
             (Call::Complete, _, _) => (Phase::Lost, Reply::Nothing),

@@ -16,9 +16,9 @@ pub(crate) enum Mutant {
     TakeoverOfAnotherRequest,
     RefuseIsIgnored,
     QueryTakesOver,
-    /// Neither does it mind whether the entry is still leased.
+    /// The commit does not require that the entry is still leased.
     UnfencedCommit,
-    // Of those who ask it.
+    // Of the callers.
     // F-038
     OwnAnswerAfterALostLease,
     // F-053

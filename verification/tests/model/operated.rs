@@ -158,8 +158,8 @@ impl Model for Operated {
             Step::System(action) => {
                 let (mut inner, exchange) = self.system.step(&state.inner, action);
                 let mut next = *state;
-                if let Some((who, call, answer)) = exchange {
-                    let at = usize::from(who.token);
+                if let Some((caller, call, answer)) = exchange {
+                    let at = usize::from(caller.token);
                     match (call, answer) {
                         (Call::Complete | Call::Commit, Answer::Done) => {
                             next.broken_completed |= inner.clients[at].broken;

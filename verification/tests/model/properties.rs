@@ -5,7 +5,7 @@ use stateright::Property;
 use crate::{
     clients::{Client, Phase},
     state::State,
-    store::{Answer, Call, Orphans, State as EntryState, Who},
+    store::{Answer, Call, Caller, Orphans, State as EntryState},
     system::System,
     tiers::Kept,
 };
@@ -83,7 +83,7 @@ fn is_stored(state: &State, kept: Option<Kept>) -> bool {
 /// inactivity until the record has expired, it is executed too.
 fn is_free_in_time(system: &System, state: &State) -> bool {
     let times = system.rules.times;
-    let next = Who {
+    let next = Caller {
         token: u8::MAX,
         fingerprint: state.entry.map_or(0, |held| held.fingerprint),
     };

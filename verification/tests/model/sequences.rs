@@ -1,10 +1,10 @@
 //! The possible calls on an entry, and the calls that lead to each of its states.
 
-use crate::store::{Call, Entry, Orphans, Rules, State, Who};
+use crate::store::{Call, Caller, Entry, Orphans, Rules, State};
 
 #[derive(Clone, Copy, Debug)]
 pub(crate) enum Step {
-    Call(Who, Call),
+    Call(Caller, Call),
     Tick,
 }
 
@@ -19,8 +19,8 @@ pub(crate) fn all_steps() -> Vec<Step> {
             Call::Complete,
             Call::Release,
         ];
-        let who = Who { token, fingerprint };
-        steps.extend(calls.map(|call| Step::Call(who, call)));
+        let caller = Caller { token, fingerprint };
+        steps.extend(calls.map(|call| Step::Call(caller, call)));
     }
     steps
 }
@@ -28,8 +28,8 @@ pub(crate) fn all_steps() -> Vec<Step> {
 fn after(rules: &Rules, mut entry: Option<Entry>, step: Step) -> Option<Entry> {
     match step {
         Step::Tick => rules.tick(&mut entry),
-        Step::Call(who, call) => {
-            rules.apply(&mut entry, who, call);
+        Step::Call(caller, call) => {
+            rules.apply(&mut entry, caller, call);
         }
     }
     entry

@@ -3,7 +3,7 @@
 use crate::{
     clients::Client,
     history::History,
-    store::{Entry, State as EntryState, Who},
+    store::{Caller, Entry, State as EntryState},
     tiers::{Kept, PROCESSES, Tier},
 };
 
@@ -19,8 +19,8 @@ pub(crate) struct State {
 }
 
 impl State {
-    pub(crate) fn who(&self, at: usize) -> Who {
-        Who {
+    pub(crate) fn caller(&self, at: usize) -> Caller {
+        Caller {
             token: u8::try_from(at).expect("a few clients"),
             fingerprint: self.clients[at].fingerprint,
         }

@@ -8,7 +8,7 @@ use crate::mutant::Mutant;
 
 /// The caller: its token, and the fingerprint of its request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub(crate) struct Who {
+pub(crate) struct Caller {
     pub(crate) token: u8,
     pub(crate) fingerprint: u8,
 }
@@ -18,7 +18,7 @@ pub(crate) struct Who {
 pub(crate) enum Call {
     Acquire(Orphans),
     Renew,
-    /// The record says who made it, and nothing else.
+    /// The record is the number of the client that made it.
     Complete,
     /// The transaction of the handler: see `tower_idempotency::transaction`.
     Commit,
@@ -105,13 +105,13 @@ pub(crate) struct Rules {
 
 impl Rules {
     /// Applies one call, which is one step.
-    pub(crate) fn apply(&self, entry: &mut Option<Entry>, who: Who, call: Call) -> Answer {
+    pub(crate) fn apply(&self, entry: &mut Option<Entry>, caller: Caller, call: Call) -> Answer {
         match call {
-            Call::Acquire(orphans) => self.acquire(entry, who, orphans),
-            Call::Renew => self.renew(entry, who),
-            Call::Complete => self.complete(entry, who),
-            Call::Commit => self.commit(entry, who),
-            Call::Release => self.release(entry, who),
+            Call::Acquire(orphans) => self.acquire(entry, caller, orphans),
+            Call::Renew => self.renew(entry, caller),
+            Call::Complete => self.complete(entry, caller),
+            Call::Commit => self.commit(entry, caller),
+            Call::Release => self.release(entry, caller),
         }
     }
 
@@ -152,9 +152,9 @@ impl Rules {
         self.mutant == Some(mutant)
     }
 
-    fn acquire(&self, entry: &mut Option<Entry>, who: Who, orphans: Orphans) -> Answer {
+    fn acquire(&self, entry: &mut Option<Entry>, caller: Caller, orphans: Orphans) -> Answer {
         let Some(held) = entry else {
-            *entry = Some(self.leased(who, 1));
+            *entry = Some(self.leased(caller, 1));
             return self.granted(1);
         };
         let fingerprint = held.fingerprint;
@@ -172,14 +172,14 @@ impl Rules {
                 keep,
             } => (generation, left, keep),
         };
-        if held.token == Some(who.token) && !self.has(Mutant::NoOwnToken) {
-            held.state = self.leased(who, generation).state;
+        if held.token == Some(caller.token) && !self.has(Mutant::NoOwnToken) {
+            held.state = self.leased(caller, generation).state;
             return self.granted(generation);
         }
         if left > 0 || self.has(Mutant::ExpiryBySweeperOnly) {
             return Answer::InProgress { fingerprint, left };
         }
-        let same = fingerprint == who.fingerprint || self.has(Mutant::TakeoverOfAnotherRequest);
+        let same = fingerprint == caller.fingerprint || self.has(Mutant::TakeoverOfAnotherRequest);
         let may = match orphans {
             Orphans::TakeOver => true,
             Orphans::Refuse => {
@@ -191,17 +191,17 @@ impl Rules {
             let since = self.times.keep - keep;
             return Answer::Orphaned { fingerprint, since };
         }
-        *held = self.leased(who, generation + 1);
+        *held = self.leased(caller, generation + 1);
         self.granted(generation + 1)
     }
 
-    fn renew(&self, entry: &mut Option<Entry>, who: Who) -> Answer {
+    fn renew(&self, entry: &mut Option<Entry>, caller: Caller) -> Answer {
         match entry {
             Some(Entry {
                 token,
                 state: State::Leased { left, keep, .. },
                 ..
-            }) if *token == Some(who.token) => {
+            }) if *token == Some(caller.token) => {
                 *left = self.lease();
                 *keep = self.times.keep;
                 Answer::Done
@@ -210,11 +210,11 @@ impl Rules {
         }
     }
 
-    fn complete(&self, entry: &mut Option<Entry>, who: Who) -> Answer {
+    fn complete(&self, entry: &mut Option<Entry>, caller: Caller) -> Answer {
         if let Some(held) = entry
             && let Some(token) = held.token
         {
-            if token != who.token {
+            if token != caller.token {
                 if !self.has(Mutant::UnfencedComplete) {
                     return Answer::LeaseLost;
                 }
@@ -222,32 +222,32 @@ impl Rules {
                 return Answer::Done;
             }
         }
-        *entry = Some(self.completed(who));
+        *entry = Some(self.completed(caller));
         Answer::Done
     }
 
-    fn commit(&self, entry: &mut Option<Entry>, who: Who) -> Answer {
+    fn commit(&self, entry: &mut Option<Entry>, caller: Caller) -> Answer {
         match entry {
             Some(Entry {
                 token,
                 state: State::Leased { .. },
                 ..
-            }) if *token == Some(who.token) => {}
+            }) if *token == Some(caller.token) => {}
             Some(_) if self.has(Mutant::UnfencedCommit) => {}
             Some(_) | None => return Answer::LeaseLost,
         }
-        *entry = Some(self.completed(who));
+        *entry = Some(self.completed(caller));
         Answer::Done
     }
 
-    fn release(&self, entry: &mut Option<Entry>, who: Who) -> Answer {
+    fn release(&self, entry: &mut Option<Entry>, caller: Caller) -> Answer {
         if let Some(held) = entry
             && let State::Leased {
                 generation,
                 left,
                 keep,
             } = &mut held.state
-            && (held.token == Some(who.token) || self.has(Mutant::ReleaseByAnyone))
+            && (held.token == Some(caller.token) || self.has(Mutant::ReleaseByAnyone))
         {
             if *generation == 1 || self.has(Mutant::ReleaseFreesTakeovers) {
                 *entry = None;
@@ -267,10 +267,10 @@ impl Rules {
         }
     }
 
-    pub(crate) fn leased(&self, who: Who, generation: u8) -> Entry {
+    pub(crate) fn leased(&self, caller: Caller, generation: u8) -> Entry {
         Entry {
-            token: Some(who.token),
-            fingerprint: who.fingerprint,
+            token: Some(caller.token),
+            fingerprint: caller.fingerprint,
             state: State::Leased {
                 generation,
                 left: self.lease(),
@@ -279,12 +279,12 @@ impl Rules {
         }
     }
 
-    fn completed(&self, who: Who) -> Entry {
+    fn completed(&self, caller: Caller) -> Entry {
         Entry {
-            token: Some(who.token),
-            fingerprint: who.fingerprint,
+            token: Some(caller.token),
+            fingerprint: caller.fingerprint,
             state: State::Completed {
-                record: who.token,
+                record: caller.token,
                 left: self.times.retention,
             },
         }

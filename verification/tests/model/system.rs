@@ -8,7 +8,7 @@ use crate::{
     mutant::Mutant,
     properties,
     state::{CLIENTS, State},
-    store::{Answer, Call, Entry, Orphans, Rules, State as EntryState, Who},
+    store::{Answer, Call, Caller, Entry, Orphans, Rules, State as EntryState},
     tiers::{PROCESSES, Tier, TierRules},
 };
 
@@ -49,7 +49,7 @@ pub(crate) enum Action {
 }
 
 /// A call as it came to the store, and the store's answer to it.
-pub(crate) type Exchange = (Who, Call, Answer);
+pub(crate) type Exchange = (Caller, Call, Answer);
 
 impl System {
     pub(crate) fn first(&self) -> State {
@@ -93,12 +93,12 @@ impl System {
                 let in_tier = state.tiers[usize::from(client.process)].kept.is_some();
                 let fates: &[Fate] = match (call, late) {
                     // A call that does not leave the process.
-                    (Call::Acquire(_), _) if in_tier => &[Fate::Heard],
+                    (Call::Acquire(_), _) if in_tier => &[Fate::Delivered],
                     // A lost reply to a renewal makes no difference.
-                    (Call::Renew, false) => &[Fate::Heard],
-                    (Call::Renew, true) => &[Fate::Heard, Fate::Late],
-                    (_, false) => &[Fate::Heard, Fate::CallLost, Fate::ReplyLost],
-                    (_, true) => &[Fate::Heard, Fate::CallLost, Fate::ReplyLost, Fate::Late],
+                    (Call::Renew, false) => &[Fate::Delivered],
+                    (Call::Renew, true) => &[Fate::Delivered, Fate::Late],
+                    (_, false) => &[Fate::Delivered, Fate::CallLost, Fate::ReplyLost],
+                    (_, true) => &[Fate::Delivered, Fate::CallLost, Fate::ReplyLost, Fate::Late],
                 };
                 let call = |fate: &Fate| Action::Call(at, *call, *fate);
                 actions.extend(fates.iter().map(call));
@@ -145,42 +145,42 @@ impl System {
                 None
             }
             Action::Call(at, call, Fate::CallLost) => {
-                next.clients[at].hears_nothing(call);
+                next.clients[at].miss_reply(call);
                 None
             }
             Action::Call(at, call, Fate::Late) => {
-                next.clients[at].hears_nothing(call);
+                next.clients[at].miss_reply(call);
                 next.clients[at].late = Some(call);
                 None
             }
             Action::Call(at, call, Fate::ReplyLost) => {
                 let exchange = self.ask(&mut next, at, call);
-                next.clients[at].hears_nothing(call);
+                next.clients[at].miss_reply(call);
                 exchange
             }
-            Action::Call(at, call, Fate::Heard) => {
+            Action::Call(at, call, Fate::Delivered) => {
                 let from_tier = match call {
                     Call::Acquire(_) => next.tier(at).answer(),
                     _ => None,
                 };
                 let exchange = match from_tier {
-                    Some(answer) => Some((next.who(at), call, answer)),
+                    Some(answer) => Some((next.caller(at), call, answer)),
                     None => self.ask(&mut next, at, call),
                 };
-                if let Some((who, call, answer)) = exchange {
+                if let Some((caller, call, answer)) = exchange {
                     if let Some(rules) = self.tiers
                         && from_tier.is_none()
                     {
                         // Before this reply, nothing else was sent under the token.
                         let is_first = state.clients[at].phase == Phase::Ran;
-                        let kept = self.kept(rules, (who, call, answer), is_first);
+                        let kept = self.kept(rules, (caller, call, answer), is_first);
                         let tier = next.tier(at);
                         tier.pending = kept.or(tier.pending);
                         if !rules.is_delayed {
                             tier.keep();
                         }
                     }
-                    self.hear(state, &mut next, at, (who, call, answer));
+                    self.deliver(state, &mut next, at, (caller, call, answer));
                 }
                 exchange
             }
@@ -207,8 +207,8 @@ impl System {
             Action::Crash(at) => {
                 next.clients[at].phase = Phase::Over;
                 if self.rules.has(Mutant::DropReleases) {
-                    let who = next.who(at);
-                    self.rules.apply(&mut next.entry, who, Call::Release);
+                    let caller = next.caller(at);
+                    self.rules.apply(&mut next.entry, caller, Call::Release);
                 }
                 None
             }
@@ -217,7 +217,7 @@ impl System {
                     Some(EntryState::Leased { generation, .. }) => generation + 1,
                     Some(EntryState::Completed { .. }) | None => 2,
                 };
-                next.entry = Some(self.rules.leased(next.who(at), generation));
+                next.entry = Some(self.rules.leased(next.caller(at), generation));
                 next.runs(at, true);
                 next.clients[at].phase = Phase::Running;
                 None
@@ -229,7 +229,7 @@ impl System {
 
     /// Calls the store, even if no client receives the reply.
     fn ask(&self, next: &mut State, at: usize, call: Call) -> Option<Exchange> {
-        let who = next.who(at);
+        let caller = next.caller(at);
         let before = next.entry;
         if self.rules.has(Mutant::ReadThenOverwrite)
             && call == Call::Acquire(Orphans::TakeOver)
@@ -238,28 +238,28 @@ impl System {
                 state: EntryState::Leased { left: 0, .. },
                 ..
             }) = before
-            && token != Some(who.token)
+            && token != Some(caller.token)
         {
             next.clients[at].phase = Phase::Reclaiming;
             return None;
         }
-        let answer = self.rules.apply(&mut next.entry, who, call);
+        let answer = self.rules.apply(&mut next.entry, caller, call);
         match (call, answer) {
             (Call::Commit, Answer::Done) => next.history.effects += 1,
             // A definite outcome that is not kept: the next request is the first again.
-            (Call::Release, _) if next.entry.is_none() && is_first_of(before, who) => {
+            (Call::Release, _) if next.entry.is_none() && is_first_of(before, caller) => {
                 next.end_of_life();
             }
             _ => {}
         }
-        Some((who, call, answer))
+        Some((caller, call, answer))
     }
 
-    fn hear(&self, state: &State, next: &mut State, at: usize, exchange: Exchange) {
-        let (who, call, answer) = exchange;
+    fn deliver(&self, state: &State, next: &mut State, at: usize, exchange: Exchange) {
+        let (caller, call, answer) = exchange;
         let own = state
             .entry
-            .is_some_and(|held| held.token == Some(who.token));
+            .is_some_and(|held| held.token == Some(caller.token));
         if own && matches!(answer, Answer::InProgress { .. } | Answer::Orphaned { .. }) {
             next.history.locked_out = true;
         }
@@ -270,7 +270,7 @@ impl System {
                     && client.phase != Phase::Late =>
             {
                 client.phase = Phase::Over;
-                Reply::Answer(who.token)
+                Reply::Answer(caller.token)
             }
             (Call::Acquire(_), Answer::Completed { record, .. })
                 if self.rules.has(Mutant::AnotherRequestIsAnswered) =>
@@ -278,7 +278,7 @@ impl System {
                 client.phase = Phase::Over;
                 Reply::Answer(record)
             }
-            _ => client.hears(who, call, answer),
+            _ => client.receive(caller, call, answer),
         };
         match reply {
             Reply::Nothing => {}
@@ -288,14 +288,14 @@ impl System {
     }
 }
 
-fn is_first_of(entry: Option<Entry>, who: Who) -> bool {
+fn is_first_of(entry: Option<Entry>, caller: Caller) -> bool {
     matches!(
         entry,
         Some(Entry {
             token: Some(token),
             state: EntryState::Leased { generation: 1, .. },
             ..
-        }) if token == who.token
+        }) if token == caller.token
     )
 }
 

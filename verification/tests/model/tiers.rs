@@ -2,7 +2,7 @@
 
 use crate::{
     mutant::Mutant,
-    store::{Answer, Call, Times, Who},
+    store::{Answer, Call, Caller, Times},
     system::System,
 };
 
@@ -74,7 +74,7 @@ impl System {
     pub(crate) fn kept(
         &self,
         rules: TierRules,
-        (who, call, answer): (Who, Call, Answer),
+        (caller, call, answer): (Caller, Call, Answer),
         is_first: bool,
     ) -> Option<Kept> {
         let Times { retention, .. } = self.rules.times;
@@ -88,11 +88,13 @@ impl System {
                     left,
                 },
             ) => (fingerprint, record, left),
-            (Call::Complete, Answer::Done) if is_first => (who.fingerprint, who.token, retention),
+            (Call::Complete, Answer::Done) if is_first => {
+                (caller.fingerprint, caller.token, retention)
+            }
             (Call::Complete, Answer::LeaseLost)
                 if self.rules.has(Mutant::RefusedCompletionIsKept) =>
             {
-                (who.fingerprint, who.token, retention)
+                (caller.fingerprint, caller.token, retention)
             }
             _ => return None,
         };

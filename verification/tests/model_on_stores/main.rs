@@ -42,7 +42,7 @@ use self::{
     asked::{LOOK, Lasts, ONLOOKER, Spoken, ask, id, record, token},
     mutant::Mutant,
     sequences::{Step, all_steps, ways},
-    store::{Answer, Entry, Rules, Times, Who},
+    store::{Answer, Caller, Entry, Rules, Times},
 };
 
 const RULES: Rules = Rules {
@@ -79,9 +79,9 @@ struct Key {
 impl Key {
     /// Does all up to the next tick; says what was different.
     async fn round<S: Store>(&mut self, store: &S, lasts: Lasts) -> Result<(), Failed> {
-        while let Some(Step::Call(who, call)) = self.way.get(self.done) {
-            let answer = self.rules.apply(&mut self.entry, *who, *call);
-            self.compare(store, lasts, *who, *call, answer).await?;
+        while let Some(Step::Call(caller, call)) = self.way.get(self.done) {
+            let answer = self.rules.apply(&mut self.entry, *caller, *call);
+            self.compare(store, lasts, *caller, *call, answer).await?;
             self.done += 1;
         }
         // What is there shows what was done; to look at nothing would be to take it.
@@ -106,19 +106,19 @@ impl Key {
         &self,
         store: &S,
         lasts: Lasts,
-        who: Who,
+        caller: Caller,
         call: store::Call,
         answer: Answer,
     ) -> Result<(), Failed> {
-        let found = ask(store, lasts, id(self.number), who, call).await;
-        let failed = |error| Failed::Call(format!("{call:?} of {who:?} failed: {error}"));
+        let found = ask(store, lasts, id(self.number), caller, call).await;
+        let failed = |error| Failed::Call(format!("{call:?} of {caller:?} failed: {error}"));
         let found = found.map_err(failed)?;
         if is_alike(&answer, &found) {
             return Ok(());
         }
         let Self { way, done, .. } = self;
         Err(Failed::Differs(format!(
-            "{call:?} of {who:?} answers {found:?}, in the model {answer:?}: {done} of {way:?}"
+            "{call:?} of {caller:?} answers {found:?}, in the model {answer:?}: {done} of {way:?}"
         )))
     }
 }

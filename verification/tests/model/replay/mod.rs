@@ -15,7 +15,7 @@ use tower_idempotency::{
 
 use crate::{
     asked::{LOOK, Lasts, ONLOOKER, Spoken, ask, record, token},
-    store::{Answer, Call, Entry, Rules, Times, Who},
+    store::{Answer, Call, Caller, Entry, Rules, Times},
 };
 
 const TICK: Duration = Duration::from_secs(1);
@@ -65,17 +65,17 @@ impl Replay<'_> {
 
     async fn compare(
         &mut self,
-        who: Who,
+        caller: Caller,
         call: Call,
         answer: Answer,
         into: Duration,
     ) -> Result<(), Differs> {
-        let found = ask(self.store, lasts(self.rules.times), self.id, who, call).await;
-        let found = found.map_err(|error| format!("{call:?} of {who:?} failed: {error}"))?;
+        let found = ask(self.store, lasts(self.rules.times), self.id, caller, call).await;
+        let found = found.map_err(|error| format!("{call:?} of {caller:?} failed: {error}"))?;
         let expected = spoken(answer, into);
         if found != expected {
             return Err(format!(
-                "{call:?} of {who:?} answers {found:?}, in the model {expected:?}"
+                "{call:?} of {caller:?} answers {found:?}, in the model {expected:?}"
             ));
         }
         *self.seen.entry(name(answer)).or_default() += 1;

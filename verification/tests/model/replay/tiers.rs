@@ -20,7 +20,7 @@ use crate::{
     holds::tiered,
     mutant::Mutant,
     state::State,
-    store::{Answer, Call, Orphans, Who},
+    store::{Answer, Call, Caller, Orphans},
     system::{Action, System},
     tiers::PROCESSES,
 };
@@ -62,7 +62,7 @@ impl<'a> Walk<'a> {
     async fn call(
         &mut self,
         process: u8,
-        (who, call, answer): (Who, Call, Answer),
+        (caller, call, answer): (Caller, Call, Answer),
         from_tier: bool,
         into: Duration,
     ) -> Result<(), Differs> {
@@ -70,17 +70,17 @@ impl<'a> Walk<'a> {
         let calls = || self.wire.inner().calls(operation(call));
         let before = calls();
         let lasts = lasts(self.system.rules.times);
-        let found = ask(process, lasts, self.id, who, call).await;
-        let found = found.map_err(|error| format!("{call:?} of {who:?} failed: {error}"))?;
+        let found = ask(process, lasts, self.id, caller, call).await;
+        let found = found.map_err(|error| format!("{call:?} of {caller:?} failed: {error}"))?;
         let expected = spoken(answer, into);
         if found != expected {
             return Err(format!(
-                "{call:?} of {who:?} answers {found:?}, in the model {expected:?}"
+                "{call:?} of {caller:?} answers {found:?}, in the model {expected:?}"
             ));
         }
         let called = calls() - before;
         if called != u64::from(!from_tier) {
-            return Err(format!("{call:?} of {who:?} makes {called} calls"));
+            return Err(format!("{call:?} of {caller:?} makes {called} calls"));
         }
         self.from_tier += usize::from(from_tier);
         Ok(())
@@ -114,16 +114,16 @@ impl<'a> Walk<'a> {
                 self.store().enqueue(operation(call), [fault]);
                 let process = &self.processes[usize::from(state.clients[at].process)];
                 let lasts = lasts(self.system.rules.times);
-                let asked = ask(process, lasts, self.id, state.who(at), call).await;
+                let asked = ask(process, lasts, self.id, state.caller(at), call).await;
                 assert!(asked.is_err(), "{call:?} is to fail");
             }
             Action::Call(at, call, Fate::Late) => {
                 let process = &self.processes[usize::from(state.clients[at].process)];
                 if call == Call::Complete {
-                    process.note_completion(token(state.who(at).token));
+                    process.note_completion(token(state.caller(at).token));
                 }
             }
-            Action::Call(at, call, Fate::Heard) => {
+            Action::Call(at, call, Fate::Delivered) => {
                 let process = state.clients[at].process;
                 let in_tier = state.tiers[usize::from(process)].kept.is_some();
                 let from_tier = in_tier && matches!(call, Call::Acquire(_));
@@ -132,9 +132,9 @@ impl<'a> Walk<'a> {
                     .await?;
             }
             Action::Arrive(_) => {
-                let (who, call, answer) = exchange.expect("a call that comes to the store");
+                let (caller, call, answer) = exchange.expect("a call that comes to the store");
                 let lasts = lasts(self.system.rules.times);
-                let found = ask(&self.wire, lasts, self.id, who, call).await;
+                let found = ask(&self.wire, lasts, self.id, caller, call).await;
                 let found = found.map_err(|error| error.to_string())?;
                 if found != spoken(answer, Duration::ZERO) {
                     return Err(format!("late {call:?} answers {found:?}"));

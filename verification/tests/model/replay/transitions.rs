@@ -16,9 +16,9 @@ impl Replay<'_> {
     async fn step(&mut self, step: Step) -> Result<(), Differs> {
         match step {
             Step::Tick => self.tick().await,
-            Step::Call(who, call) => {
-                let answer = self.rules.apply(&mut self.entry, who, call);
-                self.compare(who, call, answer, Duration::ZERO).await
+            Step::Call(caller, call) => {
+                let answer = self.rules.apply(&mut self.entry, caller, call);
+                self.compare(caller, call, answer, Duration::ZERO).await
             }
         }
     }

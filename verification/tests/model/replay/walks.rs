@@ -47,22 +47,22 @@ async fn walk(system: &System, seed: u64, seen: &mut Seen) -> Result<(), Differs
             Action::Call(at, call, fate @ (Fate::CallLost | Fate::ReplyLost)) => {
                 let fault = match fate {
                     Fate::CallLost => Fault::CallLost,
-                    Fate::ReplyLost | Fate::Heard | Fate::Late => Fault::ReplyLost,
+                    Fate::ReplyLost | Fate::Delivered | Fate::Late => Fault::ReplyLost,
                 };
                 store.enqueue(operation(call), [fault]);
                 let asked = ask(
                     &store,
                     lasts(system.rules.times),
                     replay.id,
-                    state.who(at),
+                    state.caller(at),
                     call,
                 )
                 .await;
                 assert!(asked.is_err(), "{call:?} is to fail");
             }
-            Action::Call(_, _, Fate::Heard) | Action::Arrive(_) => {
-                let (who, call, answer) = exchange.expect("a call that comes to the store");
-                replay.compare(who, call, answer, Duration::ZERO).await?;
+            Action::Call(_, _, Fate::Delivered) | Action::Arrive(_) => {
+                let (caller, call, answer) = exchange.expect("a call that comes to the store");
+                replay.compare(caller, call, answer, Duration::ZERO).await?;
             }
             Action::Call(_, _, Fate::Late) | Action::Move(..) | Action::Crash(_) => {}
             Action::LoseData | Action::Sweep | Action::Overwrite(_) | Action::Keep(_) => {

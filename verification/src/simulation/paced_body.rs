@@ -23,7 +23,7 @@ pub(super) enum Piece {
 }
 
 /// A body of pieces.
-pub(super) struct Paced {
+pub(super) struct PacedBody {
     pieces: VecDeque<Piece>,
     waiting: Option<Pin<Box<Sleep>>>,
     exact: Option<u64>,
@@ -31,17 +31,17 @@ pub(super) struct Paced {
 
 /// A body broke off.
 #[derive(Debug)]
-pub(super) struct BrokeOff;
+pub(super) struct BrokenBody;
 
-impl fmt::Display for BrokeOff {
+impl fmt::Display for BrokenBody {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str("the body broke off")
     }
 }
 
-impl std::error::Error for BrokeOff {}
+impl std::error::Error for BrokenBody {}
 
-impl Paced {
+impl PacedBody {
     pub(super) fn new(pieces: impl IntoIterator<Item = Piece>) -> Self {
         Self {
             pieces: pieces.into_iter().collect(),
@@ -61,14 +61,14 @@ impl Paced {
     }
 }
 
-impl Body for Paced {
+impl Body for PacedBody {
     type Data = Bytes;
-    type Error = BrokeOff;
+    type Error = BrokenBody;
 
     fn poll_frame(
         mut self: Pin<&mut Self>,
         cx: &mut Context<'_>,
-    ) -> Poll<Option<Result<Frame<Bytes>, BrokeOff>>> {
+    ) -> Poll<Option<Result<Frame<Bytes>, BrokenBody>>> {
         loop {
             if let Some(waiting) = &mut self.waiting {
                 if waiting.as_mut().poll(cx).is_pending() {
@@ -79,7 +79,7 @@ impl Body for Paced {
             match self.pieces.pop_front() {
                 None => return Poll::Ready(None),
                 Some(Piece::Data(data)) => return Poll::Ready(Some(Ok(Frame::data(data)))),
-                Some(Piece::Break) => return Poll::Ready(Some(Err(BrokeOff))),
+                Some(Piece::Break) => return Poll::Ready(Some(Err(BrokenBody))),
                 Some(Piece::Wait(0)) => {
                     cx.waker().wake_by_ref();
                     return Poll::Pending;
@@ -98,19 +98,19 @@ impl Body for Paced {
 }
 
 /// The response body of a handler: a body of its own, or one that was prepared for a commit.
-pub(super) enum Page {
-    Plain(Paced),
-    Prepared(Pin<Box<tower_idempotency::Body<Page>>>),
+pub(super) enum ResponseBody {
+    Plain(PacedBody),
+    Prepared(Pin<Box<tower_idempotency::Body<ResponseBody>>>),
 }
 
-impl Body for Page {
+impl Body for ResponseBody {
     type Data = Bytes;
-    type Error = BrokeOff;
+    type Error = BrokenBody;
 
     fn poll_frame(
         self: Pin<&mut Self>,
         cx: &mut Context<'_>,
-    ) -> Poll<Option<Result<Frame<Bytes>, BrokeOff>>> {
+    ) -> Poll<Option<Result<Frame<Bytes>, BrokenBody>>> {
         match self.get_mut() {
             Self::Plain(body) => Pin::new(body).poll_frame(cx),
             Self::Prepared(body) => body.as_mut().poll_frame(cx),

@@ -9,11 +9,11 @@ use tower_idempotency::{
 };
 
 use super::{
-    client::{Leave, see_through},
-    handler::{Ending, Run, pause, unless_cut_off},
+    client::{Leave, run_attempt},
+    handler::{Ending, Run, pause, run_unless_dropped},
     history::{Outcome, Reply, Request},
     link::Link,
-    world::{Keep, Said},
+    world::{ProducedResponse, Recording},
 };
 
 /// The return value of the work: the number of the execution, and its text.
@@ -39,7 +39,7 @@ pub(super) async fn attempt(
             Err(error) => Outcome::Refused(error.kind().code(), error.status()),
         }
     };
-    see_through(link, running, number, leave).await;
+    run_attempt(link, running, number, leave).await;
 }
 
 /// Returns the outcome in its HTTP form.
@@ -76,32 +76,32 @@ fn to_outcome(outcome: run_once::Outcome<Value, ()>) -> Outcome {
 }
 
 async fn run(link: Link, attempt: usize, lease: Lease) -> Ended {
-    let mut run = Run::begin(link.clone(), attempt, Some(lease));
-    let ended = unless_cut_off(&link, run.number, run.job()).await;
+    let mut run = Run::start(link.clone(), attempt, Some(lease));
+    let ended = run_unless_dropped(&link, run.number, run.work_once()).await;
     run.ends(ended).unwrap_or(Err(WorkError::Release(())))
 }
 
 impl Run {
-    async fn job(&mut self) -> Ended {
+    async fn work_once(&mut self) -> Ended {
         let script = self.script;
-        self.come_to_the_effect().await;
-        let transactional = self.link.world.look().plan.transactional;
+        self.reach_effect().await;
+        let transactional = self.link.world.lock().plan.transactional;
         let value = if transactional {
             self.commit_value().await
         } else {
-            self.have_the_effect();
+            self.apply_effect();
             Ok(self.value(""))
         };
         pause(script.after).await;
         match script.ending {
             Ending::PanicsAfter => self.panic(),
-            Ending::Fails | Ending::AnswersNotToKeep => Err(WorkError::Release(())),
+            Ending::Fails | Ending::RespondsNoStore => Err(WorkError::Release(())),
             // The work may have had an effect: the lease expires.
-            Ending::BreaksOff => Err(WorkError::Hold(())),
-            Ending::Answers(status) if !self.link.world.look().plan.records(status) => {
+            Ending::BreaksBody => Err(WorkError::Hold(())),
+            Ending::Responds(status) if !self.link.world.lock().plan.records(status) => {
                 Err(WorkError::Release(()))
             }
-            Ending::Answers(_) | Ending::AnswersTooMuch | Ending::PanicsBefore => value,
+            Ending::Responds(_) | Ending::RespondsTooLarge | Ending::PanicsBefore => value,
         }
     }
 
@@ -128,17 +128,21 @@ impl Run {
         }
     }
 
-    /// Returns the value, and enters it in the books.
+    /// Returns the value, and adds it to those that the execution has produced.
     fn value(&self, more: &str) -> Value {
-        let too_much = self.script.ending == Ending::AnswersTooMuch;
+        let too_much = self.script.ending == Ending::RespondsTooLarge;
         let text = self.text(too_much) + more;
-        let said = Said {
+        let produced = ProducedResponse {
             status: status(&text),
             body: text.clone().into(),
-            keep: if too_much { Keep::Perhaps } else { Keep::Yes },
+            keep: if too_much {
+                Recording::Allowed
+            } else {
+                Recording::Expected
+            },
         };
-        let mut world = self.link.world.look();
-        world.executions[self.number].answers.push(said);
+        let mut world = self.link.world.lock();
+        world.executions[self.number].answers.push(produced);
         (self.number, text)
     }
 }

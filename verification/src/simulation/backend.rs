@@ -1,4 +1,4 @@
-//! The holder of the entries: the simulation's own shelf, or the crate's in-memory store.
+//! The store that the processes share: the simulation's own store, or the crate's in-memory store.
 
 use std::{
     future::Future,
@@ -17,12 +17,12 @@ use super::{
     Millis,
     bugs::Bug,
     plan::Plan,
-    shelf::{Entry, Shelf},
+    store::{Entry, SimulatedStore},
     world::{Done, Op},
 };
 
-pub(super) enum Holder {
-    Shelf(Shelf),
+pub(super) enum Backend {
+    Simulated(SimulatedStore),
     Memory(Box<Memory>),
 }
 
@@ -36,10 +36,10 @@ pub(super) struct Memory {
     in_progress: Vec<KeyId>,
 }
 
-impl Holder {
+impl Backend {
     pub(super) fn new(plan: &Plan, bug: Option<Bug>) -> Self {
         if !plan.memory || bug.is_some() {
-            return Self::Shelf(Shelf::with(bug));
+            return Self::Simulated(SimulatedStore::with(bug));
         }
         let clock = Builder::new_current_thread()
             .enable_time()
@@ -61,7 +61,7 @@ impl Holder {
     /// Returns the current entry, for a store that reads first and writes later.
     pub(super) fn read(&self, id: KeyId, now: Millis) -> Option<Entry> {
         match self {
-            Self::Shelf(shelf) => shelf.seen(id, now),
+            Self::Simulated(store) => store.seen(id, now),
             Self::Memory(_) => None,
         }
     }
@@ -74,21 +74,21 @@ impl Holder {
         bug: Option<Bug>,
     ) -> Done {
         match self {
-            Self::Shelf(shelf) => step(shelf, op, read, now, bug),
+            Self::Simulated(store) => step(store, op, read, now, bug),
             Self::Memory(memory) => memory.step(op, now),
         }
     }
 
     pub(super) fn is_in_progress(&self, id: KeyId, now: Millis) -> bool {
         match self {
-            Self::Shelf(shelf) => shelf.is_in_progress(id, now),
+            Self::Simulated(store) => store.is_in_progress(id, now),
             Self::Memory(memory) => memory.in_progress.contains(&id),
         }
     }
 }
 
 fn step(
-    shelf: &mut Shelf,
+    store: &mut SimulatedStore,
     op: &Op,
     read: Option<Option<Entry>>,
     now: Millis,
@@ -96,21 +96,21 @@ fn step(
 ) -> Done {
     match op {
         Op::Acquire(claim) => Done::Acquired(match read {
-            Some(seen) => shelf.acquire_from(seen.as_ref(), claim, now),
-            None => shelf.acquire(claim, now),
+            Some(seen) => store.acquire_from(seen.as_ref(), claim, now),
+            None => store.acquire(claim, now),
         }),
         Op::Renew(lease, ttl) if bug != Some(Bug::RenewalsDoNothing) => {
-            done(&shelf.renew(lease, *ttl, now))
+            done(&store.renew(lease, *ttl, now))
         }
         Op::Renew(..) => Done::Ok,
         Op::Complete(lease, record, retention) => {
-            done(&shelf.complete(lease, record.clone(), *retention, now))
+            done(&store.complete(lease, record.clone(), *retention, now))
         }
         Op::Commit(lease, record, retention, _) => {
-            done(&shelf.commit(lease, record.clone(), *retention, now))
+            done(&store.commit(lease, record.clone(), *retention, now))
         }
         Op::Release(lease) => {
-            shelf.release(lease, now);
+            store.release(lease, now);
             Done::Ok
         }
     }
@@ -129,7 +129,7 @@ impl Memory {
         }
         match op {
             Op::Acquire(claim) => {
-                let acquired = at_once(self.store.acquire(claim)).expect("the store has room");
+                let acquired = poll_once(self.store.acquire(claim)).expect("the store has room");
                 self.in_progress.retain(|id| *id != claim.id);
                 if let tower_idempotency::store::Acquired::Granted { .. }
                 | tower_idempotency::store::Acquired::InProgress { .. } = acquired
@@ -138,10 +138,10 @@ impl Memory {
                 }
                 Done::Acquired(acquired)
             }
-            Op::Renew(lease, ttl) => done(&at_once(self.store.renew(lease, *ttl))),
+            Op::Renew(lease, ttl) => done(&poll_once(self.store.renew(lease, *ttl))),
             Op::Complete(lease, record, retention) | Op::Commit(lease, record, retention, _) => {
                 let call = self.store.complete(lease, record.clone(), *retention);
-                let done = done(&at_once(call));
+                let done = done(&poll_once(call));
                 if let Done::Ok = done {
                     self.in_progress.retain(|id| *id != lease.id);
                 }
@@ -149,14 +149,14 @@ impl Memory {
             }
             Op::Release(lease) => {
                 self.in_progress.retain(|id| *id != lease.id);
-                done(&at_once(self.store.release(lease)))
+                done(&poll_once(self.store.release(lease)))
             }
         }
     }
 }
 
 /// Returns the output of a call to the in-memory store, which does its work at the first poll.
-fn at_once<T>(call: impl Future<Output = T>) -> T {
+fn poll_once<T>(call: impl Future<Output = T>) -> T {
     match pin!(call).poll(&mut Context::from_waker(Waker::noop())) {
         Poll::Ready(done) => done,
         Poll::Pending => unreachable!("a call to the store in memory does not wait"),

@@ -14,7 +14,7 @@ use super::{Millis, bugs::Bug};
 
 /// Entries, and at most one way to break the contract.
 #[derive(Debug, Default)]
-pub struct Shelf {
+pub struct SimulatedStore {
     entries: HashMap<KeyId, Entry>,
     bug: Option<Bug>,
 }
@@ -62,8 +62,8 @@ impl Entry {
     }
 }
 
-impl Shelf {
-    /// Returns a shelf that breaks the contract in one way, or in none.
+impl SimulatedStore {
+    /// Returns a store that breaks the contract in one way, or in none.
     #[must_use]
     pub fn with(bug: Option<Bug>) -> Self {
         Self {

@@ -1,6 +1,6 @@
-//! The expected replies of the store: the books that the oracle keeps of every call that reached the store.
+//! The expected state of each entry, by which the oracle judges the store's replies.
 //!
-//! The books know nothing of how the store works. They derive the state from the calls alone: lease holders, expiries of
+//! The expected state does not depend on how the store works. It follows from the calls alone: lease holders, expiries of
 //! leases, stored records and retained orphans. A reply that does not fit is a violation.
 
 use std::time::Duration;
@@ -10,23 +10,23 @@ use tower_idempotency::store::{Acquired, Claim, Fingerprint, LeaseRef, OrphanPol
 
 use super::Millis;
 
-/// The books of a key.
+/// The expected entry of a key.
 #[derive(Debug, Default)]
-pub(super) struct Books {
+pub(super) struct ExpectedEntry {
     state: State,
-    /// The number of times the key was free; each time another story begins.
-    pub(super) story: u64,
+    /// The number of times the key was free; each time another life begins.
+    pub(super) life: u64,
     /// The number of times a lease was taken over.
     pub(super) takeovers: u64,
     /// Every lease that was ever granted.
     pub(super) leases: Vec<Granted>,
 }
 
-/// A lease that was granted, and the story in which it was granted.
+/// A lease that was granted, and the life in which it was granted.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Granted {
     pub(super) token: Token,
-    pub(super) story: u64,
+    pub(super) life: u64,
     pub(super) ends: Millis,
     pub(super) stored: bool,
 }
@@ -57,9 +57,9 @@ struct Lease {
 /// The violation in a reply, if there is one.
 pub(super) type Verdict = Result<(), &'static str>;
 
-impl Books {
+impl ExpectedEntry {
     /// Deletes an expired state.
-    fn turn(&mut self, now: Millis) {
+    fn expire(&mut self, now: Millis) {
         let over = match &self.state {
             State::Free => false,
             State::Leased(lease) => now >= lease.ends + lease.keep,
@@ -72,7 +72,7 @@ impl Books {
 
     fn free(&mut self) {
         self.state = State::Free;
-        self.story += 1;
+        self.life += 1;
     }
 
     fn granted(&mut self, token: Token) -> Option<&mut Granted> {
@@ -97,7 +97,7 @@ impl Books {
     }
 
     pub(super) fn acquired(&mut self, claim: &Claim, now: Millis, found: &Acquired) -> Verdict {
-        self.turn(now);
+        self.expire(now);
         match found {
             Acquired::Granted {
                 generation,
@@ -196,12 +196,12 @@ impl Books {
             ends,
             keep: claim.orphan_retention.as_millis(),
         });
-        let story = self.story;
+        let life = self.life;
         match self.granted(claim.token) {
-            Some(known) if known.story == story => known.ends = ends,
+            Some(known) if known.life == life => known.ends = ends,
             Some(_) | None => self.leases.push(Granted {
                 token: claim.token,
-                story,
+                life,
                 ends,
                 stored: false,
             }),
@@ -219,7 +219,7 @@ impl Books {
         now: Millis,
         ok: bool,
     ) -> Verdict {
-        self.turn(now);
+        self.expire(now);
         let held = match &mut self.state {
             State::Leased(held) if held.token == Some(lease.token) => {
                 held.ends = now + ttl;
@@ -231,7 +231,7 @@ impl Books {
             granted.ends = now + ttl;
         }
         match (held, ok) {
-            (true, false) => Err("a lease that is held is said to be lost"),
+            (true, false) => Err("a lease that is held is reported as lost"),
             (false, true) => Err("a lease is renewed that is not held"),
             (true, true) | (false, false) => Ok(()),
         }
@@ -247,7 +247,7 @@ impl Books {
         fenced: bool,
         ok: bool,
     ) -> Verdict {
-        self.turn(now);
+        self.expire(now);
         let (may, stores) = match &self.state {
             State::Free => (!fenced, !fenced),
             State::Leased(held) => match held.token {
@@ -279,7 +279,7 @@ impl Books {
     }
 
     pub(super) fn released(&mut self, lease: &LeaseRef, now: Millis) {
-        self.turn(now);
+        self.expire(now);
         let State::Leased(held) = &mut self.state else {
             return;
         };

@@ -1,7 +1,7 @@
 //! The outside view of a run, as a history of a fleet on real servers, judged by the same oracle.
 //!
 //! Clients, effects and strikes are described as they are in a fleet. A fleet knows that a key may have one more effect
-//! only from the faults of its store. Here the books know the time of each such occasion to the millisecond.
+//! only from the faults of its store. Here the expected entries know the time of each such occasion to the millisecond.
 
 use std::{
     collections::{BTreeMap, HashMap},
@@ -13,9 +13,9 @@ use tower_idempotency::ConcurrentRequests;
 
 use super::{
     Millis,
-    history::{self, Reply, Request, What},
+    history::{self, EventKind, Reply, Request},
     plan::Plan,
-    world::{Keep, State},
+    world::{Recording, State},
 };
 use tests::Answer;
 
@@ -57,8 +57,8 @@ fn history_of(world: &State) -> History {
     let mut paused = BTreeMap::new();
     for event in &world.history {
         let at = instant(event.at);
-        match &event.what {
-            What::Sends {
+        match &event.kind {
+            EventKind::RequestSent {
                 process, request, ..
             } => history.attempts.push(Attempt {
                 key: key(&world.plan, *request),
@@ -69,11 +69,11 @@ fn history_of(world: &State) -> History {
                 ended: end,
                 outcome: Outcome::HungUp,
             }),
-            What::Ends(attempt, outcome) => {
+            EventKind::AttemptEnded(attempt, outcome) => {
                 history.attempts[*attempt].ended = at;
                 history.attempts[*attempt].outcome = client_outcome(world, *attempt, outcome);
             }
-            What::Effect { execution, .. } => {
+            EventKind::Effect { execution, .. } => {
                 let known = &world.executions[*execution];
                 history.effects.push(Effect {
                     pid: pid(known.process),
@@ -82,12 +82,12 @@ fn history_of(world: &State) -> History {
                     key: key(&world.plan, known.request),
                 });
             }
-            What::Pauses(process) => drop(paused.insert(*process, at)),
-            What::GoesOn(process) => {
+            EventKind::ProcessPaused(process) => drop(paused.insert(*process, at)),
+            EventKind::ProcessResumed(process) => {
                 let down = paused.remove(process).unwrap_or(at);
                 history.strikes.push(strike(*process, down, Some(at)));
             }
-            What::Dies(process) => history.strikes.push(strike(*process, at, None)),
+            EventKind::ProcessKilled(process) => history.strikes.push(strike(*process, at, None)),
             _ => {}
         }
     }
@@ -113,8 +113,8 @@ fn retention(plan: &Plan) -> Option<Duration> {
 /// Returns an occasion for each time an entry became free. If a takeover may have an effect of its own, takeovers are
 /// included.
 fn occasions(world: &State, instant: impl Fn(Millis) -> Instant) -> Vec<Occasion> {
-    let executed = |event: &history::Event| match event.what {
-        What::Executes {
+    let executed = |event: &history::Event| match event.kind {
+        EventKind::ExecutionStarted {
             execution,
             lease: Some(held),
             ..
@@ -124,9 +124,9 @@ fn occasions(world: &State, instant: impl Fn(Millis) -> Instant) -> Vec<Occasion
     // A request that was never executed had no effect.
     let keys: HashMap<_, _> = world.history.iter().filter_map(executed).collect();
     let occasions = world.history.iter().filter_map(|event| {
-        let (id, takeover) = match event.what {
-            What::IsFree(id) => (id, false),
-            What::IsTakenOver(id) if !world.plan.transactional => (id, true),
+        let (id, takeover) = match event.kind {
+            EventKind::KeyFreed(id) => (id, false),
+            EventKind::LeaseTakenOver(id) if !world.plan.transactional => (id, true),
             _ => return None,
         };
         let at = instant(event.at);
@@ -165,7 +165,7 @@ fn client_outcome(world: &State, attempt: usize, outcome: &history::Outcome) -> 
         history::Outcome::Left => Outcome::HungUp,
         history::Outcome::Panicked
         | history::Outcome::Failed
-        | history::Outcome::BrokeOff
+        | history::Outcome::BodyBroken
         | history::Outcome::Died => Outcome::Failed,
     }
 }
@@ -175,13 +175,13 @@ fn client_outcome(world: &State, attempt: usize, outcome: &history::Outcome) -> 
 fn is_kept(world: &State, attempt: usize, reply: &Reply) -> bool {
     let number = reply.execution;
     let execution = number.and_then(|number| world.executions.get(number));
-    let mut said = execution.iter().flat_map(|it| it.answers.iter().rev());
-    let said = said.find(|it| it.status == reply.status && it.body == reply.body);
+    let mut produced = execution.iter().flat_map(|it| it.answers.iter().rev());
+    let produced = produced.find(|it| it.status == reply.status && it.body == reply.body);
     let known = &world.attempts[attempt];
-    said.is_none_or(|said| match said.keep {
-        Keep::Yes => !known.unheard,
-        Keep::No => false,
-        Keep::Perhaps => known.execution != number,
+    produced.is_none_or(|produced| match produced.keep {
+        Recording::Expected => !known.reply_missing,
+        Recording::Forbidden => false,
+        Recording::Allowed => known.execution != number,
     })
 }
 
@@ -198,7 +198,7 @@ fn answer(reply: &Reply) -> Answer {
 }
 
 fn key(plan: &Plan, request: Request) -> String {
-    match plan.separates() {
+    match plan.separates_requests() {
         true => format!("{}, {}", request.key, request.variant),
         false => request.key.to_string(),
     }

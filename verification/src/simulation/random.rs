@@ -2,14 +2,14 @@
 
 /// A generator of random numbers that are the same in each run of a seed.
 #[derive(Clone, Debug)]
-pub(super) struct Dice(u64);
+pub(super) struct Random(u64);
 
-impl Dice {
+impl Random {
     pub(super) fn new(seed: u64) -> Self {
         // Consecutive seeds must not draw similar numbers.
-        let mut dice = Self(seed ^ 0x5eed_1de0_707e_9c1e);
-        dice.next();
-        dice
+        let mut random = Self(seed ^ 0x5eed_1de0_707e_9c1e);
+        random.next();
+        random
     }
 
     pub(super) fn next(&mut self) -> u64 {

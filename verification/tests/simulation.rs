@@ -112,6 +112,10 @@ fn seeds_that_found_something_find_it_no_more() {
             13_961,
             "an answer of one's own was given under a lease that was known to be lost",
         ),
+        (
+            21_089,
+            "the run ended before callers at their limit had retried often enough",
+        ),
     ] {
         let report = run(seed, None);
         assert!(report.violation.is_none(), "{found}: {report}");

@@ -447,7 +447,7 @@ impl Driver {
                 oracle::judge_final_state(&mut world);
                 let clocks = self.hosts.iter().filter_map(|host| host.process.as_ref());
                 let ahead = clocks.map(Process::clock).max().unwrap_or(0);
-                retry_all(&mut world, ahead.saturating_sub(now));
+                let retried = retry_all(&mut world, ahead.saturating_sub(now));
                 // A lease whose holder is unknown to all processes expires by then.
                 let last = world
                     .expected
@@ -460,8 +460,10 @@ impl Driver {
                     .max(now)
                     .max(ahead);
                 self.phase = Phase::RetryAll;
-                // A poll, and the duration of the calls and of a takeover.
-                self.until = free + lease / 4 + 50;
+                // If few requests may be in flight, each round of retries ends one of them at least.
+                let rounds = if self.plan.crowded { retried } else { 1 };
+                // The polls, and the duration of the calls and of a takeover.
+                self.until = free + rounds * (lease / 4) + 50;
             }
             Phase::RetryAll => {
                 if world

@@ -109,11 +109,13 @@ pub(super) fn schedule(world: &mut State, plan: Plan) {
     });
 }
 
-/// Adds a client for every request that was ever sent. The client retries until it has a definite outcome.
-pub(super) fn retry_all(world: &mut State, pause: Millis) {
+/// Adds a client for every request that was ever sent. The client retries until it has a definite outcome. Returns the
+/// number of these clients.
+pub(super) fn retry_all(world: &mut State, pause: Millis) -> u64 {
     let mut requests: Vec<Request> = world.attempts.iter().map(|it| it.request).collect();
     requests.sort_unstable();
     requests.dedup();
+    let retried = requests.len() as u64;
     for request in requests {
         let client = world.clients.len();
         world.clients.push(Client {
@@ -125,4 +127,5 @@ pub(super) fn retry_all(world: &mut State, pause: Millis) {
         let pause = pause + world.random.below(5);
         world.after(pause, Due::Send(client));
     }
+    retried
 }

@@ -16,6 +16,7 @@ mod fingerprints;
 mod gem;
 mod hostile;
 mod keys;
+mod multipart;
 mod passing;
 mod presets;
 mod principals;

@@ -6,9 +6,9 @@ use http::{HeaderName, HeaderValue, Uri, header, request, uri::Authority};
 
 use crate::{
     digest::{EntryId, FieldDigest, Secret, VERSION},
-    request::canonical_json,
     request::credentials::add_header,
     request::key::RequestKey,
+    request::{canonical_json, multipart},
     store::{Fingerprint, KeyId},
 };
 
@@ -41,6 +41,7 @@ enum FingerprintMethod {
     RawBody,
     HeadOnly,
     CanonicalJson,
+    Multipart,
     Custom(Arc<CustomFn>),
 }
 
@@ -124,6 +125,22 @@ impl FingerprintBy {
     #[must_use]
     pub fn canonical_json() -> Self {
         Self::with_method(FingerprintMethod::CanonicalJson)
+    }
+
+    /// Like [`raw_body`](Self::raw_body), but ignores the boundary of a `multipart/form-data` body (RFC 7578).
+    ///
+    /// Form libraries draw a boundary for each request, so a retry differs from the first attempt. With
+    /// [`raw_body`](Self::raw_body) that retry gets 422. The parts count in their order, each with its headers and its bytes.
+    ///
+    /// The bytes of the body are used if:
+    /// - its media type is another one, or announces no boundary or several;
+    /// - it has text outside the parts, or a boundary inside a part or with a space behind it.
+    ///
+    /// The whole body is buffered, within [`with_request_limit`](crate::IdempotencyLayer::with_request_limit). For large uploads,
+    /// see [`head_only`](Self::head_only).
+    #[must_use]
+    pub fn multipart() -> Self {
+        Self::with_method(FingerprintMethod::Multipart)
     }
 
     /// Uses only the bytes that `f` returns for the request head and the body.
@@ -221,6 +238,19 @@ impl FingerprintBy {
                     None => hash.field(b"raw").field(body),
                 }
             }
+            FingerprintMethod::Multipart => {
+                let is_form = media_type.is_some_and(|it| it == "multipart/form-data");
+                match is_form
+                    .then(|| multipart::parts(&head.headers, body))
+                    .flatten()
+                {
+                    Some(parts) => {
+                        hash.field(b"multipart");
+                        parts.iter().fold(&mut hash, |hash, part| hash.field(part))
+                    }
+                    None => hash.field(b"raw").field(body),
+                }
+            }
             FingerprintMethod::Custom(_) => unreachable!("returned above"),
         };
         Fingerprint::from_bytes(hash.finish())
@@ -244,6 +274,7 @@ impl fmt::Debug for FingerprintBy {
             FingerprintMethod::RawBody => "raw_body",
             FingerprintMethod::HeadOnly => "head_only",
             FingerprintMethod::CanonicalJson => "canonical_json",
+            FingerprintMethod::Multipart => "multipart",
             FingerprintMethod::Custom(_) => "custom",
         })
     }

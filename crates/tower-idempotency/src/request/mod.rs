@@ -4,6 +4,7 @@ pub(crate) mod canonical_json;
 mod credentials;
 pub(crate) mod fingerprint;
 pub(crate) mod key;
+mod multipart;
 pub(crate) mod principal;
 pub(crate) mod read_body;
 pub(crate) mod recent;

@@ -59,7 +59,16 @@ impl AcquireRow {
                 expires_in: distance,
             }));
         }
-        if claim.orphans == OrphanPolicy::TakeOver && fingerprint == claim.fingerprint {
+        let allows_retry = || {
+            let token = self.token.as_deref().unwrap_or_default();
+            token.starts_with(&Token::RETRY_ALLOWED)
+        };
+        let can_take_over = match claim.orphans {
+            OrphanPolicy::TakeOver => true,
+            OrphanPolicy::Refuse => allows_retry(),
+            OrphanPolicy::Never => false,
+        };
+        if can_take_over && fingerprint == claim.fingerprint {
             return Ok(None);
         }
         Ok(Some(Acquired::Orphaned {

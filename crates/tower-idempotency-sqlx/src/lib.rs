@@ -71,8 +71,8 @@ mod completer;
 mod connection;
 mod entry;
 mod error;
-#[cfg(any(feature = "postgres", feature = "mysql"))]
 mod hex;
+mod inspect;
 #[cfg(feature = "mysql")]
 mod mysql;
 #[cfg(feature = "postgres")]

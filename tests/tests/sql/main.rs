@@ -8,6 +8,7 @@ mod connections;
 mod costs;
 mod cut_off;
 mod deadlocks;
+mod inspect;
 mod migrations;
 mod purging;
 mod silence;

@@ -33,6 +33,6 @@ begin
     -- Records are compressed before they are stored.
     alter table "tower_idempotency" alter column record set storage external;
 
-    create index "tower_idempotency_forgotten_at" on "tower_idempotency" (forgotten_at);
+    create index "tower_idempotency_forgotten_at" on "tower_idempotency" (forgotten_at, id);
 end
 $$;

@@ -19,4 +19,4 @@ create table if not exists "tower_idempotency" (
     check ((completed is null) = (record is null))
 ) strict;
 
-create index if not exists "tower_idempotency_forgotten_at" on "tower_idempotency" (forgotten_at);
+create index if not exists "tower_idempotency_forgotten_at" on "tower_idempotency" (forgotten_at, id);

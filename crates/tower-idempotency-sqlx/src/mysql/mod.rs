@@ -23,10 +23,12 @@ use crate::{
         STALLED_TURN_HOLD,
     },
     entry::{AcquireRow, CompleteOutcome, CompleteRow, MAX_ATTEMPTS},
+    inspect::InspectStatements,
     table::Table,
     timeout::with_timeout,
 };
 
+mod inspect;
 mod statements;
 mod transaction;
 
@@ -65,6 +67,7 @@ pub struct MySqlStore {
 struct Inner {
     settings: Settings,
     statements: Statements,
+    inspect_statements: InspectStatements,
     connections: Connections<MySql>,
     /// The server's limit for records; [`UNKNOWN`] before the first connection.
     server_limit: AtomicUsize,
@@ -168,8 +171,8 @@ impl MySqlStore {
             let table = &self.inner.settings.table;
             let sql = table.in_migration(migration, '`');
             match self.inner.query(Maintain, sql).await {
-                // Another process has created the index meanwhile.
-                Err(error) if error.code() == Some("1061") => {}
+                // Another process has created the index or the column meanwhile.
+                Err(error) if matches!(error.code(), Some("1060" | "1061")) => {}
                 result => drop(result?),
             }
         }
@@ -213,6 +216,7 @@ impl MySqlStore {
         Self {
             inner: Arc::new(Inner {
                 statements: Statements::new(&settings.table),
+                inspect_statements: InspectStatements::new(inspect::dialect(), &settings.table),
                 connections: Connections::new(
                     settings.options.clone(),
                     settings.connections,
@@ -438,9 +442,10 @@ impl fmt::Debug for MySqlStore {
     }
 }
 
-const MIGRATIONS: [&str; 2] = [
+const MIGRATIONS: [&str; 3] = [
     include_str!("../../migrations/mysql/0001_entries.sql"),
     include_str!("../../migrations/mysql/0002_orphans.sql"),
+    include_str!("../../migrations/mysql/0003_listings.sql"),
 ];
 const SETUP: &str = "set session innodb_lock_wait_timeout = 1; select @@max_allowed_packet;";
 /// Rolls back, and frees the record that a failed completion left in the session.

@@ -11,7 +11,7 @@ use std::sync::Arc;
 
 use base64::{Engine as _, engine::general_purpose::STANDARD as BASE64};
 use sqlx::{AssertSqlSafe, SqlSafeStr as _, SqlStr};
-use tower_idempotency::store::{Claim, LeaseRef, OrphanPolicy, Ttl};
+use tower_idempotency::store::{Claim, LeaseRef, OrphanPolicy, Token, Ttl};
 
 use crate::{
     completer::{MAX_DOUBLINGS, OrphanQuery, OrphanRow},
@@ -80,7 +80,7 @@ where {is_held}"
         let fingerprint = bytes(claim.fingerprint.as_bytes());
         let [lease, keep] = [claim.lease.as_millis(), claim.orphan_retention.as_millis()];
         let [owner, operation] = [text(claim.owner), text(&claim.operation)];
-        let take_over = claim.orphans == OrphanPolicy::TakeOver;
+        let take_over = take_over_condition(claim.orphans);
         let can_acquire = format!(
             "(forgotten_at <= {NOW} or completed is null and (coalesce(token = {token}, false) \
              or {take_over} and lease_ends <= {NOW} and fingerprint = {fingerprint}))"
@@ -220,7 +220,7 @@ select row_count();"
 ///
 /// The isolation level applies to this transaction only. The commit overrides `completion_type`, which could begin
 /// another transaction.
-fn in_a_transaction(statements: &str) -> String {
+pub(super) fn in_a_transaction(statements: &str) -> String {
     format!(
         "set transaction isolation level read committed; start transaction;{statements} commit and no chain no release;"
     )
@@ -236,6 +236,18 @@ fn due_condition(query: &OrphanQuery) -> String {
     )
 }
 
+/// Returns the condition under which the policy lets the same request take over an orphan.
+fn take_over_condition(policy: OrphanPolicy) -> String {
+    match policy {
+        OrphanPolicy::TakeOver => "true".to_owned(),
+        OrphanPolicy::Refuse => {
+            let allowed = bytes(&Token::RETRY_ALLOWED);
+            format!("coalesce(left(token, 8) = {allowed}, false)")
+        }
+        OrphanPolicy::Never => "false".to_owned(),
+    }
+}
+
 /// Returns the condition that the token holds the entry, even with an expired lease.
 fn lease_condition(lease: &LeaseRef) -> String {
     let id = bytes(lease.id.as_bytes());
@@ -243,7 +255,7 @@ fn lease_condition(lease: &LeaseRef) -> String {
     format!("id = {id} and token = {token} and completed is null and forgotten_at > {NOW}")
 }
 
-fn bytes(bytes: &[u8]) -> String {
+pub(super) fn bytes(bytes: &[u8]) -> String {
     format!("x'{}'", hex::encode(bytes))
 }
 
@@ -258,4 +270,4 @@ fn text(text: &str) -> String {
 pub(super) const OVERHEAD: usize = 8 << 10;
 const MAX_TEXT_CHARS: usize = 255;
 /// Time at which the statement began, constant within it. Uses UTC: local time repeats an hour in autumn.
-const NOW: &str = "(timestampdiff(microsecond, '1970-01-01', utc_timestamp(3)) div 1000)";
+pub(super) const NOW: &str = "(timestampdiff(microsecond, '1970-01-01', utc_timestamp(3)) div 1000)";

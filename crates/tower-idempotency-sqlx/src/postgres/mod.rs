@@ -17,10 +17,12 @@ use crate::{
     },
     entry::{AcquireRow, CompleteOutcome, CompleteRow, MAX_ATTEMPTS},
     hex,
+    inspect::InspectStatements,
     table::Table,
     timeout::with_timeout,
 };
 
+mod inspect;
 mod notifications;
 mod statements;
 mod transaction;
@@ -55,6 +57,7 @@ pub struct PostgresStore {
 struct Inner {
     settings: Settings,
     statements: Statements,
+    inspect_statements: InspectStatements,
     connections: Connections<Postgres>,
     listener: Option<Listener>,
 }
@@ -239,6 +242,7 @@ impl PostgresStore {
                     settings.connections,
                     STALLED_TURN_HOLD,
                 ),
+                inspect_statements: InspectStatements::new(inspect::dialect(), &settings.table),
                 statements,
                 listener,
                 settings,
@@ -435,9 +439,10 @@ impl fmt::Debug for PostgresStore {
     }
 }
 
-const MIGRATIONS: [&str; 2] = [
+const MIGRATIONS: [&str; 3] = [
     include_str!("../../migrations/postgres/0001_entries.sql"),
     include_str!("../../migrations/postgres/0002_orphans.sql"),
+    include_str!("../../migrations/postgres/0003_listings.sql"),
 ];
 /// Shortest wait that uses notifications. A statement takes less, unless the database is overloaded.
 const MIN_NOTIFIED_WAIT: Duration = Duration::from_millis(250);

@@ -10,7 +10,7 @@
 use std::sync::Arc;
 
 use sqlx::{AssertSqlSafe, SqlSafeStr as _, SqlStr};
-use tower_idempotency::store::{Claim, KeyId, LeaseRef, OrphanPolicy, Ttl};
+use tower_idempotency::store::{Claim, KeyId, LeaseRef, OrphanPolicy, Token, Ttl};
 
 use crate::{
     completer::{MAX_DOUBLINGS, OrphanQuery, OrphanRow},
@@ -93,7 +93,7 @@ select {is_marked}, written.same from (select 1) one left join written on true"
         let fingerprint = bytes(claim.fingerprint.as_bytes());
         let [lease, keep] = [claim.lease.as_millis(), claim.orphan_retention.as_millis()];
         let [owner, operation] = [text(claim.owner), text(&claim.operation)];
-        let take_over = claim.orphans == OrphanPolicy::TakeOver;
+        let take_over = take_over_condition(claim.orphans);
         let can_acquire = |claim: &str| {
             format!(
                 "e.forgotten_at <= {claim}.created or e.completed is null and (e.token = {claim}.token \
@@ -290,6 +290,18 @@ fn due_condition(query: &OrphanQuery) -> String {
     )
 }
 
+/// Returns the condition under which the policy lets the same request take over an orphan.
+fn take_over_condition(policy: OrphanPolicy) -> String {
+    match policy {
+        OrphanPolicy::TakeOver => "true".to_owned(),
+        OrphanPolicy::Refuse => {
+            let allowed = bytes(&Token::RETRY_ALLOWED);
+            format!("coalesce(substring(e.token from 1 for 8) = {allowed}, false)")
+        }
+        OrphanPolicy::Never => "false".to_owned(),
+    }
+}
+
 /// Returns the condition that the token holds the entry, even with an expired lease.
 fn lease_condition(lease: &LeaseRef) -> String {
     let id = bytes(lease.id.as_bytes());
@@ -297,7 +309,7 @@ fn lease_condition(lease: &LeaseRef) -> String {
     format!("e.id = {id} and e.token = {token} and e.completed is null and e.forgotten_at > now")
 }
 
-fn bytes(bytes: &[u8]) -> String {
+pub(super) fn bytes(bytes: &[u8]) -> String {
     format!("decode('{}', 'hex')", hex::encode(bytes))
 }
 
@@ -308,11 +320,11 @@ fn text(text: &str) -> String {
 
 /// The lock timeout is half a second. Three attempts take less than the layer's timeout for a call. So the layer gets
 /// the reason, and the connection stays open.
-const PREFACE: &str =
+pub(super) const PREFACE: &str =
     "set transaction isolation level read committed; set local lock_timeout = 500;";
 /// The mark of a transaction: a setting. After a savepoint, the handler's writes would belong to a subtransaction,
 /// which uses a second transaction ID.
 const MARK: &str = "tower_idempotency.transaction";
 /// The [`lease_condition`] with bound values.
 const IS_HELD: &str = "e.id = $1 and e.token = $2 and e.completed is null and e.forgotten_at > now";
-const NOW: &str = "floor(extract(epoch from clock_timestamp()) * 1000)::bigint";
+pub(super) const NOW: &str = "floor(extract(epoch from clock_timestamp()) * 1000)::bigint";

@@ -9,7 +9,7 @@ use sqlx::{
     },
 };
 use tower_idempotency::store::{
-    Acquired, Claim, KeyId, LeaseRef, OrphanPolicy, Store, StoreError, Ttl,
+    Acquired, Claim, KeyId, LeaseRef, OrphanPolicy, Store, StoreError, Token, Ttl,
 };
 
 use self::statements::Statements;
@@ -21,9 +21,11 @@ use crate::{
         Priority::{self, Acquire, Maintain},
     },
     entry::{AcquireRow, CompleteOutcome, CompleteRow, MAX_ATTEMPTS},
+    inspect::InspectStatements,
     table::Table,
 };
 
+mod inspect;
 mod statements;
 mod transaction;
 
@@ -48,6 +50,7 @@ pub struct SqliteStore {
 struct Inner {
     settings: Settings,
     statements: Statements,
+    inspect_statements: InspectStatements,
     /// Has one connection. Several writers would wait for each other inside SQLite, which polls for its lock.
     writer: Connections<Sqlite>,
     readers: Connections<Sqlite>,
@@ -171,6 +174,7 @@ impl SqliteStore {
         Self {
             inner: Arc::new(Inner {
                 statements: Statements::new(&settings.table),
+                inspect_statements: InspectStatements::new(inspect::dialect(), &settings.table),
                 writer: Connections::new(settings.options.clone(), 1, Duration::ZERO),
                 readers: Connections::new(settings.options.clone(), READERS, Duration::ZERO),
                 settings,
@@ -264,7 +268,11 @@ impl Store for SqliteStore {
                 .bind(millis(claim.orphan_retention))
                 .bind(claim.orphans == OrphanPolicy::TakeOver)
                 .bind(claim.owner)
-                .bind(&*claim.operation);
+                .bind(&*claim.operation)
+                .bind(
+                    (claim.orphans == OrphanPolicy::Refuse)
+                        .then_some(Token::RETRY_ALLOWED.as_slice()),
+                );
             if let Some(row) = fetch_row(writer, Acquire, acquire).await? {
                 let generation = row.try_get::<i64, _>(0).map_err(SqlError::from)?;
                 let generation = generation.unsigned_abs();
@@ -376,9 +384,10 @@ impl fmt::Debug for SqliteStore {
     }
 }
 
-const MIGRATIONS: [&str; 2] = [
+const MIGRATIONS: [&str; 3] = [
     include_str!("../../migrations/sqlite/0001_entries.sql"),
     include_str!("../../migrations/sqlite/0002_orphans.sql"),
+    include_str!("../../migrations/sqlite/0003_listings.sql"),
 ];
 const READERS: usize = 4;
 /// Well below SQLite's limit of 1,000,000,000 bytes for a row.

@@ -8,7 +8,8 @@ use crate::{completer::MAX_DOUBLINGS, table::Table};
 pub(super) struct Statements {
     /// ?1 id, ?2 token.
     pub(super) read_entry: SqlStr,
-    /// ?1 id, ?2 token, ?3 fingerprint, ?4 lease, ?5 keep, ?6 takeover, ?7 owner, ?8 operation.
+    /// ?1 id, ?2 token, ?3 fingerprint, ?4 lease, ?5 keep, ?6 takeover, ?7 owner, ?8 operation, ?9 the
+    /// beginning of tokens that allow a takeover, or null.
     pub(super) acquire: SqlStr,
     /// ?1 id, ?2 token, ?3 ttl.
     pub(super) renew: SqlStr,
@@ -85,7 +86,8 @@ on conflict (id) do update set
   checkpoint_data = case when e.forgotten_at > excluded.created then e.checkpoint_data end
 where e.forgotten_at <= excluded.created
   or e.completed is null and (e.token = excluded.token
-    or ?6 and e.lease_ends <= excluded.created and e.fingerprint = excluded.fingerprint)
+    or (?6 or substr(e.token, 1, length(?9)) = ?9)
+      and e.lease_ends <= excluded.created and e.fingerprint = excluded.fingerprint)
 returning generation"
             )),
             renew: statement(format!(
@@ -161,4 +163,4 @@ order by lease_ends, id limit ?4"
 }
 
 /// Current time, constant within a statement.
-const NOW: &str = "cast(unixepoch('subsec') * 1000 as integer)";
+pub(super) const NOW: &str = "cast(unixepoch('subsec') * 1000 as integer)";

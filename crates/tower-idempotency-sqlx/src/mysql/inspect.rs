@@ -1,0 +1,97 @@
+//! Operations for operators on MySQL and MariaDB.
+
+use base64::{Engine as _, engine::general_purpose::STANDARD as BASE64};
+use sqlx::{Row, mysql::MySqlRow};
+use tower_idempotency::{inspect::State, store::KeyId};
+
+use super::{
+    Inner, MySqlStore,
+    statements::{NOW, bytes, in_a_transaction},
+};
+use crate::{
+    SqlError,
+    connection::Priority::Acquire,
+    inspect::{Dialect, EntryRow, InspectStatements, InspectTable, implement_inspect},
+};
+
+implement_inspect!(MySqlStore);
+
+pub(super) fn dialect() -> Dialect {
+    Dialect {
+        name: "mysql",
+        quote: '`',
+        bytes,
+        // A packet has room for three bytes of a record in four.
+        record: |record| format!("from_base64('{}')", BASE64.encode(record)),
+        select_bytes: str::to_owned,
+        record_prefix: format!("left(record, {})", State::RECORD_PREFIX),
+        record_length: "length(record)",
+        needs_attention: "attention >= 0",
+        attention_key: "attention",
+        now: NOW.to_owned(),
+        now_of_write: NOW,
+        from: [String::new(), String::new()],
+    }
+}
+
+impl InspectTable for Inner {
+    fn statements(&self) -> &InspectStatements {
+        &self.inspect_statements
+    }
+
+    async fn max_record_len(&self) -> Result<usize, SqlError> {
+        self.record_limit().await
+    }
+
+    async fn read_rows(&self, sql: String) -> Result<Vec<EntryRow>, SqlError> {
+        let sql = in_a_transaction(&format!("\n{sql};"));
+        let rows = self.query(Acquire, sql).await?;
+        rows.iter().map(read_entry_row).collect()
+    }
+
+    async fn read_counts(&self, sql: String) -> Result<(i64, i64), SqlError> {
+        let sql = in_a_transaction(&format!("\n{sql};"));
+        let rows = self.query(Acquire, sql).await?;
+        let row = rows.first().ok_or(SqlError::unreadable("no count"))?;
+        Ok((row.try_get(0)?, row.try_get(1)?))
+    }
+
+    async fn update(
+        &self,
+        id: &KeyId,
+        update: String,
+        _record: Option<&[u8]>,
+    ) -> Result<Option<EntryRow>, SqlError> {
+        let read = self.inspect_statements.read(id);
+        let sql = in_a_transaction(&format!("\n{update};\n{read};"));
+        let rows = self.query(Acquire, sql).await?;
+        rows.first().map(read_entry_row).transpose()
+    }
+
+    async fn delete(&self, _id: &KeyId, delete: String) -> Result<bool, SqlError> {
+        let sql = in_a_transaction(&format!("\n{delete};\nselect row_count();"));
+        let rows = self.query(Acquire, sql).await?;
+        let row = rows.first().ok_or(SqlError::unreadable("no count"))?;
+        let deleted: i64 = row.try_get(0)?;
+        Ok(deleted == 1)
+    }
+}
+
+fn read_entry_row(row: &MySqlRow) -> Result<EntryRow, SqlError> {
+    Ok(EntryRow {
+        id: row.try_get(0)?,
+        token: row.try_get(1)?,
+        fingerprint: row.try_get(2)?,
+        generation: row.try_get(3)?,
+        lease_ends: row.try_get(4)?,
+        forgotten_at: row.try_get(5)?,
+        created: row.try_get(6)?,
+        completed: row.try_get(7)?,
+        owner: row.try_get(8)?,
+        operation: row.try_get(9)?,
+        has_checkpoint: row.try_get(10)?,
+        record: row.try_get(11)?,
+        record_len: row.try_get(12)?,
+        now: row.try_get(13)?,
+    })
+}

@@ -1,0 +1,153 @@
+//! Operations for operators on PostgreSQL.
+
+use sqlx::{Row, postgres::PgRow};
+use tower_idempotency::{inspect::State, store::KeyId};
+
+use super::{
+    Inner, PostgresStore,
+    statements::{NOW, PREFACE, bytes},
+};
+use crate::{
+    SqlError,
+    connection::Priority::Acquire,
+    hex,
+    inspect::{Dialect, EntryRow, InspectStatements, InspectTable, implement_inspect},
+};
+
+implement_inspect!(PostgresStore);
+
+pub(super) fn dialect() -> Dialect {
+    let clock = format!("(select {NOW} as now) clock");
+    Dialect {
+        name: "postgres",
+        quote: '"',
+        bytes,
+        record: bytes,
+        select_bytes: |column| format!("encode({column}, 'hex')"),
+        record_prefix: format!("substring(record from 1 for {})", State::RECORD_PREFIX),
+        record_length: "octet_length(record)",
+        needs_attention: r"substring(record from 2 for 1) = '\x02'::bytea",
+        attention_key: "completed",
+        now: format!("(select {NOW})"),
+        now_of_write: "now",
+        from: [format!(" from {clock}"), format!(" using {clock}")],
+    }
+}
+
+impl InspectTable for Inner {
+    fn statements(&self) -> &InspectStatements {
+        &self.inspect_statements
+    }
+
+    async fn max_record_len(&self) -> Result<usize, SqlError> {
+        Ok(self.settings.record_limit)
+    }
+
+    async fn read_rows(&self, sql: String) -> Result<Vec<EntryRow>, SqlError> {
+        let rows = self.query(Acquire, format!("{PREFACE}\n{sql};")).await?;
+        rows.iter().map(read_entry_row).collect()
+    }
+
+    async fn read_counts(&self, sql: String) -> Result<(i64, i64), SqlError> {
+        let rows = self.query(Acquire, format!("{PREFACE}\n{sql};")).await?;
+        let row = rows.first().ok_or(SqlError::unreadable("no count"))?;
+        Ok((row.try_get(0)?, row.try_get(1)?))
+    }
+
+    async fn update(
+        &self,
+        id: &KeyId,
+        update: String,
+        _record: Option<&[u8]>,
+    ) -> Result<Option<EntryRow>, SqlError> {
+        let (channel, read) = (self.statements.channel(), self.inspect_statements.read(id));
+        let sql = format!(
+            "{PREFACE}
+with resolved as ({update} returning id, awaited)
+select pg_notify('{channel}', encode(id, 'hex')) from resolved where awaited;
+{read};"
+        );
+        let rows = self.query(Acquire, sql).await?;
+        // The first row may belong to the notification.
+        let row = rows.last().filter(|row| row.len() > 1);
+        row.map(read_entry_row).transpose()
+    }
+
+    async fn delete(&self, id: &KeyId, delete: String) -> Result<bool, SqlError> {
+        let (channel, id) = (self.statements.channel(), hex::encode(id.as_bytes()));
+        let sql = format!(
+            "{PREFACE}
+with resolved as ({delete} returning awaited)
+select case when awaited then pg_notify('{channel}', '{id}')::text end from resolved;"
+        );
+        Ok(!self.query(Acquire, sql).await?.is_empty())
+    }
+}
+
+fn read_entry_row(row: &PgRow) -> Result<EntryRow, SqlError> {
+    let bytes = |text| hex::decode(text).ok_or(SqlError::unreadable("no bytes"));
+    let token: Option<&str> = row.try_get(1)?;
+    let record: Option<&str> = row.try_get(11)?;
+    let record_len: Option<i32> = row.try_get(12)?;
+    Ok(EntryRow {
+        id: bytes(row.try_get(0)?)?,
+        token: token.map(bytes).transpose()?,
+        fingerprint: bytes(row.try_get(2)?)?,
+        generation: row.try_get(3)?,
+        lease_ends: row.try_get(4)?,
+        forgotten_at: row.try_get(5)?,
+        created: row.try_get(6)?,
+        completed: row.try_get(7)?,
+        owner: unescaped(row.try_get(8)?),
+        operation: unescaped(row.try_get(9)?),
+        has_checkpoint: row.try_get(10)?,
+        record: record.map(bytes).transpose()?,
+        record_len: record_len.map(i64::from),
+        now: row.try_get(13)?,
+    })
+}
+
+/// Returns the text before its `encode(.., 'escape')`, or the text itself if it is not escaped.
+fn unescaped(text: &str) -> String {
+    let mut bytes = Vec::with_capacity(text.len());
+    let mut rest = text.as_bytes();
+    while let [first, after @ ..] = rest {
+        rest = match (first, after) {
+            (b'\\', [b'\\', after @ ..]) => {
+                bytes.push(b'\\');
+                after
+            }
+            (b'\\', [a @ b'0'..=b'3', b @ b'0'..=b'7', c @ b'0'..=b'7', after @ ..]) => {
+                bytes.push((a - b'0') << 6 | (b - b'0') << 3 | (c - b'0'));
+                after
+            }
+            (b'\\', _) => return text.to_owned(),
+            _ => {
+                bytes.push(*first);
+                after
+            }
+        };
+    }
+    String::from_utf8(bytes).unwrap_or_else(|_| text.to_owned())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn escaped_text_is_unescaped() {
+        for (escaped, text) in [
+            ("POST /orders", "POST /orders"),
+            (r"POST /caf\303\251", "POST /café"),
+            (r"a\\b\\\\303", r"a\b\\303"),
+            // Not written by this store.
+            (r"a\b", r"a\b"),
+            (r"\", r"\"),
+            (r"\3", r"\3"),
+            (r"\377", r"\377"),
+        ] {
+            assert_eq!(unescaped(escaped), text, "{escaped}");
+        }
+    }
+}

@@ -73,6 +73,17 @@ impl MariaDbServer {
         self.guard.log()
     }
 
+    /// Returns its log of slow statements. The setting `slow-query-log-file=slow.log` writes it.
+    ///
+    /// # Panics
+    ///
+    /// Panics if there is no such log.
+    #[must_use]
+    pub fn slow_log(&self) -> String {
+        let log = fs::read(self.guard.directory().join("data/slow.log"));
+        String::from_utf8_lossy(&log.expect("a log of slow statements")).into_owned()
+    }
+
     /// Sends SIGSTOP: the connections stay open, and the server does not reply.
     ///
     /// # Panics

@@ -1,15 +1,26 @@
 //! Operators on the SQL stores: the cases of the suite, and the plans of the listings.
 
-use std::sync::OnceLock;
+use std::{sync::OnceLock, time::Duration};
 
 use tests::{
     conformance::every_inspect_case_at_once,
     scratch::Scratch,
-    servers::{mariadb, postgres},
+    servers::{
+        mariadb::{self, MariaDbServer},
+        postgres::{self, PostgresServer},
+    },
     sql,
 };
-use tower_idempotency::conformance::Subject;
-use tower_idempotency_sqlx::{PostgresStore, sqlx::postgres::PgConnectOptions};
+use tower_idempotency::{
+    conformance::Subject,
+    inspect::{Inspect, Query, State},
+};
+use tower_idempotency_sqlx::{
+    PostgresStore,
+    sqlx::{
+        self, AssertSqlSafe, Connection, MySqlConnection, PgConnection, postgres::PgConnectOptions,
+    },
+};
 
 #[test]
 fn postgres_passes_every_case() {
@@ -46,4 +57,139 @@ fn sqlite_passes_every_case() {
         let store = sql::sqlite(SCRATCH.get_or_init(Scratch::new)).await;
         Subject::new(store).with_push(false).with_inspector()
     });
+}
+
+// ---- Plans ----
+
+/// Rows of each table whose plans are examined: 16,000 completed, 1,000 in progress, 1,000 orphans, 1,000 that need attention,
+/// and 1,000 orphans that have expired.
+const ROWS: u32 = 20_000;
+
+/// Reads each listing: the first two pages, each filter, the beginning of an ID, and the summary.
+async fn read_every_listing(store: &impl Inspect) {
+    for (state, count) in [
+        (State::InProgress, 1_000),
+        (State::Orphaned, 1_000),
+        (State::NeedsAttention, 1_000),
+        (State::Completed, 16_000),
+    ] {
+        let query = Query::new(state);
+        let first = store.list(&query).await.expect("the database works");
+        let next = first.next.expect("there is a second page");
+        let second = query.clone().with_page(Some(next));
+        let second = store.list(&second).await.expect("the database works");
+        assert_eq!(second.entries.len(), 50, "{state}");
+        assert!(first.entries.iter().all(|entry| entry.state() == state));
+        assert!(
+            first
+                .entries
+                .iter()
+                .all(|entry| !second.entries.contains(entry))
+        );
+        let id = *second.entries[7].id();
+        for query in [
+            query.clone().with_operation("POST /nowhere"),
+            query.clone().with_owner("nowhere"),
+            query
+                .clone()
+                .with_older_than(Duration::from_secs(1_000_000)),
+        ] {
+            let page = store.list(&query).await.expect("the database works");
+            assert!(page.entries.is_empty());
+        }
+        let query = query.with_id_prefix(id.into());
+        let page = store.list(&query).await.expect("the database works");
+        assert_eq!(page.entries.len(), 1, "{state}");
+        let summary = store.summary(100_000).await.expect("the database works");
+        let counted = summary.count(state).expect("it is listed");
+        assert_eq!((counted.value, counted.is_exact), (count, true), "{state}");
+    }
+}
+
+#[tokio::test]
+async fn listings_of_postgres_use_indexes() {
+    let server = PostgresServer::start(&[
+        "session_preload_libraries=auto_explain",
+        "auto_explain.log_min_duration=0",
+        "autovacuum=off",
+    ]);
+    let store = sql::postgres(&server, "planned").await;
+    let mut admin = PgConnection::connect(&server.url()).await.unwrap();
+    let fill = format!(
+        r"insert into planned
+  (id, token, fingerprint, generation, lease_ends, keep, forgotten_at, created, completed, owner, operation, record)
+select sha256(n::text::bytea), substring(sha256(n::text::bytea) from 1 for 16), sha256('fingerprint'), 1,
+  case n % 20 when 0 then now + 600000 + n else now - 600000 - n end, 3600000,
+  case n % 20 when 0 then now + 4200000 + n when 1 then now + 3000000 - n when 2 then now - 1000 - n else now + 86400000 + n end,
+  now - 900000, case when n % 20 > 2 then now - n end, 'host-1:4711', 'POST /orders/' || n,
+  case when n % 20 = 3 then '\x0102000000000161'::bytea when n % 20 > 3 then '\x0100000000007061'::bytea end
+from generate_series(1, {ROWS}) n, (select floor(extract(epoch from clock_timestamp()) * 1000)::bigint as now) clock;
+analyze planned"
+    );
+    sqlx::raw_sql(AssertSqlSafe(fill))
+        .execute(&mut admin)
+        .await
+        .unwrap();
+    let before = server.log().len();
+    read_every_listing(&store).await;
+    let log = server.log();
+    let log = &log[before..];
+    for node in ["Seq Scan on planned", "Sort", "Bitmap"] {
+        assert!(!log.contains(node), "{node}:\n{log}");
+    }
+    for index in [
+        "planned_orphans",
+        "planned_attention",
+        "planned_forgotten_at",
+        "planned_pkey",
+    ] {
+        assert!(
+            log.contains(&format!("using {index} on planned")),
+            "{index}:\n{log}"
+        );
+    }
+}
+
+#[tokio::test]
+async fn listings_of_mariadb_use_indexes() {
+    let server = MariaDbServer::start(&[
+        "slow-query-log=1",
+        "long-query-time=0",
+        "log-slow-verbosity=query_plan,explain",
+        "slow-query-log-file=slow.log",
+    ]);
+    let store = sql::mariadb(&server, "planned").await;
+    let mut admin = MySqlConnection::connect(&server.url()).await.unwrap();
+    let now = "(timestampdiff(microsecond, '1970-01-01', utc_timestamp(3)) div 1000)";
+    let fill = format!(
+        "insert into planned
+  (id, token, fingerprint, generation, lease_ends, keep, forgotten_at, created, completed, owner, operation, record)
+select unhex(sha2(seq, 256)), unhex(md5(seq)), unhex(sha2('fingerprint', 256)), 1,
+  if(seq % 20 = 0, {now} + 600000 + seq, {now} - 600000 - seq), 3600000,
+  case seq % 20 when 0 then {now} + 4200000 + seq when 1 then {now} + 3000000 - seq when 2 then {now} - 1000 - seq
+    else {now} + 86400000 + seq end,
+  {now} - 900000, if(seq % 20 > 2, {now} - seq, null), 'host-1:4711', concat('POST /orders/', seq),
+  case when seq % 20 = 3 then x'0102000000000161' when seq % 20 > 3 then x'0100000000007061' end
+from seq_1_to_{ROWS};
+analyze table planned"
+    );
+    sqlx::raw_sql(AssertSqlSafe(fill))
+        .execute(&mut admin)
+        .await
+        .unwrap();
+    read_every_listing(&store).await;
+    let log = server.slow_log();
+    let explained = log.lines().filter(|line| line.starts_with("# explain:"));
+    let plans: Vec<_> = explained
+        .map(|line| line.split('\t').collect::<Vec<_>>())
+        .filter(|plan| plan.get(2) == Some(&"planned"))
+        .collect();
+    for index in ["orphans", "attention", "forgotten_at", "PRIMARY"] {
+        let used = plans.iter().filter(|plan| plan[5] == index).count();
+        assert!(used >= 4, "{index} is used {used} times:\n{log}");
+    }
+    for plan in plans {
+        assert_eq!(plan[3], "range", "{plan:?}");
+        assert!(!plan[plan.len() - 1].contains("filesort"), "{plan:?}");
+    }
 }

@@ -40,7 +40,8 @@ pub(crate) trait InspectTable: Sync {
     ) -> impl Future<Output = Result<Vec<EntryRow>, SqlError>> + Send;
 
     /// Returns the two numbers of a statement that counts.
-    fn read_counts(&self, sql: String) -> impl Future<Output = Result<(i64, i64), SqlError>> + Send;
+    fn read_counts(&self, sql: String)
+    -> impl Future<Output = Result<(i64, i64), SqlError>> + Send;
 
     /// Executes an update, and returns the row afterwards. Notifies waiters if the update applies.
     fn update(
@@ -276,3 +277,23 @@ impl From<SqlError> for InspectError {
 const MAX_CALLS: usize = 16;
 /// Number of rows that a call examines, if few of them may match.
 const BATCH: usize = 500;
+
+/// Returns the statements of a listing: its first page, that after `last`, that of an ID, and the count.
+#[cfg(all(test, feature = "sqlite"))]
+pub(crate) fn listing_statements(
+    table: &impl InspectTable,
+    state: State,
+    last: &tower_idempotency::inspect::Entry,
+) -> [String; 4] {
+    let (statements, order) = (table.statements(), Order::of_state(state));
+    let after = Position {
+        key: 1,
+        id: *last.id().as_bytes(),
+    };
+    [
+        statements.scan(order, None, BATCH),
+        statements.scan(order, Some(&after), BATCH),
+        statements.scan(Order::Id((*last.id()).into()), Some(&after), BATCH),
+        statements.count(state, 1_000),
+    ]
+}

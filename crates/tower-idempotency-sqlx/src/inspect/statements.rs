@@ -35,6 +35,8 @@ pub(crate) struct Dialect {
     pub(crate) now: String,
     /// Current time in a statement that writes.
     pub(crate) now_of_write: &'static str,
+    /// Returns what follows the table in a listing, to name the index.
+    pub(crate) index_hint: fn(&str) -> String,
     /// The tables between `update .. set ..` and `where`, and between `delete from` and `where`.
     pub(crate) from: [String; 2],
 }
@@ -104,13 +106,14 @@ impl InspectStatements {
                 key => format!(" and {key} >= {at} and ({key} > {at} or id > {id})"),
             }
         });
+        let index = order.index();
         let order = match self.key(order) {
             "id" => "id".to_owned(),
             key => format!("{key}, id"),
         };
-        let table = &self.table;
+        let (table, hint) = (&self.table, (self.dialect.index_hint)(index));
         format!(
-            "select {columns} from {table} where {condition}{after} order by {order} limit {limit}"
+            "select {columns} from {table}{hint} where {condition}{after} order by {order} limit {limit}"
         )
     }
 
@@ -126,10 +129,10 @@ impl InspectStatements {
             ),
             _ => format!("forgotten_at > {now}"),
         };
-        let table = &self.table;
+        let (table, hint) = (&self.table, (self.dialect.index_hint)(order.index()));
         format!(
             "select count(case when is_counted then 1 end), count(*)
-from (select {matches} as is_counted from {table} where {condition} order by {key} limit {examined}) examined"
+from (select {matches} as is_counted from {table}{hint} where {condition} order by {key} limit {examined}) examined"
         )
     }
 
@@ -183,8 +186,7 @@ from (select {matches} as is_counted from {table} where {condition} order by {ke
     /// Returns the columns of an [`EntryRow`], with this expression for the record.
     fn columns(&self, record: &str) -> String {
         let bytes = self.dialect.select_bytes;
-        let [id, token, fingerprint, record] =
-            ["id", "token", "fingerprint", record].map(bytes);
+        let [id, token, fingerprint, record] = ["id", "token", "fingerprint", record].map(bytes);
         let (length, now) = (self.dialect.record_length, &self.dialect.now);
         format!(
             "{id}, {token}, {fingerprint}, generation, lease_ends, forgotten_at, created, completed, owner, operation,
@@ -205,9 +207,7 @@ from (select {matches} as is_counted from {table} where {condition} order by {ke
             (None, State::InProgress) => format!("completed is null and lease_ends > {now}"),
             (None, _) => {
                 let lease_ends = row.lease_ends;
-                format!(
-                    "completed is null and lease_ends = {lease_ends} and lease_ends <= {now}"
-                )
+                format!("completed is null and lease_ends = {lease_ends} and lease_ends <= {now}")
             }
         };
         format!(
@@ -249,6 +249,16 @@ impl Order {
             State::Orphaned => Self::Orphaned,
             State::NeedsAttention => Self::NeedsAttention,
             _ => Self::Expiry,
+        }
+    }
+
+    /// Returns the name of the index, without that of the table.
+    fn index(self) -> &'static str {
+        match self {
+            Self::InProgress | Self::Orphaned => "orphans",
+            Self::NeedsAttention => "attention",
+            Self::Expiry => "forgotten_at",
+            Self::Id(_) => "primary",
         }
     }
 

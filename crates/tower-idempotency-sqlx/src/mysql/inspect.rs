@@ -30,6 +30,7 @@ pub(super) fn dialect() -> Dialect {
         attention_key: "attention",
         now: NOW.to_owned(),
         now_of_write: NOW,
+        index_hint: |index| format!(" force index ({index})"),
         from: [String::new(), String::new()],
     }
 }

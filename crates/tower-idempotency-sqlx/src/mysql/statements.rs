@@ -270,4 +270,5 @@ fn text(text: &str) -> String {
 pub(super) const OVERHEAD: usize = 8 << 10;
 const MAX_TEXT_CHARS: usize = 255;
 /// Time at which the statement began, constant within it. Uses UTC: local time repeats an hour in autumn.
-pub(super) const NOW: &str = "(timestampdiff(microsecond, '1970-01-01', utc_timestamp(3)) div 1000)";
+pub(super) const NOW: &str =
+    "(timestampdiff(microsecond, '1970-01-01', utc_timestamp(3)) div 1000)";

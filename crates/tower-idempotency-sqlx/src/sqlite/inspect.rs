@@ -27,6 +27,7 @@ pub(super) fn dialect() -> Dialect {
         attention_key: "completed",
         now: NOW.to_owned(),
         now_of_write: NOW,
+        index_hint: |_| String::new(),
         from: [String::new(), String::new()],
     }
 }
@@ -103,4 +104,68 @@ fn read_entry_row(row: &SqliteRow) -> Result<EntryRow, SqlError> {
         record_len: row.try_get(12)?,
         now: row.try_get(13)?,
     })
+}
+
+#[cfg(test)]
+mod tests {
+    use std::fs;
+
+    use tower_idempotency::inspect::{Inspect as _, Query};
+
+    use super::*;
+
+    /// Returns the plan of a statement, a line for each step.
+    async fn plan(store: &SqliteStore, sql: &str) -> String {
+        let explain = format!("explain query plan {sql}");
+        let rows = fetch(&store.inner.readers, explain, None).await;
+        let rows = rows.expect("the file can be read");
+        let steps = rows.iter().map(|row| row.get::<String, _>("detail"));
+        steps.collect::<Vec<_>>().join("\n")
+    }
+
+    #[tokio::test]
+    async fn listings_use_indexes() {
+        let name = format!("tower-idempotency-plans-{}", std::process::id());
+        let directory = std::env::temp_dir().join(name);
+        fs::create_dir_all(&directory).expect("a directory for throwaway files");
+        let store = SqliteStore::new(directory.join("keys.db"));
+        store.migrate().await.expect("the file can be written");
+        let fill = format!(
+            "insert into tower_idempotency
+  (id, token, fingerprint, generation, lease_ends, keep, forgotten_at, created, completed, owner, operation, record)
+with recursive n (n) as (select 1 union all select n + 1 from n where n < 20000)
+select randomblob(32), randomblob(16), randomblob(32), 1, {NOW} + (n % 3 - 1) * 100000 + n % 977, 3600000,
+  {NOW} + 3000000 + n, {NOW} - 900000, iif(n % 20 > 2, {NOW} - n, null), '', '',
+  case when n % 20 = 3 then x'0102000000000161' when n % 20 > 3 then x'0100000000007061' end
+from n"
+        );
+        fetch(&store.inner.writer, fill, None)
+            .await
+            .expect("the file can be written");
+        fetch(&store.inner.writer, "analyze".to_owned(), None)
+            .await
+            .expect("the file can be written");
+
+        for state in State::ALL {
+            if state == State::Unreadable {
+                continue;
+            }
+            let first = store.list(&Query::new(state)).await;
+            let first = first.expect("the file can be read").entries;
+            assert_eq!(first.len(), 50, "{state}");
+            for sql in crate::inspect::listing_statements(&*store.inner, state, &first[49]) {
+                let plan = plan(&store, &sql).await;
+                assert!(plan.contains("USING INDEX"), "{sql}\n{plan}");
+                // All rows of this index are in the listing.
+                let plan = plan.replace(
+                    "SCAN tower_idempotency USING INDEX tower_idempotency_attention",
+                    "",
+                );
+                for step in ["SCAN tower_idempotency", "TEMP B-TREE"] {
+                    assert!(!plan.contains(step), "{sql}\n{plan}");
+                }
+            }
+        }
+        fs::remove_dir_all(&directory).ok();
+    }
 }

@@ -14,6 +14,7 @@ use crate::{connection::Cluster, error::ConnectErrorKind};
 use crate::{
     connection::{Link, ReconnectingConnection},
     error::ConnectError,
+    index::Indexes,
     notifications::Notifications,
     options::RedisOptions,
     scripts::Scripts,
@@ -281,7 +282,11 @@ impl RedisOptions {
         let scripts = Scripts::new();
         let deadline = Instant::now() + connect_timeout;
         let is_evicting = check_server(&lease_link, deadline, &scripts, self.eviction).await?;
+        let indexes = self
+            .has_indexes
+            .then(|| Indexes::new(&self.prefix, acquire_link.is_cluster()));
         Ok(RedisStore::from_inner(Inner {
+            indexes,
             can_publish: acquire_link.can_publish(),
             acquire_link,
             lease_link,

@@ -49,6 +49,8 @@
 mod connect;
 mod connection;
 mod error;
+mod index;
+mod inspect;
 mod notifications;
 mod options;
 mod scripts;

@@ -30,6 +30,7 @@ pub struct RedisOptions {
     pub(crate) eviction: Eviction,
     pub(crate) eviction_check: Duration,
     pub(crate) replica_wait: Option<ReplicaWait>,
+    pub(crate) has_indexes: bool,
 }
 
 /// The reaction to a server that may evict entries: its `maxmemory-policy` is not `noeviction`, or it does not report one.
@@ -64,6 +65,7 @@ impl RedisOptions {
             eviction: Eviction::Warn,
             eviction_check: Duration::from_secs(120),
             replica_wait: None,
+            has_indexes: true,
         }
     }
 
@@ -111,6 +113,16 @@ impl RedisOptions {
     /// entries learns late that requests may be executed twice.
     pub fn with_eviction_check(mut self, interval: Duration) -> Self {
         self.eviction_check = interval;
+        self
+    }
+
+    /// Sets whether the store has the indexes from which [operators](tower_idempotency::inspect) list entries. Default: `true`.
+    ///
+    /// The indexes are two sorted sets, or two for each slot of a cluster that is in use. They change in the scripts that change
+    /// the entries, without a round trip. Without them, operators read and resolve entries by their ID alone. All processes that
+    /// share a prefix need the same value. Otherwise listings miss entries.
+    pub fn with_indexes(mut self, has_indexes: bool) -> Self {
+        self.has_indexes = has_indexes;
         self
     }
 

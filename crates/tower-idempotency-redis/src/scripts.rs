@@ -9,9 +9,17 @@ pub(crate) struct Scripts {
     pub(crate) complete: Script,
     pub(crate) release: Script,
     pub(crate) is_in_progress: Script,
+    pub(crate) operators: OperatorScripts,
 }
 
-/// A script that accesses one key.
+/// The scripts for operators. A store that is not inspected never loads them.
+pub(crate) struct OperatorScripts {
+    pub(crate) read: Script,
+    pub(crate) resolve: Script,
+    pub(crate) reindex: Script,
+}
+
+/// A script that accesses an entry and its indexes.
 pub(crate) struct Script {
     code: &'static str,
     sha: String,
@@ -34,9 +42,15 @@ impl Scripts {
             complete: Script::new(include_str!("scripts/complete.lua")),
             release: Script::new(include_str!("scripts/release.lua")),
             is_in_progress: Script::new(include_str!("scripts/look.lua")),
+            operators: OperatorScripts {
+                read: Script::new(include_str!("scripts/read.lua")),
+                resolve: Script::new(include_str!("scripts/resolve.lua")),
+                reindex: Script::new(include_str!("scripts/reindex.lua")),
+            },
         }
     }
 
+    /// Returns the scripts of the layer.
     pub(crate) fn all(&self) -> [&Script; 5] {
         [
             &self.acquire,
@@ -60,7 +74,7 @@ impl Script {
     pub(crate) fn run_command(
         &self,
         form: ScriptForm,
-        key: &str,
+        keys: &[&str],
         arguments: impl ToRedisArgs,
     ) -> Cmd {
         let mut command = match form {
@@ -75,7 +89,7 @@ impl Script {
                 command
             }
         };
-        command.arg(1).arg(key).arg(arguments);
+        command.arg(keys.len()).arg(keys).arg(arguments);
         command
     }
 

@@ -3,7 +3,7 @@
 use std::{fmt, sync::Arc, time::Duration};
 
 use bytes::Bytes;
-use redis::{ErrorKind, RedisError, ServerErrorKind, ToRedisArgs, Value};
+use redis::{ErrorKind, RedisError, RedisResult, ServerErrorKind, ToRedisArgs, Value};
 use tokio::time::Instant;
 use tower_idempotency::store::{
     Acquired, Claim, Fingerprint, KeyId, LeaseRef, OrphanPolicy, Store, StoreError, Token, Ttl,
@@ -11,6 +11,7 @@ use tower_idempotency::store::{
 
 use crate::{
     connection::Link,
+    index::{Indexes, Keys},
     notifications::Notifications,
     options::{Eviction, RedisOptions, ReplicaWait},
     scripts::{Script, ScriptForm, Scripts},
@@ -27,7 +28,7 @@ use crate::{
 /// usable.
 #[derive(Clone)]
 pub struct RedisStore {
-    inner: Arc<Inner>,
+    pub(crate) inner: Arc<Inner>,
 }
 
 pub(crate) struct Inner {
@@ -38,6 +39,8 @@ pub(crate) struct Inner {
     /// Link for calls that wait for replicas. The server replies to no other call on it meanwhile.
     pub(crate) replica_link: Option<Link>,
     pub(crate) scripts: Scripts,
+    /// Indexes of leases and of records that need attention, unless the options disable them.
+    pub(crate) indexes: Option<Indexes>,
     /// Notifications of completions and releases. Waiters poll if there are none.
     pub(crate) notifications: Option<Notifications>,
     /// `true` if completions and releases are published.
@@ -92,19 +95,24 @@ impl Store for RedisStore {
     async fn acquire(&self, claim: &Claim) -> Result<Acquired, StoreError> {
         self.watch_eviction_policy()?;
         let inner = &*self.inner;
-        let (script, key) = (&inner.scripts.acquire, inner.key(&claim.id));
+        let (script, keys) = (&inner.scripts.acquire, inner.keys(&claim.id));
         let arguments = (
             claim.token.as_bytes(),
             claim.fingerprint.as_bytes(),
             claim.lease.as_millis(),
             claim.orphan_retention.as_millis(),
-            u8::from(claim.orphans == OrphanPolicy::TakeOver),
             claim.owner,
             &*claim.operation,
+            claim.id.as_bytes(),
+            match claim.orphans {
+                OrphanPolicy::TakeOver => 1,
+                OrphanPolicy::Refuse => 2,
+                OrphanPolicy::Never => 0,
+            },
         );
         let (deadline, replica_deadline) = (inner.deadline(), inner.replica_deadline());
         let reply = inner
-            .run_script(&inner.acquire_link, deadline, script, &key, &arguments)
+            .run_script(&inner.acquire_link, deadline, script, &keys, &arguments)
             .await?;
         let first = parse_acquire_reply(reply)?;
         // Only a granted lease waits for replicas.
@@ -113,20 +121,20 @@ impl Store for RedisStore {
         };
         // The token is the same, so the server grants the same lease again. After a failover the new primary decides.
         let replicated =
-            inner.run_script_and_wait(link, replica_deadline, script, &key, &arguments, wait);
+            inner.run_script_and_wait(link, replica_deadline, script, &keys, &arguments, wait);
         parse_acquire_reply(Box::pin(replicated).await?)
     }
 
     async fn renew(&self, lease: &LeaseRef, ttl: Ttl) -> Result<(), StoreError> {
         let inner = &*self.inner;
-        let (script, key) = (&inner.scripts.renew, inner.key(&lease.id));
-        let arguments = (lease.token.as_bytes(), ttl.as_millis());
+        let (script, keys) = (&inner.scripts.renew, inner.keys(&lease.id));
+        let arguments = (lease.token.as_bytes(), ttl.as_millis(), lease.id.as_bytes());
         let reply = inner
             .run_script(
                 &inner.lease_link,
                 inner.deadline(),
                 script,
-                &key,
+                &keys,
                 &arguments,
             )
             .await?;
@@ -144,7 +152,7 @@ impl Store for RedisStore {
         if record.len() > limit {
             return Err(StoreError::RecordTooLarge { limit });
         }
-        let (script, key) = (&inner.scripts.complete, inner.key(&lease.id));
+        let (script, keys) = (&inner.scripts.complete, inner.keys(&lease.id));
         let arguments = (
             lease.token.as_bytes(),
             lease.fingerprint.as_bytes(),
@@ -152,16 +160,17 @@ impl Store for RedisStore {
             &*record,
             retention.as_millis(),
             u8::from(inner.can_publish),
+            lease.id.as_bytes(),
         );
         let (deadline, replica_deadline) = (inner.deadline(), inner.replica_deadline());
-        let stored = inner.run_script(&inner.lease_link, deadline, script, &key, &arguments);
+        let stored = inner.run_script(&inner.lease_link, deadline, script, &keys, &arguments);
         let Some((link, wait)) = inner.replica_wait() else {
             return parse_holder_reply(&stored.await?);
         };
         // Stores the record without delay on one link. On the other link it may queue behind calls that wait for replicas,
         // and the lease could expire before its turn.
         let replicated =
-            inner.run_script_and_wait(link, replica_deadline, script, &key, &arguments, wait);
+            inner.run_script_and_wait(link, replica_deadline, script, &keys, &arguments, wait);
         let replicated = Box::pin(replicated);
         let (stored, replicated) = tokio::join!(stored, replicated);
         if let Ok(reply) = stored {
@@ -172,14 +181,18 @@ impl Store for RedisStore {
 
     async fn release(&self, lease: &LeaseRef) -> Result<(), StoreError> {
         let inner = &*self.inner;
-        let (script, key) = (&inner.scripts.release, inner.key(&lease.id));
-        let arguments = (lease.token.as_bytes(), u8::from(inner.can_publish));
+        let (script, keys) = (&inner.scripts.release, inner.keys(&lease.id));
+        let arguments = (
+            lease.token.as_bytes(),
+            u8::from(inner.can_publish),
+            lease.id.as_bytes(),
+        );
         let reply = inner
             .run_script(
                 &inner.lease_link,
                 inner.deadline(),
                 script,
-                &key,
+                &keys,
                 &arguments,
             )
             .await?;
@@ -209,35 +222,40 @@ impl Store for RedisStore {
 
 impl Inner {
     /// Returns the entry's key, which is also the channel of its waiters.
-    fn key(&self, id: &KeyId) -> String {
+    pub(crate) fn key(&self, id: &KeyId) -> String {
         let mut key = String::with_capacity(self.options.prefix.len() + 64);
         key.push_str(&self.options.prefix);
-        for byte in id.as_bytes() {
-            for digit in [byte >> 4, byte & 15] {
-                key.push(char::from(b"0123456789abcdef"[usize::from(digit)]));
-            }
-        }
+        key.push_str(&id.to_hex());
         key
     }
 
+    /// Returns the keys of the entry and of its indexes.
+    pub(crate) fn keys(&self, id: &KeyId) -> Keys {
+        let entry = self.key(id);
+        let indexes = self.indexes.as_ref().map(|indexes| indexes.of(&entry));
+        Keys { entry, indexes }
+    }
+
     /// Runs a script by its hash. If the server does not have the script, sends the code once.
-    async fn run_script(
+    ///
+    /// While a slot is moved to another node of a cluster, a script runs on one key alone. The entry is then not in its index
+    /// until the next renewal.
+    pub(crate) async fn run_script(
         &self,
         link: &Link,
         deadline: Instant,
         script: &Script,
-        key: &str,
+        keys: &Keys,
         arguments: &impl ToRedisArgs,
     ) -> Result<Value, StoreError> {
-        let command = script.run_command(ScriptForm::Hash, key, arguments);
-        match link.send(deadline, &command).await {
-            Err(error) if is_unknown_script(&error) => {
-                let command = script.run_command(ScriptForm::Code, key, arguments);
-                link.send(deadline, &command).await
+        let all = keys.all();
+        let reply = match run_by_hash(link, deadline, script, &all, arguments).await {
+            Err(error) if all.len() > 1 && is_slot_moving(&error) => {
+                run_by_hash(link, deadline, script, &all[..1], arguments).await
             }
             reply => reply,
-        }
-        .map_err(StoreError::backend)
+        };
+        reply.map_err(StoreError::backend)
     }
 
     /// Runs a script and waits until enough replicas have its writes.
@@ -248,15 +266,16 @@ impl Inner {
         link: &Link,
         deadline: Instant,
         script: &Script,
-        key: &str,
+        keys: &Keys,
         arguments: &impl ToRedisArgs,
         wait: &ReplicaWait,
     ) -> Result<Value, StoreError> {
         let wait_command = wait.command();
-        let command = script.run_command(ScriptForm::Hash, key, arguments);
+        let keys = keys.all();
+        let command = script.run_command(ScriptForm::Hash, &keys, arguments);
         let (reply, replicas) = match link.send_pair(deadline, &command, &wait_command).await {
             Err(error) if is_unknown_script(&error) => {
-                let command = script.run_command(ScriptForm::Code, key, arguments);
+                let command = script.run_command(ScriptForm::Code, &keys, arguments);
                 link.send_pair(deadline, &command, &wait_command).await
             }
             replies => replies,
@@ -283,11 +302,15 @@ impl Inner {
     async fn is_in_progress(&self, key: &str) -> bool {
         let script = &self.scripts.is_in_progress;
         let deadline = self.deadline();
-        let reply = self.run_script(&self.acquire_link, deadline, script, key, &NO_ARGUMENTS);
+        let keys = Keys {
+            entry: key.to_owned(),
+            indexes: None,
+        };
+        let reply = self.run_script(&self.acquire_link, deadline, script, &keys, &NO_ARGUMENTS);
         !matches!(reply.await, Ok(Value::Int(0)))
     }
 
-    fn deadline(&self) -> Instant {
+    pub(crate) fn deadline(&self) -> Instant {
         Instant::now() + self.options.timeout
     }
 
@@ -296,6 +319,24 @@ impl Inner {
     /// Other calls do not get that additional time: if one of them takes as long, its connection is unresponsive.
     fn replica_deadline(&self) -> Instant {
         Instant::now() + self.options.replica_call_timeout()
+    }
+}
+
+/// Runs a script by its hash. If the server does not have the script, sends the code once.
+async fn run_by_hash(
+    link: &Link,
+    deadline: Instant,
+    script: &Script,
+    keys: &[&str],
+    arguments: &impl ToRedisArgs,
+) -> RedisResult<Value> {
+    let command = script.run_command(ScriptForm::Hash, keys, arguments);
+    match link.send(deadline, &command).await {
+        Err(error) if is_unknown_script(&error) => {
+            let command = script.run_command(ScriptForm::Code, keys, arguments);
+            link.send(deadline, &command).await
+        }
+        reply => reply,
     }
 }
 
@@ -383,12 +424,17 @@ fn millis(value: i64) -> Duration {
 }
 
 /// Returns an error that names the expected reply. It omits the reply itself, which may contain a record.
-fn unexpected_reply(expected: &str) -> StoreError {
+pub(crate) fn unexpected_reply(expected: &str) -> StoreError {
     StoreError::backend(format!("expected {expected}, found something else"))
 }
 
 fn newer_version() -> StoreError {
     StoreError::backend("expected an entry of this version, found one of a newer version")
+}
+
+/// Returns `true` if the keys of a script are on two nodes of a cluster, because their slot is being moved.
+pub(crate) fn is_slot_moving(error: &RedisError) -> bool {
+    error.kind() == ErrorKind::Server(ServerErrorKind::TryAgain)
 }
 
 fn is_unknown_script(error: &RedisError) -> bool {

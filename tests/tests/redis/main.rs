@@ -6,6 +6,7 @@ mod conformance_links;
 mod costs;
 mod events;
 mod faults;
+mod inspect;
 mod pools;
 mod pushes;
 mod tiered;

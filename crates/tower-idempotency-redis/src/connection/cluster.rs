@@ -13,8 +13,9 @@ use std::{
 };
 
 use redis::{
-    AsyncConnectionConfig, Client, Cmd, ConnectionAddr, ConnectionInfo, RedisResult, RetryMethod,
-    Value, aio::MultiplexedConnection, cluster_async::ClusterConnection,
+    AsyncConnectionConfig, Client, Cmd, ConnectionAddr, ConnectionInfo, ErrorKind, RedisResult,
+    RetryMethod, ServerErrorKind, Value, aio::MultiplexedConnection,
+    cluster_async::ClusterConnection,
 };
 use tokio::time::{Instant, sleep};
 
@@ -78,7 +79,9 @@ impl Cluster {
                 break;
             };
             let method = error.retry_method();
-            if error.is_timeout() || matches!(method, RetryMethod::NoRetry) {
+            // A script whose keys are on two nodes: the store runs it on one key.
+            let is_divided = error.kind() == ErrorKind::Server(ServerErrorKind::TryAgain);
+            if error.is_timeout() || is_divided || matches!(method, RetryMethod::NoRetry) {
                 break;
             }
             let target = error

@@ -33,13 +33,18 @@ pub(crate) enum Link {
 }
 
 impl Link {
-    /// Returns `true` if scripts should publish messages for waiters. In a cluster, every message would go to every node.
-    pub(crate) fn can_publish(&self) -> bool {
+    /// Returns `true` if the link leads to the nodes of a cluster.
+    pub(crate) fn is_cluster(&self) -> bool {
         match self {
             #[cfg(feature = "cluster")]
-            Self::Cluster(_) => false,
-            _ => true,
+            Self::Cluster(_) => true,
+            _ => false,
         }
+    }
+
+    /// Returns `true` if scripts should publish messages for waiters. In a cluster, every message would go to every node.
+    pub(crate) fn can_publish(&self) -> bool {
+        !self.is_cluster()
     }
 
     /// Sends a command and returns its reply. Error replies of the server become errors.

@@ -1,5 +1,7 @@
 -- Acquires a lease, or returns the state that prevents it.
--- ARGV: token, fingerprint, lease in ms, orphan retention in ms, 1 if an orphan may be taken over, owner, operation.
+-- KEYS: entry, and index of leases unless there is none.
+-- ARGV: token, fingerprint, lease in ms, orphan retention in ms, owner, operation, id, and which orphans may be taken over: 1
+-- each, 2 those whose retry an operator allows, 0 none.
 -- Returns {1, generation}, {2, fingerprint, ms left}, {3, fingerprint, ms since}, {4, fingerprint, record, ms left
 -- (-1 if it never expires), token or nil}, or {0} for an entry that a newer version wrote.
 local entry = redis.call('HMGET', KEYS[1], 's', 't', 'f', 'g', 'l', 'b')
@@ -14,19 +16,32 @@ local time = redis.call('TIME')
 local now = time[1] * 1000 + math.floor(time[2] / 1000)
 if not state then
   generation = 1
-  redis.call('HSET', KEYS[1], 's', 'L', 'f', ARGV[2], 'g', 1, 'o', ARGV[6], 'p', ARGV[7],
+  redis.call('HSET', KEYS[1], 's', 'L', 'f', ARGV[2], 'g', 1, 'o', ARGV[5], 'p', ARGV[6],
     'c', string.format('%.0f', now))
 elseif token ~= ARGV[1] then
   local ends = tonumber(entry[5])
   if now < ends then
     return {2, fingerprint, ends - now}
   end
-  if ARGV[5] ~= '1' or fingerprint ~= ARGV[2] then
+  local allowed = ARGV[8] == '1' or ARGV[8] == '2' and string.sub(token or '', 1, 8) == 'retry-ok'
+  if not allowed or fingerprint ~= ARGV[2] then
     return {3, fingerprint, now - ends}
   end
   generation = generation + 1
-  redis.call('HSET', KEYS[1], 'g', generation, 'o', ARGV[6])
+  redis.call('HSET', KEYS[1], 'g', generation, 'o', ARGV[5])
 end
 redis.call('HSET', KEYS[1], 't', ARGV[1], 'l', string.format('%.0f', now + ARGV[3]), 'k', ARGV[4])
 redis.call('PEXPIREAT', KEYS[1], string.format('%.0f', now + ARGV[3] + ARGV[4]))
+if KEYS[2] then
+  -- Only for listings: a user without rights on the index has the lease nevertheless.
+  redis.pcall('ZADD', KEYS[2], string.format('%.0f', now + ARGV[3]), ARGV[7])
+  -- The longest orphan retention so far is the negative score of the empty member. A lease that expired longer ago is absent.
+  local keep, longest = tonumber(ARGV[4]), redis.pcall('ZSCORE', KEYS[2], '')
+  if type(longest) == 'string' and -longest >= keep then
+    keep = -longest
+  else
+    redis.pcall('ZADD', KEYS[2], string.format('%.0f', -keep), '')
+  end
+  redis.pcall('ZREMRANGEBYSCORE', KEYS[2], 0, string.format('%.0f', now - keep))
+end
 return {1, tonumber(generation)}

@@ -1,4 +1,5 @@
--- Stores the record and ends the lease. ARGV: token, fingerprint, generation, record, retention in ms, 1 to publish.
+-- Stores the record and ends the lease. KEYS: entry, and indexes of leases and of records that need attention unless there
+-- are none. ARGV: token, fingerprint, generation, record, retention in ms, 1 to publish, id.
 -- Returns 1, or 0 if another token holds or completed the entry, or -1 if a newer version wrote the entry.
 local entry = redis.call('HMGET', KEYS[1], 's', 't', 'g')
 local state, token = entry[1], entry[2]
@@ -27,9 +28,17 @@ end
 -- Removes the lease first. HDEL needs no memory, and a script that has written continues when memory is full, so that a
 -- lease holder can always store its record. DEL will not do: in a slot that is being moved, a deleted key belongs to the
 -- other node, which would refuse the rest of the script.
-redis.call('HDEL', KEYS[1], 'l', 'k', 'o', 'p', 'c')
-redis.call('HSET', KEYS[1], 's', 'D', 't', ARGV[1], 'f', ARGV[2], 'g', generation, 'b', ARGV[4])
+redis.call('HDEL', KEYS[1], 'l', 'k')
+local time = redis.call('TIME')
+local now = string.format('%.0f', time[1] * 1000 + math.floor(time[2] / 1000))
+redis.call('HSET', KEYS[1], 's', 'D', 't', ARGV[1], 'f', ARGV[2], 'g', generation, 'b', ARGV[4], 'c', now)
 redis.call('PEXPIRE', KEYS[1], ARGV[5])
+if KEYS[2] then
+  redis.pcall('ZREM', KEYS[2], ARGV[7])
+  if string.sub(ARGV[4], 1, 2) == '\1\2' then
+    redis.pcall('ZADD', KEYS[3], now, ARGV[7])
+  end
+end
 if ARGV[6] == '1' then
   -- Only a hint: a user without rights on the channel has done the rest.
   redis.pcall('PUBLISH', KEYS[1], '')

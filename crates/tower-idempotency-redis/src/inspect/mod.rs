@@ -1,0 +1,252 @@
+//! Operations for operators: [`Inspect`] for the store.
+//!
+//! A listing reads the sorted sets of [`Indexes`](crate::index::Indexes), and then each entry. A resolution reads the entry, and
+//! runs one script under the condition that nothing has changed since.
+
+mod entry;
+mod walk;
+
+use redis::Value;
+use tower_idempotency::{
+    inspect::{
+        Abilities, Count, DEFAULT_ORPHAN_RETENTION, Entry, EntryDetails, Inspect, InspectError,
+        InspectErrorKind, Page, PageToken, Query, Resolution, ResolveOutcome, Seen, State, Summary,
+    },
+    store::{Fingerprint, KeyId, StoreError, Token},
+};
+
+use self::{
+    entry::RawEntry,
+    walk::{Position, Walk},
+};
+use crate::{
+    index::Indexes,
+    store::{Inner, RedisStore, unexpected_reply},
+};
+
+/// Lists entries in progress, orphans and entries that need attention, unless the store has [no
+/// indexes](crate::RedisOptions::with_indexes). Completed entries are not listed, but `get` returns them.
+///
+/// A listing uses no `SCAN` and no `KEYS`. The order is that of the expiry of the leases, or that of the records. In a cluster each
+/// slot has indexes of its own: a listing goes through up to 16,384 of them, several hundred at the same time, and is
+/// ordered within a slot alone. An entry that was acquired while its slot was moved to another node is listed after the next
+/// renewal of its lease, or after `idempotency check --repair`.
+///
+/// A listing removes entries from the indexes that no longer exist. After a resolution to
+/// [retry](Resolution::Retry) an entry that needed attention, its time in progress counts from that record.
+///
+/// A resolution does not wait for [replicas](crate::RedisOptions::with_wait). Redis deletes expired entries itself, so
+/// [`purge`](Inspect::purge) deletes none.
+impl Inspect for RedisStore {
+    fn abilities(&self) -> Abilities {
+        let abilities = Abilities::all()
+            .without_purge()
+            .without_list(State::Completed);
+        if self.inner.indexes.is_some() {
+            return abilities;
+        }
+        abilities
+            .without_list(State::InProgress)
+            .without_list(State::Orphaned)
+            .without_list(State::NeedsAttention)
+    }
+
+    async fn list(&self, query: &Query) -> Result<Page, InspectError> {
+        self.abilities().check(query)?;
+        let unsupported = || InspectError::new(InspectErrorKind::Unsupported);
+        let indexes = self.inner.indexes.as_ref().ok_or_else(unsupported)?;
+        Box::pin(self.inner.list(indexes, query)).await
+    }
+
+    async fn get(&self, id: &KeyId) -> Result<Option<EntryDetails>, InspectError> {
+        let Some(raw) = self.inner.read(id, WHOLE_RECORD).await? else {
+            return Ok(None);
+        };
+        let mut details = EntryDetails::new(raw.entry(*id));
+        details.fingerprint = raw.fingerprint().map(Fingerprint::from_bytes);
+        details.record = raw.record.map(Into::into);
+        Ok(Some(details))
+    }
+
+    async fn summary(&self, limit: u32) -> Result<Summary, InspectError> {
+        let mut summary = Summary::default();
+        if let Some(indexes) = &self.inner.indexes {
+            for state in [State::InProgress, State::Orphaned, State::NeedsAttention] {
+                let count = Box::pin(self.inner.count(indexes, state, limit)).await?;
+                summary.set(state, count);
+            }
+        }
+        Ok(summary)
+    }
+
+    async fn resolve(
+        &self,
+        seen: &Seen,
+        resolution: &Resolution,
+    ) -> Result<ResolveOutcome, InspectError> {
+        resolution.check(seen)?;
+        Box::pin(self.inner.resolve(seen, resolution)).await
+    }
+
+    async fn purge(&self, _batch: u32) -> Result<u64, InspectError> {
+        Ok(0)
+    }
+}
+
+impl Inner {
+    async fn list(&self, indexes: &Indexes, query: &Query) -> Result<Page, InspectError> {
+        let origin = format!("redis {}", self.options.prefix);
+        let start = match query.page() {
+            None => Position::FIRST,
+            Some(page) => Position::parse(page.position(&origin, query)?)
+                .filter(|position| position.index < indexes.len())
+                .ok_or_else(|| InspectError::new(InspectErrorKind::InvalidPage))?,
+        };
+        let mut walk = Walk::new(self, indexes, query.state(), start).await?;
+        if let Some(prefix) = query.id_prefix() {
+            walk.select(*prefix);
+        }
+        let limit = usize::from(query.limit());
+        let mut entries = Vec::new();
+        let mut after = start;
+        while walk.examined() <= MAX_EXAMINED {
+            let group = walk.next(GROUP.min(limit + 1)).await?;
+            if group.is_empty() && walk.is_finished() {
+                return Ok(Page::new(entries, None));
+            }
+            for (position, entry) in group {
+                if let Some(entry) = entry.filter(|entry| query.matches(entry)) {
+                    if entries.len() == limit {
+                        let next = PageToken::new(&origin, query, &after.to_bytes());
+                        return Ok(Page::new(entries, Some(next)));
+                    }
+                    entries.push(entry);
+                }
+                after = position;
+            }
+            if walk.is_queue_empty() {
+                after = walk.position();
+            }
+        }
+        let next = PageToken::new(&origin, query, &after.to_bytes());
+        Ok(Page::new(entries, Some(next)))
+    }
+
+    /// Counts the entries in a state, up to `limit`. Reads each of them, because an index may have entries that were lost.
+    async fn count(
+        &self,
+        indexes: &Indexes,
+        state: State,
+        limit: u32,
+    ) -> Result<Count, InspectError> {
+        let limit = u64::from(limit);
+        let max_examined = limit.saturating_mul(4).saturating_add(1024);
+        let mut walk = Walk::new(self, indexes, state, Position::FIRST).await?;
+        let mut value = 0;
+        loop {
+            let group = walk.next(GROUP).await?;
+            if group.is_empty() && walk.is_finished() {
+                return Ok(Count::new(value, true));
+            }
+            for (_, entry) in group {
+                if entry.is_some_and(|entry| entry.state() == state) {
+                    if value == limit {
+                        return Ok(Count::new(value, false));
+                    }
+                    value += 1;
+                }
+            }
+            if walk.examined() as u64 > max_examined {
+                return Ok(Count::new(value, false));
+            }
+        }
+    }
+
+    /// Reads an entry, with at most this many bytes of its record.
+    async fn read(&self, id: &KeyId, record_bytes: i64) -> Result<Option<RawEntry>, StoreError> {
+        let mut keys = self.keys(id);
+        keys.indexes = None;
+        let script = &self.scripts.operators.read;
+        let (link, deadline) = (&self.acquire_link, self.deadline());
+        let reply = self.run_script(link, deadline, script, &keys, &record_bytes);
+        RawEntry::parse(reply.await?)
+    }
+
+    async fn read_entry(&self, id: &KeyId) -> Result<Option<Entry>, StoreError> {
+        let raw = self.read(id, RECORD_PREFIX).await?;
+        Ok(raw.map(|raw| raw.entry(*id)))
+    }
+
+    /// Puts an entry in the index of its state alone. A user without rights to do so may still list.
+    async fn reindex(&self, id: &KeyId) {
+        let (keys, script) = (self.keys(id), &self.scripts.operators.reindex);
+        if keys.indexes.is_some() {
+            let (link, deadline) = (&self.acquire_link, self.deadline());
+            let arguments = &id.as_bytes();
+            let moved = self.run_script(link, deadline, script, &keys, arguments);
+            moved.await.ok();
+        }
+    }
+
+    async fn resolve(
+        &self,
+        seen: &Seen,
+        resolution: &Resolution,
+    ) -> Result<ResolveOutcome, InspectError> {
+        let id = seen.id();
+        let record = resolution.record(id);
+        let limit = self.options.record_limit;
+        if record.as_ref().is_some_and(|it| it.0.len() > limit) {
+            return Err(InspectError::new(InspectErrorKind::RecordTooLarge {
+                limit,
+            }));
+        }
+        let Some(raw) = self.read(id, RECORD_PREFIX).await? else {
+            return Ok(ResolveOutcome::Changed(None));
+        };
+        let entry = raw.entry(*id);
+        if entry.seen() != seen {
+            return Ok(ResolveOutcome::Changed(Some(Box::new(entry))));
+        }
+        let token = match resolution {
+            Resolution::Retry => Token::retry_allowed()?,
+            _ => Token::random()?,
+        };
+        let (decision, millis, record) = match (&record, resolution) {
+            (Some((record, retention)), _) => ("complete", retention.as_millis(), &**record),
+            (None, Resolution::Free | Resolution::DeleteRecord) => ("delete", 0, &b""[..]),
+            (None, _) => ("orphan", DEFAULT_ORPHAN_RETENTION.as_millis(), &b""[..]),
+        };
+        let arguments = (
+            raw.conditions(),
+            raw.condition_of_state(seen.state()),
+            decision,
+            token.as_bytes(),
+            millis,
+            record,
+            u8::from(self.can_publish),
+            id.as_bytes(),
+        );
+        let (script, keys) = (&self.scripts.operators.resolve, self.keys(id));
+        let (link, deadline) = (&self.lease_link, self.deadline());
+        let reply = self.run_script(link, deadline, script, &keys, &arguments);
+        let applied = match reply.await? {
+            Value::Int(0) => false,
+            Value::Int(1) => true,
+            _ => return Err(unexpected_reply("0 or 1").into()),
+        };
+        let entry = self.read_entry(id).await?.map(Box::new);
+        Ok(match applied {
+            true if decision == "delete" => ResolveOutcome::Applied(None),
+            true => ResolveOutcome::Applied(entry),
+            false => ResolveOutcome::Changed(entry),
+        })
+    }
+}
+
+/// Number of entries that are read at the same time.
+const GROUP: usize = 64;
+/// Maximum number of members of the indexes that a page examines.
+const MAX_EXAMINED: usize = 8_000;
+const WHOLE_RECORD: i64 = -1;
+const RECORD_PREFIX: i64 = State::RECORD_PREFIX as i64;

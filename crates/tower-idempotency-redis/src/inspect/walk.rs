@@ -1,0 +1,308 @@
+//! A walk through the members of the indexes.
+
+use std::{collections::VecDeque, time::Duration};
+
+use futures_util::future::try_join_all;
+use redis::Value;
+use tower_idempotency::{
+    inspect::{Entry, IdPrefix, State},
+    store::{KeyId, StoreError},
+};
+
+use super::RECORD_PREFIX;
+use crate::{
+    index::Indexes,
+    store::{Inner, unexpected_reply},
+};
+
+/// A position in the indexes: after this member of an index.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct Position {
+    pub(super) index: u16,
+    score: u64,
+    id: [u8; 32],
+}
+
+/// A walk through the entries of one state, and of others in the same indexes.
+pub(super) struct Walk<'a> {
+    inner: &'a Inner,
+    indexes: &'a Indexes,
+    state: State,
+    scores: [u64; 2],
+    prefix: Option<IdPrefix>,
+    /// Members that were read from the indexes and not yet returned.
+    queue: VecDeque<Position>,
+    /// After the members of the queue. `None` after the last member of the last index.
+    rest: Option<Position>,
+    /// Number of indexes that are read at the same time.
+    width: u16,
+    examined: usize,
+}
+
+impl Position {
+    pub(super) const FIRST: Self = Self {
+        index: 0,
+        score: 0,
+        id: [0; 32],
+    };
+
+    pub(super) fn to_bytes(self) -> Vec<u8> {
+        let mut bytes = self.index.to_be_bytes().to_vec();
+        bytes.extend(self.score.to_be_bytes());
+        bytes.extend(self.id);
+        bytes
+    }
+
+    pub(super) fn parse(bytes: &[u8]) -> Option<Self> {
+        let (index, rest) = bytes.split_first_chunk()?;
+        let (score, rest) = rest.split_first_chunk()?;
+        Some(Self {
+            index: u16::from_be_bytes(*index),
+            score: u64::from_be_bytes(*score),
+            id: rest.try_into().ok()?,
+        })
+    }
+}
+
+impl<'a> Walk<'a> {
+    pub(super) async fn new(
+        inner: &'a Inner,
+        indexes: &'a Indexes,
+        state: State,
+        start: Position,
+    ) -> Result<Self, StoreError> {
+        let now = inner.time().await?;
+        // The clocks of the nodes of a cluster differ.
+        let margin = MAX_SKEW.as_millis() as u64;
+        let scores = match state {
+            State::InProgress => [now.saturating_sub(margin), u64::MAX],
+            State::Orphaned => [0, now.saturating_add(margin)],
+            _ => [0, u64::MAX],
+        };
+        Ok(Self {
+            inner,
+            indexes,
+            state,
+            scores,
+            prefix: None,
+            queue: VecDeque::new(),
+            rest: Some(start),
+            width: MIN_WIDTH,
+            examined: 0,
+        })
+    }
+
+    /// Leaves out entries whose ID does not begin with these digits.
+    pub(super) fn select(&mut self, prefix: IdPrefix) {
+        self.prefix = Some(prefix);
+        if let Some(id) = prefix.to_key_id() {
+            // Its index is known, and so are the members before and after it.
+            let index = self.indexes.number_of(&self.inner.key(&id));
+            match self.rest {
+                Some(rest) if rest.index > index => self.rest = None,
+                Some(rest) if rest.index < index => {
+                    self.rest = Some(Position {
+                        index,
+                        ..Position::FIRST
+                    });
+                }
+                _ => {}
+            }
+        }
+    }
+
+    /// Returns the number of members that were read from the indexes.
+    pub(super) fn examined(&self) -> usize {
+        self.examined
+    }
+
+    pub(super) fn is_queue_empty(&self) -> bool {
+        self.queue.is_empty()
+    }
+
+    pub(super) fn is_finished(&self) -> bool {
+        self.queue.is_empty() && self.rest.is_none()
+    }
+
+    /// Returns the position after all members that were returned, if the queue is empty.
+    pub(super) fn position(&self) -> Position {
+        self.rest.unwrap_or(Position {
+            index: self.indexes.len() - 1,
+            score: u64::MAX,
+            id: [0xff; 32],
+        })
+    }
+
+    /// Returns at most `count` members with their entries. Removes members from the index whose entries no longer belong there.
+    /// Returns no member if a batch of members has none that matches.
+    pub(super) async fn next(
+        &mut self,
+        count: usize,
+    ) -> Result<Vec<(Position, Option<Entry>)>, StoreError> {
+        if self.queue.is_empty() {
+            self.fill(count).await?;
+        }
+        let members: Vec<_> = self.queue.drain(..count.min(self.queue.len())).collect();
+        let (inner, state) = (self.inner, self.state);
+        try_join_all(members.into_iter().map(async |member| {
+            let id = KeyId::from_bytes(member.id);
+            let raw = inner.read(&id, RECORD_PREFIX).await?;
+            let raw = raw.filter(|raw| raw.is_in_index(state));
+            if raw.is_none() {
+                inner.reindex(&id).await;
+            }
+            Ok((member, raw.map(|raw| raw.entry(id))))
+        }))
+        .await
+    }
+
+    /// Reads members of the next indexes.
+    async fn fill(&mut self, count: usize) -> Result<(), StoreError> {
+        let Some(rest) = self.rest else {
+            return Ok(());
+        };
+        let is_whole_id = self.prefix.is_some_and(|it| it.to_key_id().is_some());
+        let (width, end) = if is_whole_id {
+            (1, rest.index + 1)
+        } else {
+            (self.width, self.indexes.len())
+        };
+        let batch = if self.examined == 0 { count } else { BATCH };
+        let numbers = rest.index..rest.index.saturating_add(width).min(end);
+        let (this, last) = (&*self, numbers.end);
+        let read = numbers.map(async |index| {
+            let after = if index == rest.index {
+                rest
+            } else {
+                Position {
+                    index,
+                    ..Position::FIRST
+                }
+            };
+            this.members(after, batch).await
+        });
+        let members = try_join_all(read).await?;
+        self.rest = (last < end).then_some(Position {
+            index: last,
+            ..Position::FIRST
+        });
+        for (members, is_last) in members {
+            self.examined += members.len().max(1);
+            let end = members.last().copied();
+            let matching = members.into_iter().filter(|member| {
+                let id = KeyId::from_bytes(member.id);
+                self.prefix.is_none_or(|prefix| prefix.matches(&id))
+            });
+            self.queue.extend(matching);
+            // The rest of this index comes before the next index.
+            if let (false, Some(end)) = (is_last, end) {
+                self.rest = Some(end);
+                break;
+            }
+        }
+        self.width = self.width.saturating_mul(2).min(MAX_WIDTH);
+        Ok(())
+    }
+
+    /// Reads members of an index after a position. The second value is `true` if there are no more.
+    async fn members(
+        &self,
+        after: Position,
+        batch: usize,
+    ) -> Result<(Vec<Position>, bool), StoreError> {
+        let [leases, attention] = self.indexes.at(after.index);
+        let key = match self.state {
+            State::NeedsAttention => attention,
+            _ => leases,
+        };
+        let [min, max] = self.scores;
+        let min = min.max(after.score);
+        let mut offset = 0;
+        loop {
+            let mut command = redis::cmd("ZRANGEBYSCORE");
+            command.arg(&key).arg(min);
+            if max == u64::MAX {
+                command.arg("+inf");
+            } else {
+                command.arg(max);
+            }
+            command
+                .arg("WITHSCORES")
+                .arg("LIMIT")
+                .arg(offset)
+                .arg(batch);
+            let reply = self
+                .inner
+                .acquire_link
+                .send(self.inner.deadline(), &command);
+            let reply = reply.await.map_err(StoreError::backend)?;
+            let found = parse_members(reply)?;
+            let (total, is_last) = (found.len(), found.len() < batch);
+            let members = found.into_iter().filter_map(|(id, score)| {
+                let id = id.try_into().ok()?;
+                let index = after.index;
+                let is_after = (score, id) > (after.score, after.id);
+                is_after.then_some(Position { index, score, id })
+            });
+            let members: Vec<_> = members.collect();
+            // Members of one score that come before the position fill the batch.
+            if members.is_empty() && !is_last {
+                offset += total;
+                continue;
+            }
+            return Ok((members, is_last));
+        }
+    }
+}
+
+impl Inner {
+    /// Returns the time of a server, in milliseconds since 1970.
+    async fn time(&self) -> Result<u64, StoreError> {
+        let reply = self
+            .acquire_link
+            .send(self.deadline(), &redis::cmd("TIME"))
+            .await;
+        let reply = reply.map_err(StoreError::backend)?;
+        let time: Result<(u64, u64), _> = redis::from_redis_value(reply);
+        let (seconds, micros) = time.map_err(|_| unexpected_reply("a time"))?;
+        Ok(seconds * 1000 + micros / 1000)
+    }
+}
+
+/// Parses members with their scores, in the form of each protocol.
+fn parse_members(reply: Value) -> Result<Vec<(Vec<u8>, u64)>, StoreError> {
+    let members: Result<Vec<(Vec<u8>, f64)>, _> = redis::from_redis_value(reply);
+    let members = members.map_err(|_| unexpected_reply("members with scores"))?;
+    Ok(members
+        .into_iter()
+        .map(|(id, score)| (id, score.max(0.0) as u64))
+        .collect())
+}
+
+/// Maximum difference between the clocks of two nodes.
+const MAX_SKEW: Duration = Duration::from_secs(60);
+/// Number of members that a call reads from an index, after the first call.
+const BATCH: usize = 500;
+/// Number of indexes of a cluster that the first call reads, and that a later call reads at most.
+const MIN_WIDTH: u16 = 32;
+const MAX_WIDTH: u16 = 512;
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn position_survives_its_byte_form() {
+        for index in [0, 16_383, u16::MAX] {
+            let position = Position {
+                index,
+                score: u64::MAX - 1,
+                id: [7; 32],
+            };
+            assert_eq!(Position::parse(&position.to_bytes()), Some(position));
+        }
+        for bytes in [&[][..], &[0; 41], &[0; 43]] {
+            assert_eq!(Position::parse(bytes), None, "{} bytes", bytes.len());
+        }
+    }
+}

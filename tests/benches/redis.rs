@@ -126,7 +126,7 @@ impl Scripts {
     async fn acquired(&self, key: &str) -> Vec<Value> {
         let mut call = self.acquire.key(key);
         call.arg(TOKEN).arg(FINGERPRINT).arg(15_000).arg(86_400_000);
-        call.arg(1).arg("host:1").arg("POST /orders");
+        call.arg("host:1").arg("POST /orders").arg(TOKEN).arg(1);
         let answer = call.invoke_async(&mut self.asking.clone()).await;
         answer.expect("an answer")
     }
@@ -134,7 +134,7 @@ impl Scripts {
     async fn completed(&self, key: &str) {
         let mut call = self.complete.key(key);
         call.arg(TOKEN).arg(FINGERPRINT).arg(1).arg(&self.record);
-        call.arg(86_400_000).arg(1);
+        call.arg(86_400_000).arg(1).arg(TOKEN);
         let answer: i64 = call
             .invoke_async(&mut self.keeping.clone())
             .await

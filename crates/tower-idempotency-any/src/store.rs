@@ -5,6 +5,10 @@ use std::{fmt, time::Duration};
 use bytes::Bytes;
 use tower_idempotency::{
     IdempotencyLayer, MemoryStore, Preset,
+    inspect::{
+        Abilities, EntryDetails, Inspect, InspectError, Page, Query, Resolution, ResolveOutcome,
+        Seen, Summary,
+    },
     store::{Acquired, Claim, KeyId, LeaseRef, Store, StoreError, Ttl},
 };
 #[cfg(feature = "dynamodb")]
@@ -151,6 +155,37 @@ impl Store for AnyStore {
 
     async fn wait_for_change(&self, id: &KeyId, timeout: Duration) {
         with_store!(self, store => store.wait_for_change(id, timeout).await);
+    }
+}
+
+/// Lists and resolves the entries of the store behind the URL, with its [`Abilities`].
+impl Inspect for AnyStore {
+    fn abilities(&self) -> Abilities {
+        with_store!(self, store => store.abilities())
+    }
+
+    async fn list(&self, query: &Query) -> Result<Page, InspectError> {
+        with_store!(self, store => store.list(query).await)
+    }
+
+    async fn get(&self, id: &KeyId) -> Result<Option<EntryDetails>, InspectError> {
+        with_store!(self, store => store.get(id).await)
+    }
+
+    async fn summary(&self, limit: u32) -> Result<Summary, InspectError> {
+        with_store!(self, store => store.summary(limit).await)
+    }
+
+    async fn resolve(
+        &self,
+        seen: &Seen,
+        resolution: &Resolution,
+    ) -> Result<ResolveOutcome, InspectError> {
+        with_store!(self, store => store.resolve(seen, resolution).await)
+    }
+
+    async fn purge(&self, batch: u32) -> Result<u64, InspectError> {
+        with_store!(self, store => store.purge(batch).await)
     }
 }
 

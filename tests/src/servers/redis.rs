@@ -282,6 +282,17 @@ impl RedisServer {
         answer.expect("a command that is right").elements()
     }
 
+    /// Returns the keys of all entries, without those of their indexes.
+    ///
+    /// # Panics
+    ///
+    /// Like [`command`](Self::command).
+    pub fn entries(&self) -> Vec<String> {
+        let keys = self.list(&["KEYS", "*"]).into_iter();
+        let keys = keys.map(|key| String::from_utf8(key).expect("a key in hexadecimal"));
+        keys.filter(|key| !key.contains('~')).collect()
+    }
+
     /// Starts recording the commands of clients.
     ///
     /// # Panics

@@ -48,8 +48,8 @@ pub(crate) async fn until_renewed(server: &RedisServer, leases: &[Lease]) {
 
 /// Returns when each lease on a server expires, in milliseconds of its clock, by the key of the entry.
 pub(crate) fn expiries(server: &RedisServer) -> BTreeMap<String, u64> {
-    let keys = server.command(&["KEYS", "*"]);
-    let expiries = keys.lines().filter_map(|key| {
+    let keys = server.entries();
+    let expiries = keys.iter().filter_map(|key| {
         // Another key than an entry's may be no hash.
         let expiry = server.try_command(&["HGET", key, "l"]).ok()?.ok()?;
         Some((key.to_owned(), expiry.parse().ok()?))

@@ -1,12 +1,19 @@
 //! Operators on Redis and on a cluster: the cases of the suite, the calls that a listing makes, and slots that move.
 
-use std::sync::OnceLock;
+use std::{collections::BTreeMap, sync::OnceLock, time::Duration};
 
 use tests::{
     conformance::every_inspect_case_at_once,
-    servers::redis::{RedisCluster, UNHURRIED, shared, until_connected},
+    servers::redis::{RedisCluster, RedisServer, UNHURRIED, shared, until_connected},
+    sql,
 };
-use tower_idempotency::conformance::Subject;
+use tokio::time::sleep;
+use tower_idempotency::{
+    NeedsAttention,
+    conformance::Subject,
+    inspect::{Entry, Inspect, InspectErrorKind, Query, Resolution, State},
+    store::{Acquired, Store, Ttl},
+};
 use tower_idempotency_redis::{RedisOptions, RedisStore};
 
 fn cluster() -> &'static RedisCluster {
@@ -48,4 +55,250 @@ fn one_slot_of_cluster_passes_every_case() {
         let store = on_cluster(cluster(), "{operators}:").await;
         Subject::new(store).with_push(false).with_inspector()
     });
+}
+
+// ---- Calls ----
+
+/// Creates a store on a server of its own, with `count` entries in each state.
+async fn with_entries(server: &RedisServer, count: usize) -> RedisStore {
+    let options = RedisOptions::new().with_timeout(UNHURRIED);
+    let url = server.url();
+    let store = until_connected(|| options.clone().connect(&url)).await;
+    for state in LISTED.into_iter().chain([State::Completed]) {
+        for _ in 0..count {
+            let mut claim = sql::claim();
+            if state == State::Orphaned {
+                claim.lease = Ttl::from_millis(1);
+            } else {
+                claim.lease = Ttl::from_secs(600);
+            }
+            claim.owner = "host-1:4711";
+            claim.operation = "POST /orders".into();
+            store.acquire(&claim).await.expect("the server runs");
+            let (record, retention) = match state {
+                State::NeedsAttention => {
+                    let attention = NeedsAttention::new("refund-failed");
+                    let record = Resolution::NeedsAttention(attention).record(&claim.id);
+                    record.expect("it stores a record")
+                }
+                State::Completed => (b"\x01\x00\0\0\0\0".to_vec().into(), Ttl::from_secs(600)),
+                _ => continue,
+            };
+            let lease = claim.lease_ref(1);
+            let completed = store.complete(&lease, record, retention).await;
+            completed.expect("the server runs");
+        }
+    }
+    sleep(Duration::from_millis(10)).await;
+    store
+}
+
+const LISTED: [State; 3] = [State::InProgress, State::Orphaned, State::NeedsAttention];
+
+/// Lists all entries in a state, page by page.
+async fn listed(store: &RedisStore, mut query: Query) -> Vec<Entry> {
+    let mut entries = Vec::new();
+    loop {
+        let page = store.list(&query).await.expect("the server runs");
+        entries.extend(page.entries);
+        match page.next {
+            Some(next) => query = query.with_page(Some(next)),
+            None => return entries,
+        }
+    }
+}
+
+#[tokio::test]
+async fn no_operation_scans_the_keys() {
+    let server = RedisServer::start(&[]);
+    let store = with_entries(&server, 120).await;
+    let monitor = server.monitor();
+    // The lease that is broken is an orphan then.
+    for (state, count) in [
+        (State::Orphaned, 120),
+        (State::InProgress, 120),
+        (State::NeedsAttention, 120),
+    ] {
+        let entries = listed(&store, Query::new(state).with_limit(7)).await;
+        assert_eq!(entries.len(), count, "{state}");
+        let seen = entries[3].seen();
+        let found = store.get(entries[3].id()).await.expect("the server runs");
+        assert_eq!(found.expect("it exists").entry.seen(), seen);
+        let by_id = Query::new(state)
+            .with_id_prefix(entries[3].id().to_hex()[..8].parse().expect("digits"));
+        assert_eq!(listed(&store, by_id).await.len(), 1);
+        let resolution = match state {
+            State::InProgress => Resolution::BreakLease,
+            _ => Resolution::Free,
+        };
+        let resolved = store.resolve(seen, &resolution).await;
+        assert!(resolved.expect("the server runs").is_applied());
+    }
+    store.summary(1_000).await.expect("the server runs");
+    store.purge(10).await.expect("the server runs");
+    let mut names: BTreeMap<String, usize> = BTreeMap::new();
+    for asked in monitor.asked() {
+        *names.entry(asked.name).or_default() += 1;
+    }
+    println!("{names:?}");
+    for name in names.keys() {
+        assert!(
+            [
+                "eval",
+                "evalsha",
+                "time",
+                "zrangebyscore",
+                "echo",
+                "client",
+                "hello"
+            ]
+            .contains(&name.as_str()),
+            "{name}"
+        );
+    }
+    // Pages of 7: a call for the members, one for the time, and one for each entry, with one more to see that there is a next.
+    assert!(names["zrangebyscore"] < 200, "{names:?}");
+}
+
+/// A page reads its entries and one more, however many there are.
+#[tokio::test]
+async fn page_reads_few_entries() {
+    let server = RedisServer::start(&[]);
+    let store = with_entries(&server, 500).await;
+    for state in LISTED {
+        let query = Query::new(state).with_limit(50);
+        store.list(&query).await.expect("the server runs");
+        let monitor = server.monitor();
+        let page = store.list(&query).await.expect("the server runs");
+        assert_eq!((page.entries.len(), page.next.is_some()), (50, true));
+        let asked = monitor.asked();
+        let calls = |name: &str| asked.iter().filter(|it| it.name == name).count();
+        assert_eq!(
+            [calls("time"), calls("zrangebyscore"), calls("evalsha")],
+            [1, 1, 51],
+            "{state}"
+        );
+    }
+}
+
+/// The index forgets entries that the server has lost, and is deleted with its last lease.
+#[tokio::test]
+async fn lost_entries_leave_the_index() {
+    let server = RedisServer::start(&[]);
+    let store = with_entries(&server, 3).await;
+    assert_eq!(
+        server.command(&["ZCARD", "idempotency:~leases"]),
+        "7",
+        "six, and the longest retention"
+    );
+    for key in server.entries() {
+        server.command(&["DEL", &key]);
+    }
+    for state in LISTED {
+        assert_eq!(listed(&store, Query::new(state)).await, []);
+    }
+    assert_eq!(server.command(&["ZCARD", "idempotency:~leases"]), "1");
+    assert_eq!(server.command(&["EXISTS", "idempotency:~attention"]), "0");
+    let claim = sql::claim();
+    store.acquire(&claim).await.expect("the server runs");
+    store
+        .release(&claim.lease_ref(1))
+        .await
+        .expect("the server runs");
+    assert_eq!(server.command(&["DBSIZE"]), "0");
+}
+
+/// Leases that expired longer ago than their entries are kept leave the index with the next acquire.
+#[tokio::test]
+async fn expired_orphans_leave_the_index() {
+    let server = RedisServer::start(&[]);
+    let store = with_entries(&server, 0).await;
+    for _ in 0..20 {
+        let mut claim = sql::claim();
+        claim.lease = Ttl::from_millis(1);
+        claim.orphan_retention = Ttl::from_millis(1);
+        store.acquire(&claim).await.expect("the server runs");
+    }
+    sleep(Duration::from_millis(20)).await;
+    let mut other = sql::claim();
+    other.orphan_retention = Ttl::from_millis(1);
+    store.acquire(&other).await.expect("the server runs");
+    assert_eq!(server.command(&["ZCARD", "idempotency:~leases"]), "2");
+}
+
+#[tokio::test]
+async fn store_without_indexes_resolves_by_id() {
+    let server = RedisServer::start(&[]);
+    let (options, url) = (
+        RedisOptions::new()
+            .with_timeout(UNHURRIED)
+            .with_indexes(false),
+        server.url(),
+    );
+    let store = until_connected(|| options.clone().connect(&url)).await;
+    let claim = sql::claim();
+    store.acquire(&claim).await.expect("the server runs");
+    assert_eq!(server.command(&["DBSIZE"]), "1");
+    for state in State::ALL {
+        let error = store.list(&Query::new(state)).await.expect_err("no index");
+        assert_eq!(error.kind(), InspectErrorKind::Unsupported);
+    }
+    let found = store
+        .get(&claim.id)
+        .await
+        .expect("the server runs")
+        .expect("it exists");
+    let broken = store
+        .resolve(found.entry.seen(), &Resolution::BreakLease)
+        .await;
+    assert!(broken.expect("the server runs").is_applied());
+    assert_eq!(server.command(&["DBSIZE"]), "1");
+}
+
+// ---- Slots that move ----
+
+/// While a slot is moved, its entries are acquired, renewed and completed, although their indexes are on the other node.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn entries_of_moving_slot_are_served_and_listed() {
+    let cluster = RedisCluster::start();
+    let (slot, prefix) = (cluster.slot("{moving}"), "{moving}:");
+    let store = on_cluster(&cluster, prefix).await;
+    let new = || {
+        let mut claim = sql::claim();
+        claim.lease = Ttl::from_secs(600);
+        claim
+    };
+    let [before, meanwhile, completed] = [new(), new(), new()];
+    store.acquire(&before).await.expect("the cluster runs");
+    let to = (cluster.master_of(slot).expect("an owner") + 1) % 3;
+    cluster.begin_move(slot, to);
+    for claim in [&meanwhile, &completed] {
+        let granted = store.acquire(claim).await.expect("the cluster runs");
+        assert!(matches!(granted, Acquired::Granted { generation: 1, .. }));
+    }
+    let (lease, ttl) = (completed.lease_ref(1), Ttl::from_secs(600));
+    let record = b"\x01\x00\0\0\0\0".to_vec();
+    store
+        .complete(&lease, record.into(), ttl)
+        .await
+        .expect("the cluster runs");
+    let found = store.acquire(&completed).await.expect("the cluster runs");
+    assert!(matches!(found, Acquired::Completed { .. }), "{found:?}");
+    cluster.move_keys(slot, to);
+    cluster.end_move(slot, to);
+    // Each renewal puts its lease back in the index.
+    for claim in [&before, &meanwhile] {
+        store
+            .renew(&claim.lease_ref(1), ttl)
+            .await
+            .expect("the lease is held");
+    }
+    let mut ids: Vec<_> = listed(&store, Query::new(State::InProgress)).await;
+    ids.sort_by_key(|entry| *entry.id());
+    let mut expected = [before.id, meanwhile.id];
+    expected.sort();
+    assert_eq!(
+        ids.iter().map(|entry| *entry.id()).collect::<Vec<_>>(),
+        expected
+    );
 }

@@ -73,7 +73,11 @@ impl<'a> Walk<'a> {
     ) -> Result<Self, StoreError> {
         let now = inner.time().await?;
         // The clocks of the nodes of a cluster differ.
-        let margin = MAX_SKEW.as_millis() as u64;
+        let margin = if inner.acquire_link.is_cluster() {
+            MAX_SKEW.as_millis() as u64
+        } else {
+            0
+        };
         let scores = match state {
             State::InProgress => [now.saturating_sub(margin), u64::MAX],
             State::Orphaned => [0, now.saturating_add(margin)],
@@ -280,7 +284,7 @@ fn parse_members(reply: Value) -> Result<Vec<(Vec<u8>, u64)>, StoreError> {
 }
 
 /// Maximum difference between the clocks of two nodes.
-const MAX_SKEW: Duration = Duration::from_secs(60);
+const MAX_SKEW: Duration = Duration::from_secs(10);
 /// Number of members that a call reads from an index, after the first call.
 const BATCH: usize = 500;
 /// Number of indexes of a cluster that the first call reads, and that a later call reads at most.

@@ -40,6 +40,10 @@ if decision == 'delete' then
   redis.call('DEL', KEYS[1])
   if KEYS[2] then
     redis.pcall('ZREM', KEYS[2], id)
+    if redis.pcall('ZCARD', KEYS[2]) == 1 and type(redis.pcall('ZSCORE', KEYS[2], '')) == 'string' then
+      -- No lease is left, only the empty member.
+      redis.pcall('DEL', KEYS[2])
+    end
     redis.pcall('ZREM', KEYS[3], id)
   end
 elseif decision == 'orphan' then
@@ -57,6 +61,10 @@ else
   redis.call('PEXPIRE', KEYS[1], ARGV[9])
   if KEYS[2] then
     redis.pcall('ZREM', KEYS[2], id)
+    if redis.pcall('ZCARD', KEYS[2]) == 1 and type(redis.pcall('ZSCORE', KEYS[2], '')) == 'string' then
+      -- No lease is left, only the empty member.
+      redis.pcall('DEL', KEYS[2])
+    end
     if string.sub(ARGV[10], 1, 2) == '\1\2' then
       redis.pcall('ZADD', KEYS[3], at, id)
     else

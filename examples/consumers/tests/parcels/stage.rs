@@ -346,7 +346,7 @@ impl<Q: RetryQueue> Stage<Q> {
                 entries.expect("the server runs")
             }
             Database::Redis(server) => {
-                let keys = server.command(&["KEYS", "idempotency:*"]);
+                let keys = server.command(&["KEYS", "idempotency:[0-9a-f]*"]);
                 let is_done = |key: &str| server.command(&["HGET", key, "s"]) == "D";
                 keys.lines()
                     .filter(|it| !it.is_empty())

@@ -69,9 +69,9 @@ async fn is_served(store: &RedisStore, books: &Books, server: &RedisServer) {
     node.assert_replays("/held", "running", &answer).await;
 
     let (orphaned, _) = node.running_on("/held-fails", "orphaned").await;
-    for key in server.command(&["KEYS", "*"]).lines() {
-        if server.command(&["HGET", key, "s"]) == "L" {
-            server.command(&["HSET", key, "l", "1"]);
+    for key in server.entries() {
+        if server.command(&["HGET", &key, "s"]) == "L" {
+            server.command(&["HSET", &key, "l", "1"]);
         }
     }
     let taking_over = node.spawn("/held-fails", "orphaned");

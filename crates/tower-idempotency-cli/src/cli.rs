@@ -1,0 +1,106 @@
+//! The command line.
+
+use std::{path::PathBuf, time::Duration};
+
+use clap::{Parser, Subcommand};
+use tower_idempotency::inspect::State;
+
+use crate::commands::{check, completions, export, find, list, purge, resolve, show, stats, watch};
+
+/// Lists, shows and resolves the entries of a store of tower-idempotency.
+///
+/// An entry is a key of a client: in progress, orphaned, needing attention or completed. A stuck key takes three commands: list
+/// finds it, show explains it, and resolve settles it.
+#[derive(Debug, Parser)]
+#[command(name = "idempotency", version, after_help = EXIT_CODES)]
+pub(crate) struct Cli {
+    #[command(flatten)]
+    pub(crate) global: Global,
+
+    #[command(subcommand)]
+    pub(crate) command: Command,
+}
+
+/// Options of every command.
+#[derive(Debug, clap::Args)]
+pub(crate) struct Global {
+    /// The store: redis://HOST:PORT/DB, redis+cluster://HOST:PORT,.., postgres://.., mysql://.., sqlite:PATH or dynamodb://TABLE
+    #[arg(
+        long,
+        global = true,
+        env = "IDEMPOTENCY_STORE",
+        hide_env_values = true,
+        value_name = "URL"
+    )]
+    pub(crate) store: Option<String>,
+
+    /// Print JSON: one object, or one object on each line for lists
+    #[arg(long, global = true)]
+    pub(crate) json: bool,
+
+    /// Print no colours. The variable NO_COLOR does the same
+    #[arg(long, global = true)]
+    pub(crate) no_color: bool,
+
+    /// The longest time for one call of the store
+    #[arg(long, global = true, value_name = "DURATION", default_value = "10s", value_parser = humantime::parse_duration)]
+    pub(crate) timeout: Duration,
+}
+
+/// The commands. Each has a module.
+#[derive(Debug, Subcommand)]
+pub(crate) enum Command {
+    List(list::Args),
+    Show(show::Args),
+    Find(find::Args),
+    Resolve(resolve::Args),
+    Purge(purge::Args),
+    Stats(stats::Args),
+    Watch(watch::Args),
+    Check(check::Args),
+    Export(export::Args),
+    Completions(completions::Args),
+    /// Print the manual page
+    Man,
+}
+
+/// Options of the commands that change something.
+#[derive(Debug, clap::Args)]
+pub(crate) struct ChangeArgs {
+    /// Why. The audit log records it
+    #[arg(long, value_name = "TEXT")]
+    pub(crate) reason: String,
+
+    /// The file to which the audit lines are appended. Nothing is changed without a line
+    #[arg(long, env = "IDEMPOTENCY_AUDIT", value_name = "FILE")]
+    pub(crate) audit: PathBuf,
+
+    /// Who, in the audit log
+    #[arg(long, env = "USER", value_name = "NAME", default_value = "unknown")]
+    pub(crate) actor: String,
+
+    /// Do not ask for confirmation
+    #[arg(long)]
+    pub(crate) yes: bool,
+}
+
+/// Parses the name of a state. `attention` is another name of `needs-attention`.
+pub(crate) fn state(name: &str) -> Result<State, String> {
+    match name {
+        "attention" => Ok(State::NeedsAttention),
+        "unreadable" => Err("unreadable entries are listed with the other states".to_owned()),
+        name => name.parse().map_err(|_| {
+            "expected in-progress, orphaned, attention, needs-attention or completed".to_owned()
+        }),
+    }
+}
+
+const EXIT_CODES: &str = "\
+Exit codes:
+  0  done
+  1  the store or a file failed
+  2  the command line is wrong, or the change was not confirmed
+  3  there is no such entry
+  4  the entry has changed since it was seen; nothing was changed
+  5  there are entries (list --fail-if-any)
+  6  the store does not list this state";

@@ -1,0 +1,56 @@
+//! `idempotency export`.
+
+use tower_idempotency::inspect::{Inspect as _, Query, State};
+
+use super::{list::Filters, show::details_json, stats::states};
+use crate::{
+    cli::state,
+    context::Context,
+    failure::{Exit, Failure},
+    output::entry_json,
+};
+
+/// Print all entries as JSON, one object on each line
+#[derive(Debug, clap::Args)]
+pub(crate) struct Args {
+    /// Only entries in this state, may be repeated. Default: all states that the store lists
+    #[arg(long = "state", value_name = "STATE", value_parser = state)]
+    states: Vec<State>,
+
+    #[command(flatten)]
+    filters: Filters,
+
+    /// Print the stored bytes of the records too, in base64. They contain responses
+    #[arg(long)]
+    with_records: bool,
+}
+
+pub(crate) async fn run(context: &Context, args: &Args) -> Result<Exit, Failure> {
+    let abilities = context.store.abilities();
+    let selected: Vec<State> = if args.states.is_empty() {
+        states().filter(|it| abilities.can_list(*it)).collect()
+    } else {
+        args.states.clone()
+    };
+    for state in selected {
+        let mut query = args.filters.apply(Query::new(state)).with_limit(500);
+        loop {
+            let page = context.call(context.store.list(&query)).await?;
+            for entry in &page.entries {
+                if !args.with_records {
+                    context.output.json(&entry_json(entry))?;
+                    continue;
+                }
+                // An entry may be deleted between its page and this call.
+                if let Some(details) = context.call(context.store.get(entry.id())).await? {
+                    context.output.json(&details_json(&details, true))?;
+                }
+            }
+            match page.next {
+                Some(next) => query = query.with_page(Some(next)),
+                None => break,
+            }
+        }
+    }
+    Ok(Exit::Done)
+}

@@ -1,0 +1,124 @@
+//! `idempotency list`.
+
+use std::time::Duration;
+
+use tower_idempotency::inspect::{Entry, Inspect as _, PageToken, Query, State};
+
+use crate::{
+    cli::state,
+    context::Context,
+    failure::{Exit, Failure},
+    output::{duration, entry_json, or_dash, remark},
+};
+
+/// List the entries in a state
+#[derive(Debug, clap::Args)]
+pub(crate) struct Args {
+    /// in-progress, orphaned, attention or completed. Overdue entries are `in-progress --older-than`
+    #[arg(value_parser = state)]
+    state: State,
+
+    #[command(flatten)]
+    filters: Filters,
+
+    /// The largest number of entries, 1 to 1000
+    #[arg(long, default_value_t = 50, value_parser = clap::value_parser!(u16).range(1..=1000))]
+    limit: u16,
+
+    /// Continue after this token, which the previous page printed
+    #[arg(long, value_name = "TOKEN")]
+    after: Option<PageToken>,
+
+    /// Exit with 5 if there is an entry
+    #[arg(long)]
+    fail_if_any: bool,
+}
+
+/// Filters of listings.
+#[derive(Clone, Debug, clap::Args)]
+pub(crate) struct Filters {
+    /// Only entries that have been in the state for longer, as in 10m
+    #[arg(long, value_name = "DURATION", value_parser = humantime::parse_duration)]
+    older_than: Option<Duration>,
+
+    /// Only entries whose operation begins with this text, as in "POST /payments"
+    #[arg(long, value_name = "TEXT")]
+    operation: Option<String>,
+
+    /// Only entries of this host and process
+    #[arg(long, value_name = "NAME")]
+    owner: Option<String>,
+}
+
+impl Filters {
+    pub(crate) fn apply(&self, mut query: Query) -> Query {
+        if let Some(age) = self.older_than {
+            query = query.with_older_than(age);
+        }
+        if let Some(operation) = &self.operation {
+            query = query.with_operation(operation.as_str());
+        }
+        if let Some(owner) = &self.owner {
+            query = query.with_owner(owner.as_str());
+        }
+        query
+    }
+}
+
+pub(crate) async fn run(context: &Context, args: &Args) -> Result<Exit, Failure> {
+    let query = args.filters.apply(Query::new(args.state));
+    let mut query = query.with_limit(args.limit).with_page(args.after.clone());
+    let mut entries: Vec<Entry> = Vec::new();
+    let limit = usize::from(args.limit);
+    // A page may have few entries, or none, although more follow.
+    let next = loop {
+        let page = context.call(context.store.list(&query)).await?;
+        entries.extend(page.entries);
+        match page.next {
+            Some(next) if entries.len() < limit => {
+                let rest = args.limit - u16::try_from(entries.len()).unwrap_or(args.limit);
+                query = query.with_limit(rest).with_page(Some(next));
+            }
+            next => break next,
+        }
+    };
+    let output = &context.output;
+    if output.is_json {
+        for entry in &entries {
+            output.json(&entry_json(entry))?;
+        }
+        if let Some(next) = &next {
+            output.json(&serde_json::json!({"next": next.to_string()}))?;
+        }
+    } else if entries.is_empty() {
+        output.line(&format!("no entry is {}", args.state))?;
+    } else {
+        print(context, &entries)?;
+        if let Some(next) = &next {
+            output.line(&format!("\nmore entries follow: --after {next}"))?;
+        }
+    }
+    if args.fail_if_any && !entries.is_empty() {
+        return Ok(Exit::NotEmpty);
+    }
+    Ok(Exit::Done)
+}
+
+fn print(context: &Context, entries: &[Entry]) -> Result<(), Failure> {
+    let rows: Vec<_> = entries
+        .iter()
+        .map(|entry| {
+            vec![
+                entry.id().to_string(),
+                entry.state().to_string(),
+                duration(entry.age),
+                entry.generation().to_string(),
+                or_dash(&entry.owner),
+                remark(entry),
+                or_dash(&entry.operation),
+            ]
+        })
+        .collect();
+    let head = ["ID", "STATE", "AGE", "GEN", "OWNER", "REMARK", "OPERATION"];
+    Ok(context.output.table(&head, &rows)?)
+}

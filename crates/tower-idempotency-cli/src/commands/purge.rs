@@ -1,0 +1,64 @@
+//! `idempotency purge`.
+
+use serde_json::{Value, json};
+use tower_idempotency::inspect::Inspect as _;
+
+use crate::{
+    audit::AuditedChange,
+    cli::ChangeArgs,
+    context::Context,
+    failure::{Exit, Failure},
+};
+
+/// Delete entries that have expired. They count as absent before, so this only saves space
+#[derive(Debug, clap::Args)]
+pub(crate) struct Args {
+    /// The number of entries that one call deletes
+    #[arg(long, default_value_t = 500, value_parser = clap::value_parser!(u32).range(1..=100_000))]
+    batch: u32,
+
+    /// The largest number of entries
+    #[arg(long, default_value_t = 100_000)]
+    max: u64,
+
+    #[command(flatten)]
+    change: ChangeArgs,
+}
+
+pub(crate) async fn run(context: &Context, args: &Args) -> Result<Exit, Failure> {
+    if !context.store.abilities().can_purge() {
+        let name = context.store.name();
+        let message = format!("the {name} store deletes expired entries itself");
+        return Err(Failure::new(Exit::NotKept, message));
+    }
+    if !args.change.yes {
+        return Err(Failure::usage("expected --yes"));
+    }
+    let change = AuditedChange::begin(&args.change, "purge", None, json!({"max": args.max}))?;
+    let mut deleted = 0;
+    while deleted < args.max {
+        let rest = u32::try_from(args.max - deleted).unwrap_or(u32::MAX);
+        let batch = args.batch.min(rest);
+        match context.call(context.store.purge(batch)).await {
+            Ok(count) => {
+                deleted += count;
+                if count < u64::from(batch) {
+                    break;
+                }
+            }
+            Err(failure) => {
+                change.finish(&format!("failed: {failure}"), json!({"deleted": deleted}))?;
+                return Err(failure);
+            }
+        }
+    }
+    change.finish("applied", json!({"deleted": deleted}))?;
+    let output = &context.output;
+    if output.is_json {
+        let line: Value = json!({"deleted": deleted});
+        output.json(&line)?;
+    } else {
+        output.line(&format!("{deleted} expired entries deleted"))?;
+    }
+    Ok(Exit::Done)
+}

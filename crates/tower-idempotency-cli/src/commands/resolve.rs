@@ -1,0 +1,279 @@
+//! `idempotency resolve`.
+
+use std::{
+    fs,
+    io::{self, IsTerminal as _, Write as _},
+    path::PathBuf,
+    time::Duration,
+};
+
+use bytes::Bytes;
+use clap::ValueEnum;
+use http::{HeaderName, HeaderValue, Response, StatusCode};
+use serde_json::{Value, json};
+use tower_idempotency::{
+    IdempotencyLayer, MemoryStore, NeedsAttention, Ttl,
+    inspect::{Entry, IdPrefix, Inspect as _, Resolution, ResolveOutcome, Seen},
+    store::KeyId,
+};
+
+use crate::{
+    audit::AuditedChange,
+    cli::ChangeArgs,
+    context::Context,
+    failure::{Exit, Failure},
+    lookup,
+    output::{duration, entry_json, or_dash},
+};
+
+/// Settle an entry, if it is still as it was seen
+#[derive(Debug, clap::Args)]
+pub(crate) struct Args {
+    /// The id, or its first 8 digits or more
+    id: IdPrefix,
+
+    /// The decision
+    decision: Decision,
+
+    /// The entry as it was seen: the value `seen` of list --json or show. Default: as it is now
+    #[arg(long)]
+    seen: Option<Seen>,
+
+    #[command(flatten)]
+    change: ChangeArgs,
+
+    /// Required by break-lease and delete-record: a handler or a client may rely on what they end
+    #[arg(long)]
+    force: bool,
+
+    /// For complete: the status of the response
+    #[arg(long, value_name = "CODE", value_parser = status)]
+    status: Option<StatusCode>,
+
+    /// For complete: a header of the response, may be repeated
+    #[arg(long, value_name = "NAME: VALUE", value_parser = header)]
+    header: Vec<(HeaderName, HeaderValue)>,
+
+    /// For complete: a file with the body of the response
+    #[arg(long, value_name = "FILE")]
+    body_file: Option<PathBuf>,
+
+    /// For complete: the retention of the response
+    #[arg(long, value_name = "DURATION", default_value = "24h", value_parser = humantime::parse_duration)]
+    retention: Duration,
+
+    /// For needs-attention: a word for clients, of a to z, 0 to 9 and -
+    #[arg(long, default_value = "operator", value_parser = code)]
+    code: &'static str,
+}
+
+/// The decisions about an entry.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+enum Decision {
+    /// Nothing happened: delete the entry
+    Free,
+    /// The handler may run once more
+    Retry,
+    /// The response is known: record it
+    Complete,
+    /// Nothing may execute until an operator has examined the entry. The reason is stored in the entry
+    NeedsAttention,
+    /// The handler never ends: end its lease
+    BreakLease,
+    /// The recorded response must not be sent again
+    DeleteRecord,
+}
+
+pub(crate) async fn run(context: &Context, args: &Args) -> Result<Exit, Failure> {
+    let details = lookup::find(context, &args.id).await?;
+    let entry = &details.entry;
+    let seen = args.seen.unwrap_or(*entry.seen());
+    if seen.id() != entry.id() {
+        return Err(Failure::usage("--seen is that of another entry"));
+    }
+    if &seen != entry.seen() {
+        return changed(context, Some(entry));
+    }
+    let resolution = resolution(args, entry.id())?;
+    let (name, state) = (resolution.name(), entry.state());
+    if !resolution.applies_to(state) {
+        let message = format!("{name} does not apply to an entry that is {state}");
+        return Err(Failure::usage(message));
+    }
+    let needs_force = matches!(args.decision, Decision::BreakLease | Decision::DeleteRecord);
+    if needs_force && !args.force {
+        return Err(Failure::usage(format!(
+            "{name} needs --force: {}",
+            consequence(args.decision)
+        )));
+    }
+    confirm(args, entry)?;
+    let id = entry.id().to_hex();
+    let change = AuditedChange::begin(&args.change, name, Some(&id), entry_json(entry))?;
+    let resolved = context
+        .call(context.store.resolve(&seen, &resolution))
+        .await;
+    let outcome = match resolved {
+        Ok(outcome) => outcome,
+        Err(failure) => {
+            change.finish(&format!("unknown: {failure}"), Value::Null)?;
+            return Err(failure);
+        }
+    };
+    let after = outcome.entry().map_or(Value::Null, entry_json);
+    match outcome {
+        ResolveOutcome::Applied(after_entry) => {
+            change.finish("applied", after)?;
+            report(context, name, &id, after_entry.as_deref(), args.decision)
+        }
+        ResolveOutcome::Changed(entry) => {
+            change.finish("changed", after)?;
+            changed(context, entry.as_deref())
+        }
+    }
+}
+
+fn report(
+    context: &Context,
+    name: &str,
+    id: &str,
+    after: Option<&Entry>,
+    decision: Decision,
+) -> Result<Exit, Failure> {
+    let output = &context.output;
+    if output.is_json {
+        let after = after.map_or(Value::Null, entry_json);
+        output.json(&json!({"outcome": "applied", "what": name, "id": id, "entry": after}))?;
+    } else {
+        output.line(&format!("{name}: applied to {id}"))?;
+        output.line(consequence(decision))?;
+    }
+    Ok(Exit::Done)
+}
+
+fn changed(context: &Context, present: Option<&Entry>) -> Result<Exit, Failure> {
+    let output = &context.output;
+    if output.is_json {
+        let entry = present.map_or(Value::Null, entry_json);
+        output.json(&json!({"outcome": "changed", "entry": entry}))?;
+    } else {
+        let state = present.map_or("absent", |entry| entry.state().name());
+        output.line(&format!(
+            "nothing was changed: the entry is no longer as it was seen, it is {state} now"
+        ))?;
+    }
+    Ok(Exit::Changed)
+}
+
+/// Asks for a confirmation, unless `--yes` gives it.
+fn confirm(args: &Args, entry: &Entry) -> Result<(), Failure> {
+    if args.change.yes {
+        return Ok(());
+    }
+    if !io::stdin().is_terminal() {
+        return Err(Failure::usage(
+            "expected --yes, because there is no terminal to ask",
+        ));
+    }
+    eprintln!(
+        "{} has been {} for {}: {}",
+        entry.id(),
+        entry.state(),
+        duration(entry.age),
+        or_dash(&entry.operation)
+    );
+    eprintln!("{}", consequence(args.decision));
+    eprint!("Type yes to go on: ");
+    io::stderr().flush()?;
+    let mut answer = String::new();
+    io::stdin().read_line(&mut answer)?;
+    if answer.trim() == "yes" {
+        Ok(())
+    } else {
+        Err(Failure::usage("not confirmed, so nothing was changed"))
+    }
+}
+
+/// Returns a sentence about the requests after the decision.
+const fn consequence(decision: Decision) -> &'static str {
+    match decision {
+        Decision::Free => {
+            "The next request with the key executes as the first one: an effect that did happen would happen twice."
+        }
+        Decision::Retry => {
+            "The next equal request executes once more, whatever the orphan policy is, and its handler sees a takeover."
+        }
+        Decision::Complete => "Each retry gets this response from now on.",
+        Decision::NeedsAttention => "Each retry is rejected with the code from now on.",
+        Decision::BreakLease => {
+            "The handler is not stopped and may still have an effect, but its response is not recorded. The entry is an orphan."
+        }
+        Decision::DeleteRecord => {
+            "The next request with the key executes again, although an execution has had its effect."
+        }
+    }
+}
+
+fn resolution(args: &Args, id: &KeyId) -> Result<Resolution, Failure> {
+    if args.decision != Decision::Complete
+        && (args.status.is_some() || !args.header.is_empty() || args.body_file.is_some())
+    {
+        return Err(Failure::usage(
+            "--status, --header and --body-file are for complete",
+        ));
+    }
+    Ok(match args.decision {
+        Decision::Free => Resolution::Free,
+        Decision::Retry => Resolution::Retry,
+        Decision::BreakLease => Resolution::BreakLease,
+        Decision::DeleteRecord => Resolution::DeleteRecord,
+        Decision::NeedsAttention => {
+            let attention = NeedsAttention::new(args.code);
+            Resolution::NeedsAttention(attention.with_reason(args.change.reason.as_str()))
+        }
+        Decision::Complete => {
+            let Some(status) = args.status else {
+                return Err(Failure::usage("complete needs --status"));
+            };
+            let body = match &args.body_file {
+                None => Bytes::new(),
+                Some(path) => Bytes::from(fs::read(path).map_err(|error| {
+                    Failure::failed(format!("cannot read {}: {error}", path.display()))
+                })?),
+            };
+            let mut response = Response::new(body);
+            *response.status_mut() = status;
+            response.headers_mut().extend(args.header.iter().cloned());
+            let retention =
+                Ttl::try_from(args.retention).map_err(|error| Failure::usage(error.to_string()))?;
+            let layer = IdempotencyLayer::new(MemoryStore::new());
+            Resolution::Complete {
+                record: layer.encode_response_record(id, &response),
+                retention,
+            }
+        }
+    })
+}
+
+fn status(text: &str) -> Result<StatusCode, String> {
+    text.parse()
+        .map_err(|_| "expected a status of 100 to 999".to_owned())
+}
+
+fn header(text: &str) -> Result<(HeaderName, HeaderValue), String> {
+    let expected = || "expected a header as in \"location: /orders/1\"".to_owned();
+    let (name, value) = text.split_once(':').ok_or_else(expected)?;
+    let name = name.trim().parse().map_err(|_| expected())?;
+    let value = value.trim().parse().map_err(|_| expected())?;
+    Ok((name, value))
+}
+
+/// Returns the code for the rest of the process, which ends with this command.
+fn code(text: &str) -> Result<&'static str, String> {
+    let is_valid = |byte: u8| matches!(byte, b'a'..=b'z' | b'0'..=b'9' | b'-');
+    if (1..=64).contains(&text.len()) && text.bytes().all(is_valid) {
+        Ok(text.to_owned().leak())
+    } else {
+        Err("expected 1 to 64 of a to z, 0 to 9 and -".to_owned())
+    }
+}

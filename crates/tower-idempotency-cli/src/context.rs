@@ -1,0 +1,60 @@
+//! The store and the settings of a call.
+
+use std::{future::Future, time::Duration};
+
+use tokio::time::timeout;
+use tower_idempotency::inspect::InspectError;
+use tower_idempotency_any::{AnyStore, OpenErrorKind};
+
+use crate::{
+    cli::Global,
+    failure::{Exit, Failure},
+    output::Output,
+};
+
+pub(crate) struct Context {
+    pub(crate) store: AnyStore,
+    pub(crate) output: Output,
+    timeout: Duration,
+}
+
+impl Context {
+    /// Opens the store.
+    pub(crate) async fn open(global: &Global) -> Result<Self, Failure> {
+        let Some(url) = &global.store else {
+            return Err(Failure::usage(
+                "expected a store: set --store or IDEMPOTENCY_STORE",
+            ));
+        };
+        let opened = timeout(global.timeout, AnyStore::open(url)).await;
+        let opened = opened.map_err(|_| no_reply(global.timeout))?;
+        let store = opened.map_err(|error| {
+            let exit = match error.kind() {
+                OpenErrorKind::Url | OpenErrorKind::NotBuilt => Exit::Usage,
+                _ => Exit::Failed,
+            };
+            Failure::new(exit, error.to_string())
+        })?;
+        Ok(Self {
+            store,
+            output: Output::new(global),
+            timeout: global.timeout,
+        })
+    }
+
+    /// Makes a call, within the timeout.
+    pub(crate) async fn call<T>(
+        &self,
+        call: impl Future<Output = Result<T, InspectError>>,
+    ) -> Result<T, Failure> {
+        match timeout(self.timeout, call).await {
+            Ok(result) => Ok(result?),
+            Err(_) => Err(no_reply(self.timeout)),
+        }
+    }
+}
+
+fn no_reply(timeout: Duration) -> Failure {
+    let timeout = humantime::format_duration(timeout);
+    Failure::failed(format!("the store did not reply within {timeout}"))
+}

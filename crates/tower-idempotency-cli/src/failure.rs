@@ -1,0 +1,119 @@
+//! Failures of a command, and exit codes.
+
+use std::{error::Error, fmt, io};
+
+use tower_idempotency::{
+    inspect::{InspectError, InspectErrorKind},
+    store::StoreError,
+};
+
+/// The result of a command for the process that started it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Exit {
+    Done,
+    Failed,
+    Usage,
+    NotFound,
+    Changed,
+    NotEmpty,
+    NotKept,
+    BrokenPipe,
+}
+
+impl Exit {
+    /// Returns the exit code, as `--help` documents it.
+    pub(crate) const fn code(self) -> u8 {
+        match self {
+            Self::Done | Self::BrokenPipe => 0,
+            Self::Failed => 1,
+            Self::Usage => 2,
+            Self::NotFound => 3,
+            Self::Changed => 4,
+            Self::NotEmpty => 5,
+            Self::NotKept => 6,
+        }
+    }
+}
+
+/// One sentence for the operator. Contains no password.
+#[derive(Debug)]
+pub(crate) struct Failure {
+    exit: Exit,
+    message: String,
+}
+
+impl Failure {
+    pub(crate) fn new(exit: Exit, message: impl Into<String>) -> Self {
+        let message = message.into();
+        // A driver may report several lines. A sentence has one.
+        let words: Vec<_> = message.split_whitespace().collect();
+        Self {
+            exit,
+            message: words.join(" "),
+        }
+    }
+
+    pub(crate) fn failed(message: impl Into<String>) -> Self {
+        Self::new(Exit::Failed, message)
+    }
+
+    pub(crate) fn usage(message: impl Into<String>) -> Self {
+        Self::new(Exit::Usage, message)
+    }
+
+    pub(crate) fn exit(&self) -> Exit {
+        self.exit
+    }
+
+    pub(crate) fn is_broken_pipe(&self) -> bool {
+        self.exit == Exit::BrokenPipe
+    }
+}
+
+impl fmt::Display for Failure {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(&self.message)
+    }
+}
+
+/// Output that cannot be written.
+impl From<io::Error> for Failure {
+    fn from(error: io::Error) -> Self {
+        let exit = match error.kind() {
+            io::ErrorKind::BrokenPipe => Exit::BrokenPipe,
+            _ => Exit::Failed,
+        };
+        Self::new(exit, format!("cannot write the output: {error}"))
+    }
+}
+
+impl From<InspectError> for Failure {
+    fn from(error: InspectError) -> Self {
+        let exit = match error.kind() {
+            InspectErrorKind::Unsupported => Exit::NotKept,
+            InspectErrorKind::WrongState | InspectErrorKind::InvalidPage => Exit::Usage,
+            _ => Exit::Failed,
+        };
+        Self::new(exit, with_causes(&error))
+    }
+}
+
+impl From<StoreError> for Failure {
+    fn from(error: StoreError) -> Self {
+        Self::failed(with_causes(&error))
+    }
+}
+
+/// Returns the messages of an error and its sources, each once.
+fn with_causes(error: &dyn Error) -> String {
+    let mut message = error.to_string();
+    let mut source = error.source();
+    while let Some(error) = source {
+        let cause = error.to_string();
+        if !message.contains(&cause) {
+            message = format!("{message}: {cause}");
+        }
+        source = error.source();
+    }
+    message
+}

@@ -1,0 +1,174 @@
+//! Text tables and JSON.
+
+use std::{
+    io::{self, IsTerminal as _, Write as _},
+    time::{Duration, SystemTime},
+};
+
+use serde_json::{Value, json};
+use tower_idempotency::inspect::{Entry, State};
+
+use crate::cli::Global;
+
+/// The form of the output.
+pub(crate) struct Output {
+    pub(crate) is_json: bool,
+    has_color: bool,
+}
+
+impl Output {
+    pub(crate) fn new(global: &Global) -> Self {
+        let is_disabled = std::env::var_os("NO_COLOR").is_some_and(|value| !value.is_empty());
+        Self {
+            is_json: global.json,
+            has_color: !global.no_color && !is_disabled && io::stdout().is_terminal(),
+        }
+    }
+
+    /// Prints a line of JSON.
+    pub(crate) fn json(&self, value: &Value) -> io::Result<()> {
+        self.line(&value.to_string())
+    }
+
+    pub(crate) fn line(&self, line: &str) -> io::Result<()> {
+        let mut out = io::stdout().lock();
+        writeln!(out, "{line}")
+    }
+
+    /// Prints a table whose columns are as wide as their cells. The last column is not padded.
+    pub(crate) fn table(&self, head: &[&str], rows: &[Vec<String>]) -> io::Result<()> {
+        let width = |column: usize| {
+            let cells = rows.iter().map(|row| row[column].chars().count());
+            cells.chain([head[column].len()]).max().unwrap_or_default()
+        };
+        let widths: Vec<_> = (0..head.len()).map(width).collect();
+        let line = |cells: Vec<&str>| {
+            let padded = cells.iter().zip(&widths);
+            let padded = padded.map(|(cell, width)| format!("{cell:width$}"));
+            padded.collect::<Vec<_>>().join("  ").trim_end().to_owned()
+        };
+        self.line(&self.bold(&line(head.to_vec())))?;
+        for row in rows {
+            self.line(&line(row.iter().map(String::as_str).collect()))?;
+        }
+        Ok(())
+    }
+
+    /// Prints names and values, one pair on each line.
+    pub(crate) fn pairs(&self, pairs: &[(&str, String)]) -> io::Result<()> {
+        let widths = pairs.iter().map(|(name, _)| name.len());
+        let width = widths.max().unwrap_or_default();
+        for (name, value) in pairs {
+            let name = self.bold(&format!("{name:width$}"));
+            self.line(&format!("{name}  {value}"))?;
+        }
+        Ok(())
+    }
+
+    fn bold(&self, text: &str) -> String {
+        if self.has_color {
+            format!("\x1b[1m{text}\x1b[0m")
+        } else {
+            text.to_owned()
+        }
+    }
+}
+
+/// Returns the text without control characters. A client chooses the operation, and a terminal obeys them.
+pub(crate) fn printable(text: &str) -> String {
+    let is_plain = |c: char| {
+        !c.is_control() && !matches!(c, '\u{200e}'..='\u{202e}' | '\u{2066}'..='\u{2069}')
+    };
+    let plain = |c| if is_plain(c) { c } else { '\u{fffd}' };
+    text.chars().map(plain).collect()
+}
+
+/// Returns the text, or `-` if it is empty.
+pub(crate) fn or_dash(text: &str) -> String {
+    match text {
+        "" => "-".to_owned(),
+        text => printable(text),
+    }
+}
+
+/// Returns the two largest units of a duration, such as `3h 12m`.
+pub(crate) fn duration(duration: Duration) -> String {
+    let seconds = duration.as_secs();
+    let units = [
+        (seconds / 86_400, "d"),
+        (seconds / 3600 % 24, "h"),
+        (seconds / 60 % 60, "m"),
+        (seconds % 60, "s"),
+    ];
+    let mut parts = units.iter().skip_while(|(count, _)| *count == 0).take(2);
+    match (parts.next(), parts.next()) {
+        (None, _) => format!("{}ms", duration.as_millis()),
+        (Some((count, unit)), Some((second, next))) if *second > 0 => {
+            format!("{count}{unit} {second}{next}")
+        }
+        (Some((count, unit)), _) => format!("{count}{unit}"),
+    }
+}
+
+pub(crate) fn time(time: SystemTime) -> String {
+    humantime::format_rfc3339_millis(time).to_string()
+}
+
+/// Returns the JSON object of an entry. Its members never change their meaning.
+pub(crate) fn entry_json(entry: &Entry) -> Value {
+    json!({
+        "id": entry.id().to_hex(),
+        "state": entry.state().name(),
+        "generation": entry.generation(),
+        "owner": &*entry.owner,
+        "operation": &*entry.operation,
+        "since": time(entry.since),
+        "age_ms": u64::try_from(entry.age.as_millis()).unwrap_or(u64::MAX),
+        "lease_expires": entry.lease_expires.map(time),
+        "expires": entry.expires.map(time),
+        "attention_code": entry.attention_code.as_deref(),
+        "retry_allowed": entry.retry_allowed,
+        "record_bytes": entry.record_bytes,
+        "problem": entry.problem.as_deref(),
+        "seen": entry.seen().to_string(),
+    })
+}
+
+/// Returns the detail that matters most in this state.
+pub(crate) fn remark(entry: &Entry) -> String {
+    match entry.state() {
+        State::Orphaned if entry.retry_allowed => "retry allowed".to_owned(),
+        State::NeedsAttention => or_dash(entry.attention_code.as_deref().unwrap_or_default()),
+        State::Unreadable => format!("unreadable: {}", entry.problem.as_deref().unwrap_or("-")),
+        _ => "-".to_owned(),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn durations_have_two_units() {
+        for (seconds, text) in [
+            (1, "1s"),
+            (61, "1m 1s"),
+            (3600, "1h"),
+            (3661, "1h 1m"),
+            (90_000, "1d 1h"),
+            (86_400 * 400, "400d"),
+        ] {
+            assert_eq!(duration(Duration::from_secs(seconds)), text);
+        }
+        assert_eq!(duration(Duration::from_millis(7)), "7ms");
+    }
+
+    #[test]
+    fn control_characters_are_not_printed() {
+        assert_eq!(
+            printable("a\x1b[2Jb\n\u{202e}c"),
+            "a\u{fffd}[2Jb\u{fffd}\u{fffd}c"
+        );
+        assert_eq!(printable("POST /café"), "POST /café");
+    }
+}

@@ -5,9 +5,12 @@ use std::{path::PathBuf, time::Duration};
 use clap::{Parser, Subcommand};
 use tower_idempotency::inspect::State;
 
-use crate::commands::{check, completions, export, find, list, purge, resolve, show, stats, watch};
+use crate::{
+    commands::{check, completions, export, find, list, purge, resolve, show, stats, watch},
+    proxy,
+};
 
-/// Lists, shows and resolves the entries of a store of tower-idempotency.
+/// Makes unsafe HTTP requests safe to retry: tools for operators, and a proxy.
 ///
 /// An entry is a key of a client: in progress, orphaned, needing attention or completed. A stuck key takes three commands: list
 /// finds it, show explains it, and resolve settles it.
@@ -59,6 +62,8 @@ pub(crate) enum Command {
     Watch(watch::Args),
     Check(check::Args),
     Export(export::Args),
+    /// Runs a reverse proxy that sends each request with an Idempotency-Key to its upstream once
+    Proxy(proxy::Args),
     Completions(completions::Args),
     /// Print the manual page
     Man,

@@ -1,4 +1,4 @@
-//! `idempotency`, the tool for operators: it lists, shows and resolves the entries of a store.
+//! `idempotency`: lists, shows and resolves the entries of a store, and runs the proxy.
 //!
 //! Each command is a module of [`commands`]. To add one, add a variant to [`Command`](cli::Command) and to
 //! [`run`](commands::run).
@@ -10,16 +10,24 @@ mod context;
 mod failure;
 mod lookup;
 mod output;
+mod proxy;
 
 use std::process::ExitCode;
 
 use clap::Parser;
 
-use self::{cli::Cli, failure::Exit};
+use self::{
+    cli::{Cli, Command},
+    failure::Exit,
+};
 
 fn main() -> ExitCode {
     // An error of the command line ends the process with 2.
     let cli = Cli::parse();
+    let cli = match cli.command {
+        Command::Proxy(args) => return proxy::main(args, cli.global.store),
+        command => Cli { command, ..cli },
+    };
     let runtime = tokio::runtime::Builder::new_current_thread()
         .enable_all()
         .build();

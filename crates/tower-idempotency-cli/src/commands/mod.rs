@@ -37,6 +37,6 @@ pub(crate) async fn run(cli: Cli) -> Result<Exit, Failure> {
         Command::Watch(args) => watch::run(&context, &args).await,
         Command::Check(args) => check::run(&context, &args).await,
         Command::Export(args) => export::run(&context, &args).await,
-        Command::Completions(_) | Command::Man => Ok(Exit::Done),
+        Command::Proxy(_) | Command::Completions(_) | Command::Man => Ok(Exit::Done),
     }
 }

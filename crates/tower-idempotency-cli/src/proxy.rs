@@ -1,0 +1,132 @@
+//! `idempotency proxy`: runs the proxy of one configuration file.
+
+use std::{io, net::SocketAddr, path::PathBuf, process::ExitCode};
+
+use metrics_exporter_prometheus::PrometheusBuilder;
+use tokio::signal::unix::{Signal, SignalKind, signal};
+use tower_idempotency_proxy::{Config, Proxy, ProxyHandle};
+
+/// Exit code of a configuration that is rejected.
+const WRONG_CONFIG: u8 = 2;
+
+#[derive(clap::Args)]
+pub(crate) struct Args {
+    /// The configuration file. SIGHUP reads it again.
+    #[arg(long, value_name = "FILE")]
+    config: PathBuf,
+    /// The URL of the store, in place of the one in the file. It may contain a password: prefer the variable.
+    #[arg(
+        long,
+        value_name = "URL",
+        env = "IDEMPOTENCY_STORE",
+        hide_env_values = true
+    )]
+    store: Option<String>,
+    /// The address for clients, in place of the one in the file.
+    #[arg(long, value_name = "ADDRESS", env = "IDEMPOTENCY_PROXY_LISTEN")]
+    listen: Option<SocketAddr>,
+    /// Checks the configuration, prints it with all defaults as JSON, and exits.
+    #[arg(long)]
+    check: bool,
+}
+
+impl Args {
+    fn load(&self) -> Result<Config, String> {
+        let config = Config::load(&self.config, self.store.as_deref());
+        let config = config.map_err(|error| format!("{}: {error}", self.config.display()))?;
+        Ok(match self.listen {
+            Some(address) => config.with_listen_address(address),
+            None => config,
+        })
+    }
+}
+
+pub(crate) fn main(args: Args) -> ExitCode {
+    let config = match args.load() {
+        Ok(config) => config,
+        Err(error) => return fail(&error, WRONG_CONFIG),
+    };
+    if args.check {
+        println!("{:#}", config.to_json());
+        return ExitCode::SUCCESS;
+    }
+    start_log();
+    let runtime = tokio::runtime::Builder::new_multi_thread()
+        .enable_all()
+        .build();
+    let ran = match runtime {
+        Ok(runtime) => runtime.block_on(run(args, config)),
+        Err(error) => Err(format!("cannot start the runtime: {error}")),
+    };
+    match ran {
+        Ok(true) => ExitCode::SUCCESS,
+        Ok(false) => fail(
+            "the drain timeout passed before all requests had finished",
+            1,
+        ),
+        Err(error) => fail(&error, 1),
+    }
+}
+
+fn fail(error: &str, code: u8) -> ExitCode {
+    eprintln!("idempotency proxy: {error}");
+    ExitCode::from(code)
+}
+
+fn start_log() {
+    let filter = tracing_subscriber::EnvFilter::builder()
+        .with_default_directive(tracing::Level::INFO.into())
+        .from_env_lossy();
+    tracing_subscriber::fmt()
+        .with_env_filter(filter)
+        .with_writer(io::stderr)
+        .init();
+}
+
+/// Serves until a signal. Returns `true` if all requests have finished.
+async fn run(args: Args, config: Config) -> Result<bool, String> {
+    let recorder = PrometheusBuilder::new().install_recorder();
+    let recorder = recorder.map_err(|error| format!("cannot record metrics: {error}"))?;
+    let proxy = Proxy::bind(config)
+        .await
+        .map_err(|error| error.to_string())?;
+    let proxy = proxy.with_metrics(move || recorder.render());
+    let (address, admin) = (proxy.address(), proxy.admin_address());
+    let listen = |kind| signal(kind).map_err(|error| format!("cannot handle signals: {error}"));
+    let mut stop = [
+        listen(SignalKind::terminate())?,
+        listen(SignalKind::interrupt())?,
+    ];
+    tokio::spawn(reload_on_signal(
+        proxy.handle(),
+        args,
+        listen(SignalKind::hangup())?,
+    ));
+    tracing::info!(%address, admin = admin.map(tracing::field::display), "proxy started");
+    let shutdown = async move {
+        wait(&mut stop).await;
+        // A second signal ends the process at once.
+        tokio::spawn(async move {
+            wait(&mut stop).await;
+            std::process::exit(1);
+        });
+    };
+    Ok(proxy.serve(shutdown).await)
+}
+
+async fn wait([terminate, interrupt]: &mut [Signal; 2]) {
+    tokio::select! {
+        _ = terminate.recv() => {}
+        _ = interrupt.recv() => {}
+    }
+}
+
+async fn reload_on_signal(handle: ProxyHandle, args: Args, mut signal: Signal) {
+    while signal.recv().await.is_some() {
+        match args.load() {
+            // The handle logs and counts the result.
+            Ok(config) => drop(handle.reload(config)),
+            Err(error) => tracing::error!(%error, "reload rejected, the old configuration stays"),
+        }
+    }
+}

@@ -1,0 +1,193 @@
+//! Checks that need more than one setting, and the files that settings name.
+
+use std::{fs, ops::Range};
+
+use http::Uri;
+use toml::Spanned;
+
+use super::{
+    Config, ConfigError, MissingKeyName, Mode, PrincipalName, Route, Secret, Upstream,
+    error::suggestion,
+};
+
+/// The longest duration that a setting may have: stores reject longer ones.
+const LONGEST: std::time::Duration = std::time::Duration::from_secs(10 * 365 * 24 * 60 * 60);
+
+impl Config {
+    pub(super) fn check(&mut self, text: &str) -> Result<(), ConfigError> {
+        let check = Check { text };
+        check.at_least_one(&self.listen.max_connections)?;
+        check.at_least_one(&self.limits.max_in_flight)?;
+        check.positive("timeout", &self.store.timeout)?;
+        self.read_secrets(&check)?;
+        if let Some(admin) = &self.admin
+            && admin.address == self.listen.address
+            && admin.address.port() != 0
+        {
+            let message = format!("listen and admin have the same address {}", admin.address);
+            return Err(ConfigError::without_line(message));
+        }
+        if self.upstream.is_empty() {
+            return Err(ConfigError::without_line(
+                "expected at least one [upstream.NAME]",
+            ));
+        }
+        for upstream in self.upstream.values() {
+            upstream.check(&check)?;
+        }
+        if self.route.is_empty() {
+            return Err(ConfigError::without_line("expected at least one [[route]]"));
+        }
+        let upstreams: Vec<_> = self.upstream.keys().map(String::as_str).collect();
+        for (index, route) in self.route.iter().enumerate() {
+            route.check(&check, &upstreams)?;
+            let earlier = self.route[..index]
+                .iter()
+                .find(|earlier| earlier.rule() == route.rule());
+            if earlier.is_some() {
+                let message = format!("the route {} occurs twice", route.rule());
+                return check.fail(&route.path.span(), message);
+            }
+        }
+        Ok(())
+    }
+
+    fn read_secrets(&mut self, check: &Check<'_>) -> Result<(), ConfigError> {
+        match (&self.store.url, &self.store.url_file) {
+            (Some(_), None) => {}
+            (None, Some(file)) => {
+                let url = check.read("url_file", file)?;
+                self.store.url = Some(Spanned::new(0..0, Secret::from(url)));
+            }
+            (Some(url), Some(_)) => {
+                return check.fail(&url.span(), "expected either url or url_file, found both");
+            }
+            (None, None) => {
+                let message =
+                    "expected url or url_file in [store], or the variable IDEMPOTENCY_STORE";
+                return Err(ConfigError::without_line(message));
+            }
+        }
+        if let Some(file) = &self.identity.secret_file {
+            let secret = check.read("secret_file", file)?;
+            if secret.len() < 16 {
+                return check.fail(&file.span(), "the secret is shorter than 16 bytes");
+            }
+            self.identity.secret = Some(Secret::from(secret));
+        }
+        Ok(())
+    }
+}
+
+impl Upstream {
+    fn check(&self, check: &Check<'_>) -> Result<(), ConfigError> {
+        let url = self.url.get_ref();
+        let form = "expected http://HOST:PORT or https://HOST:PORT without a path";
+        let Ok(parsed) = url.parse::<Uri>() else {
+            return check.fail(&self.url.span(), form);
+        };
+        let is_http = matches!(parsed.scheme_str(), Some("http" | "https"));
+        let has_path = !matches!(parsed.path(), "" | "/") || parsed.query().is_some();
+        let authority = parsed
+            .authority()
+            .map_or("", |authority| authority.as_str());
+        if authority.contains('@') {
+            return check.fail(
+                &self.url.span(),
+                "the URL of an upstream has no user and no password",
+            );
+        }
+        if !is_http || has_path || parsed.host().is_none_or(str::is_empty) {
+            return check.fail(&self.url.span(), form);
+        }
+        if self.ca_file.is_some() && parsed.scheme_str() != Some("https") {
+            return check.fail(&self.url.span(), "ca_file needs an URL of https");
+        }
+        check.positive("connect_timeout", &self.connect_timeout)?;
+        check.positive("timeout", &self.timeout)
+    }
+}
+
+impl Route {
+    fn check(&self, check: &Check<'_>, upstreams: &[&str]) -> Result<(), ConfigError> {
+        let name = self.upstream.get_ref().as_str();
+        if !upstreams.contains(&name) {
+            let message = format!("unknown upstream `{name}`{}", suggestion(name, upstreams));
+            return check.fail(&self.upstream.span(), message);
+        }
+        for (name, duration) in [
+            ("retention", &self.retention),
+            ("lease", &self.lease),
+            ("orphan_retention", &self.orphan_retention),
+        ] {
+            if let Some(duration) = duration {
+                check.positive(name, duration)?;
+            }
+        }
+        if let Some(lease) = &self.lease
+            && lease.get_ref().get() < std::time::Duration::from_secs(1)
+        {
+            return check.fail(
+                &lease.span(),
+                "lease is at least 1s, or paused processes lose it",
+            );
+        }
+        let statuses = self.unknown_statuses.get_ref();
+        if let Some(status) = statuses.iter().find(|status| !(500..600).contains(*status)) {
+            let message = format!("unknown_statuses are 5xx, found {status}");
+            return check.fail(&self.unknown_statuses.span(), message);
+        }
+        if self.mode == Mode::Off && self.missing_key == MissingKeyName::Reject {
+            let message = "missing_key = \"reject\" has no effect with mode = \"off\"";
+            return check.fail(&self.path.span(), message);
+        }
+        if let Some(PrincipalName::Cookie(name)) = &self.principal
+            && name.is_empty()
+        {
+            return check.fail(&self.path.span(), "the cookie of the principal has no name");
+        }
+        Ok(())
+    }
+}
+
+/// The text of the file, for the lines of errors.
+struct Check<'a> {
+    text: &'a str,
+}
+
+impl Check<'_> {
+    fn fail<T>(&self, span: &Range<usize>, message: impl Into<String>) -> Result<T, ConfigError> {
+        Err(ConfigError::at(self.text, span, message))
+    }
+
+    fn at_least_one(&self, count: &Spanned<usize>) -> Result<(), ConfigError> {
+        if *count.get_ref() == 0 {
+            return self.fail(&count.span(), "expected at least 1");
+        }
+        Ok(())
+    }
+
+    fn positive(
+        &self,
+        name: &str,
+        duration: &Spanned<super::HumanDuration>,
+    ) -> Result<(), ConfigError> {
+        let value = duration.get_ref();
+        if value.is_zero() || value.get() > LONGEST {
+            let message = format!("{name} is longer than zero and at most ten years");
+            return self.fail(&duration.span(), message);
+        }
+        Ok(())
+    }
+
+    /// Reads a file without the line break at its end.
+    fn read(&self, setting: &str, file: &Spanned<String>) -> Result<String, ConfigError> {
+        match fs::read_to_string(file.get_ref()) {
+            Ok(content) => Ok(content.trim_end_matches(['\r', '\n']).to_owned()),
+            Err(error) => {
+                let message = format!("cannot read {setting} {}: {error}", file.get_ref());
+                self.fail(&file.span(), message)
+            }
+        }
+    }
+}

@@ -1,0 +1,95 @@
+//! The error of a configuration, with its line and the nearest known name.
+
+use std::{fmt, ops::Range};
+
+/// The reason why a configuration is rejected, as one sentence for an operator.
+///
+/// It quotes names of settings and routes, and no secret.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct ConfigError {
+    line: Option<usize>,
+    message: String,
+}
+
+impl ConfigError {
+    pub(crate) fn without_line(message: impl Into<String>) -> Self {
+        let message = message.into();
+        Self {
+            line: None,
+            message,
+        }
+    }
+
+    /// Creates the error of the part `span` of `text`. An empty span at the start is a value that is not from the file.
+    pub(crate) fn at(text: &str, span: &Range<usize>, message: impl Into<String>) -> Self {
+        let line = (*span != (0..0)).then(|| line_of(text, span.start));
+        let message = message.into();
+        Self { line, message }
+    }
+
+    pub(super) fn of_toml(text: &str, error: &toml::de::Error) -> Self {
+        let line = error.span().map(|span| line_of(text, span.start));
+        let message = in_words(error.message());
+        Self { line, message }
+    }
+
+    /// Returns the line of the file, counted from 1, if the error has one.
+    #[must_use]
+    pub fn line(&self) -> Option<usize> {
+        self.line
+    }
+}
+
+impl fmt::Display for ConfigError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        if let Some(line) = self.line {
+            write!(f, "line {line}: ")?;
+        }
+        f.write_str(&self.message)
+    }
+}
+
+impl std::error::Error for ConfigError {}
+
+fn line_of(text: &str, at: usize) -> usize {
+    let before = &text.as_bytes()[..at.min(text.len())];
+    before.iter().filter(|byte| **byte == b'\n').count() + 1
+}
+
+/// Rewrites a message of the parser, which lists all names, so that it contains the nearest one.
+fn in_words(message: &str) -> String {
+    let message = message.lines().next().unwrap_or_default();
+    for (prefix, what) in [
+        ("unknown field `", "setting"),
+        ("unknown variant `", "value"),
+    ] {
+        let Some((found, rest)) = message
+            .strip_prefix(prefix)
+            .and_then(|rest| rest.split_once('`'))
+        else {
+            continue;
+        };
+        // The names are every other part between backticks.
+        let names: Vec<_> = rest.split('`').skip(1).step_by(2).collect();
+        return format!("unknown {what} `{found}`{}", suggestion(found, &names));
+    }
+    if let Some(name) = message.strip_prefix("missing field ") {
+        return format!("missing setting {name}");
+    }
+    message.to_owned()
+}
+
+/// Returns the second half of a message about an unknown name: the nearest known name, or all of them.
+pub(super) fn suggestion(found: &str, names: &[&str]) -> String {
+    let nearest = names
+        .iter()
+        .map(|name| (strsim::damerau_levenshtein(found, name), *name))
+        .min();
+    match nearest {
+        Some((distance, name)) if distance <= 1 + found.len() / 4 => {
+            format!(", did you mean `{name}`?")
+        }
+        Some(_) => format!(", expected {}", names.join(", ")),
+        None => String::new(),
+    }
+}

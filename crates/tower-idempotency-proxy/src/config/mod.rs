@@ -1,0 +1,317 @@
+//! The configuration: one TOML file, read as a whole or not at all.
+
+mod check;
+mod error;
+mod policy;
+mod reload;
+mod values;
+
+use std::{collections::BTreeMap, fs, net::SocketAddr, path::Path, time::Duration};
+
+use serde::{Deserialize, Serialize};
+use toml::Spanned;
+
+pub use self::error::ConfigError;
+pub(crate) use self::{
+    policy::{
+        ConcurrentRequests, Encoding, ForwardKey, Forwarded, HostHeader, KeySyntaxName,
+        MissingKeyName, Mode, OrphansName, PresetName, PrincipalName, RequestIdentity,
+        UnknownOutcome,
+    },
+    values::{Duration as HumanDuration, Secret, Size},
+};
+use crate::route::{HostPattern, PathPattern};
+
+/// The configuration of a proxy.
+///
+/// The reference of all settings is `docs/reference/proxy.md` in the repository.
+///
+/// ```
+/// use tower_idempotency_proxy::Config;
+///
+/// let config = r#"
+///     [listen]
+///     address = "127.0.0.1:8080"
+///     [store]
+///     url = "memory"
+///     [upstream.app]
+///     url = "http://127.0.0.1:3000"
+///     [[route]]
+///     path = "/v1/charges"
+///     upstream = "app"
+/// "#;
+/// assert!(Config::from_toml(config).is_ok());
+///
+/// let error = Config::from_toml(&config.replace("address", "adress")).unwrap_err();
+/// assert_eq!(error.to_string(), "line 3: unknown setting `adress`, did you mean `address`?");
+/// ```
+#[derive(Clone, Debug, Deserialize, Serialize)]
+#[serde(deny_unknown_fields)]
+pub struct Config {
+    pub(crate) listen: Listen,
+    pub(crate) admin: Option<Admin>,
+    pub(crate) store: StoreUrl,
+    #[serde(default)]
+    pub(crate) identity: Identity,
+    #[serde(default)]
+    pub(crate) limits: Limits,
+    #[serde(default)]
+    pub(crate) drain: Drain,
+    pub(crate) upstream: BTreeMap<String, Upstream>,
+    pub(crate) route: Vec<Route>,
+}
+
+/// The listener for clients.
+#[derive(Clone, Debug, Deserialize, Serialize)]
+#[serde(deny_unknown_fields)]
+pub(crate) struct Listen {
+    pub(crate) address: SocketAddr,
+    pub(crate) tls: Option<Tls>,
+    #[serde(default)]
+    pub(crate) forwarded: Forwarded,
+    #[serde(default = "defaults::idle_timeout")]
+    pub(crate) idle_timeout: HumanDuration,
+    #[serde(default = "defaults::max_connections")]
+    pub(crate) max_connections: Spanned<usize>,
+}
+
+/// The files of the certificate chain and its private key, both in PEM.
+#[derive(Clone, Debug, Deserialize, Serialize)]
+#[serde(deny_unknown_fields)]
+pub(crate) struct Tls {
+    pub(crate) certificate: Spanned<String>,
+    pub(crate) key: Spanned<String>,
+}
+
+/// The listener for operators.
+#[derive(Clone, Debug, Deserialize, Serialize)]
+#[serde(deny_unknown_fields)]
+pub(crate) struct Admin {
+    pub(crate) address: SocketAddr,
+}
+
+/// The URL of the store, or the file that contains it.
+#[derive(Clone, Debug, Deserialize, Serialize)]
+#[serde(deny_unknown_fields)]
+pub(crate) struct StoreUrl {
+    pub(crate) url: Option<Spanned<Secret>>,
+    pub(crate) url_file: Option<Spanned<String>>,
+    #[serde(default = "defaults::store_timeout")]
+    pub(crate) timeout: Spanned<HumanDuration>,
+}
+
+/// The settings that identify the keys in the store, in addition to those of the route.
+#[derive(Clone, Debug, Default, Deserialize, Serialize)]
+#[serde(deny_unknown_fields)]
+pub(crate) struct Identity {
+    #[serde(default)]
+    pub(crate) namespace: String,
+    pub(crate) secret_file: Option<Spanned<String>>,
+    /// The content of the file.
+    #[serde(skip)]
+    pub(crate) secret: Option<Secret>,
+}
+
+/// Limits of all routes together.
+#[derive(Clone, Debug, Deserialize, Serialize)]
+#[serde(deny_unknown_fields, default)]
+pub(crate) struct Limits {
+    pub(crate) max_in_flight: Spanned<usize>,
+    pub(crate) max_request_bytes: Size,
+    pub(crate) max_response_bytes: Size,
+}
+
+/// Times of the shutdown.
+#[derive(Clone, Debug, Deserialize, Serialize)]
+#[serde(deny_unknown_fields, default)]
+pub(crate) struct Drain {
+    pub(crate) delay: HumanDuration,
+    pub(crate) timeout: HumanDuration,
+}
+
+/// A service behind the proxy.
+#[derive(Clone, Debug, Deserialize, Serialize)]
+#[serde(deny_unknown_fields)]
+pub(crate) struct Upstream {
+    pub(crate) url: Spanned<String>,
+    #[serde(default)]
+    pub(crate) http2: bool,
+    #[serde(default)]
+    pub(crate) host: HostHeader,
+    pub(crate) ca_file: Option<Spanned<String>>,
+    #[serde(default = "defaults::connect_timeout")]
+    pub(crate) connect_timeout: Spanned<HumanDuration>,
+    #[serde(default = "defaults::timeout")]
+    pub(crate) timeout: Spanned<HumanDuration>,
+    #[serde(default = "defaults::keep_alive")]
+    pub(crate) keep_alive: HumanDuration,
+    #[serde(default = "defaults::max_idle")]
+    pub(crate) max_idle: usize,
+}
+
+/// A set of requests, their upstream and their policy. The first route that matches a request decides.
+#[derive(Clone, Debug, Deserialize, Serialize)]
+#[serde(deny_unknown_fields)]
+pub(crate) struct Route {
+    pub(crate) path: Spanned<PathPattern>,
+    #[serde(default)]
+    pub(crate) methods: Vec<values::MethodName>,
+    #[serde(default)]
+    pub(crate) host: Option<HostPattern>,
+    pub(crate) upstream: Spanned<String>,
+    #[serde(default)]
+    pub(crate) mode: Mode,
+    #[serde(default)]
+    pub(crate) preset: PresetName,
+    pub(crate) principal: Option<PrincipalName>,
+    pub(crate) key_header: Option<values::Header>,
+    pub(crate) key_syntax: Option<KeySyntaxName>,
+    #[serde(default)]
+    pub(crate) host_in_scope: bool,
+    #[serde(default)]
+    pub(crate) fingerprint: RequestIdentity,
+    #[serde(default)]
+    pub(crate) missing_key: MissingKeyName,
+    pub(crate) concurrent_requests: Option<ConcurrentRequests>,
+    pub(crate) retention: Option<Spanned<HumanDuration>>,
+    pub(crate) lease: Option<Spanned<HumanDuration>>,
+    #[serde(default)]
+    pub(crate) orphans: OrphansName,
+    pub(crate) orphan_retention: Option<Spanned<HumanDuration>>,
+    #[serde(default)]
+    pub(crate) unknown: UnknownOutcome,
+    #[serde(default = "defaults::unknown_statuses")]
+    pub(crate) unknown_statuses: Spanned<Vec<u16>>,
+    #[serde(default)]
+    pub(crate) forward_key: ForwardKey,
+    #[serde(default)]
+    pub(crate) encoding: Encoding,
+    pub(crate) request_limit: Option<Size>,
+    pub(crate) response_limit: Option<Size>,
+}
+
+impl Config {
+    /// Reads a configuration from TOML.
+    ///
+    /// The variable `IDEMPOTENCY_STORE` of the environment does not count here, unlike in [`Config::load`].
+    ///
+    /// # Errors
+    ///
+    /// [`ConfigError`] with the line, if the text is no valid configuration or if a file that it names cannot be read.
+    pub fn from_toml(text: &str) -> Result<Self, ConfigError> {
+        Self::read(text, None)
+    }
+
+    /// Reads a configuration from a file.
+    ///
+    /// `store`, such as the value of the variable `IDEMPOTENCY_STORE`, replaces the URL of the store in the file.
+    ///
+    /// # Errors
+    ///
+    /// [`ConfigError`] if the file cannot be read, and with the line if it is no valid configuration.
+    pub fn load(path: &Path, store: Option<&str>) -> Result<Self, ConfigError> {
+        let text = fs::read_to_string(path).map_err(|error| {
+            ConfigError::without_line(format!("cannot read {}: {error}", path.display()))
+        })?;
+        Self::read(&text, store)
+    }
+
+    fn read(text: &str, store: Option<&str>) -> Result<Self, ConfigError> {
+        let parsed = toml::from_str(text);
+        let mut config: Self = parsed.map_err(|error| ConfigError::of_toml(text, &error))?;
+        if let Some(store) = store {
+            config.store.url = Some(Spanned::new(0..0, Secret::from(store.to_owned())));
+            config.store.url_file = None;
+        }
+        config.check(text)?;
+        Ok(config)
+    }
+
+    /// Replaces the address of the listener. For tests and for flags of a program.
+    #[must_use]
+    pub fn with_listen_address(mut self, address: SocketAddr) -> Self {
+        self.listen.address = address;
+        self
+    }
+
+    /// Returns the URL of the store. It may contain a password.
+    #[must_use]
+    pub fn store_url(&self) -> &str {
+        self.store
+            .url
+            .as_ref()
+            .map_or("", |url| url.get_ref().expose())
+    }
+
+    /// Returns the settings as JSON, with their defaults and without secrets.
+    ///
+    /// # Panics
+    ///
+    /// Never: each setting has a name that is a string.
+    #[must_use]
+    pub fn to_json(&self) -> serde_json::Value {
+        serde_json::to_value(self).expect("settings have names and plain values")
+    }
+
+    pub(crate) fn drain_timeout(&self) -> Duration {
+        self.drain.timeout.get()
+    }
+}
+
+impl Default for Limits {
+    fn default() -> Self {
+        Self {
+            max_in_flight: Spanned::new(0..0, 10_000),
+            max_request_bytes: Size::mebibytes(128),
+            max_response_bytes: Size::mebibytes(128),
+        }
+    }
+}
+
+impl Default for Drain {
+    fn default() -> Self {
+        Self {
+            delay: HumanDuration::from_secs(0),
+            timeout: HumanDuration::from_secs(30),
+        }
+    }
+}
+
+mod defaults {
+    use super::{HumanDuration, Spanned};
+
+    pub(super) fn idle_timeout() -> HumanDuration {
+        HumanDuration::from_secs(60)
+    }
+
+    pub(super) fn max_connections() -> Spanned<usize> {
+        Spanned::new(0..0, 10_000)
+    }
+
+    pub(super) fn store_timeout() -> Spanned<HumanDuration> {
+        Spanned::new(0..0, HumanDuration::from_secs(2))
+    }
+
+    pub(super) fn connect_timeout() -> Spanned<HumanDuration> {
+        Spanned::new(0..0, HumanDuration::from_secs(2))
+    }
+
+    pub(super) fn timeout() -> Spanned<HumanDuration> {
+        Spanned::new(0..0, HumanDuration::from_secs(30))
+    }
+
+    pub(super) fn keep_alive() -> HumanDuration {
+        HumanDuration::from_secs(1)
+    }
+
+    pub(super) fn max_idle() -> usize {
+        256
+    }
+
+    pub(super) fn unknown_statuses() -> Spanned<Vec<u16>> {
+        Spanned::new(0..0, vec![502, 504])
+    }
+}
+
+#[cfg(test)]
+mod tests;

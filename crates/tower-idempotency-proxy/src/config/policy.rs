@@ -1,0 +1,212 @@
+//! Choices of a policy, by the names that they have in the file.
+
+use std::fmt;
+
+use serde::{
+    Deserialize, Deserializer, Serialize, Serializer,
+    de::{Error, MapAccess, Visitor},
+};
+
+use super::values::{Duration, Header};
+
+/// The protection of a route.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Deserialize, Serialize)]
+#[serde(rename_all = "kebab-case")]
+pub(crate) enum Mode {
+    #[default]
+    Enforce,
+    Off,
+}
+
+/// A preset of the layer.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, Deserialize, Serialize)]
+#[serde(rename_all = "kebab-case")]
+pub(crate) enum PresetName {
+    #[default]
+    Recommended,
+    Ietf,
+    Stripe,
+}
+
+/// The syntax of the key header.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Deserialize, Serialize)]
+#[serde(rename_all = "kebab-case")]
+pub(crate) enum KeySyntaxName {
+    Lenient,
+    Strict,
+    Verbatim,
+    Unquoted,
+}
+
+/// The parts of a request that must be equal in its retries.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Deserialize, Serialize)]
+#[serde(rename_all = "kebab-case")]
+pub(crate) enum RequestIdentity {
+    #[default]
+    RawBody,
+    CanonicalJson,
+}
+
+/// The treatment of a request without a key.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Deserialize, Serialize)]
+#[serde(rename_all = "kebab-case")]
+pub(crate) enum MissingKeyName {
+    #[default]
+    Pass,
+    Reject,
+}
+
+/// The treatment of a key whose execution ended without an outcome.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Deserialize, Serialize)]
+#[serde(rename_all = "kebab-case")]
+pub(crate) enum OrphansName {
+    #[default]
+    Refuse,
+    TakeOver,
+}
+
+/// The state in which an unknown outcome leaves its key.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Deserialize, Serialize)]
+#[serde(rename_all = "kebab-case")]
+pub(crate) enum UnknownOutcome {
+    /// An operator must resolve it.
+    #[default]
+    Attention,
+    /// An orphan, which expires.
+    Hold,
+    /// A retry executes again.
+    Free,
+}
+
+/// The key that the upstream gets.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Deserialize, Serialize)]
+#[serde(rename_all = "kebab-case")]
+pub(crate) enum ForwardKey {
+    #[default]
+    Derive,
+    Pass,
+    Drop,
+}
+
+/// The encoding of a response that is recorded.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Deserialize, Serialize)]
+#[serde(rename_all = "kebab-case")]
+pub(crate) enum Encoding {
+    /// The upstream is not asked to compress.
+    #[default]
+    Identity,
+    /// The upstream gets the `Accept-Encoding` of the first request.
+    Pass,
+}
+
+/// The treatment of `Forwarded` and `X-Forwarded-*` of the client.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Deserialize, Serialize)]
+#[serde(rename_all = "kebab-case")]
+pub(crate) enum Forwarded {
+    /// They are removed, and the proxy sets its own.
+    #[default]
+    Replace,
+    /// The address of the client is appended.
+    Append,
+    /// They pass unchanged.
+    Pass,
+}
+
+/// The `Host` that the upstream gets.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Deserialize, Serialize)]
+#[serde(rename_all = "kebab-case")]
+pub(crate) enum HostHeader {
+    #[default]
+    Client,
+    Upstream,
+}
+
+/// The source of the principal.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "kebab-case")]
+pub(crate) enum PrincipalName {
+    Credentials,
+    Authorization,
+    Unscoped,
+    Header(Header),
+    Cookie(String),
+}
+
+const PRINCIPALS: [&str; 3] = ["credentials", "authorization", "unscoped"];
+
+impl<'de> Deserialize<'de> for PrincipalName {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        struct PrincipalVisitor;
+
+        impl<'de> Visitor<'de> for PrincipalVisitor {
+            type Value = PrincipalName;
+
+            fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+                f.write_str("\"credentials\", { header = \"x-user\" } or { cookie = \"session\" }")
+            }
+
+            fn visit_str<E: Error>(self, name: &str) -> Result<PrincipalName, E> {
+                match name {
+                    "credentials" => Ok(PrincipalName::Credentials),
+                    "authorization" => Ok(PrincipalName::Authorization),
+                    "unscoped" => Ok(PrincipalName::Unscoped),
+                    _ => Err(E::unknown_variant(name, &PRINCIPALS)),
+                }
+            }
+
+            fn visit_map<A: MapAccess<'de>>(self, mut map: A) -> Result<PrincipalName, A::Error> {
+                let name: Option<String> = map.next_key()?;
+                let principal = match name.as_deref() {
+                    Some("header") => PrincipalName::Header(map.next_value()?),
+                    Some("cookie") => PrincipalName::Cookie(map.next_value()?),
+                    Some(other) => {
+                        return Err(A::Error::unknown_field(other, &["header", "cookie"]));
+                    }
+                    None => return Err(A::Error::custom("expected a header or a cookie")),
+                };
+                match map.next_key::<String>()? {
+                    None => Ok(principal),
+                    Some(_) => Err(A::Error::custom("expected one header or one cookie")),
+                }
+            }
+        }
+
+        deserializer.deserialize_any(PrincipalVisitor)
+    }
+}
+
+/// The response to a duplicate that arrives during the execution.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum ConcurrentRequests {
+    Conflict,
+    TooManyRequests,
+    Wait(Duration),
+}
+
+impl<'de> Deserialize<'de> for ConcurrentRequests {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        let text = String::deserialize(deserializer)?;
+        match text.as_str() {
+            "conflict" => return Ok(Self::Conflict),
+            "too-many-requests" => return Ok(Self::TooManyRequests),
+            _ => {}
+        }
+        let duration = text.strip_prefix("wait ").and_then(|duration| {
+            let bytes = serde::de::value::StrDeserializer::<D::Error>::new(duration);
+            Duration::deserialize(bytes).ok()
+        });
+        duration.map(Self::Wait).ok_or_else(|| {
+            D::Error::unknown_variant(&text, &["conflict", "too-many-requests", "wait 5s"])
+        })
+    }
+}
+
+impl Serialize for ConcurrentRequests {
+    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+        match self {
+            Self::Conflict => serializer.serialize_str("conflict"),
+            Self::TooManyRequests => serializer.serialize_str("too-many-requests"),
+            Self::Wait(duration) => serializer.collect_str(&format_args!("wait {duration}")),
+        }
+    }
+}

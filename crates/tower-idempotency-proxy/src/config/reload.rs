@@ -1,0 +1,104 @@
+//! The changes that a running proxy accepts.
+
+use serde_json::{Value, json};
+
+use super::{Config, ConfigError, Mode, Route};
+use crate::route::RouteMatch;
+
+impl Route {
+    pub(crate) fn rule(&self) -> RouteMatch {
+        RouteMatch {
+            path: self.path.get_ref().clone(),
+            methods: self.methods.iter().map(|method| method.0.clone()).collect(),
+            host: self.host.clone(),
+        }
+    }
+
+    /// Returns the settings that identify the entry of a request. If one of them changes, its record is not found any more.
+    fn recipe(&self) -> Value {
+        json!({
+            "preset": self.preset,
+            "principal": self.principal,
+            "key_header": self.key_header,
+            "key_syntax": self.key_syntax,
+            "host_in_scope": self.host_in_scope,
+            "fingerprint": self.fingerprint,
+        })
+    }
+}
+
+impl Config {
+    /// Returns an error if a proxy that runs with `self` cannot continue with `new`, or would no longer find its records.
+    pub(crate) fn accepts(&self, new: &Self) -> Result<(), ConfigError> {
+        let fail = |message: String| Err(ConfigError::without_line(message));
+        for (name, is_changed) in [
+            (
+                "the address of [listen]",
+                self.listen.address != new.listen.address,
+            ),
+            (
+                "TLS of [listen]",
+                self.listen.tls.is_some() != new.listen.tls.is_some(),
+            ),
+            ("[admin]", json!(self.admin) != json!(new.admin)),
+            (
+                "max_connections",
+                self.listen.max_connections.get_ref() != new.listen.max_connections.get_ref(),
+            ),
+        ] {
+            if is_changed {
+                return fail(format!("{name} has changed, which needs a restart"));
+            }
+        }
+        for (name, is_changed) in [
+            ("the URL of [store]", self.store_url() != new.store_url()),
+            (
+                "namespace",
+                self.identity.namespace != new.identity.namespace,
+            ),
+            ("the secret", self.identity.secret != new.identity.secret),
+        ] {
+            if is_changed {
+                return fail(format!(
+                    "{name} has changed: the proxy would not find its records, and retries would execute again"
+                ));
+            }
+        }
+        for (index, old) in self.route.iter().enumerate() {
+            if old.mode == Mode::Enforce {
+                self.accepts_route(index, old, new)?;
+            }
+        }
+        Ok(())
+    }
+
+    /// Checks each new route that can get a request of the protected route `old`.
+    fn accepts_route(&self, index: usize, old: &Route, new: &Self) -> Result<(), ConfigError> {
+        let fail = |message: String| Err(ConfigError::without_line(message));
+        let rule = old.rule();
+        // Requests that an earlier route of the old configuration took did not get here.
+        let earlier: Vec<_> = self.route[..index].iter().map(Route::rule).collect();
+        for candidate in &new.route {
+            let other = candidate.rule();
+            if other != rule && (earlier.contains(&other) || !other.overlaps(&rule)) {
+                continue;
+            }
+            if candidate.mode != Mode::Enforce {
+                return fail(format!(
+                    "the route {other} would no longer protect requests of {rule}, and their retries would execute again"
+                ));
+            }
+            if candidate.recipe() != old.recipe() {
+                return fail(format!(
+                    "the route {other} would identify requests of {rule} otherwise: the proxy would not find their records"
+                ));
+            }
+            if other == rule {
+                return Ok(());
+            }
+        }
+        fail(format!(
+            "the protected route {rule} is missing: retries of its requests would execute again"
+        ))
+    }
+}

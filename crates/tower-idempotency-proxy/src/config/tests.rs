@@ -1,0 +1,269 @@
+use super::*;
+
+const GOOD: &str = r#"[listen]
+address = "127.0.0.1:8080"
+[store]
+url = "memory"
+[upstream.app]
+url = "http://127.0.0.1:3000"
+[[route]]
+path = "/v1/charges"
+upstream = "app"
+[[route]]
+path = "/**"
+upstream = "app"
+mode = "off"
+"#;
+
+fn message(text: &str) -> String {
+    Config::from_toml(text).unwrap_err().to_string()
+}
+
+/// Returns the message after `from` is replaced.
+fn broken(from: &str, to: &str) -> String {
+    assert!(GOOD.contains(from), "{from}");
+    message(&GOOD.replacen(from, to, 1))
+}
+
+#[test]
+fn wrong_files_name_line_and_nearest_name() {
+    let with_route = |line: &str| {
+        broken(
+            "upstream = \"app\"\n",
+            &format!("upstream = \"app\"\n{line}\n"),
+        )
+    };
+    let with_upstream = |line: &str| broken("[[route]]", &format!("{line}\n[[route]]"));
+    for (found, expected) in [
+        (
+            broken("address", "adress"),
+            "line 2: unknown setting `adress`, did you mean `address`?",
+        ),
+        (
+            broken("[listen]", "[listener]"),
+            "line 1: unknown setting `listener`, did you mean `listen`?",
+        ),
+        (
+            broken("127.0.0.1:8080", "localhost:8080"),
+            "line 2: invalid socket address syntax",
+        ),
+        (
+            broken("address = \"127.0.0.1:8080\"", ""),
+            "line 1: missing setting `address`",
+        ),
+        (
+            broken("[store]\nurl = \"memory\"", "[store]"),
+            "expected url or url_file in [store], or the variable IDEMPOTENCY_STORE",
+        ),
+        (
+            broken("url = \"memory\"", "url = \"memory\"\nurl_file = \"x\""),
+            "line 4: expected either url or url_file, found both",
+        ),
+        (
+            broken("url = \"memory\"", "url_file = \"/nowhere/url\""),
+            "line 4: cannot read url_file /nowhere/url: No such file or directory (os error 2)",
+        ),
+        (
+            broken("url = \"memory\"", "uri = \"redis://:hush@host\""),
+            "line 4: unknown setting `uri`, did you mean `url`?",
+        ),
+        (
+            broken("url = \"memory\"", "url = 7"),
+            "line 4: expected a text in quotes",
+        ),
+        (
+            broken(
+                "[upstream.app]\nurl = \"http://127.0.0.1:3000\"",
+                "[upstream]",
+            ),
+            "expected at least one [upstream.NAME]",
+        ),
+        (
+            broken("http://127.0.0.1:3000", "127.0.0.1:3000"),
+            "line 6: expected http://HOST:PORT or https://HOST:PORT without a path",
+        ),
+        (
+            broken("http://127.0.0.1:3000", "http://127.0.0.1:3000/api"),
+            "line 6: expected http://HOST:PORT or https://HOST:PORT without a path",
+        ),
+        (
+            broken("http://127.0.0.1:3000", "http://u:hush@127.0.0.1:3000"),
+            "line 6: the URL of an upstream has no user and no password",
+        ),
+        (
+            with_upstream("timeout = 30"),
+            "line 7: expected a duration in quotes, such as \"30s\"",
+        ),
+        (
+            with_upstream("timeout = \"30 parsecs\""),
+            "line 7: `30 parsecs` is no duration, expected one such as \"30s\"",
+        ),
+        (
+            with_upstream("timeout = \"0s\""),
+            "line 7: timeout is longer than zero and at most ten years",
+        ),
+        (
+            with_upstream("conect_timeout = \"1s\""),
+            "line 7: unknown setting `conect_timeout`, did you mean `connect_timeout`?",
+        ),
+        (
+            broken("upstream = \"app\"", "upstream = \"ap\""),
+            "line 9: unknown upstream `ap`, did you mean `app`?",
+        ),
+        (
+            broken("path = \"/v1/charges\"", "path = \"v1/charges\""),
+            "line 8: `v1/charges` is no path, expected one that begins with /",
+        ),
+        (
+            broken("path = \"/v1/charges\"", "path = \"/v1/**/x\""),
+            "line 8: `**` is only the end of a path, in `/v1/**/x`",
+        ),
+        (
+            broken("path = \"/v1/charges\"", "path = \"/v1/{}/x\""),
+            "line 8: `{}` is no segment of a path, expected a text, {name} or ** at the end",
+        ),
+        (
+            broken("path = \"/**\"", "path = \"/v1/charges\""),
+            "line 11: the route /v1/charges occurs twice",
+        ),
+        (
+            broken("mode = \"off\"", "mode = \"of\""),
+            "line 13: unknown value `of`, did you mean `off`?",
+        ),
+        (
+            broken("mode = \"off\"", "mode = \"off\"\nmissing_key = \"reject\""),
+            "line 11: missing_key = \"reject\" has no effect with mode = \"off\"",
+        ),
+        (
+            with_route("methods = [\"post\"]"),
+            "line 10: `post` is no method, expected one in capital letters, such as \"POST\"",
+        ),
+        (
+            with_route("retention = \"24 h\"\nretentoin = \"1h\""),
+            "line 11: unknown setting `retentoin`, did you mean `retention`?",
+        ),
+        (
+            with_route("unknown = \"retry\""),
+            "line 10: unknown value `retry`, expected attention, hold, free",
+        ),
+        (
+            with_route("unknown_statuses = [404]"),
+            "line 10: unknown_statuses are 5xx, found 404",
+        ),
+        (
+            with_route("orphans = \"takeover\""),
+            "line 10: unknown value `takeover`, did you mean `take-over`?",
+        ),
+        (
+            with_route("principal = \"credential\""),
+            "line 10: unknown value `credential`, did you mean `credentials`?",
+        ),
+        (
+            with_route("principal = { heder = \"x-user\" }"),
+            "line 10: unknown setting `heder`, did you mean `header`?",
+        ),
+        (
+            with_route("concurrent_requests = \"wait\""),
+            "line 10: unknown value `wait`, expected conflict, too-many-requests, wait 5s",
+        ),
+        (
+            with_route("lease = \"10ms\""),
+            "line 10: lease is at least 1s, or paused processes lose it",
+        ),
+        (
+            with_route("request_limit = \"2MB\""),
+            "line 10: `2MB` is no size, expected a number with B, KiB, MiB or GiB, such as \"2MiB\"",
+        ),
+        (
+            with_route("key_header = \"idempotency key\""),
+            "line 10: `idempotency key` is no name of a header",
+        ),
+        (
+            with_route("host = \"api.example:443\""),
+            "line 10: `api.example:443` is no host, expected a name without a port, such as \"api.example\"",
+        ),
+    ] {
+        assert_eq!(found, expected);
+        assert!(!found.contains("hush"));
+    }
+}
+
+#[test]
+fn environment_replaces_store_of_file() {
+    let file = ::tests::scratch::Scratch::new().file("none");
+    assert!(Config::load(&file, None).is_err());
+    let config = Config::read(GOOD, Some("sqlite:keys.db")).unwrap();
+    assert_eq!(config.store_url(), "sqlite:keys.db");
+}
+
+#[test]
+fn output_contains_no_secret() {
+    let config = Config::from_toml(&GOOD.replace("memory", "redis://:hush@host")).unwrap();
+    assert!(!format!("{config:?}").contains("hush"));
+    assert!(!config.to_json().to_string().contains("hush"));
+}
+
+fn reload(from: &str, to: &str) -> Result<(), String> {
+    let old = Config::from_toml(GOOD).unwrap();
+    let new = Config::from_toml(&GOOD.replacen(from, to, 1)).unwrap();
+    old.accepts(&new).map_err(|error| error.to_string())
+}
+
+#[test]
+fn reload_accepts_changes_that_keep_records() {
+    for (from, to) in [
+        ("3000", "3001"),
+        ("mode = \"off\"", "mode = \"enforce\""),
+        (
+            "upstream = \"app\"\n",
+            "upstream = \"app\"\nretention = \"1h\"\nmissing_key = \"reject\"\n",
+        ),
+        (
+            "[[route]]",
+            "[[route]]\npath = \"/health\"\nupstream = \"app\"\nmode = \"off\"\n[[route]]",
+        ),
+        (
+            "[[route]]",
+            "[[route]]\npath = \"/v1/{x}\"\nupstream = \"app\"\n[[route]]",
+        ),
+    ] {
+        assert_eq!(reload(from, to), Ok(()), "{to}");
+    }
+}
+
+#[test]
+fn reload_rejects_changes_that_lose_records() {
+    let shadow = "[[route]]\npath = \"/v1/{x}\"\nupstream = \"app\"\nmode = \"off\"\n[[route]]";
+    for (from, to) in [
+        ("\"memory\"", "\"sqlite:other.db\""),
+        ("[store]", "[identity]\nnamespace = \"other\"\n[store]"),
+        ("/v1/charges", "/v2/charges"),
+        (
+            "upstream = \"app\"\n",
+            "upstream = \"app\"\nmode = \"off\"\n",
+        ),
+        (
+            "upstream = \"app\"\n",
+            "upstream = \"app\"\nprincipal = \"authorization\"\n",
+        ),
+        (
+            "upstream = \"app\"\n",
+            "upstream = \"app\"\npreset = \"stripe\"\n",
+        ),
+        (
+            "upstream = \"app\"\n",
+            "upstream = \"app\"\nfingerprint = \"canonical-json\"\n",
+        ),
+        (
+            "upstream = \"app\"\n",
+            "upstream = \"app\"\nhost_in_scope = true\n",
+        ),
+        ("[[route]]", shadow),
+    ] {
+        let error = reload(from, to).unwrap_err();
+        assert!(
+            error.contains("record") || error.contains("execute again"),
+            "{error}"
+        );
+    }
+}

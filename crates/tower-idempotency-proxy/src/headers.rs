@@ -1,0 +1,290 @@
+//! Fields that a proxy removes, adds or rewrites (RFC 9110, section 7.6).
+
+use std::net::IpAddr;
+
+use http::{HeaderMap, HeaderName, HeaderValue, Version, header, request, uri::Authority};
+
+use crate::config::{Forwarded, HostHeader};
+
+/// Fields that belong to one connection. A `Connection` header names further ones.
+static HOP_BY_HOP: [HeaderName; 8] = [
+    header::CONNECTION,
+    HeaderName::from_static("keep-alive"),
+    HeaderName::from_static("proxy-connection"),
+    HeaderName::from_static("http2-settings"),
+    header::TE,
+    header::TRANSFER_ENCODING,
+    header::UPGRADE,
+    header::PROXY_AUTHORIZATION,
+];
+
+/// Fields that state the way of a request before the proxy.
+static FORWARDED: [HeaderName; 7] = [
+    header::FORWARDED,
+    X_FORWARDED_FOR,
+    X_FORWARDED_HOST,
+    X_FORWARDED_PROTO,
+    HeaderName::from_static("x-forwarded-port"),
+    HeaderName::from_static("x-forwarded-prefix"),
+    HeaderName::from_static("x-real-ip"),
+];
+
+const X_FORWARDED_FOR: HeaderName = HeaderName::from_static("x-forwarded-for");
+const X_FORWARDED_HOST: HeaderName = HeaderName::from_static("x-forwarded-host");
+const X_FORWARDED_PROTO: HeaderName = HeaderName::from_static("x-forwarded-proto");
+
+/// The connection of a client.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct ClientConnection {
+    pub(crate) address: IpAddr,
+    pub(crate) is_tls: bool,
+    pub(crate) forwarded: Forwarded,
+}
+
+/// Returns the protocol of an HTTP/1.1 upgrade that the head requests, or to which a 101 response switches.
+pub(crate) fn upgrade_protocol(headers: &HeaderMap) -> Option<HeaderValue> {
+    let is_listed =
+        list(headers, &header::CONNECTION).any(|token| token.eq_ignore_ascii_case("upgrade"));
+    is_listed.then(|| headers.get(header::UPGRADE).cloned())?
+}
+
+/// Removes the fields that belong to one connection.
+///
+/// `Trailer` stays, and of `TE` the value `trailers`: both ends of the proxy forward trailers.
+pub(crate) fn remove_hop_by_hop(headers: &mut HeaderMap) {
+    let named: Vec<HeaderName> = list(headers, &header::CONNECTION)
+        .filter_map(|token| token.parse().ok())
+        .collect();
+    let accepts_trailers =
+        list(headers, &header::TE).any(|token| token.eq_ignore_ascii_case("trailers"));
+    for name in named {
+        // A client does not remove fields that identify it or the message.
+        if !is_protected(&name) {
+            headers.remove(name);
+        }
+    }
+    for name in &HOP_BY_HOP {
+        headers.remove(name);
+    }
+    if accepts_trailers {
+        headers.insert(header::TE, HeaderValue::from_static("trailers"));
+    }
+}
+
+/// Returns `true` for fields that no `Connection` header removes: they are not meant for one connection.
+fn is_protected(name: &HeaderName) -> bool {
+    [
+        header::HOST,
+        header::AUTHORIZATION,
+        header::COOKIE,
+        header::CONTENT_LENGTH,
+        header::CONTENT_TYPE,
+    ]
+    .contains(name)
+        || FORWARDED.contains(name)
+}
+
+/// Returns the host that the client requests: that of the URI, or else of the `Host` header.
+pub(crate) fn requested_host(head: &request::Parts) -> Option<HeaderValue> {
+    match head.uri.authority() {
+        Some(authority) => HeaderValue::from_str(without_user(authority)).ok(),
+        None => head.headers.get(header::HOST).cloned(),
+    }
+}
+
+/// Returns the host of a value of the `Host` header, without the port.
+pub(crate) fn without_port(host: &str) -> &str {
+    match host.rsplit_once(':') {
+        Some((name, port)) if port.bytes().all(|byte| byte.is_ascii_digit()) => name,
+        Some(_) | None => host,
+    }
+}
+
+fn without_user(authority: &Authority) -> &str {
+    let text = authority.as_str();
+    text.rsplit_once('@').map_or(text, |(_, host)| host)
+}
+
+/// Rewrites the fields of a request for the upstream.
+pub(crate) fn for_upstream(
+    head: &mut request::Parts,
+    client: &ClientConnection,
+    host: HostHeader,
+    upstream: &HeaderValue,
+) {
+    let requested = requested_host(head);
+    let headers = &mut head.headers;
+    remove_hop_by_hop(headers);
+    headers.remove(header::EXPECT);
+    join_cookies(headers);
+    set_forwarded(headers, client, requested.as_ref());
+    let host = match (host, requested) {
+        (HostHeader::Client, Some(requested)) => requested,
+        (HostHeader::Client, None) | (HostHeader::Upstream, _) => upstream.clone(),
+    };
+    headers.insert(header::HOST, host);
+    let via = match head.version {
+        Version::HTTP_2 => "2.0 idempotency-proxy",
+        Version::HTTP_10 => "1.0 idempotency-proxy",
+        _ => "1.1 idempotency-proxy",
+    };
+    headers.append(header::VIA, HeaderValue::from_static(via));
+}
+
+fn set_forwarded(headers: &mut HeaderMap, client: &ClientConnection, host: Option<&HeaderValue>) {
+    match client.forwarded {
+        Forwarded::Pass => return,
+        Forwarded::Replace => {
+            for name in &FORWARDED {
+                headers.remove(name);
+            }
+        }
+        // It would contradict the other fields.
+        Forwarded::Append => drop(headers.remove(header::FORWARDED)),
+    }
+    if let Ok(address) = HeaderValue::from_str(&client.address.to_string()) {
+        headers.append(X_FORWARDED_FOR, address);
+    }
+    let protocol = if client.is_tls { "https" } else { "http" };
+    let protocol = HeaderValue::from_static(protocol);
+    headers.entry(X_FORWARDED_PROTO).or_insert(protocol);
+    if let Some(host) = host {
+        headers.entry(X_FORWARDED_HOST).or_insert(host.clone());
+    }
+}
+
+/// Joins the lines of `Cookie`: HTTP/2 splits them, and HTTP/1.1 allows one (RFC 9113, section 8.2.3).
+fn join_cookies(headers: &mut HeaderMap) {
+    let mut lines = headers.get_all(header::COOKIE).iter();
+    if lines.nth(1).is_none() {
+        return;
+    }
+    let lines: Vec<_> = headers
+        .get_all(header::COOKIE)
+        .iter()
+        .map(HeaderValue::as_bytes)
+        .collect();
+    if let Ok(mut joined) = HeaderValue::from_bytes(&lines.join(&b"; "[..])) {
+        joined.set_sensitive(true);
+        headers.insert(header::COOKIE, joined);
+    }
+}
+
+/// Returns the members of a header that is a list.
+fn list<'a>(headers: &'a HeaderMap, name: &HeaderName) -> impl Iterator<Item = &'a str> + use<'a> {
+    let lines = headers.get_all(name).into_iter();
+    lines
+        .filter_map(|line| line.to_str().ok())
+        .flat_map(|line| line.split(','))
+        .map(|member| member.split(';').next().unwrap_or_default().trim())
+        .filter(|member| !member.is_empty())
+}
+
+#[cfg(test)]
+mod tests {
+    use http::Request;
+
+    use super::*;
+
+    fn rewritten(forwarded: Forwarded, lines: &[(&str, &str)]) -> HeaderMap {
+        let mut req = Request::post("/");
+        for (name, value) in lines {
+            req = req.header(*name, *value);
+        }
+        let (mut head, ()) = req.body(()).unwrap().into_parts();
+        let client = ClientConnection {
+            address: [192, 0, 2, 7].into(),
+            is_tls: true,
+            forwarded,
+        };
+        let upstream = HeaderValue::from_static("up:3000");
+        for_upstream(&mut head, &client, HostHeader::Client, &upstream);
+        head.headers
+    }
+
+    #[test]
+    fn fields_of_one_connection_are_removed() {
+        let headers = rewritten(
+            Forwarded::Replace,
+            &[
+                (
+                    "connection",
+                    "keep-alive, X-Hop, authorization, content-length",
+                ),
+                ("connection", "close"),
+                ("keep-alive", "5"),
+                ("proxy-connection", "keep-alive"),
+                ("proxy-authorization", "Basic eA=="),
+                ("te", "gzip;q=0.5, trailers"),
+                ("trailer", "x-sum"),
+                ("transfer-encoding", "chunked"),
+                ("upgrade", "h2c"),
+                ("http2-settings", "AAA"),
+                ("x-hop", "1"),
+                ("authorization", "Bearer a"),
+                ("content-length", "3"),
+                ("x-end", "1"),
+            ],
+        );
+        let mut names: Vec<_> = headers.keys().map(HeaderName::as_str).collect();
+        names.sort_unstable();
+        let expected = [
+            "authorization",
+            "content-length",
+            "host",
+            "te",
+            "trailer",
+            "via",
+            "x-end",
+            "x-forwarded-for",
+            "x-forwarded-proto",
+        ];
+        assert_eq!(names, expected);
+        assert_eq!(headers[header::TE], "trailers");
+    }
+
+    #[test]
+    fn forged_addresses_do_not_reach_upstream() {
+        let forged = [
+            ("x-forwarded-for", "198.51.100.1"),
+            ("x-forwarded-proto", "http"),
+            ("forwarded", "for=198.51.100.1"),
+            ("x-real-ip", "198.51.100.1"),
+        ];
+        let headers = rewritten(Forwarded::Replace, &forged);
+        assert_eq!(
+            headers.get_all(X_FORWARDED_FOR).iter().collect::<Vec<_>>(),
+            ["192.0.2.7"]
+        );
+        assert_eq!(headers[X_FORWARDED_PROTO], "https");
+        assert!(!headers.contains_key(header::FORWARDED) && !headers.contains_key("x-real-ip"));
+
+        let headers = rewritten(Forwarded::Append, &forged);
+        let addresses: Vec<_> = headers.get_all(X_FORWARDED_FOR).iter().collect();
+        assert_eq!(addresses, ["198.51.100.1", "192.0.2.7"]);
+        assert_eq!(headers[X_FORWARDED_PROTO], "http");
+
+        let headers = rewritten(Forwarded::Pass, &forged);
+        assert_eq!(headers[header::FORWARDED], "for=198.51.100.1");
+    }
+
+    #[test]
+    fn cookie_lines_are_joined() {
+        let headers = rewritten(Forwarded::Pass, &[("cookie", "a=1"), ("cookie", "b=2")]);
+        assert_eq!(
+            headers.get_all(header::COOKIE).iter().collect::<Vec<_>>(),
+            ["a=1; b=2"]
+        );
+    }
+
+    #[test]
+    fn port_is_no_part_of_host() {
+        for (host, name) in [
+            ("a.example:443", "a.example"),
+            ("a.example", "a.example"),
+            ("[::1]:80", "[::1]"),
+        ] {
+            assert_eq!(without_port(host), name);
+        }
+    }
+}

@@ -1,0 +1,70 @@
+//! A reverse proxy that makes unsafe requests to any HTTP service safe to retry.
+//!
+//! The proxy is [`tower_idempotency`] in front of a service in any language. The service needs no change: clients send
+//! `Idempotency-Key` to the proxy, and the proxy sends each request to the service once. The program `idempotency proxy` runs
+//! it from one TOML file; this crate is for programs that embed it.
+//!
+//! ```
+//! use tower_idempotency_proxy::{Config, Proxy};
+//!
+//! # #[tokio::main(flavor = "current_thread")]
+//! # async fn main() -> Result<(), Box<dyn std::error::Error>> {
+//! let config = Config::from_toml(
+//!     r#"
+//!     [listen]
+//!     address = "127.0.0.1:0"
+//!     [store]
+//!     url = "memory"
+//!     [upstream.app]
+//!     url = "http://127.0.0.1:3000"
+//!     [[route]]
+//!     path = "/v1/charges"
+//!     upstream = "app"
+//!     "#,
+//! )?;
+//! let proxy = Proxy::bind(config).await?;
+//! assert_ne!(proxy.address().port(), 0);
+//! let shutdown = async { /* wait for a signal */ };
+//! assert!(proxy.serve(shutdown).await);
+//! # Ok(())
+//! # }
+//! ```
+//!
+//! # Outcomes
+//!
+//! A proxy does not know what its upstream has done if there is no response. It distinguishes three cases:
+//!
+//! | the upstream | the client gets | the key |
+//! |---|---|---|
+//! | did not get a byte of the request | 502 `upstream-unreachable`, `Retry-After` | is free |
+//! | got the request, and then the connection broke or the timeout passed | 502 or 504 `outcome-unknown` | needs attention |
+//! | responds with 502 or 504, as another proxy does | the response | needs attention |
+//!
+//! Every other response is recorded as the preset of the route says. The proxy sends a request a second time only if it was
+//! returned unsent by the HTTP library: the upstream had closed an idle connection.
+//!
+//! # Crate features
+//!
+//! `redis`, `postgres`, `mysql`, `sqlite` and `dynamodb` build the stores, and `tls` adds TLS to them. No feature is enabled by
+//! default; without one there is only the store `memory`, for one process.
+
+#![cfg_attr(docsrs, feature(doc_cfg))]
+
+mod admin;
+mod body;
+mod config;
+mod connection;
+mod headers;
+mod problem;
+mod proxy;
+mod route;
+mod routes;
+mod service;
+mod telemetry;
+mod tls;
+mod upstream;
+
+pub use self::{
+    config::{Config, ConfigError},
+    proxy::{BindError, Proxy, ProxyHandle},
+};

@@ -1,0 +1,285 @@
+//! The proxy: its listeners, its configuration in use, and its shutdown.
+
+use std::{
+    fmt, io,
+    net::SocketAddr,
+    sync::{
+        Arc,
+        atomic::{AtomicBool, Ordering},
+    },
+    time::Duration,
+};
+
+use arc_swap::ArcSwap;
+use hyper_util::server::graceful::GracefulShutdown;
+use tokio::{
+    net::{TcpListener, TcpStream},
+    sync::Semaphore,
+    time::{Instant, sleep, timeout_at},
+};
+use tower_idempotency_any::{AnyStore, OpenError, Purger};
+
+use crate::{
+    admin,
+    config::{Config, ConfigError},
+    connection,
+    routes::{Layers, Live},
+    telemetry,
+    upstream::Tunnels,
+};
+
+/// A reverse proxy that is bound to its addresses.
+#[must_use = "a proxy accepts no connection before `serve` is called"]
+pub struct Proxy {
+    shared: Arc<Shared>,
+    listener: TcpListener,
+    admin: Option<TcpListener>,
+    _purger: Purger,
+}
+
+/// A handle to a proxy, which reloads its configuration. Clones refer to the same proxy.
+#[derive(Clone)]
+pub struct ProxyHandle(Arc<Shared>);
+
+/// State of a proxy that all connections share.
+pub(crate) struct Shared {
+    pub(crate) live: ArcSwap<Live>,
+    pub(crate) is_draining: AtomicBool,
+    pub(crate) metrics: Box<dyn Fn() -> String + Send + Sync>,
+    layers: Layers,
+    tunnels: Tunnels,
+}
+
+/// The reason why a proxy could not start.
+#[derive(Debug)]
+#[non_exhaustive]
+pub enum BindError {
+    /// The store cannot be opened.
+    Store(OpenError),
+    /// A file that the configuration names cannot be used.
+    Config(ConfigError),
+    /// An address cannot be bound.
+    Address(SocketAddr, io::Error),
+}
+
+/// The period between two deletions of expired entries.
+const PURGE_PERIOD: Duration = Duration::from_secs(60);
+
+impl Proxy {
+    /// Opens the store of `config` and binds its addresses. Connections wait until [`serve`](Self::serve) is called.
+    ///
+    /// # Errors
+    ///
+    /// [`BindError`] if the store cannot be opened, if a certificate cannot be read, or if an address cannot be bound.
+    pub async fn bind(config: Config) -> Result<Self, BindError> {
+        let store = AnyStore::open(config.store_url())
+            .await
+            .map_err(BindError::Store)?;
+        let layers = Layers::new(&store);
+        let tunnels = Tunnels::default();
+        let (address, admin_address) = (
+            config.listen.address,
+            config.admin.as_ref().map(|admin| admin.address),
+        );
+        let live = Live::new(config, &layers, &tunnels, None).map_err(BindError::Config)?;
+        let bind = async |address| {
+            let bound = TcpListener::bind(address).await;
+            bound.map_err(|error| BindError::Address(address, error))
+        };
+        let listener = bind(address).await?;
+        let admin = match admin_address {
+            Some(address) => Some(bind(address).await?),
+            None => None,
+        };
+        telemetry::describe();
+        tower_idempotency::metrics::register();
+        let shared = Shared {
+            live: ArcSwap::from_pointee(live),
+            is_draining: AtomicBool::new(false),
+            metrics: Box::new(String::new),
+            layers,
+            tunnels,
+        };
+        Ok(Self {
+            shared: Arc::new(shared),
+            listener,
+            admin,
+            _purger: store.spawn_purger(PURGE_PERIOD),
+        })
+    }
+
+    /// Sets the function that renders `/metrics` of the admin port. Default: an empty page.
+    ///
+    /// # Panics
+    ///
+    /// If a [`handle`](Self::handle) was created before.
+    pub fn with_metrics(mut self, render: impl Fn() -> String + Send + Sync + 'static) -> Self {
+        let shared = Arc::get_mut(&mut self.shared).expect("with_metrics is called before handle");
+        shared.metrics = Box::new(render);
+        self
+    }
+
+    /// Returns the address on which clients connect.
+    ///
+    /// # Panics
+    ///
+    /// Never: the socket is bound.
+    #[must_use]
+    pub fn address(&self) -> SocketAddr {
+        self.listener.local_addr().expect("the socket is bound")
+    }
+
+    /// Returns the address of the admin port, if there is one.
+    #[must_use]
+    pub fn admin_address(&self) -> Option<SocketAddr> {
+        self.admin
+            .as_ref()
+            .and_then(|admin| admin.local_addr().ok())
+    }
+
+    /// Returns a handle to this proxy.
+    #[must_use]
+    pub fn handle(&self) -> ProxyHandle {
+        ProxyHandle(Arc::clone(&self.shared))
+    }
+
+    /// Serves clients until `shutdown` resolves, then drains. Returns `true` if everything finished within the drain timeout.
+    ///
+    /// In order: `/readyz` responds with 503. New connections are accepted for the delay of `[drain]`, and their responses
+    /// close them. Then open requests finish, and so do executions of disconnected clients. Tunnels are closed last.
+    ///
+    /// # Cancellation
+    ///
+    /// If the future is dropped, open connections are left to their tasks, which end with the runtime.
+    pub async fn serve(self, shutdown: impl Future<Output = ()>) -> bool {
+        let shared = &self.shared;
+        let graceful = GracefulShutdown::new();
+        let connections = shared
+            .live
+            .load()
+            .config
+            .listen
+            .max_connections
+            .get_ref()
+            .to_owned();
+        let permits = Arc::new(Semaphore::new(connections.min(Semaphore::MAX_PERMITS)));
+        let admin = self
+            .admin
+            .map(|listener| tokio::spawn(admin::serve(listener, Arc::clone(shared))));
+        let stop = async {
+            shutdown.await;
+            tracing::info!("drain started");
+            shared.is_draining.store(true, Ordering::Release);
+            sleep(shared.live.load().config.drain.delay.get()).await;
+        };
+        let mut stop = std::pin::pin!(stop);
+        loop {
+            let accepted = async {
+                let permit = Arc::clone(&permits).acquire_owned().await;
+                (permit, accept(&self.listener).await)
+            };
+            tokio::select! {
+                () = &mut stop => break,
+                (permit, (stream, peer)) = accepted => {
+                    let (shared, watcher) = (Arc::clone(shared), graceful.watcher());
+                    tokio::spawn(async move {
+                        connection::serve(shared, stream, peer, watcher).await;
+                        drop(permit);
+                    });
+                }
+            }
+        }
+        drop(self.listener);
+        let is_finished = drain(shared, graceful).await;
+        if let Some(admin) = admin {
+            admin.abort();
+        }
+        is_finished
+    }
+}
+
+/// Accepts a connection. Waits if the process has too many open files.
+async fn accept(listener: &TcpListener) -> (TcpStream, SocketAddr) {
+    loop {
+        match listener.accept().await {
+            Ok(accepted) => return accepted,
+            Err(error) => {
+                tracing::warn!(%error, "connection not accepted");
+                sleep(Duration::from_millis(100)).await;
+            }
+        }
+    }
+}
+
+async fn drain(shared: &Shared, graceful: GracefulShutdown) -> bool {
+    let deadline = Instant::now() + shared.live.load().config.drain_timeout();
+    let open = graceful.count();
+    let is_closed = timeout_at(deadline, graceful.shutdown()).await.is_ok();
+    // Executions of disconnected clients.
+    let mut is_drained = true;
+    for layer in shared.layers.all() {
+        is_drained &= layer
+            .drain(deadline.saturating_duration_since(Instant::now()))
+            .await;
+    }
+    let tunnels = timeout_at(deadline, shared.tunnels.closed()).await.is_ok();
+    shared.tunnels.stop();
+    let is_finished = is_closed && is_drained;
+    tracing::info!(open, is_finished, tunnels, "drain finished");
+    is_finished
+}
+
+impl ProxyHandle {
+    /// Replaces the configuration. Requests in progress finish under the old one, and no connection is closed.
+    ///
+    /// # Errors
+    ///
+    /// [`ConfigError`], and the old configuration stays, in these cases:
+    ///
+    /// - A change needs a restart, such as another address.
+    /// - The proxy would not find its records any more: another store, namespace or secret, or a route that is removed, that is
+    ///   no longer protected, or that identifies requests otherwise. Retries of recorded requests would execute again.
+    /// - A certificate cannot be read.
+    pub fn reload(&self, config: Config) -> Result<(), ConfigError> {
+        let result = self.replace(config);
+        match &result {
+            Ok(()) => telemetry::reloaded(None),
+            Err(error) => telemetry::reloaded(Some(error)),
+        }
+        result
+    }
+
+    fn replace(&self, config: Config) -> Result<(), ConfigError> {
+        let old = self.0.live.load_full();
+        old.config.accepts(&config)?;
+        let live = Live::new(config, &self.0.layers, &self.0.tunnels, Some(&old))?;
+        self.0.live.store(Arc::new(live));
+        Ok(())
+    }
+}
+
+impl fmt::Debug for Proxy {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Proxy")
+            .field("address", &self.address())
+            .finish_non_exhaustive()
+    }
+}
+
+impl fmt::Debug for ProxyHandle {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("ProxyHandle").finish_non_exhaustive()
+    }
+}
+
+impl fmt::Display for BindError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Store(error) => error.fmt(f),
+            Self::Config(error) => error.fmt(f),
+            Self::Address(address, error) => write!(f, "cannot listen on {address}: {error}"),
+        }
+    }
+}
+
+impl std::error::Error for BindError {}

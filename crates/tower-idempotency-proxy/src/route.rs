@@ -1,0 +1,300 @@
+//! Patterns of paths and hosts, and the path of a request as they see it.
+
+use std::fmt;
+
+use http::{Method, uri::PathAndQuery};
+use serde::{Deserialize, Deserializer, Serialize, Serializer, de::Error};
+
+/// A pattern of paths: segments, `{name}` for any one segment, and `**` at the end for any rest.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct PathPattern {
+    text: String,
+    segments: Vec<Segment>,
+    /// `true` if the pattern ends with `**`.
+    is_prefix: bool,
+}
+
+#[derive(Clone, Debug, PartialEq, Eq)]
+enum Segment {
+    Literal(String),
+    Any,
+}
+
+impl PathPattern {
+    pub(crate) fn parse(text: &str) -> Result<Self, String> {
+        let Some(rest) = text.strip_prefix('/') else {
+            return Err(format!(
+                "`{text}` is no path, expected one that begins with /"
+            ));
+        };
+        if text.contains(['?', '#', '%']) {
+            return Err(format!(
+                "`{text}` is no path: it has no query and no escapes"
+            ));
+        }
+        let (mut segments, mut is_prefix) = (Vec::new(), false);
+        for segment in rest.split('/').filter(|segment| !segment.is_empty()) {
+            if is_prefix {
+                return Err(format!("`**` is only the end of a path, in `{text}`"));
+            }
+            if segment == "**" {
+                is_prefix = true;
+                continue;
+            }
+            let inner = segment
+                .strip_prefix('{')
+                .and_then(|rest| rest.strip_suffix('}'));
+            segments.push(match inner {
+                Some(name) if !name.is_empty() && !name.contains(['{', '}', '*']) => Segment::Any,
+                None if !segment.contains(['{', '}', '*']) => Segment::Literal(segment.to_owned()),
+                Some(_) | None => {
+                    return Err(format!(
+                        "`{segment}` is no segment of a path, expected a text, {{name}} or ** at the end"
+                    ));
+                }
+            });
+        }
+        let text = text.to_owned();
+        Ok(Self {
+            text,
+            segments,
+            is_prefix,
+        })
+    }
+
+    fn is_match(&self, path: &[String]) -> bool {
+        let length_fits = if self.is_prefix {
+            path.len() >= self.segments.len()
+        } else {
+            path.len() == self.segments.len()
+        };
+        length_fits
+            && self
+                .segments
+                .iter()
+                .zip(path)
+                .all(|(segment, part)| match segment {
+                    Segment::Literal(literal) => literal == part,
+                    Segment::Any => true,
+                })
+    }
+
+    /// Returns `true` if a path matches both patterns.
+    fn overlaps(&self, other: &Self) -> bool {
+        let (short, long) = if self.segments.len() <= other.segments.len() {
+            (self, other)
+        } else {
+            (other, self)
+        };
+        let lengths_fit = short.segments.len() == long.segments.len() || short.is_prefix;
+        lengths_fit
+            && short
+                .segments
+                .iter()
+                .zip(&long.segments)
+                .all(|pair| match pair {
+                    (Segment::Literal(a), Segment::Literal(b)) => a == b,
+                    (Segment::Any, _) | (_, Segment::Any) => true,
+                })
+    }
+}
+
+impl fmt::Display for PathPattern {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(&self.text)
+    }
+}
+
+impl<'de> Deserialize<'de> for PathPattern {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        Self::parse(&String::deserialize(deserializer)?).map_err(D::Error::custom)
+    }
+}
+
+impl Serialize for PathPattern {
+    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+        serializer.serialize_str(&self.text)
+    }
+}
+
+/// The name of a host, in lower case and without a port.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct HostPattern(String);
+
+impl<'de> Deserialize<'de> for HostPattern {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        let text = String::deserialize(deserializer)?;
+        let is_part = |byte: u8| byte.is_ascii_alphanumeric() || b"-._".contains(&byte);
+        if text.is_empty() || !text.bytes().all(is_part) {
+            return Err(D::Error::custom(format!(
+                "`{text}` is no host, expected a name without a port, such as \"api.example\""
+            )));
+        }
+        Ok(Self(text.to_ascii_lowercase()))
+    }
+}
+
+impl Serialize for HostPattern {
+    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+        serializer.serialize_str(&self.0)
+    }
+}
+
+/// The requests of a route.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct RouteMatch {
+    pub(crate) path: PathPattern,
+    /// All methods if it is empty.
+    pub(crate) methods: Vec<Method>,
+    pub(crate) host: Option<HostPattern>,
+}
+
+impl RouteMatch {
+    pub(crate) fn is_match(&self, method: &Method, host: &str, path: &[String]) -> bool {
+        (self.methods.is_empty() || self.methods.contains(method))
+            && self
+                .host
+                .as_ref()
+                .is_none_or(|own| own.0.eq_ignore_ascii_case(host))
+            && self.path.is_match(path)
+    }
+
+    /// Returns `true` if a request can match both.
+    pub(crate) fn overlaps(&self, other: &Self) -> bool {
+        let methods = self.methods.is_empty()
+            || other.methods.is_empty()
+            || self
+                .methods
+                .iter()
+                .any(|method| other.methods.contains(method));
+        let hosts = match (&self.host, &other.host) {
+            (Some(a), Some(b)) => a == b,
+            (None, _) | (_, None) => true,
+        };
+        methods && hosts && self.path.overlaps(&other.path)
+    }
+}
+
+impl fmt::Display for RouteMatch {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        for method in &self.methods {
+            write!(f, "{method} ")?;
+        }
+        if let Some(host) = &self.host {
+            f.write_str(&host.0)?;
+        }
+        self.path.fmt(f)
+    }
+}
+
+/// Returns the segments of a path, decoded, so that each spelling of a path matches the same routes.
+///
+/// Returns `None` for a path that an upstream may read as another one: with `.` or `..`, a backslash, or an incomplete escape.
+pub(crate) fn segments(path: &PathAndQuery) -> Option<Vec<String>> {
+    let path = path.path();
+    if path == "*" {
+        return Some(vec!["*".to_owned()]);
+    }
+    let mut segments = Vec::new();
+    for raw in path.split('/').filter(|raw| !raw.is_empty()) {
+        let segment = decode(raw)?;
+        // Some services read `;` as the begin of parameters.
+        let name = segment.split(';').next().unwrap_or_default();
+        if name == "." || name == ".." || segment.contains(['\\', '\0', '/']) {
+            return None;
+        }
+        segments.push(segment);
+    }
+    Some(segments)
+}
+
+fn decode(raw: &str) -> Option<String> {
+    if !raw.contains('%') {
+        return Some(raw.to_owned());
+    }
+    let (mut bytes, mut rest) = (Vec::with_capacity(raw.len()), raw.as_bytes());
+    while let Some((&first, tail)) = rest.split_first() {
+        if first != b'%' {
+            bytes.push(first);
+            rest = tail;
+            continue;
+        }
+        let (escape, tail) = tail.split_at_checked(2)?;
+        let digit = |byte: u8| char::from(byte).to_digit(16);
+        let value = digit(escape[0])? * 16 + digit(escape[1])?;
+        bytes.push(u8::try_from(value).ok()?);
+        rest = tail;
+    }
+    // Bytes that are no UTF-8 match a `{name}`, and no literal.
+    Some(String::from_utf8_lossy(&bytes).into_owned())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn is_match(pattern: &str, path: &str) -> bool {
+        let pattern = PathPattern::parse(pattern).unwrap();
+        let path = path.parse().unwrap();
+        segments(&path).is_some_and(|path| pattern.is_match(&path))
+    }
+
+    #[test]
+    fn pattern_matches_each_spelling_of_path() {
+        for path in [
+            "/v1/charges",
+            "/v1/charges/",
+            "//v1//charges",
+            "/v1/%63harges",
+            "/v1/charges?a=b",
+        ] {
+            assert!(is_match("/v1/charges", path), "{path}");
+        }
+        for path in ["/v1/charge", "/v1/charges/7", "/V1/charges", "/v1", "/"] {
+            assert!(!is_match("/v1/charges", path), "{path}");
+        }
+        assert!(is_match("/orders/{id}/refund", "/orders/7/refund"));
+        assert!(!is_match("/orders/{id}/refund", "/orders/refund"));
+        assert!(is_match("/**", "/") && is_match("/**", "/a/b") && is_match("/a/**", "/a"));
+    }
+
+    #[test]
+    fn ambiguous_paths_match_nothing() {
+        for path in [
+            "/v1/./charges",
+            "/v1/x/../charges",
+            "/v1/%2e%2E/charges",
+            "/v1/..;a=b/charges",
+            "/v1%2fcharges",
+            "/v1%5ccharges",
+            "/v1/%zz",
+            "/v1/%2",
+        ] {
+            assert_eq!(segments(&path.parse().unwrap()), None, "{path}");
+        }
+    }
+
+    #[test]
+    fn overlap_is_symmetric() {
+        for (a, b, expected) in [
+            ("/a", "/a", true),
+            ("/a", "/b", false),
+            ("/a/{id}", "/a/b", true),
+            ("/a/{id}", "/a", false),
+            ("/**", "/a/b", true),
+            ("/a/**", "/b/**", false),
+            ("/a/{id}/**", "/{x}/b", true),
+            ("/a/b/**", "/a", false),
+        ] {
+            let (a, b) = (
+                PathPattern::parse(a).unwrap(),
+                PathPattern::parse(b).unwrap(),
+            );
+            assert_eq!(
+                (a.overlaps(&b), b.overlaps(&a)),
+                (expected, expected),
+                "{a} {b}"
+            );
+        }
+    }
+}

@@ -1,0 +1,262 @@
+//! The routes of a configuration as services, and the choice of the route of a request.
+
+use std::{collections::HashMap, sync::Arc};
+
+use http::{HeaderName, Method, StatusCode};
+use rustls::ServerConfig;
+use tower_idempotency::{
+    ConcurrentRequests as Concurrent, ExecutionFailure, FingerprintBy, IDEMPOTENCY_KEY,
+    Idempotency, IdempotencyLayer, KeySyntax, MissingKey, OrphanPolicy, Preset, Principal, Ttl,
+};
+use tower_idempotency_any::AnyStore;
+use tower_layer::Layer;
+
+use crate::{
+    config::{
+        ConcurrentRequests, Config, ConfigError, Identity, KeySyntaxName, MissingKeyName, Mode,
+        OrphansName, PresetName, PrincipalName, RequestIdentity, Route as RouteConfig,
+        UnknownOutcome, Upstream,
+    },
+    route::RouteMatch,
+    tls,
+    upstream::{Forwarding, Pool, Tunnels, UpstreamService},
+};
+
+/// The layers of a proxy, one for each preset. All routes share them, before and after a reload.
+pub(crate) struct Layers(Vec<(PresetName, IdempotencyLayer)>);
+
+impl Layers {
+    pub(crate) fn new(store: &AnyStore) -> Self {
+        let presets = [
+            (PresetName::Recommended, Preset::Recommended),
+            (PresetName::Ietf, Preset::Ietf),
+            (PresetName::Stripe, Preset::Stripe),
+        ];
+        Self(
+            presets
+                .into_iter()
+                .map(|(name, preset)| (name, store.layer(preset)))
+                .collect(),
+        )
+    }
+
+    fn get(&self, preset: PresetName) -> IdempotencyLayer {
+        let found = self.0.iter().find(|(name, _)| *name == preset);
+        found.expect("there is a layer for each preset").1.clone()
+    }
+
+    pub(crate) fn all(&self) -> impl Iterator<Item = &IdempotencyLayer> {
+        self.0.iter().map(|(_, layer)| layer)
+    }
+}
+
+/// A configuration in use.
+pub(crate) struct Live {
+    pub(crate) config: Config,
+    pub(crate) routes: Vec<Route>,
+    pub(crate) tls: Option<Arc<ServerConfig>>,
+    pools: HashMap<String, (serde_json::Value, Arc<Pool>)>,
+}
+
+/// A route as a service.
+pub(crate) struct Route {
+    pub(crate) name: Arc<str>,
+    rule: RouteMatch,
+    pub(crate) service: RouteService,
+}
+
+pub(crate) enum RouteService {
+    Protected(Idempotency<UpstreamService>),
+    Unprotected(UpstreamService),
+}
+
+impl Live {
+    /// Builds the services of `config`. Upstreams that are the same in `old` keep their connections.
+    pub(crate) fn new(
+        config: Config,
+        layers: &Layers,
+        tunnels: &Tunnels,
+        old: Option<&Self>,
+    ) -> Result<Self, ConfigError> {
+        let mut pools = HashMap::new();
+        for (name, upstream) in &config.upstream {
+            pools.insert(name.clone(), pool(name, upstream, old)?);
+        }
+        let mut routes = Vec::with_capacity(config.route.len());
+        for route in &config.route {
+            let rule = route.rule();
+            let upstream = route.upstream.get_ref();
+            let settings = &config.upstream[upstream];
+            let forwarding = Forwarding {
+                name: upstream.as_str().into(),
+                pool: Arc::clone(&pools[upstream].1),
+                host: settings.host,
+                unknown: route.unknown,
+                unknown_statuses: statuses(route),
+                forward_key: route.forward_key,
+                encoding: route.encoding,
+                key_header: key_header(route),
+                tunnels: tunnels.clone(),
+            };
+            let service = UpstreamService(Arc::new(forwarding));
+            let service = match route.mode {
+                Mode::Off => RouteService::Unprotected(service),
+                Mode::Enforce => {
+                    let layer = layer(layers.get(route.preset), &config, route)?;
+                    RouteService::Protected(layer.layer(service))
+                }
+            };
+            let name = rule.to_string().into();
+            routes.push(Route {
+                name,
+                rule,
+                service,
+            });
+        }
+        let tls = config
+            .listen
+            .tls
+            .as_ref()
+            .map(tls::server_config)
+            .transpose()?;
+        Ok(Self {
+            config,
+            routes,
+            tls,
+            pools,
+        })
+    }
+}
+
+impl Route {
+    pub(crate) fn is_match(&self, method: &Method, host: &str, path: &[String]) -> bool {
+        self.rule.is_match(method, host, path)
+    }
+}
+
+fn pool(
+    name: &str,
+    upstream: &Upstream,
+    old: Option<&Live>,
+) -> Result<(serde_json::Value, Arc<Pool>), ConfigError> {
+    let settings = serde_json::json!(upstream);
+    if let Some((old_settings, pool)) = old.and_then(|old| old.pools.get(name))
+        && *old_settings == settings
+        // The content of the file may have changed.
+        && upstream.ca_file.is_none()
+    {
+        return Ok((settings, Arc::clone(pool)));
+    }
+    Ok((settings, Arc::new(Pool::new(upstream)?)))
+}
+
+fn statuses(route: &RouteConfig) -> Vec<StatusCode> {
+    let statuses = route.unknown_statuses.get_ref().iter();
+    statuses
+        .filter_map(|status| StatusCode::from_u16(*status).ok())
+        .collect()
+}
+
+fn key_header(route: &RouteConfig) -> HeaderName {
+    let header = route.key_header.as_ref();
+    header.map_or(IDEMPOTENCY_KEY, |header| header.0.clone())
+}
+
+/// Applies the policy of a route to the layer of its preset.
+fn layer(
+    base: IdempotencyLayer,
+    config: &Config,
+    route: &RouteConfig,
+) -> Result<IdempotencyLayer, ConfigError> {
+    let limits = &config.limits;
+    let mut layer = identify(base, &config.identity, route)?
+        .with_store_timeout(config.store.timeout.get_ref().get())
+        .with_max_in_flight(*limits.max_in_flight.get_ref())
+        .with_max_buffered(
+            limits.max_request_bytes.bytes(),
+            limits.max_response_bytes.bytes(),
+        )
+        .with_missing_key(match route.missing_key {
+            MissingKeyName::Pass => MissingKey::PassThrough,
+            MissingKeyName::Reject => MissingKey::Reject,
+        })
+        .with_orphan_policy(match route.orphans {
+            OrphansName::Refuse => OrphanPolicy::Refuse,
+            OrphansName::TakeOver => OrphanPolicy::TakeOver,
+        })
+        .with_failure(match route.unknown {
+            UnknownOutcome::Attention => ExecutionFailure::NeedsAttention,
+            UnknownOutcome::Hold => ExecutionFailure::Orphan,
+            UnknownOutcome::Free => ExecutionFailure::Release,
+        });
+    let ttl = |duration: &toml::Spanned<crate::config::HumanDuration>| {
+        let ttl = Ttl::try_from(duration.get_ref().get());
+        ttl.map_err(|error| ConfigError::without_line(error.to_string()))
+    };
+    if let Some(concurrent) = route.concurrent_requests {
+        layer = layer.with_concurrent_requests(match concurrent {
+            ConcurrentRequests::Conflict => Concurrent::Conflict,
+            ConcurrentRequests::TooManyRequests => Concurrent::TooManyRequests,
+            ConcurrentRequests::Wait(duration) => Concurrent::Wait(duration.get()),
+        });
+    }
+    if let Some(retention) = &route.retention {
+        let retention = ttl(retention)?;
+        layer = layer
+            .with_retention(retention)
+            .with_max_retention(retention.max(Ttl::from_secs(365 * 24 * 60 * 60)));
+    }
+    if let Some(lease) = &route.lease {
+        layer = layer.with_lease_ttl(ttl(lease)?);
+    }
+    if let Some(retention) = &route.orphan_retention {
+        layer = layer.with_orphan_retention(ttl(retention)?);
+    }
+    if let Some(limit) = route.request_limit {
+        layer = layer.with_request_limit(limit.bytes());
+    }
+    if let Some(limit) = route.response_limit {
+        layer = layer.with_response_limit(limit.bytes());
+    }
+    Ok(layer)
+}
+
+/// Applies the settings that identify the entry of a request in the store.
+fn identify(
+    base: IdempotencyLayer,
+    identity: &Identity,
+    route: &RouteConfig,
+) -> Result<IdempotencyLayer, ConfigError> {
+    let mut layer = base
+        .with_namespace(identity.namespace.as_str())
+        .with_host_in_scope(route.host_in_scope)
+        .with_fingerprint(match route.fingerprint {
+            RequestIdentity::RawBody => FingerprintBy::raw_body(),
+            RequestIdentity::CanonicalJson => FingerprintBy::canonical_json(),
+        });
+    if let Some(secret) = &identity.secret {
+        let keyed = layer.with_secret(secret.expose());
+        layer = keyed.map_err(|error| ConfigError::without_line(error.to_string()))?;
+    }
+    if let Some(header) = &route.key_header {
+        layer = layer.with_header(header.0.clone());
+    }
+    if let Some(syntax) = route.key_syntax {
+        layer = layer.with_key_syntax(match syntax {
+            KeySyntaxName::Lenient => KeySyntax::Lenient,
+            KeySyntaxName::Strict => KeySyntax::Strict,
+            KeySyntaxName::Verbatim => KeySyntax::Verbatim,
+            KeySyntaxName::Unquoted => KeySyntax::Unquoted,
+        });
+    }
+    if let Some(principal) = &route.principal {
+        layer = layer.with_principal(match principal {
+            PrincipalName::Credentials => Principal::credentials(),
+            PrincipalName::Authorization => Principal::authorization(),
+            PrincipalName::Unscoped => Principal::unscoped(),
+            PrincipalName::Header(header) => Principal::header(header.0.clone()),
+            PrincipalName::Cookie(name) => Principal::cookie(name.as_str()),
+        });
+    }
+    Ok(layer)
+}

@@ -1,0 +1,99 @@
+//! The way of one request through the proxy.
+
+use std::{
+    convert::Infallible,
+    sync::{Arc, atomic::Ordering},
+};
+
+use http::{HeaderValue, Method, Request, Response, Version, header, uri::PathAndQuery};
+use hyper::body::Incoming;
+use tower_service::Service;
+
+use crate::{
+    body::ResponseBody,
+    headers::{ClientConnection, without_port},
+    problem::Problem,
+    proxy::Shared,
+    route::segments,
+    routes::{Route, RouteService},
+    telemetry,
+};
+
+/// Responds to a request: through its route, or with an error of the proxy.
+pub(crate) async fn respond(
+    shared: Arc<Shared>,
+    client: ClientConnection,
+    mut req: Request<Incoming>,
+) -> Result<Response<ResponseBody>, Infallible> {
+    let is_http1 = req.version() < Version::HTTP_2;
+    // The length of such a message was dropped if it had one. The bytes behind it must not become a request (RFC 9112,
+    // section 6.3).
+    let is_chunked = is_http1 && req.headers().contains_key(header::TRANSFER_ENCODING);
+    let live = shared.live.load_full();
+    let mut res = match find_route(&live.routes, &req) {
+        Ok(route) => {
+            req.extensions_mut().insert(client);
+            let res = call(&route.service, req).await;
+            telemetry::request_finished(&route.name, res.status());
+            res
+        }
+        Err(problem) => {
+            telemetry::request_finished("none", problem.response().status());
+            problem.response().map(ResponseBody::from)
+        }
+    };
+    if is_http1 && (is_chunked || shared.is_draining.load(Ordering::Acquire)) && !is_upgrade(&res) {
+        res.headers_mut()
+            .insert(header::CONNECTION, HeaderValue::from_static("close"));
+    }
+    Ok(res)
+}
+
+fn is_upgrade(res: &Response<ResponseBody>) -> bool {
+    res.status() == http::StatusCode::SWITCHING_PROTOCOLS
+}
+
+fn find_route<'a>(routes: &'a [Route], req: &Request<Incoming>) -> Result<&'a Route, Problem> {
+    if req.method() == Method::CONNECT {
+        return Err(Problem::Connect);
+    }
+    let hosts = req.headers().get_all(header::HOST).iter().count();
+    let (method, host) = (req.method(), host(req)?);
+    if hosts > 1 || (hosts == 0 && req.version() == Version::HTTP_11) {
+        return Err(Problem::BadHost);
+    }
+    let root = PathAndQuery::from_static("/");
+    let path = req.uri().path_and_query().unwrap_or(&root);
+    let path = segments(path).ok_or(Problem::BadPath)?;
+    let route = routes
+        .iter()
+        .find(|route| route.is_match(method, &host, &path));
+    route.ok_or(Problem::NoRoute)
+}
+
+/// Returns the name of the requested host; empty if there is none.
+fn host(req: &Request<Incoming>) -> Result<String, Problem> {
+    let host = match req.uri().authority() {
+        Some(authority) => Some(authority.host().to_owned()),
+        None => match req.headers().get(header::HOST) {
+            Some(host) => {
+                Some(without_port(host.to_str().map_err(|_| Problem::BadHost)?).to_owned())
+            }
+            None => None,
+        },
+    };
+    Ok(host.unwrap_or_default())
+}
+
+async fn call(service: &RouteService, req: Request<Incoming>) -> Response<ResponseBody> {
+    match service {
+        RouteService::Protected(service) => match service.clone().call(req).await {
+            Ok(res) => res.map(ResponseBody::from),
+            Err(held) => held.0.map(ResponseBody::from),
+        },
+        RouteService::Unprotected(service) => match service.clone().call(req).await {
+            Ok(res) => res.map(ResponseBody::from),
+            Err(held) => held.0.map(ResponseBody::from),
+        },
+    }
+}

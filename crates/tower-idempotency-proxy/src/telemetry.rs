@@ -1,0 +1,111 @@
+//! Events and metrics of the proxy. They contain no key, no principal, no path and no body.
+
+use metrics::{counter, describe_counter, describe_gauge, gauge};
+
+use crate::upstream::Cause;
+
+const REQUESTS: &str = "idempotency_proxy_requests_total";
+const UPSTREAM_FAILURES: &str = "idempotency_proxy_upstream_failures_total";
+const UNKNOWN_OUTCOMES: &str = "idempotency_proxy_unknown_outcomes_total";
+const RELOADS: &str = "idempotency_proxy_reloads_total";
+const CONNECTIONS: &str = "idempotency_proxy_connections";
+
+/// Describes the metrics to the recorder.
+pub(crate) fn describe() {
+    describe_counter!(
+        REQUESTS,
+        "Requests by route and class of the status of the response."
+    );
+    describe_counter!(
+        UPSTREAM_FAILURES,
+        "Requests without a response of the upstream, by upstream and reason: unsent, upstream-broken, upstream-timeout."
+    );
+    describe_counter!(
+        UNKNOWN_OUTCOMES,
+        "Executions with an unknown outcome, by upstream and reason: upstream-broken, upstream-timeout, status."
+    );
+    describe_counter!(
+        RELOADS,
+        "Reloads of the configuration by result: done, rejected."
+    );
+    describe_gauge!(CONNECTIONS, "Open connections of clients.");
+    gauge!(CONNECTIONS).set(0.0);
+    for result in ["done", "rejected"] {
+        counter!(RELOADS, "result" => result).absolute(0);
+    }
+}
+
+pub(crate) fn request_finished(route: &str, status: http::StatusCode) {
+    let class = match status.as_u16() / 100 {
+        1 => "1xx",
+        2 => "2xx",
+        3 => "3xx",
+        4 => "4xx",
+        _ => "5xx",
+    };
+    counter!(REQUESTS, "route" => route.to_owned(), "status" => class).increment(1);
+}
+
+/// Counts the failure of a request. The message of the cause has no data of the request.
+pub(crate) fn upstream_failed(upstream: &str, reason: &str, cause: Option<&Cause>) {
+    let (upstream, reason) = (upstream.to_owned(), reason.to_owned());
+    let cause = cause.map(|cause| error_chain(&**cause));
+    tracing::warn!(upstream, reason, cause, "upstream failed");
+    counter!(UPSTREAM_FAILURES, "upstream" => upstream, "reason" => reason).increment(1);
+}
+
+pub(crate) fn outcome_unknown(upstream: &str, reason: &str) {
+    tracing::error!(
+        upstream,
+        reason,
+        "outcome unknown after the request was sent"
+    );
+    let labels = [
+        ("upstream", upstream.to_owned()),
+        ("reason", reason.to_owned()),
+    ];
+    counter!(UNKNOWN_OUTCOMES, &labels).increment(1);
+}
+
+pub(crate) fn reloaded(error: Option<&dyn std::fmt::Display>) {
+    let result = match error {
+        None => {
+            tracing::info!("configuration reloaded");
+            "done"
+        }
+        Some(error) => {
+            tracing::error!(%error, "reload rejected, the old configuration stays");
+            "rejected"
+        }
+    };
+    counter!(RELOADS, "result" => result).increment(1);
+}
+
+/// Counts an open connection until it is dropped.
+pub(crate) struct OpenConnection(());
+
+impl OpenConnection {
+    pub(crate) fn new() -> Self {
+        gauge!(CONNECTIONS).increment(1.0);
+        Self(())
+    }
+}
+
+impl Drop for OpenConnection {
+    fn drop(&mut self) {
+        gauge!(CONNECTIONS).decrement(1.0);
+    }
+}
+
+fn error_chain(error: &(dyn std::error::Error + 'static)) -> String {
+    let mut text = error.to_string();
+    let mut source = error.source();
+    while let Some(cause) = source {
+        let cause_text = cause.to_string();
+        if !text.contains(&cause_text) {
+            text = format!("{text}: {cause_text}");
+        }
+        source = cause.source();
+    }
+    text
+}

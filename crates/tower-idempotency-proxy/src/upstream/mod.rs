@@ -1,0 +1,240 @@
+//! The inner service of the layer: sends a request to the upstream, and decides what its outcome is.
+
+mod connect;
+mod pool;
+mod tunnel;
+
+use std::{
+    future::Future,
+    pin::Pin,
+    sync::Arc,
+    task::{Context, Poll},
+};
+
+use http::{
+    HeaderName, HeaderValue, Method, Request, Response, StatusCode, Uri, header, request,
+    uri::PathAndQuery,
+};
+use hyper::{body::Incoming, upgrade::OnUpgrade};
+use tower_idempotency::{Lease, NeedsAttention, Retention};
+use tower_service::Service;
+
+pub(crate) use self::{
+    pool::{Cause, Pool, SendError},
+    tunnel::Tunnels,
+};
+use crate::{
+    body::{RequestBody, UpstreamBody},
+    config::{Encoding, ForwardKey, HostHeader, UnknownOutcome},
+    headers::{self, ClientConnection},
+    problem::Problem,
+    telemetry,
+};
+
+const BROKEN: NeedsAttention = NeedsAttention::new("upstream-broken");
+const TIMEOUT: NeedsAttention = NeedsAttention::new("upstream-timeout");
+const STATUS: NeedsAttention = NeedsAttention::new("upstream-status");
+
+/// The upstream of one route, with the part of its policy that concerns outcomes.
+pub(crate) struct Forwarding {
+    pub(crate) name: Arc<str>,
+    pub(crate) pool: Arc<Pool>,
+    pub(crate) host: HostHeader,
+    pub(crate) unknown: UnknownOutcome,
+    pub(crate) unknown_statuses: Vec<StatusCode>,
+    pub(crate) forward_key: ForwardKey,
+    pub(crate) encoding: Encoding,
+    pub(crate) key_header: HeaderName,
+    pub(crate) tunnels: Tunnels,
+}
+
+/// Sends requests to the upstream of a route.
+#[derive(Clone)]
+pub(crate) struct UpstreamService(pub(crate) Arc<Forwarding>);
+
+/// A response that leaves the key an orphan. The layer treats the error of a service so.
+pub(crate) struct Held(pub(crate) Response<UpstreamBody>);
+
+impl<B> Service<Request<B>> for UpstreamService
+where
+    B: Into<RequestBody> + Send + 'static,
+{
+    type Response = Response<UpstreamBody>;
+    type Error = Box<Held>;
+    type Future = Pin<Box<dyn Future<Output = Result<Response<UpstreamBody>, Box<Held>>> + Send>>;
+
+    fn poll_ready(&mut self, _: &mut Context<'_>) -> Poll<Result<(), Box<Held>>> {
+        Poll::Ready(Ok(()))
+    }
+
+    fn call(&mut self, req: Request<B>) -> Self::Future {
+        let forwarding = Arc::clone(&self.0);
+        Box::pin(async move { forwarding.forward(req.map(Into::into)).await })
+    }
+}
+
+impl Forwarding {
+    async fn forward(
+        &self,
+        req: Request<RequestBody>,
+    ) -> Result<Response<UpstreamBody>, Box<Held>> {
+        let (mut head, body) = req.into_parts();
+        let lease = head.extensions.remove::<Lease>();
+        let upgrade = self.prepare(&mut head, lease.as_ref());
+        let sent = self.pool.send(Request::from_parts(head, body)).await;
+        let res = match sent {
+            Ok(res) => self.responded(res, upgrade),
+            Err(error) => return self.failed(error, lease.as_ref()),
+        };
+        match lease {
+            Some(_) => self.judge(res),
+            None => Ok(res),
+        }
+    }
+
+    /// Rewrites the head for the upstream. Returns the upgrade that the client requests.
+    fn prepare(&self, head: &mut request::Parts, lease: Option<&Lease>) -> Option<OnUpgrade> {
+        let client = head.extensions.remove::<ClientConnection>();
+        let on_upgrade = head.extensions.remove::<OnUpgrade>();
+        let protocol = headers::upgrade_protocol(&head.headers)
+            .filter(|_| !self.pool.target.http2 && lease.is_none());
+        let authority = &self.pool.target.authority;
+        if let Some(client) = client {
+            headers::for_upstream(head, &client, self.host, authority);
+        }
+        let upgrade = match (protocol, on_upgrade) {
+            (Some(protocol), Some(on_upgrade)) => {
+                let connection = HeaderValue::from_static("upgrade");
+                head.headers.insert(header::CONNECTION, connection);
+                head.headers.insert(header::UPGRADE, protocol);
+                Some(on_upgrade)
+            }
+            _ => None,
+        };
+        if let Some(lease) = lease {
+            self.forward_key(head, lease);
+            if self.encoding == Encoding::Identity {
+                head.headers.remove(header::ACCEPT_ENCODING);
+            }
+        }
+        // Extensions of the client's side mean nothing to the connection to the upstream.
+        head.extensions.clear();
+        head.uri = self.uri(head);
+        upgrade
+    }
+
+    fn forward_key(&self, head: &mut request::Parts, lease: &Lease) {
+        match self.forward_key {
+            ForwardKey::Pass => {}
+            ForwardKey::Drop => drop(head.headers.remove(&self.key_header)),
+            ForwardKey::Derive => {
+                // 64 hexadecimal digits are a valid value.
+                if let Ok(derived) = HeaderValue::try_from(lease.derive("upstream")) {
+                    head.headers.insert(&self.key_header, derived);
+                }
+            }
+        }
+    }
+
+    /// Returns the target of the request: the path for HTTP/1.1, and scheme, host and path for HTTP/2.
+    fn uri(&self, head: &mut request::Parts) -> Uri {
+        let root = PathAndQuery::from_static("/");
+        let is_asterisk = head.method == Method::OPTIONS && head.uri.path() == "*";
+        let path = head.uri.path_and_query().cloned().unwrap_or(root);
+        if !self.pool.target.http2 || is_asterisk {
+            return Uri::from(path);
+        }
+        let host = head.headers.remove(header::HOST);
+        let host = host.as_ref().unwrap_or(&self.pool.target.authority);
+        let uri = Uri::builder()
+            .scheme(self.pool.target.scheme)
+            .authority(host.as_bytes())
+            .path_and_query(path.clone())
+            .build();
+        uri.unwrap_or_else(|_| Uri::from(path))
+    }
+
+    fn responded(
+        &self,
+        mut res: Response<Incoming>,
+        upgrade: Option<OnUpgrade>,
+    ) -> Response<UpstreamBody> {
+        if res.status() == StatusCode::SWITCHING_PROTOCOLS {
+            let protocol = headers::upgrade_protocol(res.headers());
+            let (Some(client), Some(protocol)) = (upgrade, protocol) else {
+                // The client did not ask for another protocol.
+                return Problem::UpstreamBroken.response();
+            };
+            headers::remove_hop_by_hop(res.headers_mut());
+            let connection = HeaderValue::from_static("upgrade");
+            res.headers_mut().insert(header::CONNECTION, connection);
+            res.headers_mut().insert(header::UPGRADE, protocol);
+            self.tunnels.open(client, hyper::upgrade::on(&mut res));
+            return res.map(UpstreamBody::from);
+        }
+        headers::remove_hop_by_hop(res.headers_mut());
+        // They belong to the connection to the upstream.
+        res.extensions_mut().clear();
+        res.map(UpstreamBody::from)
+    }
+
+    /// Decides if a response of the upstream is an outcome.
+    fn judge(&self, mut res: Response<UpstreamBody>) -> Result<Response<UpstreamBody>, Box<Held>> {
+        if self.unknown_statuses.contains(&res.status()) {
+            telemetry::outcome_unknown(&self.name, "status");
+            return self.unknown(res, STATUS);
+        }
+        if res.status() == StatusCode::SERVICE_UNAVAILABLE
+            && res.headers().contains_key(header::RETRY_AFTER)
+        {
+            res.extensions_mut().insert(Retention::NoStore);
+        }
+        Ok(res)
+    }
+
+    fn failed(
+        &self,
+        error: SendError,
+        lease: Option<&Lease>,
+    ) -> Result<Response<UpstreamBody>, Box<Held>> {
+        let (problem, attention, cause) = match &error {
+            SendError::Unsent(cause) => {
+                telemetry::upstream_failed(&self.name, "unsent", Some(cause));
+                let mut res = Problem::UpstreamUnreachable.response();
+                res.extensions_mut().insert(Retention::NoStore);
+                return Ok(res);
+            }
+            SendError::Broken(cause) => (Problem::UpstreamBroken, BROKEN, Some(cause)),
+            SendError::Timeout => (Problem::UpstreamTimeout, TIMEOUT, None),
+        };
+        let reason = attention.code().to_owned();
+        telemetry::upstream_failed(&self.name, &reason, cause);
+        let res = problem.response();
+        match lease {
+            Some(_) => {
+                telemetry::outcome_unknown(&self.name, &reason);
+                self.unknown(res, attention)
+            }
+            None => Ok(res),
+        }
+    }
+
+    /// Leaves the key in the state that the policy sets for an unknown outcome.
+    fn unknown(
+        &self,
+        mut res: Response<UpstreamBody>,
+        attention: NeedsAttention,
+    ) -> Result<Response<UpstreamBody>, Box<Held>> {
+        match self.unknown {
+            UnknownOutcome::Attention => {
+                let reason = format!("upstream {}, status {}", self.name, res.status().as_u16());
+                res.extensions_mut().insert(attention.with_reason(reason));
+            }
+            UnknownOutcome::Hold => return Err(Box::new(Held(res))),
+            UnknownOutcome::Free => {
+                res.extensions_mut().insert(Retention::NoStore);
+            }
+        }
+        Ok(res)
+    }
+}

@@ -1,0 +1,155 @@
+//! The request that the upstream gets.
+
+use std::collections::HashSet;
+
+use crate::harness::{Script, Served, Then, Upstream, config, exchange, post, post_with};
+
+fn field<'a>(request: &'a str, name: &str) -> Option<&'a str> {
+    let lines = request.split("\r\n").skip(1);
+    let mut fields = lines.filter_map(|line| line.split_once(": "));
+    fields
+        .find(|(found, _)| found.eq_ignore_ascii_case(name))
+        .map(|(_, value)| value)
+}
+
+#[tokio::test]
+async fn upstream_gets_derived_key() {
+    let upstream = Upstream::start(|_| Script::create()).await;
+    let proxy = Served::start(&config(upstream.address, "", "")).await;
+    for (path, key) in [("/pay", "k1"), ("/pay", "k2"), ("/open/pay", "k1")] {
+        assert_eq!(
+            exchange(proxy.address, post(path, key, "1")).await.status(),
+            201
+        );
+    }
+    let requests = upstream.requests();
+    let keys: Vec<_> = requests
+        .iter()
+        .map(|request| field(request, "idempotency-key").unwrap())
+        .collect();
+    assert!(keys[..2].iter().all(|key| key.len() == 64), "{keys:?}");
+    assert_eq!(keys.iter().collect::<HashSet<_>>().len(), 3);
+    assert_eq!(keys[2], "k1");
+}
+
+#[tokio::test]
+async fn derived_key_is_same_in_each_execution() {
+    let upstream = Upstream::start(|number| match number {
+        0 => Script::reply("").and(Then::Close),
+        _ => Script::create(),
+    });
+    let upstream = upstream.await;
+    let route = "unknown = \"free\"\nkey_header = \"x-request-key\"";
+    let proxy = Served::start(&config(upstream.address, "", route)).await;
+    let request = post_with("/pay", "ignored", "x-request-key: k\r\n", "1");
+    for status in [502, 201] {
+        assert_eq!(exchange(proxy.address, &request).await.status(), status);
+    }
+    let requests = upstream.requests();
+    let keys: Vec<_> = requests
+        .iter()
+        .map(|request| field(request, "x-request-key").unwrap())
+        .collect();
+    assert_eq!(keys[0], keys[1]);
+    assert_ne!(keys[0], "k");
+}
+
+#[tokio::test]
+async fn forward_key_and_encoding_are_settings() {
+    for (route, key, encoding) in [
+        ("forward_key = \"pass\"", Some("k"), None),
+        (
+            "forward_key = \"drop\"\nencoding = \"pass\"",
+            None,
+            Some("gzip"),
+        ),
+    ] {
+        let upstream = Upstream::start(|_| Script::create()).await;
+        let proxy = Served::start(&config(upstream.address, "", route)).await;
+        exchange(
+            proxy.address,
+            post_with("/pay", "k", "accept-encoding: gzip\r\n", "1"),
+        )
+        .await;
+        let requests = upstream.requests();
+        assert_eq!(field(&requests[0], "idempotency-key"), key);
+        assert_eq!(field(&requests[0], "accept-encoding"), encoding);
+    }
+}
+
+#[tokio::test]
+async fn request_without_key_passes_unchanged() {
+    let upstream = Upstream::start(|_| Script::create()).await;
+    let proxy = Served::start(&config(upstream.address, "", "")).await;
+    let request = "POST /pay?a=%20b HTTP/1.1\r\nhost: shop.example\r\naccept-encoding: gzip\r\nconnection: close, x-hop\r\nx-hop: 1\r\nx-end: 2\r\ncontent-length: 3\r\n\r\nabc";
+    for _ in 0..2 {
+        assert_eq!(exchange(proxy.address, request).await.status(), 201);
+    }
+    assert_eq!(upstream.effects(), 2);
+    let requests = upstream.requests();
+    let sent = &requests[1];
+    assert!(
+        sent.starts_with("POST /pay?a=%20b HTTP/1.1\r\n") && sent.ends_with("\r\n\r\nabc"),
+        "{sent}"
+    );
+    for (name, value) in [
+        ("host", Some("shop.example")),
+        ("accept-encoding", Some("gzip")),
+        ("x-end", Some("2")),
+        ("x-hop", None),
+        ("connection", None),
+        ("content-length", Some("3")),
+        ("x-forwarded-for", Some("127.0.0.1")),
+        ("x-forwarded-host", Some("shop.example")),
+        ("x-forwarded-proto", Some("http")),
+        ("via", Some("1.1 idempotency-proxy")),
+    ] {
+        assert_eq!(field(sent, name), value, "{name} in {sent}");
+    }
+}
+
+#[tokio::test]
+async fn missing_key_is_rejected_if_required() {
+    let upstream = Upstream::start(|_| Script::create()).await;
+    let proxy = Served::start(&config(upstream.address, "", "missing_key = \"reject\"")).await;
+    let without_key =
+        "POST /pay HTTP/1.1\r\nhost: a\r\nconnection: close\r\ncontent-length: 0\r\n\r\n";
+    for path in ["/pay", "//pay", "/%70ay"] {
+        let reply = exchange(proxy.address, without_key.replace("/pay", path)).await;
+        assert!(
+            reply.status() == 400 && reply.is_problem("missing-key"),
+            "{reply:?}"
+        );
+    }
+    let reply = exchange(proxy.address, without_key.replace("POST", "GET")).await;
+    assert_eq!(reply.status(), 201, "{reply:?}");
+    assert_eq!(upstream.effects(), 1);
+}
+
+#[tokio::test]
+async fn request_without_route_is_rejected() {
+    let upstream = Upstream::start(|_| Script::create()).await;
+    let text = config(
+        upstream.address,
+        "",
+        "host = \"api.example\"\nmethods = [\"POST\"]",
+    );
+    let proxy = Served::start(&text).await;
+    let request = "POST /pay HTTP/1.1\r\nhost: API.example:80\r\nconnection: close\r\ncontent-length: 0\r\n\r\n";
+    assert_eq!(exchange(proxy.address, request).await.status(), 201);
+    for other in [
+        request.replace("API.example", "b.example"),
+        request.replace("POST", "PUT"),
+        request.replace("POST /pay", "POST http://b.example/pay"),
+    ] {
+        let reply = exchange(proxy.address, other).await;
+        assert!(
+            reply.status() == 404 && reply.is_problem("no-route"),
+            "{reply:?}"
+        );
+    }
+    let tunnel =
+        "CONNECT api.example:443 HTTP/1.1\r\nhost: api.example:443\r\nconnection: close\r\n\r\n";
+    assert_eq!(exchange(proxy.address, tunnel).await.status(), 405);
+    assert_eq!(upstream.effects(), 1);
+}

@@ -1,0 +1,296 @@
+//! A proxy on free ports, raw upstreams that follow a script, and raw clients.
+
+use std::{
+    net::SocketAddr,
+    sync::{
+        Arc, Mutex,
+        atomic::{AtomicUsize, Ordering},
+    },
+};
+
+use tests::gate::bounded;
+use tokio::{
+    io::{AsyncReadExt, AsyncWriteExt},
+    net::{TcpListener, TcpStream},
+    sync::oneshot,
+    task::JoinHandle,
+};
+use tower_idempotency_proxy::{Config, Proxy, ProxyHandle};
+
+/// A proxy that serves in a task.
+pub(crate) struct Served {
+    pub(crate) address: SocketAddr,
+    pub(crate) admin: Option<SocketAddr>,
+    pub(crate) handle: ProxyHandle,
+    stop: oneshot::Sender<()>,
+    task: JoinHandle<bool>,
+}
+
+impl Served {
+    pub(crate) async fn start(config: &str) -> Self {
+        let proxy = Proxy::bind(Config::from_toml(config).unwrap())
+            .await
+            .unwrap();
+        let (address, admin, handle) = (proxy.address(), proxy.admin_address(), proxy.handle());
+        let (stop, stopped) = oneshot::channel();
+        let task = tokio::spawn(proxy.serve(async {
+            let _ = stopped.await;
+        }));
+        Self {
+            address,
+            admin,
+            handle,
+            stop,
+            task,
+        }
+    }
+
+    /// Starts the shutdown. The task returns `true` if everything has finished.
+    pub(crate) fn stop(self) -> JoinHandle<bool> {
+        self.stop.send(()).unwrap();
+        self.task
+    }
+}
+
+/// Returns a configuration with one protected route for all paths. `upstream` and `route` are further lines of each section.
+pub(crate) fn config(upstream: SocketAddr, upstream_lines: &str, route_lines: &str) -> String {
+    format!(
+        r#"
+        [listen]
+        address = "127.0.0.1:0"
+        [admin]
+        address = "127.0.0.1:0"
+        [store]
+        url = "memory"
+        [upstream.app]
+        url = "http://{upstream}"
+        {upstream_lines}
+        [[route]]
+        path = "/open/**"
+        upstream = "app"
+        mode = "off"
+        [[route]]
+        path = "/**"
+        upstream = "app"
+        {route_lines}
+        "#
+    )
+}
+
+/// The reaction of a raw upstream to a request.
+#[derive(Clone)]
+pub(crate) struct Script {
+    /// The bytes of the request to read; the complete request if it is `None`.
+    pub(crate) read: Option<usize>,
+    pub(crate) reply: Vec<u8>,
+    pub(crate) then: Then,
+}
+
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) enum Then {
+    Close,
+    Reset,
+    /// Waits for the next request on the connection.
+    Continue,
+    /// Never responds.
+    Hang,
+}
+
+impl Script {
+    /// Responds with 201 and continues.
+    pub(crate) fn create() -> Self {
+        Self::reply(CREATED)
+    }
+
+    pub(crate) fn reply(reply: impl Into<Vec<u8>>) -> Self {
+        Self {
+            read: None,
+            reply: reply.into(),
+            then: Then::Continue,
+        }
+    }
+
+    pub(crate) fn and(self, then: Then) -> Self {
+        Self { then, ..self }
+    }
+}
+
+pub(crate) const CREATED: &str =
+    "HTTP/1.1 201 Created\r\nlocation: /1\r\ncontent-length: 7\r\n\r\ncreated";
+
+/// An upstream that follows a script for each request. It counts each request of which it has read a byte as an effect.
+pub(crate) struct Upstream {
+    pub(crate) address: SocketAddr,
+    effects: Arc<AtomicUsize>,
+    requests: Arc<Mutex<Vec<Vec<u8>>>>,
+    task: JoinHandle<()>,
+}
+
+impl Upstream {
+    pub(crate) async fn start(script: impl Fn(usize) -> Script + Send + Sync + 'static) -> Self {
+        Self::start_at("127.0.0.1:0".parse().unwrap(), script).await
+    }
+
+    /// Starts an upstream. The script gets the number of the request, from 0.
+    pub(crate) async fn start_at(
+        address: SocketAddr,
+        script: impl Fn(usize) -> Script + Send + Sync + 'static,
+    ) -> Self {
+        let listener = TcpListener::bind(address).await.unwrap();
+        let address = listener.local_addr().unwrap();
+        let (effects, requests) = (Arc::new(AtomicUsize::new(0)), Arc::default());
+        let script: Arc<dyn Fn(usize) -> Script + Send + Sync> = Arc::new(script);
+        let task = tokio::spawn({
+            let (effects, requests) = (Arc::clone(&effects), Arc::clone(&requests));
+            async move {
+                loop {
+                    let (stream, _) = listener.accept().await.unwrap();
+                    let (effects, requests) = (Arc::clone(&effects), Arc::clone(&requests));
+                    tokio::spawn(follow(stream, Arc::clone(&script), effects, requests));
+                }
+            }
+        });
+        Self {
+            address,
+            effects,
+            requests,
+            task,
+        }
+    }
+
+    pub(crate) fn effects(&self) -> usize {
+        self.effects.load(Ordering::SeqCst)
+    }
+
+    /// Returns the requests that were read, as text.
+    pub(crate) fn requests(&self) -> Vec<String> {
+        let requests = self.requests.lock().unwrap();
+        requests
+            .iter()
+            .map(|request| String::from_utf8_lossy(request).into_owned())
+            .collect()
+    }
+}
+
+impl Drop for Upstream {
+    fn drop(&mut self) {
+        self.task.abort();
+    }
+}
+
+async fn follow(
+    mut stream: TcpStream,
+    script: Arc<dyn Fn(usize) -> Script + Send + Sync>,
+    effects: Arc<AtomicUsize>,
+    requests: Arc<Mutex<Vec<Vec<u8>>>>,
+) {
+    stream.set_nodelay(true).unwrap();
+    loop {
+        // The number of the request is known with its first byte.
+        let mut first = [0];
+        let peeked = stream.peek(&mut first).await;
+        if !matches!(peeked, Ok(1)) {
+            return;
+        }
+        let number = effects.fetch_add(1, Ordering::SeqCst);
+        let script = script(number);
+        let mut request = Vec::new();
+        while !is_read(&request, script.read) {
+            let left = script.read.map_or(64 * 1024, |read| read - request.len());
+            let mut buffer = vec![0; left];
+            match stream.read(&mut buffer).await {
+                Ok(read @ 1..) => request.extend_from_slice(&buffer[..read]),
+                Ok(0) | Err(_) => break,
+                Ok(_) => unreachable!("the sizes are covered"),
+            }
+        }
+        requests.lock().unwrap().push(request);
+        if stream.write_all(&script.reply).await.is_err() {
+            return;
+        }
+        match script.then {
+            Then::Continue => {}
+            Then::Close => {
+                let _ = stream.shutdown().await;
+                return;
+            }
+            Then::Reset => {
+                stream.set_zero_linger().unwrap();
+                return;
+            }
+            Then::Hang => {
+                let _ = stream.read_to_end(&mut Vec::new()).await;
+                return;
+            }
+        }
+    }
+}
+
+/// Returns `true` if the request has `limit` bytes, or is complete: with its length or as chunks.
+fn is_read(request: &[u8], limit: Option<usize>) -> bool {
+    if let Some(limit) = limit {
+        return request.len() >= limit;
+    }
+    let Some(end) = request.windows(4).position(|four| four == b"\r\n\r\n") else {
+        return false;
+    };
+    let head = String::from_utf8_lossy(&request[..end]).to_ascii_lowercase();
+    let body = &request[end + 4..];
+    if head.contains("transfer-encoding: chunked") {
+        return body.ends_with(b"0\r\n\r\n");
+    }
+    let length = head.split("content-length: ").nth(1);
+    let length = length.map_or(0, |rest| {
+        rest.split("\r\n").next().unwrap().parse().unwrap()
+    });
+    body.len() >= length
+}
+
+/// The bytes that a proxy returned until it closed the connection.
+#[derive(Debug)]
+pub(crate) struct Reply(pub(crate) String);
+
+impl Reply {
+    /// Returns the status; 0 if there was no complete head.
+    pub(crate) fn status(&self) -> u16 {
+        if !self.0.contains("\r\n\r\n") {
+            return 0;
+        }
+        self.0
+            .get(9..12)
+            .and_then(|status| status.parse().ok())
+            .unwrap_or(0)
+    }
+
+    /// Returns `true` if it is a problem with this code.
+    pub(crate) fn is_problem(&self, code: &str) -> bool {
+        self.0.contains(&format!("\"code\":\"{code}\""))
+    }
+
+    pub(crate) fn is_replay(&self) -> bool {
+        self.0.contains("\r\nidempotent-replayed: true\r\n")
+    }
+}
+
+/// Sends bytes, and reads until the proxy closes the connection.
+pub(crate) async fn exchange(address: SocketAddr, request: impl AsRef<[u8]>) -> Reply {
+    let mut stream = TcpStream::connect(address).await.unwrap();
+    // A proxy that rejects the head may close before it has read everything.
+    let _ = stream.write_all(request.as_ref()).await;
+    let mut reply = Vec::new();
+    let _ = bounded(stream.read_to_end(&mut reply)).await;
+    Reply(String::from_utf8_lossy(&reply).into_owned())
+}
+
+/// Returns a POST with a key, which closes the connection afterwards.
+pub(crate) fn post(path: &str, key: &str, body: &str) -> String {
+    post_with(path, key, "", body)
+}
+
+/// Returns a POST with further header lines, each with its line break.
+pub(crate) fn post_with(path: &str, key: &str, lines: &str, body: &str) -> String {
+    let length = body.len();
+    format!(
+        "POST {path} HTTP/1.1\r\nhost: test\r\nidempotency-key: {key}\r\nconnection: close\r\n{lines}content-length: {length}\r\n\r\n{body}"
+    )
+}

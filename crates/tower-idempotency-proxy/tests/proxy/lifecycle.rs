@@ -1,0 +1,184 @@
+//! Reload, drain, and the admin port.
+
+use std::sync::{
+    Arc,
+    atomic::{AtomicBool, AtomicUsize, Ordering},
+};
+
+use tests::{few_or, gate::bounded, wire::H1};
+use tower_idempotency_proxy::Config;
+
+use crate::harness::{Script, Served, Then, Upstream, config, exchange, post};
+
+async fn get(address: std::net::SocketAddr, path: &str) -> crate::harness::Reply {
+    exchange(
+        address,
+        format!("GET {path} HTTP/1.1\r\nhost: a\r\nconnection: close\r\n\r\n"),
+    )
+    .await
+}
+
+#[tokio::test]
+async fn admin_port_shows_health_and_policy() {
+    let upstream = Upstream::start(|_| Script::create()).await;
+    let text = config(upstream.address, "", "retention = \"2h\"")
+        .replace("\"memory\"", "\"memory\"\ntimeout = \"3s\"");
+    let proxy = Served::start(&text).await;
+    let admin = proxy.admin.unwrap();
+    for path in ["/healthz", "/readyz", "/metrics"] {
+        assert_eq!(get(admin, path).await.status(), 200, "{path}");
+    }
+    let policy = get(admin, "/policy").await.0;
+    assert!(
+        policy.contains("\"retention\":\"2h\"") && policy.contains("\"unknown\":\"attention\""),
+        "{policy}"
+    );
+    assert!(!policy.contains("memory"), "{policy}");
+    assert_eq!(get(admin, "/other").await.status(), 404);
+    assert_eq!(
+        exchange(admin, post("/policy", "k", "")).await.status(),
+        405
+    );
+    // The port for clients has none of these pages.
+    assert_eq!(get(proxy.address, "/healthz").await.status(), 201);
+}
+
+#[tokio::test]
+async fn reloads_under_load_fail_no_request() {
+    let upstreams = [
+        Upstream::start(|_| Script::create()).await,
+        Upstream::start(|_| Script::create()).await,
+    ];
+    let texts: Vec<_> = upstreams
+        .iter()
+        .map(|upstream| config(upstream.address, "", ""))
+        .collect();
+    let proxy = Served::start(&texts[0]).await;
+    let (stop, sent) = (
+        Arc::new(AtomicBool::new(false)),
+        Arc::new(AtomicUsize::new(0)),
+    );
+    let clients: Vec<_> = (0..4)
+        .map(|client| {
+            let (stop, sent, address) = (Arc::clone(&stop), Arc::clone(&sent), proxy.address);
+            tokio::spawn(async move {
+                let mut connection = H1::connect(address).await;
+                let mut number = 0;
+                while !stop.load(Ordering::Relaxed) {
+                    // Each request and its retry, on one connection.
+                    for _ in 0..2 {
+                        let request =
+                            tests::wire::post_bytes("/pay", &format!("{client}-{number}"), "1");
+                        connection.send(request).await;
+                        assert_eq!(bounded(connection.answer()).await.unwrap().status, 201);
+                    }
+                    number += 1;
+                    sent.fetch_add(1, Ordering::Relaxed);
+                }
+            })
+        })
+        .collect();
+    for reload in 0..few_or(200, 1000) {
+        let config = Config::from_toml(&texts[(reload + 1) % 2]).unwrap();
+        proxy.handle.reload(config).unwrap();
+        let before = sent.load(Ordering::Relaxed);
+        while sent.load(Ordering::Relaxed) == before
+            && clients.iter().all(|client| !client.is_finished())
+        {
+            tokio::task::yield_now().await;
+        }
+    }
+    stop.store(true, Ordering::Relaxed);
+    for client in clients {
+        client.await.unwrap();
+    }
+    let effects: Vec<_> = upstreams.iter().map(Upstream::effects).collect();
+    assert_eq!(effects[0] + effects[1], sent.load(Ordering::Relaxed));
+    assert!(effects[0] > 0 && effects[1] > 0, "{effects:?}");
+}
+
+#[tokio::test]
+async fn rejected_reload_changes_nothing() {
+    let upstream = Upstream::start(|_| Script::create()).await;
+    let text = config(upstream.address, "", "");
+    let proxy = Served::start(&text).await;
+    assert_eq!(
+        exchange(proxy.address, post("/pay", "k", "1"))
+            .await
+            .status(),
+        201
+    );
+    for (from, to) in [
+        ("path = \"/**\"", "path = \"/api/**\""),
+        ("[store]", "[identity]\nnamespace = \"other\"\n[store]"),
+        (
+            "mode = \"off\"",
+            "mode = \"off\"\n[[route]]\npath = \"/pay\"\nupstream = \"app\"\nmode = \"off\"",
+        ),
+    ] {
+        let changed = text.replacen(from, to, 1);
+        assert!(
+            proxy
+                .handle
+                .reload(Config::from_toml(&changed).unwrap())
+                .is_err(),
+            "{to}"
+        );
+        assert!(
+            exchange(proxy.address, post("/pay", "k", "1"))
+                .await
+                .is_replay()
+        );
+    }
+    assert_eq!(upstream.effects(), 1);
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 8)]
+async fn drain_finishes_open_requests_and_executions() {
+    // The upstream responds when the test says so.
+    let released = Arc::new(AtomicBool::new(false));
+    let gate = Arc::clone(&released);
+    let upstream = Upstream::start(move |_| {
+        let script = Script::create();
+        let gate = Arc::clone(&gate);
+        // The script is chosen on a worker thread of its own connection.
+        tokio::task::block_in_place(|| {
+            while !gate.load(Ordering::SeqCst) {
+                std::thread::sleep(std::time::Duration::from_millis(5));
+            }
+        });
+        script
+    });
+    let upstream = upstream.await;
+    let proxy = Served::start(&config(upstream.address, "", "")).await;
+    let (address, admin) = (proxy.address, proxy.admin.unwrap());
+    let open = tokio::spawn(async move { exchange(address, post("/pay", "open", "1")).await });
+    let left = std::net::TcpStream::connect(address).unwrap();
+    std::io::Write::write_all(&mut &left, post("/pay", "left", "1").as_bytes()).unwrap();
+    tests::gate::eventually("both requests are at the upstream", || {
+        upstream.effects() == 2
+    })
+    .await;
+    drop(left);
+    let stopped = proxy.stop();
+    while get(admin, "/readyz").await.status() != 503 {
+        tokio::task::yield_now().await;
+    }
+    assert_eq!(get(admin, "/healthz").await.status(), 200);
+    assert!(!stopped.is_finished());
+    released.store(true, Ordering::SeqCst);
+    assert_eq!(open.await.unwrap().status(), 201);
+    assert!(bounded(stopped).await.unwrap());
+    assert_eq!(upstream.effects(), 2);
+}
+
+#[tokio::test]
+async fn drain_gives_up_after_timeout() {
+    let upstream = Upstream::start(|_| Script::reply("").and(Then::Hang)).await;
+    let text = config(upstream.address, "", "") + "\n[drain]\ntimeout = \"100ms\"\n";
+    let proxy = Served::start(&text).await;
+    let address = proxy.address;
+    tokio::spawn(async move { exchange(address, post("/pay", "k", "1")).await });
+    tests::gate::eventually("the request is at the upstream", || upstream.effects() == 1).await;
+    assert!(!bounded(proxy.stop()).await.unwrap());
+}

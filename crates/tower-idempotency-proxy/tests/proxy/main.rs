@@ -1,0 +1,11 @@
+//! Tests of the proxy over sockets, with upstreams that count their effects and break.
+
+#![expect(clippy::unwrap_used, reason = "tests, their helpers included")]
+
+mod breaks;
+mod forwarding;
+mod harness;
+mod lifecycle;
+mod outcomes;
+mod protocols;
+mod smuggling;

@@ -1,0 +1,249 @@
+//! The state of a key after each way in which an upstream can fail.
+
+use tests::gate::eventually;
+
+use crate::harness::{CREATED, Script, Served, Then, Upstream, config, exchange, post};
+
+#[tokio::test]
+async fn unreachable_upstream_leaves_key_free() {
+    let address = Upstream::start(|_| Script::create()).await.address;
+    let proxy = Served::start(&config(address, "", "")).await;
+    // The first upstream is gone with its listener.
+    eventually("the port is closed", || {
+        std::net::TcpStream::connect(address).is_err()
+    })
+    .await;
+    for _ in 0..3 {
+        let reply = exchange(proxy.address, post("/pay", "k", "1")).await;
+        assert_eq!(reply.status(), 502, "{reply:?}");
+        assert!(
+            reply.is_problem("upstream-unreachable") && reply.0.contains("retry-after: 1"),
+            "{reply:?}"
+        );
+    }
+    let upstream = Upstream::start_at(address, |_| Script::create()).await;
+    let reply = exchange(proxy.address, post("/pay", "k", "1")).await;
+    assert_eq!(
+        (reply.status(), reply.is_replay()),
+        (201, false),
+        "{reply:?}"
+    );
+    let reply = exchange(proxy.address, post("/pay", "k", "1")).await;
+    assert_eq!(
+        (reply.status(), reply.is_replay()),
+        (201, true),
+        "{reply:?}"
+    );
+    assert_eq!(upstream.effects(), 1);
+}
+
+#[tokio::test]
+async fn request_read_on_reused_connection_is_not_repeated() {
+    // An even request keeps the connection open. An odd one is read on that connection, which then closes.
+    let upstream = Upstream::start(|number| {
+        if number.is_multiple_of(2) {
+            return Script::create();
+        }
+        Script::reply("").and(if number % 4 == 1 {
+            Then::Close
+        } else {
+            Then::Reset
+        })
+    });
+    let upstream = upstream.await;
+    let proxy = Served::start(&config(upstream.address, "keep_alive = \"1h\"", "")).await;
+    for round in 0..20 {
+        let reply = exchange(proxy.address, post("/pay", &format!("a{round}"), "1")).await;
+        assert_eq!(reply.status(), 201, "{reply:?}");
+        let key = format!("b{round}");
+        let reply = exchange(proxy.address, post("/pay", &key, "1")).await;
+        assert_eq!(reply.status(), 502, "{reply:?}");
+        assert!(reply.is_problem("outcome-unknown"), "{reply:?}");
+        let effects = upstream.effects();
+        assert_eq!(effects, 2 * (round + 1));
+        for _ in 0..2 {
+            let reply = exchange(proxy.address, post("/pay", &key, "1")).await;
+            assert_eq!(reply.status(), 409, "{reply:?}");
+            assert!(
+                reply.0.contains("\"reason\":\"upstream-broken\""),
+                "{reply:?}"
+            );
+        }
+        assert_eq!(upstream.effects(), effects);
+    }
+}
+
+#[tokio::test]
+async fn idle_connection_closed_by_upstream_executes_once() {
+    let upstream = Upstream::start(|_| Script::create().and(Then::Close)).await;
+    let proxy = Served::start(&config(upstream.address, "keep_alive = \"1h\"", "")).await;
+    // The proxy may learn of the close before or after it sends the next request. Both are seen in time.
+    let mut executed = 0;
+    for round in 0..200 {
+        let before = upstream.effects();
+        let reply = exchange(proxy.address, post("/pay", &format!("k{round}"), "1")).await;
+        let effects = upstream.effects() - before;
+        match reply.status() {
+            201 => assert_eq!(effects, 1),
+            502 => assert!(effects <= 1, "{effects}"),
+            _ => panic!("{reply:?}"),
+        }
+        executed += effects;
+        if executed >= 20 {
+            return;
+        }
+    }
+    panic!("the upstream executed {executed} requests");
+}
+
+#[tokio::test]
+async fn timeout_needs_attention() {
+    let upstream = Upstream::start(|_| Script::reply("").and(Then::Hang)).await;
+    let proxy = Served::start(&config(upstream.address, "timeout = \"200ms\"", "")).await;
+    let reply = exchange(proxy.address, post("/pay", "k", "1")).await;
+    assert_eq!(reply.status(), 504, "{reply:?}");
+    assert!(reply.is_problem("outcome-unknown"), "{reply:?}");
+    for _ in 0..3 {
+        let reply = exchange(proxy.address, post("/pay", "k", "1")).await;
+        assert_eq!(reply.status(), 409, "{reply:?}");
+        assert!(
+            reply.0.contains("\"reason\":\"upstream-timeout\""),
+            "{reply:?}"
+        );
+    }
+    assert_eq!(upstream.effects(), 1);
+}
+
+#[tokio::test]
+async fn status_of_upstream_decides_about_key() {
+    let none = "";
+    for (first, route, retry, effects) in [
+        ("500 Internal Server Error\r\n", none, 201, 2),
+        (
+            "503 Service Unavailable\r\nretry-after: 1\r\n",
+            none,
+            201,
+            2,
+        ),
+        (
+            "503 Service Unavailable\r\nretry-after: 1\r\n",
+            "preset = \"stripe\"",
+            201,
+            2,
+        ),
+        ("502 Bad Gateway\r\n", none, 409, 1),
+        ("504 Gateway Timeout\r\n", none, 409, 1),
+        ("504 Gateway Timeout\r\n", "preset = \"ietf\"", 409, 1),
+        ("504 Gateway Timeout\r\n", "unknown = \"free\"", 201, 2),
+        ("504 Gateway Timeout\r\n", "unknown = \"hold\"", 409, 1),
+        ("504 Gateway Timeout\r\n", "unknown_statuses = []", 201, 2),
+        (
+            "503 Service Unavailable\r\n",
+            "unknown_statuses = [502, 503, 504]",
+            409,
+            1,
+        ),
+        ("404 Not Found\r\n", none, 404, 1),
+    ] {
+        let response = format!("HTTP/1.1 {first}content-length: 4\r\n\r\nbody");
+        let upstream = Upstream::start(move |number| {
+            Script::reply(if number == 0 { &response } else { CREATED })
+        });
+        let upstream = upstream.await;
+        let proxy = Served::start(&config(upstream.address, "", route)).await;
+        let reply = exchange(proxy.address, post("/pay", "k", "1")).await;
+        assert_eq!(
+            reply.0.get(9..12),
+            first.get(..3),
+            "{first} {route}: {reply:?}"
+        );
+        assert!(
+            reply.0.ends_with("\r\n\r\nbody"),
+            "{first} {route}: {reply:?}"
+        );
+        let reply = exchange(proxy.address, post("/pay", "k", "1")).await;
+        assert_eq!(reply.status(), retry, "{first} {route}: {reply:?}");
+        assert!(
+            retry != 409 || reply.is_problem("outcome-unknown"),
+            "{first} {route}: {reply:?}"
+        );
+        assert_eq!(upstream.effects(), effects, "{first} {route}");
+    }
+}
+
+#[tokio::test]
+async fn unknown_setting_decides_about_broken_upstream() {
+    for (route, retry, effects) in [
+        ("unknown = \"attention\"", 409, 1),
+        ("unknown = \"hold\"", 409, 1),
+        ("unknown = \"free\"", 201, 2),
+        ("unknown = \"hold\"\norphans = \"take-over\"", 201, 2),
+        ("unknown = \"attention\"\norphans = \"take-over\"", 409, 1),
+    ] {
+        for reply in ["", "HTTP/1.1 201 Created\r\ncontent-length: 7\r\n\r\ncrea"] {
+            let upstream = Upstream::start(move |number| match number {
+                0 => Script::reply(reply).and(Then::Close),
+                _ => Script::create(),
+            });
+            let upstream = upstream.await;
+            let proxy = Served::start(&config(upstream.address, "", route)).await;
+            exchange(proxy.address, post("/pay", "k", "1")).await;
+            // A held key is an orphan after one millisecond.
+            let mut retried = exchange(proxy.address, post("/pay", "k", "1")).await;
+            while retried.is_problem("in-progress") {
+                retried = exchange(proxy.address, post("/pay", "k", "1")).await;
+            }
+            assert_eq!(retried.status(), retry, "{route} {reply:?}: {retried:?}");
+            assert_eq!(upstream.effects(), effects, "{route} {reply:?}");
+        }
+    }
+}
+
+#[tokio::test]
+async fn client_that_leaves_does_not_stop_execution() {
+    let upstream = Upstream::start(|_| Script::create()).await;
+    let proxy = Served::start(&config(upstream.address, "", "")).await;
+    for round in 0..20 {
+        let request = post("/pay", &format!("k{round}"), "1");
+        let client = std::net::TcpStream::connect(proxy.address).unwrap();
+        std::io::Write::write_all(&mut &client, request.as_bytes()).unwrap();
+        drop(client);
+        let mut reply = exchange(proxy.address, &request).await;
+        while reply.is_problem("in-progress") {
+            reply = exchange(proxy.address, &request).await;
+        }
+        assert_eq!(reply.status(), 201, "{reply:?}");
+        assert_eq!(upstream.effects(), round + 1);
+    }
+}
+
+#[tokio::test]
+async fn other_request_under_same_key_is_rejected() {
+    let upstream = Upstream::start(|_| Script::create()).await;
+    let proxy = Served::start(&config(upstream.address, "", "")).await;
+    assert_eq!(
+        exchange(proxy.address, post("/pay", "k", "1"))
+            .await
+            .status(),
+        201
+    );
+    assert_eq!(
+        exchange(proxy.address, post("/pay", "k", "2"))
+            .await
+            .status(),
+        422
+    );
+    assert_eq!(
+        exchange(proxy.address, post("/refund", "k", "1"))
+            .await
+            .status(),
+        422
+    );
+    assert_eq!(
+        exchange(proxy.address, post("/pay?a=b", "k", "1"))
+            .await
+            .status(),
+        422
+    );
+    assert_eq!(upstream.effects(), 1);
+}

@@ -1,0 +1,193 @@
+//! HTTP/1.1 and HTTP/2 on both sides, streams, trailers, upgrades and TLS.
+
+use std::{io, net::SocketAddr, time::Duration};
+
+use axum::{
+    Router, body::Body, extract::Request, http::HeaderMap, response::IntoResponse, routing::any,
+};
+use bytes::Bytes;
+use http_body_util::{BodyExt, StreamBody};
+use hyper::body::Frame;
+use tests::{
+    gate::bounded,
+    wire::{H1, H2, Server, post_h1},
+};
+use tokio::{
+    io::{AsyncReadExt, AsyncWriteExt},
+    net::{TcpListener, TcpStream},
+    sync::mpsc,
+};
+
+use crate::harness::{Served, config};
+
+/// An upstream that echoes bodies as they arrive, and adds a trailer.
+async fn echo() -> Server {
+    let app = Router::new().route(
+        "/{*path}",
+        any(async |req: Request| {
+            let version = format!("{:?}", req.version());
+            let key = req.headers().get("idempotency-key").cloned();
+            let (sender, mut receiver) = mpsc::channel::<Result<Frame<Bytes>, io::Error>>(1);
+            let mut body = req.into_body();
+            tokio::spawn(async move {
+                while let Some(Ok(frame)) = body.frame().await {
+                    if sender.send(Ok(frame)).await.is_err() {
+                        return;
+                    }
+                }
+                let mut trailers = HeaderMap::new();
+                trailers.insert("x-sum", "9".parse().unwrap());
+                let _ = sender.send(Ok(Frame::trailers(trailers))).await;
+            });
+            let frames = futures_util::stream::poll_fn(move |cx| receiver.poll_recv(cx));
+            let mut res = Body::new(StreamBody::new(frames)).into_response();
+            res.headers_mut()
+                .insert("x-version", version.parse().unwrap());
+            res.headers_mut()
+                .insert("trailer", "x-sum".parse().unwrap());
+            if let Some(key) = key {
+                res.headers_mut().insert("x-key", key);
+            }
+            res
+        }),
+    );
+    Server::start(app).await
+}
+
+#[tokio::test]
+async fn each_protocol_reaches_each_protocol() {
+    let upstream = echo().await;
+    for (upstream_lines, version) in [("", "HTTP/1.1"), ("http2 = true", "HTTP/2.0")] {
+        let proxy = Served::start(&config(upstream.addr(), upstream_lines, "")).await;
+        let h2 = H2::connect(proxy.address).await;
+        let mut keys = Vec::new();
+        for replay in [false, true] {
+            let over_h1 = post_h1(proxy.address, "/echo", "one", "body").await;
+            let over_h2 = h2
+                .post("/echo", "two", "body")
+                .await
+                .answer()
+                .await
+                .unwrap();
+            for answer in [over_h1, over_h2] {
+                assert_eq!(
+                    (answer.status.as_u16(), answer.text()),
+                    (200, "body"),
+                    "{answer:?}"
+                );
+                assert_eq!(answer.is_replay(), replay, "{answer:?}");
+                assert_eq!(answer.header("x-version"), Some(version));
+                keys.push(answer.header("x-key").unwrap().to_owned());
+            }
+        }
+        assert_eq!(keys[..2], keys[2..]);
+    }
+}
+
+#[tokio::test]
+async fn unprotected_bodies_stream_in_both_directions() {
+    let upstream = echo().await;
+    for upstream_lines in ["", "http2 = true"] {
+        let proxy = Served::start(&config(upstream.addr(), upstream_lines, "")).await;
+        let mut client = TcpStream::connect(proxy.address).await.unwrap();
+        let head = "POST /open/echo HTTP/1.1\r\nhost: a\r\ntransfer-encoding: chunked\r\nte: trailers\r\n\r\n";
+        client.write_all(head.as_bytes()).await.unwrap();
+        let mut received = String::new();
+        // Each piece comes back before the next one is sent.
+        for piece in ["first", "other", "third"] {
+            client
+                .write_all(format!("5\r\n{piece}\r\n").as_bytes())
+                .await
+                .unwrap();
+            while !received.contains(piece) {
+                let mut buffer = [0; 1024];
+                let read = bounded(client.read(&mut buffer)).await.unwrap();
+                assert_ne!(read, 0, "{received}");
+                received.push_str(&String::from_utf8_lossy(&buffer[..read]));
+            }
+        }
+        client.write_all(b"0\r\n\r\n").await.unwrap();
+        let mut rest = String::new();
+        bounded(client.read_to_string(&mut rest)).await.unwrap();
+        assert!(rest.contains("x-sum: 9\r\n"), "{received}{rest}");
+    }
+}
+
+#[tokio::test]
+async fn slow_upload_outlasts_timeout() {
+    let upstream = echo().await;
+    let proxy = Served::start(&config(upstream.addr(), "timeout = \"500ms\"", "")).await;
+    let mut client = H1::connect(proxy.address).await;
+    client
+        .send("POST /open/slow HTTP/1.1\r\nhost: a\r\ncontent-length: 6\r\n\r\n")
+        .await;
+    // The upstream responds at once, so the response streams while the upload takes longer than the timeout.
+    for _ in 0..6 {
+        tokio::time::sleep(Duration::from_millis(200)).await;
+        client.send("x").await;
+    }
+    assert_eq!(bounded(client.answer()).await.unwrap().text(), "xxxxxx");
+}
+
+/// A raw upstream that switches to another protocol and echoes its bytes in capitals.
+async fn tunnel_upstream() -> SocketAddr {
+    let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+    let address = listener.local_addr().unwrap();
+    tokio::spawn(async move {
+        loop {
+            let (mut stream, _) = listener.accept().await.unwrap();
+            tokio::spawn(async move {
+                let mut head = Vec::new();
+                while !head.ends_with(b"\r\n\r\n") {
+                    head.push(stream.read_u8().await.unwrap());
+                }
+                let head = String::from_utf8(head).unwrap().to_ascii_lowercase();
+                assert!(
+                    head.contains("connection: upgrade\r\n") && head.contains("upgrade: echo\r\n"),
+                    "{head}"
+                );
+                let reply = "HTTP/1.1 101 Switching Protocols\r\nconnection: upgrade\r\nupgrade: echo\r\n\r\nHI";
+                stream.write_all(reply.as_bytes()).await.unwrap();
+                let mut buffer = [0; 1024];
+                while let Ok(read @ 1..) = stream.read(&mut buffer).await {
+                    buffer.make_ascii_uppercase();
+                    stream.write_all(&buffer[..read]).await.unwrap();
+                }
+            });
+        }
+    });
+    address
+}
+
+async fn read_until(stream: &mut TcpStream, end: &str) -> String {
+    let mut text = String::new();
+    while !text.ends_with(end) {
+        text.push(char::from(bounded(stream.read_u8()).await.unwrap()));
+    }
+    text
+}
+
+#[tokio::test]
+async fn upgraded_connection_passes_bytes() {
+    let proxy = Served::start(&config(tunnel_upstream().await, "", "")).await;
+    for (path, key) in [
+        ("/open/chat", ""),
+        ("/chat", ""),
+        ("/chat", "idempotency-key: k\r\n"),
+    ] {
+        let mut client = TcpStream::connect(proxy.address).await.unwrap();
+        let head = format!(
+            "GET {path} HTTP/1.1\r\nhost: a\r\nconnection: keep-alive, Upgrade\r\nupgrade: echo\r\n{key}\r\n"
+        );
+        client.write_all(head.as_bytes()).await.unwrap();
+        let reply = read_until(&mut client, "\r\n\r\nHI").await;
+        assert!(
+            reply.starts_with("HTTP/1.1 101 ") && reply.contains("upgrade: echo\r\n"),
+            "{reply}"
+        );
+        for _ in 0..3 {
+            client.write_all(b"abc").await.unwrap();
+            assert_eq!(read_until(&mut client, "C").await, "ABC");
+        }
+    }
+}

@@ -1,0 +1,77 @@
+//! Requests that two servers may read differently.
+
+use crate::harness::{Script, Served, Upstream, config, exchange};
+
+#[tokio::test]
+async fn ambiguous_messages_are_refused() {
+    let upstream = Upstream::start(|_| Script::create()).await;
+    let proxy = Served::start(&config(upstream.address, "", "")).await;
+    for head in [
+        "POST /pay HTTP/1.1\r\nhost: a\r\ncontent-length: 3\r\ncontent-length: 4\r\n\r\nabcd",
+        "POST /pay HTTP/1.1\r\nhost: a\r\ncontent-length: 3, 4\r\n\r\nabcd",
+        "POST /pay HTTP/1.1\r\nhost: a\r\ncontent-length: +3\r\n\r\nabc",
+        "POST /pay HTTP/1.1\r\nhost: a\r\ncontent-length : 3\r\n\r\nabc",
+        "POST /pay HTTP/1.1\r\nhost: a\r\ntransfer-encoding : chunked\r\n\r\n0\r\n\r\n",
+        "POST /pay HTTP/1.1\r\nhost: a\r\ntransfer-encoding: chunked, identity\r\n\r\n0\r\n\r\n",
+        "POST /pay HTTP/1.1\r\nhost: a\r\ntransfer-encoding: xchunked\r\n\r\n0\r\n\r\n",
+        "POST /pay HTTP/1.0\r\nhost: a\r\ntransfer-encoding: chunked\r\n\r\n0\r\n\r\n",
+        "POST /pay HTTP/1.1\r\nhost: a\r\n transfer-encoding: chunked\r\n\r\n0\r\n\r\n",
+        "POST /pay HTTP/1.1\r\nhost: a\r\nx: \0\r\ncontent-length: 0\r\n\r\n",
+        "POST /pay HTTP/1.1\r\nhost: a\r\nhost: b\r\ncontent-length: 0\r\n\r\n",
+        "POST /pay HTTP/1.1\r\ncontent-length: 0\r\n\r\n",
+        "POST /a/../pay HTTP/1.1\r\nhost: a\r\ncontent-length: 0\r\n\r\n",
+        "POST /pay%2fx HTTP/1.1\r\nhost: a\r\ncontent-length: 0\r\n\r\n",
+    ] {
+        for mode in ["", "/open"] {
+            let request = head.replacen(" /", &format!(" {mode}/"), 1);
+            let reply = exchange(
+                proxy.address,
+                request.replace("\r\n\r\n", "\r\nconnection: close\r\n\r\n"),
+            )
+            .await;
+            assert_eq!(reply.status(), 400, "{request:?}: {reply:?}");
+        }
+    }
+    assert_eq!(upstream.requests(), [""; 0]);
+}
+
+#[tokio::test]
+async fn length_beside_chunks_leaves_no_second_request() {
+    let upstream = Upstream::start(|_| Script::create()).await;
+    let proxy = Served::start(&config(upstream.address, "", "")).await;
+    for (number, fields) in [
+        "content-length: 6\r\ntransfer-encoding: chunked",
+        "transfer-encoding: chunked\r\ncontent-length: 6",
+    ]
+    .into_iter()
+    .enumerate()
+    {
+        let request = format!(
+            "POST /open/pay HTTP/1.1\r\nhost: a\r\n{fields}\r\n\r\n0\r\n\r\nPOST /open/hidden HTTP/1.1\r\nhost: a\r\ncontent-length: 0\r\n\r\n"
+        );
+        // The connection closes by itself.
+        let reply = exchange(proxy.address, request).await;
+        assert_eq!(reply.0.matches("HTTP/1.1 ").count(), 1, "{reply:?}");
+        let requests = upstream.requests();
+        assert_eq!(requests.len(), number + 1);
+        let lower = requests[number].to_ascii_lowercase();
+        assert!(
+            lower.starts_with("post /open/pay ") && !lower.contains("content-length"),
+            "{lower}"
+        );
+    }
+}
+
+#[tokio::test]
+async fn oversized_heads_are_refused() {
+    let upstream = Upstream::start(|_| Script::create()).await;
+    let proxy = Served::start(&config(upstream.address, "", "")).await;
+    let many = "x: 1\r\n".repeat(200);
+    let long = format!("x: {}\r\n", "a".repeat(100_000));
+    for lines in [many, long] {
+        let request = format!("POST /pay HTTP/1.1\r\nhost: a\r\n{lines}content-length: 0\r\n\r\n");
+        let reply = exchange(proxy.address, request).await;
+        assert_eq!(reply.status(), 431, "{reply:?}");
+    }
+    assert_eq!(upstream.effects(), 0);
+}

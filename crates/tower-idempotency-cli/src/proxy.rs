@@ -1,10 +1,15 @@
 //! `idempotency proxy`: runs the proxy of one configuration file.
 
-use std::{io, net::SocketAddr, path::PathBuf, process::ExitCode};
+use std::{
+    io::{self, IsTerminal},
+    net::SocketAddr,
+    path::PathBuf,
+    process::ExitCode,
+};
 
 use metrics_exporter_prometheus::PrometheusBuilder;
 use tokio::signal::unix::{Signal, SignalKind, signal};
-use tower_idempotency_proxy::{Config, Proxy, ProxyHandle};
+use tower_idempotency_proxy::{Config, ConfigError, Proxy, ProxyHandle};
 
 /// Exit code of a configuration that is rejected.
 const WRONG_CONFIG: u8 = 2;
@@ -31,9 +36,8 @@ pub(crate) struct Args {
 }
 
 impl Args {
-    fn load(&self) -> Result<Config, String> {
-        let config = Config::load(&self.config, self.store.as_deref());
-        let config = config.map_err(|error| format!("{}: {error}", self.config.display()))?;
+    fn load(&self) -> Result<Config, ConfigError> {
+        let config = Config::load(&self.config, self.store.as_deref())?;
         Ok(match self.listen {
             Some(address) => config.with_listen_address(address),
             None => config,
@@ -44,7 +48,10 @@ impl Args {
 pub(crate) fn main(args: Args) -> ExitCode {
     let config = match args.load() {
         Ok(config) => config,
-        Err(error) => return fail(&error, WRONG_CONFIG),
+        Err(error) => {
+            let error = format!("{}: {error}", args.config.display());
+            return fail(&error, WRONG_CONFIG);
+        }
     };
     if args.check {
         println!("{:#}", config.to_json());
@@ -79,6 +86,7 @@ fn start_log() {
         .from_env_lossy();
     tracing_subscriber::fmt()
         .with_env_filter(filter)
+        .with_ansi(io::stderr().is_terminal())
         .with_writer(io::stderr)
         .init();
 }
@@ -102,7 +110,10 @@ async fn run(args: Args, config: Config) -> Result<bool, String> {
         args,
         listen(SignalKind::hangup())?,
     ));
-    tracing::info!(%address, admin = admin.map(tracing::field::display), "proxy started");
+    println!("listening on {address}");
+    if let Some(admin) = admin {
+        println!("admin on {admin}");
+    }
     let shutdown = async move {
         wait(&mut stop).await;
         // A second signal ends the process at once.
@@ -123,10 +134,7 @@ async fn wait([terminate, interrupt]: &mut [Signal; 2]) {
 
 async fn reload_on_signal(handle: ProxyHandle, args: Args, mut signal: Signal) {
     while signal.recv().await.is_some() {
-        match args.load() {
-            // The handle logs and counts the result.
-            Ok(config) => drop(handle.reload(config)),
-            Err(error) => tracing::error!(%error, "reload rejected, the old configuration stays"),
-        }
+        // The handle logs and counts the result.
+        let _ = handle.reload(args.load());
     }
 }

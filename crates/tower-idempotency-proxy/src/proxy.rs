@@ -230,18 +230,22 @@ async fn drain(shared: &Shared, graceful: GracefulShutdown) -> bool {
 }
 
 impl ProxyHandle {
-    /// Replaces the configuration. Requests in progress finish under the old one, and no connection is closed.
+    /// Replaces the configuration, such as the result of [`Config::load`]. Requests in progress finish under the old one, and
+    /// no connection is closed.
+    ///
+    /// The result is logged and counted in `idempotency_proxy_reloads_total`.
     ///
     /// # Errors
     ///
     /// [`ConfigError`], and the old configuration stays, in these cases:
     ///
+    /// - `config` is an error.
     /// - A change needs a restart, such as another address.
     /// - The proxy would not find its records any more: another store, namespace or secret, or a route that is removed, that is
     ///   no longer protected, or that identifies requests otherwise. Retries of recorded requests would execute again.
     /// - A certificate cannot be read.
-    pub fn reload(&self, config: Config) -> Result<(), ConfigError> {
-        let result = self.replace(config);
+    pub fn reload(&self, config: Result<Config, ConfigError>) -> Result<(), ConfigError> {
+        let result = config.and_then(|config| self.replace(config));
         match &result {
             Ok(()) => telemetry::reloaded(None),
             Err(error) => telemetry::reloaded(Some(error)),

@@ -96,6 +96,7 @@ impl Live {
                 forward_key: route.forward_key,
                 encoding: route.encoding,
                 key_header: key_header(route),
+                is_key_quoted: is_key_quoted(route),
                 tunnels: tunnels.clone(),
             };
             let service = UpstreamService(Arc::new(forwarding));
@@ -155,6 +156,13 @@ fn statuses(route: &RouteConfig) -> Vec<StatusCode> {
     statuses
         .filter_map(|status| StatusCode::from_u16(*status).ok())
         .collect()
+}
+
+fn is_key_quoted(route: &RouteConfig) -> bool {
+    match route.key_syntax {
+        Some(syntax) => syntax == KeySyntaxName::Strict,
+        None => route.preset == PresetName::Ietf,
+    }
 }
 
 fn key_header(route: &RouteConfig) -> HeaderName {

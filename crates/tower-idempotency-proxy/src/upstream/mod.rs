@@ -45,6 +45,8 @@ pub(crate) struct Forwarding {
     pub(crate) forward_key: ForwardKey,
     pub(crate) encoding: Encoding,
     pub(crate) key_header: HeaderName,
+    /// `true` if the key is an RFC 9651 String, with quotes.
+    pub(crate) is_key_quoted: bool,
     pub(crate) tunnels: Tunnels,
 }
 
@@ -128,8 +130,14 @@ impl Forwarding {
             ForwardKey::Pass => {}
             ForwardKey::Drop => drop(head.headers.remove(&self.key_header)),
             ForwardKey::Derive => {
-                // 64 hexadecimal digits are a valid value.
-                if let Ok(derived) = HeaderValue::try_from(lease.derive("upstream")) {
+                let derived = lease.derive("upstream");
+                let value = if self.is_key_quoted {
+                    format!("\"{derived}\"")
+                } else {
+                    derived
+                };
+                // Hexadecimal digits are a valid value.
+                if let Ok(derived) = HeaderValue::try_from(value) {
                     head.headers.insert(&self.key_header, derived);
                 }
             }

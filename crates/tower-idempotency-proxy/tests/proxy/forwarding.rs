@@ -153,3 +153,23 @@ async fn request_without_route_is_rejected() {
     assert_eq!(exchange(proxy.address, tunnel).await.status(), 405);
     assert_eq!(upstream.effects(), 1);
 }
+
+#[tokio::test]
+async fn derived_key_has_syntax_of_route() {
+    for (route, is_quoted) in [
+        ("", false),
+        ("preset = \"ietf\"", true),
+        ("key_syntax = \"strict\"", true),
+    ] {
+        let upstream = Upstream::start(|_| Script::create()).await;
+        let proxy = Served::start(&config(upstream.address, "", route)).await;
+        let reply = exchange(proxy.address, post("/pay", "\"k\"", "1")).await;
+        assert_eq!(reply.status(), 201, "{reply:?}");
+        let requests = upstream.requests();
+        let key = field(&requests[0], "idempotency-key").unwrap();
+        assert_eq!(
+            (key.starts_with('"'), key.len()),
+            (is_quoted, if is_quoted { 66 } else { 64 })
+        );
+    }
+}

@@ -200,8 +200,7 @@ async fn follow(
             let mut buffer = vec![0; left];
             match stream.read(&mut buffer).await {
                 Ok(read @ 1..) => request.extend_from_slice(&buffer[..read]),
-                Ok(0) | Err(_) => break,
-                Ok(_) => unreachable!("the sizes are covered"),
+                Ok(_) | Err(_) => break,
             }
         }
         requests.lock().unwrap().push(request);

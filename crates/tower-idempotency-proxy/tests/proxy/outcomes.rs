@@ -133,7 +133,12 @@ async fn status_of_upstream_decides_about_key() {
         ),
         ("502 Bad Gateway\r\n", none, 409, 1),
         ("504 Gateway Timeout\r\n", none, 409, 1),
-        ("504 Gateway Timeout\r\n", "preset = \"ietf\"", 409, 1),
+        (
+            "504 Gateway Timeout\r\n",
+            "preset = \"ietf\"\nkey_syntax = \"lenient\"",
+            409,
+            1,
+        ),
         ("504 Gateway Timeout\r\n", "unknown = \"free\"", 201, 2),
         ("504 Gateway Timeout\r\n", "unknown = \"hold\"", 409, 1),
         ("504 Gateway Timeout\r\n", "unknown_statuses = []", 201, 2),

@@ -1,0 +1,127 @@
+//! The example for upstreams in another language, as its page shows it.
+
+use std::{
+    fs,
+    io::{BufRead, BufReader},
+    net::SocketAddr,
+    path::{Path, PathBuf},
+    process::{Child, Command, Stdio},
+};
+
+use tests::scratch::Scratch;
+
+use crate::harness::{Process, get, post};
+
+/// A program that prints its address. It is killed when this is dropped.
+struct Program {
+    child: Child,
+    address: SocketAddr,
+}
+
+impl Program {
+    fn start(command: &mut Command) -> Self {
+        let mut child = command.stdout(Stdio::piped()).spawn().unwrap();
+        let mut line = String::new();
+        BufReader::new(child.stdout.take().unwrap())
+            .read_line(&mut line)
+            .unwrap();
+        let address = line.trim().rsplit(' ').next().unwrap().parse();
+        let address = address.unwrap_or_else(|_| panic!("{line}"));
+        Self { child, address }
+    }
+}
+
+impl Drop for Program {
+    fn drop(&mut self) {
+        let _ = self.child.kill();
+        let _ = self.child.wait();
+    }
+}
+
+fn example(file: &str) -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR"))
+        .join("../../examples/any-language")
+        .join(file)
+}
+
+/// Runs the configuration of the example in front of an upstream.
+fn check(upstream: &Program) {
+    let scratch = Scratch::new();
+    let file = scratch.file("proxy.toml");
+    let text = fs::read_to_string(example("proxy.toml")).unwrap();
+    let store = format!("sqlite:{}", scratch.file("keys.db").display());
+    for (from, to) in [
+        ("127.0.0.1:8080", "127.0.0.1:0"),
+        ("127.0.0.1:9090", "127.0.0.1:0"),
+        ("127.0.0.1:3000", &upstream.address.to_string()),
+        ("sqlite:keys.db", &store),
+    ] {
+        assert!(text.contains(from), "{from}");
+    }
+    let text = text
+        .replace("127.0.0.1:8080", "127.0.0.1:0")
+        .replace("127.0.0.1:9090", "127.0.0.1:0")
+        .replace("127.0.0.1:3000", &upstream.address.to_string())
+        .replace("sqlite:keys.db", &store);
+    fs::write(&file, text).unwrap();
+    let proxy = Process::start(&file);
+    let count = || {
+        get(proxy.address, "/count")
+            .body()
+            .parse::<usize>()
+            .unwrap()
+    };
+    for round in 1..=20 {
+        let key = format!("order-{round}");
+        let first = post(proxy.address, "/orders", &key, "book");
+        assert_eq!(
+            (first.status(), first.is_replay()),
+            (201, false),
+            "{first:?}"
+        );
+        let retry = post(proxy.address, "/orders", &key, "book");
+        assert_eq!(
+            (retry.status(), retry.is_replay()),
+            (201, true),
+            "{retry:?}"
+        );
+        assert_eq!(first.body(), retry.body());
+        assert_eq!(count(), round);
+    }
+    // A request without a key passes as before.
+    let without_key =
+        "POST /orders HTTP/1.1\r\nhost: a\r\nconnection: close\r\ncontent-length: 4\r\n\r\nbook";
+    assert_eq!(
+        crate::harness::exchange(proxy.address, without_key).status(),
+        400
+    );
+    assert_eq!(count(), 20);
+    // The upstream fails after it has stored the order.
+    let failed = post(proxy.address, "/orders", "crash", "crash");
+    assert_eq!(failed.status(), 502, "{failed:?}");
+    assert_eq!(count(), 21);
+    let retry = post(proxy.address, "/orders", "crash", "crash");
+    assert!(
+        retry.status() == 409 && retry.is_problem("outcome-unknown"),
+        "{retry:?}"
+    );
+    assert_eq!(count(), 21);
+}
+
+#[test]
+fn python_upstream_executes_once() {
+    let mut command = Command::new("python3");
+    check(&Program::start(command.arg(example("orders.py")).arg("0")));
+}
+
+#[test]
+fn node_upstream_executes_once_if_node_is_installed() {
+    let Ok(version) = Command::new("node").arg("--version").output() else {
+        println!("skipped: node is not installed");
+        return;
+    };
+    assert!(version.status.success());
+    check(&Program::start(
+        Command::new("node").arg(example("orders.js")).arg("0"),
+    ));
+}

@@ -1,0 +1,8 @@
+//! Tests of `idempotency proxy` as a process: signals, crashes, and upstreams in other languages.
+
+#![expect(clippy::unwrap_used, reason = "tests, their helpers included")]
+
+mod crash;
+mod harness;
+mod languages;
+mod process;

@@ -1,0 +1,190 @@
+//! Signals, wrong configurations, and memory.
+
+use std::{
+    fs,
+    io::{Read, Write},
+    net::{TcpListener, TcpStream},
+    sync::{
+        Arc,
+        atomic::{AtomicBool, Ordering},
+    },
+    thread,
+    time::{Duration, Instant},
+};
+
+use tests::{few_or, scratch::Scratch};
+
+use crate::harness::{Process, Upstream, command, config, get, post};
+
+#[test]
+fn wrong_configuration_is_rejected_with_line() {
+    let scratch = Scratch::new();
+    let file = scratch.file("proxy.toml");
+    let address = "127.0.0.1:1".parse().unwrap();
+    let text = config("redis://:hush@127.0.0.1:1", address, "unknwon = \"free\"");
+    fs::write(&file, text).unwrap();
+    let output = command(&file).output().unwrap();
+    assert_eq!(output.status.code(), Some(2));
+    let expected = format!(
+        "idempotency proxy: {}: line 16: unknown setting `unknwon`, did you mean `unknown`?\n",
+        file.display()
+    );
+    assert_eq!(String::from_utf8_lossy(&output.stderr), expected);
+
+    // The file is right, but the store is down.
+    fs::write(&file, config("redis://:hush@127.0.0.1:1", address, "")).unwrap();
+    let output = command(&file).output().unwrap();
+    let stderr = String::from_utf8_lossy(&output.stderr);
+    assert_eq!(output.status.code(), Some(1), "{stderr}");
+    assert!(
+        stderr.contains("cannot use the redis store") && !stderr.contains("hush"),
+        "{stderr}"
+    );
+
+    let output = command(&file).arg("--check").output().unwrap();
+    let stdout = String::from_utf8_lossy(&output.stdout);
+    assert!(
+        output.status.success() && stdout.contains("\"unknown\": \"attention\""),
+        "{stdout}"
+    );
+    assert!(!stdout.contains("hush"), "{stdout}");
+    let output = command(&scratch.file("none")).output().unwrap();
+    assert_eq!(output.status.code(), Some(2));
+}
+
+#[test]
+fn terminated_proxy_finishes_open_requests() {
+    let scratch = Scratch::new();
+    let file = scratch.file("proxy.toml");
+    let released = Arc::new(AtomicBool::new(false));
+    let gate = Arc::clone(&released);
+    let upstream = Upstream::start(move |_| {
+        while !gate.load(Ordering::SeqCst) {
+            thread::sleep(Duration::from_millis(5));
+        }
+        true
+    });
+    fs::write(&file, config("memory", upstream.address, "")).unwrap();
+    let proxy = Process::start(&file);
+    let address = proxy.address;
+    let clients: Vec<_> = (0..8)
+        .map(|client| thread::spawn(move || post(address, "/pay", &format!("k{client}"), "1")))
+        .collect();
+    upstream.wait_for(8);
+    proxy.signal("-TERM");
+    while get(proxy.admin, "/readyz").status() != 503 {
+        thread::sleep(Duration::from_millis(5));
+    }
+    released.store(true, Ordering::SeqCst);
+    for client in clients {
+        assert_eq!(client.join().unwrap().status(), 201);
+    }
+    assert!(proxy.wait().success());
+    assert_eq!(upstream.effects(), 8);
+}
+
+#[test]
+fn hangup_reloads_configuration() {
+    let scratch = Scratch::new();
+    let file = scratch.file("proxy.toml");
+    let (old, new) = (Upstream::start(|_| true), Upstream::start(|_| true));
+    fs::write(&file, config("memory", old.address, "")).unwrap();
+    let proxy = Process::start(&file);
+    assert_eq!(post(proxy.address, "/pay", "k", "1").status(), 201);
+
+    let wait_for = |text: &str| {
+        let began = Instant::now();
+        while !proxy.log().contains(text) {
+            assert!(began.elapsed() < Duration::from_secs(60), "{}", proxy.log());
+            thread::sleep(Duration::from_millis(10));
+        }
+    };
+    fs::write(&file, config("memory", new.address, "mode = \"of\"")).unwrap();
+    proxy.signal("-HUP");
+    wait_for("line 16: unknown value `of`, did you mean `off`?");
+    fs::write(&file, config("memory", new.address, "mode = \"off\"")).unwrap();
+    proxy.signal("-HUP");
+    wait_for("would no longer protect requests of /**");
+    assert_eq!(post(proxy.address, "/pay", "k2", "1").status(), 201);
+    assert_eq!((old.effects(), new.effects()), (2, 0));
+
+    fs::write(&file, config("memory", new.address, "")).unwrap();
+    proxy.signal("-HUP");
+    wait_for("configuration reloaded");
+    assert!(post(proxy.address, "/pay", "k", "1").is_replay());
+    assert_eq!(post(proxy.address, "/pay", "k3", "1").status(), 201);
+    assert_eq!((old.effects(), new.effects()), (2, 1));
+    let metrics = get(proxy.admin, "/metrics").0;
+    for line in [
+        "idempotency_proxy_reloads_total{result=\"done\"} 1",
+        "idempotency_proxy_reloads_total{result=\"rejected\"} 2",
+        "idempotency_proxy_requests_total{route=\"/**\",status=\"2xx\"} 4",
+    ] {
+        assert!(metrics.contains(line), "{line} in {metrics}");
+    }
+}
+
+/// Returns the resident memory of a process in KiB.
+fn resident(pid: u32) -> usize {
+    let status = fs::read_to_string(format!("/proc/{pid}/status")).unwrap();
+    let line = status
+        .lines()
+        .find(|line| line.starts_with("VmHWM:"))
+        .unwrap();
+    line.split_whitespace().nth(1).unwrap().parse().unwrap()
+}
+
+#[test]
+fn streams_take_little_memory() {
+    const PIECE: usize = 64 * 1024;
+    let total = few_or(128, 1024) * 1024 * 1024;
+    let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+    let upstream = listener.local_addr().unwrap();
+    // Reads the upload, then sends as many bytes.
+    let server = thread::spawn(move || {
+        let (mut stream, _) = listener.accept().unwrap();
+        let mut head = Vec::new();
+        while !head.ends_with(b"\r\n\r\n") {
+            let mut byte = [0];
+            stream.read_exact(&mut byte).unwrap();
+            head.push(byte[0]);
+        }
+        let mut buffer = vec![0; PIECE];
+        for _ in 0..total / PIECE {
+            stream.read_exact(&mut buffer).unwrap();
+        }
+        write!(
+            stream,
+            "HTTP/1.1 200 OK\r\ncontent-length: {total}\r\nconnection: close\r\n\r\n"
+        )
+        .unwrap();
+        for _ in 0..total / PIECE {
+            stream.write_all(&buffer).unwrap();
+        }
+    });
+    let scratch = Scratch::new();
+    let file = scratch.file("proxy.toml");
+    fs::write(&file, config("memory", upstream, "")).unwrap();
+    let proxy = Process::start(&file);
+    let mut client = TcpStream::connect(proxy.address).unwrap();
+    write!(
+        client,
+        "POST /open/up HTTP/1.1\r\nhost: a\r\nconnection: close\r\ncontent-length: {total}\r\n\r\n"
+    )
+    .unwrap();
+    let mut buffer = vec![7; PIECE];
+    for _ in 0..total / PIECE {
+        client.write_all(&buffer).unwrap();
+    }
+    let mut received = 0;
+    loop {
+        match client.read(&mut buffer).unwrap() {
+            0 => break,
+            read => received += read,
+        }
+    }
+    assert!((total..total + 1000).contains(&received), "{received}");
+    server.join().unwrap();
+    let resident = resident(proxy.pid());
+    assert!(resident < 64 * 1024, "{resident} KiB");
+}

@@ -52,7 +52,7 @@ pub(crate) async fn serve(
             let acceptor = TlsAcceptor::from(Arc::clone(config));
             match timeout(FIRST_REQUEST, acceptor.accept(stream)).await {
                 Ok(Ok(stream)) => {
-                    serve_stream(Arc::clone(&shared), stream, client(true), watcher).await
+                    serve_stream(Arc::clone(&shared), stream, client(true), watcher).await;
                 }
                 Ok(Err(error)) => tracing::debug!(%error, "TLS handshake failed"),
                 Err(_) => tracing::debug!("TLS handshake timed out"),

@@ -4,34 +4,31 @@ use metrics::{counter, describe_counter, describe_gauge, gauge};
 
 use crate::upstream::Cause;
 
-const REQUESTS: &str = "idempotency_proxy_requests_total";
-const UPSTREAM_FAILURES: &str = "idempotency_proxy_upstream_failures_total";
-const UNKNOWN_OUTCOMES: &str = "idempotency_proxy_unknown_outcomes_total";
-const RELOADS: &str = "idempotency_proxy_reloads_total";
-const CONNECTIONS: &str = "idempotency_proxy_connections";
-
 /// Describes the metrics to the recorder.
 pub(crate) fn describe() {
     describe_counter!(
-        REQUESTS,
+        "idempotency_proxy_requests_total",
         "Requests by route and class of the status of the response."
     );
     describe_counter!(
-        UPSTREAM_FAILURES,
+        "idempotency_proxy_upstream_failures_total",
         "Requests without a response of the upstream, by upstream and reason: unsent, upstream-broken, upstream-timeout."
     );
     describe_counter!(
-        UNKNOWN_OUTCOMES,
+        "idempotency_proxy_unknown_outcomes_total",
         "Executions with an unknown outcome, by upstream and reason: upstream-broken, upstream-timeout, status."
     );
     describe_counter!(
-        RELOADS,
+        "idempotency_proxy_reloads_total",
         "Reloads of the configuration by result: done, rejected."
     );
-    describe_gauge!(CONNECTIONS, "Open connections of clients.");
-    gauge!(CONNECTIONS).set(0.0);
+    describe_gauge!(
+        "idempotency_proxy_connections",
+        "Open connections of clients."
+    );
+    gauge!("idempotency_proxy_connections").set(0.0);
     for result in ["done", "rejected"] {
-        counter!(RELOADS, "result" => result).absolute(0);
+        counter!("idempotency_proxy_reloads_total", "result" => result).absolute(0);
     }
 }
 
@@ -43,7 +40,8 @@ pub(crate) fn request_finished(route: &str, status: http::StatusCode) {
         4 => "4xx",
         _ => "5xx",
     };
-    counter!(REQUESTS, "route" => route.to_owned(), "status" => class).increment(1);
+    counter!("idempotency_proxy_requests_total", "route" => route.to_owned(), "status" => class)
+        .increment(1);
 }
 
 /// Counts the failure of a request. The message of the cause has no data of the request.
@@ -51,7 +49,7 @@ pub(crate) fn upstream_failed(upstream: &str, reason: &str, cause: Option<&Cause
     let (upstream, reason) = (upstream.to_owned(), reason.to_owned());
     let cause = cause.map(|cause| error_chain(&**cause));
     tracing::warn!(upstream, reason, cause, "upstream failed");
-    counter!(UPSTREAM_FAILURES, "upstream" => upstream, "reason" => reason).increment(1);
+    counter!("idempotency_proxy_upstream_failures_total", "upstream" => upstream, "reason" => reason).increment(1);
 }
 
 pub(crate) fn outcome_unknown(upstream: &str, reason: &str) {
@@ -60,11 +58,9 @@ pub(crate) fn outcome_unknown(upstream: &str, reason: &str) {
         reason,
         "outcome unknown after the request was sent"
     );
-    let labels = [
-        ("upstream", upstream.to_owned()),
-        ("reason", reason.to_owned()),
-    ];
-    counter!(UNKNOWN_OUTCOMES, &labels).increment(1);
+    let (upstream, reason) = (upstream.to_owned(), reason.to_owned());
+    counter!("idempotency_proxy_unknown_outcomes_total", "upstream" => upstream, "reason" => reason)
+        .increment(1);
 }
 
 pub(crate) fn reloaded(error: Option<&dyn std::fmt::Display>) {
@@ -78,7 +74,7 @@ pub(crate) fn reloaded(error: Option<&dyn std::fmt::Display>) {
             "rejected"
         }
     };
-    counter!(RELOADS, "result" => result).increment(1);
+    counter!("idempotency_proxy_reloads_total", "result" => result).increment(1);
 }
 
 /// Counts an open connection until it is dropped.
@@ -86,14 +82,14 @@ pub(crate) struct OpenConnection(());
 
 impl OpenConnection {
     pub(crate) fn new() -> Self {
-        gauge!(CONNECTIONS).increment(1.0);
+        gauge!("idempotency_proxy_connections").increment(1.0);
         Self(())
     }
 }
 
 impl Drop for OpenConnection {
     fn drop(&mut self) {
-        gauge!(CONNECTIONS).decrement(1.0);
+        gauge!("idempotency_proxy_connections").decrement(1.0);
     }
 }
 

@@ -51,9 +51,9 @@ fn block_on(future: impl Future<Output = ()>) {
 /// Returns the metrics and label values that the documents list for the main crate.
 fn documented() -> BTreeMap<String, metrics_page::Documented> {
     let mut documented = metrics_page::documented();
-    // The store for Redis sets its gauge when it connects. Clients are other processes.
+    // The store for Redis sets its gauge when it connects. Clients and the proxy are other processes.
     documented.remove("idempotency_redis_evicting");
-    documented.retain(|name, _| !name.starts_with("idempotency_client_"));
+    documented.retain(|name, _| !["client_", "proxy_"].iter().any(|part| name.contains(part)));
     documented
 }
 

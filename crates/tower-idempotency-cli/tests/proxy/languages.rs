@@ -48,7 +48,7 @@ fn example(file: &str) -> PathBuf {
 fn check(upstream: &Program) {
     let scratch = Scratch::new();
     let file = scratch.file("proxy.toml");
-    let text = fs::read_to_string(example("proxy.toml")).unwrap();
+    let mut text = fs::read_to_string(example("proxy.toml")).unwrap();
     let store = format!("sqlite:{}", scratch.file("keys.db").display());
     for (from, to) in [
         ("127.0.0.1:8080", "127.0.0.1:0"),
@@ -57,12 +57,8 @@ fn check(upstream: &Program) {
         ("sqlite:keys.db", &store),
     ] {
         assert!(text.contains(from), "{from}");
+        text = text.replace(from, to);
     }
-    let text = text
-        .replace("127.0.0.1:8080", "127.0.0.1:0")
-        .replace("127.0.0.1:9090", "127.0.0.1:0")
-        .replace("127.0.0.1:3000", &upstream.address.to_string())
-        .replace("sqlite:keys.db", &store);
     fs::write(&file, text).unwrap();
     let proxy = Process::start(&file);
     let count = || {
@@ -124,4 +120,25 @@ fn node_upstream_executes_once_if_node_is_installed() {
     check(&Program::start(
         Command::new("node").arg(example("orders.js")).arg("0"),
     ));
+}
+
+#[test]
+fn guide_shows_configuration_of_example() {
+    let guide = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../docs/guide/any-language.md");
+    let guide = fs::read_to_string(guide).unwrap();
+    let shown = guide
+        .split("```toml\n")
+        .nth(1)
+        .unwrap()
+        .split("```")
+        .next()
+        .unwrap();
+    let lines = |text: &str| -> Vec<String> {
+        let lines = text
+            .lines()
+            .filter(|line| !line.starts_with('#') && !line.is_empty());
+        lines.map(str::to_owned).collect()
+    };
+    let file = fs::read_to_string(example("proxy.toml")).unwrap();
+    assert_eq!(lines(shown), lines(&file));
 }

@@ -267,3 +267,86 @@ fn reload_rejects_changes_that_lose_records() {
         );
     }
 }
+
+/// Returns the names that the parser knows in a section: it lists them when it finds another one.
+fn known_names(section: &str) -> Vec<String> {
+    let text = format!("[listen]\naddress = \"127.0.0.1:1\"\n{section}\nno-name = 1\n");
+    let text = if section == "[listen]" {
+        "[listen]\nno-name = 1".to_owned()
+    } else {
+        text
+    };
+    let error = toml::from_str::<Config>(&text).unwrap_err();
+    let (_, names) = error.message().split_once("`no-name`").unwrap();
+    names
+        .split('`')
+        .skip(1)
+        .step_by(2)
+        .map(str::to_owned)
+        .collect()
+}
+
+#[test]
+fn reference_lists_each_setting() {
+    let page = include_str!("../../../../docs/reference/proxy.md");
+    for (heading, section) in [
+        ("`[listen]`", "[listen]"),
+        ("`tls`", "[listen.tls]"),
+        ("`[admin]`", "[admin]"),
+        ("`[store]`", "[store]"),
+        ("`[identity]`", "[identity]"),
+        ("`[limits]`", "[limits]"),
+        ("`[drain]`", "[drain]"),
+        ("`[upstream.NAME]`", "[upstream.a]"),
+        ("`[[route]]`", "[[route]]"),
+    ] {
+        let (_, rest) = page.split_once(&format!("\n## {heading}\n")).unwrap();
+        let text = rest.split("\n## ").next().unwrap();
+        let listed: Vec<_> = text
+            .lines()
+            .filter_map(|line| line.strip_prefix("| `")?.split('`').next())
+            .collect();
+        assert_eq!(listed, known_names(section), "{section}");
+    }
+}
+
+/// Returns the defaults that the reference lists.
+#[test]
+fn reference_lists_each_default() {
+    let page = include_str!("../../../../docs/reference/proxy.md");
+    let config = Config::from_toml(GOOD).unwrap().to_json();
+    let mut checked = 0;
+    for (heading, values) in [
+        ("`[listen]`", &config["listen"]),
+        ("`[store]`", &config["store"]),
+        ("`[identity]`", &config["identity"]),
+        ("`[limits]`", &config["limits"]),
+        ("`[drain]`", &config["drain"]),
+        ("`[upstream.NAME]`", &config["upstream"]["app"]),
+        ("`[[route]]`", &config["route"][0]),
+    ] {
+        let (_, rest) = page.split_once(&format!("\n## {heading}\n")).unwrap();
+        let text = rest.split("\n## ").next().unwrap();
+        for line in text.lines().filter(|line| line.starts_with("| `")) {
+            let cells: Vec<_> = line
+                .split('|')
+                .map(|cell| cell.trim().trim_matches('`'))
+                .collect();
+            let value = &values[cells[1]];
+            // Other cells say where the default is from.
+            if let Ok(default) = serde_json::from_str::<serde_json::Value>(cells[2])
+                && !value.is_null()
+            {
+                let is_equal = match (default.as_str(), value.as_str()) {
+                    (Some(default), Some(value)) => {
+                        default.replace(' ', "") == value.replace("1m", "60s").replace(' ', "")
+                    }
+                    _ => default == *value,
+                };
+                assert!(is_equal, "{} is {value}", cells[1]);
+                checked += 1;
+            }
+        }
+    }
+    assert!(checked >= 20, "{checked}");
+}

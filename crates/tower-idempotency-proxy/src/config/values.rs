@@ -81,7 +81,7 @@ impl fmt::Display for Size {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let unit = UNITS
             .iter()
-            .find(|(_, unit)| self.0 >= *unit && self.0 % unit == 0);
+            .find(|(_, unit)| self.0 >= *unit && self.0.is_multiple_of(*unit));
         let (name, unit) = unit.unwrap_or(&("B", 1));
         write!(f, "{}{name}", self.0 / unit)
     }

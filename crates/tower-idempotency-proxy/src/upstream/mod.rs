@@ -86,7 +86,7 @@ impl Forwarding {
         let sent = self.pool.send(Request::from_parts(head, body)).await;
         let res = match sent {
             Ok(res) => self.responded(res, upgrade),
-            Err(error) => return self.failed(error, lease.as_ref()),
+            Err(error) => return self.failed(&error, lease.as_ref()),
         };
         match lease {
             Some(_) => self.judge(res),
@@ -202,10 +202,10 @@ impl Forwarding {
 
     fn failed(
         &self,
-        error: SendError,
+        error: &SendError,
         lease: Option<&Lease>,
     ) -> Result<Response<UpstreamBody>, Box<Held>> {
-        let (problem, attention, cause) = match &error {
+        let (problem, attention, cause) = match error {
             SendError::Unsent(cause) => {
                 telemetry::upstream_failed(&self.name, "unsent", Some(cause));
                 let mut res = Problem::UpstreamUnreachable.response();

@@ -17,7 +17,7 @@ async fn run(scripts: Vec<Script>) {
     let upstream = upstream.await;
     let proxy = Served::start(&config(upstream.address, "", "")).await;
     let (mut recorded, mut attention) = (0, 0);
-    for round in 0..few_or(1, 40) {
+    for round in 0..few_or(1, 100) {
         for (at, script) in scripts.iter().enumerate() {
             let key = format!("k{round}-{at}");
             let before = upstream.effects();
@@ -88,7 +88,7 @@ async fn break_at_each_byte_of_response_has_one_effect() {
 }
 
 #[tokio::test]
-async fn break_at_each_byte_of_chunked_response_has_one_effect() {
+async fn break_at_each_byte_of_chunks_has_one_effect() {
     let response = "HTTP/1.1 201 Created\r\ntransfer-encoding: chunked\r\ntrailer: x-sum\r\n\r\n3\r\ncre\r\n4\r\nated\r\n0\r\nx-sum: 9\r\n\r\n";
     run(prefixes(response)).await;
 }

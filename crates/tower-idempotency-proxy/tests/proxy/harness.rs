@@ -293,3 +293,13 @@ pub(crate) fn post_with(path: &str, key: &str, lines: &str, body: &str) -> Strin
         "POST {path} HTTP/1.1\r\nhost: test\r\nidempotency-key: {key}\r\nconnection: close\r\n{lines}content-length: {length}\r\n\r\n{body}"
     )
 }
+
+/// Sends a request until it is no duplicate of an execution in progress.
+pub(crate) async fn settled(address: SocketAddr, request: &str) -> Reply {
+    loop {
+        let reply = exchange(address, request).await;
+        if !reply.is_problem("in-progress") {
+            return reply;
+        }
+    }
+}

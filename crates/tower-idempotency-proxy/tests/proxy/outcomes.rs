@@ -2,7 +2,7 @@
 
 use tests::gate::eventually;
 
-use crate::harness::{CREATED, Script, Served, Then, Upstream, config, exchange, post};
+use crate::harness::{CREATED, Script, Served, Then, Upstream, config, exchange, post, settled};
 
 #[tokio::test]
 async fn unreachable_upstream_leaves_key_free() {
@@ -166,7 +166,8 @@ async fn status_of_upstream_decides_about_key() {
             reply.0.ends_with("\r\n\r\nbody"),
             "{first} {route}: {reply:?}"
         );
-        let reply = exchange(proxy.address, post("/pay", "k", "1")).await;
+        // A held key is an orphan after one millisecond.
+        let reply = settled(proxy.address, &post("/pay", "k", "1")).await;
         assert_eq!(reply.status(), retry, "{first} {route}: {reply:?}");
         assert!(
             retry != 409 || reply.is_problem("outcome-unknown"),
@@ -194,10 +195,7 @@ async fn unknown_setting_decides_about_broken_upstream() {
             let proxy = Served::start(&config(upstream.address, "", route)).await;
             exchange(proxy.address, post("/pay", "k", "1")).await;
             // A held key is an orphan after one millisecond.
-            let mut retried = exchange(proxy.address, post("/pay", "k", "1")).await;
-            while retried.is_problem("in-progress") {
-                retried = exchange(proxy.address, post("/pay", "k", "1")).await;
-            }
+            let retried = settled(proxy.address, &post("/pay", "k", "1")).await;
             assert_eq!(retried.status(), retry, "{route} {reply:?}: {retried:?}");
             assert_eq!(upstream.effects(), effects, "{route} {reply:?}");
         }
@@ -213,10 +211,7 @@ async fn client_that_leaves_does_not_stop_execution() {
         let client = std::net::TcpStream::connect(proxy.address).unwrap();
         std::io::Write::write_all(&mut &client, request.as_bytes()).unwrap();
         drop(client);
-        let mut reply = exchange(proxy.address, &request).await;
-        while reply.is_problem("in-progress") {
-            reply = exchange(proxy.address, &request).await;
-        }
+        let reply = settled(proxy.address, &request).await;
         assert_eq!(reply.status(), 201, "{reply:?}");
         assert_eq!(upstream.effects(), round + 1);
     }

@@ -72,6 +72,7 @@ impl Proxy {
     ///
     /// [`BindError`] if the store cannot be opened, if a certificate cannot be read, or if an address cannot be bound.
     pub async fn bind(config: Config) -> Result<Self, BindError> {
+        let Config(config) = config;
         let store = AnyStore::open(config.store_url())
             .await
             .map_err(BindError::Store)?;
@@ -212,7 +213,7 @@ async fn accept(listener: &TcpListener) -> (TcpStream, SocketAddr) {
 }
 
 async fn drain(shared: &Shared, graceful: GracefulShutdown) -> bool {
-    let deadline = Instant::now() + shared.live.load().config.drain_timeout();
+    let deadline = Instant::now() + shared.live.load().config.drain.timeout.get();
     let open = graceful.count();
     let is_closed = timeout_at(deadline, graceful.shutdown()).await.is_ok();
     // Executions of disconnected clients.
@@ -253,7 +254,7 @@ impl ProxyHandle {
         result
     }
 
-    fn replace(&self, config: Config) -> Result<(), ConfigError> {
+    fn replace(&self, Config(config): Config) -> Result<(), ConfigError> {
         let old = self.0.live.load_full();
         old.config.accepts(&config)?;
         let live = Live::new(config, &self.0.layers, &self.0.tunnels, Some(&old))?;

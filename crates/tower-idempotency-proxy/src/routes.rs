@@ -13,8 +13,8 @@ use tower_layer::Layer;
 
 use crate::{
     config::{
-        ConcurrentRequests, Config, ConfigError, Identity, KeySyntaxName, MissingKeyName, Mode,
-        OrphansName, PresetName, PrincipalName, RequestIdentity, Route as RouteConfig,
+        ConcurrentRequests, ConfigError, Identity, KeySyntaxName, MissingKeyName, Mode,
+        OrphansName, PresetName, PrincipalName, RequestIdentity, Route as RouteConfig, Settings,
         UnknownOutcome, Upstream,
     },
     route::RouteMatch,
@@ -52,7 +52,7 @@ impl Layers {
 
 /// A configuration in use.
 pub(crate) struct Live {
-    pub(crate) config: Config,
+    pub(crate) config: Settings,
     pub(crate) routes: Vec<Route>,
     pub(crate) tls: Option<Arc<ServerConfig>>,
     pools: HashMap<String, (serde_json::Value, Arc<Pool>)>,
@@ -73,7 +73,7 @@ pub(crate) enum RouteService {
 impl Live {
     /// Builds the services of `config`. Upstreams that are the same in `old` keep their connections.
     pub(crate) fn new(
-        config: Config,
+        config: Settings,
         layers: &Layers,
         tunnels: &Tunnels,
         old: Option<&Self>,
@@ -173,7 +173,7 @@ fn key_header(route: &RouteConfig) -> HeaderName {
 /// Applies the policy of a route to the layer of its preset.
 fn layer(
     base: IdempotencyLayer,
-    config: &Config,
+    config: &Settings,
     route: &RouteConfig,
 ) -> Result<IdempotencyLayer, ConfigError> {
     let limits = &config.limits;

@@ -6,14 +6,14 @@ use http::Uri;
 use toml::Spanned;
 
 use super::{
-    Config, ConfigError, MissingKeyName, Mode, PrincipalName, Route, Secret, Upstream,
+    ConfigError, MissingKeyName, Mode, PrincipalName, Route, Secret, Settings, Upstream,
     error::suggestion,
 };
 
 /// The longest duration that a setting may have: stores reject longer ones.
 const LONGEST: std::time::Duration = std::time::Duration::from_secs(10 * 365 * 24 * 60 * 60);
 
-impl Config {
+impl Settings {
     pub(super) fn check(&mut self, text: &str) -> Result<(), ConfigError> {
         let check = Check { text };
         check.at_least_one(&self.listen.max_connections)?;

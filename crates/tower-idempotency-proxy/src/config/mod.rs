@@ -6,7 +6,7 @@ mod policy;
 mod reload;
 mod values;
 
-use std::{collections::BTreeMap, fs, net::SocketAddr, path::Path, time::Duration};
+use std::{collections::BTreeMap, fs, net::SocketAddr, path::Path};
 
 use serde::{Deserialize, Serialize};
 use toml::Spanned;
@@ -45,9 +45,13 @@ use crate::route::{HostPattern, PathPattern};
 /// let error = Config::from_toml(&config.replace("address", "adress")).unwrap_err();
 /// assert_eq!(error.to_string(), "line 3: unknown setting `adress`, did you mean `address`?");
 /// ```
+#[derive(Clone, Debug)]
+pub struct Config(pub(crate) Settings);
+
+/// The sections of the file.
 #[derive(Clone, Debug, Deserialize, Serialize)]
 #[serde(deny_unknown_fields)]
-pub struct Config {
+pub(crate) struct Settings {
     pub(crate) listen: Listen,
     pub(crate) admin: Option<Admin>,
     pub(crate) store: StoreUrl,
@@ -218,43 +222,43 @@ impl Config {
 
     fn read(text: &str, store: Option<&str>) -> Result<Self, ConfigError> {
         let parsed = toml::from_str(text);
-        let mut config: Self = parsed.map_err(|error| ConfigError::of_toml(text, &error))?;
+        let mut settings: Settings = parsed.map_err(|error| ConfigError::of_toml(text, &error))?;
         if let Some(store) = store {
-            config.store.url = Some(Spanned::new(0..0, Secret::from(store.to_owned())));
-            config.store.url_file = None;
+            settings.store.url = Some(Spanned::new(0..0, Secret::from(store.to_owned())));
+            settings.store.url_file = None;
         }
-        config.check(text)?;
-        Ok(config)
+        settings.check(text)?;
+        Ok(Self(settings))
     }
 
     /// Replaces the address of the listener. For tests and for flags of a program.
     #[must_use]
     pub fn with_listen_address(mut self, address: SocketAddr) -> Self {
-        self.listen.address = address;
+        self.0.listen.address = address;
         self
     }
 
     /// Returns the URL of the store. It may contain a password.
     #[must_use]
     pub fn store_url(&self) -> &str {
-        self.store
-            .url
-            .as_ref()
-            .map_or("", |url| url.get_ref().expose())
+        self.0.store_url()
     }
 
     /// Returns the settings as JSON, with their defaults and without secrets.
-    ///
-    /// # Panics
-    ///
-    /// Never: each setting has a name that is a string.
     #[must_use]
     pub fn to_json(&self) -> serde_json::Value {
-        serde_json::to_value(self).expect("settings have names and plain values")
+        self.0.to_json()
+    }
+}
+
+impl Settings {
+    pub(crate) fn store_url(&self) -> &str {
+        let url = self.store.url.as_ref();
+        url.map_or("", |url| url.get_ref().expose())
     }
 
-    pub(crate) fn drain_timeout(&self) -> Duration {
-        self.drain.timeout.get()
+    pub(crate) fn to_json(&self) -> serde_json::Value {
+        serde_json::to_value(self).expect("settings have names and plain values")
     }
 }
 

@@ -2,7 +2,7 @@
 
 use serde_json::{Value, json};
 
-use super::{Config, ConfigError, Mode, Route};
+use super::{ConfigError, Mode, Route, Settings};
 use crate::route::RouteMatch;
 
 impl Route {
@@ -27,7 +27,7 @@ impl Route {
     }
 }
 
-impl Config {
+impl Settings {
     /// Returns an error if a proxy that runs with `self` cannot continue with `new`, or would no longer find its records.
     pub(crate) fn accepts(&self, new: &Self) -> Result<(), ConfigError> {
         let fail = |message: String| Err(ConfigError::without_line(message));

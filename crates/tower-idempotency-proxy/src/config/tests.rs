@@ -206,7 +206,7 @@ fn output_contains_no_secret() {
 fn reload(from: &str, to: &str) -> Result<(), String> {
     let old = Config::from_toml(GOOD).unwrap();
     let new = Config::from_toml(&GOOD.replacen(from, to, 1)).unwrap();
-    old.accepts(&new).map_err(|error| error.to_string())
+    old.0.accepts(&new.0).map_err(|error| error.to_string())
 }
 
 #[test]
@@ -276,7 +276,7 @@ fn known_names(section: &str) -> Vec<String> {
     } else {
         text
     };
-    let error = toml::from_str::<Config>(&text).unwrap_err();
+    let error = toml::from_str::<Settings>(&text).unwrap_err();
     let (_, names) = error.message().split_once("`no-name`").unwrap();
     names
         .split('`')

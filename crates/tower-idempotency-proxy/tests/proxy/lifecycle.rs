@@ -6,6 +6,10 @@ use std::sync::{
 };
 
 use tests::{few_or, gate::bounded, wire::H1};
+use tokio::{
+    io::{AsyncReadExt, AsyncWriteExt},
+    net::TcpStream,
+};
 use tower_idempotency_proxy::Config;
 
 use crate::harness::{Script, Served, Then, Upstream, config, exchange, post};
@@ -178,4 +182,39 @@ async fn drain_gives_up_after_timeout() {
     tokio::spawn(async move { exchange(address, post("/pay", "k", "1")).await });
     tests::gate::eventually("the request is at the upstream", || upstream.effects() == 1).await;
     assert!(!bounded(proxy.stop()).await.unwrap());
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 4)]
+async fn drain_under_load_loses_no_response() {
+    for _ in 0..few_or(5, 50) {
+        let upstream = Upstream::start(|_| Script::create()).await;
+        let proxy = Served::start(&config(upstream.address, "", "")).await;
+        let address = proxy.address;
+        let clients: Vec<_> = (0..8)
+            .map(|client| {
+                tokio::spawn(async move {
+                    let mut responses = 0;
+                    for number in 0.. {
+                        let request = post("/pay", &format!("{client}-{number}"), "1");
+                        let Ok(mut stream) = TcpStream::connect(address).await else {
+                            break;
+                        };
+                        let mut reply = Vec::new();
+                        let _ = stream.write_all(request.as_bytes()).await;
+                        let _ = bounded(stream.read_to_end(&mut reply)).await;
+                        // A connection that the proxy did not accept is reset.
+                        responses += usize::from(reply.starts_with(b"HTTP/1.1 201 "));
+                    }
+                    responses
+                })
+            })
+            .collect();
+        tests::gate::eventually("requests are executed", || upstream.effects() >= 20).await;
+        assert!(bounded(proxy.stop()).await.unwrap());
+        let mut responses = 0;
+        for client in clients {
+            responses += client.await.unwrap();
+        }
+        assert_eq!(responses, upstream.effects());
+    }
 }

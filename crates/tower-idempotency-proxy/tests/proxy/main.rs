@@ -9,3 +9,5 @@ mod lifecycle;
 mod outcomes;
 mod protocols;
 mod smuggling;
+mod streams;
+mod tls;

@@ -1,0 +1,138 @@
+//! Upstreams with HTTP/2 that reset streams, and streams that never end.
+
+use std::sync::{
+    Arc,
+    atomic::{AtomicUsize, Ordering},
+};
+
+use bytes::Bytes;
+use h2::Reason;
+use http::{HeaderMap, Response};
+use tests::{gate::bounded, wire::H2};
+use tokio::{
+    io::{AsyncReadExt, AsyncWriteExt},
+    net::{TcpListener, TcpStream},
+};
+
+use crate::harness::{Served, config, exchange, post};
+
+/// The end of the first stream of an upstream.
+#[derive(Clone, Copy, Debug)]
+enum End {
+    Reset(Reason),
+    /// The connection closes.
+    Close,
+    /// A head, and then a reset.
+    ResetBody,
+}
+
+/// An upstream with HTTP/2. It ends the first stream, and responds to the others with a body and trailers, as gRPC does.
+async fn upstream(end: End) -> (std::net::SocketAddr, Arc<AtomicUsize>) {
+    let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+    let address = listener.local_addr().unwrap();
+    let requests = Arc::new(AtomicUsize::new(0));
+    let counted = Arc::clone(&requests);
+    tokio::spawn(async move {
+        loop {
+            let (stream, _) = listener.accept().await.unwrap();
+            let requests = Arc::clone(&counted);
+            tokio::spawn(async move {
+                let mut connection = h2::server::handshake(stream).await.unwrap();
+                while let Some(Ok((request, mut respond))) = connection.accept().await {
+                    let number = requests.fetch_add(1, Ordering::SeqCst);
+                    let response = Response::builder().status(201).body(()).unwrap();
+                    match (number, end) {
+                        (0, End::Reset(reason)) => respond.send_reset(reason),
+                        (0, End::Close) => return,
+                        (0, End::ResetBody) => {
+                            let mut body = respond.send_response(response, false).unwrap();
+                            body.send_data(Bytes::from_static(b"half"), false).unwrap();
+                            body.send_reset(Reason::INTERNAL_ERROR);
+                        }
+                        _ => {
+                            let mut body = respond.send_response(response, false).unwrap();
+                            tokio::spawn(async move {
+                                let mut upload = request.into_body();
+                                while let Some(Ok(data)) = upload.data().await {
+                                    let _ = upload.flow_control().release_capacity(data.len());
+                                    body.send_data(data, false).unwrap();
+                                }
+                                let mut trailers = HeaderMap::new();
+                                trailers.insert("grpc-status", "0".parse().unwrap());
+                                body.send_trailers(trailers).unwrap();
+                            });
+                        }
+                    }
+                }
+            });
+        }
+    });
+    (address, requests)
+}
+
+#[tokio::test]
+async fn only_refused_stream_leaves_key_free() {
+    for (end, first, retry, executions) in [
+        (End::Reset(Reason::REFUSED_STREAM), 502, 201, 2),
+        (End::Reset(Reason::CANCEL), 502, 409, 1),
+        (End::Reset(Reason::INTERNAL_ERROR), 502, 409, 1),
+        (End::Reset(Reason::NO_ERROR), 502, 409, 1),
+        (End::Close, 502, 409, 1),
+        (End::ResetBody, 201, 409, 1),
+    ] {
+        let (address, requests) = upstream(end).await;
+        let proxy = Served::start(&config(address, "http2 = true", "")).await;
+        let reply = exchange(proxy.address, post("/pay", "k", "1")).await;
+        // The reset may overtake the head.
+        let is_overtaken = matches!(end, End::ResetBody) && reply.status() == 502;
+        assert!(
+            reply.status() == first || is_overtaken,
+            "{end:?}: {reply:?}"
+        );
+        let reply = exchange(proxy.address, post("/pay", "k", "1")).await;
+        assert_eq!(reply.status(), retry, "{end:?}: {reply:?}");
+        assert_eq!(requests.load(Ordering::SeqCst), executions, "{end:?}");
+    }
+}
+
+#[tokio::test]
+async fn grpc_stream_and_trailers_pass() {
+    let (address, requests) = upstream(End::Close).await;
+    // The first stream of this upstream closes its connection.
+    requests.store(1, Ordering::SeqCst);
+    let proxy = Served::start(&config(address, "http2 = true", "")).await;
+    let h2 = H2::connect(proxy.address).await;
+    let mut stream = h2.start("/open/grpc.Service/Method", "k").await;
+    for piece in ["one", "two", "three"] {
+        stream.send(piece, false);
+    }
+    stream.send("", true);
+    let answer = bounded(stream.answer()).await.unwrap();
+    assert_eq!(answer.text(), "onetwothree");
+    assert_eq!(requests.load(Ordering::SeqCst), 2);
+}
+
+#[tokio::test]
+async fn server_sent_events_arrive_one_by_one() {
+    let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+    let address = listener.local_addr().unwrap();
+    let proxy = Served::start(&config(address, "", "")).await;
+    let mut client = TcpStream::connect(proxy.address).await.unwrap();
+    let request = "GET /events HTTP/1.1\r\nhost: a\r\nidempotency-key: k\r\n\r\n";
+    client.write_all(request.as_bytes()).await.unwrap();
+    let (mut upstream, _) = bounded(listener.accept()).await.unwrap();
+    // The test reads an event before it sends the next one. A proxy that buffers would never send the first.
+    let head =
+        "HTTP/1.1 200 OK\r\ncontent-type: text/event-stream\r\ntransfer-encoding: chunked\r\n\r\n";
+    upstream.write_all(head.as_bytes()).await.unwrap();
+    for event in ["data: 1\n\n", "data: 2\n\n", "data: 3\n\n"] {
+        upstream
+            .write_all(format!("9\r\n{event}\r\n").as_bytes())
+            .await
+            .unwrap();
+        let mut received = String::new();
+        while !received.contains(event) {
+            received.push(char::from(bounded(client.read_u8()).await.unwrap()));
+        }
+    }
+}

@@ -14,19 +14,11 @@ use tower_idempotency_proxy::{Config, ConfigError, Proxy, ProxyHandle};
 /// Exit code of a configuration that is rejected.
 const WRONG_CONFIG: u8 = 2;
 
-#[derive(clap::Args)]
+#[derive(Debug, clap::Args)]
 pub(crate) struct Args {
     /// The configuration file. SIGHUP reads it again.
     #[arg(long, value_name = "FILE")]
     config: PathBuf,
-    /// The URL of the store, in place of the one in the file. It may contain a password: prefer the variable.
-    #[arg(
-        long,
-        value_name = "URL",
-        env = "IDEMPOTENCY_STORE",
-        hide_env_values = true
-    )]
-    store: Option<String>,
     /// The address for clients, in place of the one in the file.
     #[arg(long, value_name = "ADDRESS", env = "IDEMPOTENCY_PROXY_LISTEN")]
     listen: Option<SocketAddr>,
@@ -36,8 +28,9 @@ pub(crate) struct Args {
 }
 
 impl Args {
-    fn load(&self) -> Result<Config, ConfigError> {
-        let config = Config::load(&self.config, self.store.as_deref())?;
+    /// Reads the configuration. `store` is the URL of the store, in place of the one in the file.
+    fn load(&self, store: Option<&str>) -> Result<Config, ConfigError> {
+        let config = Config::load(&self.config, store)?;
         Ok(match self.listen {
             Some(address) => config.with_listen_address(address),
             None => config,
@@ -45,8 +38,8 @@ impl Args {
     }
 }
 
-pub(crate) fn main(args: Args) -> ExitCode {
-    let config = match args.load() {
+pub(crate) fn main(args: Args, store: Option<String>) -> ExitCode {
+    let config = match args.load(store.as_deref()) {
         Ok(config) => config,
         Err(error) => {
             let error = format!("{}: {error}", args.config.display());
@@ -62,7 +55,7 @@ pub(crate) fn main(args: Args) -> ExitCode {
         .enable_all()
         .build();
     let ran = match runtime {
-        Ok(runtime) => runtime.block_on(run(args, config)),
+        Ok(runtime) => runtime.block_on(run(args, store, config)),
         Err(error) => Err(format!("cannot start the runtime: {error}")),
     };
     match ran {
@@ -92,7 +85,7 @@ fn start_log() {
 }
 
 /// Serves until a signal. Returns `true` if all requests have finished.
-async fn run(args: Args, config: Config) -> Result<bool, String> {
+async fn run(args: Args, store: Option<String>, config: Config) -> Result<bool, String> {
     let recorder = PrometheusBuilder::new().install_recorder();
     let recorder = recorder.map_err(|error| format!("cannot record metrics: {error}"))?;
     let proxy = Proxy::bind(config)
@@ -108,6 +101,7 @@ async fn run(args: Args, config: Config) -> Result<bool, String> {
     tokio::spawn(reload_on_signal(
         proxy.handle(),
         args,
+        store,
         listen(SignalKind::hangup())?,
     ));
     println!("listening on {address}");
@@ -132,9 +126,14 @@ async fn wait([terminate, interrupt]: &mut [Signal; 2]) {
     }
 }
 
-async fn reload_on_signal(handle: ProxyHandle, args: Args, mut signal: Signal) {
+async fn reload_on_signal(
+    handle: ProxyHandle,
+    args: Args,
+    store: Option<String>,
+    mut signal: Signal,
+) {
     while signal.recv().await.is_some() {
         // The handle logs and counts the result.
-        let _ = handle.reload(args.load());
+        let _ = handle.reload(args.load(store.as_deref()));
     }
 }

@@ -29,6 +29,8 @@ pub(crate) enum Reason {
     Deadline,
     /// The server may have deleted the record of an earlier attempt.
     Expired,
+    /// The outbox did not store the request, and nothing was sent.
+    NotStored,
 }
 
 impl Error {
@@ -50,6 +52,11 @@ impl Error {
             outcome,
             source,
         }
+    }
+
+    /// Returns the error with another outcome.
+    pub(crate) fn with_outcome(self, outcome: Outcome) -> Self {
+        Self { outcome, ..self }
     }
 
     /// Returns the outcome of the operation at the time of the error.
@@ -82,6 +89,7 @@ impl fmt::Display for Error {
             Reason::NotReady => "inner service not ready",
             Reason::Deadline => "deadline of the call passed without a response",
             Reason::Expired => "lifetime of the key ended without a response",
+            Reason::NotStored => "request not sent, because the outbox did not store it",
         })?;
         f.write_str(match self.outcome {
             Outcome::NotExecuted => ", the operation was not executed",
@@ -105,7 +113,7 @@ pub(crate) fn is_not_sent(error: &(dyn StdError + 'static)) -> bool {
     let mut next = Some(error);
     while let Some(error) = next {
         if let Some(error) = error.downcast_ref::<Error>() {
-            if error.reason == Reason::NotReady {
+            if matches!(error.reason, Reason::NotReady | Reason::NotStored) {
                 return true;
             }
         } else if let Some(error) = error.downcast_ref::<io::Error>()

@@ -12,6 +12,7 @@ mod layer;
 #[cfg(feature = "reqwest")]
 mod middleware;
 mod operation;
+mod outbox;
 mod problem;
 mod protocol;
 mod retry_after;
@@ -28,11 +29,21 @@ pub use self::{
     keys::{IdempotencyKeyLayer, SetIdempotencyKey},
     layer::RetryLayer,
     operation::{InvalidKey, Operation, Outcome},
+    outbox::{
+        Entry, FileOutbox, Outbox, OutboxError, OutboxLayer, OutboxService, Recovered, Recovery,
+    },
     protocol::Protocol,
     service::{ResponseFuture, Retry},
     sticky::Sticky,
     verdict::{Attempt, Cause, Verdict},
 };
+
+#[cfg(feature = "outbox-postgres")]
+pub use self::outbox::PostgresOutbox;
+#[cfg(feature = "outbox-sqlite")]
+pub use self::outbox::SqliteOutbox;
+#[cfg(any(feature = "outbox-postgres", feature = "outbox-sqlite"))]
+pub use sqlx;
 
 /// The examples of the guide, which run as doc tests.
 #[cfg(doctest)]

@@ -265,6 +265,11 @@ impl Operation {
         self.0.open_attempts.fetch_add(1, Ordering::Relaxed);
     }
 
+    /// Notes that an attempt may have been executed, or may be executed later, without counting it.
+    pub(crate) fn open_attempt(&self) {
+        self.0.open_attempts.fetch_add(1, Ordering::Relaxed);
+    }
+
     /// Takes the last attempt back, which was counted and not sent.
     pub(crate) fn discard_attempt(&self) {
         self.0.attempts.fetch_sub(1, Ordering::Relaxed);

@@ -40,6 +40,10 @@ impl<S> Retry<S> {
     pub(crate) fn new(inner: S, settings: Arc<Settings>) -> Self {
         Self { inner, settings }
     }
+
+    pub(crate) fn settings(&self) -> &Settings {
+        &self.settings
+    }
 }
 
 impl<S: fmt::Debug> fmt::Debug for Retry<S> {

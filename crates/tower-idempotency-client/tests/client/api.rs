@@ -23,11 +23,14 @@ mod tests",
         .unwrap();
     for line in code.lines() {
         if let Some(implemented) = line.strip_prefix("impl") {
+            // Without the parameters of the implementation, which contain no `>` of their own.
+            let implemented = match implemented.strip_prefix('<') {
+                Some(rest) => rest.split_once("> ").unwrap().1,
+                None => implemented.trim_start(),
+            };
             let name = implemented.split(" for ").last().unwrap();
-            let name = name
-                .split([' ', '<', '{'])
-                .find(|part| !part.is_empty() && !part.ends_with('>'));
-            owner = name.unwrap_or_default().to_owned();
+            let name = name.split([' ', '<', '{']).next();
+            owner = name.unwrap().to_owned();
         }
         let line = line.trim();
         let Some(declared) = line.strip_prefix("pub ") else {
@@ -52,9 +55,15 @@ mod tests",
 #[test]
 fn public_interface_is_as_listed() {
     let sources = Path::new(env!("CARGO_MANIFEST_DIR")).join("src");
-    let mut items: Vec<_> = fs::read_dir(sources)
-        .unwrap()
-        .flat_map(|file| public_items(&fs::read_to_string(file.unwrap().path()).unwrap()))
+    let files = |directory: &Path| {
+        let files = fs::read_dir(directory).unwrap();
+        files.map(|file| file.unwrap().path()).collect::<Vec<_>>()
+    };
+    let mut items: Vec<_> = [files(&sources), files(&sources.join("outbox"))]
+        .concat()
+        .into_iter()
+        .filter(|path| path.is_file())
+        .flat_map(|path| public_items(&fs::read_to_string(path).unwrap()))
         .collect();
     items.sort();
     let types = items.iter().filter(|item| !item.contains("::")).count();
@@ -64,9 +73,23 @@ fn public_interface_is_as_listed() {
     Attempt::error
     Attempt::response
     Budget::new
+    Entry::body
+    Entry::decode
+    Entry::encode
+    Entry::first_sent
+    Entry::headers
+    Entry::key
+    Entry::method
+    Entry::new
+    Entry::or_first_sent
+    Entry::provider
+    Entry::uri
     Error::is_expired
     Error::operation
     Error::outcome
+    FileOutbox::open
+    FileOutbox::with_max_bytes
+    FileOutbox::without_fsync
     IdempotencyKeyLayer::new
     IdempotencyKeyLayer::with_header
     IdempotencyKeyLayer::with_methods
@@ -83,7 +106,18 @@ fn public_interface_is_as_listed() {
     Operation::with_first_sent
     Operation::with_key
     Operation::with_provider
+    OutboxError::new
+    OutboxLayer::new
+    OutboxLayer::with_headers
+    OutboxLayer::with_manual_removal
+    OutboxService::recover
     Outcome::may_forget_key
+    PostgresOutbox::migrate
+    PostgresOutbox::new
+    PostgresOutbox::remove_in
+    PostgresOutbox::store_in
+    PostgresOutbox::with_table
+    Recovery::next
     RetryLayer::into_reqwest
     RetryLayer::new
     RetryLayer::with_backoff
@@ -97,6 +131,9 @@ fn public_interface_is_as_listed() {
     RetryLayer::with_max_retry_after
     RetryLayer::with_throttled_base
     RetryLayer::with_verdict
+    SqliteOutbox::migrate
+    SqliteOutbox::new
+    SqliteOutbox::with_table
     Sticky::choose
     Sticky::of
     enum Cause
@@ -105,15 +142,25 @@ fn public_interface_is_as_listed() {
     enum Verdict
     struct Attempt
     struct Budget
+    struct Entry
     struct Error
+    struct FileOutbox
     struct IdempotencyKeyLayer
     struct InvalidKey
     struct Operation
+    struct OutboxError
+    struct OutboxLayer
+    struct OutboxService
+    struct PostgresOutbox
+    struct Recovered
+    struct Recovery
     struct ResponseBody
     struct ResponseFuture
     struct Retry
     struct RetryLayer
     struct SetIdempotencyKey
+    struct SqliteOutbox
     struct Sticky
+    trait Outbox
     ");
 }

@@ -10,6 +10,10 @@ mod harness;
 mod keys;
 mod lifetime;
 mod limits;
+mod outbox;
+mod outbox_contract;
+mod outbox_file;
+mod outbox_memory;
 #[cfg(feature = "reqwest")]
 mod reqwest_client;
 mod sockets;

@@ -1,0 +1,345 @@
+//! A stored request, and its form as bytes.
+
+use std::{
+    fmt,
+    time::{Duration, SystemTime},
+};
+
+use bytes::Bytes;
+use http::{HeaderMap, HeaderName, HeaderValue, Method, Request, Uri, request::Parts, uri};
+use serde_json::{Value, json};
+
+use super::OutboxError;
+use crate::operation::Operation;
+
+/// Request of an [`Outbox`](crate::Outbox): key, method, URL, allowed headers and body, in the clear.
+///
+/// Its `Debug` output contains nothing but the method and the size of the body.
+#[derive(Clone, PartialEq, Eq)]
+pub struct Entry {
+    pub(crate) key: String,
+    pub(crate) method: Method,
+    pub(crate) uri: Uri,
+    pub(crate) headers: HeaderMap,
+    pub(crate) body: Bytes,
+    /// Milliseconds since 1970.
+    pub(crate) first_sent: Option<u64>,
+    pub(crate) provider: Option<u64>,
+}
+
+impl Entry {
+    /// Creates the entry of a request that is sent later, for example to store it in a transaction of the application.
+    ///
+    /// It contains the headers that [`OutboxLayer`](crate::OutboxLayer) stores by default, which do not include credentials. A
+    /// user name and a password in the URL are left out.
+    #[must_use]
+    pub fn new(operation: &Operation, req: &Request<Bytes>) -> Self {
+        let (head, body) = req.clone().into_parts();
+        Self {
+            body,
+            ..Self::of_head(operation, &head, &[])
+        }
+    }
+
+    /// Creates the entry of a request without its body, with the default headers and these ones.
+    pub(super) fn of_head(operation: &Operation, head: &Parts, allowed: &[HeaderName]) -> Self {
+        let is_allowed =
+            |name: &HeaderName| DEFAULT_HEADERS.contains(&name.as_str()) || allowed.contains(name);
+        let mut headers = HeaderMap::new();
+        for (name, value) in &head.headers {
+            if is_allowed(name) {
+                headers.append(name.clone(), value.clone());
+            }
+        }
+        Self {
+            key: operation.key().to_owned(),
+            method: head.method.clone(),
+            uri: without_credentials(&head.uri),
+            headers,
+            body: Bytes::new(),
+            first_sent: operation.first_sent().map(millis),
+            provider: operation.provider(),
+        }
+    }
+
+    /// Returns the key. A caller that knows it may be able to request the recorded response: keep it out of logs.
+    #[must_use]
+    pub fn key(&self) -> &str {
+        &self.key
+    }
+
+    /// Returns the method.
+    #[must_use]
+    pub fn method(&self) -> &Method {
+        &self.method
+    }
+
+    /// Returns the URL, without a user name and a password.
+    #[must_use]
+    pub fn uri(&self) -> &Uri {
+        &self.uri
+    }
+
+    /// Returns the headers that were stored. The key is not one of them.
+    #[must_use]
+    pub fn headers(&self) -> &HeaderMap {
+        &self.headers
+    }
+
+    /// Returns the body.
+    #[must_use]
+    pub fn body(&self) -> &Bytes {
+        &self.body
+    }
+
+    /// Returns the time of the first attempt in milliseconds, or `None` if no attempt began.
+    #[must_use]
+    pub fn first_sent(&self) -> Option<SystemTime> {
+        let millis = Duration::from_millis(self.first_sent?);
+        SystemTime::UNIX_EPOCH.checked_add(millis)
+    }
+
+    /// Returns the provider that was chosen before the first attempt, or `None`.
+    #[must_use]
+    pub fn provider(&self) -> Option<u64> {
+        self.provider
+    }
+
+    /// Returns the entry with the time of the first attempt, unless it has one.
+    #[must_use]
+    pub fn or_first_sent(mut self, at: SystemTime) -> Self {
+        self.first_sent.get_or_insert(millis(at));
+        self
+    }
+
+    /// Returns the entry as bytes, for implementations of [`Outbox`](crate::Outbox).
+    #[must_use]
+    pub fn encode(&self) -> Vec<u8> {
+        let head = json!({
+            "key": self.key,
+            "method": self.method.as_str(),
+            "url": self.uri.to_string(),
+            "headers": headers_to_json(&self.headers),
+            "first_sent": self.first_sent,
+            "provider": self.provider,
+        });
+        let head = head.to_string();
+        let mut bytes = Vec::with_capacity(4 + head.len() + self.body.len());
+        bytes.extend_from_slice(&u32::try_from(head.len()).unwrap_or(u32::MAX).to_be_bytes());
+        bytes.extend_from_slice(head.as_bytes());
+        bytes.extend_from_slice(&self.body);
+        bytes
+    }
+
+    /// Returns the entry from the bytes of [`encode`](Self::encode).
+    ///
+    /// # Errors
+    ///
+    /// If the bytes are not those of an entry.
+    pub fn decode(bytes: &[u8]) -> Result<Self, OutboxError> {
+        Self::parse(bytes).ok_or_else(|| OutboxError::with_message(DAMAGED))
+    }
+
+    fn parse(bytes: &[u8]) -> Option<Self> {
+        let (length, rest) = bytes.split_first_chunk()?;
+        let (head, body) = rest.split_at_checked(u32::from_be_bytes(*length) as usize)?;
+        let head: Value = serde_json::from_slice(head).ok()?;
+        let text = |name: &str| head.get(name)?.as_str();
+        let number = |name: &str| match head.get(name)? {
+            Value::Null => Some(None),
+            number => number.as_u64().map(Some),
+        };
+        Some(Self {
+            key: text("key")?.to_owned(),
+            method: text("method")?.parse().ok()?,
+            uri: text("url")?.parse().ok()?,
+            headers: headers_from_json(head.get("headers")?)?,
+            body: Bytes::copy_from_slice(body),
+            first_sent: number("first_sent")?,
+            provider: number("provider")?,
+        })
+    }
+
+    /// Returns `true` if a server gets the same request from both entries.
+    pub(super) fn is_same_request(&self, other: &Self) -> bool {
+        (&self.key, &self.method, &self.uri, &self.body)
+            == (&other.key, &other.method, &other.uri, &other.body)
+    }
+
+    /// Returns the request, with a body of the client's type.
+    pub(super) fn request<B: From<Bytes>>(&self) -> Request<B> {
+        let mut req = Request::new(B::from(self.body.clone()));
+        *req.method_mut() = self.method.clone();
+        *req.uri_mut() = self.uri.clone();
+        *req.headers_mut() = self.headers.clone();
+        req
+    }
+}
+
+impl fmt::Debug for Entry {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Entry")
+            .field("method", &self.method)
+            .field("body", &self.body.len())
+            .finish_non_exhaustive()
+    }
+}
+
+/// Returns the headers as pairs of texts. Each byte of a value is one character.
+pub(super) fn headers_to_json(headers: &HeaderMap) -> Value {
+    let text = |value: &HeaderValue| -> String {
+        let bytes = value.as_bytes().iter();
+        bytes.map(|&byte| char::from(byte)).collect()
+    };
+    headers
+        .iter()
+        .map(|(name, value)| json!([name.as_str(), text(value)]))
+        .collect()
+}
+
+pub(super) fn headers_from_json(pairs: &Value) -> Option<HeaderMap> {
+    let mut headers = HeaderMap::new();
+    for pair in pairs.as_array()? {
+        let name = pair.get(0)?.as_str()?;
+        let value = pair.get(1)?.as_str()?;
+        let value: Vec<u8> = value
+            .chars()
+            .map(|char| u8::try_from(char).ok())
+            .collect::<Option<_>>()?;
+        headers.append(
+            HeaderName::from_bytes(name.as_bytes()).ok()?,
+            HeaderValue::from_bytes(&value).ok()?,
+        );
+    }
+    Some(headers)
+}
+
+/// Returns the URL without the part before `@` in its authority.
+fn without_credentials(uri: &Uri) -> Uri {
+    let Some((_, host)) = uri
+        .authority()
+        .and_then(|authority| authority.as_str().rsplit_once('@'))
+    else {
+        return uri.clone();
+    };
+    let mut parts = uri.clone().into_parts();
+    parts.authority = host.parse::<uri::Authority>().ok();
+    Uri::from_parts(parts).unwrap_or_default()
+}
+
+pub(super) fn millis(at: SystemTime) -> u64 {
+    let since = at
+        .duration_since(SystemTime::UNIX_EPOCH)
+        .unwrap_or_default();
+    u64::try_from(since.as_millis()).unwrap_or(u64::MAX)
+}
+
+pub(super) const DAMAGED: &str = "an entry of the outbox is damaged";
+
+/// Headers that describe the content, and those that name the account a server acts for. A server with idempotency keys may
+/// compare them.
+const DEFAULT_HEADERS: &[&str] = &[
+    "accept",
+    "accept-language",
+    "as-user",
+    "callerobjectid",
+    "content-encoding",
+    "content-language",
+    "content-type",
+    "dropbox-api-select-admin",
+    "dropbox-api-select-user",
+    "impersonate-user",
+    "login-customer-id",
+    "mscrmcallerid",
+    "on-behalf-of",
+    "openai-organization",
+    "openai-project",
+    "prefer",
+    "stripe-account",
+    "stripe-context",
+    "stripe-version",
+    "sudo",
+    "tenant-id",
+    "user-agent",
+    "x-account-id",
+    "x-customer-id",
+    "x-goog-user-project",
+    "x-grafana-org-id",
+    "x-impersonate-user",
+    "x-merchant-id",
+    "x-on-behalf-of",
+    "x-org-id",
+    "x-organization",
+    "x-organization-id",
+    "x-project-id",
+    "x-scope-orgid",
+    "x-tenant",
+    "x-tenant-id",
+    "x-workspace-id",
+    "xero-tenant-id",
+    "zuora-entity-ids",
+];
+
+#[cfg(test)]
+mod tests {
+    use http::header;
+
+    use super::*;
+
+    fn request() -> Request<Bytes> {
+        Request::post("https://user:password@api.example.com/orders?x=1")
+            .header("content-type", "text/plain")
+            .header("x-tenant-id", HeaderValue::from_bytes(b"caf\xe9").unwrap())
+            .header(header::AUTHORIZATION, "Bearer secret")
+            .header(header::COOKIE, "session=secret")
+            .body(Bytes::from_static(b"one \0 espresso"))
+            .unwrap()
+    }
+
+    #[test]
+    fn encoded_entry_decodes_to_itself() {
+        let operation = Operation::with_key("key \"7\"").unwrap();
+        for operation in [
+            operation.clone(),
+            operation
+                .with_first_sent(SystemTime::now())
+                .with_provider(u64::MAX),
+        ] {
+            let entry = Entry::new(&operation, &request());
+            let bytes = entry.encode();
+            assert_eq!(Entry::decode(&bytes).unwrap(), entry);
+            assert_eq!(entry.key(), operation.key());
+            assert_eq!(entry.provider(), operation.provider());
+        }
+    }
+
+    #[test]
+    fn cut_entry_is_no_entry_or_has_cut_body() {
+        let bytes = Entry::new(&Operation::new(), &request()).encode();
+        let head = bytes.len() - request().body().len();
+        for length in 0..head {
+            assert!(Entry::decode(&bytes[..length]).is_err(), "{length}");
+        }
+    }
+
+    #[test]
+    fn entry_contains_no_credentials() {
+        let entry = Entry::new(&Operation::new(), &request());
+        let text = String::from_utf8_lossy(&entry.encode()).into_owned();
+        assert!(
+            !text.contains("secret") && !text.contains("password"),
+            "{text}"
+        );
+        assert_eq!(entry.uri(), "https://api.example.com/orders?x=1");
+        assert_eq!(entry.headers().len(), 2);
+    }
+
+    #[test]
+    fn debug_output_hides_request() {
+        let operation = Operation::with_key("secret-17").unwrap();
+        let text = format!("{:?}", Entry::new(&operation, &request()));
+        for hidden in ["secret", "orders", "espresso"] {
+            assert!(!text.contains(hidden), "{text}");
+        }
+    }
+}

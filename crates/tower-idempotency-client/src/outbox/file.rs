@@ -1,0 +1,224 @@
+//! The outbox of one process, in a file.
+
+use std::{
+    fmt, io,
+    path::Path,
+    sync::{
+        Arc,
+        atomic::{AtomicBool, AtomicU64, Ordering},
+    },
+    thread,
+    time::SystemTime,
+};
+
+use tokio::sync::{mpsc, oneshot};
+
+use super::{Outbox, OutboxError, entry::Entry, log::Log};
+
+/// Outbox of one process, in a file that only its user may read.
+///
+/// An entry is on the disk (fdatasync) before its request is sent. Calls that arrive at the same time share one write. The file
+/// is a log with a checksum for each record. If a crash cuts its last record off, the earlier ones are read. Once the file is
+/// larger than 1 MiB and most of it is of removed entries, a new file replaces it.
+///
+/// The entries are in memory, too. A second process cannot open the file: an adjacent file with the suffix `.lock` is locked.
+/// Do not put the file on a network file system, because locks and fsync are unreliable there. A drop waits until the calls that
+/// began are written and the file is closed.
+///
+/// ```
+/// use tower_idempotency_client::{Entry, FileOutbox, Operation, Outbox};
+///
+/// # #[tokio::main(flavor = "current_thread")]
+/// # async fn main() -> Result<(), Box<dyn std::error::Error>> {
+/// # let directory = std::env::temp_dir().join(format!("outbox-example-{}", std::process::id()));
+/// # std::fs::create_dir_all(&directory)?;
+/// # let path = directory.join("orders.outbox");
+/// let outbox = FileOutbox::open(&path)?;
+/// let request = http::Request::post("https://api.example.com/orders").body("one espresso".into())?;
+/// outbox.store(&Entry::new(&Operation::with_key("order-7")?, &request)).await?;
+///
+/// let pending = outbox.pending(0, 10).await?;
+/// assert_eq!(pending[0].1.key(), "order-7");
+/// # std::fs::remove_dir_all(&directory)?;
+/// # Ok(())
+/// # }
+/// ```
+pub struct FileOutbox {
+    /// `None` once the outbox is dropped.
+    commands: Option<mpsc::UnboundedSender<Command>>,
+    thread: Option<thread::JoinHandle<()>>,
+    settings: Arc<Settings>,
+}
+
+struct Settings {
+    is_synced: AtomicBool,
+    max_bytes: AtomicU64,
+}
+
+/// Call of the outbox. The thread that owns the file executes it.
+enum Command {
+    Store(Box<Entry>, Reply<Option<Entry>>),
+    Resume(String, SystemTime, Reply<Option<Entry>>),
+    Discard(String, Reply<bool>),
+    Remove(String, Reply<()>),
+    Pending(u64, u32, Reply<Vec<(u64, Entry)>>),
+}
+
+type Reply<T> = oneshot::Sender<Result<T, OutboxError>>;
+
+/// Sends the reply of a call, once its records are written or have failed.
+type Acknowledge = Box<dyn FnOnce(Result<(), &io::Error>) + Send>;
+
+impl FileOutbox {
+    /// Opens or creates the file, and reads its entries. Blocks the thread meanwhile.
+    ///
+    /// # Errors
+    ///
+    /// - Another process has opened the file.
+    /// - The file is not that of an outbox, or is damaged before its last record. Nothing is changed then.
+    /// - The file cannot be read or written.
+    pub fn open(path: impl AsRef<Path>) -> Result<Self, OutboxError> {
+        let mut log = Log::open(path.as_ref()).map_err(OutboxError::new)?;
+        let settings = Arc::new(Settings {
+            is_synced: AtomicBool::new(true),
+            max_bytes: AtomicU64::new(DEFAULT_MAX_BYTES),
+        });
+        let (commands, mut received) = mpsc::unbounded_channel();
+        let shared = settings.clone();
+        let thread = thread::Builder::new().name("outbox".to_owned());
+        let writer = move || {
+            while let Some(command) = received.blocking_recv() {
+                let mut batch = vec![command];
+                while batch.len() < MAX_BATCH
+                    && let Ok(command) = received.try_recv()
+                {
+                    batch.push(command);
+                }
+                execute(&mut log, batch, &shared);
+            }
+        };
+        let thread = thread.spawn(writer).map_err(OutboxError::new)?;
+        Ok(Self {
+            commands: Some(commands),
+            thread: Some(thread),
+            settings,
+        })
+    }
+
+    /// Does not wait until an entry is on the disk.
+    ///
+    /// Entries then survive the end of the process, also by `kill -9`. A crash of the machine loses the last ones: their requests
+    /// may have been executed, and are not sent again.
+    #[must_use]
+    pub fn without_fsync(self) -> Self {
+        self.settings.is_synced.store(false, Ordering::Relaxed);
+        self
+    }
+
+    /// Sets the size of all entries in bytes. Default: 64 MiB. Maximum: 1 GiB.
+    ///
+    /// A full outbox stores no further entry, and their requests fail before they are sent. The entries are in memory, and the
+    /// file becomes at most twice as large, or 1 MiB.
+    #[must_use]
+    pub fn with_max_bytes(self, bytes: u64) -> Self {
+        let bytes = bytes.min(MAX_BYTES);
+        self.settings.max_bytes.store(bytes, Ordering::Relaxed);
+        self
+    }
+
+    async fn call<T>(&self, command: impl FnOnce(Reply<T>) -> Command) -> Result<T, OutboxError> {
+        let ended = || OutboxError::with_message("the thread of the outbox has ended");
+        let (reply, received) = oneshot::channel();
+        let commands = self.commands.as_ref().ok_or_else(ended)?;
+        commands.send(command(reply)).map_err(|_| ended())?;
+        received.await.map_err(|_| ended())?
+    }
+}
+
+impl Outbox for FileOutbox {
+    async fn store(&self, entry: &Entry) -> Result<Option<Entry>, OutboxError> {
+        let entry = Box::new(entry.clone());
+        self.call(|reply| Command::Store(entry, reply)).await
+    }
+
+    async fn resume(
+        &self,
+        key: &str,
+        first_sent: SystemTime,
+    ) -> Result<Option<Entry>, OutboxError> {
+        self.call(|reply| Command::Resume(key.to_owned(), first_sent, reply))
+            .await
+    }
+
+    async fn discard(&self, key: &str) -> Result<bool, OutboxError> {
+        self.call(|reply| Command::Discard(key.to_owned(), reply))
+            .await
+    }
+
+    async fn remove(&self, key: &str) -> Result<(), OutboxError> {
+        self.call(|reply| Command::Remove(key.to_owned(), reply))
+            .await
+    }
+
+    async fn pending(&self, after: u64, limit: u32) -> Result<Vec<(u64, Entry)>, OutboxError> {
+        self.call(|reply| Command::Pending(after, limit, reply))
+            .await
+    }
+}
+
+/// Executes calls with one write. Replies after it.
+fn execute(log: &mut Log, batch: Vec<Command>, settings: &Settings) {
+    let mut acknowledge: Vec<Acknowledge> = Vec::with_capacity(batch.len());
+    let max_bytes = settings.max_bytes.load(Ordering::Relaxed);
+    let repaired = log.repair();
+    for command in batch {
+        acknowledge.push(apply(log, command, max_bytes));
+    }
+    let written = repaired.and_then(|()| log.flush(settings.is_synced.load(Ordering::Relaxed)));
+    for reply in acknowledge {
+        reply(written.as_ref().copied());
+    }
+    if let Err(error) = written.and_then(|()| log.compact()) {
+        tracing::warn!(%error, "file of the outbox cannot be written");
+    }
+}
+
+fn apply(log: &mut Log, command: Command, max_bytes: u64) -> Acknowledge {
+    match command {
+        Command::Store(entry, reply) => later(reply, log.store(&entry, max_bytes)),
+        Command::Resume(key, at, reply) => later(reply, Ok(log.resume(&key, Some(at)))),
+        Command::Discard(key, reply) => later(reply, Ok(log.discard(&key))),
+        Command::Remove(key, reply) => {
+            log.remove(&key);
+            later(reply, Ok(()))
+        }
+        Command::Pending(after, limit, reply) => later(reply, Ok(log.pending(after, limit))),
+    }
+}
+
+fn later<T: Send + 'static>(reply: Reply<T>, result: Result<T, OutboxError>) -> Acknowledge {
+    Box::new(move |written| {
+        let written = written.map_err(|error| OutboxError::new(error.to_string()));
+        // Fails if the caller was dropped.
+        let _ = reply.send(written.and(result));
+    })
+}
+
+impl Drop for FileOutbox {
+    fn drop(&mut self) {
+        self.commands = None;
+        // A thread that panicked has closed the file, too.
+        let _ = self.thread.take().map(thread::JoinHandle::join);
+    }
+}
+
+impl fmt::Debug for FileOutbox {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("FileOutbox").finish_non_exhaustive()
+    }
+}
+
+const DEFAULT_MAX_BYTES: u64 = 64 * 1024 * 1024;
+const MAX_BYTES: u64 = 1024 * 1024 * 1024;
+/// Calls that share one write.
+const MAX_BATCH: usize = 256;

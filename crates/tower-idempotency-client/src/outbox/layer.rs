@@ -1,0 +1,402 @@
+//! The layer that stores requests before they are sent.
+
+use std::{
+    fmt,
+    future::{Future, ready},
+    mem,
+    pin::Pin,
+    sync::Arc,
+    task::{Context, Poll},
+    time::{Duration, SystemTime},
+};
+
+use http::{HeaderName, Request, Response};
+use http_body::Body;
+use http_body_util::BodyExt;
+use tokio::time::timeout;
+use tower_layer::Layer;
+use tower_service::Service;
+
+use super::{Outbox, OutboxError, entry::Entry, recovery::Recovery};
+use crate::{
+    body::ResponseBody,
+    copy::clone_body,
+    error::{BoxError, Error, Reason},
+    keys::is_safe,
+    layer::RetryLayer,
+    operation::{Operation, Outcome},
+    service::{IsAttempt, Retry},
+};
+
+/// Stores each request with a key before its first byte is sent, and retries like [`RetryLayer`], which it includes.
+///
+/// A process that dies then forgets no operation: [`OutboxService::recover`] sends what is pending again under the same key. The
+/// entry of a request is removed
+///
+/// - after a definite response, or by the application ([`with_manual_removal`](Self::with_manual_removal));
+/// - if no attempt was executed, and no other call sends the request.
+///
+/// While a request is stored, the outcome of its operation is not [`NotExecuted`](Outcome::NotExecuted), because a recovery may
+/// send it. A call that is dropped leaves its entry.
+///
+/// A request under a key that is stored already continues the stored operation: the time of its first attempt and its provider
+/// count. Another method, URL or body under the key is an error, and nothing is sent.
+///
+/// ```
+/// use std::sync::Arc;
+///
+/// use bytes::Bytes;
+/// use http::{Request, Response, header::AUTHORIZATION};
+/// use http_body_util::Full;
+/// use tower::{ServiceBuilder, ServiceExt, service_fn};
+/// use tower_idempotency_client::{FileOutbox, Operation, OutboxLayer, RetryLayer};
+///
+/// # #[tokio::main(flavor = "current_thread")]
+/// # async fn main() -> Result<(), Box<dyn std::error::Error>> {
+/// # let directory = std::env::temp_dir().join(format!("outbox-layer-example-{}", std::process::id()));
+/// # std::fs::create_dir_all(&directory)?;
+/// # let http_client = service_fn(async |req: Request<Full<Bytes>>| {
+/// #     assert!(req.headers().contains_key("idempotency-key"));
+/// #     Ok::<_, std::convert::Infallible>(Response::new(Full::<Bytes>::from("order 7")))
+/// # });
+/// let outbox = Arc::new(FileOutbox::open(directory.join("orders.outbox"))?);
+/// let client = ServiceBuilder::new()
+///     .layer(OutboxLayer::new(outbox, RetryLayer::new()))
+///     .service(http_client);
+///
+/// // At the start of the process: operations of a process that died.
+/// let mut recovery = client.recover();
+/// while let Some(recovered) = recovery
+///     .next(|request| {
+///         request.headers_mut().insert(AUTHORIZATION, "Bearer token".parse().expect("valid"));
+///     })
+///     .await?
+/// {
+///     match recovered.result {
+///         Ok(response) => println!("{}", response.status()),
+///         Err(error) if error.is_expired() => println!("outcome unknown, needs a person"),
+///         Err(_) => println!("stays in the outbox"),
+///     }
+/// }
+///
+/// let order = Request::post("https://api.example.com/orders").body(Full::from("one espresso"))?;
+/// assert_eq!(client.oneshot(order).await?.status(), 200);
+/// # std::fs::remove_dir_all(&directory)?;
+/// # Ok(())
+/// # }
+/// ```
+///
+/// # Stored data
+///
+/// An entry contains key, method, URL, body and some headers, in the clear. The headers are those that describe the content, and
+/// those by which an API selects an account. `Authorization`, cookies and other credentials are not stored: the application
+/// supplies them at the recovery.
+///
+/// # Errors
+///
+/// A request whose body cannot be copied cannot be stored, and is not sent. If the outbox fails, the request is not sent, and its
+/// outcome is [`Unknown`](Outcome::Unknown), because it may be stored nevertheless.
+///
+/// # Placement
+///
+/// The layer takes the place of `RetryLayer`. Another `RetryLayer` outside is an error. A [`Sticky`](crate::Sticky) choice inside
+/// is made after the entry was stored, so a recovery does not know it: set the provider before the call, by
+/// [`Operation::with_provider`].
+#[must_use]
+pub struct OutboxLayer<O> {
+    shared: Shared<O>,
+    retries: RetryLayer,
+}
+
+/// Settings of the layer, and its outbox.
+pub(super) struct Shared<O> {
+    pub(super) outbox: Arc<O>,
+    headers: Arc<[HeaderName]>,
+    removes: bool,
+}
+
+impl<O: Outbox> OutboxLayer<O> {
+    /// Creates the layer with an outbox and the settings of the retries.
+    pub fn new(outbox: Arc<O>, retries: RetryLayer) -> Self {
+        Self {
+            shared: Shared {
+                outbox,
+                headers: Arc::default(),
+                removes: true,
+            },
+            retries,
+        }
+    }
+
+    /// Stores these headers, too. Default: none besides those above.
+    ///
+    /// A server compares some headers of a retry with those of the first attempt, and rejects a recovered request without them by
+    /// 422. A header that contains a credential is stored in the clear.
+    pub fn with_headers(mut self, headers: impl IntoIterator<Item = HeaderName>) -> Self {
+        self.shared.headers = headers.into_iter().collect();
+        self
+    }
+
+    /// Leaves entries in the outbox after a definite response. The application calls [`Outbox::remove`] when it has stored the
+    /// response.
+    ///
+    /// If the process dies in between, the recovery gets the response again, as a replay. Without this setting the response of an
+    /// executed operation may be lost. An application that removes nothing fills the outbox.
+    pub fn with_manual_removal(mut self) -> Self {
+        self.shared.removes = false;
+        self
+    }
+}
+
+impl<O> Clone for Shared<O> {
+    fn clone(&self) -> Self {
+        Self {
+            outbox: self.outbox.clone(),
+            headers: self.headers.clone(),
+            removes: self.removes,
+        }
+    }
+}
+
+impl<O> Clone for OutboxLayer<O> {
+    fn clone(&self) -> Self {
+        Self {
+            shared: self.shared.clone(),
+            retries: self.retries.clone(),
+        }
+    }
+}
+
+impl<O> fmt::Debug for OutboxLayer<O> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("OutboxLayer")
+            .field("headers", &self.shared.headers)
+            .field("removes", &self.shared.removes)
+            .field("retries", &self.retries)
+            .finish_non_exhaustive()
+    }
+}
+
+impl<S, O: Outbox> Layer<S> for OutboxLayer<O> {
+    type Service = OutboxService<S, O>;
+
+    fn layer(&self, inner: S) -> Self::Service {
+        OutboxService {
+            inner: self.retries.layer(inner),
+            shared: self.shared.clone(),
+        }
+    }
+}
+
+/// Service of [`OutboxLayer`].
+pub struct OutboxService<S, O> {
+    pub(super) inner: Retry<S>,
+    pub(super) shared: Shared<O>,
+}
+
+impl<S: Clone, O: Outbox> OutboxService<S, O> {
+    /// Returns the pending requests, to send them again under the same keys.
+    ///
+    /// Call it at the start of the process, and as often as requests should be sent again that failed or were cancelled. A
+    /// request that another call or process sends at the same time is sent twice under one key, which has one effect.
+    #[must_use]
+    pub fn recover(&self) -> Recovery<S, O> {
+        Recovery::new(self.clone())
+    }
+}
+
+impl<S: Clone, O> Clone for OutboxService<S, O> {
+    fn clone(&self) -> Self {
+        Self {
+            inner: self.inner.clone(),
+            shared: self.shared.clone(),
+        }
+    }
+}
+
+impl<S: fmt::Debug, O> fmt::Debug for OutboxService<S, O> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("OutboxService")
+            .field("inner", &self.inner)
+            .finish_non_exhaustive()
+    }
+}
+
+type CallResult<R> = Result<Response<ResponseBody<R>>, Error>;
+
+impl<S, O, B, R> Service<Request<B>> for OutboxService<S, O>
+where
+    S: Service<Request<B>, Response = Response<R>> + Clone + Send + 'static,
+    S::Error: Into<BoxError>,
+    S::Future: Send,
+    O: Outbox,
+    B: Body<Data: Send, Error: Into<BoxError>> + Send + 'static,
+    R: Body<Data: Send, Error: Send> + Send + 'static,
+{
+    type Response = Response<ResponseBody<R>>;
+    type Error = Error;
+    type Future = Pin<Box<dyn Future<Output = CallResult<R>> + Send>>;
+
+    fn poll_ready(&mut self, cx: &mut Context<'_>) -> Poll<Result<(), Error>> {
+        self.inner.poll_ready(cx)
+    }
+
+    fn call(&mut self, mut req: Request<B>) -> Self::Future {
+        // The clone may not be ready.
+        let clone = self.inner.clone();
+        let mut inner = mem::replace(&mut self.inner, clone);
+        if req.extensions().get::<IsAttempt>().is_some() {
+            return Box::pin(ready(Err(not_stored(None, STACKED))));
+        }
+        let keyed = inner.settings().keys.set_key_of(&mut req);
+        let is_stored = keyed.has_key && !is_safe(req.method());
+        let Some(operation) = keyed.operation.filter(|_| is_stored) else {
+            return Box::pin(inner.call(req));
+        };
+        let Some(copy) = clone_body(inner.settings().clone_body.as_deref(), req.body()) else {
+            return Box::pin(ready(Err(not_stored(Some(operation), STREAM))));
+        };
+        let (head, body) = req.into_parts();
+        let mut entry = Entry::of_head(&operation, &head, &self.shared.headers)
+            .or_first_sent(SystemTime::now());
+        let req = Request::from_parts(head, body);
+        let shared = self.shared.clone();
+        Box::pin(async move {
+            entry.body = match copy.collect().await {
+                Ok(body) => body.to_bytes(),
+                Err(error) => return Err(not_stored(Some(operation), error)),
+            };
+            let unsettled = Unsettled::new(&operation);
+            let previous = match shared.store(&entry, inner.settings().deadline).await {
+                Ok(previous) => previous,
+                Err(error) => {
+                    drop(unsettled);
+                    return Err(not_stored(Some(operation), error));
+                }
+            };
+            let is_new = previous.is_none();
+            if let Some(previous) = previous {
+                if !previous.is_same_request(&entry) {
+                    drop(unsettled);
+                    return Err(not_stored(Some(operation), OTHER_REQUEST));
+                }
+                previous.restore(&operation);
+            }
+            shared.send(inner, req, operation, unsettled, is_new).await
+        })
+    }
+}
+
+impl<O: Outbox> Shared<O> {
+    /// Stores an entry, within the deadline of a call.
+    async fn store(&self, entry: &Entry, deadline: Duration) -> Result<Option<Entry>, OutboxError> {
+        timeout(deadline, self.outbox.store(entry))
+            .await
+            .unwrap_or_else(|_| Err(OutboxError::with_message(LATE)))
+    }
+
+    /// Sends a stored request, and removes its entry if the outcome allows it. The inner service is ready.
+    pub(super) async fn send<S, B, R>(
+        &self,
+        mut inner: Retry<S>,
+        req: Request<B>,
+        operation: Operation,
+        unsettled: Unsettled,
+        is_new: bool,
+    ) -> CallResult<R>
+    where
+        S: Service<Request<B>, Response = Response<R>> + Clone + Send + 'static,
+        S::Error: Into<BoxError>,
+        S::Future: Send,
+        B: Send + 'static,
+        R: Body<Data: Send, Error: Send> + Send + 'static,
+    {
+        let deadline = inner.settings().deadline;
+        let result = inner.call(req).await;
+        let key = operation.key();
+        let is_settled = match operation.outcome() {
+            Outcome::Definite => {
+                if self.removes {
+                    warn_if_failed(timeout(deadline, self.outbox.remove(key)).await);
+                }
+                true
+            }
+            Outcome::ResponseLost => true,
+            Outcome::NotExecuted if is_new => {
+                warn_if_failed(timeout(deadline, self.outbox.discard(key)).await) == Some(true)
+            }
+            Outcome::NotExecuted | Outcome::Unknown => false,
+        };
+        if is_settled {
+            unsettled.settle();
+            return result;
+        }
+        drop(unsettled);
+        match result {
+            Ok(mut res) => {
+                res.extensions_mut().insert(operation);
+                Ok(res)
+            }
+            Err(error) => Err(error.with_outcome(operation.outcome())),
+        }
+    }
+}
+
+/// Returns the result of a call of the outbox, or `None` after an error, which leaves the entry for a recovery.
+fn warn_if_failed<T>(
+    result: Result<Result<T, OutboxError>, tokio::time::error::Elapsed>,
+) -> Option<T> {
+    let late = |_| Err(OutboxError::with_message(LATE));
+    match result.unwrap_or_else(late) {
+        Ok(value) => Some(value),
+        Err(error) => {
+            tracing::warn!(%error, "entry not removed from the outbox");
+            None
+        }
+    }
+}
+
+impl Entry {
+    /// Restores the state of an operation that may have been sent before.
+    pub(super) fn restore(&self, operation: &Operation) {
+        if let Some(at) = self.first_sent() {
+            let _ = operation.clone().with_first_sent(at);
+        }
+        if let Some(provider) = self.provider {
+            let _ = operation.clone().with_provider(provider);
+        }
+    }
+}
+
+/// Marks an operation as unknown when it is dropped, because its entry may be stored and sent by a recovery.
+pub(super) struct Unsettled(Option<Operation>);
+
+impl Unsettled {
+    pub(super) fn new(operation: &Operation) -> Self {
+        Self(Some(operation.clone()))
+    }
+
+    fn settle(mut self) {
+        self.0 = None;
+    }
+}
+
+impl Drop for Unsettled {
+    fn drop(&mut self) {
+        if let Some(operation) = &self.0 {
+            operation.open_attempt();
+        }
+    }
+}
+
+fn not_stored(operation: Option<Operation>, source: impl Into<BoxError>) -> Error {
+    let outcome = operation
+        .as_ref()
+        .map_or(Outcome::NotExecuted, Operation::outcome);
+    Error::new(Reason::NotStored, operation, outcome, Some(source.into()))
+}
+
+const STACKED: &str = "a RetryLayer outside of an OutboxLayer would store each attempt";
+const STREAM: &str = "a body that cannot be copied cannot be stored";
+const OTHER_REQUEST: &str = "the outbox has another request under this key";
+const LATE: &str = "the outbox did not reply before the deadline of the call";

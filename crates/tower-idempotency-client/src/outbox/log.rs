@@ -1,0 +1,365 @@
+//! The file of an outbox: a log of entries and of what happened to them.
+//!
+//! After a magic number, each record is a marker, its length, its CRC-32 and its payload. The payload is a kind, the position of
+//! an entry, and the content of that kind. Numbers are big-endian.
+
+use std::{
+    collections::{BTreeMap, HashMap},
+    fs::{self, File, OpenOptions},
+    io::{self, Write},
+    path::{Path, PathBuf},
+    time::SystemTime,
+};
+
+use super::{OutboxError, entry::Entry};
+
+/// The open file and its entries.
+pub(super) struct Log {
+    path: PathBuf,
+    file: File,
+    /// Bytes of the file that are acknowledged. Later ones are removed after a failed write.
+    length: u64,
+    /// Records that are not written yet.
+    buffer: Vec<u8>,
+    /// Records of the buffer have to be on the disk before they are acknowledged.
+    needs_sync: bool,
+    /// A write failed, and the entries differ from those of the file.
+    is_stale: bool,
+    /// The file was renamed, and its new name may not be on the disk.
+    is_renamed: bool,
+    entries: Entries,
+    /// Held until the file is closed, so that no other process opens it.
+    _lock: File,
+}
+
+/// Entries that are not removed.
+#[derive(Default)]
+struct Entries {
+    by_position: BTreeMap<u64, Slot>,
+    by_key: HashMap<String, u64>,
+    last_position: u64,
+    bytes: u64,
+}
+
+struct Slot {
+    entry: Entry,
+    /// Bytes of its record.
+    size: u64,
+    /// Another call, or this process after a restart, sends the request again.
+    is_resumed: bool,
+}
+
+impl Log {
+    /// Opens or creates the file.
+    pub(super) fn open(path: &Path) -> io::Result<Self> {
+        let lock = options().open(with_suffix(path, ".lock"))?;
+        lock.try_lock().map_err(|error| match error {
+            fs::TryLockError::Error(error) => error,
+            fs::TryLockError::WouldBlock => {
+                io::Error::new(io::ErrorKind::WouldBlock, "another process has it open")
+            }
+        })?;
+        let file = options().open(path)?;
+        let mut log = Self {
+            path: path.to_owned(),
+            file,
+            length: 0,
+            buffer: Vec::new(),
+            needs_sync: false,
+            is_stale: false,
+            is_renamed: false,
+            entries: Entries::default(),
+            _lock: lock,
+        };
+        let bytes = fs::read(path)?;
+        if bytes.len() < MAGIC.len() && MAGIC.starts_with(&bytes) {
+            log.file.set_len(0)?;
+            log.append(MAGIC)?;
+        } else {
+            log.load(&bytes)?;
+        }
+        log.file.sync_data()?;
+        sync_directory(path)?;
+        Ok(log)
+    }
+
+    /// Replaces the entries by those of these bytes, and cuts an incomplete record off the end of the file.
+    fn load(&mut self, bytes: &[u8]) -> io::Result<()> {
+        let (entries, length) = Entries::read(bytes)?;
+        if length < bytes.len() {
+            tracing::warn!(
+                bytes = bytes.len() - length,
+                "incomplete record at the end of the outbox removed"
+            );
+            self.file.set_len(length as u64)?;
+        }
+        self.entries = entries;
+        self.length = length as u64;
+        Ok(())
+    }
+
+    /// Writes bytes to the end of the file.
+    fn append(&mut self, bytes: &[u8]) -> io::Result<()> {
+        self.file.write_all(bytes)?;
+        self.length += bytes.len() as u64;
+        Ok(())
+    }
+
+    /// Makes the records of the buffer durable. After an error the entries are those of the file again, without the buffer.
+    pub(super) fn flush(&mut self, is_synced: bool) -> io::Result<()> {
+        let buffer = std::mem::take(&mut self.buffer);
+        let needs_sync = std::mem::take(&mut self.needs_sync) && is_synced;
+        let before = self.length;
+        let result = self.append(&buffer).and_then(|()| match needs_sync {
+            true => self.sync_name().and_then(|()| self.file.sync_data()),
+            false => Ok(()),
+        });
+        if result.is_err() {
+            self.length = before;
+            self.is_stale = true;
+        }
+        result
+    }
+
+    /// Reads the file again if a write has failed.
+    pub(super) fn repair(&mut self) -> io::Result<()> {
+        if self.is_stale {
+            self.buffer.clear();
+            self.file.set_len(self.length)?;
+            self.load(&fs::read(&self.path)?)?;
+            self.is_stale = false;
+        }
+        Ok(())
+    }
+
+    /// Writes the entries to a new file in place of this one, if most of this one is of removed entries.
+    ///
+    /// A process that is killed meanwhile leaves the old file or the new one, both whole.
+    pub(super) fn compact(&mut self) -> io::Result<()> {
+        if self.is_stale || self.length < COMPACT_FROM || self.length / 2 < self.entries.bytes {
+            return Ok(());
+        }
+        let path = with_suffix(&self.path, ".new");
+        if let Err(error) = fs::remove_file(&path)
+            && error.kind() != io::ErrorKind::NotFound
+        {
+            return Err(error);
+        }
+        let mut file = options().open(&path)?;
+        let mut bytes = MAGIC.to_vec();
+        for (&position, slot) in &self.entries.by_position {
+            write_record(&mut bytes, STORED, position, &slot.entry.encode());
+        }
+        file.write_all(&bytes)?;
+        file.sync_data()?;
+        fs::rename(&path, &self.path)?;
+        self.file = file;
+        self.length = bytes.len() as u64;
+        self.is_renamed = true;
+        self.sync_name()
+    }
+
+    /// Makes a rename durable. Until then a crash of the machine may bring the old file back.
+    fn sync_name(&mut self) -> io::Result<()> {
+        if self.is_renamed {
+            sync_directory(&self.path)?;
+            self.is_renamed = false;
+        }
+        Ok(())
+    }
+
+    pub(super) fn store(
+        &mut self,
+        entry: &Entry,
+        max_bytes: u64,
+    ) -> Result<Option<Entry>, OutboxError> {
+        if let Some(stored) = self.resume(&entry.key, entry.first_sent()) {
+            return Ok(Some(stored));
+        }
+        let position = self.entries.last_position + 1;
+        let begin = self.buffer.len();
+        write_record(&mut self.buffer, STORED, position, &entry.encode());
+        let size = (self.buffer.len() - begin) as u64;
+        if self.entries.bytes + size > max_bytes {
+            self.buffer.truncate(begin);
+            return Err(OutboxError::with_message("the outbox is full"));
+        }
+        self.needs_sync = true;
+        self.entries.insert(position, entry.clone(), size);
+        Ok(None)
+    }
+
+    pub(super) fn resume(&mut self, key: &str, at: Option<SystemTime>) -> Option<Entry> {
+        let position = *self.entries.by_key.get(key)?;
+        let slot = self.entries.by_position.get_mut(&position)?;
+        slot.is_resumed = true;
+        if let (None, Some(at)) = (slot.entry.first_sent, at) {
+            slot.entry = slot.entry.clone().or_first_sent(at);
+            let millis = slot.entry.first_sent.unwrap_or_default();
+            write_record(&mut self.buffer, SENT, position, &millis.to_be_bytes());
+            self.needs_sync = true;
+        }
+        Some(slot.entry.clone())
+    }
+
+    pub(super) fn discard(&mut self, key: &str) -> bool {
+        let position = self.entries.by_key.get(key);
+        let slot = position.and_then(|position| self.entries.by_position.get(position));
+        if slot.is_none_or(|slot| slot.is_resumed) {
+            return false;
+        }
+        self.remove(key);
+        // The caller may forget the key. If a crash undid the removal, the request would be executed later.
+        self.needs_sync = true;
+        true
+    }
+
+    pub(super) fn remove(&mut self, key: &str) {
+        if let Some(position) = self.entries.remove(key) {
+            write_record(&mut self.buffer, REMOVED, position, &[]);
+        }
+    }
+
+    pub(super) fn pending(&self, after: u64, limit: u32) -> Vec<(u64, Entry)> {
+        let from = after.saturating_add(1);
+        let slots = self.entries.by_position.range(from..);
+        let entries = slots.map(|(&position, slot)| (position, slot.entry.clone()));
+        entries.take(limit as usize).collect()
+    }
+}
+
+impl Entries {
+    /// Reads the records up to the first incomplete one. Returns the entries, and the length up to there.
+    fn read(bytes: &[u8]) -> io::Result<(Self, usize)> {
+        let Some(mut rest) = bytes.strip_prefix(MAGIC) else {
+            let wrong = "not the file of an outbox";
+            return Err(io::Error::new(io::ErrorKind::InvalidData, wrong));
+        };
+        let mut entries = Self::default();
+        while let Some((payload, following)) = next_record(rest) {
+            if entries
+                .apply(payload, rest.len() - following.len())
+                .is_none()
+            {
+                break;
+            }
+            rest = following;
+        }
+        // An incomplete record is the last one. If whole records follow, the file was damaged by other means.
+        let is_followed = (1..rest.len())
+            .any(|at| rest[at..].starts_with(MARKER) && next_record(&rest[at..]).is_some());
+        if is_followed {
+            let damaged = "a record of the outbox is damaged, and whole records follow it";
+            return Err(io::Error::new(io::ErrorKind::InvalidData, damaged));
+        }
+        Ok((entries, bytes.len() - rest.len()))
+    }
+
+    /// Applies a record. Returns `None` if its content is damaged.
+    fn apply(&mut self, payload: &[u8], size: usize) -> Option<()> {
+        let (&kind, rest) = payload.split_first()?;
+        let (position, content) = rest.split_first_chunk()?;
+        let position = u64::from_be_bytes(*position);
+        match kind {
+            STORED => {
+                self.insert(position, Entry::decode(content).ok()?, size as u64);
+            }
+            SENT => {
+                let millis = u64::from_be_bytes(content.try_into().ok()?);
+                if let Some(slot) = self.by_position.get_mut(&position) {
+                    slot.entry.first_sent.get_or_insert(millis);
+                }
+            }
+            REMOVED => {
+                let slot = self.by_position.get(&position);
+                if let Some(key) = slot.map(|slot| slot.entry.key.clone()) {
+                    self.remove(&key);
+                }
+            }
+            _ => return None,
+        }
+        Some(())
+    }
+
+    fn insert(&mut self, position: u64, entry: Entry, size: u64) {
+        self.last_position = self.last_position.max(position);
+        self.bytes += size;
+        self.by_key.insert(entry.key.clone(), position);
+        let slot = Slot {
+            entry,
+            size,
+            is_resumed: false,
+        };
+        self.by_position.insert(position, slot);
+    }
+
+    fn remove(&mut self, key: &str) -> Option<u64> {
+        let position = self.by_key.remove(key)?;
+        let slot = self.by_position.remove(&position)?;
+        self.bytes -= slot.size;
+        Some(position)
+    }
+}
+
+fn write_record(buffer: &mut Vec<u8>, kind: u8, position: u64, content: &[u8]) {
+    let begin = buffer.len();
+    buffer.extend_from_slice(MARKER);
+    buffer.extend_from_slice(&[0; PREFIX - MARKER.len()]);
+    buffer.push(kind);
+    buffer.extend_from_slice(&position.to_be_bytes());
+    buffer.extend_from_slice(content);
+    let payload = &buffer[begin + PREFIX..];
+    // An entry is smaller than the limit of the outbox, which is below 4 GiB.
+    let length = u32::try_from(payload.len()).unwrap_or(u32::MAX);
+    let checksum = crc32fast::hash(payload);
+    buffer[begin + 4..begin + 8].copy_from_slice(&length.to_be_bytes());
+    buffer[begin + 8..begin + PREFIX].copy_from_slice(&checksum.to_be_bytes());
+}
+
+/// Returns the payload of the first record and the bytes after it, or `None` if there is no whole record.
+fn next_record(bytes: &[u8]) -> Option<(&[u8], &[u8])> {
+    let rest = bytes.strip_prefix(MARKER)?;
+    let (length, rest) = rest.split_first_chunk()?;
+    let (checksum, rest) = rest.split_first_chunk()?;
+    let (payload, rest) = rest.split_at_checked(u32::from_be_bytes(*length) as usize)?;
+    (crc32fast::hash(payload) == u32::from_be_bytes(*checksum)).then_some((payload, rest))
+}
+
+/// Returns options for a file that only its owner may read.
+fn options() -> OpenOptions {
+    let mut options = OpenOptions::new();
+    options.create(true).append(true).read(true);
+    #[cfg(unix)]
+    std::os::unix::fs::OpenOptionsExt::mode(&mut options, 0o600);
+    options
+}
+
+/// Makes the name of a new file durable.
+fn sync_directory(path: &Path) -> io::Result<()> {
+    let directory = match path.parent() {
+        Some(directory) if !directory.as_os_str().is_empty() => directory,
+        _ => Path::new("."),
+    };
+    if cfg!(unix) {
+        File::open(directory)?.sync_all()?;
+    }
+    Ok(())
+}
+
+fn with_suffix(path: &Path, suffix: &str) -> PathBuf {
+    let mut name = path.as_os_str().to_owned();
+    name.push(suffix);
+    name.into()
+}
+
+const MAGIC: &[u8] = b"TIOUTBX1";
+const MARKER: &[u8] = b"OBX\x01";
+/// Marker, length and checksum.
+const PREFIX: usize = 12;
+
+const STORED: u8 = 1;
+const SENT: u8 = 2;
+const REMOVED: u8 = 3;
+
+/// Size from which a file is compacted.
+const COMPACT_FROM: u64 = 1024 * 1024;

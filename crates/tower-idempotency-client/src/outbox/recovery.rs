@@ -1,0 +1,125 @@
+//! Requests of an outbox that are sent again.
+
+use std::{collections::VecDeque, fmt, future::poll_fn, time::SystemTime};
+
+use bytes::Bytes;
+use http::{Request, Response};
+use http_body::Body;
+use tower_service::Service;
+
+use super::{
+    Outbox, OutboxError,
+    entry::{DAMAGED, Entry},
+    layer::{OutboxService, Unsettled},
+};
+use crate::{
+    body::ResponseBody,
+    error::{BoxError, Error},
+    operation::Operation,
+};
+
+/// Pending requests of an outbox, oldest first. Created by [`OutboxService::recover`].
+pub struct Recovery<S, O> {
+    service: OutboxService<S, O>,
+    page: VecDeque<(u64, Entry)>,
+    position: u64,
+}
+
+/// Request of an outbox that was sent again, or whose lifetime is over.
+#[derive(Debug)]
+#[non_exhaustive]
+pub struct Recovered<R: Body> {
+    /// The stored request.
+    pub entry: Entry,
+    /// The operation, with its outcome.
+    pub operation: Operation,
+    /// The result of the call. If [`Error::is_expired`] returns `true`, nothing was sent: the server may have forgotten the key.
+    /// The application reports the operation to a person, and calls [`Outbox::remove`].
+    pub result: Result<Response<ResponseBody<R>>, Error>,
+}
+
+impl<S, O: Outbox> Recovery<S, O> {
+    pub(super) fn new(service: OutboxService<S, O>) -> Self {
+        Self {
+            service,
+            page: VecDeque::new(),
+            position: 0,
+        }
+    }
+
+    /// Sends the next request under its key, with retries. Returns `None` after the last one.
+    ///
+    /// `prepare` gets the request before it is sent, to add the credentials. Any other change can make the server reject it. The
+    /// entry is removed after a definite response, as that of any call. It stays after another outcome, and also if no attempt
+    /// was executed: a later recovery sends it again.
+    ///
+    /// # Errors
+    ///
+    /// If the outbox cannot be read or written. The request was not sent, and the next call continues after it.
+    ///
+    /// # Cancellation
+    ///
+    /// The entry of a call that is dropped stays in the outbox. The next call continues after it.
+    pub async fn next<B, R>(
+        &mut self,
+        prepare: impl FnOnce(&mut Request<B>),
+    ) -> Result<Option<Recovered<R>>, OutboxError>
+    where
+        S: Service<Request<B>, Response = Response<R>> + Clone + Send + 'static,
+        S::Error: Into<BoxError>,
+        S::Future: Send,
+        B: From<Bytes> + Send + 'static,
+        R: Body<Data: Send, Error: Send> + Send + 'static,
+    {
+        let shared = self.service.shared.clone();
+        let entry = loop {
+            if self.page.is_empty() {
+                self.page = shared.outbox.pending(self.position, PAGE).await?.into();
+            }
+            let Some((position, entry)) = self.page.pop_front() else {
+                return Ok(None);
+            };
+            self.position = position;
+            // It may have been removed since the page was read.
+            let resumed = shared.outbox.resume(entry.key(), SystemTime::now()).await?;
+            if let Some(entry) = resumed {
+                break entry;
+            }
+        };
+        let operation =
+            Operation::with_key(entry.key()).map_err(|_| OutboxError::with_message(DAMAGED))?;
+        entry.restore(&operation);
+        let unsettled = Unsettled::new(&operation);
+        let mut req = entry.request::<B>();
+        req.extensions_mut().insert(operation.clone());
+        prepare(&mut req);
+        let mut inner = self.service.inner.clone();
+        let result = match poll_fn(|cx| inner.poll_ready(cx)).await {
+            Ok(()) => {
+                shared
+                    .send(inner, req, operation.clone(), unsettled, false)
+                    .await
+            }
+            Err(error) => {
+                drop(unsettled);
+                Err(error.with_outcome(operation.outcome()))
+            }
+        };
+        Ok(Some(Recovered {
+            entry,
+            operation,
+            result,
+        }))
+    }
+}
+
+impl<S, O> fmt::Debug for Recovery<S, O> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Recovery")
+            .field("position", &self.position)
+            .finish_non_exhaustive()
+    }
+}
+
+/// Entries that are read at a time.
+const PAGE: u32 = 64;

@@ -1,0 +1,203 @@
+//! Statements that PostgreSQL and SQLite share.
+
+use bytes::Bytes;
+use http::HeaderMap;
+
+use super::{
+    OutboxError,
+    entry::{DAMAGED, Entry, headers_from_json, headers_to_json},
+};
+
+/// Statements of one table. Both databases number their parameters with `$`.
+pub(super) struct Statements {
+    pub(super) insert: String,
+    pub(super) resume: String,
+    pub(super) discard: String,
+    pub(super) remove: String,
+    pub(super) pending: String,
+}
+
+impl Statements {
+    /// Creates the statements of a table.
+    pub(super) fn of(table: &str) -> Result<Self, OutboxError> {
+        let is_name = (1..=48).contains(&table.len())
+            && !table.starts_with(|char: char| char.is_ascii_digit())
+            && table
+                .bytes()
+                .all(|byte| matches!(byte, b'a'..=b'z' | b'0'..=b'9' | b'_'));
+        if !is_name {
+            return Err(OutboxError::with_message(
+                "a table has a name of 1 to 48 of a to z, 0 to 9 and _, and begins with no digit",
+            ));
+        }
+        let columns = "key, method, url, headers, body, first_sent, provider";
+        Ok(Self {
+            insert: format!(
+                "insert into {table} ({columns}) values ($1, $2, $3, $4, $5, $6, $7) \
+                 on conflict (key) do nothing"
+            ),
+            resume: format!(
+                "update {table} set resumed = true, first_sent = coalesce(first_sent, $2) \
+                 where key = $1 returning {columns}"
+            ),
+            discard: format!("delete from {table} where key = $1 and not resumed"),
+            remove: format!("delete from {table} where key = $1"),
+            pending: format!(
+                "select {columns}, position from {table} where position > $1 \
+                 order by position limit $2"
+            ),
+        })
+    }
+}
+
+/// Returns the headers as text.
+pub(super) fn headers_to_text(headers: &HeaderMap) -> String {
+    headers_to_json(headers).to_string()
+}
+
+/// Row of the table.
+pub(super) struct Row {
+    pub(super) key: String,
+    pub(super) method: String,
+    pub(super) url: String,
+    pub(super) headers: String,
+    pub(super) body: Vec<u8>,
+    pub(super) first_sent: Option<i64>,
+    pub(super) provider: Option<i64>,
+}
+
+impl Row {
+    pub(super) fn into_entry(self) -> Result<Entry, OutboxError> {
+        self.parse()
+            .ok_or_else(|| OutboxError::with_message(DAMAGED))
+    }
+
+    fn parse(self) -> Option<Entry> {
+        Some(Entry {
+            method: self.method.parse().ok()?,
+            uri: self.url.parse().ok()?,
+            headers: headers_from_json(&serde_json::from_str(&self.headers).ok()?)?,
+            key: self.key,
+            body: Bytes::from(self.body),
+            first_sent: self.first_sent.map(i64::cast_unsigned),
+            provider: self.provider.map(i64::cast_unsigned),
+        })
+    }
+}
+
+/// Implements [`Outbox`](super::Outbox) for a type with the fields `pool` and `statements`.
+macro_rules! impl_outbox {
+    ($outbox:ty, $row:ty) => {
+        impl $outbox {
+            /// Returns the statement that stores an entry, with its values.
+            fn insert<'q>(
+                &'q self,
+                entry: &'q Entry,
+            ) -> sqlx::query::Query<
+                'q,
+                <$row as sqlx::Row>::Database,
+                <<$row as sqlx::Row>::Database as sqlx::Database>::Arguments,
+            > {
+                sqlx::query(AssertSqlSafe(self.statements.insert.as_str()))
+                    .bind(&entry.key)
+                    .bind(entry.method.as_str())
+                    .bind(entry.uri.to_string())
+                    .bind(headers_to_text(&entry.headers))
+                    .bind(&entry.body[..])
+                    .bind(entry.first_sent.map(u64::cast_signed))
+                    .bind(entry.provider.map(u64::cast_signed))
+            }
+        }
+
+        impl Outbox for $outbox {
+            async fn store(&self, entry: &Entry) -> Result<Option<Entry>, OutboxError> {
+                // An entry may be removed between the two statements.
+                for _ in 0..MAX_ATTEMPTS {
+                    let inserted = self.insert(entry).execute(&self.pool).await;
+                    if inserted.map_err(OutboxError::new)?.rows_affected() == 1 {
+                        return Ok(None);
+                    }
+                    let first_sent = entry.first_sent().unwrap_or_else(SystemTime::now);
+                    if let Some(stored) = self.resume(&entry.key, first_sent).await? {
+                        return Ok(Some(stored));
+                    }
+                }
+                Err(OutboxError::with_message(
+                    "other calls store and remove an entry under this key",
+                ))
+            }
+
+            async fn resume(
+                &self,
+                key: &str,
+                first_sent: SystemTime,
+            ) -> Result<Option<Entry>, OutboxError> {
+                let row = sqlx::query(AssertSqlSafe(self.statements.resume.as_str()))
+                    .bind(key)
+                    .bind(millis(first_sent).cast_signed())
+                    .fetch_optional(&self.pool)
+                    .await
+                    .map_err(OutboxError::new)?;
+                row.as_ref().map(read_row).transpose()
+            }
+
+            async fn discard(&self, key: &str) -> Result<bool, OutboxError> {
+                let deleted = sqlx::query(AssertSqlSafe(self.statements.discard.as_str()))
+                    .bind(key)
+                    .execute(&self.pool)
+                    .await
+                    .map_err(OutboxError::new)?;
+                Ok(deleted.rows_affected() == 1)
+            }
+
+            async fn remove(&self, key: &str) -> Result<(), OutboxError> {
+                let deleted = sqlx::query(AssertSqlSafe(self.statements.remove.as_str()))
+                    .bind(key)
+                    .execute(&self.pool);
+                deleted.await.map(drop).map_err(OutboxError::new)
+            }
+
+            async fn pending(
+                &self,
+                after: u64,
+                limit: u32,
+            ) -> Result<Vec<(u64, Entry)>, OutboxError> {
+                let rows = sqlx::query(AssertSqlSafe(self.statements.pending.as_str()))
+                    .bind(i64::try_from(after).unwrap_or(i64::MAX))
+                    .bind(i64::from(limit))
+                    .fetch_all(&self.pool)
+                    .await
+                    .map_err(OutboxError::new)?;
+                rows.iter()
+                    .map(|row| {
+                        let position: i64 = row.try_get(7).map_err(OutboxError::new)?;
+                        Ok((position.cast_unsigned(), read_row(row)?))
+                    })
+                    .collect()
+            }
+        }
+
+        fn read_row(row: &$row) -> Result<Entry, OutboxError> {
+            let columns = || -> Result<_, sqlx::Error> {
+                Ok(Row {
+                    key: row.try_get(0)?,
+                    method: row.try_get(1)?,
+                    url: row.try_get(2)?,
+                    headers: row.try_get(3)?,
+                    body: row.try_get(4)?,
+                    first_sent: row.try_get(5)?,
+                    provider: row.try_get(6)?,
+                })
+            };
+            columns().map_err(OutboxError::new)?.into_entry()
+        }
+    };
+}
+
+pub(super) use impl_outbox;
+
+/// Times that a call looks for an entry that others store and remove.
+pub(super) const MAX_ATTEMPTS: usize = 5;
+
+/// Name of the table by default.
+pub(super) const TABLE: &str = "idempotency_outbox";

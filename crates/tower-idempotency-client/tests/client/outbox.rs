@@ -1,0 +1,463 @@
+//! The outbox layer: requests are stored before they are sent, and sent again by a recovery.
+
+use std::{
+    future::Future,
+    sync::{Arc, Mutex, atomic::Ordering},
+    task::{Context, Poll, Waker},
+    time::{Duration, SystemTime},
+};
+
+use bytes::Bytes;
+use http::{HeaderName, HeaderValue, Request, header::AUTHORIZATION};
+use http_body_util::Full;
+use tests::scratch::Scratch;
+use tower::{Layer, ServiceExt};
+use tower_idempotency_client::{
+    Entry, FileOutbox, Operation, Outbox, OutboxLayer, OutboxService, Outcome, RetryLayer,
+};
+
+use crate::{
+    harness::{Reply, Server, post, reply, status},
+    outbox_memory::Memory,
+};
+
+const HOUR: Duration = Duration::from_secs(3600);
+
+type Client<O = Memory> = OutboxService<Server, O>;
+
+fn client(server: &Server) -> (Client, Arc<Memory>) {
+    let outbox = Arc::new(Memory::default());
+    (with(&outbox, RetryLayer::new(), server), outbox)
+}
+
+fn with<O: Outbox>(outbox: &Arc<O>, retries: RetryLayer, server: &Server) -> Client<O> {
+    OutboxLayer::new(outbox.clone(), retries).layer(server.clone())
+}
+
+fn order(operation: &Operation) -> Request<Full<Bytes>> {
+    let mut req = post("one espresso");
+    req.headers_mut()
+        .insert(AUTHORIZATION, HeaderValue::from_static("Bearer secret"));
+    req.extensions_mut().insert(operation.clone());
+    req
+}
+
+/// Sends an operation. Returns the status of the response, or `None` after an error, and the outcome.
+async fn send<O: Outbox>(client: &Client<O>, operation: &Operation) -> (Option<u16>, Outcome) {
+    let result = client.clone().oneshot(order(operation)).await;
+    if let Err(error) = &result {
+        assert_eq!(error.outcome(), operation.outcome(), "{error}");
+    }
+    let status = result.ok().map(|res| res.status().as_u16());
+    (status, operation.outcome())
+}
+
+/// Recovers all entries. Returns the status and the outcome of each.
+async fn recover<O: Outbox>(client: &Client<O>) -> Vec<(Option<u16>, Outcome)> {
+    let mut recovery = client.recover();
+    let mut all = Vec::new();
+    while let Some(recovered) = recovery
+        .next(|req: &mut Request<Full<Bytes>>| {
+            let token = HeaderValue::from_static("Bearer new");
+            req.headers_mut().insert(AUTHORIZATION, token);
+        })
+        .await
+        .unwrap()
+    {
+        assert_eq!(recovered.entry.key(), recovered.operation.key());
+        let outcome = recovered.operation.outcome();
+        let result = recovered.result;
+        if let Err(error) = &result {
+            assert_eq!(error.outcome(), outcome);
+        }
+        all.push((result.ok().map(|res| res.status().as_u16()), outcome));
+    }
+    all
+}
+
+/// The server finds the entry in the outbox when the request arrives.
+#[tokio::test]
+async fn entry_is_stored_before_request_is_sent() {
+    let outbox = Arc::new(Memory::default());
+    let seen = Arc::new(Mutex::new(Vec::new()));
+    let server = {
+        let (outbox, seen) = (outbox.clone(), seen.clone());
+        tower::service_fn(move |_: Request<Full<Bytes>>| {
+            seen.lock().unwrap().push(outbox.keys());
+            std::future::ready(Ok::<_, std::io::Error>(http::Response::new(
+                Full::<Bytes>::default(),
+            )))
+        })
+    };
+    let client = OutboxLayer::new(outbox.clone(), RetryLayer::new()).layer(server);
+    let operation = Operation::new();
+    client.oneshot(order(&operation)).await.unwrap();
+    assert_eq!(*seen.lock().unwrap(), [[operation.key()]]);
+    assert_eq!(outbox.keys(), [""; 0]);
+    assert_eq!(operation.outcome(), Outcome::Definite);
+}
+
+/// The entry stays unless the outcome is definite, or no attempt was executed.
+#[tokio::test(start_paused = true)]
+async fn entry_follows_outcome() {
+    let replies: [(Reply, Outcome, usize); 7] = [
+        (status(201), Outcome::Definite, 0),
+        (status(402), Outcome::Definite, 0),
+        (status(429), Outcome::NotExecuted, 0),
+        (status(401), Outcome::NotExecuted, 0),
+        (Reply::Refused, Outcome::NotExecuted, 0),
+        (status(500), Outcome::Unknown, 1),
+        (Reply::Broken, Outcome::Unknown, 1),
+    ];
+    for (reply, outcome, left) in replies {
+        let (client, outbox) = client(&Server::new([reply.clone()]));
+        let operation = Operation::new();
+        assert_eq!(send(&client, &operation).await.1, outcome, "{reply:?}");
+        assert_eq!(outbox.keys().len(), left, "{reply:?}");
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn recovery_sends_same_request_under_same_key() {
+    let layer = RetryLayer::new().with_max_attempts(1);
+    let server = Server::new([Reply::Broken, status(201)]);
+    let outbox = Arc::new(Memory::default());
+    let operation = Operation::new().with_provider(7);
+    let lost = with(&outbox, layer.clone(), &server);
+    assert_eq!(send(&lost, &operation).await, (None, Outcome::Unknown));
+    // Another process.
+    let client = with(&outbox, layer, &server);
+    let mut recovery = client.recover();
+    let recovered = recovery
+        .next(|req: &mut Request<Full<Bytes>>| {
+            assert!(!req.headers().contains_key(AUTHORIZATION));
+            let token = HeaderValue::from_static("Bearer new");
+            req.headers_mut().insert(AUTHORIZATION, token);
+        })
+        .await
+        .unwrap()
+        .unwrap();
+    assert_eq!(recovered.result.unwrap().status(), 201);
+    assert_eq!(recovered.operation.provider(), Some(7));
+    assert_eq!(recovered.operation.outcome(), Outcome::Definite);
+    assert_eq!(outbox.keys(), [""; 0]);
+    let next = recovery.next(|_: &mut Request<Full<Bytes>>| {}).await;
+    assert!(next.unwrap().is_none());
+    let log = server.take_log();
+    assert_eq!(log.len(), 2);
+    assert_eq!(log[0].key(), Some(operation.key()));
+    assert_eq!(log[1].key(), Some(operation.key()));
+    assert_eq!(log[0].uri, log[1].uri);
+    assert_eq!(log[0].body, log[1].body);
+    assert_eq!(log[0].headers[AUTHORIZATION], "Bearer secret");
+    assert_eq!(log[1].headers[AUTHORIZATION], "Bearer new");
+    let without_token = |at: usize| {
+        let mut headers = log[at].headers.clone();
+        headers.remove(AUTHORIZATION);
+        headers
+    };
+    assert_eq!(without_token(0), without_token(1));
+}
+
+/// An operation that no attempt executed now stays, and its outcome is unknown: a later recovery sends it.
+#[tokio::test(start_paused = true)]
+async fn recovery_continues_after_failure() {
+    let layer = RetryLayer::new().with_max_attempts(1);
+    let server = Server::new([
+        Reply::Broken,
+        Reply::Broken,
+        status(429),
+        status(201),
+        status(201),
+    ]);
+    let outbox = Arc::new(Memory::default());
+    let client = with(&outbox, layer, &server);
+    for _ in 0..2 {
+        send(&client, &Operation::new()).await;
+    }
+    let results = recover(&client).await;
+    let expected = [
+        (Some(429), Outcome::Unknown),
+        (Some(201), Outcome::Definite),
+    ];
+    assert_eq!(results, expected);
+    assert_eq!(outbox.keys().len(), 1);
+    assert_eq!(recover(&client).await, [(Some(201), Outcome::Definite)]);
+    assert_eq!(outbox.keys(), [""; 0]);
+    assert_eq!(server.take_log().len(), 5);
+}
+
+/// A server forgets after 24 h. An older operation is reported, and nothing is sent.
+#[tokio::test(start_paused = true)]
+async fn expired_entry_is_reported_and_not_sent() {
+    let server = Server::new([status(201)]);
+    let (client, outbox) = client(&server);
+    for (age, sent) in [(25 * HOUR, 0), (22 * HOUR, 1)] {
+        let at = SystemTime::now() - age;
+        let operation = Operation::new().with_first_sent(at);
+        let req = Request::post("http://api.example.com/orders").body(Bytes::new());
+        let entry = Entry::new(&operation, &req.unwrap());
+        outbox.store(&entry).await.unwrap();
+        let mut recovery = client.recover();
+        let recovered = recovery.next(|_: &mut Request<Full<Bytes>>| {}).await;
+        let recovered = recovered.unwrap().unwrap();
+        assert_eq!(server.take_log().len(), sent);
+        if sent == 0 {
+            assert!(recovered.result.unwrap_err().is_expired());
+            assert_eq!(recovered.operation.outcome(), Outcome::Unknown);
+            assert_eq!(outbox.keys(), [operation.key()]);
+            outbox.remove(operation.key()).await.unwrap();
+        }
+    }
+}
+
+/// The lifetime counts from the attempt of the process that died, also if the application sends the operation again itself.
+#[tokio::test(start_paused = true)]
+async fn stored_time_counts_for_new_call() {
+    let server = Server::new([status(201)]);
+    let (client, outbox) = client(&server);
+    let stored = Operation::with_key("order-7").unwrap();
+    let stored = stored.with_first_sent(SystemTime::now() - 25 * HOUR);
+    let entry = Entry::new(
+        &stored,
+        &post("one espresso").map(|_| "one espresso".into()),
+    );
+    outbox.store(&entry).await.unwrap();
+    let again = Operation::with_key("order-7").unwrap();
+    let error = client.oneshot(order(&again)).await.unwrap_err();
+    assert!(error.is_expired());
+    assert_eq!(error.outcome(), Outcome::Unknown);
+    assert_eq!(server.take_log().len(), 0);
+}
+
+#[tokio::test(start_paused = true)]
+async fn other_request_under_stored_key_is_not_sent() {
+    let server = Server::new([Reply::Broken]);
+    let (client, outbox) = client(&server);
+    send(&client, &Operation::with_key("order-7").unwrap()).await;
+    server.take_log();
+    let operation = Operation::with_key("order-7").unwrap();
+    let mut req = post("two espressos");
+    req.extensions_mut().insert(operation.clone());
+    let error = client.oneshot(req).await.unwrap_err();
+    let source = std::error::Error::source(&error).unwrap().to_string();
+    assert!(source.contains("another request"), "{source}");
+    assert_eq!(operation.outcome(), Outcome::Unknown);
+    assert_eq!(server.take_log().len(), 0);
+    assert_eq!(outbox.keys(), ["order-7"]);
+}
+
+/// A request that the outbox did not store is not sent, and may be stored nevertheless.
+#[tokio::test(start_paused = true)]
+async fn failed_outbox_sends_nothing() {
+    let server = Server::new([status(201)]);
+    let (client, outbox) = client(&server);
+    outbox.fail(Some("store"));
+    let operation = Operation::new();
+    assert_eq!(send(&client, &operation).await, (None, Outcome::Unknown));
+    outbox.fail(None);
+    outbox.hangs.store(1, Ordering::Relaxed);
+    let operation = Operation::new();
+    assert_eq!(send(&client, &operation).await, (None, Outcome::Unknown));
+    assert_eq!(server.take_log().len(), 0);
+}
+
+/// An entry that could not be removed is sent again, and its outcome is never "not executed".
+#[tokio::test(start_paused = true)]
+async fn failed_removal_leaves_entry() {
+    let server = Server::new([status(201), status(401), status(201), status(201)]);
+    let (client, outbox) = client(&server);
+    outbox.fail(Some("remove"));
+    let operation = Operation::new();
+    assert_eq!(
+        send(&client, &operation).await,
+        (Some(201), Outcome::Definite)
+    );
+    outbox.fail(Some("discard"));
+    let operation = Operation::new();
+    assert_eq!(
+        send(&client, &operation).await,
+        (Some(401), Outcome::Unknown)
+    );
+    outbox.fail(None);
+    assert_eq!(outbox.keys().len(), 2);
+    assert_eq!(recover(&client).await, [(Some(201), Outcome::Definite); 2]);
+    assert_eq!(outbox.keys(), [""; 0]);
+}
+
+/// Two calls of one operation: the first one may not discard the entry that the second one needs.
+#[tokio::test(start_paused = true)]
+async fn rejected_call_keeps_entry_of_other_call() {
+    let server = Server::new([status(401), Reply::Broken]);
+    let (client, outbox) = client(&server);
+    let [first, second] = ["order-7"; 2].map(|key| Operation::with_key(key).unwrap());
+    // The second call stores its request while the first one waits for its response.
+    let resumed = outbox.clone();
+    let slow = server.clone();
+    let inner = tower::service_fn(move |req: Request<Full<Bytes>>| {
+        let (resumed, slow) = (resumed.clone(), slow.clone());
+        async move {
+            let res = slow.oneshot(req).await;
+            resumed.resume("order-7", SystemTime::now()).await.unwrap();
+            res
+        }
+    });
+    let late = OutboxLayer::new(outbox.clone(), RetryLayer::new()).layer(inner);
+    let res = late.oneshot(order(&first)).await.unwrap();
+    assert_eq!(res.status(), 401);
+    assert_eq!(first.outcome(), Outcome::Unknown);
+    assert_eq!(outbox.keys(), ["order-7"]);
+    assert_eq!(send(&client, &second).await, (None, Outcome::Unknown));
+    assert_eq!(outbox.keys(), ["order-7"]);
+}
+
+/// A call that is dropped at any point leaves an unknown outcome once its entry may be stored.
+#[tokio::test(start_paused = true)]
+async fn dropped_call_leaves_entry_and_unknown_outcome() {
+    let server = Server::new([status(201)]);
+    let (client, outbox) = client(&server);
+    outbox.hangs.store(1, Ordering::Relaxed);
+    let operation = Operation::new();
+    let mut call = Box::pin(client.clone().oneshot(order(&operation)));
+    let mut cx = Context::from_waker(Waker::noop());
+    assert!(matches!(call.as_mut().poll(&mut cx), Poll::Pending));
+    drop(call);
+    assert_eq!(operation.outcome(), Outcome::Unknown);
+    // A call that waits to retry after a rejection.
+    outbox.hangs.store(0, Ordering::Relaxed);
+    let server = Server::new([status(429)]);
+    let client = with(&outbox, RetryLayer::new(), &server);
+    let operation = Operation::new();
+    let call = client.oneshot(order(&operation));
+    assert!(
+        tokio::time::timeout(Duration::from_millis(1), call)
+            .await
+            .is_err()
+    );
+    assert_eq!(server.take_log().len(), 1);
+    assert_eq!(operation.outcome(), Outcome::Unknown);
+    assert_eq!(outbox.keys(), [operation.key()]);
+}
+
+#[tokio::test(start_paused = true)]
+async fn manual_removal_keeps_entry() {
+    let server = Server::new([status(201), status(201), status(401)]);
+    let outbox = Arc::new(Memory::default());
+    let layer = OutboxLayer::new(outbox.clone(), RetryLayer::new()).with_manual_removal();
+    let client = layer.layer(server.clone());
+    let operation = Operation::new();
+    assert_eq!(
+        send(&client, &operation).await,
+        (Some(201), Outcome::Definite)
+    );
+    assert_eq!(outbox.keys(), [operation.key()]);
+    // The process died before it stored the response: it gets the replay.
+    assert_eq!(recover(&client).await, [(Some(201), Outcome::Definite)]);
+    outbox.remove(operation.key()).await.unwrap();
+    let rejected = Operation::new();
+    assert_eq!(
+        send(&client, &rejected).await,
+        (Some(401), Outcome::NotExecuted)
+    );
+    assert_eq!(outbox.keys(), [""; 0]);
+}
+
+#[tokio::test(start_paused = true)]
+async fn stream_and_stacked_layer_are_errors() {
+    let server = Server::new([status(201)]);
+    let (client, outbox) = client(&server);
+    let operation = Operation::new();
+    let (_sender, stream) = http_body_util::channel::Channel::<Bytes>::new(1);
+    let req = Request::post("http://api.example.com/orders")
+        .extension(operation.clone())
+        .body(stream)
+        .unwrap();
+    let error = client.clone().oneshot(req).await.unwrap_err();
+    let source = std::error::Error::source(&error).unwrap().to_string();
+    assert!(source.contains("cannot be copied"), "{source}");
+    assert_eq!(operation.outcome(), Outcome::NotExecuted);
+    let stacked = RetryLayer::new().layer(client);
+    let operation = Operation::new();
+    let error = stacked.oneshot(order(&operation)).await.unwrap_err();
+    assert!(format!("{error:?}").contains("would store each attempt"));
+    assert_eq!(operation.outcome(), Outcome::NotExecuted);
+    assert_eq!(server.take_log().len(), 0);
+    assert_eq!(outbox.keys(), [""; 0]);
+}
+
+/// A request without a key, and one with a safe method, are not stored.
+#[tokio::test(start_paused = true)]
+async fn request_without_key_is_sent_and_not_stored() {
+    let server = Server::new([status(200)]);
+    let (client, outbox) = client(&server);
+    outbox.fail(Some("store"));
+    let req = Request::get("http://api.example.com/orders/7").body(Full::<Bytes>::default());
+    let res = client.clone().oneshot(req.unwrap()).await.unwrap();
+    assert_eq!(res.status(), 200);
+    let mut req = Request::get("http://api.example.com/orders/7")
+        .body(Full::<Bytes>::default())
+        .unwrap();
+    req.extensions_mut().insert(Operation::new());
+    assert_eq!(client.oneshot(req).await.unwrap().status(), 200);
+    assert_eq!(server.take_log().len(), 2);
+}
+
+#[tokio::test(start_paused = true)]
+async fn headers_are_stored_by_name() {
+    let server = Server::new([Reply::Broken]);
+    let outbox = Arc::new(Memory::default());
+    let layer = OutboxLayer::new(outbox.clone(), RetryLayer::new().with_max_attempts(1))
+        .with_headers([HeaderName::from_static("x-shard")]);
+    let mut req = order(&Operation::new());
+    for name in ["x-shard", "x-tenant-id", "x-trace", "cookie"] {
+        let value = HeaderValue::from_static("7");
+        req.headers_mut()
+            .insert(HeaderName::from_static(name), value);
+    }
+    assert!(layer.layer(server).oneshot(req).await.is_err());
+    let (_, entry) = outbox.pending(0, 1).await.unwrap().remove(0);
+    let mut names: Vec<_> = entry.headers().keys().map(HeaderName::as_str).collect();
+    names.sort_unstable();
+    assert_eq!(names, ["content-type", "x-shard", "x-tenant-id"]);
+}
+
+/// A failure of the outbox ends one step of a recovery. The next step continues.
+#[tokio::test(start_paused = true)]
+async fn recovery_reports_failed_outbox() {
+    let server = Server::new([Reply::Broken, Reply::Broken, status(201)]);
+    let outbox = Arc::new(Memory::default());
+    let client = with(&outbox, RetryLayer::new().with_max_attempts(1), &server);
+    for _ in 0..2 {
+        send(&client, &Operation::new()).await;
+    }
+    let mut recovery = client.recover();
+    outbox.fail(Some("resume"));
+    let failed = recovery.next(|_: &mut Request<Full<Bytes>>| {}).await;
+    assert!(failed.unwrap_err().to_string().contains("disk full"));
+    outbox.fail(None);
+    let next = recovery.next(|_: &mut Request<Full<Bytes>>| {}).await;
+    assert_eq!(next.unwrap().unwrap().result.unwrap().status(), 201);
+    assert_eq!(outbox.keys().len(), 1);
+}
+
+/// The same with a file: a process that dies after its request was sent.
+#[tokio::test]
+async fn file_outbox_recovers_operation() {
+    let scratch = Scratch::new();
+    let path = scratch.file("orders.outbox");
+    let layer = RetryLayer::new().with_max_attempts(1);
+    let server = Server::new([Reply::Broken, reply(201, &[], "order 7")]);
+    let operation = Operation::new();
+    let outbox = Arc::new(FileOutbox::open(&path).unwrap());
+    let lost = with(&outbox, layer.clone(), &server);
+    assert_eq!(send(&lost, &operation).await, (None, Outcome::Unknown));
+    // The file as a process finds it that starts after a kill.
+    let copy = scratch.file("copy.outbox");
+    std::fs::copy(&path, &copy).unwrap();
+    let outbox = Arc::new(FileOutbox::open(&copy).unwrap());
+    let client = with(&outbox, layer, &server);
+    assert_eq!(recover(&client).await, [(Some(201), Outcome::Definite)]);
+    assert_eq!(recover(&client).await, []);
+    let keys: Vec<_> = server.take_log();
+    assert_eq!(keys[0].key(), keys[1].key());
+}

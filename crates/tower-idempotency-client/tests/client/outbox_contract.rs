@@ -1,0 +1,216 @@
+//! The contract of an outbox, on a file, SQLite and PostgreSQL.
+
+use std::time::{Duration, SystemTime};
+
+use bytes::Bytes;
+use http::Request;
+use tests::scratch::Scratch;
+use tower_idempotency_client::{Entry, FileOutbox, Operation, Outbox};
+
+pub(crate) fn entry(key: &str) -> Entry {
+    let req = Request::post("https://api.example.com/orders?x=1")
+        .header("content-type", "text/plain")
+        .header(
+            "x-tenant-id",
+            http::HeaderValue::from_bytes(b"caf\xe9").unwrap(),
+        )
+        .header("authorization", "Bearer secret")
+        .body(Bytes::from(format!("one \0 espresso for {key}")))
+        .unwrap();
+    let operation = Operation::with_key(key)
+        .unwrap()
+        .with_provider(u64::MAX - 3);
+    Entry::new(&operation, &req)
+}
+
+/// Returns a time that an outbox stores exactly.
+pub(crate) fn at(millis: u64) -> SystemTime {
+    SystemTime::UNIX_EPOCH + Duration::from_millis(millis)
+}
+
+async fn keys(outbox: &impl Outbox) -> Vec<String> {
+    let entries = outbox.pending(0, 100).await.unwrap();
+    entries
+        .iter()
+        .map(|(_, entry)| entry.key().to_owned())
+        .collect()
+}
+
+/// Checks each method of an empty outbox.
+async fn check_contract(outbox: &impl Outbox) {
+    assert_eq!(outbox.pending(0, 100).await.unwrap(), []);
+    // A stored entry is returned whole, and does not change.
+    let [first, second, third] = ["first", "second", "third"].map(entry);
+    let sent = first.clone().or_first_sent(at(1_700_000_000_123));
+    assert_eq!(outbox.store(&sent).await.unwrap(), None);
+    assert_eq!(outbox.store(&second).await.unwrap(), None);
+    assert_eq!(outbox.store(&third).await.unwrap(), None);
+    let pending = outbox.pending(0, 100).await.unwrap();
+    let entries: Vec<_> = pending.iter().map(|(_, entry)| entry).collect();
+    assert_eq!(entries, [&sent, &second, &third]);
+    // Pages continue after a position, also after that of a removed entry.
+    assert!(pending.is_sorted_by_key(|(position, _)| *position) && pending[0].0 > 0);
+    assert_eq!(outbox.pending(0, 2).await.unwrap(), pending[..2]);
+    outbox.remove("second").await.unwrap();
+    assert_eq!(outbox.pending(pending[1].0, 2).await.unwrap(), pending[2..]);
+    assert_eq!(outbox.pending(u64::MAX, 2).await.unwrap(), []);
+    // The second caller gets the stored entry. The time of the first attempt is set once.
+    let later = at(1_800_000_000_000);
+    let again = first.clone().or_first_sent(later);
+    assert_eq!(outbox.store(&again).await.unwrap(), Some(sent.clone()));
+    let resumed = outbox.resume("third", later).await.unwrap().unwrap();
+    assert_eq!(resumed, third.clone().or_first_sent(later));
+    let resumed = outbox.resume("third", at(1)).await.unwrap().unwrap();
+    assert_eq!(resumed.first_sent(), Some(later));
+    assert_eq!(outbox.resume("second", later).await.unwrap(), None);
+    // An entry that was resumed, or is gone, is not discarded.
+    for key in ["first", "third", "second"] {
+        assert!(!outbox.discard(key).await.unwrap(), "{key}");
+    }
+    assert_eq!(keys(outbox).await, ["first", "third"]);
+    assert_eq!(outbox.store(&second).await.unwrap(), None);
+    assert!(outbox.discard("second").await.unwrap());
+    assert!(!outbox.discard("second").await.unwrap());
+    // A removed key is free, and its entry is a new one.
+    outbox.remove("first").await.unwrap();
+    outbox.remove("first").await.unwrap();
+    assert_eq!(outbox.store(&first).await.unwrap(), None);
+    assert_eq!(keys(outbox).await, ["third", "first"]);
+}
+
+/// Lets many calls store one key. One of them stores it, and then none may discard it.
+async fn check_races(outbox: &impl Outbox) {
+    for _ in 0..3 {
+        let calls = (0..16).map(|_| async {
+            let previous = outbox.store(&entry("race")).await.unwrap();
+            u32::from(previous.is_none())
+        });
+        let new: u32 = join_all(calls).await.into_iter().sum();
+        assert_eq!(new, 1, "one call stores the entry");
+        assert!(!outbox.discard("race").await.unwrap());
+        outbox.remove("race").await.unwrap();
+    }
+}
+
+/// Polls all futures at the same time.
+pub(crate) async fn join_all<F: Future>(futures: impl Iterator<Item = F>) -> Vec<F::Output> {
+    let mut futures: Vec<_> = futures.map(|future| (Box::pin(future), None)).collect();
+    std::future::poll_fn(move |cx| {
+        let mut is_ready = true;
+        for (future, output) in &mut futures {
+            if output.is_none() {
+                match future.as_mut().poll(cx) {
+                    std::task::Poll::Ready(value) => *output = Some(value),
+                    std::task::Poll::Pending => is_ready = false,
+                }
+            }
+        }
+        if !is_ready {
+            return std::task::Poll::Pending;
+        }
+        let outputs = futures.iter_mut().filter_map(|(_, output)| output.take());
+        std::task::Poll::Ready(outputs.collect())
+    })
+    .await
+}
+
+#[tokio::test]
+async fn file_keeps_contract() {
+    let scratch = Scratch::new();
+    let path = scratch.file("orders.outbox");
+    let outbox = FileOutbox::open(&path).unwrap();
+    check_contract(&outbox).await;
+    check_races(&outbox).await;
+    let pending = outbox.pending(0, 100).await.unwrap();
+    drop(outbox);
+    let outbox = FileOutbox::open(&path).unwrap();
+    assert_eq!(outbox.pending(0, 100).await.unwrap(), pending);
+}
+
+#[cfg(feature = "outbox-sqlite")]
+mod sqlite {
+    use tower_idempotency_client::{SqliteOutbox, sqlx::sqlite::SqlitePoolOptions};
+
+    use super::*;
+
+    #[tokio::test]
+    async fn sqlite_keeps_contract() {
+        let scratch = Scratch::new();
+        let url = format!("sqlite:{}?mode=rwc", scratch.file("outbox.db").display());
+        let pool = SqlitePoolOptions::new().connect(&url).await.unwrap();
+        let outbox = SqliteOutbox::new(pool.clone());
+        outbox.migrate().await.unwrap();
+        outbox.migrate().await.unwrap();
+        check_contract(&outbox).await;
+        check_races(&outbox).await;
+        // A table of another name is another outbox.
+        let other = SqliteOutbox::new(pool).with_table("other_2").unwrap();
+        other.migrate().await.unwrap();
+        assert_eq!(other.pending(0, 10).await.unwrap(), []);
+        for name in ["", "1a", "a b", "a;drop table x", "A", &"a".repeat(49)] {
+            let pool = sqlx_pool();
+            assert!(SqliteOutbox::new(pool).with_table(name).is_err(), "{name}");
+        }
+    }
+
+    fn sqlx_pool() -> tower_idempotency_client::sqlx::SqlitePool {
+        SqlitePoolOptions::new()
+            .connect_lazy("sqlite::memory:")
+            .unwrap()
+    }
+}
+
+#[cfg(feature = "outbox-postgres")]
+pub(crate) mod postgres {
+    use tower_idempotency_client::{
+        PostgresOutbox,
+        sqlx::{PgPool, postgres::PgPoolOptions},
+    };
+
+    use super::*;
+
+    pub(crate) async fn open(table: &str) -> (PgPool, PostgresOutbox) {
+        let url = tests::servers::postgres::shared().url();
+        let pool = PgPoolOptions::new().connect(&url).await.unwrap();
+        let outbox = PostgresOutbox::new(pool.clone()).with_table(table).unwrap();
+        outbox.migrate().await.unwrap();
+        (pool, outbox)
+    }
+
+    #[tokio::test]
+    async fn postgres_keeps_contract() {
+        let (_pool, outbox) = open("outbox_contract").await;
+        check_contract(&outbox).await;
+        check_races(&outbox).await;
+        let again = (0..8).map(|_| outbox.migrate());
+        assert!(join_all(again).await.iter().all(Result::is_ok));
+    }
+
+    /// Entry and order are in one transaction: both are there, or neither is.
+    #[tokio::test]
+    async fn entry_commits_with_transaction() {
+        let (pool, outbox) = open("outbox_transaction").await;
+        for (key, commits) in [("rolled-back", false), ("committed", true)] {
+            let mut tx = pool.begin().await.unwrap();
+            outbox.store_in(&mut tx, &entry(key)).await.unwrap();
+            assert_eq!(outbox.pending(0, 10).await.unwrap(), []);
+            match commits {
+                true => tx.commit().await.unwrap(),
+                false => tx.rollback().await.unwrap(),
+            }
+        }
+        assert_eq!(keys(&outbox).await, ["committed"]);
+        // It was never sent, and only the caller or a recovery may remove it.
+        let pending = outbox.pending(0, 10).await.unwrap();
+        assert_eq!(pending[0].1.first_sent(), None);
+        for (commits, left) in [(false, 1), (true, 0)] {
+            let mut tx = pool.begin().await.unwrap();
+            outbox.remove_in(&mut tx, "committed").await.unwrap();
+            match commits {
+                true => tx.commit().await.unwrap(),
+                false => tx.rollback().await.unwrap(),
+            }
+            assert_eq!(keys(&outbox).await.len(), left);
+        }
+    }
+}

@@ -1,0 +1,94 @@
+//! An outbox in memory that fails on request.
+
+use std::{
+    sync::{
+        Mutex,
+        atomic::{AtomicU32, Ordering},
+    },
+    time::SystemTime,
+};
+
+use tower_idempotency_client::{Entry, Outbox, OutboxError};
+
+/// Outbox in memory that can fail, and counts its calls.
+#[derive(Default)]
+pub(crate) struct Memory {
+    entries: Mutex<Vec<(u64, Entry, bool)>>,
+    fails: Mutex<Option<&'static str>>,
+    pub(crate) hangs: AtomicU32,
+}
+
+impl Memory {
+    /// Lets the calls of one method fail.
+    pub(crate) fn fail(&self, method: Option<&'static str>) {
+        *self.fails.lock().unwrap() = method;
+    }
+
+    fn check(&self, method: &str) -> Result<(), OutboxError> {
+        match *self.fails.lock().unwrap() {
+            Some(failing) if failing == method => Err(OutboxError::new("disk full")),
+            _ => Ok(()),
+        }
+    }
+
+    pub(crate) fn keys(&self) -> Vec<String> {
+        let entries = self.entries.lock().unwrap();
+        let keys = entries.iter().map(|(_, entry, _)| entry.key().to_owned());
+        keys.collect()
+    }
+
+    fn mark(&self, key: &str, at: SystemTime) -> Option<Entry> {
+        let mut entries = self.entries.lock().unwrap();
+        let found = entries
+            .iter_mut()
+            .find(|(_, entry, _)| entry.key() == key)?;
+        found.1 = found.1.clone().or_first_sent(at);
+        found.2 = true;
+        Some(found.1.clone())
+    }
+}
+
+impl Outbox for Memory {
+    async fn store(&self, entry: &Entry) -> Result<Option<Entry>, OutboxError> {
+        if self.hangs.load(Ordering::Relaxed) > 0 {
+            std::future::pending::<()>().await;
+        }
+        self.check("store")?;
+        let at = entry.first_sent().unwrap();
+        if let Some(stored) = self.mark(entry.key(), at) {
+            return Ok(Some(stored));
+        }
+        let mut entries = self.entries.lock().unwrap();
+        let position = entries.last().map_or(1, |(position, ..)| position + 1);
+        entries.push((position, entry.clone(), false));
+        Ok(None)
+    }
+
+    async fn resume(&self, key: &str, at: SystemTime) -> Result<Option<Entry>, OutboxError> {
+        self.check("resume")?;
+        Ok(self.mark(key, at))
+    }
+
+    async fn discard(&self, key: &str) -> Result<bool, OutboxError> {
+        self.check("discard")?;
+        let mut entries = self.entries.lock().unwrap();
+        let before = entries.len();
+        entries.retain(|(_, entry, is_resumed)| entry.key() != key || *is_resumed);
+        Ok(entries.len() < before)
+    }
+
+    async fn remove(&self, key: &str) -> Result<(), OutboxError> {
+        self.check("remove")?;
+        let mut entries = self.entries.lock().unwrap();
+        entries.retain(|(_, entry, _)| entry.key() != key);
+        Ok(())
+    }
+
+    async fn pending(&self, after: u64, limit: u32) -> Result<Vec<(u64, Entry)>, OutboxError> {
+        self.check("pending")?;
+        let entries = self.entries.lock().unwrap();
+        let entries = entries.iter().filter(|(position, ..)| *position > after);
+        let entries = entries.map(|(position, entry, _)| (*position, entry.clone()));
+        Ok(entries.take(limit as usize).collect())
+    }
+}

@@ -3,6 +3,7 @@
 //! The model of the lease protocol is in the tests of this package. The tests of the package `tests` do not link any of it.
 
 pub mod campaign;
+pub mod clients;
 pub mod fleet;
 pub mod oracle;
 pub mod simulation;

@@ -1,11 +1,21 @@
 //! A fleet on a real server while one thing goes wrong again and again: see `scripts/campaign`.
 
-use std::{env, process::ExitCode, time::Duration};
+use std::{
+    env,
+    process::ExitCode,
+    time::{Duration, Instant},
+};
 
-use verification::campaign::{Campaign, Fault, Kind, Mode, Tally};
+use verification::{
+    campaign::{Campaign, Fault, Kind, Mode, Tally},
+    clients::{Clients, StoreKind},
+};
 
 #[tokio::main]
 async fn main() -> ExitCode {
+    if env::args().nth(1).as_deref() == Some("client") {
+        return run_clients(env::args().skip(2)).await;
+    }
     let campaign = match read(env::args().skip(1)) {
         Ok(campaign) => campaign,
         Err(wrong) => {
@@ -72,6 +82,66 @@ fn read(mut words: impl Iterator<Item = String>) -> Result<Campaign, String> {
     }
     campaign.check()?;
     Ok(campaign)
+}
+
+/// Runs clients with an outbox, which are killed. Prints a line after every tenth kill, and the result.
+async fn run_clients(words: impl Iterator<Item = String>) -> ExitCode {
+    let clients = match read_clients(words) {
+        Ok(clients) => clients,
+        Err(wrong) => {
+            eprintln!("{wrong}");
+            return ExitCode::from(2);
+        }
+    };
+    let program = env::current_exe().expect("this program has a path");
+    let began = Instant::now();
+    let progress = |kills: usize, done| {
+        if kills.is_multiple_of(10) {
+            let seconds = began.elapsed().as_secs();
+            println!("{seconds} s: {kills} kills, {done} operations done");
+        }
+    };
+    let tally = clients
+        .run(&program.with_file_name("orders"), progress)
+        .await;
+    let (store, seed) = (clients.store.name(), clients.seed);
+    println!(
+        "{store}, seed {seed}, {} s: {tally}",
+        began.elapsed().as_secs()
+    );
+    match tally.is_clean() {
+        true => ExitCode::SUCCESS,
+        false => ExitCode::FAILURE,
+    }
+}
+
+fn read_clients(mut words: impl Iterator<Item = String>) -> Result<Clients, String> {
+    let name = words.next().unwrap_or_default();
+    let store = StoreKind::ALL
+        .into_iter()
+        .find(|store| store.name() == name);
+    let mut clients = Clients {
+        store: store
+            .ok_or_else(|| expected("a store", &StoreKind::ALL.map(StoreKind::name), &name))?,
+        operations: 100_000,
+        between_kills: 1000,
+        seed: 0,
+    };
+    while let Some(option) = words.next() {
+        let value = words.next().unwrap_or_default();
+        let number = value.parse::<usize>().ok().filter(|number| *number > 0);
+        let number = number.ok_or_else(|| expected("a number above 0", &[], &value));
+        match option.as_str() {
+            "--operations" => clients.operations = number?,
+            "--between-kills" => clients.between_kills = number?,
+            "--seed" => clients.seed = number? as u64,
+            _ => {
+                let options = ["--operations", "--between-kills", "--seed"];
+                return Err(expected("an option", &options, &option));
+            }
+        }
+    }
+    Ok(clients)
 }
 
 /// Parses a duration such as `90s`, `10m` or `2h`.

@@ -1,5 +1,6 @@
 //! Fleets: several processes on one store, killed and paused at any moment.
 
+mod clients;
 mod dynamodb;
 mod exactly_once;
 mod memory;

@@ -274,7 +274,6 @@ where
                     return Err(not_stored(Some(operation), error));
                 }
             };
-            let is_new = previous.is_none();
             if let Some(previous) = previous {
                 if !previous.is_same_request(&entry) {
                     drop(unsettled);
@@ -282,7 +281,7 @@ where
                 }
                 previous.restore(&operation);
             }
-            shared.send(inner, req, operation, unsettled, is_new).await
+            shared.send(inner, req, operation, unsettled).await
         })
     }
 }
@@ -302,7 +301,6 @@ impl<O: Outbox> Shared<O> {
         req: Request<B>,
         operation: Operation,
         unsettled: Unsettled,
-        is_new: bool,
     ) -> CallResult<R>
     where
         S: Service<Request<B>, Response = Response<R>> + Clone + Send + 'static,
@@ -322,10 +320,10 @@ impl<O: Outbox> Shared<O> {
                 true
             }
             Outcome::ResponseLost => true,
-            Outcome::NotExecuted if is_new => {
+            Outcome::NotExecuted => {
                 warn_if_failed(timeout(deadline, self.outbox.discard(key)).await) == Some(true)
             }
-            Outcome::NotExecuted | Outcome::Unknown => false,
+            Outcome::Unknown => false,
         };
         if is_settled {
             unsettled.settle();

@@ -95,11 +95,7 @@ impl<S, O: Outbox> Recovery<S, O> {
         prepare(&mut req);
         let mut inner = self.service.inner.clone();
         let result = match poll_fn(|cx| inner.poll_ready(cx)).await {
-            Ok(()) => {
-                shared
-                    .send(inner, req, operation.clone(), unsettled, false)
-                    .await
-            }
+            Ok(()) => shared.send(inner, req, operation.clone(), unsettled).await,
             Err(error) => {
                 drop(unsettled);
                 Err(error.with_outcome(operation.outcome()))

@@ -132,13 +132,14 @@ macro_rules! impl_outbox {
                 key: &str,
                 first_sent: SystemTime,
             ) -> Result<Option<Entry>, OutboxError> {
-                let row = sqlx::query(AssertSqlSafe(self.statements.resume.as_str()))
+                // A query for one row would end before the commit, and not see its error.
+                let rows = sqlx::query(AssertSqlSafe(self.statements.resume.as_str()))
                     .bind(key)
                     .bind(millis(first_sent).cast_signed())
-                    .fetch_optional(&self.pool)
+                    .fetch_all(&self.pool)
                     .await
                     .map_err(OutboxError::new)?;
-                row.as_ref().map(read_row).transpose()
+                rows.first().map(read_row).transpose()
             }
 
             async fn discard(&self, key: &str) -> Result<bool, OutboxError> {

@@ -6,6 +6,7 @@ mod api;
 mod bodies;
 mod costs;
 mod delays;
+mod dialects;
 mod harness;
 mod keys;
 mod lifetime;

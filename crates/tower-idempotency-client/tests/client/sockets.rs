@@ -87,7 +87,7 @@ async fn serve_orders(handler: &Handler) -> SocketAddr {
 
 /// Time at which a relay cuts its first connection.
 #[derive(Clone)]
-enum Cut {
+pub(crate) enum Cut {
     /// The server has sent so many bytes of the response, none of which reaches the client if it is 0.
     Response(usize),
     /// The handler has begun.
@@ -99,7 +99,7 @@ pub(crate) async fn relay_to(server: SocketAddr, cut_after: usize) -> SocketAddr
     relay(server, Cut::Response(cut_after)).await
 }
 
-async fn relay(server: SocketAddr, cut: Cut) -> SocketAddr {
+pub(crate) async fn relay(server: SocketAddr, cut: Cut) -> SocketAddr {
     let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
     let addr = listener.local_addr().unwrap();
     tokio::spawn(async move {

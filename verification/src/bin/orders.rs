@@ -1,0 +1,9 @@
+//! The client of a campaign, to be killed: `orders SERVER OUTBOX JOURNAL OPERATIONS`.
+
+use std::env;
+
+#[tokio::main]
+async fn main() {
+    let words: Vec<_> = env::args().skip(1).collect();
+    verification::clients::run_orders(&words).await;
+}

@@ -30,7 +30,7 @@ use crate::{
 /// A listing uses no `SCAN` and no `KEYS`. The order is that of the expiry of the leases, or that of the records. In a cluster each
 /// slot has indexes of its own: a listing goes through up to 16,384 of them, several hundred at the same time, and is
 /// ordered within a slot alone. An entry that was acquired while its slot was moved to another node is listed after the next
-/// renewal of its lease, or after `idempotency check --repair`.
+/// renewal of its lease, or after a takeover.
 ///
 /// A listing removes entries from the indexes that no longer exist. After a resolution to
 /// [retry](Resolution::Retry) an entry that needed attention, its time in progress counts from that record.

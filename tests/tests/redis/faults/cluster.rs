@@ -185,7 +185,10 @@ async fn lease_in_migrating_slot_becomes_record() {
 async fn asking_and_command_are_sent_together() {
     let cluster = RedisCluster::start();
     let slot = cluster.slot("{importing}");
-    let node = Node::new(connect(&cluster, "{importing}:").await);
+    // The monitor does not show a script that the node refuses because the indexes are on the other node.
+    let options = unhurried().with_prefix("{importing}:").with_indexes(false);
+    let store = until_connected(|| options.clone().connect_cluster(cluster.urls())).await;
+    let node = Node::new(store);
     let to = (cluster.master_of(slot).unwrap() + 1) % 3;
     node.post("/orders", "before").await;
     cluster.begin_move(slot, to);

@@ -137,7 +137,7 @@ fn serve(client: TcpStream, port: u16, errors: &Mutex<Errors>) -> Option<()> {
                 match error {
                     Some(error) => format!("-{error}\r\n"),
                     // An acquire has more arguments than a completion.
-                    None if words.len() == 11 => "*2\r\n:1\r\n:1\r\n".to_owned(),
+                    None if words.len() == 14 => "*2\r\n:1\r\n:1\r\n".to_owned(),
                     None => ":1\r\n".to_owned(),
                 }
             }

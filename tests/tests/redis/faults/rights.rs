@@ -17,7 +17,7 @@ use crate::{
 
 /// The rights listed in `docs/stores/redis.md`, except those for channels.
 const COMMANDS: &str = "+@scripting +info +hmget +hset +hdel +del +pexpire +pexpireat +pttl +time +publish +subscribe \
-                        +unsubscribe";
+                        +unsubscribe +zadd +zrem +zscore +zcard +zremrangebyscore";
 
 /// Connects as a user who has these rights and no others.
 async fn connect_as(server: &RedisServer, rights: &str) -> RedisStore {

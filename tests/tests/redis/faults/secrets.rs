@@ -29,7 +29,12 @@ fn everything(server: &RedisServer) -> Vec<u8> {
     let keys = server.list(&["KEYS", "*"]);
     assert!(!keys.is_empty());
     for key in keys {
-        for part in server.list(&[b"HGETALL", key.as_slice()]) {
+        let is_index = key.contains(&b'~');
+        let read: &[&[u8]] = match is_index {
+            true => &[b"ZRANGE", &key, b"0", b"-1"],
+            false => &[b"HGETALL", &key],
+        };
+        for part in server.list(read) {
             all.extend(part);
             all.push(b'\n');
         }

@@ -1,0 +1,126 @@
+//! Each failure is one sentence, without a password.
+
+use std::process::{Command, Stdio};
+
+use tests::{
+    scratch::Scratch,
+    servers::{free_port, postgres::PostgresServer, redis::RedisServer},
+};
+
+use crate::run;
+
+/// Asserts that the command fails with this code and one sentence.
+fn assert_fails(store: &str, args: &[&str], code: i32, expected: &str) {
+    let ran = run(store, args);
+    assert_eq!(ran.code, code, "{store}: {ran:?}");
+    assert!(ran.out.is_empty(), "{ran:?}");
+    assert!(ran.err.contains(expected), "{ran:?}");
+    assert_eq!(ran.err.trim_end().lines().count(), 1, "{ran:?}");
+    assert!(!ran.err.contains("hush"), "{ran:?}");
+}
+
+#[test]
+fn wrong_urls_are_one_sentence() {
+    for (url, expected) in [
+        (
+            "mongodb://app:hush@localhost/x",
+            "expected a store of memory",
+        ),
+        ("hush", "expected a store of memory"),
+        (
+            "postgres://app:hush@[::/app",
+            "expected a URL of the form postgres://",
+        ),
+        (
+            "redis://:hush@:x",
+            "expected an address of the form redis://",
+        ),
+        ("sqlite:", "expected a path after sqlite:"),
+        ("", "expected a store"),
+    ] {
+        assert_fails(url, &["stats"], 2, expected);
+    }
+}
+
+#[test]
+fn stores_that_are_down_are_one_sentence() {
+    let port = free_port();
+    for url in [
+        format!("postgres://app:hush@127.0.0.1:{port}/app"),
+        format!("mysql://app:hush@127.0.0.1:{port}/app"),
+        format!("redis://:hush@127.0.0.1:{port}/0"),
+        format!("redis+cluster://:hush@127.0.0.1:{port}"),
+        "sqlite:/no/such/directory/keys.db".to_owned(),
+    ] {
+        assert_fails(&url, &["stats"], 1, "cannot use the ");
+    }
+}
+
+#[test]
+fn refused_connections_are_one_sentence() {
+    let redis = RedisServer::start(&["--requirepass", "open-sesame"]);
+    let url = format!("redis://:hush@{}/0", redis.address());
+    assert_fails(&url, &["stats"], 1, "cannot use the redis store");
+    // The server speaks no TLS.
+    let url = format!("rediss://:hush@{}/0", redis.address());
+    assert_fails(&url, &["stats"], 1, "cannot use the redis store");
+    let postgres = PostgresServer::start(&[]);
+    let url = format!("postgres://nobody:hush@{}/postgres", postgres.address());
+    assert_fails(&url, &["stats"], 1, "cannot use the postgres store");
+    let url = format!("{}?sslmode=require", postgres.url());
+    assert_fails(&url, &["stats"], 1, "cannot use the postgres store");
+}
+
+#[test]
+fn unlisted_state_has_its_exit_code() {
+    let redis = RedisServer::start(&[]);
+    assert_fails(&redis.url(), &["list", "completed"], 6, "");
+    assert_fails(
+        &redis.url(),
+        &["purge", "--reason", "x", "--audit", "log", "--yes"],
+        6,
+        "itself",
+    );
+}
+
+#[test]
+fn empty_listing_is_told_apart() {
+    let scratch = Scratch::new();
+    let url = format!("sqlite:{}", scratch.file("keys.db").display());
+    let ran = run(&url, &["list", "orphaned", "--fail-if-any"]);
+    assert_eq!((ran.code, &*ran.out), (0, "no entry is orphaned\n"));
+    let ran = run(&url, &["watch", "--exit-when-empty", "attention"]);
+    assert_eq!(ran.code, 0, "{ran:?}");
+    let ran = run(&url, &["show", "0123456789"]);
+    assert_eq!(ran.code, 3, "{ran:?}");
+    let ran = run(&url, &["show", "0123"]);
+    assert_eq!(ran.code, 2, "{ran:?}");
+}
+
+#[test]
+fn closed_output_ends_quietly() {
+    let tool = env!("CARGO_BIN_EXE_idempotency");
+    let line = format!("{tool} man | head -n 1; echo \"${{PIPESTATUS[0]}}\"");
+    let ran = Command::new("bash")
+        .args(["-c", &line])
+        .stdin(Stdio::null())
+        .output();
+    let ran = ran.expect("bash");
+    assert!(ran.stderr.is_empty(), "{ran:?}");
+    assert!(
+        String::from_utf8_lossy(&ran.stdout).ends_with("0\n"),
+        "{ran:?}"
+    );
+}
+
+#[test]
+fn completions_are_scripts() {
+    for shell in ["bash", "zsh", "fish", "powershell", "elvish"] {
+        let ran = run("", &["completions", shell]);
+        assert_eq!(ran.code, 0, "{ran:?}");
+        assert!(ran.out.contains("fail-if-any"), "{shell}");
+    }
+    let script = run("", &["completions", "bash"]).out;
+    let parsed = Command::new("bash").args(["-n", "-c", &script]).status();
+    assert!(parsed.expect("bash").success());
+}

@@ -1,0 +1,44 @@
+//! The tool as a process, on every store.
+
+mod audit;
+mod errors;
+mod scenario;
+mod stores;
+
+use std::{
+    io::Write as _,
+    path::Path,
+    process::{Command, Stdio},
+};
+
+/// What a command printed, and its exit code.
+#[derive(Debug)]
+struct Ran {
+    code: i32,
+    out: String,
+    err: String,
+}
+
+/// Runs the tool. Its input is no terminal.
+fn run(store: &str, args: &[&str]) -> Ran {
+    run_in(Path::new("."), store, args)
+}
+
+fn run_in(directory: &Path, store: &str, args: &[&str]) -> Ran {
+    let mut command = Command::new(env!("CARGO_BIN_EXE_idempotency"));
+    command.current_dir(directory).args(args);
+    command.env("IDEMPOTENCY_STORE", store);
+    command.env("USER", "alice").env_remove("IDEMPOTENCY_AUDIT");
+    command.stdin(Stdio::piped());
+    command.stdout(Stdio::piped()).stderr(Stdio::piped());
+    let mut child = command.spawn().expect("the tool starts");
+    let mut input = child.stdin.take().expect("a pipe");
+    input.write_all(b"yes\n").ok();
+    drop(input);
+    let output = child.wait_with_output().expect("the tool ends");
+    Ran {
+        code: output.status.code().expect("an exit code"),
+        out: String::from_utf8(output.stdout).expect("text"),
+        err: String::from_utf8(output.stderr).expect("text"),
+    }
+}

@@ -23,7 +23,7 @@ impl AuditedChange {
         args: &ChangeArgs,
         what: &str,
         id: Option<&str>,
-        before: Value,
+        before: &Value,
     ) -> Result<Self, Failure> {
         let refused = |error: io::Error| {
             Failure::failed(format!(

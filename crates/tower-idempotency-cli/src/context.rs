@@ -3,7 +3,7 @@
 use std::{future::Future, time::Duration};
 
 use tokio::time::timeout;
-use tower_idempotency::inspect::InspectError;
+use tower_idempotency::inspect::{InspectError, Inspector};
 use tower_idempotency_any::{AnyStore, OpenErrorKind};
 
 use crate::{
@@ -13,7 +13,9 @@ use crate::{
 };
 
 pub(crate) struct Context {
-    pub(crate) store: AnyStore,
+    pub(crate) store: Inspector,
+    /// The name of the store, such as `postgres`.
+    pub(crate) name: &'static str,
     pub(crate) output: Output,
     timeout: Duration,
 }
@@ -26,7 +28,7 @@ impl Context {
                 "expected a store: set --store or IDEMPOTENCY_STORE",
             ));
         };
-        let opened = timeout(global.timeout, AnyStore::open(url)).await;
+        let opened = timeout(global.timeout, Box::pin(AnyStore::open(url))).await;
         let opened = opened.map_err(|_| no_reply(global.timeout))?;
         let store = opened.map_err(|error| {
             let exit = match error.kind() {
@@ -36,7 +38,8 @@ impl Context {
             Failure::new(exit, error.to_string())
         })?;
         Ok(Self {
-            store,
+            name: store.name(),
+            store: Inspector::new(store),
             output: Output::new(global),
             timeout: global.timeout,
         })

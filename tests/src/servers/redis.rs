@@ -287,6 +287,7 @@ impl RedisServer {
     /// # Panics
     ///
     /// Like [`command`](Self::command).
+    #[must_use]
     pub fn entries(&self) -> Vec<String> {
         let keys = self.list(&["KEYS", "*"]).into_iter();
         let keys = keys.map(|key| String::from_utf8(key).expect("a key in hexadecimal"));

@@ -27,7 +27,7 @@ pub(crate) async fn run(context: &Context, _args: &Args) -> Result<Exit, Failure
     let output = &context.output;
     if output.is_json {
         output.json(&json!({
-            "store": context.store.name(),
+            "store": context.name,
             "lists": lists,
             "details": abilities.has_details(),
             "purges": abilities.can_purge(),
@@ -37,7 +37,7 @@ pub(crate) async fn run(context: &Context, _args: &Args) -> Result<Exit, Failure
     }
     let yes = |it: bool| if it { "yes" } else { "no" }.to_owned();
     output.pairs(&[
-        ("store", context.store.name().to_owned()),
+        ("store", context.name.to_owned()),
         ("lists", lists.join(", ")),
         ("owner and operation", yes(abilities.has_details())),
         ("needs purging", yes(abilities.can_purge())),

@@ -27,14 +27,14 @@ pub(crate) struct Args {
 
 pub(crate) async fn run(context: &Context, args: &Args) -> Result<Exit, Failure> {
     if !context.store.abilities().can_purge() {
-        let name = context.store.name();
+        let name = context.name;
         let message = format!("the {name} store deletes expired entries itself");
         return Err(Failure::new(Exit::NotKept, message));
     }
     if !args.change.yes {
         return Err(Failure::usage("expected --yes"));
     }
-    let change = AuditedChange::begin(&args.change, "purge", None, json!({"max": args.max}))?;
+    let change = AuditedChange::begin(&args.change, "purge", None, &json!({"max": args.max}))?;
     let mut deleted = 0;
     while deleted < args.max {
         let rest = u32::try_from(args.max - deleted).unwrap_or(u32::MAX);

@@ -109,7 +109,7 @@ pub(crate) async fn run(context: &Context, args: &Args) -> Result<Exit, Failure>
     }
     confirm(args, entry)?;
     let id = entry.id().to_hex();
-    let change = AuditedChange::begin(&args.change, name, Some(&id), entry_json(entry))?;
+    let change = AuditedChange::begin(&args.change, name, Some(&id), &entry_json(entry))?;
     let resolved = context
         .call(context.store.resolve(&seen, &resolution))
         .await;

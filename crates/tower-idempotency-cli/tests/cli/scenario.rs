@@ -82,7 +82,8 @@ struct Session<'a> {
 impl Session<'_> {
     fn run(&mut self, args: &[&str]) -> Ran {
         let ran = run_in(&self.scratch.file(""), self.store, args);
-        writeln!(self.notes, "$ idempotency {}", plain(&args.join(" "))).expect("memory");
+        let line = format!("$ idempotency {}\n", args.join(" "));
+        self.notes.push_str(&plain(&line));
         self.notes.push_str(&plain(&ran.out));
         self.notes.push_str(&plain(&ran.err));
         writeln!(self.notes, "exit {}\n", ran.code).expect("memory");

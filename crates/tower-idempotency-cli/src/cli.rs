@@ -72,7 +72,7 @@ pub(crate) enum Command {
 /// Options of the commands that change something.
 #[derive(Debug, clap::Args)]
 pub(crate) struct ChangeArgs {
-    /// Why. The audit log records it
+    /// The reason of the change. The audit log records it
     #[arg(long, value_name = "TEXT")]
     pub(crate) reason: String,
 
@@ -80,7 +80,7 @@ pub(crate) struct ChangeArgs {
     #[arg(long, env = "IDEMPOTENCY_AUDIT", value_name = "FILE")]
     pub(crate) audit: PathBuf,
 
-    /// Who, in the audit log
+    /// The operator, in the audit log
     #[arg(long, env = "USER", value_name = "NAME", default_value = "unknown")]
     pub(crate) actor: String,
 

@@ -35,7 +35,7 @@ impl Exit {
     }
 }
 
-/// One sentence for the operator. Contains no password.
+/// A sentence for the operator. Contains no password.
 #[derive(Debug)]
 pub(crate) struct Failure {
     exit: Exit,

@@ -15,9 +15,9 @@ pub(crate) struct Keys {
 /// The keys of all indexes.
 #[derive(Clone, Debug)]
 pub(crate) enum Indexes {
-    /// One index of each kind.
+    /// A single index of each kind.
     One([String; 2]),
-    /// One index of each kind for each slot of a cluster, with this prefix.
+    /// An index of each kind for each slot of a cluster, with this prefix.
     OfSlots(String),
 }
 
@@ -129,7 +129,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn slots_are_those_of_the_specification() {
+    fn slots_match_specification() {
         assert_eq!(crc16(b"123456789"), 0x31c3);
         assert_eq!(slot("foo"), 12182);
         assert_eq!(slot("{foo}bar"), slot("foo"));

@@ -109,7 +109,7 @@ async fn listed(store: &RedisStore, mut query: Query) -> Vec<Entry> {
 }
 
 #[tokio::test]
-async fn no_operation_scans_the_keys() {
+async fn operations_scan_no_keys() {
     let server = RedisServer::start(&[]);
     let store = with_entries(&server, 120).await;
     let monitor = server.monitor();
@@ -183,7 +183,7 @@ async fn page_reads_few_entries() {
 
 /// The index forgets entries that the server has lost, and is deleted with its last lease.
 #[tokio::test]
-async fn lost_entries_leave_the_index() {
+async fn lost_entries_leave_index() {
     let server = RedisServer::start(&[]);
     let store = with_entries(&server, 3).await;
     assert_eq!(
@@ -210,7 +210,7 @@ async fn lost_entries_leave_the_index() {
 
 /// Leases that expired longer ago than their entries are kept leave the index with the next acquire.
 #[tokio::test]
-async fn expired_orphans_leave_the_index() {
+async fn expired_orphans_leave_index() {
     let server = RedisServer::start(&[]);
     let store = with_entries(&server, 0).await;
     for _ in 0..20 {

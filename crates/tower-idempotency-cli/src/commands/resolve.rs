@@ -35,7 +35,7 @@ pub(crate) struct Args {
     /// The decision
     decision: Decision,
 
-    /// The entry as it was seen: the value `seen` of list --json or show. Default: as it is now
+    /// The entry as it was seen: the value `seen` of list --json or show. Default: the present state
     #[arg(long)]
     seen: Option<Seen>,
 
@@ -46,23 +46,23 @@ pub(crate) struct Args {
     #[arg(long)]
     force: bool,
 
-    /// For complete: the status of the response
+    /// The status of the response, for complete
     #[arg(long, value_name = "CODE", value_parser = status)]
     status: Option<StatusCode>,
 
-    /// For complete: a header of the response, may be repeated
+    /// A header of the response, for complete; may be repeated
     #[arg(long, value_name = "NAME: VALUE", value_parser = header)]
     header: Vec<(HeaderName, HeaderValue)>,
 
-    /// For complete: a file with the body of the response
+    /// A file with the body of the response, for complete
     #[arg(long, value_name = "FILE")]
     body_file: Option<PathBuf>,
 
-    /// For complete: the retention of the response
+    /// The retention of the response, for complete
     #[arg(long, value_name = "DURATION", default_value = "24h", value_parser = humantime::parse_duration)]
     retention: Duration,
 
-    /// For needs-attention: a word for clients, of a to z, 0 to 9 and -
+    /// A word for clients, of a to z, 0 to 9 and -, for needs-attention
     #[arg(long, default_value = "operator", value_parser = code)]
     code: &'static str,
 }

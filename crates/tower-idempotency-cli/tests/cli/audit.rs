@@ -58,7 +58,7 @@ async fn change_needs_reason_log_and_confirmation() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn failed_outcome_is_in_the_log() {
+async fn log_has_failed_outcome() {
     let server = tests::servers::redis::RedisServer::start(&[]);
     let store = AnyStore::open(&server.url())
         .await

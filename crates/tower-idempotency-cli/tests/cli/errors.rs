@@ -65,7 +65,7 @@ fn refused_connections_are_one_sentence() {
     let url = format!("rediss://:hush@{}/0", redis.address());
     assert_fails(&url, &["stats"], 1, "cannot use the redis store");
     let postgres = PostgresServer::start(&[]);
-    let url = format!("postgres://nobody:hush@{}/postgres", postgres.address());
+    let url = format!("postgres://stranger:hush@{}/postgres", postgres.address());
     assert_fails(&url, &["stats"], 1, "cannot use the postgres store");
     let url = format!("{}?sslmode=require", postgres.url());
     assert_fails(&url, &["stats"], 1, "cannot use the postgres store");
@@ -84,7 +84,7 @@ fn unlisted_state_has_its_exit_code() {
 }
 
 #[test]
-fn empty_listing_is_told_apart() {
+fn empty_listing_has_own_exit_code() {
     let scratch = Scratch::new();
     let url = format!("sqlite:{}", scratch.file("keys.db").display());
     let ran = run(&url, &["list", "orphaned", "--fail-if-any"]);

@@ -11,7 +11,7 @@ use std::{
     process::{Command, Stdio},
 };
 
-/// What a command printed, and its exit code.
+/// The output of a command, and its exit code.
 #[derive(Debug)]
 struct Ran {
     code: i32,

@@ -1,4 +1,4 @@
-//! What an operator does with each kind of key, and what the tool prints.
+//! The commands of an operator for each kind of key, and their output.
 
 use std::fmt::Write as _;
 

@@ -77,7 +77,7 @@ async fn fetch(
     record: Option<&[u8]>,
 ) -> Result<Vec<SqliteRow>, SqlError> {
     let (mut pooled, _) = connections.checkout(Acquire).await?;
-    // Safe: values are in the text as digits only. The text differs from call to call, so it is not cached.
+    // Safe: values are in the text as digits only. The text differs from call to call: no statement is cached.
     let mut query = sqlx::query(AssertSqlSafe(sql).into_sql_str()).persistent(false);
     if let Some(record) = record {
         query = query.bind(record);

@@ -100,8 +100,7 @@ use crate::{
 /// # Placement
 ///
 /// The layer takes the place of `RetryLayer`. Another `RetryLayer` outside is an error. A [`Sticky`](crate::Sticky) choice inside
-/// is made after the entry was stored, so a recovery does not know it: set the provider before the call, by
-/// [`Operation::with_provider`].
+/// is made after the entry was stored, so a recovery does not know it: see [`with_providers`](Self::with_providers).
 #[must_use]
 pub struct OutboxLayer<O> {
     shared: Shared<O>,
@@ -113,6 +112,7 @@ pub(super) struct Shared<O> {
     pub(super) outbox: Arc<O>,
     headers: Arc<[HeaderName]>,
     removes: bool,
+    providers: Option<Arc<dyn Fn() -> u64 + Send + Sync>>,
 }
 
 impl<O: Outbox> OutboxLayer<O> {
@@ -123,6 +123,7 @@ impl<O: Outbox> OutboxLayer<O> {
                 outbox,
                 headers: Arc::default(),
                 removes: true,
+                providers: None,
             },
             retries,
         }
@@ -134,6 +135,16 @@ impl<O: Outbox> OutboxLayer<O> {
     /// 422. A header that contains a credential is stored in the clear.
     pub fn with_headers(mut self, headers: impl IntoIterator<Item = HeaderName>) -> Self {
         self.shared.headers = headers.into_iter().collect();
+        self
+    }
+
+    /// Sets the function that chooses the provider of an operation without one. Default: none.
+    ///
+    /// The choice is stored with the request, and [`Sticky`](crate::Sticky) returns it for all attempts, also after a crash.
+    /// Without this setting, a choice that is made by `Sticky` inside is lost with the process. A recovery may then send a
+    /// request that one provider has executed to another one, which executes it again.
+    pub fn with_providers(mut self, choose: impl Fn() -> u64 + Send + Sync + 'static) -> Self {
+        self.shared.providers = Some(Arc::new(choose));
         self
     }
 
@@ -154,6 +165,7 @@ impl<O> Clone for Shared<O> {
             outbox: self.outbox.clone(),
             headers: self.headers.clone(),
             removes: self.removes,
+            providers: self.providers.clone(),
         }
     }
 }
@@ -256,6 +268,9 @@ where
         let Some(copy) = clone_body(inner.settings().clone_body.as_deref(), req.body()) else {
             return Box::pin(ready(Err(not_stored(Some(operation), STREAM))));
         };
+        if let Some(choose) = &self.shared.providers {
+            operation.provider_or(|| choose());
+        }
         let (head, body) = req.into_parts();
         let mut entry = Entry::of_head(&operation, &head, &self.shared.headers)
             .or_first_sent(SystemTime::now());

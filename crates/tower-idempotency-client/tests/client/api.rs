@@ -110,6 +110,7 @@ fn public_interface_is_as_listed() {
     OutboxLayer::new
     OutboxLayer::with_headers
     OutboxLayer::with_manual_removal
+    OutboxLayer::with_providers
     OutboxService::recover
     Outcome::may_forget_key
     PostgresOutbox::migrate

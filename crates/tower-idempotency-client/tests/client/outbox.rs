@@ -13,7 +13,7 @@ use http_body_util::Full;
 use tests::scratch::Scratch;
 use tower::{Layer, ServiceExt};
 use tower_idempotency_client::{
-    Entry, FileOutbox, Operation, Outbox, OutboxLayer, OutboxService, Outcome, RetryLayer,
+    Entry, FileOutbox, Operation, Outbox, OutboxLayer, OutboxService, Outcome, RetryLayer, Sticky,
 };
 
 use crate::{
@@ -419,6 +419,35 @@ async fn headers_are_stored_by_name() {
     let mut names: Vec<_> = entry.headers().keys().map(HeaderName::as_str).collect();
     names.sort_unstable();
     assert_eq!(names, ["content-type", "x-shard", "x-tenant-id"]);
+}
+
+/// The process dies after one of two providers has executed the request. The recovery never asks the other one.
+#[tokio::test(start_paused = true)]
+async fn recovery_goes_to_provider_of_first_attempt() {
+    let outbox = Arc::new(Memory::default());
+    let effects = Arc::new(Mutex::new(Vec::new()));
+    let process = |healthy: u64, works: bool| {
+        let effects = effects.clone();
+        let picker = tower::service_fn(move |req: Request<Full<Bytes>>| {
+            let provider = Sticky::of(&req).choose(|| healthy);
+            effects.lock().unwrap().push(provider);
+            std::future::ready(match works {
+                true => Ok(http::Response::new(Full::<Bytes>::default())),
+                false => Err(std::io::Error::from(std::io::ErrorKind::ConnectionReset)),
+            })
+        });
+        OutboxLayer::new(outbox.clone(), RetryLayer::new().with_max_attempts(1))
+            .with_providers(move || healthy)
+            .layer(picker)
+    };
+    let operation = Operation::new();
+    let dead = process(3, false).oneshot(order(&operation)).await;
+    assert!(dead.is_err());
+    assert_eq!(operation.provider(), Some(3));
+    let mut recovery = process(8, true).recover();
+    let recovered = recovery.next(|_: &mut Request<Full<Bytes>>| {}).await;
+    assert!(recovered.unwrap().unwrap().result.is_ok());
+    assert_eq!(*effects.lock().unwrap(), [3, 3]);
 }
 
 /// A failure of the outbox ends one step of a recovery. The next step continues.

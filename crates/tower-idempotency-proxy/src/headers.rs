@@ -50,8 +50,9 @@ pub(crate) fn upgrade_protocol(headers: &HeaderMap) -> Option<HeaderValue> {
 
 /// Removes the fields that belong to one connection.
 ///
-/// `Trailer` stays, and of `TE` the value `trailers`: both ends of the proxy forward trailers.
-pub(crate) fn remove_hop_by_hop(headers: &mut HeaderMap) {
+/// `Trailer` stays, and of `TE` the value `trailers`: both ends of the proxy forward trailers. So does the header `principal`,
+/// even if `Connection` names it.
+pub(crate) fn remove_hop_by_hop(headers: &mut HeaderMap, principal: Option<&HeaderName>) {
     let named: Vec<HeaderName> = list(headers, &header::CONNECTION)
         .filter_map(|token| token.parse().ok())
         .collect();
@@ -59,7 +60,7 @@ pub(crate) fn remove_hop_by_hop(headers: &mut HeaderMap) {
         list(headers, &header::TE).any(|token| token.eq_ignore_ascii_case("trailers"));
     for name in named {
         // A client does not remove fields that identify it or the message.
-        if !is_protected(&name) {
+        if !is_protected(&name) && Some(&name) != principal {
             headers.remove(name);
         }
     }
@@ -111,10 +112,11 @@ pub(crate) fn for_upstream(
     client: &ClientConnection,
     host: HostHeader,
     upstream: &HeaderValue,
+    principal: Option<&HeaderName>,
 ) {
     let requested = requested_host(head);
     let headers = &mut head.headers;
-    remove_hop_by_hop(headers);
+    remove_hop_by_hop(headers, principal);
     headers.remove(header::EXPECT);
     join_cookies(headers);
     set_forwarded(headers, client, requested.as_ref());
@@ -198,7 +200,7 @@ mod tests {
             forwarded,
         };
         let upstream = HeaderValue::from_static("up:3000");
-        for_upstream(&mut head, &client, HostHeader::Client, &upstream);
+        for_upstream(&mut head, &client, HostHeader::Client, &upstream, None);
         head.headers
     }
 

@@ -96,6 +96,10 @@ impl Live {
                 forward_key: route.forward_key,
                 encoding: route.encoding,
                 key_header: key_header(route),
+                principal: match &route.principal {
+                    Some(PrincipalName::Header(header)) => Some(header.0.clone()),
+                    _ => None,
+                },
                 is_key_quoted: is_key_quoted(route),
                 tunnels: tunnels.clone(),
             };

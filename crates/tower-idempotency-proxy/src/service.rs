@@ -26,9 +26,6 @@ pub(crate) async fn respond(
     mut req: Request<Incoming>,
 ) -> Result<Response<ResponseBody>, Infallible> {
     let is_http1 = req.version() < Version::HTTP_2;
-    // The length of such a message was dropped if it had one. The bytes behind it must not become a request (RFC 9112,
-    // section 6.3).
-    let is_chunked = is_http1 && req.headers().contains_key(header::TRANSFER_ENCODING);
     let live = shared.live.load_full();
     let mut res = match find_route(&live.routes, &req) {
         Ok(route) => {
@@ -42,7 +39,7 @@ pub(crate) async fn respond(
             problem.response().map(ResponseBody::from)
         }
     };
-    if is_http1 && (is_chunked || shared.is_draining.load(Ordering::Acquire)) && !is_upgrade(&res) {
+    if is_http1 && shared.is_draining.load(Ordering::Acquire) && !is_upgrade(&res) {
         res.headers_mut()
             .insert(header::CONNECTION, HeaderValue::from_static("close"));
     }

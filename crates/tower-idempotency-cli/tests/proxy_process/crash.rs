@@ -45,7 +45,7 @@ fn kill_during_execution(store: &str) {
     assert_eq!(upstream.effects(), 1);
     // Other keys are not affected.
     assert_eq!(
-        post(proxy.address, "/pay", &format!("{key}-other"), "1").status(),
+        post_settled(proxy.address, &format!("{key}-other")).status(),
         201
     );
 }

@@ -242,12 +242,12 @@ pub(crate) fn post(address: SocketAddr, path: &str, key: &str, body: &str) -> Re
     )
 }
 
-/// Sends a POST until it is no duplicate of an execution in progress.
+/// Sends a POST until it is no duplicate of an execution in progress, and the store is not late.
 pub(crate) fn post_settled(address: SocketAddr, key: &str) -> Reply {
     let began = Instant::now();
     loop {
         let reply = post(address, "/pay", key, "1");
-        if !reply.is_problem("in-progress") {
+        if !reply.is_problem("in-progress") && !reply.is_problem("store-unavailable") {
             return reply;
         }
         assert!(began.elapsed() < LONG, "{reply:?}");

@@ -45,6 +45,8 @@ pub(crate) struct Forwarding {
     pub(crate) forward_key: ForwardKey,
     pub(crate) encoding: Encoding,
     pub(crate) key_header: HeaderName,
+    /// The header that identifies the caller. A client cannot remove it with `Connection`.
+    pub(crate) principal: Option<HeaderName>,
     /// `true` if the key is an RFC 9651 String, with quotes.
     pub(crate) is_key_quoted: bool,
     pub(crate) tunnels: Tunnels,
@@ -101,8 +103,9 @@ impl Forwarding {
         let protocol = headers::upgrade_protocol(&head.headers)
             .filter(|_| !self.pool.target.http2 && lease.is_none());
         let authority = &self.pool.target.authority;
+        let principal = self.principal.as_ref();
         if let Some(client) = client {
-            headers::for_upstream(head, &client, self.host, authority);
+            headers::for_upstream(head, &client, self.host, authority, principal);
         }
         let upgrade = match (protocol, on_upgrade) {
             (Some(protocol), Some(on_upgrade)) => {
@@ -173,14 +176,14 @@ impl Forwarding {
                 // The client did not ask for another protocol.
                 return Problem::UpstreamBroken.response();
             };
-            headers::remove_hop_by_hop(res.headers_mut());
+            headers::remove_hop_by_hop(res.headers_mut(), None);
             let connection = HeaderValue::from_static("upgrade");
             res.headers_mut().insert(header::CONNECTION, connection);
             res.headers_mut().insert(header::UPGRADE, protocol);
             self.tunnels.open(client, hyper::upgrade::on(&mut res));
             return res.map(UpstreamBody::from);
         }
-        headers::remove_hop_by_hop(res.headers_mut());
+        headers::remove_hop_by_hop(res.headers_mut(), None);
         // They belong to the connection to the upstream.
         res.extensions_mut().clear();
         res.map(UpstreamBody::from)

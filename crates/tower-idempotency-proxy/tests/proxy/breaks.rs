@@ -44,6 +44,7 @@ async fn run(scripts: Vec<Script>) {
             }
         }
     }
+    println!("{recorded} recorded, {attention} need attention");
     assert!(
         attention > 0 && recorded + attention >= count,
         "{recorded} {attention}"

@@ -103,6 +103,7 @@ async fn timeout_needs_attention() {
     let reply = exchange(proxy.address, post("/pay", "k", "1")).await;
     assert_eq!(reply.status(), 504, "{reply:?}");
     assert!(reply.is_problem("outcome-unknown"), "{reply:?}");
+    eventually("the request is at the upstream", || upstream.effects() == 1).await;
     for _ in 0..3 {
         let reply = exchange(proxy.address, post("/pay", "k", "1")).await;
         assert_eq!(reply.status(), 409, "{reply:?}");

@@ -18,7 +18,7 @@ use tokio::{
     sync::mpsc,
 };
 
-use crate::harness::{Served, config};
+use crate::harness::{Script, Served, Upstream, config};
 
 /// An upstream that echoes bodies as they arrive, and adds a trailer.
 async fn echo() -> Server {
@@ -90,7 +90,7 @@ async fn unprotected_bodies_stream_in_both_directions() {
     for upstream_lines in ["", "http2 = true"] {
         let proxy = Served::start(&config(upstream.addr(), upstream_lines, "")).await;
         let mut client = TcpStream::connect(proxy.address).await.unwrap();
-        let head = "POST /open/echo HTTP/1.1\r\nhost: a\r\ntransfer-encoding: chunked\r\nte: trailers\r\n\r\n";
+        let head = "POST /open/echo HTTP/1.1\r\nhost: a\r\nconnection: close\r\ntransfer-encoding: chunked\r\nte: trailers\r\n\r\n";
         client.write_all(head.as_bytes()).await.unwrap();
         let mut received = String::new();
         // Each piece comes back before the next one is sent.
@@ -115,18 +115,17 @@ async fn unprotected_bodies_stream_in_both_directions() {
 
 #[tokio::test]
 async fn slow_upload_outlasts_timeout() {
-    let upstream = echo().await;
-    let proxy = Served::start(&config(upstream.addr(), "timeout = \"500ms\"", "")).await;
+    // The upstream responds after the complete request.
+    let upstream = Upstream::start(|_| Script::create()).await;
+    let proxy = Served::start(&config(upstream.address, "timeout = \"4s\"", "")).await;
     let mut client = H1::connect(proxy.address).await;
-    client
-        .send("POST /open/slow HTTP/1.1\r\nhost: a\r\ncontent-length: 6\r\n\r\n")
-        .await;
-    // The upstream responds at once, so the response streams while the upload takes longer than the timeout.
-    for _ in 0..6 {
-        tokio::time::sleep(Duration::from_millis(200)).await;
+    let head = "POST /open/slow HTTP/1.1\r\nhost: a\r\ncontent-length: 7\r\n\r\n";
+    client.send(head).await;
+    for _ in 0..7 {
+        tokio::time::sleep(Duration::from_secs(1)).await;
         client.send("x").await;
     }
-    assert_eq!(bounded(client.answer()).await.unwrap().text(), "xxxxxx");
+    assert_eq!(bounded(client.answer()).await.unwrap().status, 201);
 }
 
 /// A raw upstream that switches to another protocol and echoes its bytes in capitals.

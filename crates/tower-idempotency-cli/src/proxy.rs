@@ -8,6 +8,7 @@ use std::{
 };
 
 use metrics_exporter_prometheus::PrometheusBuilder;
+use sd_notify::NotifyState;
 use tokio::signal::unix::{Signal, SignalKind, signal};
 use tower_idempotency_proxy::{Config, ConfigError, Proxy, ProxyHandle};
 
@@ -108,8 +109,10 @@ async fn run(args: Args, store: Option<String>, config: Config) -> Result<bool, 
     if let Some(admin) = admin {
         println!("admin on {admin}");
     }
+    notify(NotifyState::Ready);
     let shutdown = async move {
         wait(&mut stop).await;
+        notify(NotifyState::Stopping);
         // A second signal ends the process at once.
         tokio::spawn(async move {
             wait(&mut stop).await;
@@ -117,6 +120,13 @@ async fn run(args: Args, store: Option<String>, config: Config) -> Result<bool, 
         });
     };
     Ok(proxy.serve(shutdown).await)
+}
+
+/// Notifies systemd, if it started this process and waits for it.
+fn notify(state: NotifyState<'_>) {
+    if let Err(error) = sd_notify::notify(&[state]) {
+        tracing::warn!(%error, "systemd not notified");
+    }
 }
 
 async fn wait([terminate, interrupt]: &mut [Signal; 2]) {

@@ -4,6 +4,8 @@ use std::{
     fs,
     io::{Read, Write},
     net::{TcpListener, TcpStream},
+    os::unix::net::UnixDatagram,
+    process::Stdio,
     sync::{
         Arc,
         atomic::{AtomicBool, Ordering},
@@ -187,4 +189,37 @@ fn streams_take_little_memory() {
     server.join().unwrap();
     let resident = resident(proxy.pid());
     assert!(resident < 64 * 1024, "{resident} KiB");
+}
+
+#[test]
+fn systemd_is_notified() {
+    let scratch = Scratch::new();
+    let file = scratch.file("proxy.toml");
+    let upstream = Upstream::start(|_| true);
+    fs::write(&file, config("memory", upstream.address, "")).unwrap();
+    let path = scratch.file("notify");
+    let socket = UnixDatagram::bind(&path).unwrap();
+    socket
+        .set_read_timeout(Some(Duration::from_secs(60)))
+        .unwrap();
+    let mut child = command(&file)
+        .env("NOTIFY_SOCKET", &path)
+        .stdout(Stdio::null())
+        .stderr(Stdio::null())
+        .spawn()
+        .unwrap();
+    let receive = || {
+        let mut buffer = [0; 1024];
+        let length = socket.recv(&mut buffer).unwrap();
+        String::from_utf8_lossy(&buffer[..length]).trim().to_owned()
+    };
+    assert_eq!(receive(), "READY=1");
+    let pid = child.id().to_string();
+    let killed = std::process::Command::new("kill")
+        .arg(pid)
+        .status()
+        .unwrap();
+    assert!(killed.success());
+    assert_eq!(receive(), "STOPPING=1");
+    assert!(child.wait().unwrap().success());
 }

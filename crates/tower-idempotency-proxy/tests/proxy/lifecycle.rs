@@ -218,3 +218,28 @@ async fn drain_under_load_loses_no_response() {
         assert_eq!(responses, upstream.effects());
     }
 }
+
+#[tokio::test]
+async fn drain_delay_accepts_and_closes_connections() {
+    let upstream = Upstream::start(|_| Script::create()).await;
+    let text = config(upstream.address, "", "") + "\n[drain]\ndelay = \"5s\"\n";
+    let proxy = Served::start(&text).await;
+    let (address, admin) = (proxy.address, proxy.admin.unwrap());
+    let mut open = H1::connect(address).await;
+    open.send(tests::wire::post_bytes("/pay", "k", "1")).await;
+    let answer = bounded(open.answer()).await.unwrap();
+    assert_eq!(answer.header("connection"), None);
+    let stopped = proxy.stop();
+    while get(admin, "/readyz").await.status() != 503 {
+        tokio::task::yield_now().await;
+    }
+    // The client learns from the response that it has to connect again.
+    open.send(tests::wire::post_bytes("/pay", "k", "1")).await;
+    let answer = bounded(open.answer()).await.unwrap();
+    assert_eq!(answer.header("connection"), Some("close"));
+    assert!(answer.is_replay());
+    assert!(bounded(open.answer()).await.is_none());
+    let reply = exchange(address, post("/pay", "k", "1")).await;
+    assert!(reply.is_replay(), "{reply:?}");
+    assert!(bounded(stopped).await.unwrap());
+}

@@ -2,7 +2,7 @@
 
 use std::{collections::HashMap, sync::Arc};
 
-use http::{HeaderName, Method, StatusCode};
+use http::{HeaderName, Method, Request, StatusCode, Version, header};
 use rustls::ServerConfig;
 use tower_idempotency::{
     ConcurrentRequests as Concurrent, ExecutionFailure, FingerprintBy, IDEMPOTENCY_KEY,
@@ -17,6 +17,7 @@ use crate::{
         OrphansName, PresetName, PrincipalName, RequestIdentity, Route as RouteConfig, Settings,
         UnknownOutcome, Upstream,
     },
+    headers::upgrade_protocol,
     route::RouteMatch,
     tls,
     upstream::{Forwarding, Pool, Tunnels, UpstreamService},
@@ -61,6 +62,7 @@ pub(crate) struct Live {
 /// A route as a service.
 pub(crate) struct Route {
     pub(crate) name: Arc<str>,
+    key_header: HeaderName,
     rule: RouteMatch,
     pub(crate) service: RouteService,
 }
@@ -114,6 +116,7 @@ impl Live {
             let name = rule.to_string().into();
             routes.push(Route {
                 name,
+                key_header: key_header(route),
                 rule,
                 service,
             });
@@ -134,6 +137,26 @@ impl Live {
 }
 
 impl Route {
+    /// Returns the protection of an unsafe request, and `None` for other requests.
+    pub(crate) fn coverage<B>(&self, req: &Request<B>) -> Option<&'static str> {
+        let safe = [Method::GET, Method::HEAD, Method::OPTIONS, Method::TRACE];
+        if safe.contains(req.method()) {
+            return None;
+        }
+        let headers = req.headers();
+        let media_type = headers.get(header::CONTENT_TYPE);
+        let is_grpc = req.version() == Version::HTTP_2
+            && media_type.is_some_and(|media| media.as_bytes().starts_with(b"application/grpc"));
+        Some(match self.service {
+            RouteService::Unprotected(_) => "off",
+            RouteService::Protected(_) if is_grpc || upgrade_protocol(headers).is_some() => {
+                "tunnel"
+            }
+            RouteService::Protected(_) if headers.contains_key(&self.key_header) => "keyed",
+            RouteService::Protected(_) => "no_key",
+        })
+    }
+
     pub(crate) fn is_match(&self, method: &Method, host: &str, path: &[String]) -> bool {
         self.rule.is_match(method, host, path)
     }

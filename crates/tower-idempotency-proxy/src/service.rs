@@ -29,6 +29,9 @@ pub(crate) async fn respond(
     let live = shared.live.load_full();
     let mut res = match find_route(&live.routes, &req) {
         Ok(route) => {
+            if let Some(coverage) = route.coverage(&req) {
+                telemetry::unsafe_request(&route.name, coverage);
+            }
             req.extensions_mut().insert(client);
             let res = call(&route.service, req).await;
             telemetry::request_finished(&route.name, res.status());

@@ -11,6 +11,10 @@ pub(crate) fn describe() {
         "Requests by route and class of the status of the response."
     );
     describe_counter!(
+        "idempotency_proxy_unsafe_requests_total",
+        "Unsafe requests by route and coverage: keyed, no_key, tunnel, off."
+    );
+    describe_counter!(
         "idempotency_proxy_upstream_failures_total",
         "Requests without a response of the upstream, by upstream and reason: unsent, upstream-broken, upstream-timeout."
     );
@@ -30,6 +34,13 @@ pub(crate) fn describe() {
     for result in ["done", "rejected"] {
         counter!("idempotency_proxy_reloads_total", "result" => result).absolute(0);
     }
+}
+
+/// Counts an unsafe request of a route, by its protection.
+pub(crate) fn unsafe_request(route: &str, coverage: &'static str) {
+    let route = route.to_owned();
+    counter!("idempotency_proxy_unsafe_requests_total", "route" => route, "coverage" => coverage)
+        .increment(1);
 }
 
 pub(crate) fn request_finished(route: &str, status: http::StatusCode) {

@@ -16,7 +16,7 @@ use std::{
 
 use tests::{few_or, scratch::Scratch};
 
-use crate::harness::{Process, Upstream, command, config, get, post};
+use crate::harness::{Process, Upstream, command, config, exchange, get, post};
 
 #[test]
 fn wrong_configuration_is_rejected_with_line() {
@@ -124,6 +124,46 @@ fn hangup_reloads_configuration() {
     ] {
         assert!(metrics.contains(line), "{line} in {metrics}");
     }
+}
+
+#[test]
+fn coverage_of_unsafe_requests_is_counted() {
+    let scratch = Scratch::new();
+    let file = scratch.file("proxy.toml");
+    let upstream = Upstream::start(|_| true);
+    fs::write(&file, config("memory", upstream.address, "")).unwrap();
+    let proxy = Process::start(&file);
+    let request = |head: &str| {
+        let request = format!("{head}connection: close\r\ncontent-length: 0\r\n\r\n");
+        assert_eq!(exchange(proxy.address, &request).status(), 201, "{head}");
+    };
+    for (head, times) in [
+        ("POST /pay HTTP/1.1\r\nhost: a\r\nidempotency-key: k\r\n", 3),
+        ("POST /pay HTTP/1.1\r\nhost: a\r\n", 2),
+        (
+            "POST /pay HTTP/1.1\r\nhost: a\r\nconnection: upgrade\r\nupgrade: echo\r\n",
+            1,
+        ),
+        ("POST /open/pay HTTP/1.1\r\nhost: a\r\n", 1),
+        ("GET /pay HTTP/1.1\r\nhost: a\r\n", 1),
+    ] {
+        for _ in 0..times {
+            request(head);
+        }
+    }
+    let metrics = get(proxy.admin, "/metrics").0;
+    let lines = metrics
+        .lines()
+        .filter(|line| line.starts_with("idempotency_proxy_unsafe_requests_total{"));
+    let mut lines: Vec<_> = lines.collect();
+    lines.sort_unstable();
+    let expected = [
+        "idempotency_proxy_unsafe_requests_total{route=\"/**\",coverage=\"keyed\"} 3",
+        "idempotency_proxy_unsafe_requests_total{route=\"/**\",coverage=\"no_key\"} 2",
+        "idempotency_proxy_unsafe_requests_total{route=\"/**\",coverage=\"tunnel\"} 1",
+        "idempotency_proxy_unsafe_requests_total{route=\"/open/**\",coverage=\"off\"} 1",
+    ];
+    assert_eq!(lines, expected);
 }
 
 /// Returns the resident memory of a process in KiB.

@@ -28,6 +28,9 @@ const FIRST_REQUEST: Duration = Duration::from_secs(30);
 const MAX_HEADERS: usize = 100;
 const MAX_HEAD_BYTES: u32 = 64 * 1024;
 const MAX_STREAMS: u32 = 256;
+/// A client that resets more streams before their request was accepted, or by protocol errors, loses its connection.
+const MAX_PENDING_RESETS: usize = 20;
+const MAX_ERROR_RESETS: usize = 1024;
 /// HTTP/2 connections on which no ping arrives are closed after twice this time.
 const PING_PERIOD: Duration = Duration::from_secs(20);
 
@@ -80,6 +83,8 @@ async fn serve_stream(
         .timer(TokioTimer::new())
         .max_concurrent_streams(MAX_STREAMS)
         .max_header_list_size(MAX_HEAD_BYTES)
+        .max_pending_accept_reset_streams(MAX_PENDING_RESETS)
+        .max_local_error_reset_streams(MAX_ERROR_RESETS)
         .keep_alive_interval(PING_PERIOD)
         .keep_alive_timeout(PING_PERIOD);
     let has_request = Arc::new(AtomicBool::new(false));

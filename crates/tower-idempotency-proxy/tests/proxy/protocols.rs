@@ -190,3 +190,16 @@ async fn upgraded_connection_passes_bytes() {
         }
     }
 }
+
+#[tokio::test]
+async fn drain_closes_tunnels_after_timeout() {
+    let text = config(tunnel_upstream().await, "", "") + "\n[drain]\ntimeout = \"100ms\"\n";
+    let proxy = Served::start(&text).await;
+    let mut client = TcpStream::connect(proxy.address).await.unwrap();
+    let head = "GET /chat HTTP/1.1\r\nhost: a\r\nconnection: upgrade\r\nupgrade: echo\r\n\r\n";
+    client.write_all(head.as_bytes()).await.unwrap();
+    read_until(&mut client, "\r\n\r\nHI").await;
+    // A tunnel is no request that could be lost.
+    assert!(bounded(proxy.stop()).await.unwrap());
+    assert_eq!(bounded(client.read(&mut [0])).await.unwrap(), 0);
+}

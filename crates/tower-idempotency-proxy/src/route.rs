@@ -27,9 +27,9 @@ impl PathPattern {
                 "`{text}` is no path, expected one that begins with /"
             ));
         };
-        if text.contains(['?', '#', '%']) {
+        if text.contains(['?', '#', '%', ';']) {
             return Err(format!(
-                "`{text}` is no path: it has no query and no escapes"
+                "`{text}` is no path: it has no query, no escapes and no parameters"
             ));
         }
         let (mut segments, mut is_prefix) = (Vec::new(), false);
@@ -62,7 +62,7 @@ impl PathPattern {
         })
     }
 
-    fn is_match(&self, path: &[String]) -> bool {
+    fn is_match(&self, path: &[String], ignores_case: bool) -> bool {
         let length_fits = if self.is_prefix {
             path.len() >= self.segments.len()
         } else {
@@ -74,6 +74,7 @@ impl PathPattern {
                 .iter()
                 .zip(path)
                 .all(|(segment, part)| match segment {
+                    Segment::Literal(literal) if ignores_case => literal.eq_ignore_ascii_case(part),
                     Segment::Literal(literal) => literal == part,
                     Segment::Any => true,
                 })
@@ -93,7 +94,7 @@ impl PathPattern {
                 .iter()
                 .zip(&long.segments)
                 .all(|pair| match pair {
-                    (Segment::Literal(a), Segment::Literal(b)) => a == b,
+                    (Segment::Literal(a), Segment::Literal(b)) => a.eq_ignore_ascii_case(b),
                     (Segment::Any, _) | (_, Segment::Any) => true,
                 })
     }
@@ -147,6 +148,9 @@ pub(crate) struct RouteMatch {
     /// All methods if it is empty.
     pub(crate) methods: Vec<Method>,
     pub(crate) host: Option<HostPattern>,
+    /// `true` if the letter case of a path does not count, because many services ignore it. A route that protects ignores it
+    /// too, so that no client can avoid the route.
+    pub(crate) ignores_case: bool,
 }
 
 impl RouteMatch {
@@ -156,7 +160,7 @@ impl RouteMatch {
                 .host
                 .as_ref()
                 .is_none_or(|own| own.0.eq_ignore_ascii_case(host))
-            && self.path.is_match(path)
+            && self.path.is_match(path, self.ignores_case)
     }
 
     /// Returns `true` if a request can match both.
@@ -187,7 +191,8 @@ impl fmt::Display for RouteMatch {
     }
 }
 
-/// Returns the segments of a path, decoded, so that each spelling of a path matches the same routes.
+/// Returns the segments of a path, decoded, so that each spelling of a path matches the same routes. What follows a semicolon
+/// in a segment does not count, because some services drop it.
 ///
 /// Returns `None` for a path that an upstream may read as another one: with `.` or `..`, a backslash, or an incomplete escape.
 pub(crate) fn segments(path: &PathAndQuery) -> Option<Vec<String>> {
@@ -196,14 +201,17 @@ pub(crate) fn segments(path: &PathAndQuery) -> Option<Vec<String>> {
         return Some(vec!["*".to_owned()]);
     }
     let mut segments = Vec::new();
-    for raw in path.split('/').filter(|raw| !raw.is_empty()) {
-        let segment = decode(raw)?;
-        // Some services read `;` as the begin of parameters.
-        let name = segment.split(';').next().unwrap_or_default();
-        if name == "." || name == ".." || segment.contains(['\\', '\0', '/']) {
+    for raw in path.split('/') {
+        let mut segment = decode(raw)?;
+        if segment.contains(['\\', '\0', '/']) {
             return None;
         }
-        segments.push(segment);
+        segment.truncate(segment.find(';').unwrap_or(segment.len()));
+        match segment.as_str() {
+            "" => {}
+            "." | ".." => return None,
+            _ => segments.push(segment),
+        }
     }
     Some(segments)
 }
@@ -236,7 +244,7 @@ mod tests {
     fn is_match(pattern: &str, path: &str) -> bool {
         let pattern = PathPattern::parse(pattern).unwrap();
         let path = path.parse().unwrap();
-        segments(&path).is_some_and(|path| pattern.is_match(&path))
+        segments(&path).is_some_and(|path| pattern.is_match(&path, false))
     }
 
     #[test]
@@ -247,12 +255,17 @@ mod tests {
             "//v1//charges",
             "/v1/%63harges",
             "/v1/charges?a=b",
+            "/v1;a/charges;b=c",
+            "/;a/v1/charges%3bb",
         ] {
             assert!(is_match("/v1/charges", path), "{path}");
         }
         for path in ["/v1/charge", "/v1/charges/7", "/V1/charges", "/v1", "/"] {
             assert!(!is_match("/v1/charges", path), "{path}");
         }
+        let pattern = PathPattern::parse("/v1/Charges").unwrap();
+        let path = segments(&"/V1/charges".parse().unwrap()).unwrap();
+        assert!(pattern.is_match(&path, true) && !pattern.is_match(&path, false));
         assert!(is_match("/orders/{id}/refund", "/orders/7/refund"));
         assert!(!is_match("/orders/{id}/refund", "/orders/refund"));
         assert!(is_match("/**", "/") && is_match("/**", "/a/b") && is_match("/a/**", "/a"));
@@ -279,6 +292,7 @@ mod tests {
         for (a, b, expected) in [
             ("/a", "/a", true),
             ("/a", "/b", false),
+            ("/a", "/A", true),
             ("/a/{id}", "/a/b", true),
             ("/a/{id}", "/a", false),
             ("/**", "/a/b", true),

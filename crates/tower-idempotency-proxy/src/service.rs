@@ -82,7 +82,9 @@ fn host(req: &Request<Incoming>) -> Result<String, Problem> {
             None => None,
         },
     };
-    Ok(host.unwrap_or_default())
+    let host = host.unwrap_or_default();
+    // The final dot of a name in full (RFC 1034, section 3.1) does not lead to another service.
+    Ok(host.strip_suffix('.').unwrap_or(&host).to_owned())
 }
 
 async fn call(service: &RouteService, req: Request<Incoming>) -> Response<ResponseBody> {

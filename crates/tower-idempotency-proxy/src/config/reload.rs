@@ -11,6 +11,7 @@ impl Route {
             path: self.path.get_ref().clone(),
             methods: self.methods.iter().map(|method| method.0.clone()).collect(),
             host: self.host.clone(),
+            ignores_case: self.mode != Mode::Off,
         }
     }
 

@@ -135,6 +135,8 @@ async fn request_without_route_is_rejected() {
     let proxy = Served::start(&text).await;
     let request = "POST /pay HTTP/1.1\r\nhost: API.example:80\r\nconnection: close\r\ncontent-length: 0\r\n\r\n";
     assert_eq!(exchange(proxy.address, request).await.status(), 201);
+    let in_full = request.replace("API.example", "api.example.");
+    assert_eq!(exchange(proxy.address, in_full).await.status(), 201);
     for other in [
         request.replace("API.example", "b.example"),
         request.replace("POST", "PUT"),
@@ -149,7 +151,7 @@ async fn request_without_route_is_rejected() {
     let tunnel =
         "CONNECT api.example:443 HTTP/1.1\r\nhost: api.example:443\r\nconnection: close\r\n\r\n";
     assert_eq!(exchange(proxy.address, tunnel).await.status(), 405);
-    assert_eq!(upstream.effects(), 1);
+    assert_eq!(upstream.effects(), 2);
 }
 
 #[tokio::test]
@@ -181,7 +183,16 @@ async fn each_spelling_of_path_is_protected() {
     let proxy = Served::start(&text).await;
     let without_key =
         "POST /pay HTTP/1.1\r\nhost: a\r\nconnection: close\r\ncontent-length: 0\r\n\r\n";
-    for path in ["/pay", "//pay", "/pay/", "/%70ay", "/p%61y?a=b"] {
+    for path in [
+        "/pay",
+        "//pay",
+        "/pay/",
+        "/%70ay",
+        "/p%61y?a=b",
+        "/PAY",
+        "/pay;a=b",
+        "/;a/pay%3B",
+    ] {
         let reply = exchange(proxy.address, without_key.replace("/pay", path)).await;
         assert!(reply.is_problem("missing-key"), "{path}: {reply:?}");
     }

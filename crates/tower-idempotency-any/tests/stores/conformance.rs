@@ -3,6 +3,7 @@
 use std::{path::PathBuf, process::Command, sync::OnceLock};
 
 use tests::{
+    conformance::every_inspect_case_at_once,
     conformance_at_once,
     servers::{Guard, directory},
 };
@@ -13,6 +14,18 @@ tower_idempotency::conformance_tests! {
     mod memory,
     start_paused = true,
     store = || async { AnyStore::open("memory").await.expect("memory") },
+}
+
+tower_idempotency::inspect_conformance_tests! {
+    mod operators_of_memory,
+    start_paused = true,
+    store = || async { AnyStore::open("memory").await.expect("memory") },
+}
+
+#[cfg(feature = "sqlite")]
+#[test]
+fn sqlite_passes_cases_about_operators() {
+    every_inspect_case_at_once(async || sqlite_file().await.with_inspector());
 }
 
 #[cfg(feature = "sqlite")]

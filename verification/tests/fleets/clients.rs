@@ -7,25 +7,41 @@ use std::path::Path;
 use tests::few_or;
 use verification::clients::{Clients, StoreKind};
 
+/// Runs campaigns until each case was seen. A machine that stands still may let a client end before it is killed.
 async fn run(store: StoreKind) {
     let operations = few_or(300, 5000);
-    let clients = Clients {
-        store,
-        operations,
-        between_kills: 40,
-        seed: 18,
-    };
-    let program = Path::new(env!("CARGO_BIN_EXE_orders"));
-    let tally = clients.run(program, |_, _| {}).await;
-    println!("{}: {tally}", store.name());
-    assert!(tally.is_clean(), "{tally}");
-    // The cases were there.
-    assert!(tally.kills >= operations / 40 / 2, "{tally}");
-    assert!(tally.recovered > 0, "{tally}");
-    assert!(tally.replays > 0, "{tally}");
-    assert!(tally.reported_not_executed > 0, "{tally}");
-    assert!(tally.broken >= 20, "{tally}");
+    let mut seen = [0; 5];
+    for round in 0..ROUNDS {
+        let clients = Clients {
+            store,
+            operations,
+            between_kills: 40,
+            seed: 18 + round,
+        };
+        let program = Path::new(env!("CARGO_BIN_EXE_orders"));
+        let tally = clients.run(program, |_, _| {}).await;
+        println!("{}, seed {}: {tally}", store.name(), clients.seed);
+        assert!(tally.is_clean(), "{tally}");
+        let counts = [
+            tally.kills,
+            tally.recovered,
+            tally.reported_not_executed,
+            usize::try_from(tally.replays).expect("a count"),
+            usize::try_from(tally.broken).expect("a count"),
+        ];
+        for (seen, count) in seen.iter_mut().zip(counts) {
+            *seen += count;
+        }
+        if seen.iter().zip(CASES).all(|(seen, least)| *seen >= least) {
+            return;
+        }
+    }
+    panic!("kills, recovered, not executed, replays, broken: {seen:?} of {CASES:?}");
 }
+
+/// Least number of kills, of recovered operations, of reports of not executed, of replays, and of broken connections.
+const CASES: [usize; 5] = [4, 10, 1, 10, 20];
+const ROUNDS: u64 = 10;
 
 #[tokio::test(flavor = "multi_thread")]
 async fn killed_clients_execute_once_on_memory() {

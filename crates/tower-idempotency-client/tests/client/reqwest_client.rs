@@ -13,7 +13,10 @@ use bytes::Bytes;
 use http::{Extensions, HeaderMap, Method, StatusCode, header};
 use http_body_util::{BodyExt, Full, channel::Channel};
 use reqwest_middleware::{ClientBuilder, ClientWithMiddleware, Middleware, Next};
-use tower_idempotency_client::{Error, Operation, Outcome, RetryLayer};
+use tower::{Layer, ServiceExt};
+use tower_idempotency_client::{
+    Error, FileOutbox, Operation, Outbox, OutboxLayer, Outcome, RetryLayer,
+};
 
 use crate::sockets::{relay_to, serve};
 
@@ -352,4 +355,41 @@ async fn follow_redirect_outside_drops_operation() {
     assert_eq!(log[1].key(), Some(operation.key()));
     assert_ne!(log[2].key(), Some(operation.key()));
     assert_eq!(log[2].uri, "http://other.example.com/");
+}
+
+/// A client of reqwest without redirects is a service for the outbox.
+#[tokio::test]
+async fn outbox_sends_by_reqwest() {
+    let scratch = tests::scratch::Scratch::new();
+    let (addr, log) = server(|seen| match seen.len() {
+        1 => status(502),
+        _ => status(201),
+    })
+    .await;
+    let policy = reqwest::redirect::Policy::none();
+    let http = reqwest::Client::builder().redirect(policy).build().unwrap();
+    let service = tower::service_fn(move |req: http::Request<Full<Bytes>>| {
+        let http = http.clone();
+        async move {
+            let req = reqwest::Request::try_from(req.map(reqwest::Body::wrap))?;
+            let res = http.execute(req).await?;
+            Ok::<_, reqwest::Error>(http::Response::<reqwest::Body>::from(res))
+        }
+    });
+    let outbox = Arc::new(FileOutbox::open(scratch.file("orders.outbox")).unwrap());
+    let layer = OutboxLayer::new(outbox.clone(), RetryLayer::new());
+    let operation = Operation::new();
+    let req = http::Request::post(format!("http://{addr}/orders"))
+        .extension(operation.clone())
+        .body(Full::from("one espresso"))
+        .unwrap();
+    let res = layer.layer(service).oneshot(req).await.unwrap();
+    assert_eq!(res.status(), 201);
+    assert_eq!(outbox.pending(0, 10).await.unwrap(), []);
+    let seen = log.take();
+    assert_eq!(seen.len(), 2);
+    for attempt in seen {
+        assert_eq!(attempt.key(), Some(operation.key()));
+        assert_eq!(attempt.body, "one espresso");
+    }
 }

@@ -1,7 +1,10 @@
 //! The file of an outbox: a log of entries and of what happened to them.
 //!
-//! After a magic number, each record is a marker, its length, its CRC-32 and its payload. The payload is a kind, the position of
-//! an entry, and the content of that kind. Numbers are big-endian.
+//! After the header, each record is a marker, its length, its CRC-32 and its payload. The payload is a kind, the position of an
+//! entry, and the content of that kind. Numbers are big-endian.
+//!
+//! The header is a magic number, a random salt, and the CRC-32 of both. The salt is the initial value of all checksums. A request
+//! body may contain bytes of a record, and without the salt an incomplete record with such a body would look like several.
 
 use std::{
     collections::{BTreeMap, HashMap},
@@ -17,6 +20,7 @@ use super::{OutboxError, entry::Entry};
 pub(super) struct Log {
     path: PathBuf,
     file: File,
+    header: Header,
     /// Bytes of the file that are acknowledged. Later ones are removed after a failed write.
     length: u64,
     /// Records that are not written yet.
@@ -29,8 +33,12 @@ pub(super) struct Log {
     is_renamed: bool,
     entries: Entries,
     /// Held until the file is closed, so that no other process opens it.
-    _lock: File,
+    lock: File,
 }
+
+/// First bytes of the file.
+#[derive(Clone, Copy)]
+struct Header([u8; HEADER]);
 
 /// Entries that are not removed.
 #[derive(Default)]
@@ -60,21 +68,29 @@ impl Log {
             }
         })?;
         let file = options().open(path)?;
+        let bytes = fs::read(path)?;
+        // A crash of the process that created the file may have cut the header.
+        let is_new =
+            bytes.len() < HEADER && (MAGIC.starts_with(&bytes) || bytes.starts_with(MAGIC));
+        let header = match is_new {
+            true => Header::random()?,
+            false => Header::read(&bytes)?,
+        };
         let mut log = Self {
             path: path.to_owned(),
             file,
+            header,
             length: 0,
             buffer: Vec::new(),
             needs_sync: false,
             is_stale: false,
             is_renamed: false,
             entries: Entries::default(),
-            _lock: lock,
+            lock,
         };
-        let bytes = fs::read(path)?;
-        if bytes.len() < MAGIC.len() && MAGIC.starts_with(&bytes) {
+        if is_new {
             log.file.set_len(0)?;
-            log.append(MAGIC)?;
+            log.append(&header.0)?;
         } else {
             log.load(&bytes)?;
         }
@@ -85,7 +101,7 @@ impl Log {
 
     /// Replaces the entries by those of these bytes, and cuts an incomplete record off the end of the file.
     fn load(&mut self, bytes: &[u8]) -> io::Result<()> {
-        let (entries, length) = Entries::read(bytes)?;
+        let (entries, length) = Entries::read(self.header, bytes)?;
         if length < bytes.len() {
             tracing::warn!(
                 bytes = bytes.len() - length,
@@ -146,9 +162,10 @@ impl Log {
             return Err(error);
         }
         let mut file = options().open(&path)?;
-        let mut bytes = MAGIC.to_vec();
+        let mut bytes = self.header.0.to_vec();
         for (&position, slot) in &self.entries.by_position {
-            write_record(&mut bytes, STORED, position, &slot.entry.encode());
+            self.header
+                .write_record(&mut bytes, STORED, position, &slot.entry.encode());
         }
         file.write_all(&bytes)?;
         file.sync_data()?;
@@ -178,7 +195,8 @@ impl Log {
         }
         let position = self.entries.last_position + 1;
         let begin = self.buffer.len();
-        write_record(&mut self.buffer, STORED, position, &entry.encode());
+        self.header
+            .write_record(&mut self.buffer, STORED, position, &entry.encode());
         let size = (self.buffer.len() - begin) as u64;
         if self.entries.bytes + size > max_bytes {
             self.buffer.truncate(begin);
@@ -196,7 +214,8 @@ impl Log {
         if let (None, Some(at)) = (slot.entry.first_sent, at) {
             slot.entry = slot.entry.clone().or_first_sent(at);
             let millis = slot.entry.first_sent.unwrap_or_default();
-            write_record(&mut self.buffer, SENT, position, &millis.to_be_bytes());
+            self.header
+                .write_record(&mut self.buffer, SENT, position, &millis.to_be_bytes());
             self.needs_sync = true;
         }
         Some(slot.entry.clone())
@@ -216,7 +235,8 @@ impl Log {
 
     pub(super) fn remove(&mut self, key: &str) {
         if let Some(position) = self.entries.remove(key) {
-            write_record(&mut self.buffer, REMOVED, position, &[]);
+            self.header
+                .write_record(&mut self.buffer, REMOVED, position, &[]);
         }
     }
 
@@ -230,13 +250,10 @@ impl Log {
 
 impl Entries {
     /// Reads the records up to the first incomplete one. Returns the entries, and the length up to there.
-    fn read(bytes: &[u8]) -> io::Result<(Self, usize)> {
-        let Some(mut rest) = bytes.strip_prefix(MAGIC) else {
-            let wrong = "not the file of an outbox";
-            return Err(io::Error::new(io::ErrorKind::InvalidData, wrong));
-        };
+    fn read(header: Header, bytes: &[u8]) -> io::Result<(Self, usize)> {
+        let mut rest = bytes.get(HEADER..).unwrap_or_default();
         let mut entries = Self::default();
-        while let Some((payload, following)) = next_record(rest) {
+        while let Some((payload, following)) = header.next_record(rest) {
             if entries
                 .apply(payload, rest.len() - following.len())
                 .is_none()
@@ -246,8 +263,7 @@ impl Entries {
             rest = following;
         }
         // An incomplete record is the last one. If whole records follow, the file was damaged by other means.
-        let is_followed = (1..rest.len())
-            .any(|at| rest[at..].starts_with(MARKER) && next_record(&rest[at..]).is_some());
+        let is_followed = (1..rest.len()).any(|at| header.next_record(&rest[at..]).is_some());
         if is_followed {
             let damaged = "a record of the outbox is damaged, and whole records follow it";
             return Err(io::Error::new(io::ErrorKind::InvalidData, damaged));
@@ -301,28 +317,68 @@ impl Entries {
     }
 }
 
-fn write_record(buffer: &mut Vec<u8>, kind: u8, position: u64, content: &[u8]) {
-    let begin = buffer.len();
-    buffer.extend_from_slice(MARKER);
-    buffer.extend_from_slice(&[0; PREFIX - MARKER.len()]);
-    buffer.push(kind);
-    buffer.extend_from_slice(&position.to_be_bytes());
-    buffer.extend_from_slice(content);
-    let payload = &buffer[begin + PREFIX..];
-    // An entry is smaller than the limit of the outbox, which is below 4 GiB.
-    let length = u32::try_from(payload.len()).unwrap_or(u32::MAX);
-    let checksum = crc32fast::hash(payload);
-    buffer[begin + 4..begin + 8].copy_from_slice(&length.to_be_bytes());
-    buffer[begin + 8..begin + PREFIX].copy_from_slice(&checksum.to_be_bytes());
+impl Drop for Log {
+    fn drop(&mut self) {
+        // A process that is being started holds copies of all files, for a moment. A close would leave the lock to them.
+        let _ = self.lock.unlock();
+    }
 }
 
-/// Returns the payload of the first record and the bytes after it, or `None` if there is no whole record.
-fn next_record(bytes: &[u8]) -> Option<(&[u8], &[u8])> {
-    let rest = bytes.strip_prefix(MARKER)?;
-    let (length, rest) = rest.split_first_chunk()?;
-    let (checksum, rest) = rest.split_first_chunk()?;
-    let (payload, rest) = rest.split_at_checked(u32::from_be_bytes(*length) as usize)?;
-    (crc32fast::hash(payload) == u32::from_be_bytes(*checksum)).then_some((payload, rest))
+impl Header {
+    fn random() -> io::Result<Self> {
+        let mut header = [0; HEADER];
+        header[..8].copy_from_slice(MAGIC);
+        getrandom::fill(&mut header[8..12])?;
+        let checksum = crc32fast::hash(&header[..12]);
+        header[12..].copy_from_slice(&checksum.to_be_bytes());
+        Ok(Self(header))
+    }
+
+    /// Reads the header of a file.
+    fn read(bytes: &[u8]) -> io::Result<Self> {
+        let error = |text| io::Error::new(io::ErrorKind::InvalidData, text);
+        if !bytes.starts_with(MAGIC) {
+            return Err(error("not the file of an outbox"));
+        }
+        let header = bytes.first_chunk().filter(|header: &&[u8; HEADER]| {
+            header[12..] == crc32fast::hash(&header[..12]).to_be_bytes()
+        });
+        header
+            .map(|header| Self(*header))
+            .ok_or_else(|| error("the header of the outbox is damaged"))
+    }
+
+    fn checksum(self, payload: &[u8]) -> u32 {
+        let [.., a, b, c, d, _, _, _, _] = self.0;
+        let salt = u32::from_be_bytes([a, b, c, d]);
+        let mut hasher = crc32fast::Hasher::new_with_initial(salt);
+        hasher.update(payload);
+        hasher.finalize()
+    }
+
+    fn write_record(self, buffer: &mut Vec<u8>, kind: u8, position: u64, content: &[u8]) {
+        let begin = buffer.len();
+        buffer.extend_from_slice(MARKER);
+        buffer.extend_from_slice(&[0; PREFIX - MARKER.len()]);
+        buffer.push(kind);
+        buffer.extend_from_slice(&position.to_be_bytes());
+        buffer.extend_from_slice(content);
+        let payload = &buffer[begin + PREFIX..];
+        // An entry is smaller than the limit of the outbox, which is below 4 GiB.
+        let length = u32::try_from(payload.len()).unwrap_or(u32::MAX);
+        let checksum = self.checksum(payload);
+        buffer[begin + 4..begin + 8].copy_from_slice(&length.to_be_bytes());
+        buffer[begin + 8..begin + PREFIX].copy_from_slice(&checksum.to_be_bytes());
+    }
+
+    /// Returns the payload of the first record and the bytes after it, or `None` if there is no whole record.
+    fn next_record(self, bytes: &[u8]) -> Option<(&[u8], &[u8])> {
+        let rest = bytes.strip_prefix(MARKER)?;
+        let (length, rest) = rest.split_first_chunk()?;
+        let (checksum, rest) = rest.split_first_chunk()?;
+        let (payload, rest) = rest.split_at_checked(u32::from_be_bytes(*length) as usize)?;
+        (self.checksum(payload) == u32::from_be_bytes(*checksum)).then_some((payload, rest))
+    }
 }
 
 /// Returns options for a file that only its owner may read.
@@ -353,6 +409,8 @@ fn with_suffix(path: &Path, suffix: &str) -> PathBuf {
 }
 
 const MAGIC: &[u8] = b"TIOUTBX1";
+/// Length of the header: magic number, salt and checksum.
+const HEADER: usize = 16;
 const MARKER: &[u8] = b"OBX\x01";
 /// Marker, length and checksum.
 const PREFIX: usize = 12;

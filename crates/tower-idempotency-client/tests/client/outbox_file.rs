@@ -2,8 +2,10 @@
 
 use std::{fs, path::Path};
 
+use bytes::Bytes;
+use http::Request;
 use tests::scratch::Scratch;
-use tower_idempotency_client::{Entry, FileOutbox, Outbox, OutboxError};
+use tower_idempotency_client::{Entry, FileOutbox, Operation, Outbox, OutboxError};
 
 use crate::outbox_contract::{at, entry, join_all};
 
@@ -68,6 +70,25 @@ async fn garbage_after_last_record_is_removed() {
         assert_eq!(&entries(&FileOutbox::open(&path).unwrap()).await, expected);
         assert_eq!(fs::metadata(&path).unwrap().len(), *end as u64);
     }
+}
+
+/// A body has the bytes of another outbox. An incomplete record with it is cut off like any other.
+#[tokio::test]
+async fn body_with_record_of_other_file_is_no_record() {
+    let scratch = Scratch::new();
+    let (bytes, _) = steps(&scratch.file("other.outbox")).await;
+    let operation = Operation::with_key("hostile").unwrap();
+    let req = Request::post("http://api.example.com/").body(Bytes::from(bytes));
+    let hostile = Entry::new(&operation, &req.unwrap());
+    let path = scratch.file("orders.outbox");
+    let outbox = FileOutbox::open(&path).unwrap();
+    outbox.store(&entry("first")).await.unwrap();
+    outbox.store(&hostile).await.unwrap();
+    drop(outbox);
+    let bytes = fs::read(&path).unwrap();
+    fs::write(&path, &bytes[..bytes.len() - 1]).unwrap();
+    let outbox = FileOutbox::open(&path).unwrap();
+    assert_eq!(entries(&outbox).await, [entry("first")]);
 }
 
 /// No bit of an entry changes without an error, unless the record is the last one.

@@ -328,7 +328,7 @@ impl Header {
     fn random() -> io::Result<Self> {
         let mut header = [0; HEADER];
         header[..8].copy_from_slice(MAGIC);
-        getrandom::fill(&mut header[8..12])?;
+        getrandom::fill(&mut header[8..12]).map_err(io::Error::other)?;
         let checksum = crc32fast::hash(&header[..12]);
         header[12..].copy_from_slice(&checksum.to_be_bytes());
         Ok(Self(header))

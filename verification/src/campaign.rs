@@ -30,9 +30,9 @@ mod tally;
 
 use self::site::Site;
 
-/// The order for a campaign: store, fault, promise, seed and length.
+/// The settings of a campaign: store, fault, promise, seed and length.
 #[derive(Clone, Debug)]
-#[expect(clippy::exhaustive_structs, reason = "an order, given whole")]
+#[expect(clippy::exhaustive_structs, reason = "settings, given whole")]
 pub struct Campaign {
     /// The store.
     pub kind: Kind,
@@ -61,7 +61,7 @@ impl Campaign {
             let possible: Vec<_> = possible.map(|fault| fault.name()).collect();
             let possible = possible.join(", ");
             return Err(format!(
-                "{} does not befall {}: choose one of {possible}",
+                "{} cannot be injected into {}: choose one of {possible}",
                 fault.name(),
                 kind.name()
             ));
@@ -70,7 +70,7 @@ impl Campaign {
             return Err(format!("{} has no transactions", kind.name()));
         }
         if mode == Mode::TakeOver && !fault.strikes_members() {
-            return Err("who takes orphans over is judged by kills and pauses only".to_owned());
+            return Err("the mode take-over needs the fault kill or pause".to_owned());
         }
         Ok(())
     }
@@ -119,7 +119,7 @@ impl Campaign {
         }
     }
 
-    /// Puts the load on the fleet while this campaign's fault is injected into the fleet or the site.
+    /// Puts the load on the fleet, and injects this campaign's fault into the fleet or the site meanwhile.
     async fn befall(&self, fleet: Fleet, site: &Arc<Mutex<Site>>, load: Load) -> History {
         let fault = self.fault;
         if fault.strikes_members() {
@@ -140,7 +140,7 @@ impl Campaign {
     fn load(&self, seed: u64) -> Load {
         let kind = self.kind;
         let pause = kind.lease() * 3 / 2;
-        // The handler takes long enough that a strike usually finds a member at work.
+        // The handler takes so long that a strike usually meets a member that executes.
         let handler = match (self.fault, self.mode) {
             // Only one process writes at a time.
             (_, Mode::Transaction) if kind == Kind::Sqlite => 4,

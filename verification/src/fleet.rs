@@ -1,4 +1,4 @@
-//! Several playgrounds on one store, under load, while a striker kills or pauses them at any moment; and the resulting
+//! Several playgrounds on one store, under load, while a striker kills or pauses them at any moment. The result is a
 //! history.
 //!
 //! ```text
@@ -198,14 +198,14 @@ impl Member {
         self.process.fetch_add(1, Ordering::SeqCst);
         let down = Instant::now();
         let again = command(self.program, &self.args);
-        // On a busy machine a process may give up on the store at startup; the operator of a service then starts another
-        // process.
+        // On a busy machine a process may exit because its store call timed out at startup. An operator of a service
+        // would start another process.
         let is_back = (0..STARTS).any(|_| {
             let said = ready(&running);
             running.replace(&again, "KILL");
             until_ready(&running, || is_ready(&running, said + 1))
         });
-        assert!(is_back, "it does not come back:\n{}", running.log());
+        assert!(is_back, "the member does not restart:\n{}", running.log());
         (pid, ordered, down, None)
     }
 
@@ -215,7 +215,7 @@ impl Member {
         self.at_work.load(Ordering::SeqCst) == self.process.load(Ordering::SeqCst)
     }
 
-    /// Stops the process for this duration.
+    /// Stops the process for this duration. See [`Strike`].
     fn pause(&self, length: Duration) -> (u32, Instant, Instant, Option<Instant>) {
         let running = self.running();
         let ordered = Instant::now();

@@ -7,9 +7,10 @@
 //! a run of the simulation, when it is over ───┘
 //! ```
 //!
-//! The oracle sees no lease, no token and nothing of the store. It can therefore judge real servers, and it knows moments
-//! only as spans. Some facts are invisible to the oracle: the lease holder, the stored record, and the takeover that is
-//! reported to a handler. The simulation judges these with an additional [oracle inside](crate::simulation).
+//! The oracle sees no lease, no token and nothing of the store. It can therefore judge real servers. It knows the time
+//! of most events only as a span. Some facts are invisible to the oracle: the lease holder, the stored record, and the
+//! takeover that is reported to a handler. The simulation judges these with an additional [inside
+//! oracle](crate::simulation).
 
 pub use self::{
     history::{Attempt, Effect, History, Occasion, Outcome, Strike},

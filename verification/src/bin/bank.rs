@@ -1,5 +1,5 @@
-//! A bank as a process of its own, to be killed: a POST to `/charge/{ms}` is a row in a database, and its answer comes that
-//! many milliseconds later. Row and record are in one transaction, or in two.
+//! A bank in a process of its own, which can be killed. A POST to `/charge/{ms}` inserts a row into a database, and its
+//! response comes that many milliseconds later. Row and record are in one transaction, or in two.
 
 use std::{
     collections::HashMap,
@@ -140,5 +140,5 @@ fn failed(error: &dyn std::error::Error) -> Response {
 }
 
 const CONNECTIONS: u32 = 8;
-/// Time that a handler waits for its database, in addition to the delay it was asked for.
+/// The longest time that a handler waits for its database, in addition to the delay in its path.
 const PATIENCE: Duration = Duration::from_secs(1);

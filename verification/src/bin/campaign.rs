@@ -1,4 +1,4 @@
-//! A fleet on a real server while one thing goes wrong again and again: see `scripts/campaign`.
+//! Runs a fleet on a real server while one fault is injected repeatedly: see `scripts/campaign`.
 
 use std::{
     env,
@@ -165,5 +165,5 @@ fn expected(what: &str, of: &[&str], found: &str) -> String {
     }
 }
 
-/// Number of violations of a round that are printed in full.
+/// The number of violations of a round that are printed in full.
 const SHOWN: usize = 5;

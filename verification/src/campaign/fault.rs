@@ -4,7 +4,7 @@ use super::Kind;
 
 /// A fault that is injected repeatedly.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-#[expect(clippy::exhaustive_enums, reason = "the faults that there are")]
+#[expect(clippy::exhaustive_enums, reason = "the list of all faults")]
 pub enum Fault {
     /// A member is killed with SIGKILL, and another process is started in its place.
     Kill,
@@ -18,11 +18,11 @@ pub enum Fault {
     Silence,
     /// Replies of the store are lost.
     Replies,
-    /// The server is killed and started again, with its data.
+    /// The server is killed and restarted, with its data.
     Restart,
     /// The server is stopped for longer than leases last.
     Freeze,
-    /// The server is killed and started again, without its data.
+    /// The server is killed and restarted, without its data.
     Empty,
     /// The server is killed, and its replica takes its place.
     Failover,

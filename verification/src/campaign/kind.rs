@@ -4,7 +4,7 @@ use std::time::Duration;
 
 /// A store.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-#[expect(clippy::exhaustive_enums, reason = "the stores that there are")]
+#[expect(clippy::exhaustive_enums, reason = "the list of all stores")]
 pub enum Kind {
     /// `PostgresStore` on PostgreSQL.
     Postgres,
@@ -44,7 +44,7 @@ impl Kind {
         }
     }
 
-    /// Returns `true` if effect and record can be in one transaction.
+    /// Returns `true` if the store can commit effect and record in one transaction.
     #[must_use]
     pub fn has_transactions(self) -> bool {
         matches!(self, Self::Postgres | Self::MariaDb | Self::Sqlite)

@@ -1,10 +1,10 @@
-//! The promises about keys whose lease holder died.
+//! The modes of a campaign: each promises a number of effects for a key whose lease holder died.
 
 use crate::oracle::History;
 
 /// The handling of a key whose lease expired without an outcome.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-#[expect(clippy::exhaustive_enums, reason = "the promises that there are")]
+#[expect(clippy::exhaustive_enums, reason = "the list of all modes")]
 pub enum Mode {
     /// The key is refused: at most one effect.
     Refuse,
@@ -56,7 +56,7 @@ impl Mode {
             Self::TakeOver => found("executed too often", history.unexplained()),
             Self::Transaction => {
                 found("charged twice", history.doubles());
-                found("answered and not charged", history.uncaused());
+                found("responded without a charge", history.uncaused());
             }
         }
         violations

@@ -73,7 +73,7 @@ impl Site {
             Server::MariaDb(server) => Some(server.address()),
             Server::Redis(redis) => Some(redis.primary.address()),
             Server::DynamoDb(server) => Some(server.address()),
-            // Members of a cluster name the addresses of the other members themselves.
+            // The nodes of a cluster report the addresses of the other nodes, so the fleet would bypass a proxy.
             Server::Sqlite(_) | Server::Cluster(_) => None,
         };
         let way = address.map(Proxy::start);
@@ -98,7 +98,7 @@ impl Site {
                 let nodes: Vec<_> = nodes.collect();
                 format!("redis+cluster://{}", nodes.join(","))
             }
-            // The processes of one machine have one clock.
+            // The processes of one machine share a clock.
             Server::DynamoDb(_) => {
                 format!(
                     "dynamodb://keys?endpoint=http://{}&skew=0ms",
@@ -140,7 +140,7 @@ impl Site {
         self.way.as_ref().expect("the fault befalls the store")
     }
 
-    /// Injects a fault once and ends it. Returns the occasion if the store lost data.
+    /// Injects a fault once and ends it. Returns the [`Occasion`] for more effects if the store lost data.
     pub(super) fn suffer(&mut self, fault: Fault, random: &mut Random) -> Option<Occasion> {
         let from = Instant::now();
         let forgets = match fault {
@@ -169,7 +169,7 @@ impl Site {
             Fault::Evict => {
                 let redis = self.redis();
                 redis.command(&["CONFIG", "SET", "maxmemory", "1"]);
-                // Everything that may go has to.
+                // This write evicts every entry that the eviction policy permits.
                 let _ = redis.try_command(&["SET", "more", "y"]);
                 redis.command(&["CONFIG", "SET", "maxmemory", "0"]);
                 true
@@ -326,7 +326,7 @@ impl Site {
 }
 
 impl File {
-    /// The directory is on the disk to be filled, if the fault is a full disk.
+    /// Creates the directory, on the disk to be filled if the fault is a full disk.
     fn new(fault: Fault) -> Self {
         let scratch = Scratch::new();
         if fault != Fault::Disk {

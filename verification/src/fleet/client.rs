@@ -36,8 +36,8 @@ impl Client {
         }
     }
 
-    /// Sends the request to one member after another until a member returns the response, or reports that the outcome stays
-    /// unknown. Hangs up on each after `patience`.
+    /// Sends the request to one member after another until a member returns the response, or reports an unknown
+    /// outcome. Hangs up on each member after `patience`.
     ///
     /// # Panics
     ///
@@ -65,7 +65,7 @@ impl Client {
             attempts.push(attempt);
             assert!(
                 began.elapsed() < LONGEST,
-                "no answer for {key}: {attempts:?}"
+                "no response for {key}: {attempts:?}"
             );
             sleep(pause).await;
         }
@@ -97,14 +97,15 @@ impl Client {
         }
     }
 
-    /// Takes the connection meanwhile: after an error, or if the client hangs up, it is closed.
+    /// Takes the connection out of the list during the request. After an error, or if the client hangs up, the
+    /// connection is closed.
     async fn post(&mut self, member: usize, key: &str) -> io::Result<Answer> {
         let asked = &self.fleet.members[member];
         let mut connection = match self.connections[member].take() {
             Some(connection) => connection,
             None => Connection::open(asked.address).await?,
         };
-        // The process that runs now, or one that has ended by then.
+        // The process that receives the request runs now, or has already ended.
         let process = asked.process.load(Ordering::SeqCst);
         let answer = connection.post(&self.path, key, "tea").await?;
         asked.at_work.fetch_max(process, Ordering::SeqCst);
@@ -113,8 +114,8 @@ impl Client {
     }
 }
 
-/// The longest time that a client waits in total, and that the most patient client waits for one member. It suffices on any
-/// machine, however busy.
+/// The longest time that a client waits in total. The most patient client waits this long for one member. The value is
+/// large enough for a busy machine.
 pub(super) const LONGEST: Duration = Duration::from_secs(120);
 
 fn outcome(mut answer: Answer) -> Outcome {

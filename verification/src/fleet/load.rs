@@ -32,20 +32,19 @@ pub struct Load {
     pub poll: Duration,
     /// The lease of the members.
     pub lease: Duration,
-    /// The number of blows; the load goes on until the last blow has fallen.
+    /// The number of strikes. The load continues until the last one.
     pub blows: usize,
-    /// The kind of the blows.
+    /// The kind of the strikes.
     pub blow: Blow,
     /// The largest number of members that are down at a time.
     pub at_once: usize,
-    /// The typical delay between two blows at a member; the actual delay varies from half of this value to one and a half
-    /// times.
+    /// The typical delay between two strikes at a member. The actual delay is between 0.5 and 1.5 times this value.
     pub respite: Duration,
     /// The seed of all random choices. The history also depends on timing.
     pub seed: u64,
 }
 
-/// A blow that strikes a member.
+/// A kind of strike at a member.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Blow {
     /// `kill -9`, and another process in its place.
@@ -55,7 +54,7 @@ pub enum Blow {
 }
 
 impl Fleet {
-    /// Puts a load on the fleet until all blows have fallen and each key has its response. Then requests each key once
+    /// Puts a load on the fleet until all strikes are done and each key has its response. Then requests each key once
     /// more, and returns the history.
     ///
     /// # Panics
@@ -69,8 +68,9 @@ impl Fleet {
         .await
     }
 
-    /// Like [`run`](Self::run), but `trouble` injects faults elsewhere, such as into the store. No blows fall, and the load
-    /// goes on until `trouble` returns. `trouble` returns the occasions on which the store lost data.
+    /// Like [`run`](Self::run), but `trouble` injects faults elsewhere, such as into the store. No member is struck,
+    /// and the load continues until `trouble` returns. `trouble` returns the [`Occasion`]s on which the store lost
+    /// data.
     ///
     /// # Panics
     ///

@@ -5,10 +5,11 @@ use std::fmt::Display;
 /// A case that must be seen, and a function that counts it in the result of a round.
 pub type Case<T> = (&'static str, fn(&T) -> usize);
 
-/// Plays rounds until each case was seen, and prints the result of each round. A round gets its number, from 0.
+/// Runs rounds until each case was seen, and prints the result of each round. `round` receives the number of the round,
+/// from 0.
 ///
-/// Random strikes hit a certain case only by chance, and seldom on a machine that stalls. The round itself must detect
-/// violations. This function judges only that the campaign was able to find them.
+/// Random strikes produce a case only by chance, and seldom on a machine that stalls. `round` must check for violations
+/// itself. This function checks only that the required cases occurred.
 ///
 /// # Panics
 ///

@@ -11,7 +11,7 @@ use tests::random::Random;
 
 use crate::oracle::Strike;
 
-/// Strikes the members until all blows have fallen.
+/// Strikes the members until no strikes are left.
 pub(super) fn all(fleet: &Fleet, load: &Load) -> thread::Result<Vec<Strike>> {
     let left = AtomicUsize::new(load.blows);
     let down = AtomicUsize::new(0);
@@ -40,7 +40,7 @@ struct Striker<'a> {
     n: usize,
     load: &'a Load,
     random: Random,
-    /// The number of blows that are left, for all strikers.
+    /// The number of strikes that are left, for all strikers.
     left: &'a AtomicUsize,
     /// The number of members that are down.
     down: &'a AtomicUsize,

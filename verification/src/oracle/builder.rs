@@ -60,7 +60,7 @@ impl HistoryBuilder {
         self
     }
 
-    /// Assigns the effect of execution `n`, and the attempts with its response, to another request.
+    /// Changes the request of execution `n`, in its effect and in the attempts with its response.
     pub(super) fn mark_other_request(mut self, n: u64) -> Self {
         let effects = self.1.effects.iter_mut().filter(|it| it.n == n);
         effects.for_each(|it| it.request = OTHER.to_owned());

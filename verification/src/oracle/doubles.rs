@@ -7,11 +7,12 @@ use super::{Attempt, Effect, History, Occasion, Outcome, judge::Story};
 
 impl History {
     /// Returns each key with effects that [occasions](Occasion) do not separate. The occasions divide time into places:
-    /// before the first, between two of them, and after the last. The effects are separated if each effect can have a place
-    /// of its own.
+    /// before the first occasion, between two of them, and after the last. The effects are separated if each effect can
+    /// have a place of its own.
     ///
-    /// A place contains the *grant*, and not the effect. A process may be slow between grant and effect. Its effect may
-    /// then follow the effect of another process with a later grant. The time of a grant is limited by these facts:
+    /// An effect belongs to the place of its *grant*: the moment at which its lease was granted. A process may be slow
+    /// between grant and effect. Its effect may then follow the effect of another process with a later grant. These
+    /// rules limit the time of a grant:
     ///
     /// - The grant is made while a client's request to its process is in flight, or later if that client left or received
     ///   no response.
@@ -62,7 +63,8 @@ impl History {
         let mut later = None;
         let effects = story.effects.iter().enumerate().rev();
         let last = effects.map(|(at, effect)| {
-            // Another process may have an execution of the same number. Only the first of them is then known.
+            // Two processes may have executions with the same number. The attempts then belong to the first effect
+            // only.
             let is_first = !story.effects[..at].iter().any(|it| it.n == effect.n);
             let attempts = story.attempts.iter();
             let attempts = attempts.filter(|it| is_first && it.execution() == Some(effect.n));
@@ -128,7 +130,7 @@ fn each_has_a_place(possible: &[Vec<usize>], places: usize) -> bool {
     })
 }
 
-/// Takes a place, if necessary that of another effect that finds another place.
+/// Assigns a place to the effect. May move another effect from its place to a different one.
 fn finds_a_place(
     effect: usize,
     possible: &[Vec<usize>],

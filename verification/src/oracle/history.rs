@@ -1,4 +1,4 @@
-//! The history of a fleet, as far as observers outside can know it.
+//! The history of a fleet, as far as outside observers can know it.
 
 use std::{
     collections::BTreeMap,
@@ -52,18 +52,18 @@ pub enum Outcome {
     Failed,
 }
 
-/// A blow that fell.
+/// A strike at a member.
 #[derive(Clone, Copy, Debug)]
 pub struct Strike {
     /// The member that was struck, from 0.
     pub member: usize,
     /// The id of the process that was struck.
     pub pid: u32,
-    /// The time until which it was up.
+    /// The time of the strike: until then the process was up.
     pub ordered: Instant,
-    /// The time at which the member was down.
+    /// The time from which the process was down.
     pub down: Instant,
-    /// The time at which the member was resumed, if it was only stopped.
+    /// The time at which the process was resumed, if it was only stopped.
     pub resumed: Option<Instant>,
 }
 
@@ -73,18 +73,19 @@ pub struct Strike {
 pub struct Occasion {
     /// The key, or `None` for all keys.
     pub key: Option<String>,
-    /// The time before which the effect may not happen.
+    /// The time before which the additional effect may not happen.
     pub from: Instant,
-    /// The time from which the effect may happen, if it is allowed at all.
+    /// The time from which the additional effect may happen, if it happens at all.
     pub until: Instant,
-    /// The key was taken over: one more effect of the same request, and no other response.
+    /// `true` if the key was taken over. It allows one more effect of the same request, and no other response.
     pub takeover: bool,
 }
 
 /// The observed events of a run. Except for effects, they are in any order.
 #[derive(Clone, Debug)]
 pub struct History {
-    /// The effects of the members, in the order in which they happened. If the order is unknown, there may be no occasions.
+    /// The effects of the members, in the order in which they happened. The order may be unknown only if there are no
+    /// occasions.
     pub effects: Vec<Effect>,
     /// The requests of clients, and their outcomes.
     pub attempts: Vec<Attempt>,
@@ -96,10 +97,10 @@ pub struct History {
     pub processes: BTreeMap<u32, usize>,
     /// The lease of the members.
     pub lease: Duration,
-    /// The longest time by which a response may be older than its request. A waiter receives a reply that another request
-    /// of the same process obtained. The call for that reply may already have been in flight.
+    /// The longest time by which a response may be older than its request. A waiter may share the store's reply to
+    /// another request of its process, whose call was already in flight.
     pub max_reply_age: Duration,
-    /// The retention of records by the members, if no member can store a record late.
+    /// The retention of records, or `None` if a member may store a record late.
     pub retention: Option<Duration>,
     /// The codes of the problems after which clients may retry, besides in-progress and store-unavailable.
     pub problems: &'static [&'static str],

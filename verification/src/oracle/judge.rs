@@ -19,8 +19,9 @@ pub(super) struct Story<'a> {
 
 impl History {
     /// Returns each key with more effects than its strikes explain. One effect is always allowed. A strike explains another
-    /// effect if the process executed the request and no client had a response yet. The process was then killed, or was
-    /// stopped until its lease expired. A process so slow that its lease expired also explains another effect.
+    /// effect if it killed the process that executed the request, or stopped it until its lease expired. No client may
+    /// have had a response before the strike. A process that was so slow that its lease expired also explains another
+    /// effect.
     #[must_use]
     pub fn unexplained(&self) -> Vec<String> {
         let stories = self.stories();
@@ -37,7 +38,7 @@ impl History {
                     Outcome::HungUp => answered.unwrap_or(attempt.ended).max(attempt.ended),
                     _ => attempt.ended,
                 };
-                // A strike explains later delays.
+                // Delays after a strike are explained by the strike.
                 let strikes = self.strikes_of(attempt).map(|strike| strike.ordered);
                 let ended = strikes.fold(ended, Instant::min);
                 ended.saturating_duration_since(attempt.began) >= self.lease
@@ -54,9 +55,9 @@ impl History {
             .collect()
     }
 
-    /// Returns each key with a contradiction. Responses differ, or effects are of two requests, with no
-    /// [occasion](Occasion) between them except takeovers. A response is of an execution that does not exist, or of another
-    /// request's execution. Or an outcome is not a valid one.
+    /// Returns each key with a contradiction. Two responses differ, or two effects are of different requests, and no
+    /// [occasion](Occasion) except takeovers lies between them. Or a response is of an execution that does not exist,
+    /// or of the execution of another request. Or an outcome is not valid.
     ///
     /// The valid outcomes of a request are: a response, a refusal, a problem after which the client may retry, or no
     /// response. A 503 response reports no effect.
@@ -65,11 +66,11 @@ impl History {
         self.contradictions_among(|_| true)
     }
 
-    /// Returns the [contradictions](Self::contradictions), but compares only the answers of prompt requests. A request is
-    /// prompt if it took less than a lease, without the time in which its process was struck.
+    /// Returns the [contradictions](Self::contradictions), but compares only the responses to prompt requests. A
+    /// request is prompt if it took less than a lease, without the time in which its process was struck.
     ///
-    /// If the store stalls, the layer gives an answer that it could not record. If the lease expires meanwhile and orphans are
-    /// taken over, another execution gives another answer.
+    /// If the store stalls, the layer returns a response that it could not record. If the lease expires meanwhile and
+    /// the policy allows takeovers, another execution returns another response.
     #[must_use]
     pub fn contradictions_of_prompt_answers(&self) -> Vec<String> {
         self.contradictions_among(|attempt| self.is_prompt(attempt))
@@ -88,11 +89,11 @@ impl History {
             .collect()
     }
 
-    /// Returns each key with a response that was refused for good afterwards. The refusal is of the same request, and no
-    /// [occasion](Occasion) except takeovers lies between the two.
+    /// Returns each key with a response and a later final refusal of the same request. No [occasion](Occasion) except
+    /// takeovers lies between the two.
     ///
-    /// A response that could not be stored is sent once. This check is therefore for callers that know which responses were
-    /// stored.
+    /// The layer sends a response that it could not store, and refuses the next retry. Only callers that know which
+    /// responses were stored can therefore use this check.
     #[must_use]
     pub fn retracted(&self) -> Vec<String> {
         let stories = self.stories();
@@ -145,7 +146,7 @@ impl History {
         uncaused.map(|(key, story)| story.describe(key)).collect()
     }
 
-    /// Returns each key that was without a response for longer than `limit`, since its first request or the last strike.
+    /// Returns each key without a response for longer than `limit`, since its first request or the last strike.
     #[must_use]
     pub fn stuck(&self, limit: Duration) -> Vec<String> {
         let stories = self.stories();
@@ -153,8 +154,8 @@ impl History {
         stuck.map(|(key, story)| story.describe(key)).collect()
     }
 
-    /// Returns the number of keys that were taken over in time. The process that had an effect was struck while a client
-    /// waited there. Another execution had a response within `limit` since the last strike.
+    /// Returns the number of keys that were taken over in time. The process that had the effect was struck while a
+    /// client waited for it. Another execution responded within `limit` after the last strike.
     #[must_use]
     pub fn taken_over_within(&self, limit: Duration) -> usize {
         let stories = self.stories();
@@ -164,7 +165,7 @@ impl History {
         in_time.count()
     }
 
-    /// Returns `true` if a process that had an effect of the key was struck while a client waited there.
+    /// Returns `true` if a process that had an effect of the key was struck while a client waited for it.
     fn is_struck(&self, story: &Story<'_>) -> bool {
         let mut attempts = story.attempts.iter();
         attempts.any(|attempt| {
@@ -266,9 +267,9 @@ impl History {
     /// Returns the wait for the first definite outcome. The wait begins with the first request for the key, or with the
     /// last strike at the lease holder.
     ///
-    /// A process that had an effect is known to have held the lease. A struck process with a waiting client may also have
-    /// held the lease. It can have acquired the lease only after the last known lease expired. At least two thirds of that
-    /// last lease are assumed to be left.
+    /// A process that had an effect is known to have held the lease. A struck process with a waiting client may have
+    /// held the lease too, but only after the last known lease expired. Because leases are renewed each third, at least
+    /// two thirds of that lease are assumed to be left.
     pub(super) fn wait(&self, story: &Story<'_>) -> Duration {
         let definite = story
             .attempts
@@ -336,7 +337,7 @@ impl<'a> Story<'a> {
             let took = attempt.ended - attempt.began;
             let member = attempt.member;
             lines.push(format!(
-                "  at {at:?} member {member} was asked, after {took:?}: {outcome}"
+                "  at {at:?} member {member} received a request, after {took:?}: {outcome}"
             ));
         }
         lines.join("\n")

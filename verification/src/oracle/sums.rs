@@ -12,27 +12,29 @@ use super::{
 pub struct Sums {
     /// The number of keys that were requested.
     pub keys: usize,
-    /// The number of blows that fell.
+    /// The number of strikes.
     pub strikes: usize,
-    /// The number of keys with an effect whose process was struck while a client waited there.
+    /// The number of keys with an effect whose process was struck while a client waited for it.
     pub struck: usize,
     /// The number of keys with more than one effect.
     pub doubles: usize,
     /// The number of keys with an effect and no response except 409 outcome-unknown.
     pub refused_with_effect: usize,
-    /// The same without an effect: only the lease had been acquired.
+    /// The number of keys without an effect and with no response except 409 outcome-unknown: only the lease was
+    /// acquired.
     pub refused_without_effect: usize,
-    /// The number of keys whose response is of a process that was killed before it could respond.
+    /// The number of keys whose recorded response was produced by a process that was killed before it could send the
+    /// response.
     pub lost_replies: usize,
-    /// The number of responses of a process that had been stopped for a lease or longer during the request.
+    /// The number of responses from a process that was stopped for a lease or longer during the request.
     pub late: usize,
-    /// The same if that process had an effect of its own, and returned the response of another process.
+    /// The number of these if the process had an effect of its own, and returned the response of another process.
     pub late_and_outrun: usize,
     /// The number of requests that took a lease or longer although their process was not struck.
     pub slow: usize,
-    /// The number of requests with the response that the store is unavailable, as on an overloaded machine.
+    /// The number of requests that got 503 store-unavailable, as on an overloaded machine.
     pub unavailable: usize,
-    /// The longest time that a key was without a response, since its first request or the last strike.
+    /// The longest time without a response for a key, since its first request or the last strike.
     pub longest_wait: Duration,
 }
 

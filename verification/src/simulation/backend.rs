@@ -26,13 +26,13 @@ pub(super) enum Backend {
     Memory(Box<Memory>),
 }
 
-/// The crate's store, whose clock is that of a runtime which runs nothing.
+/// The crate's in-memory store. Its clock is the clock of a runtime that runs no tasks.
 pub(super) struct Memory {
     store: MemoryStore,
     clock: Runtime,
     now: Millis,
-    /// The ids of the entries in progress. The store does not report an entry that a call leaves unchanged, so the ids are
-    /// stored beside it.
+    /// The ids of the entries in progress. The store has no call that reads an entry without a change, so the ids are
+    /// kept here.
     in_progress: Vec<KeyId>,
 }
 
@@ -58,7 +58,7 @@ impl Backend {
         }))
     }
 
-    /// Returns the current entry, for a store that reads first and writes later.
+    /// Returns the current entry, for the bug of a store that reads first and writes later.
     pub(super) fn read(&self, id: KeyId, now: Millis) -> Option<Entry> {
         match self {
             Self::Simulated(store) => store.seen(id, now),
@@ -129,7 +129,7 @@ impl Memory {
         }
         match op {
             Op::Acquire(claim) => {
-                let acquired = poll_once(self.store.acquire(claim)).expect("the store has room");
+                let acquired = poll_once(self.store.acquire(claim)).expect("the store is not full");
                 self.in_progress.retain(|id| *id != claim.id);
                 if let tower_idempotency::store::Acquired::Granted { .. }
                 | tower_idempotency::store::Acquired::InProgress { .. } = acquired

@@ -5,11 +5,11 @@
 pub enum Bug {
     /// A completion is stored even if another process holds the lease.
     CompletionIsUnfenced,
-    /// A completion replaces another one's record.
+    /// A completion replaces the record of another execution.
     CompletionOverwrites,
     /// A completion under a lost lease is acknowledged, so the layer sends its own response.
     LostLeasesAreHidden,
-    /// A retry after a lost reply is refused because another process seems to hold the lease.
+    /// A repeated call after a lost reply is refused as if another process held the lease.
     OwnTokenIsRefused,
     /// The entry is read when the call is sent, and written when it arrives.
     ReadThenWritten,
@@ -17,9 +17,9 @@ pub enum Bug {
     ReleaseWithoutToken,
     /// A late release deletes the record.
     ReleaseDropsRecords,
-    /// A takeover that is released is deleted, and the next execution is not notified of the takeover.
+    /// A released takeover deletes the entry, so the next execution is not marked as a takeover.
     ReleasedTakeoversAreFree,
-    /// An expired lease still counts.
+    /// A lease never expires.
     LeasesNeverEnd,
     /// A lease is taken over in its second half.
     LeasesEndEarly,
@@ -49,7 +49,7 @@ pub enum Bug {
     LeavingReleases,
     /// The handler is cut off if the client leaves.
     LeavingCutsOff,
-    /// Code around the layer returns the handler's response, regardless of the layer's response.
+    /// Code around the layer returns the handler's response in place of the layer's response.
     HandlerResponseIsSent,
     /// The layer executes without a lease if the store fails.
     ExecutesUnprotected,

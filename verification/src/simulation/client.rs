@@ -144,7 +144,7 @@ pub(super) async fn run_attempt(
             }
         }
     };
-    // The exchange is already dropped, as in a server that lost the connection.
+    // The future of the request is already dropped, as in a server that lost the connection.
     let Some(outcome) = outcome else {
         return left(&link, number).await;
     };

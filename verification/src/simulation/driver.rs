@@ -28,7 +28,7 @@ pub(super) struct Driver {
     phase: Phase,
     /// The deadline of the phase.
     until: Millis,
-    /// The interval by which processes look ahead. It grows while nothing happens.
+    /// The interval by which processes look ahead. It grows while no event is due.
     stride: Millis,
 }
 
@@ -52,7 +52,7 @@ struct Instance {
 enum Phase {
     /// Clients send requests, and faults are injected.
     Faults,
-    /// No fault is injected any more; exchanges in flight end.
+    /// No fault is injected any more, and requests in flight end.
     EndExchanges,
     /// Clients send every request until its outcome is known.
     RetryAll,
@@ -125,7 +125,7 @@ impl Driver {
             let Some(process) = host.process.as_mut().filter(|_| !host.paused) else {
                 continue;
             };
-            // A process that is already ahead is limited by the events that were due when it looked.
+            // The clock of a process that is already ahead was limited by the events that were due when it advanced.
             let clock = if process.clock() <= now {
                 process.look_ahead(next)
             } else {
@@ -314,7 +314,9 @@ impl Driver {
             }
             let running = |it: &Execution| it.process == number && it.state == Progress::Runs;
             if layer.in_flight() > 0 || world.executions.iter().any(running) {
-                world.violated(format!("process {number} has drained, and is at work"));
+                world.violated(format!(
+                    "process {number} has drained, with requests in flight"
+                ));
             }
             world.after(0, Due::Leave(number));
         });
@@ -419,7 +421,7 @@ impl Driver {
         process.spawn(client::take_over(link, layer, claim, number, leave));
     }
 
-    // ---- From the rush to the end ----
+    // ---- The phases ----
 
     /// Advances to the next phase if this phase is over. Returns `false` if all phases are over.
     fn advance_phase(&mut self) -> bool {
@@ -462,7 +464,7 @@ impl Driver {
                 self.phase = Phase::RetryAll;
                 // If few requests may be in flight, each round of retries ends one of them at least.
                 let rounds = if self.plan.crowded { retried } else { 1 };
-                // The polls, and the duration of the calls and of a takeover.
+                // Adds the poll intervals, and the duration of the calls and of a takeover.
                 self.until = free + rounds * (lease / 4) + 50;
             }
             Phase::RetryAll => {

@@ -1,7 +1,7 @@
 //! The expected state of each entry, by which the oracle judges the store's replies.
 //!
-//! The expected state does not depend on how the store works. It follows from the calls alone: lease holders, expiries of
-//! leases, stored records and retained orphans. A reply that does not fit is a violation.
+//! The expected state follows from the calls alone, and not from the state of the store. It contains lease holders,
+//! expiries of leases, stored records and retained orphans. A reply that does not fit is a violation.
 
 use std::time::Duration;
 
@@ -14,7 +14,7 @@ use super::Millis;
 #[derive(Debug, Default)]
 pub(super) struct ExpectedEntry {
     state: State,
-    /// The number of times the key was free; each time another life begins.
+    /// The number of times that the key became free. Each time, a new life of the key begins.
     pub(super) life: u64,
     /// The number of times a lease was taken over.
     pub(super) takeovers: u64,
@@ -79,7 +79,7 @@ impl ExpectedEntry {
         self.leases.iter_mut().rev().find(|it| it.token == token)
     }
 
-    /// Returns the expiry of the last lease that any process may hold.
+    /// Returns the expiry of the last lease that a process may hold.
     pub(super) fn last_end(&self) -> Millis {
         self.leases.iter().map(|it| it.ends).max().unwrap_or(0)
     }
@@ -108,14 +108,14 @@ impl ExpectedEntry {
                 expires_in,
             } => match &self.state {
                 State::Leased(lease) if lease.token == Some(claim.token) => {
-                    Err("the lease holder is refused its own lease")
+                    Err("the lease holder is rejected for its own lease")
                 }
                 State::Leased(lease) if now < lease.ends => {
                     if lease.fingerprint != *fingerprint {
-                        return Err("in progress for another request than the one that holds it");
+                        return Err("the entry in progress has another fingerprint than its lease");
                     }
                     if now + millis(*expires_in) != lease.ends {
-                        return Err("a wrong time until the lease is over");
+                        return Err("the reply has a wrong time to the expiry of the lease");
                     }
                     Ok(())
                 }
@@ -237,7 +237,8 @@ impl ExpectedEntry {
         }
     }
 
-    /// `fenced` means the rule for commits of transactions: the token must hold the lease.
+    /// Judges the reply to a completion or a commit. If `fenced`, the rule for commits applies: the token must hold the
+    /// lease.
     pub(super) fn completed(
         &mut self,
         lease: &LeaseRef,

@@ -1,4 +1,4 @@
-//! The service behind the layer: executions that take drawn times, have an effect, and end in drawn ways.
+//! The service inside the layer. Its executions take random times, have an effect, and end in random ways.
 
 use std::{
     future::{Future, poll_fn},
@@ -69,7 +69,7 @@ pub(super) struct Script {
     before: Millis,
     pub(super) after: Millis,
     pub(super) ending: Ending,
-    /// The body arrives in two pieces with this pause between them.
+    /// The body arrives in two pieces with this delay between them.
     split: Option<Millis>,
     announced: bool,
 }
@@ -210,7 +210,7 @@ impl Run {
         self.ends(ended).unwrap_or(Err(Failed))
     }
 
-    /// Ends the execution, unless it was cut off.
+    /// Ends the execution, unless it was dropped.
     pub(super) fn ends<T, E>(&mut self, ended: Option<Result<T, E>>) -> Option<Result<T, E>> {
         if let Some(answer) = &ended {
             self.is_over(match answer {
@@ -364,7 +364,7 @@ impl Run {
     }
 }
 
-/// A prepared response has a body of the layer's; its content is the handler's.
+/// The body of a prepared response has a type of the layer. Its content is the handler's.
 fn prepared_page(body: Body<ResponseBody>) -> ResponseBody {
     ResponseBody::Prepared(Box::pin(body))
 }
@@ -374,7 +374,7 @@ impl Drop for Run {
         if !self.over {
             let (execution, process) = (self.number, self.link.process);
             let mut world = self.link.world.lock();
-            // If the process died, its tasks end in any order.
+            // If the process died, its tasks are dropped in any order.
             if !world.dead[process] {
                 world.record_event(EventKind::ExecutionDropped(execution));
             }
@@ -383,7 +383,7 @@ impl Drop for Run {
     }
 }
 
-/// Returns the output of the work, or `None` if the client left and its handler is cut off.
+/// Returns the output of the work, or `None` if the client left and the bug drops its handler.
 pub(super) async fn run_unless_dropped<T>(
     link: &Link,
     execution: usize,

@@ -40,8 +40,8 @@ enum Fate {
 }
 
 impl Fate {
-    /// A commit arrives soon or never. By the contract, other calls wait for a transaction in progress. A slow transaction
-    /// in the store therefore looks like slowness of the other calls.
+    /// Returns the fate for a commit, which arrives soon or never. By the contract, other calls wait for a transaction
+    /// in progress. A slow transaction would only slow down the other calls, which their own fates do already.
     fn for_commit(self) -> Self {
         match self {
             Self::Delayed(there, back) => Self::Delayed(there.min(2), back),
@@ -82,14 +82,14 @@ impl State {
             4 => Fate::Delayed(soon, late),
             5 => Fate::Delayed(late, soon),
             6 => Fate::FailsAfter(late, soon),
-            // No caller waits for the call any more when it arrives.
+            // The caller has stopped waiting before the call arrives.
             _ => Fate::ReplyLost(random.below(lease * 2)),
         }
     }
 }
 
 impl Link {
-    /// Sends a call and applies its fate. An error does not show if the call had an effect.
+    /// Sends a call and applies its fate. The caller cannot see from an error if the call had an effect.
     async fn call(&self, op: Op) -> Result<Done, StoreError> {
         let (name, token) = (op.name(), op.token());
         let received = match self.send(op) {
@@ -226,7 +226,7 @@ impl Store for Link {
     async fn acquire(&self, claim: &Claim) -> Result<Acquired, StoreError> {
         match self.call(Op::Acquire(claim.clone())).await? {
             Done::Acquired(acquired) => Ok(acquired),
-            Done::Ok | Done::Lost => Err(StoreError::backend("no answer to an acquire")),
+            Done::Ok | Done::Lost => Err(StoreError::backend("no reply to an acquire")),
         }
     }
 
@@ -257,7 +257,7 @@ impl Store for Link {
 
     async fn wait_for_change(&self, id: &KeyId, within: Duration) {
         let news = self.world.lock().watch(*id);
-        // Lost news never arrive.
+        // A lost notification never arrives.
         let _ = timeout(within, async {
             if news.await.is_err() {
                 pending::<()>().await;

@@ -1,17 +1,17 @@
-//! A deterministic simulation of the layer without changes: several processes, one store, and all faults between them,
+//! A deterministic simulation of the unchanged layer. It has several processes, one store, and all faults between them,
 //! drawn from a seed.
 //!
 //! Each process is a runtime of its own with a paused clock (`process`), in which the layer runs unchanged behind its
-//! `tower::Service`. The driver (`driver`) moves all clocks from one due event to the next. The due times are drawn for
-//! calls to the store, replies, the ends of pauses and the moves of clients (`world`, `link`, `client`). A process is
-//! killed by dropping its runtime, and paused by not running the runtime. Events are judged at once: the store's replies by
-//! the `expected_entry` that follows from the calls alone, the rest by the `oracle`. At the end, the run is converted to the history of a
-//! fleet, and judged again by the oracle of fleets (`outside_view`).
+//! `tower::Service`. The driver (`driver`) moves all clocks from one due event to the next. The times of store calls,
+//! replies, the ends of pauses and the actions of clients are drawn (`world`, `link`, `client`). A process is killed by
+//! dropping its runtime, and paused by not running the runtime. Each event is judged at once. `expected_entry` judges
+//! the store's replies by the state that follows from the calls alone, and `oracle` judges the rest. At the end, the
+//! run is converted to the history of a fleet, and the oracle of fleets judges it as well (`outside_view`).
 //!
 //! In one seed of six there is no HTTP: the processes run work of `run_once` (`run_once`), by the same rules.
 //!
-//! One seed is one run: the clock is the simulation's, and tasks run in the order in which they were woken. All random
-//! values are drawn from the seed, except tokens, whose values decide nothing.
+//! One seed always gives the same run. The clock is the simulation's, and tasks run in the order in which they were
+//! woken. All random values are drawn from the seed, except tokens, whose values have no influence.
 
 mod backend;
 mod bugs;

@@ -1,4 +1,4 @@
-//! Judges the facts that only the inside shows, except those of the store; the expected entries judge the store.
+//! Judges the facts that are visible only inside the simulation. The expected entries judge the store.
 //!
 //! The oracle sees leases, their tokens and processes, so it judges each event at once. It judges executions, renewals, the
 //! process that frees a key, and the equality of responses and stored records. The whole run, with its clients and effects,
@@ -35,8 +35,8 @@ pub(super) fn judge_execution(world: &mut State, number: usize, held: Option<Hel
     }
 }
 
-/// Judges a takeover that is about to happen. It is a violation if the execution still runs, its process is undisturbed,
-/// and its store replies in time.
+/// Judges a takeover that is about to happen. The takeover is a violation if the execution still runs, its process is
+/// undisturbed, and the store replies in time.
 pub(super) fn judge_takeover(world: &mut State, id: KeyId, by: Token) {
     let plan = &world.plan;
     let well = plan.faults == 0 && plan.store_timeout <= plan.lease / 3 && world.ahead == 0;
@@ -50,7 +50,9 @@ pub(super) fn judge_takeover(world: &mut State, id: KeyId, by: Token) {
         holds && !unwell && it.state == Progress::Runs
     });
     if let Some(number) = runs {
-        world.violated(format!("the lease of execution {number} was not kept"));
+        world.violated(format!(
+            "the lease of execution {number} was not renewed in time"
+        ));
     }
 }
 
@@ -63,7 +65,7 @@ pub(super) fn judge_effect(world: &mut State, number: usize, held: bool) {
     let expected = world.expected.get(&lease.id);
     if held && !stepped && !expected.is_some_and(|expected| expected.holds(lease.token, now)) {
         world.violated(format!(
-            "execution {number} sees its lease as held after its end"
+            "execution {number} sees its lease as held after its expiry"
         ));
     }
 }
@@ -71,12 +73,12 @@ pub(super) fn judge_effect(world: &mut State, number: usize, held: bool) {
 /// Judges an execution that is dropped before its end.
 pub(super) fn judge_drop(world: &mut State, number: usize, process: usize) {
     if !world.dead[process] {
-        world.violated(format!("execution {number} was cut off"));
+        world.violated(format!("execution {number} was dropped before its end"));
     }
 }
 
-/// Judges a release that has reached the store, where its token held the entry if `is_held`. Returns `true` if it may free
-/// the key.
+/// Judges a release that has reached the store. `is_held` is `true` if its token held the entry. Returns `true` if the
+/// release may free the key.
 pub(super) fn judge_release(world: &mut State, lease: &LeaseRef, is_held: bool) -> bool {
     let under = world.executions.iter().position(|it| it.is_under(lease));
     let Some(number) = under else {
@@ -89,13 +91,13 @@ pub(super) fn judge_release(world: &mut State, lease: &LeaseRef, is_held: bool) 
     let over = execution.over.is_some_and(|over| world.now >= over);
     let keeps =
         execution.state == Progress::Answered && produced == Some(Recording::Expected) && !over;
-    // Work of `run_once` that returns an error says itself that its key is free. A released takeover is an orphan again.
+    // If work of `run_once` returns an error, its key must become free. A released takeover becomes an orphan instead.
     let leaves_key = world.plan.jobs || world.plan.failure() == ExecutionFailure::Release;
     let failed = execution.state == Progress::Failed && lease.generation == 1 && !leaves_key;
     let failed = failed && is_held;
     if failed {
         world.violated(format!(
-            "the key is freed though execution {number} failed and the settings keep its key"
+            "the key is freed although execution {number} failed and the settings keep its key"
         ));
     }
     if runs {
@@ -103,7 +105,7 @@ pub(super) fn judge_release(world: &mut State, lease: &LeaseRef, is_held: bool) 
     }
     if keeps {
         world.violated(format!(
-            "the key is released although the response of execution {number} is to be recorded"
+            "the key is released although the response of execution {number} should be recorded"
         ));
     }
     !runs && !keeps && !failed
@@ -151,17 +153,17 @@ fn judge_answer(world: &State, attempt: usize, reply: &Reply) -> Result<(), Stri
         return Err(format!("a replay of execution {number} is not marked"));
     }
     if produced.keep == Recording::Forbidden {
-        // A stored record is a violation here, unless the store's clock has expired it early.
+        // If the record was stored, this response is a violation, unless the record expired early by the store's clock.
         if own && execution.is_stored(world) && world.ahead == 0 {
             return Err(format!(
-                "execution {number} returns another response than it has stored"
+                "execution {number} returns a response that differs from its stored one"
             ));
         }
         if own && !reply.replayed {
             return Ok(());
         }
         return Err(format!(
-            "a response of execution {number} is replayed that is not to be recorded"
+            "a response of execution {number} is replayed that should not be recorded"
         ));
     }
     let perhaps = own && !reply.replayed && produced.keep == Recording::Allowed;
@@ -174,7 +176,8 @@ fn judge_answer(world: &State, attempt: usize, reply: &Reply) -> Result<(), Stri
     Ok(())
 }
 
-/// Returns `true` if the layer tried to store the response and received no reply. The layer sends such a response once.
+/// Returns `true` if the layer tried to store the response and received no reply. Only the first client may receive
+/// such a response.
 pub(super) fn lacks_reply(world: &State, attempt: usize, reply: &Reply) -> bool {
     let own = world.attempts[attempt].execution;
     let execution = own.filter(|_| own == reply.execution && !reply.replayed);
@@ -198,18 +201,14 @@ fn judge_refusal(
                 || needs_attention(world, attempt);
             return match expected {
                 true => Ok(()),
-                false => {
-                    Err("the outcome is called unknown without an orphan or a failure".to_owned())
-                }
+                false => Err("outcome-unknown without an orphan or a failure".to_owned()),
             };
         }
         "response-not-retained" => {
             let mut others = world.executions.iter();
             return match others.any(|it| it.request == known.request && it.is_unrecordable()) {
                 true => Ok(()),
-                false => {
-                    Err("the reply says that a response is not retained, but all were".to_owned())
-                }
+                false => Err("response-not-retained, but all responses were recorded".to_owned()),
             };
         }
         "in-progress" | "store-unavailable" => true,
@@ -284,9 +283,9 @@ pub(super) fn judge_final_state(world: &mut State) {
     judge_commits(world);
 }
 
-/// Judges the commits of transactions. A key has its effect once in each of its lives, which reach from free to free again.
-/// The expected entry knows in which life the effect was committed. The store does not report other effects; they are judged from
-/// outside.
+/// Judges the commits of transactions. A key has its effect once in each of its lives. A life begins when the key is
+/// free and ends when the key is free again. The expected entry knows in which life the effect was committed. The store
+/// does not report other effects; they are judged from outside.
 fn judge_commits(world: &mut State) {
     let mut commits = BTreeMap::<_, u64>::new();
     for execution in &world.executions {

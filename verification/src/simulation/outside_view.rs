@@ -1,7 +1,7 @@
 //! The outside view of a run, as a history of a fleet on real servers, judged by the same oracle.
 //!
-//! Clients, effects and strikes are described as they are in a fleet. A fleet knows that a key may have one more effect
-//! only from the faults of its store. Here the expected entries know the time of each such occasion to the millisecond.
+//! Clients, effects and strikes are described as in a fleet. In a fleet, only the faults of the store show that a key
+//! may have one more effect. Here the expected entries contain the time of each such occasion to the millisecond.
 
 use std::{
     collections::{BTreeMap, HashMap},
@@ -27,9 +27,12 @@ pub(super) fn violation(world: &State) -> Option<String> {
     let found = [
         ("contradicts itself", history.contradictions()),
         ("is executed too often", history.doubles()),
-        ("is answered what is over", history.stale()),
-        ("is answered, and then refused", history.retracted()),
-        ("is never answered", history.unanswered()),
+        ("gets an expired response", history.stale()),
+        (
+            "gets its response, and is then refused",
+            history.retracted(),
+        ),
+        ("never gets a response", history.unanswered()),
     ];
     let mut found = found.into_iter();
     found.find_map(|(what, keys)| {
@@ -121,7 +124,7 @@ fn occasions(world: &State, instant: impl Fn(Millis) -> Instant) -> Vec<Occasion
         } => Some((held.id, world.executions[execution].request)),
         _ => None,
     };
-    // A request that was never executed had no effect.
+    // Only requests that were executed had effects.
     let keys: HashMap<_, _> = world.history.iter().filter_map(executed).collect();
     let occasions = world.history.iter().filter_map(|event| {
         let (id, takeover) = match event.kind {
@@ -171,7 +174,7 @@ fn client_outcome(world: &State, attempt: usize, outcome: &history::Outcome) -> 
 }
 
 /// Returns `true` if all clients must receive the same response. The handler returned the response and its storage was
-/// acknowledged. Or the response was stored although that was optional.
+/// acknowledged, or the response was stored although that was optional.
 fn is_kept(world: &State, attempt: usize, reply: &Reply) -> bool {
     let number = reply.execution;
     let execution = number.and_then(|number| world.executions.get(number));

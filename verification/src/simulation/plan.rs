@@ -1,4 +1,5 @@
-//! The plan that is drawn for a seed before it runs: the settings of the layer, the habits of the world and the strikes.
+//! The plan that is drawn for a seed before its run: the settings of the layer, the frequency of faults, and the
+//! strikes.
 
 use std::time::Duration;
 
@@ -39,11 +40,11 @@ pub struct Plan {
     pub(super) keys: u64,
     /// The percentage of store calls that meet a fault.
     pub(super) faults: u64,
-    /// The percentage of news for waiters that are lost.
+    /// The percentage of notifications for waiters that are lost.
     pub(super) lost_notifications: u64,
     /// The percentage of requests that are left by their client.
     pub(super) leaving: u64,
-    /// The percentage of executions that do not end well.
+    /// The percentage of executions that fail.
     pub(super) failing: u64,
     pub(super) strikes: Strikes,
     /// The time at which the clients begin.

@@ -25,14 +25,14 @@ use super::Millis;
 pub(super) struct Process {
     runtime: Runtime,
     directive: Arc<Directive>,
-    /// The time of its own clock at the start, and that of the world.
+    /// The time at the start, by its own clock and by the world's.
     begun: Instant,
     born: Millis,
-    /// The time of its clock, as the world's time.
+    /// The time of its clock, converted to the world's time.
     clock: Millis,
 }
 
-/// The driver's directive for the runtime, which the runtime reads when it runs out of work.
+/// The driver's directive for the runtime. The runtime reads it when no task is ready.
 #[derive(Default)]
 struct Directive {
     phase: AtomicU8,

@@ -1,4 +1,4 @@
-//! Work of `run_once` in the place of requests: the same script, and a value instead of a response.
+//! Work of `run_once` instead of requests: it has the same script, and returns a value instead of a response.
 
 use http::StatusCode;
 use tower_idempotency::{
@@ -121,7 +121,7 @@ impl Run {
                 Err(_) => {}
             }
         }
-        // Works differ in their reaction to an unknown commit.
+        // The work reacts in one of two ways if the outcome of its commit is unknown.
         match self.number % 2 {
             0 => Ok(self.value(UNSURE)),
             _ => Err(WorkError::Release(())),

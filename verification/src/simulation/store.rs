@@ -12,7 +12,7 @@ use tower_idempotency::store::{
 
 use super::{Millis, bugs::Bug};
 
-/// Entries, and at most one way to break the contract.
+/// The entries, and at most one bug that breaks the contract.
 #[derive(Debug, Default)]
 pub struct SimulatedStore {
     entries: HashMap<KeyId, Entry>,
@@ -63,7 +63,7 @@ impl Entry {
 }
 
 impl SimulatedStore {
-    /// Returns a store that breaks the contract in one way, or in none.
+    /// Returns a store with one bug or none.
     #[must_use]
     pub fn with(bug: Option<Bug>) -> Self {
         Self {
@@ -146,7 +146,7 @@ impl SimulatedStore {
             }
             State::Leased { ends, .. } => *ends,
         };
-        // The claim's own token is checked first: the reply that granted it may have been lost.
+        // The claim's own token is checked first, because the reply that granted its lease may have been lost.
         if entry.token == Some(claim.token) && !self.has(Bug::OwnTokenIsRefused) {
             return Ok(entry.generation);
         }
@@ -259,7 +259,7 @@ impl SimulatedStore {
         if entry.token != Some(lease.token) && !self.has(Bug::ReleaseWithoutToken) {
             return;
         }
-        // The execution that was taken over may have had its effect, so the entry stays an orphan.
+        // The previous execution may have had its effect, so the entry stays an orphan.
         if entry.generation > 1 && !self.has(Bug::ReleasedTakeoversAreFree) {
             *ends = now;
             entry.token = None;

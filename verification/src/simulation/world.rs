@@ -134,7 +134,8 @@ pub(super) struct Execution {
     /// The responses that the execution produced; the last of them is its response.
     pub(super) answers: Vec<ProducedResponse>,
     pub(super) state: Progress,
-    /// `completing` is `true` if a completion under the lease was sent, `received` if a completion had a definite reply.
+    /// `completing` is `true` if a completion under the lease was sent. `received` is `true` if a completion had a
+    /// definite reply.
     pub(super) completing: bool,
     pub(super) received: bool,
     /// `true` if the layer learned before that completion that the lease is lost.
@@ -151,7 +152,7 @@ pub(super) enum Progress {
     Failed,
 }
 
-/// An answer of a handler.
+/// A response of a handler.
 #[derive(Clone, Debug)]
 pub(super) struct ProducedResponse {
     pub(super) status: StatusCode,
@@ -159,7 +160,7 @@ pub(super) struct ProducedResponse {
     pub(super) keep: Recording,
 }
 
-/// The expectation that the layer records the response.
+/// The rule for the layer: it must record the response, may record it, or must not.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Recording {
     Expected,
@@ -228,7 +229,7 @@ impl State {
         }
     }
 
-    // ---- EventKind is to happen ----
+    // ---- Due events ----
 
     pub(super) fn after(&mut self, pause: Millis, due: Due) {
         self.queued += 1;
@@ -249,7 +250,7 @@ impl State {
         (entry.key().0 <= self.now).then(|| entry.remove())
     }
 
-    /// Returns `true` if an event is due besides replies and news.
+    /// Returns `true` if an event is due that is not a reply or a notification.
     pub(super) fn is_eventful(&self) -> bool {
         let mut due = self.queue.values();
         due.any(|due| !matches!(due, Due::Arrive(_) | Due::Reply(..) | Due::Notify(_)))
@@ -303,7 +304,7 @@ impl State {
             && (matches!(done, Done::Ok) || self.has(Bug::CommitIsTorn))
         {
             self.executions[*execution].commits.push(life);
-            // A second commit is a violation, unless the store's clock has expired the record early.
+            // A second commit is a violation, unless the record expired early by the store's clock.
             if self.executions[*execution].commits.len() > 1 && self.ahead == 0 {
                 self.violated(format!("execution {execution} has its effect twice"));
             }
@@ -328,7 +329,7 @@ impl State {
         done
     }
 
-    /// Sends news to the waiters for this entry, unless the news are lost.
+    /// Notifies the waiters for this entry, unless the notification is lost.
     fn wake(&mut self, id: KeyId) {
         let mut at = 0;
         while at < self.watchers.len() {
@@ -397,7 +398,7 @@ fn check_reply(expected: &mut ExpectedEntry, op: &Op, done: &Done, now: Millis) 
     let ok = matches!(done, Done::Ok);
     match (op, done) {
         (Op::Acquire(claim), Done::Acquired(acquired)) => expected.acquired(claim, now, acquired),
-        (Op::Acquire(_), Done::Ok | Done::Lost) => Err("no answer to an acquire"),
+        (Op::Acquire(_), Done::Ok | Done::Lost) => Err("no reply to an acquire"),
         (Op::Renew(lease, ttl), _) => expected.renewed(lease, ttl.as_millis(), now, ok),
         (Op::Complete(lease, record, retention), _) => {
             expected.completed(lease, record, retention.as_millis(), now, false, ok)

@@ -1,4 +1,4 @@
-//! Tests with constructed histories, and the effects in them that are too many.
+//! Tests with constructed histories, some of which have too many effects.
 
 use super::*;
 use crate::oracle::builder::{HistoryBuilder, answer, in_progress};
@@ -37,7 +37,7 @@ fn data_loss_allows_one_more_effect() {
     assert_eq!(thrice.doubles().len(), 1);
 }
 
-/// Each of these has at most one effect, and one for each time that the store lost data.
+/// An effect that belongs before the loss of data or after it, by the attempts of its process.
 #[test]
 fn data_loss_separates_effects_before_and_after() {
     let first = || {
@@ -50,12 +50,12 @@ fn data_loss_separates_effects_before_and_after() {
     let third =
         |history: HistoryBuilder, at| history.effect(10, 2).attempt(0, at, at + 5, answer(2));
 
-    // Twice between the first two, never between the others.
+    // Two occasions lie between the first two effects, and none between the others.
     let history = third(second(first(), 60), 90)
         .data_loss(30, 31)
         .data_loss(40, 41);
     assert_eq!(history.1.doubles().len(), 1);
-    // Once between each.
+    // One occasion lies between each two effects.
     let history = third(second(first(), 60), 90)
         .data_loss(30, 31)
         .data_loss(80, 81);
@@ -76,7 +76,7 @@ fn first_request_after_loss_bounds_effect() {
             .effect(20, 7)
     };
     let history = both().attempt(1, 60, 65, answer(7)).data_loss(20, 21);
-    // The process received the request before, and may have been working on it since.
+    // The process received the request before the loss, and may have executed it since.
     assert_eq!(history.1.doubles().len(), 0);
     let mut history = history;
     history.1.attempts.remove(0);
@@ -92,7 +92,7 @@ fn later_effect_bounds_grant_of_abandoned_request() {
             .attempt(0, 0, 5, Outcome::HungUp);
         history.attempt(1, 8, 12, in_progress())
     };
-    // The process may have been working on it until then.
+    // The process may have executed the request until then.
     let history = left().effect(20, 7).attempt(1, 40, 45, answer(7));
     assert_eq!(history.data_loss(30, 31).1.doubles().len(), 0);
     // The second effect came after the first, and its response was sent before the loss.
@@ -103,7 +103,7 @@ fn later_effect_bounds_grant_of_abandoned_request() {
     assert_eq!(history.data_loss(6, 7).1.doubles().len(), 0);
 }
 
-/// Numbers of executions are those of a process: another process has the same numbers.
+/// Each process numbers its executions from 1, so two processes use the same numbers.
 #[test]
 fn ambiguous_response_bounds_only_first_execution() {
     let history = HistoryBuilder::new()

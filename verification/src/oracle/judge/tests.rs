@@ -56,7 +56,7 @@ fn two_pauses_explain_two_takeovers() {
         for n in 0..executions {
             history = history.effect(10, n + 1);
         }
-        // And the one that was answered, or that and one more than the pauses of the first explain.
+        // Adds the execution whose response was sent, and one more if the pauses must not explain an effect.
         for n in 0..=u64::from(unexplained == 1 && executions == 1) {
             history = history.effect(20, 7 + n);
         }
@@ -171,7 +171,7 @@ fn taken_over_within_counts_takeovers_in_time() {
     let waited = Duration::from_millis(109);
     assert_eq!(history.taken_over_within(waited), 1);
     assert_eq!(history.taken_over_within(waited / 2), 0);
-    // Without a second execution, and without a strike.
+    // There is no second execution, or no strike.
     let replayed = killed_at_work().attempt(1, 60, 62, answer(1)).1;
     assert_eq!(replayed.taken_over_within(waited), 0);
     let mut calm = history;
@@ -179,7 +179,7 @@ fn taken_over_within_counts_takeovers_in_time() {
     assert_eq!(calm.taken_over_within(waited), 0);
 }
 
-/// The time in which a process is stopped does not count as a wait for the store.
+/// The time during which a process is stopped does not count as a wait for the store.
 #[test]
 fn response_slower_than_lease_is_not_compared() {
     for (ended, resumed, contradictions) in [(99, None, 1), (100, None, 0), (180, Some(150), 1)] {
@@ -198,7 +198,7 @@ fn response_slower_than_lease_is_not_compared() {
     }
 }
 
-/// A process that stalled has lost its lease before it is killed.
+/// A process that stalled lost its lease before it was killed.
 #[test]
 fn slowness_before_strike_explains_execution() {
     for (killed, unexplained) in [(99, 1), (150, 0)] {
@@ -294,7 +294,7 @@ fn effect_of_other_request_is_contradiction() {
 fn response_503_reports_no_effect() {
     for (status, contradictions) in [(503, 0), (500, 1)] {
         let Outcome::Answered(mut response) = answer(1) else {
-            unreachable!("it is an answer");
+            unreachable!("the outcome is a response");
         };
         response.status = http::StatusCode::from_u16(status).unwrap();
         let history = HistoryBuilder::new().attempt(0, 0, 5, Outcome::Answered(response));

@@ -76,8 +76,8 @@ fn optional_number(name: &str) -> Option<u64> {
 }
 
 // F-038, F-044
-/// Runs `SIMULATION_SEEDS` from `SIMULATION_FROM` on: 2,000 from 0, or 100,000 with `FULL=1`. Ends earlier only if
-/// `SIMULATION_SECONDS` is set and over.
+/// Runs `SIMULATION_SEEDS` from `SIMULATION_FROM` on: 2,000 from 0, or 100,000 with `FULL=1`. Ends earlier only after
+/// `SIMULATION_SECONDS`, if that is set.
 #[test]
 fn no_seed_finds_violation() {
     let from = number("SIMULATION_FROM", 0);
@@ -94,23 +94,24 @@ fn no_seed_finds_violation() {
     }
 }
 
-/// Seeds that find what others had found in the layer. What a seed comes to changes with the simulation and with the layer:
-/// `scripts/mutants` takes the fixes of the last two away, to see that they still do, and the bug of the first needs both of
-/// the first two. Where one does not any more, another that does takes its place.
+/// Each seed found a former bug of the layer. The run of a seed changes with the simulation and the layer, so a seed
+/// may no longer find its bug. `scripts/mutants` therefore removes the fixes of the last two. The bug of the first seed
+/// occurs only without both of the first two fixes. A seed that finds its bug no more is replaced by another one that
+/// does.
 #[test]
 fn seeds_that_found_something_find_it_no_more() {
     for (seed, found) in [
         (
             85,
-            "a commit that was over when it was looked up was taken for one that never was",
+            "a commit whose record had expired before the query counted as a failed commit",
         ),
         (
             458,
-            "a commit was begun again after the record of an earlier one may have been over",
+            "a commit was sent after the record of an earlier one may have expired",
         ),
         (
             13_961,
-            "an answer of one's own was given under a lease that was known to be lost",
+            "an execution returned its own response under a lease that was known to be lost",
         ),
         (
             21_089,
@@ -146,7 +147,7 @@ const NOT_SEEN_FROM_OUTSIDE: [Bug; 2] = [Bug::OwnTokenIsRefused, Bug::TakeoversA
 fn seeded_bugs_are_seen_within_6000_seeds() {
     let mut not_seen = Vec::new();
     for bug in Bug::ALL {
-        // To see that a bug is never found takes all the seeds.
+        // Only a run of all seeds shows that a bug is never found.
         let seeds = match NOT_SEEN_FROM_OUTSIDE.contains(&bug) {
             true => few_or(100, 6_000) as u64,
             false => 6_000,
@@ -165,7 +166,7 @@ fn seeded_bugs_are_seen_within_6000_seeds() {
 
 #[test]
 fn seed_determines_run() {
-    // The last two were not, when the machine's clock said whether two records were alike.
+    // The last two seeds were not deterministic when the machine's clock decided if two records were equal.
     for seed in (0..1_000).chain([2_314, 3_373]) {
         let [one, other] = [run(seed, None), run(seed, None)];
         let mut both = one.history.iter().zip(&other.history);
@@ -178,7 +179,7 @@ fn seed_determines_run() {
 }
 
 // F-044
-/// Most possible events happen, and not only in seeds that are never run.
+/// Most kinds of events occur in the first seeds.
 #[test]
 fn thousand_seeds_cover_every_event() {
     let histories: String = (0..1_000).map(|seed| run(seed, None).to_string()).collect();
@@ -212,6 +213,6 @@ fn thousand_seeds_cover_every_event() {
         "memory: true",
         "jobs: true",
     ] {
-        assert!(histories.contains(what), "nothing like {what}");
+        assert!(histories.contains(what), "no event like {what}");
     }
 }

@@ -1,8 +1,8 @@
 //! Several processes on one DynamoDB table, killed and paused at any moment, and 64 clients at a time.
 //!
-//! Strikes fall at random moments, in rounds, until each case was seen that a test names.
+//! Strikes occur at random moments, in rounds, until each case that a test names was seen.
 //!
-//! Fewer kills, pauses and keys by default; `FULL=1` makes them 100, 24 and 1,000.
+//! `FULL=1` uses 100 kills, 24 pauses and 1,000 keys. The default uses fewer.
 
 use std::time::Duration;
 
@@ -47,7 +47,7 @@ impl Late {
 
     async fn run(self, orphans: &str, load: Load) -> History {
         let endpoint = format!("http://{}", self.proxy.address());
-        // The processes of one machine have one clock.
+        // The processes of one machine share a clock.
         let store = format!("dynamodb://keys?endpoint={endpoint}&skew=0ms");
         let lease = format!("{}ms", load.lease.as_millis());
         let args = ["--store", &store, "--orphans", orphans, "--lease", &lease];

@@ -1,10 +1,11 @@
-//! Several processes on one database, killed and paused at any moment, whose handlers commit effect and record in one
-//! transaction: each key has one effect. And the same with two transactions, which shows what that prevents.
+//! Several processes on one database, killed and paused at any moment. If their handlers commit effect and record in
+//! one transaction, each key has one effect. With two transactions some keys have two effects, which shows that the
+//! test can fail.
 //!
-//! A blow that hits nothing proves nothing: executions must have been cut short by it and taken over. Where it falls is
-//! random, so each load is repeated until enough of them were.
+//! A strike at an idle process proves nothing: it must end executions, which are then taken over. The moments of
+//! strikes are random, so each load is repeated until enough executions were taken over.
 //!
-//! A few kills each by default, so that it is quick; `FULL=1` makes them 300, and 30 pauses.
+//! `FULL=1` uses 300 kills and 30 pauses. The default uses fewer.
 
 use std::{fmt, process::Command, time::Duration};
 
@@ -43,7 +44,7 @@ fn kills((handler, at_a_time): (u64, usize), seed: u64) -> Load {
         blows: few_or(12, 300),
         blow: Blow::Kill,
         at_once: 1,
-        // It has to connect before it is worth killing.
+        // A process must connect before a kill can end an execution.
         respite: Duration::from_millis(450),
         seed,
     }
@@ -61,7 +62,7 @@ fn pauses(load: (u64, usize), seed: u64) -> Load {
     }
 }
 
-/// A database that answers late: a process is often struck between what it did and the process's hearing of it.
+/// Delays the replies of the database, so that processes are often struck between a write and its reply.
 fn late(proxy: &Proxy) {
     proxy.set(Mode::Delay {
         up: Duration::ZERO,
@@ -86,13 +87,13 @@ async fn run<S: Ledgered>(books: &Books<S>, url: &str, commit: &str, load: Load)
         key: row.key,
     });
     history.effects = effects.collect();
-    // Who finds its lease lost before it has written anything says so, and its client asks again.
+    // A process that finds its lease lost before it writes responds with 503, and its client retries.
     history.problems = &["503"];
     println!("{commit}, {blow:?}");
     history
 }
 
-/// No key with two effects, none without one, and one answer each.
+/// Asserts that each key has exactly one effect and one response.
 fn is_exactly_once(history: &History, blows: usize) {
     let sums = history.sums();
     assert_eq!(sums.strikes, blows, "{sums}");
@@ -110,7 +111,7 @@ fn is_exactly_once(history: &History, blows: usize) {
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Meanwhile {
     TheyTakeOver,
-    /// A process that is stopped there has the file locked: no other process can take over before it continues and
+    /// The stopped process has locked the file. No other process can take over before the stopped one continues and
     /// commits.
     TheyWait,
 }
@@ -129,14 +130,14 @@ const ON_A_SERVER: How = How {
     stopped: (200, 24),
     meanwhile: Meanwhile::TheyTakeOver,
 };
-/// SQLite has one writer at a time: transactions are short there.
+/// SQLite permits one writer at a time, so the transactions are short.
 const IN_A_FILE: How = How {
     killed: (4, 8),
     stopped: (4, 8),
     meanwhile: Meanwhile::TheyWait,
 };
 
-/// The sums of a round, and how many keys were taken over.
+/// The sums of a round, and the number of keys that were taken over.
 struct Round {
     sums: Sums,
     taken_over: usize,
@@ -150,7 +151,7 @@ impl fmt::Display for Round {
 
 const TAKEN_OVER: Case<Round> = ("taken over", |round| round.taken_over);
 const LATE: Case<Round> = ("late", |round| round.sums.late);
-/// Shows that the test can fail.
+/// Two effects of one key, which show that the test can fail.
 const DOUBLE: Case<Round> = ("two effects", |round| round.sums.doubles);
 const OUTRUN: Case<Round> = ("answered by another", |round| round.sums.late_and_outrun);
 
@@ -204,8 +205,7 @@ async fn each_key_has_one_effect<S: Ledgered>(books: Books<S>, url: &str, how: H
     .await;
 }
 
-/// Returns the number of keys that were taken over from a process that was struck between taking the lease and
-/// committing.
+/// Returns the number of keys that were taken over from a process that was struck between its acquire and its commit.
 async fn taken_over<S: Ledgered>(books: &Books<S>) -> usize {
     let sql = "select 'taken over', generation, generation from {table} where generation > 1";
     let sql = sql.replace("{table}", &books.table);

@@ -1,4 +1,4 @@
-//! The fleet and its judge, on a store that a fleet of one can have: memory, which goes with its process.
+//! A fleet of one process with an in-memory store, which is lost with its process, and the oracle.
 
 use std::{fmt, time::Duration};
 
@@ -32,7 +32,7 @@ async fn run(load: Load, round: u64) -> History {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn undisturbed_fleet_executes_each_key_once() {
-    // A machine that stands still for a moment is no blow: here no lease ends.
+    // The lease is long, so that it does not expire if the machine stalls.
     let fleet = Fleet::start(1, &["--lease", "15s"]);
     let lease = Duration::from_secs(15);
     let history = fleet.run(Load { lease, ..load() }).await;
@@ -41,7 +41,7 @@ async fn undisturbed_fleet_executes_each_key_once() {
     assert!(sums.keys >= load().keys, "{sums}");
     assert_eq!((sums.strikes, sums.struck), (0, 0));
     assert_eq!(history.effects.len(), sums.keys);
-    // Three clients for each key.
+    // Three clients request each key.
     let answered = history.attempts.iter().filter(|it| it.answer().is_some());
     assert_eq!(answered.count(), 3 * sums.keys);
     assert_eq!(history.doubles().join("\n"), "");
@@ -53,7 +53,7 @@ async fn undisturbed_fleet_executes_each_key_once() {
 // F-114
 #[tokio::test(flavor = "multi_thread")]
 async fn fleet_detects_store_lost_with_process() {
-    // Records are lost, answers differ, and a request that was answered runs again.
+    // Records are lost, responses differ, and a request that had its response is executed again.
     let cases: [Case<Found>; 3] = [
         ("doubles", |found| found.doubles),
         ("contradictions", |found| found.contradictions),

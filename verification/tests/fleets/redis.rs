@@ -1,8 +1,8 @@
-//! Several processes on one Redis, killed and paused at any moment: the number of executions, and the responses of clients.
+//! Several processes on one Redis, killed and paused at any moment. The tests check the executions and the responses.
 //!
-//! Strikes fall at random moments, in rounds, until each case was seen that a test names.
+//! Strikes occur at random moments, in rounds, until each case that a test names was seen.
 //!
-//! Fewer kills, pauses and keys by default; `FULL=1` makes them 300, 20 and 1,000.
+//! `FULL=1` uses 300 kills, 20 pauses and 1,000 keys. The default uses fewer.
 
 use std::{fmt, time::Duration};
 
@@ -107,10 +107,10 @@ async fn takeovers_repeat_only_killed_work() {
 }
 
 // F-029
-/// Kills are rare here. If they are frequent, it is hardly ever certain since when no process has had the lease.
+/// Kills are rare here. If they are frequent, the oracle seldom knows since when no process has held the lease.
 ///
-/// The machine may make any key late, so this looks for keys that were free in time. If keys were free only after two
-/// leases, there would be none.
+/// A slow machine may delay any key, so the test requires only that some keys were free in time. If keys became free
+/// only after two leases, there would be no such key.
 #[tokio::test(flavor = "multi_thread")]
 async fn killed_work_is_free_after_one_lease() {
     let lease = Duration::from_secs(2);
@@ -181,7 +181,7 @@ async fn paused_process_returns_stored_record() {
         );
         history
     };
-    // A late answer is the stored one, of the process that took over.
+    // A late response is the stored one, from the process that took over.
     let outrun: [Case<Sums>; 1] = [("answered by another", |sums| sums.late_and_outrun)];
     let reexecuting = until_seen(&outrun, async |round| {
         run("reexecute", 3 + round * 100).await.sums()

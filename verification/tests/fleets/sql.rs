@@ -1,6 +1,6 @@
-//! Several processes on one database, and 64 clients at a time that ask for the same key: one execution of each.
+//! Several processes on one database, and 64 clients at a time that request the same key. Each key is executed once.
 //!
-//! 100 keys by default; `FULL=1` makes them 1,000.
+//! `FULL=1` uses 1,000 keys, the default 100.
 
 use std::time::Duration;
 

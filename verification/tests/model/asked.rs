@@ -1,4 +1,4 @@
-//! The model's questions as a store is asked them.
+//! Makes the calls of the model on a real store.
 
 use bytes::Bytes;
 use tower_idempotency::store::{
@@ -30,7 +30,7 @@ pub(crate) enum Spoken {
     LeaseLost,
 }
 
-/// Asks a store what the model's was asked.
+/// Makes a call of the model on a store, and returns the reply.
 pub(crate) async fn ask<S: Store>(
     store: &S,
     lasts: Lasts,
@@ -43,7 +43,7 @@ pub(crate) async fn ask<S: Store>(
     claim.token = token(caller.token);
     claim.lease = lasts.lease;
     claim.orphan_retention = lasts.keep;
-    // The generation is the store's own knowledge, and is not passed in.
+    // A store does not check the generation that a caller passes.
     let lease = claim.lease_ref(1);
     let done = match call {
         Call::Acquire(orphans) => {
@@ -60,7 +60,7 @@ pub(crate) async fn ask<S: Store>(
             store.complete(&lease, record, lasts.retention).await
         }
         Call::Release => store.release(&lease).await,
-        Call::Commit => panic!("a commit is no call of a store: it is the handler's"),
+        Call::Commit => panic!("a commit is a call of the handler, not of a store"),
     };
     match done {
         Ok(()) => Ok(Spoken::Done),
@@ -79,7 +79,7 @@ pub(crate) fn token(by: u8) -> Token {
     Token::from_bytes([by; 16])
 }
 
-/// A key of its own for each number.
+/// Returns a key for this number. Different numbers have different keys.
 pub(crate) fn id(number: u64) -> KeyId {
     let mut bytes = [0; 32];
     bytes[..8].copy_from_slice(&number.to_be_bytes());

@@ -1,19 +1,19 @@
-//! The protocol of one request, as far as the store can observe it: the order of `exchange.rs`, `settle.rs` and
-//! `transaction.rs`.
+//! The protocol of one request, as far as the store can observe it. The order of calls is that of `execution/` and
+//! `transaction.rs` in the main crate.
 //!
-//! Nothing counts retries or time. A client that may retry or give up does either, so the results hold for all
+//! The model counts neither retries nor time. A client may retry or give up at any moment, so the results hold for all
 //! timeouts.
 
 use crate::store::{Answer, Call, Caller, Orphans};
 
-/// A request, from its key to its answer.
+/// A request, from its arrival to its response.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub(crate) struct Client {
     pub(crate) fingerprint: u8,
     /// The process that handles the request. All are in one unless the processes have tiers.
     pub(crate) process: u8,
     pub(crate) phase: Phase,
-    /// `true` if the request was granted its lease in the present life of the key: see `History`.
+    /// `true` if the request got its lease in the present life of the key: see `History`.
     pub(crate) current: bool,
     /// A call that the client no longer waits for, and that has not arrived at the store yet.
     pub(crate) late: Option<Call>,
@@ -32,24 +32,23 @@ pub(crate) enum Phase {
     Waiting,
     /// The request has the lease, and no effect so far.
     Running,
-    /// The request has had its effect, and ends with or without an answer to record.
+    /// The request has had its effect, and ends with or without a response to record.
     Ran,
     /// The request has sent its record, without a reply so far.
     Completing,
-    /// The request was answered although the store kept failing, and its record is still being sent.
+    /// The store kept failing, and the request returned its response. Its record is still being sent.
     Late,
     /// The record came too late: the request queries the stored state.
     Lost,
-    /// No other process has an answer: the request sends its own record once more.
+    /// The store has no record: the request sends its own record once more.
     Salvaging,
-    /// The request has committed without a reply, or with the reply that the lease was lost: it queries the stored
-    /// state.
+    /// The commit got no reply, or the reply that the lease was lost. The request queries the stored state.
     InDoubt,
     /// The request leaves nothing to record, or stopped querying.
     Releasing,
     /// The state of a mutant: the request has read that it may take over, and has not written yet.
     Reclaiming,
-    /// The request is answered, or its process is dead.
+    /// The request has its response, or its process is dead.
     Over,
 }
 
@@ -58,7 +57,7 @@ pub(crate) enum Phase {
 pub(crate) enum Move {
     /// The handler has its effect.
     Effect,
-    /// The handler ends with nothing to keep.
+    /// The handler ends without a response to record.
     NothingToKeep,
     /// The client stops retrying or waiting.
     GiveUp,
@@ -72,17 +71,17 @@ pub(crate) enum Fate {
     CallLost,
     /// The call had its effect, and the reply was lost.
     ReplyLost,
-    /// The call is still on its way, and its caller has given up on it.
+    /// The call is still on its way, and its caller no longer waits for it.
     Late,
 }
 
-/// The client's conclusion from the store's reply.
+/// The consequence of the store's reply for the request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Reply {
     Nothing,
-    /// The answer of this client is the client's answer.
+    /// The request returns the response of this client.
     Answer(u8),
-    /// The client executes from here on.
+    /// The request is executed.
     Run {
         takeover: bool,
     },
@@ -100,7 +99,7 @@ impl Client {
         }
     }
 
-    /// The calls that it may make now.
+    /// Returns the calls that the client may make now.
     pub(crate) fn calls(&self, orphans: Orphans, transactional: bool) -> &'static [Call] {
         const TAKE_OVER: Call = Call::Acquire(Orphans::TakeOver);
         const REFUSE: Call = Call::Acquire(Orphans::Refuse);
@@ -112,7 +111,7 @@ impl Client {
             (Phase::Running, _) => &[Call::Renew],
             (Phase::Ran | Phase::Completing, _) => &[Call::Complete, Call::Renew],
             (Phase::Late | Phase::Salvaging, _) => &[Call::Complete],
-            // A query must not take over from another process that has taken over from this client.
+            // A query must not take over the lease of the client that took over from this one.
             (Phase::Lost, _) => &[QUERY],
             (Phase::InDoubt, _) => &[QUERY, Call::Renew],
             (Phase::Releasing, _) => &[Call::Release, Call::Renew],
@@ -142,7 +141,7 @@ impl Client {
         self.phase = match (step, self.phase) {
             (Move::Effect, _) => Phase::Ran,
             (Move::NothingToKeep, _) => Phase::Releasing,
-            // The store may hold a lease for it all the same.
+            // The store may have granted the lease nevertheless.
             (Move::GiveUp, Phase::Asking) => Phase::Releasing,
             (Move::GiveUp, Phase::Completing) => Phase::Late,
             (Move::GiveUp, _) => Phase::Over,
@@ -163,7 +162,7 @@ impl Client {
     pub(crate) fn receive(&mut self, caller: Caller, call: Call, answer: Answer) -> Reply {
         let (phase, reply) = match (call, self.phase, answer) {
             (Call::Renew, phase, _) => (phase, Reply::Nothing),
-            // The record is the answer for every caller with the same request; another request learns nothing of it.
+            // The record is the response for every caller with the same request. Another request must not get it.
             (
                 Call::Acquire(_),
                 _,

@@ -5,24 +5,24 @@ use crate::{
     system::Action,
 };
 
-/// Since the key was last as if it had never been used: its record or its orphan forgotten in time, or the lease of a
-/// first execution released. That is a life of the key.
+/// The history of one life of the key. A life begins when the key becomes free: its record or orphan expired, or the
+/// lease of a first execution was released.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 pub(crate) struct History {
     /// The number of executions that were marked as takeovers.
     pub(crate) takeovers: u8,
-    /// Effects of executions that began in this life. What began in an earlier one counted there.
+    /// The number of effects of executions that began in this life.
     pub(crate) effects: u8,
-    /// Whose answer clients were given, from the store or because the store took it.
+    /// The client whose response was returned, after the store had reported or accepted its record.
     pub(crate) answered: Option<u8>,
     /// The request of the first execution.
     pub(crate) request: Option<u8>,
     pub(crate) overwritten: bool,
     pub(crate) disagreed: bool,
     pub(crate) locked_out: bool,
-    /// `true` if a client received the answer to another request.
+    /// `true` if a client received the response to another request.
     pub(crate) leaked: bool,
-    /// Another request was executed as well.
+    /// `true` if another request was executed as well.
     pub(crate) mixed: bool,
 }
 
@@ -44,7 +44,7 @@ impl History {
         self.answered = Some(of);
     }
 
-    /// A record goes when its time is up, or when the store loses its data, and never otherwise.
+    /// Checks that a record disappears only when it expires or when the store loses its data.
     pub(crate) fn look(&mut self, before: Option<Entry>, after: Option<Entry>, action: Action) {
         if let Action::Tick | Action::Sweep | Action::LoseData | Action::Keep(_) = action {
             return;

@@ -12,7 +12,7 @@ use crate::{
     tiers::TierRules,
 };
 
-/// Some requests that are alike under one key, and everything that may happen to them but late calls and loss of data.
+/// Returns a system of equal requests under one key, with all events except late calls and loss of data.
 pub(crate) fn system(clients: usize) -> System {
     System {
         clients,
@@ -34,8 +34,8 @@ pub(crate) fn system(clients: usize) -> System {
     }
 }
 
-/// Two processes with tiers, of requests that are alike. A record lives for two ticks, and has this age in a tier. If
-/// `is_delayed`, time may pass before a tier keeps a record that the store has accepted or reported.
+/// Returns a system of equal requests in two processes with tiers. A record lives for two ticks, and a tier keeps it
+/// for `age`. If `is_delayed`, time may pass before a tier keeps a record that the store has accepted or reported.
 pub(crate) fn tiered(clients: usize, age: u8, is_delayed: bool) -> System {
     let mut system = system(clients);
     system.rules.times.retention = 2;
@@ -43,8 +43,8 @@ pub(crate) fn tiered(clients: usize, age: u8, is_delayed: bool) -> System {
     system
 }
 
-/// Looks at every state that can be reached: all that must hold does, and there are `states` of them, so that the figure in
-/// `docs/internals/verification.md` is the one that was checked.
+/// Checks every property in every reachable state. Asserts that there are `states` of them, so that the number in
+/// `docs/internals/verification.md` is correct.
 fn holds(mut system: System, states: usize) {
     let (orphans, transactional) = (system.orphans, system.transactional);
     system.properties = properties::to_be_seen(orphans, transactional);

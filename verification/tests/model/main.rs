@@ -1,6 +1,6 @@
-//! A checked model of the lease protocol: some requests under one key, a store that keeps the contract, and every order in
-//! which calls, crashes, lost calls, lost and late replies, pauses and expiries can come. `docs/internals/verification.md`
-//! says what it covers.
+//! A checked model of the lease protocol: some requests under one key, and a store that fulfills the contract. The
+//! checker visits every order of calls, crashes, lost calls, lost and late replies, pauses and expiries.
+//! `docs/internals/verification.md` describes its scope.
 
 #![expect(clippy::unwrap_used, reason = "tests, their helpers included")]
 

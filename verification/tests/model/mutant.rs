@@ -3,8 +3,7 @@
 /// The rule that is missing.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Mutant {
-    // Of the store: these can be seen in its answers.
-    // F-095
+    // Rules of the store, which are visible in its replies. F-095
     NoOwnToken,
     UnfencedComplete,
     ReleaseByAnyone,
@@ -18,7 +17,7 @@ pub(crate) enum Mutant {
     QueryTakesOver,
     /// The commit does not require that the entry is still leased.
     UnfencedCommit,
-    // Of the callers.
+    // Rules of the clients.
     // F-038
     OwnAnswerAfterALostLease,
     // F-053
@@ -30,7 +29,7 @@ pub(crate) enum Mutant {
     // F-034
     AnsweredBeforeItIsStored,
     AnotherRequestIsAnswered,
-    // Of the tiers in front of the store.
+    // Rules of the tiers in front of the store.
     // F-981
     RefusedCompletionIsKept,
     // F-982
@@ -38,8 +37,8 @@ pub(crate) enum Mutant {
     // F-985
     AgeAloneCounts,
     LifeCountsFromReply,
-    // Of an operator.
-    /// A broken lease has no holder, and keeps no other token from completing it.
+    // Rules for decisions of an operator.
+    /// A broken lease has no holder, so any token can complete it.
     BreakRemovesToken,
     /// A decision applies to an entry that is in progress.
     FreeOfLiveLease,

@@ -1,4 +1,4 @@
-//! The protocol less one of its rules: each mutant breaks the property that the rule is there for.
+//! The protocol without one of its rules: each mutant breaks the property that the rule protects.
 
 use stateright::{Checker, HasDiscoveries, Model};
 
@@ -10,7 +10,7 @@ use crate::{
     system::System,
 };
 
-/// In how few steps a property of a system can be broken, if it can.
+/// Returns the smallest number of steps after which the property is broken, or `None` if it always holds.
 pub(crate) fn breaks(system: &System, property: &'static str) -> Option<usize> {
     let mut system = system.clone();
     system.properties = vec![property];
@@ -56,7 +56,7 @@ fn with_tiers() -> System {
     tiered(3, 3, true)
 }
 
-/// A test for each mutant: which properties it breaks, and after how many steps at the earliest.
+/// Makes a test for each mutant: the properties that it breaks, each with the smallest number of steps.
 macro_rules! caught {
     ($($mutant:ident $system:ident breaks $($property:ident after $steps:literal)and+;)*) => { $(
         #[test]
@@ -103,7 +103,7 @@ caught! {
     LifeCountsFromReply with_tiers breaks TIER after 6 and AGREE after 10;
 }
 
-/// The systems that the mutants are looked for in are sound without them.
+/// Without mutants, no property is broken in these systems.
 #[test]
 fn unmutated_model_holds() {
     for (system, properties) in [

@@ -1,5 +1,5 @@
-//! The system with an operator who may resolve the entry at any time: all properties still hold, but where the decision of the
-//! operator says otherwise.
+//! The system with an operator who may resolve the entry at any time. All properties hold, except those that a decision
+//! of the operator suspends.
 
 use stateright::{Checker, HasDiscoveries, Model, Property};
 
@@ -33,9 +33,9 @@ struct OperatedState {
     decisions: u8,
     /// The number of retries that the operator has allowed in this life of the key.
     allowed: u8,
-    /// A lease that was broken has completed the entry.
+    /// `true` if a broken lease has completed the entry.
     broken_completed: bool,
-    /// The operator freed the key while its lease was held.
+    /// `true` if the operator freed the key while its lease was held.
     freed_while_held: bool,
 }
 
@@ -46,7 +46,7 @@ struct Operated {
     properties: Vec<&'static str>,
 }
 
-/// Unless the entry has no holder: it is free, or a takeover was released without an outcome.
+/// Does not apply to an entry without a holder: the key is free, or a takeover was released without an outcome.
 const BROKEN: &str = "a broken lease never completes";
 const AGREE: &str = "answers for a key agree";
 const STORED: &str = "a stored answer is never overwritten while it lives";
@@ -110,7 +110,7 @@ impl Operated {
 }
 
 impl OperatedState {
-    /// The key is as if it had never been used: a lease that was broken before is like any other.
+    /// Begins a new life of the key, in which a lease that was broken before is like any other.
     fn ends(&mut self) {
         self.allowed = 0;
         self.accept_every_outcome();
@@ -164,7 +164,7 @@ impl Model for Operated {
                         (Call::Complete | Call::Commit, Answer::Done) => {
                             next.broken_completed |= inner.clients[at].broken;
                         }
-                        // The token has another lease, by a call that came late. A query gives it none.
+                        // A late call has granted the token another lease. A query never grants one to it.
                         (Call::Acquire(orphans), Answer::Granted { .. })
                             if orphans != Orphans::Never =>
                         {
@@ -228,7 +228,7 @@ fn to_see(name: &str) -> fn(&Operated, &OperatedState) -> bool {
     }
 }
 
-/// Looks at every state that can be reached, of which there are `states`.
+/// Checks every property in every reachable state. Asserts that there are `states` of them.
 fn holds(system: System, states: usize) {
     let to_be_seen = [
         A_LEASE_IS_BROKEN,
@@ -297,7 +297,7 @@ fn operator_and_late_calls() {
     );
 }
 
-/// In how few steps a property can be broken without a rule, if it can.
+/// Returns the smallest number of steps after which the mutant breaks the property, or `None` if it always holds.
 fn breaks(mut system: System, mutant: Mutant, property: &'static str) -> Option<usize> {
     system.rules.mutant = Some(mutant);
     let checked = Operated::new(system, &[property]).checker();

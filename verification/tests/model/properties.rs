@@ -20,7 +20,7 @@ pub(crate) const OTHER: &str = "no client gets the response to another request";
 pub(crate) const SAME: &str = "one key executes one request";
 pub(crate) const TIER: &str = "a tier has the stored record, and no longer than the store";
 
-/// All that must hold of a system. `ONCE` is what refusing orphans, or transactions, are for.
+/// Returns the properties that must hold. `ONCE` holds only if orphans are refused, or with transactions.
 pub(crate) fn that_hold(orphans: Orphans, transactional: bool) -> Vec<&'static str> {
     let mut names = vec![STORED, AGREE, EFFECTS, OWN, FREE, OTHER, SAME];
     if orphans == Orphans::Refuse || transactional {
@@ -29,7 +29,7 @@ pub(crate) fn that_hold(orphans: Orphans, transactional: bool) -> Vec<&'static s
     names
 }
 
-/// All that must be seen of a system of more than two clients: a check without it would be about nothing.
+/// Returns the states that must be reachable with more than two clients. Otherwise the check would be meaningless.
 pub(crate) fn to_be_seen(orphans: Orphans, transactional: bool) -> Vec<&'static str> {
     let mut names = vec!["all get one record", "one waits", "a lease is over"];
     if orphans == Orphans::TakeOver {

@@ -8,7 +8,7 @@ pub(crate) enum Step {
     Tick,
 }
 
-/// Two of one request and one of another, and what each may ask.
+/// Returns all steps: a tick, and all calls of three callers, two with the same request and one with another.
 pub(crate) fn all_steps() -> Vec<Step> {
     let mut steps = vec![Step::Tick];
     for (token, fingerprint) in [(1, 1), (2, 1), (3, 2)] {
@@ -35,7 +35,7 @@ fn after(rules: &Rules, mut entry: Option<Entry>, step: Step) -> Option<Entry> {
     entry
 }
 
-/// The shortest way to each state of the entry, up to a generation.
+/// Returns the shortest way to each state of the entry, up to this generation.
 pub(crate) fn ways(rules: &Rules, generations: u8) -> Vec<Vec<Step>> {
     let mut known = vec![(None, Vec::new())];
     let mut at = 0;

@@ -7,7 +7,7 @@ use crate::{
     tiers::{Kept, PROCESSES, Tier},
 };
 
-/// At most so many requests.
+/// The largest number of requests.
 pub(crate) const CLIENTS: usize = 4;
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -30,7 +30,7 @@ impl State {
         &mut self.tiers[usize::from(self.clients[at].process)]
     }
 
-    /// The key is as if it had never been used: what was said and done under it counts no more.
+    /// Ends a life of the key: earlier replies and effects no longer count.
     pub(crate) fn end_of_life(&mut self) {
         self.history.end_of_life();
         for client in &mut self.clients {
@@ -38,7 +38,7 @@ impl State {
         }
     }
 
-    /// Client `at` executes.
+    /// Registers that client `at` executes.
     pub(crate) fn runs(&mut self, at: usize, takeover: bool) {
         self.history.executes(self.clients[at].fingerprint);
         if !self.clients[at].current {
@@ -47,9 +47,9 @@ impl State {
         }
     }
 
-    /// Client `at` is answered with what `of` produced.
+    /// Registers that client `at` gets the response of client `of`.
     pub(crate) fn answered(&mut self, at: usize, of: usize) {
-        // An operator answers the request of the entry.
+        // A response of an operator is always for the request of the entry.
         if of < CLIENTS && self.clients[at].fingerprint != self.clients[of].fingerprint {
             self.history.leaked = true;
         }
@@ -71,7 +71,7 @@ impl State {
         let tiers = self.tiers;
         let is_in_tier = |kept: Option<Kept>, at: usize| is(kept.map(|kept| kept.record), at);
         let mut order: [usize; CLIENTS] = std::array::from_fn(|at| at);
-        // Those that are equal in all this are alike.
+        // Clients with equal keys are equivalent.
         order.sort_unstable_by_key(|&at| {
             (
                 self.clients[at],
@@ -92,7 +92,7 @@ impl State {
                 kept.record = moved(kept.record);
             }
         }
-        // One too many is as wrong as many, and a store that loses its data allows any number.
+        // One effect too many is as wrong as several. After a loss of data any number is possible.
         self.history.effects = self.history.effects.min(self.history.takeovers + 2);
         if let Some(held) = &mut self.entry {
             held.token = token.map(moved);

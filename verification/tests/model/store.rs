@@ -1,8 +1,8 @@
 //! The entry of a store according to the contract, as a pure function. The model checks this function, and the replies
 //! of the real stores are compared with it.
 //!
-//! Times are remaining times in ticks: of a lease, of an orphan, of a retention. An entry does not know how late it is,
-//! so time may pass indefinitely without a new state.
+//! Each time is the remaining time of a lease, an orphan or a record, in ticks. An entry does not contain the current
+//! time, so time may pass indefinitely without a new state.
 
 use crate::mutant::Mutant;
 
@@ -29,7 +29,7 @@ pub(crate) enum Call {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub(crate) enum Orphans {
     TakeOver,
-    /// Unless an operator has allowed a retry.
+    /// Refuses the orphan, unless an operator has allowed a retry.
     Refuse,
     /// A query, which takes nothing over.
     Never,
@@ -67,7 +67,7 @@ pub(crate) enum Answer {
 /// The entry stored under the only key; an absent entry is `None`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub(crate) struct Entry {
-    /// `None` once a takeover was released.
+    /// `None` after a takeover was released.
     pub(crate) token: Option<u8>,
     pub(crate) fingerprint: u8,
     pub(crate) state: State,
@@ -75,7 +75,7 @@ pub(crate) struct Entry {
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub(crate) enum State {
-    /// An orphan once nothing is left of the lease.
+    /// An orphan if no time is left of the lease.
     Leased {
         generation: u8,
         left: u8,
@@ -96,7 +96,7 @@ pub(crate) struct Times {
     pub(crate) retention: u8,
 }
 
-/// The rules of the store, less one of them if a mutant says so.
+/// The rules of the store, without the one that the mutant omits.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Rules {
     pub(crate) times: Times,
@@ -137,7 +137,7 @@ impl Rules {
         }
     }
 
-    /// Runs the sweeper of that mutant, at a time of its own choice.
+    /// Runs the sweeper of the mutant `ExpiryBySweeperOnly`, which may run at any time.
     pub(crate) fn sweep(entry: &mut Option<Entry>) {
         if let Some(Entry {
             state: State::Leased { left: 0, .. } | State::Completed { left: 0, .. },

@@ -19,11 +19,11 @@ pub(crate) struct System {
     /// The number of clients that send another request under the same key.
     pub(crate) others: usize,
     pub(crate) orphans: Orphans,
-    /// Effect and record are one transaction.
+    /// `true` if effect and record are one transaction.
     pub(crate) transactional: bool,
-    /// A call may come to the store long after its caller gave up on it, one at a time.
+    /// `true` if a call may reach the store long after its caller stopped waiting. At most one call is late at a time.
     pub(crate) late_calls: bool,
-    /// The store may lose its data.
+    /// `true` if the store may lose its data.
     pub(crate) data_loss: bool,
     /// The requests are divided between two processes, each of which has a tier in front of the store.
     pub(crate) tiers: Option<TierRules>,
@@ -48,7 +48,7 @@ pub(crate) enum Action {
     Overwrite(usize),
 }
 
-/// A call as it came to the store, and the store's answer to it.
+/// A call that reached the store, and the store's reply.
 pub(crate) type Exchange = (Caller, Call, Answer);
 
 impl System {
@@ -88,7 +88,7 @@ impl System {
         let may_be_late = self.late_calls && nothing_late();
         for (at, client) in state.clients.iter().enumerate() {
             for call in client.calls(self.orphans, self.transactional) {
-                // A transaction is over for the store when it is over for its client: see `transaction`.
+                // A commit does not reach the store after its caller stopped waiting: see `transaction`.
                 let late = may_be_late && *call != Call::Commit;
                 let in_tier = state.tiers[usize::from(client.process)].kept.is_some();
                 let fates: &[Fate] = match (call, late) {
@@ -246,7 +246,7 @@ impl System {
         let answer = self.rules.apply(&mut next.entry, caller, call);
         match (call, answer) {
             (Call::Commit, Answer::Done) => next.history.effects += 1,
-            // A definite outcome that is not kept: the next request is the first again.
+            // The outcome is definite and not recorded, so the next request is a first execution again.
             (Call::Release, _) if next.entry.is_none() && is_first_of(before, caller) => {
                 next.end_of_life();
             }

@@ -22,7 +22,7 @@ pub(crate) struct TierRules {
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 pub(crate) struct Tier {
     pub(crate) kept: Option<Kept>,
-    /// A record that the store has accepted or reported, and that the tier does not have yet. One at a time.
+    /// A record that the store has accepted or reported, and that the tier does not have yet.
     pub(crate) pending: Option<Kept>,
 }
 

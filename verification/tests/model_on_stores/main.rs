@@ -1,8 +1,8 @@
-//! Every call in every state that the store's part of the model has (see `docs/internals/verification.md`), on real servers:
-//! each store makes the same transitions, by its own clock.
+//! Every call in every state of the model's store (see `docs/internals/verification.md`), on real servers. Each store
+//! makes the same transitions, by its own clock.
 //!
-//! All keys go from one tick to the next together. What they do between two ticks is over long before any deadline is near,
-//! or the ticks are made longer and it is all done again.
+//! All keys go from one tick to the next together. All calls between two ticks must end long before the next deadline.
+//! Otherwise the test starts again with longer ticks.
 
 #![expect(clippy::unwrap_used, reason = "tests, their helpers included")]
 
@@ -77,14 +77,14 @@ struct Key {
 }
 
 impl Key {
-    /// Does all up to the next tick; says what was different.
+    /// Makes all calls up to the next tick. Returns an error if a reply differs from the model.
     async fn round<S: Store>(&mut self, store: &S, lasts: Lasts) -> Result<(), Failed> {
         while let Some(Step::Call(caller, call)) = self.way.get(self.done) {
             let answer = self.rules.apply(&mut self.entry, *caller, *call);
             self.compare(store, lasts, *caller, *call, answer).await?;
             self.done += 1;
         }
-        // What is there shows what was done; to look at nothing would be to take it.
+        // The entry shows the effect of the calls. An absent entry is skipped, because a query would acquire it.
         if self.entry.is_some() {
             let answer = self.rules.apply(&mut self.entry.clone(), ONLOOKER, LOOK);
             self.compare(store, lasts, ONLOOKER, LOOK, answer).await?;
@@ -118,7 +118,7 @@ impl Key {
         }
         let Self { way, done, .. } = self;
         Err(Failed::Differs(format!(
-            "{call:?} of {caller:?} answers {found:?}, in the model {answer:?}: {done} of {way:?}"
+            "{call:?} of {caller:?} returns {found:?}, in the model {answer:?}: {done} of {way:?}"
         )))
     }
 }
@@ -177,14 +177,14 @@ fn is_alike(answer: &Answer, found: &Spoken) -> bool {
 
 /// The reason for a failure.
 enum Failed {
-    /// A round ended too late to say anything.
+    /// A round ended too late to be conclusive.
     Slow(Duration),
     /// A call returned an error, as after a stall that is longer than the timeout of the store.
     Call(String),
     Differs(String),
 }
 
-/// The clock of a store that takes its time from its process: it stands still within a round, however long that takes.
+/// The clock of a store that uses the clock of its process. It stands still during a round.
 #[derive(Clone)]
 struct StillClock(Arc<Mutex<SystemTime>>);
 
@@ -198,7 +198,7 @@ impl StillClock {
     }
 }
 
-/// Goes every way to every state and takes every step there.
+/// Takes a way to every state, and every step in it. Returns the number of sequences.
 async fn every_transition<S: Store>(
     store: &Arc<S>,
     mutant: Option<Mutant>,
@@ -211,7 +211,7 @@ async fn every_transition<S: Store>(
     for way in ways(&rules, 3) {
         for step in all_steps() {
             let mut way = way.clone();
-            // Only an acquire can find out that no entry is left at the end.
+            // The final acquire shows if an entry is left.
             way.extend([step, Step::Call(ONLOOKER, LOOK)]);
             keys.push(Key {
                 number: first.wrapping_add(keys.len() as u64),
@@ -242,7 +242,7 @@ async fn every_transition<S: Store>(
         while let Some(done) = at_work.join_next().await {
             match done.unwrap() {
                 Ok(some) => keys.extend(some),
-                // What differs says more than a call that failed.
+                // A different reply is more informative than a failed call.
                 Err(failed) if !matches!(differs, Some(Failed::Differs(_))) => {
                     differs = Some(failed);
                 }
@@ -289,7 +289,9 @@ async fn alike<S: Store>(store: S, mutant: Option<Mutant>) -> Result<(), String>
                 println!("a round ended after {took:?} of {tick:?}");
                 tick *= 2;
             }
-            Err(Failed::Slow(took)) => panic!("a round ended after {took:?}: nothing can be said"),
+            Err(Failed::Slow(took)) => {
+                panic!("inconclusive: a round took {took:?}")
+            }
         }
     }
 }
@@ -337,11 +339,11 @@ async fn dynamodb_makes_every_transition() {
     match every_transition(&Arc::new(store), None, tick, Some(&clock)).await {
         Ok(sequences) => println!("{sequences} sequences"),
         Err(Failed::Differs(message) | Failed::Call(message)) => panic!("{message}"),
-        Err(Failed::Slow(_)) => unreachable!("no round takes time"),
+        Err(Failed::Slow(_)) => unreachable!("with its own clock no round is too slow"),
     }
 }
 
-/// A model that lacks a rule is not what the store does.
+/// A model that lacks a rule differs from the store.
 #[tokio::test(flavor = "multi_thread")]
 async fn extra_store_rule_is_noticed() {
     let scratch = Scratch::new();

@@ -1,5 +1,5 @@
-//! The model and the real store answer alike: what the one is asked, the other is asked too, on a clock that stands still but
-//! for its ticks.
+//! The model and the real store return equal replies. Each call is made on both, on a clock that advances only in
+//! ticks.
 
 mod tiers;
 mod transitions;
@@ -20,10 +20,10 @@ use crate::{
 
 const TICK: Duration = Duration::from_secs(1);
 
-/// Just before a tick is over.
+/// An instant just before the end of a tick.
 const NEARLY: Duration = Duration::from_millis(999);
 
-/// The store and the model said different things.
+/// A description of different replies of store and model.
 type Differs = String;
 
 /// The number of equal replies of model and store, by kind of reply.
@@ -39,7 +39,7 @@ struct Replay<'a> {
 }
 
 impl Replay<'_> {
-    /// A deadline is not met a moment too early.
+    /// Advances both by one tick. Compares them just before its end as well, so that no deadline is early.
     async fn tick(&mut self) -> Result<(), Differs> {
         advance(NEARLY).await;
         self.look(NEARLY).await?;
@@ -48,7 +48,7 @@ impl Replay<'_> {
         self.look(Duration::ZERO).await
     }
 
-    /// Compares what is there, so far into a tick, without changing it: to ask is to take what is absent.
+    /// Compares the entry, at this time within a tick. An absent entry is skipped, because a query would acquire it.
     async fn look(&mut self, into: Duration) -> Result<(), Differs> {
         if self.entry.is_none() {
             return Ok(());
@@ -57,7 +57,7 @@ impl Replay<'_> {
         self.compare(ONLOOKER, LOOK, answer, into).await
     }
 
-    /// Looks for the last time, and so may take what is absent.
+    /// Compares the entry for the last time. This may acquire an absent entry.
     async fn take(&mut self) -> Result<(), Differs> {
         let answer = self.rules.apply(&mut self.entry, ONLOOKER, LOOK);
         self.compare(ONLOOKER, LOOK, answer, Duration::ZERO).await
@@ -75,7 +75,7 @@ impl Replay<'_> {
         let expected = spoken(answer, into);
         if found != expected {
             return Err(format!(
-                "{call:?} of {caller:?} answers {found:?}, in the model {expected:?}"
+                "{call:?} of {caller:?} returns {found:?}, in the model {expected:?}"
             ));
         }
         *self.seen.entry(name(answer)).or_default() += 1;
@@ -83,7 +83,7 @@ impl Replay<'_> {
     }
 }
 
-/// The times of the model on the clock of the test.
+/// Converts the times of the model to the clock of the test.
 fn lasts(times: Times) -> Lasts {
     let ticks = |ticks: u8| Ttl::try_from(TICK * ticks.into()).unwrap();
     Lasts {
@@ -93,7 +93,7 @@ fn lasts(times: Times) -> Lasts {
     }
 }
 
-/// The model's answer as the store gives it, so far into a tick.
+/// Converts the model's reply to the store's reply, at this time within a tick.
 fn spoken(answer: Answer, into: Duration) -> Spoken {
     let fingerprint = |byte| Fingerprint::from_bytes([byte; 32]);
     let acquired = match answer {

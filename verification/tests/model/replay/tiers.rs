@@ -27,11 +27,11 @@ use crate::{
 
 type Backend = Arc<FaultInjector<MemoryStore>>;
 
-/// Two processes with real tiers, and what the model says of them.
+/// Two processes with real tiers, and their state in the model.
 struct Walk<'a> {
     system: &'a System,
     processes: [Layered<Tiered<Backend>>; PROCESSES],
-    /// The store without a tier in front of it, for calls that are already on their way.
+    /// The store without a tier in front of it, for calls that have left their process.
     wire: Layered<Backend>,
     id: KeyId,
     from_tier: usize,
@@ -75,7 +75,7 @@ impl<'a> Walk<'a> {
         let expected = spoken(answer, into);
         if found != expected {
             return Err(format!(
-                "{call:?} of {caller:?} answers {found:?}, in the model {expected:?}"
+                "{call:?} of {caller:?} returns {found:?}, in the model {expected:?}"
             ));
         }
         let called = calls() - before;
@@ -86,7 +86,7 @@ impl<'a> Walk<'a> {
         Ok(())
     }
 
-    /// Queries the tiers that have a record. The others would get one by the query.
+    /// Queries the tiers that have a record. A query would give the other tiers a record.
     async fn look(&mut self, state: &State, into: Duration) -> Result<(), Differs> {
         for (process, tier) in (0..).zip(state.tiers) {
             if let Some(answer) = tier.answer() {
@@ -115,7 +115,7 @@ impl<'a> Walk<'a> {
                 let process = &self.processes[usize::from(state.clients[at].process)];
                 let lasts = lasts(self.system.rules.times);
                 let asked = ask(process, lasts, self.id, state.caller(at), call).await;
-                assert!(asked.is_err(), "{call:?} is to fail");
+                assert!(asked.is_err(), "{call:?} must fail");
             }
             Action::Call(at, call, Fate::Late) => {
                 let process = &self.processes[usize::from(state.clients[at].process)];
@@ -137,7 +137,7 @@ impl<'a> Walk<'a> {
                 let found = ask(&self.wire, lasts, self.id, caller, call).await;
                 let found = found.map_err(|error| error.to_string())?;
                 if found != spoken(answer, Duration::ZERO) {
-                    return Err(format!("late {call:?} answers {found:?}"));
+                    return Err(format!("late {call:?} returns {found:?}"));
                 }
             }
             Action::Move(..) | Action::Crash(_) => {}
@@ -150,7 +150,7 @@ impl<'a> Walk<'a> {
     }
 }
 
-/// Walks at random. Returns the number of equal replies from tiers.
+/// Makes a random walk. Returns the number of equal replies from tiers.
 async fn walk(system: &System, seed: u64) -> Result<usize, Differs> {
     let mut random = seed;
     let mut walk = Walk::new(system, seed);
@@ -198,7 +198,7 @@ async fn tiered_follows_every_walk() {
     assert!(from_tier > 1000, "{from_tier}");
 }
 
-/// Walks of a model that lacks a rule of the tier, until one differs from `Tiered`.
+/// Makes walks of a model that lacks a rule of the tier, until one differs from `Tiered`.
 async fn diverges(mutant: Mutant) {
     for seed in 0..1500 {
         for mut system in walked() {

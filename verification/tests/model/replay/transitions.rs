@@ -1,4 +1,4 @@
-//! Every call in every state that the store's part of the model has, and every call after that.
+//! Every pair of calls in every state of the model's store.
 
 use std::time::Duration;
 
@@ -24,8 +24,8 @@ impl Replay<'_> {
     }
 }
 
-/// Takes every way and then every two steps: the second step sees the state that the first has left. Only an acquire
-/// can find out that no entry is left at the end. Returns the number of equal replies by kind.
+/// Takes every way to a state and then every two steps, so that the second step shows the effect of the first one. The
+/// final acquire shows if an entry is left. Returns the number of equal replies by kind.
 async fn every_transition(mutant: Option<Mutant>) -> Result<Seen, Differs> {
     let rules = Rules {
         times: Times {
@@ -80,7 +80,7 @@ macro_rules! noticed {
     )+ };
 }
 
-/// A rule that the model lacks and the store has.
+/// Models that lack a rule which the store has.
 mod without {
     use super::{Mutant, every_transition};
 

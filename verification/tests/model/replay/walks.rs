@@ -1,5 +1,5 @@
-//! Random walks of the whole model, clients and faults and all: each call goes to the store as well, and fails as it does
-//! in the model.
+//! Random walks of the whole model, with clients and faults. Each call is made on the store as well, and fails as it
+//! does in the model.
 
 use std::time::Duration;
 
@@ -18,7 +18,7 @@ use crate::{
     system::{Action, System},
 };
 
-/// Some requests and what happens to them, as it comes.
+/// Makes a random walk of the system.
 async fn walk(system: &System, seed: u64, seen: &mut Seen) -> Result<(), Differs> {
     let mut random = seed;
     let store = FaultInjector::new(MemoryStore::new());
@@ -58,7 +58,7 @@ async fn walk(system: &System, seed: u64, seen: &mut Seen) -> Result<(), Differs
                     call,
                 )
                 .await;
-                assert!(asked.is_err(), "{call:?} is to fail");
+                assert!(asked.is_err(), "{call:?} must fail");
             }
             Action::Call(_, _, Fate::Delivered) | Action::Arrive(_) => {
                 let (caller, call, answer) = exchange.expect("a call that comes to the store");
@@ -66,7 +66,7 @@ async fn walk(system: &System, seed: u64, seen: &mut Seen) -> Result<(), Differs
             }
             Action::Call(_, _, Fate::Late) | Action::Move(..) | Action::Crash(_) => {}
             Action::LoseData | Action::Sweep | Action::Overwrite(_) | Action::Keep(_) => {
-                panic!("a store does no such thing")
+                panic!("a store has no such action")
             }
         }
         replay.look(Duration::ZERO).await?;
@@ -76,7 +76,7 @@ async fn walk(system: &System, seed: u64, seen: &mut Seen) -> Result<(), Differs
     replay.take().await
 }
 
-/// The next number of a seed: a counter, stirred (SplitMix64).
+/// Returns a random number below `limit`, by SplitMix64.
 pub(super) fn below(limit: usize, random: &mut u64) -> usize {
     *random = random.wrapping_add(0x9e37_79b9_7f4a_7c15);
     let mut stirred = *random;
@@ -94,7 +94,7 @@ pub(super) fn operation(call: Call) -> Operation {
     }
 }
 
-/// The systems that are walked: calls come late, and some of the requests are others.
+/// Returns the systems for the walks: with late calls, with refused orphans, and with two different requests.
 fn walked() -> [System; 3] {
     let late = System {
         late_calls: true,

@@ -1,4 +1,4 @@
-//! A process that serves HTTP and is killed at times, and a client for it.
+//! A process that serves HTTP and that a test can kill, and a client for it.
 
 use std::{
     fs,
@@ -21,9 +21,10 @@ use crate::{
     servers::{Guard, directory, on_a_free_port, until_ready},
 };
 
-/// A server on a port, across restarts of its process. It ends when this is dropped, and when the test process ends.
+/// A server on a port, across restarts of its process. The process ends when this is dropped, and when the test process
+/// ends.
 ///
-/// Its program takes `--listen ADDR`, and prints `listening on http://ADDR` once it is ready.
+/// Its program takes `--listen ADDR`, and prints `listening on http://ADDR` when it is ready.
 #[derive(Debug)]
 pub struct Actor {
     address: SocketAddr,
@@ -71,18 +72,22 @@ impl Actor {
         format!("http://{}{path}", self.address)
     }
 
-    /// Kills the process with SIGKILL, and starts another one on the same port.
+    /// Kills the process with SIGKILL, and starts another process on the same port.
     ///
     /// # Panics
     ///
-    /// Panics if that does not start.
+    /// Panics if the new process does not start.
     pub fn kill(&self) {
         let mut running = self.running();
         let command = command(&self.program, self.address.port(), &self.args);
         running.guard.replace(&command, "KILL");
         running.starts += 1;
         let is_back = until_ready(&running.guard, || is_ready(&running.guard, running.starts));
-        assert!(is_back, "it does not come back:\n{}", running.guard.log());
+        assert!(
+            is_back,
+            "the new process does not start:\n{}",
+            running.guard.log()
+        );
     }
 
     /// Pauses the process for this duration.
@@ -110,15 +115,15 @@ impl Actor {
 
 /// Sends a request on a connection of its own and returns the whole response, or `None` if the connection fails.
 ///
-/// A process that is killed resets its connections, so no caller waits for a dead process. A process that is slow or stopped
-/// is waited for.
+/// A process that is killed resets its connections, so no caller waits for a dead process. If the process is slow or
+/// stopped, the caller waits.
 ///
 /// # Panics
 ///
-/// Panics if it is no request, or there is neither a response nor a failure within two minutes.
+/// Panics if the request is invalid, or there is neither a response nor a failure within two minutes.
 pub async fn ask(req: request::Builder, body: impl Into<Bytes>) -> Option<Answer> {
     let req = req.body(Full::new(body.into())).expect("a request");
-    // A client that repeats requests by itself would hide the number of tries.
+    // A client with its own retries would hide the number of requests.
     let client = Client::builder(TokioExecutor::new())
         .pool_max_idle_per_host(0)
         .retry_canceled_requests(false)

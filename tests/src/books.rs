@@ -1,4 +1,4 @@
-//! A database that holds leases and records, and also the handlers' own rows, which show their effects.
+//! A database with leases and records, and also with the rows of handlers, which show their effects.
 
 use std::time::Duration;
 
@@ -48,10 +48,10 @@ pub trait Ledgered: SqlStore {
     ///
     /// # Errors
     ///
-    /// Returns an error if it cannot be made.
+    /// Returns an error if the store cannot be created.
     fn open(url: &str, table: &str) -> Self;
 
-    /// Begins a transaction and completes an entry in it, by its id in hexadecimal.
+    /// Returns statements that begin a transaction and complete an entry in it. The id of the entry is in hexadecimal.
     fn fence_by_hand(table: &str, id: &str) -> String;
 
     /// Creates the table of the store.
@@ -138,11 +138,11 @@ impl<S: Ledgered> Clone for Books<S> {
 }
 
 impl<S: Ledgered> Books<S> {
-    /// Opens a store in a table of this name, and makes that and a table of effects.
+    /// Opens a store, and creates its table with this name and a table of effects.
     ///
     /// # Panics
     ///
-    /// Panics if the database does not answer.
+    /// Panics if the database does not reply.
     pub async fn open(url: &str, pool: Pool<S::Database>, table: &str) -> Self {
         let store = S::open(url, table);
         store.make().await;
@@ -192,7 +192,7 @@ impl<S: Ledgered> Books<S> {
         self.effects().await.len()
     }
 
-    /// Runs a statement on a connection of its own, with the table of the store for `{table}`.
+    /// Runs a statement on a separate connection. Replaces `{table}` by the table of the store.
     ///
     /// # Panics
     ///
@@ -243,7 +243,7 @@ pub fn sqlite_pool(path: &str) -> SqlitePool {
 }
 
 /// Limits the time that handlers wait for an unresponsive database. A pool of sqlx pings each returned connection and holds
-/// its permit until the database replies. Here the connection is closed if there is no reply within `patience`.
+/// its permit until the database replies. This pool closes the connection if there is no reply within `patience`.
 #[must_use]
 pub fn patient<DB: Database>(options: PoolOptions<DB>, patience: Duration) -> PoolOptions<DB> {
     options
@@ -257,8 +257,8 @@ pub fn patient<DB: Database>(options: PoolOptions<DB>, patience: Duration) -> Po
         })
 }
 
-/// Timeouts of handlers for a call that is meant to hang, one for each trial. The calls before it need time, too: if they
-/// exceed the timeout, the trial is inconclusive.
+/// Timeouts of handlers for a call that must hang, one for each trial. If an earlier call of the trial exceeds the
+/// timeout, the trial is inconclusive.
 pub const PATIENCE: [Duration; 3] = [
     Duration::from_millis(500),
     Duration::from_secs(2),

@@ -1,7 +1,8 @@
-//! The conformance suite many cases at a time.
+//! Runs many cases of the conformance suite at a time.
 //!
-//! Most of a case is sleeping, and the harness runs no more cases at once than there are processors. For a store that is
-//! tested in several settings, that takes minutes. Here a test is a set of cases, and its failure names the failed cases.
+//! Cases spend most of their time asleep, and the test harness runs only one test per processor at a time. The suite
+//! would take minutes for a store with several settings. Here one test runs a set of cases, and its failure names the
+//! failed cases.
 
 use std::{
     any::Any,
@@ -66,7 +67,7 @@ fn every_case(cases: &[Case], at_once: usize, run: &(dyn Fn(Case) + Sync)) {
         let work = || {
             while let Some(case) = next() {
                 let _turn = Turn::take();
-                // A thread of its own has the name that its panic shows.
+                // Each case has its own thread, because a panic shows the name of its thread.
                 let running = thread::Builder::new().name(case.name().to_owned());
                 let ended = running
                     .spawn_scoped(scope, move || run(case))
@@ -94,8 +95,8 @@ fn said(panic: &(dyn Any + Send)) -> String {
     said.unwrap_or("no words").chars().take(300).collect()
 }
 
-/// The permit to run a case: several sets at once would wait for the processors, and open more connections than a server
-/// allows.
+/// The permit to run a case. Without it, several sets at once would wait for processors, and open more connections than
+/// a server allows.
 struct Turn;
 
 static LEFT: Mutex<usize> = Mutex::new(AT_ONCE_IN_ALL);
@@ -118,13 +119,13 @@ impl Drop for Turn {
     }
 }
 
-/// Makes five tests of the suite, one for each [`Plan`] and one without: a module of the name given, with `direct`,
+/// Makes a module with five tests of the suite: `direct` without faults, and one for each [`Plan`]. These are
 /// `calls_lost`, `replies_lost`, `slow` and `alternating`.
 #[macro_export]
 macro_rules! conformance_at_once {
     (mod $name:ident, subject = $subject:expr $(,)?) => {
         mod $name {
-            #[allow(unused_imports, reason = "the closure may need them, or not")]
+            #[allow(unused_imports, reason = "not every closure needs the imports")]
             use super::*;
             use ::tower_idempotency::conformance::Plan;
 

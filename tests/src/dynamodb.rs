@@ -66,7 +66,7 @@ pub enum Meddling {
     /// Forwards each call.
     #[default]
     None,
-    /// Replies to this number of calls that the table is throttled.
+    /// Replies to this number of calls with a throttling error.
     Throttle(usize),
     /// Forwards this number of calls, and replies with an internal error.
     LoseReplies(usize),
@@ -74,7 +74,7 @@ pub enum Meddling {
     LoseWriteReplies(usize),
     /// Removes the item from the error of a refused write.
     LeaveOutItems,
-    /// Replies to this number of `DescribeTable` calls that the table does not exist.
+    /// Replies to this number of `DescribeTable` calls with the error that the table does not exist.
     HideTables(usize),
     /// Reports tables as being updated, and rejects this number of `UpdateTimeToLive` calls because the table is in use.
     UpdateTables(usize),
@@ -132,7 +132,7 @@ struct Forwarding {
 }
 
 impl Endpoint {
-    /// Starts one before this server.
+    /// Starts an endpoint in front of this server.
     ///
     /// # Panics
     ///
@@ -171,7 +171,7 @@ impl Endpoint {
         }
     }
 
-    /// Returns the address it listens on.
+    /// Returns the address of the endpoint.
     #[must_use]
     pub fn address(&self) -> SocketAddr {
         self.address
@@ -185,13 +185,13 @@ impl Endpoint {
     /// Returns the calls since the last call of this method.
     #[expect(
         clippy::must_use_candidate,
-        reason = "who asks may want to forget them"
+        reason = "a caller may call it only to discard the calls"
     )]
     pub fn calls(&self) -> Vec<Call> {
         std::mem::take(&mut lock(&self.shared).calls)
     }
 
-    /// Their names.
+    /// Returns the names of the calls since the last call of this method or of [`calls`](Self::calls).
     #[must_use]
     pub fn operations(&self) -> Vec<String> {
         let calls = self.calls().into_iter();
@@ -298,7 +298,7 @@ impl Forwarding {
         let mut req = Request::post(format!("http://{}/", self.server));
         *req.headers_mut().expect("a request") = without_length(headers);
         let req = req.body(Full::from(call.to_string())).expect("a request");
-        let answer = self.client.request(req).await.expect("the server answers");
+        let answer = self.client.request(req).await.expect("the server replies");
         let status = answer.status();
         let body = answer.into_body().collect().await.expect("an answer");
         let body = serde_json::from_slice(&body.to_bytes()).expect("JSON");

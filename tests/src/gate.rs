@@ -1,4 +1,4 @@
-//! Points at which a test holds a handler or a store call, and the time it has for all of it.
+//! Points at which a test holds a handler or a store call, and time limits for tests.
 
 use std::{
     future::{Future, poll_fn},
@@ -44,13 +44,13 @@ impl Gate {
             }
             ticket
         });
-        // A gate that is open for good needs no tickets.
+        // After `open_for_good` the semaphore is closed, and callers pass without a ticket.
         if let Ok(ticket) = ticket.await {
             ticket.forget();
         }
     }
 
-    /// Waits for the next arrival that was not yet waited for.
+    /// Waits for the next arrival that no earlier call has returned for.
     ///
     /// # Panics
     ///
@@ -60,7 +60,7 @@ impl Gate {
         arrival.expect("arrivals do not close").forget();
     }
 
-    /// Returns the number of arrivals that were not yet waited for.
+    /// Returns the number of arrivals that no call of `arrival` has returned for.
     #[must_use]
     pub fn arrivals(&self) -> usize {
         self.0.0.available_permits()
@@ -87,11 +87,11 @@ impl From<Gate> for Hold {
     }
 }
 
-/// Returns the future's output. Half a minute on a paused clock is too long, and two minutes on a real one.
+/// Returns the output of the future, which may take up to 30 s on a paused clock, or two minutes on a real one.
 ///
 /// # Panics
 ///
-/// Panics if it takes longer.
+/// Panics if the future takes longer.
 pub async fn bounded<T>(future: impl Future<Output = T>) -> T {
     let limits = [Duration::from_secs(30), Duration::from_secs(90)];
     let began = std::time::Instant::now();
@@ -102,17 +102,17 @@ pub async fn bounded<T>(future: impl Future<Output = T>) -> T {
             return output;
         }
         if began.elapsed() < limit {
-            panic!("it took longer than {limit:?} of a paused clock");
+            panic!("timed out after {limit:?} on a paused clock");
         }
     }
-    panic!("it took longer than two minutes");
+    panic!("timed out after two minutes");
 }
 
 /// Returns the output of the future, which must finish within `limit` of tokio's clock.
 ///
 /// # Panics
 ///
-/// Panics if it takes longer.
+/// Panics if the future takes longer.
 pub async fn within<T>(limit: Duration, future: impl Future<Output = T>) -> T {
     // Boxed: the bodies of tests are large.
     match tokio::time::timeout(limit, Box::pin(future)).await {
@@ -125,7 +125,7 @@ pub async fn within<T>(limit: Duration, future: impl Future<Output = T>) -> T {
 ///
 /// # Panics
 ///
-/// Panics if it does not within ten seconds of a paused clock, or a minute of a real one.
+/// Panics if it does not hold within ten seconds on a paused clock, or a minute on a real one.
 pub async fn eventually(what: &str, condition: impl Fn() -> bool) {
     const PAUSED: Duration = Duration::from_secs(10);
     const REAL: Duration = Duration::from_secs(60);
@@ -137,7 +137,7 @@ pub async fn eventually(what: &str, condition: impl Fn() -> bool) {
         } else {
             REAL
         };
-        assert!(began.elapsed() < limit, "waited in vain: {what}");
+        assert!(began.elapsed() < limit, "timed out: {what}");
         tokio::time::sleep(Duration::from_millis(1)).await;
     }
 }
@@ -170,7 +170,7 @@ mod tests {
 
     use super::*;
 
-    /// Passes a gate with the only ticket, if it can, upon the notification of an arrival there.
+    /// A waker that provides one ticket on the first arrival, and tries to pass the gate with it.
     struct Pusher(Gate, AtomicBool);
 
     impl Wake for Pusher {
@@ -192,7 +192,7 @@ mod tests {
         let mut first = pin!(gate.pass());
         let mut poll = || first.as_mut().poll(&mut Context::from_waker(Waker::noop()));
         let _ = poll();
-        assert!(!pusher.1.load(Ordering::SeqCst), "the later one");
+        assert!(!pusher.1.load(Ordering::SeqCst), "the later caller passed");
         assert_eq!(poll(), Poll::Ready(()));
     }
 }

@@ -12,10 +12,11 @@ use std::{
 use bytes::Bytes;
 use tower_idempotency::store::{Acquired, Claim, KeyId, LeaseRef, Store, StoreError, Token, Ttl};
 
-/// A store that calls another one as the layer does: each record has a prefix with a checksum, and the first completion under
-/// a token is marked as such.
+/// A store that calls its inner store as the layer does. Each record has a prefix with a checksum, and the first
+/// completion under a token is marked.
 ///
-/// [`Tiered`](tower_idempotency::Tiered) keeps such records. Those of the conformance suite are arbitrary bytes.
+/// [`Tiered`](tower_idempotency::Tiered) keeps only such records. The records of the conformance suite are arbitrary
+/// bytes.
 #[derive(Debug)]
 pub struct Layered<S> {
     inner: S,

@@ -29,17 +29,17 @@ pub enum Fate {
     CallLost,
     /// The transaction is committed, but the commit fails: the reply is lost.
     ReplyLost,
-    /// The commit never reaches the database, and never returns.
+    /// The commit does not reach the database, and does not return.
     Hang,
-    /// The transaction is committed, but the commit never returns.
+    /// The transaction is committed, but the commit does not return.
     HangAfter,
-    /// The commit never returns, and reaches the database once the gate lets it.
+    /// The commit does not return, and reaches the database when the gate lets it through.
     UnderWay(Gate),
-    /// The commit fails because the connection is cut, but the database executes it once the gate lets it.
+    /// The commit fails because the connection is cut, but the database executes it when the gate lets it through.
     Late(Gate),
 }
 
-/// The database, and a store in it. Clones are one database.
+/// The database, and a store in it. Clones share one database.
 #[derive(Clone, Default)]
 pub struct Ledger {
     /// The store of the leases and records.
@@ -60,7 +60,7 @@ impl Ledger {
         }
     }
 
-    /// Another process with the same database: its calls are counted, and fail, on their own.
+    /// Returns a ledger for another process with the same database. It has its own call counts and faults.
     #[must_use]
     pub fn another(&self) -> Self {
         Self {
@@ -110,7 +110,7 @@ pub struct Transaction {
 #[derive(Debug)]
 #[expect(clippy::exhaustive_enums, reason = "for tests")]
 pub enum Failed {
-    /// The layer records no such response.
+    /// The layer does not record this response.
     NotRecordable(Box<Response<Body<axum::body::Body>>>),
     /// The response was not committed, or the outcome is unknown.
     Store(StoreError),
@@ -226,7 +226,7 @@ async fn apply(
     record: Bytes,
     retention: Ttl,
 ) -> Result<(), StoreError> {
-    // Only where the token holds the lease: where there is no entry, `complete` alone would store the record.
+    // Checks that the token holds the lease. Without an entry, `complete` alone would store the record.
     store.renew(&lease, Ttl::from_secs(1)).await?;
     store.complete(&lease, record, retention).await?;
     rows.extend(written);
@@ -234,7 +234,7 @@ async fn apply(
 }
 
 impl Ledger {
-    /// Each call is a transaction of its own.
+    /// Makes a call in a transaction of its own.
     async fn alone<T>(&self, call: impl Future<Output = T>) -> T {
         let _rows = self.rows.lock().await;
         call.await

@@ -44,7 +44,7 @@ pub mod wire;
 
 pub mod playground;
 
-/// Returns `few`, or `full` if the environment has `FULL`: cases that take minutes do not run by default.
+/// Returns `few`, or `full` if the environment has `FULL`, because the full number takes minutes.
 #[must_use]
 pub fn few_or(few: usize, full: usize) -> usize {
     if std::env::var_os("FULL").is_some() {
@@ -181,7 +181,7 @@ pub fn post(path: &str, key: &str, body: impl Into<Body>) -> Request<Body> {
     req.expect("a valid request")
 }
 
-/// Sends a request to a service of axum's kind and reads the answer to its end.
+/// Sends a request to an axum service, and reads the response to its end.
 ///
 /// # Panics
 ///

@@ -86,7 +86,7 @@ pub fn parse(page: &str) -> BTreeMap<String, Metric> {
             });
         }
     }
-    // Metrics that are described and have no sample are not listed.
+    // Metrics without a sample are left out.
     metrics.retain(|_, metric| !metric.samples.is_empty());
     metrics
 }

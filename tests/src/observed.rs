@@ -11,18 +11,18 @@ use metrics_util::debugging::{DebugValue, DebuggingRecorder};
 use tracing::{Dispatch, subscriber::NoSubscriber};
 use tracing_subscriber::{EnvFilter, fmt::format::FmtSpan, util::SubscriberInitExt};
 
-/// Values of metrics, under `name` or `name{label=value}`: of a counter or a gauge its value, of a histogram the number of its
-/// samples. Counters and histograms of which nothing was counted are left out: a layer registers all of them.
+/// Values of metrics, under `name` or `name{label=value}`. The value of a histogram is the number of its samples. A
+/// layer registers all counters and histograms; those without a count are left out.
 pub type Metrics = BTreeMap<String, f64>;
 
 /// Runs a future on a paused clock. Returns the metrics that it changed, and everything that it logged from this level on.
 ///
 /// # Panics
 ///
-/// Panics if the log is no text.
+/// Panics if the log is not text.
 pub fn observed(level: &str, run: impl Future<Output = ()>) -> (Metrics, String) {
-    // If there is only one subscriber, the first thread without one that reaches an event disables that event for all
-    // threads.
+    // If the program has only one subscriber, a thread without a subscriber that reaches an event first disables the
+    // event for all threads. This second one prevents that.
     static ANOTHER: LazyLock<Dispatch> = LazyLock::new(|| Dispatch::new(NoSubscriber::new()));
     LazyLock::force(&ANOTHER);
     let (recorder, log) = (DebuggingRecorder::new(), Log::default());

@@ -1,8 +1,7 @@
 //! The playground as a process of its own, and clients for it.
 //!
-//! The binary is found by building it: cargo prints the path of the executable for any target directory. Tests that run
-//! together build it once. If it is up to date, that takes no time. It is built with all features of the workspace, so that
-//! it shares nearly all dependencies with the tests.
+//! Each test process builds the playground once, because cargo prints the path of the executable for any target
+//! directory. The build has all features of the workspace, so that it shares nearly all dependencies with the tests.
 
 use std::{
     env,
@@ -34,7 +33,7 @@ pub struct Playground {
 }
 
 impl Playground {
-    /// Starts one on a free port and waits until it is ready.
+    /// Starts a playground on a free port and waits until it is ready.
     ///
     /// # Panics
     ///
@@ -66,11 +65,9 @@ impl Playground {
         let mut line = String::new();
         stdout.read_line(&mut line).expect("a line on stdout");
         let Some(url) = line.trim_end().strip_prefix("listening on ") else {
-            child.wait().expect("the playground ended");
+            child.wait().expect("the playground can be waited for");
             let said = stderr.join().expect("stderr is read");
-            panic!(
-                "expected the playground to say that it is listening, found {line:?} and:\n{said}"
-            );
+            panic!("expected a line with the address, found {line:?} and:\n{said}");
         };
         Self {
             url: url.to_owned(),
@@ -86,7 +83,7 @@ impl Playground {
         format!("{}{path}", self.url)
     }
 
-    /// Returns the address it listens on.
+    /// Returns the address of the playground.
     ///
     /// # Panics
     ///
@@ -126,7 +123,7 @@ impl Playground {
             if let Some(status) = self.child.try_wait().expect("a child of this process") {
                 break status;
             }
-            assert!(Instant::now() < deadline, "the playground goes on");
+            assert!(Instant::now() < deadline, "the playground does not end");
             thread::sleep(Duration::from_millis(5));
         };
         let mut rest = String::new();
@@ -147,16 +144,16 @@ impl Playground {
     ///
     /// # Panics
     ///
-    /// Panics if no whole answer comes.
+    /// Panics if no complete response arrives.
     pub async fn post(&self, path: &str, key: &str, body: &[u8]) -> Answer {
         self.send(self.keyed(path, key), body).await
     }
 
-    /// Sends a request over HTTP/1.1 on a connection of its own and reads the answer to its end.
+    /// Sends a request over HTTP/1.1 on a separate connection, and reads the response to its end.
     ///
     /// # Panics
     ///
-    /// Panics if no whole answer comes.
+    /// Panics if no complete response arrives.
     pub async fn send(&self, req: request::Builder, body: &[u8]) -> Answer {
         self.try_send(req, body).await.expect("a whole answer")
     }
@@ -192,11 +189,11 @@ impl Playground {
         executions["total"].as_u64().expect("a total")
     }
 
-    /// Waits until that many executions have begun.
+    /// Waits until this number of executions has begun.
     ///
     /// # Panics
     ///
-    /// Panics if there are fewer after a minute.
+    /// Panics if fewer have begun after a minute.
     pub async fn has_begun(&self, executions: u64) {
         let deadline = Instant::now() + Duration::from_secs(60);
         while self.executions().await < executions {
@@ -250,7 +247,7 @@ pub fn command(args: &[&str]) -> Command {
 
 async fn send(http2: bool, req: request::Builder, body: &[u8]) -> Result<Answer, SendError> {
     let req = req.body(Full::new(Bytes::copy_from_slice(body)))?;
-    // A client that retries by itself would change the counts.
+    // A client with its own retries would change the counts.
     let client = Client::builder(TokioExecutor::new())
         .pool_max_idle_per_host(0)
         .retry_canceled_requests(false)
@@ -302,7 +299,7 @@ fn build() -> PathBuf {
         let message: serde_json::Value = serde_json::from_slice(line).ok()?;
         message["executable"].as_str().map(PathBuf::from)
     });
-    executable.expect("cargo says where the executable is")
+    executable.expect("cargo prints the path of the executable")
 }
 
 /// Returns the stdout of a tool.

@@ -1,6 +1,6 @@
 //! A TCP proxy between a store and its server that injects faults.
 //!
-//! It does nothing that TCP could not do: if a direction of a connection has lost bytes, no later bytes get through.
+//! It behaves like TCP: if one direction of a connection has lost bytes, no later bytes get through.
 
 use std::{
     net::SocketAddr,
@@ -30,8 +30,8 @@ mod fault;
 pub enum Mode {
     /// Forwards all bytes.
     Pass,
-    /// Closes connections, with a reset, and new ones as soon as it has accepted them. What had been forwarded to the
-    /// server still reaches it.
+    /// Resets all connections, and new ones as soon as it has accepted them. Bytes that were already forwarded still
+    /// reach the server.
     Cut,
     /// Accepts connections and forwards nothing. Buffers the bytes, and forwards them when this mode ends.
     Hold,
@@ -133,7 +133,7 @@ impl Proxy {
         }
     }
 
-    /// Returns the address it listens on.
+    /// Returns the address of the proxy.
     #[must_use]
     pub fn address(&self) -> SocketAddr {
         self.address
@@ -144,14 +144,14 @@ impl Proxy {
         self.state.mode.send_replace(mode);
     }
 
-    /// Injects this fault once, in the connection that reaches its point first. It replaces an earlier fault that has not
-    /// happened yet. Other connections are not affected, nor is the next one.
+    /// Injects this fault once, in the connection that reaches its point first. Other connections are not affected. The
+    /// fault replaces an earlier one that has not happened yet.
     ///
     /// # Panics
     ///
-    /// Panics if there is nothing to wait for.
+    /// Panics if the fault has no point: an empty pattern or the number 0.
     pub fn once(&self, fault: Fault, then: Then) {
-        assert!(fault.is_possible(), "{fault:?} is at no point");
+        assert!(fault.is_possible(), "{fault:?} has no point");
         *self.state.fault() = Some((fault, then));
     }
 
@@ -167,7 +167,7 @@ impl Proxy {
         self.state.lost.load(Ordering::SeqCst)
     }
 
-    /// Forwards connections that come from now on to another server; those there are stay where they are.
+    /// Forwards new connections to another server from now on. Open connections are not affected.
     pub fn lead_to(&self, upstream: SocketAddr) {
         *self.state.upstream() = upstream;
     }

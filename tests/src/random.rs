@@ -4,7 +4,7 @@ use std::time::Duration;
 
 /// The generator, which starts with a seed.
 #[derive(Clone, Debug)]
-#[expect(clippy::exhaustive_structs, reason = "a seed and nothing else")]
+#[expect(clippy::exhaustive_structs, reason = "the only field is the seed")]
 pub struct Random(pub u64);
 
 impl Random {

@@ -10,8 +10,8 @@ use std::{
     thread,
 };
 
-/// Forwards connections to a server for as long as the test process runs, and counts how often a client speaks after
-/// having listened: where each question has an answer, these are the round trips.
+/// Forwards connections to a server until the test process ends. Counts how often a client sends after it has received:
+/// if each request has a reply, this is the number of round trips.
 #[derive(Debug)]
 pub struct RoundTrips {
     address: SocketAddr,
@@ -19,7 +19,7 @@ pub struct RoundTrips {
 }
 
 impl RoundTrips {
-    /// Starts in front of `server`.
+    /// Starts a forwarder in front of `server`.
     ///
     /// # Panics
     ///
@@ -41,7 +41,7 @@ impl RoundTrips {
         Self { address, count }
     }
 
-    /// Returns the address it listens on.
+    /// Returns the address of the forwarder.
     #[must_use]
     pub fn address(&self) -> SocketAddr {
         self.address

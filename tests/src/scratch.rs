@@ -12,11 +12,11 @@ use crate::servers::directory;
 pub struct Scratch(PathBuf);
 
 impl Scratch {
-    /// Creates a directory.
+    /// Creates the directory.
     ///
     /// # Panics
     ///
-    /// Panics if none can be made.
+    /// Panics if it cannot be created.
     #[must_use]
     pub fn new() -> Self {
         Self(directory("scratch"))
@@ -28,7 +28,7 @@ impl Scratch {
         &self.0
     }
 
-    /// Returns the path of a file in it, which need not exist.
+    /// Returns the path of a file in the directory. The file need not exist.
     #[must_use]
     pub fn file(&self, name: impl AsRef<Path>) -> PathBuf {
         self.0.join(name)

@@ -36,7 +36,7 @@ impl From<&'static str> for Step {
     }
 }
 
-/// A body of unknown length that goes through its steps, and counts how many frames were taken from it.
+/// A body of unknown length that follows its steps, and counts the frames taken from it.
 #[derive(Debug, Default)]
 pub struct Scripted {
     steps: VecDeque<Step>,
@@ -54,7 +54,7 @@ impl Scripted {
         }
     }
 
-    /// Claims to be exactly this long.
+    /// Makes the body announce exactly this length.
     #[must_use]
     pub fn of_length(self, bytes: u64) -> Self {
         Self {

@@ -1,4 +1,4 @@
-//! The SQL stores on servers of the tests, claims for them, and trials that a stalled machine does not make fail.
+//! The SQL stores on servers of the tests, claims for them, and trials that do not fail on a stalled machine.
 
 use std::{
     cell::Cell,
@@ -65,7 +65,7 @@ pub async fn sqlite(scratch: &Scratch) -> SqliteStore {
 ///
 /// # Panics
 ///
-/// Panics if there is no randomness.
+/// Panics if the system has no random numbers.
 #[must_use]
 pub fn claim() -> Claim {
     let random = Token::random().expect(RANDOM);
@@ -79,7 +79,7 @@ pub fn claim() -> Claim {
 ///
 /// # Panics
 ///
-/// Panics if there is no randomness.
+/// Panics if the system has no random numbers.
 #[must_use]
 pub fn duplicate(claim: &Claim) -> Claim {
     let mut duplicate = claim.clone();
@@ -87,22 +87,22 @@ pub fn duplicate(claim: &Claim) -> Claim {
     duplicate
 }
 
-/// Returns a layer that a stall of a few seconds does not disturb: its calls have 20 s, and its leases of 10 minutes need no
-/// renewal while a test runs.
+/// Returns a layer that a stall of a few seconds does not disturb. Its calls have 20 s, and its leases of 10 minutes
+/// need no renewal during a test.
 pub fn layer(store: impl Store) -> IdempotencyLayer {
     IdempotencyLayer::new(store)
         .with_store_timeout(Duration::from_secs(20))
         .with_lease_ttl(Ttl::from_secs(600))
 }
 
-/// Makes a call, and repeats it while the database gives it up.
+/// Makes a call, and repeats it while the database cancels it.
 ///
-/// A database gives a call up that waits too long for the row of another transaction, which a stall can cause. The call must
-/// be safe to repeat.
+/// A database cancels a call that waits too long for a row that another transaction has locked. A stall can cause this.
+/// The call must be safe to repeat.
 ///
 /// # Errors
 ///
-/// Returns an error if the call returns another error, or the database still gives it up after a minute.
+/// Returns an error if the call returns another error, or the database still cancels it after a minute.
 pub async fn retried<T, F>(call: impl Fn() -> F) -> Result<T, StoreError>
 where
     F: Future<Output = Result<T, StoreError>>,
@@ -121,7 +121,7 @@ where
 /// Repeats a trial that depends on time until it passes, or fails although nothing stalled.
 ///
 /// A trial that fails while this process or the server was stalled proves nothing. `probe` calls the server over a
-/// connection of its own: this function takes the server for stalled if that takes long.
+/// separate connection. If that takes long, the server counts as stalled.
 ///
 /// # Panics
 ///
@@ -173,7 +173,7 @@ async fn caught(future: impl Future<Output = ()>) -> thread::Result<()> {
     .await
 }
 
-/// A thread that measures for how long this process did not run. It ends when this is dropped.
+/// A thread that measures the time during which this process did not run. It ends when this is dropped.
 struct Heartbeat {
     longest: Arc<AtomicU64>,
     ended: Arc<AtomicBool>,
@@ -213,4 +213,4 @@ impl Drop for Heartbeat {
 
 /// The shortest interruption that makes a failed trial worthless.
 const STALL: Duration = Duration::from_millis(250);
-const RANDOM: &str = "tests run where there is randomness";
+const RANDOM: &str = "the system has random numbers";

@@ -22,7 +22,7 @@ use crate::{
 
 /// The state of a handler.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-#[expect(missing_docs, reason = "they say it")]
+#[expect(missing_docs, reason = "the names are self-explanatory")]
 pub enum Phase {
     BeforeTheEffect,
     DuringTheEffect,
@@ -75,8 +75,8 @@ impl Stage {
         Self::set(layer, &[], |app| app).await
     }
 
-    /// With the default layer, holding the handler in `phase`, inside of a deadline. The deadline of one request passes each
-    /// time the test lets one through the gate: its client gets 408.
+    /// Starts with the default layer inside a deadline, and holds the handler in `phase`. When the test lets a request
+    /// through the gate, the deadline of that request passes, and its client gets 408.
     pub async fn with_deadline(phase: Phase) -> (Self, Gate) {
         let passes = Gate::shut();
         let deadline = {
@@ -97,7 +97,8 @@ impl Stage {
         (stage, passes)
     }
 
-    /// With this layer, holding the handler in each of `held`, and something outside of the layer.
+    /// Starts with this layer, and holds the handler in each phase of `held`. `outside` adds middleware outside the
+    /// layer.
     pub async fn set(
         layer: IdempotencyLayer,
         held: &[Phase],
@@ -128,7 +129,7 @@ impl Stage {
             let orders = orders.clone();
             async move || {
                 let answer = orders().await;
-                assert!(answer.2 != "execution 1", "as it should");
+                assert!(answer.2 != "execution 1", "the intended panic");
                 answer
             }
         };
@@ -150,7 +151,7 @@ impl Stage {
                     async move |_: Bytes| orders().await
                 }),
             )
-            // This handler reads the body first, and refuses an incomplete one.
+            // This handler reads the body first, and rejects an incomplete one.
             .route(
                 "/checks",
                 post({
@@ -202,7 +203,7 @@ impl Stage {
     ///
     /// # Panics
     ///
-    /// Panics if none is within a minute.
+    /// Panics if none was dropped within a minute.
     pub async fn left(&self) {
         let left = tokio::time::timeout(Duration::from_secs(60), self.left.acquire()).await;
         left.expect("the server has not noticed that the client left")
@@ -221,7 +222,7 @@ impl Stage {
     ///
     /// # Panics
     ///
-    /// Panics if it never is.
+    /// Panics if a request is still in flight after a minute.
     pub async fn settle(&self) {
         eventually("nothing is in flight", || self.layer.in_flight() == 0).await;
     }
@@ -237,7 +238,7 @@ impl Stage {
         assert_eq!(
             (self.begun.count(), self.finished.count()),
             (1, 1),
-            "effects begun and finished without any retry"
+            "number of effects before any retry"
         );
         let retry = self.retry(path, key, body).await;
         assert_eq!(retry.status, StatusCode::CREATED);
@@ -259,14 +260,14 @@ impl Stage {
         assert_eq!(self.begun.count(), 0, "effects of an incomplete request");
         let first = self.retry(path, key, body).await;
         assert_eq!(first.status, StatusCode::CREATED);
-        assert!(!first.is_replay(), "it is the first: {first:?}");
+        assert!(!first.is_replay(), "the key was not free: {first:?}");
         self.assert_executed_once(path, key, body).await;
     }
 
     async fn retry(&self, path: &str, key: &str, body: &str) -> Answer {
         let mut client = H1::connect(self.server.addr()).await;
         client.send(post_bytes(path, key, body)).await;
-        client.answer().await.expect("an answer to a retry")
+        client.answer().await.expect("a response to a retry")
     }
 }
 

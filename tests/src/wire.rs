@@ -114,7 +114,7 @@ impl H1 {
     ///
     /// # Panics
     ///
-    /// Panics if the connection is gone.
+    /// Panics if the connection is closed.
     pub async fn half_close(&mut self) {
         let closed = self.stream.shutdown().await;
         closed.expect("an open connection");
@@ -135,14 +135,14 @@ impl H1 {
     ///
     /// # Panics
     ///
-    /// Panics if it is not HTTP, or breaks off.
+    /// Panics if the response is not HTTP, or breaks off.
     pub async fn answer(&mut self) -> Option<Answer> {
         let head = loop {
             if let Some(end) = self.unread.windows(4).position(|four| four == b"\r\n\r\n") {
                 break self.unread.split_to(end + 4);
             }
             if !self.read_more().await {
-                assert!(self.unread.is_empty(), "the answer broke off in its head");
+                assert!(self.unread.is_empty(), "the response broke off in its head");
                 return None;
             }
         };
@@ -198,18 +198,18 @@ impl H1 {
                 let line = self.unread.split_to(end + 2);
                 return String::from_utf8_lossy(&line[..end]).into_owned();
             }
-            assert!(self.read_more().await, "the answer broke off in a line");
+            assert!(self.read_more().await, "the response broke off in a line");
         }
     }
 
     async fn take(&mut self, length: usize) -> Bytes {
         while self.unread.len() < length {
-            assert!(self.read_more().await, "the answer broke off in its body");
+            assert!(self.read_more().await, "the response broke off in its body");
         }
         self.unread.split_to(length).freeze()
     }
 
-    /// Returns `false` at the end of the connection, also after an error.
+    /// Reads more bytes. Returns `false` at the end of the connection or after an error.
     async fn read_more(&mut self) -> bool {
         matches!(self.stream.read_buf(&mut self.unread).await, Ok(1..))
     }
@@ -225,11 +225,11 @@ pub fn post_bytes(path: &str, key: &str, body: &str) -> Vec<u8> {
     .into_bytes()
 }
 
-/// Sends a POST over a connection of its own.
+/// Sends a POST over a separate connection.
 ///
 /// # Panics
 ///
-/// Panics if there is no answer.
+/// Panics if there is no response.
 pub async fn post_h1(addr: SocketAddr, path: &str, key: &str, body: &str) -> Answer {
     let mut client = H1::connect(addr).await;
     client.send(post_bytes(path, key, body)).await;
@@ -266,11 +266,11 @@ impl H2 {
         Self { client, connection }
     }
 
-    /// Sends the head of a POST, and nothing else yet.
+    /// Sends the head of a POST without its body.
     ///
     /// # Panics
     ///
-    /// Panics if the connection is gone.
+    /// Panics if the connection is closed.
     pub async fn start(&self, path: &str, key: &str) -> Stream {
         self.start_announcing(path, key, None).await
     }
@@ -325,7 +325,7 @@ impl H2 {
     ///
     /// # Panics
     ///
-    /// Panics if the connection is gone.
+    /// Panics if the connection is closed.
     pub async fn post(&self, path: &str, key: &str, body: &str) -> Stream {
         let mut stream = self.start(path, key).await;
         stream.send(body.to_owned(), true);
@@ -364,7 +364,7 @@ impl Stream {
     ///
     /// # Errors
     ///
-    /// Returns an error if it was reset, or broke off.
+    /// Returns an error if the stream was reset, or broke off.
     pub async fn answer(self) -> Result<Answer, h2::Error> {
         let (mut head, mut body) = self.response.await?.into_parts();
         let mut data = BytesMut::new();
@@ -382,7 +382,8 @@ impl Stream {
     }
 }
 
-/// Returns the output of `future`, or `None` if it is still pending after a moment: for events that should not happen.
+/// Returns the output of `future`, or `None` if it is still pending after a moment. Use it for events that must not
+/// happen.
 pub async fn soon<T>(future: impl Future<Output = T>) -> Option<T> {
     tokio::time::timeout(Duration::from_millis(100), future)
         .await

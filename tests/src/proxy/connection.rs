@@ -40,7 +40,7 @@ pub(super) async fn forward(mut client: TcpStream, state: Arc<State>) {
         )
     };
     let done = tokio::select! {
-        // Otherwise bytes that have already arrived would get through.
+        // Without `biased`, bytes that have already arrived would get through.
         biased;
         _ = mode.wait_for(|mode| *mode == Mode::Cut) => false,
         done = forwarding => done.is_ok(),
@@ -132,12 +132,12 @@ impl<'a> Direction<'a> {
             while let Some((at, piece)) = due.recv().await {
                 sleep_until(at).await;
                 let now = mode.wait_for(|mode| *mode != Mode::Hold).await;
-                // Waiters are woken one after the other, so the one that cuts the connection may be the later one.
+                // Both tasks wait for a new mode, and the task that cuts the connection may be woken last.
                 if now.is_ok_and(|now| *now == Mode::Cut) {
                     return Err(cut());
                 }
                 if piece.is_empty() {
-                    // Fails if the other side has already disconnected.
+                    // An error means that the other side has already disconnected.
                     let _ = to.shutdown().await;
                     return Ok(());
                 }
@@ -215,7 +215,7 @@ impl<'a> Direction<'a> {
         }
         count(&self.state.down, piece);
         if to.write_all(piece).await.is_err() {
-            // The client has left; its requests are still on their way.
+            // The client has disconnected, but its requests are still forwarded.
             self.lost.replies.set(true);
         }
         Ok(())
@@ -228,5 +228,5 @@ fn count(counter: &AtomicU64, piece: &[u8]) {
 }
 
 fn cut() -> io::Error {
-    io::Error::other("the connection is to be cut")
+    io::Error::other("the connection must be cut")
 }

@@ -3,8 +3,8 @@
 /// A fault that happens once.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Fault {
-    /// That many bytes from clients, of all connections together, still reach the server. Then nothing more does on the
-    /// connection of the last of them, and nothing comes back.
+    /// This number of bytes from clients still reaches the server, counted over all connections. Then the connection of
+    /// the last byte forwards nothing more in either direction.
     AfterBytes(u64),
     /// The request that contains these bytes for the `nth` time, counted from 1, does not reach the server. Nor do other
     /// bytes that arrived in the same piece.
@@ -25,14 +25,14 @@ pub enum Fault {
 }
 
 impl Fault {
-    /// The next request that holds these bytes is lost.
+    /// Loses the next request that contains these bytes.
     #[must_use]
     pub fn request(needle: impl Into<Vec<u8>>) -> Self {
         let needle = needle.into();
         Self::Request { needle, nth: 1 }
     }
 
-    /// The reply to the next request that holds these bytes is lost.
+    /// Loses the reply to the next request that contains these bytes.
     #[must_use]
     pub fn reply_to(needle: impl Into<Vec<u8>>) -> Self {
         let needle = needle.into();
@@ -58,7 +58,7 @@ impl Fault {
             }
             Self::AfterBytes(_) => true,
             Self::Request { needle, nth } | Self::ReplyTo { needle, nth } => {
-                // Shorter than the pattern; otherwise an earlier match would be counted again.
+                // Keeps fewer bytes than the pattern has. Otherwise an earlier match would be counted again.
                 let kept = before.len().min(needle.len() - 1);
                 before.drain(..before.len() - kept);
                 before.extend_from_slice(piece);

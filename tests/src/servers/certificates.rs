@@ -8,8 +8,8 @@ use std::{
 use super::tool;
 use crate::playground::run;
 
-/// An authority of its own, and a certificate that it has signed for `localhost` and `127.0.0.1`: files in PEM, good for
-/// a day.
+/// A certificate authority, and a certificate that it has signed for `localhost` and `127.0.0.1`. The files are in PEM,
+/// and valid for a day.
 #[derive(Clone, Debug)]
 pub struct Certificates {
     ca: PathBuf,
@@ -18,11 +18,11 @@ pub struct Certificates {
 }
 
 impl Certificates {
-    /// Makes them in a directory.
+    /// Creates the certificates in a directory.
     ///
     /// # Panics
     ///
-    /// Panics if there is no `openssl`, or it fails.
+    /// Panics if `openssl` is not installed or fails.
     #[must_use]
     pub fn make(directory: &Path) -> Self {
         let _ = tool("openssl", "openssl", &[]);
@@ -33,7 +33,7 @@ impl Certificates {
             key: at("server.key"),
         };
         let names = "subjectAltName=DNS:localhost,IP:127.0.0.1";
-        fs::write(at("names"), names).expect("the directory takes files");
+        fs::write(at("names"), names).expect("a directory that can be written");
         let ca_key = at("ca.key");
         let request = at("server.csr");
         let file = |path: &Path| path.display().to_string();
@@ -68,19 +68,19 @@ impl Certificates {
         made
     }
 
-    /// The certificate of the authority, to trust.
+    /// Returns the certificate of the authority, for clients.
     #[must_use]
     pub fn ca(&self) -> &Path {
         &self.ca
     }
 
-    /// The certificate of the server.
+    /// Returns the certificate of the server.
     #[must_use]
     pub fn certificate(&self) -> &Path {
         &self.certificate
     }
 
-    /// Its private key.
+    /// Returns the private key of the server.
     #[must_use]
     pub fn key(&self) -> &Path {
         &self.key

@@ -1,4 +1,4 @@
-//! Stand-ins for DynamoDB: moto and dynoxide. This project has compared neither of them with the service.
+//! Stand-ins for DynamoDB: moto and dynoxide. This project has compared neither of them with DynamoDB itself.
 
 use std::{
     net::{Ipv4Addr, SocketAddr},
@@ -34,7 +34,7 @@ pub enum StandIn {
     Dynoxide,
 }
 
-/// The server that the tests of one binary share, without tables at first. It ends with the process.
+/// Returns the server that the tests of one binary share. It has no tables at first, and ends with the process.
 ///
 /// # Panics
 ///
@@ -59,8 +59,8 @@ pub struct DynamoDbServer {
 }
 
 impl DynamoDbServer {
-    /// Starts one on a free port and waits until it is ready. What is not installed is installed first, into the target
-    /// directory, which takes a while.
+    /// Starts a server on a free port and waits until it is ready. A missing server is installed into the target
+    /// directory first, which takes minutes.
     ///
     /// # Panics
     ///
@@ -82,7 +82,7 @@ impl DynamoDbServer {
             tables: AtomicU32::new(0),
         };
         if stand_in == StandIn::Moto {
-            // It loads modules with the first call of each kind, which takes seconds and blocks all other calls.
+            // Moto loads modules on the first call of each kind, which takes seconds and blocks all other calls.
             thread::scope(|scope| scope.spawn(|| server.warm_up()).join()).expect("it runs");
         }
         server
@@ -99,7 +99,7 @@ impl DynamoDbServer {
                 .store(DynamoDbOptions::new().with_timeout(READY_WITHIN))
                 .await;
             let claim = Claim::new(KeyId::from_bytes([1; 32]), Fingerprint::from_bytes([1; 32]));
-            let claim = claim.expect("tests run where there is randomness");
+            let claim = claim.expect("the system has random numbers");
             let lease = claim.lease_ref(1);
             let minute = Ttl::from_secs(60);
             store.acquire(&claim).await.expect("the server runs");
@@ -112,7 +112,7 @@ impl DynamoDbServer {
         });
     }
 
-    /// Returns the address it listens on.
+    /// Returns the address of the server.
     #[must_use]
     pub fn address(&self) -> SocketAddr {
         (Ipv4Addr::LOCALHOST, self.port).into()
@@ -128,20 +128,20 @@ impl DynamoDbServer {
     ///
     /// # Panics
     ///
-    /// Panics if the table cannot be made.
+    /// Panics if the table cannot be created.
     pub async fn store(&self, options: DynamoDbOptions) -> DynamoDbStore {
         let store = options.store(&client(self.address()), self.new_table());
         store.create_table().await.expect("the server runs");
         store
     }
 
-    /// Returns its output.
+    /// Returns the output of the server.
     #[must_use]
     pub fn log(&self) -> String {
         self.guard.log()
     }
 
-    /// Sends SIGSTOP: the connections stay open, and the server does not reply.
+    /// Sends SIGSTOP: the connections stay open, and the server no longer replies.
     ///
     /// # Panics
     ///
@@ -163,7 +163,7 @@ impl DynamoDbServer {
 /// Creates a client for this address, with placeholder credentials.
 #[must_use]
 pub fn client(address: SocketAddr) -> Client {
-    // Of many that connect at once to a machine with too much to do, some wait for longer than the 3 s of the SDK.
+    // If many clients connect at once to an overloaded machine, some wait for longer than the SDK's timeout of 3 s.
     let patient = TimeoutConfig::builder()
         .connect_timeout(Duration::from_secs(30))
         .build();
@@ -178,7 +178,7 @@ pub fn client(address: SocketAddr) -> Client {
     Client::from_conf(config.build())
 }
 
-/// Returns the path of its executable.
+/// Returns the path of the executable, which may have to be installed first.
 fn installed(stand_in: StandIn) -> PathBuf {
     let script = Path::new(env!("CARGO_MANIFEST_DIR")).join("../scripts/dynamodb-server");
     let name = match stand_in {
@@ -200,7 +200,7 @@ fn command(stand_in: StandIn, program: &Path, port: u16) -> Command {
     command
 }
 
-/// Whatever listens on the port, only this server writes to this log.
+/// Another process may listen on the port, but only this server writes to this log.
 fn is_ready(stand_in: StandIn, port: u16, guard: &Guard) -> bool {
     match stand_in {
         StandIn::Moto => guard

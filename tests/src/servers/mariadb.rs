@@ -11,7 +11,7 @@ use std::{
 use super::{Guard, as_user, directory, give, on_a_free_port, tool, until_ready};
 use crate::playground::run;
 
-/// The server that the tests of one binary share. It is empty at first, and ends with the process.
+/// Returns the server that the tests of one binary share. It is empty at first, and ends with the process.
 ///
 /// # Panics
 ///
@@ -30,8 +30,8 @@ pub struct MariaDbServer {
 }
 
 impl MariaDbServer {
-    /// Starts one on a free port and waits until it is ready. It survives being killed itself, not a power failure.
-    /// `settings` are of the form `name=value`, such as `max_allowed_packet=1M`.
+    /// Starts a server on a free port and waits until it is ready. Its data survives a kill of the server, but not a
+    /// power failure. `settings` are of the form `name=value`, such as `max_allowed_packet=1M`.
     ///
     /// # Panics
     ///
@@ -61,13 +61,13 @@ impl MariaDbServer {
         format!("mysql://app:app@{}/app", self.address())
     }
 
-    /// Returns the address it listens on.
+    /// Returns the address of the server.
     #[must_use]
     pub fn address(&self) -> SocketAddr {
         (Ipv4Addr::LOCALHOST, self.port).into()
     }
 
-    /// Returns its log.
+    /// Returns the log of the server.
     #[must_use]
     pub fn log(&self) -> String {
         self.guard.log()
@@ -124,7 +124,7 @@ impl MariaDbServer {
         let command = command(&directory, self.port, &self.settings);
         self.guard.replace(&command, "KILL");
         let is_back = until_ready(&self.guard, || is_ready(&self.guard));
-        assert!(is_back, "MariaDB does not come back:\n{}", self.log());
+        assert!(is_back, "MariaDB does not restart:\n{}", self.log());
     }
 }
 
@@ -133,7 +133,7 @@ fn initialize(directory: &Path) {
     if data.exists() {
         return;
     }
-    // A line for each statement.
+    // Each statement needs its own line.
     let users = "create database app;\n\
         create user app@'%' identified by 'app';\n\
         grant all on *.* to app@'%' with grant option;\n";
@@ -144,7 +144,7 @@ fn initialize(directory: &Path) {
     install.arg("--auth-root-authentication-method=normal");
     install.arg(format!("--datadir={}", data.display()));
     let program = install.get_program().to_str().expect("a path in UTF-8");
-    // The server is known to end with a segmentation fault here, before it serves any client.
+    // MariaDB sometimes ends with a segmentation fault here, before it serves any client.
     let mut installed = run(program, install.get_args());
     for _ in 0..2 {
         if installed.is_ok() {
@@ -169,7 +169,7 @@ fn command(directory: &Path, port: u16, settings: &[String]) -> Command {
         format!("port={port}"),
         "bind-address=127.0.0.1".to_owned(),
         "skip-name-resolve".to_owned(),
-        // Proxies inspect the bytes.
+        // The tests' proxies inspect the bytes.
         "skip-ssl".to_owned(),
         "max-connections=500".to_owned(),
         "innodb-buffer-pool-size=64M".to_owned(),
@@ -185,7 +185,7 @@ fn command(directory: &Path, port: u16, settings: &[String]) -> Command {
     command
 }
 
-/// Whatever listens on the port, only this server writes to this log.
+/// Another process may listen on the port, but only this server writes to this log.
 fn is_ready(guard: &Guard) -> bool {
     guard.log().contains("ready for connections")
 }

@@ -1,5 +1,5 @@
-//! Throwaway servers: real processes on free ports of this machine, which end when the test process does, however it
-//! ends.
+//! Throwaway servers: real processes on free ports of this machine. They end with the test process, even if it is
+//! killed.
 
 use std::{
     collections::VecDeque,
@@ -28,9 +28,10 @@ pub mod redis;
 /// A process in a throwaway directory. Both are removed when this is dropped, and when the test process ends, even if it is
 /// killed.
 ///
-/// A shell runs between them, because a process has to outlive the test process. It reads from a pipe whose other end only
-/// the test process has, so it sees the end of the pipe however the test process ends. It is also the parent of the process.
-/// Until the shell is notified to wait for it, the process id cannot be reused.
+/// A shell runs between the two, because some process must outlive the test process to clean up. The shell reads from a
+/// pipe, and only the test process has the other end. The pipe therefore ends with the test process, even if that is
+/// killed. The shell is also the parent of the process. The process id cannot be reused until the shell is notified to
+/// wait for the process.
 #[derive(Debug)]
 pub struct Guard {
     shell: Child,
@@ -42,14 +43,15 @@ pub struct Guard {
 }
 
 impl Guard {
-    /// Runs `command` in `directory`, which is deleted with it; see [`directory`]. Its output goes to the file `log` there.
+    /// Runs `command` in `directory`, which is deleted when the guard is dropped; see [`directory`]. The output goes to
+    /// the file `log` there.
     ///
-    /// `signal` is the signal that ends it, without its `SIG`: `KILL`, or the one that makes a server of several processes
-    /// end all of them.
+    /// `signal` is the signal that ends the command, without `SIG`: `KILL`, or another one if a server must end its own
+    /// processes.
     ///
     /// # Panics
     ///
-    /// Panics if there is no shell, or the directory is not there.
+    /// Panics if there is no shell, or the directory does not exist.
     #[must_use]
     pub fn start(directory: &Path, command: &Command, signal: &str) -> Self {
         let mut shell = Command::new("sh");
@@ -68,7 +70,7 @@ impl Guard {
                 None => shell.env_remove(name),
             };
         }
-        // Who ends a whole group of processes, such as a terminal, must leave one to clean up.
+        // A terminal ends a whole process group. The shell gets its own group, so that it can clean up.
         #[cfg(unix)]
         std::os::unix::process::CommandExt::process_group(&mut shell, 0);
         let mut shell = shell.spawn().expect("sh is needed");
@@ -82,7 +84,7 @@ impl Guard {
         };
         let ended = Arc::new(AtomicBool::new(false));
         let seen = Arc::clone(&ended);
-        // After that line only the process holds the other end, and never writes.
+        // After this line, only the process has the other end of the pipe. It never writes to it.
         thread::spawn(move || {
             let _ = stdout.read_to_end(&mut Vec::new());
             seen.store(true, Ordering::SeqCst);
@@ -103,30 +105,31 @@ impl Guard {
         self.pid
     }
 
-    /// Returns the directory it runs in.
+    /// Returns the directory of the process.
     #[must_use]
     pub fn directory(&self) -> &Path {
         &self.directory
     }
 
-    /// Returns its output, on stdout and on stderr.
+    /// Returns the output of the process, on stdout and on stderr.
     #[must_use]
     pub fn log(&self) -> String {
         let log = fs::read(self.directory.join("log")).unwrap_or_default();
         String::from_utf8_lossy(&log).into_owned()
     }
 
-    /// Returns `true` if it has ended, by itself or otherwise.
+    /// Returns `true` if the process has ended.
     #[must_use]
     pub fn has_ended(&self) -> bool {
         self.ended.load(Ordering::SeqCst)
     }
 
-    /// Sends it a signal, named without its `SIG`. One that stops it has done so when this returns.
+    /// Sends a signal to the process, named without `SIG`. If the signal is `STOP`, waits until the process has
+    /// stopped.
     ///
     /// # Panics
     ///
-    /// Panics if it was [killed](Self::kill) before.
+    /// Panics if the process was [killed](Self::kill) before.
     pub fn signal(&self, signal: &str) {
         let sent = run("kill", [&format!("-{signal}"), &self.pid.to_string()]);
         assert!(sent.is_ok(), "{sent:?}");
@@ -135,8 +138,8 @@ impl Guard {
         }
     }
 
-    /// Ends it with SIGKILL and waits for that. The directory stays until this is dropped, or until the next process in
-    /// it is.
+    /// Ends the process with SIGKILL and waits for its end. The directory stays until this guard is dropped, or the
+    /// guard of the next process in the directory.
     ///
     /// # Panics
     ///
@@ -153,7 +156,7 @@ impl Guard {
         self.ended.store(true, Ordering::SeqCst);
     }
 
-    /// Ends it as [`kill`](Self::kill) does, and runs `command` in its place and its directory.
+    /// Ends the process like [`kill`](Self::kill), and runs `command` in the same directory.
     ///
     /// # Panics
     ///
@@ -165,7 +168,7 @@ impl Guard {
         orders.write_all(b"keep\n").expect("the shell is there");
     }
 
-    /// The signal is on its way when `kill` has ended; where the system tells, waits until it has arrived.
+    /// Waits until the signal has arrived, if the system shows that: the signal may still be pending when `kill` ends.
     fn has_stopped(&self) {
         let stat = format!("/proc/{}/stat", self.pid);
         let deadline = Instant::now() + Duration::from_secs(60);
@@ -175,7 +178,11 @@ impl Guard {
             if state.starts_with(['T', 'Z', 'X']) {
                 return;
             }
-            assert!(Instant::now() < deadline, "process {} goes on", self.pid);
+            assert!(
+                Instant::now() < deadline,
+                "process {} does not stop",
+                self.pid
+            );
             thread::sleep(Duration::from_millis(1));
         }
     }
@@ -188,17 +195,17 @@ impl Drop for Guard {
     }
 }
 
-/// A new throwaway directory, for a [`Guard`] to take over.
+/// Creates a throwaway directory, which a [`Guard`] deletes later.
 ///
 /// # Panics
 ///
-/// Panics if none can be made.
+/// Panics if it cannot be created.
 #[must_use]
 pub fn directory(name: &str) -> PathBuf {
     static NEXT: AtomicU32 = AtomicU32::new(0);
     let (pid, n) = (std::process::id(), NEXT.fetch_add(1, Ordering::Relaxed));
     let directory = env::temp_dir().join(format!("tower-idempotency-{name}-{pid}-{n}"));
-    // Of a process that had this id before; only one that was killed together with its shells leaves it.
+    // An earlier process with the same id may have left the directory, if it was killed together with its shell.
     let _ = fs::remove_dir_all(&directory);
     fs::create_dir(&directory).expect("a directory for throwaway files");
     directory
@@ -215,7 +222,7 @@ pub fn tool(name: &str, package: &str, others: &[PathBuf]) -> PathBuf {
     let mut directories = env::split_paths(&path).chain(others.iter().cloned());
     directories
         .find_map(|directory| Some(directory.join(name)).filter(|tool| tool.is_file()))
-        .unwrap_or_else(|| panic!("{name} is needed and is not here: install {package}"))
+        .unwrap_or_else(|| panic!("{name} is not installed: install {package}"))
 }
 
 /// Starts a server on a free port. Tries another port if the server ends before it is ready, for example because another
@@ -242,7 +249,7 @@ pub fn on_a_free_port(
     panic!("the server does not start:\n{said}");
 }
 
-/// Waits until a server is ready; false if it ends instead.
+/// Waits until a server is ready. Returns `false` if the server ends before that.
 ///
 /// # Panics
 ///
@@ -263,13 +270,12 @@ pub fn until_ready(guard: &Guard, ready: impl Fn() -> bool) -> bool {
     true
 }
 
-/// Returns a port with no listener, below the range that systems assign to clients. While a restarting server is down, no
-/// connection takes its port. Nor does another test: all processes together assign a port once, until the process that
-/// requested it ends.
+/// Returns a port with no listener, below the range that systems assign to clients. While a server restarts, no
+/// connection can take its port. No other test gets the port either, until the process that requested it ends.
 ///
 /// # Panics
 ///
-/// Panics if there is none.
+/// Panics if no port is free.
 #[must_use]
 pub fn free_port() -> u16 {
     use std::hash::{BuildHasher, RandomState};
@@ -284,7 +290,7 @@ pub fn free_port() -> u16 {
         if free {
             let mut all = GIVEN.lock().unwrap_or_else(PoisonError::into_inner);
             all.push_back(given);
-            // A process may start servers for hours, but can have only a limited number of open files.
+            // A process may start servers for hours, but can open only a limited number of files.
             if all.len() > MOST_GIVEN {
                 all.pop_front();
             }
@@ -297,7 +303,7 @@ pub fn free_port() -> u16 {
         .expect("a free port")
 }
 
-/// A command that runs `program` as this user if we are root: servers of databases refuse to be.
+/// Returns a command that runs `program` as this user if the test runs as root. Database servers refuse to run as root.
 #[must_use]
 pub fn as_user(user: &str, program: &Path) -> Command {
     if !is_root() {
@@ -329,15 +335,15 @@ fn is_root() -> bool {
     run("id", ["-u"]).is_ok_and(|id| id == b"0\n")
 }
 
-/// A number greater than that of all servers of a test together.
+/// The number of ports that a process reserves, greater than the number of servers in any test.
 const MOST_GIVEN: usize = 200;
 
-/// Time that a server may take to be ready. A server that ends instead is noticed at once, so this limit is for an overloaded
-/// disk or processor.
+/// The time limit for the start of a server. A server that ends is detected at once, so only an overloaded machine
+/// needs this time.
 pub(crate) const READY_WITHIN: Duration = Duration::from_secs(180);
 
-/// Copies the log to the directory in `SERVER_LOGS`, if it is set. `"$@"` is the command. Its fd 3 is the pipe whose end of
-/// file reports that the command has ended; no other process keeps that open.
+/// Copies the log to the directory in `SERVER_LOGS`, if it is set. `"$@"` is the command. Its fd 3 is a pipe that no
+/// other process has open, so the end of the pipe is the end of the command.
 const SHELL: &str = r#"
 directory=$1 signal=$2
 shift 2

@@ -9,7 +9,8 @@ use std::{
 
 use super::{Guard, as_user, directory, give, on_a_free_port, postgres::PostgresServer, tool};
 
-/// A running pgbouncer that gives a server connection for one transaction at a time; killed when it is dropped.
+/// A running PgBouncer in transaction mode: it lends a server connection for one transaction at a time. It is killed
+/// when it is dropped.
 #[derive(Debug)]
 pub struct PgBouncer {
     guard: Guard,
@@ -17,11 +18,11 @@ pub struct PgBouncer {
 }
 
 impl PgBouncer {
-    /// Starts one on a free port, with at most `connections` to the server, and waits until it is ready.
+    /// Starts PgBouncer on a free port, with at most `connections` to the server, and waits until it is ready.
     ///
     /// # Panics
     ///
-    /// Panics if it is not installed, or does not start.
+    /// Panics if PgBouncer is not installed, or does not start.
     #[must_use]
     pub fn start(server: &PostgresServer, connections: u32) -> Self {
         let directory = directory("pgbouncer");
@@ -46,13 +47,13 @@ impl PgBouncer {
         format!("postgres://app@{}/postgres", self.address())
     }
 
-    /// Returns the address it listens on.
+    /// Returns the address of PgBouncer.
     #[must_use]
     pub fn address(&self) -> SocketAddr {
         (Ipv4Addr::LOCALHOST, self.port).into()
     }
 
-    /// Returns its log.
+    /// Returns the log of PgBouncer.
     #[must_use]
     pub fn log(&self) -> String {
         self.guard.log()

@@ -13,7 +13,7 @@ use std::{
 use super::{Guard, as_user, directory, give, on_a_free_port, tool, until_ready};
 use crate::playground::run;
 
-/// The server that the tests of one binary share. It is empty at first, and ends with the process.
+/// Returns the server that the tests of one binary share. It is empty at first, and ends with the process.
 ///
 /// # Panics
 ///
@@ -32,8 +32,8 @@ pub struct PostgresServer {
 }
 
 impl PostgresServer {
-    /// Starts one on a free port and waits until it is ready. It survives being killed itself, not a power failure.
-    /// `settings` are of the form `name=value`, such as `log_statement=all`.
+    /// Starts a server on a free port and waits until it is ready. Its data survives a kill of the server, but not a
+    /// power failure. `settings` are of the form `name=value`, such as `log_statement=all`.
     ///
     /// # Panics
     ///
@@ -63,13 +63,13 @@ impl PostgresServer {
         format!("postgres://app@{}/postgres", self.address())
     }
 
-    /// Returns the address it listens on.
+    /// Returns the address of the server.
     #[must_use]
     pub fn address(&self) -> SocketAddr {
         (Ipv4Addr::LOCALHOST, self.port).into()
     }
 
-    /// Returns its log.
+    /// Returns the log of the server.
     #[must_use]
     pub fn log(&self) -> String {
         self.guard.log()
@@ -101,13 +101,13 @@ impl PostgresServer {
     pub fn kill(&mut self) {
         let backends = self.backends();
         self.guard.kill();
-        // The backends notice eventually that the postmaster has ended; until then they serve their clients.
+        // Backends serve their clients for a while after the postmaster has ended, so they are killed too.
         for backend in &backends {
             let _ = run("kill", ["-KILL", backend.as_str()]);
         }
         let deadline = Instant::now() + Duration::from_secs(60);
         while backends.iter().any(|backend| is_running(backend)) {
-            assert!(Instant::now() < deadline, "a backend goes on");
+            assert!(Instant::now() < deadline, "a backend does not end");
             thread::sleep(Duration::from_millis(1));
         }
     }
@@ -133,7 +133,7 @@ impl PostgresServer {
         let command = command(&directory, self.port, &self.settings);
         self.guard.replace(&command, "QUIT");
         let is_back = until_ready(&self.guard, || is_ready(&self.guard));
-        assert!(is_back, "PostgreSQL does not come back:\n{}", self.log());
+        assert!(is_back, "PostgreSQL does not restart:\n{}", self.log());
     }
 }
 
@@ -178,7 +178,7 @@ fn command(directory: &Path, port: u16, settings: &[String]) -> Command {
     command
 }
 
-/// Whatever listens on the port, only this server writes to this log.
+/// Another process may listen on the port, but only this server writes to this log.
 fn is_ready(guard: &Guard) -> bool {
     guard
         .log()

@@ -31,9 +31,10 @@ mod monitor;
 mod resp;
 mod sentinel;
 
-/// The server that the tests of one binary share. It is empty at first, and ends with the process.
+/// Returns the server that the tests of one binary share. It is empty at first, and ends with the process.
 ///
-/// Keys are random, so tests do not share entries. A test that stops it, empties it or counts its calls starts another.
+/// Keys are random, so tests do not share entries. A test that stops or empties a server, or counts its calls, must
+/// start its own.
 ///
 /// # Panics
 ///
@@ -53,8 +54,8 @@ pub struct RedisServer {
 }
 
 impl RedisServer {
-    /// Starts one on a free port, without persistence, and waits until it answers. `args` are configuration, such as
-    /// `["--appendonly", "yes"]`, and win over that.
+    /// Starts a server on a free port, without persistence, and waits until it replies. `args` are configuration, such
+    /// as `["--appendonly", "yes"]`, and override the defaults.
     ///
     /// # Panics
     ///
@@ -92,7 +93,10 @@ impl RedisServer {
         let deadline = Instant::now() + READY_WITHIN;
         while !replica.is_linked() {
             let log = replica.log();
-            assert!(Instant::now() < deadline, "the replica is alone:\n{log}");
+            assert!(
+                Instant::now() < deadline,
+                "the replica is not connected:\n{log}"
+            );
             thread::sleep(Duration::from_millis(10));
         }
         replica
@@ -107,7 +111,7 @@ impl RedisServer {
         self.command(&["REPLICAOF", "NO", "ONE"]);
     }
 
-    /// Launches a server. Each try has its own directory, because its guard deletes the directory.
+    /// Launches a server. Each attempt has its own directory, because its guard deletes the directory.
     fn launch(mut args: impl FnMut(&Path) -> Vec<String>) -> Self {
         let tried = RefCell::new(Vec::new());
         let (port, guard) = on_a_free_port(
@@ -161,7 +165,7 @@ impl RedisServer {
         }
     }
 
-    /// Returns the address it listens on.
+    /// Returns the address of the server.
     #[must_use]
     pub fn address(&self) -> SocketAddr {
         (Ipv4Addr::LOCALHOST, self.port).into()
@@ -189,19 +193,19 @@ impl RedisServer {
         certificates
     }
 
-    /// Returns the process id.
+    /// Returns the process id of the server.
     #[must_use]
     pub fn pid(&self) -> u32 {
         self.guard.pid()
     }
 
-    /// Returns its log.
+    /// Returns the log of the server.
     #[must_use]
     pub fn log(&self) -> String {
         self.guard.log()
     }
 
-    /// Sends SIGSTOP: the connections stay open, and the server does not reply.
+    /// Sends SIGSTOP: the connections stay open, and the server no longer replies.
     ///
     /// # Panics
     ///
@@ -237,14 +241,14 @@ impl RedisServer {
         self.guard.replace(&command(self.port, &self.args), "KILL");
         let ready = || answers(self.port, password(&self.args), &self.guard);
         let is_back = until_ready(&self.guard, ready);
-        assert!(is_back, "Redis does not come back:\n{}", self.log());
+        assert!(is_back, "Redis does not restart:\n{}", self.log());
     }
 
-    /// A store on it with the default options, but for a timeout that nothing meets on a machine that is merely busy.
+    /// Connects a store with the default options, and a timeout that is long enough for a busy machine.
     ///
     /// # Panics
     ///
-    /// Panics if it cannot be connected to: see [`until_connected`].
+    /// Panics if the store cannot connect: see [`until_connected`].
     pub async fn store(&self) -> RedisStore {
         let (options, url) = (RedisOptions::new().with_timeout(UNHURRIED), self.url());
         until_connected(|| options.clone().connect(&url)).await
@@ -256,7 +260,7 @@ impl RedisServer {
     ///
     /// Panics if the reply is an error, or does not arrive within 10 seconds.
     pub fn command<A: AsRef<[u8]>>(&self, args: &[A]) -> String {
-        let answer = self.try_command(args).expect("an answer from Redis");
+        let answer = self.try_command(args).expect("a reply from Redis");
         answer.unwrap_or_else(|error| panic!("Redis refuses {}: {error}", shown(args)))
     }
 
@@ -265,21 +269,21 @@ impl RedisServer {
     ///
     /// # Errors
     ///
-    /// Returns an error if it cannot be reached, or is silent for 10 seconds.
+    /// Returns an error if the server cannot be reached, or does not reply for 10 seconds.
     pub fn try_command<A: AsRef<[u8]>>(&self, args: &[A]) -> io::Result<Result<String, String>> {
         let answer = ask(self.address(), password(&self.args), args)?;
         Ok(answer.map(|reply| reply.text()))
     }
 
-    /// The elements of the list that it answers a command with, as bytes.
+    /// Returns the elements of a reply that is a list, as bytes.
     ///
     /// # Panics
     ///
     /// Like [`command`](Self::command).
     pub fn list<A: AsRef<[u8]>>(&self, args: &[A]) -> Vec<Vec<u8>> {
         let answer = ask(self.address(), password(&self.args), args);
-        let answer = answer.expect("an answer from Redis");
-        answer.expect("a command that is right").elements()
+        let answer = answer.expect("a reply from Redis");
+        answer.expect("a valid command").elements()
     }
 
     /// Returns the keys of all entries, without those of their indexes.
@@ -303,7 +307,7 @@ impl RedisServer {
     pub fn monitor(&self) -> Monitor<'_> {
         let connection = Connection::open(self.address(), password(&self.args));
         let monitor = connection.and_then(|connection| Monitor::start(self, connection));
-        monitor.expect("an answer from Redis")
+        monitor.expect("a reply from Redis")
     }
 
     /// Returns how often each command was called since the start, or since `CONFIG RESETSTAT`. Names are in lower case; those
@@ -323,18 +327,18 @@ impl RedisServer {
         info.lines().filter_map(calls).collect()
     }
 
-    /// Returns `true` if it is a replica that has the data of its primary.
+    /// Returns `true` if the server is a replica that has the data of its primary.
     fn is_linked(&self) -> bool {
         let info = fields(&self.command(&["INFO", "replication"]));
         info.get("master_link_status").is_some_and(|it| it == "up")
     }
 }
 
-/// The store, once it is connected, however long that takes on a machine that is busy.
+/// Repeats `connect` until the store is connected, which takes longer on a busy machine.
 ///
 /// # Panics
 ///
-/// Panics if the store does not connect within two minutes, with the last error.
+/// Panics with the last error if the store does not connect within two minutes.
 pub async fn until_connected<F>(connect: impl Fn() -> F) -> RedisStore
 where
     F: Future<Output = Result<RedisStore, ConnectError>>,
@@ -349,7 +353,7 @@ where
     }
 }
 
-/// Timeout of a store's calls in tests that do not test timeouts.
+/// The timeout of a store's calls in tests that do not test timeouts.
 pub const UNHURRIED: Duration = Duration::from_secs(10);
 
 fn command(port: u16, args: &[String]) -> Command {
@@ -368,13 +372,13 @@ fn password(args: &[String]) -> Option<&str> {
     args.get(at + 1).map(String::as_str)
 }
 
-/// Returns `true` if this process is the one that replies on the port.
+/// Returns `true` if this process replies on the port.
 fn answers(port: u16, password: Option<&str>, guard: &Guard) -> bool {
     let address = (Ipv4Addr::LOCALHOST, port).into();
     let pid = format!("process_id:{}", guard.pid());
     let info = ask(address, password, &["INFO", "server"]);
     matches!(info, Ok(Ok(info)) if info.text().lines().any(|line| line == pid))
-        // While the server loads its persisted data, it replies only to that.
+        // While the server loads its persisted data, it rejects other commands.
         && matches!(ask(address, password, &["PING"]), Ok(Ok(_)))
 }
 

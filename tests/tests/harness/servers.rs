@@ -71,7 +71,7 @@ fn dropped_server_is_removed_with_files() {
 }
 
 #[test]
-#[should_panic(expected = "redis-severe is needed and is not here: install redis-server")]
+#[should_panic(expected = "redis-severe is not installed: install redis-server")]
 fn missing_tool_is_named_with_package() {
     let _ = tests::servers::tool("redis-severe", "redis-server", &[]);
 }

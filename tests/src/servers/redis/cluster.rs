@@ -13,7 +13,7 @@ use crate::{
     servers::{READY_WITHIN, certificates::Certificates, free_port},
 };
 
-/// Three masters that share the slots, a third each, and perhaps a replica of each.
+/// Three masters that share the slots, a third each, and optionally a replica of each.
 ///
 /// Nodes are numbered: 0, 1 and 2 are the masters at first, 3, 4 and 5 their replicas.
 #[derive(Debug)]
@@ -24,8 +24,8 @@ pub struct RedisCluster {
 }
 
 impl RedisCluster {
-    /// Starts three masters and waits until each serves. The slots of a stopped master are not served. The other masters
-    /// notice after six seconds and refuse all commands. A stall of two seconds has no effect.
+    /// Starts three masters and waits until each serves. If a master stops, its slots are not served, and after six
+    /// seconds the other masters refuse all commands. A stall of two seconds has no effect.
     ///
     /// # Panics
     ///
@@ -63,7 +63,8 @@ impl RedisCluster {
         cluster
     }
 
-    /// Like [`start`](Self::start), with a replica of each master: it takes over if its master is silent for six seconds.
+    /// Like [`start`](Self::start), with a replica of each master. A replica takes over if its master is unresponsive
+    /// for six seconds.
     ///
     /// # Panics
     ///
@@ -126,7 +127,7 @@ impl RedisCluster {
         cluster
     }
 
-    /// The URLs of all nodes.
+    /// Returns the URLs of all nodes.
     #[must_use]
     pub fn urls(&self) -> Vec<String> {
         self.nodes.iter().map(RedisServer::url).collect()
@@ -142,8 +143,8 @@ impl RedisCluster {
         &self.nodes[n]
     }
 
-    /// A node, to be killed or restarted: one that comes back is the node it was, as a replica if its replica has taken
-    /// over.
+    /// Returns a node, so that a test can kill or restart it. After a restart it is the same node, but a replica if its
+    /// replica has taken over.
     ///
     /// # Panics
     ///
@@ -152,11 +153,11 @@ impl RedisCluster {
         &mut self.nodes[n]
     }
 
-    /// The slot of a key.
+    /// Returns the slot of a key.
     ///
     /// # Panics
     ///
-    /// Panics if no node answers.
+    /// Panics if no node replies.
     #[must_use]
     pub fn slot(&self, key: impl AsRef<[u8]>) -> u16 {
         let command = [b"CLUSTER".as_slice(), b"KEYSLOT", key.as_ref()];
@@ -164,11 +165,12 @@ impl RedisCluster {
         slot.parse().expect("a slot")
     }
 
-    /// Which node serves a slot, as one of those that answer sees it; `None` while it is none that runs.
+    /// Returns the node that serves a slot, as the first node that replies reports it. Returns `None` if that node does
+    /// not run.
     ///
     /// # Panics
     ///
-    /// Panics if no node answers.
+    /// Panics if no node replies.
     #[must_use]
     pub fn master_of(&self, slot: u16) -> Option<usize> {
         let nodes = self.ask_any(&["CLUSTER", "NODES"]);
@@ -180,7 +182,7 @@ impl RedisCluster {
                 slots.any(|slots| slots.contains(&slot))
             }
         })?;
-        // By the port: a node may announce another host.
+        // Compares only the port, because a node may announce another host.
         let (_host, port) = owner
             .split(' ')
             .nth(1)?
@@ -192,13 +194,13 @@ impl RedisCluster {
             .position(|node| node.port.to_string() == port)
     }
 
-    /// Moves slots to another master, with their keys, unless they are there: the former owner then replies `MOVED`.
+    /// Moves slots to another master, with their keys. The former owner then replies `MOVED`.
     ///
     /// # Panics
     ///
     /// Panics if a node refuses, for example because it is not a master.
     pub fn move_slots(&self, slots: RangeInclusive<u16>, to: usize) {
-        // A node that is to move keys to itself waits for itself.
+        // A node that moves keys to itself would wait for itself.
         for slot in slots.filter(|slot| self.master_of(*slot) != Some(to)) {
             self.begin_move(slot, to);
             self.move_keys(slot, to);
@@ -206,7 +208,7 @@ impl RedisCluster {
         }
     }
 
-    /// Opens a slot: keys that its master has not, it redirects to the other one with `ASK`.
+    /// Opens a slot: its master redirects absent keys to the other master with `ASK`.
     ///
     /// # Panics
     ///
@@ -243,7 +245,7 @@ impl RedisCluster {
         }
     }
 
-    /// Closes a slot that was opened: it is the other master's from now on.
+    /// Closes an open slot, and makes the other master its owner.
     ///
     /// # Panics
     ///
@@ -256,7 +258,7 @@ impl RedisCluster {
             self.nodes[node].command(&["CLUSTER", "SETSLOT", &slot, "NODE", &owner]);
         }
         for node in (0..MASTERS).filter(|node| ![to, from].contains(node)) {
-            // The other masters are notified for speed; they would find out anyway. Replicas must not be asked.
+            // The other masters would learn this by themselves, but later. Replicas reject the command.
             let _ = self.nodes[node].try_command(&["CLUSTER", "SETSLOT", &slot, "NODE", &owner]);
         }
     }
@@ -265,15 +267,15 @@ impl RedisCluster {
     ///
     /// # Panics
     ///
-    /// Panics if it is not within 30 seconds.
+    /// Panics if there is none within 30 seconds.
     #[must_use]
     pub fn failed_over(&self, slot: u16, former: usize) -> usize {
         let other = || self.master_of(slot).filter(|master| *master != former);
         self.wait("a replica takes over", || other().is_some());
-        other().expect("it has just been there")
+        other().expect("the wait has found it")
     }
 
-    /// Waits until all nodes serve and each replica has the data of its master, as when one has come back.
+    /// Waits until all nodes serve and each replica has the data of its master, for example after a restart of a node.
     ///
     /// # Panics
     ///
@@ -296,8 +298,8 @@ impl RedisCluster {
             .nodes
             .iter()
             .filter_map(|node| node.try_command(args).ok());
-        let answer = answers.next().expect("a node that answers");
-        answer.expect("a command that is right")
+        let answer = answers.next().expect("a node that replies");
+        answer.expect("a valid command")
     }
 
     fn every(&self, holds: impl Fn(&BTreeMap<String, String>) -> bool) -> bool {
@@ -310,7 +312,7 @@ impl RedisCluster {
         while !holds() {
             assert!(
                 Instant::now() < deadline,
-                "expected that {what}; the first node says:\n{}",
+                "expected that {what}; the first node reports:\n{}",
                 self.nodes[0].log()
             );
             thread::sleep(Duration::from_millis(10));
@@ -324,7 +326,7 @@ fn node_args(more: &[&str]) -> Vec<String> {
         ["--cluster-enabled", "yes"],
         ["--cluster-port", &bus],
         ["--cluster-node-timeout", "6000"],
-        // However long the link was down: there is no other copy here.
+        // Permits a failover after any time without a link, because there is no other copy here.
         ["--cluster-replica-validity-factor", "0"],
     ]);
     args.extend(more.iter().map(|arg| (*arg).to_owned()));
@@ -343,7 +345,7 @@ fn replicas_seen_by(node: &RedisServer) -> usize {
     nodes.lines().filter(|line| line.contains("slave")).count()
 }
 
-/// `0-5460` or `7`, not `[7->-..]` of a slot that is open.
+/// Parses `0-5460` or `7`, but not `[7->-..]`, which describes an open slot.
 fn range(text: &str) -> Option<RangeInclusive<u16>> {
     let (first, last) = text.split_once('-').unwrap_or((text, text));
     Some(first.parse().ok()?..=last.parse().ok()?)

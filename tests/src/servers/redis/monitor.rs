@@ -41,7 +41,7 @@ impl<'a> Monitor<'a> {
     ///
     /// # Panics
     ///
-    /// Panics if the server does not list them.
+    /// Panics if the server does not send them.
     #[must_use]
     pub fn asked(self) -> Vec<Asked> {
         self.server.command(&["ECHO", THE_END]);

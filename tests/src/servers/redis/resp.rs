@@ -6,7 +6,7 @@ use std::{
     time::Duration,
 };
 
-/// A connection that waits up to 10 seconds for each answer.
+/// A connection that waits up to 10 seconds for each reply.
 #[derive(Debug)]
 pub(super) struct Connection(BufReader<TcpStream>);
 
@@ -29,7 +29,7 @@ impl Connection {
         self.0
     }
 
-    /// The answer, or the error that Redis answers with.
+    /// Sends a command. Returns the reply, or the error reply of Redis.
     pub(super) fn ask<A: AsRef<[u8]>>(&mut self, args: &[A]) -> io::Result<Result<Reply, String>> {
         let mut bytes = format!("*{}\r\n", args.len()).into_bytes();
         for arg in args.iter().map(AsRef::as_ref) {
@@ -42,7 +42,7 @@ impl Connection {
     }
 }
 
-/// An answer that is no error. Numbers are as good as their text, and nothing is as good as an empty one.
+/// A reply that is not an error. A number is represented by its text, and nil by an empty text.
 #[derive(Debug, PartialEq, Eq)]
 pub(super) enum Reply {
     Bytes(Vec<u8>),
@@ -61,7 +61,7 @@ impl Reply {
         }
     }
 
-    /// The elements of a list that are no lists.
+    /// Returns the elements of a list, without nested lists.
     pub(super) fn elements(self) -> Vec<Vec<u8>> {
         let Self::List(list) = self else {
             return Vec::new();
@@ -75,7 +75,7 @@ impl Reply {
 }
 
 fn reply(stream: &mut impl BufRead) -> io::Result<Result<Reply, String>> {
-    let unexpected = || io::Error::new(io::ErrorKind::InvalidData, "no reply of Redis");
+    let unexpected = || io::Error::new(io::ErrorKind::InvalidData, "not a reply of Redis");
     let mut line = String::new();
     stream.read_line(&mut line)?;
     let line = line.strip_suffix("\r\n").ok_or_else(unexpected)?;
@@ -85,7 +85,7 @@ fn reply(stream: &mut impl BufRead) -> io::Result<Result<Reply, String>> {
         "+" | ":" => Ok(Ok(Reply::Bytes(rest.into()))),
         "-" => Ok(Err(rest.to_owned())),
         "$" => {
-            // A negative length is that of nothing.
+            // A negative length means nil.
             let Ok(length) = usize::try_from(length()?) else {
                 return Ok(Ok(Reply::Bytes(Vec::new())));
             };
@@ -130,7 +130,7 @@ mod tests {
             let found = reply(&mut unread).unwrap().map(|reply| reply.text());
             let expected = text.map(str::to_owned).map_err(str::to_owned);
             assert_eq!(found, expected, "{bytes:?}");
-            assert!(unread.is_empty(), "{bytes:?} is read to its end");
+            assert!(unread.is_empty(), "{bytes:?} must be read to its end");
         }
         for broken in ["", "+OK", "$5\r\nab\r\n", "\r\n", "?\r\n", "$x\r\n"] {
             assert!(reply(&mut broken.as_bytes()).is_err(), "{broken:?}");

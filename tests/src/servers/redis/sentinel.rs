@@ -1,4 +1,4 @@
-//! A sentinel, which watches a Redis server and has a replica take over.
+//! A sentinel, which watches a Redis server and promotes a replica if the server fails.
 
 use std::{
     fs,
@@ -22,12 +22,12 @@ impl Sentinel {
     /// The name of the primary that it watches.
     pub const NAME: &str = "main";
 
-    /// Starts one that watches `primary` and has one of its replicas take over once it is silent for five seconds.
-    /// Waits until it has found `replicas` of them.
+    /// Starts a sentinel that watches `primary`, and promotes a replica if the primary is unresponsive for five
+    /// seconds. Waits until the sentinel has found `replicas` replicas.
     ///
     /// # Panics
     ///
-    /// Panics if Redis is not installed, or it does not find the servers.
+    /// Panics if Redis is not installed, or the sentinel does not find the servers.
     #[must_use]
     pub fn start(primary: &RedisServer, replicas: usize) -> Self {
         let (name, watched) = (Self::NAME, primary.port);
@@ -44,7 +44,7 @@ impl Sentinel {
             let directory = directory("sentinel");
             let file = directory.join("sentinel.conf");
             let text = format!("port {port}\n{configuration}");
-            fs::write(&file, text).expect("the directory takes files");
+            fs::write(&file, text).expect("a directory that can be written");
             let mut command = Command::new(tool("redis-server", "redis-server", &[]));
             command.arg(file).arg("--sentinel");
             Guard::start(&directory, &command, "KILL")
@@ -59,7 +59,7 @@ impl Sentinel {
         sentinel
     }
 
-    /// Returns the address it listens on.
+    /// Returns the address of the sentinel.
     #[must_use]
     pub fn address(&self) -> SocketAddr {
         (Ipv4Addr::LOCALHOST, self.port).into()
@@ -94,8 +94,8 @@ impl Sentinel {
 
     fn command(&self, args: &[&str]) -> String {
         let answer = ask(self.address(), None, args);
-        let answer = answer.expect("an answer of the sentinel");
-        answer.expect("a command that is right").text()
+        let answer = answer.expect("a reply of the sentinel");
+        answer.expect("a valid command").text()
     }
 
     fn wait(&self, what: &str, holds: impl Fn() -> bool) {

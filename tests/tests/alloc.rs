@@ -1,7 +1,7 @@
 //! Memory that the memory store, a tier and unread replays allocate, measured by a counting allocator.
 //!
-//! `peak_alloc` counts: it is a few lines around the system allocator and two counters, where `dhat` takes a backtrace
-//! for each of millions of allocations. (The workspace forbids `unsafe`, which an allocator of our own would need.)
+//! The allocator is `peak_alloc`, which adds only two counters to the system allocator. `dhat` would take a backtrace
+//! for each of millions of allocations. (The workspace forbids `unsafe`, which a new allocator would need.)
 
 #![expect(clippy::unwrap_used, reason = "tests, their helpers included")]
 
@@ -30,23 +30,23 @@ use tower_idempotency::{
 #[global_allocator]
 static ALLOCATOR: PeakAlloc = PeakAlloc;
 
-/// The allocator counts for the whole process.
+/// The allocator counts for the whole process, so only one test runs at a time.
 static ALONE: Mutex<()> = Mutex::new(());
 
 const DAY: Ttl = Ttl::from_secs(24 * 60 * 60);
 const CAP: usize = 100_000_000;
-/// Counters of an empty store: what each group of principals holds.
+/// Bytes of an empty store: its counters for each group of principals.
 const COUNTERS: usize = 32 * 1024;
 
 fn alone() -> MutexGuard<'static, ()> {
     ALONE.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// No call on the memory store waits.
+/// Returns the output of a call on the memory store, which never waits.
 fn now<T>(future: impl Future<Output = T>) -> T {
     match pin!(future).poll(&mut Context::from_waker(Waker::noop())) {
         Poll::Ready(value) => value,
-        Poll::Pending => panic!("the memory store answers at once"),
+        Poll::Pending => panic!("the memory store replies at once"),
     }
 }
 
@@ -70,13 +70,13 @@ fn record(store: &MemoryStore, n: usize, len: usize) {
     now(store.complete(&lease, record, DAY)).unwrap();
 }
 
-/// A replay makes the record's buffer shared, which takes a header.
+/// Replays a record. The record's buffer then becomes a shared one, with a header.
 fn replay(store: &MemoryStore, n: usize) {
     let acquired = now(store.acquire(&claim(n))).unwrap();
     assert!(matches!(acquired, Acquired::Completed { .. }));
 }
 
-/// The most that was allocated since it was last asked.
+/// Returns the largest allocation since the last call.
 fn peak() -> usize {
     let peak = ALLOCATOR.peak_usage();
     ALLOCATOR.reset_peak_usage();
@@ -102,9 +102,9 @@ fn million_keys_stay_within_bound() {
     let most = peak() - before;
     assert!(store.bytes() <= CAP);
     assert!(most <= CAP + CAP / 10, "took {most} bytes at most");
-    assert!(store.bytes() > CAP / 10 * 9, "the cap is made use of");
+    assert!(store.bytes() > CAP / 10 * 9, "the store uses its cap");
     for lease in &leases {
-        now(store.renew(lease, DAY)).expect("no lease makes way");
+        now(store.renew(lease, DAY)).expect("no lease is evicted");
     }
     println!(
         "cap {CAP}: at most {most} bytes allocated, {} entries",
@@ -112,8 +112,8 @@ fn million_keys_stay_within_bound() {
     );
 }
 
-/// The slots that many small records leave behind are given back, not kept beside the large ones. The record that is to be
-/// stored counts beside the cap, because the caller allocates it before the store evicts others.
+/// The memory of many small records is freed when large ones replace them. A new record may exceed the cap, because the
+/// caller allocates it before the store evicts other records.
 #[test]
 fn record_sizes_change_within_bound() {
     const SMALL_CAP: usize = 20_000_000;
@@ -154,7 +154,7 @@ fn record_overhead_is_at_most_250_bytes() {
         }
         let count = (step + 1) * STEP;
         let each = (peak() - before - count * LEN) / count;
-        // A few thousand records share what every shard holds ready.
+        // Below this number, the reserved memory of each shard dominates the result.
         if count >= 20_000 {
             worst = worst.max((each, count));
         }
@@ -168,7 +168,7 @@ fn record_overhead_is_at_most_250_bytes() {
     assert!(counted >= worst.0, "counted as {counted}, took {}", worst.0);
 }
 
-/// Owner and operation are counted with what the map takes for them.
+/// The store counts owner and operation with the memory that the map needs for them.
 #[test]
 fn details_are_counted() {
     const LEN: usize = 100;
@@ -223,7 +223,7 @@ fn released_and_expired_memory_is_freed() {
 
 /// A store that has no entry and stores nothing, or that has a record for each entry.
 struct Backend {
-    /// The buffer of each reply, of which the record is a part.
+    /// The length of the buffer of each reply. The record is a part of the buffer.
     reply: Option<usize>,
 }
 
@@ -274,7 +274,8 @@ fn is_kept(tiered: &Tiered<Backend>, n: usize) -> bool {
 }
 
 // F-987
-/// Replays of each record, and sizes that change, so that the memory of many small records must be freed for large ones.
+/// Replays each record, and changes the size of records, so that the memory of many small records must be freed for
+/// large ones.
 #[test]
 fn tier_stays_within_bound() {
     const TIER_CAP: usize = 10_000_000;
@@ -296,8 +297,8 @@ fn tier_stays_within_bound() {
             tiered.bytes()
         );
         assert!(tiered.bytes() <= TIER_CAP);
-        assert!(tiered.bytes() > TIER_CAP / 10 * 8, "the cap is made use of");
-        // The record that is to be kept counts beside the cap, in three buffers of this test.
+        assert!(tiered.bytes() > TIER_CAP / 10 * 8, "the store uses its cap");
+        // A new record may exceed the cap, in three buffers of this test.
         assert!(most <= TIER_CAP + 3 * len, "took {most} bytes at most");
     }
 }
@@ -319,7 +320,7 @@ fn tier_counts_memory_of_record() {
         }
         let count = (step + 1) * STEP;
         let each = (peak() - before).div_ceil(count);
-        // A few thousand records share what every group holds ready.
+        // Below this number, the reserved memory of each group dominates the result.
         if count >= 20_000 {
             worst = worst.max(each);
             least = least.min(each);
@@ -331,7 +332,7 @@ fn tier_counts_memory_of_record() {
 }
 
 // F-987
-/// The records of a store that replies with parts of larger buffers.
+/// The store replies with records that are parts of larger buffers.
 #[test]
 fn tier_holds_no_buffer_of_reply() {
     const COUNT: usize = 1000;
@@ -352,7 +353,8 @@ fn tier_holds_no_buffer_of_reply() {
     assert!(held < 2 * tiered.bytes(), "{held}");
 }
 
-/// Clients that read no response. All of them ask for replays of `records` records of 4 MB, of one caller.
+/// Sends requests of clients that read no response. All of them request replays of `records` records of 4 MB, of one
+/// caller.
 ///
 /// The clients are in the same process, so their memory counts as well.
 fn unread_replays(records: usize, response: fn() -> Vec<u8>) {
@@ -404,7 +406,7 @@ fn unread_replays(records: usize, response: fn() -> Vec<u8>) {
 // F-954, S-978
 #[test]
 fn unread_replays_of_one_record_stay_within_bound() {
-    // Inflated for the replay, and shared with the store.
+    // The first record is inflated for each replay. The second one is shared with the store.
     unread_replays(1, || vec![b'x'; 4_000_000]);
     unread_replays(1, || noise(4_000_000));
 }

@@ -1,4 +1,4 @@
-//! The playground as its users meet it: a real process, real sockets, and clients in other languages.
+//! The playground as users run it: a real process, real sockets, and clients in other languages.
 
 use std::{
     collections::BTreeSet,
@@ -139,7 +139,7 @@ async fn disconnect_does_not_cancel_or_repeat() {
 
 #[tokio::test]
 async fn printed_keys_differ_at_each_start() {
-    // Another store than that in memory knows the keys of the start before.
+    // A store that is not in memory still has the keys of the previous start.
     let mut keys = std::collections::BTreeSet::new();
     for _ in 0..2 {
         let playground = Playground::start(&[]);
@@ -274,7 +274,7 @@ async fn failed_execution_follows_flag() {
         let refused = loop {
             let retry = playground.try_send(request(), b"").await;
             let refused = retry.ok().map(|answer| (answer.status, answer.code()));
-            // The lease of an orphan ends after a millisecond.
+            // The lease of an orphan expires after a millisecond.
             if !matches!(&refused, Some((_, code)) if code == "in-progress") {
                 break refused;
             }
@@ -428,7 +428,7 @@ async fn request_over_limit_is_refused() {
         (refused.status, refused.code()),
         (StatusCode::PAYLOAD_TOO_LARGE, "body-too-large".to_owned())
     );
-    // Of a body of unknown length it is known when it gets there.
+    // The length of a chunked body is known only when it has arrived.
     let chunked = raw_answer(
         &playground,
         "POST /orders HTTP/1.1\r\nhost: x\r\nidempotency-key: c\r\nconnection: close\r\ntransfer-encoding: chunked\r\n\r\nb\r\n0123456789+\r\n0\r\n\r\n",
@@ -479,7 +479,7 @@ async fn concurrent_duplicate_follows_flag() {
         ),
     ] {
         let playground = Playground::start(flags);
-        // If no client waits for its end, it continues until the playground is killed.
+        // If no client waits for the handler, it runs until the playground is killed.
         let slow = if replayed {
             "/slow/1500"
         } else {
@@ -638,7 +638,7 @@ fn signature(environment: &[(&str, &str)]) -> (String, String) {
     for (name, _) in env::vars().filter(|(name, _)| name.starts_with("AWS_")) {
         command.env_remove(name);
     }
-    // No settings of the user who runs the test.
+    // The test must not read the user's AWS settings.
     command.env("AWS_CONFIG_FILE", "/nowhere");
     command.env("AWS_SHARED_CREDENTIALS_FILE", "/nowhere");
     command.envs(environment.iter().copied());

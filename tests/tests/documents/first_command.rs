@@ -7,9 +7,8 @@ use tests::playground::{Playground, cargo};
 
 /// Returns the first command of the README with these additional arguments.
 ///
-/// The command builds into a target directory of its own. The other tests build the playground with more features, and
-/// each build would replace the executable of the other. The build directory for intermediate artifacts is shared with
-/// them.
+/// The command uses a separate target directory, because the other tests build the playground with more features, and
+/// would replace the executable. It shares the build directory for intermediate artifacts with them.
 fn first_command(args: &[&str]) -> Command {
     let readme = concat!(env!("CARGO_MANIFEST_DIR"), "/../README.md");
     let readme = fs::read_to_string(readme).expect("a README");

@@ -37,7 +37,7 @@ fn project() -> PathBuf {
     );
     fs::write(folder.join("Cargo.toml"), manifest).expect("a manifest");
     fs::write(folder.join("src/main.rs"), block("rust")).expect("a source file");
-    // The same versions as in the workspace, so that they are not built again.
+    // Uses the versions of the workspace, so that dependencies are not built again.
     let lock = format!("{REPOSITORY}/Cargo.lock");
     fs::copy(lock, folder.join("Cargo.lock")).expect("a lock file");
     folder

@@ -29,7 +29,7 @@ async fn exact() -> Subject<DynamoDbStore> {
     with_skew(Duration::ZERO).await
 }
 
-/// Returns a subject with an allowance for skew, which delays expiry and changes nothing else.
+/// Returns a subject with an allowance for skew, which only delays expiry.
 async fn allowing_for_skew() -> Subject<DynamoDbStore> {
     with_skew(UNIT / 2).await
 }
@@ -79,7 +79,7 @@ fn dynoxide_allowing_for_skew_operators() {
     every_inspect_case_at_once(async || allowing_for_skew().await.with_inspector());
 }
 
-/// The cases that show first that a resolution is one conditional write under a new token.
+/// Checks the cases that detect best if a resolution is not one conditional write under a new token.
 #[test]
 fn dynoxide_resolutions_are_fenced() {
     for case in [

@@ -1,4 +1,4 @@
-//! Costs of a request on DynamoDB: calls, and units of capacity as the stand-in counts them.
+//! Costs of a request on DynamoDB: calls, and units of capacity as counted by the stand-in.
 
 use std::{
     collections::HashMap,
@@ -28,10 +28,10 @@ use tower_idempotency_dynamodb::{
     aws_sdk_dynamodb::{Client, types::AttributeValue},
 };
 
-/// A call that is given up because a machine has too much to do would be counted twice.
+/// A long timeout: a call that times out on a busy machine would be counted twice.
 const PATIENCE: Duration = Duration::from_secs(20);
 
-/// A store on a table of its own behind an endpoint that counts.
+/// Returns a store on a new table, behind an endpoint that counts calls.
 async fn counted(options: DynamoDbOptions) -> (Endpoint, Client, String, DynamoDbStore) {
     let server = shared(StandIn::Dynoxide);
     let endpoint = Endpoint::start(server.address());
@@ -49,13 +49,13 @@ async fn layer() -> (Endpoint, Client, String, IdempotencyLayer) {
 }
 
 fn layer_on(store: DynamoDbStore) -> IdempotencyLayer {
-    // No renewal is counted, unless a test is about them.
+    // The lease is long, so that no renewal is counted.
     IdempotencyLayer::new(store)
         .with_store_timeout(PATIENCE)
         .with_lease_ttl(Ttl::from_secs(600))
 }
 
-/// Units of the table and of its index, of all calls together.
+/// Returns the sums of the units of the table and of its index.
 fn units(calls: &[Call]) -> (f64, f64) {
     let units = calls.iter().map(Call::consumed);
     units.fold((0.0, 0.0), |sum, it| (sum.0 + it.0, sum.1 + it.1))
@@ -65,7 +65,7 @@ fn names(calls: &[Call]) -> Vec<&str> {
     calls.iter().map(|call| &*call.operation).collect()
 }
 
-/// The only item, and how many bytes the service counts it for: names and values.
+/// Returns the only item and its size in bytes as the service counts it: names and values.
 async fn only_item(client: &Client, table: &str) -> (HashMap<String, AttributeValue>, usize) {
     let scanned = client.scan().table_name(table).send().await;
     let mut items = scanned.expect("the server runs").items.unwrap_or_default();
@@ -152,7 +152,7 @@ async fn unrecorded_request_makes_two_calls() {
     assert_eq!(scanned.expect("the server runs").count(), 0);
 }
 
-/// The item stays in the index, in another partition; and the service has no reason to collect it.
+/// The item stays in the index, in another partition. It has no TTL, so the service does not delete it.
 #[tokio::test]
 async fn attention_makes_two_calls_and_moves_in_index() {
     let (endpoint, direct, table, store) = counted(DynamoDbOptions::new()).await;
@@ -168,7 +168,8 @@ async fn attention_makes_two_calls_and_moves_in_index() {
         "needs attention: {:?} units for an item of {bytes} bytes",
         units(&calls)
     );
-    // Of the table, the longest reason is a second KB; of the index, one to leave a partition and one for another.
+    // In the table, the longest reason takes a second KB. In the index, one unit removes the item from its partition
+    // and one adds it to another.
     assert_eq!(units(&calls), (3.0, 3.0));
     assert_eq!(item["status"].as_s().expect("a text"), "needs-attention");
     assert_eq!(item["reason"].as_s().expect("a text"), "refund-failed");
@@ -192,7 +193,8 @@ async fn attention_makes_two_calls_and_moves_in_index() {
     assert_eq!(names(&resolving), ["GetItem", "UpdateItem"]);
     resolving.remove(0);
     println!("resolved: {:?} units", units(&resolving));
-    // Of the table, the item that it was, of more than 1 KB; of the index, one partition is left for another again.
+    // The table charges the size of the old item, which is over 1 KB. The index again removes the item from one
+    // partition and adds it to another.
     assert_eq!(units(&resolving), (bytes.div_ceil(1024) as f64, 2.0));
     let (item, _) = only_item(&direct, &table).await;
     assert!(
@@ -214,7 +216,7 @@ async fn resolution_is_one_read_and_one_write() {
     });
     for call in ["DeleteItem", "UpdateItem"] {
         send(&app, post("/orders", call, "tea")).await;
-        // Without a long reason.
+        // The reason is short.
         assert_eq!(units(&endpoint.calls()), (2.0, 3.0));
         let page = store.list(&Query::new(State::NeedsAttention)).await;
         let [entry] = <[_; 1]>::try_from(page.expect("it runs").entries).expect("an entry");
@@ -251,7 +253,7 @@ async fn renewal_is_one_call() {
     let began = Instant::now();
     let running = tokio::spawn(async move { send(&app, post("/slow", "k", "tea")).await });
     let mut calls = Vec::new();
-    // An acquire, and three of them.
+    // Waits for one acquire and three more.
     let asked = async {
         while calls.len() < 4 {
             calls.extend(endpoint.calls());
@@ -264,13 +266,13 @@ async fn renewal_is_one_call() {
     calls.extend(endpoint.calls());
     let renewals = &calls[1..calls.len() - 1];
     println!("{} renewals, {:?} units", renewals.len(), units(renewals));
-    // Whatever comes between, no sooner than a third of the lease after the one before.
+    // There is at most one renewal in each third of the lease.
     let most = 1 + (began.elapsed().as_millis() / every.as_millis()) as usize;
     assert!((3..=most).contains(&renewals.len()), "{}", renewals.len());
     assert!(renewals.iter().all(|it| it.consumed() == (1.0, 1.0)));
 }
 
-/// 1,024 bytes of JSON.
+/// Returns 1,024 bytes of JSON.
 fn order() -> Value {
     let line = |n: u32| json!({"sku": format!("SKU-{n:06}"), "quantity": n % 9 + 1, "note": format!("shelf {}", n * 31 % 97)});
     let mut order =
@@ -306,7 +308,7 @@ async fn record_of_1_kib_costs_one_unit() {
     assert_eq!((retry.is_replay(), &retry.body), (true, &first.body));
 }
 
-/// A record that does not deflate: of so many bytes, and a head.
+/// Returns a response whose record does not compress: this number of bytes, and a head.
 fn noise(bytes: usize) -> Vec<u8> {
     let mut random = Random(7);
     (0..bytes).map(|_| random.below(256) as u8).collect()
@@ -322,7 +324,7 @@ async fn larger_record_costs_unit_per_kb() {
     let (_, bytes) = only_item(&direct, &table).await;
     println!("{:?} units for an item of {bytes} bytes", units(&calls));
     assert!(bytes > 10_000, "{bytes}");
-    // The lease is one.
+    // The lease takes one unit.
     assert_eq!(units(&calls), (1.0 + bytes.div_ceil(1024) as f64, 2.0));
 }
 
@@ -334,7 +336,7 @@ async fn takeover_costs_one_table_and_one_index_unit() {
     let options = options.with_clock(move || now.now());
     let (endpoint, _, _, store) = counted(options).await;
     let mut claim = Claim::new(KeyId::from_bytes([7; 32]), Fingerprint::from_bytes([1; 32]))
-        .expect("tests run where there is randomness");
+        .expect("the system has random numbers");
     claim.lease = Ttl::from_millis(50);
     let first = store.acquire(&claim).await.expect("the server runs");
     assert!(matches!(
@@ -346,7 +348,7 @@ async fn takeover_costs_one_table_and_one_index_unit() {
     ));
     clock.advance(Duration::from_millis(100));
     let mut another = claim.clone();
-    another.token = Token::random().expect("tests run where there is randomness");
+    another.token = Token::random().expect("the system has random numbers");
     endpoint.calls();
     let taken = store.acquire(&another).await.expect("the server runs");
     assert!(

@@ -1,4 +1,4 @@
-//! Requests while DynamoDB throttles, fails, is silent, or replies with less than it should.
+//! Requests while DynamoDB throttles, fails, does not reply, or sends incomplete replies.
 
 use std::{
     future::{Future, poll_fn},
@@ -35,8 +35,8 @@ use tower_idempotency_dynamodb::{
     },
 };
 
-/// Calls fail because of the endpoint's faults, and not because the machine is overloaded. Silent calls are tested with the
-/// default timeouts.
+/// Calls fail because of the endpoint's faults, and not because the machine is overloaded. Tests of calls without a
+/// reply use the default timeouts.
 const PATIENCE: Duration = Duration::from_secs(20);
 
 struct Stage {
@@ -65,7 +65,7 @@ impl Stage {
         creating(self.layer())
     }
 
-    /// Its leases need no renewal while a test runs.
+    /// Returns a layer whose leases need no renewal during a test.
     fn layer(&self) -> IdempotencyLayer {
         IdempotencyLayer::new(self.store.clone())
             .with_store_timeout(PATIENCE)
@@ -112,7 +112,7 @@ async fn lasting_throttling_gets_503() {
     stage.endpoint.set(Meddling::Throttle(usize::MAX));
     let began = Instant::now();
     assert_unavailable(&order(&app, "k").await);
-    // At once, but for pauses between the tries and a machine with too much to do.
+    // The response comes at once, except for backoff between retries and delays of a busy machine.
     assert!(
         began.elapsed() < Duration::from_secs(60),
         "{:?}",
@@ -172,7 +172,7 @@ async fn throttled_completion_is_stored_later() {
 async fn sdk_retry_meeting_own_write_is_harmless() {
     let stage = stage().await;
     let (created, effects) = stage.creating();
-    // The acquire happens, and is made again.
+    // The acquire takes effect, its reply is lost, and the call is repeated.
     stage.endpoint.set(Meddling::LoseReplies(1));
     let first = order(&created, "k").await;
     assert_eq!(first.status, StatusCode::CREATED);
@@ -180,7 +180,7 @@ async fn sdk_retry_meeting_own_write_is_harmless() {
     assert!(order(&created, "k").await.is_replay());
     assert_eq!(effects.count(), 1);
 
-    // The completion, and the release.
+    // The same for the completion and the release.
     for (status, retried) in [(StatusCode::OK, false), (StatusCode::BAD_GATEWAY, true)] {
         let gate = Gate::shut();
         let held = gate.clone();
@@ -219,7 +219,7 @@ async fn refusal_without_item_triggers_read() {
     let calls = stage.endpoint.calls();
     let operations: Vec<_> = calls.iter().map(|it| it.operation.as_str()).collect();
     assert_eq!(operations, ["UpdateItem", "GetItem"]);
-    // Where the service keeps copies, one that lags would show a lease or a record that is not there any more.
+    // A copy that lags behind would show a lease or a record that no longer exists.
     assert_eq!(calls[1].asked["ConsistentRead"], true);
     let other = send(&app, post("/orders", "k", "coffee")).await;
     assert_eq!(other.status, StatusCode::UNPROCESSABLE_ENTITY);
@@ -232,7 +232,7 @@ async fn refusal_without_item_triggers_read() {
 async fn response_over_record_limit_executes_once() {
     let stage = stage().await;
     let layer = stage.layer();
-    // Nothing that deflates.
+    // These bytes do not compress.
     let noise: Vec<u8> = (0..600_000_u64)
         .map(|n| {
             (n.wrapping_mul(0x9e37_79b9_7f4a_7c15) >> 37) as u8 ^ (n.wrapping_mul(n) >> 11) as u8
@@ -274,7 +274,7 @@ async fn store_recovers_after_unresponsive_service() {
     server.resume();
     let deadline = Instant::now() + Duration::from_secs(120);
     while order(&app, "fresh").await.status != StatusCode::CREATED {
-        assert!(Instant::now() < deadline, "it does not recover");
+        assert!(Instant::now() < deadline, "the store does not recover");
         tokio::time::sleep(Duration::from_millis(100)).await;
     }
     assert!(order(&app, "fresh").await.is_replay());
@@ -304,7 +304,7 @@ async fn item_of_later_version_is_preserved() {
 }
 
 // F-183
-// The replies of the service right after it has made a table, and while another client deletes one.
+// The service replies as it does right after it has created a table, and while another client deletes one.
 #[tokio::test]
 async fn table_created_despite_delayed_visibility() {
     let stage = stage().await;
@@ -312,7 +312,7 @@ async fn table_created_despite_delayed_visibility() {
     stage.store.create_table().await.expect("it is there");
     let asked = stage.endpoint.operations();
     let times = |name: &str| asked.iter().filter(|it| *it == name).count();
-    // If it was deleted in between, there is none that could become usable.
+    // If the table was deleted meanwhile, the store does not wait for it.
     assert_eq!((times("DescribeTable"), times("CreateTable")), (3, 3));
 }
 
@@ -336,7 +336,7 @@ async fn updating_table_is_usable() {
 }
 
 // F-183
-// Queries of an index that is being made are refused.
+// The service rejects queries of an index that is being created.
 #[tokio::test]
 async fn listing_waits_for_index_creation() {
     let server = shared(StandIn::Dynoxide);
@@ -375,7 +375,7 @@ impl Loads {
     }
 }
 
-/// Returns a store that gives a call so long. Its credentials expire so long after they were loaded; `None` is in the past.
+/// Returns a store with this timeout, whose credentials expire this long after they were loaded. `None` is in the past.
 async fn with_credentials(
     cache: SharedIdentityCache,
     limit: Duration,
@@ -437,7 +437,7 @@ async fn expired_credentials_are_reloaded() {
     };
     within(Duration::from_secs(60), ended).await;
     let deadline = Instant::now() + Duration::from_secs(60);
-    // On a machine that is busy half a second may be too little for a connection.
+    // On a busy machine, half a second may be too short to connect.
     while let Err(error) = store.acquire(&claim).await {
         assert!(Instant::now() < deadline, "never loaded: {error:?}");
     }
@@ -474,7 +474,7 @@ async fn concurrent_calls_share_credential_load() {
             let mut waits = false;
             poll_fn(|cx| {
                 let acquired = acquiring.as_mut().poll(cx);
-                // Nothing comes before the credentials that it could wait for.
+                // After its first poll, a call waits for the credentials.
                 if !std::mem::replace(&mut waits, true) {
                     waiting.fetch_add(1, SeqCst);
                 }
@@ -501,7 +501,7 @@ async fn concurrent_calls_share_credential_load() {
 
 fn claim(n: u8) -> Claim {
     let claim = Claim::new(KeyId::from_bytes([n; 32]), Fingerprint::from_bytes([n; 32]));
-    claim.expect("tests run where there is randomness")
+    claim.expect("the system has random numbers")
 }
 
 const HALF_A_SECOND: Duration = Duration::from_millis(500);
@@ -517,7 +517,7 @@ async fn errors_say_nothing_of_keys_and_records() {
     let claim = || {
         let hush = b"hushhushhushhushhushhushhushhush";
         let claim = Claim::new(KeyId::from_bytes(*hush), Fingerprint::from_bytes(*hush));
-        claim.expect("tests run where there is randomness")
+        claim.expect("the system has random numbers")
     };
     let mut errors = vec![missing.acquire(&claim()).await.expect_err("no table")];
     let lease = claim().lease_ref(1);

@@ -26,7 +26,7 @@ use tower_idempotency::{
 };
 use tower_idempotency_dynamodb::{DynamoDbErrorKind, DynamoDbOptions, DynamoDbStore};
 
-/// No call is given up here because a machine has too much to do.
+/// A long timeout, so that no call fails on a busy machine.
 const PATIENCE: Duration = Duration::from_secs(20);
 
 fn options() -> DynamoDbOptions {
@@ -43,11 +43,11 @@ async fn listed(stand_in: StandIn) -> (Endpoint, String, DynamoDbStore) {
 }
 
 fn claim(n: u32) -> Claim {
-    // Spread over the shards, as digests are.
+    // Spreads the ids over the shards, like digests.
     let mut id = [7; 32];
     id[..4].copy_from_slice(&n.wrapping_mul(0x9e37_79b9).to_be_bytes());
     let mut claim = Claim::new(KeyId::from_bytes(id), Fingerprint::from_bytes([1; 32]))
-        .expect("tests run where there is randomness");
+        .expect("the system has random numbers");
     claim.owner = "host-1:4711";
     claim.operation = format!("POST /orders/{n}").into();
     claim
@@ -87,7 +87,7 @@ async fn running_entries_are_listed_by_page(stand_in: StandIn) {
         claim.lease = Ttl::from_secs(600);
         leases.insert(n, hold(&store, &claim).await);
     }
-    // What has ended leaves the index: 10 completed, 10 released.
+    // Entries that are not in progress leave the index: 10 completed, 10 released.
     for n in 0..10 {
         let record = Bytes::from_static(b"answer");
         let completed = store.complete(&leases[&n], record, Ttl::from_secs(60));
@@ -113,7 +113,7 @@ async fn running_entries_are_listed_by_page(stand_in: StandIn) {
         let lease = lease.duration_since(entry.since).expect("after");
         assert_eq!(lease, Duration::from_secs(600));
     }
-    // A query for each page, or to find that a shard has no more entries.
+    // One query returns a page, or shows that a shard has no more entries.
     let calls = endpoint.operations();
     assert!(calls.iter().all(|call| call == "Query"), "{calls:?}");
     assert!(calls.len() <= pages.len() + 8, "{}", calls.len());
@@ -129,7 +129,7 @@ async fn in_progress_is_listed_by_page_on_moto() {
     running_entries_are_listed_by_page(StandIn::Moto).await;
 }
 
-/// So that no partition of it takes every write.
+/// Writes are spread, so that no partition of the index gets all of them.
 async fn running_entries_spread_over_index_partitions(stand_in: StandIn) {
     let (_endpoint, table, store) = listed(stand_in).await;
     for n in 0..40 {
@@ -145,7 +145,7 @@ async fn running_entries_spread_over_index_partitions(stand_in: StandIn) {
     assert_eq!(partitions.values().sum::<usize>(), 40);
     let known: BTreeSet<_> = (0..8).map(|shard| format!("in-progress#{shard}")).collect();
     assert!(partitions.keys().all(|it| known.contains(it)));
-    // 5 in each of 8, more or less.
+    // On average 5 are in each of 8.
     assert!(partitions.len() >= 4, "{partitions:?}");
     assert!(partitions.values().all(|it| *it <= 20), "{partitions:?}");
 }
@@ -160,11 +160,11 @@ async fn index_partitions_are_spread_on_moto() {
     running_entries_spread_over_index_partitions(StandIn::Moto).await;
 }
 
-// ---- What needs attention ----
+// ---- Needs attention ----
 
 const REFUND_FAILED: NeedsAttention = NeedsAttention::new("refund-failed");
 
-/// A service that gives up while `gives_up` is set, and counts its executions.
+/// A service that returns `NeedsAttention` while `gives_up` is set, and counts its executions.
 struct Service {
     app: Router,
     layer: IdempotencyLayer,
@@ -307,7 +307,8 @@ async fn retry_resolution_is_takeover(stand_in: StandIn) {
 
     let other = send(&service.app, post("/cancel", "k", "another request")).await;
     assert_eq!(other.code(), "key-reused");
-    // The service gives up again, in a later generation: the decision about the first generation does not apply to it.
+    // The service returns `NeedsAttention` again, in a later generation. The decision about the first generation does
+    // not apply to it.
     assert_eq!(service.ask("k").await.status, StatusCode::BAD_GATEWAY);
     let second = the_only(&store).await;
     assert_eq!((second.id(), second.generation()), (first.id(), 2));
@@ -344,7 +345,7 @@ async fn allowed_retry_executes_once_under_refuse() {
     assert!(resolved(&store, &the_only(&store).await, Resolution::Retry).await);
     assert_eq!(service.ask("k").await.status, StatusCode::BAD_GATEWAY);
     assert_eq!(service.effects.count(), 2);
-    // It ended with another failure, which waits for another decision.
+    // The second execution failed again, and needs another decision.
     service.is_refused("k").await;
     assert!(resolved(&store, &the_only(&store).await, Resolution::Retry).await);
     service.recover();
@@ -407,7 +408,7 @@ async fn work_attention_is_settled_with_value() {
     assert_eq!(again.expect("an outcome"), Outcome::Replayed(7));
 }
 
-/// A holder that lost the item, and stores its outcome afterwards, reports nothing beyond that item.
+/// The item is deleted, and its former holder stores the outcome late. The new item has neither owner nor operation.
 #[tokio::test]
 async fn attention_is_resolved_after_entry_loss() {
     let (_endpoint, table, store) = listed(StandIn::Dynoxide).await;
@@ -441,7 +442,7 @@ async fn attention_is_resolved_after_entry_loss() {
         "{taken:?}"
     );
 
-    // Until it is resolved it is ever older, and does not expire.
+    // Its age grows until it is resolved, and it does not expire.
     store.release(&claim.lease_ref(4)).await.expect("it runs");
     let years =
         options().with_clock(|| SystemTime::now() + Duration::from_secs(50 * 365 * 24 * 60 * 60));
@@ -484,7 +485,7 @@ async fn orphan_is_listed_until_expiry() {
         .expect("randomness")
         .token;
     assert_eq!(hold(&ago(1800), &again).await.generation, 2);
-    // Remembered for 24 hours.
+    // An orphan is stored for 24 hours.
     hold(&ago(25 * 3600), &claim(2)).await;
 
     let entry = only(&store, State::Orphaned).await;
@@ -494,7 +495,7 @@ async fn orphan_is_listed_until_expiry() {
     assert_eq!(Some(entry.since), entry.lease_expires);
 }
 
-/// The entry may be the one searched for, so the listing reports it; and it hides no other entry.
+/// A listing reports an unreadable entry, because an operator may search for it. The entry hides no other one.
 async fn unreadable_entry_is_listed_and_deleted(stand_in: StandIn) {
     use tower_idempotency_dynamodb::aws_sdk_dynamodb::{primitives::Blob, types::AttributeValue};
 
@@ -502,7 +503,7 @@ async fn unreadable_entry_is_listed_and_deleted(stand_in: StandIn) {
     for n in 0..20 {
         hold(&store, &claim(n)).await;
     }
-    // Entries that a later version may write: the oldest one in each partition.
+    // Writes entries of a later version, the oldest one in each partition.
     for shard in 0..8 {
         let put = client(shared(stand_in).address()).put_item();
         put.table_name(&table)
@@ -542,7 +543,7 @@ async fn unreadable_entry_is_listed_and_deleted(stand_in: StandIn) {
     }
 }
 
-/// Returns the entry as it was seen before its contents changed.
+/// Returns the entry as an operator saw it before its contents changed.
 fn changed(entry: &Entry) -> Entry {
     Entry::unreadable(
         *entry.id(),
@@ -561,7 +562,7 @@ async fn unreadable_entry_is_listed_and_deleted_on_moto() {
     unreadable_entry_is_listed_and_deleted(StandIn::Moto).await;
 }
 
-/// A reply that is lost after the write: the attempt that follows recognizes its own write.
+/// The reply is lost after the write. The next attempt recognizes its own write.
 #[tokio::test]
 async fn resolution_with_lost_reply_is_applied() {
     let (endpoint, _, store) = listed(StandIn::Dynoxide).await;
@@ -576,7 +577,7 @@ async fn resolution_with_lost_reply_is_applied() {
     assert!(only(&store, State::Orphaned).await.retry_allowed);
 }
 
-/// Nothing would ever be collected, or something else would.
+/// With such a TTL setting, the service would delete no items or the wrong ones.
 #[tokio::test]
 async fn table_with_other_ttl_attribute_is_refused() {
     use tower_idempotency_dynamodb::aws_sdk_dynamodb::types::TimeToLiveSpecification;

@@ -1,4 +1,4 @@
-//! Clocks that differ, and items that are collected late.
+//! Clocks that differ, and items that the service deletes late.
 
 use std::{
     net::SocketAddr,
@@ -25,16 +25,16 @@ use tower_idempotency_dynamodb::{DynamoDbOptions, DynamoDbStore};
 
 const SKEW: Duration = Duration::from_secs(1);
 
-/// No store knows how fast this passes: their clock is the test's.
+/// The lease duration by the test's clock, which all stores use.
 const LEASE: Duration = Duration::from_secs(6);
 
 /// Step by which the test advances the clock.
 const STEP: Duration = Duration::from_millis(20);
 
-/// No call is given up here because a machine has too much to do.
+/// A long timeout, so that no call fails on a busy machine.
 const PATIENCE: Duration = Duration::from_secs(20);
 
-/// Whose clock is ahead of the true time by so much, or behind it.
+/// The offset of a clock from the true time.
 #[derive(Clone, Copy)]
 enum Off {
     Ahead(Duration),
@@ -59,7 +59,7 @@ fn store(address: SocketAddr, table: &str, time: &ManualClock, off: Off) -> Dyna
     options.store(&client(address), table)
 }
 
-/// A new table, and the true time.
+/// Creates a table, and a clock with the true time.
 async fn table() -> (SocketAddr, String, ManualClock) {
     let server = shared(StandIn::Dynoxide);
     let (address, table, time) = (server.address(), server.new_table(), ManualClock::new());
@@ -71,7 +71,7 @@ async fn table() -> (SocketAddr, String, ManualClock) {
 fn claim() -> Claim {
     let [id, fingerprint] = [[3; 32], [4; 32]];
     let claim = Claim::new(KeyId::from_bytes(id), Fingerprint::from_bytes(fingerprint));
-    claim.expect("tests run where there is randomness")
+    claim.expect("the system has random numbers")
 }
 
 /// Returns the time from the grant of a lease that is never renewed until another process takes it over.
@@ -119,7 +119,7 @@ async fn skew_within_allowance_prevents_early_takeover() {
     }
 }
 
-/// Purpose of the allowance: without it, or if clocks differ by more, the same takeover happens too early.
+/// Without the allowance, or if clocks differ by more, the takeover happens too early.
 #[tokio::test]
 async fn skew_beyond_allowance_takes_over_held_lease() {
     let after = taken_over_after(TRUE, Off::Ahead(SKEW + LEASE)).await;
@@ -239,7 +239,7 @@ async fn skew_within_allowance_keeps_records() {
         let answer = send(&reader, post("/orders", "k", "tea")).await;
         if !answer.is_replay() {
             assert_eq!(executed.count(), 1);
-            assert!(passed >= retention, "forgotten after {passed:?}");
+            assert!(passed >= retention, "expired after {passed:?}");
             return;
         }
         assert!(passed < retention * 10, "never forgotten");
@@ -248,7 +248,7 @@ async fn skew_within_allowance_keeps_records() {
     }
 }
 
-/// A test that takes longer hangs.
+/// The time limit of a test.
 const LONGEST: Duration = Duration::from_secs(120);
 
 // F-175

@@ -92,7 +92,7 @@ fn held_bytes_pass_later() {
     assert_eq!(said(&mut before, MOMENT), Heard::Nothing);
     assert_eq!(said(&mut during, MOMENT), Heard::Nothing);
     assert_eq!(server.command(&["GET", "n"]), "");
-    // Even of a client that does not wait.
+    // The bytes are forwarded although the client has disconnected.
     drop(during);
     proxy.set(Mode::Pass);
     assert!(matches!(said(&mut before, PATIENCE), Heard::Bytes(_)));
@@ -109,14 +109,14 @@ fn request_passes_while_replies_are_lost() {
         client.write_all(b"INCR n\r\n").unwrap();
         let heard = said(&mut client, within);
         eventually("it is done", || server.command(&["GET", "n"]) == "1");
-        // A reply that reaches the proxy later would pass.
+        // The proxy would forward a reply that reaches it later.
         eventually("its reply is lost", || proxy.lost() == 1);
         proxy.set(Mode::Pass);
         match then {
             Then::Cut => assert_eq!(heard, Heard::End),
             Then::Hang => {
                 assert_eq!(heard, Heard::Nothing);
-                // It would take this reply for the one it lost.
+                // The client would take this reply for the lost one.
                 client.write_all(b"INCR n\r\n").unwrap();
                 assert_eq!(said(&mut client, MOMENT), Heard::Nothing);
                 eventually("it is done", || server.command(&["GET", "n"]) == "2");
@@ -152,7 +152,7 @@ fn delay_applies_to_each_piece() {
         let took = asked.iter().zip(&answered);
         let took: Vec<_> = took.map(|(asked, answered)| *answered - *asked).collect();
         assert!(took.iter().all(|it| *it >= later), "{took:?}");
-        // Not by those of the pieces before as well, which would be 64 s for the last one.
+        // The delays do not add up, which would give 64 s for the last piece.
         let last = took.last().expect("a piece");
         assert!(*last < Duration::from_secs(30), "{took:?}");
     }
@@ -172,7 +172,7 @@ fn delayed_bytes_arrive_after_client_left() {
     if asked.elapsed() < up {
         assert_eq!(early, "");
     } else {
-        println!("a look was late, and says nothing");
+        println!("inconclusive: a check was late");
     }
     eventually("it arrives", || server.command(&["GET", "n"]) == "1");
 }
@@ -212,7 +212,7 @@ fn one_request_is_lost_and_never_done() {
         assert_eq!(ask(&mut client, "PING"), "+PONG\r\n");
         client.write_all(b"INCR n\r\n").unwrap();
         assert_eq!(said(&mut client, within), heard);
-        // Or the request of the next client would be lost.
+        // Waits, because otherwise the request of the next client would be lost.
         eventually("the fault happens", || proxy.hits() == 1);
         assert_eq!(ask(&mut connect(&proxy), "INCR n"), ":1\r\n");
         drop(client);
@@ -232,7 +232,7 @@ fn after_so_many_bytes_nothing_more_comes_through() {
         client.write_all(b"INCR n\r\nINCR n\r\nINCR n\r\n").unwrap();
         assert_eq!(said(&mut client, PATIENCE), Heard::End);
         assert_eq!(proxy.counts().up - up, bytes);
-        eventually("what came through is done", || {
+        eventually("the forwarded requests are executed", || {
             server.command(&["GET", "n"]) == done
         });
     }

@@ -1,4 +1,4 @@
-//! The throwaway servers that the tests of the network stores stand on.
+//! The throwaway servers of the tests of network stores.
 
 use std::{
     env, fs,
@@ -48,11 +48,11 @@ fn server_ends_with_killed_test_process() {
     eventually("its directory is gone", || !directory.exists());
 }
 
-/// A port is not given twice, even if no server listens on it for a while: a server may be down for a moment.
+/// No port is returned twice, even if no server listens on it: the server may be restarting.
 #[test]
 fn free_port_is_given_once() {
     let port = free_port();
-    // As another process asks.
+    // Binds the port like another process would.
     assert!(UdpSocket::bind((Ipv4Addr::LOCALHOST, port)).is_err());
     assert!(TcpListener::bind((Ipv4Addr::LOCALHOST, port)).is_ok());
 }
@@ -155,7 +155,7 @@ fn replica_has_data_and_can_be_promoted() {
     assert_eq!(replica.command(&["GET", "k"]), "v");
     let refusal = replica.try_command(&["SET", "k", "w"]).unwrap();
     assert!(refusal.unwrap_err().starts_with("READONLY"));
-    // While it is paused, what is acknowledged does not reach it.
+    // Acknowledged writes do not reach a paused replica.
     replica.pause();
     primary.command(&["SET", "k", "lost"]);
     drop(primary);
@@ -200,7 +200,7 @@ fn sentinel_promotes_replica_of_dead_primary() {
         if sentinel.primary() == primary.address() {
             break (primary, replica, sentinel);
         }
-        // To the sentinel, a primary that stands still for half a second is gone.
+        // The sentinel considers a primary down after half a second without a reply.
         assert!(Instant::now() < deadline, "expected the primary it watches");
     };
     primary.kill();
@@ -273,7 +273,7 @@ fn cluster_replica_replaces_dead_master() {
 // ---- Helpers ----
 
 fn is_running(pid: u32) -> bool {
-    // A process that has ended and whose parent has not looked yet is a zombie.
+    // A zombie has ended, but its parent has not waited for it yet.
     let stat = fs::read_to_string(format!("/proc/{pid}/stat")).unwrap_or_default();
     stat.rsplit_once(") ")
         .is_some_and(|(_, rest)| !rest.starts_with(['Z', 'X']))

@@ -52,7 +52,7 @@ fn bodies_and_futures_move_between_threads() {
     assert_moved::<<Idempotency<axum::Router> as Service<http::Request<AxumBody>>>::Future>();
 }
 
-/// Calls each public function that returns a future of a type of its own.
+/// Calls each public function that returns a future with an unnamed type.
 #[expect(dead_code, reason = "only its types matter")]
 fn assert_futures_send<S: Store>(
     store: &S,

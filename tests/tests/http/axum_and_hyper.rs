@@ -420,7 +420,7 @@ async fn plain_service_executes_once() {
     assert_eq!(effects.count(), 1);
 }
 
-/// A body that must stay where it is pinned.
+/// A body that is not `Unpin`.
 struct Pinned {
     data: Mutex<Vec<Bytes>>,
     _pinned: PhantomPinned,
@@ -527,7 +527,7 @@ async fn service_error_propagates_and_releases_key() {
     );
 }
 
-/// Must be found ready before each call, and so must each clone.
+/// A service that panics unless `poll_ready` returned `Ready` before each call, also on each clone.
 #[derive(Default)]
 struct Careful {
     ready: bool,
@@ -637,7 +637,7 @@ async fn layer_composes_with_tower_layers() {
     assert_eq!(effects.count(), 1);
 }
 
-/// Tries whatever did not succeed again, unless it is a replay; ten times at most.
+/// Retries each failure that is not a replay, at most ten times.
 #[derive(Clone, Default)]
 struct Stubborn(Effects);
 
@@ -679,7 +679,7 @@ async fn outer_retry_layer_sees_replay_marker() {
         }));
     let Ok(res) = service.oneshot(full("k", "order")).await;
     assert_eq!(res.status(), StatusCode::PAYMENT_REQUIRED);
-    // The failure that passed was executed again, the outcome was not.
+    // The failure without a key was executed again, and the recorded outcome was not.
     assert_eq!((effects.count(), retries.count()), (2, 2));
 }
 
@@ -839,7 +839,7 @@ async fn debug_output_hides_body() {
     ));
     let res = service.clone().oneshot(full("k", "order")).await;
     let text = format!("{:?}", res.expect("infallible").body());
-    assert_eq!(text, "Body::Original", "too large to be held");
+    assert_eq!(text, "Body::Original", "too large to be buffered");
     let res = service.oneshot(full("k", "order")).await;
     assert_eq!(
         format!("{:?}", res.expect("infallible").body()),

@@ -33,7 +33,7 @@ fn order() -> Request<Body> {
     post("/orders", "k", "order")
 }
 
-/// A router that answers with what `body` makes.
+/// Returns a router that responds with the result of `body`.
 fn answering<B: Into<Body> + 'static>(
     layer: IdempotencyLayer,
     body: impl Fn() -> B + Clone + Send + Sync + 'static,
@@ -54,7 +54,8 @@ fn assert_not_retained(answer: &Answer) {
     assert!(!answer.is_replay());
 }
 
-/// Lets a tombstone speak twice: the first answer is whole, no retry runs again, and another request is a mismatch.
+/// Checks that the first response is complete and that a tombstone is left. No retry executes, and another request is a
+/// mismatch.
 async fn leaves_a_tombstone(app: &Router, effects: &Effects, expected: &[u8], what: &str) {
     let first = send(app, order()).await;
     assert_eq!(first.status, StatusCode::OK, "{what}");
@@ -339,7 +340,7 @@ async fn wrong_length_response_is_not_recorded() {
 }
 
 // S-295
-/// HTTP/1 says how long a body that is over from the start is: nothing.
+/// In HTTP/1, the length of an empty body is 0.
 #[tokio::test]
 async fn missing_announced_body_is_not_sent_as_empty() {
     let (app, effects) = app(layer(), |_, _| {
@@ -366,7 +367,7 @@ async fn missing_announced_body_is_not_sent_as_empty() {
 #[tokio::test(start_paused = true)]
 async fn bodies_in_flight_are_bounded_together() {
     let store = MemoryStore::new();
-    // One caller can hold 6,000 of them.
+    // One caller can use 6,000 of these bytes.
     let layer = IdempotencyLayer::new(store.clone()).with_max_buffered(8_000, 8_000);
     let (app, effects) = creating(layer.clone());
     let slow = Body::new(Scripted::new([
@@ -406,7 +407,8 @@ async fn response_over_budget_leaves_tombstone() {
 }
 
 // F-077, S-286
-/// A client that reads nothing would have us keep what a handler streams, and would have stopped the handler without us.
+/// If a client does not read, the layer would have to buffer a streamed response. Without the layer, the handler would
+/// wait for the client.
 #[tokio::test(start_paused = true)]
 async fn buffered_stream_counts_until_read() {
     let tight = layer().with_max_buffered(20_000, 20_000);
@@ -473,7 +475,7 @@ fn long_step() -> Step {
 }
 
 // S-286
-/// A handler that passes another's answer on would hold a piece at a time.
+/// Without the layer, a handler that forwards a response would buffer only one chunk at a time.
 #[tokio::test(start_paused = true)]
 async fn chunked_known_length_response_counts() {
     let tight = layer().with_max_buffered(20_000, 20_000);
@@ -492,7 +494,7 @@ async fn chunked_known_length_response_counts() {
     }
 }
 
-/// A response that exceeded the budget was never counted, and is not counted while it is sent from its first chunk on.
+/// A response that exceeded the budget does not count, even while it is being sent.
 #[tokio::test(start_paused = true)]
 async fn oversized_response_uses_no_budget_while_sent() {
     let tight = layer().with_max_buffered(1000, 1000);
@@ -507,7 +509,7 @@ async fn oversized_response_uses_no_budget_while_sent() {
 }
 
 // S-077
-/// A layer outside may have put a shorter body in place of the one that the head speaks of.
+/// A layer outside may have replaced the body by a shorter one than the head announces.
 #[tokio::test(start_paused = true)]
 async fn body_with_exact_size_hint_is_complete() {
     let (app, effects) = creating(layer());
@@ -592,7 +594,7 @@ async fn chunked_upload_over_limit_skips_handler() {
 // S-292
 #[tokio::test(start_paused = true)]
 async fn aborted_stream_frees_its_budget() {
-    // The rest of a streamed body is dropped when the client goes, not read to its end by us.
+    // If the client disconnects, the layer drops the rest of a streamed body.
     let dropped = Arc::new(Mutex::new(false));
     struct Noticed(Arc<Mutex<bool>>);
     impl Drop for Noticed {

@@ -1,4 +1,4 @@
-//! Limits: size of a body, bytes in total, requests in flight, and the time that each of them may take.
+//! Limits: the size of a body, bytes in total, requests in flight, and the time for each of them.
 
 use std::{
     io,
@@ -26,7 +26,7 @@ use crate::world::World;
 
 const CHUNK: usize = 64 * 1024;
 
-/// Chunks without end, each filled with the number of those before it; and how many bytes of it were taken.
+/// Returns an endless body and a counter of its bytes. Each chunk is filled with the number of earlier chunks.
 fn endless() -> (Body, Taken) {
     let mut n = 0;
     let body = Pieces::new(move || {
@@ -112,7 +112,7 @@ async fn body_limit_is_exact_for_every_framing() {
     .await;
 }
 
-/// A byte a second, without end.
+/// An endless body of one byte per second.
 struct Trickle(Interval);
 
 impl http_body::Body for Trickle {
@@ -152,7 +152,7 @@ async fn trickling_body_is_refused() {
 
 // ---- Response bodies ----
 
-/// Reads until it has `length` bytes at least, and no further.
+/// Reads at least `length` bytes, and no further chunk.
 async fn read_some(res: Response, length: usize) -> Vec<u8> {
     let mut body = res.into_body();
     let mut data = Vec::new();
@@ -283,7 +283,7 @@ async fn aborted_response_is_forwarded_and_not_recorded() {
 
 // ---- All requests together ----
 
-/// Limit of the bytes of requests, and of those of responses. One caller can hold 100,002 of each.
+/// Limit of the bytes of requests, and of those of responses. One caller can use 100,002 of each.
 const BYTES: usize = 133_336;
 
 // S-080
@@ -360,7 +360,7 @@ async fn request_bytes_are_bounded_and_freed() {
         world.gate.arrival().await;
         let asked = world.store.calls(Operation::Acquire);
         for n in 0..100 {
-            // In pieces, so that some of it is buffered before it is too much.
+            // The body arrives in pieces, so that some bytes are buffered before the limit is exceeded.
             let halves = [15_000, 5_101].map(|length| Piece::Data(body(length).into()));
             let refused = world.post(&n.to_string(), pieces(halves)).await;
             assert_eq!(refused.status, StatusCode::TOO_MANY_REQUESTS);
@@ -396,14 +396,14 @@ async fn in_flight_limit_counts_disconnected_clients() {
                 .clone()
                 .oneshot(tests::post("/", &n.to_string(), "{}"));
             let mut call = Box::pin(call);
-            // Polled until it waits, and dropped.
+            // The future is polled until it waits, and then dropped.
             let polled = std::future::poll_fn(|cx| Poll::Ready(call.as_mut().poll(cx))).await;
-            // A caller gets no new executions once more than half are those of its disconnected clients.
+            // A caller gets no new executions if its disconnected clients have more than half of them.
             if n <= BOUND / 2 {
                 assert!(polled.is_pending());
             } else {
                 let Poll::Ready(Ok(res)) = polled else {
-                    panic!("there is no place for it");
+                    panic!("there is no permit for it");
                 };
                 let refused = tests::read(res).await;
                 assert_eq!(refused.status, StatusCode::TOO_MANY_REQUESTS);
@@ -436,7 +436,7 @@ async fn one_caller_evicts_no_record_of_another() {
     const LARGE: usize = 64 * 1024;
     let store = MemoryStore::new().with_max_bytes(60 * LARGE);
     let (app, effects) = tests::app(IdempotencyLayer::new(store), |_, _| async {
-        // Pseudo-random bytes, which no compression makes smaller.
+        // Generates pseudo-random bytes, which do not compress.
         let mut state = 1_u32;
         let mut next = || {
             state = state.wrapping_mul(1_664_525).wrapping_add(1_013_904_223);

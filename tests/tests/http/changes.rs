@@ -1,4 +1,4 @@
-//! Settings that change while clients retry: the process that is asked again has others than the one before, or beside, it.
+//! Settings that change while clients retry: the process that receives the retry has other settings than the first one.
 
 use std::{sync::Arc, time::Duration};
 
@@ -217,25 +217,25 @@ async fn everything_else_may_change_while_clients_retry() {
     }
 }
 
-/// A change: its name, a request, and the layers of the process that receives it first and of the process that receives
-/// the retry.
+/// A change: its name, a request, and the layers of two processes. The first one receives the request, the second one
+/// its retry.
 struct Change(&'static str, fn() -> Request<Body>, Make, Make);
 
 type Make = fn(Shelf) -> IdempotencyLayer;
 type Shelf = Arc<FaultInjector<MemoryStore>>;
 
 impl Change {
-    /// The second answer, once the first is recorded, and how many executions there were.
+    /// Returns the response to a retry after the first response was recorded, and the number of executions.
     async fn after(&self) -> (Answer, u64) {
         self.again(shelf(), TAKES * 2).await
     }
 
-    /// While the first one is in progress.
+    /// Returns the same for a retry while the first request is in progress.
     async fn beside(&self) -> (Answer, u64) {
         self.again(shelf(), TAKES / 2).await
     }
 
-    /// After the lease of a first one that left no outcome.
+    /// Returns the same for a retry after the lease of the first request expired without an outcome.
     async fn orphaned(&self) -> (Answer, u64) {
         let store = shelf();
         store.fail_each(Operation::Complete, Fault::CallLost);

@@ -1,4 +1,4 @@
-//! Requests that meet while the first is being executed.
+//! Duplicates that arrive while the first request is executed.
 
 use std::sync::{Arc, atomic::Ordering};
 
@@ -12,7 +12,7 @@ use tower_idempotency::{
     conformance::{FaultInjector, Operation},
 };
 
-/// A router whose handler waits until it is let go.
+/// A router whose handler waits at a gate.
 struct Gated {
     app: Router,
     effects: Effects,
@@ -36,7 +36,7 @@ fn gated(layer: IdempotencyLayer) -> Gated {
 }
 
 impl Gated {
-    /// Sends a request and returns once the handler has it.
+    /// Sends a request, and returns when its handler runs.
     async fn start(&self, req: Request<Body>) -> JoinHandle<Answer> {
         let before = self.effects.count();
         let app = self.app.clone();
@@ -177,7 +177,8 @@ async fn duplicate_during_completion_gets_record() {
     let store = FaultInjector::new(MemoryStore::new());
     let gated = gated(IdempotencyLayer::new(store.clone()));
     let first = gated.start(order()).await;
-    // The duplicate's body arrives only once the first has its answer: it was there before, and asks after.
+    // The duplicate arrives before the first request has its response, and its body arrives after that. The layer
+    // queries the store only then.
     let (sender, receiver) = tokio::sync::oneshot::channel::<()>();
     let late = async_body(receiver);
     let app = gated.app.clone();

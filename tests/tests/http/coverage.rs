@@ -1,4 +1,4 @@
-//! Which requests are covered.
+//! Coverage of requests by method and settings.
 
 use axum::{Router, body::Body, routing::any};
 use http::{Method, Request, StatusCode};
@@ -16,7 +16,7 @@ fn request(method: &str, path: &str, body: &'static str) -> Request<Body> {
         .expect("a valid request")
 }
 
-/// Returns how many of two equal requests were executed, and `true` if the store was called at all.
+/// Returns the number of executions of two equal requests, and `true` if the store was called.
 async fn executed(
     make: impl Fn(IdempotencyLayer) -> IdempotencyLayer,
     method: &str,

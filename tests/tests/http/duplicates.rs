@@ -1,4 +1,4 @@
-//! Duplicates that come while the first request is being executed: refused, or waiting for its answer.
+//! Duplicates that arrive while the first request is executed. They are rejected, or wait for its response.
 
 use std::{
     sync::{Arc, Mutex},
@@ -69,7 +69,7 @@ impl Held {
         Self::new(|layer| layer.with_concurrent_requests(ConcurrentRequests::Wait(LONG)))
     }
 
-    /// Sends a request under a key, in a task of its own.
+    /// Sends a request under a key, in a task.
     fn send(&self, key: &'static str) -> JoinHandle<Answer> {
         let app = self.app.clone();
         tokio::spawn(async move { send(&app, tests::post("/", key, "{}")).await })
@@ -82,7 +82,7 @@ impl Held {
         first
     }
 
-    /// Sends a duplicate, and returns when the store has been asked.
+    /// Sends a duplicate, and returns when the layer has queried the store for it.
     async fn duplicate(&self) -> JoinHandle<Answer> {
         let asked = self.store.calls(Operation::Acquire);
         let duplicate = self.send("k");
@@ -169,7 +169,7 @@ async fn waiters_share_one_store_query() {
         eventually("all ask", || held.store.calls(Operation::Acquire) == 65).await;
         tokio::time::sleep(Duration::from_secs(10)).await;
         let polls = held.store.calls(Operation::Acquire) - 65;
-        assert!(polls <= 20, "{polls} looks at the store in 10 s");
+        assert!(polls <= 20, "{polls} queries in 10 s");
 
         let opened = Instant::now();
         held.gate.open_for_good();
@@ -179,9 +179,9 @@ async fn waiters_share_one_store_query() {
             assert!(waiter.is_replay());
             assert_eq!(waiter.body, first.body);
         }
-        assert_eq!(opened.elapsed(), Duration::ZERO, "it is pushed");
+        assert_eq!(opened.elapsed(), Duration::ZERO, "the store notifies");
         let asked = held.store.calls(Operation::Acquire) - 65 - polls;
-        assert!(asked <= 2, "{asked} waiters asked the store themselves");
+        assert!(asked <= 2, "{asked} waiters queried the store themselves");
         assert_eq!((held.effects.count(), held.layer.in_flight()), (1, 0));
     })
     .await;
@@ -214,14 +214,15 @@ async fn waiters_poll_without_notifications() {
 }
 
 // F-056
-// fm 116: not even when what it says means nothing
+// fm 116: not even if the notifications are meaningless
 #[tokio::test(start_paused = true)]
 async fn waiters_back_off_on_constant_notifications() {
     bounded(async {
         let held = Held::new(|layer| {
             layer.with_concurrent_requests(ConcurrentRequests::Wait(Duration::from_secs(1)))
         });
-        // It resolves at once, every time. The limit is for a waiter that hammers: it would let no time pass.
+        // `wait_for_change` resolves at once, every time. The limit detects a waiter without backoff, for which no time
+        // would pass.
         held.store.set_script(|op, nth| match (op, nth) {
             (Operation::WaitForChange, _) => Fault::CallLost,
             (Operation::Acquire, 200..) => Fault::Hang,
@@ -229,9 +230,12 @@ async fn waiters_back_off_on_constant_notifications() {
         });
         let first = held.first().await;
         let waiter = joined(held.send("k")).await;
-        assert_eq!(waiter.code(), "in-progress", "its time is up");
+        assert_eq!(waiter.code(), "in-progress", "the wait has timed out");
         let asked = held.store.calls(Operation::Acquire);
-        assert!(asked <= 40, "the store was asked {asked} times in a second");
+        assert!(
+            asked <= 40,
+            "the store was queried {asked} times in a second"
+        );
         held.gate.open_for_good();
         assert_eq!(joined(first).await.status, StatusCode::CREATED);
         assert_eq!(held.effects.count(), 1);
@@ -307,7 +311,7 @@ async fn timed_out_waiter_is_refused() {
             waited >= waits && waited < waits + Duration::from_millis(50),
             "{waited:?}"
         );
-        // Not even when the lease would have ended by then.
+        // The lease would have expired by then.
         tokio::time::sleep(Duration::from_secs(20)).await;
         assert_eq!(joined(held.send("k")).await.code(), "in-progress");
         held.gate.open_for_good();
@@ -346,14 +350,18 @@ async fn waiters_are_bounded_per_key_and_in_total() {
         assert!(waits("l").await.is_none(), "three wait in all");
         assert!(waits("m").await.is_none(), "three wait in all");
 
-        // A client that leaves gives its place back, whether it was its turn to ask the store or not.
+        // A client that disconnects releases its permit, even if its waiter was about to query the store.
         let mut waiters = vec![three];
         for leaves in [one, two] {
             let in_flight = held.layer.in_flight();
             leaves.abort();
             assert!(leaves.await.is_err());
             assert_eq!(held.layer.in_flight(), in_flight - 1);
-            waiters.push(waits("k").await.expect("the place of who left"));
+            waiters.push(
+                waits("k")
+                    .await
+                    .expect("the permit of the disconnected client"),
+            );
             assert!(waits("k").await.is_none(), "two wait for this key");
             assert!(waits("m").await.is_none(), "three wait in all");
         }

@@ -29,8 +29,8 @@ fn order() -> Request<Body> {
 
 struct Extension;
 
-/// Provokes one refusal of each kind, on a layer configured further by `with`. Also says how many handlers ran that the
-/// refusal does not own up to.
+/// Provokes a refusal of this kind, on a layer that `with` configures further. Also returns the number of executions
+/// during the refused request.
 async fn refusal(
     kind: ErrorKind,
     with: impl Fn(IdempotencyLayer) -> IdempotencyLayer,
@@ -125,7 +125,7 @@ async fn refusal(
     }
 }
 
-/// Kind, status, code, whether to retry, whether it says when.
+/// Kind, status, code, `true` if retryable, and `true` if it has `Retry-After`.
 const KINDS: [(ErrorKind, u16, &str, bool, bool); 15] = [
     (ErrorKind::MissingKey, 400, "missing-key", false, false),
     (ErrorKind::MalformedKey, 400, "malformed-key", false, false),
@@ -209,7 +209,7 @@ async fn every_refusal_has_stable_code() {
                 .is_some_and(|detail| !detail.is_empty())
         );
         let mut all = vec!["code", "detail", "retryable", "status", "title", "type"];
-        // The layer knows the entry of a request whose key, principal and body it has.
+        // The layer knows the entry of a request after it has read key, principal and body.
         let knows_entry = matches!(
             kind,
             ErrorKind::KeyReused

@@ -1,4 +1,4 @@
-//! Settings at the ends of their ranges: refused by their types, or harmless.
+//! Settings at the ends of their ranges: their types reject them, or they are harmless.
 
 use std::time::Duration;
 
@@ -31,7 +31,7 @@ async fn durations_without_end_neither_panic_nor_overflow() {
         .with_lease_ttl(Ttl::MAX)
         .with_retention(Ttl::MAX);
     let app = app(&effects, layer.clone());
-    // A body that is not there at once starts the timers.
+    // Only a body that is not complete at once starts the timers.
     for _ in 0..2 {
         let body = pieces([Piece::Wait, Piece::Data("late".into())]);
         let answer = send(&app, tests::post("/", "k", body)).await;

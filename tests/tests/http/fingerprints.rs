@@ -156,7 +156,7 @@ async fn numbers_keep_their_spelling() {
     }
 }
 
-/// A fingerprint over what `keep` leaves of a JSON body.
+/// Returns a layer whose fingerprint covers a JSON body after `keep` has changed it.
 fn over_json(keep: fn(&mut Value)) -> IdempotencyLayer {
     layer().with_fingerprint(FingerprintBy::custom(move |head, body| {
         let mut value: Value = serde_json::from_slice(body).unwrap_or_default();
@@ -301,7 +301,7 @@ async fn media_type_counts_without_parameters() {
 // F-072, S-043
 #[tokio::test(start_paused = true)]
 async fn fingerprint_parts_are_unambiguous() {
-    // Also where the text holds what stands between the parts.
+    // The text may contain the separator of the parts.
     for ((path, body), (other_path, other_body)) in [
         (("/a", "bc"), ("/ab", "c")),
         (("/a", "rawb"), ("/araw", "b")),
@@ -324,7 +324,7 @@ async fn fingerprint_parts_are_unambiguous() {
     }
 }
 
-// ---- Who is asking ----
+// ---- The principal ----
 
 // F-071, F-073, S-053
 #[tokio::test(start_paused = true)]
@@ -377,7 +377,10 @@ async fn session_cookie_can_be_principal() {
         with("cookie", "sid=a"),
     )
     .await;
-    assert_eq!(found, Executed, "a cookie is no header, whatever they say");
+    assert_eq!(
+        found, Executed,
+        "a cookie differs from a header with the same value"
+    );
 }
 
 #[derive(Clone)]
@@ -505,7 +508,7 @@ async fn two_sources_together_tell_callers_apart_by_both() {
         let found = second(layer, of(Some("t"), Some("a")), other).await;
         assert_eq!(found, expected, "{tenant} {token}");
     }
-    // Half a principal is none.
+    // A principal with a missing part does not count.
     let half = [(None, None), (Some("t"), None), (None, Some("a"))];
     for (tenant, token) in half {
         let (app, effects) = creating(layer().with_principal(by_both.clone()));
@@ -513,7 +516,7 @@ async fn two_sources_together_tell_callers_apart_by_both() {
         assert_eq!(answer.code(), "principal-missing", "{tenant:?} {token:?}");
         assert_eq!(effects.count(), 0);
     }
-    // Where another source finds something, the half that was found is no part of it.
+    // If another source finds a principal, the parts of the first source are not used.
     let token = Principal::authorization;
     let layer = layer();
     let found = across(
@@ -614,11 +617,11 @@ async fn other_secret_is_other_entry() {
     }
 }
 
-// ---- What the handler gets ----
+// ---- The request of the handler ----
 
 type Received = Arc<Mutex<Vec<(Bytes, Option<HeaderMap>)>>>;
 
-/// A handler that keeps what it received.
+/// Returns a service whose handler stores the request that it received.
 fn receiving(layer: IdempotencyLayer) -> (Router, Effects, Received) {
     let received = Received::default();
     let keep = Arc::clone(&received);

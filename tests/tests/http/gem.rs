@@ -17,7 +17,7 @@ fn layer() -> IdempotencyLayer {
     IdempotencyLayer::with_preset(MemoryStore::new(), Preset::Idempo)
 }
 
-/// Answers with what `answer` makes of the number of the execution.
+/// Returns a service that responds with the result of `answer` for the number of the execution.
 fn answering<R: IntoResponse + 'static>(
     answer: impl Fn(u64) -> R + Clone + Send + Sync + 'static,
 ) -> (Router, Effects) {
@@ -34,7 +34,7 @@ fn order() -> Request<Body> {
     post("/orders", "idem", "order")
 }
 
-/// Sends the requests in order and says which execution each was answered with.
+/// Sends the requests in order. Returns the execution in the response to each.
 async fn executions(app: &Router, requests: impl IntoIterator<Item = Request<Body>>) -> Vec<u64> {
     let mut executions = Vec::new();
     for req in requests {
@@ -83,7 +83,7 @@ async fn unsafe_request_is_executed_once() {
         };
         let first = send(&app, req()).await;
         let again = send(&app, req()).await;
-        assert_eq!(again, first, "{method}: nothing tells them apart");
+        assert_eq!(again, first, "{method}: the requests are equal");
         assert_eq!(effects.count(), 1, "{method}");
     }
 }
@@ -160,7 +160,7 @@ async fn any_difference_is_separate_request() {
     assert_eq!(
         executions(&app, requests()).await,
         each,
-        "and each has its own answer"
+        "and each has its own response"
     );
     assert_eq!(effects.count(), 7);
 }

@@ -1,7 +1,7 @@
-//! Clients that use up what they can, over real sockets, beside an honest caller that must not notice them.
+//! Clients that exhaust limits, over real sockets, while an honest caller must be served as before.
 //!
-//! Each attack is bounded, and is made once by a caller with a credential and once without. The times of the honest caller
-//! are printed, not judged: a test does not depend on the speed of the machine.
+//! Each attack is bounded. A caller with a credential makes it once, and a caller without one makes it once. The tests
+//! only print the times of the honest caller, because they depend on the machine.
 
 use std::{net::SocketAddr, sync::Arc, time::Duration};
 
@@ -19,7 +19,7 @@ use tokio::{
 };
 use tower_idempotency::{ConcurrentRequests, IdempotencyLayer, MemoryStore};
 
-/// Upper bound for a test, so that one that hangs ends.
+/// The time limit of a test.
 const HANGS: Duration = Duration::from_secs(300);
 
 const ATTACKERS: [Option<&str>; 2] = [Some("Bearer mallory"), None];
@@ -129,7 +129,7 @@ async fn reset_requests_leave_places_to_others() {
                     let key = format!("{connection}-{n}");
                     streams.push(client.post_by(attacker, "/slow", &key, "").await);
                 }
-                // The server sees the requests before it sees that they are reset, unless it refuses them.
+                // The server receives the requests before it sees their reset, unless it rejects them.
                 let seen = async {
                     while world.slow.count() < before + 100 {
                         tokio::time::sleep(Duration::from_millis(1)).await;
@@ -165,11 +165,11 @@ async fn bodies_that_never_come_leave_places_to_others() {
                 held.push(client.start_by(attacker, "/slow", "last", Some(10)).await);
                 world.assert_arriving();
             }
-            // The honest caller sends some requests while all places of the attacker are taken.
+            // The honest caller sends some requests while the attacker uses all of its permits.
             tokio::time::sleep(Duration::from_millis(200)).await;
             held
         };
-        let attacked = world.attacked("10,200 bodies that never come", attack);
+        let attacked = world.attacked("10,200 bodies that never arrive", attack);
         let held = timeout(HANGS, attacked).await.expect("an end");
         assert!(world.layer.in_flight() >= 7_000, "the attack is in place");
         assert_eq!(world.slow.count(), 0);
@@ -180,7 +180,7 @@ async fn bodies_that_never_come_leave_places_to_others() {
 
 impl World {
     fn assert_arriving(&self) {
-        // Three quarters of 10,000, and the requests of the honest caller.
+        // The limit is three quarters of 10,000, plus the requests of the honest caller.
         assert!(self.layer.in_flight() <= 7_502);
     }
 }
@@ -198,7 +198,7 @@ async fn uploads_without_last_byte_leave_bytes_to_others() {
                 let mut stream = TcpStream::connect(world.addr).await.expect("a server");
                 let head = head("/slow", &n.to_string(), attacker, LENGTH);
                 stream.write_all(head.as_bytes()).await.expect("a server");
-                // The server may refuse the request and close the connection before it has read all.
+                // The server may reject the request and close the connection before it has read the whole body.
                 let _ = timeout(Duration::from_secs(5), stream.write_all(&data)).await;
                 held.push(stream);
             }

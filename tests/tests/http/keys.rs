@@ -1,4 +1,4 @@
-//! Location and syntax of the key.
+//! The header of the key, and its syntax.
 
 use http::{HeaderName, HeaderValue, Request, StatusCode};
 use tests::{Answer, Effects, app, created, creating, post, send};
@@ -204,7 +204,7 @@ async fn invalid_key_is_refused() {
 }
 
 // F-062
-// Some libraries refuse these, and so fail for one random key of base64 in so many.
+// Some libraries reject these characters, and therefore fail for some random keys in base64.
 #[tokio::test(start_paused = true)]
 async fn keys_with_punctuation_are_distinct() {
     let app = creating(layer());
@@ -225,7 +225,7 @@ async fn keys_with_punctuation_are_distinct() {
     for key in keys {
         assert!(are_one(&app, keyed(key), keyed(key)).await, "{key}");
     }
-    assert_eq!(app.1.count(), keys.len() as u64, "no two of them meet");
+    assert_eq!(app.1.count(), keys.len() as u64, "no two keys are the same");
 }
 
 // S-010
@@ -329,7 +329,7 @@ async fn rejected_key_uses_service_renderer() {
     let (app, effects) = creating(layer);
     let answer = send(&app, keyed("refund-7")).await;
     assert_eq!(answer.status, StatusCode::IM_A_TEAPOT);
-    assert_eq!(answer.text(), "no: malformed-key");
+    assert_eq!(answer.text(), "rejected: malformed-key");
     assert_eq!(effects.count(), 0);
 }
 
@@ -382,7 +382,7 @@ async fn key_from_head_names_entity() {
     assert_eq!(answer.status, StatusCode::CREATED);
     assert!(
         !send(&app, keyed("abc")).await.is_replay(),
-        "the header is not looked at"
+        "the header is ignored"
     );
     assert_eq!(effects.count(), 2);
 }
@@ -475,12 +475,16 @@ async fn equal_content_can_be_key() {
     let (app, effects) = app;
     assert!(
         !send(&app, keyed("k")).await.is_replay(),
-        "a key that is sent goes first"
+        "a key from the client has precedence"
     );
     tokio::time::advance(std::time::Duration::from_secs(301)).await;
     let before = effects.count();
     assert!(!send(&app, keyless("order 7")).await.is_replay());
-    assert_eq!(effects.count(), before + 1, "forgotten with its record");
+    assert_eq!(
+        effects.count(),
+        before + 1,
+        "the key is free after its record expired"
+    );
 }
 
 // S-022
@@ -541,7 +545,7 @@ async fn claim_carries_digest_of_scope() {
         assert!(scope.is_some() && !distinct[..n].contains(scope));
     }
     for claim in &claims {
-        let scope = claim.scope.expect("all have one");
+        let scope = claim.scope.expect("all have the same key");
         assert!(!claim.id.as_bytes().starts_with(scope.as_bytes()));
     }
 }

@@ -1,6 +1,6 @@
 //! Keys, fingerprints, bodies, recording and replay over one store in memory.
 //!
-//! A test without a socket runs on a paused clock: however slow the machine is, no timeout passes by chance.
+//! Tests without a socket run on a paused clock, so that no timeout passes because of a slow machine.
 
 mod auto_traits;
 mod axum_and_hyper;

@@ -48,7 +48,7 @@ fn layer(mode: Mode) -> IdempotencyLayer {
     }
 }
 
-/// A service that takes the body as JSON only if it is JSON, so that every form reaches the effect.
+/// Returns a service that accepts any body, so that every request has its effect.
 fn served(mode: Mode) -> (Router, Effects) {
     let effects = Effects::default();
     let counted = effects.clone();

@@ -1,4 +1,4 @@
-//! Every cell of the table of presets, and every cell changed alone.
+//! Every cell of the table of presets, and a change of each cell alone.
 
 use std::time::Duration;
 
@@ -27,7 +27,7 @@ struct Row {
     longest: usize,
     several_lines: u16,
     methods: Vec<&'static str>,
-    /// The status, and how often two such requests run.
+    /// The status, and the number of executions of two such requests.
     missing_key: (u16, u64),
     /// `true` if another `Authorization` counts as another caller.
     by_authorization: bool,
@@ -76,7 +76,8 @@ const STATUSES: [u16; 45] = [
     406, 407, 408, 409, 410, 411, 412, 413, 415, 416, 417, 421, 422, 423, 424, 425, 426, 428, 429,
     431, 451, 500, 501, 502, 503, 504,
 ];
-/// Statuses that reject the form of a request. Headers outside the fingerprint, or a limit, correct them.
+/// Statuses that reject the form of a request. The client corrects them with headers outside the fingerprint, or by
+/// another limit.
 const FORM: [u16; 14] = [
     401, 406, 407, 411, 412, 413, 415, 416, 417, 421, 423, 426, 428, 431,
 ];
@@ -191,12 +192,13 @@ const PRESETS: [Preset; 4] = [
     Preset::Idempo,
 ];
 
-// ---- Looking at a layer ----
+// ---- Observation of a layer ----
 
 type Change = fn(IdempotencyLayer) -> IdempotencyLayer;
 
 impl Row {
-    /// If the layer demands or makes the key, a tunnel does not pass through. The presets list methods or all but a few.
+    /// Adds CONNECT if the preset covers all methods except some. The layer passes CONNECT through unless it requires
+    /// or creates the key.
     fn cover_connect(&mut self) {
         if let Some(post) = self.methods.iter().position(|method| *method == "POST")
             && self.methods.contains(&"PUT")
@@ -206,7 +208,7 @@ impl Row {
     }
 }
 
-/// A preset with a change, each time on a store of its own.
+/// A preset with a change. Each use has a new store.
 #[derive(Clone, Copy)]
 struct Layers {
     preset: Preset,
@@ -225,12 +227,12 @@ impl Layers {
         app(self.layer(), async |n, _| created(n))
     }
 
-    /// A name under which this layer finds a key.
+    /// Returns a header name in which this layer finds a key.
     async fn name(self) -> &'static str {
         *self.headers().await.first().expect("some name")
     }
 
-    /// A request under a key that every syntax accepts.
+    /// Returns a request under a key that every syntax accepts.
     async fn keyed(self, body: &'static str) -> Request<Body> {
         keyed("POST", self.name().await, "\"key\"", body)
     }
@@ -282,7 +284,7 @@ impl Layers {
         for length in LENGTHS {
             let (app, effects) = self.creating();
             let key = format!("\"{}\"", "k".repeat(length));
-            // Where quotes belong to the key, they count.
+            // If quotes belong to the key, they count in its length.
             let verbatim = self.syntax().await[1] == Some("\"abc\"");
             let key = if verbatim {
                 key.trim_matches('"')
@@ -381,7 +383,8 @@ impl Layers {
         (duplicate.status.as_u16(), after)
     }
 
-    /// Answers the same request twice with this: what the second got, and the effects.
+    /// Sends the same request twice to a handler with this response. Returns the second response and the number of
+    /// effects.
     async fn twice<R: IntoResponse + 'static>(
         self,
         answer: impl Fn() -> R + Clone + Send + Sync + 'static,
@@ -442,7 +445,7 @@ impl Layers {
             let just_before = Duration::from_secs(length - passed) - Duration::from_millis(1);
             advance(just_before).await;
             send(&app, self.keyed("x").await).await;
-            assert_eq!(effects.count(), 1, "forgotten before {length} s");
+            assert_eq!(effects.count(), 1, "expired before {length} s");
             advance(Duration::from_millis(1)).await;
             send(&app, self.keyed("x").await).await;
             if effects.count() == 2 {
@@ -521,7 +524,7 @@ fn keyed(method: &str, name: &str, key: &str, body: &'static str) -> Request<Bod
         .expect("a valid request")
 }
 
-/// Says which cells differ, and no others.
+/// Describes the cells that differ.
 fn differences(expected: &Row, found: &Row) -> String {
     let lines = |row: &Row| {
         format!("{row:#?}")
@@ -613,7 +616,7 @@ async fn default_layer_is_recommended_preset() {
     assert_eq!(Preset::default(), Preset::Recommended);
 }
 
-/// A setter, and what it does to a row of the table.
+/// A setter, and its effect on a row of the table.
 type Setting = (&'static str, Change, fn(&mut Row));
 
 const SETTINGS: [Setting; 17] = [

@@ -1,4 +1,4 @@
-//! Default principal: which callers share a key, and which do not.
+//! The default principal: the callers that share a key, and those that do not.
 
 use axum::body::Body;
 use http::{HeaderName, HeaderValue, Request, StatusCode};
@@ -13,7 +13,7 @@ fn layer() -> IdempotencyLayer {
     IdempotencyLayer::new(MemoryStore::new())
 }
 
-/// A request with these headers, of which a name may occur several times.
+/// Returns a request with these headers. A name may occur several times.
 fn with(headers: &[(&'static str, &'static str)]) -> Request<Body> {
     let mut req = post("/orders", "k", "order");
     for (name, value) in headers {
@@ -51,7 +51,7 @@ async fn other_credentials_are_other_callers() {
             &[("ocp-apim-subscription-key", "b")],
         ),
         (&[("x-acme-api-key", "a")], &[("x-acme-api-key", "b")]),
-        // One gateway credential for all, and a key for each caller.
+        // All callers share the gateway's credential, and each has its own key.
         (
             &[("authorization", "gateway"), ("x-api-key", "a")],
             &[("authorization", "gateway"), ("x-api-key", "b")],
@@ -62,7 +62,7 @@ async fn other_credentials_are_other_callers() {
             &[("cookie", "theme=dark; sid=a")],
             &[("cookie", "theme=dark; sid=b")],
         ),
-        // A second cookie of the same name: only the server decides which one counts.
+        // A second cookie has the same name, and only the server decides which one counts.
         (&[("cookie", "sid=a")], &[("cookie", "sid=a; sid=b")]),
         (&[("cookie", "sid=a")], &[("x-api-key", "a")]),
     ];
@@ -145,7 +145,7 @@ async fn repeated_cookie_is_no_principal() {
 }
 
 // F-944, S-982
-/// The service might read the other line, and each invented line would be another caller.
+/// The service might read the other line. A client could then become another caller with each invented line.
 #[tokio::test(start_paused = true)]
 async fn repeated_credential_is_no_principal() {
     for header in ["authorization", "x-api-key"] {
@@ -165,7 +165,7 @@ async fn repeated_credential_is_no_principal() {
     }
 }
 
-// ---- What operators see ----
+// ---- The view of operators ----
 
 // S-904
 #[test]
@@ -204,7 +204,7 @@ fn refreshed_token_is_counted_and_warned_about() {
             send(&app, with(&[("authorization", token)])).await;
         }
         assert_eq!(effects.count(), 2);
-        // A retry under the same token, another key and another body are no change.
+        // A retry under the same token, with another key or another body, is not a change of principal.
         send(&app, with(&[("authorization", "new-secret")])).await;
         let mut other = post("/orders", "k", "other order");
         other

@@ -47,7 +47,7 @@ async fn executions<R: IntoResponse + 'static>(
     effects.count()
 }
 
-/// The statuses that are recorded.
+/// Returns the recorded statuses.
 async fn recorded(layer: impl Fn() -> IdempotencyLayer, statuses: &[u16]) -> Vec<u16> {
     let mut recorded = Vec::new();
     for &code in statuses {
@@ -321,7 +321,7 @@ async fn record_expires_after_retention() {
     assert_eq!(
         other.status,
         StatusCode::CREATED,
-        "the old request is forgotten too"
+        "the old request has expired too"
     );
     assert_eq!(effects.count(), 2);
 }

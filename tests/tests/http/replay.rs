@@ -36,7 +36,7 @@ fn order() -> Request<Body> {
     post("/orders", "k", "order")
 }
 
-/// The first answer of a handler, and the replay of it.
+/// Returns the first response of a handler, and its replay.
 async fn twice(layer: IdempotencyLayer, answer: fn() -> Response) -> (Answer, Answer) {
     let (app, effects) = app(layer, move |_, _| std::future::ready(answer()));
     let first = send(&app, order()).await;
@@ -596,7 +596,7 @@ async fn cors_outside_layer_serves_each_origin() {
         assert!(replay.is_replay());
         let allowed = replay.headers.get_all("access-control-allow-origin");
         let allowed: Vec<_> = allowed.iter().collect();
-        // CORS inside the layer answers only the first origin, and no replay carries that.
+        // CORS inside the layer allows only the origin of the first request, and a replay does not carry that header.
         let expected: &[_] = if inside {
             &["https://two.example"]
         } else {

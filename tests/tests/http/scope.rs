@@ -153,7 +153,7 @@ async fn host_is_in_scope_if_set() {
     assert!(!is_replay("/orders", Some("a.example")).await);
     assert!(is_replay("/orders", Some("A.Example:443")).await);
     assert!(is_replay("https://a.example:8443/orders", None).await);
-    // The target of the request goes before the header.
+    // The host in the request target has precedence over the header.
     assert!(is_replay("https://a.example/orders", Some("b.example")).await);
     assert!(!is_replay("/orders", Some("b.example")).await);
     assert!(!is_replay("/orders", None).await);
@@ -193,7 +193,7 @@ async fn operation_is_matched_route() {
     assert_eq!(effects.count(), 1);
     let operation = store.claims().pop().expect("a claim").operation;
     assert_eq!(&*operation, "POST /users/{id}/reset/{secret}");
-    // Without a route, the path.
+    // Without a route, the operation contains the path.
     let (fallback, _) = app_of(IdempotencyLayer::new(store.clone()));
     send(&fallback, post("/orders?code=raw-query", "k2", "order")).await;
     assert_eq!(

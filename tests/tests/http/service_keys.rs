@@ -1,4 +1,4 @@
-//! Keys that the service makes: of an entity, or of the content.
+//! Keys that the service derives from an entity or from the content.
 
 use std::{
     sync::{Arc, Mutex},
@@ -238,7 +238,7 @@ async fn inner_layer_with_own_keys_stays_on() {
         }
         assert_eq!(effects.count(), 1);
     }
-    // An outer layer with keys of the service, and an inner one that derives them.
+    // The outer layer has keys from the service, and the inner layer derives its keys from them.
     let outer = outer().with_key_from(KeyScope::EachCaller, |head| {
         head.headers
             .get("x-event")

@@ -16,7 +16,7 @@ use tower_idempotency::{
 
 use crate::world::World;
 
-/// A POST of a caller with a credential of its own.
+/// Returns a POST with the credential of this caller.
 fn by(caller: &str, key: &str, body: impl Into<Body>) -> Request<Body> {
     let mut req = post("/orders", key, body);
     let credential = HeaderValue::from_str(&format!("Bearer {caller}")).expect("a header");
@@ -151,7 +151,7 @@ async fn refusal_for_share_executes_and_records_nothing() {
 }
 
 // S-974
-/// Bodies that never arrive take no place among the executions.
+/// Requests whose bodies never arrive take no permits of executions.
 #[tokio::test(start_paused = true)]
 async fn unread_bodies_have_limit_of_their_own() {
     bounded(async {
@@ -240,7 +240,7 @@ async fn refused_bytes_do_not_count() {
 /// Length of a response that counts until its client has read it.
 const LONG: usize = 20_000;
 
-/// A service whose responses are as long as [`LONG`], and differ from execution to execution.
+/// Returns a service whose responses have the length [`LONG`]. Each execution returns another one.
 fn long_responses(layer: IdempotencyLayer) -> (Router, Effects) {
     app(layer, async |n, _| {
         let headers = [("x-idempo-persist-for-seconds", "10")];
@@ -342,7 +342,7 @@ async fn unread_replay_is_not_shared_with_next_record() {
     .await;
 }
 
-/// A client that adds an invented credential has other keys, but no other share.
+/// A client that invents a credential gets a separate scope, but no additional share.
 #[tokio::test(start_paused = true)]
 async fn invented_credential_gets_no_other_share() {
     bounded(async {
@@ -381,7 +381,7 @@ async fn invented_credential_gets_no_other_share() {
 }
 
 // F-945, S-980
-/// A caller that leaves large responses unread uses up the bytes. Its small requests are executed and recorded all the same.
+/// A caller with large unread responses uses up its bytes. Its small requests are still executed and recorded.
 #[tokio::test(start_paused = true)]
 async fn small_bodies_pass_while_bytes_are_used_up() {
     const MAX: usize = 1 << 20;
@@ -518,7 +518,7 @@ impl Store for Damaged {
 }
 
 // S-984
-/// A record that is inflated first would be found to be damaged.
+/// The damage would be detected if the record were inflated before the limit is checked.
 #[tokio::test(start_paused = true)]
 async fn replay_over_limit_is_not_inflated() {
     bounded(async {

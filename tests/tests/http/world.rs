@@ -1,4 +1,4 @@
-//! A service in one process, whose handlers wait at a gate and respond what a test sets.
+//! A service in one process, whose handlers wait at a gate and return the responses that a test sets.
 
 use std::sync::{Arc, Mutex};
 

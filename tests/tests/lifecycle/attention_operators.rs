@@ -25,7 +25,7 @@ use tower_idempotency_sqlx::sqlx::{
 
 const TABLE: &str = "attention_operators";
 
-/// A service that gives up while `gives_up` is set, and counts its executions.
+/// A service that returns `NeedsAttention` while `gives_up` is set, and counts its executions.
 struct Service {
     app: Router,
     layer: IdempotencyLayer,
@@ -72,7 +72,8 @@ impl Service {
         assert!(refused.text().contains(r#""reason":"refund-failed""#));
     }
 
-    /// Executed after all, and this many executions in all, the last of them a takeover or not.
+    /// Asserts that the request is executed, with this total number of executions. The last one must be a takeover if
+    /// `takeover` is set.
     async fn is_executed(&self, key: &str, effects: u64, takeover: bool) {
         let answer = self.ask(key).await;
         assert_eq!(answer.status, StatusCode::CREATED, "{answer:?}");
@@ -87,12 +88,12 @@ fn answer() -> http::Response<Bytes> {
     http::Response::new(Bytes::from_static(b"refunded by hand"))
 }
 
-/// A block of a document that begins with these words; the line that they are in is for people.
+/// Returns the code block of a document that begins with these words, without that first line.
 fn documented(document: &str, language: &str, words: &str) -> String {
     let rest = document.split_once(&format!("```{language}\n-- {words}"));
     let (_, rest) = rest.unwrap_or_else(|| panic!("no {words}"));
     let (block, _) = rest.split_once("```").expect("its end");
-    let (_, code) = block.split_once('\n').expect("a line for people");
+    let (_, code) = block.split_once('\n').expect("a first line");
     code.to_owned()
 }
 
@@ -203,9 +204,9 @@ macro_rules! operators_resolve {
             let rows = raw_sql(AssertSqlSafe(statement))
                 .fetch_all(&mut admin)
                 .await;
-            let rows = rows.expect("a statement that is right");
+            let rows = rows.expect("a valid statement");
             let seen = rows.iter().map(|row| {
-                // As a client shows it: that these can be shown at all.
+                // Operators' clients must be able to display these columns.
                 row.try_get_raw("since").expect("a column");
                 row.try_get_raw("overdue").expect("a column");
                 Seen {
@@ -214,7 +215,7 @@ macro_rules! operators_resolve {
                     operation: row.get("operation"),
                     generation: row.get("generation"),
                     code: row.get("code"),
-                    // MessagePack, and what can be read of it.
+                    // The reason is MessagePack, whose text is readable.
                     reason: row.try_get("reason").unwrap_or_else(|_| {
                         let bytes: Vec<u8> = row.get_unchecked("reason");
                         String::from_utf8_lossy(&bytes).into_owned()
@@ -226,7 +227,7 @@ macro_rules! operators_resolve {
         let run = async |statement: String| {
             let mut admin = <$connection>::connect(&url).await.expect("it runs");
             let done = raw_sql(AssertSqlSafe(statement)).execute(&mut admin).await;
-            done.expect("a statement that is right").rows_affected()
+            done.expect("a valid statement").rows_affected()
         };
         operators_resolve($store, $database, $free, $answer, find, run).await;
     }};

@@ -1,4 +1,4 @@
-//! Response futures that are dropped: after every poll there is, in any place, with the store failing or not.
+//! Response futures that are dropped after each possible poll, with a working or a failing store.
 
 use std::{
     convert::Infallible,
@@ -31,7 +31,7 @@ use tower_idempotency::{
 };
 use tracing::{Dispatch, Instrument, Level, subscriber::NoSubscriber};
 
-/// The future's output, unless it is still pending when it has been polled that often: then it is dropped.
+/// Returns the output of the future. Drops the future if it is still pending after this number of polls.
 async fn dropped_after<F: Future>(polls: usize, future: F) -> Option<F::Output> {
     let mut future = Box::pin(future);
     let mut left = polls;
@@ -66,7 +66,7 @@ struct World {
 }
 
 impl World {
-    /// A handler that yields around its effect, and reads and writes its bodies in pieces.
+    /// Creates a handler that yields before and after its effect, and that reads and writes its bodies in pieces.
     fn new(layer: IdempotencyLayer, ending: Ending) -> Self {
         let (begun, finished) = (Effects::default(), Effects::default());
         let books = (begun.clone(), finished.clone());
@@ -85,7 +85,7 @@ impl World {
                     body.push_str(&" and so on".repeat(100));
                     StatusCode::OK
                 }
-                Ending::Panics => panic!("as it should"),
+                Ending::Panics => panic!("the intended panic"),
             };
             let (first, second) = body.split_at(5);
             let [first, second] = [first, second].map(|part| Piece::Data(part.to_owned().into()));
@@ -116,11 +116,11 @@ impl World {
         assert_eq!(
             self.begun.count(),
             self.finished.count(),
-            "effects that were begun and not finished"
+            "effects that began and did not finish"
         );
     }
 
-    /// A request after everything has settled, checked for a key that is stuck.
+    /// Sends a request after all work has ended, and checks that the key is not stuck.
     async fn retry(&self) -> tests::Answer {
         let answer = send(&self.app, Self::request()).await;
         self.settle().await;
@@ -128,8 +128,8 @@ impl World {
     }
 }
 
-/// Drops the request after each number of polls, up to that which lets it end, and hands over what is left; says how
-/// many that were.
+/// Drops the request after each number of polls until it completes. Calls `check` after each, and returns the largest
+/// number of polls.
 async fn at_every_poll<Fut: Future<Output = ()>>(
     world: impl Fn() -> World,
     check: impl Fn(World, Option<tests::Answer>) -> Fut,
@@ -175,7 +175,7 @@ async fn executes_once_at_every_poll(store: impl Fn() -> FaultInjector<MemorySto
         assert_eq!(world.begun.count(), 1);
     })
     .await;
-    assert!(polls >= 9, "only {polls} polls: that is not every await");
+    assert!(polls >= 9, "only {polls} polls, fewer than awaits");
 }
 
 // F-003, S-143
@@ -227,7 +227,7 @@ async fn drop_at_any_poll_survives_background_completion() {
 }
 
 // F-005
-// fm 36: all replies are lost, so nothing runs, and the lease that the store may hold is given back
+// fm 36: all replies are lost, so no handler runs, and the layer releases the lease that the store may hold
 #[tokio::test(start_paused = true)]
 async fn drop_at_any_poll_releases_after_unreadable_record() {
     let world = || {
@@ -246,7 +246,7 @@ async fn drop_at_any_poll_releases_after_unreadable_record() {
             assert_eq!(answer.status, StatusCode::SERVICE_UNAVAILABLE);
         }
         assert_eq!(world.begun.count(), 0);
-        // A request that was dropped before it asked leaves the failures to this one.
+        // If the request was dropped before its acquire, the faults are still queued for this one.
         let mut retry = world.retry().await;
         if retry.status == StatusCode::SERVICE_UNAVAILABLE {
             assert_eq!(world.begun.count(), 0);
@@ -329,7 +329,7 @@ async fn drop_at_any_poll_releases_key_after_panic() {
         assert!(retry.unwrap_err().is_panic(), "the key is free");
         assert_eq!(world.begun.count(), before + 1);
         if dropped.is_err() {
-            assert!(polls >= 9, "only {polls} polls: that is not every await");
+            assert!(polls >= 9, "only {polls} polls, fewer than awaits");
             return;
         }
     }
@@ -372,7 +372,7 @@ async fn dropped_waiter_affects_no_other_request() {
                 async move { send(&app, request()).await }
             });
             gate.arrival().await;
-            // In time the owner ends by itself, so that some waiter is polled to its end.
+            // The first request ends by itself after a while, so that some waiter is polled to its end.
             let opens = gate.clone();
             tokio::spawn(async move {
                 tokio::time::sleep(Duration::from_millis(200)).await;
@@ -382,7 +382,7 @@ async fn dropped_waiter_affects_no_other_request() {
             let ended = waiter.is_some();
             let left_at = layer.in_flight();
             if !ended && gate.arrivals() == 0 && !owner.is_finished() && left_at == 1 {
-                // The only place among the waiters is free again.
+                // The only permit for waiters is free again.
                 let next = tokio::spawn({
                     let app = app.clone();
                     async move { send(&app, request()).await }
@@ -409,8 +409,8 @@ async fn dropped_waiter_affects_no_other_request() {
             }
             polls += 1;
         }
-        assert!(polls >= 5, "only {polls} polls: that is not every await");
-        assert!(places_freed > 0, "no waiter left its place");
+        assert!(polls >= 5, "only {polls} polls, fewer than awaits");
+        assert!(places_freed > 0, "no waiter released its permit");
     }
 }
 
@@ -437,7 +437,7 @@ async fn drop_during_request_body_executes_nothing() {
     .await;
 }
 
-/// A handler that has its effect once the gate is open.
+/// Returns a service whose handler has its effect when the gate opens.
 fn gated(layer: &IdempotencyLayer, gate: &Gate, effects: &Effects) -> Router {
     let (gate, effects) = (gate.clone(), effects.clone());
     let handler = async move || {
@@ -451,7 +451,7 @@ fn gated(layer: &IdempotencyLayer, gate: &Gate, effects: &Effects) -> Router {
 
 type Boxed = Pin<Box<dyn Future<Output = Result<Response, Infallible>> + Send>>;
 
-/// The future, polled until the handler is at the gate.
+/// Polls the future until its handler is at the gate, and returns it.
 async fn at_the_gate(
     future: impl Future<Output = Result<Response, Infallible>> + Send + 'static,
     gate: &Gate,
@@ -471,7 +471,7 @@ async fn at_the_gate(
 fn future_dropped_outside_runtime_continues() {
     let layer = IdempotencyLayer::new(MemoryStore::new());
     let effects = Effects::default();
-    // The second runtime is another one than the first, which is gone.
+    // The second round uses a new runtime, after the first one has ended.
     for round in 1..=2 {
         let runtime = Runtime::new().unwrap();
         let gate = Gate::shut();
@@ -510,7 +510,7 @@ fn future_dropped_in_ending_runtime_continues() {
 }
 
 // F-029, S-147
-// fm 9: a task that is aborted, or a runtime that ends, leaves the lease to expire
+// fm 9: if a task is aborted or a runtime ends, the lease expires
 #[test]
 fn runtime_end_during_handler_leaves_orphan() {
     for dropped_first in [true, false] {
@@ -527,7 +527,7 @@ fn runtime_end_during_handler_leaves_orphan() {
             runtime.spawn(future);
             runtime.block_on(bounded(gate.arrival()));
         }
-        // Until its tasks are gone: one that is still there when the gate opens runs to its end.
+        // Waits until its tasks have ended. A task that is left when the gate opens would run to completion.
         runtime.shutdown_timeout(Duration::from_secs(60));
         gate.open_for_good();
         assert_eq!(effects.count(), 0);
@@ -548,7 +548,7 @@ fn runtime_end_during_handler_leaves_orphan() {
 }
 
 // F-003
-// The layer's promise to handlers while their caller leaves: they run on, under the same lease.
+// If the client disconnects, the handler continues under the same lease.
 #[tokio::test(start_paused = true)]
 async fn lease_is_renewed_after_caller_drops() {
     bounded(async {
@@ -576,8 +576,8 @@ async fn lease_is_renewed_after_caller_drops() {
 
 /// Returns the log of a call that runs in a span and continues after its caller has left.
 fn said_after_the_caller_left(level: Level, calls: Calls) -> String {
-    // If there is only one subscriber, the first thread without one that reaches an event disables that event for all
-    // threads.
+    // If the program has only one subscriber, a thread without a subscriber that reaches an event first disables the
+    // event for all threads. This second one prevents that.
     static ANOTHER: LazyLock<Dispatch> = LazyLock::new(|| Dispatch::new(NoSubscriber::new()));
     LazyLock::force(&ANOTHER);
     let log = Arc::<std::sync::Mutex<Vec<u8>>>::default();

@@ -1,4 +1,4 @@
-//! Clients on HTTP/1 sockets that leave, stall or send what they should not.
+//! Clients on HTTP/1 sockets that disconnect, stall or send invalid bytes.
 
 #![expect(clippy::unwrap_used, reason = "a test that cannot go on says where")]
 
@@ -104,7 +104,7 @@ async fn disconnect_with_unread_response_executes_once() {
     }
 }
 
-// fm 3: the server does not see that this client left
+// fm 3: the server cannot detect that this client disconnected
 async fn trailing_bytes_change_nothing() {
     for phase in PHASES {
         for leave in [Leave::Close, Leave::Reset] {
@@ -118,7 +118,7 @@ async fn trailing_bytes_change_nothing() {
             stage.assert_executed_once("/orders", "k", "{}").await;
         }
     }
-    // And two whole requests in one go are two, in order.
+    // Two complete requests in one write are executed in order.
     let stage = Stage::open().await;
     let mut client = H1::connect(stage.server.addr()).await;
     let mut bytes = post_bytes("/orders", "k", "{}");
@@ -271,7 +271,7 @@ async fn body_aborted_in_handler_is_not_recorded() {
     }
 }
 
-/// With a layer that leaves bodies to the handler.
+/// Creates a stage whose layer leaves bodies to the handler.
 async fn unread(phase: Phase) -> Stage {
     let layer = IdempotencyLayer::new(MemoryStore::new());
     let layer = layer.with_fingerprint(FingerprintBy::head_only());

@@ -1,4 +1,4 @@
-//! Clients on HTTP/2 connections that reset their streams, lose their connections or stop half way.
+//! Clients on HTTP/2 connections that reset their streams, lose their connections or stop in the middle.
 
 #![expect(clippy::unwrap_used, reason = "a test that cannot go on says where")]
 
@@ -40,7 +40,7 @@ on_both_runtimes! {
 
 // fm 1
 async fn reset_stream_executes_once() {
-    // The work of the last is in a task of its own.
+    // The work of the last one runs in a separate task.
     for path in ["/orders", "/read", "/spawned"] {
         for phase in PHASES {
             let stage = Stage::held(phase).await;
@@ -169,8 +169,8 @@ async fn aborted_body_has_no_effect() {
     }
 }
 
-// fm 76: hyper takes a stream that is reset with NO_ERROR for one that ended, so that half a body looks whole. A proxy in
-// between does this to the server behind it when its own client leaves.
+// fm 76: hyper treats a stream that is reset with NO_ERROR as ended, so an incomplete body looks complete. A proxy does
+// this to its server if its own client disconnects.
 async fn body_cut_off_without_error_has_no_effect() {
     for length in [None, Some(10)] {
         for sent in ["", "01234"] {
@@ -186,8 +186,8 @@ async fn body_cut_off_without_error_has_no_effect() {
     }
 }
 
-// The layer does not read this body, and the handler takes it for complete: a retry must not receive the handler's
-// rejection.
+// The layer does not read this body, and the handler believes that it is complete. A retry must not receive the
+// handler's rejection.
 async fn incomplete_body_in_handler_is_known_by_length() {
     let layer = IdempotencyLayer::new(MemoryStore::new());
     let stage = Stage::with(layer.with_fingerprint(FingerprintBy::head_only())).await;

@@ -1,4 +1,4 @@
-//! Handlers that never end. The layer has no deadline for them; a timeout inside of it is one.
+//! Handlers that never end. The layer has no deadline for them, but a timeout inside the layer ends them.
 
 use std::{future::pending, time::Duration};
 
@@ -32,7 +32,7 @@ async fn endless_handler_holds_its_key() {
     assert_eq!((effects.count(), layer.in_flight()), (1, 1));
 }
 
-/// The first execution never ends, but for a timeout of ten seconds inside of the layer.
+/// Returns a service whose first execution never ends by itself. A timeout of ten seconds inside the layer ends it.
 fn stuck(layer: IdempotencyLayer) -> (Router, Effects) {
     let effects = Effects::default();
     let counted = effects.clone();
@@ -73,7 +73,7 @@ async fn timeout_inside_layer_releases_key() {
 }
 
 // F-020, S-145
-// fm 20: where the handler may have had its effect before it was cut off
+// fm 20: the handler may have had its effect before it was dropped
 #[tokio::test(start_paused = true)]
 async fn timeout_inside_layer_can_be_recorded() {
     let recorded =

@@ -56,7 +56,7 @@ impl fmt::Display for Failure {
     }
 }
 
-/// A service whose executions all fail after their effect. The effect is counted, and takeovers are counted apart.
+/// A service whose executions all fail after their effect. It counts effects and takeovers.
 #[derive(Clone)]
 struct Failing {
     layer: IdempotencyLayer,
@@ -126,7 +126,7 @@ fn layer(policy: OrphanPolicy) -> IdempotencyLayer {
     IdempotencyLayer::new(MemoryStore::new()).with_orphan_policy(policy)
 }
 
-/// Longer than the time in which a lease that is given up expires, and far shorter than a lease.
+/// Longer than the remaining time of an abandoned lease, and far shorter than a lease.
 const MOMENT: Duration = Duration::from_millis(10);
 
 // S-935, F-923

@@ -26,7 +26,7 @@ use tower_idempotency::{
     store::{Acquired, Claim, KeyId, LeaseRef, Store, StoreError},
 };
 
-/// A process: a layer of its own in front of a store that may be shared, and a handler held at a gate.
+/// A process: its own layer in front of a store that may be shared, and a handler held at a gate.
 #[derive(Clone)]
 struct Node {
     layer: IdempotencyLayer,
@@ -74,7 +74,7 @@ impl Node {
         node
     }
 
-    /// A second process on the same store.
+    /// Returns a second process on the same store.
     fn another(&self) -> Self {
         Self::on(self.store.inner(), &self.effects, |layer| layer)
     }
@@ -84,7 +84,7 @@ impl Node {
         tokio::spawn(async move { send(&app, request()).await })
     }
 
-    /// Sends a request whose handler is running now, and its lease.
+    /// Sends a request. Returns its task and its lease when its handler runs.
     async fn running(&self) -> (JoinHandle<Answer>, Lease) {
         let request = self.send();
         timeout(LONG, self.gate.arrival()).await.expect("it runs");
@@ -100,7 +100,7 @@ impl Node {
         *self.status.lock().expect("no poison") = status;
     }
 
-    /// Makes every call of these methods do that.
+    /// Injects the fault into every call of these methods.
     fn fail(&self, operations: &'static [Operation], fault: Fault) {
         self.store.set_script(move |operation, _| {
             if operations.contains(&operation) {
@@ -143,7 +143,7 @@ async fn handler_longer_than_lease_holds_it() {
             assert_eq!(node.answer().await.code(), "in-progress");
             assert_eq!(other.answer().await.code(), "in-progress");
         }
-        // Not at the very moment of a renewal.
+        // No renewal is due at this moment.
         sleep(Duration::from_millis(500)).await;
         let renewals = node.store.calls(Operation::Renew);
         assert_eq!(renewals, 12, "renewals in 60 s");
@@ -250,7 +250,7 @@ async fn panicking_renewal_counts_as_failed() {
     .await;
 }
 
-/// A store whose renewals panic as they are called, before there is a future.
+/// A store whose renewals panic when they are called, before they return a future.
 struct Rash(MemoryStore, Arc<Mutex<Vec<Instant>>>);
 
 impl Store for Rash {
@@ -404,10 +404,10 @@ async fn blocking_handler_does_not_starve_renewal() {
                 .recv_timeout(Duration::from_secs(120))
                 .expect("the test goes on");
         };
-        // Between two renewals, which are 2 s apart, a machine that stands still for 2 s loses no lease.
+        // Renewals are 2 s apart, so a machine that stalls for 2 s loses no lease.
         let layer = IdempotencyLayer::new(store.clone()).with_lease_ttl(Ttl::from_secs(6));
         let app = Router::new().route("/", post(blocks)).route_layer(layer);
-        // The first lease of a layer, and one that comes when there has been none for a while.
+        // The first round has the first lease of the layer, the second one a lease after a time without leases.
         for round in 1..=2 {
             let request = || tests::post("/", &format!("k{round}"), "{}");
             let renewals = store.calls(Operation::Renew);
@@ -492,7 +492,7 @@ fn renewal_continues_in_second_runtime() {
 }
 
 // S-164
-/// The renewals run in the runtime of the first lease there was, and what they are for may not.
+/// Renewals run in the runtime of the layer's first lease. Later leases may belong to another runtime.
 #[test]
 fn renewal_moves_when_its_runtime_ends() {
     let node = Node::on(&MemoryStore::new(), &Effects::default(), |layer| {
@@ -530,7 +530,7 @@ fn renewal_moves_when_its_runtime_ends() {
 
 // ---- Takeovers ----
 
-/// Returns a node whose handler continues without its unrenewed lease, and another node that has taken the lease over.
+/// Returns a node whose lease was not renewed while its handler runs, and another node that has taken the lease over.
 async fn taken_over() -> (
     Node,
     JoinHandle<Answer>,
@@ -585,7 +585,7 @@ async fn lost_lease_is_unknown_while_rival_runs() {
         let first = joined(first).await;
         assert_eq!(first.status, StatusCode::CONFLICT);
         assert_eq!(first.code(), "outcome-unknown");
-        assert!(taken.is_held(), "it was not taken back");
+        assert!(taken.is_held(), "the first node did not get the lease back");
         assert_eq!(node.answer().await.code(), "in-progress");
         other.gate.open_for_good();
         assert_eq!(joined(second).await.text(), "execution 2");
@@ -595,7 +595,7 @@ async fn lost_lease_is_unknown_while_rival_runs() {
     .await;
 }
 
-// fm 28, 29: nor for one whose lease is over too
+// fm 28, 29: the other lease has expired too
 #[tokio::test(start_paused = true)]
 async fn lost_lease_is_not_retaken_as_orphan() {
     within(LONG, async {
@@ -669,7 +669,7 @@ async fn record_after_lost_lease_stored_when_store_recovers() {
             let gate = Gate::shut();
             let held = gate.clone();
             node.store.set_script(move |op, nth| match (op, nth) {
-                // It finds the lease lost, and its reply comes when the other has left nothing.
+                // The completion finds the lease lost. Its reply arrives after the other node has released the entry.
                 (Operation::Complete, 1) => Fault::HoldReply(held.clone().into()),
                 (op, 2..=4) if op == fails => Fault::CallLost,
                 _ => Fault::None,
@@ -849,7 +849,7 @@ async fn refused_orphan_executes_only_after_expiry() {
         node.gate.open_for_good();
         sleep(kept.as_duration() - LEASE - Duration::from_secs(60)).await;
         let refused = node.answer().await;
-        // The client's leaving did not stop the handler: its answer is there all the same.
+        // The handler did not stop when its client disconnected, so its response is recorded.
         assert_eq!((refused.text(), refused.is_replay()), ("execution 1", true));
         assert_eq!(node.effects.count(), 1);
     })
@@ -893,7 +893,7 @@ async fn derived_key_is_stable_across_takeover() {
         for name in ["", "charge ", "Charge", "chargecharge", "refund"] {
             differs(lease.derive(name));
         }
-        // Another key, and another caller.
+        // Requests with another key, and of another caller.
         node.gate.open_for_good();
         let mut other = tests::post("/", "l", "{}");
         assert_eq!(send(&node.app, other).await.status, StatusCode::CREATED);
@@ -941,7 +941,7 @@ async fn nothing_is_executed_when_no_lease_can_be_taken() {
             assert!(node.store.calls(Operation::Acquire) <= 3);
             assert_eq!(node.effects.count(), 0);
             node.recover();
-            // What the store may have granted is given back, long before it would expire.
+            // The layer releases the lease that the store may have granted, long before it would expire.
             sleep(Duration::from_millis(100)).await;
             let retry = node.answer().await;
             assert_eq!(
@@ -983,7 +983,8 @@ async fn retried_acquire_finds_own_lease() {
 }
 
 // S-259
-/// The reply to an acquire that comes when its own lease is over is no leave to execute: the store is asked who has it.
+/// If the reply to an acquire arrives after its lease would have expired, the layer does not execute. It queries the
+/// store again.
 #[tokio::test(start_paused = true)]
 async fn late_grant_is_acquired_again() {
     let slow = |layer: IdempotencyLayer| {
@@ -1105,7 +1106,7 @@ async fn unstorable_record_does_not_hold_key_forever() {
             sleep(LEASE / 2).await;
             assert_eq!(other.answer().await.code(), "in-progress");
             sleep(LEASE * 2).await;
-            assert_eq!(node.layer.in_flight(), 0, "its place is free");
+            assert_eq!(node.layer.in_flight(), 0, "its permit is free");
             let renewals = node.store.calls(Operation::Renew);
             let again = other.answer().await;
             assert_eq!(
@@ -1236,7 +1237,8 @@ async fn record_too_large_for_store_follows_setting() {
                 assert_eq!(node.effects.count(), 2);
             }
         }
-        // Not even the tombstone fits: the key is in progress, and nothing is executed again, while the lease lasts.
+        // Not even the tombstone fits. The key stays in progress until the lease expires, and no retry executes before
+        // that.
         let node = Node::new();
         node.gate.open_for_good();
         node.fail(&[Operation::Complete], Fault::RecordTooLarge(1));

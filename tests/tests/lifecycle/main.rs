@@ -1,6 +1,6 @@
 //! The life of a lease: outages, cancellation, disconnects, shutdown and transactions.
 //!
-//! A test without a socket or a server runs on a paused clock: however slow the machine is, no timeout passes by chance.
+//! Tests without a socket or a server run on a paused clock, so that no timeout passes because of a slow machine.
 
 mod attention_operators;
 mod cancellation;

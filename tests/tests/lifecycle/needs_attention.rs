@@ -1,4 +1,4 @@
-//! Executions that end with "failed, needs a human": no retry executes, and each retry receives the code.
+//! Executions that end with `NeedsAttention`: no retry executes, and each retry receives the code.
 
 use std::{convert::Infallible, time::Duration};
 
@@ -35,7 +35,7 @@ use tower_idempotency_dynamodb::DynamoDbOptions;
 
 const REFUND_FAILED: NeedsAttention = NeedsAttention::new("refund-failed");
 const REASON: &str = "refund re_7 of 1250 EUR";
-/// A store timeout that no call reaches, however slow the machine is.
+/// A store timeout that no call reaches, even on a slow machine.
 const UNHURRIED: Duration = Duration::from_secs(60);
 
 fn attention() -> NeedsAttention {
@@ -74,8 +74,7 @@ fn assert_gave_up(first: &Answer, n: u64) {
 
 // ---- Every store ----
 
-/// The first client receives the handler's response. After that no process executes the request, however late a retry
-/// comes.
+/// The first client receives the handler's response. After that no process executes the request, at any later time.
 async fn refuses_retries_until_resolved(store: impl Store + Clone) {
     let layer = |store| IdempotencyLayer::new(store).with_store_timeout(UNHURRIED);
     let (one, effects) = giving_up(layer(store.clone()));
@@ -89,7 +88,7 @@ async fn refuses_retries_until_resolved(store: impl Store + Clone) {
     }
     assert_eq!((effects.count(), others.count()), (1, 0));
 
-    // 32 at once, none of whom was there before: one executes.
+    // Of 32 new requests at once, one executes.
     let mut racers = tokio::task::JoinSet::new();
     for n in 0..32 {
         let app = if n % 2 == 0 {
@@ -100,7 +99,7 @@ async fn refuses_retries_until_resolved(store: impl Store + Clone) {
         racers.spawn(bounded(async move {
             loop {
                 let answer = send(&app, post("/cancel", "raced", "{}")).await;
-                // A server may give up on calls that wait for one row for too long.
+                // A server may cancel calls that wait too long for one row.
                 if answer.status != StatusCode::SERVICE_UNAVAILABLE {
                     return answer;
                 }
@@ -164,7 +163,7 @@ async fn attention_blocks_key_until_resolved_in_dynamodb() {
 }
 
 // S-218
-/// The one that gave up is killed, with everything it knew; another one, which shares the file with it, knows.
+/// The process that reported the failure is killed. Another process on the same file refuses the retry.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn attention_outlives_its_process() {
     let scratch = Scratch::new();
@@ -241,7 +240,7 @@ async fn attention_overrides_any_response() {
 }
 
 // S-221
-/// Half a request leads to an answer that is not recorded, but what was done in the middle of it was done.
+/// The response to an incomplete request is not recorded. The effect of its handler still needs attention.
 #[tokio::test(start_paused = true)]
 async fn attention_is_recorded_after_aborted_request() {
     let layer =
@@ -370,7 +369,7 @@ async fn unstored_attention_holds_key_until_stored() {
 }
 
 // S-226
-/// Nor does an outage that outlasts the lease.
+/// The outage is longer than the lease.
 #[tokio::test(start_paused = true)]
 async fn attention_unstored_at_lease_end_is_stored_later() {
     let store = FaultInjector::new(MemoryStore::new());
@@ -481,7 +480,7 @@ fn bank(ledger: &Ledger, late: fn(u64) -> Response) -> (Router, Effects) {
 /// A key has one response: the response that was committed with its effect.
 #[tokio::test(start_paused = true)]
 async fn committed_response_overrides_later_attention() {
-    // Whether the commit was acknowledged or not.
+    // The commit is acknowledged, or its reply is lost.
     for fate in [Fate::Committed, Fate::ReplyLost, Fate::HangAfter] {
         let ledger = Ledger::default();
         ledger.next(fate);
@@ -506,7 +505,7 @@ async fn attention_after_failed_commit_is_recorded() {
     }
 }
 
-/// Commits half of an effect, and the marker that it needs attention, in one transaction.
+/// Returns a service that commits a part of its effect and the record that needs attention, in one transaction.
 fn committing(ledger: &Ledger) -> (Router, Effects) {
     let books = ledger.clone();
     app(IdempotencyLayer::new(ledger.clone()), move |n, req| {

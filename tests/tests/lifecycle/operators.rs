@@ -1,4 +1,4 @@
-//! Operators settle keys that are stuck, with the layer in use.
+//! Operators resolve keys that are stuck, while the layer is in use.
 
 use std::{
     sync::{
@@ -24,7 +24,7 @@ use tower_idempotency::{
     store::KeyId,
 };
 
-/// A service whose handler waits at a gate, and answers 201 as a takeover and 200 as a first execution.
+/// A service whose handler waits at a gate. It responds with 201 in a takeover and with 200 in a first execution.
 struct Service {
     app: Router,
     effects: Effects,
@@ -136,7 +136,7 @@ async fn broken_lease_lets_retry_execute() {
 
     let retry = service.stuck().await;
     service.gate.let_through(1);
-    // The first handler ends after all, while the retry runs. Its response is not the answer.
+    // The first handler ends while the retry runs. Its response is not recorded.
     let first = bounded(stuck).await.expect("no panic");
     assert_eq!(first.code(), "outcome-unknown", "{}", first.text());
     service.gate.open_for_good();
@@ -164,7 +164,7 @@ async fn broken_lease_leaves_allowed_retry() {
         service.gate.open_for_good();
         let first = bounded(stuck).await.expect("no panic");
         assert_eq!(first.code(), "outcome-unknown", "{}", first.text());
-        // The background of the layer has ended, whatever it tried.
+        // All background tasks of the layer have ended.
         sleep(Duration::from_secs(60)).await;
         let entry = service.only(State::Orphaned).await;
         assert_eq!((entry.generation(), entry.retry_allowed), (1, retried));
@@ -268,7 +268,7 @@ async fn operator_record_is_replayed() {
     assert_eq!(service.effects.count(), executed);
 }
 
-/// A record that a service cannot read gives 503 until an operator deletes it.
+/// The service returns 503 for a record that it cannot read, until an operator deletes the record.
 #[tokio::test(start_paused = true)]
 async fn unreadable_record_is_deleted_by_operator() {
     use tower_idempotency::store::{Claim, Store};

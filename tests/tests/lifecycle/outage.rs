@@ -110,7 +110,7 @@ async fn possible_lease_is_released_after_outage() {
     assert_eq!(effects.count(), 1);
 }
 
-/// A store in which some acquires take longer than any client waits: they hang, and take effect later.
+/// A store whose acquires hang in some calls, and take effect after every client has stopped waiting.
 #[derive(Clone)]
 struct Stalled {
     inner: MemoryStore,
@@ -134,7 +134,7 @@ impl Stalled {
         }
     }
 
-    /// Executes the acquires received meanwhile, all of one claim, and checks that the lease is granted.
+    /// Executes the pending acquires, which all have one claim, and checks that the lease is granted.
     async fn go_on(&self) {
         self.goes_on.store(true, SeqCst);
         let asked = std::mem::take(&mut *self.asked.lock().expect("no panic"));
@@ -216,7 +216,7 @@ async fn lease_granted_after_release_is_released_again() {
     }
 }
 
-/// A service whose first execution waits at the gate and releases its key.
+/// Returns a service whose first execution waits at the gate and releases its key.
 fn releasing_first(layer: IdempotencyLayer, gate: &Gate) -> (Router, Effects) {
     let gate = gate.clone();
     app(layer, move |n, _req| {
@@ -366,7 +366,8 @@ async fn background_release_takes_no_permit() {
 }
 
 // F-096
-/// Each refused request leaves a task that gives back what it may have taken, and there is a bound on them.
+/// Each refused request leaves a task that releases the lease that it may have acquired. The number of tasks is
+/// limited.
 #[tokio::test(start_paused = true)]
 async fn background_releases_are_bounded() {
     let store = FaultInjector::new(MemoryStore::new());
@@ -384,7 +385,7 @@ async fn background_releases_are_bounded() {
     let now = tasks();
     assert!(now <= before + 12, "{before} tasks, then {now}");
     sleep(Duration::from_secs(1)).await;
-    assert_eq!(store.inner().len(), 1, "and all of them are given back");
+    assert_eq!(store.inner().len(), 1, "and all leases are released");
     sleep(Duration::from_secs(30)).await;
     assert_eq!((tasks(), layer.in_flight()), (before, 0));
 }
@@ -443,7 +444,7 @@ async fn unprotected_panic_leaves_no_lease() {
     let layer = IdempotencyLayer::new(store.clone())
         .with_store_failure(StoreFailure::DangerouslyExecuteUnprotected);
     let (app, effects) = app(layer.clone(), async |n, _: Request<Body>| {
-        assert_ne!(n, 1, "as it should");
+        assert_ne!(n, 1, "the intended panic");
         created(n)
     });
     let panicking = app.clone();
@@ -468,7 +469,7 @@ async fn background_release_buffers_no_bytes() {
     for n in 1..=20 {
         let req = post("/orders", &n.to_string(), vec![b'x'; 50_000]);
         assert_unavailable(&send(&app, req).await);
-        assert!(layer.in_flight() > 0, "it is being given back");
+        assert!(layer.in_flight() > 0, "a release is in flight");
     }
 }
 
@@ -489,7 +490,7 @@ async fn unprotected_execution_is_for_outages_only() {
 }
 
 // F-094, S-275
-/// A mistake in a store must not cost more than its failure would: neither an effect twice nor a key.
+/// A panic of the store has the same consequences as an error: no second effect, and no stuck key.
 #[tokio::test(start_paused = true)]
 async fn store_panic_counts_as_failure() {
     for panics in [Operation::Acquire, Operation::Complete, Operation::Release] {
@@ -528,7 +529,7 @@ async fn store_panic_counts_as_failure() {
     }
 }
 
-/// Panics in some calls of a method, as they are made or after they happened.
+/// A store that panics in some calls of a method, before or after their effect.
 struct Rash {
     inner: FaultInjector<MemoryStore>,
     op: Operation,
@@ -591,7 +592,7 @@ impl Store for Rash {
 }
 
 // F-094, S-276
-/// The return of `wait_for_change` is only a hint, and so is its panic.
+/// A waiter treats a panic of `wait_for_change` like its return, which is only a hint.
 #[tokio::test(start_paused = true)]
 async fn waiter_survives_panic_in_wait_for_change() {
     for happened in [false, true] {
@@ -620,7 +621,7 @@ async fn waiter_survives_panic_in_wait_for_change() {
         for waiter in waiting {
             assert!(waiter.await.expect("no panic").is_replay(), "{happened}");
         }
-        // Not asked again at once, each time.
+        // There is a backoff between the calls.
         assert!(
             inner.calls(Operation::Acquire) < 50,
             "{}",
@@ -694,10 +695,10 @@ async fn unstored_outcome_becomes_orphan() {
     let (app, effects) = creating(layer.clone());
     send(&app, order()).await;
     sleep(Duration::from_secs(40)).await;
-    assert_eq!(layer.in_flight(), 0, "it is not tried for ever");
+    assert_eq!(layer.in_flight(), 0, "the layer stops its attempts");
     store.clear_faults();
     assert_eq!(send(&app, order()).await.status, StatusCode::CREATED);
-    assert_eq!(effects.count(), 2, "re-executed: at least once");
+    assert_eq!(effects.count(), 2, "executed again: at least once");
 }
 
 // F-098, S-271
@@ -810,7 +811,7 @@ async fn full_store_refuses_new_leases() {
 // failure mode 34
 #[tokio::test(start_paused = true)]
 async fn record_is_stored_after_store_data_loss() {
-    // What a store that lost its data looks like: the handler's own lease is released under it.
+    // Releases the lease while the handler runs, as if the store had lost its data.
     let store = FaultInjector::new(MemoryStore::new());
     let forgetful = store.clone();
     let (app, effects) = app(

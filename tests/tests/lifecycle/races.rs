@@ -1,5 +1,5 @@
-//! Many clients at once: one execution per key, the same response for all its clients, and no client receives another
-//! key's.
+//! Many clients at once: each key is executed once, and all its clients receive the same response. No client receives
+//! the response of another key.
 
 use std::{
     collections::{HashMap, HashSet},
@@ -26,7 +26,7 @@ use tests::{
 use tokio::task::JoinSet;
 use tower_idempotency::{ConcurrentRequests, IdempotencyLayer, MemoryStore};
 
-/// Effects by key, and a handler that has one and takes a moment.
+/// A handler that has its effect and takes a moment, and its effects by key.
 #[derive(Clone)]
 struct Shop {
     executions: Arc<Vec<AtomicU64>>,
@@ -61,8 +61,8 @@ impl Shop {
     }
 }
 
-/// Asserts that one answer is the first and that all answered clients received the same one. Returns the number of
-/// answered clients.
+/// Asserts that one response is the first one, and that all clients with a response received the same. Returns the
+/// number of these clients.
 fn assert_one_answer(answers: &[Answer]) -> usize {
     let (answered, refused): (Vec<_>, Vec<_>) = answers
         .iter()
@@ -172,7 +172,7 @@ async fn one_of_32_http2_streams_executes() {
                     });
                 }
                 let answered = assert_one_answer(&racing.join_all().await);
-                assert!(!all || answered == 32, "{answered} of 32 were answered");
+                assert!(!all || answered == 32, "{answered} of 32 got a response");
             }
             shop.assert_executed_once();
         }
@@ -206,7 +206,8 @@ async fn different_keys_run_side_by_side() {
 #[tokio::test(flavor = "multi_thread", worker_threads = 4)]
 async fn no_answer_crosses_from_one_principal_to_another() {
     within(ENOUGH, async {
-        // Strings of two letters: "a" and "bb" joined are "ab" and "b" joined, and the empty principal is one too.
+        // All short strings of two letters: "a" with "bb" has the same bytes as "ab" with "b". The empty principal is
+        // one of them.
         let mut words = vec![String::new()];
         for at in 0..31 {
             let longer = ["a", "b"].map(|letter| format!("{}{letter}", words[at]));

@@ -137,7 +137,7 @@ async fn any_value_is_replayed() {
 }
 
 // S-347
-/// MessagePack has one nil.
+/// MessagePack has only one nil, so these values would be equal.
 #[tokio::test(start_paused = true)]
 async fn some_of_nothing_is_replayed_as_none() {
     async fn becomes_none<T>(value: Option<T>)
@@ -236,7 +236,7 @@ async fn second_attempt_is_in_progress() {
     assert_eq!(layer.in_flight(), 0);
 }
 
-/// Leaves an orphan: the work held its key and its lease ran out.
+/// Leaves an orphan: the work returned `WorkError::Hold`, and its lease expired.
 async fn orphan(layer: &IdempotencyLayer, effects: &Effects) {
     let counted = effects.clone();
     let work = async move |_lease: Lease| {
@@ -547,7 +547,7 @@ async fn oversized_value_leaves_tombstone() {
     }
 }
 
-/// Cannot be serialised.
+/// A value that cannot be serialized.
 #[derive(Clone, Debug, PartialEq, Deserialize)]
 struct Opaque(u8);
 
@@ -568,13 +568,13 @@ async fn unserializable_value_leaves_tombstone() {
     assert_eq!(effects.count(), 1);
 }
 
-/// Panics when it is serialised, which is after the work was done.
+/// A value that panics when it is serialized, after the work was done.
 #[derive(Clone, Debug, PartialEq, Deserialize)]
 struct Treacherous(u8);
 
 impl Serialize for Treacherous {
     fn serialize<S: Serializer>(&self, _: S) -> Result<S::Ok, S::Error> {
-        panic!("as it should")
+        panic!("the intended panic")
     }
 }
 
@@ -619,7 +619,7 @@ async fn value_error_does_not_quote_value() {
     let (layer, effects) = (layer(), Effects::default());
     let secret = "secret-value".to_owned();
     let _ = run(&layer, &effects, secret).await.expect("executed");
-    // Serde's own words would be: unknown variant `secret-value`.
+    // The message of serde would contain the value: unknown variant `secret-value`.
     let error = run(&layer, &effects, State::Pending).await;
     let error = error.expect_err("another type");
     let mut shown = format!("{error} {error:?}");
@@ -755,7 +755,8 @@ async fn derived_key_is_stable_across_runs() {
 
 // ---- Work that commits its value itself ----
 
-/// Runs work that commits the value "paid" with its effect, and ends as `end` makes of what came of it.
+/// Runs work that commits the value "paid" with its effect. The work returns the result of `end` for the outcome of the
+/// commit.
 async fn pay<T>(
     ledger: &Ledger,
     end: fn(Result<String, StoreError>) -> Result<T, WorkError<&'static str>>,
@@ -890,7 +891,7 @@ async fn unacknowledged_commit_returns_stored_value() {
 }
 
 // S-368
-/// A reported failure that left the key free would mean that nothing was paid.
+/// If the work reports a failure and the key becomes free, the caller concludes that nothing was paid.
 #[tokio::test(start_paused = true)]
 async fn unverifiable_work_commit_is_outcome_unknown() {
     type End = fn(&'static str) -> WorkError<&'static str>;
@@ -920,7 +921,7 @@ async fn unverifiable_work_commit_is_outcome_unknown() {
 }
 
 // S-369
-/// A tombstone says that it was committed, and the work what that was.
+/// The tombstone shows that the work committed, and the work returns the value.
 #[tokio::test(start_paused = true)]
 async fn oversized_value_with_lost_commit_is_returned() {
     let ledger = Ledger::default();

@@ -1,5 +1,5 @@
-//! Servers that shut down with requests in flight: what graceful shutdown waits for, what `drain` waits for, and what
-//! is refused meanwhile.
+//! Servers that shut down with requests in flight. Graceful shutdown and `drain` wait for work, and the layer rejects
+//! keyed requests meanwhile.
 
 use std::{
     sync::atomic::{AtomicUsize, Ordering},
@@ -78,7 +78,7 @@ async fn shutdown_and_drain_wait_for_all_work() {
     }
 }
 
-// fm 10: the server does not know of this handler
+// fm 10: the server cannot know this handler
 async fn drain_waits_for_handler_of_disconnected_client() {
     for phase in PHASES {
         for leave in [Leave::Close, Leave::Reset] {
@@ -126,7 +126,7 @@ async fn keyed_requests_are_refused_while_draining() {
     );
     assert!(stage.layer.drain(LONG).await);
     let asked = store.calls(Operation::Acquire);
-    // A first request and a retry alike: the client is to go where the service goes on.
+    // First requests and retries are both rejected, so that the client retries on another process.
     for key in ["k", "other"] {
         let refused = send(&stage.app, tests::post("/orders", key, "{}")).await;
         assert_eq!(refused.status, StatusCode::SERVICE_UNAVAILABLE);
@@ -135,7 +135,7 @@ async fn keyed_requests_are_refused_while_draining() {
     }
     assert_eq!(store.calls(Operation::Acquire), asked);
     assert_eq!(stage.begun.count(), 1);
-    // What the layer does not apply to is none of its business.
+    // Requests that the layer does not cover pass through.
     let unkeyed = Request::post("/orders").body(axum::body::Body::empty());
     let unkeyed = send(&stage.app, unkeyed.expect("a valid request")).await;
     assert_eq!(unkeyed.status, StatusCode::CREATED);
@@ -188,14 +188,14 @@ async fn drain_waits_for_background_release() {
 }
 
 // F-046
-// fm 10: a request is either refused, or drain waits for it
+// fm 10: a request is rejected, or drain waits for it
 #[test]
 fn drain_admits_no_later_request() {
     const ROUNDS: usize = 5_000;
     let store = MemoryStore::new();
     let layers: Vec<_> = (0..ROUNDS).map(|_| on(&store)).collect();
     let together = AtomicUsize::new(0);
-    // Both threads get here before either goes on.
+    // Both threads arrive here before one continues.
     let meet = |round: usize| {
         together.fetch_add(1, Ordering::SeqCst);
         for spins in 1.. {

@@ -1,4 +1,4 @@
-//! Orphans that are executed again without their clients.
+//! Takeovers of orphans without their clients.
 
 use std::{convert::Infallible, time::Duration};
 
@@ -24,7 +24,7 @@ use tower_idempotency::{
 
 const LONG: Duration = Duration::from_secs(600);
 
-/// An entry whose first execution ended without an outcome, as operators find it: by its id and fingerprint.
+/// An entry whose first execution ended without an outcome, with the id and fingerprint that operators find.
 struct Orphan {
     ledger: Ledger,
     layer: IdempotencyLayer,
@@ -53,13 +53,13 @@ impl Orphan {
             async move {
                 if let Some(sender) = sender {
                     sender.send(lease.clone()).expect("the receiver waits");
-                    // The process dies, as far as the database can tell: what it asks never arrives.
+                    // For the database the process is dead, because none of its calls arrive.
                     std::future::pending::<()>().await;
                 }
                 charge(&ledger, &lease, n).await
             }
         });
-        // A process of its own, that dies with its runtime: nothing of it reaches the store any more.
+        // A process with its own runtime. When the runtime ends, no call reaches the store any more.
         let dying = app.clone();
         let died = tokio::spawn(async move { send(&dying, order()).await });
         let lease: Lease = lease.await.expect("it runs");
@@ -125,7 +125,7 @@ async fn orphan_is_executed_without_its_client() {
                         assert!(lease.is_takeover());
                         assert_eq!(lease.generation(), 2);
                         assert_eq!(lease.derive("charge"), derived);
-                        // Longer than its lease.
+                        // Sleeps for longer than the lease.
                         sleep(Duration::from_secs(60)).await;
                         assert!(lease.is_held());
                         Ok(if committing {
@@ -142,9 +142,9 @@ async fn orphan_is_executed_without_its_client() {
                 assert!(retry.is_replay());
                 assert_eq!(retry.body, done.body);
                 assert_eq!(retry.text(), "{\"execution\":7}");
-                assert_eq!(orphan.executions.count(), 1, "the dead one only");
+                assert_eq!(orphan.executions.count(), 1, "only the dead execution");
                 assert_eq!(orphan.ledger.rows().await.len(), usize::from(committing));
-                assert_eq!(orphan.layer.in_flight(), 1, "the dead one only");
+                assert_eq!(orphan.layer.in_flight(), 1, "only the dead execution");
             }
         }
     })
@@ -189,7 +189,7 @@ async fn take_over_without_orphan_runs_nothing() {
             let taken: Taken = layer.take_over(claim, work).await.expect("an answer");
             assert!(matches!(taken, TakeOverOutcome::NoOrphan), "{taken:?}");
         };
-        // The claim of another request, and of an unknown key: afterwards no lease is held for the unknown key.
+        // A claim of another request, and a claim of an unknown key, which must not be leased afterwards.
         let other = Fingerprint::from_bytes([9; 32]);
         let unknown = KeyId::from_bytes([9; 32]);
         refused(
@@ -211,7 +211,7 @@ async fn take_over_without_orphan_runs_nothing() {
                 ..
             }
         ));
-        // In progress, by a retry; and completed by it.
+        // A retry is in progress, and then completes.
         let gate = Gate::shut();
         let held = gate.clone();
         let ledger = orphan.ledger.another();
@@ -229,7 +229,7 @@ async fn take_over_without_orphan_runs_nothing() {
         gate.open_for_good();
         executed(first.await.expect("no panic").expect("a lease")).await;
         refused(&orphan.layer, orphan.claim()).await;
-        // Its record forgotten.
+        // The record expires.
         sleep(Duration::from_secs(25 * 3600)).await;
         refused(&orphan.layer, orphan.claim()).await;
         assert_eq!(ran.count(), 0);
@@ -260,7 +260,7 @@ async fn reused_claim_does_not_execute_concurrently() {
             }
         };
         let left = tokio::time::timeout(Duration::from_secs(1), take_over()).await;
-        assert!(left.is_err(), "it goes on in a task");
+        assert!(left.is_err(), "the execution continues in a task");
         assert!(matches!(take_over().await, TakeOverOutcome::NoOrphan));
         gate.open_for_good();
         sleep(Duration::from_secs(1)).await;
@@ -324,7 +324,8 @@ async fn failed_takeover_leaves_orphan() {
         let panicking = {
             let (layer, claim) = (layer.clone(), claim());
             tokio::spawn(async move {
-                let work = async |_| -> Result<Response, Infallible> { panic!("as it should") };
+                let work =
+                    async |_| -> Result<Response, Infallible> { panic!("the intended panic") };
                 layer.take_over(claim, work).await
             })
         };
@@ -426,7 +427,7 @@ async fn take_over_needs_lease() {
             .expect_err("no lease");
         assert_eq!(error.kind(), ErrorKind::StoreUnavailable);
         ledger.store.clear_faults();
-        // The lease that the store holds all the same is given back, and the orphan is there for the next.
+        // The layer releases the lease that the store granted, and the orphan can be taken over again.
         eventually("it is released", || ledger.calls(Operation::Release) > 0).await;
         let work = async |lease: Lease| {
             assert_eq!(lease.generation(), 3);

@@ -1,4 +1,4 @@
-//! Requests through the layer on `Tiered`: calls to the store, and the one response of a key.
+//! Requests through the layer on `Tiered`: the calls to the store, and one response for each key.
 
 use std::time::Duration;
 
@@ -24,7 +24,7 @@ fn layer(store: &FaultInjector<MemoryStore>) -> IdempotencyLayer {
     IdempotencyLayer::new(Tiered::new(store.clone()))
 }
 
-/// A process with a tier of its own, on this store.
+/// Returns a process with its own tier on this store.
 fn process(store: &FaultInjector<MemoryStore>) -> (Router, Effects) {
     creating(layer(store))
 }
@@ -238,7 +238,7 @@ async fn deleted_record_is_replayed_for_its_age() {
     let (app, effects) = process(&store);
     let (other, _) = process(&store);
     send(&app, order()).await;
-    // The record makes way for another key.
+    // Another key evicts the record.
     send(&other, post("/orders", "other", "tea")).await;
     advance(Duration::from_secs(60) - Duration::from_millis(1)).await;
     let replay = send(&app, order()).await;

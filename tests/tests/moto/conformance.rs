@@ -1,6 +1,7 @@
 //! The DynamoDB store passes the suite on moto: without faults, and with each kind of lost call and reply in turn.
 //!
-//! Moto makes one call at a time, and each takes milliseconds: the plans of the suite one by one are for dynoxide.
+//! Moto executes one call at a time, and each takes milliseconds. The plans of the suite therefore run one by one only
+//! on dynoxide.
 
 use std::time::Duration;
 

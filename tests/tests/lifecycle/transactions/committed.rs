@@ -43,7 +43,7 @@ async fn committed_response_is_sent_without_completion() {
     assert_eq!(ledger.store.all_calls(), 3, "an acquire for each replay");
 }
 
-/// Everything that a header can be: replayed or not, repeated, of the connection, of the layer.
+/// Returns a response with headers of every kind: replayed or not, repeated, of the connection, of the layer.
 fn rich(body: Body) -> Response {
     let mut res = Response::new(body);
     *res.status_mut() = StatusCode::ACCEPTED;
@@ -109,7 +109,7 @@ async fn committed_and_recorded_responses_are_equal() {
             );
         }
     }
-    // Trailers, and a length that the handler gave.
+    // The response has trailers, and a length from the handler.
     let ledger = Ledger::default();
     let (app, _) = bank(&ledger, async move |ledger, lease, n| {
         let mut steps = vec![Step::from("body")];
@@ -255,7 +255,7 @@ async fn panic_after_commit_keeps_record() {
     );
 }
 
-/// The future's output, unless it is still pending when it has been polled that often: then it is dropped.
+/// Returns the output of the future. Drops the future if it is still pending after this number of polls.
 async fn dropped_after<F: Future>(polls: usize, future: F) -> Option<F::Output> {
     let mut future = Box::pin(future);
     let mut left = polls;
@@ -340,7 +340,7 @@ async fn committed_lease_is_not_renewed() {
         assert_eq!(
             ledger.calls(Operation::Renew),
             renewals,
-            "renewed after its end"
+            "renewed after the execution ended"
         );
         res
     });

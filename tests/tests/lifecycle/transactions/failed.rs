@@ -1,4 +1,4 @@
-//! Commits that failed, and commits whose outcome no query can tell.
+//! Commits that failed, and commits whose outcome no query shows.
 
 use std::time::Duration;
 
@@ -40,7 +40,7 @@ async fn failed_commit_is_resolved_and_retry_executes() {
 }
 
 // S-195
-/// A process that acquires the key after this process has released it has not taken it over.
+/// If another process acquires the key after its release, it is not a takeover.
 #[tokio::test(start_paused = true)]
 async fn failed_commit_is_resolved_while_rival_holds_key() {
     let recorder = DebuggingRecorder::new();
@@ -50,7 +50,7 @@ async fn failed_commit_is_resolved_while_rival_holds_key() {
             let (ledger, looked) = (Ledger::default(), Gate::shut());
             let held = looked.clone();
             let (app, _) = bank(&ledger, async move |ledger: Ledger, lease, n| {
-                // The handler asks, and then the layer, under another token.
+                // The handler queries the entry, and then the layer does, under another token.
                 let looks = ledger.calls(Operation::Acquire) + 2;
                 let held = held.clone();
                 ledger.store.set_script(move |op, nth| match (op, nth) {
@@ -94,7 +94,7 @@ async fn failed_commit_is_resolved_while_rival_holds_key() {
 }
 
 // S-207
-/// The lease has to be over before the look says anything: until then the commit may still come.
+/// The query is conclusive only after the lease expired: until then the commit may still arrive.
 #[tokio::test(start_paused = true)]
 async fn commit_with_unreleasable_lease_is_outcome_unknown() {
     within(LONG, async {
@@ -105,7 +105,7 @@ async fn commit_with_unreleasable_lease_is_outcome_unknown() {
                 if n > 1 {
                     return charge(ledger, lease, n).await;
                 }
-                // Then it cannot be looked up by the handler either.
+                // The handler cannot query the entry either.
                 ledger
                     .store
                     .enqueue(Operation::Acquire, vec![Fault::CallLost; 3]);
@@ -154,7 +154,7 @@ async fn lease_acquired_by_commit_check_is_released() {
                         assert!(prepared.commit(cut).await.is_err());
                     });
                     gate.arrival().await;
-                    assert!(!panics, "as it should");
+                    assert!(!panics, "the intended panic");
                     StatusCode::GATEWAY_TIMEOUT.into_response()
                 }
             });
@@ -186,7 +186,8 @@ async fn lease_acquired_by_commit_check_is_released() {
 }
 
 // S-203
-/// A commit may fail when no task releases a newly acquired lease any more: then the commit acquires none.
+/// If a commit fails after the layer has finished, no task would release a newly acquired lease. The commit therefore
+/// acquires none.
 #[tokio::test(start_paused = true)]
 async fn late_failed_commit_acquires_nothing() {
     within(LONG, async {
@@ -226,7 +227,7 @@ async fn late_failed_commit_acquires_nothing() {
 }
 
 // S-206
-/// The query for a commit may acquire a lease without an acknowledgement: that lease must not block the key.
+/// The query after a commit may acquire a lease although its reply is lost. That lease must not block the key.
 #[tokio::test(start_paused = true)]
 async fn lease_possibly_taken_by_query_is_released() {
     within(LONG, async {
@@ -247,7 +248,7 @@ async fn lease_possibly_taken_by_query_is_released() {
                         }
                         let before = ledger.store.calls(Operation::Release);
                         ledger.store.set_script(move |called, nth| {
-                            // The release that ends the lease is answered.
+                            // The first release, which ends the lease, succeeds.
                             let looked = called == Operation::Acquire || nth > before + 1;
                             if called == op && looked {
                                 act.clone()
@@ -296,7 +297,7 @@ async fn unverifiable_commit_is_outcome_unknown() {
                 assert_unknown(&send(&app, order()).await, true);
                 ledger.store.clear_faults();
                 if status == StatusCode::OK && executed == 2 {
-                    // The layer goes on trying to store what the handler answered instead.
+                    // The layer continues its attempts to store the handler's other response.
                     sleep(Duration::from_secs(5)).await;
                     let retry = send(&app, order()).await;
                     assert_eq!((retry.text(), retry.is_replay()), ("whatever", true));
@@ -345,7 +346,7 @@ async fn timeout_during_commit_returns_its_outcome() {
                 }
                 assert_eq!((first.status, first.text()), (status, "timed out"));
                 assert!(ledger.rows().await.is_empty());
-                // A response after a failed commit is no outcome, whatever its status is.
+                // A response after a failed commit is not an outcome, whatever its status is.
                 first_of(&send(&app, order()).await);
                 assert_charged_once(&ledger, &app).await;
             }

@@ -1,4 +1,4 @@
-//! Effect and record in one transaction: the seam for stores with transactions, on a ledger in memory.
+//! Effect and record in one transaction: the interface for stores with transactions, on a ledger in memory.
 
 mod committed;
 mod failed;
@@ -25,7 +25,7 @@ use tests::{
 };
 use tower_idempotency::{IdempotencyLayer, Lease, store::StoreError};
 
-/// A service on the ledger: the handler is given it, its lease and which execution it is.
+/// Returns a service on the ledger. The handler gets the ledger, its lease and the number of its execution.
 pub(super) fn bank<H, F>(ledger: &Ledger, handler: H) -> (Router, Effects)
 where
     H: FnOnce(Ledger, Lease, u64) -> F + Clone + Send + Sync + 'static,
@@ -50,12 +50,12 @@ where
     })
 }
 
-/// Charges, and answers 201.
+/// Charges, and responds with 201.
 pub(super) async fn charge(ledger: Ledger, lease: Lease, n: u64) -> Response {
     commit(&ledger, &lease, n, created(n)).await
 }
 
-/// Writes a row, and commits it with the answer.
+/// Writes a row, and commits it with the response.
 pub(super) async fn commit(ledger: &Ledger, lease: &Lease, n: u64, res: Response) -> Response {
     let mut tx = ledger.begin();
     tx.insert(format!("charge {n}"));
@@ -78,7 +78,7 @@ pub(super) fn leases_lost(recorder: &DebuggingRecorder) -> f64 {
     total(&read(recorder), "idempotency_lease_lost_total")
 }
 
-/// Checks that the handler's effect happened once, that it is answered with its record, and that no retry changes that.
+/// Checks that the effect happened once, and that retries get its record without another effect.
 pub(super) async fn assert_charged_once(ledger: &Ledger, app: &Router) {
     for _ in 0..2 {
         let retry = send(app, order()).await;
@@ -94,7 +94,7 @@ pub(super) fn first_of(answer: &Answer) {
     assert_eq!(answer.text(), "{\"execution\":1}");
 }
 
-/// Asserts that the outcome is unknown, and that the answer is retryable if `later` is set.
+/// Asserts that the outcome is unknown, and that the response is retryable if `later` is set.
 pub(super) fn assert_unknown(answer: &Answer, later: bool) {
     assert_eq!(answer.code(), "outcome-unknown", "{answer:?}");
     assert_eq!(answer.is_retryable(), later, "{answer:?}");

@@ -1,4 +1,4 @@
-//! Rollbacks, lost leases, and commits that are refused.
+//! Rollbacks, lost leases, and rejected commits.
 
 use std::time::Duration;
 
@@ -93,7 +93,7 @@ async fn failed_transaction_can_be_retried() {
     );
 }
 
-/// A node whose lease was lost while its handler ran, to one that executes the same request.
+/// A node whose handler runs under a lost lease, and another node that executes the same request.
 struct Overtaken {
     ledger: Ledger,
     request: tokio::task::JoinHandle<Answer>,
@@ -108,7 +108,7 @@ impl Overtaken {
         ledger.next(fate);
         let (first, second) = (Gate::shut(), Gate::shut());
         let paused = ledger.clone();
-        // It cannot renew: it is as good as paused.
+        // The node cannot renew its lease, like a paused process.
         ledger.store.fail_each(Operation::Renew, Fault::Hang);
         let gate = first.clone();
         let (app, _) = bank(&paused, async move |ledger, lease: Lease, n| {
@@ -298,7 +298,7 @@ async fn commit_of_other_lease_is_ignored() {
             return Response::from_parts(head, Body::empty());
         }
         let (head, old) = kept.lock().expect("no poison").clone().expect("kept");
-        // With its head, extensions and all; and under the lease of the request before.
+        // Commits with the complete head, and under the lease of the previous request.
         let again = commit(&ledger, &old, n, created(n)).await;
         assert_eq!(again.text().await, "the lease is no longer held");
         Response::from_parts(head, Body::from("of another"))

@@ -63,7 +63,8 @@ async fn committed_record_has_usual_retention() {
 #[tokio::test(start_paused = true)]
 async fn unrecorded_response_cannot_be_committed() {
     let broken = || Body::new(Scripted::new([Step::from("half"), Step::Fail]));
-    // The layer would find it whole: what is left of it no longer says how long it should have been.
+    // The body is longer than announced. After the announced bytes, the rest looks like a complete body of unknown
+    // length.
     let longer = || Body::new(Scripted::new(["longer than it says"]).of_length(4));
     let kinds: [(NotRecordedReason, Box<dyn Fn() -> Response + Send + Sync>); 6] = [
         (
@@ -102,7 +103,7 @@ async fn unrecorded_response_cannot_be_committed() {
             tx.insert(format!("charge {n}"));
             let not = lease.prepare(kind()).await.expect_err("it is not recorded");
             assert_eq!(not.reason(), reason);
-            // Where it would be committed, it is not.
+            // The transaction is dropped instead of the commit.
             drop(tx);
             not.into_answer().into_response()
         });
@@ -163,7 +164,7 @@ async fn oversized_commit_leaves_tombstone() {
     let kinds: [(Box<dyn Fn() -> Body + Send + Sync>, usize); 3] = [
         (Box::new(large), 2000),
         (Box::new(streamed), 7),
-        // The layer would keep it, and the store cannot.
+        // The layer would record it, but the store cannot.
         (Box::new(|| Body::from("x".repeat(900))), 900),
     ];
     for (kind, length) in kinds {

@@ -44,7 +44,7 @@ enum Refused {
     Panic,
 }
 
-/// A closure whose statements all succeed, and after which the database refuses to commit. The handler reports the commit
+/// Runs a closure whose statements all succeed, and whose commit the database rejects. The handler reports the commit
 /// inside the closure.
 async fn refused(lease: &Lease, n: u64, is_begun: bool) {
     let prepared = lease.prepare(created(n)).await.expect("recorded");

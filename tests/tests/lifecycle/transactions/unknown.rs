@@ -1,4 +1,4 @@
-//! Commits without a reply, and replies that come late.
+//! Commits without a reply, and late replies.
 
 use std::time::Duration;
 
@@ -46,7 +46,7 @@ async fn lost_commit_reply_is_resolved() {
 }
 
 // S-208
-/// Once the retention has passed, that there is no record says nothing: to try again would be to do it again. Found by the
+/// After the retention, a missing record proves nothing, and a second commit could repeat the effect. Found by the
 /// simulation (seed 85 of its first version).
 #[tokio::test(start_paused = true)]
 async fn commit_resolved_after_retention_is_not_retried() {
@@ -78,7 +78,7 @@ async fn commit_resolved_after_retention_is_not_retried() {
     let retry = send(&app, order()).await;
     assert!(
         !retry.is_replay(),
-        "the retention is over, and the key free"
+        "the record has expired, and the key is free"
     );
 }
 
@@ -107,7 +107,7 @@ async fn own_unacknowledged_commit_is_no_lease_loss() {
 }
 
 // S-309
-/// The database says of the second try that the lease is gone: the first one has ended it.
+/// The database rejects the second attempt because the first one has completed the entry.
 #[tokio::test(start_paused = true)]
 async fn retried_successful_commit_reports_no_loss() {
     let recorder = DebuggingRecorder::new();
@@ -126,8 +126,7 @@ async fn retried_successful_commit_reports_no_loss() {
     assert_eq!(leases_lost(&recorder), 0.0);
 }
 
-/// A commit that was cut off is no longer under way. The loss that a renewal finds then is reported at once, not at
-/// lease expiry.
+/// A dropped commit is no longer in flight. A later renewal reports the lost lease at once, not at lease expiry.
 #[tokio::test(start_paused = true)]
 async fn cut_off_commit_leaves_renewals_effective() {
     let ledger = Ledger::default();
@@ -145,7 +144,7 @@ async fn cut_off_commit_leaves_renewals_effective() {
 }
 
 // S-310
-/// A commit that began may have ended the lease. Here it has not: another process holds the lease.
+/// A commit that began may have completed the entry. Here it has not: another process holds the lease.
 #[tokio::test(start_paused = true)]
 async fn lease_loss_after_failed_commit_is_reported_once() {
     let recorder = DebuggingRecorder::new();
@@ -167,7 +166,7 @@ async fn lease_loss_after_failed_commit_is_reported_once() {
 }
 
 // S-201
-/// Looking takes a lease where there is none, which must not let in what was shut out.
+/// A query acquires a lease on a free key. The late commit must still be rejected.
 #[tokio::test(start_paused = true)]
 async fn late_commit_fails_after_reconciliation() {
     within(LONG, async {
@@ -230,12 +229,12 @@ async fn reconciliation_after_expiry_leaves_no_lease() {
 }
 
 // S-205
-/// The layer's own record can be stored, but this does not prove that there was no commit: its record may have expired.
-/// The handler's response, that nothing was charged, may be untrue. It is neither sent nor recorded.
+/// The layer can store its own record, but the handler's commit may have succeeded and its record may have expired. The
+/// handler's response that nothing was charged may be untrue. It is neither sent nor recorded.
 #[tokio::test(start_paused = true)]
 async fn response_discarded_if_committed_record_expired() {
     within(LONG, async {
-        // Before the layer asks the store, while it asks, or while it goes on asking without its client.
+        // The record expires before the layer queries the store, during the query, or in the background.
         for (charging, completing, fails) in [(2_000, 0, 0), (500, 1_000, 0), (500, 0, 20)] {
             let ledger = Ledger::default();
             ledger.next(Fate::HangAfter);
@@ -256,7 +255,7 @@ async fn response_discarded_if_committed_record_expired() {
                     (StatusCode::ACCEPTED, "not charged").into_response()
                 });
             let first = send(&app, order()).await;
-            // Before its record would be over, the commit may be found yet.
+            // If the record of the commit cannot have expired yet, a retry may still find it.
             assert_unknown(&first, fails > 0);
             eventually("nothing is in flight", || layer.in_flight() == 0).await;
             assert_eq!(ledger.rows().await, ["charge 1"]);

@@ -1,5 +1,5 @@
-//! Delays that are no fault of a store fail no case: an overloaded machine, a temporary server failure, and a call that
-//! takes effect after it was dropped.
+//! Delays that a correct store may have fail no case. They come from an overloaded machine, a temporary server failure,
+//! or a call that takes effect after it was dropped.
 
 use std::{
     io,
@@ -33,7 +33,8 @@ fn flawless() -> (Flawless, Subject<Flawless>) {
     (Arc::clone(&store), Subject::new(store))
 }
 
-/// Delays one call of the case, after those that go through, and then every call of its operation.
+/// Makes two tests: the first delays one call of the case, after some calls that succeed. The second delays every call
+/// of its operation.
 ///
 /// The case repeats its trial with a longer unit, until the delay no longer matters.
 macro_rules! held_up {
@@ -63,7 +64,7 @@ held_up! {
     replay_does_not_extend_retention in Complete after 0, once 2, always 6;
 }
 
-/// A server that says for so long that it is not there.
+/// A server that reports for this time that it is unavailable.
 struct Electing {
     store: Mutant,
     until: Instant,
@@ -148,14 +149,14 @@ fn faults_that_are_made_up_take_no_time() {
     });
 }
 
-/// A server whose connections are served each by itself: what was dropped on one may happen after what came next on another,
-/// here after a release.
+/// A server with independent connections. A call that was dropped on one connection may take effect after a later call
+/// on another, here after a release.
 struct Late {
     store: Mutant,
     dropped: Mutex<Vec<Claim>>,
 }
 
-/// A call under way, which counts as dropped unless it is disarmed.
+/// A call in flight, which counts as dropped unless it is disarmed.
 struct UnderWay<'a>(&'a Late, Option<Claim>);
 
 impl Drop for UnderWay<'_> {
@@ -186,7 +187,7 @@ impl Store for Late {
     }
 
     async fn release(&self, lease: &LeaseRef) -> Result<(), StoreError> {
-        // So that no release that the case drops happens: the one that does has to be followed.
+        // No release that the case drops takes effect before the late acquire does.
         for _ in 0..20 {
             yield_now().await;
         }

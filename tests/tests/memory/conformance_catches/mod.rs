@@ -1,5 +1,5 @@
-//! The conformance suite can fail: a plain store passes it, and every way to break that store is caught by the case
-//! that is named for the rule.
+//! The conformance suite detects flaws. A simple store passes it, and the case of each rule detects a store that breaks
+//! the rule.
 
 #![expect(clippy::unwrap_used, reason = "tests, their helpers included")]
 
@@ -141,7 +141,7 @@ caught! {
     WaitingIsBlind by wait_returns_at_once_if_not_in_progress;
 }
 
-/// A reply that is lost finds what a careful client never would: the same flaw passes without faults.
+/// Lost replies reveal this flaw, which passes without faults.
 #[test]
 fn lost_replies_reveal_refused_own_token() {
     let case = "release_frees_key";

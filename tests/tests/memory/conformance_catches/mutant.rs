@@ -1,4 +1,4 @@
-//! A plain store with a switch for each way to break the contract.
+//! A simple store that can break the contract in many ways.
 
 use std::{collections::HashMap, future::pending, sync::Mutex, time::Duration};
 
@@ -115,7 +115,7 @@ struct Entry {
     state: State,
     granted: Instant,
     orphans: OrphanPolicy,
-    /// The tokens it was taken over from.
+    /// The tokens of earlier lease holders.
     old: Vec<Token>,
 }
 
@@ -357,7 +357,7 @@ impl Mutant {
 }
 
 impl Mutant {
-    /// Makes an orphan of a takeover that is released; whether it was one.
+    /// Turns a released takeover into an orphan. Returns `true` if the lease was a takeover.
     fn orphans(&self, entry: &mut Entry, lease: &LeaseRef, now: Instant) -> bool {
         let State::Leased {
             ends,

@@ -1,10 +1,10 @@
-//! The bytes of the tier, and the callers that share them.
+//! The byte limit of the tier, and its division among callers.
 
 use tokio::time::advance;
 
 use super::*;
 
-/// Bytes that the tier counts beside a record.
+/// Bytes that the tier counts in addition to a record.
 const OVERHEAD: usize = 320;
 const PREFIX: usize = 6;
 const MIB: usize = 1024 * 1024;
@@ -85,7 +85,7 @@ async fn one_caller_does_not_push_out_others() {
         for n in 0..OTHERS * 5 {
             kept += u64::from(is_kept(&tiered, n).await);
         }
-        // A few of the callers may share the group of the hostile one.
+        // Some callers may be in the group of the hostile one.
         println!(
             "{kept} of {} kept beside records of {len} bytes",
             OTHERS * 5

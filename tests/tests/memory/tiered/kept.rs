@@ -1,4 +1,4 @@
-//! Which records the tier keeps.
+//! The records that the tier keeps, and those that it does not.
 
 use tests::gate::Gate;
 use tower_idempotency::{

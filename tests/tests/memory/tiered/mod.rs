@@ -26,7 +26,7 @@ tower_idempotency::inspect_conformance_tests! {
     store = || async { Tiered::new(MemoryStore::new().with_details()) },
 }
 
-/// Runs every case on stores that are made so, on a paused clock unless the case races threads.
+/// Runs every case on stores from `store`, on a paused clock unless the case uses several threads.
 fn every_case_on<S: Store>(store: impl Fn() -> S) {
     for case in Case::all() {
         println!("{}", case.name());
@@ -84,12 +84,12 @@ const FINGERPRINT: Fingerprint = Fingerprint::from_bytes([7; 32]);
 
 type Backend = Arc<FaultInjector<MemoryStore>>;
 
-/// A tier in front of a store that counts calls.
+/// Returns a tier in front of a store that counts calls.
 fn tiered() -> Tiered<Backend> {
     Tiered::new(Arc::new(FaultInjector::new(MemoryStore::new())))
 }
 
-/// Another process on the same store.
+/// Returns another process on the same store.
 fn beside(tiered: &Tiered<Backend>) -> Tiered<Backend> {
     Tiered::new(Arc::clone(tiered.store()))
 }

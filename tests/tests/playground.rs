@@ -657,7 +657,7 @@ fn signature(environment: &[(&str, &str)]) -> (String, String) {
     (scope[0].to_owned(), scope[2].to_owned())
 }
 
-/// The head of the first request to come.
+/// Returns the head of the first request.
 fn first_head(listener: &TcpListener) -> String {
     listener.set_nonblocking(true).expect("a socket");
     let began = Instant::now();
@@ -666,7 +666,10 @@ fn first_head(listener: &TcpListener) -> String {
             Ok((client, _)) => break client,
             Err(error) => assert_eq!(error.kind(), ErrorKind::WouldBlock),
         }
-        assert!(began.elapsed() < Duration::from_secs(60), "no client calls");
+        assert!(
+            began.elapsed() < Duration::from_secs(60),
+            "no client connects"
+        );
         thread::sleep(Duration::from_millis(10));
     };
     client.set_nonblocking(false).expect("a socket");
@@ -781,7 +784,7 @@ fn same(one: &Answer, other: &Answer) {
     let lasting = |headers: &HeaderMap| {
         let mut headers = headers.clone();
         if one.status == StatusCode::NO_CONTENT {
-            // Over HTTP/2 axum says that nothing is 0 bytes long, whether there is a key or not.
+            // Over HTTP/2, axum adds the length 0 to an empty body, with or without a key.
             headers.remove("content-length");
         }
         headers.remove("date");
@@ -818,7 +821,7 @@ fn read_until(stream: &mut TcpStream, text: &str) -> String {
         let count = match stream.read(&mut buffer) {
             // On Linux, a read with a timeout fails if the process is stopped meanwhile.
             Err(error) if error.kind() == ErrorKind::Interrupted => continue,
-            read => read.expect("more of the answer"),
+            read => read.expect("more of the response"),
         };
         assert!(count > 0, "expected {text}, found {seen}");
         seen.push_str(std::str::from_utf8(&buffer[..count]).expect("text"));
@@ -826,7 +829,7 @@ fn read_until(stream: &mut TcpStream, text: &str) -> String {
     seen
 }
 
-/// Posts `tea` to `path` under the key `k`, and hangs up once it is being executed.
+/// Posts `tea` to `path` under the key `k`, and hangs up when its execution has begun.
 async fn leave_behind(playground: &Playground, path: &str) {
     let head = "host: x\r\nidempotency-key: k\r\ncontent-length: 3";
     let client = raw(
@@ -837,7 +840,7 @@ async fn leave_behind(playground: &Playground, path: &str) {
     drop(client);
 }
 
-/// The answer to a retry that is repeated for as long as the first request is in progress.
+/// Repeats a retry while the first request is in progress. Returns the last response.
 async fn eventually(playground: &Playground, path: &str) -> Answer {
     loop {
         let req = playground.keyed(path, "k");
@@ -849,7 +852,7 @@ async fn eventually(playground: &Playground, path: &str) -> Answer {
     }
 }
 
-/// A file that is gone afterwards.
+/// A file that is deleted when this is dropped.
 struct TempFile(PathBuf);
 
 impl TempFile {

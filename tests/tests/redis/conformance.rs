@@ -1,4 +1,4 @@
-//! The Redis store passes the suite, on a server of its own.
+//! The Redis store passes the suite, on a separate server.
 
 use tests::servers::redis::shared;
 

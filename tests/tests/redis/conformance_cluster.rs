@@ -5,10 +5,10 @@ use std::sync::OnceLock;
 use tests::servers::redis::{RedisCluster, UNHURRIED, until_connected};
 use tower_idempotency_redis::RedisOptions;
 
-/// The tests of this binary share it: keys are random.
+/// Returns the cluster that the tests of this binary share. Keys are random.
 fn cluster() -> &'static RedisCluster {
     static SHARED: OnceLock<RedisCluster> = OnceLock::new();
-    // No node is marked as failed on a machine that stalls: there is no replica to take its place.
+    // A long timeout, so that no node is marked as failed on a machine that stalls. There are no replicas.
     SHARED.get_or_init(|| RedisCluster::start_with(&["--cluster-node-timeout", "20000"]))
 }
 

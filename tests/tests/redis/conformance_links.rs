@@ -21,7 +21,7 @@ fn options() -> RedisOptions {
     RedisOptions::new().with_timeout(UNHURRIED)
 }
 
-/// Each case on a store of its own, many at a time.
+/// Runs each case on a new store, many cases at a time.
 fn assert_conforms(push: bool, store: impl AsyncFn() -> RedisStore + Sync) {
     let subject = async || {
         let subject = Subject::new(store().await).with_unit(Duration::from_millis(100));

@@ -45,7 +45,7 @@ fn calls(n: u64) -> BTreeMap<String, u64> {
 async fn fresh_request_makes_two_calls_and_replay_one() {
     let server = RedisServer::start(&[]);
     let (app, effects) = creating(layer(&server).await);
-    // The connection for completions is made with the first of them.
+    // The store opens the connection for completions with the first completion.
     send(&app, post("/orders", "before", "tea")).await;
     let fresh = asked(&server, async {
         let answer = send(&app, post("/orders", "k", "tea")).await;
@@ -99,10 +99,10 @@ async fn unrecorded_request_makes_two_calls() {
         send(&app, post("/orders", "k", "tea")).await;
     });
     assert_eq!(asked.await, calls(2));
-    assert_eq!(server.command(&["DBSIZE"]), "0", "nothing is left behind");
+    assert_eq!(server.command(&["DBSIZE"]), "0", "the server is empty");
 }
 
-/// The scripts are taught when the store connects: no first request pays for it, on either connection.
+/// The store loads its scripts when it connects, so the first request on either connection costs no more.
 #[tokio::test]
 async fn no_script_is_sent_twice() {
     let server = RedisServer::start(&[]);
@@ -116,7 +116,7 @@ async fn no_script_is_sent_twice() {
     assert_eq!(asked.await.get("eval"), None);
 }
 
-/// Returns how often one script was called.
+/// Returns the number of calls of a script.
 fn called(asked: &[Asked], script: &str) -> usize {
     let sha = Script::new(script).get_hash().to_owned();
     asked.iter().filter(|it| it.first == sha).count()
@@ -139,7 +139,7 @@ const LOOK: &str = include_str!("../../../crates/tower-idempotency-redis/src/scr
 
 #[tokio::test]
 async fn renewal_is_one_call_per_third_of_lease() {
-    // A call that a stall holds up for a third is given up and made again: the lease outlives that.
+    // A third of the lease. If a stall delays a renewal, its call times out and is repeated before the lease expires.
     const THIRD: Duration = Duration::from_secs(2);
     let server = RedisServer::start(&[]);
     let gate = Gate::shut();
@@ -152,7 +152,7 @@ async fn renewal_is_one_call_per_third_of_lease() {
     let (monitor, began) = (server.monitor(), Instant::now());
     let first = tokio::spawn(async move { send(&app, post("/orders", "k", "tea")).await });
     gate.arrival().await;
-    // The lease that is taken is the first call.
+    // The first call acquires the lease.
     let calls = || server.commandstats().get("evalsha").copied();
     eventually("it is renewed three times", || calls() >= Some(4)).await;
     gate.open_for_good();
@@ -165,7 +165,7 @@ async fn renewal_is_one_call_per_third_of_lease() {
         (3..=thirds).contains(&(renewals as u128)),
         "{renewals} in {thirds}"
     );
-    // Beside them it was taken and completed, which is all.
+    // The only other calls are an acquire and a completion.
     assert_eq!(calls_of_the_store(&asked), renewals + 2, "{asked:?}");
 }
 
@@ -187,7 +187,7 @@ async fn waiter_makes_two_calls_with_backoff() {
     let (monitor, began) = (server.monitor(), Instant::now());
     let waiter = tokio::spawn(async move { send(&waiting, post("/orders", "k", "tea")).await });
     let looked = || server.commandstats().get("evalsha").copied() >= Some(2 + 2 * 8);
-    eventually("it looks again and again", looked).await;
+    eventually("the waiter queries repeatedly", looked).await;
     gate.open_for_good();
     first.await.expect("an answer");
     assert!(waiter.await.expect("an answer").is_replay());
@@ -199,11 +199,11 @@ async fn waiter_makes_two_calls_with_backoff() {
         next += pause;
     }
     let (looks, acquires) = (called(&asked, LOOK), called(&asked, ACQUIRE));
-    println!("{looks} looks and {acquires} acquires in {took:?}, at most {most}");
-    // One acquire precedes the first delay. A delay may end before the waiter listens, and then it does not look.
+    println!("{looks} queries and {acquires} acquires in {took:?}, at most {most}");
+    // One acquire precedes the first delay. If a delay ends before the waiter listens, the waiter does not query.
     assert!((9..=most + 1).contains(&acquires), "{acquires} in {took:?}");
     assert!((1..acquires).contains(&looks), "{looks}");
-    // And the call that completes the first.
+    // One more call completes the first request.
     assert_eq!(
         calls_of_the_store(&asked),
         looks + acquires + 1,
@@ -225,7 +225,7 @@ fn only_entry(server: &RedisServer) -> usize {
         .expect("a number")
 }
 
-/// 1,024 bytes, as JSON of services looks.
+/// Returns 1,024 bytes of typical JSON.
 fn order() -> Value {
     let line = |n: u32| {
         json!({
@@ -308,7 +308,7 @@ async fn every_entry_has_time_to_live() {
         assert!(key.starts_with("shop:") && key.len() == 5 + 64, "{key}");
         server.command(&["TTL", &key]).parse().expect("seconds")
     };
-    // The lease, and as long as an orphan of it is remembered.
+    // The entry lives for the lease and the orphan retention.
     let left = lives();
     assert!((105..=120).contains(&left), "{left}");
     gate.open_for_good();

@@ -13,11 +13,11 @@ use tower_idempotency::Lease;
 ///
 /// # Panics
 ///
-/// If it does not within [`HANG`].
+/// Panics if it does not hold within [`HANG`].
 pub(crate) async fn eventually(what: &str, condition: impl Fn() -> bool) {
     let began = Instant::now();
     while !condition() {
-        assert!(began.elapsed() < HANG, "waited in vain: {what}");
+        assert!(began.elapsed() < HANG, "timed out: {what}");
         sleep(Duration::from_millis(5)).await;
     }
 }
@@ -26,7 +26,7 @@ pub(crate) async fn eventually(what: &str, condition: impl Fn() -> bool) {
 ///
 /// # Panics
 ///
-/// If a lease is lost, or if one is not renewed within [`HANG`].
+/// Panics if a lease is lost, or is not renewed within [`HANG`].
 pub(crate) async fn until_renewed(server: &RedisServer, leases: &[Lease]) {
     let before = expiries(server);
     assert!(!before.is_empty(), "expected a lease on the server");
@@ -35,7 +35,7 @@ pub(crate) async fn until_renewed(server: &RedisServer, leases: &[Lease]) {
         let held = leases.iter().all(Lease::is_held);
         assert!(held, "lost after {:?}", began.elapsed());
         let now = expiries(server);
-        // A lease that was released since needs no renewal.
+        // A lease that was released meanwhile needs no renewal.
         let left = before.iter().filter(|(key, _)| now.contains_key(*key));
         let left: Vec<_> = left.map(|(key, expiry)| now[key] > *expiry).collect();
         if !left.is_empty() && left.iter().all(|is_later| *is_later) {

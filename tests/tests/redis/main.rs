@@ -1,4 +1,4 @@
-//! The Redis store on servers of its own.
+//! The Redis store on real servers.
 
 mod conformance;
 mod conformance_cluster;

@@ -4,9 +4,9 @@ use deadpool_redis::{Manager, Pool, Runtime};
 use tests::servers::redis::UNHURRIED;
 use tower_idempotency_redis::redis::AsyncConnectionConfig;
 
-/// Makes a pool of `size` connections to a server.
+/// Creates a pool of `size` connections to a server.
 ///
-/// Unless it is set, each answer has to come within half a second on a connection of a pool.
+/// The default response timeout of a connection would be half a second.
 pub(crate) fn pool_to(size: usize, url: &str) -> Pool {
     let config = AsyncConnectionConfig::new()
         .set_connection_timeout(Some(UNHURRIED))

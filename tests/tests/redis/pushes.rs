@@ -1,4 +1,4 @@
-//! Judges if a push woke a waiter by the calls that the server saw, and not by elapsed time.
+//! Checks that a push woke a waiter, by the calls that the server received and not by elapsed time.
 
 use std::time::{Duration, Instant};
 
@@ -7,13 +7,13 @@ use tower_idempotency_redis::redis::Script;
 
 /// Repeats a trial until pushes have woken the waiters of three trials.
 ///
-/// A trial makes an entry that is in progress, has one waiter for it, and returns the [`Looks`] that were made. A waiter that
-/// was not woken queries again no sooner than its delay ends, even on a slow machine. So a waiter that queries sooner was
+/// A trial has an entry in progress and one waiter. It returns the commands that the server received. A waiter that was
+/// not woken queries again only after its delay, even on a slow machine. A waiter that queries sooner was therefore
 /// woken. If it does not, the machine may have stalled, and the trial proves nothing.
 ///
 /// # Panics
 ///
-/// If no three waiters were woken within two minutes, and within ten trials.
+/// Panics if fewer than three waiters were woken within two minutes and ten trials.
 pub(crate) async fn until_pushes_have_woken(trial: impl AsyncFn(usize) -> Vec<Asked>) {
     let began = Instant::now();
     let mut woken = 0;
@@ -27,15 +27,15 @@ pub(crate) async fn until_pushes_have_woken(trial: impl AsyncFn(usize) -> Vec<As
     }
 }
 
-/// Waits until the waiter has looked so often that its delays are long.
+/// Waits until the waiter has made so many queries that its delays are long.
 pub(crate) async fn until_delays_are_long(server: &RedisServer, before: u64) {
     let calls = || server.commandstats().get("evalsha").copied().unwrap_or(0);
-    // Each look is a call of its own, and an acquire follows it.
+    // Each query is one call, and an acquire follows it.
     let looked = || calls() >= before + 2 * 7;
-    crate::events::eventually("the waiter looks again and again", looked).await;
+    crate::events::eventually("the waiter queries repeatedly", looked).await;
 }
 
-/// Returns whether the last acquire of the waiter came sooner after the one before than its delay allows, and the entry was
+/// Returns `true` if a push woke the waiter: its last acquire came before its delay had ended, and the entry was
 /// completed while the waiter listened.
 fn was_woken(asked: &[Asked]) -> bool {
     let places = |script: &str| -> Vec<usize> {
@@ -55,7 +55,7 @@ fn was_woken(asked: &[Asked]) -> bool {
     // The first delay is the one between the first two acquires.
     let delay = (1..last).fold(25.0, |delay, _| f64::min(delay * 1.6, 1000.0));
     let apart = asked[acquires[last]].at.saturating_sub(asked[before].at);
-    println!("an acquire {apart:?} after the one before, after {delay} ms at least if it polls");
+    println!("an acquire {apart:?} after the previous one; polling has a delay of {delay} ms");
     listened && apart.as_secs_f64() * 1000.0 < delay * 0.95
 }
 

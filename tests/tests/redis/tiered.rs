@@ -50,7 +50,7 @@ fn suite_passes_on_two_processes() {
     assert_conforms(store, |_| None);
 }
 
-/// A process with a tier that keeps records for as long as the test may take.
+/// Returns a process with a tier that keeps records for longer than the test.
 async fn process(server: &RedisServer) -> (Router, Effects, Tiered<RedisStore>) {
     let tiered = Tiered::new(server.store().await).with_max_age(Duration::from_secs(3600));
     let layer = IdempotencyLayer::new(tiered.clone()).with_store_timeout(UNHURRIED);
@@ -104,7 +104,7 @@ async fn deleted_record_is_replayed_until_age_is_zero() {
 }
 
 // F-980
-/// Two processes whose first requests for a key race, and their retries.
+/// Two processes race for the first execution of a key, and then get retries.
 #[tokio::test]
 async fn processes_agree_on_responses() {
     let server = RedisServer::start(&[]);

@@ -1,4 +1,4 @@
-//! Waiting for an answer that another process is about to give.
+//! Waiters for a response of another process.
 
 use std::{sync::Arc, time::Duration};
 
@@ -26,7 +26,7 @@ async fn waiting_layer(server: &RedisServer) -> IdempotencyLayer {
         .with_concurrent_requests(ConcurrentRequests::Wait(Duration::from_secs(600)))
 }
 
-/// Two services as two processes would be: nothing in common but the server. The first one's handler waits at the gate.
+/// Returns two services that share only the server, like two processes. The first handler waits at the gate.
 async fn two_services(server: &RedisServer, gate: &Gate) -> (Router, Router) {
     let held = gate.clone();
     let (first, _) = app(waiting_layer(server).await, move |n, _| {
@@ -47,7 +47,7 @@ fn sent(app: &Router, key: &str) -> JoinHandle<Answer> {
     tokio::spawn(async move { within(HANG, send(&app, req)).await })
 }
 
-/// Waits until clients listen to so many channels.
+/// Waits until clients listen to this number of channels.
 async fn listened_to(server: &RedisServer, channels: usize) {
     let listened_to = || server.list(&["PUBSUB", "CHANNELS"]).len() == channels;
     eventually("clients listen to the channels", listened_to).await;
@@ -74,8 +74,8 @@ async fn remote_completion_wakes_waiter() {
         let waiter = sent(&second, &key);
         until_delays_are_long(&server, before).await;
         gate.let_through(1);
-        let answer = running.await.expect("the first answer");
-        let replay = waiter.await.expect("the waiter's answer");
+        let answer = running.await.expect("the first response");
+        let replay = waiter.await.expect("the waiter's response");
         assert_eq!(replay.body, answer.body);
         assert!(replay.is_replay());
         monitor.asked()
@@ -138,8 +138,8 @@ async fn subscription_recovers_after_connection_loss() {
         .await;
         listened_to(&server, 1).await;
         gate.let_through(1);
-        let answer = running.await.expect("the first answer");
-        let replay = waiter.await.expect("the waiter's answer");
+        let answer = running.await.expect("the first response");
+        let replay = waiter.await.expect("the waiter's response");
         assert_eq!((replay.is_replay(), &replay.body), (true, &answer.body));
     })
     .await;
@@ -177,7 +177,7 @@ async fn remote_release_lets_waiter_execute() {
     .await;
 }
 
-/// A subscription ends once no client waits for its channel.
+/// A subscription ends when no client waits for its channel.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn channels_are_left_after_last_waiter() {
     within(HANG * 2, async {

@@ -1,4 +1,4 @@
-//! Orphans that are finished without their clients, on each database.
+//! Takeovers of orphans by a completer, on each database.
 
 use std::{
     sync::{Arc, Mutex, PoisonError},
@@ -32,7 +32,7 @@ type Failure = Box<dyn std::error::Error + Send + Sync>;
 
 const OLDER: Duration = Duration::from_millis(20);
 
-/// A service whose handler does its first phase, and fails in the second.
+/// Returns a service whose handler completes its first phase and fails in the second.
 fn half_done<S: Ledgered>(books: &Books<S>) -> (Router, Effects) {
     let (bank, layer) = (books.clone(), sql::layer(books.store.clone()));
     app(layer, move |n, req: Request<Body>| {
@@ -52,11 +52,11 @@ fn half_done<S: Ledgered>(books: &Books<S>) -> (Router, Effects) {
     })
 }
 
-/// The second phase, as a completer does it.
+/// Executes the second phase, as the work of a completer.
 async fn finish<S: Ledgered>(books: Books<S>, orphan: Orphan) -> Result<Response, Failure> {
     assert_eq!(orphan.operation(), "POST /rides");
     assert!(orphan.lease().is_takeover());
-    let at = orphan.checkpoint().expect("it came that far");
+    let at = orphan.checkpoint().expect("the first phase is done");
     assert_eq!(at.name(), "created");
     let (key, charge): (String, String) = at.data()?;
     assert_eq!(orphan.lease().derive("charge"), charge);
@@ -83,7 +83,7 @@ async fn two_replicas_finish_each_orphan_once<S: Ledgered>(books: Books<S>) {
     let (one, other) = tokio::join!(one.sweep(), other.sweep());
     let (one, other) = (one.expect("a sweep"), other.expect("a sweep"));
     assert_eq!(one.failed + other.failed, 0, "{one:?} {other:?}");
-    // Of the entries that both completers found, one received the reply that the other had it.
+    // If both completers found an entry, one of them got the reply that the other one holds it.
     assert_eq!(one.executed + other.executed, 24, "{one:?} {other:?}");
 
     let mut effects: Vec<_> = books.effects().await.into_iter().map(|it| it.key).collect();
@@ -105,7 +105,7 @@ async fn two_replicas_finish_each_orphan_once<S: Ledgered>(books: Books<S>) {
     );
 }
 
-/// An orphan as a process that died leaves it.
+/// Creates an orphan, as if its process had died.
 async fn orphan<S: Ledgered>(books: &Books<S>, operation: &str) -> Claim {
     let mut claim = claim();
     claim.lease = Ttl::MIN;
@@ -144,7 +144,7 @@ async fn every_page_is_looked_at<S: Ledgered>(books: Books<S>) {
 }
 
 async fn completer_leaves_other_entries_alone<S: Ledgered>(books: Books<S>) {
-    // In progress, completed, of run_once, and of late.
+    // Entries in progress, completed entries, those of `run_once`, and young orphans.
     let mut running = claim();
     running.lease = Ttl::from_secs(600);
     running.operation = "POST /rides".into();
@@ -163,7 +163,7 @@ async fn completer_leaves_other_entries_alone<S: Ledgered>(books: Books<S>) {
     assert_eq!(swept.expect("a sweep"), SweepStats::default());
 }
 
-/// Ten hours, and 64 times that after many takeovers.
+/// The delay is ten hours, and 64 times that after many takeovers.
 async fn pauses_may_be_long<S: Ledgered>(books: Books<S>) {
     orphan(&books, "POST /rides").await;
     let hours = "update {table} set generation = 7, lease_ends = lease_ends - 11 * 3600000";
@@ -177,11 +177,11 @@ async fn pauses_may_be_long<S: Ledgered>(books: Books<S>) {
     assert_eq!(completer.sweep().await.expect("a sweep").executed, 1);
 }
 
-/// The entry is left as an orphan, and retried later and later. The test simulates the passing of time: it moves the
-/// lease expiry back.
+/// The entry stays an orphan, and the delay before each retry grows. The test moves the lease expiry back to simulate
+/// the time.
 async fn failed_execution_is_retried_after_delay<S: Ledgered>(books: Books<S>) {
     const PAUSE: Duration = Duration::from_secs(3_600);
-    /// More than the test takes.
+    /// Longer than the test.
     const MINUTES: Duration = Duration::from_secs(10 * 60);
     let before = orphan(&books, "POST /rides").await;
     let seen = Arc::new(Mutex::new(Vec::new()));
@@ -195,7 +195,7 @@ async fn failed_execution_is_retried_after_delay<S: Ledgered>(books: Books<S>) {
         async move {
             match generation {
                 2 => Err("no provider"),
-                3 => panic!("as it should"),
+                3 => panic!("the intended panic"),
                 _ => Ok(created(generation)),
             }
         }
@@ -225,7 +225,7 @@ async fn failed_execution_is_retried_after_delay<S: Ledgered>(books: Books<S>) {
     assert!(matches!(acquired, Acquired::Completed { .. }));
 }
 
-/// However often it is taken over, and whatever its client asked for.
+/// The completer reports the operation unchanged after any number of takeovers.
 async fn operation_is_reported_unchanged<S: Ledgered>(books: Books<S>) {
     let path = "/\\a\\134b/ä/€/\u{1}\u{7f}";
     let asked = format!("POST {path}");
@@ -253,7 +253,7 @@ async fn operation_is_reported_unchanged<S: Ledgered>(books: Books<S>) {
     assert!(stored.iter().all(|it| *it == stored[0]), "{stored:?}");
 }
 
-/// An entry that failed meanwhile is due again at once, and is left to the next sweep.
+/// An entry that failed in this sweep is due again at once, but only the next sweep retries it.
 async fn sweep_ends_if_everything_fails<S: Ledgered>(books: Books<S>) {
     for _ in 0..150 {
         orphan(&books, "POST /rides").await;
@@ -266,7 +266,7 @@ async fn sweep_ends_if_everything_fails<S: Ledgered>(books: Books<S>) {
     assert_eq!((swept.found, swept.failed), (150, 150));
 }
 
-/// Neither by another replica, which had found it as well.
+/// Another replica that found the same entry does not retry it either.
 async fn failed_execution_is_not_retried_by_each_replica<S: Ledgered>(books: Books<S>) {
     for _ in 0..12 {
         orphan(&books, "POST /rides").await;
@@ -287,7 +287,7 @@ async fn failed_execution_is_not_retried_by_each_replica<S: Ledgered>(books: Boo
     };
     let (one, other) = (replica(gate.clone()), replica(Gate::open()));
     let meanwhile = async {
-        // It has found all of them, and is busy with the first.
+        // The replica has found all entries, and executes the first one.
         bounded(gate.arrival()).await;
         let swept = other.sweep().await;
         gate.open_for_good();
@@ -297,7 +297,7 @@ async fn failed_execution_is_not_retried_by_each_replica<S: Ledgered>(books: Boo
     let (one, other) = (one.expect("a sweep"), other.expect("a sweep"));
     assert_eq!((one.found, other.found), (12, 11));
     assert_eq!(tried.count(), 12, "{one:?} {other:?}");
-    // Nor taken over for nothing, which doubles its pause.
+    // The entry was not taken over without an execution, which would double its delay.
     let twice = "delete from {table} where generation <> 2";
     assert_eq!(books.admin(twice).await, 0, "{one:?} {other:?}");
 }
@@ -325,7 +325,7 @@ async fn background_completer_runs_until_dropped<S: Ledgered>(books: Books<S>) {
     assert_eq!(done.count(), 2);
 }
 
-/// An entry that was taken over continues, and draining waits for it; nothing more is taken over then.
+/// An execution in progress continues, and drain waits for it. No other entry is taken over.
 async fn dropped_sweep_takes_over_nothing_more<S: Ledgered>(books: Books<S>) {
     for _ in 0..3 {
         orphan(&books, "POST /rides").await;
@@ -407,7 +407,7 @@ each! {
     dropped_sweep_takes_over_nothing_more
 }
 
-/// A name of a table is shorter than the name of a test may be.
+/// Returns a table name, which must be shorter than some test names.
 fn table(case: &str) -> String {
     case.chars().take(40).collect()
 }

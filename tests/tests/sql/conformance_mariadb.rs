@@ -1,4 +1,4 @@
-//! MariaDB passes the suite, whatever isolation level its sessions default to.
+//! MariaDB passes the suite with each default isolation level of its sessions.
 
 use tests::{conformance_at_once, servers::mariadb::MariaDbServer};
 use tower_idempotency::conformance::Subject;

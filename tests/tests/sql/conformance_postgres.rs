@@ -1,4 +1,4 @@
-//! PostgreSQL passes the suite, whatever isolation level its connections default to, and behind pgbouncer.
+//! PostgreSQL passes the suite with each default isolation level of its connections, and behind PgBouncer.
 
 use std::sync::OnceLock;
 
@@ -15,7 +15,7 @@ async fn at(level: &str) -> Subject<PostgresStore> {
     migrated(PostgresStore::new(options)).await
 }
 
-/// Fewer connections to the server than the cases make: they take turns with them, statement by statement.
+/// PgBouncer has fewer connections to the server than the cases have. The cases share them, statement by statement.
 async fn behind_pgbouncer() -> Subject<PostgresStore> {
     static POOLER: OnceLock<PgBouncer> = OnceLock::new();
     let server = postgres::shared();
@@ -29,8 +29,7 @@ async fn migrated(store: PostgresStore) -> Subject<PostgresStore> {
     Subject::new(store)
 }
 
-// The server takes it for read committed.
-// F-142
+// The server treats this level as read committed. F-142
 conformance_at_once! { mod read_uncommitted, subject = async || at("read uncommitted").await }
 conformance_at_once! { mod read_committed, subject = async || at("read committed").await }
 conformance_at_once! { mod repeatable_read, subject = async || at("repeatable read").await }

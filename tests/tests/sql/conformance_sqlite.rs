@@ -15,8 +15,7 @@ async fn on_a_file() -> Subject<SqliteStore> {
     Subject::new(store).with_push(false)
 }
 
-/// The tests of this binary do not say when they are over, but a guard sees the end of the process: the file goes with what
-/// it guards.
+/// Returns the file for all tests of this binary. A guard deletes the file when the test process ends.
 fn file() -> PathBuf {
     static GUARD: OnceLock<Guard> = OnceLock::new();
     let guard = GUARD.get_or_init(|| {

@@ -1,4 +1,4 @@
-//! The connections of the SQL stores when the way to the server is slow, leads elsewhere, or has fallen silent.
+//! The connections of the SQL stores if the network is slow, leads to another server, or no longer delivers replies.
 
 use std::{
     net::SocketAddr,
@@ -53,7 +53,7 @@ fn mariadb_by(way: &Proxy, table: &str) -> MySqlStore {
     store.with_table(table).expect("an identifier")
 }
 
-/// 150 ms for a statement, more for a connection.
+/// A statement takes 150 ms, and a new connection takes longer.
 const SLOW: Mode = Mode::Delay {
     up: Duration::from_millis(75),
     down: Duration::from_millis(75),
@@ -73,7 +73,8 @@ async fn ask_mariadb(server: &MariaDbServer) {
     }
 }
 
-/// Makes the store open this many connections, which are all idle afterwards: no call is answered before they are open.
+/// Makes the store open this number of connections, which are all idle afterwards. No call gets its reply before all
+/// are open.
 async fn warm<S: Store + Clone>(store: &S, way: &Proxy, connections: u64) {
     let before = way.counts().connections;
     way.set(Mode::Hold);
@@ -89,7 +90,7 @@ async fn warm<S: Store + Clone>(store: &S, way: &Proxy, connections: u64) {
     }
 }
 
-/// Waits until so many connections were made through the proxy.
+/// Waits until this number of connections was made through the proxy.
 async fn connect(way: &Proxy, connections: u64) {
     within(Duration::from_secs(60), async {
         while way.counts().connections < connections {
@@ -101,10 +102,11 @@ async fn connect(way: &Proxy, connections: u64) {
 
 // ---- A flood of fresh keys ----
 
-/// While more keys are asked for than the database can serve, a handler that runs for long keeps its lease, and completes.
-/// `flooded` has few connections and a slow database; `other` is another process, which asks for the same key meanwhile.
+/// A long execution keeps its lease and completes while clients request more keys than the database can serve.
+/// `flooded` has few connections and a slow database. `other` is another process, which requests the same key
+/// meanwhile.
 ///
-/// A stall of the machine costs the lease as well. What a trial leaves behind holds up its own store, and no other.
+/// A stall of the machine costs the lease as well. Calls that a trial leaves behind delay only the store of that trial.
 async fn a_flood_costs_no_lease<S: Store, T: Store>(flooded: S, other: T) {
     const LONG: Duration = Duration::from_secs(12);
     let layer = |layer: IdempotencyLayer| layer.with_lease_ttl(Ttl::from_secs(6));
@@ -150,7 +152,7 @@ async fn a_flood_costs_no_lease<S: Store, T: Store>(flooded: S, other: T) {
         let served = answers.iter().filter(|it| it.status == StatusCode::CREATED);
         (n, served.count())
     });
-    // By now the lease would be over.
+    // Without renewals the lease would have expired by now.
     sleep(Duration::from_secs(9)).await;
     let retry = bounded(send(&idle, long_request())).await;
     let first = bounded(first).await.expect("no panic");
@@ -160,7 +162,7 @@ async fn a_flood_costs_no_lease<S: Store, T: Store>(flooded: S, other: T) {
     assert_eq!(first.status, StatusCode::CREATED);
     let retry = send(&idle, long_request()).await;
     assert!(retry.is_replay(), "{retry:?}");
-    assert!(served > 0, "{served} of {asked} were served");
+    assert!(served > 0, "{served} of {asked} requests were served");
     assert!(served < asked, "it was no flood");
 }
 
@@ -204,7 +206,7 @@ async fn fresh_key_flood_loses_no_lease_in_mariadb() {
 }
 
 // F-164
-/// The disk is slow, say: here it is a trigger that counts for a tenth of a second.
+/// A trigger that counts for a tenth of a second simulates a slow disk.
 #[tokio::test(flavor = "multi_thread")]
 async fn fresh_key_flood_loses_no_lease_in_sqlite() {
     // SQLite runs in this process.
@@ -238,7 +240,7 @@ async fn a_flood_in_sqlite() {
 
 // ---- Connections to a server that no longer accepts writes ----
 
-/// The server becomes a replica; then new connections lead to the one that was promoted.
+/// The server becomes a replica, and new connections lead to the promoted server.
 async fn a_failover_is_followed<S: Store + Clone>(
     store: S,
     way: &Proxy,
@@ -248,7 +250,7 @@ async fn a_failover_is_followed<S: Store + Clone>(
     warm(&store, way, 8).await;
     let (app, effects) = creating(sql::layer(store));
     demote().await;
-    // Each backend learns of it by itself, and may write until then.
+    // Each backend applies the change separately, and may write until then.
     let mut served = 0;
     let key = within(Duration::from_secs(60), async {
         loop {
@@ -293,7 +295,7 @@ async fn read_only_server_is_left_in_mariadb() {
     let demoted = MariaDbServer::start(&[]);
     for server in [&demoted, mariadb::shared()] {
         sql::mariadb(server, "failover").await;
-        // `app` may write all the same.
+        // The user `app` may write in spite of `read_only`.
         let mut admin = MySqlConnection::connect(&server.url()).await.unwrap();
         let users = "create user if not exists plain@'%' identified by 'plain'";
         admin.execute(users).await.unwrap();
@@ -316,10 +318,10 @@ async fn read_only_server_is_left_in_mariadb() {
     a_failover_is_followed(store, &way, demote, lead_on).await;
 }
 
-// ---- Connections that have fallen silent ----
+// ---- Unresponsive connections ----
 
-/// Calls on connections of the old proxy get no reply any more; by `way`, new connections succeed. The layer has its
-/// default timeouts, which are a part of this.
+/// Calls on connections of the old proxy get no reply any more. New connections through `way` succeed. The layer has
+/// its default timeouts, which the test depends on.
 async fn silent_connections_are_left_together<S: Store + Clone>(
     open: impl Fn(&Proxy) -> S,
     server: SocketAddr,
@@ -332,7 +334,7 @@ async fn silent_connections_are_left_together<S: Store + Clone>(
     let (app, effects) = creating(IdempotencyLayer::new(store));
     old.set(Mode::Hold);
     way.lead_to(server);
-    // The table is that of all trials.
+    // All trials share the table.
     let ask = async |name: &str| {
         let key = format!("{name}-{}", way.address());
         bounded(send(&app, post("/orders", &key, "tea"))).await
@@ -378,7 +380,7 @@ async fn stalled_connections_are_closed_in_mariadb() {
 }
 
 // F-166
-/// Renewals have one of the two connections reserved, so the call that was cut off had the only turn.
+/// Renewals have one of the two connections reserved, so the call that was dropped had the only permit.
 #[tokio::test(flavor = "multi_thread")]
 async fn two_stalled_connections_are_closed_in_postgres() {
     left_together_in_postgres(2, 1).await;
@@ -390,10 +392,10 @@ async fn two_stalled_connections_are_closed_in_mariadb() {
     left_together_in_mariadb(2, 1).await;
 }
 
-/// The server has not replied for a second, and counts as down then: the next call is not delayed for that.
+/// After a second without a reply the server counts as down, so the next call is not delayed.
 async fn a_server_that_goes_is_no_stall<S: Store + Clone>(open: impl Fn() -> S, way: &Proxy) {
     for _ in 0..20 {
-        // Without an idle connection of the trial before.
+        // A new store has no idle connection of an earlier trial.
         let store = open();
         warm(&store, way, 1).await;
         way.set(Mode::Hold);
@@ -406,7 +408,7 @@ async fn a_server_that_goes_is_no_stall<S: Store + Clone>(open: impl Fn() -> S, 
         way.set(Mode::Pass);
         let began = Instant::now();
         bounded(store.acquire(&claim())).await.expect("it runs");
-        // Held up, it is so each time.
+        // If the store delayed the call, it would do so in each trial.
         if began.elapsed() < Duration::from_secs(1) {
             return;
         }
@@ -445,7 +447,7 @@ async fn dropped_call_closes_only_own_connection() {
         let began = Instant::now();
         let dropped = timeout(Duration::from_millis(50), store.acquire(&claim())).await;
         assert!(dropped.is_err());
-        // It was no longer soon: this trial says nothing.
+        // The call was dropped late, so this trial proves nothing.
         if began.elapsed() > Duration::from_millis(200) {
             continue;
         }
@@ -463,17 +465,17 @@ async fn dropped_call_closes_only_own_connection() {
         assert_eq!(way.counts().connections, 5);
         return;
     }
-    panic!("no call was dropped soon");
+    panic!("no call was dropped early");
 }
 
 // F-167
-/// The server closes what is idle for longer than it likes, and says so when it is asked.
+/// The server closes idle connections after its timeout, and the next statement gets an error.
 #[tokio::test(flavor = "multi_thread")]
 async fn idle_closed_connections_are_left_in_mariadb() {
     let server = MariaDbServer::start(&[]);
     sql::mariadb(&server, "idle").await;
     let mut admin = MySqlConnection::connect(&server.url()).await.unwrap();
-    // Longer than a stall, which would let the server close what is in use.
+    // The timeout is longer than a stall, during which the server would close connections in use.
     admin.execute("set global wait_timeout = 6").await.unwrap();
     let way = Proxy::start(server.address());
     let store = mariadb_by(&way, "idle");
@@ -502,7 +504,8 @@ async fn idle_closed_connections_are_left_in_mariadb() {
 }
 
 // F-167
-/// In these words; a trigger says them to the connections that were there before, as servers do that are not here.
+/// Each code is an error of a closed connection. A trigger raises it on existing connections, in place of servers that
+/// the test does not have.
 #[tokio::test(flavor = "multi_thread")]
 async fn reported_closed_connections_are_left_in_mysql() {
     let server = mariadb::shared();
@@ -549,7 +552,7 @@ async fn set(admin: &mut PgConnection, setting: &str) {
         .expect(SERVES);
 }
 
-/// Commits wait for a standby that there is not, from when this returns on.
+/// Makes commits wait for a standby that does not exist, as soon as this returns.
 async fn stall(server: &PostgresServer, admin: &mut PgConnection) {
     go_on(admin).await;
     let table = "create table if not exists probe (n integer)";
@@ -587,10 +590,10 @@ async fn late_committed_lease_is_released() {
     stall(&server, &mut admin).await;
     let refused = bounded(send(&app, post("/orders", "k", "tea"))).await;
     assert_eq!(refused.status, StatusCode::SERVICE_UNAVAILABLE);
-    // The first release has found nothing.
+    // The first release found no lease.
     sleep(Duration::from_millis(1_500)).await;
     go_on(&mut admin).await;
-    // Long before the lease would end.
+    // The key is free long before the lease would expire.
     let given_back = async {
         while send(&app, post("/orders", "k", "tea")).await.status != StatusCode::CREATED {
             sleep(Duration::from_millis(250)).await;
@@ -634,13 +637,13 @@ async fn few_backends_are_left_behind(server: &PostgresServer, trial: u64) {
         let held: i64 = count.fetch_one(&mut admin).await.expect(SERVES);
         most = most.max(held);
     }
-    // One each time the turn is free: after the layer's timeout, and after it has lingered.
+    // One connection each time that the permit is free: after the layer's timeout and the linger time.
     let turns = i64::try_from(began.elapsed().as_millis() / 3_500).expect("few") + 1;
     go_on(&mut admin).await;
     let refused = bounded(asking.join_all()).await;
     assert!(
         refused.iter().any(StatusCode::is_server_error),
-        "it was no stall"
+        "the server did not stall"
     );
     assert!(most <= turns + 1, "{most} backends in {turns} turns");
     let after = format!("{name}-after");
@@ -655,7 +658,7 @@ async fn few_backends_are_left_behind(server: &PostgresServer, trial: u64) {
 
 // ---- A server that completes no handshake ----
 
-/// The server accepts connections, and sends nothing: there is no connection yet whose statement could be cut off.
+/// The server accepts connections and sends nothing, so there is no statement that could be cancelled.
 async fn handshakes_that_hang_are_few<S: Store>(store: S, way: &Proxy) {
     way.set(Mode::Hold);
     let (app, effects) = creating(IdempotencyLayer::new(store));
@@ -666,15 +669,15 @@ async fn handshakes_that_hang_are_few<S: Store>(store: S, way: &Proxy) {
         asking.spawn(async move { send(&app, req).await.status });
         sleep(Duration::from_millis(750)).await;
     }
-    // The store tries one connection each time the turn is free. A turn takes the remaining layer timeout of the last
-    // caller, all but at most 750 ms of it, and then its linger time.
+    // The store tries one connection each time that the permit is free. A caller has the permit for its remaining
+    // timeout, of which at most 750 ms have passed, and then for the linger time.
     let turns = began.elapsed().as_millis() / 2_750 + 1;
     let tried = way.counts().connections;
     way.set(Mode::Pass);
     let refused = bounded(asking.join_all()).await;
     assert!(
         refused.iter().any(StatusCode::is_server_error),
-        "it was no stall"
+        "the server did not stall"
     );
     assert!(
         u128::from(tried) <= turns,

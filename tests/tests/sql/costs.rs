@@ -1,4 +1,4 @@
-//! Costs of a request for a database, counted on the wire.
+//! Costs of a request on a database: round trips, counted on the wire.
 
 use std::{sync::Arc, time::Duration};
 
@@ -43,7 +43,7 @@ async fn is_created(app: &Router, key: &str, body: &'static str) {
     assert_eq!(answer.status, StatusCode::CREATED);
 }
 
-/// Keys are shared by the tests of this binary, so each has its own.
+/// The tests of this binary share a table, so each has its own key.
 async fn costs_two_when_fresh_and_one_when_replayed<S: Store>(store: S, trips: RoundTrips) {
     let (app, effects) = creating(layer(store));
     is_created(&app, "cost-before", "tea").await;
@@ -121,7 +121,7 @@ each! {
 
 // ---- In the handler's transaction ----
 
-/// The pool asks its only connection, when it comes back, whether it is alive, and then has it idle.
+/// Waits until the only connection of the pool is idle. The pool checks a returned connection first.
 async fn is_back<S: Ledgered>(books: &Books<S>) {
     within(Duration::from_secs(60), async {
         while books.pool.num_idle() < 1 {
@@ -163,7 +163,8 @@ async fn costs_of_a_transaction<S: Ledgered>(
     assert_eq!(effects.count(), 2);
 }
 
-/// Uses one connection, which caches a statement of the handler's, as by default, or none.
+/// Counts the costs on one connection. The connection caches statements of the handler, as by default, if `keeps` is
+/// set.
 async fn a_transaction_on_postgres_costs(keeps: bool, table: &str, expected: (u64, &str)) {
     let trips = || RoundTrips::before(postgres::shared().address());
     let trips = [trips(), trips()];
@@ -210,7 +211,8 @@ async fn mariadb_transaction_costs_five_round_trips() {
     costs_of_a_transaction::<MySqlStore>(books, trips, (6, all)).await;
 }
 
-/// The first time on a connection, too: a driver that is cut off while it prepares is out of step.
+/// A checkpoint costs the same on a new connection, because it prepares no statements. A driver that is cut off during
+/// a prepare loses its place in the protocol.
 #[tokio::test]
 async fn mariadb_checkpoint_prepares_nothing() {
     let trips = Arc::new(RoundTrips::before(mariadb::shared().address()));
@@ -227,7 +229,7 @@ async fn mariadb_checkpoint_prepares_nothing() {
             let _ = trips.taken();
             tx.checkpoint("phase", &n).await.expect("a phase");
             let taken = trips.taken();
-            // The pool may have asked already whether the connection is alive.
+            // The pool may have checked the connection already.
             assert!(taken <= 5, "{taken}: savepoint, before, checkpoint, commit");
             created(n)
         }

@@ -1,5 +1,5 @@
-//! Handlers' transactions that are cut off, or end before their time: what was begun leaves nothing behind, and nothing is
-//! recorded without its effect.
+//! Handlers' transactions that are cut off or end early. They leave nothing behind, and nothing is recorded without its
+//! effect.
 
 use std::{
     future::{Future, poll_fn},
@@ -40,7 +40,7 @@ use tower_idempotency_sqlx::{
     },
 };
 
-/// A service on the books: the handler is given its lease and which execution it is.
+/// Returns a service on the books. The handler gets its lease and the number of its execution.
 fn bank<S, H, F>(books: &Books<S>, handler: H) -> (Router, Effects)
 where
     S: Ledgered,
@@ -70,7 +70,7 @@ async fn committed<S: Ledgered>(tx: FencedTransaction<S>, n: u64) -> Response {
     committed.expect("a commit").into_response()
 }
 
-/// The handlers' pool, of one connection, on the other side of a proxy; and one that leads to the server.
+/// The handlers' pool with one connection through a proxy, and a direct pool.
 struct Way<S: Ledgered> {
     books: Books<S>,
     direct: Books<S>,
@@ -159,7 +159,7 @@ async fn cut_off_begin_leaves_no_transaction<S: Ledgered>(way: Way<S>) {
     assert_eq!(way.direct.count().await, 2);
 }
 
-/// The connection returns to the pool if another party closes it, as with a commit.
+/// The pool gets its permit back if another party closes the connection, as with a commit.
 async fn hanging_begin_returns_pool_permit<S: Ledgered>(way: Way<S>) {
     let connect = way.books.pool.connect_options();
     for patience in books::PATIENCE {
@@ -177,7 +177,7 @@ async fn hanging_begin_returns_pool_permit<S: Ledgered>(way: Way<S>) {
                     S::run(&mut tx, books.effect("charge", 1, n)).await.ok()?;
                     tx.commit(created(n)).await.ok()
                 };
-                // A handler that gave up before the reply was lost would leave a begin that loses its reply later.
+                // If a handler stopped waiting before the reply was lost, its begin would lose the reply later.
                 let gives_up = async {
                     while proxy.hits() == 0 {
                         sleep(Duration::from_millis(5)).await;
@@ -210,7 +210,7 @@ async fn hanging_begin_returns_pool_permit<S: Ledgered>(way: Way<S>) {
     panic!("nothing comes to its begin");
 }
 
-// ---- Ended before their time ----
+// ---- Transactions that end early ----
 
 /// The end of a phase, or of the request.
 #[derive(Clone, Copy, Debug)]
@@ -224,16 +224,16 @@ impl End {
     async fn refused<S: Ledgered>(self, tx: FencedTransaction<S>, n: u64) -> TransactionError {
         match self {
             Self::Commit => {
-                let error = tx.commit(created(n)).await.expect_err("it is gone");
-                error.into_answer().expect_err("it is gone")
+                let error = tx.commit(created(n)).await.expect_err("it has ended");
+                error.into_answer().expect_err("it has ended")
             }
-            Self::Checkpoint => tx.checkpoint("phase", &n).await.expect_err("it is gone"),
+            Self::Checkpoint => tx.checkpoint("phase", &n).await.expect_err("it has ended"),
         }
     }
 }
 
-/// Asserts that nothing is stored of the first execution, whose handler received the reason, and that the next one is
-/// normal.
+/// Asserts that the first execution left nothing, that its handler got the reason, and that the next execution
+/// succeeds.
 async fn assert_refused<S: Ledgered>(books: &Books<S>, app: &Router, effects: usize, what: &str) {
     let refused = within(Duration::from_secs(60), send(app, order())).await;
     assert_eq!(refused.text(), "Ended", "{what}: {refused:?}");
@@ -253,7 +253,8 @@ fn ended(error: &TransactionError) -> Response {
     (StatusCode::SERVICE_UNAVAILABLE, kind).into_response()
 }
 
-/// By a driver that then takes the whole transaction back. Without a way the future is dropped while it is under way.
+/// Cuts off a savepoint, after which the driver rolls back the whole transaction. Without a proxy, drops the future
+/// while the savepoint is in flight.
 async fn cut_off_a_savepoint<S: Ledgered>(tx: &mut FencedTransaction<S>, way: Option<&Proxy>) {
     if let Some(proxy) = way {
         proxy.set(Mode::Hold);
@@ -265,12 +266,12 @@ async fn cut_off_a_savepoint<S: Ledgered>(tx: &mut FencedTransaction<S>, way: Op
     for _ in 0..1_000 {
         let mut begin = pin!(Connection::begin(&mut **tx));
         let begun = poll_fn(|cx| Poll::Ready(begin.as_mut().poll(cx).is_ready())).await;
-        // Or it was there at once, and is rolled back by itself.
+        // Otherwise the savepoint was created at once, and is rolled back alone.
         if !begun {
             return;
         }
     }
-    panic!("it is never under way");
+    panic!("it is never in flight");
 }
 
 async fn a_savepoint_that_is_cut_off<S: Ledgered>(books: Books<S>, way: Option<Arc<Proxy>>) {
@@ -364,7 +365,8 @@ async fn handler_end_prevents_commit_on_sqlite() {
 }
 
 // F-151
-/// SQLite takes it back where it cannot be committed, as on a full disk: the connection is as good as any for the next one.
+/// SQLite rolls a transaction back if it cannot commit it, as on a full disk. The connection can still execute the next
+/// transaction.
 #[tokio::test(flavor = "multi_thread")]
 async fn sqlite_rollback_leaves_connection_usable() {
     let refuse = "begin select raise(rollback, 'full'); end";
@@ -469,7 +471,7 @@ async fn cut_off_savepoint_release_keeps_transaction() {
 }
 
 // F-149
-/// The server takes the whole transaction back, and goes on: the statements after it are on their own.
+/// The server rolls back the whole transaction, and executes later statements outside a transaction.
 #[tokio::test(flavor = "multi_thread")]
 async fn swallowed_deadlock_prevents_commit_on_mariadb() {
     let server = MariaDbServer::start(&[]);
@@ -496,7 +498,7 @@ async fn swallowed_deadlock_prevents_commit_on_mariadb() {
             within(Duration::from_secs(60), is_waited_for(&mut watch)).await;
             let swallowed = update(&mut tx, 2).await.expect_err("a deadlock");
             assert!(swallowed.to_string().contains("1213"), "{swallowed}");
-            circle.await.expect("it goes on");
+            circle.await.expect("the other transaction continues");
             ended(&End::Commit.refused(tx, n).await)
         }
     });
@@ -511,12 +513,12 @@ async fn update(
     MySqlStore::run(tx, update).await
 }
 
-/// Holds the second account, and wants the first.
+/// Locks the second account, and requests the first.
 async fn deadlock(url: String) {
     let mut other = MySqlConnection::connect(&url).await.expect("it runs");
     for sql in [
         "begin",
-        // The server aborts the transaction that has done less.
+        // The server aborts the transaction with fewer changes.
         "insert into ballast with recursive rows_of (n) as \
          (select 1 union all select n + 1 from rows_of where n < 1000) select n from rows_of",
         "update accounts set n = n + 10 where id = 2",
@@ -524,7 +526,10 @@ async fn deadlock(url: String) {
         "commit",
     ] {
         let sql = raw_sql(AssertSqlSafe(sql));
-        other.execute(sql).await.expect("not given up");
+        other
+            .execute(sql)
+            .await
+            .expect("the transaction is not aborted");
     }
 }
 
@@ -576,5 +581,5 @@ by_a_way! {
     hanging_begin_returns_pool_permit
 }
 
-/// The time after which a call that a proxy holds is cut off, however long the proxy holds it.
+/// The time after which the handler drops a call that a proxy holds.
 const CUT: Duration = Duration::from_millis(300);

@@ -1,7 +1,8 @@
 //! The database aborts a statement of a store in favor of another transaction, and the store retries it: failure mode
 //! 54.
 //!
-//! A store's statements keep one row each, which is no deadlock. A trigger on its table, as for an audit, makes it two.
+//! Each statement of a store locks one row, which cannot deadlock. A trigger on its table, as for an audit, locks a
+//! second row.
 
 #![expect(clippy::unwrap_used, reason = "a test that cannot go on says where")]
 
@@ -39,15 +40,14 @@ async fn is_completed<S: Store>(store: &S, claim: &Claim) {
     assert_eq!(record, "answer");
 }
 
-/// Repeats a trial in which one party came too late, because such a trial proves nothing. At least one trial must be in
-/// time.
+/// Repeats a trial until both parties were in time, because a late party proves nothing.
 async fn tried(trial: impl AsyncFn() -> Trial) {
     for _ in 0..10 {
         if trial().await == Trial::Seen {
             return;
         }
     }
-    panic!("no trial was seen to its end");
+    panic!("no trial was conclusive");
 }
 
 #[derive(Debug, PartialEq, Eq)]
@@ -56,7 +56,7 @@ enum Trial {
     TooLate,
 }
 
-/// A row was waited for in vain, or given up for a deadlock, as often as the store tries.
+/// Returns `true` if all attempts of the store failed with a lock timeout or a deadlock.
 fn given_up(completed: &Result<(), StoreError>) -> bool {
     let codes = ["40P01", "55P03", "1205", "1213"];
     matches!(completed, Err(error) if codes.iter().any(|code| format!("{error:?}").contains(code)))
@@ -70,7 +70,7 @@ async fn completion_retries_after_deadlock_in_postgres() {
 }
 
 // F-158
-/// By default the server looks for deadlocks after longer than the store waits for a row.
+/// By default the store's lock timeout is shorter than the server's delay before it checks for deadlocks.
 #[tokio::test]
 async fn completion_retries_after_lock_timeout_in_postgres() {
     let reported = "canceling statement due to lock timeout";
@@ -81,8 +81,8 @@ async fn is_made_again_in_postgres(deadlock_timeout: &str, reported: &str) -> Tr
     let server = PostgresServer::start(&[&format!("deadlock_timeout={deadlock_timeout}")]);
     let store = sql::postgres(&server, "entries").await;
     let mut other = PgConnection::connect(&server.url()).await.unwrap();
-    // The first completion waits until another statement waits for it, and only then requests the other's row. A store
-    // waits for a row for half a second at most, and that timeout must not end this.
+    // The first completion waits until another statement waits for it, and only then requests the other's row. Each
+    // round is shorter than the half second for which a store waits for a row.
     let setup = "set deadlock_timeout = '5min';
         create table audit (n int);
         insert into audit values (0);
@@ -130,19 +130,19 @@ async fn is_made_again_in_postgres(deadlock_timeout: &str, reported: &str) -> Tr
     }
     completed.expect("made again");
 
-    // After a stall the server may stop waiting for another reason first.
+    // After a stall the server may report another reason first.
     if !log.contains(reported) {
         println!("expected {reported}:\n{log}");
         return Trial::TooLate;
     }
     let noted = query_scalar::<_, i32>("select n from audit").fetch_one(&mut watch);
-    assert_eq!(noted.await.unwrap(), 11, "it happened once");
+    assert_eq!(noted.await.unwrap(), 11, "the update happened once");
     is_completed(&store, &claim).await;
     Trial::Seen
 }
 
 // F-158
-/// No primary says this at READ COMMITTED of its own accord, so a trigger does.
+/// No primary reports this error at READ COMMITTED, so a trigger raises it.
 #[tokio::test]
 async fn completion_retries_after_serialization_failure() {
     let store = sql::postgres(postgres::shared(), "unserial").await;
@@ -168,7 +168,7 @@ async fn completion_retries_after_serialization_failure() {
 }
 
 // F-158
-/// A group of servers says so at the commit, where there is one; here a trigger does.
+/// A replication group reports this error at the commit. Here a trigger raises it.
 #[tokio::test]
 async fn completion_retries_after_certification_failure() {
     let server = mariadb::shared();
@@ -176,7 +176,7 @@ async fn completion_retries_after_certification_failure() {
     let mut admin = MySqlConnection::connect(&server.url()).await.unwrap();
     let claim = claim();
     store.acquire(&claim).await.unwrap();
-    // What it counts by outlives the transaction.
+    // The sequence keeps its count after a rollback.
     for setup in [
         "create sequence uncertified_tries",
         "create trigger uncertified_twice before update on uncertified for each row
@@ -193,7 +193,7 @@ async fn completion_retries_after_certification_failure() {
 }
 
 // F-143
-/// A session can begin the next transaction, or end, with each commit and each rollback.
+/// With these settings, each commit and rollback begins another transaction or ends the session.
 #[tokio::test]
 async fn mariadb_completion_type_is_irrelevant() {
     for completion in ["CHAIN", "RELEASE"] {
@@ -277,9 +277,9 @@ async fn is_made_again_in_mariadb() -> Trial {
         .fetch_one(&mut watch)
         .await;
     assert!(deadlocks.unwrap() >= 1);
-    // The other one's update is noted too.
+    // The other transaction's update counts too.
     let noted = query_scalar::<_, i32>("select n from audit").fetch_one(&mut watch);
-    assert_eq!(noted.await.unwrap(), 12, "it happened once");
+    assert_eq!(noted.await.unwrap(), 12, "the update happened once");
     is_completed(&store, &claim).await;
     Trial::Seen
 }
@@ -306,7 +306,7 @@ async fn completion_waits_for_row_once_in_mariadb() {
         let began = Instant::now();
         let refused = completing(&store, &claim).await.unwrap().unwrap_err();
         assert!(format!("{refused:?}").contains("1205"), "{refused:?}");
-        // Three times would be three seconds at least, each time.
+        // Three attempts would take three seconds at least.
         if began.elapsed() < Duration::from_millis(2_900) {
             Trial::Seen
         } else {
@@ -331,7 +331,7 @@ async fn completion_waits_for_row_in_postgres() {
     store.acquire(&claim).await.unwrap();
     let hold = "begin; select from held_long for update";
     other.execute(raw_sql(hold)).await.unwrap();
-    // Given up after three times half a second, before the layer would.
+    // The store stops after three attempts of half a second, before the layer's timeout.
     let refused = completing(&store, &claim).await.unwrap().unwrap_err();
     assert!(format!("{refused:?}").contains("55P03"), "{refused:?}");
     other.execute(raw_sql("commit")).await.unwrap();
@@ -358,7 +358,7 @@ async fn completion_waits_for_row_in_postgres() {
 }
 
 // F-154
-/// A record is large, and a connection stays. A trigger sees what its session keeps.
+/// The record is large, and its connection stays open. A trigger records the data that its session keeps.
 #[tokio::test]
 async fn failed_completion_clears_session_in_mariadb() {
     let server = MariaDbServer::start(&[]);

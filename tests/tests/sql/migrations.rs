@@ -27,7 +27,7 @@ async fn holds_a_lease<S: Store>(store: &S, again: impl AsyncFn() -> Result<(), 
     assert!(mine.is_ok(), "{mine:?}");
 }
 
-/// 16 stores make one table at once, as replicas that start together do.
+/// Makes a test in which 16 stores create one table at once, like replicas that start together.
 macro_rules! at_once {
     ($store:expr) => {{
         let store = $store;
@@ -70,14 +70,14 @@ async fn replicas_of_mariadb_migrate_at_once() {
 #[tokio::test(flavor = "multi_thread")]
 async fn processes_on_one_sqlite_file_migrate_at_once() {
     let scratch = Scratch::new();
-    // One of many is put into WAL mode by two at the same moment.
+    // In some of many files, two stores set WAL mode at the same moment.
     for file in 0..50 {
         at_once!(|| SqliteStore::new(scratch.file(format!("{file}.db"))));
     }
 }
 
-/// The database belongs to the application, and is not in WAL mode yet. SQLite rejects that change at once during a
-/// write.
+/// The database belongs to the application, and is not in WAL mode yet. During a write, SQLite rejects the change to
+/// WAL at once.
 #[tokio::test]
 async fn migration_waits_for_sqlite_writer() {
     let scratch = Scratch::new();
@@ -98,7 +98,7 @@ async fn migration_waits_for_sqlite_writer() {
     holds_a_lease(&store, || store.migrate()).await;
 }
 
-/// Its name, or its schema's, begins as that of the table which the migrations are written for.
+/// The name of the table or of its schema begins like the default name, which the migrations contain.
 #[tokio::test]
 async fn table_with_default_prefix_is_created() {
     let (name, in_a_schema) = ("tower_idempotency_payments", "tower_idempotency_eu.keys");
@@ -164,7 +164,7 @@ async fn migration_does_not_wait_for_transaction() {
 const SOON: Duration = Duration::from_secs(60);
 const WAITS: &str = "the migration waits for another transaction";
 
-/// A table as it was made before there was an index for orphans.
+/// The table is of a version without an index for orphans.
 #[tokio::test]
 async fn old_table_is_migrated() {
     let store = sql::postgres(postgres::shared(), "before").await;

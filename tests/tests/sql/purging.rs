@@ -1,4 +1,4 @@
-//! Purging the SQL stores beside live traffic, and not purging them at all.
+//! The SQL stores with a purge during traffic, and without any purge.
 
 use std::{
     sync::{
@@ -13,7 +13,7 @@ use tokio::{task::JoinSet, time::sleep};
 use tower_idempotency::store::{Acquired, Claim, Store, StoreError, Ttl};
 use tower_idempotency_sqlx::{MySqlStore, PostgresStore, Purger, SqlError, SqliteStore};
 
-/// Operations that all three stores have in addition.
+/// Operations that all three stores have in addition to `Store`.
 trait Purged: Store + Clone {
     fn purge(&self, batch: u32) -> impl Future<Output = Result<u64, SqlError>> + Send;
     fn purger(&self, every: Duration) -> Purger;
@@ -53,12 +53,12 @@ async fn is_granted<S: Store>(store: &S, claim: &Claim) {
 
 const LONG: Ttl = Ttl::from_secs(600);
 const SHORT: Ttl = Ttl::from_millis(30);
-/// After this a lease that is short, and kept for short, may be forgotten: clocks of databases leave out what is below a
-/// millisecond.
+/// The time after which an entry with a short lease and a short orphan retention may be deleted. The clocks of
+/// databases round to milliseconds.
 const BOTH: Duration = Duration::from_millis(59);
 
-/// 56: two purge as fast as they can, a few rows at a time. Meanwhile entries live on the brink of being over: leases that
-/// are renewed again and again, orphans that are taken over, records that are replaced as soon as they are forgotten.
+/// fm 56: two processes purge as fast as possible, a few rows at a time. Meanwhile other entries are about to expire:
+/// leases that are renewed, orphans that are taken over, and records that are replaced after their expiry.
 async fn purging_deletes_nothing_that_is_not_over<S: Purged>(store: S) {
     let over = Arc::new(AtomicBool::new(false));
     let deleted = Arc::new(AtomicU64::new(0));
@@ -68,7 +68,8 @@ async fn purging_deletes_nothing_that_is_not_over<S: Purged>(store: S) {
         let deleted = Arc::clone(&deleted);
         purging.spawn(async move {
             while !over.load(SeqCst) {
-                // A deadlock with what lives is made again by the store; three in a row are an error of this call only.
+                // The store retries after a deadlock with the traffic. After three deadlocks in a row, only this call
+                // fails.
                 if let Ok(purged) = store.purge(7).await {
                     deleted.fetch_add(purged, SeqCst);
                 }
@@ -77,7 +78,7 @@ async fn purging_deletes_nothing_that_is_not_over<S: Purged>(store: S) {
         });
     }
     let mut living = JoinSet::new();
-    // For three seconds at least, and until there was enough to delete and to find.
+    // Runs for at least three seconds, and until enough entries were deleted and checked.
     let (began, seen) = (Instant::now(), Arc::new(AtomicU64::new(0)));
     for _ in 0..8 {
         let store = store.clone();
@@ -93,11 +94,11 @@ async fn purging_deletes_nothing_that_is_not_over<S: Purged>(store: S) {
                 let lease = claim.lease_ref(1);
                 let (began, held) = (Instant::now(), LONG.as_duration());
                 match retried(|| store.renew(&lease, LONG)).await {
-                    // It came after the end: this round says nothing.
+                    // The renewal was too late, so this round proves nothing.
                     Err(StoreError::LeaseLost) if asked.elapsed() >= BOTH => continue,
                     renewed => renewed.expect(WORKS),
                 }
-                // Longer than it would have lived.
+                // Sleeps for longer than the entry would have lived without the renewal.
                 sleep(Duration::from_millis(70)).await;
                 let other = duplicate(&claim);
                 let found = retried(|| store.acquire(&other)).await;
@@ -111,7 +112,7 @@ async fn purging_deletes_nothing_that_is_not_over<S: Purged>(store: S) {
                     .await
                     .expect(WORKS);
                 sleep(Duration::from_millis(40)).await;
-                // Over by now, deleted or not: free in either case, and a record again at once.
+                // The record has expired, and may be deleted. The key is free, and gets another record at once.
                 let next = duplicate(&claim);
                 is_granted(&store, &next).await;
                 let lease = next.lease_ref(1);
@@ -126,7 +127,7 @@ async fn purging_deletes_nothing_that_is_not_over<S: Purged>(store: S) {
                     other => panic!("a record was deleted, found {other:?}"),
                 }
                 seen.fetch_add(1, SeqCst);
-                // Something to delete.
+                // Creates an entry to delete.
                 let forgotten = super_short();
                 is_granted(&store, &forgotten).await;
             }
@@ -135,15 +136,18 @@ async fn purging_deletes_nothing_that_is_not_over<S: Purged>(store: S) {
     living.join_all().await;
     over.store(true, SeqCst);
     purging.join_all().await;
-    assert!(seen.load(SeqCst) >= 50, "{seen:?} were judged");
-    assert!(deleted.load(SeqCst) > 20, "{deleted:?} were deleted");
+    assert!(seen.load(SeqCst) >= 50, "{seen:?} rounds were checked");
+    assert!(
+        deleted.load(SeqCst) > 20,
+        "{deleted:?} entries were deleted"
+    );
 }
 
 fn super_short() -> Claim {
     claim(Ttl::MIN, Ttl::MIN)
 }
 
-/// 57: without a purger.
+/// fm 57: no process purges.
 async fn expired_entry_is_absent_before_purge<S: Purged>(store: S) {
     let claims = [claim(SHORT, SHORT), claim(LONG, LONG)];
     for claim in &claims {
@@ -163,7 +167,7 @@ async fn expired_entry_is_absent_before_purge<S: Purged>(store: S) {
     assert_eq!(store.purge(100).await.expect(WORKS), 0, "nothing was left");
 }
 
-/// In batches of the size asked for, and no more than there is.
+/// A call deletes at most one batch of this size, and returns the number of deleted entries.
 async fn purging_says_how_many_it_deleted<S: Purged>(store: S) {
     for _ in 0..10 {
         is_granted(&store, &super_short()).await;
@@ -188,7 +192,7 @@ async fn background_purger_runs_until_dropped<S: Purged>(store: S) {
             is_granted(&store, &super_short()).await;
         }
         sleep(Duration::from_millis(100)).await;
-        // What is left is what they have not come to.
+        // Deletes the entries that the purgers have not reached.
         if store.purge(100).await.expect(WORKS) == 0 {
             break;
         }
@@ -199,7 +203,7 @@ async fn background_purger_runs_until_dropped<S: Purged>(store: S) {
         sleep(Duration::from_millis(50)).await;
         is_granted(&store, &super_short()).await;
         sleep(Duration::from_millis(150)).await;
-        // What was under way when they were dropped may have come this late.
+        // A statement that was in flight when the purgers were dropped may take effect this late.
         if store.purge(100).await.expect(WORKS) == 1 {
             return;
         }
@@ -248,6 +252,6 @@ each! {
     background_purger_runs_until_dropped
 }
 
-/// No test waits for longer than this.
+/// The time limit of a test.
 const LONGEST: Duration = Duration::from_secs(120);
 const WORKS: &str = "the database works";

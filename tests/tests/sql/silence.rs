@@ -1,5 +1,5 @@
-//! Calls of a store that no layer bounds, on a connection that never says anything again: they end all the same, and the one
-//! connection of the store has its place back.
+//! Store calls without a layer, and so without its timeout, on a connection that no longer replies. They end
+//! nevertheless, and the store can open its only connection again.
 //!
 //! The clock is paused, and advances by itself while all tasks wait.
 
@@ -61,8 +61,8 @@ async fn by_mariadb(table: &str) -> Way<MySqlStore> {
     }
 }
 
-/// The reply to what holds `needle` is lost, and the connection silent from then on. Then the clock is paused, until the
-/// call gives up.
+/// Loses the reply to the statement that contains `needle`, after which the connection no longer replies. Then pauses
+/// the clock until the call ends.
 async fn without_an_answer<T: Send + 'static>(
     proxy: &Proxy,
     needle: &str,
@@ -117,7 +117,7 @@ async fn orphan_query_ends<S: Ledgered>(way: Way<S>) {
     let layer = sql::layer(way.books.store.clone());
     let work = async |_: Orphan| Ok::<_, &str>(created(1));
     let completer = Completer::new(&way.books.store, &layer, work).with_min_age(Duration::ZERO);
-    // The page, and then the orphan itself.
+    // Loses the reply to the query for a page, and then the one for the orphan.
     for needle in ["id limit", "generation = 1 and"] {
         let sweeping = completer.clone();
         let sweeping = async move { sweeping.sweep().await };
@@ -135,7 +135,7 @@ async fn background_purger_continues_after_lost_reply<S: Ledgered>(way: Way<S>) 
     let purger = (way.purger)(&way.books.store, Duration::from_secs(1));
     let minute = sleep(Duration::from_secs(60));
     without_an_answer(&way.proxy, "forgotten_at limit", minute).await;
-    // What was asked first was done.
+    // The first call took effect.
     let mut next = claim();
     (next.lease, next.orphan_retention) = (over.lease, over.orphan_retention);
     let acquired = within(Duration::from_secs(60), way.books.store.acquire(&next)).await;
@@ -191,7 +191,7 @@ by_a_way! {
     manual_purge_batch_ends
 }
 
-/// A name of a table is shorter than the name of a test may be.
+/// Returns a table name, which must be shorter than some test names.
 fn table(case: &str) -> &str {
     &case[..case.len().min(20)]
 }

@@ -37,7 +37,7 @@ use tower_idempotency_sqlx::{
 
 // ---- Outages ----
 
-/// 503 while the database is down, and nothing is executed; when it is back, everything goes on.
+/// Checks that requests get 503 without an execution while the database is down, and are served again later.
 async fn nothing_is_executed_while_down<S: Store>(
     store: S,
     down: impl FnOnce(),
@@ -98,8 +98,8 @@ async fn missing_sqlite_file_executes_nothing() {
 }
 
 // F-170
-/// A full disk, say, is noticed only as a statement is committed, when its row has been read. Here it is a reference to
-/// nothing.
+/// Some failures, such as a full disk, occur only at the commit, after the row was read. Here it is an invalid foreign
+/// key.
 #[tokio::test]
 async fn failed_sqlite_commit_grants_nothing() {
     let scratch = Scratch::new();
@@ -171,7 +171,7 @@ async fn record_over_packet_limit_is_tombstone_in_mariadb() {
     let server = MariaDbServer::start(&["max-allowed-packet=2M"]);
     let store = sql::mariadb(&server, TABLE).await;
     a_larger_record_is_a_tombstone(store.clone()).await;
-    // What it says it takes, it takes.
+    // The store accepts a record of the reported limit.
     let claim = claim();
     store.acquire(&claim).await.unwrap();
     let lease = claim.lease_ref(1);
@@ -191,11 +191,12 @@ async fn record_over_packet_limit_is_tombstone_in_mariadb() {
 // ---- Isolation ----
 
 // F-142
-/// 54: at a stricter level than the statements state, most of these would be refused by the server, and be made again.
+/// fm 54: if the statements ran at the stricter default level, the server would reject most of them, and the store
+/// would retry.
 #[tokio::test(flavor = "multi_thread")]
 async fn isolation_default_causes_no_failures() {
     for level in ["repeatable read", "serializable"] {
-        // Its autovacuum warns of a machine that stalls.
+        // Autovacuum would log warnings on a machine that stalls.
         let server = PostgresServer::start(&["autovacuum=off"]);
         let options: PgConnectOptions = server.url().parse().unwrap();
         let options = options.options([("default_transaction_isolation", level)]);
@@ -236,8 +237,8 @@ async fn isolation_default_causes_no_failures() {
 
 // ---- Locked rows ----
 
-/// 58: a handler's own transaction may hold the row for as long as the handler runs. Its duplicates receive the record
-/// or the error that the key is in progress at once, and do not wait.
+/// fm 58: a handler's transaction may lock the row for as long as the handler runs. Its duplicates do not wait: they
+/// get the record or 409 at once.
 async fn is_notified_at_once<S: Store>(store: &S, claim: &Claim) {
     // A statement that waits for the row is rejected after a while.
     let acquired = store
@@ -250,7 +251,8 @@ async fn is_notified_at_once<S: Store>(store: &S, claim: &Claim) {
     );
 }
 
-/// An orphan in such a transaction is not taken over: the database stops waiting for its row, with this code.
+/// Checks that an orphan in such a transaction is not taken over. The database stops waiting for its row with this
+/// code.
 async fn is_not_taken_over<S: Store>(store: &S, claim: &Claim, code: &str) {
     let claim = duplicate(claim);
     let refused = within(Duration::from_secs(60), store.acquire(&claim)).await;
@@ -303,7 +305,7 @@ async fn duplicates_do_not_wait_for_row_in_mariadb() {
     assert!(matches!(taken, Acquired::Granted { generation: 2, .. }));
 }
 
-/// An operator answers for an orphan that no token holds: a record without a token.
+/// An operator stores a response for an orphan without a token, so the record has no token.
 async fn replays_record_without_token<C: Connection>(store: &impl Store, url: &str)
 where
     for<'c> &'c mut C: Executor<'c, Database = C::Database>,
@@ -341,7 +343,8 @@ async fn record_without_token_is_replayed_from_mariadb() {
 }
 
 // F-160
-/// The release waits for a transaction that leaves a checkpoint, and finds it then: the entry is an orphan at once.
+/// The release waits for a transaction that writes a checkpoint. It then finds the checkpoint, and leaves an orphan at
+/// once.
 #[tokio::test]
 async fn release_after_checkpoint_leaves_orphan() {
     let store = sql::postgres(postgres::shared(), "release_waits").await;
@@ -367,7 +370,7 @@ async fn release_after_checkpoint_leaves_orphan() {
             tokio::time::sleep(Duration::from_millis(5)).await;
         }
         handler.execute("commit").await.unwrap();
-        // It has waited for too long: this trial says nothing.
+        // The release timed out, so this trial proves nothing.
         if releasing.await.unwrap().is_err() {
             continue;
         }
@@ -377,12 +380,12 @@ async fn release_after_checkpoint_leaves_orphan() {
         assert!(matches!(found, Acquired::Orphaned { .. }), "{found:?}");
         return;
     }
-    panic!("each release was given up");
+    panic!("each release timed out");
 }
 
 // ---- Connections ----
 
-/// 51, 118: neither a handler nor a waiter has a connection meanwhile, so one is enough for all of them.
+/// fm 51, 118: neither handlers nor waiters occupy a connection, so one is enough for all of them.
 async fn one_connection_is_enough<S: Store>(store: S) {
     const HELD: u64 = 40;
     const FRESH: u64 = 10;
@@ -412,7 +415,7 @@ async fn one_connection_is_enough<S: Store>(store: S) {
     for key in 0..HELD / 2 {
         ask(key);
     }
-    // Longer than a lease, all of which are renewed.
+    // Waits for longer than a lease. All leases are renewed.
     tokio::time::sleep(Duration::from_secs(9)).await;
     for n in 0..FRESH {
         let fresh = post("/orders", &format!("fresh-{n}"), "tea");
@@ -465,7 +468,7 @@ async fn error_shows_no_stored_data() {
     );
 }
 
-/// Clients choose the path, and with it what operators read.
+/// Clients choose the path, which operators see.
 #[tokio::test]
 async fn any_path_and_any_owner_can_be_kept() {
     let scratch = Scratch::new();

@@ -1,5 +1,4 @@
-//! Handlers' transactions where something goes wrong: lost replies, other isolation levels, other databases, and who asks
-//! meanwhile.
+//! Handlers' transactions with lost replies, other isolation levels, other databases, and concurrent acquires.
 
 use std::{
     net::SocketAddr,
@@ -48,12 +47,12 @@ use tower_idempotency_sqlx::{
     },
 };
 
-/// Charges, and says in its answer when it could not commit.
+/// Returns a service that charges, and that reports a failed commit in its response.
 fn bank<S: Ledgered>(books: &Books<S>) -> (Router, Effects) {
     impatient_bank(books, || sleep(Duration::from_secs(60)))
 }
 
-/// Like [`bank`], but a handler gives up when its `patience` ends.
+/// Like [`bank`], but a handler stops waiting when its `patience` resolves.
 fn impatient_bank<S, P, F>(books: &Books<S>, patience: P) -> (Router, Effects)
 where
     S: Ledgered,
@@ -96,7 +95,7 @@ fn order() -> Request<Body> {
     post("/orders", "k", "tea")
 }
 
-/// The handlers' pool, on the other side of a proxy; the store is on this side.
+/// Returns books whose handlers use a pool behind the proxy. The store connects directly.
 async fn postgres_behind(proxy: &Proxy, table: &str) -> Books<PostgresStore> {
     let direct = books::on_postgres(table).await;
     let url = format!("postgres://app@{}/postgres", proxy.address());
@@ -113,8 +112,9 @@ async fn mariadb_behind(proxy: &Proxy, table: &str) -> Books<MySqlStore> {
 
 // ---- Lost replies ----
 
-/// A bank, and what it answers first when the reply to its commit is lost. `pool` is of handlers with that patience; they
-/// give up so long after the reply was lost, for a commit of one that gave up before would lose its reply later.
+/// Returns a bank, and its first response after a lost reply to the commit. `pool` creates the pool of handlers with
+/// this patience. A handler stops waiting this long after the reply was lost. If it stopped before that, its commit
+/// would lose the reply later.
 async fn first_of_a_lost_reply<S: Ledgered>(
     books: &Books<S>,
     proxy: &Arc<Proxy>,
@@ -145,7 +145,7 @@ async fn first_of_a_lost_reply<S: Ledgered>(
             return (app, executions, first);
         }
     }
-    panic!("nothing comes to its commit");
+    panic!("no handler reached its commit");
 }
 
 /// The reply is lost, and the layer queries the store: the client receives the committed response.
@@ -160,7 +160,7 @@ async fn lost_commit_reply_is_looked_up<S: Ledgered>(books: Books<S>, proxy: Arc
     }
 }
 
-/// The connection returns to the pool if another party closes it: the pool by itself waits indefinitely.
+/// The pool gets its permit back if another party closes the connection. The pool itself would wait indefinitely.
 async fn hanging_connection_returns_pool_permit<S: Ledgered>(books: Books<S>, proxy: Arc<Proxy>) {
     let connect = books.pool.connect_options();
     let pool = |patience| {
@@ -179,7 +179,7 @@ async fn hanging_connection_returns_pool_permit<S: Ledgered>(books: Books<S>, pr
 
 /// The commit never arrives: nothing is committed, and the retry executes.
 async fn lost_commit_commits_nothing<S: Ledgered>(books: Books<S>, proxy: Arc<Proxy>) {
-    // The other is the record.
+    // The other statement writes the record.
     for (needle, kind) in [("COMMIT", "Unknown"), ("{\"execution\":", "Database")] {
         books.admin("delete from {table}").await;
         books.admin("delete from {table}_effects").await;
@@ -268,7 +268,7 @@ behind_a_proxy! {
 
 // ---- Isolation ----
 
-/// Whatever the pool defaults to: the lease is renewed while the transaction lasts, and it is committed.
+/// At each default level of the pool, the lease is renewed during the transaction, and the commit succeeds.
 async fn renewals_keep_fence<S: Ledgered>(books: Books<S>, direct: Books<S>) {
     let layer = sql::layer(books.store.clone()).with_lease_ttl(Ttl::from_millis(600));
     let bank = books.clone();
@@ -346,7 +346,7 @@ async fn every_isolation_level_on_mariadb() {
 }
 
 // F-140
-/// In transaction mode, with a connection of the server's for each transaction.
+/// PgBouncer is in transaction mode, with a server connection for each transaction.
 #[tokio::test(flavor = "multi_thread")]
 async fn pool_behind_pgbouncer() {
     let server = postgres::shared();
@@ -359,7 +359,7 @@ async fn pool_behind_pgbouncer() {
     renewals_keep_fence(Books { pool, ..books }, direct).await;
 }
 
-/// Nothing was written, and it says so.
+/// A deferred constraint fails at the commit. Nothing is written, and the response reports the database's error.
 #[tokio::test(flavor = "multi_thread")]
 async fn constraint_failure_at_commit() {
     let books = books::on_postgres("deferred").await;
@@ -375,7 +375,7 @@ async fn constraint_failure_at_commit() {
     assert_eq!(send(&app, order()).await.status, StatusCode::CREATED);
 }
 
-/// Between a handler's pool and the server: rolls the first commit back, and reports `error` to who asked for it.
+/// Starts a proxy for the handler's pool. The proxy rolls the first commit back, and replies with `error`.
 async fn refusing_the_first_commit(error: &'static [u8]) -> SocketAddr {
     let (server, refused) = (mariadb::shared().address(), AtomicBool::new(false));
     let listener = TcpListener::bind("127.0.0.1:0").await.expect("a free port");
@@ -390,7 +390,7 @@ async fn refusing_the_first_commit(error: &'static [u8]) -> SocketAddr {
                 let (mut from_server, mut to_server) = server.into_split();
                 let (mut question, mut answer) = (Vec::new(), Vec::new());
                 let mut refuses = false;
-                // One asks, the other answers: a piece is a message, or a part of a long one.
+                // The protocol alternates between request and reply. A piece is a message, or a part of a long one.
                 loop {
                     tokio::select! {
                         Ok(1..) = from_client.read_buf(&mut question) => {
@@ -415,10 +415,10 @@ async fn refusing_the_first_commit(error: &'static [u8]) -> SocketAddr {
 }
 
 // F-147
-/// Group replication certifies a transaction at its commit; no member of one is here to say so.
+/// Group replication certifies a transaction at its commit. The test has no such group, so a proxy sends the error.
 #[tokio::test(flavor = "multi_thread")]
 async fn uncertified_commit_writes_nothing_in_mysql() {
-    // 3101, in SQLSTATE 40000.
+    // Error 3101 with SQLSTATE 40000.
     let refusal = b"\x0a\0\0\x01\xff\x1d\x0c#40000.";
     let books = books::on_mariadb("certified").await;
     let url = format!(
@@ -485,9 +485,9 @@ async fn another_file_of_sqlite() {
     pool_of_other_database_begins_nothing(books, other).await;
 }
 
-// ---- Who asks meanwhile ----
+// ---- Concurrent acquires ----
 
-/// Holds the entry as a fence does, uncommitted, until `commit` is called.
+/// Completes the entry in an open transaction like a fence, until `commit` is called.
 async fn completed_by_hand<S: Ledgered>(books: &Books<S>, claim: &Claim) -> Held<S> {
     let mut held = Held(books.pool.acquire().await.expect("a connection"));
     let id = claim.id.as_bytes().iter();
@@ -540,12 +540,12 @@ async fn acquire_waits_for_transaction<S: Ledgered>(books: Books<S>) {
         for answer in answers.iter().flatten() {
             assert!(matches!(answer, Acquired::Completed { .. }), "{answer:?}");
         }
-        // A caller that waits for too long gets no reply, and then the trial proves nothing.
+        // If an acquire timed out, the trial proves nothing.
         if early.is_err() && answers.iter().all(Result::is_ok) {
             return;
         }
     }
-    panic!("each time a transaction waited for too long");
+    panic!("an acquire timed out in each trial");
 }
 
 /// Many callers at once, at any moment, as in production. Each acquire after the write of the entry returns that it is

@@ -1,4 +1,4 @@
-//! Effect and record in one transaction of the handler's, on each database.
+//! Effect and record in one transaction of the handler, on each database.
 
 use std::{
     io,
@@ -37,7 +37,7 @@ use tower_idempotency_sqlx::{
     sqlx::{AssertSqlSafe, PgConnection, Postgres, postgres::PgListener, query},
 };
 
-/// A service on the books: the handler is given them, its lease and which execution it is.
+/// Returns a service on the books. The handler gets the books, its lease and the number of its execution.
 fn bank<S, H, F>(books: &Books<S>, handler: H) -> (Router, Effects)
 where
     S: Ledgered,
@@ -60,7 +60,7 @@ where
     })
 }
 
-/// Begins, and has the effect.
+/// Begins a transaction, and has the effect.
 async fn charged<S: Ledgered>(
     books: &Books<S>,
     lease: &Lease,
@@ -125,7 +125,7 @@ async fn effect_and_record_are_committed_together<S: Ledgered>(books: Books<S>) 
     assert_eq!(executions.count(), 1);
 }
 
-/// Longer than its lease, which is renewed meanwhile by other connections.
+/// The transaction takes longer than its lease, which is renewed meanwhile on other connections.
 async fn transaction_outlasts_lease<S: Ledgered>(books: Books<S>) {
     let layer = sql::layer(books.store.clone()).with_lease_ttl(Ttl::from_millis(150));
     let (app, executions) = behind(layer, &books, async |books, lease, n| {
@@ -159,7 +159,7 @@ async fn value_is_committed_with_effect<S: Ledgered>(books: Books<S>) {
     assert_eq!(books.count().await, 1);
 }
 
-/// In the same transaction: with the record, and not before it.
+/// The notification is sent in the same transaction as the record, and not before it.
 #[tokio::test(flavor = "multi_thread")]
 async fn postgres_commit_notifies_waiter() {
     let books = books::on_postgres("notified_by_commit").await;
@@ -218,7 +218,7 @@ async fn rolled_back_success_is_recorded<S: Ledgered>(books: Books<S>) {
     assert_eq!((books.count().await, executions.count()), (0, 1));
 }
 
-/// Inserts a number, twice in the first execution, which a deferred constraint refuses at the commit.
+/// Inserts a number. The first execution inserts it twice, which a deferred constraint rejects at the commit.
 async fn number<S: Ledgered<Database = Postgres>>(books: &Books<S>, tx: &mut PgConnection, n: u64) {
     for _ in n..=2 {
         let insert = format!("insert into {}_numbers values (7)", books.table);
@@ -268,7 +268,7 @@ async fn refused_deferred_constraint_is_not_reported() {
                 .bind(retention)
                 .execute(&mut *tx);
             if is_early {
-                // The handler reports the commit as soon as the statement has succeeded.
+                // The handler reports the commit when the statement has succeeded, before the real commit.
                 let write = async {
                     let written = write.await.map_err(StoreError::backend)?;
                     assert_eq!(written.rows_affected(), 1);
@@ -306,7 +306,7 @@ async fn uncommitted_work_has_no_effect<S: Ledgered>(books: Books<S>) {
         match n {
             1 => tx.rollback().await.expect("a rollback"),
             2 => drop(tx),
-            3 => panic!("as it should"),
+            3 => panic!("the intended panic"),
             _ => return committed(tx, created(n)).await,
         }
         StatusCode::INTERNAL_SERVER_ERROR.into_response()
@@ -330,7 +330,7 @@ async fn unrecorded_work_is_rolled_back_and_released<S: Ledgered>(books: Books<S
         let tx = charged(&books, &lease, n).await.expect("a transaction");
         let res = match n {
             1 => (StatusCode::BAD_GATEWAY, "no provider").into_response(),
-            2 => ([("x-idempo-policy", "no-store")], "not for long").into_response(),
+            2 => ([("x-idempo-policy", "no-store")], "not recorded").into_response(),
             _ => return committed(tx, created(n)).await,
         };
         let error = tx.commit(res).await.expect_err("not recorded");
@@ -346,7 +346,7 @@ async fn unrecorded_work_is_rolled_back_and_released<S: Ledgered>(books: Books<S
     let answer = send(&app, order()).await;
     assert_eq!(
         (answer.status, answer.text()),
-        (StatusCode::OK, "not for long")
+        (StatusCode::OK, "not recorded")
     );
     assert_eq!(books.count().await, 0);
     let first = send(&app, order()).await;
@@ -402,7 +402,7 @@ async fn lost_lease_begins_nothing<S: Ledgered>(books: Books<S>) {
     assert_eq!(books.count().await, 0);
 }
 
-/// Another replica acquired the lease and finished meanwhile: this one receives that response, and has had no effect.
+/// Another replica acquired the lease and finished meanwhile. This one returns that response, and has no effect.
 async fn superseded_handler_commits_nothing<S: Ledgered>(books: Books<S>) {
     let (other, _) = bank(&books, charge);
     let (app, _) = bank(&books, move |books, lease, _| {
@@ -456,7 +456,7 @@ async fn oversized_record_becomes_tombstone<S: Ledgered>(books: Books<S>) {
 
 // ---- Checkpoints ----
 
-/// The first phase, unless it is done; then the second, if the provider is there.
+/// Executes the first phase unless it is done, and then the second one if the provider is available.
 async fn in_phases<S: Ledgered>(
     books: &Books<S>,
     lease: &Lease,
@@ -486,7 +486,7 @@ async fn in_phases<S: Ledgered>(
 
 async fn retry_continues_from_checkpoint<S: Ledgered>(books: Books<S>) {
     let (app, executions) = bank(&books, async |books, lease, n| {
-        assert_eq!(lease.generation(), n, "each knows of the one before");
+        assert_eq!(lease.generation(), n, "each phase reads the previous one");
         in_phases(&books, &lease, n, n == 3).await
     });
     for _ in 0..2 {
@@ -529,7 +529,7 @@ async fn lost_lease_writes_no_checkpoint<S: Ledgered>(books: Books<S>) {
 
 // ---- Logs ----
 
-/// Everything that this process logs while a test reads it. Other tests of the binary log, too.
+/// The log of this process while a test reads it. It also contains events of other tests.
 #[derive(Clone, Default)]
 struct Log(Arc<(Mutex<Vec<u8>>, AtomicUsize)>);
 
@@ -591,7 +591,7 @@ fn everything_logged() -> Log {
     log.clone()
 }
 
-/// On the connections of handlers sqlx logs each statement, also those that the store adds.
+/// On the connections of handlers, sqlx logs each statement, also the statements of the store.
 async fn sqlx_logs_show_no_transaction_content<S: Ledgered>(books: Books<S>) {
     let log = everything_logged().read();
     let (app, executions) = bank(&books, async |books, lease, n| {
@@ -624,7 +624,7 @@ async fn sqlx_logs_show_no_transaction_content<S: Ledgered>(books: Books<S>) {
             .all(|it| line.contains(*it))
     };
     assert!(log.lines().any(is_the_fence), "{log}");
-    // In hexadecimal, and in base64 wherever it begins.
+    // The content may be in hexadecimal, or in base64 at any of three alignments.
     for secret in [
         &id,
         &token,
@@ -639,7 +639,7 @@ async fn sqlx_logs_show_no_transaction_content<S: Ledgered>(books: Books<S>) {
     }
 }
 
-/// No other test of the binary says this.
+/// A word that no other test of the binary uses.
 const HUSH: &str = "zythop";
 
 // F-184
@@ -658,7 +658,7 @@ async fn sqlx_log_shows_no_data_on_mariadb() {
 
 // ---- Without the guard ----
 
-/// The statement for other libraries, as the documentation has it.
+/// Returns the documented statement for other libraries.
 fn documented(database: &str, table: &str) -> String {
     let docs = include_str!("../../../docs/stores/sql.md");
     let rest = docs.split_once(&format!("```sql\n-- {database}"));
@@ -790,7 +790,7 @@ without_the_guard! {
     |query, id, token, record, retention| query.bind(id).bind(token).bind(record).bind(retention)
 }
 
-/// A name of a table is shorter than the name of a test may be.
+/// Returns a table name, which must be shorter than some test names.
 fn table(case: &str) -> String {
     case.chars().take(40).collect()
 }

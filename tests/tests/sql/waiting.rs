@@ -16,10 +16,10 @@ use tower_idempotency_sqlx::{
 
 /// The timeout of a waiter that is not notified.
 const LONG: Duration = Duration::from_secs(600);
-/// A waiter that is notified returns in this time, on any machine.
+/// The time in which a notified waiter returns, even on a slow machine.
 const SOON: Duration = Duration::from_secs(90);
 
-/// Waits until a waiter has asked to be notified.
+/// Waits until a waiter has requested a notification.
 async fn is_awaited(admin: &mut PgConnection, table: &str) {
     let awaited = format!("select 1 from {table} where awaited");
     within(SOON, async {
@@ -35,12 +35,12 @@ async fn is_awaited(admin: &mut PgConnection, table: &str) {
     .await;
 }
 
-/// The store sends no notification that no waiter waits for: on the server, notifications are queued.
+/// The store sends a notification only if a waiter waits for it, because the server queues notifications.
 #[tokio::test(flavor = "multi_thread")]
 async fn postgres_notifies_only_awaited_keys() {
     let url = postgres::shared().url();
     let store = || async { sql::postgres(postgres::shared(), "notified").await };
-    // As if they were of two processes.
+    // The two stores act like two processes.
     let (holding, waiting) = (store().await, store().await);
     let mut ear = PgListener::connect(&url).await.unwrap();
     ear.listen("notified").await.unwrap();
@@ -112,14 +112,14 @@ async fn waiter_wakes_after_listener_stall() {
     let url = format!("postgres://app@{}/postgres", way.address());
     let store = sql::postgres(server, "silent_ear").await;
     let store = store.with_listener(url.parse().unwrap());
-    // No process holds this key: the call returns once the channel is listened to.
+    // No process holds this key, so the call returns when the store listens to the channel.
     let nobodys = sql::claim().id;
     store
         .wait_for_change(&nobodys, Duration::from_secs(60))
         .await;
     old.set(Mode::Hold);
     way.lead_to(server.address());
-    // Putting the clock forward cuts off what is under way: longer and longer there is time for a new connection.
+    // Each advance of the clock cuts off calls in flight. Each round therefore leaves more time for a new connection.
     let mut time = Duration::from_millis(100);
     while way.counts().connections < 2 && time < Duration::from_secs(20) {
         tokio::time::pause();
@@ -131,7 +131,10 @@ async fn waiter_wakes_after_listener_stall() {
         }
         time = time * 3 / 2;
     }
-    assert!(way.counts().connections > 1, "it listens in vain");
+    assert!(
+        way.counts().connections > 1,
+        "the listener does not reconnect"
+    );
     store
         .wait_for_change(&nobodys, Duration::from_secs(60))
         .await;
@@ -163,7 +166,7 @@ async fn early_waiter_queries_open_no_connections() {
     let store = store.with_table("early").unwrap();
     let claim = claim();
     store.acquire(&claim).await.unwrap();
-    // No process holds this key: the call returns once the channel is listened to.
+    // No process holds this key, so the call returns when the store listens to the channel.
     let nobodys = sql::claim().id;
     store
         .wait_for_change(&nobodys, Duration::from_secs(60))
@@ -203,7 +206,7 @@ async fn dropped_store_closes_connections() {
         tokio::time::sleep(Duration::from_millis(5)).await;
     }
     waiting.abort();
-    // Cut off, or it has looked up already, as a listener has all do when it begins.
+    // The waiter is cut off, or has already queried, as all waiters do when a listener begins.
     let _ = waiting.await;
     drop(store);
     let deadline = Instant::now() + SOON;

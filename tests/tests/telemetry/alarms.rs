@@ -1,4 +1,4 @@
-//! Events and metrics that alarm operators, and those that must not.
+//! Events and metrics that alarm operators, and situations that must not cause any.
 
 use std::time::Duration;
 
@@ -49,7 +49,7 @@ async fn finish_before_renewal_reports_no_loss() {
                 .route_layer(IdempotencyLayer::new(store.clone()));
             let request = tokio::spawn(async move { send(&app, tests::post("/", "k", "")).await });
             reply.arrival().await;
-            // The lease has ended at the store, and before we hear of it a renewal falls due.
+            // The lease has ended at the store, and a renewal is due before the reply arrives.
             sleep(Duration::from_secs(1)).await;
             assert_eq!(store.calls(Operation::Renew), 1);
             reply.open_for_good();

@@ -52,7 +52,7 @@ fn keyed(key: &str, body: &'static str) -> Request<Body> {
 
 pub(crate) type StartFlow = fn() -> Flow;
 
-/// Every path a request can take, on a layer of its own; each says how many effects it had.
+/// Every path that a request can take, each on its own layer. Each flow returns the number of its effects.
 pub(crate) const FLOWS: [(&str, StartFlow); 47] = [
     ("executed", || Box::pin(executed())),
     ("replayed", || Box::pin(replayed())),
@@ -217,7 +217,7 @@ async fn passed_through() -> u64 {
     effects.count()
 }
 
-/// A handler that takes a second.
+/// Returns a service whose handler takes a second.
 fn slow(layer: IdempotencyLayer) -> (Router, Effects) {
     app(layer, async |_, _| {
         sleep(Duration::from_secs(1)).await;
@@ -253,7 +253,7 @@ async fn waited() -> u64 {
 async fn orphan(policy: OrphanPolicy) -> u64 {
     let store = FaultInjector::new(MemoryStore::new());
     let layer = on(&store).with_orphan_policy(policy);
-    // A process that died: its layer is gone in the middle of its work.
+    // The layer is dropped in the middle of its work, as if its process had died.
     store.fail_each(Operation::Renew, Fault::Hang);
     let (dying, died) = app(layer.clone(), async |_, _| {
         std::future::pending::<()>().await;
@@ -274,7 +274,8 @@ async fn orphan(policy: OrphanPolicy) -> u64 {
     effects.count() + died.count()
 }
 
-/// Loses its lease to another layer, which answers first. With `noticed` the renewals find out before the end.
+/// Loses its lease to another layer, which responds first. With `noticed`, a renewal detects the loss before the
+/// handler ends.
 async fn stolen(noticed: bool) -> u64 {
     stolen_from(noticed, || "the late one".into_response()).await
 }
@@ -310,7 +311,7 @@ async fn renewed() -> u64 {
     effects.count()
 }
 
-/// Its thread did nothing else for two thirds of the lease after the renewal was due.
+/// The thread is blocked for two thirds of the lease after the renewal was due.
 async fn renewed_late() -> u64 {
     let (app, effects) = app(on(&FaultInjector::new(MemoryStore::new())), async |_, _| {
         tokio::time::advance(Duration::from_secs(11)).await;
@@ -405,7 +406,7 @@ async fn needs_attention() -> u64 {
     effects.count()
 }
 
-/// Says so after it has committed its answer.
+/// Reports that the entry needs attention after it has committed its response.
 async fn too_late() -> u64 {
     let ledger = Ledger::default();
     let (app, effects) = app(IdempotencyLayer::new(ledger.clone()), move |_, req| {
@@ -422,7 +423,7 @@ async fn too_late() -> u64 {
     effects.count()
 }
 
-/// The event after a commit that was cut off.
+/// The event after a dropped commit.
 #[derive(Clone, Copy)]
 enum Cut {
     TimedOut,
@@ -431,7 +432,7 @@ enum Cut {
     Panicked,
 }
 
-/// Commits that the entry needs attention, and is cut off before the acknowledgement that this is stored.
+/// Commits a record that needs attention, and drops the commit before its acknowledgement.
 async fn cut_off(cut: Cut) -> u64 {
     let ledger = Ledger::default();
     ledger.next(Fate::HangAfter);
@@ -447,9 +448,9 @@ async fn cut_off(cut: Cut) -> u64 {
             assert!(cut_off.is_err());
             match cut {
                 Cut::TimedOut => Ok(StatusCode::GATEWAY_TIMEOUT.into_response()),
-                Cut::Failed => Err("as it should"),
+                Cut::Failed => Err("the intended error"),
                 Cut::Answered => Ok(ANSWER.into_response()),
-                Cut::Panicked => panic!("as it should"),
+                Cut::Panicked => panic!("the intended panic"),
             }
         }
     });
@@ -457,7 +458,7 @@ async fn cut_off(cut: Cut) -> u64 {
     let service = tower::Layer::layer(&layer, service);
     let res = tokio::spawn(tower::ServiceExt::oneshot(service, order())).await;
     if let Ok(res) = res {
-        let res = res.expect("it is answered");
+        let res = res.expect("the handler responds");
         assert_eq!(res.status(), StatusCode::CONFLICT);
         assert!(!res.headers().contains_key("idempotent-replayed"));
     }
@@ -469,7 +470,7 @@ fn gave_up() -> Response {
     (StatusCode::BAD_GATEWAY, Extension(attention)).into_response()
 }
 
-/// The service fails once its answer is committed.
+/// The service fails after its response was committed.
 async fn committed_then_failed() -> u64 {
     let ledger = Ledger::default();
     let effects = Effects::default();
@@ -486,7 +487,7 @@ async fn committed_then_failed() -> u64 {
     });
     let service = tower::Layer::layer(&IdempotencyLayer::new(ledger), service);
     let res = tower::ServiceExt::oneshot(service, order()).await;
-    let res = res.expect("it is answered");
+    let res = res.expect("the handler responds");
     assert_eq!(res.status(), StatusCode::OK);
     assert!(!res.headers().contains_key("idempotent-replayed"));
     effects.count()
@@ -596,7 +597,7 @@ async fn refused() -> u64 {
 
 // ---- Metrics ----
 
-/// Runs a flow under a recorder of its own and a paused clock.
+/// Runs a flow under its own recorder and a paused clock.
 pub(crate) fn counted(flow: fn() -> Flow) -> Metrics {
     observed::counted(async { _ = flow().await })
 }
@@ -609,7 +610,7 @@ fn flow(name: &str) -> fn() -> Flow {
     flow
 }
 
-/// The counters of a flow, which must be these and no others.
+/// Asserts that a flow changes exactly these counters.
 fn assert_counts(name: &str, expected: &[(&str, f64)]) {
     let mut found = counted(flow(name));
     found.retain(|name, _| name.contains("_total"));
@@ -715,7 +716,7 @@ fn blocked_runtime_shows_late_renewal() {
         async move {
             let before = store.calls(Operation::Renew);
             std::thread::sleep(Duration::from_millis(250));
-            // Due for 150 ms at the least, which is half of the lease.
+            // The renewal was due for at least 150 ms, half of the lease.
             eventually("it is renewed", || store.calls(Operation::Renew) > before).await;
             ANSWER.into_response()
         }
@@ -970,7 +971,7 @@ fn in_flight_gauge_returns_to_zero() {
 #[test]
 fn in_flight_gauge_counts_disconnected_clients() {
     let recorder = DebuggingRecorder::new();
-    // What is read is what has changed since it was read last.
+    // Each read returns the changes since the previous one.
     let mut sum = 0.0;
     let mut in_flight = || {
         sum += read(&recorder)["idempotency_in_flight"];
@@ -1022,7 +1023,7 @@ fn times_and_sizes_are_observed() {
     assert_eq!(found["idempotency_store_seconds{operation=release}"], 1.0);
     assert_eq!(found["idempotency_handler_seconds"], 1.0);
     assert!(!found.contains_key("idempotency_record_bytes"));
-    // A handler that fails takes time as well.
+    // The time of failed handlers counts as well.
     for name in ["panic", "committed, then an error"] {
         let found = counted(flow(name));
         assert_eq!(found["idempotency_handler_seconds"], 1.0, "{name}");
@@ -1064,7 +1065,7 @@ fn run_once_is_counted_as_requests_are() {
     }
 }
 
-/// A value that work has committed itself counts as a run, not as a replay of one.
+/// Work that has committed its value itself counts as an execution, not as a replay.
 #[test]
 fn committed_value_is_not_counted_as_replay() {
     let found = counted(|| {
@@ -1109,7 +1110,7 @@ fn labels_carry_no_request_data() {
 
 // ---- Events ----
 
-/// Everything that a flow logs, from the lowest level up.
+/// Returns the log of a flow at all levels.
 pub(crate) fn logged(flow: fn() -> Flow) -> String {
     observed::observed("trace", async { _ = flow().await }).1
 }
@@ -1145,7 +1146,7 @@ fn events_show_no_secrets() {
     }
 }
 
-/// Says more than it should when it cannot be serialised.
+/// A value whose serialization error contains the value.
 #[derive(serde::Deserialize)]
 struct Talkative;
 

@@ -92,7 +92,7 @@ fn store_errors_warn_each_second_with_count() {
     );
     assert_eq!((warnings.len() + details.len()) as f64, failed);
     assert!(warnings[0].ends_with(" count=1"), "{}", warnings[0]);
-    // A warning counts the failures since the one before.
+    // A warning counts the failures since the previous one.
     let last = *warnings.last().expect("a warning");
     let (_, after) = log.split_once(last).expect("the last warning");
     let uncounted = lines(after, "DEBUG", "store call failed").len();
@@ -120,7 +120,7 @@ fn unprotected_executions_log_each_second() {
 }
 
 // S-874
-/// Another layer, which may have another store.
+/// Another layer may have another store, so it logs its own warning.
 #[test]
 fn layers_count_their_store_errors_separately() {
     let log = logged(|| {
@@ -164,7 +164,7 @@ fn overdue(flow: fn() -> Flow) -> (f64, usize) {
 // F-873, S-875
 #[test]
 fn overdue_execution_is_counted_once() {
-    // The lease lasts 15 s, and the renewal that notices comes 5 s later at the latest.
+    // The limit is detected by a renewal, at most 5 s later. The lease is 15 s.
     assert_eq!(overdue(|| Box::pin(runs_for(149, |layer| layer))), (0.0, 0));
     assert_eq!(overdue(|| Box::pin(runs_for(156, |layer| layer))), (1.0, 1));
     assert_eq!(overdue(|| Box::pin(runs_for(900, |layer| layer))), (1.0, 1));

@@ -1,4 +1,4 @@
-//! Metrics that a scrape lists before anything has happened.
+//! Metrics that a scrape lists before the first request.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -94,7 +94,7 @@ fn scrape_before_first_request_lists_every_metric() {
 }
 
 // S-871
-/// A recorder that is installed after the layer was created, and before the first request.
+/// The recorder is installed after the layer was created, and before the first request.
 #[test]
 fn first_request_registers_every_metric() {
     let (layer, recorder) = (layer(), recorder());
@@ -146,7 +146,8 @@ fn register_keeps_values() {
 }
 
 // S-871
-/// Whatever is counted on any path of a request was present at 0 before. Codes of `NeedsAttention` come from handlers.
+/// Every counter that a request can change is present at 0 before. Codes of `NeedsAttention` are exceptions, because
+/// they come from handlers.
 #[test]
 fn every_counted_label_value_was_registered() {
     let recorder = recorder();
@@ -264,11 +265,12 @@ fn later_requests_look_up_only_their_metrics() {
             assert!(lookups.take() > 60, "the first request registers");
             for key in ["second", "third"] {
                 send(&app, tests::post("/", key, "")).await;
-                // Twice in flight; granted; acquired and completed; the handler and the record; anonymous.
+                // Two lookups for requests in flight, one for the grant, two for store calls, two for handler and
+                // record, one for the anonymous caller.
                 assert_eq!(lookups.take(), 8, "{key}");
             }
             send(&app, tests::post("/", "third", "")).await;
-            // Twice in flight; acquired; replayed; anonymous.
+            // Two lookups for requests in flight, and one each for the acquire, the replay and the anonymous caller.
             assert_eq!(lookups.take(), 5);
         });
     });

@@ -66,14 +66,14 @@ fn dropped_records_are_counted_by_reason() {
     let found = counted(async {
         let tiered = Tiered::new(FaultInjector::new(MemoryStore::new())).with_max_bytes(64 * 1024);
         let (app, _) = app(IdempotencyLayer::new(tiered.clone()), async |n, _| {
-            // The eleventh record is above an eighth of the tier. The others fill it, and three make way.
+            // The eleventh record is above an eighth of the tier. The others fill it, and three are evicted.
             noise(if n == 11 { 8 * 1024 } else { 7 * 1024 })
         });
         for key in 1..=12 {
             send(&app, post("/orders", &key.to_string(), "tea")).await;
         }
         assert_eq!(tiered.len(), 8);
-        // A record whose age has passed is no loss.
+        // The removal of a record that has passed its age is not counted as an eviction.
         advance(Duration::from_secs(60)).await;
         send(&app, post("/orders", "13", "tea")).await;
     });

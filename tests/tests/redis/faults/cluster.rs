@@ -1,4 +1,4 @@
-//! A cluster, its slots moving and its nodes gone: failure modes 39 and 40.
+//! A cluster whose slots move and whose nodes fail: failure modes 39 and 40.
 
 use std::{
     collections::HashSet,
@@ -37,7 +37,7 @@ pub(crate) async fn connect(cluster: &RedisCluster, prefix: &str) -> RedisStore 
 }
 
 // F-121
-// fm 39: each entry is one key, wherever it is.
+// fm 39: each entry is one key, on any node.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn keys_of_all_slots_are_served() {
     let cluster = RedisCluster::start();
@@ -66,7 +66,7 @@ async fn keys_of_all_slots_are_served() {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn slot_migration_loses_no_effect_or_record() {
     let cluster = RedisCluster::start();
-    // All entries are in one slot, which goes round.
+    // All entries are in one slot, which moves from node to node.
     let slot = cluster.slot("{moving}");
     let moving = unhurried().with_prefix("{moving}:");
     let store = || until_connected(|| moving.clone().connect_cluster(cluster.urls()));
@@ -114,7 +114,7 @@ async fn slot_migration_loses_no_effect_or_record() {
     let moves = async {
         let began = Instant::now();
         let mut round = 0;
-        // Until there were enough requests, on however slow a machine.
+        // A slow machine needs more rounds for enough requests.
         while round < 9 || node.books.total() < 200 {
             assert!(began.elapsed() < HANG, "{} effects", node.books.total());
             round += 1;
@@ -123,7 +123,7 @@ async fn slot_migration_loses_no_effect_or_record() {
                 scope.spawn(|| {
                     cluster.begin_move(slot, to);
                     thread::sleep(Duration::from_millis(150));
-                    // What is new goes to the other node, by ASK, and what is there follows.
+                    // New keys go to the other node by ASK, and existing keys are moved.
                     cluster.move_keys(slot, to);
                     cluster.end_move(slot, to);
                 });
@@ -147,8 +147,8 @@ async fn slot_migration_loses_no_effect_or_record() {
 const LEASE: Duration = Duration::from_secs(20);
 
 // F-122
-// fm 40: a key that is not where its slot moves from is asked for where that moves to: one that is emptied on the way to its
-// record is lost there, and free here.
+// fm 40: while a slot moves, a request for a key that its former node does not have goes to the new node. If a script
+// deleted an entry before it wrote the record, the entry would be lost, and the key free.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn lease_in_migrating_slot_becomes_record() {
     let cluster = RedisCluster::start();
@@ -179,8 +179,9 @@ async fn lease_in_migrating_slot_becomes_record() {
 }
 
 // F-124
-// fm 40: a node that imports a slot executes what follows ASKING on a connection, whether or not it has the entry: were
-// that another request, whose entry is with the former owner still, it would be executed twice.
+// fm 40: a node that imports a slot executes the command after ASKING on a connection, even if it does not have the
+// entry. If that command belonged to another request, whose entry is still on the former owner, that request would
+// execute twice.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn asking_and_command_are_sent_together() {
     let cluster = RedisCluster::start();
@@ -203,7 +204,7 @@ async fn asking_and_command_are_sent_together() {
         });
     }
     requests.join_all().await;
-    // All that the node did, in its order.
+    // Reads the commands of the node in their order.
     let mut asking = HashSet::new();
     let mut asked = 0;
     for redis::Asked {
@@ -214,14 +215,14 @@ async fn asking_and_command_are_sent_together() {
     } in monitor.asked()
     {
         if name == "asking" {
-            assert!(asking.insert(client), "asks for two at once: {command}");
+            assert!(asking.insert(client), "two ASKING in a row: {command}");
         } else if asking.remove(&client) {
             asked += 1;
             assert!(command.contains("{importing}:"), "{command}");
         }
     }
-    // An acquire and a completion of each.
-    assert!(asked >= 400, "{asked} were asked for");
+    // Each request makes an acquire and a completion.
+    assert!(asked >= 400, "{asked} redirected commands");
     assert!(asking.is_empty(), "{asking:?}");
 }
 
@@ -236,7 +237,7 @@ async fn dead_node_keys_are_refused_until_failover() {
         let command = ["CONFIG", "SET", "cluster-require-full-coverage", "no"];
         cluster.node(n).command(&command);
     }
-    // The hash tags put each on a node of its own.
+    // Each hash tag belongs to another node.
     let tags: Vec<_> = (0..3).map(|n| tag_on(&cluster, n)).collect();
     let books = Books::default();
     let mut nodes = Vec::new();
@@ -274,7 +275,7 @@ async fn dead_node_keys_are_refused_until_failover() {
     });
     assert_eq!(next, 3);
 
-    // By itself, and with all it had.
+    // The store reconnects by itself, and the node still has its entries.
     let fresh = nodes[0].until_served("/orders", "fresh-0").await;
     assert_eq!(fresh.text(), "effect 1 of fresh-0");
     for (n, key, answer) in &done {
@@ -316,7 +317,7 @@ async fn migrated_key_reexecutes_after_master_loss() {
 }
 
 // F-127
-// fm 38, 40: the connections stay open, and no node reports that another node has the slots.
+// fm 38, 40: the connections stay open, and no node redirects to another node.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn hanging_node_keys_are_served_after_failover() {
     let cluster = RedisCluster::start_with_replicas();
@@ -348,20 +349,21 @@ async fn hanging_node_keys_are_served_after_failover() {
 }
 
 // F-127
-// fm 38, 40: calls for all nodes share connections, and looking for one that hangs must not hold up the others.
+// fm 38, 40: calls for all nodes share connections. A query for the slots at a hanging node must not delay calls to the
+// other nodes.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn keys_of_other_nodes_are_served_while_one_hangs() {
     assert_others_are_served(RedisCluster::start_with(&NEVER_FAILS_OVER)).await;
 }
 
 // F-127
-// Its replica is asked in its place, and sends us back to it.
+// The store queries the replica of the hanging node, which redirects to that node.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn other_nodes_serve_while_one_hangs() {
     assert_others_are_served(RedisCluster::start_with_replicas_and(&NEVER_FAILS_OVER)).await;
 }
 
-/// Lets replicas take over from masters that have failed, or not.
+/// Permits or prevents that replicas take over from failed masters.
 fn let_fail_over(cluster: &RedisCluster, yes_or_no: &str) {
     let prevented = if yes_or_no == "yes" { "no" } else { "yes" };
     for n in 3..6 {
@@ -370,7 +372,7 @@ fn let_fail_over(cluster: &RedisCluster, yes_or_no: &str) {
     }
 }
 
-/// No test takes as long.
+/// A failover takes longer than any test.
 const NEVER_FAILS_OVER: [&str; 4] = [
     "--cluster-node-timeout",
     "600000",
@@ -396,7 +398,7 @@ async fn assert_others_are_served(cluster: RedisCluster) {
     for i in 0..12 {
         let (before, key) = (entries(0), format!("running-{i}"));
         let (request, lease) = node.running(&key).await;
-        // Those of the node that hangs are asked for too, until they are lost.
+        // Leases on the hanging node are renewed too, until they are lost, so they are left out.
         if entries(0) == before {
             running.push((request, lease, key));
         }
@@ -409,8 +411,9 @@ async fn assert_others_are_served(cluster: RedisCluster) {
     }
     let [hanging, others, more] = of_each;
     let others: Vec<_> = others.iter().chain(&more).collect();
-    // A call that comes upon a look for the slots at the node that hangs waits for its end: half of the timeout of a call. If
-    // the look took all of it, no such call would wait for less. Some wait for several looks, or beside a machine that stalls.
+    // If the store queries the hanging node for the slots, other calls wait for the end of that query: half of the call
+    // timeout. If the query used the whole timeout, all of these calls would wait that long. Some calls wait for
+    // several queries, or for a machine that stalls.
     let mut waits = Vec::new();
     let mut pauses = 0;
     while !waits.iter().any(|wait| *wait < TIMEOUT * 4 / 5) {
@@ -432,7 +435,7 @@ async fn assert_others_are_served(cluster: RedisCluster) {
     }
 }
 
-/// Pauses a node for a while under calls to all nodes, and returns how long those to other nodes took that had to wait.
+/// Pauses a node for a while under calls to all nodes. Returns the durations of calls to other nodes that had to wait.
 async fn long_waits_while_one_hangs(
     cluster: &RedisCluster,
     store: &RedisStore,
@@ -453,7 +456,7 @@ async fn long_waits_while_one_hangs(
     let mut waits = Vec::new();
     let mut others = others.iter().cycle();
     while paused.elapsed() < trouble {
-        let (began, claim) = (Instant::now(), others.next().expect("there are some"));
+        let (began, claim) = (Instant::now(), others.next().expect("calls to other nodes"));
         while let Err(error) = store.acquire(claim).await {
             assert!(began.elapsed() < HANG, "{error:?}");
         }
@@ -505,12 +508,12 @@ async fn process_connects_despite_unresponsive_nodes() {
         };
         assert!(matches!(acquired, Acquired::Granted { generation: 1, .. }));
     }
-    // One of those that have slots as well.
+    // Node 2 has slots as well.
     cluster.node(2).pause();
     let store = until_connected(|| RedisOptions::new().connect_cluster(&urls)).await;
     let claims = (20..100).map(claim);
     let mut others = claims.filter(|it| cluster.master_of(slot_of(&cluster, it)) != Some(2));
-    let claim = others.next().expect("two thirds of them are");
+    let claim = others.next().expect("two thirds of the keys");
     let began = Instant::now();
     while let Err(error) = store.acquire(&claim).await {
         assert!(began.elapsed() < HANG, "{error:?}");
@@ -541,9 +544,9 @@ async fn cluster_outage_executes_nothing() {
     assert_eq!(node.books.total(), 2);
 }
 
-/// A hash tag whose slot is a node's.
+/// Returns a hash tag whose slot belongs to this node.
 fn tag_on(cluster: &RedisCluster, node: usize) -> String {
     let tags = (0..1_000).map(|i| format!("t{i}"));
     let mut tags = tags.filter(|tag| cluster.master_of(cluster.slot(tag)) == Some(node));
-    tags.next().expect("a third of them are")
+    tags.next().expect("a third of the slots")
 }

@@ -19,7 +19,7 @@ use crate::{
 
 const SECRET: &str = "open-sesame";
 
-/// Connects to a server in each way there is, which all must fail.
+/// Connects to a server in each possible way. All must fail.
 async fn refused_by(url: &str) -> Vec<ConnectError> {
     let began = Instant::now();
     let sentinel = async || {
@@ -36,7 +36,7 @@ async fn refused_by(url: &str) -> Vec<ConnectError> {
         sentinel(),
     );
     let refused: [Result<RedisStore, ConnectError>; 4] = refused.into();
-    // Two connections may be tried in turn, and a look at the server.
+    // The attempt may make two connections one after the other, and a check of the server.
     assert!(began.elapsed() < BOUND, "{:?}", began.elapsed());
     refused
         .map(|it| it.expect_err("no store"))
@@ -97,7 +97,10 @@ async fn server_without_scripts_is_refused() {
     assert_all(ConnectErrorKind::Unusable, &refused);
     for error in &refused {
         assert_eq!(error.to_string(), "the server does not accept scripts");
-        let source = error.source().expect("the server's own words").to_string();
+        let source = error
+            .source()
+            .expect("the message of the server")
+            .to_string();
         assert!(source.contains("permissions to run"), "{source}");
     }
     assert_eq!(server.command(&["DBSIZE"]), "0");
@@ -108,7 +111,7 @@ async fn wrong_password_is_not_retried() {
     let server = RedisServer::start(&["--requirepass", "another"]);
     let url = format!("redis://:{SECRET}@{}/0", server.address());
     assert_all(ConnectErrorKind::Unreachable, &refused_by(&url).await);
-    // Nor is one that is missing.
+    // A missing replica is not accepted either.
     let url = format!("redis://{}/0", server.address());
     assert_all(ConnectErrorKind::Unreachable, &refused_by(&url).await);
 }

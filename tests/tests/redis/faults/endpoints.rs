@@ -11,8 +11,8 @@ use tower_idempotency_redis::{RedisOptions, RedisStore};
 
 use crate::faults::node::{Books, Node, options, patient, unhurried, until_connected};
 
-/// Connects with a timeout of which a stall of two seconds is less than a quarter, which a node has for taking a connection: a
-/// node that was passed over would be connected to later, and counted.
+/// Connects with a timeout that is more than four times a stall of two seconds, because a node has a quarter of it to
+/// accept a connection. The store would connect to a skipped node later, and the test would count that.
 async fn connect(cluster: &RedisCluster, prefix: &str) -> RedisStore {
     let options = RedisOptions::new()
         .with_timeout(UNHURRIED)
@@ -31,7 +31,7 @@ async fn redirection_without_host_stays_on_host() {
 }
 
 // F-125
-// What is not known is not guessed: another cluster may listen on the port of another host.
+// The store does not guess an unknown host: another cluster may listen on the same port of another host.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn ambiguous_redirection_is_refused_until_moved() {
     let cluster = nameless();
@@ -99,8 +99,8 @@ async fn importing_node_is_reached_over_tls() {
     assert_eq!(cluster.node(to).command(&["DBSIZE"]), "1");
 }
 
-/// A key that is to move is requested from its new node, and a moved key is found there. Both take effect at once, without
-/// reading the slots again. `other` has an old table of slots.
+/// Checks that a moving key is requested from its new node, and that a moved key is found there. Both work at once,
+/// without a new query for the slots. `other` has an old table of slots.
 async fn assert_is_sent_on(cluster: &RedisCluster, tag: &str, node: &Node, other: &Node) {
     let slot = cluster.slot(tag);
     let to = (cluster.master_of(slot).unwrap() + 1) % 3;
@@ -119,7 +119,7 @@ async fn assert_is_sent_on(cluster: &RedisCluster, tag: &str, node: &Node, other
     other.assert_replays("/orders", "asked", &asked).await;
     let fresh = other.post("/orders", "moved").await;
     assert_eq!(fresh.text(), "effect 1 of moved");
-    // Those that counted, and one for acquires and one for completions to where they were sent.
+    // Three connections are those that count, and two are for acquires and completions on the new node.
     assert_eq!(connections(cluster) - connected, 3 + 2);
     node.assert_replays("/orders", "moved", &fresh).await;
     assert_eq!(node.books.total(), 3);

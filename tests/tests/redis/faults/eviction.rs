@@ -67,7 +67,7 @@ async fn evicting_server_is_warned_about_or_refused() {
 }
 
 // F-128
-// fm 41: both policies evict leases, for every entry has its time to live.
+// fm 41: both policies evict leases, because every entry has a time to live.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn evicted_lease_runs_twice_with_one_record() {
     for policy in ["allkeys-lru", "volatile-lru"] {
@@ -76,7 +76,7 @@ async fn evicted_lease_runs_twice_with_one_record() {
         let second = Node::with(connect(&server.url()).await, &first.books, |layer| layer);
         let (late, _) = first.running("k").await;
         let (alone, _) = first.running("l").await;
-        // Everything that may go has to.
+        // The server now evicts every entry that its policy permits.
         server.command(&["CONFIG", "SET", "maxmemory", "1"]);
         let _ = server.try_command(&["SET", "more", "y"]).unwrap();
         let is_empty = || server.entries().is_empty();
@@ -89,7 +89,7 @@ async fn evicted_lease_runs_twice_with_one_record() {
         assert_eq!(answer.text(), "effect 2 of k", "{policy}");
         first.gate.open_for_good();
         assert_eq!(late.await.unwrap().body, answer.body);
-        // No other process took this one meanwhile.
+        // No other process acquired this key meanwhile.
         let stored = alone.await.unwrap();
         for node in [&first, &second] {
             node.assert_replays("/held", "k", &answer).await;
@@ -117,7 +117,7 @@ async fn policy_changed_later_is_refused_until_changed_back() {
         server.command(&["CONFIG", "SET", "maxmemory-policy", policy]);
         let mut changed = false;
         for _ in 0..500 {
-            // Each acquire may start a check, none waits for it.
+            // Each acquire may start a check, and does not wait for it.
             changed = refusing.acquire(&claim(2)).await.is_err() == is_refused;
             if changed {
                 break;
@@ -127,7 +127,7 @@ async fn policy_changed_later_is_refused_until_changed_back() {
         assert!(changed, "{policy}");
         warning.acquire(&claim(3)).await.expect("only a report");
         let renewed = refusing.renew(&held.lease_ref(1), Ttl::from_secs(60)).await;
-        renewed.expect("what has begun goes on");
+        renewed.expect("the execution continues");
     }
     server.command(&["CONFIG", "SET", "maxmemory-policy", "allkeys-lru"]);
     let mut error = None;
@@ -140,5 +140,5 @@ async fn policy_changed_later_is_refused_until_changed_back() {
     assert!(source.contains("noeviction"), "{source}");
     let lease = held.lease_ref(1);
     let completed = refusing.complete(&lease, "done".into(), Ttl::from_secs(60));
-    completed.await.expect("what has begun goes on");
+    completed.await.expect("the execution continues");
 }

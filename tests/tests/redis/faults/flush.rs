@@ -1,4 +1,4 @@
-//! The server forgets its scripts: failure mode 38.
+//! The server loses its scripts: failure mode 38.
 
 use http::StatusCode;
 use tests::servers::redis::RedisServer;
@@ -9,7 +9,7 @@ use crate::{
     faults::node::{Books, Node, connect_unhurried, patient},
 };
 
-/// Returns how often scripts were called by hash and by code since the last call.
+/// Returns the number of script calls by hash and by code since the last call.
 fn calls(server: &RedisServer) -> (u64, u64) {
     let stats = server.commandstats();
     server.command(&["CONFIG", "RESETSTAT"]);
@@ -59,7 +59,7 @@ async fn flushed_script_is_sent_once() {
     let (_, sent) = calls(&server);
     assert_eq!(sent, 1, "renew is sent once");
     assert!(lease.is_held());
-    // Between an acquire and its completion too.
+    // The scripts are also lost between an acquire and its completion.
     server.command(&["SCRIPT", "FLUSH"]);
     renewing.gate.open_for_good();
     let answer = request.await.unwrap();
@@ -67,5 +67,5 @@ async fn flushed_script_is_sent_once() {
     for key in ["first", "second", "third", "fifth"] {
         assert_eq!(node.books.of(key), 1, "{key}");
     }
-    assert_eq!(node.books.of("fourth"), 2, "nothing of it was kept");
+    assert_eq!(node.books.of("fourth"), 2, "nothing was recorded");
 }

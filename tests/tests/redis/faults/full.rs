@@ -15,7 +15,7 @@ use crate::{
     faults::node::{Books, Node, connect_unhurried, patient},
 };
 
-/// Leaves no room in a server's memory.
+/// Fills the memory of a server.
 fn fill(server: &RedisServer) {
     server.command(&["SET", "filler", &"x".repeat(4 << 20)]);
     server.command(&["CONFIG", "SET", "maxmemory", "2mb"]);
@@ -48,7 +48,7 @@ async fn full_server_refuses_new_keys() {
     assert_eq!(
         way.counts().connections,
         connections,
-        "it answers, so no new connection is made"
+        "the server replies, so no new connection is made"
     );
     node.assert_replays("/orders", "before", &before).await;
     assert_eq!(
@@ -67,7 +67,7 @@ async fn full_server_refuses_new_keys() {
     assert_eq!(answer.status, StatusCode::CREATED);
     node.assert_replays("/held-large", "running", &answer).await;
     assert!(answer.body.len() > 100_000, "no small record");
-    // A key is freed as well, or its retry would find it in progress.
+    // The release works, too. Otherwise the retry would find the key in progress.
     assert_eq!(failing.await.unwrap().status, StatusCode::BAD_GATEWAY);
     node.assert_unavailable("/orders", "failing").await;
 
@@ -100,7 +100,10 @@ async fn lost_completion_is_retried_on_full_server() {
     let answer = request.await.unwrap();
     assert_eq!(answer.status, StatusCode::CREATED);
     assert_eq!(way.hits(), 1);
-    eventually("nothing is tried any more", || node.layer.in_flight() == 0).await;
+    eventually("no background attempts are left", || {
+        node.layer.in_flight() == 0
+    })
+    .await;
     assert_eq!(out_of_memory(&server), refused, "no call was refused");
     node.assert_replays("/held", "running", &answer).await;
     assert_eq!(node.books.of("running"), 1);
@@ -112,7 +115,7 @@ async fn lost_completion_is_retried_on_full_server() {
     assert!((86_000..=86_400).contains(&lives), "{lives} s");
 }
 
-/// Returns how often the server had no memory for a command.
+/// Returns the number of commands that failed for lack of memory.
 fn out_of_memory(server: &RedisServer) -> u64 {
     let errors = server.command(&["INFO", "errorstats"]);
     let mut lines = errors.lines();
@@ -120,5 +123,5 @@ fn out_of_memory(server: &RedisServer) -> u64 {
     count.map_or(0, |count| count.trim_end().parse().expect("a number"))
 }
 
-/// So long that a renewal is in time after a stall of some seconds.
+/// The lease is long enough for a renewal after a stall of some seconds.
 const LEASE: Duration = Duration::from_secs(12);

@@ -1,4 +1,4 @@
-//! Each way to reach a server gives the same answers.
+//! Each kind of connection to a server gives the same responses.
 
 use std::fs;
 
@@ -21,7 +21,7 @@ use crate::{
     pushes::{until_delays_are_long, until_pushes_have_woken},
 };
 
-/// Checks a request, its replay, a waiter, and the same through another process that is connected plainly.
+/// Checks a request, its replay and a waiter, and the same requests through another process with a plain connection.
 async fn assert_serves(store: RedisStore, server: &RedisServer, pushes: bool) {
     let books = Books::default();
     let node = Node::with(store, &books, |layer| {
@@ -74,7 +74,7 @@ async fn tls_server_needs_trusted_certificate() {
     let client = Client::build_with_tls(server.tls_url(), trusting(&other)).unwrap();
     let refused = options().connect_client(client).await.unwrap_err();
     assert_eq!(refused.kind(), ConnectErrorKind::Unreachable);
-    // The authorities of the system do not know it either.
+    // The certificate authorities of the system do not trust the server either.
     let refused = options().connect(&server.tls_url()).await.unwrap_err();
     assert_eq!(refused.kind(), ConnectErrorKind::Unreachable);
 }
@@ -124,7 +124,7 @@ async fn password_database_and_prefix_apply() {
             .map(|it| it.starts_with("db7:keys=1,")),
         Some(true)
     );
-    // Of another database, and of another prefix, nothing is known.
+    // Another database and another prefix have none of the entries.
     for (url, prefix) in [(server.url(), "payments:"), (url, "idempotency:")] {
         let store = connect(&url, prefix).await;
         let other = Node::with(store, &node.books, |layer| layer);

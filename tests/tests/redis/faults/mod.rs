@@ -1,7 +1,7 @@
 //! Failures of Redis in production, on real servers and through the real layer: failure modes 34 to 48.
 //!
-//! Each outcome is the documented one. None is an execution without a lease or a second response for a key. Effects are
-//! counted by key.
+//! Each outcome is the documented one. No request is executed without a lease, and no key has two responses. Effects
+//! are counted by key.
 
 mod cluster;
 mod connect;

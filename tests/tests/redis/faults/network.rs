@@ -24,15 +24,15 @@ const COMPLETE: &str = "effect 1 of";
 
 const THEN: [Then; 2] = [Then::Cut, Then::Hang];
 
-/// A lease that a renewal outlives that hangs: the first one is due after 6 s, the next one 4.5 s later (the store timeout and
-/// a twelfth of the lease).
+/// A lease that is long enough for a hanging renewal. The first renewal is due after 6 s, the next one 4.5 s later (the
+/// store timeout and a twelfth of the lease).
 const LEASE: Ttl = Ttl::from_secs(18);
 
 async fn connect_by(way: &Proxy) -> RedisStore {
     connect(&format!("redis://{}/0", way.address())).await
 }
 
-/// The hash of a script, as commands carry it.
+/// Returns the hash of a script, as in commands.
 fn sha(code: &str) -> String {
     let script = tower_idempotency_redis::redis::Script::new(code);
     script.get_hash().to_owned()
@@ -102,7 +102,7 @@ async fn lost_release_frees_key() {
     }
 }
 
-// fm 36, 37: a lease outlives a network that is away for less than it lasts.
+// fm 36, 37: a lease survives a network failure that is shorter than the lease.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn lost_renewal_is_retried_before_expiry() {
     let renew = sha(include_str!(
@@ -189,7 +189,7 @@ async fn store_recovers_after_network_cut() {
 }
 
 // F-137
-// fm 45, 36: a middlebox that forgot the connection answers nothing, not even with a reset.
+// fm 45, 36: a middlebox that lost the state of the connection drops all packets, without a reset.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn unresponsive_connection_is_replaced() {
     for silence in [Mode::LoseReplies(Then::Hang), Mode::Hold] {
@@ -204,8 +204,8 @@ async fn unresponsive_connection_is_replaced() {
         node.gate.open_for_good();
         assert_eq!(running.await.unwrap().status, StatusCode::CREATED);
         if silence == Mode::Hold {
-            // The held bytes stay held; only new connections are served.
-            assert!(way.counts().connections > connections, "dialled again");
+            // The proxy still holds these bytes, and serves only new connections.
+            assert!(way.counts().connections > connections, "connected again");
         }
         way.set(Mode::Pass);
         node.until_served("/orders", "fresh").await;
@@ -261,7 +261,7 @@ async fn waiters_succeed_without_notifications() {
         way.once(fault, Then::Hang);
         let (request, _) = node.running("k").await;
         let waiter = waiting.spawn("/held", "k");
-        eventually("it subscribes in vain", || way.hits() == 1).await;
+        eventually("its subscriptions fail", || way.hits() == 1).await;
         node.gate.open_for_good();
         let answer = request.await.unwrap();
         let waited = waiter.await.unwrap();

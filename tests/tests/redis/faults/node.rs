@@ -1,4 +1,4 @@
-//! A process of those that share a server: it has a store and a layer of its own.
+//! A process with its own store and layer, on a server that it may share with other processes.
 
 use std::{
     collections::BTreeMap,
@@ -21,7 +21,7 @@ use crate::events::HANG;
 
 pub(crate) use tests::servers::redis::until_connected;
 
-/// The effects of all processes of a test, by key. Clones are one.
+/// The effects of all processes of a test, by key. Clones share one state.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Books(Arc<Mutex<BTreeMap<String, Effects>>>);
 
@@ -61,13 +61,14 @@ impl Books {
     }
 }
 
-/// A layer over a store, and a handler that has its effect and answers which of its key it was. By the path of the request:
+/// A layer over a store, and a handler. The handler has its effect and responds with the number of the effect under its
+/// key. The path of the request selects its behavior:
 ///
-/// - `/held..`: it is held at the gate after the effect.
-/// - `..-large`: its answer is large, and no smaller for being deflated.
-/// - `..-fails`: it answers 502, which is not recorded.
+/// - `/held..`: the handler is held at the gate after the effect.
+/// - `..-large`: the response is large, and does not compress.
+/// - `..-fails`: the response is a 502, which is not recorded.
 ///
-/// `/free` is no business of the layer.
+/// The layer does not cover `/free`.
 #[derive(Clone)]
 pub(crate) struct Node {
     pub(crate) layer: IdempotencyLayer,
@@ -90,7 +91,7 @@ impl Node {
     ) -> Self {
         let layer = IdempotencyLayer::new(store)
             .with_store_timeout(STORE_TIMEOUT * 2)
-            // No test takes as long, and renewals are for those that set another lease.
+            // The lease is longer than any test. Tests of renewals set another lease.
             .with_lease_ttl(Ttl::from_secs(600));
         let layer = configure(layer);
         let (books, gate, leases) = (books.clone(), Gate::shut(), Arc::default());
@@ -118,7 +119,7 @@ impl Node {
         }
     }
 
-    /// Sends a request and reads its answer.
+    /// Sends a request and reads its response.
     pub(crate) async fn post(&self, path: &str, key: &str) -> Answer {
         let answer = send(&self.app, tests::post(path, key, "{}"));
         within(HANG * 2, answer).await
@@ -152,12 +153,12 @@ impl Node {
         }
     }
 
-    /// The leases of all handlers that were held.
+    /// Returns the leases of all handlers that were held.
     pub(crate) fn leases(&self) -> Vec<Lease> {
         self.leases.lock().expect("no poison").clone()
     }
 
-    /// Checks that a key is answered by a replay of `first`, again and again.
+    /// Checks that several retries get a replay of `first`.
     pub(crate) async fn assert_replays(&self, path: &str, key: &str, first: &Answer) {
         for _ in 0..2 {
             let replay = self.post(path, key).await;
@@ -166,7 +167,7 @@ impl Node {
         }
     }
 
-    /// Sends a request that must be refused for want of the store, in bounded time and without an effect.
+    /// Sends a request that must get 503 within [`BOUND`] and without an effect.
     pub(crate) async fn assert_unavailable(&self, path: &str, key: &str) {
         let (began, before) = (Instant::now(), self.books.of(key));
         let answer = self.post(path, key).await;
@@ -175,7 +176,7 @@ impl Node {
         assert_eq!(self.books.of(key), before, "effects of {key}");
     }
 
-    /// Sends a request again and again until it is answered with a success; until then it is refused and has no effect.
+    /// Repeats a request until it gets a success. Checks that it has no effect before that.
     pub(crate) async fn until_served(&self, path: &str, key: &str) -> Answer {
         let (began, before) = (Instant::now(), self.books.of(key));
         loop {
@@ -191,7 +192,7 @@ impl Node {
     }
 }
 
-/// Returns `true` if another try may succeed.
+/// Returns `true` if a retry may succeed.
 fn is_refused(answer: &Answer) -> bool {
     let code = answer.code();
     ["store-unavailable", "in-progress"].contains(&&*code)
@@ -229,19 +230,19 @@ pub(crate) fn assert_unavailable(answer: &Answer) {
     assert_eq!(answer.header("retry-after"), Some("1"));
 }
 
-/// A request without a key.
+/// Returns a request without a key.
 pub(crate) fn keyless() -> Request<Body> {
     let req = Request::post("/free").body(Body::empty());
     req.expect("a valid request")
 }
 
-/// Options with a timeout that a test can wait for several times, and that a stall of two seconds does not exceed.
+/// Returns options with a timeout that is short enough for a test, and longer than a stall of two seconds.
 pub(crate) fn options() -> RedisOptions {
     RedisOptions::new().with_timeout(STORE_TIMEOUT)
 }
 
-/// Options with a timeout that nothing meets on a machine that is merely busy, where none is the subject; for a layer that
-/// is [patient].
+/// Returns options with a long timeout for a busy machine, for tests that do not test timeouts. The layer must be
+/// [patient].
 pub(crate) fn unhurried() -> RedisOptions {
     RedisOptions::new().with_timeout(UNHURRIED)
 }
@@ -251,7 +252,7 @@ pub(crate) fn patient(layer: IdempotencyLayer) -> IdempotencyLayer {
     layer.with_store_timeout(UNHURRIED * 2)
 }
 
-/// Connects to a server that runs, however long that takes on a machine that is busy.
+/// Connects to a running server, with attempts until it succeeds.
 pub(crate) async fn connect(url: &str) -> RedisStore {
     until_connected(|| options().connect(url)).await
 }
@@ -261,9 +262,9 @@ pub(crate) async fn connect_unhurried(url: &str) -> RedisStore {
     until_connected(|| unhurried().connect(url)).await
 }
 
-/// The timeout of a store; the layer allows twice that for a call, and twice that again for all tries.
+/// The timeout of a store. The layer allows twice that for a call, and four times that for all attempts.
 pub(crate) const STORE_TIMEOUT: Duration = Duration::from_secs(3);
-/// The time after which a refusal has taken too long: five times the 12 s (4 x [`STORE_TIMEOUT`]) that all tries have.
+/// The longest time for a refusal: five times the 12 s (4 x [`STORE_TIMEOUT`]) of all attempts.
 pub(crate) const BOUND: Duration = Duration::from_secs(60);
 /// The timeout of the stores of [`unhurried`].
 pub(crate) const UNHURRIED: Duration = Duration::from_secs(5);

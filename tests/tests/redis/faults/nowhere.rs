@@ -17,7 +17,7 @@ use crate::{
 };
 
 // F-126
-// Nothing of it is executed, and it takes no longer than a store that is silent.
+// No request is executed, and a refusal takes no longer than with an unresponsive store.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn endless_redirections_end_at_deadline() {
     let mut nowhere = Vec::new();
@@ -47,14 +47,14 @@ async fn endless_redirections_end_at_deadline() {
     let prefixed = options().with_prefix("{strange}:");
     let node =
         Node::new(until_connected(|| prefixed.clone().connect_cluster([strange.url()])).await);
-    // And to itself, again and again.
+    // The node also redirects to itself repeatedly.
     for word in ["MOVED", "ASK"] {
         nowhere.push(format!("{word} 1 {}", strange.address));
         nowhere.push(format!("{word} 1 :{}", strange.address.port()));
     }
     strange.says(&nowhere);
     let began = Instant::now();
-    // Waits until the node has replied each of them.
+    // Waits until the node has sent each of the errors.
     while strange.said() < nowhere.len() {
         assert!(began.elapsed() < HANG, "{} were said", strange.said());
         let mut refused = JoinSet::new();
@@ -71,8 +71,8 @@ async fn endless_redirections_end_at_deadline() {
     node.until_served("/orders", "k").await;
 }
 
-/// A server, and a cluster of one node, that replies to scripts with errors. It repeats the list of errors from its start, or
-/// replies as if it had executed the script.
+/// A server that is also a cluster of one node. It replies to scripts with the listed errors in turn, or as if it had
+/// executed the script.
 pub(crate) struct Strange {
     pub(crate) address: SocketAddr,
     errors: Arc<Mutex<Errors>>,
@@ -105,14 +105,14 @@ impl Strange {
         format!("redis://{}", self.address)
     }
 
-    /// Sets the errors that the node replies from now on.
+    /// Sets the errors that the node sends from now on.
     pub(crate) fn says(&self, errors: &[String]) {
         let mut it = self.errors.lock().unwrap();
         it.errors = errors.to_vec();
         it.said = 0;
     }
 
-    /// Returns how many errors the node has replied since they were set.
+    /// Returns the number of errors that the node has sent since they were set.
     fn said(&self) -> usize {
         self.errors.lock().unwrap().said
     }
@@ -151,7 +151,7 @@ fn bulk(text: &str) -> String {
     format!("${}\r\n{text}\r\n", text.len())
 }
 
-/// The words of a command, as far as they are text.
+/// Reads a command, and returns its words as text.
 fn command(stream: &mut impl BufRead) -> Option<Vec<String>> {
     let mut number = |sign| -> Option<usize> {
         let mut line = String::new();

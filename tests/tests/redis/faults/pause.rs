@@ -1,4 +1,4 @@
-//! The server is silent: failure modes 36, 37 and 45.
+//! The server does not reply: failure modes 36, 37 and 45.
 
 use std::time::Duration;
 
@@ -14,7 +14,7 @@ use crate::{
     faults::node::{BOUND, Books, Node, connect, connect_unhurried, keyless, patient},
 };
 
-/// Sends requests without a key, one after the other: if each of them waited for the store, all would take minutes.
+/// Sends requests without a key, one after the other. If each of them waited for the store, all would take minutes.
 async fn send_keyless(node: &Node) {
     for _ in 0..200 {
         let answer = send(&node.app, keyless()).await;
@@ -38,7 +38,7 @@ async fn unresponsive_server_loses_no_effect() {
     for i in 0..40 {
         let node = node.clone();
         fresh.spawn(async move {
-            // Spread over the first seven seconds: each is answered within them.
+            // The requests are spread over seven seconds, and each must get its response in time.
             sleep(Duration::from_millis(170 * i)).await;
             let key = format!("fresh-{i}");
             node.assert_unavailable("/orders", &key).await;
@@ -71,7 +71,10 @@ async fn unresponsive_server_loses_no_effect() {
     for key in keys.iter().map(String::as_str).chain(["before", "running"]) {
         assert_eq!(node.books.of(key), 1, "{key}");
     }
-    eventually("nothing is tried any more", || node.layer.in_flight() == 0).await;
+    eventually("no background attempts are left", || {
+        node.layer.in_flight() == 0
+    })
+    .await;
 }
 
 // F-119
@@ -86,7 +89,7 @@ async fn late_acquire_finds_own_lease() {
     server.pause();
     let connections = way.counts().connections;
     let request = node.spawn("/orders", "k");
-    // The first try has timed out, and the second is on its way, or a third after a stall.
+    // The first attempt has timed out, and the second is in flight, or a third after a stall.
     let connects = || way.counts().connections > connections;
     eventually("the store connects again", connects).await;
     server.resume();
@@ -95,9 +98,12 @@ async fn late_acquire_finds_own_lease() {
     node.assert_replays("/orders", "k", &answer).await;
     assert_eq!(node.books.of("k"), 1);
     let tries = || server.commandstats()["evalsha"] - (2 + 1 + 2);
-    eventually("both tries reach the server", || tries() >= 2).await;
+    eventually("both attempts reach the server", || tries() >= 2).await;
     let tries = tries();
-    assert!((2..=3).contains(&tries), "{tries} tries reached the server");
+    assert!(
+        (2..=3).contains(&tries),
+        "{tries} attempts reached the server"
+    );
 }
 
 // F-119
@@ -120,7 +126,10 @@ async fn late_completion_counts() {
     node.assert_replays("/held", "k", &answer).await;
     assert_eq!(node.books.of("k"), 1);
     let tries = || server.commandstats()["evalsha"] - (1 + 2);
-    eventually("both tries reach the server", || tries() >= 2).await;
+    eventually("both attempts reach the server", || tries() >= 2).await;
     let tries = tries();
-    assert!((2..=3).contains(&tries), "{tries} tries reached the server");
+    assert!(
+        (2..=3).contains(&tries),
+        "{tries} attempts reached the server"
+    );
 }

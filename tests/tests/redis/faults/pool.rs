@@ -44,7 +44,7 @@ async fn exhausted_pool_does_not_block_renewals() {
 
     // The test holds the only connection, and acquires queue for it.
     let taken = pool.get().await.unwrap();
-    // Nor when the connection that is kept for them has to be made again.
+    // The connection for renewals must be opened again.
     server.command(&["CLIENT", "KILL", "TYPE", "normal"]);
     let mut fresh = JoinSet::new();
     for i in 0..100 {
@@ -62,7 +62,7 @@ async fn exhausted_pool_does_not_block_renewals() {
     for request in running {
         answers.push(request.await.unwrap());
     }
-    // Completed while the pool had nothing to give.
+    // The request was completed while the pool was exhausted.
     drop(taken);
     for (i, answer) in answers.iter().enumerate() {
         let key = format!("slow-{i}");
@@ -89,7 +89,7 @@ async fn pool_of_one_serves_100_requests() {
     });
     let mut requests = Vec::new();
     for i in 0..200 {
-        // Two of each key.
+        // Sends two requests under each key.
         requests.push((i / 2, node.spawn("/orders", &format!("k-{}", i / 2))));
     }
     for (i, request) in requests {
@@ -101,7 +101,7 @@ async fn pool_of_one_serves_100_requests() {
 }
 
 // F-130
-// fm 43: they are fine, and a pool that looks after them finds them so.
+// fm 43: the connections work, and a pool that checks them keeps them.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn connections_to_demoted_primary_leave_pool() {
     let (former, next) = (RedisServer::start(&[]), RedisServer::start(&[]));

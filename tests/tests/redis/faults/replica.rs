@@ -52,7 +52,7 @@ async fn replica_wait_executes_nothing_without_replicas() {
 
     node.assert_unavailable("/orders", "fresh").await;
     node.assert_replays("/orders", "before", &before).await;
-    // What runs already is answered, and its record is no less stored for being on one server.
+    // A running request gets its response, and its record is stored although only one server has it.
     node.gate.open_for_good();
     let began = Instant::now();
     let answer = running.await.unwrap();
@@ -63,14 +63,17 @@ async fn replica_wait_executes_nothing_without_replicas() {
     replica.resume();
     let served = node.until_served("/orders", "fresh").await;
     assert_eq!(served.text(), "effect 1 of fresh");
-    eventually("nothing is tried any more", || node.layer.in_flight() == 0).await;
+    eventually("no background attempts are left", || {
+        node.layer.in_flight() == 0
+    })
+    .await;
     for key in ["before", "running", "fresh"] {
         assert_eq!(node.books.of(key), 1, "{key}");
     }
 }
 
 // F-118
-// fm 35: a server that waits for its replicas answers nothing else on that connection meanwhile.
+// fm 35: while a server waits for its replicas, it sends no other reply on that connection.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn failing_replica_waits_do_not_block_others() {
     let primary = RedisServer::start(&[]);
@@ -91,7 +94,7 @@ async fn failing_replica_waits_do_not_block_others() {
     let mut leases = expiries(&primary).into_keys();
     let entry = leases.find(|key| !others.contains_key(key)).unwrap();
     replica.pause();
-    // In the order in which they came.
+    // The handlers continue in the order of their arrival.
     node.gate.let_through(keys.len());
     let granted = expiries(&primary)[&entry];
     let done = Arc::new(AtomicBool::new(false));
@@ -108,7 +111,7 @@ async fn failing_replica_waits_do_not_block_others() {
             }
         }));
     }
-    // What is answered is stored by then, and not when its turn to wait has come.
+    // A request with a response has its record already, before its wait for replicas begins.
     let plain = connect_unhurried(&primary.url()).await;
     let plain = Node::with(plain, &node.books, patient);
     plain.gate.open_for_good();
@@ -116,9 +119,9 @@ async fn failing_replica_waits_do_not_block_others() {
         let answer = request.await.unwrap();
         plain.assert_replays("/held", key, &answer).await;
     }
-    // Where replays wait as well, there is none meanwhile.
+    // If replays waited for replicas, there would be none meanwhile.
     let (mut replays, began) = (0, Instant::now());
-    // Renewed since: a renewal that waits as well comes too late.
+    // If renewals waited for replicas, they would be too late.
     while replays < 5 || expiries(&primary)[&entry] == granted {
         assert!(lease.is_held());
         let answer = node.post("/orders", "before").await;
@@ -139,7 +142,10 @@ async fn failing_replica_waits_do_not_block_others() {
     assert!(lease.is_held());
     node.gate.open_for_good();
     let answer = running.await.unwrap();
-    eventually("nothing is tried any more", || node.layer.in_flight() == 0).await;
+    eventually("no background attempts are left", || {
+        node.layer.in_flight() == 0
+    })
+    .await;
     node.assert_replays("/held", "running", &answer).await;
     for key in keys.iter().map(String::as_str).chain(["before", "running"]) {
         assert_eq!(node.books.of(key), 1, "{key}");
@@ -160,7 +166,8 @@ async fn replica_wait_rechecks_lease_owner() {
     let way = Proxy::start(former.address());
     let store = connect_waiting_to(&format!("redis://{}/0", way.address())).await;
     let node = Node::with(store, &there.books, |layer| layer);
-    // The connection for leases still leads to the former primary; the one for replicas has no replicas to wait for yet.
+    // The connection for leases still leads to the former primary. The connection for replicas has none to wait for
+    // yet.
     node.assert_replays("/orders", "before", &before).await;
     way.lead_to(next.address());
 
@@ -205,7 +212,7 @@ async fn unreplicated_record_reexecutes_on_replica() {
     let node = Node::new(connect(&primary.url()).await);
     let before = node.post("/orders", "before").await;
     caught_up(&primary, &replica).await;
-    // It falls behind. A replica that is merely slow would still read the bytes in transit.
+    // The promoted replica misses later writes. A replica that is merely slow would still read the bytes in transit.
     replica.promote();
     let lost = node.post("/orders", "lost").await;
     assert_eq!(lost.status, StatusCode::CREATED);
@@ -221,8 +228,7 @@ async fn unreplicated_record_reexecutes_on_replica() {
     let again = next.post("/held", "running").await;
     assert_eq!(again.text(), "effect 2 of running");
     next.assert_replays("/held", "running", &again).await;
-    // The former process cannot reach a server. Its client receives the response of its own execution, as it cannot know
-    // better.
+    // The first process cannot reach a server, so its client receives the response of its own execution.
     node.gate.open_for_good();
     assert_eq!(running.await.unwrap().status, StatusCode::CREATED);
     assert_eq!(node.books.of("before"), 1);
@@ -239,7 +245,7 @@ async fn demoted_primary_executes_nothing() {
     let before = node.post("/orders", "before").await;
     let (running, _) = node.running("running").await;
     let port = server.address().port().to_string();
-    // The other one has the same data, or the first would lose its own.
+    // The other server has the same data. Otherwise the first one would lose its data.
     other.command(&["REPLICAOF", "127.0.0.1", &port]);
     eventually("it has begun", || other.entries().len() == 2).await;
     caught_up(&server, &other).await;
@@ -252,7 +258,7 @@ async fn demoted_primary_executes_nothing() {
     let answer = running.await.unwrap();
     assert_eq!(answer.status, StatusCode::CREATED);
     assert_eq!(node.books.of("fresh"), 0);
-    // One that still loads the data of its primary takes no commands.
+    // A replica that still loads the data of its primary rejects commands.
     eventually("it is a replica with the data", || {
         let info = server.try_command(&["INFO", "replication"]);
         matches!(info, Ok(Ok(info)) if info.contains("master_link_status:up"))
@@ -269,7 +275,7 @@ async fn demoted_primary_executes_nothing() {
 }
 
 // F-130
-// fm 43: Redis 5 and 6 report an error in a script with a code of its own, followed by READONLY.
+// fm 43: Redis 5 and 6 report an error in a script with a separate code, followed by READONLY.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn demoted_primary_of_old_version_is_left() {
     let strange = Strange::start();

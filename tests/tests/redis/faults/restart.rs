@@ -1,4 +1,4 @@
-//! The server comes back empty: failure mode 34.
+//! The server restarts without its data: failure mode 34.
 
 use http::StatusCode;
 use tests::{gate::within, servers::redis::RedisServer};
@@ -23,7 +23,7 @@ async fn record_is_stored_after_server_data_loss() {
         server.restart();
         assert_eq!(server.command(&["DBSIZE"]), "0");
         if notices {
-            // A renewal finds nothing to renew, and the handler can know.
+            // A renewal finds no lease, and the handler is notified.
             within(HANG, held.lost()).await;
             let calls = server.commandstats();
             assert!(calls.contains_key("evalsha"), "a renewal: {calls:?}");
@@ -37,7 +37,7 @@ async fn record_is_stored_after_server_data_loss() {
 }
 
 // F-116
-// fm 34: nothing can stop the second effect, for the server does not know that it forgot.
+// fm 34: nothing can prevent the second effect, because the server cannot detect that it lost its data.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn key_retaken_after_data_loss_runs_twice() {
     let mut server = RedisServer::start(&[]);
@@ -49,7 +49,7 @@ async fn key_retaken_after_data_loss_runs_twice() {
     let (early, _) = second.running("k").await;
     let (earlier, _) = second.running("l").await;
 
-    // The process that took the key since completes first.
+    // The process that acquired the key later completes first.
     second.gate.let_through(2);
     let answer = early.await.unwrap();
     assert_eq!(answer.text(), "effect 2 of k");
@@ -73,7 +73,8 @@ async fn lost_data_returns_only_stored_response() {
     let (former, _) = first.running("k").await;
     server.restart();
     let (present, _) = second.running("k").await;
-    // It completes while another process holds the key, whose response will be the stored one.
+    // The first process completes while another process holds the key. The other process's response will be the stored
+    // one.
     first.gate.open_for_good();
     let unknown = former.await.unwrap();
     assert_eq!(unknown.status, StatusCode::CONFLICT);
@@ -102,12 +103,15 @@ async fn store_recovers_after_server_restart() {
     let answer = running.await.unwrap();
     assert_eq!(answer.status, StatusCode::CREATED, "it has happened");
     server.restart();
-    // What was appended is there again; the scripts are not.
+    // The server has its data again, but not its scripts.
     node.until_served("/orders", "fresh").await;
     node.assert_replays("/orders", "before", &before).await;
     let stored = node.until_served("/held", "running").await;
     assert!(stored.is_replay() && stored.body == answer.body);
-    eventually("nothing is tried any more", || node.layer.in_flight() == 0).await;
+    eventually("no background attempts are left", || {
+        node.layer.in_flight() == 0
+    })
+    .await;
     for key in ["before", "running", "fresh"] {
         assert_eq!(node.books.of(key), 1, "{key}");
     }

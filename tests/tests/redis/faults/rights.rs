@@ -19,7 +19,7 @@ use crate::{
 const COMMANDS: &str = "+@scripting +info +hmget +hset +hdel +del +pexpire +pexpireat +pttl +time +publish +subscribe \
                         +unsubscribe +zadd +zrem +zscore +zcard +zremrangebyscore";
 
-/// Connects as a user who has these rights and no others.
+/// Connects as a user with only these rights.
 async fn connect_as(server: &RedisServer, rights: &str) -> RedisStore {
     let mut user = vec!["ACL", "SETUSER", "service", "reset", "on", ">open-sesame"];
     user.extend(rights.split_whitespace());
@@ -28,7 +28,7 @@ async fn connect_as(server: &RedisServer, rights: &str) -> RedisStore {
     connect_unhurried(&url).await
 }
 
-/// Returns how often the server was asked to run a script since the last call, and how often it could not.
+/// Returns the numbers of script calls and of their failures since the last call.
 fn scripts(server: &RedisServer) -> (u64, u64) {
     let stats = server.command(&["INFO", "commandstats"]);
     server.command(&["CONFIG", "RESETSTAT"]);
@@ -46,7 +46,7 @@ fn scripts(server: &RedisServer) -> (u64, u64) {
     )
 }
 
-/// A request, one that leaves nothing, a lease that is renewed, and a takeover that is released.
+/// Checks a request, a request without a record, a renewed lease, and a released takeover.
 async fn is_served(store: &RedisStore, books: &Books, server: &RedisServer) {
     let node = Node::with(store.clone(), books, patient);
     let renewing = Node::with(store.clone(), books, |layer| {
@@ -86,7 +86,7 @@ async fn is_served(store: &RedisStore, books: &Books, server: &RedisServer) {
 }
 
 // F-132
-// Whom the server of version 7 gives no channels: it lets no script of his publish.
+// A user without channels on a server of version 7, where scripts of this user cannot publish.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn user_without_channels_polls() {
     let server = RedisServer::start(&[]);
@@ -114,7 +114,7 @@ async fn user_without_channels_polls() {
     held.gate.open_for_good();
     let answer = request.await.unwrap();
     assert_eq!(waiter.await.unwrap().body, answer.body);
-    // One each second, one of a second that had begun before, and the one that counted.
+    // One per second, one from a second that had already begun, and the one that counts.
     assert!(made <= took.as_secs() + 3, "{made} in {took:?}");
     assert_eq!(books.of("waited-for"), 1);
 }
@@ -141,7 +141,7 @@ async fn documented_rights_suffice() {
     let log = server.command(&["ACL", "LOG"]);
     let log: Vec<_> = log.lines().collect();
     let refused = log.windows(2).filter(|it| it[0] == "object");
-    // The client library identifies itself, and ignores the refusal.
+    // The client library identifies itself, and ignores the rejection.
     let refused: Vec<_> = refused
         .map(|it| it[1])
         .filter(|it| *it != "client|setinfo")
@@ -155,7 +155,7 @@ async fn user_recovers_after_refused_login() {
     let server = RedisServer::start(&[]);
     let books = Books::default();
     let mut nodes = Vec::new();
-    // A connection detects its loss at once, or with its next call.
+    // The first connection detects its loss at once, the second one with its next call.
     for (user, database) in [("hears", "0?protocol=resp3"), ("asks", "7")] {
         let mut user_with_rights = vec!["ACL", "SETUSER", user, "on", ">open-sesame", "~*", "&*"];
         user_with_rights.extend(COMMANDS.split_whitespace().chain(["+select"]));
@@ -172,7 +172,7 @@ async fn user_recovers_after_refused_login() {
         server.command(&["CLIENT", "KILL", "USER", user]);
     }
     nodes[1].assert_unavailable("/orders", "refused").await;
-    // Longer than any background retry.
+    // Waits for longer than any background retry.
     sleep(Duration::from_secs(9)).await;
     server.command(&["ACL", "SETUSER", "hears", "on"]);
     server.command(&["ACL", "SETUSER", "asks", "+select"]);
@@ -183,7 +183,7 @@ async fn user_recovers_after_refused_login() {
     }
 }
 
-/// Returns how often the server let no client subscribe to a channel.
+/// Returns the number of rejected subscriptions.
 fn denied(server: &RedisServer) -> u64 {
     let stats = server.command(&["INFO", "commandstats"]);
     let mut lines = stats.lines();

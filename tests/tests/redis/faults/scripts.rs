@@ -1,8 +1,7 @@
 //! Two versions of the scripts on one server at the same time: failure modes 47 and 48.
 //!
-//! The other version is frozen in `tests/golden/redis-v1`: a change of the scripts that is incompatible with deployed
-//! versions fails here. Those files are not edited. Scripts that must work together with later ones get a folder of their
-//! own.
+//! The other version is frozen in `tests/golden/redis-v1`. A change of the scripts that is incompatible with deployed
+//! versions fails here. Do not edit these files. Scripts that must work together with later ones get a new folder.
 
 use std::time::Duration;
 
@@ -22,7 +21,7 @@ use crate::{
     faults::node::{UNHURRIED, connect_unhurried},
 };
 
-/// Another deployment, of the frozen scripts: under other hashes, even if the current ones are the same.
+/// Another deployment, with the frozen scripts. They have other hashes, even if the current scripts are equal.
 struct Other(MultiplexedConnection);
 
 const ACQUIRE: &str = include_str!("../../../golden/redis-v1/acquire.lua");
@@ -42,7 +41,7 @@ impl Other {
             .iter()
             .map(|byte| format!("{byte:02x}"))
             .collect();
-        let script = Script::new(&format!("-- As of another day.\n{script}"));
+        let script = Script::new(&format!("-- Another version.\n{script}"));
         let mut call = script.key(format!("idempotency:{id}"));
         for argument in arguments {
             call.arg(*argument);
@@ -122,14 +121,14 @@ impl Other {
     }
 }
 
-/// Either of them.
+/// A deployment with one of the two versions.
 enum Version<'a> {
     This(&'a RedisStore),
     Other(&'a Other),
 }
 
 impl<'a> Version<'a> {
-    /// Whose turn it is at a step.
+    /// Returns the version that makes this step.
     fn of(store: &'a RedisStore, other: &'a Other, combination: u8, step: u8) -> Self {
         if combination >> step & 1 == 0 {
             Self::This(store)
@@ -190,7 +189,7 @@ impl<'a> Version<'a> {
 }
 
 fn millis(value: i64) -> Duration {
-    Duration::from_millis(value.try_into().expect("not before now"))
+    Duration::from_millis(value.try_into().expect("an expiry in the future"))
 }
 
 fn owned_by(value: &Value) -> Fingerprint {
@@ -218,7 +217,7 @@ async fn both(server: &RedisServer) -> (RedisStore, Other) {
 }
 
 // F-139
-// fm 48: every step of an entry's life by either version, in all combinations.
+// fm 48: each step of an entry's life is made by one of the versions, in all combinations.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn two_script_versions_share_entries() {
     let server = RedisServer::start(&[]);
@@ -236,14 +235,14 @@ async fn two_script_versions_share_entries() {
         assert!(!by(3).renew(&rival).await);
         by(4).release(&claim).await;
         assert_eq!(by(5).acquire(&rival).await, 1, "it is free");
-        assert!(!by(0).complete(&claim).await, "and then it is not");
+        assert!(!by(0).complete(&claim).await, "the key is leased");
         assert!(by(1).complete(&rival).await);
         assert!(by(2).complete(&rival).await, "once more");
         assert_eq!(by(3).acquire(&claim).await, 4);
         assert!(!by(4).renew(&rival).await);
         assert!(!other.is_in_progress(&claim).await);
     }
-    // While one of them runs, the other may flush its scripts.
+    // One version may flush the scripts while the other one runs.
     server.command(&["SCRIPT", "FLUSH"]);
     let claim = Claim::new(
         KeyId::from_bytes([99; 32]),
@@ -280,7 +279,7 @@ async fn two_script_versions_take_over() {
 }
 
 // F-139
-// fm 48: in either direction.
+// fm 48: each version notifies waiters of the other one.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn other_script_version_notifies_waiters() {
     let server = RedisServer::start(&[]);
@@ -295,8 +294,8 @@ async fn other_script_version_notifies_waiters() {
         async move { store.wait_for_change(&id, HANG * 10).await }
     });
     let calls = || server.commandstats().get("evalsha").copied().unwrap_or(0);
-    // It listens before it looks.
-    eventually("the waiter has looked", || calls() > before).await;
+    // The waiter listens before it queries.
+    eventually("the waiter has queried", || calls() > before).await;
     let listening = server.command(&["PUBSUB", "NUMSUB", &key]);
     assert_eq!(listening, format!("{key}\n1"));
     assert!(!waiter.is_finished());
@@ -304,7 +303,7 @@ async fn other_script_version_notifies_waiters() {
     let heard = tokio::time::timeout(HANG, waiter).await;
     heard.expect("a notification").unwrap();
 
-    // And as the other one's listener does.
+    // The other version's listener receives notifications in the same form.
     let mut connection = Client::open(server.url())
         .unwrap()
         .get_connection()

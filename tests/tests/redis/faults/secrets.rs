@@ -23,7 +23,7 @@ fn request(path: &str, key: &str) -> Request<Body> {
     req.expect("a valid request")
 }
 
-/// All there is on the server.
+/// Returns all data on the server.
 fn everything(server: &RedisServer) -> Vec<u8> {
     let mut all = Vec::new();
     let keys = server.list(&["KEYS", "*"]);
@@ -84,7 +84,7 @@ fn assert_hidden(server: &RedisServer) {
     for secret in [KEY, TOKEN, BODY, QUERY, COOKIE, "Bearer", "raw-"] {
         assert!(!contains(&all, secret), "{secret} is on the server");
     }
-    // By design, for operators and for replays.
+    // The response is stored in the clear by design, for operators and for replays.
     assert!(contains(&all, "the answer of orders"));
 }
 

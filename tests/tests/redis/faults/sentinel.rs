@@ -22,7 +22,7 @@ use crate::{
     faults::node::{Books, Node, options, until_connected},
 };
 
-/// Connects to the primary. A sentinel names the former one for a moment longer to those who ask for all it knows.
+/// Connects to the primary. For a moment, a sentinel still lists the former primary among all that it knows.
 pub(crate) async fn connect_through(sentinel: &Sentinel, options: RedisOptions) -> RedisStore {
     until_connected(|| {
         let url = format!("redis://{}/", sentinel.address());
@@ -35,7 +35,7 @@ pub(crate) async fn connect_through(sentinel: &Sentinel, options: RedisOptions) 
     .await
 }
 
-/// Waits until a replica has all that was written so far. It may be linked a second before it is sent anything.
+/// Waits until a replica has all previous writes. A linked replica may get its first data a second later.
 pub(crate) async fn caught_up(primary: &RedisServer, replica: &RedisServer) {
     let offset = |server: &RedisServer, name| {
         let info = server.command(&["INFO", "replication"]);
@@ -43,7 +43,7 @@ pub(crate) async fn caught_up(primary: &RedisServer, replica: &RedisServer) {
         lines.find_map(|line| line.strip_prefix(name)?.parse::<u64>().ok())
     };
     let written = offset(primary, "master_repl_offset:");
-    eventually("the replica has it all", || {
+    eventually("the replica has all writes", || {
         offset(replica, "slave_repl_offset:") >= written
     })
     .await;
@@ -76,15 +76,19 @@ async fn replicated_entries_survive_failover() {
     node.assert_unavailable("/orders", "fresh").await;
     assert_eq!(sentinel.failed_over(primary.address()), replica.address());
 
-    // The same process, without a restart. Replays wait for no replica.
+    // The process was not restarted. Replays do not wait for replicas.
     for (first, key) in &done {
         let replay = node.until_served("/orders", key).await;
         assert!(replay.is_replay() && replay.body == first.body, "{key}");
     }
-    // It has connected again by then.
+    // After this, the other process has connected again.
     other.until_served("/orders", &done[0].1).await;
     let duplicate = other.post("/held", "running").await;
-    assert_eq!(duplicate.code(), "in-progress", "the lease is there too");
+    assert_eq!(
+        duplicate.code(),
+        "in-progress",
+        "the replica has the lease too"
+    );
     // There is no replica to wait for.
     node.assert_unavailable("/orders", "fresh").await;
     node.gate.open_for_good();
@@ -105,7 +109,7 @@ async fn replicated_entries_survive_failover() {
 }
 
 // F-135
-// fm 43: who asked last, and has given up, must not keep renewals from asking.
+// fm 43: a call that queried the sentinel and timed out must not keep renewals from a new query.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn unresponsive_sentinels_lose_no_lease() {
     let primary = RedisServer::start(&[]);
@@ -133,7 +137,7 @@ async fn unresponsive_sentinels_lose_no_lease() {
 }
 
 // F-134
-// fm 43: those that are gone are asked in vain each time, for a second or two.
+// fm 43: each reconnect first queries the unreachable sentinel, for a second or two.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn unreachable_sentinel_is_skipped() {
     let primary = RedisServer::start(&[]);
@@ -164,7 +168,7 @@ async fn unreachable_sentinel_is_skipped() {
 }
 
 // F-117
-// fm 35: what a failover loses without waiting, and that the answers agree.
+// fm 35: the losses of a failover without a wait for replicas. The responses of a key are still the same.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn failover_loss_reexecutes_with_one_record() {
     let mut primary = RedisServer::start(&[]);
@@ -172,7 +176,7 @@ async fn failover_loss_reexecutes_with_one_record() {
     let sentinel = Sentinel::start(&primary, 1);
     let books = Books::default();
     let node = with_lease(connect_through(&sentinel, options()).await, &books, 600);
-    // The replica hears of its primary by a way that can be blocked.
+    // The replica gets its data through a proxy that can block it.
     let way = Proxy::start(primary.address());
     let port = way.address().port().to_string();
     replica.command(&["REPLICAOF", "127.0.0.1", &port]);
@@ -189,12 +193,12 @@ async fn failover_loss_reexecutes_with_one_record() {
     let other = with_lease(connect_through(&sentinel, options()).await, &books, 600);
     other.assert_replays("/orders", "before", &before).await;
     assert_eq!(other.post("/held", "running").await.code(), "in-progress");
-    // Its lease was acknowledged and is gone; who takes it answers for all.
+    // The lease was acknowledged and is lost. The process that acquires the key next has the only recorded response.
     other.gate.open_for_good();
     let answer = other.post("/held", "taken").await;
     assert_eq!(answer.text(), "effect 2 of taken");
     let reconnected = node.until_served("/orders", "reconnected").await;
-    // Completed there, by the connection that completes the others.
+    // The record is stored on the new primary, through the connection for completions.
     let stored = || other.post("/orders", "reconnected");
     assert_eq!(stored().await.body, reconnected.body);
     node.gate.open_for_good();
@@ -209,7 +213,7 @@ async fn failover_loss_reexecutes_with_one_record() {
 }
 
 // F-130
-// fm 43: connections to the former primary are fine, and answered READONLY.
+// fm 43: connections to the former primary work, and get the error READONLY.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn demoted_primary_is_left() {
     let primary = RedisServer::start(&[]);
@@ -226,7 +230,7 @@ async fn demoted_primary_is_left() {
     let mut failover = tower_idempotency_redis::redis::cmd("SENTINEL");
     failover.arg("FAILOVER").arg(Sentinel::NAME);
     let began = Instant::now();
-    // It refuses until it knows the replica well enough.
+    // The sentinel rejects the failover until it knows the state of the replica.
     while let Err(error) = failover.query_async::<String>(&mut asked).await {
         assert!(began.elapsed() < HANG, "{error}");
         sleep(Duration::from_millis(50)).await;

@@ -16,7 +16,7 @@ use crate::{
     faults::node::{Node, connect, connect_unhurried, patient},
 };
 
-/// The key of the one entry there is.
+/// Returns the key of the only entry.
 fn entry(server: &RedisServer) -> String {
     let mut keys = server.entries();
     assert_eq!(keys.len(), 1, "{keys:?}");
@@ -66,7 +66,7 @@ async fn entry_of_later_version_is_preserved() {
     node.assert_unavailable("/held", "k").await;
     let reused = tests::send(&node.app, tests::post("/held", "k", "another")).await;
     assert_eq!(reused.status, StatusCode::SERVICE_UNAVAILABLE);
-    // The handler that was running at that time overwrites nothing either.
+    // The running handler does not overwrite the entry either.
     node.gate.open_for_good();
     assert_eq!(request.await.unwrap().status, StatusCode::CREATED);
     assert_eq!(contents(&key), found);
@@ -91,7 +91,7 @@ async fn entry_of_later_version_is_preserved() {
     assert_eq!(contents(&key), found);
 }
 
-// ---- Entries as the first version wrote them. These stay readable in all later versions: add to them, and change none. ----
+// ---- Entries of the first version. All later versions must read them. Add entries, but do not change any. ----
 
 const FINGERPRINT: [u8; 32] = *b"\0fingerprint\xff\r\n\xc3\x28 of 32 bytes...";
 const TOKEN: [u8; 16] = *b"\xfftoken\0\r\n..16...";
@@ -132,7 +132,7 @@ fn now(server: &RedisServer) -> u64 {
     parts.next().expect("seconds and microseconds") * 1_000 + parts.next().expect("MSG") / 1_000
 }
 
-/// An entry, written by hand, that is leased until then.
+/// Writes an entry that is leased until `end`.
 fn write_leased(server: &RedisServer, key: &str, generation: &str, ends: u64, token: bool) {
     let ends_text = ends.to_string();
     let mut command: Vec<&[u8]> = vec![b"HSET", key.as_bytes(), b"s", b"L", b"f", &FINGERPRINT];
@@ -240,7 +240,7 @@ async fn orphan_of_v1_is_readable() {
         assert!(matches!(late, Err(StoreError::LeaseLost)));
         server.command(&["DEL", &key_of(&claim)]);
         write();
-        // Its holder, or a process that has the response without a lease, completes it.
+        // The lease holder completes the entry, or a process that has a response without a lease.
         let record = Bytes::from_static(RECORD);
         store
             .complete(&lease, record, Ttl::from_secs(60))

@@ -113,7 +113,7 @@ impl Actor {
     }
 }
 
-/// Sends a request on a connection of its own and returns the whole response, or `None` if the connection fails.
+/// Sends a request on a separate connection and returns the whole response, or `None` if the connection fails.
 ///
 /// A process that is killed resets its connections, so no caller waits for a dead process. If the process is slow or
 /// stopped, the caller waits.

@@ -207,7 +207,7 @@ impl<S: Ledgered> Books<S> {
 ///
 /// # Panics
 ///
-/// Panics if it does not answer.
+/// Panics if the server does not reply.
 pub async fn on_postgres(table: &str) -> Books<PostgresStore> {
     let url = postgres::shared().url();
     Books::open(&url, PgPool::connect(&url).await.expect(RUNS), table).await
@@ -217,7 +217,7 @@ pub async fn on_postgres(table: &str) -> Books<PostgresStore> {
 ///
 /// # Panics
 ///
-/// Panics if it does not answer.
+/// Panics if the server does not reply.
 pub async fn on_mariadb(table: &str) -> Books<MySqlStore> {
     let url = mariadb::shared().url();
     Books::open(&url, MySqlPool::connect(&url).await.expect(RUNS), table).await

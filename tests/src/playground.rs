@@ -1,4 +1,4 @@
-//! The playground as a process of its own, and clients for it.
+//! The playground in a separate process, and clients for it.
 //!
 //! Each test process builds the playground once, because cargo prints the path of the executable for any target
 //! directory. The build has all features of the workspace, so that it shares nearly all dependencies with the tests.

@@ -30,7 +30,7 @@ use crate::{
 ///
 /// # Panics
 ///
-/// Panics if the server does not answer.
+/// Panics if the server does not reply.
 pub async fn postgres(server: &PostgresServer, table: &str) -> PostgresStore {
     let store = PostgresStore::from_url(&server.url()).expect("an URL");
     let store = store.with_table(table).expect("an identifier");
@@ -42,7 +42,7 @@ pub async fn postgres(server: &PostgresServer, table: &str) -> PostgresStore {
 ///
 /// # Panics
 ///
-/// Panics if the server does not answer.
+/// Panics if the server does not reply.
 pub async fn mariadb(server: &MariaDbServer, table: &str) -> MySqlStore {
     let store = MySqlStore::from_url(&server.url()).expect("an URL");
     let store = store.with_table(table).expect("an identifier");

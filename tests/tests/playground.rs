@@ -517,7 +517,7 @@ async fn lease_is_renewed_during_execution() {
 
 // ---- Metrics ----
 
-/// Passes a scrape to `promtool check metrics`, which prints what it finds.
+/// Passes a scrape to `promtool check metrics`, which prints its findings.
 fn check_scrape(page: &str) {
     let tool = tool("promtool", "prometheus", &[]);
     let mut promtool = Command::new(tool)

@@ -3,8 +3,8 @@
 //!
 //! ```text
 //! a fleet under load, in tests and campaigns ─┐
-//!                                             ├─> History -> what may not be in it, key by key
-//! a run of the simulation, when it is over ───┘
+//!                                             ├─> History -> violations, key by key
+//! a run of the simulation, at its end ────────┘
 //! ```
 //!
 //! The oracle sees no lease, no token and nothing of the store. It can therefore judge real servers. It knows the time

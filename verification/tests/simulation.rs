@@ -139,8 +139,8 @@ fn every_seeded_bug_is_found_within_10_000_seeds() {
     assert!(missed.is_empty(), "not found: {missed:?}");
 }
 
-/// Clients, effects and injected faults do not show these bugs, however many seeds are run. A request that its own
-/// lease rejects waits until that lease expires. The takeover flag passes only between the layer and the handler.
+/// Clients, effects and injected faults do not show these bugs, with any number of seeds. A request that its own lease
+/// rejects waits until that lease expires. The takeover flag passes only between the layer and the handler.
 const NOT_SEEN_FROM_OUTSIDE: [Bug; 2] = [Bug::OwnTokenIsRefused, Bug::TakeoversAreHidden];
 
 #[test]

@@ -145,7 +145,7 @@ impl DynamoDbServer {
     ///
     /// # Panics
     ///
-    /// Panics if it is gone.
+    /// Panics if the server has ended.
     pub fn pause(&self) {
         self.guard.signal("STOP");
     }
@@ -154,7 +154,7 @@ impl DynamoDbServer {
     ///
     /// # Panics
     ///
-    /// Panics if it is gone.
+    /// Panics if the server has ended.
     pub fn resume(&self) {
         self.guard.signal("CONT");
     }

@@ -143,7 +143,7 @@ impl Guard {
     ///
     /// # Panics
     ///
-    /// Panics if the shell is gone.
+    /// Panics if the shell has ended.
     pub fn kill(&mut self) {
         let orders = self.orders.as_mut().expect("taken only when dropped");
         orders.write_all(b"kill\n").expect("the shell is there");
@@ -160,7 +160,7 @@ impl Guard {
     ///
     /// # Panics
     ///
-    /// Panics if the shell is gone.
+    /// Panics if the shell has ended.
     pub fn replace(&mut self, command: &Command, signal: &str) {
         self.kill();
         let mut former = std::mem::replace(self, Self::start(&self.directory, command, signal));

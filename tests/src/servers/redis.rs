@@ -264,7 +264,7 @@ impl RedisServer {
         answer.unwrap_or_else(|error| panic!("Redis refuses {}: {error}", shown(args)))
     }
 
-    /// Like [`command`](Self::command), on a connection of its own, but returns failures: of the connection, or an error
+    /// Like [`command`](Self::command), on a separate connection, but returns failures: of the connection, or an error
     /// reply.
     ///
     /// # Errors

@@ -274,7 +274,7 @@ async fn layer_clones_share_store() {
     assert_eq!((effects.count(), others.count()), (1, 0));
 }
 
-// ---- What always passes through ----
+// ---- Requests that always pass through ----
 
 // F-016, S-027
 // failure mode 87

@@ -1,4 +1,4 @@
-//! Tenants, hosts and accounts of one service: what separates their requests.
+//! Tenants, hosts and accounts of one service, and the settings that separate their requests.
 
 use axum::{
     Router,

@@ -25,7 +25,7 @@ pub(super) struct Client {
 }
 
 impl Client {
-    /// Returns the `n`th client, with random choices of its own.
+    /// Returns the `n`th client, with its own random choices.
     pub(super) fn new(fleet: &Arc<Fleet>, path: &str, poll: Duration, seed: u64, n: usize) -> Self {
         Self {
             fleet: Arc::clone(fleet),

@@ -28,7 +28,7 @@ pub struct Stampede {
 }
 
 impl Fleet {
-    /// Starts the clients, each in a task of its own, and returns the history.
+    /// Starts the clients, each in a separate task, and returns the history.
     ///
     /// # Panics
     ///

@@ -91,7 +91,7 @@ pub struct History {
     pub attempts: Vec<Attempt>,
     /// The strikes at the members.
     pub strikes: Vec<Strike>,
-    /// The occasions on which an effect may happen once more.
+    /// The occasions on which a key may have one more effect.
     pub occasions: Vec<Occasion>,
     /// The member of each process, by process id.
     pub processes: BTreeMap<u32, usize>,

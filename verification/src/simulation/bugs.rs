@@ -21,7 +21,7 @@ pub enum Bug {
     ReleasedTakeoversAreFree,
     /// A lease never expires.
     LeasesNeverEnd,
-    /// A lease is taken over in its second half.
+    /// A lease is taken over after half of its duration.
     LeasesEndEarly,
     /// A record is replayed after its retention.
     RetentionIsNotJudged,

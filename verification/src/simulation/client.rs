@@ -104,7 +104,7 @@ pub(super) async fn attempt(
     run_attempt(link, exchange, number, leave).await;
 }
 
-/// Executes an orphan again for an operator, who may leave as well.
+/// Executes an orphan again for an operator. The operator's client may disconnect as well.
 pub(super) async fn take_over(
     link: Link,
     layer: IdempotencyLayer,

@@ -423,7 +423,7 @@ impl Driver {
 
     // ---- The phases ----
 
-    /// Advances to the next phase if this phase is over. Returns `false` if all phases are over.
+    /// Advances to the next phase if this one has ended. Returns `false` if all phases have ended.
     fn advance_phase(&mut self) -> bool {
         let mut world = self.world.lock();
         let (now, lease) = (world.now, self.plan.lease);

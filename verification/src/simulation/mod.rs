@@ -1,7 +1,7 @@
 //! A deterministic simulation of the unchanged layer. It has several processes, one store, and all faults between them,
 //! drawn from a seed.
 //!
-//! Each process is a runtime of its own with a paused clock (`process`), in which the layer runs unchanged behind its
+//! Each process is a separate runtime with a paused clock (`process`), in which the layer runs unchanged behind its
 //! `tower::Service`. The driver (`driver`) moves all clocks from one due event to the next. The times of store calls,
 //! replies, the ends of pauses and the actions of clients are drawn (`world`, `link`, `client`). A process is killed by
 //! dropping its runtime, and paused by not running the runtime. Each event is judged at once. `expected_entry` judges

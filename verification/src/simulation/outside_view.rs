@@ -41,7 +41,7 @@ pub(super) fn violation(world: &State) -> Option<String> {
     })
 }
 
-/// Returns the history of the run, with each process as a member of its own.
+/// Returns the history of the run, with each process as a separate member.
 fn history_of(world: &State) -> History {
     let began = Instant::now();
     let instant = |at: Millis| began + Duration::from_millis(at);

@@ -97,7 +97,7 @@ impl Body for PacedBody {
     }
 }
 
-/// The response body of a handler: a body of its own, or one that was prepared for a commit.
+/// The response body of a handler: a paced body, or one that was prepared for a commit.
 pub(super) enum ResponseBody {
     Plain(PacedBody),
     Prepared(Pin<Box<tower_idempotency::Body<ResponseBody>>>),

@@ -214,7 +214,7 @@ fn store_data_loss_leaves_record_in_tier() {
 
 // F-107
 /// The protocol cannot protect against a store that loses acknowledged data: effects double in every mode, and clients
-/// may receive different answers. Records are still not overwritten, and no client is locked out.
+/// may receive different responses. Records are still not overwritten, and no client is locked out.
 #[test]
 fn store_data_loss_doubles_effects_in_every_mode() {
     let lossy = System {

@@ -79,8 +79,8 @@ fn is_stored(state: &State, kept: Option<Kept>) -> bool {
 }
 
 /// Returns `true` if the key becomes free in time. After a lease without any activity, the next request is executed or
-/// answered. Under refusal it may receive the orphan error, and is executed once the orphan has expired. After
-/// inactivity until the record has expired, it is executed too.
+/// gets the record. If orphans are refused, it may get the orphan error, and is executed after the orphan has expired.
+/// It is also executed after the record has expired.
 fn is_free_in_time(system: &System, state: &State) -> bool {
     let times = system.rules.times;
     let next = Caller {

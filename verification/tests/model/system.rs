@@ -28,7 +28,7 @@ pub(crate) struct System {
     /// The requests are divided between two processes, each of which has a tier in front of the store.
     pub(crate) tiers: Option<TierRules>,
     pub(crate) rules: Rules,
-    /// The names of the properties that are looked at: each on its own finds its shortest trace.
+    /// The names of the properties to check. The checker finds the shortest trace only if there is one property.
     pub(crate) properties: Vec<&'static str>,
 }
 

@@ -6,7 +6,7 @@ use crate::{
     system::System,
 };
 
-/// The number of processes. Each has a tier of its own.
+/// The number of processes. Each has its own tier.
 pub(crate) const PROCESSES: usize = 2;
 
 /// Settings of the tiers.

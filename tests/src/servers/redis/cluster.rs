@@ -133,11 +133,11 @@ impl RedisCluster {
         self.nodes.iter().map(RedisServer::url).collect()
     }
 
-    /// A node.
+    /// Returns a node.
     ///
     /// # Panics
     ///
-    /// Panics if there is none of that number.
+    /// Panics if there is no such node.
     #[must_use]
     pub fn node(&self, n: usize) -> &RedisServer {
         &self.nodes[n]
@@ -148,7 +148,7 @@ impl RedisCluster {
     ///
     /// # Panics
     ///
-    /// Panics if there is none of that number.
+    /// Panics if there is no such node.
     pub fn node_mut(&mut self, n: usize) -> &mut RedisServer {
         &mut self.nodes[n]
     }

@@ -1,10 +1,10 @@
-//! Requests on `RedisStore` against a bare loop of the same scripts, in one run and on a server of its own.
+//! Requests on `RedisStore` against a bare loop of the same scripts, in one run and on a separate server.
 //!
 //! A fresh request consists of the scripts for an acquire and a completion, with the same arguments and a record of the same
-//! bytes; a replay is the script for an acquire. The bare loop sends them over the same kinds of connections as the store,
-//! and does nothing else. Both run in turn, and the figure is the median over the rounds. One request after another measures
-//! the latency that the layer adds to the round trip. With 64 at a time, clients and server share two processors, which
-//! measures the layer's share of them.
+//! bytes. A replay is the script for an acquire. The bare loop sends them over the same kinds of connections as the
+//! store, and does nothing else. Both run in turn, and the figure is the median over the rounds. One request after
+//! another measures the latency that the layer adds to the round trip. With 64 at a time, clients and server share two
+//! processors, which measures the layer's share of them.
 //!
 //! Replays through a tier in front of the store are compared with the same requests on a memory store.
 //!
@@ -54,7 +54,7 @@ struct TieredReplays {
 impl TieredReplays {
     async fn new(server: &RedisServer) -> Self {
         let store = RedisStore::connect(&server.url()).await;
-        // No replay of a run of any length makes a call.
+        // The age is so long that no replay calls the store.
         let tiered = Tiered::new(store.expect("the server runs")).with_max_age(Duration::MAX);
         let sides = Self {
             tiered: app(tiered),
@@ -114,7 +114,7 @@ impl Scripts {
             record: Vec::new(),
             next: AtomicU64::new(0),
         };
-        // The record that the layer makes of this answer, for both.
+        // Both sides replay the record that the layer creates from this response.
         ask(&sides.app, &sides.order, "replayed", false).await;
         let keys = server.list(&["KEYS", "*"]);
         let record = server.list(&["HMGET".as_bytes(), &keys[0], b"b"]).remove(0);

@@ -1,10 +1,10 @@
-//! Requests on the SQL stores against a bare loop of the same statements, in one run and on servers of their own.
+//! Requests on the SQL stores against a bare loop of the same statements, in one run and on separate servers.
 //!
 //! A fresh request consists of the statements of an acquire and a completion, a replay of those of an acquire. The bare loop
-//! sends the statements that the store was seen to send, with another id each time. It uses as many connections as the store,
-//! and does nothing else. In SQLite, which has no server to observe, it runs the statements from the store's source. Both run
-//! in turn, and the figure is the median over the rounds. Requests run one after another, and 64 at a time, like in the bench
-//! `redis`.
+//! sends the observed statements of the store, with another id each time. It uses as many connections as the store, and
+//! does nothing else. In SQLite, which has no server to observe, it runs the statements from the store's source. Both
+//! run in turn, and the figure is the median over the rounds. Requests run one after another, and 64 at a time, like in
+//! the bench `redis`.
 //!
 //! ```sh
 //! cargo bench -p tests --bench sql             # all
@@ -75,7 +75,7 @@ fn main() {
     }
     if is_any_wanted("sqlite") {
         Pace::each(|pace| {
-            // There is no server: its part is in the client's process.
+            // There is no server: SQLite runs in the client's process.
             let scratch = pace.server(Scratch::new);
             let runtime = pace.runtime();
             let sides = Arc::new(runtime.block_on(on_sqlite(&scratch)));
@@ -129,9 +129,9 @@ impl<B: Bare> Sides for Both<B> {
     }
 }
 
-/// Nothing but statements.
+/// A loop of statements without the store.
 trait Bare: Send + Sync + 'static {
-    /// Records that are there to be replayed.
+    /// The number of records for replays.
     const REPLAYED: u64;
 
     fn request(&self, replay: bool) -> impl Future<Output = ()> + Send;
@@ -142,7 +142,7 @@ trait Bare: Send + Sync + 'static {
 
 // ---- Servers: statements seen on the wire ----
 
-/// The two statements of a fresh request, as the store has sent them, and the id that they are about.
+/// The two statements of a fresh request, as the store has sent them, and the id of their entry.
 struct Seen {
     acquire: String,
     complete: String,
@@ -175,7 +175,7 @@ impl<C> Connections<C> {
     }
 }
 
-/// The statements that were seen, sent again and again.
+/// A loop that sends the observed statements repeatedly.
 struct Loop<C> {
     seen: Seen,
     connections: Connections<C>,
@@ -200,7 +200,7 @@ where
     C: Connection + Send + 'static,
     for<'c> &'c mut C: Executor<'c, Database = C::Database>,
 {
-    // Both sides replay that of the request that was overheard.
+    // Both sides replay the record of the observed request.
     const REPLAYED: u64 = 1;
 
     fn asked(&self) -> u64 {
@@ -502,7 +502,7 @@ const CONNECTIONS: usize = 10;
 const TOKEN: &[u8] = &[7; 16];
 const FINGERPRINT: &[u8] = &[9; 32];
 
-/// Scattered as digests are: rows that come in order are cheaper to insert.
+/// Returns an id that is scattered like a digest, because rows in order are cheaper to insert.
 fn id(n: u64) -> [u8; 32] {
     let mut id = [7; 32];
     let scattered = n.wrapping_add(1).wrapping_mul(0x9e37_79b9_7f4a_7c15);

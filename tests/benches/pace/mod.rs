@@ -1,4 +1,4 @@
-//! Requests through the layer and a bare loop of what its store sends, in turn and in one run.
+//! Compares requests through the layer with a bare loop of the calls of its store, in turn and in one run.
 
 use std::{future::Future, sync::Arc, thread, time::Instant};
 
@@ -24,7 +24,7 @@ pub(crate) trait Sides: Send + Sync + 'static {
     /// Sends a single request, fresh or a replay.
     fn layer(&self, replay: bool) -> impl Future<Output = ()> + Send;
 
-    /// The calls to the store that it takes, and nothing else.
+    /// Makes only the store calls of such a request.
     fn bare(&self, replay: bool) -> impl Future<Output = ()> + Send;
 }
 
@@ -34,19 +34,19 @@ pub(crate) enum Pace {
     /// A single request. The client is pinned to one processor and the server to another. Otherwise the operating system
     /// decides, and sharing a processor changes the figures more than anything measured here.
     One,
-    /// 64, of two workers. They and the server share two processors.
+    /// 64 requests on two workers, which share two processors with the server.
     Many,
 }
 
 impl Pace {
-    /// Calls it for both, each on a thread of its own.
+    /// Calls `run` for both paces, each on a separate thread.
     pub(crate) fn each(run: impl Fn(Self) + Sync) {
         for pace in [Self::One, Self::Many] {
             thread::scope(|scope| scope.spawn(|| run(pace)).join()).expect("no panic");
         }
     }
 
-    /// Starts a server where it is to stay.
+    /// Starts a server on its processor.
     pub(crate) fn server<T>(self, start: impl FnOnce() -> T) -> T {
         if !is_in_earnest() {
             return start();
@@ -63,14 +63,14 @@ impl Pace {
             Self::One => (&here[..1], &here[1..2]),
             Self::Many => (&here[..2], &here[..2]),
         };
-        // What a thread starts stays where the thread stayed.
+        // A process that the thread starts inherits its processor.
         stay(server);
         let started = start();
         stay(client);
         started
     }
 
-    /// Returns the runtime of the client, once the server is started.
+    /// Returns the runtime of the client. The server must have been started.
     pub(crate) fn runtime(self) -> Runtime {
         tokio::runtime::Builder::new_multi_thread()
             .worker_threads(match self {
@@ -108,12 +108,12 @@ impl Pace {
                     sides.layer(replay).await;
                 })
             };
-            // Some things are done only once.
+            // The first call initializes things once.
             bare();
             layer();
             let (mut loops, mut layers) = (Vec::new(), Vec::new());
             for n in 0..rounds {
-                // In turn, and each as often before the other as after it.
+                // The sides run in turn, and each is first equally often.
                 if n % 2 == 0 {
                     loops.push(bare());
                 }
@@ -155,7 +155,7 @@ fn is_in_earnest() -> bool {
     std::env::args().any(|arg| arg == "--bench")
 }
 
-/// Microseconds a request.
+/// Returns the microseconds for each request.
 fn round<S, F>(
     runtime: &Runtime,
     tasks: u64,
@@ -200,7 +200,7 @@ pub(crate) fn app<S: Store>(store: S) -> Router {
         .with_state(())
 }
 
-/// Sends an order and reads the answer, which has to be a replay or not to be one.
+/// Sends an order and reads the response. Checks if the response is a replay.
 pub(crate) async fn ask(app: &Router, order: &Bytes, key: &str, replay: bool) {
     let req = Request::post("/orders")
         .header(header::CONTENT_TYPE, "application/json")
@@ -214,7 +214,7 @@ pub(crate) async fn ask(app: &Router, order: &Bytes, key: &str, replay: bool) {
     assert_eq!(body.expect("a body").len(), order.len());
 }
 
-/// 1 KiB of JSON.
+/// Returns 1 KiB of JSON.
 pub(crate) fn order() -> Bytes {
     let line = |n: u32| {
         serde_json::json!({

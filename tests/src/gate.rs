@@ -117,7 +117,7 @@ pub async fn within<T>(limit: Duration, future: impl Future<Output = T>) -> T {
     // Boxed: the bodies of tests are large.
     match tokio::time::timeout(limit, Box::pin(future)).await {
         Ok(output) => output,
-        Err(_elapsed) => panic!("it took longer than {limit:?}"),
+        Err(_elapsed) => panic!("timed out after {limit:?}"),
     }
 }
 

@@ -137,7 +137,7 @@ impl Stage {
             let orders = orders.clone();
             async move || {
                 let work = tokio::spawn(async move { orders().await });
-                work.await.expect("it does not panic")
+                work.await.expect("the work does not panic")
             }
         };
         let left = Arc::new(Semaphore::new(0));
@@ -207,7 +207,7 @@ impl Stage {
     pub async fn left(&self) {
         let left = tokio::time::timeout(Duration::from_secs(60), self.left.acquire()).await;
         left.expect("the server has not noticed that the client left")
-            .expect("it is not closed")
+            .expect("the semaphore is not closed")
             .forget();
     }
 

@@ -767,7 +767,7 @@ async fn stop_signal_finishes_detached_requests() {
     let (status, _, stderr) = playground.wait();
     assert!(
         started.elapsed() >= Duration::from_secs(1),
-        "it did not wait for the execution"
+        "the process did not wait for the execution"
     );
     assert_eq!(status.code(), Some(0), "{stderr}");
     assert!(

@@ -136,7 +136,7 @@ async fn duplicates_make_one_call() {
     assert_eq!(another.status, StatusCode::UNPROCESSABLE_ENTITY);
     assert_eq!(endpoint.operations(), ["UpdateItem", "UpdateItem"]);
     gate.open_for_good();
-    first.await.expect("the first answer");
+    first.await.expect("the first response");
     assert_eq!(effects.count(), 1);
 }
 

@@ -309,7 +309,7 @@ async fn item_of_later_version_is_preserved() {
 async fn table_created_despite_delayed_visibility() {
     let stage = stage().await;
     stage.endpoint.set(Meddling::HideTables(2));
-    stage.store.create_table().await.expect("it is there");
+    stage.store.create_table().await.expect("the table exists");
     let asked = stage.endpoint.operations();
     let times = |name: &str| asked.iter().filter(|it| *it == name).count();
     // If the table was deleted meanwhile, the store does not wait for it.

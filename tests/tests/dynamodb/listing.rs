@@ -260,7 +260,7 @@ async fn attention_is_listed_until_resolved(stand_in: StandIn) {
     assert_eq!(unresolved(&store).await, []);
     assert_eq!(service.ask("k0").await.status, StatusCode::CREATED);
     assert_eq!(service.effects.count(), 13);
-    assert_eq!(service.takeovers().last(), Some(&false), "as if never used");
+    assert_eq!(service.takeovers().last(), Some(&false), "the key is free");
 }
 
 async fn resolved(store: &DynamoDbStore, entry: &Entry, resolution: Resolution) -> bool {

@@ -108,9 +108,11 @@ fn request_passes_while_replies_are_lost() {
         proxy.set(Mode::LoseReplies(then));
         client.write_all(b"INCR n\r\n").unwrap();
         let heard = said(&mut client, within);
-        eventually("it is done", || server.command(&["GET", "n"]) == "1");
+        eventually("the command is executed", || {
+            server.command(&["GET", "n"]) == "1"
+        });
         // The proxy would forward a reply that reaches it later.
-        eventually("its reply is lost", || proxy.lost() == 1);
+        eventually("the reply is lost", || proxy.lost() == 1);
         proxy.set(Mode::Pass);
         match then {
             Then::Cut => assert_eq!(heard, Heard::End),
@@ -119,7 +121,9 @@ fn request_passes_while_replies_are_lost() {
                 // The client would take this reply for the lost one.
                 client.write_all(b"INCR n\r\n").unwrap();
                 assert_eq!(said(&mut client, MOMENT), Heard::Nothing);
-                eventually("it is done", || server.command(&["GET", "n"]) == "2");
+                eventually("the command is executed", || {
+                    server.command(&["GET", "n"]) == "2"
+                });
             }
         }
         assert_eq!(ask(&mut connect(&proxy), "PING"), "+PONG\r\n");
@@ -194,7 +198,9 @@ fn one_reply_is_lost_and_its_request_is_done() {
         client.write_all(b"INCR n\r\n").unwrap();
         assert_eq!(said(&mut client, within), heard);
         eventually("the fault happens", || proxy.hits() == 1);
-        eventually("it is done", || server.command(&["GET", "n"]) == "2");
+        eventually("the command is executed", || {
+            server.command(&["GET", "n"]) == "2"
+        });
         assert_eq!(ask(&mut other, "INCR n"), ":3\r\n");
         assert_eq!(ask(&mut connect(&proxy), "INCR n"), ":4\r\n");
     }

@@ -45,7 +45,7 @@ fn server_ends_with_killed_test_process() {
     holder.kill().unwrap();
     holder.wait().unwrap();
     eventually("the server has ended", || !is_running(pid));
-    eventually("its directory is gone", || !directory.exists());
+    eventually("the directory is deleted", || !directory.exists());
 }
 
 /// No port is returned twice, even if no server listens on it: the server may be restarting.
@@ -248,7 +248,7 @@ fn cluster_refuses_without_master() {
     });
     cluster.node_mut(0).restart();
     let get = || cluster.node(0).try_command(&["CLUSTER", "INFO"]).unwrap();
-    eventually("it is back", || {
+    eventually("the node is back", || {
         get().is_ok_and(|info| info.contains("cluster_state:ok"))
     });
 }

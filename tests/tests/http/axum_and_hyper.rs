@@ -605,7 +605,7 @@ async fn service_readiness_is_forwarded() {
         }
 
         fn call(&mut self, _: Request<B>) -> Self::Future {
-            panic!("it was never ready");
+            panic!("the service was never ready");
         }
     }
 

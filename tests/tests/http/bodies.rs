@@ -587,7 +587,7 @@ async fn chunked_upload_over_limit_skips_handler() {
     let taken = body.taken();
     let answer = send(&app, post("/orders", "k", Body::new(body))).await;
     assert_eq!(answer.status, StatusCode::PAYLOAD_TOO_LARGE);
-    assert_eq!(taken.load(Ordering::SeqCst), 11, "and is read no further");
+    assert_eq!(taken.load(Ordering::SeqCst), 11, "the rest is not read");
     assert_eq!(effects.count(), 0);
 }
 

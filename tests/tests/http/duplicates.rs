@@ -146,7 +146,11 @@ async fn other_request_during_execution_is_key_reuse() {
             let other = send(&held.app, tests::post("/", "k", "{\"other\":1}")).await;
             assert_eq!(other.status, StatusCode::UNPROCESSABLE_ENTITY);
             assert_eq!(other.code(), "key-reused");
-            assert_eq!(started.elapsed(), Duration::ZERO, "it does not wait");
+            assert_eq!(
+                started.elapsed(),
+                Duration::ZERO,
+                "the duplicate does not wait"
+            );
             held.gate.open_for_good();
             assert_eq!(joined(first).await.status, StatusCode::CREATED);
             assert_eq!(held.effects.count(), 1);

@@ -395,7 +395,10 @@ async fn draining_layer_refuses_and_waits() {
         tokio::spawn(async move { send(&app, order()).await })
     };
     tokio::time::sleep(Duration::from_secs(1)).await;
-    assert!(!layer.drain(Duration::from_secs(1)).await, "it still runs");
+    assert!(
+        !layer.drain(Duration::from_secs(1)).await,
+        "the first request still runs"
+    );
     let refused = send(&app, post("/orders", "k2", "order")).await;
     assert_eq!(refused.status, StatusCode::SERVICE_UNAVAILABLE);
     assert_eq!(refused.code(), "draining");

@@ -40,7 +40,7 @@ async fn executions(app: &Router, requests: impl IntoIterator<Item = Request<Bod
     for req in requests {
         let answer = send(app, req).await;
         let number = answer.text().strip_prefix("execution ");
-        let number = number.expect("an answer of the handler");
+        let number = number.expect("a response of the handler");
         executions.push(number.parse().expect("a number"));
     }
     executions
@@ -316,7 +316,7 @@ async fn concurrent_duplicate_gets_429() {
     assert_eq!(
         executions(&app, [order()]).await,
         [1],
-        "then it is served again"
+        "a later retry is served"
     );
     assert_eq!(effects.count(), 1);
 }
@@ -329,7 +329,7 @@ async fn application_panic_releases_key() {
     });
     let panicking = app.clone();
     let raised = tokio::spawn(async move { send(&panicking, order()).await }).await;
-    assert!(raised.expect_err("it passes on").is_panic());
+    assert!(raised.expect_err("the panic reaches the caller").is_panic());
     assert_eq!(executions(&app, [order(), order()]).await, [2, 2]);
     assert_eq!(effects.count(), 2);
 }

@@ -564,7 +564,7 @@ async fn record_has_traceparent_and_replay_has_not() {
         assert_eq!(replay.header("traceparent"), None);
         let claims = store.claims();
         let Ok(Acquired::Completed { record, .. }) = store.inner().acquire(&claims[0]).await else {
-            panic!("it is completed");
+            panic!("the entry is completed");
         };
         let has = |text: &str| {
             record

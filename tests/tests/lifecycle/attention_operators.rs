@@ -172,7 +172,11 @@ async fn operators_resolve<S: Store + Clone>(
     service.gives_up.store(true, Ordering::SeqCst);
     assert_eq!(service.ask("retried").await.status, StatusCode::BAD_GATEWAY);
     service.is_refused("retried").await;
-    assert_eq!(run(update).await, 0, "it is about an earlier generation");
+    assert_eq!(
+        run(update).await,
+        0,
+        "the statement names an earlier generation"
+    );
     let again = list().await;
     let again = again.iter().find(|it| it.id == seen[1].id);
     let again = again.expect("listed again");

@@ -148,7 +148,7 @@ async fn at_every_poll<Fut: Future<Output = ()>>(
             return polls;
         }
     }
-    panic!("it never ended");
+    panic!("the request never completed");
 }
 
 /// Asserts at most one effect, whenever the request is dropped. The retries receive the same response as the request,
@@ -277,7 +277,7 @@ async fn drop_at_any_poll_releases_key_if_not_recorded() {
             assert!(before <= 1);
             let retry = world.retry().await;
             assert_eq!(retry.status, StatusCode::INTERNAL_SERVER_ERROR);
-            assert_eq!(world.begun.count(), before + 1, "it executes again");
+            assert_eq!(world.begun.count(), before + 1, "the retry executes");
         };
         bounded(at_every_poll(world, check)).await;
     }
@@ -333,7 +333,7 @@ async fn drop_at_any_poll_releases_key_after_panic() {
             return;
         }
     }
-    panic!("it never panicked");
+    panic!("the handler never panicked");
 }
 
 // F-059, S-141
@@ -429,7 +429,11 @@ async fn drop_during_request_body_executes_nothing() {
             let req = tests::post("/", "k", body);
             let dropped = dropped_after(1, world.app.clone().oneshot(req)).await;
             assert!(dropped.is_none());
-            assert_eq!(world.layer.in_flight(), 0, "it is gone at once");
+            assert_eq!(
+                world.layer.in_flight(),
+                0,
+                "the request is cancelled at once"
+            );
             assert_eq!(store.calls(Operation::Acquire), 0);
             assert_eq!(world.retry().await.text(), "execution 1");
         }
@@ -481,7 +485,7 @@ fn future_dropped_outside_runtime_continues() {
         drop(future);
         gate.open_for_good();
         runtime.block_on(bounded(async {
-            eventually("it has its effect", || effects.count() == round).await;
+            eventually("the handler has its effect", || effects.count() == round).await;
             eventually("nothing is in flight", || layer.in_flight() == 0).await;
             assert!(send(&app, request()).await.is_replay());
         }));
@@ -502,7 +506,7 @@ fn future_dropped_in_ending_runtime_continues() {
     passing.unwrap().block_on(async move { drop(future) });
     gate.open_for_good();
     runtime.block_on(bounded(async {
-        eventually("it has its effect", || effects.count() == 1).await;
+        eventually("the handler has its effect", || effects.count() == 1).await;
         eventually("nothing is in flight", || layer.in_flight() == 0).await;
         assert!(send(&app, request()).await.is_replay());
     }));

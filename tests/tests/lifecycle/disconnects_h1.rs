@@ -1,6 +1,6 @@
 //! Clients on HTTP/1 sockets that disconnect, stall or send invalid bytes.
 
-#![expect(clippy::unwrap_used, reason = "a test that cannot go on says where")]
+#![expect(clippy::unwrap_used, reason = "a failed test shows its line")]
 
 use std::time::Duration;
 
@@ -82,7 +82,11 @@ async fn half_closed_connection_executes_once() {
         client.half_close().await;
         stage.left().await;
         stage.assert_executed_once("/orders", "k", "{}").await;
-        assert_eq!(client.answer().await, None, "as hyper treats half-closers");
+        assert_eq!(
+            client.answer().await,
+            None,
+            "hyper closes half-closed connections"
+        );
     }
 }
 
@@ -185,7 +189,7 @@ async fn aborted_body_has_no_effect() {
             let stage = Stage::open().await;
             let mut client = H1::connect(stage.server.addr()).await;
             client.send(partial).await;
-            eventually("it is read", || stage.layer.in_flight() == 1).await;
+            eventually("the body is read", || stage.layer.in_flight() == 1).await;
             if let Some(leave) = leave {
                 client.leave(leave);
             } else {
@@ -265,7 +269,7 @@ async fn body_aborted_in_handler_is_not_recorded() {
         let stage = Stage::with(layer.with_fingerprint(FingerprintBy::head_only())).await;
         let mut client = H1::connect(stage.server.addr()).await;
         client.send(PARTIAL.replace("/orders", "/read")).await;
-        eventually("it is read", || stage.layer.in_flight() == 1).await;
+        eventually("the body is read", || stage.layer.in_flight() == 1).await;
         client.leave(leave);
         stage.assert_untouched("/read", "k", "0123456789").await;
     }
@@ -289,7 +293,10 @@ async fn unread_aborted_body_executes_once() {
                     client.send(partial.replace("/orders", path)).await;
                     stage.arrival(phase).await;
                     client.leave(leave);
-                    assert!(soon(stage.left()).await.is_none(), "it is noticed");
+                    assert!(
+                        soon(stage.left()).await.is_none(),
+                        "the disconnect is noticed"
+                    );
                     stage.assert_executed_once(path, "k", "0123456789").await;
                 }
             }

@@ -1,6 +1,6 @@
 //! Clients on HTTP/2 connections that reset their streams, lose their connections or stop in the middle.
 
-#![expect(clippy::unwrap_used, reason = "a test that cannot go on says where")]
+#![expect(clippy::unwrap_used, reason = "a failed test shows its line")]
 
 use std::time::Duration;
 
@@ -158,7 +158,7 @@ async fn aborted_body_has_no_effect() {
         let client = H2::connect(stage.server.addr()).await;
         let mut stream = client.start("/orders", "k").await;
         stream.send("01234", false);
-        eventually("it is read", || stage.layer.in_flight() == 1).await;
+        eventually("the body is read", || stage.layer.in_flight() == 1).await;
         if lost {
             client.lose().await;
         } else {
@@ -178,7 +178,7 @@ async fn body_cut_off_without_error_has_no_effect() {
             let client = H2::connect(stage.server.addr()).await;
             let mut stream = client.start_announcing("/orders", "k", length).await;
             stream.send(sent, false);
-            eventually("it is read", || stage.layer.in_flight() == 1).await;
+            eventually("the body is read", || stage.layer.in_flight() == 1).await;
             stream.reset_for(Reason::NO_ERROR);
             stage.settle().await;
             stage.assert_untouched("/orders", "k", "0123456789").await;
@@ -194,7 +194,7 @@ async fn incomplete_body_in_handler_is_known_by_length() {
     let client = H2::connect(stage.server.addr()).await;
     let mut stream = client.start_announcing("/checks", "k", Some(10)).await;
     stream.send("01234", false);
-    eventually("it is read", || stage.layer.in_flight() == 1).await;
+    eventually("the body is read", || stage.layer.in_flight() == 1).await;
     stream.reset_for(Reason::NO_ERROR);
     stage.settle().await;
     stage.assert_untouched("/checks", "k", "0123456789").await;

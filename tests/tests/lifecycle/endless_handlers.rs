@@ -21,12 +21,12 @@ async fn endless_handler_holds_its_key() {
     let (app, effects) = app(layer.clone(), async |_, _| pending::<StatusCode>().await);
     let first = send(&app, post("/orders", "k", "tea"));
     let first = timeout(Duration::from_secs(1), first).await;
-    assert!(first.is_err(), "its client leaves");
+    assert!(first.is_err(), "the client disconnects");
     for _ in 0..24 {
         sleep(Duration::from_secs(3600)).await;
         let retry = send(&app, post("/orders", "k", "tea"));
         let retry = timeout(Duration::from_secs(1), retry).await;
-        let retry = retry.expect("it is refused at once and not executed");
+        let retry = retry.expect("the retry is rejected at once");
         assert_eq!(retry.code(), "in-progress");
     }
     assert_eq!((effects.count(), layer.in_flight()), (1, 1));

@@ -149,7 +149,7 @@ async fn handler_longer_than_lease_holds_it() {
         assert_eq!(renewals, 12, "renewals in 60 s");
         node.gate.open_for_good();
         assert_eq!(joined(first).await.text(), "execution 1");
-        assert!(!lease.is_held(), "it has ended");
+        assert!(!lease.is_held(), "the lease has ended");
         lease.lost().await;
         assert!(other.answer().await.is_replay());
         sleep(LONG / 2).await;
@@ -193,7 +193,10 @@ async fn renewal_failures_within_lease_are_harmless() {
             let (first, lease) = node.running().await;
             node.fail(&[Operation::Renew], act);
             sleep(Duration::from_secs(12)).await;
-            assert!(node.store.calls(Operation::Renew) >= 3, "it tries again");
+            assert!(
+                node.store.calls(Operation::Renew) >= 3,
+                "the renewal is repeated"
+            );
             node.recover();
             for _ in 0..60 {
                 sleep(Duration::from_secs(1)).await;
@@ -293,12 +296,15 @@ async fn renewal_panicking_on_call_counts_as_failed() {
         let layer = IdempotencyLayer::new(Rash(MemoryStore::new(), Arc::clone(&calls)));
         let handler = async |lease: Lease| {
             let lost = timeout(LEASE * 2, lease.lost()).await;
-            assert!(lost.is_err(), "it was renewed");
+            assert!(lost.is_err(), "the lease was renewed");
         };
         let app = Router::new().route("/", post(handler)).route_layer(layer);
         assert_eq!(send(&app, request()).await.status, StatusCode::OK);
         let calls = calls.lock().expect("no poison");
-        assert!(calls[1] - calls[0] >= LEASE / 12, "not at once: {calls:?}");
+        assert!(
+            calls[1] - calls[0] >= LEASE / 12,
+            "repeated without delay: {calls:?}"
+        );
     })
     .await;
 }
@@ -416,7 +422,7 @@ async fn blocking_handler_does_not_starve_renewal() {
                 let app = app.clone();
                 tokio::spawn(async move { send(&app, first).await })
             };
-            eventually("it is renewed", || {
+            eventually("the lease is renewed", || {
                 store.calls(Operation::Renew) >= renewals + 2
             })
             .await;
@@ -458,7 +464,7 @@ async fn one_task_renews_all_leases_of_layer() {
         for answer in requests.join_all().await {
             assert_eq!(answer.status, StatusCode::OK);
         }
-        assert_eq!(tasks() - before, 1, "it waits for the next lease");
+        assert_eq!(tasks() - before, 1, "the renewer waits for the next lease");
         let dropped = Instant::now();
         drop((app, layer));
         eventually("the renewer ends", || tasks() == before).await;
@@ -508,7 +514,7 @@ fn renewal_moves_when_its_runtime_ends() {
     ends.block_on(bounded(quick("first")));
     node.fail(&[Operation::Renew], Fault::Hang);
     let slow = stays.spawn(quick("slow"));
-    stays.block_on(eventually("it is being renewed", || {
+    stays.block_on(eventually("the lease is being renewed", || {
         node.store.calls(Operation::Renew) > 0
     }));
     drop(ends);
@@ -518,7 +524,7 @@ fn renewal_moves_when_its_runtime_ends() {
         let another = tokio::spawn(quick("another"));
         sleep(Duration::from_secs(4)).await;
         let lease = node.leases.lock().expect("no poison")[1].clone();
-        eventually("it is renewed", || lease.is_held()).await;
+        eventually("the lease is renewed", || lease.is_held()).await;
         node.gate.open_for_good();
         let answers = [bounded(slow).await, bounded(another).await];
         for answer in answers {
@@ -1106,7 +1112,7 @@ async fn unstorable_record_does_not_hold_key_forever() {
             sleep(LEASE / 2).await;
             assert_eq!(other.answer().await.code(), "in-progress");
             sleep(LEASE * 2).await;
-            assert_eq!(node.layer.in_flight(), 0, "its permit is free");
+            assert_eq!(node.layer.in_flight(), 0, "the permit is released");
             let renewals = node.store.calls(Operation::Renew);
             let again = other.answer().await;
             assert_eq!(
@@ -1114,7 +1120,7 @@ async fn unstorable_record_does_not_hold_key_forever() {
                 (StatusCode::CREATED, false)
             );
             let lease = other.leases.lock().expect("no poison")[0].clone();
-            assert!(lease.is_takeover(), "the flag says so");
+            assert!(lease.is_takeover(), "the execution is a takeover");
             sleep(LEASE * 2).await;
             assert_eq!(node.store.calls(Operation::Renew), renewals);
         })
@@ -1178,7 +1184,11 @@ async fn record_unstored_at_lease_end_is_stored_later() {
             node.gate.open_for_good();
             assert_eq!(joined(first).await.text(), "execution 1");
             sleep(Duration::from_secs(1)).await;
-            assert_eq!(node.layer.in_flight(), 1, "it is still tried");
+            assert_eq!(
+                node.layer.in_flight(),
+                1,
+                "the layer still tries to store it"
+            );
             node.recover();
             sleep(Duration::from_secs(2)).await;
             let retry = node.another().answer().await;

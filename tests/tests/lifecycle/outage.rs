@@ -244,7 +244,7 @@ async fn assert_late_lease_is_released(
 ) {
     store.go_on().await;
     sleep(Duration::from_secs(5)).await;
-    assert!(store.inner.is_empty(), "it was released");
+    assert!(store.inner.is_empty(), "the lease was released");
     assert_eq!(send(app, order()).await.status, StatusCode::CREATED);
     assert_eq!(effects.count(), 2);
     eventually("nothing is in flight", || layer.in_flight() == 0).await;
@@ -640,7 +640,10 @@ async fn response_is_sent_if_record_is_unstored() {
     let (app, effects) = creating(layer.clone());
     let first = send(&app, order()).await;
     assert_eq!(first.status, StatusCode::CREATED);
-    assert!(store.calls(Operation::Complete) >= 3, "it was tried");
+    assert!(
+        store.calls(Operation::Complete) >= 3,
+        "the layer tried to store it"
+    );
     assert_eq!(send(&app, order()).await.code(), "in-progress");
     sleep(Duration::from_secs(5)).await;
     assert_eq!(send(&app, order()).await.code(), "in-progress");
@@ -650,7 +653,7 @@ async fn response_is_sent_if_record_is_unstored() {
     store.clear_faults();
     sleep(Duration::from_secs(2)).await;
     let replay = send(&app, order()).await;
-    assert!(replay.is_replay(), "it was tried again in the background");
+    assert!(replay.is_replay(), "the background task tried to store it");
     assert_eq!(replay.body, first.body);
     assert_eq!(effects.count(), 1);
     assert_eq!(layer.in_flight(), 0);

@@ -610,7 +610,7 @@ async fn unreadable_value_is_error() {
     assert_eq!(
         still,
         Outcome::Replayed(invoice(1)),
-        "it is not lost either"
+        "the value is not lost either"
     );
 }
 

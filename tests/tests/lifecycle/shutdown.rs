@@ -90,7 +90,11 @@ async fn drain_waits_for_handler_of_disconnected_client() {
             client.leave(leave);
             stage.left().await;
             stage.server.shut_down().await;
-            assert_eq!(soon(stage.layer.drain(LONG)).await, None, "it is running");
+            assert_eq!(
+                soon(stage.layer.drain(LONG)).await,
+                None,
+                "the handler runs"
+            );
             stage.go_on();
             assert!(stage.layer.drain(LONG).await);
             assert_eq!(stage.finished.count(), 1);

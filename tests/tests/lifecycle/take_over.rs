@@ -428,7 +428,10 @@ async fn take_over_needs_lease() {
         assert_eq!(error.kind(), ErrorKind::StoreUnavailable);
         ledger.store.clear_faults();
         // The layer releases the lease that the store granted, and the orphan can be taken over again.
-        eventually("it is released", || ledger.calls(Operation::Release) > 0).await;
+        eventually("the lease is released", || {
+            ledger.calls(Operation::Release) > 0
+        })
+        .await;
         let work = async |lease: Lease| {
             assert_eq!(lease.generation(), 3);
             Ok(created(3))

@@ -84,7 +84,7 @@ async fn duplicate_and_key_reuse_make_one_call() {
     });
     assert_eq!(another.await, calls(1));
     gate.open_for_good();
-    first.await.expect("the first answer");
+    first.await.expect("the first response");
     assert_eq!(effects.count(), 1);
 }
 
@@ -154,7 +154,7 @@ async fn renewal_is_one_call_per_third_of_lease() {
     gate.arrival().await;
     // The first call acquires the lease.
     let calls = || server.commandstats().get("evalsha").copied();
-    eventually("it is renewed three times", || calls() >= Some(4)).await;
+    eventually("the lease is renewed three times", || calls() >= Some(4)).await;
     gate.open_for_good();
     first.await.expect("an answer");
     let thirds = began.elapsed().as_millis() / THIRD.as_millis();

@@ -152,10 +152,14 @@ async fn completer_leaves_other_entries_alone<S: Ledgered>(books: Books<S>) {
     let completed = orphan(&books, "POST /rides").await;
     let (reference, record) = (completed.lease_ref(1), vec![7_u8].into());
     let stored = books.store.complete(&reference, record, Ttl::MAX);
-    stored.await.expect("it is stored");
+    stored.await.expect("the record is stored");
     orphan(&books, "run_once").await;
     sleep(2 * OLDER).await;
-    let completer = |older_than| working(&books, older_than, async |_| panic!("it must not run"));
+    let completer = |older_than| {
+        working(&books, older_than, async |_| {
+            panic!("the work must not run")
+        })
+    };
     let swept = completer(OLDER).sweep().await.expect("a sweep");
     assert_eq!(swept, SweepStats::default());
     orphan(&books, "POST /rides").await;
@@ -169,7 +173,7 @@ async fn pauses_may_be_long<S: Ledgered>(books: Books<S>) {
     let hours = "update {table} set generation = 7, lease_ends = lease_ends - 11 * 3600000";
     books.admin(hours).await;
     let older = Duration::from_secs(10 * 3_600);
-    let completer = working(&books, older, async |_| panic!("it must not run"));
+    let completer = working(&books, older, async |_| panic!("the work must not run"));
     let swept = completer.sweep().await.expect("a sweep");
     assert_eq!(swept, SweepStats::default());
     books.admin("update {table} set generation = 1").await;

@@ -136,7 +136,7 @@ async fn a_flood_costs_no_lease<S: Store, T: Store>(flooded: S, other: T) {
         async move { send(&busy, req).await }
     });
     while long.count() == 0 {
-        assert!(!first.is_finished(), "it is executed");
+        assert!(!first.is_finished(), "the request is executed");
         sleep(Duration::from_millis(10)).await;
     }
     let flood = tokio::spawn(async move {
@@ -163,7 +163,7 @@ async fn a_flood_costs_no_lease<S: Store, T: Store>(flooded: S, other: T) {
     let retry = send(&idle, long_request()).await;
     assert!(retry.is_replay(), "{retry:?}");
     assert!(served > 0, "{served} of {asked} requests were served");
-    assert!(served < asked, "it was no flood");
+    assert!(served < asked, "the database served all requests");
 }
 
 async fn a_flood_costs_no_lease_in_postgres(connections: usize) {

@@ -85,7 +85,7 @@ async fn costs_one_when_in_progress<S: Store>(store: S, trips: RoundTrips) {
     assert_eq!(duplicate.status, StatusCode::CONFLICT);
     assert_eq!(trips.taken(), 1);
     gate.open_for_good();
-    first.await.expect("the first answer");
+    first.await.expect("the first response");
     assert_eq!(effects.count(), 1);
 }
 

@@ -224,10 +224,16 @@ impl End {
     async fn refused<S: Ledgered>(self, tx: FencedTransaction<S>, n: u64) -> TransactionError {
         match self {
             Self::Commit => {
-                let error = tx.commit(created(n)).await.expect_err("it has ended");
-                error.into_answer().expect_err("it has ended")
+                let error = tx
+                    .commit(created(n))
+                    .await
+                    .expect_err("an ended transaction");
+                error.into_answer().expect_err("an ended transaction")
             }
-            Self::Checkpoint => tx.checkpoint("phase", &n).await.expect_err("it has ended"),
+            Self::Checkpoint => tx
+                .checkpoint("phase", &n)
+                .await
+                .expect_err("an ended transaction"),
         }
     }
 }

@@ -4,7 +4,7 @@
 //! Each statement of a store locks one row, which cannot deadlock. A trigger on its table, as for an audit, locks a
 //! second row.
 
-#![expect(clippy::unwrap_used, reason = "a test that cannot go on says where")]
+#![expect(clippy::unwrap_used, reason = "a failed test shows its line")]
 
 use std::time::{Duration, Instant};
 

@@ -97,7 +97,7 @@ async fn checkpoint_query_ends<S: Ledgered>(way: Way<S>) {
             let refused = without_an_answer(&proxy, "checkpoint_data", looking).await;
             assert_eq!(refused.expect_err("silence").kind(), Kind::Database);
             let answer = Checkpoint::last(&store, &lease).await;
-            assert!(answer.expect("it is held").is_none());
+            assert!(answer.expect("the lease is held").is_none());
             created(1)
         }
     });

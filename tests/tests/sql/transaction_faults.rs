@@ -209,9 +209,9 @@ async fn lost_checkpoint_reply_is_looked_up<S: Ledgered>(books: Books<S>, proxy:
                 tx.checkpoint("phase", &n).await
             };
             proxy.once(Fault::reply_to("COMMIT"), Then::Cut);
-            phase(1).await.expect("it is there");
+            phase(1).await.expect("the commit arrived");
             proxy.once(Fault::request("COMMIT"), Then::Cut);
-            let error = phase(2).await.expect_err("it is not");
+            let error = phase(2).await.expect_err("the commit did not arrive");
             assert_eq!(error.kind(), Kind::Database);
             // The checkpoint is the same as the stored one: the store cannot determine whether the commit arrived.
             proxy.once(Fault::request("COMMIT"), Then::Cut);

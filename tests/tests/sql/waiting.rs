@@ -146,7 +146,7 @@ async fn waiter_wakes_after_listener_stall() {
     });
     let mut admin = PgConnection::connect(&server.url()).await.unwrap();
     is_awaited(&mut admin, "silent_ear").await;
-    assert!(!waiter.is_finished(), "it is in progress");
+    assert!(!waiter.is_finished(), "the request is in progress");
     let lease = claim.lease_ref(1);
     store
         .complete(&lease, "answer".into(), claim.orphan_retention)

@@ -482,7 +482,7 @@ async fn committed_then_failed() -> u64 {
             let lease = req.extensions().get::<Lease>().expect("a lease").clone();
             let committed = tx.commit(&lease, ANSWER.into_response()).await;
             committed.expect("committed");
-            Err::<Response, _>("as it should")
+            Err::<Response, _>("the intended panic")
         }
     });
     let service = tower::Layer::layer(&IdempotencyLayer::new(ledger), service);
@@ -717,7 +717,10 @@ fn blocked_runtime_shows_late_renewal() {
             let before = store.calls(Operation::Renew);
             std::thread::sleep(Duration::from_millis(250));
             // The renewal was due for at least 150 ms, half of the lease.
-            eventually("it is renewed", || store.calls(Operation::Renew) > before).await;
+            eventually("the lease is renewed", || {
+                store.calls(Operation::Renew) > before
+            })
+            .await;
             ANSWER.into_response()
         }
     });
@@ -879,7 +882,7 @@ fn undelivered_response_is_not_counted() {
     let found = counted(flow("never recorded, and no reply"));
     assert!(
         found["idempotency_store_error_total{operation=complete}"] > 3.0,
-        "it was tried"
+        "the layer tried to store it"
     );
     assert_eq!(found.get("idempotency_unrecorded_total"), None);
 }
@@ -994,7 +997,7 @@ fn in_flight_gauge_counts_disconnected_clients() {
             gate.arrival().await;
             assert_eq!(in_flight(), 2.0);
             second.abort();
-            assert!(second.await.is_err(), "it has left");
+            assert!(second.await.is_err(), "the client has disconnected");
             assert_eq!(in_flight(), 2.0);
             gate.open_for_good();
             first.await.expect("an answer");

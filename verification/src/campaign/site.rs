@@ -115,7 +115,7 @@ impl Site {
             Server::MariaDb(_) => format!("mysql://app:app@{}/app", self.through()),
             Server::Sqlite(file) => file.path.display().to_string(),
             Server::Redis(_) | Server::Cluster(_) | Server::DynamoDb(_) => {
-                unreachable!("they have no transactions")
+                unreachable!("the store has no transactions")
             }
         }
     }
@@ -127,7 +127,7 @@ impl Site {
             Server::MariaDb(server) => server.url(),
             Server::Sqlite(_) => self.bank_url(),
             Server::Redis(_) | Server::Cluster(_) | Server::DynamoDb(_) => {
-                unreachable!("they have no transactions")
+                unreachable!("the store has no transactions")
             }
         }
     }
@@ -137,7 +137,7 @@ impl Site {
     }
 
     fn way(&self) -> &Proxy {
-        self.way.as_ref().expect("the fault befalls the store")
+        self.way.as_ref().expect("the fault is for the store")
     }
 
     /// Injects a fault once and ends it. Returns the [`Occasion`] for more effects if the store lost data.
@@ -188,7 +188,7 @@ impl Site {
             Fault::Node => self.lose_a_node(random),
             Fault::Slots => self.move_slots(random),
             Fault::Disk => self.fill_the_disk(random.around(Duration::from_millis(500))),
-            Fault::Kill | Fault::Pause => unreachable!("they befall the fleet"),
+            Fault::Kill | Fault::Pause => unreachable!("the fault strikes the fleet"),
         };
         let until = Instant::now();
         forgets.then_some(Occasion {
@@ -248,14 +248,14 @@ impl Site {
     fn redis(&self) -> &RedisServer {
         match &self.server {
             Server::Redis(redis) => &redis.primary,
-            _ => unreachable!("the fault befalls Redis"),
+            _ => unreachable!("the fault is for Redis"),
         }
     }
 
     /// Fails over to the replica. Writes that had not reached the replica are lost.
     fn fail_over(&mut self) -> bool {
         let Server::Redis(redis) = &mut self.server else {
-            unreachable!("the fault befalls Redis");
+            unreachable!("the fault is for Redis");
         };
         let Redis { primary, replica } = &mut **redis;
         let next = replica.take().expect("a replica");
@@ -271,7 +271,7 @@ impl Site {
     fn cluster(&mut self) -> &mut RedisCluster {
         match &mut self.server {
             Server::Cluster(cluster) => cluster,
-            _ => unreachable!("the fault befalls clusters"),
+            _ => unreachable!("the fault is for clusters"),
         }
     }
 
@@ -309,7 +309,7 @@ impl Site {
 
     fn fill_the_disk(&self, length: Duration) -> bool {
         let Server::Sqlite(file) = &self.server else {
-            unreachable!("the fault befalls SQLite");
+            unreachable!("the fault is for SQLite");
         };
         let mut filler = fs::File::create(&file.filler).expect("room for an empty file");
         loop {
@@ -320,7 +320,7 @@ impl Site {
             }
         }
         thread::sleep(length);
-        fs::remove_file(&file.filler).expect("it is there");
+        fs::remove_file(&file.filler).expect("the file exists");
         false
     }
 }

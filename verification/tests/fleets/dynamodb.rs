@@ -112,7 +112,7 @@ async fn paused_process_returns_record_of_dynamodb() {
     let _turn = TURN.lock().await;
     let handler = Duration::from_millis(200);
     let lease = Duration::from_millis(800);
-    let outrun: Case<Sums> = ("answered by another", |sums| sums.late_and_outrun);
+    let outrun: Case<Sums> = ("answered by another process", |sums| sums.late_and_outrun);
     until_seen(&[outrun], async |round| {
         let pauses = Load {
             lease,

@@ -153,7 +153,9 @@ const TAKEN_OVER: Case<Round> = ("taken over", |round| round.taken_over);
 const LATE: Case<Round> = ("late", |round| round.sums.late);
 /// Two effects of one key, which show that the test can fail.
 const DOUBLE: Case<Round> = ("two effects", |round| round.sums.doubles);
-const OUTRUN: Case<Round> = ("answered by another", |round| round.sums.late_and_outrun);
+const OUTRUN: Case<Round> = ("answered by another process", |round| {
+    round.sums.late_and_outrun
+});
 
 async fn each_key_has_one_effect<S: Ledgered>(books: Books<S>, url: &str, how: How) {
     let exactly_once = async |load: Load| {

@@ -182,7 +182,7 @@ async fn paused_process_returns_stored_record() {
         history
     };
     // A late response is the stored one, from the process that took over.
-    let outrun: [Case<Sums>; 1] = [("answered by another", |sums| sums.late_and_outrun)];
+    let outrun: [Case<Sums>; 1] = [("answered by another process", |sums| sums.late_and_outrun)];
     let reexecuting = until_seen(&outrun, async |round| {
         run("reexecute", 3 + round * 100).await.sums()
     });

@@ -48,8 +48,8 @@ struct Operated {
 
 /// Does not apply to an entry without a holder: the key is free, or a takeover was released without an outcome.
 const BROKEN: &str = "a broken lease never completes";
-const AGREE: &str = "answers for a key agree";
-const STORED: &str = "a stored answer is never overwritten while it lives";
+const AGREE: &str = "responses for a key agree";
+const STORED: &str = "a stored record is never overwritten before it expires";
 const EFFECTS: &str = "effects are at most one and one for each takeover";
 const ALLOWED: &str = "an operator allowed each takeover";
 const HELD: &str = "a held key is not freed";
@@ -217,7 +217,7 @@ impl Model for Operated {
 
 const A_LEASE_IS_BROKEN: &str = "a lease is broken";
 const AN_ALLOWED_RETRY_RUNS: &str = "an allowed retry runs";
-const AN_OPERATOR_ANSWERS: &str = "an operator answers";
+const AN_OPERATOR_ANSWERS: &str = "an operator completes the entry";
 
 fn to_see(name: &str) -> fn(&Operated, &OperatedState) -> bool {
     match name {

@@ -10,12 +10,12 @@ use crate::{
     tiers::Kept,
 };
 
-pub(crate) const STORED: &str = "a stored answer is never overwritten while it lives";
-pub(crate) const AGREE: &str = "answers for a key agree";
+pub(crate) const STORED: &str = "a stored record is never overwritten before it expires";
+pub(crate) const AGREE: &str = "responses for a key agree";
 pub(crate) const EFFECTS: &str = "effects are at most one and one for each takeover";
 pub(crate) const ONCE: &str = "there is at most one effect";
 pub(crate) const OWN: &str = "no client is refused its own lease";
-pub(crate) const FREE: &str = "every key is in time free or answered";
+pub(crate) const FREE: &str = "every key becomes free or completed in time";
 pub(crate) const OTHER: &str = "no client gets the response to another request";
 pub(crate) const SAME: &str = "one key executes one request";
 pub(crate) const TIER: &str = "a tier has the stored record, and no longer than the store";
@@ -31,7 +31,7 @@ pub(crate) fn that_hold(orphans: Orphans, transactional: bool) -> Vec<&'static s
 
 /// Returns the states that must be reachable with more than two clients. Otherwise the check would be meaningless.
 pub(crate) fn to_be_seen(orphans: Orphans, transactional: bool) -> Vec<&'static str> {
-    let mut names = vec!["all get one record", "one waits", "a lease is over"];
+    let mut names = vec!["all get one record", "one waits", "a lease has expired"];
     if orphans == Orphans::TakeOver {
         names.extend([
             "two execute at once after a pause",
@@ -40,12 +40,12 @@ pub(crate) fn to_be_seen(orphans: Orphans, transactional: bool) -> Vec<&'static 
         ]);
     }
     if transactional {
-        names.push("a commit is in doubt");
+        names.push("a commit is unacknowledged");
     } else {
         names.extend([
-            "an answer is not stored",
+            "a response is not stored",
             "a lease is lost",
-            "an answer is salvaged",
+            "a record is sent again after a lost lease",
         ]);
     }
     names
@@ -116,7 +116,7 @@ fn to_see(name: &str) -> fn(&System, &State) -> bool {
             state.history.answered.is_some() && clients.all(|client| client.phase == Phase::Over)
         },
         "one waits" => |_, state| is_in(state, Phase::Waiting),
-        "a lease is over" => |_, state| {
+        "a lease has expired" => |_, state| {
             let held = state.entry.map(|held| held.state);
             matches!(held, Some(EntryState::Leased { left: 0, .. }))
         },
@@ -128,10 +128,10 @@ fn to_see(name: &str) -> fn(&System, &State) -> bool {
             |_, state| state.entry.is_some_and(|held| held.token.is_none())
         }
         "a third execution runs" => |_, state| state.history.takeovers > 1,
-        "a commit is in doubt" => |_, state| is_in(state, Phase::InDoubt),
-        "an answer is not stored" => |_, state| is_in(state, Phase::Late),
+        "a commit is unacknowledged" => |_, state| is_in(state, Phase::InDoubt),
+        "a response is not stored" => |_, state| is_in(state, Phase::Late),
         "a lease is lost" => |_, state| is_in(state, Phase::Lost),
-        "an answer is salvaged" => |_, state| is_in(state, Phase::Salvaging),
+        "a record is sent again after a lost lease" => |_, state| is_in(state, Phase::Salvaging),
         "each tier has the record" => |_, state| state.tiers.iter().all(|tier| tier.kept.is_some()),
         "a tier no longer has the record" => |_, state| {
             let has_record = state.tiers.iter().any(|tier| tier.kept.is_some());

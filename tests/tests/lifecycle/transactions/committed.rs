@@ -330,7 +330,7 @@ async fn committed_lease_is_not_renewed() {
     let ledger = Ledger::default();
     let (app, _) = bank(&ledger, async |ledger, lease, n| {
         sleep(Duration::from_secs(60)).await;
-        assert!(lease.is_held(), "it was renewed");
+        assert!(lease.is_held(), "the lease was renewed");
         let renewals = ledger.calls(Operation::Renew);
         assert!(renewals > 10, "{renewals}");
         let res = charge(ledger.clone(), lease.clone(), n).await;

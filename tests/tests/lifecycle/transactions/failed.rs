@@ -167,9 +167,9 @@ async fn lease_acquired_by_commit_check_is_released() {
                 Err(error) => assert!(panics && error.is_panic()),
             }
             sleep(Duration::from_millis(500)).await;
-            assert!(store.inner().is_empty(), "it was released");
+            assert!(store.inner().is_empty(), "the lease was released");
             asking.open_for_good();
-            eventually("it is taken", || store.inner().len() == 1).await;
+            eventually("the query acquires the key", || store.inner().len() == 1).await;
             sleep(Duration::from_secs(3)).await;
             assert_eq!(send(&app, order()).await.text(), "{\"execution\":2}");
             assert!(send(&app, order()).await.is_replay());
@@ -177,7 +177,7 @@ async fn lease_acquired_by_commit_check_is_released() {
             sleep(Duration::from_secs(20)).await;
             assert!(
                 store.calls(Operation::Release) <= 8,
-                "and that for a lease only"
+                "the releases end with the lease"
             );
             assert_eq!(layer.in_flight(), 0);
         })

@@ -205,7 +205,7 @@ async fn ended_lease_commits_nothing() {
             let by_hand = ledger.store.inner();
             by_hand.release(&lease.lease_ref()).await.expect("released");
         }
-        assert!(lease.is_held(), "as far as it knows");
+        assert!(lease.is_held(), "the loss is not known yet");
         let res = charge(ledger, lease.clone(), n).await;
         assert!(!lease.is_held());
         res

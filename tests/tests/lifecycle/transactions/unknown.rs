@@ -261,7 +261,10 @@ async fn response_discarded_if_committed_record_expired() {
             assert_eq!(ledger.rows().await, ["charge 1"]);
             assert_eq!(executions.count(), 1);
             if completing == 0 {
-                assert!(ledger.store.inner().is_empty(), "it is not kept");
+                assert!(
+                    ledger.store.inner().is_empty(),
+                    "the layer's record is not stored"
+                );
             }
         }
     })

@@ -205,7 +205,10 @@ async fn other_calls_are_forwarded_despite_record() {
         tiered.renew(&lease, HOUR).await,
         Err(StoreError::LeaseLost)
     ));
-    tiered.release(&lease).await.expect("it changes nothing");
+    tiered
+        .release(&lease)
+        .await
+        .expect("the completion changes nothing");
     let again = tiered.complete(&lease, record_of(&id(1), b"again"), HOUR);
     again.await.expect("the same token");
     tiered.wait_for_change(&id(1), Duration::from_secs(1)).await;

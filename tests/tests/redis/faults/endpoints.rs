@@ -1,6 +1,6 @@
 //! Forms of the addresses in the redirections of a cluster's nodes: failure mode 40.
 
-#![expect(clippy::unwrap_used, reason = "a test that cannot go on says where")]
+#![expect(clippy::unwrap_used, reason = "a failed test shows its line")]
 
 use std::{env, process::Command};
 

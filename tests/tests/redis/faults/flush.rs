@@ -51,7 +51,7 @@ async fn flushed_script_is_sent_once() {
     let (request, lease) = renewing.running("fifth").await;
     calls(&server);
     server.command(&["SCRIPT", "FLUSH", "SYNC"]);
-    eventually("it is renewed, and renewed again", || {
+    eventually("the lease is renewed twice", || {
         let renewals = server.commandstats();
         renewals.get("evalsha").is_some_and(|calls| *calls >= 2)
     })

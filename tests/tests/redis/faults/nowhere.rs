@@ -1,6 +1,6 @@
 //! A cluster node that redirects clients to an address without a listener: failure mode 40.
 
-#![expect(clippy::unwrap_used, reason = "a test that cannot go on says where")]
+#![expect(clippy::unwrap_used, reason = "a failed test shows its line")]
 
 use std::{
     io::{BufRead, BufReader, Write},

@@ -50,7 +50,11 @@ async fn unresponsive_server_loses_no_effect() {
     let opened = Instant::now();
     node.gate.open_for_good();
     let answer = running.await.unwrap();
-    assert_eq!(answer.status, StatusCode::CREATED, "it has happened");
+    assert_eq!(
+        answer.status,
+        StatusCode::CREATED,
+        "the effect has happened"
+    );
     assert!(opened.elapsed() < BOUND, "{:?}", opened.elapsed());
     let keys = fresh.join_all().await;
     assert_eq!(node.books.total(), 2, "before and running");

@@ -259,7 +259,7 @@ async fn demoted_primary_executes_nothing() {
     assert_eq!(answer.status, StatusCode::CREATED);
     assert_eq!(node.books.of("fresh"), 0);
     // A replica that still loads the data of its primary rejects commands.
-    eventually("it is a replica with the data", || {
+    eventually("the server is a replica with the data", || {
         let info = server.try_command(&["INFO", "replication"]);
         matches!(info, Ok(Ok(info)) if info.contains("master_link_status:up"))
     })

@@ -101,7 +101,11 @@ async fn store_recovers_after_server_restart() {
     node.assert_unavailable("/orders", "fresh").await;
     node.gate.open_for_good();
     let answer = running.await.unwrap();
-    assert_eq!(answer.status, StatusCode::CREATED, "it has happened");
+    assert_eq!(
+        answer.status,
+        StatusCode::CREATED,
+        "the effect has happened"
+    );
     server.restart();
     // The server has its data again, but not its scripts.
     node.until_served("/orders", "fresh").await;

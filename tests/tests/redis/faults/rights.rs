@@ -1,6 +1,6 @@
 //! A user of the server with few rights: failure modes 43 and 46.
 
-#![expect(clippy::unwrap_used, reason = "a test that cannot go on says where")]
+#![expect(clippy::unwrap_used, reason = "a failed test shows its line")]
 
 use std::time::Duration;
 

@@ -234,7 +234,7 @@ async fn two_script_versions_share_entries() {
         assert!(by(2).renew(&claim).await);
         assert!(!by(3).renew(&rival).await);
         by(4).release(&claim).await;
-        assert_eq!(by(5).acquire(&rival).await, 1, "it is free");
+        assert_eq!(by(5).acquire(&rival).await, 1, "the key is free");
         assert!(!by(0).complete(&claim).await, "the key is leased");
         assert!(by(1).complete(&rival).await);
         assert!(by(2).complete(&rival).await, "once more");

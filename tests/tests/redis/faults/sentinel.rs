@@ -239,7 +239,7 @@ async fn demoted_primary_is_left() {
     // The server may close a connection during its demotion.
     let refused = || primary.try_command(&["SET", "k", "v"]);
     while !matches!(refused(), Ok(Err(error)) if error.starts_with("READONLY")) {
-        assert!(began.elapsed() < HANG, "it is demoted");
+        assert!(began.elapsed() < HANG, "the primary is demoted");
         sleep(Duration::from_millis(10)).await;
     }
 

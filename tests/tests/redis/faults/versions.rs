@@ -328,7 +328,7 @@ async fn record_without_token_is_replayed() {
         expires_in, token, ..
     }) = store.acquire(&claim).await
     else {
-        panic!("it is completed");
+        panic!("the entry is completed");
     };
     assert_eq!((expires_in, token), (Ttl::MAX.as_duration(), None));
 }

@@ -329,7 +329,7 @@ async fn rejected_key_uses_service_renderer() {
     let (app, effects) = creating(layer);
     let answer = send(&app, keyed("refund-7")).await;
     assert_eq!(answer.status, StatusCode::IM_A_TEAPOT);
-    assert_eq!(answer.text(), "rejected: malformed-key");
+    assert_eq!(answer.text(), "no: malformed-key");
     assert_eq!(effects.count(), 0);
 }
 

@@ -482,7 +482,7 @@ async fn committed_then_failed() -> u64 {
             let lease = req.extensions().get::<Lease>().expect("a lease").clone();
             let committed = tx.commit(&lease, ANSWER.into_response()).await;
             committed.expect("committed");
-            Err::<Response, _>("the intended panic")
+            Err::<Response, _>("the intended error")
         }
     });
     let service = tower::Layer::layer(&IdempotencyLayer::new(ledger), service);

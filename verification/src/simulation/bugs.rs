@@ -47,7 +47,7 @@ pub enum Bug {
     CompletionIsAssumed,
     /// The lease is released if the client leaves.
     LeavingReleases,
-    /// The handler is cut off if the client leaves.
+    /// The handler is dropped if the client leaves.
     LeavingCutsOff,
     /// Code around the layer returns the handler's response in place of the layer's response.
     HandlerResponseIsSent,

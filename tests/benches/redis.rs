@@ -1,10 +1,10 @@
 //! Requests on `RedisStore` against a bare loop of the same scripts, in one run and on a separate server.
 //!
 //! A fresh request consists of the scripts for an acquire and a completion, with the same arguments and a record of the same
-//! bytes. A replay is the script for an acquire. The bare loop sends them over the same kinds of connections as the
-//! store, and does nothing else. Both run in turn, and the figure is the median over the rounds. One request after
-//! another measures the latency that the layer adds to the round trip. With 64 at a time, clients and server share two
-//! processors, which measures the layer's share of them.
+//! bytes. A replay is the script for an acquire. The bare loop sends them over the same kinds of connections as the store,
+//! from a handler of axum that gets the same requests and digests their bodies. Both run in turn, and the figure is the
+//! median over the rounds. One request after another measures the latency that the layer adds to the round trip. With 64
+//! at a time, clients and server share two processors, which measures the layer's share of them.
 //!
 //! Replays through a tier in front of the store are compared with the same requests on a memory store.
 //!
@@ -22,9 +22,16 @@ use std::{
     time::Duration,
 };
 
-use axum::Router;
+use axum::{
+    Router,
+    extract::State,
+    http::HeaderMap,
+    response::{IntoResponse, Response},
+    routing::post,
+};
 use bytes::Bytes;
 use redis::{Script, Value, aio::MultiplexedConnection};
+use sha2::{Digest, Sha256};
 use tests::servers::redis::RedisServer;
 use tower_idempotency::{MemoryStore, Tiered};
 use tower_idempotency_redis::{RedisStore, redis};
@@ -84,12 +91,17 @@ impl Sides for TieredReplays {
 struct Scripts {
     app: Router,
     order: Bytes,
+    bare: Router,
+    next: AtomicU64,
+}
+
+/// The bare loop.
+struct Bare {
     asking: MultiplexedConnection,
     keeping: MultiplexedConnection,
     acquire: Script,
     complete: Script,
-    record: Vec<u8>,
-    next: AtomicU64,
+    record: Bytes,
 }
 
 impl Scripts {
@@ -100,9 +112,13 @@ impl Scripts {
             let connection = client.get_multiplexed_async_connection().await;
             connection.expect("a connection")
         };
-        let sides = Self {
-            app: app(store.expect("the server runs")),
-            order: order(),
+        let (app, order) = (app(store.expect("the server runs")), order());
+        // Both sides replay the record that the layer creates from this response.
+        ask(&app, &order, "replayed", false).await;
+        let record = server
+            .list(&["HMGET", &server.entries()[0], "b"])
+            .remove(0);
+        let bare = Bare {
             asking: connection().await,
             keeping: connection().await,
             acquire: Script::new(include_str!(
@@ -111,29 +127,51 @@ impl Scripts {
             complete: Script::new(include_str!(
                 "../../crates/tower-idempotency-redis/src/scripts/complete.lua"
             )),
-            record: Vec::new(),
-            next: AtomicU64::new(0),
+            record: record.into(),
         };
-        // Both sides replay the record that the layer creates from this response.
-        ask(&sides.app, &sides.order, "replayed", false).await;
-        let keys = server.list(&["KEYS", "*"]);
-        let record = server.list(&["HMGET".as_bytes(), &keys[0], b"b"]).remove(0);
-        let sides = Self { record, ..sides };
-        sides.record_for_replays().await;
-        sides
+        let bare = Router::new()
+            .route("/orders", post(respond))
+            .with_state(Arc::new(bare));
+        ask(&bare, &order, "replayed", false).await;
+        Self {
+            app,
+            order,
+            bare,
+            next: AtomicU64::new(0),
+        }
     }
+}
 
-    async fn acquired(&self, key: &str) -> Vec<Value> {
+/// Executes the request, or replays the response: it is the body of the request, as that of the handler.
+async fn respond(State(bare): State<Arc<Bare>>, headers: HeaderMap, body: Bytes) -> Response {
+    let key = headers["idempotency-key"].to_str().expect("a key");
+    let key = format!("bare:{key:0>64}");
+    let fingerprint = Sha256::digest(&body);
+    let answer = bare.acquired(&key, &fingerprint).await;
+    if answer.len() > 2 {
+        assert!(matches!(&answer[2], Value::BulkString(record) if *record == bare.record));
+        return ([("idempotent-replayed", "true")], body).into_response();
+    }
+    assert_eq!(answer, [Value::Int(1), Value::Int(1)]);
+    bare.completed(&key, &fingerprint).await;
+    body.into_response()
+}
+
+impl Bare {
+    async fn acquired(&self, key: &str, fingerprint: &[u8]) -> Vec<Value> {
         let mut call = self.acquire.key(key);
-        call.arg(TOKEN).arg(FINGERPRINT).arg(15_000).arg(86_400_000);
+        call.arg(TOKEN).arg(fingerprint).arg(15_000).arg(86_400_000);
         call.arg("host:1").arg("POST /orders").arg(TOKEN).arg(1);
         let answer = call.invoke_async(&mut self.asking.clone()).await;
         answer.expect("an answer")
     }
 
-    async fn completed(&self, key: &str) {
+    async fn completed(&self, key: &str, fingerprint: &[u8]) {
         let mut call = self.complete.key(key);
-        call.arg(TOKEN).arg(FINGERPRINT).arg(1).arg(&self.record);
+        call.arg(TOKEN)
+            .arg(fingerprint)
+            .arg(1)
+            .arg(&self.record[..]);
         call.arg(86_400_000).arg(1).arg(TOKEN);
         let answer: i64 = call
             .invoke_async(&mut self.keeping.clone())
@@ -141,36 +179,26 @@ impl Scripts {
             .expect("an answer");
         assert_eq!(answer, 1);
     }
+}
 
-    async fn record_for_replays(&self) {
-        self.acquired("bare:replayed").await;
-        self.completed("bare:replayed").await;
+impl Scripts {
+    async fn send(&self, app: &Router, replay: bool) {
+        let key = match replay {
+            true => "replayed".to_owned(),
+            false => format!("{:032}", self.next.fetch_add(1, Relaxed)),
+        };
+        ask(app, &self.order, &key, replay).await;
     }
 }
 
 impl Sides for Scripts {
     async fn layer(&self, replay: bool) {
-        let key = match replay {
-            true => "replayed".to_owned(),
-            false => format!("{:032}", self.next.fetch_add(1, Relaxed)),
-        };
-        ask(&self.app, &self.order, &key, replay).await;
+        self.send(&self.app, replay).await;
     }
 
     async fn bare(&self, replay: bool) {
-        let key = match replay {
-            true => "bare:replayed".to_owned(),
-            false => format!("bare:{:064}", self.next.fetch_add(1, Relaxed)),
-        };
-        let answer = self.acquired(&key).await;
-        if replay {
-            assert!(matches!(&answer[2], Value::BulkString(record) if *record == self.record));
-        } else {
-            assert_eq!(answer, [Value::Int(1), Value::Int(1)]);
-            self.completed(&key).await;
-        }
+        self.send(&self.bare, replay).await;
     }
 }
 
 const TOKEN: &[u8] = &[7; 16];
-const FINGERPRINT: &[u8] = &[9; 32];

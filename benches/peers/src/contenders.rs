@@ -14,7 +14,7 @@ use footing::{
 use ruts::{CookieOptions, SessionLayer, store::moka::MokaStore};
 use tower::layer::layer_fn;
 use tower_cookies::CookieManagerLayer;
-use tower_idempotency::{IdempotencyLayer, MemoryStore};
+use tower_idempotency::{IdempotencyLayer, MemoryStore, Tiered};
 
 use crate::floor::{Buffered, Floor, Noop, Responses};
 
@@ -92,12 +92,20 @@ pub fn all() -> Vec<Contender> {
             app.layer(idempotent::middleware::IdempotencyLayer::new(store))
         }),
         contender(LAYER, true, false, |app| {
-            let store = MemoryStore::new()
-                .with_max_entries(4_000_000)
-                .with_max_bytes(8 << 30);
-            app.layer(IdempotencyLayer::new(store))
+            app.layer(IdempotencyLayer::new(store()))
+        }),
+        contender("this layer, with a tier", true, false, |app| {
+            // Replays come from the tier. Fresh keys go through the future of a store, as with a server.
+            let tiered = Tiered::new(store()).with_max_age(std::time::Duration::MAX);
+            app.layer(IdempotencyLayer::new(tiered))
         }),
     ]
+}
+
+fn store() -> MemoryStore {
+    MemoryStore::new()
+        .with_max_entries(4_000_000)
+        .with_max_bytes(8 << 30)
 }
 
 /// The key alone decides: the request has no part in it.
@@ -132,7 +140,8 @@ fn routes(handler: Handler, effects: Effects) -> Router {
             post(async move |body: Bytes| {
                 drop(body);
                 effects.happen();
-                Bytes::from_static(&RESPONSE)
+                // A response of its own: what is stored of it takes memory.
+                Bytes::copy_from_slice(&RESPONSE)
             }),
         ),
         Handler::Heavy => Router::new().route(

@@ -28,10 +28,15 @@ fn main() {
             let pair: Vec<_> = all().into_iter().filter(of_name).collect();
             in_turn(&pair, self::handler(handler), size("one"));
         }
+        ["repeat", handler, name, column, count] => {
+            let count = count.parse().expect("a number of requests");
+            measure::repeat(self::handler(handler), name, column, count);
+        }
         ["sockets", handler] => sockets::compare(handler),
         ["serve", handler, name] => sockets::serve(self::handler(handler), name),
         _ => {
             eprintln!("usage: peers check|one|many|alone|sockets light|heavy");
+            eprintln!("       peers repeat light|heavy CONTENDER no-key|fresh|replay COUNT");
             std::process::exit(2);
         }
     }

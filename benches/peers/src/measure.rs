@@ -7,7 +7,7 @@ use bytes::Bytes;
 use tokio::runtime::Runtime;
 
 use crate::{
-    contenders::{BARE, Contender, Effects, Handler},
+    contenders::{BARE, Contender, Effects, Handler, all},
     requests::{COLUMNS, Column, order, succeed},
 };
 
@@ -104,6 +104,31 @@ fn run(
         }
         started.elapsed().as_nanos() as f64 / (tasks * each) as f64
     })
+}
+
+/// Sends requests of one kind to one contender, on one thread: for profilers and counters of instructions.
+pub fn repeat(handler: Handler, name: &str, column: &str, count: u64) {
+    let column = match column {
+        "no-key" => Column::NoKey,
+        "fresh" => Column::Fresh,
+        "replay" => Column::Replay,
+        _ => panic!("expected a column, found {column}"),
+    };
+    let contenders = all();
+    let contender = contenders.iter().find(|contender| contender.name == name);
+    let contender = contender.expect("a contender");
+    let runtime = tokio::runtime::Builder::new_current_thread()
+        .enable_all()
+        .build();
+    runtime.expect("a runtime").block_on(async {
+        let (effects, body) = (Effects::default(), order());
+        let app = contender.build(handler, &effects);
+        succeed(&app, &body, Column::Replay).await;
+        for _ in 0..count {
+            succeed(&app, &body, column).await;
+        }
+        println!("effects: {}", effects.count());
+    });
 }
 
 /// Returns the value below which `part` of the values are.

@@ -134,6 +134,8 @@
 
 #![cfg_attr(docsrs, feature(doc_cfg))]
 
+#[cfg(feature = "axum")]
+mod axum_route;
 mod body;
 mod clock;
 mod config;

@@ -202,7 +202,7 @@ impl IdempotencyLayer {
         let caller = context.shared.limits.caller(SERVICE_SCOPE);
         let permit = caller.admit(config.limits.max_in_flight);
         let permit = permit.map_err(|error| admission_error(&config.response, error))?;
-        let terms = config.lease_terms(context.shared.owner);
+        let terms = config.lease_terms(context.shared.owner, true);
         let (key, fingerprint) = (key.as_ref(), fingerprint.as_ref());
         let claim = build_claim(&config.request, terms, key, fingerprint)
             .map_err(|error| store_unavailable(&config.response, error))?;

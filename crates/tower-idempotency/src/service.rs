@@ -59,14 +59,14 @@ where
     fn call(&mut self, req: Request<B>) -> Self::Future {
         let nested = is_nested(req.extensions());
         if is_keyless(&self.context, req.headers()) {
-            let inner = self.inner.call(req.map(Body::original));
+            let inner = call_unchanged(&mut self.inner, req);
             return ResponseFuture::pass_through(inner, !nested);
         }
         let (head, body) = req.into_parts();
         match admit(&self.context, &head) {
             Admission::PassThrough => {
-                let req = Request::from_parts(head, Body::original(body));
-                ResponseFuture::pass_through(self.inner.call(req), !nested)
+                let req = Request::from_parts(head, body);
+                ResponseFuture::pass_through(call_unchanged(&mut self.inner, req), !nested)
             }
             Admission::Rejected(response) => ResponseFuture::rejected(into_response(*response)),
             Admission::Execute(arrival) => {
@@ -86,6 +86,21 @@ where
     }
 }
 
+/// Calls the inner service with the body of the client.
+fn call_unchanged<S, B>(inner: &mut S, req: Request<B>) -> S::Future
+where
+    S: Service<Request<Body<B>>> + 'static,
+    S::Future: 'static,
+    B: http_body::Body + 'static,
+{
+    #[cfg(feature = "axum")]
+    let req = match crate::axum_route::call(inner, req) {
+        Ok(call) => return call,
+        Err(req) => req,
+    };
+    inner.call(req.map(Body::original))
+}
+
 impl<S: fmt::Debug> fmt::Debug for Idempotency<S> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("Idempotency")
@@ -94,3 +109,6 @@ impl<S: fmt::Debug> fmt::Debug for Idempotency<S> {
             .finish()
     }
 }
+
+#[cfg(all(test, feature = "axum"))]
+mod allocations;

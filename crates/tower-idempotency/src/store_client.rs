@@ -96,12 +96,40 @@ impl StoreClient {
         }
     }
 
+    /// Returns `true` if the store stores the operations of claims.
+    pub(crate) fn has_operations(&self) -> bool {
+        match &self.target {
+            Target::Memory(store) => store.has_details(),
+            Target::Other(_) => true,
+        }
+    }
+
     /// Draws the token of a new claim.
     pub(crate) fn new_token(&self) -> Result<Token, StoreError> {
         match &self.target {
             Target::Memory(_) => Token::of_process(),
             Target::Other(_) => Token::random(),
         }
+    }
+
+    /// Returns the reply of a store that has the record of the entry in the memory of this process.
+    pub(crate) fn find_completed(&self, id: &KeyId) -> Option<AcquireReply> {
+        let Target::Other(store) = &self.target else {
+            return None;
+        };
+        let (sent, started) = (Instant::now(), telemetry::start());
+        // Unwind safe: after a panic the store is called as if it had returned `None`.
+        let found = catch_unwind(AssertUnwindSafe(|| store.find_completed(id)));
+        let acquired = found.ok()??;
+        if !matches!(acquired, Acquired::Completed { .. }) {
+            return None;
+        }
+        telemetry::store_time("acquire", started);
+        Some(AcquireReply {
+            acquired,
+            sent,
+            may_acquire_late: false,
+        })
     }
 
     /// Acquires a lease from a store that replies at once. Returns `None` if the store must be awaited, or if it failed.
@@ -111,7 +139,7 @@ impl StoreClient {
         };
         let (sent, started) = (Instant::now(), telemetry::start());
         // Unwind safe: the store repairs nothing after a panic, and neither does a call that is awaited.
-        let reply = catch_unwind(AssertUnwindSafe(|| store.acquire_now(claim)));
+        let reply = catch_unwind(AssertUnwindSafe(|| store.acquire_now(claim, sent)));
         let acquired = reply.ok()?.ok()?;
         telemetry::store_time("acquire", started);
         Some(AcquireReply {
@@ -356,4 +384,59 @@ async fn catch_store_panic<T>(
 ) -> Result<T, StoreError> {
     let caught = catch_panic(pin!(call)).await;
     caught.unwrap_or_else(|_panic| Err(StoreError::backend("the store panicked")))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::store::Fingerprint;
+
+    /// A store whose memory replies with this.
+    struct Remembering(fn() -> Acquired);
+
+    impl Store for Remembering {
+        async fn acquire(&self, _: &Claim) -> Result<Acquired, StoreError> {
+            unreachable!("not called")
+        }
+
+        async fn renew(&self, _: &LeaseRef, _: Ttl) -> Result<(), StoreError> {
+            unreachable!("not called")
+        }
+
+        async fn complete(&self, _: &LeaseRef, _: Bytes, _: Ttl) -> Result<(), StoreError> {
+            unreachable!("not called")
+        }
+
+        async fn release(&self, _: &LeaseRef) -> Result<(), StoreError> {
+            unreachable!("not called")
+        }
+
+        async fn wait_for_change(&self, _: &KeyId, _: Duration) {
+            unreachable!("not called")
+        }
+
+        fn find_completed(&self, _: &KeyId) -> Option<Acquired> {
+            Some((self.0)())
+        }
+    }
+
+    #[test]
+    fn found_entry_is_used_only_if_completed() {
+        let find = |reply: fn() -> Acquired| {
+            StoreClient::new(Remembering(reply)).find_completed(&KeyId::from_bytes([1; 32]))
+        };
+        let completed = find(|| Acquired::Completed {
+            fingerprint: Fingerprint::from_bytes([2; 32]),
+            record: Bytes::from_static(b"record"),
+            expires_in: Duration::from_secs(1),
+            token: None,
+        });
+        assert!(completed.is_some());
+        let granted = find(|| Acquired::Granted {
+            generation: 1,
+            takeover: false,
+        });
+        assert!(granted.is_none(), "no token was drawn for a lease");
+        assert!(find(|| panic!("a faulty store")).is_none());
+    }
 }

@@ -73,9 +73,14 @@ pub(crate) struct FailedAttempt {
 }
 
 impl Attempt {
-    /// Acquires the lease without waiting. Returns the attempt if it has to wait: for the store or for another request.
-    pub(crate) fn acquire_now(self, context: &Context) -> Result<AcquireOutcome, Box<Self>> {
-        let reply = context.shared.store.acquire_now(&self.claim);
+    /// Acquires the lease without waiting, unless its record was `found` already. Returns the attempt if it has to wait: for the
+    /// store or for another request.
+    pub(crate) fn acquire_now(
+        self,
+        context: &Context,
+        found: Option<AcquireReply>,
+    ) -> Result<AcquireOutcome, Box<Self>> {
+        let reply = found.or_else(|| context.shared.store.acquire_now(&self.claim));
         match reply {
             Some(reply) if !self.is_waiting(context, &reply) && !self.continues_life(&reply) => {
                 Ok(self.into_outcome(context, reply))

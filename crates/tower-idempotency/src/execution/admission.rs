@@ -30,7 +30,7 @@ use crate::{
         CompleteResponse, admission_error, in_progress, key_reused, outcome_unknown, reject,
         store_unavailable, without_trailers,
     },
-    store::KeyId,
+    store::{KeyId, Token},
     telemetry,
 };
 
@@ -117,7 +117,7 @@ pub(crate) fn admit(context: &Context, head: &request::Parts) -> Admission {
 /// A request that is executed under its lease, or without one if the settings say so.
 pub(super) enum Admitted {
     Protected(Execution),
-    Unprotected(Attempt),
+    Unprotected(Box<Attempt>),
 }
 
 /// Result of a request for the lease without waiting.
@@ -163,8 +163,16 @@ pub(super) fn acquire_now(
         permit,
     } = arrival;
     let (config, shared) = (&*context.config, &context.shared);
-    let terms = config.lease_terms(shared.owner);
-    let new_token = || shared.store.new_token();
+    let terms = config.lease_terms(shared.owner, shared.store.has_operations());
+    let mut found = None;
+    let new_token = |id: &KeyId| {
+        found = shared.store.find_completed(id);
+        if found.is_some() {
+            // A replay holds no lease: this token never reaches a store.
+            return Ok(Token::from_bytes([0; 16]));
+        }
+        shared.store.new_token()
+    };
     let claim = build_claim(
         &config.request,
         terms,
@@ -194,7 +202,7 @@ pub(super) fn acquire_now(
         permit,
     };
     // From here on the request may have an effect.
-    let outcome = match attempt.acquire_now(context) {
+    let outcome = match attempt.acquire_now(context, found) {
         Ok(outcome) => outcome,
         Err(attempt) => return Progress::Continue(Unadmitted::Acquire(attempt)),
     };
@@ -265,7 +273,7 @@ pub(super) async fn acquire(
                     attempt.release_in_background(&context);
                     return Err(over_limit(&id, error));
                 }
-                Ok(Admitted::Unprotected(attempt))
+                Ok(Admitted::Unprotected(Box::new(attempt)))
             }
         },
     }

@@ -232,7 +232,8 @@ where
                             } = call;
                             insert_key(&mut head, attempt.key.as_ref());
                             let req = Request::from_parts(head, body);
-                            let running = run_unprotected(Arc::clone(context), inner, req, attempt);
+                            let running =
+                                run_unprotected(Arc::clone(context), inner, req, *attempt);
                             stage.set(Stage::Unprotected {
                                 running: Box::pin(running),
                             });

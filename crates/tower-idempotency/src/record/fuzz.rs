@@ -56,6 +56,13 @@ fn decodes(record: &Bytes) -> bool {
     if record.get(1) == Some(&SEALED) {
         assert!(PLAIN.decode(&ID, record).is_err());
     }
+    if record.get(1) == Some(&0)
+        && let Some(payload) = record.get(PREFIX..)
+        && let Some(fields) = payload::plain::parse(payload)
+    {
+        let read = payload::parse_any_fields(payload).expect("both readers read it");
+        assert_eq!(fields, read);
+    }
     if let Ok(Record::Attention { attention, .. }) = PLAIN.decode(&ID, record) {
         assert_eq!(NeedsAttention::in_record(record), Some(attention));
     }

@@ -2,6 +2,8 @@
 
 use http::{HeaderMap, HeaderName, HeaderValue, header};
 
+use super::payload::LineList;
+
 /// Response header by which a handler sets whether its response is recorded.
 pub(crate) const POLICY: HeaderName = HeaderName::from_static("x-idempo-policy");
 /// Response header by which a handler sets the retention of its response, in seconds.
@@ -14,8 +16,8 @@ pub(super) fn recorded_lines<'a>(
     replayed: &dyn Fn(&HeaderName) -> bool,
     first: usize,
     sensitive: &mut Vec<u8>,
-) -> Vec<(&'a str, &'a [u8])> {
-    let mut lines = Vec::with_capacity(headers.len());
+) -> LineList<'a> {
+    let mut lines = LineList::new();
     let listed = headers.contains_key(header::CONNECTION);
     for (name, value) in headers {
         if is_recorded(headers, listed, name, replayed) {

@@ -4,8 +4,11 @@
 //! another type is rejected. Bytes are accepted as MessagePack bin only. An array of integers has 1.5 times the size
 //! and 300 times the cost. A reader that accepted it would hide a faulty writer.
 
+pub(super) mod plain;
+
 use std::{
     fmt,
+    marker::PhantomData,
     time::{Duration, SystemTime},
 };
 
@@ -16,6 +19,7 @@ use serde::{
     Deserialize, Deserializer, Serialize, Serializer,
     de::{SeqAccess, Visitor},
 };
+use smallvec::SmallVec;
 
 use super::{
     Origin, Record, StoredResponse, TombstoneReason, Traceparent,
@@ -24,6 +28,7 @@ use super::{
 };
 
 #[derive(Default, Serialize, Deserialize)]
+#[cfg_attr(test, derive(PartialEq, Debug))]
 pub(super) struct Payload<'a> {
     pub(super) kind: &'a str,
     #[serde(skip_serializing_if = "Option::is_none")]
@@ -50,9 +55,14 @@ pub(super) struct Payload<'a> {
 }
 
 /// Header lines: a list of (name, bytes).
-pub(super) struct Lines<'a>(pub(super) Vec<(&'a str, &'a [u8])>);
+#[cfg_attr(test, derive(PartialEq, Debug))]
+pub(super) struct Lines<'a>(pub(super) LineList<'a>);
+
+/// Header lines. Most responses have few, which take no allocation.
+pub(super) type LineList<'a> = SmallVec<[(&'a str, &'a [u8]); 8]>;
 
 /// Bytes, written and read as MessagePack bin only.
+#[cfg_attr(test, derive(PartialEq, Debug))]
 pub(super) struct Bin<'a>(pub(super) &'a [u8]);
 
 #[derive(Clone, Copy)]
@@ -85,21 +95,34 @@ impl<'a> Payload<'a> {
             && u32::try_from(self.size()).is_ok()
     }
 
-    /// Returns an upper bound of the encoded size that is only slightly larger than the size.
+    /// Returns the encoded size.
     pub(super) fn size(&self) -> usize {
-        let bin = |bin: &Option<Bin<'_>>| bin.as_ref().map_or(0, |bin| bin.0.len());
-        let lines = |lines: &Option<Lines<'_>>| -> usize {
-            lines
-                .iter()
-                .flat_map(|lines| &lines.0)
-                .map(Lines::size)
-                .sum()
+        let text = |name: &str, text: Option<&str>| {
+            text.map_or(0, |text| text_size(name) + text_size(text))
         };
-        let reason = self.reason.map_or(0, str::len);
-        let bins = bin(&self.body) + bin(&self.value) + bin(&self.sensitive);
-        // With its name, and the length of both.
-        let trace = self.traceparent.map_or(0, |trace| 14 + trace.len());
-        FIXED + trace + reason + lines(&self.headers) + lines(&self.trailers) + bins
+        let number = |name: &str, number: Option<u64>| {
+            number.map_or(0, |number| text_size(name) + number_size(number))
+        };
+        let bin = |name: &str, bin: &Option<Bin<'_>>| {
+            bin.as_ref()
+                .map_or(0, |Bin(bytes)| text_size(name) + bin_size(bytes))
+        };
+        let lines = |name: &str, lines: &Option<Lines<'_>>| {
+            lines
+                .as_ref()
+                .map_or(0, |lines| text_size(name) + lines.size())
+        };
+        // One byte for a map of at most 15 fields.
+        1 + text("kind", Some(self.kind))
+            + number("status", self.status.map(u64::from))
+            + text("reason", self.reason)
+            + number("recorded_at", self.recorded_at)
+            + lines("headers", &self.headers)
+            + lines("trailers", &self.trailers)
+            + bin("sensitive", &self.sensitive)
+            + bin("body", &self.body)
+            + bin("value", &self.value)
+            + text("traceparent", self.traceparent)
     }
 
     pub(super) fn write(&self, out: &mut Vec<u8>) {
@@ -110,14 +133,47 @@ impl<'a> Payload<'a> {
 }
 
 impl Lines<'_> {
-    fn size((name, value): &(&str, &[u8])) -> usize {
-        // One byte for the pair, and up to five before each part.
-        let prefix = |len: usize| match len {
+    fn size(&self) -> usize {
+        let count = match self.0.len() {
+            0..=0xf => 1,
+            0x10..=0xffff => 3,
+            _ => 5,
+        };
+        // One byte for each pair.
+        let lines = self.0.iter();
+        let size = |(name, value): &(&str, &[u8])| 1 + text_size(name) + bin_size(value);
+        count + lines.map(size).sum::<usize>()
+    }
+}
+
+/// Returns the encoded size of a text: its bytes, after one to five that have its length.
+const fn text_size(text: &str) -> usize {
+    text.len()
+        + match text.len() {
+            0..=0x1f => 1,
+            0x20..=0xff => 2,
+            0x100..=0xffff => 3,
+            _ => 5,
+        }
+}
+
+/// Returns the encoded size of bytes: themselves, after two to five that have their length.
+const fn bin_size(bytes: &[u8]) -> usize {
+    bytes.len()
+        + match bytes.len() {
             0..=0xff => 2,
             0x100..=0xffff => 3,
             _ => 5,
-        };
-        1 + prefix(name.len()) + name.len() + prefix(value.len()) + value.len()
+        }
+}
+
+const fn number_size(number: u64) -> usize {
+    match number {
+        0..=0x7f => 1,
+        0x80..=0xff => 2,
+        0x100..=0xffff => 3,
+        0x1_0000..=0xffff_ffff => 5,
+        _ => 9,
     }
 }
 
@@ -166,6 +222,14 @@ pub(super) fn decode(payload: &Bytes) -> Result<Record, RecordError> {
 }
 
 fn parse_fields(payload: &[u8]) -> Result<Payload<'_>, RecordError> {
+    match plain::parse(payload) {
+        Some(fields) => Ok(fields),
+        None => parse_any_fields(payload),
+    }
+}
+
+/// Parses a payload from any writer.
+pub(super) fn parse_any_fields(payload: &[u8]) -> Result<Payload<'_>, RecordError> {
     if payload.first() == Some(&SEALED_PAYLOAD) {
         return Err(Problem::Sealed.into());
     }
@@ -309,18 +373,18 @@ impl Serialize for Lines<'_> {
 
 impl<'de: 'a, 'a> Deserialize<'de> for Lines<'a> {
     fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
-        struct Collect;
+        struct Collect<'a>(PhantomData<Lines<'a>>);
 
-        impl<'de> Visitor<'de> for Collect {
-            type Value = Lines<'de>;
+        impl<'de: 'a, 'a> Visitor<'de> for Collect<'a> {
+            type Value = Lines<'a>;
 
             fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
                 write!(f, "at most {MAX_LINES} header lines")
             }
 
-            fn visit_seq<A: SeqAccess<'de>>(self, mut seq: A) -> Result<Lines<'de>, A::Error> {
+            fn visit_seq<A: SeqAccess<'de>>(self, mut seq: A) -> Result<Lines<'a>, A::Error> {
                 // The declared length is ignored: the list grows with the lines that are present.
-                let mut lines = Vec::new();
+                let mut lines = LineList::new();
                 while let Some((name, Bin(value))) = seq.next_element()? {
                     if lines.len() == MAX_LINES {
                         return Err(serde::de::Error::invalid_length(lines.len() + 1, &self));
@@ -331,7 +395,7 @@ impl<'de: 'a, 'a> Deserialize<'de> for Lines<'a> {
             }
         }
 
-        deserializer.deserialize_seq(Collect)
+        deserializer.deserialize_seq(Collect(PhantomData))
     }
 }
 
@@ -373,6 +437,3 @@ const ATTENTION: &str = "attention";
 
 /// First byte of a sealed payload of flags 2. MessagePack never uses it.
 const SEALED_PAYLOAD: u8 = 0xc1;
-
-/// Upper bound of the size of a payload without its lines and its bytes.
-const FIXED: usize = 96;

@@ -318,8 +318,8 @@ pub(crate) fn new_scope(secret: Option<&Secret>, namespace: &str) -> FieldDigest
 /// Returns the ID of the entry for `key` in its scope. If `separate`, another request with the same key is separate.
 pub(crate) fn entry_id(mut scope: FieldDigest, key: &RequestKey, separate: bool) -> EntryId {
     match key {
-        RequestKey::Sent(key) => scope.field(b"sent").field(key.as_str().as_bytes()),
-        RequestKey::Named(key, _) => scope.field(b"named").field(key.as_str().as_bytes()),
+        RequestKey::Sent(key) => scope.field(b"sent").field(key.as_bytes()),
+        RequestKey::Named(key, _) => scope.field(b"named").field(key.as_bytes()),
         RequestKey::Derived => scope.field(b"derived"),
     };
     if separate || *key == RequestKey::Derived {

@@ -1,6 +1,11 @@
 //! Idempotency keys: parsing, limits, and a type that never displays the key.
 
-use std::{borrow::Cow, fmt, sync::Arc};
+use std::{
+    borrow::Cow,
+    fmt,
+    hash::{Hash, Hasher},
+    sync::Arc,
+};
 
 use http::HeaderName;
 use sfv::{BareItemFromInput, Parser};
@@ -17,14 +22,57 @@ pub const IDEMPOTENCY_KEY: HeaderName = HeaderName::from_static("idempotency-key
 ///
 /// A caller that knows a key may be able to request the recorded response. To keep it out of logs, the type has no `Display`,
 /// and its `Debug` output does not contain the key. Use [`as_str`](Self::as_str) to read it.
-#[derive(Clone, PartialEq, Eq, Hash)]
-pub struct IdempotencyKey(Arc<str>);
+#[derive(Clone)]
+pub struct IdempotencyKey(KeyText);
+
+/// Text of a key. A short one, such as a UUID, takes no allocation.
+#[derive(Clone)]
+enum KeyText {
+    Short { len: u8, bytes: [u8; SHORT] },
+    Long(Arc<str>),
+}
+
+/// Longest key in bytes that takes no allocation.
+const SHORT: usize = 46;
 
 impl IdempotencyKey {
+    fn new(key: Cow<'_, str>) -> Self {
+        let text = key.as_bytes();
+        Self(match (u8::try_from(text.len()), text.len() <= SHORT) {
+            (Ok(len), true) => {
+                let mut bytes = [0; SHORT];
+                bytes[..text.len()].copy_from_slice(text);
+                KeyText::Short { len, bytes }
+            }
+            _ => KeyText::Long(Arc::from(key)),
+        })
+    }
+
     /// Returns the key.
     #[must_use]
     pub fn as_str(&self) -> &str {
-        &self.0
+        std::str::from_utf8(self.as_bytes()).expect("the bytes of a text")
+    }
+
+    pub(crate) fn as_bytes(&self) -> &[u8] {
+        match &self.0 {
+            KeyText::Short { len, bytes } => &bytes[..usize::from(*len)],
+            KeyText::Long(key) => key.as_bytes(),
+        }
+    }
+}
+
+impl PartialEq for IdempotencyKey {
+    fn eq(&self, other: &Self) -> bool {
+        self.as_bytes() == other.as_bytes()
+    }
+}
+
+impl Eq for IdempotencyKey {}
+
+impl Hash for IdempotencyKey {
+    fn hash<H: Hasher>(&self, state: &mut H) {
+        self.as_bytes().hash(state);
     }
 }
 
@@ -161,7 +209,7 @@ impl KeyRules {
                 min: self.min,
             });
         }
-        Ok(IdempotencyKey(Arc::from(key)))
+        Ok(IdempotencyKey::new(key))
     }
 }
 

@@ -23,7 +23,7 @@ use crate::{
         principal::{Identity, PrincipalError},
         rules::{KeyFrom, KeyReuse, KeyScope, MissingKey, Rules},
     },
-    store::{Claim, Fingerprint, OrphanPolicy, StoreError, Token, Ttl},
+    store::{Claim, Fingerprint, KeyId, OrphanPolicy, StoreError, Token, Ttl},
 };
 
 /// Terms of the lease that a claim requests.
@@ -34,6 +34,8 @@ pub(crate) struct LeaseTerms {
     pub(crate) orphan_retention: Ttl,
     /// Host and process, for operators.
     pub(crate) owner: &'static str,
+    /// `true` if the store stores the operation.
+    pub(crate) has_operation: bool,
 }
 
 /// Returns `true` if the request has a key header. [`find_key`] decides if the key is valid.
@@ -244,7 +246,7 @@ pub(crate) fn scope_key(
     Ok((ScopedKey { id, scope }, identity))
 }
 
-/// Builds the claim that requests a lease for this request. `new_token` draws the token.
+/// Builds the claim that requests a lease for this request. `new_token` draws the token for an entry.
 pub(crate) fn build_claim(
     rules: &Rules,
     terms: LeaseTerms,
@@ -252,14 +254,14 @@ pub(crate) fn build_claim(
     head: &request::Parts,
     content: &[u8],
     key: &RequestKey,
-    new_token: impl FnOnce() -> Result<Token, StoreError>,
+    new_token: impl FnOnce(&KeyId) -> Result<Token, StoreError>,
 ) -> Result<Claim, StoreError> {
     let fingerprint = rules
         .fingerprint
         .fingerprint(rules.secret.as_ref(), head, content);
     let id = scoped.id.of(&fingerprint);
     let (token, fingerprint) = match key {
-        RequestKey::Sent(_) | RequestKey::Named(..) => (new_token()?, fingerprint),
+        RequestKey::Sent(_) | RequestKey::Named(..) => (new_token(&id)?, fingerprint),
         RequestKey::Derived => {
             // The name of the life must differ from those of other processes, whatever the store.
             let token = Token::random()?;
@@ -274,7 +276,11 @@ pub(crate) fn build_claim(
         orphans: terms.orphan_policy,
         orphan_retention: terms.orphan_retention,
         owner: terms.owner,
-        operation: operation(head),
+        operation: if terms.has_operation {
+            operation(head)
+        } else {
+            Box::default()
+        },
         scope: Some(scoped.scope),
     })
 }

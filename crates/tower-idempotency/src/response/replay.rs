@@ -221,7 +221,7 @@ fn stored_response(stored: StoredResponse) -> CompleteResponse {
     let framing = match &trailers {
         // HTTP/1 servers send only trailers that are announced, and only without a length.
         Some(trailers) => trailer_names(trailers).map(|names| (header::TRAILER, names)),
-        None if has_body(status) => Some((header::CONTENT_LENGTH, HeaderValue::from(body.len()))),
+        None if has_body(status) => Some((header::CONTENT_LENGTH, number_value(body.len()))),
         None => None,
     };
     let mut res = Response::new((body, trailers));
@@ -237,6 +237,17 @@ fn stored_response(stored: StoredResponse) -> CompleteResponse {
 pub(crate) fn has_body(status: StatusCode) -> bool {
     !status.is_informational()
         && ![StatusCode::NO_CONTENT, StatusCode::NOT_MODIFIED].contains(&status)
+}
+
+/// Returns a number as the value of a header. `HeaderValue::from` would allocate twice.
+fn number_value(number: usize) -> HeaderValue {
+    let (mut digits, mut first, mut rest) = ([b'0'; 20], 19, number);
+    while rest > 9 {
+        digits[first] = b"0123456789"[rest % 10];
+        (first, rest) = (first - 1, rest / 10);
+    }
+    digits[first] = b"0123456789"[rest];
+    HeaderValue::from_bytes(&digits[first..]).unwrap_or_else(|_| HeaderValue::from(number))
 }
 
 fn trailer_names(trailers: &HeaderMap) -> Option<HeaderValue> {

@@ -19,6 +19,7 @@ pub(crate) trait ErasedStore: Send + Sync {
     ) -> Call<'a, Result<(), StoreError>>;
     fn release<'a>(&'a self, lease: &'a LeaseRef) -> Call<'a, Result<(), StoreError>>;
     fn wait_for_change<'a>(&'a self, id: &'a KeyId, timeout: Duration) -> Call<'a, ()>;
+    fn find_completed(&self, id: &KeyId) -> Option<Acquired>;
 }
 
 impl<S: Store> ErasedStore for S {
@@ -45,5 +46,9 @@ impl<S: Store> ErasedStore for S {
 
     fn wait_for_change<'a>(&'a self, id: &'a KeyId, timeout: Duration) -> Call<'a, ()> {
         Box::pin(Store::wait_for_change(self, id, timeout))
+    }
+
+    fn find_completed(&self, id: &KeyId) -> Option<Acquired> {
+        Store::find_completed(self, id)
     }
 }

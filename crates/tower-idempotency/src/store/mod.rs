@@ -131,6 +131,16 @@ pub trait Store: Send + Sync + 'static {
     /// A store with push returns at once if the entry is not in progress at the call. Otherwise a waiter could miss a
     /// change between its query and this call.
     fn wait_for_change(&self, id: &KeyId, timeout: Duration) -> impl Future<Output = ()> + Send;
+
+    /// Returns the [`Acquired::Completed`] of an entry whose record this process has in memory, without a call to the backend.
+    /// Default: `None`.
+    ///
+    /// The layer calls it before [`acquire`](Self::acquire): a replay then needs no token and no round trip. A store returns
+    /// here what `acquire` would return, or `None`. `None` is always correct. The call must not block.
+    fn find_completed(&self, id: &KeyId) -> Option<Acquired> {
+        let _ = id;
+        None
+    }
 }
 
 impl<S: Store> Store for Arc<S> {
@@ -159,6 +169,10 @@ impl<S: Store> Store for Arc<S> {
 
     async fn wait_for_change(&self, id: &KeyId, timeout: Duration) {
         (**self).wait_for_change(id, timeout).await;
+    }
+
+    fn find_completed(&self, id: &KeyId) -> Option<Acquired> {
+        (**self).find_completed(id)
     }
 }
 

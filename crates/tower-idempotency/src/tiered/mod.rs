@@ -148,11 +148,10 @@ impl<S: Store> Store for Tiered<S> {
     const COMPRESS_ABOVE: usize = S::COMPRESS_ABOVE;
 
     async fn acquire(&self, claim: &Claim) -> Result<Acquired, StoreError> {
-        let sent = Instant::now();
-        if let Some(found) = self.tier.find(&claim.id, sent) {
-            telemetry::tier_replay("tier");
+        if let Some(found) = self.find_completed(&claim.id) {
             return Ok(found);
         }
+        let sent = Instant::now();
         // Boxed, so that a replay from the tier allocates no future of the store.
         let acquired = Box::pin(self.store.acquire(claim)).await?;
         if let Acquired::Completed {
@@ -217,6 +216,14 @@ impl<S: Store> Store for Tiered<S> {
 
     async fn wait_for_change(&self, id: &KeyId, timeout: Duration) {
         self.store.wait_for_change(id, timeout).await;
+    }
+
+    fn find_completed(&self, id: &KeyId) -> Option<Acquired> {
+        let found = self.tier.find(id, Instant::now());
+        if found.is_some() {
+            telemetry::tier_replay("tier");
+        }
+        found
     }
 }
 

@@ -10,6 +10,7 @@ use std::{
 use http::HeaderValue;
 use proptest::{collection::vec, prelude::*};
 use serde::Serialize;
+use smallvec::smallvec;
 
 use super::*;
 use crate::random::Random;
@@ -421,23 +422,40 @@ fn record_has_no_spare_capacity() {
 }
 
 #[test]
-fn payload_size_is_tight_upper_bound() {
+fn payload_size_is_exact() {
     let long = vec![b'v'; 70_000];
     let values = [&b""[..], b"short", &long[..255], &long[..256], &long];
-    for value in values {
+    let numbers = [
+        0,
+        0x7f,
+        0x80,
+        0xff,
+        0x100,
+        0xffff,
+        0x1_0000,
+        u32::MAX.into(),
+        u64::MAX,
+    ];
+    let counts = [0, 1, 15, 16, 128].into_iter().cycle();
+    for ((value, number), count) in values
+        .iter()
+        .flat_map(|value| numbers.map(|n| (*value, n)))
+        .zip(counts)
+    {
+        let mut out = Vec::new();
         let payload = Payload {
-            status: Some(999),
-            recorded_at: Some(u64::MAX),
-            headers: Some(Lines(vec![("content-type", value); 20])),
-            trailers: Some(Lines(vec![("content-type", value); 20])),
+            status: u16::try_from(number).ok(),
+            recorded_at: Some(number),
+            headers: Some(Lines(smallvec![("content-type", value); count])),
+            trailers: Some(Lines(smallvec![("content-type", value); count])),
             sensitive: Some(payload::Bin(&value[..value.len().min(256)])),
             body: Some(payload::Bin(value)),
             ..Payload::new(Kind::Response, Origin::from(&ID))
         };
-        let mut out = Vec::new();
         payload.write(&mut out);
-        assert!(payload.size() >= out.len());
-        assert!(payload.size() < out.len() + 64);
+        assert_eq!(payload.size(), out.len());
+        let read = payload::plain::parse(&out);
+        assert_eq!(read, Some(payload), "the writer's form is read directly");
     }
     let payload = Payload {
         status: Some(999),
@@ -446,5 +464,5 @@ fn payload_size_is_tight_upper_bound() {
     };
     let mut out = Vec::new();
     payload.write(&mut out);
-    assert!(payload.size() >= out.len());
+    assert_eq!(payload.size(), out.len());
 }

@@ -139,9 +139,9 @@ impl MemoryStore {
         self.table.budget().bytes()
     }
 
-    /// Acquires a lease, or returns the state that prevents it.
-    pub(crate) fn acquire_now(&self, claim: &Claim) -> Result<Acquired, StoreError> {
-        self.table.acquire(claim, self.now())
+    /// Acquires a lease at `now`, or returns the state that prevents it.
+    pub(crate) fn acquire_now(&self, claim: &Claim, now: Instant) -> Result<Acquired, StoreError> {
+        self.table.acquire(claim, self.nanos_at(now))
     }
 
     /// Stores the record and ends the lease. Takes the record out of `record` if it is stored.
@@ -155,7 +155,11 @@ impl MemoryStore {
     }
 
     fn now(&self) -> u64 {
-        let elapsed = self.epoch.elapsed().as_nanos();
+        self.nanos_at(Instant::now())
+    }
+
+    fn nanos_at(&self, at: Instant) -> u64 {
+        let elapsed = at.saturating_duration_since(self.epoch).as_nanos();
         u64::try_from(elapsed).unwrap_or(u64::MAX)
     }
 
@@ -173,7 +177,7 @@ impl Default for MemoryStore {
 
 impl Store for MemoryStore {
     async fn acquire(&self, claim: &Claim) -> Result<Acquired, StoreError> {
-        self.acquire_now(claim)
+        self.acquire_now(claim, Instant::now())
     }
 
     async fn renew(&self, lease: &LeaseRef, ttl: Ttl) -> Result<(), StoreError> {

@@ -1,0 +1,128 @@
+//! Reads payloads in the form in which this version writes them.
+//!
+//! A general reader of MessagePack takes longer than everything else that a replay does with a record. This one gives up on
+//! every form that the writer of this version does not use. The general reader then reads the payload or reports the error.
+
+use super::{Bin, LineList, Lines, MAX_LINES, Payload};
+
+/// Returns the fields of a payload, or `None` if the general reader has to read it.
+pub(in crate::record) fn parse(payload: &[u8]) -> Option<Payload<'_>> {
+    let mut reader = Reader(payload);
+    let count = reader.byte()?.checked_sub(FIXMAP).filter(|n| *n <= 15)?;
+    let mut fields = Payload::default();
+    let mut has_kind = false;
+    for _ in 0..count {
+        let is_new = match reader.text()? {
+            "kind" => {
+                fields.kind = reader.text()?;
+                !std::mem::replace(&mut has_kind, true)
+            }
+            "status" => {
+                let status = u16::try_from(reader.number()?).ok()?;
+                fields.status.replace(status).is_none()
+            }
+            "reason" => fields.reason.replace(reader.text()?).is_none(),
+            "recorded_at" => fields.recorded_at.replace(reader.number()?).is_none(),
+            "headers" => fields.headers.replace(reader.lines()?).is_none(),
+            "trailers" => fields.trailers.replace(reader.lines()?).is_none(),
+            "sensitive" => fields.sensitive.replace(reader.bin()?).is_none(),
+            "body" => fields.body.replace(reader.bin()?).is_none(),
+            "value" => fields.value.replace(reader.bin()?).is_none(),
+            "traceparent" => fields.traceparent.replace(reader.text()?).is_none(),
+            _ => return None,
+        };
+        if !is_new {
+            return None;
+        }
+    }
+    (has_kind && reader.0.is_empty()).then_some(fields)
+}
+
+/// The rest of a payload. Each method returns `None` at a marker that the writer does not use, or at the end.
+struct Reader<'a>(&'a [u8]);
+
+impl<'a> Reader<'a> {
+    fn byte(&mut self) -> Option<u8> {
+        let (first, rest) = self.0.split_first()?;
+        self.0 = rest;
+        Some(*first)
+    }
+
+    fn bytes(&mut self, len: usize) -> Option<&'a [u8]> {
+        let (bytes, rest) = self.0.split_at_checked(len)?;
+        self.0 = rest;
+        Some(bytes)
+    }
+
+    /// Reads a number in big-endian order.
+    fn integer(&mut self, width: usize) -> Option<u64> {
+        let bytes = self.bytes(width)?;
+        Some(
+            bytes
+                .iter()
+                .fold(0, |number, byte| number << 8 | u64::from(*byte)),
+        )
+    }
+
+    fn len(&mut self, width: usize) -> Option<usize> {
+        usize::try_from(self.integer(width)?).ok()
+    }
+
+    fn number(&mut self) -> Option<u64> {
+        match self.byte()? {
+            number @ 0..=0x7f => Some(number.into()),
+            0xcc => self.integer(1),
+            0xcd => self.integer(2),
+            0xce => self.integer(4),
+            0xcf => self.integer(8),
+            _ => None,
+        }
+    }
+
+    fn text(&mut self) -> Option<&'a str> {
+        let len = match self.byte()? {
+            marker @ FIXSTR..=0xbf => usize::from(marker - FIXSTR),
+            0xd9 => self.len(1)?,
+            0xda => self.len(2)?,
+            0xdb => self.len(4)?,
+            _ => return None,
+        };
+        std::str::from_utf8(self.bytes(len)?).ok()
+    }
+
+    fn bin(&mut self) -> Option<Bin<'a>> {
+        let len = match self.byte()? {
+            0xc4 => self.len(1)?,
+            0xc5 => self.len(2)?,
+            0xc6 => self.len(4)?,
+            _ => return None,
+        };
+        self.bytes(len).map(Bin)
+    }
+
+    fn lines(&mut self) -> Option<Lines<'a>> {
+        let count = match self.byte()? {
+            marker @ FIXARRAY..=0x9f => usize::from(marker - FIXARRAY),
+            0xdc => self.len(2)?,
+            _ => return None,
+        };
+        if count > MAX_LINES {
+            return None;
+        }
+        let mut lines = LineList::new();
+        for _ in 0..count {
+            if self.byte()? != PAIR {
+                return None;
+            }
+            let (name, Bin(value)) = (self.text()?, self.bin()?);
+            lines.push((name, value));
+        }
+        Some(Lines(lines))
+    }
+}
+
+const FIXMAP: u8 = 0x80;
+const FIXARRAY: u8 = 0x90;
+const FIXSTR: u8 = 0xa0;
+/// An array of two.
+const PAIR: u8 = FIXARRAY + 2;

@@ -115,9 +115,7 @@ impl Scripts {
         let (app, order) = (app(store.expect("the server runs")), order());
         // Both sides replay the record that the layer creates from this response.
         ask(&app, &order, "replayed", false).await;
-        let record = server
-            .list(&["HMGET", &server.entries()[0], "b"])
-            .remove(0);
+        let record = server.list(&["HMGET", &server.entries()[0], "b"]).remove(0);
         let bare = Bare {
             asking: connection().await,
             keeping: connection().await,

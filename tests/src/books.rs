@@ -22,7 +22,7 @@ use crate::{
 
 /// A store, the pool of the handlers in the same database, and a table of effects.
 #[derive(Debug)]
-pub struct Books<S: Ledgered> {
+pub struct Books<S: TestDialect> {
     /// The store.
     pub store: S,
     /// The handlers' pool.
@@ -43,7 +43,7 @@ pub struct Entered {
 }
 
 /// The operations that the tests need from a database, independent of its dialect.
-pub trait Ledgered: SqlStore {
+pub trait TestDialect: SqlStore {
     /// Creates a store in a table of this name.
     ///
     /// # Errors
@@ -75,7 +75,7 @@ pub trait Ledgered: SqlStore {
 
 macro_rules! ledgered {
     ($($store:ty, $database:ty, $open:expr, $begin:literal, $id:literal;)*) => { $(
-        impl Ledgered for $store {
+        impl TestDialect for $store {
             fn open(url: &str, table: &str) -> Self {
                 let open: fn(&str) -> Self = $open;
                 open(url).with_table(table).expect("an identifier")
@@ -127,7 +127,7 @@ ledgered! {
     SqliteStore, Sqlite, |path| Self::new(path), "begin immediate", "x'{id}'";
 }
 
-impl<S: Ledgered> Clone for Books<S> {
+impl<S: TestDialect> Clone for Books<S> {
     fn clone(&self) -> Self {
         Self {
             store: self.store.clone(),
@@ -137,7 +137,7 @@ impl<S: Ledgered> Clone for Books<S> {
     }
 }
 
-impl<S: Ledgered> Books<S> {
+impl<S: TestDialect> Books<S> {
     /// Opens a store, and creates its table with this name and a table of effects.
     ///
     /// # Panics

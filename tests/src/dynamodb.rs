@@ -62,7 +62,7 @@ fn millis(duration: Duration) -> u64 {
 
 /// The fault that the endpoint injects into calls.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
-pub enum Meddling {
+pub enum EndpointFault {
     /// Forwards each call.
     #[default]
     None,
@@ -120,7 +120,7 @@ pub struct Endpoint {
 
 #[derive(Debug, Default)]
 struct Shared {
-    meddling: Meddling,
+    meddling: EndpointFault,
     calls: Vec<Call>,
 }
 
@@ -178,7 +178,7 @@ impl Endpoint {
     }
 
     /// Sets the fault for all later calls.
-    pub fn set(&self, meddling: Meddling) {
+    pub fn set(&self, meddling: EndpointFault) {
         lock(&self.shared).meddling = meddling;
     }
 
@@ -218,25 +218,25 @@ async fn forward(State(forwarding): State<Forwarding>, req: Request<Body>) -> Re
     let ask = async || forwarding.ask(head.headers.clone(), asked.clone()).await;
     let meddling = turn(&forwarding.shared, &operation);
     let (status, answer) = match meddling {
-        Meddling::Throttle(_) => (
+        EndpointFault::Throttle(_) => (
             StatusCode::BAD_REQUEST,
             error("ProvisionedThroughputExceededException"),
         ),
-        Meddling::LoseReplies(_) => {
+        EndpointFault::LoseReplies(_) => {
             ask().await;
             (
                 StatusCode::INTERNAL_SERVER_ERROR,
                 error("InternalServerError"),
             )
         }
-        Meddling::LoseWriteReplies(_) if operation != "GetItem" && operation != "Query" => {
+        EndpointFault::LoseWriteReplies(_) if operation != "GetItem" && operation != "Query" => {
             ask().await;
             (
                 StatusCode::INTERNAL_SERVER_ERROR,
                 error("InternalServerError"),
             )
         }
-        Meddling::LeaveOutItems => {
+        EndpointFault::LeaveOutItems => {
             let (status, mut answer) = ask().await;
             if status == StatusCode::BAD_REQUEST
                 && let Some(members) = answer.as_object_mut()
@@ -245,20 +245,20 @@ async fn forward(State(forwarding): State<Forwarding>, req: Request<Body>) -> Re
             }
             (status, answer)
         }
-        Meddling::HideTables(1..) if operation == "DescribeTable" => {
+        EndpointFault::HideTables(1..) if operation == "DescribeTable" => {
             (StatusCode::BAD_REQUEST, error("ResourceNotFoundException"))
         }
-        Meddling::UpdateTables(1..) if operation == "UpdateTimeToLive" => {
+        EndpointFault::UpdateTables(1..) if operation == "UpdateTimeToLive" => {
             (StatusCode::BAD_REQUEST, error("ResourceInUseException"))
         }
-        Meddling::UpdateTables(_) if operation == "DescribeTable" => {
+        EndpointFault::UpdateTables(_) if operation == "DescribeTable" => {
             let (status, mut answer) = ask().await;
             if let Some(table) = answer.get_mut("Table") {
                 table["TableStatus"] = json!("UPDATING");
             }
             (status, answer)
         }
-        Meddling::MakeIndexes(left) if operation == "DescribeTable" => {
+        EndpointFault::MakeIndexes(left) if operation == "DescribeTable" => {
             let (status, mut answer) = ask().await;
             if let Some(table) = answer.get_mut("Table") {
                 table["TableStatus"] = json!("UPDATING");
@@ -270,11 +270,11 @@ async fn forward(State(forwarding): State<Forwarding>, req: Request<Body>) -> Re
             }
             (status, answer)
         }
-        Meddling::LoseWriteReplies(_)
-        | Meddling::HideTables(_)
-        | Meddling::UpdateTables(_)
-        | Meddling::MakeIndexes(_)
-        | Meddling::None => ask().await,
+        EndpointFault::LoseWriteReplies(_)
+        | EndpointFault::HideTables(_)
+        | EndpointFault::UpdateTables(_)
+        | EndpointFault::MakeIndexes(_)
+        | EndpointFault::None => ask().await,
     };
     lock(&forwarding.shared).calls.push(Call {
         operation,
@@ -312,26 +312,28 @@ fn without_length(mut headers: HeaderMap) -> HeaderMap {
 }
 
 /// Returns the fault for this call, and updates the remaining count.
-fn turn(shared: &Mutex<Shared>, operation: &str) -> Meddling {
+fn turn(shared: &Mutex<Shared>, operation: &str) -> EndpointFault {
     let mut shared = lock(shared);
     let now = shared.meddling;
     shared.meddling = match now {
-        Meddling::Throttle(0 | 1) | Meddling::LoseReplies(0 | 1) => Meddling::None,
-        Meddling::Throttle(left) => Meddling::Throttle(left - 1),
-        Meddling::LoseReplies(left) => Meddling::LoseReplies(left - 1),
-        same @ Meddling::LoseWriteReplies(_) if operation == "GetItem" || operation == "Query" => {
+        EndpointFault::Throttle(0 | 1) | EndpointFault::LoseReplies(0 | 1) => EndpointFault::None,
+        EndpointFault::Throttle(left) => EndpointFault::Throttle(left - 1),
+        EndpointFault::LoseReplies(left) => EndpointFault::LoseReplies(left - 1),
+        same @ EndpointFault::LoseWriteReplies(_)
+            if operation == "GetItem" || operation == "Query" =>
+        {
             same
         }
-        Meddling::LoseWriteReplies(0 | 1) => Meddling::None,
-        Meddling::LoseWriteReplies(left) => Meddling::LoseWriteReplies(left - 1),
-        Meddling::HideTables(left) if operation == "DescribeTable" => {
-            Meddling::HideTables(left.saturating_sub(1))
+        EndpointFault::LoseWriteReplies(0 | 1) => EndpointFault::None,
+        EndpointFault::LoseWriteReplies(left) => EndpointFault::LoseWriteReplies(left - 1),
+        EndpointFault::HideTables(left) if operation == "DescribeTable" => {
+            EndpointFault::HideTables(left.saturating_sub(1))
         }
-        Meddling::UpdateTables(left) if operation == "UpdateTimeToLive" => {
-            Meddling::UpdateTables(left.saturating_sub(1))
+        EndpointFault::UpdateTables(left) if operation == "UpdateTimeToLive" => {
+            EndpointFault::UpdateTables(left.saturating_sub(1))
         }
-        Meddling::MakeIndexes(left) if operation == "DescribeTable" => {
-            Meddling::MakeIndexes(left.saturating_sub(1))
+        EndpointFault::MakeIndexes(left) if operation == "DescribeTable" => {
+            EndpointFault::MakeIndexes(left.saturating_sub(1))
         }
         same => same,
     };

@@ -15,7 +15,7 @@ use std::{
 use tests::random::Random;
 
 use crate::{
-    fleet::{Blow, Fleet, Load},
+    fleet::{Fleet, Load, StrikeKind},
     oracle::{History, Sums},
 };
 
@@ -56,8 +56,8 @@ impl Campaign {
     /// Returns the reason why the campaign cannot be run, and the possible choices.
     pub fn check(&self) -> Result<(), String> {
         let (kind, fault, mode) = (self.kind, self.fault, self.mode);
-        if !fault.befalls(kind) {
-            let possible = Fault::ALL.iter().filter(|fault| fault.befalls(kind));
+        if !fault.applies_to(kind) {
+            let possible = Fault::ALL.iter().filter(|fault| fault.applies_to(kind));
             let possible: Vec<_> = possible.map(|fault| fault.name()).collect();
             let possible = possible.join(", ");
             return Err(format!(
@@ -107,7 +107,7 @@ impl Campaign {
                 let (store, orphans) = (at(&site).url(), self.mode.orphans());
                 let args = ["--store", &store, "--orphans", orphans, "--lease", &lease];
                 let fleet = Fleet::of_playgrounds(playground, self.kind.members(), &args);
-                self.befall(fleet, &site, load).await
+                self.run_with_fault(fleet, &site, load).await
             }
         };
         Round {
@@ -120,7 +120,7 @@ impl Campaign {
     }
 
     /// Puts the load on the fleet, and injects this campaign's fault into the fleet or the site meanwhile.
-    async fn befall(&self, fleet: Fleet, site: &Arc<Mutex<Site>>, load: Load) -> History {
+    async fn run_with_fault(&self, fleet: Fleet, site: &Arc<Mutex<Site>>, load: Load) -> History {
         let fault = self.fault;
         if fault.strikes_members() {
             return fleet.run(load).await;
@@ -130,7 +130,7 @@ impl Campaign {
         let trouble = move || {
             let losses = (0..blows).filter_map(|_| {
                 thread::sleep(random.around(respite));
-                at(&site).suffer(fault, &mut random)
+                at(&site).inject(fault, &mut random)
             });
             losses.collect()
         };
@@ -167,8 +167,8 @@ impl Campaign {
             lease: kind.lease(),
             blows,
             blow: match self.fault {
-                Fault::Pause => Blow::Pause(pause),
-                _ => Blow::Kill,
+                Fault::Pause => StrikeKind::Pause(pause),
+                _ => StrikeKind::Kill,
             },
             at_once,
             respite,

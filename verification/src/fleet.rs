@@ -2,7 +2,7 @@
 //! history.
 //!
 //! ```text
-//! clients -> members (processes that strikes befall) -> store
+//! clients -> members (processes that strikes run_with_fault) -> store
 //!    |          |
 //! attempts    effects   ->   History, which the oracle judges
 //! ```
@@ -28,7 +28,7 @@ use tests::{
 use crate::oracle::{Attempt, Effect, History, Occasion, Strike};
 
 pub use self::{
-    load::{Blow, Load},
+    load::{Load, StrikeKind},
     rounds::{Case, until_seen},
     stampede::Stampede,
 };

@@ -99,7 +99,7 @@ fn no_seed_finds_violation() {
 /// occurs only without both of the first two fixes. A seed that finds its bug no more is replaced by another one that
 /// does.
 #[test]
-fn seeds_that_found_something_find_it_no_more() {
+fn fixed_bugs_stay_fixed() {
     for (seed, found) in [
         (
             85,

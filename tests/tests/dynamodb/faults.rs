@@ -15,7 +15,7 @@ use axum::Router;
 use http::StatusCode;
 use tests::{
     Answer, Effects, app, creating,
-    dynamodb::{Endpoint, Meddling},
+    dynamodb::{Endpoint, EndpointFault},
     gate::{Gate, within},
     post, send,
     servers::dynamodb::{DynamoDbServer, StandIn, client, shared},
@@ -88,7 +88,7 @@ fn assert_unavailable(answer: &Answer) {
 async fn throttling_that_passes_is_not_noticed() {
     let stage = stage().await;
     let (app, effects) = stage.creating();
-    for (n, meddling) in [2, 4].map(Meddling::Throttle).into_iter().enumerate() {
+    for (n, meddling) in [2, 4].map(EndpointFault::Throttle).into_iter().enumerate() {
         stage.endpoint.set(meddling);
         let key = format!("key-{n}");
         assert_eq!(order(&app, &key).await.status, StatusCode::CREATED);
@@ -109,7 +109,7 @@ async fn throttling_that_passes_is_not_noticed() {
 async fn lasting_throttling_gets_503() {
     let stage = stage().await;
     let (app, effects) = stage.creating();
-    stage.endpoint.set(Meddling::Throttle(usize::MAX));
+    stage.endpoint.set(EndpointFault::Throttle(usize::MAX));
     let began = Instant::now();
     assert_unavailable(&order(&app, "k").await);
     // The response comes at once, except for backoff between retries and delays of a busy machine.
@@ -121,7 +121,7 @@ async fn lasting_throttling_gets_503() {
     assert_eq!(effects.count(), 0);
     let calls = stage.endpoint.calls().len();
     assert!((2..=9).contains(&calls), "{calls} calls");
-    stage.endpoint.set(Meddling::None);
+    stage.endpoint.set(EndpointFault::None);
     assert_eq!(order(&app, "k").await.status, StatusCode::CREATED);
     assert_eq!(effects.count(), 1);
 }
@@ -144,14 +144,14 @@ async fn throttled_completion_is_stored_later() {
         async move { order(&app, "k").await }
     });
     gate.arrival().await;
-    stage.endpoint.set(Meddling::Throttle(usize::MAX));
+    stage.endpoint.set(EndpointFault::Throttle(usize::MAX));
     gate.open_for_good();
     let answer = running.await.expect("an answer");
     assert_eq!(
         (answer.status, answer.text()),
         (StatusCode::OK, "execution 1")
     );
-    stage.endpoint.set(Meddling::None);
+    stage.endpoint.set(EndpointFault::None);
     let deadline = Instant::now() + Duration::from_secs(60);
     loop {
         let retry = order(&app, "k").await;
@@ -173,7 +173,7 @@ async fn sdk_retry_meeting_own_write_is_harmless() {
     let stage = stage().await;
     let (created, effects) = stage.creating();
     // The acquire takes effect, its reply is lost, and the call is repeated.
-    stage.endpoint.set(Meddling::LoseReplies(1));
+    stage.endpoint.set(EndpointFault::LoseReplies(1));
     let first = order(&created, "k").await;
     assert_eq!(first.status, StatusCode::CREATED);
     assert_eq!(stage.endpoint.operations(), ["UpdateItem"; 3]);
@@ -198,7 +198,7 @@ async fn sdk_retry_meeting_own_write_is_harmless() {
             async move { order(&app, &key).await }
         });
         gate.arrival().await;
-        stage.endpoint.set(Meddling::LoseReplies(1));
+        stage.endpoint.set(EndpointFault::LoseReplies(1));
         gate.open_for_good();
         assert_eq!(running.await.expect("an answer").status, status);
         assert_eq!(order(&app, &key).await.is_replay(), !retried);
@@ -213,7 +213,7 @@ async fn refusal_without_item_triggers_read() {
     let stage = stage().await;
     let (app, effects) = stage.creating();
     order(&app, "k").await;
-    stage.endpoint.set(Meddling::LeaveOutItems);
+    stage.endpoint.set(EndpointFault::LeaveOutItems);
     stage.endpoint.calls();
     assert!(order(&app, "k").await.is_replay());
     let calls = stage.endpoint.calls();
@@ -308,7 +308,7 @@ async fn item_of_later_version_is_preserved() {
 #[tokio::test]
 async fn table_created_despite_delayed_visibility() {
     let stage = stage().await;
-    stage.endpoint.set(Meddling::HideTables(2));
+    stage.endpoint.set(EndpointFault::HideTables(2));
     stage.store.create_table().await.expect("the table exists");
     let asked = stage.endpoint.operations();
     let times = |name: &str| asked.iter().filter(|it| *it == name).count();
@@ -322,7 +322,7 @@ async fn updating_table_is_usable() {
     let server = shared(StandIn::Dynoxide);
     let endpoint = Endpoint::start(server.address());
     let store = DynamoDbStore::new(&client(endpoint.address()), server.new_table());
-    endpoint.set(Meddling::UpdateTables(2));
+    endpoint.set(EndpointFault::UpdateTables(2));
     let began = Instant::now();
     store.create_table().await.expect("usable");
     assert!(
@@ -345,7 +345,7 @@ async fn listing_waits_for_index_creation() {
         let options = DynamoDbOptions::new().with_index_shards(shards);
         let store = options.store(&client(endpoint.address()), server.new_table());
         endpoint.calls();
-        endpoint.set(Meddling::MakeIndexes(3));
+        endpoint.set(EndpointFault::MakeIndexes(3));
         store.create_table().await.expect("usable");
         let described = endpoint.operations().into_iter();
         let described = described.filter(|it| it == "DescribeTable").count();
@@ -529,7 +529,7 @@ async fn errors_say_nothing_of_keys_and_records() {
             .await
             .expect_err("no table"),
     );
-    for meddling in [Meddling::Throttle(99), Meddling::LoseReplies(99)] {
+    for meddling in [EndpointFault::Throttle(99), EndpointFault::LoseReplies(99)] {
         stage.endpoint.set(meddling);
         errors.push(stage.store.acquire(&claim()).await.expect_err("refused"));
         errors.push(

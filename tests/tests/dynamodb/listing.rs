@@ -14,7 +14,7 @@ use bytes::Bytes;
 use http::StatusCode;
 use tests::{
     Answer, Effects, app, created,
-    dynamodb::{Endpoint, Meddling},
+    dynamodb::{Endpoint, EndpointFault},
     post, send,
     servers::dynamodb::{StandIn, client, shared},
 };
@@ -570,7 +570,7 @@ async fn resolution_with_lost_reply_is_applied() {
     service.ask("k").await;
     let entry = the_only(&store).await;
     endpoint.calls();
-    endpoint.set(Meddling::LoseWriteReplies(1));
+    endpoint.set(EndpointFault::LoseWriteReplies(1));
     assert!(resolved(&store, &entry, Resolution::Retry).await);
     let calls = endpoint.operations();
     assert_eq!(calls, ["GetItem", "UpdateItem", "UpdateItem"]);

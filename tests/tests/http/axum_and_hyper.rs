@@ -585,7 +585,7 @@ async fn ready_service_is_called() {
 
 #[tokio::test(start_paused = true)]
 #[should_panic(expected = "called without having been found ready")]
-async fn readiness_is_not_made_up() {
+async fn unready_service_panics() {
     let mut service = layer().layer(Careful::default());
     let _ = service.call(full("a", "order")).await;
 }

@@ -182,7 +182,7 @@ async fn each_route_obeys_its_own_decisions_on_one_store() {
 
 // S-033
 #[tokio::test(start_paused = true)]
-async fn two_layers_on_two_stores_do_not_meet() {
+async fn stores_are_independent() {
     let (one, other) = (MemoryStore::new(), MemoryStore::new());
     let (first, first_effects) = creating(IdempotencyLayer::new(one.clone()));
     let (second, second_effects) = creating(IdempotencyLayer::new(other.clone()));

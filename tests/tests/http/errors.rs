@@ -353,7 +353,7 @@ fn invalid_settings_are_refused_by_setters() {
 
 // S-303
 #[tokio::test(start_paused = true)]
-async fn settings_that_leave_nothing_are_obeyed() {
+async fn empty_settings_are_obeyed() {
     let layer = || IdempotencyLayer::new(MemoryStore::new());
     let (full, effects) = creating(layer().with_max_in_flight(0));
     assert_eq!(send(&full, order()).await.code(), "overloaded");

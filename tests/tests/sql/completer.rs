@@ -13,7 +13,7 @@ use axum::{
 use http::{Request, StatusCode};
 use tests::{
     Effects, app,
-    books::{self, Books, Ledgered},
+    books::{self, Books, TestDialect},
     created,
     gate::{Gate, bounded, within},
     post,
@@ -33,7 +33,7 @@ type Failure = Box<dyn std::error::Error + Send + Sync>;
 const OLDER: Duration = Duration::from_millis(20);
 
 /// Returns a service whose handler completes its first phase and fails in the second.
-fn half_done<S: Ledgered>(books: &Books<S>) -> (Router, Effects) {
+fn half_done<S: TestDialect>(books: &Books<S>) -> (Router, Effects) {
     let (bank, layer) = (books.clone(), sql::layer(books.store.clone()));
     app(layer, move |n, req: Request<Body>| {
         let lease = req.extensions().get::<Lease>().expect("a lease").clone();
@@ -53,7 +53,7 @@ fn half_done<S: Ledgered>(books: &Books<S>) -> (Router, Effects) {
 }
 
 /// Executes the second phase, as the work of a completer.
-async fn finish<S: Ledgered>(books: Books<S>, orphan: Orphan) -> Result<Response, Failure> {
+async fn finish<S: TestDialect>(books: Books<S>, orphan: Orphan) -> Result<Response, Failure> {
     assert_eq!(orphan.operation(), "POST /rides");
     assert!(orphan.lease().is_takeover());
     let at = orphan.checkpoint().expect("the first phase is done");
@@ -65,13 +65,13 @@ async fn finish<S: Ledgered>(books: Books<S>, orphan: Orphan) -> Result<Response
     Ok(tx.commit(created(1)).await?.into_response())
 }
 
-fn finishing<S: Ledgered>(books: &Books<S>) -> Completer<S> {
+fn finishing<S: TestDialect>(books: &Books<S>) -> Completer<S> {
     let (bank, layer) = (books.clone(), sql::layer(books.store.clone()));
     let work = move |orphan| finish(bank.clone(), orphan);
     Completer::new(&books.store, &layer, work).with_min_age(OLDER)
 }
 
-async fn two_replicas_finish_each_orphan_once<S: Ledgered>(books: Books<S>) {
+async fn two_replicas_finish_each_orphan_once<S: TestDialect>(books: Books<S>) {
     let (app, executions) = half_done(&books);
     let keys: Vec<_> = (0..24).map(|n| format!("ride-{n}")).collect();
     for key in &keys {
@@ -106,7 +106,7 @@ async fn two_replicas_finish_each_orphan_once<S: Ledgered>(books: Books<S>) {
 }
 
 /// Creates an orphan, as if its process had died.
-async fn orphan<S: Ledgered>(books: &Books<S>, operation: &str) -> Claim {
+async fn orphan<S: TestDialect>(books: &Books<S>, operation: &str) -> Claim {
     let mut claim = claim();
     claim.lease = Ttl::MIN;
     claim.operation = operation.into();
@@ -118,7 +118,7 @@ async fn orphan<S: Ledgered>(books: &Books<S>, operation: &str) -> Claim {
 /// Returns a completer of this work, which receives the orphan.
 fn working<S, W, F>(books: &Books<S>, older_than: Duration, work: W) -> Completer<S>
 where
-    S: Ledgered,
+    S: TestDialect,
     W: Fn(Orphan) -> F + Send + Sync + 'static,
     F: Future<Output = Result<Response, &'static str>> + Send + 'static,
 {
@@ -126,7 +126,7 @@ where
     Completer::new(&books.store, &layer, work).with_min_age(older_than)
 }
 
-async fn every_page_is_looked_at<S: Ledgered>(books: Books<S>) {
+async fn every_page_is_looked_at<S: TestDialect>(books: Books<S>) {
     for _ in 0..230 {
         orphan(&books, "POST /rides").await;
     }
@@ -143,7 +143,7 @@ async fn every_page_is_looked_at<S: Ledgered>(books: Books<S>) {
     assert_eq!(done.count(), 230);
 }
 
-async fn completer_leaves_other_entries_alone<S: Ledgered>(books: Books<S>) {
+async fn completer_leaves_other_entries_alone<S: TestDialect>(books: Books<S>) {
     // Entries in progress, completed entries, those of `run_once`, and young orphans.
     let mut running = claim();
     running.lease = Ttl::from_secs(600);
@@ -168,7 +168,7 @@ async fn completer_leaves_other_entries_alone<S: Ledgered>(books: Books<S>) {
 }
 
 /// The delay is ten hours, and 64 times that after many takeovers.
-async fn pauses_may_be_long<S: Ledgered>(books: Books<S>) {
+async fn pauses_may_be_long<S: TestDialect>(books: Books<S>) {
     orphan(&books, "POST /rides").await;
     let hours = "update {table} set generation = 7, lease_ends = lease_ends - 11 * 3600000";
     books.admin(hours).await;
@@ -183,7 +183,7 @@ async fn pauses_may_be_long<S: Ledgered>(books: Books<S>) {
 
 /// The entry stays an orphan, and the delay before each retry grows. The test moves the lease expiry back to simulate
 /// the time.
-async fn failed_execution_is_retried_after_delay<S: Ledgered>(books: Books<S>) {
+async fn failed_execution_is_retried_after_delay<S: TestDialect>(books: Books<S>) {
     const PAUSE: Duration = Duration::from_secs(3_600);
     /// Longer than the test.
     const MINUTES: Duration = Duration::from_secs(10 * 60);
@@ -230,7 +230,7 @@ async fn failed_execution_is_retried_after_delay<S: Ledgered>(books: Books<S>) {
 }
 
 /// The completer reports the operation unchanged after any number of takeovers.
-async fn operation_is_reported_unchanged<S: Ledgered>(books: Books<S>) {
+async fn operation_is_reported_unchanged<S: TestDialect>(books: Books<S>) {
     let path = "/\\a\\134b/ä/€/\u{1}\u{7f}";
     let asked = format!("POST {path}");
     orphan(&books, &asked).await;
@@ -258,7 +258,7 @@ async fn operation_is_reported_unchanged<S: Ledgered>(books: Books<S>) {
 }
 
 /// An entry that failed in this sweep is due again at once, but only the next sweep retries it.
-async fn sweep_ends_if_everything_fails<S: Ledgered>(books: Books<S>) {
+async fn sweep_ends_if_everything_fails<S: TestDialect>(books: Books<S>) {
     for _ in 0..150 {
         orphan(&books, "POST /rides").await;
     }
@@ -271,7 +271,7 @@ async fn sweep_ends_if_everything_fails<S: Ledgered>(books: Books<S>) {
 }
 
 /// Another replica that found the same entry does not retry it either.
-async fn failed_execution_is_not_retried_by_each_replica<S: Ledgered>(books: Books<S>) {
+async fn failed_execution_is_not_retried_by_each_replica<S: TestDialect>(books: Books<S>) {
     for _ in 0..12 {
         orphan(&books, "POST /rides").await;
     }
@@ -306,7 +306,7 @@ async fn failed_execution_is_not_retried_by_each_replica<S: Ledgered>(books: Boo
     assert_eq!(books.admin(twice).await, 0, "{one:?} {other:?}");
 }
 
-async fn background_completer_runs_until_dropped<S: Ledgered>(books: Books<S>) {
+async fn background_completer_runs_until_dropped<S: TestDialect>(books: Books<S>) {
     let done = Effects::default();
     let counted = done.clone();
     let completer = working(&books, OLDER, move |_| {
@@ -330,7 +330,7 @@ async fn background_completer_runs_until_dropped<S: Ledgered>(books: Books<S>) {
 }
 
 /// An execution in progress continues, and drain waits for it. No other entry is taken over.
-async fn dropped_sweep_takes_over_nothing_more<S: Ledgered>(books: Books<S>) {
+async fn dropped_sweep_takes_over_nothing_more<S: TestDialect>(books: Books<S>) {
     for _ in 0..3 {
         orphan(&books, "POST /rides").await;
     }

@@ -393,7 +393,7 @@ async fn two_stalled_connections_are_closed_in_mariadb() {
 }
 
 /// After a second without a reply the server counts as down, so the next call is not delayed.
-async fn a_server_that_goes_is_no_stall<S: Store + Clone>(open: impl Fn() -> S, way: &Proxy) {
+async fn server_exit_is_not_stall<S: Store + Clone>(open: impl Fn() -> S, way: &Proxy) {
     for _ in 0..20 {
         // A new store has no idle connection of an earlier trial.
         let store = open();
@@ -421,7 +421,7 @@ async fn server_exit_is_not_stall_in_postgres() {
     sql::postgres(postgres::shared(), "goes").await;
     let way = Proxy::start(postgres::shared().address());
     let open = || postgres_by(&way, "goes").with_connections(2);
-    a_server_that_goes_is_no_stall(open, &way).await;
+    server_exit_is_not_stall(open, &way).await;
 }
 
 #[tokio::test(flavor = "multi_thread")]
@@ -429,7 +429,7 @@ async fn server_exit_is_not_stall_in_mariadb() {
     sql::mariadb(mariadb::shared(), "goes").await;
     let way = Proxy::start(mariadb::shared().address());
     let open = || mariadb_by(&way, "goes").with_connections(2);
-    a_server_that_goes_is_no_stall(open, &way).await;
+    server_exit_is_not_stall(open, &way).await;
 }
 
 // F-166

@@ -6,7 +6,7 @@ use axum::Router;
 use http::StatusCode;
 use tests::{
     Effects, app,
-    books::{Books, Ledgered},
+    books::{Books, TestDialect},
     created, creating,
     gate::{Gate, within},
     post,
@@ -122,7 +122,7 @@ each! {
 // ---- In the handler's transaction ----
 
 /// Waits until the only connection of the pool is idle. The pool checks a returned connection first.
-async fn is_back<S: Ledgered>(books: &Books<S>) {
+async fn is_back<S: TestDialect>(books: &Books<S>) {
     within(Duration::from_secs(60), async {
         while books.pool.num_idle() < 1 {
             sleep(Duration::from_millis(5)).await;
@@ -132,7 +132,7 @@ async fn is_back<S: Ledgered>(books: &Books<S>) {
 }
 
 /// Counts the calls of the store, and the statements on the handler's connection.
-async fn costs_of_a_transaction<S: Ledgered>(
+async fn costs_of_a_transaction<S: TestDialect>(
     books: Books<S>,
     trips: [RoundTrips; 2],
     expected: (u64, &str),

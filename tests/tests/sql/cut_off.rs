@@ -17,7 +17,7 @@ use axum::{
 use http::{Request, StatusCode};
 use tests::{
     Effects, app,
-    books::{self, Books, Ledgered},
+    books::{self, Books, TestDialect},
     created,
     gate::within,
     post,
@@ -43,7 +43,7 @@ use tower_idempotency_sqlx::{
 /// Returns a service on the books. The handler gets its lease and the number of its execution.
 fn bank<S, H, F>(books: &Books<S>, handler: H) -> (Router, Effects)
 where
-    S: Ledgered,
+    S: TestDialect,
     H: Fn(Lease, u64) -> F + Clone + Send + Sync + 'static,
     F: Future<Output = Response> + Send + 'static,
 {
@@ -58,26 +58,26 @@ fn order() -> Request<Body> {
     post("/orders", "k", "tea")
 }
 
-async fn charged<S: Ledgered>(books: &Books<S>, lease: &Lease, n: u64) -> FencedTransaction<S> {
+async fn charged<S: TestDialect>(books: &Books<S>, lease: &Lease, n: u64) -> FencedTransaction<S> {
     let mut tx = books.begin(lease).await.expect("a transaction");
     let effect = S::run(&mut tx, books.effect("charge", 1, n)).await;
     effect.expect("the effect");
     tx
 }
 
-async fn committed<S: Ledgered>(tx: FencedTransaction<S>, n: u64) -> Response {
+async fn committed<S: TestDialect>(tx: FencedTransaction<S>, n: u64) -> Response {
     let committed = tx.commit(created(n)).await;
     committed.expect("a commit").into_response()
 }
 
 /// The handlers' pool with one connection through a proxy, and a direct pool.
-struct Way<S: Ledgered> {
+struct Way<S: TestDialect> {
     books: Books<S>,
     direct: Books<S>,
     proxy: Arc<Proxy>,
 }
 
-impl<S: Ledgered> Clone for Way<S> {
+impl<S: TestDialect> Clone for Way<S> {
     fn clone(&self) -> Self {
         Self {
             books: self.books.clone(),
@@ -104,7 +104,7 @@ async fn by_mariadb(table: &str) -> Way<MySqlStore> {
 
 /// Returns a way that is connected, and whose pool lends connections without a liveness check: the statement is cut off
 /// first.
-async fn of_one<S: Ledgered>(
+async fn of_one<S: TestDialect>(
     direct: Books<S>,
     pool: tower_idempotency_sqlx::sqlx::Pool<S::Database>,
     proxy: Proxy,
@@ -125,7 +125,7 @@ async fn of_one<S: Ledgered>(
     }
 }
 
-async fn is_idle<S: Ledgered>(books: &Books<S>) {
+async fn is_idle<S: TestDialect>(books: &Books<S>) {
     within(Duration::from_secs(60), async {
         while books.pool.num_idle() == 0 {
             sleep(Duration::from_millis(5)).await;
@@ -137,7 +137,7 @@ async fn is_idle<S: Ledgered>(books: &Books<S>) {
 // ---- Transactions without a caller ----
 
 /// Later writes of other code on the connection are visible at once, and the next transaction can begin.
-async fn cut_off_begin_leaves_no_transaction<S: Ledgered>(way: Way<S>) {
+async fn cut_off_begin_leaves_no_transaction<S: TestDialect>(way: Way<S>) {
     let at = way.clone();
     let (app, _) = bank(&way.books, move |lease, n| {
         let way = at.clone();
@@ -160,7 +160,7 @@ async fn cut_off_begin_leaves_no_transaction<S: Ledgered>(way: Way<S>) {
 }
 
 /// The pool gets its permit back if another party closes the connection, as with a commit.
-async fn hanging_begin_returns_pool_permit<S: Ledgered>(way: Way<S>) {
+async fn hanging_begin_returns_pool_permit<S: TestDialect>(way: Way<S>) {
     let connect = way.books.pool.connect_options();
     for patience in books::PATIENCE {
         let pool = books::patient(PoolOptions::new(), patience).max_connections(1);
@@ -221,7 +221,7 @@ enum End {
 
 impl End {
     /// Returns the error for a transaction that has ended.
-    async fn refused<S: Ledgered>(self, tx: FencedTransaction<S>, n: u64) -> TransactionError {
+    async fn refused<S: TestDialect>(self, tx: FencedTransaction<S>, n: u64) -> TransactionError {
         match self {
             Self::Commit => {
                 let error = tx
@@ -240,7 +240,12 @@ impl End {
 
 /// Asserts that the first execution left nothing, that its handler got the reason, and that the next execution
 /// succeeds.
-async fn assert_refused<S: Ledgered>(books: &Books<S>, app: &Router, effects: usize, what: &str) {
+async fn assert_refused<S: TestDialect>(
+    books: &Books<S>,
+    app: &Router,
+    effects: usize,
+    what: &str,
+) {
     let refused = within(Duration::from_secs(60), send(app, order())).await;
     assert_eq!(refused.text(), "Ended", "{what}: {refused:?}");
     assert_eq!(books.count().await, effects, "{what}");
@@ -261,7 +266,7 @@ fn ended(error: &TransactionError) -> Response {
 
 /// Cuts off a savepoint, after which the driver rolls back the whole transaction. Without a proxy, drops the future
 /// while the savepoint is in flight.
-async fn cut_off_a_savepoint<S: Ledgered>(tx: &mut FencedTransaction<S>, way: Option<&Proxy>) {
+async fn cut_off_a_savepoint<S: TestDialect>(tx: &mut FencedTransaction<S>, way: Option<&Proxy>) {
     if let Some(proxy) = way {
         proxy.set(Mode::Hold);
         let begun = timeout(CUT, Connection::begin(&mut **tx)).await;
@@ -280,7 +285,7 @@ async fn cut_off_a_savepoint<S: Ledgered>(tx: &mut FencedTransaction<S>, way: Op
     panic!("it is never in flight");
 }
 
-async fn a_savepoint_that_is_cut_off<S: Ledgered>(books: Books<S>, way: Option<Arc<Proxy>>) {
+async fn a_savepoint_that_is_cut_off<S: TestDialect>(books: Books<S>, way: Option<Arc<Proxy>>) {
     for end in [End::Commit, End::Checkpoint] {
         let (at, way) = (books.clone(), way.clone());
         let (app, _) = bank(&books, move |lease, n| {
@@ -321,7 +326,7 @@ async fn cut_off_savepoint_prevents_commit_on_sqlite() {
 
 /// Statements that the handler committed itself are stored, and the handler receives the error that they were not
 /// fenced.
-async fn a_transaction_that_the_handler_ends<S: Ledgered>(books: Books<S>, statements: &[&str]) {
+async fn a_transaction_that_the_handler_ends<S: TestDialect>(books: Books<S>, statements: &[&str]) {
     for end in [End::Commit, End::Checkpoint] {
         let (at, ends) = (books.clone(), statements.join("|"));
         let (app, _) = bank(&books, move |lease, n| {

@@ -66,7 +66,7 @@ fn given_up(completed: &Result<(), StoreError>) -> bool {
 #[tokio::test]
 async fn completion_retries_after_deadlock_in_postgres() {
     // The party that checks first is aborted: here the store, which checks at once.
-    tried(async || is_made_again_in_postgres("10ms", "deadlock detected").await).await;
+    tried(async || completion_is_retried_in_postgres("10ms", "deadlock detected").await).await;
 }
 
 // F-158
@@ -74,10 +74,10 @@ async fn completion_retries_after_deadlock_in_postgres() {
 #[tokio::test]
 async fn completion_retries_after_lock_timeout_in_postgres() {
     let reported = "canceling statement due to lock timeout";
-    tried(async || is_made_again_in_postgres("5min", reported).await).await;
+    tried(async || completion_is_retried_in_postgres("5min", reported).await).await;
 }
 
-async fn is_made_again_in_postgres(deadlock_timeout: &str, reported: &str) -> Trial {
+async fn completion_is_retried_in_postgres(deadlock_timeout: &str, reported: &str) -> Trial {
     let server = PostgresServer::start(&[&format!("deadlock_timeout={deadlock_timeout}")]);
     let store = sql::postgres(&server, "entries").await;
     let mut other = PgConnection::connect(&server.url()).await.unwrap();

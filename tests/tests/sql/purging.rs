@@ -59,7 +59,7 @@ const BOTH: Duration = Duration::from_millis(59);
 
 /// fm 56: two processes purge as fast as possible, a few rows at a time. Meanwhile other entries are about to expire:
 /// leases that are renewed, orphans that are taken over, and records that are replaced after their expiry.
-async fn purging_deletes_nothing_that_is_not_over<S: Purged>(store: S) {
+async fn purge_keeps_live_entries<S: Purged>(store: S) {
     let over = Arc::new(AtomicBool::new(false));
     let deleted = Arc::new(AtomicU64::new(0));
     let mut purging = JoinSet::new();
@@ -245,7 +245,7 @@ macro_rules! each {
 
 each! {
     // F-161
-    purging_deletes_nothing_that_is_not_over
+    purge_keeps_live_entries
     // F-103
     expired_entry_is_absent_before_purge
     purging_says_how_many_it_deleted

@@ -9,7 +9,7 @@ use axum::body::Body;
 use http::{Request, StatusCode};
 use tests::{
     app,
-    books::{self, Books, Ledgered},
+    books::{self, Books, TestDialect},
     created,
     gate::within,
     post,
@@ -26,7 +26,7 @@ use tower_idempotency_sqlx::{
 };
 
 /// Queries of the store go through a proxy, on one connection.
-struct Way<S: Ledgered> {
+struct Way<S: TestDialect> {
     books: Books<S>,
     proxy: Proxy,
     purger: fn(&S, Duration) -> Purger,
@@ -83,7 +83,7 @@ async fn without_an_answer<T: Send + 'static>(
     answer.expect("no panic")
 }
 
-async fn checkpoint_query_ends<S: Ledgered>(way: Way<S>) {
+async fn checkpoint_query_ends<S: TestDialect>(way: Way<S>) {
     let layer = sql::layer(way.books.store.clone()).with_lease_ttl(Ttl::from_secs(3_600));
     let (store, proxy) = (way.books.store.clone(), Arc::new(way.proxy));
     let (app, effects) = app(layer, move |_, req: Request<Body>| {
@@ -109,7 +109,7 @@ async fn checkpoint_query_ends<S: Ledgered>(way: Way<S>) {
     assert_eq!((res.status, effects.count()), (StatusCode::CREATED, 1));
 }
 
-async fn orphan_query_ends<S: Ledgered>(way: Way<S>) {
+async fn orphan_query_ends<S: TestDialect>(way: Way<S>) {
     let mut orphan = claim();
     orphan.lease = Ttl::MIN;
     orphan.operation = "POST /rides".into();
@@ -128,7 +128,7 @@ async fn orphan_query_ends<S: Ledgered>(way: Way<S>) {
     assert_eq!(swept.expect("a sweep").executed, 1);
 }
 
-async fn background_purger_continues_after_lost_reply<S: Ledgered>(way: Way<S>) {
+async fn background_purger_continues_after_lost_reply<S: TestDialect>(way: Way<S>) {
     let mut over = claim();
     (over.lease, over.orphan_retention) = (Ttl::MIN, Ttl::MIN);
     way.books.store.acquire(&over).await.expect("it runs");
@@ -150,7 +150,7 @@ async fn background_purger_continues_after_lost_reply<S: Ledgered>(way: Way<S>) 
     drop(purger);
 }
 
-async fn manual_purge_batch_ends<S: Ledgered>(way: Way<S>) {
+async fn manual_purge_batch_ends<S: TestDialect>(way: Way<S>) {
     let store = way.books.store.clone();
     let purging = (way.purge)(store.clone());
     let purged = without_an_answer(&way.proxy, "forgotten_at limit", purging).await;

@@ -10,7 +10,7 @@ use axum::body::Body;
 use http::{Request, StatusCode};
 use tests::{
     app,
-    books::{Ledgered, sqlite_pool},
+    books::{TestDialect, sqlite_pool},
     created, creating,
     gate::{Gate, bounded, within},
     post,

@@ -17,7 +17,7 @@ use axum::{
 use http::{Request, StatusCode};
 use tests::{
     Answer, Effects, app,
-    books::{self, Books, Ledgered},
+    books::{self, Books, TestDialect},
     created,
     gate::within,
     post,
@@ -48,14 +48,14 @@ use tower_idempotency_sqlx::{
 };
 
 /// Returns a service that charges, and that reports a failed commit in its response.
-fn bank<S: Ledgered>(books: &Books<S>) -> (Router, Effects) {
+fn bank<S: TestDialect>(books: &Books<S>) -> (Router, Effects) {
     impatient_bank(books, || sleep(Duration::from_secs(60)))
 }
 
 /// Like [`bank`], but a handler stops waiting when its `patience` resolves.
 fn impatient_bank<S, P, F>(books: &Books<S>, patience: P) -> (Router, Effects)
 where
-    S: Ledgered,
+    S: TestDialect,
     P: Fn() -> F + Clone + Send + Sync + 'static,
     F: Future<Output = ()> + Send + 'static,
 {
@@ -74,7 +74,7 @@ where
     })
 }
 
-async fn charge<S: Ledgered>(books: &Books<S>, lease: &Lease, n: u64) -> Result<Response, Kind> {
+async fn charge<S: TestDialect>(books: &Books<S>, lease: &Lease, n: u64) -> Result<Response, Kind> {
     let mut tx = books.begin(lease).await.map_err(|error| error.kind())?;
     let effect = S::run(&mut tx, books.effect("charge", 1, n)).await;
     effect.map_err(|_| Kind::Database)?;
@@ -115,7 +115,7 @@ async fn mariadb_behind(proxy: &Proxy, table: &str) -> Books<MySqlStore> {
 /// Returns a bank, and its first response after a lost reply to the commit. `pool` creates the pool of handlers with
 /// this patience. A handler stops waiting this long after the reply was lost. If it stopped before that, its commit
 /// would lose the reply later.
-async fn first_of_a_lost_reply<S: Ledgered>(
+async fn response_after_lost_reply<S: TestDialect>(
     books: &Books<S>,
     proxy: &Arc<Proxy>,
     then: Then,
@@ -149,10 +149,10 @@ async fn first_of_a_lost_reply<S: Ledgered>(
 }
 
 /// The reply is lost, and the layer queries the store: the client receives the committed response.
-async fn lost_commit_reply_is_looked_up<S: Ledgered>(books: Books<S>, proxy: Arc<Proxy>) {
+async fn lost_commit_reply_is_looked_up<S: TestDialect>(books: Books<S>, proxy: Arc<Proxy>) {
     for then in [Then::Cut, Then::Hang] {
         let pool = |_| books.pool.clone();
-        let (app, executions, first) = first_of_a_lost_reply(&books, &proxy, then, pool).await;
+        let (app, executions, first) = response_after_lost_reply(&books, &proxy, then, pool).await;
         assert_eq!(first.status, StatusCode::CREATED, "{then:?}: {first:?}");
         let retry = send(&app, order()).await;
         assert!(retry.is_replay() && retry.body == first.body, "{retry:?}");
@@ -161,13 +161,17 @@ async fn lost_commit_reply_is_looked_up<S: Ledgered>(books: Books<S>, proxy: Arc
 }
 
 /// The pool gets its permit back if another party closes the connection. The pool itself would wait indefinitely.
-async fn hanging_connection_returns_pool_permit<S: Ledgered>(books: Books<S>, proxy: Arc<Proxy>) {
+async fn hanging_connection_returns_pool_permit<S: TestDialect>(
+    books: Books<S>,
+    proxy: Arc<Proxy>,
+) {
     let connect = books.pool.connect_options();
     let pool = |patience| {
         let pool = books::patient(PoolOptions::new(), patience).max_connections(1);
         pool.connect_lazy_with((*connect).clone())
     };
-    let (app, executions, first) = first_of_a_lost_reply(&books, &proxy, Then::Hang, pool).await;
+    let (app, executions, first) =
+        response_after_lost_reply(&books, &proxy, Then::Hang, pool).await;
     assert_eq!(first.status, StatusCode::CREATED, "{first:?}");
     within(Duration::from_secs(120), async {
         while send(&app, post("/orders", "next", "tea")).await.status != StatusCode::CREATED {}
@@ -178,7 +182,7 @@ async fn hanging_connection_returns_pool_permit<S: Ledgered>(books: Books<S>, pr
 }
 
 /// The commit never arrives: nothing is committed, and the retry executes.
-async fn lost_commit_commits_nothing<S: Ledgered>(books: Books<S>, proxy: Arc<Proxy>) {
+async fn lost_commit_commits_nothing<S: TestDialect>(books: Books<S>, proxy: Arc<Proxy>) {
     // The other statement writes the record.
     for (needle, kind) in [("COMMIT", "Unknown"), ("{\"execution\":", "Database")] {
         books.admin("delete from {table}").await;
@@ -195,7 +199,7 @@ async fn lost_commit_commits_nothing<S: Ledgered>(books: Books<S>, proxy: Arc<Pr
     }
 }
 
-async fn lost_checkpoint_reply_is_looked_up<S: Ledgered>(books: Books<S>, proxy: Arc<Proxy>) {
+async fn lost_checkpoint_reply_is_looked_up<S: TestDialect>(books: Books<S>, proxy: Arc<Proxy>) {
     let (bank, at) = (books.clone(), Arc::clone(&proxy));
     let layer = sql::layer(books.store.clone());
     let (app, _) = app(layer, move |_, req: Request<Body>| {
@@ -269,7 +273,7 @@ behind_a_proxy! {
 // ---- Isolation ----
 
 /// At each default level of the pool, the lease is renewed during the transaction, and the commit succeeds.
-async fn renewals_keep_fence<S: Ledgered>(books: Books<S>, direct: Books<S>) {
+async fn renewals_keep_fence<S: TestDialect>(books: Books<S>, direct: Books<S>) {
     let layer = sql::layer(books.store.clone()).with_lease_ttl(Ttl::from_millis(600));
     let bank = books.clone();
     let (app, executions) = app(layer, move |n, req: Request<Body>| {
@@ -438,7 +442,7 @@ async fn uncertified_commit_writes_nothing_in_mysql() {
 
 // ---- Other databases ----
 
-async fn pool_of_other_database_begins_nothing<S: Ledgered>(books: Books<S>, other: Books<S>) {
+async fn pool_of_other_database_begins_nothing<S: TestDialect>(books: Books<S>, other: Books<S>) {
     let elsewhere = Books {
         pool: other.pool.clone(),
         ..books.clone()
@@ -488,7 +492,7 @@ async fn another_file_of_sqlite() {
 // ---- Concurrent acquires ----
 
 /// Completes the entry in an open transaction like a fence, until `commit` is called.
-async fn completed_by_hand<S: Ledgered>(books: &Books<S>, claim: &Claim) -> Held<S> {
+async fn completed_by_hand<S: TestDialect>(books: &Books<S>, claim: &Claim) -> Held<S> {
     let mut held = Held(books.pool.acquire().await.expect("a connection"));
     let id = claim.id.as_bytes().iter();
     let id: String = id.map(|it| format!("{it:02x}")).collect();
@@ -497,9 +501,9 @@ async fn completed_by_hand<S: Ledgered>(books: &Books<S>, claim: &Claim) -> Held
     held
 }
 
-struct Held<S: Ledgered>(PoolConnection<S::Database>);
+struct Held<S: TestDialect>(PoolConnection<S::Database>);
 
-impl<S: Ledgered> Held<S> {
+impl<S: TestDialect> Held<S> {
     async fn commit(mut self) {
         let committed = S::run(&mut self.0, "commit".to_owned()).await;
         committed.expect("the commit");
@@ -514,7 +518,7 @@ fn own(claim: &Claim) -> Claim {
 
 /// An acquire under the lease's own token, as after a lost reply, waits for a transaction that has written the entry.
 /// So does an acquire that wants to take over. Neither returns that the lease is held or is free.
-async fn acquire_waits_for_transaction<S: Ledgered>(books: Books<S>) {
+async fn acquire_waits_for_transaction<S: TestDialect>(books: Books<S>) {
     let began = Instant::now();
     while began.elapsed() < Duration::from_secs(120) {
         let mut mine = claim();
@@ -550,7 +554,7 @@ async fn acquire_waits_for_transaction<S: Ledgered>(books: Books<S>) {
 
 /// Many callers at once, at any moment, as in production. Each acquire after the write of the entry returns that it is
 /// completed.
-async fn acquire_after_fence_sees_record<S: Ledgered>(books: Books<S>) {
+async fn acquire_after_fence_sees_record<S: TestDialect>(books: Books<S>) {
     let mut racing = JoinSet::new();
     for n in 0..32 {
         let books = books.clone();
@@ -579,7 +583,7 @@ async fn acquire_after_fence_sees_record<S: Ledgered>(books: Books<S>) {
 }
 
 /// The acquire waits for a second at most, and then returns an unknown outcome; the layer retries.
-async fn long_acquire_ends_with_unknown_outcome<S: Ledgered>(books: Books<S>) {
+async fn long_acquire_ends_with_unknown_outcome<S: TestDialect>(books: Books<S>) {
     let mine = claim();
     books.store.acquire(&mine).await.expect("an answer");
     let held = completed_by_hand(&books, &mine).await;

@@ -17,7 +17,7 @@ use axum::{
 use http::{Request, StatusCode};
 use tests::{
     Effects, app,
-    books::{self, Books, Ledgered},
+    books::{self, Books, TestDialect},
     created,
     gate::within,
     post,
@@ -40,7 +40,7 @@ use tower_idempotency_sqlx::{
 /// Returns a service on the books. The handler gets the books, its lease and the number of its execution.
 fn bank<S, H, F>(books: &Books<S>, handler: H) -> (Router, Effects)
 where
-    S: Ledgered,
+    S: TestDialect,
     H: Fn(Books<S>, Lease, u64) -> F + Clone + Send + Sync + 'static,
     F: Future<Output = Response> + Send + 'static,
 {
@@ -49,7 +49,7 @@ where
 
 fn behind<S, H, F>(layer: IdempotencyLayer, books: &Books<S>, handler: H) -> (Router, Effects)
 where
-    S: Ledgered,
+    S: TestDialect,
     H: Fn(Books<S>, Lease, u64) -> F + Clone + Send + Sync + 'static,
     F: Future<Output = Response> + Send + 'static,
 {
@@ -61,7 +61,7 @@ where
 }
 
 /// Begins a transaction, and has the effect.
-async fn charged<S: Ledgered>(
+async fn charged<S: TestDialect>(
     books: &Books<S>,
     lease: &Lease,
     n: u64,
@@ -72,7 +72,7 @@ async fn charged<S: Ledgered>(
     Ok(tx)
 }
 
-async fn committed<S: Ledgered>(tx: FencedTransaction<S>, res: Response) -> Response {
+async fn committed<S: TestDialect>(tx: FencedTransaction<S>, res: Response) -> Response {
     match tx.commit(res).await {
         Ok(res) => res.into_response(),
         Err(error) => match error.into_answer() {
@@ -82,7 +82,7 @@ async fn committed<S: Ledgered>(tx: FencedTransaction<S>, res: Response) -> Resp
     }
 }
 
-async fn charge<S: Ledgered>(books: Books<S>, lease: Lease, n: u64) -> Response {
+async fn charge<S: TestDialect>(books: Books<S>, lease: Lease, n: u64) -> Response {
     match charged(&books, &lease, n).await {
         Ok(tx) => committed(tx, created(n)).await,
         Err(error) => failed(&error),
@@ -102,7 +102,11 @@ fn order() -> Request<Body> {
 }
 
 /// Asserts that the response to `first` is stored, with one effect.
-async fn assert_charged_once<S: Ledgered>(books: &Books<S>, app: &Router, first: &tests::Answer) {
+async fn assert_charged_once<S: TestDialect>(
+    books: &Books<S>,
+    app: &Router,
+    first: &tests::Answer,
+) {
     assert_eq!(first.status, StatusCode::CREATED, "{first:?}");
     for _ in 0..2 {
         let retry = send(app, order()).await;
@@ -117,7 +121,7 @@ async fn assert_charged_once<S: Ledgered>(books: &Books<S>, app: &Router, first:
 
 // ---- Committed ----
 
-async fn effect_and_record_are_committed_together<S: Ledgered>(books: Books<S>) {
+async fn effect_and_record_are_committed_together<S: TestDialect>(books: Books<S>) {
     let (app, executions) = bank(&books, charge);
     let first = send(&app, order()).await;
     assert!(!first.is_replay());
@@ -126,7 +130,7 @@ async fn effect_and_record_are_committed_together<S: Ledgered>(books: Books<S>) 
 }
 
 /// The transaction takes longer than its lease, which is renewed meanwhile on other connections.
-async fn transaction_outlasts_lease<S: Ledgered>(books: Books<S>) {
+async fn transaction_outlasts_lease<S: TestDialect>(books: Books<S>) {
     let layer = sql::layer(books.store.clone()).with_lease_ttl(Ttl::from_millis(150));
     let (app, executions) = behind(layer, &books, async |books, lease, n| {
         let tx = match charged(&books, &lease, n).await {
@@ -141,7 +145,7 @@ async fn transaction_outlasts_lease<S: Ledgered>(books: Books<S>) {
     assert_eq!(executions.count(), 1);
 }
 
-async fn value_is_committed_with_effect<S: Ledgered>(books: Books<S>) {
+async fn value_is_committed_with_effect<S: TestDialect>(books: Books<S>) {
     let layer = sql::layer(books.store.clone());
     for run in 0..2 {
         let books = books.clone();
@@ -183,7 +187,7 @@ async fn postgres_commit_notifies_waiter() {
 
 // ---- Rolled back ----
 
-async fn forgotten_commit_is_no_success<S: Ledgered>(books: Books<S>) {
+async fn forgotten_commit_is_no_success<S: TestDialect>(books: Books<S>) {
     let (app, executions) = bank(&books, async |books, lease, n| {
         let tx = charged(&books, &lease, n).await.expect("a transaction");
         match n {
@@ -207,7 +211,7 @@ async fn forgotten_commit_is_no_success<S: Ledgered>(books: Books<S>) {
     assert_eq!(executions.count(), 2);
 }
 
-async fn rolled_back_success_is_recorded<S: Ledgered>(books: Books<S>) {
+async fn rolled_back_success_is_recorded<S: TestDialect>(books: Books<S>) {
     let (app, executions) = bank(&books, async |books, lease, n| {
         let tx = charged(&books, &lease, n).await.expect("a transaction");
         tx.rollback().await.expect("a rollback");
@@ -219,7 +223,11 @@ async fn rolled_back_success_is_recorded<S: Ledgered>(books: Books<S>) {
 }
 
 /// Inserts a number. The first execution inserts it twice, which a deferred constraint rejects at the commit.
-async fn number<S: Ledgered<Database = Postgres>>(books: &Books<S>, tx: &mut PgConnection, n: u64) {
+async fn number<S: TestDialect<Database = Postgres>>(
+    books: &Books<S>,
+    tx: &mut PgConnection,
+    n: u64,
+) {
     for _ in n..=2 {
         let insert = format!("insert into {}_numbers values (7)", books.table);
         let inserted = query(AssertSqlSafe(insert)).execute(&mut *tx).await;
@@ -228,7 +236,7 @@ async fn number<S: Ledgered<Database = Postgres>>(books: &Books<S>, tx: &mut PgC
 }
 
 /// Returns the number of rows behind the deferred constraint.
-async fn numbers<S: Ledgered<Database = Postgres>>(books: &Books<S>) -> usize {
+async fn numbers<S: TestDialect<Database = Postgres>>(books: &Books<S>) -> usize {
     let select = format!("select n from {}_numbers", books.table);
     let rows = query(AssertSqlSafe(select)).fetch_all(&books.pool).await;
     rows.expect("a table").len()
@@ -300,7 +308,7 @@ async fn refused_deferred_constraint_is_not_reported() {
     }
 }
 
-async fn uncommitted_work_has_no_effect<S: Ledgered>(books: Books<S>) {
+async fn uncommitted_work_has_no_effect<S: TestDialect>(books: Books<S>) {
     let (app, executions) = bank(&books, async |books, lease, n| {
         let tx = charged(&books, &lease, n).await.expect("a transaction");
         match n {
@@ -325,7 +333,7 @@ async fn uncommitted_work_has_no_effect<S: Ledgered>(books: Books<S>) {
     assert_eq!(executions.count(), 4);
 }
 
-async fn unrecorded_work_is_rolled_back_and_released<S: Ledgered>(books: Books<S>) {
+async fn unrecorded_work_is_rolled_back_and_released<S: TestDialect>(books: Books<S>) {
     let (app, executions) = bank(&books, async |books, lease, n| {
         let tx = charged(&books, &lease, n).await.expect("a transaction");
         let res = match n {
@@ -357,7 +365,7 @@ async fn unrecorded_work_is_rolled_back_and_released<S: Ledgered>(books: Books<S
 // ---- Lost ----
 
 /// Without the entry, the transaction commits nothing and creates no entry.
-async fn commit_requires_lease<S: Ledgered>(books: Books<S>) {
+async fn commit_requires_lease<S: TestDialect>(books: Books<S>) {
     let thefts = [
         "update {table} set token = null",
         "update {table} set completed = 1, record = fingerprint",
@@ -380,7 +388,7 @@ async fn commit_requires_lease<S: Ledgered>(books: Books<S>) {
     }
 }
 
-async fn lost_lease_begins_nothing<S: Ledgered>(books: Books<S>) {
+async fn lost_lease_begins_nothing<S: TestDialect>(books: Books<S>) {
     for (theft, kind) in [
         ("update {table} set token = null", Kind::LeaseLost),
         (
@@ -403,7 +411,7 @@ async fn lost_lease_begins_nothing<S: Ledgered>(books: Books<S>) {
 }
 
 /// Another replica acquired the lease and finished meanwhile. This one returns that response, and has no effect.
-async fn superseded_handler_commits_nothing<S: Ledgered>(books: Books<S>) {
+async fn superseded_handler_commits_nothing<S: TestDialect>(books: Books<S>) {
     let (other, _) = bank(&books, charge);
     let (app, _) = bank(&books, move |books, lease, _| {
         let other = other.clone();
@@ -439,7 +447,7 @@ async fn takeover_during_transaction_on_mariadb() {
 
 // ---- Too large ----
 
-async fn oversized_record_becomes_tombstone<S: Ledgered>(books: Books<S>) {
+async fn oversized_record_becomes_tombstone<S: TestDialect>(books: Books<S>) {
     let (app, executions) = bank(&books, async |books, lease, n| {
         let tx = charged(&books, &lease, n).await.expect("a transaction");
         committed(tx, tests::noise(2 << 20).into_response()).await
@@ -457,7 +465,7 @@ async fn oversized_record_becomes_tombstone<S: Ledgered>(books: Books<S>) {
 // ---- Checkpoints ----
 
 /// Executes the first phase unless it is done, and then the second one if the provider is available.
-async fn in_phases<S: Ledgered>(
+async fn in_phases<S: TestDialect>(
     books: &Books<S>,
     lease: &Lease,
     n: u64,
@@ -484,7 +492,7 @@ async fn in_phases<S: Ledgered>(
     committed(tx, created(ride)).await
 }
 
-async fn retry_continues_from_checkpoint<S: Ledgered>(books: Books<S>) {
+async fn retry_continues_from_checkpoint<S: TestDialect>(books: Books<S>) {
     let (app, executions) = bank(&books, async |books, lease, n| {
         assert_eq!(lease.generation(), n, "each phase reads the previous one");
         in_phases(&books, &lease, n, n == 3).await
@@ -504,7 +512,7 @@ async fn retry_continues_from_checkpoint<S: Ledgered>(books: Books<S>) {
     assert_eq!(books.admin(left).await, 0, "a record empties it");
 }
 
-async fn lost_lease_writes_no_checkpoint<S: Ledgered>(books: Books<S>) {
+async fn lost_lease_writes_no_checkpoint<S: TestDialect>(books: Books<S>) {
     let (app, _) = bank(&books, async |books, lease, n| {
         let mut tx = charged(&books, &lease, n).await.expect("a transaction");
         let theft = "update {table} set token = null".replace("{table}", &books.table);
@@ -592,7 +600,7 @@ fn everything_logged() -> Log {
 }
 
 /// On the connections of handlers, sqlx logs each statement, also the statements of the store.
-async fn sqlx_logs_show_no_transaction_content<S: Ledgered>(books: Books<S>) {
+async fn sqlx_logs_show_no_transaction_content<S: TestDialect>(books: Books<S>) {
     let log = everything_logged().read();
     let (app, executions) = bank(&books, async |books, lease, n| {
         let tx = charged(&books, &lease, n).await.expect("a transaction");
@@ -795,7 +803,7 @@ fn table(case: &str) -> String {
     case.chars().take(40).collect()
 }
 
-fn limited<S: Ledgered>(books: Books<S>, limit: impl FnOnce(S) -> S) -> Books<S> {
+fn limited<S: TestDialect>(books: Books<S>, limit: impl FnOnce(S) -> S) -> Books<S> {
     Books {
         store: limit(books.store.clone()),
         ..books

@@ -19,7 +19,7 @@ use axum::{
 };
 use http::StatusCode;
 use tests::{
-    books::{Books, Ledgered, patient, sqlite_pool},
+    books::{Books, TestDialect, patient, sqlite_pool},
     created,
 };
 use tokio::{
@@ -60,13 +60,13 @@ async fn main() {
 }
 
 #[derive(Clone)]
-struct Bank<S: Ledgered> {
+struct Bank<S: TestDialect> {
     books: Books<S>,
     executions: Arc<AtomicU64>,
     together: bool,
 }
 
-async fn serve<S: Ledgered>(args: &Args, pool: Pool<S::Database>) {
+async fn serve<S: TestDialect>(args: &Args, pool: Pool<S::Database>) {
     let table = args.get("--table").to_owned();
     let store = S::open(args.get("--store"), &table);
     let lease = args.get("--lease").parse().expect("milliseconds");
@@ -87,7 +87,7 @@ async fn serve<S: Ledgered>(args: &Args, pool: Pool<S::Database>) {
     axum::serve(listener, app).await.expect("it serves");
 }
 
-async fn charge<S: Ledgered>(
+async fn charge<S: TestDialect>(
     State(bank): State<Arc<Bank<S>>>,
     Path(ms): Path<u64>,
     key: IdempotencyKey,
@@ -117,7 +117,7 @@ async fn charge<S: Ledgered>(
     }
 }
 
-async fn together<S: Ledgered>(
+async fn together<S: TestDialect>(
     books: &Books<S>,
     lease: &Lease,
     effect: String,

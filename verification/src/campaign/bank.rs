@@ -11,7 +11,7 @@ use tower_idempotency_sqlx::{
 };
 
 use super::{Campaign, Kind, Site, at, beside};
-use tests::books::{Books, Ledgered, sqlite_pool};
+use tests::books::{Books, TestDialect, sqlite_pool};
 
 use crate::{
     fleet::{Fleet, Load},
@@ -41,7 +41,7 @@ pub(super) async fn run(campaign: &Campaign, site: &Arc<Mutex<Site>>, load: Load
     }
 }
 
-async fn run_with<S: Ledgered>(
+async fn run_with<S: TestDialect>(
     campaign: &Campaign,
     site: &Arc<Mutex<Site>>,
     load: Load,
@@ -53,7 +53,7 @@ async fn run_with<S: Ledgered>(
     let args = [&args[..], &["--commit", "together"]].concat();
     let fleet = Fleet::of(bank, campaign.kind.members(), &args);
     let request = format!("POST {}", load.path);
-    let mut history = campaign.befall(fleet, site, load).await;
+    let mut history = campaign.run_with_fault(fleet, site, load).await;
     let effects = books.effects().await.into_iter().map(|row| Effect {
         pid: u32::try_from(row.pid).expect("a process id"),
         n: u64::try_from(row.n).expect("a number"),

@@ -86,7 +86,7 @@ impl Fault {
 
     /// Returns `true` if the fault can be injected into this store.
     #[must_use]
-    pub fn befalls(self, kind: Kind) -> bool {
+    pub fn applies_to(self, kind: Kind) -> bool {
         use Kind::{DynamoDb, MariaDb, Postgres, Redis, RedisCluster, Sqlite};
         match self {
             Self::Kill | Self::Pause => true,

@@ -141,7 +141,7 @@ impl Site {
     }
 
     /// Injects a fault once and ends it. Returns the [`Occasion`] for more effects if the store lost data.
-    pub(super) fn suffer(&mut self, fault: Fault, random: &mut Random) -> Option<Occasion> {
+    pub(super) fn inject(&mut self, fault: Fault, random: &mut Random) -> Option<Occasion> {
         let from = Instant::now();
         let forgets = match fault {
             Fault::Cut => self.astray(Mode::Cut, random.around(Duration::from_millis(60))),
@@ -283,7 +283,7 @@ impl Site {
         cluster.node_mut(master).kill();
         let _ = cluster.failed_over(slot, master);
         cluster.node_mut(master).restart();
-        cluster.is_whole_again();
+        cluster.wait_until_healthy();
         true
     }
 
@@ -295,7 +295,7 @@ impl Site {
         cluster.node(master).pause();
         thread::sleep(Duration::from_secs(6));
         cluster.node(master).resume();
-        cluster.is_whole_again();
+        cluster.wait_until_healthy();
         true
     }
 

@@ -47,7 +47,7 @@ impl Client {
         let mut attempts = Vec::new();
         let mut silent = None;
         loop {
-            let member = self.member_but(silent);
+            let member = self.member_except(silent);
             let attempt = self.attempt(member, key, patience).await;
             let pause = match &attempt.outcome {
                 Outcome::Answered(_) | Outcome::Refused => {
@@ -72,7 +72,7 @@ impl Client {
     }
 
     /// Returns any member, or a different member if there are several.
-    fn member_but(&mut self, silent: Option<usize>) -> usize {
+    fn member_except(&mut self, silent: Option<usize>) -> usize {
         let members = self.fleet.members.len();
         match silent {
             Some(silent) if members > 1 => (silent + 1 + self.random.below(members - 1)) % members,

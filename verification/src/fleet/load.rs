@@ -35,7 +35,7 @@ pub struct Load {
     /// The number of strikes. The load continues until the last one.
     pub blows: usize,
     /// The kind of the strikes.
-    pub blow: Blow,
+    pub blow: StrikeKind,
     /// The largest number of members that are down at a time.
     pub at_once: usize,
     /// The typical delay between two strikes at a member. The actual delay is between 0.5 and 1.5 times this value.
@@ -46,7 +46,7 @@ pub struct Load {
 
 /// A kind of strike at a member.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Blow {
+pub enum StrikeKind {
     /// `kill -9`, and another process in its place.
     Kill,
     /// SIGSTOP, and SIGCONT after this duration.

@@ -6,7 +6,7 @@ use std::{
     time::{Duration, Instant},
 };
 
-use super::{Blow, Fleet, Load, Member};
+use super::{Fleet, Load, Member, StrikeKind};
 use tests::random::Random;
 
 use crate::oracle::Strike;
@@ -61,8 +61,8 @@ impl Striker<'_> {
             self.wait_for_others();
             self.wait_for_work();
             let (pid, ordered, down, resumed) = match self.load.blow {
-                Blow::Kill => self.member.kill(),
-                Blow::Pause(length) => self.member.pause(length),
+                StrikeKind::Kill => self.member.kill(),
+                StrikeKind::Pause(length) => self.member.pause(length),
             };
             strikes.push(Strike {
                 member: self.n,

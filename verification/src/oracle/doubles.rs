@@ -3,7 +3,7 @@
 
 use std::{mem, time::Instant};
 
-use super::{Attempt, Effect, History, Occasion, Outcome, judge::Story};
+use super::{Attempt, Effect, History, Occasion, Outcome, judge::KeyHistory};
 
 impl History {
     /// Returns each key with effects that [occasions](Occasion) do not separate. The occasions divide time into places:
@@ -28,7 +28,7 @@ impl History {
         doubles.map(|(key, story)| story.describe(key)).collect()
     }
 
-    fn is_separable(&self, key: &str, story: &Story<'_>) -> bool {
+    fn is_separable(&self, key: &str, story: &KeyHistory<'_>) -> bool {
         if story.effects.len() < 2 {
             return true;
         }
@@ -38,7 +38,7 @@ impl History {
     }
 
     /// Returns `true` if two effects are of different requests, and no occasion except takeovers separates them.
-    pub(super) fn is_of_two_requests(&self, key: &str, story: &Story<'_>) -> bool {
+    pub(super) fn is_of_two_requests(&self, key: &str, story: &KeyHistory<'_>) -> bool {
         let effects = &story.effects;
         if effects.iter().all(|it| it.request == effects[0].request) {
             return false;
@@ -52,14 +52,14 @@ impl History {
         pairs.any(|(one, other)| places[one].len() < 2 && places[one] == places[other])
     }
 
-    fn places_of_all(&self, story: &Story<'_>, occasions: &[&Occasion]) -> Vec<Vec<usize>> {
+    fn places_of_all(&self, story: &KeyHistory<'_>, occasions: &[&Occasion]) -> Vec<Vec<usize>> {
         let effects = story.effects.iter().zip(self.last_moments(story));
         let places = effects.map(|(effect, last)| self.places(story, effect, last, occasions));
         places.collect()
     }
 
     /// Returns the latest possible moment of the grant of each effect, if that moment is known.
-    fn last_moments(&self, story: &Story<'_>) -> Vec<Option<Instant>> {
+    fn last_moments(&self, story: &KeyHistory<'_>) -> Vec<Option<Instant>> {
         let mut later = None;
         let effects = story.effects.iter().enumerate().rev();
         let last = effects.map(|(at, effect)| {
@@ -82,7 +82,7 @@ impl History {
     /// Returns each possible number of occasions before the grant.
     fn places(
         &self,
-        story: &Story<'_>,
+        story: &KeyHistory<'_>,
         effect: &Effect,
         last: Option<Instant>,
         occasions: &[&Occasion],
@@ -126,12 +126,12 @@ fn each_has_a_place(possible: &[Vec<usize>], places: usize) -> bool {
     let mut taken = vec![None; places];
     (0..possible.len()).all(|effect| {
         let mut tried = vec![false; places];
-        finds_a_place(effect, possible, &mut taken, &mut tried)
+        assign_place(effect, possible, &mut taken, &mut tried)
     })
 }
 
 /// Assigns a place to the effect. May move another effect from its place to a different one.
-fn finds_a_place(
+fn assign_place(
     effect: usize,
     possible: &[Vec<usize>],
     taken: &mut [Option<usize>],
@@ -142,7 +142,7 @@ fn finds_a_place(
             return false;
         }
         let other = taken[place];
-        let is_free = other.is_none_or(|other| finds_a_place(other, possible, taken, tried));
+        let is_free = other.is_none_or(|other| assign_place(other, possible, taken, tried));
         if is_free {
             taken[place] = Some(effect);
         }

@@ -12,7 +12,7 @@ use ::tests::Answer;
 
 /// The effects and attempts under one key.
 #[derive(Debug, Default)]
-pub(super) struct Story<'a> {
+pub(super) struct KeyHistory<'a> {
     pub(super) effects: Vec<&'a Effect>,
     pub(super) attempts: Vec<&'a Attempt>,
 }
@@ -82,7 +82,8 @@ impl History {
             let mut attempts = story.attempts.iter();
             self.differs_between_occasions(key, story, &is_compared)
                 || self.is_of_two_requests(key, story)
-                || attempts.any(|attempt| story.is_uncaused(attempt) || self.is_strange(attempt))
+                || attempts
+                    .any(|attempt| story.is_uncaused(attempt) || self.is_undocumented(attempt))
         });
         contradictions
             .map(|(key, story)| story.describe(key))
@@ -166,7 +167,7 @@ impl History {
     }
 
     /// Returns `true` if a process that had an effect of the key was struck while a client waited for it.
-    fn is_struck(&self, story: &Story<'_>) -> bool {
+    fn is_struck(&self, story: &KeyHistory<'_>) -> bool {
         let mut attempts = story.attempts.iter();
         attempts.any(|attempt| {
             self.strikes_of(attempt)
@@ -185,8 +186,8 @@ impl History {
         unanswered.map(|(key, story)| story.describe(key)).collect()
     }
 
-    pub(super) fn stories(&self) -> BTreeMap<&str, Story<'_>> {
-        let mut stories: BTreeMap<&str, Story<'_>> = BTreeMap::new();
+    pub(super) fn stories(&self) -> BTreeMap<&str, KeyHistory<'_>> {
+        let mut stories: BTreeMap<&str, KeyHistory<'_>> = BTreeMap::new();
         for effect in &self.effects {
             let story = stories.entry(&effect.key).or_default();
             story.effects.push(effect);
@@ -213,7 +214,7 @@ impl History {
     fn differs_between_occasions(
         &self,
         key: &str,
-        story: &Story<'_>,
+        story: &KeyHistory<'_>,
         is_compared: impl Fn(&Attempt) -> bool,
     ) -> bool {
         let attempts = || story.attempts.iter().filter(|it| is_compared(it));
@@ -229,7 +230,7 @@ impl History {
         })
     }
 
-    fn is_strange(&self, attempt: &Attempt) -> bool {
+    fn is_undocumented(&self, attempt: &Attempt) -> bool {
         let Outcome::NotYet(code) = &attempt.outcome else {
             return false;
         };
@@ -251,7 +252,7 @@ impl History {
 
     /// Returns the number of executions of this key by one process that may have been taken over. It is at most the number
     /// of strikes at the process in that time.
-    fn count_explained(&self, story: &Story<'_>, pid: u32) -> usize {
+    fn count_explained(&self, story: &KeyHistory<'_>, pid: u32) -> usize {
         let asked = story.attempts.iter().map(|attempt| attempt.began).min();
         let answered = story.answers().map(|(when, _)| when).min();
         let strikes = self.strikes.iter().filter(|strike| {
@@ -270,7 +271,7 @@ impl History {
     /// A process that had an effect is known to have held the lease. A struck process with a waiting client may have
     /// held the lease too, but only after the last known lease expired. Because leases are renewed each third, at least
     /// two thirds of that lease are assumed to be left.
-    pub(super) fn wait(&self, story: &Story<'_>) -> Duration {
+    pub(super) fn wait(&self, story: &KeyHistory<'_>) -> Duration {
         let definite = story
             .attempts
             .iter()
@@ -298,7 +299,7 @@ impl History {
     }
 }
 
-impl<'a> Story<'a> {
+impl<'a> KeyHistory<'a> {
     /// Returns each response, and its time.
     pub(super) fn answers(&self) -> impl Iterator<Item = (Instant, &'a Answer)> {
         let attempts = self.attempts.iter();

@@ -4,7 +4,7 @@ use std::{fmt, time::Duration};
 
 use super::{
     History, Outcome,
-    judge::{Story, UNAVAILABLE},
+    judge::{KeyHistory, UNAVAILABLE},
 };
 
 /// The sums of a [`History`].
@@ -70,7 +70,7 @@ impl History {
         sums
     }
 
-    fn add(&self, story: &Story<'_>, sums: &mut Sums) {
+    fn add(&self, story: &KeyHistory<'_>, sums: &mut Sums) {
         sums.keys += 1;
         sums.doubles += usize::from(story.effects.len() > 1);
         sums.longest_wait = sums.longest_wait.max(self.wait(story));

@@ -92,7 +92,7 @@ pub fn run_watched(seed: u64, bug: Option<Bug>, watch: Watch) -> Report {
     let mut plan = Plan::draw(&mut random);
     // This value is not drawn, so that the runs of the other seeds stay the same.
     if seed % 6 == 5 {
-        plan = plan.of_jobs();
+        plan = plan.for_run_once();
     }
     let world = Driver::new(plan, bug, random, watch).run();
     seed_jitter(None);

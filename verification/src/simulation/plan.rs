@@ -132,7 +132,7 @@ impl Plan {
     }
 
     /// Returns this plan for work of `run_once`. Settings for HTTP alone get fixed values.
-    pub(super) fn of_jobs(self) -> Self {
+    pub(super) fn for_run_once(self) -> Self {
         Self {
             jobs: true,
             preset: Preset::Recommended,

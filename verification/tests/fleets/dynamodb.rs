@@ -13,7 +13,7 @@ use tests::{
 };
 use tokio::sync::Mutex;
 use verification::{
-    fleet::{Blow, Case, Fleet, Load, Stampede, until_seen},
+    fleet::{Case, Fleet, Load, Stampede, StrikeKind, until_seen},
     oracle::{History, Sums},
 };
 
@@ -65,7 +65,7 @@ fn kills(seed: u64) -> Load {
         poll: POLL,
         lease: LEASE,
         blows: few_or(12, 100),
-        blow: Blow::Kill,
+        blow: StrikeKind::Kill,
         at_once: 2,
         respite: Duration::from_millis(500),
         seed,
@@ -119,7 +119,7 @@ async fn paused_process_returns_record_of_dynamodb() {
             path: format!("/slow/{}", handler.as_millis()),
             at_a_time: 18,
             blows: few_or(6, 24),
-            blow: Blow::Pause(lease * 3 / 2),
+            blow: StrikeKind::Pause(lease * 3 / 2),
             at_once: 1,
             ..kills(3 + round * 100)
         };

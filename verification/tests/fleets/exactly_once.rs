@@ -10,7 +10,7 @@
 use std::{fmt, process::Command, time::Duration};
 
 use tests::{
-    books::{Books, Ledgered, sqlite_pool},
+    books::{Books, TestDialect, sqlite_pool},
     few_or,
     proxy::{Mode, Proxy},
     scratch::Scratch,
@@ -21,7 +21,7 @@ use tower_idempotency_sqlx::{
     sqlx::{MySqlPool, PgPool},
 };
 use verification::{
-    fleet::{Blow, Case, Fleet, Load, until_seen},
+    fleet::{Case, Fleet, Load, StrikeKind, until_seen},
     oracle::{Effect, History, Sums},
 };
 
@@ -42,7 +42,7 @@ fn kills((handler, at_a_time): (u64, usize), seed: u64) -> Load {
         poll: Duration::from_millis(100),
         lease: LEASE,
         blows: few_or(12, 300),
-        blow: Blow::Kill,
+        blow: StrikeKind::Kill,
         at_once: 1,
         // A process must connect before a kill can end an execution.
         respite: Duration::from_millis(450),
@@ -55,7 +55,7 @@ fn pauses(load: (u64, usize), seed: u64) -> Load {
     Load {
         lease,
         blows: few_or(6, 30),
-        blow: Blow::Pause(lease * 3 / 2),
+        blow: StrikeKind::Pause(lease * 3 / 2),
         at_once: 1,
         respite: Duration::from_millis(300),
         ..kills(load, seed)
@@ -70,7 +70,7 @@ fn late(proxy: &Proxy) {
     });
 }
 
-async fn run<S: Ledgered>(books: &Books<S>, url: &str, commit: &str, load: Load) -> History {
+async fn run<S: TestDialect>(books: &Books<S>, url: &str, commit: &str, load: Load) -> History {
     books.admin("delete from {table}").await;
     books.admin("delete from {table}_effects").await;
     let lease = load.lease.as_millis().to_string();
@@ -157,7 +157,7 @@ const OUTRUN: Case<Round> = ("answered by another process", |round| {
     round.sums.late_and_outrun
 });
 
-async fn each_key_has_one_effect<S: Ledgered>(books: Books<S>, url: &str, how: How) {
+async fn each_key_has_one_effect<S: TestDialect>(books: Books<S>, url: &str, how: How) {
     let exactly_once = async |load: Load| {
         let history = run(&books, url, "together", load.clone()).await;
         is_exactly_once(&history, load.blows);
@@ -208,7 +208,7 @@ async fn each_key_has_one_effect<S: Ledgered>(books: Books<S>, url: &str, how: H
 }
 
 /// Returns the number of keys that were taken over from a process that was struck between its acquire and its commit.
-async fn taken_over<S: Ledgered>(books: &Books<S>) -> usize {
+async fn taken_over<S: TestDialect>(books: &Books<S>) -> usize {
     let sql = "select 'taken over', generation, generation from {table} where generation > 1";
     let sql = sql.replace("{table}", &books.table);
     S::rows(&books.pool, sql).await.len()

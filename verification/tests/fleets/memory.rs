@@ -3,7 +3,7 @@
 use std::{fmt, time::Duration};
 
 use verification::{
-    fleet::{Blow, Case, Fleet, Load, until_seen},
+    fleet::{Case, Fleet, Load, StrikeKind, until_seen},
     oracle::{History, Sums},
 };
 
@@ -17,7 +17,7 @@ fn load() -> Load {
         poll: Duration::from_millis(20),
         lease: LEASE,
         blows: 0,
-        blow: Blow::Kill,
+        blow: StrikeKind::Kill,
         at_once: 1,
         respite: Duration::from_millis(100),
         seed: 1,
@@ -90,7 +90,7 @@ impl fmt::Display for Found {
 async fn paused_process_returns_its_stored_record() {
     let load = Load {
         blows: 3,
-        blow: Blow::Pause(2 * LEASE),
+        blow: StrikeKind::Pause(2 * LEASE),
         ..load()
     };
     let late: Case<Sums> = ("late", |sums| sums.late);

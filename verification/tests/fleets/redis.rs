@@ -12,7 +12,7 @@ use tests::{
     servers::redis::RedisServer,
 };
 use verification::{
-    fleet::{Blow, Case, Fleet, Load, Stampede, until_seen},
+    fleet::{Case, Fleet, Load, Stampede, StrikeKind, until_seen},
     oracle::{History, Sums},
 };
 
@@ -59,7 +59,7 @@ fn kills(seed: u64) -> Load {
         poll: POLL,
         lease: LEASE,
         blows: few_or(40, 300),
-        blow: Blow::Kill,
+        blow: StrikeKind::Kill,
         at_once: 2,
         respite: Duration::from_millis(70),
         seed,
@@ -162,7 +162,7 @@ async fn paused_process_returns_stored_record() {
         path: format!("/slow/{}", handler.as_millis()),
         at_a_time: 24,
         blows: few_or(6, 20),
-        blow: Blow::Pause(lease * 3 / 2),
+        blow: StrikeKind::Pause(lease * 3 / 2),
         at_once: 1,
         respite: Duration::from_millis(300),
         ..kills(3)

@@ -16,7 +16,7 @@ pub(crate) const LOOK: Call = Call::Acquire(Orphans::Refuse);
 
 /// Durations in real time.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct Lasts {
+pub(crate) struct Durations {
     pub(crate) lease: Ttl,
     pub(crate) keep: Ttl,
     pub(crate) retention: Ttl,
@@ -24,7 +24,7 @@ pub(crate) struct Lasts {
 
 /// An observable reply of a store.
 #[derive(Debug, PartialEq)]
-pub(crate) enum Spoken {
+pub(crate) enum StoreReply {
     Acquired(Acquired),
     Done,
     LeaseLost,
@@ -33,11 +33,11 @@ pub(crate) enum Spoken {
 /// Makes a call of the model on a store, and returns the reply.
 pub(crate) async fn ask<S: Store>(
     store: &S,
-    lasts: Lasts,
+    lasts: Durations,
     id: KeyId,
     caller: Caller,
     call: Call,
-) -> Result<Spoken, StoreError> {
+) -> Result<StoreReply, StoreError> {
     let fingerprint = Fingerprint::from_bytes([caller.fingerprint; 32]);
     let mut claim = Claim::new(id, fingerprint)?;
     claim.token = token(caller.token);
@@ -52,7 +52,7 @@ pub(crate) async fn ask<S: Store>(
                 Orphans::Refuse => OrphanPolicy::Refuse,
                 Orphans::Never => OrphanPolicy::Never,
             };
-            return store.acquire(&claim).await.map(Spoken::Acquired);
+            return store.acquire(&claim).await.map(StoreReply::Acquired);
         }
         Call::Renew => store.renew(&lease, claim.lease).await,
         Call::Complete => {
@@ -63,8 +63,8 @@ pub(crate) async fn ask<S: Store>(
         Call::Commit => panic!("a commit is a call of the handler, not of a store"),
     };
     match done {
-        Ok(()) => Ok(Spoken::Done),
-        Err(StoreError::LeaseLost) => Ok(Spoken::LeaseLost),
+        Ok(()) => Ok(StoreReply::Done),
+        Err(StoreError::LeaseLost) => Ok(StoreReply::LeaseLost),
         Err(error) => Err(error),
     }
 }

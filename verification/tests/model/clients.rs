@@ -41,9 +41,9 @@ pub(crate) enum Phase {
     /// The record came too late: the request queries the stored state.
     Lost,
     /// The store has no record: the request sends its own record once more.
-    Salvaging,
+    Resending,
     /// The commit got no reply, or the reply that the lease was lost. The request queries the stored state.
-    InDoubt,
+    Unacknowledged,
     /// The request leaves nothing to record, or stopped querying.
     Releasing,
     /// The state of a mutant: the request has read that it may take over, and has not written yet.
@@ -110,10 +110,10 @@ impl Client {
             (Phase::Running, _) if transactional => &[Call::Commit, Call::Renew],
             (Phase::Running, _) => &[Call::Renew],
             (Phase::Ran | Phase::Completing, _) => &[Call::Complete, Call::Renew],
-            (Phase::Late | Phase::Salvaging, _) => &[Call::Complete],
+            (Phase::Late | Phase::Resending, _) => &[Call::Complete],
             // A query must not take over the lease of the client that took over from this one.
             (Phase::Lost, _) => &[QUERY],
-            (Phase::InDoubt, _) => &[QUERY, Call::Renew],
+            (Phase::Unacknowledged, _) => &[QUERY, Call::Renew],
             (Phase::Releasing, _) => &[Call::Release, Call::Renew],
             (Phase::Reclaiming | Phase::Over, _) => &[],
         }
@@ -130,8 +130,8 @@ impl Client {
             | Phase::Completing
             | Phase::Late
             | Phase::Lost
-            | Phase::Salvaging
-            | Phase::InDoubt
+            | Phase::Resending
+            | Phase::Unacknowledged
             | Phase::Releasing => &[Move::GiveUp],
             Phase::Coming | Phase::Reclaiming | Phase::Over => &[],
         }
@@ -153,7 +153,7 @@ impl Client {
         self.phase = match (call, self.phase) {
             (Call::Acquire(_), Phase::Coming | Phase::Waiting) => Phase::Asking,
             (Call::Complete, Phase::Ran) => Phase::Completing,
-            (Call::Commit, _) => Phase::InDoubt,
+            (Call::Commit, _) => Phase::Unacknowledged,
             (_, phase) => phase,
         };
     }
@@ -173,9 +173,9 @@ impl Client {
                 },
             ) if fingerprint == caller.fingerprint => (Phase::Over, Reply::Answer(record)),
             (Call::Acquire(_), Phase::Lost, Answer::Granted { .. } | Answer::Orphaned { .. }) => {
-                (Phase::Salvaging, Reply::Nothing)
+                (Phase::Resending, Reply::Nothing)
             }
-            (Call::Acquire(_), Phase::Lost | Phase::InDoubt, Answer::InProgress { .. }) => {
+            (Call::Acquire(_), Phase::Lost | Phase::Unacknowledged, Answer::InProgress { .. }) => {
                 (Phase::Over, Reply::Nothing)
             }
             (Call::Acquire(_), _, Answer::Granted { takeover, .. }) => {
@@ -191,9 +191,9 @@ impl Client {
             (Call::Complete | Call::Commit, _, Answer::Done) => {
                 (Phase::Over, Reply::Answer(caller.token))
             }
-            (Call::Complete, Phase::Salvaging, _) => (Phase::Over, Reply::Nothing),
+            (Call::Complete, Phase::Resending, _) => (Phase::Over, Reply::Nothing),
             (Call::Complete, _, _) => (Phase::Lost, Reply::Nothing),
-            (Call::Commit, _, _) => (Phase::InDoubt, Reply::Nothing),
+            (Call::Commit, _, _) => (Phase::Unacknowledged, Reply::Nothing),
             (Call::Release, _, _) => (Phase::Over, Reply::Nothing),
         };
         self.phase = phase;

@@ -47,7 +47,7 @@ pub(crate) fn tiered(clients: usize, age: u8, is_delayed: bool) -> System {
 /// `docs/internals/verification.md` is correct.
 fn holds(mut system: System, states: usize) {
     let (orphans, transactional) = (system.orphans, system.transactional);
-    system.properties = properties::to_be_seen(orphans, transactional);
+    system.properties = properties::reachable_states(orphans, transactional);
     if let Some(tiers) = system.tiers {
         system.properties.push("each tier has the record");
         if tiers.age < system.rules.times.retention {
@@ -57,7 +57,7 @@ fn holds(mut system: System, states: usize) {
     let seen = system.clone().checker().finish_when(HasDiscoveries::All);
     seen.spawn_bfs().join().assert_properties();
 
-    system.properties = properties::that_hold(orphans, transactional);
+    system.properties = properties::invariants(orphans, transactional);
     if system.tiers.is_some() {
         system.properties.push(TIER);
     }

@@ -230,12 +230,12 @@ fn to_see(name: &str) -> fn(&Operated, &OperatedState) -> bool {
 
 /// Checks every property in every reachable state. Asserts that there are `states` of them.
 fn holds(system: System, states: usize) {
-    let to_be_seen = [
+    let reachable_states = [
         A_LEASE_IS_BROKEN,
         AN_ALLOWED_RETRY_RUNS,
         AN_OPERATOR_ANSWERS,
     ];
-    let seen = Operated::new(system.clone(), &to_be_seen).checker();
+    let seen = Operated::new(system.clone(), &reachable_states).checker();
     let seen = seen.finish_when(HasDiscoveries::All).spawn_bfs().join();
     seen.assert_properties();
 

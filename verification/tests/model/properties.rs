@@ -21,7 +21,7 @@ pub(crate) const SAME: &str = "one key executes one request";
 pub(crate) const TIER: &str = "a tier has the stored record, and no longer than the store";
 
 /// Returns the properties that must hold. `ONCE` holds only if orphans are refused, or with transactions.
-pub(crate) fn that_hold(orphans: Orphans, transactional: bool) -> Vec<&'static str> {
+pub(crate) fn invariants(orphans: Orphans, transactional: bool) -> Vec<&'static str> {
     let mut names = vec![STORED, AGREE, EFFECTS, OWN, FREE, OTHER, SAME];
     if orphans == Orphans::Refuse || transactional {
         names.push(ONCE);
@@ -30,7 +30,7 @@ pub(crate) fn that_hold(orphans: Orphans, transactional: bool) -> Vec<&'static s
 }
 
 /// Returns the states that must be reachable with more than two clients. Otherwise the check would be meaningless.
-pub(crate) fn to_be_seen(orphans: Orphans, transactional: bool) -> Vec<&'static str> {
+pub(crate) fn reachable_states(orphans: Orphans, transactional: bool) -> Vec<&'static str> {
     let mut names = vec!["all get one record", "one waits", "a lease has expired"];
     if orphans == Orphans::TakeOver {
         names.extend([
@@ -128,10 +128,10 @@ fn to_see(name: &str) -> fn(&System, &State) -> bool {
             |_, state| state.entry.is_some_and(|held| held.token.is_none())
         }
         "a third execution runs" => |_, state| state.history.takeovers > 1,
-        "a commit is unacknowledged" => |_, state| is_in(state, Phase::InDoubt),
+        "a commit is unacknowledged" => |_, state| is_in(state, Phase::Unacknowledged),
         "a response is not stored" => |_, state| is_in(state, Phase::Late),
         "a lease is lost" => |_, state| is_in(state, Phase::Lost),
-        "a record is sent again after a lost lease" => |_, state| is_in(state, Phase::Salvaging),
+        "a record is sent again after a lost lease" => |_, state| is_in(state, Phase::Resending),
         "each tier has the record" => |_, state| state.tiers.iter().all(|tier| tier.kept.is_some()),
         "a tier no longer has the record" => |_, state| {
             let has_record = state.tiers.iter().any(|tier| tier.kept.is_some());

@@ -39,7 +39,7 @@ use tower_idempotency::store::{Acquired, Store, Token, Ttl};
 use tower_idempotency_dynamodb::DynamoDbOptions;
 
 use self::{
-    asked::{LOOK, Lasts, ONLOOKER, Spoken, ask, id, record, token},
+    asked::{Durations, LOOK, ONLOOKER, StoreReply, ask, id, record, token},
     mutant::Mutant,
     sequences::{Step, all_steps, ways},
     store::{Answer, Caller, Entry, Rules, Times},
@@ -58,9 +58,9 @@ const RULES: Rules = Rules {
 /// expires after the round has ended. This holds if every round ends within a quarter of its tick. Leases and records
 /// expire half a tick early. Orphans expire a quarter of a tick early, because their time begins at lease expiry or at
 /// a release.
-fn lasts(tick: Duration) -> Lasts {
+fn lasts(tick: Duration) -> Durations {
     let ttl = |ticks: u8, early: Duration| Ttl::try_from(tick * ticks.into() - early).unwrap();
-    Lasts {
+    Durations {
         lease: ttl(RULES.times.lease, tick / 2),
         keep: ttl(RULES.times.keep, tick / 4),
         retention: ttl(RULES.times.retention, tick / 2),
@@ -78,7 +78,7 @@ struct Key {
 
 impl Key {
     /// Makes all calls up to the next tick. Returns an error if a reply differs from the model.
-    async fn round<S: Store>(&mut self, store: &S, lasts: Lasts) -> Result<(), Failed> {
+    async fn round<S: Store>(&mut self, store: &S, lasts: Durations) -> Result<(), Failed> {
         while let Some(Step::Call(caller, call)) = self.way.get(self.done) {
             let answer = self.rules.apply(&mut self.entry, *caller, *call);
             self.compare(store, lasts, *caller, *call, answer).await?;
@@ -105,7 +105,7 @@ impl Key {
     async fn compare<S: Store>(
         &self,
         store: &S,
-        lasts: Lasts,
+        lasts: Durations,
         caller: Caller,
         call: store::Call,
         answer: Answer,
@@ -124,11 +124,11 @@ impl Key {
 }
 
 /// Compares everything but the time, which cannot be predicted exactly.
-fn is_alike(answer: &Answer, found: &Spoken) -> bool {
-    let Spoken::Acquired(found) = found else {
+fn is_alike(answer: &Answer, found: &StoreReply) -> bool {
+    let StoreReply::Acquired(found) = found else {
         return matches!(
             (answer, found),
-            (Answer::Done, Spoken::Done) | (Answer::LeaseLost, Spoken::LeaseLost)
+            (Answer::Done, StoreReply::Done) | (Answer::LeaseLost, StoreReply::LeaseLost)
         );
     };
     match (answer, found) {

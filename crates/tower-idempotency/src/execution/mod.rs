@@ -4,9 +4,10 @@
 //! finishes it. HTTP requests (see [`http`]), [`run_once`](crate::IdempotencyLayer::run_once) and
 //! [`take_over`](crate::IdempotencyLayer::take_over) all take these two steps.
 //!
-//! Consider at every await what happens if the future is dropped there. Before [`Detach::arm`](detach::Detach::arm) nothing
-//! has happened yet, and the drop cancels the request. Afterwards the whole future continues in a background task. While a
-//! request waits for another one, it is disarmed again.
+//! Consider at every await what happens if the future is dropped there. While
+//! [`Detach::continues_for`](detach::Detach::continues_for) returns `None`, nothing has happened yet, and the drop cancels the
+//! request. Otherwise the whole future continues in a background task. A request that waits for another one can be cancelled
+//! again.
 
 pub(crate) mod acquire;
 pub(crate) mod admission;

@@ -8,7 +8,7 @@ use std::{
 
 use consumers::{Queue, Shipments, Tally, Verdict};
 use tests::{
-    dynamodb::{Endpoint, Meddling},
+    dynamodb::{Endpoint, EndpointFault},
     few_or,
     proxy::{Mode, Proxy, Then},
     servers::dynamodb::{StandIn, client, shared},
@@ -321,7 +321,7 @@ async fn unsent_parcel_is_sent_on_redelivery() {
     let endpoint = Endpoint::start(shared(StandIn::Dynoxide).address());
     let parcels = Tally::new(&client(endpoint.address()), &*place.tally);
     let shipments = Shipments::new(place.layer(Duration::ZERO), parcels);
-    endpoint.set(Meddling::Throttle(1));
+    endpoint.set(EndpointFault::Throttle(1));
     assert_eq!(shipments.receive(&order(7)).await, Verdict::Leave);
     assert_eq!(place.parcels(&order(7)).await, 0);
     assert_eq!(shipments.receive(&order(7)).await, Verdict::Delete);

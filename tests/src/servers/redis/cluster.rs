@@ -280,7 +280,7 @@ impl RedisCluster {
     /// # Panics
     ///
     /// Panics if they do not within 30 seconds.
-    pub fn is_whole_again(&self) {
+    pub fn wait_until_healthy(&self) {
         let replicas = self.nodes.len() - MASTERS;
         self.wait("the cluster is whole again", || {
             let linked = self.nodes.iter().filter(|node| node.is_linked());

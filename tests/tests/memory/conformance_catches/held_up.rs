@@ -136,7 +136,7 @@ fn transient_server_failure_is_retried() {
 }
 
 #[test]
-fn faults_that_are_made_up_take_no_time() {
+fn injected_faults_take_no_time() {
     run(PAUSED, async {
         let store = Arc::new(FaultInjector::new(Mutant::new(Flaw::Nothing)));
         store.enqueue(Operation::Acquire, vec![Fault::CallLost; 7]);

@@ -14,7 +14,7 @@ use tower_idempotency::{
 };
 
 use crate::{
-    asked::{LOOK, Lasts, ONLOOKER, Spoken, ask, record, token},
+    asked::{Durations, LOOK, ONLOOKER, StoreReply, ask, record, token},
     store::{Answer, Call, Caller, Entry, Rules, Times},
 };
 
@@ -72,7 +72,7 @@ impl Replay<'_> {
     ) -> Result<(), Differs> {
         let found = ask(self.store, lasts(self.rules.times), self.id, caller, call).await;
         let found = found.map_err(|error| format!("{call:?} of {caller:?} failed: {error}"))?;
-        let expected = spoken(answer, into);
+        let expected = to_reply(answer, into);
         if found != expected {
             return Err(format!(
                 "{call:?} of {caller:?} returns {found:?}, in the model {expected:?}"
@@ -84,9 +84,9 @@ impl Replay<'_> {
 }
 
 /// Converts the times of the model to the clock of the test.
-fn lasts(times: Times) -> Lasts {
+fn lasts(times: Times) -> Durations {
     let ticks = |ticks: u8| Ttl::try_from(TICK * ticks.into()).unwrap();
-    Lasts {
+    Durations {
         lease: ticks(times.lease),
         keep: ticks(times.keep),
         retention: ticks(times.retention),
@@ -94,11 +94,11 @@ fn lasts(times: Times) -> Lasts {
 }
 
 /// Converts the model's reply to the store's reply, at this time within a tick.
-fn spoken(answer: Answer, into: Duration) -> Spoken {
+fn to_reply(answer: Answer, into: Duration) -> StoreReply {
     let fingerprint = |byte| Fingerprint::from_bytes([byte; 32]);
     let acquired = match answer {
-        Answer::LeaseLost => return Spoken::LeaseLost,
-        Answer::Done => return Spoken::Done,
+        Answer::LeaseLost => return StoreReply::LeaseLost,
+        Answer::Done => return StoreReply::Done,
         Answer::Granted {
             generation,
             takeover,
@@ -131,7 +131,7 @@ fn spoken(answer: Answer, into: Duration) -> Spoken {
             token: Some(token(by)),
         },
     };
-    Spoken::Acquired(acquired)
+    StoreReply::Acquired(acquired)
 }
 
 fn name(answer: Answer) -> &'static str {

@@ -11,7 +11,7 @@ use tower_idempotency::{
 };
 
 use super::{
-    Differs, NEARLY, TICK, lasts, spoken,
+    Differs, NEARLY, TICK, lasts, to_reply,
     walks::{below, operation},
 };
 use crate::{
@@ -72,7 +72,7 @@ impl<'a> Walk<'a> {
         let lasts = lasts(self.system.rules.times);
         let found = ask(process, lasts, self.id, caller, call).await;
         let found = found.map_err(|error| format!("{call:?} of {caller:?} failed: {error}"))?;
-        let expected = spoken(answer, into);
+        let expected = to_reply(answer, into);
         if found != expected {
             return Err(format!(
                 "{call:?} of {caller:?} returns {found:?}, in the model {expected:?}"
@@ -136,7 +136,7 @@ impl<'a> Walk<'a> {
                 let lasts = lasts(self.system.rules.times);
                 let found = ask(&self.wire, lasts, self.id, caller, call).await;
                 let found = found.map_err(|error| error.to_string())?;
-                if found != spoken(answer, Duration::ZERO) {
+                if found != to_reply(answer, Duration::ZERO) {
                     return Err(format!("late {call:?} returns {found:?}"));
                 }
             }

@@ -71,7 +71,9 @@ mod completer;
 mod connection;
 mod entry;
 mod error;
+#[cfg(any(feature = "mysql", feature = "postgres", feature = "sqlite"))]
 mod hex;
+#[cfg(any(feature = "mysql", feature = "postgres", feature = "sqlite"))]
 mod inspect;
 #[cfg(feature = "mysql")]
 mod mysql;

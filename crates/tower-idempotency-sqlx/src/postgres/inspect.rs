@@ -6,6 +6,7 @@ use tower_idempotency::{inspect::State, store::KeyId};
 use super::{
     Inner, PostgresStore,
     statements::{NOW, PREFACE, bytes},
+    unescape::unescape,
 };
 use crate::{
     SqlError,
@@ -103,8 +104,8 @@ fn read_entry_row(row: &PgRow) -> Result<EntryRow, SqlError> {
         forgotten_at: row.try_get(5)?,
         created: row.try_get(6)?,
         completed: row.try_get(7)?,
-        owner: unescaped(row.try_get(8)?),
-        operation: unescaped(row.try_get(9)?),
+        owner: unescape(row.try_get(8)?),
+        operation: unescape(row.try_get(9)?),
         has_checkpoint: row.try_get(10)?,
         record: record.map(bytes).transpose()?,
         record_len: record_len.map(i64::from),
@@ -114,56 +115,3 @@ fn read_entry_row(row: &PgRow) -> Result<EntryRow, SqlError> {
 
 /// Keeps the planner from reading the whole table, whatever it knows about the table. The settings end with the transaction.
 const BY_INDEX: &str = " set local enable_seqscan = off; set local enable_bitmapscan = off; set local enable_sort = off;";
-
-/// Returns the text before its `encode(.., 'escape')`, or the text itself if it is not escaped.
-fn unescaped(text: &str) -> String {
-    let mut bytes = Vec::with_capacity(text.len());
-    let mut rest = text.as_bytes();
-    while let [first, after @ ..] = rest {
-        rest = match (first, after) {
-            (b'\\', [b'\\', after @ ..]) => {
-                bytes.push(b'\\');
-                after
-            }
-            (
-                b'\\',
-                [
-                    a @ b'0'..=b'3',
-                    b @ b'0'..=b'7',
-                    c @ b'0'..=b'7',
-                    after @ ..,
-                ],
-            ) => {
-                bytes.push((a - b'0') << 6 | (b - b'0') << 3 | (c - b'0'));
-                after
-            }
-            (b'\\', _) => return text.to_owned(),
-            _ => {
-                bytes.push(*first);
-                after
-            }
-        };
-    }
-    String::from_utf8(bytes).unwrap_or_else(|_| text.to_owned())
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn escaped_text_is_unescaped() {
-        for (escaped, text) in [
-            ("POST /orders", "POST /orders"),
-            (r"POST /caf\303\251", "POST /café"),
-            (r"a\\b\\\\303", r"a\b\\303"),
-            // Not written by this store.
-            (r"a\b", r"a\b"),
-            (r"\", r"\"),
-            (r"\3", r"\3"),
-            (r"\377", r"\377"),
-        ] {
-            assert_eq!(unescaped(escaped), text, "{escaped}");
-        }
-    }
-}

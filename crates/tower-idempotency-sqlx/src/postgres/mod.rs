@@ -26,6 +26,7 @@ mod inspect;
 mod notifications;
 mod statements;
 mod transaction;
+mod unescape;
 
 /// A store in a table of PostgreSQL, 14 or later.
 ///

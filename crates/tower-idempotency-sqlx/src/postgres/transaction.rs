@@ -10,7 +10,7 @@ use tower_idempotency::{
     store::{Fingerprint, KeyId, LeaseRef, Ttl},
 };
 
-use super::PostgresStore;
+use super::{PostgresStore, unescape::unescape};
 use crate::{
     Checkpoint, FencedTransaction, SqlError, TransactionError,
     backend::{Backend, CheckpointWrite, LeaseStatus, SqlStore, millis},
@@ -202,54 +202,6 @@ fn read_orphan_row(row: &PgRow) -> Result<OrphanRow, SqlError> {
     })
 }
 
-/// Reverses `encode(.., 'escape')`.
-///
-/// Returns text that `encode` cannot have produced, such as that of a foreign row, unchanged.
-fn unescape(text: &str) -> String {
-    let mut bytes = Vec::with_capacity(text.len());
-    let mut rest = text.as_bytes();
-    while let [first, behind @ ..] = rest {
-        let (byte, behind) = match (first, behind) {
-            (b'\\', [b'\\', behind @ ..]) => (b'\\', behind),
-            (
-                b'\\',
-                &[
-                    a @ b'0'..=b'3',
-                    b @ b'0'..=b'7',
-                    c @ b'0'..=b'7',
-                    ref behind @ ..,
-                ],
-            ) => ((a - b'0') << 6 | (b - b'0') << 3 | (c - b'0'), behind),
-            _ => (*first, behind),
-        };
-        bytes.push(byte);
-        rest = behind;
-    }
-    String::from_utf8_lossy(&bytes).into_owned()
-}
-
 fn bytes(text: &str) -> Result<Vec<u8>, SqlError> {
     hex::decode(text).ok_or(SqlError::unreadable("no bytes"))
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn unescape_inverts_escape() {
-        for (stored, operation) in [
-            ("POST /rides", "POST /rides"),
-            (r"/a\\b/\303\244", "/a\\b/ä"),
-            (r"\\134", r"\134"),
-            (r"\\\\", r"\\"),
-            // Not produced by `encode`.
-            (r"\", r"\"),
-            (r"\x\18\477", r"\x\18\477"),
-            ("/ä", "/ä"),
-            (r"\303", "\u{fffd}"),
-        ] {
-            assert_eq!(unescape(stored), operation, "{stored}");
-        }
-    }
 }

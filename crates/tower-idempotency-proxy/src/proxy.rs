@@ -68,6 +68,8 @@ const PURGE_PERIOD: Duration = Duration::from_secs(60);
 impl Proxy {
     /// Opens the store of `config` and binds its addresses. Connections wait until [`serve`](Self::serve) is called.
     ///
+    /// Install the recorder of the crate `metrics` before. Counters that are created without one count nothing.
+    ///
     /// # Errors
     ///
     /// [`BindError`] if the store cannot be opened, if a certificate cannot be read, or if an address cannot be bound.

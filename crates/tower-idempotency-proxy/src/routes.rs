@@ -19,6 +19,7 @@ use crate::{
     },
     headers::upgrade_protocol,
     route::RouteMatch,
+    telemetry::{Coverage, RouteCounters},
     tls,
     upstream::{Forwarding, Pool, Tunnels, UpstreamService},
 };
@@ -55,13 +56,15 @@ impl Layers {
 pub(crate) struct Live {
     pub(crate) config: Settings,
     pub(crate) routes: Vec<Route>,
+    /// The counters of requests that match no route.
+    pub(crate) without_route: RouteCounters,
     pub(crate) tls: Option<Arc<ServerConfig>>,
     pools: HashMap<String, (serde_json::Value, Arc<Pool>)>,
 }
 
 /// A route as a service.
 pub(crate) struct Route {
-    pub(crate) name: Arc<str>,
+    pub(crate) counters: RouteCounters,
     key_header: HeaderName,
     rule: RouteMatch,
     pub(crate) service: RouteService,
@@ -113,9 +116,8 @@ impl Live {
                     RouteService::Protected(layer.layer(service))
                 }
             };
-            let name = rule.to_string().into();
             routes.push(Route {
-                name,
+                counters: RouteCounters::new(&rule.to_string()),
                 key_header: key_header(route),
                 rule,
                 service,
@@ -130,6 +132,7 @@ impl Live {
         Ok(Self {
             config,
             routes,
+            without_route: RouteCounters::new("none"),
             tls,
             pools,
         })
@@ -138,7 +141,7 @@ impl Live {
 
 impl Route {
     /// Returns the protection of an unsafe request, and `None` for other requests.
-    pub(crate) fn coverage<B>(&self, req: &Request<B>) -> Option<&'static str> {
+    pub(crate) fn coverage<B>(&self, req: &Request<B>) -> Option<Coverage> {
         let safe = [Method::GET, Method::HEAD, Method::OPTIONS, Method::TRACE];
         if safe.contains(req.method()) {
             return None;
@@ -148,12 +151,14 @@ impl Route {
         let is_grpc = req.version() == Version::HTTP_2
             && media_type.is_some_and(|media| media.as_bytes().starts_with(b"application/grpc"));
         Some(match self.service {
-            RouteService::Unprotected(_) => "off",
+            RouteService::Unprotected(_) => Coverage::Off,
             RouteService::Protected(_) if is_grpc || upgrade_protocol(headers).is_some() => {
-                "tunnel"
+                Coverage::Tunnel
             }
-            RouteService::Protected(_) if headers.contains_key(&self.key_header) => "keyed",
-            RouteService::Protected(_) => "no_key",
+            RouteService::Protected(_) if headers.contains_key(&self.key_header) => {
+                Coverage::Keyed
+            }
+            RouteService::Protected(_) => Coverage::NoKey,
         })
     }
 
@@ -268,6 +273,7 @@ fn identify(
         .with_fingerprint(match route.fingerprint {
             RequestIdentity::RawBody => FingerprintBy::raw_body(),
             RequestIdentity::CanonicalJson => FingerprintBy::canonical_json(),
+            RequestIdentity::Multipart => FingerprintBy::multipart(),
         });
     if let Some(secret) = &identity.secret {
         let keyed = layer.with_secret(secret.expose());

@@ -16,7 +16,6 @@ use crate::{
     proxy::Shared,
     route::segments,
     routes::{Route, RouteService},
-    telemetry,
 };
 
 /// Responds to a request: through its route, or with an error of the proxy.
@@ -30,16 +29,17 @@ pub(crate) async fn respond(
     let mut res = match find_route(&live.routes, &req) {
         Ok(route) => {
             if let Some(coverage) = route.coverage(&req) {
-                telemetry::unsafe_request(&route.name, coverage);
+                route.counters.unsafe_request(coverage);
             }
             req.extensions_mut().insert(client);
             let res = call(&route.service, req).await;
-            telemetry::request_finished(&route.name, res.status());
+            route.counters.responded(res.status());
             res
         }
         Err(problem) => {
-            telemetry::request_finished("none", problem.response().status());
-            problem.response().map(ResponseBody::from)
+            let res = problem.response();
+            live.without_route.responded(res.status());
+            res.map(ResponseBody::from)
         }
     };
     if is_http1 && shared.is_draining.load(Ordering::Acquire) && !is_upgrade(&res) {

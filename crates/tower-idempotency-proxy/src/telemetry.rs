@@ -1,6 +1,7 @@
 //! Events and metrics of the proxy. They contain no key, no principal, no path and no body.
 
-use metrics::{counter, describe_counter, describe_gauge, gauge};
+use http::StatusCode;
+use metrics::{Counter, counter, describe_counter, describe_gauge, gauge};
 
 use crate::upstream::Cause;
 
@@ -36,23 +37,48 @@ pub(crate) fn describe() {
     }
 }
 
-/// Counts an unsafe request of a route, by its protection.
-pub(crate) fn unsafe_request(route: &str, coverage: &'static str) {
-    let route = route.to_owned();
-    counter!("idempotency_proxy_unsafe_requests_total", "route" => route, "coverage" => coverage)
-        .increment(1);
+/// The protection of an unsafe request.
+#[derive(Clone, Copy, Debug)]
+pub(crate) enum Coverage {
+    Keyed,
+    NoKey,
+    /// An upgrade or gRPC, which pass through.
+    Tunnel,
+    /// The route does not protect.
+    Off,
 }
 
-pub(crate) fn request_finished(route: &str, status: http::StatusCode) {
-    let class = match status.as_u16() / 100 {
-        1 => "1xx",
-        2 => "2xx",
-        3 => "3xx",
-        4 => "4xx",
-        _ => "5xx",
-    };
-    counter!("idempotency_proxy_requests_total", "route" => route.to_owned(), "status" => class)
-        .increment(1);
+/// The counters of a route. They exist from the start, and belong to the recorder that was installed by then.
+pub(crate) struct RouteCounters {
+    /// By the class of the status.
+    requests: [Counter; 5],
+    /// By [`Coverage`].
+    unsafe_requests: [Counter; 4],
+}
+
+impl RouteCounters {
+    /// Creates the counters of a route, or those of requests without a route, whose name is `none`.
+    pub(crate) fn new(route: &str) -> Self {
+        Self {
+            requests: ["1xx", "2xx", "3xx", "4xx", "5xx"].map(|class| {
+                counter!("idempotency_proxy_requests_total", "route" => route.to_owned(), "status" => class)
+            }),
+            unsafe_requests: ["keyed", "no_key", "tunnel", "off"].map(|coverage| {
+                counter!("idempotency_proxy_unsafe_requests_total", "route" => route.to_owned(), "coverage" => coverage)
+            }),
+        }
+    }
+
+    /// Counts an unsafe request.
+    pub(crate) fn unsafe_request(&self, coverage: Coverage) {
+        self.unsafe_requests[coverage as usize].increment(1);
+    }
+
+    /// Counts a response.
+    pub(crate) fn responded(&self, status: StatusCode) {
+        let class = usize::from(status.as_u16() / 100).clamp(1, self.requests.len());
+        self.requests[class - 1].increment(1);
+    }
 }
 
 /// Counts the failure of a request. The message of the cause has no data of the request.

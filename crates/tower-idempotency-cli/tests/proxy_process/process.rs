@@ -155,7 +155,7 @@ fn coverage_of_unsafe_requests_is_counted() {
     let lines = metrics
         .lines()
         .filter(|line| line.starts_with("idempotency_proxy_unsafe_requests_total{"));
-    let mut lines: Vec<_> = lines.collect();
+    let (unused, mut lines): (Vec<_>, Vec<_>) = lines.partition(|line| line.ends_with(" 0"));
     lines.sort_unstable();
     let expected = [
         "idempotency_proxy_unsafe_requests_total{route=\"/**\",coverage=\"keyed\"} 3",
@@ -164,6 +164,7 @@ fn coverage_of_unsafe_requests_is_counted() {
         "idempotency_proxy_unsafe_requests_total{route=\"/open/**\",coverage=\"off\"} 1",
     ];
     assert_eq!(lines, expected);
+    assert_eq!(unused.len(), 4, "counters exist before their first event: {unused:?}");
 }
 
 /// Returns the resident memory of a process in KiB.

@@ -45,6 +45,7 @@ pub(crate) enum RequestIdentity {
     #[default]
     RawBody,
     CanonicalJson,
+    Multipart,
 }
 
 /// The treatment of a request without a key.

@@ -1,7 +1,6 @@
 //! `idempotency`: lists, shows and resolves the entries of a store, and runs the proxy.
 //!
-//! Each command is a module of [`commands`]. To add one, add a variant to [`Command`](cli::Command) and to
-//! [`run`](commands::run).
+//! Each command is a module of [`commands`]. To add one, add a variant to [`Command`] and to [`run`](commands::run).
 
 mod audit;
 mod cli;

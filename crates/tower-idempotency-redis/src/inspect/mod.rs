@@ -1,6 +1,6 @@
 //! Operations for operators: [`Inspect`] for the store.
 //!
-//! A listing reads the sorted sets of [`Indexes`](crate::index::Indexes), and then each entry. A resolution reads the entry, and
+//! A listing reads the sorted sets of [`Indexes`], and then each entry. A resolution reads the entry, and
 //! runs one script under the condition that nothing has changed since.
 
 mod entry;

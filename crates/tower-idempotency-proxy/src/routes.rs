@@ -155,9 +155,7 @@ impl Route {
             RouteService::Protected(_) if is_grpc || upgrade_protocol(headers).is_some() => {
                 Coverage::Tunnel
             }
-            RouteService::Protected(_) if headers.contains_key(&self.key_header) => {
-                Coverage::Keyed
-            }
+            RouteService::Protected(_) if headers.contains_key(&self.key_header) => Coverage::Keyed,
             RouteService::Protected(_) => Coverage::NoKey,
         })
     }

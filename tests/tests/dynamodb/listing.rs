@@ -501,7 +501,10 @@ async fn unreadable_entry_is_listed_and_deleted(stand_in: StandIn) {
 
     let (_endpoint, table, store) = listed(stand_in).await;
     for n in 0..20 {
-        hold(&store, &claim(n)).await;
+        let mut claim = claim(n);
+        // Moto may be slow.
+        claim.lease = Ttl::from_secs(3600);
+        hold(&store, &claim).await;
     }
     // Writes entries of a later version, the oldest one in each partition.
     for shard in 0..8 {

@@ -164,7 +164,11 @@ fn coverage_of_unsafe_requests_is_counted() {
         "idempotency_proxy_unsafe_requests_total{route=\"/open/**\",coverage=\"off\"} 1",
     ];
     assert_eq!(lines, expected);
-    assert_eq!(unused.len(), 4, "counters exist before their first event: {unused:?}");
+    assert_eq!(
+        unused.len(),
+        4,
+        "counters exist before their first event: {unused:?}"
+    );
 }
 
 /// Returns the resident memory of a process in KiB.

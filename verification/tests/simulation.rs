@@ -212,6 +212,13 @@ fn thousand_seeds_cover_every_event() {
         "held: false",
         "memory: true",
         "jobs: true",
+        "resolution: \"break-lease\", is_applied: true",
+        "resolution: \"free\", is_applied: true",
+        "resolution: \"retry\", is_applied: true",
+        "resolution: \"complete\", is_applied: true",
+        "resolution: \"delete-record\", is_applied: true",
+        "is_applied: false",
+        "replayed b\"operator's response",
     ] {
         assert!(histories.contains(what), "no event like {what}");
     }

@@ -11,7 +11,10 @@ use tokio::{
     runtime::{Builder, Runtime},
     time::advance,
 };
-use tower_idempotency::store::{KeyId, MemoryStore, Store, StoreError};
+use tower_idempotency::{
+    inspect::{Inspect, Resolution, Seen},
+    store::{Fingerprint, KeyId, MemoryStore, Store, StoreError},
+};
 
 use super::{
     Millis,
@@ -79,6 +82,24 @@ impl Backend {
         }
     }
 
+    /// Returns the entry as an operator sees it, with the fingerprint of its request.
+    pub(super) fn inspect(&mut self, id: KeyId, now: Millis) -> Option<(Seen, Fingerprint)> {
+        match self {
+            Self::Simulated(store) => store.inspect(id, now),
+            Self::Memory(memory) => memory.inspect(id, now),
+        }
+    }
+
+    /// Applies a decision of an operator. Returns `false` if the entry has changed.
+    pub(super) fn resolve(&mut self, seen: &Seen, resolution: &Resolution, now: Millis) -> bool {
+        match self {
+            Self::Simulated(store) => store
+                .resolve(seen, resolution, now)
+                .expect("there is randomness"),
+            Self::Memory(memory) => memory.resolve(seen, resolution, now),
+        }
+    }
+
     pub(super) fn is_in_progress(&self, id: KeyId, now: Millis) -> bool {
         match self {
             Self::Simulated(store) => store.is_in_progress(id, now),
@@ -117,7 +138,8 @@ fn step(
 }
 
 impl Memory {
-    fn step(&mut self, op: &Op, now: Millis) -> Done {
+    /// Advances the clock of the store to `now`.
+    fn advance(&mut self, now: Millis) {
         let _entered = self.clock.enter();
         if self.now < now {
             let mut advancing = pin!(advance(Duration::from_millis(now - self.now)));
@@ -127,6 +149,29 @@ impl Memory {
                 .poll(&mut Context::from_waker(Waker::noop()));
             self.now = now;
         }
+    }
+
+    fn inspect(&mut self, id: KeyId, now: Millis) -> Option<(Seen, Fingerprint)> {
+        self.advance(now);
+        let _entered = self.clock.enter();
+        let details = poll_once(self.store.get(&id)).expect("the store replies")?;
+        let fingerprint = details.fingerprint.expect("it is stored");
+        Some((*details.entry.seen(), fingerprint))
+    }
+
+    fn resolve(&mut self, seen: &Seen, resolution: &Resolution, now: Millis) -> bool {
+        self.advance(now);
+        let _entered = self.clock.enter();
+        let outcome = poll_once(self.store.resolve(seen, resolution)).expect("the store replies");
+        if outcome.is_applied() {
+            self.in_progress.retain(|id| id != seen.id());
+        }
+        outcome.is_applied()
+    }
+
+    fn step(&mut self, op: &Op, now: Millis) -> Done {
+        self.advance(now);
+        let _entered = self.clock.enter();
         match op {
             Op::Acquire(claim) => {
                 let acquired = poll_once(self.store.acquire(claim)).expect("the store is not full");

@@ -61,11 +61,17 @@ pub enum Bug {
     FailuresFreeTheKey,
     /// A client that should receive the stored response receives an unknown outcome instead.
     ReplaysAreRefused,
+    /// A resolution is applied although the entry has changed since the operator saw it.
+    ChangedEntriesAreResolved,
+    /// A lease that an operator broke completes the entry, even after a takeover or another record.
+    BrokenLeasesComplete,
+    /// A retry that an operator allowed is not used up by its takeover.
+    AllowedRetriesStay,
 }
 
 impl Bug {
     /// All bugs.
-    pub const ALL: [Self; 29] = [
+    pub const ALL: [Self; 32] = [
         Self::CompletionIsUnfenced,
         Self::CompletionOverwrites,
         Self::LostLeasesAreHidden,
@@ -95,5 +101,8 @@ impl Bug {
         Self::EverythingIsRecorded,
         Self::FailuresFreeTheKey,
         Self::ReplaysAreRefused,
+        Self::ChangedEntriesAreResolved,
+        Self::BrokenLeasesComplete,
+        Self::AllowedRetriesStay,
     ];
 }

@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use tower::Layer;
-use tower_idempotency::{Idempotency, IdempotencyLayer, store::Claim};
+use tower_idempotency::{Idempotency, IdempotencyLayer};
 
 use super::{
     Millis, Watch,
@@ -12,7 +12,7 @@ use super::{
     handler::Handler,
     history::{EventKind, Outcome},
     link::Link,
-    oracle,
+    operator, oracle,
     plan::Plan,
     process::Process,
     random::Random,
@@ -193,6 +193,12 @@ impl Driver {
             Due::Resume(number) => self.unpause(number),
             Due::Drain(host) => self.drain(host),
             Due::TakeOver(host) => self.take_over(host),
+            Due::Inspect(id, looks) => {
+                let mut served = self.hosts.iter().filter_map(|host| host.served.as_ref());
+                let layer = served.next().map(|served| &served.layer);
+                self.world.lock().inspect(id, looks, layer);
+            }
+            Due::Resolve(decision) => self.world.lock().resolve(&decision),
             Due::Leave(number) => {
                 let left = self.hosts.iter();
                 let mut left = left.enumerate().filter(|(_, host)| host.number == number);
@@ -386,39 +392,7 @@ impl Driver {
         let (Some(process), Some(served)) = (&host.process, &host.served) else {
             return;
         };
-        let mut world = self.world.lock();
-        let executions = world.executions.len();
-        if executions == 0 {
-            return;
-        }
-        let execution = world.random.index(executions);
-        let execution = &world.executions[execution];
-        let (request, Some(lease)) = (execution.request, execution.lease) else {
-            return;
-        };
-        let number = world.attempts.len();
-        let leave = Leave::draw(&mut world.random, &self.plan);
-        world.open += 1;
-        world.attempts.push(Attempt {
-            client: None,
-            process: host.number,
-            request,
-            execution: None,
-            clean: true,
-            left: false,
-            outcome: None,
-            reply_missing: false,
-        });
-        world.record_event(EventKind::RequestSent {
-            attempt: number,
-            client: None,
-            process: host.number,
-            request,
-        });
-        drop(world);
-        let claim = Claim::new(lease.id, lease.fingerprint).expect("there is randomness");
-        let (link, layer) = (served.link.clone(), served.layer.clone());
-        process.spawn(client::take_over(link, layer, claim, number, leave));
+        operator::take_over(process, &served.link, &served.layer);
     }
 
     // ---- The phases ----

@@ -6,7 +6,10 @@
 use std::time::Duration;
 
 use bytes::Bytes;
-use tower_idempotency::store::{Acquired, Claim, Fingerprint, LeaseRef, OrphanPolicy, Token};
+use tower_idempotency::{
+    inspect::{DEFAULT_ORPHAN_RETENTION, Resolution, State as SeenState},
+    store::{Acquired, Claim, Fingerprint, LeaseRef, OrphanPolicy, Token},
+};
 
 use super::Millis;
 
@@ -20,6 +23,8 @@ pub(super) struct ExpectedEntry {
     pub(super) takeovers: u64,
     /// Every lease that was ever granted.
     pub(super) leases: Vec<Granted>,
+    /// The last life that an operator ended.
+    freed_by_operator: Option<u64>,
 }
 
 /// A lease that was granted, and the life in which it was granted.
@@ -29,6 +34,42 @@ pub(super) struct Granted {
     pub(super) life: u64,
     pub(super) ends: Millis,
     pub(super) stored: bool,
+    /// The expiry that the lease had when an operator broke it.
+    broken: Option<Millis>,
+}
+
+/// The author of the current state of an entry.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Author {
+    /// The execution under this token holds or completed the entry.
+    Execution(Token),
+    /// An operator's decision of this number. The store chose the token.
+    Operator { decision: usize, allows_retry: bool },
+    /// A takeover was released, and left an orphan without a holder.
+    Released,
+}
+
+impl Author {
+    fn is(self, token: Token) -> bool {
+        self == Self::Execution(token)
+    }
+
+    fn token(self) -> Option<Token> {
+        match self {
+            Self::Execution(token) => Some(token),
+            Self::Operator { .. } | Self::Released => None,
+        }
+    }
+}
+
+/// An entry as an operator sees it. Two equal ones are the same entry, so a decision about the first applies to the second.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct ExpectedView {
+    pub(super) state: SeenState,
+    pub(super) generation: u64,
+    author: Author,
+    /// The expiry of the lease of an orphan.
+    ends: Option<Millis>,
 }
 
 #[derive(Clone, Debug, Default)]
@@ -37,8 +78,9 @@ enum State {
     Free,
     Leased(Lease),
     Stored {
-        token: Token,
+        author: Author,
         fingerprint: Fingerprint,
+        generation: u64,
         record: Bytes,
         expires: Millis,
     },
@@ -46,8 +88,7 @@ enum State {
 
 #[derive(Clone, Debug)]
 struct Lease {
-    /// The token of the lease holder, or `None` after a takeover was released.
-    token: Option<Token>,
+    author: Author,
     fingerprint: Fingerprint,
     generation: u64,
     ends: Millis,
@@ -87,13 +128,13 @@ impl ExpectedEntry {
     /// Returns the token of the lease, even if the lease has expired.
     pub(super) fn holder(&self) -> Option<Token> {
         match &self.state {
-            State::Leased(lease) => lease.token,
+            State::Leased(lease) => lease.author.token(),
             State::Free | State::Stored { .. } => None,
         }
     }
 
     pub(super) fn holds(&self, token: Token, now: Millis) -> bool {
-        matches!(&self.state, State::Leased(lease) if lease.token == Some(token) && now < lease.ends)
+        matches!(&self.state, State::Leased(lease) if lease.author.is(token) && now < lease.ends)
     }
 
     pub(super) fn acquired(&mut self, claim: &Claim, now: Millis, found: &Acquired) -> Verdict {
@@ -107,7 +148,7 @@ impl ExpectedEntry {
                 fingerprint,
                 expires_in,
             } => match &self.state {
-                State::Leased(lease) if lease.token == Some(claim.token) => {
+                State::Leased(lease) if lease.author.is(claim.token) => {
                     Err("the lease holder is rejected for its own lease")
                 }
                 State::Leased(lease) if now < lease.ends => {
@@ -124,9 +165,9 @@ impl ExpectedEntry {
                 }
             },
             Acquired::Orphaned { fingerprint, since } => match &self.state {
-                State::Leased(lease) if lease.token != Some(claim.token) && now >= lease.ends => {
+                State::Leased(lease) if !lease.author.is(claim.token) && now >= lease.ends => {
                     let same = lease.fingerprint == claim.fingerprint;
-                    if claim.orphans == OrphanPolicy::TakeOver && same {
+                    if lease.may_be_taken_over(claim.orphans) && same {
                         return Err("an orphan is not taken over");
                     }
                     if lease.fingerprint != *fingerprint || now - millis(*since) != lease.ends {
@@ -148,12 +189,18 @@ impl ExpectedEntry {
                     fingerprint: stored_for,
                     record: stored,
                     expires,
-                    token: stored_by,
+                    author,
+                    ..
                 } => {
                     if stored != record || stored_for != fingerprint {
                         return Err("another record than the one that was stored");
                     }
-                    if *token != Some(*stored_by) || now + millis(*expires_in) != *expires {
+                    let is_author = match author {
+                        Author::Execution(stored_by) => *token == Some(*stored_by),
+                        // The store chose a token that no execution has.
+                        _ => !self.leases.iter().any(|it| *token == Some(it.token)),
+                    };
+                    if !is_author || now + millis(*expires_in) != *expires {
                         return Err("a record of another token, or another expiry");
                     }
                     Ok(())
@@ -174,12 +221,12 @@ impl ExpectedEntry {
         let expected = match &self.state {
             State::Stored { .. } => return Err("granted, though a record is stored"),
             State::Free => 1,
-            State::Leased(lease) if lease.token == Some(claim.token) => lease.generation,
+            State::Leased(lease) if lease.author.is(claim.token) => lease.generation,
             State::Leased(lease) if now < lease.ends => {
                 return Err("two leases on one key at once");
             }
             State::Leased(lease) => {
-                if claim.orphans == OrphanPolicy::Refuse {
+                if !lease.may_be_taken_over(claim.orphans) {
                     return Err("an orphan is taken over though the policy refuses");
                 }
                 if lease.fingerprint != claim.fingerprint {
@@ -190,7 +237,7 @@ impl ExpectedEntry {
             }
         };
         self.state = State::Leased(Lease {
-            token: Some(claim.token),
+            author: Author::Execution(claim.token),
             fingerprint: claim.fingerprint,
             generation: expected,
             ends,
@@ -198,12 +245,13 @@ impl ExpectedEntry {
         });
         let life = self.life;
         match self.granted(claim.token) {
-            Some(known) if known.life == life => known.ends = ends,
+            Some(known) if known.life == life => (known.ends, known.broken) = (ends, None),
             Some(_) | None => self.leases.push(Granted {
                 token: claim.token,
                 life,
                 ends,
                 stored: false,
+                broken: None,
             }),
         }
         if generation != expected || takeover != (expected > 1) {
@@ -221,7 +269,7 @@ impl ExpectedEntry {
     ) -> Verdict {
         self.expire(now);
         let held = match &mut self.state {
-            State::Leased(held) if held.token == Some(lease.token) => {
+            State::Leased(held) if held.author.is(lease.token) => {
                 held.ends = now + ttl;
                 true
             }
@@ -251,16 +299,17 @@ impl ExpectedEntry {
         self.expire(now);
         let (may, stores) = match &self.state {
             State::Free => (!fenced, !fenced),
-            State::Leased(held) => match held.token {
-                Some(token) => (token == lease.token, token == lease.token),
-                None => (!fenced, !fenced),
+            State::Leased(held) => match held.author {
+                Author::Released => (!fenced, !fenced),
+                author => (author.is(lease.token), author.is(lease.token)),
             },
-            State::Stored { token, .. } => (*token == lease.token && !fenced, false),
+            State::Stored { author, .. } => (author.is(lease.token) && !fenced, false),
         };
         if stores {
             self.state = State::Stored {
-                token: lease.token,
+                author: Author::Execution(lease.token),
                 fingerprint: lease.fingerprint,
+                generation: lease.generation,
                 record: record.clone(),
                 expires: now + retention,
             };
@@ -284,17 +333,148 @@ impl ExpectedEntry {
         let State::Leased(held) = &mut self.state else {
             return;
         };
-        if held.token != Some(lease.token) {
+        if !held.author.is(lease.token) {
             return;
         }
         held.ends = now;
         if held.generation > 1 {
-            held.token = None;
+            held.author = Author::Released;
         } else {
             self.free();
         }
         if let Some(granted) = self.granted(lease.token) {
             granted.ends = now;
+        }
+    }
+}
+
+/// The acts of an operator.
+impl ExpectedEntry {
+    /// Returns the entry as an operator must see it, or `None` if there is none.
+    pub(super) fn view(&mut self, now: Millis) -> Option<ExpectedView> {
+        self.expire(now);
+        match &self.state {
+            State::Free => None,
+            State::Leased(lease) => {
+                let is_orphan = now >= lease.ends;
+                Some(ExpectedView {
+                    state: if is_orphan {
+                        SeenState::Orphaned
+                    } else {
+                        SeenState::InProgress
+                    },
+                    generation: lease.generation,
+                    author: lease.author,
+                    ends: is_orphan.then_some(lease.ends),
+                })
+            }
+            State::Stored {
+                author,
+                generation,
+                record,
+                ..
+            } => Some(ExpectedView {
+                state: SeenState::of_record(record),
+                generation: *generation,
+                author: *author,
+                ends: None,
+            }),
+        }
+    }
+
+    /// Returns `true` if an operator broke the lease of this token, which would not have expired yet. Its holder may not know.
+    pub(super) fn was_broken(&self, token: Token, now: Millis) -> bool {
+        let mut leases = self.leases.iter().filter(|it| it.token == token);
+        leases.any(|it| it.broken.is_some_and(|expiry| now < expiry))
+    }
+
+    /// Returns `true` if an operator ended this life of the key, or a later one.
+    pub(super) fn was_freed_by_operator(&self, life: u64) -> bool {
+        self.freed_by_operator.is_some_and(|freed| freed >= life)
+    }
+
+    /// Judges the reply to a resolution: it is applied if the entry is as the operator saw it, and only then.
+    pub(super) fn resolved(
+        &mut self,
+        seen: &ExpectedView,
+        resolution: &Resolution,
+        decision: usize,
+        now: Millis,
+        is_applied: bool,
+    ) -> Verdict {
+        if self.view(now).as_ref() != Some(seen) {
+            return match is_applied {
+                true => Err("a resolution is applied to an entry that has changed"),
+                false => Ok(()),
+            };
+        }
+        let (generation, fingerprint, keep) = match &self.state {
+            State::Leased(lease) => (lease.generation, lease.fingerprint, lease.keep),
+            State::Stored {
+                generation,
+                fingerprint,
+                ..
+            } => {
+                let keep = DEFAULT_ORPHAN_RETENTION.as_millis();
+                (*generation, *fingerprint, keep)
+            }
+            State::Free => return Err("an operator has seen an entry that is free"),
+        };
+        let holder = self.holder();
+        let author = Author::Operator {
+            decision,
+            allows_retry: matches!(resolution, Resolution::Retry),
+        };
+        match resolution {
+            Resolution::Complete { record, retention } => {
+                self.state = State::Stored {
+                    author,
+                    fingerprint,
+                    generation,
+                    record: record.clone(),
+                    expires: now + retention.as_millis(),
+                };
+            }
+            Resolution::Retry | Resolution::BreakLease => {
+                self.state = State::Leased(Lease {
+                    author,
+                    fingerprint,
+                    generation,
+                    ends: now,
+                    keep,
+                });
+            }
+            _ => {
+                self.freed_by_operator = Some(self.life);
+                self.free();
+            }
+        }
+        if let Resolution::BreakLease = resolution
+            && let Some(broken) = holder.and_then(|holder| self.granted(holder))
+        {
+            broken.broken = Some(broken.ends);
+            broken.ends = now;
+        }
+        match is_applied {
+            true => Ok(()),
+            false => Err("a resolution of an unchanged entry is refused"),
+        }
+    }
+}
+
+impl Lease {
+    /// Returns `true` if the same request may take the orphan over.
+    fn may_be_taken_over(&self, policy: OrphanPolicy) -> bool {
+        match policy {
+            OrphanPolicy::TakeOver => true,
+            OrphanPolicy::Refuse => matches!(
+                self.author,
+                Author::Operator {
+                    allows_retry: true,
+                    ..
+                }
+            ),
+            OrphanPolicy::Never => false,
         }
     }
 }

@@ -54,7 +54,19 @@ pub(super) enum EventKind {
         token: usize,
         reply: StoreReply,
     },
-    /// A record, an orphan or a first lease expired: the key of this entry is free again.
+    /// An operator read the entry in this state, or found none.
+    EntryRead {
+        id: usize,
+        state: Option<&'static str>,
+    },
+    /// A decision of an operator arrived at the store. `answer` is the number of the operator's response.
+    EntryResolved {
+        id: usize,
+        resolution: &'static str,
+        is_applied: bool,
+        answer: Option<usize>,
+    },
+    /// A record, an orphan or a first lease expired, or an operator deleted the entry: its key is free again.
     KeyFreed(usize),
     /// Another process is the new lease holder; the earlier lease had expired.
     LeaseTakenOver(usize),

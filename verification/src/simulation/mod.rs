@@ -8,7 +8,8 @@
 //! the store's replies by the state that follows from the calls alone, and `oracle` judges the rest. At the end, the
 //! run is converted to the history of a fleet, and the oracle of fleets judges it as well (`outside_view`).
 //!
-//! In one seed of six there is no HTTP: the processes run work of `run_once` (`run_once`), by the same rules.
+//! In one seed of six there is no HTTP: the processes run work of `run_once` (`run_once`), by the same rules. In one seed
+//! of seven an operator reads entries and resolves them (`operator`).
 //!
 //! One seed always gives the same run. The clock is the simulation's, and tasks run in the order in which they were
 //! woken. All random values are drawn from the seed, except tokens, whose values have no influence.
@@ -21,6 +22,7 @@ mod expected_entry;
 mod handler;
 mod history;
 mod link;
+mod operator;
 mod oracle;
 mod outside_view;
 mod paced_body;
@@ -66,6 +68,8 @@ pub struct Report {
     pub attempts: usize,
     /// The number of leases that were taken over.
     pub takeovers: usize,
+    /// The number of decisions of an operator that were applied.
+    pub resolutions: usize,
 }
 
 /// The viewpoint from which a run is watched.
@@ -90,9 +94,12 @@ pub fn run_watched(seed: u64, bug: Option<Bug>, watch: Watch) -> Report {
     seed_jitter(Some(seed));
     let mut random = Random::new(seed);
     let mut plan = Plan::draw(&mut random);
-    // This value is not drawn, so that the runs of the other seeds stay the same.
+    // These values are not drawn, so that the runs of the other seeds stay the same.
     if seed % 6 == 5 {
         plan = plan.for_run_once();
+    }
+    if seed % 7 == 2 {
+        plan = plan.with_operator(seed);
     }
     let world = Driver::new(plan, bug, random, watch).run();
     seed_jitter(None);
@@ -106,6 +113,7 @@ pub fn run_watched(seed: u64, bug: Option<Bug>, watch: Watch) -> Report {
         executions: state.executions.len(),
         attempts: state.attempts.len(),
         takeovers: state.takeovers,
+        resolutions: state.resolutions,
     }
 }
 

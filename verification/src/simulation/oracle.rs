@@ -63,10 +63,24 @@ pub(super) fn judge_effect(world: &mut State, number: usize, held: bool) {
         return;
     };
     let expected = world.expected.get(&lease.id);
-    if held && !stepped && !expected.is_some_and(|expected| expected.holds(lease.token, now)) {
+    // The handler learns of a broken lease only from its next renewal.
+    let holds = |expected: &ExpectedEntry| {
+        expected.holds(lease.token, now) || expected.was_broken(lease.token, now)
+    };
+    if held && !stepped && !expected.is_some_and(holds) {
         world.violated(format!(
             "execution {number} sees its lease as held after its expiry"
         ));
+    }
+}
+
+/// Judges a commit that was stored. A second one of an execution is a violation, unless the first record expired early by the
+/// store's clock, or an operator deleted it.
+pub(super) fn judge_second_commit(world: &mut State, id: KeyId, number: usize) {
+    let commits = &world.executions[number].commits;
+    let was_freed = world.expected[&id].was_freed_by_operator(commits[0]);
+    if commits.len() > 1 && world.ahead == 0 && !was_freed {
+        world.violated(format!("execution {number} has its effect twice"));
     }
 }
 
@@ -133,6 +147,9 @@ fn judge_answer(world: &State, attempt: usize, reply: &Reply) -> Result<(), Stri
     let Some(number) = reply.execution else {
         return Err(format!("a response without an execution: {reply:?}"));
     };
+    if let Some(answer) = world.operator_answer(number) {
+        return answer.judge(known.request, reply, world.plan.marks_replays());
+    }
     let Some(execution) = world.executions.get(number) else {
         return Err(format!("the response of an unknown execution: {reply:?}"));
     };
@@ -153,8 +170,10 @@ fn judge_answer(world: &State, attempt: usize, reply: &Reply) -> Result<(), Stri
         return Err(format!("a replay of execution {number} is not marked"));
     }
     if produced.keep == Recording::Forbidden {
-        // If the record was stored, this response is a violation, unless the record expired early by the store's clock.
-        if own && execution.is_stored(world) && world.ahead == 0 {
+        // If the record was stored, this response is a violation, unless the record expired early by the store's clock, or an
+        // operator deleted it.
+        let is_deleted = world.ahead > 0 || execution.was_freed_by_operator(world);
+        if own && execution.is_stored(world) && !is_deleted {
             return Err(format!(
                 "execution {number} returns a response that differs from its stored one"
             ));
@@ -322,6 +341,15 @@ impl Execution {
         self.answers
             .iter()
             .any(|produced| produced.keep == Recording::Allowed)
+    }
+
+    /// Returns `true` if an operator ended the life of the key in which the execution stored its record, or a later life.
+    fn was_freed_by_operator(&self, world: &State) -> bool {
+        self.lease.is_some_and(|lease| {
+            let expected = &world.expected[&lease.id];
+            let mut leases = expected.leases.iter().filter(|it| it.token == lease.token);
+            leases.any(|it| it.stored && expected.was_freed_by_operator(it.life))
+        })
     }
 
     fn is_stored(&self, world: &State) -> bool {

@@ -14,6 +14,7 @@ use tower_idempotency::ConcurrentRequests;
 use super::{
     Millis,
     history::{self, EventKind, Reply, Request},
+    operator,
     plan::Plan,
     world::{Recording, State},
 };
@@ -57,7 +58,7 @@ fn history_of(world: &State) -> History {
         retention: retention(&world.plan),
         problems: PROBLEMS,
     };
-    let mut paused = BTreeMap::new();
+    let (mut paused, mut of_operator) = (BTreeMap::new(), Vec::new());
     for event in &world.history {
         let at = instant(event.at);
         match &event.kind {
@@ -85,6 +86,15 @@ fn history_of(world: &State) -> History {
                     key: key(&world.plan, known.request),
                 });
             }
+            EventKind::EntryResolved {
+                answer: Some(answer),
+                is_applied: true,
+                ..
+            } => {
+                let (effect, attempt) = operator_response(world, *answer, at);
+                history.effects.push(effect);
+                of_operator.push(attempt);
+            }
             EventKind::ProcessPaused(process) => drop(paused.insert(*process, at)),
             EventKind::ProcessResumed(process) => {
                 let down = paused.remove(process).unwrap_or(at);
@@ -94,8 +104,32 @@ fn history_of(world: &State) -> History {
             _ => {}
         }
     }
+    history.attempts.extend(of_operator);
+    history.processes.insert(OPERATOR, OPERATOR_MEMBER);
     history.occasions = occasions(world, instant);
     history
+}
+
+/// Returns an effect and an attempt that stand for a response of an operator. Each client that receives a response must
+/// receive this one, and no process had its effect.
+fn operator_response(world: &State, answer: usize, at: Instant) -> (Effect, Attempt) {
+    let response = &world.operator_answers[answer];
+    let (key, request) = (key(&world.plan, response.request), path(response.request));
+    let effect = Effect {
+        pid: OPERATOR,
+        n: operator::number(answer) as u64,
+        request: request.clone(),
+        key: key.clone(),
+    };
+    let attempt = Attempt {
+        key,
+        request,
+        member: OPERATOR_MEMBER,
+        began: at,
+        ended: at,
+        outcome: Outcome::Answered(self::answer(&response.reply(answer))),
+    };
+    (effect, attempt)
 }
 
 /// Returns the longest time that a process waits for a reply of the store.
@@ -113,8 +147,9 @@ fn retention(plan: &Plan) -> Option<Duration> {
     (!may_be_late).then(|| Duration::from_millis(plan.retention))
 }
 
-/// Returns an occasion for each time an entry became free. If a takeover may have an effect of its own, takeovers are
-/// included.
+/// Returns an occasion for each time an entry became free, by its expiry or by an operator. If a takeover may have an effect
+/// of its own, takeovers are included. A broken lease and an allowed retry permit an effect once a takeover uses them. The
+/// response of an operator is an occasion for the effect that it stands for.
 fn occasions(world: &State, instant: impl Fn(Millis) -> Instant) -> Vec<Occasion> {
     let executed = |event: &history::Event| match event.kind {
         EventKind::ExecutionStarted {
@@ -130,6 +165,12 @@ fn occasions(world: &State, instant: impl Fn(Millis) -> Instant) -> Vec<Occasion
         let (id, takeover) = match event.kind {
             EventKind::KeyFreed(id) => (id, false),
             EventKind::LeaseTakenOver(id) if !world.plan.transactional => (id, true),
+            EventKind::EntryResolved {
+                id,
+                answer: Some(_),
+                is_applied: true,
+                ..
+            } => (id, true),
             _ => return None,
         };
         let at = instant(event.at);
@@ -214,6 +255,10 @@ fn path(request: Request) -> String {
 fn pid(process: usize) -> u32 {
     u32::try_from(process).expect("a few")
 }
+
+/// The operator is a member of its own.
+const OPERATOR: u32 = u32::MAX;
+const OPERATOR_MEMBER: usize = usize::MAX;
 
 /// The problems after which clients of the simulation may retry.
 const PROBLEMS: &[&str] = &[

@@ -61,6 +61,8 @@ pub(super) struct Strikes {
     pub(super) takeovers: u64,
     /// The clock of the store steps forward.
     pub(super) steps: u64,
+    /// An operator reads an entry, and resolves it.
+    pub(super) resolutions: u64,
 }
 
 impl Plan {
@@ -125,6 +127,7 @@ impl Plan {
                     drains: random.pick(&[0, 0, 0, 1]),
                     takeovers: random.pick(&[0, 0, 0, 2]),
                     steps: random.pick(&[0, 0, 0, 0, 1]),
+                    resolutions: 0,
                 }
             },
             rush: random.pick(&[3, lease / 3, lease, lease * 3]),
@@ -145,6 +148,12 @@ impl Plan {
             },
             ..self
         }
+    }
+
+    /// Returns this plan with an operator who resolves entries.
+    pub(super) fn with_operator(mut self, seed: u64) -> Self {
+        self.strikes.resolutions = 1 + seed / 7 % 3;
+        self
     }
 
     /// Returns `true` if the layer records a handler's response of this status.

@@ -100,6 +100,10 @@ pub(super) fn schedule(world: &mut State, plan: Plan) {
     strike(strikes.kills, |_, host, _| Due::Kill(host));
     strike(strikes.drains, |_, host, _| Due::Drain(host));
     strike(strikes.takeovers, |_, host, _| Due::TakeOver(host));
+    strike(strikes.resolutions, |random, _, _| {
+        let looks = random.between(2, 5);
+        Due::Inspect(None, looks)
+    });
     strike(strikes.pauses, |random, host, lease| {
         let pause = [lease / 3, lease, lease + 1, lease * 3];
         Due::Pause(host, random.pick(&pause))

@@ -6,8 +6,9 @@
 use std::{collections::HashMap, time::Duration};
 
 use bytes::Bytes;
-use tower_idempotency::store::{
-    Acquired, Claim, Fingerprint, KeyId, LeaseRef, OrphanPolicy, StoreError, Token, Ttl,
+use tower_idempotency::{
+    inspect::{DEFAULT_ORPHAN_RETENTION, Resolution, Seen, State as SeenState},
+    store::{Acquired, Claim, Fingerprint, KeyId, LeaseRef, OrphanPolicy, StoreError, Token, Ttl},
 };
 
 use super::{Millis, bugs::Bug};
@@ -27,6 +28,10 @@ pub(super) struct Entry {
     fingerprint: Fingerprint,
     generation: u64,
     state: State,
+    /// The token whose lease an operator broke, for the bug that lets it complete.
+    broken: Option<Token>,
+    /// `true` if an operator has allowed a retry, for the bug that never uses it up.
+    retry_was_allowed: bool,
 }
 
 #[derive(Clone, Debug)]
@@ -45,6 +50,8 @@ impl Entry {
                 ends: now + claim.lease.as_millis(),
                 keep: claim.orphan_retention.as_millis(),
             },
+            broken: None,
+            retry_was_allowed: false,
         }
     }
 
@@ -54,7 +61,20 @@ impl Entry {
             fingerprint: lease.fingerprint,
             generation: lease.generation,
             state: State::Completed { record, expires },
+            broken: None,
+            retry_was_allowed: false,
         }
+    }
+
+    /// Identifies the entry, as [`Inspect::get`](tower_idempotency::inspect::Inspect::get) does.
+    fn identify(&self, id: KeyId, now: Millis) -> Seen {
+        let (state, expiry) = match &self.state {
+            State::Completed { record, .. } => (SeenState::of_record(record), None),
+            State::Leased { ends, .. } if now < *ends => (SeenState::InProgress, None),
+            State::Leased { ends, .. } => (SeenState::Orphaned, Some(*ends)),
+        };
+        let version = Seen::version_of(self.token.as_ref(), expiry);
+        Seen::new(id, state, self.generation, version)
     }
 
     fn is_leased_by(&self, token: Token) -> bool {
@@ -125,7 +145,12 @@ impl SimulatedStore {
                 }
             },
         };
-        self.put(claim.id, Some(Entry::leased(claim, generation, now)));
+        let mut leased = Entry::leased(claim, generation, now);
+        if let Some(entry) = seen {
+            leased.broken = entry.broken;
+            leased.retry_was_allowed = entry.retry_was_allowed;
+        }
+        self.put(claim.id, Some(leased));
         Acquired::Granted {
             generation,
             takeover: generation > 1 && !self.has(Bug::TakeoversAreHidden),
@@ -160,7 +185,14 @@ impl SimulatedStore {
                 expires_in: Duration::from_millis(left),
             });
         }
-        let may = claim.orphans == OrphanPolicy::TakeOver || self.has(Bug::RefusalIsIgnored);
+        let is_allowed = entry.token.is_some_and(|token| token.allows_retry())
+            || (entry.retry_was_allowed && self.has(Bug::AllowedRetriesStay));
+        let may = match claim.orphans {
+            OrphanPolicy::TakeOver => true,
+            OrphanPolicy::Refuse => is_allowed,
+            OrphanPolicy::Never => false,
+        };
+        let may = may || self.has(Bug::RefusalIsIgnored);
         let same = fingerprint == claim.fingerprint || self.has(Bug::TakeoverOfAnotherRequest);
         if may && same {
             return Ok(entry.generation + 1);
@@ -205,10 +237,12 @@ impl SimulatedStore {
     ) -> Result<(), StoreError> {
         if let Some(entry) = self.seen(lease.id, now) {
             let own = entry.token.is_none_or(|token| token == lease.token);
+            let is_broken = self.is_broken_lease(&entry, lease);
             match entry.state {
                 State::Leased { .. } if own || self.has(Bug::CompletionIsUnfenced) => {}
                 State::Completed { .. } if own => return Ok(()),
                 State::Completed { .. } if self.has(Bug::CompletionOverwrites) => {}
+                State::Leased { .. } | State::Completed { .. } if is_broken => {}
                 State::Leased { .. } | State::Completed { .. } => {
                     return match self.bug {
                         Some(Bug::LostLeasesAreHidden) => Ok(()),
@@ -217,9 +251,14 @@ impl SimulatedStore {
                 }
             }
         }
-        let completed = Entry::completed(lease, record, now + retention.as_millis());
-        self.put(lease.id, Some(completed));
+        self.put_record(lease, record, now + retention.as_millis(), now);
         Ok(())
+    }
+
+    fn put_record(&mut self, lease: &LeaseRef, record: Bytes, expires: Millis, now: Millis) {
+        let mut completed = Entry::completed(lease, record, expires);
+        completed.broken = self.seen(lease.id, now).and_then(|entry| entry.broken);
+        self.put(lease.id, Some(completed));
     }
 
     /// Stores the record of a handler's transaction at its commit, if the token holds the entry. The lease may have
@@ -236,12 +275,13 @@ impl SimulatedStore {
         now: Millis,
     ) -> Result<(), StoreError> {
         let seen = self.seen(lease.id, now);
-        let held = seen.is_some_and(|entry| entry.is_leased_by(lease.token));
+        let held = seen.is_some_and(|entry| {
+            entry.is_leased_by(lease.token) || self.is_broken_lease(&entry, lease)
+        });
         if !held && !self.has(Bug::CommitIsUnfenced) {
             return Err(StoreError::LeaseLost);
         }
-        let completed = Entry::completed(lease, record, now + retention.as_millis());
-        self.put(lease.id, Some(completed));
+        self.put_record(lease, record, now + retention.as_millis(), now);
         Ok(())
     }
 
@@ -267,6 +307,65 @@ impl SimulatedStore {
         } else {
             self.put(lease.id, None);
         }
+    }
+
+    /// Returns `true` if the bug lets this lease complete, which an operator broke.
+    fn is_broken_lease(&self, entry: &Entry, lease: &LeaseRef) -> bool {
+        self.has(Bug::BrokenLeasesComplete) && entry.broken == Some(lease.token)
+    }
+
+    /// Returns the entry as an operator sees it, with the fingerprint of its request.
+    ///
+    /// Like [`Inspect::get`](tower_idempotency::inspect::Inspect::get).
+    #[must_use]
+    pub fn inspect(&self, id: KeyId, now: Millis) -> Option<(Seen, Fingerprint)> {
+        let entry = self.seen(id, now)?;
+        Some((entry.identify(id, now), entry.fingerprint))
+    }
+
+    /// Applies a decision, and returns `true`, if the entry is still as the operator saw it.
+    ///
+    /// Like [`Inspect::resolve`](tower_idempotency::inspect::Inspect::resolve).
+    ///
+    /// # Errors
+    ///
+    /// Returns [`StoreError::Backend`] if there is no randomness for a token.
+    pub fn resolve(
+        &mut self,
+        seen: &Seen,
+        resolution: &Resolution,
+        now: Millis,
+    ) -> Result<bool, StoreError> {
+        let id = *seen.id();
+        let Some(mut entry) = self.seen(id, now) else {
+            return Ok(false);
+        };
+        if entry.identify(id, now) != *seen && !self.has(Bug::ChangedEntriesAreResolved) {
+            return Ok(false);
+        }
+        if let Some((record, retention)) = resolution.record(&id) {
+            entry.token = Some(Token::random()?);
+            let expires = now + retention.as_millis();
+            entry.state = State::Completed { record, expires };
+        } else if matches!(resolution, Resolution::Retry | Resolution::BreakLease) {
+            let keep = match entry.state {
+                State::Leased { keep, .. } => keep,
+                State::Completed { .. } => DEFAULT_ORPHAN_RETENTION.as_millis(),
+            };
+            entry.state = State::Leased { ends: now, keep };
+            if matches!(resolution, Resolution::Retry) {
+                entry.token = Some(Token::retry_allowed()?);
+                entry.retry_was_allowed = true;
+            } else {
+                entry.broken = entry.token;
+                entry.token = Some(Token::random()?);
+            }
+        } else {
+            self.put(id, None);
+            return Ok(true);
+        }
+        self.put(id, Some(entry));
+        Ok(true)
     }
 
     /// Returns `true` if a process may hold the entry.

@@ -48,6 +48,8 @@ pub struct Sums {
     pub executions: u64,
     /// The number of leases that were taken over.
     pub takeovers: u64,
+    /// The number of decisions of an operator that were applied.
+    pub resolutions: u64,
     /// The number of events.
     pub events: u64,
 }
@@ -114,6 +116,7 @@ impl Sums {
             attempts: report.attempts as u64,
             executions: report.executions as u64,
             takeovers: report.takeovers as u64,
+            resolutions: report.resolutions as u64,
             events: report.history.len() as u64,
         });
     }
@@ -122,6 +125,7 @@ impl Sums {
         self.attempts += other.attempts;
         self.executions += other.executions;
         self.takeovers += other.takeovers;
+        self.resolutions += other.resolutions;
         self.events += other.events;
     }
 }
@@ -133,13 +137,14 @@ impl fmt::Display for SweepResult {
             attempts,
             executions,
             takeovers,
+            resolutions,
             events,
         } = self.sums;
         let seconds = self.took.as_secs_f64();
         write!(
             f,
             "{ran} seeds from {from} on {} threads in {seconds:.1} s, {:.0} a second: {attempts} requests, {executions} \
-             executions, {takeovers} takeovers, {events} events; ",
+             executions, {takeovers} takeovers, {resolutions} resolutions, {events} events; ",
             self.threads,
             *ran as f64 / seconds,
         )?;

@@ -16,6 +16,7 @@ use super::{
     bugs::Bug,
     expected_entry::{ExpectedEntry, Verdict},
     history::{Event, EventKind, Outcome, Reply, Request, StoreReply},
+    operator::{Decision, OperatorAnswer},
     plan::Plan,
     random::Random,
     store::Entry,
@@ -47,6 +48,10 @@ pub(super) struct State {
     pub(super) executions: Vec<Execution>,
     pub(super) clients: Vec<Client>,
     pub(super) takeovers: usize,
+    /// The number of decisions of operators, and of those that were applied.
+    pub(super) decisions: usize,
+    pub(super) resolutions: usize,
+    pub(super) operator_answers: Vec<OperatorAnswer>,
     /// The number of attempts that have not ended.
     pub(super) open: usize,
     /// `true` for each process that was ever paused.
@@ -73,6 +78,9 @@ pub(super) enum Due {
     Drain(usize),
     /// An operator looks for an orphan.
     TakeOver(usize),
+    /// An operator reads this entry, or any, and may do so this often.
+    Inspect(Option<KeyId>, u64),
+    Resolve(Box<Decision>),
     /// The process of this number has drained.
     Leave(usize),
     Start(usize),
@@ -199,6 +207,9 @@ impl World {
             executions: Vec::new(),
             clients: Vec::new(),
             takeovers: 0,
+            decisions: 0,
+            resolutions: 0,
+            operator_answers: Vec::new(),
             open: 0,
             paused: Vec::new(),
             dead: Vec::new(),
@@ -304,10 +315,7 @@ impl State {
             && (matches!(done, Done::Ok) || self.has(Bug::CommitIsTorn))
         {
             self.executions[*execution].commits.push(life);
-            // A second commit is a violation, unless the record expired early by the store's clock.
-            if self.executions[*execution].commits.len() > 1 && self.ahead == 0 {
-                self.violated(format!("execution {execution} has its effect twice"));
-            }
+            super::oracle::judge_second_commit(self, id, *execution);
             let (execution, held) = (*execution, true);
             self.record_event(EventKind::Effect { execution, held });
         }
@@ -330,7 +338,7 @@ impl State {
     }
 
     /// Notifies the waiters for this entry, unless the notification is lost.
-    fn wake(&mut self, id: KeyId) {
+    pub(super) fn wake(&mut self, id: KeyId) {
         let mut at = 0;
         while at < self.watchers.len() {
             if self.watchers[at].0 != id {

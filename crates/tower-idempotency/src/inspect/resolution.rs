@@ -49,7 +49,8 @@ pub enum Resolution {
     BreakLease,
     /// The record must not be replayed: it is wrong, cannot be read, or has to be erased. Deletes the entry.
     ///
-    /// The next request with the key executes again, although an execution has had its effect.
+    /// The next request with the key executes again, although an execution has had its effect. So may an execution whose own
+    /// commit is not acknowledged yet: it finds no record, and may commit once more.
     DeleteRecord,
 }
 

@@ -1,0 +1,313 @@
+//! An operator, who reads entries and resolves them, or finishes an orphan.
+//!
+//! The operator is another program than the processes: it calls the store as `Inspect` does. Time passes between reading
+//! and deciding, so that the entry may have changed. A decision may arrive late, twice, or not at all.
+
+use bytes::Bytes;
+use http::{Response, StatusCode};
+use tower_idempotency::{
+    IdempotencyLayer,
+    inspect::{Resolution, Seen, State as SeenState},
+    store::{Claim, Fingerprint, KeyId},
+};
+
+use super::{
+    client::{self, Leave},
+    expected_entry::ExpectedView,
+    history::{EventKind, Reply, Request},
+    link::Link,
+    plan::ttl,
+    process::Process,
+    world::{Attempt, Due, State},
+};
+
+/// A decision about an entry, on its way to the store.
+#[derive(Clone)]
+pub(super) struct Decision {
+    number: usize,
+    seen: Seen,
+    expected: ExpectedView,
+    resolution: Resolution,
+    /// The index of the response that the decision stores.
+    answer: Option<usize>,
+    /// The number of times that the operator may still read the entry.
+    looks: u64,
+}
+
+/// A response that an operator stored, or tried to store.
+#[derive(Debug)]
+pub(super) struct OperatorAnswer {
+    pub(super) request: Request,
+    body: Bytes,
+    is_stored: bool,
+}
+
+/// Responses of operators are numbered like executions, from here on.
+const FIRST_ANSWER: usize = 1_000_000;
+
+/// Returns the number that a response of an operator has in place of the number of an execution.
+pub(super) fn number(answer: usize) -> usize {
+    FIRST_ANSWER + answer
+}
+
+impl OperatorAnswer {
+    /// Returns the response of this index, as a client receives it.
+    pub(super) fn reply(&self, answer: usize) -> Reply {
+        Reply {
+            status: StatusCode::CREATED,
+            execution: Some(number(answer)),
+            replayed: false,
+            body: self.body.clone(),
+        }
+    }
+
+    /// Judges the reply of an attempt that received this response.
+    pub(super) fn judge(
+        &self,
+        request: Request,
+        reply: &Reply,
+        marks_replays: bool,
+    ) -> Result<(), String> {
+        if !self.is_stored {
+            return Err(format!("a response that no operator has stored: {reply:?}"));
+        }
+        if self.request != request {
+            let of = self.request;
+            return Err(format!("{request:?} gets an operator's response to {of:?}"));
+        }
+        if reply.status != StatusCode::CREATED || reply.body != self.body {
+            return Err(format!("the operator's response is changed: {reply:?}"));
+        }
+        if marks_replays && !reply.replayed {
+            return Err("a replay of an operator's response is not marked".to_owned());
+        }
+        Ok(())
+    }
+}
+
+impl State {
+    /// Returns the response of an operator that has this number in place of an execution.
+    pub(super) fn operator_answer(&self, number: usize) -> Option<&OperatorAnswer> {
+        self.operator_answers.get(number.checked_sub(FIRST_ANSWER)?)
+    }
+
+    /// Reads an entry for an operator, who may then decide about it. `layer` encodes responses.
+    pub(super) fn inspect(
+        &mut self,
+        id: Option<KeyId>,
+        looks: u64,
+        layer: Option<&IdempotencyLayer>,
+    ) {
+        let Some(looks) = looks.checked_sub(1) else {
+            return;
+        };
+        let Some(id) = id.or_else(|| self.any_entry()) else {
+            return self.inspect_later(None, looks);
+        };
+        let now = self.store_now();
+        let found = self.backend.inspect(id, now);
+        let expected = self.expected.entry(id).or_default();
+        let life = expected.life;
+        let view = expected.view(now);
+        let is_freed = expected.life > life;
+        let name = self.name_id(id);
+        if is_freed {
+            self.record_event(EventKind::KeyFreed(name));
+        }
+        self.record_event(EventKind::EntryRead {
+            id: name,
+            state: found.map(|(seen, _)| seen.state().name()),
+        });
+        let seen_as = found.map(|(seen, _)| (seen.state(), seen.generation()));
+        if seen_as != view.map(|view| (view.state, view.generation)) {
+            self.violated(format!("an operator sees {seen_as:?}, expected {view:?}"));
+        }
+        let (Some((seen, fingerprint)), Some(expected)) = (found, view) else {
+            return self.inspect_later(Some(id), looks);
+        };
+        let Some((resolution, answer)) = self.decide(&seen, fingerprint, layer) else {
+            return self.inspect_later(Some(id), looks);
+        };
+        self.decisions += 1;
+        self.send_decision(Decision {
+            number: self.decisions,
+            seen,
+            expected,
+            resolution,
+            answer,
+            looks,
+        });
+    }
+
+    /// Returns the entry of any execution.
+    fn any_entry(&mut self) -> Option<KeyId> {
+        let count = self.executions.len();
+        if count == 0 {
+            return None;
+        }
+        let execution = self.random.index(count);
+        self.executions[execution].lease.map(|lease| lease.id)
+    }
+
+    fn inspect_later(&mut self, id: Option<KeyId>, looks: u64) {
+        if looks > 0 {
+            let lease = self.plan.lease;
+            let pause = self.random.pick(&[1, lease / 4, lease, lease * 2]);
+            self.after(pause, Due::Inspect(id, looks));
+        }
+    }
+
+    /// Draws a resolution that applies to the state that was seen, or `None` if the operator waits.
+    fn decide(
+        &mut self,
+        seen: &Seen,
+        fingerprint: Fingerprint,
+        layer: Option<&IdempotencyLayer>,
+    ) -> Option<(Resolution, Option<usize>)> {
+        let resolution = match seen.state() {
+            SeenState::InProgress if self.random.percent(60) => Resolution::BreakLease,
+            SeenState::Completed if self.random.percent(40) => Resolution::DeleteRecord,
+            SeenState::InProgress | SeenState::Completed => return None,
+            _ => match self.random.below(8) {
+                0 => return None,
+                1 | 2 => Resolution::Free,
+                3..6 => Resolution::Retry,
+                _ => {
+                    let (record, answer) = self.respond(seen.id(), fingerprint, layer)?;
+                    let retention = ttl(self.plan.retention);
+                    return Some((Resolution::Complete { record, retention }, Some(answer)));
+                }
+            },
+        };
+        Some((resolution, None))
+    }
+
+    /// Returns the record of a response to the request of the entry, and the index of the response.
+    fn respond(
+        &mut self,
+        id: &KeyId,
+        fingerprint: Fingerprint,
+        layer: Option<&IdempotencyLayer>,
+    ) -> Option<(Bytes, usize)> {
+        let mut executions = self.executions.iter();
+        let is_of_entry = |lease: &tower_idempotency::store::LeaseRef| {
+            lease.id == *id && lease.fingerprint == fingerprint
+        };
+        let execution = executions.find(|it| it.lease.as_ref().is_some_and(is_of_entry))?;
+        let request = execution.request;
+        let answer = self.operator_answers.len();
+        let text = format!("operator's response {answer}");
+        let record = if self.plan.jobs {
+            layer?.encode_value_record(id, &(number(answer), &text))
+        } else {
+            let res = Response::builder().status(StatusCode::CREATED);
+            let res = res.header("x-execution", number(answer));
+            let res = res.body(Bytes::from(text.clone()));
+            layer?.encode_response_record(id, &res.expect("a valid response"))
+        };
+        self.operator_answers.push(OperatorAnswer {
+            request,
+            body: text.into(),
+            is_stored: false,
+        });
+        Some((record, answer))
+    }
+
+    /// Sends a decision after the time that the operator needs for it, and draws its fate.
+    fn send_decision(&mut self, decision: Decision) {
+        let lease = self.plan.lease;
+        let soon = self.random.below(4);
+        let mut pause = self.random.pick(&[0, 1, soon, lease / 3, lease]);
+        if self.random.percent(self.plan.faults) {
+            match self.random.below(3) {
+                // The call does not arrive, and the operator reads the entry again.
+                0 => return self.inspect_later(Some(*decision.seen.id()), decision.looks),
+                1 => pause += self.random.below(lease * 2),
+                // The reply is lost, and the operator's driver repeats the call.
+                _ => {
+                    let again = pause + self.random.below(lease);
+                    let repeated = Decision {
+                        looks: 0,
+                        ..decision.clone()
+                    };
+                    self.after(again, Due::Resolve(Box::new(repeated)));
+                }
+            }
+        }
+        self.after(pause, Due::Resolve(Box::new(decision)));
+    }
+
+    /// Handles the arrival of a decision at the store.
+    pub(super) fn resolve(&mut self, decision: &Decision) {
+        let now = self.store_now();
+        let id = *decision.seen.id();
+        let is_applied = self
+            .backend
+            .resolve(&decision.seen, &decision.resolution, now);
+        self.resolutions += usize::from(is_applied);
+        let expected = self.expected.entry(id).or_default();
+        let life = expected.life;
+        let (seen, resolution) = (&decision.expected, &decision.resolution);
+        let verdict = expected.resolved(seen, resolution, decision.number, now, is_applied);
+        let is_freed = expected.life > life;
+        let name = self.name_id(id);
+        if is_freed {
+            self.record_event(EventKind::KeyFreed(name));
+        }
+        if let Some(answer) = decision.answer.filter(|_| is_applied) {
+            self.operator_answers[answer].is_stored = true;
+        }
+        self.record_event(EventKind::EntryResolved {
+            id: name,
+            resolution: resolution.name(),
+            is_applied,
+            answer: decision.answer,
+        });
+        if let Err(violation) = verdict {
+            let name = decision.resolution.name();
+            self.violated(format!("{violation} ({name})"));
+        }
+        if !self.backend.is_in_progress(id, now) {
+            self.wake(id);
+        }
+        self.inspect_later(Some(id), decision.looks);
+    }
+}
+
+/// Tries to finish one of the requests that were executed.
+pub(super) fn take_over(process: &Process, link: &Link, layer: &IdempotencyLayer) {
+    let mut world = link.world.lock();
+    let executions = world.executions.len();
+    if executions == 0 {
+        return;
+    }
+    let execution = world.random.index(executions);
+    let execution = &world.executions[execution];
+    let (request, Some(lease)) = (execution.request, execution.lease) else {
+        return;
+    };
+    let number = world.attempts.len();
+    let plan = world.plan;
+    let leave = Leave::draw(&mut world.random, &plan);
+    world.open += 1;
+    world.attempts.push(Attempt {
+        client: None,
+        process: link.process,
+        request,
+        execution: None,
+        clean: true,
+        left: false,
+        outcome: None,
+        reply_missing: false,
+    });
+    world.record_event(EventKind::RequestSent {
+        attempt: number,
+        client: None,
+        process: link.process,
+        request,
+    });
+    drop(world);
+    let claim = Claim::new(lease.id, lease.fingerprint).expect("there is randomness");
+    let (link, layer) = (link.clone(), layer.clone());
+    process.spawn(client::take_over(link, layer, claim, number, leave));
+}

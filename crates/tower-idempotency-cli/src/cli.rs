@@ -6,7 +6,9 @@ use clap::{Parser, Subcommand};
 use tower_idempotency::inspect::State;
 
 use crate::{
-    commands::{check, completions, export, find, list, purge, resolve, show, stats, watch},
+    commands::{
+        check, completions, conform, export, find, list, purge, resolve, show, stats, watch,
+    },
     proxy,
 };
 
@@ -45,7 +47,7 @@ pub(crate) struct Global {
     #[arg(long, global = true)]
     pub(crate) no_color: bool,
 
-    /// The longest time for one call of the store
+    /// The longest time for one call of the store, or for one request of conform
     #[arg(long, global = true, value_name = "DURATION", default_value = "10s", value_parser = humantime::parse_duration)]
     pub(crate) timeout: Duration,
 }
@@ -62,6 +64,7 @@ pub(crate) enum Command {
     Watch(watch::Args),
     Check(check::Args),
     Export(export::Args),
+    Conform(conform::Args),
     /// Runs a reverse proxy that sends each request with an Idempotency-Key to its upstream once
     Proxy(proxy::Args),
     Completions(completions::Args),
@@ -103,8 +106,8 @@ pub(crate) fn state(name: &str) -> Result<State, String> {
 const EXIT_CODES: &str = "\
 Exit codes:
   0  done
-  1  the store or a file failed
-  2  the command line is wrong, or the change was not confirmed
+  1  the store or a file failed, or a server does not conform
+  2  the command line is wrong, the change was not confirmed, or conform cannot reach the server
   3  there is no such entry
   4  the entry has changed since it was seen; nothing was changed
   5  there are entries (list --fail-if-any)

@@ -2,6 +2,7 @@
 
 pub(crate) mod check;
 pub(crate) mod completions;
+pub(crate) mod conform;
 pub(crate) mod export;
 pub(crate) mod find;
 pub(crate) mod list;
@@ -24,6 +25,7 @@ pub(crate) async fn run(cli: Cli) -> Result<Exit, Failure> {
     match &command {
         Command::Completions(args) => return completions::run(args),
         Command::Man => return completions::man(),
+        Command::Conform(args) => return conform::run(args, &global).await,
         _ => {}
     }
     let context = Context::open(&global).await?;
@@ -37,6 +39,8 @@ pub(crate) async fn run(cli: Cli) -> Result<Exit, Failure> {
         Command::Watch(args) => watch::run(&context, &args).await,
         Command::Check(args) => check::run(&context, &args).await,
         Command::Export(args) => export::run(&context, &args).await,
-        Command::Proxy(_) | Command::Completions(_) | Command::Man => Ok(Exit::Done),
+        Command::Conform(_) | Command::Proxy(_) | Command::Completions(_) | Command::Man => {
+            Ok(Exit::Done)
+        }
     }
 }

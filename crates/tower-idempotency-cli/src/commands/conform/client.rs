@@ -1,0 +1,190 @@
+//! HTTP/1.1 to the judged server, with a connection for each request.
+
+use std::{sync::Arc, time::Duration};
+
+use bytes::Bytes;
+use http::{HeaderMap, Request, StatusCode, Uri, header};
+use http_body_util::{BodyExt as _, Full, Limited};
+use hyper_util::rt::TokioIo;
+use rustls::{ClientConfig, RootCertStore, crypto::ring, pki_types::ServerName};
+use tokio::{
+    io::{AsyncRead, AsyncReadExt as _, AsyncWrite, AsyncWriteExt as _},
+    net::TcpStream,
+    time::timeout,
+};
+use tokio_rustls::TlsConnector;
+
+use crate::failure::Failure;
+
+/// The largest response body that is read.
+const BODY_LIMIT: usize = 16 << 20;
+
+/// A request whose target is a path and a query.
+pub(super) type Call = Request<Full<Bytes>>;
+
+/// A response, read to its end.
+#[derive(Clone, Debug)]
+pub(super) struct Answer {
+    pub(super) status: StatusCode,
+    pub(super) headers: HeaderMap,
+    pub(super) body: Bytes,
+}
+
+/// A stream of bytes to the server.
+trait Io: AsyncRead + AsyncWrite + Send + Unpin {}
+impl<T: AsyncRead + AsyncWrite + Send + Unpin> Io for T {}
+
+/// An open connection, for one request.
+pub(super) struct Connection(Box<dyn Io>);
+
+/// The address of the server, and TLS to it.
+pub(super) struct Client {
+    host: String,
+    port: u16,
+    tls: Option<(TlsConnector, ServerName<'static>)>,
+    timeout: Duration,
+}
+
+impl Client {
+    /// Reads the address. The certificate of the server must be one that the system trusts.
+    pub(super) fn new(url: &Uri, timeout: Duration) -> Result<Self, Failure> {
+        let authority = url.authority().filter(|it| !it.host().is_empty());
+        let authority = authority.ok_or_else(|| Failure::usage(WRONG_URL))?;
+        if authority.as_str().contains('@') {
+            return Err(Failure::usage(
+                "the URL contains credentials: send them with --header",
+            ));
+        }
+        // The brackets of an IPv6 address belong to the URL, not to the address.
+        let host = authority.host().trim_matches(['[', ']']).to_owned();
+        let is_tls = match url.scheme_str() {
+            Some("http") => false,
+            Some("https") => true,
+            _ => return Err(Failure::usage(WRONG_URL)),
+        };
+        Ok(Self {
+            port: authority
+                .port_u16()
+                .unwrap_or(if is_tls { 443 } else { 80 }),
+            tls: is_tls.then(|| tls(&host)).transpose()?,
+            host,
+            timeout,
+        })
+    }
+
+    /// Sends a request on a new connection, and reads the response to its end.
+    pub(super) async fn send(&self, call: Call) -> Result<Answer, String> {
+        let connection = self.connect().await?;
+        self.send_on(connection, call).await
+    }
+
+    /// Opens a connection.
+    pub(super) async fn connect(&self) -> Result<Connection, String> {
+        let opened = async {
+            let tcp = TcpStream::connect((self.host.as_str(), self.port)).await?;
+            tcp.set_nodelay(true)?;
+            Ok(Connection(match &self.tls {
+                Some((connector, name)) => Box::new(connector.connect(name.clone(), tcp).await?),
+                None => Box::new(tcp),
+            }))
+        };
+        let opened = timeout(self.timeout, opened).await;
+        opened
+            .map_err(|_| "no connection within --timeout".to_owned())?
+            .map_err(|error: std::io::Error| format!("no connection: {error}"))
+    }
+
+    pub(super) async fn send_on(
+        &self,
+        connection: Connection,
+        call: Call,
+    ) -> Result<Answer, String> {
+        let exchanged = timeout(self.timeout, exchange(connection, call)).await;
+        exchanged.map_err(|_| "no response within --timeout".to_owned())?
+    }
+
+    /// Sends a whole request, and closes the connection without reading the response.
+    pub(super) async fn abandon(&self, head: Vec<u8>) -> Result<(), String> {
+        let mut connection = self.connect().await?;
+        self.write(&mut connection, &head).await
+    }
+
+    /// Sends bytes that need not be valid HTTP. Returns the status, or `None` if the server closes the connection.
+    pub(super) async fn send_bytes(&self, bytes: Vec<u8>) -> Result<Option<StatusCode>, String> {
+        let mut connection = self.connect().await?;
+        self.write(&mut connection, &bytes).await?;
+        // `HTTP/1.1 400`
+        let mut head = [0; 12];
+        let read = timeout(self.timeout, connection.0.read_exact(&mut head)).await;
+        match read {
+            Err(_) => Err("no response within --timeout".to_owned()),
+            Ok(Err(_)) => Ok(None),
+            Ok(Ok(_)) => Ok(StatusCode::from_bytes(&head[9..]).ok()),
+        }
+    }
+
+    async fn write(&self, connection: &mut Connection, bytes: &[u8]) -> Result<(), String> {
+        let written = async {
+            connection.0.write_all(bytes).await?;
+            connection.0.flush().await
+        };
+        let written = timeout(self.timeout, written).await;
+        written
+            .map_err(|_| "the request was not read within --timeout".to_owned())?
+            .map_err(|error| format!("the request broke off: {error}"))
+    }
+}
+
+const WRONG_URL: &str = "expected a URL of the form http://HOST:PORT/PATH or https://HOST/PATH";
+
+fn tls(host: &str) -> Result<(TlsConnector, ServerName<'static>), Failure> {
+    let mut roots = RootCertStore::empty();
+    let _ = roots.add_parsable_certificates(rustls_native_certs::load_native_certs().certs);
+    let builder = ClientConfig::builder_with_provider(Arc::new(ring::default_provider()))
+        .with_safe_default_protocol_versions()
+        .map_err(|error| Failure::failed(format!("TLS is not available: {error}")))?;
+    let mut config = builder.with_root_certificates(roots).with_no_client_auth();
+    config.alpn_protocols = vec![b"http/1.1".to_vec()];
+    let name = ServerName::try_from(host.to_owned());
+    let name = name.map_err(|_| Failure::usage(WRONG_URL))?;
+    Ok((TlsConnector::from(Arc::new(config)), name))
+}
+
+async fn exchange(connection: Connection, call: Call) -> Result<Answer, String> {
+    let broken = |error: hyper::Error| format!("no response: {error}");
+    let io = TokioIo::new(connection.0);
+    let (mut sender, connection) = hyper::client::conn::http1::handshake(io)
+        .await
+        .map_err(broken)?;
+    let driver = tokio::spawn(connection);
+    let response = sender.send_request(call).await.map_err(broken)?;
+    let (head, body) = response.into_parts();
+    let body = Limited::new(body, BODY_LIMIT).collect().await;
+    let body = body.map_err(|error| format!("the response broke off: {error}"))?;
+    driver.abort();
+    Ok(Answer {
+        status: head.status,
+        headers: head.headers,
+        body: body.to_bytes(),
+    })
+}
+
+/// Returns a request as HTTP/1.1. `key` is the line of the key, whose bytes are sent as they are.
+pub(super) fn to_bytes(call: &Call, body: &Bytes, key: Option<&[u8]>) -> Vec<u8> {
+    let mut bytes = format!("{} {} HTTP/1.1\r\n", call.method(), call.uri()).into_bytes();
+    for (name, value) in call.headers() {
+        bytes.extend_from_slice(name.as_str().as_bytes());
+        bytes.extend_from_slice(b": ");
+        bytes.extend_from_slice(value.as_bytes());
+        bytes.extend_from_slice(b"\r\n");
+    }
+    if let Some(key) = key {
+        bytes.extend_from_slice(b"idempotency-key: ");
+        bytes.extend_from_slice(key);
+        bytes.extend_from_slice(b"\r\n");
+    }
+    let length = format!("{}: {}\r\n\r\n", header::CONTENT_LENGTH, body.len());
+    bytes.extend_from_slice(length.as_bytes());
+    bytes.extend_from_slice(body);
+    bytes
+}

@@ -290,7 +290,7 @@ async fn wrong_replays() {
         1,
     )
     .await;
-    // Each of the last three compares the response with a replay.
+    // Whether `disconnect` compares the execution with a replay depends on the request that was abandoned.
     let rows = ["retry", "concurrent", "many", "disconnect"];
     let (failed, code) = judge(Fault::ChangesBodies).await;
     assert_eq!(code, 1);

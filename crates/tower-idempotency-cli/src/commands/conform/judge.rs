@@ -29,7 +29,7 @@ const PAUSE: Duration = Duration::from_millis(50);
 /// The verdicts, by the name of their row.
 pub(super) type Verdicts = BTreeMap<&'static str, Verdict>;
 
-/// What the first requests have shown about the server.
+/// Sends requests, and keeps the facts about the server that later rows need.
 pub(super) struct Judge<'a> {
     client: &'a Client,
     plan: &'a Plan,
@@ -126,7 +126,7 @@ impl Judge<'_> {
         self.marks_replays = is_marked(&retry) && !is_marked(&self.first);
         let verdict = match body_difference(&self.first, &retry) {
             Some(difference) => fails(difference),
-            None => self.told_apart("the same status and body"),
+            None => self.holds_if_visible("the same status and body"),
         };
         self.note("retry", verdict);
         let verdict = if retry.status == self.first.status {
@@ -146,8 +146,8 @@ impl Judge<'_> {
         Ok(())
     }
 
-    /// Holds if a replay can be told from an execution.
-    fn told_apart(&self, reason: impl Display) -> Result<Verdict, String> {
+    /// Holds if a replay differs from an execution.
+    fn holds_if_visible(&self, reason: impl Display) -> Result<Verdict, String> {
         if self.is_distinct || self.marks_replays {
             holds(reason)
         } else {
@@ -368,7 +368,7 @@ impl Judge<'_> {
             return fails("several duplicates executed");
         }
         let replies = succeeded.len();
-        self.told_apart(format!(
+        self.holds_if_visible(format!(
             "one response: {replies} of {count} got it, {refusals} were refused"
         ))
     }
@@ -405,7 +405,7 @@ impl Judge<'_> {
         let again = self.send("disconnect", shape, key).await?;
         match body_difference(&retry, &again) {
             Some(difference) => fails(format!("retries differ: {difference}")),
-            None => self.told_apart("retries got one response"),
+            None => self.holds_if_visible("retries got one response"),
         }
     }
 }

@@ -124,7 +124,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn keys_are_random_uuids_with_a_letter() {
+    fn keys_are_random_uuids_with_letters() {
         let keys = [fresh_key().unwrap(), fresh_key().unwrap()];
         assert_ne!(keys[0], keys[1]);
         for key in keys {

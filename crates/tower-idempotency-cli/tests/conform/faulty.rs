@@ -2,6 +2,7 @@
 
 use std::{
     collections::HashMap,
+    future::pending,
     sync::{Arc, Mutex},
 };
 
@@ -37,6 +38,7 @@ enum Fault {
     ExecutesDuplicates,
     RefusesWith429,
     KeepsLockAfterDisconnect,
+    KeepsLockOfDroppedRequest,
     RespondsWithText,
 }
 
@@ -127,7 +129,12 @@ impl Service {
         // The first of two duplicates runs until the other one is refused.
         let waits = self.fault == Fault::RefusesWith429 && row == "concurrent";
         let stays = self.fault == Fault::KeepsLockAfterDisconnect && row == "disconnect";
-        let number = self.execute(id, request.clone(), waits || stays);
+        let is_dropped = self.fault == Fault::KeepsLockOfDroppedRequest && row == "disconnect";
+        let number = self.execute(id, request, waits || stays || is_dropped);
+        if is_dropped {
+            // The connection ends first.
+            pending::<()>().await;
+        }
         if waits {
             self.refused.notified().await;
             let mut entries = self.entries.lock().unwrap();
@@ -232,7 +239,10 @@ async fn judge(fault: Fault) -> (Vec<String>, i32) {
     let server = Server::start(app).await;
     let mut args = every_row(server.addr());
     args.push("--json".to_owned());
-    if fault == Fault::KeepsLockAfterDisconnect {
+    if matches!(
+        fault,
+        Fault::KeepsLockAfterDisconnect | Fault::KeepsLockOfDroppedRequest
+    ) {
         args.retain(|arg| !arg.starts_with("--timeout"));
         args.push("--timeout=10s".to_owned());
     }
@@ -338,5 +348,10 @@ async fn duplicates_that_execute() {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn lock_that_outlives_its_client() {
-    assert_fails(Fault::KeepsLockAfterDisconnect, &["disconnect"], 1).await;
+    for fault in [
+        Fault::KeepsLockAfterDisconnect,
+        Fault::KeepsLockOfDroppedRequest,
+    ] {
+        assert_fails(fault, &["disconnect"], 1).await;
+    }
 }

@@ -20,6 +20,7 @@ async fn wrong_arguments_exit_with_two() {
     fails(&["ftp://127.0.0.1/"], "expected a URL of the form").await;
     fails(&["/orders"], "expected a URL of the form").await;
     fails(&["http://app:hush@127.0.0.1/"], "contains credentials").await;
+    fails(&["http://app:hush@[::/"], "expected a URL of the form").await;
     fails(&[url, "--header=hush"], "expected NAME:VALUE").await;
     fails(&[url, "--header=idempotency-key: k"], "keys are random").await;
     fails(&[url, "--body-file=/no/such/file"], "cannot read").await;

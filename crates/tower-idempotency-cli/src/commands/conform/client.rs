@@ -19,6 +19,9 @@ use crate::failure::Failure;
 /// The largest response body that is read.
 const BODY_LIMIT: usize = 16 << 20;
 
+/// How long an abandoned request is left to a server that does not respond.
+const PATIENCE: Duration = Duration::from_secs(1);
+
 /// A request whose target is a path and a query.
 pub(super) type Call = Request<Full<Bytes>>;
 
@@ -103,10 +106,13 @@ impl Client {
         exchanged.map_err(|_| "no response within --timeout".to_owned())?
     }
 
-    /// Sends a whole request, and closes the connection without reading the response.
-    pub(super) async fn abandon(&self, head: Vec<u8>) -> Result<(), String> {
+    /// Sends a whole request, and closes the connection at the first byte of the response, or after [`PATIENCE`].
+    pub(super) async fn abandon(&self, bytes: Vec<u8>) -> Result<(), String> {
         let mut connection = self.connect().await?;
-        self.write(&mut connection, &head).await
+        self.write(&mut connection, &bytes).await?;
+        // A close at once could reach the server before its handler runs. Then there would be nothing to retry.
+        let _ = timeout(PATIENCE, connection.0.read_u8()).await;
+        Ok(())
     }
 
     /// Sends bytes that need not be valid HTTP. Returns the status, or `None` if the server closes the connection.
@@ -135,7 +141,8 @@ impl Client {
     }
 }
 
-const WRONG_URL: &str = "expected a URL of the form http://HOST:PORT/PATH or https://HOST/PATH";
+pub(super) const WRONG_URL: &str =
+    "expected a URL of the form http://HOST:PORT/PATH or https://HOST/PATH";
 
 fn tls(host: &str) -> Result<(TlsConnector, ServerName<'static>), Failure> {
     let mut roots = RootCertStore::empty();

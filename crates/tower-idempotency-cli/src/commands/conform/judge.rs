@@ -369,7 +369,7 @@ impl Judge<'_> {
         }
         let replies = succeeded.len();
         self.holds_if_visible(format!(
-            "one response: {replies} of {count} got it, {refusals} were refused"
+            "one response: {replies} of {count} got it, {refusals} refused"
         ))
     }
 

@@ -15,7 +15,7 @@ use http::{HeaderMap, HeaderName, HeaderValue, Method, Uri, header, uri::PathAnd
 use serde_json::json;
 
 use self::{
-    client::Client,
+    client::{Client, WRONG_URL},
     judge::{Verdicts, judge},
     plan::{Plan, Shape, other_body},
     row::{Level, ROWS, Row, Verdict},
@@ -41,13 +41,13 @@ const REASON_WIDTH: usize = 40;
 #[command(verbatim_doc_comment)]
 pub(crate) struct Args {
     /// The address of the operation, http:// or https://. The system must trust the certificate
-    url: Uri,
+    url: String,
     /// The method
     #[arg(long, default_value = "POST")]
     method: Method,
     /// A header of each request, such as a credential
-    #[arg(long = "header", value_name = "NAME:VALUE", value_parser = parse_header)]
-    headers: Vec<(HeaderName, HeaderValue)>,
+    #[arg(long = "header", value_name = "NAME:VALUE")]
+    headers: Vec<String>,
     /// The body
     #[arg(
         long,
@@ -72,8 +72,8 @@ pub(crate) struct Args {
     #[arg(long, value_name = "METHOD")]
     other_method: Option<Method>,
     /// A header of another caller, in place of the one of --header: judges other-caller
-    #[arg(long = "other-header", value_name = "NAME:VALUE", value_parser = parse_header)]
-    other_headers: Vec<(HeaderName, HeaderValue)>,
+    #[arg(long = "other-header", value_name = "NAME:VALUE")]
+    other_headers: Vec<String>,
     /// The server demands a key: judges missing-key
     #[arg(long)]
     require_key: bool,
@@ -86,11 +86,13 @@ pub(crate) struct Args {
 }
 
 pub(crate) async fn run(args: &Args, global: &Global) -> Result<Exit, Failure> {
-    let plan = args.plan()?;
-    let client = Client::new(&args.url, global.timeout)?;
+    // Parsed here and not by clap, whose errors show the value.
+    let url: Uri = args.url.parse().map_err(|_| Failure::usage(WRONG_URL))?;
+    let client = Client::new(&url, global.timeout)?;
+    let plan = args.plan(&url)?;
     let (sent, executed) = plan.requests();
     eprintln!(
-        "idempotency conform sends {sent} requests. A server that conforms executes {executed} of them, and another one more."
+        "idempotency conform sends {sent} requests. A server that conforms executes {executed} of them, and others execute more."
     );
     let verdicts = judge(&client, &plan, global.timeout).await?;
     let output = Output::new(global);
@@ -133,7 +135,7 @@ impl Args {
         }
     }
 
-    fn plan(&self) -> Result<Plan, Failure> {
+    fn plan(&self, url: &Uri) -> Result<Plan, Failure> {
         let body: Bytes = match &self.body_file {
             Some(file) => {
                 let read = std::fs::read(file);
@@ -144,14 +146,14 @@ impl Args {
             }
             None => self.body.clone().into(),
         };
-        let host = self.url.authority().map_or("", |it| it.as_str());
+        let host = url.authority().map_or("", |it| it.as_str());
         let mut headers = HeaderMap::new();
         let host =
             HeaderValue::from_str(host).map_err(|error| Failure::usage(error.to_string()))?;
         headers.insert(header::HOST, host);
         headers.insert(header::CONTENT_TYPE, self.content_type.clone());
-        set(&mut headers, &self.headers);
-        let target = self.url.path_and_query().map_or("/", PathAndQuery::as_str);
+        set(&mut headers, &self.headers)?;
+        let target = url.path_and_query().map_or("/", PathAndQuery::as_str);
         let shape = Shape {
             method: self.method.clone(),
             target: target.to_owned(),
@@ -166,11 +168,13 @@ impl Args {
             method: method.clone(),
             ..shape.clone()
         });
-        let other_caller = (!self.other_headers.is_empty()).then(|| {
+        let other_caller = if self.other_headers.is_empty() {
+            None
+        } else {
             let mut other = shape.clone();
-            set(&mut other.headers, &self.other_headers);
-            other
-        });
+            set(&mut other.headers, &self.other_headers)?;
+            Some(other)
+        };
         let other_body = match &self.other_body {
             Some(body) => body.clone().into(),
             None => other_body(&shape.body),
@@ -227,13 +231,16 @@ impl Args {
 }
 
 /// Sets headers. Several lines of one name are kept, and replace those that were set before.
-fn set(headers: &mut HeaderMap, lines: &[(HeaderName, HeaderValue)]) {
-    for (name, _) in lines {
+fn set(headers: &mut HeaderMap, lines: &[String]) -> Result<(), Failure> {
+    let parsed: Result<Vec<_>, _> = lines.iter().map(|line| parse_header(line)).collect();
+    let parsed = parsed.map_err(|error| Failure::usage(format!("a header is wrong: {error}")))?;
+    for (name, _) in &parsed {
         headers.remove(name);
     }
-    for (name, value) in lines {
-        headers.append(name.clone(), value.clone());
+    for (name, value) in parsed {
+        headers.append(name, value);
     }
+    Ok(())
 }
 
 /// Parses a header. The error does not show its value, which may be a credential.

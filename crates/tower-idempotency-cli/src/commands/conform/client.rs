@@ -19,7 +19,7 @@ use crate::failure::Failure;
 /// The largest response body that is read.
 const BODY_LIMIT: usize = 16 << 20;
 
-/// How long an abandoned request is left to a server that does not respond.
+/// The longest time that an abandoned request waits for its response.
 const PATIENCE: Duration = Duration::from_secs(1);
 
 /// A request whose target is a path and a query.

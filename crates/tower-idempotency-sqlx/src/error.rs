@@ -16,13 +16,36 @@ pub struct SqlError {
 #[derive(Debug)]
 enum Kind {
     Reported { code: String, text: Option<String> },
-    Driver(sqlx::Error),
+    Driver(Box<dyn Error + Send + Sync>),
     Contended,
     TransactionEnded,
     Unreadable(&'static str),
 }
 
 impl SqlError {
+    /// Creates the error that a database reported to another driver.
+    ///
+    /// Stores `message` only if an error of this code can contain nothing but names.
+    #[must_use]
+    pub fn from_reported(code: &str, message: &str) -> Self {
+        Self {
+            kind: Kind::Reported {
+                code: code.to_owned(),
+                text: is_safe_to_show(code).then(|| message.to_owned()),
+            },
+        }
+    }
+
+    /// Creates the error of a call that failed in another driver or in the network.
+    ///
+    /// `error` becomes the source, and its text appears in logs. It must contain no values of statements.
+    #[must_use]
+    pub fn from_driver(error: impl Into<Box<dyn Error + Send + Sync>>) -> Self {
+        Self {
+            kind: Kind::Driver(error.into()),
+        }
+    }
+
     pub(crate) fn contended() -> Self {
         Self {
             kind: Kind::Contended,
@@ -75,7 +98,7 @@ impl From<sqlx::Error> for SqlError {
             sqlx::Error::ColumnDecode { .. } | sqlx::Error::Decode(_) => {
                 Kind::Unreadable("a value of an unexpected type")
             }
-            other => Kind::Driver(other),
+            other => Kind::Driver(Box::new(other)),
         };
         Self { kind }
     }
@@ -106,7 +129,7 @@ impl fmt::Display for SqlError {
 impl Error for SqlError {
     fn source(&self) -> Option<&(dyn Error + 'static)> {
         match &self.kind {
-            Kind::Driver(error) => Some(error),
+            Kind::Driver(error) => Some(&**error),
             Kind::Reported { .. }
             | Kind::Contended
             | Kind::TransactionEnded

@@ -91,7 +91,7 @@ pub use sqlx;
 #[cfg(feature = "mysql")]
 pub use self::mysql::MySqlStore;
 #[cfg(feature = "postgres")]
-pub use self::postgres::PostgresStore;
+pub use self::postgres::{PostgresFence, PostgresStore};
 #[cfg(feature = "sqlite")]
 pub use self::sqlite::SqliteStore;
 pub use self::{

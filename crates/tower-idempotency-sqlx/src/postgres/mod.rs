@@ -7,6 +7,7 @@ use sqlx::{
 };
 use tower_idempotency::store::{Acquired, Claim, KeyId, LeaseRef, Store, StoreError, Ttl};
 
+pub use self::fence::PostgresFence;
 use self::{notifications::Listener, statements::Statements};
 use crate::{
     Purger, SqlError, TableNameError,
@@ -22,6 +23,7 @@ use crate::{
     timeout::with_timeout,
 };
 
+mod fence;
 mod inspect;
 mod notifications;
 mod statements;

@@ -70,7 +70,9 @@ impl TransactionError {
         self.source.as_ref()?.code()
     }
 
-    pub(crate) fn new(kind: TransactionErrorKind, source: SqlError) -> Self {
+    /// Creates an error of this kind, with the failure of the database as its source.
+    #[must_use]
+    pub fn new(kind: TransactionErrorKind, source: SqlError) -> Self {
         Self {
             kind,
             source: Some(source),

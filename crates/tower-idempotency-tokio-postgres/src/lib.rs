@@ -1,0 +1,40 @@
+//! Exactly-once handlers with [`tokio_postgres`], for the PostgreSQL store of [`tower_idempotency_sqlx`].
+//!
+//! The store keeps its own connections. The handler's transaction runs on a client of tokio-postgres that is connected to
+//! the database of the store. [`begin`] fences it by the lease, and [`FencedTransaction::commit`] commits the handler's
+//! writes and the record together, or neither.
+//!
+//! ```no_run
+//! use http::Response;
+//! use tokio_postgres::Client;
+//! use tower_idempotency::{Body, Lease};
+//! use tower_idempotency_sqlx::PostgresStore;
+//!
+//! type Failure = Box<dyn std::error::Error + Send + Sync>;
+//!
+//! async fn pay(store: PostgresStore, client: &mut Client, lease: Lease) -> Result<Response<Body<String>>, Failure> {
+//!     let tx = tower_idempotency_tokio_postgres::begin(&store, &lease, client).await?;
+//!     tx.execute("insert into payments (amount) values ($1)", &[&7_i32]).await?;
+//!     Ok(tx.commit(Response::new("paid".to_owned())).await?)
+//! }
+//! ```
+//!
+//! # Pools
+//!
+//! An object of `deadpool-postgres` or `bb8-postgres` derefs to the client: pass `&mut object`. The pool gets a connection
+//! back after the transaction was rolled back or committed, in the order in which the statements were sent.
+//!
+//! # Limits
+//!
+//! Checkpoints need [`PostgresStore::begin`], which uses sqlx. Both kinds of transaction may be used with one store.
+
+#![cfg_attr(docsrs, feature(doc_cfg))]
+
+mod transaction;
+
+pub use tokio_postgres;
+pub use tower_idempotency_sqlx::{
+    CommitError, PostgresStore, SqlError, TransactionError, TransactionErrorKind,
+};
+
+pub use self::transaction::{FencedTransaction, begin};

@@ -109,7 +109,6 @@ async fn cut_at_any_byte_has_one_effect() {
                 if answer.status == StatusCode::CREATED {
                     break answer;
                 }
-                assert_eq!(answer.status, StatusCode::SERVICE_UNAVAILABLE, "{answer:?}");
                 refused += 1;
             }
         })

@@ -1,5 +1,5 @@
 //! A bank in a process of its own, which can be killed. A POST to `/charge/{ms}` inserts a row into a database, and its
-//! response comes that many milliseconds later. Row and record are in one transaction, or in two.
+//! response comes that many milliseconds later. Row and record are in one transaction, of sqlx or of tokio-postgres, or in two.
 
 use std::{
     collections::HashMap,
@@ -17,6 +17,7 @@ use axum::{
     response::{IntoResponse, Response},
     routing::post,
 };
+use deadpool_postgres::{Manager, Object, tokio_postgres::NoTls};
 use http::StatusCode;
 use tests::{
     books::{Books, TestDialect, patient, sqlite_pool},
@@ -31,8 +32,9 @@ use tower_idempotency_sqlx::{
     MySqlStore, PostgresStore, SqliteStore, TransactionError,
     sqlx::{Pool, mysql::MySqlPoolOptions, postgres::PgPoolOptions},
 };
+use tower_idempotency_tokio_postgres::begin;
 
-/// `--listen ADDR --store URL --table NAME --lease MILLISECONDS --commit together|apart`
+/// `--listen ADDR --store URL --table NAME --lease MILLISECONDS --commit together|apart|tokio-postgres`
 struct Args(HashMap<String, String>);
 
 impl Args {
@@ -48,7 +50,9 @@ async fn main() {
     let pairs = words.chunks_exact(2);
     let args = Args(pairs.map(|it| (it[0].clone(), it[1].clone())).collect());
     let store = args.get("--store").to_owned();
-    if store.starts_with("postgres:") {
+    if args.get("--commit") == "tokio-postgres" {
+        serve_with_tokio_postgres(&args, &store).await;
+    } else if store.starts_with("postgres:") {
         let pool = patient(PgPoolOptions::new(), PATIENCE).max_connections(CONNECTIONS);
         serve::<PostgresStore>(&args, pool.connect_lazy(&store).expect("an URL")).await;
     } else if store.starts_with("mysql:") {
@@ -69,17 +73,28 @@ struct Bank<S: TestDialect> {
 async fn serve<S: TestDialect>(args: &Args, pool: Pool<S::Database>) {
     let table = args.get("--table").to_owned();
     let store = S::open(args.get("--store"), &table);
-    let lease = args.get("--lease").parse().expect("milliseconds");
-    let layer = IdempotencyLayer::new(store.clone()).with_lease_ttl(Ttl::from_millis(lease));
     let bank = Bank {
-        books: Books { store, pool, table },
+        books: Books {
+            store: store.clone(),
+            pool,
+            table,
+        },
         executions: Arc::default(),
         together: args.get("--commit") == "together",
     };
     let app = Router::new()
         .route("/charge/{ms}", post(charge::<S>))
-        .layer(layer)
+        .layer(layer(args, store))
         .with_state(Arc::new(bank));
+    listen(args, app).await;
+}
+
+fn layer<S: TestDialect>(args: &Args, store: S) -> IdempotencyLayer {
+    let lease = args.get("--lease").parse().expect("milliseconds");
+    IdempotencyLayer::new(store).with_lease_ttl(Ttl::from_millis(lease))
+}
+
+async fn listen(args: &Args, app: Router) {
     let listener = TcpListener::bind(args.get("--listen")).await;
     let listener = listener.expect("a free port");
     let address = listener.local_addr().expect("a bound socket");
@@ -131,6 +146,61 @@ async fn together<S: TestDialect>(
         Ok(res) => Ok(res.into_response()),
         Err(error) => Ok(error.into_answer()?.into_response()),
     }
+}
+
+/// The store and its tables, the handlers' connections, and the number of executions.
+type Clients = (Books<PostgresStore>, deadpool_postgres::Pool, AtomicU64);
+
+/// Like `serve`, with handlers whose transactions are those of tokio-postgres. The store keeps its connections of sqlx.
+async fn serve_with_tokio_postgres(args: &Args, url: &str) {
+    let table = args.get("--table").to_owned();
+    let store = PostgresStore::open(url, &table);
+    let lazy = PgPoolOptions::new().connect_lazy(url).expect("an URL");
+    let books = Books {
+        store: store.clone(),
+        pool: lazy,
+        table,
+    };
+    let manager = Manager::new(url.parse().expect("an URL"), NoTls);
+    let clients = deadpool_postgres::Pool::builder(manager).max_size(CONNECTIONS as usize);
+    let clients = clients.build().expect("a pool");
+    let executions = AtomicU64::new(0);
+    let state = Arc::new((books, clients, executions));
+    let charge = async |State(state): State<Arc<Clients>>,
+                        Path(ms): Path<u64>,
+                        key: IdempotencyKey,
+                        lease: Lease| {
+        let (books, clients, executions) = &*state;
+        let pid = process::id();
+        let n = u64::from(pid) << 24 | executions.fetch_add(1, SeqCst);
+        let effect = books.effect(key.as_str(), pid, n);
+        let pause = Duration::from_millis(ms);
+        let res = ([("x-execution", n.to_string())], created(n)).into_response();
+        let charged = async {
+            let mut client: Object = clients.get().await.map_err(|error| failed(&error))?;
+            let tx = begin(&books.store, &lease, &mut client).await;
+            let tx = tx.map_err(|error| failed(&error))?;
+            let effect = tx.batch_execute(&effect).await;
+            effect.map_err(|error| failed(&error))?;
+            sleep(pause).await;
+            match tx.commit(res).await {
+                Ok(res) => Ok(res.into_response()),
+                Err(error) => match error.into_answer() {
+                    Ok(res) => Ok(res.into_response()),
+                    Err(error) => Err(failed(&error)),
+                },
+            }
+        };
+        match timeout(pause + PATIENCE, charged).await {
+            Ok(Ok(res) | Err(res)) => res,
+            Err(elapsed) => failed(&elapsed),
+        }
+    };
+    let app = Router::new()
+        .route("/charge/{ms}", post(charge))
+        .layer(layer(args, store))
+        .with_state(state);
+    listen(args, app).await;
 }
 
 /// Not recorded: the key is free, or an orphan.

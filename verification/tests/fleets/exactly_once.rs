@@ -157,20 +157,19 @@ const OUTRUN: Case<Round> = ("answered by another process", |round| {
     round.sums.late_and_outrun
 });
 
-async fn each_key_has_one_effect<S: TestDialect>(books: Books<S>, url: &str, how: How) {
+/// Kills processes, and then stops them. `commit` is that of the bank.
+async fn survives_kills_and_pauses<S: TestDialect>(
+    books: &Books<S>,
+    url: &str,
+    commit: &str,
+    how: How,
+) {
     let exactly_once = async |load: Load| {
-        let history = run(&books, url, "together", load.clone()).await;
+        let history = run(books, url, commit, load.clone()).await;
         is_exactly_once(&history, load.blows);
         Round {
             sums: history.sums(),
-            taken_over: taken_over(&books).await,
-        }
-    };
-    let apart = async |load: Load| {
-        let history = run(&books, url, "apart", load).await;
-        Round {
-            sums: history.sums(),
-            taken_over: taken_over(&books).await,
+            taken_over: taken_over(books).await,
         }
     };
 
@@ -187,6 +186,18 @@ async fn each_key_has_one_effect<S: TestDialect>(books: Books<S>, url: &str, how
         exactly_once(pauses(how.stopped, 2 + round * 100)).await
     })
     .await;
+}
+
+async fn each_key_has_one_effect<S: TestDialect>(books: Books<S>, url: &str, how: How) {
+    let apart = async |load: Load| {
+        let history = run(&books, url, "apart", load).await;
+        Round {
+            sums: history.sums(),
+            taken_over: taken_over(&books).await,
+        }
+    };
+
+    survives_kills_and_pauses(&books, url, "together", how).await;
     if how.meanwhile == Meanwhile::TheyTakeOver {
         until_seen(&[DOUBLE, OUTRUN], async |round| {
             apart(pauses(how.stopped, 4 + round * 100)).await
@@ -224,6 +235,18 @@ async fn on_postgres() {
     let books: Books<PostgresStore> = Books::open(&server.url(), pool, "bank").await;
     let url = format!("postgres://app@{}/postgres", proxy.address());
     each_key_has_one_effect(books, &url, ON_A_SERVER).await;
+}
+
+// F-032, F-036
+#[tokio::test(flavor = "multi_thread")]
+async fn with_tokio_postgres() {
+    let server = PostgresServer::start(&["max_connections=300"]);
+    let proxy = Proxy::start(server.address());
+    late(&proxy);
+    let pool = PgPool::connect_lazy(&server.url()).expect("an URL");
+    let books: Books<PostgresStore> = Books::open(&server.url(), pool, "bank").await;
+    let url = format!("postgres://app@{}/postgres", proxy.address());
+    survives_kills_and_pauses(&books, &url, "tokio-postgres", ON_A_SERVER).await;
 }
 
 // F-032

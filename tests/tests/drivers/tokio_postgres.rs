@@ -17,7 +17,9 @@ use tests::{
     books::{self, Books},
     created,
     gate::within,
-    post, send,
+    post,
+    round_trips::RoundTrips,
+    send,
     servers::postgres,
     sql,
 };
@@ -233,6 +235,31 @@ async fn commit_at_every_isolation_level() {
         assert_charged_once(&bank, &app, &first).await;
         assert_eq!(executions.count(), 1, "{level}");
     }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn begin_and_commit_take_two_round_trips_each() {
+    let wire = Arc::new(RoundTrips::before(postgres::shared().address()));
+    let url = format!("postgres://app@{}/postgres", wire.address());
+    let bank = Bank::with_pool("pg_costs", pool(&url, 1)).await;
+    let (app, _) = bank.serve(move |bank, lease, n| {
+        let wire = Arc::clone(&wire);
+        async move {
+            let mut client = bank.client().await;
+            wire.taken();
+            let tx = begin(&bank.books.store, &lease, &mut client).await;
+            let tx = tx.expect("begun");
+            assert_eq!(wire.taken(), 2);
+            let effect = bank.books.effect("charge", 1, n);
+            tx.batch_execute(&effect).await.expect("the effect");
+            assert_eq!(wire.taken(), 1);
+            let res = committed(tx, created(n)).await;
+            assert_eq!(wire.taken(), 2);
+            res
+        }
+    });
+    let first = send(&app, order()).await;
+    assert_charged_once(&bank, &app, &first).await;
 }
 
 // ---- Rolled back ----

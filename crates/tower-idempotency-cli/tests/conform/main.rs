@@ -1,5 +1,7 @@
 //! `idempotency conform` as a process, against servers that conform and servers with one fault each.
 
+#![expect(clippy::unwrap_used, reason = "tests, their helpers included")]
+
 mod conforming;
 mod faulty;
 mod usage;

@@ -246,7 +246,7 @@ async fn begin_and_commit_take_two_round_trips_each() {
         let wire = Arc::clone(&wire);
         async move {
             let mut client = bank.client().await;
-            wire.taken();
+            assert!(wire.taken() > 0, "it has connected");
             let tx = begin(&bank.books.store, &lease, &mut client).await;
             let tx = tx.expect("begun");
             assert_eq!(wire.taken(), 2);

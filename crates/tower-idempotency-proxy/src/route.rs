@@ -141,8 +141,8 @@ impl Serialize for HostPattern {
     }
 }
 
-/// The requests of a route.
-#[derive(Clone, Debug, PartialEq, Eq)]
+/// The requests of a route. Rules are equal if they differ in nothing but letter case.
+#[derive(Clone, Debug)]
 pub(crate) struct RouteMatch {
     pub(crate) path: PathPattern,
     /// All methods if it is empty.
@@ -176,6 +176,12 @@ impl RouteMatch {
             (None, _) | (_, None) => true,
         };
         methods && hosts && self.path.overlaps(&other.path)
+    }
+}
+
+impl PartialEq for RouteMatch {
+    fn eq(&self, other: &Self) -> bool {
+        (&self.path, &self.methods, &self.host) == (&other.path, &other.methods, &other.host)
     }
 }
 

@@ -19,7 +19,7 @@ use crate::{
     },
     headers::upgrade_protocol,
     route::RouteMatch,
-    telemetry::{Coverage, RouteCounters},
+    telemetry::{Coverage, ResponseCounters, RouteCounters},
     tls,
     upstream::{Forwarding, Pool, Tunnels, UpstreamService},
 };
@@ -57,7 +57,7 @@ pub(crate) struct Live {
     pub(crate) config: Settings,
     pub(crate) routes: Vec<Route>,
     /// The counters of requests that match no route.
-    pub(crate) without_route: RouteCounters,
+    pub(crate) without_route: ResponseCounters,
     pub(crate) tls: Option<Arc<ServerConfig>>,
     pools: HashMap<String, (serde_json::Value, Arc<Pool>)>,
 }
@@ -132,7 +132,7 @@ impl Live {
         Ok(Self {
             config,
             routes,
-            without_route: RouteCounters::new("none"),
+            without_route: ResponseCounters::new("none"),
             tls,
             pools,
         })

@@ -50,19 +50,19 @@ pub(crate) enum Coverage {
 
 /// The counters of a route. They exist from the start, and belong to the recorder that was installed by then.
 pub(crate) struct RouteCounters {
-    /// By the class of the status.
-    requests: [Counter; 5],
+    responses: ResponseCounters,
     /// By [`Coverage`].
     unsafe_requests: [Counter; 4],
 }
 
+/// The counters of responses, by the class of the status.
+pub(crate) struct ResponseCounters([Counter; 5]);
+
 impl RouteCounters {
-    /// Creates the counters of a route, or those of requests without a route, whose name is `none`.
+    /// Creates the counters of a route.
     pub(crate) fn new(route: &str) -> Self {
         Self {
-            requests: ["1xx", "2xx", "3xx", "4xx", "5xx"].map(|class| {
-                counter!("idempotency_proxy_requests_total", "route" => route.to_owned(), "status" => class)
-            }),
+            responses: ResponseCounters::new(route),
             unsafe_requests: ["keyed", "no_key", "tunnel", "off"].map(|coverage| {
                 counter!("idempotency_proxy_unsafe_requests_total", "route" => route.to_owned(), "coverage" => coverage)
             }),
@@ -76,8 +76,22 @@ impl RouteCounters {
 
     /// Counts a response.
     pub(crate) fn responded(&self, status: StatusCode) {
-        let class = usize::from(status.as_u16() / 100).clamp(1, self.requests.len());
-        self.requests[class - 1].increment(1);
+        self.responses.responded(status);
+    }
+}
+
+impl ResponseCounters {
+    /// Creates the counters of a route, or those of requests without a route, whose name is `none`.
+    pub(crate) fn new(route: &str) -> Self {
+        Self(["1xx", "2xx", "3xx", "4xx", "5xx"].map(|class| {
+            counter!("idempotency_proxy_requests_total", "route" => route.to_owned(), "status" => class)
+        }))
+    }
+
+    /// Counts a response.
+    pub(crate) fn responded(&self, status: StatusCode) {
+        let class = usize::from(status.as_u16() / 100).clamp(1, self.0.len());
+        self.0[class - 1].increment(1);
     }
 }
 

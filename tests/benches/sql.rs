@@ -371,7 +371,8 @@ impl File {
                 .bind(86_400_000)
                 .bind(true)
                 .bind("host:1")
-                .bind("POST /orders"),
+                .bind("POST /orders")
+                .bind(None::<Vec<u8>>),
             _ => query
                 .bind(FINGERPRINT)
                 .bind(1)
@@ -477,7 +478,8 @@ on conflict (id) do update set
   checkpoint_data = case when e.forgotten_at > excluded.created then e.checkpoint_data end
 where e.forgotten_at <= excluded.created
   or e.completed is null and (e.token = excluded.token
-    or ?6 and e.lease_ends <= excluded.created and e.fingerprint = excluded.fingerprint)
+    or (?6 or substr(e.token, 1, length(?9)) = ?9)
+      and e.lease_ends <= excluded.created and e.fingerprint = excluded.fingerprint)
 returning generation";
 const COMPLETE: &str = "insert into {table} as e
   (id, token, fingerprint, generation, lease_ends, keep, forgotten_at, created, completed, record, owner, operation)

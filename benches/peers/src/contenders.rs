@@ -45,8 +45,8 @@ pub struct Contender {
     pub name: &'static str,
     /// `true` if a retry is replayed.
     pub replays: bool,
-    /// `true` if the store becomes slower with each record, or full. Such a contender gets a new store in each round.
-    pub renewed: bool,
+    /// `true` if the store can hold the records of all rounds, and does not go through all of them at each write.
+    pub can_grow: bool,
     layered: fn(Router) -> Router,
 }
 
@@ -63,38 +63,38 @@ pub const FLOOR: &str = "the floor";
 pub const LAYER: &str = "this layer";
 
 pub fn all() -> Vec<Contender> {
-    let contender = |name, replays, renewed, layered| Contender {
+    let contender = |name, replays, can_grow, layered| Contender {
         name,
         replays,
-        renewed,
+        can_grow,
         layered,
     };
     vec![
-        contender(BARE, false, false, |app| app),
-        contender("a layer that does nothing", false, false, |app| {
+        contender(BARE, false, true, |app| app),
+        contender("a layer that does nothing", false, true, |app| {
             app.layer(layer_fn(Noop))
         }),
-        contender("both bodies buffered", false, false, |app| {
+        contender("both bodies buffered", false, true, |app| {
             app.layer(layer_fn(Buffered))
         }),
-        contender(FLOOR, true, false, |app| {
+        contender(FLOOR, true, true, |app| {
             let responses = Responses::default();
             app.layer(layer_fn(move |inner| Floor {
                 inner,
                 responses: Arc::clone(&responses),
             }))
         }),
-        contender("axum-idempotent 0.6", true, true, axum_idempotent),
-        contender("footing 0.6", true, true, footing),
-        contender("idempotent 2.0", true, false, |app| {
+        contender("axum-idempotent 0.6", true, false, axum_idempotent),
+        contender("footing 0.6", true, false, footing),
+        contender("idempotent 2.0", true, true, |app| {
             let store = idempotent::memory::MemoryStore::builder();
             let store = store.try_build().expect("a runtime");
             app.layer(idempotent::middleware::IdempotencyLayer::new(store))
         }),
-        contender(LAYER, true, false, |app| {
+        contender(LAYER, true, true, |app| {
             app.layer(IdempotencyLayer::new(store()))
         }),
-        contender("this layer, with a tier", true, false, |app| {
+        contender("this layer, with a tier", true, true, |app| {
             // Replays come from the tier. Fresh keys go through the future of a store, as with a server.
             let tiered = Tiered::new(store()).with_max_age(std::time::Duration::MAX);
             app.layer(IdempotencyLayer::new(tiered))

@@ -22,6 +22,14 @@ fn main() {
         [mode @ ("one" | "many"), handler] => {
             in_turn(&all(), self::handler(handler), size(mode));
         }
+        ["growing", handler] => {
+            let growing: Vec<_> = all().into_iter().filter(|one| one.can_grow).collect();
+            let size = Size {
+                grows: true,
+                ..size("one")
+            };
+            in_turn(&growing, self::handler(handler), size);
+        }
         ["alone", handler] => each_alone(handler),
         ["alone", handler, name] => {
             let of_name = |contender: &Contender| [BARE, name].contains(&contender.name);
@@ -35,7 +43,7 @@ fn main() {
         ["sockets", handler] => sockets::compare(handler),
         ["serve", handler, name] => sockets::serve(self::handler(handler), name),
         _ => {
-            eprintln!("usage: peers check|one|many|alone|sockets light|heavy");
+            eprintln!("usage: peers check|one|many|growing|alone|sockets light|heavy");
             eprintln!("       peers repeat light|heavy CONTENDER no-key|fresh|replay COUNT");
             std::process::exit(2);
         }
@@ -60,6 +68,7 @@ fn size(mode: &str) -> Size {
         tasks,
         each,
         rounds: 600,
+        grows: false,
     }
 }
 

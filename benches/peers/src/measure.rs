@@ -17,6 +17,8 @@ pub struct Size {
     pub tasks: u64,
     pub each: u64,
     pub rounds: usize,
+    /// `true` if the stores keep the records of all rounds. Otherwise each round begins with an empty store.
+    pub grows: bool,
 }
 
 /// Nanoseconds of a request in each round, by column.
@@ -40,7 +42,7 @@ pub fn measure(
             for turn in 0..contenders.len() {
                 let index = (turn + round) % contenders.len();
                 let contender = &contenders[index];
-                if contender.renewed {
+                if !size.grows {
                     lasting[index] = prepared(runtime, contender, handler, &body, size);
                 }
                 let (app, effects) = &lasting[index];
@@ -57,6 +59,9 @@ pub fn measure(
     times
 }
 
+/// Number of requests of a task before the first round.
+const WARM: u64 = 2;
+
 /// Returns a router that has answered requests of every kind.
 fn prepared(
     runtime: &Runtime,
@@ -71,9 +76,8 @@ fn prepared(
         contender.build(handler, &effects)
     };
     run(runtime, &app, body, Column::Replay, 1, 1);
-    let warm = if contender.renewed { 2 } else { size.each };
     for column in COLUMNS {
-        run(runtime, &app, body, column, size.tasks, warm);
+        run(runtime, &app, body, column, size.tasks, WARM);
     }
     (app, effects)
 }

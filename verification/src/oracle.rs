@@ -19,7 +19,7 @@ pub use self::{
 
 #[cfg(test)]
 mod builder;
-mod doubles;
+mod excess_effects;
 mod history;
 mod judge;
 mod sums;

@@ -52,10 +52,10 @@ impl Mode {
         };
         found("contradicts itself", history.contradictions());
         match self {
-            Self::Refuse => found("executed twice", history.doubles()),
+            Self::Refuse => found("executed twice", history.excess_effects()),
             Self::TakeOver => found("executed too often", history.unexplained()),
             Self::Transaction => {
-                found("charged twice", history.doubles());
+                found("charged twice", history.excess_effects());
                 found("responded without a charge", history.uncaused());
             }
         }

@@ -76,7 +76,7 @@ impl fmt::Display for Tally {
             self.strikes,
             sums.keys,
             self.requests,
-            sums.doubles,
+            sums.executed_twice,
             sums.refused_with_effect,
             sums.refused_without_effect,
             sums.lost_replies,

@@ -153,7 +153,7 @@ impl Attempt {
 
     /// Returns `true` if the attempt was in flight when its member was struck, or while the member was still stopped.
     pub(super) fn meets(&self, strike: &Strike) -> bool {
-        self.member == strike.member && self.began <= strike.over() && self.ended >= strike.ordered
+        self.member == strike.member && self.began <= strike.end() && self.ended >= strike.ordered
     }
 
     /// Returns `true` if the attempt was in flight for the whole time that its process was stopped, and that time was at
@@ -168,7 +168,7 @@ impl Attempt {
 
 impl Strike {
     /// Returns the time from which the process is dead or continues.
-    pub(super) fn over(&self) -> Instant {
+    pub(super) fn end(&self) -> Instant {
         self.resumed.unwrap_or(self.down)
     }
 

@@ -203,7 +203,7 @@ impl History {
         let struck = self.strikes_of(attempt).map(|strike| {
             let (from, until) = (
                 strike.ordered.max(attempt.began),
-                strike.over().min(attempt.ended),
+                strike.end().min(attempt.ended),
             );
             until.saturating_duration_since(from)
         });
@@ -258,7 +258,7 @@ impl History {
         let strikes = self.strikes.iter().filter(|strike| {
             strike.pid == pid
                 && strike.loses_leases(self.lease)
-                && asked.is_some_and(|asked| asked <= strike.over())
+                && asked.is_some_and(|asked| asked <= strike.end())
                 && answered.is_none_or(|answered| strike.ordered <= answered)
         });
         let executions = story.effects.iter().filter(|effect| effect.pid == pid);

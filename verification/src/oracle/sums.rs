@@ -17,7 +17,7 @@ pub struct Sums {
     /// The number of keys with an effect whose process was struck while a client waited for it.
     pub struck: usize,
     /// The number of keys with more than one effect.
-    pub doubles: usize,
+    pub executed_twice: usize,
     /// The number of keys with an effect and no response except 409 outcome-unknown.
     pub refused_with_effect: usize,
     /// The number of keys without an effect and with no response except 409 outcome-unknown: only the lease was
@@ -44,7 +44,7 @@ impl Sums {
         self.keys += other.keys;
         self.strikes += other.strikes;
         self.struck += other.struck;
-        self.doubles += other.doubles;
+        self.executed_twice += other.executed_twice;
         self.refused_with_effect += other.refused_with_effect;
         self.refused_without_effect += other.refused_without_effect;
         self.lost_replies += other.lost_replies;
@@ -72,7 +72,7 @@ impl History {
 
     fn add(&self, story: &KeyHistory<'_>, sums: &mut Sums) {
         sums.keys += 1;
-        sums.doubles += usize::from(story.effects.len() > 1);
+        sums.executed_twice += usize::from(story.effects.len() > 1);
         sums.longest_wait = sums.longest_wait.max(self.wait(story));
         let refused = story.answers().next().is_none();
         sums.refused_with_effect += usize::from(refused && !story.effects.is_empty());
@@ -115,7 +115,7 @@ impl fmt::Display for Sums {
             self.keys,
             self.strikes,
             self.struck,
-            self.doubles,
+            self.executed_twice,
             self.refused_with_effect,
             self.refused_without_effect,
             self.lost_replies,

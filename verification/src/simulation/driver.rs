@@ -209,7 +209,7 @@ impl Driver {
             Due::Start(host) => self.start(host),
             Due::StepClock(by) => {
                 let mut world = self.world.lock();
-                world.ahead += by;
+                world.clock_offset += by;
                 world.record_event(EventKind::ClockStepped(by));
             }
         }
@@ -432,7 +432,7 @@ impl Driver {
                     .max();
                 let free = last
                     .unwrap_or(0)
-                    .saturating_sub(world.ahead)
+                    .saturating_sub(world.clock_offset)
                     .max(now)
                     .max(ahead);
                 self.phase = Phase::RetryAll;

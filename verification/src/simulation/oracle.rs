@@ -39,7 +39,7 @@ pub(super) fn judge_execution(world: &mut State, number: usize, held: Option<Hel
 /// undisturbed, and the store replies in time.
 pub(super) fn judge_takeover(world: &mut State, id: KeyId, by: Token) {
     let plan = &world.plan;
-    let well = plan.faults == 0 && plan.store_timeout <= plan.lease / 3 && world.ahead == 0;
+    let well = plan.faults == 0 && plan.store_timeout <= plan.lease / 3 && world.clock_offset == 0;
     let holder = world.expected.get(&id).and_then(ExpectedEntry::holder);
     let (true, Some(holder)) = (well, holder.filter(|holder| *holder != by)) else {
         return;
@@ -58,7 +58,7 @@ pub(super) fn judge_takeover(world: &mut State, id: KeyId, by: Token) {
 
 /// Judges an effect. Its handler has checked if the lease was `held`.
 pub(super) fn judge_effect(world: &mut State, number: usize, held: bool) {
-    let (now, stepped) = (world.store_now(), world.ahead > 0);
+    let (now, stepped) = (world.store_now(), world.clock_offset > 0);
     let Some(lease) = world.executions[number].lease else {
         return;
     };
@@ -79,7 +79,7 @@ pub(super) fn judge_effect(world: &mut State, number: usize, held: bool) {
 pub(super) fn judge_second_commit(world: &mut State, id: KeyId, number: usize) {
     let commits = &world.executions[number].commits;
     let was_freed = world.expected[&id].was_freed_by_operator(commits[0]);
-    if commits.len() > 1 && world.ahead == 0 && !was_freed {
+    if commits.len() > 1 && world.clock_offset == 0 && !was_freed {
         world.violated(format!("execution {number} has its effect twice"));
     }
 }
@@ -172,7 +172,7 @@ fn judge_answer(world: &State, attempt: usize, reply: &Reply) -> Result<(), Stri
     if produced.keep == Recording::Forbidden {
         // If the record was stored, this response is a violation, unless the record expired early by the store's clock, or an
         // operator deleted it.
-        let is_deleted = world.ahead > 0 || execution.was_freed_by_operator(world);
+        let is_deleted = world.clock_offset > 0 || execution.was_freed_by_operator(world);
         if own && execution.is_stored(world) && !is_deleted {
             return Err(format!(
                 "execution {number} returns a response that differs from its stored one"

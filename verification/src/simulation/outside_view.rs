@@ -27,7 +27,7 @@ pub(super) fn violation(world: &State) -> Option<String> {
     let history = history_of(world);
     let found = [
         ("contradicts itself", history.contradictions()),
-        ("is executed too often", history.doubles()),
+        ("is executed too often", history.excess_effects()),
         ("gets an expired response", history.stale()),
         (
             "gets its response, and is then refused",

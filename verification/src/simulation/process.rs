@@ -48,7 +48,7 @@ const PEEKED: u8 = 3;
 
 impl Directive {
     /// Ends the phase `from`, and wakes the driver.
-    fn over(&self, from: u8, to: u8) {
+    fn end_phase(&self, from: u8, to: u8) {
         if self.phase.load(Relaxed) == from {
             self.phase.store(to, Relaxed);
             let driver = self.driver.lock().unwrap_or_else(PoisonError::into_inner);
@@ -73,18 +73,18 @@ impl Process {
         let directive = Arc::<Directive>::default();
         // The directive stores the runtime's own waker: a runtime that owned the directive would never be dropped.
         let [parking, unparked] = [Arc::downgrade(&directive), Arc::downgrade(&directive)];
-        let over = |directive: &Weak<Directive>, from, to| {
+        let end_phase = |directive: &Weak<Directive>, from, to| {
             if let Some(directive) = directive.upgrade() {
-                directive.over(from, to);
+                directive.end_phase(from, to);
             }
         };
         let runtime = Builder::new_current_thread()
             .enable_time()
             .start_paused(true)
             // Waking the driver here keeps the runtime from advancing to the next timer.
-            .on_thread_park(move || over(&parking, SETTLING, SETTLED))
+            .on_thread_park(move || end_phase(&parking, SETTLING, SETTLED))
             // The timer has fired, and the tasks that it woke have not run yet.
-            .on_thread_unpark(move || over(&unparked, PEEKING, PEEKED))
+            .on_thread_unpark(move || end_phase(&unparked, PEEKING, PEEKED))
             .build()
             .expect("a simulation can have a runtime");
         let begun = {

@@ -29,7 +29,7 @@ pub(super) struct World(Arc<Mutex<State>>);
 pub(super) struct State {
     pub(super) now: Millis,
     /// The lead of the store's clock.
-    pub(super) ahead: Millis,
+    pub(super) clock_offset: Millis,
     pub(super) plan: Plan,
     pub(super) bug: Option<Bug>,
     pub(super) random: Random,
@@ -190,7 +190,7 @@ impl World {
     pub(super) fn new(plan: Plan, bug: Option<Bug>, random: Random) -> Self {
         Self(Arc::new(Mutex::new(State {
             now: 0,
-            ahead: 0,
+            clock_offset: 0,
             plan,
             bug,
             random,
@@ -283,7 +283,7 @@ impl State {
 
     /// Returns the time by the store's clock.
     pub(super) fn store_now(&self) -> Millis {
-        self.now + self.ahead
+        self.now + self.clock_offset
     }
 
     /// Handles the arrival of a call at the store.

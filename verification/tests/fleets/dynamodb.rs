@@ -79,7 +79,7 @@ async fn refused_orphans_execute_once_on_dynamodb() {
     let refused: Case<Sums> = ("refused with effect", |sums| sums.refused_with_effect);
     until_seen(&[refused], async |round| {
         let history = Late::start().run("refuse", kills(1 + round * 100)).await;
-        none("doubles", &history.doubles());
+        none("excess effects", &history.excess_effects());
         none("contradictions", &history.contradictions());
         history.sums()
     })
@@ -90,8 +90,8 @@ async fn refused_orphans_execute_once_on_dynamodb() {
 #[tokio::test(flavor = "multi_thread")]
 async fn takeovers_repeat_only_killed_work_on_dynamodb() {
     let _turn = TURN.lock().await;
-    let doubles: Case<Sums> = ("executed twice", |sums| sums.doubles);
-    until_seen(&[doubles], async |round| {
+    let twice: Case<Sums> = ("executed twice", |sums| sums.executed_twice);
+    until_seen(&[twice], async |round| {
         let load = kills(2 + round * 100);
         let history = Late::start().run("reexecute", load).await;
         let sums = history.sums();
@@ -152,7 +152,7 @@ async fn keys_of_64_clients_execute_once() {
     };
     let history = Fleet::start(MEMBERS, &args).stampede(&stampede).await;
     println!("{}", history.sums());
-    none("doubles", &history.doubles());
+    none("excess effects", &history.excess_effects());
     none("contradictions", &history.contradictions());
     assert_eq!(history.effects.len(), keys);
     let answers = history.attempts.iter().filter_map(|it| it.answer());

@@ -97,7 +97,7 @@ async fn run<S: TestDialect>(books: &Books<S>, url: &str, commit: &str, load: Lo
 fn is_exactly_once(history: &History, blows: usize) {
     let sums = history.sums();
     assert_eq!(sums.strikes, blows, "{sums}");
-    none("doubles", &history.doubles());
+    none("excess effects", &history.excess_effects());
     none("contradictions", &history.contradictions());
     assert_eq!(history.effects.len(), sums.keys, "{sums}");
     assert_eq!(
@@ -152,7 +152,7 @@ impl fmt::Display for Round {
 const TAKEN_OVER: Case<Round> = ("taken over", |round| round.taken_over);
 const LATE: Case<Round> = ("late", |round| round.sums.late);
 /// Two effects of one key, which show that the test can fail.
-const DOUBLE: Case<Round> = ("two effects", |round| round.sums.doubles);
+const DOUBLE: Case<Round> = ("two effects", |round| round.sums.executed_twice);
 const OUTRUN: Case<Round> = ("answered by another process", |round| {
     round.sums.late_and_outrun
 });

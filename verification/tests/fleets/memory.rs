@@ -44,7 +44,7 @@ async fn undisturbed_fleet_executes_each_key_once() {
     // Three clients request each key.
     let answered = history.attempts.iter().filter(|it| it.answer().is_some());
     assert_eq!(answered.count(), 3 * sums.keys);
-    assert_eq!(history.doubles().join("\n"), "");
+    assert_eq!(history.excess_effects().join("\n"), "");
     assert_eq!(history.unexplained().join("\n"), "");
     assert_eq!(history.contradictions().join("\n"), "");
     assert_eq!(history.unanswered().join("\n"), "");
@@ -55,7 +55,7 @@ async fn undisturbed_fleet_executes_each_key_once() {
 async fn fleet_detects_store_lost_with_process() {
     // Records are lost, responses differ, and a request that had its response is executed again.
     let cases: [Case<Found>; 3] = [
-        ("doubles", |found| found.doubles),
+        ("excess effects", |found| found.excess),
         ("contradictions", |found| found.contradictions),
         ("unexplained", |found| found.unexplained),
     ];
@@ -63,7 +63,7 @@ async fn fleet_detects_store_lost_with_process() {
         let history = run(Load { blows: 5, ..load() }, round).await;
         assert_eq!(history.strikes.len(), 5);
         Found {
-            doubles: history.doubles().len(),
+            excess: history.excess_effects().len(),
             contradictions: history.contradictions().len(),
             unexplained: history.unexplained().len(),
             sums: history.sums(),
@@ -74,7 +74,7 @@ async fn fleet_detects_store_lost_with_process() {
 
 /// The violations that the oracle found.
 struct Found {
-    doubles: usize,
+    excess: usize,
     contradictions: usize,
     unexplained: usize,
     sums: Sums,

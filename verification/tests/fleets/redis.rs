@@ -76,7 +76,7 @@ async fn refused_orphans_execute_once_despite_kills() {
     ];
     until_seen(&cases, async |round| {
         let history = Late::start().run("refuse", kills(1 + round * 100)).await;
-        none("doubles", &history.doubles());
+        none("excess effects", &history.excess_effects());
         none("contradictions", &history.contradictions());
         history.sums()
     })
@@ -87,7 +87,7 @@ async fn refused_orphans_execute_once_despite_kills() {
 #[tokio::test(flavor = "multi_thread")]
 async fn takeovers_repeat_only_killed_work() {
     let cases: [Case<Sums>; 2] = [
-        ("executed twice", |sums| sums.doubles),
+        ("executed twice", |sums| sums.executed_twice),
         ("lost reply", |sums| sums.lost_replies),
     ];
     until_seen(&cases, async |round| {
@@ -189,7 +189,7 @@ async fn paused_process_returns_stored_record() {
     let late: [Case<Sums>; 1] = [("late", |sums| sums.late)];
     let refusing = until_seen(&late, async |round| {
         let history = run("refuse", 5 + round * 100).await;
-        none("doubles", &history.doubles());
+        none("excess effects", &history.excess_effects());
         none("contradictions", &history.contradictions());
         history.sums()
     });
@@ -212,7 +212,7 @@ async fn keys_of_64_clients_execute_once() {
         };
         let history = Fleet::start(MEMBERS, &args).stampede(&stampede).await;
         println!("{in_flight}: {}", history.sums());
-        none("doubles", &history.doubles());
+        none("excess effects", &history.excess_effects());
         none("contradictions", &history.contradictions());
         assert_eq!(history.effects.len(), keys);
         let answers = history.attempts.iter().filter_map(|it| it.answer());

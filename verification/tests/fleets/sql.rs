@@ -24,7 +24,7 @@ async fn each_key_is_executed_once(store: &str, in_flight: &str) {
     };
     let history = Fleet::start(3, &args).stampede(&stampede).await;
     println!("{}", history.sums());
-    none("doubles", &history.doubles());
+    none("excess effects", &history.excess_effects());
     none("contradictions", &history.contradictions());
     assert_eq!(history.effects.len(), keys);
     let answers = history.attempts.iter().filter_map(|it| it.answer());

@@ -8,11 +8,11 @@ use tower_idempotency::store::{
 use crate::store::{Call, Caller, Orphans};
 
 /// A caller that only reads the state: it sends another request, and takes nothing over.
-pub(crate) const ONLOOKER: Caller = Caller {
+pub(crate) const OBSERVER: Caller = Caller {
     token: 200,
     fingerprint: 200,
 };
-pub(crate) const LOOK: Call = Call::Acquire(Orphans::Refuse);
+pub(crate) const QUERY: Call = Call::Acquire(Orphans::Refuse);
 
 /// Durations in real time.
 #[derive(Clone, Copy, Debug)]

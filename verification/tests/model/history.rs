@@ -45,7 +45,12 @@ impl History {
     }
 
     /// Checks that a record disappears only when it expires or when the store loses its data.
-    pub(crate) fn look(&mut self, before: Option<Entry>, after: Option<Entry>, action: Action) {
+    pub(crate) fn check_record(
+        &mut self,
+        before: Option<Entry>,
+        after: Option<Entry>,
+        action: Action,
+    ) {
         if let Action::Tick | Action::Sweep | Action::LoseData | Action::Keep(_) = action {
             return;
         }

@@ -35,12 +35,12 @@ fn after(rules: &Rules, mut entry: Option<Entry>, step: Step) -> Option<Entry> {
     entry
 }
 
-/// Returns the shortest way to each state of the entry, up to this generation.
-pub(crate) fn ways(rules: &Rules, generations: u8) -> Vec<Vec<Step>> {
+/// Returns the shortest sequence to each state of the entry, up to this generation.
+pub(crate) fn sequences(rules: &Rules, generations: u8) -> Vec<Vec<Step>> {
     let mut known = vec![(None, Vec::new())];
     let mut at = 0;
     while at < known.len() {
-        let (entry, way) = known[at].clone();
+        let (entry, sequence) = known[at].clone();
         for step in all_steps() {
             let next = after(rules, entry, step);
             let generation = match next.map(|held| held.state) {
@@ -48,12 +48,12 @@ pub(crate) fn ways(rules: &Rules, generations: u8) -> Vec<Vec<Step>> {
                 Some(State::Completed { .. }) | None => 0,
             };
             if generation <= generations && !known.iter().any(|(entry, _)| *entry == next) {
-                let mut longer = way.clone();
+                let mut longer = sequence.clone();
                 longer.push(step);
                 known.push((next, longer));
             }
         }
         at += 1;
     }
-    known.into_iter().map(|(_, way)| way).collect()
+    known.into_iter().map(|(_, sequence)| sequence).collect()
 }

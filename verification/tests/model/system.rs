@@ -223,7 +223,7 @@ impl System {
                 None
             }
         };
-        next.history.look(state.entry, next.entry, action);
+        next.history.check_record(state.entry, next.entry, action);
         (next, exchange)
     }
 

@@ -39,9 +39,9 @@ use tower_idempotency::store::{Acquired, Store, Token, Ttl};
 use tower_idempotency_dynamodb::DynamoDbOptions;
 
 use self::{
-    asked::{Durations, LOOK, ONLOOKER, StoreReply, ask, id, record, token},
+    asked::{Durations, OBSERVER, QUERY, StoreReply, ask, id, record, token},
     mutant::Mutant,
-    sequences::{Step, all_steps, ways},
+    sequences::{Step, all_steps, sequences},
     store::{Answer, Caller, Entry, Rules, Times},
 };
 
@@ -72,29 +72,29 @@ struct Key {
     number: u64,
     rules: Rules,
     entry: Option<Entry>,
-    way: Vec<Step>,
+    sequence: Vec<Step>,
     done: usize,
 }
 
 impl Key {
     /// Makes all calls up to the next tick. Returns an error if a reply differs from the model.
     async fn round<S: Store>(&mut self, store: &S, lasts: Durations) -> Result<(), Failed> {
-        while let Some(Step::Call(caller, call)) = self.way.get(self.done) {
+        while let Some(Step::Call(caller, call)) = self.sequence.get(self.done) {
             let answer = self.rules.apply(&mut self.entry, *caller, *call);
             self.compare(store, lasts, *caller, *call, answer).await?;
             self.done += 1;
         }
         // The entry shows the effect of the calls. An absent entry is skipped, because a query would acquire it.
         if self.entry.is_some() {
-            let answer = self.rules.apply(&mut self.entry.clone(), ONLOOKER, LOOK);
-            self.compare(store, lasts, ONLOOKER, LOOK, answer).await?;
+            let answer = self.rules.apply(&mut self.entry.clone(), OBSERVER, QUERY);
+            self.compare(store, lasts, OBSERVER, QUERY, answer).await?;
         }
         Ok(())
     }
 
     /// Returns `true` if there is a round after this one.
     fn tick(&mut self) -> bool {
-        if let Some(Step::Tick) = self.way.get(self.done) {
+        if let Some(Step::Tick) = self.sequence.get(self.done) {
             self.rules.tick(&mut self.entry);
             self.done += 1;
             return true;
@@ -116,9 +116,9 @@ impl Key {
         if is_alike(&answer, &found) {
             return Ok(());
         }
-        let Self { way, done, .. } = self;
+        let Self { sequence, done, .. } = self;
         Err(Failed::Differs(format!(
-            "{call:?} of {caller:?} returns {found:?}, in the model {answer:?}: {done} of {way:?}"
+            "{call:?} of {caller:?} returns {found:?}, in the model {answer:?}: {done} of {sequence:?}"
         )))
     }
 }
@@ -198,7 +198,7 @@ impl StillClock {
     }
 }
 
-/// Takes a way to every state, and every step in it. Returns the number of sequences.
+/// Takes a sequence to every state, and every step in it. Returns the number of sequences.
 async fn every_transition<S: Store>(
     store: &Arc<S>,
     mutant: Option<Mutant>,
@@ -208,16 +208,16 @@ async fn every_transition<S: Store>(
     let rules = Rules { mutant, ..RULES };
     let first = u64::from_be_bytes(Token::random().unwrap().as_bytes()[..8].try_into().unwrap());
     let mut keys = Vec::new();
-    for way in ways(&rules, 3) {
+    for sequence in sequences(&rules, 3) {
         for step in all_steps() {
-            let mut way = way.clone();
+            let mut sequence = sequence.clone();
             // The final acquire shows if an entry is left.
-            way.extend([step, Step::Call(ONLOOKER, LOOK)]);
+            sequence.extend([step, Step::Call(OBSERVER, QUERY)]);
             keys.push(Key {
                 number: first.wrapping_add(keys.len() as u64),
                 rules,
                 entry: None,
-                way,
+                sequence,
                 done: 0,
             });
         }

@@ -17,11 +17,11 @@ fn kill_explains_second_execution() {
         .effect(20, 7)
         .attempt(1, 115, 120, answer(7))
         .1;
-    assert_eq!(history.doubles().len(), 1);
+    assert_eq!(history.excess_effects().len(), 1);
     assert_eq!(history.unexplained().len(), 0);
     assert_eq!(history.contradictions().len(), 0);
     let sums = history.sums();
-    assert_eq!((sums.keys, sums.struck, sums.doubles), (1, 1, 1));
+    assert_eq!((sums.keys, sums.struck, sums.executed_twice), (1, 1, 1));
     assert_eq!(sums.longest_wait, Duration::from_millis(109));
     assert_eq!(history.stuck(Duration::from_millis(109)).len(), 0);
     assert_eq!(history.stuck(Duration::from_millis(108)).len(), 1);
@@ -153,7 +153,7 @@ fn refusals_are_counted_by_effect() {
 fn response_of_killed_process_counts_as_lost_reply() {
     let history = killed_at_work().attempt(1, 60, 62, answer(1)).1;
     assert_eq!(history.sums().lost_replies, 1);
-    assert_eq!(history.doubles().len(), 0);
+    assert_eq!(history.excess_effects().len(), 0);
 }
 
 #[test]
@@ -250,7 +250,7 @@ fn takeover_allows_second_effect_but_same_response() {
             .takeover(20)
             .effect(20, 7)
             .attempt(1, 10, 30, answer(other));
-        assert_eq!(history.1.doubles().len(), 0);
+        assert_eq!(history.1.excess_effects().len(), 0);
         assert_eq!(history.1.contradictions().len(), contradictions, "{other}");
     }
 }

@@ -14,7 +14,7 @@ use tower_idempotency::{
 };
 
 use crate::{
-    asked::{Durations, LOOK, ONLOOKER, StoreReply, ask, record, token},
+    asked::{Durations, OBSERVER, QUERY, StoreReply, ask, record, token},
     store::{Answer, Call, Caller, Entry, Rules, Times},
 };
 
@@ -42,25 +42,25 @@ impl Replay<'_> {
     /// Advances both by one tick. Compares them just before its end as well, so that no deadline is early.
     async fn tick(&mut self) -> Result<(), Differs> {
         advance(NEARLY).await;
-        self.look(NEARLY).await?;
+        self.check_entry(NEARLY).await?;
         advance(TICK - NEARLY).await;
         self.rules.tick(&mut self.entry);
-        self.look(Duration::ZERO).await
+        self.check_entry(Duration::ZERO).await
     }
 
     /// Compares the entry, at this time within a tick. An absent entry is skipped, because a query would acquire it.
-    async fn look(&mut self, into: Duration) -> Result<(), Differs> {
+    async fn check_entry(&mut self, into: Duration) -> Result<(), Differs> {
         if self.entry.is_none() {
             return Ok(());
         }
-        let answer = self.rules.apply(&mut self.entry.clone(), ONLOOKER, LOOK);
-        self.compare(ONLOOKER, LOOK, answer, into).await
+        let answer = self.rules.apply(&mut self.entry.clone(), OBSERVER, QUERY);
+        self.compare(OBSERVER, QUERY, answer, into).await
     }
 
     /// Compares the entry for the last time. This may acquire an absent entry.
     async fn take(&mut self) -> Result<(), Differs> {
-        let answer = self.rules.apply(&mut self.entry, ONLOOKER, LOOK);
-        self.compare(ONLOOKER, LOOK, answer, Duration::ZERO).await
+        let answer = self.rules.apply(&mut self.entry, OBSERVER, QUERY);
+        self.compare(OBSERVER, QUERY, answer, Duration::ZERO).await
     }
 
     async fn compare(

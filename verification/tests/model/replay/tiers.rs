@@ -15,7 +15,7 @@ use super::{
     walks::{below, operation},
 };
 use crate::{
-    asked::{LOOK, ONLOOKER, ask, id, token},
+    asked::{OBSERVER, QUERY, ask, id, token},
     clients::Fate,
     holds::tiered,
     mutant::Mutant,
@@ -87,10 +87,10 @@ impl<'a> Walk<'a> {
     }
 
     /// Queries the tiers that have a record. A query would give the other tiers a record.
-    async fn look(&mut self, state: &State, into: Duration) -> Result<(), Differs> {
+    async fn check_entry(&mut self, state: &State, into: Duration) -> Result<(), Differs> {
         for (process, tier) in (0..).zip(state.tiers) {
             if let Some(answer) = tier.answer() {
-                self.call(process, (ONLOOKER, LOOK, answer), true, into)
+                self.call(process, (OBSERVER, QUERY, answer), true, into)
                     .await?;
             }
         }
@@ -102,7 +102,7 @@ impl<'a> Walk<'a> {
         match action {
             Action::Tick => {
                 advance(NEARLY).await;
-                self.look(state, NEARLY).await?;
+                self.check_entry(state, NEARLY).await?;
                 advance(TICK - NEARLY).await;
             }
             Action::Call(at, call, fate @ (Fate::CallLost | Fate::ReplyLost)) => {
@@ -145,7 +145,7 @@ impl<'a> Walk<'a> {
                 panic!("not in these systems")
             }
         }
-        self.look(&next, Duration::ZERO).await?;
+        self.check_entry(&next, Duration::ZERO).await?;
         Ok(next)
     }
 }

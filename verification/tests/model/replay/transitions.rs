@@ -8,7 +8,7 @@ use super::{Differs, Replay, Seen};
 use crate::{
     asked::id,
     mutant::Mutant,
-    sequences::{Step, all_steps, ways},
+    sequences::{Step, all_steps, sequences},
     store::{Rules, Times},
 };
 
@@ -24,7 +24,7 @@ impl Replay<'_> {
     }
 }
 
-/// Takes every way to a state and then every two steps, so that the second step shows the effect of the first one. The
+/// Takes every sequence to a state and then every two steps, so that the second step shows the effect of the first one. The
 /// final acquire shows if an entry is left. Returns the number of equal replies by kind.
 async fn every_transition(mutant: Option<Mutant>) -> Result<Seen, Differs> {
     let rules = Rules {
@@ -37,9 +37,9 @@ async fn every_transition(mutant: Option<Mutant>) -> Result<Seen, Differs> {
     };
     let store = FaultInjector::new(MemoryStore::new());
     let mut seen = Seen::new();
-    let (ways, steps) = (ways(&rules, 4), all_steps());
+    let (sequences, steps) = (sequences(&rules, 4), all_steps());
     let mut number = 0;
-    for way in &ways {
+    for sequence in &sequences {
         for first in &steps {
             for second in &steps {
                 number += 1;
@@ -50,15 +50,15 @@ async fn every_transition(mutant: Option<Mutant>) -> Result<Seen, Differs> {
                     id: id(number),
                     seen: &mut seen,
                 };
-                let differs = |differs| format!("{differs}: {way:?} {first:?} {second:?}");
-                for step in way.iter().chain([first, second]) {
+                let differs = |differs| format!("{differs}: {sequence:?} {first:?} {second:?}");
+                for step in sequence.iter().chain([first, second]) {
                     replay.step(*step).await.map_err(differs)?;
                 }
                 replay.take().await.map_err(differs)?;
             }
         }
     }
-    println!("{} states, {number} sequences, {seen:?}", ways.len());
+    println!("{} states, {number} sequences, {seen:?}", sequences.len());
     Ok(seen)
 }
 

@@ -69,7 +69,7 @@ async fn walk(system: &System, seed: u64, seen: &mut Seen) -> Result<(), Differs
                 panic!("a store has no such action")
             }
         }
-        replay.look(Duration::ZERO).await?;
+        replay.check_entry(Duration::ZERO).await?;
         assert_eq!(replay.entry, next.entry);
         state = next;
     }

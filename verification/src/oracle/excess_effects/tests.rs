@@ -15,7 +15,7 @@ fn data_loss_allows_one_more_effect() {
             .data_loss(from, until)
             .1
     };
-    for (from, until, doubles, contradictions) in [
+    for (from, until, excess, contradictions) in [
         (20, 25, 0, 0),
         // Before the first request for the key.
         (5, 8, 1, 1),
@@ -25,7 +25,7 @@ fn data_loss_allows_one_more_effect() {
         (50, 55, 1, 1),
     ] {
         let history = again(from, until);
-        assert_eq!(history.doubles().len(), doubles, "from {from}");
+        assert_eq!(history.excess_effects().len(), excess, "from {from}");
         assert_eq!(
             history.contradictions().len(),
             contradictions,
@@ -34,7 +34,7 @@ fn data_loss_allows_one_more_effect() {
     }
     let twice = again(20, 25);
     let thrice = HistoryBuilder(once.0, twice).effect(10, 2).1;
-    assert_eq!(thrice.doubles().len(), 1);
+    assert_eq!(thrice.excess_effects().len(), 1);
 }
 
 /// An effect that belongs before the loss of data or after it, by the attempts of its process.
@@ -54,15 +54,22 @@ fn data_loss_separates_effects_before_and_after() {
     let history = third(second(first(), 60), 90)
         .data_loss(30, 31)
         .data_loss(40, 41);
-    assert_eq!(history.1.doubles().len(), 1);
+    assert_eq!(history.1.excess_effects().len(), 1);
     // One occasion lies between each two effects.
     let history = third(second(first(), 60), 90)
         .data_loss(30, 31)
         .data_loss(80, 81);
-    assert_eq!(history.1.doubles().len(), 0);
+    assert_eq!(history.1.excess_effects().len(), 0);
     // The process of the first effect receives another request at the end.
     let history = second(first(), 60).data_loss(70, 71);
-    assert_eq!(history.attempt(0, 80, 85, answer(7)).1.doubles().len(), 1);
+    assert_eq!(
+        history
+            .attempt(0, 80, 85, answer(7))
+            .1
+            .excess_effects()
+            .len(),
+        1
+    );
 }
 
 #[test]
@@ -77,11 +84,11 @@ fn first_request_after_loss_bounds_effect() {
     };
     let history = both().attempt(1, 60, 65, answer(7)).data_loss(20, 21);
     // The process received the request before the loss, and may have executed it since.
-    assert_eq!(history.1.doubles().len(), 0);
+    assert_eq!(history.1.excess_effects().len(), 0);
     let mut history = history;
     history.1.attempts.remove(0);
     history = history.attempt(2, 5, 6, Outcome::Failed);
-    assert_eq!(history.1.doubles().len(), 1);
+    assert_eq!(history.1.excess_effects().len(), 1);
 }
 
 #[test]
@@ -94,13 +101,13 @@ fn later_effect_bounds_grant_of_abandoned_request() {
     };
     // The process may have executed the request until then.
     let history = left().effect(20, 7).attempt(1, 40, 45, answer(7));
-    assert_eq!(history.data_loss(30, 31).1.doubles().len(), 0);
+    assert_eq!(history.data_loss(30, 31).1.excess_effects().len(), 0);
     // The second effect came after the first, and its response was sent before the loss.
     let history = left().effect(20, 7).attempt(1, 20, 25, answer(7));
-    assert_eq!(history.data_loss(30, 31).1.doubles().len(), 1);
+    assert_eq!(history.data_loss(30, 31).1.excess_effects().len(), 1);
     // The second effect was granted before the first, and came later.
     let history = left().effect(20, 7).attempt(1, 40, 45, answer(7));
-    assert_eq!(history.data_loss(6, 7).1.doubles().len(), 0);
+    assert_eq!(history.data_loss(6, 7).1.excess_effects().len(), 0);
 }
 
 /// Each process numbers its executions from 1, so two processes use the same numbers.
@@ -112,7 +119,7 @@ fn ambiguous_response_bounds_only_first_execution() {
         .effect(20, 1)
         .attempt(1, 40, 45, answer(1))
         .data_loss(30, 31);
-    assert_eq!(history.1.doubles().len(), 0);
+    assert_eq!(history.1.excess_effects().len(), 0);
     // The later effect may have been granted after the response of the earlier effect was sent.
     let history = HistoryBuilder::new()
         .effect(10, 1)
@@ -120,25 +127,25 @@ fn ambiguous_response_bounds_only_first_execution() {
         .effect(20, 1)
         .attempt(1, 0, 8, Outcome::HungUp)
         .data_loss(30, 31);
-    assert_eq!(history.1.doubles().len(), 0);
+    assert_eq!(history.1.excess_effects().len(), 0);
 }
 
 #[test]
 fn occasion_applies_to_its_key_only() {
-    for (key, doubles) in [(Some("k"), 0), (Some("another"), 1), (None, 0)] {
+    for (key, excess) in [(Some("k"), 0), (Some("another"), 1), (None, 0)] {
         let history = HistoryBuilder::new()
             .effect(10, 1)
             .attempt(0, 0, 5, answer(1))
             .effect(20, 7)
             .attempt(1, 10, 30, answer(7))
             .occasion(20, 20, key, false);
-        assert_eq!(history.1.doubles().len(), doubles, "{key:?}");
+        assert_eq!(history.1.excess_effects().len(), excess, "{key:?}");
     }
 }
 
 #[test]
 fn killed_process_gets_no_later_grant() {
-    for (killed, doubles) in [(10, 1), (22, 0)] {
+    for (killed, excess) in [(10, 1), (22, 0)] {
         let history = HistoryBuilder::new()
             .effect(20, 7)
             .attempt(1, 0, 8, answer(7))
@@ -146,7 +153,7 @@ fn killed_process_gets_no_later_grant() {
             .attempt(0, 0, 30, Outcome::Failed)
             .strike(0, 10, killed, None)
             .takeover(20);
-        assert_eq!(history.1.doubles().len(), doubles, "{killed}");
+        assert_eq!(history.1.excess_effects().len(), excess, "{killed}");
     }
 }
 

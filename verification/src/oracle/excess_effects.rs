@@ -20,12 +20,12 @@ impl History {
     ///   effect.
     /// - The grant is made before its process is killed.
     #[must_use]
-    pub fn doubles(&self) -> Vec<String> {
+    pub fn excess_effects(&self) -> Vec<String> {
         let stories = self.stories();
-        let doubles = stories
+        let excess = stories
             .iter()
             .filter(|(key, story)| !self.is_separable(key, story));
-        doubles.map(|(key, story)| story.describe(key)).collect()
+        excess.map(|(key, story)| story.describe(key)).collect()
     }
 
     fn is_separable(&self, key: &str, story: &KeyHistory<'_>) -> bool {
